@@ -11,6 +11,7 @@ mod error;
 mod ident;
 mod nearest;
 mod signature;
+mod status;
 mod tensor;
 pub mod units;
 

@@ -10,17 +10,15 @@ use lifecycle::{Lifecycle, ParameterHome};
 use metrics::{KindLabels, Metrics, RequestLabels};
 use schedule::{Completion, Job, Scheduler};
 use search::registry::Registry;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
+use transport::RequestResources;
+use transport::access::AccessPolicy;
 
-use crate::byte_budget::ByteBudget;
-use crate::codec_threads::CodecThreads;
 use crate::collections::Collections;
 use crate::compose::Core;
-use crate::config::{Config, ListenerConfig};
-use crate::errors::label;
+use crate::config::Config;
 use crate::images::Images;
 use crate::pressure;
-use crate::receive_permits::ReceivePermits;
 use crate::recordings::Recordings;
 use crate::runs::Answered;
 use crate::stats::Stats;
@@ -28,9 +26,17 @@ use crate::stats::Stats;
 /// Inputs that a message about batch sizes lists.
 const SIZES_SHOWN_MAX: usize = 8;
 
-/// The running server, as its doors see it.
+/// State that the handlers of all routes share.
+pub(crate) type Shared = transport::Shared<App>;
+
+/// The running server, as its handlers see it.
 pub(crate) struct App {
-    pub(crate) listeners: ListenerConfig,
+    /// Limits and resources of all requests.
+    pub(crate) requests: RequestResources,
+    /// Rules by which requests are accepted.
+    pub(crate) access: Arc<AccessPolicy>,
+    /// Encode answers of Predict over gRPC with `tensor_content`.
+    pub(crate) tfs_tensor_content: bool,
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) scheduler: Arc<Scheduler>,
     pub(crate) metrics: Arc<Metrics>,
@@ -47,13 +53,6 @@ pub(crate) struct App {
     pub(crate) collections: Collections,
     /// Taken while gauges are rebuilt and written out, so that one scrape does not clear what another is about to show.
     pub(crate) scrape: Mutex<()>,
-    /// Bytes that requests in flight hold.
-    pub(crate) request_memory: Arc<ByteBudget>,
-    /// Places of requests whose body is still on its way.
-    pub(crate) receive_permits: ReceivePermits,
-    /// Threads that decode and encode what is large.
-    pub(crate) codec: CodecThreads,
-    admitted: Arc<Semaphore>,
     stopping: AtomicBool,
 }
 
@@ -97,13 +96,15 @@ impl App {
             images: Images::new(config.search.clone(), core.metrics.clone()),
             collections: Collections::new(config.search.clone()),
             scrape: Mutex::new(()),
-            request_memory: ByteBudget::new(request_memory_bytes(&config.listeners), core.metrics.clone()),
-            receive_permits: ReceivePermits::new(config.listeners.requests_max, core.metrics.clone()),
-            codec: CodecThreads::new(core.metrics.clone()),
-            admitted: Arc::new(Semaphore::new(config.listeners.requests_max)),
             stopping: AtomicBool::new(false),
             parameters_in_pool: config.memory.home == ParameterHome::Pool,
-            listeners: config.listeners.clone(),
+            requests: RequestResources::new(
+                config.listeners.request_limits(),
+                config.listeners.request_memory(),
+                core.metrics.clone(),
+            ),
+            access: Arc::new(config.access_policy()),
+            tfs_tensor_content: config.listeners.tfs_tensor_content,
             lifecycle: core.lifecycle,
             scheduler: core.scheduler,
             metrics: core.metrics,
@@ -145,24 +146,6 @@ impl App {
         self.collections.registry()
     }
 
-    /// Takes a place among the requests being answered. A request with a body takes it once its body is there.
-    pub(crate) fn admit(&self) -> Result<OwnedSemaphorePermit> {
-        self.admitted.clone().try_acquire_owned().map_err(|_| {
-            self.metrics.refused.get_or_create(&KindLabels { kind: "requests_max" }).inc();
-            Error::exhausted(format!(
-                "{} requests are being answered already; try again later or raise --max-requests",
-                self.listeners.requests_max
-            ))
-            .with_retry_after(Duration::from_millis(100))
-        })
-    }
-
-    /// Requests that have room now.
-    #[cfg(test)]
-    pub(crate) fn places_taken(&self) -> usize {
-        self.listeners.requests_max - self.admitted.available_permits()
-    }
-
     pub(crate) fn begin(protocol: &'static str) -> Ticket {
         Ticket { protocol, started: Instant::now() }
     }
@@ -185,12 +168,12 @@ impl App {
 
     /// Counts a request that ended before it reached a version.
     pub(crate) fn reject(&self, ticket: &Ticket, error: &Error) {
-        self.count(ticket, &"".into(), 0, label(error.kind()));
+        self.count(ticket, &"".into(), 0, error.kind().name());
     }
 
     /// Counts a request that its version never saw, because it could not be decoded.
     pub(crate) fn reject_version(&self, ticket: &Ticket, id: &VersionId, error: &Error) {
-        self.count(ticket, &id.model, id.version, label(error.kind()));
+        self.count(ticket, &id.model, id.version, error.kind().name());
     }
 
     fn count(&self, ticket: &Ticket, model: &Arc<str>, version: u64, status: &'static str) {
@@ -220,7 +203,7 @@ impl App {
         };
         let now = Instant::now();
         let total = now - ticket.started;
-        let status = completion.result.as_ref().map_or_else(|error| label(error.kind()), |_| "ok");
+        let status = completion.result.as_ref().map_or_else(|error| error.kind().name(), |_| "ok");
         self.count(ticket, &id.model, id.version, status);
         let Completion { queue, compute, batch, .. } = completion;
         tracing::debug!(
@@ -243,7 +226,7 @@ impl App {
             .and_then(|()| signature.check_outputs(outputs.iter().map(|name| &**name)))
             .map_err(|error| error.context(&servable.id))?;
         let timeout = timeout.or_else(|| default_timeout(servable.schedule(), priority));
-        let limit = self.listeners.request_timeout;
+        let limit = self.requests.limits.request_timeout;
         let deadline = ticket.started + timeout.map_or(limit, |timeout| timeout.min(limit));
         let cancelled = Arc::new(AtomicBool::new(false));
         let _guard = CancelOnDrop(cancelled.clone());
@@ -263,12 +246,6 @@ impl App {
             Err(_) => Err(Error::deadline("the deadline passed before the answer was ready")),
         }
     }
-}
-
-/// Returns the budget of requests in flight in bytes: the setting, or the default for this machine.
-fn request_memory_bytes(listeners: &ListenerConfig) -> u64 {
-    let machine = || memory::process::machine().map_or(0, |machine| machine.total);
-    listeners.request_memory_bytes.unwrap_or_else(|| ByteBudget::default_bytes(machine()))
 }
 
 /// Deadline of a request that brings none: its priority level's, else the model's, else (`None`) the server's.

@@ -7,6 +7,8 @@ use std::time::Duration;
 use base::units::{GIB, MIB};
 use engine::LibrarySearch;
 use lifecycle::{ModelConfig, ParameterHome, Root};
+use transport::access::{AccessPolicy, Secret};
+use transport::{ByteBudget, ConnectionLimits, RequestLimits};
 
 /// Everything `millpond serve` may be told.
 #[derive(Clone, Debug)]
@@ -31,16 +33,6 @@ pub struct Config {
 
 /// Default of [`ListenerConfig::drain_time`]: clients that keep connections busy send a request every few milliseconds.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
-
-/// A key, which no log shows.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(pub String);
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("...")
-    }
-}
 
 /// Sockets and limits.
 #[derive(Clone, Debug)]
@@ -97,11 +89,54 @@ impl Default for ListenerConfig {
             request_memory_bytes: None,
             request_timeout: Duration::from_secs(60),
             client_timeout: Duration::from_secs(10),
-            answer_window: crate::response_body::WINDOW,
+            answer_window: transport::ANSWER_WINDOW,
             shutdown_grace: Duration::from_secs(30),
             drain_time: DRAIN_TIME,
             threads: 0,
             tfs_tensor_content: false,
+        }
+    }
+}
+
+impl ListenerConfig {
+    /// Returns the limits of the connections of one listener.
+    pub(crate) fn connection_limits(&self) -> ConnectionLimits {
+        ConnectionLimits {
+            connections_max: self.connections_max,
+            streams_max: self.requests_max,
+            header_timeout: self.client_timeout,
+            shutdown_grace: self.shutdown_grace,
+            drain_time: self.drain_time,
+        }
+    }
+
+    /// Returns the limits of requests.
+    pub(crate) fn request_limits(&self) -> RequestLimits {
+        RequestLimits {
+            body_bytes_max: self.body_bytes_max,
+            requests_max: self.requests_max,
+            client_timeout: self.client_timeout,
+            request_timeout: self.request_timeout,
+            answer_window: self.answer_window,
+        }
+    }
+
+    /// Returns the bytes that requests in flight may hold: the setting, or the default for this machine.
+    pub(crate) fn request_memory(&self) -> u64 {
+        let machine = || memory::process::machine().map_or(0, |machine| machine.total);
+        self.request_memory_bytes.unwrap_or_else(|| ByteBudget::default_bytes(machine()))
+    }
+}
+
+impl Config {
+    /// Returns the rules by which requests are accepted.
+    pub(crate) fn access_policy(&self) -> AccessPolicy {
+        AccessPolicy {
+            host: self.listeners.host,
+            allowed_hosts: self.listeners.allowed_hosts.clone(),
+            allow_remote_admin: self.listeners.allow_remote_admin,
+            admin_key: self.listeners.admin_key.clone(),
+            api_key: self.search.api_key.clone().map(Secret),
         }
     }
 }

@@ -23,7 +23,9 @@ use tokio_stream::StreamExt;
 use tonic::Code;
 use tonic::body::Body;
 
-use crate::config::{Config, Secret};
+use transport::access::Secret;
+
+use crate::config::Config;
 use crate::loopback::{self, Loopback, WAIT_MAX};
 
 const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
@@ -204,7 +206,7 @@ fn half_calls_take_no_places() {
         let (mut sender, connection) = handshake(&served).await;
         tokio::spawn(connection);
         let halves = [(); 4].map(|()| tokio::spawn(sender.send_request(call(&served, half_body()))));
-        while served.app.receive_permits.taken() < halves.len() {
+        while served.app.requests.receive_permits.taken() < halves.len() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         client(&served).await.model_infer(request()).await.unwrap();
@@ -243,11 +245,12 @@ fn half_calls_are_bounded_and_whole_ones_come_in() {
         tokio::spawn(connection);
         let half = |sender: &mut http2::SendRequest<Body>| sender.send_request(call(&served, half_body()));
         let halves: Vec<_> = (0..2).map(|_| tokio::spawn(half(&mut sender))).collect();
-        while served.app.receive_permits.taken() < halves.len() {
+        while served.app.requests.receive_permits.taken() < halves.len() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         // As many as may be received, on connections of their own, as each has two streams at most.
-        let places: Vec<_> = (2..32).map(|_| served.app.receive_permits.wait().unwrap()).collect();
+        let places: Vec<_> =
+            (2..32).map(|_| served.app.requests.receive_permits.try_acquire().unwrap()).collect();
         let (mut other, connection) = handshake(&served).await;
         tokio::spawn(connection);
         let refused = half(&mut other).await.unwrap();

@@ -13,7 +13,7 @@ use metrics::{
 use schedule::{BATCH_SIZE_BOUNDS, Snapshot};
 
 use crate::app::App;
-use crate::{descriptors, threads};
+use crate::threads;
 
 /// The content type of the exposition.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -80,12 +80,12 @@ pub(crate) fn exposition(app: &App) -> String {
     let metrics = &app.metrics;
     level(&metrics.queue, "length", app.scheduler.queued() as u64);
     level(&metrics.queue, "max", app.scheduler.queue_max() as u64);
-    level(&metrics.request_memory_bytes, "max", app.request_memory.max());
-    level(&metrics.request_memory_bytes, "used", app.request_memory.used());
-    level(&metrics.request_memory_bytes, "peak", app.request_memory.peak());
-    level(&metrics.descriptors, "open", descriptors::open());
-    level(&metrics.descriptors, "limit", descriptors::limit());
-    level(&metrics.decode_queue, "waiting", app.codec.waiting() as u64);
+    level(&metrics.request_memory_bytes, "max", app.requests.memory.max());
+    level(&metrics.request_memory_bytes, "used", app.requests.memory.used());
+    level(&metrics.request_memory_bytes, "peak", app.requests.memory.peak());
+    level(&metrics.descriptors, "open", transport::descriptors::open());
+    level(&metrics.descriptors, "limit", transport::descriptors::limit());
+    level(&metrics.decode_queue, "waiting", app.requests.codec.waiting() as u64);
     for (kind, count) in threads::KINDS.into_iter().zip(threads::count()) {
         level(&metrics.threads, kind, count);
     }

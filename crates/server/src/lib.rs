@@ -5,53 +5,35 @@
 //! workers, loading on the lifecycle's threads, and both answer through a channel.
 
 mod admin;
-mod api_key;
 mod app;
-mod body_reader;
-mod byte_budget;
-mod codec_threads;
 mod collections;
 mod compose;
 mod config;
-mod connection_threads;
-mod control_frames;
-mod decompress;
 pub mod descriptors;
 #[cfg(test)]
 mod edge_tests;
-mod errors;
 mod exporter;
 mod grpc;
-mod header_timeout;
-mod host_check;
 mod http;
 mod images;
-mod linger;
-mod listen;
 pub mod local;
 #[cfg(test)]
 mod loopback;
 mod observer;
 mod page;
 mod pressure;
-mod progress_timeout;
 mod qdrant;
-mod receive_permits;
 mod recordings;
-mod request_body;
-mod response_body;
 mod run;
 mod runs;
 mod stats;
 mod threads;
 mod view;
 mod warmup;
-mod write_coalescer;
 
-pub use config::{
-    AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig, Secret,
-};
+pub use config::{AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig};
 pub use run::run;
+pub use transport::access::Secret;
 
 /// The server's name in the protocols' metadata.
 pub const NAME: &str = "millpond";

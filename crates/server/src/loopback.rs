@@ -16,8 +16,8 @@ use crate::compose::Core;
 use crate::config::{
     AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig,
 };
-use crate::listen::{HttpVersion, Listener};
 use crate::{grpc, http};
+use transport::{HttpVersion, Listener};
 
 /// How long anything may take.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -76,13 +76,14 @@ impl Loopback {
         let (http, grpc) = (listen(), listen());
         let (address, grpc_address) = (http.local_addr().unwrap(), grpc.local_addr().unwrap());
         let (stop, stopped) = watch::channel(false);
+        let limits = config.listeners.connection_limits();
         let listener = Listener {
             name: "http",
             version: HttpVersion::Http1,
             socket: http,
             service: http::service(app.clone()),
             metrics: app.metrics.clone(),
-            config: app.listeners.clone(),
+            limits,
             threads: None,
         };
         runtime.spawn(listener.serve(stopped.clone()));
@@ -92,7 +93,7 @@ impl Loopback {
             socket: grpc,
             service: grpc::service(app.clone(), stopped.clone()),
             metrics: app.metrics.clone(),
-            config: app.listeners.clone(),
+            limits,
             threads: None,
         };
         runtime.spawn(listener.serve(stopped));

@@ -11,9 +11,9 @@ use tokio::sync::watch;
 use crate::app::App;
 use crate::compose::Core;
 use crate::config::Config;
-use crate::connection_threads::ConnectionThreads;
+use transport::{ConnectionLimits, ConnectionThreads, HttpVersion, Listener, bind};
+
 use crate::descriptors::{self, DescriptorPlan};
-use crate::listen::{HttpVersion, Listener, bind};
 use crate::{grpc, http, page};
 
 /// Serves until SIGTERM or SIGINT, then stops gracefully.
@@ -38,7 +38,13 @@ pub fn run(mut config: Config) -> Result<()> {
         .build()
         .map_err(|e| Error::exhausted(format!("the connection threads cannot be started: {e}")))?;
     let threads = ConnectionThreads::start(config.listeners.threads)?;
-    let served = runtime.block_on(serve(app.clone(), threads.clone(), http, grpc));
+    let served = runtime.block_on(serve(
+        app.clone(),
+        config.listeners.connection_limits(),
+        threads.clone(),
+        http,
+        grpc,
+    ));
     threads.shutdown();
     runtime.shutdown_timeout(Duration::from_secs(1));
     app.recordings.wait_ended();
@@ -62,6 +68,7 @@ fn start_gpu(config: &Config) {
 
 async fn serve(
     app: Arc<App>,
+    limits: ConnectionLimits,
     threads: Arc<ConnectionThreads>,
     http: std::net::TcpListener,
     grpc: std::net::TcpListener,
@@ -81,7 +88,7 @@ async fn serve(
         socket: http,
         service: http::service(app.clone()),
         metrics: app.metrics.clone(),
-        config: app.listeners.clone(),
+        limits,
         threads: None,
     };
     let grpc_listener = Listener {
@@ -90,7 +97,7 @@ async fn serve(
         socket: grpc,
         service: grpc::service(app.clone(), stopped.clone()),
         metrics: app.metrics.clone(),
-        config: app.listeners.clone(),
+        limits,
         threads: Some(threads),
     };
     tokio::spawn(page::watch(app.clone(), stopped.clone()));
@@ -120,7 +127,7 @@ fn announce(line: &str) {
 
 /// Raises the limit of open files and shares it among connections and collections.
 fn share_descriptors(config: &mut Config) {
-    let limit = descriptors::raise();
+    let limit = transport::descriptors::raise();
     let DescriptorPlan { connections_max, collections_max } =
         descriptors::plan(limit, config.listeners.connections_max);
     if connections_max < config.listeners.connections_max || collections_max < config.search.collections_max {

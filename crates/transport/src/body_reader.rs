@@ -1,4 +1,4 @@
-//! Reading request bodies: bounded in size, in the time between two pieces, and in the time for all.
+//! Reads request bodies within limits of size, of the time between two pieces, and of the whole time.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -13,19 +13,19 @@ use tokio::time::Sleep;
 
 use crate::byte_budget::Reservation;
 use crate::progress_timeout::ProgressTimeout;
-use crate::receive_permits::{ReceivePermits, WITHOUT_PLACE_MAX};
+use crate::receive_permits::{ReceivePermits, UNPERMITTED_WAIT_MAX};
 
-/// Limits for one body.
+/// Limits of one body.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct BodyLimits {
+pub struct BodyLimits {
     /// Largest body in bytes.
-    pub(crate) bytes_max: usize,
-    /// Bytes around the body that do not count, such as the prefix of a gRPC message.
-    pub(crate) framing_bytes: usize,
+    pub bytes_max: usize,
+    /// Bytes of framing that do not count, such as the prefix of a gRPC message.
+    pub framing_bytes: usize,
     /// Longest wait for the next piece.
-    pub(crate) piece_timeout: Duration,
-    /// Longest wait for all of it.
-    pub(crate) total_timeout: Duration,
+    pub piece_timeout: Duration,
+    /// Longest wait for the whole body.
+    pub total_timeout: Duration,
 }
 
 impl BodyLimits {
@@ -41,60 +41,65 @@ impl BodyLimits {
     }
 }
 
-/// What a body is counted in.
-pub(crate) struct BodyAccounting<'a> {
-    /// Holds the body's bytes of the budget.
-    pub(crate) held: Reservation,
-    /// Gives a place to a body that has to be waited for; `None` if the number of connections bounds these bodies.
-    pub(crate) receive_permits: Option<&'a ReceivePermits>,
+/// Resources that a body takes while it arrives.
+pub struct BodyAccounting<'a> {
+    /// Grows with the body.
+    pub reservation: Reservation,
+    /// Permits for bodies that do not arrive at once; `None` if the number of connections bounds them.
+    pub receive_permits: Option<&'a ReceivePermits>,
 }
 
-/// A body that is waited for: with a place among the requests being received, or without one for a short time.
+/// A wait for a body: with a receive permit, or for a short time without one.
 #[derive(Default)]
 struct BodyWait {
-    place: Option<OwnedSemaphorePermit>,
-    without: Option<Pin<Box<Sleep>>>,
+    permit: Option<OwnedSemaphorePermit>,
+    /// Ends the wait without a permit.
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl BodyWait {
-    /// Returns the refusal once the body was waited for too long without a place.
+    /// Returns the refusal once the wait without a permit took too long.
     fn poll_refused(&mut self, permits: &ReceivePermits, cx: &mut Context<'_>) -> Poll<Error> {
-        if self.place.is_none() && self.without.is_none() {
-            self.place = permits.wait();
+        if self.permit.is_none() && self.timer.is_none() {
+            self.permit = permits.try_acquire();
         }
-        if self.place.is_some() {
+        if self.permit.is_some() {
             return Poll::Pending;
         }
-        let without = self.without.get_or_insert_with(|| Box::pin(tokio::time::sleep(WITHOUT_PLACE_MAX)));
-        without.as_mut().poll(cx).map(|()| permits.refusal())
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(UNPERMITTED_WAIT_MAX)));
+        timer.as_mut().poll(cx).map(|()| permits.refusal())
     }
 }
 
-/// A body's next frame, or its end.
-pub(crate) type Next<B> = Option<std::result::Result<Frame<<B as Body>::Data>, <B as Body>::Error>>;
+/// The next frame of a body; `None` is its end.
+pub type NextFrame<B> = Option<std::result::Result<Frame<<B as Body>::Data>, <B as Body>::Error>>;
 
-/// What comes of a body within `progress`; the error says what was too long.
-pub(crate) fn poll_within<B: Body + Unpin>(
-    body: &mut B,
-    progress: &mut ProgressTimeout,
-    cx: &mut Context<'_>,
-) -> Poll<Result<Next<B>>> {
-    match Pin::new(body).poll_frame(cx) {
-        Poll::Ready(frame) => {
-            progress.record_progress();
-            Poll::Ready(Ok(frame))
-        }
-        Poll::Pending => progress.poll_elapsed(cx).map(|()| Err(progress.error())),
-    }
-}
-
-/// Returns the whole body, whose length may be `announced`; a body of one piece is not copied. It holds its bytes of the
-/// budget, as `accounting` says.
+/// Polls the next frame of `body` within the limits of `timeout`.
 ///
 /// # Errors
-/// `TooLarge` as soon as the announced or the received length passes the limit, `ClientTimeout` when the client
-/// stalls or takes too long, `InvalidArgument` when it breaks off, and those of the budget and of [`ReceivePermits::refusal`].
-pub(crate) async fn read<B>(
+/// `ClientTimeout` if the frame, or the whole body, takes too long.
+pub fn poll_within<B: Body + Unpin>(
+    body: &mut B,
+    timeout: &mut ProgressTimeout,
+    cx: &mut Context<'_>,
+) -> Poll<Result<NextFrame<B>>> {
+    match Pin::new(body).poll_frame(cx) {
+        Poll::Ready(frame) => {
+            timeout.record_progress();
+            Poll::Ready(Ok(frame))
+        }
+        Poll::Pending => timeout.poll_elapsed(cx).map(|()| Err(timeout.error())),
+    }
+}
+
+/// Reads a whole body, whose length may be `announced`. A body of one piece is not copied. The returned bytes hold their
+/// part of the budget.
+///
+/// # Errors
+/// `TooLarge` as soon as the announced or the received length exceeds the limit, `ClientTimeout` if the client stalls or
+/// takes too long, `InvalidArgument` if the body breaks off, `ResourceExhausted` if the budget is used up or too many
+/// bodies are awaited.
+pub async fn read<B>(
     body: B,
     announced: Option<u64>,
     limits: BodyLimits,
@@ -105,16 +110,17 @@ where
     B::Error: std::fmt::Display,
 {
     limits.check(announced)?;
-    read_told(body, |_| announced, limits, accounting).await
+    read_framed(body, |_| announced, limits, accounting).await
 }
 
-/// As [`read`], for a body whose first piece may tell its length.
+/// Reads a whole body as [`read`] does. `length_of` returns the length of a body that begins with the given bytes, if they
+/// tell it.
 ///
 /// # Errors
-/// As [`read`].
-pub(crate) async fn read_told<B>(
+/// Those of [`read`].
+pub async fn read_framed<B>(
     mut body: B,
-    told: impl Fn(&[u8]) -> Option<u64>,
+    length_of: impl Fn(&[u8]) -> Option<u64>,
     limits: BodyLimits,
     accounting: BodyAccounting<'_>,
 ) -> Result<Bytes>
@@ -122,13 +128,13 @@ where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
 {
-    let mut progress = ProgressTimeout::new(limits.piece_timeout, limits.total_timeout);
+    let mut timeout = ProgressTimeout::new(limits.piece_timeout, limits.total_timeout);
     let mut first = Bytes::new();
     let mut rest: Option<BytesMut> = None;
-    let BodyAccounting { mut held, receive_permits } = accounting;
+    let BodyAccounting { mut reservation, receive_permits } = accounting;
     let mut waiting = BodyWait::default();
     let mut next = |cx: &mut Context<'_>| {
-        let polled = poll_within(&mut body, &mut progress, cx);
+        let polled = poll_within(&mut body, &mut timeout, cx);
         match receive_permits.filter(|_| polled.is_pending()) {
             Some(permits) => waiting.poll_refused(permits, cx).map(Err),
             None => polled,
@@ -142,25 +148,25 @@ where
         match &mut rest {
             Some(rest) => {
                 if rest.capacity() - rest.len() < data.len() {
-                    // Growing holds the old and the new place for a moment.
+                    // Growing holds the old and the new memory for a moment.
                     let room = (2 * rest.capacity()).max(rest.len() + data.len());
-                    held.grow(room as u64)?;
+                    reservation.grow(room as u64)?;
                     rest.reserve(room - rest.len());
-                    held.shrink_to(rest.capacity() as u64);
+                    reservation.shrink_to(rest.capacity() as u64);
                 }
                 rest.extend_from_slice(&data);
             }
             None if first.is_empty() => {
-                limits.check(told(&data))?;
-                held.cover(data.len() as u64)?;
+                limits.check(length_of(&data))?;
+                reservation.cover(data.len() as u64)?;
                 first = data;
             }
             None => {
-                // A hint from outside, and not above the limit.
-                let announced = told(&first).unwrap_or(0) as usize;
+                // The length comes from the client; it was checked against the limit.
+                let announced = length_of(&first).unwrap_or(0) as usize;
                 let room = announced.max(first.len() + data.len());
-                held.shrink_to(0);
-                held.grow(room as u64)?;
+                reservation.shrink_to(0);
+                reservation.grow(room as u64)?;
                 let mut joined = BytesMut::with_capacity(room);
                 joined.extend_from_slice(&first);
                 joined.extend_from_slice(&data);
@@ -168,7 +174,7 @@ where
             }
         }
     }
-    Ok(held.attach(rest.map_or(first, BytesMut::freeze)))
+    Ok(reservation.attach(rest.map_or(first, BytesMut::freeze)))
 }
 
 #[cfg(test)]
@@ -193,7 +199,7 @@ mod tests {
         budget: &std::sync::Arc<ByteBudget>,
         permits: &'a ReceivePermits,
     ) -> BodyAccounting<'a> {
-        BodyAccounting { held: budget.nothing(), receive_permits: Some(permits) }
+        BodyAccounting { reservation: budget.empty(), receive_permits: Some(permits) }
     }
 
     fn budget(bytes: u64) -> std::sync::Arc<ByteBudget> {
@@ -201,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_in_pieces_takes_of_the_budget_what_it_has_room_for() {
+    fn a_body_in_pieces_counts_its_memory() {
         let limits = BodyLimits { bytes_max: 1 << 20, ..LIMITS };
         let pieces = |count: usize| {
             let piece = || Ok::<_, std::convert::Infallible>(Frame::data(Bytes::from(vec![7; 1000])));
@@ -227,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_holds_announced_or_not() {
+    fn the_limit_holds_with_and_without_an_announced_length() {
         assert_eq!(kind(b"12345678", None), Ok(Bytes::from_static(b"12345678")));
         assert_eq!(kind(b"123456789", None), Err(ErrorKind::TooLarge));
         assert_eq!(kind(b"", Some(9)), Err(ErrorKind::TooLarge));
@@ -236,9 +242,9 @@ mod tests {
         assert!(framed.check(Some(14)).unwrap_err().message().contains("larger than 8 bytes"));
     }
 
-    /// Pieces that always come in time, for ever.
+    /// Every piece is in time, and the body never ends.
     #[test]
-    fn a_body_that_dribbles_ends() {
+    fn an_endless_body_times_out() {
         use tokio_stream::StreamExt;
         let endless = tokio_stream::iter(std::iter::repeat_with(|| {
             Ok::<_, std::convert::Infallible>(Frame::data(Bytes::new()))

@@ -1,9 +1,9 @@
 //! One budget of bytes for all requests in flight.
 //!
 //! A request's cost is not its length: a small compressed body can become a large message, and a small message a large
-//! answer. Handlers therefore reserve bytes for what a request becomes (its body, the body after decompression, the
-//! decoded message, tensors, decoded images, the answer until it is sent) before they allocate them, and are refused if
-//! the budget has no room. The budget never blocks: a refusal is immediate and tells the client when to try again.
+//! answer. Handlers therefore reserve bytes before they allocate: for the body, the body after decompression, the
+//! decoded message, tensors, decoded images, and the answer until it is sent. A reservation that exceeds the budget is
+//! refused. The budget never blocks: a refusal is immediate and says when to try again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,19 +14,20 @@ use base::{Error, Result};
 use bytes::Bytes;
 use metrics::{KindLabels, Metrics};
 
-/// What a request may take without asking the budget. The number of requests bounds this part: 1,024 requests (the default
-/// of --max-requests) of less than 4 KiB a part.
-pub(crate) const FREE_BYTES_MAX: u64 = 4 << 10;
-/// Share of the memory of the machine, or of its container, that the budget takes if no flag says otherwise.
+/// Bytes that a request may allocate without a reservation, for each of its parts. The number of requests bounds them:
+/// 1,024 requests (the default of --max-requests) of at most 4 KiB a part.
+pub const FREE_BYTES_MAX: u64 = 4 << 10;
+/// Default budget as a share of the memory of the machine or container.
 const DEFAULT_SHARE: f64 = 0.125;
-/// Smallest and largest default budget in bytes.
+/// Smallest default budget in bytes.
 const DEFAULT_MIN: u64 = 256 * MIB;
+/// Largest default budget in bytes.
 const DEFAULT_MAX: u64 = 8 * GIB;
-/// Advice to a client that is refused because other requests hold the budget.
+/// Advice to a client whose request is refused because other requests hold the budget.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
 
 /// Counts the bytes that requests in flight hold, and refuses reservations above a maximum.
-pub(crate) struct ByteBudget {
+pub struct ByteBudget {
     max: u64,
     used: AtomicU64,
     peak: AtomicU64,
@@ -34,13 +35,13 @@ pub(crate) struct ByteBudget {
 }
 
 impl ByteBudget {
-    /// Makes a budget of `max` bytes.
-    pub(crate) fn new(max: u64, metrics: Arc<Metrics>) -> Arc<ByteBudget> {
+    /// Creates a budget of `max` bytes.
+    pub fn new(max: u64, metrics: Arc<Metrics>) -> Arc<ByteBudget> {
         Arc::new(ByteBudget { max, used: AtomicU64::new(0), peak: AtomicU64::new(0), metrics })
     }
 
     /// Returns the default budget in bytes for `memory` bytes of machine or container: an eighth, from 256 MiB to 8 GiB.
-    pub(crate) fn default_bytes(memory: u64) -> u64 {
+    pub fn default_bytes(memory: u64) -> u64 {
         ((memory as f64 * DEFAULT_SHARE) as u64).clamp(DEFAULT_MIN, DEFAULT_MAX)
     }
 
@@ -48,29 +49,29 @@ impl ByteBudget {
     ///
     /// # Errors
     /// `TooLarge` if the budget could never hold `bytes`, `ResourceExhausted` with retry advice if it cannot now.
-    pub(crate) fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
-        let mut reservation = self.nothing();
+    pub fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
+        let mut reservation = self.empty();
         reservation.grow(bytes)?;
         Ok(reservation)
     }
 
-    /// Starts a reservation without bytes.
-    pub(crate) fn nothing(self: &Arc<Self>) -> Reservation {
+    /// Returns a reservation of 0 bytes, which can grow.
+    pub fn empty(self: &Arc<Self>) -> Reservation {
         Reservation { budget: self.clone(), bytes: 0 }
     }
 
     /// Returns the maximum in bytes.
-    pub(crate) fn max(&self) -> u64 {
+    pub fn max(&self) -> u64 {
         self.max
     }
 
     /// Returns the bytes reserved now.
-    pub(crate) fn used(&self) -> u64 {
+    pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Returns the most bytes that were ever reserved at once.
-    pub(crate) fn peak(&self) -> u64 {
+    /// Returns the largest number of bytes that were reserved at once.
+    pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
 
@@ -102,8 +103,8 @@ impl ByteBudget {
     }
 }
 
-/// Bytes of the budget that one request holds; they are given back on drop.
-pub(crate) struct Reservation {
+/// Bytes of the budget that one request holds until the drop.
+pub struct Reservation {
     budget: Arc<ByteBudget>,
     bytes: u64,
 }
@@ -113,27 +114,27 @@ impl Reservation {
     ///
     /// # Errors
     /// Those of [`ByteBudget::reserve`].
-    pub(crate) fn grow(&mut self, bytes: u64) -> Result<()> {
+    pub fn grow(&mut self, bytes: u64) -> Result<()> {
         self.budget.take(bytes)?;
         self.bytes += bytes;
         Ok(())
     }
 
-    /// Reserves `bytes` more, unless they are no more than [`FREE_BYTES_MAX`].
+    /// Reserves `bytes` more if they exceed [`FREE_BYTES_MAX`].
     ///
     /// # Errors
     /// Those of [`ByteBudget::reserve`].
-    pub(crate) fn cover(&mut self, bytes: u64) -> Result<()> {
+    pub fn cover(&mut self, bytes: u64) -> Result<()> {
         if bytes <= FREE_BYTES_MAX { Ok(()) } else { self.grow(bytes) }
     }
 
-    /// Returns `bytes` that hold this reservation until the last part of them is dropped.
-    pub(crate) fn attach(self, bytes: Bytes) -> Bytes {
+    /// Ties this reservation to `bytes`: it ends when the last reference to them is dropped.
+    pub fn attach(self, bytes: Bytes) -> Bytes {
         if self.bytes == 0 { bytes } else { Bytes::from_owner(Attached { bytes, _reservation: self }) }
     }
 
-    /// Gives back all bytes above `bytes`.
-    pub(crate) fn shrink_to(&mut self, bytes: u64) {
+    /// Returns the part of the reservation above `bytes` to the budget.
+    pub fn shrink_to(&mut self, bytes: u64) {
         let freed = self.bytes.saturating_sub(bytes);
         if freed > 0 {
             self.bytes -= freed;
@@ -142,7 +143,7 @@ impl Reservation {
     }
 
     /// Returns the bytes held.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.bytes
     }
 }
@@ -172,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reservations_stay_within_the_maximum_and_come_back() {
+    fn reservations_stay_within_the_maximum() {
         let budget = ByteBudget::new(100, Arc::new(Metrics::default()));
         let mut first = budget.reserve(60).unwrap();
         let error = budget.reserve(41).map(drop).unwrap_err();
@@ -190,9 +191,9 @@ mod tests {
     }
 
     #[test]
-    fn attached_bytes_hold_their_reservation_to_the_last_part() {
+    fn attached_bytes_hold_their_reservation() {
         let budget = ByteBudget::new(1 << 20, Arc::new(Metrics::default()));
-        let mut reservation = budget.nothing();
+        let mut reservation = budget.empty();
         reservation.cover(FREE_BYTES_MAX).unwrap();
         assert_eq!(budget.used(), 0, "small parts are free");
         reservation.cover(FREE_BYTES_MAX + 1).unwrap();
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_follows_the_machine_within_bounds() {
+    fn the_default_follows_the_memory() {
         assert_eq!(ByteBudget::default_bytes(8 * GIB), GIB);
         assert_eq!(ByteBudget::default_bytes(64 * MIB), 256 * MIB);
         assert_eq!(ByteBudget::default_bytes(1024 * GIB), 8 * GIB);

@@ -1,7 +1,7 @@
-//! Threads for what takes long to decode or to encode: a thread that watches sockets would keep all its connections waiting.
+//! Threads that decode and encode large messages: on a connection's thread they would delay all its connections.
 //!
-//! Small messages are handled where they arrive, which costs microseconds. The queue has no length of its own: what waits in
-//! it belongs to requests that were admitted, and their bytes are counted in the budget.
+//! Small messages are handled on the connection's thread, which takes microseconds. The queue is unbounded: its entries
+//! belong to admitted requests, and their bytes are counted in the budget.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -12,27 +12,26 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use metrics::{KindLabels, Metrics};
 use tokio::sync::oneshot;
 
-/// Largest text in bytes that is decoded or encoded on the thread that watches its socket.
-pub(crate) const INLINE_BYTES_MAX: usize = 64 << 10;
-/// Most fields and elements of a message that is decoded there.
-pub(crate) const INLINE_WORK_MAX: u64 = 16 << 10;
-/// Most threads, if the machine has as many cores.
+/// Largest text in bytes that is decoded or encoded on the connection's thread.
+pub const INLINE_BYTES_MAX: usize = 64 << 10;
+/// Most fields and elements of a message that is decoded on the connection's thread.
+pub const INLINE_WORK_MAX: u64 = 16 << 10;
+/// Most threads, on a machine with that many cores.
 const THREADS_MAX: usize = 16;
 
-/// What is done on these threads, as metrics name it.
+/// The kind of work, as metrics label it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum CodecStep {
-    /// Decompressing a body.
+pub enum CodecStep {
+    /// Decompresses a body.
     Decompress,
-    /// From a body to tensors or a request.
+    /// Decodes a body to tensors or a request.
     Decode,
-    /// From tensors to an answer.
+    /// Encodes tensors as an answer.
     Encode,
 }
 
 impl CodecStep {
-    /// Returns the step's label.
-    pub(crate) fn label(self) -> &'static str {
+    fn label(self) -> &'static str {
         match self {
             CodecStep::Decompress => "unpack",
             CodecStep::Decode => "decode",
@@ -43,8 +42,8 @@ impl CodecStep {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Threads "decoder-N", started as work comes.
-pub(crate) struct CodecThreads {
+/// Threads "decoder-N", which start on demand.
+pub struct CodecThreads {
     metrics: Arc<Metrics>,
     sender: Sender<Work>,
     receiver: Receiver<Work>,
@@ -52,17 +51,17 @@ pub(crate) struct CodecThreads {
 }
 
 impl CodecThreads {
-    /// Makes the queue; there are no threads yet.
-    pub(crate) fn new(metrics: Arc<Metrics>) -> CodecThreads {
+    /// Creates the queue, without threads.
+    pub fn new(metrics: Arc<Metrics>) -> CodecThreads {
         let (sender, receiver) = unbounded();
         CodecThreads { metrics, sender, receiver, threads: AtomicUsize::new(0) }
     }
 
-    /// Does `work` on one of the threads.
+    /// Runs `work` on one of the threads.
     ///
     /// # Errors
-    /// Those of `work`; `ResourceExhausted` if there is no thread and none can be started, `Internal` after a panic.
-    pub(crate) async fn run<T: Send + 'static>(
+    /// Those of `work`; `ResourceExhausted` if no thread runs and none can be started, `Internal` after a panic.
+    pub async fn run<T: Send + 'static>(
         &self,
         step: CodecStep,
         work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -71,7 +70,7 @@ impl CodecThreads {
         self.metrics.decoded.get_or_create(&KindLabels { kind: step.label() }).inc();
         let (sender, receiver) = oneshot::channel();
         let work: Work = Box::new(move || {
-            // Nobody waits any more if the client has gone.
+            // The receiver is gone if the client has disconnected.
             if !sender.is_closed() {
                 let _ = sender.send(work());
             }
@@ -80,11 +79,11 @@ impl CodecThreads {
         receiver.await.unwrap_or_else(|_| Err(Error::internal("decoding this request ended in a panic")))
     }
 
-    /// Does `work` at once if it is small, and otherwise on one of the threads.
+    /// Runs `work` on one of the threads if it is `large`, and otherwise at once.
     ///
     /// # Errors
     /// Those of [`CodecThreads::run`].
-    pub(crate) async fn run_if<T: Send + 'static>(
+    pub async fn run_if<T: Send + 'static>(
         &self,
         large: bool,
         step: CodecStep,
@@ -93,12 +92,12 @@ impl CodecThreads {
         if large { self.run(step, work).await } else { work() }
     }
 
-    /// Returns how many pieces of work wait for a thread.
-    pub(crate) fn waiting(&self) -> usize {
+    /// Returns the length of the queue.
+    pub fn waiting(&self) -> usize {
         self.sender.len()
     }
 
-    /// Starts a thread unless there are enough.
+    /// Starts a thread unless the maximum is running.
     fn start_one(&self) -> Result<()> {
         let max = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
         let more = |threads: usize| (threads < max).then_some(threads + 1);
@@ -119,11 +118,11 @@ impl CodecThreads {
 }
 
 fn serve(queue: &Receiver<Work>) {
-    // Whoever watches sockets takes the core over when something comes.
+    // Connection threads preempt this one when a socket has data.
     if let Err(error) = memory::thread::set_yielding(true) {
-        tracing::debug!(%error, "a thread that decodes runs as any other");
+        tracing::debug!(%error, "a codec thread keeps its scheduling class");
     }
-    // A panic costs the request that it is about, which learns of it by its channel.
+    // A panic fails only its own request, whose channel closes.
     queue.iter().for_each(|work| drop(catch_unwind(AssertUnwindSafe(work))));
 }
 
@@ -132,7 +131,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn work_is_done_on_few_threads_and_panics_stay_in_it() {
+    async fn work_runs_on_few_threads_and_survives_panics() {
         let metrics = Arc::new(Metrics::default());
         let decoders = CodecThreads::new(metrics.clone());
         let name = || Ok(std::thread::current().name().unwrap_or_default().to_owned());

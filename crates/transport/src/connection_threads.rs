@@ -1,8 +1,8 @@
-//! Connection threads that share nothing: each has its own event loop and keeps the connections it was given.
+//! Threads that share nothing: each has its own event queue and keeps the connections it was given.
 //!
-//! A work-stealing runtime passes its one event queue from thread to thread: whoever finds an event first wakes
-//! another thread to watch the sockets, which costs two context switches an event and is worth it only where handlers
-//! run long. A worker's thread waits, handles and waits again (ADR 0006).
+//! A work-stealing runtime passes its one event queue from thread to thread: the thread that takes an event wakes
+//! another one to watch the sockets. That costs two context switches an event and pays off only if handlers run long.
+//! A connection thread waits, handles and waits again (ADR 0006).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use base::{Error, Result};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::watch;
 
-/// How long a worker's thread waits at the end for what still runs on it.
+/// Longest wait at shutdown for tasks that still run on a thread.
 const SHUTDOWN_WAIT: Duration = Duration::from_secs(1);
 
 struct ConnectionThread {
@@ -21,30 +21,31 @@ struct ConnectionThread {
     connections: Arc<AtomicUsize>,
 }
 
-/// The workers of a door.
-pub(crate) struct ConnectionThreads {
+/// Threads that run connections.
+pub struct ConnectionThreads {
     workers: Vec<ConnectionThread>,
     stop: watch::Sender<bool>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl ConnectionThreads {
-    /// Starts `count` threads called `connection`.
+    /// Starts `count` threads called "connection".
     ///
     /// # Errors
-    /// `ResourceExhausted` when a thread or its event queue cannot be made.
-    pub(crate) fn start(count: usize) -> Result<Arc<ConnectionThreads>> {
+    /// `ResourceExhausted` if a thread or its event queue cannot be made.
+    pub fn start(count: usize) -> Result<Arc<ConnectionThreads>> {
         let (stop, _) = watch::channel(false);
         let failed =
             |e: std::io::Error| Error::exhausted(format!("the connection threads cannot be started: {e}"));
-        let (mut workers, mut threads) = (Vec::new(), Vec::new());
+        let mut workers = Vec::new();
+        let mut threads = Vec::new();
         for _ in 0..count.max(1) {
             let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
             let connections = Arc::new(AtomicUsize::new(0));
             workers.push(ConnectionThread { handle: runtime.handle().clone(), connections });
             let mut stopped = stop.subscribe();
             let thread = std::thread::Builder::new().name("connection".into()).spawn(move || {
-                // An error says that nobody can tell any more: the same as being told.
+                // An error means that the sender is gone, which also ends the thread.
                 let _ = runtime.block_on(stopped.wait_for(|stop| *stop)).map(|_| ());
                 runtime.shutdown_timeout(SHUTDOWN_WAIT);
             });
@@ -53,8 +54,8 @@ impl ConnectionThreads {
         Ok(Arc::new(ConnectionThreads { workers, stop, threads: Mutex::new(threads) }))
     }
 
-    /// Runs a connection on the worker that has the fewest.
-    pub(crate) fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
+    /// Runs a connection on the thread that has the fewest.
+    pub fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
         let Some(worker) =
             self.workers.iter().min_by_key(|worker| worker.connections.load(Ordering::Relaxed))
         else {
@@ -67,8 +68,8 @@ impl ConnectionThreads {
         });
     }
 
-    /// Ends the threads and what still runs on them.
-    pub(crate) fn shutdown(&self) {
+    /// Ends the threads and the tasks that still run on them.
+    pub fn shutdown(&self) {
         self.stop.send_replace(true);
         for thread in std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner)) {
             if thread.join().is_err() {
@@ -84,7 +85,7 @@ impl Drop for ConnectionThreads {
     }
 }
 
-/// A connection's guard on a worker.
+/// Counts one connection of a thread.
 struct CountGuard(Arc<AtomicUsize>);
 
 impl CountGuard {

@@ -1,4 +1,4 @@
-//! Counting the frames of an HTTP/2 connection.
+//! Limits the control frames of an HTTP/2 connection.
 //!
 //! HTTP/2 lets a client send control frames (SETTINGS, PRIORITY, WINDOW_UPDATE, PING, ...) at no cost to itself, and h2
 //! answers or applies each of them without a limit. A scanner therefore reads the frame headers of both directions.
@@ -12,17 +12,17 @@ use std::time::Instant;
 
 use metrics::{KindLabels, Metrics};
 
-/// Control frames that a connection may send before it has earned any credit.
+/// Credit of a new connection, in control frames.
 const CONTROL_FRAMES_BASE_MAX: u64 = 1000;
-/// Control frames that a new stream allows. Browsers and Node send a PRIORITY for a stream, and clients cancel streams.
+/// Credit of a new stream. Browsers and Node send a PRIORITY for a stream, and clients cancel streams.
 const CONTROL_FRAMES_PER_STREAM_MAX: u64 = 20;
-/// Control frames that one DATA frame to the client allows: two WINDOW_UPDATEs and a PING are usual. Envoy's default.
+/// Credit of one DATA frame to the client: two WINDOW_UPDATEs and a PING are usual. Envoy's default.
 const CONTROL_FRAMES_PER_DATA_SENT_MAX: u64 = 10;
-/// Control frames that a DATA frame from the client allows: gRPC clients measure their bandwidth by PING.
+/// Credit of one DATA frame from the client: gRPC clients measure their bandwidth by PING.
 const CONTROL_FRAMES_PER_DATA_RECEIVED_MAX: u64 = 1;
-/// Control frames a second that a connection may send if it has no other credit.
+/// Credit per second of a connection that has no other.
 const CONTROL_FRAMES_PER_SECOND_MAX: u64 = 20;
-/// Credit that a connection can save up: two WINDOW_UPDATEs for each DATA frame (16 KiB) of an answer of 2 GiB, and
+/// Largest credit of a connection: two WINDOW_UPDATEs for each DATA frame (16 KiB) of an answer of 2 GiB, and
 /// as many PINGs.
 const CREDIT_MAX: u64 = 1 << 19;
 
@@ -33,9 +33,8 @@ const HEADER_BYTES: usize = 9;
 /// The END_STREAM flag of DATA, which is ACK for SETTINGS and PING.
 const END_STREAM: u8 = 1;
 
-/// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FrameHeader {
+struct FrameHeader {
     length: u32,
     kind: u8,
     flags: u8,
@@ -49,11 +48,10 @@ impl FrameHeader {
         FrameHeader { length: u32::from_be_bytes([0, a, b, c]), kind, flags, stream }
     }
 
-    /// Returns what the frame is.
     fn kind(self) -> FrameKind {
         match self.kind {
             0 if self.length > 0 => FrameKind::Data,
-            // The end of a stream, which each stream has once.
+            // Each stream ends once.
             0 if self.flags & END_STREAM != 0 => FrameKind::Control("data_end"),
             0 => FrameKind::Control("data_empty"),
             1 => FrameKind::Headers,
@@ -71,11 +69,11 @@ impl FrameHeader {
     }
 }
 
-/// What a frame does for the credit of its connection.
+/// Kinds of frames that change the credit in different ways.
 enum FrameKind {
     Headers,
     Data,
-    /// The label of the metric.
+    /// The name is the label of the metric.
     Control(&'static str),
 }
 
@@ -83,7 +81,7 @@ enum FrameKind {
 #[derive(Default)]
 struct FrameScanner {
     header: [u8; HEADER_BYTES],
-    /// Bytes of `header` that have come.
+    /// Bytes of `header` that have arrived.
     known: usize,
     /// Bytes before the next frame header.
     skip: usize,
@@ -105,13 +103,14 @@ impl FrameScanner {
             bytes = &bytes[taken..];
             if self.known == HEADER_BYTES {
                 let header = FrameHeader::parse(self.header);
-                (self.known, self.skip) = (0, header.length as usize);
+                self.known = 0;
+                self.skip = header.length as usize;
                 each(header);
             }
         }
     }
 
-    /// Returns whether the last frame is complete.
+    /// Returns true if the last frame is complete.
     fn at_boundary(&self) -> bool {
         self.known == 0 && self.skip == 0
     }
@@ -122,14 +121,14 @@ pub(crate) struct FrameCounter {
     received: FrameScanner,
     sent: FrameScanner,
     credit: u64,
-    /// When time last earned credit.
+    /// Time up to which credit per second was added.
     refilled: Instant,
     last_stream: u32,
     metrics: Arc<Metrics>,
 }
 
 impl FrameCounter {
-    /// Makes the counts of a new connection.
+    /// Counts the frames of a new connection.
     pub(crate) fn new(metrics: &Arc<Metrics>) -> FrameCounter {
         FrameCounter {
             received: FrameScanner { skip: PREFACE_BYTES, ..FrameScanner::default() },
@@ -141,12 +140,13 @@ impl FrameCounter {
         }
     }
 
-    /// Counts what the client sent. Returns the number of frames.
+    /// Counts the frames in `bytes` from the client and returns their number.
     ///
     /// # Errors
-    /// The kind of the control frame for which the connection had no credit left. It is counted in the metrics.
+    /// The kind of the first control frame that exceeded the credit. It is counted in the metrics.
     pub(crate) fn received(&mut self, bytes: &[u8]) -> Result<usize, &'static str> {
-        let (mut frames, mut over) = (0, None);
+        let mut frames = 0;
+        let mut over = None;
         let FrameCounter { received, credit, refilled, last_stream, .. } = self;
         received.scan(bytes, |header| {
             frames += 1;

@@ -1,4 +1,4 @@
-//! Request bodies that come compressed.
+//! Decompresses request bodies.
 
 use std::io::Read;
 
@@ -9,28 +9,28 @@ use http::{HeaderMap, HeaderName, header};
 
 use crate::byte_budget::Reservation;
 
-/// How a body is compressed.
+/// A compression of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ContentCoding {
-    /// Several in a row are one.
+pub enum ContentCoding {
+    /// RFC 1952, with any number of members.
     Gzip,
-    /// What HTTP calls deflate: zlib's form of it.
+    /// HTTP's "deflate": the zlib format (RFC 1950).
     Deflate,
 }
 
-/// How the body that comes with `headers` is compressed, if it is.
+/// Returns the compression that `content-encoding` names; `None` for an uncompressed body.
 ///
 /// # Errors
-/// `InvalidArgument` for a compression that is not offered, and for several on top of each other.
-pub(crate) fn coding(headers: &HeaderMap) -> Result<Option<ContentCoding>> {
+/// `InvalidArgument` for any other compression, and for several of them.
+pub fn coding(headers: &HeaderMap) -> Result<Option<ContentCoding>> {
     coding_of(headers, header::CONTENT_ENCODING)
 }
 
-/// Does the same for the header `name`.
+/// Returns the compression that the header `name` names, as [`coding`] does.
 ///
 /// # Errors
-/// As [`coding`].
-pub(crate) fn coding_of(headers: &HeaderMap, name: HeaderName) -> Result<Option<ContentCoding>> {
+/// Those of [`coding`].
+pub fn coding_of(headers: &HeaderMap, name: HeaderName) -> Result<Option<ContentCoding>> {
     let Some(encoding) = headers.get(name) else { return Ok(None) };
     match encoding.as_bytes().to_ascii_lowercase().as_slice() {
         b"" | b"identity" => Ok(None),
@@ -42,14 +42,14 @@ pub(crate) fn coding_of(headers: &HeaderMap, name: HeaderName) -> Result<Option<
     }
 }
 
-/// Room for a decompressed body at first, in bytes; it is doubled when it is full.
+/// First buffer of a decompressed body in bytes; a full buffer is doubled.
 const ROOM_MIN: usize = 64 << 10;
 
-/// Returns the body as it was before it was compressed; it holds what it takes of the budget of `reservation`.
+/// Decompresses `body`. The returned bytes hold their part of the budget through `reservation`.
 ///
 /// # Errors
-/// `TooLarge` if that is more than `bytes_max`, `InvalidArgument` for a damaged body, and those of the budget.
-pub(crate) fn decompress(
+/// `TooLarge` for more than `bytes_max` bytes, `InvalidArgument` for a damaged body, and those of the budget.
+pub fn decompress(
     coding: ContentCoding,
     body: &[u8],
     bytes_max: usize,
@@ -65,13 +65,13 @@ fn read_all(mut from: impl Read, bytes_max: usize, mut reservation: Reservation)
     let damaged = |error| Error::invalid(format!("the body cannot be decompressed: {error}"));
     let mut all = Vec::new();
     loop {
-        // One byte more than is allowed shows that there is more.
+        // One byte above the limit shows that the body is too large.
         let room = (2 * all.len()).max(ROOM_MIN).min(bytes_max.saturating_add(1));
         reservation.grow(room as u64)?;
         let before = all.len();
         all.reserve_exact(room - before);
         let read = from.by_ref().take((room - before) as u64).read_to_end(&mut all).map_err(damaged)?;
-        // The smaller place is gone by now.
+        // The smaller buffer is freed by now.
         reservation.shrink_to(all.capacity() as u64);
         if all.len() > bytes_max {
             return Err(Error::too_large(format!(
@@ -97,19 +97,19 @@ mod tests {
 
     fn decompress(coding: ContentCoding, body: &[u8], bytes_max: usize) -> Result<Bytes> {
         let budget = ByteBudget::new(1 << 20, Default::default());
-        let unpacked = super::decompress(coding, body, bytes_max, budget.nothing());
+        let unpacked = super::decompress(coding, body, bytes_max, budget.empty());
         assert_eq!(budget.used() > 0, unpacked.is_ok());
         unpacked
     }
 
     #[test]
-    fn a_bomb_stops_where_the_budget_ends() {
+    fn a_bomb_stops_at_the_budget() {
         let budget = ByteBudget::new(1 << 20, Default::default());
         let bomb = packed(ContentCoding::Gzip, &vec![0; 32 << 20]);
-        let error = super::decompress(ContentCoding::Gzip, &bomb, 64 << 20, budget.nothing()).unwrap_err();
+        let error = super::decompress(ContentCoding::Gzip, &bomb, 64 << 20, budget.empty()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
         let fits = packed(ContentCoding::Gzip, &vec![0; 300_000]);
-        let bytes = super::decompress(ContentCoding::Gzip, &fits, 64 << 20, budget.nothing()).unwrap();
+        let bytes = super::decompress(ContentCoding::Gzip, &fits, 64 << 20, budget.empty()).unwrap();
         assert!(bytes.len() == 300_000 && budget.used() >= 300_000 && budget.peak() <= 1 << 20);
         drop(bytes);
         assert_eq!(budget.used(), 0);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_come_back_within_the_limit() {
+    fn bodies_are_decompressed_within_the_limit() {
         for coding in [ContentCoding::Gzip, ContentCoding::Deflate] {
             let bytes = vec![7; 10_000];
             let body = packed(coding, &bytes);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_offered_is_told() {
+    fn other_compressions_are_refused() {
         let with = |value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::CONTENT_ENCODING, value.parse().unwrap());

@@ -1,8 +1,7 @@
 //! A time limit on the head of an HTTP/1.1 request, from its first byte.
 //!
-//! hyper's own limit also runs while a kept-alive connection is idle, so it cannot be as short as the progress with
-//! a client that dribbles. This one starts with the first byte after the last request and ends when the next
-//! request is handed over.
+//! hyper's own limit also runs while a kept-alive connection is idle, so it must be long. This limit starts with the
+//! first byte after the last request and ends when the next request reaches its handler, so it can be short.
 
 use std::io;
 use std::pin::Pin;
@@ -14,22 +13,23 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 
-use crate::progress_timeout::{ProgressTimeout, written};
+use crate::progress_timeout::{ProgressTimeout, check_write};
 
-/// Even: between requests. Odd: a head has begun. Each head has its own number.
 #[derive(Default)]
-struct State {
+struct HeaderPhase {
+    /// Even between requests, odd while a head arrives. Each head has its own number.
     phase: AtomicU64,
+    /// Requests being answered, 0 or 1.
     answering: AtomicU64,
     begun: Notify,
 }
 
-/// Shared by the stream, the service and the one that waits.
+/// The state of the limit, shared by the stream, the service and the task that waits for the end of the time.
 #[derive(Clone, Default)]
-pub(crate) struct HeaderTimeout(Arc<State>);
+pub struct HeaderTimeout(Arc<HeaderPhase>);
 
 impl HeaderTimeout {
-    /// Bytes have come from the client.
+    /// Records that bytes have arrived from the client.
     fn bytes_read(&self) {
         let phase = self.0.phase.load(Ordering::Relaxed);
         if phase.is_multiple_of(2) && self.0.answering.load(Ordering::Relaxed) == 0 {
@@ -38,16 +38,16 @@ impl HeaderTimeout {
         }
     }
 
-    /// The head is complete; until the guard goes, bytes belong to the body.
-    pub(crate) fn complete(&self) -> Answering {
+    /// Records that the head is complete. Until the guard is dropped, arriving bytes belong to the body.
+    pub fn complete(&self) -> AnsweringGuard {
         self.0.answering.fetch_add(1, Ordering::Relaxed);
         let phase = self.0.phase.load(Ordering::Relaxed);
         self.0.phase.store(phase + phase % 2, Ordering::Relaxed);
-        Answering(self.0.clone())
+        AnsweringGuard(self.0.clone())
     }
 
     /// Returns when a head has taken longer than `limit`.
-    pub(crate) async fn overdue(&self, limit: Duration) {
+    pub(crate) async fn elapsed(&self, limit: Duration) {
         loop {
             self.0.begun.notified().await;
             let phase = self.0.phase.load(Ordering::Relaxed);
@@ -62,28 +62,28 @@ impl HeaderTimeout {
     }
 }
 
-/// A request is being answered.
-pub(crate) struct Answering(Arc<State>);
+/// Exists while a request is being answered.
+pub struct AnsweringGuard(Arc<HeaderPhase>);
 
-impl Drop for Answering {
+impl Drop for AnsweringGuard {
     fn drop(&mut self) {
         self.0.answering.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// A stream whose reads are watched, and whose writes fail once the client neither takes nor sends anything.
+/// A stream that reports its reads to a [`HeaderTimeout`], and whose writes fail once the client neither reads nor sends.
 ///
-/// Sending counts because many clients read nothing before they have sent everything.
+/// Sending counts as progress because many clients read nothing before they have sent everything.
 pub(crate) struct TimedStream<T> {
     stream: T,
-    watch: HeaderTimeout,
+    header_timeout: HeaderTimeout,
     progress: ProgressTimeout,
 }
 
 impl<T> TimedStream<T> {
-    /// `stall` is how long a write may wait.
-    pub(crate) fn new(stream: T, watch: HeaderTimeout, stall: Duration) -> TimedStream<T> {
-        TimedStream { stream, watch, progress: ProgressTimeout::between_pieces(stall) }
+    /// Wraps `stream`. A write may wait for `stall`.
+    pub(crate) fn new(stream: T, header_timeout: HeaderTimeout, stall: Duration) -> TimedStream<T> {
+        TimedStream { stream, header_timeout, progress: ProgressTimeout::between_pieces(stall) }
     }
 }
 
@@ -96,7 +96,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for TimedStream<T> {
         let before = buffer.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if buffer.filled().len() > before {
-            self.watch.bytes_read();
+            self.header_timeout.bytes_read();
             self.progress.record_progress();
         }
         polled
@@ -106,7 +106,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for TimedStream<T> {
 impl<T: AsyncWrite + Unpin> AsyncWrite for TimedStream<T> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        written(polled, &mut self.progress, cx)
+        check_write(polled, &mut self.progress, cx)
     }
 
     fn poll_write_vectored(
@@ -115,7 +115,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for TimedStream<T> {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, pieces);
-        written(polled, &mut self.progress, cx)
+        check_write(polled, &mut self.progress, cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -145,40 +145,40 @@ mod tests {
     }
 
     #[test]
-    fn a_head_that_never_ends_is_overdue() {
-        let watch = HeaderTimeout::default();
-        watch.bytes_read();
-        assert!(run(async { tokio::time::timeout(LONG, watch.overdue(LIMIT)).await }).is_ok());
+    fn an_unfinished_head_times_out() {
+        let head = HeaderTimeout::default();
+        head.bytes_read();
+        assert!(run(async { tokio::time::timeout(LONG, head.elapsed(LIMIT)).await }).is_ok());
     }
 
     #[test]
-    fn idle_connections_and_bodies_are_not() {
-        let watch = HeaderTimeout::default();
-        watch.bytes_read();
-        let answering = watch.complete();
-        watch.bytes_read();
+    fn idle_connections_and_bodies_do_not_time_out() {
+        let head = HeaderTimeout::default();
+        head.bytes_read();
+        let answering = head.complete();
+        head.bytes_read();
         drop(answering);
-        assert!(run(async { tokio::time::timeout(5 * LIMIT, watch.overdue(LIMIT)).await }).is_err());
-        watch.bytes_read();
-        assert!(run(async { tokio::time::timeout(LONG, watch.overdue(LIMIT)).await }).is_ok());
+        assert!(run(async { tokio::time::timeout(5 * LIMIT, head.elapsed(LIMIT)).await }).is_err());
+        head.bytes_read();
+        assert!(run(async { tokio::time::timeout(LONG, head.elapsed(LIMIT)).await }).is_ok());
     }
 
-    /// The other side of a pipe that holds eight bytes.
+    /// Returns both ends of a pipe that holds eight bytes.
     fn full() -> (tokio::io::DuplexStream, TimedStream<tokio::io::DuplexStream>) {
         let (client, server) = tokio::io::duplex(8);
         (client, TimedStream::new(server, HeaderTimeout::default(), LIMIT))
     }
 
     #[test]
-    fn a_client_that_takes_nothing_is_given_up() {
+    fn a_client_that_reads_nothing_times_out() {
         let (_client, mut stream) = full();
         let written = run(async { tokio::time::timeout(LONG, stream.write_all(&[0; 64])).await });
         assert_eq!(written.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
-    /// It takes nothing before it has sent all, which lasts far longer than the limit.
+    /// The client reads nothing before it has sent all, which takes far longer than the limit.
     #[test]
-    fn a_client_that_still_sends_is_not() {
+    fn a_client_that_still_sends_does_not_time_out() {
         let (mut client, stream) = full();
         let (mut reading, mut writing) = tokio::io::split(stream);
         let uploading = async {

@@ -1,7 +1,7 @@
 //! Closing an HTTP/1.1 connection so that its client can read the last answer.
 //!
-//! A socket that is closed with unread bytes resets the connection, which can destroy the answer on its way. A
-//! connection that ends at a shutdown is therefore closed for writing first and read until the client closes it.
+//! Closing a socket with unread bytes resets the connection, which can destroy an answer on its way. A connection that
+//! ends at a shutdown is therefore closed for writing first and then read until the client closes it.
 
 use std::io;
 use std::pin::Pin;
@@ -13,40 +13,41 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-/// Longest wait for the client to close, and most bytes that it may send meanwhile.
+/// Longest wait for the client to close.
 const LINGER_TIME_MAX: Duration = Duration::from_millis(500);
+/// Most bytes that the client may send during that wait.
 const LINGER_BYTES_MAX: usize = 256 << 10;
 
 type ReadHalfSlot = Arc<Mutex<Option<OwnedReadHalf>>>;
 
-/// A socket that gives its read side back when it is dropped. Its write side is shut down then.
+/// A socket that shuts its write side down and returns its read side to a [`Linger`] when dropped.
 pub(crate) struct LingeringStream {
-    /// `Some` until it is dropped.
+    /// `Some` until the drop.
     incoming: Option<OwnedReadHalf>,
     outgoing: OwnedWriteHalf,
-    back: ReadHalfSlot,
+    returned: ReadHalfSlot,
 }
 
-/// Where the read side comes back to.
+/// Receives the read side of a dropped [`LingeringStream`].
 pub(crate) struct Linger(ReadHalfSlot);
 
 impl LingeringStream {
-    /// Lends `stream` to a connection.
+    /// Splits `stream` for a connection.
     pub(crate) fn new(stream: TcpStream) -> (LingeringStream, Linger) {
         let (incoming, outgoing) = stream.into_split();
-        let back = ReadHalfSlot::default();
-        (LingeringStream { incoming: Some(incoming), outgoing, back: back.clone() }, Linger(back))
+        let returned = ReadHalfSlot::default();
+        (LingeringStream { incoming: Some(incoming), outgoing, returned: returned.clone() }, Linger(returned))
     }
 }
 
 impl Linger {
-    /// Reads and discards what the client still sends until it closes, within the limits. The connection must have
-    /// been dropped.
+    /// Discards what the client still sends until it closes, within the limits. Call it after the stream was dropped.
     pub(crate) async fn until_closed(self) {
         let incoming = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(incoming) = incoming else { return };
         let discard = async {
-            let (mut piece, mut left) = ([0; 4096], LINGER_BYTES_MAX);
+            let mut piece = [0; 4096];
+            let mut left = LINGER_BYTES_MAX;
             while left > 0 && incoming.readable().await.is_ok() {
                 match incoming.try_read(&mut piece) {
                     Ok(0) => return,
@@ -56,14 +57,14 @@ impl Linger {
                 }
             }
         };
-        // A client that does not close in time is closed all the same.
+        // A client that does not close in time is cut off.
         let _ = tokio::time::timeout(LINGER_TIME_MAX, discard).await;
     }
 }
 
 impl Drop for LingeringStream {
     fn drop(&mut self) {
-        *self.back.lock().unwrap_or_else(PoisonError::into_inner) = self.incoming.take();
+        *self.returned.lock().unwrap_or_else(PoisonError::into_inner) = self.incoming.take();
     }
 }
 
@@ -115,17 +116,16 @@ mod tests {
 
     use super::*;
 
-    /// A request that crosses the end of the connection does not reset it: the client reads the answer.
     #[test]
     fn a_client_that_still_sends_reads_the_answer() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-            let (mut lent, linger) = LingeringStream::new(listener.accept().await.unwrap().0);
+            let (mut stream, linger) = LingeringStream::new(listener.accept().await.unwrap().0);
             client.write_all(b"another request").await.unwrap();
-            lent.write_all(b"answer").await.unwrap();
-            drop(lent);
+            stream.write_all(b"answer").await.unwrap();
+            drop(stream);
             let reading = async {
                 let mut answer = Vec::new();
                 client.read_to_end(&mut answer).await.unwrap();

@@ -1,4 +1,4 @@
-//! Accepting connections: a bound on how many, time limits on slow clients, a graceful end.
+//! Accepts connections within a bound, limits slow clients, and ends gracefully.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +15,6 @@ use metrics::{KindLabels, Metrics};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
-use crate::config::ListenerConfig;
 use crate::connection_threads::ConnectionThreads;
 use crate::control_frames::FrameCounter;
 use crate::descriptors::{self, SpareDescriptor, WarningLimiter};
@@ -24,36 +23,54 @@ use crate::linger::LingeringStream;
 use crate::request_body::RequestBody;
 use crate::write_coalescer::WriteCoalescer;
 
-/// How long a connection may send nothing between requests (HTTP/1.1) before it is closed.
+/// Longest silence of an HTTP/1.1 connection between requests.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
-/// HTTP/2: the server pings a silent client this often and closes when there is no answer in time.
+/// Time between two pings of a silent HTTP/2 client.
 const PING_INTERVAL: Duration = Duration::from_secs(60);
+/// Longest wait for the answer to a ping before the connection is closed.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a client may take nothing of an answer before its connection is closed.
+/// Longest time in which a client reads nothing of an answer before its connection is closed.
 const WRITE_STALL_MAX: Duration = Duration::from_secs(60);
-/// Pause after a failed accept, so that the loop does not spin.
+/// Pause after a failed accept, which keeps the loop from spinning.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
-/// Bytes of headers a request may have.
+/// Most bytes of headers of a request.
 const HEADER_BYTES_MAX: usize = 64 << 10;
-/// Flow-control windows of HTTP/2: large enough that a tensor of some megabytes is not paced by round trips.
+/// Flow-control window of an HTTP/2 stream in bytes: a tensor of some megabytes then needs no round trips.
 const STREAM_WINDOW: u32 = 4 << 20;
+/// Flow-control window of an HTTP/2 connection in bytes.
 const CONNECTION_WINDOW: u32 = 16 << 20;
+
+/// Limits of the connections of one listener.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionLimits {
+    /// Most open connections; a further one is closed at once.
+    pub connections_max: usize,
+    /// Most streams of an HTTP/2 connection.
+    pub streams_max: usize,
+    /// Longest time for the headers of a request, from their first byte.
+    pub header_timeout: Duration,
+    /// Longest wait for running requests at shutdown.
+    pub shutdown_grace: Duration,
+    /// Part of that time in which idle HTTP/1.1 connections stay open for a request that is on its way.
+    pub drain_time: Duration,
+}
 
 /// The client's address, put into each request's extensions.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) SocketAddr);
+pub struct Peer(pub SocketAddr);
 
 impl Peer {
-    pub(crate) fn is_loopback(self) -> bool {
+    /// Returns true if the client is on this machine.
+    pub fn is_loopback(self) -> bool {
         self.0.ip().to_canonical().is_loopback()
     }
 }
 
-/// Binds before anything is loaded, so that a taken port is found in the first millisecond.
+/// Binds a socket to `host` and `port`, which the command line sets by `flag`.
 ///
 /// # Errors
-/// `Unavailable` naming the address and what to do.
-pub(crate) fn bind(host: std::net::IpAddr, port: u16, flag: &str) -> Result<std::net::TcpListener> {
+/// `Unavailable`, with the address and a remedy.
+pub fn bind(host: std::net::IpAddr, port: u16, flag: &str) -> Result<std::net::TcpListener> {
     let address = SocketAddr::new(host, port);
     let listener = std::net::TcpListener::bind(address).map_err(|e| {
         let remedy = match e.kind() {
@@ -66,25 +83,31 @@ pub(crate) fn bind(host: std::net::IpAddr, port: u16, flag: &str) -> Result<std:
     Ok(listener)
 }
 
-/// What a door's connections speak.
+/// The version of HTTP that a listener speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HttpVersion {
+pub enum HttpVersion {
     /// HTTP/1.1.
     Http1,
-    /// HTTP/2 from the first byte, as gRPC has it.
+    /// HTTP/2 with prior knowledge, as gRPC uses it.
     Http2,
 }
 
-/// One door: its listener, what answers, and its bounds.
-pub(crate) struct Listener<S> {
-    pub(crate) name: &'static str,
-    pub(crate) version: HttpVersion,
-    pub(crate) socket: TcpListener,
-    pub(crate) service: S,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) config: ListenerConfig,
-    /// Where connections run; `None` is the runtime that accepts them.
-    pub(crate) threads: Option<Arc<ConnectionThreads>>,
+/// A listening socket with its service and its limits.
+pub struct Listener<S> {
+    /// Name in logs and in the metric of connections.
+    pub name: &'static str,
+    /// Version of HTTP.
+    pub version: HttpVersion,
+    /// The bound socket.
+    pub socket: TcpListener,
+    /// Answers requests.
+    pub service: S,
+    /// Receives the counts of connections and refusals.
+    pub metrics: Arc<Metrics>,
+    /// The limits.
+    pub limits: ConnectionLimits,
+    /// Threads that run the connections; `None` is the runtime that accepts them.
+    pub threads: Option<Arc<ConnectionThreads>>,
 }
 
 impl<S, B> Listener<S>
@@ -96,21 +119,21 @@ where
     B::Data: Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    /// Accepts until told to stop, then lets connections finish what they have begun, at most for the grace time.
-    pub(crate) async fn serve(self, mut stop: watch::Receiver<bool>) {
-        let builder = Arc::new(connection_builder(self.version, &self.config));
+    /// Accepts connections until `stop` is true. Then lets running requests finish within the grace time.
+    pub async fn serve(self, mut stop: watch::Receiver<bool>) {
+        let builder = Arc::new(connection_builder(self.version, self.limits));
         let graceful = GracefulShutdown::new();
-        let room = Arc::new(Semaphore::new(self.config.connections_max));
+        let room = Arc::new(Semaphore::new(self.limits.connections_max));
         let open = self.metrics.connections.get_or_create_owned(&KindLabels { kind: self.name });
         let refused = KindLabels { kind: "connections_max" };
         let (drained, idle_ends) = watch::channel(false);
         let mut failures = AcceptFailures::new(self.name);
         loop {
-            let stream = tokio::select! {
+            let accepted = tokio::select! {
                 accepted = self.socket.accept() => accepted,
                 _ = stop.wait_for(|stop| *stop) => break,
             };
-            let (stream, address) = match stream {
+            let (stream, address) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     failures.after(&error, &self.socket, &self.metrics).await;
@@ -122,15 +145,15 @@ where
                 drop(stream);
                 continue;
             };
-            // The thread's own event queue takes the socket over.
+            // The event queue of the connection thread takes the socket over.
             let Ok(stream) = stream.into_std() else { continue };
             open.inc();
-            let end = ShutdownSignals {
+            let shutdown = ShutdownSignals {
                 watcher: graceful.watcher(),
                 stop: stop.clone(),
                 drained: idle_ends.clone(),
             };
-            let served = self.connection(&builder, end, stream, address);
+            let served = self.connection(&builder, shutdown, stream, address);
             let open = open.clone();
             let counted = async move {
                 served.await;
@@ -142,9 +165,10 @@ where
                 None => drop(tokio::spawn(counted)),
             }
         }
-        drop((self.socket, idle_ends));
-        let ended = end_connections(&self.config, self.version, graceful, &room, &drained);
-        if tokio::time::timeout(self.config.shutdown_grace, ended).await.is_err() {
+        drop(self.socket);
+        drop(idle_ends);
+        let ended = end_connections(self.limits, self.version, graceful, &room, &drained);
+        if tokio::time::timeout(self.limits.shutdown_grace, ended).await.is_err() {
             tracing::warn!(listener = self.name, "connections were cut off at the end of the grace time");
         }
     }
@@ -152,28 +176,31 @@ where
     fn connection(
         &self,
         builder: &auto::Builder<TokioExecutor>,
-        end: ShutdownSignals,
+        shutdown: ShutdownSignals,
         stream: std::net::TcpStream,
         address: SocketAddr,
     ) -> impl Future<Output = ()> + Send + 'static {
-        // Small answers must not wait for more bytes to fill a packet; failing to say so costs only latency.
+        // Small answers must not wait for more bytes to fill a packet. A failure costs only latency.
         let _ = stream.set_nodelay(true);
-        let watch = HeaderTimeout::default();
+        let header_timeout = HeaderTimeout::default();
         let said_close = Arc::new(AtomicBool::new(false));
-        let closing = CloseNotice { stop: end.stop, said_close: said_close.clone() };
+        let closing = CloseNotice { stop: shutdown.stop, said_close: said_close.clone() };
         let answers = ConnectionService {
             service: self.service.clone(),
             address,
-            http1: (self.version == HttpVersion::Http1).then(|| (watch.clone(), closing)),
+            http1: (self.version == HttpVersion::Http1)
+                .then(|| Http1Connection { header_timeout: header_timeout.clone(), closing }),
         };
         let answer = hyper::service::service_fn(move |request| answers.answer(request));
-        let (name, version, builder) = (self.name, self.version, builder.clone());
-        let (watcher, mut drained, head_limit) = (end.watcher, end.drained, self.config.client_timeout);
-        let frames = (version == HttpVersion::Http2).then(|| FrameCounter::new(&self.metrics));
+        let name = self.name;
+        let header_limit = self.limits.header_timeout;
+        let builder = builder.clone();
+        let ShutdownSignals { watcher, mut drained, .. } = shutdown;
+        let frames = (self.version == HttpVersion::Http2).then(|| FrameCounter::new(&self.metrics));
         async move {
             let Ok(stream) = TcpStream::from_std(stream) else { return };
-            // The parsers' own timers start with the first byte, and they know of a shutdown only from then on; a
-            // client that never sends one is timed, and let go at a shutdown, here.
+            // The parsers' own timers and their shutdown start with the first byte. A client that never sends one is
+            // timed, and disconnected at a shutdown, here.
             let spoke = tokio::select! {
                 spoke = tokio::time::timeout(IDLE_TIMEOUT, stream.readable()) => matches!(spoke, Ok(Ok(()))),
                 _ = drained.wait_for(|drained| *drained) => false,
@@ -184,11 +211,11 @@ where
             let ended = match frames {
                 None => {
                     let (stream, linger) = LingeringStream::new(stream);
-                    let stream = TimedStream::new(stream, watch.clone(), WRITE_STALL_MAX);
+                    let stream = TimedStream::new(stream, header_timeout.clone(), WRITE_STALL_MAX);
                     let connection = builder.serve_connection(TokioIo::new(stream), answer).into_owned();
                     let ended = tokio::select! {
                         ended = watcher.watch(connection) => ended,
-                        () = watch.overdue(head_limit) => Err("the client took too long to send its headers".into()),
+                        () = header_timeout.elapsed(header_limit) => Err("the client took too long to send its headers".into()),
                     };
                     if said_close.load(Ordering::Relaxed) {
                         linger.until_closed().await;
@@ -199,28 +226,28 @@ where
                     let (stream, flush) = WriteCoalescer::new(stream, WRITE_STALL_MAX, frames);
                     let connection = builder.serve_connection(TokioIo::new(stream), answer).into_owned();
                     let ended = flush.drive(watcher.watch(connection)).await;
-                    ended.unwrap_or_else(|| Err("the client takes nothing".into()))
+                    ended.unwrap_or_else(|| Err("the client reads nothing".into()))
                 }
             };
             if let Err(error) = ended {
-                // A client that hangs up, sends garbage or is too slow is its own problem.
+                // Clients that hang up, send garbage or are too slow are no failure of the server.
                 tracing::debug!(listener = name, %address, %error, "connection ended");
             }
         }
     }
 }
 
-/// How a connection learns of a shutdown.
+/// Signals of a shutdown to one connection.
 struct ShutdownSignals {
-    /// Ends it, or after the answer that is on its way.
+    /// Ends an idle connection, or a busy one after its answer.
     watcher: Watcher,
-    /// Set at the beginning of the shutdown.
+    /// True from the beginning of the shutdown.
     stop: watch::Receiver<bool>,
-    /// Set once idle connections need not wait for a request any more.
+    /// True once idle connections need not wait for a request any more.
     drained: watch::Receiver<bool>,
 }
 
-/// What answers of an HTTP/1.1 connection say about its end.
+/// Announces the end of an HTTP/1.1 connection in its answers.
 #[derive(Clone)]
 struct CloseNotice {
     stop: watch::Receiver<bool>,
@@ -228,8 +255,8 @@ struct CloseNotice {
 }
 
 impl CloseNotice {
-    /// Says in an answer's headers that the connection closes, if the server is stopping.
-    fn tell(&self, headers: &mut http::HeaderMap) {
+    /// Adds `connection: close` to an answer if the server is stopping.
+    fn announce(&self, headers: &mut http::HeaderMap) {
         if *self.stop.borrow() {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             self.said_close.store(true, Ordering::Relaxed);
@@ -237,12 +264,19 @@ impl CloseNotice {
     }
 }
 
-/// ConnectionService the requests of one connection.
+/// State that only HTTP/1.1 connections need.
+#[derive(Clone)]
+struct Http1Connection {
+    header_timeout: HeaderTimeout,
+    closing: CloseNotice,
+}
+
+/// Answers the requests of one connection.
 struct ConnectionService<S> {
     service: S,
     address: SocketAddr,
     /// `None` for HTTP/2.
-    http1: Option<(HeaderTimeout, CloseNotice)>,
+    http1: Option<Http1Connection>,
 }
 
 impl<S, B> ConnectionService<S>
@@ -253,16 +287,15 @@ where
         &self,
         request: http::Request<Incoming>,
     ) -> impl Future<Output = std::result::Result<http::Response<B>, S::Error>> + use<S, B> {
-        let head = self.http1.as_ref().map(|(head, _)| head);
-        let answering = head.map(HeaderTimeout::complete);
+        let http1 = self.http1.clone();
+        let answering = http1.as_ref().map(|http1| http1.header_timeout.complete());
         let (mut parts, incoming) = request.into_parts();
-        let (body, reclaim) = RequestBody::new(incoming, head.map(|_| &parts.headers));
+        let (body, reclaim) = RequestBody::new(incoming, http1.as_ref().map(|_| &parts.headers));
         parts.extensions.insert(Peer(self.address));
-        if let Some(head) = head {
-            // For answers that begin while the body still comes: their handler goes on watching.
-            parts.extensions.insert(head.clone());
+        if let Some(http1) = &http1 {
+            // A handler that answers while the body still arrives keeps a guard of its own.
+            parts.extensions.insert(http1.header_timeout.clone());
         }
-        let closing = self.http1.as_ref().map(|(_, closing)| closing.clone());
         let answer = tower::ServiceExt::oneshot(self.service.clone(), http::Request::from_parts(parts, body));
         async move {
             let mut response = answer.await;
@@ -270,8 +303,8 @@ where
                 if let Some(reclaim) = reclaim {
                     reclaim.finish(response.headers_mut()).await;
                 }
-                if let Some(closing) = closing {
-                    closing.tell(response.headers_mut());
+                if let Some(http1) = http1 {
+                    http1.closing.announce(response.headers_mut());
                 }
             }
             drop(answering);
@@ -280,21 +313,21 @@ where
     }
 }
 
-/// Ends the connections of a listener and waits for that.
+/// Ends the connections of a listener and waits until they are closed.
 ///
-/// An idle HTTP/1.1 connection cannot be told that it will be closed, and a request may be on its way on it. It is
-/// kept for the drain time: the answer to that request says `connection: close`. HTTP/2 has GOAWAY for it.
+/// The server cannot announce the end of an idle HTTP/1.1 connection, and a request may be on its way. The connection is
+/// kept for the drain time: the answer to that request says `connection: close`. HTTP/2 has GOAWAY instead.
 async fn end_connections(
-    config: &ListenerConfig,
+    limits: ConnectionLimits,
     version: HttpVersion,
     graceful: GracefulShutdown,
     room: &Semaphore,
     drained: &watch::Sender<bool>,
 ) {
-    let all = u32::try_from(config.connections_max).unwrap_or(u32::MAX);
+    let all = u32::try_from(limits.connections_max).unwrap_or(u32::MAX);
     let drain = async {
-        // All places are free once no connection is left. Neither outcome is an error.
-        let _ = tokio::time::timeout(config.drain_time, room.acquire_many(all)).await;
+        // All permits are free once no connection is left. Neither outcome is an error.
+        let _ = tokio::time::timeout(limits.drain_time, room.acquire_many(all)).await;
         drained.send_replace(true);
     };
     match version {
@@ -308,22 +341,26 @@ async fn end_connections(
     }
 }
 
-/// What is done after an accept that failed.
+/// Handles accepts that failed.
 struct AcceptFailures {
-    name: &'static str,
+    listener: &'static str,
     spare: Option<SpareDescriptor>,
     warnings: WarningLimiter,
 }
 
 impl AcceptFailures {
     fn new(name: &'static str) -> AcceptFailures {
-        AcceptFailures { name, spare: SpareDescriptor::reserve().ok(), warnings: WarningLimiter::default() }
+        AcceptFailures {
+            listener: name,
+            spare: SpareDescriptor::reserve().ok(),
+            warnings: WarningLimiter::default(),
+        }
     }
 
     /// Closes the next connection if no descriptor is left for it, otherwise waits for a moment.
     async fn after(&mut self, error: &std::io::Error, listener: &TcpListener, metrics: &Metrics) {
         if let Some(count) = self.warnings.count(Instant::now()) {
-            tracing::warn!(listener = self.name, %error, count, "connections could not be accepted");
+            tracing::warn!(listener = self.listener, %error, count, "connections could not be accepted");
         }
         if descriptors::exhausted(error)
             && let Some(spare) = &mut self.spare
@@ -336,7 +373,7 @@ impl AcceptFailures {
     }
 }
 
-fn connection_builder(version: HttpVersion, config: &ListenerConfig) -> auto::Builder<TokioExecutor> {
+fn connection_builder(version: HttpVersion, limits: ConnectionLimits) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
@@ -350,7 +387,7 @@ fn connection_builder(version: HttpVersion, config: &ListenerConfig) -> auto::Bu
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT)
         .max_header_list_size(HEADER_BYTES_MAX as u32)
-        .max_concurrent_streams(config.requests_max.min(u32::MAX as usize) as u32)
+        .max_concurrent_streams(limits.streams_max.min(u32::MAX as usize) as u32)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         // No gRPC server sends it, and no client reads it.

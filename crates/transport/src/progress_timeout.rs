@@ -1,4 +1,4 @@
-//! How long a peer may take: for the next piece of something, and for all of it.
+//! Time limits on a peer: for the next piece of a transfer, and for all of it.
 
 use std::io;
 use std::pin::Pin;
@@ -8,37 +8,37 @@ use std::time::Duration;
 use base::{Error, ErrorKind};
 use tokio::time::{Instant, Sleep};
 
-/// The limits of one wait, and how much of them is used up. A peer that is never waited for costs no timer.
-pub(crate) struct ProgressTimeout {
+/// The limits of one transfer and the time used so far. No timer is set until the first wait.
+pub struct ProgressTimeout {
     piece: Duration,
     total: Option<Duration>,
-    /// When all of it must be over; known from the first wait on.
+    /// End of the total time; set at the first wait.
     end: Option<Instant>,
-    /// Something has come since the timer was set.
-    moved: bool,
+    /// A piece has arrived since the timer was set.
+    progressed: bool,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl ProgressTimeout {
-    /// At most `piece` between two pieces.
-    pub(crate) fn between_pieces(piece: Duration) -> ProgressTimeout {
-        ProgressTimeout { piece, total: None, end: None, moved: false, timer: None }
+    /// Allows at most `piece` between two pieces.
+    pub fn between_pieces(piece: Duration) -> ProgressTimeout {
+        ProgressTimeout { piece, total: None, end: None, progressed: false, timer: None }
     }
 
-    /// At most `piece` between two pieces, and `total` from the first wait to the last piece.
-    pub(crate) fn new(piece: Duration, total: Duration) -> ProgressTimeout {
+    /// Allows at most `piece` between two pieces, and `total` from the first wait to the last piece.
+    pub fn new(piece: Duration, total: Duration) -> ProgressTimeout {
         ProgressTimeout { total: Some(total), ..ProgressTimeout::between_pieces(piece) }
     }
 
-    /// A piece has come.
-    pub(crate) fn record_progress(&mut self) {
-        self.moved = true;
+    /// Records that a piece has arrived or was taken.
+    pub fn record_progress(&mut self) {
+        self.progressed = true;
     }
 
-    /// Nothing is there. Ready once that has lasted too long; the task is woken by then.
-    pub(crate) fn poll_elapsed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.moved || self.timer.is_none() {
-            self.moved = false;
+    /// Returns `Ready` once the peer has made no progress for too long. Wakes the task then.
+    pub fn poll_elapsed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.progressed || self.timer.is_none() {
+            self.progressed = false;
             let now = Instant::now();
             let end = *self.end.get_or_insert_with(|| now + self.total.unwrap_or(FOREVER));
             let next = end.min(now + self.piece);
@@ -50,8 +50,8 @@ impl ProgressTimeout {
         self.timer.as_mut().map_or(Poll::Ready(()), |timer| timer.as_mut().poll(cx))
     }
 
-    /// What a peer that should have sent something is told.
-    pub(crate) fn error(&self) -> Error {
+    /// Returns the error for a peer that sent nothing in time.
+    pub fn error(&self) -> Error {
         let text = match self.total {
             Some(total) if self.end.is_some_and(|end| end <= Instant::now()) => {
                 format!("the body did not arrive within {} s", total.as_secs_f32())
@@ -62,22 +62,22 @@ impl ProgressTimeout {
     }
 }
 
-/// What became of a write to a peer that may take nothing for a while.
-pub(crate) fn written<T>(
+/// Returns the result of a write, or `TimedOut` if the peer has taken nothing for too long.
+pub(crate) fn check_write<T>(
     polled: Poll<io::Result<T>>,
-    progress: &mut ProgressTimeout,
+    timeout: &mut ProgressTimeout,
     cx: &mut Context<'_>,
 ) -> Poll<io::Result<T>> {
     if polled.is_ready() {
-        progress.record_progress();
+        timeout.record_progress();
         return polled;
     }
-    progress
+    timeout
         .poll_elapsed(cx)
         .map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing")))
 }
 
-/// As good as without an end; timers take no more than that.
+/// Stands for no limit: timers take no longer duration.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 #[cfg(test)]
@@ -93,35 +93,35 @@ mod tests {
 
     #[test]
     fn silence_ends_after_the_piece_time() {
-        let mut progress = ProgressTimeout::new(SHORT, LONG);
-        run(std::future::poll_fn(|cx| progress.poll_elapsed(cx)));
-        let error = progress.error();
+        let mut timeout = ProgressTimeout::new(SHORT, LONG);
+        run(std::future::poll_fn(|cx| timeout.poll_elapsed(cx)));
+        let error = timeout.error();
         assert_eq!(error.kind(), ErrorKind::ClientTimeout);
         assert!(error.message().contains("sent nothing"), "{error}");
     }
 
-    /// A peer that always sends something in time is over nevertheless.
+    /// Every piece is in time; the whole is not.
     #[test]
     fn dribbling_ends_after_the_total_time() {
-        let mut progress = ProgressTimeout::new(LONG, SHORT);
+        let mut timeout = ProgressTimeout::new(LONG, SHORT);
         run(async {
             loop {
-                progress.record_progress();
+                timeout.record_progress();
                 let piece =
-                    tokio::time::timeout(SHORT / 4, std::future::poll_fn(|cx| progress.poll_elapsed(cx)));
+                    tokio::time::timeout(SHORT / 4, std::future::poll_fn(|cx| timeout.poll_elapsed(cx)));
                 if piece.await.is_ok() {
                     return;
                 }
             }
         });
-        let error = progress.error();
+        let error = timeout.error();
         assert!(error.message().contains("did not arrive"), "{error}");
     }
 
     #[test]
-    fn what_is_never_waited_for_has_no_timer() {
-        let mut progress = ProgressTimeout::new(SHORT, LONG);
-        progress.record_progress();
-        assert!(progress.timer.is_none() && progress.end.is_none());
+    fn no_wait_sets_no_timer() {
+        let mut timeout = ProgressTimeout::new(SHORT, LONG);
+        timeout.record_progress();
+        assert!(timeout.timer.is_none() && timeout.end.is_none());
     }
 }

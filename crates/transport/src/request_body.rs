@@ -1,8 +1,8 @@
-//! A request's body on its way to a handler, and back where the handler did not want all of it.
+//! A request's body for a handler, and what happens to the part that the handler does not read.
 //!
 //! hyper closes a connection whose request was not read to its end, but only after an answer that promised to keep
-//! it. So what a handler leaves is given back: a little that comes at once is thrown away and the connection kept;
-//! otherwise the answer says that it will be closed.
+//! it open. So the unread part comes back here. If it is small and arrives at once it is discarded and the connection
+//! stays open; otherwise the answer says `connection: close`.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,26 +14,27 @@ use http::{HeaderMap, HeaderValue, header};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-/// Of a body that nobody wants so many bytes are thrown away to keep the connection, if they come within the time.
+/// Most bytes of an unread body that are discarded to keep its connection open.
 const DISCARD_BYTES_MAX: u64 = 64 << 10;
+/// Longest wait for these bytes.
 const DISCARD_TIME_MAX: Duration = Duration::from_millis(100);
 
-/// The body, as handlers get it.
-pub(crate) struct RequestBody {
-    /// There until it is given back.
+/// The body of a request.
+pub struct RequestBody {
+    /// `Some` until the drop.
     incoming: Option<Incoming>,
-    /// Somebody has begun to read; a client that waits to be told so sends from then on.
+    /// True once a read has begun; a client that sent `expect: 100-continue` sends from then on.
     begun: bool,
     ended: bool,
-    /// Where it is given back to.
-    back: Option<ReturnSlot>,
+    /// Receives the unread part.
+    unread: Option<ReturnSlot>,
 }
 
-/// Where it comes back to.
+/// Receives the unread part of a [`RequestBody`].
 pub(crate) struct BodyReclaim {
     slot: ReturnSlot,
-    /// The client sends nothing before it is asked to.
-    waits: bool,
+    /// True if the client sends nothing before the server asks for it (`expect: 100-continue`).
+    expects_continue: bool,
 }
 
 type ReturnSlot = Arc<Mutex<Option<UnreadBody>>>;
@@ -44,22 +45,22 @@ struct UnreadBody {
 }
 
 impl RequestBody {
-    /// With the `headers` of an HTTP/1.1 request it is given back, unless there is nothing of it. Without, each request
-    /// has a stream of its own (HTTP/2), and what is left of one is in nobody's way.
+    /// Wraps the body of a request. `headers` are those of an HTTP/1.1 request, whose unread body must be reclaimed
+    /// unless it is empty. They are `None` for HTTP/2, which has a stream for each request.
     pub(crate) fn new(incoming: Incoming, headers: Option<&HeaderMap>) -> (RequestBody, Option<BodyReclaim>) {
         let headers = headers.filter(|_| !incoming.is_end_stream());
         let reclaim = headers.map(|headers| BodyReclaim {
             slot: ReturnSlot::default(),
-            waits: headers.contains_key(header::EXPECT),
+            expects_continue: headers.contains_key(header::EXPECT),
         });
-        let back = reclaim.as_ref().map(|reclaim| reclaim.slot.clone());
-        (RequestBody { incoming: Some(incoming), begun: false, ended: false, back }, reclaim)
+        let unread = reclaim.as_ref().map(|reclaim| reclaim.slot.clone());
+        (RequestBody { incoming: Some(incoming), begun: false, ended: false, unread }, reclaim)
     }
 }
 
 impl Drop for RequestBody {
     fn drop(&mut self) {
-        if let (Some(slot), Some(incoming), false) = (&self.back, self.incoming.take(), self.ended) {
+        if let (Some(slot), Some(incoming), false) = (&self.unread, self.incoming.take(), self.ended) {
             *slot.lock().unwrap_or_else(PoisonError::into_inner) =
                 Some(UnreadBody { incoming, begun: self.begun });
         }
@@ -91,20 +92,19 @@ impl Body for RequestBody {
 }
 
 impl BodyReclaim {
-    /// Once there is an answer: keeps the connection if it can be kept, and otherwise says in the answer's headers that
-    /// it will be closed.
+    /// Finishes with the body once there is an answer. If the connection cannot be kept, says so in the answer's `headers`.
     pub(crate) async fn finish(self, headers: &mut HeaderMap) {
         if !headers.contains_key(header::CONNECTION) && !self.is_reusable().await {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
     }
 
-    /// Whether the body was read, is still being read, or little was left of it.
+    /// Returns true if the body was read, is still being read, or its small rest was discarded.
     async fn is_reusable(self) -> bool {
         let rest = self.slot.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(UnreadBody { incoming, begun }) = rest else { return true };
-        // Whoever waits to be asked would be, by the first read, for what nobody wants.
-        if incoming.size_hint().lower() > DISCARD_BYTES_MAX || (self.waits && !begun) {
+        // The first read would ask a waiting client to send a body that is not wanted.
+        if incoming.size_hint().lower() > DISCARD_BYTES_MAX || (self.expects_continue && !begun) {
             return false;
         }
         incoming.is_end_stream()
@@ -112,7 +112,7 @@ impl BodyReclaim {
     }
 }
 
-/// Throws away what comes; whether that was all of it.
+/// Discards the body. Returns true if its end was reached.
 async fn discard(mut incoming: Incoming) -> bool {
     let mut left = DISCARD_BYTES_MAX;
     loop {

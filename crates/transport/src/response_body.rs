@@ -1,9 +1,9 @@
-//! Answers on their way to clients: counted in the budget until they are taken, and cut off for clients that are too slow.
+//! Bodies of responses, counted in the budget until the client has read them, and cut off if it reads too slowly.
 //!
-//! A small answer is one piece of bytes that holds its reservation until the connection has written it. A large one is
-//! handed to the connection in copied pieces, so that its memory can be given back although the connection still holds a
-//! piece, and a task looks once a window at what was taken: a client that takes less than [`WINDOW_BYTES_MIN`] in a
-//! [`WINDOW`] loses the rest of its answer. A connection that takes nothing at all is closed by its own limit.
+//! A small body is one piece of bytes that holds its reservation until the connection has written it. A large body is
+//! handed to the connection in copied pieces, so that its memory can be freed although the connection still holds a
+//! piece. A task checks it once a window: a client that reads less than [`ANSWER_WINDOW_BYTES_MIN`] bytes in a window
+//! loses the rest. A connection whose client reads nothing at all is closed by its own limit.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,94 +17,86 @@ use hyper::body::{Body, Frame, SizeHint};
 use metrics::KindLabels;
 use tokio::task::AbortHandle;
 
-use crate::app::App;
 use crate::byte_budget::{ByteBudget, FREE_BYTES_MAX, Reservation};
+use crate::resources::RequestResources;
 
-/// How often it is looked at what a client has taken of a large answer.
-pub(crate) const WINDOW: Duration = Duration::from_secs(30);
-/// What a client must take of a large answer in a window, in bytes: about 9 KB/s.
-pub(crate) const WINDOW_BYTES_MIN: u64 = 256 << 10;
-/// Largest answer that is handed over whole.
+/// Default time between two checks of a large body.
+pub const ANSWER_WINDOW: Duration = Duration::from_secs(30);
+/// Fewest bytes of a large body that a client must read in a window: about 9 KB/s.
+pub const ANSWER_WINDOW_BYTES_MIN: u64 = 256 << 10;
+/// Largest body that is handed over whole, in bytes.
 const WHOLE_BYTES_MAX: usize = 256 << 10;
-/// Bytes that are handed over at once of a larger one.
+/// Bytes of a piece of a larger body.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// The bytes of an answer that a connection has not taken yet.
-pub(crate) struct ResponseBody {
+/// The part of a response's body that the connection has not taken yet.
+pub struct ResponseBody {
     whole: Option<Bytes>,
     large: Option<LargeBody>,
 }
 
-/// A large answer, and the task that watches it.
+/// A large body and the task that checks it.
 struct LargeBody {
-    rest: Arc<Mutex<UnsentBytes>>,
+    unsent: Arc<Mutex<UnsentBytes>>,
     budget: Arc<ByteBudget>,
-    watcher: AbortHandle,
+    check: AbortHandle,
 }
 
 struct UnsentBytes {
-    /// None once the client was too slow.
+    /// `None` once the client was too slow.
     bytes: Option<Bytes>,
-    /// Bytes taken since the last look.
+    /// Bytes taken since the last check.
     taken: u64,
 }
 
 impl ResponseBody {
-    /// Makes an answer of `bytes`, for which `held` has reserved them.
-    pub(crate) fn new(app: &App, bytes: Bytes, mut held: Reservation) -> ResponseBody {
-        held.shrink_to(bytes.len() as u64);
-        ResponseBody::counted(app, held.attach(bytes))
-    }
-
-    /// Makes an answer of bytes that hold their reservation.
-    fn counted(app: &App, bytes: Bytes) -> ResponseBody {
+    /// Creates a body of `bytes`, for which `reservation` has reserved at least their length.
+    pub fn new(resources: &RequestResources, bytes: Bytes, mut reservation: Reservation) -> ResponseBody {
+        reservation.shrink_to(bytes.len() as u64);
+        let bytes = reservation.attach(bytes);
         if bytes.len() <= WHOLE_BYTES_MAX {
             return ResponseBody { whole: Some(bytes), large: None };
         }
-        let rest = Arc::new(Mutex::new(UnsentBytes { bytes: Some(bytes), taken: 0 }));
-        let (watched, metrics, window) = (rest.clone(), app.metrics.clone(), app.listeners.answer_window);
-        let watcher = tokio::spawn(async move {
+        let unsent = Arc::new(Mutex::new(UnsentBytes { bytes: Some(bytes), taken: 0 }));
+        let checked = unsent.clone();
+        let metrics = resources.metrics.clone();
+        let window = resources.limits.answer_window;
+        let check = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(window).await;
-                let mut rest = lock(&watched);
-                if std::mem::take(&mut rest.taken) < WINDOW_BYTES_MIN {
-                    rest.bytes = None;
+                let mut unsent = lock(&checked);
+                if std::mem::take(&mut unsent.taken) < ANSWER_WINDOW_BYTES_MIN {
+                    unsent.bytes = None;
                     metrics.refused.get_or_create(&KindLabels { kind: "slow_reader" }).inc();
                     return;
                 }
             }
         });
-        ResponseBody {
-            whole: None,
-            large: Some(LargeBody {
-                rest,
-                budget: app.request_memory.clone(),
-                watcher: watcher.abort_handle(),
-            }),
-        }
+        let large = LargeBody { unsent, budget: resources.memory.clone(), check: check.abort_handle() };
+        ResponseBody { whole: None, large: Some(large) }
     }
 
-    /// Returns the next piece, `None` at the end.
+    /// Takes the next piece; `None` at the end.
     ///
     /// # Errors
     /// `TimedOut` if the client was too slow.
-    pub(crate) fn next(&mut self) -> Option<std::io::Result<Bytes>> {
+    pub fn next_piece(&mut self) -> Option<std::io::Result<Bytes>> {
         if let Some(whole) = self.whole.take() {
             return Some(Ok(whole)).filter(|piece| !piece.as_ref().is_ok_and(Bytes::is_empty));
         }
         let large = self.large.as_ref()?;
-        let mut rest = lock(&large.rest);
-        let Some(bytes) = &mut rest.bytes else {
+        let mut unsent = lock(&large.unsent);
+        let Some(bytes) = &mut unsent.bytes else {
             let slow = "the client takes its answer too slowly";
             return Some(Err(std::io::Error::new(std::io::ErrorKind::TimedOut, slow)));
         };
         let piece = Bytes::copy_from_slice(&bytes.split_to(PIECE_BYTES.min(bytes.len())));
         let last = bytes.is_empty();
-        rest.taken += piece.len() as u64;
-        drop(rest);
-        // If there is no room for the copy, the piece goes uncounted: the answer must get on for its bytes to come back.
+        unsent.taken += piece.len() as u64;
+        drop(unsent);
+        // Without room for the copy the piece goes uncounted: only sent pieces free the memory of the body.
         let piece = match large.budget.reserve(piece.len() as u64) {
-            Ok(held) => held.attach(piece),
+            Ok(reservation) => reservation.attach(piece),
             Err(_) => piece,
         };
         if last {
@@ -113,22 +105,23 @@ impl ResponseBody {
         Some(Ok(piece))
     }
 
-    /// Returns the number of bytes that are left.
-    fn left(&self) -> usize {
-        let large = self.large.as_ref().and_then(|large| lock(&large.rest).bytes.as_ref().map(Bytes::len));
-        self.whole.as_ref().map(Bytes::len).or(large).unwrap_or(0)
+    /// Returns the number of unsent bytes.
+    fn bytes_left(&self) -> usize {
+        let large =
+            || self.large.as_ref().and_then(|large| lock(&large.unsent).bytes.as_ref().map(Bytes::len));
+        self.whole.as_ref().map(Bytes::len).or_else(large).unwrap_or(0)
     }
 }
 
-fn lock(rest: &Mutex<UnsentBytes>) -> MutexGuard<'_, UnsentBytes> {
-    rest.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(unsent: &Mutex<UnsentBytes>) -> MutexGuard<'_, UnsentBytes> {
+    unsent.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for LargeBody {
     fn drop(&mut self) {
-        self.watcher.abort();
+        self.check.abort();
         // The task itself is dropped a little later.
-        lock(&self.rest).bytes = None;
+        lock(&self.unsent).bytes = None;
     }
 }
 
@@ -140,7 +133,7 @@ impl Body for ResponseBody {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<std::io::Result<Frame<Bytes>>>> {
-        Poll::Ready(self.next().map(|piece| piece.map(Frame::data)))
+        Poll::Ready(self.next_piece().map(|piece| piece.map(Frame::data)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -148,29 +141,33 @@ impl Body for ResponseBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.left() as u64)
+        SizeHint::with_exact(self.bytes_left() as u64)
     }
 }
 
-/// Marks a response whose body is an [`ResponseBody`] already.
+/// Marks a response whose body is a [`ResponseBody`].
 #[derive(Clone, Copy)]
 pub(crate) struct BodyCounted;
 
-/// Counts the body of a response that no handler has counted; one without a length is a stream, and stays as it is.
+/// Counts the body of a response that its handler has not counted. A body without a length is a stream and stays as it
+/// is.
 ///
 /// # Errors
 /// Those of the budget.
-pub(crate) async fn counted(
-    app: &App,
+pub async fn count_body(
+    resources: &RequestResources,
     response: Response<axum::body::Body>,
 ) -> Result<Response<axum::body::Body>> {
-    let done = response.extensions().get::<BodyCounted>().is_some();
-    let known = response.body().size_hint().exact();
-    let Some(bytes) = known.filter(|bytes| *bytes > FREE_BYTES_MAX && !done) else { return Ok(response) };
-    let held = app.request_memory.reserve(bytes)?;
+    let counted = response.extensions().get::<BodyCounted>().is_some();
+    let length = response.body().size_hint().exact();
+    let Some(bytes) = length.filter(|bytes| *bytes > FREE_BYTES_MAX && !counted) else {
+        return Ok(response);
+    };
+    let reservation = resources.memory.reserve(bytes)?;
     let (head, body) = response.into_parts();
-    // It is in memory: there is nothing to wait for, and it is of one piece.
+    // The body is one piece in memory, so this neither waits nor copies.
     let body = axum::body::to_bytes(body, usize::MAX).await;
     let body = body.map_err(|error| base::Error::internal(format!("an answer cannot be read: {error}")))?;
-    Ok(Response::from_parts(head, axum::body::Body::new(ResponseBody::new(app, body, held))))
+    let body = ResponseBody::new(resources, body, reservation);
+    Ok(Response::from_parts(head, axum::body::Body::new(body)))
 }

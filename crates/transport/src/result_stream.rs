@@ -1,8 +1,8 @@
-//! From the thread that listens to the client that reads: bytes of the answer, bounded.
+//! Long answers: from the thread that writes them to the connection, with a bound on the bytes that wait.
 //!
-//! Results are made while the upload still runs, and many clients read nothing before they have sent everything. So
-//! results wait here, up to [`RESULTS_BYTES_MAX`]; then the thread waits too, and with it the upload. A client that takes
-//! nothing for [`RESULTS_STALL_MAX`] while the thread waits is given up: otherwise both would wait for each other.
+//! ResultStream are written while the upload still arrives, and many clients read nothing before they have sent everything.
+//! ResultStream therefore wait here, up to [`RESULTS_BYTES_MAX`]; then the thread waits too, and with it the upload. A client
+//! that reads nothing for [`RESULTS_STALL_MAX`] while the thread waits is cut off, as both would wait for each other.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,59 +16,59 @@ use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
 use tokio_stream::Stream;
 
-/// Bytes of one recording's results that wait for its client.
-pub(super) const RESULTS_BYTES_MAX: usize = 32 << 20;
-/// How long a client may take nothing while there is no room for more.
-pub(super) const RESULTS_STALL_MAX: Duration = Duration::from_secs(60);
+/// Most bytes of results that wait for a client.
+const RESULTS_BYTES_MAX: usize = 32 << 20;
+/// Longest time in which a client reads nothing while no more results fit.
+const RESULTS_STALL_MAX: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
-struct State {
+struct ResultQueue {
     waiting: VecDeque<Bytes>,
     bytes: usize,
-    /// Set once: how it ended.
+    /// The outcome, set once.
     ended: Option<Result<()>>,
-    /// The reader has gone.
+    /// True once the reader was dropped.
     gone: bool,
     reader: Option<Waker>,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct ResultChannel {
+    state: Mutex<ResultQueue>,
     room: Condvar,
     stop: Arc<AtomicBool>,
     bytes_max: usize,
     stall: Duration,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl ResultChannel {
+    fn lock(&self) -> MutexGuard<'_, ResultQueue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The thread's end.
-pub(crate) struct Outbox(Arc<Shared>);
+/// The thread's end of an answer.
+pub struct ResultWriter(Arc<ResultChannel>);
 
-/// The client's end; when it is dropped, the stop flag is set.
-pub(crate) struct Results(Arc<Shared>);
+/// The connection's end of an answer. Sets the stop flag when dropped.
+pub struct ResultStream(Arc<ResultChannel>);
 
-/// Both ends. `stop` is set when the client's end goes.
-pub(crate) fn results(stop: Arc<AtomicBool>) -> (Outbox, Results) {
+/// Creates both ends of an answer. `stop` is set when the connection's end is dropped.
+pub fn result_channel(stop: Arc<AtomicBool>) -> (ResultWriter, ResultStream) {
     bounded(stop, RESULTS_BYTES_MAX, RESULTS_STALL_MAX)
 }
 
-fn bounded(stop: Arc<AtomicBool>, bytes_max: usize, stall: Duration) -> (Outbox, Results) {
+fn bounded(stop: Arc<AtomicBool>, bytes_max: usize, stall: Duration) -> (ResultWriter, ResultStream) {
     let state = Mutex::default();
-    let shared = Arc::new(Shared { state, room: Condvar::new(), stop, bytes_max, stall });
-    (Outbox(shared.clone()), Results(shared))
+    let shared = Arc::new(ResultChannel { state, room: Condvar::new(), stop, bytes_max, stall });
+    (ResultWriter(shared.clone()), ResultStream(shared))
 }
 
-impl Outbox {
-    /// Hands bytes over; waits while too many lie there already.
+impl ResultWriter {
+    /// Sends bytes, after a wait if too many wait already.
     ///
     /// # Errors
-    /// `Cancelled` when the client has gone, `ClientTimeout` when it takes nothing.
-    pub(crate) fn send(&self, bytes: Bytes) -> Result<()> {
+    /// `Cancelled` if the client has disconnected, `ClientTimeout` if it reads nothing.
+    pub fn send(&self, bytes: Bytes) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -91,18 +91,18 @@ impl Outbox {
         Ok(())
     }
 
-    /// Says that nothing more comes, or what went wrong.
-    pub(crate) fn end(&self, ended: Result<()>) {
+    /// Ends the answer, or breaks it off with an error.
+    pub fn end(&self, ended: Result<()>) {
         let mut state = self.0.lock();
         state.ended.get_or_insert(ended);
         wake(state);
     }
 }
 
-impl Drop for Outbox {
-    /// A thread that ends by panic ends its answer too.
+impl Drop for ResultWriter {
+    /// Breaks the answer off if its thread ends by panic.
     fn drop(&mut self) {
-        self.end(Err(Error::internal("the recording's thread ended without an answer")));
+        self.end(Err(Error::internal("the thread that answers ended without an answer")));
     }
 }
 
@@ -115,7 +115,7 @@ fn stalled(bytes_max: usize, stall: Duration) -> Error {
     Error::new(ErrorKind::ClientTimeout, text)
 }
 
-fn wake(mut state: MutexGuard<'_, State>) {
+fn wake(mut state: MutexGuard<'_, ResultQueue>) {
     let reader = state.reader.take();
     drop(state);
     if let Some(reader) = reader {
@@ -123,12 +123,12 @@ fn wake(mut state: MutexGuard<'_, State>) {
     }
 }
 
-impl Results {
-    /// Waits until there is something to send, or the end.
+impl ResultStream {
+    /// Waits for the first bytes, or the end.
     ///
     /// # Errors
-    /// What went wrong before there was anything to send.
-    pub(crate) async fn begun(&self) -> Result<()> {
+    /// The error that ended the answer before its first bytes.
+    pub async fn begun(&self) -> Result<()> {
         std::future::poll_fn(|context| {
             let mut state = self.0.lock();
             match (&state.ended, state.waiting.is_empty()) {
@@ -144,10 +144,10 @@ impl Results {
     }
 }
 
-impl Stream for Results {
+impl Stream for ResultStream {
     type Item = io::Result<Bytes>;
 
-    /// An error breaks the connection off, which is how a client learns that an answer without a word for it is not whole.
+    /// An error breaks the connection off, so that the client sees that the answer is incomplete.
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let mut state = self.0.lock();
         if let Some(bytes) = state.waiting.pop_front() {
@@ -170,11 +170,12 @@ impl Stream for Results {
     }
 }
 
-impl Drop for Results {
+impl Drop for ResultStream {
     fn drop(&mut self) {
         self.0.stop.store(true, Ordering::Relaxed);
         let mut state = self.0.lock();
-        (state.gone, state.bytes) = (true, 0);
+        state.gone = true;
+        state.bytes = 0;
         state.waiting.clear();
         drop(state);
         self.0.room.notify_one();
@@ -193,20 +194,20 @@ mod tests {
         runtime.block_on(async { tokio::time::timeout(LONG, future).await.unwrap() })
     }
 
-    fn pair(bytes_max: usize, stall: Duration) -> (Outbox, Results, Arc<AtomicBool>) {
+    fn pair(bytes_max: usize, stall: Duration) -> (ResultWriter, ResultStream, Arc<AtomicBool>) {
         let stop = Arc::new(AtomicBool::new(false));
-        let (outbox, results) = bounded(stop.clone(), bytes_max, stall);
-        (outbox, results, stop)
+        let (writer, results) = bounded(stop.clone(), bytes_max, stall);
+        (writer, results, stop)
     }
 
     #[test]
-    fn bytes_arrive_in_order_while_more_are_made() {
-        let (outbox, mut results, _) = pair(10, LONG);
+    fn bytes_arrive_in_order() {
+        let (writer, mut results, _) = pair(10, LONG);
         let thread = std::thread::spawn(move || {
             for n in 0..200u8 {
-                outbox.send(Bytes::from(vec![n; 7])).unwrap();
+                writer.send(Bytes::from(vec![n; 7])).unwrap();
             }
-            outbox.end(Ok(()));
+            writer.end(Ok(()));
         });
         let all: Vec<Bytes> = run(async {
             results.begun().await.unwrap();
@@ -222,13 +223,13 @@ mod tests {
     }
 
     #[test]
-    fn an_error_before_anything_is_the_answer_and_later_breaks_it_off() {
-        let (outbox, results, _) = pair(10, LONG);
-        outbox.end(Err(Error::invalid("no sound")));
+    fn a_late_error_breaks_the_answer_off() {
+        let (writer, results, _) = pair(10, LONG);
+        writer.end(Err(Error::invalid("no sound")));
         assert_eq!(run(results.begun()).unwrap_err().message(), "no sound");
-        let (outbox, mut results, _) = pair(10, LONG);
-        outbox.send(Bytes::from_static(b"x")).unwrap();
-        drop(outbox);
+        let (writer, mut results, _) = pair(10, LONG);
+        writer.send(Bytes::from_static(b"x")).unwrap();
+        drop(writer);
         run(async {
             results.begun().await.unwrap();
             assert!(results.next().await.unwrap().is_ok());
@@ -238,16 +239,16 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_goes_stops_the_work_and_one_that_stalls_ends_it() {
-        let (outbox, results, stop) = pair(2, LONG);
-        outbox.send(Bytes::from_static(b"xyz")).unwrap();
-        let waiting = std::thread::spawn(move || outbox.send(Bytes::from_static(b"more")));
+    fn a_client_that_disconnects_or_stalls_ends_the_work() {
+        let (writer, results, stop) = pair(2, LONG);
+        writer.send(Bytes::from_static(b"xyz")).unwrap();
+        let waiting = std::thread::spawn(move || writer.send(Bytes::from_static(b"more")));
         drop(results);
         assert_eq!(waiting.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
         assert!(stop.load(Ordering::Relaxed));
-        let (outbox, _results, _) = pair(2, Duration::from_millis(5));
-        outbox.send(Bytes::from_static(b"xyz")).unwrap();
-        let error = outbox.send(Bytes::from_static(b"more")).unwrap_err();
+        let (writer, _results, _) = pair(2, Duration::from_millis(5));
+        writer.send(Bytes::from_static(b"xyz")).unwrap();
+        let error = writer.send(Bytes::from_static(b"more")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ClientTimeout);
     }
 }

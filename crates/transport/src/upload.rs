@@ -1,82 +1,231 @@
-//! A recording on its way in: from the connection to the thread that listens, piece by piece.
+//! Long uploads: from the connection to the thread that reads them, piece by piece.
 //!
-//! Pieces wait in a queue of [`PIECES_WAITING_MAX`]; when it is full nothing more is taken from the connection, so that
-//! the client sends as fast as the recording is listened to and memory does not grow with its length.
+//! Pieces wait in a queue of [`PIECES_WAITING_MAX`]. While it is full nothing more is read from the connection, so the
+//! client sends as fast as the thread reads, and memory does not grow with the length of the upload.
 
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use audio::decode::AudioInput;
+use axum::body::{Body, BodyDataStream};
 use base::{Error, ErrorKind, Result};
 use bytes::{Buf, Bytes};
+use multer::{Constraints, Field, Multipart, SizeLimit};
 use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
 
-use super::form::Pieces;
-use super::places::Place;
-use crate::config::AudioConfig;
+use crate::upload_permits::UploadPermit;
 
-/// Pieces that wait for the thread; the connection's buffer bounds each, at some hundred kilobytes.
+/// Pieces that wait for the thread. The connection's buffer bounds each of them, at some hundred kilobytes.
 const PIECES_WAITING_MAX: usize = 8;
-/// When a recording is refused or done with before all of it has come, so much of the rest is taken and thrown away, and
-/// for so long, so that a client that only reads after sending gets its answer instead of a broken connection.
+/// Most bytes of an unwanted rest that are discarded, so that a client which reads only after sending gets its answer
+/// instead of a broken connection.
 const DISCARD_BYTES_MAX: u64 = 256 << 20;
+/// Longest time for discarding that rest.
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(20);
-/// Bytes that tell whether a container must be read out of order.
-const HEAD_BYTES: usize = 12;
-/// Bytes copied at once to a temporary file.
-const SPOOL_PIECE: usize = 64 << 10;
+/// Most bytes of a form besides its file.
+const FORM_BYTES_MAX: u64 = 64 << 10;
+/// Most fields of a form before its file.
+const FORM_FIELDS_MAX: usize = 16;
+/// Longest name of a file in bytes; a longer one is cut.
+const FILE_NAME_BYTES_MAX: usize = 255;
 
-/// Limits of one recording.
+/// Limits of one upload.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct UploadLimits {
-    /// Bytes of it.
-    pub(crate) bytes_max: u64,
+pub struct UploadLimits {
+    /// The word for the uploaded file in errors, such as "recording".
+    pub noun: &'static str,
+    /// Most bytes of the file.
+    pub bytes_max: u64,
     /// Longest wait for the next piece.
-    pub(crate) piece_timeout: Duration,
+    pub piece_timeout: Duration,
 }
 
-/// The thread's end: reads what comes.
-pub(crate) struct Upload {
+impl UploadLimits {
+    /// Checks the length that the client announces for the whole body.
+    ///
+    /// # Errors
+    /// `TooLarge` if the file and the form around it must be larger than the limit.
+    pub fn check_announced(&self, length: u64) -> Result<()> {
+        if length > self.bytes_max.saturating_add(FORM_BYTES_MAX) { Err(self.too_large()) } else { Ok(()) }
+    }
+
+    fn too_large(&self) -> Error {
+        let UploadLimits { noun, bytes_max, .. } = self;
+        Error::too_large(format!("the {noun} has more than {bytes_max} bytes; send it in parts"))
+    }
+}
+
+/// The bytes of an upload as they arrive.
+pub enum UploadPieces {
+    /// The body is the file.
+    Raw(Box<BodyDataStream>),
+    /// A field of a form is the file. The noun of [`UploadLimits`] belongs to it.
+    Form(Box<Field<'static>>, &'static str),
+    /// The given pieces, and then the end or, if true, silence.
+    #[cfg(test)]
+    Test(std::collections::VecDeque<Vec<u8>>, bool),
+}
+
+impl UploadPieces {
+    /// Returns the pieces of a body that is the file.
+    pub fn raw(body: Body) -> UploadPieces {
+        UploadPieces::Raw(Box::new(body.into_data_stream()))
+    }
+
+    /// Returns the next piece; `None` after the last.
+    ///
+    /// # Errors
+    /// `ClientTimeout` if none arrives in time, `Cancelled` if the body breaks off, `InvalidArgument` if it is no form.
+    pub async fn next(&mut self, timeout: Duration) -> Result<Option<Bytes>> {
+        in_time(timeout, self.piece()).await
+    }
+
+    async fn piece(&mut self) -> Result<Option<Bytes>> {
+        match self {
+            UploadPieces::Raw(body) => {
+                let piece = body.next().await.transpose();
+                piece.map_err(|error| Error::cancelled(format!("the upload broke off: {error}")))
+            }
+            UploadPieces::Form(field, noun) => field.chunk().await.map_err(|error| form_error(&error, noun)),
+            #[cfg(test)]
+            UploadPieces::Test(pieces, stall) => match pieces.pop_front() {
+                Some(piece) => Ok(Some(piece.into())),
+                None if *stall => std::future::pending().await,
+                None => Ok(None),
+            },
+        }
+    }
+
+    /// Discards the rest, within limits.
+    pub async fn discard(mut self, timeout: Duration) {
+        let all = async {
+            let mut left = DISCARD_BYTES_MAX;
+            while let Ok(Some(piece)) = self.next(timeout).await {
+                match left.checked_sub(piece.len() as u64) {
+                    Some(less) => left = less,
+                    None => return,
+                }
+            }
+        };
+        // Pieces that arrive later meet a closed connection.
+        let _ = tokio::time::timeout(DISCARD_TIME_MAX, all).await;
+    }
+}
+
+/// A file in a form.
+pub struct FormFile {
+    /// The bytes of the file.
+    pub pieces: UploadPieces,
+    /// The last part of its name.
+    pub file_name: Option<String>,
+    /// Its media type, in lower case and without parameters.
+    pub media_type: Option<String>,
+}
+
+impl FormFile {
+    /// Reads a form up to its first file; `None` if it has none among its first fields. `content_type` is that of the
+    /// request.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a body that is no form, `TooLarge` for a form above the limit, and those of
+    /// [`UploadPieces::next`].
+    pub async fn first(content_type: &str, body: Body, limits: UploadLimits) -> Result<Option<FormFile>> {
+        let failed = |error: multer::Error| form_error(&error, limits.noun);
+        let boundary = multer::parse_boundary(content_type).map_err(failed)?;
+        let size = SizeLimit::new().whole_stream(limits.bytes_max.saturating_add(FORM_BYTES_MAX));
+        let constraints = Constraints::new().size_limit(size);
+        let mut form = Multipart::with_constraints(body.into_data_stream(), boundary, constraints);
+        for _ in 0..FORM_FIELDS_MAX {
+            let next = async { form.next_field().await.map_err(failed) };
+            let Some(field) = in_time(limits.piece_timeout, next).await? else { break };
+            if field.file_name().is_none() && field.name() != Some("file") {
+                continue;
+            }
+            return Ok(Some(FormFile {
+                file_name: field.file_name().map(short_file_name).filter(|name| !name.is_empty()),
+                media_type: field.content_type().map(|media| media.essence_str().to_ascii_lowercase()),
+                pieces: UploadPieces::Form(Box::new(field), limits.noun),
+            }));
+        }
+        Ok(None)
+    }
+}
+
+/// Turns an error of a form, or of the connection, into one for the client.
+fn form_error(error: &multer::Error, noun: &str) -> Error {
+    match error {
+        multer::Error::StreamReadFailed(error) => Error::cancelled(format!("the upload broke off: {error}")),
+        multer::Error::StreamSizeExceeded { limit } => {
+            Error::too_large(format!("the form has more than {limit} bytes; send the {noun} in parts"))
+        }
+        error => Error::invalid(format!("the form cannot be read: {error}")),
+    }
+}
+
+async fn in_time<T>(timeout: Duration, arrival: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(timeout, arrival).await.unwrap_or_else(|_| {
+        let text = format!("the client sent nothing for {} s", timeout.as_secs_f32());
+        Err(Error::new(ErrorKind::ClientTimeout, text))
+    })
+}
+
+/// Returns the last part of a path, cut to [`FILE_NAME_BYTES_MAX`] and without control characters.
+fn short_file_name(text: &str) -> String {
+    let last = text.rsplit(['/', '\\']).next().unwrap_or_default();
+    let mut name = String::new();
+    for character in last.chars().filter(|character| !character.is_control()) {
+        if name.len() + character.len_utf8() > FILE_NAME_BYTES_MAX {
+            break;
+        }
+        name.push(character);
+    }
+    name
+}
+
+/// The connection's end of an upload.
+pub struct UploadSender {
+    to: mpsc::Sender<Bytes>,
+    failure: UploadFailure,
+}
+
+/// The thread's end of an upload.
+pub struct UploadReader {
     pieces: mpsc::Receiver<Bytes>,
     current: Bytes,
-    failure: Failure,
-    /// Taken for as long as anybody may still read.
-    _place: Option<Arc<Place>>,
+    failure: UploadFailure,
+    /// Held as long as the upload can be read.
+    _permit: Option<Arc<UploadPermit>>,
 }
 
-/// Why the upload ended early, if it did. The pipeline takes such an end for a short file; this says what it was.
+/// The reason for an early end of an upload. A decoder takes an early end for a short file.
 #[derive(Clone, Default)]
-pub(crate) struct Failure(Arc<OnceLock<Error>>);
+pub struct UploadFailure(Arc<OnceLock<Error>>);
 
-impl Failure {
-    pub(crate) fn get(&self) -> Option<Error> {
+impl UploadFailure {
+    /// Returns the reason; `None` if the upload is complete or still arrives.
+    pub fn get(&self) -> Option<Error> {
         self.0.get().cloned()
     }
 
     fn set(&self, error: Error) {
-        // The first one is the reason.
+        // The first error is the reason.
         let _ = self.0.set(error);
     }
 }
 
-/// The connection's end.
-pub(crate) struct Feeder {
-    to: mpsc::Sender<Bytes>,
-    failure: Failure,
-}
-
-/// Both ends, and what went wrong between them, of a recording that has `place`.
-pub(crate) fn upload(place: Option<Arc<Place>>) -> (Feeder, Upload, Failure) {
+/// Creates both ends of an upload, and the reason for its early end. The reader holds `permit`.
+pub fn upload_channel(permit: Option<Arc<UploadPermit>>) -> (UploadSender, UploadReader, UploadFailure) {
     let (to, pieces) = mpsc::channel(PIECES_WAITING_MAX);
-    let failure = Failure::default();
-    let feeder = Feeder { to, failure: failure.clone() };
-    (feeder, Upload { pieces, current: Bytes::new(), failure: failure.clone(), _place: place }, failure)
+    let failure = UploadFailure::default();
+    let sender = UploadSender { to, failure: failure.clone() };
+    let reader = UploadReader { pieces, current: Bytes::new(), failure: failure.clone(), _permit: permit };
+    (sender, reader, failure)
 }
 
-impl Feeder {
-    /// Hands pieces over until the last, the limit, or the client's silence.
-    pub(crate) async fn feed(self, mut pieces: Pieces, limits: UploadLimits) {
+impl UploadSender {
+    /// Passes pieces on until the last, the limit, or the client's silence. Discards the rest.
+    pub async fn feed(self, mut pieces: UploadPieces, limits: UploadLimits) {
         let mut received = 0;
         loop {
             let piece = match pieces.next(limits.piece_timeout).await {
@@ -86,7 +235,7 @@ impl Feeder {
             };
             received += piece.len() as u64;
             if received > limits.bytes_max {
-                self.failure.set(too_long(limits.bytes_max));
+                self.failure.set(limits.too_large());
                 break;
             }
             if self.to.send(piece).await.is_err() {
@@ -94,31 +243,19 @@ impl Feeder {
             }
         }
         drop(self.to);
-        discard_rest(pieces, limits.piece_timeout).await;
+        pieces.discard(limits.piece_timeout).await;
     }
 }
 
-/// Takes what still comes of a recording that nobody wants, within limits.
-pub(super) async fn discard_rest(mut pieces: Pieces, timeout: Duration) {
-    let all = async {
-        let mut left = DISCARD_BYTES_MAX;
-        while let Ok(Some(piece)) = pieces.next(timeout).await {
-            match left.checked_sub(piece.len() as u64) {
-                Some(less) => left = less,
-                None => return,
-            }
-        }
-    };
-    // What comes later than that meets a closed connection.
-    let _ = tokio::time::timeout(DISCARD_TIME_MAX, all).await;
+impl UploadReader {
+    /// Returns the reason for a failed read.
+    pub fn error(&self, error: &io::Error) -> Error {
+        let broken = || Error::cancelled(format!("the upload ended early: {error}"));
+        self.failure.get().unwrap_or_else(broken)
+    }
 }
 
-/// The refusal of a recording with more bytes than allowed.
-pub(super) fn too_long(bytes_max: u64) -> Error {
-    Error::too_large(format!("the recording has more than {bytes_max} bytes; send it in parts"))
-}
-
-impl Read for Upload {
+impl Read for UploadReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.current.is_empty() {
             match self.pieces.blocking_recv() {
@@ -132,74 +269,24 @@ impl Read for Upload {
     }
 }
 
-impl Upload {
-    /// What the pipeline reads: the upload itself while it still comes, or, where the container keeps its table of
-    /// contents at the end or `spool` asks for it, a temporary file that holds all of it.
-    ///
-    /// # Errors
-    /// `TooLarge` for one that must lie in a file and is larger than such a file may be; what ended the upload.
-    pub(super) fn input(mut self, spool: bool, config: &AudioConfig) -> Result<AudioInput> {
-        let mut head = Vec::with_capacity(HEAD_BYTES);
-        let read = self.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head);
-        read.map_err(|error| self.ended(&error))?;
-        if !spool && head.get(4..8) != Some(b"ftyp") {
-            return Ok(AudioInput::Stream(Box::new(Read::chain(io::Cursor::new(head), self))));
-        }
-        self.spool(&head, config).map(AudioInput::File)
-    }
-
-    fn spool(&mut self, head: &[u8], config: &AudioConfig) -> Result<std::fs::File> {
-        let made = match &config.spool_dir {
-            Some(dir) => tempfile::tempfile_in(dir),
-            None => tempfile::tempfile(),
-        };
-        let disk =
-            |error: io::Error| Error::exhausted(format!("the recording cannot be kept in a file: {error}"));
-        let mut file = made.map_err(disk)?;
-        file.write_all(head).map_err(disk)?;
-        let (mut length, mut buffer) = (head.len() as u64, vec![0; SPOOL_PIECE]);
-        loop {
-            let count = self.read(&mut buffer).map_err(|error| self.ended(&error))?;
-            if count == 0 {
-                break;
-            }
-            length += count as u64;
-            if length > config.spool_bytes_max {
-                return Err(Error::too_large(format!(
-                    "a recording in this container is kept in a file first, and it has more than {} bytes; send it as \
-                     WAV, FLAC, MP3 or Ogg",
-                    config.spool_bytes_max
-                )));
-            }
-            file.write_all(&buffer[..count]).map_err(disk)?;
-        }
-        file.seek(SeekFrom::Start(0)).map_err(disk)?;
-        Ok(file)
-    }
-
-    fn ended(&self, error: &io::Error) -> Error {
-        let broken = || Error::new(ErrorKind::Cancelled, format!("the upload ended early: {error}"));
-        self.failure.get().unwrap_or_else(broken)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const LIMITS: UploadLimits = UploadLimits { bytes_max: 1000, piece_timeout: Duration::from_millis(50) };
+    const LIMITS: UploadLimits =
+        UploadLimits { noun: "recording", bytes_max: 1000, piece_timeout: Duration::from_millis(50) };
 
-    /// Feeds `pieces`, then the end or, with `stall`, silence; reads on a thread of its own.
+    /// Sends `pieces`, then the end or, with `stall`, silence. Reads on a thread of its own.
     fn through(pieces: Vec<Vec<u8>>, stall: bool, limits: UploadLimits) -> (Vec<u8>, Option<Error>) {
-        let (feeder, mut upload, failure) = upload(None);
+        let (sender, mut reader, failure) = upload_channel(None);
         let thread = std::thread::spawn(move || {
             let mut all = Vec::new();
-            // What went wrong is in `failure`.
-            let _ = upload.read_to_end(&mut all);
+            // The error is in `failure`.
+            let _ = reader.read_to_end(&mut all);
             all
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(feeder.feed(Pieces::of(pieces, stall), limits));
+        runtime.block_on(sender.feed(UploadPieces::Test(pieces.into(), stall), limits));
         (thread.join().unwrap(), failure.get())
     }
 
@@ -211,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_and_the_silence_are_told() {
+    fn the_limit_and_silence_end_the_upload() {
         let (_, failure) = through(vec![vec![0; 600], vec![0; 600]], false, LIMITS);
         assert_eq!(failure.unwrap().kind(), ErrorKind::TooLarge);
         let (all, failure) = through(vec![vec![1; 10]], true, LIMITS);
@@ -219,36 +306,11 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_goes_does_not_keep_the_client() {
-        let (feeder, upload, failure) = upload(None);
-        drop(upload);
+    fn a_dropped_reader_does_not_block_the_client() {
+        let (sender, reader, failure) = upload_channel(None);
+        drop(reader);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(feeder.feed(Pieces::of(vec![vec![0; 100]; 5], false), LIMITS));
+        runtime.block_on(sender.feed(UploadPieces::Test(vec![vec![0; 100]; 5].into(), false), LIMITS));
         assert!(failure.get().is_none());
-    }
-
-    fn input(bytes: &[u8], spool: bool, spool_bytes_max: u64) -> Result<AudioInput> {
-        let (feeder, upload, _) = upload(None);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(feeder.feed(Pieces::of(vec![bytes.to_vec()], false), LIMITS));
-        upload.input(spool, &AudioConfig { spool_bytes_max, ..AudioConfig::default() })
-    }
-
-    fn text(input: AudioInput) -> (bool, Vec<u8>) {
-        let mut all = Vec::new();
-        match input {
-            AudioInput::File(mut file) => (true, file.read_to_end(&mut all).map(|_| all).unwrap()),
-            AudioInput::Stream(mut stream) => (false, stream.read_to_end(&mut all).map(|_| all).unwrap()),
-        }
-    }
-
-    #[test]
-    fn only_what_must_be_read_out_of_order_goes_to_a_file() {
-        let (mp4, wav) = (b"\0\0\0\x20ftypM4A and more".to_vec(), b"RIFF....WAVE and more".to_vec());
-        assert_eq!(text(input(&mp4, false, 100).unwrap()), (true, mp4.clone()));
-        assert_eq!(text(input(&wav, false, 100).unwrap()), (false, wav.clone()));
-        assert_eq!(text(input(&wav, true, 100).unwrap()), (true, wav));
-        assert_eq!(text(input(b"RI", false, 100).unwrap()), (false, b"RI".to_vec()));
-        assert!(input(&mp4, false, 15).is_err_and(|error| error.kind() == ErrorKind::TooLarge));
     }
 }

@@ -1,44 +1,45 @@
-//! How many recordings are listened to at the same time: numbered places.
+//! Numbered permits for long uploads.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The places.
-pub(crate) struct Places {
-    /// Whether place `i` is taken.
+/// A fixed number of permits for uploads that are processed at the same time.
+pub struct UploadPermits {
+    /// True at `i` if permit `i` is taken.
     taken: Mutex<Vec<bool>>,
     changed: Condvar,
 }
 
-/// A place, given back when it is dropped.
-pub(crate) struct Place {
-    /// From 0.
-    pub(crate) number: usize,
-    places: Arc<Places>,
+/// A permit, returned on drop.
+pub struct UploadPermit {
+    /// Its number, from 0.
+    pub number: usize,
+    permits: Arc<UploadPermits>,
 }
 
-impl Places {
-    pub(crate) fn new(count: usize) -> Arc<Places> {
-        Arc::new(Places { taken: Mutex::new(vec![false; count]), changed: Condvar::new() })
+impl UploadPermits {
+    /// Creates `count` permits.
+    pub fn new(count: usize) -> Arc<UploadPermits> {
+        Arc::new(UploadPermits { taken: Mutex::new(vec![false; count]), changed: Condvar::new() })
     }
 
-    /// The lowest free place.
-    pub(crate) fn take(self: &Arc<Self>) -> Option<Place> {
+    /// Takes the free permit with the lowest number; `None` if all are taken.
+    pub fn try_acquire(self: &Arc<Self>) -> Option<UploadPermit> {
         let mut taken = self.lock();
         let number = taken.iter().position(|taken| !taken)?;
-        if let Some(place) = taken.get_mut(number) {
-            *place = true;
+        if let Some(permit) = taken.get_mut(number) {
+            *permit = true;
         }
-        Some(Place { number, places: self.clone() })
+        Some(UploadPermit { number, permits: self.clone() })
     }
 
-    /// How many are taken.
-    pub(super) fn taken(&self) -> usize {
+    /// Returns the number of permits in use.
+    pub fn taken(&self) -> usize {
         self.lock().iter().filter(|taken| **taken).count()
     }
 
-    /// Waits until all are free; false when `timeout` passed first.
-    pub(super) fn wait_free(&self, timeout: Duration) -> bool {
+    /// Waits until all permits are free. Returns false if `timeout` passed first.
+    pub fn wait_free(&self, timeout: Duration) -> bool {
         let busy = |taken: &mut Vec<bool>| taken.contains(&true);
         let waited = self.changed.wait_timeout_while(self.lock(), timeout, busy);
         !waited.unwrap_or_else(PoisonError::into_inner).0.contains(&true)
@@ -49,12 +50,12 @@ impl Places {
     }
 }
 
-impl Drop for Place {
+impl Drop for UploadPermit {
     fn drop(&mut self) {
-        if let Some(place) = self.places.lock().get_mut(self.number) {
-            *place = false;
+        if let Some(permit) = self.permits.lock().get_mut(self.number) {
+            *permit = false;
         }
-        self.places.changed.notify_all();
+        self.permits.changed.notify_all();
     }
 }
 
@@ -63,15 +64,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_numbered_bounded_and_given_back() {
-        let places = Places::new(2);
-        let (first, second) = (places.take().unwrap(), places.take().unwrap());
-        assert_eq!((first.number, second.number, places.taken()), (0, 1, 2));
-        assert!(places.take().is_none());
-        assert!(!places.wait_free(Duration::from_millis(1)));
+    fn permits_are_numbered_bounded_and_returned() {
+        let permits = UploadPermits::new(2);
+        let (first, second) = (permits.try_acquire().unwrap(), permits.try_acquire().unwrap());
+        assert_eq!((first.number, second.number, permits.taken()), (0, 1, 2));
+        assert!(permits.try_acquire().is_none());
+        assert!(!permits.wait_free(Duration::from_millis(1)));
         drop(first);
-        assert_eq!(places.take().unwrap().number, 0, "the one that is free");
+        assert_eq!(permits.try_acquire().unwrap().number, 0, "the one that is free");
         drop(second);
-        assert!(places.wait_free(Duration::from_millis(1)));
+        assert!(permits.wait_free(Duration::from_millis(1)));
     }
 }

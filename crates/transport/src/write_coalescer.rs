@@ -1,8 +1,9 @@
 //! Fewer system calls for an HTTP/2 connection.
 //!
-//! h2 writes a response's data and its trailers in two calls, because it flushes each data frame of some size before
-//! it takes the next frame, and it reads into what is left of its own buffer, so that most requests take two reads.
-//! Here writes are buffer until the connection's turn ends, and reads take all that has arrived (ADR 0006).
+//! h2 writes a response's data and its trailers in two calls, because it flushes each data frame of 256 bytes or more
+//! before it takes the next frame. It reads into the rest of its own 8 KiB buffer, so most requests take two reads.
+//! A [`WriteCoalescer`] buffers writes until the connection's task has been polled, and reads all bytes that have
+//! arrived at once (ADR 0006).
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -17,44 +18,44 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::control_frames::FrameCounter;
-use crate::progress_timeout::{ProgressTimeout, written};
+use crate::progress_timeout::{ProgressTimeout, check_write};
 
-/// Bytes that wait for the end of a flush; what is larger goes straight to the socket.
+/// Most bytes that wait for the end of a poll; larger writes go straight to the socket.
 const COALESCED_BYTES_MAX: usize = 64 << 10;
-/// Bytes one read takes at most.
+/// Most bytes of one read.
 const READ_BYTES_MAX: usize = 64 << 10;
-/// FrameCounter and bytes that a connection reads before other connections of its thread get their flush. A read takes up to
+/// Frames and bytes that a connection reads before it yields to other connections of its thread. A read takes up to
 /// [`READ_BYTES_MAX`] bytes, which may hold 7,000 frames.
 const POLL_FRAMES_MAX: usize = 512;
 const POLL_BYTES_MAX: usize = 1 << 20;
 
 thread_local! {
-    /// Where a read lands before it is handed on: one a thread, so that idle connections hold nothing.
+    /// Receives each read before it is copied on: one per thread, so that idle connections hold no buffer.
     static READ_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES_MAX]);
-    /// The memory of the last writes, for the next: one a thread, as most connections have nothing to write.
+    /// Memory of the last flushed buffer, for the next one: one per thread, as most connections are idle.
     static SPARE_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The write side, shared by the stream and the one that ends the flush.
+/// The write side, shared by the stream and its [`Flush`].
 struct PendingWrites {
     socket: OwnedWriteHalf,
     buffer: Vec<u8>,
-    /// How much of it is written.
+    /// Bytes of `buffer` that are written.
     written: usize,
     progress: ProgressTimeout,
 }
 
 impl PendingWrites {
-    /// Writes what is buffer.
+    /// Writes the buffer.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.written < self.buffer.len() {
             let rest = &self.buffer[self.written..];
             let polled = Pin::new(&mut self.socket).poll_write(cx, rest);
-            match ready!(written(polled, &mut self.progress, cx)) {
+            match ready!(check_write(polled, &mut self.progress, cx)) {
                 Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 Ok(count) => self.written += count,
                 Err(error) => {
-                    // Nothing of it will ever arrive; keeping it would make every later turn fail the same way.
+                    // The socket has failed; a kept buffer would make every later flush fail the same way.
                     self.clear();
                     return Poll::Ready(Err(error));
                 }
@@ -64,7 +65,7 @@ impl PendingWrites {
         Poll::Ready(Ok(()))
     }
 
-    /// The memory goes back: ten thousand idle connections would otherwise hold it.
+    /// Gives the memory back, so that ten thousand idle connections hold none.
     fn clear(&mut self) {
         self.written = 0;
         if self.buffer.capacity() == 0 {
@@ -91,11 +92,11 @@ impl PendingWrites {
         }
         ready!(self.poll_drain(cx))?;
         let polled = Pin::new(&mut self.socket).poll_write_vectored(cx, pieces);
-        written(polled, &mut self.progress, cx)
+        check_write(polled, &mut self.progress, cx)
     }
 }
 
-/// The buffer bytes of a connection.
+/// Writes the buffered bytes of a connection.
 #[derive(Clone)]
 pub(crate) struct Flush(Arc<Mutex<PendingWrites>>);
 
@@ -104,8 +105,8 @@ impl Flush {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Runs a connection and writes what it buffer after each of its turns; `None` where the client took nothing of
-    /// that for too long.
+    /// Runs a connection and writes its buffered bytes after each poll. Returns `None` if the client read nothing for too
+    /// long.
     pub(crate) async fn drive<T>(&self, connection: impl Future<Output = T>) -> Option<T> {
         let mut connection = pin!(connection);
         let mut ended = None;
@@ -119,7 +120,7 @@ impl Flush {
             let drained = self.with(|pending| pending.poll_drain(cx));
             match (drained, ended.take()) {
                 (Poll::Ready(_), Some(output)) => Poll::Ready(Some(output)),
-                // This one has not failed: the client goes on sending, perhaps, and does not read.
+                // The socket works, but the client does not read; it may still send, which keeps reads going.
                 (Poll::Ready(Err(error)), None) if error.kind() == io::ErrorKind::TimedOut => {
                     Poll::Ready(None)
                 }
@@ -134,46 +135,45 @@ impl Flush {
     }
 }
 
-/// A socket whose writes wait for the end of the connection's flush.
+/// A socket whose writes wait until the connection's task has been polled.
 pub(crate) struct WriteCoalescer {
     incoming: OwnedReadHalf,
-    /// Read and not yet asked for.
+    /// Bytes that were read and not yet requested, of which `taken` are consumed.
     surplus: Vec<u8>,
     taken: usize,
     flush: Flush,
     frames: FrameCounter,
-    /// FrameCounter and bytes that were read since the connection last waited or yielded.
+    /// Frames and bytes read since the connection last waited or yielded.
     polled_frames: usize,
     polled_bytes: usize,
 }
 
 impl WriteCoalescer {
-    /// Splits `stream`; the turn must drive the connection that is given the stream. `stall` is how long a write may
-    /// wait for the client. Reads fail once `frames` has seen too many control frames.
+    /// Splits `stream`. The returned [`Flush`] must drive the connection that uses the stream. A write may wait for
+    /// `stall`. Reads fail once `frames` has seen too many control frames.
     pub(crate) fn new(stream: TcpStream, stall: Duration, frames: FrameCounter) -> (WriteCoalescer, Flush) {
         let (incoming, socket) = stream.into_split();
         let progress = ProgressTimeout::between_pieces(stall);
         let pending = PendingWrites { socket, buffer: Vec::new(), written: 0, progress };
         let flush = Flush(Arc::new(Mutex::new(pending)));
-        let (surplus, taken, polled_frames, polled_bytes) = (Vec::new(), 0, 0, 0);
         (
             WriteCoalescer {
                 incoming,
-                surplus,
-                taken,
+                surplus: Vec::new(),
+                taken: 0,
                 flush: flush.clone(),
                 frames,
-                polled_frames,
-                polled_bytes,
+                polled_frames: 0,
+                polled_bytes: 0,
             },
             flush,
         )
     }
 
-    /// Counts the frames in `bytes`, which were read.
+    /// Counts the frames in the received `bytes`.
     ///
     /// # Errors
-    /// `ConnectionAborted` after too many control frames; the client is then told by GOAWAY.
+    /// `ConnectionAborted` after too many control frames; GOAWAY is then queued for the client.
     fn count(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.polled_bytes += bytes.len();
         match self.frames.received(bytes) {
@@ -191,26 +191,26 @@ impl WriteCoalescer {
         }
     }
 
-    /// Lets other connections of the thread go first if this one has read a lot without a pause.
+    /// Yields to other connections of the thread if this one has read a lot without a pause.
     fn poll_yield(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.polled_frames < POLL_FRAMES_MAX && self.polled_bytes < POLL_BYTES_MAX {
             return Poll::Ready(());
         }
-        self.pause();
-        // Wakes the task after the event queue was looked at, which waking it here would not.
+        self.reset_poll();
+        // Wakes the task after the event queue was polled; waking it directly would skip that.
         pin!(tokio::task::yield_now()).poll(cx)
     }
 
-    fn pause(&mut self) {
-        (self.polled_frames, self.polled_bytes) = (0, 0);
+    fn reset_poll(&mut self) {
+        self.polled_frames = 0;
+        self.polled_bytes = 0;
     }
 
-    /// Counts the first `count` bytes of `pieces`, which were written.
+    /// Counts the first `count` bytes of `pieces` as sent.
     fn count_sent(&mut self, mut count: usize, pieces: &[io::IoSlice<'_>]) {
         for piece in pieces {
-            let (sent, rest) = (&piece[..count.min(piece.len())], count.saturating_sub(piece.len()));
-            self.frames.sent(sent);
-            count = rest;
+            self.frames.sent(&piece[..count.min(piece.len())]);
+            count = count.saturating_sub(piece.len());
         }
     }
 
@@ -241,7 +241,7 @@ impl AsyncRead for WriteCoalescer {
             let before = buffer.filled().len();
             let polled = Pin::new(&mut self.incoming).poll_read(cx, buffer);
             if polled.is_pending() {
-                self.pause();
+                self.reset_poll();
             }
             ready!(polled)?;
             return Poll::Ready(self.count(&buffer.filled()[before..]));
@@ -250,7 +250,7 @@ impl AsyncRead for WriteCoalescer {
             let mut landed = ReadBuf::new(landing);
             let polled = Pin::new(&mut self.incoming).poll_read(cx, &mut landed);
             if polled.is_pending() {
-                self.pause();
+                self.reset_poll();
             }
             ready!(polled)?;
             self.count(landed.filled())?;
@@ -281,7 +281,7 @@ impl AsyncWrite for WriteCoalescer {
         true
     }
 
-    /// Left to the end of the flush.
+    /// Does nothing: [`Flush::drive`] writes.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
@@ -309,7 +309,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
     }
 
-    /// FrameCounter that are not HTTP/2: one of 16 MiB, which no test ends.
+    /// Counts bytes that are not HTTP/2: one of 16 MiB, which no test ends.
     fn any_frames() -> FrameCounter {
         FrameCounter::new(&std::sync::Arc::new(metrics::Metrics::default()))
     }
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_of_a_turn_arrive_together_and_in_order() {
+    fn writes_of_one_poll_arrive_together() {
         run(async {
             let (server, mut client) = pair().await;
             let (mut stream, flush) = WriteCoalescer::new(server, LONG, any_frames());
@@ -332,7 +332,7 @@ mod tests {
                     assert_eq!(
                         flush.with(|pending| pending.buffer.len()),
                         4,
-                        "nothing is sent within a turn"
+                        "nothing is sent within a poll"
                     );
                     stream.write_all(b" and trailers").await.unwrap();
                 })
@@ -344,7 +344,7 @@ mod tests {
         });
     }
 
-    /// Sizes around every bound, written while the other side reads slowly, arrive unchanged.
+    /// Sizes around every bound.
     #[test]
     fn large_and_small_writes_keep_their_order() {
         run(async {
@@ -383,9 +383,9 @@ mod tests {
         });
     }
 
-    /// It sends all the same, which keeps neither what is buffer nor what goes straight to the socket alive.
+    /// The client still sends, which must not keep the connection alive.
     #[test]
-    fn a_client_that_reads_nothing_is_given_up() {
+    fn a_client_that_reads_nothing_is_cut_off() {
         run(async {
             for size in [COALESCED_BYTES_MAX / 2, 2 * COALESCED_BYTES_MAX] {
                 let (server, mut client) = pair().await;
@@ -401,7 +401,7 @@ mod tests {
                 });
                 let sending = async {
                     loop {
-                        // Fails once nobody is there to take it.
+                        // Fails once the server has closed.
                         let _ = client.write_all(b"ping").await;
                         tokio::time::sleep(Duration::from_millis(5)).await;
                     }
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_with_many_frames_lets_others_go_first() {
+    fn a_connection_with_many_frames_yields() {
         run(async {
             let (server, mut client) = pair().await;
             let (mut stream, _flush) = WriteCoalescer::new(server, LONG, any_frames());
@@ -429,14 +429,14 @@ mod tests {
             let mut next = [0; 4];
             let mut buffer = ReadBuf::new(&mut next);
             let first = poll_fn(|cx| Poll::Ready(Pin::new(&mut stream).poll_read(cx, &mut buffer))).await;
-            assert!(first.is_pending(), "its turn is over, whatever has arrived");
+            assert!(first.is_pending(), "it must yield although bytes have arrived");
             stream.read_exact(&mut next).await.unwrap();
             assert_eq!(&next, b"next");
         });
     }
 
     #[test]
-    fn small_buffers_get_everything_that_arrived() {
+    fn small_buffers_get_all_bytes() {
         run(async {
             let (server, mut client) = pair().await;
             let (mut stream, _flush) = WriteCoalescer::new(server, LONG, any_frames());

@@ -27,6 +27,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("search", &["base", "metrics", "memory", "storage", "kernels", "matching", "gpu"]),
     ("vision", &["base", "kernels", "matching"]),
     ("api-qdrant", &["base", "search"]),
+    ("transport", &["base", "metrics", "memory"]),
     (
         "server",
         &[
@@ -45,6 +46,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "matching",
             "search",
             "vision",
+            "transport",
         ],
     ),
     ("loadgen", &["base", "metrics", "memory", "engine", "engine-onnx", "engine-torch", "protocol"]),

@@ -12,12 +12,12 @@ use protocol::weigh::{Weighed, weigh};
 
 use super::unary::{PREFIX_BYTES, told};
 use crate::app::App;
-use crate::body_reader::{self, BodyAccounting, BodyLimits};
-use crate::byte_budget::Reservation;
-use crate::codec_threads::{CodecStep, INLINE_WORK_MAX};
-use crate::decompress::{self, ContentCoding};
-use crate::progress_timeout::ProgressTimeout;
-use crate::request_body::RequestBody;
+use transport::ProgressTimeout;
+use transport::RequestBody;
+use transport::Reservation;
+use transport::body_reader::{self, BodyAccounting};
+use transport::decompress::{self, ContentCoding};
+use transport::{CodecStep, INLINE_WORK_MAX};
 
 /// How a call's messages are compressed.
 pub(super) const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
@@ -44,7 +44,7 @@ pub(super) struct Decoded<M> {
 /// # Errors
 /// `InvalidArgument` for bytes that are no message, and those of [`weigh`] and of the budget.
 pub(super) async fn decode<M: Weighed + Send + 'static>(app: &App, message: Bytes) -> Result<Decoded<M>> {
-    let mut held = app.request_memory.nothing();
+    let mut held = app.requests.memory.empty();
     let first = weigh::<M>(&message, INLINE_WORK_MAX)?;
     let large = !first.whole;
     let decode = move || {
@@ -54,7 +54,7 @@ pub(super) async fn decode<M: Weighed + Send + 'static>(app: &App, message: Byte
             .map_err(|error| Error::invalid(format!("the message cannot be read: {error}")))?;
         Ok(Decoded { message, held, large })
     };
-    app.codec.run_if(large, CodecStep::Decode, decode).await
+    app.requests.codec.run_if(large, CodecStep::Decode, decode).await
 }
 
 /// Returns the message of a frame, decompressed.
@@ -75,8 +75,9 @@ pub(super) async fn message(app: &App, coding: Option<ContentCoding>, frame: Byt
         (1, Some(coding)) => {
             // The frame is in the closure, and gone after it.
             drop(frame);
-            let (held, bytes_max) = (app.request_memory.nothing(), app.listeners.body_bytes_max);
-            app.codec
+            let (held, bytes_max) = (app.requests.memory.empty(), app.requests.limits.body_bytes_max);
+            app.requests
+                .codec
                 .run(CodecStep::Decompress, move || decompress::decompress(coding, &message, bytes_max, held))
                 .await
         }
@@ -89,15 +90,12 @@ pub(super) async fn message(app: &App, coding: Option<ContentCoding>, frame: Byt
 /// # Errors
 /// Those of [`body_reader::read_told`].
 pub(super) async fn frame(app: &App, body: RequestBody, bytes_max: usize) -> Result<Bytes> {
-    let limits = BodyLimits {
-        bytes_max,
-        framing_bytes: PREFIX_BYTES,
-        piece_timeout: app.listeners.client_timeout,
-        total_timeout: app.listeners.request_timeout,
+    let limits = app.requests.body_limits(bytes_max, PREFIX_BYTES);
+    let accounting = BodyAccounting {
+        reservation: app.requests.memory.empty(),
+        receive_permits: Some(&app.requests.receive_permits),
     };
-    let accounting =
-        BodyAccounting { held: app.request_memory.nothing(), receive_permits: Some(&app.receive_permits) };
-    body_reader::read_told(body, told, limits, accounting).await
+    body_reader::read_framed(body, told, limits, accounting).await
 }
 
 /// The messages of a stream, one after the other.
@@ -122,8 +120,9 @@ impl Messages {
     /// # Errors
     /// As a call with one message has.
     pub(super) async fn next(&mut self, app: &App) -> Result<Option<Bytes>> {
-        let mut held = app.request_memory.nothing();
-        let mut progress = ProgressTimeout::new(app.listeners.client_timeout, app.listeners.request_timeout);
+        let mut held = app.requests.memory.empty();
+        let mut progress =
+            ProgressTimeout::new(app.requests.limits.client_timeout, app.requests.limits.request_timeout);
         let mut wanted = None;
         loop {
             if wanted.is_none()
@@ -152,7 +151,7 @@ impl Messages {
 
     /// Makes room for a message of `length` bytes with its prefix, which it returns.
     fn reserve(&mut self, app: &App, length: u64, held: &mut Reservation) -> Result<usize> {
-        let bytes_max = app.listeners.body_bytes_max;
+        let bytes_max = app.requests.limits.body_bytes_max;
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         if length > bytes_max.saturating_add(PREFIX_BYTES) {
             return Err(Error::too_large(format!(

@@ -2,6 +2,7 @@
 
 mod messages;
 mod oip;
+mod status;
 #[cfg(test)]
 mod tests;
 mod tfs;
@@ -24,10 +25,10 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::Service;
 
+use self::status::grpc_status;
 use crate::app::App;
-use crate::byte_budget::Reservation;
-use crate::errors::grpc_status;
-use crate::request_body::RequestBody;
+use transport::RequestBody;
+use transport::Reservation;
 
 /// Largest message of a call that is no inference, in bytes: what gRPC's own servers take if they are not told otherwise.
 const OTHER_BYTES_MAX: usize = 4 << 20;
@@ -132,7 +133,7 @@ async fn whole(
             "the message is larger than {OTHER_BYTES_MAX} bytes when decompressed"
         )));
     }
-    let mut held = app.request_memory.nothing();
+    let mut held = app.requests.memory.empty();
     held.cover(message.len() as u64 * EXPANSION_MAX)?;
     if coding.is_none() {
         return Ok((http::Request::from_parts(head, WholeMessage::new(frame)), held));
@@ -182,7 +183,7 @@ impl Service<http::Request<RequestBody>> for GrpcService {
                 });
             }
         };
-        if let Err(error) = self.app.check_room() {
+        if let Err(error) = self.app.requests.check_room() {
             return refused(&error);
         }
         Box::pin(async move {

@@ -14,16 +14,15 @@ use tonic::body::Body;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::messages::{self, Decoded, Messages};
+use super::status::grpc_status;
 use super::unary;
-use crate::admin::AdminCall;
 use crate::app::{App, Call, Ticket};
-use crate::byte_budget::Reservation;
-use crate::codec_threads::{CodecStep, INLINE_WORK_MAX};
-use crate::errors::grpc_status;
-use crate::listen::Peer;
-use crate::request_body::RequestBody;
-use crate::response_body::ResponseBody;
 use crate::{admin, view};
+use transport::Peer;
+use transport::RequestBody;
+use transport::Reservation;
+use transport::ResponseBody;
+use transport::{CodecStep, INLINE_WORK_MAX};
 
 /// Answers of one stream that may wait for a slow client.
 const STREAM_ANSWERS_MAX: usize = 8;
@@ -71,6 +70,7 @@ async fn infer(
         Ok((oip::grpc::decode_request(request)?, held))
     };
     let (decoded, held) = app
+        .requests
         .codec
         .run_if(large, CodecStep::Decode, decode)
         .await
@@ -124,7 +124,7 @@ pub(super) fn placed<M>(
     app: &App,
     asked: unary::ReceivedCall<M>,
 ) -> Result<(unary::ReceivedCall<M>, OwnedSemaphorePermit)> {
-    let place = app.admit().inspect_err(|error| app.reject(&asked.ticket, error))?;
+    let place = app.requests.admit().inspect_err(|error| app.reject(&asked.ticket, error))?;
     Ok((asked, place))
 }
 
@@ -167,7 +167,7 @@ async fn converse(
 async fn one_of_many(app: &App, request: Bytes) -> Result<ResponseBody> {
     let ticket = App::begin(PROTOCOL);
     let admitted = async {
-        let permit = app.admit()?;
+        let permit = app.requests.admit()?;
         Ok((permit, messages::decode(app, request).await?))
     };
     let answer = match admitted.await {
@@ -185,7 +185,7 @@ async fn one_of_many(app: &App, request: Bytes) -> Result<ResponseBody> {
     });
     answer.or_else(|error| {
         let answer = pb::ModelStreamInferResponse { error_message: error.to_string(), infer_response: None };
-        unary::encoded(app, &answer, app.request_memory.nothing())
+        unary::encoded(app, &answer, app.requests.memory.empty())
     })
 }
 
@@ -296,7 +296,7 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
         request: Request<pb::RepositoryModelLoadRequest>,
     ) -> Answered<pb::RepositoryModelLoadResponse> {
         let allowed =
-            admin::allowed(&self.app, AdminCall::Models, peer(&request), request.metadata().as_ref());
+            self.app.access.check_admin(admin::ADMIN_CALL, peer(&request), request.metadata().as_ref());
         let request = request.into_inner();
         let loaded = match allowed {
             Ok(()) => load(&self.app, &request).await,
@@ -310,7 +310,7 @@ impl pb::grpc_inference_service_server::GrpcInferenceService for Oip {
         request: Request<pb::RepositoryModelUnloadRequest>,
     ) -> Answered<pb::RepositoryModelUnloadResponse> {
         let allowed =
-            admin::allowed(&self.app, AdminCall::Models, peer(&request), request.metadata().as_ref());
+            self.app.access.check_admin(admin::ADMIN_CALL, peer(&request), request.metadata().as_ref());
         let request = request.into_inner();
         let unloaded = match allowed {
             Ok(()) => admin::unload(&self.app, &request.model_name).await,

@@ -158,14 +158,14 @@ fn each_message_of_a_stream_takes_a_place() {
         let (sender, receiver) = mpsc::channel(1);
         let requests = ReceiverStream::new(receiver);
         let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
-        let place = served.app.admit().unwrap();
+        let place = served.app.requests.admit().unwrap();
         sender.send(request(1)).await.unwrap();
         let refused = answers.next().await.unwrap().unwrap();
         assert!(refused.error_message.contains("--max-requests"), "{}", refused.error_message);
         drop(place);
         sender.send(request(1)).await.unwrap();
         assert_eq!(answers.next().await.unwrap().unwrap().error_message, "");
-        until(|| served.app.places_taken() == 0).await;
+        until(|| served.app.requests.admitted() == 0).await;
     });
 }
 
@@ -216,7 +216,7 @@ fn a_stream_whose_client_has_gone_takes_its_request_back() {
         until(|| served.app.scheduler.queued() == 1).await;
         // A stream is cancelled once neither of its ends is held.
         drop((requests, answers));
-        until(|| served.app.places_taken() == 2).await;
+        until(|| served.app.requests.admitted() == 2).await;
         drop(closed);
         for answered in busy {
             answered.await.unwrap().unwrap();
@@ -334,7 +334,7 @@ fn what_is_not_one_message_is_refused_with_its_status() {
             let (status, answer) = call(&served, pieces).await;
             assert_eq!((status.as_str(), answer.len()), (wanted, 0), "{what}");
         }
-        until(|| served.app.places_taken() == 0).await;
+        until(|| served.app.requests.admitted() == 0).await;
         assert_eq!(call(&served, vec![whole]).await.0, "0");
     });
     let refused = |status| {
@@ -392,11 +392,11 @@ fn bombs_of_empty_elements_are_refused_before_they_are_decoded() {
         let body = http_body_util::Full::new(prefixed(0, &strings, strings.len()));
         let answer = connect(&served).await.send_request(asked.body(body).unwrap()).await.unwrap();
         assert_eq!(answer.headers()["grpc-status"], "8");
-        until(|| served.app.request_memory.used() == 0).await;
+        until(|| served.app.requests.memory.used() == 0).await;
         client!(served).model_infer(request(1)).await.unwrap();
-        until(|| served.app.request_memory.used() == 0 && served.app.places_taken() == 0).await;
+        until(|| served.app.requests.memory.used() == 0 && served.app.requests.admitted() == 0).await;
     });
-    assert!(served.app.request_memory.peak() <= BUDGET, "{}", served.app.request_memory.peak());
+    assert!(served.app.requests.memory.peak() <= BUDGET, "{}", served.app.requests.memory.peak());
 }
 
 #[test]
@@ -422,11 +422,11 @@ fn a_bomb_in_a_stream_is_refused_and_the_stream_goes_on() {
             let answer = answers.next().await.unwrap().unwrap();
             assert_eq!(answer.error_message.contains("--request-memory"), large, "{}", answer.error_message);
         }
-        until(|| served.app.request_memory.used() == 0 && served.app.places_taken() == 0).await;
+        until(|| served.app.requests.memory.used() == 0 && served.app.requests.admitted() == 0).await;
         drop(sender);
         assert!(answers.next().await.is_none());
     });
-    assert!(served.app.request_memory.peak() <= BUDGET, "{}", served.app.request_memory.peak());
+    assert!(served.app.requests.memory.peak() <= BUDGET, "{}", served.app.requests.memory.peak());
 }
 
 #[test]
@@ -451,7 +451,7 @@ fn large_typed_contents_are_not_decoded_where_sockets_are_watched() {
 fn answers_are_counted_until_they_are_taken() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(BUDGET));
-    let memory = &served.app.request_memory;
+    let memory = &served.app.requests.memory;
     run(async {
         let message = request(1_000_000).encode_to_vec();
         let frame = prefixed(0, &message, message.len());
@@ -459,7 +459,7 @@ fn answers_are_counted_until_they_are_taken() {
         let body = http_body_util::Full::new(frame);
         let answer = sender.send_request(post(&served, "ModelInfer").body(body).unwrap()).await.unwrap();
         // The window of the stream is smaller than the answer, which nobody reads.
-        until(|| served.app.places_taken() == 0).await;
+        until(|| served.app.requests.admitted() == 0).await;
         assert!(memory.used() >= 4_000_000, "{}", memory.used());
         let collected = answer.into_body().collect().await.unwrap().to_bytes();
         assert_eq!(

@@ -10,13 +10,13 @@ use tonic::{Request, Response, Status};
 
 use super::messages::Decoded;
 use super::oip::placed;
+use super::status::grpc_status;
 use super::unary;
 use crate::app::{App, Call, Ticket};
-use crate::byte_budget::Reservation;
-use crate::codec_threads::CodecStep;
-use crate::errors::grpc_status;
-use crate::request_body::RequestBody;
 use crate::view;
+use transport::CodecStep;
+use transport::RequestBody;
+use transport::Reservation;
 
 const PROTOCOL: &str = "tfs-grpc";
 /// Most bytes that are filled with repeated values on the thread that watches the socket.
@@ -52,6 +52,7 @@ async fn predict(
         Ok((tfs::grpc::decode_predict(request)?, held))
     };
     let (mut decoded, held) = app
+        .requests
         .codec
         .run_if(large, CodecStep::Decode, decode)
         .await
@@ -67,8 +68,7 @@ async fn predict(
     };
     let mut answer = app.answer(ticket, call).await?;
     ranks.restore(servable.signature(), &mut answer.outputs);
-    let elements =
-        if app.listeners.tfs_tensor_content { tfs::Elements::Content } else { tfs::Elements::Typed };
+    let elements = if app.tfs_tensor_content { tfs::Elements::Content } else { tfs::Elements::Typed };
     Ok((tfs::grpc::encode_predict(&answer.id, answer.outputs, elements), held))
 }
 

@@ -19,11 +19,11 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::messages::{self, Decoded};
+use super::status::grpc_status;
 use crate::app::{App, Ticket};
-use crate::byte_budget::Reservation;
-use crate::errors::grpc_status;
-use crate::request_body::RequestBody;
-use crate::response_body::ResponseBody;
+use transport::RequestBody;
+use transport::Reservation;
+use transport::ResponseBody;
 
 /// Before each message: whether it is compressed, and its length (gRPC over HTTP/2, "Length-Prefixed-Message").
 pub(super) const PREFIX_BYTES: usize = 5;
@@ -46,7 +46,7 @@ pub(super) async fn read<M: Weighed + Send + 'static>(
     request: http::Request<RequestBody>,
 ) -> Result<ReceivedCall<M>> {
     let (head, body) = request.into_parts();
-    let frame = messages::frame(app, body, app.listeners.body_bytes_max).await;
+    let frame = messages::frame(app, body, app.requests.limits.body_bytes_max).await;
     let ticket = App::begin(protocol);
     let decoded = async {
         let message = messages::message(app, messages::coding(&head.headers)?, frame?).await?;
@@ -96,7 +96,7 @@ pub(super) fn encoded<M: Message>(app: &App, message: &M, mut held: Reservation)
     frame.put_u8(0);
     frame.put_u32(prefix);
     message.encode(&mut frame).map_err(|error| Error::internal(format!("encoding the answer: {error}")))?;
-    Ok(ResponseBody::new(app, frame.into(), held))
+    Ok(ResponseBody::new(&app.requests, frame.into(), held))
 }
 
 /// Messages, and then how the call ended.
@@ -129,7 +129,7 @@ impl hyper::body::Body for MessageFrames {
         cx: &mut Context<'_>,
     ) -> Poll<Option<std::result::Result<Frame<Bytes>, Status>>> {
         loop {
-            match self.frame.as_mut().and_then(ResponseBody::next) {
+            match self.frame.as_mut().and_then(ResponseBody::next_piece) {
                 Some(Ok(piece)) => return Poll::Ready(Some(Ok(Frame::data(piece)))),
                 Some(Err(slow)) => return Poll::Ready(Some(Err(Status::cancelled(slow.to_string())))),
                 None => self.frame = None,

@@ -7,10 +7,10 @@ use axum::extract::{Path, State};
 use base::{Error, Result};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use protocol::oip;
+use transport::Reply;
 
-use super::reply::Reply;
-use super::{Shared, Tensors, parse_tensors, parse_version, read_body, write_answer};
-use crate::app::{App, Call, Ticket, tensor_bytes};
+use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write_answer};
+use crate::app::{App, Call, Shared, Ticket, tensor_bytes};
 use crate::view;
 
 const PROTOCOL: &str = "oip-http";
@@ -125,19 +125,19 @@ async fn answer(
     body: Body,
 ) -> Result<Reply> {
     let admitted = async {
-        app.check_room()?;
+        app.requests.check_room()?;
         let servable = target.find(app)?;
         let header_length = header_length(headers)?;
-        let body = read_body(app, headers, body).await?;
-        let permit = app.admit()?;
+        let body = app.requests.read_body(headers, body).await?;
+        let permit = app.requests.admit()?;
         Ok((permit, servable, header_length, body))
     };
     let (_permit, servable, header_length, body) =
         admitted.await.inspect_err(|error| app.reject(ticket, error))?;
-    let tensors = Tensors::new(body, header_length, servable.signature());
+    let tensors = TensorBody::new(body, header_length, servable.signature());
     let model = servable.clone();
     let parse = move |body| oip::json::parse_infer(body, header_length, model.signature());
-    let (request, held) = parse_tensors(app, tensors, parse)
+    let (request, held) = parse_tensors(&app.requests, tensors, parse)
         .await
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
@@ -151,15 +151,16 @@ async fn answer(
     };
     let answer = app.answer(ticket, call).await?;
     let size = oip::json::response_bytes_max(&id, &answer.outputs, &encoding);
-    let bytes = (size.text + size.raw) as u64 + tensor_bytes(&answer.outputs);
+    let memory = (size.text + size.raw) as u64 + tensor_bytes(&answer.outputs);
     let write = move || oip::json::infer_response(&answer.id, &id, &answer.outputs, &encoding);
-    let (response, held) = write_answer(app, held, (size.text, bytes), write).await?;
+    let (response, held) =
+        write_answer(&app.requests, held, AnswerSize { text: size.text, memory }, write).await?;
     let reply = match response.header_length {
         None => Reply::json(response.body),
         Some(length) => Reply::body("application/octet-stream", response.body)
             .with_header(HEADER_LENGTH, HeaderValue::from(length)),
     };
-    Ok(reply.holding(app, held))
+    Ok(reply.with_reservation(&app.requests, held))
 }
 
 fn header_length(headers: &HeaderMap) -> Result<Option<usize>> {

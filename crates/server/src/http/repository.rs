@@ -9,13 +9,10 @@ use base::Result;
 use http::HeaderMap;
 use lifecycle::LoadSpec;
 use protocol::oip;
+use transport::{Peer, Reply};
 
 use super::oip::Target;
-use super::reply::Reply;
-use super::{Shared, parse_json, read_json_body};
-use crate::admin::AdminCall;
-use crate::app::App;
-use crate::listen::Peer;
+use crate::app::{App, Shared};
 use crate::{admin, view};
 
 #[derive(Default, serde::Deserialize)]
@@ -55,8 +52,8 @@ pub(super) async fn load(
     body: Body,
 ) -> Reply {
     let loaded = async {
-        admin::allowed(&app, AdminCall::Models, Some(peer), &headers)?;
-        admin::same_page(&app, &headers)?;
+        app.access.check_admin(admin::ADMIN_CALL, Some(peer), &headers)?;
+        app.access.check_admin_page(&headers)?;
         let request = json_or_default::<LoadRequest>(&app, &headers, body).await?;
         request.parameters.others.keys().try_for_each(|name| oip::check_load_parameter(name))?;
         let spec = LoadSpec { version: request.parameters.version, ..LoadSpec::default() };
@@ -72,8 +69,8 @@ pub(super) async fn unload(
     headers: HeaderMap,
 ) -> Reply {
     let unloaded = async {
-        admin::allowed(&app, AdminCall::Models, Some(peer), &headers)?;
-        admin::same_page(&app, &headers)?;
+        app.access.check_admin(admin::ADMIN_CALL, Some(peer), &headers)?;
+        app.access.check_admin_page(&headers)?;
         admin::unload(&app, &target.model).await
     };
     Reply::of(unloaded.await.map(|()| Reply::json("{}")))
@@ -83,9 +80,9 @@ async fn json_or_default<T>(app: &App, headers: &HeaderMap, body: Body) -> Resul
 where
     T: Default + serde::de::DeserializeOwned + Send + 'static,
 {
-    let body = read_json_body(app, headers, body).await?;
+    let body = app.requests.read_json_body(headers, body).await?;
     if body.iter().all(u8::is_ascii_whitespace) {
         return Ok(T::default());
     }
-    parse_json(app, body).await
+    app.requests.parse_json(body).await
 }

@@ -219,7 +219,7 @@ fn numbers(count: usize) -> String {
 fn all_requests_together_stay_within_the_budget() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(1 << 20));
-    let memory = &served.app.request_memory;
+    let memory = &served.app.requests.memory;
     let body = numbers(4000);
     assert_eq!(served.ask("POST", INFER, "", body.as_bytes()).status, 200);
     until(|| memory.used() == 0);
@@ -237,7 +237,7 @@ fn all_requests_together_stay_within_the_budget() {
     // Its numbers could never be held.
     let large = served.ask("POST", INFER, "", numbers(60_000).as_bytes());
     assert_eq!(large.status, 413, "{}", large.text());
-    until(|| memory.used() == 0 && served.app.places_taken() == 0);
+    until(|| memory.used() == 0 && served.app.requests.admitted() == 0);
     assert_eq!(refused(&served, "request_memory"), 2);
     // A client that goes before its body is there leaves nothing behind.
     let mut stream = served.connect();
@@ -269,8 +269,8 @@ fn what_is_unpacked_and_parsed_is_counted_before_it_is_there() {
         let refused = served.ask("POST", INFER, headers, &gzip(&bomb));
         assert!(matches!(refused.status, 413 | 429), "{} {}", refused.status, refused.text());
     }
-    until(|| served.app.request_memory.used() == 0);
-    assert!(served.app.request_memory.peak() <= 4 << 20);
+    until(|| served.app.requests.memory.used() == 0);
+    assert!(served.app.requests.memory.peak() <= 4 << 20);
     assert_eq!(decoded(&served)[0], 2);
 }
 
@@ -295,7 +295,7 @@ fn large_texts_are_not_handled_where_sockets_are_watched() {
 fn a_client_that_takes_its_answer_too_slowly_is_cut_off() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| config.listeners.answer_window = Duration::from_secs(2));
-    let memory = &served.app.request_memory;
+    let memory = &served.app.requests.memory;
     let body = numbers(1_000_000);
     let mut stream = served.connect();
     write!(stream, "POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len())
@@ -561,13 +561,4 @@ fn a_failure_over_batches_of_different_sizes_is_the_clients_mistake() {
     let refused = ask("broken", uneven);
     assert_eq!(refused.status, 400);
     assert!(refused.text().contains("differ in batch size"), "{}", refused.text());
-}
-
-/// Each of these objects has a node of a B-tree of its own.
-#[test]
-fn objects_are_counted_with_the_room_that_they_keep() {
-    let conditions = vec![r#"{"key":"k","match":{"value":1}}"#; 1000].join(",");
-    let body = format!(r#"{{"filter":{{"must":[{conditions}]}}}}"#);
-    let node = 11 * (size_of::<String>() + size_of::<serde_json::Value>()) as u64;
-    assert!(super::tree_bytes_max(body.as_bytes()) >= 2002 * node);
 }

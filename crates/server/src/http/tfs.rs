@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{Path, State};
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use engine::Servable;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use protocol::tfs;
+use transport::Reply;
 
-use super::reply::Reply;
-use super::{Shared, Tensors, parse_tensors, parse_version, read_body, write_answer};
-use crate::app::{App, Call, Ticket, tensor_bytes};
+use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write_answer};
+use crate::app::{App, Call, Shared, Ticket, tensor_bytes};
 use crate::view;
 
 const PROTOCOL: &str = "tfs-http";
@@ -76,7 +76,7 @@ fn version_number(text: &str) -> Result<u64> {
 
 /// GET: the status of versions, or the metadata.
 pub(super) async fn read(State(app): Shared, Path(rest): Path<String>) -> Reply {
-    Reply::of_tensorflow(parse(&rest).and_then(|target| {
+    reply(parse(&rest).and_then(|target| {
         if let Some(verb) = target.verb {
             let error = Error::invalid(format!("{verb} takes POST"));
             return Ok(wrong_method(Reply::error(&error), "POST"));
@@ -101,11 +101,19 @@ pub(super) async fn predict(
     body: Body,
 ) -> Reply {
     let ticket = App::begin(PROTOCOL);
-    let reply = Reply::of_tensorflow(answer(&app, &ticket, &rest, &headers, body).await);
+    let reply = reply(answer(&app, &ticket, &rest, &headers, body).await);
     match parse(&rest) {
         Ok(Target { verb: None, .. }) => wrong_method(reply, "GET"),
         _ => reply,
     }
+}
+
+/// Returns the reply of `result`. TensorFlow Serving answers 400 if the state of a model forbids a request.
+fn reply(result: Result<Reply>) -> Reply {
+    result.unwrap_or_else(|error| match error.kind() {
+        ErrorKind::FailedPrecondition => Reply::error(&error).with_status(StatusCode::BAD_REQUEST),
+        _ => Reply::error(&error),
+    })
 }
 
 /// Makes `reply` the answer to a method that the path does not take.
@@ -117,7 +125,7 @@ fn wrong_method(reply: Reply, allowed: &'static str) -> Reply {
 
 async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, body: Body) -> Result<Reply> {
     let admitted = async {
-        app.check_room()?;
+        app.requests.check_room()?;
         let target = parse(rest)?;
         match target.verb {
             Some("predict") => {}
@@ -135,15 +143,15 @@ async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, bod
             }
         }
         let servable = target.find(app)?;
-        let body = read_body(app, headers, body).await?;
-        let permit = app.admit()?;
+        let body = app.requests.read_body(headers, body).await?;
+        let permit = app.requests.admit()?;
         Ok((permit, servable, body))
     };
     let (_permit, servable, body) = admitted.await.inspect_err(|error| app.reject(ticket, error))?;
-    let tensors = Tensors::new(body, None, servable.signature());
+    let tensors = TensorBody::new(body, None, servable.signature());
     let model = servable.clone();
     let parse = move |body| tfs::json::parse_predict(&body, model.signature());
-    let (mut request, held) = parse_tensors(app, tensors, parse)
+    let (mut request, held) = parse_tensors(&app.requests, tensors, parse)
         .await
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
@@ -158,10 +166,10 @@ async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, bod
     let mut answer = app.answer(ticket, call).await?;
     ranks.restore(servable.signature(), &mut answer.outputs);
     let text = protocol::text_bytes_max(&answer.outputs);
-    let bytes = text as u64 + tensor_bytes(&answer.outputs);
+    let memory = text as u64 + tensor_bytes(&answer.outputs);
     let write = move || tfs::json::predict_response(&answer.outputs, request.form);
-    let (body, held) = write_answer(app, held, (text, bytes), write).await?;
-    Ok(Reply::json(body).holding(app, held))
+    let (body, held) = write_answer(&app.requests, held, AnswerSize { text, memory }, write).await?;
+    Ok(Reply::json(body).with_reservation(&app.requests, held))
 }
 
 #[cfg(test)]
@@ -182,7 +190,7 @@ mod tests {
         for malformed in
             ["", "m/elsewhere", "m/versions/x", "m/versions/18446744073709551615", "m/metadata:predict", "m/"]
         {
-            assert_eq!(parse(malformed).unwrap_err().kind(), base::ErrorKind::InvalidArgument, "{malformed}");
+            assert_eq!(parse(malformed).unwrap_err().kind(), ErrorKind::InvalidArgument, "{malformed}");
         }
     }
 }

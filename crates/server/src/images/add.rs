@@ -84,7 +84,7 @@ async fn now(app: &Arc<App>, new: New) -> Result<Outcome> {
             }
             let embedder = embedder(&app, existing.as_ref(), model.as_deref())?;
             let kind = existing.as_ref().map(|target| target.kind).or(kind).unwrap_or(Kind::Photo);
-            let memory = features::reserve(&app.request_memory, kind, &bytes, &name)?;
+            let memory = features::reserve(&app.requests.memory, kind, &bytes, &name)?;
             let features = features::extract(&memory, kind, &bytes, &name, &embedder)?;
             Ok(Looked::New(Box::new(features), embedder))
         }

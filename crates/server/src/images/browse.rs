@@ -165,7 +165,7 @@ pub(super) async fn small(app: &Arc<App>, name: &str, id: PointId, size: u32) ->
         return Err(Error::invalid(format!("size is {} to {}", SIDES.start(), SIDES.end())));
     }
     let (_, bytes) = original(app, name, id).await?;
-    let budget = app.request_memory.clone();
+    let budget = app.requests.memory.clone();
     let work = move || {
         let memory = features::reserve(&budget, Kind::Photo, &bytes, "")?;
         thumbnail(&features::decoded(&memory, &bytes, "")?.picture, size)

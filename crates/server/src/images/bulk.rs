@@ -13,7 +13,8 @@ use super::ingest::{Job, Piece};
 use super::store::Outcome;
 use super::target::Wanted;
 use crate::app::App;
-use crate::recordings::{Outbox, Place};
+use transport::UploadPermit;
+use transport::result_stream::ResultWriter;
 
 /// Pictures of one caller that are under way.
 const UNDER_WAY_MAX: usize = 64;
@@ -48,38 +49,38 @@ struct Summary {
 ///
 /// # Errors
 /// `ResourceExhausted` with advice where all are taken.
-pub(super) fn place(app: &App) -> Result<Place> {
-    app.images.bulks.take().ok_or_else(|| {
+pub(super) fn permit(app: &App) -> Result<UploadPermit> {
+    app.images.bulks.try_acquire().ok_or_else(|| {
         app.metrics.refused.get_or_create(&KindLabels { kind: "images_bulk_max" }).inc();
         Error::exhausted("several archives, folders or rebuilds are worked on already; try again later")
             .with_retry_after(std::time::Duration::from_secs(10))
     })
 }
 
-/// Starts a thread that puts the pictures of a source in, and writes lines to `outbox`.
+/// Starts a thread that puts the pictures of a source in, and writes lines to `writer`.
 ///
 /// # Errors
 /// `ResourceExhausted` where there can be no more threads.
 pub(super) fn start<S: Source>(
     app: &Arc<App>,
     wanted: Wanted,
-    place: Place,
-    outbox: Outbox,
+    permit: UploadPermit,
+    writer: ResultWriter,
     stop: Arc<AtomicBool>,
     open: impl FnOnce() -> Result<S> + Send + 'static,
 ) -> Result<()> {
     let job = Job::new(app, wanted, stop);
-    let name = format!("ingest-in-{}", place.number);
+    let name = format!("ingest-in-{}", permit.number);
     let body = move || {
         memory::thread::enter_background("reading pictures");
-        let ended = open().map(|mut source| Bulk::new(job, &outbox).run(&mut source));
+        let ended = open().map(|mut source| Bulk::new(job, &writer).run(&mut source));
         // An error while pictures are put in is a line, too: the status has long been said.
         if let Ok(Err(error)) = &ended {
             let line = json!({ "error": error.message() });
-            let _ = outbox.send(format!("{line}\n").into());
+            let _ = writer.send(format!("{line}\n").into());
         }
-        outbox.end(ended.map(drop));
-        drop(place);
+        writer.end(ended.map(drop));
+        drop(permit);
     };
     let spawned = std::thread::Builder::new().name(name).spawn(body);
     spawned.map(drop).map_err(|error| Error::exhausted(format!("no thread for the pictures: {error}")))
@@ -89,16 +90,16 @@ type Told = (String, Result<Outcome>);
 
 struct Bulk<'a> {
     job: Arc<Job>,
-    outbox: &'a Outbox,
+    writer: &'a ResultWriter,
     told: (Sender<Told>, Receiver<Told>),
     under_way: usize,
     summary: Summary,
 }
 
 impl<'a> Bulk<'a> {
-    fn new(job: Arc<Job>, outbox: &'a Outbox) -> Bulk<'a> {
+    fn new(job: Arc<Job>, writer: &'a ResultWriter) -> Bulk<'a> {
         // Bounded by what is under way.
-        Bulk { job, outbox, told: unbounded(), under_way: 0, summary: Summary::default() }
+        Bulk { job, writer, told: unbounded(), under_way: 0, summary: Summary::default() }
     }
 
     fn run(mut self, source: &mut impl Source) -> Result<()> {
@@ -123,7 +124,7 @@ impl<'a> Bulk<'a> {
         }
         let Summary { added, present, failed, ignored } = self.summary;
         let summary = json!({ "added": added, "present": present, "failed": failed, "ignored": ignored });
-        self.outbox.send(format!("{}\n", json!({ "summary": summary })).into())
+        self.writer.send(format!("{}\n", json!({ "summary": summary })).into())
     }
 
     fn send(&mut self, name: String, bytes: Bytes) -> Result<()> {
@@ -157,7 +158,7 @@ impl<'a> Bulk<'a> {
                 json!({ "name": name, "id": null, "status": "failed", "error": error.message() })
             }
         };
-        self.outbox.send(format!("{line}\n").into())
+        self.writer.send(format!("{line}\n").into())
     }
 }
 

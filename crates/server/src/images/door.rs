@@ -21,12 +21,14 @@ use super::search::{Asked, Sample};
 use super::target::{Kind, Wanted};
 use super::zip::{ARCHIVE_BYTES_MAX, Archive};
 use super::{browse, bulk, rebuild, search};
-use crate::admin::{self, AdminCall};
 use crate::app::App;
-use crate::header_timeout::HeaderTimeout;
-use crate::http::{Reply, Shared, parse_json, read_body, read_json_body};
-use crate::listen::Peer;
-use crate::recordings::{Pieces, UploadLimits, results, upload};
+use crate::app::Shared;
+use transport::HeaderTimeout;
+use transport::Peer;
+use transport::Reply;
+use transport::UploadPermit;
+use transport::result_stream::result_channel;
+use transport::upload::{UploadLimits, UploadPieces, upload_channel};
 
 /// Where the routes are described.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -69,7 +71,7 @@ fn answer(outcome: Result<Value>) -> Reply {
 
 /// The body, where it is read whole. A body that ends early puts nothing in.
 async fn whole(app: &App, headers: &HeaderMap, body: Body) -> Result<bytes::Bytes> {
-    read_body(app, headers, body).await
+    app.requests.read_body(headers, body).await
 }
 
 fn media(headers: &HeaderMap) -> String {
@@ -136,12 +138,12 @@ impl Sent {
     }
 
     async fn picture(self, app: &Arc<App>, wanted: Wanted, asked: Put) -> Result<Response> {
-        app.check_room()?;
+        app.requests.check_room()?;
         let name = checked_name(asked.name.as_deref().unwrap_or_default())?;
         let payload = checked_payload(asked.payload.as_deref())?;
         let background = flag("background", asked.background.as_deref())?;
         let bytes = whole(app, &self.headers, self.body).await?;
-        let _admitted = app.admit()?;
+        let _admitted = app.requests.admit()?;
         let new = New { wanted, name, payload, bytes };
         let outcome =
             if background { add::add_in_background(app, new).await } else { add::add(app, new).await };
@@ -150,20 +152,23 @@ impl Sent {
 
     async fn archive(self, app: &Arc<App>, wanted: Wanted) -> Result<Response> {
         app.registry()?;
-        let place = bulk::place(app)?;
-        let limits =
-            UploadLimits { bytes_max: ARCHIVE_BYTES_MAX, piece_timeout: app.listeners.client_timeout };
+        let permit = bulk::permit(app)?;
+        let limits = UploadLimits {
+            noun: "archive",
+            bytes_max: ARCHIVE_BYTES_MAX,
+            piece_timeout: app.requests.limits.client_timeout,
+        };
         // While the body comes, its bytes are not those of a next request.
         let receiving = self.watch.complete();
-        let (feeder, upload, failure) = upload(None);
-        let pieces = Pieces::Raw(Box::new(self.body.into_data_stream()));
+        let (sender, reader, failure) = upload_channel(None);
+        let pieces = UploadPieces::raw(self.body);
         tokio::spawn(async move {
-            feeder.feed(pieces, limits).await;
+            sender.feed(pieces, limits).await;
             drop(receiving);
         });
         let directory = app.collections.config().directory.clone().filter(|directory| directory.is_dir());
-        lines(app, wanted, place, move || {
-            Archive::receive(upload, directory.as_deref()).map_err(|error| failure.get().unwrap_or(error))
+        lines(app, wanted, permit, move || {
+            Archive::receive(reader, directory.as_deref()).map_err(|error| failure.get().unwrap_or(error))
         })
         .await
     }
@@ -174,12 +179,12 @@ impl Sent {
         struct Named {
             folder: String,
         }
-        admin::allowed(app, AdminCall::Folders, Some(self.peer), &self.headers)?;
-        admin::same_page(app, &self.headers)?;
+        app.access.check_admin("folders of the server are read", Some(self.peer), &self.headers)?;
+        app.access.check_admin_page(&self.headers)?;
         app.registry()?;
         let named: Named = parsed(app, &self.headers, self.body).await?;
-        let place = bulk::place(app)?;
-        lines(app, wanted, place, move || Folder::open(&named.folder)).await
+        let permit = bulk::permit(app)?;
+        lines(app, wanted, permit, move || Folder::open(&named.folder)).await
     }
 }
 
@@ -187,12 +192,12 @@ impl Sent {
 async fn lines<S: bulk::Source>(
     app: &Arc<App>,
     wanted: Wanted,
-    place: crate::recordings::Place,
+    permit: UploadPermit,
     open: impl FnOnce() -> Result<S> + Send + 'static,
 ) -> Result<Response> {
     let stop = Arc::new(AtomicBool::new(false));
-    let (outbox, results) = results(stop.clone());
-    bulk::start(app, wanted, place, outbox, stop, open)?;
+    let (writer, results) = result_channel(stop.clone());
+    bulk::start(app, wanted, permit, writer, stop, open)?;
     results.begun().await?;
     let mut response = Response::new(Body::from_stream(results));
     let headers = response.headers_mut();
@@ -206,7 +211,7 @@ async fn parsed<T>(app: &App, headers: &HeaderMap, body: Body) -> Result<T>
 where
     T: serde::de::DeserializeOwned + Send + 'static,
 {
-    parse_json(app, read_json_body(app, headers, body).await?).await
+    app.requests.parse_json(app.requests.read_json_body(headers, body).await?).await
 }
 
 /// What the query of a page may say.
@@ -252,7 +257,7 @@ async fn find(
 ) -> Reply {
     let found = async {
         let asked = given(asked)?;
-        app.check_room()?;
+        app.requests.check_room()?;
         let explain = flag("explain", asked.explain.as_deref())?;
         let sample = if media(&headers) == "application/json" {
             #[derive(serde::Deserialize)]
@@ -264,7 +269,7 @@ async fn find(
         } else {
             Sample::File(whole(&app, &headers, body).await?)
         };
-        let _admitted = app.admit()?;
+        let _admitted = app.requests.admit()?;
         let asked = Asked {
             k: asked.k.unwrap_or(HITS_DEFAULT),
             threshold: asked.threshold,

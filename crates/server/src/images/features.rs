@@ -12,7 +12,7 @@ use vision::{Decoded, Format, Header, Limits, decode};
 use super::embedder::Embedder;
 use super::ingest::Job;
 use super::target::Kind;
-use crate::byte_budget::{ByteBudget, Reservation};
+use transport::{ByteBudget, Reservation};
 
 /// The service's own block of a payload.
 pub(super) const BLOCK: &str = "image";
@@ -113,7 +113,7 @@ pub(super) fn reserve(budget: &Arc<ByteBudget>, kind: Kind, bytes: &[u8], name: 
 /// Those of [`reserve`], after having waited.
 pub(super) fn reserve_patiently(job: &Job, kind: Kind, bytes: &[u8], name: &str) -> Result<Reservation> {
     let needed = memory(kind, bytes).map_err(|error| of_picture(error, name))?;
-    let budget = &job.app.request_memory;
+    let budget = &job.app.requests.memory;
     let give_up = Instant::now() + MEMORY_WAIT_MAX;
     loop {
         let waits = Instant::now() < give_up && !job.stopped();

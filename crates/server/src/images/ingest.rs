@@ -118,7 +118,7 @@ impl Ingest {
 
     /// Waits until the files in bulk work leave room for one more. One file is always let in.
     fn hold(&self, piece: &Piece) -> Held {
-        let (bytes, most) = (piece.bytes.len() as u64, piece.job.app.request_memory.max() / FILES_SHARE);
+        let (bytes, most) = (piece.bytes.len() as u64, piece.job.app.requests.memory.max() / FILES_SHARE);
         let room = |all: u64| (all == 0 || all.saturating_add(bytes) <= most).then_some(all + bytes);
         // What holds the rest is worked on by threads that wait for nothing of this one.
         while self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {

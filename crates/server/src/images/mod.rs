@@ -30,8 +30,6 @@ use base::Result;
 use metrics::{KindLabels, Metrics};
 
 use crate::config::SearchConfig;
-use crate::errors::label;
-use crate::recordings::Places;
 pub(crate) use browse::drop_pictures;
 pub(crate) use door::routes;
 use ingest::Ingest;
@@ -40,6 +38,7 @@ use pool::Pool;
 use rebuild::Rebuilds;
 use store::Outcome;
 pub(crate) use target::has_pictures;
+use transport::UploadPermits;
 
 /// Archives, folders and rebuilds that are worked on at the same time; the next is refused.
 const BULKS_MAX: usize = 4;
@@ -49,7 +48,7 @@ pub(crate) struct Images {
     pool: Pool,
     ingest: Ingest,
     originals: Originals,
-    bulks: Arc<Places>,
+    bulks: Arc<UploadPermits>,
     rebuilds: Rebuilds,
 }
 
@@ -59,7 +58,7 @@ impl Images {
             pool: Pool::new(metrics),
             ingest: Ingest::default(),
             originals: Originals::new(config),
-            bulks: Places::new(BULKS_MAX),
+            bulks: UploadPermits::new(BULKS_MAX),
             rebuilds: Rebuilds::default(),
         }
     }
@@ -72,6 +71,6 @@ impl Images {
 
 /// Counts what became of a picture.
 fn count(metrics: &Metrics, outcome: &Result<Outcome>) {
-    let kind = outcome.as_ref().map_or_else(|error| label(error.kind()), Outcome::status);
+    let kind = outcome.as_ref().map_or_else(|error| error.kind().name(), Outcome::status);
     metrics.images.put.get_or_create(&KindLabels { kind }).inc();
 }

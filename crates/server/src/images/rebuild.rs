@@ -16,7 +16,7 @@ use search::points::{FetchedPoint, PayloadChange, PointId, PointSelection};
 use search::registry::{AliasChange, Registry};
 use serde_json::{Value, json};
 
-use super::bulk::place;
+use super::bulk::permit;
 use super::embedder::Embedder;
 use super::features::BLOCK;
 use super::ingest::{Job, Piece};
@@ -132,7 +132,7 @@ pub(super) fn begin(app: &Arc<App>, name: &str, asked: &Asked) -> Result<Value> 
     if all.get(name).is_some_and(|rebuild| rebuild.running()) {
         return Err(Error::new(ErrorKind::AlreadyExists, format!("\"{name}\" is being rebuilt already")));
     }
-    let place = place(app)?;
+    let place = permit(app)?;
     let rebuild = Arc::new(Rebuild {
         from: old.named.name().to_owned(),
         to: Mutex::default(),

@@ -108,7 +108,7 @@ pub(super) async fn search(app: &Arc<App>, name: &str, asked: Asked, sample: Sam
     };
     let probe = Arc::new(Probe::new(&looked.graph, matching::Options::default()));
     let threshold = asked.threshold.unwrap_or_else(|| accept(target.kind));
-    let deadline = Instant::now() + app.listeners.request_timeout;
+    let deadline = Instant::now() + app.requests.limits.request_timeout;
     let exhaustive = target.kind == Kind::Fingerprint && asked.candidates.is_none();
     let plan = Plan { k: asked.k, most, exhaustive, threshold, explain: asked.explain, clause, deadline };
     let (sender, receiver) = oneshot::channel();
@@ -139,7 +139,7 @@ pub(super) fn accept(kind: Kind) -> f32 {
 /// A file's embedding and keypoints.
 async fn look(app: &Arc<App>, target: &Target, bytes: Bytes) -> Result<Looked> {
     let embedder = embedder(app, Some(target), None)?;
-    let (kind, own, budget) = (target.kind, embedder.clone(), app.request_memory.clone());
+    let (kind, own, budget) = (target.kind, embedder.clone(), app.requests.memory.clone());
     let work = move || {
         let memory = features::reserve(&budget, kind, &bytes, "")?;
         let started = Instant::now();

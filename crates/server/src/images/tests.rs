@@ -295,7 +295,7 @@ fn decoding_stays_within_the_memory_of_requests() {
     let needed = vision::decode_bytes(&picture(1), &vision::Limits::default()).unwrap();
     let max = needed * 3 / 2;
     let served = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(max));
-    let budget = served.app.request_memory.clone();
+    let budget = served.app.requests.memory.clone();
     let id = served.put("/v1/images/photos", &picture(1)).good()["id"].as_str().unwrap().to_owned();
     assert!(budget.used() == 0 && budget.peak() >= needed, "{} {}", budget.used(), budget.peak());
     let others = budget.reserve(needed).unwrap();
@@ -334,7 +334,7 @@ fn a_picture_that_can_never_be_decoded_in_the_memory_of_requests_is_too_large() 
     served.put("/v1/images/photos", &picture(1)).bad(413, "--request-memory");
     let (lines, summary) = served.zip("/v1/images/photos", &archive(&[("one.jpg", &picture(1))])).lines();
     assert!(lines[0]["error"].as_str().unwrap().contains("--request-memory"), "{lines:?}");
-    assert_eq!((&summary["failed"], served.app.request_memory.used()), (&json!(1), 0));
+    assert_eq!((&summary["failed"], served.app.requests.memory.used()), (&json!(1), 0));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use vision::Format;
 
 use super::bulk::{Found, Source};
 use super::features::PICTURE_BYTES_MAX;
-use crate::recordings::Upload;
+use transport::upload::UploadReader;
 
 /// Bytes of an archive at most.
 pub(super) const ARCHIVE_BYTES_MAX: u64 = 8 << 30;
@@ -38,7 +38,7 @@ impl Archive {
     ///
     /// # Errors
     /// What ended the upload; `InvalidArgument` for what is no archive; `ResourceExhausted` where there is no room.
-    pub(super) fn receive(mut upload: Upload, directory: Option<&std::path::Path>) -> Result<Archive> {
+    pub(super) fn receive(mut upload: UploadReader, directory: Option<&std::path::Path>) -> Result<Archive> {
         let made = match directory {
             Some(directory) => tempfile::tempfile_in(directory),
             None => tempfile::tempfile(),

@@ -19,8 +19,10 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::{EVENTS_VIEWERS_MAX, News, tick};
 use crate::app::App;
-use crate::http::{Reply, Shared};
-use crate::{admin, page::Page};
+use transport::Reply;
+
+use crate::app::Shared;
+use crate::page::Page;
 
 /// Events that wait for one viewer's connection.
 const EVENTS_WAITING_MAX: usize = 1;
@@ -40,7 +42,7 @@ pub(crate) async fn events(State(app): Shared, headers: HeaderMap) -> Response {
 }
 
 fn stream(app: &Arc<App>, headers: &HeaderMap) -> Result<Response> {
-    admin::same_site(headers)?;
+    transport::access::check_same_site(headers)?;
     let page = &app.stats.page;
     let permit = page.room.clone().try_acquire_owned().map_err(|_| full())?;
     // Subscribed before the past is read, so that no second falls between them.

@@ -7,7 +7,7 @@ use axum::routing::get;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use crate::app::App;
-use crate::http::Reply;
+use transport::Reply;
 
 /// Only what this server itself sends may run, be shown or be asked; nothing may frame the page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \

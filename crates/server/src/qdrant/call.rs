@@ -11,9 +11,8 @@ use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use base::{Error, ErrorKind, Result};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, StatusCode};
 use metrics::KindLabels;
-use protocol::status::Dialect;
 use search::collection::{SearchThread, until};
 use search::registry::{NamedCollection, Registry};
 use serde::Serialize;
@@ -21,8 +20,8 @@ use tokio::sync::oneshot;
 
 use super::write_threads::WriteThreads;
 use crate::app::{App, CancelOnDrop};
-use crate::http::{Reply, read_json_body};
 use crate::images::drop_pictures;
+use transport::Reply;
 
 /// What a request's path says, and until when its answer is wanted.
 pub(super) struct CallContext {
@@ -87,7 +86,7 @@ impl FromRequest<Arc<App>> for Call {
         let context = CallContext {
             collection: path.remove("collection").unwrap_or_default(),
             item: path.remove("item").unwrap_or_default(),
-            deadline: started + app.listeners.request_timeout,
+            deadline: started + app.requests.limits.request_timeout,
         };
         Ok(Call { app: app.clone(), writers, context, headers: parts.headers, body, started })
     }
@@ -124,18 +123,18 @@ impl Call {
         work: fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
         wait: bool,
     ) -> EncodedResult {
-        self.app.check_room()?;
+        self.app.requests.check_room()?;
         let registry = self.app.registry()?;
         let named = if wait {
-            let limit = OPENING_WAIT_MAX.min(self.app.listeners.request_timeout);
+            let limit = OPENING_WAIT_MAX.min(self.app.requests.limits.request_timeout);
             opened(|| open_now(&registry, &self.context.collection), self.started + limit).await?
         } else {
             registry.get(&self.context.collection)?
         };
-        let body: Bytes = read_json_body(&self.app, &self.headers, self.body).await?;
-        let _admitted = self.app.admit()?;
+        let body: Bytes = self.app.requests.read_json_body(&self.headers, self.body).await?;
+        let _admitted = self.app.requests.admit()?;
         let (waiting, cancelled) = PendingReply::new();
-        let (context, deadline) = (self.context, self.app.listeners.request_timeout);
+        let (context, deadline) = (self.context, self.app.requests.limits.request_timeout);
         let job = move |named: &NamedCollection, thread: &mut SearchThread| {
             if !cancelled.is_cancelled() {
                 let answer = check_objects(&body)
@@ -171,12 +170,12 @@ impl Call {
         self,
         work: fn(&Registry, &CallContext, &[u8]) -> Result<T>,
     ) -> EncodedResult {
-        self.app.check_room()?;
+        self.app.requests.check_room()?;
         let registry = self.app.registry()?;
-        let body: Bytes = read_json_body(&self.app, &self.headers, self.body).await?;
-        let _admitted = self.app.admit()?;
+        let body: Bytes = self.app.requests.read_json_body(&self.headers, self.body).await?;
+        let _admitted = self.app.requests.admit()?;
         let (waiting, cancelled) = PendingReply::new();
-        let (context, deadline) = (self.context, self.app.listeners.request_timeout);
+        let (context, deadline) = (self.context, self.app.requests.limits.request_timeout);
         let job = move || {
             if !cancelled.is_cancelled() {
                 cancelled.answer(work(&registry, &context, &body).and_then(|result| encode(&result)));
@@ -282,19 +281,9 @@ fn reply(answer: EncodedResult, started: Instant) -> Reply {
 
 /// An error in Qdrant's envelope.
 pub(super) fn refuse(error: &Error, took: Duration) -> Reply {
-    let status = if error.kind() == ErrorKind::InvalidArgument && json::is_validation(error.message()) {
-        StatusCode::UNPROCESSABLE_ENTITY
-    } else {
-        StatusCode::from_u16(protocol::status::http(error.kind(), Dialect::OpenInference))
-            .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
-    };
-    let mut reply = Reply::json(api_qdrant::json::error(error.message(), took)).with_status(status);
-    if let Some(after) = error.retry_after() {
-        reply = reply.with_header(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
-    }
-    if status == StatusCode::PAYLOAD_TOO_LARGE {
-        // The rest of the body was not read, so the connection cannot be used again.
-        reply = reply.with_header(header::CONNECTION, HeaderValue::from_static("close"));
+    let reply = Reply::error_with_body(error, api_qdrant::json::error(error.message(), took));
+    if error.kind() == ErrorKind::InvalidArgument && json::is_validation(error.message()) {
+        return reply.with_status(StatusCode::UNPROCESSABLE_ENTITY);
     }
     reply
 }

@@ -35,7 +35,9 @@ use http::{HeaderMap, StatusCode, header};
 use self::call::{Call, refuse};
 use self::write_threads::WriteThreads;
 use crate::app::App;
-use crate::http::{Reply, Shared};
+use transport::Reply;
+
+use crate::app::Shared;
 
 /// The routes that want the key where there is one.
 pub(crate) fn routes() -> Router<Arc<App>> {

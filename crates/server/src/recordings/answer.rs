@@ -10,8 +10,8 @@ use base::{Error, Result};
 use bytes::Bytes;
 
 use super::listen::{Listening, blamed};
-use super::results::Outbox;
-use crate::errors::label;
+use super::spool;
+use transport::result_stream::ResultWriter;
 
 /// Bytes of a document that are sent together.
 const DOCUMENT_PIECE: usize = 4 << 10;
@@ -118,17 +118,17 @@ impl Printer {
 
 /// An error as the last line, where an answer of lines has begun already.
 fn error_line(error: &Error) -> Bytes {
-    let line = serde_json::json!({ "type": "error", "kind": label(error.kind()), "error": error.message() });
+    let line = serde_json::json!({ "type": "error", "kind": error.kind().name(), "error": error.message() });
     format!("{line}\n").into()
 }
 
 /// Listens to a recording to its end; the body of its thread.
-pub(super) fn recognise(listening: Listening, form: Form, spool: bool, outbox: &Outbox) {
+pub(super) fn recognise(listening: Listening, form: Form, spool: bool, writer: &ResultWriter) {
     let Listening { recogniser, model, options, upload, failure, hint, file_name, config, mut count, .. } =
         listening;
     let mut begun = false;
     let file_name = file_name.unwrap_or_else(|| "recording".to_owned());
-    let result = upload.input(spool, &config).and_then(|input| {
+    let result = spool::input(upload, spool, &config).and_then(|input| {
         let mut printer = Printer::new(form, &file_name)?;
         let mut sink = |event: PipelineEvent| {
             if let PipelineEvent::Progress { seconds, .. } = &event {
@@ -136,7 +136,7 @@ pub(super) fn recognise(listening: Listening, form: Form, spool: bool, outbox: &
             }
             let bytes = printer.event(&event)?;
             begun |= !bytes.is_empty();
-            outbox.send(bytes)
+            writer.send(bytes)
         };
         let summary =
             audio::pipeline::recognise(input, hint.as_deref(), &recogniser, &model, &options, &mut sink)?;
@@ -144,15 +144,15 @@ pub(super) fn recognise(listening: Listening, form: Form, spool: bool, outbox: &
         Ok((summary, printer))
     });
     let ended = blamed(&failure, result).and_then(|(summary, printer)| {
-        outbox.send(printer.finish(&summary)?)?;
+        writer.send(printer.finish(&summary)?)?;
         Ok(if summary.partial { "partial" } else { "ok" })
     });
     count.ended(match &ended {
         Ok(outcome) => outcome,
-        Err(error) => label(error.kind()),
+        Err(error) => error.kind().name(),
     });
-    outbox.end(match ended {
-        Err(error) if begun && form == Form::Lines => outbox.send(error_line(&error)),
+    writer.end(match ended {
+        Err(error) if begun && form == Form::Lines => writer.send(error_line(&error)),
         ended => ended.map(|_| ()),
     });
 }

@@ -14,11 +14,13 @@ use http::{HeaderMap, HeaderValue, header};
 
 use super::answer::{self, Form};
 use super::listen::{Listening, Request};
-use super::results::results;
 use super::{find, voices};
 use crate::app::App;
-use crate::header_timeout::HeaderTimeout;
-use crate::http::{Reply, Shared};
+use transport::HeaderTimeout;
+use transport::Reply;
+use transport::result_stream::result_channel;
+
+use crate::app::Shared;
 
 /// Where the routes are described.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -113,8 +115,8 @@ async fn answered(
     let spool = flag("spool", asked.spool.as_deref())?;
     let mut listening = Listening::begin(app, name, request).await?;
     listening.options.embeddings = embeddings;
-    let (outbox, results) = results(listening.stop());
-    listening.on_thread(move |listening| answer::recognise(listening, form, spool, &outbox))?;
+    let (writer, results) = result_channel(listening.stop());
+    listening.on_thread(move |listening| answer::recognise(listening, form, spool, &writer))?;
     results.begun().await?;
     let mut response = Response::new(Body::from_stream(results));
     let headers = response.headers_mut();

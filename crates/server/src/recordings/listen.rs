@@ -13,14 +13,13 @@ use http::{HeaderMap, header};
 use metrics::{KindLabels, Metrics, ModelLabels, RecordingLabels};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::form::{self, Pieces};
-use super::places::Place;
-use super::upload::{Failure, Upload, UploadLimits, discard_rest, upload};
 use super::{ServedModel, find};
+use super::{form, spool};
 use crate::app::App;
 use crate::config::AudioConfig;
-use crate::errors::label;
-use crate::header_timeout::HeaderTimeout;
+use transport::HeaderTimeout;
+use transport::UploadPermit;
+use transport::upload::{UploadFailure, UploadLimits, UploadPieces, UploadReader, upload_channel};
 
 /// Runs of one recording that wait or run at the same time, for each worker: one that runs and one that is next.
 const RUNS_PER_WORKER: usize = 2;
@@ -32,14 +31,14 @@ pub(super) struct Listening {
     pub(super) recogniser: Recogniser,
     pub(super) model: Arc<dyn AudioModel>,
     pub(super) options: PipelineOptions,
-    pub(super) upload: Upload,
-    pub(super) failure: Failure,
+    pub(super) upload: UploadReader,
+    pub(super) failure: UploadFailure,
     pub(super) hint: Option<String>,
     pub(super) file_name: Option<String>,
     pub(super) config: AudioConfig,
     pub(super) count: Count,
     /// Free again when the thread that listens and the one that reads, which has the upload, have both ended.
-    pub(super) place: Arc<Place>,
+    pub(super) permit: Arc<UploadPermit>,
     _admitted: OwnedSemaphorePermit,
 }
 
@@ -85,15 +84,18 @@ impl Listening {
         let begun = Listening::try_begin(app, name, request).await;
         begun.inspect_err(|error| {
             let known = app.lifecycle.catalog().ready(name).is_some();
-            ended(&app.metrics, if known { name.into() } else { "".into() }, label(error.kind()));
+            ended(&app.metrics, if known { name.into() } else { "".into() }, error.kind().name());
         })
     }
 
     async fn try_begin(app: &Arc<App>, name: &str, request: Request) -> Result<Listening> {
         let Request { headers, body, watch } = request;
         let config = app.recordings.config.clone();
-        let limits =
-            UploadLimits { bytes_max: config.bytes_max, piece_timeout: app.listeners.client_timeout };
+        let limits = UploadLimits {
+            noun: "recording",
+            bytes_max: config.bytes_max,
+            piece_timeout: app.requests.limits.client_timeout,
+        };
         // While the body comes, its bytes are not those of a next request.
         let receiving = watch.complete();
         let prepared = match prepare(app, name) {
@@ -101,9 +103,9 @@ impl Listening {
             Err(error) => {
                 // A client that asked whether to send has not begun to.
                 if !headers.contains_key(header::EXPECT) {
-                    let pieces = Pieces::Raw(Box::new(body.into_data_stream()));
+                    let pieces = UploadPieces::raw(body);
                     tokio::spawn(async move {
-                        discard_rest(pieces, limits.piece_timeout).await;
+                        pieces.discard(limits.piece_timeout).await;
                         drop(receiving);
                     });
                 }
@@ -111,11 +113,11 @@ impl Listening {
             }
         };
         let sent = form::sent(&headers, body, limits).await?;
-        let Prepared { admitted, place, recogniser, model, options } = prepared;
-        let place = Arc::new(place);
-        let (feeder, upload, failure) = upload(Some(place.clone()));
+        let Prepared { admitted, permit, recogniser, model, options } = prepared;
+        let permit = Arc::new(permit);
+        let (sender, upload, failure) = upload_channel(Some(permit.clone()));
         tokio::spawn(async move {
-            feeder.feed(sent.pieces, limits).await;
+            sender.feed(sent.pieces, limits).await;
             drop(receiving);
         });
         let count = Count { metrics: app.metrics.clone(), recogniser: name.into(), seconds: 0.0 };
@@ -130,7 +132,7 @@ impl Listening {
             file_name,
             config,
             count,
-            place,
+            permit,
             _admitted: admitted,
         })
     }
@@ -145,7 +147,7 @@ impl Listening {
     /// # Errors
     /// `ResourceExhausted` when there can be no more threads.
     pub(super) fn on_thread(self, work: impl FnOnce(Listening) + Send + 'static) -> Result<()> {
-        let name = format!("audio-{}", self.place.number);
+        let name = format!("audio-{}", self.permit.number);
         let spawned = std::thread::Builder::new().name(name).spawn(move || work(self));
         spawned.map(drop).map_err(|error| Error::exhausted(format!("no thread for the recording: {error}")))
     }
@@ -156,18 +158,18 @@ impl Listening {
     /// What ended the upload; else those of the pipeline.
     pub(super) fn embed(self) -> Result<Vec<f32>> {
         let hint = self.hint.as_deref();
-        let vector = self.upload.input(false, &self.config).and_then(|input| {
+        let vector = spool::input(self.upload, false, &self.config).and_then(|input| {
             audio::pipeline::embed(input, hint, &self.recogniser, &self.model, &self.options)
         });
         let vector = blamed(&self.failure, vector);
-        self.count.ended(vector.as_ref().map_or_else(|error| label(error.kind()), |_| "ok"));
+        self.count.ended(vector.as_ref().map_or_else(|error| error.kind().name(), |_| "ok"));
         vector
     }
 }
 
 /// The true reason: an upload that ended early is what is wrong, whatever the pipeline made of it, and a recording that
 /// cannot be read is the client's.
-pub(super) fn blamed<T>(failure: &Failure, result: Result<T>) -> Result<T> {
+pub(super) fn blamed<T>(failure: &UploadFailure, result: Result<T>) -> Result<T> {
     match failure.get() {
         Some(error) => Err(error),
         None => result.map_err(|error| match error.kind() {
@@ -180,17 +182,17 @@ pub(super) fn blamed<T>(failure: &Failure, result: Result<T>) -> Result<T> {
 /// What a recording needs beside its bytes.
 struct Prepared {
     admitted: OwnedSemaphorePermit,
-    place: Place,
+    permit: UploadPermit,
     recogniser: Recogniser,
     model: Arc<dyn AudioModel>,
     options: PipelineOptions,
 }
 
 fn prepare(app: &App, name: &str) -> Result<Prepared> {
-    let admitted = app.admit()?;
+    let admitted = app.requests.admit()?;
     let (recogniser, servable) = find(app.lifecycle.catalog(), name)?;
     let recordings = &app.recordings;
-    let place = recordings.places.take().ok_or_else(|| {
+    let permit = recordings.permits.try_acquire().ok_or_else(|| {
         app.metrics.refused.get_or_create(&KindLabels { kind: "recordings_max" }).inc();
         let text = format!(
             "{} recordings are being listened to already; try again later or raise --recordings",
@@ -205,8 +207,8 @@ fn prepare(app: &App, name: &str) -> Result<Prepared> {
     .then(|| recordings.speakers(name))
     .transpose()?;
     let in_flight = RUNS_PER_WORKER * app.scheduler.workers();
-    let reader = format!("audio-{}-in", place.number);
+    let reader = format!("audio-{}-in", permit.number);
     let options = PipelineOptions { in_flight, embeddings: false, speakers, stop: stop.clone(), reader };
     let model = Arc::new(ServedModel::new(app.scheduler.clone(), servable, stop));
-    Ok(Prepared { admitted, place, recogniser, model, options })
+    Ok(Prepared { admitted, permit, recogniser, model, options })
 }

@@ -11,12 +11,10 @@ mod door;
 mod find;
 mod form;
 mod listen;
-mod places;
-mod results;
 mod served;
+mod spool;
 #[cfg(test)]
 mod tests;
-mod upload;
 mod voices;
 
 use std::collections::BTreeMap;
@@ -26,14 +24,12 @@ use std::time::Duration;
 use audio::speakers::Speakers;
 use base::{Error, Result};
 
+use transport::UploadPermits;
+
 use crate::config::AudioConfig;
 pub(crate) use door::routes;
 pub(crate) use find::find;
-pub(crate) use form::Pieces;
-pub(crate) use places::{Place, Places};
-pub(crate) use results::{Outbox, results};
 pub(crate) use served::ServedModel;
-pub(crate) use upload::{Upload, UploadLimits, upload};
 
 /// How long shutdown waits for threads whose clients have been cut off.
 const END_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -41,24 +37,24 @@ const END_WAIT_MAX: Duration = Duration::from_secs(10);
 /// What recordings share.
 pub(crate) struct Recordings {
     config: AudioConfig,
-    places: Arc<Places>,
+    permits: Arc<UploadPermits>,
     /// One store a recogniser, opened when it is first asked for.
     speakers: Mutex<BTreeMap<String, Speakers>>,
 }
 
 impl Recordings {
     pub(crate) fn new(config: AudioConfig) -> Recordings {
-        Recordings { places: Places::new(config.recordings_max), speakers: Mutex::default(), config }
+        Recordings { permits: UploadPermits::new(config.recordings_max), speakers: Mutex::default(), config }
     }
 
     /// Recordings that are being listened to.
     pub(crate) fn active(&self) -> usize {
-        self.places.taken()
+        self.permits.taken()
     }
 
     /// Waits, for a while, until no thread listens any more.
     pub(crate) fn wait_ended(&self) {
-        if !self.places.wait_free(END_WAIT_MAX) {
+        if !self.permits.wait_free(END_WAIT_MAX) {
             tracing::warn!(recordings = self.active(), "recordings were cut off");
         }
     }

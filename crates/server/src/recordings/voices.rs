@@ -14,11 +14,15 @@ use tokio::sync::oneshot;
 
 use super::find::find;
 use super::listen::{Listening, Request};
-use crate::admin::{self, AdminCall};
 use crate::app::{App, CancelOnDrop};
-use crate::header_timeout::HeaderTimeout;
-use crate::http::{Reply, Shared};
-use crate::listen::Peer;
+use transport::HeaderTimeout;
+use transport::Reply;
+
+use crate::app::Shared;
+use transport::Peer;
+
+/// Describes the admin calls of this module in errors.
+const ADMIN_CALL: &str = "speakers are enrolled and forgotten";
 
 /// The store of a recogniser, and from which similarity a voice is accepted.
 fn store(app: &App, name: &str) -> Result<(Speakers, f32)> {
@@ -63,8 +67,8 @@ pub(super) async fn enrol(
     body: Body,
 ) -> Reply {
     let enrolled = async {
-        admin::allowed(&app, AdminCall::Speakers, Some(peer), &headers)?;
-        admin::same_page(&app, &headers)?;
+        app.access.check_admin(ADMIN_CALL, Some(peer), &headers)?;
+        app.access.check_admin_page(&headers)?;
         let (speakers, _) = store(&app, &name)?;
         let known = speaker.clone();
         let then = move |embedding: Vec<f32>| speakers.enrol(&known, &embedding);
@@ -81,8 +85,8 @@ pub(super) async fn forget(
     headers: HeaderMap,
 ) -> Reply {
     let forgotten = async {
-        admin::allowed(&app, AdminCall::Speakers, Some(peer), &headers)?;
-        admin::same_page(&app, &headers)?;
+        app.access.check_admin(ADMIN_CALL, Some(peer), &headers)?;
+        app.access.check_admin_page(&headers)?;
         let (speakers, _) = store(&app, &name)?;
         let known = speaker.clone();
         // Writing a file is nothing for a door's thread.

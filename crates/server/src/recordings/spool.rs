@@ -1,0 +1,97 @@
+//! A recording that must be read out of order lies in a temporary file first.
+
+use std::io::{self, Read, Seek, SeekFrom, Write};
+
+use audio::decode::AudioInput;
+use base::{Error, Result};
+use transport::upload::UploadReader;
+
+use crate::config::AudioConfig;
+
+/// Bytes that show whether a container must be read out of order.
+const HEAD_BYTES: usize = 12;
+/// Bytes copied at once to a temporary file.
+const SPOOL_PIECE: usize = 64 << 10;
+
+/// Returns the input of the pipeline: the upload itself while it still arrives, or a temporary file that holds all of
+/// it, if the container keeps its table of contents at the end or `spool` asks for it.
+///
+/// # Errors
+/// `TooLarge` for a recording that must lie in a file and is larger than such a file may be; the error that ended the
+/// upload.
+pub(super) fn input(mut upload: UploadReader, spool: bool, config: &AudioConfig) -> Result<AudioInput> {
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    let read = upload.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head);
+    read.map_err(|error| upload.error(&error))?;
+    if !spool && head.get(4..8) != Some(b"ftyp") {
+        return Ok(AudioInput::Stream(Box::new(Read::chain(io::Cursor::new(head), upload))));
+    }
+    self::spool(&mut upload, &head, config).map(AudioInput::File)
+}
+
+fn spool(upload: &mut UploadReader, head: &[u8], config: &AudioConfig) -> Result<std::fs::File> {
+    let made = match &config.spool_dir {
+        Some(dir) => tempfile::tempfile_in(dir),
+        None => tempfile::tempfile(),
+    };
+    let disk =
+        |error: io::Error| Error::exhausted(format!("the recording cannot be kept in a file: {error}"));
+    let mut file = made.map_err(disk)?;
+    file.write_all(head).map_err(disk)?;
+    let (mut length, mut buffer) = (head.len() as u64, vec![0; SPOOL_PIECE]);
+    loop {
+        let count = upload.read(&mut buffer).map_err(|error| upload.error(&error))?;
+        if count == 0 {
+            break;
+        }
+        length += count as u64;
+        if length > config.spool_bytes_max {
+            return Err(Error::too_large(format!(
+                "a recording in this container is kept in a file first, and it has more than {} bytes; send it as \
+                 WAV, FLAC, MP3 or Ogg",
+                config.spool_bytes_max
+            )));
+        }
+        file.write_all(&buffer[..count]).map_err(disk)?;
+    }
+    file.seek(SeekFrom::Start(0)).map_err(disk)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use base::ErrorKind;
+    use transport::upload::{UploadLimits, UploadPieces, upload_channel};
+
+    use super::*;
+
+    const LIMITS: UploadLimits =
+        UploadLimits { noun: "recording", bytes_max: 1000, piece_timeout: Duration::from_secs(5) };
+
+    fn input(bytes: &[u8], spool: bool, spool_bytes_max: u64) -> Result<AudioInput> {
+        let (sender, upload, _) = upload_channel(None);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(sender.feed(UploadPieces::raw(bytes.to_vec().into()), LIMITS));
+        super::input(upload, spool, &AudioConfig { spool_bytes_max, ..AudioConfig::default() })
+    }
+
+    fn text(input: AudioInput) -> (bool, Vec<u8>) {
+        let mut all = Vec::new();
+        match input {
+            AudioInput::File(mut file) => (true, file.read_to_end(&mut all).map(|_| all).unwrap()),
+            AudioInput::Stream(mut stream) => (false, stream.read_to_end(&mut all).map(|_| all).unwrap()),
+        }
+    }
+
+    #[test]
+    fn only_what_must_be_read_out_of_order_goes_to_a_file() {
+        let (mp4, wav) = (b"\0\0\0\x20ftypM4A and more".to_vec(), b"RIFF....WAVE and more".to_vec());
+        assert_eq!(text(input(&mp4, false, 100).unwrap()), (true, mp4.clone()));
+        assert_eq!(text(input(&wav, false, 100).unwrap()), (false, wav.clone()));
+        assert_eq!(text(input(&wav, true, 100).unwrap()), (true, wav));
+        assert_eq!(text(input(b"RI", false, 100).unwrap()), (false, b"RI".to_vec()));
+        assert!(input(&mp4, false, 15).is_err_and(|error| error.kind() == ErrorKind::TooLarge));
+    }
+}

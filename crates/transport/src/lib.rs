@@ -1,0 +1,48 @@
+//! Sockets, HTTP/1.1 and HTTP/2 connections, request and response bodies, and their limits.
+//!
+//! # Layers
+//! [`Listener`] accepts connections and runs an HTTP service on them. A handler reads a body through
+//! [`RequestResources`], which counts its bytes in a [`ByteBudget`], and answers with a [`Reply`].
+//! [`upload`] and [`result_stream`] connect a handler with a thread that reads a long body or writes a long answer.
+//!
+//! # Invariant
+//! Everything a client can make the server hold is bounded: connections, headers, control frames, bytes of bodies and
+//! answers, and the time for each of them.
+//!
+//! # Not here
+//! Models, collections and the protocols above HTTP: `server` and the endpoint crates know them.
+
+pub mod access;
+pub mod body_reader;
+mod byte_budget;
+mod codec_threads;
+mod connection_threads;
+mod control_frames;
+pub mod decompress;
+pub mod descriptors;
+mod header_timeout;
+mod linger;
+mod listen;
+mod progress_timeout;
+mod receive_permits;
+mod reply;
+mod request_body;
+mod resources;
+mod response_body;
+pub mod result_stream;
+pub mod upload;
+mod upload_permits;
+mod write_coalescer;
+
+pub use byte_budget::{ByteBudget, FREE_BYTES_MAX, Reservation};
+pub use codec_threads::{CodecStep, CodecThreads, INLINE_BYTES_MAX, INLINE_WORK_MAX};
+pub use connection_threads::ConnectionThreads;
+pub use header_timeout::HeaderTimeout;
+pub use listen::{ConnectionLimits, HttpVersion, Listener, Peer, bind};
+pub use progress_timeout::ProgressTimeout;
+pub use receive_permits::ReceivePermits;
+pub use reply::Reply;
+pub use request_body::RequestBody;
+pub use resources::{RequestLimits, RequestResources, Shared, json_values_max};
+pub use response_body::{ANSWER_WINDOW, ANSWER_WINDOW_BYTES_MIN, ResponseBody, count_body};
+pub use upload_permits::{UploadPermit, UploadPermits};

@@ -1,0 +1,185 @@
+//! Limits and resources that all requests share, and the reading of bodies within them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{Error, Result};
+use bytes::Bytes;
+use http::{HeaderMap, header};
+use metrics::{KindLabels, Metrics};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::body_reader::{self, BodyAccounting, BodyLimits};
+use crate::byte_budget::{ByteBudget, FREE_BYTES_MAX};
+use crate::codec_threads::{CodecStep, CodecThreads, INLINE_BYTES_MAX};
+use crate::decompress;
+use crate::receive_permits::ReceivePermits;
+
+/// The state that a router's handlers share.
+pub type Shared<S> = axum::extract::State<Arc<S>>;
+
+/// Bytes that a JSON value takes at most besides its text while a list of such values grows.
+const JSON_VALUE_BYTES: u64 = 96;
+/// Bytes that a JSON object takes at most besides its members: a node of a B-tree has room for eleven of them.
+const JSON_OBJECT_BYTES: u64 = 704;
+
+/// Limits of requests.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestLimits {
+    /// Largest body in bytes, before and after decompression.
+    pub body_bytes_max: usize,
+    /// Most requests that are answered at the same time.
+    pub requests_max: usize,
+    /// Longest wait for the next piece of a body.
+    pub client_timeout: Duration,
+    /// Longest time for a whole body, and longest deadline of a request.
+    pub request_timeout: Duration,
+    /// Time between two checks that a client reads a large answer.
+    pub answer_window: Duration,
+}
+
+/// Limits and resources that all requests share.
+pub struct RequestResources {
+    /// Limits of requests.
+    pub limits: RequestLimits,
+    /// Bytes that requests in flight hold.
+    pub memory: Arc<ByteBudget>,
+    /// Permits of requests that wait for their body.
+    pub receive_permits: ReceivePermits,
+    /// Threads that decode and encode large messages.
+    pub codec: CodecThreads,
+    /// Receives the counts of refusals.
+    pub metrics: Arc<Metrics>,
+    answering: Arc<Semaphore>,
+}
+
+impl RequestResources {
+    /// Creates the resources; requests in flight may hold `memory_bytes` bytes.
+    pub fn new(limits: RequestLimits, memory_bytes: u64, metrics: Arc<Metrics>) -> RequestResources {
+        RequestResources {
+            limits,
+            memory: ByteBudget::new(memory_bytes, metrics.clone()),
+            receive_permits: ReceivePermits::new(limits.requests_max, metrics.clone()),
+            codec: CodecThreads::new(metrics.clone()),
+            answering: Arc::new(Semaphore::new(limits.requests_max)),
+            metrics,
+        }
+    }
+
+    /// Admits a request that is about to be answered, until the permit is dropped. A request with a body is admitted
+    /// once its body is complete.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` with retry advice if [`RequestLimits::requests_max`] requests are being answered.
+    pub fn admit(&self) -> Result<OwnedSemaphorePermit> {
+        self.answering.clone().try_acquire_owned().map_err(|_| {
+            self.metrics.refused.get_or_create(&KindLabels { kind: "requests_max" }).inc();
+            Error::exhausted(format!(
+                "{} requests are being answered already; try again later or raise --max-requests",
+                self.limits.requests_max
+            ))
+            .with_retry_after(Duration::from_millis(100))
+        })
+    }
+
+    /// Refuses a request before its body is read if none could be answered now, which costs less than receiving it.
+    ///
+    /// # Errors
+    /// Those of [`RequestResources::admit`].
+    pub fn check_room(&self) -> Result<()> {
+        self.admit().map(drop)
+    }
+
+    /// Returns the number of requests being answered.
+    pub fn admitted(&self) -> usize {
+        self.limits.requests_max - self.answering.available_permits()
+    }
+
+    /// Returns the limits of a body of at most `bytes_max` bytes besides `framing_bytes`.
+    pub fn body_limits(&self, bytes_max: usize, framing_bytes: usize) -> BodyLimits {
+        BodyLimits {
+            bytes_max,
+            framing_bytes,
+            piece_timeout: self.limits.client_timeout,
+            total_timeout: self.limits.request_timeout,
+        }
+    }
+
+    /// Reads the body of an HTTP/1.1 request and decompresses it. The returned bytes hold their part of the budget.
+    ///
+    /// # Errors
+    /// Those of [`body_reader::read`] and [`decompress::decompress`]; `InvalidArgument` for another compression.
+    pub async fn read_body(&self, headers: &HeaderMap, body: axum::body::Body) -> Result<Bytes> {
+        let coding = decompress::coding(headers)?;
+        let announced =
+            headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let bytes_max = self.limits.body_bytes_max;
+        // An HTTP/1.1 connection has one request at a time, so the number of connections bounds these bodies.
+        let accounting = BodyAccounting { reservation: self.memory.empty(), receive_permits: None };
+        let body = body_reader::read(body, announced, self.body_limits(bytes_max, 0), accounting).await?;
+        let Some(coding) = coding else { return Ok(body) };
+        let reservation = self.memory.empty();
+        let decompress = move || decompress::decompress(coding, &body, bytes_max, reservation);
+        self.codec.run(CodecStep::Decompress, decompress).await
+    }
+
+    /// Reads a body that becomes a tree of JSON values, and reserves the memory of that tree for as long as the returned
+    /// bytes live.
+    ///
+    /// # Errors
+    /// Those of [`RequestResources::read_body`] and of the budget.
+    pub async fn read_json_body(&self, headers: &HeaderMap, body: axum::body::Body) -> Result<Bytes> {
+        let body = self.read_body(headers, body).await?;
+        if body.len() as u64 <= FREE_BYTES_MAX {
+            return Ok(body);
+        }
+        let large = body.len() > INLINE_BYTES_MAX;
+        let mut reservation = self.memory.empty();
+        let reserve = move || {
+            reservation.cover(json_tree_bytes_max(&body))?;
+            Ok(reservation.attach(body))
+        };
+        self.codec.run_if(large, CodecStep::Decode, reserve).await
+    }
+
+    /// Parses a JSON body, on a codec thread if it is large.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the body is not the JSON of a `T`.
+    pub async fn parse_json<T>(&self, body: Bytes) -> Result<T>
+    where
+        T: serde::de::DeserializeOwned + Send + 'static,
+    {
+        let large = body.len() > INLINE_BYTES_MAX;
+        let parse = move || {
+            serde_json::from_slice(&body)
+                .map_err(|error| Error::invalid(format!("the body is not the expected JSON: {error}")))
+        };
+        self.codec.run_if(large, CodecStep::Decode, parse).await
+    }
+}
+
+/// Returns an upper bound of the bytes that `json` takes as a tree of values, besides its text.
+fn json_tree_bytes_max(json: &[u8]) -> u64 {
+    let objects = json.iter().filter(|byte| **byte == b'{').count() as u64;
+    json_values_max(json) * JSON_VALUE_BYTES + objects * JSON_OBJECT_BYTES
+}
+
+/// Returns an upper bound of the number of values in `json`: each but the last stands before a comma or a colon.
+pub fn json_values_max(json: &[u8]) -> u64 {
+    1 + json.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each of these objects has a node of a B-tree of its own.
+    #[test]
+    fn objects_are_counted_with_their_nodes() {
+        let conditions = vec![r#"{"key":"k","match":{"value":1}}"#; 1000].join(",");
+        let body = format!(r#"{{"filter":{{"must":[{conditions}]}}}}"#);
+        let node = 11 * (size_of::<String>() + size_of::<serde_json::Value>()) as u64;
+        assert!(json_tree_bytes_max(body.as_bytes()) >= 2002 * node);
+    }
+}
