@@ -138,7 +138,7 @@ pub fn tfs_protobuf(data: &[u8]) {
     });
     let Some(predict) = predict else { return };
     let outputs: Vec<&str> = predict.outputs.iter().map(|output| &**output).collect();
-    let message = tfs::grpc::encode_request(&tfs::grpc::Target::default(), &predict.inputs, &outputs);
+    let message = tfs::grpc::encode_request(&tfs::grpc::PredictTarget::default(), &predict.inputs, &outputs);
     let message = tensorflow::serving::PredictRequest::decode(Bytes::from(message.encode_to_vec()));
     let again = tfs::grpc::decode_predict(message.expect("own message")).expect("own request");
     assert_eq!(again.inputs, predict.inputs);

@@ -45,65 +45,71 @@ pub struct Weight {
 /// A message that can be weighed.
 pub trait Weighed: Message + Default {
     #[doc(hidden)]
-    const LAYOUT: &'static Layout;
+    const LAYOUT: &'static MessageLayout;
 }
 
 /// The fields of a message that allocate.
 #[derive(Debug)]
-pub struct Layout(&'static [(u32, Field)]);
+pub struct MessageLayout(&'static [(u32, FieldLayout)]);
 
 #[derive(Clone, Copy, Debug)]
-enum Field {
+enum FieldLayout {
     /// One string, which is copied.
     Text,
     /// A message that lies within its parent.
-    One(&'static Layout),
+    One(&'static MessageLayout),
     /// A list of messages or of `bytes`, or a map.
-    Many(Many),
+    Many(RepeatedField),
     /// A list of numbers, packed or not: bytes of an element in memory, and on the wire if that is fixed.
     Numbers { width: u64, fixed: Option<u64> },
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Many {
+struct RepeatedField {
     what: &'static str,
     count_max: u32,
     /// Bytes for the first element and for each.
     first: u64,
     each: u64,
-    layout: &'static Layout,
+    layout: &'static MessageLayout,
 }
 
 /// A list whose elements have `size` bytes.
-const fn list(what: &'static str, count_max: u32, size: usize, layout: &'static Layout) -> Field {
+const fn list(
+    what: &'static str,
+    count_max: u32,
+    size: usize,
+    layout: &'static MessageLayout,
+) -> FieldLayout {
     let size = size as u64;
-    Field::Many(Many { what, count_max, first: ROOM_MIN * size, each: GROWTH * size, layout })
+    FieldLayout::Many(RepeatedField { what, count_max, first: ROOM_MIN * size, each: GROWTH * size, layout })
 }
 
 /// A map from strings to values of `size` bytes; `layout` is that of an entry. A node of a B-tree has room for 11 entries,
 /// of which at least 5 are used once there are two nodes.
-const fn map(what: &'static str, count_max: u32, size: usize, layout: &'static Layout) -> Field {
+const fn map(what: &'static str, count_max: u32, size: usize, layout: &'static MessageLayout) -> FieldLayout {
     let size = (size + size_of::<String>()) as u64;
-    Field::Many(Many { what, count_max, first: 11 * size + 112, each: 3 * size + 64, layout })
+    FieldLayout::Many(RepeatedField { what, count_max, first: 11 * size + 112, each: 3 * size + 64, layout })
 }
 
-const fn varints(width: u64) -> Field {
-    Field::Numbers { width, fixed: None }
+const fn varints(width: u64) -> FieldLayout {
+    FieldLayout::Numbers { width, fixed: None }
 }
 
-const fn fixed(width: u64) -> Field {
-    Field::Numbers { width, fixed: Some(width) }
+const fn fixed(width: u64) -> FieldLayout {
+    FieldLayout::Numbers { width, fixed: Some(width) }
 }
 
 const UNBOUNDED: u32 = u32::MAX;
 const TENSORS: u32 = TENSORS_MAX as u32;
-const NOTHING: Layout = Layout(&[]);
-const STRINGS: Field = list("strings", UNBOUNDED, size_of::<bytes::Bytes>(), &NOTHING);
+const NOTHING: MessageLayout = MessageLayout(&[]);
+const STRINGS: FieldLayout = list("strings", UNBOUNDED, size_of::<bytes::Bytes>(), &NOTHING);
 
-const PARAMETER: Layout = Layout(&[(3, Field::Text)]);
-const PARAMETER_ENTRY: Layout = Layout(&[(1, Field::Text), (2, Field::One(&PARAMETER))]);
-const PARAMETERS: Field = map("parameters", TENSORS, size_of::<InferParameter>(), &PARAMETER_ENTRY);
-const CONTENTS: Layout = Layout(&[
+const PARAMETER: MessageLayout = MessageLayout(&[(3, FieldLayout::Text)]);
+const PARAMETER_ENTRY: MessageLayout =
+    MessageLayout(&[(1, FieldLayout::Text), (2, FieldLayout::One(&PARAMETER))]);
+const PARAMETERS: FieldLayout = map("parameters", TENSORS, size_of::<InferParameter>(), &PARAMETER_ENTRY);
+const CONTENTS: MessageLayout = MessageLayout(&[
     (1, varints(1)),
     (2, varints(4)),
     (3, varints(8)),
@@ -114,20 +120,20 @@ const CONTENTS: Layout = Layout(&[
     (8, STRINGS),
 ]);
 /// Axes are not counted here: their refusal names the tensor, and a number of 8 bytes is all that one takes.
-const INPUT: Layout = Layout(&[
-    (1, Field::Text),
-    (2, Field::Text),
+const INPUT: MessageLayout = MessageLayout(&[
+    (1, FieldLayout::Text),
+    (2, FieldLayout::Text),
     (3, varints(8)),
     (4, PARAMETERS),
-    (5, Field::One(&CONTENTS)),
+    (5, FieldLayout::One(&CONTENTS)),
 ]);
-const OUTPUT: Layout = Layout(&[(1, Field::Text), (2, PARAMETERS)]);
+const OUTPUT: MessageLayout = MessageLayout(&[(1, FieldLayout::Text), (2, PARAMETERS)]);
 
 impl Weighed for ModelInferRequest {
-    const LAYOUT: &'static Layout = &Layout(&[
-        (1, Field::Text),
-        (2, Field::Text),
-        (3, Field::Text),
+    const LAYOUT: &'static MessageLayout = &MessageLayout(&[
+        (1, FieldLayout::Text),
+        (2, FieldLayout::Text),
+        (3, FieldLayout::Text),
         (4, PARAMETERS),
         (5, list("inputs", TENSORS, size_of::<InferInputTensor>(), &INPUT)),
         (6, list("outputs", TENSORS, size_of::<InferRequestedOutputTensor>(), &OUTPUT)),
@@ -135,11 +141,13 @@ impl Weighed for ModelInferRequest {
     ]);
 }
 
-const SPEC: Layout = Layout(&[(1, Field::Text), (3, Field::Text), (4, Field::Text)]);
-const DIM: Layout = Layout(&[(2, Field::Text)]);
-const SHAPE: Layout = Layout(&[(2, list("axes of a tensor", RANK_MAX as u32, size_of::<Dim>(), &DIM))]);
-const TENSOR: Layout = Layout(&[
-    (2, Field::One(&SHAPE)),
+const SPEC: MessageLayout =
+    MessageLayout(&[(1, FieldLayout::Text), (3, FieldLayout::Text), (4, FieldLayout::Text)]);
+const DIM: MessageLayout = MessageLayout(&[(2, FieldLayout::Text)]);
+const SHAPE: MessageLayout =
+    MessageLayout(&[(2, list("axes of a tensor", RANK_MAX as u32, size_of::<Dim>(), &DIM))]);
+const TENSOR: MessageLayout = MessageLayout(&[
+    (2, FieldLayout::One(&SHAPE)),
     (5, fixed(4)),
     (6, fixed(8)),
     (7, varints(4)),
@@ -152,13 +160,13 @@ const TENSOR: Layout = Layout(&[
     (16, varints(4)),
     (17, varints(8)),
 ]);
-const TENSOR_ENTRY: Layout = Layout(&[(1, Field::Text), (2, Field::One(&TENSOR))]);
+const TENSOR_ENTRY: MessageLayout = MessageLayout(&[(1, FieldLayout::Text), (2, FieldLayout::One(&TENSOR))]);
 
 impl Weighed for PredictRequest {
-    const LAYOUT: &'static Layout = &Layout(&[
-        (1, Field::One(&SPEC)),
+    const LAYOUT: &'static MessageLayout = &MessageLayout(&[
+        (1, FieldLayout::One(&SPEC)),
         (2, map("inputs", TENSORS, size_of::<TensorProto>(), &TENSOR_ENTRY)),
-        (3, list("outputs", TENSORS, size_of::<String>(), &Layout(&[]))),
+        (3, list("outputs", TENSORS, size_of::<String>(), &MessageLayout(&[]))),
     ]);
 }
 
@@ -167,32 +175,32 @@ impl Weighed for PredictRequest {
 /// # Errors
 /// `InvalidArgument` for bytes that are no message and for more elements than are taken.
 pub fn weigh<M: Weighed>(message: &[u8], work_max: u64) -> Result<Weight> {
-    let mut scale = Scale { weight: Weight::default(), work_max };
+    let mut scale = Weigher { weight: Weight::default(), work_max };
     match scale.message(M::LAYOUT, message) {
         Ok(()) => Ok(Weight { whole: true, ..scale.weight }),
-        Err(Stop::Work) => Ok(scale.weight),
-        Err(Stop::Wrong(error)) => Err(error),
+        Err(WeighStop::Work) => Ok(scale.weight),
+        Err(WeighStop::Wrong(error)) => Err(error),
     }
 }
 
-enum Stop {
+enum WeighStop {
     Work,
     Wrong(Error),
 }
 
-impl From<prost::DecodeError> for Stop {
-    fn from(error: prost::DecodeError) -> Stop {
-        Stop::Wrong(Error::invalid(format!("the message cannot be read: {error}")))
+impl From<prost::DecodeError> for WeighStop {
+    fn from(error: prost::DecodeError) -> WeighStop {
+        WeighStop::Wrong(Error::invalid(format!("the message cannot be read: {error}")))
     }
 }
 
-struct Scale {
+struct Weigher {
     weight: Weight,
     work_max: u64,
 }
 
-impl Scale {
-    fn message(&mut self, layout: &'static Layout, mut rest: &[u8]) -> Result<(), Stop> {
+impl Weigher {
+    fn message(&mut self, layout: &'static MessageLayout, mut rest: &[u8]) -> Result<(), WeighStop> {
         let mut counts = [0u32; FIELDS_MAX];
         while !rest.is_empty() {
             self.work(1)?;
@@ -216,25 +224,30 @@ impl Scale {
     }
 
     /// Adds one occurrence of a field, of which `count` came before; `payload` is `None` for a number on its own.
-    fn field(&mut self, field: Field, payload: Option<&[u8]>, count: &mut u32) -> Result<(), Stop> {
+    fn field(
+        &mut self,
+        field: FieldLayout,
+        payload: Option<&[u8]>,
+        count: &mut u32,
+    ) -> Result<(), WeighStop> {
         match (field, payload) {
-            (Field::Text, Some(text)) => self.add(2 * text.len() as u64 + ROOM_MIN),
-            (Field::One(layout), Some(payload)) => self.message(layout, payload)?,
-            (Field::Many(many), Some(payload)) => {
-                let Many { what, count_max, first, each, layout } = many;
+            (FieldLayout::Text, Some(text)) => self.add(2 * text.len() as u64 + ROOM_MIN),
+            (FieldLayout::One(layout), Some(payload)) => self.message(layout, payload)?,
+            (FieldLayout::Many(many), Some(payload)) => {
+                let RepeatedField { what, count_max, first, each, layout } = many;
                 self.add(if *count == 0 { first + each } else { each });
                 *count = count.saturating_add(1);
                 if *count > count_max {
                     let error = Error::invalid(format!(
                         "more than {count_max} {what}, at most {count_max} are taken"
                     ));
-                    return Err(Stop::Wrong(error));
+                    return Err(WeighStop::Wrong(error));
                 }
                 if !layout.0.is_empty() {
                     self.message(layout, payload)?;
                 }
             }
-            (Field::Numbers { width, fixed }, payload) => {
+            (FieldLayout::Numbers { width, fixed }, payload) => {
                 let room = if *count == 0 { ROOM_MIN * width } else { 0 };
                 *count = 1;
                 let elements = match (payload, fixed) {
@@ -260,18 +273,18 @@ impl Scale {
         self.weight.bytes = self.weight.bytes.saturating_add(bytes);
     }
 
-    fn check(&self, more: u64) -> Result<(), Stop> {
-        if self.weight.work.saturating_add(more) > self.work_max { Err(Stop::Work) } else { Ok(()) }
+    fn check(&self, more: u64) -> Result<(), WeighStop> {
+        if self.weight.work.saturating_add(more) > self.work_max { Err(WeighStop::Work) } else { Ok(()) }
     }
 
-    fn work(&mut self, more: u64) -> Result<(), Stop> {
+    fn work(&mut self, more: u64) -> Result<(), WeighStop> {
         self.check(more)?;
         self.weight.work += more;
         Ok(())
     }
 
     /// Passes over the value of a field that allocates nothing; a group with all that is in it.
-    fn pass(&mut self, wire_type: WireType, rest: &mut &[u8]) -> Result<(), Stop> {
+    fn pass(&mut self, wire_type: WireType, rest: &mut &[u8]) -> Result<(), WeighStop> {
         let mut depth = 0;
         let mut wire_type = wire_type;
         loop {
@@ -304,16 +317,16 @@ impl Scale {
     }
 }
 
-fn wrong(why: &str) -> Stop {
-    Stop::Wrong(Error::invalid(format!("the message cannot be read: {why}")))
+fn wrong(why: &str) -> WeighStop {
+    WeighStop::Wrong(Error::invalid(format!("the message cannot be read: {why}")))
 }
 
-fn delimited<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], Stop> {
+fn delimited<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], WeighStop> {
     let length = decode_varint(rest)?;
     take(rest, length)
 }
 
-fn take<'a>(rest: &mut &'a [u8], length: u64) -> Result<&'a [u8], Stop> {
+fn take<'a>(rest: &mut &'a [u8], length: u64) -> Result<&'a [u8], WeighStop> {
     let length = usize::try_from(length).ok().filter(|length| *length <= rest.len());
     let length = length.ok_or_else(|| wrong("it ends in the middle of a field"))?;
     let taken = &rest[..length];

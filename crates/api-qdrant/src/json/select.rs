@@ -1,4 +1,4 @@
-//! PointParts of a point that a response has.
+//! Parts of a point that a response has.
 
 use std::collections::BTreeMap;
 

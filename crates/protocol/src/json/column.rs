@@ -34,41 +34,41 @@ pub(crate) trait Column {
 /// `InvalidArgument` for types that have no form in JSON.
 pub(crate) fn column(dtype: DType) -> Result<Box<dyn Column>> {
     Ok(match dtype {
-        DType::Bool => Values::<Booleans>::boxed(),
-        DType::U8 => Values::<u8>::boxed(),
-        DType::U16 => Values::<u16>::boxed(),
-        DType::U32 => Values::<u32>::boxed(),
-        DType::U64 => Values::<u64>::boxed(),
-        DType::I8 => Values::<i8>::boxed(),
-        DType::I16 => Values::<i16>::boxed(),
-        DType::I32 => Values::<i32>::boxed(),
-        DType::I64 => Values::<i64>::boxed(),
-        DType::F16 => Values::<half::f16>::boxed(),
-        DType::BF16 => Values::<half::bf16>::boxed(),
-        DType::F32 => Values::<f32>::boxed(),
-        DType::F64 => Values::<f64>::boxed(),
-        DType::U4 => Values::<Nibbles<false>>::boxed(),
-        DType::I4 => Values::<Nibbles<true>>::boxed(),
-        DType::String => Values::<Strings>::boxed(),
+        DType::Bool => TypedColumn::<Booleans>::boxed(),
+        DType::U8 => TypedColumn::<u8>::boxed(),
+        DType::U16 => TypedColumn::<u16>::boxed(),
+        DType::U32 => TypedColumn::<u32>::boxed(),
+        DType::U64 => TypedColumn::<u64>::boxed(),
+        DType::I8 => TypedColumn::<i8>::boxed(),
+        DType::I16 => TypedColumn::<i16>::boxed(),
+        DType::I32 => TypedColumn::<i32>::boxed(),
+        DType::I64 => TypedColumn::<i64>::boxed(),
+        DType::F16 => TypedColumn::<half::f16>::boxed(),
+        DType::BF16 => TypedColumn::<half::bf16>::boxed(),
+        DType::F32 => TypedColumn::<f32>::boxed(),
+        DType::F64 => TypedColumn::<f64>::boxed(),
+        DType::U4 => TypedColumn::<Nibbles<false>>::boxed(),
+        DType::I4 => TypedColumn::<Nibbles<true>>::boxed(),
+        DType::String => TypedColumn::<Strings>::boxed(),
         other => return Err(Error::invalid(format!("{other} has no form in JSON; send it as binary data"))),
     })
 }
 
 /// How one kind of element is read and stored.
-trait Leaf {
+trait ElementReader {
     type Value;
     fn read(reader: &mut Reader<'_>) -> Result<Self::Value>;
     fn tensor(values: Vec<Self::Value>, shape: Shape) -> Result<Tensor>;
 }
 
-struct Values<L: Leaf> {
+struct TypedColumn<L: ElementReader> {
     values: Vec<L::Value>,
     nesting: Nesting,
 }
 
-impl<L: Leaf + 'static> Values<L> {
+impl<L: ElementReader + 'static> TypedColumn<L> {
     fn boxed() -> Box<dyn Column> {
-        Box::new(Values::<L> { values: Vec::new(), nesting: Nesting::default() })
+        Box::new(TypedColumn::<L> { values: Vec::new(), nesting: Nesting::default() })
     }
 
     fn read_nested(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()> {
@@ -90,7 +90,7 @@ fn refused(reader: &Reader<'_>, ragged: Ragged) -> Error {
     }
 }
 
-impl<L: Leaf + 'static> Column for Values<L> {
+impl<L: ElementReader + 'static> Column for TypedColumn<L> {
     fn read(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()> {
         self.read_nested(reader, depth)
     }
@@ -163,7 +163,7 @@ macro_rules! halves {
 }
 halves!(half::f16, half::bf16);
 
-impl<T: Number> Leaf for T {
+impl<T: Number> ElementReader for T {
     type Value = T;
 
     fn read(reader: &mut Reader<'_>) -> Result<T> {
@@ -181,7 +181,7 @@ impl<T: Number> Leaf for T {
 /// `true` and `false`, or 1 and 0; TensorFlow Serving takes no numbers.
 struct Booleans;
 
-impl Leaf for Booleans {
+impl ElementReader for Booleans {
     type Value = u8;
 
     fn read(reader: &mut Reader<'_>) -> Result<u8> {
@@ -203,7 +203,7 @@ impl Leaf for Booleans {
 /// 4-bit integers, packed when all are known.
 struct Nibbles<const SIGNED: bool>;
 
-impl<const SIGNED: bool> Leaf for Nibbles<SIGNED> {
+impl<const SIGNED: bool> ElementReader for Nibbles<SIGNED> {
     type Value = u8;
 
     fn read(reader: &mut Reader<'_>) -> Result<u8> {
@@ -231,7 +231,7 @@ impl<const SIGNED: bool> Leaf for Nibbles<SIGNED> {
 /// Text, or TensorFlow Serving's `{"b64": "..."}` for bytes that are no text.
 struct Strings;
 
-impl Leaf for Strings {
+impl ElementReader for Strings {
     type Value = Bytes;
 
     fn read(reader: &mut Reader<'_>) -> Result<Bytes> {

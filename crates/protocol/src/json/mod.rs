@@ -12,4 +12,4 @@ mod writer;
 pub(crate) use column::{Column, column};
 pub(crate) use reader::{Reader, Scalar};
 pub use writer::text_bytes_max;
-pub(crate) use writer::{Text, key, string, write_flat, write_nested};
+pub(crate) use writer::{TextEncoding, key, string, write_flat, write_nested};

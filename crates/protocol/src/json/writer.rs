@@ -13,7 +13,7 @@ const EMPTY_LISTS_MAX: usize = 1 << 16;
 
 /// How bytes that may be no text are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Text {
+pub(crate) enum TextEncoding {
     /// As a string; bytes that are no UTF-8 are refused.
     Plain,
     /// As a string where it is UTF-8, else as `{"b64": ...}`.
@@ -79,9 +79,9 @@ pub(crate) fn key(out: &mut Vec<u8>, name: &str) {
 /// Appends all elements as one list.
 ///
 /// # Errors
-/// `InvalidArgument` when the type has no form in JSON, or with [`Text::Plain`] a string is not UTF-8.
+/// `InvalidArgument` when the type has no form in JSON, or with [`TextEncoding::Plain`] a string is not UTF-8.
 pub(crate) fn write_flat(out: &mut Vec<u8>, tensor: &Tensor) -> Result<()> {
-    write(out, tensor, Text::Plain, &[tensor.elements()], 0)
+    write(out, tensor, TextEncoding::Plain, &[tensor.elements()], 0)
 }
 
 /// Appends the elements from `start` on as lists of `shape` (a value when it is empty).
@@ -91,7 +91,7 @@ pub(crate) fn write_flat(out: &mut Vec<u8>, tensor: &Tensor) -> Result<()> {
 pub(crate) fn write_nested(
     out: &mut Vec<u8>,
     tensor: &Tensor,
-    text: Text,
+    text: TextEncoding,
     shape: &[usize],
     start: usize,
 ) -> Result<()> {
@@ -105,7 +105,13 @@ pub(crate) fn write_nested(
     write(out, tensor, text, shape, start)
 }
 
-fn write(out: &mut Vec<u8>, tensor: &Tensor, text: Text, shape: &[usize], start: usize) -> Result<()> {
+fn write(
+    out: &mut Vec<u8>,
+    tensor: &Tensor,
+    text: TextEncoding,
+    shape: &[usize],
+    start: usize,
+) -> Result<()> {
     let bytes = match tensor.data() {
         Data::Strings(strings) => {
             return lists(out, shape, &mut { start }, &mut |out, at| write_text(out, &strings[at], text));
@@ -192,10 +198,10 @@ fn double(out: &mut Vec<u8>, value: f64) {
     }
 }
 
-fn write_text(out: &mut Vec<u8>, bytes: &[u8], text: Text) -> Result<()> {
+fn write_text(out: &mut Vec<u8>, bytes: &[u8], text: TextEncoding) -> Result<()> {
     match (std::str::from_utf8(bytes), text) {
-        (Ok(plain), Text::Plain | Text::Base64WhereNeeded) => string(out, plain),
-        (Err(_), Text::Plain) => {
+        (Ok(plain), TextEncoding::Plain | TextEncoding::Base64WhereNeeded) => string(out, plain),
+        (Err(_), TextEncoding::Plain) => {
             return Err(Error::invalid("an output holds bytes that are no UTF-8 text; ask for binary data"));
         }
         _ => {
@@ -212,7 +218,7 @@ mod tests {
     use super::*;
     use bytes::Bytes;
 
-    fn nested(tensor: &Tensor, text: Text) -> Result<String> {
+    fn nested(tensor: &Tensor, text: TextEncoding) -> Result<String> {
         let mut out = Vec::new();
         write_nested(&mut out, tensor, text, tensor.shape(), 0)?;
         Ok(String::from_utf8(out).unwrap())
@@ -223,24 +229,24 @@ mod tests {
         let shape = [2usize, 1, 2];
         let tensor =
             Tensor::from_vec(shape.as_slice(), vec![1f32, 0.1, f32::NAN, f32::NEG_INFINITY]).unwrap();
-        assert_eq!(nested(&tensor, Text::Plain).unwrap(), "[[[1.0,0.1]],[[NaN,-Infinity]]]");
+        assert_eq!(nested(&tensor, TextEncoding::Plain).unwrap(), "[[[1.0,0.1]],[[NaN,-Infinity]]]");
         let mut flat = Vec::new();
         write_flat(&mut flat, &tensor).unwrap();
         assert_eq!(flat, b"[1.0,0.1,NaN,-Infinity]");
         let scalar = Tensor::from_vec([].as_slice(), vec![-3i64]).unwrap();
-        assert_eq!(nested(&scalar, Text::Plain).unwrap(), "-3");
+        assert_eq!(nested(&scalar, TextEncoding::Plain).unwrap(), "-3");
         let nibbles =
             Tensor::from_bytes(DType::I4, [3usize].as_slice(), Bytes::from_static(&[0x78, 0x0f])).unwrap();
-        assert_eq!(nested(&nibbles, Text::Plain).unwrap(), "[-8,7,-1]");
+        assert_eq!(nested(&nibbles, TextEncoding::Plain).unwrap(), "[-8,7,-1]");
     }
 
     #[test]
     fn text_and_what_is_not() {
         let strings = vec![Bytes::from_static(b"a\"\n"), Bytes::from_static(&[0xff])];
         let tensor = Tensor::from_strings([2usize].as_slice(), strings).unwrap();
-        assert!(nested(&tensor, Text::Plain).is_err());
-        assert_eq!(nested(&tensor, Text::Base64WhereNeeded).unwrap(), r#"["a\"\n",{"b64":"/w=="}]"#);
-        assert_eq!(nested(&tensor, Text::Base64).unwrap(), r#"[{"b64":"YSIK"},{"b64":"/w=="}]"#);
+        assert!(nested(&tensor, TextEncoding::Plain).is_err());
+        assert_eq!(nested(&tensor, TextEncoding::Base64WhereNeeded).unwrap(), r#"["a\"\n",{"b64":"/w=="}]"#);
+        assert_eq!(nested(&tensor, TextEncoding::Base64).unwrap(), r#"[{"b64":"YSIK"},{"b64":"/w=="}]"#);
     }
 
     #[test]
@@ -260,7 +266,7 @@ mod tests {
             ),
         ];
         for tensor in tensors.map(Result::unwrap) {
-            let text = nested(&tensor, Text::Base64WhereNeeded).unwrap().len();
+            let text = nested(&tensor, TextEncoding::Base64WhereNeeded).unwrap().len();
             let elements = elements_bytes_max(&tensor) + lists_bytes_max(&tensor);
             assert!(elements >= text, "{text} {elements} {:?}", tensor.dtype());
             assert!(text_bytes_max(&[NamedTensor::new("y", tensor)]) > elements);
@@ -270,8 +276,8 @@ mod tests {
     #[test]
     fn empty_lists_are_bounded() {
         let few = Tensor::from_vec::<f32>([2usize, 0].as_slice(), vec![]).unwrap();
-        assert_eq!(nested(&few, Text::Plain).unwrap(), "[[],[]]");
+        assert_eq!(nested(&few, TextEncoding::Plain).unwrap(), "[[],[]]");
         let endless = Tensor::from_vec::<f32>([1usize << 40, 0].as_slice(), vec![]).unwrap();
-        assert!(nested(&endless, Text::Plain).is_err());
+        assert!(nested(&endless, TextEncoding::Plain).is_err());
     }
 }

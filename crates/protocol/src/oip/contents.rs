@@ -11,7 +11,7 @@ use crate::wire;
 pub(crate) const STRING_BYTES_MIN: usize = strings::LENGTH_BYTES;
 
 /// A tensor of a message without its elements.
-pub(crate) struct Described {
+pub(crate) struct TensorHeader {
     pub(crate) name: String,
     pub(crate) datatype: String,
     pub(crate) shape: Vec<i64>,
@@ -19,20 +19,20 @@ pub(crate) struct Described {
 }
 
 /// Joins descriptions with their elements, which are either all in `raw` or all in the descriptions.
-pub(crate) fn tensors(what: &str, described: Vec<Described>, raw: Vec<Bytes>) -> Result<Vec<NamedTensor>> {
-    wire::check_count(what, described.len())?;
+pub(crate) fn tensors(what: &str, headers: Vec<TensorHeader>, raw: Vec<Bytes>) -> Result<Vec<NamedTensor>> {
+    wire::check_count(what, headers.len())?;
     if raw.is_empty() {
-        return described.into_iter().map(typed).collect();
+        return headers.into_iter().map(typed).collect();
     }
-    if raw.len() != described.len() {
-        let (count, raw) = (described.len(), raw.len());
+    if raw.len() != headers.len() {
+        let (count, raw) = (headers.len(), raw.len());
         return Err(Error::invalid(format!("{count} {what} but {raw} raw contents; give one for each")));
     }
-    described.into_iter().zip(raw).map(|(described, raw)| from_raw(described, raw)).collect()
+    headers.into_iter().zip(raw).map(|(header, raw)| from_raw(header, raw)).collect()
 }
 
-fn from_raw(described: Described, raw: Bytes) -> Result<NamedTensor> {
-    let Described { name, datatype, shape, contents } = described;
+fn from_raw(header: TensorHeader, raw: Bytes) -> Result<NamedTensor> {
+    let TensorHeader { name, datatype, shape, contents } = header;
     if contents.is_some_and(|contents| contents != InferTensorContents::default()) {
         return Err(Error::invalid(format!("\"{name}\" has contents and raw contents; give one of them")));
     }
@@ -58,8 +58,8 @@ pub(crate) fn raw_form(name: &str, tensor: &Tensor) -> Result<Bytes> {
     }
 }
 
-fn typed(described: Described) -> Result<NamedTensor> {
-    let Described { name, datatype, shape, contents } = described;
+fn typed(header: TensorHeader) -> Result<NamedTensor> {
+    let TensorHeader { name, datatype, shape, contents } = header;
     let dtype = dtype_of(&name, &datatype)?;
     let shape = wire::shape(&name, shape.into_iter())?;
     let contents = contents.unwrap_or_default();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use base::{Error, NamedTensor, Result, VersionId};
 
-use super::contents::{self, Described};
+use super::contents::{self, TensorHeader};
 use super::{InferResponse, datatype, parameters};
 use crate::inference::infer_parameter::ParameterChoice;
 use crate::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
@@ -20,7 +20,7 @@ pub use super::describe::{model_config, model_metadata, model_statistics, reposi
 
 /// What a request asks, apart from the model's name and version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InferRequest {
+pub struct GrpcInferRequest {
     /// To be echoed; empty where the client gave none.
     pub id: String,
     /// The inputs, not yet checked against a signature.
@@ -57,7 +57,7 @@ pub const STRING_REFERENCES_BYTES: u64 = 2 * size_of::<bytes::Bytes>() as u64;
 /// # Errors
 /// `InvalidArgument` for tensors whose elements do not match their type and shape, `Unimplemented` for shared
 /// memory and classification.
-pub fn decode_request(request: ModelInferRequest) -> Result<InferRequest> {
+pub fn decode_request(request: ModelInferRequest) -> Result<GrpcInferRequest> {
     for input in &request.inputs {
         wire::check_name(&input.name)?;
         for (name, value) in &input.parameters {
@@ -68,20 +68,20 @@ pub fn decode_request(request: ModelInferRequest) -> Result<InferRequest> {
             parameters::input(&input.name, name, &scalar(value))?;
         }
     }
-    let mut wishes = parameters::Wishes::default();
-    request.parameters.iter().try_for_each(|(name, value)| wishes.read(name, &scalar(value)))?;
-    let described = |input: InferInputTensor| {
+    let mut options = parameters::InferOptions::default();
+    request.parameters.iter().try_for_each(|(name, value)| options.read(name, &scalar(value)))?;
+    let header = |input: InferInputTensor| {
         let InferInputTensor { name, datatype, shape, contents, .. } = input;
-        Described { name, datatype, shape, contents }
+        TensorHeader { name, datatype, shape, contents }
     };
-    let inputs = request.inputs.into_iter().map(described).collect();
+    let inputs = request.inputs.into_iter().map(header).collect();
     wire::check_count("outputs", request.outputs.len())?;
-    Ok(InferRequest {
+    Ok(GrpcInferRequest {
         id: request.id,
         inputs: contents::tensors("inputs", inputs, request.raw_input_contents)?,
         outputs: request.outputs.into_iter().map(output).collect::<Result<_>>()?,
-        priority: wishes.priority,
-        timeout: wishes.timeout,
+        priority: options.priority,
+        timeout: options.timeout,
     })
 }
 
@@ -193,11 +193,11 @@ pub fn encode_request(
 /// # Errors
 /// `DataLoss` for an answer whose tensors are not what it says of them.
 pub fn decode_response(response: ModelInferResponse) -> Result<InferResponse> {
-    let described = |output: InferOutputTensor| {
+    let header = |output: InferOutputTensor| {
         let InferOutputTensor { name, datatype, shape, contents, .. } = output;
-        Described { name, datatype, shape, contents }
+        TensorHeader { name, datatype, shape, contents }
     };
-    let outputs = response.outputs.into_iter().map(described).collect();
+    let outputs = response.outputs.into_iter().map(header).collect();
     let outputs = contents::tensors("outputs", outputs, response.raw_output_contents)
         .map_err(|error| Error::data_loss(error.message()).context("the server's answer"))?;
     Ok(InferResponse {

@@ -15,13 +15,13 @@ pub(super) const BINARY_SIZE: &str = "binary_data_size";
 
 /// What the parameters of a request ask.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wishes {
+pub(super) struct InferOptions {
     pub(super) timeout: Option<Duration>,
     pub(super) priority: usize,
     pub(super) binary_output: bool,
 }
 
-impl Wishes {
+impl InferOptions {
     /// Takes a parameter of the request itself.
     ///
     /// # Errors
@@ -125,9 +125,9 @@ mod tests {
         Scalar::Text(text.into())
     }
 
-    fn request(name: &str, value: Scalar<'_>) -> Result<Wishes> {
-        let mut wishes = Wishes::default();
-        wishes.read(name, &value).map(|()| wishes)
+    fn request(name: &str, value: Scalar<'_>) -> Result<InferOptions> {
+        let mut options = InferOptions::default();
+        options.read(name, &value).map(|()| options)
     }
 
     fn refusal<T: std::fmt::Debug>(result: Result<T>) -> ErrorKind {
@@ -153,7 +153,7 @@ mod tests {
             ("sequence_start", Scalar::Bool(false)),
             ("sequence_end", Scalar::Bool(false)),
         ] {
-            assert_eq!(request(name, value), Ok(Wishes::default()), "{name}");
+            assert_eq!(request(name, value), Ok(InferOptions::default()), "{name}");
         }
     }
 
@@ -167,7 +167,7 @@ mod tests {
             ("triton_enable_empty_final_response", Scalar::Bool(true)),
             ("content_type", text("np")),
         ] {
-            assert_eq!(request(name, value), Ok(Wishes::default()), "{name}");
+            assert_eq!(request(name, value), Ok(InferOptions::default()), "{name}");
         }
         for (name, value) in [
             ("timeout", text("1s")),

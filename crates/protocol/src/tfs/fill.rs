@@ -10,15 +10,15 @@ pub(crate) const FILLED_BYTES_MAX: usize = 64 << 20;
 
 /// What is left to fill.
 #[derive(Debug)]
-pub(crate) struct Budget(usize);
+pub(crate) struct FillBudget(usize);
 
-impl Default for Budget {
-    fn default() -> Budget {
-        Budget(FILLED_BYTES_MAX)
+impl Default for FillBudget {
+    fn default() -> FillBudget {
+        FillBudget(FILLED_BYTES_MAX)
     }
 }
 
-impl Budget {
+impl FillBudget {
     /// Makes `values` as long as `count`.
     ///
     /// # Errors

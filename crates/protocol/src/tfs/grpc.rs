@@ -6,8 +6,8 @@ use std::sync::Arc;
 use base::{Error, NamedTensor, Result, Signature, TensorSpec, VersionId};
 use prost::Message;
 
-use super::answer::{self, Answer, Elements, spec};
-use super::fill::Budget;
+use super::fill::FillBudget;
+use super::response::{self, SharedPredictResponse, TensorFields, spec};
 use super::tensor::{decode_within, encode_tensor};
 use super::{METADATA_FIELD, METHOD, SIGNATURE, check_signature, datatype};
 use crate::status::VersionState;
@@ -24,7 +24,7 @@ const SIGNATURE_DEF_MAP_URL: &str = "type.googleapis.com/tensorflow.serving.Sign
 
 /// Which model, and which version of it, a request names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Target {
+pub struct PredictTarget {
     /// The model.
     pub name: String,
     /// The version, where it is given as a number.
@@ -33,9 +33,9 @@ pub struct Target {
     pub label: Option<String>,
 }
 
-/// What a request asks, apart from its [`Target`].
+/// What a request asks, apart from its [`PredictTarget`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Predict {
+pub struct GrpcPredict {
     /// The inputs, not yet checked against a signature.
     pub inputs: Vec<NamedTensor>,
     /// The wanted outputs; empty means all.
@@ -47,14 +47,14 @@ pub struct Predict {
 /// # Errors
 /// `InvalidArgument` when no model is named or the version is negative, `FailedPrecondition` for another signature than
 /// the only one.
-pub fn target(spec: Option<&ModelSpec>) -> Result<Target> {
+pub fn target(spec: Option<&ModelSpec>) -> Result<PredictTarget> {
     let spec = spec.ok_or_else(|| Error::invalid("the request has no model_spec"))?;
     if spec.name.is_empty() {
         return Err(Error::invalid("the request's model_spec has no name"));
     }
     wire::check_name(&spec.name)?;
     check_signature(&spec.signature_name)?;
-    let mut target = Target { name: spec.name.clone(), ..Target::default() };
+    let mut target = PredictTarget { name: spec.name.clone(), ..PredictTarget::default() };
     match &spec.version_choice {
         None => {}
         Some(VersionChoice::Version(version)) => {
@@ -95,16 +95,16 @@ pub fn filled_bytes_max(request: &PredictRequest) -> u64 {
 ///
 /// # Errors
 /// Those of [`super::decode_tensor`], and `InvalidArgument` for too many inputs or outputs.
-pub fn decode_predict(request: PredictRequest) -> Result<Predict> {
+pub fn decode_predict(request: PredictRequest) -> Result<GrpcPredict> {
     wire::check_count("inputs", request.inputs.len())?;
     wire::check_count("outputs", request.output_filter.len())?;
     request.inputs.keys().chain(&request.output_filter).try_for_each(|name| wire::check_name(name))?;
-    let mut budget = Budget::default();
+    let mut budget = FillBudget::default();
     let input = |(name, message): (String, _)| {
         let tensor = decode_within(&name, message, &mut budget)?;
         Ok(NamedTensor::new(name, tensor))
     };
-    Ok(Predict {
+    Ok(GrpcPredict {
         inputs: request.inputs.into_iter().map(input).collect::<Result<_>>()?,
         outputs: request.output_filter.into_iter().map(Arc::from).collect(),
     })
@@ -112,12 +112,16 @@ pub fn decode_predict(request: PredictRequest) -> Result<Predict> {
 
 /// Returns the answer, whose elements go where `elements` says. Tensors of floats, bools and complex numbers share the
 /// outputs' memory.
-pub fn encode_predict(version: &VersionId, outputs: Vec<NamedTensor>, elements: Elements) -> Answer {
-    answer::answer(outputs, elements, spec(version, SIGNATURE))
+pub fn encode_predict(
+    version: &VersionId,
+    outputs: Vec<NamedTensor>,
+    elements: TensorFields,
+) -> SharedPredictResponse {
+    response::shared_response(outputs, elements, spec(version, SIGNATURE))
 }
 
 /// A request for a client; `outputs` empty means all.
-pub fn encode_request(target: &Target, inputs: &[NamedTensor], outputs: &[&str]) -> PredictRequest {
+pub fn encode_request(target: &PredictTarget, inputs: &[NamedTensor], outputs: &[&str]) -> PredictRequest {
     let choice = match (target.version, &target.label) {
         (Some(version), _) => Some(VersionChoice::Version(version as i64)),
         (None, Some(label)) => Some(VersionChoice::VersionLabel(label.clone())),
@@ -139,7 +143,7 @@ pub fn encode_request(target: &Target, inputs: &[NamedTensor], outputs: &[&str])
 /// # Errors
 /// `DataLoss` for an answer whose tensors are not what it says of them.
 pub fn decode_response(response: PredictResponse) -> Result<Vec<NamedTensor>> {
-    let mut budget = Budget::default();
+    let mut budget = FillBudget::default();
     let output = |(name, message): (String, _)| {
         let tensor = decode_within(&name, message, &mut budget)
             .map_err(|error| Error::data_loss(error.message()).context("the server's answer"))?;

@@ -2,18 +2,18 @@
 //!
 //! A Millpond model has one signature, which goes by TensorFlow's default name for it.
 
-mod answer;
 mod datatype;
 mod fill;
 pub mod grpc;
 pub mod json;
 mod rank;
+mod response;
 mod tensor;
 pub mod warmup;
 
-pub use answer::{Answer, Elements};
 pub use datatype::{datatype, from_datatype};
-pub use rank::{Ranks, adapt_ranks};
+pub use rank::{AddedAxes, adapt_ranks};
+pub use response::{SharedPredictResponse, TensorFields};
 pub use tensor::{decode_tensor, encode_tensor};
 
 use base::{Error, Result};

@@ -8,19 +8,19 @@ use base::{Dim, NamedTensor, Shape, Signature, Tensor};
 
 /// What [`adapt_ranks`] did to a request, to be undone in its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ranks {
+pub struct AddedAxes {
     /// Axes that every input got. 0 if the inputs were given as the model has them, or got different numbers.
     added: usize,
 }
 
 /// Gives inputs that lack last axes of a fixed size of 1 those axes.
-pub fn adapt_ranks(signature: &Signature, inputs: &mut [NamedTensor]) -> Ranks {
+pub fn adapt_ranks(signature: &Signature, inputs: &mut [NamedTensor]) -> AddedAxes {
     let mut common = None;
     for input in inputs {
         let added = adapt(signature, input);
         common = Some(common.map_or(added, |common: usize| if common == added { common } else { 0 }));
     }
-    Ranks { added: common.unwrap_or(0) }
+    AddedAxes { added: common.unwrap_or(0) }
 }
 
 /// Returns how many axes `input` got.
@@ -44,7 +44,7 @@ fn adapt(signature: &Signature, input: &mut NamedTensor) -> usize {
     }
 }
 
-impl Ranks {
+impl AddedAxes {
     /// Takes from the outputs the axes that the inputs got, if the model fixes those axes at 1.
     pub fn restore(self, signature: &Signature, outputs: &mut [NamedTensor]) {
         for output in outputs.iter_mut().filter(|_| self.added > 0) {
@@ -118,7 +118,7 @@ mod tests {
         for dims in [&[open.clone(), Dim::Fixed(4)][..], &[open.clone(), open.clone()], &[Dim::Fixed(1)]] {
             let signature = Signature { inputs: vec![spec("x", dims)], outputs: vec![] };
             let mut inputs = vec![floats("x", if dims.len() == 1 { &[] } else { &[4] })];
-            assert_eq!(adapt_ranks(&signature, &mut inputs), Ranks::default());
+            assert_eq!(adapt_ranks(&signature, &mut inputs), AddedAxes::default());
         }
     }
 }

@@ -4,7 +4,7 @@ use base::{DType, Data, Element, Error, Result, Shape, Tensor};
 use bytes::{Buf, Bytes};
 use prost::encoding::decode_varint;
 
-use super::fill::Budget;
+use super::fill::FillBudget;
 use super::{datatype, from_datatype};
 use crate::tensorflow::tensor_shape_proto::Dim;
 use crate::tensorflow::{TensorProto, TensorShapeProto};
@@ -16,11 +16,11 @@ use crate::wire;
 /// `InvalidArgument` when the elements do not match type and shape, `Unimplemented` for types that Millpond does
 /// not have, `TooLarge` when repeating the last value takes too much memory.
 pub fn decode_tensor(name: &str, message: TensorProto) -> Result<Tensor> {
-    decode_within(name, message, &mut Budget::default())
+    decode_within(name, message, &mut FillBudget::default())
 }
 
 /// Does the same within what `budget` leaves for repeated values.
-pub(crate) fn decode_within(name: &str, message: TensorProto, budget: &mut Budget) -> Result<Tensor> {
+pub(crate) fn decode_within(name: &str, message: TensorProto, budget: &mut FillBudget) -> Result<Tensor> {
     let dtype = from_datatype(message.dtype).ok_or_else(|| {
         let named = crate::tensorflow::DataType::try_from(message.dtype).map(|dtype| dtype.as_str_name());
         Error::unimplemented(format!(
@@ -86,7 +86,7 @@ fn from_values(
     shape: Shape,
     count: usize,
     message: TensorProto,
-    budget: &mut Budget,
+    budget: &mut FillBudget,
 ) -> Result<Tensor> {
     match dtype {
         DType::F32 => Tensor::from_vec(shape, budget.fill(message.float_val, count)?),
@@ -135,7 +135,7 @@ fn narrow<T: Element + TryFrom<i32>>(values: Vec<i32>) -> Result<Vec<T>> {
 }
 
 /// Real and imaginary parts in turn, as the bytes of complex numbers.
-fn pairs<T: Element + Default>(parts: Vec<T>, count: usize, budget: &mut Budget) -> Result<Vec<u8>> {
+fn pairs<T: Element + Default>(parts: Vec<T>, count: usize, budget: &mut FillBudget) -> Result<Vec<u8>> {
     let (numbers, rest) = parts.as_chunks::<2>();
     if !rest.is_empty() {
         return Err(Error::invalid("a complex number has no imaginary part"));
@@ -195,7 +195,7 @@ mod tests {
     fn filling_is_bounded() {
         let error = decode_tensor("x", message(DataType::DtFloat, &[1 << 40])).unwrap_err();
         assert_eq!(error.kind(), base::ErrorKind::TooLarge);
-        let mut budget = Budget::default();
+        let mut budget = FillBudget::default();
         let half = 40 << 20;
         assert!(decode_within("x", message(DataType::DtUint8, &[half]), &mut budget).is_ok());
         assert!(decode_within("y", message(DataType::DtUint8, &[half]), &mut budget).is_err());

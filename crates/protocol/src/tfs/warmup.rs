@@ -8,7 +8,7 @@ use bytes::Bytes;
 use prost::Message;
 
 use super::check_signature;
-use super::grpc::{self, Target};
+use super::grpc::{self, PredictTarget};
 use crate::tensorflow::serving::prediction_log::LogType;
 use crate::tensorflow::serving::{PredictLog, PredictionLog};
 
@@ -26,7 +26,7 @@ fn checksum(bytes: &[u8]) -> u32 {
 
 /// What a file holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Recorded {
+pub struct WarmupRequests {
     /// The inputs of each predict request.
     pub requests: Vec<Vec<NamedTensor>>,
     /// Records of other kinds (classify, regress, multi-inference, session-run), which are not replayed.
@@ -40,9 +40,9 @@ pub struct Recorded {
 /// `DataLoss` for a file that is cut or damaged, `InvalidArgument` for more than [`RECORDS_MAX`] records or a
 /// request that is wrong in itself, `FailedPrecondition` for one of another signature than the only one; the message
 /// says which record it is.
-pub fn read_requests(file: &Bytes) -> Result<Recorded> {
+pub fn read_requests(file: &Bytes) -> Result<WarmupRequests> {
     let mut rest = file.clone();
-    let mut recorded = Recorded::default();
+    let mut recorded = WarmupRequests::default();
     while !rest.is_empty() {
         let number = recorded.requests.len() + recorded.skipped;
         if number == RECORDS_MAX {
@@ -113,7 +113,7 @@ fn is_session_run(record: Bytes) -> bool {
 
 /// A file of predict requests, the inverse of [`read_requests`].
 pub fn write_requests(model: &str, requests: &[Vec<NamedTensor>]) -> Vec<u8> {
-    let target = Target { name: model.into(), ..Target::default() };
+    let target = PredictTarget { name: model.into(), ..PredictTarget::default() };
     let mut file = Vec::new();
     for inputs in requests {
         let request = Some(grpc::encode_request(&target, inputs, &[]));

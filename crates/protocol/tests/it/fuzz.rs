@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use protocol::inference::{ModelInferRequest, ModelInferResponse};
 use protocol::tensorflow::TensorProto;
 use protocol::tensorflow::serving::{PredictRequest, PredictResponse};
-use protocol::tfs::json::Form;
+use protocol::tfs::json::PredictFormat;
 use protocol::{Message, oip, tfs};
 
 use crate::any;
@@ -69,7 +69,7 @@ fn tfs_json(body: &Bytes, signature: &Signature) {
     if let Ok(predict) = tfs::json::parse_predict(body, signature) {
         sound(&predict.inputs);
         let _ = tfs::json::predict_response(&predict.inputs, predict.form);
-        let _ = tfs::json::predict_response(&predict.inputs, Form::Column).unwrap();
+        let _ = tfs::json::predict_response(&predict.inputs, PredictFormat::Column).unwrap();
     }
     let _ = tfs::json::parse_response(body, signature);
 }
@@ -201,9 +201,9 @@ proptest! {
         if let Ok(plain) = oip::json::encode_request("id", &inputs, &[], false) {
             oip_json(changed(&plain.body, &changes), None, &signature);
         }
-        let target = tfs::grpc::Target { name: "m".into(), ..Default::default() };
+        let target = tfs::grpc::PredictTarget { name: "m".into(), ..Default::default() };
         tfs_grpc(changed(&tfs::grpc::encode_request(&target, &inputs, &["y"]).encode_to_vec(), &changes));
-        for form in [Form::Row, Form::Column] {
+        for form in [PredictFormat::Row, PredictFormat::Column] {
             if let Ok(body) = tfs::json::encode_request(&inputs, form) {
                 tfs_json(&changed(&body, &changes), &signature);
             }

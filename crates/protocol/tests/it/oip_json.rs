@@ -3,11 +3,11 @@
 use base::{DType, NamedTensor, Result, Signature, Tensor, VersionId};
 use bytes::Bytes;
 use proptest::prelude::*;
-use protocol::oip::json::{self, Encoding, InferRequest};
+use protocol::oip::json::{self, OutputEncoding, RestInferRequest};
 
 use crate::any;
 
-fn parse(text: &str) -> Result<InferRequest> {
+fn parse(text: &str) -> Result<RestInferRequest> {
     json::parse_infer(Bytes::copy_from_slice(text.as_bytes()), None, &Signature::default())
 }
 
@@ -45,7 +45,7 @@ proptest! {
     #[test]
     fn answers_round_trip(outputs in any::tensors(any::has_json, 0, true), mask in any::<u8>()) {
         let except = outputs.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1).map(|(_, o)| o.name.clone());
-        let encoding = Encoding { binary: mask >= 128, except: except.collect() };
+        let encoding = OutputEncoding { binary: mask >= 128, except: except.collect() };
         let body = json::infer_response(&version(), "id", &outputs, &encoding).unwrap();
         let answer = json::parse_response(body.body, body.header_length).unwrap();
         prop_assert_eq!(answer.outputs, outputs);
@@ -95,7 +95,7 @@ fn outputs_and_parameters_are_understood() {
     assert_eq!(body.header_length, Some(text.len()));
     assert_eq!(body.body, [text.as_bytes(), &2.5f32.to_le_bytes()].concat());
     let nulls = parse(r#"{"id":null,"outputs":null,"parameters":null,"inputs":[]}"#).unwrap();
-    assert_eq!(nulls, InferRequest::default());
+    assert_eq!(nulls, RestInferRequest::default());
 }
 
 #[test]
@@ -205,9 +205,9 @@ fn a_raw_body_is_the_only_input() {
 fn bytes_that_are_no_text_need_binary() {
     let tensor = Tensor::from_strings([1usize].as_slice(), vec![Bytes::from_static(&[0xff])]).unwrap();
     let outputs = [NamedTensor::new("y", tensor)];
-    let error = json::infer_response(&version(), "", &outputs, &Encoding::default()).unwrap_err();
+    let error = json::infer_response(&version(), "", &outputs, &OutputEncoding::default()).unwrap_err();
     assert!(error.message().contains("ask for binary data"), "{error}");
-    let binary = Encoding { binary: true, except: Vec::new() };
+    let binary = OutputEncoding { binary: true, except: Vec::new() };
     assert!(json::infer_response(&version(), "", &outputs, &binary).is_ok());
 }
 

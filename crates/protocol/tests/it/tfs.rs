@@ -16,8 +16,8 @@ fn version() -> VersionId {
     VersionId { model: "m".into(), version: 7 }
 }
 
-fn target() -> grpc::Target {
-    grpc::Target { name: "m".into(), version: Some(7), label: None }
+fn target() -> grpc::PredictTarget {
+    grpc::PredictTarget { name: "m".into(), version: Some(7), label: None }
 }
 
 proptest! {
@@ -37,7 +37,7 @@ proptest! {
 
     #[test]
     fn answers_round_trip(outputs in any::tensors(|_| true, 0, false)) {
-        for elements in [tfs::Elements::Typed, tfs::Elements::Content] {
+        for elements in [tfs::TensorFields::Typed, tfs::TensorFields::Content] {
             let response = grpc::encode_predict(&version(), outputs.clone(), elements);
             let spec = response.model_spec.clone().unwrap();
             prop_assert_eq!(spec.version_choice, Some(VersionChoice::Version(7)));
@@ -45,7 +45,7 @@ proptest! {
             prop_assert_eq!(encoded.len(), response.encoded_len());
             let response = PredictResponse::decode(encoded).unwrap();
             let contents = response.outputs.values().filter(|output| !output.tensor_content.is_empty()).count();
-            prop_assert!(elements == tfs::Elements::Content || contents == 0);
+            prop_assert!(elements == tfs::TensorFields::Content || contents == 0);
             prop_assert_eq!(grpc::decode_response(response).unwrap(), outputs.clone());
         }
     }
@@ -132,7 +132,7 @@ fn answers_fill_the_fields_that_tensorflow_serving_fills() {
     };
     let message = |tensor: base::Tensor| {
         let outputs = vec![base::NamedTensor::new("y", tensor)];
-        let answer = grpc::encode_predict(&version(), outputs, tfs::Elements::Typed);
+        let answer = grpc::encode_predict(&version(), outputs, tfs::TensorFields::Typed);
         let response = answer.response().unwrap();
         response.outputs["y"].clone()
     };

@@ -4,12 +4,12 @@ use base::{DType, ErrorKind, NamedTensor, Result, Signature, Tensor, VersionId};
 use bytes::Bytes;
 use proptest::prelude::*;
 use protocol::status::{TfsState, VersionState};
-use protocol::tfs::json::{self, Form};
+use protocol::tfs::json::{self, PredictFormat};
 use serde_json::{Value, json};
 
 use crate::any;
 
-fn predict(body: &str, signature: &Signature) -> Result<json::Predict> {
+fn predict(body: &str, signature: &Signature) -> Result<json::RestPredict> {
     json::parse_predict(&Bytes::copy_from_slice(body.as_bytes()), signature)
 }
 
@@ -24,20 +24,20 @@ fn two() -> Signature {
 proptest! {
     #[test]
     fn column_form_round_trips(inputs in any::tensors(any::has_json, 1, false)) {
-        let body = json::encode_request(&inputs, Form::Column).unwrap();
+        let body = json::encode_request(&inputs, PredictFormat::Column).unwrap();
         let parsed = json::parse_predict(&body, &any::signature(&inputs)).unwrap();
-        prop_assert_eq!(parsed.form, Form::Column);
+        prop_assert_eq!(parsed.form, PredictFormat::Column);
         prop_assert_eq!(parsed.inputs, inputs);
     }
 
     #[test]
     fn row_form_round_trips(inputs in any::tensors(any::has_json, 1, false), rows in 1usize..4) {
         let inputs: Vec<NamedTensor> = inputs.iter().map(|input| with_rows(input, rows)).collect();
-        let body = json::encode_request(&inputs, Form::Row).unwrap();
+        let body = json::encode_request(&inputs, PredictFormat::Row).unwrap();
         let parsed = json::parse_predict(&body, &any::signature(&inputs)).unwrap();
-        prop_assert_eq!(parsed.form, Form::Row);
+        prop_assert_eq!(parsed.form, PredictFormat::Row);
         prop_assert_eq!(&parsed.inputs, &inputs);
-        let answer = json::predict_response(&inputs, Form::Row).unwrap();
+        let answer = json::predict_response(&inputs, PredictFormat::Row).unwrap();
         prop_assert_eq!(json::parse_response(&answer, &any::signature(&inputs)).unwrap(), inputs);
     }
 }
@@ -65,16 +65,16 @@ fn with_rows(input: &NamedTensor, rows: usize) -> NamedTensor {
 #[test]
 fn the_forms_of_the_documentation() {
     for (body, form, shape) in [
-        (r#"{"instances":[1.0,2,5.0]}"#, Form::Row, vec![3]),
-        (r#"{"instances":[[1],[2]],"signature_name":"serving_default"}"#, Form::Row, vec![2, 1]),
-        (r#"{"instances":[{"x":1},{"x":2}],"context":{"a":[null]}}"#, Form::Row, vec![2]),
-        (r#"{"instances":[{"x":[1,2]}]}"#, Form::Row, vec![1, 2]),
-        (r#"{"inputs":[1,2]}"#, Form::Column, vec![2]),
-        (r#"{"inputs":{"x":[[1,2]]}}"#, Form::Column, vec![1, 2]),
-        (r#"{"signature_name":"","inputs":5}"#, Form::Column, vec![]),
+        (r#"{"instances":[1.0,2,5.0]}"#, PredictFormat::Row, vec![3]),
+        (r#"{"instances":[[1],[2]],"signature_name":"serving_default"}"#, PredictFormat::Row, vec![2, 1]),
+        (r#"{"instances":[{"x":1},{"x":2}],"context":{"a":[null]}}"#, PredictFormat::Row, vec![2]),
+        (r#"{"instances":[{"x":[1,2]}]}"#, PredictFormat::Row, vec![1, 2]),
+        (r#"{"inputs":[1,2]}"#, PredictFormat::Column, vec![2]),
+        (r#"{"inputs":{"x":[[1,2]]}}"#, PredictFormat::Column, vec![1, 2]),
+        (r#"{"signature_name":"","inputs":5}"#, PredictFormat::Column, vec![]),
         (
             &format!(r#"{{"context":{}{},"inputs":5}}"#, "[".repeat(9999), "]".repeat(9999)),
-            Form::Column,
+            PredictFormat::Column,
             vec![],
         ),
     ] {
@@ -147,25 +147,45 @@ fn answers_take_the_form_of_the_request() {
     let y = any::floats("y", &[2, 1], &[2.5, 3.0]);
     let text = Tensor::from_strings([2usize].as_slice(), vec![Bytes::from_static(b"a"); 2]).unwrap();
     let raw = NamedTensor::new("image_bytes", text);
-    assert_eq!(answer(std::slice::from_ref(&y), Form::Row).unwrap(), r#"{"predictions":[[2.5],[3.0]]}"#);
-    assert_eq!(answer(std::slice::from_ref(&y), Form::Column).unwrap(), r#"{"outputs":[[2.5],[3.0]]}"#);
     assert_eq!(
-        answer(&[y.clone(), raw.clone()], Form::Row).unwrap(),
+        answer(std::slice::from_ref(&y), PredictFormat::Row).unwrap(),
+        r#"{"predictions":[[2.5],[3.0]]}"#
+    );
+    assert_eq!(
+        answer(std::slice::from_ref(&y), PredictFormat::Column).unwrap(),
+        r#"{"outputs":[[2.5],[3.0]]}"#
+    );
+    assert_eq!(
+        answer(&[y.clone(), raw.clone()], PredictFormat::Row).unwrap(),
         r#"{"predictions":[{"y":[2.5],"image_bytes":{"b64":"YQ=="}},{"y":[3.0],"image_bytes":{"b64":"YQ=="}}]}"#
     );
     assert_eq!(
-        answer(&[y.clone(), raw], Form::Column).unwrap(),
+        answer(&[y.clone(), raw], PredictFormat::Column).unwrap(),
         r#"{"outputs":{"y":[[2.5],[3.0]],"image_bytes":[{"b64":"YQ=="},{"b64":"YQ=="}]}}"#
     );
     let special = any::floats("y", &[3], &[f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
-    assert_eq!(answer(&[special], Form::Row).unwrap(), r#"{"predictions":[NaN,Infinity,-Infinity]}"#);
-    assert!(
-        answer(&[y, any::floats("z", &[3], &[0.0; 3])], Form::Row).unwrap_err().message().contains("3 rows")
+    assert_eq!(
+        answer(&[special], PredictFormat::Row).unwrap(),
+        r#"{"predictions":[NaN,Infinity,-Infinity]}"#
     );
-    assert!(answer(&[any::floats("y", &[], &[1.0])], Form::Row).unwrap_err().message().contains("scalar"));
-    assert_eq!(answer(&[any::floats("y", &[], &[1.0])], Form::Column).unwrap(), r#"{"outputs":1.0}"#);
+    assert!(
+        answer(&[y, any::floats("z", &[3], &[0.0; 3])], PredictFormat::Row)
+            .unwrap_err()
+            .message()
+            .contains("3 rows")
+    );
+    assert!(
+        answer(&[any::floats("y", &[], &[1.0])], PredictFormat::Row)
+            .unwrap_err()
+            .message()
+            .contains("scalar")
+    );
+    assert_eq!(
+        answer(&[any::floats("y", &[], &[1.0])], PredictFormat::Column).unwrap(),
+        r#"{"outputs":1.0}"#
+    );
     let endless = [any::floats("y", &[1 << 40, 0], &[]), any::floats("z", &[1 << 40, 0], &[])];
-    assert!(answer(&endless, Form::Row).is_err());
+    assert!(answer(&endless, PredictFormat::Row).is_err());
 }
 
 #[test]

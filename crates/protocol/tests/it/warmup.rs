@@ -62,7 +62,7 @@ fn one(record: &[u8]) -> Vec<u8> {
 }
 
 fn predict(signature: &str) -> Vec<u8> {
-    let target = grpc::Target { name: "m".into(), ..Default::default() };
+    let target = grpc::PredictTarget { name: "m".into(), ..Default::default() };
     let mut request = grpc::encode_request(&target, &[any::floats("x", &[1], &[1.0])], &[]);
     request.model_spec.as_mut().unwrap().signature_name = signature.into();
     let log = LogType::PredictLog(PredictLog { request: Some(request), response: None });

@@ -579,7 +579,7 @@ fn the_server_is_not_ready_while_a_model_has_failed() {
 /// What Predict answers.
 async fn predicted(served: &Loopback) -> protocol::tensorflow::serving::PredictResponse {
     let x = NamedTensor::new("x", Tensor::from_vec(&[2][..], vec![1.5f32, -2.0]).unwrap());
-    let target = protocol::tfs::grpc::Target { name: "echo".into(), ..Default::default() };
+    let target = protocol::tfs::grpc::PredictTarget { name: "echo".into(), ..Default::default() };
     let message = protocol::tfs::grpc::encode_request(&target, &[x], &[]).encode_to_vec();
     let mut frame = vec![0];
     frame.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());

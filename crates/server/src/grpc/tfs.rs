@@ -40,7 +40,7 @@ async fn predict(
     ticket: &Ticket,
     decoded: Decoded<pb::PredictRequest>,
     timeout: Option<std::time::Duration>,
-) -> Result<(tfs::Answer, Reservation)> {
+) -> Result<(tfs::SharedPredictResponse, Reservation)> {
     let Decoded { message: request, mut held, large } = decoded;
     let found = tfs::grpc::target(request.model_spec.as_ref())
         .and_then(|target| app.find(&target.name, target.version, target.label.as_deref()));
@@ -68,7 +68,7 @@ async fn predict(
     };
     let mut answer = app.answer(ticket, call).await?;
     ranks.restore(servable.signature(), &mut answer.outputs);
-    let elements = if app.tfs_tensor_content { tfs::Elements::Content } else { tfs::Elements::Typed };
+    let elements = if app.tfs_tensor_content { tfs::TensorFields::Content } else { tfs::TensorFields::Typed };
     Ok((tfs::grpc::encode_predict(&answer.id, answer.outputs, elements), held))
 }
 

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use super::Body;
 use super::tensor::{read_all, read_name, resolve, split, write_body};
 use crate::json::{Reader, Scalar, key, string};
-use crate::oip::parameters::{self, Wishes};
+use crate::oip::parameters::{self, InferOptions};
 use crate::wire;
 
 /// An output that a request asks for.
@@ -23,7 +23,7 @@ pub struct RequestedOutput {
 
 /// What a request asks, apart from the model's name and version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct InferRequest {
+pub struct RestInferRequest {
     /// To be echoed; empty where the client gave none.
     pub id: String,
     /// The inputs, not yet checked against a signature.
@@ -40,26 +40,26 @@ pub struct InferRequest {
 
 /// How the outputs of an answer should be written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Encoding {
+pub struct OutputEncoding {
     /// Whether outputs go raw.
     pub binary: bool,
     /// Outputs that go otherwise.
     pub except: Vec<Arc<str>>,
 }
 
-impl Encoding {
+impl OutputEncoding {
     pub(super) fn is_binary(&self, name: &str) -> bool {
         self.binary != self.except.iter().any(|other| **other == *name)
     }
 }
 
-impl InferRequest {
+impl RestInferRequest {
     /// How this request wants its outputs.
-    pub fn encoding(&self) -> Encoding {
+    pub fn encoding(&self) -> OutputEncoding {
         let differs =
             |output: &&RequestedOutput| output.binary.is_some_and(|binary| binary != self.binary_output);
         let except = self.outputs.iter().filter(differs).map(|output| output.name.clone()).collect();
-        Encoding { binary: self.binary_output, except }
+        OutputEncoding { binary: self.binary_output, except }
     }
 }
 
@@ -69,12 +69,16 @@ impl InferRequest {
 /// # Errors
 /// `InvalidArgument` for malformed JSON, a priority that is none, tensors whose elements do not match their type and
 /// shape, or binary data of another length than announced; `Unimplemented` for shared memory and classification.
-pub fn parse_infer(body: Bytes, header_length: Option<usize>, signature: &Signature) -> Result<InferRequest> {
+pub fn parse_infer(
+    body: Bytes,
+    header_length: Option<usize>,
+    signature: &Signature,
+) -> Result<RestInferRequest> {
     if header_length == Some(0) {
         return raw_request(body, signature);
     }
     let (json, behind) = split(body, header_length)?;
-    let mut request = InferRequest::default();
+    let mut request = RestInferRequest::default();
     let mut inputs = None;
     let mut reader = Reader::new(&json);
     reader.object(|reader, key| {
@@ -95,10 +99,10 @@ pub fn parse_infer(body: Bytes, header_length: Option<usize>, signature: &Signat
     Ok(request)
 }
 
-fn read_parameters(reader: &mut Reader<'_>, request: &mut InferRequest) -> Result<()> {
-    let mut wishes = Wishes::default();
-    reader.object(|reader, key| wishes.read(key, &reader.scalar()?))?;
-    let Wishes { timeout, priority, binary_output } = wishes;
+fn read_parameters(reader: &mut Reader<'_>, request: &mut RestInferRequest) -> Result<()> {
+    let mut options = InferOptions::default();
+    reader.object(|reader, key| options.read(key, &reader.scalar()?))?;
+    let InferOptions { timeout, priority, binary_output } = options;
     (request.timeout, request.priority, request.binary_output) = (timeout, priority, binary_output);
     Ok(())
 }
@@ -139,7 +143,7 @@ fn read_output(reader: &mut Reader<'_>) -> Result<RequestedOutput> {
 }
 
 /// A body that is nothing but the elements of the only input. The answer is raw too.
-fn raw_request(body: Bytes, signature: &Signature) -> Result<InferRequest> {
+fn raw_request(body: Bytes, signature: &Signature) -> Result<RestInferRequest> {
     let required: Vec<&TensorSpec> = signature.inputs.iter().filter(|spec| !spec.optional).collect();
     let spec = match (required.as_slice(), signature.inputs.as_slice()) {
         ([spec], _) => spec,
@@ -153,7 +157,7 @@ fn raw_request(body: Bytes, signature: &Signature) -> Result<InferRequest> {
     };
     let tensor = raw_input(spec, body)?;
     let inputs = vec![NamedTensor::new(spec.name.as_str(), tensor)];
-    Ok(InferRequest { inputs, binary_output: true, ..InferRequest::default() })
+    Ok(RestInferRequest { inputs, binary_output: true, ..RestInferRequest::default() })
 }
 
 fn raw_input(spec: &TensorSpec, body: Bytes) -> Result<Tensor> {

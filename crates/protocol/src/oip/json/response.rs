@@ -4,13 +4,13 @@ use base::{Error, NamedTensor, Result, VersionId};
 use bytes::Bytes;
 
 use super::tensor::{read_all, resolve, split, write_body};
-use super::{Body, Encoding};
+use super::{Body, OutputEncoding};
 use crate::json::{Reader, key, string, text_bytes_max};
 use crate::oip::InferResponse;
 
 /// Upper bounds of what [`infer_response`] writes, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size {
+pub struct ResponseSize {
     /// The JSON.
     pub text: usize,
     /// The tensors behind it.
@@ -18,8 +18,8 @@ pub struct Size {
 }
 
 /// Returns upper bounds of the answer's size, the model's name apart.
-pub fn response_bytes_max(id: &str, outputs: &[NamedTensor], encoding: &Encoding) -> Size {
-    let mut size = Size { text: 6 * id.len(), raw: 0 };
+pub fn response_bytes_max(id: &str, outputs: &[NamedTensor], encoding: &OutputEncoding) -> ResponseSize {
+    let mut size = ResponseSize { text: 6 * id.len(), raw: 0 };
     for output in outputs {
         match output.tensor.data() {
             _ if !encoding.is_binary(&output.name) => {
@@ -43,7 +43,7 @@ pub fn infer_response(
     version: &VersionId,
     id: &str,
     outputs: &[NamedTensor],
-    encoding: &Encoding,
+    encoding: &OutputEncoding,
 ) -> Result<Body> {
     // Growing would hold the text twice.
     let mut json = Vec::with_capacity(response_bytes_max(id, outputs, encoding).text);

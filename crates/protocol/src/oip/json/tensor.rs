@@ -14,14 +14,14 @@ use crate::oip::{contents, datatype, dtype_of};
 use crate::wire::{self, RANK_MAX};
 
 /// A tensor whose elements may still have to be found behind the JSON.
-pub(super) struct Pending {
+pub(super) struct PendingTensor {
     name: Arc<str>,
     dtype: DType,
     shape: Shape,
-    source: Source,
+    source: ElementSource,
 }
 
-enum Source {
+enum ElementSource {
     /// In the JSON.
     Here(Tensor),
     /// So many bytes behind it.
@@ -30,15 +30,15 @@ enum Source {
 
 /// The members of a tensor's object, in whatever order they come.
 #[derive(Default)]
-struct Members {
+struct TensorMembers {
     name: Option<Arc<str>>,
     datatype: Option<String>,
     shape: Option<SmallVec<[i64; 6]>>,
     binary_size: Option<usize>,
-    data: Option<Data>,
+    data: Option<JsonData>,
 }
 
-enum Data {
+enum JsonData {
     Read(Tensor),
     /// Came before type and shape.
     Passed(Range<usize>),
@@ -60,7 +60,7 @@ pub(super) fn split(mut body: Bytes, header_length: Option<usize>) -> Result<(By
 }
 
 /// Reads a list of tensors.
-pub(super) fn read_all(reader: &mut Reader<'_>, json: &Bytes) -> Result<Vec<Pending>> {
+pub(super) fn read_all(reader: &mut Reader<'_>, json: &Bytes) -> Result<Vec<PendingTensor>> {
     let mut pending = Vec::new();
     reader.array(|reader| {
         wire::check_count("tensors", pending.len() + 1)?;
@@ -70,13 +70,13 @@ pub(super) fn read_all(reader: &mut Reader<'_>, json: &Bytes) -> Result<Vec<Pend
     Ok(pending)
 }
 
-fn read(reader: &mut Reader<'_>, json: &Bytes) -> Result<Pending> {
-    let mut members = Members::default();
+fn read(reader: &mut Reader<'_>, json: &Bytes) -> Result<PendingTensor> {
+    let mut members = TensorMembers::default();
     reader.object(|reader, key| members.read(reader, key))?;
     members.finish(json)
 }
 
-impl Members {
+impl TensorMembers {
     fn read(&mut self, reader: &mut Reader<'_>, key: &str) -> Result<()> {
         match key {
             "name" => self.name = Some(read_name(reader)?),
@@ -88,9 +88,9 @@ impl Members {
                     (Some(name), Some(datatype), Some(shape)) => {
                         let dtype = dtype_of(name, datatype)?;
                         let shape = wire::shape(name, shape.iter().copied())?;
-                        Data::Read(read_data(reader, name, dtype, shape)?)
+                        JsonData::Read(read_data(reader, name, dtype, shape)?)
                     }
-                    _ => Data::Passed(reader.pass()?),
+                    _ => JsonData::Passed(reader.pass()?),
                 });
             }
             _ => reader.skip()?,
@@ -110,7 +110,7 @@ impl Members {
         })
     }
 
-    fn finish(self, json: &Bytes) -> Result<Pending> {
+    fn finish(self, json: &Bytes) -> Result<PendingTensor> {
         let name = self.name.ok_or_else(|| Error::invalid("a tensor has no \"name\""))?;
         let lacks = |what: &str| Error::invalid(format!("\"{name}\" has no \"{what}\""));
         let dtype = dtype_of(&name, &self.datatype.ok_or_else(|| lacks("datatype"))?)?;
@@ -122,14 +122,14 @@ impl Members {
                 )));
             }
             (None, None) => return Err(lacks("data")),
-            (None, Some(size)) => Source::Behind(size),
-            (Some(Data::Read(tensor)), None) => Source::Here(tensor),
-            (Some(Data::Passed(span)), None) => {
+            (None, Some(size)) => ElementSource::Behind(size),
+            (Some(JsonData::Read(tensor)), None) => ElementSource::Here(tensor),
+            (Some(JsonData::Passed(span)), None) => {
                 let tensor = read_data(&mut Reader::again(json, &span), &name, dtype, shape.clone())?;
-                Source::Here(tensor)
+                ElementSource::Here(tensor)
             }
         };
-        Ok(Pending { name, dtype, shape, source })
+        Ok(PendingTensor { name, dtype, shape, source })
     }
 }
 
@@ -169,10 +169,10 @@ fn read_data(reader: &mut Reader<'_>, name: &str, dtype: DType, shape: Shape) ->
 }
 
 /// Gives each pending tensor its bytes, in order; none may be left over.
-pub(super) fn resolve(pending: Vec<Pending>, mut behind: Bytes) -> Result<Vec<NamedTensor>> {
+pub(super) fn resolve(pending: Vec<PendingTensor>, mut behind: Bytes) -> Result<Vec<NamedTensor>> {
     let announced = pending.iter().fold(0usize, |sum, tensor| match tensor.source {
-        Source::Behind(size) => sum.saturating_add(size),
-        Source::Here(_) => sum,
+        ElementSource::Behind(size) => sum.saturating_add(size),
+        ElementSource::Here(_) => sum,
     });
     if announced != behind.len() {
         return Err(Error::invalid(format!(
@@ -180,10 +180,10 @@ pub(super) fn resolve(pending: Vec<Pending>, mut behind: Bytes) -> Result<Vec<Na
             behind.len()
         )));
     }
-    let tensor = |Pending { name, dtype, shape, source }: Pending| {
+    let tensor = |PendingTensor { name, dtype, shape, source }: PendingTensor| {
         let tensor = match source {
-            Source::Here(tensor) => tensor,
-            Source::Behind(size) => contents::raw_tensor(&name, dtype, shape, behind.split_to(size))?,
+            ElementSource::Here(tensor) => tensor,
+            ElementSource::Behind(size) => contents::raw_tensor(&name, dtype, shape, behind.split_to(size))?,
         };
         Ok(NamedTensor { name, tensor })
     };

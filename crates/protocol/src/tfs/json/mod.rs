@@ -8,14 +8,14 @@ mod read;
 mod write;
 
 pub use describe::{metadata, status};
-pub use read::{Predict, parse_predict, parse_response};
+pub use read::{RestPredict, parse_predict, parse_response};
 pub use write::{encode_request, predict_response};
 
 pub use crate::oip::json::error;
 
 /// How a body arranges its tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum PredictFormat {
     /// By instance: "instances", answered by "predictions".
     Row,
     /// By tensor: "inputs", answered by "outputs".
@@ -24,19 +24,19 @@ pub enum Form {
 
 /// The members that hold the tensors.
 #[derive(Clone, Copy)]
-struct Members {
+struct BodyMembers {
     row: &'static str,
     column: &'static str,
 }
 
-const REQUEST: Members = Members { row: "instances", column: "inputs" };
-const RESPONSE: Members = Members { row: "predictions", column: "outputs" };
+const REQUEST: BodyMembers = BodyMembers { row: "instances", column: "inputs" };
+const RESPONSE: BodyMembers = BodyMembers { row: "predictions", column: "outputs" };
 
-impl Members {
-    fn of(self, form: Form) -> &'static str {
+impl BodyMembers {
+    fn of(self, form: PredictFormat) -> &'static str {
         match form {
-            Form::Row => self.row,
-            Form::Column => self.column,
+            PredictFormat::Row => self.row,
+            PredictFormat::Column => self.column,
         }
     }
 }

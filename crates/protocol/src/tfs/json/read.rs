@@ -3,18 +3,18 @@
 use base::{Error, NamedTensor, Result, Signature, TensorSpec};
 use bytes::Bytes;
 
-use super::{Form, Members, REQUEST, RESPONSE};
+use super::{BodyMembers, PredictFormat, REQUEST, RESPONSE};
 use crate::json::{Column, Reader, column};
 use crate::tfs::check_signature;
 use crate::wire;
 
 /// What a predict request asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Predict {
+pub struct RestPredict {
     /// The inputs, not yet checked against the signature's shapes.
     pub inputs: Vec<NamedTensor>,
     /// The form of the request, which the answer takes too.
-    pub form: Form,
+    pub form: PredictFormat,
 }
 
 /// Reads the body of a predict request. Members it does not know are passed over.
@@ -22,9 +22,9 @@ pub struct Predict {
 /// # Errors
 /// `InvalidArgument` for malformed JSON, for both or neither of "instances" and "inputs", for lists that make no tensor
 /// and for values that are not of the input's type; `FailedPrecondition` for another signature than the only one.
-pub fn parse_predict(body: &Bytes, signature: &Signature) -> Result<Predict> {
+pub fn parse_predict(body: &Bytes, signature: &Signature) -> Result<RestPredict> {
     let (inputs, form) = parse(body, &signature.inputs, REQUEST)?;
-    Ok(Predict { inputs, form })
+    Ok(RestPredict { inputs, form })
 }
 
 /// Reads an answer, for a client that knows the signature.
@@ -38,14 +38,18 @@ pub fn parse_response(body: &Bytes, signature: &Signature) -> Result<Vec<NamedTe
     }
 }
 
-fn parse(body: &Bytes, specs: &[TensorSpec], members: Members) -> Result<(Vec<NamedTensor>, Form)> {
-    let mut found: Option<(Vec<NamedTensor>, Form)> = None;
+fn parse(
+    body: &Bytes,
+    specs: &[TensorSpec],
+    members: BodyMembers,
+) -> Result<(Vec<NamedTensor>, PredictFormat)> {
+    let mut found: Option<(Vec<NamedTensor>, PredictFormat)> = None;
     let mut reader = Reader::tensorflow(body);
     reader.object(|reader, key| {
         let form = if key == members.row {
-            Form::Row
+            PredictFormat::Row
         } else if key == members.column {
-            Form::Column
+            PredictFormat::Column
         } else {
             if key == "signature_name" {
                 return check_signature(&reader.string()?);
@@ -53,18 +57,18 @@ fn parse(body: &Bytes, specs: &[TensorSpec], members: Members) -> Result<(Vec<Na
             return reader.skip();
         };
         if found.is_some() {
-            let Members { row, column } = members;
+            let BodyMembers { row, column } = members;
             return Err(reader.error(format_args!("give one of \"{row}\" and \"{column}\", once")));
         }
         let tensors = match form {
-            Form::Row => read_row(reader, specs, members.row)?,
-            Form::Column => read_column(reader, specs)?,
+            PredictFormat::Row => read_row(reader, specs, members.row)?,
+            PredictFormat::Column => read_column(reader, specs)?,
         };
         found = Some((tensors, form));
         Ok(())
     })?;
     reader.end()?;
-    let Members { row, column } = members;
+    let BodyMembers { row, column } = members;
     found.ok_or_else(|| Error::invalid(format!("the body has neither \"{row}\" nor \"{column}\"")))
 }
 
@@ -104,16 +108,16 @@ fn only(specs: &[TensorSpec]) -> Result<&TensorSpec> {
 }
 
 /// A tensor being read.
-struct Growing<'a> {
+struct TensorBuilder<'a> {
     spec: &'a TensorSpec,
     column: Box<dyn Column>,
     instances: usize,
 }
 
-impl<'a> Growing<'a> {
-    fn new(spec: &'a TensorSpec) -> Result<Growing<'a>> {
+impl<'a> TensorBuilder<'a> {
+    fn new(spec: &'a TensorSpec) -> Result<TensorBuilder<'a>> {
         let column = column(spec.dtype).map_err(|error| error.context(format_args!("\"{}\"", spec.name)))?;
-        Ok(Growing { spec, column, instances: 0 })
+        Ok(TensorBuilder { spec, column, instances: 0 })
     }
 
     fn read(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()> {
@@ -144,9 +148,9 @@ fn read_column(reader: &mut Reader<'_>, specs: &[TensorSpec]) -> Result<Vec<Name
 }
 
 fn read_unnamed(reader: &mut Reader<'_>, spec: &TensorSpec) -> Result<NamedTensor> {
-    let mut growing = Growing::new(spec)?;
-    growing.read(reader, 0)?;
-    growing.finish()
+    let mut builder = TensorBuilder::new(spec)?;
+    builder.read(reader, 0)?;
+    builder.finish()
 }
 
 fn read_row(reader: &mut Reader<'_>, specs: &[TensorSpec], member: &str) -> Result<Vec<NamedTensor>> {
@@ -168,7 +172,7 @@ fn read_row(reader: &mut Reader<'_>, specs: &[TensorSpec], member: &str) -> Resu
 }
 
 fn read_instances(reader: &mut Reader<'_>, specs: &[TensorSpec]) -> Result<Vec<NamedTensor>> {
-    let mut tensors: Vec<Growing<'_>> = Vec::new();
+    let mut tensors: Vec<TensorBuilder<'_>> = Vec::new();
     let mut instances = 0;
     reader.array(|reader| {
         instances += 1;
@@ -178,7 +182,7 @@ fn read_instances(reader: &mut Reader<'_>, specs: &[TensorSpec]) -> Result<Vec<N
             None => Ok(()),
         }
     })?;
-    let finish = |mut tensor: Growing<'_>| {
+    let finish = |mut tensor: TensorBuilder<'_>| {
         tensor.column.nesting().close(0, instances).map_err(|_| {
             Error::invalid(format!("the instances of \"{}\" differ in shape", tensor.spec.name))
         })?;
@@ -191,7 +195,7 @@ fn read_member<'a>(
     reader: &mut Reader<'_>,
     key: &str,
     specs: &'a [TensorSpec],
-    tensors: &mut Vec<Growing<'a>>,
+    tensors: &mut Vec<TensorBuilder<'a>>,
     instances: usize,
 ) -> Result<()> {
     let position = tensors.iter().position(|tensor| tensor.spec.name == key);
@@ -203,10 +207,10 @@ fn read_member<'a>(
                 return Err(reader.error(format_args!("the first instance has no \"{key}\"")));
             }
             wire::check_count("tensors", tensors.len() + 1)?;
-            let mut growing = Growing::new(spec)?;
+            let mut builder = TensorBuilder::new(spec)?;
             // Depth 0 is the list of instances, which all tensors share.
-            growing.column.nesting().open(0).map_err(|_| reader.error("nested too deeply"))?;
-            tensors.push(growing);
+            builder.column.nesting().open(0).map_err(|_| reader.error("nested too deeply"))?;
+            tensors.push(builder);
             let last = tensors.len() - 1;
             &mut tensors[last]
         }

@@ -3,8 +3,8 @@
 use base::{Error, NamedTensor, Result};
 use bytes::Bytes;
 
-use super::{Form, Members, REQUEST, RESPONSE};
-use crate::json::{Text, key, text_bytes_max, write_nested};
+use super::{BodyMembers, PredictFormat, REQUEST, RESPONSE};
+use crate::json::{TextEncoding, key, text_bytes_max, write_nested};
 
 /// Outputs whose name ends so hold bytes and are always written in base64.
 const BYTES_SUFFIX: &str = "_bytes";
@@ -14,7 +14,7 @@ const BYTES_SUFFIX: &str = "_bytes";
 /// # Errors
 /// `InvalidArgument` in row form when the outputs do not agree in their first axis, and for types without a form in
 /// JSON.
-pub fn predict_response(outputs: &[NamedTensor], form: Form) -> Result<Bytes> {
+pub fn predict_response(outputs: &[NamedTensor], form: PredictFormat) -> Result<Bytes> {
     encode(outputs, form, RESPONSE)
 }
 
@@ -22,25 +22,29 @@ pub fn predict_response(outputs: &[NamedTensor], form: Form) -> Result<Bytes> {
 ///
 /// # Errors
 /// Those of [`predict_response`].
-pub fn encode_request(inputs: &[NamedTensor], form: Form) -> Result<Bytes> {
+pub fn encode_request(inputs: &[NamedTensor], form: PredictFormat) -> Result<Bytes> {
     encode(inputs, form, REQUEST)
 }
 
-fn encode(tensors: &[NamedTensor], form: Form, members: Members) -> Result<Bytes> {
+fn encode(tensors: &[NamedTensor], form: PredictFormat, members: BodyMembers) -> Result<Bytes> {
     // Growing would hold the text twice.
     let mut out = Vec::with_capacity(text_bytes_max(tensors));
     out.push(b'{');
     key(&mut out, members.of(form));
     match form {
-        Form::Column => write_column(&mut out, tensors)?,
-        Form::Row => write_row(&mut out, tensors)?,
+        PredictFormat::Column => write_column(&mut out, tensors)?,
+        PredictFormat::Row => write_row(&mut out, tensors)?,
     }
     out.push(b'}');
     Ok(out.into())
 }
 
 fn write(out: &mut Vec<u8>, named: &NamedTensor, shape: &[usize], start: usize) -> Result<()> {
-    let text = if named.name.ends_with(BYTES_SUFFIX) { Text::Base64 } else { Text::Base64WhereNeeded };
+    let text = if named.name.ends_with(BYTES_SUFFIX) {
+        TextEncoding::Base64
+    } else {
+        TextEncoding::Base64WhereNeeded
+    };
     write_nested(out, &named.tensor, text, shape, start)
         .map_err(|error| error.context(format_args!("\"{}\"", named.name)))
 }

@@ -18,7 +18,7 @@ use crate::wire;
 
 /// Where the elements of an answer's tensors go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Elements {
+pub enum TensorFields {
     /// The typed fields, as TensorFlow Serving does.
     #[default]
     Typed,
@@ -28,10 +28,10 @@ pub enum Elements {
 
 /// `PredictResponse`, to be encoded.
 #[derive(Clone, PartialEq, Message)]
-pub struct Answer {
+pub struct SharedPredictResponse {
     /// The outputs by name.
     #[prost(btree_map = "string, message", tag = "1")]
-    pub(crate) outputs: BTreeMap<String, TensorAnswer>,
+    pub(crate) outputs: BTreeMap<String, SharedTensorProto>,
     /// The version that answered.
     #[prost(message, optional, tag = "2")]
     pub model_spec: Option<ModelSpec>,
@@ -39,7 +39,7 @@ pub struct Answer {
 
 /// `TensorProto`, to be encoded: each field of fixed-width numbers holds their bytes.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct TensorAnswer {
+pub(crate) struct SharedTensorProto {
     #[prost(int32, tag = "1")]
     dtype: i32,
     #[prost(message, optional, tag = "2")]
@@ -73,7 +73,7 @@ pub(crate) struct TensorAnswer {
     float8_val: Bytes,
 }
 
-impl Answer {
+impl SharedPredictResponse {
     /// The message as generated code has it, for callers that need its type. Encodes and decodes.
     ///
     /// # Errors
@@ -84,9 +84,13 @@ impl Answer {
     }
 }
 
-pub(super) fn answer(outputs: Vec<base::NamedTensor>, elements: Elements, model_spec: ModelSpec) -> Answer {
+pub(super) fn shared_response(
+    outputs: Vec<base::NamedTensor>,
+    elements: TensorFields,
+    model_spec: ModelSpec,
+) -> SharedPredictResponse {
     let output = |output: base::NamedTensor| (output.name.to_string(), tensor(&output.tensor, elements));
-    Answer { outputs: outputs.into_iter().map(output).collect(), model_spec: Some(model_spec) }
+    SharedPredictResponse { outputs: outputs.into_iter().map(output).collect(), model_spec: Some(model_spec) }
 }
 
 /// The specification of a version in an answer.
@@ -99,16 +103,16 @@ pub(super) fn spec(version: &VersionId, signature: &str) -> ModelSpec {
     }
 }
 
-fn tensor(tensor: &Tensor, elements: Elements) -> TensorAnswer {
-    let mut message = TensorAnswer {
+fn tensor(tensor: &Tensor, elements: TensorFields) -> SharedTensorProto {
+    let mut message = SharedTensorProto {
         dtype: datatype(tensor.dtype()).into(),
         tensor_shape: Some(shape_message(tensor.shape())),
-        ..TensorAnswer::default()
+        ..SharedTensorProto::default()
     };
     match (tensor.data(), elements) {
         (Data::Strings(strings), _) => message.string_val = strings.to_vec(),
-        (Data::Bytes(bytes), Elements::Typed) => message.set_typed(tensor, bytes),
-        (Data::Bytes(packed), Elements::Content) => {
+        (Data::Bytes(bytes), TensorFields::Typed) => message.set_typed(tensor, bytes),
+        (Data::Bytes(packed), TensorFields::Content) => {
             message.tensor_content = match tensor.dtype() {
                 dtype @ (DType::U4 | DType::I4) => wire::unpack(dtype, tensor.elements(), packed).into(),
                 _ => packed.clone(),
@@ -118,7 +122,7 @@ fn tensor(tensor: &Tensor, elements: Elements) -> TensorAnswer {
     message
 }
 
-impl TensorAnswer {
+impl SharedTensorProto {
     /// Puts `bytes`, the elements of `tensor`, into the field that TensorFlow has for their type.
     fn set_typed(&mut self, tensor: &Tensor, bytes: &Bytes) {
         match tensor.dtype() {
