@@ -1,29 +1,27 @@
 //! The writer, until it is killed.
 
 use std::io::Write;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
-use search::collection::Collection;
-use search::ingest::Op;
-use search::rerank::SharedCaches;
+use search::points::PointId;
+use search::registry::NamedCollection;
 
-use super::content::{Script, point, stored};
-use super::{CrashArgs, content};
+use super::CrashArgs;
+use super::content::{Script, new_point, point};
 
 /// Bytes of a report: the thread, then the number of its change.
 pub(super) const REPORT_BYTES: usize = 9;
-/// What comes before the first report: the collection is open.
+/// Writer's number in the report that the collection is open.
 pub(super) const READY: u8 = 0xff;
-/// How long a thread waits for room before it tries again.
+/// Wait before a change that found no room is tried again.
 const NO_ROOM: Duration = Duration::from_millis(20);
 
-/// Opens the collection and writes to it for ever.
-pub(super) fn run(args: &CrashArgs, directory: PathBuf) -> Result<()> {
-    let shared = Arc::new(SharedCaches::new(0, 512));
-    let collection = Collection::open(args.medium(directory)?, args.options(true), shared)?;
+/// Opens the collection and writes to it until the process is killed.
+pub(super) fn run(args: &CrashArgs, directory: &Path) -> Result<()> {
+    let collection = args.open(directory)?;
     let reports = Mutex::new(std::io::stdout());
     tell(&reports, READY, 0)?;
     let script = Script { seed: args.seed, writers: args.writers, ids: args.ids };
@@ -31,8 +29,8 @@ pub(super) fn run(args: &CrashArgs, directory: PathBuf) -> Result<()> {
         let threads: Vec<_> = (0..args.writers)
             .map(|writer| {
                 let from = args.from.get(writer as usize).copied().unwrap_or(0);
-                let (collection, reports) = (&collection, &reports);
-                scope.spawn(move || write(collection, script, writer, from, reports))
+                let (named, reports) = (&collection.named, &reports);
+                scope.spawn(move || write(named, script, writer, from, reports))
             })
             .collect();
         let ended = threads.into_iter().map(|thread| {
@@ -43,18 +41,21 @@ pub(super) fn run(args: &CrashArgs, directory: PathBuf) -> Result<()> {
 }
 
 fn write(
-    collection: &Collection,
+    named: &NamedCollection,
     script: Script,
     writer: u64,
     from: u64,
     reports: &Mutex<std::io::Stdout>,
 ) -> Result<()> {
     for number in from.. {
-        let content::ScriptedChange { id, version } = script.change(writer, number);
-        let new = version.map(|version| stored(script.seed, id, version));
-        let op = new.as_ref().map_or(Op::Delete(id), |new| Op::Upsert(point(new)));
+        let change = script.change(writer, number);
+        let point = change.version.map(|version| point(script.seed, change.id, version));
+        let make = || match &point {
+            Some(point) => named.upsert(&[new_point(point)]),
+            None => named.delete(&[PointId::Number(change.id)]).map(drop),
+        };
         loop {
-            match collection.write(&[op]) {
+            match make() {
                 Ok(()) => break,
                 Err(error) if error.kind() == ErrorKind::ResourceExhausted => std::thread::sleep(NO_ROOM),
                 Err(error) => return Err(error.context(format!("change {number} of thread {writer}"))),
@@ -71,5 +72,5 @@ fn tell(reports: &Mutex<std::io::Stdout>, writer: u8, number: u64) -> Result<()>
     let mut out = reports.lock().unwrap_or_else(PoisonError::into_inner);
     // One flush a report: what is only in this process's memory dies with it.
     let told = out.write_all(&report).and_then(|()| out.flush());
-    told.map_err(|error| Error::cancelled(format!("nobody listens any more: {error}")))
+    told.map_err(|error| Error::cancelled(format!("the parent does not read reports any more: {error}")))
 }

@@ -1,8 +1,8 @@
-//! What is written: every change follows from seed, thread and number.
-
-use search::ingest::{PointRef, StoredPoint};
+//! Points and changes. Every change follows from seed, thread and number.
 
 use loadgen::random;
+use search::points::{FetchedPoint, NewPoint, PointId};
+use serde_json::Map;
 
 /// Values of an embedding.
 pub(super) const DIMS: usize = 32;
@@ -17,7 +17,7 @@ const LONG_BYTES: u64 = 9000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ScriptedChange {
     pub(super) id: u64,
-    /// What is written; `None` where the point is removed.
+    /// Version that is written; `None` if the point is deleted.
     pub(super) version: Option<u64>,
 }
 
@@ -39,18 +39,18 @@ impl Script {
     }
 }
 
-/// The point `id` as it was written as `version`.
-pub(super) fn stored(seed: u64, id: u64, version: u64) -> StoredPoint {
+/// Returns the point `id` as it is written for `version`.
+pub(super) fn point(seed: u64, id: u64, version: u64) -> FetchedPoint {
     let seed = random::at(seed ^ id, version);
     let draw = |at: u64| random::at(seed, at);
     let embedding = (0..DIMS as u64).map(|at| random::signed_unit(seed, 1000 + at)).collect();
     let most = if draw(0).is_multiple_of(LONG_EVERY) { LONG_BYTES } else { RECORD_BYTES };
     let record = (0..(draw(1) % most).div_ceil(8)).flat_map(|at| draw(2000 + at).to_le_bytes()).collect();
-    let payload = format!(r#"{{"id":{id},"version":{version}}}"#).into_bytes();
-    StoredPoint { id, embedding, record, payload }
+    let payload = Map::from_iter([("id".to_owned(), id.into()), ("version".to_owned(), version.into())]);
+    FetchedPoint { id: PointId::Number(id), embedding, record, payload }
 }
 
-/// The same, to be handed in.
-pub(super) fn point(stored: &StoredPoint) -> PointRef<'_> {
-    PointRef { id: stored.id, embedding: &stored.embedding, record: &stored.record, payload: &stored.payload }
+/// Returns the same point for a write.
+pub(super) fn new_point(point: &FetchedPoint) -> NewPoint<'_> {
+    NewPoint { id: point.id, embedding: &point.embedding, record: &point.record, payload: &point.payload }
 }

@@ -1,24 +1,24 @@
-//! `millpond bench crash`: a process that writes to a collection is killed, again and again, and what it was told is
-//! safe is looked for.
+//! `millpond bench crash`: kills a process that writes to a collection, again and again, and checks each time
+//! that every acknowledged change is there.
 //!
-//! The writer is this program once more. It reports each acknowledged change through a pipe, whose contents survive it.
-//! What it writes follows from a seed, so whoever looks knows every point that must be there, byte by byte. Sealing
-//! and merging go on all the time, because points in memory are few.
+//! The writer is this program again. It reports each acknowledged change through a pipe, whose content survives the
+//! kill. The changes follow from a seed, so the parent knows every byte of every point. Writer and parent open the
+//! collection as the server does, through a registry. The memtable is small, so flushes and merges never stop.
 
 mod child;
 mod content;
 mod parent;
 mod report;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use clap::{Args, ValueEnum};
-use memory::{PoolConfig, Rate, SlotPool};
+use memory::Rate;
 use search::coarse::Metric;
-use search::collection::{CollectionOptions, Merging};
-use storage::{DaxMedium, DramMedium, Medium, MmapMedium, UringMedium};
+use search::registry::{CollectionSettings, MediumChoice, NamedCollection, Registry, RegistryOptions};
 
 use loadgen::BenchEnv;
 use loadgen::machine::{MachineFacts, NoiseWatch};
@@ -31,10 +31,14 @@ const WRITERS_MAX: u64 = 64;
 const IDS_MAX: u64 = 100_000;
 /// Memory for the points of the largest run.
 const MEMORY_BYTES: u64 = 64 << 20;
-/// Bytes of points that are not sealed yet: few, so that sealing and merging never stop.
+/// Memory if files are kept in memory too: they get half of it.
+const DRAM_BYTES: u64 = 2 << 30;
+/// Bytes of a memtable: few, so that flushes and merges never stop.
 const MEMTABLE_BYTES: u64 = 128 << 10;
-/// Memory for a medium that keeps files in memory.
-const POOL_BYTES: u64 = 1 << 30;
+/// The collection's name.
+const COLLECTION: &str = "crash";
+/// Longest time for a collection and its segments to open.
+const OPEN_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Crash-recovery test: kill a writer at random moments, and check that every acknowledged write is there.
 ///
@@ -75,7 +79,7 @@ pub struct CrashArgs {
     pub from: Vec<u64>,
 }
 
-/// What holds the collection.
+/// Medium of the collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CrashMedium {
     /// Files, read through io_uring past the page cache.
@@ -103,28 +107,46 @@ impl CrashArgs {
         Ok(())
     }
 
-    fn medium(&self, directory: PathBuf) -> Result<Arc<dyn Medium>> {
-        Ok(match self.medium {
-            CrashMedium::Nvme => Arc::new(UringMedium::new(directory)?),
-            CrashMedium::Mmap => Arc::new(MmapMedium::new(directory)?),
-            CrashMedium::Pmem => Arc::new(DaxMedium::new(directory, true)?),
-            CrashMedium::Dram => {
-                let config =
-                    PoolConfig { bytes_max: POOL_BYTES, huge_pages: false, fault_rate: Rate::unlimited() };
-                Arc::new(DramMedium::new(SlotPool::new(config)?, Some(directory))?)
-            }
-        })
-    }
-
-    /// The collection, with or without the threads that seal and merge.
-    fn options(&self, background: bool) -> CollectionOptions {
-        CollectionOptions {
+    /// Opens the collection as the server does, or creates it, and waits until all of it is open.
+    fn open(&self, directory: &Path) -> Result<OpenCollection> {
+        let dram = self.medium == CrashMedium::Dram;
+        let registry = Registry::open(RegistryOptions {
+            memory_bytes: if dram { DRAM_BYTES } else { MEMORY_BYTES },
+            cache_bytes: 0,
             memtable_bytes: MEMTABLE_BYTES,
-            background,
-            merging: Merging { fan_in: 3, ..Merging::default() },
-            ..CollectionOptions::new(content::DIMS, Metric::Cosine, MEMORY_BYTES)
+            threads: 1,
+            medium: self.medium.into(),
+            background_rate: Rate::unlimited(),
+            ..RegistryOptions::new(directory)
+        })?;
+        if !registry.wait_open(OPEN_WAIT_MAX) {
+            return Err(Error::deadline("the collection takes too long to open"));
+        }
+        let named = match registry.get(COLLECTION) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                registry.create(COLLECTION, CollectionSettings::new(content::DIMS, Metric::Cosine))?
+            }
+            named => named?,
+        };
+        Ok(OpenCollection { named, _registry: registry })
+    }
+}
+
+impl From<CrashMedium> for MediumChoice {
+    fn from(medium: CrashMedium) -> MediumChoice {
+        match medium {
+            CrashMedium::Nvme => MediumChoice::Nvme,
+            CrashMedium::Dram => MediumChoice::Dram,
+            CrashMedium::Mmap => MediumChoice::Mmap,
+            CrashMedium::Pmem => MediumChoice::Pmem,
         }
     }
+}
+
+/// The collection, and the registry with the threads that work for it.
+struct OpenCollection {
+    named: Arc<NamedCollection>,
+    _registry: Arc<Registry>,
 }
 
 /// Runs `bench crash`.
@@ -135,7 +157,7 @@ impl CrashArgs {
 pub fn run(args: &CrashArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     if let Some(directory) = &args.child {
-        return child::run(args, directory.clone());
+        return child::run(args, directory);
     }
     let watch = NoiseWatch::start();
     let figures = parent::run(args, env)?;

@@ -4,22 +4,19 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
-use search::collection::Collection;
-use search::rerank::SharedCaches;
+use search::points::{FetchedPoint, PointId};
+use search::registry::NamedCollection;
 
 use super::child::{READY, REPORT_BYTES};
-use super::content::{Script, stored};
-use super::{CrashArgs, CrashMedium};
+use super::content::{Script, point};
+use super::{COLLECTION, CrashArgs, CrashMedium, OPEN_WAIT_MAX};
 use loadgen::BenchEnv;
 use loadgen::random::RandomSequence;
 use loadgen::report::StepProgress;
 
-/// How long segments may take to open.
-const OPEN_PATIENCE: Duration = Duration::from_secs(60);
 /// One life of so many ends while the collection is being opened, or is meant to: after so small a share of a life.
 const EARLY_EVERY: u64 = 8;
 const EARLY_SHARE: u32 = 16;
@@ -76,15 +73,11 @@ pub(super) fn run(args: &CrashArgs, env: &BenchEnv) -> Result<CrashFigures> {
         figures.acknowledged += acknowledged;
         let before = segment_files(&directory);
         let start = Instant::now();
-        let medium = args.medium(directory.clone())?;
-        let collection = Collection::open(medium, args.options(false), Arc::new(SharedCaches::new(0, 512)))?;
+        let collection = args.open(&directory)?;
         figures.open_ms_max = figures.open_ms_max.max(start.elapsed().as_secs_f64() * 1e3);
         let after = segment_files(&directory);
         figures.interrupted += u32::from(before.iter().any(|name| !after.contains(name)));
-        if !collection.wait_open(OPEN_PATIENCE) {
-            return Err(Error::deadline("segments take too long to open"));
-        }
-        expected.check(&collection, &mut figures, &progress);
+        expected.check(&collection.named, &mut figures, &progress);
         figures.files =
             figures.files.max(before.iter().filter_map(|name| number_of(name)).max().unwrap_or(0));
         progress.step();
@@ -155,7 +148,7 @@ fn live_and_die(
     if is_early {
         std::thread::sleep(life / EARLY_SHARE);
     } else {
-        let _ = opened.recv_timeout(OPEN_PATIENCE);
+        let _ = opened.recv_timeout(OPEN_WAIT_MAX);
         std::thread::sleep(life);
     }
     let ended = child.try_wait().map_err(failed)?;
@@ -198,15 +191,17 @@ impl Expected {
     }
 
     /// Compares every point, and settles what became of the change that each thread had under way.
-    fn check(&mut self, collection: &Collection, figures: &mut CrashFigures, progress: &StepProgress) {
+    fn check(&mut self, named: &NamedCollection, figures: &mut CrashFigures, progress: &StepProgress) {
         for (writer, next) in (0..).zip(&mut self.next) {
             let change = self.script.change(writer, *next);
             // It may never have been begun; then it is never made, which changes nothing.
             *next += 1;
             figures.in_flight += 1;
-            let wanted = change.version.map(|version| stored(self.script.seed, change.id, version));
+            let wanted = change.version.map(|version| point(self.script.seed, change.id, version));
             let before = self.points.get(&change.id).copied().flatten();
-            if before != change.version && collection.get(change.id).is_ok_and(|found| found == wanted) {
+            if before != change.version
+                && named.get(&PointId::Number(change.id)).is_ok_and(|found| found == wanted)
+            {
                 figures.in_flight_found += 1;
                 self.points.insert(change.id, change.version);
             }
@@ -218,8 +213,8 @@ impl Expected {
         };
         for (&id, &version) in &self.points {
             figures.checked += 1;
-            let wanted = version.map(|version| stored(self.script.seed, id, version));
-            match collection.get(id) {
+            let wanted = version.map(|version| point(self.script.seed, id, version));
+            match named.get(&PointId::Number(id)) {
                 Ok(found) if found == wanted => {}
                 Ok(found) => {
                     let intact = found.as_ref().is_none_or(|found| is_some_version(self.script, found));
@@ -236,6 +231,7 @@ impl Expected {
                 }
             }
         }
+        let collection = named.collection();
         let status = collection.status();
         let there = self.points.values().flatten().count() as u64;
         if collection.count() != there {
@@ -247,16 +243,19 @@ impl Expected {
     }
 }
 
-/// Whether a point is one that was written at some time.
-fn is_some_version(script: Script, found: &search::ingest::StoredPoint) -> bool {
-    let payload: Option<serde_json::Value> = serde_json::from_slice(&found.payload).ok();
-    let version = payload.and_then(|payload| payload.get("version")?.as_u64());
-    version.is_some_and(|version| stored(script.seed, found.id, version) == *found)
+/// Returns true if the point was written at some time.
+fn is_some_version(script: Script, found: &FetchedPoint) -> bool {
+    let version = found.payload.get("version").and_then(serde_json::Value::as_u64);
+    let PointId::Number(id) = found.id else { return false };
+    version.is_some_and(|version| point(script.seed, id, version) == *found)
 }
 
+/// Names of the files of segments, in the only directory of points that the collection has.
 fn segment_files(directory: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let list = |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let points = list(&directory.join(COLLECTION)).filter(|entry| entry.path().is_dir());
+    let files = points.flat_map(|dir| list(&dir.path()));
+    let names = files.filter_map(|entry| entry.file_name().into_string().ok());
     names.filter(|name| name.starts_with("segment-")).collect()
 }
 

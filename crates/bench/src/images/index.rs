@@ -1,4 +1,4 @@
-//! The collection that is searched: the one of a server, without doors.
+//! The collection that is searched, opened as the server does.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,21 +7,18 @@ use base::{Error, Result};
 use clap::ValueEnum;
 use matching::rank::{Likeness, best_first};
 use matching::{Graph, Options, Probe, Scratch};
-use memory::{PoolConfig, Rate, SlotPool};
 use search::Scorer;
 use search::coarse::{Metric, ScanParams};
-use search::collection::{self, Collection, CollectionQuery, SearchThread};
-use search::ingest::{Op, PointRef};
-use search::rerank::{SearchLimits, SharedCaches};
-use storage::{DramMedium, Medium, UringMedium};
+use search::collection::{self, CollectionQuery, SearchThread};
+use search::points::{NewPoint, PointId};
+use search::registry::{CollectionSettings, MediumChoice, NamedCollection, Registry, RegistryOptions};
+use search::rerank::SearchLimits;
 use vision::photo::ACCEPT;
 
-/// Memory of the collection.
-const MEMORY_BYTES: u64 = 1 << 30;
-/// Memory of the record cache, and bytes of a usual record.
-const CACHE: (u64, u32) = (8 << 20, 10 << 10);
-/// Memory for segments, where they are kept there.
-const POOL_BYTES: u64 = 2 << 30;
+/// Maximum memory of the collection. Half of it is for segments if they are kept in memory.
+const MEMORY_BYTES: u64 = 4 << 30;
+/// Memory of the record cache.
+const CACHE_BYTES: u64 = 8 << 20;
 
 /// Where records lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -48,7 +45,8 @@ pub(super) struct PhotoHit {
 
 /// The collection and its folder, which is removed in the end.
 pub(super) struct PhotoIndex {
-    collection: Collection,
+    named: Arc<NamedCollection>,
+    _registry: Arc<Registry>,
     _folder: IndexFolder,
 }
 
@@ -67,49 +65,43 @@ impl PhotoIndex {
         medium: IndexMedium,
         folder: PathBuf,
     ) -> Result<PhotoIndex> {
-        std::fs::create_dir_all(&folder).map_err(|e| Error::io(&folder, &e))?;
         let folder = IndexFolder(folder);
-        let path = folder.0.clone();
-        let medium: Arc<dyn Medium> = match medium {
-            IndexMedium::Nvme => Arc::new(UringMedium::new(path)?),
-            IndexMedium::Dram => {
-                let config =
-                    PoolConfig { bytes_max: POOL_BYTES, huge_pages: false, fault_rate: Rate::unlimited() };
-                Arc::new(DramMedium::new(SlotPool::new(config)?, Some(path))?)
-            }
-        };
         let dims = entries.first().map_or(0, |entry| entry.embedding.len());
-        let options = collection::CollectionOptions {
-            background: false,
-            ..collection::CollectionOptions::new(dims, Metric::Cosine, MEMORY_BYTES)
-        };
-        let shared = Arc::new(SharedCaches::new(CACHE.0, CACHE.1));
-        let collection = Collection::open(medium, options, shared)?;
+        let registry = Registry::open(RegistryOptions {
+            memory_bytes: MEMORY_BYTES,
+            cache_bytes: CACHE_BYTES,
+            medium: match medium {
+                IndexMedium::Nvme => MediumChoice::Nvme,
+                IndexMedium::Dram => MediumChoice::Dram,
+            },
+            ..RegistryOptions::new(&folder.0)
+        })?;
+        let named = registry.create("images", CollectionSettings::new(dims, Metric::Cosine))?;
         for entry in entries {
             let mut record = Vec::new();
             entry.graph.encode(&mut record);
-            let point =
-                PointRef { id: entry.id, embedding: &entry.embedding, record: &record, payload: b"{}" };
-            collection.write(&[Op::Upsert(point)])?;
+            let id = PointId::Number(entry.id);
+            let payload = &serde_json::Map::new();
+            named.upsert(&[NewPoint { id, embedding: &entry.embedding, record: &record, payload }])?;
         }
-        collection.flush()?;
-        Ok(PhotoIndex { collection, _folder: folder })
+        named.collection().flush()?;
+        Ok(PhotoIndex { named, _registry: registry, _folder: folder })
     }
 
     /// Takes pictures out.
     pub(super) fn remove(&self, ids: impl Iterator<Item = u64>) -> Result<()> {
-        let ops: Vec<Op<'_>> = ids.map(Op::Delete).collect();
-        self.collection.write(&ops)
+        let ids: Vec<PointId> = ids.map(PointId::Number).collect();
+        self.named.delete(&ids).map(drop)
     }
 
     /// Pictures in it.
     pub(super) fn count(&self) -> u64 {
-        self.collection.count()
+        self.named.collection().count()
     }
 
     /// What one thread needs.
     pub(super) fn thread(&self) -> Result<SearchThread> {
-        self.collection.thread(SearchLimits::default())
+        self.named.collection().thread(SearchLimits::default())
     }
 
     /// All candidates of a query, best first.
@@ -130,7 +122,7 @@ impl PhotoIndex {
             deadline: None,
         };
         let scorer = PhotoMatcher { probe: Probe::new(graph, Options::default()) };
-        let found = self.collection.search(thread, &query, &scorer)?;
+        let found = self.named.collection().search(thread, &query, &scorer)?;
         if found.partial || found.damaged > 0 {
             return Err(Error::internal("an answer of the collection is partial"));
         }

@@ -93,7 +93,10 @@ impl RegistryCore {
         let budget = MemoryBudget::new(memory_bytes);
         let shared = Arc::new(SharedCaches::new(options.cache_bytes, RECORD_BYTES));
         let cache = budget.reserve(shared.cache_bytes(), "the record cache")?;
-        let memtable_bytes = (budget.free() / MEMTABLE_SHARE).min(MEMTABLE_BYTES_MAX);
+        let memtable_bytes = match options.memtable_bytes {
+            0 => (budget.free() / MEMTABLE_SHARE).min(MEMTABLE_BYTES_MAX),
+            bytes => bytes,
+        };
         let resources = Resources::new(budget, memtable_bytes, options.background_rate)?;
         let names = collections(directory)?;
         let aliases = sound_aliases(directory, &names)?;

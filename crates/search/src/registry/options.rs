@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use base::{ErrorKind, Result};
 use memory::{PoolConfig, Rate, SlotPool};
-use storage::{DramMedium, Medium, MmapMedium, UringMedium};
+use storage::{DaxMedium, DramMedium, Medium, MmapMedium, UringMedium};
 
 use crate::points::uuid_hash;
 
@@ -25,6 +25,8 @@ pub enum MediumChoice {
     Dram,
     /// Mapped through the page cache, which is outside of the limit.
     Mmap,
+    /// Mapped as persistent memory is, but simulated with ordinary files. For tests.
+    Pmem,
 }
 
 /// Options of a registry.
@@ -37,6 +39,8 @@ pub struct RegistryOptions {
     pub memory_bytes: u64,
     /// Bytes of it for the caches of records and of whole blocks of their files.
     pub cache_bytes: u64,
+    /// Maximum bytes of a memtable; 0 for a share of the memory.
+    pub memtable_bytes: u64,
     /// Search threads; 0 for one per core.
     pub threads: usize,
     /// Maximum waiting queries.
@@ -64,6 +68,7 @@ impl RegistryOptions {
             directory: directory.into(),
             memory_bytes: 1 << 30,
             cache_bytes: 128 << 20,
+            memtable_bytes: 0,
             threads: 0,
             queue_max: 1024,
             medium: MediumChoice::Auto,
@@ -104,6 +109,7 @@ impl Media {
         let directory = directory.to_owned();
         match (self.choice, &self.pool) {
             (MediumChoice::Dram, Some(pool)) => Ok(Arc::new(DramMedium::new(pool.clone(), Some(directory))?)),
+            (MediumChoice::Pmem, _) => Ok(Arc::new(DaxMedium::new(directory, true)?)),
             (MediumChoice::Mmap, _) => Ok(Arc::new(MmapMedium::new(directory)?)),
             (MediumChoice::Auto, _) => match UringMedium::new(directory.clone()) {
                 Ok(medium) => Ok(Arc::new(medium)),
