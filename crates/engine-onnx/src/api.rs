@@ -1,4 +1,4 @@
-//! The one door to the C API: statuses become [`base::Result`], handles are released by `Drop`.
+//! The only calls of the C API: statuses become [`base::Result`], handles are released by `Drop`.
 
 use std::ffi::{CStr, CString, c_char};
 use std::mem::ManuallyDrop;
@@ -7,22 +7,22 @@ use std::ptr::NonNull;
 use base::{Error, ErrorKind, Result};
 use ort::sys::{self, OrtApi, OrtStatusPtr};
 
-/// A message of the library longer than this is cut.
+/// Maximum characters of a message of the library.
 const MESSAGE_CHARS_MAX: usize = 1000;
 
-/// What was being done when a call failed, which decides whose fault it is.
+/// Purpose of a failed call. Decides the kind of its error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallPhase {
-    /// Opening a model: what the library rejects is the model's fault.
+    /// Opening a model: the library's rejections are the model's fault.
     Load,
-    /// Running: what it calls an invalid argument is the request's fault, all else is internal.
+    /// Running: invalid arguments are the request's fault, all else is internal.
     Run,
-    /// Anything that cannot fail for a reason outside this program.
+    /// A call that cannot fail for a reason outside this program.
     Call,
 }
 
-/// The library's error codes that mean something to us. Numbers rather than the binding's enum: a newer library
-/// may return one that the enum does not have.
+/// Error codes of the library that matter here. Plain numbers, because a newer library may return
+/// one that the binding's enum does not have.
 mod code {
     pub(super) const INVALID_ARGUMENT: i32 = 2;
     pub(super) const NO_SUCH_FILE: i32 = 3;
@@ -31,8 +31,8 @@ mod code {
     pub(super) const INVALID_PROTOBUF: i32 = 7;
 }
 
-/// Parts of the messages of operators whose inputs do not fit each other in shape. The model and its parameters are
-/// the same for all requests, so the sizes that do not fit are a request's.
+/// Parts of the messages of operators whose inputs have shapes that do not fit. Model and
+/// parameters are the same for all requests, so the sizes come from the request.
 const SHAPES: [&str; 6] = [
     "dimensions must match",
     "mismatched dimensions",
@@ -42,7 +42,7 @@ const SHAPES: [&str; 6] = [
     "Can't merge shapes",
 ];
 
-/// Calls a function of the API and turns its status into a `Result`. To be used inside `unsafe`.
+/// Calls a function of the API and turns its status into a `Result`. For use inside `unsafe`.
 macro_rules! call {
     ($phase:ident, $function:ident($($argument:expr),* $(,)?)) => {{
         let api = ort::api();
@@ -51,7 +51,7 @@ macro_rules! call {
 }
 pub(crate) use call;
 
-/// Takes over `status`: nothing on success, else the error it describes.
+/// Takes ownership of `status` and returns the error that it describes, if any.
 #[inline]
 pub(crate) fn check(api: &OrtApi, status: OrtStatusPtr, phase: CallPhase) -> Result<()> {
     match NonNull::new(status.0) {
@@ -64,11 +64,11 @@ pub(crate) fn check(api: &OrtApi, status: OrtStatusPtr, phase: CallPhase) -> Res
 fn failure(api: &OrtApi, status: NonNull<sys::OrtStatus>, phase: CallPhase) -> Error {
     type Theirs = unsafe extern "system" fn(*const sys::OrtStatus) -> sys::OrtErrorCode;
     type Ours = unsafe extern "system" fn(*const sys::OrtStatus) -> i32;
-    // SAFETY: the binding's result type is an enum of representation i32, so the two function types have one ABI;
-    // read as i32, a code that the binding does not know is no undefined behaviour.
+    // SAFETY: the binding's result type is an enum of representation i32, so the two function types
+    // have one ABI; read as i32, a code that the binding does not know is no undefined behaviour.
     let get_code = unsafe { std::mem::transmute::<Theirs, Ours>(api.GetErrorCode) };
-    // SAFETY: the status is not null, came from the API and is ours until released below; the message lives
-    // inside it and is copied before.
+    // SAFETY: the status is not null, came from the API and is ours until released below; the
+    // message lives inside it and is copied before.
     let (code, message) = unsafe {
         let code = get_code(status.as_ptr());
         let message = CStr::from_ptr((api.GetErrorMessage)(status.as_ptr())).to_string_lossy().into_owned();
@@ -97,7 +97,7 @@ fn kind(code: i32, message: &str, phase: CallPhase) -> ErrorKind {
     }
 }
 
-/// The library's message as one line for people: which operator it was, without source positions.
+/// Returns the library's message as one line: the operator, without source positions.
 fn one_line(message: &str) -> String {
     let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
     let text = operator_failure(&line).unwrap_or_else(|| without_source_position(&line).to_owned());
@@ -108,8 +108,8 @@ fn one_line(message: &str) -> String {
     }
 }
 
-/// "Non-zero status code returned while running Gather node. Name:'g' Status Message: why" is
-/// "operator Gather \"g\": why".
+/// Turns "Non-zero status code returned while running Gather node. Name:'g' Status Message: why"
+/// into "operator Gather \"g\": why".
 fn operator_failure(line: &str) -> Option<String> {
     let (_, rest) = line.split_once("returned while running ")?;
     let (operator, rest) = rest.split_once(" node. Name:'")?;
@@ -122,7 +122,7 @@ fn operator_failure(line: &str) -> Option<String> {
     })
 }
 
-/// Drops a leading "/path/file.cc:123 function(arguments) " and the bracketed code some messages start with.
+/// Drops a leading "/path/file.cc:123 function(arguments) " and a leading code in brackets.
 fn without_source_position(text: &str) -> &str {
     let text = text.strip_prefix("[ONNXRuntimeError] : ").unwrap_or(text);
     let source = text.split_whitespace().next().is_some_and(|word| {
@@ -131,8 +131,8 @@ fn without_source_position(text: &str) -> &str {
     if !source {
         return text;
     }
-    // The function's signature ends at the last closing parenthesis before the sentence; where the sentence has
-    // parentheses of its own this would cut into it, so only the first that closes all opened ones counts.
+    // The function's signature ends at the last closing parenthesis before the sentence. The
+    // sentence may have parentheses too, so only the first one that closes all opened ones counts.
     let mut depth = 0i32;
     for (at, character) in text.char_indices() {
         match character {
@@ -151,7 +151,7 @@ fn without_source_position(text: &str) -> &str {
 
 /// An object of the library that has a release function.
 pub(crate) trait Released: Sized {
-    /// The function that releases it.
+    /// Returns its release function.
     fn release(api: &OrtApi) -> unsafe extern "system" fn(*mut Self);
 }
 
@@ -168,16 +168,16 @@ released! {
     OrtTensorTypeAndShapeInfo by ReleaseTensorTypeAndShapeInfo, OrtEnv by ReleaseEnv,
 }
 
-/// An owned object of the library. Has the layout of the bare pointer, so that a slice of handles is an array of
-/// pointers.
+/// An owned object of the library. Has the layout of the bare pointer, so that a slice of handles
+/// is an array of pointers.
 #[repr(transparent)]
 pub(crate) struct Handle<T: Released>(NonNull<T>);
 
 impl<T: Released> Handle<T> {
-    /// Takes over a pointer that the library returned.
+    /// Takes ownership of a pointer that the library returned.
     ///
     /// # Safety
-    /// A pointer that is not null must own an object that nobody else releases.
+    /// A non-null pointer must own an object that is released only here.
     pub(crate) unsafe fn own(pointer: *mut T) -> Result<Handle<T>> {
         NonNull::new(pointer)
             .map(Handle)
@@ -196,15 +196,15 @@ impl<T: Released> Drop for Handle<T> {
     }
 }
 
-// SAFETY: the library's objects have no thread of their own; they may be used and released from any thread as
-// long as use is exclusive, which ownership gives.
+// SAFETY: the library's objects have no thread of their own; they may be used and released from any
+// thread if use is exclusive, which ownership gives.
 unsafe impl<T: Released> Send for Handle<T> {}
-// SAFETY: a shared handle gives only its address; whoever calls the library through it answers for the call
-// (`Session::run` is documented as safe to call at the same time on one session; no other object is shared
-// between threads for anything but reading).
+// SAFETY: a shared handle gives only its address; the caller of the library through it answers for
+// the call (`Session::run` is documented as safe to call at the same time on one session; no other
+// object is shared between threads for anything but reading).
 unsafe impl<T: Released> Sync for Handle<T> {}
 
-/// A C string from the library's allocator, copied and freed.
+/// Copies and frees a C string of the library's allocator.
 ///
 /// # Safety
 /// `text` must be null or a C string that was allocated by `allocator` and is owned by the caller.
@@ -220,15 +220,15 @@ pub(crate) unsafe fn take_string(allocator: NonNull<sys::OrtAllocator>, text: *m
     }
 }
 
-/// A name as a C string.
+/// Returns a name as a C string.
 ///
 /// # Errors
-/// `InvalidArgument` where it holds a NUL byte, which no name of a graph can.
+/// `InvalidArgument` if it holds a NUL byte, which no name of a graph can.
 pub(crate) fn c_name(name: &str) -> Result<CString> {
     CString::new(name).map_err(|_| Error::invalid(format!("the name {name:?} holds a NUL byte")))
 }
 
-/// Forgets the owner of an object that the library has taken over.
+/// Leaks an object that the library has taken over.
 pub(crate) fn leak<T: Released>(handle: Handle<T>) -> NonNull<T> {
     ManuallyDrop::new(handle).0
 }

@@ -1,10 +1,10 @@
-//! Element types: ours and ONNX's.
+//! Element types of Millpond and ONNX.
 
 use base::DType;
 use ort::sys::ONNXTensorElementDataType as Onnx;
 
-/// The element types of ONNX that Millpond speaks. ONNX also names complex numbers; the library has no tensors of
-/// them.
+/// Millpond's element types with ONNX's. ONNX also names complex numbers, but the library has no
+/// tensors of them.
 pub(crate) const TABLE: [(DType, Onnx); 20] = [
     (DType::Bool, Onnx::ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL),
     (DType::U8, Onnx::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8),
@@ -28,12 +28,13 @@ pub(crate) const TABLE: [(DType, Onnx); 20] = [
     (DType::String, Onnx::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING),
 ];
 
-/// ONNX's name for `dtype`, where the library has tensors of it.
+/// Returns ONNX's type for `dtype`, or `None` if the library has no such tensors.
 pub(crate) fn to_onnx(dtype: DType) -> Option<Onnx> {
     TABLE.iter().find(|(ours, _)| *ours == dtype).map(|(_, theirs)| *theirs)
 }
 
-/// Our name for ONNX's number. Takes the number and not the binding's enum, because a newer library may know more.
+/// Returns the type of ONNX's number. Takes the number and not the binding's enum, because a newer
+/// library may have more.
 pub(crate) fn from_onnx(number: i32) -> Option<DType> {
     TABLE.iter().find(|(_, theirs)| *theirs as i32 == number).map(|(ours, _)| *ours)
 }

@@ -1,4 +1,4 @@
-//! The engines: ONNX Runtime loaded at once, or with the first model.
+//! Engines of ONNX Runtime, loaded at once or with the first model.
 
 use std::path::{Path, PathBuf};
 
@@ -11,17 +11,17 @@ use crate::runtime::Runtime;
 use crate::session::OnnxSession;
 use crate::{element, library};
 
-/// The name under which this engine appears in manifests and metrics.
+/// Name of this engine in manifests and metrics.
 const NAME: &str = "onnxruntime";
 
-/// ONNX Runtime, loaded. Cheap to clone; all clones are one library.
+/// ONNX Runtime, loaded. Cheap to clone; all clones share one library.
 #[derive(Clone, Copy, Debug)]
 pub struct OnnxEngine {
     runtime: &'static Runtime,
 }
 
-/// ONNX Runtime, loaded with the first model: for programs that may get by without. A server should rather find out at its
-/// start that the library is missing.
+/// ONNX Runtime, loaded with the first model, for programs that may not need it. A server uses
+/// [`OnnxEngine`] to find out at its start that the library is missing.
 #[derive(Clone, Debug)]
 pub struct LazyOnnxEngine {
     search: LibrarySearch,
@@ -31,11 +31,11 @@ static RUNTIME: OnceLock<Runtime> = OnceLock::new();
 static OPENING: Mutex<()> = Mutex::new(());
 
 impl OnnxEngine {
-    /// Finds and loads the library, once a process.
+    /// Finds the library and loads it, once per process.
     ///
     /// # Errors
-    /// `NotFound` where there is none and `FailedPrecondition` where it does not load, is too old or is another
-    /// than the one already loaded; the message is one line with the remedy.
+    /// `NotFound` if there is none. `FailedPrecondition` if it does not load, is too old, or is not
+    /// the one that is loaded. The message is one line with the remedy.
     pub fn open(search: &LibrarySearch) -> Result<OnnxEngine> {
         let path = library::find(search)?;
         let _one_at_a_time = OPENING.lock();
@@ -56,7 +56,7 @@ impl OnnxEngine {
         Ok(OnnxEngine { runtime })
     }
 
-    /// Where the library would be loaded from, without loading it.
+    /// Returns the path that the library would be loaded from, without loading it.
     ///
     /// # Errors
     /// `NotFound` with the remedy.
@@ -64,7 +64,7 @@ impl OnnxEngine {
         library::find(search)
     }
 
-    /// Where the library was loaded from.
+    /// Returns the path that the library was loaded from.
     pub fn library(&self) -> &Path {
         &self.runtime.path
     }
@@ -90,7 +90,7 @@ impl Engine for OnnxEngine {
 }
 
 impl LazyOnnxEngine {
-    /// The engine; loads nothing.
+    /// Returns the engine; loads nothing.
     pub fn new(search: LibrarySearch) -> LazyOnnxEngine {
         LazyOnnxEngine { search }
     }
@@ -109,16 +109,16 @@ impl Engine for LazyOnnxEngine {
         capabilities()
     }
 
-    /// As for [`OnnxEngine`].
+    /// Loads the library if this is the first model, then the model.
     ///
     /// # Errors
-    /// Those of [`OnnxEngine::open`] besides.
+    /// Those of [`OnnxEngine::open`] and of loading a model.
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
         OnnxEngine::open(&self.search)?.load(request)
     }
 }
 
-/// What this engine can do.
+/// Returns the features of this engine.
 fn capabilities() -> Capabilities {
     Capabilities {
         parameters: ParameterUse::Bound,

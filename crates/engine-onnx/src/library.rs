@@ -1,13 +1,14 @@
-//! Where the ONNX Runtime library is: named by the caller, in the project's virtual environment, or installed.
+//! Finds the ONNX Runtime library: a path from the caller, the project's virtual environment, or an
+//! installation.
 
 use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 use engine::{LibrarySearch, package_dirs};
 
-/// What a file of the library is called, up to its version.
+/// File name of the library up to its version.
 const FILE_PREFIX: &str = "libonnxruntime.so";
-/// Where a system-wide installation puts it.
+/// Directories of system-wide installations.
 const SYSTEM_DIRS: [&str; 6] = [
     "/usr/local/lib",
     "/usr/local/lib64",
@@ -16,13 +17,13 @@ const SYSTEM_DIRS: [&str; 6] = [
     "/usr/lib64",
     "/usr/lib",
 ];
-/// Where the Python package has it, below the directory of packages.
+/// Directory of the library below the directory of Python packages.
 const IN_PACKAGES: &str = "onnxruntime/capi";
-/// What to do about a missing or unfit library.
+/// Remedy for a missing or unfit library.
 pub(crate) const REMEDY: &str = "run `pip install onnxruntime` in the environment that has this program, or activate one \
                                  that has it, or give --onnxruntime PATH; in a checkout, `make build` installs it";
 
-/// The library's absolute path.
+/// Returns the library's absolute path.
 ///
 /// # Errors
 /// `NotFound` with the remedy.
@@ -38,7 +39,7 @@ pub(crate) fn find(search: &LibrarySearch) -> Result<PathBuf> {
         .ok_or_else(|| missing(search))
 }
 
-/// Says where the library was looked for, and the remedy.
+/// Returns the error that lists the searched places and the remedy.
 fn missing(search: &LibrarySearch) -> Error {
     let places = search.places().into_iter().chain(SYSTEM_DIRS.map(str::to_owned));
     let places = places.collect::<Vec<_>>().join(", ");
@@ -64,12 +65,12 @@ fn find_explicit(path: &Path) -> Result<PathBuf> {
     })
 }
 
-/// The library that the `onnxruntime` package brings into a virtual environment.
+/// Returns the library of the `onnxruntime` package in a virtual environment.
 fn in_virtual_env(environment: &Path) -> Option<PathBuf> {
     package_dirs(environment).iter().find_map(|packages| newest_in(&packages.join(IN_PACKAGES)))
 }
 
-/// The file of the highest version in `dir`.
+/// Returns the file of the highest version in `dir`.
 fn newest_in(dir: &Path) -> Option<PathBuf> {
     std::fs::read_dir(dir)
         .ok()?
@@ -79,7 +80,8 @@ fn newest_in(dir: &Path) -> Option<PathBuf> {
         .map(|(_, path)| path)
 }
 
-/// The numbers after the prefix: "libonnxruntime.so.1.31.1" is `[1, 31, 1]`, "libonnxruntime.so" is empty.
+/// Returns the numbers after the prefix: `[1, 31, 1]` for "libonnxruntime.so.1.31.1", none for
+/// "libonnxruntime.so".
 fn file_version(name: &str) -> Option<Vec<u32>> {
     let rest = name.strip_prefix(FILE_PREFIX)?;
     if rest.is_empty() {

@@ -1,4 +1,4 @@
-//! Opening a model: options, parameters bound in place, the session.
+//! Opens models: options, parameters bound in place, the session.
 
 use std::ffi::{CStr, CString, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -14,21 +14,20 @@ use crate::api::{Handle, c_name, call};
 use crate::runtime::Runtime;
 use crate::{element, parameters};
 
-/// More threads than this inside one run are a mistake.
+/// Maximum threads of one run.
 const THREADS_MAX: usize = 1024;
 
-/// A session and what it stands on, in the order in which they must be dropped.
+/// A session and the objects that it uses, in the order in which they must be dropped.
 pub(crate) struct OpenedSession {
     /// Uses the values.
     pub(crate) session: Handle<sys::OrtSession>,
-    /// Point into the regions. Never asked for anything: they only have to live longer than the session.
+    /// Point into the regions. Unused otherwise: they only have to outlive the session.
     #[expect(dead_code, reason = "dropped after the session")]
     pub(crate) values: Vec<Handle<sys::OrtValue>>,
     /// Hold the memory.
     pub(crate) parameters: Vec<BoundTensor>,
 }
 
-/// Opens the model that `request` describes.
 pub(crate) fn open(runtime: &Runtime, request: &LoadRequest) -> Result<OpenedSession> {
     let path = c_path(&request.graph)?;
     parameters::check(&request.graph, &request.parameters).map_err(|e| e.context(request.graph.display()))?;
@@ -40,8 +39,9 @@ pub(crate) fn open(runtime: &Runtime, request: &LoadRequest) -> Result<OpenedSes
         values.push(bind(runtime, &options, parameter)?);
     }
     let mut session = null_mut();
-    // SAFETY: environment and options are alive, the path is NUL-terminated, the out-pointer valid. The session
-    // copies the options and refers to the values and their memory, all of which `OpenedSession` keeps alive longer.
+    // SAFETY: environment and options are alive, the path is NUL-terminated, the out-pointer valid.
+    // The session copies the options and refers to the values and their memory, all of which
+    // `OpenedSession` keeps alive longer.
     let session = unsafe {
         call!(Load, CreateSession(runtime.env(), path.as_ptr(), options.as_ptr(), &mut session))
             .map_err(|e| e.context(request.graph.display()))?;
@@ -55,7 +55,7 @@ fn c_path(path: &Path) -> Result<CString> {
         .map_err(|_| Error::invalid(format!("the path {} holds a NUL byte", path.display())))
 }
 
-/// See the crate's documentation for the reasons.
+/// Builds the session's options; the crate's documentation has the reasons.
 fn session_options(options: &SessionOptions) -> Result<Handle<sys::OrtSessionOptions>> {
     let (intra, inter) = (threads(options.intra_op_threads)?, threads(options.inter_op_threads)?);
     let mode = match inter {
@@ -63,7 +63,8 @@ fn session_options(options: &SessionOptions) -> Result<Handle<sys::OrtSessionOpt
         _ => sys::ExecutionMode::ORT_PARALLEL,
     };
     let mut raw = null_mut();
-    // SAFETY: the out-pointer is valid and its object ours; the options are alive in every call after.
+    // SAFETY: the out-pointer is valid and its object ours; the options are alive in every call
+    // after.
     unsafe {
         call!(Call, CreateSessionOptions(&mut raw))?;
         let handle = Handle::own(raw)?;
@@ -92,8 +93,8 @@ fn threads(count: usize) -> Result<c_int> {
     }
 }
 
-/// Lets the session to come use `parameter` where it lies. The graph's own copy, if it has one, or the external
-/// file it names is not read.
+/// Makes the next session use `parameter` in place. The graph's own copy, or the external file that
+/// it names, is not read.
 fn bind(
     runtime: &Runtime,
     options: &Handle<sys::OrtSessionOptions>,
@@ -109,9 +110,10 @@ fn bind(
     let name = c_name(&parameter.name)?;
     let shape: SmallVec<[i64; 6]> = parameter.dims.iter().map(|&dim| dim as i64).collect();
     let mut value = null_mut();
-    // SAFETY: the bytes were checked to lie inside the region, which outlives the session (see `OpenedSession`), and to be
-    // as many as type and shape take. The library takes a mutable pointer for all tensors alike; an initialiser is
-    // never written to. The name is NUL-terminated and copied; the value outlives the options and the session.
+    // SAFETY: the bytes were checked to lie inside the region, which outlives the session (see
+    // `OpenedSession`), and to be as many as type and shape take. The library takes a mutable
+    // pointer for all tensors alike; an initialiser is never written to. The name is NUL-terminated
+    // and copied; the value outlives the options and the session.
     unsafe {
         let data = bytes.as_ptr().cast_mut().cast();
         call!(

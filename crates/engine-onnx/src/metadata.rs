@@ -1,4 +1,4 @@
-//! The facts that a model carries about itself.
+//! Free-form facts that a model carries.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
@@ -10,11 +10,11 @@ use ort::sys;
 use crate::api::{Handle, call, take_string};
 use crate::runtime::Runtime;
 
-/// A model with more custom entries than this is read up to here.
+/// Maximum custom entries that are read.
 const ENTRIES_MAX: usize = 4096;
 
-/// The custom entries under their own names, and what ONNX itself defines under "onnx." names, empty ones left
-/// out.
+/// Returns the custom entries under their own names, and ONNX's own under names that begin with
+/// "onnx.". Omits empty ones.
 pub(crate) fn read(runtime: &Runtime, session: &Handle<sys::OrtSession>) -> Result<BTreeMap<String, String>> {
     let mut raw = null_mut();
     let allocator = runtime.allocator().as_ptr();
@@ -59,7 +59,8 @@ pub(crate) fn read(runtime: &Runtime, session: &Handle<sys::OrtSession>) -> Resu
 fn custom(runtime: &Runtime, metadata: &Handle<sys::OrtModelMetadata>) -> Result<BTreeMap<String, String>> {
     let (mut keys, mut count) = (null_mut::<*mut c_char>(), 0i64);
     let allocator = runtime.allocator();
-    // SAFETY: the metadata is alive, the out-pointers valid; the array and its strings come from the allocator.
+    // SAFETY: the metadata is alive, the out-pointers valid; the array and its strings come from
+    // the allocator.
     unsafe {
         call!(
             Call,
@@ -76,7 +77,8 @@ fn custom(runtime: &Runtime, metadata: &Handle<sys::OrtModelMetadata>) -> Result
         return Ok(entries);
     }
     for index in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the array has `count` strings of the allocator; each is read, used and freed once.
+        // SAFETY: the array has `count` strings of the allocator; each is read, used and freed
+        // once.
         unsafe {
             let key = *keys.add(index);
             if index < ENTRIES_MAX {

@@ -1,8 +1,8 @@
-//! Answers: the library's tensors wrapped as ours without a copy.
+//! Wraps output tensors of the library without a copy.
 //!
-//! An answer owns its tensor of the library, which holds its own memory and allocator: it stays valid after the
-//! session is gone. The exceptions are answers that are nothing but an input or a parameter handed through: those
-//! point into memory of ours that may go first, so they are copied.
+//! An output owns its tensor of the library, which holds its memory and allocator, so it outlives
+//! the session. An output that is an input or a parameter handed through points into memory of ours
+//! that may be released first. Such outputs are copied.
 
 use std::ptr::{null_mut, slice_from_raw_parts};
 
@@ -13,15 +13,15 @@ use ort::sys;
 use crate::api::{Handle, call};
 use crate::element;
 
-/// Memory that an answer must not keep pointing into, as address ranges.
+/// Address ranges that an output must not keep pointing into.
 pub(crate) struct BorrowedRanges<'a> {
-    /// The inputs of the run.
+    /// Inputs of the run.
     pub(crate) feeds: &'a [(usize, usize)],
-    /// The parameters, sorted.
+    /// Parameters, sorted.
     pub(crate) parameters: &'a [(usize, usize)],
 }
 
-/// The addresses that `bytes` takes.
+/// Returns the address range of `bytes`.
 pub(crate) fn range(bytes: &[u8]) -> (usize, usize) {
     let start = bytes.as_ptr() as usize;
     (start, start + bytes.len())
@@ -49,15 +49,16 @@ unsafe impl Sync for OnnxOutput {}
 impl AsRef<[u8]> for OnnxOutput {
     fn as_ref(&self) -> &[u8] {
         let _alive = &self.value;
-        // SAFETY: the data is the value's own, of this length, and lives as long as the value.
+        // SAFETY: the data is the value's own, has this length, and lives until the value is
+        // dropped.
         unsafe { &*self.data }
     }
 }
 
-/// Wraps one result of a run.
+/// Wraps one output of a run.
 ///
 /// # Errors
-/// `Internal` when the library's tensor is not what its type says.
+/// `Internal` if the library's tensor is not as its type says.
 pub(crate) fn take(value: Handle<sys::OrtValue>, borrowed: &BorrowedRanges<'_>) -> Result<Tensor> {
     let (dtype, shape) = describe(&value)?;
     if dtype == DType::String {
@@ -85,8 +86,8 @@ pub(crate) fn take(value: Handle<sys::OrtValue>, borrowed: &BorrowedRanges<'_>) 
 
 fn describe(value: &Handle<sys::OrtValue>) -> Result<(DType, Shape)> {
     let (mut info, mut element, mut rank) = (null_mut(), 0i32, 0usize);
-    // SAFETY: the value is a tensor (the signature has no other outputs) and alive, the information is ours; the
-    // element type is an enum of representation i32, written as i32.
+    // SAFETY: the value is a tensor (the signature has no other outputs) and alive, the information
+    // is ours; the element type is an enum of representation i32, written as i32.
     let info = unsafe {
         call!(Run, GetTensorTypeAndShape(value.as_ptr(), &mut info))?;
         let info = Handle::own(info)?;
@@ -105,7 +106,7 @@ fn describe(value: &Handle<sys::OrtValue>) -> Result<(DType, Shape)> {
     Ok((dtype, sizes.iter().map(size).collect::<Result<_>>()?))
 }
 
-/// Copies all strings into one buffer, which the elements share.
+/// Copies all strings into one buffer that the elements share.
 fn take_strings(value: &Handle<sys::OrtValue>, shape: Shape) -> Result<Tensor> {
     let count: usize = shape.iter().product();
     if count == 0 {

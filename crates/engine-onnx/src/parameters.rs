@@ -1,5 +1,5 @@
-//! Parameters are bound only to a graph that means them. The library itself believes what it is given: an array of
-//! another type or shape than the graph's would be read past its end.
+//! Checks parameters against the graph before they are bound. The library does not: it would read
+//! past the end of an array whose type or shape is not the graph's.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -9,14 +9,14 @@ use engine::BoundTensor;
 
 use crate::publish::initializers;
 
-/// Checks that `bound` is what the graph at `path` wants: every one of them an initialiser of that name, type and
-/// shape, the name given to nothing else in any graph of the model (the library binds wherever it finds the name), and
-/// every initialiser that lies in another file among them (else the library would map that file, and
-/// its pages would be read in by the threads that serve). Nothing bound is in order: then the library places
-/// everything itself.
+/// Checks `bound` against the graph at `path`. Every parameter must be an initialiser of that name,
+/// type and shape. No other value in any graph of the model may have the name, because the library
+/// binds every value of that name. Every initialiser that lies in another file must be bound; otherwise
+/// the library would map that file, and the serving threads would read its pages. Binding nothing
+/// is valid: then the library places all parameters.
 ///
 /// # Errors
-/// `InvalidArgument` naming the first parameter that is wrong; those of reading the graph.
+/// `InvalidArgument` that names the first wrong parameter; those of reading the graph.
 pub(crate) fn check(path: &Path, bound: &[BoundTensor]) -> Result<()> {
     if bound.is_empty() {
         return Ok(());

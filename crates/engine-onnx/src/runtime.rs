@@ -1,4 +1,4 @@
-//! The loaded library: one a process, kept until the process ends.
+//! The loaded library: one per process, kept until the process ends.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +11,7 @@ use ort::sys;
 use crate::api::{Handle, call, leak};
 use crate::library::REMEDY;
 
-/// What every session needs of the library.
+/// Handles of the library that every session needs.
 #[derive(Debug)]
 pub(crate) struct Runtime {
     pub(crate) path: PathBuf,
@@ -21,8 +21,8 @@ pub(crate) struct Runtime {
     allocator: NonNull<sys::OrtAllocator>,
 }
 
-// SAFETY: the environment, the memory description and the default allocator are documented as usable from any
-// thread; they are made once, never changed and never released.
+// SAFETY: the environment, the memory description and the default allocator are documented as
+// usable from any thread; they are made once, never changed and never released.
 unsafe impl Send for Runtime {}
 // SAFETY: as above.
 unsafe impl Sync for Runtime {}
@@ -30,11 +30,11 @@ unsafe impl Sync for Runtime {}
 impl Runtime {
     /// Loads the library at `path` and makes its environment.
     pub(crate) fn load(path: PathBuf) -> Result<Runtime> {
-        // The environment of the binding is not used: it would own a logger of its own.
+        // The binding's environment is not used: it would have a logger of its own.
         ort::init_from(&path).map(drop).map_err(|e| unfit(&path, &e))?;
         let (mut env, mut memory, mut allocator) = (null_mut(), null_mut(), null_mut());
-        // SAFETY: out-pointers are valid for the calls, strings are NUL-terminated, the callback has the library's
-        // calling convention and never unwinds.
+        // SAFETY: out-pointers are valid for the calls, strings are NUL-terminated, the callback
+        // has the library's calling convention and never unwinds.
         unsafe {
             let severity = sys::OrtLoggingLevel::ORT_LOGGING_LEVEL_WARNING;
             let name = c"millpond".as_ptr();
@@ -47,8 +47,8 @@ impl Runtime {
         }
         let allocator =
             NonNull::new(allocator).ok_or_else(|| Error::internal("ONNX Runtime has no allocator"))?;
-        // SAFETY: both were just returned to us as owned. They are never released: sessions and answers may outlive
-        // any moment at which they could be.
+        // SAFETY: both were just returned to us as owned. They are never released: sessions and
+        // answers may outlive any moment at which they could be.
         let (env, memory) = unsafe { (leak(Handle::own(env)?), leak(Handle::own(memory)?)) };
         Ok(Runtime { version: version(&path)?, path, env, memory, allocator })
     }
@@ -57,18 +57,18 @@ impl Runtime {
         self.env.as_ptr()
     }
 
-    /// The description of plain memory.
+    /// Returns the description of the processor's memory.
     pub(crate) fn memory(&self) -> *const sys::OrtMemoryInfo {
         self.memory.as_ptr()
     }
 
-    /// The allocator of strings and string tensors.
+    /// Returns the allocator of strings and string tensors.
     pub(crate) fn allocator(&self) -> NonNull<sys::OrtAllocator> {
         self.allocator
     }
 }
 
-/// Why a library does not do, with the remedy.
+/// Returns the error for an unfit library, with the remedy.
 fn unfit(path: &Path, error: &ort::LoadDynamicError) -> Error {
     let path = path.display();
     let why = match error {
@@ -86,13 +86,13 @@ fn unfit(path: &Path, error: &ort::LoadDynamicError) -> Error {
     Error::precondition(format!("ONNX Runtime at {path} {why}: {REMEDY}"))
 }
 
-/// The version of the library at `path`, which is loaded already.
+/// Returns the version of the library at `path`, which is loaded already.
 fn version(path: &Path) -> Result<String> {
     type GetApiBase = unsafe extern "system" fn() -> *const sys::OrtApiBase;
     let name = CString::new(path.as_os_str().as_bytes())
         .map_err(|_| Error::invalid(format!("{} holds a NUL byte", path.display())))?;
-    // SAFETY: both names are NUL-terminated. The library is loaded and stays so, hence opening it again runs no
-    // initialiser and the handle may be kept open for ever.
+    // SAFETY: both names are NUL-terminated. The library is loaded and stays so, hence opening it
+    // again runs no initialiser and the handle may be kept open for ever.
     let symbol = unsafe {
         let library = libc::dlopen(name.as_ptr(), libc::RTLD_NOW);
         if library.is_null() { null_mut() } else { libc::dlsym(library, c"OrtGetApiBase".as_ptr()) }
@@ -100,26 +100,27 @@ fn version(path: &Path) -> Result<String> {
     if symbol.is_null() {
         return Err(Error::internal(format!("{} was loaded and does not open again", path.display())));
     }
-    // SAFETY: the symbol is the library's documented entry point of exactly this type; the base it returns and the
-    // version's text are static.
+    // SAFETY: the symbol is the library's documented entry point of exactly this type; the base it
+    // returns and the version's text are static.
     unsafe {
         let base = std::mem::transmute::<*mut c_void, GetApiBase>(symbol)();
         Ok(CStr::from_ptr(((*base).GetVersionString)()).to_string_lossy().into_owned())
     }
 }
 
-/// The callback in the binding's type.
+/// Returns the callback in the binding's type.
 fn logger() -> sys::OrtLoggingFunction {
-    // SAFETY: the types differ in the severity only, which is an enum of representation i32 there and an i32 here,
-    // so that a severity unknown to the binding is no undefined behaviour.
+    // SAFETY: the types differ in the severity only, which is an enum of representation i32 there
+    // and an i32 here, so that a severity unknown to the binding is no undefined behaviour.
     unsafe { std::mem::transmute::<LogFunction, sys::OrtLoggingFunction>(log) }
 }
 
 type LogFunction =
     unsafe extern "system" fn(*mut c_void, i32, *const c_char, *const c_char, *const c_char, *const c_char);
 
-/// Passes the library's messages on to the program's log. Its warnings are about how a model was exported, come
-/// with every load (some with every run) and ask nothing of an operator, so they are for debugging.
+/// Writes the library's messages to the program's log. Its warnings are about the export of a
+/// model, come with every load (some with every run) and need no action, so they have the level
+/// debug.
 unsafe extern "system" fn log(
     _: *mut c_void,
     severity: i32,
@@ -139,8 +140,8 @@ unsafe extern "system" fn log(
         };
         let message = text(message).split_whitespace().collect::<Vec<_>>().join(" ");
         let model = text(model);
-        // Errors too: the same text comes back as the call's status, and a client that sends nonsense must not fill
-        // the log.
+        // Errors too: the same text comes back as the call's status, and a client that sends
+        // nonsense must not fill the log.
         tracing::debug!(target: "onnxruntime", severity, model, "{message}");
     });
 }

@@ -1,5 +1,5 @@
-//! A loaded model and one run of it. No lock is taken here: the library allows runs at the same time, and nothing
-//! of ours changes after loading.
+//! A loaded model and its runs. Takes no lock: the library allows concurrent runs, and nothing here
+//! changes after loading.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CString, c_char};
@@ -18,7 +18,7 @@ use crate::outputs::{self, BorrowedRanges};
 use crate::runtime::Runtime;
 use crate::{element, metadata, signature};
 
-/// Inputs or outputs of a run up to which their bookkeeping needs no allocation.
+/// Inputs or outputs of a run whose bookkeeping needs no allocation.
 const FEW: usize = 8;
 
 /// A model in ONNX Runtime. Dropping it releases the library's session first, then the regions.
@@ -34,7 +34,7 @@ pub(crate) struct OnnxSession {
 }
 
 impl OnnxSession {
-    /// Opens the model and reads what it takes and gives.
+    /// Opens the model and reads its signature.
     pub(crate) fn load(runtime: &'static Runtime, request: &LoadRequest) -> Result<OnnxSession> {
         let opened = load::open(runtime, request)?;
         let bound = |name: &str| request.parameters.iter().any(|parameter| parameter.name == name);
@@ -70,9 +70,10 @@ impl Session for OnnxSession {
         let names: SmallVec<[*const c_char; FEW]> =
             wanted.iter().map(|&at| self.outputs.c_names[at].as_ptr()).collect();
         let mut results: SmallVec<[*mut sys::OrtValue; FEW]> = SmallVec::from_elem(null_mut(), names.len());
-        // SAFETY: the session is alive and may run on many threads at once; names and values are arrays of the
-        // lengths given, the names NUL-terminated, the values alive (a handle has the layout of its pointer); the
-        // results are null pointers, which tells the library to allocate.
+        // SAFETY: the session is alive and may run on many threads at once; names and values are
+        // arrays of the lengths given, the names NUL-terminated, the values alive (a handle has the
+        // layout of its pointer); the results are null pointers, which tells the library to
+        // allocate.
         let ran = unsafe {
             call!(
                 Run,
@@ -102,12 +103,12 @@ impl Session for OnnxSession {
     }
 }
 
-/// The names of one side in the signature's order, as Rust's and as C's.
+/// Names of the inputs or the outputs in the signature's order, as Rust and as C strings.
 struct PortNames {
     names: Vec<Arc<str>>,
     c_names: Vec<CString>,
     positions: HashMap<Arc<str>, usize>,
-    /// So many of the first are not optional.
+    /// Number of required names, which come first.
     required: usize,
 }
 
@@ -122,7 +123,8 @@ impl PortNames {
         })
     }
 
-    /// Where `name` is; `guess` is tried first, since most requests come in the model's order.
+    /// Returns the position of `name`. Tries `guess` first, because most requests use the model's
+    /// order.
     fn position(&self, name: &str, guess: usize) -> Option<usize> {
         match self.names.get(guess) {
             Some(there) if **there == *name => Some(guess),
@@ -142,13 +144,13 @@ impl PortNames {
     }
 }
 
-/// The inputs of one run as the library wants them.
+/// The inputs of one run in the library's form.
 struct OnnxFeeds {
     names: SmallVec<[*const c_char; FEW]>,
     values: SmallVec<[Handle<sys::OrtValue>; FEW]>,
-    /// Where the elements lie.
+    /// Address ranges of the elements.
     ranges: SmallVec<[(usize, usize); FEW]>,
-    /// Holds what the values point to.
+    /// Keeps the values' memory alive.
     _bytes: SmallVec<[Bytes; FEW]>,
 }
 
@@ -169,7 +171,7 @@ impl OnnxFeeds {
             feeds.names.push(known.c_names[at].as_ptr());
             feeds.push(runtime, &input.tensor).map_err(|e| e.context(format!("input \"{}\"", input.name)))?;
         }
-        // The library says so only for some operators, and in its own way.
+        // The library reports this only for some operators, in its own words.
         match required < known.required {
             true => Err(Error::invalid(format!("the model takes {} inputs, got {required}", known.required))),
             false => Ok(feeds),
@@ -187,14 +189,14 @@ impl OnnxFeeds {
             }
             Data::Bytes(bytes) => tensor.aligned_bytes().unwrap_or_else(|| bytes.clone()),
         };
-        // Anything but 0 and 1 in a C++ bool is undefined behaviour over there.
+        // In C++ a bool other than 0 and 1 is undefined behaviour.
         if tensor.dtype() == DType::Bool && bytes.iter().any(|&byte| byte > 1) {
             return Err(Error::invalid("a bool element is neither 0 nor 1"));
         }
         let mut value = null_mut();
-        // SAFETY: the bytes are aligned, as many as type and shape take (a tensor's invariant) and are kept by
-        // `_bytes` as long as the value. The library takes a mutable pointer for all tensors alike and does not
-        // write to inputs of a run.
+        // SAFETY: the bytes are aligned, are as many as type and shape need (a tensor's invariant),
+        // and `_bytes` keeps them until the value is dropped. The library takes a mutable pointer
+        // for all tensors and does not write to inputs of a run.
         let value = unsafe {
             let data = bytes.as_ptr().cast_mut().cast();
             let memory = runtime.memory();
@@ -219,7 +221,7 @@ impl OnnxFeeds {
     }
 }
 
-/// A tensor of strings of any content, copied into the library's own.
+/// Copies strings of any content into a tensor of the library.
 fn string_tensor(runtime: &Runtime, shape: &[i64], strings: &[Bytes]) -> Result<Handle<sys::OrtValue>> {
     let mut value = null_mut();
     let kind = sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING;
@@ -231,8 +233,9 @@ fn string_tensor(runtime: &Runtime, shape: &[i64], strings: &[Bytes]) -> Result<
     };
     for (index, string) in strings.iter().enumerate().filter(|(_, string)| !string.is_empty()) {
         let mut buffer = null_mut::<c_char>();
-        // SAFETY: `index` is below the number of elements, which is that of the strings (a tensor's invariant); the
-        // buffer returned has room for the length asked for. `FillStringTensor` would end at the first NUL byte.
+        // SAFETY: `index` is below the number of elements, which is that of the strings (a tensor's
+        // invariant); the buffer returned has room for the length asked for. `FillStringTensor`
+        // would end at the first NUL byte.
         unsafe {
             call!(
                 Run,

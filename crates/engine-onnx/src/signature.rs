@@ -1,4 +1,4 @@
-//! What a session takes and gives, asked of the library.
+//! Reads the inputs and outputs of a session from the library.
 
 use std::ffi::{CStr, c_char};
 use std::ptr::{null, null_mut};
@@ -20,12 +20,12 @@ enum SignatureSide {
     Output,
 }
 
-/// Reads the signature. Initialisers that a request may override are optional inputs, except the `bound` ones:
-/// those are parameters. Outputs that are no tensors (a classifier's map of scores) are left out: a request
-/// cannot ask for them and the library does not compute what nobody asks for.
+/// Reads the signature. Initialisers that a request may override are optional inputs, except the
+/// `bound` parameters. Outputs that are no tensors (a classifier's map of scores) are omitted: a
+/// request cannot ask for them, and the library does not compute outputs that are not requested.
 ///
 /// # Errors
-/// `InvalidArgument` when an input is no tensor, an element type is unknown, or no output is left.
+/// `InvalidArgument` if an input is no tensor, an element type is unknown, or no output remains.
 pub(crate) fn read(
     runtime: &Runtime,
     session: &Handle<sys::OrtSession>,
@@ -70,7 +70,7 @@ fn count(session: &Handle<sys::OrtSession>, side: SignatureSide) -> Result<usize
     Ok(count)
 }
 
-/// Input or output number `index`; `None` for an output that is no tensor.
+/// Returns input or output `index`; `None` for an output that is no tensor.
 fn spec(
     runtime: &Runtime,
     session: &Handle<sys::OrtSession>,
@@ -79,7 +79,8 @@ fn spec(
 ) -> Result<Option<TensorSpec>> {
     let (mut name, mut info) = (null_mut(), null_mut());
     let (session, allocator) = (session.as_ptr(), runtime.allocator().as_ptr());
-    // SAFETY: the session is alive, `index` below its count, the out-pointers valid; both results are ours.
+    // SAFETY: the session is alive, `index` below its count, the out-pointers valid; both results
+    // are ours.
     let (name, info) = unsafe {
         match side {
             SignatureSide::Input => call!(Load, SessionGetInputName(session, index, allocator, &mut name))?,
@@ -113,7 +114,8 @@ fn spec(
 
 fn type_of(info: &Handle<sys::OrtTypeInfo>) -> Result<i32> {
     let mut kind = 0i32;
-    // SAFETY: the information is alive; the out-parameter is an enum of representation i32, written as i32.
+    // SAFETY: the information is alive; the out-parameter is an enum of representation i32, written
+    // as i32.
     unsafe { call!(Load, GetOnnxTypeFromTypeInfo(info.as_ptr(), (&raw mut kind).cast()))? };
     Ok(kind)
 }
@@ -131,8 +133,8 @@ fn type_word(kind: i32) -> &'static str {
 
 fn tensor(info: &Handle<sys::OrtTypeInfo>) -> Result<(DType, Option<Vec<Dim>>)> {
     let (mut tensor, mut element, mut rank) = (null(), 0i32, 0usize);
-    // SAFETY: the information is alive and a tensor's; what the cast returns is a part of it. The element type is
-    // an enum of representation i32, written as i32.
+    // SAFETY: the information is alive and a tensor's; what the cast returns is a part of it. The
+    // element type is an enum of representation i32, written as i32.
     unsafe {
         call!(Load, CastTypeInfoToTensorInfo(info.as_ptr(), &mut tensor))?;
         if tensor.is_null() {
@@ -144,12 +146,13 @@ fn tensor(info: &Handle<sys::OrtTypeInfo>) -> Result<(DType, Option<Vec<Dim>>)> 
     let dtype = element::from_onnx(element)
         .ok_or_else(|| Error::invalid(format!("element type {element} of ONNX is not supported")))?;
     if rank == 0 {
-        // The API of this version says the same of a scalar and of an unknown rank. The library itself checks
-        // neither, so let any shape pass and the operators judge.
+        // This version of the API does not distinguish a scalar from an unknown rank, and the
+        // library checks neither. Any shape passes, and the operators judge.
         return Ok((dtype, None));
     }
     let (mut sizes, mut symbols) = (vec![0i64; rank], vec![null::<c_char>(); rank]);
-    // SAFETY: both arrays have `rank` elements; the symbols point into the information, which outlives their use.
+    // SAFETY: both arrays have `rank` elements; the symbols point into the information, which
+    // outlives their use.
     unsafe {
         call!(Load, GetDimensions(tensor, sizes.as_mut_ptr(), rank))?;
         call!(Load, GetSymbolicDimensions(tensor, symbols.as_mut_ptr(), rank))?;
@@ -157,9 +160,11 @@ fn tensor(info: &Handle<sys::OrtTypeInfo>) -> Result<(DType, Option<Vec<Dim>>)> 
     let dims = sizes.iter().zip(&symbols).map(|(&size, &symbol)| {
         usize::try_from(size).map_or_else(
             |_| {
-                // SAFETY: a symbol is null or a NUL-terminated string inside the information, which is alive.
+                // SAFETY: a symbol is null or a NUL-terminated string inside the information, which
+                // is alive.
                 let symbol = (!symbol.is_null()).then(|| unsafe { CStr::from_ptr(symbol) }.to_string_lossy());
-                // Some exporters write "?" on every axis they do not know; as a name it would tie them together.
+                // Some exporters write "?" on every unknown axis; as a name it would tie those axes
+                // together.
                 Dim::Dynamic(symbol.filter(|text| text.contains(char::is_alphanumeric)).map(Into::into))
             },
             Dim::Fixed,

@@ -1,4 +1,4 @@
-//! The shim's C interface (`engines/torch/millpond_torch.h`) and the one copy of it that a process opens.
+//! The shim's C interface (`engines/torch/millpond_torch.h`) and the one copy that a process opens.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -8,16 +8,16 @@ use base::{Error, Result};
 
 use crate::fault;
 
-/// What to do about a missing or unfit library.
+/// Remedy for a missing or unfit library.
 pub(crate) const REMEDY: &str = "run `make torch` in a checkout, or give --libtorch PATH";
 
-/// The number of the interface as it is declared below. Raised together with the header's.
+/// Number of the interface declared below; raised together with the header's.
 const ABI: i32 = 1;
 
 const OK: i32 = 0;
 const NO_DEVICE: i32 = 2;
 
-/// An argument of `forward` that is a tensor, and the other kinds.
+/// Kinds of `forward`'s arguments: a tensor, or a scalar type.
 pub(crate) const TENSOR: i32 = 0;
 pub(crate) const INT: i32 = 1;
 pub(crate) const FLOAT: i32 = 2;
@@ -31,15 +31,15 @@ macro_rules! opaque {
 opaque! {
     /// A loaded module.
     RawModule,
-    /// The tensors that a run gave.
+    /// The output tensors of a run.
     RawAnswer,
-    /// One of them.
+    /// One of these tensors.
     RawTensor,
-    /// A module in the making.
+    /// A module being built.
     RawBuilder,
 }
 
-/// Reads for the shim; see `mpt_read`.
+/// Read callback of the shim; see `mpt_read`.
 pub(crate) type ReadFunction = unsafe extern "C" fn(*mut c_void, u64, *mut c_void, usize) -> usize;
 
 #[repr(C)]
@@ -91,14 +91,15 @@ pub(crate) struct RawView {
 
 macro_rules! functions {
     ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The shim's functions, by their names in C.
+        /// The shim's functions, by their C names.
         pub(crate) struct ShimFunctions { $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)* }
 
         impl ShimFunctions {
-            /// Looks every function up.
+            /// Looks up every function.
             ///
             /// # Safety
-            /// `library` is a handle of `dlopen` that is never closed, and of a shim whose interface is this one's.
+            /// `library` is a handle of `dlopen` that is never closed, and of a shim with this
+            /// interface.
             unsafe fn of(library: *mut c_void) -> Result<ShimFunctions, &'static str> {
                 Ok(ShimFunctions { $($name: {
                     // SAFETY: the handle is open and the name NUL-terminated.
@@ -106,7 +107,8 @@ macro_rules! functions {
                     if symbol.is_null() {
                         return Err(stringify!($name));
                     }
-                    // SAFETY: the header declares the symbol of this name as a function of this type.
+                    // SAFETY: the header declares the symbol of this name as a function of this
+                    // type.
                     unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(symbol) }
                 },)* })
             }
@@ -137,7 +139,7 @@ functions! {
     mpt_builder_drop(*mut RawBuilder);
 }
 
-/// The shim, open for as long as the process lives.
+/// The opened shim; open until the process ends.
 pub(crate) struct ShimLibrary {
     pub(crate) path: PathBuf,
     pub(crate) version: String,
@@ -145,19 +147,21 @@ pub(crate) struct ShimLibrary {
 }
 
 impl ShimLibrary {
-    /// Opens the shim at `path`, and LibTorch with it. Its symbols stay its own (`RTLD_LOCAL`): other engines bring
-    /// libraries that have some of the same names. Never `RTLD_DEEPBIND`, which would give it another `malloc` than
-    /// the process's.
+    /// Opens the shim at `path`, and with it LibTorch. Its symbols stay its own (`RTLD_LOCAL`),
+    /// because other engines bring libraries with some of the same names. `RTLD_DEEPBIND` is not
+    /// used: it would give LibTorch another `malloc` than the process's.
     ///
     /// # Errors
-    /// `FailedPrecondition` where it does not load or is of another interface, with the remedy.
+    /// `FailedPrecondition`, with the remedy, if it does not load or has another interface.
     pub(crate) fn open(path: PathBuf) -> Result<ShimLibrary> {
         let unfit = |why: &str| Error::precondition(format!("{} {why}: {REMEDY}", path.display()));
         let name = c_path(&path)?;
-        // SAFETY: the name is NUL-terminated. The library's initialisers are LibTorch's, which expect nothing.
+        // SAFETY: the name is NUL-terminated. The library's initialisers are LibTorch's, which
+        // expect nothing.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() {
-            // SAFETY: called on the thread of the failed call; null or a NUL-terminated text of the loader's.
+            // SAFETY: called on the thread of the failed call; null or a NUL-terminated text of the
+            // loader's.
             let why = unsafe { text(libc::dlerror()) };
             return Err(unfit(&format!("does not load ({why})")));
         }
@@ -171,7 +175,8 @@ impl ShimLibrary {
         if abi != ABI {
             return Err(unfit(&format!("has interface {abi}, this program needs {ABI}")));
         }
-        // SAFETY: the handle stays open, and the number says that the interface is the one declared here.
+        // SAFETY: the handle stays open, and the number says that the interface is the one declared
+        // here.
         let call = unsafe { ShimFunctions::of(handle) }.map_err(|name| unfit(&format!("has no {name}")))?;
         // SAFETY: the version is static and NUL-terminated.
         let version = unsafe { text((call.millpond_torch_version)()) };
@@ -181,10 +186,10 @@ impl ShimLibrary {
         Ok(library)
     }
 
-    /// Turns what a call on this thread returned into a result.
+    /// Turns the status code of a call on this thread into a result.
     ///
     /// # Errors
-    /// What the shim says of the failure.
+    /// The shim's message of the failure.
     pub(crate) fn check(&self, code: i32) -> Result<()> {
         if code == OK {
             return Ok(());
@@ -198,7 +203,7 @@ impl ShimLibrary {
     }
 }
 
-/// `pointer`'s text; empty where it is null.
+/// Returns `pointer`'s text; empty if it is null.
 ///
 /// # Safety
 /// It is null or points to a NUL-terminated text that lives through the call.
@@ -210,13 +215,11 @@ pub(crate) unsafe fn text(pointer: *const c_char) -> String {
     unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
 }
 
-/// `path` for a call.
 pub(crate) fn c_path(path: &Path) -> Result<CString> {
     CString::new(path.as_os_str().as_bytes())
         .map_err(|_| Error::invalid(format!("the path {} holds a NUL byte", path.display())))
 }
 
-/// `words` for a call.
 pub(crate) fn c_text(words: &str) -> Result<CString> {
     CString::new(words).map_err(|_| Error::invalid(format!("{words:?} holds a NUL byte")))
 }

@@ -1,9 +1,8 @@
-//! The file of a TorchScript module, which is a zip archive: how much it holds, and reading it with its checksums
-//! checked.
+//! Reads the file of a TorchScript module, a zip archive, and checks its checksums.
 //!
-//! LibTorch is compiled without checking them, so a flipped bit in a weight would be served. Records that are stored
-//! as they are, all weights among them, are checked while LibTorch reads them; the few that are compressed (code) are
-//! small and checked before.
+//! LibTorch is compiled without that check, so it would serve a flipped bit in a weight. Stored
+//! records, among them all weights, are checked while LibTorch reads them. The few compressed
+//! records (code) are small and are checked before.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -19,19 +18,20 @@ use memory::PacedReader;
 use zip::result::ZipError;
 use zip::{CompressionMethod, ZipArchive};
 
-/// LibTorch places each tensor at a multiple of this.
+/// Alignment of LibTorch's tensors.
 const ALIGNMENT: u64 = 64;
-/// Room for what LibTorch allocates beside the records while it loads.
+/// Room for LibTorch's other allocations while it loads.
 const SLACK_BYTES: u64 = 64 << 10;
-/// Records of an archive at most.
+/// Maximum records of an archive.
 const RECORDS_MAX: usize = 1 << 20;
-/// A record that LibTorch read in pieces is read again in pieces of this size.
+/// Chunk size for reading a record again that LibTorch read in pieces.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// How many bytes of an arena loading the module at `path` takes at most. Reads the archive's directory only.
+/// Returns an upper bound of the arena bytes that loading the module at `path` needs. Reads only
+/// the archive's directory.
 ///
 /// # Errors
-/// `DataLoss` where it is no archive or damaged; those of opening the file.
+/// `DataLoss` if it is no archive or is damaged; those of opening the file.
 pub(crate) fn parameter_bytes(path: &Path) -> Result<usize> {
     let archive = open(path)?;
     let mut total = SLACK_BYTES;
@@ -41,15 +41,17 @@ pub(crate) fn parameter_bytes(path: &Path) -> Result<usize> {
             Error::data_loss(format!("{}: its records are larger than any memory", path.display()))
         })?;
     }
-    // Nothing is deflated a thousandfold by torch.jit.save; a file that says so is not worth its memory.
+    // torch.jit.save deflates nothing a thousandfold; a file that claims so is not worth the
+    // memory.
     usize::try_from(total).map_err(|_| Error::data_loss(format!("{}: too large", path.display())))
 }
 
-/// The archive's directory. Through the page cache, a page at a time.
+/// Opens the archive's directory, through the page cache, one page at a time.
 fn open(path: &Path) -> Result<ZipArchive<File>> {
     use std::os::fd::AsRawFd;
     let file = File::open(path).map_err(|e| Error::io(path, &e))?;
-    // SAFETY: takes numbers only, about a descriptor of ours. It is advice: refusal costs reading ahead in vain.
+    // SAFETY: takes numbers only, about a descriptor of ours. It is advice: refusal costs reading
+    // ahead in vain.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
     let archive = ZipArchive::new(file).map_err(|e| damaged(path, e))?;
     match archive.len() {
@@ -65,14 +67,14 @@ fn damaged(path: &Path, error: ZipError) -> Error {
     }
 }
 
-/// Where the bytes come from.
+/// Source of the bytes.
 enum ArchiveInput {
     Paced(PacedReader),
     File(File),
 }
 
 impl ArchiveInput {
-    /// Fills `buffer` from `offset` and shows `each` part of it on the way.
+    /// Fills `buffer` from `offset` and calls `each` for every chunk.
     fn fill(
         &mut self,
         path: &Path,
@@ -91,17 +93,17 @@ impl ArchiveInput {
     }
 }
 
-/// A stored record, of which some may have been read.
+/// A stored record, perhaps partly read.
 struct ZipRecord {
     start: u64,
     bytes: u64,
     checksum: u32,
-    /// Over the bytes up to `read`, while they come in order.
+    /// Checksum of the bytes up to `read`, while they come in order.
     hasher: crc32fast::Hasher,
     read: u64,
-    /// Some of it was handed out.
+    /// True if any of it was read.
     touched: bool,
-    /// All of it was, and it is what it should be.
+    /// True if all of it was read and its checksum is right.
     whole: bool,
 }
 
@@ -110,19 +112,20 @@ pub(crate) struct TorchArchive {
     path: PathBuf,
     input: ArchiveInput,
     bytes: u64,
-    /// By where they start.
+    /// Sorted by offset.
     records: Vec<ZipRecord>,
-    /// Addresses of memory that was written to before.
+    /// Addresses of memory that is initialised already.
     initialised: Range<usize>,
-    /// Why reading failed: LibTorch does not pass it on.
+    /// Reason of a failed read: LibTorch does not pass it on.
     failure: Option<Error>,
 }
 
 impl TorchArchive {
-    /// Opens the module at `path` for reading at the pace of `arena`'s store, where there is one.
+    /// Opens the module at `path` for reading, at the rate of `arena`'s store if there is one.
     ///
     /// # Errors
-    /// `DataLoss` where it is damaged, `InvalidArgument` where it is another kind of archive, those of opening it.
+    /// `DataLoss` if it is damaged, `InvalidArgument` if it is another kind of archive, those of
+    /// opening it.
     pub(crate) fn open(path: &Path, arena: Option<&Arena>) -> Result<TorchArchive> {
         let mut directory = open(path)?;
         check_kind(path, &directory)?;
@@ -136,25 +139,25 @@ impl TorchArchive {
         Ok(TorchArchive { path: path.to_owned(), input, bytes, records, initialised: 0..0, failure: None })
     }
 
-    /// Says that `memory` need not be cleared before it is read into.
+    /// Marks `memory` as initialised, so that reads need not clear it first.
     pub(crate) fn trust(&mut self, memory: &[u8]) {
         self.initialised = memory.as_ptr_range().start.addr()..memory.as_ptr_range().end.addr();
     }
 
-    /// The file's length.
+    /// Returns the file's length in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Why a read failed, which explains LibTorch's own error.
+    /// Takes the reason of a failed read, which explains LibTorch's own error.
     pub(crate) fn take_failure(&mut self) -> Option<Error> {
         self.failure.take()
     }
 
-    /// Checks what was read in another order than from its first byte to its last.
+    /// Checks the records that were not read in order from first to last byte.
     ///
     /// # Errors
-    /// `DataLoss` naming the file, or what the disk says.
+    /// `DataLoss` that names the file, or the disk's error.
     pub(crate) fn finish(&mut self) -> Result<()> {
         if let Some(failure) = self.failure.take() {
             return Err(failure);
@@ -188,7 +191,7 @@ impl TorchArchive {
         self.finish()
     }
 
-    /// Fills as much of `buffer` from `offset` as there is, and checks it.
+    /// Fills `buffer` from `offset` up to the end of the file, and checks it.
     fn read(&mut self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let count = self.bytes.saturating_sub(offset).min(buffer.len() as u64) as usize;
         let (mut at, mut fits) = (offset, true);
@@ -206,7 +209,8 @@ impl TorchArchive {
     }
 }
 
-/// Takes note of `buffer`, read at `offset`. False where a record is complete with it and not what its checksum says.
+/// Adds `buffer`, read at `offset`, to the checksums. Returns false if a record is complete with it
+/// and its checksum is wrong.
 fn take(records: &mut [ZipRecord], buffer: &[u8], offset: u64) -> bool {
     let end = offset + buffer.len() as u64;
     let first = records.partition_point(|record| record.start + record.bytes <= offset);
@@ -215,8 +219,8 @@ fn take(records: &mut [ZipRecord], buffer: &[u8], offset: u64) -> bool {
 }
 
 impl ZipRecord {
-    /// Takes note of `buffer`, read at `offset`, as far as it is this record's. False where the record is complete and
-    /// not what its checksum says.
+    /// Adds this record's part of `buffer`, read at `offset`. Returns false if the record is
+    /// complete and its checksum is wrong.
     fn take(&mut self, buffer: &[u8], offset: u64) -> bool {
         self.touched = true;
         let next = self.start + self.read;
@@ -235,7 +239,7 @@ impl ZipRecord {
     }
 }
 
-/// Tells a TorchScript module from the other archives that are called `.pt`.
+/// Checks that this is a TorchScript module and not another archive that is called `.pt`.
 fn check_kind<R: Read + Seek>(path: &Path, directory: &ZipArchive<R>) -> Result<()> {
     let has = |ending: &[u8]| directory.file_names_raw().any(|name| name.ends_with(ending));
     match (has(b"/data.pkl"), has(b"/constants.pkl")) {
@@ -248,7 +252,7 @@ fn check_kind<R: Read + Seek>(path: &Path, directory: &ZipArchive<R>) -> Result<
     }
 }
 
-/// The stored records, by where they start; the compressed ones are checked here.
+/// Lists the stored records by offset and checks the compressed ones.
 fn records(path: &Path, directory: &mut ZipArchive<File>) -> Result<Vec<ZipRecord>> {
     let mut records = Vec::new();
     for index in 0..directory.len() {
@@ -266,7 +270,7 @@ fn records(path: &Path, directory: &mut ZipArchive<File>) -> Result<Vec<ZipRecor
         }
         drop(entry);
         let entry = directory.by_index(index).map_err(|e| damaged(path, e))?;
-        // One byte more than it says shows that it says too little.
+        // A byte more than the stated length shows that the length is too small.
         let read = io::copy(&mut entry.take(bytes.saturating_add(1)), &mut io::sink());
         if read.map_err(|e| Error::data_loss(format!("{}: {e}", path.display())))? != bytes {
             return Err(Error::data_loss(format!("{}: a record is not as long as it says", path.display())));
@@ -276,11 +280,12 @@ fn records(path: &Path, directory: &mut ZipArchive<File>) -> Result<Vec<ZipRecor
     Ok(records)
 }
 
-/// Reads for LibTorch. `context` is a [`TorchArchive`]. Gives 0 where it fails and keeps the reason.
+/// Read callback of LibTorch. `context` is a [`TorchArchive`]. Returns 0 on failure and keeps the
+/// reason.
 ///
 /// # Safety
-/// `context` points to an archive that nobody else uses during the call, and `buffer` to `bytes` bytes that may be
-/// written.
+/// `context` points to an archive that is not used elsewhere during the call, and `buffer` to
+/// `bytes` writable bytes.
 pub(crate) unsafe extern "C" fn read(
     context: *mut c_void,
     offset: u64,

@@ -12,37 +12,38 @@ use crate::{TorchEngine, element};
 /// Writes a tensor's elements.
 pub type FillElements = Box<dyn FnMut(&mut [f32])>;
 
-/// Where a parameter's elements come from.
+/// Source of a parameter's elements.
 pub enum ParameterData {
-    /// As many singles as it has elements.
+    /// One float32 value for each element.
     Floats(Vec<f32>),
-    /// As many integers of 64 bits as it has elements.
+    /// One int64 value for each element.
     Integers(Vec<i64>),
-    /// Singles, written by the function to the memory that is saved. One tensor is filled at a time.
+    /// float32 values that the function writes to the memory that is saved. One tensor is filled at
+    /// a time.
     Fill(FillElements),
-    /// The elements of an earlier parameter, from one of its elements on: both lie in the same memory.
+    /// Elements of an earlier parameter, from one of its elements on: both share memory.
     View {
         /// The earlier parameter.
         of: String,
-        /// Its element that is the first.
+        /// Index of the first element.
         start: usize,
     },
 }
 
-/// A tensor of a module.
+/// A tensor attribute of a module.
 pub struct TorchParameter {
-    /// The attribute's name.
+    /// Name of the attribute.
     pub name: String,
-    /// Its axes.
+    /// Sizes of its axes.
     pub dims: Vec<usize>,
-    /// Its elements.
+    /// Elements.
     pub data: ParameterData,
-    /// It is a buffer: part of the module, but none of its parameters.
+    /// True for a buffer, which belongs to the module but is not a parameter.
     pub buffer: bool,
 }
 
 impl TorchParameter {
-    /// A parameter of singles.
+    /// Builds a float32 parameter.
     pub fn floats(name: &str, dims: &[usize], elements: Vec<f32>) -> TorchParameter {
         TorchParameter {
             name: name.to_owned(),
@@ -52,19 +53,19 @@ impl TorchParameter {
         }
     }
 
-    /// A parameter that `fill` writes.
+    /// Builds a float32 parameter that `fill` writes.
     pub fn filled(name: &str, dims: &[usize], fill: impl FnMut(&mut [f32]) + 'static) -> TorchParameter {
         let data = ParameterData::Fill(Box::new(fill));
         TorchParameter { name: name.to_owned(), dims: dims.to_vec(), data, buffer: false }
     }
 }
 
-/// Writes a module to `path`. `source` is its methods in TorchScript's language, such as
-/// `def forward(self, x):\n    return x @ self.weight\n`; each of `parameters` is an attribute.
+/// Writes a module to `path`. `source` holds its methods in TorchScript, such as `def forward(self,
+/// x): return x @ self.weight`. Each of `parameters` becomes an attribute.
 ///
 /// # Errors
-/// `InvalidArgument` where the source does not compile or a parameter has other than its dims' elements; those of
-/// opening the engine and of writing the file.
+/// `InvalidArgument` if the source does not compile or a parameter does not have its dims'
+/// elements; those of opening the engine and of writing the file.
 pub fn module(
     engine: &TorchEngine,
     path: &Path,
@@ -116,7 +117,8 @@ impl ModuleBuilder {
             ParameterData::View { of, start } => {
                 let (name, of, dims) = (c_text(name)?, c_text(&of)?, sizes(&parameter.dims));
                 let start = i64::try_from(start).map_err(|_| Error::invalid("starts past any end"))?;
-                // SAFETY: the builder is alive, the names are NUL-terminated, there are as many sizes as said.
+                // SAFETY: the builder is alive, the names are NUL-terminated, there are as many
+                // sizes as said.
                 let code = unsafe {
                     let (raw, name, of) = (self.raw.as_ptr(), name.as_ptr(), of.as_ptr());
                     let (dims, rank) = (dims.as_ptr(), dims.len() as i32);
@@ -128,7 +130,7 @@ impl ModuleBuilder {
         Ok(())
     }
 
-    /// A new tensor's memory, cleared.
+    /// Adds a tensor and returns its memory, cleared.
     fn tensor<T: bytemuck::Pod>(
         &mut self,
         name: &str,
@@ -139,8 +141,8 @@ impl ModuleBuilder {
         let (name, dims) = (c_text(name)?, sizes(dims));
         let number = element::to_torch(dtype).ok_or_else(|| Error::invalid("no such tensors"))?;
         let mut data: *mut c_void = null_mut();
-        // SAFETY: the builder is alive, the name NUL-terminated, there are as many sizes as said, the out-pointer is
-        // valid.
+        // SAFETY: the builder is alive, the name NUL-terminated, there are as many sizes as said,
+        // the out-pointer is valid.
         let code = unsafe {
             let (raw, name) = (self.raw.as_ptr(), name.as_ptr());
             let (dims, rank) = (dims.as_ptr(), dims.len() as i32);
@@ -151,8 +153,8 @@ impl ModuleBuilder {
         if count == 0 || data.is_null() {
             return Ok(&mut []);
         }
-        // SAFETY: the tensor is new, contiguous and has so many elements of this type; nobody else has it until the
-        // builder is used again, which the borrow rules out.
+        // SAFETY: the tensor is new, contiguous and has so many elements of this type. No other
+        // reference exists until the builder is used again, which the borrow rules out.
         unsafe {
             std::ptr::write_bytes(data.cast::<T>(), 0, count);
             Ok(std::slice::from_raw_parts_mut(data.cast::<T>(), count))

@@ -1,8 +1,8 @@
-//! Element types: ours and LibTorch's.
+//! Element types of Millpond and LibTorch.
 
 use base::DType;
 
-/// The element types that Millpond speaks, with LibTorch's numbers for them (`c10::ScalarType`).
+/// Millpond's element types with LibTorch's numbers (`c10::ScalarType`).
 pub(crate) const TABLE: [(DType, i32); 19] = [
     (DType::U8, 0),
     (DType::I8, 1),
@@ -25,12 +25,12 @@ pub(crate) const TABLE: [(DType, i32); 19] = [
     (DType::U64, 29),
 ];
 
-/// LibTorch's number of `dtype`, where it has tensors of it.
+/// Returns LibTorch's number of `dtype`, or `None` if it has no such tensors.
 pub(crate) fn to_torch(dtype: DType) -> Option<i32> {
     TABLE.iter().find(|(ours, _)| *ours == dtype).map(|(_, theirs)| *theirs)
 }
 
-/// Our name for LibTorch's number.
+/// Returns the type of LibTorch's number.
 pub(crate) fn from_torch(number: i32) -> Option<DType> {
     TABLE.iter().find(|(_, theirs)| *theirs == number).map(|(ours, _)| *ours)
 }

@@ -1,22 +1,23 @@
-//! What LibTorch says when it throws, as one line and a kind.
+//! Turns LibTorch's exception texts into errors of one line.
 //!
-//! An exception inside a module comes wrapped in a listing of the module's source; what went wrong is on the last
-//! line that names an exception.
+//! An exception inside a module comes wrapped in a listing of the module's source. The cause is on
+//! the last line that names an exception.
 
 use base::{Error, ErrorKind};
 
-/// A message is cut here: some repeat whole graphs.
+/// Maximum bytes of a message: some repeat whole graphs.
 const MESSAGE_BYTES_MAX: usize = 500;
 
-/// A mistake of LibTorch's own.
+/// Markers of a bug in LibTorch.
 const ASSERTION: [&str; 2] = ["INTERNAL ASSERT FAILED", "Please report a bug"];
-/// Memory is short: the processor's, or a device's ("CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED").
+/// Markers of exhausted memory, the processor's or a device's ("CUDA out of memory",
+/// "CUBLAS_STATUS_ALLOC_FAILED").
 const MEMORY: [&str; 4] = ["std::bad_alloc", "can't allocate memory", "out of memory", "ALLOC_FAILED"];
-/// A device failed. Sizes that do not fit are found out before anything is sent there.
+/// Markers of a failed device. Sizes that do not fit are found before anything is sent to it.
 const DEVICE: [&str; 6] =
     ["CUDA error", "CUDA driver error", "CUBLAS_STATUS_", "CUDNN_STATUS_", "CUFFT_", "cuDNN error"];
 
-/// The error for `text`.
+/// Returns the error for an exception's text.
 pub(crate) fn error(text: &str) -> Error {
     let has = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
     let kind = if has(&ASSERTION) {
@@ -31,10 +32,10 @@ pub(crate) fn error(text: &str) -> Error {
     Error::new(kind, line(text))
 }
 
-/// The line that says what is wrong.
+/// Returns the line that states the cause.
 fn line(text: &str) -> String {
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
-    // One may be raised for another: "RuntimeError: AssertionError: ...".
+    // One exception may wrap another: "RuntimeError: AssertionError: ...".
     let innermost = |line| std::iter::successors(after_exception(line), |rest| after_exception(rest)).last();
     let last_exception = lines().filter_map(innermost).next_back();
     let said = last_exception.or_else(|| lines().next()).unwrap_or("LibTorch failed and does not say why");
@@ -42,7 +43,7 @@ fn line(text: &str) -> String {
     said[..end.unwrap_or(said.len())].to_owned()
 }
 
-/// What follows "RuntimeError: " or another exception's name at the start of a line.
+/// Returns the text after "RuntimeError: " or another exception's name at the start of a line.
 fn after_exception(line: &str) -> Option<&str> {
     let (name, rest) = line.split_once(": ")?;
     let is_name = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_'));

@@ -1,4 +1,4 @@
-//! Where the shim is, and the engine that opens it at the first load.
+//! Finds the shim, and the engine that opens it at the first load.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -10,14 +10,14 @@ use parking_lot::Mutex;
 use crate::api::{REMEDY, ShimLibrary};
 use crate::{archive, element, load};
 
-/// The name under which this engine appears in manifests and metrics.
+/// Name of this engine in manifests and metrics.
 const NAME: &str = "libtorch";
-/// The file of the shim.
+/// File name of the shim.
 const FILE: &str = "libmillpond_torch.so";
-/// Where it lies in a virtual environment.
+/// Directory of the shim in a virtual environment.
 const IN_ENVIRONMENT: &str = "millpond";
 
-/// The shim's absolute path.
+/// Returns the shim's absolute path.
 ///
 /// # Errors
 /// `NotFound` with the remedy.
@@ -52,19 +52,19 @@ fn find_explicit(path: &Path) -> Result<PathBuf> {
 static LIBRARY: OnceLock<ShimLibrary> = OnceLock::new();
 static OPENING: Mutex<()> = Mutex::new(());
 
-/// LibTorch, opened at the first load. All engines of a process share one library.
+/// The LibTorch engine, opened at the first load. All engines of a process share one library.
 #[derive(Debug)]
 pub struct TorchEngine {
     search: LibrarySearch,
 }
 
 impl TorchEngine {
-    /// The engine; opens nothing.
+    /// Returns the engine; opens nothing.
     pub fn new(search: LibrarySearch) -> TorchEngine {
         TorchEngine { search }
     }
 
-    /// Where the shim would be loaded from, without loading it.
+    /// Returns the path that the shim would be loaded from, without loading it.
     ///
     /// # Errors
     /// `NotFound` with the remedy.
@@ -72,16 +72,16 @@ impl TorchEngine {
         find(search)
     }
 
-    /// Where the shim was loaded from, once it was.
+    /// Returns the path that the shim was loaded from, once it was.
     pub fn library(&self) -> Option<PathBuf> {
         LIBRARY.get().map(|library| library.path.clone())
     }
 
-    /// The library, opened if this is the first time.
+    /// Returns the library; opens it if this is the first call.
     ///
     /// # Errors
-    /// `NotFound` where there is none and `FailedPrecondition` where it does not load, is of another interface or is
-    /// another than the one already open; the message has the remedy.
+    /// `NotFound` if there is none. `FailedPrecondition` if it does not load, has another
+    /// interface, or is not the one that is open. The message has the remedy.
     pub(crate) fn open(&self) -> Result<&'static ShimLibrary> {
         if self.search.explicit.is_none()
             && let Some(library) = LIBRARY.get()

@@ -1,4 +1,4 @@
-//! Opening a model.
+//! Opens models.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -13,19 +13,18 @@ use crate::archive::{self, TorchArchive};
 use crate::module::TorchModule;
 use crate::session::{ParameterMemory, TorchSession};
 
-/// A TorchScript module.
+/// File name of a TorchScript module.
 pub(crate) const SCRIPT: &str = "model.pt";
-/// A package compiled by AOTInductor.
+/// File name of a package compiled by AOTInductor.
 pub(crate) const PACKAGE: &str = "model.pt2";
-/// More threads than this inside one run are a mistake.
+/// Maximum threads of one run.
 const THREADS_MAX: usize = 1024;
 
-/// Whether `graph` is a compiled package.
+/// Returns true if `graph` is a compiled package.
 pub(crate) fn is_package(graph: &Path) -> bool {
     graph.extension() == Some(OsStr::new("pt2"))
 }
 
-/// Opens the model that `request` describes.
 pub(crate) fn load(library: &'static ShimLibrary, request: &LoadRequest) -> Result<Box<dyn Session>> {
     let name = |error: Error| match error.message().contains(&*request.graph.to_string_lossy()) {
         true => error,
@@ -42,7 +41,7 @@ pub(crate) fn load(library: &'static ShimLibrary, request: &LoadRequest) -> Resu
     Ok(Box::new(TorchSession::new(module, home, &request.options).map_err(name)?))
 }
 
-/// The number that the shim has for a device.
+/// Returns the shim's number of a device.
 fn cuda(device: Device) -> i32 {
     match device {
         Device::Cpu => -1,
@@ -70,7 +69,7 @@ fn package(library: &'static ShimLibrary, graph: &Path, options: &SessionOptions
 
 fn script(library: &'static ShimLibrary, request: &LoadRequest) -> Result<(TorchModule, ParameterMemory)> {
     let mut archive = TorchArchive::open(&request.graph, request.arena.as_ref())?;
-    // What is loaded for another device does not stay in the memory that it is read into.
+    // A model for another device does not stay in the memory that it is read into.
     let here = request.options.device == Device::Cpu;
     let arena = request.arena.as_ref().filter(|arena| here && arena.bytes > 0);
     let mut region = arena.map(Arena::region).transpose()?;
@@ -88,8 +87,9 @@ fn script(library: &'static ShimLibrary, request: &LoadRequest) -> Result<(Torch
         cuda: cuda(request.options.device),
     };
     let mut raw = null_mut();
-    // SAFETY: the archive is used by nobody else until the call returns. The memory is the region's, which nobody else
-    // touches and which outlives the module: both are handed on together, and dropped in that order.
+    // SAFETY: the archive is used only by this call until it returns. The memory is the region's;
+    // nothing else touches it, and it outlives the module: both are passed on together and dropped
+    // in that order.
     let code = unsafe { (library.call.mpt_module_load)(&load, &mut raw) };
     if let Err(error) = library.check(code) {
         return Err(archive.take_failure().unwrap_or_else(|| unusable(error)));
@@ -107,7 +107,7 @@ fn script(library: &'static ShimLibrary, request: &LoadRequest) -> Result<(Torch
     Ok((module, home))
 }
 
-/// A damaged archive is told from a model that asks too much by what LibTorch calls it.
+/// Recognises a damaged archive by LibTorch's name for the reader.
 fn unusable(error: Error) -> Error {
     let message = error.message();
     match error.kind() == ErrorKind::InvalidArgument && message.contains("PytorchStreamReader") {
@@ -116,8 +116,8 @@ fn unusable(error: Error) -> Error {
     }
 }
 
-/// The memory, which from now on nobody can write to: LibTorch has pointers that it could write through, and a model
-/// that did so unnoticed would change the answers of all requests.
+/// Seals the memory against writes. LibTorch has pointers that it could write through, and a model
+/// that did so unnoticed would change the outputs of all requests.
 fn sealed(region: RegionMut) -> ParameterMemory {
     let region = region.freeze();
     if let Err(error) = region.seal() {

@@ -8,47 +8,46 @@ use crate::api::{
     RawAnswer, RawArgument, RawDescription, RawModule, RawTensor, RawValue, RawView, ShimLibrary, text,
 };
 
-/// A module of LibTorch's.
+/// A LibTorch module.
 pub(crate) struct TorchModule {
     raw: NonNull<RawModule>,
     library: &'static ShimLibrary,
 }
 
-// SAFETY: a module may be used and dropped on any thread; calls that take it by a shared reference only read it, which
-// LibTorch allows on many threads at once. The one that does not (a run of a module with a state) is guarded by the
-// session.
+// SAFETY: a module may be used and dropped on any thread; calls that take it by a shared reference
+// only read it, which LibTorch allows on many threads at once. The one that does not (a run of a
+// module with a state) is guarded by the session.
 unsafe impl Send for TorchModule {}
 // SAFETY: as above.
 unsafe impl Sync for TorchModule {}
 
-/// What a module is like.
+/// Facts about a module.
 pub(crate) struct ModuleDescription {
-    /// Bytes of the arena that it uses.
+    /// Used bytes of the arena.
     pub(crate) arena_used: usize,
-    /// A run leaves something behind.
+    /// True if a run leaves state in the module.
     pub(crate) stateful: bool,
-    /// What forward takes.
+    /// Arguments of forward.
     pub(crate) arguments: Vec<ArgumentDescription>,
-    /// What its outputs are called, where the module's types say.
+    /// Names of its outputs, if the module's types state them.
     pub(crate) results: Option<Vec<String>>,
-    /// The declaration of forward.
+    /// Declaration of forward.
     pub(crate) declaration: String,
 }
 
 /// One argument of forward.
 pub(crate) struct ArgumentDescription {
-    /// Its name.
     pub(crate) name: String,
-    /// Its type, as TorchScript writes it.
+    /// Type in TorchScript's syntax.
     pub(crate) type_text: String,
-    /// One of the kinds of `api`.
+    /// A kind constant of `api`.
     pub(crate) kind: i32,
-    /// It has a default.
+    /// True if it has a default.
     pub(crate) optional: bool,
 }
 
 impl TorchModule {
-    /// Takes over what a successful call gave.
+    /// Takes ownership of a call's result.
     ///
     /// # Safety
     /// `raw` is null or a module that the caller owns.
@@ -57,7 +56,7 @@ impl TorchModule {
         Ok(TorchModule { raw, library })
     }
 
-    /// What it is like.
+    /// Asks the shim for the module's facts.
     pub(crate) fn describe(&self) -> Result<ModuleDescription> {
         let call = &self.library.call;
         let mut raw = RawDescription {
@@ -67,7 +66,7 @@ impl TorchModule {
             results: -1,
             declaration: std::ptr::null(),
         };
-        // SAFETY: the module is alive and the out-pointer valid; the text lives as long as the module.
+        // SAFETY: the module is alive and owns the text; the out-pointer is valid.
         let declaration = unsafe {
             (call.mpt_module_describe)(self.raw.as_ptr(), &mut raw);
             text(raw.declaration)
@@ -89,7 +88,7 @@ impl TorchModule {
     fn argument(&self, index: i32) -> Result<ArgumentDescription> {
         let mut raw =
             RawArgument { name: std::ptr::null(), type_text: std::ptr::null(), kind: 0, optional: 0 };
-        // SAFETY: the module is alive and the out-pointer valid; the texts live as long as the module.
+        // SAFETY: the module is alive and owns the texts; the out-pointer is valid.
         unsafe {
             let code = (self.library.call.mpt_module_argument)(self.raw.as_ptr(), index, &mut raw);
             self.library.check(code)?;
@@ -98,7 +97,7 @@ impl TorchModule {
         }
     }
 
-    /// The same module with a state of its own.
+    /// Returns the same module with a state of its own.
     pub(crate) fn fork(&self) -> Result<TorchModule> {
         let mut raw = null_mut();
         // SAFETY: the module is alive and the out-pointer valid; what it gets is ours.
@@ -111,12 +110,14 @@ impl TorchModule {
     /// Runs forward.
     ///
     /// # Safety
-    /// There is a value for each argument of forward, of its kind; each points to as many bytes as its type and shape
-    /// take, aligned for the type, and to as many sizes as its rank, alive through the call.
+    /// `values` has one entry for each argument of forward, of its kind. Each points to as many
+    /// bytes as its type and shape need, aligned for the type, and to as many sizes as its rank.
+    /// All stay alive through the call.
     pub(crate) unsafe fn run(&self, values: &[RawValue], threads: usize) -> Result<RunResults> {
         let threads = i32::try_from(threads).unwrap_or(i32::MAX);
         let mut raw = null_mut();
-        // SAFETY: the module is alive, the values are as the caller promises, the out-pointer is valid.
+        // SAFETY: the module is alive, the values are as the caller promises, the out-pointer is
+        // valid.
         let code = unsafe {
             let (module, values, count) = (self.raw.as_ptr(), values.as_ptr(), values.len());
             (self.library.call.mpt_run)(module, values, count, threads, &mut raw)
@@ -134,20 +135,20 @@ impl Drop for TorchModule {
     }
 }
 
-/// What a run gave. Used by the thread that ran.
+/// Results of a run. Used by the thread that ran.
 pub(crate) struct RunResults {
     raw: NonNull<RawAnswer>,
     library: &'static ShimLibrary,
 }
 
 impl RunResults {
-    /// How many tensors there are.
+    /// Returns the number of tensors.
     pub(crate) fn len(&self) -> usize {
         // SAFETY: the answer is alive.
         unsafe { (self.library.call.mpt_answer_count)(self.raw.as_ptr()) }
     }
 
-    /// Tensor number `index`, as long as the answer lives. `None` past the last.
+    /// Returns a view of tensor `index`, valid while the results live. `None` past the last.
     pub(crate) fn view(&self, index: usize) -> Option<RawView> {
         if index >= self.len() {
             return None;
@@ -165,7 +166,7 @@ impl RunResults {
         Some(view)
     }
 
-    /// Tensor number `index`, which lives on after the answer.
+    /// Returns tensor `index`, which outlives the results.
     pub(crate) fn take(&self, index: usize) -> Result<TorchTensor> {
         // SAFETY: the answer is alive; the shim checks the index. What it gives is ours.
         unsafe {
@@ -182,19 +183,19 @@ impl Drop for RunResults {
     }
 }
 
-/// One tensor of LibTorch's.
+/// A LibTorch tensor.
 pub(crate) struct TorchTensor {
     raw: NonNull<RawTensor>,
     library: &'static ShimLibrary,
 }
 
-// SAFETY: LibTorch counts the holders of a tensor atomically and frees it on whichever thread is last.
+// SAFETY: LibTorch counts the holders of a tensor atomically; the last one frees it, on any thread.
 unsafe impl Send for TorchTensor {}
 // SAFETY: nothing is ever asked of it by a shared reference.
 unsafe impl Sync for TorchTensor {}
 
 impl TorchTensor {
-    /// Takes over what a call gave.
+    /// Takes ownership of a call's result.
     ///
     /// # Safety
     /// `raw` is null or a tensor that the caller owns.

@@ -1,8 +1,8 @@
-//! Answers: LibTorch's tensors wrapped as ours without a copy.
+//! Wraps output tensors of LibTorch without a copy.
 //!
-//! An answer owns its tensor of LibTorch, which counts its own memory, so it stays valid after the session is gone. The
-//! exceptions are answers that are nothing but an input or a parameter handed through: those point into memory of
-//! ours that may go first, so they are copied.
+//! An output owns its LibTorch tensor, which counts its own memory, so it outlives the session. An
+//! output that is an input or a parameter handed through points into memory of ours that may be
+//! released first. Such outputs are copied.
 
 use std::ops::Range;
 use std::ptr::slice_from_raw_parts;
@@ -14,7 +14,7 @@ use crate::api::RawView;
 use crate::element;
 use crate::module::{RunResults, TorchTensor};
 
-/// Elements inside a tensor of LibTorch's.
+/// Elements inside a LibTorch tensor.
 struct TorchElements {
     tensor: TorchTensor,
     data: *const [u8],
@@ -28,16 +28,18 @@ unsafe impl Sync for TorchElements {}
 impl AsRef<[u8]> for TorchElements {
     fn as_ref(&self) -> &[u8] {
         let _alive = &self.tensor;
-        // SAFETY: the data is the tensor's own, of this length, and lives as long as the tensor.
+        // SAFETY: the data is the tensor's own, has this length, and lives until the tensor is
+        // dropped.
         unsafe { &*self.data }
     }
 }
 
-/// Tensor number `index` of an answer, seen as `view`, as ours. `borrowed` are the addresses that it must not keep
-/// pointing into.
+/// Returns output `index`, described by `view`, as a Millpond tensor. It must not keep pointing
+/// into the addresses `borrowed`.
 ///
 /// # Errors
-/// `InvalidArgument` for an element type that Millpond does not speak, `Internal` where the tensor contradicts itself.
+/// `InvalidArgument` for an element type that Millpond does not have, `Internal` if the tensor
+/// contradicts itself.
 pub(crate) fn take(
     answer: &RunResults,
     index: usize,
@@ -61,7 +63,7 @@ pub(crate) fn take(
     Tensor::from_bytes(dtype, shape, bytes).map_err(|e| Error::internal(e.message().to_owned()))
 }
 
-/// The sizes of the tensor's axes.
+/// Returns the sizes of the tensor's axes.
 pub(crate) fn shape(view: &RawView) -> Result<Shape> {
     let rank = usize::try_from(view.rank).map_err(|_| Error::internal("a tensor has a negative rank"))?;
     if rank == 0 {

@@ -1,5 +1,5 @@
-//! A loaded model and one run of it. A model without a state takes no lock: LibTorch allows runs at the same time, and
-//! nothing of ours changes after loading.
+//! A loaded model and its runs. A model without a state takes no lock: LibTorch allows concurrent
+//! runs, and nothing here changes after loading.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -18,14 +18,14 @@ use crate::module::{RunResults, TorchModule};
 use crate::signature::{self, ForwardPlan, ModuleOutput};
 use crate::{element, outputs};
 
-/// Inputs or outputs of a run up to which their bookkeeping needs no allocation.
+/// Inputs or outputs of a run whose bookkeeping needs no allocation.
 const FEW: usize = 8;
 
-/// What holds a model's parameters; dropped after the module.
+/// Memory of a model's parameters; dropped after the module.
 pub(crate) enum ParameterMemory {
     /// LibTorch's own allocator.
     Heap,
-    /// The slot pool, and nobody can write to it.
+    /// The slot pool, sealed against writes.
     Sealed(Region),
     /// The slot pool; runs may write to it.
     Writable(
@@ -33,11 +33,11 @@ pub(crate) enum ParameterMemory {
     ),
 }
 
-/// What a session and its forks share.
+/// State that a session and its forks share.
 struct TorchModel {
-    /// As loaded. A module with a state is never run itself: its forks are.
+    /// The module as loaded. If it has a state, only its forks are run.
     module: TorchModule,
-    /// Holds the parameters; dropped after the module.
+    /// Dropped after the module.
     home: ParameterMemory,
     plan: ForwardPlan,
     threads: usize,
@@ -59,10 +59,10 @@ struct ForkedSession {
 }
 
 impl TorchSession {
-    /// Finds out what the module takes and gives.
+    /// Asks the module for its inputs and outputs.
     ///
     /// # Errors
-    /// Those of [`signature::plan`]; `InvalidArgument` where the outputs cannot be told.
+    /// Those of [`signature::plan`]; `InvalidArgument` if the outputs are unknown.
     pub(crate) fn new(
         module: TorchModule,
         home: ParameterMemory,
@@ -93,7 +93,7 @@ impl TorchSession {
 }
 
 impl TorchModel {
-    /// Learns the outputs from a run on zeros, where that can be done.
+    /// Learns the outputs from a run on zeros, if that is possible.
     fn try_out(&mut self) -> Result<()> {
         let learnt = match self.plan.trial() {
             Some(inputs) => self.observe(&inputs),
@@ -135,18 +135,19 @@ impl TorchModel {
     fn answer_of(&self, module: &TorchModule, inputs: &[NamedTensor]) -> Result<(RunResults, TorchFeeds)> {
         let feeds = TorchFeeds::new(&self.plan, inputs)?;
         let values = feeds.values(&self.plan);
-        // SAFETY: the feeds have a value for each argument of forward, of its kind, and hold its bytes and sizes.
+        // SAFETY: the feeds have a value for each argument of forward, of its kind, and hold its
+        // bytes and sizes.
         let answer = unsafe { module.run(&values, self.threads) }?;
         Ok((answer, feeds))
     }
 
-    /// The wanted ones of an answer's tensors.
+    /// Returns the wanted outputs.
     fn take(&self, answer: &RunResults, feeds: &TorchFeeds, wanted: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
         let mut borrowed: SmallVec<[Range<usize>; FEW]> = feeds.ranges().collect();
         let parameters = match &self.home {
             ParameterMemory::Heap => None,
             ParameterMemory::Sealed(region) => Some((region.as_ptr().addr(), region.len())),
-            // Answers of a module with a state share no memory with it.
+            // Outputs of a module with a state share no memory with it.
             ParameterMemory::Writable(_) => None,
         };
         borrowed.extend(parameters.map(|(start, bytes)| start..start + bytes));
@@ -167,7 +168,7 @@ impl TorchModel {
         wanted.iter().enumerate().map(named).collect()
     }
 
-    /// Where in `answer` an output is.
+    /// Finds an output in the results.
     fn find(&self, answer: &RunResults, source: &ModuleOutput) -> Result<(usize, RawView)> {
         let there = answer.view(source.position);
         let is = |view: &RawView, name: &str| name_of(view) == name;
@@ -176,7 +177,7 @@ impl TorchModel {
                 Some(view) => Some((source.position, view)),
                 None => self.search(answer, key),
             },
-            // Of a list or dictionary: by its key, or by its place where there are no keys.
+            // In a list or dictionary: by its key, or by its position if there are no keys.
             None => self.search(answer, &source.name).or_else(|| {
                 let view = there.filter(|view| name_of(view).starts_with("output"))?;
                 Some((source.position, view))
@@ -270,7 +271,7 @@ struct TorchFeed {
     dims: SmallVec<[i64; 6]>,
 }
 
-/// The inputs of one run as LibTorch wants them.
+/// The inputs of one run in LibTorch's form.
 struct TorchFeeds(SmallVec<[TorchFeed; FEW]>);
 
 impl TorchFeeds {
@@ -294,7 +295,7 @@ impl TorchFeeds {
         Ok(TorchFeeds(feeds))
     }
 
-    /// A value for every argument of forward. They point into the feeds.
+    /// Returns a value for every argument of forward. The values point into the feeds.
     fn values(&self, plan: &ForwardPlan) -> SmallVec<[RawValue; FEW]> {
         let absent = RawValue { data: std::ptr::null(), dims: std::ptr::null(), rank: 0, dtype: 0, given: 0 };
         let mut values = SmallVec::from_elem(absent, plan.places.len());
@@ -312,7 +313,7 @@ impl TorchFeeds {
         values
     }
 
-    /// Where the inputs lie.
+    /// Returns the address ranges of the inputs.
     fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
         self.0.iter().map(|feed| {
             let range = feed.bytes.as_ptr_range();
@@ -339,7 +340,7 @@ impl TorchFeed {
             return Err(Error::invalid(format!("is {dtype} of shape {shape:?}, it must be one {wanted}")));
         }
         let bytes = tensor.aligned_bytes().ok_or_else(|| Error::invalid("LibTorch has no string tensors"))?;
-        // Anything but 0 and 1 in a C++ bool is undefined behaviour over there.
+        // In C++ a bool other than 0 and 1 is undefined behaviour.
         if tensor.dtype() == DType::Bool && bytes.iter().any(|&byte| byte > 1) {
             return Err(Error::invalid("a bool element is neither 0 nor 1"));
         }

@@ -1,7 +1,8 @@
-//! What a module takes and gives: what its graph says, what the model's settings say, and what a trial run shows.
+//! Inputs and outputs of a module, from its graph, the model's settings, and a trial run.
 //!
-//! TorchScript knows the names and kinds of what forward takes, and of what it gives at best the number. Everything
-//! else is for `[signature]` to say; where it is silent about outputs and complete about inputs, one run on zeros tells.
+//! TorchScript states the names and kinds of forward's arguments, and at best the number of its
+//! outputs. `[signature]` states the rest. If it states all inputs and no outputs, one run on zeros
+//! finds the outputs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,47 +14,47 @@ use engine::{SignatureFile, TensorText};
 use crate::api::{BOOL, FLOAT, INT, TENSOR};
 use crate::module::{ArgumentDescription, ModuleDescription};
 
-/// A trial run's inputs have so many bytes together at most.
+/// Maximum bytes of a trial run's inputs.
 const TRIAL_BYTES_MAX: usize = 256 << 20;
 
 /// One argument of forward, in its order.
 pub(crate) struct ForwardArgument {
-    /// A tensor or which kind of scalar.
+    /// A kind constant of `api`: a tensor or a scalar type.
     pub(crate) kind: i32,
-    /// The input for it has to be there.
+    /// True if a request must give it.
     pub(crate) required: bool,
 }
 
-/// One output.
+/// One output of a module.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ModuleOutput {
-    /// What a request calls it.
+    /// Name in requests.
     pub(crate) name: Arc<str>,
-    /// What the module calls it; absent where only its position is known.
+    /// Name in the module; `None` if only its position is known.
     pub(crate) key: Option<String>,
-    /// Where in an answer it is expected.
+    /// Expected position in the results.
     pub(crate) position: usize,
 }
 
-/// What a module takes and gives, and how that maps to forward.
+/// Inputs and outputs of a module, and their mapping to forward.
 pub(crate) struct ForwardPlan {
-    /// What clients see.
+    /// Signature for clients.
     pub(crate) signature: Signature,
-    /// The arguments of forward.
+    /// Arguments of forward.
     pub(crate) places: Vec<ForwardArgument>,
-    /// By an input's name, the argument that it is.
+    /// Index of the argument, by the input's name.
     pub(crate) inputs: HashMap<String, usize>,
-    /// In the signature's order. Empty until a trial run has told.
+    /// In the signature's order. Empty before a trial run that has to find them.
     pub(crate) outputs: Vec<ModuleOutput>,
-    /// The outputs are only what the types say.
+    /// True if the outputs are known from types only.
     pub(crate) provisional: bool,
 }
 
-/// Joins what a module says of itself and what its settings say.
+/// Joins the module's facts with the model's settings.
 ///
 /// # Errors
-/// `InvalidArgument` where they contradict each other, saying what forward takes or gives; where an argument is of a
-/// kind that a request cannot carry.
+/// `InvalidArgument` if they contradict each other, with forward's declaration, or if an argument
+/// has a kind that a request cannot carry.
 pub(crate) fn plan(
     description: &ModuleDescription,
     file: &SignatureFile,
@@ -80,14 +81,14 @@ fn takes(error: Error, description: &ModuleDescription) -> Error {
 
 type InputSpecs = (Vec<(TensorSpec, usize)>, Vec<ForwardArgument>);
 
-/// What a package takes: it says nothing itself.
+/// Returns the inputs of a package, which states nothing itself.
 fn declared_inputs(file: &SignatureFile) -> Result<InputSpecs> {
     if file.inputs.is_empty() || file.outputs.is_empty() {
         return Err(Error::invalid(
             "a compiled package does not say what it takes and gives: list its inputs and outputs in [signature]",
         ));
     }
-    // Its code trusts what it is given: another shape would have it read past the end.
+    // Its code trusts its inputs: it would read past the end of another shape.
     if let Some(text) = file.inputs.iter().find(|text| text.shape.is_none() || text.dtype.is_none()) {
         return Err(Error::invalid(format!(
             "input \"{}\" of a compiled package needs its dtype and shape in [signature]",
@@ -124,8 +125,8 @@ fn inputs(arguments: &[ArgumentDescription], file: &SignatureFile) -> Result<Inp
     Ok((specs, places.collect()))
 }
 
-/// Which of `names` each of `texts` is: by name where it knows all of them, by position where it knows none. `None`
-/// where it is neither, or there are too many or too few.
+/// Returns the index in `names` of each of `texts`: by name if all names are known, by position if
+/// none is. `None` otherwise, or if there are too many or too few.
 fn matched(texts: &[TensorText], names: &[&str], required: usize) -> Option<Vec<usize>> {
     let known: Vec<Option<usize>> =
         texts.iter().map(|text| names.iter().position(|name| *name == text.name)).collect();
@@ -139,7 +140,7 @@ fn matched(texts: &[TensorText], names: &[&str], required: usize) -> Option<Vec<
     by_position.then(|| (0..texts.len()).collect())
 }
 
-/// The input for `argument`; `None` for one that a request cannot give and need not.
+/// Returns the input for `argument`; `None` for one that a request cannot give and need not.
 fn input(argument: &ArgumentDescription, text: Option<&TensorText>) -> Result<Option<TensorSpec>> {
     let scalar = match argument.kind {
         TENSOR => None,
@@ -172,7 +173,7 @@ fn input(argument: &ArgumentDescription, text: Option<&TensorText>) -> Result<Op
     Ok(Some(TensorSpec { name, dtype, shape: Some(vec![]), optional }))
 }
 
-/// The outputs that the settings list.
+/// Returns the outputs that the settings list.
 fn declared_outputs(
     description: &ModuleDescription,
     file: &SignatureFile,
@@ -205,7 +206,7 @@ fn declared_outputs(
     Ok(matched.into_iter().zip(&file.outputs).map(source).collect())
 }
 
-/// The outputs that the module's types tell, as singles of any shape.
+/// Returns the outputs that the module's types name, as float32 of any shape.
 fn typed_outputs(description: &ModuleDescription, signature: &mut Signature) -> Vec<ModuleOutput> {
     let names = description.results.iter().flatten();
     signature.outputs = names
@@ -221,7 +222,8 @@ fn typed_outputs(description: &ModuleDescription, signature: &mut Signature) -> 
 }
 
 impl ForwardPlan {
-    /// Zeros for a trial run, with 1 where an axis may have any size; `None` where a shape is not known or too large.
+    /// Returns zeros for a trial run, with size 1 for dynamic axes; `None` if a shape is unknown or
+    /// too large.
     pub(crate) fn trial(&self) -> Option<Vec<NamedTensor>> {
         let mut left = TRIAL_BYTES_MAX;
         let mut inputs = Vec::new();
@@ -241,7 +243,7 @@ impl ForwardPlan {
         Some(inputs)
     }
 
-    /// Takes the outputs of a trial run as the module's: name, type and rank.
+    /// Adopts the outputs of a trial run: name, type and rank.
     pub(crate) fn learn(&mut self, outputs: Vec<(String, DType, usize)>) {
         let specs = outputs.iter().map(|(name, dtype, rank)| TensorSpec {
             name: name.clone(),

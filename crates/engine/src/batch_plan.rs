@@ -426,7 +426,7 @@ mod tests {
         assert!(!plan(&alone).batchable);
     }
 
-    /// What has an unknown rank may grow with the padding, and no axis of it can be named.
+    /// An output of unknown rank may grow with the padding, and none of its axes can be named.
     #[test]
     fn padding_needs_ranks() {
         for mode in [ScheduleMode::Sync, ScheduleMode::Async] {

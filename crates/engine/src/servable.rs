@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use base::{CarriedInput, NamedTensor, Result, Signature, VersionId};
 
 use crate::stream::StreamSession;
-use crate::{BatchPlan, ScheduleMode, ScheduleOptions, Session, SessionOptions};
+use crate::{BatchPlan, ScheduleMode, ScheduleOptions, Session};
 
 /// A loaded, warmed version. The catalogue and each request that uses it hold it in an `Arc`. Only
 /// the unload thread drops it, once it is the last holder.
@@ -52,25 +52,25 @@ fn planned(session: &dyn Session, schedule: &ScheduleOptions) -> Result<(Signatu
 }
 
 impl Servable {
-    /// Joins a session with its identity and settings.
+    /// Joins a session with its identity and settings. The caller sets `parameter_bytes`,
+    /// `threads_per_run` (1 here) and `recogniser`.
     ///
     /// # Errors
     /// Those of [`BatchPlan::new`].
     pub fn new(
         id: VersionId,
         engine: &'static str,
-        parameter_bytes: u64,
         session: Box<dyn Session>,
-        (schedule, threads): (ScheduleOptions, &SessionOptions),
+        schedule: ScheduleOptions,
     ) -> Result<Servable> {
         let (signature, plan) = planned(&*session, &schedule)?;
         let session: Arc<dyn Session> = Arc::from(session);
         Ok(Servable {
             id,
             engine,
-            parameter_bytes,
+            parameter_bytes: 0,
             ready_at: SystemTime::now(),
-            threads_per_run: threads.intra_op_threads.max(1),
+            threads_per_run: 1,
             recogniser: None,
             instance: next_instance(),
             watched: Arc::downgrade(&session),
@@ -79,11 +79,6 @@ impl Servable {
             schedule,
             plan,
         })
-    }
-
-    /// Sets the text of the section `[recogniser]`.
-    pub fn with_recogniser(self, recogniser: Option<Arc<str>>) -> Servable {
-        Servable { recogniser, ..self }
     }
 
     /// Returns the same loaded version under other settings. Session and parameters are shared.

@@ -146,10 +146,12 @@ impl Loader {
         };
         let session = self.open(&mut placed, job, attempt)?;
         cost.load_seconds = attempt.began.elapsed().as_secs_f64();
-        let (settings, signature) = ((job.schedule.clone(), &job.session), session.signature().clone());
-        let (engine, bytes) = (placed.engine.name(), placed.parameter_bytes);
-        let mut servable = Servable::new(job.id.clone(), engine, bytes, session, settings)?
-            .with_recogniser(job.recogniser.clone());
+        let signature = session.signature().clone();
+        let engine = placed.engine.name();
+        let mut servable = Servable::new(job.id.clone(), engine, session, job.schedule.clone())?;
+        servable.parameter_bytes = placed.parameter_bytes;
+        servable.threads_per_run = job.session.intra_op_threads.max(1);
+        servable.recogniser = job.recogniser.clone();
         let started = Instant::now();
         self.stage(&job.id, State::Warming, None);
         let of = (&servable, &signature);

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use base::{DType, Dim, NamedTensor, Result, Signature, Tensor, TensorSpec, VersionId};
-use engine::{ScheduleMode, ScheduleOptions, Servable, Session, SessionOptions};
+use engine::{ScheduleMode, ScheduleOptions, Servable, Session};
 
 use crate::Job;
 use crate::entry::Entry;
@@ -38,7 +38,7 @@ pub(crate) fn model(name: &str, options: ScheduleOptions) -> Arc<Servable> {
     let signature = Signature { inputs: vec![x.clone()], outputs: vec![x] };
     let session = Box::new(Echo { signature, metadata: BTreeMap::new() });
     let id = VersionId { model: name.into(), version: 1 };
-    Arc::new(Servable::new(id, "test", 0, session, (options, &SessionOptions::default())).unwrap())
+    Arc::new(Servable::new(id, "test", session, options).unwrap())
 }
 
 /// Merging, with so long a wait for company.

@@ -1,7 +1,7 @@
 //! Buffers that O_DIRECT accepts.
 
-/// O_DIRECT wants memory, file position and length to be multiples of this. Covers devices with 512-byte and
-/// 4 KiB sectors; a larger one refuses, and then the buffered path is taken.
+/// Alignment of memory, file position and length for O_DIRECT. Covers devices with 512-byte and 4
+/// KiB sectors; a device with larger sectors refuses, and the buffered path is taken.
 pub(super) const BLOCK: usize = 4096;
 
 /// Zeroed bytes that start at a multiple of [`BLOCK`]. Never grows, so never moves.
@@ -12,7 +12,7 @@ pub(super) struct AlignedBuffer {
 }
 
 impl AlignedBuffer {
-    /// A buffer of `bytes` rounded up to whole blocks, at least one.
+    /// Allocates `bytes`, rounded up to whole blocks, at least one.
     pub(super) fn new(bytes: usize) -> AlignedBuffer {
         let bytes = bytes.max(1).next_multiple_of(BLOCK);
         let storage = vec![0u8; bytes + BLOCK];

@@ -1,7 +1,8 @@
-//! Builds small ONNX models without Python: enough for benchmarks and tests.
+//! Builds small ONNX models without Python, for benchmarks and tests.
 //!
-//! The builder keeps the graph in memory. Large parameters are either written by a [`super::LayoutWriter`] and
-//! named with [`ModelBuilder::external`], or streamed into one file with [`ModelBuilder::write_embedded`].
+//! The builder keeps the graph in memory. Large parameters are written by a [`super::LayoutWriter`]
+//! and named with [`ModelBuilder::external`], or streamed into one file with
+//! [`ModelBuilder::write_embedded`].
 
 use std::path::Path;
 
@@ -11,12 +12,12 @@ use super::encode;
 use super::schema::{self, attribute, attribute_type, graph, model, node, tensor};
 use super::sink::{PacedFileWriter, WriteOptions};
 
-/// Protobuf, and with it ONNX Runtime, refuses a message of this many bytes or more.
+/// Size in bytes from which protobuf, and thus ONNX Runtime, refuses a message.
 pub const MODEL_BYTES_MAX: u64 = i32::MAX as u64;
-/// The ONNX format version written; the oldest that has all the element types Millpond knows.
+/// ONNX format version of the output: the oldest that has all element types of Millpond.
 const IR_VERSION: i64 = 9;
 
-/// Takes the next bytes of a parameter.
+/// Receives the next bytes of a parameter.
 pub type PutBytes<'a> = dyn FnMut(&[u8]) -> Result<()> + 'a;
 
 /// One operator of a graph.
@@ -26,8 +27,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// An operator of ONNX's own set, with the values it takes and gives. An empty name leaves an optional
-    /// input or output out.
+    /// Builds an operator of ONNX's own set with its input and output names. An empty name omits an
+    /// optional input or output.
     pub fn new(operator: &str, inputs: &[&str], outputs: &[&str]) -> Node {
         let mut bytes = Vec::new();
         for input in inputs {
@@ -104,14 +105,14 @@ impl Node {
     }
 }
 
-/// What a parameter is, without its bytes.
+/// Name, type and shape of a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OnnxParameter {
-    /// Its name in the graph.
+    /// Name in the graph.
     pub name: String,
-    /// Its element type.
+    /// Element type.
     pub dtype: DType,
-    /// Its axes.
+    /// Sizes of its axes.
     pub dims: Vec<usize>,
 }
 
@@ -121,7 +122,7 @@ impl OnnxParameter {
         OnnxParameter { name: name.into(), dtype, dims: dims.into() }
     }
 
-    /// The bytes it takes.
+    /// Returns its size in bytes.
     ///
     /// # Errors
     /// `InvalidArgument` for strings and for shapes too large to count.
@@ -135,7 +136,7 @@ impl OnnxParameter {
         })
     }
 
-    /// The `TensorProto` fields other than data.
+    /// Appends the `TensorProto` fields other than data.
     fn encode(&self, out: &mut Vec<u8>) {
         for dim in &self.dims {
             encode::int(out, tensor::DIMS, *dim as i64);
@@ -145,7 +146,7 @@ impl OnnxParameter {
     }
 }
 
-/// A model being built. Order is kept: nodes must come in an order in which they can run.
+/// A model being built. Keeps the order: nodes must come in an order in which they can run.
 #[derive(Clone, Debug)]
 pub struct ModelBuilder {
     graph: Vec<u8>,
@@ -155,7 +156,8 @@ pub struct ModelBuilder {
 }
 
 impl ModelBuilder {
-    /// An empty graph called `name` over version `opset` of ONNX's operators (18 is a good choice).
+    /// Starts an empty graph called `name` with version `opset` of ONNX's operators (18 is a good
+    /// choice).
     pub fn new(name: &str, opset: i64) -> ModelBuilder {
         let mut bytes = Vec::new();
         encode::bytes(&mut bytes, graph::NAME, name.as_bytes());
@@ -201,7 +203,7 @@ impl ModelBuilder {
         self.value(graph::OUTPUT, name, dtype, dims)
     }
 
-    /// Adds a small parameter whose `raw` little-endian bytes lie in the graph.
+    /// Adds a small parameter whose little-endian bytes `raw` lie in the graph.
     pub fn initializer(mut self, parameter: &OnnxParameter, raw: &[u8]) -> ModelBuilder {
         encode::message(&mut self.graph, graph::INITIALIZER, |out| {
             parameter.encode(out);
@@ -222,8 +224,8 @@ impl ModelBuilder {
         self.initializer(&OnnxParameter::new(name, DType::I64, dims), &raw)
     }
 
-    /// Adds a parameter that lies at `offset` of the file `location` beside the graph. For the layout, take both
-    /// from [`super::LayoutWriter::tensor`] and [`engine::layout::WEIGHTS_NAME`].
+    /// Adds a parameter that lies at `offset` of the file `location` beside the graph. For the
+    /// layout, take both from [`super::LayoutWriter::tensor`] and [`engine::layout::WEIGHTS_NAME`].
     ///
     /// # Errors
     /// As [`OnnxParameter::bytes`].
@@ -241,21 +243,21 @@ impl ModelBuilder {
         Ok(self)
     }
 
-    /// The whole model.
+    /// Returns the whole model.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = self.head(self.graph.len() as u64);
         out.extend_from_slice(&self.graph);
         out
     }
 
-    /// Writes the model with `parameters` embedded as raw bytes, streaming: `fill` is called once for each
-    /// parameter, in order, and puts its bytes in chunks of any size. Returns the file's length. This is the
-    /// form that ONNX Runtime copies into its own heap.
+    /// Writes the model with `parameters` embedded as raw bytes, streaming. Calls `fill` once for
+    /// each parameter, in order; it writes the bytes in chunks of any size. Returns the file's
+    /// length. ONNX Runtime copies parameters in this form into its own heap.
     ///
     /// # Errors
-    /// `TooLarge` when the file would have [`MODEL_BYTES_MAX`] bytes or more (nothing is written then);
-    /// `InvalidArgument` when `fill` puts another number of bytes than the parameter takes; I/O errors; an
-    /// existing file is not replaced.
+    /// `TooLarge` if the file would have [`MODEL_BYTES_MAX`] bytes or more (nothing is written
+    /// then). `InvalidArgument` if `fill` writes another number of bytes than the parameter has.
+    /// I/O errors; an existing file is not replaced.
     pub fn write_embedded(
         &self,
         path: &Path,
@@ -300,7 +302,7 @@ impl ModelBuilder {
         file.finish()
     }
 
-    /// All of the model before the graph's `length` bytes.
+    /// Returns all of the model before the graph's `length` bytes.
     fn head(&self, length: u64) -> Vec<u8> {
         let mut out = Vec::new();
         encode::int(&mut out, model::IR_VERSION, self.ir_version);
@@ -319,7 +321,7 @@ impl ModelBuilder {
         out
     }
 
-    /// A `ValueInfoProto` of tensor type.
+    /// Appends a `ValueInfoProto` of tensor type.
     fn value(mut self, field: u32, name: &str, dtype: DType, dims: &[Dim]) -> ModelBuilder {
         encode::message(&mut self.graph, field, |out| {
             encode::bytes(out, 1, name.as_bytes());
@@ -342,7 +344,7 @@ impl ModelBuilder {
     }
 }
 
-/// Everything of an embedded initializer before its raw bytes.
+/// Returns an embedded initialiser without its raw bytes.
 fn embedded_prefix(parameter: &OnnxParameter, bytes: u64) -> Vec<u8> {
     let mut fields = Vec::new();
     parameter.encode(&mut fields);
@@ -353,7 +355,7 @@ fn embedded_prefix(parameter: &OnnxParameter, bytes: u64) -> Vec<u8> {
     prefix
 }
 
-/// The `TensorProto` fields that say where the bytes lie.
+/// Appends the `TensorProto` fields that locate external bytes.
 pub(super) fn external_data(out: &mut Vec<u8>, location: &str, offset: u64, bytes: u64) {
     encode::entry(out, tensor::EXTERNAL_DATA, "location", location);
     encode::entry(out, tensor::EXTERNAL_DATA, "offset", &offset.to_string());

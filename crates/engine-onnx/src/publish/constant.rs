@@ -1,4 +1,4 @@
-//! `Constant` nodes: parameters in disguise, and the only ones that some exporters write.
+//! `Constant` nodes: parameters in another form, and the only form of some exporters.
 
 use std::ops::Range;
 
@@ -9,20 +9,20 @@ use super::schema::{attribute, node};
 use super::tensor::NAME_BYTES_MAX;
 use super::wire::Walker;
 
-/// Bytes of an operator's or attribute's name that is looked at; longer ones are none of ours.
+/// Maximum bytes of an operator's or attribute's name that are read; no name of interest is longer.
 const WORD_BYTES_MAX: u64 = 64;
 
 /// A `Constant` with a tensor as its value.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ConstantNode {
-    /// The name of its output.
+    /// Name of its output.
     pub(super) output: Vec<u8>,
     /// Its `TensorProto`.
     pub(super) value: Range<u64>,
 }
 
-/// Reads a `NodeProto`; nothing unless it is a `Constant` in its plain form: no input, one output, one attribute
-/// `value` with one tensor.
+/// Reads a `NodeProto`. Returns `None` unless it is a plain `Constant`: no input, one output, one
+/// attribute `value` with one tensor.
 pub(super) fn read(walker: &mut Walker, payload: Range<u64>) -> Result<Option<ConstantNode>> {
     let (mut output, mut value) = (None, None);
     let (mut is_constant, mut foreign, mut attributes, mut outputs) = (false, false, 0, 0);
@@ -59,7 +59,7 @@ pub(super) fn read(walker: &mut Walker, payload: Range<u64>) -> Result<Option<Co
     Ok(Some(ConstantNode { output: walker.bytes(output, NAME_BYTES_MAX)?, value }))
 }
 
-/// The one tensor of an attribute called `value`.
+/// Returns the single tensor of an attribute called `value`.
 fn tensor_value(walker: &mut Walker, payload: Range<u64>) -> Result<Option<Range<u64>>> {
     let (mut named, mut tensors, mut tensor, mut plain) = (false, 0, None, true);
     let mut at = payload.start;

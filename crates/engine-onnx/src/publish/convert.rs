@@ -1,4 +1,4 @@
-//! Carries out a plan.
+//! Executes a conversion plan.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -14,14 +14,14 @@ use super::tensor::stream_typed;
 use super::wire::Walker;
 use super::{PublishProgress, SourceSummary};
 
-/// Progress is reported after so many bytes.
+/// Bytes between two reports of progress.
 const REPORT_BYTES: u64 = 4 << 20;
 
-/// A source that was read and found sound, as far as headers tell.
+/// A source whose headers were read and are sound, with its plan.
 pub(super) struct Conversion {
     model: PathBuf,
     plan: ConversionPlan,
-    /// What the parameters must turn out to be, when the source is a published version.
+    /// Expected parameters, if the source is a published version.
     published: Option<LayoutManifest>,
 }
 
@@ -72,7 +72,7 @@ impl Conversion {
         Ok(Conversion { model, plan, published })
     }
 
-    /// What moves where.
+    /// Returns sizes of the parameters that move.
     pub(super) fn summary(&self) -> SourceSummary {
         let mut summary = SourceSummary {
             published: self.published.is_some(),
@@ -122,10 +122,10 @@ impl Conversion {
         Ok(manifest)
     }
 
-    /// Compares the parameter just written with what a published source says of it.
+    /// Compares the parameter just written with a published source's manifest.
     fn check(&self, writer: &LayoutWriter) -> Result<()> {
         let (Some(published), Some(entry)) = (&self.published, writer.last()) else { return Ok(()) };
-        // Both lists are in the graph's order unless somebody made the source by other means.
+        // Both lists are in the graph's order, unless another program made the source.
         let at = writer.count() - 1;
         let hinted = published.tensors.get(at).filter(|tensor| tensor.name == entry.name);
         let Some(wanted) =
@@ -162,10 +162,10 @@ fn check_graph(artifact: &Artifact, direct: bool) -> Result<()> {
     Ok(())
 }
 
-/// The source's files while they are copied.
+/// Open files of the source.
 struct ConversionReader<'a> {
     model: Walker,
-    /// The external file that was read last.
+    /// Last external file that was read.
     other: Option<(PathBuf, SourceFile)>,
     direct: bool,
     meter: ByteMeter<'a>,
@@ -220,7 +220,7 @@ impl ConversionReader<'_> {
     }
 }
 
-/// The external file at `path`, kept open until another one is wanted.
+/// Returns the external file at `path`, kept open until another one is needed.
 fn other<'a>(
     slot: &'a mut Option<(PathBuf, SourceFile)>,
     path: &Path,
@@ -236,7 +236,7 @@ fn other<'a>(
     Ok(file)
 }
 
-/// Counts bytes and reports them now and then.
+/// Counts bytes and reports progress.
 struct ByteMeter<'a> {
     done: u64,
     reported: u64,

@@ -1,4 +1,4 @@
-//! Writing protobuf: the few shapes that ONNX messages are made of.
+//! Writes protobuf: the few forms that ONNX messages use.
 
 /// Varint: also enums and booleans.
 pub(super) const WIRE_VARINT: u8 = 0;

@@ -1,4 +1,4 @@
-//! Files beside a model that hold its tensors.
+//! External files of a model.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -10,18 +10,18 @@ use base::{Error, Result};
 
 use super::tensor::Location;
 
-/// Finds external files and keeps them inside the model's directory: a model is data, and publishing it must not
+/// Finds external files and confines them to the model's directory: publishing a model must not
 /// read files that its author could not see.
 pub(super) struct ExternalFiles {
     dir: PathBuf,
-    /// Where files may really lie: the model's directory, and the one that its own file really lies in where
-    /// that is a link (model caches link every file of a model into one store).
+    /// Directories that may contain files after links are resolved: the model's, and that of its
+    /// own file if that is a link (model caches link every file of a model into one store).
     homes: Vec<PathBuf>,
     known: HashMap<Vec<u8>, (PathBuf, u64)>,
 }
 
 impl ExternalFiles {
-    /// Files beside `model`.
+    /// Prepares to find files beside `model`.
     pub(super) fn beside(model: &Path) -> Result<ExternalFiles> {
         let dir = match model.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -37,7 +37,7 @@ impl ExternalFiles {
         Ok(ExternalFiles { dir, homes, known: HashMap::new() })
     }
 
-    /// The file and the range of `wanted` bytes that `location` names.
+    /// Returns the file and the range of `wanted` bytes that `location` names.
     pub(super) fn resolve(&mut self, location: &Location, wanted: u64) -> Result<(PathBuf, Range<u64>)> {
         let (path, length) = match self.known.get(&location.path) {
             Some(known) => known.clone(),

@@ -1,4 +1,4 @@
-//! What a graph says about its own parameters, so that a session can be sure of what it is given.
+//! Reads a graph's parameters, to check what a session binds.
 
 use std::ops::Range;
 use std::path::Path;
@@ -19,28 +19,28 @@ pub(crate) struct Initializer {
     /// `None` for a type that Millpond does not have.
     pub(crate) dtype: Option<DType>,
     pub(crate) dims: Vec<usize>,
-    /// Its elements lie in another file.
+    /// True if its elements lie in another file.
     pub(crate) external: bool,
 }
 
 /// The parameters of a model.
 pub(crate) struct GraphParameters {
-    /// Those of the main graph.
+    /// Parameters of the main graph.
     pub(crate) main: Vec<Initializer>,
     names: ParameterNames,
 }
 
 impl GraphParameters {
-    /// Whether the name is given to one parameter only, in the main graph and all graphs inside it.
+    /// Returns true if only one parameter has the name, in the main graph and all graphs inside it.
     pub(crate) fn only(&self, name: &str) -> bool {
         self.names.bindable(name.as_bytes()).is_some()
     }
 }
 
-/// Reads what the model at `path` says of its parameters, skipping over everything else.
+/// Reads the parameters of the model at `path`, without their elements.
 ///
 /// # Errors
-/// `DataLoss` when it is not protobuf, or has no graph; I/O errors.
+/// `DataLoss` if it is not protobuf or has no graph; I/O errors.
 pub(crate) fn read(path: &Path) -> Result<GraphParameters> {
     let mut walker = Walker::open(path, WALK_BYTES, false)?;
     let names = ParameterNames::collect(&mut walker)?;
@@ -60,7 +60,7 @@ pub(crate) fn read(path: &Path) -> Result<GraphParameters> {
     Ok(GraphParameters { main: found, names })
 }
 
-/// The payloads of the message fields `number` of the message in `range`.
+/// Returns the payloads of the message fields `number` of the message in `range`.
 fn fields(walker: &mut Walker, range: Range<u64>, number: u32) -> Result<Vec<Range<u64>>> {
     let (mut found, mut at) = (Vec::new(), range.start);
     while at < range.end {

@@ -7,15 +7,16 @@ use engine::layout::{FORMAT, FileEntry, LayoutManifest, MANIFEST_NAME, TensorEnt
 
 use super::sink::{PacedFileWriter, WriteOptions, sync_dir, write_small};
 
-/// The graph's file name in the layout.
+/// File name of the graph in the layout.
 pub const GRAPH_NAME: &str = "model.onnx";
-/// The engine that manifests written here name.
+/// Engine name in the manifests.
 pub(super) const ENGINE_NAME: &str = "onnxruntime";
 
 /// A version being written: parameters one after another, then the graph, then the manifest.
 ///
-/// It writes into a directory that must exist and hold none of the layout's files. Nothing is complete before
-/// [`LayoutWriter::finish`]; a writer that is dropped leaves files without a manifest, which no reader takes.
+/// Writes into an existing directory that holds none of the layout's files. Nothing is complete
+/// before [`LayoutWriter::finish`]. A dropped writer leaves files without a manifest, which no
+/// reader accepts.
 ///
 /// ```no_run
 /// # extern crate millpond_engine_onnx as engine_onnx;
@@ -47,7 +48,7 @@ impl LayoutWriter {
     /// Starts a version in `dir`, an existing directory.
     ///
     /// # Errors
-    /// `NotFound` without the directory; `AlreadyExists` where it has a manifest already.
+    /// `NotFound` without the directory; `AlreadyExists` if it has a manifest.
     pub fn create(dir: &Path, options: WriteOptions) -> Result<LayoutWriter> {
         let meta = std::fs::metadata(dir).map_err(|e| Error::io(dir, &e))?;
         if !meta.is_dir() {
@@ -69,12 +70,12 @@ impl LayoutWriter {
         })
     }
 
-    /// Writes one parameter whose bytes come in any number of chunks of any size, and returns its place, which
-    /// the graph must name ([`super::build::ModelBuilder::external`]).
+    /// Writes one parameter whose bytes come in any number of chunks of any size. Returns its
+    /// location, which the graph must name ([`super::build::ModelBuilder::external`]).
     ///
     /// # Errors
-    /// `InvalidArgument` for a type without fixed size or when the chunks are not exactly the bytes that type
-    /// and shape take; I/O errors.
+    /// `InvalidArgument` for a type without fixed size or if the chunks do not have exactly the
+    /// bytes of type and shape; I/O errors.
     pub fn tensor<C: AsRef<[u8]>>(
         &mut self,
         name: &str,
@@ -92,8 +93,8 @@ impl LayoutWriter {
     /// Starts a parameter; [`LayoutWriter::write`] and [`LayoutWriter::end`] follow.
     ///
     /// # Errors
-    /// `InvalidArgument` for a type without fixed size or a shape too large; `FailedPrecondition` while another
-    /// parameter is open; I/O errors.
+    /// `InvalidArgument` for a type without fixed size or a shape too large; `FailedPrecondition`
+    /// while another parameter is open; I/O errors.
     pub fn begin(&mut self, name: &str, dtype: DType, dims: &[usize]) -> Result<()> {
         if self.open.is_some() {
             return Err(Error::precondition(format!(
@@ -124,7 +125,8 @@ impl LayoutWriter {
     /// Appends bytes to the open parameter.
     ///
     /// # Errors
-    /// `InvalidArgument` for more bytes than it takes; `FailedPrecondition` when none is open; I/O errors.
+    /// `InvalidArgument` for more bytes than the parameter has; `FailedPrecondition` if none is
+    /// open; I/O errors.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let (Some(open), Some(weights)) = (&mut self.open, &mut self.weights) else {
             return Err(Error::precondition("no tensor was begun"));
@@ -137,10 +139,10 @@ impl LayoutWriter {
         weights.put(bytes)
     }
 
-    /// Ends the open parameter and returns its place.
+    /// Ends the open parameter and returns its location.
     ///
     /// # Errors
-    /// `InvalidArgument` when bytes are missing; `FailedPrecondition` when none is open.
+    /// `InvalidArgument` if bytes are missing; `FailedPrecondition` if none is open.
     pub fn end(&mut self) -> Result<TensorEntry> {
         let mut open = self.open.take().ok_or_else(|| Error::precondition("no tensor was begun"))?;
         if open.received != open.entry.bytes {
@@ -151,17 +153,17 @@ impl LayoutWriter {
         Ok(open.entry)
     }
 
-    /// The parameter written last.
+    /// Returns the last written parameter.
     pub(super) fn last(&self) -> Option<&TensorEntry> {
         self.tensors.last()
     }
 
-    /// How many parameters are written.
+    /// Returns the number of written parameters.
     pub(super) fn count(&self) -> usize {
         self.tensors.len()
     }
 
-    /// Writes the graph and the manifest; after that the version is complete and on the medium.
+    /// Writes the graph and the manifest. Then the version is complete and durable.
     ///
     /// # Errors
     /// `FailedPrecondition` while a parameter is open; I/O errors.
@@ -207,7 +209,7 @@ impl LayoutWriter {
     }
 }
 
-/// The graph file being written and hashed.
+/// Writer and hasher of the graph file.
 pub(super) struct GraphWriter {
     file: PacedFileWriter,
     hasher: blake3::Hasher,
@@ -231,7 +233,8 @@ pub(super) fn write_manifest(dir: &Path, manifest: &LayoutManifest) -> Result<()
             base::units::format_bytes(text.len() as u64)
         )));
     }
-    // The other files' directory entries must be on the medium before the manifest says that all is there.
+    // The other files' directory entries must be durable before the manifest declares the version
+    // complete.
     sync_dir(dir)?;
     write_small(&dir.join(MANIFEST_NAME), &text)?;
     sync_dir(dir)

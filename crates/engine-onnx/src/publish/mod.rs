@@ -1,7 +1,7 @@
 //! Converts ONNX models into the mappable layout ([`engine::layout`]) and builds small ones.
 //!
-//! A model is never held in memory: its protobuf is walked where it lies, large parameters are copied slice by
-//! slice, and everything else is copied byte for byte. Nothing here calls ONNX Runtime.
+//! A model is never held in memory: its protobuf is walked in the file, large parameters are copied
+//! slice by slice, and everything else is copied byte for byte. Nothing here calls ONNX Runtime.
 #![forbid(unsafe_code)]
 
 mod aligned;
@@ -33,48 +33,49 @@ use versions::VersionClaim;
 pub use layout_writer::{GRAPH_NAME, LayoutWriter};
 pub use sink::WriteOptions;
 
-/// Initialisers of at least this many bytes move to the weights file; smaller ones stay in the graph.
+/// Minimum bytes of an initialiser that moves to the weights file; smaller ones stay in the graph.
 pub const EXTERNALISE_MIN: u64 = 4096;
 
-/// What [`publish`] shall do.
+/// Options of [`publish`].
 #[derive(Clone, Debug)]
 pub struct PublishOptions {
-    /// An ONNX file, a directory that holds `model.onnx` and what it refers to, or a published version.
+    /// An ONNX file, a directory that holds `model.onnx` and its external files, or a published
+    /// version.
     pub source: PathBuf,
-    /// The model's directory, in which the version's directory appears. Made if it is not there.
+    /// The model's directory, which gets the version's directory. Created if missing.
     pub dest_root: PathBuf,
-    /// The version's number; one more than the highest there is when absent.
+    /// Number of the version; by default one more than the highest.
     pub version: Option<u64>,
-    /// Bytes a second at most.
+    /// Maximum rate in bytes per second.
     pub rate: Rate,
-    /// Past the page cache (O_DIRECT) where the file system allows it.
+    /// True to bypass the page cache (O_DIRECT) if the file system allows it.
     pub direct: bool,
 }
 
-/// How far a conversion is.
+/// Progress of a conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PublishProgress {
     /// Bytes written, parameters and graph together.
     pub bytes_done: u64,
-    /// Bytes to be written.
+    /// Total bytes.
     pub bytes_total: u64,
 }
 
 /// A version that [`publish`] made.
 #[derive(Clone, Debug)]
 pub struct Published {
-    /// Its number.
+    /// Number of the version.
     pub version: u64,
-    /// Its directory.
+    /// Directory of the version.
     pub dir: PathBuf,
-    /// Its manifest.
+    /// Manifest of the version.
     pub manifest: LayoutManifest,
 }
 
-/// What a source holds, as far as its headers tell.
+/// Contents of a source according to its headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceSummary {
-    /// It is in the mappable layout already.
+    /// True if it is in the mappable layout already.
     pub published: bool,
     /// Bytes of parameters inside the model file that a conversion would move to the weights file.
     pub embedded_bytes: u64,
@@ -84,14 +85,14 @@ pub struct SourceSummary {
     pub tensors: usize,
 }
 
-/// Publishes a model: converts it, or copies it when it is in the layout already, checking every hash, and
-/// renames the finished version into place in one step. On any error nothing is left behind.
+/// Publishes a model: converts it, or copies it and checks every hash if it is in the layout
+/// already. Renames the finished version into place in one step. An error leaves nothing behind.
 ///
 /// # Errors
-/// `AlreadyExists` for a version that is there; `NotFound`, `DataLoss` or `InvalidArgument` when the source is
-/// at fault; I/O errors.
+/// `AlreadyExists` for an existing version; `NotFound`, `DataLoss` or `InvalidArgument` if the
+/// source is at fault; I/O errors.
 pub fn publish(options: &PublishOptions, progress: &mut dyn FnMut(PublishProgress)) -> Result<Published> {
-    // Everything that the headers can tell is told before anything is written.
+    // All errors that the headers show are reported before anything is written.
     let job = Conversion::open(&options.source, options.direct)?;
     let claim = VersionClaim::new(&options.dest_root, options.version)?;
     let write = WriteOptions { rate: options.rate, direct: options.direct };
@@ -103,7 +104,7 @@ pub fn publish(options: &PublishOptions, progress: &mut dyn FnMut(PublishProgres
 /// Converts `source` into the layout inside the existing directory `dir`.
 ///
 /// # Errors
-/// As [`publish`]. What was written so far is left in `dir`, without a manifest.
+/// As [`publish`]. Files written so far stay in `dir`, without a manifest.
 pub fn convert_into(
     source: &Path,
     dir: &Path,
@@ -113,12 +114,12 @@ pub fn convert_into(
     Conversion::open(source, options.direct)?.run(dir, options, progress)
 }
 
-/// Says quickly, from the headers alone, where a model's parameters lie.
+/// Returns the location of a model's parameters, from the headers alone.
 ///
 /// # Errors
-/// `NotFound` and `DataLoss` when the source is at fault; I/O errors.
+/// `NotFound` and `DataLoss` if the source is at fault; I/O errors.
 pub fn inspect(source: &Path) -> Result<SourceSummary> {
-    // Headers of a model that is about to be loaded are worth their place in the page cache.
+    // The model is about to be loaded, so its headers may stay in the page cache.
     Conversion::open(source, false).map(|job| job.summary())
 }
 

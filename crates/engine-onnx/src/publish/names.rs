@@ -1,7 +1,8 @@
-//! The names that decide which parameters may move.
+//! Names of parameters and outputs, which decide which parameters may move.
 //!
-//! ONNX Runtime binds a parameter by its name, in the main graph and in every graph inside it. A name that is
-//! given twice is against ONNX's rules and yet taken by ONNX Runtime; such parameters stay where they are.
+//! ONNX Runtime binds a parameter by its name, in the main graph and in every graph inside it. A
+//! name that is used twice violates ONNX's rules, yet ONNX Runtime accepts it; such parameters stay
+//! in the graph.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -15,13 +16,13 @@ use super::schema::{DEPTH_MAX, MessageKind, graph, sparse};
 use super::tensor::{NAME_BYTES_MAX, TensorHead};
 use super::wire::{Walker, WireField};
 
-/// All names together.
+/// Maximum bytes of all names together.
 const NAMES_BYTES_MAX: u64 = 64 * MIB;
 
-/// The parameters of a model and the outputs of its main graph.
+/// Parameter names of a model and output names of its main graph.
 #[derive(Default)]
 pub(super) struct ParameterNames {
-    /// How often each name is given to a parameter.
+    /// Number of parameters of each name.
     parameters: HashMap<Vec<u8>, u32>,
     outputs: HashSet<Vec<u8>>,
     graphs: usize,
@@ -29,7 +30,7 @@ pub(super) struct ParameterNames {
 }
 
 impl ParameterNames {
-    /// Walks over the whole model.
+    /// Reads the names of the whole model.
     pub(super) fn collect(walker: &mut Walker) -> Result<ParameterNames> {
         let mut names = ParameterNames::default();
         let whole = walker.whole();
@@ -40,14 +41,14 @@ impl ParameterNames {
         Ok(names)
     }
 
-    /// The name as text, if a parameter of this name can be bound.
+    /// Returns the name as text if a parameter of this name can be bound.
     pub(super) fn bindable(&self, name: &[u8]) -> Option<String> {
         let once = self.parameters.get(name).is_some_and(|&count| count == 1);
         let text = std::str::from_utf8(name).ok()?;
         (once && !text.is_empty()).then(|| text.to_owned())
     }
 
-    /// Whether the main graph gives this value out.
+    /// Returns true if the main graph has this output.
     pub(super) fn is_output(&self, name: &[u8]) -> bool {
         self.outputs.contains(name)
     }
@@ -86,7 +87,7 @@ impl ParameterNames {
         Ok(())
     }
 
-    /// Counts the parameter that a field of a graph is, if it is one.
+    /// Counts a field of a graph if it is a parameter.
     fn parameter(&mut self, walker: &mut Walker, field: &WireField) -> Result<()> {
         let payload = field.payload.clone();
         let name = match field.number {
@@ -123,7 +124,7 @@ impl ParameterNames {
     }
 }
 
-/// The payload of the last field `number` of a message: the one that counts.
+/// Returns the payload of the last field `number` of a message, which is the one that counts.
 fn last(walker: &mut Walker, range: Range<u64>, number: u32) -> Result<Option<Range<u64>>> {
     let (mut at, mut found) = (range.start, None);
     while at < range.end {

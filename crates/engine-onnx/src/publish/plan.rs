@@ -1,8 +1,9 @@
-//! What a conversion will do, found by walking over the model once for names and once for edits.
+//! Plan of a conversion. One walk over the model collects names, another one the edits.
 //!
-//! Protobuf puts the length of a message before it, so every enclosing length must be known before the first
-//! byte is written. The plan is a list of pieces whose lengths are known: ranges of the source, new bytes, and
-//! ranges of external files. Its size grows with the number of parameters, not with theirs.
+//! Protobuf writes the length of a message before it, so every enclosing length must be known
+//! before the first byte is written. The plan is a list of pieces of known length: ranges of the
+//! source, new bytes, and ranges of external files. Its size grows with the number of parameters,
+//! not with their size.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -21,17 +22,17 @@ use super::tensor::TensorHead;
 use super::wire::{Walker, WireField};
 use super::{EXTERNALISE_MIN, constant, schema};
 
-/// External data that must move into the graph because it cannot be bound: all together.
+/// Maximum external bytes that move into the graph because they cannot be bound.
 const EMBED_BYTES_MAX: u64 = 256 * MIB;
 
-/// Where the bytes of a parameter lie.
+/// Location and form of a parameter's bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ParameterBytes {
-    /// As they are in memory, in the model file.
+    /// In memory order, in the model file.
     Raw(Range<u64>),
     /// In the typed fields of this `TensorProto`.
     Typed(Range<u64>),
-    /// As they are in memory, in another file.
+    /// In memory order, in another file.
     File(PathBuf, Range<u64>),
 }
 
@@ -46,7 +47,7 @@ pub(super) struct MovedParameter {
     pub(super) data: ParameterBytes,
 }
 
-/// A part of the new graph.
+/// A piece of the new graph.
 #[derive(Clone, Debug)]
 pub(super) enum GraphPiece {
     /// A range of the model file.
@@ -64,8 +65,8 @@ pub(super) struct ConversionPlan {
     pub(super) graph_bytes: u64,
 }
 
-/// Plans the conversion of the model under `walker`, which lies at `path`. Parameters named in `always` move
-/// whatever their size.
+/// Plans the conversion of the model under `walker`, which lies at `path`. Parameters named in
+/// `always` move at any size.
 pub(super) fn plan(walker: &mut Walker, path: &Path, always: &HashSet<String>) -> Result<ConversionPlan> {
     let names = ParameterNames::collect(walker)?;
     let externals = ExternalFiles::beside(path)?;
@@ -140,14 +141,14 @@ struct Planner<'a> {
     names: ParameterNames,
     always: &'a HashSet<String>,
     moves: Vec<MovedParameter>,
-    /// Where the last parameter ends in the weights file.
+    /// End of the last parameter in the weights file.
     end: u64,
     /// External bytes that move into the graph.
     embedded: u64,
 }
 
 impl Planner<'_> {
-    /// The new form of a message, or nothing where it stays as it is.
+    /// Returns the new form of a message, or `None` if it does not change.
     fn message(
         &mut self,
         kind: MessageKind,
@@ -181,7 +182,7 @@ impl Planner<'_> {
         Ok(Some(body))
     }
 
-    /// The new form of a field: its number and its payload.
+    /// Returns the new number and payload of a field.
     fn child(
         &mut self,
         kind: MessageKind,
@@ -204,7 +205,7 @@ impl Planner<'_> {
         Ok(body.map(|body| (field.number, body)))
     }
 
-    /// An initialiser of the main graph.
+    /// Plans an initialiser of the main graph.
     fn parameter(&mut self, payload: Range<u64>) -> Result<Option<EditedMessage>> {
         let head = TensorHead::read(self.walker, payload)?;
         let name = self.names.bindable(&head.name);
@@ -214,8 +215,8 @@ impl Planner<'_> {
         }
     }
 
-    /// A `Constant` of the main graph whose value is large: it becomes an initialiser, which is what ONNX Runtime
-    /// would make of it, but one that can be bound.
+    /// Turns a large `Constant` of the main graph into an initialiser, as ONNX Runtime would, but
+    /// one that can be bound.
     fn constant(&mut self, payload: Range<u64>) -> Result<Option<EditedMessage>> {
         let Some(constant) = constant::read(self.walker, payload)? else { return Ok(None) };
         if self.names.is_output(&constant.output) {
@@ -230,7 +231,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Decides whether a parameter of the main graph moves. `name` is absent where it could not be bound.
+    /// Returns the move of a parameter of the main graph if it moves. `name` is `None` if it cannot
+    /// be bound.
     fn movable(&mut self, head: &TensorHead, name: Option<String>) -> Result<Option<MovedParameter>> {
         let (Some(name), Some(bytes)) = (name, head.bytes(self.walker)?) else { return Ok(None) };
         let Some(dtype) = schema::dtype(head.code) else { return Ok(None) };
@@ -273,7 +275,7 @@ impl Planner<'_> {
         Ok(body)
     }
 
-    /// A tensor whose external data moves into the graph.
+    /// Plans a tensor whose external data moves into the graph.
     fn embed(&mut self, head: &TensorHead) -> Result<Option<EditedMessage>> {
         let Some(location) = &head.external else { return Ok(None) };
         let Some(bytes) = head.bytes(self.walker)? else {
@@ -304,7 +306,7 @@ impl Planner<'_> {
     }
 }
 
-/// A tensor's fields other than its data.
+/// Returns a tensor's fields other than its data.
 fn kept(head: &TensorHead) -> EditedMessage {
     let mut body = EditedMessage::new();
     for range in &head.kept {

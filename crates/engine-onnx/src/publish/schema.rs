@@ -1,8 +1,8 @@
-//! Numbers from ONNX's schema: the fields and element types that the publisher reads or writes.
+//! Field numbers and element types of ONNX's schema that the publisher reads or writes.
 
 use base::DType;
 
-/// Messages inside messages; protobuf's own limit.
+/// Maximum nesting of messages; protobuf's own limit.
 pub(super) const DEPTH_MAX: usize = 100;
 /// The messages that can hold a tensor.
 #[derive(Clone, Copy, PartialEq)]
@@ -21,7 +21,7 @@ pub(super) enum MessageKind {
 }
 
 impl MessageKind {
-    /// What field `number` of this message is, if it can hold a tensor.
+    /// Returns the kind of field `number` if it can hold a tensor.
     pub(super) fn child(self, number: u32) -> Option<MessageKind> {
         Some(match (self, number) {
             (MessageKind::Model, model::GRAPH) => MessageKind::MainGraph,
@@ -146,7 +146,7 @@ pub(super) mod training {
 /// `TensorProto.DataLocation.EXTERNAL`.
 pub(super) const LOCATION_EXTERNAL: i64 = 1;
 
-/// The types Millpond knows with their `TensorProto.DataType`.
+/// Millpond's types with their `TensorProto.DataType`.
 const CODES: [(DType, i64); 22] = [
     (DType::F32, 1),
     (DType::U8, 2),
@@ -172,18 +172,18 @@ const CODES: [(DType, i64); 22] = [
     (DType::I4, 22),
 ];
 
-/// ONNX's number for `dtype`; 0 (undefined) for a type that ONNX does not have.
+/// Returns ONNX's number for `dtype`; 0 (undefined) for a type that ONNX does not have.
 pub(super) fn code(dtype: DType) -> i64 {
     CODES.iter().find(|(known, _)| *known == dtype).map_or(0, |(_, code)| *code)
 }
 
-/// The type with ONNX's number `code`, where Millpond has it.
+/// Returns Millpond's type for ONNX's number `code`.
 pub(super) fn dtype(code: i64) -> Option<DType> {
     CODES.iter().find(|(_, known)| *known == code).map(|(dtype, _)| *dtype)
 }
 
-/// Bits of an element of ONNX type `code`, including the types that Millpond cannot name and therefore leaves
-/// in the graph: FLOAT4E2M1, FLOAT8E8M0, UINT2, INT2, FLOAT6E2M3, FLOAT6E3M2.
+/// Returns the bits of an element of ONNX type `code`. Includes types that Millpond does not have
+/// and therefore leaves in the graph: FLOAT4E2M1, FLOAT8E8M0, UINT2, INT2, FLOAT6E2M3, FLOAT6E3M2.
 pub(super) fn bits(code: i64) -> Option<u64> {
     match code {
         23 => Some(4),

@@ -1,8 +1,8 @@
-//! Writing a large file past the page cache: whole blocks from one reused buffer, paced.
+//! Writes a large file past the page cache: whole blocks from one reused buffer, paced.
 //!
-//! A publish may run beside a server. Dirty pages of a multi-gigabyte file would evict the server's own files
-//! and stall its disk when they are flushed, so the file is written with O_DIRECT; where the file system refuses
-//! that, it is written through the cache and flushed every [`FLUSH_BYTES`].
+//! A publish may run beside a server. Dirty pages of a multi-gigabyte file would evict the server's
+//! own files and stall its disk when they are flushed, so the file is written with O_DIRECT. If the
+//! file system refuses that, it is written through the cache and flushed every [`FLUSH_BYTES`].
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -13,17 +13,17 @@ use base::{Error, Result};
 use super::aligned::{AlignedBuffer, BLOCK};
 use memory::{Pacer, Rate};
 
-/// Bytes gathered before a write.
+/// Bytes collected before a write.
 const SLICE_BYTES: usize = 4 << 20;
-/// Without O_DIRECT, at most this many bytes wait in the page cache.
+/// Maximum dirty bytes in the page cache without O_DIRECT.
 const FLUSH_BYTES: u64 = 64 << 20;
 
-/// How files are read and written.
+/// Options for reading and writing files.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WriteOptions {
-    /// Bytes a second at most.
+    /// Maximum rate in bytes per second.
     pub rate: Rate,
-    /// Past the page cache (O_DIRECT) where the file system allows it.
+    /// True to bypass the page cache (O_DIRECT) if the file system allows it.
     pub direct: bool,
 }
 
@@ -61,12 +61,12 @@ impl PacedFileWriter {
         })
     }
 
-    /// Bytes put so far, which is where the next byte goes.
+    /// Returns the bytes written so far, which is the position of the next byte.
     pub(super) fn position(&self) -> u64 {
         self.written + self.filled as u64
     }
 
-    /// Whether it still writes past the page cache.
+    /// Returns true if it still bypasses the page cache.
     pub(super) fn direct(&self) -> bool {
         self.direct
     }
@@ -88,14 +88,14 @@ impl PacedFileWriter {
 
     /// Appends zeros up to the next multiple of [`BLOCK`].
     pub(super) fn align(&mut self) -> Result<()> {
-        // The buffer itself is block-aligned in the file, so the padding never crosses its end.
+        // The buffer is block-aligned in the file, so the padding never crosses its end.
         let aligned = self.filled.next_multiple_of(BLOCK);
         self.buffer.as_mut_slice()[self.filled..aligned].fill(0);
         self.filled = aligned;
         if self.filled == self.buffer.len() { self.write_out() } else { Ok(()) }
     }
 
-    /// Writes what is left, gives the file its exact length, and waits until it is on the medium.
+    /// Writes the rest, sets the file's exact length, and waits until it is durable.
     pub(super) fn finish(mut self) -> Result<u64> {
         let length = self.position();
         self.align()?;
@@ -139,7 +139,7 @@ fn open_new(path: &Path, direct: bool) -> Result<(File, bool)> {
     if direct {
         match options.custom_flags(libc::O_DIRECT).open(path) {
             Ok(file) => return Ok((file, true)),
-            // Linux creates the file before it refuses the flag, hence no create_new below.
+            // Linux creates the file before it refuses the flag, so create_new is not used below.
             Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
                 options.custom_flags(0).create_new(false).create(true);
             }
@@ -149,7 +149,7 @@ fn open_new(path: &Path, direct: bool) -> Result<(File, bool)> {
     options.open(path).map(|file| (file, false)).map_err(|e| Error::io(path, &e))
 }
 
-/// Writes a small file and waits until it is on the medium.
+/// Writes a small file and waits until it is durable.
 pub(super) fn write_small(path: &Path, bytes: &[u8]) -> Result<()> {
     let write = || -> std::io::Result<()> {
         let file = OpenOptions::new().write(true).create_new(true).open(path)?;
@@ -159,7 +159,7 @@ pub(super) fn write_small(path: &Path, bytes: &[u8]) -> Result<()> {
     write().map_err(|e| Error::io(path, &e))
 }
 
-/// Waits until the entries of a directory are on the medium.
+/// Waits until the entries of a directory are durable.
 pub(super) fn sync_dir(path: &Path) -> Result<()> {
     File::open(path).and_then(|dir| dir.sync_all()).map_err(|e| Error::io(path, &e))
 }

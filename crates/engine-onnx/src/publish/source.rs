@@ -1,4 +1,4 @@
-//! Reading a large file past the page cache, at any position, through one aligned window.
+//! Reads a large file past the page cache, at any position, through one aligned window.
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
@@ -9,9 +9,9 @@ use base::{Error, Result};
 
 use super::aligned::{AlignedBuffer, BLOCK};
 
-/// Window for walking over headers: little more than a read costs anyway.
+/// Window in bytes for walking over headers: little more than a read costs anyway.
 pub(super) const WALK_BYTES: usize = 64 << 10;
-/// Window for copying.
+/// Window in bytes for copying.
 pub(super) const COPY_BYTES: usize = 4 << 20;
 
 /// A file that is read through a window.
@@ -21,16 +21,16 @@ pub(super) struct SourceFile {
     direct: bool,
     length: u64,
     window: AlignedBuffer,
-    /// Where the window lies in the file; a multiple of [`BLOCK`].
+    /// Offset of the window; a multiple of [`BLOCK`].
     start: u64,
-    /// How much of it is filled.
+    /// Filled bytes of the window.
     filled: usize,
 }
 
 impl SourceFile {
-    /// Opens a regular file. `direct` asks for O_DIRECT and is dropped where that is refused.
+    /// Opens a regular file. `direct` requests O_DIRECT, which is dropped if it is refused.
     pub(super) fn open(path: &Path, window_bytes: usize, direct: bool) -> Result<SourceFile> {
-        // Looked at before it is opened: opening a named pipe would wait for its other end.
+        // Checked before it is opened: opening a named pipe would wait for its other end.
         let meta = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?;
         if !meta.is_file() {
             return Err(Error::invalid(format!("{}: not a regular file", path.display())));
@@ -48,17 +48,16 @@ impl SourceFile {
         })
     }
 
-    /// Its length when it was opened.
+    /// Returns its length when it was opened.
     pub(super) fn length(&self) -> u64 {
         self.length
     }
 
-    /// Its path.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// At least one byte from position `at` on, and as many as the window holds.
+    /// Returns the bytes from position `at` on: at least one, and as many as the window holds.
     pub(super) fn peek(&mut self, at: u64) -> Result<&[u8]> {
         let hit = at.checked_sub(self.start).is_some_and(|offset| offset < self.filled as u64);
         if !hit {
@@ -68,7 +67,7 @@ impl SourceFile {
         Ok(&self.window.as_slice()[offset..self.filled])
     }
 
-    /// Hands the bytes of `range` on, slice by slice.
+    /// Calls the sink with the bytes of `range`, slice by slice.
     pub(super) fn stream(
         &mut self,
         range: Range<u64>,

@@ -1,4 +1,4 @@
-//! Reading `TensorProto`: what it is, where its bytes lie, and the bytes in the order of memory.
+//! Reads `TensorProto`: type, shape, location of the bytes, and the bytes in memory order.
 
 use std::ops::Range;
 
@@ -8,20 +8,20 @@ use super::encode::{WIRE_BYTES, WIRE_FIXED32, WIRE_FIXED64, WIRE_VARINT};
 use super::schema::{self, tensor};
 use super::wire::{Walker, WireField};
 
-/// Axes of a tensor at most.
+/// Maximum axes of a tensor.
 const DIMS_MAX: usize = 256;
-/// Bytes of a name at most.
+/// Maximum bytes of a name.
 pub(super) const NAME_BYTES_MAX: u64 = 64 << 10;
-/// Bytes of a location, which is a path.
+/// Maximum bytes of a location, which is a path.
 const LOCATION_BYTES_MAX: u64 = 4 << 10;
-/// Entries that say where external data lies.
+/// Maximum entries that locate external data.
 const EXTERNAL_ENTRIES_MAX: usize = 64;
-/// Runs of fields that are copied as they are.
+/// Maximum runs of fields that are copied unchanged.
 const KEPT_MAX: usize = 1024;
-/// Bytes gathered before converted elements are handed on.
+/// Bytes collected before converted elements are passed on.
 const BATCH_BYTES: usize = 64 << 10;
 
-/// Where external data lies, as the model says it.
+/// Location of external data, as stated by the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Location {
     pub(super) path: Vec<u8>,
@@ -32,23 +32,23 @@ pub(super) struct Location {
 /// A `TensorProto` without its elements.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TensorHead {
-    /// All of the message.
+    /// Range of the whole message.
     pub(super) payload: Range<u64>,
     pub(super) dims: Vec<u64>,
     /// `TensorProto.DataType`.
     pub(super) code: i64,
     pub(super) name: Vec<u8>,
     pub(super) raw: Option<Range<u64>>,
-    /// It is one part of a tensor.
+    /// True for a segment of a tensor.
     pub(super) segmented: bool,
-    /// Its data lies in another file.
+    /// Location of its data, if that lies in another file.
     pub(super) external: Option<Location>,
-    /// The fields that are neither data nor name.
+    /// Ranges of the fields that are neither data nor name.
     pub(super) kept: Vec<Range<u64>>,
 }
 
 impl TensorHead {
-    /// Reads the message in `payload`, skipping over data.
+    /// Reads the message in `payload` without its data.
     pub(super) fn read(walker: &mut Walker, payload: Range<u64>) -> Result<TensorHead> {
         let mut head = TensorHead { payload: payload.clone(), ..TensorHead::default() };
         let (mut location, mut entries, mut is_external) = (Location::default(), 0, false);
@@ -89,7 +89,7 @@ impl TensorHead {
         Ok(head)
     }
 
-    /// A field that is copied, and perhaps read.
+    /// Handles a field that is copied and perhaps read.
     fn other(&mut self, walker: &mut Walker, field: &WireField) -> Result<()> {
         match (field.number, field.wire) {
             (tensor::DIMS, WIRE_VARINT) => self.dim(walker, field.whole.start, field.varint)?,
@@ -126,7 +126,7 @@ impl TensorHead {
         Ok(())
     }
 
-    /// The bytes that its type and shape take; `None` for strings and types nobody knows.
+    /// Returns the bytes of its type and shape; `None` for strings and unknown types.
     pub(super) fn bytes(&self, walker: &Walker) -> Result<Option<u64>> {
         let Some(bits) = schema::bits(self.code) else { return Ok(None) };
         self.dims
@@ -141,14 +141,14 @@ impl TensorHead {
             })
     }
 
-    /// Its name for messages, which are one line whatever the name is.
+    /// Returns its name for messages, in one line.
     pub(super) fn label(&self) -> String {
         String::from_utf8_lossy(&self.name).escape_debug().collect()
     }
 }
 
 impl Location {
-    /// Takes one `StringStringEntryProto`.
+    /// Reads one `StringStringEntryProto`.
     fn entry(&mut self, walker: &mut Walker, field: &WireField) -> Result<()> {
         let (mut key, mut value) = (Vec::new(), Vec::new());
         let mut at = field.payload.start;
@@ -175,7 +175,7 @@ impl Location {
     }
 }
 
-/// The field that holds elements of `dtype` when they are not raw.
+/// Returns the field that holds elements of `dtype` if they are not raw.
 fn typed_field(dtype: DType) -> u32 {
     match dtype {
         DType::F32 | DType::Complex64 => tensor::FLOAT_DATA,
@@ -186,7 +186,7 @@ fn typed_field(dtype: DType) -> u32 {
     }
 }
 
-/// Hands on the elements of the typed fields of the tensor in `payload`, as they lie in memory. Exactly
+/// Passes on the elements in the typed fields of the tensor in `payload`, in memory order: exactly
 /// `wanted` bytes, or an error.
 pub(super) fn stream_typed(
     walker: &mut Walker,
@@ -233,11 +233,11 @@ pub(super) fn stream_typed(
     Ok(())
 }
 
-/// Elements on their way.
+/// Converted elements that are not yet passed on.
 struct ElementBatch<'a> {
     dtype: DType,
     bytes: Vec<u8>,
-    /// Bytes handed on.
+    /// Bytes passed on.
     passed: u64,
     wanted: u64,
     sink: &'a mut dyn FnMut(&[u8]) -> Result<()>,

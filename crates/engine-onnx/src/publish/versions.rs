@@ -1,9 +1,10 @@
-//! The directory of a model's versions: numbers, hidden work in progress, and the step that makes it visible.
+//! The directory of a model's versions: numbers, hidden directories of unfinished versions, and the
+//! rename that publishes one.
 //!
-//! A version is written in a hidden sibling and renamed when it is complete, so no reader ever sees half of one.
-//! The writer holds a lock on its hidden directory; one without a lock was left by a publisher that died, and the
-//! next publisher removes it. The model's directory itself is locked only for the moment in which names are
-//! chosen.
+//! A version is written in a hidden sibling and renamed when it is complete, so no reader sees a
+//! partial one. The writer holds a lock on its hidden directory. A hidden directory without a lock
+//! was left by a publisher that died; the next publisher removes it. The model's directory itself
+//! is locked only while names are chosen.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,24 +14,25 @@ use base::{Error, ErrorKind, Result};
 
 use super::sink::sync_dir;
 
-/// What the names of unfinished versions begin with. Never numeric, so no server takes one for a version.
+/// Prefix of the names of unfinished versions. Never numeric, so no server takes one for a version.
 const HIDDEN_PREFIX: &str = ".tmp-";
 /// The protocols carry version numbers as `int64`.
 const VERSION_MAX: u64 = i64::MAX as u64;
 
-/// A place to write a version in. Dropped without [`VersionClaim::commit`], it takes away what was written.
+/// A hidden directory to write a version in. If it is dropped without [`VersionClaim::commit`], it
+/// removes everything that was written.
 pub(super) struct VersionClaim {
     root: PathBuf,
     made_root: bool,
     hidden: PathBuf,
     wanted: Option<u64>,
     committed: bool,
-    /// Says that the publisher of the hidden directory lives.
+    /// Shows other publishers that this one is alive.
     _lock: File,
 }
 
 impl VersionClaim {
-    /// Makes the model's directory if need be, sweeps it, and makes a hidden directory in it.
+    /// Makes the model's directory if needed, sweeps it, and makes a hidden directory in it.
     pub(super) fn new(root: &Path, wanted: Option<u64>) -> Result<VersionClaim> {
         if wanted.is_some_and(|version| version > VERSION_MAX) {
             return Err(Error::invalid(format!("version numbers end at {VERSION_MAX}")));
@@ -55,12 +57,12 @@ impl VersionClaim {
         let hidden = root.join(format!("{HIDDEN_PREFIX}{}-{age}", std::process::id()));
         std::fs::create_dir(&hidden).map_err(|e| Error::io(&hidden, &e))?;
         let lock = File::open(&hidden).map_err(|e| Error::io(&hidden, &e))?;
-        // Where locks are not supported nobody sweeps either.
+        // If locks are not supported, no publisher sweeps.
         let _ = lock.try_lock();
         Ok(VersionClaim { root: root.to_owned(), made_root, hidden, wanted, committed: false, _lock: lock })
     }
 
-    /// Where to write.
+    /// Returns the directory to write to.
     pub(super) fn dir(&self) -> &Path {
         &self.hidden
     }
@@ -95,7 +97,7 @@ impl Drop for VersionClaim {
             tracing::warn!(dir = %self.hidden.display(), %error, "an unfinished version could not be removed");
         }
         if self.made_root {
-            // Fails, as it should, when another publisher uses it by now.
+            // Fails, as it should, if another publisher uses it by now.
             let _ = std::fs::remove_dir(&self.root);
         }
     }
@@ -115,7 +117,7 @@ impl DirectoryLock {
     }
 }
 
-/// Makes a model's directory; says whether it was missing.
+/// Makes a model's directory. Returns true if it was missing.
 fn make_root(root: &Path) -> Result<bool> {
     match std::fs::metadata(root) {
         Ok(meta) if meta.is_dir() => return Ok(false),
@@ -131,7 +133,7 @@ fn make_root(root: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// The numbers of the versions that are there.
+/// Returns the numbers of the existing versions.
 fn versions(root: &Path) -> Result<Vec<u64>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(root).map_err(|e| Error::io(root, &e))? {
@@ -141,7 +143,7 @@ fn versions(root: &Path) -> Result<Vec<u64>> {
     Ok(found)
 }
 
-/// The version that a directory of this name holds. "007" counts as 7, as in TensorFlow Serving.
+/// Returns the version of a directory of this name. "007" counts as 7, as in TensorFlow Serving.
 fn number(name: &str) -> Option<u64> {
     let digits = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
     name.parse().ok().filter(|&version| digits && version <= VERSION_MAX)
@@ -172,7 +174,7 @@ fn taken(root: &Path, version: u64) -> Error {
     )
 }
 
-/// Removes hidden directories whose publisher is gone.
+/// Removes hidden directories of dead publishers.
 fn sweep(root: &Path) -> Result<()> {
     for entry in std::fs::read_dir(root).map_err(|e| Error::io(root, &e))? {
         let entry = entry.map_err(|e| Error::io(root, &e))?;

@@ -1,7 +1,7 @@
-//! Walking over protobuf where it lies in a file.
+//! Walks over protobuf in a file.
 //!
-//! No length is believed before it was compared with what encloses it, so a damaged file costs an error that
-//! names the byte, never memory or a loop without end.
+//! Every length is compared with that of the enclosing message before it is used. So a damaged file
+//! causes an error that names the byte, never excessive memory or an endless loop.
 
 use std::ops::Range;
 use std::path::Path;
@@ -19,21 +19,21 @@ const VARINT_BYTES_MAX: u32 = 10;
 /// One field of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct WireField {
-    /// Its number in the schema.
+    /// Number in the schema.
     pub(super) number: u32,
-    /// Its wire type.
+    /// Wire type.
     pub(super) wire: u8,
-    /// All of it, with its key.
+    /// Range of the whole field with its key.
     pub(super) whole: Range<u64>,
-    /// Its payload.
+    /// Range of its payload.
     pub(super) payload: Range<u64>,
-    /// The value of a varint.
+    /// Value of a varint.
     pub(super) varint: u64,
 }
 
 impl WireField {
-    /// Whether it is the field `number` in the wire type `wire`. A field of another type than the schema's is
-    /// as good as unknown, for protobuf and for us.
+    /// Returns true for the field `number` in the wire type `wire`. A field of another type than
+    /// the schema's counts as unknown, as in protobuf.
     pub(super) fn is(&self, number: u32, wire: u8) -> bool {
         self.number == number && self.wire == wire
     }
@@ -44,7 +44,7 @@ pub(super) struct Walker {
     file: SourceFile,
 }
 
-/// The first bytes of a file; `None` for what is no file, which opening it refuses.
+/// Returns the first bytes of a file; `None` if it is no file, which opening it refuses.
 fn beginning(path: &Path) -> Result<Option<Vec<u8>>> {
     use std::io::Read;
     let io = |error: std::io::Error| Error::io(path, &error);
@@ -58,10 +58,11 @@ fn beginning(path: &Path) -> Result<Option<Vec<u8>>> {
 }
 
 impl Walker {
-    /// Walks over `path` through a window of `window_bytes`.
+    /// Opens `path` with a window of `window_bytes`.
     ///
     /// # Errors
-    /// `DataLoss` for an empty file and for one of a known format that is not ONNX, saying which; those of opening it.
+    /// `DataLoss` for an empty file and for a known format that is not ONNX, with its name; those
+    /// of opening it.
     pub(super) fn open(path: &Path, window_bytes: usize, direct: bool) -> Result<Walker> {
         if let Some(other) = beginning(path)?.as_deref().and_then(engine::foreign::content) {
             return Err(Error::data_loss(format!("{}: no ONNX model: {other}", path.display())));
@@ -69,23 +70,23 @@ impl Walker {
         Ok(Walker { file: SourceFile::open(path, window_bytes, direct)? })
     }
 
-    /// The bytes of the file.
+    /// Returns the file.
     pub(super) fn file(&mut self) -> &mut SourceFile {
         &mut self.file
     }
 
-    /// The range of the whole file.
+    /// Returns the range of the whole file.
     pub(super) fn whole(&self) -> Range<u64> {
         0..self.file.length()
     }
 
-    /// An error about position `at`.
+    /// Returns an error about position `at`.
     pub(super) fn damaged(&self, at: u64, what: impl std::fmt::Display) -> Error {
         let path = self.file.path().display();
         Error::data_loss(format!("{path}: no ONNX model, or a damaged one: byte {at}: {what}"))
     }
 
-    /// The field at `at` of a message that ends at `end`.
+    /// Reads the field at `at` of a message that ends at `end`.
     pub(super) fn field(&mut self, at: u64, end: u64) -> Result<WireField> {
         let (key, after) = self.varint(at, end)?;
         let (number, wire) = (key >> 3, (key & 7) as u8);
@@ -110,7 +111,7 @@ impl Walker {
         Ok(WireField { number: number as u32, wire, whole: at..payload.end, payload, varint })
     }
 
-    /// The varint at `at`, which ends before `end`, and what follows it.
+    /// Reads the varint at `at`, which ends before `end`. Returns its value and end.
     pub(super) fn varint(&mut self, at: u64, end: u64) -> Result<(u64, u64)> {
         let (mut value, mut position, mut shift) = (0u64, at, 0);
         while shift < 7 * VARINT_BYTES_MAX {

@@ -1,4 +1,4 @@
-//! ONNX Runtime does what every engine must do.
+//! ONNX Runtime conforms to the suite of engines.
 
 use base::DType;
 use engine::conformance::{Fixture, check};

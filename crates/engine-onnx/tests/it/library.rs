@@ -1,4 +1,4 @@
-//! A library that is missing or unfit is refused in one line that says what to do.
+//! A missing or unfit library is refused in one line with the remedy.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use engine_onnx::{LazyOnnxEngine, OnnxEngine};
 
 use crate::support::{child, onnx, search};
 
-/// What is given for `--onnxruntime` in the child process of these tests.
+/// Variable with the value of `--onnxruntime` in the child process of these tests.
 const EXPLICIT: &str = "MILLPOND_TEST_EXPLICIT";
 
 #[test]
@@ -45,7 +45,8 @@ fn a_lazy_engine_says_what_is_missing_with_the_first_model() {
     assert_eq!(error, OnnxEngine::open(&missing).unwrap_err());
 }
 
-/// Opens what `EXPLICIT` names and prints the error. A process holds one library, so each case is a process.
+/// Opens what `EXPLICIT` names and prints the error. A process holds one library, so each case is a
+/// process.
 #[test]
 fn child_opens_explicit() {
     let Some(explicit) = std::env::var_os(EXPLICIT) else { return };
@@ -66,7 +67,7 @@ fn unfit_libraries_are_refused_with_the_remedy() {
     std::fs::write(&text, b"this is no library").unwrap();
     let error = error_with(&text);
     assert!(error.contains("does not load") && error.contains("make build"), "{error}");
-    // A library that loads and is another.
+    // A library that loads but is another.
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let other =
         maps.lines().find_map(|line| line.split_whitespace().last().filter(|path| path.contains("/libc.so")));

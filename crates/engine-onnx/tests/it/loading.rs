@@ -1,4 +1,4 @@
-//! What a model is said to take and give, what it carries, and which models are refused.
+//! Signatures and metadata of models, and models that are refused.
 
 use base::{Dim, ErrorKind};
 use engine::{BoundTensor, Engine, LoadRequest, SessionOptions};
@@ -117,8 +117,8 @@ fn threads_inside_a_run_are_as_asked() {
     assert_eq!(answer, [floats("half", &[1], &[2.0]), floats("plus", &[1], &[6.0])]);
 }
 
-/// The optimiser folds the normalisation into the convolution. It reads the weights file to do so, which a
-/// published version has beside its graph, and the answer is that of an ordinary load.
+/// The optimiser folds the normalisation into the convolution. It reads the weights file for that,
+/// which a published version has beside its graph. The output is that of an ordinary load.
 #[test]
 fn folding_optimisers_see_bound_parameters() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Tests of `engine-onnx` from outside, in one binary. Those of sessions need the library (`make build` installs
-//! it; `MILLPOND_TEST_ONNXRUNTIME` names another) and fail without it.
+//! Integration tests of `engine-onnx`, in one binary. Tests of sessions need the library
+//! (`make build` installs it; `MILLPOND_TEST_ONNXRUNTIME` names another) and fail without it.
 #![expect(clippy::unwrap_used, reason = "a test's helper may panic as the test does")]
 
 // Under the name that other crates use it by.

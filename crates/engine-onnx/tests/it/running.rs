@@ -1,4 +1,4 @@
-//! Runs: strings, answers that are inputs or parameters, errors.
+//! Runs: strings, outputs that are inputs or parameters, errors.
 
 use base::{DType, ErrorKind, NamedTensor, Tensor};
 use bytes::Bytes;
@@ -20,7 +20,7 @@ fn strings_are_joined() {
     assert_eq!(run(&[], &[]), [texts("y", &[])]);
 }
 
-/// An answer that is an input or a parameter does not point into memory that goes away.
+/// An output that is an input or a parameter does not point into memory that may be released.
 #[test]
 fn answers_that_are_handed_through_are_copies() {
     let half = bound_floats("half", &[1], &[0.5]);
@@ -72,7 +72,7 @@ fn failures_name_the_operator() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
 }
 
-/// Set in the process that counts memory.
+/// Variable that is set in the process that measures memory.
 const COUNT: &str = "MILLPOND_TEST_COUNT";
 
 #[test]
@@ -80,8 +80,8 @@ fn nothing_leaks() {
     child("running::child_runs_often", COUNT, "1".as_ref());
 }
 
-/// Answers, failed runs and refused requests a thousand times over: were the tensors of only one path kept, the process
-/// would grow by more than is allowed.
+/// Repeats successful runs, failed runs and refused requests a thousand times: if one path leaked
+/// its tensors, the process would grow by more than is allowed.
 #[test]
 fn child_runs_often() {
     if std::env::var_os(COUNT).is_none() {

@@ -8,7 +8,7 @@ use engine::{BoundTensor, Engine, LibrarySearch, LoadRequest, Session};
 use engine_onnx::OnnxEngine;
 use memory::{PoolConfig, Rate, SlotPool};
 
-/// Where the library of the tests is.
+/// Path of the library of the tests.
 pub(crate) fn search() -> LibrarySearch {
     LibrarySearch {
         explicit: std::env::var_os("MILLPOND_TEST_ONNXRUNTIME").map(PathBuf::from),
@@ -34,7 +34,7 @@ pub(crate) fn load(name: &str) -> Box<dyn Session> {
     load_with(name, vec![]).unwrap()
 }
 
-/// The message of a load that must fail.
+/// Returns the message of a load that must fail.
 #[track_caller]
 pub(crate) fn refusal(loaded: Result<Box<dyn Session>>) -> base::Error {
     let error = loaded.err().expect("the load must fail");
@@ -71,8 +71,8 @@ pub(crate) fn names(names: &[&str]) -> Vec<Arc<str>> {
     names.iter().map(|name| Arc::from(*name)).collect()
 }
 
-/// Runs one test of this binary in a process of its own, with `key` set to `value`, and gives what it printed.
-/// The test does its work only where `key` is set.
+/// Runs one test of this binary in a process of its own, with `key` set to `value`, and returns its
+/// output. The test does its work only if `key` is set.
 pub(crate) fn child(test: &str, key: &str, value: &std::ffi::OsStr) -> String {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])

@@ -1,4 +1,4 @@
-//! LibTorch does what every engine must do.
+//! LibTorch conforms to the suite of engines.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Files that are not what they were.
+//! Damaged files.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

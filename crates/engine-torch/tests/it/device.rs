@@ -1,6 +1,7 @@
-//! On a GPU. The machines that run these tests have none, so they run on two that are none (`engines/torch/pretend`,
-//! built by `make test-rust`): the device's side of LibTorch is real up to its kernels, and work that nobody waits for
-//! stays undone. Each test starts processes whose LibTorch finds the pretended library in the place of CUDA's.
+//! Models on a GPU. The machines that run these tests have none, so the tests use two simulated
+//! ones (`engines/torch/pretend`, built by `make test-rust`): LibTorch's device code is real down
+//! to its kernels, and work that is not waited for stays undone. Each test starts processes whose
+//! LibTorch finds the simulation in place of CUDA's library.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,9 +12,9 @@ use engine_torch::build::TorchParameter;
 
 use crate::support::{DEVICE, Written, answer, children, floats, torch};
 
-/// Names the file that the pretended library writes transfers to.
+/// Variable with the file that the simulation writes transfers to.
 const LOG: &str = "PRETEND_GPU_LOG";
-/// Set in a process that is to do a test's work.
+/// Variable that is set in a process that does a test's work.
 const CHILD: &str = "MILLPOND_TEST_HAS_A_GPU";
 /// Threads that run one session at once, and runs of each.
 const THREADS: usize = 4;
@@ -25,7 +26,8 @@ fn pretended() -> PathBuf {
     path.canonicalize().unwrap()
 }
 
-/// Runs tests where sessions are loaded to `device`. Gives how many passed, and the log of transfers.
+/// Runs tests whose sessions are loaded to `device`. Returns the number that passed and the log of
+/// transfers.
 fn on(device: &str, which: &[&str]) -> (usize, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("log");

@@ -1,4 +1,4 @@
-//! Finding the shim, opening it late, and what needs more than the processor or more trust.
+//! Finding the shim, opening it late, and models that need a device or more trust.
 
 use base::ErrorKind;
 use engine::{Device, Engine, LibrarySearch, LoadRequest, SessionOptions};
@@ -50,7 +50,7 @@ fn the_order_is_explicit_active_above() {
     assert!(TorchEngine::find_library(&search).unwrap_err().message().contains("--libtorch"));
 }
 
-/// Names the file that the test below is to open, in a process that has none open.
+/// Variable with the file that the test below opens, in a process that has none open.
 const OTHER: &str = "MILLPOND_TEST_OTHER_LIBRARY";
 
 #[test]
@@ -67,7 +67,7 @@ fn another_file_is_not_the_shim() {
     let dir = tempfile::tempdir().unwrap();
     let nonsense = dir.path().join("libmillpond_torch.so");
     std::fs::write(&nonsense, b"nonsense").unwrap();
-    // A library, but none of ours, lies beside the shim.
+    // Another library lies beside the shim.
     let empty = TorchEngine::find_library(&search()).unwrap().with_file_name("libtorch.so");
     for path in [nonsense, empty] {
         child("library::another_file_is_not_the_shim", OTHER, path.as_os_str());

@@ -1,6 +1,6 @@
-//! Tests of `engine-torch` from outside, in one binary. They need the shim in `.venv` (`make torch` builds it;
-//! `MILLPOND_TEST_LIBTORCH` names another), some of them a model and a pretended GPU (`make test-rust` fetches and builds
-//! them), and fail without.
+//! Integration tests of `engine-torch`, in one binary. They need the shim in `.venv` (`make torch`
+//! builds it; `MILLPOND_TEST_LIBTORCH` names another) and fail without it. Some need a model and a
+//! simulated GPU (`make test-rust` fetches and builds them).
 #![expect(clippy::unwrap_used, reason = "a test's helper may panic as the test does")]
 
 // Under the name that other crates use it by.

@@ -1,11 +1,11 @@
-//! Where parameters lie, and that they go.
+//! Location and release of parameters.
 
 use engine::conformance::resident_bytes;
 use engine_torch::build::{ParameterData, TorchParameter};
 
 use crate::support::{ALONE, Written, answer, floats, store};
 
-/// The rights of the mapping that holds `address`.
+/// Returns the access rights of the mapping that holds `address`.
 fn rights(address: usize) -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let holds = |line: &&str| {
@@ -36,7 +36,7 @@ fn parameters_lie_in_the_sealed_arena() {
     assert_eq!(answer(&*session, floats("x", &[1], &[1.0])), [3.0 * elements as f32]);
 }
 
-/// The address of the first slot that is free.
+/// Returns the address of the first free slot.
 fn probe(store: &memory::ParameterStore) -> usize {
     store.pool().allocate(1).unwrap().as_mut_slice().as_ptr() as usize
 }
@@ -63,7 +63,7 @@ fn tied_and_viewed_parameters_stay_so() {
     assert_eq!(got[0].tensor.to_vec::<f32>().unwrap(), [7.0, 0.0]);
     assert_eq!(got[1].tensor.to_vec::<f32>().unwrap(), [15.0]);
     drop(session);
-    // What handed a parameter through was copied.
+    // An output that is a parameter was copied.
     assert_eq!(got[0].tensor.to_vec::<f32>().unwrap(), [7.0, 0.0]);
 }
 
@@ -96,6 +96,6 @@ fn loading_again_and_again_grows_nothing() {
     let before = resident_bytes();
     (0..300).for_each(|_| cycle());
     let grown = resident_bytes().saturating_sub(before);
-    // 300 MB of weights went by.
+    // 300 MB of weights passed through.
     assert!(grown < 24 << 20, "{grown} bytes");
 }

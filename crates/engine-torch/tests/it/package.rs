@@ -1,6 +1,7 @@
-//! A compiled package. It holds native code for one machine, so it is not among the tests' files: `make test-rust` compiles
-//! one (`scripts/compile_package.py`), and `MILLPOND_TEST_PACKAGE` names it. It has `relu(linear(x)), x.sum(1)` for x of
-//! [n, 4], all weights 0.5 and biases 1; without it nothing is tested here.
+//! A compiled package. It holds native code for one machine, so it is not among the tests' files:
+//! `make test-rust` compiles one (`scripts/compile_package.py`), and `MILLPOND_TEST_PACKAGE` names
+//! it. It has `relu(linear(x)), x.sum(1)` for x of [n, 4], all weights 0.5 and biases 1. Without it
+//! these tests do nothing.
 
 use base::ErrorKind;
 use engine::{Device, Engine, LoadRequest, SessionOptions, SignatureFile};

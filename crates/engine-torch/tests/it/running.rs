@@ -1,4 +1,4 @@
-//! What goes in and what comes out.
+//! Inputs and outputs.
 
 use base::{DType, Dim, ErrorKind, NamedTensor, Tensor};
 use engine::{Session, SignatureFile};
@@ -143,7 +143,7 @@ fn what_a_request_cannot_give_is_refused_at_the_load() {
         .err()
         .unwrap();
     assert!(error.message().contains("List[str]"), "{error}");
-    // With a default, a request need not.
+    // A request may omit an argument with a default.
     let source = "def forward(self, x, word: str = 'a'):\n    return x\n";
     assert_eq!(Written::new(source, vec![]).load().signature().inputs.len(), 1);
     let error = Written::new("def other(self, x):\n    return x\n", vec![])

@@ -1,4 +1,5 @@
-//! A real model that keeps its state inside: Silero's voice activity detector, as its package ships it.
+//! A real model that keeps its state inside: Silero's voice activity detector, as its package ships
+//! it.
 
 use std::f64::consts::PI;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,8 @@ use crate::support::{floats, load, store, text, torch};
 /// Samples of a window.
 const WINDOW: usize = 512;
 
-/// What the package's own Python gives for [`voice`], window after window (LibTorch 2.15.0, one thread).
+/// Output of the package's own Python for [`voice`], window after window (LibTorch 2.15.0, one
+/// thread).
 const PROBABILITIES: [f32; 40] = [
     0.0113927, 0.1305073, 0.0614676, 0.0106634, 0.0048112, 0.0040918, 0.0028744, 0.0030558, 0.0040502,
     0.0030925, 0.0022124, 0.0021843, 0.0028997, 0.0022681, 0.001946, 0.0026329, 0.0179433, 0.0080219,
@@ -27,7 +29,7 @@ fn model() -> PathBuf {
     path
 }
 
-/// Something like a vowel, at 16 kHz, that comes and goes twice a second.
+/// A vowel-like tone at 16 kHz that comes and goes twice a second.
 fn voice(sample: usize) -> f32 {
     let time = sample as f64 / 16000.0;
     let harmonic = |k: usize| {

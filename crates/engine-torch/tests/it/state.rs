@@ -1,4 +1,4 @@
-//! Models that keep something from run to run.
+//! Models with a state inside.
 
 use engine::Session;
 use engine_torch::build::{ParameterData, TorchParameter};
@@ -14,7 +14,7 @@ fn one(session: &dyn Session, value: f32) -> f32 {
     answer(session, floats("x", &[1], &[value]))[0]
 }
 
-/// Adds up what it is given, by setting an attribute or by writing to one.
+/// Sums its inputs, by setting an attribute or by writing to one.
 fn adders() -> [(&'static str, Written); 7] {
     let sum = || vec![buffer("sum", &[10.0])];
     let viewed = vec![
@@ -65,7 +65,7 @@ fn adders() -> [(&'static str, Written); 7] {
     ]
 }
 
-/// A module with parts that `forward` may run beside itself.
+/// A module with parts that `forward` may run in parallel.
 fn beside(forward: &str) -> String {
     let parts = "def step(self, x):\n    self.sum.add_(x)\n    return self.sum\ndef look(self, x):\n    return self.sum\n";
     format!("{parts}def forward(self, x):\n{forward}")

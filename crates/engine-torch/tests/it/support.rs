@@ -11,7 +11,7 @@ use engine_torch::TorchEngine;
 use engine_torch::build::{self, TorchParameter};
 use memory::{ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
 
-/// Where the shim of the tests is.
+/// Path of the shim of the tests.
 pub(crate) fn search() -> LibrarySearch {
     LibrarySearch {
         explicit: std::env::var_os("MILLPOND_TEST_LIBTORCH").map(PathBuf::from),
@@ -20,29 +20,29 @@ pub(crate) fn search() -> LibrarySearch {
     }
 }
 
-/// The engine, which finds its library.
+/// Returns the engine, with its library found.
 pub(crate) fn torch() -> TorchEngine {
     TorchEngine::find_library(&search())
         .unwrap_or_else(|e| panic!("these tests need LibTorch, run `make torch`: {e}"));
     TorchEngine::new(search())
 }
 
-/// Names the device that sessions are loaded to, where it is not the processor.
+/// Variable with the device that sessions are loaded to; the processor by default.
 pub(crate) const DEVICE: &str = "MILLPOND_TEST_DEVICE";
 
-/// Where sessions are loaded to: see the tests in `device`, which run others anew.
+/// Returns the device that sessions are loaded to; the tests in `device` run others on it.
 pub(crate) fn device() -> Device {
     std::env::var(DEVICE).map_or(Device::Cpu, |device| device.parse().unwrap())
 }
 
-/// A pool of its own, so that what a test counts is its own too.
+/// A pool of its own, so that a test counts only itself.
 pub(crate) fn store(bytes_max: u64) -> Arc<ParameterStore> {
     let config = PoolConfig { bytes_max, huge_pages: false, fault_rate: Rate::unlimited() };
     let pool = SlotPool::new(config).unwrap();
     ParameterStore::new(pool, StoreConfig { read_rate: Rate::unlimited(), direct: true })
 }
 
-/// A module in a directory that goes with it.
+/// A module in a directory that is removed with it.
 pub(crate) struct Written {
     pub(crate) dir: tempfile::TempDir,
 }
@@ -79,7 +79,7 @@ pub(crate) fn load(graph: &Path, signature: SignatureFile, arena: Option<Arena>)
     torch().load(&LoadRequest { graph: graph.to_owned(), arena, options, ..LoadRequest::default() })
 }
 
-/// A line of `[signature]`; a shape of `None` is any.
+/// Returns an entry of `[signature]`; a shape of `None` is any.
 pub(crate) fn text(name: &str, dtype: &str, shape: Option<&[i64]>) -> TensorText {
     TensorText { name: name.into(), dtype: Some(dtype.into()), shape: shape.map(<[i64]>::to_vec) }
 }
@@ -88,22 +88,23 @@ pub(crate) fn floats(name: &str, shape: &[usize], elements: &[f32]) -> NamedTens
     NamedTensor::new(name, Tensor::from_vec(shape, elements.to_vec()).unwrap())
 }
 
-/// One input in, one output out.
+/// Runs with one input and one output.
 pub(crate) fn answer(session: &dyn Session, input: NamedTensor) -> Vec<f32> {
     session.run(&[input], &[]).unwrap().remove(0).tensor.to_vec().unwrap()
 }
 
-/// Serialises tests that count what the whole process has.
+/// Serialises tests that count resources of the whole process.
 pub(crate) static ALONE: parking_lot::Mutex<()> = parking_lot::const_mutex(());
 
-/// Runs one test of this binary in a process of its own, with `key` set to `value`. The test does its work only where
-/// `key` is set.
+/// Runs one test of this binary in a process of its own, with `key` set to `value`. The test does
+/// its work only if `key` is set.
 pub(crate) fn child(test: &str, key: &str, value: &std::ffi::OsStr) {
     let out = children(&["--exact", test], &[(key, value)]);
     assert!(out.contains("1 passed"), "{test}: {out}");
 }
 
-/// Runs tests of this binary in a process of their own, with `environment` set, and gives what they print.
+/// Runs tests of this binary in a process of their own with `environment`, and returns their
+/// output.
 pub(crate) fn children(which: &[&str], environment: &[(&str, &std::ffi::OsStr)]) -> String {
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args(which)

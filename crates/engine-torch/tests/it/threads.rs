@@ -1,15 +1,16 @@
-//! A run takes as many threads as it was told, on whichever thread it is.
+//! A run uses the configured number of threads, on every thread.
 
 use engine::{Engine, LoadRequest, SessionOptions};
 use engine_torch::build::TorchParameter;
 
 use crate::support::{Written, child, floats, torch};
 
-/// Set in the process that counts: the others' threads are not there.
+/// Variable that is set in the process that counts, which has no threads of other tests.
 const CHILD: &str = "MILLPOND_TEST_COUNTS_THREADS";
 
-/// Threads of the process: the fewest of several looks, as one that was joined is still listed for a moment. Those of
-/// jemalloc, which is linked where the whole workspace is built, come and go by themselves.
+/// Returns the threads of the process: the minimum of several counts, because a joined thread is
+/// still listed for a moment. Threads of jemalloc, which is linked if the whole workspace is built,
+/// come and go by themselves.
 fn threads() -> usize {
     let look = |_| {
         std::thread::sleep(std::time::Duration::from_millis(2));
@@ -20,7 +21,8 @@ fn threads() -> usize {
     (0..20).map(look).min().unwrap()
 }
 
-/// Has four fresh threads run products of 1024 x 1024 after one another, and gives how many threads came beside them.
+/// Runs products of 1024 x 1024 on four fresh threads, one after another, and returns the number of
+/// additional threads.
 fn extra(intra_op_threads: usize) -> usize {
     let weights = vec![TorchParameter::filled("weight", &[1024, 1024], |elements| elements.fill(0.01))];
     let module = Written::new("def forward(self, x):\n    return x @ self.weight\n", weights);

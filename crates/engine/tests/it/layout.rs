@@ -1,4 +1,4 @@
-//! A complete version directory opens; a damaged one is refused with what is wrong with it.
+//! A complete version directory opens; a damaged one is refused with the reason.
 
 use std::path::Path;
 

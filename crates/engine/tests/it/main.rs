@@ -1,4 +1,4 @@
-//! Tests of `engine` from outside, in one binary.
+//! Integration tests of `engine`, in one binary.
 #![expect(clippy::unwrap_used, reason = "a test's helper may panic as the test does")]
 
 // Under the name that other crates use it by.

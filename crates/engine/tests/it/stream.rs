@@ -7,10 +7,10 @@ use std::sync::{Arc, Weak};
 use base::{
     CarriedInput, DType, Dim, ErrorKind, NamedTensor, Result, Signature, Tensor, TensorSpec, VersionId,
 };
-use engine::{ScheduleOptions, Servable, Session, SessionOptions};
+use engine::{ScheduleOptions, Servable, Session};
 use proptest::prelude::*;
 
-/// `sum` = the items' numbers so far. The state is an input and an output, or inside.
+/// A model with `sum` = the items' numbers so far. The state is an input and an output, or inside.
 struct Summing {
     signature: Signature,
     metadata: BTreeMap<String, String>,
@@ -77,8 +77,7 @@ impl Session for Summing {
 
 fn servable(inside: bool) -> Arc<Servable> {
     let id = VersionId { model: "m".into(), version: 1 };
-    let settings = (ScheduleOptions::default(), &SessionOptions::default());
-    Arc::new(Servable::new(id, "test", 0, Box::new(Summing::new(inside)), settings).unwrap())
+    Arc::new(Servable::new(id, "test", Box::new(Summing::new(inside)), ScheduleOptions::default()).unwrap())
 }
 
 fn carried(first: i64) -> Vec<CarriedInput> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::{DType, Dim, ErrorKind, NamedTensor, Result, Signature, Tensor, TensorSpec, VersionId};
-use engine::{PadOptions, ScheduleMode, ScheduleOptions, Servable, Session, SessionOptions};
+use engine::{PadOptions, ScheduleMode, ScheduleOptions, Servable, Session};
 
 use crate::Opens;
 use crate::rows::{Bench, Kind, With, merging, model, ok, padding, tags, x};
@@ -88,8 +88,7 @@ fn lengths_of_rows_without_bytes_are_not_made() {
     options.inputs.insert("x".into(), PadOptions { axes: vec![1], length, ..PadOptions::default() });
     let id = VersionId { model: "m".into(), version: 1 };
     let session = Box::new(Widths { signature, metadata: BTreeMap::new() });
-    let settings = (options, &SessionOptions::default());
-    let servable = Arc::new(Servable::new(id, "test", 0, session, settings).unwrap());
+    let servable = Arc::new(Servable::new(id, "test", session, options).unwrap());
     let bench = Bench::new(1, 100);
     for rows in [1 << 30, ROWS] {
         let refusal = send(&bench, &servable, x(rows, 0, 0.0)).unwrap_err();

@@ -14,7 +14,7 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use base::{ErrorKind, NamedTensor, Result, Signature, VersionId};
-use engine::{ScheduleOptions, Servable, Session, SessionOptions};
+use engine::{ScheduleOptions, Servable, Session};
 use millpond_schedule::{Completion, Job, Scheduler, SchedulerConfig};
 
 /// A gate that a run waits at until the test opens it.
@@ -90,16 +90,8 @@ fn rig(workers: usize, queue_max: usize, panics: bool) -> Rig {
         metadata: BTreeMap::new(),
     };
     let id = VersionId { model: "m".into(), version: 1 };
-    let servable = Arc::new(
-        Servable::new(
-            id,
-            "test",
-            0,
-            Box::new(session),
-            (ScheduleOptions::default(), &SessionOptions::default()),
-        )
-        .unwrap(),
-    );
+    let servable =
+        Arc::new(Servable::new(id, "test", Box::new(session), ScheduleOptions::default()).unwrap());
     let scheduler =
         Scheduler::start(&SchedulerConfig { workers, queue_max, pin: false, count_threads: true }).unwrap();
     Rig { scheduler, gate, runs, servable, answers: mpsc::channel() }

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use base::ErrorKind;
-use engine::{PriorityOptions, ScheduleMode, ScheduleOptions, SessionOptions};
+use engine::{PriorityOptions, ScheduleMode, ScheduleOptions};
 use millpond_schedule::SchedulerConfig;
 
 use crate::Opens;
-use crate::rows::{Bench, Kind, With, merging, model, model_with, ok, tags, x};
+use crate::rows::{Bench, Kind, With, merging, model, ok, tags, wide_model, x};
 
 const PLAIN: Kind = Kind { masked: false, mixes: false, scaled: false };
 
@@ -182,9 +182,8 @@ fn a_model_with_one_thread_leaves_the_others_free() {
 #[test]
 fn a_wide_model_at_its_limit_leaves_cores_to_others() {
     let one = ScheduleOptions { threads: Some(1), ..ScheduleOptions::default() };
-    let wide = SessionOptions { intra_op_threads: 2, ..SessionOptions::default() };
     let bench = Bench::new(3, 100);
-    let (slow, a) = model_with("a", (one, &wide), PLAIN);
+    let (slow, a) = wide_model("a", one, 2, PLAIN);
     let (quick, b) = model("b", ScheduleOptions::default(), PLAIN);
     let _opens = Opens(slow.gate.clone());
     quick.gate.open();
@@ -206,10 +205,9 @@ fn a_wide_model_at_its_limit_leaves_cores_to_others() {
 /// Threads inside runs that are on top of the workers hold nobody back.
 #[test]
 fn wide_runs_go_side_by_side_where_their_threads_are_extra() {
-    let wide = SessionOptions { intra_op_threads: 4, ..SessionOptions::default() };
     let config = SchedulerConfig { workers: 2, queue_max: 100, pin: false, count_threads: false };
     let bench = Bench::with(&config);
-    let (rows, servable) = model_with("m", (ScheduleOptions::default(), &wide), PLAIN);
+    let (rows, servable) = wide_model("m", ScheduleOptions::default(), 4, PLAIN);
     let _opens = Opens(rows.gate.clone());
     for tag in 0..3 {
         bench.ask(tag, &servable, x(1, 2, 0.0));

@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use base::{DType, Dim, Error, NamedTensor, Result, Signature, Tensor, TensorSpec, VersionId};
-use engine::{
-    CutOptions, Merge, PadOptions, ScheduleMode, ScheduleOptions, Servable, Session, SessionOptions,
-};
+use engine::{CutOptions, Merge, PadOptions, ScheduleMode, ScheduleOptions, Servable, Session};
 use millpond_schedule::{Completion, Job, Scheduler, SchedulerConfig};
 
 use crate::Gate;
@@ -125,13 +123,14 @@ pub(crate) struct Kind {
 }
 
 pub(crate) fn model(name: &str, options: ScheduleOptions, kind: Kind) -> (Arc<Rows>, Arc<Servable>) {
-    model_with(name, (options, &SessionOptions::default()), kind)
+    wide_model(name, options, 1, kind)
 }
 
-/// The same with settings of its session.
-pub(crate) fn model_with(
+/// The same with `threads_per_run` threads.
+pub(crate) fn wide_model(
     name: &str,
-    settings: (ScheduleOptions, &SessionOptions),
+    options: ScheduleOptions,
+    threads_per_run: usize,
     kind: Kind,
 ) -> (Arc<Rows>, Arc<Servable>) {
     let mut inputs = vec![spec("x", 2)];
@@ -148,7 +147,8 @@ pub(crate) fn model_with(
         metadata: BTreeMap::new(),
     });
     let id = VersionId { model: name.into(), version: 1 };
-    let servable = Servable::new(id, "test", 0, Box::new(Shared(rows.clone())), settings).unwrap();
+    let mut servable = Servable::new(id, "test", Box::new(Shared(rows.clone())), options).unwrap();
+    servable.threads_per_run = threads_per_run;
     (rows, Arc::new(servable))
 }
 

@@ -1,5 +1,5 @@
-//! Converted models give the answers of their sources, through the engine and with parameters bound from the
-//! weights file. Needs the library, as the tests of sessions do.
+//! Converted models give the outputs of their sources, through the engine and with parameters bound
+//! from the weights file. Needs the library, as the tests of sessions do.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -49,7 +49,7 @@ fn parameters(dir: &Path, manifest: &LayoutManifest) -> Vec<BoundTensor> {
     manifest.tensors.iter().zip(loaded.placed).map(bind).collect()
 }
 
-/// Inputs made up from a signature: every dynamic axis is `dynamic` long.
+/// Returns inputs for a signature, with size `dynamic` for every dynamic axis.
 fn inputs(session: &dyn Session, dynamic: usize) -> Vec<NamedTensor> {
     let make = |spec: &base::TensorSpec| {
         let size = |dim: &Dim| match dim {
@@ -70,7 +70,8 @@ fn inputs(session: &dyn Session, dynamic: usize) -> Vec<NamedTensor> {
     session.signature().inputs.iter().filter(|spec| !spec.optional).map(make).collect()
 }
 
-/// Converts the model at `source` and compares what both answer. Returns how many parameters were bound.
+/// Converts the model at `source` and compares the outputs of both. Returns the number of bound
+/// parameters.
 fn compare(source: &Path, dynamic: usize) -> usize {
     let out = scratch();
     let manifest = convert_into(source, out.path(), WriteOptions::default(), &mut |_| {}).unwrap();
@@ -110,8 +111,8 @@ fn save(dir: &Path, model: &[u8]) -> PathBuf {
 #[test]
 fn bound_parameters_answer_as_embedded_ones() {
     let dir = scratch();
-    // Before version 4 of the format every parameter is listed among the inputs, too; since then that makes it
-    // one that a request may replace.
+    // Before version 4 of the format every parameter is listed among the inputs too. Since then a
+    // parameter that is listed there is one that a request may replace.
     for (ir_version, listed) in [(3, true), (3, false), (4, true), (8, true), (8, false)] {
         let mut model = multiply(ir_version).floats("w", &[SIDE, SIDE], &weights(ir_version as usize));
         if listed {
@@ -126,7 +127,7 @@ fn bound_parameters_answer_as_embedded_ones() {
 fn constants_are_bound_too() {
     let dir = scratch();
     for ir_version in [3, 8] {
-        // The node must come before the one that uses it, so the model is put together by hand.
+        // The node must precede the one that uses it, so the model is assembled by hand.
         let mut node = Vec::new();
         encode::bytes(&mut node, 2, b"w");
         encode::bytes(&mut node, 4, b"Constant");
@@ -144,7 +145,8 @@ fn constants_are_bound_too() {
         let mut graph = Vec::new();
         encode::bytes(&mut graph, 1, &node);
         let mut model = multiply(ir_version).encode();
-        // A second graph field is merged with the first by every reader of protobuf; ours comes first.
+        // A second graph field is merged with the first by every reader of protobuf; ours comes
+        // first.
         let mut whole = Vec::new();
         encode::bytes(&mut whole, 7, &graph);
         whole.append(&mut model);
@@ -159,7 +161,7 @@ fn real_models_answer_the_same() {
         eprintln!("skipped: set MILLPOND_TEST_MODELS to a directory of .onnx files to run them too");
         return;
     };
-    // Names and a size for their dynamic axes with which they run.
+    // Names, and a size for the dynamic axes with which they run.
     let known = [("rec_infer", 48), ("det_infer", 64), ("cls_infer", 48), ("silero_vad_16k_op15", 512)];
     let mut compared = 0;
     for path in super::models_below(Path::new(&root)) {

@@ -10,7 +10,7 @@ use super::super::{WriteOptions, convert_into};
 use super::generate::{Made, Place, Storage, write};
 use super::scratch;
 
-/// A model of every kind of place, small but for two parameters that move. The graph comes last.
+/// A model with parameters in all positions, small except for two that move. The graph comes last.
 fn sample(dir: &Path) -> Vec<u8> {
     let one = |kind, bytes, storage, place, name| Made {
         kind,
@@ -59,8 +59,8 @@ fn every_truncation_is_data_loss() {
     }
 }
 
-/// Changes each byte that is not an element in several ways. The outcome is a complete layout or an error about
-/// the data.
+/// Changes each byte that is not an element in several ways. The outcome is a complete layout or an
+/// error about the data.
 #[test]
 fn every_flipped_byte_is_harmless() {
     let dir = scratch();
@@ -68,7 +68,8 @@ fn every_flipped_byte_is_harmless() {
     let path = dir.path().join("model.onnx");
     let headers: Vec<usize> = (0..model.len())
         .filter(|&at| {
-            // Of the elements of the two large tensors only a few: there a changed byte is another value.
+            // Of the elements of the two large tensors only a few: there a changed byte is another
+            // value.
             let from = at.saturating_sub(200);
             at < 200 || at % 331 == 0 || model[from..at].windows(2).any(|pair| pair == b"t1" || pair == b"Co")
         })

@@ -216,7 +216,7 @@ pub(super) fn write(dir: &Path, made: &[Made]) {
     encode::int(&mut model, 1, 9);
     encode::bytes(&mut model, 7, &graph);
     model.extend(functions);
-    // A field that nobody knows.
+    // A field that is unknown to all readers.
     encode::bytes(&mut model, 4000, b"unknown");
     std::fs::write(dir.join("model.onnx"), model).unwrap();
 }

@@ -14,14 +14,14 @@ use engine::layout::{Artifact, LayoutManifest};
 use super::{EXTERNALISE_MIN, WriteOptions, convert_into};
 use naive::{Reading, read};
 
-/// A place for scratch files: memory where there is some, because these tests wait for the medium very often.
+/// Directory for scratch files: in memory if possible, because these tests sync very often.
 fn scratch() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     dir.unwrap()
 }
 
-/// Converts the model at `source` and checks that nothing but places changed.
+/// Converts the model at `source` and checks that only locations changed.
 fn check(source: &Path) -> LayoutManifest {
     let out = scratch();
     let manifest = convert_into(source, out.path(), WriteOptions::default(), &mut |_| {}).unwrap();
@@ -56,7 +56,7 @@ fn sorted(reading: &Reading) -> Vec<String> {
     lines
 }
 
-/// All models below a directory.
+/// Lists all models below a directory.
 fn models_below(root: &Path) -> Vec<PathBuf> {
     let (mut stack, mut found) = (vec![root.to_owned()], Vec::new());
     while let Some(dir) = stack.pop() {

@@ -88,7 +88,7 @@ pub(super) fn read(path: &Path) -> Reading {
     reading
 }
 
-/// What a field of a message is, by the schema.
+/// Returns the kind of a field of a message by the schema.
 fn child(place: &str, number: u32) -> Option<&'static str> {
     let kind = place.rsplit('/').next().unwrap_or(place);
     match (kind, number) {
@@ -113,7 +113,8 @@ fn message(reading: &mut Reading, place: &str, bytes: &[u8], dir: &Path) {
                 reading.tensors.push(seen);
             }
             Some("node") if place == "model/graph" => match constant(field.payload) {
-                // One that gives an output out is compared as what it is, too: both sides take this branch.
+                // A constant that is an output is compared as a node, too: both sides take this
+                // branch.
                 Some((name, value)) => {
                     let seen = tensor(reading, "model/graph/5", value, dir, Some(name));
                     reading.tensors.push(seen);

@@ -1,4 +1,4 @@
-//! Whatever the model, the converted one says the same.
+//! A converted model equals its source, for random models.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::naive::read;
 use super::{check, scratch, sorted};
 use base::{DType, Dim};
 
-/// The names that must move, by the rules, worked out apart from the code that follows them.
+/// Returns the names that must move by the rules, computed independently of the code.
 fn expected(tensors: &[Made]) -> Vec<String> {
     let mut uses = BTreeMap::<String, usize>::new();
     for one in tensors.iter().filter(|one| !matches!(one.place, Place::Function | Place::TensorList)) {
@@ -65,7 +65,7 @@ fn every_type_moves_in_every_storage() {
             let dir = scratch();
             write(dir.path(), &all);
             let manifest = check(dir.path());
-            // All but FLOAT4E2M1, which no type of ours can name.
+            // All but FLOAT4E2M1, which Millpond does not have.
             assert_eq!(manifest.tensors.len(), TYPES.len() - 1, "{storage:?} {place:?}");
         }
     }
