@@ -200,7 +200,7 @@ pub fn run(args: &BenchAudioArgs, env: &BenchEnv) -> Result<()> {
         loadgen::report::write_json(path, &report)?;
     }
     if let Some(path) = &args.report {
-        loadgen::report::write_file(path, report.html().as_bytes())?;
+        loadgen::report::write_file(path, report.html()?.as_bytes())?;
     }
     args.png.as_deref().map_or(Ok(()), |dir| report.write_png(dir))
 }

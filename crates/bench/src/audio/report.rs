@@ -12,7 +12,7 @@ use super::child::ChildRun;
 use super::memory::AllocatorMemory;
 use super::python::{PythonRun, differ_ms};
 use super::sweep::{SweepCell, seconds};
-use crate::plot::{Chart, Series, png, svg};
+use crate::plot::{Chart, Series};
 use loadgen::machine::{MachineFacts, Noise};
 use loadgen::println;
 use loadgen::report::{TextTable, escape, write_file};
@@ -283,14 +283,17 @@ impl AudioReport {
     }
 
     /// Figures and charts as one page that needs nothing else.
-    pub(super) fn html(&self) -> String {
-        let charts: String = self.charts().iter().map(|(_, chart)| svg(&chart.picture()) + "\n").collect();
-        format!(
+    ///
+    /// # Errors
+    /// `Internal` if a chart cannot be drawn.
+    pub(super) fn html(&self) -> Result<String> {
+        let charts: String = self.charts().iter().map(|(_, chart)| chart.svg()).collect::<Result<_>>()?;
+        Ok(format!(
             "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width\"><title>millpond bench audio</title>\n\
              <style>{STYLE}</style></head><body>\n<h1>A long recording</h1>\n{charts}<pre>{}</pre>\n</body></html>",
             escape(&self.text())
-        )
+        ))
     }
 
     /// Each chart as a picture in `dir`.
@@ -298,9 +301,8 @@ impl AudioReport {
     /// # Errors
     /// When a file cannot be written.
     pub(super) fn write_png(&self, dir: &Path) -> Result<()> {
-        let write = |(name, chart): &(&str, Chart)| {
-            write_file(&dir.join(format!("audio-{name}.png")), &png(&chart.picture())?)
-        };
+        let write =
+            |(name, chart): &(&str, Chart)| write_file(&dir.join(format!("audio-{name}.png")), &chart.png()?);
         self.charts().iter().try_for_each(write)
     }
 }
@@ -431,7 +433,7 @@ mod tests {
     fn the_page_and_the_pictures_have_all_charts() {
         let dir = tempfile::tempdir().unwrap();
         let report = report();
-        let html = report.html();
+        let html = report.html().unwrap();
         assert_eq!(html.matches("<svg").count(), 3);
         assert!(html.contains("CPU use") && html.contains("Resident memory"), "{html}");
         report.write_png(dir.path()).unwrap();
