@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use engine_onnx::publish::{self, WriteOptions};
-use memory::Rate;
+use os::Rate;
 use tempfile::TempDir;
 
 use crate::bounded;

@@ -4,7 +4,8 @@
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
-use memory::{PoolConfig, Rate, SlotPool};
+use memory::{PoolConfig, SlotPool};
+use os::Rate;
 use search::coarse::{self, CoarseRequest, BuildThreads, CoarseHeader, CoarseKind, Metric, CoarseScratch, section};
 use search::deletes::DeletesFile;
 use search::ingest::{LoggedOp, Op, PointRef};

@@ -9,7 +9,8 @@ use base::{Error, NamedTensor, Result, Signature, Tensor};
 use engine::layout::Artifact;
 use engine::{BoundTensor, Engine, LoadRequest, Session};
 use engine_onnx::OnnxEngine;
-use memory::{Chunk, ParameterStore, PoolConfig, Rate, SLOT_BYTES, SlotPool, StoreConfig};
+use memory::{Chunk, ParameterStore, PoolConfig, SLOT_BYTES, SlotPool, StoreConfig};
+use os::Rate;
 
 use loadgen::BenchEnv;
 use loadgen::stats::Latencies;
@@ -157,7 +158,7 @@ impl Bare {
         let mut cpu_start = None;
         while !stop.load(Ordering::Relaxed) {
             if cpu_start.is_none() && counting.load(Ordering::Relaxed) {
-                cpu_start = Some(memory::thread::cpu_time());
+                cpu_start = Some(os::thread::cpu_time());
             }
             let request = &requests[ticket.fetch_add(1, Ordering::Relaxed) as usize % requests.len()];
             let start = Instant::now();
@@ -166,7 +167,7 @@ impl Bare {
                 latencies.push(start.elapsed());
             }
         }
-        let cpu = cpu_start.map_or(Duration::ZERO, |start| memory::thread::cpu_time().saturating_sub(start));
+        let cpu = cpu_start.map_or(Duration::ZERO, |start| os::thread::cpu_time().saturating_sub(start));
         Ok(BareThread { latencies, cpu })
     }
 }

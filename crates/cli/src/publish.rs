@@ -9,7 +9,7 @@ use base::units::format_bytes;
 use clap::Args;
 use engine_onnx::publish::{self, PublishOptions, PublishProgress, WriteOptions};
 use indicatif::{ProgressBar, ProgressStyle};
-use memory::Rate;
+use os::Rate;
 
 use crate::exit::{Exit, Failure, Outcome, print};
 use crate::layout;

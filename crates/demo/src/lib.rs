@@ -23,7 +23,7 @@ use base::{Error, Result};
 use clap::Args;
 use engine_onnx::OnnxEngine;
 use engine_onnx::publish::{PublishOptions, publish};
-use memory::Rate;
+use os::Rate;
 
 use caller::GrpcCaller;
 use contents::SwapContents;

@@ -8,7 +8,7 @@ use engine::{Engine as _, LoadRequest};
 use engine_onnx::OnnxEngine;
 use engine_onnx::publish::{PublishOptions, publish as publish_onnx};
 use image::imageops::FilterType;
-use memory::Rate;
+use os::Rate;
 
 use loadgen::BenchEnv;
 use loadgen::cache;

@@ -60,7 +60,8 @@ mod tests {
     use std::sync::Arc;
 
     use base::DType;
-    use memory::{PoolConfig, Rate, SlotPool};
+    use memory::{PoolConfig, SlotPool};
+    use os::Rate;
 
     use super::*;
     use crate::publish::build::ModelBuilder;

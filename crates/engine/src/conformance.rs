@@ -22,7 +22,8 @@ use std::sync::Arc;
 
 use base::{DType, Dim, Error, ErrorKind, NamedTensor, Tensor};
 use bytes::Bytes;
-use memory::{ParameterStore, PoolConfig, Rate, Region, SlotPool, StoreConfig};
+use memory::{ParameterStore, PoolConfig, Region, SlotPool, StoreConfig};
+use os::Rate;
 
 use crate::{
     Arena, BoundTensor, Device, Engine, LoadRequest, ParameterUse, Session, SessionOptions, SignatureFile,

@@ -123,7 +123,8 @@ impl Drop for Releasing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memory::{PoolConfig, Rate, SlotPool, StoreConfig};
+    use memory::{PoolConfig, SlotPool, StoreConfig};
+    use os::Rate;
 
     const SLOT: u64 = memory::SLOT_BYTES as u64;
 

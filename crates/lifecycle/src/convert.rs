@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result, VersionId};
-use memory::{Turns, private};
+use os::{Turns, private};
 
 use crate::Converter;
 use crate::gentle::{Attempt, Pace, Share};

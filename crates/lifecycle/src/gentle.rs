@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use memory::Turns;
+use os::Turns;
 
 /// Whoever has waited for a core for longer than patience allows, and so many times as long as it ran, starves.
 const STARVING: u32 = 4;
@@ -83,7 +83,7 @@ impl Idle {
         let body = move || {
             // Before it gives way, as this is waited for.
             let _ = tell.send(Turns::of_this_thread());
-            memory::thread::enter_background(doing);
+            os::thread::enter_background(doing);
             queue.iter().for_each(|task| task());
         };
         let spawned = std::thread::Builder::new().name(format!("{name}-idle")).spawn(body);
@@ -233,8 +233,8 @@ mod tests {
 
     /// Works until it is told to stop, or `so_long`.
     fn busy(attempt: &Attempt, so_long: Duration) -> Result<()> {
-        let began = memory::thread::cpu_time();
-        while memory::thread::cpu_time() - began < so_long {
+        let began = os::thread::cpu_time();
+        while os::thread::cpu_time() - began < so_long {
             if attempt.stop.load(Ordering::Relaxed) {
                 return Err(Error::cancelled("stopped"));
             }

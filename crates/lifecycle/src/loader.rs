@@ -14,7 +14,8 @@ use base::{Error, Result, VersionId};
 use crossbeam_channel::{Receiver, Sender};
 use engine::layout::{Artifact, FileEntry, TensorEntry};
 use engine::{Arena, BoundTensor, Engine, LoadRequest, ParameterUse, Servable, Session};
-use memory::{Chunk, Loaded, ParameterStore, SlotPool, thread};
+use memory::{Chunk, Loaded, ParameterStore, SlotPool};
+use os::thread;
 
 use crate::admission::{Admission, Ledger, Promise};
 use crate::convert::{Cache, Converted};
@@ -82,7 +83,7 @@ impl Loader {
     /// The body of load thread `name`: until the channel closes.
     pub(crate) fn run(self: &Arc<Self>, name: &str, jobs: &Receiver<LoadJob>) {
         if self.background {
-            memory::jemalloc::use_background_arena();
+            os::jemalloc::use_background_arena();
         }
         let mut gentle = Gentle::new(name, "loading", self.patience);
         while let Ok(job) = jobs.recv() {
@@ -127,7 +128,7 @@ impl Loader {
     ) -> Result<T> {
         let work = move |attempt: &Attempt| {
             let outcome = catch_unwind(AssertUnwindSafe(|| work(attempt)));
-            memory::jemalloc::empty_thread_cache();
+            os::jemalloc::empty_thread_cache();
             outcome.unwrap_or_else(|_| Err(Error::internal("the load panicked; see the log")))
         };
         match self.background && self.settled.get() {

@@ -35,7 +35,7 @@ impl Unloader {
     /// The body of an unload thread: until the channel closes and everything is released.
     pub(crate) fn run(&self, retired: &Receiver<Retired>) {
         if self.background {
-            memory::thread::enter_background("unloading");
+            os::thread::enter_background("unloading");
         }
         let mut draining: Vec<Draining> = Vec::new();
         let mut open = true;
@@ -84,7 +84,7 @@ impl Unloader {
                 drop_session(&id, servable);
                 drop(releasing);
                 let unload = started.elapsed();
-                memory::jemalloc::empty_thread_cache();
+                os::jemalloc::empty_thread_cache();
                 drop(converted);
                 // Fails only at shutdown, when nobody counts any more.
                 let _ = self.out.send(Message::Released { id, drain, unload });

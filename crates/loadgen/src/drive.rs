@@ -230,7 +230,7 @@ pub fn beside_a_client_that_spins<T>(work: impl FnOnce() -> T) -> Result<T> {
 /// What a client's thread runs on, and how.
 fn client_runtime() -> Result<tokio::runtime::Runtime> {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), CLIENT_NICE);
-    memory::thread::set_serving_timers();
+    os::thread::set_serving_timers();
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

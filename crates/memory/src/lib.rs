@@ -16,33 +16,21 @@
 //!
 //! # Not here
 //! No policy: who loads what and when is the lifecycle's. No request memory: that is the process's allocator,
-//! which [`jemalloc`] only reports on. No threads of its own: callers bring them, and [`thread`] gives them the
-//! right manners.
+//! which `os::jemalloc` reports on. No threads of its own: callers bring them, with the priority that
+//! `os::thread` sets.
 
 #![allow(unsafe_code)]
 
-mod cpu_quota;
-mod file;
-pub mod jemalloc;
 mod paced;
 mod plan;
 mod pool;
-pub mod private;
-pub mod process;
-mod rate;
 mod region;
 mod reservation;
 mod slots;
 mod store;
-pub mod thread;
-mod turns;
 
-pub use cpu_quota::CpuQuota;
-pub use file::{DIRECT_ALIGNMENT, DirectFile};
 pub use paced::PacedReader;
 pub use pool::{PoolConfig, PoolStats, SlotPool};
-pub use rate::{Pacer, Rate};
 pub use region::{Region, RegionMut};
 pub use reservation::SLOT_BYTES;
 pub use store::{Chunk, LoadReport, Loaded, ParameterStore, Placement, SHARE_MIN, StoreConfig, StoreStats};
-pub use turns::Turns;

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{Error, Result};
 
+use crate::ParameterStore;
 use crate::pool::go_on;
-use crate::{DIRECT_ALIGNMENT, DirectFile, ParameterStore};
+use os::{DIRECT_ALIGNMENT, DirectFile};
 
 /// Bytes read at once. They are hashed and copied to where they are wanted while still in the core's cache.
 const WINDOW_BYTES: usize = 1 << 20;
@@ -150,8 +151,9 @@ impl Drop for PacedReader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{PoolConfig, Rate, SlotPool, StoreConfig};
+    use crate::{PoolConfig, SlotPool, StoreConfig};
     use base::ErrorKind;
+    use os::Rate;
     use proptest::prelude::*;
 
     fn store() -> Arc<ParameterStore> {

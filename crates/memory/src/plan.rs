@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use base::{Error, Result};
 
-use crate::DIRECT_ALIGNMENT;
 use crate::store::{Chunk, SHARE_MIN, SLICE_BYTES};
+use os::DIRECT_ALIGNMENT;
 
 /// A load, worked out. `R` is what stands for a region that is alive already.
 #[derive(Debug)]

@@ -7,9 +7,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use base::units::format_bytes;
 use base::{Error, Result};
 
+use crate::RegionMut;
 use crate::reservation::{Reservation, SLOT_BYTES};
 use crate::slots::{Shortage, SlotMap, Taken};
-use crate::{Pacer, Rate, RegionMut};
+use os::{Pacer, Rate};
 
 /// Slots given back to the system by one call, so that no call holds the address space's lock for long.
 const RELEASE_SLOTS_MAX: usize = 2;

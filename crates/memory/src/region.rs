@@ -125,7 +125,8 @@ impl std::fmt::Debug for Region {
 
 #[cfg(test)]
 mod tests {
-    use crate::{PoolConfig, Rate, SlotPool};
+    use crate::{PoolConfig, SlotPool};
+    use os::Rate;
 
     #[test]
     fn a_sealed_region_is_read_only_until_it_returns() {

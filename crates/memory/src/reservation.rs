@@ -258,9 +258,9 @@ mod tests {
     fn touching_stands_in_for_populating() {
         let (mut reservation, _) = Reservation::new(1, false).unwrap();
         reservation.populates = false;
-        let before = crate::thread::minor_faults();
+        let before = os::thread::minor_faults();
         reservation.fault_in(0).unwrap();
-        let faults = crate::thread::minor_faults() - before;
+        let faults = os::thread::minor_faults() - before;
         assert!(faults >= (SLOT_BYTES / PAGE_BYTES) as u64, "{faults} faults");
     }
 

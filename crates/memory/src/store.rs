@@ -10,7 +10,8 @@ use base::{Error, Result};
 
 use crate::plan::{Home, Plan, Span};
 use crate::pool::go_on;
-use crate::{DIRECT_ALIGNMENT, DirectFile, PacedReader, Pacer, Rate, Region, RegionMut, SlotPool};
+use crate::{PacedReader, Region, RegionMut, SlotPool};
+use os::{DIRECT_ALIGNMENT, DirectFile, Pacer, Rate};
 
 /// Chunks of at least this many bytes get slots of their own, so that other versions can share them; smaller
 /// ones are packed together, one region a load.

@@ -212,7 +212,7 @@ pub fn fill_inputs(servable: &Servable, inputs: &mut Vec<NamedTensor>) -> Result
 }
 
 fn work(jobs: &Dispatch, worker: usize, pin: bool) {
-    if pin && let Err(error) = memory::thread::pin(worker) {
+    if pin && let Err(error) = os::thread::pin(worker) {
         tracing::warn!(worker, %error, "worker runs unpinned");
     }
     let (mut ran, mut meter) = (None, run::Meter::start());

@@ -47,12 +47,12 @@ pub(crate) struct Meter(Duration);
 impl Meter {
     /// Of the calling thread, from now on.
     pub(crate) fn start() -> Meter {
-        Meter(memory::thread::cpu_time())
+        Meter(os::thread::cpu_time())
     }
 
     /// What was used since it was last asked.
     fn lap(&mut self) -> Duration {
-        let before = std::mem::replace(&mut self.0, memory::thread::cpu_time());
+        let before = std::mem::replace(&mut self.0, os::thread::cpu_time());
         self.0.saturating_sub(before)
     }
 }

@@ -8,8 +8,9 @@ use engine::Engine;
 use engine_onnx::{LazyOnnxEngine, OnnxEngine};
 use engine_torch::TorchEngine;
 use lifecycle::{Lifecycle, LifecycleConfig};
-use memory::{ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
+use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
 use metrics::Metrics;
+use os::Rate;
 use schedule::{Scheduler, SchedulerConfig, ThreadPolicy};
 
 use crate::config::{Config, MemoryConfig};
@@ -107,7 +108,7 @@ fn torch(config: &Config) -> Arc<dyn Engine> {
 }
 
 fn parameter_store(config: &MemoryConfig) -> Result<Arc<ParameterStore>> {
-    let machine = memory::process::machine()?;
+    let machine = os::process::machine()?;
     let bytes_max = config.pool_bytes_max.unwrap_or((machine.total as f64 * POOL_SHARE) as u64);
     let rate = |bytes: u64| if bytes == 0 { Rate::unlimited() } else { Rate::per_second(bytes) };
     let pool = SlotPool::new(PoolConfig {

@@ -123,7 +123,7 @@ impl ListenerConfig {
 
     /// Returns the bytes that requests in flight may hold: the setting, or the default for this machine.
     pub(crate) fn request_memory(&self) -> u64 {
-        let machine = || memory::process::machine().map_or(0, |machine| machine.total);
+        let machine = || os::process::machine().map_or(0, |machine| machine.total);
         self.request_memory_bytes.unwrap_or_else(|| ByteBudget::default_bytes(machine()))
     }
 }

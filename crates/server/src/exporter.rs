@@ -3,13 +3,13 @@
 use std::sync::{Arc, LazyLock, PoisonError};
 use std::time::Instant;
 
-use memory::CpuQuota;
 use metrics::prometheus_client::metrics::counter::Counter;
 use metrics::prometheus_client::metrics::family::Family;
 use metrics::{
     BytesLabels, KindLabels, ModelKindLabels, ModelLabels, PriorityLabels, QuantileLabels, Scheduling,
     StateLabels,
 };
+use os::CpuQuota;
 use schedule::{BATCH_SIZE_BOUNDS, Snapshot};
 
 use crate::app::App;
@@ -223,11 +223,11 @@ fn memory(app: &App) {
     let set = |kind: &'static str, bytes: u64| {
         app.metrics.process_bytes.get_or_create(&KindLabels { kind }).set(bytes as i64);
     };
-    if let Ok(process) = memory::process::memory() {
+    if let Ok(process) = os::process::memory() {
         set("rss", process.rss);
         set("rss_peak", process.rss_peak);
     }
-    if let Some(heap) = memory::jemalloc::stats() {
+    if let Some(heap) = os::jemalloc::stats() {
         set("heap_allocated", heap.allocated);
         set("heap_resident", heap.resident);
     }

@@ -89,7 +89,7 @@ impl Local {
         name: &str,
         stop: &Arc<AtomicBool>,
     ) -> Result<(Recogniser, Arc<dyn audio::AudioModel>)> {
-        if let Err(error) = memory::thread::set_short_turns() {
+        if let Err(error) = os::thread::set_short_turns() {
             tracing::debug!(%error, "the pipeline waits for whole turns");
         }
         let (recogniser, servable) = recordings::find(self.core.lifecycle.catalog(), name)?;

@@ -23,7 +23,7 @@ pub(crate) fn adjust(queued: usize, workers: usize) {
         let wanted = if yielding.get() { queued > LOW * workers } else { queued >= HIGH * workers };
         // A refusal costs only the gain; it is not tried again until the pressure changes.
         if wanted != yielding.replace(wanted)
-            && let Err(error) = memory::thread::set_yielding(wanted)
+            && let Err(error) = os::thread::set_yielding(wanted)
         {
             tracing::debug!(%error, "door threads keep their scheduling class");
         }

@@ -84,9 +84,9 @@ fn prepare(medium: &UringMedium, pages: u64) {
 }
 
 fn timed(reads: u64, work: impl FnOnce()) -> (f64, f64) {
-    let (wall, cpu) = (Instant::now(), memory::thread::cpu_time());
+    let (wall, cpu) = (Instant::now(), os::thread::cpu_time());
     work();
-    let cpu: Duration = memory::thread::cpu_time() - cpu;
+    let cpu: Duration = os::thread::cpu_time() - cpu;
     (reads as f64 / wall.elapsed().as_secs_f64(), cpu.as_secs_f64() * 1e6 / reads as f64)
 }
 

@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
-use memory::private;
+use os::private;
 
 use crate::medium::{Salvaged, Space, Writer, loadable};
 use crate::names;

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Error, Result};
-use memory::{DIRECT_ALIGNMENT, DirectFile, Region, SlotPool};
+use memory::{Region, SlotPool};
+use os::{DIRECT_ALIGNMENT, DirectFile};
 
 use crate::directory::{Directory, FileWriter, check_write};
 use crate::in_place::InPlaceReader;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use base::{Error, Result, VersionNumber};
 use engine::layout::MANIFEST_NAME;
 use engine_onnx::publish::{PublishOptions, publish};
-use memory::Rate;
+use os::Rate;
 use serde_json::json;
 use toml::Table;
 

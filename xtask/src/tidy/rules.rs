@@ -12,28 +12,30 @@ pub(crate) const ARCHITECTURE_LINES_MAX: usize = 300;
 pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("base", &[]),
     ("metrics", &["base"]),
-    ("memory", &["base", "metrics"]),
-    ("engine", &["base", "metrics", "memory"]),
-    ("engine-onnx", &["base", "metrics", "memory", "engine"]),
-    ("engine-torch", &["base", "metrics", "memory", "engine"]),
+    ("os", &["base"]),
+    ("memory", &["base", "metrics", "os"]),
+    ("engine", &["base", "metrics", "memory", "os"]),
+    ("engine-onnx", &["base", "metrics", "memory", "os", "engine"]),
+    ("engine-torch", &["base", "metrics", "memory", "os", "engine"]),
     ("audio", &["base"]),
-    ("lifecycle", &["base", "metrics", "memory", "engine"]),
-    ("schedule", &["base", "metrics", "memory", "engine"]),
+    ("lifecycle", &["base", "metrics", "memory", "os", "engine"]),
+    ("schedule", &["base", "metrics", "os", "engine"]),
     ("protocol", &["base"]),
     ("kernels", &["base"]),
-    ("storage", &["base", "metrics", "memory"]),
+    ("storage", &["base", "metrics", "memory", "os"]),
     ("matching", &["base", "kernels"]),
     ("gpu", &["base"]),
-    ("search", &["base", "metrics", "memory", "storage", "kernels", "matching", "gpu"]),
+    ("search", &["base", "metrics", "memory", "os", "storage", "kernels", "matching", "gpu"]),
     ("vision", &["base", "kernels", "matching"]),
     ("api-qdrant", &["base", "search"]),
-    ("transport", &["base", "metrics", "memory"]),
+    ("transport", &["base", "metrics", "os"]),
     (
         "server",
         &[
             "base",
             "metrics",
             "memory",
+            "os",
             "engine",
             "engine-onnx",
             "engine-torch",
@@ -49,15 +51,16 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "transport",
         ],
     ),
-    ("loadgen", &["base", "metrics", "memory", "engine", "engine-onnx", "engine-torch", "protocol"]),
-    ("tune", &["base", "metrics", "memory", "engine", "engine-onnx", "protocol", "loadgen"]),
-    ("demo", &["base", "metrics", "memory", "engine", "engine-onnx", "engine-torch", "protocol", "loadgen"]),
+    ("loadgen", &["base", "metrics", "os", "engine", "engine-onnx", "engine-torch", "protocol"]),
+    ("tune", &["base", "metrics", "os", "engine", "engine-onnx", "protocol", "loadgen"]),
+    ("demo", &["base", "metrics", "os", "engine", "engine-onnx", "engine-torch", "protocol", "loadgen"]),
     (
         "bench",
         &[
             "base",
             "metrics",
             "memory",
+            "os",
             "engine",
             "engine-onnx",
             "engine-torch",
@@ -80,6 +83,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "base",
             "metrics",
             "memory",
+            "os",
             "engine",
             "engine-onnx",
             "engine-torch",
@@ -97,7 +101,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
 
 /// Returns true if the crate may contain unsafe code.
 pub(crate) fn may_hold_unsafe(krate: &str) -> bool {
-    matches!(krate, "memory" | "storage" | "kernels" | "gpu" | "fuzz") || krate.starts_with("engine-")
+    matches!(krate, "memory" | "os" | "storage" | "kernels" | "gpu" | "fuzz") || krate.starts_with("engine-")
 }
 
 /// Functions that may be longer than [`FUNCTION_LINES_MAX`]: path, name, reason.

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use base::{Error, ErrorKind, Result};
 use clap::{Args, ValueEnum};
-use memory::Rate;
+use os::Rate;
 use search::coarse::Metric;
 use search::registry::{CollectionSettings, MediumChoice, NamedCollection, Registry, RegistryOptions};
 

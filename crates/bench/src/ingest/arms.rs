@@ -90,7 +90,7 @@ impl Burners {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             let stop = burners.stop.clone();
             let burn = move || {
-                memory::thread::set_idle_priority()?;
+                os::thread::set_idle_priority()?;
                 let mut value = 1;
                 while !stop.load(Ordering::Relaxed) {
                     for step in 0..10_000 {

@@ -194,7 +194,7 @@ impl Swaps<'_> {
 /// Keeps one core busy with arithmetic for `time`, at idle priority, as a loader that touches no memory would.
 pub(crate) fn burn_idle(time: Duration) -> Result<()> {
     let burner = std::thread::Builder::new().name("burner".into()).spawn(move || {
-        memory::thread::set_idle_priority()?;
+        os::thread::set_idle_priority()?;
         let end = Instant::now() + time;
         let mut value = 1u64;
         while Instant::now() < end {

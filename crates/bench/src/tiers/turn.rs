@@ -163,6 +163,6 @@ fn summarise(
         turn.digests.push(hasher.finish());
     }
     (turn.p50_ms, turn.p99_ms) = (latencies.quantile_ms(0.5), latencies.quantile_ms(0.99));
-    turn.rss_mb = memory::process::memory()?.rss as f64 / f64::from(1 << 20);
+    turn.rss_mb = os::process::memory()?.rss as f64 / f64::from(1 << 20);
     Ok(())
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use base::{Error, Result};
 use clap::ValueEnum;
-use memory::{PoolConfig, Rate, SlotPool};
+use memory::{PoolConfig, SlotPool};
+use os::Rate;
 use search::rerank::{Records, SearchLimits, Searcher, SharedCaches};
 use serde::{Deserialize, Serialize};
 use storage::{DaxMedium, DramMedium, Medium, MmapMedium, Sealed, UringMedium};
@@ -225,7 +226,7 @@ impl TierWorker {
 /// for accesses spread evenly is as good as dropping what was used longest ago.
 fn reclaim(mapped: &Mapped, stop: &AtomicBool) {
     let Mapped { medium, files, bytes_max } = mapped;
-    let resident = || memory::process::memory().map_or(0, |memory| memory.file);
+    let resident = || os::process::memory().map_or(0, |memory| memory.file);
     let before = resident();
     let mut stretch = 0;
     while !stop.load(Ordering::Relaxed) {

@@ -217,7 +217,7 @@ impl Done {
 
 /// The most memory that this process ever had; 0 where the system does not say.
 fn peak_bytes() -> u64 {
-    memory::process::memory().map_or(0, |memory| memory.rss_peak)
+    os::process::memory().map_or(0, |memory| memory.rss_peak)
 }
 
 /// Writes what `--timing` is for: seconds of work and of the recording, and of loading apart.

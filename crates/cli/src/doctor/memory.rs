@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use base::units::{MIB, format_bytes};
-use memory::{PoolConfig, Rate, SLOT_BYTES, SlotPool};
+use memory::{PoolConfig, SLOT_BYTES, SlotPool};
+use os::Rate;
 
 use super::{Check, Verdict, read};
 
@@ -16,9 +17,9 @@ pub(super) fn checks() -> Vec<Check> {
         read(format!("/sys/kernel/mm/transparent_hugepage/{name}")).map(|text| chosen(&text).to_owned())
     };
     vec![
-        size(memory::process::machine().map(|machine| (machine.total, machine.available))),
+        size(os::process::machine().map(|machine| (machine.total, machine.available))),
         huge_pages(setting("enabled").as_deref(), setting("defrag").as_deref(), try_huge_page()),
-        allocator(memory::jemalloc::stats().is_some()),
+        allocator(os::jemalloc::stats().is_some()),
         balloon(reports_free_pages(Path::new(VIRTIO_DEVICES))),
     ]
 }

@@ -32,7 +32,7 @@ pub(super) fn checks() -> Vec<Check> {
     vec![
         features(&info),
         cores(usable, online.max(usable)),
-        quota(memory::CpuQuota::of_this_process().map(|quota| quota.cores)),
+        quota(os::CpuQuota::of_this_process().map(|quota| quota.cores)),
         clock(read(CLOCK_SOURCE).as_deref()),
         idle(&info, read(IDLE_GOVERNOR).as_deref(), read(HALT_POLL).as_deref()),
     ]

@@ -3,7 +3,7 @@
 use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 
-use memory::{DIRECT_ALIGNMENT, DirectFile};
+use os::{DIRECT_ALIGNMENT, DirectFile};
 
 use super::{Check, Verdict, read};
 

@@ -67,7 +67,7 @@ pub(crate) struct ServeArgs {
 /// A usage failure for wrong settings; [`Exit::CannotStart`] when a port is taken or ONNX Runtime is missing.
 pub(crate) fn run(args: &ServeArgs) -> Outcome {
     // Before any file is made and any thread started: what the server writes is not for other users of the machine.
-    memory::private::restrict_umask();
+    os::private::restrict_umask();
     let settings = Settings::resolve(args)?;
     log::start(settings.log_format, &settings.log)?;
     settings.advice().iter().for_each(|advice| tracing::warn!("{advice}"));

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 use base::Result;
 use engine::layout::LayoutManifest;
-use memory::Rate;
+use os::Rate;
 
 use convert::Conversion;
 use versions::VersionClaim;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use base::{Error, Result};
 
 use super::aligned::{AlignedBuffer, BLOCK};
-use memory::{Pacer, Rate};
+use os::{Pacer, Rate};
 
 /// Bytes collected before a write.
 const SLICE_BYTES: usize = 4 << 20;

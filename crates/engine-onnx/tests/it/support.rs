@@ -6,7 +6,8 @@ use std::sync::{Arc, OnceLock};
 use base::{DType, NamedTensor, Result, Tensor};
 use engine::{BoundTensor, Engine, LibrarySearch, LoadRequest, Session};
 use engine_onnx::OnnxEngine;
-use memory::{PoolConfig, Rate, SlotPool};
+use memory::{PoolConfig, SlotPool};
+use os::Rate;
 
 /// Path of the library of the tests.
 pub(crate) fn search() -> LibrarySearch {

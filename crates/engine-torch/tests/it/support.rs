@@ -9,7 +9,8 @@ use engine::{
 };
 use engine_torch::TorchEngine;
 use engine_torch::build::{self, TorchParameter};
-use memory::{ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
+use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
+use os::Rate;
 
 /// Path of the shim of the tests.
 pub(crate) fn search() -> LibrarySearch {

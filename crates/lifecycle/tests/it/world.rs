@@ -15,7 +15,8 @@ use lifecycle::{
     Converter, Event, Lifecycle, LifecycleConfig, LoadSpec, ModelConfig, ModelStatus, Observer, State,
     Unrecorded, VersionStatus, WarmupConfig, WarmupSource,
 };
-use memory::{ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
+use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
+use os::Rate;
 
 /// Nothing here takes so long; a test that waits longer is stuck.
 const WAIT_MAX: Duration = Duration::from_secs(30);

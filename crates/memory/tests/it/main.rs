@@ -7,19 +7,15 @@
 
 extern crate millpond_memory as memory;
 
-mod file;
-mod jemalloc;
+mod direct_file;
 mod pool;
 mod store;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use memory::{Chunk, ParameterStore, PoolConfig, Rate, SLOT_BYTES, SlotPool, StoreConfig};
-
-#[cfg(feature = "jemalloc")]
-#[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+use memory::{Chunk, ParameterStore, PoolConfig, SLOT_BYTES, SlotPool, StoreConfig};
+use os::Rate;
 
 const MIB: usize = 1 << 20;
 

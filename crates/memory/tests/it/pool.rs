@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::ErrorKind;
-use memory::{PoolConfig, Rate, RegionMut, SLOT_BYTES};
+use memory::{PoolConfig, RegionMut, SLOT_BYTES};
+use os::Rate;
 
 use crate::{bytes_of, pool, pool_with};
 
@@ -127,9 +128,9 @@ fn many_threads_share_a_pool() {
 fn small_pages_on_request() {
     let pool =
         pool_with(PoolConfig { bytes_max: bytes_of(2), huge_pages: false, fault_rate: Rate::unlimited() });
-    let before = memory::thread::minor_faults();
+    let before = os::thread::minor_faults();
     pool.ensure_backed(bytes_of(2)).unwrap();
-    assert!(memory::thread::minor_faults() - before >= bytes_of(2) / 4096);
+    assert!(os::thread::minor_faults() - before >= bytes_of(2) / 4096);
     assert!(!pool.stats().huge_pages);
     assert_eq!(pool.huge_bytes(), Ok(0));
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{ErrorKind, Result};
-use memory::{Chunk, Loaded, ParameterStore, PoolConfig, Rate, SHARE_MIN, StoreConfig, thread};
+use memory::{Chunk, Loaded, ParameterStore, PoolConfig, SHARE_MIN, StoreConfig};
+use os::{Rate, thread};
 
 use crate::{MIB, bytes_of, noise, pool, pool_with, scratch, store, weights};
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
-use memory::Pacer;
+use os::Pacer;
 use parking_lot::{Condvar, Mutex};
 use storage::Medium;
 use storage::log::Log;

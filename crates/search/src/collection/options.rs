@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use base::{Error, Result};
-use memory::Rate;
+use os::Rate;
 
 use crate::coarse::{CoarseKind, DIMS_MAX, Metric};
 use crate::segment::{SegmentSettings, VectorEncoding};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::Result;
-use memory::{Pacer, Rate};
+use os::{Pacer, Rate};
 use parking_lot::Mutex;
 
 use super::inner::EventCounter;

@@ -40,7 +40,7 @@ impl Threads {
         })?;
         if inner.options.background {
             threads.spawn("segment-seal", |inner| {
-                memory::thread::enter_low_priority("flushing");
+                os::thread::enter_low_priority("flushing");
                 repeat(inner, "flushing", |inner| inner.flush_oldest(Urgency::Paced));
             })?;
             threads.spawn("segment-hurry-s", |inner| {
@@ -50,7 +50,7 @@ impl Threads {
                 });
             })?;
             threads.spawn("segment-merge", |inner| {
-                memory::thread::enter_low_priority("merging");
+                os::thread::enter_low_priority("merging");
                 repeat(inner, "merging", |inner| inner.merge_once(Urgency::Paced));
             })?;
             threads.spawn("segment-hurry-m", |inner| {

@@ -24,7 +24,7 @@ pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
     let threads = [
         spawn("search-open", RegistryCore::open_all)?,
         spawn("search-flush", |core| {
-            memory::thread::enter_low_priority("flushing");
+            os::thread::enter_low_priority("flushing");
             repeat(core, BackgroundTask::Flush, |named| named.collection().flush_oldest(), relieve);
         })?,
         spawn("search-flush-hi", |core| {
@@ -35,7 +35,7 @@ pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
             repeat(core, BackgroundTask::Flush, work, |_| false);
         })?,
         spawn("search-merge", |core| {
-            memory::thread::enter_low_priority("merging");
+            os::thread::enter_low_priority("merging");
             repeat(core, BackgroundTask::Merge, |named| named.collection().merge(), |_| false);
         })?,
         spawn("search-merge-hi", |core| {

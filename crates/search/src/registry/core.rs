@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
-use memory::private;
+use os::private;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use super::aliases::{self, AliasChange, Aliases};

@@ -9,7 +9,7 @@ use std::io::{ErrorKind as IoKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
-use memory::private;
+use os::private;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{ErrorKind, Result};
-use memory::{PoolConfig, Rate, SlotPool};
+use memory::{PoolConfig, SlotPool};
+use os::Rate;
 use storage::{DaxMedium, DramMedium, Medium, MmapMedium, UringMedium};
 
 use crate::points::uuid_hash;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::ErrorKind;
-use memory::Rate;
+use os::Rate;
 use search::budget::MemoryBudget;
 use search::collection::{Collection, CollectionOptions, Resources};
 use search::ingest::Op;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::ErrorKind;
-use memory::Rate;
+use os::Rate;
 use search::budget::MemoryBudget;
 use search::coarse::Metric;
 use search::collection::{Collection, CollectionOptions, Resources};

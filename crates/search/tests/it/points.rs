@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use memory::{PoolConfig, Rate, SlotPool};
+use memory::{PoolConfig, SlotPool};
+use os::Rate;
 use search::Scorer;
 use search::coarse::Metric;
 use search::collection::{Collection, CollectionOptions, Merging};

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use base::{Error, Result};
-use memory::{PoolConfig, Rate, SlotPool};
+use memory::{PoolConfig, SlotPool};
+use os::Rate;
 use proptest::prelude::*;
 use search::rerank::{
     Address, BLOCK_BYTES, CandidateChunks, ChunkProgress, NextQuery, QuerySource, Records, RerankCandidate,

@@ -72,7 +72,7 @@ pub(super) fn start<S: Source>(
     let job = Job::new(app, wanted, stop);
     let name = format!("ingest-in-{}", permit.number);
     let body = move || {
-        memory::thread::enter_background("reading pictures");
+        os::thread::enter_background("reading pictures");
         let ended = open().map(|mut source| Bulk::new(job, &writer).run(&mut source));
         // An error while pictures are put in is a line, too: the status has long been said.
         if let Ok(Err(error)) = &ended {

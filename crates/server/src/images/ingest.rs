@@ -161,7 +161,7 @@ fn start() -> Result<Sender<Queued>> {
     for number in 0..threads() {
         let queue: Receiver<Queued> = receiver.clone();
         let body = move || {
-            memory::thread::enter_background("putting pictures in");
+            os::thread::enter_background("putting pictures in");
             while let Ok(first) = queue.recv() {
                 let batch = std::iter::once(first).chain(queue.try_iter().take(BATCH_MAX - 1));
                 // A panic costs the pictures that it is about, whose callers learn of it because nobody tells them more.

@@ -117,7 +117,7 @@ fn open(config: &SearchConfig) -> Result<Place> {
 }
 
 fn local(directory: &FilePath) -> Result<Place> {
-    memory::private::create_dir_all(directory).map_err(|error| Error::io(directory, &error))?;
+    os::private::create_dir_all(directory).map_err(|error| Error::io(directory, &error))?;
     let store = LocalFileSystem::new_with_prefix(directory).map_err(|error| failed(&error))?;
     // An acknowledged picture survives a loss of power.
     let store = store.with_fsync(true).with_automatic_cleanup(true);

@@ -154,7 +154,7 @@ pub(super) fn begin(app: &Arc<App>, name: &str, asked: &Asked) -> Result<Value> 
     let ended = rebuild.clone();
     let spawned = thread.spawn(move || {
         // Not idle priority: it takes locks that queries take too.
-        memory::thread::enter_low_priority("rebuilding a collection");
+        os::thread::enter_low_priority("rebuilding a collection");
         let work = Work { registry, rebuild: &rebuild, old, name };
         let outcome = work.run(&job, &embedder);
         if let Err(error) = &outcome {

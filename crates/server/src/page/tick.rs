@@ -156,8 +156,8 @@ fn now(app: &App, page: &Page, points_max: usize) -> Now {
 fn machine(app: &App, threads: Vec<Threads>) -> Machine {
     let scheduler = app.scheduler.snapshot();
     let pool = app.memory.pool().stats();
-    let process = memory::process::memory().unwrap_or_default();
-    let heap = memory::jemalloc::stats();
+    let process = os::process::memory().unwrap_or_default();
+    let heap = os::jemalloc::stats();
     let connections = |kind| app.metrics.connections.get_or_create(&KindLabels { kind }).get();
     Machine {
         workers: scheduler.workers,

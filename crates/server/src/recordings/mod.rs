@@ -76,7 +76,7 @@ impl Recordings {
         if let Some(speakers) = open.get(recogniser) {
             return Ok(speakers.clone());
         }
-        memory::private::create_dir_all(dir).map_err(|error| Error::io(dir, &error))?;
+        os::private::create_dir_all(dir).map_err(|error| Error::io(dir, &error))?;
         let speakers = Speakers::open_or_set_aside(&dir.join(format!("{recogniser}.json")))?;
         open.insert(recogniser.to_owned(), speakers.clone());
         Ok(speakers)

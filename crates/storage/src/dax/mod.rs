@@ -99,8 +99,7 @@ fn flags(simulate: bool) -> i32 {
 fn probe(directory: &Path) -> Result<()> {
     let path = directory.join(PROBE);
     let tried = (|| {
-        let file =
-            memory::private::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+        let file = os::private::options().read(true).write(true).create(true).truncate(true).open(&path)?;
         file.set_len(PAGE_BYTES as u64)?;
         Mapping::new(&file, PAGE_BYTES, true, flags(false)).map(drop)
     })();

@@ -16,7 +16,8 @@ mod watermark;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use memory::{PoolConfig, Rate, SlotPool};
+use memory::{PoolConfig, SlotPool};
+use os::Rate;
 use storage::{DaxMedium, DramMedium, FaultMedium, FaultPlan, Medium, MmapMedium, UringMedium};
 use tempfile::TempDir;
 

@@ -7,7 +7,8 @@ use std::sync::atomic::AtomicBool;
 use base::{DType, Dim, NamedTensor, Tensor};
 use engine::layout::{Artifact, LayoutManifest};
 use engine::{BoundTensor, Engine, LibrarySearch, LoadRequest, Session};
-use memory::{Chunk, ParameterStore, PoolConfig, Rate, SlotPool, StoreConfig};
+use memory::{Chunk, ParameterStore, PoolConfig, SlotPool, StoreConfig};
+use os::Rate;
 
 use super::super::build::{ModelBuilder, Node};
 use super::super::{WriteOptions, convert_into, encode};

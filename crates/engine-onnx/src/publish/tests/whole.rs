@@ -5,7 +5,7 @@ use std::path::Path;
 
 use base::{DType, ErrorKind};
 use engine::layout::Artifact;
-use memory::Rate;
+use os::Rate;
 
 use super::super::build::{ModelBuilder, OnnxParameter};
 use super::super::{LayoutWriter, PublishOptions, WriteOptions, inspect, publish};

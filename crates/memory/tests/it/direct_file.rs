@@ -1,7 +1,8 @@
 //! Direct reads: ends, refusals, misuse.
 
 use base::ErrorKind;
-use memory::{DirectFile, SLOT_BYTES};
+use memory::SLOT_BYTES;
+use os::DirectFile;
 
 use crate::{noise, pool, scratch};
 

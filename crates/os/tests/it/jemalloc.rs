@@ -1,6 +1,6 @@
 //! jemalloc's figures, with jemalloc as this binary's allocator (feature `jemalloc`) and without.
 
-use memory::jemalloc;
+use os::jemalloc;
 
 #[cfg(not(feature = "jemalloc"))]
 #[test]

@@ -1,0 +1,25 @@
+//! What Millpond needs of Linux and the allocator: priorities and names of threads, figures of the
+//! process, CPU quotas, rates, files read past the page cache.
+//!
+//! # The invariant
+//! A refusal of the system costs precision or speed, never correctness: every setting here either
+//! returns an error or is logged and ignored.
+//!
+//! # Not here
+//! No policy and no thread of its own, except those of a background runner, which end with it.
+
+#![allow(unsafe_code)]
+
+mod cpu_quota;
+mod direct_file;
+pub mod jemalloc;
+pub mod private;
+pub mod process;
+mod rate;
+mod run_time;
+pub mod thread;
+
+pub use cpu_quota::CpuQuota;
+pub use direct_file::{DIRECT_ALIGNMENT, DirectFile};
+pub use rate::{Pacer, Rate};
+pub use run_time::Turns;
