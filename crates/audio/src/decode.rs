@@ -1,10 +1,10 @@
-//! Sound files to blocks of samples with their times.
+//! Decodes sound files into blocks of samples with their times.
 //!
-//! A recording is read once from front to back and never held: what comes out are blocks without gaps between them,
-//! so that sample `i` of each channel is the sound at `i / rate` seconds. Where a file is damaged, silence as long as
-//! what was lost stands in its place and a [`Fault`] says so. Whatever the bytes are, nothing here panics, and what
-//! it holds is bounded by the constants here and in its parts. The codecs are symphonia's; wav, aiff and the framing
-//! of mp3 are read here, because there headers lie and bits rot in ways that those readers give up on.
+//! A recording is read once from front to back and never held. Blocks have no gaps between them, so
+//! sample `i` of each channel is the sound at `i / rate` seconds. Damage becomes silence of about
+//! its length and a [`Fault`]. No bytes cause a panic, and memory is bounded by the constants here
+//! and in the submodules. The codecs are symphonia's. Wav, aiff and the framing of mp3 are read
+//! here, because symphonia's readers stop at wrong headers and flipped bits that can be survived.
 
 mod aiff;
 mod bytes;
@@ -32,69 +32,70 @@ use pcm::{Pcm, PcmLayout};
 use read::{BlockReader, DecodeStep, guarded};
 use sniff::FileKind;
 
-/// The most channels of a recording.
+/// Maximum channels of a recording.
 pub const CHANNELS_MAX: usize = 64;
-/// The faults kept until they are taken; the rest is counted.
+/// Maximum faults kept until they are taken; further ones are counted.
 pub const FAULTS_MAX: usize = 1000;
-/// The longest gap that is filled with silence, in seconds. A longer one is not believed.
+/// Longest gap in seconds that is filled with silence. A longer one is ignored.
 pub const GAP_SECONDS_MAX: u64 = 600;
-/// How much more silence than sound is filled in, in seconds, before gaps are not believed any more.
+/// Maximum seconds by which filled silence may exceed sound. Beyond it gaps are ignored.
 pub const SILENCE_SECONDS_MAX: u64 = 3600;
-/// The frames of a block of silence.
+/// Frames of a block of silence.
 const SILENCE_FRAMES: u64 = 4096;
-/// Steps before the first sound.
+/// Maximum steps before the first sound.
 const STEPS_MAX: usize = 4096;
-/// A difference of clocks that is no gap, as a fraction of a second.
+/// Tolerated difference of clocks, as 1 / JITTER seconds.
 const JITTER: u64 = 100;
 
-/// Where a recording's bytes come from.
+/// Source of a recording's bytes.
 pub enum AudioInput {
-    /// A file, which can be read from any place.
+    /// A file, which can be read at any position.
     File(std::fs::File),
-    /// An upload that may still be running. One mp4 file in two cannot be decoded from it: see [`Decoder::open`].
+    /// An upload that may still be running. An mp4 file whose table of contents comes last cannot
+    /// be decoded from it: see [`Decoder::open`].
     Stream(Box<dyn std::io::Read + Send + Sync>),
 }
 
-/// What a recording says about itself.
+/// Format of a recording according to its header.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AudioFormat {
-    /// For people: "wav, 16-bit".
+    /// Container and codec for display: "wav, 16-bit".
     pub container_and_codec: String,
-    /// Samples a second of each channel.
+    /// Samples per second of each channel.
     pub rate: u32,
-    /// Channels.
+    /// Number of channels.
     pub channels: usize,
-    /// Its length in seconds as its header announces it, if it does.
+    /// Length in seconds, if the header announces it.
     pub seconds: Option<f64>,
 }
 
 /// A stretch of decoded sound.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AudioBlock {
-    /// Seconds from the beginning.
+    /// Start in seconds.
     pub start: f64,
-    /// Interleaved, -1 to 1 (beyond it only in files of floating-point numbers that are).
+    /// Interleaved samples, -1 to 1; beyond it only in files of floating-point numbers.
     pub samples: Vec<f32>,
 }
 
-/// Whether to stop.
+/// Returns true to stop.
 type StopCheck = Box<dyn Fn() -> bool + Send>;
 
 /// Decodes one recording.
 pub struct Decoder {
     reader: Box<dyn BlockReader>,
     format: AudioFormat,
-    /// Stretches that encoders added, in frames as they are read.
+    /// Frames that encoders added, by their position in the file.
     silent: Vec<Range<u64>>,
-    /// The frames that the header announces, without `silent`.
+    /// Frames that the header announces, without `silent`.
     announced: Option<u64>,
     /// Frames read or lost, with `silent`.
     read: u64,
-    /// Frames given.
+    /// Frames returned.
     given: u64,
-    /// What a recording's own clock is ahead of `read`, where a jump was not believed.
+    /// Frames by which the recording's own clock is ahead of `read`, after a jump that was ignored.
     ahead: u64,
-    /// Silence that is due before `waiting`.
+    /// Frames of silence due before `waiting`.
     lost: u64,
     waiting: Vec<f32>,
     /// Frames decoded.
@@ -102,22 +103,23 @@ pub struct Decoder {
     /// Frames of silence filled in.
     filled: u64,
     ended: bool,
-    /// Whether somebody wants no more of it.
+    /// Asked before every step.
     stop: StopCheck,
-    /// Where the last fault's stretch ends, so that what follows it at once is the same fault.
+    /// End of the last fault's stretch and its text. Damage that follows at once extends that
+    /// fault.
     damage: Option<(u64, String)>,
     faults: Vec<Fault>,
     faults_left_out: u64,
 }
 
 impl Decoder {
-    /// Looks at the beginning of `input`; `hint` is a file name's extension or a MIME type, and helps only to say what
-    /// is wrong.
+    /// Reads the beginning of `input`. `hint` is a file name's extension or a MIME type; it
+    /// improves error messages only.
     ///
     /// # Errors
-    /// `InvalidArgument` when it is no sound, `Unimplemented` when it is of a kind that is not known here, `DataLoss`
-    /// when it is damaged from the beginning, and `FailedPrecondition` for an mp4 file on a stream whose table of
-    /// contents comes last: that one has to be a file.
+    /// `InvalidArgument` if it is no sound, `Unimplemented` for an unknown format, `DataLoss` if it
+    /// is damaged from the beginning. `FailedPrecondition` for a stream of an mp4 file whose table
+    /// of contents comes last: that one has to be a file.
     pub fn open(input: AudioInput, hint: Option<&str>) -> Result<Decoder> {
         let mut bytes = InputBytes::new(input);
         match sniff::kind(&mut bytes, hint)? {
@@ -154,7 +156,7 @@ impl Decoder {
         Decoder::new(format, announced, silent, |_| Ok(Box::new(mpeg)))
     }
 
-    /// Containers whose packets alone say what their sound is like: the first are decoded at once.
+    /// Opens a container whose format is known only from its packets: decodes the first ones.
     fn packets(container: Container, bytes: InputBytes, edits: mp4::Mp4Edits) -> Result<Decoder> {
         let (mut packets, seconds) = Packets::open(container, bytes)?;
         let name = packets.name();
@@ -237,22 +239,22 @@ impl Decoder {
         Ok(decoder)
     }
 
-    /// What the recording says about itself.
+    /// Returns the recording's format.
     pub fn format(&self) -> &AudioFormat {
         &self.format
     }
 
-    /// From now on [`next`](Decoder::next) fails once `stop` says so, which it asks before every step. Between two blocks
-    /// there may be any number of steps that bring no sound.
+    /// Makes [`next`](Decoder::next) fail once `stop` returns true. `stop` is called before every
+    /// step; any number of steps without sound may lie between two blocks.
     pub fn stop_when(&mut self, stop: impl Fn() -> bool + Send + 'static) {
         self.stop = Box::new(stop);
     }
 
-    /// The next block, or `None` at the end. Blocks follow each other without gaps: what is damaged becomes a fault,
-    /// and silence of about its length.
+    /// Returns the next block, or `None` at the end. Blocks follow each other without gaps: damage
+    /// becomes a fault, and silence of about its length.
     ///
     /// # Errors
-    /// `DataLoss` when nothing was decoded and nothing can be; `Cancelled` after a stop.
+    /// `DataLoss` if nothing was decoded and nothing can be; `Cancelled` after a stop.
     #[expect(clippy::should_implement_trait, reason = "it can fail, and has faults besides")]
     pub fn next(&mut self) -> Result<Option<AudioBlock>> {
         loop {
@@ -281,7 +283,7 @@ impl Decoder {
         }
     }
 
-    /// The faults found since the last call, in time order.
+    /// Takes the faults found since the last call, in time order.
     pub fn take_faults(&mut self) -> Vec<Fault> {
         let mut faults = std::mem::take(&mut self.faults);
         if self.faults_left_out > 0 {
@@ -292,7 +294,7 @@ impl Decoder {
         faults
     }
 
-    /// Takes in what a reader brought.
+    /// Handles one step of a reader.
     fn step(&mut self, step: DecodeStep, mut samples: Vec<f32>) {
         let place = self.read + self.lost + (self.waiting.len() / self.format.channels) as u64;
         let rate = u64::from(self.format.rate);
@@ -335,14 +337,15 @@ impl Decoder {
         }
     }
 
-    /// The longest gap that is filled with silence now, in frames: a few bytes must not become days of it.
+    /// Returns the longest gap in frames that is filled with silence now: a few bytes must not
+    /// become days of it.
     fn believed(&self) -> u64 {
         let rate = u64::from(self.format.rate);
         let left = (self.heard + SILENCE_SECONDS_MAX * rate).saturating_sub(self.filled);
         left.min(GAP_SECONDS_MAX * rate)
     }
 
-    /// A block of `samples`, without what encoders added; `None` if nothing is left.
+    /// Returns a block of `samples` without frames that encoders added; `None` if none are left.
     fn give(&mut self, mut samples: Vec<f32>) -> Option<AudioBlock> {
         let channels = self.format.channels;
         let (from, to) = (self.read, self.read + (samples.len() / channels) as u64);
@@ -359,7 +362,7 @@ impl Decoder {
         Some(AudioBlock { start, samples })
     }
 
-    /// Keeps a fault at a frame that is read, of so many frames.
+    /// Records a fault of `frames` frames at frame `at` of the file.
     fn fault(&mut self, at: u64, frames: u64, what: String) {
         let follows = self.damage.as_ref().is_some_and(|(end, before)| *end == at && *before == what);
         self.damage = Some((at + frames, what.clone()));
@@ -374,7 +377,7 @@ impl Decoder {
         self.faults.push(Fault { at: (at - hidden) as f64 / f64::from(self.format.rate), what });
     }
 
-    /// What comes after the last block.
+    /// Returns the block after the last one, or the final error.
     fn end(&mut self) -> Result<Option<AudioBlock>> {
         if let Some(announced) = self.announced.take()
             && self.given + u64::from(self.format.rate) / JITTER < announced
@@ -391,7 +394,7 @@ impl Decoder {
     }
 }
 
-/// Stands for a reader while a decoder is made.
+/// Placeholder reader while a decoder is made.
 struct EmptyReader;
 
 impl BlockReader for EmptyReader {
@@ -409,7 +412,7 @@ mod tests {
 
     use super::*;
 
-    /// Loses packets for ever.
+    /// A reader that loses packets for ever.
     struct Losing(Arc<AtomicUsize>);
 
     impl BlockReader for Losing {

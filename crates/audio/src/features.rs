@@ -1,9 +1,10 @@
-//! Features of a signal, row by row as samples come, equal to those that models are trained on.
+//! Features of a signal, computed row by row as samples arrive, equal to the features of common
+//! training code.
 //!
-//! The definitions are those of the librosa package, because most training code calls it: Hann windows without the
-//! last point, a centred transform with zeros or reflections outside the signal, Slaney's or HTK's mel scale,
-//! decibels relative to one. Everything is computed with 64-bit numbers, so that a row depends on its samples alone
-//! and not on how they arrived.
+//! The definitions are those of the librosa package, which most training code uses: Hann windows
+//! without the last point, a centred transform with zeros or reflections outside the signal,
+//! Slaney's or HTK's mel scale, decibels relative to one. All computation uses 64-bit numbers, so
+//! that a row depends on its samples only and not on how they arrived.
 
 mod mel;
 mod settings;
@@ -16,7 +17,8 @@ pub use settings::{FeatureFile, LogScale, LogSettings, MelSettings, Norm, Pad};
 use mel::{Cosine, MelBank};
 use spectrum::Spectrum;
 
-/// Computes features as samples come. How the samples are cut into pushes does not change a bit of them.
+/// Computes features as samples arrive. The result does not depend on how the samples are split
+/// into pushes, to the bit.
 pub struct FeatureExtractor {
     kind: FeatureKind,
     step: f64,
@@ -27,7 +29,7 @@ enum FeatureKind {
     Spectral(Box<Spectral>),
 }
 
-/// A mel spectrum and what is made of it.
+/// A mel spectrum and the features made of it.
 struct Spectral {
     spectrum: Spectrum,
     bank: MelBank,
@@ -37,10 +39,10 @@ struct Spectral {
 }
 
 impl FeatureExtractor {
-    /// Features as `file` says, of one channel at `rate` samples a second.
+    /// Makes the features of `file` for one channel at `rate` samples per second.
     ///
     /// # Errors
-    /// `InvalidArgument` for settings that make no sense or that pass a limit, with the setting's name.
+    /// `InvalidArgument` with the setting's name if it makes no sense or exceeds a limit.
     pub fn new(file: &FeatureFile, rate: u32) -> Result<FeatureExtractor> {
         file.check(rate)?;
         let (mel, log, cosine) = match file {
@@ -66,7 +68,7 @@ impl FeatureExtractor {
         })
     }
 
-    /// The values of a row.
+    /// Returns the values of a row.
     pub fn width(&self) -> usize {
         match &self.kind {
             FeatureKind::Raw(_) => 1,
@@ -76,13 +78,13 @@ impl FeatureExtractor {
         }
     }
 
-    /// The seconds from one row to the next. Centred rows have the time of their middle, others that of their
-    /// beginning: row `i` is at `i * step()`.
+    /// Returns the seconds from one row to the next. Row `i` is at `i * step()`: the time of its
+    /// middle if rows are centred, of its beginning otherwise.
     pub fn step(&self) -> f64 {
         self.step
     }
 
-    /// Takes more samples and appends every row that is complete now.
+    /// Adds samples and appends every row that is complete.
     pub fn push(&mut self, samples: &[f32], rows: &mut Vec<f32>) {
         match &mut self.kind {
             FeatureKind::Raw(scale) => rows.extend(samples.iter().map(|sample| sample * *scale)),
@@ -95,7 +97,7 @@ impl FeatureExtractor {
         }
     }
 
-    /// Appends the last rows, those that see past the end of the signal.
+    /// Appends the last rows, which reach past the end of the signal.
     pub fn finish(&mut self, rows: &mut Vec<f32>) {
         if let FeatureKind::Spectral(spectral) = &mut self.kind {
             let Spectral { spectrum, bank, log, cosine, mels } = &mut **spectral;

@@ -1,13 +1,16 @@
-//! A recording through a recogniser: decode, mix and resample, features, windows, runs of the model, labels.
+//! Runs a recording through a recogniser: decode, mix and resample, features, windows, runs of the
+//! model, labels.
 //!
-//! A thread of its own reads, decodes and computes features ([`feed`]), a bounded way ahead; everything else happens on the
-//! calling thread but the model's runs, of which a bounded number is under way. So labels leave when their runs have ended,
-//! even while an upload has fallen silent. Answers are put back in order, so labels depend neither on how fast a run is nor
-//! on how the recording came in. Nothing here grows with the recording: windows wait only for the runs that are next (or,
-//! for models with a state, for the pieces that run side by side), and labels only until none that starts earlier can come.
+//! A thread of its own reads, decodes and computes features ([`feed`]), a bounded distance ahead.
+//! Everything else happens on the calling thread, except the model's runs, of which a bounded
+//! number is in flight. So labels leave when their runs have ended, even while an upload stalls.
+//! Outputs are put back in order, so labels depend neither on the speed of a run nor on how the
+//! recording arrived. Memory does not grow with the recording: windows wait only for the next runs
+//! (for models with a state, for the pieces that run side by side), and labels only until no
+//! earlier one can come.
 //!
-//! What goes wrong at one place is a fault of the summary, not the end: a frame that cannot be decoded, a run that
-//! fails. Only when several runs fail one after the other is the last error returned.
+//! A local failure, such as a damaged frame or a failed run, is a fault of the summary and does not
+//! end the work. Only several consecutive failed runs end it with the last error.
 
 mod batch;
 mod feed;
@@ -36,26 +39,28 @@ use piece::RunOutcome;
 use runs::ModelRuns;
 use source::{WindowInfo, WindowSource};
 
-/// Progress is told at least so often while windows come in.
+/// Maximum time between two reports of progress while windows arrive.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
-/// And after so many seconds of the recording.
+/// Maximum seconds of the recording between two reports.
 const PROGRESS_SECONDS: f64 = 60.0;
-/// How often a wait looks whether to stop.
+/// Interval at which a wait checks for a stop.
 const STOP_EVERY: Duration = Duration::from_millis(100);
 
-/// How to run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct PipelineOptions {
-    /// Runs at once, at least one: the number of workers, and a few more so that none waits for this thread.
+    /// Concurrent runs, at least one: the number of workers, and a few more so that no worker waits
+    /// for this thread.
     pub in_flight: usize,
-    /// Whether labels carry their embeddings, where the recogniser gives some.
+    /// True if labels carry their embeddings, for recognisers of voices.
     pub embeddings: bool,
-    /// Whom to look for, for recognisers of voices.
+    /// Speakers to match, for recognisers of voices.
     pub speakers: Option<Speakers>,
-    /// Set it to stop: [`recognise`] then ends with `Cancelled` within a second, even while a read of the input blocks.
+    /// Flag that stops the work: [`recognise`] then ends with `Cancelled` within a second, even
+    /// while a read of the input blocks.
     pub stop: Arc<AtomicBool>,
-    /// What the thread is called that reads and decodes. It has ended when [`recognise`] returns a summary; after an error
-    /// it ends, and drops the input, as soon as the read that it may be in returns.
+    /// Name of the thread that reads and decodes. It has ended when [`recognise`] returns a
+    /// summary. After an error it ends, and drops the input, as soon as its current read returns.
     pub reader: String,
 }
 
@@ -66,45 +71,46 @@ impl Default for PipelineOptions {
     }
 }
 
-/// What happens while a recording is recognised. Labels and faults come in time order, by where they start.
+/// Event of a recognition. Labels and faults come in order of their start.
 #[derive(Clone, Debug)]
 pub enum PipelineEvent {
-    /// The recording has been opened; always the first.
+    /// The recording was opened; always the first event.
     Opened(AudioFormat),
-    /// Something was recognised.
+    /// A stretch was recognised.
     Label(Label),
-    /// Something is wrong at one place.
+    /// Damage or a failed run.
     Fault(Fault),
-    /// How far the work is.
+    /// Progress of the work.
     Progress {
-        /// Seconds of the recording that are done.
+        /// Finished seconds of the recording.
         seconds: f64,
-        /// Its length in seconds, where it announces one.
+        /// Length in seconds, if the recording announces it.
         total: Option<f64>,
     },
 }
 
-/// What came of a recording.
+/// Summary of a recognition.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AudioSummary {
-    /// Its length in seconds.
+    /// Length in seconds.
     pub seconds: f64,
-    /// Labels given.
+    /// Number of labels.
     pub labels: u64,
-    /// Faults found.
+    /// Number of faults.
     pub faults: u64,
-    /// Whether anything is missing: a damaged part, an end that came early, a run that failed.
+    /// True if anything is missing: a damaged part, an early end, a failed run.
     pub partial: bool,
-    /// Windows that the recording has.
+    /// Number of windows.
     pub windows: u64,
 }
 
-/// Recognises a whole recording and hands what happens to `sink`, on the calling thread.
+/// Recognises a whole recording and passes every event to `sink`, on the calling thread.
 ///
 /// # Errors
-/// `InvalidArgument` when the recording is no sound, has not the channel, or the model does not fit the recogniser;
-/// `DataLoss` when nothing of it can be decoded; the last run's error when too many fail one after the other, or all
-/// do; `Cancelled` after a stop; whatever `sink` returns, at once. What `sink` has been given stays right.
+/// `InvalidArgument` if the recording is no sound or lacks the channel, or the model does not fit
+/// the recogniser. `DataLoss` if nothing of it can be decoded. The last run's error if too many
+/// fail in a row, or all do. `Cancelled` after a stop. Any error of `sink`, at once. Events passed
+/// before an error stay valid.
 pub fn recognise(
     input: AudioInput,
     hint: Option<&str>,
@@ -125,10 +131,11 @@ pub fn recognise(
     labels.finish(&ending)
 }
 
-/// One unit vector for a whole recording: the mean of those of its windows that are loud enough.
+/// Returns one unit vector for a whole recording: the mean of its windows that are loud enough.
 ///
 /// # Errors
-/// As for [`recognise`]; `InvalidArgument` when the recogniser gives no embeddings or every window is silent.
+/// As for [`recognise`]; `InvalidArgument` if the recogniser makes no embeddings or every window is
+/// silent.
 pub fn embed(
     input: AudioInput,
     hint: Option<&str>,
@@ -148,23 +155,23 @@ pub fn embed(
     })
 }
 
-/// How a recording ended.
+/// Totals of a finished recording.
 struct AudioEnd {
-    /// Its samples at the recogniser's rate.
+    /// Samples at the recogniser's rate.
     samples: u64,
     rate: u32,
     windows: u64,
 }
 
-/// What is done with what a recording gives.
+/// Receives the results of a recording.
 trait WindowSink {
     fn opened(&mut self, format: &AudioFormat) -> Result<()>;
     fn fault(&mut self, fault: Fault) -> Result<()>;
-    /// One window that the model has seen, in time order.
+    /// Adds one window with the model's outputs, in time order.
     fn window(&mut self, frames: WindowScores<'_>) -> Result<()>;
 }
 
-/// Runs a recording through the model and hands what comes to `taker`.
+/// Runs a recording through the model and passes the results to `taker`.
 fn drive(
     input: AudioInput,
     hint: Option<&str>,
@@ -199,7 +206,7 @@ fn drive(
     Ok(AudioEnd { samples: source.samples(), rate: recogniser.rate, windows: source.windows() })
 }
 
-/// Fails once a stop is wanted.
+/// Fails after a stop.
 ///
 /// # Errors
 /// `Cancelled`.
@@ -210,14 +217,15 @@ fn check_stop(stop: &AtomicBool) -> Result<()> {
     }
 }
 
-/// Hands the windows of one run on, or says what was lost with it.
+/// Passes on the windows of one run, or a fault if it failed.
 fn deliver(recogniser: &Recogniser, taker: &mut dyn WindowSink, outcome: RunOutcome) -> Result<()> {
     let answer = match outcome.answer {
         Ok(answer) => answer,
         Err(error) => {
             let count = outcome.facts.len();
             let what = format!("{count} windows could not be recognised: {}", error.message());
-            // A window stands for its middle, so a label before this fault may start after the window does.
+            // A window covers its middle hop, so a label before this fault may start after the
+            // window does.
             let at = recogniser.middle_seconds(outcome.first);
             return taker.fault(Fault { at, what });
         }
@@ -229,16 +237,16 @@ fn deliver(recogniser: &Recogniser, taker: &mut dyn WindowSink, outcome: RunOutc
     Ok(())
 }
 
-/// Labels in time order, for a sink.
+/// Sends labels in time order to a sink.
 struct LabelSink<'a> {
     post: Labeller,
     order: EventOrder<'a>,
-    /// Labels on their way from `post` to `order`.
+    /// Labels that go from `post` to `order`.
     found: Vec<Label>,
     recogniser: &'a Recogniser,
-    /// As announced.
+    /// Announced length in seconds.
     total: Option<f64>,
-    /// When progress was told last, and how much.
+    /// Time and value of the last report of progress.
     told: (Instant, f64),
 }
 

@@ -1,8 +1,8 @@
-//! From what a model gives to labels: events with hysteresis, scenes, speakers.
+//! Turns model outputs into labels: events with hysteresis, scenes, speakers.
 //!
-//! Windows come in time order, some perhaps missing; labels leave as soon as they are final. `Labeller::settled` says how
-//! far that is, so that whoever collects them can put them in time order. What is kept is bounded: a little for each
-//! class, the frames of a moving mean, and one embedding.
+//! Windows arrive in time order, some perhaps missing; labels leave as soon as they are final.
+//! `Labeller::settled` returns the time up to which they are, so that the caller can sort them.
+//! Memory is bounded: a small state for each class, the frames of a moving mean, and one embedding.
 
 mod embeddings;
 mod events;
@@ -24,22 +24,22 @@ use embeddings::SpeakerLabeller;
 use events::EventLabeller;
 use scenes::SceneLabeller;
 
-/// What the model gave for one window: `frames x classes` values, already trimmed.
+/// Outputs of the model for one window: `frames x classes` values, trimmed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WindowScores<'a> {
-    /// The window's number.
+    /// Number of the window.
     pub(crate) window: u64,
-    /// Its rows that are the recording's; the rest is padding.
+    /// Its rows that belong to the recording; the rest is padding.
     pub(crate) real: usize,
-    /// How loud its samples are, in dB of full scale.
+    /// Level of its samples in dB of full scale.
     pub(crate) level: f32,
-    /// How many frames a window has.
+    /// Frames of a window.
     pub(crate) frames: usize,
-    /// How many values a frame has.
+    /// Values of a frame.
     pub(crate) classes: usize,
-    /// The probabilities or the vector.
+    /// Probabilities, or the embedding.
     pub(crate) values: &'a [f32],
-    /// The probabilities of an onset, laid out alike.
+    /// Probabilities of an onset, in the same layout.
     pub(crate) onsets: Option<&'a [f32]>,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Labeller {
     next: u64,
 }
 
-/// What is known with the first window: how many frames and classes there are.
+/// State since the first window, which shows the number of frames and classes.
 struct StartedPost {
     frames: usize,
     classes: usize,
@@ -67,16 +67,17 @@ enum Meaning {
 }
 
 impl Labeller {
-    /// For `recogniser`'s kind; `embeddings` and `speakers` are for those that give embeddings.
+    /// Makes a labeller of `recogniser`'s kind; `embeddings` and `speakers` apply to recognisers of
+    /// voices.
     pub(crate) fn new(recogniser: &Recogniser, embeddings: bool, speakers: Option<Speakers>) -> Labeller {
         Labeller { recogniser: recogniser.clone(), embeddings, speakers, started: None, next: 0 }
     }
 
-    /// Takes the next window; windows that were left out since the last one are silence.
+    /// Adds the next window; windows missing since the last one are silence.
     ///
     /// # Errors
-    /// `InvalidArgument` when what the model gives is not what the recogniser says; `Internal` for a window that came
-    /// before.
+    /// `InvalidArgument` if the outputs are not as the recogniser says; `Internal` for a window out
+    /// of order.
     pub(crate) fn window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) -> Result<()> {
         if frames.window < self.next {
             return Err(Error::internal("windows must come in order"));
@@ -103,7 +104,7 @@ impl Labeller {
         Ok(())
     }
 
-    /// No label that is still to come starts before this, in seconds.
+    /// Returns the time in seconds before which no further label starts.
     pub(crate) fn settled(&self) -> f64 {
         match self.started.as_ref().map(|started| &started.meaning) {
             None => 0.0,
@@ -113,7 +114,8 @@ impl Labeller {
         }
     }
 
-    /// Gives what is open; the recording has `samples` at the recogniser's rate, and `windows` windows.
+    /// Ends all open labels; the recording has `samples` at the recogniser's rate, and `windows`
+    /// windows.
     pub(crate) fn finish(&mut self, samples: u64, windows: u64, out: &mut Vec<Label>) {
         match self.started.as_mut().map(|started| &mut started.meaning) {
             None => {}

@@ -1,8 +1,9 @@
-//! What a model's `[recogniser]` section says: how a recording becomes the model's inputs, and its outputs labels.
+//! The section `[recogniser]` of a model: it maps a recording to the model's inputs, and its
+//! outputs to labels.
 //!
-//! [`Recogniser::parse`] refuses whatever is wrong in the text alone, so that what it returns can be run;
-//! [`Recogniser::check`] says whether a model is the one that is meant. The times of the section become counts of
-//! windows and samples here, once.
+//! [`Recogniser::parse`] refuses every error in the text alone. [`Recogniser::check`] compares the
+//! section with a model's signature. The times of the section are converted to counts of windows
+//! and samples here, once.
 
 mod file;
 mod fit;
@@ -16,28 +17,28 @@ use crate::resample::Channel;
 use crate::segment::WindowSpec;
 use file::RecogniserFile;
 
-/// The lowest rate a recogniser may ask for, in samples a second.
+/// Lowest rate of a recogniser, in samples per second.
 const RATE_MIN: u32 = 1_000;
-/// The highest.
+/// Highest rate.
 const RATE_MAX: u32 = 384_000;
-/// Windows of one run.
+/// Maximum windows of one run.
 const BATCH_MAX: usize = 4096;
-/// Values (of four bytes) of one run, and of one piece whose windows wait for their turn.
+/// Maximum values (of four bytes) of one run, and of one piece whose windows wait.
 const VALUES_MAX: usize = 1 << 26;
-/// Elements of a constant or of a state.
+/// Maximum elements of a constant or of a state.
 const ELEMENTS_MAX: usize = 1 << 22;
-/// Seconds of one piece, its lead-in not counted.
+/// Maximum seconds of one piece without its lead-in.
 const PIECE_SECONDS_MAX: f64 = 3600.0;
-/// Pieces side by side in one batch.
+/// Maximum pieces side by side in one batch.
 const LANES_MAX: usize = 32;
-/// Names of classes.
+/// Maximum classes.
 const CLASSES_MAX: usize = 1 << 16;
-/// Frames of the moving mean before the thresholds.
+/// Maximum frames of the moving mean before the thresholds.
 const SMOOTH_MAX: usize = 10_000;
-/// The MIDI number of a piano's last key.
+/// MIDI number of a piano's last key.
 const LAST_KEY: usize = 108;
 
-/// What a recogniser makes of a model's outputs.
+/// Kind of labels that a recogniser makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecogniserKind {
@@ -49,18 +50,18 @@ pub enum RecogniserKind {
     Embeddings,
 }
 
-/// A recogniser as its section describes it.
+/// A parsed `[recogniser]` section.
 #[derive(Clone, Debug)]
 pub struct Recogniser {
-    /// What it is called in commands and addresses.
+    /// Name in commands and URLs.
     pub name: String,
-    /// The same for people.
+    /// Name for display.
     pub title: String,
-    /// The model that it runs, where that is not the one whose settings it stands in.
+    /// Model that it runs, if not the one whose settings contain it.
     pub model: Option<String>,
-    /// What it makes of the model's outputs.
+    /// Kind of labels.
     pub kind: RecogniserKind,
-    /// Samples a second that the model takes.
+    /// Samples per second of the model's input.
     pub rate: u32,
     pub(crate) channel: Channel,
     pub(crate) input: Option<String>,
@@ -82,7 +83,7 @@ pub struct Recogniser {
     pub(crate) embeddings: EmbeddingSettings,
 }
 
-/// What an axis of the input counts.
+/// Meaning of an axis of the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InputAxis {
     Windows,
@@ -91,12 +92,12 @@ pub(crate) enum InputAxis {
     One,
 }
 
-/// An input that never changes.
+/// A constant input.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ConstantInput {
     pub(crate) input: String,
     pub(crate) value: f64,
-    /// `None`: as the model's signature has it, every dynamic axis one.
+    /// `None`: the signature's shape, with size one for dynamic axes.
     pub(crate) shape: Option<Vec<usize>>,
 }
 
@@ -109,16 +110,16 @@ pub(crate) struct StateInput {
     pub(crate) shape: Option<Vec<usize>>,
 }
 
-/// How a recording is cut for models with a state, in windows.
+/// Pieces of a recording for models with a state, in windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PieceSettings {
     pub(crate) length: u64,
     pub(crate) lead_in: u64,
-    /// Pieces that run side by side in one batch, where the state is inside the model.
+    /// Pieces side by side in one batch, if the state is inside the model.
     pub(crate) lanes: usize,
 }
 
-/// How an output is read.
+/// Reading of an output.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct OutputSettings {
     pub(crate) name: Option<String>,
@@ -128,7 +129,7 @@ pub(crate) struct OutputSettings {
     pub(crate) classes: ClassNames,
 }
 
-/// What turns the model's numbers into probabilities.
+/// Function that turns the model's numbers into probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Activation {
@@ -138,10 +139,10 @@ pub(crate) enum Activation {
     Softmax,
 }
 
-/// What the classes are called.
+/// Names of the classes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ClassNames {
-    /// By their numbers.
+    /// Class numbers.
     Numbered,
     Named(Vec<String>),
     /// Piano keys: the first class is the key of this MIDI number.
@@ -149,10 +150,10 @@ pub(crate) enum ClassNames {
 }
 
 impl ClassNames {
-    /// The names of `count` classes.
+    /// Returns the names of `count` classes.
     ///
     /// # Errors
-    /// `InvalidArgument` when there are more or fewer names.
+    /// `InvalidArgument` if there are more or fewer names.
     pub(crate) fn names(&self, count: usize) -> Result<Vec<String>> {
         const KEYS: [&str; 12] = ["C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B"];
         let key = |number: usize| format!("{}{}", KEYS[number % 12], (number / 12) as i64 - 1);
@@ -171,7 +172,7 @@ impl ClassNames {
     }
 }
 
-/// When an event begins and ends. Lengths in samples at the recogniser's rate.
+/// Thresholds of events. Lengths in samples at the recogniser's rate.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct EventSettings {
     pub(crate) on: f64,
@@ -190,28 +191,28 @@ pub(crate) struct OnsetSettings {
     pub(crate) on: f64,
 }
 
-/// Which classes a scene is.
+/// Selection of a scene's classes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SceneSettings {
     pub(crate) top: usize,
     pub(crate) threshold: f32,
 }
 
-/// Who is who.
+/// Thresholds of speakers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct EmbeddingSettings {
     pub(crate) threshold: f32,
-    /// In dB of full scale; windows below it are silence.
+    /// In dB of full scale; quieter windows are silence.
     pub(crate) min_level: f32,
-    /// The share of a window that must be the recording's, not padding.
+    /// Minimum share of a window that belongs to the recording.
     pub(crate) min_coverage: f32,
 }
 
 impl Recogniser {
-    /// Reads the body of a `[recogniser]` section: TOML with its keys at the top.
+    /// Parses the body of a `[recogniser]` section: TOML with its keys at the top.
     ///
     /// # Errors
-    /// `InvalidArgument` that names the recogniser, the setting and what it may be.
+    /// `InvalidArgument` that names the recogniser, the setting and its allowed values.
     pub fn parse(name: &str, text: &str) -> Result<Recogniser> {
         let read = || {
             let file: RecogniserFile = toml::from_str(text)
@@ -221,16 +222,17 @@ impl Recogniser {
         read().map_err(|error| error.context(format!("recogniser \"{name}\"")))
     }
 
-    /// Checks that a model has the inputs and outputs that this names, of types and sizes that fit.
+    /// Checks that a model has the inputs and outputs of this recogniser, with types and sizes that
+    /// fit.
     ///
     /// # Errors
-    /// `InvalidArgument` that says what does not fit and lists what the model has.
+    /// `InvalidArgument` that states the mismatch and lists the model's inputs and outputs.
     pub fn check(&self, signature: &Signature) -> Result<()> {
         ModelBinding::new(self, signature).map(drop)
     }
 
-    /// What its classes are called, in the model's order, where the section says so: piano keys up to the last of a piano.
-    /// Empty for embeddings and for classes that only have numbers.
+    /// Returns the names of its classes in the model's order, if the section has them: piano keys
+    /// up to the last of a piano. Empty for embeddings and for numbered classes.
     pub fn classes(&self) -> Vec<String> {
         let count = match &self.output.classes {
             _ if self.kind == RecogniserKind::Embeddings => 0,
@@ -241,22 +243,22 @@ impl Recogniser {
         self.output.classes.names(count).unwrap_or_default()
     }
 
-    /// The similarity, -1 to 1, from which on a voice is a speaker's, for recognisers that give embeddings.
+    /// Returns the similarity, -1 to 1, from which a voice is a speaker's; `None` for other kinds.
     pub fn threshold(&self) -> Option<f32> {
         (self.kind == RecogniserKind::Embeddings).then_some(self.embeddings.threshold)
     }
 
-    /// From one window to the next, in seconds.
+    /// Returns the seconds from one window to the next.
     pub(crate) fn hop_seconds(&self) -> f64 {
         (self.spec.hop as u64 * self.row_samples) as f64 / f64::from(self.rate)
     }
 
-    /// Values of one window as the model sees it: context and window.
+    /// Returns the values of one window for the model: context and window.
     pub(crate) fn window_values(&self) -> usize {
         (self.spec.context + self.spec.window) * self.width
     }
 
-    /// Refuses so many windows at once as would need more memory than a recording may have.
+    /// Refuses `windows` waiting windows if they need more memory than a recording may have.
     pub(crate) fn may_wait(&self, windows: usize) -> Result<()> {
         let rows = self.spec.context + self.spec.window;
         let values = rows.checked_mul(self.width).and_then(|values| values.checked_mul(windows));
@@ -270,13 +272,14 @@ impl Recogniser {
         )))
     }
 
-    /// Where the middle hop of window `window` begins, in seconds.
+    /// Returns the start of the middle hop of window `window`, in seconds.
     pub(crate) fn middle_seconds(&self, window: u64) -> f64 {
         let rows = window as f64 * self.spec.hop as f64 + (self.spec.window - self.spec.hop) as f64 / 2.0;
         self.seconds(rows)
     }
 
-    /// What is done of the recording with window `window`, of which `real` rows are the recording's, in seconds.
+    /// Returns the seconds of the recording that are done with window `window`, of which `real`
+    /// rows belong to the recording.
     pub(crate) fn done_seconds(&self, window: u64, real: usize) -> f64 {
         self.seconds(window as f64 * self.spec.hop as f64 + real.min(self.spec.hop) as f64)
     }
@@ -314,11 +317,19 @@ fn resolve(name: &str, file: RecogniserFile) -> Result<Recogniser> {
         axes,
         batch,
         sequence: file.sequence,
-        constants: file.constants.into_iter().map(file::constant).collect::<Result<_>>()?,
+        constants: file
+            .constants
+            .into_iter()
+            .map(|(input, value)| file::constant(input, value))
+            .collect::<Result<_>>()?,
         features: file.features,
         width,
         row_samples: row_samples as u64,
-        state: file.state.into_iter().map(file::state).collect::<Result<_>>()?,
+        state: file
+            .state
+            .into_iter()
+            .map(|(input, state)| file::state(input, state))
+            .collect::<Result<_>>()?,
         pieces: file.pieces.resolve(hop_seconds)?,
         output: file.output.resolve()?,
         events: file.events.resolve(rate)?,
@@ -329,7 +340,7 @@ fn resolve(name: &str, file: RecogniserFile) -> Result<Recogniser> {
     Ok(recogniser)
 }
 
-/// Refuses axes that do not go with the rest, and runs that are too large.
+/// Refuses axes that contradict other settings, and runs that are too large.
 fn check_axes(recogniser: &Recogniser) -> Result<()> {
     recogniser.may_wait(recogniser.batch)?;
     let axis = |axis: InputAxis| recogniser.axes.contains(&axis);

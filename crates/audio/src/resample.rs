@@ -1,25 +1,25 @@
-//! One channel at the model's rate, from any number of channels at any rate.
+//! Converts any number of channels at any rate to one channel at the model's rate.
 //!
-//! Rates are changed by a synchronous transform whose filter leaves nothing above the lower of the two Nyquist
-//! frequencies to fold back. The filter's delay is taken off again, so that sample `i` of the result is the sound at
-//! `i / to` seconds.
+//! Rates are changed by a synchronous transform. Its filter leaves nothing above the lower of the
+//! two Nyquist frequencies that could alias. The filter's delay is removed, so that sample `i` of
+//! the result is the sound at `i / to` seconds.
 
 use base::{Error, Result};
 use rubato::{FftFixedInOut, Resampler};
 
-/// The rates that can be changed, in Hz.
+/// Lowest rate that can be changed, in Hz.
 pub const RATE_MIN: u32 = 1_000;
-/// The highest rate.
+/// Highest rate that can be changed, in Hz.
 pub const RATE_MAX: u32 = 768_000;
-/// The samples that the transform takes at once, at least; more only where two rates have small common divisors.
+/// Minimum samples of one transform; more only if the two rates have small common divisors.
 const CHUNK: usize = 4096;
 
-/// Which channel of a recording a model hears.
+/// Channel of a recording for a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Channel {
-    /// The mean of all.
+    /// The mean of all channels.
     Mix,
-    /// One, counted from zero.
+    /// One channel, counted from zero.
     Only(usize),
 }
 
@@ -30,7 +30,7 @@ pub struct Mono {
     change: Option<Box<RateChange>>,
 }
 
-/// A change of rate under way.
+/// State of a change of rate.
 struct RateChange {
     from: u64,
     to: u64,
@@ -38,17 +38,18 @@ struct RateChange {
     /// Samples that do not fill a chunk yet.
     waiting: Vec<f32>,
     given: Vec<f32>,
-    /// What is left of the filter's delay at the beginning of what it gives.
+    /// Remaining delay of the filter at the beginning of its output.
     delay: usize,
     taken: u64,
     made: u64,
 }
 
 impl Mono {
-    /// From `channels` interleaved channels at `from` samples a second to one at `to`.
+    /// Converts `channels` interleaved channels at `from` samples per second to one at `to`.
     ///
     /// # Errors
-    /// `InvalidArgument` when the recording has no such channel, or for rates outside [`RATE_MIN`] to [`RATE_MAX`].
+    /// `InvalidArgument` if the recording has no such channel, or for rates outside [`RATE_MIN`] to
+    /// [`RATE_MAX`].
     pub fn new(from: u32, channels: usize, to: u32, channel: Channel) -> Result<Mono> {
         match channel {
             _ if channels == 0 => return Err(Error::invalid("the recording has no channel")),
@@ -72,10 +73,10 @@ impl Mono {
         Ok(Mono { channels, channel, change: Some(Box::new(RateChange::new(from, to)?)) })
     }
 
-    /// Takes whole interleaved samples and appends what is ready of the result.
+    /// Adds interleaved samples of whole frames and appends the finished part of the result.
     ///
     /// # Errors
-    /// `Internal` should the resampler fail.
+    /// `Internal` if the resampler fails.
     pub fn push(&mut self, interleaved: &[f32], out: &mut Vec<f32>) -> Result<()> {
         let (channels, channel) = (self.channels, self.channel);
         let mono = interleaved.chunks_exact(channels).map(|frame| match channel {
@@ -94,7 +95,7 @@ impl Mono {
         Ok(())
     }
 
-    /// Appends the rest, so that `round(n * to / from)` samples came out for `n` that went in.
+    /// Appends the rest, so that `n` samples in become `round(n * to / from)` samples out.
     ///
     /// # Errors
     /// As for [`Mono::push`].
@@ -113,14 +114,15 @@ impl Mono {
     }
 }
 
-/// The greatest number that divides both.
+/// Returns the greatest common divisor.
 fn divisor(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { divisor(b, a % b) }
 }
 
 impl RateChange {
     fn new(from: u32, to: u32) -> Result<RateChange> {
-        // A chunk is a multiple of this many samples; of an even number, or the delay would have half a sample.
+        // A chunk is an even multiple of this many samples; otherwise the delay would have half a
+        // sample.
         let unit = 2 * (from / divisor(from, to)) as usize;
         let resampler = FftFixedInOut::new(from as usize, to as usize, CHUNK.next_multiple_of(unit), 1)
             .map_err(|error| Error::internal(format!("no resampler from {from} to {to} Hz: {error}")))?;
@@ -136,7 +138,7 @@ impl RateChange {
         })
     }
 
-    /// Resamples what fills chunks.
+    /// Resamples all full chunks.
     fn chunks(&mut self, out: &mut Vec<f32>) -> Result<()> {
         let size = self.resampler.input_frames_next();
         let mut used = 0;

@@ -1,55 +1,56 @@
-//! Windows over rows of features: what a model takes at once, with the rows before it that it sees too.
+//! Cuts rows of features into windows: the model's input, with the rows before it as context.
 
 use base::Result;
 
-/// How rows are cut into windows. All three are counts of rows.
+/// Size and distance of windows, in rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowSpec {
-    /// The rows of a window; at least one.
+    /// Rows of a window; at least one.
     pub window: usize,
-    /// From one window's first row to the next one's; at least one, and more than `window` skips rows.
+    /// Rows from one window's start to the next; at least one. More than `window` skips rows.
     pub hop: usize,
-    /// The rows before a window that the model sees too.
+    /// Rows of context before a window.
     pub context: usize,
 }
 
-/// One window, lent for the length of a call.
+/// One window, borrowed for a call.
 #[derive(Clone, Copy, Debug)]
 pub struct FeatureWindow<'a> {
-    /// Its number, from zero.
+    /// Number, from zero.
     pub index: u64,
-    /// Its first row (after the context), counted from the recording's first.
+    /// First row after the context, counted from the recording's first.
     pub start: u64,
-    /// How many of `window` rows are the recording's; the rest, at the end, is padding with zeros.
+    /// Number of `window` rows that belong to the recording; the rest at the end is padding with
+    /// zeros.
     pub real: usize,
-    /// The context and the window: `(context + window) * width` values, row-major.
+    /// Context and window: `(context + window) * width` values, row-major.
     pub rows: &'a [f32],
 }
 
-/// Cuts rows into windows as they come. Holds one window, its context and what one push adds, whatever the length.
+/// Cuts rows into windows as they arrive. Holds one window, its context and the rows of one push.
 #[derive(Debug)]
 pub struct Windows {
     spec: WindowSpec,
     width: usize,
-    /// Values from the next window's context on; the zeros before the first row are put here at the beginning.
+    /// Values from the next window's context on; begins with the zeros before the first row.
     held: Vec<f32>,
-    /// Values that are still to be passed over before the next window's context, where windows are far apart.
+    /// Values to skip before the next window's context, if windows are far apart.
     skip: usize,
     next: u64,
 }
 
 impl Windows {
-    /// Windows over rows of `width` values. A window, hop or width of zero counts as one.
+    /// Makes windows over rows of `width` values. A window, hop or width of zero counts as one.
     pub fn new(spec: WindowSpec, width: usize) -> Windows {
         let width = width.max(1);
         let spec = WindowSpec { window: spec.window.max(1), hop: spec.hop.max(1), context: spec.context };
         Windows { spec, width, held: vec![0.0; spec.context * width], skip: 0, next: 0 }
     }
 
-    /// Takes more rows, any number of whole ones, and gives every window that is complete now.
+    /// Adds any number of whole rows and calls `each` for every complete window.
     ///
     /// # Errors
-    /// Those of `each`, after which the windows that this push completed are not given again.
+    /// Those of `each`; the windows completed by this push are not repeated.
     pub fn push(
         &mut self,
         rows: &[f32],
@@ -73,13 +74,14 @@ impl Windows {
         result
     }
 
-    /// Gives the last window, padded with zeros, if rows are left that no window had.
+    /// Calls `each` for the last window, padded with zeros, if rows are left that were in no
+    /// window.
     ///
     /// # Errors
     /// Those of `each`.
     pub fn finish(&mut self, each: &mut dyn FnMut(FeatureWindow<'_>) -> Result<()>) -> Result<()> {
         let real = (self.held.len() / self.width).saturating_sub(self.spec.context);
-        // What the window before this one had already, where windows overlap.
+        // Rows of the window before, if windows overlap.
         let had = if self.next == 0 { 0 } else { self.spec.window.saturating_sub(self.spec.hop) };
         if real <= had {
             return Ok(());

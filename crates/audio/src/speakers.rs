@@ -1,10 +1,11 @@
-//! Enrolled voices: names with the mean of their embeddings, in memory or in a file.
+//! Enrolled speakers: names with the mean of their embeddings, in memory or in a file.
 //!
-//! The file is one JSON document, small enough to be written whole each time: to a temporary file beside it, which is
-//! synced and renamed over it, and then the directory is synced. So the file is always a complete document, and an
-//! enrolment that has been acknowledged is in it. Several processes may share a file: who changes it holds the lock of
-//! `FILE.lock` and begins with what the file says then. A server sets a damaged file aside under another name and goes on; a
-//! command that was given one leaves it as it is and says so, since it may be no such file at all.
+//! The file is one JSON document, small enough to be rewritten each time: to a temporary file
+//! beside it, which is synced and renamed over it; then the directory is synced. So the file is
+//! always a complete document, and it contains every acknowledged enrolment. Several processes may
+//! share a file: a writer holds the lock of `FILE.lock` and starts from the file's current
+//! contents. A server renames a damaged file and goes on. A command leaves it unchanged and reports
+//! it, because the file may be something else entirely.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,27 +18,27 @@ use base::{Error, Result};
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 
-/// Speakers of one store.
+/// Maximum speakers of one store.
 const SPEAKERS_MAX: usize = 4096;
-/// Bytes of a name.
+/// Maximum bytes of a name.
 const NAME_BYTES_MAX: usize = 256;
-/// Values of an embedding.
+/// Maximum values of an embedding.
 const DIMENSION_MAX: usize = 4096;
-/// Bytes of a file that is read.
+/// Maximum bytes of a file.
 const FILE_BYTES_MAX: u64 = 1 << 28;
-/// Damaged files that are kept aside.
+/// Maximum damaged files that are kept.
 const CORRUPT_MAX: u32 = 1000;
-/// The document's version.
+/// Version of the document.
 const FORMAT: u32 = 1;
 
-/// Enrolled voices. Clones share one store, which any number of threads may use.
+/// Enrolled speakers. Clones share one store, which any number of threads may use.
 #[derive(Clone, Debug)]
 pub struct Speakers(Arc<SpeakerStore>);
 
 #[derive(Debug)]
 struct SpeakerStore {
     path: Option<PathBuf>,
-    /// One change at a time; readers do not wait for it.
+    /// Held during a change; readers do not wait for it.
     writing: Mutex<()>,
     document: RwLock<Arc<SpeakerFile>>,
 }
@@ -46,7 +47,7 @@ struct SpeakerStore {
 #[serde(deny_unknown_fields)]
 struct SpeakerFile {
     format: u32,
-    /// Values of each vector; 0 while nobody is enrolled.
+    /// Values of each vector; 0 if no speaker is enrolled.
     dimension: usize,
     speakers: BTreeMap<String, Voice>,
 }
@@ -54,9 +55,9 @@ struct SpeakerFile {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Voice {
-    /// How many embeddings have been enrolled.
+    /// Number of enrolled embeddings.
     embeddings: u64,
-    /// The mean of them as unit vectors.
+    /// Mean of their unit vectors.
     vector: Vec<f32>,
 }
 
@@ -67,20 +68,20 @@ impl Default for SpeakerFile {
 }
 
 impl Speakers {
-    /// The store in the file at `path`, which is made with the first enrolment.
+    /// Opens the store in the file at `path`, which the first enrolment creates.
     ///
     /// # Errors
-    /// Those of reading the file; `DataLoss` for one that is damaged or holds something else, and `FailedPrecondition` for
-    /// one of a later version: it stays as it is.
+    /// Those of reading the file; `DataLoss` if it is damaged or holds something else,
+    /// `FailedPrecondition` if its version is newer. The file stays as it is.
     pub fn open(path: &Path) -> Result<Speakers> {
         Ok(Speakers::with(Some(path.to_owned()), document(path)?.unwrap_or_default()))
     }
 
-    /// The same for a server, which goes on without: a file that is damaged is renamed to `PATH.corrupt-N`, which the log
-    /// says, and the store begins empty.
+    /// Opens the store for a server: a damaged file is renamed to `PATH.corrupt-N` and logged, and
+    /// the store begins empty.
     ///
     /// # Errors
-    /// Those of reading or renaming the file; `FailedPrecondition` for a file of a later version.
+    /// Those of reading or renaming the file; `FailedPrecondition` if its version is newer.
     pub fn open_or_set_aside(path: &Path) -> Result<Speakers> {
         match Speakers::open(path) {
             Err(error) if error.kind() == base::ErrorKind::DataLoss => {
@@ -93,7 +94,7 @@ impl Speakers {
         }
     }
 
-    /// A store that is gone with its last clone.
+    /// Makes a store that is lost with its last clone.
     pub fn in_memory() -> Speakers {
         Speakers::with(None, SpeakerFile::default())
     }
@@ -103,13 +104,13 @@ impl Speakers {
         Speakers(Arc::new(SpeakerStore { path, writing: Mutex::new(()), document }))
     }
 
-    /// Adds an embedding of `name`'s voice, of any length but zero; one who is enrolled already gets the mean of all.
-    /// When this returns, a power cut does not undo it.
+    /// Adds an embedding of `name`'s voice, of any length but zero; an enrolled speaker gets the
+    /// mean of all. The change is durable when this returns.
     ///
     /// # Errors
-    /// `InvalidArgument` for a name that is empty, too long or has control characters, and for an embedding without a
-    /// direction or of another dimension than the others; `ResourceExhausted` when the store is full; those of writing
-    /// the file, and then nothing has changed.
+    /// `InvalidArgument` for a name that is empty, too long or has control characters, and for an
+    /// embedding without a direction or of another dimension than the others; `ResourceExhausted`
+    /// if the store is full; those of writing the file. An error changes nothing.
     pub fn enrol(&self, name: &str, embedding: &[f32]) -> Result<()> {
         if name.trim().is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
             return Err(Error::invalid(format!(
@@ -147,10 +148,10 @@ impl Speakers {
         Ok(())
     }
 
-    /// Forgets `name`, as durably; whether it was there.
+    /// Removes `name` durably. Returns false if it was not enrolled.
     ///
     /// # Errors
-    /// Those of writing the file, and then nothing has changed.
+    /// Those of writing the file. An error changes nothing.
     pub fn remove(&self, name: &str) -> Result<bool> {
         let file_is_there = self.0.path.as_ref().is_none_or(|path| path.exists());
         if !file_is_there && !self.now().speakers.contains_key(name) {
@@ -159,13 +160,14 @@ impl Speakers {
         self.change(|document| Ok(document.speakers.remove(name).is_some()))
     }
 
-    /// Who is enrolled, sorted.
+    /// Returns the enrolled names, sorted.
     pub fn names(&self) -> Vec<String> {
         self.now().speakers.keys().cloned().collect()
     }
 
-    /// Whose voice is most like `embedding`, with the cosine similarity, -1 to 1. `None` when nobody is enrolled, and
-    /// for an embedding of another dimension or without a direction.
+    /// Returns the speaker whose voice is most similar to `embedding`, with the cosine similarity,
+    /// -1 to 1. `None` if no speaker is enrolled, and for an embedding of another dimension or
+    /// without a direction.
     pub fn nearest(&self, embedding: &[f32]) -> Option<(String, f32)> {
         let document = self.now();
         let each = document.speakers.iter();
@@ -173,8 +175,8 @@ impl Speakers {
         each.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(name, similarity)| (name.clone(), similarity))
     }
 
-    /// How much `embedding` is like `name`'s voice: the cosine similarity, -1 to 1. `None` when `name` is not enrolled,
-    /// and for an embedding of another dimension or without a direction.
+    /// Returns the cosine similarity, -1 to 1, of `embedding` and `name`'s voice. `None` if `name`
+    /// is not enrolled, and for an embedding of another dimension or without a direction.
     pub fn similarity(&self, name: &str, embedding: &[f32]) -> Option<f32> {
         cosine(&self.now().speakers.get(name)?.vector, embedding)
     }
@@ -183,11 +185,12 @@ impl Speakers {
         self.0.document.read().clone()
     }
 
-    /// Changes a copy, writes it where that made a difference, which is what is returned, and only then shows it.
+    /// Changes a copy, writes it if `change` returns true, and only then publishes it. Returns what
+    /// `change` returned.
     fn change(&self, change: impl FnOnce(&mut SpeakerFile) -> Result<bool>) -> Result<bool> {
         let _one_at_a_time = self.0.writing.lock();
         let _one_process = self.0.path.as_deref().map(lock).transpose()?;
-        // Without a file there is nothing that another process has added.
+        // Without a file, no other process has added anything.
         let mut document = match self.0.path.as_deref().map(document).transpose()?.flatten() {
             Some(document) => document,
             None => SpeakerFile::clone(&self.now()),
@@ -207,7 +210,7 @@ impl Default for Speakers {
     }
 }
 
-/// `vector` at length one; `None` where it has no direction.
+/// Returns `vector` at length one; `None` if it has no direction.
 pub(crate) fn unit(vector: &[f32]) -> Option<Vec<f32>> {
     let squares: f64 = vector.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
     let length = squares.sqrt();
@@ -222,7 +225,7 @@ fn cosine(mean: &[f32], embedding: &[f32]) -> Option<f32> {
     fits.then(|| (dot(mean, embedding) / lengths).clamp(-1.0, 1.0) as f32)
 }
 
-/// Waits until no other process changes the file at `path`; until the answer is dropped, none does.
+/// Locks the file at `path` against other processes until the result is dropped.
 fn lock(path: &Path) -> Result<File> {
     let beside = beside(path, ".lock");
     let locked = create(&beside).and_then(|file| file.lock().map(|()| file));
@@ -234,13 +237,13 @@ fn create(path: &Path) -> std::io::Result<File> {
     File::options().write(true).create(true).truncate(true).mode(0o640).open(path)
 }
 
-/// What the file says; `None` where there is no file.
+/// Reads the document; `None` if there is no file.
 fn document(path: &Path) -> Result<Option<SpeakerFile>> {
     let parsed = read(path)?.map(|bytes| parse(&bytes)).transpose();
     parsed.map_err(|error| error.context("no file of enrolled voices").context(path.display()))
 }
 
-/// The file's bytes; `None` where there is no file.
+/// Reads the file; `None` if there is none.
 fn read(path: &Path) -> Result<Option<Vec<u8>>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -296,7 +299,7 @@ fn set_aside(path: &Path) -> Result<PathBuf> {
     Ok(aside)
 }
 
-/// `path` with `suffix` after its name.
+/// Returns `path` with `suffix` after its name.
 fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);

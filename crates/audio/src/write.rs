@@ -1,7 +1,7 @@
-//! Labels as text, in the formats of the field, each written as labels come.
+//! Writes labels as text in common formats, as they arrive.
 //!
-//! Formats that have a way to write any character use it; subtitles, label tracks and RTTM have none, so what would
-//! break a line or a field there becomes a space or an underscore.
+//! Formats with an escape use it. Subtitles, label tracks and RTTM have none: characters that would
+//! break a line or a field become a space or an underscore.
 
 use std::io::Write;
 use std::path::Path;
@@ -14,28 +14,28 @@ use crate::decode;
 use crate::pipeline::{AudioSummary, PipelineEvent};
 use crate::{Fault, Label};
 
-/// Faults that a JSON document keeps until its end; more are counted in its summary.
+/// Maximum faults that a JSON document keeps until its end; more are counted in its summary.
 const FAULTS_MAX: usize = 1000;
 
-/// A way to write labels.
+/// Format of written labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LabelFormat {
-    /// Aligned columns for people; times as minutes, seconds and milliseconds.
+    /// Aligned columns for people; times in minutes, seconds and milliseconds.
     Table,
     /// One document: `format`, `file`, `labels`, `faults`, `summary`; times in seconds.
     Json,
-    /// Comma-separated values as RFC 4180 has them, with a header: file, start, end, label, score.
+    /// Comma-separated values by RFC 4180, with a header: file, start, end, label, score.
     Csv,
     /// Subtitles.
     Srt,
-    /// SPEAKER lines as NIST defines them; faults are comments.
+    /// SPEAKER lines by NIST; faults are comments.
     Rttm,
     /// A label track: start, end and label between tabs.
     Audacity,
 }
 
 impl LabelFormat {
-    /// All formats, in the order in which help lists them.
+    /// All formats, in the order of the help text.
     pub const ALL: [LabelFormat; 6] = [
         LabelFormat::Table,
         LabelFormat::Json,
@@ -45,7 +45,7 @@ impl LabelFormat {
         LabelFormat::Audacity,
     ];
 
-    /// What it is called on a command line.
+    /// Returns its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             LabelFormat::Table => "table",
@@ -69,7 +69,7 @@ impl FromStr for LabelFormat {
     }
 }
 
-/// Writes the labels of one recording as they come.
+/// Writes the labels of one recording as they arrive.
 pub struct LabelWriter<W: Write> {
     format: LabelFormat,
     out: W,
@@ -79,7 +79,7 @@ pub struct LabelWriter<W: Write> {
 }
 
 impl<W: Write> LabelWriter<W> {
-    /// Writes what the format begins with; `file_name` names the recording in formats that do.
+    /// Writes the format's beginning; `file_name` names the recording in formats with such a field.
     ///
     /// # Errors
     /// Those of `out`.
@@ -137,7 +137,8 @@ impl<W: Write> LabelWriter<W> {
         self.write(&line)
     }
 
-    /// Writes a fault: in a table and in RTTM now, in JSON at the end. CSV, SRT and label tracks have no place for it.
+    /// Writes a fault: in a table and in RTTM now, in JSON at the end. CSV, SRT and label tracks
+    /// omit it.
     ///
     /// # Errors
     /// Those of `out`.
@@ -160,7 +161,7 @@ impl<W: Write> LabelWriter<W> {
         }
     }
 
-    /// Writes what the format ends with and gives `out` back, flushed.
+    /// Writes the format's end and returns `out`, flushed.
     ///
     /// # Errors
     /// Those of `out`.
@@ -191,11 +192,13 @@ fn failed(error: std::io::Error) -> Error {
     Error::io(Path::new("labels cannot be written"), &error)
 }
 
-/// An event as one line of JSON with its line feed; `None` for events that have no line (today all have one).
+/// Returns an event as one line of JSON with its line feed; `None` for events without a line (today
+/// all have one).
 ///
-/// `{"type":"opened","format":..,"rate":..,"channels":..,"seconds":..}`, `{"type":"label","start":..,"end":..,
-/// "text":..,"score":..}` (with `"embedding"` where there is one), `{"type":"fault","at":..,"what":..}` or
-/// `{"type":"progress","seconds":..,"total":..}`; times in seconds, unknown ones null.
+/// `{"type":"opened","format":..,"rate":..,"channels":..,"seconds":..}`,
+/// `{"type":"label","start":..,"end":.., "text":..,"score":..}` (with `"embedding"` where there is
+/// one), `{"type":"fault","at":..,"what":..}` or `{"type":"progress","seconds":..,"total":..}`;
+/// times in seconds, unknown ones null.
 pub fn ndjson(event: &PipelineEvent) -> Option<String> {
     let (kind, value) = match event {
         PipelineEvent::Opened(format) => ("opened", opened_value(format)),
@@ -208,13 +211,13 @@ pub fn ndjson(event: &PipelineEvent) -> Option<String> {
     Some(line(kind, value))
 }
 
-/// The summary as one line of JSON with its line feed: `{"type":"summary","seconds":..,"labels":..,"faults":..,
-/// "partial":..,"windows":..}`.
+/// Returns the summary as one line of JSON with its line feed:
+/// `{"type":"summary","seconds":..,"labels":..,"faults":.., "partial":..,"windows":..}`.
 pub fn ndjson_summary(summary: &AudioSummary) -> String {
     line("summary", summary_value(summary))
 }
 
-/// `value`, an object, with its type in front.
+/// Returns the object `value` with its type in front.
 fn line(kind: &str, value: Value) -> String {
     let object = value.to_string();
     format!("{{\"type\":\"{kind}\",{}\n", object.strip_prefix('{').unwrap_or("}"))
@@ -252,23 +255,23 @@ fn summary_value(summary: &AudioSummary) -> Value {
     })
 }
 
-/// Seconds to the microsecond: more digits say nothing about sound.
+/// Rounds seconds to the microsecond, which is enough for sound.
 fn seconds(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
 }
 
-/// A single as the double that prints like it, so that JSON has no digits that mean nothing.
+/// Returns a float32 as the float64 that prints the same digits.
 fn shortest(value: f32) -> Value {
     value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
-/// "MM:SS.mmm", minutes going on past 99.
+/// Returns "MM:SS.mmm"; minutes may exceed 99.
 fn minutes(seconds: f64) -> String {
     let millis = millis(seconds);
     format!("{:02}:{:02}.{:03}", millis / 60_000, millis / 1000 % 60, millis % 1000)
 }
 
-/// "HH:MM:SS,mmm", as subtitles have it.
+/// Returns "HH:MM:SS,mmm", the form of subtitles.
 fn hours(seconds: f64) -> String {
     let millis = millis(seconds);
     let minutes = millis / 60_000;
@@ -279,7 +282,7 @@ fn millis(seconds: f64) -> u64 {
     (seconds * 1000.0).round() as u64
 }
 
-/// On one line, control characters and backslashes as escapes.
+/// Returns one line with control characters and backslashes escaped.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -292,7 +295,7 @@ fn escaped(text: &str) -> String {
     out
 }
 
-/// A field of RFC 4180.
+/// Returns a field of RFC 4180.
 fn quoted(text: &str) -> String {
     match text.contains(['"', ',', '\r', '\n']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
@@ -300,12 +303,12 @@ fn quoted(text: &str) -> String {
     }
 }
 
-/// Control characters as spaces.
+/// Replaces control characters by spaces.
 fn one_line(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
-/// A field between spaces: without any of its own.
+/// Replaces spaces, for a field that spaces delimit.
 fn field(text: &str) -> String {
     let blank = |letter: char| letter.is_whitespace() || letter.is_control();
     match text.is_empty() {

@@ -10,6 +10,70 @@
 //! To add an engine, implement the two traits in a crate `engine-NAME`, state its limits in
 //! [`Capabilities`], run `conformance::check` from its integration test, and add it to the list in
 //! `server`.
+//!
+//! # Example: an engine that doubles its input
+//! ```
+//! use std::collections::BTreeMap;
+//! use std::sync::Arc;
+//!
+//! use base::{DType, Dim, NamedTensor, Result, Signature, Tensor, TensorSpec};
+//! use millpond_engine::{Capabilities, Engine, LoadRequest, ParameterUse, Session};
+//!
+//! struct DoublingEngine;
+//!
+//! struct DoublingSession {
+//!     signature: Signature,
+//!     metadata: BTreeMap<String, String>,
+//! }
+//!
+//! impl Engine for DoublingEngine {
+//!     fn name(&self) -> &'static str {
+//!         "doubling"
+//!     }
+//!     fn version(&self) -> String {
+//!         "1".to_owned()
+//!     }
+//!     fn capabilities(&self) -> Capabilities {
+//!         Capabilities {
+//!             parameters: ParameterUse::Bound,
+//!             files: vec!["model.double"],
+//!             concurrent_runs: true,
+//!             dtypes: vec![DType::F32],
+//!             cuda: false,
+//!         }
+//!     }
+//!     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
+//!         self.capabilities().check_device(self.name(), request.options.device)?;
+//!         let shape = Some(vec![Dim::Dynamic(None)]);
+//!         let x = TensorSpec { name: "x".into(), dtype: DType::F32, shape, optional: false };
+//!         let y = TensorSpec { name: "y".into(), ..x.clone() };
+//!         let signature = Signature { inputs: vec![x], outputs: vec![y] };
+//!         Ok(Box::new(DoublingSession { signature, metadata: BTreeMap::new() }))
+//!     }
+//! }
+//!
+//! impl Session for DoublingSession {
+//!     fn signature(&self) -> &Signature {
+//!         &self.signature
+//!     }
+//!     fn metadata(&self) -> &BTreeMap<String, String> {
+//!         &self.metadata
+//!     }
+//!     fn run(&self, inputs: &[NamedTensor], _: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+//!         let values: Vec<f32> = inputs[0].tensor.to_vec()?;
+//!         let doubled: Vec<f32> = values.iter().map(|value| value * 2.0).collect();
+//!         Ok(vec![NamedTensor::new("y", Tensor::from_vec([doubled.len()].as_slice(), doubled)?)])
+//!     }
+//! }
+//!
+//! # fn main() -> Result<()> {
+//! let session = DoublingEngine.load(&LoadRequest::default())?;
+//! let x = [NamedTensor::new("x", Tensor::from_vec([2].as_slice(), vec![1.5f32, 2.0])?)];
+//! session.signature().check_inputs(&x)?;
+//! assert_eq!(session.run(&x, &[])?[0].tensor.to_vec::<f32>()?, [3.0, 4.0]);
+//! # Ok(())
+//! # }
+//! ```
 
 mod arena;
 mod batch_plan;

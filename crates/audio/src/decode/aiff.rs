@@ -1,16 +1,16 @@
-//! Headers of aiff files.
+//! Reads headers of aiff files.
 
 use base::{Error, Result};
 
 use super::bytes::InputBytes;
 use super::pcm::{PcmLayout, SampleCoding};
 
-/// The chunks before the sound.
+/// Maximum chunks before the sound.
 const CHUNKS_MAX: usize = 1000;
-/// What is read of the chunk that describes the sound: with the name of a compression.
+/// Bytes that are read of the chunk that describes the sound, up to the name of a compression.
 const COMMON: usize = 22;
 
-/// Whether these are the first bytes of an aiff file.
+/// Returns true for the first bytes of an aiff file.
 pub(super) fn is(start: &[u8]) -> bool {
     start.get(..4) == Some(b"FORM") && matches!(start.get(8..12), Some(b"AIFF" | b"AIFC"))
 }
@@ -18,7 +18,7 @@ pub(super) fn is(start: &[u8]) -> bool {
 /// Reads the header up to the sound itself.
 ///
 /// # Errors
-/// `DataLoss` when the header ends or makes no sense, `Unimplemented` for compressed sound.
+/// `DataLoss` if the header ends or makes no sense, `Unimplemented` for compressed sound.
 pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
     bytes.pass(12);
     let mut format = None;
@@ -34,7 +34,7 @@ pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
                         "this aiff file does not say what its sound is like (no COMM chunk)",
                     ));
                 };
-                // The sound may begin later, for those who want it aligned.
+                // An offset aligns the sound.
                 let offset = big(bytes.peek(4));
                 if !bytes.pass(8 + u64::from(offset)) {
                     break;
@@ -58,7 +58,7 @@ fn big(four: &[u8]) -> u32 {
     four.iter().fold(0, |sum, byte| sum << 8 | u32::from(*byte))
 }
 
-/// What a COMM chunk says.
+/// Reads a COMM chunk.
 fn describe(chunk: &[u8]) -> Result<PcmLayout> {
     if chunk.len() < 18 {
         return Err(Error::data_loss("the COMM chunk of this aiff file is too short"));

@@ -1,4 +1,4 @@
-//! The bytes of a recording, looked at before they are taken.
+//! A recording's bytes, with look-ahead.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
@@ -7,24 +7,24 @@ use symphonia::core::io::MediaSource;
 use super::AudioInput;
 use super::mp4::Mp4Watch;
 
-/// What is read at a time.
+/// Bytes of one read.
 const PIECE: usize = 32 * 1024;
 
 /// A recording's bytes from its beginning on.
 pub(super) struct InputBytes {
     rest: AudioInput,
-    /// Read from `rest` and not taken yet, from `used` on.
+    /// Bytes read from `rest` and not taken, from `used` on.
     ahead: Vec<u8>,
     used: usize,
     ended: bool,
-    /// The name of the error that `rest` ended with, if it did.
+    /// Message of the error that ended `rest`, if one did.
     broken: Option<String>,
-    /// Four bytes of a file that are read as others: names of parts that nobody has to read.
+    /// Names that are replaced while they are read, by offset: atoms that no reader needs.
     renamed: Vec<(u64, [u8; 4])>,
-    /// The place in the file, for those who seek.
+    /// Position for a reader that seeks.
     place: u64,
     seekable: bool,
-    /// What is checked while it is read.
+    /// Checks that are made while a reader reads.
     watch: Option<Mp4Watch>,
 }
 
@@ -36,7 +36,7 @@ impl InputBytes {
         InputBytes { rest: input, ahead, used, ended: false, broken: None, renamed, place, seekable, watch }
     }
 
-    /// The next bytes without taking them: `count`, or fewer at the end.
+    /// Returns the next `count` bytes without taking them, or fewer at the end.
     pub(super) fn peek(&mut self, count: usize) -> &[u8] {
         while self.ahead.len() - self.used < count && !self.ended {
             self.ahead.drain(..self.used);
@@ -67,12 +67,12 @@ impl InputBytes {
         &held[..count.min(held.len())]
     }
 
-    /// Takes `count` bytes that were seen before; fewer at the end.
+    /// Takes `count` peeked bytes; fewer at the end.
     pub(super) fn advance(&mut self, count: usize) {
         self.used = (self.used + count).min(self.ahead.len());
     }
 
-    /// Passes over `count` bytes; whether there were as many.
+    /// Skips `count` bytes. Returns false if there are fewer.
     pub(super) fn pass(&mut self, mut count: u64) -> bool {
         while count > 0 {
             let seen = self.peek(usize::try_from(count).unwrap_or(PIECE).min(PIECE)).len();
@@ -85,30 +85,30 @@ impl InputBytes {
         true
     }
 
-    /// Puts `bytes` before those that come next. From now on nobody can seek.
+    /// Inserts `bytes` before the next ones and disables seeking.
     pub(super) fn put_back(&mut self, bytes: &[u8]) {
         self.ahead.splice(..self.used, bytes.iter().copied());
         self.used = 0;
         self.seekable = false;
     }
 
-    /// From now on nobody can seek.
+    /// Disables seeking.
     pub(super) fn forward_only(&mut self) {
         self.seekable = false;
     }
 
-    /// Why reading ended before the end, if it did.
+    /// Returns the error that ended reading early, if one did.
     pub(super) fn broken(&self) -> Option<&str> {
         self.broken.as_deref()
     }
 
-    /// Whether any place can be read at any time.
+    /// Returns true for a file, which can be read at any position.
     pub(super) fn is_file(&self) -> bool {
         self.seekable
     }
 
-    /// Up to `count` bytes at `offset` from the beginning, before anything was taken. On a stream, all up to there
-    /// are kept.
+    /// Returns up to `count` bytes at `offset` from the beginning, before any were taken. On a
+    /// stream all bytes up to there are kept.
     pub(super) fn look(&mut self, offset: u64, count: usize) -> Vec<u8> {
         if let AudioInput::File(file) = &mut self.rest {
             let mut bytes = Vec::new();
@@ -125,23 +125,23 @@ impl InputBytes {
         seen.get(offset..).unwrap_or_default().to_vec()
     }
 
-    /// From now on the four bytes at `offset` from the beginning read as `name`.
+    /// Makes the four bytes at `offset` from the beginning read as `name`.
     pub(super) fn rename(&mut self, offset: u64, name: [u8; 4]) {
         self.renamed.push((offset, name));
     }
 
-    /// How many names read as others.
+    /// Returns the number of replaced names.
     pub(super) fn renamed(&self) -> usize {
         self.renamed.len()
     }
 
-    /// From now on `watch` looks at what a reader is given, from the beginning on and before the reader sees it. Only
-    /// where nobody can seek.
+    /// Makes `watch` check all bytes, from the beginning on, before a reader gets them. Only
+    /// without seeking.
     pub(super) fn watch(&mut self, watch: Mp4Watch) {
         self.watch = Some(watch);
     }
 
-    /// How many bytes a reader may have before the watch looks again.
+    /// Returns the bytes that a reader may have before the next check.
     fn watched(&mut self) -> io::Result<u64> {
         let Some(mut watch) = self.watch.take() else { return Ok(u64::MAX) };
         let place = self.place;
@@ -150,7 +150,7 @@ impl InputBytes {
         room
     }
 
-    /// Back to the beginning, for readers that seek by themselves. Only before anything was taken.
+    /// Returns to the beginning, for readers that seek. Only before any bytes were taken.
     pub(super) fn rewound(mut self) -> io::Result<InputBytes> {
         if let AudioInput::File(file) = &mut self.rest {
             file.rewind()?;
@@ -160,7 +160,7 @@ impl InputBytes {
         Ok(self)
     }
 
-    /// The length, of a file.
+    /// Returns the length of a file.
     pub(super) fn file_length(&self) -> Option<u64> {
         match &self.rest {
             AudioInput::File(file) => file.metadata().ok().map(|data| data.len()),
@@ -169,7 +169,7 @@ impl InputBytes {
     }
 }
 
-/// The part of the file that a reader sees: used for containers whose reader seeks, and then from the beginning.
+/// Reads the file as a container's reader sees it: a reader that seeks starts at the beginning.
 impl Read for InputBytes {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let room = usize::try_from(self.watched()?).unwrap_or(PIECE).min(PIECE);
@@ -202,7 +202,7 @@ impl Seek for InputBytes {
             return Err(io::Error::from(io::ErrorKind::Unsupported));
         };
         let to = match to {
-            // The file itself is ahead of what was taken.
+            // The file's own position is ahead of the taken bytes.
             SeekFrom::Current(by) => {
                 SeekFrom::Start(self.place.checked_add_signed(by).ok_or(io::ErrorKind::InvalidInput)?)
             }

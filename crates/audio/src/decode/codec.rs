@@ -1,4 +1,4 @@
-//! Compressed sound to samples, packet by packet.
+//! Decodes compressed sound, packet by packet.
 
 use base::{Error, Result};
 use symphonia::core::audio::SampleBuffer;
@@ -10,23 +10,24 @@ use symphonia::core::formats::Packet;
 use super::read::guarded;
 use super::{CHANNELS_MAX, vorbis};
 
-/// Samples of each channel in an ALAC packet. The decoder reserves as many as the description says; encoders write 4096.
+/// Maximum samples of each channel in an ALAC packet. The decoder reserves as many as the
+/// description states; encoders write 4096.
 const ALAC_FRAMES_MAX: u32 = 1 << 16;
 
-/// A decoder that survives its packets.
+/// A decoder that survives damaged packets.
 pub(super) struct PacketDecoder {
     parameters: CodecParameters,
-    /// None between a panic and the next packet.
+    /// `None` between a panic and the next packet.
     decoder: Option<Box<dyn Decoder>>,
     buffer: Option<SampleBuffer<f32>>,
-    /// The channels of every block; those of the first.
+    /// Channels of every block: those of the first.
     channels: Option<usize>,
     rate: Option<u32>,
 }
 
 impl PacketDecoder {
     /// # Errors
-    /// `Unimplemented` when this is no codec that is known, `DataLoss` when its description is damaged.
+    /// `Unimplemented` for an unknown codec, `DataLoss` if its description is damaged.
     pub(super) fn new(parameters: CodecParameters) -> Result<PacketDecoder> {
         if parameters.codec == CODEC_TYPE_VORBIS {
             vorbis::check(parameters.extra_data.as_deref().unwrap_or_default())?;
@@ -41,7 +42,7 @@ impl PacketDecoder {
     /// Decodes a packet and appends its samples.
     ///
     /// # Errors
-    /// A sentence on what is wrong with it.
+    /// A sentence that describes the damage.
     pub(super) fn decode(&mut self, packet: &Packet, samples: &mut Vec<f32>) -> Result<(), String> {
         let mut decoder = match self.decoder.take() {
             Some(decoder) => decoder,
@@ -85,7 +86,7 @@ impl PacketDecoder {
         if wanted == channels {
             samples.extend_from_slice(decoded);
         } else {
-            // A frame with other channels than the first: those it lacks are its last one's copy.
+            // A frame with fewer channels than the first gets copies of its last one.
             for frame in decoded.chunks_exact(channels) {
                 samples.extend((0..wanted).map(|channel| frame[channel.min(channels - 1)]));
             }
@@ -93,25 +94,25 @@ impl PacketDecoder {
         Ok(())
     }
 
-    /// Goes on with another codec, whose blocks have the same channels and must have the same rate.
+    /// Continues with another codec. Its blocks keep the channels and must have the same rate.
     pub(super) fn follow(&mut self, next: PacketDecoder) {
         let (channels, rate) = (self.channels, self.rate);
         *self = PacketDecoder { channels, rate, ..next };
     }
 
-    /// Which codec it is.
+    /// Returns the codec's type.
     pub(super) fn kind(&self) -> CodecType {
         self.parameters.codec
     }
 
-    /// Rate and channels, once something was decoded.
+    /// Returns rate and channels once a packet was decoded.
     pub(super) fn heard(&self) -> Option<(u32, usize)> {
         self.rate.zip(self.channels)
     }
 }
 
-/// Refuses an ALAC description whose first field, the frames of a packet, is more than [`ALAC_FRAMES_MAX`]. Descriptions
-/// without the field are left to the decoder.
+/// Refuses an ALAC description whose first field, the frames of a packet, is more than
+/// [`ALAC_FRAMES_MAX`]. Descriptions without the field are left to the decoder.
 fn check_alac(description: &[u8]) -> Result<()> {
     let frames = description.first_chunk().map_or(0, |field| u32::from_be_bytes(*field));
     if frames > ALAC_FRAMES_MAX {
@@ -142,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// The parameters of ALAC, 16 bits, stereo, with packets of so many samples.
+    /// Returns parameters of ALAC, 16 bits, stereo, with `frames` samples per packet.
     fn alac(frames: u32) -> CodecParameters {
         let mut description = frames.to_be_bytes().to_vec();
         description.extend([0, 16, 40, 10, 14, 2, 0, 255, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xac, 0x44]);

@@ -1,18 +1,18 @@
-//! The beginning of flac files: pictures and tags are passed over, so that nothing has to read them.
+//! Strips images and tags from the beginning of flac files, so that no reader has to read them.
 
 use base::{Error, Result};
 
 use super::bytes::InputBytes;
 
-/// The parts before the sound.
+/// Maximum metadata blocks before the sound.
 const PARTS_MAX: usize = 1000;
-/// The length of the part that describes the sound.
+/// Length of the block that describes the sound.
 const DESCRIPTION: usize = 34;
 
-/// Leaves `bytes` at a flac file that has its description and its sound and nothing else.
+/// Leaves `bytes` at a flac file with its description and its sound only.
 ///
 /// # Errors
-/// `DataLoss` when there is no description or no end of parts.
+/// `DataLoss` if there is no description or no end of metadata.
 pub(super) fn strip(bytes: &mut InputBytes) -> Result<()> {
     bytes.pass(4);
     let mut description = None;

@@ -1,4 +1,4 @@
-//! The atoms of mp4 files, looked over before a reader trusts them.
+//! Checks the atoms of mp4 files before a reader trusts them.
 
 use std::ops::Range;
 
@@ -7,34 +7,37 @@ use base::{Error, Result};
 use super::bytes::InputBytes;
 use super::read::PACKET_MAX;
 
-/// The longest table of contents, enough for days of sound.
+/// Maximum bytes of a table of contents, enough for days of sound.
 const MOOV_MAX: u64 = 64 << 20;
-/// The longest list of what a file is compatible with.
+/// Maximum bytes of the list of compatible brands.
 const FTYP_MAX: u64 = 4096;
-/// The longest table of contents of a fragment. For every packet a reader goes through it from its beginning.
+/// Maximum bytes of a fragment's table of contents. A reader walks it from its beginning for every
+/// packet.
 const MOOF_MAX: u64 = 256 << 10;
-/// All of them together: a reader keeps them.
+/// Maximum bytes of all fragments' tables, which a reader keeps.
 const MOOFS_MAX: u64 = MOOV_MAX;
-/// What may come before the table of contents of a file that arrives, which is kept until the table is there.
+/// Maximum bytes before the table of contents of a streamed file. They are kept until the table
+/// arrives.
 const BEFORE_MOOV_MAX: u64 = 16 << 20;
-/// Atoms of a file. One of fragments has two or three for each.
+/// Maximum atoms of a file. A fragment has two or three.
 const FILE_ATOMS_MAX: usize = 1 << 18;
-/// Atoms of one level of a table of contents, and atoms that are hidden.
+/// Maximum atoms of one level of a table of contents, and maximum hidden atoms.
 const ATOMS_MAX: usize = 4096;
-/// Levels below the table of contents.
+/// Maximum levels below the table of contents.
 const DEPTH_MAX: usize = 8;
-/// How often a reader may look at an entry of the tables of times: for every packet it begins at the first. Enough for
-/// an hour and a half of packets none of which is as long as the one before.
+/// Maximum look-ups in the tables of times: for every packet a reader begins at the first entry.
+/// Enough for an hour and a half of packets that each differ in length from the one before.
 const LOOKS_MAX: u64 = 1 << 36;
 
-/// What a file's table of contents says of the tracks that a reader sees, in their order.
+/// Edits of the tracks that a reader sees, in their order.
 pub(super) type Mp4Edits = Vec<Mp4Edit>;
 
-/// Checks an mp4 file's table of contents, and says which frames of each track are no sound: those that an encoder
-/// needs to begin and to end.
+/// Checks an mp4 file's table of contents. Returns the frames of each track that are no sound but
+/// padding of the encoder.
 ///
 /// # Errors
-/// `FailedPrecondition` for a stream whose table of contents comes last, `DataLoss` for lengths that cannot be.
+/// `FailedPrecondition` for a stream whose table of contents comes last, `DataLoss` for impossible
+/// lengths.
 pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
     let mut at = 0;
     let mut edits = None;
@@ -57,7 +60,8 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
                     return Ok(edits.unwrap_or_default());
                 }
             }
-            // What reaches past the end cannot be passed over. It need not be when the table came before.
+            // An atom that reaches past the end cannot be skipped. It need not be if the table came
+            // before.
             b"mdat" if edits.is_some() && at.checked_add(length) > bytes.file_length() => {
                 bytes.forward_only();
                 return Ok(edits.unwrap_or_default());
@@ -71,7 +75,7 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
             b"moof" => {
                 let whole = fragments.admit(&bytes.look(at, MOOF_MAX.min(length) as usize), length);
                 if whole.is_err() && edits.is_some() {
-                    // What comes before it is read as a file that arrives, and breaks off here.
+                    // The atoms before it are read as a streamed file that breaks off here.
                     bytes.forward_only();
                     bytes.watch(Mp4Watch { next: at, fragments });
                     return Ok(edits.unwrap_or_default());
@@ -119,12 +123,13 @@ fn other(bytes: &mut InputBytes, at: u64, name: [u8; 4], length: u64) -> Result<
     }
 }
 
-/// The tables of contents of fragments so far, in bytes.
+/// Total bytes of fragments' tables of contents so far.
 #[derive(Default)]
 struct FragmentTables(u64);
 
 impl FragmentTables {
-    /// Checks one of `length` bytes that begins with `moof`, or is what there is of it where the file ends inside it.
+    /// Checks a table of `length` bytes that begins with `moof`, or its part if the file ends
+    /// inside it.
     fn admit(&mut self, moof: &[u8], length: u64) -> Result<()> {
         self.0 = self.0.saturating_add(length);
         if length > MOOF_MAX || self.0 > MOOFS_MAX {
@@ -134,19 +139,19 @@ impl FragmentTables {
     }
 }
 
-/// What is left to check of a file while a reader goes through it from its beginning to its end.
+/// Checks the rest of a file while a reader reads it from beginning to end.
 pub(super) struct Mp4Watch {
-    /// Where the next atom begins.
+    /// Offset of the next atom.
     next: u64,
     fragments: FragmentTables,
 }
 
 impl Mp4Watch {
-    /// Looks at the atom that begins at `place`, which is where `bytes` goes on, if one does. The bytes from there up to
-    /// the next one, which are to be read before this is called again.
+    /// Checks the atom at `place`, the next byte of `bytes`, if one begins there. Returns the bytes
+    /// up to the next atom; they must be read before the next call.
     ///
     /// # Errors
-    /// `DataLoss` for lengths that cannot be.
+    /// `DataLoss` for impossible lengths.
     pub(super) fn pass(&mut self, bytes: &mut InputBytes, place: u64) -> Result<u64> {
         if place == self.next {
             match atom(bytes.peek(16)) {
@@ -159,7 +164,7 @@ impl Mp4Watch {
                     }
                     self.next = place.saturating_add(length);
                 }
-                // The reader is told that this is the end, or finds out itself that it is none.
+                // The reader treats this as the end, or finds the error itself.
                 None => self.next = u64::MAX,
             }
         }
@@ -180,17 +185,17 @@ fn fragment(body: &[u8], level: usize) -> Result<()> {
     })
 }
 
-/// Whether a run of packets is as long as it says.
+/// Checks that a run of packets has its stated length.
 fn run(atom: &[u8]) -> Result<()> {
     let (flags, count) = big(atom, 0).zip(big(atom, 4)).ok_or_else(wrong)?;
-    // One field for all packets each, and then up to four for every packet.
+    // One field for all packets, then up to four for every packet.
     let alike = (flags & 0x1).count_ones() + (flags & 0x4).count_ones();
     let each = u64::from((flags & 0xf00).count_ones());
     let length = 8 + 4 * u64::from(alike) + 4 * each * u64::from(count);
     if length <= atom.len() as u64 { Ok(()) } else { Err(wrong()) }
 }
 
-/// Hands out name, place and inside of the atoms in `body`, one after the other.
+/// Calls `act` with name, range and contents of each atom in `body`.
 fn each_atom<'a>(
     body: &'a [u8],
     act: &mut dyn FnMut([u8; 4], Range<usize>, &'a [u8]) -> Result<()>,
@@ -206,7 +211,8 @@ fn each_atom<'a>(
     Ok(())
 }
 
-/// Name, length of header and length of an atom. One that reaches to the end of the file has the greatest length.
+/// Returns name, header length and length of an atom. An atom that reaches to the end of the file
+/// has the greatest length.
 fn atom(head: &[u8]) -> Option<([u8; 4], u64, u64)> {
     let name = head.get(4..8)?.try_into().ok()?;
     let (header, length) = match big(head, 0)? {
@@ -221,21 +227,21 @@ fn big(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
 }
 
-/// Which part of a track is meant to be heard.
+/// The audible part of a track.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Mp4Edit {
-    /// Ticks a second of the track.
+    /// Ticks per second of the track.
     ticks: u32,
-    /// Ticks a second of the whole file.
+    /// Ticks per second of the whole file.
     movie: u32,
-    /// Where it begins, in the track's ticks.
+    /// Start in the track's ticks.
     media: u32,
-    /// How long it is, in the file's ticks; zero if not known.
+    /// Length in the file's ticks; zero if unknown.
     length: u32,
 }
 
 impl Mp4Edit {
-    /// The frames at `rate` that are not meant to be heard: the first ones and the last ones.
+    /// Returns the inaudible frames at `rate`: the first and the last ones.
     pub(super) fn silent(&self, rate: u32) -> Vec<Range<u64>> {
         if self.ticks == 0 || self.media == 0 {
             return Vec::new();
@@ -253,31 +259,31 @@ impl Mp4Edit {
 /// A walk through the table of contents.
 #[derive(Default)]
 struct TableWalk {
-    /// Places of names of atoms that nobody has to read: tags and pictures.
+    /// Offsets of the names of atoms that no reader needs: tags and images.
     hidden: Vec<usize>,
-    /// Ticks a second of the whole file.
+    /// Ticks per second of the whole file.
     movie: u32,
-    /// The file has fragments, whose tables count all tracks.
+    /// True for a file with fragments, whose tables count all tracks.
     fragmented: bool,
     tracks: Vec<Mp4Track>,
 }
 
-/// What the walk found of one track.
+/// Facts about one track.
 #[derive(Default)]
 struct Mp4Track {
-    /// The place of its name.
+    /// Offset of its name.
     name: usize,
-    /// It is sound.
+    /// True for sound.
     sound: bool,
     edit: Mp4Edit,
     /// Entries of its table of times.
     entries: u64,
-    /// Packets that have times.
+    /// Packets with times.
     packets: u64,
 }
 
 impl TableWalk {
-    /// Looks over the atoms of `body`, which lies at `base`.
+    /// Checks the atoms of `body`, which lies at `base`.
     fn level(&mut self, body: &[u8], base: usize, depth: usize) -> Result<()> {
         if depth > DEPTH_MAX {
             return Err(wrong());
@@ -322,7 +328,8 @@ impl TableWalk {
         if self.hidden.len() > ATOMS_MAX { Err(wrong()) } else { Ok(()) }
     }
 
-    /// Hides the tracks that are no sound, where there is some: a reader would read them too. The edits of the others.
+    /// Hides the tracks without sound if there is one with sound, because a reader would read them
+    /// too. Returns the edits of the others.
     fn seen(&mut self) -> Result<Mp4Edits> {
         let only = !self.fragmented && self.tracks.iter().any(|track| track.sound);
         let (seen, hidden): (Vec<Mp4Track>, Vec<Mp4Track>) =
@@ -339,12 +346,12 @@ impl TableWalk {
 }
 
 impl Mp4Track {
-    /// Takes in what an atom of the track says, `depth` levels below the table of contents.
+    /// Handles an atom of the track, `depth` levels below the table of contents.
     fn take(&mut self, name: [u8; 4], depth: usize, inside: &[u8]) {
         match &name {
             b"mdhd" if self.edit.ticks == 0 => self.edit.ticks = second(inside),
             b"elst" if self.edit.media == 0 => self.edits(inside),
-            // There may be another further down, of the data.
+            // Another one may lie further down, for the data.
             b"hdlr" if depth == 2 => self.sound = inside.get(8..12) == Some(b"soun"),
             b"stts" => {
                 let entries = inside.get(8..).unwrap_or_default().chunks_exact(8);
@@ -356,7 +363,7 @@ impl Mp4Track {
         }
     }
 
-    /// Reads a list of edits, if it has one: the usual way to say what an encoder added.
+    /// Reads a list of edits, the usual form of an encoder's padding.
     fn edits(&mut self, list: &[u8]) {
         if big(list, 0) == Some(0)
             && big(list, 4) == Some(1)
@@ -368,7 +375,7 @@ impl Mp4Track {
     }
 }
 
-/// Whether a table is as long as it says.
+/// Checks that a table has its stated length.
 fn table(atom: &[u8], at: usize, entry: u64) -> Result<()> {
     let count = big(atom, at).map(u64::from);
     if count.is_some_and(|count| count * entry <= atom.len() as u64) {
@@ -377,7 +384,7 @@ fn table(atom: &[u8], at: usize, entry: u64) -> Result<()> {
     Err(Error::data_loss("a table of this mp4 file is shorter than it says"))
 }
 
-/// Whether the sizes of packets can be: a reader makes room for them before it reads.
+/// Checks the sizes of packets: a reader reserves memory for them before it reads.
 fn sizes(atom: &[u8]) -> Result<()> {
     let alike = big(atom, 4).unwrap_or(0);
     let mut each = atom.get(12..).unwrap_or_default().chunks_exact(4);
@@ -391,7 +398,7 @@ fn sizes(atom: &[u8]) -> Result<()> {
     Err(Error::data_loss("the table of packets of this mp4 file has sizes that cannot be"))
 }
 
-/// The ticks a second in a header, whose times are long or short.
+/// Returns the ticks per second of a header, whose times are long or short.
 fn second(header: &[u8]) -> u32 {
     let at = if header.first() == Some(&1) { 20 } else { 12 };
     big(header, at).unwrap_or(0)
@@ -402,7 +409,7 @@ mod tests {
     use super::*;
     use crate::decode::AudioInput;
 
-    /// An atom.
+    /// Builds an atom.
     fn made(name: &[u8; 4], inside: &[u8]) -> Vec<u8> {
         let mut atom = (inside.len() as u32 + 8).to_be_bytes().to_vec();
         atom.extend_from_slice(name);
@@ -410,7 +417,8 @@ mod tests {
         atom
     }
 
-    /// A table of contents with a track for each of the given insides of `stbl`, and `after` behind them.
+    /// Builds a table of contents with one track for each contents of `stbl`, and `after` behind
+    /// them.
     fn contents_of(tables: &[Vec<u8>], after: &[u8]) -> Vec<u8> {
         let track = |table: &Vec<u8>| {
             ["stbl", "minf", "mdia", "trak"]
@@ -439,7 +447,7 @@ mod tests {
         check(&mut stream(file))
     }
 
-    /// A fragment with a run of `count` packets that have `sizes`.
+    /// Builds a fragment with a run of `count` packets that have `sizes`.
     fn fragment_of(count: u32, sizes: usize) -> Vec<u8> {
         let run = [&[0, 0, 2, 1][..], &count.to_be_bytes(), &[0; 4], &vec![0; 4 * sizes]].concat();
         made(b"moof", &made(b"traf", &made(b"trun", &run)))
@@ -488,11 +496,11 @@ mod tests {
             let table = [each.to_be_bytes(), 1024u32.to_be_bytes()].concat().repeat(entries as usize);
             made(b"stts", &[&[0; 4], &entries.to_be_bytes()[..], &table].concat())
         };
-        // Hours of packets that are alike, and most of an hour of packets that all differ.
+        // Hours of equal packets, and most of an hour of packets that all differ.
         assert!(checked(&times(1, 10_000_000)).is_ok());
         assert!(checked(&times(200_000, 1)).is_ok());
         assert!(checked(&times(200_000, 100)).is_err());
-        // Those of pictures, which nobody reads, do not count.
+        // Times of images, which no reader uses, do not count.
         let kind = |kind: &[u8]| made(b"hdlr", &[&[0; 8], kind, &[0; 12]].concat());
         let track = |name: &[u8], table: Vec<u8>| {
             let below = made(b"minf", &made(b"stbl", &table));
@@ -521,7 +529,7 @@ mod tests {
                 assert!(read == all[..if fails { before } else { all.len() }]);
             }
         }
-        // A file that ends inside one is read to its end, and tags are hidden wherever they are.
+        // A file that ends inside one is read to its end, and tags are hidden at any position.
         let cut = fragment_of(2, 2);
         let tags = made(b"meta", &[0; 4]);
         let all = [&start[..], &good, &tags, &cut[..cut.len() - 4]].concat();

@@ -1,4 +1,4 @@
-//! Frames of mp3 files: found, counted, and found again after damage.
+//! Finds and counts the frames of mp3 files, and finds them again after damage.
 
 use base::{Error, Result};
 use symphonia::core::audio::Channels;
@@ -9,29 +9,29 @@ use super::bytes::InputBytes;
 use super::codec::PacketDecoder;
 use super::read::{BlockReader, DecodeStep};
 
-/// How far into a file its first frame may lie, after its tags.
+/// Maximum offset of the first frame after the tags.
 const SEARCH_MAX: usize = 128 * 1024;
-/// How much is passed over at a time in search of the next frame.
+/// Bytes that are skipped at a time in search of the next frame.
 const PASS: usize = 16 * 1024;
-/// The longest frame, in bytes.
+/// Maximum bytes of a frame.
 const FRAME_MAX: usize = 2881;
-/// The tags before the first frame.
+/// Maximum tags before the first frame.
 const TAGS_MAX: usize = 16;
-/// What the decoder itself adds at the beginning, in frames of sound: usual for all decoders of this kind.
+/// Frames of sound that a decoder adds at the beginning; the same for all decoders of this kind.
 const DECODER_DELAY: u64 = 529;
 
 /// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MpegHeader {
-    /// The bits that do not change within a recording: version, layer and rate.
+    /// Bits that are constant within a recording: version, layer and rate.
     kind: u32,
     rate: u32,
     channels: usize,
     /// Samples of each channel.
     samples: u64,
-    /// Bytes with the header.
+    /// Bytes of the frame with its header.
     size: usize,
-    /// Bytes between the header and where an information tag would be.
+    /// Bytes between the header and the position of an information tag.
     side: usize,
 }
 
@@ -64,12 +64,12 @@ impl MpegHeader {
     }
 }
 
-/// What a recording says about itself in a first frame without sound.
+/// Facts in a first frame without sound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct MpegInfo {
-    /// The frames of mp3 that follow.
+    /// Number of mp3 frames that follow.
     frames: Option<u64>,
-    /// Samples that an encoder added before and after.
+    /// Samples that an encoder added before and after the sound.
     delay: u64,
     padding: u64,
 }
@@ -98,7 +98,7 @@ fn information(frame: &[u8], header: &MpegHeader) -> Option<MpegInfo> {
     None
 }
 
-/// Passes over tags at the beginning.
+/// Skips tags at the beginning.
 pub(super) fn pass_tags(bytes: &mut InputBytes) {
     for _ in 0..TAGS_MAX {
         let Some(length) = tag(bytes.peek(32)) else { return };
@@ -106,7 +106,7 @@ pub(super) fn pass_tags(bytes: &mut InputBytes) {
     }
 }
 
-/// The length of the tag that begins here, if one does.
+/// Returns the length of the tag that begins here, if one does.
 fn tag(start: &[u8]) -> Option<u64> {
     match start {
         [b'I', b'D', b'3', _, _, flags, sizes @ ..] if sizes.len() >= 4 => {
@@ -116,14 +116,14 @@ fn tag(start: &[u8]) -> Option<u64> {
         [b'T', b'A', b'G', ..] => Some(128),
         [b'A', b'P', b'E', b'T', b'A', b'G', b'E', b'X', rest @ ..] if rest.len() >= 24 => {
             let size = rest[4..8].iter().rev().fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte));
-            // A header counts what follows it; a footer alone comes last.
+            // A header counts the bytes after it; a footer alone comes last.
             Some(if rest[15] & 0x20 == 0 { 32 } else { 32 + size })
         }
         _ => None,
     }
 }
 
-/// Where the first frame lies in `start`: followed by two more, or by the end.
+/// Returns the offset of the first frame in `start`: one that two more follow, or the end.
 fn first(start: &[u8], whole: bool) -> Option<usize> {
     (0..start.len().saturating_sub(3)).find(|at| {
         let mut place = *at;
@@ -135,7 +135,7 @@ fn first(start: &[u8], whole: bool) -> Option<usize> {
             };
             place += next.size;
             if place >= start.len() {
-                // One frame alone is believed at the beginning only.
+                // A single frame is accepted only at the beginning.
                 return whole && place == start.len() && (*at == 0 || place > at + header.size);
             }
         }
@@ -144,7 +144,8 @@ fn first(start: &[u8], whole: bool) -> Option<usize> {
     })
 }
 
-/// Where the first frame lies, looking no further ahead than need be: the rest of an upload may come slowly.
+/// Returns the offset of the first frame. Reads no further ahead than needed: the rest of an upload
+/// may come slowly.
 pub(super) fn find(bytes: &mut InputBytes) -> Option<usize> {
     [SEARCH_MAX / 16, SEARCH_MAX].into_iter().find_map(|look| {
         let start = bytes.peek(look);
@@ -158,15 +159,15 @@ pub(super) struct Mpeg {
     codec: PacketDecoder,
     header: MpegHeader,
     information: MpegInfo,
-    /// The mean size of the frames so far, to tell how much a damaged stretch held.
+    /// Mean size of the frames so far, which estimates the length of damage.
     size: f64,
 }
 
 impl Mpeg {
-    /// Goes to the first frame.
+    /// Skips to the first frame.
     ///
     /// # Errors
-    /// `InvalidArgument` when there is none.
+    /// `InvalidArgument` if there is none.
     pub(super) fn open(mut bytes: InputBytes) -> Result<Mpeg> {
         let none = || Error::invalid("there is no frame of mp3");
         let at = find(&mut bytes).ok_or_else(none)?;
@@ -192,17 +193,17 @@ impl Mpeg {
         })
     }
 
-    /// Rate and channels.
+    /// Returns rate and channels.
     pub(super) fn heard(&self) -> (u32, usize) {
         (self.header.rate, self.header.channels)
     }
 
-    /// The samples of each channel that are announced, with those that [`Mpeg::silent`] takes away.
+    /// Returns the announced samples of each channel, including those of [`Mpeg::silent`].
     pub(super) fn announced(&self) -> Option<u64> {
         self.information.frames?.checked_mul(self.header.samples)
     }
 
-    /// The samples that encoder and decoder added at both ends.
+    /// Returns the samples that encoder and decoder added at both ends.
     pub(super) fn silent(&self) -> Vec<std::ops::Range<u64>> {
         let MpegInfo { delay, padding, .. } = self.information;
         if delay == 0 {
@@ -216,19 +217,19 @@ impl Mpeg {
         MpegHeader::parse(start).filter(|header| header.kind == self.header.kind)
     }
 
-    /// Passes over what is no frame. What was lost is as long as frames of so many bytes are; after the last frame
-    /// nothing was.
+    /// Skips bytes that are no frame. The loss is that of frames with as many bytes; after
+    /// the last frame it is zero.
     fn search(&mut self) -> DecodeStep {
         let (mut passed, mut zeros) = (0, true);
         loop {
             let window = PASS + 2 * FRAME_MAX + 4;
             let start = self.bytes.peek(window);
             if start.is_empty() {
-                // Zeros are what some programs leave at the end.
+                // Some programs leave zeros at the end.
                 let what = format!("{passed} bytes at the end are no sound");
                 return if zeros { DecodeStep::End } else { DecodeStep::Lost { frames: 0, what } };
             }
-            // A frame where none was found before has to be followed by another one, or by the end.
+            // After damage, a frame must be followed by another one, or by the end.
             let (kind, whole) = (self.header.kind, start.len() < window);
             let known = |at: usize| MpegHeader::parse(start.get(at..)?).filter(|header| header.kind == kind);
             let ends = |at: usize| {

@@ -13,12 +13,12 @@ use super::bytes::InputBytes;
 use super::codec::PacketDecoder;
 use super::read::{BlockReader, DecodeStep, PACKET_MAX, guarded};
 
-/// Errors in a row after which a container is given up.
+/// Consecutive errors after which a container is abandoned.
 const ERRORS_MAX: usize = 64;
-/// Packets in a row that cannot be decoded, after which a container is given up: most of an hour of sound.
+/// Consecutive undecodable packets after which a container is abandoned: most of an hour of sound.
 const LOST_MAX: usize = 1 << 16;
 
-/// The containers whose packets this reads.
+/// Containers of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Container {
     Flac,
@@ -34,20 +34,20 @@ pub(super) struct Packets {
     codec: PacketDecoder,
     /// Ticks a second.
     ticks: f64,
-    /// The time of the first packet, where recordings may begin at any.
+    /// Time of the first packet, if the recording may begin at any time.
     first: Option<u64>,
-    /// Whether the times of packets still count from the recording's beginning.
+    /// True while packets' times count from the recording's beginning.
     timed: bool,
     errors: usize,
-    /// Packets in a row that could not be decoded.
+    /// Consecutive packets that could not be decoded.
     lost: usize,
 }
 
 impl Packets {
-    /// Opens a container; the seconds that it announces too.
+    /// Opens a container. Also returns the seconds that it announces.
     ///
     /// # Errors
-    /// `DataLoss` for a damaged header, `Unimplemented` for codecs that are not known.
+    /// `DataLoss` for a damaged header, `Unimplemented` for unknown codecs.
     pub(super) fn open(container: Container, bytes: InputBytes) -> Result<(Packets, Option<f64>)> {
         let opened = guarded(|| {
             let mut stream = MediaSourceStream::new(Box::new(bytes), MediaSourceStreamOptions::default());
@@ -56,7 +56,7 @@ impl Packets {
                 Container::Flac => Box::new(FlacReader::try_new(stream, &options)?),
                 Container::Ogg => Box::new(OggReader::try_new(stream, &options)?),
                 Container::Mp4 => {
-                    // The reader goes back to the beginning of the name that it was found by.
+                    // The reader returns to the start of the name that it was found by.
                     symphonia::core::io::ReadBytes::read_quad_bytes(&mut stream)?;
                     Box::new(IsoMp4Reader::try_new(stream, &options)?)
                 }
@@ -96,7 +96,7 @@ impl Packets {
         Ok((packets, seconds.filter(|seconds| seconds.is_finite())))
     }
 
-    /// Container and codec, for people.
+    /// Returns container and codec for display.
     pub(super) fn name(&self) -> String {
         let codec = symphonia::default::get_codecs().get_codec(self.codec.kind());
         let codec = codec.map_or("sound", |codec| codec.short_name);
@@ -107,23 +107,23 @@ impl Packets {
         }
     }
 
-    /// Which of the container's tracks it reads.
+    /// Returns the index of its track in the container.
     pub(super) fn track(&self) -> usize {
         self.track as usize
     }
 
-    /// Rate and channels, once something was decoded.
+    /// Returns rate and channels once a packet was decoded.
     pub(super) fn heard(&self) -> Option<(u32, usize)> {
         self.codec.heard()
     }
 
-    /// Ticks as frames of the sound.
+    /// Converts ticks to frames of the sound.
     fn frames(&self, ticks: u64) -> Option<u64> {
         let (rate, _) = self.heard()?;
         self.timed.then(|| (ticks as f64 / self.ticks * f64::from(rate)).round() as u64)
     }
 
-    /// What a reader's error means.
+    /// Returns the step for a reader's error.
     fn wrong(&mut self, error: Wrong) -> DecodeStep {
         self.errors += 1;
         match error {
@@ -150,7 +150,7 @@ impl Packets {
     }
 }
 
-/// The first track that has sound.
+/// Returns the first track that has sound.
 fn sound(tracks: &[Track]) -> Result<&Track> {
     let known = |track: &&Track| {
         track.codec_params.codec != CODEC_TYPE_NULL
@@ -182,7 +182,7 @@ impl BlockReader for Packets {
         let decoded = if packet.data.len() > PACKET_MAX {
             Err("it is too long".to_owned())
         } else if packet.data.is_empty() {
-            // A decoder may take it for silence, of which a table can have billions.
+            // A decoder may treat it as silence, and a table can have billions of them.
             Err("it is empty".to_owned())
         } else {
             self.codec.decode(&packet, samples)
@@ -199,7 +199,7 @@ impl BlockReader for Packets {
                         "{LOST_MAX} frames in a row cannot be decoded: {what}"
                     ));
                 }
-                // No packet is longer than a second, whatever it says.
+                // No packet is longer than a second, even if its header says so.
                 let second = self.heard().map_or(0, |(rate, _)| u64::from(rate));
                 let frames = self.frames(packet.dur()).unwrap_or(0).min(second);
                 DecodeStep::Lost { frames, what: format!("a frame cannot be decoded: {what}") }

@@ -1,4 +1,4 @@
-//! Sound that is not compressed.
+//! Reads uncompressed sound.
 
 use super::AudioFormat;
 use super::bytes::InputBytes;
@@ -7,7 +7,7 @@ use super::read::{BlockReader, DecodeStep};
 /// Frames of a block.
 const FRAMES: usize = 4096;
 
-/// How one sample is written.
+/// Encoding of one sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SampleCoding {
     Unsigned8,
@@ -26,14 +26,14 @@ pub(super) enum SampleCoding {
     MuLaw,
 }
 
-/// What a header says about the sound that follows it.
+/// Layout of the sound according to its header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PcmLayout {
     pub(super) container: &'static str,
     pub(super) coding: SampleCoding,
     pub(super) rate: u32,
     pub(super) channels: usize,
-    /// Its bytes, if the header knows.
+    /// Length in bytes, if the header states it.
     pub(super) length: Option<u64>,
 }
 
@@ -58,7 +58,8 @@ impl SampleCoding {
         }
     }
 
-    /// One sample's value. Whole numbers are divided by a power of two, so that nothing is rounded up to 24 bits.
+    /// Returns one sample's value. Integers are divided by a power of two, so that nothing is
+    /// rounded up to 24 bits.
     fn value(self, bytes: &[u8]) -> f32 {
         let whole = |big: bool| {
             let step = |sum: u64, byte: &u8| sum << 8 | u64::from(*byte);
@@ -78,7 +79,8 @@ impl SampleCoding {
     }
 }
 
-/// The value of a byte of G.711 A-law: a sign, three bits of exponent, four of mantissa, every second bit turned.
+/// Returns the value of a byte of G.711 A-law: a sign, three bits of exponent, four of mantissa,
+/// every second bit inverted.
 fn a_law(byte: u8) -> f32 {
     let turned = byte ^ 0x55;
     let (exponent, mantissa) = (u32::from(turned >> 4 & 7), i32::from(turned & 15));
@@ -87,7 +89,7 @@ fn a_law(byte: u8) -> f32 {
     value as f32 / 32768.0
 }
 
-/// The value of a byte of G.711 mu-law: the same with all bits turned and a bias.
+/// Returns the value of a byte of G.711 mu-law: the same with all bits inverted and a bias.
 fn mu_law(byte: u8) -> f32 {
     let turned = !byte;
     let (exponent, mantissa) = (u32::from(turned >> 4 & 7), i32::from(turned & 15));
@@ -107,13 +109,13 @@ impl PcmLayout {
         }
     }
 
-    /// The frames that the header announces.
+    /// Returns the frames that the header announces.
     pub(super) fn frames(&self) -> Option<u64> {
         self.length.map(|length| length / (self.channels * self.coding.size()).max(1) as u64)
     }
 }
 
-/// Reads samples as they are.
+/// Reads uncompressed samples.
 pub(super) struct Pcm {
     bytes: InputBytes,
     layout: PcmLayout,

@@ -1,14 +1,15 @@
-//! What all readers of sound have in common.
+//! Common parts of all readers of sound.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Longest packet that is decoded, in bytes.
 pub(super) const PACKET_MAX: usize = 16 << 20;
 
-/// What one step of a reader brought.
+/// Result of one step of a reader.
 #[derive(Debug)]
 pub(super) enum DecodeStep {
-    /// Samples were appended, perhaps none. `at` is the frame where they begin, if the recording says.
+    /// Samples were appended, perhaps none. `at` is the frame where they begin, if the recording
+    /// states it.
     Sound { at: Option<u64> },
     /// A damaged stretch of about so many frames.
     Lost { frames: u64, what: String },
@@ -20,12 +21,12 @@ pub(super) enum DecodeStep {
 
 /// Reads sound step by step.
 pub(super) trait BlockReader: Send {
-    /// The next step. Samples are appended to `samples`, interleaved.
+    /// Performs the next step. Appends interleaved samples to `samples`.
     fn next(&mut self, samples: &mut Vec<f32>) -> DecodeStep;
 }
 
-/// Calls a decoder, which must not end the process whatever the bytes are; `None` if it panicked.
+/// Calls a decoder and returns `None` if it panics: no bytes may end the process.
 pub(super) fn guarded<T>(call: impl FnOnce() -> T) -> Option<T> {
-    // What a decoder leaves behind is thrown away by the callers, so nothing half done is seen.
+    // The callers discard a decoder's state after a panic, so no partial state is seen.
     catch_unwind(AssertUnwindSafe(call)).ok()
 }

@@ -1,14 +1,14 @@
-//! What kind of recording some bytes are, or what else they are.
+//! Recognises the format of a recording, or of other files.
 
 use base::{Error, Result};
 
 use super::bytes::InputBytes;
 use super::{aiff, mpeg, wave};
 
-/// How much is looked at to say what is no recording.
+/// Bytes that are read to recognise other files.
 const LOOK: usize = 512;
 
-/// The kinds that are known.
+/// Known formats of recordings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileKind {
     Wave,
@@ -19,10 +19,10 @@ pub(super) enum FileKind {
     Mp3,
 }
 
-/// The kind of the recording at the beginning of `bytes`, where tags are passed over.
+/// Returns the format of the recording at the beginning of `bytes`, after tags.
 ///
 /// # Errors
-/// `InvalidArgument` or `Unimplemented` with what the bytes are instead.
+/// `InvalidArgument` or `Unimplemented` with the name of the other format.
 pub(super) fn kind(bytes: &mut InputBytes, hint: Option<&str>) -> Result<FileKind> {
     if bytes.peek(1).is_empty() {
         return Err(match bytes.broken() {
@@ -53,7 +53,7 @@ pub(super) fn kind(bytes: &mut InputBytes, hint: Option<&str>) -> Result<FileKin
 
 const KNOWN: &str = "send wav, flac, mp3, ogg vorbis, m4a or aiff";
 
-/// Kinds that begin with a name of their own.
+/// Returns a format that begins with a name of its own.
 fn named(start: &[u8]) -> Option<FileKind> {
     match start {
         _ if wave::is(start) => Some(FileKind::Wave),
@@ -65,7 +65,7 @@ fn named(start: &[u8]) -> Option<FileKind> {
     }
 }
 
-/// What else the bytes are, and whether that has sound.
+/// Returns the name of another format, and true if it has sound.
 fn other(start: &[u8]) -> Option<(&'static str, bool)> {
     let known: [(&[u8], &str, bool); 18] = [
         (b"\x89PNG", "a picture (png)", false),

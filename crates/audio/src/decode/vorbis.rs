@@ -1,17 +1,17 @@
-//! The code books of vorbis, counted before a decoder makes room for them.
+//! Counts the numbers in vorbis code books before a decoder reserves memory for them.
 
 use base::{Error, Result};
 
-/// The numbers in all code books together. Encoders write about a hundred thousand.
+/// Maximum numbers in all code books. Encoders write about a hundred thousand.
 const NUMBERS_MAX: u64 = 1 << 22;
 
 /// Checks the setup header somewhere in `headers`. A few bytes of it can ask for gigabytes.
 ///
 /// # Errors
-/// `DataLoss` when the code books are larger than any encoder's.
+/// `DataLoss` if the code books are larger than any encoder's.
 pub(super) fn check(headers: &[u8]) -> Result<()> {
     let Some(start) = headers.windows(7).position(|name| name == b"\x05vorbis") else { return Ok(()) };
-    // Where the bits end, the decoder says so.
+    // If the bits end, the decoder reports it.
     match numbers(&mut BitReader { bytes: &headers[start + 7..], at: 0 }) {
         Some(numbers) if numbers > NUMBERS_MAX => Err(Error::data_loss(
             "the code books of this vorbis recording are too large, so they must be damaged",
@@ -20,7 +20,7 @@ pub(super) fn check(headers: &[u8]) -> Result<()> {
     }
 }
 
-/// Bits from the lowest of each byte.
+/// Reads bits from the lowest of each byte.
 struct BitReader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -38,7 +38,7 @@ impl BitReader<'_> {
     }
 }
 
-/// The numbers in the code books, up to and including the first one that makes them too many.
+/// Returns the numbers in the code books; stops at the first book that makes them too many.
 fn numbers(bits: &mut BitReader<'_>) -> Option<u64> {
     let books = bits.next(8)? + 1;
     let mut sum = 0;
@@ -63,7 +63,7 @@ fn numbers(bits: &mut BitReader<'_>) -> Option<u64> {
     Some(sum)
 }
 
-/// Passes over the lengths of a book's code words.
+/// Skips the lengths of a book's code words.
 fn lengths(bits: &mut BitReader<'_>, entries: u64) -> Option<()> {
     let ordered = bits.next(1)? == 1;
     if ordered {
@@ -85,11 +85,12 @@ fn lengths(bits: &mut BitReader<'_>, entries: u64) -> Option<()> {
     Some(())
 }
 
-/// The greatest whole number whose `power`th power is at most `limit`.
+/// Returns the greatest integer whose `power`th power is at most `limit`.
 fn root(limit: u64, power: u64) -> u64 {
     let power = u32::try_from(power).unwrap_or(u32::MAX);
     let fits = |value: u64| value.checked_pow(power).is_some_and(|raised| raised <= limit);
-    // Code books have at most 2^24 entries, so with two dimensions or more this ends after 4096 steps.
+    // Code books have at most 2^24 entries, so with two dimensions or more this ends after 4096
+    // steps.
     if power == 0 {
         0
     } else if power == 1 {

@@ -1,27 +1,27 @@
-//! Headers of wav files, as they should be and as they are.
+//! Reads headers of wav files, correct and incorrect ones.
 
 use base::{Error, Result};
 
 use super::bytes::InputBytes;
 use super::pcm::{PcmLayout, SampleCoding};
 
-/// The longest format description.
+/// Maximum bytes of a format description.
 const FORMAT_MAX: usize = 1024;
-/// The chunks before the sound.
+/// Maximum chunks before the sound.
 const CHUNKS_MAX: usize = 1000;
-/// Around these lengths lie those of writers that do not know yet and put the most there that can be: a multiple of the
-/// frame's size below 2 GiB (`arecord` and `sox` to a pipe), or below 4 GiB.
+/// Placeholders for an unknown length lie near these values: writers use the largest multiple of
+/// the frame's size below 2 GiB (`arecord` and `sox` to a pipe) or below 4 GiB.
 const MOSTS: [u32; 2] = [0x8000_0000, u32::MAX];
-/// How far below.
+/// Maximum distance below such a value.
 const MOSTS_BELOW: u32 = 0x2000;
-/// The codes of `WAVE_FORMAT_*`.
+/// Codes of `WAVE_FORMAT_*`.
 const PCM: u16 = 1;
 const FLOAT: u16 = 3;
 const A_LAW: u16 = 6;
 const MU_LAW: u16 = 7;
 const EXTENSIBLE: u16 = 0xfffe;
 
-/// Whether these are the first bytes of a wav file.
+/// Returns true for the first bytes of a wav file.
 pub(super) fn is(start: &[u8]) -> bool {
     matches!(start.get(..4), Some(b"RIFF" | b"RF64" | b"BW64")) && start.get(8..12) == Some(b"WAVE")
 }
@@ -29,11 +29,11 @@ pub(super) fn is(start: &[u8]) -> bool {
 /// Reads the header up to the sound itself.
 ///
 /// # Errors
-/// `DataLoss` when the header ends or makes no sense, `Unimplemented` for compressed sound.
+/// `DataLoss` if the header ends or makes no sense, `Unimplemented` for compressed sound.
 pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
     bytes.pass(12);
     let mut format = None;
-    // The length in a chunk for files above 4 GiB.
+    // The length lies in a chunk for files above 4 GiB.
     let mut long = None;
     for _ in 0..CHUNKS_MAX {
         let Ok::<[u8; 8], _>(head) = bytes.peek(8).try_into() else { break };
@@ -62,7 +62,7 @@ pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
             }
             _ => {}
         }
-        // Chunks begin at even places.
+        // Chunks begin at even offsets.
         if !bytes.pass(u64::from(length) + u64::from(length % 2)) {
             break;
         }
@@ -70,7 +70,8 @@ pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
     Err(Error::data_loss("this wav file ends before any sound (no data chunk)"))
 }
 
-/// Whether a length is none. One that may be true is, unless a file of `whole` bytes shows that it is not.
+/// Returns true for a placeholder length. A plausible one counts as a placeholder too, unless a
+/// file of `whole` bytes shows the opposite.
 fn unknown(length: u32, whole: Option<u64>) -> bool {
     let most = MOSTS.iter().any(|most| (most - MOSTS_BELOW..=*most).contains(&length));
     matches!(length, 0 | u32::MAX) || most && whole.is_none_or(|whole| whole < u64::from(length))
@@ -80,7 +81,7 @@ fn little(four: &[u8]) -> u32 {
     four.iter().rev().fold(0, |sum, byte| sum << 8 | u32::from(*byte))
 }
 
-/// What a format chunk says.
+/// Reads a format chunk.
 fn describe(chunk: &[u8]) -> Result<PcmLayout> {
     if chunk.len() < 16 {
         return Err(Error::data_loss("the fmt chunk of this wav file is too short"));
@@ -93,7 +94,7 @@ fn describe(chunk: &[u8]) -> Result<PcmLayout> {
     let coding = match (code, bits) {
         (PCM, 8) => SampleCoding::Unsigned8,
         (PCM, 16 | 24 | 32) => SampleCoding::Signed { bytes: usize::from(bits / 8), big: false },
-        // Other counts of bits are padded at the low end to whole bytes.
+        // Other bit counts are padded at the low end to whole bytes.
         (PCM, 9..=31) => SampleCoding::Signed { bytes: usize::from(bits.div_ceil(8)), big: false },
         (FLOAT, 32) => SampleCoding::Float32 { big: false },
         (FLOAT, 64) => SampleCoding::Float64 { big: false },

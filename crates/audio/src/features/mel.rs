@@ -7,7 +7,7 @@ pub(super) struct MelBank {
     bands: Vec<Band>,
 }
 
-/// The bins of one band, without the zeros around.
+/// Weights of one band's bins, without the zeros around them.
 struct Band {
     first: usize,
     weights: Vec<f64>,
@@ -39,7 +39,7 @@ impl MelBank {
         MelBank { bands: bands.collect() }
     }
 
-    /// The bands of one spectrum.
+    /// Computes the bands of one spectrum.
     pub(super) fn apply(&self, powers: &[f64], mels: &mut [f64]) {
         for (mel, band) in mels.iter_mut().zip(&self.bands) {
             *mel = powers[band.first..].iter().zip(&band.weights).map(|(power, weight)| power * weight).sum();
@@ -47,12 +47,12 @@ impl MelBank {
     }
 }
 
-/// Where Slaney's scale turns from even steps to even ratios, in Hz.
+/// Frequency in Hz at which Slaney's scale turns from even steps to even ratios.
 const SLANEY_TURN: f64 = 1000.0;
-/// Hz a mel below the turn.
+/// Hz per mel below the turn.
 const SLANEY_STEP: f64 = 200.0 / 3.0;
 
-/// The logarithm of the ratio of neighbours above the turn: 27 steps from 1 kHz to 6.4 kHz.
+/// Returns the logarithm of the ratio of neighbours above the turn: 27 steps from 1 kHz to 6.4 kHz.
 fn slaney_ratio() -> f64 {
     6.4_f64.ln() / 27.0
 }
@@ -103,7 +103,7 @@ impl Cosine {
         Cosine { weights, mels }
     }
 
-    /// The coefficients it gives.
+    /// Returns the number of coefficients.
     pub(super) fn count(&self) -> usize {
         self.weights.len() / self.mels
     }

@@ -1,42 +1,42 @@
-//! What a recogniser's file may say about features, with the limits of it.
+//! Feature settings of a recogniser's file, with their limits.
 
 use base::{Error, Result};
 use serde::Deserialize;
 
-/// The longest transform, in samples.
+/// Maximum length of a transform, in samples.
 const FFT_MAX: usize = 1 << 16;
-/// The furthest two rows may lie apart, in samples.
+/// Maximum samples from one row to the next.
 const HOP_MAX: usize = 1 << 20;
-/// The most mel bands.
+/// Maximum mel bands.
 const MELS_MAX: usize = 1024;
 
-/// The kind of features and their settings, as a recogniser's file states them.
+/// Kind of features and their settings.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "FlatFeatures")]
 pub enum FeatureFile {
     /// The samples themselves: a row is one sample.
     Raw {
-        /// What each is multiplied by; 32768 for models that were trained on 16-bit integers.
+        /// Factor of each sample; 32768 for models that were trained on 16-bit integers.
         scale: f32,
     },
     /// Mel bands of the spectrum.
     Mel(MelSettings),
     /// Their logarithms.
     LogMel {
-        /// The bands.
+        /// Mel bands.
         mel: MelSettings,
-        /// The logarithm.
+        /// Logarithm.
         log: LogSettings,
     },
     /// Cepstral coefficients: the orthonormal cosine transform (type 2) of the logarithms.
     Mfcc {
-        /// The bands.
+        /// Mel bands.
         mel: MelSettings,
-        /// The logarithm.
+        /// Logarithm.
         log: LogSettings,
-        /// The coefficients kept, the lowest first.
+        /// Number of coefficients, the lowest first.
         count: usize,
-        /// The strength of liftering; zero for none.
+        /// Strength of liftering; zero for none.
         lifter: f64,
     },
 }
@@ -44,55 +44,55 @@ pub enum FeatureFile {
 /// Mel bands of a short-time spectrum.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MelSettings {
-    /// What samples are multiplied by before anything else.
+    /// Factor of each sample, applied first.
     pub scale: f32,
-    /// The transform's length in samples.
+    /// Length of the transform in samples.
     pub fft: usize,
-    /// The Hann window's length in samples, at most `fft`; it lies in the transform's middle.
+    /// Length of the Hann window in samples, at most `fft`; it lies in the transform's middle.
     pub window: usize,
     /// Samples from one row to the next.
     pub hop: usize,
-    /// The bands.
+    /// Mel bands.
     pub mels: usize,
-    /// Where the lowest begins, in Hz.
+    /// Lower end of the lowest band in Hz.
     pub fmin: f64,
-    /// Where the highest ends, in Hz; half the rate if not given.
+    /// Upper end of the highest band in Hz; half the rate by default.
     pub fmax: Option<f64>,
-    /// The scale of the HTK toolkit rather than Slaney's.
+    /// True for the HTK toolkit's scale, false for Slaney's.
     pub htk: bool,
-    /// How bands are weighted.
+    /// Weighting of the bands.
     pub norm: Norm,
-    /// The power of the magnitude: 1 or 2.
+    /// Power of the magnitude: 1 or 2.
     pub power: f64,
-    /// Whether a row lies around its time rather than after it.
+    /// True if a row is centred on its time; otherwise it begins there.
     pub center: bool,
-    /// What centred rows see outside the signal.
+    /// Padding outside the signal for centred rows.
     pub pad: Pad,
 }
 
-/// How mel bands are weighted.
+/// Weighting of mel bands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Norm {
     /// By the inverse of their widths, so that all have the same area.
     #[default]
     Slaney,
-    /// All rise to one.
+    /// None: all peaks are one.
     None,
 }
 
-/// What lies outside a signal.
+/// Padding outside a signal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pad {
     /// Zeros.
     #[default]
     Constant,
-    /// The signal backwards, without its outermost sample.
+    /// The signal reversed, without its outermost sample.
     Reflect,
 }
 
-/// Which logarithm.
+/// Kind of logarithm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogScale {
@@ -103,19 +103,19 @@ pub enum LogScale {
     Natural,
 }
 
-/// A logarithm that cannot meet a zero: of `max(floor, value + offset)`.
+/// A logarithm that is never taken of zero: of `max(floor, value + offset)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogSettings {
-    /// Which.
+    /// Kind of logarithm.
     pub log: LogScale,
-    /// The least value it is taken of.
+    /// Minimum of its argument.
     pub floor: f64,
-    /// What is added before.
+    /// Number added before.
     pub offset: f64,
 }
 
 impl LogSettings {
-    /// The logarithm of one value.
+    /// Returns the logarithm of one value.
     pub(super) fn apply(self, value: f64) -> f64 {
         let value = (value + self.offset).max(self.floor);
         match self.log {
@@ -125,7 +125,7 @@ impl LogSettings {
     }
 }
 
-/// The file's keys before it is known which of them the kind has.
+/// All keys of the file, before it is known which of them its kind has.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct FlatFeatures {
@@ -161,7 +161,7 @@ enum FeatureName {
 }
 
 impl FlatFeatures {
-    /// The first key given that features of this kind do not have.
+    /// Returns the first key that features of this kind do not have.
     fn misplaced(&self) -> Option<&'static str> {
         let keys = [
             ("fft", self.fft.is_some(), FeatureName::Mel),
@@ -241,7 +241,7 @@ impl TryFrom<FlatFeatures> for FeatureFile {
 }
 
 impl FeatureFile {
-    /// Whether features of a signal at `rate` can be computed so.
+    /// Checks the settings for a signal at `rate`.
     ///
     /// # Errors
     /// `InvalidArgument` with the setting's name and its limits.

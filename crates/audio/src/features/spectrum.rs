@@ -1,4 +1,4 @@
-//! The short-time spectrum of a signal that arrives in pieces.
+//! Short-time spectrum of a signal that arrives in pieces.
 
 use std::sync::Arc;
 
@@ -7,21 +7,21 @@ use realfft::{RealFftPlanner, RealToComplex};
 
 use super::settings::{MelSettings, Pad};
 
-/// Frames of a signal, windowed and transformed. Holds one frame and what one push adds.
+/// Windows and transforms frames of a signal. Holds one frame and the samples of one push.
 pub(super) struct Spectrum {
     scale: f32,
     hop: usize,
     power: f64,
     center: bool,
     pad: Pad,
-    /// As long as the transform: zeros around the window proper.
+    /// Hann window with zeros around it, up to the transform's length.
     window: Vec<f64>,
     fft: Arc<dyn RealToComplex<f64>>,
-    /// The signal with its padding from some frame's beginning on.
+    /// The padded signal from some frame's beginning on.
     held: Vec<f32>,
-    /// Where in `held` the next frame begins; past its end where frames are far apart.
+    /// Index in `held` of the next frame; past its end if frames are far apart.
     head: usize,
-    /// Whether the padding before the signal is in `held`.
+    /// True once the padding before the signal is in `held`.
     begun: bool,
     frame: Vec<f64>,
     bins: Vec<Complex<f64>>,
@@ -56,16 +56,16 @@ impl Spectrum {
         }
     }
 
-    /// The samples that padding adds at each end.
+    /// Returns the padding at each end, in samples.
     fn margin(&self) -> usize {
         self.window.len() / 2
     }
 
-    /// Takes samples and gives the spectrum of every frame that is complete now.
+    /// Adds samples and calls `each` with the spectrum of every complete frame.
     pub(super) fn push(&mut self, samples: &[f32], each: &mut dyn FnMut(&[f64])) {
         self.held.extend(samples.iter().map(|sample| sample * self.scale));
         if !self.begun {
-            // A reflection needs the samples that it reflects, and nothing has no padding either.
+            // A reflection needs the samples that it reflects; an empty signal has no padding.
             let needed = if self.pad == Pad::Reflect { self.margin() } else { 0 };
             if self.held.len() <= needed {
                 return;
@@ -75,7 +75,7 @@ impl Spectrum {
         self.frames(each);
     }
 
-    /// Puts the padding before the signal.
+    /// Adds the padding before the signal.
     fn begin(&mut self) {
         let margin = self.margin();
         let before: Vec<f32> = match self.pad {
@@ -86,7 +86,7 @@ impl Spectrum {
         self.begun = true;
     }
 
-    /// Gives the frames that see past the end of the signal.
+    /// Calls `each` with the frames that reach past the end of the signal.
     pub(super) fn finish(&mut self, each: &mut dyn FnMut(&[f64])) {
         if !self.center || (!self.begun && self.held.is_empty()) {
             return;
@@ -94,7 +94,8 @@ impl Spectrum {
         let margin = self.margin() as i64;
         let after: Vec<f32> = match self.pad {
             Pad::Constant => vec![0.0; self.margin()],
-            // Either all of the signal is here (`begun` is false) or more of its end than is reflected.
+            // Either all of the signal is here (`begun` is false) or more of its end than is
+            // reflected.
             Pad::Reflect => {
                 let count = self.held.len() as i64;
                 (count..count + margin).map(|index| reflected(&self.held, index)).collect()
@@ -120,7 +121,7 @@ impl Spectrum {
         self.head -= drained;
     }
 
-    /// The powers of the frame that begins at `head`.
+    /// Computes the powers of the frame that begins at `head`.
     fn transform(&mut self) {
         let samples = &self.held[self.head..];
         for ((value, sample), weight) in self.frame.iter_mut().zip(samples).zip(&self.window) {
@@ -139,7 +140,7 @@ impl Spectrum {
     }
 }
 
-/// The sample at `index` of a signal that goes backwards at its ends, as often as need be.
+/// Returns the sample at `index` of a signal that is reflected at its ends, as often as needed.
 fn reflected(signal: &[f32], index: i64) -> f32 {
     let last = signal.len() as i64 - 1;
     let Some(turn) =

@@ -1,11 +1,11 @@
-//! Windows as the tensors of a run, and a run's outputs as frames of windows.
+//! Turns windows into the tensors of a run, and a run's outputs into frames of windows.
 
 use base::{DType, Error, NamedTensor, Result, Tensor};
 
 use crate::post::WindowScores;
 use crate::recogniser::{Activation, InputAxis, ModelBinding, Recogniser, RecogniserKind};
 
-/// What a run gave for the windows that are wanted.
+/// Outputs of a run for the requested windows.
 #[derive(Debug)]
 pub(super) struct RunScores {
     frames: usize,
@@ -15,7 +15,8 @@ pub(super) struct RunScores {
 }
 
 impl RunScores {
-    /// The frames of one window, the first is 0; the caller fills in what it knows of the window.
+    /// Returns the frames of one window, the first is 0. The caller fills in the window's number,
+    /// rows and level.
     pub(super) fn window(&self, index: usize) -> WindowScores<'_> {
         let range = index * self.frames * self.classes..(index + 1) * self.frames * self.classes;
         WindowScores {
@@ -30,16 +31,17 @@ impl RunScores {
     }
 }
 
-/// The model's input for `count` windows that lie one after the other in `values`, row by row.
+/// Returns the model's input for `count` windows that lie one after the other in `values`, row by
+/// row.
 ///
 /// # Errors
-/// `Internal` when `values` are not `count` windows.
+/// `Internal` if `values` are not `count` windows.
 pub(super) fn tensor(recogniser: &Recogniser, values: Vec<f32>, count: usize) -> Result<Tensor> {
     let (rows, width) = (recogniser.spec.context + recogniser.spec.window, recogniser.width);
     if values.len() != count * rows * width {
         return Err(Error::internal("a run's windows have another size than they should"));
     }
-    // Each axis with its size and how far apart its elements lie in `values`.
+    // Each axis with its size and the distance of its elements in `values`.
     let axes = recogniser.axes.iter().map(|axis| match axis {
         InputAxis::Windows => (count, rows * width),
         InputAxis::Rows => (rows, width),
@@ -66,10 +68,10 @@ pub(super) fn tensor(recogniser: &Recogniser, values: Vec<f32>, count: usize) ->
     Tensor::from_vec(shape.as_slice(), turned)
 }
 
-/// Reads what a run of `count` windows gave, without its first `skip` windows and those from `keep` on.
+/// Reads the outputs of a run of `count` windows, of which the `wanted` ones count.
 ///
 /// # Errors
-/// `InvalidArgument` when the outputs are not what the recogniser says.
+/// `InvalidArgument` if the outputs are not as the recogniser says.
 pub(super) fn answer(
     recogniser: &Recogniser,
     fit: &ModelBinding,
@@ -94,7 +96,7 @@ pub(super) fn answer(
     Ok(RunScores { frames: layout.0, classes: layout.1, values, onsets })
 }
 
-/// One output's values for the windows that are wanted, and how many frames and classes each has.
+/// Returns one output's values for the `wanted` windows, and the frames and classes of each.
 fn read(
     recogniser: &Recogniser,
     outputs: &[NamedTensor],
@@ -127,9 +129,9 @@ fn read(
     Ok((windows.copied().collect(), (left, classes)))
 }
 
-/// Frames and classes of one window in an output of `shape`.
+/// Returns frames and classes of one window in an output of `shape`.
 fn layout(recogniser: &Recogniser, shape: &[usize], count: usize) -> Option<(usize, usize)> {
-    // A model whose input has no axis for windows may or may not give its outputs one.
+    // A model whose input has no axis for windows may omit it in its outputs too.
     let inner = match recogniser.axes.contains(&InputAxis::Windows) || shape.first() == Some(&1) {
         true if shape.first() == Some(&count) => &shape[1..],
         true => return None,

@@ -1,8 +1,9 @@
 //! The thread that reads a recording, decodes it and computes its features.
 //!
-//! An upload may fall silent for as long as its client likes, and who reads it waits. So that nobody else does, the reading
-//! is done here, up to [`STEPS_WAITING_MAX`] steps ahead. Whoever drops a [`AudioFeed`] or stops the work ends its thread: at once
-//! where that decodes or waits for room, and otherwise when the read that it is in returns.
+//! An upload may stall for as much time as its client likes, and its reader blocks. This thread
+//! reads up to [`STEPS_WAITING_MAX`] steps ahead, so that only it blocks. Dropping an [`AudioFeed`]
+//! or stopping the work ends the thread: at once while it decodes or waits for room, otherwise when
+//! its current read returns.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,37 +19,38 @@ use crate::features::FeatureExtractor;
 use crate::recogniser::{Recogniser, RecogniserKind};
 use crate::resample::{Channel, Mono};
 
-/// Steps that are decoded and wait.
+/// Maximum decoded steps that wait.
 const STEPS_WAITING_MAX: usize = 4;
-/// Samples of a step where the recording is at hand: half a second at most models' rate, so that handing steps over costs
-/// next to nothing. What still arrives is handed over as it is decoded.
+/// Samples of a step from a file: half a second at most models' rates, so that passing steps on
+/// costs almost nothing. Streamed sound is passed on as it is decoded.
 const GATHERED_SAMPLES: u64 = 8192;
 
-/// What follows in a recording.
+/// Next part of a recording.
 #[derive(Debug, Default)]
 pub(super) struct FeedStep {
     /// Rows of features.
     pub(super) rows: Vec<f32>,
-    /// The samples, for those whose loudness counts.
+    /// Samples, for recognisers that use the level.
     pub(super) samples: Vec<f32>,
-    /// How many samples there are, at the recogniser's rate.
+    /// Number of samples at the recogniser's rate.
     pub(super) count: u64,
-    /// What was found wrong.
+    /// Faults found.
     pub(super) faults: Vec<Fault>,
-    /// Nothing follows.
+    /// True for the last step.
     pub(super) last: bool,
 }
 
-/// The thread's other end.
+/// Receiver of the thread's steps.
 pub(super) struct AudioFeed {
     format: AudioFormat,
     steps: Receiver<Result<FeedStep>>,
     thread: JoinHandle<()>,
-    /// Dropped with the rest.
+    /// Ends the thread when it is dropped.
     _gone: StopOnDrop,
 }
 
-/// Set when its owner is dropped: a recording that brings no sound gives its thread nothing to hand over.
+/// Flag that is set on drop: a recording without sound gives its thread nothing to send that could
+/// fail.
 #[derive(Default)]
 struct StopOnDrop(Arc<AtomicBool>);
 
@@ -62,8 +64,8 @@ impl AudioFeed {
     /// Starts a thread that opens a recording, and waits until it has.
     ///
     /// # Errors
-    /// Those of [`Decoder::open`] and [`Mono::new`]; `Cancelled` after a stop; `ResourceExhausted` where there can be no
-    /// more threads.
+    /// Those of [`Decoder::open`] and [`Mono::new`]; `Cancelled` after a stop; `ResourceExhausted`
+    /// if no thread can be started.
     pub(super) fn open(
         input: AudioInput,
         hint: Option<&str>,
@@ -99,19 +101,20 @@ impl AudioFeed {
         Ok(AudioFeed { format: wait_opened(&format, &options.stop)?, steps, thread, _gone: gone })
     }
 
-    /// What the recording says about itself.
+    /// Returns the recording's format.
     pub(super) fn format(&self) -> &AudioFormat {
         &self.format
     }
 
-    /// Where the steps come from, the last of which says so or is an error.
+    /// Returns the receiver of the steps. The last one is marked as such or is an error.
     pub(super) fn steps(&self) -> &Receiver<Result<FeedStep>> {
         &self.steps
     }
 
-    /// Waits for the thread, which has said its last word, so that the recording is closed afterwards.
+    /// Waits for the thread, which has sent its last step, so that the recording is closed
+    /// afterwards.
     pub(super) fn close(self) {
-        // What a thread that panicked had to say would have come before its last step.
+        // A panic of the thread would have shown as a missing last step.
         let _ = self.thread.join();
     }
 }
@@ -126,19 +129,19 @@ fn wait_opened(format: &Receiver<Result<AudioFormat>>, stop: &AtomicBool) -> Res
     }
 }
 
-/// The thread is gone without a last step.
+/// Returns the error of a thread that ended without a last step.
 pub(super) fn broken_off() -> Error {
     Error::internal("the thread that reads the recording has ended early")
 }
 
-/// What becomes of the samples.
+/// Processing of the samples.
 struct FeedSettings {
     features: FeatureExtractor,
     rate: u32,
     channel: Channel,
-    /// Whether samples are handed over beside the features.
+    /// True if samples are passed on beside the features.
     loudness: bool,
-    /// Samples of a step.
+    /// Minimum samples of a step.
     gathered: u64,
 }
 
@@ -158,7 +161,7 @@ impl FeedReader {
         Ok((FeedReader { decoder, mono, plan, samples: Vec::new() }, format))
     }
 
-    /// Hands over steps to the last, or until nobody wants them.
+    /// Sends steps up to the last one, or until the receiver is dropped.
     fn run(&mut self, out: &Sender<Result<FeedStep>>) {
         loop {
             let step = self.step();
@@ -169,7 +172,7 @@ impl FeedReader {
         }
     }
 
-    /// Decodes blocks, at least one, until there are samples enough.
+    /// Decodes at least one block, until there are enough samples.
     fn step(&mut self) -> Result<FeedStep> {
         let mut step = FeedStep::default();
         loop {

@@ -1,4 +1,4 @@
-//! Pieces that run together in one batch, a lane each.
+//! Pieces that run together in one batch, one lane each.
 
 use std::sync::Arc;
 
@@ -10,14 +10,15 @@ use super::source::WindowInfo;
 use crate::recogniser::ModelBinding;
 use crate::{AudioModel, PendingRun};
 
-/// Pieces whose runs are one.
+/// Pieces that share their runs.
 pub(super) struct RunGroup {
     pub(super) number: u64,
-    /// Its stream, or the model itself; `None` before the first run and after one that failed.
+    /// Stream of the group, or the model itself; `None` before the first run and after a failed
+    /// one.
     pub(super) model: Option<Arc<dyn AudioModel>>,
-    /// The state that is handed on from run to run here.
+    /// State that is passed from run to run here.
     pub(super) carried: Vec<NamedTensor>,
-    /// The run that is under way, whose windows it has, and how many of each lane.
+    /// Run in flight, its windows, and their number in each lane.
     pub(super) pending: Option<PendingRun>,
     pub(super) members: Vec<GroupMember>,
     pub(super) count: usize,
@@ -25,7 +26,7 @@ pub(super) struct RunGroup {
 
 /// One piece's windows of a run.
 pub(super) struct GroupMember {
-    /// The piece's number.
+    /// Number of the piece.
     pub(super) piece: u64,
     /// Its first window.
     pub(super) first: u64,
@@ -38,7 +39,7 @@ impl RunGroup {
         RunGroup { number, model: None, carried, pending: None, members, count: 0 }
     }
 
-    /// Hands the state on to the next run.
+    /// Passes the state to the next run.
     pub(super) fn carry(&mut self, fit: &ModelBinding, outputs: &[NamedTensor]) -> Result<()> {
         for (carry, now) in fit.carried.iter().zip(&mut self.carried) {
             let next = outputs.iter().find(|output| output.name == carry.output);
@@ -48,8 +49,8 @@ impl RunGroup {
     }
 }
 
-/// The values of a run: `count` times one window of each of `lanes` lanes, `each` values a window. Piece number `p` has
-/// lane `p % lanes`; where a lane has no window there are zeros.
+/// Returns the values of a run: `count` times one window of each of `lanes` lanes, `each` values
+/// per window. Piece `p` has lane `p % lanes`; a lane without a window has zeros.
 pub(super) fn side_by_side(chunks: &[(u64, RunChunk)], lanes: usize, count: usize, each: usize) -> Vec<f32> {
     let mut values = vec![0.0; count * lanes * each];
     for (piece, chunk) in chunks {
@@ -62,10 +63,10 @@ pub(super) fn side_by_side(chunks: &[(u64, RunChunk)], lanes: usize, count: usiz
     values
 }
 
-/// One lane of a run's outputs.
+/// Returns one lane of a run's outputs.
 ///
 /// # Errors
-/// `InvalidArgument` where an output does not keep the lanes apart.
+/// `InvalidArgument` if an output does not keep the lanes apart.
 pub(super) fn lane_of(outputs: &[NamedTensor], lane: usize, lanes: usize) -> Result<Vec<NamedTensor>> {
     if lanes == 1 {
         return Ok(outputs.to_vec());

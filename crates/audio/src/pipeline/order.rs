@@ -1,7 +1,7 @@
-//! Labels and faults in time order: each waits until nothing that starts earlier can come.
+//! Puts labels and faults in time order: each waits until none that starts earlier can come.
 //!
-//! One class that is on for an hour would hold back everything that starts after it; no more than [`WAITING_MAX`]
-//! wait, and then the earliest goes although something earlier may follow.
+//! A class that is on for an hour would hold back everything that starts after it. So at most
+//! [`WAITING_MAX`] entries wait; then the earliest leaves, even if an earlier one may follow.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -11,9 +11,9 @@ use base::Result;
 use super::PipelineEvent;
 use crate::{Fault, Label};
 
-/// Labels and faults that wait.
+/// Maximum labels and faults that wait.
 const WAITING_MAX: usize = 1 << 16;
-/// Faults that are told one by one; more are counted.
+/// Maximum faults that are listed; more are counted.
 const FAULTS_MAX: u64 = 1000;
 
 struct OrderedEvent {
@@ -23,7 +23,7 @@ struct OrderedEvent {
 }
 
 impl Ord for OrderedEvent {
-    /// The earliest is the greatest, because the heap gives the greatest.
+    /// The earliest is the greatest, because the heap returns the greatest.
     fn cmp(&self, other: &OrderedEvent) -> Ordering {
         other.at.total_cmp(&self.at).then(other.number.cmp(&self.number))
     }
@@ -43,7 +43,7 @@ impl PartialEq for OrderedEvent {
 
 impl Eq for OrderedEvent {}
 
-/// Puts in order what comes nearly so, and counts it.
+/// Sorts and counts events that arrive nearly in order.
 pub(super) struct EventOrder<'a> {
     sink: &'a mut dyn FnMut(PipelineEvent) -> Result<()>,
     waiting: BinaryHeap<OrderedEvent>,
@@ -53,23 +53,20 @@ pub(super) struct EventOrder<'a> {
 }
 
 impl<'a> EventOrder<'a> {
-    /// For `sink`.
     pub(super) fn new(sink: &'a mut dyn FnMut(PipelineEvent) -> Result<()>) -> EventOrder<'a> {
         EventOrder { sink, waiting: BinaryHeap::new(), number: 0, labels: 0, faults: 0 }
     }
 
-    /// Hands on what has no place in the order.
+    /// Passes on an event that has no time.
     pub(super) fn pass(&mut self, event: PipelineEvent) -> Result<()> {
         (self.sink)(event)
     }
 
-    /// Takes a label.
     pub(super) fn label(&mut self, label: Label) -> Result<()> {
         self.labels += 1;
         self.wait(label.start, PipelineEvent::Label(label))
     }
 
-    /// Takes a fault.
     pub(super) fn fault(&mut self, fault: Fault) -> Result<()> {
         self.faults += 1;
         let at = fault.at;
@@ -94,7 +91,7 @@ impl<'a> EventOrder<'a> {
         Ok(())
     }
 
-    /// Lets go whatever starts before `settled` seconds.
+    /// Passes on everything that starts before `settled` seconds.
     pub(super) fn release(&mut self, settled: f64) -> Result<()> {
         while self.waiting.peek().is_some_and(|entry| entry.at < settled)
             && let Some(entry) = self.waiting.pop()
@@ -104,7 +101,7 @@ impl<'a> EventOrder<'a> {
         Ok(())
     }
 
-    /// Lets everything go and `last` after it; how many labels and faults there were.
+    /// Passes on everything, and then `last`. Returns the numbers of labels and faults.
     pub(super) fn finish(mut self, last: PipelineEvent) -> Result<(u64, u64)> {
         self.release(f64::INFINITY)?;
         (self.sink)(last)?;

@@ -10,12 +10,12 @@ use super::source::WindowInfo;
 use super::values::WindowValues;
 use crate::segment::FeatureWindow;
 
-/// How long a window waits for others to fill its run with, where they may come late.
+/// Maximum time that a window waits for its run to fill up, if windows may come late.
 const COMPANY_WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// What became of one run: the windows that count of it.
+/// Outcome of one run: its windows that count.
 pub(super) struct RunOutcome {
-    /// The first of them.
+    /// First of these windows.
     pub(super) first: u64,
     pub(super) facts: Vec<WindowInfo>,
     pub(super) answer: Result<RunScores>,
@@ -24,14 +24,14 @@ pub(super) struct RunOutcome {
 /// Windows that run one after the other.
 pub(super) struct AudioPiece {
     pub(super) number: u64,
-    /// Its first window, the first that counts, and the one after its last.
+    /// First window, first window that counts, and the one after the last.
     pub(super) first: u64,
     pub(super) keep: u64,
     pub(super) end: u64,
-    /// The next that it waits for.
+    /// Next expected window.
     pub(super) next: u64,
     pub(super) chunks: VecDeque<RunChunk>,
-    /// Windows of `chunks`.
+    /// Number of windows in `chunks`.
     pub(super) waiting: u64,
     pub(super) running: bool,
     pub(super) done: VecDeque<RunOutcome>,
@@ -39,7 +39,7 @@ pub(super) struct AudioPiece {
 
 /// The windows of one run.
 pub(super) struct RunChunk {
-    /// When the first of them came.
+    /// Arrival of the first of them.
     pub(super) since: Instant,
     pub(super) first: u64,
     pub(super) facts: Vec<WindowInfo>,
@@ -52,7 +52,8 @@ impl AudioPiece {
         AudioPiece { number, first, keep, end, next: first, chunks, waiting: 0, running: false, done }
     }
 
-    /// Takes its next window. `long` where its runs may have to wait for minutes of the recording.
+    /// Adds its next window. `long` is true if its runs may have to wait for minutes of the
+    /// recording.
     pub(super) fn add(&mut self, window: &FeatureWindow<'_>, facts: WindowInfo, run: usize, long: bool) {
         if self.chunks.back().is_none_or(|chunk| chunk.facts.len() == run) {
             let left = run.min((self.end - window.index) as usize);
@@ -69,7 +70,7 @@ impl AudioPiece {
         }
     }
 
-    /// Hands over the windows of its next run.
+    /// Takes the windows of its next run.
     pub(super) fn take(&mut self) -> Option<RunChunk> {
         let chunk = self.chunks.pop_front()?;
         self.waiting -= chunk.facts.len() as u64;
@@ -77,7 +78,8 @@ impl AudioPiece {
         Some(chunk)
     }
 
-    /// Whether the next run's windows are all there or, for one that may be `short`, have waited for long enough.
+    /// Returns true if the next run's windows are complete or, if a run may be `short`, have waited
+    /// long enough.
     pub(super) fn ready(&self, run: usize, short: bool) -> bool {
         let whole =
             |chunk: &RunChunk| chunk.facts.len() == run || chunk.first + chunk.facts.len() as u64 >= self.end;
@@ -85,12 +87,12 @@ impl AudioPiece {
         self.chunks.front().is_some_and(|chunk| whole(chunk) || late(chunk))
     }
 
-    /// Whether none of its windows waits or is still to come.
+    /// Returns true if none of its windows waits or is still to come.
     pub(super) fn exhausted(&self) -> bool {
         self.next >= self.end && self.chunks.is_empty()
     }
 
-    /// Whether all of its windows have come and gone.
+    /// Returns true if all of its windows were run and delivered.
     pub(super) fn is_done(&self) -> bool {
         self.exhausted() && !self.running && self.done.is_empty()
     }

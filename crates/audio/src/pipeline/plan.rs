@@ -1,32 +1,32 @@
-//! How a recording is cut for a model.
+//! Cutting of a recording for a model.
 
 use base::{Error, NamedTensor, Result};
 
 use crate::recogniser::{ModelBinding, Recogniser};
 
-/// How a recording is cut, in windows.
+/// Lengths of pieces and runs, in windows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct CutPlan {
-    /// From one piece to the next.
+    /// Distance of two pieces.
     pub(super) length: u64,
     pub(super) lead_in: u64,
-    /// Of one run at most.
+    /// Maximum windows of one run.
     pub(super) run: usize,
-    /// Runs always have so many, the last ones filled up with zeros.
+    /// Fixed number of windows of a run, padded with zeros.
     pub(super) fill: Option<usize>,
-    /// Each group is a stream of the model.
+    /// True if each group is a stream of the model.
     pub(super) stream: bool,
     /// Pieces of a group.
     pub(super) lanes: usize,
-    /// A run may have fewer windows than it could, and means the same.
+    /// True if a run may have fewer windows without changing the result.
     pub(super) short: bool,
 }
 
 impl CutPlan {
-    /// For a model that may be stateful, and as many pieces at most as can be at hand together.
+    /// Plans for a model that may be stateful, and for at most `pieces_max` pieces at hand.
     ///
     /// # Errors
-    /// `InvalidArgument` when the model cannot be run as the recogniser says.
+    /// `InvalidArgument` if the model cannot be run as the recogniser says.
     pub(super) fn new(
         recogniser: &Recogniser,
         fit: &ModelBinding,
@@ -67,7 +67,7 @@ impl CutPlan {
             if fit.carried.is_empty() && run < whole {
                 return Err(refuse(&format!("pieces of {whole} windows do not fit the {run} of the model")));
             }
-            // Zeros after a run's windows would be part of the state that the next run begins with.
+            // Zeros after a run's windows would become part of the next run's state.
             let short = !fit.carried.is_empty() && fit.items.is_none();
             return Ok(CutPlan { length, lead_in, run, fill: fit.items, stream: false, lanes: 1, short });
         }

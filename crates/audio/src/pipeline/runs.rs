@@ -1,21 +1,24 @@
-//! Windows through the model, several runs at once, and answers in order.
+//! Runs windows through the model, several runs at once, and delivers the outputs in order.
 //!
-//! All models run the same way: the recording's windows are cut into pieces, a piece's windows go in runs, one after the
-//! other, and pieces run side by side. What differs is how long pieces are:
+//! All models run the same way: the recording's windows are cut into pieces, a piece's windows run
+//! in batches one after the other, and pieces run side by side. Only the length of a piece differs:
 //!
-//! * windows that do not know each other: a piece is one run of a batch;
-//! * a model with a state: a piece is a minute or so, with a lead-in from which a fresh state finds its way, and a
-//!   stream of the model of its own;
-//! * a sequence: the same, and the whole piece is one run, or several when the state is handed on here.
+//! * Independent windows: a piece is one batch.
+//! * A model with a state: a piece is a minute or so, with a lead-in in which a fresh state
+//!   settles, and a stream of the model of its own.
+//! * A sequence: the same, and the whole piece is one run, or several if the state is passed on
+//!   here.
 //!
-//! A window of a lead-in goes to two pieces, and counts in the earlier one. Only the earliest piece's answers leave at
-//! once; those of the others, which are small, wait. A window waits in memory until its run starts, and pieces are
-//! opened only as far ahead as runs may be under way. Where windows come so slowly that a run does not fill up, it starts
-//! short after a second, if that makes no difference to the model.
+//! A window of a lead-in belongs to two pieces and counts in the earlier one. Only the earliest
+//! piece's outputs leave at once; those of the others, which are small, wait. A window waits in
+//! memory until its run starts, and pieces are opened only as far ahead as runs may be in flight.
+//! If windows arrive so slowly that a run does not fill up, it starts short after a second,
+//! provided that the model allows it.
 //!
-//! A model whose state is inside may take several pieces in the lanes of one batch: a small model's run costs about the same
-//! for eight windows as for one. Pieces that share a batch are a [`RunGroup`]; otherwise a group is one piece. Lanes need all
-//! their pieces at hand, so they are for recordings that can be read as fast as they run, and not for those that arrive.
+//! A model with its state inside may take several pieces in the lanes of one batch, because a small
+//! model's run costs about the same for eight windows as for one. Pieces that share a batch are a
+//! [`RunGroup`]; otherwise a group is one piece. Lanes need all their pieces at hand, so they are
+//! used for files and not for streamed uploads.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -34,15 +37,15 @@ use crate::AudioModel;
 use crate::recogniser::{ModelBinding, Recogniser};
 use crate::segment::FeatureWindow;
 
-/// Runs under way at most, whatever a caller asks for.
+/// Maximum runs in flight, at any option.
 const IN_FLIGHT_MAX: usize = 256;
-/// Runs that may fail one after the other before the last error ends the work.
+/// Consecutive failed runs after which the last error ends the work.
 const FAILURES_MAX: u32 = 8;
 
-/// Takes what became of runs, in the order of their windows.
+/// Receives the outcomes of runs, in the order of their windows.
 type Deliver<'a> = &'a mut dyn FnMut(RunOutcome) -> Result<()>;
 
-/// Runs under way and windows that wait for theirs.
+/// Runs in flight, and windows that wait for theirs.
 pub(super) struct ModelRuns {
     recogniser: Recogniser,
     fit: ModelBinding,
@@ -50,26 +53,27 @@ pub(super) struct ModelRuns {
     plan: CutPlan,
     in_flight: usize,
     stop: Arc<AtomicBool>,
-    /// The earliest first, none left out.
+    /// Open pieces without gaps, the earliest first.
     open: VecDeque<AudioPiece>,
-    /// Those with pieces that are open, the earliest first.
+    /// Groups with open pieces, the earliest first.
     groups: VecDeque<RunGroup>,
     finished: bool,
-    /// The number of the next to be opened.
+    /// Number of the next piece.
     next: u64,
     /// Windows so far.
     pushed: u64,
-    /// Runs that failed since one last succeeded.
+    /// Failed runs since the last successful one.
     failures: u32,
     succeeded: bool,
     error: Option<Error>,
 }
 
 impl ModelRuns {
-    /// For one recording, of which `seconds` are at hand: pieces may wait for each other only within them.
+    /// Prepares one recording, of which `seconds` are at hand: pieces may wait for each other only
+    /// within them.
     ///
     /// # Errors
-    /// `InvalidArgument` when the model cannot be run as the recogniser says.
+    /// `InvalidArgument` if the model cannot be run as the recogniser says.
     pub(super) fn new(
         recogniser: &Recogniser,
         fit: ModelBinding,
@@ -97,10 +101,10 @@ impl ModelRuns {
         })
     }
 
-    /// Takes the next window, waiting while enough are under way.
+    /// Adds the next window; blocks while enough runs are in flight.
     ///
     /// # Errors
-    /// `Cancelled`; the last run's error when too many failed; those of `deliver`.
+    /// `Cancelled`; the last run's error if too many failed; those of `deliver`.
     pub(super) fn push(
         &mut self,
         window: FeatureWindow<'_>,
@@ -126,21 +130,22 @@ impl ModelRuns {
         self.pump(deliver)
     }
 
-    /// Whether a run is under way.
+    /// Returns true if a run is in flight.
     fn is_running(&self) -> bool {
         self.groups.iter().any(|group| group.pending.is_some())
     }
 
-    /// Windows that wait for their runs.
+    /// Returns the number of waiting windows.
     fn waiting(&self) -> u64 {
         self.open.iter().map(|piece| piece.waiting).sum()
     }
 
-    /// Windows that may wait while a run is under way: those of the pieces that can run side by side, and what the one after
-    /// them shares with the last. So what runs next is read as fast as what runs now is done with, and not before.
+    /// Returns the maximum of waiting windows while a run is in flight: those of the pieces that
+    /// can run side by side, and the overlap of the next piece with the last. So the windows of the
+    /// next run are read while the current one runs, and not before.
     ///
-    /// Of lanes' pieces the last needs no more than one run's windows for its group to start; it ends as the others do,
-    /// and gets its windows as theirs go.
+    /// The last piece of a group of lanes needs only one run's windows for its group to start. It
+    /// ends as the others do, and gets its windows as theirs are used.
     fn waiting_max(&self) -> u64 {
         let CutPlan { length, lead_in, lanes, run, .. } = self.plan;
         let pieces = (lanes * self.runs_max()) as u64;
@@ -148,13 +153,14 @@ impl ModelRuns {
             1 => (length + lead_in) * pieces + lead_in,
             _ => {
                 let run = run as u64;
-                // The one before it has not all of its own by then: the two overlap.
+                // The piece before it is not complete by then: the two overlap.
                 (length + lead_in) * (pieces - 1) + run - lead_in.saturating_sub(run)
             }
         }
     }
 
-    /// Pieces that may be open: those of one group more than can run, so that its windows are there when a run ends.
+    /// Returns the maximum of open pieces: one group more than can run, so that its windows are
+    /// ready when a run ends.
     fn open_max(&self) -> usize {
         match self.plan.lanes {
             1 => self.in_flight + 1,
@@ -163,8 +169,8 @@ impl ModelRuns {
         }
     }
 
-    /// Runs that may be under way. Groups of lanes are few and long: were more of them started than there are threads to
-    /// run them, they would all end late, and the last would run alone.
+    /// Returns the maximum of runs in flight. Groups of lanes are few and long: if more of them
+    /// were started than threads can run, they would all end late, and the last would run alone.
     fn runs_max(&self) -> usize {
         if self.plan.lanes == 1 { self.in_flight } else { self.in_flight.div_ceil(2) }
     }
@@ -180,13 +186,13 @@ impl ModelRuns {
         self.next += 1;
     }
 
-    /// Runs what is left; no more windows come.
+    /// Runs the remaining windows; no more will come.
     ///
     /// # Errors
-    /// As for [`ModelRuns::push`]; the last run's error when none succeeded.
+    /// As for [`ModelRuns::push`]; the last run's error if none succeeded.
     pub(super) fn finish(&mut self, deliver: Deliver<'_>) -> Result<()> {
         let pushed = self.pushed;
-        // Pieces of which no more than the lead-in came have nothing to say.
+        // A piece with its lead-in only has no output.
         self.open.retain(|piece| piece.keep < pushed);
         self.open.iter_mut().for_each(|piece| piece.end = piece.end.min(pushed));
         self.finished = true;
@@ -200,10 +206,10 @@ impl ModelRuns {
         }
     }
 
-    /// The next of `from`; `None` when nothing more comes. Meanwhile what runs have given is delivered.
+    /// Returns the next of `from`; `None` after the last. Delivers outputs meanwhile.
     ///
     /// # Errors
-    /// `Cancelled`; the last run's error when too many failed; those of `deliver`.
+    /// `Cancelled`; the last run's error if too many failed; those of `deliver`.
     pub(super) fn wait_for<T>(&mut self, from: &Receiver<T>, deliver: Deliver<'_>) -> Result<Option<T>> {
         loop {
             match from.try_recv() {
@@ -215,7 +221,7 @@ impl ModelRuns {
         }
     }
 
-    /// Waits until a run has ended, or a moment.
+    /// Waits until a run has ended, or briefly.
     fn wait(&mut self, deliver: Deliver<'_>) -> Result<()> {
         if !self.is_running() {
             return Err(Error::internal("pieces wait and no run is under way"));
@@ -223,7 +229,7 @@ impl ModelRuns {
         self.wait_also(None::<&Receiver<()>>, deliver)
     }
 
-    /// Waits until a run has ended, or there is something in `also`, or a moment.
+    /// Waits until a run has ended or `also` has a message, or briefly.
     fn wait_also<T>(&mut self, also: Option<&Receiver<T>>, deliver: Deliver<'_>) -> Result<()> {
         check_stop(&self.stop)?;
         let mut select = Select::new();
@@ -239,7 +245,7 @@ impl ModelRuns {
         self.pump(deliver)
     }
 
-    /// Takes the answers that are there, starts what can start, delivers what is next.
+    /// Collects outputs, starts the runs that can start, and delivers the next outcomes.
     fn pump(&mut self, deliver: Deliver<'_>) -> Result<()> {
         for index in 0..self.groups.len() {
             self.collect(index)?;
@@ -265,7 +271,7 @@ impl ModelRuns {
         Ok(())
     }
 
-    /// Takes the answer of a group's run, if it is there.
+    /// Collects the outputs of a group's run, if it has ended.
     fn collect(&mut self, index: usize) -> Result<()> {
         let Some(group) = self.groups.get_mut(index) else { return Ok(()) };
         let Some(pending) = &group.pending else { return Ok(()) };
@@ -279,7 +285,7 @@ impl ModelRuns {
         self.ended(index, members, outputs)
     }
 
-    /// Starts a group's next run, if it may; whether it tried.
+    /// Starts a group's next run, if possible. Returns false if it did not try.
     fn start(&mut self, index: usize) -> Result<bool> {
         let Some(chunks) = self.take_chunks(index) else { return Ok(false) };
         let ModelRuns { recogniser, fit, plan, model, groups, .. } = self;
@@ -318,13 +324,14 @@ impl ModelRuns {
         Ok(true)
     }
 
-    /// The next windows of all pieces of a group, if they are all there and no run is under way.
+    /// Takes the next windows of all pieces of a group, if they are complete and no run is in
+    /// flight.
     fn take_chunks(&mut self, index: usize) -> Option<Vec<(u64, RunChunk)>> {
         let CutPlan { run, short, .. } = self.plan;
         let lanes = self.plan.lanes as u64;
         let group = self.groups.get(index)?;
         let pieces = group.number * lanes..(group.number + 1) * lanes;
-        // With pieces still to come, the others would run ahead of them.
+        // While pieces are missing, the others would run ahead of them.
         if group.pending.is_some() || !(self.finished || self.next >= pieces.end) {
             return None;
         }
@@ -359,7 +366,7 @@ impl ModelRuns {
                         .clone()
                         .context(format!("{FAILURES_MAX} runs failed one after the other")));
                 }
-                // Where the state has got to is not known.
+                // The state after a failed run is unknown.
                 group.model = None;
                 self.error = Some(error.clone());
             }

@@ -1,4 +1,5 @@
-//! A recording's features as windows, one step of its [`AudioFeed`](super::feed::Feed) at a time.
+//! Cuts a recording's features into windows, one step of its
+//! [`AudioFeed`](super::feed::AudioFeed) at a time.
 
 use std::collections::VecDeque;
 
@@ -8,19 +9,19 @@ use super::feed::FeedStep;
 use crate::recogniser::{Recogniser, RecogniserKind};
 use crate::segment::{FeatureWindow, Windows};
 
-/// The level of silence, in dB of full scale.
+/// Level of silence, in dB of full scale.
 const SILENCE: f32 = -200.0;
 
-/// What is known of a window besides what the model sees.
+/// Facts about a window besides the model's input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct WindowInfo {
-    /// Its rows that are the recording's.
+    /// Rows that belong to the recording.
     pub(super) real: usize,
-    /// How loud its samples are, in dB of full scale; known for embeddings only.
+    /// Level of its samples in dB of full scale; measured for embeddings only.
     pub(super) level: f32,
 }
 
-/// Takes a window and what is known of it.
+/// Receives a window and its facts.
 type EachWindow<'a> = &'a mut dyn FnMut(FeatureWindow<'_>, WindowInfo) -> Result<()>;
 
 /// Cuts a recording.
@@ -32,7 +33,7 @@ pub(super) struct WindowSource {
 }
 
 impl WindowSource {
-    /// For one recording, from its first row on.
+    /// Starts a recording at its first row.
     pub(super) fn new(recogniser: &Recogniser) -> WindowSource {
         WindowSource {
             windows: Windows::new(recogniser.spec, recogniser.width),
@@ -42,7 +43,7 @@ impl WindowSource {
         }
     }
 
-    /// Gives every window that is complete with `step`.
+    /// Calls `each` for every window that `step` completes.
     ///
     /// # Errors
     /// Those of `each`.
@@ -64,21 +65,21 @@ impl WindowSource {
         }
     }
 
-    /// Samples so far, at the recogniser's rate.
+    /// Returns the samples so far, at the recogniser's rate.
     pub(super) fn samples(&self) -> u64 {
         self.count
     }
 
-    /// Windows so far.
+    /// Returns the windows so far.
     pub(super) fn windows(&self) -> u64 {
         self.cut
     }
 }
 
-/// How loud windows are, from the samples since the last window's beginning.
+/// Measures the level of windows, from the samples since the last window's beginning.
 struct LevelMeter {
     samples: VecDeque<f32>,
-    /// The number of the first of them.
+    /// Number of the first sample.
     first: u64,
     row_samples: u64,
 }
@@ -88,7 +89,7 @@ impl LevelMeter {
         LevelMeter { samples: VecDeque::new(), first: 0, row_samples: recogniser.row_samples }
     }
 
-    /// The level of `window`; what lies before it is forgotten.
+    /// Returns the level of `window`; drops the samples before it.
     fn of(&mut self, window: &FeatureWindow<'_>) -> f32 {
         let start = window.start * self.row_samples;
         let gone = start.saturating_sub(self.first).min(self.samples.len() as u64);

@@ -1,21 +1,23 @@
-//! What a model takes, while it waits.
+//! Values of waiting windows.
 //!
-//! Lanes need minutes of a recording at hand, up to 70 MB a thread as 32-bit floats. The samples of a recording of 16 bits that
-//! neither was mixed nor changes its rate are whole steps of 1/32768, so half of that holds them without loss.
+//! Lanes need minutes of a recording at hand, up to 70 MB per thread as 32-bit floats. The samples
+//! of a 16-bit recording that is neither mixed nor resampled are whole steps of 1/32768, so half of
+//! that holds them without loss.
 
-/// Steps of a 16-bit sample in 1.0.
+/// 16-bit steps in 1.0.
 const STEPS: f32 = 32768.0;
 
 /// Values of windows, one after the other.
 pub(super) enum WindowValues {
-    /// Any.
+    /// Any values.
     Floats(Vec<f32>),
     /// Whole steps of 1/32768.
     Steps(Vec<i16>),
 }
 
 impl WindowValues {
-    /// None yet, with room for so many: of steps, as long as they are such, or of any.
+    /// Makes an empty store with room for `count` values; with `steps` it holds steps until a value
+    /// is none.
     pub(super) fn with_room(count: usize, steps: bool) -> WindowValues {
         if steps {
             WindowValues::Steps(Vec::with_capacity(count))
@@ -24,7 +26,7 @@ impl WindowValues {
         }
     }
 
-    /// Whether all so far are steps and held as such.
+    /// Returns true if all values so far are held as steps.
     pub(super) fn are_steps(&self) -> bool {
         matches!(self, WindowValues::Steps(_))
     }
@@ -45,7 +47,7 @@ impl WindowValues {
         }
     }
 
-    /// Copies as many values as `to` holds, from place `from` on.
+    /// Copies values from index `from` on; fills `to`.
     pub(super) fn copy(&self, from: usize, to: &mut [f32]) {
         match self {
             WindowValues::Floats(values) => to.copy_from_slice(&values[from..from + to.len()]),
@@ -56,7 +58,7 @@ impl WindowValues {
     }
 }
 
-/// The next step towards zero; for what is beyond the range, or no number, any.
+/// Returns the next step towards zero; any step for a value out of range or NaN.
 fn step(value: f32) -> i16 {
     (value * STEPS) as i16
 }

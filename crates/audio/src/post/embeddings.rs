@@ -1,4 +1,4 @@
-//! Embeddings: unit vectors, and who of the enrolled speakers is nearest.
+//! Labels from embeddings: the nearest enrolled speaker of each window.
 
 use crate::Label;
 use crate::recogniser::{EmbeddingSettings, Recogniser};
@@ -7,28 +7,28 @@ use crate::speakers::{Speakers, unit};
 use super::WindowScores;
 use super::tracks::{FrameLabel, LabelMerger};
 
-/// The label of a voice when nobody is enrolled.
+/// Label of a voice if no speaker is enrolled.
 const VOICE: &str = "voice";
-/// The label of a voice that is nobody's who is enrolled.
+/// Label of a voice that matches no enrolled speaker.
 const UNKNOWN: &str = "unknown";
 
-/// Follows who speaks.
+/// Labels who speaks.
 pub(super) struct SpeakerLabeller {
     rule: EmbeddingSettings,
     speakers: Option<Speakers>,
     embeddings: bool,
     rate: f64,
-    /// Samples of a window and from one to the next.
+    /// Samples of a window, and from one window to the next.
     window: f64,
     hop: f64,
     rows: usize,
     tracks: LabelMerger,
-    /// The first window that has not come.
+    /// Next expected window.
     next: u64,
 }
 
 impl SpeakerLabeller {
-    /// With those of `speakers`, if there are any; labels carry embeddings where `embeddings` says so.
+    /// Matches against `speakers`, if given; labels carry embeddings if `embeddings` is true.
     pub(super) fn new(
         recogniser: &Recogniser,
         embeddings: bool,
@@ -48,8 +48,8 @@ impl SpeakerLabeller {
         }
     }
 
-    /// Takes a window; one left out before it ends what was on. A last window with too much padding says nothing new: what
-    /// was on goes on.
+    /// Adds a window; a missing one before it ends the open label. A last window with too much
+    /// padding changes nothing.
     pub(super) fn window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) {
         if self.next < frames.window {
             self.tracks.interrupt(out);
@@ -63,7 +63,7 @@ impl SpeakerLabeller {
         self.tracks.frame(start, end, now.into_iter().collect(), out);
     }
 
-    /// A window stands for the hop at its middle, the first one also for what is before.
+    /// A window covers the hop at its middle; the first one also all before it.
     fn start(&self, window: u64) -> f64 {
         if window == 0 {
             0.0
@@ -84,7 +84,7 @@ impl SpeakerLabeller {
         Some(FrameLabel { text, score, embedding: self.embeddings.then_some(vector) })
     }
 
-    /// No label still to come starts before this second.
+    /// Returns the second before which no further label starts.
     pub(super) fn settled(&self) -> f64 {
         self.tracks.settled(self.start(self.next))
     }
@@ -98,12 +98,13 @@ impl SpeakerLabeller {
     }
 }
 
-/// Whether enough of a window's `rows` are the recording's; a recording's first window always counts.
+/// Returns true if enough of a window's `rows` belong to the recording; the first window always
+/// counts.
 fn covered(frames: &WindowScores<'_>, rule: &EmbeddingSettings, rows: usize) -> bool {
     frames.window == 0 || frames.real as f64 >= f64::from(rule.min_coverage) * rows as f64
 }
 
-/// The mean of unit vectors of windows that are loud enough and not too much padding, at length one.
+/// Makes the mean of the unit vectors of windows that are loud and whole enough.
 pub(crate) fn mean_of_units(recogniser: &Recogniser) -> UnitMean {
     UnitMean { rule: recogniser.embeddings, rows: recogniser.spec.window, sum: Vec::new() }
 }
@@ -116,7 +117,7 @@ pub(crate) struct UnitMean {
 }
 
 impl UnitMean {
-    /// Takes a window.
+    /// Adds a window.
     pub(crate) fn window(&mut self, frames: WindowScores<'_>) {
         if frames.level < self.rule.min_level || !covered(&frames, &self.rule, self.rows) {
             return;
@@ -126,7 +127,7 @@ impl UnitMean {
         self.sum.iter_mut().zip(vector).for_each(|(sum, value)| *sum += f64::from(value));
     }
 
-    /// The mean; `None` when no window counted.
+    /// Returns the mean at length one; `None` if no window counted.
     pub(crate) fn value(&self) -> Option<Vec<f32>> {
         let sum: Vec<f32> = self.sum.iter().map(|value| *value as f32).collect();
         unit(&sum)

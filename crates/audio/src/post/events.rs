@@ -1,4 +1,4 @@
-//! Events of any number of classes: each class is followed by itself.
+//! Labels events of any number of classes; each class has its own detector.
 
 use crate::Label;
 use crate::recogniser::EventSettings;
@@ -7,26 +7,26 @@ use super::hysteresis::Detector;
 use super::smooth::MovingMean;
 use super::{Grid, WindowScores};
 
-/// Follows all classes.
+/// Labels the events of all classes.
 pub(super) struct EventLabeller {
     smooth: MovingMean,
     classes: ClassDetectors,
-    /// The first window that has not come.
+    /// Next expected window.
     next: u64,
 }
 
-/// What comes after the moving mean.
+/// Detectors behind the moving mean.
 struct ClassDetectors {
     rule: EventSettings,
     grid: Grid,
     names: Vec<String>,
     detectors: Vec<Detector>,
-    /// The first frame that has not come.
+    /// Next expected frame.
     next: u64,
 }
 
 impl EventLabeller {
-    /// For classes called `names`.
+    /// Makes detectors for classes called `names`.
     pub(super) fn new(rule: &EventSettings, grid: Grid, names: Vec<String>) -> EventLabeller {
         let detectors = vec![Detector::default(); names.len()];
         EventLabeller {
@@ -36,7 +36,7 @@ impl EventLabeller {
         }
     }
 
-    /// Takes a window; those left out before it were silent.
+    /// Adds a window; missing ones before it are silence.
     pub(super) fn window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) {
         self.silence_until(frames.window, out);
         self.next = frames.window + 1;
@@ -56,7 +56,7 @@ impl EventLabeller {
         }
     }
 
-    /// Fills up to window `window` with silence.
+    /// Adds silence up to window `window`.
     fn silence_until(&mut self, window: u64, out: &mut Vec<Label>) {
         let frames = self.classes.grid.frames() as u64;
         let silence = vec![0.0; if self.next < window { self.classes.names.len() } else { 0 }];
@@ -69,7 +69,7 @@ impl EventLabeller {
         }
     }
 
-    /// No label still to come starts before this second.
+    /// Returns the second before which no further label starts.
     pub(super) fn settled(&self) -> f64 {
         let ClassDetectors { rule, grid, detectors, next, .. } = &self.classes;
         let next = grid.start(*next);

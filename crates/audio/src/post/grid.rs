@@ -1,31 +1,32 @@
-//! Where the frames of windows lie in time: one even grid for the whole recording.
+//! Times of windows' frames: one even grid for the whole recording.
 //!
-//! One frame a window stands for the `hop` rows at the window's middle, so that windows that overlap give neither gaps
-//! nor overlaps. Several frames cover all the rows that the model saw, context included; those that are left after
-//! trimming must span one hop, within a frame, because the next window's go on from there.
+//! If a window has one frame, it covers the `hop` rows at the window's middle, so that overlapping
+//! windows leave neither gaps nor overlaps. Several frames cover all rows that the model saw,
+//! context included. The frames left after trimming must span one hop, within a frame, because the
+//! next window's continue from there.
 
 use base::{Error, Result};
 
 use crate::recogniser::Recogniser;
 
-/// Frames of all windows, numbered through.
+/// The frames of all windows, numbered consecutively.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Grid {
     /// Frames of each window, after trimming.
     frames: usize,
     /// Samples from one window to the next.
     hop: f64,
-    /// The first frame's first sample; may lie before the beginning.
+    /// First sample of the first frame; may lie before the beginning.
     origin: f64,
     row_samples: f64,
     rate: f64,
 }
 
 impl Grid {
-    /// For windows that have `frames` frames left after trimming.
+    /// Makes the grid of windows with `frames` frames after trimming.
     ///
     /// # Errors
-    /// `InvalidArgument` when the frames of neighbouring windows do not join.
+    /// `InvalidArgument` if the frames of neighbouring windows do not join.
     pub(crate) fn new(recogniser: &Recogniser, frames: usize) -> Result<Grid> {
         let (spec, trim) = (recogniser.spec, recogniser.output.trim);
         let all = frames + trim[0] + trim[1];
@@ -54,19 +55,19 @@ impl Grid {
         self.frames
     }
 
-    /// Where a frame starts, in samples; never before the beginning.
+    /// Returns the start of a frame in samples; never before the beginning.
     pub(crate) fn start(&self, frame: u64) -> f64 {
         let window = (frame / self.frames as u64) as f64 * self.hop;
         let inside = (frame % self.frames as u64) as f64 * self.hop / self.frames as f64;
         (self.origin + window + inside).max(0.0)
     }
 
-    /// Where window `window` ends when only `real` of its rows are the recording's, in samples.
+    /// Returns the end in samples of window `window`, of which `real` rows belong to the recording.
     pub(crate) fn limit(&self, window: u64, real: usize) -> f64 {
         window as f64 * self.hop + real as f64 * self.row_samples
     }
 
-    /// Samples as seconds.
+    /// Converts samples to seconds.
     pub(crate) fn seconds(&self, samples: f64) -> f64 {
         samples / self.rate
     }

@@ -1,12 +1,14 @@
-//! One class's events: the rule of Silero's voice activity package, for a stream.
+//! Detects one class's events in a stream by the rule of Silero's voice activity package.
 //!
-//! An event begins at the first frame whose probability reaches `on`. A frame below `off` marks where it may end; a
-//! frame that reaches `on` takes the mark away, and the event has ended at the mark when a frame below `off` comes at
-//! least `gap` later. It counts when it is longer than `min`. An event that is open at the end of the recording ends
-//! there, mark or not. At last each event grows by `pad` on both sides; neighbours closer than twice that share the
-//! silence between them equally. Ends are whole samples, halves rounded down.
+//! An event begins at the first frame whose probability reaches `on`. A frame below `off` sets a
+//! mark; a frame that reaches `on` removes it. A frame below `off` that comes at least `gap` after
+//! the mark ends the event at the mark. Events not longer than `min` are dropped. An event that is
+//! open at the end of the recording ends there. At last each event grows by `pad` on both sides;
+//! neighbours closer than twice `pad` share the silence between them equally. Ends are whole
+//! samples, halves rounded down.
 //!
-//! The padding needs the next event, so one closed event waits here until the next one is sure or far enough away.
+//! The padding depends on the next event, so one closed event waits until the next one is certain
+//! or far enough away.
 
 use crate::recogniser::EventSettings;
 
@@ -15,7 +17,7 @@ use crate::recogniser::EventSettings;
 pub(super) struct ActiveSpan {
     pub(super) start: f64,
     pub(super) end: f64,
-    /// The mean probability of its frames, padding not counted.
+    /// Mean probability of its frames, without padding.
     pub(super) score: f32,
 }
 
@@ -41,25 +43,26 @@ impl RunningMean {
 #[derive(Clone, Copy, Debug)]
 struct OpenSpan {
     start: f64,
-    /// Its padded start, once it is sure that it counts.
+    /// Padded start, once it is certain that the event counts.
     padded: Option<f64>,
     all: RunningMean,
-    /// Where it may have ended, and its mean until there.
+    /// Possible end, and the mean up to it.
     mark: Option<(f64, RunningMean)>,
 }
 
-/// Follows one class.
+/// Detects the events of one class.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Detector {
     open: Option<OpenSpan>,
-    /// Closed, its start final, its end not padded yet.
+    /// Closed event with a final start, its end not padded.
     waiting: Option<ActiveSpan>,
-    /// Whether the onset was on in the frame before.
+    /// True if the onset was on in the frame before.
     onset: bool,
 }
 
 impl Detector {
-    /// Takes the frame that starts at sample `at`, with the probabilities of the class and of an onset.
+    /// Adds the frame that starts at sample `at`, with the probabilities of the class and of an
+    /// onset.
     pub(super) fn frame(
         &mut self,
         at: f64,
@@ -122,7 +125,7 @@ impl Detector {
         }
     }
 
-    /// The padded start of an event that counts; the event before it gets its end and leaves.
+    /// Returns the padded start of an event that counts; finishes the event before it.
     fn pad_before(&mut self, start: f64, rule: &EventSettings, out: &mut dyn FnMut(ActiveSpan)) -> f64 {
         let Some(mut before) = self.waiting.take() else { return (start - rule.pad).max(0.0).floor() };
         let silence = start - before.end;
@@ -138,7 +141,7 @@ impl Detector {
         padded
     }
 
-    /// Lets the closed event go when what comes next cannot change it any more.
+    /// Emits the closed event once the next one cannot change it.
     fn settle(&mut self, at: f64, rule: &EventSettings, out: &mut dyn FnMut(ActiveSpan)) {
         let next = self.open.map_or(at, |open| open.start);
         if let Some(mut waiting) = self.waiting.take_if(|waiting| next - waiting.end >= 2.0 * rule.pad) {
@@ -154,7 +157,7 @@ impl Detector {
         }
     }
 
-    /// Ends with the recording, which has `samples`.
+    /// Ends all events with the recording, which has `samples`.
     pub(super) fn finish(&mut self, samples: f64, rule: &EventSettings, out: &mut dyn FnMut(ActiveSpan)) {
         if let Some(open) = self.open.take() {
             self.close(open, samples, open.all, rule, out);
@@ -165,7 +168,7 @@ impl Detector {
         }
     }
 
-    /// No event still to come starts before this sample, when the next frame starts at `next`.
+    /// Returns the sample before which no further event starts, if the next frame starts at `next`.
     pub(super) fn settled(&self, next: f64, rule: &EventSettings) -> f64 {
         if let Some(waiting) = &self.waiting {
             return waiting.start;

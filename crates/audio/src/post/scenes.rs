@@ -1,4 +1,5 @@
-//! Scenes: the likeliest classes of each frame, as long as they stay among the likeliest.
+//! Labels scenes: the likeliest classes of each frame, for the time that they stay among the
+//! likeliest.
 
 use crate::Label;
 use crate::recogniser::SceneSettings;
@@ -6,23 +7,23 @@ use crate::recogniser::SceneSettings;
 use super::tracks::{FrameLabel, LabelMerger};
 use super::{Grid, WindowScores};
 
-/// Follows the likeliest classes.
+/// Labels the likeliest classes.
 pub(super) struct SceneLabeller {
     rule: SceneSettings,
     grid: Grid,
     names: Vec<String>,
     tracks: LabelMerger,
-    /// The first window that has not come.
+    /// Next expected window.
     next: u64,
 }
 
 impl SceneLabeller {
-    /// For classes called `names`.
+    /// Makes a labeller for classes called `names`.
     pub(super) fn new(rule: SceneSettings, grid: Grid, names: Vec<String>) -> SceneLabeller {
         SceneLabeller { rule, grid, names, tracks: LabelMerger::default(), next: 0 }
     }
 
-    /// Takes a window; one left out before it ends what was on.
+    /// Adds a window; a missing one before it ends all open labels.
     pub(super) fn window(&mut self, frames: WindowScores<'_>, out: &mut Vec<Label>) {
         if self.next < frames.window {
             self.tracks.interrupt(out);
@@ -31,7 +32,7 @@ impl SceneLabeller {
         let limit = self.grid.limit(frames.window, frames.real);
         for (index, values) in frames.values.chunks_exact(frames.classes.max(1)).enumerate() {
             let at = frames.window * frames.frames as u64 + index as u64;
-            // A recording shorter than half a window still is something.
+            // A recording shorter than half a window still gets labels.
             if at > 0 && self.grid.start(at) >= limit {
                 break;
             }
@@ -40,12 +41,12 @@ impl SceneLabeller {
         }
     }
 
-    /// Where a frame starts in seconds; the first one where the recording does.
+    /// Returns the start of a frame in seconds; the first one starts with the recording.
     fn start(&self, frame: u64) -> f64 {
         if frame == 0 { 0.0 } else { self.grid.seconds(self.grid.start(frame)) }
     }
 
-    /// The likeliest classes above the threshold, the likeliest first.
+    /// Returns the likeliest classes above the threshold, best first.
     fn top(&self, values: &[f32]) -> Vec<FrameLabel> {
         let above = values.iter().enumerate().filter(|(_, value)| **value >= self.rule.threshold);
         let mut above: Vec<(usize, f32)> = above.map(|(class, value)| (class, *value)).collect();
@@ -59,12 +60,12 @@ impl SceneLabeller {
         above.into_iter().map(now).collect()
     }
 
-    /// No label still to come starts before this second.
+    /// Returns the second before which no further label starts.
     pub(super) fn settled(&self) -> f64 {
         self.tracks.settled(self.start(self.next * self.grid.frames() as u64))
     }
 
-    /// Ends with the recording: what the last window says lasts until there, if the last window came.
+    /// Ends all labels with the recording, if its last window arrived.
     pub(super) fn finish(&mut self, samples: u64, windows: u64, out: &mut Vec<Label>) {
         if self.next < windows {
             self.tracks.interrupt(out);

@@ -1,57 +1,57 @@
-//! A moving mean over frames, centred, in memory for as many frames as it covers.
+//! A centred moving mean over frames, with memory for as many frames as it covers.
 
 use std::collections::VecDeque;
 
-/// A frame on its way through the mean.
+/// A frame inside the mean.
 struct ScoreFrame {
     at: u64,
     values: Box<[f32]>,
     onsets: Option<Box<[f32]>>,
 }
 
-/// Means over `width` frames: as many before as after a frame, one more before where `width` is even. At the ends of
-/// the recording over those that there are.
+/// Means over `width` frames: as many before as after a frame, one more before if `width` is even.
+/// At the ends of the recording, over the existing frames.
 pub(super) struct MovingMean {
     width: usize,
-    /// The frames that the next mean may cover.
+    /// Frames that the next mean may cover.
     frames: VecDeque<ScoreFrame>,
-    /// How many of them have had their mean.
+    /// Number of them whose mean was emitted.
     done: usize,
     sums: Vec<f64>,
     means: Vec<f32>,
 }
 
-/// Takes a frame: its number, its probabilities and those of its onsets.
+/// Receives a frame: its number, its probabilities and those of its onsets.
 type EachFrame<'a> = &'a mut dyn FnMut(u64, &[f32], Option<&[f32]>);
 
 impl MovingMean {
-    /// Over `width` frames of `classes` values.
+    /// Makes a mean over `width` frames of `classes` values.
     pub(super) fn new(width: usize, classes: usize) -> MovingMean {
         let (sums, means) = (vec![0.0; classes], vec![0.0; classes]);
         MovingMean { width: width.max(1), frames: VecDeque::new(), done: 0, sums, means }
     }
 
-    /// Takes frame `at` and gives every frame whose mean is complete.
+    /// Adds frame `at` and emits every frame whose mean is complete.
     pub(super) fn push(&mut self, at: u64, values: &[f32], onsets: Option<&[f32]>, each: EachFrame<'_>) {
         if self.width == 1 {
             return each(at, values, onsets);
         }
         self.sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(*value));
         self.frames.push_back(ScoreFrame { at, values: values.into(), onsets: onsets.map(Into::into) });
-        // A frame's mean is complete with the last frame after it that counts.
+        // A frame's mean is complete with the last later frame that it covers.
         if self.frames.len() - self.done > (self.width - 1) / 2 {
             self.mean(each);
         }
     }
 
-    /// Gives the frames that still wait.
+    /// Emits the remaining frames.
     pub(super) fn finish(&mut self, each: EachFrame<'_>) {
         while self.done < self.frames.len() {
             self.mean(each);
         }
     }
 
-    /// Gives the next frame and drops the one that no later mean covers.
+    /// Emits the next frame and drops the one that no later mean covers.
     fn mean(&mut self, each: EachFrame<'_>) {
         while self.done > self.width / 2
             && let Some(gone) = self.frames.pop_front()

@@ -1,4 +1,5 @@
-//! Labels against naive references, and events against what Silero's package makes of the same probabilities.
+//! Labels against naive references, and events against those of Silero's package for the same
+//! probabilities.
 
 mod golden;
 mod reference;
@@ -18,7 +19,8 @@ fn events(window: u64, rule: &str) -> Recogniser {
     recogniser(&format!("kind = \"events\"\nrate = 16000\nwindow = {window}\n[events]\n{rule}"))
 }
 
-/// Windows of one frame each, in order, with the last one partly padding; what settles as it goes along is checked.
+/// Adds windows of one frame, in order, the last one partly padding; checks what settles on the
+/// way.
 fn labels(recogniser: &Recogniser, windows: &[Option<Vec<f32>>], samples: u64) -> Vec<Label> {
     labels_with(recogniser, windows, samples, None)
 }
@@ -74,7 +76,7 @@ fn events_are_those_of_the_package() {
     }
 }
 
-/// Probabilities as models give them: stretches high, low and in between.
+/// Probabilities as models produce them: stretches high, low and in between.
 fn probabilities() -> impl Strategy<Value = Vec<f32>> {
     let stretch = (prop_oneof![0f32..0.3, 0.3f32..0.6, 0.6f32..1.0, Just(0.5), Just(0.35)], 1usize..12);
     let wobble = prop::collection::vec(-0.15f32..0.15, 12);
@@ -285,7 +287,7 @@ fn voices_are_the_nearest_speakers() {
     let embedding = voices[0].embedding.as_ref().unwrap();
     assert!((embedding.iter().map(|v| v * v).sum::<f32>() - 1.0).abs() < 1e-6);
 
-    // Too much of the last window is padding: whoever spoke goes on.
+    // Too much of the last window is padding: the open label continues.
     let voices = labels_with(&recogniser, &windows, 4300, Some(speakers));
     assert_eq!(said(&voices).last(), Some(&("unknown", 3.0, 4.3)));
 }

@@ -1,9 +1,9 @@
-//! Equal neighbours become one label.
+//! Merges equal labels of neighbouring frames.
 
 use crate::Label;
 use crate::speakers::unit;
 
-/// What one frame says.
+/// Label of one frame.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct FrameLabel {
     pub(super) text: String,
@@ -12,7 +12,7 @@ pub(super) struct FrameLabel {
     pub(super) embedding: Option<Vec<f32>>,
 }
 
-/// What has been said since `start`.
+/// A label that is open since `start`.
 #[derive(Clone, Debug)]
 struct OpenLabel {
     text: String,
@@ -22,16 +22,16 @@ struct OpenLabel {
     embedding: Option<Vec<f32>>,
 }
 
-/// The texts that are being said, each at most once; times in seconds.
+/// Open labels, one for each text; times in seconds.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LabelMerger {
     tracks: Vec<OpenLabel>,
-    /// Where the last frame ended.
+    /// End of the last frame.
     end: f64,
 }
 
 impl LabelMerger {
-    /// Takes the frame from `start` to `end`. What it does not say has ended.
+    /// Adds the frame from `start` to `end`. Ends the labels that it does not have.
     pub(super) fn frame(&mut self, start: f64, end: f64, now: Vec<FrameLabel>, out: &mut Vec<Label>) {
         let gone = self.tracks.extract_if(.., |track| !now.iter().any(|now| now.text == track.text));
         out.extend(gone.map(|track| track.label(start)));
@@ -50,18 +50,18 @@ impl LabelMerger {
         self.end = end;
     }
 
-    /// Ends everything where the last frame ended.
+    /// Ends all labels at the end of the last frame.
     pub(super) fn interrupt(&mut self, out: &mut Vec<Label>) {
         out.extend(self.tracks.drain(..).map(|track| track.label(self.end)));
     }
 
-    /// Ends everything with the recording, which has `seconds`.
+    /// Ends all labels with the recording, which has `seconds`.
     pub(super) fn finish(&mut self, seconds: f64, out: &mut Vec<Label>) {
         let labels = self.tracks.drain(..).map(|track| track.label(seconds));
         out.extend(labels.filter(|label| label.start < label.end));
     }
 
-    /// No label still to come starts before this second, when the next frame starts at `next`.
+    /// Returns the second before which no further label starts, if the next frame starts at `next`.
     pub(super) fn settled(&self, next: f64) -> f64 {
         self.tracks.iter().map(|track| track.start).fold(next, f64::min)
     }

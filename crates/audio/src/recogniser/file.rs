@@ -1,4 +1,4 @@
-//! The text of a `[recogniser]` section: every key there may be, and what is wrong with a value.
+//! The text form of a `[recogniser]` section: all keys, and errors in their values.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use super::{
 use crate::features::FeatureFile;
 use crate::resample::Channel;
 
-/// The section as it is written.
+/// The section as written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct RecogniserFile {
@@ -65,7 +65,7 @@ fn raw() -> FeatureFile {
     FeatureFile::Raw { scale: 1.0 }
 }
 
-/// `[recogniser.state]`: one entry an input.
+/// `[recogniser.state]`: one entry for each input.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct StateFile {
@@ -158,7 +158,7 @@ impl Default for EmbeddingsFile {
 }
 
 impl PiecesFile {
-    /// In windows that are `hop` seconds apart.
+    /// Converts to windows that are `hop` seconds apart.
     pub(super) fn resolve(self, hop: f64) -> Result<PieceSettings> {
         let seconds = |what: &str, text: &str| parse_duration(text).map_err(|e| e.context(what));
         let length = seconds("pieces.length", &self.length)?.as_secs_f64();
@@ -181,14 +181,14 @@ impl OutputFile {
 }
 
 impl EventsFile {
-    /// In samples at `rate`.
+    /// Converts to samples at `rate`.
     pub(super) fn resolve(self, rate: u32) -> Result<EventSettings> {
-        // Whole numbers until the last division, so that 30 ms at 16 kHz are 480 samples and not nearly.
+        // Integers until the last division, so that 30 ms at 16 kHz are exactly 480 samples.
         let samples = |what: &str, text: &str| -> Result<f64> {
             let duration = parse_duration(text).map_err(|e| e.context(format!("events.{what}")))?;
             Ok((duration.as_nanos() * u128::from(rate)) as f64 / 1e9)
         };
-        // Without one, the end's threshold is as far below the beginning's as Silero's package puts it.
+        // By default the end's threshold lies as far below the beginning's as in Silero's package.
         let off = self.off.unwrap_or_else(|| (self.on - 0.15).max(0.01));
         within("events.smooth", self.smooth, 1, SMOOTH_MAX)?;
         if !(self.on.is_finite() && off <= self.on) {
@@ -232,7 +232,7 @@ pub(super) fn channel(value: &Value) -> Result<Channel> {
     }
 }
 
-/// Reads `axes`: each letter once, the axes of one as often as wanted.
+/// Reads `axes`: each letter once, except the axes of size one.
 pub(super) fn axes(text: &str, width: usize) -> Result<Vec<InputAxis>> {
     let wrong = || {
         Error::invalid(format!(
@@ -263,7 +263,7 @@ pub(super) fn axes(text: &str, width: usize) -> Result<Vec<InputAxis>> {
 }
 
 /// Reads one of `constants`: a number, or a table of a value and a shape.
-pub(super) fn constant((input, value): (String, Value)) -> Result<ConstantInput> {
+pub(super) fn constant(input: String, value: Value) -> Result<ConstantInput> {
     let wrong = || {
         Error::invalid(format!(
             "constants.{input}: it must be a number or {{ value = 0, shape = [1, 1, 128] }}"
@@ -291,7 +291,7 @@ pub(super) fn constant((input, value): (String, Value)) -> Result<ConstantInput>
 }
 
 /// Reads one of `state`.
-pub(super) fn state((input, file): (String, StateFile)) -> Result<StateInput> {
+pub(super) fn state(input: String, file: StateFile) -> Result<StateInput> {
     small(&input, file.shape.as_deref())?;
     Ok(StateInput { input, output: file.output, value: file.value, shape: file.shape })
 }

@@ -1,4 +1,5 @@
-//! A recogniser against a model's signature: which tensors are made of what, with the types that the model takes.
+//! Binds a recogniser to a model's signature: which tensors are made of what, with the model's
+//! types.
 
 use std::sync::Arc;
 
@@ -6,12 +7,12 @@ use base::{CarriedInput, DType, Dim, Error, NamedTensor, Result, Signature, Tens
 
 use super::{InputAxis, Recogniser};
 
-/// A recogniser and a model that fit each other.
+/// Inputs and outputs of a model as a recogniser uses them.
 #[derive(Debug)]
 pub(crate) struct ModelBinding {
-    /// The input that the windows go to.
+    /// Input for the windows.
     pub(crate) input: Arc<str>,
-    /// How many windows a run must have, where the model fixes it.
+    /// Number of windows of a run, if the model fixes it.
     pub(crate) items: Option<usize>,
     pub(crate) constants: Vec<NamedTensor>,
     pub(crate) carried: Vec<CarriedInput>,
@@ -23,7 +24,7 @@ impl ModelBinding {
     /// Finds every name of `recogniser` in `signature`.
     ///
     /// # Errors
-    /// `InvalidArgument` that says what does not fit and lists what the model has.
+    /// `InvalidArgument` that states the mismatch and lists the model's inputs and outputs.
     pub(crate) fn new(recogniser: &Recogniser, signature: &Signature) -> Result<ModelBinding> {
         find(recogniser, signature).map_err(|error| {
             let error = error.context(format!("recogniser \"{}\"", recogniser.name));
@@ -94,7 +95,7 @@ fn missing(what: &str, name: &str) -> Error {
     Error::invalid(format!("the model has no {what} \"{name}\""))
 }
 
-/// Checks the input's type and axes; the number of windows that the model fixes, if it does.
+/// Checks the input's type and axes. Returns the number of windows, if the model fixes it.
 fn layout(recogniser: &Recogniser, input: &TensorSpec) -> Result<Option<usize>> {
     if input.dtype != DType::F32 {
         return Err(Error::invalid(format!("input \"{}\" is {}, not float32", input.name, input.dtype)));
@@ -125,7 +126,7 @@ fn layout(recogniser: &Recogniser, input: &TensorSpec) -> Result<Option<usize>> 
     Ok(items.filter(|items| *items > 0))
 }
 
-/// A tensor full of `value` with the type that the model takes, and its shape where none is given.
+/// Returns a tensor filled with `value`, with the model's type, and the model's shape by default.
 fn filled(spec: &TensorSpec, shape: Option<&[usize]>, value: f64) -> Result<Tensor> {
     let size = |dim: &Dim| match dim {
         Dim::Fixed(size) => *size,
@@ -161,7 +162,7 @@ fn filled(spec: &TensorSpec, shape: Option<&[usize]>, value: f64) -> Result<Tens
     }
 }
 
-/// What a model takes and gives, for an error's message.
+/// Describes a model's inputs and outputs for an error message.
 fn describe(signature: &Signature) -> String {
     let list = |specs: &[TensorSpec]| {
         let each = specs.iter().take(16).map(|spec| match &spec.shape {

@@ -1,4 +1,4 @@
-//! Recordings of all kinds, whole, damaged and made up.
+//! Recordings of all formats: whole, damaged and made up.
 
 use std::collections::HashMap;
 use std::io::{Cursor, Read, Write};
@@ -33,7 +33,7 @@ fn file(bytes: &[u8]) -> AudioInput {
     AudioInput::File(file)
 }
 
-/// Decodes all there is, and checks that blocks follow each other.
+/// Decodes everything and checks that blocks follow each other.
 fn decode(input: AudioInput) -> base::Result<Decoded> {
     let mut decoder = Decoder::open(input, Some("clip"))?;
     let format = decoder.format().clone();
@@ -67,7 +67,7 @@ fn as_floats(samples: &[i16]) -> Vec<f32> {
     samples.iter().map(|sample| f32::from(*sample) / 32768.0).collect()
 }
 
-/// How far below the original the difference lies, in dB, over `frames`.
+/// Returns the level of the difference below the original, in dB, over `frames`.
 fn difference(got: &[f32], expected: &[f32], frames: std::ops::Range<usize>) -> f64 {
     let (mut error, mut power) = (0.0, 0.0);
     for index in frames.start * 2..frames.end * 2 {
@@ -106,7 +106,7 @@ fn lossy_kinds_are_close_and_in_place() {
             assert_eq!((decoded.format.rate, decoded.format.channels), (16000, 2), "{name}");
             assert_eq!(decoded.faults, [], "{name}");
             if decoded.format.seconds.is_none() {
-                // Only the end of an ogg file says how much of its last block is sound.
+                // Only the end of an ogg file states how much of its last block is sound.
                 assert!(name == "ogg" && (32000..33000).contains(&decoded.samples.len()));
             } else {
                 assert_eq!((decoded.samples.len(), decoded.format.seconds), (32000, Some(1.0)), "{name}");
@@ -133,7 +133,8 @@ fn atom(name: &[u8; 4], inside: &[u8]) -> Vec<u8> {
     [&(inside.len() as u32 + 8).to_be_bytes()[..], name, inside].concat()
 }
 
-/// `atoms` with each one named `name`, on any level of the tables, as `change` makes it of its inside.
+/// Returns `atoms` with `change` applied to the contents of each one named `name`, on any level of
+/// the tables.
 fn changed(atoms: &[u8], name: &[u8; 4], change: &dyn Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
     let (mut rest, mut result) = (atoms, Vec::new());
     while let Some(length) = rest.first_chunk::<4>().map(|length| u32::from_be_bytes(*length) as usize) {
@@ -187,7 +188,7 @@ fn a_track_of_pictures_does_not_move_the_sound() {
 
 #[test]
 fn packets_without_end_that_hold_nothing_end_a_recording() {
-    // After the sound of the clip come as many packets as nobody has, all empty and at the same time.
+    // An excessive number of packets follows the clip's sound, all empty and at the same time.
     let extra = 1u32 << 20;
     let number = |bytes: &[u8], at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
     let longer = changed(M4A_LAST, b"stsz", &|inside| {
@@ -288,7 +289,7 @@ fn telephone_codings_are_those_of_the_standard() {
     assert_eq!(telephone(6, [0xd5, 0x2a, 0xaa, 0x55]), [8, -32256, 32256, -8]);
 }
 
-/// The wav with another length in its data chunk and in the file's.
+/// Returns the wav with another length in its data chunk and in the file's.
 fn lying(wav: &[u8], riff: u32, data: u32) -> Vec<u8> {
     let mut wav = wav.to_vec();
     let at = wav.windows(4).position(|name| name == b"data").unwrap() + 4;
@@ -301,7 +302,7 @@ fn lying(wav: &[u8], riff: u32, data: u32) -> Vec<u8> {
 fn wav_headers_that_lie_cost_nothing() {
     let clip = clip();
     let whole = sixteen(&clip);
-    // What `arecord` and `sox` write to a pipe is among them.
+    // The lengths that `arecord` and `sox` write to a pipe are among them.
     let unknown = [0, u32::MAX, u32::MAX - 44, 0x8000_0000, 0x7fff_ff00, 0x7fff_f000, 0x7fff_effc];
     for (riff, data) in unknown.map(|data: u32| (data.wrapping_add(36), data)).into_iter().chain([(36, 0)]) {
         let wav = lying(&whole, riff, data);
@@ -313,12 +314,12 @@ fn wav_headers_that_lie_cost_nothing() {
     }
     let decoded = decode(stream(&lying(&whole, 0, 0x9000_0000))).unwrap();
     assert_eq!((decoded.samples.len(), decoded.faults.len()), (32000, 1), "a length that may be true");
-    // Longer than there is: what is there, and a fault at its end.
+    // Longer than the file: the existing sound, and a fault at its end.
     let decoded = decode(stream(&lying(&whole, 64036, 128_000))).unwrap();
     assert!(decoded.samples == as_floats(&clip));
     let expected = Fault { at: 1.0, what: "the file ends early: its header says 2.000 s".to_owned() };
     assert_eq!(decoded.faults, [expected]);
-    // Shorter: what it says.
+    // Shorter: the stated length.
     let decoded = decode(stream(&lying(&whole, 36, 32_000))).unwrap();
     assert_eq!((decoded.samples.len(), decoded.faults.len()), (16000, 0));
     // Cut inside a frame.
@@ -354,7 +355,7 @@ fn a_damaged_frame_of_flac_becomes_silence() {
     assert!(at <= first as f64 && at + 1024.0 > last as f64, "the fault is at {at}");
 }
 
-/// Where the frames of the mp3 begin: 288 bytes each, after its tags.
+/// Returns the offsets of the mp3's frames: 288 bytes each, after its tags.
 fn mp3_frame(index: usize) -> usize {
     20 + 288 * (index + 1)
 }
@@ -382,7 +383,7 @@ fn a_damaged_frame_of_mp3_costs_that_frame() {
         let end = if alike { 32000 } else { decoded.samples.len() };
         assert_eq!(decoded.samples.len(), end, "{name}: {:?}", decoded.faults);
         assert!(decoded.samples[..8000] == whole[..8000], "{name}: before the damage");
-        // Half a frame that is missing makes one of two, and only the length tells.
+        // If half a frame is missing, two become one, and only the length shows it.
         assert!(!alike || decoded.samples[20000..] == whole[20000..], "{name}: after the damage");
     }
 }
@@ -411,7 +412,7 @@ fn damaged_ogg_goes_on() {
     let mut bytes = OGG.to_vec();
     let at = bytes.len() * 3 / 4;
     bytes[at] ^= 0xff;
-    // One page may hold all of so short a clip: then nothing is left, and that is said.
+    // One page may hold all of a short clip: then nothing is left, and that is reported.
     match decode(stream(&bytes)) {
         Ok(decoded) => assert!(!decoded.faults.is_empty()),
         Err(error) => assert_eq!(error.kind(), ErrorKind::DataLoss),
@@ -450,7 +451,7 @@ fn what_is_no_recording_is_named() {
     }
 }
 
-/// Breaks after so many bytes, and gives few at a time.
+/// A reader that fails after `left` bytes and returns few at a time.
 struct Breaks(Cursor<Vec<u8>>, u64);
 
 impl Read for Breaks {
@@ -474,7 +475,7 @@ fn an_upload_that_breaks_off_says_so() {
     }
 }
 
-/// Real recordings of whoever runs this, for evaluation: a folder of clips that are not damaged.
+/// Undamaged recordings from a local folder, for evaluation.
 #[test]
 fn real_clips_decode_without_a_fault() {
     let Some(folder) = std::env::var_os("MILLPOND_AUDIO_DATA") else {
@@ -531,7 +532,8 @@ proptest! {
         while let Ok(Some(block)) = decoder.next() {
             frames += block.samples.len();
             decoder.take_faults();
-            // A clip of a second cannot become hours, except of silence that a damaged clock asks for.
+            // A clip of a second cannot become hours, except of silence that a damaged clock asks
+            // for.
             prop_assert!(frames < 768_000 * 64 * 10);
             if frames > 4_000_000 { break; }
         }

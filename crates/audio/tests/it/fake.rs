@@ -12,21 +12,21 @@ use millpond_audio::pipeline::{AudioSummary, PipelineEvent, PipelineOptions, rec
 use millpond_audio::recogniser::Recogniser;
 use millpond_audio::{AudioModel, Fault, Label, PendingRun};
 
-/// Samples a second of the sounds here.
+/// Samples per second of the sounds here.
 pub(crate) const RATE: u32 = 16_000;
 
-/// What a run does: the inputs, and the number of the run.
+/// Function of a run: the inputs, and the number of the run.
 pub(crate) type Run = dyn Fn(&[NamedTensor], usize) -> Result<Vec<NamedTensor>> + Send + Sync;
 
 /// Makes a stream of a model.
 pub(crate) type MakeStream = dyn Fn(Vec<CarriedInput>, usize) -> Result<Arc<dyn AudioModel>> + Send + Sync;
 
-/// How answers come back.
+/// Delivery of outputs.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Answers {
     /// Before the start returns.
     AtOnce,
-    /// From threads of their own, which overtake each other.
+    /// From separate threads, which overtake each other.
     OutOfOrder,
     /// Never.
     Never,
@@ -42,7 +42,7 @@ pub(crate) struct Fake {
     pub(crate) counts: Arc<Counts>,
 }
 
-/// What a fake model has seen.
+/// Record of a fake model's runs.
 #[derive(Default)]
 pub(crate) struct Counts {
     pub(crate) runs: AtomicUsize,
@@ -50,7 +50,7 @@ pub(crate) struct Counts {
     pub(crate) under_way_max: AtomicUsize,
     pub(crate) windows_answered: AtomicUsize,
     pub(crate) windows_of_run_max: AtomicUsize,
-    /// Senders of answers that never come.
+    /// Senders of outputs that never come.
     kept: Mutex<Vec<Sender<Result<Vec<NamedTensor>>>>>,
 }
 
@@ -144,7 +144,7 @@ pub(crate) fn column(values: Vec<f32>) -> Result<Vec<NamedTensor>> {
     Ok(vec![NamedTensor::new("y", Tensor::from_vec(shape.as_slice(), values)?)])
 }
 
-/// How loud a window is, as a probability.
+/// Returns the level of a window as a probability.
 pub(crate) fn energy(window: &[f32]) -> f32 {
     let mean = window.iter().map(|s| s * s).sum::<f32>() / window.len() as f32;
     (3.0 * mean.sqrt()).min(1.0)
@@ -182,7 +182,8 @@ pub(crate) fn wav(samples: &[f32]) -> Vec<u8> {
     bytes.into_inner()
 }
 
-/// An upload that comes in pieces of at most `most` bytes, each after a while, and counts what has been read.
+/// An upload that arrives in pieces of at most `most` bytes, each after a delay, and counts the
+/// bytes read.
 struct Upload {
     bytes: Cursor<Vec<u8>>,
     most: usize,
@@ -200,7 +201,7 @@ impl Read for Upload {
     }
 }
 
-/// `samples` as an upload; what has been read of it.
+/// Returns `samples` as an upload, and the counter of its bytes read.
 pub(crate) fn upload(samples: &[f32], most: usize, wait: Duration) -> (AudioInput, Arc<AtomicUsize>) {
     let read = Arc::new(AtomicUsize::new(0));
     let upload = Upload { bytes: Cursor::new(wav(samples)), most, wait, read: read.clone() };
@@ -220,7 +221,7 @@ pub(crate) fn sound(samples: &[f32]) -> AudioInput {
     upload(samples, 4096, Duration::ZERO).0
 }
 
-/// What came of a recording.
+/// Results of a recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Heard {
     pub(crate) labels: Vec<Label>,
@@ -228,12 +229,12 @@ pub(crate) struct Heard {
     pub(crate) summary: AudioSummary,
 }
 
-/// Options with so many runs at once.
+/// Returns options with `in_flight` runs.
 pub(crate) fn in_flight(in_flight: usize) -> PipelineOptions {
     PipelineOptions { in_flight, ..PipelineOptions::default() }
 }
 
-/// Recognises `input` and checks that what comes is in time order and counted right.
+/// Recognises `input` and checks order and counts of the events.
 pub(crate) fn hear(
     input: AudioInput,
     recogniser: &Recogniser,

@@ -1,4 +1,4 @@
-//! Labels on paper: each format is parsed back.
+//! Written labels: each format is parsed back.
 
 use millpond_audio::pipeline::{AudioSummary, PipelineEvent};
 use millpond_audio::recogniser::Recogniser;
@@ -117,7 +117,7 @@ fn events_are_lines_of_json() {
     assert_eq!((&end["type"], &end["labels"], &end["windows"]), (&"summary".into(), &2.into(), &9.into()));
 }
 
-/// Texts with what formats use for themselves.
+/// Texts with characters that formats reserve.
 fn texts() -> impl Strategy<Value = Vec<String>> {
     let awkward = prop::collection::vec(
         prop_oneof![
@@ -160,7 +160,7 @@ fn parse_csv(text: &str) -> Vec<Vec<String>> {
     records
 }
 
-/// What a table's escapes stand for.
+/// Undoes a table's escapes.
 fn unescape(text: &str) -> String {
     let mut out = String::new();
     let mut letters = text.chars();

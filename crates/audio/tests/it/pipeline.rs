@@ -71,12 +71,13 @@ fn no_more_is_alive_than_asked_for_however_long_the_recording_is() {
         most.load(Ordering::SeqCst)
     };
     let (short, long) = (ahead(20.0), ahead(90.0));
-    // The batches that are open, those being answered, and what the decoder reads ahead.
+    // The open batches, those in flight, and the decoder's read-ahead.
     let most = 8 * 4 * 512 + 65_536;
     assert!(long <= most, "{short} samples ahead in a short recording, {long} in a long one");
 }
 
-/// A model with a state inside: each stream notes the windows that it sees, and says 1 once it has seen `needs`.
+/// A model with a state inside: each stream records the windows that it sees, and outputs 1 once it
+/// has seen `needs`.
 fn counting(needs: usize, seen: Arc<Mutex<Vec<Vec<f32>>>>, answers: Answers) -> Fake {
     let stream = move |carried: Vec<CarriedInput>, _: usize| {
         assert!(carried.is_empty());
@@ -99,7 +100,7 @@ fn counting(needs: usize, seen: Arc<Mutex<Vec<Vec<f32>>>>, answers: Answers) -> 
     Fake { stateful: true, stream: Some(Box::new(stream)), ..energy_detector(answers) }
 }
 
-/// Each window's samples tell its number.
+/// Each window's samples encode its number.
 fn numbered(windows: usize) -> Vec<f32> {
     (0..windows * 512).map(|n| (n / 512) as f32 / 1000.0).collect()
 }
@@ -113,7 +114,7 @@ fn pieces_with_a_state_start_early_and_join_without_a_seam() {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let model: Arc<dyn AudioModel> = Arc::new(counting(10, seen.clone(), answers));
         let heard = hear(sound(&numbered(333)), &events(text), &model, &in_flight(runs)).unwrap();
-        // Only the very first windows have nothing before them.
+        // Only the first windows have nothing before them.
         assert_eq!(heard.labels.len(), 1, "{:?}", heard.labels);
         assert_eq!((heard.labels[0].start, heard.labels[0].end), (10.0 * 0.032, 333.0 * 0.032));
         assert_eq!(heard.summary.windows, 333);
@@ -133,7 +134,8 @@ fn pieces_with_a_state_start_early_and_join_without_a_seam() {
 
 #[test]
 fn what_runs_next_is_read_as_fast_as_what_runs_now_is_done_with() {
-    // 400 windows a piece, one run at once: while a piece runs, another may be opened, but not both be there whole.
+    // 400 windows per piece, one run at once: while a piece runs, another may be opened, but both
+    // are never complete.
     let text = "batch = 8\n[pieces]\nlength = \"12800ms\"\nlead-in = \"320ms\"\n";
     let (input, read) = upload(&numbered(2000), 4096, Duration::ZERO);
     let most = Arc::new(AtomicUsize::new(0));
@@ -152,12 +154,12 @@ fn what_runs_next_is_read_as_fast_as_what_runs_now_is_done_with() {
     let model: Arc<dyn AudioModel> =
         Arc::new(Fake { stateful: true, stream: Some(Box::new(stream)), ..fake });
     hear(input, &events(text), &model, &in_flight(1)).unwrap();
-    // A piece with its lead-in, a run, and what the decoder is ahead.
+    // A piece with its lead-in, a run, and the decoder's read-ahead.
     let (most, allowed) = (most.load(Ordering::SeqCst), (410 + 8) * 512 + 65_536);
     assert!(most <= allowed, "{most} samples ahead instead of {allowed}");
 }
 
-/// One step of a model whose state decays: what goes out and comes in as a tensor.
+/// One step of a model with a decaying state, which is an output and an input.
 fn decay(inputs: &[NamedTensor]) -> Result<Vec<NamedTensor>> {
     let mut state = inputs.iter().find(|input| &*input.name == "h").unwrap().tensor.to_vec::<f32>()?[0];
     let step = |window: Vec<f32>| {
@@ -169,7 +171,7 @@ fn decay(inputs: &[NamedTensor]) -> Result<Vec<NamedTensor>> {
     Ok(outputs)
 }
 
-/// `decay` as a model that can be run as a stream, as an engine's can.
+/// Returns `decay` as a model that can be run as a stream.
 fn decaying() -> Fake {
     let stream = |carried: Vec<CarriedInput>, _: usize| {
         let state = Mutex::new(carried[0].initial.clone());
@@ -207,7 +209,8 @@ fn a_state_handed_on_gives_the_same_in_streams_in_sequences_and_in_one_piece() {
     }
 }
 
-/// Says yes from a lane's 11th window on; a window's samples tell its number, and each lane must see them in order.
+/// Outputs 1 from a lane's 11th window on. A window's samples encode its number, and each lane must
+/// see them in order.
 fn counting_in_lanes(lanes_wanted: usize) -> Fake {
     let stream = move |_: Vec<CarriedInput>, lanes: usize| {
         assert_eq!(lanes, lanes_wanted);

@@ -1,12 +1,12 @@
-//! Features against the package that defines them, and rates against what ears would say.
+//! Features against the package that defines them, and resampling against audible properties.
 
 use millpond_audio::features::{FeatureExtractor, FeatureFile};
 use millpond_audio::resample::{Channel, Mono};
 use proptest::prelude::*;
 
-/// Relative, for powers; beside the greatest value of its row for what is nearly nothing.
+/// Relative tolerance for powers; compared with the greatest value of the row for values near zero.
 const POWER_TOLERANCE: f64 = 1e-4;
-/// Absolute, for decibels, natural logarithms and cepstra.
+/// Absolute tolerance for decibels, natural logarithms and cepstra.
 const LOG_TOLERANCE: f64 = 1e-4;
 
 /// The signal of `make_golden.py`.
@@ -115,7 +115,7 @@ proptest! {
         let whole = rows(&file, &samples, &[]);
         prop_assert!(rows(&file, &[], &cuts).1.is_empty());
         prop_assert_eq!(&rows(&file, &samples, &cuts), &whole);
-        // As many rows as the definition says.
+        // The number of rows is that of the definition.
         let padded = if center { count + fft / 2 * 2 } else { count };
         let expected = if count == 0 || padded < fft { 0 } else { 1 + (padded - fft) / hop };
         prop_assert_eq!(whole.1.len() / whole.0, expected);
@@ -163,7 +163,7 @@ fn decibels(samples: &[f32]) -> f64 {
     10.0 * (power / samples.len() as f64).max(1e-30).log10()
 }
 
-/// All but the ends, where a sine begins and stops at once.
+/// All but the ends, where a sine begins and stops abruptly.
 fn inside(samples: &[f32], rate: u32) -> &[f32] {
     let margin = rate as usize / 4;
     &samples[margin..samples.len() - margin]

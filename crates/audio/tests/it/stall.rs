@@ -1,4 +1,4 @@
-//! Uploads that fall silent with their connection open.
+//! Uploads that stall with their connection open.
 
 use std::io::{Cursor, Read};
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use millpond_audio::pipeline::{PipelineEvent, PipelineOptions, recognise};
 
 use crate::fake::*;
 
-/// How long a read blocks for good before the test fails.
+/// Time that a read blocks before the test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Blocks after so many bytes until somebody lets it go on, once.
+/// A reader that blocks once, after `left` bytes, until it is released.
 struct Stalling {
     before: Cursor<Vec<u8>>,
     after: Cursor<Vec<u8>>,
     go: Receiver<()>,
-    /// Told when the bytes before have been read, and when this is dropped.
+    /// Signalled when the bytes before have been read, and on drop.
     at: Sender<&'static str>,
     silent: bool,
 }
@@ -49,7 +49,8 @@ impl Drop for Stalling {
     }
 }
 
-/// `samples` as an upload that falls silent after `seconds`; lets it go on; what becomes of it.
+/// Returns `samples` as an upload that stalls after `seconds`, its release, and a receiver of its
+/// state.
 fn stalling(samples: &[f32], seconds: f64) -> (AudioInput, Sender<()>, Receiver<&'static str>) {
     let all = wav(samples);
     let head = all.len() - samples.len() * 4;
@@ -63,7 +64,7 @@ fn stalling(samples: &[f32], seconds: f64) -> (AudioInput, Sender<()>, Receiver<
 fn labels_of_what_came_are_handed_out_while_an_upload_is_silent() {
     // Bursts begin every 1.7 s: six have ended, and been followed by silence, after 10.2 s.
     let (samples, sent, ended) = (bursts(20.0), 10.2, 6);
-    // Runs that are full by then, and such as never would be.
+    // Runs that are full by then, and runs that would never be.
     for batch in [1, 7, 1000] {
         let text = format!("batch = {batch}");
         let model: Arc<dyn AudioModel> = Arc::new(energy_detector(Answers::OutOfOrder));
@@ -78,7 +79,7 @@ fn labels_of_what_came_are_handed_out_while_an_upload_is_silent() {
         });
         let summary = summary.unwrap();
         assert_eq!((summary.labels, summary.seconds), (12, 20.0), "batch {batch}");
-        // The thread that read has ended with the work.
+        // The reading thread has ended with the work.
         assert_eq!(heard.try_iter().collect::<Vec<_>>(), ["silent", "dropped"], "batch {batch}");
     }
 }
@@ -100,7 +101,7 @@ fn a_run_that_is_short_makes_no_difference() {
 #[test]
 fn an_end_does_not_wait_for_a_silent_upload_and_its_thread_goes_with_the_read() {
     let model: Arc<dyn AudioModel> = Arc::new(energy_detector(Answers::AtOnce));
-    // Runs of a thousand windows never fill up, so they give their labels after a while of silence.
+    // Runs of a thousand windows never fill up, so they return their labels after a pause.
     for (seconds, why) in [(0.0, "stop"), (5.0, "stop"), (5.0, "sink")] {
         let (input, let_go, heard) = stalling(&bursts(20.0), seconds);
         let options = PipelineOptions::default();
@@ -129,7 +130,7 @@ fn an_end_does_not_wait_for_a_silent_upload_and_its_thread_goes_with_the_read() 
 
 #[test]
 fn the_thread_that_reads_has_the_name_it_is_given() {
-    /// Notes who reads.
+    /// Records the reading thread.
     struct Named(Cursor<Vec<u8>>, Sender<Option<String>>);
     impl Read for Named {
         fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {

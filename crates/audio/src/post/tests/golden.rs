@@ -1,4 +1,4 @@
-//! What `get_speech_timestamps_from_probs` of silero-vad 6.2.3 gives for made-up probabilities.
+//! Output of `get_speech_timestamps_from_probs` of silero-vad 6.2.3 for made-up probabilities.
 
 use super::reference::Span;
 
@@ -15,7 +15,7 @@ pub(super) struct Golden {
     pub(super) spans: &'static [Span],
 }
 
-/// Multiples of 1/256, which singles and doubles hold alike, in stretches of four kinds.
+/// Multiples of 1/256, exact in singles and doubles, in stretches of four kinds.
 pub(super) fn probabilities(seed: u32, count: usize) -> Vec<f32> {
     let (mut state, mut kind) = (seed, 0);
     let next = || {

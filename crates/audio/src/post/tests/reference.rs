@@ -5,7 +5,8 @@ use crate::recogniser::EventSettings;
 /// First sample and the one after the last.
 pub(super) type Span = (u64, u64);
 
-/// The frame that ends an event begun at frame `start`: where it ends, and the first frame after the decision.
+/// Returns the end of an event that begins at frame `start`, and the first frame after the
+/// decision.
 fn end_of(values: &[f32], start: usize, rule: &EventSettings, window: f64) -> Option<(usize, usize)> {
     let mut quiet = None;
     for (frame, value) in values.iter().enumerate().skip(start) {
@@ -22,7 +23,7 @@ fn end_of(values: &[f32], start: usize, rule: &EventSettings, window: f64) -> Op
     None
 }
 
-/// The events of windows of `window` samples in a recording of `samples`.
+/// Returns the events of windows of `window` samples in a recording of `samples`.
 pub(super) fn naive(values: &[f32], rule: &EventSettings, window: u64, samples: u64) -> Vec<Span> {
     let window = window as f64;
     let mut raw: Vec<(f64, f64)> = Vec::new();
