@@ -115,7 +115,7 @@ impl BudgetReservation {
     ///
     /// # Errors
     /// `ResourceExhausted` if it grows by more than is free; the size is then unchanged.
-    pub fn resize(&mut self, bytes: u64, what: &str) -> Result<()> {
+    pub(crate) fn resize(&mut self, bytes: u64, what: &str) -> Result<()> {
         if bytes > self.bytes {
             self.budget.take(bytes - self.bytes, what)?;
         } else {
@@ -129,7 +129,7 @@ impl BudgetReservation {
     ///
     /// # Errors
     /// `ResourceExhausted` if this one has less.
-    pub fn split(&mut self, bytes: u64, what: &str) -> Result<BudgetReservation> {
+    pub(crate) fn split(&mut self, bytes: u64, what: &str) -> Result<BudgetReservation> {
         if bytes > self.bytes {
             return Err(Error::exhausted(format!(
                 "{what} needs {}, but only {} are set aside for it; raise the collection's memory budget",
@@ -143,14 +143,14 @@ impl BudgetReservation {
 
     /// Merges a reservation that was [split](Self::split) off back, without its being free in
     /// between.
-    pub fn join(&mut self, mut other: BudgetReservation) {
+    pub(crate) fn join(&mut self, mut other: BudgetReservation) {
         if Arc::ptr_eq(&self.budget, &other.budget) {
             self.bytes += std::mem::take(&mut other.bytes);
         }
     }
 
     /// Grows to `bytes`, or by as much as is free.
-    pub fn refill(&mut self, bytes: u64) {
+    pub(crate) fn refill(&mut self, bytes: u64) {
         if bytes > self.bytes {
             let wanted = (bytes - self.bytes).min(self.budget.free());
             // Another thread may have been faster; the next call tries again.
@@ -179,7 +179,7 @@ mod tests {
     use base::ErrorKind;
 
     #[test]
-    fn what_does_not_fit_is_refused_and_changes_nothing() {
+    fn a_refused_reservation_changes_nothing() {
         let budget = MemoryBudget::new(100);
         let mut first = budget.reserve(60, "rows").unwrap();
         let error = budget.reserve(41, "a merge").unwrap_err();
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_change_hands_without_being_free() {
+    fn split_bytes_are_never_free() {
         let budget = MemoryBudget::new(100);
         let mut aside = budget.reserve(80, "sealing").unwrap();
         let segment = aside.split(50, "a segment").unwrap();
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_never_take_more_than_there_is() {
+    fn threads_never_exceed_the_limit() {
         let budget = MemoryBudget::new(1000);
         std::thread::scope(|scope| {
             for _ in 0..4 {

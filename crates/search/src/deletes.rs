@@ -26,7 +26,7 @@ const VERSION: u32 = 1;
 const FLAG_UNKNOWN: u32 = 1;
 
 /// Maximum pending deletes of a segment that is not open.
-pub const PENDING_DELETES_MAX: usize = 1 << 20;
+pub(crate) const PENDING_DELETES_MAX: usize = 1 << 20;
 
 /// Deleted rows of one segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,19 +81,19 @@ impl Deletes {
     }
 
     /// Returns true if some rows count as deleted only because a page of the file was damaged.
-    pub fn has_unknown(&self) -> bool {
+    pub(crate) fn has_unknown(&self) -> bool {
         self.chunks.iter().flatten().any(|chunk| chunk.unknown)
     }
 
     /// Returns true if it is unknown whether `row` is deleted.
-    pub fn is_unknown(&self, row: u32) -> bool {
+    pub(crate) fn is_unknown(&self, row: u32) -> bool {
         let chunk = self.chunks.get((row / CHUNK_ROWS) as usize);
         row < self.rows && chunk.is_some_and(|chunk| chunk.as_ref().is_some_and(|chunk| chunk.unknown))
     }
 
     /// Returns the rows that were deleted since `before`, an earlier state of these deletes. Skips
     /// chunks that both share.
-    pub fn since<'a>(&'a self, before: &'a Deletes) -> impl Iterator<Item = u32> + 'a {
+    pub(crate) fn since<'a>(&'a self, before: &'a Deletes) -> impl Iterator<Item = u32> + 'a {
         let changed = (0_u32..).zip(&self.chunks).filter_map(|(at, chunk)| {
             let old = before.chunks.get(at as usize).and_then(Option::as_ref);
             let new = chunk.as_ref()?;
@@ -110,7 +110,7 @@ impl Deletes {
 
     /// Returns one bit per row, 1 if it is deleted, first row lowest: `rows / 64` words, rounded
     /// up.
-    pub fn words(&self) -> impl Iterator<Item = u64> + '_ {
+    pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let words = self.chunks.iter().flat_map(|chunk| {
             let words = chunk.as_deref().map(|chunk| &chunk.words);
             (0..CHUNK_WORDS).map(move |at| words.map_or(0, |words| words[at]))
@@ -118,13 +118,13 @@ impl Deletes {
         words.take(self.rows.div_ceil(64) as usize)
     }
 
-    /// Returns the bytes of memory.
-    pub fn memory_bytes(&self) -> u64 {
+    #[cfg(test)]
+    fn memory_bytes(&self) -> u64 {
         (self.chunks.iter().flatten().count() * PAGE_BYTES) as u64
     }
 
-    /// Returns the maximum of [`Deletes::memory_bytes`] for `rows` rows.
-    pub fn memory_bytes_max(rows: u32) -> u64 {
+    /// Returns the maximum bytes of memory of the deletes of `rows` rows.
+    pub(crate) fn memory_bytes_max(rows: u32) -> u64 {
         u64::from(rows.div_ceil(CHUNK_ROWS)) * PAGE_BYTES as u64
     }
 
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_a_state_keeps_it() {
+    fn a_clone_keeps_its_state() {
         let mut deletes = Deletes::none(100_000);
         assert!(deletes.insert(7) && !deletes.insert(7));
         let held = deletes.clone();
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_went_since_is_told() {
+    fn since_lists_new_deletes() {
         let mut deletes = of(100_000, &BTreeSet::from([3, 64, 40_000]));
         let before = deletes.clone();
         assert_eq!(deletes.since(&before).count(), 0);
@@ -340,7 +340,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]
-        fn a_file_gives_back_what_it_was_made_of(
+        fn a_file_decodes_to_its_content(
             rows in 1_u32..100_000,
             picks in prop::collection::vec(any::<u32>(), 0..300),
             pending_deletes in prop::collection::vec(any::<u64>(), 0..1200),
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_bit_loses_a_page_and_never_a_delete() {
+    fn a_flipped_bit_loses_a_page_at_most() {
         let gone: BTreeSet<u32> = (0..70_000).step_by(977).collect();
         let file = DeletesFile { segment: SEGMENT, deletes: of(70_000, &gone), pending_deletes: vec![5, 6] };
         let sound = file.encode();

@@ -15,7 +15,7 @@ use crate::filter::RowSet;
 
 /// Bytes of codes from which an index is copied to the GPU. The CPU scans fewer in about a
 /// millisecond, the time of a few launches and copies.
-pub const BYTES_MIN: usize = 16 << 20;
+pub(crate) const BYTES_MIN: usize = 16 << 20;
 /// Maximum queries per GPU call.
 pub(super) const QUERIES_MAX: usize = 256;
 
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_on_the_gpu_gives_the_processors_answers_and_without_one_nothing_is_brought() {
+    fn gpu_and_cpu_results_are_equal() {
         let codes = gpu::Codes::Bytes { codes: &[1; 4], scales: &[1.0; 2] };
         assert!(bring(BYTES_MIN - 1, &Rows { dims: 2, codes, squares: None }).is_none());
         if let Err(error) = start(&Options::default()) {

@@ -42,7 +42,7 @@ const SQUARES: u32 = section::FLAT_FIRST + 3;
 
 /// Encoding of the rows.
 #[derive(Clone, Debug, PartialEq)]
-pub enum FlatCodes {
+pub(crate) enum FlatCodes {
     /// Symmetric bytes and the scale of each row.
     Bytes {
         /// `rows * dims` codes.
@@ -56,7 +56,7 @@ pub enum FlatCodes {
 
 /// Index that compares all rows.
 #[derive(Clone, Debug)]
-pub struct FlatIndex {
+pub(crate) struct FlatIndex {
     metric: Metric,
     dims: usize,
     codes: FlatCodes,
@@ -144,11 +144,6 @@ impl FlatIndex {
         let recall = header.recall.clone();
         let device = bring(&codes, &squares, dims, metric);
         Ok(FlatIndex { metric, dims, codes, squares, recall, device })
-    }
-
-    /// Returns the codes.
-    pub fn codes(&self) -> &FlatCodes {
-        &self.codes
     }
 
     fn tile_rows(&self) -> usize {

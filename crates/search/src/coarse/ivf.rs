@@ -41,7 +41,7 @@ const CENTRES_AHEAD: usize = 3;
 const BYTES_COST: usize = 12;
 
 /// Index with inverted lists and product quantisation.
-pub struct IvfPq {
+pub(crate) struct IvfPq {
     metric: Metric,
     dims: usize,
     /// First row of each cluster, and the number of rows.
@@ -65,7 +65,7 @@ struct ListDirectory {
 
 /// Working memory of one search.
 #[derive(Default)]
-pub struct IvfScratch {
+pub(crate) struct IvfScratch {
     table: CostTable,
     top: TopK,
     /// Clusters whose centres are compared exactly.
@@ -211,7 +211,7 @@ impl IvfPq {
     ///
     /// # Errors
     /// `DataLoss` if a section is missing or its length does not match the header.
-    pub fn open(header: &CoarseHeader, sections: &[(u32, &[u8])]) -> Result<IvfPq> {
+    pub(crate) fn open(header: &CoarseHeader, sections: &[(u32, &[u8])]) -> Result<IvfPq> {
         let find = |kind| section::find(sections, kind);
         let dims = header.dims;
         let shape = PqShape::new(header.dims);
@@ -251,7 +251,7 @@ impl IvfPq {
     }
 
     /// Returns the number of clusters.
-    pub fn clusters(&self) -> usize {
+    pub(crate) fn clusters(&self) -> usize {
         self.starts.len() - 1
     }
 

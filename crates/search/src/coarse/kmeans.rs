@@ -9,7 +9,7 @@ use kernels::float::Panels;
 use super::BuildThreads;
 
 /// Lloyd's iterations for coarse clusters; more hardly move the centres.
-pub const ITERATIONS: usize = 8;
+pub(crate) const ITERATIONS: usize = 8;
 /// Points per chunk of a thread.
 const POINTS_A_CHUNK: usize = 1536;
 /// Distance between the halves of a split cluster, relative to the values of its centre.
@@ -18,16 +18,16 @@ const SPLIT: f32 = 1.0 / 1024.0;
 /// Small generator of reproducible random numbers (Steele, Lea, Flood, "Fast splittable
 /// pseudorandom number generators", 2014).
 #[derive(Clone, Debug)]
-pub struct RandomDraws(u64);
+pub(crate) struct RandomDraws(u64);
 
 impl RandomDraws {
     /// Creates a generator from `seed`.
-    pub fn new(seed: u64) -> RandomDraws {
+    pub(crate) fn new(seed: u64) -> RandomDraws {
         RandomDraws(seed)
     }
 
     /// Returns the next 64 bits.
-    pub fn bits(&mut self) -> u64 {
+    pub(crate) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -35,13 +35,13 @@ impl RandomDraws {
     }
 
     /// Returns a number below `end`; 0 if `end` is 0.
-    pub fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.bits()) * end as u128) >> 64) as usize
     }
 
     /// Returns `count` different numbers below `end` in ascending order; all of them if there are
     /// no more.
-    pub fn sample(&mut self, count: usize, end: usize) -> Vec<u32> {
+    pub(crate) fn sample(&mut self, count: usize, end: usize) -> Vec<u32> {
         let mut left = count.min(end);
         let mut chosen = Vec::with_capacity(left);
         for number in 0..end {
@@ -56,17 +56,17 @@ impl RandomDraws {
 
 /// Settings of a clustering.
 #[derive(Clone, Copy, Debug)]
-pub struct KmeansPlan<'a> {
+pub(crate) struct KmeansPlan<'a> {
     /// Values per point.
-    pub dims: usize,
+    pub(crate) dims: usize,
     /// Centres to find.
-    pub clusters: usize,
+    pub(crate) clusters: usize,
     /// Lloyd's iterations.
-    pub iterations: usize,
+    pub(crate) iterations: usize,
     /// Threads that work on it.
-    pub crew: BuildThreads<'a>,
+    pub(crate) crew: BuildThreads<'a>,
     /// Seed of the first centres.
-    pub seed: u64,
+    pub(crate) seed: u64,
 }
 
 /// Returns the centres of `points` (`dims` values each), at most one per point. If there are fewer
@@ -75,7 +75,7 @@ pub struct KmeansPlan<'a> {
 ///
 /// # Errors
 /// `InvalidArgument` if a point is incomplete or has a value that is not finite; `Cancelled`.
-pub fn train(points: &[f32], plan: &KmeansPlan<'_>) -> Result<Vec<f32>> {
+pub(crate) fn train(points: &[f32], plan: &KmeansPlan<'_>) -> Result<Vec<f32>> {
     let count = check(points, plan.dims)?;
     let clusters = plan.clusters.min(count);
     let mut draw = RandomDraws::new(plan.seed);
@@ -111,7 +111,7 @@ fn check(points: &[f32], dims: usize) -> Result<usize> {
 ///
 /// # Errors
 /// `Cancelled`.
-pub fn assign(
+pub(crate) fn assign(
     points: &[f32],
     centres: &[f32],
     dims: usize,
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_refused_with_its_place() {
+    fn a_value_that_is_not_finite_is_refused() {
         let error = train(&[1.0, 2.0, 3.0, f32::NAN], &plan(1, 1)).unwrap_err();
         assert!(error.message().contains("point 1"), "{error}");
         assert!(train(&[1.0; 3], &plan(1, 1)).is_err());
@@ -235,7 +235,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_sample_is_without_repetition_and_whole(count in 0_usize..60, end in 0_usize..50, seed in any::<u64>()) {
+        fn a_sample_has_no_repetition(count in 0_usize..60, end in 0_usize..50, seed in any::<u64>()) {
             let sample = RandomDraws::new(seed).sample(count, end);
             prop_assert_eq!(sample.len(), count.min(end));
             prop_assert!(sample.is_sorted_by(|a, b| a < b) && sample.iter().all(|number| (*number as usize) < end));

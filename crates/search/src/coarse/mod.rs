@@ -16,10 +16,10 @@ pub mod device;
 mod flat;
 mod header;
 mod ivf;
-pub mod kmeans;
-pub mod pq;
+pub(crate) mod kmeans;
+pub(crate) mod pq;
 mod rabitq;
-pub mod refine;
+pub(crate) mod refine;
 mod trial;
 mod tune;
 
@@ -29,10 +29,10 @@ use std::cmp::Ordering;
 use base::{Error, Result};
 
 pub use build_threads::BuildThreads;
-pub use flat::{FlatCodes, FlatIndex};
+use flat::FlatIndex;
 pub use header::{CoarseHeader, section};
-pub use ivf::{IvfPq, IvfScratch};
-pub use rabitq::Rabitq;
+use ivf::{IvfPq, IvfScratch};
+use rabitq::Rabitq;
 pub use refine::DenseVectors;
 pub use tune::{Recall, RecallPoint};
 
@@ -162,15 +162,15 @@ impl<'a> CoarseRequest<'a> {
 #[derive(Default)]
 pub struct CoarseScratch {
     /// Memory of [`IvfPq`].
-    pub ivf: IvfScratch,
+    pub(crate) ivf: IvfScratch,
     /// Query as the metric compares it.
-    pub query: Vec<f32>,
+    pub(crate) query: Vec<f32>,
     /// Rows being ranked.
-    pub rows: Vec<u32>,
+    pub(crate) rows: Vec<u32>,
     /// Scores of `rows`.
-    pub scores: Vec<f32>,
+    pub(crate) scores: Vec<f32>,
     /// Memory of another kind of index, which creates it on first use.
-    pub other: Option<Box<dyn std::any::Any + Send>>,
+    pub(crate) other: Option<Box<dyn std::any::Any + Send>>,
 }
 
 /// Exact scores of rows, from vectors in memory or on a medium.
@@ -265,7 +265,7 @@ impl CoarseKind {
 
 /// Maximum squared length of a vector for every index. Beyond it, products of vectors and squared
 /// differences come close to the largest float.
-pub const SQUARE_MAX: f32 = 1e36;
+pub(crate) const SQUARE_MAX: f32 = 1e36;
 
 /// Builds an index.
 ///
@@ -310,7 +310,7 @@ pub fn open(sections: &[(u32, &[u8])]) -> Result<Box<dyn Coarse>> {
 ///
 /// # Errors
 /// `InvalidArgument` if the last one is incomplete.
-pub fn whole_queries(queries: &[f32], dims: usize) -> Result<usize> {
+pub(crate) fn whole_queries(queries: &[f32], dims: usize) -> Result<usize> {
     match queries.len() % dims.max(1) {
         0 => Ok(queries.len() / dims.max(1)),
         _ => Err(Error::invalid(format!(
@@ -324,7 +324,7 @@ pub fn whole_queries(queries: &[f32], dims: usize) -> Result<usize> {
 ///
 /// # Errors
 /// `InvalidArgument` as [`Coarse::search`].
-pub fn check_query(query: &[f32], dims: usize, k: usize) -> Result<()> {
+pub(crate) fn check_query(query: &[f32], dims: usize, k: usize) -> Result<()> {
     if query.len() != dims {
         return Err(Error::invalid(format!("the query has {} dimensions, the index {dims}", query.len())));
     }

@@ -19,7 +19,7 @@ use super::section;
 use super::{BuildThreads, Metric};
 
 /// Maximum residuals to train a codebook with.
-pub const TRAINING_MAX: usize = 32_768;
+pub(crate) const TRAINING_MAX: usize = 32_768;
 /// Lloyd's iterations for the 16 values of a part.
 const ITERATIONS: usize = 12;
 /// Dimensions up to which a part has two of them.
@@ -27,38 +27,38 @@ const TWO_DIMS_MAX: usize = 256;
 
 /// Division of vectors into parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PqShape {
+pub(crate) struct PqShape {
     /// Values per vector.
-    pub dims: usize,
+    pub(crate) dims: usize,
     /// Values per part.
-    pub part_dims: usize,
+    pub(crate) part_dims: usize,
 }
 
 impl PqShape {
     /// Chooses two dimensions per part, or as few as give at most 128 parts.
-    pub fn new(dims: usize) -> PqShape {
+    pub(crate) fn new(dims: usize) -> PqShape {
         PqShape { dims, part_dims: if dims <= TWO_DIMS_MAX { 2 } else { dims.div_ceil(TWO_DIMS_MAX / 2) } }
     }
 
     /// Returns the parts per vector.
-    pub fn parts(&self) -> usize {
+    pub(crate) fn parts(&self) -> usize {
         self.dims.div_ceil(self.part_dims)
     }
 
     /// Returns the values of all codebooks together.
-    pub fn book_values(&self) -> usize {
+    pub(crate) fn book_values(&self) -> usize {
         self.parts() * self.part_dims * VALUES
     }
 
     /// Returns the bytes of a block of 32 rows.
-    pub fn block_bytes(&self) -> usize {
+    pub(crate) fn block_bytes(&self) -> usize {
         block_bytes(self.parts())
     }
 }
 
 /// The 16 values of every part.
 #[derive(Clone, Debug)]
-pub struct Codebooks {
+pub(crate) struct Codebooks {
     shape: PqShape,
     /// Values by part, then by dimension of the part, then 16 values.
     values: Vec<f32>,
@@ -69,7 +69,12 @@ impl Codebooks {
     ///
     /// # Errors
     /// As [`kmeans::train`].
-    pub fn train(residuals: &[f32], shape: PqShape, crew: BuildThreads<'_>, seed: u64) -> Result<Codebooks> {
+    pub(crate) fn train(
+        residuals: &[f32],
+        shape: PqShape,
+        crew: BuildThreads<'_>,
+        seed: u64,
+    ) -> Result<Codebooks> {
         let mut values = vec![0.0; shape.book_values()];
         let books = values.chunks_exact_mut(shape.part_dims * VALUES).enumerate();
         let failed = parking_lot::Mutex::new(None);
@@ -102,22 +107,22 @@ impl Codebooks {
     ///
     /// # Errors
     /// `DataLoss` if it has another length.
-    pub fn open(bytes: &[u8], shape: PqShape) -> Result<Codebooks> {
+    pub(crate) fn open(bytes: &[u8], shape: PqShape) -> Result<Codebooks> {
         Ok(Codebooks { shape, values: section::floats(bytes, shape.book_values())? })
     }
 
     /// Encodes the section.
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         section::from_floats(&self.values)
     }
 
     /// Returns the division into parts.
-    pub fn shape(&self) -> PqShape {
+    pub(crate) fn shape(&self) -> PqShape {
         self.shape
     }
 
     /// Computes the tables of a query.
-    pub fn table(&self, query: &[f32], metric: Metric, table: &mut CostTable) {
+    pub(crate) fn table(&self, query: &[f32], metric: Metric, table: &mut CostTable) {
         let factor = if metric == Metric::Dot { -1.0 } else { -2.0 };
         table.fill(query, &self.values, self.shape.part_dims, factor);
     }
@@ -172,7 +177,7 @@ fn gather(vectors: &[f32], shape: PqShape, part: usize, points: &mut Vec<f32>) {
 
 /// Encoded rows of the lists, in whole blocks.
 #[derive(Clone, Debug, Default)]
-pub struct PqCodes {
+pub(crate) struct PqCodes {
     blocks: Vec<u8>,
     /// Term added to the sum of each row; infinite for padding rows.
     terms: Vec<f32>,
@@ -180,7 +185,7 @@ pub struct PqCodes {
 
 impl PqCodes {
     /// Encodes one list: `vectors` with the centre `centre`. Returns whole blocks.
-    pub fn encode(vectors: &[f32], centre: &[f32], books: &Codebooks, metric: Metric) -> PqCodes {
+    pub(crate) fn encode(vectors: &[f32], centre: &[f32], books: &Codebooks, metric: Metric) -> PqCodes {
         let shape = books.shape();
         let mut residuals = Vec::with_capacity(vectors.len());
         subtract(vectors, centre, &mut residuals);
@@ -207,7 +212,7 @@ impl PqCodes {
     }
 
     /// Appends another list.
-    pub fn append(&mut self, other: &PqCodes) {
+    pub(crate) fn append(&mut self, other: &PqCodes) {
         self.blocks.extend_from_slice(&other.blocks);
         self.terms.extend_from_slice(&other.terms);
     }
@@ -216,7 +221,7 @@ impl PqCodes {
     ///
     /// # Errors
     /// `DataLoss` if a section has another length.
-    pub fn open(codes: &[u8], terms: &[u8], blocks: usize, shape: PqShape) -> Result<PqCodes> {
+    pub(crate) fn open(codes: &[u8], terms: &[u8], blocks: usize, shape: PqShape) -> Result<PqCodes> {
         if codes.len() != blocks * shape.block_bytes() {
             return Err(Error::data_loss(format!(
                 "the coarse index has {} bytes of codes, {blocks} blocks were expected",
@@ -227,24 +232,24 @@ impl PqCodes {
     }
 
     /// Returns the section of codes.
-    pub fn block_bytes(&self) -> &[u8] {
+    pub(crate) fn block_bytes(&self) -> &[u8] {
         &self.blocks
     }
 
     /// Encodes the section of terms.
-    pub fn term_bytes(&self) -> Vec<u8> {
+    pub(crate) fn term_bytes(&self) -> Vec<u8> {
         section::from_floats(&self.terms)
     }
 
     /// Returns the bytes of memory.
-    pub fn memory_bytes(&self) -> u64 {
+    pub(crate) fn memory_bytes(&self) -> u64 {
         (self.blocks.len() + self.terms.len() * 4) as u64
     }
 
     /// Scans a range of blocks like [`scan`].
     #[inline]
     #[allow(clippy::too_many_arguments, reason = "each is another thing that the inner loop needs")]
-    pub fn scan(
+    pub(crate) fn scan(
         &self,
         shape: PqShape,
         blocks: std::ops::Range<usize>,
@@ -261,7 +266,7 @@ impl PqCodes {
 
     /// Prefetches the first blocks of a list; the processor prefetches the rest itself.
     #[inline]
-    pub fn prefetch(&self, shape: PqShape, block: usize) {
+    pub(crate) fn prefetch(&self, shape: PqShape, block: usize) {
         let codes = &self.blocks[(block * shape.block_bytes()).min(self.blocks.len())..];
         kernels::prefetch(&codes[..codes.len().min(2048)]);
         let terms = &self.terms[(block * BLOCK).min(self.terms.len())..];
@@ -270,7 +275,7 @@ impl PqCodes {
 }
 
 /// Appends `vectors` minus `centre` to `out`.
-pub fn subtract(vectors: &[f32], centre: &[f32], out: &mut Vec<f32>) {
+pub(crate) fn subtract(vectors: &[f32], centre: &[f32], out: &mut Vec<f32>) {
     for vector in vectors.chunks_exact(centre.len()) {
         out.extend(vector.iter().zip(centre).map(|(value, middle)| value - middle));
     }

@@ -49,7 +49,7 @@ const SHARE_EXPONENT: f64 = 0.7;
 const PROBES_GROWTH: usize = 4;
 
 /// Index with inverted lists and one-bit codes.
-pub struct Rabitq {
+pub(crate) struct Rabitq {
     metric: Metric,
     dims: usize,
     seed: u64,
@@ -104,7 +104,7 @@ impl Rabitq {
     }
 
     /// Returns the number of clusters.
-    pub fn clusters(&self) -> usize {
+    pub(crate) fn clusters(&self) -> usize {
         self.block_starts.len()
     }
 

@@ -19,7 +19,7 @@ const CODE_MAX: f32 = 255.0;
 /// Vectors of one byte per dimension, with a scale per dimension. Exact for vectors of whole
 /// numbers from 0 to 255.
 #[derive(Clone, Debug)]
-pub struct ByteVectors {
+pub(crate) struct ByteVectors {
     dims: usize,
     low: Vec<f32>,
     step: Vec<f32>,
@@ -29,7 +29,7 @@ pub struct ByteVectors {
 
 /// Query prepared for [`ByteVectors`].
 #[derive(Clone, Debug, Default)]
-pub struct ByteQuery {
+pub(crate) struct ByteQuery {
     values: Vec<f32>,
     offset: f32,
     dot: bool,
@@ -41,7 +41,7 @@ pub struct ByteQuery {
 impl ByteQuery {
     /// Returns the lowest and the highest cost of a row with the byte cost `cost`: each value of a
     /// vector lies within half a step of its byte's value.
-    pub fn bounds(&self, cost: f32) -> (f32, f32) {
+    pub(crate) fn bounds(&self, cost: f32) -> (f32, f32) {
         if self.dot {
             return (cost - self.doubt, cost + self.doubt);
         }
@@ -54,7 +54,7 @@ impl ByteQuery {
 
 impl ByteVectors {
     /// Finds the scale of each dimension of `vectors` (`dims` values each). Holds no rows yet.
-    pub fn measure(vectors: &[f32], dims: usize) -> ByteVectors {
+    pub(crate) fn measure(vectors: &[f32], dims: usize) -> ByteVectors {
         let lossless = vectors.iter().all(|value| (0.0..=CODE_MAX).contains(value) && value.fract() == 0.0);
         let mut low = vec![0.0; dims];
         let mut step = vec![1.0; dims];
@@ -75,7 +75,7 @@ impl ByteVectors {
     }
 
     /// Appends rows.
-    pub fn extend(&mut self, vectors: &[f32]) {
+    pub(crate) fn extend(&mut self, vectors: &[f32]) {
         self.codes.reserve(vectors.len());
         for vector in vectors.chunks_exact(self.dims) {
             let scaled = vector.iter().zip(self.low.iter().zip(&self.step));
@@ -90,7 +90,7 @@ impl ByteVectors {
     ///
     /// # Errors
     /// `DataLoss` if a section has another length.
-    pub fn open(scale: &[u8], codes: &[u8], rows: usize, dims: usize) -> Result<ByteVectors> {
+    pub(crate) fn open(scale: &[u8], codes: &[u8], rows: usize, dims: usize) -> Result<ByteVectors> {
         let scale = section::floats(scale, 1 + 2 * dims)?;
         if codes.len() != rows * dims || !scale.iter().all(|value| value.is_finite()) {
             return Err(Error::data_loss(
@@ -104,28 +104,28 @@ impl ByteVectors {
     }
 
     /// Encodes the section of the scale: a flag for exact codes, the lowest values, the steps.
-    pub fn scale_bytes(&self) -> Vec<u8> {
+    pub(crate) fn scale_bytes(&self) -> Vec<u8> {
         let lossless = if self.lossless { 1.0 } else { 0.0 };
         section::from_floats(&[&[lossless], &self.low[..], &self.step[..]].concat())
     }
 
     /// Returns the section of codes.
-    pub fn code_bytes(&self) -> &[u8] {
+    pub(crate) fn code_bytes(&self) -> &[u8] {
         &self.codes
     }
 
     /// Returns true if costs are exact.
-    pub fn lossless(&self) -> bool {
+    pub(crate) fn lossless(&self) -> bool {
         self.lossless
     }
 
     /// Returns the bytes of memory.
-    pub fn memory_bytes(&self) -> u64 {
+    pub(crate) fn memory_bytes(&self) -> u64 {
         (self.codes.len() + (self.low.len() + self.step.len()) * 4) as u64
     }
 
     /// Prepares `query`. Costs are squared distances, or minus inner products with `dot`.
-    pub fn prepare(&self, query: &[f32], dot: bool, prepared: &mut ByteQuery) {
+    pub(crate) fn prepare(&self, query: &[f32], dot: bool, prepared: &mut ByteQuery) {
         prepared.dot = dot;
         prepared.values.clear();
         prepared.offset = 0.0;
@@ -145,7 +145,7 @@ impl ByteVectors {
 
     /// Returns the cost of one row; infinite if the row does not exist.
     #[inline]
-    pub fn cost(&self, query: &ByteQuery, row: u32) -> f32 {
+    pub(crate) fn cost(&self, query: &ByteQuery, row: u32) -> f32 {
         match self.codes.get(row as usize * self.dims..(row as usize + 1) * self.dims) {
             Some(codes) if query.dot => query.offset + float::dot_bytes(&query.values, codes),
             Some(codes) => float::l2_bytes(&query.values, &self.step, codes),
@@ -155,7 +155,7 @@ impl ByteVectors {
 
     /// Calls `give(row, cost)` for each of `rows`.
     #[inline]
-    pub fn costs(&self, query: &ByteQuery, rows: &[u32], mut give: impl FnMut(u32, f32)) {
+    pub(crate) fn costs(&self, query: &ByteQuery, rows: &[u32], mut give: impl FnMut(u32, f32)) {
         rows.iter().take(AHEAD).for_each(|row| self.prefetch(*row));
         for (at, row) in rows.iter().enumerate() {
             if let Some(later) = rows.get(at + AHEAD) {
@@ -201,11 +201,6 @@ impl DenseVectors {
         Ok(DenseVectors { values, dims, metric })
     }
 
-    /// Returns the bytes of memory.
-    pub fn memory_bytes(&self) -> u64 {
-        self.values.len() as u64 * 4
-    }
-
     fn vector(&self, row: u32) -> Option<&[f32]> {
         self.values.get(row as usize * self.dims..(row as usize + 1) * self.dims)
     }
@@ -237,7 +232,7 @@ impl Exact for DenseVectors {
 }
 
 /// Returns 1 / length of a vector; 0 for a zero vector, or one so short that this is not finite.
-pub fn inverse_length(vector: &[f32]) -> f32 {
+pub(crate) fn inverse_length(vector: &[f32]) -> f32 {
     // In f64, so that neither tiny nor huge values lose the length.
     let square: f64 = vector.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
     let inverse = square.sqrt().recip() as f32;
@@ -245,13 +240,13 @@ pub fn inverse_length(vector: &[f32]) -> f32 {
 }
 
 /// Scales a vector to length 1; a zero vector is unchanged.
-pub fn normalise(vector: &mut [f32]) {
+pub(crate) fn normalise(vector: &mut [f32]) {
     let scale = inverse_length(vector);
     vector.iter_mut().for_each(|value| *value *= scale);
 }
 
 /// Returns vectors as an index of this metric compares them: of unit length for the cosine.
-pub fn as_compared(vectors: &[f32], dims: usize, metric: Metric) -> Cow<'_, [f32]> {
+pub(crate) fn as_compared(vectors: &[f32], dims: usize, metric: Metric) -> Cow<'_, [f32]> {
     if metric != Metric::Cosine {
         return Cow::Borrowed(vectors);
     }

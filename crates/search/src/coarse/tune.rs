@@ -71,7 +71,7 @@ pub struct Recall {
 
 impl Recall {
     /// Returns the cheapest settings that reached `wished`, or else the closest.
-    pub fn settings_for(&self, wished: f32) -> Option<&RecallPoint> {
+    pub(crate) fn settings_for(&self, wished: f32) -> Option<&RecallPoint> {
         self.points.iter().find(|point| point.recall >= wished).or_else(|| self.points.last())
     }
 }
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_gets_the_first_settings_that_reach_it_or_the_closest() {
+    fn a_target_recall_gets_the_cheapest_settings() {
         let recall = Recall { points: vec![point(0.8, 3), point(0.96, 9)] };
         assert_eq!(recall.settings_for(0.7).unwrap().probes, 3);
         assert_eq!(recall.settings_for(0.95).unwrap().probes, 9);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_done_and_more_hits_look_into_more() {
+    fn explicit_and_scaled_settings() {
         let recall = Recall { points: vec![point(0.96, 8)] };
         let choose =
             |probes, refine, k| ScanChoice::resolve(&ScanParams { probes, refine }, Some(&recall), k, 100);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn recall_is_measured_and_what_was_measured_is_reached() {
+    fn the_measured_recall_is_reached() {
         let dims = 12;
         let rows = 3000;
         let mut draw = RandomDraws::new(4);

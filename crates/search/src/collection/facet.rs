@@ -11,7 +11,7 @@ use crate::budget::BudgetReservation;
 use crate::filter::{Filter, each_value};
 
 /// Maximum different values of one call.
-pub const FACET_VALUES_MAX: usize = 65_536;
+pub(crate) const FACET_VALUES_MAX: usize = 65_536;
 /// Maximum bytes of the texts of all values.
 const TEXT_BYTES_MAX: usize = 16 << 20;
 /// Bytes of a value beside its text: its entry in a hash table that may be half empty or growing,
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_an_end_to_values_texts_and_memory() {
+    fn values_texts_and_memory_are_limited() {
         let mut values = counts(1 << 30);
         (0..FACET_VALUES_MAX).for_each(|value| values.add(&json!({"a": value}), "a"));
         values.add(&json!({"a": 0}), "a");

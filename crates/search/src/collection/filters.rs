@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn clauses_are_kept_with_all_their_segments() {
+    fn filters_are_cached_with_all_segments() {
         let filters = FilterCache::default();
         let budget = MemoryBudget::new(1 << 30);
         let clauses = CLAUSES_MAX as u64 + 44;
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reading_ends_at_its_deadline_and_only_within_the_work_it_is_for() {
+    fn a_payload_scan_ends_at_its_deadline() {
         let late = until(Instant::now(), || {
             let mut scan = PayloadScan::new();
             assert!(!scan.next_row() && !scan.next_row());

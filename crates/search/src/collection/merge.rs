@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn several_of_about_the_same_size_small_ones_first() {
+    fn similar_small_segments_come_first() {
         assert_eq!(chosen(&sizes(&[10, 10, 10]), 1000), None);
         assert_eq!(chosen(&sizes(&[10, 10, 900, 10, 12]), 1000), Some(vec![0, 1, 3, 4]));
         assert_eq!(chosen(&sizes(&[1, 100, 100, 100, 100]), 1000), Some(vec![1, 2, 3, 4]));
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_lost_many_rows_is_written_anew() {
+    fn worn_segments_are_rewritten() {
         let mut all = sizes(&[100, 1000]);
         all[1].rows = 1400;
         assert_eq!(chosen(&all, 1000), Some(vec![1]));

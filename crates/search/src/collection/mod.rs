@@ -70,12 +70,10 @@ use crate::rerank::{Scorer, SearchLimits, Searcher, SharedCaches};
 use crate::segment::{PageCache, reader_options};
 
 pub(crate) use disk::check_room_to_create;
-pub use facet::{FACET_VALUES_MAX, Facet, FacetValue};
+pub use facet::{Facet, FacetValue};
 pub use filters::until;
 pub use lookup::{IDS_MAX, IdList, PointCount, PointParts};
-pub use options::{
-    CANDIDATES_MAX, CollectionOptions, CollectionShape, Merging, PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX,
-};
+pub use options::{CANDIDATES_MAX, CollectionOptions, CollectionShape, Merging};
 pub(crate) use recover::may_pass;
 pub use resources::Resources;
 pub use search::{CollectionQuery, QueryHit, QueryResult, SearchThread};
@@ -283,7 +281,7 @@ impl Collection {
     ///
     /// # Errors
     /// As [`Collection::ids_from`].
-    pub fn count_where(&self, filter: Option<&Filter>) -> Result<PointCount> {
+    pub(crate) fn count_where(&self, filter: Option<&Filter>) -> Result<PointCount> {
         self.inner.count_where(filter)
     }
 
@@ -371,7 +369,7 @@ impl Collection {
     }
 
     /// Returns the bytes of memory that unflushed points take.
-    pub fn unflushed_bytes(&self) -> u64 {
+    pub(crate) fn unflushed_bytes(&self) -> u64 {
         self.inner.state().memtables.iter().map(|memtable| memtable.bytes()).sum()
     }
 

@@ -9,9 +9,9 @@ use crate::coarse::{CoarseKind, DIMS_MAX, Metric};
 use crate::segment::{SegmentSettings, VectorEncoding};
 
 /// Maximum bytes of a record.
-pub const RECORD_BYTES_MAX: usize = storage::page::RECORD_BYTES_MAX;
+pub(crate) const RECORD_BYTES_MAX: usize = storage::page::RECORD_BYTES_MAX;
 /// Maximum bytes of a payload.
-pub const PAYLOAD_BYTES_MAX: usize = 64 << 10;
+pub(crate) const PAYLOAD_BYTES_MAX: usize = 64 << 10;
 /// Maximum candidates of one query.
 pub const CANDIDATES_MAX: usize = crate::coarse::HITS_MAX;
 /// Maximum bytes of a memtable, however large the budget is.
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_little_memory_is_refused_and_shares_are_filled_in() {
+    fn too_little_memory_is_refused() {
         let options = CollectionOptions::new(512, Metric::Cosine, 100 << 20).resolved().unwrap();
         assert_eq!(options.memtable_bytes, (95 << 20) / 10);
         assert_eq!(options.headroom_bytes(), 3 * options.memtable_bytes + FLUSH_BYTES);

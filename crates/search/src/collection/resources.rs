@@ -56,27 +56,22 @@ impl Resources {
     }
 
     /// Returns the shared memory budget.
-    pub fn budget(&self) -> &Arc<MemoryBudget> {
+    pub(crate) fn budget(&self) -> &Arc<MemoryBudget> {
         &self.budget
     }
 
-    /// Returns the bytes at which a memtable is flushed.
-    pub fn memtable_bytes(&self) -> u64 {
-        self.memtable_bytes
-    }
-
     /// Returns the number of events so far in all collections, such as a full memtable or a flush.
-    pub fn events(&self) -> u64 {
+    pub(crate) fn events(&self) -> u64 {
         self.events.count()
     }
 
     /// Waits until [`Resources::events`] exceeds `seen`. Returns false after `timeout`.
-    pub fn wait_past(&self, seen: u64, timeout: Duration) -> bool {
+    pub(crate) fn wait_past(&self, seen: u64, timeout: Duration) -> bool {
         self.events.wait_past(seen, Instant::now() + timeout)
     }
 
     /// Counts an event and wakes all waiting threads.
-    pub fn notify(&self) {
+    pub(crate) fn notify(&self) {
         self.events.notify();
     }
 }

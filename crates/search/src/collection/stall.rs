@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_waits_long_brings_hurry_which_lasts() {
+    fn long_waits_escalate() {
         let stall = WriteStall::default();
         let first = stall.wait();
         let second = stall.wait();
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn short_waits_bring_none() {
+    fn short_waits_do_not_escalate() {
         let stall = WriteStall::default();
         drop(stall.wait());
         std::thread::sleep(ESCALATE_AFTER);

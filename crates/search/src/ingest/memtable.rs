@@ -12,7 +12,7 @@ use crate::budget::BudgetReservation;
 use crate::deletes::Deletes;
 
 /// Maximum rows of a memtable.
-pub const MEMTABLE_ROWS_MAX: u32 = 1 << 20;
+pub(crate) const MEMTABLE_ROWS_MAX: u32 = 1 << 20;
 /// Rows per block.
 const BLOCK_ROWS: usize = 256;
 /// Rows to prefetch ahead: the embeddings of so many, and the addresses of as many again. Rows lie
@@ -25,27 +25,27 @@ const ROW_OVERHEAD_BYTES: u64 = 192;
 
 /// Point in memory. Its memory is reserved until the last reference is dropped.
 #[derive(Debug)]
-pub struct MemtableRow {
+pub(crate) struct MemtableRow {
     /// Id of the point.
-    pub id: u64,
+    pub(crate) id: u64,
     /// Embedding.
-    pub embedding: Box<[f32]>,
+    pub(crate) embedding: Box<[f32]>,
     /// Record.
-    pub record: Box<[u8]>,
+    pub(crate) record: Box<[u8]>,
     /// Payload.
-    pub payload: Box<[u8]>,
+    pub(crate) payload: Box<[u8]>,
     /// Memory that it takes.
-    pub held: BudgetReservation,
+    pub(crate) held: BudgetReservation,
 }
 
 /// Returns the bytes of memory of a row of these sizes.
-pub fn row_bytes(dims: usize, record: usize, payload: usize) -> u64 {
+pub(crate) fn row_bytes(dims: usize, record: usize, payload: usize) -> u64 {
     (dims * 4 + BlockSketch::row_bytes(dims) + record + payload) as u64 + ROW_OVERHEAD_BYTES
 }
 
 /// Neighbouring rows of a memtable.
 #[derive(Clone, Debug, Default)]
-pub struct RowBlock {
+pub(crate) struct RowBlock {
     rows: Vec<Arc<MemtableRow>>,
     /// Set for full blocks.
     sketch: OnceLock<BlockSketch>,
@@ -54,16 +54,16 @@ pub struct RowBlock {
 impl RowBlock {
     /// Builds the block's sketch, which lets queries skip most rows. Optional; takes a fraction of
     /// a millisecond.
-    pub fn sketch(&self) {
+    pub(crate) fn sketch(&self) {
         self.sketch.get_or_init(|| BlockSketch::of(&self.rows));
     }
 }
 
 /// Rows in the order of their writes, with deletes.
 #[derive(Clone, Debug)]
-pub struct Memtable {
+pub(crate) struct Memtable {
     /// Number of the oldest log with changes of this memtable.
-    pub log: u64,
+    pub(crate) log: u64,
     begun: Instant,
     blocks: Vec<Arc<RowBlock>>,
     rows: u32,
@@ -73,7 +73,7 @@ pub struct Memtable {
 
 impl Memtable {
     /// Creates an empty memtable whose changes are in the log `log` and later ones.
-    pub fn new(log: u64) -> Memtable {
+    pub(crate) fn new(log: u64) -> Memtable {
         Memtable {
             log,
             begun: Instant::now(),
@@ -85,13 +85,13 @@ impl Memtable {
     }
 
     /// Returns the time of its creation.
-    pub fn begun(&self) -> Instant {
+    pub(crate) fn begun(&self) -> Instant {
         self.begun
     }
 
     /// Adds a row and returns its number. The caller keeps the number of rows below
     /// [`MEMTABLE_ROWS_MAX`].
-    pub fn push(&mut self, row: Arc<MemtableRow>) -> u32 {
+    pub(crate) fn push(&mut self, row: Arc<MemtableRow>) -> u32 {
         self.bytes += row.held.bytes();
         if (self.rows as usize).is_multiple_of(BLOCK_ROWS) {
             self.blocks
@@ -105,48 +105,48 @@ impl Memtable {
     }
 
     /// Returns the block that the last row completed, if it did, for [`RowBlock::sketch`].
-    pub fn completed(&self) -> Option<Arc<RowBlock>> {
+    pub(crate) fn completed(&self) -> Option<Arc<RowBlock>> {
         self.blocks.last().filter(|block| block.rows.len() == BLOCK_ROWS).cloned()
     }
 
     /// Marks a row as deleted. Returns false if it was already.
-    pub fn mark_deleted(&mut self, row: u32) -> bool {
+    pub(crate) fn mark_deleted(&mut self, row: u32) -> bool {
         self.deleted.insert(row)
     }
 
     /// Returns true if the row is deleted.
-    pub fn is_deleted(&self, row: u32) -> bool {
+    pub(crate) fn is_deleted(&self, row: u32) -> bool {
         self.deleted.contains(row)
     }
 
     /// Returns the deleted rows.
-    pub fn deletes(&self) -> &Deletes {
+    pub(crate) fn deletes(&self) -> &Deletes {
         &self.deleted
     }
 
     /// Counts the deleted rows.
-    pub fn deleted(&self) -> u32 {
+    pub(crate) fn deleted(&self) -> u32 {
         self.deleted.count()
     }
 
     /// Counts all rows, live or deleted.
-    pub fn rows(&self) -> u32 {
+    pub(crate) fn rows(&self) -> u32 {
         self.rows
     }
 
     /// Returns the bytes of memory of all rows, live or deleted.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
     /// Returns a row, live or deleted.
-    pub fn row(&self, row: u32) -> Option<&Arc<MemtableRow>> {
+    pub(crate) fn row(&self, row: u32) -> Option<&Arc<MemtableRow>> {
         self.blocks.get(row as usize / BLOCK_ROWS)?.rows.get(row as usize % BLOCK_ROWS)
     }
 
     /// Calls `each` for every live row whose score can reach `floor`. `each` returns the new floor.
     /// Embeddings are prefetched.
-    pub fn scan<'a>(
+    pub(crate) fn scan<'a>(
         &'a self,
         asked: &SketchQuery,
         mut floor: f32,
@@ -176,7 +176,7 @@ impl Memtable {
     }
 
     /// Returns the live rows with their numbers.
-    pub fn live(&self) -> impl Iterator<Item = (u32, &Arc<MemtableRow>)> + '_ {
+    pub(crate) fn live(&self) -> impl Iterator<Item = (u32, &Arc<MemtableRow>)> + '_ {
         let rows = self.blocks.iter().flat_map(|block| block.rows.iter());
         (0..).zip(rows).filter(|(row, _)| !self.deleted.contains(*row))
     }
@@ -194,7 +194,7 @@ mod tests {
     use crate::coarse::Metric;
 
     #[test]
-    fn who_holds_a_part_keeps_it() {
+    fn a_clone_keeps_its_rows() {
         let budget = MemoryBudget::new(1 << 20);
         let mut memtable = Arc::new(Memtable::new(7));
         let add = |memtable: &mut Arc<Memtable>, id: u64| {

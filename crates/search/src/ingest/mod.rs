@@ -4,6 +4,6 @@ mod memtable;
 mod op;
 mod sketch;
 
-pub use memtable::{MEMTABLE_ROWS_MAX, Memtable, MemtableRow, RowBlock, row_bytes};
+pub(crate) use memtable::{MEMTABLE_ROWS_MAX, Memtable, MemtableRow, RowBlock, row_bytes};
 pub use op::{LoggedOp, Op, PointRef, StoredPoint};
-pub use sketch::SketchQuery;
+pub(crate) use sketch::SketchQuery;

@@ -44,7 +44,7 @@ impl VectorScale {
 
 /// Query prepared for sketches.
 #[derive(Debug)]
-pub struct SketchQuery {
+pub(crate) struct SketchQuery {
     metric: Metric,
     codes: Vec<i8>,
     shape: Option<VectorScale>,
@@ -52,7 +52,7 @@ pub struct SketchQuery {
 
 impl SketchQuery {
     /// Prepares a query for the points most similar to `embedding`.
-    pub fn new(metric: Metric, embedding: &[f32]) -> SketchQuery {
+    pub(crate) fn new(metric: Metric, embedding: &[f32]) -> SketchQuery {
         let mut codes = vec![0; embedding.len()];
         let shape = VectorScale::of(embedding, &mut codes);
         SketchQuery { metric, codes, shape }
@@ -162,7 +162,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn answers_are_those_of_comparing_everything(
+        fn equals_comparing_everything(
             dims in 1usize..70, middle in -3f32..3.0, exponent in -30i32..30, seed: u64, k in 1usize..20,
         ) {
             let size = 10f32.powi(exponent);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn few_rows_are_compared_themselves() {
+    fn few_rows_are_compared() {
         let all = vectors(20_000, 64, 0.0, 1.0, 7);
         let memtable = memtable(&all);
         for query in vectors(5, 64, 0.0, 1.0, 8) {

@@ -8,7 +8,7 @@ use base::{Error, ErrorKind, Result};
 use super::files;
 
 /// Maximum aliases.
-pub const ALIASES_MAX: usize = 10_000;
+pub(crate) const ALIASES_MAX: usize = 10_000;
 const KIND: &str = "aliases";
 
 /// Change of an alias.

@@ -484,7 +484,7 @@ mod tests {
     use crate::coarse::Metric;
 
     #[test]
-    fn what_could_not_be_opened_is_opened_later() {
+    fn a_broken_collection_is_retried() {
         let directory = tempfile::tempdir().unwrap();
         let options = RegistryOptions {
             memory_bytes: 64 << 20,

@@ -40,7 +40,7 @@ use crate::budget::BudgetStats;
 use crate::collection::StallStats;
 use crate::rerank::{BlockStats, CacheStats};
 
-pub use self::aliases::{ALIASES_MAX, AliasChange};
+pub use self::aliases::AliasChange;
 pub use self::files::{CollectionSettings, NAME_BYTES_MAX, SETTINGS_BYTES_MAX};
 pub use self::named::{NamedCollection, ScrollPage};
 pub use self::options::{MediumChoice, RegistryOptions};

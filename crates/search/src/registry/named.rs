@@ -99,17 +99,6 @@ impl NamedCollection {
         self.settings.lock().clone()
     }
 
-    /// Replaces the data that an API keeps with it. Durable when this returns.
-    ///
-    /// # Errors
-    /// `NotFound` if the collection was removed; otherwise the error of the file system.
-    pub fn set_extra(&self, extra: Value) -> Result<()> {
-        self.change_extra(|old| {
-            *old = extra;
-            Ok(())
-        })
-    }
-
     /// Changes the data that an API keeps with it, one caller at a time. Durable when this returns.
     ///
     /// # Errors
@@ -290,16 +279,6 @@ impl NamedCollection {
             )));
         }
         self.collection.facet(key, filter, max)
-    }
-
-    /// Returns the ids of the first points that match `filter`, at most `max`.
-    ///
-    /// # Errors
-    /// As [`NamedCollection::scroll`].
-    pub fn ids_where(&self, filter: Option<&Filter>, max: usize) -> Result<Vec<PointId>> {
-        let list = self.collection.ids_from(0, max, filter)?;
-        let found = self.resolve(&list.ids, PointParts::NONE).into_iter();
-        found.filter_map(|point| point.map(|point| point.map(|point| point.id)).transpose()).collect()
     }
 
     /// Locks out other changes until the guard is dropped.

@@ -10,11 +10,11 @@ use super::checked::CheckedFiles;
 use super::plan::Joining;
 
 /// Maximum queries that one searcher interleaves.
-pub const QUERIES_MAX: usize = 16;
+pub(crate) const QUERIES_MAX: usize = 16;
 /// Maximum reads in flight per searcher.
 pub const IN_FLIGHT_MAX: usize = 256;
 /// Maximum bytes of a read: the longest record and its header, in pages.
-pub const READ_BYTES_MAX: usize = (1 << 20) + PAGE_BYTES;
+pub(crate) const READ_BYTES_MAX: usize = (1 << 20) + PAGE_BYTES;
 
 /// Limits of one searcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,7 +25,7 @@
 //! it is the k best by score, then segment, then row.
 
 mod blocks;
-pub mod cache;
+pub(crate) mod cache;
 mod checked;
 mod fill;
 mod flight;
@@ -43,11 +43,10 @@ use base::Result;
 use storage::Sealed;
 
 pub use blocks::{BLOCK_BYTES, BlockStats};
-pub use cache::{CacheStats, RecordCache, RecordKey};
-pub use limits::{IN_FLIGHT_MAX, QUERIES_MAX, READ_BYTES_MAX, SearchLimits, SharedCaches};
+pub use cache::CacheStats;
+pub use limits::{IN_FLIGHT_MAX, SearchLimits, SharedCaches};
 pub use query::{
-    CandidateChunks, ChunkProgress, DAMAGED_MAX, DamagedRecord, NextQuery, QuerySource, RerankQuery,
-    RerankResult, all,
+    CandidateChunks, ChunkProgress, DamagedRecord, NextQuery, QuerySource, RerankQuery, RerankResult, all,
 };
 pub use searcher::Searcher;
 

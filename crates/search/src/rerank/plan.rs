@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_side_by_side_and_over_a_small_gap_are_one_read() {
+    fn near_pages_are_one_read() {
         let mut plan = ReadPlan::default();
         let pages = [5, 6, 8, 11, 12, 13, 14, 15];
         let records: Vec<WantedRecord> = pages.iter().map(|&page| wanted(0, page, 0)).collect();
@@ -207,7 +207,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_record_is_read_once_whatever_came_in_between(
+        fn every_record_is_read_once(
             chunks in proptest::collection::vec(
                 (proptest::collection::vec((0u32..2, 0u64..30, 0u16..4), 0..20), 0usize..5), 1..5),
         ) {

@@ -69,7 +69,7 @@ pub struct DamagedRecord {
 }
 
 /// Maximum damaged records in a result; further ones are only counted.
-pub const DAMAGED_MAX: usize = 64;
+pub(crate) const DAMAGED_MAX: usize = 64;
 
 /// Result of a query.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -64,7 +64,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn is_what_sorting_everything_gives(
+        fn equals_sorting_everything(
             rows in proptest::collection::vec((0u32..3, 0u32..20), 0..60), k in 0usize..12,
         ) {
             // Few different scores, so that many are equal; duplicates have equal scores.

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cache_is_asked_for_several_records_only_where_hits_are_frequent() {
+    fn rare_hits_limit_cache_look_ups() {
         let mut thrift = Thrift::default();
         let looks = |thrift: Thrift| [1, 2, 3, 4].map(|records| thrift.looks_for(records));
         assert_eq!(looks(thrift), [true, false, false, false]);

@@ -15,7 +15,7 @@ use crate::coarse::{self, BuildThreads, CoarseKind};
 const DRAIN_BYTES: usize = 1 << 18;
 
 /// Source of the rows of a new segment, in the source's own numbering.
-pub trait RowSource {
+pub(crate) trait RowSource {
     /// Returns the number of rows.
     fn rows(&self) -> u32;
 
@@ -43,29 +43,29 @@ pub trait RowSource {
 
 /// Settings of a new segment.
 #[derive(Clone, Copy, Debug)]
-pub struct SegmentPlan<'a> {
+pub(crate) struct SegmentPlan<'a> {
     /// Shape of the rows.
-    pub settings: SegmentSettings,
+    pub(crate) settings: SegmentSettings,
     /// Kind of the coarse index.
-    pub kind: CoarseKind,
+    pub(crate) kind: CoarseKind,
     /// Threads that build it.
-    pub crew: BuildThreads<'a>,
+    pub(crate) crew: BuildThreads<'a>,
     /// UUID of the segment.
-    pub uuid: [u8; 16],
+    pub(crate) uuid: [u8; 16],
 }
 
 /// Segment that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WrittenSegment {
+pub(crate) struct WrittenSegment {
     /// `order[row]` is the row of the source.
-    pub order: Vec<u32>,
+    pub(crate) order: Vec<u32>,
     /// Length of the file.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 impl WrittenSegment {
     /// Returns the new row of each source row: the inverse of `order`.
-    pub fn rows(&self) -> Vec<u32> {
+    pub(crate) fn rows(&self) -> Vec<u32> {
         let mut rows = vec![0; self.order.len()];
         for (row, &from) in (0..).zip(&self.order) {
             if let Some(place) = rows.get_mut(from as usize) {
@@ -78,7 +78,7 @@ impl WrittenSegment {
 
 /// Returns the bytes of memory that [`write`] needs: the embeddings, as much again for the coarse
 /// index and its training, ids, maps and buffers. The source's memory is extra.
-pub fn working_bytes(rows: u64, dims: usize) -> u64 {
+pub(crate) fn working_bytes(rows: u64, dims: usize) -> u64 {
     rows * (dims as u64 * 8 + 64) + (4 << 20)
 }
 
@@ -87,7 +87,7 @@ pub fn working_bytes(rows: u64, dims: usize) -> u64 {
 /// # Errors
 /// The error of the source, the medium, the coarse index or `step`. The caller then removes the
 /// file.
-pub fn write(
+pub(crate) fn write(
     medium: &dyn Medium,
     name: &str,
     plan: &SegmentPlan<'_>,

@@ -13,7 +13,7 @@ use super::layout::{kind, kind_name};
 const STEP_BYTES: usize = 1 << 20;
 
 /// Function called before every step of I/O with its bytes, to limit the rate and to cancel.
-pub type IoStep<'a> = &'a dyn Fn(u64) -> Result<()>;
+pub(crate) type IoStep<'a> = &'a dyn Fn(u64) -> Result<()>;
 
 /// Segment file that is being written. The superblock is written last, so a truncated file is never
 /// taken for a segment.

@@ -81,7 +81,7 @@ impl SegmentIds {
     }
 
     /// Returns [`SegmentIds::memory_bytes`] for `rows` rows.
-    pub fn bytes_of(rows: u32) -> u64 {
+    pub(crate) fn bytes_of(rows: u32) -> u64 {
         u64::from(rows) * 12
     }
 }

@@ -5,27 +5,27 @@ use base::{Error, Result};
 use crate::coarse::{DIMS_MAX, Metric};
 
 /// Kinds of sections. Kinds from 0x100 on belong to the coarse index.
-pub mod kind {
+pub(crate) mod kind {
     /// [`super::SegmentSettings`].
-    pub const SETTINGS: u32 = 1;
+    pub(crate) const SETTINGS: u32 = 1;
     /// Id of every row, u64.
-    pub const IDS: u32 = 2;
+    pub(crate) const IDS: u32 = 2;
     /// Rows in the order of their ids, u32.
-    pub const ID_ORDER: u32 = 3;
+    pub(crate) const ID_ORDER: u32 = 3;
     /// Embedding of every row, for exact scores.
-    pub const VECTORS: u32 = 4;
+    pub(crate) const VECTORS: u32 = 4;
     /// Pages of records.
-    pub const RECORDS: u32 = 5;
+    pub(crate) const RECORDS: u32 = 5;
     /// Record page of each row.
-    pub const RECORD_MAP: u32 = 6;
+    pub(crate) const RECORD_MAP: u32 = 6;
     /// Pages of payloads.
-    pub const PAYLOADS: u32 = 7;
+    pub(crate) const PAYLOADS: u32 = 7;
     /// Payload page of each row.
-    pub const PAYLOAD_MAP: u32 = 8;
+    pub(crate) const PAYLOAD_MAP: u32 = 8;
     /// Checksum of every page of the sections whose pages have none.
-    pub const CHECKS: u32 = 9;
+    pub(crate) const CHECKS: u32 = 9;
     /// First kind of the coarse index.
-    pub const COARSE_FIRST: u32 = 0x100;
+    pub(crate) const COARSE_FIRST: u32 = 0x100;
 }
 
 /// Returns the name of a section for messages.
@@ -178,7 +178,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(values in prop::collection::vec(-1e30_f32..1e30, 0..64)) {
+        fn settings_decode_to_themselves(values in prop::collection::vec(-1e30_f32..1e30, 0..64)) {
             for encoding in [VectorEncoding::F32, VectorEncoding::Bf16] {
                 let mut bytes = Vec::new();
                 let mut back = Vec::new();

@@ -10,18 +10,17 @@ mod build;
 mod damage;
 mod file;
 mod ids;
-pub mod layout;
+pub(crate) mod layout;
 mod open;
 mod rows;
 mod vectors;
 
-pub use build::{RowSource, SegmentPlan, WrittenSegment, working_bytes, write};
+pub(crate) use build::{RowSource, SegmentPlan, WrittenSegment, working_bytes, write};
 pub use damage::Quarantined;
-pub use file::IoStep;
+pub(crate) use file::IoStep;
 pub use ids::SegmentIds;
 pub use layout::{SegmentSettings, VectorEncoding};
-pub use open::{PageCache, Segment, ids_alone};
+pub(crate) use open::{PageCache, Segment, ids_alone};
 pub use rows::{RowLocation, RowMap, RowMapBuilder};
-pub use vectors::{ExactVectors, reader_options};
 
-pub(crate) use vectors::similarity;
+pub(crate) use vectors::{reader_options, similarity};

@@ -22,7 +22,7 @@ use crate::rerank::{Address, Records};
 const SCAN_PAGES: u32 = 256;
 
 /// Segment that can be searched. Queries share it and keep it open.
-pub struct Segment {
+pub(crate) struct Segment {
     name: String,
     uuid: [u8; 16],
     settings: SegmentSettings,
@@ -49,7 +49,7 @@ struct SegmentPages {
 ///
 /// # Errors
 /// `DataLoss` if they are damaged too, or the file is another segment.
-pub fn ids_alone(file: &dyn Sealed, uuid: [u8; 16], rows: u32) -> Result<SegmentIds> {
+pub(crate) fn ids_alone(file: &dyn Sealed, uuid: [u8; 16], rows: u32) -> Result<SegmentIds> {
     let contents = SegmentContents::read(file)?;
     if contents.superblock.uuid != uuid || contents.superblock.rows != u64::from(rows) {
         return Err(Error::data_loss("it is another segment"));
@@ -66,7 +66,7 @@ impl Segment {
     /// # Errors
     /// `DataLoss` with section and page if something is damaged, `FailedPrecondition` for a newer
     /// format, `ResourceExhausted` if it does not fit the budget.
-    pub fn open(file: Arc<dyn Sealed>, name: &str, budget: &Arc<MemoryBudget>) -> Result<Segment> {
+    pub(crate) fn open(file: Arc<dyn Sealed>, name: &str, budget: &Arc<MemoryBudget>) -> Result<Segment> {
         let held = budget.reserve(0, name)?;
         Segment::open_with(file, name, held)
     }
@@ -75,7 +75,7 @@ impl Segment {
     ///
     /// # Errors
     /// As [`Segment::open`].
-    pub fn open_with(file: Arc<dyn Sealed>, name: &str, held: BudgetReservation) -> Result<Segment> {
+    pub(crate) fn open_with(file: Arc<dyn Sealed>, name: &str, held: BudgetReservation) -> Result<Segment> {
         Segment::read(file, name, held).map_err(|error| error.context(name))
     }
 
@@ -123,37 +123,37 @@ impl Segment {
     }
 
     /// Returns the name of the file.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the UUID, which does not depend on the file's name.
-    pub fn uuid(&self) -> [u8; 16] {
+    pub(crate) fn uuid(&self) -> [u8; 16] {
         self.uuid
     }
 
     /// Returns the shape of the rows.
-    pub fn settings(&self) -> &SegmentSettings {
+    pub(crate) fn settings(&self) -> &SegmentSettings {
         &self.settings
     }
 
     /// Returns the number of rows, including deleted ones.
-    pub fn rows(&self) -> u32 {
+    pub(crate) fn rows(&self) -> u32 {
         self.rows
     }
 
     /// Returns the coarse index.
-    pub fn index(&self) -> &dyn Coarse {
+    pub(crate) fn index(&self) -> &dyn Coarse {
         &*self.index
     }
 
     /// Returns the map of rows and ids.
-    pub fn ids(&self) -> &SegmentIds {
+    pub(crate) fn ids(&self) -> &SegmentIds {
         &self.ids
     }
 
     /// Returns the bytes of memory, including the maximum of its deletes.
-    pub fn memory_bytes(&self) -> u64 {
+    pub(crate) fn memory_bytes(&self) -> u64 {
         self.index.memory_bytes()
             + self.ids.memory_bytes()
             + self.records.map.memory_bytes()
@@ -164,7 +164,7 @@ impl Segment {
 
     /// Returns exact scores of its rows, read through `reader`, which [`super::reader_options`]
     /// describes.
-    pub fn exact<'a>(&'a self, reader: &'a mut dyn Reader) -> ExactVectors<'a> {
+    pub(crate) fn exact<'a>(&'a self, reader: &'a mut dyn Reader) -> ExactVectors<'a> {
         ExactVectors::new(&self.vectors, &self.file, reader)
     }
 
@@ -172,7 +172,7 @@ impl Segment {
     ///
     /// # Errors
     /// `NotFound` beyond the last row; `DataLoss` for a damaged page, which is remembered.
-    pub fn vector(&self, row: u32, out: &mut Vec<f32>) -> Result<()> {
+    pub(crate) fn vector(&self, row: u32, out: &mut Vec<f32>) -> Result<()> {
         self.vectors.one(&*self.file, row, out)
     }
 
@@ -181,7 +181,7 @@ impl Segment {
     ///
     /// # Errors
     /// As [`Segment::vector`]; the error of `step`.
-    pub fn vectors(&self, step: IoStep<'_>, each: &mut dyn FnMut(u32, &[f32])) -> Result<()> {
+    pub(crate) fn vectors(&self, step: IoStep<'_>, each: &mut dyn FnMut(u32, &[f32])) -> Result<()> {
         self.vectors.all(&*self.file, step, each)
     }
 
@@ -189,7 +189,7 @@ impl Segment {
     ///
     /// # Errors
     /// As [`Segment::vector`].
-    pub fn record(&self, row: u32, cache: &mut PageCache, out: &mut Vec<u8>) -> Result<()> {
+    pub(crate) fn record(&self, row: u32, cache: &mut PageCache, out: &mut Vec<u8>) -> Result<()> {
         self.records.one(&*self.file, row, cache, out)
     }
 
@@ -197,7 +197,7 @@ impl Segment {
     ///
     /// # Errors
     /// As [`Segment::vector`].
-    pub fn payload(&self, row: u32, cache: &mut PageCache, out: &mut Vec<u8>) -> Result<()> {
+    pub(crate) fn payload(&self, row: u32, cache: &mut PageCache, out: &mut Vec<u8>) -> Result<()> {
         self.payloads.one(&*self.file, row, cache, out)
     }
 
@@ -206,28 +206,23 @@ impl Segment {
     ///
     /// # Errors
     /// The error of the medium if it cannot be read at all.
-    pub fn payloads(&self, each: &mut dyn FnMut(u32, &[u8])) -> Result<u32> {
+    pub(crate) fn payloads(&self, each: &mut dyn FnMut(u32, &[u8])) -> Result<u32> {
         self.payloads.all(&*self.file, each)
     }
 
-    /// Returns the bytes of all record pages.
-    pub fn record_bytes(&self) -> u64 {
-        u64::from(self.records.map.pages()) * PAGE_BYTES as u64
-    }
-
     /// Returns the length of the file.
-    pub fn file_bytes(&self) -> u64 {
+    pub(crate) fn file_bytes(&self) -> u64 {
         self.file.bytes()
     }
 
     /// Returns the damage found so far. The segment is served without it.
-    pub fn damaged(&self) -> Vec<Quarantined> {
+    pub(crate) fn damaged(&self) -> Vec<Quarantined> {
         self.damaged.list()
     }
 
     /// Records that the page at `offset` of the file is damaged, found by a reader outside of the
     /// segment.
-    pub fn note_page(&self, offset: u64, reason: &str) {
+    pub(crate) fn note_page(&self, offset: u64, reason: &str) {
         let _ = self.damaged.page(offset / PAGE_BYTES as u64, reason);
     }
 }
@@ -379,7 +374,7 @@ impl SegmentPages {
 
 /// Recently read pages, so that neighbouring rows cost one read. For one thread.
 #[derive(Debug)]
-pub struct PageCache {
+pub(crate) struct PageCache {
     places: Vec<Option<CachedPage>>,
 }
 
@@ -392,7 +387,7 @@ struct CachedPage {
 
 impl PageCache {
     /// Creates a cache of so many runs of pages.
-    pub fn new(places: usize) -> PageCache {
+    pub(crate) fn new(places: usize) -> PageCache {
         PageCache { places: vec![None; places.max(1)] }
     }
 

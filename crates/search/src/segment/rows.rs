@@ -188,7 +188,7 @@ impl RowMap {
     }
 
     /// Returns the rows whose records start in the run that holds `page`.
-    pub fn rows_of_page(&self, page: u32) -> std::ops::Range<u32> {
+    pub(crate) fn rows_of_page(&self, page: u32) -> std::ops::Range<u32> {
         let run = match self.first_pages.is_empty() {
             true => page as usize,
             false => self.first_pages.partition_point(|&first| first <= page).wrapping_sub(1),
@@ -220,7 +220,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
         #[test]
-        fn every_row_is_found_where_it_was_put(
+        fn every_row_is_located(
             lengths in prop::collection::vec(prop_oneof![8 => 0_usize..600, 1 => 3000_usize..20_000], 0..400),
         ) {
             let mut packer = Packer::new();
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn short_records_cost_next_to_nothing() {
+    fn short_records_take_half_a_byte() {
         let mut builder = RowMapBuilder::default();
         for row in 0..1000_u32 {
             builder.push(Placed { page: row / 10, pages: 1, slot: (row % 10) as u16 }).unwrap();

@@ -168,13 +168,13 @@ impl Vectors {
 }
 
 /// Returns the reader options for vectors of `dims` values in any format.
-pub fn reader_options(dims: usize) -> ReaderOptions {
+pub(crate) fn reader_options(dims: usize) -> ReaderOptions {
     ReaderOptions { depth: DEPTH, read_bytes_max: (dims * 4).next_multiple_of(PAGE_BYTES) + PAGE_BYTES }
 }
 
 /// Exact scores of one segment's rows, for one thread. Rows whose vectors cannot be read score
 /// minus infinity and are counted.
-pub struct ExactVectors<'a> {
+pub(crate) struct ExactVectors<'a> {
     vectors: &'a Vectors,
     file: &'a Arc<dyn Sealed>,
     reader: RefCell<&'a mut dyn Reader>,
@@ -198,13 +198,8 @@ impl<'a> ExactVectors<'a> {
     }
 
     /// Returns the number of rows that could not be scored.
-    pub fn lost(&self) -> u64 {
+    pub(crate) fn lost(&self) -> u64 {
         self.lost.get()
-    }
-
-    /// Returns the error of the first of them.
-    pub fn error(&self) -> Option<Error> {
-        self.error.borrow().clone()
     }
 
     fn lose(&self, rows: usize, error: Error) {

@@ -1,4 +1,4 @@
-//! Other names of collections: changed all or none, and going over from one collection to another under writers.
+//! Aliases: changed all or none, and switched between collections under concurrent writes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -33,7 +33,7 @@ fn aliases_change_all_or_none_and_survive() {
 }
 
 #[test]
-fn a_change_of_aliases_waits_for_a_write_as_long_as_it_may() {
+fn an_alias_change_waits_for_writes() {
     let directory = tempfile::tempdir().unwrap();
     let registry =
         open_with(RegistryOptions { alias_wait_max: Duration::from_millis(20), ..options(directory.path()) });
@@ -43,19 +43,20 @@ fn a_change_of_aliases_waits_for_a_write_as_long_as_it_may() {
     let refused = registry.change_aliases(&change).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
     assert!(refused.retry_after().is_some() && registry.aliases().is_empty());
-    // It has left nothing that would keep others out.
+    // The failed change left no lock behind.
     put(&registry.writing("one").unwrap(), &[got(id(1), 1)]).unwrap();
     drop(writing);
     registry.change_aliases(&change).unwrap();
     assert_eq!(registry.get("now").unwrap().name(), "one");
 }
 
-/// Two threads write under an alias while it goes over to a copy: each write that was acknowledged is in the copy, or was
-/// made after the switch.
+/// Two threads write under an alias while it switches to a copy. Each acknowledged write is in the
+/// copy, or was made after the switch.
 #[test]
-fn an_alias_goes_over_without_losing_a_write() {
+fn an_alias_switch_loses_no_write() {
     const BURST: u64 = 3;
-    /// After so many they wait for the switch, which may never find a quiet moment on a slow machine otherwise.
+    /// After this many bursts the writers wait for the switch, which might never find a quiet
+    /// moment on a slow machine.
     const BURSTS: u64 = 20;
     let directory = tempfile::tempdir().unwrap();
     let registry = open(directory.path());
@@ -111,14 +112,14 @@ fn ids(named: &NamedCollection) -> Vec<PointId> {
 }
 
 #[test]
-fn an_alias_of_a_collection_that_is_gone_does_not_come_back() {
+fn aliases_of_removed_collections_stay_removed() {
     let directory = tempfile::tempdir().unwrap();
     let registry = open(directory.path());
     registry.create("two", settings()).unwrap();
     let change = [AliasChange::Create { alias: "now".into(), collection: "two".into() }];
     registry.change_aliases(&change).unwrap();
     drop(registry);
-    // The power was lost between the removal of the collection and that of its aliases.
+    // Power was lost between the removal of the collection and that of its aliases.
     let written = std::fs::read(directory.path().join(".aliases")).unwrap();
     std::fs::remove_dir_all(directory.path().join("two")).unwrap();
     let registry = open(directory.path());
@@ -130,7 +131,7 @@ fn an_alias_of_a_collection_that_is_gone_does_not_come_back() {
     assert!(registry.aliases().is_empty());
     assert_eq!(registry.get("now").unwrap().name(), "now");
     drop(registry);
-    // Nor does it hide the collection where the file says so.
+    // It does not hide a collection of the same name either.
     std::fs::write(directory.path().join(".aliases"), written).unwrap();
     let registry = open(directory.path());
     assert_eq!(registry.get("now").unwrap().name(), "now");

@@ -1,23 +1,30 @@
-//! What every coarse index promises, held against a naive comparison with every row.
+//! Every coarse index against a comparison with every row.
 
 use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use search::coarse::{
     BuildThreads, BuiltIndex, CoarseBuild, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, DenseVectors,
-    HITS_MAX, Metric, ScanParams, build, kmeans::RandomDraws, open,
+    HITS_MAX, Metric, ScanParams, build, open,
 };
 use search::filter::RowSet;
 
+use crate::points::mix;
+
 const KINDS: [CoarseKind; 3] = [CoarseKind::Flat, CoarseKind::Rabitq, CoarseKind::IvfPq];
 const METRICS: [Metric; 3] = [Metric::Cosine, Metric::Dot, Metric::L2];
-/// Looks everywhere and compares as much as it may.
+/// Scans everything and compares as much as allowed.
 const EVERYTHING: ScanParams = ScanParams { probes: usize::MAX, refine: HITS_MAX };
 
-/// Vectors around a few centres, with a mean that is not zero.
+/// Returns vectors around a few centres, with a mean that is not zero.
 fn vectors(rows: usize, dims: usize, seed: u64) -> Vec<f32> {
-    let mut draw = RandomDraws::new(seed);
-    let mut value = || (0..4).map(|_| draw.below(1000) as f32 / 1000.0 - 0.5).sum::<f32>();
+    let mut state = seed;
+    let mut draw = |end: usize| {
+        let bits = mix(state);
+        state = state.wrapping_add(1);
+        ((u128::from(bits) * end as u128) >> 64) as usize
+    };
+    let mut value = || (0..4).map(|_| draw(1000) as f32 / 1000.0 - 0.5).sum::<f32>();
     let centres: Vec<f32> = (0..8 * dims).map(|_| 2.0 * value() + 0.3).collect();
     (0..rows)
         .flat_map(|row| (0..dims).map(|dim| (row, dim)).collect::<Vec<_>>())
@@ -61,7 +68,7 @@ impl Scene {
         &self.vectors[self.built.order[row as usize] as usize * self.dims..][..self.dims]
     }
 
-    /// The best `k` rows among those allowed, by comparing all.
+    /// Returns the best `k` allowed rows by comparing all.
     fn naive(&self, query: &[f32], k: usize, allow: Option<&RowSet>) -> Vec<CoarseHit> {
         let rows = (0..self.built.index.rows()).filter(|row| allow.is_none_or(|allow| allow.contains(*row)));
         let mut hits: Vec<CoarseHit> =
@@ -100,7 +107,7 @@ fn close(one: f32, other: f32) -> bool {
     (one - other).abs() <= 1e-3 * (1.0 + one.abs())
 }
 
-/// Checks every kind of index with every metric; they are built once for all tests.
+/// Checks every kind of index with every metric. Indexes are built once for all tests.
 fn each(mut check: impl FnMut(&Scene, CoarseKind)) {
     static SCENES: OnceLock<Vec<(CoarseKind, Scene)>> = OnceLock::new();
     let all = || KINDS.into_iter().flat_map(|kind| METRICS.map(|metric| (kind, metric)));
@@ -109,7 +116,7 @@ fn each(mut check: impl FnMut(&Scene, CoarseKind)) {
     scenes.iter().for_each(|(kind, scene)| check(scene, *kind));
 }
 
-/// The share of the best rows that were found, counting rows as good as the worst of the best.
+/// Returns the share of the best rows that were found. Rows as good as the worst of the best count.
 fn recall(hits: &[CoarseHit], naive: &[CoarseHit]) -> f32 {
     let worst = naive.last().map_or(f32::INFINITY, |hit| hit.score);
     let found = hits.iter().filter(|hit| hit.score >= worst || close(hit.score, worst)).count();
@@ -117,7 +124,7 @@ fn recall(hits: &[CoarseHit], naive: &[CoarseHit]) -> f32 {
 }
 
 #[test]
-fn the_order_is_a_permutation_and_sizes_are_told() {
+fn the_order_is_a_permutation() {
     each(|scene, kind| {
         let mut order = scene.built.order.clone();
         order.sort_unstable();
@@ -131,7 +138,7 @@ fn the_order_is_a_permutation_and_sizes_are_told() {
 }
 
 #[test]
-fn looking_everywhere_finds_the_nearest_with_exact_scores() {
+fn a_full_scan_finds_the_nearest() {
     each(|scene, kind| {
         let mut total = 0.0;
         for seed in 0..10 {
@@ -150,7 +157,7 @@ fn looking_everywhere_finds_the_nearest_with_exact_scores() {
 }
 
 #[test]
-fn a_row_finds_itself_and_scores_are_near_without_exact_vectors() {
+fn a_row_finds_itself_by_codes() {
     each(|scene, kind| {
         if scene.metric == Metric::Dot {
             return;
@@ -172,7 +179,7 @@ fn a_row_finds_itself_and_scores_are_near_without_exact_vectors() {
 }
 
 #[test]
-fn only_allowed_rows_are_found_and_as_many_as_asked_for() {
+fn filters_return_k_allowed_rows() {
     each(|scene, kind| {
         let query = &vectors(1, scene.dims, 9)[..];
         for every in [1, 3, 50, 599] {
@@ -181,7 +188,7 @@ fn only_allowed_rows_are_found_and_as_many_as_asked_for() {
             assert!(hits.iter().all(|hit| allow.contains(hit.row)), "{kind:?}");
             assert_eq!(hits.len(), 10.min(allow.count() as usize), "{kind:?} {every}");
             assert!(recall(&hits, &scene.naive(query, 10, Some(&allow))) >= 0.9, "{kind:?} {every}");
-            // With the index's own choice the number must be right as well.
+            // The number must be right with measured settings as well.
             let hits = scene.search(query, 10, ScanParams::default(), Some(&allow), true);
             assert_eq!(hits.len(), 10.min(allow.count() as usize), "{kind:?} {every}");
         }
@@ -190,7 +197,7 @@ fn only_allowed_rows_are_found_and_as_many_as_asked_for() {
 }
 
 #[test]
-fn an_index_opened_again_gives_the_same_answers() {
+fn a_reopened_index_gives_equal_results() {
     each(|scene, kind| {
         let index = &scene.built.index;
         let sections = index.sections();
@@ -211,7 +218,7 @@ fn an_index_opened_again_gives_the_same_answers() {
     });
 }
 
-/// Counts the rows that are asked for.
+/// Counts the rows that are compared exactly.
 struct Counted<'a>(&'a DenseVectors, std::cell::Cell<usize>);
 
 impl search::coarse::Exact for Counted<'_> {
@@ -222,7 +229,7 @@ impl search::coarse::Exact for Counted<'_> {
 }
 
 #[test]
-fn what_cannot_reach_the_floor_is_not_read_and_what_does_is_found() {
+fn the_floor_saves_exact_comparisons() {
     each(|scene, kind| {
         let exact = scene.exact();
         let index = &scene.built.index;
@@ -251,7 +258,7 @@ fn what_cannot_reach_the_floor_is_not_read_and_what_does_is_found() {
             assert_eq!(reaching(some), all[..3].to_vec(), "{kind:?} {:?}", scene.metric);
             reads.iter_mut().zip([without, with, beyond]).for_each(|(sum, reads)| *sum += reads);
         }
-        // One byte a value, or a bound, says enough of most rows.
+        // One byte per value, or a bound, decides most rows.
         let [without, with, beyond] = reads;
         match kind {
             CoarseKind::Flat => assert_eq!(without, with),
@@ -264,7 +271,7 @@ fn what_cannot_reach_the_floor_is_not_read_and_what_does_is_found() {
 }
 
 #[test]
-fn several_queries_at_once_answer_as_one_by_one() {
+fn search_many_equals_single_searches() {
     each(|scene, kind| {
         let queries = vectors(20, scene.dims, 10);
         let exact = scene.exact();
@@ -283,7 +290,7 @@ fn several_queries_at_once_answer_as_one_by_one() {
 }
 
 #[test]
-fn wrong_queries_are_refused_and_few_rows_are_no_trouble() {
+fn invalid_queries_and_tiny_indexes() {
     for kind in KINDS {
         for rows in [0, 1, 2, 11, 33] {
             let scene = Scene::new(kind, Metric::Cosine, rows, 9);
@@ -304,7 +311,7 @@ fn wrong_queries_are_refused_and_few_rows_are_no_trouble() {
 }
 
 #[test]
-fn equal_and_zero_vectors_are_no_trouble() {
+fn equal_and_zero_vectors() {
     for kind in KINDS {
         for metric in METRICS {
             let mut same = vec![0.25; 100 * 16];
@@ -353,7 +360,7 @@ fn the_number_of_threads_changes_nothing() {
 
 type Sections = Vec<(u32, Vec<u8>)>;
 
-/// Sections of each kind of index, made once.
+/// Returns the sections of each kind of index, built once.
 fn stored() -> &'static [Sections] {
     static STORED: OnceLock<Vec<Sections>> = OnceLock::new();
     STORED.get_or_init(|| {
@@ -368,7 +375,7 @@ fn stored() -> &'static [Sections] {
 
 proptest! {
     #[test]
-    fn damaged_sections_are_refused_or_searched_without_a_panic(
+    fn damaged_sections_never_panic(
         kind in 0_usize..3, section in 0_usize..12, at: prop::sample::Index, byte: u8, cut in prop::option::of(0_usize..9),
     ) {
         let mut sections = stored()[kind].clone();
@@ -395,7 +402,7 @@ proptest! {
 }
 
 #[test]
-fn the_shortest_and_the_longest_vectors_are_indexed_and_opened() {
+fn extreme_vectors_are_indexed() {
     const ROWS: usize = 2100;
     for (metric, value) in [
         (Metric::Cosine, 1e-40_f32),

@@ -1,4 +1,5 @@
-//! Collections against a map: whatever is written, sealed, merged and reopened, and whenever the power fails.
+//! Collections against a map, for any sequence of writes, flushes, merges and reopens, and any
+//! moment of a power loss.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,13 +15,13 @@ use crate::points::{
     Model, Sum, TIMEOUT, limits, memory_medium, open, options, point, ranked, shared, stored,
 };
 
-/// Ids that are used.
+/// Ids in use.
 const IDS: u64 = 48;
 
 #[derive(Clone, Debug)]
 enum Step {
     Upsert(u64),
-    /// Several with one flush; some hundreds do not fit in memory, so that sealing goes on before the flush.
+    /// Several points per sync; a few hundred do not fit in memory, so a flush comes first.
     Many(u64, u64),
     Delete(u64),
     Flush,
@@ -42,13 +43,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A collection and what it should hold. Where a change was not acknowledged, an id may have one of several states.
+/// Collection and its expected content. An id may have one of several states if a change was not
+/// acknowledged.
 struct Subject {
     collection: Option<Collection>,
     medium: Arc<dyn Medium>,
-    /// Where the power may fail: the same medium.
+    /// The same medium, if power may fail.
     fault: Option<Arc<FaultMedium>>,
-    /// By id: the versions that may be there, `None` for no point.
+    /// Versions allowed by id; `None` for no point.
     allowed: BTreeMap<u64, Vec<Option<u64>>>,
     version: u64,
 }
@@ -60,7 +62,7 @@ impl Subject {
         Subject { collection, medium, fault: None, allowed, version: 0 }
     }
 
-    /// Does a step; false once the medium has failed.
+    /// Runs a step. Returns false once the medium has failed.
     fn step(&mut self, step: &Step) -> bool {
         let Some(collection) = &self.collection else { return false };
         match *step {
@@ -79,7 +81,8 @@ impl Subject {
                 self.collection.as_ref().is_some_and(|collection| collection.wait_open(TIMEOUT))
             }
             Step::CollectionQuery(seed) => {
-                // A failure may have hit something that costs nothing, such as removing a file. Now nothing is readable.
+                // The failure may have hit an optional operation such as removing a file. Now
+                // nothing is readable.
                 let on = self.fault.as_ref().is_none_or(|fault| !fault.crashed());
                 if on {
                     self.check_queries(seed);
@@ -118,7 +121,8 @@ impl Subject {
         acknowledged.is_ok()
     }
 
-    /// Every id has one of the states it may have, with the right content; from now on it has that one.
+    /// Checks that every id has an allowed state with the right content, and narrows it to that
+    /// state.
     fn check(&mut self) {
         let collection = self.collection.as_ref().unwrap();
         let mut there = 0;
@@ -142,7 +146,7 @@ impl Subject {
         newest.map(|(id, version)| (id, stored(id, version))).collect()
     }
 
-    /// Queries give what a look at every point gives.
+    /// Checks queries against a comparison with every point.
     fn check_queries(&self, seed: u64) {
         let collection = self.collection.as_ref().unwrap();
         let model = self.model();
@@ -161,7 +165,7 @@ impl Subject {
         let scorer = Sum(seed);
         let query = CollectionQuery { k: 5, candidates: 12, ..query };
         let found = collection.search(&mut thread, &query, &scorer).unwrap();
-        // Records without content score the same, and which of those come first is not said.
+        // Empty records have equal scores in any order.
         let mut best: Vec<f32> = wanted.iter().take(12).map(|(point, _)| scorer.of(&point.record)).collect();
         best.sort_by(|a, b| b.total_cmp(a));
         best.truncate(5);
@@ -181,7 +185,7 @@ impl Subject {
         self.check_facet(&clause);
     }
 
-    /// Values are counted as a look at every payload counts them.
+    /// Checks facets against a count of every payload.
     fn check_facet(&self, clause: &Filter) {
         let collection = self.collection.as_ref().unwrap();
         let model = self.model();
@@ -223,7 +227,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_acknowledged_survives_a_loss_of_power(
+    fn acknowledged_writes_survive_a_power_loss(
         steps in prop::collection::vec(step(), 1..60),
         moments in prop::collection::vec(any::<prop::sample::Index>(), 3),
         seed in any::<u64>(),
@@ -241,7 +245,7 @@ proptest! {
     }
 }
 
-/// Runs steps until the power fails at the `moment`-th operation, then looks at what is left.
+/// Runs steps until power fails at the `moment`-th operation, then checks the rest.
 fn crash(steps: &[Step], moment: u64, seed: u64) {
     let plan = FaultPlan { seed, crash_at: Some(moment), ..FaultPlan::default() };
     let fault = Arc::new(FaultMedium::new(memory_medium(), plan).unwrap());
@@ -259,14 +263,14 @@ fn crash(steps: &[Step], moment: u64, seed: u64) {
     subject.collection = Some(open(&subject.medium, options()));
     subject.check();
     subject.check_queries(seed);
-    // And it goes on as if nothing had been.
+    // The collection works again.
     for step in [Step::Upsert(1), Step::Flush, Step::Merge, Step::Delete(1), Step::Reopen] {
         assert!(subject.step(&step), "{step:?} after a crash at {moment}");
     }
     subject.check();
 }
 
-/// Every moment of a short life with everything in it.
+/// Every moment of a short life with all kinds of steps.
 #[test]
 fn the_power_may_fail_at_any_moment() {
     let mut steps: Vec<Step> = Vec::new();
@@ -288,7 +292,7 @@ fn the_power_may_fail_at_any_moment() {
     assert!(subject.collection.as_ref().unwrap().status().segments.len() >= 2);
     drop(subject);
     let operations = fault.operations();
-    // Every one takes too long without optimisation; each run of the suite takes others.
+    // All moments take too long without optimisation, so each run of the suite takes others.
     let start = u64::from(std::process::id()) % 5;
     for moment in (1 + start..=operations).step_by(5) {
         crash(&steps, moment, moment);
@@ -296,7 +300,7 @@ fn the_power_may_fail_at_any_moment() {
 }
 
 #[test]
-fn writers_searchers_seals_and_merges_at_once() {
+fn concurrent_writes_searches_flushes_and_merges() {
     let options = CollectionOptions {
         background: true,
         merging: Merging { fan_in: 2, ..Merging::default() },
@@ -332,7 +336,7 @@ fn writers_searchers_seals_and_merges_at_once() {
                     for version in 0..versions {
                         for id in (writer * 10)..(writer * 10 + 10) {
                             collection.upsert(point(&stored(id, version))).unwrap();
-                            // The writer finds its own change, whatever is under way.
+                            // A writer reads its own change at any time.
                             assert_eq!(collection.get(id).unwrap(), Some(stored(id, version)));
                         }
                         collection.delete(writer * 10 + version % 10).unwrap();

@@ -1,4 +1,5 @@
-//! Every page of every file of a collection with a flipped bit: what is damaged is named and not served, the rest is.
+//! A flipped bit in every page of every file: damaged data is reported and not served, and the rest
+//! is.
 
 use std::sync::Arc;
 
@@ -14,7 +15,8 @@ use crate::points::{
 
 type Files = Vec<(String, Vec<u8>)>;
 
-/// A collection with two segments, deletes, and unsealed points; its files, and what it holds.
+/// Returns the files and the content of a collection with two segments, deletes, and unflushed
+/// points.
 fn subject() -> (Files, Model) {
     let medium = memory_medium();
     let collection = open(&medium, options());
@@ -53,7 +55,7 @@ fn write(files: &Files) -> Arc<dyn Medium> {
     medium
 }
 
-/// How many points each kind of look-up did not find.
+/// Points that each kind of look-up did not find.
 #[derive(Debug, Default, PartialEq)]
 struct Lost {
     got: usize,
@@ -61,7 +63,7 @@ struct Lost {
     searched: usize,
 }
 
-/// Looks at everything. Whatever is found is right; what is not found is admitted.
+/// Reads everything. Every result is right, and missing points are reported.
 fn look(collection: &Collection, model: &Model) -> Lost {
     let mut lost = Lost::default();
     for id in 0..160 {
@@ -80,7 +82,7 @@ fn look(collection: &Collection, model: &Model) -> Lost {
     let right = ranked(model, &like.embedding);
     let mut wanted = right.iter().map(|(point, _)| point.id);
     for hit in &nearest.hits {
-        // In the same order as all would be, with some left out.
+        // In the order of all points, with some missing.
         assert!(wanted.any(|id| id == hit.id), "{hit:?}");
         assert!((hit.score + distance(&like.embedding, &model[&hit.id])).abs() < 1e-3);
     }
@@ -109,7 +111,7 @@ fn look(collection: &Collection, model: &Model) -> Lost {
     lost
 }
 
-/// One flipped bit; whether anything was lost by it.
+/// Flips one bit. Returns true if data was lost.
 fn flip(files: &Files, model: &Model, which: usize, place: usize) -> bool {
     let name = &files[which].0;
     let page = (place / PAGE_BYTES) as u64;
@@ -120,7 +122,7 @@ fn flip(files: &Files, model: &Model, which: usize, place: usize) -> bool {
     assert!(collection.wait_open(TIMEOUT));
     let lost = look(&collection, model);
     if lost == Lost::default() {
-        // Of a log there are bytes that cost no change; that they are damaged is told all the same.
+        // Some bytes of a log lose no change; their damage is reported all the same.
         return name.starts_with("log-") && !collection.status().mended.is_empty();
     }
     let status = collection.status();
@@ -129,14 +131,14 @@ fn flip(files: &Files, model: &Model, which: usize, place: usize) -> bool {
     let by_name = status.quarantined.iter().find(|what| what.reason.contains(name.as_str()));
     let named = of_file.or(by_name).unwrap_or_else(|| panic!("{name} page {page}: {:?}", status.quarantined));
     if let Some(found) = named.page {
-        // A record of several pages is named by its first.
+        // A record of several pages is reported by its first.
         assert!(found <= page && page <= found + 3, "{name} page {page}: {named}");
     }
     true
 }
 
 #[test]
-fn every_page_of_every_file_with_a_flipped_bit() {
+fn a_flipped_bit_in_any_page_of_any_file() {
     let (files, model) = subject();
     let sound = open(&write(&files), options());
     assert_eq!(look(&sound, &model), Lost::default());
@@ -145,13 +147,13 @@ fn every_page_of_every_file_with_a_flipped_bit() {
     let mut missed = 0;
     for (which, (name, bytes)) in files.iter().enumerate() {
         for start in (0..bytes.len()).step_by(PAGE_BYTES) {
-            // Every section starts on a page, so this hits what is stored, not what fills the page up.
+            // Every section starts on a page, so this hits data and not padding.
             let lost = flip(&files, &model, which, (start + start / PAGE_BYTES % 8).min(bytes.len() - 1));
             if name.starts_with("segment-") {
                 segments += 1;
                 missed += u32::from(!lost);
             } else {
-                // Of the manifest, its list and the watermark there are two.
+                // The manifest, its list and the watermark have two copies.
                 let twice = name.starts_with("list-") || name == "manifest" || name == "watermark";
                 assert!(lost != twice, "{name} at {start}: {lost}");
             }
@@ -165,12 +167,12 @@ fn every_page_of_every_file_with_a_flipped_bit() {
             }
         }
     }
-    // Only a page of nothing but deleted points costs nothing.
+    // Only a page of deleted points loses nothing.
     assert!(segments > 60 && missed * 20 < segments, "{missed} damaged pages of {segments} were not seen");
 }
 
 #[test]
-fn a_lost_segment_costs_itself_and_what_changes_meanwhile_is_remembered() {
+fn a_lost_segment_keeps_its_pending_deletes() {
     let (files, model) = subject();
     let segments: Vec<usize> = (0..files.len()).filter(|&at| files[at].0.starts_with("segment-")).collect();
     let mut damaged = files.clone();
@@ -188,7 +190,7 @@ fn a_lost_segment_costs_itself_and_what_changes_meanwhile_is_remembered() {
     collection.flush().unwrap();
     collection.upsert(point(&stored(9, 5))).unwrap();
     drop(collection);
-    // Mended from a copy, it has forgotten them.
+    // Restored from a copy, it has lost the deleted points.
     let mut writer = medium.reopen(&name).unwrap();
     writer.write_at(0, &files[segments[0]].1).unwrap();
     writer.persist().unwrap();
@@ -203,7 +205,7 @@ fn a_lost_segment_costs_itself_and_what_changes_meanwhile_is_remembered() {
         assert!(!collection.status().partial);
         collection.flush().unwrap();
     }
-    // Or it is given up.
+    // Or it is abandoned.
     let medium = write(&damaged);
     let collection = open(&medium, options());
     assert_eq!(collection.abandon("segment-000000000999").unwrap_err().kind(), ErrorKind::NotFound);
@@ -230,7 +232,7 @@ fn named(medium: &Arc<dyn Medium>, kind: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_sector_of_a_log_costs_what_is_on_it_and_the_log_is_kept() {
+fn a_bad_sector_of_a_log_loses_only_its_changes() {
     const POINTS: u64 = 30;
     let inner = memory_medium();
     let collection = open(&inner, options());
@@ -270,7 +272,7 @@ fn a_sector_of_a_log_costs_what_is_on_it_and_the_log_is_kept() {
 }
 
 #[test]
-fn a_disk_that_fails_while_it_is_opened_takes_nothing_away() {
+fn disk_faults_during_open_lose_nothing() {
     const POINTS: u64 = 40;
     let medium = memory_medium();
     let collection = open(&medium, options());
@@ -278,7 +280,7 @@ fn a_disk_that_fails_while_it_is_opened_takes_nothing_away() {
     drop(collection);
     let files: Files =
         named(&medium, "").into_iter().map(|name| (name.clone(), medium.load(&name).unwrap())).collect();
-    // Of less than is in the log, so that opening has to seal as well.
+    // Less than the log holds, so that opening has to flush.
     let small = CollectionOptions { memtable_bytes: 4 << 10, ..options() };
     let mut refused = (0, 0);
     for at in 1..30 {
@@ -302,7 +304,7 @@ fn a_disk_that_fails_while_it_is_opened_takes_nothing_away() {
 }
 
 #[test]
-fn ids_that_wait_for_a_segment_are_not_forgotten_because_their_file_cannot_be_read() {
+fn unreadable_pending_deletes_are_kept() {
     let (files, mut model) = subject();
     let segment = files.iter().position(|(name, _)| name.starts_with("segment-")).unwrap();
     let mut damaged = files.clone();
@@ -318,7 +320,7 @@ fn ids_that_wait_for_a_segment_are_not_forgotten_because_their_file_cannot_be_re
     writer.write_at(0, &files[segment].1).unwrap();
     writer.persist().unwrap();
     drop(writer);
-    // While the ids cannot be read, others come.
+    // More pending deletes come while the first are unreadable.
     for id in [9, 11] {
         let collection = open(&faulty(&medium, unreadable(&waiting, 0)), options());
         assert_eq!(collection.get(12).unwrap_err().kind(), ErrorKind::DataLoss, "it is not served");
@@ -339,7 +341,7 @@ fn ids_that_wait_for_a_segment_are_not_forgotten_because_their_file_cannot_be_re
 }
 
 #[test]
-fn a_segment_whose_ids_can_be_read_casts_doubt_on_those_alone() {
+fn readable_ids_limit_the_doubt() {
     let (files, model) = subject();
     let segment = files.iter().position(|(name, _)| name.starts_with("segment-")).unwrap();
     let mut known = 0;
@@ -356,7 +358,7 @@ fn a_segment_whose_ids_can_be_read_casts_doubt_on_those_alone() {
         assert_eq!(collection.get(100_000).unwrap(), None);
         let lost: Vec<u64> = (0..160).filter(|&id| collection.get(id).is_err()).collect();
         assert!(lost.len() > 60 && lost.iter().all(|id| *id < 75), "{lost:?}");
-        // New points do not wait for a segment that never had them.
+        // New points do not depend on a segment that never had them.
         (200..210).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
         collection.flush().unwrap();
         assert!(named(&medium, "waiting-").is_empty());
@@ -365,7 +367,7 @@ fn a_segment_whose_ids_can_be_read_casts_doubt_on_those_alone() {
     assert!(known > 0);
 }
 
-/// Those of `ids` that were removed before.
+/// Counts the ids that were deleted before.
 fn deleted(ids: &[u64], model: &Model) -> u64 {
     ids.iter().filter(|id| !model.contains_key(id)).count() as u64
 }

@@ -1,4 +1,4 @@
-//! A disk that is full: nothing is left behind, nothing is lost, and what is stored is served.
+//! Full disks: nothing is left behind, nothing is lost, and stored points are served.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -26,7 +26,7 @@ fn names(medium: &dyn Medium) -> Vec<String> {
     medium.list().unwrap().into_iter().map(|(name, _)| name).collect()
 }
 
-/// Tries until it works: what the medium said of its space is kept for a moment.
+/// Retries until it works: a measurement of free space is kept for a moment.
 fn soon<T>(mut what: impl FnMut() -> Result<T>) -> T {
     let deadline = Instant::now() + TIMEOUT;
     loop {
@@ -39,10 +39,10 @@ fn soon<T>(mut what: impl FnMut() -> Result<T>) -> T {
 }
 
 #[test]
-fn a_refused_write_leaves_nothing_behind_and_the_next_one_works_once_there_is_room() {
+fn a_refused_write_leaves_nothing_behind() {
     let inner = memory_medium();
     let medium = full_medium(&inner, None);
-    // Without a reserve the disk is met when it is full.
+    // Without a reserve, writes fail when the disk is full.
     let options = CollectionOptions { disk_reserve: Some(0), ..options() };
     let collection = Collection::open(medium.clone(), options.clone(), shared()).unwrap();
     (0..10).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
@@ -69,7 +69,7 @@ fn a_refused_write_leaves_nothing_behind_and_the_next_one_works_once_there_is_ro
 }
 
 #[test]
-fn writes_are_refused_before_the_disk_is_full_and_sealing_still_has_room() {
+fn the_reserve_leaves_room_to_flush() {
     const RESERVE: u64 = 512 << 10;
     let inner = memory_medium();
     let medium = full_medium(&inner, Some(2 << 20));
@@ -90,7 +90,7 @@ fn writes_are_refused_before_the_disk_is_full_and_sealing_still_has_room() {
     let status = collection.status();
     assert!(status.low_disk.is_some() && status.disk_refused > 0 && !status.partial, "{status:?}");
     assert_eq!(status.write_error, None, "the log is whole");
-    // How room is made: removals and sealing go on.
+    // Deletes and flushes still work and make room.
     collection.delete(0).unwrap();
     collection.flush().unwrap();
     assert_eq!(collection.get(1).unwrap(), Some(stored(1, 1)));
@@ -101,14 +101,14 @@ fn writes_are_refused_before_the_disk_is_full_and_sealing_still_has_room() {
 }
 
 #[test]
-fn a_full_disk_at_the_start_is_read_at_once_and_written_to_once_there_is_room() {
+fn a_full_disk_is_readable_at_the_start() {
     let inner = memory_medium();
     let collection = open(&inner, options());
     (0..60).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
     collection.flush().unwrap();
     (0..20).for_each(|id| collection.upsert(point(&stored(id, 2))).unwrap());
     drop(collection);
-    // What versions before 0.2 left of refused writes, and half a header.
+    // Leftovers of refused writes in versions before 0.2, and half a header.
     for number in 1000..1500 {
         let mut writer = inner.create(&format!("log-{number:012}")).unwrap();
         writer.append(&vec![0; number % 64]).unwrap();
@@ -140,7 +140,7 @@ fn a_full_disk_at_the_start_is_read_at_once_and_written_to_once_there_is_room() 
 }
 
 #[test]
-fn a_merge_that_could_fill_the_disk_waits_for_room() {
+fn a_merge_waits_for_disk_space() {
     let inner = memory_medium();
     let medium = full_medium(&inner, Some(64 << 20));
     let collection = Collection::open(
@@ -164,7 +164,7 @@ fn a_merge_that_could_fill_the_disk_waits_for_room() {
     assert_eq!((collection.count(), collection.status().merge_error), (90, None));
 }
 
-/// On a small file system of its own, where the system lets tests mount one.
+/// Uses a small file system, if the system lets tests mount one.
 #[test]
 fn a_full_file_system_is_survived() {
     let directory = tempfile::tempdir().unwrap();
@@ -209,7 +209,7 @@ fn fill(root: &Path) {
 }
 
 #[test]
-fn no_collection_is_made_where_less_than_the_reserve_is_free() {
+fn creation_needs_the_disk_reserve() {
     let root = tempfile::tempdir().unwrap();
     let options = RegistryOptions {
         memory_bytes: 64 << 20,
@@ -228,7 +228,7 @@ fn no_collection_is_made_where_less_than_the_reserve_is_free() {
 }
 
 #[test]
-fn files_and_directories_are_not_for_other_users() {
+fn files_are_private_to_the_user() {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("collections");
     let options =

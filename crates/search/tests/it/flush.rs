@@ -1,4 +1,4 @@
-//! Sealing and merging beside writers: what changes meanwhile, who gives way to whom, and who waits.
+//! Flushes and merges beside writers: concurrent changes, escalation and write stalls.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use storage::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
 
 use crate::points::{Model, memory_medium, open, options, point, shared, stored};
 
-/// A medium that lets something happen when a segment begins to be written.
+/// Medium that runs a hook when a segment begins to be written.
 #[derive(Debug)]
 struct Meanwhile {
     inner: Arc<dyn Medium>,
@@ -70,7 +70,7 @@ impl Medium for Meanwhile {
 }
 
 #[test]
-fn what_changes_while_a_segment_is_written_is_not_undone_by_it() {
+fn changes_during_a_flush_or_merge_survive() {
     let medium = Arc::new(Meanwhile { inner: memory_medium(), happens: Mutex::default() });
     let collection = Arc::new(open(&(medium.clone() as Arc<dyn Medium>), options()));
     let mut model = Model::new();
@@ -79,7 +79,7 @@ fn what_changes_while_a_segment_is_written_is_not_undone_by_it() {
             collection.upsert(point(&stored(round * 10 + id, 1))).unwrap();
             model.insert(round * 10 + id, stored(round * 10 + id, 1));
         });
-        // While this round's points are sealed, one of them is replaced and one removed.
+        // While this round is flushed, one of its points is replaced and one deleted.
         let during = collection.clone();
         *medium.happens.lock().unwrap() = Some(Happens(Box::new(move || {
             during.upsert(point(&stored(round * 10, 2))).unwrap();
@@ -111,7 +111,7 @@ fn what_changes_while_a_segment_is_written_is_not_undone_by_it() {
 }
 
 #[test]
-fn sealing_that_gives_way_is_left_to_a_thread_that_hurries_where_writers_of_any_collection_wait() {
+fn write_stall_escalates_the_flush() {
     let memtable_bytes = options().memtable_bytes;
     let resources = Resources::new(MemoryBudget::new(64 << 20), memtable_bytes, Rate::unlimited()).unwrap();
     let opened = |medium: &Arc<dyn Medium>| {
@@ -125,7 +125,7 @@ fn sealing_that_gives_way_is_left_to_a_thread_that_hurries_where_writers_of_any_
     (0..8).for_each(|id| sealed.upsert(point(&stored(id, 1))).unwrap());
     sealed.freeze().unwrap();
     assert!(!sealed.flush_if_stalled().unwrap(), "nobody waits");
-    // Sealing one collection gets no further until a writer of the other one has waited for long.
+    // The flush of one collection is blocked until a writer of the other one has waited for long.
     let (blocked, blocks) = std::sync::mpsc::channel::<()>();
     let (begun, begins) = std::sync::mpsc::channel();
     *slow.happens.lock().unwrap() = Some(Happens(Box::new(move || {
@@ -158,10 +158,10 @@ fn sealing_that_gives_way_is_left_to_a_thread_that_hurries_where_writers_of_any_
 }
 
 #[test]
-fn who_does_not_wait_for_room_is_refused_at_once_and_hurries_nothing() {
+fn try_apply_never_waits_or_escalates() {
     let memtable_bytes = options().memtable_bytes;
     let resources = Resources::new(MemoryBudget::new(64 << 20), memtable_bytes, Rate::unlimited()).unwrap();
-    // Nobody seals by itself.
+    // No thread flushes.
     let collection = Collection::open_with(memory_medium(), options(), &resources, shared()).unwrap();
     collection.open_segments();
     let put = |id| {
@@ -176,7 +176,7 @@ fn who_does_not_wait_for_room_is_refused_at_once_and_hurries_nothing() {
         written
     };
     let written = fill(0);
-    // Longer than a writer who waits is patient.
+    // Longer than the wait after which flushes escalate.
     std::thread::sleep(Duration::from_millis(400));
     assert_eq!(put(written).unwrap_err().kind(), ErrorKind::ResourceExhausted);
     assert_eq!(resources.stall_stats(), search::collection::StallStats::default());
@@ -188,7 +188,7 @@ fn who_does_not_wait_for_room_is_refused_at_once_and_hurries_nothing() {
 }
 
 #[test]
-fn writers_who_are_faster_than_sealing_are_slowed_down_until_it_is_done() {
+fn fast_writers_are_slowed_down() {
     let memtable_bytes = options().memtable_bytes;
     let resources = Resources::new(MemoryBudget::new(64 << 20), memtable_bytes, Rate::unlimited()).unwrap();
     let collection = Collection::open_with(memory_medium(), options(), &resources, shared()).unwrap();
@@ -204,13 +204,13 @@ fn writers_who_are_faster_than_sealing_are_slowed_down_until_it_is_done() {
     collection.throttle();
     assert_eq!(resources.stall_stats().slowed, 0, "no part waits to be sealed");
     let written = fill(1);
-    // Sealing takes long, and someone waits for it.
+    // The flush takes long, and a writer waits for it.
     let waiting = collection.clone();
     let writer = std::thread::spawn(move || waiting.upsert(point(&stored(written, 1))).unwrap());
     std::thread::sleep(Duration::from_secs(2));
     assert!(collection.flush_if_stalled().unwrap());
     writer.join().unwrap();
-    // So a part that is nearly full beside one that waits must not go on filling for two seconds.
+    // A memtable that is nearly full beside a frozen one must not fill for two seconds.
     fill(written + 1);
     let paced = collection.clone();
     let slowed = std::thread::spawn(move || paced.throttle());
@@ -227,7 +227,7 @@ fn writers_who_are_faster_than_sealing_are_slowed_down_until_it_is_done() {
 }
 
 #[test]
-fn a_full_part_is_left_to_a_thread_that_hurries_after_a_while() {
+fn a_late_flush_is_escalated() {
     let collection = open(&memory_medium(), CollectionOptions { flush_wait: Duration::ZERO, ..options() });
     (0..8).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
     assert!(!collection.flush_if_stalled().unwrap(), "nothing is full");
@@ -238,7 +238,7 @@ fn a_full_part_is_left_to_a_thread_that_hurries_after_a_while() {
 }
 
 #[test]
-fn segments_that_pile_up_are_left_to_a_thread_that_hurries() {
+fn piled_up_segments_escalate_the_merge() {
     let medium = Arc::new(Meanwhile { inner: memory_medium(), happens: Mutex::default() });
     let collection = Arc::new(open(&(medium.clone() as Arc<dyn Medium>), options()));
     let grow = |rounds: std::ops::Range<u64>| {
@@ -250,12 +250,12 @@ fn segments_that_pile_up_are_left_to_a_thread_that_hurries() {
     grow(0..5);
     assert!(!collection.merge_if_behind().unwrap(), "5 are less than twice 3");
     grow(5..6);
-    // Merging that gives way is at work when another thread takes over.
+    // A paced merge is running when the escalated one takes over.
     let (send, hurries) = std::sync::mpsc::channel();
     let during = collection.clone();
     *medium.happens.lock().unwrap() = Some(Happens(Box::new(move || {
         send.send(std::thread::spawn(move || during.merge_if_behind())).unwrap();
-        // It says so and then waits for this thread to give up.
+        // It announces itself and waits until this thread ends.
         std::thread::sleep(Duration::from_millis(500));
     })));
     assert!(!collection.merge().unwrap());

@@ -1,4 +1,4 @@
-//! What a collection does not take or cannot do just now: memory that is used up, embeddings without an index, reads that fail.
+//! Limits: memory in use, embeddings without an index, failed reads.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use storage::{FaultMedium, FaultPlan, Medium, MediumKind, Reader, ReaderOptions,
 use crate::points::{DIMS, Model, TIMEOUT, limits, memory_medium, open, options, point, shared, stored};
 
 #[test]
-fn memory_is_never_exceeded_and_a_refusal_says_what_to_do() {
-    // Room for sealing, two parts, and little more: codes and ids of sealed points use it up.
+fn memory_is_never_exceeded() {
+    // Room for a flush, two memtables and little more, which codes and ids of segments use up.
     let options = CollectionOptions { memory_bytes: 5 * (64 << 10) + (5 << 20) + (160 << 10), ..options() };
     let medium = memory_medium();
     let collection = open(&medium, options.clone());
@@ -34,7 +34,7 @@ fn memory_is_never_exceeded_and_a_refusal_says_what_to_do() {
     assert!(collection.get(0).unwrap().is_some() && collection.get(written - 1).unwrap().is_some());
     collection.delete(0).unwrap();
     drop(collection);
-    // With more memory it goes on.
+    // With more memory it works again.
     let more = CollectionOptions { memory_bytes: 32 << 20, ..options };
     let collection = open(&medium, more);
     assert_eq!(collection.count(), written - 1);
@@ -42,7 +42,7 @@ fn memory_is_never_exceeded_and_a_refusal_says_what_to_do() {
 }
 
 #[test]
-fn what_can_never_be_written_is_refused() {
+fn invalid_points_are_refused() {
     let collection = open(&memory_medium(), options());
     let good = stored(1, 1);
     let refused = |point| collection.upsert(point).unwrap_err().kind();
@@ -73,7 +73,7 @@ fn what_can_never_be_written_is_refused() {
 }
 
 #[test]
-fn a_state_stays_as_it_was_while_everything_moves() {
+fn a_query_keeps_its_state() {
     let medium = memory_medium();
     let collection = open(&medium, options());
     for round in 0..4_u64 {
@@ -90,7 +90,7 @@ fn a_state_stays_as_it_was_while_everything_moves() {
 }
 
 #[test]
-fn an_embedding_that_no_index_can_be_made_of_is_refused() {
+fn extreme_embeddings_are_refused() {
     for (metric, embedding, fits) in [
         (Metric::Cosine, [1e-40, 0.0], false),
         (Metric::Cosine, [1e-25, 1e-25], false),
@@ -125,7 +125,7 @@ fn an_embedding_that_no_index_can_be_made_of_is_refused() {
 }
 
 #[test]
-fn what_is_set_aside_for_sealing_is_there_again_after_a_failure() {
+fn flush_memory_is_reserved_again_after_a_failure() {
     let memtable_bytes = options().memtable_bytes;
     let resources = Resources::new(MemoryBudget::new(64 << 20), memtable_bytes, Rate::unlimited()).unwrap();
     // Enough for a log and not for a segment.
@@ -147,18 +147,19 @@ fn what_is_set_aside_for_sealing_is_there_again_after_a_failure() {
 }
 
 #[test]
-fn a_segment_that_memory_has_no_room_for_is_opened_once_it_has() {
+fn a_segment_is_opened_once_memory_allows() {
     let medium = memory_medium();
     let collection = open(&medium, options());
     (0..40).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
     collection.flush().unwrap();
     drop(collection);
+    let budget = MemoryBudget::new(64 << 20);
     let resources =
-        Resources::new(MemoryBudget::new(64 << 20), options().memtable_bytes, Rate::unlimited()).unwrap();
+        Resources::new(budget.clone(), options().memtable_bytes, Rate::unlimited()).unwrap();
     let collection = Collection::open_with(medium, options(), &resources, shared()).unwrap();
     let list = collection.ids_from(0, 100, None).unwrap();
     assert_eq!(list.unseen.map(|error| error.kind()), Some(ErrorKind::Unavailable), "it is being opened");
-    let others = resources.budget().reserve(resources.budget().free(), "others").unwrap();
+    let others = budget.reserve(budget.free(), "others").unwrap();
     assert!(collection.open_segments(), "it is to be tried again");
     assert!(collection.wait_open(TIMEOUT));
     let status = collection.status();
@@ -174,7 +175,7 @@ fn a_segment_that_memory_has_no_room_for_is_opened_once_it_has() {
 }
 
 #[test]
-fn filters_are_kept_without_the_ids_they_exclude_and_large_ones_are_not() {
+fn filters_are_cached_without_excluded_ids() {
     let resources =
         Resources::new(MemoryBudget::new(64 << 20), options().memtable_bytes, Rate::unlimited()).unwrap();
     let collection = Collection::open_with(memory_medium(), options(), &resources, shared()).unwrap();
@@ -206,7 +207,7 @@ fn filters_are_kept_without_the_ids_they_exclude_and_large_ones_are_not() {
     assert!(used(&longer).1 > kept + 200 * 8, "its values count");
 }
 
-/// A medium whose readers fail once, at this read, and go on.
+/// Medium whose readers fail once, at this read.
 #[derive(Debug)]
 struct Stumbling(Arc<dyn Medium>, usize);
 
@@ -270,7 +271,7 @@ impl Medium for Stumbling {
 }
 
 #[test]
-fn reads_of_a_query_that_failed_do_not_come_to_the_next_one() {
+fn reads_of_a_failed_query_do_not_leak() {
     const POINTS: u64 = 900;
     let fault = Arc::new(FaultMedium::new(memory_medium(), FaultPlan::default()).unwrap());
     let medium: Arc<dyn Medium> = Arc::new(Stumbling(fault, 4));
@@ -283,7 +284,7 @@ fn reads_of_a_query_that_failed_do_not_come_to_the_next_one() {
     }
     collection.flush().unwrap();
     let mut thread = collection.thread(limits()).unwrap();
-    // They lie in several pages, each of which is a read.
+    // They lie in several pages, each of which is one read.
     let ids: Vec<u64> = (0..POINTS).collect();
     let like = stored(5, 9).embedding;
     assert_eq!(collection.scores(&mut thread, &like, &ids).unwrap_err().message(), "it stumbles");

@@ -1,4 +1,5 @@
-//! Logs that are gone, cut off or damaged: told, never taken for empty, and no point is served as it was before.
+//! Missing, truncated and damaged logs: reported, never taken for empty, and no old version of a
+//! point is served.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,8 +19,8 @@ type Files = Vec<(String, Vec<u8>)>;
 
 const IDS: u64 = 40;
 
-/// A collection with a segment of older states, and a log that changes and removes some of its points; by id what was
-/// acknowledged last.
+/// Returns a collection with a segment of older versions and a log that changes and deletes some of
+/// its points; also the acknowledged state by id.
 fn subject() -> (Files, BTreeMap<u64, Option<StoredPoint>>) {
     let medium = memory_medium();
     let collection = open(&medium, options());
@@ -63,7 +64,7 @@ fn log_of(files: &Files) -> usize {
     logs.next_back().unwrap()
 }
 
-/// How many points are not as they should be: unknown, and not right without saying so.
+/// Counts unknown points, and points that are wrong without an error.
 fn look(collection: &Collection, model: &BTreeMap<u64, Option<StoredPoint>>) -> (usize, usize) {
     let mut unknown = 0;
     let mut wrong = 0;
@@ -86,11 +87,11 @@ fn partial(collection: &Collection) -> bool {
 }
 
 #[test]
-fn a_log_that_is_gone_is_damage_and_not_an_empty_log() {
+fn a_missing_log_is_damage() {
     let (files, model) = subject();
     let log = log_of(&files);
     let name = files[log].0.clone();
-    // With what is recorded beside it, with that gone as well, and with a list of before that was recorded.
+    // With the watermark, without it, and with an older list.
     for also in [None, Some("watermark")] {
         let left: Files =
             files.iter().filter(|(file, _)| *file != name && Some(file.as_str()) != also).cloned().collect();
@@ -118,9 +119,9 @@ fn a_log_that_is_gone_is_damage_and_not_an_empty_log() {
     }
 }
 
-/// A log that was begun after the list was published, which only the watermark knows.
+/// A log that was created after the list was published is known only to the watermark.
 #[test]
-fn a_log_that_no_list_names_yet_is_missed_as_well() {
+fn the_watermark_notices_a_missing_new_log() {
     let medium = memory_medium();
     let collection = open(&medium, options());
     (0..5).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
@@ -146,7 +147,7 @@ fn a_log_that_no_list_names_yet_is_missed_as_well() {
 }
 
 #[test]
-fn a_log_that_is_cut_off_anywhere_says_so() {
+fn a_truncated_log_is_damage() {
     let (files, model) = subject();
     let log = log_of(&files);
     let whole = files[log].1.len();
@@ -170,9 +171,9 @@ fn a_log_that_is_cut_off_anywhere_says_so() {
     assert!(told > 20, "{told}");
 }
 
-/// One flipped byte: the point that it concerns is unknown, and none is as it was before.
+/// One flipped byte: the point of the change is unknown, and no older version is served.
 #[test]
-fn a_damaged_change_makes_its_point_unknown_and_not_old() {
+fn a_damaged_change_makes_its_point_unknown() {
     let (files, model) = subject();
     let log = log_of(&files);
     let mut unknown_in_all = 0;
@@ -190,7 +191,7 @@ fn a_damaged_change_makes_its_point_unknown_and_not_old() {
         if unknown == 0 {
             continue;
         }
-        // Neither sealing nor another start forgets it.
+        // A flush and another start keep it unknown.
         collection.flush().unwrap();
         drop(collection);
         let collection = open(&medium, options());
@@ -199,7 +200,7 @@ fn a_damaged_change_makes_its_point_unknown_and_not_old() {
             collection.abandon(&files[log].0).unwrap();
             assert_eq!(look(&collection, &model).0, 0);
         } else {
-            // What is written anew is known again, and then nothing is missing.
+            // A written point is known again, and then nothing is missing.
             let lost = *model.keys().find(|id| collection.get(**id).is_err()).unwrap();
             collection.upsert(point(&stored(lost, 7))).unwrap();
             assert_eq!(collection.get(lost).unwrap(), Some(stored(lost, 7)));
@@ -214,7 +215,7 @@ fn a_damaged_change_makes_its_point_unknown_and_not_old() {
 }
 
 #[test]
-fn a_watermark_costs_no_flush_of_a_write() {
+fn a_watermark_adds_no_sync_to_a_write() {
     let medium = Arc::new(FaultMedium::new(memory_medium(), FaultPlan::default()).unwrap());
     let collection = Collection::open(medium.clone(), options(), shared()).unwrap();
     let before = medium.operations();
@@ -225,9 +226,9 @@ fn a_watermark_costs_no_flush_of_a_write() {
     assert_eq!(medium.operations() - before, 2, "one for all, at the end");
 }
 
-/// What a process that is killed leaves: it has no time to record anything.
+/// A killed process has no time to record anything.
 #[test]
-fn the_background_records_how_far_logs_are_durable() {
+fn background_threads_record_durable_logs() {
     let root = tempfile::tempdir().unwrap();
     let options =
         RegistryOptions { memory_bytes: 64 << 20, cache_bytes: 0, ..RegistryOptions::new(root.path()) };
@@ -249,14 +250,14 @@ fn the_background_records_how_far_logs_are_durable() {
 }
 
 #[test]
-fn a_collection_of_before_watermarks_opens_as_it_did() {
+fn a_collection_without_watermark_opens() {
     let (files, model) = subject();
     let old: Files = files.into_iter().filter(|(name, _)| name != "watermark").collect();
     let medium = write(&old);
     let collection = open(&medium, options());
     let status = collection.status();
     assert!(!status.partial && !status.log_damaged, "{status:?}");
-    // The list of today says that there was one.
+    // The current list says that there was one.
     assert!(status.mended.iter().any(|note| note.contains("watermark")), "{status:?}");
     assert_eq!(look(&collection, &model), (0, 0));
     drop(collection);

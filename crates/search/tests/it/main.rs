@@ -1,4 +1,4 @@
-//! What the crate promises, seen from outside.
+//! Integration tests of the public interface.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

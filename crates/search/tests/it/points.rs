@@ -1,4 +1,4 @@
-//! Points whose content follows from id and version, and media to put them on.
+//! Points whose content follows from id and version, and media for them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use storage::{DramMedium, Medium};
 pub(crate) const DIMS: usize = 8;
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Numbers that look random and follow from a seed: SplitMix64.
+/// Returns pseudo-random numbers of a seed (SplitMix64).
 pub(crate) fn mix(seed: u64) -> u64 {
     let mut z = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(0x1234_5678_9abc_def1);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -49,7 +49,7 @@ pub(crate) fn memory_medium() -> Arc<dyn Medium> {
     Arc::new(DramMedium::new(SlotPool::new(config).unwrap(), None).unwrap())
 }
 
-/// No threads that seal or merge: everything happens when it is asked for.
+/// Returns options with small memtables and merges.
 pub(crate) fn options() -> CollectionOptions {
     CollectionOptions {
         memtable_bytes: 64 << 10,
@@ -69,12 +69,12 @@ pub(crate) fn open(medium: &Arc<dyn Medium>, options: CollectionOptions) -> Coll
     collection
 }
 
-/// They suit the records that [`stored`] makes.
+/// Returns limits for the records of [`stored`].
 pub(crate) fn limits() -> SearchLimits {
     SearchLimits::default()
 }
 
-/// How many bytes of the record are equal to its first one: something that depends on all of it.
+/// Scores by a checksum, which depends on the whole record.
 pub(crate) struct Sum(pub(crate) u64);
 
 impl Sum {
@@ -91,14 +91,14 @@ impl Scorer for Sum {
     }
 }
 
-/// The points there are, by id.
+/// Expected points by id.
 pub(crate) type Model = BTreeMap<u64, StoredPoint>;
 
 pub(crate) fn distance(query: &[f32], point: &StoredPoint) -> f32 {
     query.iter().zip(&point.embedding).map(|(a, b)| (a - b) * (a - b)).sum()
 }
 
-/// The ids of all points, nearest first.
+/// Returns all points, nearest first.
 pub(crate) fn ranked<'m>(model: &'m Model, query: &[f32]) -> Vec<(&'m StoredPoint, f32)> {
     let mut all: Vec<_> = model.values().map(|point| (point, distance(query, point))).collect();
     all.sort_by(|a, b| a.1.total_cmp(&b.1));

@@ -1,4 +1,4 @@
-//! Collections by name, against maps; what is broken; processes that are killed.
+//! Registries against maps; broken collections; killed processes.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -85,7 +85,7 @@ fn colour(colour: u64) -> Filter {
     Filter { must: vec![Condition::Match { key: "colour".into(), matching }], ..Filter::default() }
 }
 
-/// All points, a few at a time.
+/// Returns all points, page by page.
 pub(crate) fn all(named: &NamedCollection, filter: Option<&Filter>, page: usize) -> Vec<FetchedPoint> {
     let mut points = Vec::new();
     let mut from = None;
@@ -238,7 +238,8 @@ impl Subject {
             }
             Step::Extra(value) => {
                 self.extra = json!({"v": value});
-                named.set_extra(self.extra.clone()).unwrap();
+                let extra = self.extra.clone();
+                named.change_extra(|old| Ok(*old = extra)).unwrap();
             }
             Step::Reopen => {
                 drop(named);
@@ -266,13 +267,11 @@ impl Subject {
                 .collect();
             assert_eq!(all(&named, Some(&colour(shade)), 3), of);
             assert_eq!(named.count(Some(&colour(shade))).unwrap().count, of.len() as u64);
-            let ids: Vec<PointId> = of.iter().map(|point| point.id).collect();
-            assert_eq!(named.ids_where(Some(&colour(shade)), 100).unwrap(), ids);
         }
         self.check_scores(&named);
     }
 
-    /// Exact scores of ids are those that a search gives.
+    /// Checks that exact scores of ids equal those of a search.
     fn check_scores(&self, named: &Arc<NamedCollection>) {
         let (sender, answer) = mpsc::channel();
         let wanted: Vec<u64> = (0..40).map(|number| named.internal(&id(number))).collect();
@@ -313,7 +312,7 @@ fn a_second_process_is_kept_out() {
 }
 
 #[test]
-fn names_that_try_to_climb_out_are_refused_and_odd_ones_work() {
+fn path_traversal_in_names_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let registry = open(directory.path());
     for name in
@@ -340,7 +339,7 @@ fn names_that_try_to_climb_out_are_refused_and_odd_ones_work() {
 }
 
 #[test]
-fn a_removed_collection_is_gone_and_its_name_free() {
+fn a_removed_name_can_be_reused() {
     let directory = tempfile::tempdir().unwrap();
     let registry = open(directory.path());
     let old = registry.create("c", settings()).unwrap();
@@ -356,9 +355,9 @@ fn a_removed_collection_is_gone_and_its_name_free() {
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
     assert!(registry.remove("c").unwrap() && !registry.remove("c").unwrap());
     assert!(registry.get("c").is_err() && registry.get("alias").is_err() && registry.aliases().is_empty());
-    // Who still holds it writes nothing any more, and not into its successor.
+    // Holders of the removed collection can no longer write, not even to its successor.
     assert_eq!(put(&old, &[got(id(2), 1)]).unwrap_err().kind(), ErrorKind::NotFound);
-    assert_eq!(old.set_extra(json!(1)).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(old.change_extra(|_| Ok(())).unwrap_err().kind(), ErrorKind::NotFound);
     let new = registry.create("c", settings()).unwrap();
     assert!(old.collection().flush().is_err());
     assert_eq!((new.count(None).unwrap().count, old.get(&id(1)).unwrap()), (0, Some(got(id(1), 1))));
@@ -370,7 +369,7 @@ fn a_removed_collection_is_gone_and_its_name_free() {
 }
 
 #[test]
-fn what_is_broken_is_named_and_hinders_nobody() {
+fn a_broken_collection_does_not_affect_others() {
     let directory = tempfile::tempdir().unwrap();
     let registry = open(directory.path());
     for name in ["bad-settings", "bad-manifest", "empty", "good"] {
@@ -416,7 +415,7 @@ fn what_is_broken_is_named_and_hinders_nobody() {
     assert_eq!(registry.get("good").unwrap().get(&id(1)).unwrap(), Some(got(id(1), 1)));
     assert!(registry.remove("bad-settings").unwrap());
     registry.create("bad-settings", settings()).unwrap();
-    // Those were left over, and go when all else is done; what is somebody else's stays.
+    // Leftovers are removed when everything else is done; foreign files stay.
     let left = |name: &str| directory.path().join(name).exists();
     let deadline = std::time::Instant::now() + TIMEOUT;
     while left(".new-7") || left(".gone-8") {
@@ -426,13 +425,13 @@ fn what_is_broken_is_named_and_hinders_nobody() {
     assert!(directory.path().join("a file").exists());
 }
 
-/// A hash that has few values.
+/// Returns one of few hash values.
 fn crowded(uuid: &[u8; 16]) -> u64 {
     u64::from(uuid[7] & 3)
 }
 
 #[test]
-fn a_uuid_of_another_ones_hash_is_refused_never_overwritten() {
+fn a_uuid_hash_collision_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let registry = open_with(RegistryOptions { uuid_hash: crowded, ..options(directory.path()) });
     let named = registry.create("c", settings()).unwrap();
@@ -540,7 +539,7 @@ fn many_small_collections_share_threads_and_memory() {
 }
 
 #[test]
-fn a_full_queue_refuses_and_a_panic_is_survived() {
+fn full_queues_and_panics_are_survived() {
     let directory = tempfile::tempdir().unwrap();
     let registry = open_with(RegistryOptions { queue_max: 1, ..options(directory.path()) });
     let named = registry.create("c", settings()).unwrap();
@@ -563,7 +562,7 @@ fn a_full_queue_refuses_and_a_panic_is_survived() {
 }
 
 #[test]
-fn memory_that_many_collections_fill_is_freed_by_sealing() {
+fn flushes_free_the_memory_of_many_collections() {
     let directory = tempfile::tempdir().unwrap();
     let registry =
         open_with(RegistryOptions { memory_bytes: 32 << 20, cache_bytes: 0, ..options(directory.path()) });
@@ -597,14 +596,15 @@ fn memory_that_many_collections_fill_is_freed_by_sealing() {
     assert_eq!(counted, next);
 }
 
-/// Not a test of its own: what the next one kills. Writes until it is ended, and says what was acknowledged.
+/// Not a test: the process that the next test kills. Writes until it is killed and prints
+/// acknowledged writes.
 #[test]
 fn child_that_writes() {
     let Ok(directory) = std::env::var("MILLPOND_SEARCH_TEST_DIRECTORY") else { return };
     let registry = open(Path::new(&directory));
     let named = registry.get("c").or_else(|_| registry.create("c", settings())).unwrap();
     let there = named.count(None).unwrap().count;
-    // The last may have been written by one that was killed before it changed its payload.
+    // The last one may come from a process that was killed before it changed its payload.
     for number in there.saturating_sub(1).. {
         if number >= there {
             put(&named, &[got(id(number), number)]).unwrap();
@@ -623,7 +623,7 @@ fn child_that_writes() {
 }
 
 #[test]
-fn what_was_acknowledged_survives_a_kill() {
+fn acknowledged_writes_survive_a_kill() {
     let directory = tempfile::tempdir().unwrap();
     let mut acknowledged = 0;
     for round in 1..4_u64 {
@@ -660,7 +660,7 @@ fn what_was_acknowledged_survives_a_kill() {
 }
 
 #[test]
-fn changes_by_filter_are_refused_where_they_would_leave_points_out() {
+fn incomplete_changes_by_filter_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let registry = open(directory.path());
     let named = registry.create("c", settings()).unwrap();
@@ -694,6 +694,6 @@ fn changes_by_filter_are_refused_where_they_would_leave_points_out() {
     for number in 30..40 {
         assert_eq!(named.get(&id(number)).unwrap(), Some(got(id(number), number)), "nothing was changed");
     }
-    // By id it is clear what is meant.
+    // An id is unambiguous.
     assert_eq!(named.delete(&[id(31)]).unwrap(), 1);
 }

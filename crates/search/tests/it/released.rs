@@ -1,4 +1,4 @@
-//! A collection as the first released version of the format wrote it is read by every later one.
+//! Every later version reads a collection in the first released format.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,8 @@ fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/collection-v1")
 }
 
-/// Sealed points with each kind of coarse index, deletes of them, and points that are only in the log.
+/// Segments with each kind of coarse index, deletes of their points, and points that are only in
+/// the log.
 fn expected(id: u64) -> Option<search::ingest::StoredPoint> {
     match id {
         5 | 12 => None,
@@ -37,7 +38,7 @@ fn version_1_is_read() {
     let status = collection.status();
     assert_eq!((status.points, status.unflushed, status.segments.len(), status.partial), (88, 2, 3, false));
     let mut thread = collection.thread(limits()).unwrap();
-    // One of each kind of coarse index, and one that is not sealed.
+    // One of each kind of coarse index, and one that is not flushed.
     for (id, version) in [(7, 1), (111, 1), (222, 1), (24, 2)] {
         let like = stored(id, version);
         let found = collection.nearest(&mut thread, &CollectionQuery::nearest(&like.embedding, 1)).unwrap();
@@ -45,7 +46,8 @@ fn version_1_is_read() {
     }
 }
 
-/// Writes the files anew, for a new version of the format: into a directory of its own, never over an old one.
+/// Writes the files for a new version of the format, into a new directory and never over an old
+/// one.
 #[test]
 #[ignore = "run by hand when the format gets a new version"]
 fn write_the_files() {

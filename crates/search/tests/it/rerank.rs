@@ -18,10 +18,10 @@ use storage::{
     DaxMedium, DramMedium, FaultMedium, FaultPlan, Medium, MmapMedium, Read, Reader, Sealed, UringMedium,
 };
 
-/// A number of its own for each file.
+/// Source of unique file ids.
 static FILES: AtomicU64 = AtomicU64::new(1 << 40);
 
-/// A file in memory, that may or may not be read in place.
+/// File in memory that may allow reads in place.
 #[derive(Debug)]
 struct Bytes {
     id: u64,
@@ -69,10 +69,10 @@ impl Records for Segment {
     }
 }
 
-/// Pages before those with records, as a segment has them.
+/// Pages before those with records, as in a segment.
 const START_PAGES: u64 = 2;
 
-/// A record: its score and some bytes.
+/// Returns a record: its score and some bytes.
 fn record(score: u8, bytes: usize) -> Vec<u8> {
     let mut record = vec![score; bytes + 1];
     record.iter_mut().enumerate().skip(1).for_each(|(at, byte)| *byte = at as u8);
@@ -111,12 +111,12 @@ impl Segment {
     }
 }
 
-/// Hands reads over in any order, some late, and lets those of bad places fail.
+/// Reader that completes reads in any order, some late, and fails reads of bad offsets.
 struct Shuffled {
     depth: usize,
     reads: Vec<(u64, Arc<dyn Sealed>, u64, usize)>,
     seed: u64,
-    /// Reads over these offsets fail.
+    /// Offsets whose reads fail.
     bad: Vec<u64>,
     submitted: Arc<AtomicU64>,
 }
@@ -162,7 +162,7 @@ impl Reader for Shuffled {
     }
 }
 
-/// Scores by the first byte; the coarse score is a bound where `bounded`.
+/// Scores by the first byte. The coarse score is a bound if `bounded`.
 #[derive(Clone, Copy)]
 struct First {
     bounded: bool,
@@ -183,7 +183,7 @@ impl Scorer for First {
     }
 }
 
-/// Candidates in pieces, sometimes not yet there.
+/// Candidates in chunks, some of them late.
 struct Pieces {
     left: VecDeque<Vec<RerankCandidate>>,
     asked: usize,
@@ -220,21 +220,21 @@ impl<'a> QuerySource<'a, First> for Queue<'a> {
     }
 }
 
-/// A segment's records as score and length, the places that are damaged, whether it is in memory.
+/// Scores and lengths of a segment's records, damaged positions, and true if it is in memory.
 type RawSegment = (Vec<(u8, usize)>, Vec<usize>, bool);
-/// A candidate as segment, row, and how far its coarse score is above its score.
+/// Segment, row, and coarse score above the score.
 type RawCandidate = (usize, usize, u8);
-/// Hits by segment, row and score; rows that cannot be had.
+/// Hits by segment, row and score; unreadable rows.
 type Definition = (Vec<(u32, u32, f32)>, BTreeSet<(u32, u32)>);
 
 #[derive(Clone, Debug)]
 struct Case {
     segments: Vec<RawSegment>,
-    /// Each query: k, its candidates as numbers to be brought into range, the length of its chunks.
+    /// Queries: k, candidates as numbers to be reduced to the range, chunk length.
     queries: Vec<(usize, Vec<RawCandidate>, usize)>,
     bounded: bool,
     limits: (usize, usize, usize),
-    /// Bytes: none, some for records, some for blocks too.
+    /// Bytes of the caches: none, some for records, some for blocks too.
     cache: u64,
     bad: Option<usize>,
     seed: u64,
@@ -279,7 +279,7 @@ fn candidates(case: &Case, segments: &[Segment], raw: &[RawCandidate]) -> Vec<Re
         .collect()
 }
 
-/// What the definition says: hits by (segment, row, score), and rows that cannot be had.
+/// Returns the expected hits by (segment, row, score), and the unreadable rows.
 fn naive(
     case: &Case,
     segments: &[Segment],
@@ -345,7 +345,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
             deadline: None,
         }
     });
-    // Twice, so that the second time finds a warm cache and verified pages.
+    // Twice, so that the second pass finds a warm cache and verified pages.
     let mut queue = Queue(queries.collect(), BTreeMap::new());
     searcher.run(&mut queue).unwrap();
     prop_assert_eq!(queue.1.len(), case.queries.len());
@@ -379,7 +379,7 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
     #[test]
-    fn is_what_reading_everything_and_sorting_gives(case in cases()) {
+    fn equals_reading_and_sorting_everything(case in cases()) {
         check(&case)?;
     }
 }
@@ -406,9 +406,9 @@ fn rows(rows: impl Iterator<Item = u32>, coarse: impl Fn(u32) -> f32) -> Vec<Rer
 }
 
 #[test]
-fn one_read_serves_all_records_of_a_page_and_its_neighbours() {
+fn neighbouring_pages_share_a_read() {
     let submitted = Arc::default();
-    // Nine records of 400 bytes a page: 90 rows are ten pages, read at once.
+    // Nine records of 400 bytes per page: 90 rows are ten pages, read at once.
     let own = segment(&[(1, 400); 90], &[], false);
     let candidates = rows(0..90, |_| 0.0);
     let ranked = searcher(SearchLimits::default(), &submitted)
@@ -419,11 +419,11 @@ fn one_read_serves_all_records_of_a_page_and_its_neighbours() {
 }
 
 #[test]
-fn what_cannot_get_in_is_neither_read_nor_scored() {
+fn records_below_the_bound_are_skipped() {
     let submitted = Arc::default();
     let records: Vec<(u8, usize)> = (0..200).map(|row| (200 - row as u8, 3000)).collect();
     let own = segment(&records, &[], false);
-    // The coarse score is the score itself: after the first ten nothing can get in.
+    // The coarse score is the score itself, so after the first ten no row can become a hit.
     let candidates = rows(0..200, |row| (200 - row) as f32);
     let limits = SearchLimits { query_in_flight: 4, joined_bytes_max: 0, ..SearchLimits::default() };
     let ranked =
@@ -436,9 +436,9 @@ fn what_cannot_get_in_is_neither_read_nor_scored() {
 }
 
 #[test]
-fn what_is_cached_is_not_read_again() {
+fn cached_records_are_not_read_again() {
     let submitted = Arc::default();
-    // A page for each, and no page with another: reads worth sparing.
+    // One record per page and no neighbours: reads worth caching.
     let own = segment(&[(1, 3000); 60], &[], false);
     let limits = SearchLimits { joined_bytes_max: 0, ..SearchLimits::default() };
     let reader = Shuffled { depth: limits.in_flight, reads: Vec::new(), seed: 1, bad: Vec::new(), submitted };
@@ -458,7 +458,7 @@ fn what_is_cached_is_not_read_again() {
     assert_eq!(shared.cache_stats().unwrap().hits, 60);
 }
 
-/// A searcher with a cache for blocks.
+/// Returns a searcher with a cache of blocks.
 fn over_blocks<R: Reader + 'static>(reader: impl FnOnce(Shuffled) -> R) -> (Searcher, Arc<SharedCaches>) {
     let limits = SearchLimits { joined_bytes_max: 8192, gap_bytes_max: 0, ..SearchLimits::default() };
     let depth = limits.in_flight;
@@ -468,7 +468,7 @@ fn over_blocks<R: Reader + 'static>(reader: impl FnOnce(Shuffled) -> R) -> (Sear
     (Searcher::new(Box::new(reader(shuffled)), limits, shared.clone()).unwrap(), shared)
 }
 
-/// Asks for rows here and there, `times` times over.
+/// Queries scattered rows, `times` times.
 fn ask_scattered(
     searcher: &mut Searcher,
     segments: &Arc<[Arc<dyn Records>]>,
@@ -499,7 +499,7 @@ fn scattered() -> Arc<[Arc<dyn Records>]> {
 }
 
 #[test]
-fn what_lies_in_cached_blocks_is_not_read_again() {
+fn cached_blocks_are_not_read_again() {
     let (mut searcher, shared) = over_blocks(|shuffled| shuffled);
     let segments = scattered();
     let answers = ask_scattered(&mut searcher, &segments, 20);
@@ -511,12 +511,12 @@ fn what_lies_in_cached_blocks_is_not_read_again() {
     let stats = shared.block_stats().unwrap();
     let blocks = segments[0].file().bytes().div_ceil(BLOCK_BYTES as u64);
     assert_eq!((stats.blocks, stats.filled, stats.evicted), (blocks, blocks, 0));
-    // A file that is gone leaves its blocks to others.
+    // A forgotten file frees its blocks.
     shared.forget(segments[0].file().id());
     assert_eq!(shared.block_stats().unwrap().blocks, 0);
 }
 
-/// Damages what is read in the largest pieces, which are those of blocks, on its way.
+/// Damages the largest reads, which are those of blocks, in transit.
 struct Damaging(Shuffled);
 
 impl Reader for Damaging {
@@ -544,7 +544,7 @@ impl Reader for Damaging {
 }
 
 #[test]
-fn a_block_that_was_damaged_on_its_way_is_read_again_and_nothing_is_missing() {
+fn a_block_damaged_in_transit_is_read_again() {
     let segments = scattered();
     let whole = ask_scattered(&mut over_blocks(|shuffled| shuffled).0, &segments, 1);
     let (mut searcher, shared) = over_blocks(Damaging);
@@ -556,7 +556,7 @@ fn a_block_that_was_damaged_on_its_way_is_read_again_and_nothing_is_missing() {
 }
 
 #[test]
-fn a_deadline_makes_an_answer_partial_and_no_segment_is_named_by_mistake() {
+fn a_deadline_makes_the_result_partial() {
     let submitted = Arc::default();
     let own = segment(&[(3, 100); 50], &[], false);
     let mut candidates = rows(0..50, |_| 0.0);
@@ -591,7 +591,7 @@ impl Reader for Dying {
 }
 
 #[test]
-fn a_queue_that_fails_answers_everybody_and_is_not_used_again() {
+fn a_failed_queue_answers_all_queries() {
     let limits = SearchLimits::default();
     let reader = Dying(Shuffled {
         depth: limits.in_flight,
@@ -612,7 +612,7 @@ fn a_queue_that_fails_answers_everybody_and_is_not_used_again() {
     assert!(searcher.one(query()).is_err_and(|error| error.message().contains("make another")));
 }
 
-/// Records with these scores, written to a medium.
+/// Writes records with these scores to a medium.
 fn written(medium: &dyn Medium, scores: &[u8]) -> Segment {
     let records: Vec<(u8, usize)> =
         scores.iter().enumerate().map(|(at, &score)| (score, 200 + at % 7 * 90)).collect();
@@ -629,7 +629,7 @@ fn volatile() -> DramMedium {
     DramMedium::new(SlotPool::new(config).unwrap(), None).unwrap()
 }
 
-/// The answer to a query for all rows, as (row, score).
+/// Returns the result of a query for all rows, as (row, score).
 fn ask_all(medium: &dyn Medium, own: &Segment, k: usize, limits: SearchLimits) -> RerankResult {
     let reader = medium.reader(limits.reader_options()).unwrap();
     let mut searcher = Searcher::new(reader, limits, Arc::new(SharedCaches::new(1 << 20, 400))).unwrap();
@@ -641,7 +641,7 @@ fn ask_all(medium: &dyn Medium, own: &Segment, k: usize, limits: SearchLimits) -
 }
 
 #[test]
-fn every_medium_gives_the_same_answer() {
+fn all_media_give_equal_results() {
     let scores: Vec<u8> = (0..900u32).map(|row| (row * 37 % 251) as u8).collect();
     let dir = tempfile::tempdir().unwrap();
     let place = |name: &str| dir.path().join(name);
@@ -668,9 +668,9 @@ fn every_medium_gives_the_same_answer() {
     }
 }
 
-/// Two pages are damaged in each way, and what is on them is named; all else is ranked.
+/// Two pages are damaged in each way and their rows reported; all others are ranked.
 #[test]
-fn faults_of_a_device_cost_their_pages_and_nothing_else() {
+fn device_faults_lose_only_their_pages() {
     for seed in 0..24 {
         let scores: Vec<u8> = (0..700u32).map(|row| (row * 91 % 250) as u8).collect();
         let rates = FaultPlan {

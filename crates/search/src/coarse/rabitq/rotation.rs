@@ -101,7 +101,7 @@ mod tests {
     use kernels::float::{dot, l2};
 
     #[test]
-    fn lengths_and_distances_stay_and_values_spread() {
+    fn rotation_keeps_lengths_and_spreads_values() {
         for dims in [1, 3, 64, 100, 128, 384, 768, 1280, 1536] {
             let rotation = Rotation::new(dims, 5);
             // The hardest case: one value holds everything.

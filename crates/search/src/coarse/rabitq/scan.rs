@@ -210,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn smallest_keeps_what_sorting_keeps(costs in prop::collection::vec(-9i8..9, 0..60), wanted in 1usize..9) {
+        fn smallest_equals_sorting(costs in prop::collection::vec(-9i8..9, 0..60), wanted in 1usize..9) {
             let mut smallest = Smallest::default();
             smallest.reset(wanted);
             let mut all = Vec::new();

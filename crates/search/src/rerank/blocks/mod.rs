@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_what_it_may_and_no_more() {
+    fn holds_at_most_its_capacity() {
         assert!(Blocks::new(0).is_none() && Blocks::new(3 << 18).is_none());
         let blocks = cache(200);
         let mut spare = None;
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn favourites_get_in_and_a_scan_does_not_push_them_out() {
+    fn a_scan_does_not_evict_favourites() {
         let blocks = cache(64);
         let mut spare = None;
         let mut next = numbers(256);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_use_stays_whole() {
+    fn blocks_in_use_keep_their_bytes() {
         let blocks = cache(4);
         let mut spare = None;
         ask_for(&blocks, 0..4, &mut spare);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_gone_leaves_no_block() {
+    fn a_forgotten_file_leaves_no_block() {
         let blocks = cache(16);
         let mut spare = None;
         for number in 0..8 {
@@ -326,7 +326,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
-        fn gives_only_what_was_put_in(asked in proptest::collection::vec((0u64..3, 0u64..40), 1..2000)) {
+        fn returns_only_inserted_blocks(asked in proptest::collection::vec((0u64..3, 0u64..40), 1..2000)) {
             // `ask` checks the bytes of cached blocks.
             let blocks = cache(8);
             let mut spare = None;

@@ -25,11 +25,11 @@ const SHARD_BYTES_MAX: usize = 8 << 30;
 
 /// Key of a record: the file's [`storage::Sealed::id`] and the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RecordKey {
+pub(crate) struct RecordKey {
     /// Id of the file.
-    pub file: u64,
+    pub(crate) file: u64,
     /// Row in its segment.
-    pub row: u32,
+    pub(crate) row: u32,
 }
 
 impl RecordKey {
@@ -44,7 +44,7 @@ impl RecordKey {
 
 /// Position of a record; the record may be evicted before it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecordPosition {
+pub(crate) struct RecordPosition {
     shard: u32,
     at: ring::Position,
 }
@@ -66,7 +66,7 @@ pub struct CacheStats {
 
 /// Cache of single records.
 #[derive(Debug)]
-pub struct RecordCache {
+pub(crate) struct RecordCache {
     shards: Box<[Mutex<RecordShard>]>,
     bytes: u64,
     lookups: AtomicU64,
@@ -76,7 +76,7 @@ pub struct RecordCache {
 impl RecordCache {
     /// Creates a cache of `bytes` in total, for records of about `record_bytes`; `None` if that is
     /// too little for one.
-    pub fn new(bytes: u64, record_bytes: u32) -> Option<RecordCache> {
+    pub(crate) fn new(bytes: u64, record_bytes: u32) -> Option<RecordCache> {
         let bytes = usize::try_from(bytes).ok()?;
         let least = SHARD_BYTES_MIN.max(record_bytes as usize * 64);
         if bytes < least {
@@ -102,7 +102,7 @@ impl RecordCache {
     }
 
     /// Looks a record up. Counts as a use.
-    pub fn find(&self, key: RecordKey) -> Option<RecordPosition> {
+    pub(crate) fn find(&self, key: RecordKey) -> Option<RecordPosition> {
         let hash = key.hash();
         let shard = self.shard(hash);
         let found = self.lock(shard)?.find(hash as u32, key).map(|at| RecordPosition { shard, at });
@@ -113,7 +113,7 @@ impl RecordCache {
 
     /// Copies the record to `out`. Returns false and leaves `out` unchanged if the record was
     /// evicted.
-    pub fn copy(&self, found: RecordPosition, out: &mut Vec<u8>) -> bool {
+    pub(crate) fn copy(&self, found: RecordPosition, out: &mut Vec<u8>) -> bool {
         let Some(shard) = self.lock(found.shard) else { return false };
         let Some(record) = shard.record(found.at) else { return false };
         out.clear();
@@ -122,7 +122,7 @@ impl RecordCache {
     }
 
     /// Offers a record. It is inserted if there is room, or if it was offered recently.
-    pub fn insert(&self, key: RecordKey, record: &[u8]) {
+    pub(crate) fn insert(&self, key: RecordKey, record: &[u8]) {
         let hash = key.hash();
         if let Some(mut shard) = self.lock(self.shard(hash)) {
             shard.insert(hash as u32, key, record);
@@ -130,7 +130,7 @@ impl RecordCache {
     }
 
     /// Returns the counts.
-    pub fn stats(&self) -> CacheStats {
+    pub(crate) fn stats(&self) -> CacheStats {
         let mut stats = CacheStats {
             lookups: self.lookups.load(Ordering::Relaxed),
             hits: self.hits.load(Ordering::Relaxed),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_small_is_none() {
+    fn too_small_a_cache_is_none() {
         assert!(RecordCache::new(0, 400).is_none());
         assert!(RecordCache::new(100_000, 400).is_none());
         assert_eq!(RecordCache::new(MIB, 400).unwrap().stats().bytes, MIB);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_does_not_push_out_what_is_in_use() {
+    fn a_scan_does_not_evict_used_records() {
         let cache = RecordCache::new(4 * MIB, 400).unwrap();
         let used = 0..4000u32;
         for _ in 0..3 {
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn once_it_is_full_a_record_gets_in_when_it_comes_back() {
+    fn a_full_cache_admits_repeated_records() {
         let cache = RecordCache::new(MIB, 400).unwrap();
         (0..5000).for_each(|row| cache.insert(key(row), &record(row, 400)));
         let before = cache.stats();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_was_left_gives_nothing() {
+    fn an_evicted_position_is_empty() {
         let cache = RecordCache::new(MIB, 400).unwrap();
         cache.insert(key(0), &record(0, 400));
         let found = cache.find(key(0)).unwrap();
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_larger_than_a_part_of_a_shard_is_left_out() {
+    fn too_large_a_record_is_not_cached() {
         let cache = RecordCache::new(MIB, 400).unwrap();
         cache.insert(key(1), &record(1, 600_000));
         assert!(cache.find(key(1)).is_none());
@@ -260,7 +260,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
-        fn gives_only_what_was_put_in(
+        fn returns_only_inserted_records(
             steps in proptest::collection::vec((0u32..3000, 0usize..2000, proptest::bool::ANY), 1..3000),
         ) {
             let cache = RecordCache::new(MIB, 400).unwrap();
