@@ -9,6 +9,7 @@ use base::{Error, ErrorKind, Result};
 use super::inner::{CollectionInner, PendingFile, outlive};
 use super::manifest::new_uuid;
 use super::names::CollectionFile;
+use super::options::headroom_bytes;
 use super::stall::Urgency;
 use super::state::{CollectionState, SegmentContent, SegmentSlot, SegmentView};
 use crate::budget::BudgetReservation;
@@ -96,13 +97,13 @@ impl CollectionInner {
         let memtable = state.memtables[0].clone();
         let full_since = due - self.options.flush_wait;
         drop(state);
-        headroom.refill(self.options.headroom_bytes());
+        headroom.refill(headroom_bytes(self.memtable_bytes));
         let rows = memtable.live().map(|(at, row)| (at, row.clone())).collect();
         let source = MemtableSource { rows, gone: memtable.deletes().clone() };
         drop(memtable);
         let outcome = self.flush_memtable(source, &mut headroom, deadline);
         // Also after a failure: the next try needs as much, and other work would take it.
-        headroom.refill(self.options.headroom_bytes());
+        headroom.refill(headroom_bytes(self.memtable_bytes));
         if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Cancelled) {
             return self.check_open().map(|()| false);
         }
@@ -151,7 +152,7 @@ impl CollectionInner {
             self.write_segment(&busy, uuid, &mut source, crew, &|bytes| self.flush_step(bytes, deadline));
         headroom.join(working);
         let written = written?;
-        headroom.refill(self.options.headroom_bytes());
+        headroom.refill(headroom_bytes(self.memtable_bytes));
         let opened = self.open_written(&busy, || headroom.split(headroom.bytes(), &busy.name))?;
         let numbers: Vec<u32> = source.rows.iter().map(|(at, _)| *at).collect();
         self.filters.warm(&opened, &self.budget);

@@ -33,6 +33,8 @@ const QUARANTINED_MAX: usize = 256;
 pub(super) struct CollectionInner {
     pub(super) medium: Arc<dyn Medium>,
     pub(super) options: CollectionOptions,
+    /// Bytes at which a memtable is flushed.
+    pub(super) memtable_bytes: u64,
     pub(super) budget: Arc<MemoryBudget>,
     pub(super) pacer: Arc<Pacer>,
     pub(super) writer: Mutex<LogWriter>,
@@ -48,8 +50,6 @@ pub(super) struct CollectionInner {
     /// Files that are being written and that no list names yet.
     pub(super) busy: Mutex<BTreeSet<String>>,
     pub(super) events: Arc<EventCounter>,
-    /// True if threads outside of the collection flush and merge.
-    pub(super) outside: bool,
     /// Writers that wait for room. Several collections may share it.
     pub(super) stall: Arc<WriteStall>,
     /// Time from a full memtable to its segment, measured while writers wait.

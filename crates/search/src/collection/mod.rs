@@ -47,11 +47,9 @@ mod search;
 mod stall;
 mod state;
 mod status;
-mod threads;
 mod write;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use storage::Medium;
@@ -59,10 +57,8 @@ use storage::Medium;
 use self::inner::CollectionInner;
 use self::names::CollectionFile;
 use self::stall::Urgency;
-use self::state::{ClosedSegment, PointLocation, SegmentContent};
-use self::threads::Threads;
+use self::state::{PointLocation, SegmentContent};
 use self::write::RoomPolicy;
-use crate::budget::MemoryBudget;
 use crate::coarse::CoarseScratch;
 use crate::filter::Filter;
 use crate::ingest::{Op, PointRef, StoredPoint};
@@ -79,64 +75,35 @@ pub use resources::Resources;
 pub use search::{CollectionQuery, QueryHit, QueryResult, SearchThread};
 pub use stall::StallStats;
 pub use status::{SegmentStatus, Status};
-pub(crate) use threads::OPEN_AGAIN;
 pub use write::Applied;
 
 /// Points of one shape on one medium. Shared by threads.
 pub struct Collection {
     inner: Arc<CollectionInner>,
-    _threads: Threads,
 }
 
 impl Collection {
-    /// Opens the collection on `medium`, or creates an empty one. Segments are opened afterwards on
-    /// a separate thread ([`Collection::wait_open`]). `shared` holds the record caches and may be
-    /// shared by collections.
+    /// Opens the collection on `medium`, or creates an empty one. It starts no threads and shares
+    /// `resources` with other collections. `shared` holds the record caches.
     ///
-    /// # Errors
-    /// `InvalidArgument` for invalid options, `FailedPrecondition` if the collection has another
-    /// shape or was written by a newer program, `DataLoss` if its manifest is lost,
-    /// `ResourceExhausted` if its log does not fit the memory; otherwise the error of the medium.
-    pub fn open(
-        medium: Arc<dyn Medium>,
-        options: CollectionOptions,
-        shared: Arc<SharedCaches>,
-    ) -> Result<Collection> {
-        let options = options.resolved()?;
-        let budget = MemoryBudget::new(options.memory_bytes);
-        let resources = Resources::new(budget, options.memtable_bytes, options.background_rate)?;
-        let inner = CollectionInner::open(medium, options, &resources, false, shared)?;
-        let threads = Threads::start(&inner)?;
-        Ok(Collection { inner, _threads: threads })
-    }
-
-    /// Opens the collection on `medium`, or creates an empty one. It shares `resources` with other
-    /// collections and starts no threads.
-    ///
-    /// The caller calls [`Collection::open_segments`] once. It calls [`Collection::flush_oldest`]
-    /// and [`Collection::merge`] on threads of low priority while they return true, and
+    /// The caller calls [`Collection::open_segments`] once. It calls [`Collection::flush_oldest`] and
+    /// [`Collection::merge`] on threads of low priority while they return true, and
     /// [`Collection::flush_if_stalled`] and [`Collection::merge_if_behind`] on threads of ordinary
-    /// priority. [`Resources::events`] changes when there is new work. A write that finds no room
-    /// waits for this work. `resources` overrides the memory, threads and rate of `options`.
+    /// priority. [`Resources`] counts an event when there is new work. A write that finds no room
+    /// waits for this work.
     ///
     /// # Errors
-    /// As [`Collection::open`].
-    pub fn open_with(
+    /// `InvalidArgument` for invalid options, `FailedPrecondition` if the collection has another shape
+    /// or was written by a newer program, `DataLoss` if its manifest is lost, `ResourceExhausted` if
+    /// its log does not fit the memory; otherwise the error of the medium.
+    pub fn open(
         medium: Arc<dyn Medium>,
         options: CollectionOptions,
         resources: &Resources,
         shared: Arc<SharedCaches>,
     ) -> Result<Collection> {
-        let memory_bytes = resources.memory().limit;
-        let options = CollectionOptions {
-            memory_bytes,
-            memtable_bytes: resources.memtable_bytes,
-            background: false,
-            ..options
-        };
-        let inner = CollectionInner::open(medium, options.resolved()?, resources, true, shared)?;
-        let threads = Threads::start(&inner)?;
-        Ok(Collection { inner, _threads: threads })
+        options.check(resources)?;
+        Ok(Collection { inner: CollectionInner::open(medium, options, resources, shared)? })
     }
 
     /// Opens the segments on the calling thread; each is searched as soon as it is open. Returns
@@ -151,22 +118,6 @@ impl Collection {
         self.inner.stop.store(true, std::sync::atomic::Ordering::Relaxed);
         self.inner.record_progress_now();
         self.inner.events.notify();
-    }
-
-    /// Waits until every segment is open or has failed to open once. Returns false after `timeout`.
-    pub fn wait_open(&self, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
-        loop {
-            let seen = self.inner.events.count();
-            let tried = |closed: &ClosedSegment| closed.reason.is_some() || closed.delayed.is_some();
-            let opening = |content: &SegmentContent| matches!(content, SegmentContent::Closed(closed) if !tried(closed));
-            if !self.inner.state().segments.iter().any(|slot| opening(&slot.content)) {
-                return true;
-            }
-            if !self.inner.events.wait_past(seen, deadline) {
-                return false;
-            }
-        }
     }
 
     /// Adds a point, or replaces the point of the same id. Durable when this returns.

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use base::{Error, Result};
-use os::Rate;
 
+use super::resources::Resources;
 use crate::coarse::{CoarseKind, DIMS_MAX, Metric};
 use crate::segment::{SegmentSettings, VectorEncoding};
 
@@ -14,8 +14,6 @@ pub(crate) const RECORD_BYTES_MAX: usize = storage::page::RECORD_BYTES_MAX;
 pub(crate) const PAYLOAD_BYTES_MAX: usize = 64 << 10;
 /// Maximum candidates of one query.
 pub const CANDIDATES_MAX: usize = crate::coarse::HITS_MAX;
-/// Maximum bytes of a memtable, however large the budget is.
-const MEMTABLE_BYTES_MAX: u64 = 64 << 20;
 /// Memtables that the budget must hold: two, and three for a flush (a copy of the embeddings, the
 /// index, the opened segment).
 const MEMTABLES_IN_BUDGET: u64 = 5;
@@ -49,18 +47,8 @@ pub struct CollectionOptions {
     pub shape: CollectionShape,
     /// Coarse index of new segments.
     pub kind: CoarseKind,
-    /// Maximum bytes of memory for its data: unflushed rows; codes, ids and maps of open segments;
-    /// working memory of flushes and merges. A hard limit.
-    pub memory_bytes: u64,
-    /// Bytes at which a memtable is flushed; 0 for a share of the memory.
-    pub memtable_bytes: u64,
     /// Threads that build a coarse index.
     pub build_threads: usize,
-    /// Bytes per second that flushes and merges read and write together.
-    pub background_rate: Rate,
-    /// True if threads of the collection flush and merge. Otherwise the caller calls
-    /// [`super::Collection::flush`] and [`super::Collection::merge`].
-    pub background: bool,
     /// Longest wait of a write for room before it is refused.
     pub room_wait: Duration,
     /// Longest wait of a full memtable before its flush is escalated. Queries scan all of its
@@ -91,16 +79,12 @@ impl Default for Merging {
 }
 
 impl CollectionOptions {
-    /// Creates options for embeddings of `dims` values within `memory_bytes`, with default values.
-    pub fn new(dims: usize, metric: Metric, memory_bytes: u64) -> CollectionOptions {
+    /// Creates options for embeddings of `dims` values, with default values.
+    pub fn new(dims: usize, metric: Metric) -> CollectionOptions {
         CollectionOptions {
             shape: CollectionShape { dims, metric, encoding: VectorEncoding::F32 },
             kind: CoarseKind::Auto,
-            memory_bytes,
-            memtable_bytes: 0,
             build_threads: 1,
-            background_rate: Rate::unlimited(),
-            background: true,
             room_wait: Duration::from_secs(10),
             flush_wait: FLUSH_WAIT,
             merging: Merging::default(),
@@ -108,39 +92,33 @@ impl CollectionOptions {
         }
     }
 
-    /// Fills in the defaults.
+    /// Checks the options, and that `resources` have enough memory for them.
     ///
     /// # Errors
     /// `InvalidArgument` for values that cannot work.
-    pub(super) fn resolved(mut self) -> Result<CollectionOptions> {
+    pub(super) fn check(&self, resources: &Resources) -> Result<()> {
         if !(1..=DIMS_MAX).contains(&self.shape.dims) || self.build_threads == 0 {
             return Err(Error::invalid(format!(
-                "a collection has 1 to {DIMS_MAX} dimensions and at least one thread to build with, not {} and {}",
+                "a collection has 1 to {DIMS_MAX} dimensions and at least one thread to build with, \
+                 not {} and {}",
                 self.shape.dims, self.build_threads
             )));
         }
-        if self.memtable_bytes == 0 {
-            let share = self.memory_bytes.saturating_sub(FLUSH_BYTES) / (2 * MEMTABLES_IN_BUDGET);
-            self.memtable_bytes = share.min(MEMTABLE_BYTES_MAX);
-        }
+        let memtable_bytes = resources.memtable_bytes;
+        let memory_bytes = resources.memory().limit;
         let least = 4 * (self.shape.dims as u64 * 4 + 256);
-        let all = self.memtable_bytes.saturating_mul(MEMTABLES_IN_BUDGET).saturating_add(FLUSH_BYTES);
-        if self.memtable_bytes < least || all > self.memory_bytes {
+        let all = memtable_bytes.saturating_mul(MEMTABLES_IN_BUDGET).saturating_add(FLUSH_BYTES);
+        if memtable_bytes < least || all > memory_bytes {
             return Err(Error::invalid(format!(
-                "{} bytes of memory with {} for unflushed points are too little: unflushed points need at least {least}, \
-                 and the memory {MEMTABLES_IN_BUDGET} times that and {FLUSH_BYTES}; give the collection more",
-                self.memory_bytes, self.memtable_bytes
+                "{memory_bytes} bytes of memory with {memtable_bytes} for unflushed points are too \
+                 little: unflushed points need at least {least}, and the memory \
+                 {MEMTABLES_IN_BUDGET} times that and {FLUSH_BYTES}; give the collection more"
             )));
         }
         if self.merging.fan_in < 2 {
             return Err(Error::invalid("merging takes at least two segments at once"));
         }
-        Ok(self)
-    }
-
-    /// Returns the bytes reserved for flushes.
-    pub(super) fn headroom_bytes(&self) -> u64 {
-        headroom_bytes(self.memtable_bytes)
+        Ok(())
     }
 }
 
@@ -152,20 +130,20 @@ pub(super) fn headroom_bytes(memtable_bytes: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::MemoryBudget;
+    use os::Rate;
 
     #[test]
     fn too_little_memory_is_refused() {
-        let options = CollectionOptions::new(512, Metric::Cosine, 100 << 20).resolved().unwrap();
-        assert_eq!(options.memtable_bytes, (95 << 20) / 10);
-        assert_eq!(options.headroom_bytes(), 3 * options.memtable_bytes + FLUSH_BYTES);
-        assert_eq!(
-            CollectionOptions::new(512, Metric::Cosine, 64 << 30).resolved().unwrap().memtable_bytes,
-            MEMTABLE_BYTES_MAX
-        );
-        assert!(CollectionOptions::new(512, Metric::Cosine, 40_000).resolved().is_err());
-        assert!(CollectionOptions::new(0, Metric::Cosine, 1 << 30).resolved().is_err());
-        let much =
-            CollectionOptions { memtable_bytes: 1 << 30, ..CollectionOptions::new(8, Metric::L2, 2 << 30) };
-        assert!(much.resolved().unwrap_err().message().contains("give the collection more"));
+        let check = |dims: usize, memory_bytes: u64, memtable_bytes: u64| {
+            let budget = MemoryBudget::new(memory_bytes);
+            let resources = Resources::new(budget, memtable_bytes, Rate::unlimited()).unwrap();
+            CollectionOptions::new(dims, Metric::Cosine).check(&resources)
+        };
+        assert!(check(512, 64 << 20, 1 << 20).is_ok());
+        assert!(check(512, 64 << 20, 4096).is_err());
+        assert!(check(0, 64 << 20, 1 << 20).is_err());
+        let error = check(8, 4 * (8 << 20), 8 << 20).unwrap_err();
+        assert!(error.message().contains("give the collection more"), "{error}");
     }
 }

@@ -34,7 +34,6 @@ impl CollectionInner {
         medium: Arc<dyn Medium>,
         options: CollectionOptions,
         resources: &Resources,
-        outside: bool,
         shared: Arc<SharedCaches>,
     ) -> Result<Arc<CollectionInner>> {
         let (manifest, content) = read_list(&medium, &options)?;
@@ -55,12 +54,13 @@ impl CollectionInner {
         let (slots, files) = closed(&content);
         let there = |log: &&u64| found.contains(&CollectionFile::Log(**log));
         let kept_logs = content.kept_logs.iter().filter(there).copied().collect();
-        let first_seconds = options.memtable_bytes as f64 / FLUSH_BYTES_A_SECOND;
+        let first_seconds = resources.memtable_bytes as f64 / FLUSH_BYTES_A_SECOND;
         let inner = Arc::new(CollectionInner {
             medium,
             pacer: resources.pacer.clone(),
             disk: DiskGuard::new(options.disk_reserve),
             options,
+            memtable_bytes: resources.memtable_bytes,
             budget: resources.budget.clone(),
             writer: Mutex::new(LogWriter { logs: Vec::new(), unused: None }),
             live: Mutex::new(LiveState::new(slots, first)),
@@ -71,7 +71,6 @@ impl CollectionInner {
             next,
             busy: Mutex::default(),
             events: resources.events.clone(),
-            outside,
             stall: resources.stall.clone(),
             flush_time: Mutex::new(Duration::from_secs_f64(first_seconds)),
             merging_escalated: AtomicBool::new(false),

@@ -34,7 +34,7 @@ impl Resources {
     /// # Errors
     /// `ResourceExhausted` if the budget has no room for the reserved memory.
     pub fn new(budget: Arc<MemoryBudget>, memtable_bytes: u64, rate: Rate) -> Result<Resources> {
-        let headroom = budget.reserve(headroom_bytes(memtable_bytes), "sealing")?;
+        let headroom = budget.reserve(headroom_bytes(memtable_bytes), "flushes")?;
         Ok(Resources {
             budget,
             flushing: Arc::new(Mutex::new(headroom)),

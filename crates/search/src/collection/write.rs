@@ -98,7 +98,7 @@ impl CollectionInner {
             return None;
         }
         let memtable = live.active();
-        let filled = memtable.bytes() as f64 / self.options.memtable_bytes.max(1) as f64;
+        let filled = memtable.bytes() as f64 / self.memtable_bytes.max(1) as f64;
         Some(memtable.begun() + flush_time.mul_f64(MARGIN * filled.min(1.0)))
     }
 
@@ -146,11 +146,11 @@ impl CollectionInner {
             return Err(Error::invalid(format!("point {id}: its payload is not a JSON object")));
         }
         let bytes = row_bytes(dims, record.len(), payload.len());
-        if bytes > self.options.memtable_bytes {
+        if bytes > self.memtable_bytes {
             return Err(Error::too_large(format!(
                 "point {id}: {bytes} bytes are more than the {} for unflushed points; raise the collection's memory \
                  budget",
-                self.options.memtable_bytes
+                self.memtable_bytes
             )));
         }
         Ok(())
@@ -178,7 +178,7 @@ impl CollectionInner {
         let mut frame = Vec::new();
         op.encode(&mut frame);
         let deadline = Instant::now() + self.options.room_wait;
-        let mut asked = false;
+        let mut notified = false;
         // One wait, however many events arrive: events of other collections must not restart it.
         let mut stalled = None;
         loop {
@@ -187,14 +187,10 @@ impl CollectionInner {
                 WriteOutcome::Done(log, number) => return Ok((log, number)),
                 WriteOutcome::NoRoom(refusal) => refusal,
             };
-            if !self.options.background && !self.outside {
-                self.flush_oldest(Urgency::Escalated)?;
-                continue;
-            }
             self.check_open()?;
-            if self.outside && !asked {
+            if !notified {
                 // The threads that flush may not know yet that memory is short.
-                asked = true;
+                notified = true;
                 self.events.notify();
                 seen += 1;
             }
@@ -250,27 +246,27 @@ impl CollectionInner {
     /// refusal that may pass.
     fn reserve(&self, writer: &mut LogWriter, point: &PointRef<'_>) -> Result<Result<MemtableRow>> {
         let bytes = row_bytes(self.options.shape.dims, point.record.len(), point.payload.len());
-        let (full, memtable_bytes, memtables) = {
-            let live = self.live.lock();
-            (self.is_full(&live, bytes), live.active().bytes(), live.state.memtables.len())
-        };
+        let live = self.live.lock();
+        let full = self.is_full(&live, bytes);
+        let active_bytes = live.active().bytes();
+        let can_freeze = live.state.memtables.len() <= FROZEN_MAX;
+        drop(live);
         if full {
-            if memtables > FROZEN_MAX {
+            if !can_freeze {
                 return Ok(Err(self.no_room()));
             }
             self.freeze(writer)?;
         }
         let held = match self.budget.reserve(bytes, "a point") {
             Ok(held) => held,
-            // A flush turns rows into codes, which frees memory, but not for a handful of rows.
-            Err(refusal) if full || memtables > FROZEN_MAX => return Ok(Err(refusal)),
-            Err(refusal) if memtable_bytes >= self.options.memtable_bytes / 4 => {
-                self.freeze(writer)?;
+            Err(refusal) => {
+                // A flush turns rows into codes, which frees memory, but not for a handful of rows.
+                // Other collections may have more to flush.
+                if !full && can_freeze && active_bytes >= self.memtable_bytes / 4 {
+                    self.freeze(writer)?;
+                }
                 return Ok(Err(refusal));
             }
-            // Other collections may have much to flush.
-            Err(refusal) if self.outside => return Ok(Err(refusal)),
-            Err(refusal) => return Err(refusal),
         };
         let mut embedding: Box<[f32]> = point.embedding.into();
         self.options.shape.encoding.round(&mut embedding);
@@ -282,7 +278,7 @@ impl CollectionInner {
     fn is_full(&self, live: &LiveState, bytes: u64) -> bool {
         let memtable = live.active();
         memtable.rows() >= MEMTABLE_ROWS_MAX
-            || (memtable.rows() > 0 && memtable.bytes() + bytes > self.options.memtable_bytes)
+            || (memtable.rows() > 0 && memtable.bytes() + bytes > self.memtable_bytes)
     }
 
     /// Appends a change to the log, or to a new one if the log has failed or is long enough.
@@ -303,8 +299,7 @@ impl CollectionInner {
                 let full = log.failure().filter(|error| error.kind() == ErrorKind::StorageFull);
                 // A flush makes room for another log once the disk has room; callers should not
                 // wait for that.
-                let background = self.options.background || self.outside;
-                return match full.filter(|_| background) {
+                return match full {
                     Some(error) => Err(error),
                     None => Ok(Err(refusal)),
                 };
@@ -318,7 +313,7 @@ impl CollectionInner {
     /// for flushes. The limit also ends a log of deletes only. The points of one memtable fit one
     /// log.
     fn log_bytes_max(&self) -> u64 {
-        (self.options.memtable_bytes / 4 * 5).clamp(LOG_BYTES_MIN, LOG_BYTES_MAX / 2)
+        (self.memtable_bytes / 4 * 5).clamp(LOG_BYTES_MIN, LOG_BYTES_MAX / 2)
     }
 
     fn no_room(&self) -> Error {
@@ -326,7 +321,7 @@ impl CollectionInner {
         let why = why.map_or_else(String::new, |error| format!(" (the last flush failed: {error})"));
         Error::exhausted(format!(
             "{} of unflushed points wait to be flushed{why}; write more slowly",
-            base::units::format_bytes(self.options.memtable_bytes)
+            base::units::format_bytes(self.memtable_bytes)
         ))
     }
 

@@ -18,14 +18,14 @@ use super::named::NamedCollection;
 use super::options::{Media, RegistryOptions};
 use super::{ListedCollection, ListedState};
 use crate::budget::{BudgetReservation, MemoryBudget};
-use crate::collection::{
-    Collection, CollectionOptions, OPEN_AGAIN, Resources, check_room_to_create, may_pass,
-};
+use crate::collection::{Collection, CollectionOptions, Resources, check_room_to_create, may_pass};
 use crate::rerank::SharedCaches;
 
 /// File of a collection's settings, in its directory.
 pub(super) const SETTINGS: &str = "settings";
 pub(super) const SETTINGS_KIND: &str = "settings of the collection";
+/// Time between tries to open what could not be opened.
+const OPEN_AGAIN: Duration = Duration::from_secs(5);
 /// Retry delay for callers while a collection is being opened.
 const OPENING_RETRY: Duration = Duration::from_secs(1);
 /// A broken collection is retried after this many times [`OPEN_AGAIN`], because its whole log is
@@ -199,9 +199,9 @@ impl RegistryCore {
         let medium = self.media.medium(&directory.join(&stored.points))?;
         let options = CollectionOptions {
             disk_reserve: self.options.disk_reserve,
-            ..CollectionOptions::new(settings.dims, settings.metric, self.resources.memory().limit)
+            ..CollectionOptions::new(settings.dims, settings.metric)
         };
-        let collection = Collection::open_with(medium, options, &self.resources, self.shared.clone())?;
+        let collection = Collection::open(medium, options, &self.resources, self.shared.clone())?;
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
         let hash = self.options.uuid_hash;
         Ok(Arc::new(NamedCollection::new(name, directory, settings, stored.points, collection, hash, serial)))

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use search::collection::{Collection, CollectionOptions, CollectionQuery, FacetValue, Merging};
@@ -12,7 +13,8 @@ use search::ingest::Op;
 use storage::{FaultMedium, FaultPlan, Medium};
 
 use crate::points::{
-    Model, Sum, TIMEOUT, limits, memory_medium, open, options, point, ranked, shared, stored,
+    MEMORY_BYTES, MEMTABLE_BYTES, Model, Sum, TestCollection, limits, memory_medium, open, options, point,
+    ranked, resources, stored, try_open,
 };
 
 /// Ids in use.
@@ -46,7 +48,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// Collection and its expected content. An id may have one of several states if a change was not
 /// acknowledged.
 struct Subject {
-    collection: Option<Collection>,
+    collection: Option<TestCollection>,
     medium: Arc<dyn Medium>,
     /// The same medium, if power may fail.
     fault: Option<Arc<FaultMedium>>,
@@ -57,7 +59,7 @@ struct Subject {
 
 impl Subject {
     fn new(medium: Arc<dyn Medium>) -> Subject {
-        let collection = Collection::open(medium.clone(), options(), shared()).ok();
+        let collection = try_open(medium.clone(), options(), &resources(MEMORY_BYTES, MEMTABLE_BYTES)).ok();
         let allowed = (0..IDS).map(|id| (id, vec![None])).collect();
         Subject { collection, medium, fault: None, allowed, version: 0 }
     }
@@ -77,8 +79,9 @@ impl Subject {
             Step::Merge => collection.merge().is_ok(),
             Step::Reopen => {
                 self.collection = None;
-                self.collection = Collection::open(self.medium.clone(), options(), shared()).ok();
-                self.collection.as_ref().is_some_and(|collection| collection.wait_open(TIMEOUT))
+                let resources = resources(MEMORY_BYTES, MEMTABLE_BYTES);
+                self.collection = try_open(self.medium.clone(), options(), &resources).ok();
+                self.collection.is_some()
             }
             Step::CollectionQuery(seed) => {
                 // The failure may have hit an optional operation such as removing a file. Now
@@ -301,13 +304,11 @@ fn the_power_may_fail_at_any_moment() {
 
 #[test]
 fn concurrent_writes_searches_flushes_and_merges() {
-    let options = CollectionOptions {
-        background: true,
-        merging: Merging { fan_in: 2, ..Merging::default() },
-        ..options()
-    };
+    let options = CollectionOptions { merging: Merging { fan_in: 2, ..Merging::default() }, ..options() };
     let medium = memory_medium();
-    let collection = open(&medium, options.clone());
+    let opened = open(&medium, options.clone());
+    // Writes wait for the background threads below.
+    let collection: &Collection = &opened;
     let stop = AtomicBool::new(false);
     let searched = AtomicU64::new(0);
     let versions = 40;
@@ -329,9 +330,22 @@ fn concurrent_writes_searches_flushes_and_merges() {
                 assert!(!found.partial);
             }
         });
+        let repeat = |work: fn(&Collection) -> base::Result<bool>| {
+            let stop = &stop;
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    if !work(collection).unwrap() {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
+            });
+        };
+        repeat(Collection::flush_oldest);
+        repeat(Collection::flush_if_stalled);
+        repeat(Collection::merge);
+        repeat(Collection::merge_if_behind);
         let writers: Vec<_> = (0..3_u64)
             .map(|writer| {
-                let collection = &collection;
                 scope.spawn(move || {
                     for version in 0..versions {
                         for id in (writer * 10)..(writer * 10 + 10) {
@@ -355,10 +369,10 @@ fn concurrent_writes_searches_flushes_and_merges() {
         }
         assert_eq!(collection.count(), 27);
     };
-    check(&collection);
+    check(collection);
     let status = collection.status();
     assert!(status.flushes > 0 && searched.into_inner() > 0, "{status:?}");
     assert!(status.memory.peak <= status.memory.limit);
-    drop(collection);
+    drop(opened);
     check(&open(&medium, options));
 }

@@ -4,13 +4,14 @@
 use std::sync::Arc;
 
 use base::ErrorKind;
-use search::collection::{Collection, CollectionOptions, CollectionQuery};
+use search::collection::{Collection, CollectionQuery};
 use search::filter::{Condition, Filter, Match};
 use storage::page::PAGE_BYTES;
 use storage::{FaultMedium, FaultPlan, Medium, ReadFault};
 
 use crate::points::{
-    Model, Sum, TIMEOUT, distance, limits, memory_medium, open, options, point, ranked, shared, stored,
+    MEMORY_BYTES, MEMTABLE_BYTES, Model, Sum, distance, limits, memory_medium, open, options, point, ranked,
+    resources, stored, try_open,
 };
 
 type Files = Vec<(String, Vec<u8>)>;
@@ -117,9 +118,9 @@ fn flip(files: &Files, model: &Model, which: usize, place: usize) -> bool {
     let page = (place / PAGE_BYTES) as u64;
     let mut damaged = files.clone();
     damaged[which].1[place] ^= 1 << (place % 8);
-    let collection = Collection::open(write(&damaged), options(), shared());
+    let resources = resources(MEMORY_BYTES, MEMTABLE_BYTES);
+    let collection = try_open(write(&damaged), options(), &resources);
     let collection = collection.unwrap_or_else(|error| panic!("{name} page {page}: {error}"));
-    assert!(collection.wait_open(TIMEOUT));
     let lost = look(&collection, model);
     if lost == Lost::default() {
         // Some bytes of a log lose no change; their damage is reported all the same.
@@ -281,16 +282,15 @@ fn disk_faults_during_open_lose_nothing() {
     let files: Files =
         named(&medium, "").into_iter().map(|name| (name.clone(), medium.load(&name).unwrap())).collect();
     // Less than the log holds, so that opening has to flush.
-    let small = CollectionOptions { memtable_bytes: 4 << 10, ..options() };
+    let small = resources(MEMORY_BYTES, 4 << 10);
     let mut refused = (0, 0);
     for at in 1..30 {
         let sync = FaultPlan { persist_error_at: Some(at), ..FaultPlan::default() };
         let write_error = FaultPlan { write_error_at: Some(at), ..FaultPlan::default() };
         for (plan, refused) in [(sync, &mut refused.0), (write_error, &mut refused.1)] {
             let medium = write(&files);
-            match Collection::open(faulty(&medium, plan), small.clone(), shared()) {
+            match try_open(faulty(&medium, plan), options(), &small) {
                 Ok(collection) => {
-                    assert!(collection.wait_open(TIMEOUT));
                     assert!(!collection.status().log_damaged, "{at}");
                     assert_eq!(collection.count(), POINTS, "{at}");
                 }

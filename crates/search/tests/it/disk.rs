@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 use search::coarse::Metric;
-use search::collection::{Collection, CollectionOptions};
+use search::collection::CollectionOptions;
 use search::registry::{CollectionSettings, Registry, RegistryOptions};
 use storage::{FaultMedium, FaultPlan, Medium};
 
-use crate::points::{TIMEOUT, memory_medium, open, options, point, shared, stored};
+use crate::points::{
+    MEMORY_BYTES, MEMTABLE_BYTES, TIMEOUT, memory_medium, open, options, point, resources, stored, try_open,
+};
 
 fn full_medium(inner: &Arc<dyn Medium>, space: Option<u64>) -> Arc<FaultMedium> {
     let plan = FaultPlan { space, ..FaultPlan::default() };
@@ -44,7 +46,7 @@ fn a_refused_write_leaves_nothing_behind() {
     let medium = full_medium(&inner, None);
     // Without a reserve, writes fail when the disk is full.
     let options = CollectionOptions { disk_reserve: Some(0), ..options() };
-    let collection = Collection::open(medium.clone(), options.clone(), shared()).unwrap();
+    let collection = open(&(medium.clone() as Arc<dyn Medium>), options.clone());
     (0..10).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
     medium.set_space(Some(used(&*inner)));
     let first = collection.upsert(point(&stored(10, 1))).unwrap_err();
@@ -74,7 +76,7 @@ fn the_reserve_leaves_room_to_flush() {
     let inner = memory_medium();
     let medium = full_medium(&inner, Some(2 << 20));
     let options = CollectionOptions { disk_reserve: Some(RESERVE), ..options() };
-    let collection = Collection::open(medium.clone(), options.clone(), shared()).unwrap();
+    let collection = open(&(medium.clone() as Arc<dyn Medium>), options.clone());
     assert_eq!(collection.status().low_disk, None);
     let mut acknowledged = 0;
     let refused = loop {
@@ -113,11 +115,10 @@ fn a_full_disk_is_readable_at_the_start() {
         let mut writer = inner.create(&format!("log-{number:012}")).unwrap();
         writer.append(&vec![0; number % 64]).unwrap();
     }
-    let small = CollectionOptions { memtable_bytes: 4 << 10, ..options() };
-    for options in [options(), small] {
+    for memtable_bytes in [MEMTABLE_BYTES, 4 << 10] {
         let medium = full_medium(&inner, Some(used(&*inner)));
-        let collection = Collection::open(medium.clone(), options, shared()).unwrap();
-        assert!(collection.wait_open(TIMEOUT));
+        let resources = resources(MEMORY_BYTES, memtable_bytes);
+        let collection = try_open(medium.clone(), options(), &resources).unwrap();
         for id in 0..60 {
             assert_eq!(collection.get(id).unwrap(), Some(stored(id, if id < 20 { 2 } else { 1 })));
         }
@@ -143,12 +144,8 @@ fn a_full_disk_is_readable_at_the_start() {
 fn a_merge_waits_for_disk_space() {
     let inner = memory_medium();
     let medium = full_medium(&inner, Some(64 << 20));
-    let collection = Collection::open(
-        medium.clone(),
-        CollectionOptions { disk_reserve: Some(1 << 20), ..options() },
-        shared(),
-    )
-    .unwrap();
+    let options = CollectionOptions { disk_reserve: Some(1 << 20), ..options() };
+    let collection = open(&(medium.clone() as Arc<dyn Medium>), options);
     for round in 0..3 {
         (0..30).for_each(|id| collection.upsert(point(&stored(round * 30 + id, 1))).unwrap());
         collection.flush().unwrap();

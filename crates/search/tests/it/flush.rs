@@ -4,13 +4,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use base::ErrorKind;
-use os::Rate;
-use search::budget::MemoryBudget;
-use search::collection::{Collection, CollectionOptions, Resources};
+use search::collection::{Collection, CollectionOptions};
 use search::ingest::Op;
 use storage::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
 
-use crate::points::{Model, memory_medium, open, options, point, shared, stored};
+use crate::points::{MEMTABLE_BYTES, Model, memory_medium, open, options, point, resources, shared, stored};
 
 /// Medium that runs a hook when a segment begins to be written.
 #[derive(Debug)]
@@ -112,10 +110,9 @@ fn changes_during_a_flush_or_merge_survive() {
 
 #[test]
 fn write_stall_escalates_the_flush() {
-    let memtable_bytes = options().memtable_bytes;
-    let resources = Resources::new(MemoryBudget::new(64 << 20), memtable_bytes, Rate::unlimited()).unwrap();
+    let resources = resources(64 << 20, MEMTABLE_BYTES);
     let opened = |medium: &Arc<dyn Medium>| {
-        let collection = Collection::open_with(medium.clone(), options(), &resources, shared()).unwrap();
+        let collection = Collection::open(medium.clone(), options(), &resources, shared()).unwrap();
         collection.open_segments();
         Arc::new(collection)
     };
@@ -159,10 +156,9 @@ fn write_stall_escalates_the_flush() {
 
 #[test]
 fn try_apply_never_waits_or_escalates() {
-    let memtable_bytes = options().memtable_bytes;
-    let resources = Resources::new(MemoryBudget::new(64 << 20), memtable_bytes, Rate::unlimited()).unwrap();
+    let resources = resources(64 << 20, MEMTABLE_BYTES);
     // No thread flushes.
-    let collection = Collection::open_with(memory_medium(), options(), &resources, shared()).unwrap();
+    let collection = Collection::open(memory_medium(), options(), &resources, shared()).unwrap();
     collection.open_segments();
     let put = |id| {
         let stored = stored(id, 1);
@@ -189,9 +185,8 @@ fn try_apply_never_waits_or_escalates() {
 
 #[test]
 fn fast_writers_are_slowed_down() {
-    let memtable_bytes = options().memtable_bytes;
-    let resources = Resources::new(MemoryBudget::new(64 << 20), memtable_bytes, Rate::unlimited()).unwrap();
-    let collection = Collection::open_with(memory_medium(), options(), &resources, shared()).unwrap();
+    let resources = resources(64 << 20, MEMTABLE_BYTES);
+    let collection = Collection::open(memory_medium(), options(), &resources, shared()).unwrap();
     collection.open_segments();
     let collection = Arc::new(collection);
     let fill = |from: u64| {

@@ -11,14 +11,18 @@ use search::filter::{Condition, Filter, Match};
 use search::ingest::{PointRef, StoredPoint};
 use storage::{FaultMedium, FaultPlan, Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
 
-use crate::points::{DIMS, Model, TIMEOUT, limits, memory_medium, open, options, point, shared, stored};
+use crate::points::{
+    DIMS, MEMORY_BYTES, MEMTABLE_BYTES, Model, limits, memory_medium, open, options, point, resources,
+    shared, stored, try_open,
+};
 
 #[test]
 fn memory_is_never_exceeded() {
     // Room for a flush, two memtables and little more, which codes and ids of segments use up.
-    let options = CollectionOptions { memory_bytes: 5 * (64 << 10) + (5 << 20) + (160 << 10), ..options() };
+    let memory_bytes = 5 * MEMTABLE_BYTES + (5 << 20) + (160 << 10);
     let medium = memory_medium();
-    let collection = open(&medium, options.clone());
+    let resources = resources(memory_bytes, MEMTABLE_BYTES);
+    let collection = try_open(medium.clone(), options(), &resources).unwrap();
     let mut written = 0;
     let refusal = loop {
         match collection.upsert(point(&stored(written, 1))) {
@@ -30,13 +34,12 @@ fn memory_is_never_exceeded() {
     assert_eq!(refusal.kind(), ErrorKind::ResourceExhausted);
     assert!(refusal.message().contains("budget"), "{refusal}");
     let status = collection.status();
-    assert!(status.memory.peak <= options.memory_bytes && status.flushes > 0, "{status:?}");
+    assert!(status.memory.peak <= memory_bytes && status.flushes > 0, "{status:?}");
     assert!(collection.get(0).unwrap().is_some() && collection.get(written - 1).unwrap().is_some());
     collection.delete(0).unwrap();
     drop(collection);
     // With more memory it works again.
-    let more = CollectionOptions { memory_bytes: 32 << 20, ..options };
-    let collection = open(&medium, more);
+    let collection = open(&medium, options());
     assert_eq!(collection.count(), written - 1);
     collection.upsert(point(&stored(written, 1))).unwrap();
 }
@@ -64,11 +67,10 @@ fn invalid_points_are_refused() {
         ErrorKind::TooLarge
     );
     assert_eq!(collection.count(), 0);
-    let other =
-        CollectionOptions { shape: CollectionOptions::new(DIMS, Metric::Dot, 1 << 20).shape, ..options() };
+    let other = CollectionOptions { shape: CollectionOptions::new(DIMS, Metric::Dot).shape, ..options() };
     let medium = memory_medium();
     drop(open(&medium, options()));
-    let error = Collection::open(medium, other, shared()).unwrap_err();
+    let error = try_open(medium, other, &resources(MEMORY_BYTES, MEMTABLE_BYTES)).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
 }
 
@@ -102,10 +104,7 @@ fn extreme_embeddings_are_refused() {
         (Metric::L2, [-f32::MAX, f32::MAX], false),
         (Metric::L2, [1e15, 1.0], true),
     ] {
-        let collection = open(
-            &memory_medium(),
-            CollectionOptions { background: false, ..CollectionOptions::new(2, metric, 32 << 20) },
-        );
+        let collection = open(&memory_medium(), CollectionOptions::new(2, metric));
         let outcome =
             collection.upsert(PointRef { id: 77, embedding: &embedding, record: &[], payload: &[] });
         match outcome {
@@ -126,12 +125,11 @@ fn extreme_embeddings_are_refused() {
 
 #[test]
 fn flush_memory_is_reserved_again_after_a_failure() {
-    let memtable_bytes = options().memtable_bytes;
-    let resources = Resources::new(MemoryBudget::new(64 << 20), memtable_bytes, Rate::unlimited()).unwrap();
+    let resources = resources(64 << 20, MEMTABLE_BYTES);
     // Enough for a log and not for a segment.
     let plan = FaultPlan { space: Some(32 << 10), ..FaultPlan::default() };
     let medium = Arc::new(FaultMedium::new(memory_medium(), plan).unwrap());
-    let collection = Collection::open_with(medium, options(), &resources, shared()).unwrap();
+    let collection = Collection::open(medium, options(), &resources, shared()).unwrap();
     for id in 0..8 {
         let stored = stored(id, 1);
         let point = PointRef { record: &[], ..point(&stored) };
@@ -154,14 +152,12 @@ fn a_segment_is_opened_once_memory_allows() {
     collection.flush().unwrap();
     drop(collection);
     let budget = MemoryBudget::new(64 << 20);
-    let resources =
-        Resources::new(budget.clone(), options().memtable_bytes, Rate::unlimited()).unwrap();
-    let collection = Collection::open_with(medium, options(), &resources, shared()).unwrap();
+    let resources = Resources::new(budget.clone(), MEMTABLE_BYTES, Rate::unlimited()).unwrap();
+    let collection = Collection::open(medium, options(), &resources, shared()).unwrap();
     let list = collection.ids_from(0, 100, None).unwrap();
     assert_eq!(list.unseen.map(|error| error.kind()), Some(ErrorKind::Unavailable), "it is being opened");
     let others = budget.reserve(budget.free(), "others").unwrap();
     assert!(collection.open_segments(), "it is to be tried again");
-    assert!(collection.wait_open(TIMEOUT));
     let status = collection.status();
     assert!(status.partial && status.quarantined.len() == 1, "{status:?}");
     assert_eq!(collection.get(7).unwrap_err().kind(), ErrorKind::Unavailable);
@@ -176,9 +172,8 @@ fn a_segment_is_opened_once_memory_allows() {
 
 #[test]
 fn filters_are_cached_without_excluded_ids() {
-    let resources =
-        Resources::new(MemoryBudget::new(64 << 20), options().memtable_bytes, Rate::unlimited()).unwrap();
-    let collection = Collection::open_with(memory_medium(), options(), &resources, shared()).unwrap();
+    let resources = resources(64 << 20, MEMTABLE_BYTES);
+    let collection = Collection::open(memory_medium(), options(), &resources, shared()).unwrap();
     (0..40).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
     collection.flush().unwrap();
     let matching = |values: Vec<serde_json::Value>| Condition::Match {
@@ -275,7 +270,8 @@ fn reads_of_a_failed_query_do_not_leak() {
     const POINTS: u64 = 900;
     let fault = Arc::new(FaultMedium::new(memory_medium(), FaultPlan::default()).unwrap());
     let medium: Arc<dyn Medium> = Arc::new(Stumbling(fault, 4));
-    let collection = open(&medium, CollectionOptions { memtable_bytes: 2 << 20, ..options() });
+    let resources = resources(MEMORY_BYTES, 2 << 20);
+    let collection = try_open(medium.clone(), options(), &resources).unwrap();
     let mut model = Model::new();
     for id in 0..POINTS {
         let stored = StoredPoint { record: Vec::new(), ..stored(id, 1) };

@@ -13,7 +13,7 @@ use search::registry::{CollectionSettings, Registry, RegistryOptions};
 use storage::watermark::Watermark;
 use storage::{FaultMedium, FaultPlan, Medium, UringMedium};
 
-use crate::points::{TIMEOUT, limits, memory_medium, open, options, point, shared, stored};
+use crate::points::{TIMEOUT, limits, memory_medium, open, options, point, stored};
 
 type Files = Vec<(String, Vec<u8>)>;
 
@@ -217,7 +217,7 @@ fn a_damaged_change_makes_its_point_unknown() {
 #[test]
 fn a_watermark_adds_no_sync_to_a_write() {
     let medium = Arc::new(FaultMedium::new(memory_medium(), FaultPlan::default()).unwrap());
-    let collection = Collection::open(medium.clone(), options(), shared()).unwrap();
+    let collection = open(&(medium.clone() as Arc<dyn Medium>), options());
     let before = medium.operations();
     (0..10).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
     assert_eq!(medium.operations() - before, 20, "a write and a flush each");

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::ErrorKind;
 use memory::{PoolConfig, SlotPool};
 use os::Rate;
 use search::Scorer;
+use search::budget::MemoryBudget;
 use search::coarse::Metric;
-use search::collection::{Collection, CollectionOptions, Merging};
-use search::ingest::{PointRef, StoredPoint};
+use search::collection::{Applied, Collection, CollectionOptions, Merging, Resources};
+use search::ingest::{Op, PointRef, StoredPoint};
 use search::rerank::{SearchLimits, SharedCaches};
 use storage::{DramMedium, Medium};
 
@@ -49,24 +51,77 @@ pub(crate) fn memory_medium() -> Arc<dyn Medium> {
     Arc::new(DramMedium::new(SlotPool::new(config).unwrap(), None).unwrap())
 }
 
-/// Returns options with small memtables and merges.
+pub(crate) const MEMORY_BYTES: u64 = 32 << 20;
+pub(crate) const MEMTABLE_BYTES: u64 = 64 << 10;
+
 pub(crate) fn options() -> CollectionOptions {
     CollectionOptions {
-        memtable_bytes: 64 << 10,
-        background: false,
         merging: Merging { fan_in: 3, ..Merging::default() },
-        ..CollectionOptions::new(DIMS, Metric::L2, 32 << 20)
+        ..CollectionOptions::new(DIMS, Metric::L2)
     }
+}
+
+pub(crate) fn resources(memory_bytes: u64, memtable_bytes: u64) -> Resources {
+    Resources::new(MemoryBudget::new(memory_bytes), memtable_bytes, Rate::unlimited()).unwrap()
 }
 
 pub(crate) fn shared() -> Arc<SharedCaches> {
     Arc::new(SharedCaches::new(0, 512))
 }
 
-pub(crate) fn open(medium: &Arc<dyn Medium>, options: CollectionOptions) -> Collection {
-    let collection = Collection::open(medium.clone(), options, shared()).unwrap();
-    assert!(collection.wait_open(TIMEOUT));
-    collection
+/// Collection without background threads: a write that finds no room flushes on its own thread.
+pub(crate) struct TestCollection(Collection);
+
+impl std::ops::Deref for TestCollection {
+    type Target = Collection;
+
+    fn deref(&self) -> &Collection {
+        &self.0
+    }
+}
+
+impl TestCollection {
+    pub(crate) fn upsert(&self, point: PointRef<'_>) -> base::Result<()> {
+        self.write(&[Op::Upsert(point)])
+    }
+
+    pub(crate) fn delete(&self, id: u64) -> base::Result<()> {
+        self.write(&[Op::Delete(id)])
+    }
+
+    pub(crate) fn write(&self, ops: &[Op<'_>]) -> base::Result<()> {
+        let applied: Vec<Applied> = ops.iter().map(|op| self.apply_one(op)).collect::<base::Result<_>>()?;
+        // The last one first: its commit makes the others durable.
+        applied.into_iter().rev().try_for_each(Applied::commit)
+    }
+
+    fn apply_one(&self, op: &Op<'_>) -> base::Result<Applied> {
+        loop {
+            match self.0.try_apply(std::slice::from_ref(op)) {
+                Err(error) if error.kind() == ErrorKind::ResourceExhausted => {
+                    if !self.0.flush_oldest()? {
+                        return Err(error);
+                    }
+                }
+                applied => return applied,
+            }
+        }
+    }
+}
+
+/// Opens a collection and its segments, with resources of its own.
+pub(crate) fn try_open(
+    medium: Arc<dyn Medium>,
+    options: CollectionOptions,
+    resources: &Resources,
+) -> base::Result<TestCollection> {
+    let collection = Collection::open(medium, options, resources, shared())?;
+    collection.open_segments();
+    Ok(TestCollection(collection))
+}
+
+pub(crate) fn open(medium: &Arc<dyn Medium>, options: CollectionOptions) -> TestCollection {
+    try_open(medium.clone(), options, &resources(MEMORY_BYTES, MEMTABLE_BYTES)).unwrap()
 }
 
 /// Returns limits for the records of [`stored`].
