@@ -13,7 +13,7 @@ use kernels::TopK;
 use kernels::float;
 use kernels::pq::{BLOCK, CostTable};
 
-use super::kmeans::{self, KmeansPlan, RandomDraws};
+use super::kmeans::{self, KmeansPlan, RandomDraws, RowsByCluster};
 use super::pq::{Codebooks, PqCodes, PqShape, TRAINING_MAX, subtract};
 use super::refine::{ByteQuery, ByteVectors, as_compared, inverse_length};
 use super::section::{self, *};
@@ -92,9 +92,10 @@ pub(super) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
     let centres = kmeans::train(&sample, &plan)?;
     drop(sample);
     let nearest = kmeans::assign(&vectors, &centres, dims, build.crew)?;
-    let (order, starts) = by_cluster(&nearest, clusters);
+    let lists = RowsByCluster::new(&nearest, clusters);
     let books = train_books(&vectors, dims, &centres, &nearest, build)?;
-    let codes = encode(&vectors, dims, &centres, (&order, &starts), &books, inner, build.crew)?;
+    let codes = encode(&vectors, dims, &centres, &lists, &books, inner, build.crew)?;
+    let RowsByCluster { order, starts } = lists;
     let mut bytes = ByteVectors::measure(&vectors, dims);
     for row in &order {
         bytes.extend(&vectors[*row as usize * dims..][..dims]);
@@ -122,25 +123,6 @@ fn clusters_for(rows: usize) -> usize {
 
 fn gather(vectors: &[f32], dims: usize, rows: &[u32]) -> Vec<f32> {
     rows.iter().flat_map(|row| &vectors[*row as usize * dims..][..dims]).copied().collect()
-}
-
-/// Sorts rows by cluster and then by row. Also returns the start of each cluster.
-fn by_cluster(nearest: &[(u32, f32)], clusters: usize) -> (Vec<u32>, Vec<u32>) {
-    let mut starts = vec![0_u32; clusters + 1];
-    for (cluster, _) in nearest {
-        starts[*cluster as usize + 1] += 1;
-    }
-    for cluster in 0..clusters {
-        starts[cluster + 1] += starts[cluster];
-    }
-    let mut next = starts.clone();
-    let mut order = vec![0; nearest.len()];
-    for (row, (cluster, _)) in nearest.iter().enumerate() {
-        let place = &mut next[*cluster as usize];
-        order[*place as usize] = row as u32;
-        *place += 1;
-    }
-    (order, starts)
 }
 
 fn block_starts(starts: &[u32]) -> Vec<u32> {
@@ -174,19 +156,19 @@ fn encode(
     vectors: &[f32],
     dims: usize,
     centres: &[f32],
-    (order, starts): (&[u32], &[u32]),
+    lists: &RowsByCluster,
     books: &Codebooks,
     metric: Metric,
     crew: BuildThreads<'_>,
 ) -> Result<PqCodes> {
-    let mut lists: Vec<PqCodes> = vec![PqCodes::default(); starts.len() - 1];
-    crew.share(lists.iter_mut().enumerate(), |(cluster, list)| {
-        let rows = &order[starts[cluster] as usize..starts[cluster + 1] as usize];
+    let mut codes = vec![PqCodes::default(); lists.starts.len() - 1];
+    crew.share(codes.iter_mut().enumerate(), |(cluster, list)| {
+        let rows = lists.rows(cluster);
         let centre = &centres[cluster * dims..][..dims];
         *list = PqCodes::encode(&gather(vectors, dims, rows), centre, books, metric);
     })?;
     let mut all = PqCodes::default();
-    lists.iter().for_each(|list| all.append(list));
+    codes.iter().for_each(|list| all.append(list));
     Ok(all)
 }
 

@@ -127,6 +127,37 @@ pub(crate) fn assign(
     Ok(nearest)
 }
 
+/// Rows sorted by cluster and then by row.
+pub(crate) struct RowsByCluster {
+    pub(crate) order: Vec<u32>,
+    /// Start of each cluster in `order`, and the number of rows.
+    pub(crate) starts: Vec<u32>,
+}
+
+impl RowsByCluster {
+    /// Sorts rows by their nearest centres, which [`assign`] returned.
+    pub(crate) fn new(nearest: &[(u32, f32)], clusters: usize) -> RowsByCluster {
+        let mut starts = vec![0; clusters + 1];
+        nearest.iter().for_each(|(cluster, _)| starts[*cluster as usize + 1] += 1);
+        for cluster in 0..clusters {
+            starts[cluster + 1] += starts[cluster];
+        }
+        let mut next = starts.clone();
+        let mut order = vec![0; nearest.len()];
+        for (row, (cluster, _)) in nearest.iter().enumerate() {
+            let place = &mut next[*cluster as usize];
+            order[*place as usize] = row as u32;
+            *place += 1;
+        }
+        RowsByCluster { order, starts }
+    }
+
+    /// Returns the rows of a cluster.
+    pub(crate) fn rows(&self, cluster: usize) -> &[u32] {
+        &self.order[self.starts[cluster] as usize..self.starts[cluster + 1] as usize]
+    }
+}
+
 /// Moves each centre to the mean of its points. A centre without points takes half of the largest
 /// cluster.
 fn move_centres(points: &[f32], nearest: &[(u32, f32)], dims: usize, centres: &mut [f32]) {

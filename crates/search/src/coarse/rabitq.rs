@@ -244,20 +244,20 @@ impl Rabitq {
     fn compare_exactly(
         &self,
         query: &[f32],
-        (k, floor): (usize, f32),
+        ask: &CoarseRequest<'_>,
         refine: usize,
         exact: &dyn Exact,
         work: &mut RabitqScratch,
         out: &mut Vec<CoarseHit>,
     ) -> Result<()> {
-        work.exact.reset(k);
-        let most = self.cost_of_score(floor);
+        work.exact.reset(ask.k);
+        let most = self.cost_of_score(ask.floor);
         let most = most + ROUNDING * most.abs();
         let candidates = &mut work.found.candidates;
         candidates.truncate(refine);
         let mut rest = &candidates[..];
         while !rest.is_empty() {
-            let (now, later) = rest.split_at(rest.len().min(tune::kept_for_exact(k)));
+            let (now, later) = rest.split_at(rest.len().min(tune::kept_for_exact(ask.k)));
             rest = later;
             let limit = work.exact.limit();
             work.rows.clear();
@@ -327,7 +327,7 @@ impl Coarse for Rabitq {
         work.found.candidates.sort_unstable_by(nearer);
         match exact {
             Some(exact) => {
-                self.compare_exactly(query, (k, ask.floor), choice.refine.max(k), exact, work, out)?;
+                self.compare_exactly(query, ask, choice.refine.max(k), exact, work, out)?;
             }
             None => out.extend(
                 work.found

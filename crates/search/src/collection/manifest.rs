@@ -28,7 +28,7 @@ pub(super) struct ManifestContent {
     /// Damaged logs before `first_log`, kept for manual recovery.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub(super) kept_logs: BTreeSet<u64>,
-    /// How far the logs from `first_log` on were durable.
+    /// Durable lengths of the logs from `first_log` on.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) logs: Vec<NamedLog>,
     /// Logs that lost changes, until they are abandoned or all points affected are known again.

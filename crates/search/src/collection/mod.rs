@@ -2,10 +2,10 @@
 //! and merged in the background.
 //!
 //! # Writes
-//! A change goes to the log and to the active memtable. It is acknowledged once the log is durable.
-//! Threads that write at the same time share one sync of the log. A full memtable is flushed to a
-//! segment in the background, and its log is then removed. Segments of similar size are merged in
-//! the background, at a limited rate and at low priority.
+//! A change goes to the log and to the active memtable. It is acknowledged once the log is
+//! durable. Threads that write at the same time share one sync of the log. A full memtable is
+//! flushed to a segment in the background, and its log is then removed. Segments of similar size
+//! are merged in the background, at a limited rate and at low priority.
 //!
 //! # Queries
 //! A query takes one immutable state and keeps it until it ends. It therefore never sees half of a
@@ -86,29 +86,29 @@ impl Collection {
     /// Opens the collection on `medium`, or creates an empty one. It starts no threads and shares
     /// `resources` with other collections. `shared` holds the record caches.
     ///
-    /// The caller calls [`Collection::open_segments`] once. It calls [`Collection::flush_oldest`] and
-    /// [`Collection::merge`] on threads of low priority while they return true, and
+    /// The caller calls [`Collection::open_segments`] once. It calls [`Collection::flush_oldest`]
+    /// and [`Collection::merge`] on threads of low priority while they return true, and
     /// [`Collection::flush_if_stalled`] and [`Collection::merge_if_behind`] on threads of ordinary
     /// priority. [`Resources`] counts an event when there is new work. A write that finds no room
     /// waits for this work.
     ///
     /// # Errors
-    /// `InvalidArgument` for invalid options, `FailedPrecondition` if the collection has another shape
-    /// or was written by a newer program, `DataLoss` if its manifest is lost, `ResourceExhausted` if
-    /// its log does not fit the memory; otherwise the error of the medium.
+    /// `InvalidArgument` for invalid options, `FailedPrecondition` if the collection has another
+    /// shape or was written by a newer program, `DataLoss` if its manifest is lost,
+    /// `ResourceExhausted` if its log does not fit the memory; otherwise the error of the medium.
     pub fn open(
         medium: Arc<dyn Medium>,
         options: CollectionOptions,
         resources: &Resources,
         shared: Arc<SharedCaches>,
     ) -> Result<Collection> {
-        options.check(resources)?;
+        options.check(resources.memory().limit, resources.memtable_bytes)?;
         Ok(Collection { inner: CollectionInner::open(medium, options, resources, shared)? })
     }
 
     /// Opens the segments on the calling thread; each is searched as soon as it is open. Returns
-    /// true if some segments could not be opened yet, for lack of memory for example, so the caller
-    /// should call this again later.
+    /// true if some segments could not be opened yet, for lack of memory for example, so the
+    /// caller should call this again later.
     pub fn open_segments(&self) -> bool {
         self.inner.open_segments()
     }
@@ -125,8 +125,9 @@ impl Collection {
     /// # Errors
     /// `InvalidArgument` or `TooLarge` for a point that does not fit the collection,
     /// `ResourceExhausted` if memory has no room (with advice, and a retry delay if retrying may
-    /// help), `FailedPrecondition` if a segment that cannot be opened has too many pending deletes;
-    /// otherwise the error of the medium. After an error the change may or may not have been made.
+    /// help), `FailedPrecondition` if a segment that cannot be opened has too many pending
+    /// deletes; otherwise the error of the medium. After an error the change may or may not have
+    /// been made.
     pub fn upsert(&self, point: PointRef<'_>) -> Result<()> {
         self.inner.write(&[Op::Upsert(point)])
     }
@@ -151,8 +152,8 @@ impl Collection {
     /// Returns the point of this id, or `None` if there is none.
     ///
     /// # Errors
-    /// `DataLoss` if the point, or the data that shows if it exists, is damaged; `Unavailable` if a
-    /// segment that may hold it is still being opened.
+    /// `DataLoss` if the point, or the data that shows if it exists, is damaged; `Unavailable` if
+    /// a segment that may hold it is still being opened.
     pub fn get(&self, id: u64) -> Result<Option<StoredPoint>> {
         let (found, doubt) = {
             let live = self.inner.live.lock();
@@ -197,8 +198,8 @@ impl Collection {
     }
 
     /// Makes several changes like [`Collection::apply`], but fails at once if memory has no room,
-    /// and does not escalate the flush. For background callers. Changes before the refused one have
-    /// been made and may survive.
+    /// and does not escalate the flush. For background callers. Changes before the refused one
+    /// have been made and may survive.
     ///
     /// # Errors
     /// As [`Collection::upsert`].
@@ -206,8 +207,9 @@ impl Collection {
         self.inner.apply(changes, RoomPolicy::Refuse)
     }
 
-    /// Returns the requested parts of several points, in the order of `ids` and all from one state;
-    /// `None` for ids without a point. A damaged point fails alone, as in [`Collection::get`].
+    /// Returns the requested parts of several points, in the order of `ids` and all from one
+    /// state; `None` for ids without a point. A damaged point fails alone, as in
+    /// [`Collection::get`].
     pub fn points(&self, ids: &[u64], parts: PointParts) -> Vec<Result<Option<StoredPoint>>> {
         self.inner.points(ids, parts)
     }
@@ -216,8 +218,8 @@ impl Collection {
     /// to [`IDS_MAX`].
     ///
     /// # Errors
-    /// `InvalidArgument` for an invalid filter or a `max` that is too large; otherwise the error of
-    /// the medium.
+    /// `InvalidArgument` for an invalid filter or a `max` that is too large; otherwise the error
+    /// of the medium.
     pub fn ids_from(&self, from: u64, max: usize, filter: Option<&Filter>) -> Result<IdList> {
         self.inner.ids_from(from, max, filter)
     }
@@ -238,7 +240,7 @@ impl Collection {
 
     /// Counts the points that match `filter` by the value of the payload field `key` (a path as in
     /// a filter) and returns the `max` most frequent values. Counts are exact: every payload is
-    /// read, which takes as long as the first use of a filter.
+    /// read, which is as slow as the first use of a filter.
     ///
     /// # Errors
     /// As [`Collection::ids_from`]; `InvalidArgument` for an empty key or more than

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use base::{Error, Result};
 
-use super::resources::Resources;
 use crate::coarse::{CoarseKind, DIMS_MAX, Metric};
 use crate::segment::{SegmentSettings, VectorEncoding};
 
@@ -92,11 +91,11 @@ impl CollectionOptions {
         }
     }
 
-    /// Checks the options, and that `resources` have enough memory for them.
+    /// Checks the options, and that memory for them is large enough.
     ///
     /// # Errors
     /// `InvalidArgument` for values that cannot work.
-    pub(super) fn check(&self, resources: &Resources) -> Result<()> {
+    pub(super) fn check(&self, memory_bytes: u64, memtable_bytes: u64) -> Result<()> {
         if !(1..=DIMS_MAX).contains(&self.shape.dims) || self.build_threads == 0 {
             return Err(Error::invalid(format!(
                 "a collection has 1 to {DIMS_MAX} dimensions and at least one thread to build with, \
@@ -104,8 +103,6 @@ impl CollectionOptions {
                 self.shape.dims, self.build_threads
             )));
         }
-        let memtable_bytes = resources.memtable_bytes;
-        let memory_bytes = resources.memory().limit;
         let least = 4 * (self.shape.dims as u64 * 4 + 256);
         let all = memtable_bytes.saturating_mul(MEMTABLES_IN_BUDGET).saturating_add(FLUSH_BYTES);
         if memtable_bytes < least || all > memory_bytes {
@@ -130,15 +127,11 @@ pub(super) fn headroom_bytes(memtable_bytes: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::budget::MemoryBudget;
-    use os::Rate;
 
     #[test]
     fn too_little_memory_is_refused() {
         let check = |dims: usize, memory_bytes: u64, memtable_bytes: u64| {
-            let budget = MemoryBudget::new(memory_bytes);
-            let resources = Resources::new(budget, memtable_bytes, Rate::unlimited()).unwrap();
-            CollectionOptions::new(dims, Metric::Cosine).check(&resources)
+            CollectionOptions::new(dims, Metric::Cosine).check(memory_bytes, memtable_bytes)
         };
         assert!(check(512, 64 << 20, 1 << 20).is_ok());
         assert!(check(512, 64 << 20, 4096).is_err());

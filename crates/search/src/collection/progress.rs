@@ -38,7 +38,7 @@ pub(super) struct LogProgress {
 pub(super) struct Logs {
     /// Their numbers, ascending. A file may be missing.
     pub(super) numbers: Vec<u64>,
-    /// How far each is known to have been durable.
+    /// Known durable length of each.
     marks: Marks,
     /// Bytes of the existing files.
     bytes: BTreeMap<u64, u64>,
@@ -49,7 +49,7 @@ pub(super) struct Logs {
 }
 
 impl LogProgress {
-    /// Opens the watermark and compares the existing logs with those that must exist.
+    /// Opens the watermark and compares the existing logs with the required ones.
     pub(super) fn open(
         medium: &Arc<dyn Medium>,
         manifest: &ManifestContent,

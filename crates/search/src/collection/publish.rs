@@ -145,8 +145,8 @@ impl CollectionInner {
         written
     }
 
-    /// Removes files of the collection that `manifest` does not name and that are not being written.
-    /// A failure only costs space.
+    /// Removes files of the collection that `manifest` does not name and that are not being
+    /// written. A failure only costs space.
     pub(super) fn remove_leftovers(&self, manifest: &ManifestContent) {
         let entries = &manifest.segments;
         let named: BTreeSet<String> = entries

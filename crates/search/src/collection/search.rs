@@ -175,7 +175,7 @@ impl CollectionInner {
         let ranked = self.coarse(thread, query, &state, &views, query.candidates.max(query.k), &mut found)?;
         found.candidates = ranked.len() as u64;
         let mut hits = score_memtable_hits(&ranked, scorer, query, &mut found);
-        let candidates: Vec<RerankCandidate> = ranked.iter().filter_map(sealed).collect();
+        let candidates: Vec<RerankCandidate> = ranked.iter().filter_map(in_segment).collect();
         if !candidates.is_empty() {
             self.rerank(thread, query, scorer, &views, candidates, &mut hits, &mut found)?;
         }
@@ -266,7 +266,9 @@ impl CollectionInner {
         let mut order: Vec<(u32, &SegmentView)> = (0..).zip(views.iter().copied()).collect();
         order.sort_by_key(|(_, view)| std::cmp::Reverse(view.segment.index().rows()));
         for (at, view) in order {
-            self.coarse_segment(thread, query, view, (count, best.floor), found)?;
+            let params = query.params;
+            let request = CoarseRequest { params, floor: best.floor, ..CoarseRequest::best(count) };
+            self.coarse_segment(thread, query, view, request, found)?;
             let ids = view.segment.ids();
             for hit in &thread.hits {
                 // Rows whose exact score could not be read have the score minus infinity.
@@ -291,7 +293,7 @@ impl CollectionInner {
         thread: &mut SearchThread,
         query: &CollectionQuery<'_>,
         view: &SegmentView,
-        (count, floor): (usize, f32),
+        request: CoarseRequest<'_>,
         found: &mut QueryResult,
     ) -> Result<()> {
         let SearchThread { scratch, hits, vectors, .. } = thread;
@@ -302,7 +304,7 @@ impl CollectionInner {
             return Ok(());
         }
         let index: &dyn Coarse = view.segment.index();
-        let ask = CoarseRequest { params: query.params, allow, floor, ..CoarseRequest::best(count) };
+        let ask = CoarseRequest { allow, ..request };
         if !query.exact {
             return index.search(query.embedding, &ask, scratch, hits);
         }
@@ -316,7 +318,7 @@ impl CollectionInner {
     }
 }
 
-fn sealed(ranked: &RankedPoint<'_>) -> Option<RerankCandidate> {
+fn in_segment(ranked: &RankedPoint<'_>) -> Option<RerankCandidate> {
     match ranked.place {
         HitLocation::Segment(segment, row) => Some(RerankCandidate { segment, row, coarse: ranked.coarse }),
         HitLocation::Memtable(_) => None,

@@ -33,7 +33,7 @@ pub(super) struct WriteStall(Mutex<StallState>);
 pub struct StallStats {
     /// Writes that wait now.
     pub waiting: usize,
-    /// Writes that have waited since the start, including those that still wait.
+    /// Writes that have waited since the start, including waiting ones.
     pub waited: u64,
     /// Writes that were refused after waiting.
     pub refused: u64,

@@ -118,7 +118,7 @@ impl RegistryCore {
         }))
     }
 
-    /// Opens all collections one after the other, and later retries those that may succeed then.
+    /// Opens all collections one after the other, and retries failed ones later.
     pub(super) fn open_all(&self) {
         let names: Vec<String> = self.map.read().entries.keys().cloned().collect();
         let mut again = Vec::new();

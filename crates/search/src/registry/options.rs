@@ -14,7 +14,7 @@ use crate::points::uuid_hash;
 /// Default maximum of collections.
 pub(super) const COLLECTIONS_MAX: usize = 1000;
 
-/// How files of collections are read.
+/// Access to the files of collections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MediumChoice {
     /// Through io_uring, or ordinary reads if the system refuses it.
@@ -46,7 +46,7 @@ pub struct RegistryOptions {
     pub threads: usize,
     /// Maximum waiting queries.
     pub queue_max: usize,
-    /// How files are read.
+    /// Access to files.
     pub medium: MediumChoice,
     /// Maximum collections.
     pub collections_max: usize,

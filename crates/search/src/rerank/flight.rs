@@ -468,7 +468,7 @@ fn judge<S: Scorer>(
             ranked.scored += 1;
             ranking.add(candidate, score);
         }
-        // The page is intact, whatever the scorer makes of the record.
+        // The page is intact, even if the scorer refuses the record.
         Err(error) => ranked.damage(candidate, None, error),
     }
 }

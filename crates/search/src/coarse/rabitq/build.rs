@@ -7,7 +7,7 @@ use super::codes::{CodeRow, RabitqCodes};
 use super::rotation::{Rotation, check_dims};
 use super::store::directory_metric;
 use super::{Metric, Rabitq};
-use crate::coarse::kmeans::{self, KmeansPlan, RandomDraws};
+use crate::coarse::kmeans::{self, KmeansPlan, RandomDraws, RowsByCluster};
 use crate::coarse::refine::as_compared;
 use crate::coarse::{BuildThreads, BuiltIndex, CoarseBuild};
 
@@ -40,13 +40,14 @@ pub(in crate::coarse) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
     let centres = kmeans::train(&sample, &plan)?;
     drop(sample);
     let nearest = kmeans::assign(&points, &centres, padded, build.crew)?;
-    let (starts, order) = by_cluster(&nearest, centres.len() / padded);
-    let lists = Lists { starts: &starts, order: &order, points: &points, centres: &centres, padded };
+    let rows = RowsByCluster::new(&nearest, centres.len() / padded);
+    let lists = Lists { rows: &rows, points: &points, centres: &centres, padded };
     let constants: Vec<f32> = match build.metric {
         Metric::Dot => vectors.chunks_exact(build.dims).map(|vector| -float::dot(vector, &mean)).collect(),
         _ => Vec::new(),
     };
     let codes = lists.encode(&constants, build)?;
+    let RowsByCluster { order, starts } = rows;
     let index = Rabitq::assemble(build, mean, rotation, starts, centres, codes);
     drop(points);
     let index = index.measured(&vectors, &order, build)?;
@@ -85,25 +86,8 @@ fn rotate(vectors: &[f32], mean: &[f32], rotation: &Rotation, crew: BuildThreads
     Ok(points)
 }
 
-/// Returns the start of each cluster, and the rows by cluster.
-fn by_cluster(nearest: &[(u32, f32)], clusters: usize) -> (Vec<u32>, Vec<u32>) {
-    let mut starts = vec![0; clusters + 1];
-    nearest.iter().for_each(|(cluster, _)| starts[*cluster as usize + 1] += 1);
-    for cluster in 0..clusters {
-        starts[cluster + 1] += starts[cluster];
-    }
-    let mut next = starts.clone();
-    let mut order = vec![0; nearest.len()];
-    for (row, (cluster, _)) in nearest.iter().enumerate() {
-        order[next[*cluster as usize] as usize] = row as u32;
-        next[*cluster as usize] += 1;
-    }
-    (starts, order)
-}
-
 struct Lists<'a> {
-    starts: &'a [u32],
-    order: &'a [u32],
+    rows: &'a RowsByCluster,
     points: &'a [f32],
     centres: &'a [f32],
     padded: usize,
@@ -111,7 +95,7 @@ struct Lists<'a> {
 
 impl Lists<'_> {
     fn encode(&self, constants: &[f32], build: &CoarseBuild) -> Result<RabitqCodes> {
-        let clusters = self.starts.len() - 1;
+        let clusters = self.rows.starts.len() - 1;
         // Pieces are joined in their own order, so that the number of threads changes nothing.
         let mut pieces: Vec<RabitqCodes> = vec![RabitqCodes::default(); clusters];
         let work = pieces.iter_mut().enumerate();
@@ -125,7 +109,7 @@ impl Lists<'_> {
 
     fn encode_one(&self, cluster: usize, constants: &[f32], metric: Metric, codes: &mut RabitqCodes) {
         let centre = point(self.centres, self.padded, cluster as u32);
-        let rows = &self.order[self.starts[cluster] as usize..self.starts[cluster + 1] as usize];
+        let rows = self.rows.rows(cluster);
         let residuals: Vec<f32> = rows
             .iter()
             .flat_map(|row| {
