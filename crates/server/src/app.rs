@@ -32,7 +32,7 @@ pub(crate) type Shared = transport::Shared<App>;
 /// The running server, as its handlers see it.
 pub(crate) struct App {
     /// Limits and resources of all requests.
-    pub(crate) requests: RequestResources,
+    pub(crate) requests: Arc<RequestResources>,
     /// Rules by which requests are accepted.
     pub(crate) access: Arc<AccessPolicy>,
     /// Encode answers of Predict over gRPC with `tensor_content`.
@@ -50,7 +50,7 @@ pub(crate) struct App {
     /// What the routes of pictures share.
     pub(crate) images: Images,
     /// Collections and what they may take.
-    pub(crate) collections: Collections,
+    pub(crate) collections: Arc<Collections>,
     /// Taken while gauges are rebuilt and written out, so that one scrape does not clear what another is about to show.
     pub(crate) scrape: Mutex<()>,
     stopping: AtomicBool,
@@ -94,15 +94,15 @@ impl App {
         App {
             recordings: Recordings::new(config.audio.clone()),
             images: Images::new(config.search.clone(), core.metrics.clone()),
-            collections: Collections::new(config.search.clone()),
+            collections: Arc::new(Collections::new(config.search.clone())),
             scrape: Mutex::new(()),
             stopping: AtomicBool::new(false),
             parameters_in_pool: config.memory.home == ParameterHome::Pool,
-            requests: RequestResources::new(
+            requests: Arc::new(RequestResources::new(
                 config.listeners.request_limits(),
                 config.listeners.request_memory(),
                 core.metrics.clone(),
-            ),
+            )),
             access: Arc::new(config.access_policy()),
             tfs_tensor_content: config.listeners.tfs_tensor_content,
             lifecycle: core.lifecycle,

@@ -95,3 +95,13 @@ impl Collections {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+impl api_qdrant::RegistrySource for Collections {
+    fn registry(&self) -> Result<Arc<Registry>> {
+        self.registry()
+    }
+
+    fn opened(&self) -> Option<Arc<Registry>> {
+        self.opened()
+    }
+}

@@ -22,7 +22,6 @@ mod loopback;
 mod observer;
 mod page;
 mod pressure;
-mod qdrant;
 mod recordings;
 mod run;
 mod runs;

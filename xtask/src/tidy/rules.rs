@@ -27,8 +27,8 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("gpu", &["base"]),
     ("search", &["base", "metrics", "memory", "os", "storage", "kernels", "matching", "gpu"]),
     ("vision", &["base", "kernels", "matching"]),
-    ("api-qdrant", &["base", "search"]),
     ("transport", &["base", "metrics", "os"]),
+    ("api-qdrant", &["base", "metrics", "search", "transport"]),
     (
         "server",
         &[

@@ -61,6 +61,11 @@ pub fn name_too_long(bytes: usize) -> Error {
     ))
 }
 
+/// Returns the error for a query parameter outside its limits.
+pub fn parameter_out_of_limits(name: &str, problem: impl std::fmt::Display) -> Error {
+    Error::invalid(format!("{VALIDATION}query parameters: [{name}: {problem}]"))
+}
+
 /// Most bytes of a collection's name in Qdrant's interface.
 pub const NAME_BYTES_MAX: usize = 255;
 

@@ -12,6 +12,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use api_qdrant::CollectionsState;
 use axum::Router;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -21,7 +22,7 @@ use http::{HeaderMap, StatusCode, header};
 use transport::{Reply, RequestBody, count_body};
 
 use crate::app::{App, Shared};
-use crate::{exporter, images, page, qdrant, recordings};
+use crate::{exporter, images, page, recordings};
 
 /// Path of the metrics.
 const METRICS: &str = "/metrics";
@@ -66,7 +67,12 @@ impl tower::Service<http::Request<RequestBody>> for HttpService {
 
 fn router(app: Arc<App>) -> Router {
     let access = app.access.clone();
-    let collections = qdrant::routes().merge(images::routes());
+    let qdrant = Arc::new(CollectionsState::new(
+        app.requests.clone(),
+        app.collections.clone(),
+        Arc::new(images::ImageRemoval(app.clone())),
+    ));
+    let collections = api_qdrant::routes().with_state(qdrant.clone()).merge(images::routes());
     let collections = access.guard_pages(collections, "collections and images are changed");
     let routes = Router::new()
         .route("/", get(front))
@@ -95,7 +101,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/v2/repository/models/{model}/unload", post(repository::unload))
         .merge(recordings::routes())
         .merge(access.guard_key(collections))
-        .merge(qdrant::probes())
+        .merge(api_qdrant::probes().with_state(qdrant))
         .route("/v1/models/{*rest}", get(tfs::read).post(tfs::predict))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
@@ -108,7 +114,7 @@ async fn front(State(app): Shared, headers: HeaderMap) -> Reply {
     if page::wants_page(&headers) {
         return page::page();
     }
-    if let Some(version) = qdrant::version(&headers) {
+    if let Some(version) = api_qdrant::version(&headers, crate::NAME, crate::VERSION) {
         return version.with_header(header::VARY, http::HeaderValue::from_static("accept, user-agent"));
     }
     let mut text = format!("{} {} ({})\n\nmodels:\n", crate::NAME, crate::VERSION, app.engine_version);

@@ -13,7 +13,7 @@ use vision::{Format, thumbnail};
 
 use super::features::{self, BLOCK};
 use super::search::at;
-use super::target::{Kind, Target};
+use super::target::{Kind, Target, has_pictures};
 use crate::app::App;
 
 /// Pictures of one page at most.
@@ -71,7 +71,7 @@ pub(super) async fn page(
     let target = Target::open(&registry, name)?;
     let work = move || {
         let named = &target.named;
-        let clause = filter.map(|filter| crate::qdrant::clause(named, &filter)).transpose()?;
+        let clause = filter.map(|filter| api_qdrant::parse_filter(named, &filter)).transpose()?;
         let page = named.scroll(offset.as_ref(), limit, clause.as_ref(), PointParts::PAYLOAD)?;
         let count = named.count(clause.as_ref())?;
         let images: Vec<Value> = page.points.into_iter().map(entry).collect();
@@ -233,17 +233,24 @@ pub(super) async fn drop_collection(app: &Arc<App>, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The same for a collection's own name that came in at another door. False, and nothing done, where it is none of pictures.
-///
-/// # Errors
-/// Those of the registry and of where originals lie.
-pub(crate) async fn drop_pictures(app: &Arc<App>, name: &str) -> Result<bool> {
-    // What is not there, or cannot be read, is that door's business.
-    let pictures = |named: Arc<NamedCollection>| named.name() == name && Target::of(&named).is_some();
-    if !app.registry()?.get(name).is_ok_and(pictures) {
-        return Ok(false);
+/// The image collections as Qdrant's interface sees them.
+pub(crate) struct ImageRemoval(pub(crate) Arc<App>);
+
+impl api_qdrant::ImageCollections for ImageRemoval {
+    fn holds_images(&self, named: &NamedCollection) -> bool {
+        has_pictures(named)
     }
-    drop_collection(app, name).await.map(|()| true)
+
+    fn remove<'a>(&'a self, name: &'a str) -> api_qdrant::BoxFuture<'a, Result<bool>> {
+        Box::pin(async move {
+            // A collection that is missing or unreadable is left to the other interface.
+            let pictures = |named: Arc<NamedCollection>| named.name() == name && Target::of(&named).is_some();
+            if !self.0.registry()?.get(name).is_ok_and(pictures) {
+                return Ok(false);
+            }
+            drop_collection(&self.0, name).await.map(|()| true)
+        })
+    }
 }
 
 /// Whether it was the last that had its originals.

@@ -30,14 +30,13 @@ use base::Result;
 use metrics::{KindLabels, Metrics};
 
 use crate::config::SearchConfig;
-pub(crate) use browse::drop_pictures;
+pub(crate) use browse::ImageRemoval;
 pub(crate) use door::routes;
 use ingest::Ingest;
 use originals::Originals;
 use pool::Pool;
 use rebuild::Rebuilds;
 use store::Outcome;
-pub(crate) use target::has_pictures;
 use transport::UploadPermits;
 
 /// Archives, folders and rebuilds that are worked on at the same time; the next is refused.

@@ -101,7 +101,7 @@ pub(super) async fn search(app: &Arc<App>, name: &str, asked: Asked, sample: Sam
         return Err(Error::invalid(format!("k is 1 to {HITS_MAX} and candidates 1 to {candidates_max}")));
     }
     let clause =
-        asked.filter.as_deref().map(|filter| crate::qdrant::clause(&target.named, filter)).transpose()?;
+        asked.filter.as_deref().map(|filter| api_qdrant::parse_filter(&target.named, filter)).transpose()?;
     let looked = match sample {
         Sample::File(bytes) => look(app, &target, bytes).await?,
         Sample::Point(id) => stored(app, &target, id).await?,

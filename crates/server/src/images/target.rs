@@ -54,7 +54,7 @@ pub(super) struct Target {
 }
 
 /// Whether a collection is one of pictures.
-pub(crate) fn has_pictures(named: &NamedCollection) -> bool {
+pub(super) fn has_pictures(named: &NamedCollection) -> bool {
     named.settings().extra.get(SECTION).is_some()
 }
 

@@ -8,7 +8,7 @@ use search::registry::CollectionSettings;
 const NORM_MIN: f32 = f32::EPSILON;
 
 /// Returns the score that clients see for a similarity, which is higher for nearer points.
-pub(super) fn score(metric: Metric, similarity: f32) -> f32 {
+pub(crate) fn score(metric: Metric, similarity: f32) -> f32 {
     match metric {
         Metric::Cosine | Metric::Dot => similarity,
         Metric::L2 => (-similarity).max(0.0).sqrt(),
@@ -16,7 +16,7 @@ pub(super) fn score(metric: Metric, similarity: f32) -> f32 {
 }
 
 /// Returns the similarity for a score of [`score`].
-pub(super) fn similarity(metric: Metric, score: f32) -> f32 {
+pub(crate) fn similarity(metric: Metric, score: f32) -> f32 {
     match metric {
         Metric::Cosine | Metric::Dot => score,
         Metric::L2 => -(score * score),
@@ -24,7 +24,7 @@ pub(super) fn similarity(metric: Metric, score: f32) -> f32 {
 }
 
 /// Returns true if a score is not worse than `threshold`. Distances are better the smaller they are.
-pub(super) fn passes(metric: Metric, score: f32, threshold: Option<f32>) -> bool {
+pub(crate) fn passes(metric: Metric, score: f32, threshold: Option<f32>) -> bool {
     threshold.is_none_or(|threshold| match metric {
         Metric::Cosine | Metric::Dot => score >= threshold,
         Metric::L2 => score <= threshold,
@@ -35,7 +35,7 @@ pub(super) fn passes(metric: Metric, score: f32, threshold: Option<f32>) -> bool
 ///
 /// # Errors
 /// `InvalidArgument` for any other name.
-pub(super) fn check_using(settings: &CollectionSettings, using: &str) -> Result<()> {
+pub(crate) fn check_using(settings: &CollectionSettings, using: &str) -> Result<()> {
     if using == settings.vector_name {
         return Ok(());
     }
@@ -49,7 +49,7 @@ pub(super) fn check_using(settings: &CollectionSettings, using: &str) -> Result<
 ///
 /// # Errors
 /// `InvalidArgument` for a wrong number of values.
-pub(super) fn embedding(settings: &CollectionSettings, mut values: Vec<f32>) -> Result<Vec<f32>> {
+pub(crate) fn embedding(settings: &CollectionSettings, mut values: Vec<f32>) -> Result<Vec<f32>> {
     if values.len() != settings.dims {
         return Err(Error::invalid(format!(
             "Vector dimension error: expected dim: {}, got {}",

@@ -1,5 +1,4 @@
-//! The threads that wait for the log, so that doors do not: as many as share a flush, started with the first
-//! write.
+//! Threads that make changes and wait for the log, started with the first write.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -7,31 +6,31 @@ use std::time::Duration;
 use base::{Error, Result};
 use crossbeam_channel::{Sender, TrySendError, bounded};
 
-/// Threads. Writes that wait for the log at the same time share a flush, so a few more than the disk has
-/// queues for help; the work beside waiting is reading JSON.
+/// Number of threads. Writes that wait for the log at the same time share a flush, so a few threads more
+/// than the disk has queues help. Besides waiting they parse JSON.
 const WRITE_THREADS: usize = 4;
-/// Writes that may wait for a thread; each holds its request's body.
-pub(super) const WRITES_MAX: usize = 64;
-/// When a client that was refused is advised to come again.
+/// Most writes that wait for a thread. Each holds its request's body.
+pub(crate) const WRITES_MAX: usize = 64;
+/// Retry advice for a refused write.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 type WriteJob = Box<dyn FnOnce() + Send>;
 
-/// The queue; its threads end with it.
+/// The queue of writes. Its threads end when it is dropped.
 #[derive(Default)]
-pub(super) struct WriteThreads(OnceLock<Sender<WriteJob>>);
+pub(crate) struct WriteThreads(OnceLock<Sender<WriteJob>>);
 
 impl WriteThreads {
-    /// Has a thread do `job`.
+    /// Runs `job` on one of the threads.
     ///
     /// # Errors
-    /// `ResourceExhausted` where too many wait already, or no thread can be had.
-    pub(super) fn submit(&self, job: WriteJob) -> Result<()> {
+    /// `ResourceExhausted` if [`WRITES_MAX`] writes wait, or if a thread cannot be started.
+    pub(crate) fn submit(&self, job: WriteJob) -> Result<()> {
         let queue = match self.0.get() {
             Some(queue) => queue,
             None => {
                 let queue = start()?;
-                // Another thread may have been first; then this one's threads end at once.
+                // If another thread was first, the threads started here end at once.
                 self.0.get_or_init(|| queue)
             }
         };
@@ -51,7 +50,7 @@ fn start() -> Result<Sender<WriteJob>> {
         let (name, jobs) = (format!("write-{number}"), jobs.clone());
         let run = move || {
             for job in jobs {
-                // A job that panics takes its own answer with it, which its door reports; the thread goes on.
+                // A panic drops the job's reply sender, which its caller reports. The thread goes on.
                 if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
                     tracing::error!("a write ended in a panic");
                 }

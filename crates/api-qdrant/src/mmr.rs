@@ -5,11 +5,11 @@
 use search::coarse::Metric;
 
 /// A hit that may be chosen.
-pub(super) struct Candidate {
+pub(crate) struct Candidate {
     /// Its vector; for the cosine, with length one.
-    pub(super) vector: Vec<f32>,
+    pub(crate) vector: Vec<f32>,
     /// Its similarity to the query.
-    pub(super) similarity: f32,
+    pub(crate) similarity: f32,
 }
 
 /// A candidate that is not chosen yet.
@@ -31,7 +31,7 @@ fn similarity(metric: Metric, one: &[f32], other: &[f32]) -> f32 {
 /// Chooses at most `count` candidates, and returns their indexes in order. The first is the most similar to
 /// the query. Each next one maximises `(1 - diversity) * similarity to the query - diversity * similarity to
 /// the most similar chosen one`. Takes `count * candidates.len()` comparisons.
-pub(super) fn choose(metric: Metric, candidates: &[Candidate], diversity: f32, count: usize) -> Vec<usize> {
+pub(crate) fn choose(metric: Metric, candidates: &[Candidate], diversity: f32, count: usize) -> Vec<usize> {
     let mut chosen = Vec::with_capacity(count.min(candidates.len()));
     let mut pending: Vec<Pending> =
         (0..candidates.len()).map(|index| Pending { index, nearest: f32::NEG_INFINITY }).collect();

@@ -1,6 +1,6 @@
 //! Points without ranking: by id, in the order of ids, counted, faceted.
 
-use api_qdrant::json::{self, PointRecord, Vector, WithPayload, WithVector};
+use crate::json::{self, PointRecord, Vector, WithPayload, WithVector};
 use base::{Error, ErrorKind, Result};
 use search::collection::{FacetValue, IDS_MAX, PointParts, SearchThread};
 use search::points::{FetchedPoint, PointId};
@@ -8,21 +8,21 @@ use search::registry::NamedCollection;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::call::CallContext;
-use super::filters;
+use crate::call::CallContext;
+use crate::filters;
 
 /// About the most bytes of the points of one response.
 const RESPONSE_BYTES_MAX: usize = 128 << 20;
 /// Points that are read at once: few enough that a response exceeds its limit by little.
-pub(super) const CHUNK: usize = 1024;
+pub(crate) const CHUNK: usize = 1024;
 
 /// Bytes of the points in a response so far.
 #[derive(Default)]
-pub(super) struct ResponseBudget(usize);
+pub(crate) struct ResponseBudget(usize);
 
 impl ResponseBudget {
     /// Adds a point, and returns false if the response has reached its limit.
-    pub(super) fn add(&mut self, record: &PointRecord) -> bool {
+    pub(crate) fn add(&mut self, record: &PointRecord) -> bool {
         // A number takes about ten characters.
         let values = match &record.vector {
             Some(Vector::Plain(values)) => values.len(),
@@ -37,7 +37,7 @@ impl ResponseBudget {
     ///
     /// # Errors
     /// `InvalidArgument` if the response exceeds its limit.
-    pub(super) fn add_or_fail(&mut self, record: &PointRecord) -> Result<()> {
+    pub(crate) fn add_or_fail(&mut self, record: &PointRecord) -> Result<()> {
         if self.add(record) {
             return Ok(());
         }
@@ -61,15 +61,15 @@ fn value_bytes(value: &Value) -> usize {
 }
 
 /// The requested parts of each point.
-pub(super) struct Projection {
-    pub(super) payload: WithPayload,
-    pub(super) vector: bool,
+pub(crate) struct Projection {
+    pub(crate) payload: WithPayload,
+    pub(crate) vector: bool,
     vector_name: String,
 }
 
 impl Projection {
     /// Builds the projection of a request. `payload` says if payloads are returned by default.
-    pub(super) fn new(
+    pub(crate) fn new(
         named: &NamedCollection,
         payload: bool,
         with_payload: Option<WithPayload>,
@@ -83,17 +83,17 @@ impl Projection {
         }
     }
 
-    pub(super) fn parts(&self) -> PointParts {
+    pub(crate) fn parts(&self) -> PointParts {
         PointParts { embedding: self.vector, record: false, payload: self.payload.any() }
     }
 
-    pub(super) fn record(&self, point: FetchedPoint) -> PointRecord {
+    pub(crate) fn record(&self, point: FetchedPoint) -> PointRecord {
         let vector = self.vector.then(|| Vector::labelled(&self.vector_name, point.embedding));
         PointRecord { id: point.id, payload: self.payload.project(point.payload), vector }
     }
 }
 
-pub(super) fn fetch(
+pub(crate) fn fetch(
     named: &NamedCollection,
     _: &mut SearchThread,
     _: &CallContext,
@@ -121,7 +121,7 @@ pub(super) fn fetch(
     Ok(records)
 }
 
-pub(super) fn one(
+pub(crate) fn one(
     named: &NamedCollection,
     _: &mut SearchThread,
     context: &CallContext,
@@ -137,18 +137,18 @@ pub(super) fn one(
 
 /// Points in the order of their ids.
 #[derive(Serialize)]
-pub(super) struct ScrollResponse {
-    pub(super) points: Vec<PointRecord>,
-    pub(super) next_page_offset: Option<PointId>,
+pub(crate) struct ScrollResponse {
+    pub(crate) points: Vec<PointRecord>,
+    pub(crate) next_page_offset: Option<PointId>,
     #[serde(skip_serializing_if = "is_false")]
-    pub(super) partial: bool,
+    pub(crate) partial: bool,
 }
 
-pub(super) fn is_false(value: &bool) -> bool {
+pub(crate) fn is_false(value: &bool) -> bool {
     !*value
 }
 
-pub(super) fn scroll(
+pub(crate) fn scroll(
     named: &NamedCollection,
     _: &mut SearchThread,
     _: &CallContext,
@@ -179,13 +179,13 @@ pub(super) fn scroll(
 
 /// The number of points.
 #[derive(Serialize)]
-pub(super) struct CountResponse {
-    pub(super) count: u64,
+pub(crate) struct CountResponse {
+    pub(crate) count: u64,
     #[serde(skip_serializing_if = "is_false")]
     partial: bool,
 }
 
-pub(super) fn count(
+pub(crate) fn count(
     named: &NamedCollection,
     _: &mut SearchThread,
     _: &CallContext,
@@ -199,7 +199,7 @@ pub(super) fn count(
 
 /// Values of a field, the most frequent first.
 #[derive(Serialize)]
-pub(super) struct FacetResponse {
+pub(crate) struct FacetResponse {
     hits: Vec<FacetHit>,
     #[serde(skip_serializing_if = "is_false")]
     partial: bool,
@@ -211,7 +211,7 @@ struct FacetHit {
     count: u64,
 }
 
-pub(super) fn facet(
+pub(crate) fn facet(
     named: &NamedCollection,
     _: &mut SearchThread,
     _: &CallContext,
@@ -231,6 +231,6 @@ pub(super) fn facet(
 }
 
 /// Returns true if an error concerns one point only. The response leaves the point out and is partial then.
-pub(super) fn concerns_one_point(error: &Error) -> bool {
+pub(crate) fn concerns_one_point(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::DataLoss | ErrorKind::Unavailable)
 }

@@ -6,16 +6,26 @@ use search::points::{PointId, PointSelection};
 use search::registry::NamedCollection;
 use serde_json::{Map, Value};
 
-use super::describe::kept;
+use crate::describe::stored;
+use crate::json;
+
+/// Reads a filter in Qdrant's JSON, and prepares it for a collection.
+///
+/// # Errors
+/// `InvalidArgument` for malformed JSON and for a filter that is too large; `Unimplemented` for conditions
+/// that are not supported.
+pub fn parse_filter(named: &NamedCollection, filter: &str) -> Result<Filter> {
+    prepare(named, json::parse_filter(filter.as_bytes())?)
+}
 
 /// Checks a filter, and lets conditions on fields with an index for UUIDs match every spelling of a UUID.
 ///
 /// # Errors
 /// `InvalidArgument` for a filter that is too large or names no field.
-pub(super) fn prepare(named: &NamedCollection, mut filter: Filter) -> Result<Filter> {
-    let schema = kept(&named.settings().extra, "payload_schema");
-    if schema.values().any(is_uuid) {
-        add_spellings(&mut filter, &schema);
+pub(crate) fn prepare(named: &NamedCollection, mut filter: Filter) -> Result<Filter> {
+    let settings = named.settings();
+    if let Some(schema) = stored(&settings.extra, "payload_schema").filter(|it| it.values().any(is_uuid)) {
+        add_spellings(&mut filter, schema);
     }
     filter.check().map_err(|error| error.context("filter"))?;
     Ok(filter)
@@ -25,7 +35,7 @@ pub(super) fn prepare(named: &NamedCollection, mut filter: Filter) -> Result<Fil
 ///
 /// # Errors
 /// As [`prepare`].
-pub(super) fn prepare_selection(
+pub(crate) fn prepare_selection(
     named: &NamedCollection,
     selection: PointSelection,
 ) -> Result<PointSelection> {

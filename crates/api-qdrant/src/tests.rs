@@ -2,14 +2,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::ErrorKind;
+use http::{HeaderMap, header};
 use search::collection::SearchThread;
 use search::registry::{MediumChoice, NamedCollection, Registry, RegistryOptions};
 use serde_json::{Value, json};
 
-use super::call::CallContext;
-use super::*;
+use crate::call::CallContext;
+use crate::*;
 
-/// A registry of its own, without doors: what the routes do, called as they call it.
+/// A registry whose handlers are called without HTTP.
 struct Bench {
     registry: Option<Arc<Registry>>,
     directory: tempfile::TempDir,
@@ -17,7 +18,21 @@ struct Bench {
 
 fn context(collection: &str, item: &str) -> CallContext {
     let deadline = Instant::now() + Duration::from_secs(60);
-    CallContext { collection: collection.into(), item: item.into(), deadline }
+    let images = Arc::new(MarkedImages);
+    CallContext { collection: collection.into(), item: item.into(), deadline, images }
+}
+
+/// Collections with a mark in their extra data hold images.
+struct MarkedImages;
+
+impl ImageCollections for MarkedImages {
+    fn holds_images(&self, named: &NamedCollection) -> bool {
+        named.settings().extra.get("images").is_some()
+    }
+
+    fn remove<'a>(&'a self, _: &'a str) -> BoxFuture<'a, base::Result<bool>> {
+        Box::pin(async { Ok(false) })
+    }
 }
 
 fn open(directory: &std::path::Path) -> Arc<Registry> {
@@ -41,7 +56,7 @@ impl Bench {
         self.registry.as_ref().unwrap()
     }
 
-    /// As after the end of the process and its next start.
+    /// Opens the registry again, as after a restart of the process.
     fn restart(&mut self) {
         drop(self.registry.take());
         self.registry = Some(open(self.directory.path()));
@@ -98,7 +113,7 @@ fn three(bench: &Bench, distance: &str) {
 }
 
 #[test]
-fn what_is_damaged_is_named_and_can_be_given_up() {
+fn damaged_segments_are_named_and_abandoned() {
     let mut bench = Bench::new();
     three(&bench, "Cosine");
     bench.registry().get("c").unwrap().collection().flush().unwrap();
@@ -156,7 +171,7 @@ fn scores_and_thresholds_follow_the_distance() {
 }
 
 #[test]
-fn vectors_of_a_cosine_collection_come_back_with_length_one() {
+fn cosine_vectors_are_normalised() {
     let bench = Bench::new();
     three(&bench, "Cosine");
     let got = bench.read(retrieve::fetch, "c", &json!({"ids": [1, 5, UUID], "with_vector": true})).unwrap();
@@ -166,7 +181,7 @@ fn vectors_of_a_cosine_collection_come_back_with_length_one() {
 }
 
 #[test]
-fn examples_are_no_answers_and_prefetches_limit_what_may_be_found() {
+fn examples_are_no_hits_and_prefetches_limit_hits() {
     let bench = Bench::new();
     three(&bench, "Cosine");
     assert_eq!(bench.ids("c", &json!({"query": 1})), [json!(2), json!(UUID)]);
@@ -187,7 +202,7 @@ fn examples_are_no_answers_and_prefetches_limit_what_may_be_found() {
 }
 
 #[test]
-fn errors_say_where_and_have_their_kind() {
+fn errors_name_the_field() {
     let bench = Bench::new();
     three(&bench, "Dot");
     let kind = |query: Value| bench.read(query::query, "c", &query).unwrap_err();
@@ -211,18 +226,18 @@ fn errors_say_where_and_have_their_kind() {
     assert!(bench.write(update::upsert, "c", &large).unwrap_err().message().contains("too large"));
     let again = json!({"vectors": {"size": 2, "distance": "Dot"}});
     assert_eq!(bench.write(collections::create, "c", &again).unwrap_err().kind(), ErrorKind::AlreadyExists);
-    let nobody = bench.write(update::upsert, "nobody", &json!({"points": []})).unwrap_err();
-    assert_eq!(nobody.kind(), ErrorKind::NotFound);
+    let absent = bench.write(update::upsert, "absent", &json!({"points": []})).unwrap_err();
+    assert_eq!(absent.kind(), ErrorKind::NotFound);
 }
 
 #[test]
-fn what_was_written_and_described_is_there_after_a_restart() {
+fn points_and_settings_survive_a_restart() {
     let mut bench = Bench::new();
     three(&bench, "Euclid");
     bench.write(collections::index, "c", &json!({"field_name": "n", "field_schema": "integer"})).unwrap();
     bench.write(collections::update, "c", &json!({"metadata": {"a": 1, "b": 2}})).unwrap();
     bench.write(collections::update, "c", &json!({"metadata": {"a": null, "c": 3}})).unwrap();
-    // What another door keeps stays.
+    // Members of other interfaces stay.
     bench
         .registry()
         .get("c")
@@ -266,7 +281,7 @@ fn what_was_written_and_described_is_there_after_a_restart() {
 }
 
 #[test]
-fn writes_beyond_the_queue_are_refused_and_the_others_are_made() {
+fn writes_beyond_the_queue_are_refused() {
     let writers = write_threads::WriteThreads::default();
     let (hold, held) = std::sync::mpsc::channel::<()>();
     let held = Arc::new(std::sync::Mutex::new(held));
@@ -297,11 +312,11 @@ fn writes_beyond_the_queue_are_refused_and_the_others_are_made() {
 }
 
 #[test]
-fn only_qdrants_clients_get_its_version() {
+fn only_clients_get_the_version() {
     let with = |name: header::HeaderName, value: &'static str| {
         let mut headers = HeaderMap::new();
         headers.insert(name, http::HeaderValue::from_static(value));
-        version(&headers).is_some()
+        version(&headers, "millpond", "1").is_some()
     };
     assert!(with(header::USER_AGENT, "python-client/1.20.0 python/3.11.4"));
     assert!(with(header::ACCEPT, "application/json"));
@@ -310,7 +325,7 @@ fn only_qdrants_clients_get_its_version() {
 }
 
 #[test]
-fn points_get_into_a_collection_of_pictures_by_its_own_door_only() {
+fn points_of_image_collections_are_not_written() {
     let bench = Bench::new();
     three(&bench, "Euclid");
     let named = bench.registry().get("c").unwrap();
@@ -351,7 +366,7 @@ fn messages(described: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn hints_without_effect_are_warned_of_and_not_shown_as_if_they_held() {
+fn hints_without_effect_are_warned_of() {
     let bench = Bench::new();
     let create = json!({"vectors": {"size": 2, "distance": "Dot", "on_disk": true}, "hnsw_config": {"m": 32},
                         "shard_number": 3, "on_disk_payload": true,
@@ -376,7 +391,7 @@ fn hints_without_effect_are_warned_of_and_not_shown_as_if_they_held() {
 }
 
 #[test]
-fn an_indexed_field_counts_the_points_that_have_it() {
+fn an_indexed_field_counts_its_points() {
     let bench = Bench::new();
     three(&bench, "Dot");
     bench.write(collections::index, "c", &json!({"field_name": "n", "field_schema": "integer"})).unwrap();
@@ -391,7 +406,7 @@ fn an_indexed_field_counts_the_points_that_have_it() {
 }
 
 #[test]
-fn a_limit_beyond_the_most_is_that_of_all_points() {
+fn a_high_limit_returns_all_points() {
     let bench = Bench::new();
     three(&bench, "Dot");
     assert_eq!(bench.ids("c", &json!({"query": [0, 2], "limit": u64::MAX})).len(), 3);
@@ -399,7 +414,7 @@ fn a_limit_beyond_the_most_is_that_of_all_points() {
 }
 
 #[test]
-fn uuids_match_however_they_are_written_if_the_field_is_one_of_uuids() {
+fn uuids_match_in_every_spelling() {
     let bench = Bench::new();
     bench.create("c", 2, "Dot");
     let points = json!({"points": [{"id": 1, "vector": [1, 1], "payload": {"u": UUID.to_uppercase()}},
@@ -418,7 +433,7 @@ fn uuids_match_however_they_are_written_if_the_field_is_one_of_uuids() {
 }
 
 #[test]
-fn the_name_of_an_alias_is_no_name_for_a_collection() {
+fn an_alias_is_no_name_for_a_collection() {
     let bench = Bench::new();
     bench.create("c", 2, "Dot");
     let alias = json!({"actions": [{"create_alias": {"alias_name": "a", "collection_name": "c"}}]});

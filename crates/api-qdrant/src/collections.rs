@@ -1,25 +1,25 @@
 //! Collections: list, create, change and remove them, and their aliases and indexes.
 
-use api_qdrant::json::{self, AliasAction};
+use crate::json::{self, AliasAction};
 use base::{Error, ErrorKind, Result};
 use search::registry::{AliasChange, Registry};
 use serde_json::{Map, Value, json};
 
-use super::call::CallContext;
-use super::describe::EXTRA;
-use super::update::{UpdateResponse, updated};
+use crate::call::CallContext;
+use crate::describe::EXTRA;
+use crate::update::{UpdateResponse, updated};
 
 /// Most fields with an index in one collection.
 const INDEXES_MAX: usize = 1000;
 
-pub(super) fn list(registry: &Registry, _: &CallContext) -> Result<Value> {
+pub(crate) fn list(registry: &Registry, _: &CallContext) -> Result<Value> {
     let names: Vec<Value> =
         registry.list().into_iter().map(|listed| json!({ "name": listed.name })).collect();
     Ok(json!({ "collections": names }))
 }
 
 /// Tells if a collection has this name or alias, in any state.
-pub(super) fn exists(registry: &Registry, context: &CallContext) -> Result<Value> {
+pub(crate) fn exists(registry: &Registry, context: &CallContext) -> Result<Value> {
     let found = match registry.get(&context.collection) {
         Err(error) => error.kind() != ErrorKind::NotFound,
         Ok(_) => true,
@@ -27,7 +27,7 @@ pub(super) fn exists(registry: &Registry, context: &CallContext) -> Result<Value
     Ok(json!({ "exists": found }))
 }
 
-pub(super) fn create(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<bool> {
+pub(crate) fn create(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<bool> {
     let request: json::CreateCollection = json::parse(body)?;
     let mut settings = request.settings()?;
     let own = json!({ "hints": request.hints()?, "metadata": request.metadata.unwrap_or_default() });
@@ -47,18 +47,18 @@ fn is_alias(registry: &Registry, name: &str) -> bool {
 }
 
 /// Returns false if no collection has the name.
-pub(super) fn remove(registry: &Registry, context: &CallContext, _: &[u8]) -> Result<bool> {
+pub(crate) fn remove(registry: &Registry, context: &CallContext, _: &[u8]) -> Result<bool> {
     registry.remove(&context.collection)
 }
 
 /// Abandons a damaged segment. Qdrant has no such call.
-pub(super) fn give_up(registry: &Registry, context: &CallContext, _: &[u8]) -> Result<bool> {
+pub(crate) fn give_up(registry: &Registry, context: &CallContext, _: &[u8]) -> Result<bool> {
     registry.get(&context.collection)?.collection().abandon(&context.item)?;
     Ok(true)
 }
 
 /// Merges metadata. All other settings are hints without effect, which are stored for `warnings`.
-pub(super) fn update(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<bool> {
+pub(crate) fn update(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<bool> {
     let named = registry.get(&context.collection)?;
     let request: json::UpdateCollection =
         if body.is_empty() { Default::default() } else { json::parse(body)? };
@@ -100,7 +100,7 @@ fn object(value: &mut Value) -> &mut Map<String, Value> {
     }
 }
 
-pub(super) fn index(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
+pub(crate) fn index(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
     let named = registry.get(&context.collection)?;
     let request: json::CreateIndex = json::parse(body)?;
     let (data_type, params) = request.schema()?;
@@ -115,7 +115,7 @@ pub(super) fn index(registry: &Registry, context: &CallContext, body: &[u8]) -> 
     Ok(updated(&named))
 }
 
-pub(super) fn drop_index(registry: &Registry, context: &CallContext, _: &[u8]) -> Result<UpdateResponse> {
+pub(crate) fn drop_index(registry: &Registry, context: &CallContext, _: &[u8]) -> Result<UpdateResponse> {
     let named = registry.get(&context.collection)?;
     named.change_extra(|extra| {
         own(extra, "payload_schema").remove(&context.item);
@@ -124,11 +124,11 @@ pub(super) fn drop_index(registry: &Registry, context: &CallContext, _: &[u8]) -
     Ok(updated(&named))
 }
 
-pub(super) fn aliases(registry: &Registry, _: &CallContext) -> Result<Value> {
+pub(crate) fn aliases(registry: &Registry, _: &CallContext) -> Result<Value> {
     Ok(described(registry.aliases()))
 }
 
-pub(super) fn aliases_of(registry: &Registry, context: &CallContext) -> Result<Value> {
+pub(crate) fn aliases_of(registry: &Registry, context: &CallContext) -> Result<Value> {
     let name = registry.get(&context.collection)?.name().to_owned();
     let aliases = registry.aliases().into_iter().filter(|(_, collection)| *collection == name);
     Ok(described(aliases.collect()))
@@ -139,7 +139,7 @@ fn described(aliases: Vec<(String, String)>) -> Value {
     json!({ "aliases": aliases.into_iter().map(described).collect::<Vec<Value>>() })
 }
 
-pub(super) fn change_aliases(registry: &Registry, _: &CallContext, body: &[u8]) -> Result<bool> {
+pub(crate) fn change_aliases(registry: &Registry, _: &CallContext, body: &[u8]) -> Result<bool> {
     let request: json::ChangeAliases = json::parse(body)?;
     let change = |action| match action {
         AliasAction::CreateAlias { alias_name, collection_name } => {
@@ -156,16 +156,16 @@ pub(super) fn change_aliases(registry: &Registry, _: &CallContext, body: &[u8]) 
 }
 
 /// Returns no issues. Qdrant gives advice here, and this server in the `warnings` of each collection.
-pub(super) fn issues(_: &Registry, _: &CallContext) -> Result<Value> {
+pub(crate) fn issues(_: &Registry, _: &CallContext) -> Result<Value> {
     Ok(json!({ "issues": [] }))
 }
 
 /// Does nothing, because no issues are stored.
-pub(super) fn clear_issues(_: &Registry, _: &CallContext) -> Result<bool> {
+pub(crate) fn clear_issues(_: &Registry, _: &CallContext) -> Result<bool> {
     Ok(true)
 }
 
 /// Answers as Qdrant does without a cluster.
-pub(super) fn cluster(_: &Registry, _: &CallContext) -> Result<Value> {
+pub(crate) fn cluster(_: &Registry, _: &CallContext) -> Result<Value> {
     Ok(json!({ "status": "disabled" }))
 }

@@ -1,27 +1,27 @@
 //! Descriptions of collections.
 
-use api_qdrant::json::distance_name;
+use crate::json::distance_name;
 use base::Result;
 use search::collection::{SearchThread, Status};
 use search::filter::{Condition, Filter};
 use search::registry::{CollectionSettings, NamedCollection};
 use serde_json::{Map, Value, json};
 
-use super::call::CallContext;
+use crate::call::CallContext;
 
 /// Member of a collection's extra data that belongs to this interface.
-pub(super) const EXTRA: &str = "qdrant";
+pub(crate) const EXTRA: &str = "qdrant";
 
 /// Returns an object of this interface from the extra data of a collection: `hints` and `metadata` of the
 /// request that created it, `payload_schema` by field.
-pub(super) fn kept(extra: &Value, name: &str) -> Map<String, Value> {
-    extra.get(EXTRA).and_then(|own| own.get(name)).and_then(Value::as_object).cloned().unwrap_or_default()
+pub(crate) fn stored<'a>(extra: &'a Value, name: &str) -> Option<&'a Map<String, Value>> {
+    extra.get(EXTRA)?.get(name)?.as_object()
 }
 
 /// Describes a collection. The configuration is Qdrant's default: clients require one, and a collection
 /// copied to a Qdrant server gets usable values. It says nothing about this server. Hints without effect are
 /// named in `warnings` only.
-pub(super) fn describe(
+pub(crate) fn describe(
     named: &NamedCollection,
     _: &mut SearchThread,
     _: &CallContext,
@@ -42,7 +42,7 @@ pub(super) fn describe(
         vector = json!({ settings.vector_name.as_str(): vector });
     }
     let schema = payload_schema(named, &settings)?;
-    let metadata = kept(&settings.extra, "metadata");
+    let metadata = stored(&settings.extra, "metadata").cloned().unwrap_or_default();
     Ok(json!({
         "warnings": warnings(&status, &settings),
         "status": state,
@@ -67,7 +67,7 @@ pub(super) fn describe(
 /// Returns the indexed fields, each with the number of points that have a value of it.
 fn payload_schema(named: &NamedCollection, settings: &CollectionSettings) -> Result<Map<String, Value>> {
     let mut fields = Map::new();
-    for (field, schema) in kept(&settings.extra, "payload_schema") {
+    for (field, schema) in stored(&settings.extra, "payload_schema").into_iter().flatten() {
         let empty = Condition::IsEmpty { key: field.clone() };
         let filled = Filter { must_not: vec![empty], ..Filter::default() };
         let points = named
@@ -77,7 +77,7 @@ fn payload_schema(named: &NamedCollection, settings: &CollectionSettings) -> Res
         if !schema["params"].is_null() {
             described["params"] = schema["params"].clone();
         }
-        fields.insert(field, described);
+        fields.insert(field.clone(), described);
     }
     Ok(fields)
 }
@@ -88,9 +88,9 @@ fn warnings(status: &Status, settings: &CollectionSettings) -> Vec<Value> {
     let mended = status.mended.iter().map(|what| format!("put right when the collection was opened: {what}"));
     let more = status.quarantined_count.saturating_sub(status.quarantined.len() as u64);
     let more = (more > 0).then(|| format!("{more} more that are not named here"));
-    let hints = kept(&settings.extra, "hints").into_iter().filter(|(_, value)| !value.is_null());
+    let hints = stored(&settings.extra, "hints").into_iter().flatten().filter(|(_, value)| !value.is_null());
     let hints = hints.map(|(name, _)| format!("{name} was asked for and has no effect on this server"));
-    let fields = kept(&settings.extra, "payload_schema").into_iter();
+    let fields = stored(&settings.extra, "payload_schema").into_iter().flatten();
     let fields = fields.map(|(field, _)| {
         format!("the index on \"{field}\" is recorded only: filters read payloads with it as without it")
     });

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use api_qdrant::json::{self, Prefetch, QueryRequest, ScoredPoint, SearchParams, VectorInput, VectorQuery};
+use crate::json::{self, Prefetch, QueryRequest, ScoredPoint, SearchParams, VectorInput, VectorQuery};
 use base::{Error, Result};
 use search::coarse::{HITS_MAX, ScanParams};
 use search::collection::{CANDIDATES_MAX, CollectionQuery, PointParts, SearchThread};
@@ -12,11 +12,11 @@ use search::points::{NUMBERS_MAX, PointId};
 use search::registry::NamedCollection;
 use serde::Serialize;
 
-use super::call::CallContext;
-use super::filters;
-use super::mmr;
-use super::retrieve::{self, CHUNK, Projection, ResponseBudget};
-use super::scores;
+use crate::call::CallContext;
+use crate::filters;
+use crate::mmr;
+use crate::retrieve::{self, CHUNK, Projection, ResponseBudget};
+use crate::scores;
 
 /// Most prefetches of one query.
 const PREFETCHES_MAX: usize = 16;
@@ -29,10 +29,10 @@ const BATCH_MAX: usize = 1024;
 
 /// Hits of a query, best first.
 #[derive(Serialize)]
-pub(super) struct QueryResponse {
-    pub(super) points: Vec<ScoredPoint>,
+pub(crate) struct QueryResponse {
+    pub(crate) points: Vec<ScoredPoint>,
     #[serde(skip_serializing_if = "retrieve::is_false")]
-    pub(super) partial: bool,
+    pub(crate) partial: bool,
 }
 
 /// A hit before its point is read.
@@ -72,7 +72,7 @@ struct QueryRun<'a> {
     deadline: Instant,
 }
 
-pub(super) fn query(
+pub(crate) fn query(
     named: &NamedCollection,
     thread: &mut SearchThread,
     context: &CallContext,
@@ -84,7 +84,7 @@ pub(super) fn query(
 }
 
 /// Answers queries in order. If one fails, the batch fails.
-pub(super) fn batch(
+pub(crate) fn batch(
     named: &NamedCollection,
     thread: &mut SearchThread,
     context: &CallContext,

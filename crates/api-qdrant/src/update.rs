@@ -1,46 +1,46 @@
 //! Changes of points and payloads. Each is durable before its response.
 
-use api_qdrant::json::{self, DeletePayload, PointsSelector, SetPayload, UpdateOperation};
+use crate::json::{self, DeletePayload, PointsSelector, SetPayload, UpdateOperation};
 use base::{Error, Result};
 use search::points::{NewPoint, PayloadChange, PointSelection};
 use search::registry::{NamedCollection, Registry};
 use serde::Serialize;
 
-use super::call::CallContext;
-use super::filters;
-use super::scores;
+use crate::call::CallContext;
+use crate::filters;
+use crate::scores;
 
 /// The outcome of a change.
 #[derive(Serialize)]
-pub(super) struct UpdateResponse {
+pub(crate) struct UpdateResponse {
     /// Generation of the collection, which grows with every change since the start.
     operation_id: u64,
     status: &'static str,
 }
 
-pub(super) fn updated(named: &NamedCollection) -> UpdateResponse {
+pub(crate) fn updated(named: &NamedCollection) -> UpdateResponse {
     UpdateResponse { operation_id: named.generation(), status: "completed" }
 }
 
-pub(super) fn upsert(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
+pub(crate) fn upsert(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
-    write(&named, json::parse(body)?)?;
+    write(&named, context, json::parse(body)?)?;
     Ok(updated(&named))
 }
 
-pub(super) fn delete(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
+pub(crate) fn delete(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
     remove(&named, json::parse(body)?)?;
     Ok(updated(&named))
 }
 
-pub(super) fn set_payload(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
+pub(crate) fn set_payload(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
     set(&named, json::parse(body)?)?;
     Ok(updated(&named))
 }
 
-pub(super) fn overwrite_payload(
+pub(crate) fn overwrite_payload(
     registry: &Registry,
     context: &CallContext,
     body: &[u8],
@@ -50,7 +50,7 @@ pub(super) fn overwrite_payload(
     Ok(updated(&named))
 }
 
-pub(super) fn delete_payload(
+pub(crate) fn delete_payload(
     registry: &Registry,
     context: &CallContext,
     body: &[u8],
@@ -60,7 +60,7 @@ pub(super) fn delete_payload(
     Ok(updated(&named))
 }
 
-pub(super) fn clear_payload(
+pub(crate) fn clear_payload(
     registry: &Registry,
     context: &CallContext,
     body: &[u8],
@@ -71,13 +71,13 @@ pub(super) fn clear_payload(
 }
 
 /// Makes changes in order. If one fails, the changes before it stay.
-pub(super) fn batch(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<Vec<UpdateResponse>> {
+pub(crate) fn batch(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<Vec<UpdateResponse>> {
     let named = registry.writing(&context.collection)?;
     let request: json::UpdateBatch = json::parse(body)?;
     let mut done = Vec::new();
     for (at, operation) in request.operations.into_iter().enumerate() {
         let made = match operation {
-            UpdateOperation::Upsert(request) => write(&named, request),
+            UpdateOperation::Upsert(request) => write(&named, context, request),
             UpdateOperation::Delete(request) => remove(&named, request),
             UpdateOperation::SetPayload(request) => set(&named, request),
             UpdateOperation::OverwritePayload(request) => overwrite(&named, request),
@@ -91,8 +91,8 @@ pub(super) fn batch(registry: &Registry, context: &CallContext, body: &[u8]) -> 
     Ok(done)
 }
 
-fn write(named: &NamedCollection, request: json::UpsertRequest) -> Result<()> {
-    if crate::images::has_pictures(named) {
+fn write(named: &NamedCollection, context: &CallContext, request: json::UpsertRequest) -> Result<()> {
+    if context.images.holds_images(named) {
         return Err(Error::precondition(format!(
             "collection \"{}\" is one of images, and a point of it needs an image's keypoints, which this interface \
              does not have; add images with /v1/images. Payloads can be changed here",

@@ -1,0 +1,322 @@
+//! One request: reads it within its limits, runs it on the right thread, and answers in Qdrant's envelope.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use base::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+use metrics::KindLabels;
+use search::collection::{SearchThread, until};
+use search::registry::{NamedCollection, Registry};
+use serde::Serialize;
+use tokio::sync::oneshot;
+use transport::Reply;
+
+use crate::json;
+use crate::params::RequestParams;
+use crate::state::{CollectionsState, ImageCollections};
+
+/// Most objects in the body of a query: searches of a batch, and conditions of filters, two objects each.
+const QUERY_OBJECTS_MAX: usize = 1 << 16;
+/// Longest wait of a read for a collection that is being opened.
+const OPENING_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Time between two checks of such a collection.
+const OPENING_CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// Retry advice for a collection that was not open in time.
+const OPENING_RETRY: Duration = Duration::from_secs(1);
+
+/// The parts of a request that its handler uses besides the body.
+pub(crate) struct CallContext {
+    /// The collection's name or alias; empty if the path has none.
+    pub(crate) collection: String,
+    /// The part of the collection in the path, such as a point or a field; empty if the path has none.
+    pub(crate) item: String,
+    /// End of the client's timeout or the server's, whichever is first.
+    pub(crate) deadline: Instant,
+    /// Collections of images, whose points this interface does not write.
+    pub(crate) images: Arc<dyn ImageCollections>,
+}
+
+/// A request that is not handled yet.
+pub(crate) struct RestCall {
+    state: Arc<CollectionsState>,
+    context: CallContext,
+    headers: HeaderMap,
+    body: Body,
+    started: Instant,
+}
+
+/// JSON text of a result.
+type EncodedResult = Result<Vec<u8>>;
+
+impl FromRequest<Arc<CollectionsState>> for RestCall {
+    type Rejection = Reply;
+
+    async fn from_request(request: Request, state: &Arc<CollectionsState>) -> Result<RestCall, Reply> {
+        let started = Instant::now();
+        let (mut parts, body) = request.into_parts();
+        let path = Path::<HashMap<String, String>>::from_request_parts(&mut parts, state).await;
+        let context = path
+            .map_err(|error| Error::invalid(error.body_text()))
+            .and_then(|Path(path)| context(state, path, RequestParams::parse(&parts.uri)?, started))
+            .map_err(|error| refuse(&error, started.elapsed()))?;
+        Ok(RestCall { state: state.clone(), context, headers: parts.headers, body, started })
+    }
+}
+
+fn context(
+    state: &CollectionsState,
+    mut path: HashMap<String, String>,
+    params: RequestParams,
+    started: Instant,
+) -> Result<CallContext> {
+    let collection = path.remove("collection").unwrap_or_default();
+    if collection.len() > json::NAME_BYTES_MAX {
+        return Err(json::name_too_long(collection.len()));
+    }
+    let time_max = state.requests.limits.request_timeout;
+    Ok(CallContext {
+        collection,
+        item: path.remove("item").unwrap_or_default(),
+        deadline: started + params.timeout.map_or(time_max, |timeout| timeout.min(time_max)),
+        images: state.images.clone(),
+    })
+}
+
+impl RestCall {
+    /// Answers from memory, on the thread of the connection.
+    pub(crate) async fn at_once<T: Serialize>(
+        self,
+        handler: fn(&Registry, &CallContext) -> Result<T>,
+    ) -> Reply {
+        let registry = self.state.registry.registry();
+        let result = registry.and_then(|registry| encode(&handler(&registry, &self.context)?));
+        reply(result, self.started)
+    }
+
+    /// Answers from a collection's points, on a search thread. Waits for a collection that is being opened,
+    /// for at most [`OPENING_WAIT_MAX`]: a result from its open part would lack points in silence.
+    pub(crate) async fn read<T: Serialize + 'static>(
+        self,
+        handler: fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
+    ) -> Reply {
+        let started = self.started;
+        reply(self.run_on_search_thread(handler, true).await, started)
+    }
+
+    /// Answers as [`RestCall::read`] does, from a collection in any state.
+    pub(crate) async fn inspect<T: Serialize + 'static>(
+        self,
+        handler: fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
+    ) -> Reply {
+        let started = self.started;
+        reply(self.run_on_search_thread(handler, false).await, started)
+    }
+
+    async fn run_on_search_thread<T: Serialize + 'static>(
+        self,
+        handler: fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
+        wait_for_opening: bool,
+    ) -> EncodedResult {
+        let RestCall { state, context, headers, body, started } = self;
+        state.requests.check_room()?;
+        let registry = state.registry.registry()?;
+        let named = if wait_for_opening {
+            let until = context.deadline.min(started + OPENING_WAIT_MAX);
+            wait_until_open(|| open_collection(&registry, &context.collection), until).await?
+        } else {
+            registry.get(&context.collection)?
+        };
+        let body: Bytes = state.requests.read_json_body(&headers, body).await?;
+        let _admitted = state.requests.admit()?;
+        let (sender, receiver) = oneshot::channel();
+        let deadline = context.deadline;
+        let job = move |named: &NamedCollection, thread: &mut SearchThread| {
+            if !sender.is_closed() {
+                let result = check_objects(&body)
+                    .and_then(|()| until(deadline, || handler(named, thread, &context, &body)));
+                // Sending fails if the client is gone, and then the result is not needed.
+                let _ = sender.send(result.and_then(|result| encode(&result)));
+            }
+        };
+        registry
+            .submit(&named, Box::new(job))
+            .inspect_err(|error| count_refusal(&state, error, "search_queue"))?;
+        await_result(receiver, deadline).await
+    }
+
+    /// Makes a change, on a thread that may wait for the disk.
+    pub(crate) async fn write<T: Serialize + 'static>(
+        self,
+        handler: fn(&Registry, &CallContext, &[u8]) -> Result<T>,
+    ) -> Reply {
+        let started = self.started;
+        reply(self.run_on_write_thread(handler).await, started)
+    }
+
+    /// Removes the collection. `handler` removes one that holds no images.
+    pub(crate) async fn remove(self, handler: fn(&Registry, &CallContext, &[u8]) -> Result<bool>) -> Reply {
+        match self.state.images.remove(&self.context.collection).await {
+            Ok(false) => self.write(handler).await,
+            outcome => reply(outcome.and_then(|removed| encode(&removed)), self.started),
+        }
+    }
+
+    async fn run_on_write_thread<T: Serialize + 'static>(
+        self,
+        handler: fn(&Registry, &CallContext, &[u8]) -> Result<T>,
+    ) -> EncodedResult {
+        let RestCall { state, context, headers, body, .. } = self;
+        state.requests.check_room()?;
+        let registry = state.registry.registry()?;
+        let body: Bytes = state.requests.read_json_body(&headers, body).await?;
+        let _admitted = state.requests.admit()?;
+        let (sender, receiver) = oneshot::channel();
+        let deadline = context.deadline;
+        let job = move || {
+            if !sender.is_closed() {
+                let result = handler(&registry, &context, &body).and_then(|result| encode(&result));
+                // Sending fails if the client is gone; the change is made all the same.
+                let _ = sender.send(result);
+            }
+        };
+        state
+            .write_threads
+            .submit(Box::new(job))
+            .inspect_err(|error| count_refusal(&state, error, "write_queue"))?;
+        await_result(receiver, deadline).await
+    }
+}
+
+/// Checks the number of objects in a query before they are parsed: as a tree they take a hundred times
+/// their text.
+///
+/// # Errors
+/// `InvalidArgument` for more than [`QUERY_OBJECTS_MAX`].
+fn check_objects(body: &[u8]) -> Result<()> {
+    let count = body.iter().filter(|byte| **byte == b'{').count();
+    if count > QUERY_OBJECTS_MAX {
+        return Err(Error::invalid(format!(
+            "the query has {count} JSON objects, and at most {QUERY_OBJECTS_MAX} are taken; send fewer searches \
+             or conditions"
+        )));
+    }
+    Ok(())
+}
+
+/// Returns a collection if all of it is open, or `None` while it is being opened.
+fn open_collection(registry: &Registry, name: &str) -> Result<Option<Arc<NamedCollection>>> {
+    match registry.get(name) {
+        Ok(named) if named.collection().opening() => Ok(None),
+        Ok(named) => Ok(Some(named)),
+        Err(error) if error.kind() == ErrorKind::Unavailable && error.retry_after().is_some() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Calls `open` until it returns a collection.
+///
+/// # Errors
+/// `Unavailable` with retry advice after `until`; errors of `open`.
+async fn wait_until_open<T>(mut open: impl FnMut() -> Result<Option<T>>, until: Instant) -> Result<T> {
+    loop {
+        if let Some(opened) = open()? {
+            return Ok(opened);
+        }
+        if Instant::now() >= until {
+            return Err(Error::unavailable(
+                "the collection is still being opened, and an answer now would lack points; try again",
+            )
+            .with_retry_after(OPENING_RETRY));
+        }
+        tokio::time::sleep(OPENING_CHECK_INTERVAL).await;
+    }
+}
+
+fn count_refusal(state: &CollectionsState, error: &Error, kind: &'static str) {
+    if error.kind() == ErrorKind::ResourceExhausted {
+        state.requests.metrics.refused.get_or_create(&KindLabels { kind }).inc();
+    }
+}
+
+async fn await_result(receiver: oneshot::Receiver<EncodedResult>, deadline: Instant) -> EncodedResult {
+    match tokio::time::timeout_at(deadline.into(), receiver).await {
+        Ok(Ok(result)) => result,
+        // The thread found no memory for a collection's readers, or panicked.
+        Ok(Err(_)) => Err(Error::unavailable("the request was given up before it was answered; try again")),
+        Err(_) => {
+            Err(Error::deadline("the request took longer than its timeout or --request-timeout allows"))
+        }
+    }
+}
+
+fn encode<T: Serialize>(result: &T) -> EncodedResult {
+    serde_json::to_vec(result)
+        .map_err(|error| Error::internal(format!("an answer cannot be written: {error}")))
+}
+
+fn reply(result: EncodedResult, started: Instant) -> Reply {
+    match result {
+        Ok(result) => Reply::json(json::envelope(&result, started.elapsed())),
+        Err(error) => refuse(&error, started.elapsed()),
+    }
+}
+
+/// Returns an error in Qdrant's envelope.
+pub(crate) fn refuse(error: &Error, took: Duration) -> Reply {
+    let reply = Reply::error_with_body(error, json::error(error.message(), took));
+    if error.kind() == ErrorKind::InvalidArgument && json::is_validation(error.message()) {
+        return reply.with_status(StatusCode::UNPROCESSABLE_ENTITY);
+    }
+    reply
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::response::IntoResponse;
+
+    use super::*;
+
+    fn wait<T>(open: impl FnMut() -> Result<Option<T>>, limit: Duration) -> Result<T> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(wait_until_open(open, Instant::now() + limit))
+    }
+
+    #[test]
+    fn reads_wait_for_a_collection_for_a_limited_time() {
+        let mut checks = 0;
+        let mut third = || {
+            checks += 1;
+            Ok((checks == 3).then_some("all points"))
+        };
+        assert_eq!(wait(&mut third, Duration::from_secs(60)).unwrap(), "all points");
+        assert_eq!(checks, 3);
+        let never = wait(|| Ok(None::<()>), Duration::from_millis(1)).unwrap_err();
+        assert_eq!((never.kind(), never.retry_after()), (ErrorKind::Unavailable, Some(OPENING_RETRY)));
+        let removed = wait(|| Err::<Option<()>, _>(Error::not_found("removed")), Duration::from_secs(60));
+        assert_eq!(removed.unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn only_values_outside_their_limits_are_422() {
+        let status = |error: &Error| refuse(error, Duration::ZERO).into_response().status();
+        assert_eq!(
+            status(&json::out_of_limits("limit", "value 0 invalid")),
+            StatusCode::UNPROCESSABLE_ENTITY
+        );
+        assert_eq!(status(&json::name_too_long(256)), StatusCode::UNPROCESSABLE_ENTITY);
+        assert_eq!(status(&Error::invalid("no JSON")), StatusCode::BAD_REQUEST);
+        assert_eq!(status(&Error::unimplemented("no such thing")), StatusCode::NOT_IMPLEMENTED);
+    }
+
+    #[test]
+    fn a_query_of_too_many_objects_is_refused() {
+        assert!(check_objects("{}".repeat(QUERY_OBJECTS_MAX).as_bytes()).is_ok());
+        let error = check_objects("{".repeat(QUERY_OBJECTS_MAX + 1).as_bytes()).unwrap_err();
+        assert!(error.message().contains("65537 JSON objects"), "{error}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Routes of Qdrant's interface.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::routing::{any, delete, get, post, put};
+use base::Error;
+use http::{HeaderMap, Method, StatusCode, Uri, header};
+use transport::{Reply, Shared};
+
+use crate::call::{RestCall, refuse};
+use crate::state::CollectionsState;
+use crate::{collections, describe, json, query, retrieve, update};
+
+/// User agents of Qdrant's clients, and of libraries that such clients are written with.
+const AGENTS: [&str; 7] =
+    ["python-client/", "qdrant", "go-client/", "python-requests/", "python-httpx/", "aiohttp/", "axios/"];
+
+/// Returns the routes of collections and points, which an API key protects.
+pub fn routes() -> Router<Arc<CollectionsState>> {
+    Router::new()
+        .route("/collections", get(|call: RestCall| call.at_once(collections::list)))
+        .route(
+            "/collections/{collection}",
+            get(|call: RestCall| call.inspect(describe::describe))
+                .put(|call: RestCall| call.write(collections::create))
+                .patch(|call: RestCall| call.write(collections::update))
+                .delete(|call: RestCall| call.remove(collections::remove)),
+        )
+        .route("/collections/{collection}/exists", get(|call: RestCall| call.at_once(collections::exists)))
+        .route(
+            "/collections/{collection}/aliases",
+            get(|call: RestCall| call.at_once(collections::aliases_of)),
+        )
+        .route("/collections/aliases", post(|call: RestCall| call.write(collections::change_aliases)))
+        .route("/aliases", get(|call: RestCall| call.at_once(collections::aliases)))
+        .route("/collections/{collection}/index", put(|call: RestCall| call.write(collections::index)))
+        .route(
+            "/collections/{collection}/index/{item}",
+            delete(|call: RestCall| call.write(collections::drop_index)),
+        )
+        .route(
+            "/collections/{collection}/segments/{item}",
+            delete(|call: RestCall| call.write(collections::give_up)).fallback(unsupported),
+        )
+        .route("/collections/{collection}/facet", post(|call: RestCall| call.read(retrieve::facet)))
+        .route("/cluster", get(|call: RestCall| call.at_once(collections::cluster)))
+        .merge(points())
+        .route("/collections/{collection}/{*item}", any(unsupported))
+        .route("/snapshots", any(unsupported))
+        .route("/snapshots/{*item}", any(unsupported))
+        .route("/telemetry", any(unsupported))
+        .route("/quotas", any(unsupported))
+        .route("/quotas/{*item}", any(unsupported))
+        .route("/cluster/telemetry", get(unsupported).fallback(wrong_method))
+        .route("/cluster/recover", post(unsupported).fallback(wrong_method))
+        .route("/cluster/peer/{item}", delete(unsupported).fallback(wrong_method))
+        .route(
+            "/issues",
+            get(|call: RestCall| call.at_once(collections::issues))
+                .delete(|call: RestCall| call.at_once(collections::clear_issues))
+                .fallback(wrong_method),
+        )
+}
+
+fn points() -> Router<Arc<CollectionsState>> {
+    const POINTS: &str = "/collections/{collection}/points";
+    let at = |rest: &str| format!("{POINTS}/{rest}");
+    Router::new()
+        .route(
+            POINTS,
+            put(|call: RestCall| call.write(update::upsert))
+                .post(|call: RestCall| call.read(retrieve::fetch)),
+        )
+        .route(&at("{item}"), get(|call: RestCall| call.read(retrieve::one)).fallback(unsupported))
+        .route(&at("scroll"), post(|call: RestCall| call.read(retrieve::scroll)))
+        .route(&at("count"), post(|call: RestCall| call.read(retrieve::count)))
+        .route(&at("query"), post(|call: RestCall| call.read(query::query)))
+        .route(&at("query/batch"), post(|call: RestCall| call.read(query::batch)))
+        .route(&at("delete"), post(|call: RestCall| call.write(update::delete)))
+        .route(
+            &at("payload"),
+            post(|call: RestCall| call.write(update::set_payload))
+                .put(|call: RestCall| call.write(update::overwrite_payload)),
+        )
+        .route(&at("payload/delete"), post(|call: RestCall| call.write(update::delete_payload)))
+        .route(&at("payload/clear"), post(|call: RestCall| call.write(update::clear_payload)))
+        .route(&at("batch"), post(|call: RestCall| call.write(update::batch)))
+}
+
+/// Returns the probes, which need no API key.
+pub fn probes() -> Router<Arc<CollectionsState>> {
+    Router::new()
+        .route("/healthz", get(|| async { Reply::text("healthz check passed") }))
+        .route("/livez", get(|| async { Reply::text("healthz check passed") }))
+        .route("/readyz", get(ready))
+}
+
+/// Answers 200 once no collection is being opened.
+async fn ready(State(state): Shared<CollectionsState>) -> Reply {
+    let opening = state.registry.opened().is_some_and(|registry| registry.stats().collections[0] > 0);
+    if opening {
+        return Reply::text("collections are still being opened")
+            .with_status(StatusCode::SERVICE_UNAVAILABLE);
+    }
+    Reply::text("all shards are ready")
+}
+
+/// Returns the reply by which clients recognise Qdrant at the root, or `None` for other clients. Clients in
+/// Python and Go have a user agent of their own, others ask for JSON. `name` and `version` are the server's.
+pub fn version(headers: &HeaderMap, name: &str, version: &str) -> Option<Reply> {
+    let has = |name: header::HeaderName, part: &str| {
+        headers.get(name).and_then(|value| value.to_str().ok()).is_some_and(|value| value.contains(part))
+    };
+    let is_client =
+        AGENTS.iter().any(|agent| has(header::USER_AGENT, agent)) || has(header::ACCEPT, "application/json");
+    is_client.then(|| Reply::json(json::version(name, version)))
+}
+
+/// Answers 405 in Qdrant's envelope.
+async fn wrong_method(method: Method, uri: Uri) -> Reply {
+    let message = format!("{} has no {method}", uri.path());
+    refuse(&Error::invalid(message), Duration::ZERO).with_status(StatusCode::METHOD_NOT_ALLOWED)
+}
+
+async fn unsupported(method: Method, uri: Uri) -> Reply {
+    let path = uri.path();
+    let message = format!("{method} {path} is not part of what this server has of Qdrant's interface");
+    refuse(&Error::unimplemented(message), Duration::ZERO)
+}

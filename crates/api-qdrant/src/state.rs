@@ -1,0 +1,54 @@
+//! The part of the server that the routes use.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use base::Result;
+use search::registry::{NamedCollection, Registry};
+use transport::RequestResources;
+
+use crate::write_threads::WriteThreads;
+
+/// A future of a trait object's method.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// The registry, which may not be open yet.
+pub trait RegistrySource: Send + Sync {
+    /// Returns the registry, and opens it if it is not open yet.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if the server has no collections; errors of the file system.
+    fn registry(&self) -> Result<Arc<Registry>>;
+
+    /// Returns the registry if it is open.
+    fn opened(&self) -> Option<Arc<Registry>>;
+}
+
+/// Collections of images. Their points have keypoints, and their originals lie outside the collection.
+pub trait ImageCollections: Send + Sync {
+    /// Returns true if the collection holds images.
+    fn holds_images(&self, named: &NamedCollection) -> bool;
+
+    /// Removes a collection of images with its originals. Returns false, and does nothing, if `name` is not
+    /// a collection's own name or the collection holds no images.
+    fn remove<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<bool>>;
+}
+
+/// The state of the routes.
+pub struct CollectionsState {
+    pub(crate) requests: Arc<RequestResources>,
+    pub(crate) registry: Arc<dyn RegistrySource>,
+    pub(crate) images: Arc<dyn ImageCollections>,
+    pub(crate) write_threads: WriteThreads,
+}
+
+impl CollectionsState {
+    /// Creates the state. Threads for writes start with the first write.
+    pub fn new(
+        requests: Arc<RequestResources>,
+        registry: Arc<dyn RegistrySource>,
+        images: Arc<dyn ImageCollections>,
+    ) -> CollectionsState {
+        CollectionsState { requests, registry, images, write_threads: WriteThreads::default() }
+    }
+}
