@@ -61,7 +61,7 @@
 //!     window = 800
 //!     features = { kind = 'raw' }
 //!     output = { classes = ['loud'] }
-//!     events = { on = 0.5, pad = 0.0 }
+//!     events = { on = 0.5, pad = '0ms' }
 //!     ",
 //! )?;
 //!
