@@ -48,7 +48,7 @@ pub const TARGETS: &[(&str, Entry)] = &[
     ("recogniser_toml", recogniser_toml),
 ];
 
-/// Bytes a parser may hold whatever the input's length.
+/// Bytes a parser may hold for an input of any length.
 const MEMORY_BYTES_FREE: usize = 64 << 20;
 /// Bytes a parser may hold for each byte of input.
 const MEMORY_PER_BYTE_MAX: usize = 64;

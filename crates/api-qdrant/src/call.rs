@@ -1,4 +1,5 @@
-//! One request: reads it within its limits, runs it on the right thread, and answers in Qdrant's envelope.
+//! One request: reads it within its limits, runs it on the right thread, and answers in Qdrant's
+//! envelope.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +21,8 @@ use crate::json;
 use crate::params::RequestParams;
 use crate::state::{CollectionsState, ImageCollections};
 
-/// Most objects in the body of a query: searches of a batch, and conditions of filters, two objects each.
+/// Most objects in the body of a query: searches of a batch, and conditions of filters, two objects
+/// each.
 const QUERY_OBJECTS_MAX: usize = 1 << 16;
 /// Longest wait of a read for a collection that is being opened.
 const OPENING_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -33,9 +35,10 @@ const OPENING_RETRY: Duration = Duration::from_secs(1);
 pub(crate) struct CallContext {
     /// The collection's name or alias; empty if the path has none.
     pub(crate) collection: String,
-    /// The part of the collection in the path, such as a point or a field; empty if the path has none.
+    /// The part of the collection in the path, such as a point or a field; empty if the path has
+    /// none.
     pub(crate) item: String,
-    /// End of the client's timeout or the server's, whichever is first.
+    /// The earlier end of the client's timeout and the server's.
     pub(crate) deadline: Instant,
     /// Collections of images, whose points this interface does not write.
     pub(crate) images: Arc<dyn ImageCollections>,
@@ -98,8 +101,9 @@ impl RestCall {
         reply(result, self.started)
     }
 
-    /// Answers from a collection's points, on a search thread. Waits for a collection that is being opened,
-    /// for at most [`OPENING_WAIT_MAX`]: a result from its open part would lack points in silence.
+    /// Answers from a collection's points, on a search thread. Waits for a collection that is being
+    /// opened, for at most [`OPENING_WAIT_MAX`]: a result from its open part would lack points in
+    /// silence.
     pub(crate) async fn read<T: Serialize + 'static>(
         self,
         handler: fn(&NamedCollection, &mut SearchThread, &CallContext, &[u8]) -> Result<T>,
@@ -192,8 +196,8 @@ impl RestCall {
     }
 }
 
-/// Checks the number of objects in a query before they are parsed: as a tree they take a hundred times
-/// their text.
+/// Checks the number of objects in a query before they are parsed: as a tree they take a hundred
+/// times their text.
 ///
 /// # Errors
 /// `InvalidArgument` for more than [`QUERY_OBJECTS_MAX`].

@@ -85,7 +85,8 @@ pub(crate) fn update(registry: &Registry, context: &CallContext, body: &[u8]) ->
     Ok(true)
 }
 
-/// Returns an object of this interface in the extra data of a collection, and creates it if it is missing.
+/// Returns an object of this interface in the extra data of a collection, and creates it if it is
+/// missing.
 fn own<'a>(extra: &'a mut Value, name: &str) -> &'a mut Map<String, Value> {
     object(object(object(extra).entry(EXTRA).or_insert(Value::Null)).entry(name).or_insert(Value::Null))
 }
@@ -155,7 +156,8 @@ pub(crate) fn change_aliases(registry: &Registry, _: &CallContext, body: &[u8]) 
     Ok(true)
 }
 
-/// Returns no issues. Qdrant gives advice here, and this server in the `warnings` of each collection.
+/// Returns no issues. Qdrant gives advice here, and this server in the `warnings` of each
+/// collection.
 pub(crate) fn issues(_: &Registry, _: &CallContext) -> Result<Value> {
     Ok(json!({ "issues": [] }))
 }

@@ -12,15 +12,15 @@ use crate::call::CallContext;
 /// Member of a collection's extra data that belongs to this interface.
 pub(crate) const EXTRA: &str = "qdrant";
 
-/// Returns an object of this interface from the extra data of a collection: `hints` and `metadata` of the
-/// request that created it, `payload_schema` by field.
+/// Returns an object of this interface from the extra data of a collection: `hints` and `metadata`
+/// of the request that created it, `payload_schema` by field.
 pub(crate) fn stored<'a>(extra: &'a Value, name: &str) -> Option<&'a Map<String, Value>> {
     extra.get(EXTRA)?.get(name)?.as_object()
 }
 
-/// Describes a collection. The configuration is Qdrant's default: clients require one, and a collection
-/// copied to a Qdrant server gets usable values. It says nothing about this server. Hints without effect are
-/// named in `warnings` only.
+/// Describes a collection. The configuration is Qdrant's default: clients require one, and a
+/// collection copied to a Qdrant server gets usable values. It says nothing about this server.
+/// Hints without effect are named in `warnings` only.
 pub(crate) fn describe(
     named: &NamedCollection,
     _: &mut SearchThread,
@@ -31,7 +31,8 @@ pub(crate) fn describe(
     let error = [&status.flush_error, &status.merge_error, &status.low_disk, &status.write_error];
     let error = error.into_iter().flatten().next();
     let refuses = status.low_disk.is_some() || status.write_error.is_some();
-    // Yellow: a segment is still being opened, or writes are refused. Red: data is lost until it is repaired.
+    // Yellow: a segment is still being opened, or writes are refused. Red: data is lost until it is
+    // repaired.
     let state = match (status.quarantined.is_empty() && !status.log_damaged, status.partial || refuses) {
         (false, _) => "red",
         (true, true) => "yellow",
@@ -82,7 +83,8 @@ fn payload_schema(named: &NamedCollection, settings: &CollectionSettings) -> Res
     Ok(fields)
 }
 
-/// Returns warnings: damaged parts by name, reasons for refused writes, and settings without effect.
+/// Returns warnings: damaged parts by name, reasons for refused writes, and settings without
+/// effect.
 fn warnings(status: &Status, settings: &CollectionSettings) -> Vec<Value> {
     let quarantined = status.quarantined.iter().map(ToString::to_string);
     let mended = status.mended.iter().map(|what| format!("put right when the collection was opened: {what}"));

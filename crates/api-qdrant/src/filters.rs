@@ -12,13 +12,14 @@ use crate::json;
 /// Reads a filter in Qdrant's JSON, and prepares it for a collection.
 ///
 /// # Errors
-/// `InvalidArgument` for malformed JSON and for a filter that is too large; `Unimplemented` for conditions
-/// that are not supported.
+/// `InvalidArgument` for malformed JSON and for a filter that is too large; `Unimplemented` for
+/// conditions that are not supported.
 pub fn parse_filter(named: &NamedCollection, filter: &str) -> Result<Filter> {
     prepare(named, json::parse_filter(filter.as_bytes())?)
 }
 
-/// Checks a filter, and lets conditions on fields with an index for UUIDs match every spelling of a UUID.
+/// Checks a filter, and lets conditions on fields with an index for UUIDs match every spelling of a
+/// UUID.
 ///
 /// # Errors
 /// `InvalidArgument` for a filter that is too large or names no field.

@@ -1,17 +1,18 @@
 //! Qdrant's REST interface over collections, so that Qdrant's clients work unchanged.
 //!
 //! # What is supported
-//! A collection has one vector, with or without a name. Features of Qdrant's that this server does not have
-//! are refused with 501 and the reason. Unknown fields of a body and unknown query parameters are refused
-//! with 400 and their name. Hints that a collection does not follow (shards and replicas, parameters of the
-//! graph and the optimiser, storage) are accepted and named in the `warnings` of `GET /collections/NAME`.
-//! `wait`, `ordering` and `consistency` have no effect, because every write is durable before its response.
-//! An index on a payload field is recorded and shown, and does not make filters faster; `warnings` says so.
+//! A collection has one vector, with or without a name. Features of Qdrant's that this server does
+//! not have are refused with 501 and the reason. Unknown fields of a body and unknown query
+//! parameters are refused with 400 and their name. Hints that a collection does not follow (shards
+//! and replicas, parameters of the graph and the optimiser, storage) are accepted and named in the
+//! `warnings` of `GET /collections/NAME`. `wait`, `ordering` and `consistency` have no effect,
+//! because every write is durable before its response. An index on a payload field is recorded and
+//! shown, and does not make filters faster; `warnings` says so.
 //!
 //! # Threads
-//! Reads run on the search threads. Writes run on threads of their own that wait for the log. A read waits
-//! for a collection that is being opened, and is answered 503 if that takes too long. If damage may have
-//! left points out of a result, it has `"partial": true`.
+//! Reads run on the search threads. Writes run on threads of their own that wait for the log. A
+//! read waits for a collection that is being opened, and is answered 503 if that takes too long. If
+//! damage may have left points out of a result, it has `"partial": true`.
 
 mod call;
 mod collections;

@@ -1,6 +1,6 @@
-//! Hits that are similar to a query and different from each other: maximal marginal relevance (Carbonell and
-//! Goldstein, "The use of MMR, diversity-based reranking for reordering documents and producing summaries",
-//! SIGIR 1998).
+//! Hits that are similar to a query and different from each other: maximal marginal relevance
+//! (Carbonell and Goldstein, "The use of MMR, diversity-based reranking for reordering documents
+//! and producing summaries", SIGIR 1998).
 
 use search::coarse::Metric;
 
@@ -28,9 +28,10 @@ fn similarity(metric: Metric, one: &[f32], other: &[f32]) -> f32 {
     }
 }
 
-/// Chooses at most `count` candidates, and returns their indexes in order. The first is the most similar to
-/// the query. Each next one maximises `(1 - diversity) * similarity to the query - diversity * similarity to
-/// the most similar chosen one`. Takes `count * candidates.len()` comparisons.
+/// Chooses at most `count` candidates, and returns their indexes in order. The first is the most
+/// similar to the query. Each next one maximises `(1 - diversity) * similarity to the query -
+/// diversity * similarity to the most similar chosen one`. Takes `count * candidates.len()`
+/// comparisons.
 pub(crate) fn choose(metric: Metric, candidates: &[Candidate], diversity: f32, count: usize) -> Vec<usize> {
     let mut chosen = Vec::with_capacity(count.min(candidates.len()));
     let mut pending: Vec<Pending> =

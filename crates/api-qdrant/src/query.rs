@@ -161,7 +161,8 @@ impl QueryRun<'_> {
         Ok(ranked)
     }
 
-    /// Keeps at most `count` hits that differ from each other. A hit with a damaged vector is left out.
+    /// Keeps at most `count` hits that differ from each other. A hit with a damaged vector is left
+    /// out.
     fn diversify(&self, ranked: &mut RankedHits, diversity: f32, count: usize) {
         let metric = self.named.settings().metric;
         let ids: Vec<u64> = ranked.hits.iter().map(|hit| hit.id).collect();
@@ -191,7 +192,8 @@ impl QueryRun<'_> {
         scores::check_using(&self.named.settings(), using)
     }
 
-    /// Returns the number of hits to find: at most the collection's points if the request has a high limit.
+    /// Returns the number of hits to find: at most the collection's points if the request has a
+    /// high limit.
     fn hits_to_find(&self, limit: usize, offset: usize) -> Result<usize> {
         let mut count = limit.saturating_add(offset);
         if count > CANDIDATES_MAX {
@@ -246,8 +248,8 @@ impl QueryRun<'_> {
         Ok(ResolvedQuery { embedding: embedding.map_err(|error| error.context("query"))?, examples })
     }
 
-    /// Returns the vectors of targets, in their order. Adds the points among them, which are read together,
-    /// to `examples`.
+    /// Returns the vectors of targets, in their order. Adds the points among them, which are read
+    /// together, to `examples`.
     fn vectors(&self, targets: Vec<VectorInput>, examples: &mut Vec<u64>) -> Result<Vec<Vec<f32>>> {
         let ids: Vec<PointId> = targets
             .iter()
@@ -314,8 +316,8 @@ impl QueryRun<'_> {
             .collect()
     }
 
-    /// Ranks the hits of the prefetches exactly. The outer filter holds for them too, so that their limits
-    /// count only points that can be hits in the end.
+    /// Ranks the hits of the prefetches exactly. The outer filter holds for them too, so that their
+    /// limits count only points that can be hits in the end.
     fn over_prefetches(
         &mut self,
         query: &ResolvedQuery,
@@ -365,8 +367,8 @@ impl QueryRun<'_> {
         }
     }
 
-    /// Reads the requested parts of hits. A hit with a damaged payload is left out, and the response is
-    /// partial then.
+    /// Reads the requested parts of hits. A hit with a damaged payload is left out, and the
+    /// response is partial then.
     fn present(
         &self,
         ranked: RankedHits,
@@ -433,8 +435,8 @@ fn both(one: Option<Filter>, other: Option<Filter>) -> Option<Filter> {
     }
 }
 
-/// Returns the effort of a search. Qdrant's beam of the graph and its oversampling both become the number
-/// of candidates that are compared exactly.
+/// Returns the effort of a search. Qdrant's beam of the graph and its oversampling both become the
+/// number of candidates that are compared exactly.
 fn effort(params: &SearchParams, count: usize) -> ScanParams {
     if params.exact == Some(true) {
         return ScanParams { probes: usize::MAX, refine: HITS_MAX };

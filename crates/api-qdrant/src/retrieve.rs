@@ -230,7 +230,8 @@ pub(crate) fn facet(
     Ok(FacetResponse { hits, partial: facet.partial })
 }
 
-/// Returns true if an error concerns one point only. The response leaves the point out and is partial then.
+/// Returns true if an error concerns one point only. The response leaves the point out and is
+/// partial then.
 pub(crate) fn concerns_one_point(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::DataLoss | ErrorKind::Unavailable)
 }

@@ -108,8 +108,9 @@ async fn ready(State(state): Shared<CollectionsState>) -> Reply {
     Reply::text("all shards are ready")
 }
 
-/// Returns the reply by which clients recognise Qdrant at the root, or `None` for other clients. Clients in
-/// Python and Go have a user agent of their own, others ask for JSON. `name` and `version` are the server's.
+/// Returns the reply by which clients recognise Qdrant at the root, or `None` for other clients.
+/// Clients in Python and Go have a user agent of their own, others ask for JSON. `name` and
+/// `version` are the server's.
 pub fn version(headers: &HeaderMap, name: &str, version: &str) -> Option<Reply> {
     let has = |name: header::HeaderName, part: &str| {
         headers.get(name).and_then(|value| value.to_str().ok()).is_some_and(|value| value.contains(part))

@@ -1,4 +1,5 @@
-//! Vectors and scores: between clients, who know distances, and collections, which know similarities.
+//! Vectors and scores: between clients, who know distances, and collections, which know
+//! similarities.
 
 use base::{Error, Result};
 use search::coarse::Metric;
@@ -23,7 +24,8 @@ pub(crate) fn similarity(metric: Metric, score: f32) -> f32 {
     }
 }
 
-/// Returns true if a score is not worse than `threshold`. Distances are better the smaller they are.
+/// Returns true if a score is not worse than `threshold`. Distances are better the smaller they
+/// are.
 pub(crate) fn passes(metric: Metric, score: f32, threshold: Option<f32>) -> bool {
     threshold.is_none_or(|threshold| match metric {
         Metric::Cosine | Metric::Dot => score >= threshold,

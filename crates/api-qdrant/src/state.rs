@@ -24,13 +24,14 @@ pub trait RegistrySource: Send + Sync {
     fn opened(&self) -> Option<Arc<Registry>>;
 }
 
-/// Collections of images. Their points have keypoints, and their originals lie outside the collection.
+/// Collections of images. Their points have keypoints, and their originals lie outside the
+/// collection.
 pub trait ImageCollections: Send + Sync {
     /// Returns true if the collection holds images.
     fn holds_images(&self, named: &NamedCollection) -> bool;
 
-    /// Removes a collection of images with its originals. Returns false, and does nothing, if `name` is not
-    /// a collection's own name or the collection holds no images.
+    /// Removes a collection of images with its originals. Returns false, and does nothing, if
+    /// `name` is not a collection's own name or the collection holds no images.
     fn remove<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<bool>>;
 }
 

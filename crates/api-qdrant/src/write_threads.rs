@@ -6,8 +6,8 @@ use std::time::Duration;
 use base::{Error, Result};
 use crossbeam_channel::{Sender, TrySendError, bounded};
 
-/// Number of threads. Writes that wait for the log at the same time share a flush, so a few threads more
-/// than the disk has queues help. Besides waiting they parse JSON.
+/// Number of threads. Writes that wait for the log at the same time share a flush, so a few threads
+/// more than the disk has queues help. Besides waiting they parse JSON.
 const WRITE_THREADS: usize = 4;
 /// Most writes that wait for a thread. Each holds its request's body.
 pub(crate) const WRITES_MAX: usize = 64;
@@ -50,7 +50,8 @@ fn start() -> Result<Sender<WriteJob>> {
         let (name, jobs) = (format!("write-{number}"), jobs.clone());
         let run = move || {
             for job in jobs {
-                // A panic drops the job's reply sender, which its caller reports. The thread goes on.
+                // A panic drops the job's reply sender, which its caller reports. The thread goes
+                // on.
                 if std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)).is_err() {
                     tracing::error!("a write ended in a panic");
                 }

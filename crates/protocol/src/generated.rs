@@ -1,7 +1,8 @@
 //! Messages and services made from `proto/` by `cargo xtask codegen`; not edited by hand.
 //!
-//! The modules are nested as the packages are, because the generated code refers to itself by those paths. Every
-//! `bytes` field is [`bytes::Bytes`], so that decoding a message shares its buffer with the tensors inside.
+//! The modules are nested as the packages are, because the generated code refers to itself by those
+//! paths. Every `bytes` field is [`bytes::Bytes`], so that decoding a message shares its buffer
+//! with the tensors inside.
 #![allow(missing_docs, unreachable_pub, clippy::all, clippy::unwrap_used, clippy::large_futures)]
 
 /// The Open Inference Protocol with Triton's extensions.

@@ -1,4 +1,5 @@
-//! The states and statistics of versions that all protocols show, before each writes them in its own form.
+//! The states and statistics of versions that all protocols show, before each writes them in its
+//! own form.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,23 +8,23 @@ use base::VersionId;
 
 use crate::tensorflow::serving::model_version_status::State;
 
-/// The state of a version in the words of TensorFlow Serving, which the numbers on its wire are in step with.
+/// The state of a version by TensorFlow Serving's names, in the order of its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TfsState {
-    /// Found, not yet being loaded.
+    /// Found, and not loading yet.
     Start,
-    /// Being loaded or warmed up.
+    /// Loading or warming up.
     Loading,
-    /// Answers.
+    /// Serving.
     Available,
-    /// Answers nothing new; on its way out.
+    /// Unloading: takes no new requests.
     Unloading,
-    /// Gone, or failed.
+    /// Unloaded or failed.
     End,
 }
 
 impl TfsState {
-    /// The state of the message.
+    /// Returns the state in messages.
     pub fn message(self) -> State {
         match self {
             TfsState::Start => State::Start,
@@ -42,56 +43,56 @@ pub struct VersionState {
     pub version: u64,
     /// Its state.
     pub state: TfsState,
-    /// Why it failed, if it did.
+    /// Reason of a failure.
     pub error: Option<String>,
 }
 
-/// One line of the repository index.
+/// An entry of the repository index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexEntry {
     /// The model.
     pub name: Arc<str>,
-    /// The version; none for a model without any.
+    /// The version; `None` for a model without versions.
     pub version: Option<u64>,
     /// "READY", "LOADING", "UNLOADING" or "UNAVAILABLE".
     pub state: &'static str,
-    /// Why it is in this state; may be empty.
+    /// Reason of the state; may be empty.
     pub reason: String,
 }
 
-/// How often something happened and how long it took in all.
+/// A number of events and their total duration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Total {
-    /// How often.
+    /// Number of events.
     pub count: u64,
-    /// Nanoseconds in all.
+    /// Total nanoseconds.
     pub nanos: u64,
 }
 
-/// What is counted of one version.
+/// Counters of one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatisticsEntry {
-    /// Which version.
+    /// The version.
     pub id: VersionId,
-    /// Milliseconds since the epoch of the last answer; 0 before the first.
+    /// Time of the last response in milliseconds since the epoch; 0 before the first.
     pub last_ms: u64,
-    /// Answered.
+    /// Requests with a response.
     pub success: Total,
-    /// Not answered, for any reason.
+    /// Failed requests.
     pub fail: Total,
-    /// Waited for a worker.
+    /// Waits for a worker.
     pub queue: Total,
-    /// Was computed; of a merged run each request has the whole time.
+    /// Computing. Each request of a merged run counts the whole run.
     pub compute: Total,
-    /// Items of the answered requests.
+    /// Items of the requests with a response.
     pub items: u64,
-    /// Runs that answered them.
+    /// Runs of these requests.
     pub executions: u64,
-    /// The runs by size, smallest first.
+    /// Runs by size, smallest first.
     pub batches: Vec<BatchTotal>,
 }
 
-/// What is counted of one version's runs of one size.
+/// Counters of one version's runs of one size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchTotal {
     /// Items of each run.
@@ -100,28 +101,28 @@ pub struct BatchTotal {
     pub compute: Total,
 }
 
-/// How a model's requests are merged, as its configuration shows it.
+/// Batching of a model's requests, as its configuration shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batching {
-    /// Items of a merged batch at most; 0 where requests are not joined along axis 0.
+    /// Most items of a merged batch; 0 if requests are not joined along axis 0.
     pub batch_max: u32,
     /// Sizes that do not linger.
     pub preferred: Vec<u32>,
-    /// How long the oldest request waits for company.
+    /// Longest wait of the oldest request for others.
     pub delay: Duration,
     /// Limits of a request without a level.
     pub limits: QueueLimits,
-    /// Limits of each priority level, level 1 first; empty where there is only one.
+    /// Limits of each priority level, level 1 first; empty if there is one level.
     pub levels: Vec<QueueLimits>,
-    /// Level of a request that names none.
+    /// Level of a request without one.
     pub default_level: u32,
 }
 
 /// Limits of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// Requests that may wait; 0 is the server's bound.
+    /// Most waiting requests; 0 for the server's limit.
     pub queue_max: u32,
-    /// Deadline of a request without one of its own; zero is the server's.
+    /// Deadline of a request without its own; zero for the server's.
     pub timeout: Duration,
 }

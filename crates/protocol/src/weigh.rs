@@ -1,9 +1,10 @@
-//! Counts what a message will take in memory, from its bytes, before it is decoded.
+//! Bounds the memory of a message from its bytes, before it is decoded.
 //!
-//! A message of 66 MB can hold 33 million empty elements, which take gigabytes once they are decoded. [`weigh`] passes over
-//! the fields of a message without allocating, refuses counts that no decoder here would take, and returns an upper bound of
-//! the memory that the decoder and the conversion to tensors allocate. It does not look into texts and raw contents, so that
-//! its time grows with the number of fields and not with the number of bytes. Its depth is that of the static layouts.
+//! A message of 66 MB can hold 33 million empty elements, which take gigabytes once they are
+//! decoded. [`weigh`] skips over the fields of a message without allocating, refuses counts that
+//! every decoder here refuses, and returns an upper bound of the memory that the decoder and the
+//! conversion to tensors allocate. It does not read strings and raw contents, so its time grows
+//! with the number of fields and not of bytes. The static layouts bound its depth.
 
 use base::{Error, Result};
 use bytes::Buf;
@@ -17,32 +18,34 @@ use crate::tensorflow::serving::PredictRequest;
 use crate::tensorflow::tensor_shape_proto::Dim;
 use crate::wire::{RANK_MAX, TENSORS_MAX};
 
-/// Bytes of memory that any other request message of the services takes at most for each of its bytes.
+/// Most bytes of memory for each byte of any other request message of the services.
 ///
-/// The smallest element has two bytes on the wire; the largest, a model's configuration, fewer than 160 in memory, of which
-/// a growing list holds three times as many for a moment.
+/// The smallest element has two bytes on the wire. The largest, a model's configuration, has fewer
+/// than 160 in memory, and a growing list holds three times as many for a moment.
 pub const EXPANSION_MAX: u64 = 256;
-/// Deepest nesting of groups that is passed over; the decoder's own limit.
+/// Deepest nesting of skipped groups; the decoder's own limit.
 const GROUPS_MAX: u32 = 100;
-/// A list that grows holds the old and the new place for a moment: 1 + 2 elements for each that was there.
+/// Elements held for each element of a growing list: the old and the new memory, 1 + 2, for a
+/// moment.
 const GROWTH: u64 = 3;
-/// Smallest number of elements that a list has room for.
+/// Smallest capacity of a list.
 const ROOM_MIN: u64 = 8;
 /// Most fields of one layout.
 const FIELDS_MAX: usize = 16;
 
-/// What a message takes once it is decoded.
+/// The cost of a message once it is decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Weight {
     /// Upper bound of the bytes that decoding and conversion allocate.
     pub bytes: u64,
-    /// Fields and elements, of which each takes the decoder some nanoseconds.
+    /// Number of fields and elements. Each takes the decoder some nanoseconds.
     pub work: u64,
-    /// Whether the whole message was looked at. If not, `bytes` is no bound: the limit of `work` was reached before.
+    /// True if the whole message was read. Otherwise the limit of `work` was reached, and `bytes`
+    /// is no bound.
     pub whole: bool,
 }
 
-/// A message that can be weighed.
+/// A message that [`weigh`] knows.
 pub trait Weighed: Message + Default {
     #[doc(hidden)]
     const LAYOUT: &'static MessageLayout;
@@ -60,7 +63,8 @@ enum FieldLayout {
     One(&'static MessageLayout),
     /// A list of messages or of `bytes`, or a map.
     Many(RepeatedField),
-    /// A list of numbers, packed or not: bytes of an element in memory, and on the wire if that is fixed.
+    /// A list of numbers, packed or not: bytes of an element in memory, and on the wire if that is
+    /// fixed.
     Numbers { width: u64, fixed: Option<u64> },
 }
 
@@ -68,13 +72,13 @@ enum FieldLayout {
 struct RepeatedField {
     what: &'static str,
     count_max: u32,
-    /// Bytes for the first element and for each.
+    /// Bytes for the first element, and for each one.
     first: u64,
     each: u64,
     layout: &'static MessageLayout,
 }
 
-/// A list whose elements have `size` bytes.
+/// Returns the field of a list whose elements have `size` bytes.
 const fn list(
     what: &'static str,
     count_max: u32,
@@ -85,8 +89,8 @@ const fn list(
     FieldLayout::Many(RepeatedField { what, count_max, first: ROOM_MIN * size, each: GROWTH * size, layout })
 }
 
-/// A map from strings to values of `size` bytes; `layout` is that of an entry. A node of a B-tree has room for 11 entries,
-/// of which at least 5 are used once there are two nodes.
+/// Returns the field of a map from strings to values of `size` bytes. `layout` is that of an entry.
+/// A node of a B-tree has room for 11 entries; at least 5 are used once there are two nodes.
 const fn map(what: &'static str, count_max: u32, size: usize, layout: &'static MessageLayout) -> FieldLayout {
     let size = (size + size_of::<String>()) as u64;
     FieldLayout::Many(RepeatedField { what, count_max, first: 11 * size + 112, each: 3 * size + 64, layout })
@@ -119,7 +123,7 @@ const CONTENTS: MessageLayout = MessageLayout(&[
     (7, fixed(8)),
     (8, STRINGS),
 ]);
-/// Axes are not counted here: their refusal names the tensor, and a number of 8 bytes is all that one takes.
+/// Axes have no limit here: the decoder's refusal names the tensor, and an axis takes 8 bytes only.
 const INPUT: MessageLayout = MessageLayout(&[
     (1, FieldLayout::Text),
     (2, FieldLayout::Text),
@@ -170,10 +174,11 @@ impl Weighed for PredictRequest {
     ]);
 }
 
-/// Returns what `message` takes once it is decoded as an `M`; stops with `whole` false after `work_max` fields and elements.
+/// Returns the cost of decoding `message` as an `M`. Stops after `work_max` fields and elements,
+/// with `whole` false.
 ///
 /// # Errors
-/// `InvalidArgument` for bytes that are no message and for more elements than are taken.
+/// `InvalidArgument` for bytes that are no message and for too many elements.
 pub fn weigh<M: Weighed>(message: &[u8], work_max: u64) -> Result<Weight> {
     let mut scale = Weigher { weight: Weight::default(), work_max };
     match scale.message(M::LAYOUT, message) {
@@ -223,7 +228,8 @@ impl Weigher {
         Ok(())
     }
 
-    /// Adds one occurrence of a field, of which `count` came before; `payload` is `None` for a number on its own.
+    /// Adds one occurrence of a field after `count` others. `payload` is `None` for a single
+    /// number.
     fn field(
         &mut self,
         field: FieldLayout,
@@ -254,16 +260,16 @@ impl Weigher {
                     (None, _) => 1,
                     (Some(packed), Some(bytes)) => packed.len() as u64 / bytes,
                     (Some(packed), None) => {
-                        // A number has at most ten bytes, of which the last alone has no high bit.
+                        // A number has at most ten bytes, and only the last one has no high bit.
                         self.check(packed.len() as u64 / 10)?;
                         packed.iter().filter(|byte| **byte < 0x80).count() as u64
                     }
                 };
                 self.work(elements)?;
-                // The list as it grows, and the tensor made of it.
+                // The growing list, and the tensor made from it.
                 self.add(room + (GROWTH + 1) * width * elements);
             }
-            // A number where a text or a message belongs: the decoder refuses it.
+            // A number in place of a string or a message, which the decoder refuses.
             (_, None) => {}
         }
         Ok(())
@@ -283,7 +289,7 @@ impl Weigher {
         Ok(())
     }
 
-    /// Passes over the value of a field that allocates nothing; a group with all that is in it.
+    /// Skips the value of a field that allocates nothing, and a group with its contents.
     fn pass(&mut self, wire_type: WireType, rest: &mut &[u8]) -> Result<(), WeighStop> {
         let mut depth = 0;
         let mut wire_type = wire_type;
@@ -339,12 +345,12 @@ mod tests {
     use super::*;
     use crate::tensorflow::serving::{InferenceTask, ModelConfig};
 
-    /// `count` occurrences of an empty field.
+    /// Returns `count` occurrences of an empty field.
     fn empties(tag: u8, count: usize) -> Vec<u8> {
         [(tag << 3) | 2, 0].repeat(count)
     }
 
-    /// A field that holds `inner`.
+    /// Returns a field that holds `inner`.
     fn within(tag: u8, inner: &[u8]) -> Vec<u8> {
         let mut out = vec![(tag << 3) | 2];
         prost::encoding::encode_varint(inner.len() as u64, &mut out);

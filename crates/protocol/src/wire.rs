@@ -1,4 +1,4 @@
-//! What every protocol checks in the same way: counts, shapes, raw bytes.
+//! Checks that all protocols share: names, counts, shapes, raw bytes.
 
 use base::{DType, Error, Result, Shape, Tensor};
 use bytes::Bytes;
@@ -8,7 +8,8 @@ pub const RANK_MAX: usize = 64;
 /// Most inputs or requested outputs of one request. Checks that compare them pairwise rely on it.
 pub const TENSORS_MAX: usize = 1024;
 
-/// Longest name of a model, version label or tensor, in bytes. Messages repeat names, and a gRPC status is a header.
+/// Longest name of a model, version label or tensor, in bytes. Messages repeat names, and a gRPC
+/// status is a header.
 pub const NAME_BYTES_MAX: usize = 1024;
 
 /// Refuses a name longer than [`NAME_BYTES_MAX`].
@@ -30,7 +31,7 @@ pub(crate) fn check_count(what: &str, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// A shape from the signed sizes of the wire.
+/// Returns a shape from the signed sizes on the wire.
 pub(crate) fn shape(name: &str, dims: impl ExactSizeIterator<Item = i64>) -> Result<Shape> {
     if dims.len() > RANK_MAX {
         return Err(Error::invalid(format!(
@@ -44,7 +45,7 @@ pub(crate) fn shape(name: &str, dims: impl ExactSizeIterator<Item = i64>) -> Res
     .collect()
 }
 
-/// The product of a shape.
+/// Returns the number of elements of a shape.
 pub(crate) fn elements(name: &str, shape: &[usize]) -> Result<usize> {
     shape
         .iter()
@@ -52,7 +53,8 @@ pub(crate) fn elements(name: &str, shape: &[usize]) -> Result<usize> {
         .ok_or_else(|| Error::invalid(format!("\"{name}\" has more elements than fit memory")))
 }
 
-/// A tensor over raw bytes of fixed-size elements. Booleans must be 0 or 1, which C++ engines take for granted.
+/// Creates a tensor over raw bytes of fixed-size elements. Booleans must be 0 or 1, as C++ engines
+/// assume.
 pub(crate) fn fixed(name: &str, dtype: DType, shape: Shape, bytes: Bytes) -> Result<Tensor> {
     if dtype == DType::Bool && bytes.iter().any(|&byte| byte > 1) {
         return Err(Error::invalid(format!("\"{name}\" is bool and holds bytes other than 0 and 1")));
@@ -60,14 +62,14 @@ pub(crate) fn fixed(name: &str, dtype: DType, shape: Shape, bytes: Bytes) -> Res
     Tensor::from_bytes(dtype, shape, bytes).map_err(|error| error.context(format_args!("\"{name}\"")))
 }
 
-/// The 4-bit elements of `tensor`, one a byte, sign-extended for `I4`.
+/// Unpacks 4-bit elements, one into each byte, sign-extended for `I4`.
 pub(crate) fn unpack(dtype: DType, count: usize, packed: &[u8]) -> Vec<u8> {
     let nibble = |position: usize| (packed[position / 2] >> (4 * (position % 2))) & 0xf;
     let widen = |nibble: u8| if dtype == DType::I4 && nibble > 7 { nibble | 0xf0 } else { nibble };
     (0..count).map(|position| widen(nibble(position))).collect()
 }
 
-/// The inverse of [`unpack`]; upper halves are dropped.
+/// Packs 4-bit elements, as the inverse of [`unpack`]. Upper halves are dropped.
 pub(crate) fn pack(elements: &[u8]) -> Vec<u8> {
     elements.chunks(2).map(|pair| (pair[0] & 0xf) | pair.get(1).map_or(0, |high| high << 4)).collect()
 }

@@ -1,7 +1,7 @@
 //! Filters: conditions on payloads and ids, and the sets of rows that meet them.
 //!
-//! A filter is evaluated before ranking, so that a search for ten rows finds ten even if few are allowed.
-//! The conditions are those of Qdrant's filters. `api-qdrant` reads them from JSON.
+//! A filter is evaluated before ranking, so that a search for ten rows finds ten even if few are
+//! allowed. The conditions are those of Qdrant's filters. `api-qdrant` reads them from JSON.
 
 mod condition;
 mod row_set;

@@ -59,8 +59,8 @@ impl CreateCollection {
     /// Returns the collection's settings, without extra members.
     ///
     /// # Errors
-    /// `InvalidArgument` for a malformed vector; `Unimplemented` for no vector or several, sparse vectors,
-    /// multivectors, types other than float32 and unknown distances.
+    /// `InvalidArgument` for a malformed vector; `Unimplemented` for no vector or several, sparse
+    /// vectors, multivectors, types other than float32 and unknown distances.
     pub fn settings(&self) -> Result<CollectionSettings> {
         if self.sparse_vectors.as_ref().is_some_and(|sparse| !sparse.is_empty()) {
             return Err(Error::unimplemented(unsupported("sparse_vectors")));
@@ -97,8 +97,8 @@ impl CreateCollection {
         }
     }
 
-    /// Returns the hints that have no effect, by their names in the request. Hints that the server always
-    /// follows, such as `on_disk: true` or `shard_number: 1`, are left out.
+    /// Returns the hints that have no effect, by their names in the request. Hints that the server
+    /// always follows, such as `on_disk: true` or `shard_number: 1`, are left out.
     ///
     /// # Errors
     /// `InvalidArgument` for values that Qdrant refuses and for fields that it does not have;
@@ -123,7 +123,8 @@ impl CreateCollection {
     }
 }
 
-/// Returns the value of a hint that has no effect, or `None` for one that the server always follows.
+/// Returns the value of a hint that has no effect, or `None` for one that the server always
+/// follows.
 fn hint(name: &str, value: &Value) -> Result<Option<Value>> {
     match name {
         "shard_number" | "replication_factor" | "write_consistency_factor" => match value.as_u64() {
@@ -147,8 +148,8 @@ fn hint(name: &str, value: &Value) -> Result<Option<Value>> {
     }
 }
 
-/// Returns the kind of memory for `field`, or `None` for the disk, which holds everything. Qdrant does not
-/// pin vectors or payloads.
+/// Returns the kind of memory for `field`, or `None` for the disk, which holds everything. Qdrant
+/// does not pin vectors or payloads.
 fn not_cold(field: &str, memory: Option<Value>) -> Result<Option<Value>> {
     let Some(memory) = memory.filter(|memory| !memory.is_null()) else { return Ok(None) };
     match memory.as_str() {
@@ -269,8 +270,8 @@ impl CreateIndex {
     /// Returns the field's type and the parameters in the request.
     ///
     /// # Errors
-    /// `InvalidArgument` for no type, for a type that Qdrant does not have, and for an integer index for
-    /// neither lookup nor range.
+    /// `InvalidArgument` for no type, for a type that Qdrant does not have, and for an integer
+    /// index for neither lookup nor range.
     pub fn schema(&self) -> Result<(&str, Option<&Map<String, Value>>)> {
         let (name, params) = match &self.field_schema {
             Some(Value::String(name)) => (name.as_str(), None),

@@ -1,10 +1,10 @@
 //! JSON of Qdrant's REST interface: requests as plain values, and the envelope of responses.
 //!
-//! A request is read in one pass. Errors name the path of the field in the body. A field of Qdrant's that
-//! this server does not support is refused as [`base::ErrorKind::Unimplemented`], and an unknown field as
-//! `InvalidArgument`; none is ignored in silence. Hints for a collection (shards, replicas, graph
-//! parameters, storage) are accepted and listed by [`CreateCollection::hints`]. Parameters of a query that
-//! have no effect here are accepted.
+//! A request is read in one pass. Errors name the path of the field in the body. A field of
+//! Qdrant's that this server does not support is refused as [`base::ErrorKind::Unimplemented`], and
+//! an unknown field as `InvalidArgument`; none is ignored in silence. Hints for a collection
+//! (shards, replicas, graph parameters, storage) are accepted and listed by
+//! [`CreateCollection::hints`]. Parameters of a query that have no effect here are accepted.
 //!
 //! Follows the REST description of Qdrant 1.19, which version 1.20 of its Python client sends.
 
@@ -43,8 +43,8 @@ const UNSUPPORTED: &str = "not supported by this server";
 /// Start of the message for a value outside the interface's limits. Its status is 422.
 const VALIDATION: &str = "Validation error in ";
 
-/// Returns true if `message` is about a value outside the interface's limits, for which Qdrant's status is
-/// 422 and not 400.
+/// Returns true if `message` is about a value outside the interface's limits, for which Qdrant's
+/// status is 422 and not 400.
 pub fn is_validation(message: &str) -> bool {
     message.contains(VALIDATION)
 }
@@ -104,8 +104,8 @@ pub fn parse_filter(json: &[u8]) -> Result<Filter> {
 /// Reads a request's body.
 ///
 /// # Errors
-/// `InvalidArgument` with the path of the offending field; `Unimplemented` for a feature of Qdrant's that
-/// is not supported.
+/// `InvalidArgument` with the path of the offending field; `Unimplemented` for a feature of
+/// Qdrant's that is not supported.
 pub fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T> {
     let mut reader = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
@@ -129,7 +129,8 @@ fn without_line(message: &str) -> &str {
     message.split(" at line ").next().unwrap_or(message)
 }
 
-/// A field without effect: the server does so in any case, or the field tunes machinery that it lacks.
+/// A field without effect: the server does so in any case, or the field tunes machinery that it
+/// lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct IgnoredField;
 

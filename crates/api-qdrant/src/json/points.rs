@@ -60,7 +60,8 @@ struct PointsBatch {
 }
 
 impl UpsertRequest {
-    /// Returns the points for a collection with a vector called `name`, "" for a vector without a name.
+    /// Returns the points for a collection with a vector called `name`, "" for a vector without a
+    /// name.
     ///
     /// # Errors
     /// `InvalidArgument` if a vector is missing or has another name, or if lists differ in length;

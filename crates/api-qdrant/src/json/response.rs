@@ -49,7 +49,8 @@ pub fn error(message: &str, took: Duration) -> Vec<u8> {
     serde_json::json!({ "status": { "error": message }, "time": took.as_secs_f64() }).to_string().into_bytes()
 }
 
-/// Returns the body by which clients recognise Qdrant at the root. `name` and `version` are this server's.
+/// Returns the body by which clients recognise Qdrant at the root. `name` and `version` are this
+/// server's.
 pub fn version(name: &str, version: &str) -> Vec<u8> {
     let title = format!("qdrant - interface of {name} {version}");
     serde_json::json!({ "title": title, "version": VERSION }).to_string().into_bytes()

@@ -56,8 +56,8 @@ impl<'de> Deserialize<'de> for WithVector {
     }
 }
 
-/// Paths of names joined by dots, as a tree of their common steps. `[]` after a name goes into the elements
-/// of its list.
+/// Paths of names joined by dots, as a tree of their common steps. `[]` after a name goes into the
+/// elements of its list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PayloadPaths {
     /// True if a path ends here and covers everything below.

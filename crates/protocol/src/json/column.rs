@@ -1,4 +1,4 @@
-//! Elements of one type on their way from JSON into a tensor.
+//! Reads elements of one type from JSON into a tensor.
 
 use base::{DType, Element, Error, Result, Shape, Tensor};
 use base64::Engine;
@@ -18,17 +18,17 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 
 /// A tensor that grows while values are read.
 pub(crate) trait Column {
-    /// Reads one value or nested list whose place in the tensor is `depth` axes down.
+    /// Reads one value or nested list, `depth` axes down in the tensor.
     fn read(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()>;
 
-    /// The shape read so far, from depth 0.
+    /// Returns the shape read so far, from depth 0.
     fn nesting(&mut self) -> &mut Nesting;
 
-    /// The tensor, with `shape`; its element count must be what was read.
+    /// Returns the tensor with `shape`, which has as many elements as were read.
     fn finish(self: Box<Self>, shape: Shape) -> Result<Tensor>;
 }
 
-/// An empty column for elements of `dtype`.
+/// Creates an empty column for elements of `dtype`.
 ///
 /// # Errors
 /// `InvalidArgument` for types that have no form in JSON.
@@ -54,7 +54,7 @@ pub(crate) fn column(dtype: DType) -> Result<Box<dyn Column>> {
     })
 }
 
-/// How one kind of element is read and stored.
+/// Reads and stores elements of one type.
 trait ElementReader {
     type Value;
     fn read(reader: &mut Reader<'_>) -> Result<Self::Value>;
@@ -104,12 +104,13 @@ impl<L: ElementReader + 'static> Column for TypedColumn<L> {
     }
 }
 
-/// A number that reads itself from its text.
+/// A number that can be parsed from JSON text.
 trait Number: Element {
-    /// `None` where the text is no value of this type.
+    /// Parses a number; `None` if the text is no value of this type.
     fn parse(text: &str, whole: bool) -> Option<Self>;
 
-    /// As [`Number::parse`], but a finite number out of range is infinite if the type has infinities.
+    /// Parses a number as [`Number::parse`] does, but a finite number out of range becomes infinite
+    /// if the type has infinities.
     fn parse_unbounded(text: &str, whole: bool) -> Option<Self> {
         Self::parse(text, whole)
     }
@@ -200,7 +201,7 @@ impl ElementReader for Booleans {
     }
 }
 
-/// 4-bit integers, packed when all are known.
+/// 4-bit integers, packed once all are read.
 struct Nibbles<const SIGNED: bool>;
 
 impl<const SIGNED: bool> ElementReader for Nibbles<SIGNED> {

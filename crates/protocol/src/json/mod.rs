@@ -1,8 +1,8 @@
-//! JSON read and written in place, typed by what a tensor should hold.
+//! Reads and writes tensors as JSON, without a tree of values.
 //!
-//! A reader of our own rather than a general one for two reasons: a body of a million numbers goes straight into the
-//! tensor's memory without a tree of values, and both protocols take and give the bare tokens `NaN`, `Infinity` and
-//! `-Infinity`, which general readers refuse.
+//! The reader is our own for two reasons: a body of a million numbers goes straight into the
+//! tensor's memory, and both protocols use the bare tokens `NaN`, `Infinity` and `-Infinity`, which
+//! general readers refuse.
 
 mod column;
 mod nesting;

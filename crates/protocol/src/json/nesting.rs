@@ -1,18 +1,18 @@
-//! The shape that nested lists have, learned while they are read.
+//! Finds the shape of nested lists while they are read.
 
 use base::Shape;
 use smallvec::SmallVec;
 
 use crate::wire::RANK_MAX;
 
-/// What is known of the lists so far: the length of those closed at each depth and the depth of the leaves.
+/// The shape so far: the length of the closed lists at each depth, and the depth of the leaves.
 #[derive(Debug, Default)]
 pub(crate) struct Nesting {
     lengths: SmallVec<[Option<usize>; 8]>,
     leaf: Option<usize>,
 }
 
-/// Why lists are no tensor.
+/// The reason why lists are no tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ragged {
     /// Lists of one depth differ in length, or a value stands where another has a list.
@@ -22,7 +22,7 @@ pub(crate) enum Ragged {
 }
 
 impl Nesting {
-    /// A list starts at `depth`.
+    /// Starts a list at `depth`.
     pub(crate) fn open(&mut self, depth: usize) -> Result<(), Ragged> {
         if depth >= RANK_MAX {
             return Err(Ragged::TooDeep);
@@ -36,7 +36,7 @@ impl Nesting {
         Ok(())
     }
 
-    /// The list at `depth` had `length` elements.
+    /// Ends the list at `depth` after `length` elements.
     pub(crate) fn close(&mut self, depth: usize, length: usize) -> Result<(), Ragged> {
         match &mut self.lengths[depth] {
             Some(known) if *known != length => Err(Ragged::Uneven),
@@ -47,7 +47,7 @@ impl Nesting {
         }
     }
 
-    /// A value stands at `depth`.
+    /// Adds a value at `depth`.
     pub(crate) fn leaf(&mut self, depth: usize) -> Result<(), Ragged> {
         match self.leaf {
             Some(known) if known == depth => Ok(()),
@@ -59,7 +59,7 @@ impl Nesting {
         }
     }
 
-    /// The shape of everything read.
+    /// Returns the shape of the values read.
     pub(crate) fn shape(&self) -> Shape {
         self.lengths.iter().map(|length| length.unwrap_or(0)).collect()
     }

@@ -1,4 +1,5 @@
-//! A pull parser over a body: strict JSON plus `NaN`, `Infinity` and `-Infinity`, bounded depth, no recursion without it.
+//! A pull parser over a body: strict JSON plus `NaN`, `Infinity` and `-Infinity`, bounded depth, no
+//! recursion without it.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -6,7 +7,7 @@ use std::ops::Range;
 use base::{Error, Result};
 use bytes::Bytes;
 
-/// Most characters of a wrong number that a message repeats.
+/// Most characters of a malformed number in a message.
 const NUMBER_SHOWN_MAX: usize = 32;
 
 /// A position in a body.
@@ -14,27 +15,27 @@ const NUMBER_SHOWN_MAX: usize = 32;
 pub(crate) struct Reader<'a> {
     body: &'a Bytes,
     at: usize,
-    /// Values are read as TensorFlow Serving reads them.
+    /// True to read values as TensorFlow Serving does.
     tensorflow: bool,
 }
 
-/// A number as it is written.
+/// A number as text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NumberToken<'a> {
     pub(crate) text: &'a str,
-    /// No fraction, no exponent, none of the bare tokens.
+    /// True for a number without fraction and exponent that is no bare token.
     pub(crate) whole: bool,
 }
 
 impl<'a> NumberToken<'a> {
-    /// The text for a message, cut where it is longer than numbers are.
+    /// Returns the text for a message, cut if it is longer than numbers are.
     pub(crate) fn shown(&self) -> &'a str {
         // ASCII, so every position is a boundary.
         &self.text[..self.text.len().min(NUMBER_SHOWN_MAX)]
     }
 }
 
-/// A value where structure does not matter, such as a parameter.
+/// A value that is no list and no object, such as a parameter's.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Scalar<'a> {
     Bool(bool),
@@ -45,23 +46,23 @@ pub(crate) enum Scalar<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// At the start of `body`.
+    /// Creates a reader at the start of `body`.
     pub(crate) fn new(body: &'a Bytes) -> Reader<'a> {
         Reader { body, at: 0, tensorflow: false }
     }
 
-    /// Returns a reader at the start of `body` that takes values as TensorFlow Serving does: a float out of range is
-    /// infinite, and a bool is `true` or `false` only.
+    /// Creates a reader at the start of `body` that reads values as TensorFlow Serving does: a
+    /// float out of range is infinite, and a bool is `true` or `false` only.
     pub(crate) fn tensorflow(body: &'a Bytes) -> Reader<'a> {
         Reader { body, at: 0, tensorflow: true }
     }
 
-    /// Whether values are read as TensorFlow Serving reads them.
+    /// Returns true if values are read as TensorFlow Serving reads them.
     pub(crate) fn is_tensorflow(&self) -> bool {
         self.tensorflow
     }
 
-    /// At the start of a value that [`Reader::pass`] passed over.
+    /// Creates a reader at the start of a value that [`Reader::pass`] skipped.
     pub(crate) fn again(body: &'a Bytes, span: &Range<usize>) -> Reader<'a> {
         Reader { body, at: span.start, tensorflow: false }
     }
@@ -81,7 +82,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The next byte that is no white space, without passing it.
+    /// Returns the next byte that is no white space, without consuming it.
     pub(crate) fn peek(&mut self) -> Option<u8> {
         while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.body.get(self.at) {
             self.at += 1;
@@ -99,7 +100,7 @@ impl<'a> Reader<'a> {
         if self.take(byte) { Ok(()) } else { Err(self.expected(what)) }
     }
 
-    /// Nothing but white space may follow.
+    /// Checks that only white space follows.
     pub(crate) fn end(&mut self) -> Result<()> {
         match self.peek() {
             None => Ok(()),
@@ -107,7 +108,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads an array, calling `element` at the start of each element; the number of elements.
+    /// Reads an array, and calls `element` at the start of each element. Returns the number of
+    /// elements.
     pub(crate) fn array(&mut self, mut element: impl FnMut(&mut Self) -> Result<()>) -> Result<usize> {
         self.expect(b'[', "a list")?;
         if self.take(b']') {
@@ -124,7 +126,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads an object, calling `member` with each key at the start of its value.
+    /// Reads an object, and calls `member` with each key at the start of its value.
     pub(crate) fn object(&mut self, mut member: impl FnMut(&mut Self, &str) -> Result<()>) -> Result<()> {
         self.expect(b'{', "an object")?;
         if self.take(b'}') {
@@ -141,7 +143,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a string; borrowed from the body where it holds no escape.
+    /// Reads a string, borrowed from the body if it has no escapes.
     pub(crate) fn string(&mut self) -> Result<Cow<'a, str>> {
         self.expect(b'"', "a string")?;
         let start = self.at;
@@ -163,7 +165,7 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(bytes).map_err(|_| self.error("a string is not UTF-8"))
     }
 
-    /// The rest of a string whose first escape is at the current position.
+    /// Reads the rest of a string from its first escape, at the current position.
     fn escaped(&mut self, start: usize) -> Result<String> {
         let body: &'a [u8] = self.body;
         let mut text = self.utf8(&body[start..self.at])?.to_owned();
@@ -234,7 +236,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A string's bytes, sharing the body where the string holds no escape.
+    /// Reads a string's bytes, which share the body if the string has no escapes.
     pub(crate) fn string_bytes(&mut self) -> Result<Bytes> {
         Ok(match self.string()? {
             Cow::Borrowed(text) => self.body.slice_ref(text.as_bytes()),
@@ -249,7 +251,7 @@ impl<'a> Reader<'a> {
         if count == 0 { Err(self.expected("a digit")) } else { Ok(()) }
     }
 
-    /// Passes one of `words`, if one is here.
+    /// Consumes one of `words` if it is next.
     fn word(&mut self, words: &[&str]) -> bool {
         let rest = &self.body[self.at..];
         let found = words.iter().find(|word| rest.starts_with(word.as_bytes()));
@@ -257,7 +259,7 @@ impl<'a> Reader<'a> {
         found.is_some()
     }
 
-    /// Reads a number, or one of the bare tokens for what JSON cannot write.
+    /// Reads a number or a bare token: `NaN`, `Infinity`, `-Infinity`.
     pub(crate) fn number(&mut self) -> Result<NumberToken<'a>> {
         self.peek();
         let start = self.at;
@@ -298,7 +300,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Passes `null`, if it is here.
+    /// Consumes `null` if it is next.
     pub(crate) fn null(&mut self) -> bool {
         self.peek();
         self.word(&["null"])
@@ -328,10 +330,9 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Passes over one value of any depth. Lists and objects are counted and not recursed into, so that depth takes a
-    /// byte of memory each and no stack.
+    /// Skips one value of any depth. Each open list or object takes a byte of memory and no stack.
     pub(crate) fn skip(&mut self) -> Result<()> {
-        // What closes each list and object that is open.
+        // The closing bracket of each open list and object.
         let mut open: Vec<u8> = Vec::new();
         loop {
             match self.peek() {
@@ -382,7 +383,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Passes over one value and says where it is, for [`Reader::again`].
+    /// Skips one value and returns its range, for [`Reader::again`].
     pub(crate) fn pass(&mut self) -> Result<Range<usize>> {
         self.peek();
         let start = self.at;

@@ -1,4 +1,4 @@
-//! Tensors as JSON: flat, or nested as their shape.
+//! Writes tensors as JSON: flat, or nested as their shape.
 
 use base::{DType, Data, Error, NamedTensor, Result, Tensor};
 use base64::Engine;
@@ -8,24 +8,25 @@ use serde_json::ser::{CompactFormatter, Formatter};
 
 use crate::wire;
 
-/// Lists that a tensor without elements may be written as. Otherwise a shape such as [10^12, 0] would be endless.
+/// Most lists of a tensor without elements. A shape such as [10^12, 0] would be endless.
 const EMPTY_LISTS_MAX: usize = 1 << 16;
 
-/// How bytes that may be no text are written.
+/// The form of bytes that may be no text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TextEncoding {
-    /// As a string; bytes that are no UTF-8 are refused.
+    /// A string. Bytes that are no UTF-8 are refused.
     Plain,
-    /// As a string where it is UTF-8, else as `{"b64": ...}`.
+    /// A string if the bytes are UTF-8, otherwise `{"b64": ...}`.
     Base64WhereNeeded,
-    /// Always as `{"b64": ...}`.
+    /// Always `{"b64": ...}`.
     Base64,
 }
 
 /// Bytes of a tensor's description besides its name, and of the object around all of them.
 const DESCRIPTION_BYTES: usize = 128;
 
-/// Returns an upper bound of the bytes that `tensors` take as JSON, flat or nested, without the names of model and request.
+/// Returns an upper bound of the bytes of `tensors` as JSON, flat or nested, without the names of
+/// model and request.
 pub fn text_bytes_max(tensors: &[NamedTensor]) -> usize {
     let tensor = |NamedTensor { name, tensor }: &NamedTensor| {
         // A name may be all escapes, of six bytes for each of its own.
@@ -35,10 +36,11 @@ pub fn text_bytes_max(tensors: &[NamedTensor]) -> usize {
     tensors.iter().map(tensor).fold(DESCRIPTION_BYTES, usize::saturating_add)
 }
 
-/// Bytes of all elements with a comma each.
+/// Returns an upper bound of the bytes of all elements, with a comma each.
 fn elements_bytes_max(tensor: &Tensor) -> usize {
     let widest = match (tensor.data(), tensor.dtype()) {
-        // {"b64":"..."} or a string of which each byte is an escape, and the base64 text while it is copied.
+        // {"b64":"..."} or a string of which each byte is an escape, and the base64 text while it
+        // is copied.
         (Data::Strings(strings), _) => {
             return strings.iter().fold(0, |sum: usize, text| sum.saturating_add(6 * text.len() + 16));
         }
@@ -51,7 +53,8 @@ fn elements_bytes_max(tensor: &Tensor) -> usize {
     tensor.elements().saturating_mul(widest)
 }
 
-/// Brackets and commas of nested lists: as many lists as the axes outside of them have elements.
+/// Returns an upper bound of the brackets and commas of nested lists: at each axis there are as
+/// many lists as the axes outside of it have elements.
 fn lists_bytes_max(tensor: &Tensor) -> usize {
     let mut lists = 1usize;
     let outer = tensor.shape().iter().map(|&dim| {
@@ -79,15 +82,16 @@ pub(crate) fn key(out: &mut Vec<u8>, name: &str) {
 /// Appends all elements as one list.
 ///
 /// # Errors
-/// `InvalidArgument` when the type has no form in JSON, or with [`TextEncoding::Plain`] a string is not UTF-8.
+/// `InvalidArgument` if the type has no form in JSON, or if a string is no UTF-8 and must be
+/// [`TextEncoding::Plain`].
 pub(crate) fn write_flat(out: &mut Vec<u8>, tensor: &Tensor) -> Result<()> {
     write(out, tensor, TextEncoding::Plain, &[tensor.elements()], 0)
 }
 
-/// Appends the elements from `start` on as lists of `shape` (a value when it is empty).
+/// Appends the elements from `start` on as lists of `shape`, or one value if the shape is empty.
 ///
 /// # Errors
-/// `InvalidArgument` when the type has no form in JSON or the shape means endless empty lists.
+/// `InvalidArgument` if the type has no form in JSON, or if the shape means too many empty lists.
 pub(crate) fn write_nested(
     out: &mut Vec<u8>,
     tensor: &Tensor,
@@ -119,7 +123,7 @@ fn write(
         Data::Bytes(bytes) => bytes.as_ref(),
     };
     let mut at = start;
-    // One loop a type, so that the type is not asked again for each element.
+    // One loop for each type: a match for each element would cost more.
     macro_rules! numbers {
         ($size:literal, $append:expr) => {
             lists(out, shape, &mut at, &mut |out, position| {
@@ -157,7 +161,7 @@ fn write(
     }
 }
 
-/// Writes lists of `shape`, calling `element` with the position of each element in turn.
+/// Writes lists of `shape`, and calls `element` with the position of each element in order.
 fn lists(
     out: &mut Vec<u8>,
     shape: &[usize],

@@ -7,7 +7,7 @@ use super::{dtype_of, strings};
 use crate::inference::InferTensorContents;
 use crate::wire;
 
-/// Bytes that a string takes in raw contents if it is empty.
+/// Bytes of an empty string in raw contents.
 pub(crate) const STRING_BYTES_MIN: usize = strings::LENGTH_BYTES;
 
 /// A tensor of a message without its elements.
@@ -18,7 +18,7 @@ pub(crate) struct TensorHeader {
     pub(crate) contents: Option<InferTensorContents>,
 }
 
-/// Joins descriptions with their elements, which are either all in `raw` or all in the descriptions.
+/// Joins headers with their elements, which are either all in `raw` or all in the headers.
 pub(crate) fn tensors(what: &str, headers: Vec<TensorHeader>, raw: Vec<Bytes>) -> Result<Vec<NamedTensor>> {
     wire::check_count(what, headers.len())?;
     if raw.is_empty() {
@@ -42,7 +42,7 @@ fn from_raw(header: TensorHeader, raw: Bytes) -> Result<NamedTensor> {
     Ok(NamedTensor::new(name, tensor))
 }
 
-/// A tensor over its raw form.
+/// Creates a tensor over its raw form.
 pub(crate) fn raw_tensor(name: &str, dtype: DType, shape: Shape, raw: Bytes) -> Result<Tensor> {
     match dtype {
         DType::String => strings::decode(name, shape, raw),
@@ -50,7 +50,7 @@ pub(crate) fn raw_tensor(name: &str, dtype: DType, shape: Shape, raw: Bytes) -> 
     }
 }
 
-/// The raw form of a tensor: its own bytes, or strings with their lengths.
+/// Returns the raw form of a tensor: its own bytes, or strings with their lengths.
 pub(crate) fn raw_form(name: &str, tensor: &Tensor) -> Result<Bytes> {
     match tensor.data() {
         base::Data::Bytes(bytes) => Ok(bytes.clone()),
@@ -69,7 +69,7 @@ fn typed(header: TensorHeader) -> Result<NamedTensor> {
     Ok(NamedTensor::new(name, tensor))
 }
 
-/// The one field that may hold elements of `dtype`, by name; `None` for types without one.
+/// Returns the name of the field for elements of `dtype`; `None` for types without one.
 fn field(dtype: DType) -> Option<&'static str> {
     Some(match dtype {
         DType::Bool => "bool_contents",

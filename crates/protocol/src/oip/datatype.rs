@@ -28,13 +28,13 @@ const TABLE: [(DType, &str); 22] = [
     (DType::I4, "INT4"),
 ];
 
-/// The protocol's name of an element type: "FP32", "BYTES"; for types it has no name for, Millpond's:
-/// "FP8_E4M3FN", "COMPLEX64", "INT4" and their like.
+/// Returns the protocol's name of an element type, such as "FP32" or "BYTES". Types without a name
+/// in the protocol have one of Millpond's, such as "FP8_E4M3FN", "COMPLEX64" or "INT4".
 pub fn datatype(dtype: DType) -> &'static str {
     TABLE.iter().find(|row| row.0 == dtype).map_or("", |row| row.1)
 }
 
-/// The inverse of [`datatype`].
+/// Returns the element type of a name, as the inverse of [`datatype`].
 pub fn from_datatype(name: &str) -> Option<DType> {
     TABLE.iter().find(|row| row.1 == name).map(|row| row.0)
 }

@@ -1,4 +1,5 @@
-//! Metadata, configuration, statistics and the index as messages, from which the REST bodies are made too.
+//! Metadata, configuration, statistics and the index as messages. The REST bodies are made from
+//! them too.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +16,8 @@ use crate::inference::{
 };
 use crate::status::{BatchTotal, Batching, IndexEntry, QueueLimits, StatisticsEntry, Total};
 
-/// The metadata of a model: `versions` are those that answer now, `platform` is the engine.
+/// Returns the metadata of a model. `versions` are the versions that serve now, `platform` is the
+/// engine.
 pub fn model_metadata(
     name: &str,
     versions: &[u64],
@@ -36,8 +38,9 @@ pub fn model_metadata(
     }
 }
 
-/// The configuration of a model. `max_batch_size` is above 0 only where requests are joined along axis 0: then, as
-/// Triton has it, the shapes here leave that axis out, while those of the metadata keep it.
+/// Returns the configuration of a model. `max_batch_size` is above 0 only if requests are joined
+/// along axis 0. The shapes here leave that axis out then, as in Triton, while the metadata keeps
+/// it.
 pub fn model_config(
     name: &str,
     engine: &str,
@@ -102,7 +105,7 @@ fn dynamic_batching(batching: &Batching) -> ModelDynamicBatching {
     }
 }
 
-/// The configuration's own names of types; `TYPE_INVALID` for those it has none for.
+/// Returns the configuration's name of a type; `TYPE_INVALID` for types without one.
 fn config_type(dtype: DType) -> DataType {
     match dtype {
         DType::Bool => DataType::TypeBool,
@@ -123,8 +126,8 @@ fn config_type(dtype: DType) -> DataType {
     }
 }
 
-/// Statistics as the extension counts them: an item is an inference, a run is an execution; computing is not divided
-/// into input, inference and output, so inference has all of it.
+/// Returns statistics as the extension counts them: an item is an inference, a run is an execution.
+/// Computing is not divided into input, inference and output, so inference has all of it.
 pub fn model_statistics(entries: &[StatisticsEntry]) -> ModelStatisticsResponse {
     let duration = |total: Total| Some(StatisticDuration { count: total.count, ns: total.nanos });
     let entry = |entry: &StatisticsEntry| {
@@ -158,7 +161,7 @@ pub fn model_statistics(entries: &[StatisticsEntry]) -> ModelStatisticsResponse 
     ModelStatisticsResponse { model_stats: entries.iter().map(entry).collect() }
 }
 
-/// The repository index.
+/// Returns the repository index.
 pub fn repository_index(entries: &[IndexEntry]) -> RepositoryIndexResponse {
     let entry = |entry: &IndexEntry| ModelIndex {
         name: entry.name.to_string(),

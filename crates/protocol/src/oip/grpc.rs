@@ -1,4 +1,4 @@
-//! Inference requests and answers as gRPC messages, for both ends.
+//! Inference requests and responses as gRPC messages, for servers and clients.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,26 +18,27 @@ use crate::wire;
 
 pub use super::describe::{model_config, model_metadata, model_statistics, repository_index};
 
-/// What a request asks, apart from the model's name and version.
+/// An inference request without the model's name and version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrpcInferRequest {
-    /// To be echoed; empty where the client gave none.
+    /// The id to echo; empty if the client sent none.
     pub id: String,
     /// The inputs, not yet checked against a signature.
     pub inputs: Vec<NamedTensor>,
-    /// The wanted outputs; empty means all.
+    /// The requested outputs; empty for all.
     pub outputs: Vec<Arc<str>>,
-    /// The client's own time limit, from the `timeout` parameter (microseconds).
+    /// The client's time limit, from the `timeout` parameter in microseconds.
     pub timeout: Option<Duration>,
     /// The priority level, from the `priority` parameter: 1 is the highest, 0 the model's default.
     pub priority: usize,
 }
 
-/// Millpond's own parameter of a load: which version, where one is meant.
+/// Millpond's own parameter of a load: the version to load.
 const VERSION: &str = "version";
 
-/// Returns an upper bound of the bytes that [`decode_request`] allocates for strings in raw contents, which the bytes of a
-/// message do not show: each may have none, and takes a reference in the list and in the tensor.
+/// Returns an upper bound of the bytes that [`decode_request`] allocates for strings in raw
+/// contents. The length of the message does not bound them: an empty string takes a reference in
+/// the list and in the tensor.
 pub fn strings_bytes_max(request: &ModelInferRequest) -> u64 {
     let strings = request.inputs.iter().zip(&request.raw_input_contents);
     let strings =
@@ -49,14 +50,14 @@ pub fn strings_bytes_max(request: &ModelInferRequest) -> u64 {
     strings.map(count).sum::<u64>() * STRING_REFERENCES_BYTES
 }
 
-/// Bytes of a string's references in the list that is read and in the tensor.
+/// Bytes of a string's references in the decoded list and in the tensor.
 pub const STRING_REFERENCES_BYTES: u64 = 2 * size_of::<bytes::Bytes>() as u64;
 
-/// The inputs and wishes of a request. Raw contents are shared, not copied.
+/// Decodes the inputs and options of a request. Raw contents are shared, not copied.
 ///
 /// # Errors
-/// `InvalidArgument` for tensors whose elements do not match their type and shape, `Unimplemented` for shared
-/// memory and classification.
+/// `InvalidArgument` for tensors whose elements do not match their type and shape; `Unimplemented`
+/// for shared memory and classification.
 pub fn decode_request(request: ModelInferRequest) -> Result<GrpcInferRequest> {
     for input in &request.inputs {
         wire::check_name(&input.name)?;
@@ -88,13 +89,13 @@ pub fn decode_request(request: ModelInferRequest) -> Result<GrpcInferRequest> {
 fn output(output: InferRequestedOutputTensor) -> Result<Arc<str>> {
     wire::check_name(&output.name)?;
     for (name, value) in &output.parameters {
-        // Raw or not: over gRPC all are.
+        // The choice of raw outputs has no effect: over gRPC all outputs are raw.
         parameters::output(&output.name, name, &scalar(value))?;
     }
     Ok(output.name.into())
 }
 
-/// The value of a parameter in the form that both encodings share.
+/// Returns the value of a parameter in the form that gRPC and REST share.
 fn scalar(parameter: &InferParameter) -> Scalar<'_> {
     match &parameter.parameter_choice {
         Some(ParameterChoice::BoolParam(value)) => Scalar::Bool(*value),
@@ -105,16 +106,16 @@ fn scalar(parameter: &InferParameter) -> Scalar<'_> {
     }
 }
 
-/// Returns a parameter with the value `value`.
+/// Returns a parameter of this value.
 pub fn boolean(value: bool) -> InferParameter {
     InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(value)) }
 }
 
-/// The version that a load asks for, from its `version` parameter; `None` where it names none.
+/// Returns the version in the `version` parameter of a load, if there is one.
 ///
 /// # Errors
-/// `Unimplemented` for parameters that bring settings or files along, `InvalidArgument` for a version that is no
-/// number.
+/// `Unimplemented` for parameters with settings or files; `InvalidArgument` for a version that is
+/// no number.
 pub fn load_version(parameters: &BTreeMap<String, ModelRepositoryParameter>) -> Result<Option<u64>> {
     parameters.keys().try_for_each(|name| super::check_load_parameter(name))?;
     let Some(version) = parameters.get(VERSION) else { return Ok(None) };
@@ -125,7 +126,7 @@ pub fn load_version(parameters: &BTreeMap<String, ModelRepositoryParameter>) -> 
     }
 }
 
-/// The answer with raw contents that share the outputs' memory.
+/// Encodes a response. Its raw contents share the outputs' memory.
 ///
 /// # Errors
 /// `InvalidArgument` for a string over 4 GiB.
@@ -158,7 +159,7 @@ fn signed(shape: &[usize]) -> Vec<i64> {
     shape.iter().map(|&dim| dim as i64).collect()
 }
 
-/// A request with raw contents, for a client; `outputs` empty means all.
+/// Encodes a client's request with raw contents. Empty `outputs` request all outputs.
 ///
 /// # Errors
 /// `InvalidArgument` for a string over 4 GiB.
@@ -188,10 +189,10 @@ pub fn encode_request(
     })
 }
 
-/// The outputs of an answer, for a client.
+/// Decodes the outputs of a response, for a client.
 ///
 /// # Errors
-/// `DataLoss` for an answer whose tensors are not what it says of them.
+/// `DataLoss` for a response whose elements do not match its types and shapes.
 pub fn decode_response(response: ModelInferResponse) -> Result<InferResponse> {
     let header = |output: InferOutputTensor| {
         let InferOutputTensor { name, datatype, shape, contents, .. } = output;

@@ -1,4 +1,4 @@
-//! The Open Inference Protocol, version 2: gRPC messages, REST bodies, and what both call things.
+//! The Open Inference Protocol, version 2: gRPC messages, REST bodies, and the names that both use.
 
 mod contents;
 mod datatype;
@@ -12,16 +12,16 @@ pub use datatype::{datatype, from_datatype};
 
 use base::{Error, NamedTensor, Result};
 
-/// The extensions of the protocol that Millpond speaks, as server metadata lists them.
+/// Supported extensions of the protocol, as server metadata lists them.
 pub const EXTENSIONS: [&str; 5] =
     ["model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics"];
 
-/// An answer, as a client reads it.
+/// A response as a client reads it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InferResponse {
     /// The model that answered.
     pub model: String,
-    /// Its version; empty where the server does not say.
+    /// Its version; empty if the server does not return it.
     pub version: String,
     /// The request's id.
     pub id: String,
@@ -29,11 +29,11 @@ pub struct InferResponse {
     pub outputs: Vec<NamedTensor>,
 }
 
-/// A parameter that asks for the highest classes in place of an output.
+/// Parameter that requests the highest classes in place of an output.
 const CLASSIFICATION: &str = "classification";
-/// A request's time limit in microseconds.
+/// Parameter for a request's time limit in microseconds.
 const TIMEOUT: &str = "timeout";
-/// A request's priority level: 1 is the highest, 0 the model's default.
+/// Parameter for a request's priority level: 1 is the highest, 0 the model's default.
 const PRIORITY: &str = "priority";
 
 fn no_priority() -> Error {
@@ -50,16 +50,16 @@ fn no_classification(name: &str) -> Error {
     Error::unimplemented(format!("classification of \"{name}\" is not offered; ask for the output itself"))
 }
 
-/// Refuses the parameters of a load that bring a model's settings or files along: what is loaded lies in the model's
-/// directory, and ignoring them would load something else than was asked for.
+/// Refuses parameters of a load with a model's settings or files. Loads read the model's directory;
+/// a load that ignored such a parameter would load another model than requested.
 ///
 /// # Errors
-/// `Unimplemented` for `config` and `file:...`, with what to do.
+/// `Unimplemented` for `config` and `file:...`, with the remedy.
 pub fn check_load_parameter(name: &str) -> Result<()> {
     if name != "config" && !name.starts_with("file:") {
         return Ok(());
     }
-    // The name is the client's: shown, but not at any length.
+    // The name comes from the client: a message shows its start only.
     let shown: String = name.chars().take(64).collect();
     Err(Error::unimplemented(format!(
         "a load does not take \"{shown}\"; put files and settings (millpond.toml) into the model's directory"
@@ -68,7 +68,7 @@ pub fn check_load_parameter(name: &str) -> Result<()> {
 
 fn dtype_of(name: &str, datatype: &str) -> Result<base::DType> {
     from_datatype(datatype).ok_or_else(|| {
-        // The text is the client's: shown, but not at any length.
+        // The text comes from the client: a message shows its start only.
         let shown: String = datatype.chars().take(32).collect();
         Error::invalid(format!(
             "\"{name}\" has unknown datatype \"{shown}\"; known are FP32, INT64, BYTES and so on"

@@ -1,5 +1,5 @@
-//! Parameters of requests, inputs and outputs: each is known, or the request is refused. A parameter that is ignored
-//! changes the meaning of a request without a word.
+//! Parameters of requests, inputs and outputs. A request with an unknown parameter is refused,
+//! because ignoring it would change the meaning of the request in silence.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use base::{Error, Result};
 use super::{CLASSIFICATION, PRIORITY, TIMEOUT, no_classification, no_priority, no_shared_memory};
 use crate::json::Scalar;
 
-/// Characters of a client's parameter that a message repeats.
+/// Most characters of a client's parameter in a message.
 const NAME_SHOWN_MAX: usize = 64;
-/// The length of a tensor's raw form.
+/// Parameter for the length of a tensor's raw form.
 pub(super) const BINARY_SIZE: &str = "binary_data_size";
 
-/// What the parameters of a request ask.
+/// Options of a request, from its parameters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct InferOptions {
     pub(super) timeout: Option<Duration>,
@@ -22,10 +22,11 @@ pub(super) struct InferOptions {
 }
 
 impl InferOptions {
-    /// Takes a parameter of the request itself.
+    /// Reads a parameter of the request.
     ///
     /// # Errors
-    /// `Unimplemented` for sequences; `InvalidArgument` for a value that makes no sense, and for an unknown parameter.
+    /// `Unimplemented` for sequences; `InvalidArgument` for a malformed value and for an unknown
+    /// parameter.
     pub(super) fn read(&mut self, name: &str, value: &Scalar<'_>) -> Result<()> {
         match (name, value) {
             ("binary_data_output", value) => self.binary_output = is_true(value),
@@ -40,7 +41,8 @@ impl InferOptions {
                 self.priority = usize::try_from(*level).unwrap_or(usize::MAX);
             }
             (PRIORITY, _) => return Err(no_priority()),
-            // Each request has one answer, which says in a stream that it is the last; no empty one has to follow.
+            // Each request has one response, which a stream marks as the last, so no empty response
+            // follows.
             ("triton_enable_empty_final_response", Scalar::Bool(_)) => {}
             ("sequence_id" | "sequence_start" | "sequence_end", value) => return sequence(name, value),
             _ if is_plain_content(name, value) => {}
@@ -50,10 +52,11 @@ impl InferOptions {
     }
 }
 
-/// Takes a parameter of input `input`; the length of its raw form, if it is that.
+/// Reads a parameter of an input. Returns the length of its raw form, if the parameter is that.
 ///
 /// # Errors
-/// `Unimplemented` for shared memory; `InvalidArgument` for a length that is none, and for an unknown parameter.
+/// `Unimplemented` for shared memory; `InvalidArgument` for a malformed length and for an unknown
+/// parameter.
 pub(super) fn input(input: &str, name: &str, value: &Scalar<'_>) -> Result<Option<usize>> {
     match (name, value) {
         (BINARY_SIZE, Scalar::Whole(size)) => usize::try_from(*size)
@@ -66,10 +69,11 @@ pub(super) fn input(input: &str, name: &str, value: &Scalar<'_>) -> Result<Optio
     }
 }
 
-/// Takes a parameter of output `output`; whether it goes raw, if the parameter says so.
+/// Reads a parameter of an output. Returns the choice of raw elements, if the parameter is that.
 ///
 /// # Errors
-/// `Unimplemented` for shared memory and classification, `InvalidArgument` for an unknown parameter.
+/// `Unimplemented` for shared memory and classification; `InvalidArgument` for an unknown
+/// parameter.
 pub(super) fn output(output: &str, name: &str, value: &Scalar<'_>) -> Result<Option<bool>> {
     match (name, value) {
         ("binary_data", value) => Ok(Some(is_true(value))),
@@ -89,12 +93,12 @@ fn is_shared_memory(name: &str) -> bool {
     matches!(name, "shared_memory_region" | "shared_memory_byte_size" | "shared_memory_offset")
 }
 
-/// Whether the parameter is MLServer's `content_type` with the value that means plain tensors.
+/// Returns true for MLServer's `content_type` with the value for plain tensors.
 fn is_plain_content(name: &str, value: &Scalar<'_>) -> bool {
     name == "content_type" && matches!(value, Scalar::Text(text) if text == "np")
 }
 
-/// Refuses a request that belongs to a sequence. Clients send 0, "" and false for one that does not.
+/// Refuses a request of a sequence. Clients send 0, "" and false for other requests.
 fn sequence(name: &str, value: &Scalar<'_>) -> Result<()> {
     let none = match value {
         Scalar::Whole(0) | Scalar::Bool(false) => true,
@@ -110,7 +114,7 @@ fn sequence(name: &str, value: &Scalar<'_>) -> Result<()> {
 }
 
 fn unknown(name: &str, of: &str) -> Error {
-    // The name is the client's: shown, but not at any length.
+    // The name comes from the client: a message shows its start only.
     let shown: String = name.chars().take(NAME_SHOWN_MAX).collect();
     Error::invalid(format!("{of} has the parameter \"{shown}\", which is not known here; leave it out"))
 }

@@ -7,7 +7,7 @@ use crate::wire;
 
 pub(super) const LENGTH_BYTES: usize = 4;
 
-/// A tensor of `shape` whose strings share `raw`.
+/// Creates a tensor of `shape` whose strings share `raw`.
 pub(crate) fn decode(name: &str, shape: Shape, mut raw: Bytes) -> Result<Tensor> {
     let count = wire::elements(name, &shape)?;
     let mut strings = Vec::with_capacity(count.min(raw.len() / LENGTH_BYTES));
@@ -27,7 +27,7 @@ pub(crate) fn decode(name: &str, shape: Shape, mut raw: Bytes) -> Result<Tensor>
     Tensor::from_strings(shape, strings)
 }
 
-/// The raw form of `strings`.
+/// Returns the raw form of `strings`.
 pub(crate) fn encode(name: &str, strings: &[Bytes]) -> Result<Bytes> {
     let mut raw = BytesMut::with_capacity(strings.iter().map(|string| LENGTH_BYTES + string.len()).sum());
     for string in strings {

@@ -29,12 +29,13 @@ const TABLE: [(DType, DataType); 22] = [
     (DType::U4, DataType::DtUint4),
 ];
 
-/// TensorFlow's type of an element type.
+/// Returns TensorFlow's type of an element type.
 pub fn datatype(dtype: DType) -> DataType {
     TABLE.iter().find(|row| row.0 == dtype).map_or(DataType::DtInvalid, |row| row.1)
 }
 
-/// The inverse of [`datatype`]; none for TensorFlow's quantised types, handles and variants.
+/// Returns the element type of a number, as the inverse of [`datatype`]; `None` for TensorFlow's
+/// quantised types, handles and variants.
 pub fn from_datatype(number: i32) -> Option<DType> {
     let wanted = DataType::try_from(number).ok()?;
     TABLE.iter().find(|row| row.1 == wanted).map(|row| row.0)

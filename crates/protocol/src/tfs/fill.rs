@@ -1,14 +1,15 @@
-//! The elements of a `TensorProto` that its typed fields do not spell out.
+//! Fills the elements of a `TensorProto` that its typed fields leave out.
 //!
-//! Fewer values than the shape has elements mean that the last value, or zero where there is none, fills the rest. A
-//! message of a few bytes could so ask for any amount of memory, which is why filling draws on a budget.
+//! If there are fewer values than elements, the last value fills the rest, or zero without any
+//! value. A message of a few bytes could request any amount of memory this way, so a budget bounds
+//! it.
 
 use base::{Error, Result};
 
-/// Bytes that the filled parts of all tensors of one request may take.
+/// Most bytes of the filled parts of all tensors in one request.
 pub(crate) const FILLED_BYTES_MAX: usize = 64 << 20;
 
-/// What is left to fill.
+/// Bytes that may still be filled.
 #[derive(Debug)]
 pub(crate) struct FillBudget(usize);
 
@@ -19,10 +20,10 @@ impl Default for FillBudget {
 }
 
 impl FillBudget {
-    /// Makes `values` as long as `count`.
+    /// Extends `values` to `count` elements.
     ///
     /// # Errors
-    /// `InvalidArgument` when there are more values than that, `TooLarge` over the budget.
+    /// `InvalidArgument` for more than `count` values; `TooLarge` over the budget.
     pub(crate) fn fill<T: Clone + Default>(&mut self, mut values: Vec<T>, count: usize) -> Result<Vec<T>> {
         if values.len() > count {
             return Err(Error::invalid(format!("{} values for {count} elements", values.len())));

@@ -1,4 +1,4 @@
-//! Predict, metadata and status as gRPC messages, for both ends.
+//! Predict, metadata and status as gRPC messages, for servers and clients.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,31 +22,31 @@ use crate::wire;
 
 const SIGNATURE_DEF_MAP_URL: &str = "type.googleapis.com/tensorflow.serving.SignatureDefMap";
 
-/// Which model, and which version of it, a request names.
+/// The model and version that a request names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PredictTarget {
     /// The model.
     pub name: String,
-    /// The version, where it is given as a number.
+    /// The version's number, if the request has one.
     pub version: Option<u64>,
-    /// The version, where it is given as a label.
+    /// The version's label, if the request has one.
     pub label: Option<String>,
 }
 
-/// What a request asks, apart from its [`PredictTarget`].
+/// A predict request without its [`PredictTarget`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrpcPredict {
     /// The inputs, not yet checked against a signature.
     pub inputs: Vec<NamedTensor>,
-    /// The wanted outputs; empty means all.
+    /// The requested outputs; empty for all.
     pub outputs: Vec<Arc<str>>,
 }
 
-/// The target of a request.
+/// Returns the target of a request.
 ///
 /// # Errors
-/// `InvalidArgument` when no model is named or the version is negative, `FailedPrecondition` for another signature than
-/// the only one.
+/// `InvalidArgument` for no model or a negative version; `FailedPrecondition` for another signature
+/// than the only one.
 pub fn target(spec: Option<&ModelSpec>) -> Result<PredictTarget> {
     let spec = spec.ok_or_else(|| Error::invalid("the request has no model_spec"))?;
     if spec.name.is_empty() {
@@ -70,8 +70,8 @@ pub fn target(spec: Option<&ModelSpec>) -> Result<PredictTarget> {
     Ok(target)
 }
 
-/// Returns an upper bound of the bytes that [`decode_predict`] allocates and the bytes of a message do not show: repeated
-/// values, and the strings of `tensor_content`.
+/// Returns an upper bound of the bytes that [`decode_predict`] allocates for repeated values and
+/// for strings of `tensor_content`, which the length of the message does not bound.
 pub fn filled_bytes_max(request: &PredictRequest) -> u64 {
     let (mut filled, mut strings) = (0u64, 0u64);
     for message in request.inputs.values() {
@@ -87,14 +87,14 @@ pub fn filled_bytes_max(request: &PredictRequest) -> u64 {
             strings += elements.min(message.tensor_content.len() as u64) * width as u64;
         }
     }
-    // What is filled may be copied once more.
+    // Filled values may be copied once more.
     2 * filled.min(2 * super::fill::FILLED_BYTES_MAX as u64) + strings
 }
 
-/// The inputs and wishes of a request; `tensor_content` is shared, not copied.
+/// Decodes the inputs and options of a request. `tensor_content` is shared, not copied.
 ///
 /// # Errors
-/// Those of [`super::decode_tensor`], and `InvalidArgument` for too many inputs or outputs.
+/// As [`super::decode_tensor`]; `InvalidArgument` for too many inputs or outputs.
 pub fn decode_predict(request: PredictRequest) -> Result<GrpcPredict> {
     wire::check_count("inputs", request.inputs.len())?;
     wire::check_count("outputs", request.output_filter.len())?;
@@ -110,8 +110,8 @@ pub fn decode_predict(request: PredictRequest) -> Result<GrpcPredict> {
     })
 }
 
-/// Returns the answer, whose elements go where `elements` says. Tensors of floats, bools and complex numbers share the
-/// outputs' memory.
+/// Returns the response, with elements in the fields that `elements` selects. Tensors of floats,
+/// bools and complex numbers share the outputs' memory.
 pub fn encode_predict(
     version: &VersionId,
     outputs: Vec<NamedTensor>,
@@ -120,7 +120,7 @@ pub fn encode_predict(
     response::shared_response(outputs, elements, spec(version, SIGNATURE))
 }
 
-/// A request for a client; `outputs` empty means all.
+/// Encodes a client's request. Empty `outputs` request all outputs.
 pub fn encode_request(target: &PredictTarget, inputs: &[NamedTensor], outputs: &[&str]) -> PredictRequest {
     let choice = match (target.version, &target.label) {
         (Some(version), _) => Some(VersionChoice::Version(version as i64)),
@@ -138,10 +138,10 @@ pub fn encode_request(target: &PredictTarget, inputs: &[NamedTensor], outputs: &
     }
 }
 
-/// The outputs of an answer in the order of their names, for a client.
+/// Decodes the outputs of a response in the order of their names, for a client.
 ///
 /// # Errors
-/// `DataLoss` for an answer whose tensors are not what it says of them.
+/// `DataLoss` for a response whose elements do not match its types and shapes.
 pub fn decode_response(response: PredictResponse) -> Result<Vec<NamedTensor>> {
     let mut budget = FillBudget::default();
     let output = |(name, message): (String, _)| {
@@ -152,7 +152,7 @@ pub fn decode_response(response: PredictResponse) -> Result<Vec<NamedTensor>> {
     response.outputs.into_iter().map(output).collect()
 }
 
-/// The signature as TensorFlow describes it.
+/// Returns the signature in TensorFlow's form.
 pub fn signature_def(signature: &Signature) -> SignatureDef {
     let infos = |specs: &[TensorSpec]| -> BTreeMap<String, TensorInfo> {
         specs.iter().map(|spec| (spec.name.clone(), tensor_info(spec))).collect()
@@ -177,10 +177,10 @@ fn tensor_info(spec: &TensorSpec) -> TensorInfo {
     }
 }
 
-/// The metadata of a version: its one signature, packed as the protocol wants it.
+/// Returns the metadata of a version: its one signature, packed into an `Any`.
 ///
 /// # Errors
-/// `InvalidArgument` when `fields` is empty or names anything but "signature_def".
+/// `InvalidArgument` if `fields` is empty or names anything but "signature_def".
 pub fn model_metadata(
     version: &VersionId,
     signature: &Signature,
@@ -199,7 +199,7 @@ pub fn model_metadata(
     })
 }
 
-/// The state of each version.
+/// Returns the state of each version.
 pub fn model_status(versions: &[VersionState]) -> GetModelStatusResponse {
     let status = |state: &VersionState| ModelVersionStatus {
         version: state.version as i64,
@@ -212,7 +212,7 @@ pub fn model_status(versions: &[VersionState]) -> GetModelStatusResponse {
     GetModelStatusResponse { model_version_status: versions.iter().map(status).collect() }
 }
 
-/// A version's reason is a sentence without a kind, so all that can be said of a failure is that it is one.
+/// Returns `Unknown` for any failure: the reason of a version is a sentence without a kind.
 pub(super) fn error_code(state: &VersionState) -> Code {
     if state.error.is_some() { Code::Unknown } else { Code::Ok }
 }

@@ -1,6 +1,6 @@
 //! TensorFlow Serving: gRPC messages, REST bodies and warm-up files.
 //!
-//! A Millpond model has one signature, which goes by TensorFlow's default name for it.
+//! A Millpond model has one signature, under TensorFlow's default name.
 
 mod datatype;
 mod fill;
@@ -18,17 +18,17 @@ pub use tensor::{decode_tensor, encode_tensor};
 
 use base::{Error, Result};
 
-/// The only signature's name.
+/// Name of the only signature.
 pub const SIGNATURE: &str = "serving_default";
-/// What the signature is for.
+/// Method of the signature.
 const METHOD: &str = "tensorflow/serving/predict";
-/// The only metadata there is.
+/// The only field of metadata.
 const METADATA_FIELD: &str = "signature_def";
 
-/// Refuses a signature other than [`SIGNATURE`]; empty means that one.
+/// Checks that a signature's name is empty or [`SIGNATURE`].
 ///
 /// # Errors
-/// `FailedPrecondition`, as TensorFlow Serving answers.
+/// `FailedPrecondition` for another name, as in TensorFlow Serving.
 fn check_signature(name: &str) -> Result<()> {
     if name.is_empty() || name == SIGNATURE {
         return Ok(());

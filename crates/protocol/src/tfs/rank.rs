@@ -1,19 +1,20 @@
-//! Inputs that lack the last axes of size 1.
+//! Adds last axes of size 1 to inputs that lack them.
 //!
-//! A SavedModel's signature may say `[-1, 1]` and its graph still take `[3]`, because TensorFlow checks types and not
-//! ranks; TensorFlow Serving's first example does so. ONNX Runtime checks ranks. An input that lacks only last axes
-//! whose size the model fixes at 1 has one meaning, so those axes are added.
+//! A SavedModel's signature may be `[-1, 1]` and its graph still accept `[3]`, because TensorFlow
+//! checks types and not ranks; TensorFlow Serving's first example does so. ONNX Runtime checks
+//! ranks. An input that lacks only last axes of a fixed size of 1 has one meaning, so those axes
+//! are added.
 
 use base::{Dim, NamedTensor, Shape, Signature, Tensor};
 
-/// What [`adapt_ranks`] did to a request, to be undone in its answer.
+/// The axes that [`adapt_ranks`] added to a request, to be removed from its response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddedAxes {
-    /// Axes that every input got. 0 if the inputs were given as the model has them, or got different numbers.
+    /// Number of axes added to every input; 0 if none was added or the inputs differ.
     added: usize,
 }
 
-/// Gives inputs that lack last axes of a fixed size of 1 those axes.
+/// Adds the last axes of a fixed size of 1 that inputs lack.
 pub fn adapt_ranks(signature: &Signature, inputs: &mut [NamedTensor]) -> AddedAxes {
     let mut common = None;
     for input in inputs {
@@ -23,7 +24,7 @@ pub fn adapt_ranks(signature: &Signature, inputs: &mut [NamedTensor]) -> AddedAx
     AddedAxes { added: common.unwrap_or(0) }
 }
 
-/// Returns how many axes `input` got.
+/// Adds the axes that `input` lacks, and returns their number.
 fn adapt(signature: &Signature, input: &mut NamedTensor) -> usize {
     let spec = signature.inputs.iter().find(|spec| *spec.name == *input.name);
     let (Some(dims), rank) = (spec.and_then(|spec| spec.shape.as_ref()), input.tensor.shape().len()) else {
@@ -45,7 +46,7 @@ fn adapt(signature: &Signature, input: &mut NamedTensor) -> usize {
 }
 
 impl AddedAxes {
-    /// Takes from the outputs the axes that the inputs got, if the model fixes those axes at 1.
+    /// Removes as many last axes from the outputs as the inputs got, if the model fixes them at 1.
     pub fn restore(self, signature: &Signature, outputs: &mut [NamedTensor]) {
         for output in outputs.iter_mut().filter(|_| self.added > 0) {
             let spec = signature.outputs.iter().find(|spec| *spec.name == *output.name);
@@ -64,7 +65,7 @@ impl AddedAxes {
     }
 }
 
-/// The same elements in another shape; `None` if it has another number of elements.
+/// Returns the same elements in another shape; `None` if the number of elements differs.
 fn reshaped(tensor: &Tensor, shape: Shape) -> Option<Tensor> {
     match (tensor.strings(), tensor.bytes()) {
         (Some(strings), _) => Tensor::from_strings(shape, strings.to_vec()).ok(),

@@ -1,9 +1,9 @@
-//! Predict's answer on its way out.
+//! Encodes the response of Predict without copying most tensors.
 //!
-//! TensorFlow Serving's server puts elements into the typed fields (`float_val` and so on), and its clients read them
-//! there. A packed field of numbers of fixed width has the same bytes on the wire as a `bytes` field that holds them in
-//! little-endian order. So the messages here declare those fields as `bytes`, which share the tensor's memory and are
-//! written with one copy.
+//! TensorFlow Serving puts elements into the typed fields (`float_val` and others), and its clients
+//! read them there. A packed field of fixed-width numbers has the same bytes on the wire as a
+//! `bytes` field that holds them in little-endian order. So the messages here declare those fields
+//! as `bytes`, which share the tensor's memory and are written with one copy.
 
 use std::collections::BTreeMap;
 
@@ -16,17 +16,17 @@ use crate::tensorflow::TensorShapeProto;
 use crate::tensorflow::serving::{ModelSpec, PredictResponse};
 use crate::wire;
 
-/// Where the elements of an answer's tensors go.
+/// The fields for the elements of a response's tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TensorFields {
     /// The typed fields, as TensorFlow Serving does.
     #[default]
     Typed,
-    /// `tensor_content`, which clients decode faster. Strings go into `string_val` all the same.
+    /// `tensor_content`, which clients decode faster. Strings are in `string_val` in any case.
     Content,
 }
 
-/// `PredictResponse`, to be encoded.
+/// A `PredictResponse` for encoding.
 #[derive(Clone, PartialEq, Message)]
 pub struct SharedPredictResponse {
     /// The outputs by name.
@@ -37,7 +37,7 @@ pub struct SharedPredictResponse {
     pub model_spec: Option<ModelSpec>,
 }
 
-/// `TensorProto`, to be encoded: each field of fixed-width numbers holds their bytes.
+/// A `TensorProto` for encoding: each field of fixed-width numbers holds their bytes.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct SharedTensorProto {
     #[prost(int32, tag = "1")]
@@ -74,10 +74,10 @@ pub(crate) struct SharedTensorProto {
 }
 
 impl SharedPredictResponse {
-    /// The message as generated code has it, for callers that need its type. Encodes and decodes.
+    /// Converts to the generated message, by encoding and decoding.
     ///
     /// # Errors
-    /// `Internal` if the encoded answer is no `PredictResponse`, which is a defect of this module.
+    /// `Internal` if the encoded message is no `PredictResponse`, which is a defect of this module.
     pub fn response(&self) -> base::Result<PredictResponse> {
         PredictResponse::decode(Bytes::from(self.encode_to_vec()))
             .map_err(|error| base::Error::internal(format!("the answer cannot be decoded: {error}")))
@@ -93,7 +93,7 @@ pub(super) fn shared_response(
     SharedPredictResponse { outputs: outputs.into_iter().map(output).collect(), model_spec: Some(model_spec) }
 }
 
-/// The specification of a version in an answer.
+/// Returns the specification of a version in a response.
 pub(super) fn spec(version: &VersionId, signature: &str) -> ModelSpec {
     use crate::tensorflow::serving::model_spec::VersionChoice;
     ModelSpec {
@@ -123,7 +123,7 @@ fn tensor(tensor: &Tensor, elements: TensorFields) -> SharedTensorProto {
 }
 
 impl SharedTensorProto {
-    /// Puts `bytes`, the elements of `tensor`, into the field that TensorFlow has for their type.
+    /// Puts `bytes`, the elements of `tensor`, into TensorFlow's field for their type.
     fn set_typed(&mut self, tensor: &Tensor, bytes: &Bytes) {
         match tensor.dtype() {
             DType::F32 => self.float_val = bytes.clone(),
@@ -144,7 +144,7 @@ impl SharedTensorProto {
                 let elements = wire::unpack(dtype, tensor.elements(), bytes);
                 self.int_val = elements.into_iter().map(|element| element.cast_signed().into()).collect();
             }
-            // The 8-bit floats; strings do not come here.
+            // The 8-bit floats. Strings are handled before.
             _ => self.float8_val = bytes.clone(),
         }
     }

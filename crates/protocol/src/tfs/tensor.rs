@@ -1,4 +1,4 @@
-//! `TensorProto` to tensors and back.
+//! Converts `TensorProto` to tensors and back.
 
 use base::{DType, Data, Element, Error, Result, Shape, Tensor};
 use bytes::{Buf, Bytes};
@@ -10,16 +10,16 @@ use crate::tensorflow::tensor_shape_proto::Dim;
 use crate::tensorflow::{TensorProto, TensorShapeProto};
 use crate::wire;
 
-/// A tensor from its message; `tensor_content` is shared, not copied.
+/// Decodes a tensor. `tensor_content` is shared, not copied.
 ///
 /// # Errors
-/// `InvalidArgument` when the elements do not match type and shape, `Unimplemented` for types that Millpond does
-/// not have, `TooLarge` when repeating the last value takes too much memory.
+/// `InvalidArgument` if the elements do not match type and shape; `Unimplemented` for types that
+/// Millpond does not have; `TooLarge` if repeating the last value takes too much memory.
 pub fn decode_tensor(name: &str, message: TensorProto) -> Result<Tensor> {
     decode_within(name, message, &mut FillBudget::default())
 }
 
-/// Does the same within what `budget` leaves for repeated values.
+/// Decodes a tensor whose repeated values draw on `budget`.
 pub(crate) fn decode_within(name: &str, message: TensorProto, budget: &mut FillBudget) -> Result<Tensor> {
     let dtype = from_datatype(message.dtype).ok_or_else(|| {
         let named = crate::tensorflow::DataType::try_from(message.dtype).map(|dtype| dtype.as_str_name());
@@ -62,7 +62,7 @@ fn from_content(name: &str, dtype: DType, shape: Shape, count: usize, content: B
     }
 }
 
-/// TensorFlow's packed strings: all lengths as varints, then all bytes.
+/// Decodes TensorFlow's packed strings: all lengths as varints, then all bytes.
 fn string_list(count: usize, mut content: Bytes) -> Result<Vec<Bytes>> {
     let cut = || Error::invalid(format!("tensor_content does not hold {count} strings"));
     if count > content.len() {
@@ -134,7 +134,7 @@ fn narrow<T: Element + TryFrom<i32>>(values: Vec<i32>) -> Result<Vec<T>> {
     values.into_iter().map(element).collect()
 }
 
-/// Real and imaginary parts in turn, as the bytes of complex numbers.
+/// Converts alternating real and imaginary parts into the bytes of complex numbers.
 fn pairs<T: Element + Default>(parts: Vec<T>, count: usize, budget: &mut FillBudget) -> Result<Vec<u8>> {
     let (numbers, rest) = parts.as_chunks::<2>();
     if !rest.is_empty() {
@@ -149,7 +149,7 @@ pub(crate) fn shape_message(shape: &[usize]) -> TensorShapeProto {
     TensorShapeProto { dim: shape.iter().map(dim).collect(), unknown_rank: false }
 }
 
-/// The message of a tensor: `tensor_content` that shares the tensor's memory, or `string_val`.
+/// Encodes a tensor: as `tensor_content` that shares the tensor's memory, or as `string_val`.
 pub fn encode_tensor(tensor: &Tensor) -> TensorProto {
     let mut message = TensorProto {
         dtype: datatype(tensor.dtype()).into(),

@@ -1,7 +1,8 @@
-//! Warm-up files: TFRecord of `PredictionLog`, as TensorFlow Serving reads them from a model's directory.
+//! Warm-up files: TFRecord of `PredictionLog`, as TensorFlow Serving reads them from a model's
+//! directory.
 //!
-//! A record is its length (8 bytes, little-endian), a checksum of those 8 bytes, itself, and a checksum of itself;
-//! checksums are CRC-32C, masked, 4 bytes.
+//! A record has its length (8 bytes, little-endian), a checksum of those 8 bytes, its bytes, and a
+//! checksum of them. Checksums are masked CRC-32C of 4 bytes.
 
 use base::{Error, NamedTensor, Result};
 use bytes::Bytes;
@@ -17,29 +18,30 @@ pub const RECORDS_MAX: usize = 1000;
 
 const LENGTH_BYTES: usize = 8;
 const CHECKSUM_BYTES: usize = 4;
-/// Added by the format so that a checksum of data that holds checksums is still a good one.
+/// Mask of the format, which keeps checksums of data with checksums strong.
 const MASK_DELTA: u32 = 0xa282_ead8;
 
 fn checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(MASK_DELTA)
 }
 
-/// What a file holds.
+/// The contents of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WarmupRequests {
     /// The inputs of each predict request.
     pub requests: Vec<Vec<NamedTensor>>,
-    /// Records of other kinds (classify, regress, multi-inference, session-run), which are not replayed.
+    /// Number of records of other kinds (classify, regress, multi-inference, session-run), which
+    /// are not replayed.
     pub skipped: usize,
 }
 
-/// Reads the recorded predict requests. Their tensors share `file`. Records of methods that are not offered are counted
-/// and left out.
+/// Reads the recorded predict requests. Their tensors share `file`. Records of other methods are
+/// counted and left out.
 ///
 /// # Errors
-/// `DataLoss` for a file that is cut or damaged, `InvalidArgument` for more than [`RECORDS_MAX`] records or a
-/// request that is wrong in itself, `FailedPrecondition` for one of another signature than the only one; the message
-/// says which record it is.
+/// `DataLoss` for a truncated or damaged file; `InvalidArgument` for more than [`RECORDS_MAX`]
+/// records or a malformed request; `FailedPrecondition` for a request of another signature than the
+/// only one. The message has the record's number.
 pub fn read_requests(file: &Bytes) -> Result<WarmupRequests> {
     let mut rest = file.clone();
     let mut recorded = WarmupRequests::default();
@@ -74,7 +76,7 @@ fn next_record(rest: &mut Bytes) -> Result<Bytes> {
     Ok(record)
 }
 
-/// Takes the checksum at the start of `rest` and compares it.
+/// Takes the checksum off the start of `rest` and compares it.
 fn verify(bytes: &[u8], rest: &mut Bytes) -> Result<()> {
     let stored = rest.split_to(CHECKSUM_BYTES);
     if checksum(bytes).to_le_bytes() != *stored {
@@ -83,7 +85,7 @@ fn verify(bytes: &[u8], rest: &mut Bytes) -> Result<()> {
     Ok(())
 }
 
-/// The inputs of a predict request; `None` for a record of another kind.
+/// Returns the inputs of a predict request; `None` for a record of another kind.
 fn request(record: Bytes) -> Result<Option<Vec<NamedTensor>>> {
     let log = PredictionLog::decode(record.clone())
         .map_err(|error| Error::data_loss(format!("no PredictionLog: {error}")))?;
@@ -100,8 +102,8 @@ fn request(record: Bytes) -> Result<Option<Vec<NamedTensor>>> {
     }
 }
 
-/// Whether `record` holds a request of TensorFlow's SessionService, which is not offered and whose messages are not
-/// part of the protocol here.
+/// Returns true if `record` holds a request of TensorFlow's SessionService, which is not supported
+/// and whose messages are not compiled in.
 fn is_session_run(record: Bytes) -> bool {
     #[derive(Clone, PartialEq, Message)]
     struct SessionRun {
@@ -111,7 +113,7 @@ fn is_session_run(record: Bytes) -> bool {
     SessionRun::decode(record).is_ok_and(|record| record.log.is_some())
 }
 
-/// A file of predict requests, the inverse of [`read_requests`].
+/// Writes a file of predict requests, as the inverse of [`read_requests`].
 pub fn write_requests(model: &str, requests: &[Vec<NamedTensor>]) -> Vec<u8> {
     let target = PredictTarget { name: model.into(), ..PredictTarget::default() };
     let mut file = Vec::new();
@@ -137,8 +139,8 @@ mod tests {
 
     #[test]
     fn the_mask_is_the_published_one() {
-        // An empty record: eight zero bytes of length and nothing, with their masked checksums worked out bit by
-        // bit elsewhere.
+        // An empty record: eight zero bytes of length and no data. Their masked checksums were
+        // computed bit by bit elsewhere.
         let mut file = Vec::new();
         append(&mut file, b"");
         assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);

@@ -1,5 +1,5 @@
-//! Foreign bytes into every parser: whatever they are, an answer or an error comes back, and what is accepted holds
-//! together.
+//! Feeds foreign bytes to every parser: each returns a value or an error, and accepted values are
+//! consistent.
 
 use base::{DType, NamedTensor, Signature};
 use bytes::Bytes;

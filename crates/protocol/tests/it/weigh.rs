@@ -110,7 +110,7 @@ proptest! {
         prop_assert!(weight.whole && weight.bytes >= held(&decoded) as u64, "{weight:?} {}", held(&decoded));
     }
 
-    /// What cannot be weighed cannot be decoded either, except for counts.
+    /// A message that cannot be weighed cannot be decoded either, except for counts.
     #[test]
     fn what_can_be_decoded_can_be_weighed(noise in vec(any::<u8>(), 0..64)) {
         let weight = weigh::<ModelInferRequest>(&noise, u64::MAX);

@@ -1,7 +1,7 @@
 //! Conditions on the payload of a row, a JSON object, and on its id.
 //!
-//! A field that holds a list meets a condition if one of its elements does. A field that is absent, null
-//! or an empty list is empty: it meets [`Condition::IsEmpty`] and no other condition, not even
+//! A field that holds a list meets a condition if one of its elements does. A field that is absent,
+//! null or an empty list is empty: it meets [`Condition::IsEmpty`] and no other condition, not even
 //! [`Match::Except`], since it has no value to compare.
 
 use std::borrow::Cow;
@@ -34,7 +34,8 @@ pub struct Filter {
 pub enum Condition {
     /// A value of the field matches.
     Match {
-        /// The field's path: names joined by dots, `[]` after a name to go into each element of its list.
+        /// The field's path: names joined by dots, `[]` after a name to go into each element of its
+        /// list.
         key: String,
         /// The comparison.
         matching: Match,
@@ -132,8 +133,8 @@ impl Filter {
         self.conditions().map(Condition::memory_bytes).sum()
     }
 
-    /// Splits off the ids that the filter excludes: they differ from query to query, while the rest of the
-    /// filter is mostly the same. Returns the rest and those ids.
+    /// Splits off the ids that the filter excludes: they differ from query to query, while the rest
+    /// of the filter is mostly the same. Returns the rest and those ids.
     pub(crate) fn without_ids(&self) -> (Cow<'_, Filter>, Vec<u64>) {
         let (ids, others): (Vec<&Condition>, Vec<&Condition>) =
             self.must_not.iter().partition(|condition| matches!(condition, Condition::HasId(_)));
@@ -174,8 +175,9 @@ impl Filter {
             && !self.must_not.iter().any(|condition| condition.matches(id, payload))
     }
 
-    /// Evaluates the filter for the rows below `rows`. `fetch` returns a row's internal id and writes its
-    /// payload as JSON text into the buffer, which is empty before the call; no text means no payload.
+    /// Evaluates the filter for the rows below `rows`. `fetch` returns a row's internal id and
+    /// writes its payload as JSON text into the buffer, which is empty before the call; no text
+    /// means no payload.
     ///
     /// # Errors
     /// Errors of [`Filter::check`] and of `fetch`; `DataLoss` for a payload that is not JSON.
@@ -287,7 +289,8 @@ impl Range {
     }
 }
 
-/// Returns true if two values are equal. Whole numbers are compared exactly, others as 64-bit floats.
+/// Returns true if two values are equal. Whole numbers are compared exactly, others as 64-bit
+/// floats.
 pub(super) fn same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => {
@@ -301,8 +304,8 @@ fn either_float(one: &serde_json::Number, other: &serde_json::Number) -> bool {
     one.is_f64() || other.is_f64()
 }
 
-/// Calls `visit` for every value under `path`, and for each element of a list instead of the list. Null is
-/// no value.
+/// Calls `visit` for every value under `path`, and for each element of a list instead of the list.
+/// Null is no value.
 pub(crate) fn each_value(value: &Value, path: &str, visit: &mut dyn FnMut(&Value)) {
     any_value(value, path, &mut |value| {
         visit(value);
@@ -310,7 +313,8 @@ pub(crate) fn each_value(value: &Value, path: &str, visit: &mut dyn FnMut(&Value
     });
 }
 
-/// Returns true if `accepts` does for one of the values under `path`, as [`each_value`] visits them.
+/// Returns true if `accepts` does for one of the values under `path`, as [`each_value`] visits
+/// them.
 fn any_value(value: &Value, path: &str, accepts: &mut dyn FnMut(&Value) -> bool) -> bool {
     let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
     let (name, each) = name.strip_suffix("[]").map_or((name, false), |name| (name, true));

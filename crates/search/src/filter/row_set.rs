@@ -27,8 +27,8 @@ impl RowSet {
         set
     }
 
-    /// Builds a set from a bitmap as [`RowSet::words`] returns it. Missing words count as zero, bits from
-    /// `rows` on are ignored.
+    /// Builds a set from a bitmap as [`RowSet::words`] returns it. Missing words count as zero,
+    /// bits from `rows` on are ignored.
     pub fn from_words(rows: u32, mut words: Vec<u64>) -> RowSet {
         words.resize(rows.div_ceil(64) as usize, 0);
         if !rows.is_multiple_of(64)
@@ -62,7 +62,8 @@ impl RowSet {
         self.words.get(row as usize / 64).is_some_and(|word| word >> (row % 64) & 1 == 1)
     }
 
-    /// Returns 32 rows as bits: bit `i` is set if row `first + i` is in the set. `first` is a multiple of 32.
+    /// Returns 32 rows as bits: bit `i` is set if row `first + i` is in the set. `first` is a
+    /// multiple of 32.
     #[inline]
     pub fn block(&self, first: u32) -> u32 {
         let word = self.words.get(first as usize / 64).copied().unwrap_or(0);

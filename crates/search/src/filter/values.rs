@@ -15,7 +15,8 @@ pub struct MatchValues {
     table: OnceLock<Table>,
 }
 
-/// Values by type. Two whole numbers are compared exactly, a whole number and a fraction as 64-bit floats.
+/// Values by type. Two whole numbers are compared exactly, a whole number and a fraction as 64-bit
+/// floats.
 #[derive(Clone, Debug, Default)]
 struct Table {
     texts: HashSet<String>,

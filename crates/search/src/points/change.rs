@@ -25,7 +25,8 @@ pub enum PayloadChange {
     Set {
         /// The members.
         payload: Map<String, Value>,
-        /// Path of the object in the payload, created if it is missing; `None` for the payload itself.
+        /// Path of the object in the payload, created if it is missing; `None` for the payload
+        /// itself.
         key: Option<String>,
     },
     /// Replaces the payload.
@@ -157,8 +158,8 @@ fn remove(value: &mut Value, path: &[Step]) {
     }
 }
 
-/// Parses a path: names joined by dots, `[3]` for an element, `[]` for each element. A name in quotation
-/// marks may have dots.
+/// Parses a path: names joined by dots, `[3]` for an element, `[]` for each element. A name in
+/// quotation marks may have dots.
 fn steps(path: &str) -> Result<Vec<Step>> {
     let malformed =
         || Error::invalid(format!("the path \"{path}\" cannot be read; write names joined by dots"));

@@ -34,7 +34,8 @@ pub(crate) fn encode(id: PointId, payload: &Map<String, Value>) -> Result<Vec<u8
     Ok(bytes)
 }
 
-/// Returns the id of the point with the internal id `internal`, and the client's part of its payload.
+/// Returns the id of the point with the internal id `internal`, and the client's part of its
+/// payload.
 ///
 /// # Errors
 /// `DataLoss` if the payload is no object, or has no UUID although the internal id is that of one.

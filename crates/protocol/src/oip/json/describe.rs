@@ -18,18 +18,18 @@ fn body(value: &Value) -> Bytes {
     value.to_string().into()
 }
 
-/// Who the server is and what it can do.
+/// Returns the server's name, version and extensions.
 pub fn server_metadata(name: &str, version: &str) -> Bytes {
     body(&json!({ "name": name, "version": version, "extensions": EXTENSIONS }))
 }
 
-/// Returns the answer of the liveness route.
+/// Returns the body of the liveness route.
 pub fn live() -> Bytes {
     body(&json!({ "live": true }))
 }
 
-/// Returns the answer of the readiness route: ready if there is no `error`. The protocol asks for a status only;
-/// KServe's client reads the body.
+/// Returns the body of the readiness route: ready if there is no `error`. The protocol requires a
+/// status only; KServe's client reads the body.
 pub fn ready(error: Option<&str>) -> Bytes {
     body(&match error {
         None => json!({ "ready": true }),
@@ -37,12 +37,12 @@ pub fn ready(error: Option<&str>) -> Bytes {
     })
 }
 
-/// Returns the answer of the readiness route of model `name`, which is ready.
+/// Returns the body of the readiness route of model `name`, which is ready.
 pub fn model_ready(name: &str) -> Bytes {
     body(&json!({ "name": name, "ready": true }))
 }
 
-/// What a model takes and gives; see [`describe::model_metadata`].
+/// Writes a model's metadata; see [`describe::model_metadata`].
 pub fn model_metadata(name: &str, versions: &[u64], platform: &str, signature: &Signature) -> Bytes {
     let message = describe::model_metadata(name, versions, platform, signature);
     let tensors = |tensors: &[TensorMetadata]| -> Value {
@@ -57,7 +57,7 @@ pub fn model_metadata(name: &str, versions: &[u64], platform: &str, signature: &
     }))
 }
 
-/// How a model is configured; see [`describe::model_config`].
+/// Writes a model's configuration; see [`describe::model_config`].
 pub fn model_config(
     name: &str,
     engine: &str,
@@ -122,7 +122,7 @@ fn dynamic_batching(message: &ModelDynamicBatching) -> Value {
     })
 }
 
-/// Counts and durations; see [`describe::model_statistics`].
+/// Writes statistics; see [`describe::model_statistics`].
 pub fn statistics(entries: &[StatisticsEntry]) -> Bytes {
     let message = describe::model_statistics(entries);
     let duration = |duration: Option<StatisticDuration>| {
@@ -163,7 +163,7 @@ pub fn statistics(entries: &[StatisticsEntry]) -> Bytes {
     body(&json!({ "model_stats": message.model_stats.iter().map(model).collect::<Vec<_>>() }))
 }
 
-/// Every model and version with its state; a model without versions has no "version".
+/// Writes every model and version with its state. A model without versions has no "version".
 pub fn repository_index(entries: &[IndexEntry]) -> Bytes {
     let entry = |entry: &IndexEntry| {
         let mut line = json!({ "name": &*entry.name, "state": entry.state, "reason": entry.reason });

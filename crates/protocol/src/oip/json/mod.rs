@@ -1,7 +1,7 @@
-//! REST bodies: inference with the binary-tensor extension, and everything that is only described.
+//! REST bodies: inference with the binary-tensor extension, metadata, configuration and statistics.
 //!
-//! A body is JSON, or JSON followed by raw tensors; then the header `Inference-Header-Content-Length` says how long
-//! the JSON is. Tensors in JSON may be flat or nested as their shape.
+//! A body is JSON, or JSON followed by raw tensors. The header `Inference-Header-Content-Length` is
+//! the length of the JSON then. Tensors in JSON may be flat or nested as their shape.
 
 mod describe;
 mod request;
@@ -16,16 +16,16 @@ pub use response::{ResponseSize, infer_response, parse_response, response_bytes_
 
 use bytes::Bytes;
 
-/// A body and what its header must say.
+/// A body and its `Inference-Header-Content-Length`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Body {
-    /// JSON, followed by raw tensors where there are any.
+    /// JSON, followed by the raw tensors.
     pub body: Bytes,
-    /// The value of `Inference-Header-Content-Length`; none where the whole body is JSON.
+    /// The value of the header; `None` if the whole body is JSON.
     pub header_length: Option<usize>,
 }
 
-/// `{"error": message}`.
+/// Returns the body `{"error": message}`.
 pub fn error(message: &str) -> Bytes {
     let mut out = b"{\"error\":".to_vec();
     crate::json::string(&mut out, message);

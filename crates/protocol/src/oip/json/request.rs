@@ -1,4 +1,4 @@
-//! The body of an infer request, for both ends.
+//! The body of an infer request, for servers and clients.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,38 +12,38 @@ use crate::json::{Reader, Scalar, key, string};
 use crate::oip::parameters::{self, InferOptions};
 use crate::wire;
 
-/// An output that a request asks for.
+/// A requested output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestedOutput {
     /// Its name.
     pub name: Arc<str>,
-    /// Whether raw or as JSON; none: as the request says for all.
+    /// True for raw elements, false for JSON; `None` for the request's default.
     pub binary: Option<bool>,
 }
 
-/// What a request asks, apart from the model's name and version.
+/// An inference request without the model's name and version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RestInferRequest {
-    /// To be echoed; empty where the client gave none.
+    /// The id to echo; empty if the client sent none.
     pub id: String,
     /// The inputs, not yet checked against a signature.
     pub inputs: Vec<NamedTensor>,
-    /// The wanted outputs; empty means all.
+    /// The requested outputs; empty for all.
     pub outputs: Vec<RequestedOutput>,
-    /// Whether outputs that do not say it themselves go raw.
+    /// True if outputs without a choice of their own are raw.
     pub binary_output: bool,
-    /// The client's own time limit, from the `timeout` parameter (microseconds).
+    /// The client's time limit, from the `timeout` parameter in microseconds.
     pub timeout: Option<Duration>,
     /// The priority level, from the `priority` parameter: 1 is the highest, 0 the model's default.
     pub priority: usize,
 }
 
-/// How the outputs of an answer should be written.
+/// The form of the outputs of a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutputEncoding {
-    /// Whether outputs go raw.
+    /// True if outputs are raw.
     pub binary: bool,
-    /// Outputs that go otherwise.
+    /// Names of the outputs in the other form.
     pub except: Vec<Arc<str>>,
 }
 
@@ -54,7 +54,7 @@ impl OutputEncoding {
 }
 
 impl RestInferRequest {
-    /// How this request wants its outputs.
+    /// Returns the form of the outputs.
     pub fn encoding(&self) -> OutputEncoding {
         let differs =
             |output: &&RequestedOutput| output.binary.is_some_and(|binary| binary != self.binary_output);
@@ -63,12 +63,14 @@ impl RestInferRequest {
     }
 }
 
-/// Reads the body of an infer request. `header_length` is the value of `Inference-Header-Content-Length`: absent,
-/// the body is JSON; 0, it is the raw form of the only input that `signature` requires. Raw tensors share the body.
+/// Reads the body of an infer request. `header_length` is the value of
+/// `Inference-Header-Content-Length`. Without it the body is JSON; if it is 0, the body is the raw
+/// form of the only input that `signature` requires. Raw tensors share the body.
 ///
 /// # Errors
-/// `InvalidArgument` for malformed JSON, a priority that is none, tensors whose elements do not match their type and
-/// shape, or binary data of another length than announced; `Unimplemented` for shared memory and classification.
+/// `InvalidArgument` for malformed JSON, a malformed priority, tensors whose elements do not match
+/// their type and shape, or binary data of another length than announced; `Unimplemented` for
+/// shared memory and classification.
 pub fn parse_infer(
     body: Bytes,
     header_length: Option<usize>,
@@ -119,7 +121,7 @@ fn read_outputs(reader: &mut Reader<'_>) -> Result<Vec<RequestedOutput>> {
 
 fn read_output(reader: &mut Reader<'_>) -> Result<RequestedOutput> {
     let mut name = None;
-    // The name may come behind them.
+    // The name may come after the parameters.
     let mut parameters: Vec<(String, Scalar<'_>)> = Vec::new();
     reader.object(|reader, key| {
         match key {
@@ -142,7 +144,7 @@ fn read_output(reader: &mut Reader<'_>) -> Result<RequestedOutput> {
     Ok(RequestedOutput { name, binary })
 }
 
-/// A body that is nothing but the elements of the only input. The answer is raw too.
+/// Reads a body of the elements of the only input. The response is raw too.
 fn raw_request(body: Bytes, signature: &Signature) -> Result<RestInferRequest> {
     let required: Vec<&TensorSpec> = signature.inputs.iter().filter(|spec| !spec.optional).collect();
     let spec = match (required.as_slice(), signature.inputs.as_slice()) {
@@ -170,8 +172,8 @@ fn raw_input(spec: &TensorSpec, body: Bytes) -> Result<Tensor> {
     wire::fixed(&spec.name, spec.dtype, shape, body)
 }
 
-/// The shape with its one dynamic axis worked out from the number of elements. Where a batch axis in front is
-/// dynamic as well, it is 1.
+/// Returns the shape, with its dynamic axis computed from the number of elements. If the batch axis
+/// in front is dynamic too, it is 1.
 fn raw_shape(spec: &TensorSpec, elements: usize) -> Result<Shape> {
     let unclear = || {
         Error::invalid(format!(
@@ -202,10 +204,11 @@ fn raw_shape(spec: &TensorSpec, elements: usize) -> Result<Shape> {
     Ok(shape)
 }
 
-/// A request for a client: `outputs` empty means all; with `binary` tensors travel raw in both directions.
+/// Encodes a client's request. Empty `outputs` request all outputs; with `binary`, tensors are raw
+/// in both directions.
 ///
 /// # Errors
-/// `InvalidArgument` when a tensor's type has no form in JSON and `binary` is false.
+/// `InvalidArgument` if a tensor's type has no form in JSON and `binary` is false.
 pub fn encode_request(id: &str, inputs: &[NamedTensor], outputs: &[&str], binary: bool) -> Result<Body> {
     let mut json = b"{".to_vec();
     if !id.is_empty() {

@@ -1,4 +1,4 @@
-//! The body of an answer, for both ends.
+//! The body of a response, for servers and clients.
 
 use base::{Error, NamedTensor, Result, VersionId};
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use super::{Body, OutputEncoding};
 use crate::json::{Reader, key, string, text_bytes_max};
 use crate::oip::InferResponse;
 
-/// Upper bounds of what [`infer_response`] writes, in bytes.
+/// Upper bounds of the bytes that [`infer_response`] writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseSize {
     /// The JSON.
@@ -17,7 +17,7 @@ pub struct ResponseSize {
     pub raw: usize,
 }
 
-/// Returns upper bounds of the answer's size, the model's name apart.
+/// Returns upper bounds of the response's size, without the model's name.
 pub fn response_bytes_max(id: &str, outputs: &[NamedTensor], encoding: &OutputEncoding) -> ResponseSize {
     let mut size = ResponseSize { text: 6 * id.len(), raw: 0 };
     for output in outputs {
@@ -34,11 +34,11 @@ pub fn response_bytes_max(id: &str, outputs: &[NamedTensor], encoding: &OutputEn
     size
 }
 
-/// The answer; `id` is left out where it is empty.
+/// Writes the response. An empty `id` is left out.
 ///
 /// # Errors
-/// `InvalidArgument` when an output that should be JSON has a type without a form in JSON, or strings that are no
-/// UTF-8: the client must ask for binary data.
+/// `InvalidArgument` if an output in JSON has a type without a form in JSON, or strings that are no
+/// UTF-8. The client must request binary data.
 pub fn infer_response(
     version: &VersionId,
     id: &str,
@@ -59,10 +59,10 @@ pub fn infer_response(
     write_body(json, "outputs", outputs, |name| encoding.is_binary(name))
 }
 
-/// Reads an answer, for a client.
+/// Reads a response, for a client.
 ///
 /// # Errors
-/// `DataLoss` for a body that is no answer.
+/// `DataLoss` for a body that is no response.
 pub fn parse_response(body: Bytes, header_length: Option<usize>) -> Result<InferResponse> {
     parse(body, header_length)
         .map_err(|error| Error::data_loss(error.message()).context("the server's answer"))

@@ -1,4 +1,4 @@
-//! Tensors in REST bodies, in requests and answers alike.
+//! Tensors in REST bodies of requests and responses.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::oip::parameters::{self, BINARY_SIZE};
 use crate::oip::{contents, datatype, dtype_of};
 use crate::wire::{self, RANK_MAX};
 
-/// A tensor whose elements may still have to be found behind the JSON.
+/// A tensor whose elements may follow the JSON.
 pub(super) struct PendingTensor {
     name: Arc<str>,
     dtype: DType,
@@ -24,11 +24,11 @@ pub(super) struct PendingTensor {
 enum ElementSource {
     /// In the JSON.
     Here(Tensor),
-    /// So many bytes behind it.
+    /// This many bytes after the JSON.
     Behind(usize),
 }
 
-/// The members of a tensor's object, in whatever order they come.
+/// The members of a tensor's object, which may come in any order.
 #[derive(Default)]
 struct TensorMembers {
     name: Option<Arc<str>>,
@@ -40,11 +40,11 @@ struct TensorMembers {
 
 enum JsonData {
     Read(Tensor),
-    /// Came before type and shape.
+    /// The range of the data, which came before type and shape.
     Passed(Range<usize>),
 }
 
-/// Splits a body into its JSON and what is behind it.
+/// Splits a body into its JSON and the bytes after it.
 pub(super) fn split(mut body: Bytes, header_length: Option<usize>) -> Result<(Bytes, Bytes)> {
     match header_length {
         None => Ok((body, Bytes::new())),
@@ -133,7 +133,7 @@ impl TensorMembers {
     }
 }
 
-/// A name of bounded length.
+/// Reads a name of bounded length.
 pub(super) fn read_name(reader: &mut Reader<'_>) -> Result<Arc<str>> {
     let name = reader.string()?;
     wire::check_name(&name)?;
@@ -157,7 +157,7 @@ fn read_data(reader: &mut Reader<'_>, name: &str, dtype: DType, shape: Shape) ->
     column.read(reader, 0).map_err(|error| error.context(format_args!("\"{name}\"")))?;
     let given = column.nesting().shape();
     let elements = wire::elements(name, &shape)?;
-    // Nested in any way, as Triton takes it: the elements are in order.
+    // Any nesting is accepted, as in Triton: the elements are in order.
     if given.iter().product::<usize>() != elements {
         return Err(Error::invalid(format!(
             "\"{name}\" has shape {:?} and data of shape {:?}; give {elements} elements",
@@ -168,7 +168,7 @@ fn read_data(reader: &mut Reader<'_>, name: &str, dtype: DType, shape: Shape) ->
     column.finish(shape)
 }
 
-/// Gives each pending tensor its bytes, in order; none may be left over.
+/// Assigns the bytes after the JSON to the pending tensors, in order. No byte may be left over.
 pub(super) fn resolve(pending: Vec<PendingTensor>, mut behind: Bytes) -> Result<Vec<NamedTensor>> {
     let announced = pending.iter().fold(0usize, |sum, tensor| match tensor.source {
         ElementSource::Behind(size) => sum.saturating_add(size),
@@ -190,8 +190,8 @@ pub(super) fn resolve(pending: Vec<PendingTensor>, mut behind: Bytes) -> Result<
     pending.into_iter().map(tensor).collect()
 }
 
-/// Puts tensors into a body: `json`, an object begun, goes on with `list` and ends; then the raw form of those for
-/// which `binary` says so.
+/// Writes tensors into a body. `json` is an open object: it gets the member `list` and is closed.
+/// The raw form of each tensor for which `binary` returns true follows.
 pub(super) fn write_body(
     mut json: Vec<u8>,
     list: &str,

@@ -10,7 +10,7 @@ use crate::status::VersionState;
 use crate::tensorflow::{DataType, TensorInfo, tensor_info};
 use crate::tfs::{METADATA_FIELD, SIGNATURE, grpc};
 
-/// The state of each version.
+/// Writes the state of each version.
 pub fn status(versions: &[VersionState]) -> Bytes {
     let line = |state: &VersionState| {
         json!({
@@ -26,7 +26,7 @@ pub fn status(versions: &[VersionState]) -> Bytes {
     json!({ "model_version_status": lines }).to_string().into()
 }
 
-/// The metadata of a version.
+/// Writes the metadata of a version.
 pub fn metadata(version: &VersionId, signature: &Signature) -> Bytes {
     let definition = grpc::signature_def(signature);
     let definition = json!({

@@ -1,7 +1,8 @@
 //! REST bodies: predict in row and column form, status, metadata.
 //!
-//! Row form lists instances, each one value or an object of named values; column form gives each input whole. What a
-//! value becomes follows from the signature. `{"b64": "..."}` stands for bytes; `NaN` and `Infinity` may stand bare.
+//! The row format lists instances, each one value or an object of named values. The column format
+//! has each input whole. The signature decides the type of values. `{"b64": "..."}` stands for
+//! bytes; `NaN` and `Infinity` may be bare tokens.
 
 mod describe;
 mod read;
@@ -13,7 +14,7 @@ pub use write::{encode_request, predict_response};
 
 pub use crate::oip::json::error;
 
-/// How a body arranges its tensors.
+/// The arrangement of tensors in a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PredictFormat {
     /// By instance: "instances", answered by "predictions".

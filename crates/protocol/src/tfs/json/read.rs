@@ -1,4 +1,4 @@
-//! Bodies into tensors, guided by the types that the signature gives.
+//! Reads bodies into tensors, by the types of the signature.
 
 use base::{Error, NamedTensor, Result, Signature, TensorSpec};
 use bytes::Bytes;
@@ -8,29 +8,30 @@ use crate::json::{Column, Reader, column};
 use crate::tfs::check_signature;
 use crate::wire;
 
-/// What a predict request asks.
+/// A predict request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestPredict {
     /// The inputs, not yet checked against the signature's shapes.
     pub inputs: Vec<NamedTensor>,
-    /// The form of the request, which the answer takes too.
+    /// The format of the request, which the response has too.
     pub form: PredictFormat,
 }
 
-/// Reads the body of a predict request. Members it does not know are passed over.
+/// Reads the body of a predict request. Unknown members are ignored.
 ///
 /// # Errors
-/// `InvalidArgument` for malformed JSON, for both or neither of "instances" and "inputs", for lists that make no tensor
-/// and for values that are not of the input's type; `FailedPrecondition` for another signature than the only one.
+/// `InvalidArgument` for malformed JSON, for both or neither of "instances" and "inputs", for lists
+/// that make no tensor and for values of another type than the input's; `FailedPrecondition` for
+/// another signature than the only one.
 pub fn parse_predict(body: &Bytes, signature: &Signature) -> Result<RestPredict> {
     let (inputs, form) = parse(body, &signature.inputs, REQUEST)?;
     Ok(RestPredict { inputs, form })
 }
 
-/// Reads an answer, for a client that knows the signature.
+/// Reads a response, for a client that knows the signature.
 ///
 /// # Errors
-/// `DataLoss` for a body that is no answer.
+/// `DataLoss` for a body that is no response.
 pub fn parse_response(body: &Bytes, signature: &Signature) -> Result<Vec<NamedTensor>> {
     match parse(body, &signature.outputs, RESPONSE) {
         Ok((outputs, _)) => Ok(outputs),
@@ -72,13 +73,13 @@ fn parse(
     found.ok_or_else(|| Error::invalid(format!("the body has neither \"{row}\" nor \"{column}\"")))
 }
 
-/// Whether an object stands here that holds named tensors, and not one string in base64.
+/// Returns true if the next value is an object of named tensors, and not one string in base64.
 fn is_named(reader: &mut Reader<'_>) -> bool {
     if reader.peek() != Some(b'{') {
         return false;
     }
     let mut base64 = None;
-    // The look ahead ends at the first thing that decides; whatever is wrong is found when it is read.
+    // Looks ahead to the first deciding member only. Errors are found when the value is read.
     let _ = reader.clone().object(|ahead, key| {
         base64 = Some(base64.is_none() && key == "b64" && ahead.peek() == Some(b'"'));
         if base64 == Some(true) { ahead.skip() } else { Err(ahead.error("named")) }
@@ -94,7 +95,7 @@ fn spec<'a>(specs: &'a [TensorSpec], name: &str) -> Result<&'a TensorSpec> {
     })
 }
 
-/// The tensor that values without a name are for.
+/// Returns the tensor that values without a name belong to.
 fn only(specs: &[TensorSpec]) -> Result<&TensorSpec> {
     let mut wanted = specs.iter().filter(|spec| !spec.optional);
     match (wanted.next(), wanted.next(), specs) {
@@ -158,7 +159,7 @@ fn read_row(reader: &mut Reader<'_>, specs: &[TensorSpec], member: &str) -> Resu
         return Err(reader.error(format_args!("\"{member}\" must be a list")));
     }
     let mut first = None;
-    // A look at the first instance tells how all of them are written.
+    // The first instance shows the form of all.
     let look = reader.clone().array(|reader| {
         first = Some(is_named(reader));
         Err(reader.error("seen"))

@@ -1,4 +1,4 @@
-//! Tensors into bodies.
+//! Writes tensors into bodies.
 
 use base::{Error, NamedTensor, Result};
 use bytes::Bytes;
@@ -6,22 +6,22 @@ use bytes::Bytes;
 use super::{BodyMembers, PredictFormat, REQUEST, RESPONSE};
 use crate::json::{TextEncoding, key, text_bytes_max, write_nested};
 
-/// Outputs whose name ends so hold bytes and are always written in base64.
+/// Suffix of names of outputs that hold bytes. They are always written in base64.
 const BYTES_SUFFIX: &str = "_bytes";
 
-/// The answer in the form of the request. A single output goes without its name.
+/// Writes the response in the format of the request. A single output has no name.
 ///
 /// # Errors
-/// `InvalidArgument` in row form when the outputs do not agree in their first axis, and for types without a form in
-/// JSON.
+/// `InvalidArgument` for types without a form in JSON, and in the row format if the outputs differ
+/// in their first axis.
 pub fn predict_response(outputs: &[NamedTensor], form: PredictFormat) -> Result<Bytes> {
     encode(outputs, form, RESPONSE)
 }
 
-/// A request, for a client. A single input goes without its name.
+/// Writes a client's request. A single input has no name.
 ///
 /// # Errors
-/// Those of [`predict_response`].
+/// As [`predict_response`].
 pub fn encode_request(inputs: &[NamedTensor], form: PredictFormat) -> Result<Bytes> {
     encode(inputs, form, REQUEST)
 }
@@ -87,7 +87,7 @@ fn write_row(out: &mut Vec<u8>, tensors: &[NamedTensor]) -> Result<()> {
     Ok(())
 }
 
-/// The size of the first axis, which all tensors must share.
+/// Returns the size of the first axis, which all tensors must share.
 fn instances(tensors: &[NamedTensor]) -> Result<usize> {
     let mut common = None;
     for NamedTensor { name, tensor } in tensors {
@@ -108,5 +108,5 @@ fn instances(tensors: &[NamedTensor]) -> Result<usize> {
     Ok(common)
 }
 
-/// Instances without elements that are listed at most.
+/// Most instances without elements in a list.
 const INSTANCES_MAX: usize = 1 << 16;
