@@ -406,6 +406,9 @@ def test_what_is_wrong_is_named(server, client, collection):
     for name in ("shard_number", "replication_factor", "write_consistency_factor"):
         zero = {"vectors": {"size": 2, "distance": "Dot"}, name: 0}
         assert requests.put(f"{server.url}/collections/no", json=zero, timeout=5).status_code == 422
+    assert '"wiat"' in error("PUT", "/points?wiat=true", {"points": []})
+    assert "ordering" in error("POST", "/points/delete?ordering=loose", {"points": [1]})
+    assert "timeout" in error("POST", "/points/query?timeout=0", {"query": one}, 422)
     pinned = {"vectors": {"size": 2, "distance": "Dot", "memory": "pinned"}}
     assert requests.put(f"{server.url}/collections/no", json=pinned, timeout=5).status_code == 422
     assert client.count(collection).count == 0

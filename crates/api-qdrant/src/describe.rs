@@ -27,7 +27,8 @@ pub(crate) fn describe(
     _: &CallContext,
     _: &[u8],
 ) -> Result<Value> {
-    let (settings, status) = (named.settings(), named.collection().status());
+    let settings = named.settings();
+    let status = named.collection().status();
     let error = [&status.flush_error, &status.merge_error, &status.low_disk, &status.write_error];
     let error = error.into_iter().flatten().next();
     let refuses = status.low_disk.is_some() || status.write_error.is_some();

@@ -126,7 +126,8 @@ fn damaged_segments_are_named_and_abandoned() {
     drop(bench.registry.take());
     let files = walkdir(bench.directory.path());
     let file = files.iter().find(|path| path.file_name().unwrap().to_string_lossy().starts_with("segment-"));
-    let (file, mut bytes) = (file.unwrap(), std::fs::read(file.unwrap()).unwrap());
+    let file = file.unwrap();
+    let mut bytes = std::fs::read(file).unwrap();
     bytes[..4096].fill(0);
     std::fs::write(file, bytes).unwrap();
     bench.restart();
@@ -286,9 +287,11 @@ fn writes_beyond_the_queue_are_refused() {
     let (hold, held) = std::sync::mpsc::channel::<()>();
     let held = Arc::new(std::sync::Mutex::new(held));
     let made = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let (mut taken, mut refused) = (0, 0);
+    let mut taken = 0;
+    let mut refused = 0;
     for _ in 0..write_threads::WRITES_MAX + 40 {
-        let (held, made) = (held.clone(), made.clone());
+        let held = held.clone();
+        let made = made.clone();
         let job = move || {
             let _ = held.lock().unwrap().recv();
             made.fetch_add(1, std::sync::atomic::Ordering::SeqCst);

@@ -47,7 +47,8 @@ impl WriteThreads {
 fn start() -> Result<Sender<WriteJob>> {
     let (queue, jobs) = bounded::<WriteJob>(WRITES_MAX);
     for number in 0..WRITE_THREADS {
-        let (name, jobs) = (format!("write-{number}"), jobs.clone());
+        let name = format!("write-{number}");
+        let jobs = jobs.clone();
         let run = move || {
             for job in jobs {
                 // A panic drops the job's reply sender, which its caller reports. The thread goes

@@ -21,21 +21,20 @@ use base::{Error, Result};
 use search::filter::Filter;
 use serde::Deserialize;
 
-pub use collection::{
-    AliasAction, ChangeAliases, CreateCollection, CreateIndex, UpdateCollection, distance_name,
-};
+pub(crate) use collection::distance_name;
+pub use collection::{AliasAction, ChangeAliases, CreateCollection, CreateIndex, UpdateCollection};
 pub use payload::{DeletePayload, SetPayload};
 pub use points::{PointsSelector, UpdateBatch, UpdateOperation, UpsertPoint, UpsertRequest};
 pub use query::{
     CountRequest, FacetRequest, Prefetch, QuantizationParams, QueryBatchRequest, QueryRequest,
     RetrieveRequest, ScrollRequest, SearchParams, VectorInput, VectorQuery,
 };
-pub use response::{PointRecord, ScoredPoint, envelope, error, version};
+pub(crate) use response::{PointRecord, ScoredPoint, envelope, error, version};
 pub use select::{WithPayload, WithVector};
 pub use vector::{BatchVectors, Vector};
 
 /// Version of Qdrant that the interface follows. Clients compare it with their own.
-pub const VERSION: &str = "1.19.0";
+pub(crate) const VERSION: &str = "1.19.0";
 
 /// Part of the message for a feature of Qdrant's that this server does not support.
 const UNSUPPORTED: &str = "not supported by this server";
@@ -45,29 +44,29 @@ const VALIDATION: &str = "Validation error in ";
 
 /// Returns true if `message` is about a value outside the interface's limits, for which Qdrant's
 /// status is 422 and not 400.
-pub fn is_validation(message: &str) -> bool {
+pub(crate) fn is_validation(message: &str) -> bool {
     message.contains(VALIDATION)
 }
 
 /// Returns the error for a value of the body outside its limits. `field` is the field's path.
-pub fn out_of_limits(field: &str, problem: impl std::fmt::Display) -> Error {
+pub(crate) fn out_of_limits(field: &str, problem: impl std::fmt::Display) -> Error {
     Error::invalid(format!("{VALIDATION}JSON body: [{field}: {problem}]"))
 }
 
 /// Returns the error for a collection's name of `bytes` bytes, more than [`NAME_BYTES_MAX`].
-pub fn name_too_long(bytes: usize) -> Error {
+pub(crate) fn name_too_long(bytes: usize) -> Error {
     Error::invalid(format!(
         "{VALIDATION}path parameters: [name: {bytes} bytes; a collection's name has 1 to {NAME_BYTES_MAX}]"
     ))
 }
 
 /// Returns the error for a query parameter outside its limits.
-pub fn parameter_out_of_limits(name: &str, problem: impl std::fmt::Display) -> Error {
+pub(crate) fn parameter_out_of_limits(name: &str, problem: impl std::fmt::Display) -> Error {
     Error::invalid(format!("{VALIDATION}query parameters: [{name}: {problem}]"))
 }
 
 /// Most bytes of a collection's name in Qdrant's interface.
-pub const NAME_BYTES_MAX: usize = 255;
+pub(crate) const NAME_BYTES_MAX: usize = 255;
 
 /// Mark in a message about a value outside its limits, until [`parse`] knows the field's path.
 const LIMITS: &str = "outside its limits";

@@ -10,7 +10,7 @@ use super::{VERSION, Vector};
 
 /// A point in a response.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PointRecord {
+pub(crate) struct PointRecord {
     /// Its id.
     pub id: PointId,
     /// The requested part of its payload.
@@ -23,7 +23,7 @@ pub struct PointRecord {
 
 /// A hit of a query.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ScoredPoint {
+pub(crate) struct ScoredPoint {
     /// Its id.
     pub id: PointId,
     /// Always 0: points have no versions here.
@@ -39,19 +39,19 @@ pub struct ScoredPoint {
 }
 
 /// Puts a result, which is JSON text, into its envelope.
-pub fn envelope(result: &[u8], took: Duration) -> Vec<u8> {
+pub(crate) fn envelope(result: &[u8], took: Duration) -> Vec<u8> {
     let tail = format!(",\"status\":\"ok\",\"time\":{}}}", took.as_secs_f64());
     [b"{\"result\":", result, tail.as_bytes()].concat()
 }
 
 /// Puts an error's message into its envelope.
-pub fn error(message: &str, took: Duration) -> Vec<u8> {
+pub(crate) fn error(message: &str, took: Duration) -> Vec<u8> {
     serde_json::json!({ "status": { "error": message }, "time": took.as_secs_f64() }).to_string().into_bytes()
 }
 
 /// Returns the body by which clients recognise Qdrant at the root. `name` and `version` are this
 /// server's.
-pub fn version(name: &str, version: &str) -> Vec<u8> {
+pub(crate) fn version(name: &str, version: &str) -> Vec<u8> {
     let title = format!("qdrant - interface of {name} {version}");
     serde_json::json!({ "title": title, "version": VERSION }).to_string().into_bytes()
 }

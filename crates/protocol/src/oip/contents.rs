@@ -25,7 +25,8 @@ pub(crate) fn tensors(what: &str, headers: Vec<TensorHeader>, raw: Vec<Bytes>) -
         return headers.into_iter().map(typed).collect();
     }
     if raw.len() != headers.len() {
-        let (count, raw) = (headers.len(), raw.len());
+        let count = headers.len();
+        let raw = raw.len();
         return Err(Error::invalid(format!("{count} {what} but {raw} raw contents; give one for each")));
     }
     headers.into_iter().zip(raw).map(|(header, raw)| from_raw(header, raw)).collect()

@@ -73,7 +73,8 @@ pub fn target(spec: Option<&ModelSpec>) -> Result<PredictTarget> {
 /// Returns an upper bound of the bytes that [`decode_predict`] allocates for repeated values and
 /// for strings of `tensor_content`, which the length of the message does not bound.
 pub fn filled_bytes_max(request: &PredictRequest) -> u64 {
-    let (mut filled, mut strings) = (0u64, 0u64);
+    let mut filled = 0u64;
+    let mut strings = 0u64;
     for message in request.inputs.values() {
         let Some(dtype) = super::from_datatype(message.dtype) else { continue };
         // A string takes a reference in the list and in the tensor, and its length before that.

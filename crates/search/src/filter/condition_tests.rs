@@ -163,7 +163,8 @@ fn naive(condition: &Condition, id: u64, payload: &Value) -> bool {
             }
         },
         Condition::Range { key, range } => {
-            let (low, high) = (range.gte.unwrap(), range.lt.unwrap());
+            let low = range.gte.unwrap();
+            let high = range.lt.unwrap();
             values(key).iter().filter_map(Value::as_f64).any(|value| low <= value && value < high)
         }
         Condition::HasId(ids) => ids.contains(&id),

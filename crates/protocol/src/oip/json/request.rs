@@ -104,8 +104,9 @@ pub fn parse_infer(
 fn read_parameters(reader: &mut Reader<'_>, request: &mut RestInferRequest) -> Result<()> {
     let mut options = InferOptions::default();
     reader.object(|reader, key| options.read(key, &reader.scalar()?))?;
-    let InferOptions { timeout, priority, binary_output } = options;
-    (request.timeout, request.priority, request.binary_output) = (timeout, priority, binary_output);
+    request.timeout = options.timeout;
+    request.priority = options.priority;
+    request.binary_output = options.binary_output;
     Ok(())
 }
 
