@@ -2,13 +2,13 @@
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::audio::AudioArgs;
+use crate::audio::AudioCommand;
 use crate::bench::{BenchArgs, DemoCommand};
 use crate::completion::CompletionArgs;
 use crate::doctor::DoctorArgs;
-use crate::exit::{EXIT_CODES_HELP, Outcome};
+use crate::exit::{CommandResult, EXIT_CODES_HELP};
 use crate::foreign;
-use crate::images::ImagesArgs;
+use crate::images::ImagesCommand;
 use crate::infer::InferArgs;
 use crate::models::ModelsArgs;
 use crate::publish::{ConvertArgs, PublishArgs};
@@ -38,11 +38,11 @@ enum Command {
     /// Send one request: JSON, an image or a sound file
     Infer(Box<InferArgs>),
     /// Recognise what is in recordings: speech, speakers, sounds, notes
-    Audio(Box<AudioArgs>),
+    Audio(Box<AudioCommand>),
     /// Enrol voices, and say whose a recording is
     Speakers(SpeakersArgs),
     /// Search pictures: index folders of them, find those like another
-    Images(Box<ImagesArgs>),
+    Images(Box<ImagesCommand>),
     /// Measure a server: under load, during swaps, against the bare engine
     Bench(Box<BenchArgs>),
     /// Find and write the settings with the highest throughput within a latency target
@@ -69,7 +69,7 @@ pub(crate) fn command() -> clap::Command {
 ///
 /// # Errors
 /// A usage failure for a flag of another server; those of [`bench::pass_on`].
-pub(crate) fn parse() -> Outcome<Arguments> {
+pub(crate) fn parse() -> CommandResult<Arguments> {
     bench::pass_on(&std::env::args_os().skip(1).collect::<Vec<_>>())?;
     let parsed = command().try_get_matches().and_then(|matches| Arguments::from_arg_matches(&matches));
     parsed.or_else(|error| foreign::explain(&error).map_or_else(|| error.exit(), Err))
@@ -89,7 +89,7 @@ fn long_version() -> String {
 
 impl Arguments {
     /// Does what was asked for.
-    pub(crate) fn run(&self) -> Outcome {
+    pub(crate) fn run(&self) -> CommandResult {
         match &self.command {
             Command::Serve(args) => serve::run(args),
             Command::Publish(args) => publish::run(args),

@@ -14,7 +14,7 @@ use loadgen::BenchEnv;
 use tune::load::BenchLoadArgs;
 
 use crate::environment;
-use crate::exit::{Exit, Failure, Outcome};
+use crate::exit::{CommandError, CommandResult, ExitStatus};
 use crate::serve::{library_search, torch_search};
 
 /// The program of all benchmarks but `load`.
@@ -59,7 +59,7 @@ pub(crate) struct MachineArgs {
 }
 
 /// Runs a linked benchmark.
-pub(crate) fn run(args: &BenchArgs) -> Outcome {
+pub(crate) fn run(args: &BenchArgs) -> CommandResult {
     let env = bench_env(&args.machine)?;
     match &args.command {
         LinkedBenchmark::Load(args) => finished(tune::load::run(args, &env)),
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &BenchArgs) -> Outcome {
 }
 
 /// Runs the demo.
-pub(crate) fn demo(args: &DemoCommand) -> Outcome {
+pub(crate) fn demo(args: &DemoCommand) -> CommandResult {
     finished(demo::run(&args.demo, demo_time()?, &bench_env(&args.machine)?))
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn demo(args: &DemoCommand) -> Outcome {
 ///
 /// # Errors
 /// If that program is not installed or cannot be started.
-pub(crate) fn pass_on(arguments: &[OsString]) -> Outcome {
+pub(crate) fn pass_on(arguments: &[OsString]) -> CommandResult {
     let word = |at: usize| arguments.get(at).and_then(|argument| argument.to_str());
     let rest = match (word(0), word(1)) {
         (Some("bench"), Some("load")) => return Ok(()),
@@ -85,7 +85,7 @@ pub(crate) fn pass_on(arguments: &[OsString]) -> Outcome {
     };
     let program = program()?;
     let error = command(&program)?.args(rest).exec();
-    Err(Failure::failed(format!("cannot start {}: {error}", program.display())))
+    Err(CommandError::failed(format!("cannot start {}: {error}", program.display())))
 }
 
 /// Names and descriptions of the benchmarks in `millpond-bench`; none if it is not installed.
@@ -105,7 +105,7 @@ pub(crate) fn benchmarks() -> Vec<(String, String)> {
 }
 
 /// `millpond-bench` with the variables that say where this program and its cache are.
-fn command(program: &Path) -> Outcome<Command> {
+fn command(program: &Path) -> CommandResult<Command> {
     let mut command = Command::new(program);
     command.env(environment::PROGRAM.name, this_program()?);
     command.env(environment::CACHE_DIR.name, environment::cache_dir());
@@ -113,24 +113,25 @@ fn command(program: &Path) -> Outcome<Command> {
 }
 
 /// Finds `millpond-bench` beside this program, else in the directories of PATH.
-fn program() -> Outcome<PathBuf> {
+fn program() -> CommandResult<PathBuf> {
     let beside = this_program()?.parent().map(Path::to_path_buf);
     let path = environment::PATH.path().unwrap_or_default();
     let mut places = beside.clone().into_iter().chain(std::env::split_paths(&path));
     places.find_map(|dir| Some(dir.join(PROGRAM)).filter(|file| file.is_file())).ok_or_else(|| {
         let dir = beside.unwrap_or_default();
-        Failure::failed(format!("{PROGRAM} is neither in {} nor in PATH", dir.display())).hint(format!(
+        CommandError::failed(format!("{PROGRAM} is neither in {} nor in PATH", dir.display())).hint(format!(
             "`make build-bench` or `cargo build --release -p {PROGRAM}` builds it; `millpond bench load` needs no other program"
         ))
     })
 }
 
-fn this_program() -> Outcome<PathBuf> {
-    std::env::current_exe()
-        .map_err(|error| Failure::new(Exit::CannotStart, format!("this program cannot find itself: {error}")))
+fn this_program() -> CommandResult<PathBuf> {
+    std::env::current_exe().map_err(|error| {
+        CommandError::new(ExitStatus::CannotStart, format!("this program cannot find itself: {error}"))
+    })
 }
 
-pub(crate) fn bench_env(machine: &MachineArgs) -> Outcome<BenchEnv> {
+pub(crate) fn bench_env(machine: &MachineArgs) -> CommandResult<BenchEnv> {
     Ok(BenchEnv {
         millpond: this_program()?,
         onnxruntime: library_search(machine.onnxruntime.clone()),
@@ -140,22 +141,25 @@ pub(crate) fn bench_env(machine: &MachineArgs) -> Outcome<BenchEnv> {
     })
 }
 
-fn demo_time() -> Outcome<Option<Duration>> {
+fn demo_time() -> CommandResult<Option<Duration>> {
     let Some(text) = environment::DEMO_SECONDS.text() else { return Ok(None) };
     let seconds = text.parse().map_err(|_| {
-        Failure::usage(format!("{}={text}: it must be a number of seconds", environment::DEMO_SECONDS.name))
+        CommandError::usage(format!(
+            "{}={text}: it must be a number of seconds",
+            environment::DEMO_SECONDS.name
+        ))
     })?;
     Ok(Some(Duration::from_secs(seconds)))
 }
 
 /// Gives internal errors the exit code of wrong answers: a wrong answer or a dead server is no fault of the user.
-pub(crate) fn finished(result: base::Result<()>) -> Outcome {
+pub(crate) fn finished(result: base::Result<()>) -> CommandResult {
     result.map_err(|error| {
         let exit = match error.kind() {
-            ErrorKind::InvalidArgument => Exit::Usage,
-            ErrorKind::Internal | ErrorKind::DataLoss => Exit::Wrong,
-            _ => Exit::Failed,
+            ErrorKind::InvalidArgument => ExitStatus::Usage,
+            ErrorKind::Internal | ErrorKind::DataLoss => ExitStatus::Wrong,
+            _ => ExitStatus::Failed,
         };
-        Failure::from(error).with_exit(exit)
+        CommandError::from(error).with_exit(exit)
     })
 }

@@ -7,7 +7,7 @@ use loadgen::port::{Spoken, spoken};
 use serde_json::Value;
 
 use crate::environment;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{CommandError, CommandResult};
 
 /// Where a server listens when nobody says otherwise.
 const URL_DEFAULT: &str = "http://127.0.0.1:8501";
@@ -29,15 +29,15 @@ pub(crate) struct ServerArgs {
 }
 
 /// A client of one server.
-pub(crate) struct Client {
+pub(crate) struct HttpClient {
     agent: ureq::Agent,
     base: String,
     key: Option<String>,
 }
 
-/// What is sent with a [`Client::call`].
+/// What is sent with a [`HttpClient::call`].
 #[derive(Clone, Copy)]
-pub(crate) enum Content<'a> {
+pub(crate) enum RequestContent<'a> {
     /// Nothing.
     None,
     /// JSON.
@@ -47,7 +47,7 @@ pub(crate) enum Content<'a> {
 }
 
 /// What a server answered, whatever the status.
-pub(crate) struct Reply {
+pub(crate) struct HttpReply {
     /// The status.
     pub(crate) status: u16,
     /// How long it asks to wait before the next try.
@@ -56,20 +56,20 @@ pub(crate) struct Reply {
     pub(crate) body: Vec<u8>,
 }
 
-impl Reply {
+impl HttpReply {
     /// The body as JSON where the status is good.
     ///
     /// # Errors
     /// A failure with the server's own message.
-    pub(crate) fn json(&self) -> Outcome<Value> {
+    pub(crate) fn json(&self) -> CommandResult<Value> {
         parse_json(self.good()?)
     }
 
     /// The body where the status is good.
     ///
     /// # Errors
-    /// As [`Reply::json`].
-    pub(crate) fn good(&self) -> Outcome<&[u8]> {
+    /// As [`HttpReply::json`].
+    pub(crate) fn good(&self) -> CommandResult<&[u8]> {
         if (200..300).contains(&self.status) { Ok(&self.body) } else { Err(refusal(self.status, &self.body)) }
     }
 
@@ -80,27 +80,29 @@ impl Reply {
 }
 
 /// What a server answered with a good status.
-pub(crate) struct Answer {
+pub(crate) struct InferReply {
     /// `Inference-Header-Content-Length`, where binary tensors follow the JSON.
     pub(crate) json_bytes: Option<usize>,
     /// The body.
     pub(crate) body: Vec<u8>,
 }
 
-impl Client {
+impl HttpClient {
     /// A client for `--url`, the environment's server or the default one.
     ///
     /// # Errors
     /// A usage failure for an address that is not `http://HOST[:PORT]`.
-    pub(crate) fn new(args: &ServerArgs) -> Outcome<Client> {
+    pub(crate) fn new(args: &ServerArgs) -> CommandResult<HttpClient> {
         let url =
             args.url.clone().or_else(|| environment::URL.text()).unwrap_or_else(|| URL_DEFAULT.to_owned());
         let base = match url.split_once("://") {
             None => format!("http://{url}"),
             Some(("http", _)) => url,
             Some((scheme, rest)) => {
-                return Err(Failure::usage(format!("--url {url}: this command does not speak {scheme}"))
-                    .hint(format!("give the server's HTTP port, as in http://{rest}")));
+                return Err(CommandError::usage(format!(
+                    "--url {url}: this command does not speak {scheme}"
+                ))
+                .hint(format!("give the server's HTTP port, as in http://{rest}")));
             }
         };
         let config = ureq::Agent::config_builder()
@@ -110,12 +112,12 @@ impl Client {
             .timeout_global(Some(ANSWER_MAX))
             .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")))
             .build();
-        Ok(Client { agent: config.into(), base: base.trim_end_matches('/').to_owned(), key: None })
+        Ok(HttpClient { agent: config.into(), base: base.trim_end_matches('/').to_owned(), key: None })
     }
 
-    /// The same with a key that [`Client::call`] and [`Client::post`] show to the server.
-    pub(crate) fn with_key(self, key: Option<String>) -> Client {
-        Client { key, ..self }
+    /// The same with a key that [`HttpClient::call`] and [`HttpClient::post`] show to the server.
+    pub(crate) fn with_key(self, key: Option<String>) -> HttpClient {
+        HttpClient { key, ..self }
     }
 
     /// The address it talks to.
@@ -127,19 +129,24 @@ impl Client {
     ///
     /// # Errors
     /// A failure when the server cannot be reached.
-    pub(crate) fn call(&self, method: &str, path: &str, content: Content<'_>) -> Outcome<Reply> {
+    pub(crate) fn call(
+        &self,
+        method: &str,
+        path: &str,
+        content: RequestContent<'_>,
+    ) -> CommandResult<HttpReply> {
         let mut request = ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.base));
         if let Some(key) = &self.key {
             request = request.header("api-key", key);
         }
-        let wrong = |error: ureq::http::Error| Failure::usage(format!("cannot ask for {path}: {error}"));
+        let wrong = |error: ureq::http::Error| CommandError::usage(format!("cannot ask for {path}: {error}"));
         let answer = match content {
-            Content::None => self.agent.run(request.body(()).map_err(wrong)?),
-            Content::Json(value) => {
+            RequestContent::None => self.agent.run(request.body(()).map_err(wrong)?),
+            RequestContent::Json(value) => {
                 let request = request.header("content-type", "application/json");
                 self.agent.run(request.body(value.to_string()).map_err(wrong)?)
             }
-            Content::Bytes(bytes) => {
+            RequestContent::Bytes(bytes) => {
                 let request = request.header("content-type", "application/octet-stream");
                 self.agent.run(request.body(bytes).map_err(wrong)?)
             }
@@ -148,7 +155,7 @@ impl Client {
         let seconds =
             response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.parse().ok());
         let body = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_vec();
-        Ok(Reply {
+        Ok(HttpReply {
             status: response.status().as_u16(),
             retry_after: seconds.map(Duration::from_secs),
             body: body.map_err(|error| self.unreachable(&error))?,
@@ -159,7 +166,7 @@ impl Client {
     ///
     /// # Errors
     /// A failure with the server's own message, or why it could not be reached.
-    pub(crate) fn get(&self, path: &str) -> Outcome<Value> {
+    pub(crate) fn get(&self, path: &str) -> CommandResult<Value> {
         let answer = self.agent.get(format!("{}{path}", self.base)).call();
         parse_json(&self.read(answer)?.body)
     }
@@ -167,8 +174,8 @@ impl Client {
     /// POSTs JSON to `path` and parses the answer; an empty one is null.
     ///
     /// # Errors
-    /// As [`Client::get`].
-    pub(crate) fn post(&self, path: &str, body: &Value) -> Outcome<Value> {
+    /// As [`HttpClient::get`].
+    pub(crate) fn post(&self, path: &str, body: &Value) -> CommandResult<Value> {
         let mut request =
             self.agent.post(format!("{}{path}", self.base)).header("content-type", "application/json");
         if let Some(key) = &self.key {
@@ -181,8 +188,13 @@ impl Client {
     /// POSTs JSON of `json_bytes` followed by raw tensors to `path`.
     ///
     /// # Errors
-    /// As [`Client::get`].
-    pub(crate) fn post_binary(&self, path: &str, json_bytes: usize, body: &[u8]) -> Outcome<Answer> {
+    /// As [`HttpClient::get`].
+    pub(crate) fn post_binary(
+        &self,
+        path: &str,
+        json_bytes: usize,
+        body: &[u8],
+    ) -> CommandResult<InferReply> {
         let request = self
             .agent
             .post(format!("{}{path}", self.base))
@@ -191,7 +203,10 @@ impl Client {
         self.read(request.send(body))
     }
 
-    fn read(&self, answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Outcome<Answer> {
+    fn read(
+        &self,
+        answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+    ) -> CommandResult<InferReply> {
         let mut response = answer.map_err(|error| self.unreachable(&error))?;
         let status = response.status();
         let json_bytes = response
@@ -205,20 +220,20 @@ impl Client {
             .read_to_vec()
             .map_err(|error| self.unreachable(&error))?;
         if status.is_success() {
-            return Ok(Answer { json_bytes, body });
+            return Ok(InferReply { json_bytes, body });
         }
         Err(refusal(status.as_u16(), &body))
     }
 
-    fn unreachable(&self, error: &ureq::Error) -> Failure {
+    fn unreachable(&self, error: &ureq::Error) -> CommandError {
         let authority = self.base.split_once("://").map_or(self.base.as_str(), |(_, rest)| rest);
         let authority = authority.split('/').next().unwrap_or_default();
         // A port that answers in another protocol breaks off: what it speaks says why.
         if !refused(error) && spoken(authority) == Some(Spoken::Http2) {
-            return Failure::failed(format!("{authority} is a gRPC port: it does not speak HTTP/1.1"))
+            return CommandError::failed(format!("{authority} is a gRPC port: it does not speak HTTP/1.1"))
                 .hint("give the server's HTTP port with --url; it is 8501 by default, and 8500 is gRPC's");
         }
-        Failure::failed(format!("no answer from {}: {error}", self.base))
+        CommandError::failed(format!("no answer from {}: {error}", self.base))
             .hint("start one with `millpond serve DIR`, or give the address of another with --url")
     }
 }
@@ -230,9 +245,9 @@ fn refused(error: &ureq::Error) -> bool {
         || matches!(error, ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused)
 }
 
-fn refusal(status: u16, body: &[u8]) -> Failure {
+fn refusal(status: u16, body: &[u8]) -> CommandError {
     let text = error_text(body);
-    let failure = Failure::failed(format!("the server answered {status}: {text}"));
+    let failure = CommandError::failed(format!("the server answered {status}: {text}"));
     match status {
         401 => failure.hint("give the server's key with --api-key or MILLPOND_API_KEY"),
         403 if text.contains("admin key") => {
@@ -250,9 +265,9 @@ fn error_text(body: &[u8]) -> String {
     message.unwrap_or_else(|| String::from_utf8_lossy(body).chars().take(EXCERPT_CHARS_MAX).collect())
 }
 
-fn parse_json(body: &[u8]) -> Outcome<Value> {
+fn parse_json(body: &[u8]) -> CommandResult<Value> {
     serde_json::from_slice(body).map_err(|_| {
-        Failure::failed(format!("the answer is not JSON: {}", error_text(body)))
+        CommandError::failed(format!("the answer is not JSON: {}", error_text(body)))
             .hint("is --url a Millpond server?")
     })
 }
@@ -276,7 +291,8 @@ mod tests {
 
     #[test]
     fn addresses() {
-        let base = |url: &str| Client::new(&ServerArgs { url: Some(url.into()) }).map(|client| client.base);
+        let base =
+            |url: &str| HttpClient::new(&ServerArgs { url: Some(url.into()) }).map(|client| client.base);
         assert_eq!(base("10.0.0.1:80").unwrap(), "http://10.0.0.1:80");
         assert_eq!(base("http://h:1/").unwrap(), "http://h:1");
         assert!(base("grpc://h:1").is_err());

@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 use clap_complete::Shell;
 
-use crate::exit::{Outcome, print};
+use crate::exit::{CommandResult, print};
 use crate::{arguments, bench};
 
 /// The shells that have a script.
@@ -25,7 +25,7 @@ pub(crate) struct CompletionArgs {
 }
 
 /// Prints the script.
-pub(crate) fn run(args: &CompletionArgs) -> Outcome {
+pub(crate) fn run(args: &CompletionArgs) -> CommandResult {
     let shell = match args.shell {
         CompletionShell::Bash => Shell::Bash,
         CompletionShell::Zsh => Shell::Zsh,

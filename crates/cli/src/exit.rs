@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use base::{Error, ErrorKind};
 
-/// The exit codes for `--help`. The numbers are [`Exit`]'s.
+/// The exit codes for `--help`. The numbers are [`ExitStatus`]'s.
 pub(crate) const EXIT_CODES_HELP: &str = "\
 Exit codes:
   0  done
@@ -16,7 +16,7 @@ Exit codes:
 
 /// Why the process ends with something else than 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Exit {
+pub(crate) enum ExitStatus {
     /// The command was understood and did not succeed.
     Failed = 1,
     /// Arguments or settings are wrong.
@@ -31,45 +31,45 @@ pub(crate) enum Exit {
 
 /// An error for the person at the terminal.
 #[derive(Debug)]
-pub(crate) struct Failure {
-    exit: Exit,
+pub(crate) struct CommandError {
+    exit: ExitStatus,
     message: String,
     hint: Option<String>,
 }
 
 /// What each command returns.
-pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+pub(crate) type CommandResult<T = ()> = Result<T, CommandError>;
 
-impl Failure {
-    pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Failure {
-        Failure { exit, message: message.into(), hint: None }
+impl CommandError {
+    pub(crate) fn new(exit: ExitStatus, message: impl Into<String>) -> CommandError {
+        CommandError { exit, message: message.into(), hint: None }
     }
 
-    pub(crate) fn failed(message: impl Into<String>) -> Failure {
-        Failure::new(Exit::Failed, message)
+    pub(crate) fn failed(message: impl Into<String>) -> CommandError {
+        CommandError::new(ExitStatus::Failed, message)
     }
 
-    pub(crate) fn usage(message: impl Into<String>) -> Failure {
-        Failure::new(Exit::Usage, message)
+    pub(crate) fn usage(message: impl Into<String>) -> CommandError {
+        CommandError::new(ExitStatus::Usage, message)
     }
 
     /// Already told on the terminal; only the code is left to give.
-    pub(crate) fn silent(exit: Exit) -> Failure {
-        Failure::new(exit, "")
+    pub(crate) fn silent(exit: ExitStatus) -> CommandError {
+        CommandError::new(exit, "")
     }
 
-    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Failure {
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> CommandError {
         self.hint = Some(hint.into());
         self
     }
 
     /// The same message with another code.
-    pub(crate) fn with_exit(mut self, exit: Exit) -> Failure {
+    pub(crate) fn with_exit(mut self, exit: ExitStatus) -> CommandError {
         self.exit = exit;
         self
     }
 
-    pub(crate) fn exit(&self) -> Exit {
+    pub(crate) fn exit(&self) -> ExitStatus {
         self.exit
     }
 
@@ -91,9 +91,9 @@ impl Failure {
     }
 }
 
-impl From<Error> for Failure {
-    fn from(error: Error) -> Failure {
-        let failure = Failure::failed(error.message());
+impl From<Error> for CommandError {
+    fn from(error: Error) -> CommandError {
+        let failure = CommandError::failed(error.message());
         match error.kind() {
             ErrorKind::PermissionDenied => failure.hint(format!(
                 "this runs as {}; give that user the permission, or run it as the owner",
@@ -113,12 +113,12 @@ pub(crate) fn user() -> String {
 ///
 /// # Errors
 /// Any other failure to write.
-pub(crate) fn print(text: &str) -> Outcome {
+pub(crate) fn print(text: &str) -> CommandResult {
     let mut stdout = std::io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     match written {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::failed(format!("cannot write to standard output: {error}")))
+            Err(CommandError::failed(format!("cannot write to standard output: {error}")))
         }
         _ => Ok(()),
     }

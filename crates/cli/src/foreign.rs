@@ -2,7 +2,7 @@
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// TensorFlow Serving's flags, without the dashes.
 const TENSORFLOW_SERVING: [(&str, &str); 30] = [
@@ -105,14 +105,14 @@ const TRITON: [(&str, &str); 35] = [
 ];
 
 /// Returns the message for an unknown flag that is another server's, or `None` for any other error.
-pub(crate) fn explain(error: &clap::Error) -> Option<Failure> {
+pub(crate) fn explain(error: &clap::Error) -> Option<CommandError> {
     if error.kind() != ErrorKind::UnknownArgument {
         return None;
     }
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidArg) else { return None };
     let flag = typed.split('=').next().unwrap_or_default();
     let (server, equivalent) = find(flag.trim_start_matches('-'))?;
-    Some(Failure::usage(format!("{flag} is a flag of {server}")).hint(equivalent))
+    Some(CommandError::usage(format!("{flag} is a flag of {server}")).hint(equivalent))
 }
 
 /// The server that has the flag, and what does the same here. TensorFlow's parser takes `-` for `_` nowhere, and Triton's

@@ -11,7 +11,7 @@ const FILES_MAX: usize = 1000;
 const NAMED_MAX: usize = 5;
 
 /// A subdirectory.
-struct Inside {
+struct Subdirectory {
     name: String,
     dir: std::path::PathBuf,
 }
@@ -70,10 +70,10 @@ pub(crate) fn advice(dir: &Path, is_root: bool) -> Vec<String> {
     }
 }
 
-fn in_root(root: &Path, inside: &[Inside]) -> Vec<String> {
+fn in_root(root: &Path, inside: &[Subdirectory]) -> Vec<String> {
     let mut advice: Vec<String> = Vec::new();
     let mut models = 0;
-    for Inside { dir, .. } in inside {
+    for Subdirectory { dir, .. } in inside {
         let shown = dir.display();
         match subdirectories(dir) {
             Err(error) => advice.push(format!("{shown} cannot be read: {error}")),
@@ -97,7 +97,7 @@ fn in_root(root: &Path, inside: &[Inside]) -> Vec<String> {
 }
 
 /// A subdirectory that would be a version if its name were a number.
-fn wrong_versions(dir: &Path, inside: &[Inside]) -> Option<String> {
+fn wrong_versions(dir: &Path, inside: &[Subdirectory]) -> Option<String> {
     let found = inside.iter().find(|inside| model_file(&inside.dir).is_some())?;
     let (from, dir) = (found.dir.display(), dir.display());
     Some(format!("{from} is not a version, as its name is not a number: call it {dir}/1"))
@@ -116,14 +116,14 @@ fn model_file(dir: &Path) -> Option<&'static str> {
 }
 
 /// Those whose names do not begin with a dot, sorted.
-fn subdirectories(dir: &Path) -> std::io::Result<Vec<Inside>> {
+fn subdirectories(dir: &Path) -> std::io::Result<Vec<Subdirectory>> {
     let mut inside = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         let (name, dir) = (entry.file_name().to_string_lossy().into_owned(), entry.path());
         // One that cannot be asked (a link that leads nowhere) says nothing about the others.
         if dir.is_dir() && !name.starts_with('.') {
-            inside.push(Inside { name, dir });
+            inside.push(Subdirectory { name, dir });
         }
     }
     inside.sort_by(|a, b| a.name.cmp(&b.name));

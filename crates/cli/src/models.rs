@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use crate::client::{Client, ServerArgs, segment};
+use crate::client::{HttpClient, ServerArgs, segment};
 use crate::environment;
-use crate::exit::{Exit, Failure, Outcome, print};
-use crate::table::Table;
+use crate::exit::{CommandError, CommandResult, ExitStatus, print};
+use crate::table::TextTable;
 
 /// Most characters of a reason in a row of `models ls`.
 const REASON_CHARS_MAX: usize = 80;
@@ -17,17 +17,17 @@ const REASON_CHARS_MAX: usize = 80;
 #[derive(Args, Debug)]
 pub(crate) struct ModelsArgs {
     #[command(subcommand)]
-    action: Action,
+    action: ModelsAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
+enum ModelsAction {
     /// List models, versions and states
     Ls(LsArgs),
     /// Load a model and wait until it is ready
-    Load(LoadArgs),
+    Load(ModelLoadArgs),
     /// Unload a model
-    Unload(NameArgs),
+    Unload(ModelUnloadArgs),
     /// Show the state of each version, and why it is not served
     Status(StatusArgs),
 }
@@ -42,7 +42,7 @@ struct LsArgs {
 }
 
 #[derive(Args, Debug)]
-struct LoadArgs {
+struct ModelLoadArgs {
     /// The model
     name: String,
     /// This version, beside what the model's version policy picks
@@ -55,7 +55,7 @@ struct LoadArgs {
 }
 
 #[derive(Args, Debug)]
-struct NameArgs {
+struct ModelUnloadArgs {
     /// The model
     name: String,
     #[command(flatten)]
@@ -93,17 +93,17 @@ struct StatusArgs {
 }
 
 /// Runs `millpond models`.
-pub(crate) fn run(args: &ModelsArgs) -> Outcome {
+pub(crate) fn run(args: &ModelsArgs) -> CommandResult {
     match &args.action {
-        Action::Ls(args) => list(args),
-        Action::Load(args) => load(args),
-        Action::Unload(args) => unload(args),
-        Action::Status(args) => status(args),
+        ModelsAction::Ls(args) => list(args),
+        ModelsAction::Load(args) => load(args),
+        ModelsAction::Unload(args) => unload(args),
+        ModelsAction::Status(args) => status(args),
     }
 }
 
-fn list(args: &LsArgs) -> Outcome {
-    let client = Client::new(&args.server)?;
+fn list(args: &LsArgs) -> CommandResult {
+    let client = HttpClient::new(&args.server)?;
     let index = client.post("/v2/repository/index", &json!({}))?;
     if args.json {
         return print(&pretty(&index));
@@ -112,9 +112,9 @@ fn list(args: &LsArgs) -> Outcome {
     if rows.is_empty() {
         return print("no models\n");
     }
-    let mut table = Table::new(["NAME", "VERSION", "STATE", "REASON"]);
+    let mut table = TextTable::new(["NAME", "VERSION", "STATE", "REASON"]);
     let mut cut = false;
-    for Row { name, version, state, reason } in rows {
+    for VersionRow { name, version, state, reason } in rows {
         let (shown, more) = excerpt(&reason);
         cut |= more;
         table.row([name, version, state.to_owned(), shown]);
@@ -127,7 +127,7 @@ fn list(args: &LsArgs) -> Outcome {
 }
 
 /// One version for people.
-struct Row {
+struct VersionRow {
     name: String,
     version: String,
     state: &'static str,
@@ -135,7 +135,7 @@ struct Row {
 }
 
 /// The rows of a repository index. What it calls UNAVAILABLE is looked up, because it stands for `failed` too.
-fn rows(client: &Client, index: &Value) -> Outcome<Vec<Row>> {
+fn rows(client: &HttpClient, index: &Value) -> CommandResult<Vec<VersionRow>> {
     let mut statuses: BTreeMap<String, Value> = BTreeMap::new();
     let mut rows = Vec::new();
     for entry in index.as_array().into_iter().flatten() {
@@ -150,7 +150,7 @@ fn rows(client: &Client, index: &Value) -> Outcome<Vec<Row>> {
             failed = status.is_some_and(|version| !error_message(version).is_empty());
         }
         let state = state(&text(entry, "state"), failed);
-        rows.push(Row { name, version, state, reason: text(entry, "reason") });
+        rows.push(VersionRow { name, version, state, reason: text(entry, "reason") });
     }
     Ok(rows)
 }
@@ -190,25 +190,25 @@ fn excerpt(reason: &str) -> (String, bool) {
     (reason.chars().take(REASON_CHARS_MAX - 3).chain("...".chars()).collect(), true)
 }
 
-fn load(args: &LoadArgs) -> Outcome {
+fn load(args: &ModelLoadArgs) -> CommandResult {
     let body = match args.version {
         Some(version) => json!({ "parameters": { "version": version } }),
         None => json!({}),
     };
-    let client = Client::new(&args.server)?.with_key(args.key.key());
+    let client = HttpClient::new(&args.server)?.with_key(args.key.key());
     client.post(&format!("/v2/repository/models/{}/load", segment(&args.name)), &body)?;
     let versions = ready_versions(&client, &args.name)?;
     print(&format!("loaded {} ({versions})\n", args.name))
 }
 
-fn unload(args: &NameArgs) -> Outcome {
+fn unload(args: &ModelUnloadArgs) -> CommandResult {
     let path = format!("/v2/repository/models/{}/unload", segment(&args.name));
-    Client::new(&args.server)?.with_key(args.key.key()).post(&path, &json!({}))?;
+    HttpClient::new(&args.server)?.with_key(args.key.key()).post(&path, &json!({}))?;
     print(&format!("unloaded {}\n", args.name))
 }
 
 /// "version 3", "versions 3, 4" or "no version is ready".
-fn ready_versions(client: &Client, name: &str) -> Outcome<String> {
+fn ready_versions(client: &HttpClient, name: &str) -> CommandResult<String> {
     let status = client.get(&format!("/v1/models/{}", segment(name)))?;
     let ready: Vec<String> = versions(&status)
         .iter()
@@ -222,8 +222,8 @@ fn ready_versions(client: &Client, name: &str) -> Outcome<String> {
     })
 }
 
-fn status(args: &StatusArgs) -> Outcome {
-    let client = Client::new(&args.server)?;
+fn status(args: &StatusArgs) -> CommandResult {
+    let client = HttpClient::new(&args.server)?;
     let index = client.post("/v2/repository/index", &json!({}))?;
     let names = match &args.name {
         Some(name) => vec![name.clone()],
@@ -238,7 +238,7 @@ fn status(args: &StatusArgs) -> Outcome {
             models.into_iter().map(|(status, name)| (name, status)).collect();
         return print(&pretty(&Value::Object(object)));
     }
-    let mut table = Table::new(["NAME", "VERSION", "STATE"]);
+    let mut table = TextTable::new(["NAME", "VERSION", "STATE"]);
     let (mut answering, mut reasons) = (true, String::new());
     for (status, name) in &models {
         answering &= versions(status).iter().any(|version| text(version, "state") == "AVAILABLE");
@@ -254,7 +254,7 @@ fn status(args: &StatusArgs) -> Outcome {
     print(&format!("{}{reasons}", table.text()))?;
     match &args.name {
         // A script asks about one model to learn whether it answers.
-        Some(_) if !answering => Err(Failure::silent(Exit::Failed)),
+        Some(_) if !answering => Err(CommandError::silent(ExitStatus::Failed)),
         _ => Ok(()),
     }
 }

@@ -11,9 +11,9 @@ use engine_onnx::publish::{self, PublishOptions, PublishProgress, WriteOptions};
 use indicatif::{ProgressBar, ProgressStyle};
 use os::Rate;
 
-use crate::exit::{Exit, Failure, Outcome, print};
+use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 use crate::layout;
-use crate::values::{PerSecond, check_name};
+use crate::values::{ByteRate, check_name};
 
 /// How often the progress line is drawn anew, so that its rate and time left stay true while nothing arrives.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
@@ -32,7 +32,7 @@ pub(crate) struct PublishArgs {
     version: Option<u64>,
     /// Bytes a second at most [default: unlimited]
     #[arg(long, value_name = "BYTES")]
-    rate: Option<PerSecond>,
+    rate: Option<ByteRate>,
     /// Write through the page cache instead of with O_DIRECT
     #[arg(long)]
     no_direct_io: bool,
@@ -47,16 +47,16 @@ pub(crate) struct ConvertArgs {
     dest: PathBuf,
     /// Bytes a second at most [default: unlimited]
     #[arg(long, value_name = "BYTES")]
-    rate: Option<PerSecond>,
+    rate: Option<ByteRate>,
     /// Write through the page cache instead of with O_DIRECT
     #[arg(long)]
     no_direct_io: bool,
 }
 
 /// Publishes with a progress bar and names the directory that came of it.
-pub(crate) fn run(args: &PublishArgs) -> Outcome {
+pub(crate) fn run(args: &PublishArgs) -> CommandResult {
     let name = args.to.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    check_name(&name).map_err(|error| Failure::usage(format!("--to {}: {error}", args.to.display())))?;
+    check_name(&name).map_err(|error| CommandError::usage(format!("--to {}: {error}", args.to.display())))?;
     check_place(&args.to, &name)?;
     check_kind(&args.source, &args.to)?;
     let options = PublishOptions {
@@ -81,10 +81,10 @@ pub(crate) fn run(args: &PublishArgs) -> Outcome {
 }
 
 /// Refuses a place where a version would make something else of what is there: a version's own directory, and a root.
-fn check_place(to: &Path, name: &str) -> Outcome {
+fn check_place(to: &Path, name: &str) -> CommandResult {
     let shown = to.display();
     if layout::is_version(name) {
-        return Err(Failure::usage(format!(
+        return Err(CommandError::usage(format!(
             "--to {shown}: \"{name}\" is a version's number and no model's name"
         ))
         .hint(format!("give the model's directory, and the number with --version {name}")));
@@ -93,7 +93,7 @@ fn check_place(to: &Path, name: &str) -> Outcome {
     match models.first() {
         Some(first) if !layout::is_model(to) => {
             let count = models.len();
-            Err(Failure::usage(format!(
+            Err(CommandError::usage(format!(
                 "--to {shown} is a directory of models ({first}, {count} in all) and no model"
             ))
             .hint(format!("name the model: --to {}/NAME", shown.to_string().trim_end_matches('/'))))
@@ -103,7 +103,7 @@ fn check_place(to: &Path, name: &str) -> Outcome {
 }
 
 /// Refuses a file of LibTorch, which is served as it is.
-fn check_kind(source: &Path, to: &Path) -> Outcome {
+fn check_kind(source: &Path, to: &Path) -> CommandResult {
     let extension = source.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
     let file = match extension.as_deref() {
         Some("pt" | "pth") => "model.pt",
@@ -111,25 +111,29 @@ fn check_kind(source: &Path, to: &Path) -> Outcome {
         _ => return Ok(()),
     };
     let (shown, to) = (source.display(), to.display());
-    Err(Failure::usage(format!("publish takes ONNX models, and {shown} is a model of PyTorch"))
+    Err(CommandError::usage(format!("publish takes ONNX models, and {shown} is a model of PyTorch"))
         .hint(format!("TorchScript is served without publishing: copy the file to {to}/1/{file}")))
 }
 
 /// Converts, at the priority of the load thread that started it. The parent reads the last line of standard error as the
 /// reason, so an error is exactly one line, without a prefix; the exit code says whether another time may do.
-pub(crate) fn convert(args: &ConvertArgs) -> Outcome {
+pub(crate) fn convert(args: &ConvertArgs) -> CommandResult {
     let options = WriteOptions { rate: rate(args.rate), direct: !args.no_direct_io };
     publish::convert_into(&args.source, &args.dest, options, &mut |_| {}).map(drop).map_err(|error: Error| {
         // Its reader may have gone, and where standard error is a file its disk may be full: no reason to panic.
         let _ = writeln!(std::io::stderr(), "{}", error.message().replace('\n', " "));
-        Failure::silent(if lifecycle::transient(error.kind()) { Exit::TryAgain } else { Exit::Failed })
+        CommandError::silent(if lifecycle::transient(error.kind()) {
+            ExitStatus::TryAgain
+        } else {
+            ExitStatus::Failed
+        })
     })
 }
 
-fn rate(rate: Option<PerSecond>) -> Rate {
+fn rate(rate: Option<ByteRate>) -> Rate {
     match rate {
-        None | Some(PerSecond(0)) => Rate::unlimited(),
-        Some(PerSecond(bytes)) => Rate::per_second(bytes),
+        None | Some(ByteRate(0)) => Rate::unlimited(),
+        Some(ByteRate(bytes)) => Rate::per_second(bytes),
     }
 }
 

@@ -7,12 +7,12 @@ use audio::recogniser::RecogniserKind;
 use audio::speakers::Speakers;
 use clap::{Args, Subcommand};
 
-use crate::audio::model::{EngineArgs, Opened};
-use crate::audio::place::PlaceArgs;
-use crate::audio::work;
+use crate::audio::model::{EngineArgs, LoadedRecogniser};
+use crate::audio::recognise;
+use crate::audio::recognisers::RecogniserDirArgs;
 use crate::environment;
-use crate::exit::{Exit, Failure, Outcome, print};
-use crate::table::Table;
+use crate::exit::{CommandError, CommandResult, ExitStatus, print};
+use crate::table::TextTable;
 
 /// Similarity from which a voice is taken as known, where the recogniser does not say.
 const THRESHOLD: f32 = 0.6;
@@ -28,12 +28,12 @@ Examples:
 verify ends with 0 when the voice is that speaker's, with 1 when it is not, and with 2 or 3 when that cannot be told.")]
 pub(crate) struct SpeakersArgs {
     #[command(subcommand)]
-    what: What,
+    action: SpeakersAction,
     /// The recogniser that makes embeddings of voices
     #[arg(long, value_name = "NAME", default_value = "voiceprint", global = true)]
     recogniser: String,
     #[command(flatten)]
-    place: GlobalPlace,
+    directory: GlobalRecogniserDirArgs,
     /// File of enrolled voices [default: millpond/speakers.json in the user's data directory]
     #[arg(long, value_name = "FILE", global = true)]
     speakers: Option<PathBuf>,
@@ -41,16 +41,16 @@ pub(crate) struct SpeakersArgs {
     engine: EngineArgs,
 }
 
-/// [`PlaceArgs`] after the subcommand too.
+/// [`RecogniserDirArgs`] after the subcommand too.
 #[derive(Args, Clone, Debug)]
-struct GlobalPlace {
+struct GlobalRecogniserDirArgs {
     /// Directory of recognisers [default: .cache/recognisers in or above the current directory or this program's]
     #[arg(long, value_name = "DIR", global = true)]
     recognisers: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum SpeakersAction {
     /// List who is enrolled
     List,
     /// Add recordings of a speaker's voice
@@ -85,42 +85,44 @@ enum What {
 ///
 /// # Errors
 /// A failure when a model or a recording is at fault; a silent one with code 1 when a voice is not the speaker's.
-pub(crate) fn run(args: &SpeakersArgs) -> Outcome {
+pub(crate) fn run(args: &SpeakersArgs) -> CommandResult {
     let file = args.speakers.clone().or_else(environment::speakers_file).ok_or_else(|| {
-        Failure::usage("there is no home directory to keep voices in; give --speakers FILE")
+        CommandError::usage("there is no home directory to keep voices in; give --speakers FILE")
     })?;
     let speakers = Speakers::open(&file)?;
-    match &args.what {
-        What::List => print(&speakers.names().iter().map(|name| format!("{name}\n")).collect::<String>()),
-        What::Enrol { name, files } => {
+    match &args.action {
+        SpeakersAction::List => {
+            print(&speakers.names().iter().map(|name| format!("{name}\n")).collect::<String>())
+        }
+        SpeakersAction::Enrol { name, files } => {
             let opened = open(args)?;
             for recording in files {
                 speakers.enrol(name, &embed(&opened, recording)?)?;
             }
             print(&format!("enrolled {name} with {} recordings in {}\n", files.len(), file.display()))
         }
-        What::Remove { name } => match speakers.remove(name)? {
+        SpeakersAction::Remove { name } => match speakers.remove(name)? {
             true => print(&format!("removed {name}\n")),
-            false => Err(Failure::failed(format!("\"{name}\" is not enrolled in {}", file.display()))),
+            false => Err(CommandError::failed(format!("\"{name}\" is not enrolled in {}", file.display()))),
         },
-        What::Identify { files } => identify(args, &speakers, files),
-        What::Verify { name, file } => match verify(args, &speakers, name, file) {
+        SpeakersAction::Identify { files } => identify(args, &speakers, files),
+        SpeakersAction::Verify { name, file } => match verify(args, &speakers, name, file) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(Failure::silent(Exit::Failed)),
+            Ok(false) => Err(CommandError::silent(ExitStatus::Failed)),
             // A script that asks takes 1 for "no".
-            Err(failure) if failure.exit() == Exit::Failed => Err(failure.with_exit(Exit::Usage)),
+            Err(failure) if failure.exit() == ExitStatus::Failed => Err(failure.with_exit(ExitStatus::Usage)),
             Err(failure) => Err(failure),
         },
     }
 }
 
-fn identify(args: &SpeakersArgs, speakers: &Speakers, files: &[PathBuf]) -> Outcome {
+fn identify(args: &SpeakersArgs, speakers: &Speakers, files: &[PathBuf]) -> CommandResult {
     if speakers.names().is_empty() {
-        return Err(Failure::failed("nobody is enrolled").hint("millpond speakers enrol NAME FILE..."));
+        return Err(CommandError::failed("nobody is enrolled").hint("millpond speakers enrol NAME FILE..."));
     }
     let opened = open(args)?;
     let threshold = opened.recogniser.threshold().unwrap_or(THRESHOLD);
-    let mut table = Table::new(["FILE", "SPEAKER", "SIMILARITY"]);
+    let mut table = TextTable::new(["FILE", "SPEAKER", "SIMILARITY"]);
     for file in files {
         let Some((name, similarity)) = speakers.nearest(&embed(&opened, file)?) else { continue };
         let who = if similarity >= threshold { name } else { format!("unknown (nearest: {name})") };
@@ -130,8 +132,8 @@ fn identify(args: &SpeakersArgs, speakers: &Speakers, files: &[PathBuf]) -> Outc
 }
 
 /// Whether the voice in `file` is `name`'s, which is also printed.
-fn verify(args: &SpeakersArgs, speakers: &Speakers, name: &str, file: &Path) -> Outcome<bool> {
-    let unknown = || Failure::failed(format!("\"{name}\" is not enrolled"));
+fn verify(args: &SpeakersArgs, speakers: &Speakers, name: &str, file: &Path) -> CommandResult<bool> {
+    let unknown = || CommandError::failed(format!("\"{name}\" is not enrolled"));
     if !speakers.names().iter().any(|other| other == name) {
         return Err(unknown());
     }
@@ -146,12 +148,12 @@ fn verify(args: &SpeakersArgs, speakers: &Speakers, name: &str, file: &Path) -> 
     Ok(same)
 }
 
-fn open(args: &SpeakersArgs) -> Outcome<Opened> {
+fn open(args: &SpeakersArgs) -> CommandResult<LoadedRecogniser> {
     args.engine.prepare()?;
-    let place = PlaceArgs { recognisers: args.place.recognisers.clone() };
-    let opened = args.engine.open(&place, &args.recogniser)?;
+    let directory = RecogniserDirArgs { recognisers: args.directory.recognisers.clone() };
+    let opened = args.engine.open(&directory, &args.recogniser)?;
     if opened.recogniser.kind != RecogniserKind::Embeddings {
-        return Err(Failure::usage(format!(
+        return Err(CommandError::usage(format!(
             "recogniser \"{}\" makes no embeddings of voices; give --recogniser NAME of one that does",
             args.recogniser
         )));
@@ -160,9 +162,9 @@ fn open(args: &SpeakersArgs) -> Outcome<Opened> {
 }
 
 /// The unit vector of a recording's voice.
-fn embed(opened: &Opened, file: &Path) -> Outcome<Vec<f32>> {
-    let (input, hint) = work::open(file)?;
+fn embed(opened: &LoadedRecogniser, file: &Path) -> CommandResult<Vec<f32>> {
+    let (input, hint) = recognise::open(file)?;
     let options = opened.options(false, None);
-    let named = |error: base::Error| Failure::failed(format!("{}: {}", file.display(), error.message()));
+    let named = |error: base::Error| CommandError::failed(format!("{}: {}", file.display(), error.message()));
     pipeline::embed(input, hint.as_deref(), &opened.recogniser, &opened.model, &options).map_err(named)
 }

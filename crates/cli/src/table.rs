@@ -1,13 +1,13 @@
 //! Columns for people: as wide as their widest cell, two spaces apart, nothing else.
 
 /// Rows under a head of as many cells.
-pub(crate) struct Table {
+pub(crate) struct TextTable {
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
-    pub(crate) fn new<const N: usize>(head: [&str; N]) -> Table {
-        Table { rows: vec![head.iter().map(|cell| (*cell).to_owned()).collect()] }
+impl TextTable {
+    pub(crate) fn new<const N: usize>(head: [&str; N]) -> TextTable {
+        TextTable { rows: vec![head.iter().map(|cell| (*cell).to_owned()).collect()] }
     }
 
     /// Adds a row; a line break in a cell becomes a space, because a row is a line.
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let mut table = Table::new(["NAME", "STATE"]);
+        let mut table = TextTable::new(["NAME", "STATE"]);
         table.row(["ähm".into(), "ready".into()]);
         table.row(["longer".into(), String::new()]);
         assert_eq!(table.text(), "NAME    STATE\nähm     ready\nlonger\n");

@@ -5,7 +5,7 @@ use clap::Args;
 use tune::TuneArgs;
 
 use crate::bench::{MachineArgs, bench_env, finished};
-use crate::exit::Outcome;
+use crate::exit::CommandResult;
 
 /// `millpond tune MODEL`.
 #[derive(Args, Debug)]
@@ -17,7 +17,7 @@ pub(crate) struct TuneCommand {
 }
 
 /// Searches, reports and writes.
-pub(crate) fn run(args: &TuneCommand) -> Outcome {
+pub(crate) fn run(args: &TuneCommand) -> CommandResult {
     match tune::run(&args.tune, &bench_env(&args.machine)?) {
         // The model is damaged; the server and this program are not at fault.
         Err(error) if error.kind() == ErrorKind::DataLoss => Err(error.into()),

@@ -17,11 +17,11 @@ pub(crate) const VERSIONS_MAX: usize = 1024;
 
 /// A number of bytes: "8GiB", "512MiB", "1000".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Size(pub(crate) u64);
+pub(crate) struct ByteSize(pub(crate) u64);
 
 /// Bytes a second: "800MB", "800MB/s", or "unlimited", which is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PerSecond(pub(crate) u64);
+pub(crate) struct ByteRate(pub(crate) u64);
 
 /// An address to listen on: an IP address, or a host name that stands for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(crate) struct Host(pub(crate) IpAddr);
 
 /// A length of time: "250ms", "2s", "1m", "2".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span(pub(crate) Duration);
+pub(crate) struct TimeSpan(pub(crate) Duration);
 
 /// Which versions of a model are served: "latest:N", "all" or "1,2,3".
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,27 +41,27 @@ pub(crate) enum Versions {
 
 /// A model to serve, or a directory of models: "DIR" or "NAME=DIR".
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Source {
+pub(crate) struct ModelSource {
     pub(crate) name: Option<String>,
     pub(crate) dir: PathBuf,
 }
 
-impl FromStr for Size {
+impl FromStr for ByteSize {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<Size> {
-        parse_bytes(text).map(Size)
+    fn from_str(text: &str) -> Result<ByteSize> {
+        parse_bytes(text).map(ByteSize)
     }
 }
 
-impl FromStr for PerSecond {
+impl FromStr for ByteRate {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<PerSecond> {
+    fn from_str(text: &str) -> Result<ByteRate> {
         if text == "unlimited" {
-            return Ok(PerSecond(0));
+            return Ok(ByteRate(0));
         }
-        parse_bytes(text.strip_suffix("/s").unwrap_or(text)).map(PerSecond)
+        parse_bytes(text.strip_suffix("/s").unwrap_or(text)).map(ByteRate)
     }
 }
 
@@ -86,11 +86,11 @@ impl FromStr for Host {
     }
 }
 
-impl FromStr for Span {
+impl FromStr for TimeSpan {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<Span> {
-        parse_duration(text).map(Span)
+    fn from_str(text: &str) -> Result<TimeSpan> {
+        parse_duration(text).map(TimeSpan)
     }
 }
 
@@ -126,10 +126,10 @@ impl FromStr for Versions {
     }
 }
 
-impl FromStr for Source {
+impl FromStr for ModelSource {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<Source> {
+    fn from_str(text: &str) -> Result<ModelSource> {
         match text.split_once('=') {
             // A path may hold "=" too: only what could be a name counts as one.
             Some((name, dir)) if !name.contains('/') => {
@@ -137,9 +137,9 @@ impl FromStr for Source {
                 if dir.is_empty() {
                     return Err(Error::invalid(format!("\"{text}\" names no directory; write NAME=DIR")));
                 }
-                Ok(Source { name: Some(name.to_owned()), dir: dir.into() })
+                Ok(ModelSource { name: Some(name.to_owned()), dir: dir.into() })
             }
-            _ => Ok(Source { name: None, dir: text.into() }),
+            _ => Ok(ModelSource { name: None, dir: text.into() }),
         }
     }
 }
@@ -176,10 +176,10 @@ macro_rules! deserialize_from_text {
     )* };
 }
 deserialize_from_text! {
-    Size: "a size such as \"8GiB\"",
-    PerSecond: "bytes a second such as \"800MB\"",
+    ByteSize: "a size such as \"8GiB\"",
+    ByteRate: "bytes a second such as \"800MB\"",
     Host: "an address such as \"127.0.0.1\"",
-    Span: "a time such as \"250ms\"",
+    TimeSpan: "a time such as \"250ms\"",
     Versions: "a version policy such as \"latest:2\"",
 }
 
@@ -230,15 +230,16 @@ mod tests {
 
     #[test]
     fn sources() {
-        let source =
-            |name: Option<&str>, dir: &str| Ok(Source { name: name.map(str::to_owned), dir: dir.into() });
+        let source = |name: Option<&str>, dir: &str| {
+            Ok(ModelSource { name: name.map(str::to_owned), dir: dir.into() })
+        };
         assert_eq!("models".parse(), source(None, "models"));
         assert_eq!("ctr=/data/ctr".parse(), source(Some("ctr"), "/data/ctr"));
         assert_eq!("ctr=/data/a=b".parse(), source(Some("ctr"), "/data/a=b"));
         assert_eq!("./a=b".parse(), source(None, "./a=b"));
-        assert!("ctr=".parse::<Source>().is_err());
-        assert!("=dir".parse::<Source>().is_err());
-        assert!("a b=dir".parse::<Source>().is_err());
+        assert!("ctr=".parse::<ModelSource>().is_err());
+        assert!("=dir".parse::<ModelSource>().is_err());
+        assert!("a b=dir".parse::<ModelSource>().is_err());
     }
 
     #[test]
@@ -254,8 +255,8 @@ mod tests {
 
     #[test]
     fn rates() {
-        assert_eq!("800MB/s".parse(), Ok(PerSecond(800_000_000)));
-        assert_eq!("unlimited".parse(), Ok(PerSecond(0)));
-        assert!("fast".parse::<PerSecond>().is_err());
+        assert_eq!("800MB/s".parse(), Ok(ByteRate(800_000_000)));
+        assert_eq!("unlimited".parse(), Ok(ByteRate(0)));
+        assert!("fast".parse::<ByteRate>().is_err());
     }
 }

@@ -2,18 +2,18 @@
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{CommandError, CommandResult};
 
 /// Restricts the calling thread, and with it every thread that is started from here on, to the first `count` of the
 /// cores that it may use. To be called before any thread is started.
 ///
 /// # Errors
 /// A usage failure when there are not so many; a failure when the system refuses.
-pub(crate) fn restrict(count: usize) -> Outcome {
-    let refused = |error: rustix::io::Errno| Failure::failed(format!("--cores {count}: {error}"));
+pub(crate) fn restrict(count: usize) -> CommandResult {
+    let refused = |error: rustix::io::Errno| CommandError::failed(format!("--cores {count}: {error}"));
     let allowed = sched_getaffinity(None).map_err(refused)?;
     let first = first(&allowed, count).ok_or_else(|| {
-        Failure::usage(format!("--cores {count}: this process may use {} cores", allowed.count()))
+        CommandError::usage(format!("--cores {count}: this process may use {} cores", allowed.count()))
     })?;
     sched_setaffinity(None, &first).map_err(refused)
 }

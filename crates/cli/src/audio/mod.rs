@@ -2,24 +2,24 @@
 
 mod allocator;
 mod cores;
-mod exchange;
-mod lines;
 pub(crate) mod model;
+mod ndjson;
 mod output;
-pub(crate) mod place;
 mod progress;
-pub(crate) mod work;
+pub(crate) mod recognise;
+pub(crate) mod recognisers;
+mod streaming;
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::exit::{Exit, Failure, Outcome, print};
-use crate::table::Table;
+use crate::exit::{CommandError, CommandResult, ExitStatus, print};
+use crate::table::TextTable;
 use model::EngineArgs;
-use output::Output;
-use place::PlaceArgs;
-use work::{Done, Source};
+use output::LabelOutput;
+use recognise::{Backend, FileResult};
+use recognisers::RecogniserDirArgs;
 
 /// `millpond audio FILE...`.
 #[derive(Args, Debug)]
@@ -32,7 +32,7 @@ Examples:
 
 Exit status 1 means that a file failed or could be read only in part. What was recognised is kept; standard error, and \
 formats that have a place for it, say what is wrong and where.")]
-pub(crate) struct AudioArgs {
+pub(crate) struct AudioCommand {
     /// Recordings (wav, flac, mp3, ogg, m4a); - is standard input
     #[arg(value_name = "FILE", required_unless_present = "list")]
     files: Vec<PathBuf>,
@@ -40,13 +40,13 @@ pub(crate) struct AudioArgs {
     #[arg(long, value_name = "NAME", required_unless_present = "list")]
     recogniser: Option<String>,
     #[command(flatten)]
-    place: PlaceArgs,
+    directory: RecogniserDirArgs,
     /// List the recognisers and end
     #[arg(long, conflicts_with_all = ["files", "recogniser"])]
     list: bool,
     /// How labels are written
     #[arg(long, value_enum, default_value = "table")]
-    format: Format,
+    format: OutputFormat,
     /// Where labels are written [default: standard output]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -68,7 +68,7 @@ pub(crate) struct AudioArgs {
 
 /// How labels are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Format {
+enum OutputFormat {
     /// Columns for people
     Table,
     /// A document with labels, scores and faults; of several recordings, a list of them
@@ -83,15 +83,15 @@ enum Format {
     Audacity,
 }
 
-impl From<Format> for audio::write::LabelFormat {
-    fn from(format: Format) -> audio::write::LabelFormat {
+impl From<OutputFormat> for audio::write::LabelFormat {
+    fn from(format: OutputFormat) -> audio::write::LabelFormat {
         match format {
-            Format::Table => audio::write::LabelFormat::Table,
-            Format::Json => audio::write::LabelFormat::Json,
-            Format::Csv => audio::write::LabelFormat::Csv,
-            Format::Srt => audio::write::LabelFormat::Srt,
-            Format::Rttm => audio::write::LabelFormat::Rttm,
-            Format::Audacity => audio::write::LabelFormat::Audacity,
+            OutputFormat::Table => audio::write::LabelFormat::Table,
+            OutputFormat::Json => audio::write::LabelFormat::Json,
+            OutputFormat::Csv => audio::write::LabelFormat::Csv,
+            OutputFormat::Srt => audio::write::LabelFormat::Srt,
+            OutputFormat::Rttm => audio::write::LabelFormat::Rttm,
+            OutputFormat::Audacity => audio::write::LabelFormat::Audacity,
         }
     }
 }
@@ -100,38 +100,38 @@ impl From<Format> for audio::write::LabelFormat {
 ///
 /// # Errors
 /// A failure when nothing can be started; a silent one with code 1 when a file failed or is there only in part.
-pub(crate) fn run(args: &AudioArgs) -> Outcome {
+pub(crate) fn run(args: &AudioCommand) -> CommandResult {
     let name = match (&args.recogniser, args.list) {
         (Some(name), false) => name,
-        _ => return list(&args.place),
+        _ => return list(&args.directory),
     };
     if args.url.is_none() {
         allocator::restart_frugally(args.engine.threads);
     }
-    let mut output = Output::open(args.output.as_deref(), args.format.into(), &args.files)?;
+    let mut output = LabelOutput::open(args.output.as_deref(), args.format.into(), &args.files)?;
     args.engine.prepare()?;
     let mut source = match &args.url {
-        Some(url) => Source::server(url, name, args.embeddings)?,
+        Some(url) => Backend::server(url, name, args.embeddings)?,
         None => {
-            let opened = args.engine.open(&args.place, name)?;
-            let speakers = work::speakers(&opened.recogniser, args.speakers.as_deref())?;
-            Source::Here { options: opened.options(args.embeddings, speakers), opened: Box::new(opened) }
+            let opened = args.engine.open(&args.directory, name)?;
+            let speakers = recognise::speakers(&opened.recogniser, args.speakers.as_deref())?;
+            Backend::Local { options: opened.options(args.embeddings, speakers), opened: Box::new(opened) }
         }
     };
-    let mut done: Vec<Done> = Vec::with_capacity(args.files.len());
+    let mut done: Vec<FileResult> = Vec::with_capacity(args.files.len());
     for file in &args.files {
-        done.push(work::recognise(&mut source, file, &mut output)?);
+        done.push(recognise::recognise_file(&mut source, file, &mut output)?);
     }
     output.close()?;
     if let Some(path) = &args.timing {
-        work::write_timing(path, source.load(), &done)?;
+        recognise::write_timing(path, source.load(), &done)?;
     }
-    if done.iter().all(Done::is_whole) { Ok(()) } else { Err(Failure::silent(Exit::Failed)) }
+    if done.iter().all(FileResult::is_whole) { Ok(()) } else { Err(CommandError::silent(ExitStatus::Failed)) }
 }
 
-fn list(place: &PlaceArgs) -> Outcome {
-    let mut table = Table::new(["NAME", "TITLE", "KIND", "RATE"]);
-    for found in place.all()? {
+fn list(directory: &RecogniserDirArgs) -> CommandResult {
+    let mut table = TextTable::new(["NAME", "TITLE", "KIND", "RATE"]);
+    for found in directory.all()? {
         match audio::recogniser::Recogniser::parse(&found.name, &found.text) {
             Ok(recogniser) => table.row([
                 found.name,

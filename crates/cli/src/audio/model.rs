@@ -13,9 +13,9 @@ use server::local::Local;
 use server::{AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig};
 
 use crate::audio::cores;
-use crate::audio::place::{Found, PlaceArgs};
+use crate::audio::recognisers::{RecogniserDir, RecogniserDirArgs};
 use crate::environment;
-use crate::exit::{Exit, Failure, Outcome};
+use crate::exit::{CommandError, CommandResult, ExitStatus};
 use crate::serve::{library_search, torch_search};
 
 /// How long a model may take to load; the first time a foreign one is converted.
@@ -52,7 +52,7 @@ pub(crate) struct EngineArgs {
 }
 
 /// A recogniser that is ready.
-pub(crate) struct Opened {
+pub(crate) struct LoadedRecogniser {
     pub(crate) recogniser: Recogniser,
     pub(crate) model: Arc<dyn audio::AudioModel>,
     /// Set to end the work early.
@@ -68,10 +68,10 @@ impl EngineArgs {
     ///
     /// # Errors
     /// A usage failure that names the flag.
-    pub(crate) fn prepare(&self) -> Outcome {
+    pub(crate) fn prepare(&self) -> CommandResult {
         for (name, value) in [("threads", self.threads), ("intra-op", self.intra_op)] {
             if value.is_some_and(|value| !(1..=THREADS_MAX).contains(&value)) {
-                return Err(Failure::usage(format!("--{name} must be 1 to {THREADS_MAX}")));
+                return Err(CommandError::usage(format!("--{name} must be 1 to {THREADS_MAX}")));
             }
         }
         self.cores.map_or(Ok(()), cores::restrict)
@@ -81,9 +81,9 @@ impl EngineArgs {
     ///
     /// # Errors
     /// A failure with the model's own reason.
-    pub(crate) fn open(&self, place: &PlaceArgs, name: &str) -> Outcome<Opened> {
+    pub(crate) fn open(&self, directory: &RecogniserDirArgs, name: &str) -> CommandResult<LoadedRecogniser> {
         let started = Instant::now();
-        let found = place.find(name)?;
+        let found = directory.find(name)?;
         let config = self.config(&found)?;
         let waiting = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         waiting.enable_steady_tick(POLL);
@@ -92,12 +92,12 @@ impl EngineArgs {
         let local = local?;
         let stop = Arc::new(AtomicBool::new(false));
         let (recogniser, model) = local.recogniser(name, &stop)?;
-        Ok(Opened { local, recogniser, model, stop, load: started.elapsed() })
+        Ok(LoadedRecogniser { local, recogniser, model, stop, load: started.elapsed() })
     }
 
-    fn config(&self, found: &Found) -> Outcome<Config> {
+    fn config(&self, found: &RecogniserDir) -> CommandResult<Config> {
         let program = std::env::current_exe().map_err(|error| {
-            Failure::new(Exit::CannotStart, format!("this program cannot find itself: {error}"))
+            CommandError::new(ExitStatus::CannotStart, format!("this program cannot find itself: {error}"))
         })?;
         let model = |name: &str, dir: PathBuf| {
             let mut model = ModelConfig::new(name, dir);
@@ -139,7 +139,7 @@ impl EngineArgs {
     }
 }
 
-impl Opened {
+impl LoadedRecogniser {
     /// What the pipeline is told.
     pub(crate) fn options(
         &self,

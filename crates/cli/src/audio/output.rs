@@ -9,17 +9,17 @@ use audio::pipeline::{AudioSummary, PipelineEvent};
 use audio::write::{LabelFormat, LabelWriter};
 use base::{Error, Result};
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{CommandError, CommandResult};
 
 /// A sink that may have lost its reader.
-struct Sink {
-    out: Target,
+struct LabelSink {
+    out: LabelTarget,
     gone: bool,
     /// Drop everything up to the next line: the head of a table that has one already.
     skip_line: bool,
 }
 
-impl Write for Sink {
+impl Write for LabelSink {
     /// A reader that has gone (`millpond audio ... | head -1`) is no failure: what is written to it is dropped.
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if self.gone {
@@ -48,23 +48,24 @@ impl Write for Sink {
 }
 
 /// Where bytes end up.
-enum Target {
+enum LabelTarget {
     Standard(std::io::Stdout),
     /// Until the first recording has been opened, a file keeps what it held: a result of before is not lost to a slip.
     File(File),
 }
 
-impl Target {
+impl LabelTarget {
     /// Opens `path` and leaves what is in it.
-    fn file(path: &Path, recordings: &[PathBuf]) -> Outcome<Target> {
-        let named = |error: std::io::Error| Failure::failed(format!("--output {}: {error}", path.display()));
+    fn file(path: &Path, recordings: &[PathBuf]) -> CommandResult<LabelTarget> {
+        let named =
+            |error: std::io::Error| CommandError::failed(format!("--output {}: {error}", path.display()));
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(named)?;
         let place = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
         let own = file.metadata().map(place).map_err(named)?;
         let same = |recording: &&PathBuf| std::fs::metadata(recording).map(place).is_ok_and(|at| at == own);
         match recordings.iter().find(same) {
-            None => Ok(Target::File(file)),
-            Some(recording) => Err(Failure::usage(format!(
+            None => Ok(LabelTarget::File(file)),
+            Some(recording) => Err(CommandError::usage(format!(
                 "--output {} is the recording {} itself",
                 path.display(),
                 recording.display()
@@ -75,36 +76,36 @@ impl Target {
     /// Forgets what it held. What is no regular file (a pipe, a terminal) holds nothing.
     fn clear(&self) -> std::io::Result<()> {
         match self {
-            Target::File(file) if file.metadata()?.is_file() => file.set_len(0),
+            LabelTarget::File(file) if file.metadata()?.is_file() => file.set_len(0),
             _ => Ok(()),
         }
     }
 }
 
-impl Write for Target {
+impl Write for LabelTarget {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         match self {
-            Target::Standard(out) => out.write(bytes),
-            Target::File(file) => file.write(bytes),
+            LabelTarget::Standard(out) => out.write(bytes),
+            LabelTarget::File(file) => file.write(bytes),
         }
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
         match self {
-            Target::Standard(out) => out.flush(),
-            Target::File(file) => file.flush(),
+            LabelTarget::Standard(out) => out.flush(),
+            LabelTarget::File(file) => file.flush(),
         }
     }
 }
 
-type Lines = LineWriter<Sink>;
+type LabelLines = LineWriter<LabelSink>;
 
 /// The labels of one recording after another.
-pub(crate) struct Output {
+pub(crate) struct LabelOutput {
     format: LabelFormat,
     name: PathBuf,
     /// Taken while a recording is being written.
-    out: Option<Lines>,
+    out: Option<LabelLines>,
     /// Whether a recording has been begun.
     begun: bool,
     /// Whether several documents make a list.
@@ -112,33 +113,37 @@ pub(crate) struct Output {
 }
 
 /// One recording's part.
-pub(crate) struct Part<'a> {
-    output: &'a mut Output,
-    writer: LabelWriter<Lines>,
+pub(crate) struct FileLabels<'a> {
+    output: &'a mut LabelOutput,
+    writer: LabelWriter<LabelLines>,
 }
 
-impl Output {
+impl LabelOutput {
     /// Opens `path`, or standard output, for the labels of `recordings`.
     ///
     /// # Errors
     /// A failure when the file cannot be made, is one of the recordings, or the format holds only one.
-    pub(crate) fn open(path: Option<&Path>, format: LabelFormat, recordings: &[PathBuf]) -> Outcome<Output> {
+    pub(crate) fn open(
+        path: Option<&Path>,
+        format: LabelFormat,
+        recordings: &[PathBuf],
+    ) -> CommandResult<LabelOutput> {
         let several = recordings.len() > 1;
         if several && matches!(format, LabelFormat::Srt | LabelFormat::Audacity) {
             let name = format.name();
-            return Err(Failure::usage(format!("--format {name} is for one recording, and {} are given", recordings.len()))
+            return Err(CommandError::usage(format!("--format {name} is for one recording, and {} are given", recordings.len()))
                 .hint("call it once for each, or take json, csv, rttm or table, which say which recording a label is of"));
         }
         let (out, name) = match path {
-            Some(path) => (Target::file(path, recordings)?, path.to_owned()),
-            None => (Target::Standard(std::io::stdout()), "standard output".into()),
+            Some(path) => (LabelTarget::file(path, recordings)?, path.to_owned()),
+            None => (LabelTarget::Standard(std::io::stdout()), "standard output".into()),
         };
-        Ok(Output {
+        Ok(LabelOutput {
             format,
             name,
             begun: false,
             list: several && format == LabelFormat::Json,
-            out: Some(LineWriter::new(Sink { out, gone: false, skip_line: false })),
+            out: Some(LineWriter::new(LabelSink { out, gone: false, skip_line: false })),
         })
     }
 
@@ -146,7 +151,7 @@ impl Output {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub(crate) fn begin(&mut self, name: &str) -> Result<Part<'_>> {
+    pub(crate) fn begin(&mut self, name: &str) -> Result<FileLabels<'_>> {
         let mut out =
             self.out.take().ok_or_else(|| Error::internal("the output was lost with an earlier error"))?;
         let written = match self.begun {
@@ -161,14 +166,14 @@ impl Output {
         out.get_mut().skip_line = self.begun && self.format == LabelFormat::Csv;
         self.begun = true;
         let writer = LabelWriter::new(self.format, out, name)?;
-        Ok(Part { output: self, writer })
+        Ok(FileLabels { output: self, writer })
     }
 
     /// Flushes.
     ///
     /// # Errors
     /// A failure when it cannot be written.
-    pub(crate) fn close(self) -> Outcome {
+    pub(crate) fn close(self) -> CommandResult {
         let name = self.name;
         let end: &[u8] = match (self.list, self.begun) {
             (true, true) => b"]\n",
@@ -176,11 +181,11 @@ impl Output {
             (false, _) => b"",
         };
         let written = self.out.map_or(Ok(()), |mut out| out.write_all(end).and_then(|()| out.flush()));
-        written.map_err(|error| Failure::failed(format!("cannot write to {}: {error}", name.display())))
+        written.map_err(|error| CommandError::failed(format!("cannot write to {}: {error}", name.display())))
     }
 }
 
-impl Part<'_> {
+impl FileLabels<'_> {
     /// Writes what an event has to say.
     ///
     /// # Errors
@@ -211,7 +216,7 @@ mod tests {
     /// Writes a label of each recording to `path`.
     fn written(path: &Path, format: LabelFormat, names: &[&str]) -> String {
         let recordings: Vec<PathBuf> = names.iter().map(PathBuf::from).collect();
-        let mut output = Output::open(Some(path), format, &recordings).unwrap();
+        let mut output = LabelOutput::open(Some(path), format, &recordings).unwrap();
         for name in names {
             let mut part = output.begin(name).unwrap();
             let label = Label { start: 0.0, end: 1.0, text: "speech".into(), score: 1.0, embedding: None };
@@ -228,7 +233,7 @@ mod tests {
         let text = written(&dir.path().join("labels.csv"), LabelFormat::Csv, &["a.wav", "b.wav"]);
         let starts: Vec<&str> = text.lines().filter_map(|line| line.split(',').next()).collect();
         assert_eq!(starts, ["file", "a.wav", "b.wav"], "{text}");
-        assert!(Output::open(Some(dir.path()), LabelFormat::Csv, &[]).is_err());
+        assert!(LabelOutput::open(Some(dir.path()), LabelFormat::Csv, &[]).is_err());
     }
 
     #[test]
@@ -240,9 +245,9 @@ mod tests {
         assert_eq!((&both[0]["file"], &both[1]["file"]), (&"a.wav".into(), &"b.wav".into()));
         assert_eq!(parsed(written(&path, LabelFormat::Json, &["a.wav"]))["file"], "a.wav");
         let recordings = ["a.wav".into(), "b.wav".into()];
-        Output::open(Some(&path), LabelFormat::Json, &recordings).unwrap().close().unwrap();
+        LabelOutput::open(Some(&path), LabelFormat::Json, &recordings).unwrap().close().unwrap();
         for format in [LabelFormat::Srt, LabelFormat::Audacity] {
-            assert!(Output::open(Some(&path), format, &recordings).is_err());
+            assert!(LabelOutput::open(Some(&path), format, &recordings).is_err());
         }
     }
 
@@ -251,11 +256,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("labels.csv");
         std::fs::write(&path, "of before").unwrap();
-        Output::open(Some(&path), LabelFormat::Csv, &["absent.wav".into()]).unwrap().close().unwrap();
+        LabelOutput::open(Some(&path), LabelFormat::Csv, &["absent.wav".into()]).unwrap().close().unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "of before");
         let link = dir.path().join("a.wav");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        assert!(Output::open(Some(&path), LabelFormat::Csv, &[link]).is_err(), "it is a recording");
+        assert!(LabelOutput::open(Some(&path), LabelFormat::Csv, &[link]).is_err(), "it is a recording");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "of before");
         assert!(!written(&path, LabelFormat::Csv, &["a.wav"]).contains("before"));
     }

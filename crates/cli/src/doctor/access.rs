@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::{Check, Verdict};
+use super::{Check, CheckVerdict};
 use crate::environment;
 use crate::serve::file::SettingsFile;
 use crate::values::Host;
@@ -13,7 +13,7 @@ pub(super) fn check() -> Check {
     match file {
         Some(Err(failure)) => {
             let meaning = format!("{}; serve would not start with it.", failure.message());
-            Check::new("access", Verdict::Warn, "unknown", meaning)
+            Check::new("access", CheckVerdict::Warn, "unknown", meaning)
         }
         Some(Ok(file)) => {
             access(file.server.host, file.search.api_key.or_else(|| environment::API_KEY.text()))
@@ -27,16 +27,16 @@ fn access(host: Option<Host>, api_key: Option<String>) -> Check {
     let found = format!("{host}, {}", if api_key.is_some() { "API key" } else { "no API key" });
     if host.is_loopback() {
         let meaning = "Only this machine reaches the server, unless serve --host says otherwise.";
-        return Check::new("access", Verdict::Ok, found, meaning);
+        return Check::new("access", CheckVerdict::Ok, found, meaning);
     }
     if api_key.is_none() {
         let meaning = "Anyone who reaches this address can run models, read metrics, pictures and collections, and change \
                        and delete collections. Set MILLPOND_API_KEY or api-key, or host = \"127.0.0.1\".";
-        return Check::new("access", Verdict::Warn, found, meaning);
+        return Check::new("access", CheckVerdict::Warn, found, meaning);
     }
     let meaning = "Collections and pictures want the key. Models, metrics and the live page are open to anyone who reaches \
                    this address.";
-    Check::new("access", Verdict::Ok, found, meaning)
+    Check::new("access", CheckVerdict::Ok, found, meaning)
 }
 
 #[cfg(test)]
@@ -46,9 +46,9 @@ mod tests {
     #[test]
     fn a_server_that_anyone_reaches_wants_a_key() {
         let everywhere = Some(Host([0, 0, 0, 0].into()));
-        assert_eq!(access(None, None).verdict, Verdict::Ok);
+        assert_eq!(access(None, None).verdict, CheckVerdict::Ok);
         let open = access(everywhere, None);
-        assert!(open.verdict == Verdict::Warn && open.meaning.contains("MILLPOND_API_KEY"), "{open:?}");
-        assert_eq!(access(everywhere, Some("k".into())).verdict, Verdict::Ok);
+        assert!(open.verdict == CheckVerdict::Warn && open.meaning.contains("MILLPOND_API_KEY"), "{open:?}");
+        assert_eq!(access(everywhere, Some("k".into())).verdict, CheckVerdict::Ok);
     }
 }

@@ -2,7 +2,7 @@
 
 use base::ErrorKind;
 
-use super::{Check, Verdict};
+use super::{Check, CheckVerdict};
 use crate::environment;
 
 /// Opens the GPU as `serve --gpu auto` does: driver, device, compiled kernels.
@@ -16,16 +16,21 @@ fn judge(opened: base::Result<String>) -> Check {
     match opened {
         Ok(name) => Check::new(
             "GPU",
-            Verdict::Ok,
+            CheckVerdict::Ok,
             name,
             "With `serve --gpu auto` large segments of collections are compared whole on it.",
         ),
         Err(error) if error.kind() == ErrorKind::NotFound && !error.message().contains("libnvrtc") => {
-            Check::new("GPU", Verdict::Ok, "none", format!("Everything is done by the processor: {error}."))
+            Check::new(
+                "GPU",
+                CheckVerdict::Ok,
+                "none",
+                format!("Everything is done by the processor: {error}."),
+            )
         }
         Err(error) => Check::new(
             "GPU",
-            Verdict::Warn,
+            CheckVerdict::Warn,
             "not usable",
             format!("Everything is done by the processor: {error}."),
         ),
@@ -40,10 +45,10 @@ mod tests {
 
     #[test]
     fn only_a_gpu_that_cannot_be_used_is_a_warning() {
-        assert_eq!(judge(Ok("a GPU".to_owned())).verdict, Verdict::Ok);
+        assert_eq!(judge(Ok("a GPU".to_owned())).verdict, CheckVerdict::Ok);
         let none = judge(Err(Error::not_found("NVIDIA's driver (libcuda) was not found")));
-        assert_eq!((none.verdict, none.found.as_str()), (Verdict::Ok, "none"));
-        assert_eq!(judge(Err(Error::not_found("libnvrtc was not found"))).verdict, Verdict::Warn);
-        assert_eq!(judge(Err(Error::internal("the driver refuses"))).verdict, Verdict::Warn);
+        assert_eq!((none.verdict, none.found.as_str()), (CheckVerdict::Ok, "none"));
+        assert_eq!(judge(Err(Error::not_found("libnvrtc was not found"))).verdict, CheckVerdict::Warn);
+        assert_eq!(judge(Err(Error::internal("the driver refuses"))).verdict, CheckVerdict::Warn);
     }
 }

@@ -6,7 +6,7 @@ use engine::Engine;
 use engine_onnx::OnnxEngine;
 use engine_torch::TorchEngine;
 
-use super::{Check, Verdict};
+use super::{Check, CheckVerdict};
 use crate::serve::{library_search, torch_search};
 
 /// Finds and really loads ONNX Runtime.
@@ -14,13 +14,13 @@ pub(super) fn check(explicit: Option<PathBuf>) -> Check {
     match OnnxEngine::open(&library_search(explicit)) {
         Ok(engine) => Check::new(
             "ONNX Runtime",
-            Verdict::Ok,
+            CheckVerdict::Ok,
             format!("{} in {}", engine.version(), engine.library().display()),
             "It loads; ONNX models can be served.",
         ),
         Err(error) => Check::new(
             "ONNX Runtime",
-            Verdict::Fail,
+            CheckVerdict::Fail,
             "not usable",
             format!("No model can be served: {error}."),
         ),
@@ -33,13 +33,13 @@ pub(super) fn torch(explicit: Option<PathBuf>) -> Check {
     match TorchEngine::find_library(&torch_search(explicit)) {
         Ok(path) => Check::new(
             "LibTorch",
-            Verdict::Ok,
+            CheckVerdict::Ok,
             format!("shim in {}", path.display()),
             "TorchScript models can be served; the library is opened when the first of them loads.",
         ),
         Err(error) => Check::new(
             "LibTorch",
-            Verdict::Warn,
+            CheckVerdict::Warn,
             "not there",
             format!(
                 "TorchScript models (model.pt) cannot be served; ONNX models can. {}.",

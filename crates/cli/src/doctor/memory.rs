@@ -6,7 +6,7 @@ use base::units::{MIB, format_bytes};
 use memory::{PoolConfig, SLOT_BYTES, SlotPool};
 use os::Rate;
 
-use super::{Check, Verdict, read};
+use super::{Check, CheckVerdict, read};
 
 /// With less memory than this no useful model is served.
 const AVAILABLE_MIN: u64 = 256 * MIB;
@@ -44,7 +44,7 @@ fn balloon(reports: Option<bool>) -> Check {
     match reports {
         Some(true) => Check::new(
             name,
-            Verdict::Warn,
+            CheckVerdict::Warn,
             "goes back to the host",
             "This virtual machine hands free memory to its host within half a minute. While it does, a host that bounds the \
              machine's processor time may stop all cores (34 ms of every 100 where this was measured), and taking memory \
@@ -53,11 +53,11 @@ fn balloon(reports: Option<bool>) -> Check {
         ),
         Some(false) => Check::new(
             name,
-            Verdict::Ok,
+            CheckVerdict::Ok,
             "stays",
             "The virtual machine's balloon takes no free memory by itself.",
         ),
-        None => Check::new(name, Verdict::Ok, "stays", "No host takes free memory away."),
+        None => Check::new(name, CheckVerdict::Ok, "stays", "No host takes free memory away."),
     }
 }
 
@@ -68,7 +68,9 @@ fn chosen(text: &str) -> &str {
 
 fn size(machine: base::Result<(u64, u64)>) -> Check {
     match machine {
-        Err(error) => Check::new("memory", Verdict::Warn, "unknown", format!("{error}; give --pool BYTES.")),
+        Err(error) => {
+            Check::new("memory", CheckVerdict::Warn, "unknown", format!("{error}; give --pool BYTES."))
+        }
         Ok((total, available)) => {
             let meaning = if available < AVAILABLE_MIN {
                 "Too little is free to hold a model and its next version."
@@ -79,9 +81,9 @@ fn size(machine: base::Result<(u64, u64)>) -> Check {
                 "The pool takes at most 80 % of it (--pool); a swap needs room for two versions of the largest model."
             };
             let verdict = if available < AVAILABLE_MIN {
-                Verdict::Fail
+                CheckVerdict::Fail
             } else {
-                Verdict::warn_unless(available >= total / 2)
+                CheckVerdict::warn_unless(available >= total / 2)
             };
             let found = format!("{}, {} free", format_bytes(total), format_bytes(available));
             Check::new("memory", verdict, found, meaning)
@@ -104,36 +106,38 @@ fn huge_pages(mode: Option<&str>, defrag: Option<&str>, got: base::Result<u64>) 
     match got {
         Ok(bytes) if bytes >= SLOT_BYTES as u64 => Check::new(
             name,
-            Verdict::Ok,
+            CheckVerdict::Ok,
             format!("available (2 MiB pages, {settings})"),
             "Parameters lie in 2 MiB pages: fewer address look-ups, and a swap costs next to no page fault.",
         ),
         Ok(_) if mode == Some("never") => Check::new(
             name,
-            Verdict::Warn,
+            CheckVerdict::Warn,
             format!("switched off ({settings})"),
             "Parameters lie in 4 KiB pages, which costs speed in large tables; as root: \
              echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         ),
         Ok(_) => Check::new(
             name,
-            Verdict::Warn,
+            CheckVerdict::Warn,
             format!("allowed, but not available ({settings})"),
             "Free memory is in pieces or the container forbids it; as root: echo 1 > /proc/sys/vm/compact_memory, or \
              start Millpond early after booting.",
         ),
-        Err(error) => Check::new(name, Verdict::Warn, format!("not tried ({settings})"), error.message()),
+        Err(error) => {
+            Check::new(name, CheckVerdict::Warn, format!("not tried ({settings})"), error.message())
+        }
     }
 }
 
 fn allocator(jemalloc: bool) -> Check {
     if jemalloc {
         let meaning = "Requests and the engines' scratch memory share one allocator that returns memory in the background.";
-        return Check::new("allocator", Verdict::Ok, "jemalloc, process-wide", meaning);
+        return Check::new("allocator", CheckVerdict::Ok, "jemalloc, process-wide", meaning);
     }
     Check::new(
         "allocator",
-        Verdict::Warn,
+        CheckVerdict::Warn,
         "not jemalloc",
         "This program was built without jemalloc, or another allocator was loaded before it (LD_PRELOAD?); memory of \
          unloaded models may stay taken.",
@@ -148,10 +152,10 @@ mod tests {
 
     #[test]
     fn sizes() {
-        assert_eq!(size(Ok((8 * GIB, 6 * GIB))).verdict, Verdict::Ok);
-        assert_eq!(size(Ok((8 * GIB, 3 * GIB))).verdict, Verdict::Warn);
-        assert_eq!(size(Ok((8 * GIB, 100 * MIB))).verdict, Verdict::Fail);
-        assert_eq!(size(Err(Error::internal("no /proc"))).verdict, Verdict::Warn);
+        assert_eq!(size(Ok((8 * GIB, 6 * GIB))).verdict, CheckVerdict::Ok);
+        assert_eq!(size(Ok((8 * GIB, 3 * GIB))).verdict, CheckVerdict::Warn);
+        assert_eq!(size(Ok((8 * GIB, 100 * MIB))).verdict, CheckVerdict::Fail);
+        assert_eq!(size(Err(Error::internal("no /proc"))).verdict, CheckVerdict::Warn);
     }
 
     #[test]
@@ -170,18 +174,18 @@ mod tests {
         assert_eq!(reports_free_pages(root.path()), Some(false));
         device("virtio1", "0x0005\n", "0110010100\n");
         assert_eq!(reports_free_pages(root.path()), Some(true));
-        assert_eq!(balloon(Some(true)).verdict, Verdict::Warn);
-        assert_eq!(balloon(None).verdict, Verdict::Ok);
+        assert_eq!(balloon(Some(true)).verdict, CheckVerdict::Warn);
+        assert_eq!(balloon(None).verdict, CheckVerdict::Ok);
     }
 
     #[test]
     fn pages() {
         assert_eq!(chosen("always [madvise] never"), "madvise");
         let slot = SLOT_BYTES as u64;
-        assert_eq!(huge_pages(Some("always"), Some("defer"), Ok(slot)).verdict, Verdict::Ok);
+        assert_eq!(huge_pages(Some("always"), Some("defer"), Ok(slot)).verdict, CheckVerdict::Ok);
         let off = huge_pages(Some("never"), None, Ok(0));
-        assert!(off.verdict == Verdict::Warn && off.meaning.contains("echo madvise"));
+        assert!(off.verdict == CheckVerdict::Warn && off.meaning.contains("echo madvise"));
         let none = huge_pages(Some("madvise"), None, Ok(0));
-        assert!(none.verdict == Verdict::Warn && none.meaning.contains("compact_memory"));
+        assert!(none.verdict == CheckVerdict::Warn && none.meaning.contains("compact_memory"));
     }
 }

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::json;
 
-use crate::exit::{Exit, Failure, Outcome, print};
+use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 use crate::{environment, models};
 
 /// Width at which explanations are broken.
@@ -46,7 +46,7 @@ pub(crate) struct DoctorArgs {
 
 /// How good a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum CheckVerdict {
     Ok,
     /// It serves, and could serve better.
     Warn,
@@ -59,32 +59,32 @@ pub(crate) enum Verdict {
 pub(crate) struct Check {
     /// What was looked at.
     pub(crate) name: &'static str,
-    pub(crate) verdict: Verdict,
+    pub(crate) verdict: CheckVerdict,
     /// What is there, in a few words.
     pub(crate) found: String,
     /// What it means, and what to do about it where something is.
     pub(crate) meaning: String,
 }
 
-impl Verdict {
+impl CheckVerdict {
     fn word(self) -> &'static str {
         match self {
-            Verdict::Ok => "ok",
-            Verdict::Warn => "warn",
-            Verdict::Fail => "fail",
+            CheckVerdict::Ok => "ok",
+            CheckVerdict::Warn => "warn",
+            CheckVerdict::Fail => "fail",
         }
     }
 
     /// `Ok` where it holds, else `Warn`.
-    pub(crate) fn warn_unless(holds: bool) -> Verdict {
-        if holds { Verdict::Ok } else { Verdict::Warn }
+    pub(crate) fn warn_unless(holds: bool) -> CheckVerdict {
+        if holds { CheckVerdict::Ok } else { CheckVerdict::Warn }
     }
 }
 
 impl Check {
     pub(crate) fn new(
         name: &'static str,
-        verdict: Verdict,
+        verdict: CheckVerdict,
         found: impl Into<String>,
         meaning: impl Into<String>,
     ) -> Check {
@@ -95,8 +95,8 @@ impl Check {
 /// Looks at everything and prints what was found.
 ///
 /// # Errors
-/// A silent failure with [`Exit::Wrong`] when something makes serving impossible.
-pub(crate) fn run(args: &DoctorArgs) -> Outcome {
+/// A silent failure with [`ExitStatus::Wrong`] when something makes serving impossible.
+pub(crate) fn run(args: &DoctorArgs) -> CommandResult {
     let mut checks = processor::checks();
     checks.extend(memory::checks());
     checks.extend(storage::checks(&directories(args)));
@@ -110,8 +110,8 @@ pub(crate) fn run(args: &DoctorArgs) -> Outcome {
     } else {
         print(&text(&checks))?;
     }
-    let impossible = checks.iter().any(|check| check.verdict == Verdict::Fail);
-    if impossible { Err(Failure::silent(Exit::Wrong)) } else { Ok(()) }
+    let impossible = checks.iter().any(|check| check.verdict == CheckVerdict::Fail);
+    if impossible { Err(CommandError::silent(ExitStatus::Wrong)) } else { Ok(()) }
 }
 
 /// What each directory is to the server, and where it is; none twice.
@@ -150,8 +150,8 @@ fn text(checks: &[Check]) -> String {
             text.push_str(&format!("{:width$}{line}\n", "", width = 4 + 2 + NAME_CHARS + 2));
         }
     }
-    let count = |verdict: Verdict| checks.iter().filter(|check| check.verdict == verdict).count();
-    let (warn, fail) = (count(Verdict::Warn), count(Verdict::Fail));
+    let count = |verdict: CheckVerdict| checks.iter().filter(|check| check.verdict == verdict).count();
+    let (warn, fail) = (count(CheckVerdict::Warn), count(CheckVerdict::Fail));
     text.push_str(&match (warn, fail) {
         (0, 0) => "\nEverything is as it should be.\n".to_owned(),
         (warn, 0) => format!("\nThis machine can serve; {warn} of {} could be better.\n", checks.len()),
@@ -186,8 +186,8 @@ mod tests {
     #[test]
     fn text_for_people() {
         let checks = [
-            Check::new("cores", Verdict::Ok, "8", "Enough."),
-            Check::new("clock", Verdict::Warn, "hpet", "Slow to read."),
+            Check::new("cores", CheckVerdict::Ok, "8", "Enough."),
+            Check::new("clock", CheckVerdict::Warn, "hpet", "Slow to read."),
         ];
         let text = text(&checks);
         assert!(text.starts_with("ok    cores           8\n                      Enough.\n"), "{text}");

@@ -1,6 +1,6 @@
 //! Cores and what they can compute.
 
-use super::{Check, Verdict, read};
+use super::{Check, CheckVerdict, read};
 
 /// Instruction sets worth naming, in the kernel's words.
 const NOTABLE: [&str; 16] = [
@@ -68,7 +68,7 @@ fn features(info: &str) -> Check {
             "float32 models run well; quantised (8-bit) and half-precision models gain little on this machine."
         }
     };
-    Check::new("processor", Verdict::warn_unless(has("avx2") || has("asimd")), found, meaning)
+    Check::new("processor", CheckVerdict::warn_unless(has("avx2") || has("asimd")), found, meaning)
 }
 
 fn cores(usable: usize, online: usize) -> Check {
@@ -77,20 +77,20 @@ fn cores(usable: usize, online: usize) -> Check {
         1 => "Loading and serving share one core: swaps are felt. Two or more keep them apart.",
         _ => "One inference worker per core by default (--threads); loaders run only when a core is free.",
     };
-    Check::new("cores", Verdict::warn_unless(usable > 1), found, meaning)
+    Check::new("cores", CheckVerdict::warn_unless(usable > 1), found, meaning)
 }
 
 fn quota(cores: Option<f64>) -> Check {
     match cores {
         None => Check::new(
             "CPU limit",
-            Verdict::Ok,
+            CheckVerdict::Ok,
             "none",
             "No control group stops the threads in the middle of a request.",
         ),
         Some(cores) => Check::new(
             "CPU limit",
-            Verdict::Warn,
+            CheckVerdict::Warn,
             format!("{cores:.2} cores"),
             "The control group stops all threads when the time of a period is used up, which shows as tens of \
              milliseconds in p999; give whole cores (a cpuset, or requests equal to limits) instead of a quota.",
@@ -104,7 +104,7 @@ fn idle(info: &str, governor: Option<&str>, halt_poll: Option<&str>) -> Check {
     if !info.split_whitespace().any(|word| word == "hypervisor") {
         return Check::new(
             name,
-            Verdict::Ok,
+            CheckVerdict::Ok,
             "no virtual machine",
             "Idle cores are woken without a host in between.",
         );
@@ -113,7 +113,7 @@ fn idle(info: &str, governor: Option<&str>, halt_poll: Option<&str>) -> Check {
     match (governor.map(str::trim), polls) {
         (Some("haltpoll"), Some(0)) => Check::new(
             name,
-            Verdict::Warn,
+            CheckVerdict::Warn,
             "virtual, halt at once",
             "At low load every request waits until the host has woken a core: where this was measured, one client's p99 was \
              2.0 to 3.7 ms with polling and 4.4 to 8.8 without. `echo 200000 > \
@@ -122,13 +122,13 @@ fn idle(info: &str, governor: Option<&str>, halt_poll: Option<&str>) -> Check {
         ),
         (Some("haltpoll"), Some(ns)) => Check::new(
             name,
-            Verdict::Ok,
+            CheckVerdict::Ok,
             format!("virtual, poll for {} us", ns / 1000),
             "Idle cores look out for work before they halt.",
         ),
         _ => Check::new(
             name,
-            Verdict::Ok,
+            CheckVerdict::Ok,
             "virtual",
             "Whether idle cores halt at once is the host's business; cpuidle-haltpoll would let this machine decide.",
         ),
@@ -142,7 +142,7 @@ fn clock(source: Option<&str>) -> Check {
     } else {
         "Reading the time is a system call on this machine, several on each request; boot with a stable tsc if you can."
     };
-    Check::new("clock", Verdict::warn_unless(fast), source.unwrap_or("unknown"), meaning)
+    Check::new("clock", CheckVerdict::warn_unless(fast), source.unwrap_or("unknown"), meaning)
 }
 
 #[cfg(test)]
@@ -152,34 +152,34 @@ mod tests {
     #[test]
     fn processors() {
         let check = features("processor : 0\nflags\t\t: fpu avx2 fma avx512_vnni\n");
-        assert_eq!((check.verdict, check.found.as_str()), (Verdict::Ok, "avx2 fma avx512_vnni"));
+        assert_eq!((check.verdict, check.found.as_str()), (CheckVerdict::Ok, "avx2 fma avx512_vnni"));
         assert!(check.meaning.contains("8-bit"));
-        assert_eq!(features("flags : fpu sse2").verdict, Verdict::Warn);
-        assert_eq!(features("Features : fp asimd").verdict, Verdict::Ok);
+        assert_eq!(features("flags : fpu sse2").verdict, CheckVerdict::Warn);
+        assert_eq!(features("Features : fp asimd").verdict, CheckVerdict::Ok);
         assert_eq!(cores(1, 4).found, "1 of 4");
     }
 
     #[test]
     fn quotas() {
-        assert_eq!(quota(Some(1.5)).verdict, Verdict::Warn);
-        assert_eq!(quota(None).verdict, Verdict::Ok);
+        assert_eq!(quota(Some(1.5)).verdict, CheckVerdict::Warn);
+        assert_eq!(quota(None).verdict, CheckVerdict::Ok);
     }
 
     #[test]
     fn idle_cores() {
         let virtual_machine = "flags\t: fpu hypervisor avx2";
-        assert_eq!(idle("flags : fpu avx2", Some("menu"), None).verdict, Verdict::Ok);
+        assert_eq!(idle("flags : fpu avx2", Some("menu"), None).verdict, CheckVerdict::Ok);
         let halting = idle(virtual_machine, Some("haltpoll\n"), Some("0\n"));
-        assert!(halting.verdict == Verdict::Warn && halting.meaning.contains("guest_halt_poll_ns"));
+        assert!(halting.verdict == CheckVerdict::Warn && halting.meaning.contains("guest_halt_poll_ns"));
         let polling = idle(virtual_machine, Some("haltpoll"), Some("200000"));
-        assert_eq!((polling.verdict, polling.found.as_str()), (Verdict::Ok, "virtual, poll for 200 us"));
-        assert_eq!(idle(virtual_machine, Some("menu"), None).verdict, Verdict::Ok);
+        assert_eq!((polling.verdict, polling.found.as_str()), (CheckVerdict::Ok, "virtual, poll for 200 us"));
+        assert_eq!(idle(virtual_machine, Some("menu"), None).verdict, CheckVerdict::Ok);
     }
 
     #[test]
     fn clocks() {
-        assert_eq!(clock(Some("tsc")).verdict, Verdict::Ok);
-        assert_eq!(clock(Some("hpet")).verdict, Verdict::Warn);
-        assert_eq!(clock(None).verdict, Verdict::Ok);
+        assert_eq!(clock(Some("tsc")).verdict, CheckVerdict::Ok);
+        assert_eq!(clock(Some("hpet")).verdict, CheckVerdict::Warn);
+        assert_eq!(clock(None).verdict, CheckVerdict::Ok);
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use os::{DIRECT_ALIGNMENT, DirectFile};
 
-use super::{Check, Verdict, read};
+use super::{Check, CheckVerdict, read};
 
 /// Directories below the one asked about in which a file to read is looked for.
 const DEPTH_MAX: usize = 3;
@@ -26,20 +26,20 @@ fn direct(what: &str, dir: &Path, tried: Result<Option<String>, String>) -> Chec
     match tried {
         Ok(None) => Check::new(
             name,
-            Verdict::Ok,
+            CheckVerdict::Ok,
             shown,
             "O_DIRECT works here: weights are read past the page cache and push nothing out of it.",
         ),
         Ok(Some(refusal)) => Check::new(
             name,
-            Verdict::Warn,
+            CheckVerdict::Warn,
             shown,
             format!(
                 "Read through the page cache instead ({refusal}): loads are felt more. Keep models on ext4, xfs or \
                  btrfs."
             ),
         ),
-        Err(why) => Check::new(name, Verdict::Warn, shown, format!("Not tried: {why}.")),
+        Err(why) => Check::new(name, CheckVerdict::Warn, shown, format!("Not tried: {why}.")),
     }
 }
 
@@ -109,7 +109,7 @@ fn io_uring(disabled: Option<&str>) -> Check {
         None => "not said (Linux before 6.6)",
     };
     let meaning = "Serving models does not use it; parameters and indexes on NVMe will.";
-    Check::new("io_uring", Verdict::Ok, found, meaning)
+    Check::new("io_uring", CheckVerdict::Ok, found, meaning)
 }
 
 #[cfg(test)]
@@ -139,8 +139,8 @@ mod tests {
 
     #[test]
     fn verdicts() {
-        assert_eq!(direct("d", Path::new("/x"), Ok(None)).verdict, Verdict::Ok);
-        assert_eq!(direct("d", Path::new("/x"), Ok(Some("EINVAL".into()))).verdict, Verdict::Warn);
-        assert_eq!(direct("d", Path::new("/x"), Err("no".into())).verdict, Verdict::Warn);
+        assert_eq!(direct("d", Path::new("/x"), Ok(None)).verdict, CheckVerdict::Ok);
+        assert_eq!(direct("d", Path::new("/x"), Ok(Some("EINVAL".into()))).verdict, CheckVerdict::Warn);
+        assert_eq!(direct("d", Path::new("/x"), Err("no".into())).verdict, CheckVerdict::Warn);
     }
 }

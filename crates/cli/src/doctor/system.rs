@@ -1,6 +1,6 @@
 //! The kernel and its limits.
 
-use super::{Check, Verdict, read};
+use super::{Check, CheckVerdict, read};
 
 /// Oldest kernel that Millpond is tried on.
 const KERNEL_MIN: (u32, u32) = (5, 4);
@@ -29,7 +29,7 @@ fn open_files(limit: Option<u64>) -> Check {
     let Some(limit) = limit else {
         return Check::new(
             name,
-            Verdict::Warn,
+            CheckVerdict::Warn,
             "unknown",
             "The limit could not be read from /proc/self/limits.",
         );
@@ -37,7 +37,7 @@ fn open_files(limit: Option<u64>) -> Check {
     let found = if limit == u64::MAX { "unlimited".to_owned() } else { limit.to_string() };
     if limit < 2 * DESCRIPTORS_OWN {
         let meaning = "Too few for the server itself; raise it with `ulimit -Hn 65536` or LimitNOFILE=65536.";
-        return Check::new(name, Verdict::Fail, found, meaning);
+        return Check::new(name, CheckVerdict::Fail, found, meaning);
     }
     let room = server::descriptors::plan(limit, CONNECTIONS_MAX).connections_max;
     if room < CONNECTIONS_MAX {
@@ -45,9 +45,9 @@ fn open_files(limit: Option<u64>) -> Check {
             "Room for about {room} connections a door instead of 16384; give --max-connections {room}, or raise the \
              limit with LimitNOFILE=65536 in the service's unit."
         );
-        return Check::new(name, Verdict::Warn, found, meaning);
+        return Check::new(name, CheckVerdict::Warn, found, meaning);
     }
-    Check::new(name, Verdict::Ok, found, "Enough for 16384 connections on each door.")
+    Check::new(name, CheckVerdict::Ok, found, "Enough for 16384 connections on each door.")
 }
 
 fn kernel(release: Option<&str>) -> Check {
@@ -60,7 +60,7 @@ fn kernel(release: Option<&str>) -> Check {
     } else {
         "Older than Linux 5.4, which nobody has tried; huge pages and idle priority may be refused."
     };
-    Check::new("kernel", Verdict::warn_unless(known), release.unwrap_or("unknown"), meaning)
+    Check::new("kernel", CheckVerdict::warn_unless(known), release.unwrap_or("unknown"), meaning)
 }
 
 #[cfg(test)]
@@ -72,17 +72,17 @@ mod tests {
         let text = "Limit    Soft Limit  Hard Limit  Units\nMax open files            1024                20000                files\n";
         assert_eq!(open_file_limit(text), Some(20000));
         assert_eq!(open_file_limit("Max open files  1024  unlimited  files"), Some(u64::MAX));
-        assert_eq!(open_files(Some(65536)).verdict, Verdict::Ok);
+        assert_eq!(open_files(Some(65536)).verdict, CheckVerdict::Ok);
         let tight = open_files(Some(20000));
-        assert!(tight.verdict == Verdict::Warn && tight.meaning.contains("--max-connections 7872"));
-        assert_eq!(open_files(Some(64)).verdict, Verdict::Fail);
+        assert!(tight.verdict == CheckVerdict::Warn && tight.meaning.contains("--max-connections 7872"));
+        assert_eq!(open_files(Some(64)).verdict, CheckVerdict::Fail);
     }
 
     #[test]
     fn kernels() {
-        assert_eq!(kernel(Some("6.12.8-generic")).verdict, Verdict::Ok);
-        assert_eq!(kernel(Some("5.4")).verdict, Verdict::Ok);
-        assert_eq!(kernel(Some("4.18.0-553.el8")).verdict, Verdict::Warn);
-        assert_eq!(kernel(None).verdict, Verdict::Warn);
+        assert_eq!(kernel(Some("6.12.8-generic")).verdict, CheckVerdict::Ok);
+        assert_eq!(kernel(Some("5.4")).verdict, CheckVerdict::Ok);
+        assert_eq!(kernel(Some("4.18.0-553.el8")).verdict, CheckVerdict::Warn);
+        assert_eq!(kernel(None).verdict, CheckVerdict::Warn);
     }
 }

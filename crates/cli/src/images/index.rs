@@ -1,4 +1,4 @@
-//! `millpond images index`: folders of pictures into a collection, as often as one likes: what is there is not sent.
+//! `millpond images index`: folders of images into a collection, as often as one likes: what is there is not sent.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -9,21 +9,21 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::Place;
-use super::upload::{Came, Target};
-use super::walk::{Found, Walked, id_of, walk};
-use crate::client::Content;
-use crate::exit::{Exit, Failure, Outcome, print};
+use super::ImagesServerArgs;
+use super::upload::{UploadOutcome, UploadTarget};
+use super::walk::{ImageFile, WalkResult, id_of, walk};
+use crate::client::RequestContent;
+use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 
-/// Pictures that are asked about at once: what the server takes.
+/// Images that are asked about at once: what the server takes.
 const PAGE: usize = 1000;
-/// Most pictures on their way at the same time.
+/// Most images on their way at the same time.
 const CONNECTIONS_MAX: usize = 64;
 /// Bytes of a collection's name.
 const COLLECTION_BYTES_MAX: usize = 200;
-/// Failures that are told; the rest is counted.
+/// Failures that are reported; the rest is counted.
 const FAILURES_SHOWN_MAX: usize = 50;
-/// From this many missing pictures on they are sent as background work.
+/// From this many missing images on they are sent as background work.
 const BULK_MIN: usize = 16;
 /// How often the bar is drawn anew.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
@@ -31,52 +31,52 @@ const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 /// `millpond images index DIR...`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Each picture is named by its path below DIR and known by its content: what the collection has is not sent again, so \
+Each image is named by its path below DIR and known by its content: what the collection has is not sent again, so \
 the same call brings it up to date, and one that was ended (Ctrl-C, a crash, a lost network) is taken up where it \
 stopped. What the server has acknowledged is on its disk. Hidden files are skipped.
 
-Many pictures are computed in the server's background, so that searches stay quick meanwhile; --foreground uses the \
-whole machine. Exit status 1 says that some pictures failed: they are listed with the reason.")]
+Many images are computed in the server's background, so that searches stay quick meanwhile; --foreground uses the \
+whole machine. Exit status 1 says that some images failed: they are listed with the reason.")]
 pub(super) struct IndexArgs {
-    /// Folders of pictures (jpg, png, webp, tiff, bmp), or single files
+    /// Folders of images (jpg, png, webp, tiff, bmp), or single files
     #[arg(value_name = "DIR", required = true)]
-    places: Vec<PathBuf>,
+    sources: Vec<PathBuf>,
     /// The collection they go to
     #[arg(long, value_name = "NAME", value_parser = collection_name)]
     collection: String,
     /// What they show, for a collection that is made now [default: photo]
     #[arg(long, value_enum)]
-    kind: Option<Kind>,
+    kind: Option<ImageKind>,
     /// Served model that makes embeddings, for a collection that is made now [default: the server's]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// JSON object kept with each picture, for filters
+    /// JSON object kept with each image, for filters
     #[arg(long, value_name = "JSON", value_parser = object)]
     payload: Option<String>,
-    /// Pictures on their way at the same time
+    /// Images on their way at the same time
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=CONNECTIONS_MAX as i64))]
     connections: u16,
     /// Use the whole machine, also where searches have to wait for it
     #[arg(long)]
     foreground: bool,
     #[command(flatten)]
-    place: Place,
+    server: ImagesServerArgs,
 }
 
-/// What pictures show, which decides how their keypoints are found.
+/// What images show, which decides how their keypoints are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Kind {
+enum ImageKind {
     /// Photographs, drawings, scans
     Photo,
     /// Fingerprints
     Fingerprint,
 }
 
-impl Kind {
+impl ImageKind {
     fn name(self) -> &'static str {
         match self {
-            Kind::Photo => "photo",
-            Kind::Fingerprint => "fingerprint",
+            ImageKind::Photo => "photo",
+            ImageKind::Fingerprint => "fingerprint",
         }
     }
 }
@@ -106,58 +106,58 @@ fn collection_name(text: &str) -> Result<String, String> {
 
 /// What came of everything.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Summary {
+struct IndexSummary {
     added: u64,
     present: u64,
     /// The same content as another file of this call.
-    again: u64,
+    duplicates: u64,
     ignored: u64,
     failed: Vec<(String, String)>,
-    /// Of those, how many have been told of.
-    told: usize,
+    /// Of those, how many have been reported of.
+    reported: usize,
 }
 
-impl Summary {
+impl IndexSummary {
     /// Says what failed since it last did.
-    fn tell(&mut self, bar: &ProgressBar) {
-        let (from, to) = (self.told, self.failed.len());
+    fn report_failures(&mut self, bar: &ProgressBar) {
+        let (from, to) = (self.reported, self.failed.len());
         let lines = self.failed[from..to.min(FAILURES_SHOWN_MAX).max(from)].iter();
         bar.suspend(|| lines.for_each(|(name, reason)| eprintln!("not added: {name}: {reason}")));
-        self.told = to;
+        self.reported = to;
     }
 }
 
 /// Adds what the collection lacks.
 ///
 /// # Errors
-/// When a folder or the server cannot be reached or will not take pictures; a silent failure with code 1 when some
-/// pictures failed.
-pub(super) fn run(args: &IndexArgs) -> Outcome {
-    let walked = walk(&args.places)?;
-    let client = args.place.client()?;
-    // A server that is not there, or wants a key, is told of before anything is hashed.
-    client.call("GET", "/v1/images", Content::None)?.json()?;
-    let mut target = Target {
+/// When a folder or the server cannot be reached or will not take images; a silent failure with code 1 when some
+/// images failed.
+pub(super) fn run(args: &IndexArgs) -> CommandResult {
+    let walked = walk(&args.sources)?;
+    let client = args.server.client()?;
+    // A server that is not there, or wants a key, is reported of before anything is hashed.
+    client.call("GET", "/v1/images", RequestContent::None)?.json()?;
+    let mut target = UploadTarget {
         client: &client,
         collection: &args.collection,
-        kind: args.kind.map(Kind::name),
+        kind: args.kind.map(ImageKind::name),
         model: args.model.as_deref(),
         payload: args.payload.as_deref(),
         background: false,
     };
     let started = Instant::now();
     let bar = bar(walked.found.len());
-    let Walked { found, ignored, unread } = walked;
-    let mut summary = Summary { ignored, failed: unread, ..Summary::default() };
+    let WalkResult { found, ignored, unread } = walked;
+    let mut summary = IndexSummary { ignored, failed: unread, ..IndexSummary::default() };
     let mut seen = HashSet::new();
-    summary.tell(&bar);
+    summary.report_failures(&bar);
     for page in found.chunks(PAGE) {
         bar.set_message("hashing");
         let wanted = missing(page, &target, args.connections, &mut seen, &mut summary)?;
         bar.inc((page.len() - wanted.len()) as u64);
         target.background = !args.foreground && wanted.len() >= BULK_MIN;
         send(&wanted, &target, args.connections, &bar, &mut summary)?;
-        summary.tell(&bar);
+        summary.report_failures(&bar);
     }
     bar.finish_and_clear();
     report(&summary, &args.collection, started.elapsed())?;
@@ -168,12 +168,12 @@ pub(super) fn run(args: &IndexArgs) -> Outcome {
              --collection {collection}`\n"
         ))?;
     }
-    if summary.failed.is_empty() { Ok(()) } else { Err(Failure::silent(Exit::Failed)) }
+    if summary.failed.is_empty() { Ok(()) } else { Err(CommandError::silent(ExitStatus::Failed)) }
 }
 
-fn bar(pictures: usize) -> ProgressBar {
+fn bar(images: usize) -> ProgressBar {
     // indicatif itself hides what is drawn to no terminal.
-    let bar = ProgressBar::with_draw_target(Some(pictures as u64), ProgressDrawTarget::stderr());
+    let bar = ProgressBar::with_draw_target(Some(images as u64), ProgressDrawTarget::stderr());
     if let Ok(style) =
         ProgressStyle::with_template("{bar:30} {pos} of {len}, {per_sec}, {eta} left  {wide_msg}")
     {
@@ -185,25 +185,25 @@ fn bar(pictures: usize) -> ProgressBar {
 
 /// Those of `page` that the collection lacks; the others are counted. The same content is sent once.
 fn missing<'a>(
-    page: &'a [Found],
-    target: &Target<'_>,
+    page: &'a [ImageFile],
+    target: &UploadTarget<'_>,
     threads: u16,
     seen: &mut HashSet<String>,
-    summary: &mut Summary,
-) -> Outcome<Vec<&'a Found>> {
+    summary: &mut IndexSummary,
+) -> CommandResult<Vec<&'a ImageFile>> {
     let ids = in_parallel(page, threads, |found| Ok(id_of(&found.path)))?;
-    let mut fresh: Vec<(&Found, String)> = Vec::new();
+    let mut fresh: Vec<(&ImageFile, String)> = Vec::new();
     for (found, id) in page.iter().zip(ids) {
         match id {
             Err(error) => summary.failed.push((found.name.clone(), error.to_string())),
-            Ok(id) if !seen.insert(id.clone()) => summary.again += 1,
+            Ok(id) if !seen.insert(id.clone()) => summary.duplicates += 1,
             Ok(id) => fresh.push((found, id)),
         }
     }
     let asked: Vec<&str> = fresh.iter().map(|(_, id)| id.as_str()).collect();
     let lacking: HashSet<String> =
         if asked.is_empty() { HashSet::new() } else { target.missing(&asked)?.into_iter().collect() };
-    let wanted: Vec<&Found> =
+    let wanted: Vec<&ImageFile> =
         fresh.iter().filter(|(_, id)| lacking.contains(id)).map(|(found, _)| *found).collect();
     summary.present += (fresh.len() - wanted.len()) as u64;
     Ok(wanted)
@@ -211,13 +211,13 @@ fn missing<'a>(
 
 /// Sends `wanted` over several connections. The first alone: it makes the collection where there is none.
 fn send(
-    wanted: &[&Found],
-    target: &Target<'_>,
+    wanted: &[&ImageFile],
+    target: &UploadTarget<'_>,
     connections: u16,
     bar: &ProgressBar,
-    summary: &mut Summary,
-) -> Outcome {
-    let put = |found: &&Found| {
+    summary: &mut IndexSummary,
+) -> CommandResult {
+    let put = |found: &&ImageFile| {
         bar.set_message(found.name.clone());
         let came = target.put(found)?;
         bar.inc(1);
@@ -228,10 +228,10 @@ fn send(
     came.extend(in_parallel(rest, connections, put)?);
     for (found, came) in wanted.iter().zip(came) {
         match came {
-            Came::Added => summary.added += 1,
-            Came::Present => summary.present += 1,
-            Came::Failed(reason) => {
-                // The server names the picture too, where it knows its name.
+            UploadOutcome::Added => summary.added += 1,
+            UploadOutcome::Present => summary.present += 1,
+            UploadOutcome::Failed(reason) => {
+                // The server names the image too, where it knows its name.
                 let own = reason.strip_prefix(&format!("{}: ", found.name)).unwrap_or(&reason).to_owned();
                 summary.failed.push((found.name.clone(), own));
             }
@@ -244,8 +244,8 @@ fn send(
 fn in_parallel<T: Sync, R: Send>(
     items: &[T],
     threads: u16,
-    work: impl Fn(&T) -> Outcome<R> + Sync,
-) -> Outcome<Vec<R>> {
+    work: impl Fn(&T) -> CommandResult<R> + Sync,
+) -> CommandResult<Vec<R>> {
     let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));
     let done: Vec<Mutex<Option<R>>> = items.iter().map(|_| Mutex::new(None)).collect();
     let turn = || {
@@ -277,7 +277,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-fn report(summary: &Summary, collection: &str, took: Duration) -> Outcome {
+fn report(summary: &IndexSummary, collection: &str, took: Duration) -> CommandResult {
     if let Some(more @ 1..) = summary.failed.len().checked_sub(FAILURES_SHOWN_MAX) {
         eprintln!("not added: {more} more");
     }
@@ -285,13 +285,13 @@ fn report(summary: &Summary, collection: &str, took: Duration) -> Outcome {
 }
 
 /// "photos: 12 added, 3 already there, 1 failed, 4 the same again, 2 other files ignored, in 4.0 s (3.0 a second)".
-fn line(summary: &Summary, collection: &str, took: Duration) -> String {
+fn line(summary: &IndexSummary, collection: &str, took: Duration) -> String {
     let mut line = format!("{collection}: {} added, {} already there", summary.added, summary.present);
     if !summary.failed.is_empty() {
         line.push_str(&format!(", {} failed", summary.failed.len()));
     }
-    if summary.again > 0 {
-        line.push_str(&format!(", {} the same again", summary.again));
+    if summary.duplicates > 0 {
+        line.push_str(&format!(", {} the same again", summary.duplicates));
     }
     if summary.ignored > 0 {
         line.push_str(&format!(", {} other files ignored", summary.ignored));
@@ -317,20 +317,24 @@ mod tests {
         );
         assert!(in_parallel(&[], 4, |item: &u32| Ok(*item)).unwrap().is_empty());
         let failed =
-            in_parallel(&items, 3, |item| if *item == 9 { Err(Failure::failed("nine")) } else { Ok(()) });
+            in_parallel(
+                &items,
+                3,
+                |item| if *item == 9 { Err(CommandError::failed("nine")) } else { Ok(()) },
+            );
         assert_eq!(failed.unwrap_err().message(), "nine");
     }
 
     #[test]
     fn the_last_line_counts_everything() {
-        let mut summary = Summary { added: 12, present: 3, ..Summary::default() };
+        let mut summary = IndexSummary { added: 12, present: 3, ..IndexSummary::default() };
         let took = Duration::from_secs(4);
         assert_eq!(
             line(&summary, "photos", took),
             "photos: 12 added, 3 already there, in 4.0 s (3.0 a second)"
         );
         summary.failed.push(("a".into(), "b".into()));
-        (summary.again, summary.ignored) = (4, 2);
+        (summary.duplicates, summary.ignored) = (4, 2);
         assert!(line(&summary, "photos", took).contains("1 failed, 4 the same again, 2 other files ignored"));
     }
 

@@ -3,28 +3,28 @@
 use clap::Args;
 use serde_json::Value;
 
-use super::{Place, path};
-use crate::client::{Client, Content};
-use crate::exit::{Failure, Outcome, print};
+use super::{ImagesServerArgs, path};
+use crate::client::{HttpClient, RequestContent};
+use crate::exit::{CommandError, CommandResult, print};
 use crate::models::pretty;
-use crate::table::Table;
+use crate::table::TextTable;
 
-/// Pictures asked for at once.
+/// Images asked for at once.
 const PAGE: u32 = 250;
 
 /// `millpond images list [COLLECTION]`.
 #[derive(Args, Debug)]
 pub(super) struct ListArgs {
-    /// List this collection's pictures [default: the collections]
+    /// List this collection's images [default: the collections]
     collection: Option<String>,
-    /// Only the pictures that this filter lets through, written as Qdrant's
+    /// Only the images that this filter lets through, written as Qdrant's
     #[arg(long, value_name = "JSON", requires = "collection")]
     filter: Option<String>,
-    /// Print JSON, a line for each picture
+    /// Print JSON, a line for each image
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    place: Place,
+    server: ImagesServerArgs,
 }
 
 /// `millpond images delete COLLECTION`.
@@ -32,30 +32,30 @@ pub(super) struct ListArgs {
 pub(super) struct DeleteArgs {
     /// The collection
     collection: String,
-    /// Pictures of it
+    /// Images of it
     #[arg(value_name = "ID", required_unless_present = "all")]
     ids: Vec<String>,
-    /// Delete the collection with all its pictures
+    /// Delete the collection with all its images
     #[arg(long, conflicts_with = "ids")]
     all: bool,
     #[command(flatten)]
-    place: Place,
+    server: ImagesServerArgs,
 }
 
-/// Lists collections or pictures.
+/// Lists collections or images.
 ///
 /// # Errors
 /// What the server said.
-pub(super) fn run(args: &ListArgs) -> Outcome {
-    let client = args.place.client()?;
+pub(super) fn run(args: &ListArgs) -> CommandResult {
+    let client = args.server.client()?;
     match &args.collection {
-        Some(collection) => pictures(args, &client, collection),
+        Some(collection) => list_images(args, &client, collection),
         None => collections(args, &client),
     }
 }
 
-fn collections(args: &ListArgs, client: &Client) -> Outcome {
-    let answer = client.call("GET", "/v1/images", Content::None)?.json()?;
+fn collections(args: &ListArgs, client: &HttpClient) -> CommandResult {
+    let answer = client.call("GET", "/v1/images", RequestContent::None)?.json()?;
     if args.json {
         return print(&pretty(&answer));
     }
@@ -63,14 +63,14 @@ fn collections(args: &ListArgs, client: &Client) -> Outcome {
     if found.is_empty() {
         return print("no collections; make one with `millpond images index DIR --collection NAME`\n");
     }
-    let mut table = Table::new(["NAME", "KIND", "PICTURES", "MODEL", "STATE"]);
+    let mut table = TextTable::new(["NAME", "KIND", "IMAGES", "MODEL", "STATE"]);
     for entry in found {
         table.row(["name", "kind", "count", "model", "state"].map(|key| text(entry, key)));
     }
     print(&table.text())
 }
 
-fn pictures(args: &ListArgs, client: &Client, collection: &str) -> Outcome {
+fn list_images(args: &ListArgs, client: &HttpClient, collection: &str) -> CommandResult {
     let mut offset = None;
     if !args.json {
         print(&format!("{:36}  {:11}  {:>10}  NAME\n", "ID", "SIZE", "BYTES"))?;
@@ -78,9 +78,9 @@ fn pictures(args: &ListArgs, client: &Client, collection: &str) -> Outcome {
     loop {
         let query =
             [("limit", Some(PAGE.to_string())), ("offset", offset.clone()), ("filter", args.filter.clone())];
-        let answer = client.call("GET", &path(collection, "", &query), Content::None)?.json()?;
-        for picture in answer.get("images").and_then(Value::as_array).into_iter().flatten() {
-            print(&if args.json { format!("{picture}\n") } else { line(picture) })?;
+        let answer = client.call("GET", &path(collection, "", &query), RequestContent::None)?.json()?;
+        for image in answer.get("images").and_then(Value::as_array).into_iter().flatten() {
+            print(&if args.json { format!("{image}\n") } else { line(image) })?;
         }
         offset = answer.get("next").and_then(|next| match next {
             Value::String(id) => Some(id.clone()),
@@ -93,14 +93,9 @@ fn pictures(args: &ListArgs, client: &Client, collection: &str) -> Outcome {
     }
 }
 
-fn line(picture: &Value) -> String {
-    let size = format!("{}x{}", text(picture, "width"), text(picture, "height"));
-    format!(
-        "{:36}  {size:11}  {:>10}  {}\n",
-        text(picture, "id"),
-        text(picture, "bytes"),
-        text(picture, "name")
-    )
+fn line(image: &Value) -> String {
+    let size = format!("{}x{}", text(image, "width"), text(image, "height"));
+    format!("{:36}  {size:11}  {:>10}  {}\n", text(image, "id"), text(image, "bytes"), text(image, "name"))
 }
 
 fn text(object: &Value, key: &str) -> String {
@@ -111,14 +106,14 @@ fn text(object: &Value, key: &str) -> String {
     }
 }
 
-/// Deletes pictures or a collection.
+/// Deletes images or a collection.
 ///
 /// # Errors
-/// What the server said; pictures that were deleted before stay deleted.
-pub(super) fn delete(args: &DeleteArgs) -> Outcome {
-    let client = args.place.client()?;
+/// What the server said; images that were deleted before stay deleted.
+pub(super) fn delete(args: &DeleteArgs) -> CommandResult {
+    let client = args.server.client()?;
     let remove = |rest: &str| {
-        let reply = client.call("DELETE", &path(&args.collection, rest, &[]), Content::None)?;
+        let reply = client.call("DELETE", &path(&args.collection, rest, &[]), RequestContent::None)?;
         reply.good().map(drop)
     };
     if args.all {
@@ -128,7 +123,7 @@ pub(super) fn delete(args: &DeleteArgs) -> Outcome {
     for id in &args.ids {
         // An id is a name in an address: anything else in it would ask for something else.
         if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
-            return Err(Failure::usage(format!(
+            return Err(CommandError::usage(format!(
                 "{id}: no id; `millpond images list {}` has them",
                 args.collection
             )));
@@ -144,10 +139,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pictures_are_lines() {
-        let picture =
+    fn images_are_lines() {
+        let image =
             serde_json::json!({"id": "a-1", "width": 640, "height": 480, "bytes": 1234, "name": "b/c.jpg"});
-        let line = line(&picture);
+        let line = line(&image);
         assert!(
             line.starts_with("a-1 ") && line.contains("  640x480 ") && line.ends_with("  1234  b/c.jpg\n"),
             "{line}"

@@ -1,4 +1,4 @@
-//! `millpond images`: pictures into a running server's collections, and searches in them, over HTTP.
+//! `millpond images`: images into a running server's collections, and searches in them, over HTTP.
 
 mod index;
 mod list;
@@ -9,9 +9,9 @@ mod walk;
 
 use clap::{Args, Subcommand};
 
-use crate::client::{Client, ServerArgs, segment};
+use crate::client::{HttpClient, ServerArgs, segment};
 use crate::environment;
-use crate::exit::Outcome;
+use crate::exit::CommandResult;
 
 /// `millpond images ACTION`.
 #[derive(Args, Debug)]
@@ -22,42 +22,42 @@ Examples:
   millpond images search crop.jpg --collection photos
   millpond images list
 
-The server does the work: it reads each picture, computes its embedding with a served model and its keypoints, and \
-keeps picture and features. http://127.0.0.1:8501/images is a page to search with.")]
-pub(crate) struct ImagesArgs {
+The server does the work: it reads each image, computes its embedding with a served model and its keypoints, and \
+keeps image and features. http://127.0.0.1:8501/images is a page to search with.")]
+pub(crate) struct ImagesCommand {
     #[command(subcommand)]
-    action: Action,
+    action: ImagesAction,
 }
 
 #[derive(Debug, Subcommand)]
-enum Action {
-    /// Add the pictures of folders to a collection, made where there is none
+enum ImagesAction {
+    /// Add the images of folders to a collection, made where there is none
     Index(index::IndexArgs),
-    /// Find the pictures most like one
+    /// Find the images most like one
     Search(search::SearchArgs),
-    /// List the collections, or the pictures of one
+    /// List the collections, or the images of one
     #[command(visible_alias = "ls")]
     List(list::ListArgs),
-    /// Delete pictures, or a whole collection
+    /// Delete images, or a whole collection
     Delete(list::DeleteArgs),
 }
 
 /// Runs `millpond images`.
 ///
 /// # Errors
-/// A failure that says what the server would not do, or a silent one with code 1 when some pictures failed.
-pub(crate) fn run(args: &ImagesArgs) -> Outcome {
+/// A failure that says what the server would not do, or a silent one with code 1 when some images failed.
+pub(crate) fn run(args: &ImagesCommand) -> CommandResult {
     match &args.action {
-        Action::Index(args) => index::run(args),
-        Action::Search(args) => search::run(args),
-        Action::List(args) => list::run(args),
-        Action::Delete(args) => list::delete(args),
+        ImagesAction::Index(args) => index::run(args),
+        ImagesAction::Search(args) => search::run(args),
+        ImagesAction::List(args) => list::run(args),
+        ImagesAction::Delete(args) => list::delete(args),
     }
 }
 
 /// Which server, and the key it wants.
 #[derive(Args, Clone, Debug)]
-struct Place {
+struct ImagesServerArgs {
     #[command(flatten)]
     server: ServerArgs,
     /// The key that the server wants, where it wants one [default: MILLPOND_API_KEY]
@@ -65,10 +65,10 @@ struct Place {
     api_key: Option<String>,
 }
 
-impl Place {
-    fn client(&self) -> Outcome<Client> {
+impl ImagesServerArgs {
+    fn client(&self) -> CommandResult<HttpClient> {
         let key = self.api_key.clone().or_else(|| environment::API_KEY.text());
-        Ok(Client::new(&self.server)?.with_key(key))
+        Ok(HttpClient::new(&self.server)?.with_key(key))
     }
 }
 

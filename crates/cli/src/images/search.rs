@@ -1,4 +1,4 @@
-//! `millpond images search`: the pictures most like one, as a table.
+//! `millpond images search`: the images most like one, as a table.
 
 use std::path::PathBuf;
 
@@ -6,35 +6,35 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::terminal::{Terminal, show};
-use super::{Place, path};
-use crate::client::{Client, Content};
-use crate::exit::{Failure, Outcome, print};
+use super::{ImagesServerArgs, path};
+use crate::client::{HttpClient, RequestContent};
+use crate::exit::{CommandError, CommandResult, print};
 use crate::models::pretty;
-use crate::table::Table;
+use crate::table::TextTable;
 
-/// Results whose pictures are shown.
+/// Results whose images are shown.
 const SHOWN_MAX: usize = 5;
-/// Longest side of a picture that is shown, in pixels.
+/// Longest side of a image that is shown, in pixels.
 const SHOWN_PIXELS: u32 = 384;
 
 /// `millpond images search FILE...`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Two stages: embeddings pick candidates (COARSE, a cosine up to 1), the keypoints of each are then matched with the \
-query's (SCORE, from 0, hundreds and more for the same picture). ACCEPTED says that the score is over the threshold, so that \
-it is the same picture or shows the same thing; what is not accepted follows in the order of coarse likeness.
+query's (SCORE, from 0, hundreds and more for the same image). ACCEPTED says that the score is over the threshold, so that \
+it is the same image or shows the same thing; what is not accepted follows in the order of coarse likeness.
 
 Examples:
   millpond images search crop.jpg --collection photos
   millpond images search crop.jpg --collection photos -k 3 --explain --json
   millpond images search crop.jpg --collection photos --filter '{\"must\":[{\"key\":\"album\",\"match\":{\"value\":\"holidays\"}}]}'
 
-Terminals that know kitty's or iTerm2's pictures show them; others with 24-bit colours (COLORTERM) show mosaics.")]
+Terminals that know kitty's or iTerm2's images show them; others with 24-bit colours (COLORTERM) show mosaics.")]
 pub(super) struct SearchArgs {
-    /// The pictures to search with, one after the other; - is standard input
+    /// The images to search with, one after the other; - is standard input
     #[arg(value_name = "FILE", required_unless_present = "id")]
     files: Vec<PathBuf>,
-    /// Search with a picture of the collection
+    /// Search with a image of the collection
     #[arg(long, value_name = "ID", conflicts_with = "files")]
     id: Option<String>,
     /// The collection
@@ -43,10 +43,10 @@ pub(super) struct SearchArgs {
     /// Results wanted
     #[arg(short, long, value_name = "N", default_value_t = 10)]
     k: u32,
-    /// Score from which a picture is accepted [default: the server's for the collection's kind]
+    /// Score from which a image is accepted [default: the server's for the collection's kind]
     #[arg(long, value_name = "SCORE")]
     threshold: Option<f32>,
-    /// Pictures whose keypoints are matched [default: the server's]
+    /// Images whose keypoints are matched [default: the server's]
     #[arg(long, value_name = "N")]
     candidates: Option<u32>,
     /// Search only what this filter lets through, written as Qdrant's
@@ -58,19 +58,19 @@ pub(super) struct SearchArgs {
     /// Print the server's answer
     #[arg(long)]
     json: bool,
-    /// Show no pictures
+    /// Show no images
     #[arg(long)]
     no_pictures: bool,
     #[command(flatten)]
-    place: Place,
+    server: ImagesServerArgs,
 }
 
 /// Searches and prints what is found.
 ///
 /// # Errors
 /// When the file cannot be read or the server says no.
-pub(super) fn run(args: &SearchArgs) -> Outcome {
-    let client = args.place.client()?;
+pub(super) fn run(args: &SearchArgs) -> CommandResult {
+    let client = args.server.client()?;
     if args.files.is_empty() {
         return show_answer(args, &client, &ask(args, &client, None)?);
     }
@@ -86,7 +86,7 @@ pub(super) fn run(args: &SearchArgs) -> Outcome {
     Ok(())
 }
 
-fn show_answer(args: &SearchArgs, client: &Client, answer: &Value) -> Outcome {
+fn show_answer(args: &SearchArgs, client: &HttpClient, answer: &Value) -> CommandResult {
     if args.json {
         return print(&pretty(answer));
     }
@@ -100,12 +100,12 @@ fn show_answer(args: &SearchArgs, client: &Client, answer: &Value) -> Outcome {
     }
     print(&format!("{}\n", stages(answer)))?;
     match Terminal::detect() {
-        Some(terminal) if !args.no_pictures => show_pictures(client, &args.collection, results, terminal),
+        Some(terminal) if !args.no_pictures => show_images(client, &args.collection, results, terminal),
         _ => Ok(()),
     }
 }
 
-fn ask(args: &SearchArgs, client: &Client, file: Option<&PathBuf>) -> Outcome<Value> {
+fn ask(args: &SearchArgs, client: &HttpClient, file: Option<&PathBuf>) -> CommandResult<Value> {
     let text = |value: Option<String>| value;
     let query = [
         ("k", Some(args.k.to_string())),
@@ -116,9 +116,9 @@ fn ask(args: &SearchArgs, client: &Client, file: Option<&PathBuf>) -> Outcome<Va
     ];
     let path = path(&args.collection, "/search", &query);
     let reply = match (file, &args.id) {
-        (_, Some(id)) => client.call("POST", &path, Content::Json(&json!({ "id": id })))?,
-        (Some(file), None) => client.call("POST", &path, Content::Bytes(&read(file)?))?,
-        (None, None) => return Err(Failure::usage("name an image to search with")),
+        (_, Some(id)) => client.call("POST", &path, RequestContent::Json(&json!({ "id": id })))?,
+        (Some(file), None) => client.call("POST", &path, RequestContent::Bytes(&read(file)?))?,
+        (None, None) => return Err(CommandError::usage("name an image to search with")),
     };
     reply.json()
 }
@@ -136,8 +136,9 @@ fn coverage(answer: &Value) -> Option<String> {
     Some(format!("compared {compared} of {of}{partial}"))
 }
 
-fn read(file: &PathBuf) -> Outcome<Vec<u8>> {
-    let wrong = |error: std::io::Error| Failure::failed(format!("cannot read {}: {error}", file.display()));
+fn read(file: &PathBuf) -> CommandResult<Vec<u8>> {
+    let wrong =
+        |error: std::io::Error| CommandError::failed(format!("cannot read {}: {error}", file.display()));
     if file.as_os_str() == "-" {
         let mut bytes = Vec::new();
         std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut bytes).map_err(wrong)?;
@@ -152,8 +153,8 @@ fn table(results: &[Value], explain: bool) -> String {
     };
     let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).unwrap_or("-").to_owned();
     let mut table = match explain {
-        true => Table::new(["RANK", "SCORE", "COARSE", "ACCEPTED", "MATCHED", "NAME", "ID"]),
-        false => Table::new(["RANK", "SCORE", "COARSE", "ACCEPTED", "NAME", "ID"]),
+        true => TextTable::new(["RANK", "SCORE", "COARSE", "ACCEPTED", "MATCHED", "NAME", "ID"]),
+        false => TextTable::new(["RANK", "SCORE", "COARSE", "ACCEPTED", "NAME", "ID"]),
     };
     for (rank, result) in results.iter().enumerate() {
         let accepted = result.get("accepted") == Some(&json!(true));
@@ -185,13 +186,21 @@ fn stages(answer: &Value) -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
-fn show_pictures(client: &Client, collection: &str, results: &[Value], terminal: Terminal) -> Outcome {
+fn show_images(
+    client: &HttpClient,
+    collection: &str,
+    results: &[Value],
+    terminal: Terminal,
+) -> CommandResult {
     for result in results.iter().take(SHOWN_MAX) {
         let Some(id) = result.get("id").and_then(Value::as_str) else { continue };
         let query = [("size", Some(SHOWN_PIXELS.to_string()))];
-        let reply =
-            client.call("GET", &path(collection, &format!("/{id}/thumbnail"), &query), Content::None)?;
-        // The table has been shown; a picture that is missing is no reason to fail.
+        let reply = client.call(
+            "GET",
+            &path(collection, &format!("/{id}/thumbnail"), &query),
+            RequestContent::None,
+        )?;
+        // The table has been shown; a image that is missing is no reason to fail.
         if let Some(drawn) = reply.good().ok().and_then(|bytes| show(bytes, terminal)) {
             let name = result.get("name").and_then(Value::as_str).unwrap_or(id);
             print(&format!("\n{name}\n{drawn}\n"))?;

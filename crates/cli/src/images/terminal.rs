@@ -1,4 +1,4 @@
-//! Pictures in a terminal: kitty's and iTerm2's escape sequences, or coloured half blocks where there are only colours.
+//! Images in a terminal: kitty's and iTerm2's escape sequences, or coloured half blocks where there are only colours.
 
 use std::io::IsTerminal;
 
@@ -7,12 +7,12 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::environment;
 
-/// Rows that a picture takes.
+/// Rows that a image takes.
 const ROWS: u32 = 12;
 /// Characters of one of kitty's sequences, by its protocol.
 const KITTY_CHUNK: usize = 4096;
 
-/// How pictures reach the terminal.
+/// How images reach the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Terminal {
     /// kitty's graphics protocol: pixels in chunks of Base64.
@@ -59,22 +59,22 @@ pub(super) fn show(bytes: &[u8], terminal: Terminal) -> Option<String> {
             "\x1b]1337;File=inline=1;size={size};height={ROWS};preserveAspectRatio=1:{text}\x07"
         ));
     }
-    let picture = image::load_from_memory(bytes).ok()?.into_rgb8();
-    if picture.width() == 0 || picture.height() == 0 {
+    let image = image::load_from_memory(bytes).ok()?.into_rgb8();
+    if image.width() == 0 || image.height() == 0 {
         return None;
     }
-    Some(if terminal == Terminal::Kitty { kitty(&picture) } else { blocks(&picture) })
+    Some(if terminal == Terminal::Kitty { kitty(&image) } else { blocks(&image) })
 }
 
 /// Kitty's sequences: the first says what comes, `m=0` ends it.
-fn kitty(picture: &image::RgbImage) -> String {
-    let text = STANDARD.encode(picture.as_raw());
+fn kitty(image: &image::RgbImage) -> String {
+    let text = STANDARD.encode(image.as_raw());
     let chunks: Vec<&[u8]> = text.as_bytes().chunks(KITTY_CHUNK).collect();
     let mut sequences = String::with_capacity(text.len() + 16 * chunks.len() + 64);
     for (at, chunk) in chunks.iter().enumerate() {
         let more = u8::from(at + 1 < chunks.len());
         let head = match at {
-            0 => format!("a=T,f=24,s={},v={},r={ROWS},", picture.width(), picture.height()),
+            0 => format!("a=T,f=24,s={},v={},r={ROWS},", image.width(), image.height()),
             _ => String::new(),
         };
         sequences.push_str(&format!("\x1b_G{head}m={more};{}\x1b\\", String::from_utf8_lossy(chunk)));
@@ -83,10 +83,10 @@ fn kitty(picture: &image::RgbImage) -> String {
 }
 
 /// Two pixels a character: the upper half in the foreground's colour, the lower one in the background's.
-fn blocks(picture: &image::RgbImage) -> String {
+fn blocks(image: &image::RgbImage) -> String {
     let rows = ROWS * 2;
-    let columns = (u64::from(picture.width()) * u64::from(rows) / u64::from(picture.height())).clamp(1, 72);
-    let small = image::imageops::thumbnail(picture, columns as u32, rows);
+    let columns = (u64::from(image.width()) * u64::from(rows) / u64::from(image.height())).clamp(1, 72);
+    let small = image::imageops::thumbnail(image, columns as u32, rows);
     let mut lines = Vec::new();
     for y in (0..small.height().saturating_sub(1)).step_by(2) {
         let mut line = String::new();
@@ -104,9 +104,9 @@ mod tests {
     use super::*;
 
     fn jpeg() -> Vec<u8> {
-        let picture = image::RgbImage::from_pixel(96, 64, image::Rgb([200, 30, 30]));
+        let image = image::RgbImage::from_pixel(96, 64, image::Rgb([200, 30, 30]));
         let mut bytes = std::io::Cursor::new(Vec::new());
-        picture.write_to(&mut bytes, image::ImageFormat::Jpeg).unwrap();
+        image.write_to(&mut bytes, image::ImageFormat::Jpeg).unwrap();
         bytes.into_inner()
     }
 
@@ -131,7 +131,7 @@ mod tests {
         assert!(shown.starts_with("\x1b_Ga=T,f=24,s=96,v=64,"));
         let shown = show(&bytes, Terminal::Blocks).unwrap();
         assert_eq!((shown.lines().count(), shown.matches('▀').count()), (12, 12 * 36));
-        assert_eq!(show(b"no picture", Terminal::Blocks), None);
-        assert_eq!(show(b"no picture", Terminal::Kitty), None);
+        assert_eq!(show(b"no image", Terminal::Blocks), None);
+        assert_eq!(show(b"no image", Terminal::Kitty), None);
     }
 }

@@ -1,4 +1,4 @@
-//! One picture to the server, tried again while the server is busy.
+//! One image to the server, tried again while the server is busy.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,22 +6,22 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::path;
-use super::walk::Found;
-use crate::client::{Client, Content, Reply};
-use crate::exit::{Failure, Outcome};
+use super::walk::ImageFile;
+use crate::client::{HttpClient, HttpReply, RequestContent};
+use crate::exit::{CommandError, CommandResult};
 
-/// Larger files are not sent: no picture within the server's limit of pixels needs as much.
+/// Larger files are not sent: no image within the server's limit of pixels needs as much.
 pub(super) const FILE_BYTES_MAX: u64 = 512 << 20;
-/// Tries of one picture while the server says that it is busy or does not answer.
+/// Tries of one image while the server says that it is busy or does not answer.
 const TRIES_MAX: u32 = 8;
 /// First wait between two tries where the server does not say; it doubles.
 const WAIT: Duration = Duration::from_millis(250);
 /// Longest wait between two tries.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// What came of one picture.
+/// What came of one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Came {
+pub(super) enum UploadOutcome {
     /// It is in the collection now.
     Added,
     /// It was there already.
@@ -30,9 +30,9 @@ pub(super) enum Came {
     Failed(String),
 }
 
-/// Where pictures go, and with what.
-pub(super) struct Target<'a> {
-    pub(super) client: &'a Client,
+/// Where images go, and with what.
+pub(super) struct UploadTarget<'a> {
+    pub(super) client: &'a HttpClient,
     pub(super) collection: &'a str,
     pub(super) kind: Option<&'a str>,
     pub(super) model: Option<&'a str>,
@@ -41,15 +41,15 @@ pub(super) struct Target<'a> {
     pub(super) background: bool,
 }
 
-impl Target<'_> {
+impl UploadTarget<'_> {
     /// Which of `ids` (at most 1000) the collection lacks; all of them where there is no collection yet.
     ///
     /// # Errors
     /// What the server said.
-    pub(super) fn missing(&self, ids: &[&str]) -> Outcome<Vec<String>> {
+    pub(super) fn missing(&self, ids: &[&str]) -> CommandResult<Vec<String>> {
         let body = serde_json::json!({ "ids": ids });
         let reply = persist(|| {
-            self.client.call("POST", &path(self.collection, "/missing", &[]), Content::Json(&body))
+            self.client.call("POST", &path(self.collection, "/missing", &[]), RequestContent::Json(&body))
         })?;
         if reply.status == 404 {
             return Ok(ids.iter().map(|id| (*id).to_owned()).collect());
@@ -59,14 +59,14 @@ impl Target<'_> {
         Ok(missing.iter().filter_map(|id| id.as_str().map(str::to_owned)).collect())
     }
 
-    /// Sends one picture.
+    /// Sends one image.
     ///
     /// # Errors
-    /// What would fail for every other picture too: no server, no access, no such model.
-    pub(super) fn put(&self, found: &Found) -> Outcome<Came> {
+    /// What would fail for every other image too: no server, no access, no such model.
+    pub(super) fn put(&self, found: &ImageFile) -> CommandResult<UploadOutcome> {
         let bytes = match read(&found.path) {
             Ok(bytes) => bytes,
-            Err(reason) => return Ok(Came::Failed(reason)),
+            Err(reason) => return Ok(UploadOutcome::Failed(reason)),
         };
         let owned = |value: Option<&str>| value.map(str::to_owned);
         let query = [
@@ -77,8 +77,8 @@ impl Target<'_> {
             ("background", self.background.then(|| "1".to_owned())),
         ];
         let path = path(self.collection, "", &query);
-        let reply = persist(|| self.client.call("PUT", &path, Content::Bytes(&bytes)))?;
-        came(&reply)
+        let reply = persist(|| self.client.call("PUT", &path, RequestContent::Bytes(&bytes)))?;
+        outcome(&reply)
     }
 }
 
@@ -90,18 +90,18 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|error| error.to_string())
 }
 
-/// What an answer means for its picture.
-fn came(reply: &Reply) -> Outcome<Came> {
+/// What an answer means for its image.
+fn outcome(reply: &HttpReply) -> CommandResult<UploadOutcome> {
     match reply.status {
-        // The picture's own fault, or its size's: the next one may be better.
-        400 | 413 | 415 | 422 | 500 => Ok(Came::Failed(reply.error())),
-        429 | 503 => Ok(Came::Failed(format!("the server stayed busy: {}", reply.error()))),
+        // The image's own fault, or its size's: the next one may be better.
+        400 | 413 | 415 | 422 | 500 => Ok(UploadOutcome::Failed(reply.error())),
+        429 | 503 => Ok(UploadOutcome::Failed(format!("the server stayed busy: {}", reply.error()))),
         _ => {
             let answer = reply.json()?;
             match answer.get("status").and_then(Value::as_str) {
-                Some("added") => Ok(Came::Added),
-                Some("present") => Ok(Came::Present),
-                _ => Err(Failure::failed(format!(
+                Some("added") => Ok(UploadOutcome::Added),
+                Some("present") => Ok(UploadOutcome::Present),
+                _ => Err(CommandError::failed(format!(
                     "the server's answer says neither added nor present: {answer}"
                 ))),
             }
@@ -110,7 +110,7 @@ fn came(reply: &Reply) -> Outcome<Came> {
 }
 
 /// Asks until there is an answer other than "busy", or `TRIES_MAX` times.
-fn persist(ask: impl Fn() -> Outcome<Reply>) -> Outcome<Reply> {
+fn persist(ask: impl Fn() -> CommandResult<HttpReply>) -> CommandResult<HttpReply> {
     let mut wait = WAIT;
     for _ in 1..TRIES_MAX {
         match ask() {
@@ -130,29 +130,29 @@ fn persist(ask: impl Fn() -> Outcome<Reply>) -> Outcome<Reply> {
 mod tests {
     use super::*;
 
-    fn reply(status: u16, body: &str) -> Reply {
-        Reply { status, retry_after: Some(Duration::ZERO), body: body.into() }
+    fn reply(status: u16, body: &str) -> HttpReply {
+        HttpReply { status, retry_after: Some(Duration::ZERO), body: body.into() }
     }
 
     #[test]
     fn answers_say_what_came_of_a_picture() {
-        assert_eq!(came(&reply(200, r#"{"status":"added"}"#)).unwrap(), Came::Added);
-        assert_eq!(came(&reply(200, r#"{"status":"present"}"#)).unwrap(), Came::Present);
+        assert_eq!(outcome(&reply(200, r#"{"status":"added"}"#)).unwrap(), UploadOutcome::Added);
+        assert_eq!(outcome(&reply(200, r#"{"status":"present"}"#)).unwrap(), UploadOutcome::Present);
         let failed = |status, words: &str| {
             let body = format!("{{\"error\":\"{words}\"}}");
-            match came(&reply(status, &body)).unwrap() {
-                Came::Failed(reason) => assert!(reason.contains(words), "{reason}"),
+            match outcome(&reply(status, &body)).unwrap() {
+                UploadOutcome::Failed(reason) => assert!(reason.contains(words), "{reason}"),
                 other => panic!("{other:?}"),
             }
         };
-        failed(400, "not a picture");
+        failed(400, "not a image");
         failed(413, "too large");
         failed(503, "full");
         // These would be the same for the next one.
         for status in [401, 404, 412] {
-            assert!(came(&reply(status, r#"{"error":"no"}"#)).is_err());
+            assert!(outcome(&reply(status, r#"{"error":"no"}"#)).is_err());
         }
-        assert!(came(&reply(200, "{}")).is_err());
+        assert!(outcome(&reply(200, "{}")).is_err());
     }
 
     #[test]

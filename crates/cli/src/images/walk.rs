@@ -1,10 +1,10 @@
-//! Which files are pictures, and what names them: where they are, and what is in them.
+//! Which files are images, and what names them: where they are, and what is in them.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{CommandError, CommandResult};
 
 /// Endings of the formats that the server reads.
 const ENDINGS: [&str; 7] = ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp"];
@@ -13,7 +13,7 @@ const FILES_MAX: usize = 20_000_000;
 
 /// A file to add.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct ImageFile {
     /// Where it is.
     pub(super) path: PathBuf,
     /// What it is called in the collection: its path below the folder that was given, with `/`.
@@ -22,30 +22,30 @@ pub(super) struct Found {
 
 /// What a walk found.
 #[derive(Debug, Default)]
-pub(super) struct Walked {
-    /// The pictures, in order of their paths.
-    pub(super) found: Vec<Found>,
-    /// Files that are no pictures by their ending.
+pub(super) struct WalkResult {
+    /// The images, in order of their paths.
+    pub(super) found: Vec<ImageFile>,
+    /// Files that are no images by their ending.
     pub(super) ignored: u64,
     /// Folders that could not be read, and why.
     pub(super) unread: Vec<(String, String)>,
 }
 
-/// The pictures in `places`: files as they are, folders with everything below them. Names that begin with a dot are
+/// The images in `places`: files as they are, folders with everything below them. Names that begin with a dot are
 /// passed over, and so are links to folders, which may lead round in circles.
 ///
 /// # Errors
 /// When a place does not exist or there are more than `FILES_MAX`.
-pub(super) fn walk(places: &[PathBuf]) -> Outcome<Walked> {
-    let mut walked = Walked::default();
+pub(super) fn walk(places: &[PathBuf]) -> CommandResult<WalkResult> {
+    let mut walked = WalkResult::default();
     for place in places {
         let about = fs::metadata(place)
-            .map_err(|error| Failure::failed(format!("cannot read {}: {error}", place.display())))?;
+            .map_err(|error| CommandError::failed(format!("cannot read {}: {error}", place.display())))?;
         if about.is_dir() {
             walk_folder(place, &mut walked)?;
         } else {
             let name = place.file_name().unwrap_or(place.as_os_str()).to_string_lossy().into_owned();
-            walked.found.push(Found { path: place.clone(), name });
+            walked.found.push(ImageFile { path: place.clone(), name });
         }
     }
     walked.found.sort_by(|a, b| a.path.cmp(&b.path));
@@ -53,7 +53,7 @@ pub(super) fn walk(places: &[PathBuf]) -> Outcome<Walked> {
     Ok(walked)
 }
 
-fn walk_folder(root: &Path, walked: &mut Walked) -> Outcome {
+fn walk_folder(root: &Path, walked: &mut WalkResult) -> CommandResult {
     let mut folders = VecDeque::from([root.to_owned()]);
     while let Some(folder) = folders.pop_front() {
         let entries = match fs::read_dir(&folder) {
@@ -70,14 +70,14 @@ fn walk_folder(root: &Path, walked: &mut Walked) -> Outcome {
             if kind.is_dir() {
                 folders.push_back(path);
             } else if kind.is_file() || path.is_file() {
-                if !is_picture(&path) {
+                if !is_image(&path) {
                     walked.ignored += 1;
                 } else if walked.found.len() == FILES_MAX {
-                    return Err(Failure::usage(format!(
-                        "more than {FILES_MAX} pictures: name fewer folders"
+                    return Err(CommandError::usage(format!(
+                        "more than {FILES_MAX} images: name fewer folders"
                     )));
                 } else {
-                    walked.found.push(Found { name: name_below(root, &path), path });
+                    walked.found.push(ImageFile { name: name_below(root, &path), path });
                 }
             }
         }
@@ -85,7 +85,7 @@ fn walk_folder(root: &Path, walked: &mut Walked) -> Outcome {
     Ok(())
 }
 
-fn is_picture(path: &Path) -> bool {
+fn is_image(path: &Path) -> bool {
     let ending = path.extension().and_then(|ending| ending.to_str());
     ending.is_some_and(|ending| ENDINGS.iter().any(|known| known.eq_ignore_ascii_case(ending)))
 }
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pictures_are_found_below_folders_and_nothing_else() {
+    fn images_are_found_below_folders_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         let put = |name: &str| {
             let path = dir.path().join(name);
@@ -143,7 +143,7 @@ mod tests {
         let file = dir.path().join("e");
         assert_eq!(
             walk(&[file.clone(), file.clone()]).unwrap().found,
-            [Found { path: file, name: "e".into() }]
+            [ImageFile { path: file, name: "e".into() }]
         );
         assert!(walk(&[dir.path().join("gone")]).is_err());
     }

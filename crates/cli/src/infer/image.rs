@@ -1,4 +1,4 @@
-//! A picture as a tensor: `(pixel * scale - mean) / std`, one plane a channel unless the model wants otherwise.
+//! A image as a tensor: `(pixel * scale - mean) / std`, one plane a channel unless the model wants otherwise.
 
 use std::io::Cursor;
 use std::str::FromStr;
@@ -8,23 +8,23 @@ use clap::{Args, ValueEnum};
 use image::imageops::FilterType;
 use image::{DynamicImage, ImageReader};
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{CommandError, CommandResult};
 use crate::infer::input::numbers;
-use crate::infer::metadata::Spec;
+use crate::infer::metadata::InputSpec;
 
-/// Longest edge of a picture, before and after resizing.
+/// Longest edge of a image, before and after resizing.
 const EDGE_MAX: u32 = 16_384;
 
-/// How a picture becomes numbers.
+/// How a image becomes numbers.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Pictures")]
 pub(crate) struct ImageArgs {
     /// Order of the axes [default: nhwc where the model's shape says so, else nchw]
     #[arg(long, value_name = "ORDER")]
-    layout: Option<Layout>,
-    /// Resize to this size [default: the model's where it is fixed, else the picture's]
+    layout: Option<AxisOrder>,
+    /// Resize to this size [default: the model's where it is fixed, else the image's]
     #[arg(long, value_name = "WxH", conflicts_with = "height")]
-    size: Option<Size>,
+    size: Option<ImageSize>,
     /// Resize to this height, width in proportion
     #[arg(long, value_name = "H", value_parser = clap::value_parser!(u32).range(1..=EDGE_MAX as i64))]
     height: Option<u32>,
@@ -39,21 +39,21 @@ pub(crate) struct ImageArgs {
     scale: Option<f32>,
     /// Order of the channels [default: rgb, or gray where the model takes one]
     #[arg(long, value_name = "CHANNELS")]
-    channels: Option<Channels>,
+    channels: Option<ChannelOrder>,
 }
 
 /// Order of the axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Layout {
-    /// Channels, height, width
+enum AxisOrder {
+    /// ChannelOrder, height, width
     Nchw,
     /// Height, width, channels
     Nhwc,
 }
 
-/// Channels and their order.
+/// ChannelOrder and their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Channels {
+enum ChannelOrder {
     /// Red, green, blue
     Rgb,
     /// Blue, green, red
@@ -63,18 +63,18 @@ enum Channels {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Size {
+struct ImageSize {
     width: u32,
     height: u32,
 }
 
-impl FromStr for Size {
+impl FromStr for ImageSize {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Size, String> {
+    fn from_str(text: &str) -> Result<ImageSize, String> {
         let edge = |text: &str| text.parse().ok().filter(|edge| (1..=EDGE_MAX).contains(edge));
         text.split_once('x')
-            .and_then(|(width, height)| Some(Size { width: edge(width)?, height: edge(height)? }))
+            .and_then(|(width, height)| Some(ImageSize { width: edge(width)?, height: edge(height)? }))
             .ok_or_else(|| format!("write WIDTHxHEIGHT, each 1 to {EDGE_MAX}"))
     }
 }
@@ -101,41 +101,41 @@ impl PerChannel {
     }
 }
 
-/// Decodes and prepares a picture for `spec`.
+/// Decodes and prepares a image for `spec`.
 ///
 /// # Errors
-/// A failure when it cannot be decoded or the model's input is no picture's.
-pub(crate) fn tensor(spec: &Spec, file: &[u8], args: &ImageArgs) -> Outcome<Tensor> {
+/// A failure when it cannot be decoded or the model's input is no image's.
+pub(crate) fn tensor(spec: &InputSpec, file: &[u8], args: &ImageArgs) -> CommandResult<Tensor> {
     let (axes, batch) = match spec.shape.as_slice() {
         [batch, axes @ ..] if axes.len() == 3 => (axes, Some(*batch)),
         axes if axes.len() == 3 => (axes, None),
         [] => (&[-1i64, -1, -1] as &[i64], Some(1)),
         shape => {
-            return Err(Failure::failed(format!(
-                "input \"{}\" has shape {shape:?}; a picture is [N, C, H, W] or [N, H, W, C]",
+            return Err(CommandError::failed(format!(
+                "input \"{}\" has shape {shape:?}; a image is [N, C, H, W] or [N, H, W, C]",
                 spec.name
             )));
         }
     };
     if batch.is_some_and(|batch| batch > 1) {
-        return Err(Failure::failed(format!(
+        return Err(CommandError::failed(format!(
             "input \"{}\" takes {} pictures at once",
             spec.name, spec.shape[0]
         )));
     }
     let layout = args.layout.unwrap_or_else(|| layout_of(axes));
     let (height, width, depth) = match layout {
-        Layout::Nchw => (axes[1], axes[2], axes[0]),
-        Layout::Nhwc => (axes[0], axes[1], axes[2]),
+        AxisOrder::Nchw => (axes[1], axes[2], axes[0]),
+        AxisOrder::Nhwc => (axes[0], axes[1], axes[2]),
     };
-    let channels = args.channels.unwrap_or(if depth == 1 { Channels::Gray } else { Channels::Rgb });
-    let picture = resize(decode(file)?, args, width, height)?;
-    let values = values(&picture, channels, layout, args, spec.dtype);
-    let (w, h) = (picture.width() as usize, picture.height() as usize);
+    let channels = args.channels.unwrap_or(if depth == 1 { ChannelOrder::Gray } else { ChannelOrder::Rgb });
+    let image = resize(decode(file)?, args, width, height)?;
+    let values = values(&image, channels, layout, args, spec.dtype);
+    let (w, h) = (image.width() as usize, image.height() as usize);
     let c = values.len() / (w * h);
     let mut shape = match layout {
-        Layout::Nchw => vec![c, h, w],
-        Layout::Nhwc => vec![h, w, c],
+        AxisOrder::Nchw => vec![c, h, w],
+        AxisOrder::Nhwc => vec![h, w, c],
     };
     if batch.is_some() {
         shape.insert(0, 1);
@@ -143,15 +143,15 @@ pub(crate) fn tensor(spec: &Spec, file: &[u8], args: &ImageArgs) -> Outcome<Tens
     numbers(spec.dtype, &shape, &values)
 }
 
-/// Channels last where only the last axis can be channels.
-fn layout_of(axes: &[i64]) -> Layout {
+/// ChannelOrder last where only the last axis can be channels.
+fn layout_of(axes: &[i64]) -> AxisOrder {
     let depth = |size: i64| matches!(size, 1 | 3);
-    if depth(axes[2]) && !depth(axes[0]) { Layout::Nhwc } else { Layout::Nchw }
+    if depth(axes[2]) && !depth(axes[0]) { AxisOrder::Nhwc } else { AxisOrder::Nchw }
 }
 
-fn decode(file: &[u8]) -> Outcome<DynamicImage> {
+fn decode(file: &[u8]) -> CommandResult<DynamicImage> {
     let unreadable =
-        |error: &dyn std::fmt::Display| Failure::failed(format!("cannot read the picture: {error}"));
+        |error: &dyn std::fmt::Display| CommandError::failed(format!("cannot read the image: {error}"));
     let mut reader =
         ImageReader::new(Cursor::new(file)).with_guessed_format().map_err(|error| unreadable(&error))?;
     let mut limits = image::Limits::default();
@@ -162,32 +162,32 @@ fn decode(file: &[u8]) -> Outcome<DynamicImage> {
 }
 
 /// Resizes to what was asked for, or to the model's fixed edges; `width` and `height` are the model's.
-fn resize(picture: DynamicImage, args: &ImageArgs, width: i64, height: i64) -> Outcome<DynamicImage> {
+fn resize(image: DynamicImage, args: &ImageArgs, width: i64, height: i64) -> CommandResult<DynamicImage> {
     let fixed = |edge: i64, own: u32| u32::try_from(edge).unwrap_or(own);
     let (w, h) = match (args.size, args.height) {
         (Some(size), _) => (size.width, size.height),
-        (None, Some(height)) => (picture.width() * height / picture.height().max(1), height),
-        (None, None) => (fixed(width, picture.width()), fixed(height, picture.height())),
+        (None, Some(height)) => (image.width() * height / image.height().max(1), height),
+        (None, None) => (fixed(width, image.width()), fixed(height, image.height())),
     };
     if !(1..=EDGE_MAX).contains(&w) || !(1..=EDGE_MAX).contains(&h) {
-        return Err(Failure::failed(format!("the picture would be {w}x{h}; edges are 1 to {EDGE_MAX}")));
+        return Err(CommandError::failed(format!("the image would be {w}x{h}; edges are 1 to {EDGE_MAX}")));
     }
-    if (w, h) == (picture.width(), picture.height()) {
-        return Ok(picture);
+    if (w, h) == (image.width(), image.height()) {
+        return Ok(image);
     }
-    Ok(picture.resize_exact(w, h, FilterType::Triangle))
+    Ok(image.resize_exact(w, h, FilterType::Triangle))
 }
 
 fn values(
-    picture: &DynamicImage,
-    channels: Channels,
-    layout: Layout,
+    image: &DynamicImage,
+    channels: ChannelOrder,
+    layout: AxisOrder,
     args: &ImageArgs,
     dtype: DType,
 ) -> Vec<f32> {
     let (pixels, depth) = match channels {
-        Channels::Gray => (picture.to_luma8().into_raw(), 1),
-        Channels::Rgb | Channels::Bgr => (picture.to_rgb8().into_raw(), 3),
+        ChannelOrder::Gray => (image.to_luma8().into_raw(), 1),
+        ChannelOrder::Rgb | ChannelOrder::Bgr => (image.to_rgb8().into_raw(), 3),
     };
     let real = matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64);
     let scale = args.scale.unwrap_or(if real { 1.0 / 255.0 } else { 1.0 });
@@ -197,11 +197,11 @@ fn values(
     for (pixel, colours) in pixels.chunks_exact(depth).enumerate() {
         for channel in 0..depth {
             let colour =
-                if channels == Channels::Bgr { colours[depth - 1 - channel] } else { colours[channel] };
+                if channels == ChannelOrder::Bgr { colours[depth - 1 - channel] } else { colours[channel] };
             let shifted = f32::from(colour) * scale - mean.map_or(0.0, |mean| mean.at(channel));
             let place = match layout {
-                Layout::Nchw => channel * area + pixel,
-                Layout::Nhwc => pixel * depth + channel,
+                AxisOrder::Nchw => channel * area + pixel,
+                AxisOrder::Nhwc => pixel * depth + channel,
             };
             values[place] = shifted / std.map_or(1.0, |std| std.at(channel));
         }
@@ -221,11 +221,11 @@ mod tests {
     }
 
     fn check(shape: &[i64], dtype: DType, flags: &str) -> (Vec<usize>, Vec<f32>) {
-        let mut picture = image::RgbImage::new(4, 2);
-        picture.put_pixel(0, 0, image::Rgb([255, 0, 102]));
+        let mut image = image::RgbImage::new(4, 2);
+        image.put_pixel(0, 0, image::Rgb([255, 0, 102]));
         let mut file = Cursor::new(Vec::new());
-        picture.write_to(&mut file, image::ImageFormat::Png).unwrap();
-        let spec = Spec { name: "x".into(), dtype, shape: shape.to_vec() };
+        image.write_to(&mut file, image::ImageFormat::Png).unwrap();
+        let spec = InputSpec { name: "x".into(), dtype, shape: shape.to_vec() };
         let line = Line::parse_from(std::iter::once("test").chain(flags.split_whitespace()));
         let tensor = tensor(&spec, file.get_ref(), &line.image).unwrap();
         let values = match dtype {

@@ -4,8 +4,8 @@ use base::{DType, Element, Tensor};
 use bytes::Bytes;
 use serde_json::Value;
 
-use crate::exit::{Failure, Outcome};
-use crate::infer::metadata::Spec;
+use crate::exit::{CommandError, CommandResult};
+use crate::infer::metadata::InputSpec;
 
 /// Lists nested deeper than this are refused.
 const RANK_MAX: usize = 16;
@@ -14,8 +14,10 @@ const RANK_MAX: usize = 16;
 ///
 /// # Errors
 /// A failure naming the input: ragged lists, elements of another type, a shape that does not fit.
-pub(crate) fn tensor_for(spec: &Spec, value: &Value) -> Outcome<Tensor> {
-    let named = |failure: Failure| Failure::failed(format!("input \"{}\": {}", spec.name, failure.message()));
+pub(crate) fn tensor_for(spec: &InputSpec, value: &Value) -> CommandResult<Tensor> {
+    let named = |failure: CommandError| {
+        CommandError::failed(format!("input \"{}\": {}", spec.name, failure.message()))
+    };
     let mut shape = shape(value).map_err(named)?;
     let mut leaves = Vec::new();
     collect(value, &shape, &mut leaves).map_err(named)?;
@@ -29,19 +31,19 @@ pub(crate) fn tensor_for(spec: &Spec, value: &Value) -> Outcome<Tensor> {
 ///
 /// # Errors
 /// A failure when elements are of another type or their number is not the shape's.
-pub(crate) fn tensor(dtype: DType, shape: &[usize], value: &Value) -> Outcome<Tensor> {
+pub(crate) fn tensor(dtype: DType, shape: &[usize], value: &Value) -> CommandResult<Tensor> {
     let mut leaves = Vec::new();
     flatten(value, RANK_MAX, &mut leaves)?;
     elements(dtype, shape, &leaves)
 }
 
 /// The shape along the first element of each list.
-fn shape(value: &Value) -> Outcome<Vec<usize>> {
+fn shape(value: &Value) -> CommandResult<Vec<usize>> {
     let mut shape = Vec::new();
     let mut inner = Some(value);
     while let Some(Value::Array(list)) = inner {
         if shape.len() == RANK_MAX {
-            return Err(Failure::failed(format!("lists nested deeper than {RANK_MAX}")));
+            return Err(CommandError::failed(format!("lists nested deeper than {RANK_MAX}")));
         }
         shape.push(list.len());
         inner = list.first();
@@ -49,12 +51,14 @@ fn shape(value: &Value) -> Outcome<Vec<usize>> {
     Ok(shape)
 }
 
-fn collect<'a>(value: &'a Value, shape: &[usize], leaves: &mut Vec<&'a Value>) -> Outcome {
+fn collect<'a>(value: &'a Value, shape: &[usize], leaves: &mut Vec<&'a Value>) -> CommandResult {
     match (value, shape) {
         (Value::Array(list), [size, inner @ ..]) if list.len() == *size => {
             list.iter().try_for_each(|element| collect(element, inner, leaves))
         }
-        (Value::Array(_), _) | (_, [_, ..]) => Err(Failure::failed("the lists are not all of one length")),
+        (Value::Array(_), _) | (_, [_, ..]) => {
+            Err(CommandError::failed("the lists are not all of one length"))
+        }
         (leaf, []) => {
             leaves.push(leaf);
             Ok(())
@@ -62,9 +66,11 @@ fn collect<'a>(value: &'a Value, shape: &[usize], leaves: &mut Vec<&'a Value>) -
     }
 }
 
-fn flatten<'a>(value: &'a Value, depth: usize, leaves: &mut Vec<&'a Value>) -> Outcome {
+fn flatten<'a>(value: &'a Value, depth: usize, leaves: &mut Vec<&'a Value>) -> CommandResult {
     match value {
-        Value::Array(_) if depth == 0 => Err(Failure::failed(format!("lists nested deeper than {RANK_MAX}"))),
+        Value::Array(_) if depth == 0 => {
+            Err(CommandError::failed(format!("lists nested deeper than {RANK_MAX}")))
+        }
         Value::Array(list) => list.iter().try_for_each(|element| flatten(element, depth - 1, leaves)),
         leaf => {
             leaves.push(leaf);
@@ -73,16 +79,20 @@ fn flatten<'a>(value: &'a Value, depth: usize, leaves: &mut Vec<&'a Value>) -> O
     }
 }
 
-fn elements(dtype: DType, shape: &[usize], leaves: &[&Value]) -> Outcome<Tensor> {
-    fn all<T>(dtype: DType, leaves: &[&Value], convert: impl Fn(&Value) -> Option<T>) -> Outcome<Vec<T>> {
-        let wrong = |leaf: &Value| Failure::failed(format!("{leaf} is not {dtype}"));
+fn elements(dtype: DType, shape: &[usize], leaves: &[&Value]) -> CommandResult<Tensor> {
+    fn all<T>(
+        dtype: DType,
+        leaves: &[&Value],
+        convert: impl Fn(&Value) -> Option<T>,
+    ) -> CommandResult<Vec<T>> {
+        let wrong = |leaf: &Value| CommandError::failed(format!("{leaf} is not {dtype}"));
         leaves.iter().map(|leaf| convert(leaf).ok_or_else(|| wrong(leaf))).collect()
     }
     fn signed<T: Element + TryFrom<i64>>(
         dtype: DType,
         shape: &[usize],
         leaves: &[&Value],
-    ) -> Outcome<Tensor> {
+    ) -> CommandResult<Tensor> {
         let values = all(dtype, leaves, |leaf| leaf.as_i64().and_then(|n| T::try_from(n).ok()))?;
         Ok(Tensor::from_vec(shape, values)?)
     }
@@ -90,7 +100,7 @@ fn elements(dtype: DType, shape: &[usize], leaves: &[&Value]) -> Outcome<Tensor>
         dtype: DType,
         shape: &[usize],
         leaves: &[&Value],
-    ) -> Outcome<Tensor> {
+    ) -> CommandResult<Tensor> {
         let values = all(dtype, leaves, |leaf| leaf.as_u64().and_then(|n| T::try_from(n).ok()))?;
         Ok(Tensor::from_vec(shape, values)?)
     }
@@ -122,7 +132,7 @@ fn elements(dtype: DType, shape: &[usize], leaves: &[&Value]) -> Outcome<Tensor>
         DType::U32 => return unsigned::<u32>(dtype, shape, leaves),
         DType::U64 => return unsigned::<u64>(dtype, shape, leaves),
         other => {
-            return Err(Failure::failed(format!(
+            return Err(CommandError::failed(format!(
                 "{other} cannot be written as JSON; give a file of raw bytes"
             )));
         }
@@ -136,7 +146,7 @@ mod tests {
     use serde_json::json;
 
     fn check(dtype: DType, shape: &[i64], value: Value) -> Result<Vec<usize>, String> {
-        let spec = Spec { name: "x".into(), dtype, shape: shape.to_vec() };
+        let spec = InputSpec { name: "x".into(), dtype, shape: shape.to_vec() };
         let tensor = tensor_for(&spec, &value).map_err(|failure| failure.message().to_owned())?;
         Ok(tensor.shape().to_vec())
     }
@@ -161,7 +171,7 @@ mod tests {
 
     #[test]
     fn large_integers_are_exact() {
-        let spec = Spec { name: "x".into(), dtype: DType::I64, shape: vec![1] };
+        let spec = InputSpec { name: "x".into(), dtype: DType::I64, shape: vec![1] };
         let tensor = tensor_for(&spec, &json!([9007199254740993i64])).unwrap();
         assert_eq!(tensor.to_vec::<i64>().unwrap(), [9007199254740993]);
     }

@@ -3,12 +3,12 @@
 use base::DType;
 use serde_json::Value;
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{CommandError, CommandResult};
 use crate::infer::wire;
 
 /// One input of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Spec {
+pub(crate) struct InputSpec {
     pub(crate) name: String,
     pub(crate) dtype: DType,
     /// Sizes of the axes, -1 where any will do.
@@ -19,27 +19,28 @@ pub(crate) struct Spec {
 ///
 /// # Errors
 /// A failure when the answer is not the protocol's.
-pub(crate) fn inputs(metadata: &Value) -> Outcome<Vec<Spec>> {
+pub(crate) fn inputs(metadata: &Value) -> CommandResult<Vec<InputSpec>> {
     let list = metadata.get("inputs").and_then(Value::as_array);
-    list.and_then(|inputs| inputs.iter().map(spec).collect::<Option<Vec<Spec>>>())
-        .ok_or_else(|| Failure::failed("the model's metadata is not that of the Open Inference Protocol"))
+    list.and_then(|inputs| inputs.iter().map(spec).collect::<Option<Vec<InputSpec>>>()).ok_or_else(|| {
+        CommandError::failed("the model's metadata is not that of the Open Inference Protocol")
+    })
 }
 
-fn spec(input: &Value) -> Option<Spec> {
-    Some(Spec {
+fn spec(input: &Value) -> Option<InputSpec> {
+    Some(InputSpec {
         name: input.get("name")?.as_str()?.to_owned(),
         dtype: wire::dtype(input.get("datatype")?.as_str()?)?,
         shape: input.get("shape")?.as_array()?.iter().map(Value::as_i64).collect::<Option<_>>()?,
     })
 }
 
-impl Spec {
+impl InputSpec {
     /// The shape that `elements` elements in one row take: fixed axes as they are, the last free axis as long as
     /// needed, other free axes 1.
     ///
     /// # Errors
     /// A failure naming the input when no shape fits.
-    pub(crate) fn fit(&self, elements: usize) -> Outcome<Vec<usize>> {
+    pub(crate) fn fit(&self, elements: usize) -> CommandResult<Vec<usize>> {
         let fixed: usize = self.shape.iter().filter(|&&size| size >= 0).map(|&size| size as usize).product();
         let free = self.shape.iter().rposition(|&size| size < 0);
         let fits = match free {
@@ -51,7 +52,7 @@ impl Spec {
             return Ok(vec![elements]);
         }
         if !fits {
-            return Err(Failure::failed(format!(
+            return Err(CommandError::failed(format!(
                 "input \"{}\" takes shape {:?} (-1 is any size), which {} not fit",
                 self.name,
                 self.shape,
@@ -77,7 +78,7 @@ mod tests {
     use super::*;
 
     fn fit(shape: &[i64], elements: usize) -> Option<Vec<usize>> {
-        Spec { name: "x".into(), dtype: DType::F32, shape: shape.to_vec() }.fit(elements).ok()
+        InputSpec { name: "x".into(), dtype: DType::F32, shape: shape.to_vec() }.fit(elements).ok()
     }
 
     #[test]

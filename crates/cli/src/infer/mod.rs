@@ -1,12 +1,13 @@
 //! `millpond infer`: one request, from what a person has at hand (JSON, an image, a sound file) to a readable
 //! answer.
 
+mod audio;
 mod image;
 mod input;
 mod json;
 mod metadata;
 mod show;
-mod sound;
+
 mod wire;
 
 use std::path::Path;
@@ -16,9 +17,9 @@ use base::NamedTensor;
 use clap::Args;
 use serde_json::Value;
 
-use crate::client::{Client, ServerArgs, segment};
-use crate::exit::{Failure, Outcome, print};
-use input::Given;
+use crate::client::{HttpClient, ServerArgs, segment};
+use crate::exit::{CommandError, CommandResult, print};
+use input::InputArg;
 
 /// An input file larger than this is refused.
 const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -37,7 +38,7 @@ pub(crate) struct InferArgs {
     model: String,
     /// An input: NAME=JSON, NAME=@FILE, or NAME=zeros
     #[arg(value_name = "NAME=VALUE")]
-    values: Vec<Given>,
+    values: Vec<InputArg>,
     /// A whole request (.json), or a file for one input: .png, .jpg, .wav; any other is bytes
     #[arg(long, value_name = "[NAME=]FILE")]
     input: Vec<String>,
@@ -58,12 +59,12 @@ pub(crate) struct InferArgs {
     #[command(flatten)]
     image: image::ImageArgs,
     #[command(flatten)]
-    sound: sound::SoundArgs,
+    audio: audio::AudioInputArgs,
 }
 
 /// Sends the request and prints the answer.
-pub(crate) fn run(args: &InferArgs) -> Outcome {
-    let client = Client::new(&args.server)?;
+pub(crate) fn run(args: &InferArgs) -> CommandResult {
+    let client = HttpClient::new(&args.server)?;
     let version = args.version.map(|version| format!("/versions/{version}")).unwrap_or_default();
     let model = format!("/v2/models/{}{version}", segment(&args.model));
     let request = request(args, &client, &model)?;
@@ -88,40 +89,39 @@ pub(crate) fn run(args: &InferArgs) -> Outcome {
     print(&text)
 }
 
-fn request(args: &InferArgs, client: &Client, model: &str) -> Outcome<wire::Request> {
+fn request(args: &InferArgs, client: &HttpClient, model: &str) -> CommandResult<wire::EncodedRequest> {
     if let [file] = args.input.as_slice()
         && args.values.is_empty()
         && is_whole_request(file)
     {
         let body = read_file(Path::new(file))?;
         serde_json::from_slice::<Value>(&body)
-            .map_err(|error| Failure::failed(format!("{file} is not JSON: {error}")))?;
-        return Ok(wire::Request { json_bytes: body.len(), body });
+            .map_err(|error| CommandError::failed(format!("{file} is not JSON: {error}")))?;
+        return Ok(wire::EncodedRequest { json_bytes: body.len(), body });
     }
-    let mut given: Vec<Given> = args.input.iter().map(|text| Given::from_file_argument(text)).collect();
+    let mut given: Vec<InputArg> = args.input.iter().map(|text| InputArg::from_file_argument(text)).collect();
     given.extend(args.values.iter().cloned());
     if given.is_empty() {
-        return Err(
-            Failure::usage("no input: give --input FILE or NAME=VALUE").hint("see `millpond infer --help`")
-        );
+        return Err(CommandError::usage("no input: give --input FILE or NAME=VALUE")
+            .hint("see `millpond infer --help`"));
     }
     let specs = metadata::inputs(&client.get(model)?)?;
     let given = input::assign(given, &specs)?;
     let inputs: Vec<NamedTensor> = given
         .into_iter()
-        .map(|(spec, value)| input::tensor(spec, value, &args.image, &args.sound))
-        .collect::<Outcome<_>>()?;
+        .map(|(spec, value)| input::tensor(spec, value, &args.image, &args.audio))
+        .collect::<CommandResult<_>>()?;
     Ok(wire::encode(&inputs))
 }
 
 /// A `.json` file without a name is a request of its own, not one tensor.
 fn is_whole_request(argument: &str) -> bool {
-    Given::from_file_argument(argument).name.is_none() && argument.to_ascii_lowercase().ends_with(".json")
+    InputArg::from_file_argument(argument).name.is_none() && argument.to_ascii_lowercase().ends_with(".json")
 }
 
 /// The bytes of a file that a person named.
-fn read_file(path: &Path) -> Outcome<Vec<u8>> {
-    let unreadable = |why: &dyn std::fmt::Display| Failure::failed(format!("{}: {why}", path.display()));
+fn read_file(path: &Path) -> CommandResult<Vec<u8>> {
+    let unreadable = |why: &dyn std::fmt::Display| CommandError::failed(format!("{}: {why}", path.display()));
     let meta = std::fs::metadata(path).map_err(|error| unreadable(&error))?;
     if meta.len() > FILE_BYTES_MAX {
         return Err(unreadable(&"larger than 1 GiB"));
@@ -129,7 +129,7 @@ fn read_file(path: &Path) -> Outcome<Vec<u8>> {
     std::fs::read(path).map_err(|error| unreadable(&error))
 }
 
-fn read_labels(path: &Path) -> Outcome<Vec<String>> {
+fn read_labels(path: &Path) -> CommandResult<Vec<String>> {
     let bytes = read_file(path)?;
     Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect())
 }

@@ -3,8 +3,8 @@
 use base::{DType, Data, NamedTensor, Tensor};
 use serde_json::{Value, json};
 
-use crate::infer::wire::{self, Decoded};
-use crate::table::Table;
+use crate::infer::wire::{self, DecodedResponse};
+use crate::table::TextTable;
 
 /// Values shown of each output.
 const VALUES_SHOWN: usize = 6;
@@ -15,7 +15,7 @@ const ROWS_SHOWN: usize = 16;
 
 /// One line an output.
 pub(crate) fn table(outputs: &[NamedTensor]) -> String {
-    let mut table = Table::new(["OUTPUT", "TYPE", "SHAPE", "VALUES"]);
+    let mut table = TextTable::new(["OUTPUT", "TYPE", "SHAPE", "VALUES"]);
     for output in outputs {
         let tensor = &output.tensor;
         let mut values: Vec<String> = values(tensor).take(VALUES_SHOWN).map(|value| short(&value)).collect();
@@ -56,7 +56,7 @@ pub(crate) fn top(outputs: &[NamedTensor], count: usize, labels: &[String]) -> S
 }
 
 /// The whole answer as JSON, whatever form it came in.
-pub(crate) fn json(answer: &Decoded) -> Value {
+pub(crate) fn json(answer: &DecodedResponse) -> Value {
     let outputs: Vec<Value> = answer
         .outputs
         .iter()
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn not_a_number_is_null() {
         let output = NamedTensor::new("y", Tensor::from_vec([1usize].as_slice(), vec![f32::NAN]).unwrap());
-        let decoded = Decoded { model: "m".into(), version: "1".into(), outputs: vec![output] };
+        let decoded = DecodedResponse { model: "m".into(), version: "1".into(), outputs: vec![output] };
         assert_eq!(json(&decoded)["outputs"][0]["data"], json!([null]));
     }
 }

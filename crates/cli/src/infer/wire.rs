@@ -4,19 +4,19 @@ use base::{DType, Data, NamedTensor, Tensor};
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use crate::client::Answer;
-use crate::exit::{Failure, Outcome};
+use crate::client::InferReply;
+use crate::exit::{CommandError, CommandResult};
 use crate::infer::json;
 
 /// A body ready to send.
-pub(crate) struct Request {
+pub(crate) struct EncodedRequest {
     /// How many of its bytes are JSON.
     pub(crate) json_bytes: usize,
     pub(crate) body: Vec<u8>,
 }
 
 /// A decoded answer.
-pub(crate) struct Decoded {
+pub(crate) struct DecodedResponse {
     pub(crate) model: String,
     pub(crate) version: String,
     pub(crate) outputs: Vec<NamedTensor>,
@@ -51,7 +51,7 @@ pub(crate) fn name(dtype: DType) -> &'static str {
 }
 
 /// A request for all outputs, in binary.
-pub(crate) fn encode(inputs: &[NamedTensor]) -> Request {
+pub(crate) fn encode(inputs: &[NamedTensor]) -> EncodedRequest {
     let mut raw = Vec::new();
     let mut entries = Vec::new();
     for input in inputs {
@@ -76,15 +76,15 @@ pub(crate) fn encode(inputs: &[NamedTensor]) -> Request {
     let mut body = head.to_string().into_bytes();
     let json_bytes = body.len();
     body.append(&mut raw);
-    Request { json_bytes, body }
+    EncodedRequest { json_bytes, body }
 }
 
 /// Decodes an answer; each output is in binary or in JSON as the server chose.
 ///
 /// # Errors
 /// A failure when the answer is not the protocol's.
-pub(crate) fn decode(answer: &Answer) -> Outcome<Decoded> {
-    let broken = || Failure::failed("the answer is not that of the Open Inference Protocol");
+pub(crate) fn decode(answer: &InferReply) -> CommandResult<DecodedResponse> {
+    let broken = || CommandError::failed("the answer is not that of the Open Inference Protocol");
     let body = Bytes::copy_from_slice(&answer.body);
     let split = answer.json_bytes.unwrap_or(body.len());
     if split > body.len() {
@@ -97,12 +97,12 @@ pub(crate) fn decode(answer: &Answer) -> Outcome<Decoded> {
         outputs.push(output_tensor(output, &mut raw)?);
     }
     let text = |key: &str| head.get(key).and_then(Value::as_str).unwrap_or("?").to_owned();
-    Ok(Decoded { model: text("model_name"), version: text("model_version"), outputs })
+    Ok(DecodedResponse { model: text("model_name"), version: text("model_version"), outputs })
 }
 
 /// One output; takes its bytes from the front of `raw` where it is in binary.
-fn output_tensor(output: &Value, raw: &mut Bytes) -> Outcome<NamedTensor> {
-    let broken = |what: &str| Failure::failed(format!("the answer's output has {what}: {output}"));
+fn output_tensor(output: &Value, raw: &mut Bytes) -> CommandResult<NamedTensor> {
+    let broken = |what: &str| CommandError::failed(format!("the answer's output has {what}: {output}"));
     let name = output.get("name").and_then(Value::as_str).ok_or_else(|| broken("no name"))?;
     let dtype = output
         .get("datatype")
@@ -130,8 +130,8 @@ fn output_tensor(output: &Value, raw: &mut Bytes) -> Outcome<NamedTensor> {
 }
 
 /// Byte strings, each after its length.
-fn strings(bytes: &Bytes) -> Outcome<Vec<Bytes>> {
-    let cut = || Failure::failed("the answer's byte strings are cut short");
+fn strings(bytes: &Bytes) -> CommandResult<Vec<Bytes>> {
+    let cut = || CommandError::failed("the answer's byte strings are cut short");
     let mut rest = bytes.clone();
     let mut strings = Vec::new();
     while !rest.is_empty() {
@@ -167,7 +167,7 @@ mod tests {
             .unwrap()
             .replace("inputs", "outputs");
         let body = [head.as_bytes(), &request.body[request.json_bytes..]].concat();
-        let answer = Answer { json_bytes: Some(head.len()), body };
+        let answer = InferReply { json_bytes: Some(head.len()), body };
         assert_eq!(decode(&answer).unwrap().outputs, tensors);
     }
 
@@ -175,7 +175,7 @@ mod tests {
     fn json_answers() {
         let body = br#"{"model_name":"m","model_version":"3","outputs":[
             {"name":"y","datatype":"FP32","shape":[1,2],"data":[2.5,3]}]}"#;
-        let decoded = decode(&Answer { json_bytes: None, body: body.to_vec() }).unwrap();
+        let decoded = decode(&InferReply { json_bytes: None, body: body.to_vec() }).unwrap();
         assert_eq!((decoded.model.as_str(), decoded.version.as_str()), ("m", "3"));
         assert_eq!(decoded.outputs[0].tensor.to_vec::<f32>().unwrap(), [2.5, 3.0]);
     }
@@ -188,7 +188,7 @@ mod tests {
             (None, br#"{"outputs":[{"name":"y","datatype":"FP32","shape":[3],"parameters":{"binary_data_size":12}}]}"#),
             (None, br#"{"outputs":[{"name":"y","datatype":"FP32","shape":[3],"data":[1]}]}"#),
         ] {
-            assert!(decode(&Answer { json_bytes, body: body.to_vec() }).is_err());
+            assert!(decode(&InferReply { json_bytes, body: body.to_vec() }).is_err());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Settings become the server's own plain values; what nobody set keeps the server's default.
+//! ServeSettings become the server's own plain values; what nobody set keeps the server's default.
 
 use std::path::Path;
 
@@ -8,20 +8,21 @@ use server::{
 };
 
 use super::options::{
-    AudioOptions, GpuUse, Home, InferenceOptions, MemoryOptions, Order, SearchOptions, ServerOptions,
+    AudioOptions, GpuUse, InferenceOptions, MemoryOptions, ParameterPlacement, SearchOptions, ServerOptions,
+    TransitionOrder,
 };
-use super::settings::{Model, Settings};
+use super::settings::{ServeSettings, ServedModel};
 use super::{library_search, torch_search};
 use crate::environment;
-use crate::exit::{Exit, Failure, Outcome};
-use crate::values::{Host, PerSecond, Size, Span, Versions};
+use crate::exit::{CommandError, CommandResult, ExitStatus};
+use crate::values::{ByteRate, ByteSize, Host, TimeSpan, Versions};
 
-impl Settings {
+impl ServeSettings {
     /// What the server is told.
     ///
     /// # Errors
-    /// [`Exit::CannotStart`] when the path of this program cannot be found out.
-    pub(super) fn into_config(self) -> Outcome<Config> {
+    /// [`ExitStatus::CannotStart`] when the path of this program cannot be found out.
+    pub(super) fn into_config(self) -> CommandResult<Config> {
         let models = models(&self)?;
         Ok(Config {
             listeners: listeners(&self.server),
@@ -38,7 +39,7 @@ impl Settings {
 
 fn listeners(options: &ServerOptions) -> ListenerConfig {
     let default = ListenerConfig::default();
-    let time = |span: Option<Span>, default| span.map_or(default, |Span(time)| time);
+    let time = |span: Option<TimeSpan>, default| span.map_or(default, |TimeSpan(time)| time);
     ListenerConfig {
         host: options.host.map_or(default.host, |Host(address)| address),
         http_port: options.http_port.unwrap_or(default.http_port),
@@ -46,10 +47,10 @@ fn listeners(options: &ServerOptions) -> ListenerConfig {
         allowed_hosts: options.allowed_hosts.clone(),
         allow_remote_admin: options.allow_remote_admin,
         admin_key: options.admin_key.clone().map(Secret),
-        body_bytes_max: options.max_body.map_or(default.body_bytes_max, |Size(bytes)| bytes as usize),
+        body_bytes_max: options.max_body.map_or(default.body_bytes_max, |ByteSize(bytes)| bytes as usize),
         connections_max: options.max_connections.unwrap_or(default.connections_max),
         requests_max: options.max_requests.unwrap_or(default.requests_max),
-        request_memory_bytes: options.request_memory.map(|Size(bytes)| bytes),
+        request_memory_bytes: options.request_memory.map(|ByteSize(bytes)| bytes),
         request_timeout: time(options.request_timeout, default.request_timeout),
         client_timeout: time(options.client_timeout, default.client_timeout),
         answer_window: default.answer_window,
@@ -73,15 +74,15 @@ fn data(options: &InferenceOptions) -> DataConfig {
 
 fn memory(options: &MemoryOptions) -> MemoryConfig {
     let default = MemoryConfig::default();
-    let rate = |rate: Option<PerSecond>, default| rate.map_or(default, |PerSecond(bytes)| bytes);
+    let rate = |rate: Option<ByteRate>, default| rate.map_or(default, |ByteRate(bytes)| bytes);
     MemoryConfig {
         home: match options.parameter_home {
             None => default.home,
-            Some(Home::Pool) => ParameterHome::Pool,
-            Some(Home::Heap) => ParameterHome::Heap,
+            Some(ParameterPlacement::Pool) => ParameterHome::Pool,
+            Some(ParameterPlacement::Heap) => ParameterHome::Heap,
         },
-        pool_bytes_max: options.pool.map(|Size(bytes)| bytes),
-        swap_reserve: options.swap_reserve.map(|Size(bytes)| bytes),
+        pool_bytes_max: options.pool.map(|ByteSize(bytes)| bytes),
+        swap_reserve: options.swap_reserve.map(|ByteSize(bytes)| bytes),
         load_rate: rate(options.load_rate, default.load_rate),
         fault_rate: rate(options.fault_rate, default.fault_rate),
         huge_pages: !options.no_huge_pages,
@@ -91,7 +92,7 @@ fn memory(options: &MemoryOptions) -> MemoryConfig {
 
 fn audio(options: AudioOptions) -> AudioConfig {
     let default = AudioConfig::default();
-    let bytes = |size: Option<Size>, default| size.map_or(default, |Size(bytes)| bytes);
+    let bytes = |size: Option<ByteSize>, default| size.map_or(default, |ByteSize(bytes)| bytes);
     AudioConfig {
         recordings_max: options.recordings.unwrap_or(default.recordings_max),
         bytes_max: bytes(options.max_recording, default.bytes_max),
@@ -103,7 +104,7 @@ fn audio(options: AudioOptions) -> AudioConfig {
 
 fn search(options: SearchOptions) -> SearchConfig {
     let default = SearchConfig::default();
-    let bytes = |size: Option<Size>, default| size.map_or(default, |Size(bytes)| bytes);
+    let bytes = |size: Option<ByteSize>, default| size.map_or(default, |ByteSize(bytes)| bytes);
     let required = options.collections_dir.is_some();
     let remote = options.originals.as_ref().is_some_and(|place| place.contains("://"));
     let directory = options.collections_dir.or_else(environment::collections_dir);
@@ -117,7 +118,7 @@ fn search(options: SearchOptions) -> SearchConfig {
         required,
         memory_bytes: bytes(options.search_memory, default.memory_bytes),
         cache_bytes: bytes(options.search_cache, default.cache_bytes),
-        disk_reserve: options.search_disk_reserve.map(|Size(bytes)| bytes).or(default.disk_reserve),
+        disk_reserve: options.search_disk_reserve.map(|ByteSize(bytes)| bytes).or(default.disk_reserve),
         threads: options.search_threads.unwrap_or(default.threads),
         originals: options.originals,
         originals_options: if remote { environment::object_stores() } else { Vec::new() },
@@ -128,10 +129,10 @@ fn search(options: SearchOptions) -> SearchConfig {
     }
 }
 
-fn models(settings: &Settings) -> Outcome<ModelsConfig> {
+fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
     let program = std::env::current_exe().map_err(|error| {
-        Failure::new(
-            Exit::CannotStart,
+        CommandError::new(
+            ExitStatus::CannotStart,
             format!("this program cannot find itself, to convert models: {error}"),
         )
     })?;
@@ -141,19 +142,21 @@ fn models(settings: &Settings) -> Outcome<ModelsConfig> {
     Ok(ModelsConfig {
         models: settings.models.iter().map(|(name, model)| model_config(name, model, settings)).collect(),
         roots: settings.roots.iter().map(|dir| root(dir, settings)).collect(),
-        poll: options.poll.map_or(default.poll, |Span(time)| time),
+        poll: options.poll.map_or(default.poll, |TimeSpan(time)| time),
         load_threads: options.load_threads.unwrap_or(default.load_threads),
         unload_threads: options.unload_threads.unwrap_or(default.unload_threads),
         load_retries: options.load_retries.unwrap_or(default.retries),
-        load_retry_interval: options.load_retry_interval.map_or(default.retry_interval, |Span(time)| time),
+        load_retry_interval: options
+            .load_retry_interval
+            .map_or(default.retry_interval, |TimeSpan(time)| time),
         // Parameters on the heap are the baseline that others run: loaders of normal priority belong to it.
-        background: default.background && settings.memory.parameter_home != Some(Home::Heap),
+        background: default.background && settings.memory.parameter_home != Some(ParameterPlacement::Heap),
         cache_dir: default.cache_dir,
         converter: (program, vec!["convert".to_owned()]),
     })
 }
 
-fn model_config(name: &str, model: &Model, settings: &Settings) -> ModelConfig {
+fn model_config(name: &str, model: &ServedModel, settings: &ServeSettings) -> ModelConfig {
     let mut config = ModelConfig::new(name, &model.dir);
     let (own, all) = (&model.options, &settings.lifecycle);
     config.schedule = own.schedule.apply(&settings.schedule);
@@ -166,7 +169,7 @@ fn model_config(name: &str, model: &Model, settings: &Settings) -> ModelConfig {
 }
 
 /// A directory of models; those that appear later get the same settings.
-fn root(dir: &Path, settings: &Settings) -> Root {
+fn root(dir: &Path, settings: &ServeSettings) -> Root {
     let all = &settings.lifecycle;
     Root {
         dir: dir.to_owned(),
@@ -185,11 +188,11 @@ fn policy(versions: Option<&Versions>) -> VersionPolicy {
     }
 }
 
-fn transition(order: Option<Order>) -> Transition {
+fn transition(order: Option<TransitionOrder>) -> Transition {
     match order {
         None => Transition::default(),
-        Some(Order::AvailabilityPreserving) => Transition::AvailabilityPreserving,
-        Some(Order::ResourcePreserving) => Transition::ResourcePreserving,
+        Some(TransitionOrder::AvailabilityPreserving) => Transition::AvailabilityPreserving,
+        Some(TransitionOrder::ResourcePreserving) => Transition::ResourcePreserving,
     }
 }
 
@@ -203,21 +206,21 @@ mod tests {
 
     #[test]
     fn settings_for_all_reach_roots() {
-        let settings = Settings {
+        let settings = ServeSettings {
             lifecycle: LifecycleOptions {
                 versions: Some(Versions::All),
-                transition: Some(Order::ResourcePreserving),
+                transition: Some(TransitionOrder::ResourcePreserving),
                 ..LifecycleOptions::default()
             },
             schedule: ScheduleOptions { max_batch: 9, ..ScheduleOptions::default() },
-            ..Settings::default()
+            ..ServeSettings::default()
         };
         let root = root(Path::new("/models"), &settings);
         assert_eq!((root.policy, root.transition), (VersionPolicy::All, Transition::ResourcePreserving));
         assert_eq!(root.schedule.max_batch, 9);
         let schedule = ScheduleFile { weight: Some(5), ..ScheduleFile::default() };
         let options = ModelOptions { schedule, ..ModelOptions::default() };
-        let model = model_config("m", &Model { dir: "/m".into(), options }, &settings);
+        let model = model_config("m", &ServedModel { dir: "/m".into(), options }, &settings);
         assert_eq!((model.schedule.max_batch, model.schedule.weight), (9, 5));
     }
 

@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use engine::ScheduleFile;
 use serde::Deserialize;
 
-use crate::exit::{Failure, Outcome};
-use crate::serve::fault;
+use crate::exit::{CommandError, CommandResult};
+use crate::serve::file_error;
 use crate::serve::options::{
-    AudioOptions, InferenceOptions, LifecycleOptions, MemoryOptions, Order, SearchOptions, ServerOptions,
+    AudioOptions, InferenceOptions, LifecycleOptions, MemoryOptions, SearchOptions, ServerOptions,
+    TransitionOrder,
 };
 use crate::values::{Versions, check_name};
 
@@ -45,7 +46,7 @@ pub(crate) struct ModelOptions {
     /// Which versions are served.
     pub(crate) versions: Option<Versions>,
     /// The order of load and unload.
-    pub(crate) transition: Option<Order>,
+    pub(crate) transition: Option<TransitionOrder>,
     /// Names for versions, as in `stable = 3`.
     pub(crate) labels: BTreeMap<String, u64>,
     /// Threads inside one operator.
@@ -61,9 +62,10 @@ impl SettingsFile {
     ///
     /// # Errors
     /// A usage failure that names file, line and key.
-    pub(crate) fn read(path: &Path) -> Outcome<SettingsFile> {
-        let unreadable =
-            |why: &dyn std::fmt::Display| Failure::usage(format!("settings file {}: {why}", path.display()));
+    pub(crate) fn read(path: &Path) -> CommandResult<SettingsFile> {
+        let unreadable = |why: &dyn std::fmt::Display| {
+            CommandError::usage(format!("settings file {}: {why}", path.display()))
+        };
         let meta = std::fs::metadata(path).map_err(|error| unreadable(&error))?;
         if !meta.is_file() {
             return Err(unreadable(&"is not a file"));
@@ -77,11 +79,12 @@ impl SettingsFile {
         Ok(file)
     }
 
-    pub(super) fn parse(text: &str, path: &Path) -> Outcome<SettingsFile> {
-        let file: SettingsFile = toml::from_str(text).map_err(|error| fault::describe(&error, text, path))?;
+    pub(super) fn parse(text: &str, path: &Path) -> CommandResult<SettingsFile> {
+        let file: SettingsFile =
+            toml::from_str(text).map_err(|error| file_error::describe(&error, text, path))?;
         for name in file.models.keys() {
             check_name(name).map_err(|error| {
-                Failure::usage(format!("{}: [models]: {}", path.display(), error.message()))
+                CommandError::usage(format!("{}: [models]: {}", path.display(), error.message()))
             })?;
         }
         Ok(file)
@@ -126,7 +129,7 @@ mod tests {
 
     use super::*;
     use crate::serve::options::ScheduleFlags;
-    use crate::values::{Size, Span};
+    use crate::values::{ByteSize, TimeSpan};
 
     fn parse(text: &str) -> Result<SettingsFile, String> {
         SettingsFile::parse(text, Path::new("m.toml")).map_err(|failure| failure.message().to_owned())
@@ -159,10 +162,10 @@ mod tests {
         .unwrap();
         file.resolve_paths(Path::new("/etc/millpond"));
         assert_eq!(file.server.http_port, Some(0));
-        assert_eq!(file.server.request_timeout, Some(Span(Duration::from_millis(250))));
-        assert_eq!(file.server.client_timeout, Some(Span(Duration::from_secs(3))));
+        assert_eq!(file.server.request_timeout, Some(TimeSpan(Duration::from_millis(250))));
+        assert_eq!(file.server.client_timeout, Some(TimeSpan(Duration::from_secs(3))));
         assert!(file.server.allow_remote_admin);
-        assert_eq!(file.memory.pool, Some(Size(2 << 30)));
+        assert_eq!(file.memory.pool, Some(ByteSize(2 << 30)));
         assert_eq!(file.models["ctr"].versions, Some(Versions::Latest(2)));
         assert_eq!(file.models["ctr"].path.as_deref(), Some(Path::new("/etc/millpond/ctr")));
         assert_eq!(file.roots, [PathBuf::from("/etc/millpond/all")]);

@@ -7,15 +7,15 @@ use tracing_subscriber::filter::LevelFilter;
 
 use super::options::LogFormat;
 use crate::environment;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{CommandError, CommandResult};
 
 /// Starts it for the whole process.
 ///
 /// # Errors
 /// A usage failure when `filter` is no filter.
-pub(super) fn start(format: LogFormat, filter: &str) -> Outcome {
+pub(super) fn start(format: LogFormat, filter: &str) -> CommandResult {
     let wrong = |what: String| {
-        Failure::usage(format!("--log {filter}: {what}")).hint(
+        CommandError::usage(format!("--log {filter}: {what}")).hint(
             "use error, warn, info, debug, trace, off, or a filter such as info,millpond_lifecycle=debug",
         )
     };
@@ -31,7 +31,7 @@ pub(super) fn start(format: LogFormat, filter: &str) -> Outcome {
             builder.with_ansi(colours).with_target(false).try_init()
         }
     };
-    started.map_err(|error| Failure::failed(format!("the log cannot be started: {error}")))
+    started.map_err(|error| CommandError::failed(format!("the log cannot be started: {error}")))
 }
 
 /// Whether a part of a filter is a word that is no level. The library takes such a word for the name of a module whose

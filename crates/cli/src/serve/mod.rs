@@ -1,8 +1,8 @@
 //! `millpond serve`: flags over settings file over defaults, into what the server is told.
 
 mod config;
-mod fault;
 pub(crate) mod file;
+mod file_error;
 mod log;
 mod options;
 mod settings;
@@ -14,13 +14,13 @@ use clap::Args;
 use engine::LibrarySearch;
 
 use crate::environment;
-use crate::exit::{Exit, Failure, Outcome};
-use crate::values::Source;
+use crate::exit::{CommandError, CommandResult, ExitStatus};
+use crate::values::ModelSource;
 use options::{
     AudioOptions, InferenceOptions, LifecycleOptions, MemoryOptions, ScheduleFlags, SearchOptions,
     ServerOptions,
 };
-use settings::Settings;
+use settings::ServeSettings;
 
 /// `millpond serve DIR|NAME=DIR...`.
 #[derive(Args, Debug)]
@@ -41,8 +41,8 @@ are in use, or ONNX Runtime is missing.")]
 pub(crate) struct ServeArgs {
     /// A model, or a directory of models
     #[arg(value_name = "DIR|NAME=DIR")]
-    pub(crate) sources: Vec<Source>,
-    /// Settings file (TOML)
+    pub(crate) sources: Vec<ModelSource>,
+    /// ServeSettings file (TOML)
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
@@ -64,19 +64,19 @@ pub(crate) struct ServeArgs {
 /// Serves until told to stop.
 ///
 /// # Errors
-/// A usage failure for wrong settings; [`Exit::CannotStart`] when a port is taken or ONNX Runtime is missing.
-pub(crate) fn run(args: &ServeArgs) -> Outcome {
+/// A usage failure for wrong settings; [`ExitStatus::CannotStart`] when a port is taken or ONNX Runtime is missing.
+pub(crate) fn run(args: &ServeArgs) -> CommandResult {
     // Before any file is made and any thread started: what the server writes is not for other users of the machine.
     os::private::restrict_umask();
-    let settings = Settings::resolve(args)?;
+    let settings = ServeSettings::resolve(args)?;
     log::start(settings.log_format, &settings.log)?;
     settings.advice().iter().for_each(|advice| tracing::warn!("{advice}"));
     server::run(settings.into_config()?).map_err(|error| {
         let exit = match error.kind() {
-            ErrorKind::InvalidArgument => Exit::Usage,
-            _ => Exit::CannotStart,
+            ErrorKind::InvalidArgument => ExitStatus::Usage,
+            _ => ExitStatus::CannotStart,
         };
-        Failure::from(error).with_exit(exit)
+        CommandError::from(error).with_exit(exit)
     })
 }
 

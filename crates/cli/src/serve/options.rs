@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use engine::ScheduleFile;
 use serde::Deserialize;
 
-use crate::values::{Host, PerSecond, Size, Span, Versions, port};
+use crate::values::{ByteRate, ByteSize, Host, TimeSpan, Versions, port};
 
 /// `[server]`: sockets, limits, log.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
@@ -38,7 +38,7 @@ pub(crate) struct ServerOptions {
     pub(crate) door_threads: Option<usize>,
     /// Largest request body [default: 64MiB]
     #[arg(long, value_name = "BYTES")]
-    pub(crate) max_body: Option<Size>,
+    pub(crate) max_body: Option<ByteSize>,
     /// Maximum connections of one listener; more are closed at once [default: 16384]
     #[arg(long, value_name = "N")]
     pub(crate) max_connections: Option<usize>,
@@ -48,16 +48,16 @@ pub(crate) struct ServerOptions {
     /// Memory that all requests in flight may hold together, from the body to the unsent answer; a request over it is
     /// refused [default: an eighth of the machine's memory, from 256MiB to 8GiB]
     #[arg(long, value_name = "BYTES")]
-    pub(crate) request_memory: Option<Size>,
+    pub(crate) request_memory: Option<ByteSize>,
     /// Deadline of a request that brings none, and the longest one allowed [default: 60s]
     #[arg(long, value_name = "TIME")]
-    pub(crate) request_timeout: Option<Span>,
+    pub(crate) request_timeout: Option<TimeSpan>,
     /// How long a client may take for its headers, and between two pieces of a body [default: 10s]
     #[arg(long, value_name = "TIME")]
-    pub(crate) client_timeout: Option<Span>,
+    pub(crate) client_timeout: Option<TimeSpan>,
     /// How long a shutdown waits for requests that are being answered [default: 30s]
     #[arg(long, value_name = "TIME")]
-    pub(crate) shutdown_grace: Option<Span>,
+    pub(crate) shutdown_grace: Option<TimeSpan>,
     /// Answer TensorFlow Serving's Predict over gRPC with tensor_content instead of float_val and the other typed fields:
     /// faster, for clients that read it (tf.make_ndarray does)
     #[arg(long)]
@@ -120,7 +120,7 @@ pub(crate) struct ScheduleFlags {
     pub(crate) max_batch: Option<usize>,
     /// How long the oldest request waits for others to be merged with [default: 0ms]
     #[arg(long, value_name = "TIME")]
-    pub(crate) max_queue_delay: Option<Span>,
+    pub(crate) max_queue_delay: Option<TimeSpan>,
 }
 
 /// `[memory]`: where parameters live and how they get there.
@@ -130,19 +130,19 @@ pub(crate) struct ScheduleFlags {
 pub(crate) struct MemoryOptions {
     /// Where parameters live [default: pool]
     #[arg(long, value_name = "HOME")]
-    pub(crate) parameter_home: Option<Home>,
+    pub(crate) parameter_home: Option<ParameterPlacement>,
     /// Largest size of the slot pool [default: 80 % of the machine's memory]
     #[arg(long, value_name = "BYTES")]
-    pub(crate) pool: Option<Size>,
+    pub(crate) pool: Option<ByteSize>,
     /// Room kept for an incoming version [default: the largest version served]
     #[arg(long, value_name = "BYTES")]
-    pub(crate) swap_reserve: Option<Size>,
+    pub(crate) swap_reserve: Option<ByteSize>,
     /// Bytes per second at which weights are read; "unlimited" [default: 800MB]
     #[arg(long, value_name = "BYTES")]
-    pub(crate) load_rate: Option<PerSecond>,
+    pub(crate) load_rate: Option<ByteRate>,
     /// Bytes per second at which fresh memory is faulted in; "unlimited" [default: 2GiB]
     #[arg(long, value_name = "BYTES")]
-    pub(crate) fault_rate: Option<PerSecond>,
+    pub(crate) fault_rate: Option<ByteRate>,
     /// Use pages of 4 KiB only
     #[arg(long)]
     pub(crate) no_huge_pages: bool,
@@ -154,7 +154,7 @@ pub(crate) struct MemoryOptions {
 /// Where parameters live.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Home {
+pub(crate) enum ParameterPlacement {
     /// Recycled huge-page slots, read in the background
     Pool,
     /// The engine's own allocation, as without Millpond
@@ -168,13 +168,13 @@ pub(crate) enum Home {
 pub(crate) struct LifecycleOptions {
     /// Time between two polls of the model directories [default: 1s]
     #[arg(long, value_name = "TIME")]
-    pub(crate) poll: Option<Span>,
+    pub(crate) poll: Option<TimeSpan>,
     /// Versions served of each model: latest:N, all, or numbers as in 3,5 [default: latest:1]
     #[arg(long, value_name = "POLICY")]
     pub(crate) versions: Option<Versions>,
-    /// Order of load and unload when versions change [default: availability-preserving]
+    /// TransitionOrder of load and unload when versions change [default: availability-preserving]
     #[arg(long, value_name = "ORDER")]
-    pub(crate) transition: Option<Order>,
+    pub(crate) transition: Option<TransitionOrder>,
     /// Threads that load [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) load_threads: Option<usize>,
@@ -186,7 +186,7 @@ pub(crate) struct LifecycleOptions {
     pub(crate) load_retries: Option<u32>,
     /// Time between those tries [default: 60s]
     #[arg(long, value_name = "TIME")]
-    pub(crate) load_retry_interval: Option<Span>,
+    pub(crate) load_retry_interval: Option<TimeSpan>,
     /// Where converted foreign models are kept while they serve [default: the user's cache directory]
     #[arg(long, value_name = "DIR")]
     pub(crate) cache_dir: Option<PathBuf>,
@@ -202,10 +202,10 @@ pub(crate) struct AudioOptions {
     pub(crate) recordings: Option<usize>,
     /// Largest recording [default: 8GiB]
     #[arg(long, value_name = "BYTES")]
-    pub(crate) max_recording: Option<Size>,
+    pub(crate) max_recording: Option<ByteSize>,
     /// Largest recording that is stored before it is read, as some files need [default: 2GiB]
     #[arg(long, value_name = "BYTES")]
-    pub(crate) max_spool: Option<Size>,
+    pub(crate) max_spool: Option<ByteSize>,
     /// Where such recordings are stored meanwhile [default: the system's directory for temporary files]
     #[arg(long, value_name = "DIR")]
     pub(crate) spool_dir: Option<PathBuf>,
@@ -224,14 +224,14 @@ pub(crate) struct SearchOptions {
     pub(crate) collections_dir: Option<PathBuf>,
     /// Memory limit for all collections [default: 2GiB]
     #[arg(long, value_name = "BYTES")]
-    pub(crate) search_memory: Option<Size>,
+    pub(crate) search_memory: Option<ByteSize>,
     /// Cache for frequently read records, as a part of --search-memory [default: 256MiB]
     #[arg(long, value_name = "BYTES")]
-    pub(crate) search_cache: Option<Size>,
+    pub(crate) search_cache: Option<ByteSize>,
     /// Bytes of the collections' disk that stay free: with less, changes are refused; 0 is no reserve [default: 1 % of the
     /// disk, 64MiB to 4GiB, at most 1/8 of it]
     #[arg(long, value_name = "BYTES")]
-    pub(crate) search_disk_reserve: Option<Size>,
+    pub(crate) search_disk_reserve: Option<ByteSize>,
     /// Threads that search; 0 is one per core [default: 0]
     #[arg(long, value_name = "N")]
     pub(crate) search_threads: Option<usize>,
@@ -246,7 +246,7 @@ pub(crate) struct SearchOptions {
     pub(crate) gpu: Option<GpuUse>,
     /// Pinned memory for what does not fit the GPU's own [default: 0]
     #[arg(long, value_name = "BYTES")]
-    pub(crate) gpu_pinned: Option<Size>,
+    pub(crate) gpu_pinned: Option<ByteSize>,
     /// What callers of collections and pictures must show; better in the variable, where others cannot see it
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
@@ -265,7 +265,7 @@ pub(crate) enum GpuUse {
 /// The order of load and unload when versions change.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Order {
+pub(crate) enum TransitionOrder {
     /// Load the new version, then unload the old: always one that answers, memory for both
     AvailabilityPreserving,
     /// Unload the old version, then load the new: memory for one, a gap between them
@@ -321,7 +321,7 @@ impl ScheduleFlags {
     pub(crate) fn over(self, under: ScheduleFile) -> ScheduleFile {
         ScheduleFile {
             max_batch: self.max_batch.or(under.max_batch),
-            max_queue_delay: self.max_queue_delay.map(|Span(time)| time).or(under.max_queue_delay),
+            max_queue_delay: self.max_queue_delay.map(|TimeSpan(time)| time).or(under.max_queue_delay),
             ..under
         }
     }

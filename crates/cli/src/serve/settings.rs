@@ -13,9 +13,9 @@ use super::options::{
     ServerOptions,
 };
 use crate::environment;
-use crate::exit::{Exit, Failure, Outcome, user};
+use crate::exit::{CommandError, CommandResult, ExitStatus, user};
 use crate::layout;
-use crate::values::{Size, Source, Span, check_name};
+use crate::values::{ByteSize, ModelSource, TimeSpan, check_name};
 
 /// Threads of one kind.
 const THREADS_MAX: usize = 1024;
@@ -36,7 +36,7 @@ const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Everything `serve` was told, from wherever it was told.
 #[derive(Debug, Default)]
-pub(super) struct Settings {
+pub(super) struct ServeSettings {
     pub(super) server: ServerOptions,
     pub(super) inference: InferenceOptions,
     pub(super) memory: MemoryOptions,
@@ -47,13 +47,13 @@ pub(super) struct Settings {
     pub(super) schedule: ScheduleOptions,
     pub(super) log_format: LogFormat,
     pub(super) log: String,
-    pub(super) models: BTreeMap<String, Model>,
+    pub(super) models: BTreeMap<String, ServedModel>,
     pub(super) roots: Vec<PathBuf>,
 }
 
 /// One named model.
 #[derive(Clone, Debug)]
-pub(super) struct Model {
+pub(super) struct ServedModel {
     pub(super) dir: PathBuf,
     pub(super) options: ModelOptions,
 }
@@ -66,25 +66,25 @@ fn schedule(
     flags: ScheduleFlags,
     file: ScheduleFile,
     inference: &InferenceOptions,
-) -> Outcome<ScheduleOptions> {
+) -> CommandResult<ScheduleOptions> {
     let mut options = flags.over(file).apply(&ScheduleOptions::default());
     if let Some(threads @ 1..) = inference.runtime_threads {
         (options.mode, options.threads) = (ScheduleMode::Async, Some(threads));
     }
-    options.check().map_err(|error| Failure::usage(format!("[schedule]: {}", error.message())))?;
+    options.check().map_err(|error| CommandError::usage(format!("[schedule]: {}", error.message())))?;
     Ok(options)
 }
 
-impl Settings {
+impl ServeSettings {
     /// Joins and checks.
     ///
     /// # Errors
     /// A usage failure that names the flag, the key or the directory.
-    pub(super) fn resolve(args: &ServeArgs) -> Outcome<Settings> {
+    pub(super) fn resolve(args: &ServeArgs) -> CommandResult<ServeSettings> {
         let path = args.config.clone().or_else(|| environment::CONFIG.path());
         let file = path.as_deref().map(SettingsFile::read).transpose()?.unwrap_or_default();
         let inference = args.inference.clone().over(file.inference);
-        let mut settings = Settings {
+        let mut settings = ServeSettings {
             log_format: LogFormat::Text,
             log: String::new(),
             server: args.server.clone().over(file.server),
@@ -109,7 +109,7 @@ impl Settings {
             settings.server.admin_key.take().or_else(|| environment::ADMIN_KEY.text());
         settings.check_values()?;
         for root in file.roots {
-            settings.add(Source { name: None, dir: root })?;
+            settings.add(ModelSource { name: None, dir: root })?;
         }
         for source in &args.sources {
             settings.add(source.clone())?;
@@ -118,7 +118,7 @@ impl Settings {
         let collections =
             settings.search.collections_dir.as_deref().is_some_and(|dir| dir != Path::new("none"));
         if settings.models.is_empty() && settings.roots.is_empty() && !collections {
-            return Err(Failure::new(Exit::Usage, "nothing to serve: no directory is given")
+            return Err(CommandError::new(ExitStatus::Usage, "nothing to serve: no directory is given")
                 .hint("millpond serve DIR, or roots and [models.NAME] in the file given with --config"));
         }
         Ok(settings)
@@ -142,7 +142,7 @@ impl Settings {
         roots.chain(models).collect()
     }
 
-    fn check_values(&self) -> Outcome {
+    fn check_values(&self) -> CommandResult {
         let (server, lifecycle) = (&self.server, &self.lifecycle);
         number("door-threads", server.door_threads, 0, THREADS_MAX)?;
         number("threads", self.inference.threads, 0, THREADS_MAX)?;
@@ -160,58 +160,61 @@ impl Settings {
         span("shutdown-grace", server.shutdown_grace, Duration::ZERO)?;
         span("poll", lifecycle.poll, POLL_MIN)?;
         span("load-retry-interval", lifecycle.load_retry_interval, Duration::ZERO)?;
-        if let Some(Size(bytes)) = server.max_body
+        if let Some(ByteSize(bytes)) = server.max_body
             && !(1..=BODY_BYTES_MAX).contains(&bytes)
         {
-            return Err(Failure::usage("--max-body must be between 1 byte and 2 GiB less one"));
+            return Err(CommandError::usage("--max-body must be between 1 byte and 2 GiB less one"));
         }
-        if let Some(Size(bytes)) = server.request_memory
+        if let Some(ByteSize(bytes)) = server.request_memory
             && bytes < REQUEST_MEMORY_MIN
         {
-            return Err(Failure::usage("--request-memory must be at least 1 MiB"));
+            return Err(CommandError::usage("--request-memory must be at least 1 MiB"));
         }
-        if let (Some(Size(pool)), Some(Size(reserve))) = (self.memory.pool, self.memory.swap_reserve)
+        if let (Some(ByteSize(pool)), Some(ByteSize(reserve))) = (self.memory.pool, self.memory.swap_reserve)
             && reserve > pool
         {
-            return Err(Failure::usage("--swap-reserve is larger than --pool: it is a part of the pool"));
+            return Err(CommandError::usage(
+                "--swap-reserve is larger than --pool: it is a part of the pool",
+            ));
         }
         match (server.http_port, server.grpc_port) {
             (Some(http), Some(grpc)) if http == grpc && http != 0 => {
-                Err(Failure::usage(format!("--http-port and --grpc-port are both {http}")))
+                Err(CommandError::usage(format!("--http-port and --grpc-port are both {http}")))
             }
             _ => Ok(()),
         }
     }
 
     /// Checks who may do what.
-    fn check_access(&self) -> Outcome {
+    fn check_access(&self) -> CommandResult {
         let server = &self.server;
         for (flag, key) in [("--admin-key", &server.admin_key), ("--api-key", &self.search.api_key)] {
             // A header's value loses spaces at its ends.
             let printable = |key: &String| key.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
             let sendable = |key: &String| !key.is_empty() && key.trim() == key && printable(key);
             if key.as_ref().is_some_and(|key| !sendable(key)) {
-                return Err(Failure::usage(format!(
+                return Err(CommandError::usage(format!(
                     "{flag} must be printable ASCII, not empty, and without spaces at its ends"
                 )));
             }
         }
         if server.allow_remote_admin && server.admin_key.is_none() {
-            return Err(Failure::usage("--allow-remote-admin needs a key that admin calls show").hint(
+            return Err(CommandError::usage("--allow-remote-admin needs a key that admin calls show").hint(
                 "give --admin-key KEY or set MILLPOND_ADMIN_KEY; clients send \"authorization: Bearer KEY\"",
             ));
         }
         let is_name = |name: &String| !name.is_empty() && !name.contains([':', '/', ' ', '*']);
         match server.allowed_hosts.iter().find(|name| !is_name(name)) {
-            Some(name) => Err(Failure::usage(format!("--allowed-hosts: \"{name}\" is no host name")).hint(
-                "give names without scheme and port, as in --allowed-hosts mill.example,other.example",
-            )),
+            Some(name) => Err(CommandError::usage(format!("--allowed-hosts: \"{name}\" is no host name"))
+                .hint(
+                    "give names without scheme and port, as in --allowed-hosts mill.example,other.example",
+                )),
             None => Ok(()),
         }
     }
 
     /// Adds a directory as the model or the root that it is.
-    fn add(&mut self, source: Source) -> Outcome {
+    fn add(&mut self, source: ModelSource) -> CommandResult {
         let dir = existing(&source.dir)?;
         if source.name.is_none() && !layout::is_model(&dir) {
             self.roots.push(dir);
@@ -221,10 +224,10 @@ impl Settings {
             Some(name) => name,
             None => name_of(&dir)?,
         };
-        let model = Model { dir, options: ModelOptions::default() };
+        let model = ServedModel { dir, options: ModelOptions::default() };
         match self.models.insert(name.clone(), model) {
             Some(other) if other.dir != self.models[&name].dir => {
-                Err(Failure::usage(format!("two directories are model \"{name}\""))
+                Err(CommandError::usage(format!("two directories are model \"{name}\""))
                     .hint("give one of them another name with NAME=DIR"))
             }
             _ => Ok(()),
@@ -232,13 +235,11 @@ impl Settings {
     }
 
     /// `[models.NAME]`: settings for a model that is there already, or a model of its own.
-    fn add_models_of_file(&mut self, models: BTreeMap<String, ModelOptions>) -> Outcome {
+    fn add_models_of_file(&mut self, models: BTreeMap<String, ModelOptions>) -> CommandResult {
         for (name, options) in models {
-            options
-                .schedule
-                .apply(&self.schedule)
-                .check()
-                .map_err(|error| Failure::usage(format!("[models.{name}.schedule]: {}", error.message())))?;
+            options.schedule.apply(&self.schedule).check().map_err(|error| {
+                CommandError::usage(format!("[models.{name}.schedule]: {}", error.message()))
+            })?;
             let dir = match (self.models.get(&name), &options.path) {
                 // The command line's directory wins over the file's, as flags do.
                 (Some(model), _) => model.dir.clone(),
@@ -246,23 +247,24 @@ impl Settings {
                 (None, None) => {
                     let inside = self.roots.iter().map(|root| root.join(&name)).find(|dir| dir.is_dir());
                     inside.ok_or_else(|| {
-                        Failure::usage(format!(
+                        CommandError::usage(format!(
                             "[models.{name}] has no path and no root has a model of that name"
                         ))
                     })?
                 }
             };
-            self.models.insert(name, Model { dir, options });
+            self.models.insert(name, ServedModel { dir, options });
         }
         Ok(())
     }
 }
 
 /// The directory's real path.
-fn existing(dir: &Path) -> Outcome<PathBuf> {
+fn existing(dir: &Path) -> CommandResult<PathBuf> {
     let real = std::fs::canonicalize(dir).map_err(|error| {
-        let failure =
-            |why: &dyn std::fmt::Display| Failure::usage(format!("cannot serve {}: {why}", dir.display()));
+        let failure = |why: &dyn std::fmt::Display| {
+            CommandError::usage(format!("cannot serve {}: {why}", dir.display()))
+        };
         match error.kind() {
             std::io::ErrorKind::NotFound => failure(&"No such file or directory").hint(
                 "check the path; millpond publish model.onnx --to DIR/NAME makes a directory of models",
@@ -272,7 +274,7 @@ fn existing(dir: &Path) -> Outcome<PathBuf> {
         }
     })?;
     if !real.is_dir() {
-        return Err(Failure::usage(format!("cannot serve {}: it is not a directory", dir.display()))
+        return Err(CommandError::usage(format!("cannot serve {}: it is not a directory", dir.display()))
             .hint("publish the file as a version first: millpond publish FILE --to DIR/NAME, then millpond serve DIR"));
     }
     match std::fs::read_dir(&real) {
@@ -282,34 +284,35 @@ fn existing(dir: &Path) -> Outcome<PathBuf> {
 }
 
 /// The failure for a directory that this user may not read.
-fn unreadable(dir: &Path) -> Failure {
-    Failure::usage(format!("cannot read {}: Permission denied", dir.display())).hint(format!(
+fn unreadable(dir: &Path) -> CommandError {
+    CommandError::usage(format!("cannot read {}: Permission denied", dir.display())).hint(format!(
         "this runs as {}; give that user read and execute permission on the directory and those above it",
         user()
     ))
 }
 
-fn name_of(dir: &Path) -> Outcome<String> {
+fn name_of(dir: &Path) -> CommandResult<String> {
     let name = dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     check_name(&name).map_err(|error| {
-        Failure::usage(format!("{}: {error}", dir.display())).hint("give it a name: millpond serve NAME=DIR")
+        CommandError::usage(format!("{}: {error}", dir.display()))
+            .hint("give it a name: millpond serve NAME=DIR")
     })?;
     Ok(name)
 }
 
-fn number(name: &str, value: Option<usize>, min: usize, max: usize) -> Outcome {
+fn number(name: &str, value: Option<usize>, min: usize, max: usize) -> CommandResult {
     match value {
         Some(value) if !(min..=max).contains(&value) => {
-            Err(Failure::usage(format!("--{name} is {value}; it must be {min} to {max}")))
+            Err(CommandError::usage(format!("--{name} is {value}; it must be {min} to {max}")))
         }
         _ => Ok(()),
     }
 }
 
-fn span(name: &str, value: Option<Span>, min: Duration) -> Outcome {
+fn span(name: &str, value: Option<TimeSpan>, min: Duration) -> CommandResult {
     match value {
-        Some(Span(value)) if !(min..=SPAN_MAX).contains(&value) => {
-            Err(Failure::usage(format!("--{name} is {value:?}; it must be {min:?} to 24 hours")))
+        Some(TimeSpan(value)) if !(min..=SPAN_MAX).contains(&value) => {
+            Err(CommandError::usage(format!("--{name} is {value:?}; it must be {min:?} to 24 hours")))
         }
         _ => Ok(()),
     }
@@ -328,9 +331,9 @@ mod tests {
         serve: ServeArgs,
     }
 
-    fn resolve(arguments: &[&str]) -> Result<Settings, String> {
+    fn resolve(arguments: &[&str]) -> Result<ServeSettings, String> {
         let line = Line::try_parse_from(std::iter::once("serve").chain(arguments.iter().copied())).unwrap();
-        Settings::resolve(&line.serve).map_err(|failure| failure.message().to_owned())
+        ServeSettings::resolve(&line.serve).map_err(|failure| failure.message().to_owned())
     }
 
     /// A root with models "a" (version 1) and "b" (version 2).

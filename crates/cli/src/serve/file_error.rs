@@ -4,7 +4,7 @@ use std::path::Path;
 
 use base::nearest;
 
-use crate::exit::Failure;
+use crate::exit::CommandError;
 
 /// Types as the parser calls them, and in words.
 const TYPES: [(&str, &str); 8] = [
@@ -19,7 +19,7 @@ const TYPES: [(&str, &str); 8] = [
 ];
 
 /// Turns a parser's error into a usage failure with file, line and key.
-pub(super) fn describe(error: &toml::de::Error, text: &str, path: &Path) -> Failure {
+pub(super) fn describe(error: &toml::de::Error, text: &str, path: &Path) -> CommandError {
     let start = error.span().map_or(0, |span| span.start.min(text.len()));
     let before = text.get(..start).unwrap_or_default();
     let line = 1 + before.matches('\n').count();
@@ -35,17 +35,17 @@ pub(super) fn describe(error: &toml::de::Error, text: &str, path: &Path) -> Fail
         (Some(key), None) => format!("{key}: {message}"),
         (None, None) => message,
     };
-    Failure::usage(format!("{place}: {message}"))
+    CommandError::usage(format!("{place}: {message}"))
 }
 
 /// `rest` is "`htp-port`, expected one of `host`, `http-port`".
-fn unknown_key(place: &str, rest: &str) -> Failure {
+fn unknown_key(place: &str, rest: &str) -> CommandError {
     let mut quoted = rest.split('`').skip(1).step_by(2);
     let unknown = quoted.next().unwrap_or_default();
     let known: Vec<&str> = quoted.collect();
     let meant = nearest(unknown, known.iter().copied());
     let meant = meant.map(|meant| format!("; did you mean `{meant}`?")).unwrap_or_default();
-    let failure = Failure::usage(format!("{place}: unknown key `{unknown}`{meant}"));
+    let failure = CommandError::usage(format!("{place}: unknown key `{unknown}`{meant}"));
     match known.is_empty() {
         true => failure,
         false => failure.hint(format!("the keys are {}", known.join(", "))),

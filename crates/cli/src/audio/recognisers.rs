@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Deserialize;
 
 use crate::environment;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{CommandError, CommandResult};
 use crate::values::check_name;
 
 /// A directory of recognisers in a project's directory.
@@ -25,7 +25,7 @@ const REMEDY: &str =
 
 /// Which recognisers there are to choose from.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct PlaceArgs {
+pub(crate) struct RecogniserDirArgs {
     /// Directory of recognisers [default: .cache/recognisers in or above the current directory or this program's]
     #[arg(long, value_name = "DIR")]
     pub(crate) recognisers: Option<PathBuf>,
@@ -33,7 +33,7 @@ pub(crate) struct PlaceArgs {
 
 /// One recogniser on disk.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Found {
+pub(crate) struct RecogniserDir {
     /// Its directory's name, which is the model's.
     pub(crate) name: String,
     /// The model's directory.
@@ -46,16 +46,16 @@ pub(crate) struct Found {
 
 /// The part of a settings file that is looked at here.
 #[derive(Deserialize)]
-struct ModelFile {
+struct RecogniserFile {
     recogniser: Option<toml::Table>,
 }
 
-impl PlaceArgs {
+impl RecogniserDirArgs {
     /// The directory: given, from the environment, or the usual one.
     ///
     /// # Errors
     /// A failure that says how to get recognisers.
-    pub(crate) fn dir(&self) -> Outcome<PathBuf> {
+    pub(crate) fn dir(&self) -> CommandResult<PathBuf> {
         let program = std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
         let starts: Vec<PathBuf> = std::env::current_dir().ok().into_iter().chain(program).collect();
         let given = self.recognisers.clone().or_else(|| environment::RECOGNISERS.path());
@@ -66,12 +66,12 @@ impl PlaceArgs {
     ///
     /// # Errors
     /// A failure when there is no directory, or nothing in it.
-    pub(crate) fn all(&self) -> Outcome<Vec<Found>> {
+    pub(crate) fn all(&self) -> CommandResult<Vec<RecogniserDir>> {
         let dir = self.dir()?;
         let found = in_dir(&dir)?;
         if found.is_empty() {
             let message = format!("{}: no model here has a section [recogniser]", dir.display());
-            return Err(Failure::failed(message).hint(REMEDY));
+            return Err(CommandError::failed(message).hint(REMEDY));
         }
         Ok(found)
     }
@@ -80,38 +80,40 @@ impl PlaceArgs {
     ///
     /// # Errors
     /// A failure that names those there are.
-    pub(crate) fn find(&self, name: &str) -> Outcome<Found> {
-        check_name(name).map_err(|error| Failure::usage(format!("--recogniser: {}", error.message())))?;
+    pub(crate) fn find(&self, name: &str) -> CommandResult<RecogniserDir> {
+        check_name(name)
+            .map_err(|error| CommandError::usage(format!("--recogniser: {}", error.message())))?;
         let mut all = self.all()?;
         let names: Vec<String> = all.iter().map(|found| found.name.clone()).collect();
         let place = names.iter().position(|other| other == name).ok_or_else(|| {
-            Failure::failed(format!("there is no recogniser \"{name}\"; there are {}", names.join(", ")))
+            CommandError::failed(format!("there is no recogniser \"{name}\"; there are {}", names.join(", ")))
                 .hint(REMEDY)
         })?;
         Ok(all.swap_remove(place))
     }
 }
 
-fn usual(given: Option<PathBuf>, starts: &[PathBuf]) -> Outcome<PathBuf> {
+fn usual(given: Option<PathBuf>, starts: &[PathBuf]) -> CommandResult<PathBuf> {
     if let Some(dir) = given {
         return match dir.is_dir() {
             true => Ok(dir),
-            false => {
-                Err(Failure::failed(format!("--recognisers {}: there is no such directory", dir.display()))
-                    .hint(REMEDY))
-            }
+            false => Err(CommandError::failed(format!(
+                "--recognisers {}: there is no such directory",
+                dir.display()
+            ))
+            .hint(REMEDY)),
         };
     }
     let above = starts.iter().flat_map(|start| start.ancestors().take(ANCESTORS_MAX));
     above
         .map(|dir| dir.join(USUAL_DIR))
         .find(|dir| dir.is_dir())
-        .ok_or_else(|| Failure::failed(format!("no {USUAL_DIR} was found")).hint(REMEDY))
+        .ok_or_else(|| CommandError::failed(format!("no {USUAL_DIR} was found")).hint(REMEDY))
 }
 
 /// The recognisers in `dir`, by name; models that are none are left out.
-fn in_dir(dir: &Path) -> Outcome<Vec<Found>> {
-    let unreadable = |error: std::io::Error| Failure::failed(format!("{}: {error}", dir.display()));
+fn in_dir(dir: &Path) -> CommandResult<Vec<RecogniserDir>> {
+    let unreadable = |error: std::io::Error| CommandError::failed(format!("{}: {error}", dir.display()));
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(unreadable)?.take(MODELS_MAX) {
         let dir = entry.map_err(unreadable)?.path();
@@ -119,22 +121,23 @@ fn in_dir(dir: &Path) -> Outcome<Vec<Found>> {
         let name = name.to_owned();
         let Some(table) = section(&dir.join(MODEL_FILE))? else { continue };
         let model = table.get("model").and_then(toml::Value::as_str).map(str::to_owned);
-        let text = toml::to_string(&table).map_err(|error| Failure::failed(format!("{name}: {error}")))?;
-        found.push(Found { name, dir, text, model });
+        let text =
+            toml::to_string(&table).map_err(|error| CommandError::failed(format!("{name}: {error}")))?;
+        found.push(RecogniserDir { name, dir, text, model });
     }
     found.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(found)
 }
 
 /// The section `[recogniser]` of a settings file; `None` where there is no file or no such section.
-fn section(file: &Path) -> Outcome<Option<toml::Table>> {
-    let unreadable = |why: &dyn std::fmt::Display| Failure::failed(format!("{}: {why}", file.display()));
+fn section(file: &Path) -> CommandResult<Option<toml::Table>> {
+    let unreadable = |why: &dyn std::fmt::Display| CommandError::failed(format!("{}: {why}", file.display()));
     let Ok(meta) = std::fs::metadata(file) else { return Ok(None) };
     if meta.len() > FILE_BYTES_MAX {
         return Err(unreadable(&"larger than 1 MiB"));
     }
     let text = std::fs::read_to_string(file).map_err(|error| unreadable(&error))?;
-    let parsed: ModelFile =
+    let parsed: RecogniserFile =
         toml::from_str(&text).map_err(|error| unreadable(&error.message().replace('\n', " ")))?;
     Ok(parsed.recogniser)
 }
@@ -155,7 +158,7 @@ mod tests {
         model(dir.path(), "plain", "[warmup]\nenabled = false\n");
         model(dir.path(), "heads", "[recogniser]\nmodel = \"vad\"\n");
         std::fs::create_dir(dir.path().join("empty")).unwrap();
-        let place = PlaceArgs { recognisers: Some(dir.path().into()) };
+        let place = RecogniserDirArgs { recognisers: Some(dir.path().into()) };
         let names: Vec<String> = place.all().unwrap().into_iter().map(|found| found.name).collect();
         assert_eq!(names, ["heads", "vad"]);
         let vad = place.find("vad").unwrap();

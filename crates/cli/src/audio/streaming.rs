@@ -11,9 +11,9 @@ use audio::decode::AudioInput;
 use audio::pipeline::{AudioSummary, PipelineEvent};
 use base::{Error, Result};
 
-use crate::audio::lines::{LINE_BYTES_MAX, Said, parse};
+use crate::audio::ndjson::{LINE_BYTES_MAX, ServerLine, parse};
 use crate::client::segment;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{CommandError, CommandResult};
 
 /// Longest wait for a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
@@ -27,32 +27,34 @@ const HEAD_LINES_MAX: usize = 128;
 const ERROR_BYTES_MAX: u64 = 64 << 10;
 
 /// Where recordings are sent.
-pub(crate) struct Exchange {
+pub(crate) struct StreamingClient {
     authority: String,
     path: String,
 }
 
-impl Exchange {
+impl StreamingClient {
     /// The recogniser's door of the server at `url`.
     ///
     /// # Errors
     /// A usage failure for an address that is not `http://HOST[:PORT]`.
-    pub(crate) fn new(url: &str, recogniser: &str, embeddings: bool) -> Outcome<Exchange> {
+    pub(crate) fn new(url: &str, recogniser: &str, embeddings: bool) -> CommandResult<StreamingClient> {
         let authority = match url.split_once("://") {
             None => url,
             Some(("http", rest)) => rest,
             Some((scheme, _)) => {
-                return Err(Failure::usage(format!("--url {url}: this command does not speak {scheme}")));
+                return Err(CommandError::usage(format!(
+                    "--url {url}: this command does not speak {scheme}"
+                )));
             }
         };
         let authority = authority.trim_end_matches('/');
         if authority.is_empty() || authority.contains(['/', ' ', '\r', '\n']) {
-            return Err(Failure::usage(format!("--url {url}: write http://HOST:PORT")));
+            return Err(CommandError::usage(format!("--url {url}: write http://HOST:PORT")));
         }
         let query = if embeddings { "?embeddings=1" } else { "" };
         let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         let authority = if has_port { authority.to_owned() } else { format!("{authority}:80") };
-        Ok(Exchange { authority, path: format!("/v1/audio/{}{query}", segment(recogniser)) })
+        Ok(StreamingClient { authority, path: format!("/v1/audio/{}{query}", segment(recogniser)) })
     }
 
     /// Sends a recording and tells what the server finds.
@@ -125,7 +127,8 @@ impl Exchange {
         sink: &mut dyn FnMut(PipelineEvent) -> Result<()>,
     ) -> Result<AudioSummary> {
         let (status, chunked) = read_head(&mut reader).map_err(|error| self.lost(&error))?;
-        let body: Box<dyn Read + '_> = if chunked { Box::new(Chunks::new(reader)) } else { Box::new(reader) };
+        let body: Box<dyn Read + '_> =
+            if chunked { Box::new(ChunkedBody::new(reader)) } else { Box::new(reader) };
         if !(200..300).contains(&status) {
             let mut text = String::new();
             let _ = body.take(ERROR_BYTES_MAX).read_to_string(&mut text);
@@ -144,9 +147,9 @@ impl Exchange {
                 return Err(Error::unavailable("the server ended its answer early"));
             }
             match parse(&line)? {
-                Said::Event(event) => sink(event)?,
-                Said::Summary(summary) => return Ok(summary),
-                Said::Nothing => {}
+                ServerLine::Event(event) => sink(event)?,
+                ServerLine::Summary(summary) => return Ok(summary),
+                ServerLine::Ignored => {}
             }
         }
     }
@@ -217,19 +220,19 @@ fn read_line(reader: &mut impl BufRead) -> std::io::Result<String> {
 }
 
 /// A body in chunks.
-struct Chunks<R> {
+struct ChunkedBody<R> {
     reader: R,
     left: u64,
     ended: bool,
 }
 
-impl<R: BufRead> Chunks<R> {
-    fn new(reader: R) -> Chunks<R> {
-        Chunks { reader, left: 0, ended: false }
+impl<R: BufRead> ChunkedBody<R> {
+    fn new(reader: R) -> ChunkedBody<R> {
+        ChunkedBody { reader, left: 0, ended: false }
     }
 }
 
-impl<R: BufRead> Read for Chunks<R> {
+impl<R: BufRead> Read for ChunkedBody<R> {
     fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
         if self.left == 0 && !self.ended {
             let mut line = read_line(&mut self.reader)?;
@@ -261,21 +264,21 @@ mod tests {
 
     #[test]
     fn addresses() {
-        let new = |url: &str| Exchange::new(url, "vad", false).map(|exchange| exchange.authority);
+        let new = |url: &str| StreamingClient::new(url, "vad", false).map(|exchange| exchange.authority);
         assert_eq!(new("http://h:1/").unwrap(), "h:1");
         assert_eq!(new("h").unwrap(), "h:80");
         assert!(new("https://h:1").is_err() && new("http://").is_err() && new("h:1/x").is_err());
-        assert_eq!(Exchange::new("h:1", "a b", true).unwrap().path, "/v1/audio/a%20b?embeddings=1");
+        assert_eq!(StreamingClient::new("h:1", "a b", true).unwrap().path, "/v1/audio/a%20b?embeddings=1");
     }
 
     #[test]
     fn chunks_are_joined() {
         let body = b"4\r\nab\nc\r\n1;x\r\nd\r\n0\r\n\r\n";
         let mut text = String::new();
-        Chunks::new(&body[..]).read_to_string(&mut text).unwrap();
+        ChunkedBody::new(&body[..]).read_to_string(&mut text).unwrap();
         assert_eq!(text, "ab\ncd");
-        assert!(Chunks::new(&b"5\r\nab"[..]).read_to_string(&mut text).is_err());
-        assert!(Chunks::new(&b"what\r\n"[..]).read_to_string(&mut text).is_err());
+        assert!(ChunkedBody::new(&b"5\r\nab"[..]).read_to_string(&mut text).is_err());
+        assert!(ChunkedBody::new(&b"what\r\n"[..]).read_to_string(&mut text).is_err());
     }
 
     /// A server that answers once it has seen the first bytes, and ends before it has read all.
@@ -297,7 +300,7 @@ mod tests {
         let endless = AudioInput::Stream(Box::new(std::io::repeat(7)));
         let mut faults = 0;
         let summary =
-            Exchange::new(&url, "vad", false).unwrap().recognise(endless, Some("mp3"), &mut |event| {
+            StreamingClient::new(&url, "vad", false).unwrap().recognise(endless, Some("mp3"), &mut |event| {
                 faults += u64::from(matches!(event, PipelineEvent::Fault(_)));
                 Ok(())
             });

@@ -12,7 +12,7 @@ pub(crate) const LINE_BYTES_MAX: usize = 1 << 20;
 /// One line.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "kebab-case")]
-enum Line {
+enum NdjsonLine {
     Opened {
         #[serde(default)]
         seconds: Option<f64>,
@@ -52,37 +52,39 @@ enum Line {
 
 /// What a line says.
 #[derive(Debug)]
-pub(crate) enum Said {
+pub(crate) enum ServerLine {
     Event(PipelineEvent),
     Summary(AudioSummary),
-    Nothing,
+    Ignored,
 }
 
 /// Understands a line.
 ///
 /// # Errors
 /// `Internal` when it is no such line; the server's own error when it is one.
-pub(crate) fn parse(line: &[u8]) -> Result<Said> {
-    let line: Line = serde_json::from_slice(line).map_err(|error| {
+pub(crate) fn parse(line: &[u8]) -> Result<ServerLine> {
+    let line: NdjsonLine = serde_json::from_slice(line).map_err(|error| {
         Error::internal(format!("the server sent a line that is not understood: {error}"))
     })?;
     Ok(match line {
-        Line::Opened { seconds } => Said::Event(PipelineEvent::Opened(AudioFormat {
+        NdjsonLine::Opened { seconds } => ServerLine::Event(PipelineEvent::Opened(AudioFormat {
             container_and_codec: String::new(),
             rate: 0,
             channels: 0,
             seconds,
         })),
-        Line::Label { start, end, text, score, embedding } => {
-            Said::Event(PipelineEvent::Label(Label { start, end, text, score, embedding }))
+        NdjsonLine::Label { start, end, text, score, embedding } => {
+            ServerLine::Event(PipelineEvent::Label(Label { start, end, text, score, embedding }))
         }
-        Line::Fault { at, what } => Said::Event(PipelineEvent::Fault(Fault { at, what })),
-        Line::Progress { seconds, total } => Said::Event(PipelineEvent::Progress { seconds, total }),
-        Line::Summary { seconds, labels, faults, partial, windows } => {
-            Said::Summary(AudioSummary { seconds, labels, faults, partial, windows })
+        NdjsonLine::Fault { at, what } => ServerLine::Event(PipelineEvent::Fault(Fault { at, what })),
+        NdjsonLine::Progress { seconds, total } => {
+            ServerLine::Event(PipelineEvent::Progress { seconds, total })
         }
-        Line::Error { error } => return Err(Error::invalid(error)),
-        Line::Other => Said::Nothing,
+        NdjsonLine::Summary { seconds, labels, faults, partial, windows } => {
+            ServerLine::Summary(AudioSummary { seconds, labels, faults, partial, windows })
+        }
+        NdjsonLine::Error { error } => return Err(Error::invalid(error)),
+        NdjsonLine::Other => ServerLine::Ignored,
     })
 }
 
@@ -97,14 +99,14 @@ mod tests {
             [PipelineEvent::Label(label), PipelineEvent::Fault(Fault { at: 3.0, what: "gone".into() })];
         for event in events {
             let Some(line) = audio::write::ndjson(&event) else { continue };
-            let Said::Event(back) = parse(line.as_bytes()).unwrap() else { panic!("{line}") };
+            let ServerLine::Event(back) = parse(line.as_bytes()).unwrap() else { panic!("{line}") };
             assert_eq!(format!("{back:?}"), format!("{event:?}"));
         }
         assert!(matches!(
             parse(br#"{"type":"progress","seconds":1}"#),
-            Ok(Said::Event(PipelineEvent::Progress { .. }))
+            Ok(ServerLine::Event(PipelineEvent::Progress { .. }))
         ));
-        assert!(matches!(parse(br#"{"type":"news"}"#), Ok(Said::Nothing)));
+        assert!(matches!(parse(br#"{"type":"news"}"#), Ok(ServerLine::Ignored)));
         assert_eq!(parse(br#"{"type":"error","error":"empty"}"#).unwrap_err().message(), "empty");
         assert!(parse(b"<html>").is_err());
     }

@@ -7,21 +7,21 @@ use audio::resample::{Channel, Mono, RATE_MAX, RATE_MIN};
 use base::{DType, Error, Tensor};
 use clap::Args;
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{CommandError, CommandResult};
 use crate::infer::input::numbers;
-use crate::infer::metadata::Spec;
-use crate::values::Span;
+use crate::infer::metadata::InputSpec;
+use crate::values::TimeSpan;
 
 /// Options of a sound file.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Sound")]
-pub(crate) struct SoundArgs {
+pub(crate) struct AudioInputArgs {
     /// Resample to this many samples a second [default: the file's]
     #[arg(long, value_name = "HZ", value_parser = clap::value_parser!(u32).range(i64::from(RATE_MIN)..=i64::from(RATE_MAX)))]
     rate: Option<u32>,
     /// Start this far into the file
     #[arg(long, value_name = "TIME")]
-    start: Option<Span>,
+    start: Option<TimeSpan>,
     /// Take this many samples; silence follows where the file is shorter [default: all]
     #[arg(long, value_name = "N")]
     samples: Option<usize>,
@@ -31,9 +31,9 @@ pub(crate) struct SoundArgs {
 ///
 /// # Errors
 /// A failure when it cannot be decoded or does not fit the model's shape.
-pub(crate) fn tensor(spec: &Spec, file: &[u8], args: &SoundArgs) -> Outcome<Tensor> {
+pub(crate) fn tensor(spec: &InputSpec, file: &[u8], args: &AudioInputArgs) -> CommandResult<Tensor> {
     let (mut samples, rate) = decode(file, args.rate)?;
-    if let Some(Span(start)) = args.start {
+    if let Some(TimeSpan(start)) = args.start {
         let skipped = (start.as_secs_f64() * f64::from(rate)) as usize;
         samples.drain(..skipped.min(samples.len()));
     }
@@ -44,14 +44,15 @@ pub(crate) fn tensor(spec: &Spec, file: &[u8], args: &SoundArgs) -> Outcome<Tens
         samples.iter_mut().for_each(|sample| *sample *= f32::from(i16::MAX));
     }
     let shape = spec.fit(samples.len()).map_err(|failure| {
-        Failure::failed(format!("{}; take a part with --start TIME and --samples N", failure.message()))
+        CommandError::failed(format!("{}; take a part with --start TIME and --samples N", failure.message()))
     })?;
     numbers(spec.dtype, &shape, &samples)
 }
 
 /// Returns the mean of the channels at `rate`, or at the file's own rate without one, and the rate.
-fn decode(file: &[u8], rate: Option<u32>) -> Outcome<(Vec<f32>, u32)> {
-    let unreadable = |error: Error| Failure::failed(format!("cannot read the sound: {}", error.message()));
+fn decode(file: &[u8], rate: Option<u32>) -> CommandResult<(Vec<f32>, u32)> {
+    let unreadable =
+        |error: Error| CommandError::failed(format!("cannot read the sound: {}", error.message()));
     let input = AudioInput::Stream(Box::new(Cursor::new(file.to_vec())));
     let mut decoder = Decoder::open(input, Some("wav")).map_err(unreadable)?;
     let own = decoder.format().rate;
@@ -64,10 +65,10 @@ fn decode(file: &[u8], rate: Option<u32>) -> Outcome<(Vec<f32>, u32)> {
     }
     mono.finish(&mut samples)?;
     if let Some(fault) = decoder.take_faults().first() {
-        return Err(Failure::failed(format!("cannot read the sound: {} at {} s", fault.what, fault.at)));
+        return Err(CommandError::failed(format!("cannot read the sound: {} at {} s", fault.what, fault.at)));
     }
     if samples.is_empty() {
-        return Err(Failure::failed("the sound is empty"));
+        return Err(CommandError::failed("the sound is empty"));
     }
     Ok((samples, rate))
 }
@@ -116,8 +117,8 @@ mod tests {
     #[test]
     fn channels_are_mixed_and_cut() {
         let file = wav(2, 8000, &[i16::MIN, 0, 16384, 16384, 0, 0]);
-        let spec = Spec { name: "x".into(), dtype: DType::F32, shape: vec![-1, -1] };
-        let args = SoundArgs { rate: None, start: None, samples: Some(4) };
+        let spec = InputSpec { name: "x".into(), dtype: DType::F32, shape: vec![-1, -1] };
+        let args = AudioInputArgs { rate: None, start: None, samples: Some(4) };
         let tensor = tensor(&spec, &file, &args).unwrap();
         assert_eq!(tensor.shape(), [1, 4]);
         assert_eq!(tensor.to_vec::<f32>().unwrap(), [-0.5, 0.5, 0.0, 0.0]);
@@ -125,8 +126,8 @@ mod tests {
 
     #[test]
     fn a_shape_that_does_not_fit_says_what_to_do() {
-        let spec = Spec { name: "x".into(), dtype: DType::F32, shape: vec![1, 512] };
-        let args = SoundArgs { rate: None, start: None, samples: None };
+        let spec = InputSpec { name: "x".into(), dtype: DType::F32, shape: vec![1, 512] };
+        let args = AudioInputArgs { rate: None, start: None, samples: None };
         let error = tensor(&spec, &wav(1, 8000, &[1, 2, 3]), &args).unwrap_err();
         assert!(error.message().contains("--samples"), "{}", error.message());
         assert!(tensor(&spec, &wav(1, 8000, &[]), &args).is_err());

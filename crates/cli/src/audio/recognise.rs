@@ -12,12 +12,12 @@ use audio::{Fault, pipeline};
 use base::{Error, Result};
 use serde_json::json;
 
-use crate::audio::exchange::Exchange;
-use crate::audio::model::Opened;
-use crate::audio::output::{Output, Part};
+use crate::audio::model::LoadedRecogniser;
+use crate::audio::output::{FileLabels, LabelOutput};
 use crate::audio::progress::{Bar, clock, factor, summary};
+use crate::audio::streaming::StreamingClient;
 use crate::environment;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{CommandError, CommandResult};
 
 /// The name that stands for standard input.
 const STDIN: &str = "-";
@@ -25,15 +25,15 @@ const STDIN: &str = "-";
 const FAULTS_SHOWN_MAX: u64 = 20;
 
 /// Who recognises.
-pub(crate) enum Source {
+pub(crate) enum Backend {
     /// This process.
-    Here { opened: Box<Opened>, options: PipelineOptions },
+    Local { opened: Box<LoadedRecogniser>, options: PipelineOptions },
     /// A running server.
-    Server(Exchange),
+    Server(StreamingClient),
 }
 
 /// What came of one recording.
-pub(crate) struct Done {
+pub(crate) struct FileResult {
     name: String,
     summary: AudioSummary,
     /// From its first byte to its last label.
@@ -44,27 +44,27 @@ pub(crate) struct Done {
     error: Option<String>,
 }
 
-impl Done {
+impl FileResult {
     /// Whether nothing is missing.
     pub(crate) fn is_whole(&self) -> bool {
         self.error.is_none() && !self.summary.partial
     }
 }
 
-impl Source {
+impl Backend {
     /// A running server at `url`.
     ///
     /// # Errors
     /// A usage failure for an address that is not `http://HOST[:PORT]`.
-    pub(crate) fn server(url: &str, recogniser: &str, embeddings: bool) -> Outcome<Source> {
-        Exchange::new(url, recogniser, embeddings).map(Source::Server)
+    pub(crate) fn server(url: &str, recogniser: &str, embeddings: bool) -> CommandResult<Backend> {
+        StreamingClient::new(url, recogniser, embeddings).map(Backend::Server)
     }
 
     /// How long loading took, where it was done here.
     pub(crate) fn load(&self) -> Option<Duration> {
         match self {
-            Source::Here { opened, .. } => Some(opened.load),
-            Source::Server(_) => None,
+            Backend::Local { opened, .. } => Some(opened.load),
+            Backend::Server(_) => None,
         }
     }
 
@@ -75,10 +75,10 @@ impl Source {
         sink: &mut dyn FnMut(PipelineEvent) -> Result<()>,
     ) -> Result<AudioSummary> {
         match self {
-            Source::Here { opened, options } => {
+            Backend::Local { opened, options } => {
                 pipeline::recognise(input, hint, &opened.recogniser, &opened.model, options, sink)
             }
-            Source::Server(exchange) => exchange.recognise(input, hint, sink),
+            Backend::Server(exchange) => exchange.recognise(input, hint, sink),
         }
     }
 }
@@ -87,10 +87,10 @@ impl Source {
 ///
 /// # Errors
 /// A failure when the file cannot be read.
-pub(crate) fn speakers(recogniser: &Recogniser, given: Option<&Path>) -> Outcome<Option<Speakers>> {
+pub(crate) fn speakers(recogniser: &Recogniser, given: Option<&Path>) -> CommandResult<Option<Speakers>> {
     if recogniser.kind != RecogniserKind::Embeddings {
         return match given {
-            Some(_) => Err(Failure::usage("--speakers is for recognisers of speakers")),
+            Some(_) => Err(CommandError::usage("--speakers is for recognisers of speakers")),
             None => Ok(None),
         };
     }
@@ -118,11 +118,16 @@ pub(crate) fn open(file: &Path) -> Result<(AudioInput, Option<String>)> {
 ///
 /// # Errors
 /// A failure when the output cannot be written: the other recordings have nowhere to go either.
-pub(crate) fn recognise(source: &mut Source, file: &Path, output: &mut Output) -> Outcome<Done> {
+pub(crate) fn recognise_file(
+    source: &mut Backend,
+    file: &Path,
+    output: &mut LabelOutput,
+) -> CommandResult<FileResult> {
     let name = file.display().to_string();
     let (started, cpu_before) = (Instant::now(), cpu_seconds());
-    let mut progress = Watch { bar: Bar::new(&name), name: name.clone(), seen: AudioSummary::default() };
-    let mut part: Option<Part<'_>> = None;
+    let mut progress =
+        FileProgress { bar: Bar::new(&name), name: name.clone(), seen: AudioSummary::default() };
+    let mut part: Option<FileLabels<'_>> = None;
     let mut output = Some(output);
     let result = open(file).and_then(|(input, hint)| {
         source.recognise(input, hint.as_deref(), &mut |event| {
@@ -135,7 +140,7 @@ pub(crate) fn recognise(source: &mut Source, file: &Path, output: &mut Output) -
         })
     });
     let (work, cpu_s) = (started.elapsed(), cpu_seconds() - cpu_before);
-    let Watch { bar, mut seen, .. } = progress;
+    let FileProgress { bar, mut seen, .. } = progress;
     bar.finish();
     let error = match result {
         Ok(summary) => {
@@ -152,13 +157,13 @@ pub(crate) fn recognise(source: &mut Source, file: &Path, output: &mut Output) -
     } else if let (Some(output), None) = (output, &error) {
         output.begin(&name)?.finish(&seen)?;
     }
-    let done = Done { name, summary: seen, work, cpu_s, error };
-    done.tell();
+    let done = FileResult { name, summary: seen, work, cpu_s, error };
+    done.report();
     Ok(done)
 }
 
 /// Ends the part of a recording; an error is its last fault.
-fn finish(mut part: Part<'_>, seen: &AudioSummary, error: Option<&str>) -> Outcome {
+fn finish(mut part: FileLabels<'_>, seen: &AudioSummary, error: Option<&str>) -> CommandResult {
     if let Some(error) = error {
         part.event(&PipelineEvent::Fault(Fault { at: seen.seconds, what: error.to_owned() }))?;
     }
@@ -166,13 +171,13 @@ fn finish(mut part: Part<'_>, seen: &AudioSummary, error: Option<&str>) -> Outco
 }
 
 /// What somebody who waits sees, and what is known if the work ends early.
-struct Watch {
+struct FileProgress {
     bar: Bar,
     name: String,
     seen: AudioSummary,
 }
 
-impl Watch {
+impl FileProgress {
     fn see(&mut self, event: &PipelineEvent) {
         match event {
             PipelineEvent::Opened(format) => self.bar.at(0.0, format.seconds),
@@ -197,9 +202,9 @@ fn fault_text(name: &str, fault: &Fault) -> String {
     format!("{name} at {} ({:.2} s): {}", clock(fault.at), fault.at, fault.what)
 }
 
-impl Done {
+impl FileResult {
     /// Says on standard error how it went.
-    fn tell(&self) {
+    fn report(&self) {
         if let Some(error) = &self.error {
             let kept = match self.summary.labels {
                 0 => String::new(),
@@ -224,7 +229,7 @@ fn peak_bytes() -> u64 {
 ///
 /// # Errors
 /// A failure when the file cannot be written.
-pub(crate) fn write_timing(path: &Path, load: Option<Duration>, done: &[Done]) -> Outcome {
+pub(crate) fn write_timing(path: &Path, load: Option<Duration>, done: &[FileResult]) -> CommandResult {
     let files: Vec<_> = done
         .iter()
         .map(|done| {
@@ -248,7 +253,7 @@ pub(crate) fn write_timing(path: &Path, load: Option<Duration>, done: &[Done]) -
         "files": files,
     });
     std::fs::write(path, crate::models::pretty(&report))
-        .map_err(|error| Failure::failed(format!("--timing {}: {error}", path.display())))
+        .map_err(|error| CommandError::failed(format!("--timing {}: {error}", path.display())))
 }
 
 /// Processor time of this process.
