@@ -95,6 +95,8 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "loadgen",
             "tune",
             "demo",
+            // For its tests only: docs/commands.md lists the commands of both programs.
+            "bench",
         ],
     ),
 ];
