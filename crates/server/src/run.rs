@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use base::{Error, Result};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::app::App;
@@ -103,9 +103,10 @@ async fn serve(
     tokio::spawn(page::watch(app.clone(), stopped.clone()));
     let listeners =
         [tokio::spawn(http_listener.serve(stopped.clone())), tokio::spawn(grpc_listener.serve(stopped))];
+    let mut signals = EndSignals::install()?;
     announce(&format!("serving http://{http_address} grpc://{grpc_address}"));
     tracing::info!(http = %http_address, grpc = %grpc_address, engine = %app.engine_version, "serving");
-    wait_for_signal().await?;
+    signals.wait().await;
     tracing::info!("stopping: no new connections, finishing what is in flight");
     app.stop();
     // Receivers are the doors; when they have gone already there is nothing left to stop.
@@ -155,13 +156,27 @@ fn warn_if_open(config: &Config) {
     }
 }
 
-async fn wait_for_signal() -> Result<()> {
-    let signals = |kind| signal(kind).map_err(|e| Error::internal(format!("signals: {e}")));
-    let (mut terminate, mut interrupt) =
-        (signals(SignalKind::terminate())?, signals(SignalKind::interrupt())?);
-    tokio::select! {
-        _ = terminate.recv() => {},
-        _ = interrupt.recv() => {},
+/// The signals that end the server.
+struct EndSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl EndSignals {
+    /// Installs the handlers. Called before the server announces itself, since a signal without a
+    /// handler kills the process.
+    fn install() -> Result<EndSignals> {
+        let install = |kind| signal(kind).map_err(|e| Error::internal(format!("signals: {e}")));
+        let terminate = install(SignalKind::terminate())?;
+        let interrupt = install(SignalKind::interrupt())?;
+        Ok(EndSignals { terminate, interrupt })
     }
-    Ok(())
+
+    /// Waits for the first signal.
+    async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {},
+            _ = self.interrupt.recv() => {},
+        }
+    }
 }

@@ -14,7 +14,7 @@ use crate::table::TextTable;
 
 /// Results whose images are shown.
 const SHOWN_MAX: usize = 5;
-/// Longest side of a image that is shown, in pixels.
+/// Longest side of an image that is shown, in pixels.
 const SHOWN_PIXELS: u32 = 384;
 
 /// `millpond images search FILE...`.
@@ -34,7 +34,7 @@ pub(super) struct SearchArgs {
     /// The images to search with, one after the other; - is standard input
     #[arg(value_name = "FILE", required_unless_present = "id")]
     files: Vec<PathBuf>,
-    /// Search with a image of the collection
+    /// Search with an image of the collection
     #[arg(long, value_name = "ID", conflicts_with = "files")]
     id: Option<String>,
     /// The collection
@@ -43,7 +43,7 @@ pub(super) struct SearchArgs {
     /// Results wanted
     #[arg(short, long, value_name = "N", default_value_t = 10)]
     k: u32,
-    /// Score from which a image is accepted [default: the server's for the collection's kind]
+    /// Score from which an image is accepted [default: the server's for the collection's kind]
     #[arg(long, value_name = "SCORE")]
     threshold: Option<f32>,
     /// Images whose keypoints are matched [default: the server's]
@@ -200,7 +200,7 @@ fn show_images(
             &path(collection, &format!("/{id}/thumbnail"), &query),
             RequestContent::None,
         )?;
-        // The table has been shown; a image that is missing is no reason to fail.
+        // The table has been shown; an image that is missing is no reason to fail.
         if let Some(drawn) = reply.good().ok().and_then(|bytes| show(bytes, terminal)) {
             let name = result.get("name").and_then(Value::as_str).unwrap_or(id);
             print(&format!("\n{name}\n{drawn}\n"))?;

@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::environment;
 
-/// Rows that a image takes.
+/// Rows that an image takes.
 const ROWS: u32 = 12;
 /// Characters of one of kitty's sequences, by its protocol.
 const KITTY_CHUNK: usize = 4096;

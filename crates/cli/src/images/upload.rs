@@ -145,7 +145,7 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        failed(400, "not a image");
+        failed(400, "not an image");
         failed(413, "too large");
         failed(503, "full");
         // These would be the same for the next one.

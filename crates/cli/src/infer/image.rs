@@ -1,4 +1,4 @@
-//! A image as a tensor: `(pixel * scale - mean) / std`, one plane a channel unless the model wants otherwise.
+//! An image as a tensor: `(pixel * scale - mean) / std`, one plane a channel unless the model wants otherwise.
 
 use std::io::Cursor;
 use std::str::FromStr;
@@ -12,10 +12,10 @@ use crate::exit::{CommandError, CommandResult};
 use crate::infer::input::numbers;
 use crate::infer::metadata::InputSpec;
 
-/// Longest edge of a image, before and after resizing.
+/// Longest edge of an image, before and after resizing.
 const EDGE_MAX: u32 = 16_384;
 
-/// How a image becomes numbers.
+/// How an image becomes numbers.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Pictures")]
 pub(crate) struct ImageArgs {
@@ -45,13 +45,13 @@ pub(crate) struct ImageArgs {
 /// Order of the axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum AxisOrder {
-    /// ChannelOrder, height, width
+    /// Channels, height, width
     Nchw,
     /// Height, width, channels
     Nhwc,
 }
 
-/// ChannelOrder and their order.
+/// Number of channels and their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ChannelOrder {
     /// Red, green, blue
@@ -101,7 +101,7 @@ impl PerChannel {
     }
 }
 
-/// Decodes and prepares a image for `spec`.
+/// Decodes and prepares an image for `spec`.
 ///
 /// # Errors
 /// A failure when it cannot be decoded or the model's input is no image's.
@@ -112,7 +112,7 @@ pub(crate) fn tensor(spec: &InputSpec, file: &[u8], args: &ImageArgs) -> Command
         [] => (&[-1i64, -1, -1] as &[i64], Some(1)),
         shape => {
             return Err(CommandError::failed(format!(
-                "input \"{}\" has shape {shape:?}; a image is [N, C, H, W] or [N, H, W, C]",
+                "input \"{}\" has shape {shape:?}; an image is [N, C, H, W] or [N, H, W, C]",
                 spec.name
             )));
         }
@@ -143,7 +143,7 @@ pub(crate) fn tensor(spec: &InputSpec, file: &[u8], args: &ImageArgs) -> Command
     numbers(spec.dtype, &shape, &values)
 }
 
-/// ChannelOrder last where only the last axis can be channels.
+/// Returns channels last if only the last axis can be channels.
 fn layout_of(axes: &[i64]) -> AxisOrder {
     let depth = |size: i64| matches!(size, 1 | 3);
     if depth(axes[2]) && !depth(axes[0]) { AxisOrder::Nhwc } else { AxisOrder::Nchw }

@@ -1,4 +1,5 @@
-//! ServeSettings become the server's own plain values; what nobody set keeps the server's default.
+//! Converts the settings of `serve` to the server's configuration. A missing setting keeps the
+//! server's default.
 
 use std::path::Path;
 

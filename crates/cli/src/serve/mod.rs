@@ -42,7 +42,7 @@ pub(crate) struct ServeArgs {
     /// A model, or a directory of models
     #[arg(value_name = "DIR|NAME=DIR")]
     pub(crate) sources: Vec<ModelSource>,
-    /// ServeSettings file (TOML)
+    /// Settings file (TOML)
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     #[command(flatten)]

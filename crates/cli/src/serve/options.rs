@@ -172,7 +172,7 @@ pub(crate) struct LifecycleOptions {
     /// Versions served of each model: latest:N, all, or numbers as in 3,5 [default: latest:1]
     #[arg(long, value_name = "POLICY")]
     pub(crate) versions: Option<Versions>,
-    /// TransitionOrder of load and unload when versions change [default: availability-preserving]
+    /// Order of load and unload when versions change [default: availability-preserving]
     #[arg(long, value_name = "ORDER")]
     pub(crate) transition: Option<TransitionOrder>,
     /// Threads that load [default: 1]

@@ -65,7 +65,7 @@ fn explanations_are_wrapped_once() {
         (&["serve"], "The settings file has the same names"),
         (&["audio"], "Exit status 1"),
         (&["images"], "The server does the work"),
-        (&["images", "index"], "Each picture is named by its path"),
+        (&["images", "index"], "Each image is named by its path"),
         (&["images", "search"], "Two stages: "),
         (&["tune"], "A file of --requests"),
     ] {

@@ -1,4 +1,4 @@
-//! Open InferenceMethod Protocol over gRPC, with the repository, statistics and streaming extensions.
+//! Open Inference Protocol over gRPC, with the repository, statistics and streaming extensions.
 
 use std::pin::Pin;
 use std::sync::Arc;
