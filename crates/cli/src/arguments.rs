@@ -1,4 +1,4 @@
-//! What can be typed.
+//! The command line: all commands and their help.
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -31,17 +31,17 @@ pub(crate) struct Arguments {
 enum Command {
     /// Serve models over HTTP and gRPC
     Serve(Box<ServeArgs>),
-    /// Make a version of a model that loads without a pause: any ONNX file, into DIR/NAME
+    /// Publish an ONNX file as a version that loads without a latency spike, into DIR/NAME
     Publish(PublishArgs),
     /// List, load and unload the models of a running server
     Models(ModelsArgs),
-    /// Send one request: JSON, an image or a sound file
+    /// Send one request: JSON, an image or an audio file
     Infer(Box<InferArgs>),
-    /// Recognise what is in recordings: speech, speakers, sounds, notes
+    /// Recognise speech, speakers, sounds or notes in recordings
     Audio(Box<AudioCommand>),
-    /// Enrol voices, and say whose a recording is
+    /// Enrol voices and identify the speaker of a recording
     Speakers(SpeakersArgs),
-    /// Search pictures: index folders of them, find those like another
+    /// Index folders of images and search for similar ones
     Images(Box<ImagesCommand>),
     /// Measure a server: under load, during swaps, against the bare engine
     Bench(Box<BenchArgs>),
@@ -49,16 +49,16 @@ enum Command {
     Tune(Box<TuneCommand>),
     /// Serve real models under load and swap one of them every few seconds
     Demo(DemoCommand),
-    /// Say what this machine can do for serving, and what to change
+    /// Check how well this machine can serve, and suggest changes
     Doctor(DoctorArgs),
-    /// Print a shell's completion script
+    /// Print the completion script of a shell
     Completion(CompletionArgs),
-    /// Convert a model into an existing empty directory (run by the server, as a process of its own)
+    /// Convert a model into an existing empty directory (run by the server in a child process)
     #[command(hide = true)]
     Convert(ConvertArgs),
 }
 
-/// The whole command line with its help texts.
+/// Builds the whole command line with its help texts.
 pub(crate) fn command() -> clap::Command {
     Arguments::command()
         .long_version(long_version().leak() as &'static str)
@@ -68,14 +68,14 @@ pub(crate) fn command() -> clap::Command {
 /// Parses the process's arguments. Help and version end the process with 0, a wrong argument with 2.
 ///
 /// # Errors
-/// A usage failure for a flag of another server; those of [`bench::pass_on`].
+/// Returns a usage error for a flag of another server, and the errors of [`bench::pass_on`].
 pub(crate) fn parse() -> CommandResult<Arguments> {
     bench::pass_on(&std::env::args_os().skip(1).collect::<Vec<_>>())?;
     let parsed = command().try_get_matches().and_then(|matches| Arguments::from_arg_matches(&matches));
     parsed.or_else(|error| foreign::explain(&error).map_or_else(|| error.exit(), Err))
 }
 
-/// The version and what it is made of.
+/// Returns the version, the layout's format and the machine.
 fn long_version() -> String {
     format!(
         "{}\nlayout:  {} (written and read)\nengines: ONNX Runtime and LibTorch, found at run time; `millpond doctor` shows which\n\
@@ -88,7 +88,6 @@ fn long_version() -> String {
 }
 
 impl Arguments {
-    /// Does what was asked for.
     pub(crate) fn run(&self) -> CommandResult {
         match &self.command {
             Command::Serve(args) => serve::run(args),

@@ -1,5 +1,6 @@
-//! `millpond bench` and `millpond demo`. `bench load` and the demo are linked; all other benchmarks are a program of
-//! their own, `millpond-bench`, which this one starts with the same arguments, as git starts `git-NAME`.
+//! `millpond bench` and `millpond demo`. `bench load` and the demo are linked. All other benchmarks
+//! are in a program of their own, `millpond-bench`, which this program starts with the same
+//! arguments, as git starts `git-NAME`.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -17,10 +18,11 @@ use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus};
 use crate::serve::{library_search, torch_search};
 
-/// The program of all benchmarks but `load`.
+/// Program of all benchmarks except `load`.
 const PROGRAM: &str = "millpond-bench";
 
-/// `millpond bench load`. [`pass_on`] takes every other form of `millpond bench` before arguments are parsed.
+/// `millpond bench load`. [`pass_on`] takes all other forms of `millpond bench` before arguments
+/// are parsed.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
@@ -53,7 +55,7 @@ pub(crate) struct MachineArgs {
     /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the program]
     #[arg(long, value_name = "PATH", global = true)]
     libtorch: Option<PathBuf>,
-    /// Where made models and logs are kept [default: the user's cache directory]
+    /// Directory of generated models and logs [default: the user's cache directory]
     #[arg(long, value_name = "DIR", global = true)]
     cache_dir: Option<PathBuf>,
 }
@@ -74,7 +76,7 @@ pub(crate) fn demo(args: &DemoCommand) -> CommandResult {
 /// Replaces this process by `millpond-bench` if `arguments` (without the program's name) are for it.
 ///
 /// # Errors
-/// If that program is not installed or cannot be started.
+/// Returns an error if that program is not installed or cannot be started.
 pub(crate) fn pass_on(arguments: &[OsString]) -> CommandResult {
     let word = |at: usize| arguments.get(at).and_then(|argument| argument.to_str());
     let rest = match (word(0), word(1)) {
@@ -88,7 +90,8 @@ pub(crate) fn pass_on(arguments: &[OsString]) -> CommandResult {
     Err(CommandError::failed(format!("cannot start {}: {error}", program.display())))
 }
 
-/// Names and descriptions of the benchmarks in `millpond-bench`; none if it is not installed.
+/// Returns names and descriptions of the benchmarks in `millpond-bench`; none if it is not
+/// installed.
 pub(crate) fn benchmarks() -> Vec<(String, String)> {
     let help = || {
         let output = command(&program().ok()?).ok()?.arg("--help").output().ok()?;
@@ -104,7 +107,7 @@ pub(crate) fn benchmarks() -> Vec<(String, String)> {
         .collect()
 }
 
-/// `millpond-bench` with the variables that say where this program and its cache are.
+/// Builds a command of `millpond-bench` with variables for this program's path and cache.
 fn command(program: &Path) -> CommandResult<Command> {
     let mut command = Command::new(program);
     command.env(environment::PROGRAM.name, this_program()?);

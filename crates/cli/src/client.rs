@@ -1,4 +1,4 @@
-//! A small blocking HTTP client for a running server. Plain HTTP: Millpond's doors speak no TLS.
+//! A small blocking HTTP client for a running server. Plain HTTP, since the server speaks no TLS.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use serde_json::Value;
 use crate::environment;
 use crate::exit::{CommandError, CommandResult};
 
-/// Where a server listens when nobody says otherwise.
+/// Default address of a server.
 const URL_DEFAULT: &str = "http://127.0.0.1:8501";
-/// Longest wait for a connection.
+/// Timeout for connecting.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// Longest wait for a whole answer: a load may take minutes.
+/// Timeout for a whole response: a load may take minutes.
 const ANSWER_MAX: Duration = Duration::from_secs(3600);
-/// Largest answer that is read.
+/// Maximum size of a response.
 const ANSWER_BYTES_MAX: u64 = 1 << 30;
-/// Most characters of an answer that is no JSON shown in a message.
+/// Maximum number of characters shown of a response that is not JSON.
 const EXCERPT_CHARS_MAX: usize = 200;
 
-/// Which server to talk to.
+/// Address of the server.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ServerArgs {
     /// The server's HTTP address [default: http://127.0.0.1:8501]
@@ -35,37 +35,36 @@ pub(crate) struct HttpClient {
     key: Option<String>,
 }
 
-/// What is sent with a [`HttpClient::call`].
+/// Body of a [`HttpClient::call`].
 #[derive(Clone, Copy)]
 pub(crate) enum RequestContent<'a> {
     /// Nothing.
     None,
     /// JSON.
     Json(&'a Value),
-    /// Bytes whose kind the server finds out.
+    /// Bytes whose type the server detects.
     Bytes(&'a [u8]),
 }
 
-/// What a server answered, whatever the status.
+/// A response with any status.
 pub(crate) struct HttpReply {
-    /// The status.
     pub(crate) status: u16,
-    /// How long it asks to wait before the next try.
+    /// Requested delay before the next attempt.
     pub(crate) retry_after: Option<Duration>,
     /// The body.
     pub(crate) body: Vec<u8>,
 }
 
 impl HttpReply {
-    /// The body as JSON where the status is good.
+    /// Returns the body as JSON.
     ///
     /// # Errors
-    /// A failure with the server's own message.
+    /// Returns the server's own message if the status is not 2xx.
     pub(crate) fn json(&self) -> CommandResult<Value> {
         parse_json(self.good()?)
     }
 
-    /// The body where the status is good.
+    /// Returns the body.
     ///
     /// # Errors
     /// As [`HttpReply::json`].
@@ -73,25 +72,25 @@ impl HttpReply {
         if (200..300).contains(&self.status) { Ok(&self.body) } else { Err(refusal(self.status, &self.body)) }
     }
 
-    /// The server's own words about what is wrong.
+    /// Returns the server's error message.
     pub(crate) fn error(&self) -> String {
         error_text(&self.body)
     }
 }
 
-/// What a server answered with a good status.
+/// A response with status 2xx.
 pub(crate) struct InferReply {
-    /// `Inference-Header-Content-Length`, where binary tensors follow the JSON.
+    /// `Inference-Header-Content-Length`, if binary tensors follow the JSON.
     pub(crate) json_bytes: Option<usize>,
     /// The body.
     pub(crate) body: Vec<u8>,
 }
 
 impl HttpClient {
-    /// A client for `--url`, the environment's server or the default one.
+    /// Creates a client for `--url`, the environment's server or the default one.
     ///
     /// # Errors
-    /// A usage failure for an address that is not `http://HOST[:PORT]`.
+    /// Returns a usage error for an address that is not `http://HOST[:PORT]`.
     pub(crate) fn new(args: &ServerArgs) -> CommandResult<HttpClient> {
         let url =
             args.url.clone().or_else(|| environment::URL.text()).unwrap_or_else(|| URL_DEFAULT.to_owned());
@@ -115,20 +114,20 @@ impl HttpClient {
         Ok(HttpClient { agent: config.into(), base: base.trim_end_matches('/').to_owned(), key: None })
     }
 
-    /// The same with a key that [`HttpClient::call`] and [`HttpClient::post`] show to the server.
+    /// Sets the key that [`HttpClient::call`] and [`HttpClient::post`] send.
     pub(crate) fn with_key(self, key: Option<String>) -> HttpClient {
         HttpClient { key, ..self }
     }
 
-    /// The address it talks to.
+    /// Returns the server's address.
     pub(crate) fn base(&self) -> &str {
         &self.base
     }
 
-    /// Sends `content` to `path` by `method` ("GET", "PUT", ...), and gives whatever is answered.
+    /// Sends `content` to `path` by `method` ("GET", "PUT", ...) and returns any response.
     ///
     /// # Errors
-    /// A failure when the server cannot be reached.
+    /// Returns an error if the server cannot be reached.
     pub(crate) fn call(
         &self,
         method: &str,
@@ -162,16 +161,16 @@ impl HttpClient {
         })
     }
 
-    /// GETs `path` and parses the answer.
+    /// GETs `path` and parses the response.
     ///
     /// # Errors
-    /// A failure with the server's own message, or why it could not be reached.
+    /// Returns the server's own message, or the reason why it could not be reached.
     pub(crate) fn get(&self, path: &str) -> CommandResult<Value> {
         let answer = self.agent.get(format!("{}{path}", self.base)).call();
         parse_json(&self.read(answer)?.body)
     }
 
-    /// POSTs JSON to `path` and parses the answer; an empty one is null.
+    /// POSTs JSON to `path` and parses the response. An empty one is null.
     ///
     /// # Errors
     /// As [`HttpClient::get`].
@@ -228,7 +227,7 @@ impl HttpClient {
     fn unreachable(&self, error: &ureq::Error) -> CommandError {
         let authority = self.base.split_once("://").map_or(self.base.as_str(), |(_, rest)| rest);
         let authority = authority.split('/').next().unwrap_or_default();
-        // A port that answers in another protocol breaks off: what it speaks says why.
+        // A port of another protocol drops the connection. Asking for its protocol explains that.
         if !refused(error) && spoken(authority) == Some(Spoken::Http2) {
             return CommandError::failed(format!("{authority} is a gRPC port: it does not speak HTTP/1.1"))
                 .hint("give the server's HTTP port with --url; it is 8501 by default, and 8500 is gRPC's");
@@ -238,7 +237,7 @@ impl HttpClient {
     }
 }
 
-/// Whether nothing was there to answer.
+/// Returns true if no program listens at the address.
 fn refused(error: &ureq::Error) -> bool {
     use std::io::ErrorKind;
     matches!(error, ureq::Error::HostNotFound)
@@ -257,7 +256,7 @@ fn refusal(status: u16, body: &[u8]) -> CommandError {
     }
 }
 
-/// The message in an error's body: both protocols put it under "error".
+/// Returns the message of an error response, which both protocols put under "error".
 fn error_text(body: &[u8]) -> String {
     let message = serde_json::from_slice::<Value>(body)
         .ok()
@@ -272,7 +271,7 @@ fn parse_json(body: &[u8]) -> CommandResult<Value> {
     })
 }
 
-/// `text` as one segment of a URL path.
+/// Escapes `text` as one segment of a URL path.
 pub(crate) fn segment(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {

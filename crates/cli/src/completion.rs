@@ -6,7 +6,7 @@ use clap_complete::Shell;
 use crate::exit::{CommandResult, print};
 use crate::{arguments, bench};
 
-/// The shells that have a script.
+/// Shells with a completion script.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum CompletionShell {
     /// source <(millpond completion bash)
@@ -24,14 +24,14 @@ pub(crate) struct CompletionArgs {
     shell: CompletionShell,
 }
 
-/// Prints the script.
+/// Prints the completion script.
 pub(crate) fn run(args: &CompletionArgs) -> CommandResult {
     let shell = match args.shell {
         CompletionShell::Bash => Shell::Bash,
         CompletionShell::Zsh => Shell::Zsh,
         CompletionShell::Fish => Shell::Fish,
     };
-    // The benchmarks of the other program get their names completed, not their flags.
+    // Benchmarks of the other program are completed by name, without their flags.
     let benchmarks = bench::benchmarks()
         .into_iter()
         .map(|(name, about)| clap::Command::new(name.leak() as &str).about(about));

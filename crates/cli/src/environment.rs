@@ -1,12 +1,11 @@
-//! Every environment variable Millpond reads. No other module, and no other crate, looks at the environment.
+//! All environment variables that Millpond reads. No other module or crate reads the environment.
 
 use std::path::PathBuf;
 
-/// One variable and what it is for.
+/// An environment variable.
 pub(crate) struct Variable {
-    /// Its name.
     pub(crate) name: &'static str,
-    /// What it sets; flags win over it.
+    /// Help text. Flags take precedence over variables.
     pub(crate) help: &'static str,
 }
 
@@ -15,7 +14,7 @@ pub(crate) const ADMIN_KEY: Variable = Variable {
     name: "MILLPOND_ADMIN_KEY",
     help: "default of `serve --admin-key`, and what `models load` and `unload` show",
 };
-/// The key of collections and pictures.
+/// The key of collections and images.
 pub(crate) const API_KEY: Variable = Variable {
     name: "MILLPOND_API_KEY",
     help: "default of `serve --api-key`, and what client commands show",
@@ -40,7 +39,7 @@ pub(crate) const LOG: Variable = Variable { name: "MILLPOND_LOG", help: "default
 /// Settings of the allocator.
 pub(crate) const MALLOC_CONF: Variable =
     Variable { name: "MALLOC_CONF", help: "jemalloc's settings, in place of Millpond's own" };
-/// NVIDIA's run-time compiler.
+/// NVIDIA's run-time compiler (NVRTC).
 pub(crate) const NVRTC: Variable = Variable {
     name: "MILLPOND_NVRTC",
     help: "NVIDIA's run-time compiler (libnvrtc) or its directory, for `serve --gpu`",
@@ -48,13 +47,13 @@ pub(crate) const NVRTC: Variable = Variable {
 /// ONNX Runtime's library.
 pub(crate) const ONNXRUNTIME: Variable =
     Variable { name: "MILLPOND_ONNXRUNTIME", help: "default of --onnxruntime" };
-/// The program to run as a server, for `millpond-bench`.
+/// Program that `millpond-bench` starts as a server.
 pub(crate) const PROGRAM: Variable =
     Variable { name: "MILLPOND_PROGRAM", help: "set for millpond-bench: the `millpond` to measure" };
-/// Directories of programs.
+/// Search path of programs.
 pub(crate) const PATH: Variable =
     Variable { name: "PATH", help: "where millpond-bench is looked for unless it is beside this program" };
-/// Directories of models that recognise something in recordings.
+/// Directory of recognisers.
 pub(crate) const RECOGNISERS: Variable =
     Variable { name: "MILLPOND_RECOGNISERS", help: "default of --recognisers [else .cache/recognisers]" };
 /// Enrolled voices.
@@ -73,10 +72,10 @@ pub(crate) const XDG_DATA_HOME: Variable =
     Variable { name: "XDG_DATA_HOME", help: "the user's data directory [else ~/.local/share]" };
 /// The user's home directory.
 pub(crate) const HOME: Variable = Variable { name: "HOME", help: "the user's home directory" };
-/// Whether terminals get colours.
+/// Switches colours off.
 pub(crate) const NO_COLOR: Variable = Variable { name: "NO_COLOR", help: "set to anything: no colours" };
 
-/// How many colours the terminal has.
+/// Colours of the terminal.
 pub(crate) const COLORTERM: Variable =
     Variable { name: "COLORTERM", help: "whether `images search` may draw pictures in colours" };
 /// The kind of terminal.
@@ -86,7 +85,7 @@ pub(crate) const TERM: Variable =
 pub(crate) const TERM_PROGRAM: Variable =
     Variable { name: "TERM_PROGRAM", help: "whether `images search` may send pictures as iTerm2 takes them" };
 
-/// All of them, in the order of the help text.
+/// All variables, in the order of the help text.
 pub(crate) const ALL: [&Variable; 24] = [
     &ADMIN_KEY,
     &API_KEY,
@@ -115,19 +114,19 @@ pub(crate) const ALL: [&Variable; 24] = [
 ];
 
 impl Variable {
-    /// Its value as text; `None` where it is unset, empty or not UTF-8.
+    /// Returns its value as text; `None` if it is unset, empty or not UTF-8.
     pub(crate) fn text(&self) -> Option<String> {
         std::env::var(self.name).ok().filter(|value| !value.is_empty())
     }
 
-    /// Its value as a path; `None` where it is unset or empty.
+    /// Returns its value as a path; `None` if it is unset or empty.
     pub(crate) fn path(&self) -> Option<PathBuf> {
         std::env::var_os(self.name).filter(|value| !value.is_empty()).map(PathBuf::from)
     }
 }
 
-/// The directory for files that can be made again: the variable, the user's cache directory, or (for a user
-/// without a home) one below the system's directory for temporary files.
+/// Returns the directory for files that can be recreated: the variable, else the user's cache
+/// directory, else (for users without a home) one below the system's temporary directory.
 pub(crate) fn cache_dir() -> PathBuf {
     CACHE_DIR
         .path()
@@ -136,7 +135,8 @@ pub(crate) fn cache_dir() -> PathBuf {
         .unwrap_or_else(|| std::env::temp_dir().join("millpond"))
 }
 
-/// The file of enrolled voices: the variable, else in the user's data directory; `None` for a user without a home.
+/// Returns the file of enrolled voices: the variable, else one in the user's data directory; `None`
+/// for users without a home.
 pub(crate) fn speakers_file() -> Option<PathBuf> {
     let dir = || {
         let own = || HOME.path().map(|home| home.join(".local/share"));
@@ -145,7 +145,7 @@ pub(crate) fn speakers_file() -> Option<PathBuf> {
     SPEAKERS.path().or_else(dir)
 }
 
-/// What providers of object storage are told by variables of their own, with names in lower case.
+/// Returns the variables of object storage providers, with lower-case names.
 pub(crate) fn object_stores() -> Vec<(String, String)> {
     let theirs = |name: &str| ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|prefix| name.starts_with(prefix));
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
@@ -155,18 +155,19 @@ pub(crate) fn object_stores() -> Vec<(String, String)> {
     std::env::vars_os().filter_map(text).collect()
 }
 
-/// The directory of collections in the user's data directory; `None` for a user without a home.
+/// Returns the default directory of collections, in the user's data directory; `None` for users
+/// without a home.
 pub(crate) fn collections_dir() -> Option<PathBuf> {
     let own = || HOME.path().map(|home| home.join(".local/share"));
     XDG_DATA_HOME.path().or_else(own).map(|dir| dir.join("millpond/collections"))
 }
 
-/// Where NVIDIA's run-time compiler is looked for.
+/// Returns where to search for NVIDIA's run-time compiler.
 pub(crate) fn compiler_search() -> gpu::Search {
     gpu::Search { explicit: NVRTC.path(), virtual_env: VIRTUAL_ENV.path() }
 }
 
-/// The list for `--help`.
+/// Formats the list of variables for `--help`.
 pub(crate) fn help() -> String {
     let width = ALL.iter().map(|variable| variable.name.len()).max().unwrap_or(0);
     let lines: Vec<String> =

@@ -1,11 +1,11 @@
-//! How a command ends: the exit codes, and the error that carries one.
+//! Exit codes of commands, and the error that carries one.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use base::{Error, ErrorKind};
 
-/// The exit codes for `--help`. The numbers are [`ExitStatus`]'s.
+/// Exit codes for `--help`. The numbers are those of [`ExitStatus`].
 pub(crate) const EXIT_CODES_HELP: &str = "\
 Exit codes:
   0  done
@@ -14,22 +14,22 @@ Exit codes:
   3  cannot start: port in use, collections in use, ONNX Runtime missing or too old
   4  wrong: answers were wrong or lost, or `doctor` found that nothing can be served";
 
-/// Why the process ends with something else than 0.
+/// Exit codes other than 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExitStatus {
-    /// The command was understood and did not succeed.
+    /// The command failed.
     Failed = 1,
     /// Arguments or settings are wrong.
     Usage = 2,
     /// The server could not start.
     CannotStart = 3,
-    /// It ran, and what it found is not right.
+    /// The command ran and found something wrong.
     Wrong = 4,
-    /// Not now; the same may go well another time. Only the server sees it, of its own child.
+    /// A later attempt may succeed. Only the server sees this code, of its own child.
     TryAgain = lifecycle::Converter::TRY_AGAIN as isize,
 }
 
-/// An error for the person at the terminal.
+/// An error for the user at the terminal.
 #[derive(Debug)]
 pub(crate) struct CommandError {
     exit: ExitStatus,
@@ -37,7 +37,7 @@ pub(crate) struct CommandError {
     hint: Option<String>,
 }
 
-/// What each command returns.
+/// Result of a command.
 pub(crate) type CommandResult<T = ()> = Result<T, CommandError>;
 
 impl CommandError {
@@ -53,7 +53,7 @@ impl CommandError {
         CommandError::new(ExitStatus::Usage, message)
     }
 
-    /// Already told on the terminal; only the code is left to give.
+    /// Returns an error that prints nothing, since the terminal has the reason already.
     pub(crate) fn silent(exit: ExitStatus) -> CommandError {
         CommandError::new(exit, "")
     }
@@ -63,7 +63,7 @@ impl CommandError {
         self
     }
 
-    /// The same message with another code.
+    /// Changes the exit code.
     pub(crate) fn with_exit(mut self, exit: ExitStatus) -> CommandError {
         self.exit = exit;
         self
@@ -77,10 +77,10 @@ impl CommandError {
         &self.message
     }
 
-    /// Prints message and hint to standard error and gives the code.
+    /// Prints message and hint to standard error and returns the exit code.
     pub(crate) fn report(&self) -> ExitCode {
         let mut stderr = std::io::stderr().lock();
-        // A closed standard error leaves nobody to tell; the code still says it.
+        // If standard error is closed, the exit code still reports the error.
         if !self.message.is_empty() {
             let _ = writeln!(stderr, "error: {}", self.message);
         }
@@ -104,15 +104,16 @@ impl From<Error> for CommandError {
     }
 }
 
-/// The user that the process runs as, for messages.
+/// Returns the user of this process, for messages.
 pub(crate) fn user() -> String {
     format!("user {}", rustix::process::geteuid().as_raw())
 }
 
-/// Writes `text` to standard output. A reader that has gone (`millpond models ls | head -1`) is no failure.
+/// Writes `text` to standard output. A reader that closed the pipe (`millpond models ls | head -1`)
+/// is no error.
 ///
 /// # Errors
-/// Any other failure to write.
+/// Returns any other error of writing.
 pub(crate) fn print(text: &str) -> CommandResult {
     let mut stdout = std::io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());

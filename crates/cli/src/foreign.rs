@@ -1,4 +1,4 @@
-//! Flags of TensorFlow Serving and Triton, and what does the same here.
+//! Flags of TensorFlow Serving and Triton, with their equivalents here.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
@@ -104,7 +104,8 @@ const TRITON: [(&str, &str); 35] = [
     ("grpc-use-ssl", "the server speaks no TLS; put a proxy that does before it"),
 ];
 
-/// Returns the message for an unknown flag that is another server's, or `None` for any other error.
+/// Returns a usage error for an unknown flag that belongs to another server, or `None` for any
+/// other error.
 pub(crate) fn explain(error: &clap::Error) -> Option<CommandError> {
     if error.kind() != ErrorKind::UnknownArgument {
         return None;
@@ -115,8 +116,8 @@ pub(crate) fn explain(error: &clap::Error) -> Option<CommandError> {
     Some(CommandError::usage(format!("{flag} is a flag of {server}")).hint(equivalent))
 }
 
-/// The server that has the flag, and what does the same here. TensorFlow's parser takes `-` for `_` nowhere, and Triton's
-/// the other way round neither, but people mix them up.
+/// Returns the server that has the flag, and the equivalent here. `-` and `_` count as equal, since
+/// people mix them up.
 fn find(flag: &str) -> Option<(&'static str, &'static str)> {
     let named = |table: &'static [(&str, &'static str)]| {
         let same = |known: &str| known.replace('_', "-") == flag.replace('_', "-");

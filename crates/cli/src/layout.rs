@@ -1,39 +1,39 @@
-//! What directories are in the layout ROOT/NAME/VERSION/model.onnx, and what they look like when something is in the
-//! wrong place.
+//! Checks directories against the layout ROOT/NAME/VERSION/model.onnx, and explains misplaced
+//! files.
 
 use std::path::Path;
 
 /// Files that make a directory a version.
 const MODEL_FILES: [&str; 4] = ["millpond.json", "model.onnx", "model.pt", "model.pt2"];
-/// Files of a directory that are looked at for a model of another program.
+/// Maximum number of files checked for a model of another program.
 const FILES_MAX: usize = 1000;
-/// Subdirectories of a root that are spoken of singly.
+/// Maximum number of subdirectories of a root named in advice.
 const NAMED_MAX: usize = 5;
 
-/// A subdirectory.
 struct Subdirectory {
     name: String,
     dir: std::path::PathBuf,
 }
 
-/// Whether `name` is that of a version's directory.
+/// Returns true if `name` is a version number.
 pub(crate) fn is_version(name: &str) -> bool {
     name.parse::<u64>().is_ok()
 }
 
-/// A directory with a numbered subdirectory is a model.
+/// Returns true if `dir` has a numbered subdirectory, which makes it a model.
 pub(crate) fn is_model(dir: &Path) -> bool {
     subdirectories(dir).is_ok_and(|inside| inside.iter().any(|inside| is_version(&inside.name)))
 }
 
-/// The names of `dir`'s subdirectories that are models.
+/// Returns the names of `dir`'s subdirectories that are models.
 pub(crate) fn models_in(dir: &Path) -> Vec<String> {
     let inside = subdirectories(dir).unwrap_or_default();
     let models = inside.into_iter().filter(|inside| !is_version(&inside.name) && is_model(&inside.dir));
     models.map(|inside| inside.name).collect()
 }
 
-/// What is wrong with a root or a model of which nothing will be served, and what to do; nothing where all is well.
+/// Explains why nothing in a root or a model will be served, and what to do. Empty if something
+/// will be.
 pub(crate) fn advice(dir: &Path, is_root: bool) -> Vec<String> {
     let shown = dir.display();
     let inside = match subdirectories(dir) {
@@ -96,32 +96,32 @@ fn in_root(root: &Path, inside: &[Subdirectory]) -> Vec<String> {
     advice
 }
 
-/// A subdirectory that would be a version if its name were a number.
+/// Finds a subdirectory that would be a version if its name were a number.
 fn wrong_versions(dir: &Path, inside: &[Subdirectory]) -> Option<String> {
     let found = inside.iter().find(|inside| model_file(&inside.dir).is_some())?;
     let (from, dir) = (found.dir.display(), dir.display());
     Some(format!("{from} is not a version, as its name is not a number: call it {dir}/1"))
 }
 
-/// What a model of another program in `dir` is, and what to do with it.
+/// Identifies a model of another program in `dir`, and explains how to serve it.
 fn foreign(dir: &Path) -> Option<String> {
     let entries = std::fs::read_dir(dir).ok()?.filter_map(Result::ok).map(|entry| entry.path());
     let files: Vec<_> = entries.filter(|path| path.is_file()).take(FILES_MAX).collect();
     engine::foreign::files(files.iter().map(|path| path.as_path()))
 }
 
-/// The first file in `dir` that makes it a version.
+/// Returns the first file that makes `dir` a version.
 fn model_file(dir: &Path) -> Option<&'static str> {
     MODEL_FILES.into_iter().find(|file| dir.join(file).is_file())
 }
 
-/// Those whose names do not begin with a dot, sorted.
+/// Returns the subdirectories, sorted by name, without hidden ones.
 fn subdirectories(dir: &Path) -> std::io::Result<Vec<Subdirectory>> {
     let mut inside = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         let (name, dir) = (entry.file_name().to_string_lossy().into_owned(), entry.path());
-        // One that cannot be asked (a link that leads nowhere) says nothing about the others.
+        // An unreadable entry (a dangling link) is no reason to skip the others.
         if dir.is_dir() && !name.starts_with('.') {
             inside.push(Subdirectory { name, dir });
         }

@@ -1,8 +1,9 @@
-//! The `millpond` binary: reads arguments, environment and settings file, and hands plain values to the crates
-//! that do the work.
+//! The `millpond` binary. It reads arguments, environment and settings file, and passes plain
+//! values to the crates that do the work.
 //!
-//! In two stages: what was typed ([`arguments`], cheap to check), then what it means on this machine (each
-//! command's own module, which may look at files). Nothing below this crate reads arguments or the environment.
+//! There are two stages: parsing the command line ([`arguments`], cheap), then resolving it on this
+//! machine (the module of each command, which may read files). No other crate reads arguments or
+//! the environment.
 
 mod arguments;
 mod audio;
@@ -26,10 +27,10 @@ mod values;
 
 use std::process::ExitCode;
 
-/// One allocator for the whole process, so that the engines' own requests for memory meet it too: requests and
-/// scratch memory then never wait for the kernel, and freed memory goes back to it in the background. Its settings
-/// are compiled in (see `.cargo/config.toml`); `MALLOC_CONF` changes them at run time. Without the feature there is
-/// no jemalloc in the program, which `bench audio` compares with.
+/// One allocator for the whole process, engines included. Requests and scratch memory then never
+/// wait for the kernel, and freed memory goes back to it in the background. The settings are
+/// compiled in (`.cargo/config.toml`); `MALLOC_CONF` changes them at run time. Without the feature
+/// the program uses the system's allocator, with which `bench audio` compares.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static GLOBAL: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

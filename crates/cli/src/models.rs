@@ -1,4 +1,4 @@
-//! `millpond models`: what a running server serves, and telling it to load and unload.
+//! `millpond models`: lists, loads and unloads the models of a running server.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 use crate::table::TextTable;
 
-/// Most characters of a reason in a row of `models ls`.
+/// Maximum length of a reason in `models ls`, in characters.
 const REASON_CHARS_MAX: usize = 80;
 
 /// `millpond models ACTION`.
@@ -28,7 +28,7 @@ enum ModelsAction {
     Load(ModelLoadArgs),
     /// Unload a model
     Unload(ModelUnloadArgs),
-    /// Show the state of each version, and why it is not served
+    /// Show the state of each version, and why a version is not served
     Status(StatusArgs),
 }
 
@@ -45,7 +45,7 @@ struct LsArgs {
 struct ModelLoadArgs {
     /// The model
     name: String,
-    /// This version, beside what the model's version policy picks
+    /// Load this version in addition to those of the version policy
     #[arg(long, value_name = "N")]
     version: Option<u64>,
     #[command(flatten)]
@@ -67,7 +67,7 @@ struct ModelUnloadArgs {
 /// The key of admin calls.
 #[derive(Args, Debug)]
 struct KeyArgs {
-    /// The server's admin key, or its API key, if it has one [default: MILLPOND_ADMIN_KEY, else MILLPOND_API_KEY]
+    /// The server's admin key, or its API key [default: MILLPOND_ADMIN_KEY, else MILLPOND_API_KEY]
     #[arg(long, value_name = "KEY")]
     admin_key: Option<String>,
 }
@@ -126,7 +126,7 @@ fn list(args: &LsArgs) -> CommandResult {
     Ok(())
 }
 
-/// One version for people.
+/// A version as `models ls` shows it.
 struct VersionRow {
     name: String,
     version: String,
@@ -134,7 +134,8 @@ struct VersionRow {
     reason: String,
 }
 
-/// The rows of a repository index. What it calls UNAVAILABLE is looked up, because it stands for `failed` too.
+/// Builds the rows of a repository index. The index reports failed versions as UNAVAILABLE too, so
+/// their status is queried.
 fn rows(client: &HttpClient, index: &Value) -> CommandResult<Vec<VersionRow>> {
     let mut statuses: BTreeMap<String, Value> = BTreeMap::new();
     let mut rows = Vec::new();
@@ -155,7 +156,7 @@ fn rows(client: &HttpClient, index: &Value) -> CommandResult<Vec<VersionRow>> {
     Ok(rows)
 }
 
-/// The word for a state of the repository index.
+/// Returns our word for a state of the repository index.
 fn state(index: &str, failed: bool) -> &'static str {
     match index {
         "READY" => "ready",
@@ -166,7 +167,7 @@ fn state(index: &str, failed: bool) -> &'static str {
     }
 }
 
-/// The word for a version's state in TensorFlow Serving's terms.
+/// Returns our word for a state in TensorFlow Serving's terms.
 fn status_state(version: &Value) -> &'static str {
     match text(version, "state").as_str() {
         "AVAILABLE" => "ready",
@@ -182,7 +183,7 @@ fn error_message(version: &Value) -> String {
     version.get("status").map(|status| text(status, "error_message")).unwrap_or_default()
 }
 
-/// The start of a long reason, and whether something was left out.
+/// Shortens a long reason. Returns true as the second value if it did.
 fn excerpt(reason: &str) -> (String, bool) {
     if reason.chars().count() <= REASON_CHARS_MAX {
         return (reason.to_owned(), false);
@@ -207,7 +208,7 @@ fn unload(args: &ModelUnloadArgs) -> CommandResult {
     print(&format!("unloaded {}\n", args.name))
 }
 
-/// "version 3", "versions 3, 4" or "no version is ready".
+/// Returns "version 3", "versions 3, 4" or "no version is ready".
 fn ready_versions(client: &HttpClient, name: &str) -> CommandResult<String> {
     let status = client.get(&format!("/v1/models/{}", segment(name)))?;
     let ready: Vec<String> = versions(&status)
@@ -253,20 +254,20 @@ fn status(args: &StatusArgs) -> CommandResult {
     }
     print(&format!("{}{reasons}", table.text()))?;
     match &args.name {
-        // A script asks about one model to learn whether it answers.
+        // Scripts ask about one model to learn whether it answers.
         Some(_) if !answering => Err(CommandError::silent(ExitStatus::Failed)),
         _ => Ok(()),
     }
 }
 
-/// What the index says of a version, which includes what is wrong with its model; else `otherwise`.
+/// Returns the index's reason for a version, which includes faults of its model; else `otherwise`.
 fn reason(index: &Value, name: &str, version: &str, otherwise: String) -> String {
     let same = |entry: &&Value| text(entry, "name") == name && text(entry, "version") == version;
     let entry = index.as_array().into_iter().flatten().find(same);
     entry.map(|entry| text(entry, "reason")).filter(|reason| !reason.is_empty()).unwrap_or(otherwise)
 }
 
-/// The names in a repository index, each once.
+/// Returns the distinct names in a repository index.
 fn names(index: &Value) -> Vec<String> {
     let mut names: Vec<String> =
         index.as_array().into_iter().flatten().map(|model| text(model, "name")).collect();
@@ -279,7 +280,7 @@ fn versions(status: &Value) -> &[Value] {
     status.get("model_version_status").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }
 
-/// The text at `key`, or what a number there looks like; empty where there is neither.
+/// Returns the text or number at `key` as text, or an empty text.
 fn text(object: &Value, key: &str) -> String {
     match object.get(key) {
         Some(Value::String(text)) => text.clone(),
@@ -288,7 +289,7 @@ fn text(object: &Value, key: &str) -> String {
     }
 }
 
-/// JSON for people, with a line break at the end.
+/// Formats JSON with indentation and a final line break.
 pub(crate) fn pretty(value: &Value) -> String {
     format!("{value:#}\n")
 }

@@ -1,4 +1,4 @@
-//! `millpond publish`, and the child process in which the server converts foreign models.
+//! `millpond publish`, and the child process that converts foreign models for the server.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -15,22 +15,22 @@ use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 use crate::layout;
 use crate::values::{ByteRate, check_name};
 
-/// How often the progress line is drawn anew, so that its rate and time left stay true while nothing arrives.
+/// Interval between two redraws, so that rate and time left stay current while no data arrive.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 
 /// `millpond publish IN --to DIR/NAME`.
 #[derive(Args, Debug)]
 pub(crate) struct PublishArgs {
-    /// An ONNX file, a directory with model.onnx and what it refers to, or a published version
+    /// ONNX file, directory with model.onnx and its external data, or published version
     #[arg(value_name = "IN")]
     source: PathBuf,
-    /// The model's directory; the version's directory appears in it in one step
+    /// The model's directory; the new version appears in it in one step
     #[arg(long, value_name = "DIR/NAME")]
     to: PathBuf,
-    /// The version's number [default: one more than the highest there is]
+    /// Version number [default: one more than the highest existing version]
     #[arg(long, value_name = "N")]
     version: Option<u64>,
-    /// Bytes a second at most [default: unlimited]
+    /// Maximum bytes per second [default: unlimited]
     #[arg(long, value_name = "BYTES")]
     rate: Option<ByteRate>,
     /// Write through the page cache instead of with O_DIRECT
@@ -41,11 +41,11 @@ pub(crate) struct PublishArgs {
 /// `millpond convert SRC DEST`.
 #[derive(Args, Debug)]
 pub(crate) struct ConvertArgs {
-    /// An ONNX file, or a directory with model.onnx
+    /// ONNX file, or directory with model.onnx
     source: PathBuf,
-    /// An existing empty directory
+    /// Existing empty directory
     dest: PathBuf,
-    /// Bytes a second at most [default: unlimited]
+    /// Maximum bytes per second [default: unlimited]
     #[arg(long, value_name = "BYTES")]
     rate: Option<ByteRate>,
     /// Write through the page cache instead of with O_DIRECT
@@ -53,7 +53,7 @@ pub(crate) struct ConvertArgs {
     no_direct_io: bool,
 }
 
-/// Publishes with a progress bar and names the directory that came of it.
+/// Publishes with a progress bar and prints the new directory.
 pub(crate) fn run(args: &PublishArgs) -> CommandResult {
     let name = args.to.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     check_name(&name).map_err(|error| CommandError::usage(format!("--to {}: {error}", args.to.display())))?;
@@ -80,7 +80,8 @@ pub(crate) fn run(args: &PublishArgs) -> CommandResult {
     print(&format!("{}\n", published.dir.display()))
 }
 
-/// Refuses a place where a version would make something else of what is there: a version's own directory, and a root.
+/// Refuses a directory in which a new version would change the meaning of its content: a version's
+/// own directory, and a root.
 fn check_place(to: &Path, name: &str) -> CommandResult {
     let shown = to.display();
     if layout::is_version(name) {
@@ -102,7 +103,7 @@ fn check_place(to: &Path, name: &str) -> CommandResult {
     }
 }
 
-/// Refuses a file of LibTorch, which is served as it is.
+/// Refuses a LibTorch file, which is served without conversion.
 fn check_kind(source: &Path, to: &Path) -> CommandResult {
     let extension = source.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
     let file = match extension.as_deref() {
@@ -115,12 +116,14 @@ fn check_kind(source: &Path, to: &Path) -> CommandResult {
         .hint(format!("TorchScript is served without publishing: copy the file to {to}/1/{file}")))
 }
 
-/// Converts, at the priority of the load thread that started it. The parent reads the last line of standard error as the
-/// reason, so an error is exactly one line, without a prefix; the exit code says whether another time may do.
+/// Converts at the priority of the load thread that started this process. The parent reads the last
+/// line of standard error as the reason, so an error is exactly one line without a prefix. The exit
+/// code tells it whether to retry.
 pub(crate) fn convert(args: &ConvertArgs) -> CommandResult {
     let options = WriteOptions { rate: rate(args.rate), direct: !args.no_direct_io };
     publish::convert_into(&args.source, &args.dest, options, &mut |_| {}).map(drop).map_err(|error: Error| {
-        // Its reader may have gone, and where standard error is a file its disk may be full: no reason to panic.
+        // The reader may have exited, or the disk of a redirected standard error may be full: no
+        // reason to panic.
         let _ = writeln!(std::io::stderr(), "{}", error.message().replace('\n', " "));
         CommandError::silent(if lifecycle::transient(error.kind()) {
             ExitStatus::TryAgain
@@ -137,7 +140,7 @@ fn rate(rate: Option<ByteRate>) -> Rate {
     }
 }
 
-/// Draws on standard error, and only where that is a terminal.
+/// Creates a progress bar on standard error, which is hidden if that is no terminal.
 fn progress_bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
     let template =
@@ -150,7 +153,7 @@ fn progress_bar() -> ProgressBar {
 
 fn show(bar: &ProgressBar, progress: PublishProgress) {
     if bar.length() != Some(progress.bytes_total) {
-        // Nothing is drawn before there is something to say.
+        // The bar stays hidden until the total is known.
         bar.set_length(progress.bytes_total);
         bar.enable_steady_tick(DRAW_INTERVAL);
     }

@@ -1,4 +1,4 @@
-//! `millpond speakers`: enrolled voices, and whose voice a recording is.
+//! `millpond speakers`: manages enrolled voices and identifies speakers.
 
 use std::path::{Path, PathBuf};
 
@@ -14,10 +14,10 @@ use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 use crate::table::TextTable;
 
-/// Similarity from which a voice is taken as known, where the recogniser does not say.
+/// Minimum similarity of a known voice, if the recogniser sets none.
 const THRESHOLD: f32 = 0.6;
 
-/// `millpond speakers WHAT`.
+/// `millpond speakers ACTION`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
@@ -29,7 +29,7 @@ verify ends with 0 when the voice is that speaker's, with 1 when it is not, and 
 pub(crate) struct SpeakersArgs {
     #[command(subcommand)]
     action: SpeakersAction,
-    /// The recogniser that makes embeddings of voices
+    /// Recogniser that computes embeddings of voices
     #[arg(long, value_name = "NAME", default_value = "voiceprint", global = true)]
     recogniser: String,
     #[command(flatten)]
@@ -41,7 +41,7 @@ pub(crate) struct SpeakersArgs {
     engine: EngineArgs,
 }
 
-/// [`RecogniserDirArgs`] after the subcommand too.
+/// [`RecogniserDirArgs`] that is accepted after the subcommand too.
 #[derive(Args, Clone, Debug)]
 struct GlobalRecogniserDirArgs {
     /// Directory of recognisers [default: .cache/recognisers in or above the current directory or this program's]
@@ -51,40 +51,41 @@ struct GlobalRecogniserDirArgs {
 
 #[derive(Debug, Subcommand)]
 enum SpeakersAction {
-    /// List who is enrolled
+    /// List the enrolled speakers
     List,
     /// Add recordings of a speaker's voice
     Enrol {
-        /// Who speaks
+        /// Name of the speaker
         name: String,
-        /// Recordings in which nobody else speaks
+        /// Recordings of this speaker alone
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
-    /// Forget a speaker
+    /// Remove a speaker
     Remove {
-        /// Who
+        /// Name of the speaker
         name: String,
     },
-    /// Say who of the enrolled speaks in each recording
+    /// Identify the enrolled speaker of each recording
     Identify {
         /// Recordings
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
-    /// Say whether a recording is of a speaker
+    /// Check that a recording is of a speaker
     Verify {
-        /// Who it should be
+        /// Name of the expected speaker
         name: String,
         /// The recording
         file: PathBuf,
     },
 }
 
-/// Does what was asked for.
+/// Runs `millpond speakers`.
 ///
 /// # Errors
-/// A failure when a model or a recording is at fault; a silent one with code 1 when a voice is not the speaker's.
+/// Returns an error for a faulty model or recording, and a silent one with code 1 if the voice is
+/// not the speaker's.
 pub(crate) fn run(args: &SpeakersArgs) -> CommandResult {
     let file = args.speakers.clone().or_else(environment::speakers_file).ok_or_else(|| {
         CommandError::usage("there is no home directory to keep voices in; give --speakers FILE")
@@ -109,7 +110,7 @@ pub(crate) fn run(args: &SpeakersArgs) -> CommandResult {
         SpeakersAction::Verify { name, file } => match verify(args, &speakers, name, file) {
             Ok(true) => Ok(()),
             Ok(false) => Err(CommandError::silent(ExitStatus::Failed)),
-            // A script that asks takes 1 for "no".
+            // Scripts read exit code 1 as "no".
             Err(failure) if failure.exit() == ExitStatus::Failed => Err(failure.with_exit(ExitStatus::Usage)),
             Err(failure) => Err(failure),
         },
@@ -131,7 +132,7 @@ fn identify(args: &SpeakersArgs, speakers: &Speakers, files: &[PathBuf]) -> Comm
     print(&table.text())
 }
 
-/// Whether the voice in `file` is `name`'s, which is also printed.
+/// Returns true, and prints "yes", if the voice in `file` is `name`'s.
 fn verify(args: &SpeakersArgs, speakers: &Speakers, name: &str, file: &Path) -> CommandResult<bool> {
     let unknown = || CommandError::failed(format!("\"{name}\" is not enrolled"));
     if !speakers.names().iter().any(|other| other == name) {
@@ -161,7 +162,7 @@ fn open(args: &SpeakersArgs) -> CommandResult<LoadedRecogniser> {
     Ok(opened)
 }
 
-/// The unit vector of a recording's voice.
+/// Computes the voice embedding of a recording, a unit vector.
 fn embed(opened: &LoadedRecogniser, file: &Path) -> CommandResult<Vec<f32>> {
     let (input, hint) = recognise::open(file)?;
     let options = opened.options(false, None);

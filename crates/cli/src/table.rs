@@ -1,6 +1,6 @@
-//! Columns for people: as wide as their widest cell, two spaces apart, nothing else.
+//! Text tables: each column as wide as its widest cell, two spaces apart.
 
-/// Rows under a head of as many cells.
+/// A header and rows of as many cells.
 pub(crate) struct TextTable {
     rows: Vec<Vec<String>>,
 }
@@ -10,13 +10,13 @@ impl TextTable {
         TextTable { rows: vec![head.iter().map(|cell| (*cell).to_owned()).collect()] }
     }
 
-    /// Adds a row; a line break in a cell becomes a space, because a row is a line.
+    /// Adds a row. Line breaks in cells become spaces.
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
         debug_assert_eq!(N, self.rows[0].len());
         self.rows.push(cells.into_iter().map(|cell| cell.replace('\n', " ")).collect());
     }
 
-    /// The lines, each ended by a line break and without blanks before it.
+    /// Returns the lines, each with a line break and without trailing blanks.
     pub(crate) fn text(&self) -> String {
         let columns = self.rows[0].len();
         let width =

@@ -1,4 +1,4 @@
-//! `millpond tune`: the arguments are the tune crate's own, the environment is ours.
+//! `millpond tune`. The arguments are defined in the crate `tune`.
 
 use base::ErrorKind;
 use clap::Args;
@@ -16,7 +16,7 @@ pub(crate) struct TuneCommand {
     machine: MachineArgs,
 }
 
-/// Searches, reports and writes.
+/// Runs the search, prints the report and writes the settings.
 pub(crate) fn run(args: &TuneCommand) -> CommandResult {
     match tune::run(&args.tune, &bench_env(&args.machine)?) {
         // The model is damaged; the server and this program are not at fault.

@@ -1,4 +1,4 @@
-//! The kinds of value that flags and the settings file share: each is parsed from the same text in both.
+//! Value types shared by flags and settings file: both parse them from the same text.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,26 +12,26 @@ use base::units::{parse_bytes, parse_duration};
 use base::{Error, Result};
 use serde::de::{Deserialize, Deserializer, Visitor};
 
-/// The most versions of a model that a policy may ask for.
+/// Maximum number of versions in a policy.
 pub(crate) const VERSIONS_MAX: usize = 1024;
 
 /// A number of bytes: "8GiB", "512MiB", "1000".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ByteSize(pub(crate) u64);
 
-/// Bytes a second: "800MB", "800MB/s", or "unlimited", which is 0.
+/// Bytes per second: "800MB", "800MB/s", or "unlimited", which is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ByteRate(pub(crate) u64);
 
-/// An address to listen on: an IP address, or a host name that stands for one.
+/// Address to listen on: an IP address, or a host name that resolves to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Host(pub(crate) IpAddr);
 
-/// A length of time: "250ms", "2s", "1m", "2".
+/// A duration: "250ms", "2s", "1m", "2" (seconds).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TimeSpan(pub(crate) Duration);
 
-/// Which versions of a model are served: "latest:N", "all" or "1,2,3".
+/// Version policy of a model: "latest:N", "all" or "1,2,3".
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Versions {
     Latest(usize),
@@ -68,7 +68,8 @@ impl FromStr for ByteRate {
 impl FromStr for Host {
     type Err = Error;
 
-    /// Resolves a name. IPv4 addresses win over IPv6 ones, because that is where clients look first.
+    /// Resolves a name. IPv4 addresses take precedence over IPv6 ones, since clients try them
+    /// first.
     fn from_str(text: &str) -> Result<Host> {
         let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
         if let Ok(address) = bare.parse() {
@@ -131,7 +132,7 @@ impl FromStr for ModelSource {
 
     fn from_str(text: &str) -> Result<ModelSource> {
         match text.split_once('=') {
-            // A path may hold "=" too: only what could be a name counts as one.
+            // A path may contain "=", so only a valid name counts as one.
             Some((name, dir)) if !name.contains('/') => {
                 check_name(name)?;
                 if dir.is_empty() {
@@ -147,15 +148,16 @@ impl FromStr for ModelSource {
 /// Parses a port.
 ///
 /// # Errors
-/// The message if it is no number from 0 to 65535.
+/// Returns a message if it is no number from 0 to 65535.
 pub(crate) fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| "a port is a number from 0 to 65535".to_owned())
 }
 
-/// Checks that `name` can stand in a URL path and be a directory's name.
+/// Checks that `name` is valid in a URL path and as a directory name.
 ///
 /// # Errors
-/// `InvalidArgument` when it is empty, starts with a dot, or holds anything but letters, digits, `_`, `-`, `.`.
+/// Returns `InvalidArgument` if it is empty, starts with a dot, or holds anything but letters,
+/// digits, `_`, `-`, `.`.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     let allowed = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.is_empty() || name.starts_with('.') || !name.chars().all(allowed) {
@@ -183,7 +185,7 @@ deserialize_from_text! {
     Versions: "a version policy such as \"latest:2\"",
 }
 
-/// A settings file may write 5 where a flag has the text "5".
+/// Accepts 5 in a settings file for the text "5" of a flag.
 struct TextOrNumber<T> {
     expected: &'static str,
     target: PhantomData<T>,

@@ -1,14 +1,14 @@
-//! Leaving this process only some of the machine's cores.
+//! Restricts this process to some of the machine's cores.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::exit::{CommandError, CommandResult};
 
-/// Restricts the calling thread, and with it every thread that is started from here on, to the first `count` of the
-/// cores that it may use. To be called before any thread is started.
+/// Restricts the calling thread, and every thread it starts later, to the first `count` of its
+/// allowed cores. Call it before any thread is started.
 ///
 /// # Errors
-/// A usage failure when there are not so many; a failure when the system refuses.
+/// Returns a usage error if fewer cores are allowed, and an error if the system refuses.
 pub(crate) fn restrict(count: usize) -> CommandResult {
     let refused = |error: rustix::io::Errno| CommandError::failed(format!("--cores {count}: {error}"));
     let allowed = sched_getaffinity(None).map_err(refused)?;
@@ -18,7 +18,7 @@ pub(crate) fn restrict(count: usize) -> CommandResult {
     sched_setaffinity(None, &first).map_err(refused)
 }
 
-/// The first `count` of `allowed`; `None` where it has fewer, or none is asked for.
+/// Returns the first `count` of `allowed`; `None` if it has fewer or `count` is 0.
 fn first(allowed: &CpuSet, count: usize) -> Option<CpuSet> {
     let mut chosen = CpuSet::new();
     let cores = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core));

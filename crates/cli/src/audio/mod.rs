@@ -1,4 +1,4 @@
-//! `millpond audio`: recordings through a recogniser, in this process or by a running server.
+//! `millpond audio`: recognises recordings in this process or through a running server.
 
 mod allocator;
 mod cores;
@@ -36,50 +36,50 @@ pub(crate) struct AudioCommand {
     /// Recordings (wav, flac, mp3, ogg, m4a); - is standard input
     #[arg(value_name = "FILE", required_unless_present = "list")]
     files: Vec<PathBuf>,
-    /// What to recognise with
+    /// Recogniser to use
     #[arg(long, value_name = "NAME", required_unless_present = "list")]
     recogniser: Option<String>,
     #[command(flatten)]
     directory: RecogniserDirArgs,
-    /// List the recognisers and end
+    /// List the recognisers and exit
     #[arg(long, conflicts_with_all = ["files", "recogniser"])]
     list: bool,
-    /// How labels are written
+    /// Output format
     #[arg(long, value_enum, default_value = "table")]
     format: OutputFormat,
-    /// Where labels are written [default: standard output]
+    /// Output file [default: standard output]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Write the embedding of each label, for recognisers that give one and formats that have a place for it
+    /// Write the embedding of each label, if the recogniser computes one and the format can hold it
     #[arg(long)]
     embeddings: bool,
-    /// Enrolled voices, for recognisers of speakers [default: what `millpond speakers` uses]
+    /// File of enrolled voices, for recognisers of speakers [default: that of `millpond speakers`]
     #[arg(long, value_name = "FILE", conflicts_with = "url")]
     speakers: Option<PathBuf>,
-    /// Let a running server recognise, at this HTTP address
+    /// Use the running server at this HTTP address
     #[arg(long, value_name = "URL", conflicts_with_all = ["recognisers", "threads", "cores", "intra_op", "list"])]
     url: Option<String>,
-    /// Write how long it took, loading apart, as JSON
+    /// Write processing times, and the loading time apart, as JSON
     #[arg(long, value_name = "FILE")]
     timing: Option<PathBuf>,
     #[command(flatten)]
     engine: EngineArgs,
 }
 
-/// How labels are written.
+/// Formats of labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum OutputFormat {
-    /// Columns for people
+    /// Columns for reading
     Table,
-    /// A document with labels, scores and faults; of several recordings, a list of them
+    /// One document with labels, scores and faults; a list of documents for several recordings
     Json,
-    /// Comma-separated values with a head
+    /// Comma-separated values with a header
     Csv,
-    /// Subtitles of one recording
+    /// Subtitles, for one recording
     Srt,
     /// NIST's format for speech and speakers
     Rttm,
-    /// A label track for Audacity, of one recording
+    /// A label track for Audacity, for one recording
     Audacity,
 }
 
@@ -99,7 +99,8 @@ impl From<OutputFormat> for audio::write::LabelFormat {
 /// Recognises every file, or lists the recognisers.
 ///
 /// # Errors
-/// A failure when nothing can be started; a silent one with code 1 when a file failed or is there only in part.
+/// Returns an error if nothing can be started, and a silent one with code 1 if a file failed or was
+/// read only in part.
 pub(crate) fn run(args: &AudioCommand) -> CommandResult {
     let name = match (&args.recogniser, args.list) {
         (Some(name), false) => name,
@@ -139,7 +140,7 @@ fn list(directory: &RecogniserDirArgs) -> CommandResult {
                 format!("{:?}", recogniser.kind).to_lowercase(),
                 format!("{} Hz", recogniser.rate),
             ]),
-            // One that is described wrongly does not hide the others.
+            // A faulty description does not hide the other recognisers.
             Err(error) => table.row([found.name, error.message().to_owned(), "-".into(), "-".into()]),
         }
     }

@@ -1,4 +1,5 @@
-//! One recogniser in this process: its model loaded as a server would, without listeners.
+//! One recogniser in this process. Its model is loaded as a server would load it, without
+//! listeners.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,26 +19,27 @@ use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus};
 use crate::serve::{library_search, torch_search};
 
-/// How long a model may take to load; the first time a foreign one is converted.
+/// Longest time for loading a model. A foreign model is converted on its first load.
 const LOAD_MAX: Duration = Duration::from_secs(600);
-/// Time between two looks at the model's directory while it loads.
+/// Interval between two scans of the model's directory while it loads.
 const POLL: Duration = Duration::from_millis(100);
-/// Threads of one kind.
+/// Maximum number of threads of one kind.
 const THREADS_MAX: usize = 256;
-/// Runs waiting beside those being run, for each inference thread: enough that none waits for the decoder.
+/// Queued runs per inference thread, in addition to the active one, so that no thread waits for the
+/// decoder.
 const RUNS_PER_THREAD: usize = 2;
 
-/// How this process computes.
+/// Threads, cores and libraries that this process uses.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "This machine")]
 pub(crate) struct EngineArgs {
-    /// Inference threads, which is runs of the model at the same time [default: one a core]
+    /// Inference threads, each of which runs the model once at a time [default: one per core]
     #[arg(long, value_name = "N", global = true)]
     pub(crate) threads: Option<usize>,
-    /// Use only this many of the machine's cores, decoding included [default: all]
+    /// Maximum number of cores to use, decoding included [default: all]
     #[arg(long, value_name = "N", global = true)]
     pub(crate) cores: Option<usize>,
-    /// Threads inside one operator of the model, for each run [default: 1]
+    /// Threads inside one operator of the model, per run [default: 1]
     #[arg(long, value_name = "N", global = true)]
     pub(crate) intra_op: Option<usize>,
     /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program or in the system]
@@ -46,28 +48,29 @@ pub(crate) struct EngineArgs {
     /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the program]
     #[arg(long, value_name = "PATH", global = true)]
     libtorch: Option<PathBuf>,
-    /// Where converted models are kept [default: the user's cache directory]
+    /// Directory of converted models [default: the user's cache directory]
     #[arg(long, value_name = "DIR", global = true)]
     cache_dir: Option<PathBuf>,
 }
 
-/// A recogniser that is ready.
+/// A recogniser with its loaded model.
 pub(crate) struct LoadedRecogniser {
     pub(crate) recogniser: Recogniser,
     pub(crate) model: Arc<dyn audio::AudioModel>,
-    /// Set to end the work early.
+    /// Stops the work early if set.
     pub(crate) stop: Arc<AtomicBool>,
-    /// How long loading took.
+    /// Loading time.
     pub(crate) load: Duration,
-    /// Last, so that it is dropped last: its end waits for whoever still holds a model.
+    /// Dropped last, since its drop waits for every holder of a model.
     local: Local,
 }
 
 impl EngineArgs {
-    /// Checks the numbers and gives up the cores that shall not be used. To be called before a thread is started.
+    /// Checks the numbers and restricts the process to `--cores`. Call it before a thread is
+    /// started.
     ///
     /// # Errors
-    /// A usage failure that names the flag.
+    /// Returns a usage error that names the flag.
     pub(crate) fn prepare(&self) -> CommandResult {
         for (name, value) in [("threads", self.threads), ("intra-op", self.intra_op)] {
             if value.is_some_and(|value| !(1..=THREADS_MAX).contains(&value)) {
@@ -77,10 +80,10 @@ impl EngineArgs {
         self.cores.map_or(Ok(()), cores::restrict)
     }
 
-    /// Finds and loads the recogniser `name`, and no other model but the one it names.
+    /// Finds and loads the recogniser `name` and the model it uses.
     ///
     /// # Errors
-    /// A failure with the model's own reason.
+    /// Returns an error with the model's own reason.
     pub(crate) fn open(&self, directory: &RecogniserDirArgs, name: &str) -> CommandResult<LoadedRecogniser> {
         let started = Instant::now();
         let found = directory.find(name)?;
@@ -117,7 +120,7 @@ impl EngineArgs {
                 oversubscribe: self.threads.is_some(),
                 ..DataConfig::default()
             },
-            // Nobody is being served who would notice a load.
+            // No client would notice a load, so it is not paced.
             memory: MemoryConfig { load_rate: 0, fault_rate: 0, ..MemoryConfig::default() },
             models: ModelsConfig {
                 models,
@@ -140,7 +143,7 @@ impl EngineArgs {
 }
 
 impl LoadedRecogniser {
-    /// What the pipeline is told.
+    /// Returns the options of the pipeline.
     pub(crate) fn options(
         &self,
         embeddings: bool,

@@ -1,4 +1,4 @@
-//! A server's answer about a recording: one JSON object a line, as the work goes on.
+//! Parses a server's streamed response for a recording: one JSON object per line.
 
 use audio::decode::AudioFormat;
 use audio::pipeline::{AudioSummary, PipelineEvent};
@@ -6,10 +6,10 @@ use audio::{Fault, Label};
 use base::{Error, Result};
 use serde::Deserialize;
 
-/// Longest line that is understood: a label with an embedding.
+/// Maximum length of a line: a label with an embedding.
 pub(crate) const LINE_BYTES_MAX: usize = 1 << 20;
 
-/// One line.
+/// One line of the response.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "kebab-case")]
 enum NdjsonLine {
@@ -45,12 +45,12 @@ enum NdjsonLine {
     Error {
         error: String,
     },
-    /// What later servers may say.
+    /// A type that later servers may send.
     #[serde(other)]
     Other,
 }
 
-/// What a line says.
+/// A parsed line.
 #[derive(Debug)]
 pub(crate) enum ServerLine {
     Event(PipelineEvent),
@@ -58,10 +58,10 @@ pub(crate) enum ServerLine {
     Ignored,
 }
 
-/// Understands a line.
+/// Parses a line.
 ///
 /// # Errors
-/// `Internal` when it is no such line; the server's own error when it is one.
+/// Returns `Internal` for a line of another form, and the server's own error if the line is one.
 pub(crate) fn parse(line: &[u8]) -> Result<ServerLine> {
     let line: NdjsonLine = serde_json::from_slice(line).map_err(|error| {
         Error::internal(format!("the server sent a line that is not understood: {error}"))

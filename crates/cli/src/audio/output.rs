@@ -1,4 +1,5 @@
-//! Where labels go: standard output or a file, a line at a time, so that what was recognised is kept whatever comes.
+//! Writes labels to standard output or a file, line by line, so that an error later loses none of
+//! them.
 
 use std::fs::{File, OpenOptions};
 use std::io::{LineWriter, Write};
@@ -11,16 +12,17 @@ use base::{Error, Result};
 
 use crate::exit::{CommandError, CommandResult};
 
-/// A sink that may have lost its reader.
+/// A writer that ignores a closed pipe.
 struct LabelSink {
     out: LabelTarget,
     gone: bool,
-    /// Drop everything up to the next line: the head of a table that has one already.
+    /// Drops everything up to the next line: the repeated header of a table.
     skip_line: bool,
 }
 
 impl Write for LabelSink {
-    /// A reader that has gone (`millpond audio ... | head -1`) is no failure: what is written to it is dropped.
+    /// Writes `bytes`, or drops them if the reader has closed the pipe (`millpond audio ... | head
+    /// -1`).
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if self.gone {
             return Ok(bytes.len());
@@ -47,15 +49,15 @@ impl Write for LabelSink {
     }
 }
 
-/// Where bytes end up.
 enum LabelTarget {
     Standard(std::io::Stdout),
-    /// Until the first recording has been opened, a file keeps what it held: a result of before is not lost to a slip.
+    /// The file keeps its content until the first recording is open, so that a mistyped name loses
+    /// no earlier result.
     File(File),
 }
 
 impl LabelTarget {
-    /// Opens `path` and leaves what is in it.
+    /// Opens `path` without truncating it.
     fn file(path: &Path, recordings: &[PathBuf]) -> CommandResult<LabelTarget> {
         let named =
             |error: std::io::Error| CommandError::failed(format!("--output {}: {error}", path.display()));
@@ -73,7 +75,7 @@ impl LabelTarget {
         }
     }
 
-    /// Forgets what it held. What is no regular file (a pipe, a terminal) holds nothing.
+    /// Truncates a regular file; other files (a pipe, a terminal) hold nothing.
     fn clear(&self) -> std::io::Result<()> {
         match self {
             LabelTarget::File(file) if file.metadata()?.is_file() => file.set_len(0),
@@ -100,19 +102,19 @@ impl Write for LabelTarget {
 
 type LabelLines = LineWriter<LabelSink>;
 
-/// The labels of one recording after another.
+/// Writer of the labels of all recordings, one after the other.
 pub(crate) struct LabelOutput {
     format: LabelFormat,
     name: PathBuf,
-    /// Taken while a recording is being written.
+    /// `None` while a recording is being written.
     out: Option<LabelLines>,
-    /// Whether a recording has been begun.
+    /// True once a recording has been started.
     begun: bool,
-    /// Whether several documents make a list.
+    /// True if several documents are written as a list.
     list: bool,
 }
 
-/// One recording's part.
+/// Writer of the labels of one recording.
 pub(crate) struct FileLabels<'a> {
     output: &'a mut LabelOutput,
     writer: LabelWriter<LabelLines>,
@@ -122,7 +124,8 @@ impl LabelOutput {
     /// Opens `path`, or standard output, for the labels of `recordings`.
     ///
     /// # Errors
-    /// A failure when the file cannot be made, is one of the recordings, or the format holds only one.
+    /// Returns an error if the file cannot be created, is one of the recordings, or the format
+    /// holds only one recording.
     pub(crate) fn open(
         path: Option<&Path>,
         format: LabelFormat,
@@ -147,10 +150,10 @@ impl LabelOutput {
         })
     }
 
-    /// Begins the part of the recording `name`.
+    /// Starts the recording `name`.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// Returns an error if writing fails.
     pub(crate) fn begin(&mut self, name: &str) -> Result<FileLabels<'_>> {
         let mut out =
             self.out.take().ok_or_else(|| Error::internal("the output was lost with an earlier error"))?;
@@ -162,17 +165,17 @@ impl LabelOutput {
         let written =
             written.and_then(|()| if self.list { out.write_all(between.as_bytes()) } else { Ok(()) });
         written.map_err(|error| Error::io(&self.name, &error))?;
-        // One table, one head, however many recordings: its first column names them.
+        // One table has one header; its first column names the recording.
         out.get_mut().skip_line = self.begun && self.format == LabelFormat::Csv;
         self.begun = true;
         let writer = LabelWriter::new(self.format, out, name)?;
         Ok(FileLabels { output: self, writer })
     }
 
-    /// Flushes.
+    /// Ends the output and flushes it.
     ///
     /// # Errors
-    /// A failure when it cannot be written.
+    /// Returns an error if writing fails.
     pub(crate) fn close(self) -> CommandResult {
         let name = self.name;
         let end: &[u8] = match (self.list, self.begun) {
@@ -186,10 +189,10 @@ impl LabelOutput {
 }
 
 impl FileLabels<'_> {
-    /// Writes what an event has to say.
+    /// Writes a label or a fault; ignores other events.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// Returns an error if writing fails.
     pub(crate) fn event(&mut self, event: &PipelineEvent) -> Result<()> {
         match event {
             PipelineEvent::Label(label) => self.writer.label(label),
@@ -198,10 +201,10 @@ impl FileLabels<'_> {
         }
     }
 
-    /// Ends the part.
+    /// Ends the recording.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// Returns an error if writing fails.
     pub(crate) fn finish(self, summary: &AudioSummary) -> Result<()> {
         self.output.out = Some(self.writer.finish(summary)?);
         Ok(())
@@ -213,7 +216,7 @@ mod tests {
     use super::*;
     use audio::Label;
 
-    /// Writes a label of each recording to `path`.
+    /// Writes one label per recording to `path`.
     fn written(path: &Path, format: LabelFormat, names: &[&str]) -> String {
         let recordings: Vec<PathBuf> = names.iter().map(PathBuf::from).collect();
         let mut output = LabelOutput::open(Some(path), format, &recordings).unwrap();

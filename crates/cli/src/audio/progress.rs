@@ -1,16 +1,16 @@
-//! What a person sees while a recording is worked on, and the line that is left when it is done.
+//! The progress bar of a recording, and the summary line afterwards.
 
 use std::time::{Duration, Instant};
 
 use base::units::format_bytes;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// How often the bar is drawn anew.
+/// Interval between two redraws.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
-/// The bar counts in milliseconds of the recording.
+/// The bar counts milliseconds of the recording.
 const UNITS_PER_SECOND: f64 = 1e3;
 
-/// A bar on standard error; nothing where that is no terminal.
+/// A progress bar on standard error, hidden if that is no terminal.
 pub(crate) struct Bar {
     bar: ProgressBar,
     started: Instant,
@@ -18,15 +18,15 @@ pub(crate) struct Bar {
 }
 
 impl Bar {
-    /// A bar for the recording `name`, whose time starts now.
+    /// Creates a bar for the recording `name` and starts its clock.
     pub(crate) fn new(name: &str) -> Bar {
-        // indicatif itself hides what is drawn to no terminal.
+        // indicatif hides a bar if its target is no terminal.
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         bar.enable_steady_tick(DRAW_INTERVAL);
         Bar { bar, started: Instant::now(), name: name.to_owned() }
     }
 
-    /// `seconds` of `total` are done.
+    /// Reports `seconds` of `total` as done.
     pub(crate) fn at(&self, seconds: f64, total: Option<f64>) {
         if self.bar.is_hidden() {
             return;
@@ -47,7 +47,7 @@ impl Bar {
         self.bar.set_message(message(&self.name, seconds, total, self.started.elapsed()));
     }
 
-    /// Prints a line above the bar; also where there is no bar.
+    /// Prints a line above the bar, or without it if it is hidden.
     pub(crate) fn line(&self, text: &str) {
         if self.bar.is_hidden() {
             eprintln!("{text}");
@@ -56,7 +56,7 @@ impl Bar {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }
@@ -87,12 +87,12 @@ fn message(name: &str, seconds: f64, total: Option<f64>, elapsed: Duration) -> S
     )
 }
 
-/// Time of work for each second of a recording; 0 before there is any.
+/// Returns the processing time per second of a recording, or 0 for an empty recording.
 pub(crate) fn factor(work: f64, recording: f64) -> f64 {
     if recording > 0.0 { work / recording } else { 0.0 }
 }
 
-/// What is said of a recording that is done.
+/// Returns the summary line of a recording.
 pub(crate) fn summary(name: &str, recording: f64, work: f64, peak_bytes: u64) -> String {
     let factor = factor(work, recording);
     let speed =
@@ -104,7 +104,7 @@ pub(crate) fn summary(name: &str, recording: f64, work: f64, peak_bytes: u64) ->
     )
 }
 
-/// Seconds as "0:01:02".
+/// Formats seconds as "0:01:02".
 pub(crate) fn clock(seconds: f64) -> String {
     let whole = seconds.max(0.0).round() as u64;
     format!("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60)

@@ -1,4 +1,4 @@
-//! One recording after another: events to the output, to the bar and to whoever waits.
+//! Recognises recordings one after the other and passes events to output and progress bar.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,12 +19,12 @@ use crate::audio::streaming::StreamingClient;
 use crate::environment;
 use crate::exit::{CommandError, CommandResult};
 
-/// The name that stands for standard input.
+/// Name of standard input.
 const STDIN: &str = "-";
-/// Faults of one recording that are told on standard error; the output has all of them.
+/// Maximum number of faults printed to standard error per recording. The output has all of them.
 const FAULTS_SHOWN_MAX: u64 = 20;
 
-/// Who recognises.
+/// Process that runs the recogniser.
 pub(crate) enum Backend {
     /// This process.
     Local { opened: Box<LoadedRecogniser>, options: PipelineOptions },
@@ -32,35 +32,35 @@ pub(crate) enum Backend {
     Server(StreamingClient),
 }
 
-/// What came of one recording.
+/// Result of one recording.
 pub(crate) struct FileResult {
     name: String,
     summary: AudioSummary,
-    /// From its first byte to its last label.
+    /// Time from its first byte to its last label.
     work: Duration,
-    /// Processor time of that time, in seconds.
+    /// Processor time during `work`, in seconds.
     cpu_s: f64,
-    /// Why it ended early.
+    /// The error that ended it early.
     error: Option<String>,
 }
 
 impl FileResult {
-    /// Whether nothing is missing.
+    /// Returns true if the recording was recognised completely.
     pub(crate) fn is_whole(&self) -> bool {
         self.error.is_none() && !self.summary.partial
     }
 }
 
 impl Backend {
-    /// A running server at `url`.
+    /// Returns a backend for the server at `url`.
     ///
     /// # Errors
-    /// A usage failure for an address that is not `http://HOST[:PORT]`.
+    /// Returns a usage error for an address that is not `http://HOST[:PORT]`.
     pub(crate) fn server(url: &str, recogniser: &str, embeddings: bool) -> CommandResult<Backend> {
         StreamingClient::new(url, recogniser, embeddings).map(Backend::Server)
     }
 
-    /// How long loading took, where it was done here.
+    /// Returns the loading time of a local recogniser.
     pub(crate) fn load(&self) -> Option<Duration> {
         match self {
             Backend::Local { opened, .. } => Some(opened.load),
@@ -83,10 +83,10 @@ impl Backend {
     }
 }
 
-/// The enrolled voices for a recogniser of speakers: those in the file that was given, else in the usual one.
+/// Opens the enrolled voices for a recogniser of speakers: the file `given`, else the default file.
 ///
 /// # Errors
-/// A failure when the file cannot be read.
+/// Returns an error if the file cannot be read.
 pub(crate) fn speakers(recogniser: &Recogniser, given: Option<&Path>) -> CommandResult<Option<Speakers>> {
     if recogniser.kind != RecogniserKind::Embeddings {
         return match given {
@@ -98,10 +98,10 @@ pub(crate) fn speakers(recogniser: &Recogniser, given: Option<&Path>) -> Command
     Ok(file.map(|file| Speakers::open(&file)).transpose()?)
 }
 
-/// A recording's bytes, and what its name says about their form.
+/// Opens a recording. Returns its bytes and a hint at its format, from the file's extension.
 ///
 /// # Errors
-/// `NotFound` and the like, naming the file.
+/// Returns `NotFound` and other errors of the file system, naming the file.
 pub(crate) fn open(file: &Path) -> Result<(AudioInput, Option<String>)> {
     if file == Path::new(STDIN) {
         return Ok((AudioInput::Stream(Box::new(std::io::stdin())), None));
@@ -114,10 +114,10 @@ pub(crate) fn open(file: &Path) -> Result<(AudioInput, Option<String>)> {
     Ok((AudioInput::File(input), hint))
 }
 
-/// Recognises one recording, whatever is wrong with it.
+/// Recognises one recording. An error of the recording is part of the result.
 ///
 /// # Errors
-/// A failure when the output cannot be written: the other recordings have nowhere to go either.
+/// Returns an error if the output cannot be written, since all other recordings would fail too.
 pub(crate) fn recognise_file(
     source: &mut Backend,
     file: &Path,
@@ -132,7 +132,7 @@ pub(crate) fn recognise_file(
     let result = open(file).and_then(|(input, hint)| {
         source.recognise(input, hint.as_deref(), &mut |event| {
             progress.see(&event);
-            // A recording that cannot be opened has no part in the output.
+            // A recording that cannot be opened adds nothing to the output.
             if let Some(output) = output.take() {
                 part = Some(output.begin(&name)?);
             }
@@ -162,7 +162,7 @@ pub(crate) fn recognise_file(
     Ok(done)
 }
 
-/// Ends the part of a recording; an error is its last fault.
+/// Ends the output of a recording; an error becomes its last fault.
 fn finish(mut part: FileLabels<'_>, seen: &AudioSummary, error: Option<&str>) -> CommandResult {
     if let Some(error) = error {
         part.event(&PipelineEvent::Fault(Fault { at: seen.seconds, what: error.to_owned() }))?;
@@ -170,7 +170,7 @@ fn finish(mut part: FileLabels<'_>, seen: &AudioSummary, error: Option<&str>) ->
     Ok(part.finish(seen)?)
 }
 
-/// What somebody who waits sees, and what is known if the work ends early.
+/// The progress bar, and the counts so far in case the work ends early.
 struct FileProgress {
     bar: Bar,
     name: String,
@@ -203,7 +203,7 @@ fn fault_text(name: &str, fault: &Fault) -> String {
 }
 
 impl FileResult {
-    /// Says on standard error how it went.
+    /// Prints the result to standard error.
     fn report(&self) {
         if let Some(error) = &self.error {
             let kept = match self.summary.labels {
@@ -220,15 +220,15 @@ impl FileResult {
     }
 }
 
-/// The most memory that this process ever had; 0 where the system does not say.
+/// Returns the peak memory of this process in bytes, or 0 if the system does not report it.
 fn peak_bytes() -> u64 {
     os::process::memory().map_or(0, |memory| memory.rss_peak)
 }
 
-/// Writes what `--timing` is for: seconds of work and of the recording, and of loading apart.
+/// Writes the file of `--timing`: seconds of work and of each recording, and of loading.
 ///
 /// # Errors
-/// A failure when the file cannot be written.
+/// Returns an error if the file cannot be written.
 pub(crate) fn write_timing(path: &Path, load: Option<Duration>, done: &[FileResult]) -> CommandResult {
     let files: Vec<_> = done
         .iter()
@@ -256,7 +256,7 @@ pub(crate) fn write_timing(path: &Path, load: Option<Duration>, done: &[FileResu
         .map_err(|error| CommandError::failed(format!("--timing {}: {error}", path.display())))
 }
 
-/// Processor time of this process.
+/// Returns the processor time of this process in seconds.
 fn cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

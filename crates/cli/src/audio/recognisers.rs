@@ -1,4 +1,4 @@
-//! Where recognisers are: directories of models whose `millpond.toml` has a section `[recogniser]`.
+//! Finds recognisers: directories of models whose `millpond.toml` has a section `[recogniser]`.
 
 use std::path::{Path, PathBuf};
 
@@ -9,21 +9,21 @@ use crate::environment;
 use crate::exit::{CommandError, CommandResult};
 use crate::values::check_name;
 
-/// A directory of recognisers in a project's directory.
+/// Directory of recognisers inside a project.
 const USUAL_DIR: &str = ".cache/recognisers";
-/// How far up from a starting directory it is looked for.
+/// Maximum number of parent directories searched for it.
 const ANCESTORS_MAX: usize = 16;
-/// The settings file of a model.
+/// Settings file of a model.
 const MODEL_FILE: &str = "millpond.toml";
-/// A larger settings file is refused, as the server does.
+/// Maximum size of a settings file, as in the server.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Models of one directory that are looked at.
+/// Maximum number of models read from one directory.
 const MODELS_MAX: usize = 4096;
-/// What to do where there are none.
+/// Hint if no recogniser is found.
 const REMEDY: &str =
     "run `make recognisers` in a checkout, which makes the ready ones, or give --recognisers DIR";
 
-/// Which recognisers there are to choose from.
+/// The directory of recognisers.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RecogniserDirArgs {
     /// Directory of recognisers [default: .cache/recognisers in or above the current directory or this program's]
@@ -31,30 +31,30 @@ pub(crate) struct RecogniserDirArgs {
     pub(crate) recognisers: Option<PathBuf>,
 }
 
-/// One recogniser on disk.
+/// A recogniser on disk.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RecogniserDir {
-    /// Its directory's name, which is the model's.
+    /// Name of its directory, which is the model's name.
     pub(crate) name: String,
     /// The model's directory.
     pub(crate) dir: PathBuf,
-    /// The body of its `[recogniser]`, as TOML.
+    /// The body of `[recogniser]`, as TOML.
     pub(crate) text: String,
-    /// The model that it uses, where that is not its own.
+    /// The model that it uses, if not its own.
     pub(crate) model: Option<String>,
 }
 
-/// The part of a settings file that is looked at here.
+/// The part of a settings file that is read here.
 #[derive(Deserialize)]
 struct RecogniserFile {
     recogniser: Option<toml::Table>,
 }
 
 impl RecogniserDirArgs {
-    /// The directory: given, from the environment, or the usual one.
+    /// Returns the directory: the flag's, the environment's or the default one.
     ///
     /// # Errors
-    /// A failure that says how to get recognisers.
+    /// Returns an error that says how to get recognisers.
     pub(crate) fn dir(&self) -> CommandResult<PathBuf> {
         let program = std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
         let starts: Vec<PathBuf> = std::env::current_dir().ok().into_iter().chain(program).collect();
@@ -62,10 +62,10 @@ impl RecogniserDirArgs {
         usual(given, &starts)
     }
 
-    /// All recognisers, by name.
+    /// Returns all recognisers, sorted by name.
     ///
     /// # Errors
-    /// A failure when there is no directory, or nothing in it.
+    /// Returns an error if there is no directory or no recogniser in it.
     pub(crate) fn all(&self) -> CommandResult<Vec<RecogniserDir>> {
         let dir = self.dir()?;
         let found = in_dir(&dir)?;
@@ -76,10 +76,10 @@ impl RecogniserDirArgs {
         Ok(found)
     }
 
-    /// The recogniser `name`.
+    /// Returns the recogniser `name`.
     ///
     /// # Errors
-    /// A failure that names those there are.
+    /// Returns an error that lists the available recognisers.
     pub(crate) fn find(&self, name: &str) -> CommandResult<RecogniserDir> {
         check_name(name)
             .map_err(|error| CommandError::usage(format!("--recogniser: {}", error.message())))?;
@@ -111,7 +111,7 @@ fn usual(given: Option<PathBuf>, starts: &[PathBuf]) -> CommandResult<PathBuf> {
         .ok_or_else(|| CommandError::failed(format!("no {USUAL_DIR} was found")).hint(REMEDY))
 }
 
-/// The recognisers in `dir`, by name; models that are none are left out.
+/// Returns the recognisers in `dir`, sorted by name. Other models are left out.
 fn in_dir(dir: &Path) -> CommandResult<Vec<RecogniserDir>> {
     let unreadable = |error: std::io::Error| CommandError::failed(format!("{}: {error}", dir.display()));
     let mut found = Vec::new();
@@ -129,7 +129,8 @@ fn in_dir(dir: &Path) -> CommandResult<Vec<RecogniserDir>> {
     Ok(found)
 }
 
-/// The section `[recogniser]` of a settings file; `None` where there is no file or no such section.
+/// Reads the section `[recogniser]` of a settings file; `None` if there is no file or no such
+/// section.
 fn section(file: &Path) -> CommandResult<Option<toml::Table>> {
     let unreadable = |why: &dyn std::fmt::Display| CommandError::failed(format!("{}: {why}", file.display()));
     let Ok(meta) = std::fs::metadata(file) else { return Ok(None) };

@@ -1,7 +1,7 @@
-//! A recording to a running server: the answer is read while the upload still runs.
+//! Sends a recording to a running server and reads the response during the upload.
 //!
-//! The client of the other commands sends a whole request before it reads. Here both directions go on at the same
-//! time, or a long recording with many labels would fill the socket's buffers and stop.
+//! The client of the other commands sends a whole request before it reads. A long recording with
+//! many labels would then fill the buffers of both sockets and block.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -15,28 +15,28 @@ use crate::audio::ndjson::{LINE_BYTES_MAX, ServerLine, parse};
 use crate::client::segment;
 use crate::exit::{CommandError, CommandResult};
 
-/// Longest wait for a connection.
+/// Timeout for connecting.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// Longest silence of a server that is at work.
+/// Timeout for the next bytes of a working server.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
-/// Bytes sent at a time.
+/// Size of a sent chunk.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Lines of an answer's head at most.
+/// Maximum number of header lines in a response.
 const HEAD_LINES_MAX: usize = 128;
-/// Bytes of an error's answer that are read.
+/// Maximum number of bytes read from an error response.
 const ERROR_BYTES_MAX: u64 = 64 << 10;
 
-/// Where recordings are sent.
+/// A client for one recogniser of one server.
 pub(crate) struct StreamingClient {
     authority: String,
     path: String,
 }
 
 impl StreamingClient {
-    /// The recogniser's door of the server at `url`.
+    /// Creates a client for `recogniser` of the server at `url`.
     ///
     /// # Errors
-    /// A usage failure for an address that is not `http://HOST[:PORT]`.
+    /// Returns a usage error for an address that is not `http://HOST[:PORT]`.
     pub(crate) fn new(url: &str, recogniser: &str, embeddings: bool) -> CommandResult<StreamingClient> {
         let authority = match url.split_once("://") {
             None => url,
@@ -57,10 +57,10 @@ impl StreamingClient {
         Ok(StreamingClient { authority, path: format!("/v1/audio/{}{query}", segment(recogniser)) })
     }
 
-    /// Sends a recording and tells what the server finds.
+    /// Sends a recording and passes the server's events to `sink`.
     ///
     /// # Errors
-    /// `Unavailable` when nobody answers; the server's own error; what the sink says.
+    /// Returns `Unavailable` if no server answers, the server's own error, and errors of `sink`.
     pub(crate) fn recognise(
         &self,
         input: AudioInput,
@@ -70,7 +70,7 @@ impl StreamingClient {
         let stream = self.connect()?;
         let sending = stream.try_clone().map_err(|error| self.lost(&error))?;
         let head = self.head(hint);
-        // The sender is left behind when the server ends the exchange early: its socket is shut, so it ends too.
+        // If the server ends the exchange early, the shut-down socket ends the sender.
         let sender = std::thread::Builder::new()
             .name("upload".into())
             .spawn(move || upload(sending, &head, input))
@@ -78,7 +78,7 @@ impl StreamingClient {
         let answer = self.answer(BufReader::new(&stream), sink);
         let _ = stream.shutdown(std::net::Shutdown::Both);
         if answer.is_ok() || sender.is_finished() {
-            // What the file's own reading has to say goes before what the server made of its end.
+            // An error while reading the file explains the server's error, so it takes precedence.
             match sender.join() {
                 Ok(Err(error)) if answer.is_err() => return Err(error),
                 Ok(_) => {}
@@ -103,7 +103,7 @@ impl StreamingClient {
     }
 
     fn head(&self, hint: Option<&str>) -> String {
-        // The door takes a file's extension as well as a MIME type of audio.
+        // The server accepts a file extension as well as a MIME type of audio.
         let kind = match hint {
             Some("mp3") => "audio/mpeg",
             Some("wav") => "audio/wav",
@@ -159,8 +159,8 @@ impl StreamingClient {
     }
 }
 
-/// Sends the head and then the recording in chunks. A server that no longer listens is no error here: its answer
-/// says why.
+/// Sends the request head, then the recording in chunks. If the server stops reading, this is no
+/// error: its response gives the reason.
 fn upload(mut stream: TcpStream, head: &str, input: AudioInput) -> Result<()> {
     let mut reader: Box<dyn Read> = match input {
         AudioInput::File(file) => Box::new(file),
@@ -178,14 +178,14 @@ fn upload(mut stream: TcpStream, head: &str, input: AudioInput) -> Result<()> {
         let sent = write!(stream, "{count:x}\r\n")
             .and_then(|()| stream.write_all(part))
             .and_then(|()| stream.write_all(b"\r\n"));
-        // A chunk of no bytes is the end.
+        // An empty chunk ends the body.
         if sent.is_err() || count == 0 {
             return Ok(());
         }
     }
 }
 
-/// Status, and whether the body comes in chunks.
+/// Reads the response head. Returns the status, and true if the body is chunked.
 fn read_head(reader: &mut impl BufRead) -> std::io::Result<(u16, bool)> {
     let wrong = || std::io::Error::new(ErrorKind::InvalidData, "the answer is no HTTP");
     loop {
@@ -203,7 +203,7 @@ fn read_head(reader: &mut impl BufRead) -> std::io::Result<(u16, bool)> {
             let line = line.to_ascii_lowercase();
             chunked |= line.strip_prefix("transfer-encoding:").is_some_and(|value| value.contains("chunked"));
         }
-        // "Continue" comes before the answer proper.
+        // "100 Continue" precedes the final response.
         if status != 100 {
             return Ok((status, chunked));
         }
@@ -219,7 +219,7 @@ fn read_line(reader: &mut impl BufRead) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&line).trim_end().to_owned())
 }
 
-/// A body in chunks.
+/// Decoder of a chunked body.
 struct ChunkedBody<R> {
     reader: R,
     left: u64,
@@ -237,7 +237,7 @@ impl<R: BufRead> Read for ChunkedBody<R> {
         if self.left == 0 && !self.ended {
             let mut line = read_line(&mut self.reader)?;
             if line.is_empty() {
-                // The end of the chunk before.
+                // The line end of the previous chunk.
                 line = read_line(&mut self.reader)?;
             }
             let size = line.split(';').next().unwrap_or_default().trim();
@@ -281,7 +281,7 @@ mod tests {
         assert!(ChunkedBody::new(&b"what\r\n"[..]).read_to_string(&mut text).is_err());
     }
 
-    /// A server that answers once it has seen the first bytes, and ends before it has read all.
+    /// The server answers after the first bytes and stops before it has read all.
     #[test]
     fn the_answer_is_read_while_the_upload_runs() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -294,7 +294,7 @@ mod tests {
                         \"faults\":1,\"partial\":true}\n";
             let head = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
             write!(stream, "{head}{:x}\r\n{body}\r\n0\r\n\r\n", body.len()).unwrap();
-            // Read on, so that closing does not throw the answer away.
+            // Keep reading, since closing with unread bytes would discard the response.
             let _ = std::io::copy(&mut stream.take(1 << 20), &mut std::io::sink());
         });
         let endless = AudioInput::Stream(Box::new(std::io::repeat(7)));

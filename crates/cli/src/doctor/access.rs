@@ -1,4 +1,4 @@
-//! Who could reach a server with the settings of the environment.
+//! Access to a server with the settings of the environment.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -7,7 +7,7 @@ use crate::environment;
 use crate::serve::file::SettingsFile;
 use crate::values::Host;
 
-/// Judges the settings file that `serve` would read without flags.
+/// Checks the settings file that `serve` would read without flags.
 pub(super) fn check() -> Check {
     let file = environment::CONFIG.path().map(|path| SettingsFile::read(&path));
     match file {

@@ -11,7 +11,7 @@ pub(super) fn check() -> Check {
     judge(gpu::Gpu::open(&options).map(|gpu| gpu.name().to_owned()))
 }
 
-/// A machine without a GPU is no worse for it; one whose GPU cannot be used may be meant to.
+/// A missing GPU is fine. A GPU that cannot be used is a warning, since it may be intended for use.
 fn judge(opened: base::Result<String>) -> Check {
     match opened {
         Ok(name) => Check::new(

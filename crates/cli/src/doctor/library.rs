@@ -9,7 +9,7 @@ use engine_torch::TorchEngine;
 use super::{Check, CheckVerdict};
 use crate::serve::{library_search, torch_search};
 
-/// Finds and really loads ONNX Runtime.
+/// Finds and loads ONNX Runtime.
 pub(super) fn check(explicit: Option<PathBuf>) -> Check {
     match OnnxEngine::open(&library_search(explicit)) {
         Ok(engine) => Check::new(
@@ -27,8 +27,8 @@ pub(super) fn check(explicit: Option<PathBuf>) -> Check {
     }
 }
 
-/// Finds the LibTorch shim. It is opened only when a TorchScript model is served, so it is not opened here either:
-/// that takes some seconds and hundreds of megabytes.
+/// Finds the LibTorch shim without opening it, which takes some seconds and hundreds of megabytes.
+/// The server opens it with the first TorchScript model.
 pub(super) fn torch(explicit: Option<PathBuf>) -> Check {
     match TorchEngine::find_library(&torch_search(explicit)) {
         Ok(path) => Check::new(
@@ -49,7 +49,7 @@ pub(super) fn torch(explicit: Option<PathBuf>) -> Check {
     }
 }
 
-/// `text` with a capital first letter, to stand as a sentence.
+/// Returns `text` with a capital first letter, as a sentence.
 fn capitalised(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())

@@ -8,10 +8,10 @@ use os::Rate;
 
 use super::{Check, CheckVerdict, read};
 
-/// With less memory than this no useful model is served.
+/// Minimum memory to serve any useful model.
 const AVAILABLE_MIN: u64 = 256 * MIB;
 
-/// Everything about memory.
+/// Runs all checks of memory.
 pub(super) fn checks() -> Vec<Check> {
     let setting = |name: &str| {
         read(format!("/sys/kernel/mm/transparent_hugepage/{name}")).map(|text| chosen(&text).to_owned())
@@ -25,12 +25,13 @@ pub(super) fn checks() -> Vec<Check> {
 }
 
 const VIRTIO_DEVICES: &str = "/sys/bus/virtio/devices";
-/// A balloon's number among virtio devices, and the place of "free page reporting" (VIRTIO_BALLOON_F_REPORTING) among
-/// its features (Virtual I/O Device specification 1.2, 5.5).
+/// Device number of a virtio balloon, and the bit of "free page reporting"
+/// (VIRTIO_BALLOON_F_REPORTING) among its features (Virtual I/O Device specification 1.2, 5.5).
 const BALLOON: &str = "0x0005";
 const REPORTING: usize = 5;
 
-/// Whether a virtual machine's balloon tells the host of free pages; `None` without a balloon.
+/// Returns true if a virtual machine's balloon reports free pages to the host; `None` without a
+/// balloon.
 fn reports_free_pages(devices: &Path) -> Option<bool> {
     std::fs::read_dir(devices).ok()?.flatten().find_map(|device| {
         let text = |name: &str| std::fs::read_to_string(device.path().join(name)).ok();
@@ -61,7 +62,7 @@ fn balloon(reports: Option<bool>) -> Check {
     }
 }
 
-/// The word in brackets: "always [madvise] never".
+/// Returns the word in brackets: "always [madvise] never".
 fn chosen(text: &str) -> &str {
     text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']')).unwrap_or(text)
 }
@@ -91,7 +92,7 @@ fn size(machine: base::Result<(u64, u64)>) -> Check {
     }
 }
 
-/// Bytes in huge pages of one slot that was really taken from the system.
+/// Takes one slot from the system and returns its bytes in huge pages.
 fn try_huge_page() -> base::Result<u64> {
     let bytes = SLOT_BYTES as u64;
     let pool =

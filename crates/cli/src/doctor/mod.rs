@@ -1,7 +1,7 @@
-//! `millpond doctor`: what this machine can do for serving, each finding with what it means.
+//! `millpond doctor`: checks this machine for serving, and explains each finding.
 //!
-//! Looking (files of /proc and /sys, a real huge page, a real direct read) is kept apart from judging: what is
-//! judged are plain values, so that each verdict is tested without the machine it is about.
+//! Reading (files of /proc and /sys, a real huge page, a real direct read) is separate from
+//! judging. Judging takes plain values, so every verdict is tested without the machine in question.
 
 mod access;
 mod graphics;
@@ -19,7 +19,7 @@ use serde_json::json;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 use crate::{environment, models};
 
-/// Width at which explanations are broken.
+/// Line width of explanations.
 const LINE_CHARS_MAX: usize = 88;
 /// Width of the column of names.
 const NAME_CHARS: usize = 14;
@@ -27,7 +27,7 @@ const NAME_CHARS: usize = 14;
 /// `millpond doctor`.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
-    /// Directories of models, whose file systems are tried too
+    /// Directories of models whose file systems are checked too
     #[arg(value_name = "DIR")]
     dirs: Vec<PathBuf>,
     /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program or in the system]
@@ -36,7 +36,7 @@ pub(crate) struct DoctorArgs {
     /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the program]
     #[arg(long, value_name = "PATH")]
     libtorch: Option<PathBuf>,
-    /// Where converted foreign models would be kept [default: the user's cache directory]
+    /// Directory of converted models [default: the user's cache directory]
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
     /// Print JSON
@@ -44,25 +44,25 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
-/// How good a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CheckVerdict {
     Ok,
-    /// It serves, and could serve better.
+    /// The machine can serve, but could serve better.
     Warn,
-    /// It cannot serve.
+    /// The machine cannot serve.
     Fail,
 }
 
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Check {
-    /// What was looked at.
+    /// The subject.
     pub(crate) name: &'static str,
     pub(crate) verdict: CheckVerdict,
-    /// What is there, in a few words.
+    /// The finding in a few words.
     pub(crate) found: String,
-    /// What it means, and what to do about it where something is.
+    /// Its meaning, and the remedy if one is needed.
     pub(crate) meaning: String,
 }
 
@@ -75,7 +75,7 @@ impl CheckVerdict {
         }
     }
 
-    /// `Ok` where it holds, else `Warn`.
+    /// Returns `Ok` if `holds`, else `Warn`.
     pub(crate) fn warn_unless(holds: bool) -> CheckVerdict {
         if holds { CheckVerdict::Ok } else { CheckVerdict::Warn }
     }
@@ -92,10 +92,10 @@ impl Check {
     }
 }
 
-/// Looks at everything and prints what was found.
+/// Runs all checks and prints the findings.
 ///
 /// # Errors
-/// A silent failure with [`ExitStatus::Wrong`] when something makes serving impossible.
+/// Returns a silent error with [`ExitStatus::Wrong`] if a finding makes serving impossible.
 pub(crate) fn run(args: &DoctorArgs) -> CommandResult {
     let mut checks = processor::checks();
     checks.extend(memory::checks());
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &DoctorArgs) -> CommandResult {
     if impossible { Err(CommandError::silent(ExitStatus::Wrong)) } else { Ok(()) }
 }
 
-/// What each directory is to the server, and where it is; none twice.
+/// Returns the role and path of each directory, without duplicates.
 fn directories(args: &DoctorArgs) -> Vec<(&'static str, PathBuf)> {
     let cache = args.cache_dir.clone().unwrap_or_else(environment::cache_dir);
     let mut directories: Vec<(&str, PathBuf)> =
@@ -174,7 +174,7 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// A small file of /proc or /sys without the blanks around it; `None` where it cannot be read.
+/// Reads a small file of /proc or /sys, trimmed; `None` if it cannot be read.
 fn read(path: impl AsRef<Path>) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }

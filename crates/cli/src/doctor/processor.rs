@@ -1,8 +1,8 @@
-//! Cores and what they can compute.
+//! Cores and their instruction sets.
 
 use super::{Check, CheckVerdict, read};
 
-/// Instruction sets worth naming, in the kernel's words.
+/// Reported instruction sets, in the kernel's words.
 const NOTABLE: [&str; 16] = [
     "avx2",
     "fma",
@@ -24,7 +24,7 @@ const NOTABLE: [&str; 16] = [
 /// Clocks that are read without a system call.
 const FAST_CLOCKS: [&str; 4] = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"];
 
-/// Everything about processors.
+/// Runs all checks of processors.
 pub(super) fn checks() -> Vec<Check> {
     let info = read("/proc/cpuinfo").unwrap_or_default();
     let online = info.lines().filter(|line| line.starts_with("processor")).count();
@@ -98,7 +98,7 @@ fn quota(cores: Option<f64>) -> Check {
     }
 }
 
-/// What a processor does that has nothing to do. That of a virtual machine halts, and what wakes it waits for the host.
+/// Checks how idle cores wait. A virtual core halts, and its wake-up waits for the host.
 fn idle(info: &str, governor: Option<&str>, halt_poll: Option<&str>) -> Check {
     let name = "idle cores";
     if !info.split_whitespace().any(|word| word == "hypervisor") {

@@ -1,4 +1,4 @@
-//! Reading past the page cache, and the kernel's asynchronous reads.
+//! Direct reads past the page cache, and io_uring.
 
 use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use os::{DIRECT_ALIGNMENT, DirectFile};
 
 use super::{Check, CheckVerdict, read};
 
-/// Directories below the one asked about in which a file to read is looked for.
+/// Maximum depth of the search for a file to read.
 const DEPTH_MAX: usize = 3;
-/// Entries looked at for one.
+/// Maximum number of entries in that search.
 const ENTRIES_MAX: usize = 1000;
 
-/// One check a directory, then io_uring.
+/// Runs one check per directory, then that of io_uring.
 pub(super) fn checks(directories: &[(&'static str, PathBuf)]) -> Vec<Check> {
     let mut checks: Vec<Check> =
         directories.iter().map(|(what, dir)| direct(what, dir, try_direct(dir))).collect();
@@ -43,8 +43,8 @@ fn direct(what: &str, dir: &Path, tried: Result<Option<String>, String>) -> Chec
     }
 }
 
-/// Reads one block of a real file in `dir`, of our own where it can be written. Gives the file system's refusal,
-/// if it refused.
+/// Reads one block of a real file in `dir`, which is written first if possible. Returns the file
+/// system's refusal, if it refused direct reads.
 fn try_direct(dir: &Path) -> Result<Option<String>, String> {
     let place = nearest_existing(dir);
     let own = place.join(format!(".millpond-doctor-{}.tmp", std::process::id()));
@@ -60,7 +60,7 @@ fn try_direct(dir: &Path) -> Result<Option<String>, String> {
     };
     let outcome = read_block(&path);
     if written.is_ok() {
-        // Left behind it would be a kilobyte with a telling name; there is nothing better to do about it.
+        // Best effort: a file left behind is a kilobyte with a telling name.
         let _ = std::fs::remove_file(&own);
     }
     outcome
@@ -69,7 +69,7 @@ fn try_direct(dir: &Path) -> Result<Option<String>, String> {
 fn read_block(path: &Path) -> Result<Option<String>, String> {
     let text = |error: base::Error| error.message().to_owned();
     let mut file = DirectFile::open(path, true).map_err(text)?;
-    // A plain vector starts anywhere: take the aligned block inside one twice as long.
+    // A vector has no alignment, so take the aligned block inside one of twice the size.
     let mut buffer = vec![0u8; 2 * DIRECT_ALIGNMENT];
     let start = buffer.as_ptr().align_offset(DIRECT_ALIGNMENT);
     let bytes = file.bytes().min(DIRECT_ALIGNMENT as u64) as usize;
@@ -77,13 +77,13 @@ fn read_block(path: &Path) -> Result<Option<String>, String> {
     Ok(file.refusal().map(str::to_owned))
 }
 
-/// `dir`, or the nearest directory above it that is there: the cache directory is made when it is needed.
+/// Returns `dir` or its nearest existing ancestor, since the cache directory is created on demand.
 fn nearest_existing(dir: &Path) -> PathBuf {
     let absolute = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
     absolute.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/")).to_owned()
 }
 
-/// Some file with at least a block in it.
+/// Finds a file of at least one block.
 fn find_file(dir: &Path, depth: usize, entries_left: &mut usize) -> Option<PathBuf> {
     let entries: Vec<DirEntry> =
         std::fs::read_dir(dir).ok()?.filter_map(Result::ok).take(*entries_left).collect();

@@ -2,20 +2,20 @@
 
 use super::{Check, CheckVerdict, read};
 
-/// Oldest kernel that Millpond is tried on.
+/// Oldest kernel that Millpond was tested on.
 const KERNEL_MIN: (u32, u32) = (5, 4);
-/// Descriptors the server needs besides its connections: files, timers, signals, engines.
+/// Descriptors of the server besides its connections: files, timers, signals, engines.
 const DESCRIPTORS_OWN: u64 = 256;
-/// The default of `--max-connections`.
+/// Default of `--max-connections`.
 const CONNECTIONS_MAX: usize = 16_384;
 
-/// Kernel and limits.
+/// Runs all checks of kernel and limits.
 pub(super) fn checks() -> Vec<Check> {
     let limits = read("/proc/self/limits").unwrap_or_default();
     vec![open_files(open_file_limit(&limits)), kernel(read("/proc/sys/kernel/osrelease").as_deref())]
 }
 
-/// The hard limit, which is the one that counts: the server raises the soft one to it.
+/// Returns the hard limit, since the server raises the soft limit to it.
 fn open_file_limit(limits: &str) -> Option<u64> {
     let line = limits.lines().find(|line| line.starts_with("Max open files"))?;
     match line.split_whitespace().nth(4)? {

@@ -1,4 +1,5 @@
-//! `millpond images index`: folders of images into a collection, as often as one likes: what is there is not sent.
+//! `millpond images index`: adds folders of images to a collection. Images that the collection has
+//! are not sent again.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -15,17 +16,17 @@ use super::walk::{ImageFile, WalkResult, id_of, walk};
 use crate::client::RequestContent;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 
-/// Images that are asked about at once: what the server takes.
+/// Maximum ids in one request to `/missing`, as the server allows.
 const PAGE: usize = 1000;
-/// Most images on their way at the same time.
+/// Maximum number of connections.
 const CONNECTIONS_MAX: usize = 64;
-/// Bytes of a collection's name.
+/// Maximum length of a collection's name in bytes.
 const COLLECTION_BYTES_MAX: usize = 200;
-/// Failures that are reported; the rest is counted.
+/// Maximum number of failures printed; the rest is counted.
 const FAILURES_SHOWN_MAX: usize = 50;
-/// From this many missing images on they are sent as background work.
+/// Minimum number of missing images that are sent as background work.
 const BULK_MIN: usize = 16;
-/// How often the bar is drawn anew.
+/// Interval between two redraws.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 
 /// `millpond images index DIR...`.
@@ -41,29 +42,29 @@ pub(super) struct IndexArgs {
     /// Folders of images (jpg, png, webp, tiff, bmp), or single files
     #[arg(value_name = "DIR", required = true)]
     sources: Vec<PathBuf>,
-    /// The collection they go to
+    /// Collection to add them to
     #[arg(long, value_name = "NAME", value_parser = collection_name)]
     collection: String,
-    /// What they show, for a collection that is made now [default: photo]
+    /// Content of the images, for a new collection [default: photo]
     #[arg(long, value_enum)]
     kind: Option<ImageKind>,
-    /// Served model that makes embeddings, for a collection that is made now [default: the server's]
+    /// Served model that computes embeddings, for a new collection [default: the server's]
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// JSON object kept with each image, for filters
+    /// JSON object stored with each image, for filters
     #[arg(long, value_name = "JSON", value_parser = object)]
     payload: Option<String>,
-    /// Images on their way at the same time
+    /// Connections to the server, each of which sends one image at a time
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=CONNECTIONS_MAX as i64))]
     connections: u16,
-    /// Use the whole machine, also where searches have to wait for it
+    /// Use the whole machine, even if searches have to wait
     #[arg(long)]
     foreground: bool,
     #[command(flatten)]
     server: ImagesServerArgs,
 }
 
-/// What images show, which decides how their keypoints are found.
+/// Content of images. It selects the extractor of keypoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ImageKind {
     /// Photographs, drawings, scans
@@ -89,7 +90,7 @@ fn object(text: &str) -> Result<String, String> {
     }
 }
 
-/// As the server names collections; it adds a number of its own.
+/// Checks a collection's name by the server's rules, which leave room for a version number.
 fn collection_name(text: &str) -> Result<String, String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     match (1..=COLLECTION_BYTES_MAX).contains(&text.len())
@@ -104,21 +105,21 @@ fn collection_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// What came of everything.
+/// Counts of a whole call.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct IndexSummary {
     added: u64,
     present: u64,
-    /// The same content as another file of this call.
+    /// Files with the same content as another file of this call.
     duplicates: u64,
     ignored: u64,
     failed: Vec<(String, String)>,
-    /// Of those, how many have been reported of.
+    /// Number of `failed` entries printed so far.
     reported: usize,
 }
 
 impl IndexSummary {
-    /// Says what failed since it last did.
+    /// Prints the failures since its last call.
     fn report_failures(&mut self, bar: &ProgressBar) {
         let (from, to) = (self.reported, self.failed.len());
         let lines = self.failed[from..to.min(FAILURES_SHOWN_MAX).max(from)].iter();
@@ -127,15 +128,15 @@ impl IndexSummary {
     }
 }
 
-/// Adds what the collection lacks.
+/// Adds the images that the collection lacks.
 ///
 /// # Errors
-/// When a folder or the server cannot be reached or will not take images; a silent failure with code 1 when some
-/// images failed.
+/// Returns an error if a folder or the server cannot be reached or refuses images, and a silent
+/// error with code 1 if some images failed.
 pub(super) fn run(args: &IndexArgs) -> CommandResult {
     let walked = walk(&args.sources)?;
     let client = args.server.client()?;
-    // A server that is not there, or wants a key, is reported of before anything is hashed.
+    // A missing server or key is reported before anything is hashed.
     client.call("GET", "/v1/images", RequestContent::None)?.json()?;
     let mut target = UploadTarget {
         client: &client,
@@ -172,7 +173,7 @@ pub(super) fn run(args: &IndexArgs) -> CommandResult {
 }
 
 fn bar(images: usize) -> ProgressBar {
-    // indicatif itself hides what is drawn to no terminal.
+    // indicatif hides a bar if its target is no terminal.
     let bar = ProgressBar::with_draw_target(Some(images as u64), ProgressDrawTarget::stderr());
     if let Ok(style) =
         ProgressStyle::with_template("{bar:30} {pos} of {len}, {per_sec}, {eta} left  {wide_msg}")
@@ -183,7 +184,8 @@ fn bar(images: usize) -> ProgressBar {
     bar
 }
 
-/// Those of `page` that the collection lacks; the others are counted. The same content is sent once.
+/// Returns the images of `page` that the collection lacks, each content once, and counts the
+/// others.
 fn missing<'a>(
     page: &'a [ImageFile],
     target: &UploadTarget<'_>,
@@ -209,7 +211,8 @@ fn missing<'a>(
     Ok(wanted)
 }
 
-/// Sends `wanted` over several connections. The first alone: it makes the collection where there is none.
+/// Sends `wanted` over several connections. The first image is sent alone, since it may create the
+/// collection.
 fn send(
     wanted: &[&ImageFile],
     target: &UploadTarget<'_>,
@@ -231,7 +234,7 @@ fn send(
             UploadOutcome::Added => summary.added += 1,
             UploadOutcome::Present => summary.present += 1,
             UploadOutcome::Failed(reason) => {
-                // The server names the image too, where it knows its name.
+                // The server's message may start with the image's name too.
                 let own = reason.strip_prefix(&format!("{}: ", found.name)).unwrap_or(&reason).to_owned();
                 summary.failed.push((found.name.clone(), own));
             }
@@ -240,7 +243,8 @@ fn send(
     Ok(())
 }
 
-/// `work` on each of `items`, by `threads` at a time, in the items' order. The first failure ends it.
+/// Calls `work` for each of `items` on `threads` threads. Returns the results in order, or the
+/// first error.
 fn in_parallel<T: Sync, R: Send>(
     items: &[T],
     threads: u16,

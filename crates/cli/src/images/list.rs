@@ -9,18 +9,18 @@ use crate::exit::{CommandError, CommandResult, print};
 use crate::models::pretty;
 use crate::table::TextTable;
 
-/// Images asked for at once.
+/// Number of images per request.
 const PAGE: u32 = 250;
 
 /// `millpond images list [COLLECTION]`.
 #[derive(Args, Debug)]
 pub(super) struct ListArgs {
-    /// List this collection's images [default: the collections]
+    /// Collection whose images are listed [default: list the collections]
     collection: Option<String>,
-    /// Only the images that this filter lets through, written as Qdrant's
+    /// List only images that match this filter, in Qdrant's form
     #[arg(long, value_name = "JSON", requires = "collection")]
     filter: Option<String>,
-    /// Print JSON, a line for each image
+    /// Print JSON, one line per image
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -32,7 +32,7 @@ pub(super) struct ListArgs {
 pub(super) struct DeleteArgs {
     /// The collection
     collection: String,
-    /// Images of it
+    /// Ids of images to delete
     #[arg(value_name = "ID", required_unless_present = "all")]
     ids: Vec<String>,
     /// Delete the collection with all its images
@@ -45,7 +45,7 @@ pub(super) struct DeleteArgs {
 /// Lists collections or images.
 ///
 /// # Errors
-/// What the server said.
+/// Returns the server's error.
 pub(super) fn run(args: &ListArgs) -> CommandResult {
     let client = args.server.client()?;
     match &args.collection {
@@ -109,7 +109,7 @@ fn text(object: &Value, key: &str) -> String {
 /// Deletes images or a collection.
 ///
 /// # Errors
-/// What the server said; images that were deleted before stay deleted.
+/// Returns the server's error. Images deleted before it stay deleted.
 pub(super) fn delete(args: &DeleteArgs) -> CommandResult {
     let client = args.server.client()?;
     let remove = |rest: &str| {
@@ -121,7 +121,7 @@ pub(super) fn delete(args: &DeleteArgs) -> CommandResult {
         return print(&format!("deleted the collection {}\n", args.collection));
     }
     for id in &args.ids {
-        // An id is a name in an address: anything else in it would ask for something else.
+        // An id becomes a path segment, so other characters could address something else.
         if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
             return Err(CommandError::usage(format!(
                 "{id}: no id; `millpond images list {}` has them",

@@ -1,4 +1,4 @@
-//! `millpond images`: images into a running server's collections, and searches in them, over HTTP.
+//! `millpond images`: adds images to a running server's collections and searches them, over HTTP.
 
 mod index;
 mod list;
@@ -31,11 +31,11 @@ pub(crate) struct ImagesCommand {
 
 #[derive(Debug, Subcommand)]
 enum ImagesAction {
-    /// Add the images of folders to a collection, made where there is none
+    /// Add folders of images to a collection, which is created if missing
     Index(index::IndexArgs),
-    /// Find the images most like one
+    /// Find images similar to an image
     Search(search::SearchArgs),
-    /// List the collections, or the images of one
+    /// List collections, or the images of a collection
     #[command(visible_alias = "ls")]
     List(list::ListArgs),
     /// Delete images, or a whole collection
@@ -45,7 +45,7 @@ enum ImagesAction {
 /// Runs `millpond images`.
 ///
 /// # Errors
-/// A failure that says what the server would not do, or a silent one with code 1 when some images failed.
+/// Returns the server's error, or a silent error with code 1 if some images failed.
 pub(crate) fn run(args: &ImagesCommand) -> CommandResult {
     match &args.action {
         ImagesAction::Index(args) => index::run(args),
@@ -55,12 +55,12 @@ pub(crate) fn run(args: &ImagesCommand) -> CommandResult {
     }
 }
 
-/// Which server, and the key it wants.
+/// Address and key of a server.
 #[derive(Args, Clone, Debug)]
 struct ImagesServerArgs {
     #[command(flatten)]
     server: ServerArgs,
-    /// The key that the server wants, where it wants one [default: MILLPOND_API_KEY]
+    /// The server's API key, if it has one [default: MILLPOND_API_KEY]
     #[arg(long, value_name = "KEY")]
     api_key: Option<String>,
 }
@@ -72,7 +72,7 @@ impl ImagesServerArgs {
     }
 }
 
-/// `/v1/images/COLLECTION` and what follows, with the parameters that have a value.
+/// Returns `/v1/images/COLLECTION` with `rest` and the parameters that have a value.
 fn path(collection: &str, rest: &str, query: &[(&str, Option<String>)]) -> String {
     let mut path = format!("/v1/images/{}{rest}", segment(collection));
     let mut sign = '?';

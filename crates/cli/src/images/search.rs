@@ -1,4 +1,4 @@
-//! `millpond images search`: the images most like one, as a table.
+//! `millpond images search`: prints the most similar images as a table.
 
 use std::path::PathBuf;
 
@@ -12,9 +12,9 @@ use crate::exit::{CommandError, CommandResult, print};
 use crate::models::pretty;
 use crate::table::TextTable;
 
-/// Results whose images are shown.
+/// Maximum number of results shown as images.
 const SHOWN_MAX: usize = 5;
-/// Longest side of an image that is shown, in pixels.
+/// Longest side of a shown image in pixels.
 const SHOWN_PIXELS: u32 = 384;
 
 /// `millpond images search FILE...`.
@@ -31,44 +31,44 @@ Examples:
 
 Terminals that know kitty's or iTerm2's images show them; others with 24-bit colours (COLORTERM) show mosaics.")]
 pub(super) struct SearchArgs {
-    /// The images to search with, one after the other; - is standard input
+    /// Query images, searched one after the other; - is standard input
     #[arg(value_name = "FILE", required_unless_present = "id")]
     files: Vec<PathBuf>,
-    /// Search with an image of the collection
+    /// Use this image of the collection as the query
     #[arg(long, value_name = "ID", conflicts_with = "files")]
     id: Option<String>,
-    /// The collection
+    /// Collection to search
     #[arg(long, value_name = "NAME")]
     collection: String,
-    /// Results wanted
+    /// Number of results
     #[arg(short, long, value_name = "N", default_value_t = 10)]
     k: u32,
-    /// Score from which an image is accepted [default: the server's for the collection's kind]
+    /// Minimum score of accepted images [default: the server's for the collection's kind]
     #[arg(long, value_name = "SCORE")]
     threshold: Option<f32>,
-    /// Images whose keypoints are matched [default: the server's]
+    /// Number of candidates whose keypoints are matched [default: the server's]
     #[arg(long, value_name = "N")]
     candidates: Option<u32>,
-    /// Search only what this filter lets through, written as Qdrant's
+    /// Search only images that match this filter, in Qdrant's form
     #[arg(long, value_name = "JSON")]
     filter: Option<String>,
-    /// Say how many keypoints matched, and with --json which
+    /// Show how many keypoints matched, and with --json which ones
     #[arg(long)]
     explain: bool,
-    /// Print the server's answer
+    /// Print the server's JSON response
     #[arg(long)]
     json: bool,
-    /// Show no images
+    /// Do not show images in the terminal
     #[arg(long)]
     no_pictures: bool,
     #[command(flatten)]
     server: ImagesServerArgs,
 }
 
-/// Searches and prints what is found.
+/// Searches and prints the results.
 ///
 /// # Errors
-/// When the file cannot be read or the server says no.
+/// Returns an error if the file cannot be read, and the server's error.
 pub(super) fn run(args: &SearchArgs) -> CommandResult {
     let client = args.server.client()?;
     if args.files.is_empty() {
@@ -76,7 +76,8 @@ pub(super) fn run(args: &SearchArgs) -> CommandResult {
     }
     for (index, file) in args.files.iter().enumerate() {
         let answer = ask(args, &client, Some(file))?;
-        // With several files a reader must know whose results these are; JSON has one object for each, in order.
+        // With several files each table is headed by its file. JSON has one object per file, in
+        // order.
         if args.files.len() > 1 && !args.json {
             let gap = if index > 0 { "\n" } else { "" };
             print(&format!("{gap}{}\n", file.display()))?;
@@ -123,7 +124,7 @@ fn ask(args: &SearchArgs, client: &HttpClient, file: Option<&PathBuf>) -> Comman
     reply.json()
 }
 
-/// Says how many images were compared, and whether something may be missing.
+/// Returns a line on how many images were compared, and whether results may be missing.
 fn coverage(answer: &Value) -> Option<String> {
     let number = |key: &str| answer.get(key).and_then(Value::as_u64);
     let (compared, of) = (number("compared")?, number("of")?);
@@ -200,7 +201,7 @@ fn show_images(
             &path(collection, &format!("/{id}/thumbnail"), &query),
             RequestContent::None,
         )?;
-        // The table has been shown; an image that is missing is no reason to fail.
+        // The table is printed already, so a missing thumbnail is no error.
         if let Some(drawn) = reply.good().ok().and_then(|bytes| show(bytes, terminal)) {
             let name = result.get("name").and_then(Value::as_str).unwrap_or(id);
             print(&format!("\n{name}\n{drawn}\n"))?;
@@ -232,7 +233,7 @@ mod tests {
                         2     0.0     0.900   no        hill.jpg  b-2\n";
         assert_eq!(table(results, false), expected);
         assert!(table(results, true).lines().nth(1).unwrap().contains("yes       1        sea.jpg"));
-        // Whatever comes is shown somehow.
+        // Malformed results are shown as "-".
         assert!(table(&[json!(null), json!({"score": "x"})], true).contains("-"));
     }
 

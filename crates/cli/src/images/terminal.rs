@@ -1,4 +1,5 @@
-//! Images in a terminal: kitty's and iTerm2's escape sequences, or coloured half blocks where there are only colours.
+//! Shows images in a terminal, by the escape sequences of kitty or iTerm2, or as coloured half
+//! blocks.
 
 use std::io::IsTerminal;
 
@@ -7,12 +8,12 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::environment;
 
-/// Rows that an image takes.
+/// Height of an image in text rows.
 const ROWS: u32 = 12;
-/// Characters of one of kitty's sequences, by its protocol.
+/// Maximum payload of one kitty sequence, by its protocol.
 const KITTY_CHUNK: usize = 4096;
 
-/// How images reach the terminal.
+/// Ways to show an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Terminal {
     /// kitty's graphics protocol: pixels in chunks of Base64.
@@ -24,7 +25,7 @@ pub(super) enum Terminal {
 }
 
 impl Terminal {
-    /// What standard output's terminal can show, by its environment; `None` where it is no terminal.
+    /// Returns the best way for standard output, by the environment; `None` if it is no terminal.
     pub(super) fn detect() -> Option<Terminal> {
         if !std::io::stdout().is_terminal() {
             return None;
@@ -40,7 +41,7 @@ impl Terminal {
 
     fn of(term: &str, program: &str, colours: &str, plain: bool) -> Option<Terminal> {
         match (term, program) {
-            // A multiplexer passes neither protocol on.
+            // Multiplexers forward neither protocol.
             _ if term.starts_with("screen") || term.starts_with("tmux") => {}
             ("xterm-kitty" | "xterm-ghostty", _) | (_, "ghostty") => return Some(Terminal::Kitty),
             (_, "iTerm.app" | "WezTerm" | "mintty") => return Some(Terminal::ITerm),
@@ -50,7 +51,7 @@ impl Terminal {
     }
 }
 
-/// What to print so that `terminal` shows the JPEG `bytes`; `None` where they cannot be read.
+/// Returns the text that shows the JPEG `bytes`; `None` if they cannot be decoded.
 pub(super) fn show(bytes: &[u8], terminal: Terminal) -> Option<String> {
     if terminal == Terminal::ITerm {
         let size = bytes.len();
@@ -66,7 +67,7 @@ pub(super) fn show(bytes: &[u8], terminal: Terminal) -> Option<String> {
     Some(if terminal == Terminal::Kitty { kitty(&image) } else { blocks(&image) })
 }
 
-/// Kitty's sequences: the first says what comes, `m=0` ends it.
+/// Encodes kitty's sequences. The first has the size; `m=0` marks the last.
 fn kitty(image: &image::RgbImage) -> String {
     let text = STANDARD.encode(image.as_raw());
     let chunks: Vec<&[u8]> = text.as_bytes().chunks(KITTY_CHUNK).collect();
@@ -82,7 +83,8 @@ fn kitty(image: &image::RgbImage) -> String {
     sequences
 }
 
-/// Two pixels a character: the upper half in the foreground's colour, the lower one in the background's.
+/// Encodes two pixels per character: the upper one in the foreground colour, the lower one in the
+/// background colour.
 fn blocks(image: &image::RgbImage) -> String {
     let rows = ROWS * 2;
     let columns = (u64::from(image.width()) * u64::from(rows) / u64::from(image.height())).clamp(1, 72);

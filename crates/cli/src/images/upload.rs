@@ -1,4 +1,4 @@
-//! One image to the server, tried again while the server is busy.
+//! Sends one image to the server, with retries while the server is busy.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,42 +10,42 @@ use super::walk::ImageFile;
 use crate::client::{HttpClient, HttpReply, RequestContent};
 use crate::exit::{CommandError, CommandResult};
 
-/// Larger files are not sent: no image within the server's limit of pixels needs as much.
+/// Maximum size of a file. No image within the server's limit of pixels is larger.
 pub(super) const FILE_BYTES_MAX: u64 = 512 << 20;
-/// Tries of one image while the server says that it is busy or does not answer.
+/// Maximum number of attempts per image while the server is busy or does not answer.
 const TRIES_MAX: u32 = 8;
-/// First wait between two tries where the server does not say; it doubles.
+/// First delay between two attempts if the server names none. It doubles each time.
 const WAIT: Duration = Duration::from_millis(250);
-/// Longest wait between two tries.
+/// Maximum delay between two attempts.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// What came of one image.
+/// Result of sending one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum UploadOutcome {
-    /// It is in the collection now.
+    /// The server added it.
     Added,
-    /// It was there already.
+    /// The collection had it already.
     Present,
-    /// It is not, for this reason.
+    /// The server refused it for this reason.
     Failed(String),
 }
 
-/// Where images go, and with what.
+/// The collection to send to, and the properties of new images.
 pub(super) struct UploadTarget<'a> {
     pub(super) client: &'a HttpClient,
     pub(super) collection: &'a str,
     pub(super) kind: Option<&'a str>,
     pub(super) model: Option<&'a str>,
     pub(super) payload: Option<&'a str>,
-    /// Leave the machine to searches.
+    /// Send as background work.
     pub(super) background: bool,
 }
 
 impl UploadTarget<'_> {
-    /// Which of `ids` (at most 1000) the collection lacks; all of them where there is no collection yet.
+    /// Returns the ids (of at most 1000) that the collection lacks. A missing collection lacks all.
     ///
     /// # Errors
-    /// What the server said.
+    /// Returns the server's error.
     pub(super) fn missing(&self, ids: &[&str]) -> CommandResult<Vec<String>> {
         let body = serde_json::json!({ "ids": ids });
         let reply = persist(|| {
@@ -62,7 +62,7 @@ impl UploadTarget<'_> {
     /// Sends one image.
     ///
     /// # Errors
-    /// What would fail for every other image too: no server, no access, no such model.
+    /// Returns errors that every other image would meet too: no server, no access, no such model.
     pub(super) fn put(&self, found: &ImageFile) -> CommandResult<UploadOutcome> {
         let bytes = match read(&found.path) {
             Ok(bytes) => bytes,
@@ -90,10 +90,10 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|error| error.to_string())
 }
 
-/// What an answer means for its image.
+/// Converts a response to the result for its image.
 fn outcome(reply: &HttpReply) -> CommandResult<UploadOutcome> {
     match reply.status {
-        // The image's own fault, or its size's: the next one may be better.
+        // These are faults of this image, so the next one may succeed.
         400 | 413 | 415 | 422 | 500 => Ok(UploadOutcome::Failed(reply.error())),
         429 | 503 => Ok(UploadOutcome::Failed(format!("the server stayed busy: {}", reply.error()))),
         _ => {
@@ -109,7 +109,7 @@ fn outcome(reply: &HttpReply) -> CommandResult<UploadOutcome> {
     }
 }
 
-/// Asks until there is an answer other than "busy", or `TRIES_MAX` times.
+/// Calls `ask` until the response is not "busy", at most `TRIES_MAX` times.
 fn persist(ask: impl Fn() -> CommandResult<HttpReply>) -> CommandResult<HttpReply> {
     let mut wait = WAIT;
     for _ in 1..TRIES_MAX {
@@ -118,7 +118,7 @@ fn persist(ask: impl Fn() -> CommandResult<HttpReply>) -> CommandResult<HttpRepl
                 std::thread::sleep(reply.retry_after.unwrap_or(wait).min(WAIT_MAX));
             }
             Ok(reply) => return Ok(reply),
-            // A server that restarts is back in seconds.
+            // A restarting server is back within seconds.
             Err(_) => std::thread::sleep(wait),
         }
         wait = (wait * 2).min(WAIT_MAX);
@@ -148,7 +148,7 @@ mod tests {
         failed(400, "not an image");
         failed(413, "too large");
         failed(503, "full");
-        // These would be the same for the next one.
+        // These would fail for every other image too.
         for status in [401, 404, 412] {
             assert!(outcome(&reply(status, r#"{"error":"no"}"#)).is_err());
         }

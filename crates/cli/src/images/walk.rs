@@ -1,4 +1,4 @@
-//! Which files are images, and what names them: where they are, and what is in them.
+//! Finds image files, and derives their names and ids.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -6,36 +6,35 @@ use std::path::{Path, PathBuf};
 
 use crate::exit::{CommandError, CommandResult};
 
-/// Endings of the formats that the server reads.
+/// File extensions of the formats that the server reads.
 const ENDINGS: [&str; 7] = ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp"];
-/// Files that one call takes; more are refused rather than kept in memory.
+/// Maximum number of files per call, which bounds memory.
 const FILES_MAX: usize = 20_000_000;
 
-/// A file to add.
+/// An image file to add.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ImageFile {
-    /// Where it is.
     pub(super) path: PathBuf,
-    /// What it is called in the collection: its path below the folder that was given, with `/`.
+    /// Name in the collection: the path below the given folder, with `/`.
     pub(super) name: String,
 }
 
-/// What a walk found.
+/// Result of a walk.
 #[derive(Debug, Default)]
 pub(super) struct WalkResult {
-    /// The images, in order of their paths.
+    /// Image files, sorted by path.
     pub(super) found: Vec<ImageFile>,
-    /// Files that are no images by their ending.
+    /// Number of files without an image's extension.
     pub(super) ignored: u64,
-    /// Folders that could not be read, and why.
+    /// Folders that could not be read, with the reason.
     pub(super) unread: Vec<(String, String)>,
 }
 
-/// The images in `places`: files as they are, folders with everything below them. Names that begin with a dot are
-/// passed over, and so are links to folders, which may lead round in circles.
+/// Finds the images in `places`. A file is taken as it is, a folder with everything below it.
+/// Hidden names are skipped, and so are links to folders, which may form cycles.
 ///
 /// # Errors
-/// When a place does not exist or there are more than `FILES_MAX`.
+/// Returns an error if a place does not exist or there are more than `FILES_MAX` images.
 pub(super) fn walk(places: &[PathBuf]) -> CommandResult<WalkResult> {
     let mut walked = WalkResult::default();
     for place in places {
@@ -96,17 +95,18 @@ fn name_below(root: &Path, path: &Path) -> String {
     parts.join("/")
 }
 
-/// The id that the server gives to a file of these bytes: the first half of their BLAKE3 hash as a UUID of version 8.
+/// Computes the id that the server gives to a file: the first half of its BLAKE3 hash as a UUID of
+/// version 8.
 ///
 /// # Errors
-/// When the file cannot be read.
+/// Returns an error if the file cannot be read.
 pub(super) fn id_of(path: &Path) -> std::io::Result<String> {
     let mut hasher = blake3::Hasher::new();
     hasher.update_reader(File::open(path)?)?;
     let hash = hasher.finalize();
     let mut bytes = [0u8; 16];
     bytes.copy_from_slice(&hash.as_bytes()[..16]);
-    // Version and variant as RFC 9562, section 5.8, has them.
+    // Version and variant bits of RFC 9562, section 5.8.
     bytes[6] = bytes[6] & 0x0f | 0x80;
     bytes[8] = bytes[8] & 0x3f | 0x80;
     let mut id = String::with_capacity(36);
@@ -139,7 +139,7 @@ mod tests {
         let names: Vec<&str> = walked.found.iter().map(|found| found.name.as_str()).collect();
         assert_eq!(names, ["a.png", "b/a.JPG", "b/c/d.webp"]);
         assert_eq!((walked.ignored, walked.unread.len()), (2, 0));
-        // A file that is named is taken whatever it is called, and once.
+        // A file given by name is taken whatever its extension, and only once.
         let file = dir.path().join("e");
         assert_eq!(
             walk(&[file.clone(), file.clone()]).unwrap().found,

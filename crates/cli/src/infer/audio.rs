@@ -1,4 +1,4 @@
-//! A sound file as a tensor: one channel of floats between -1 and 1.
+//! Converts an audio file to a tensor: one channel of floats between -1 and 1.
 
 use std::io::Cursor;
 
@@ -12,25 +12,25 @@ use crate::infer::input::numbers;
 use crate::infer::metadata::InputSpec;
 use crate::values::TimeSpan;
 
-/// Options of a sound file.
+/// Options of an audio file.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Sound")]
 pub(crate) struct AudioInputArgs {
-    /// Resample to this many samples a second [default: the file's]
+    /// Resample to this many samples per second [default: the file's rate]
     #[arg(long, value_name = "HZ", value_parser = clap::value_parser!(u32).range(i64::from(RATE_MIN)..=i64::from(RATE_MAX)))]
     rate: Option<u32>,
-    /// Start this far into the file
+    /// Start at this time of the file
     #[arg(long, value_name = "TIME")]
     start: Option<TimeSpan>,
-    /// Take this many samples; silence follows where the file is shorter [default: all]
+    /// Number of samples, padded with silence if the file is shorter [default: all]
     #[arg(long, value_name = "N")]
     samples: Option<usize>,
 }
 
-/// Decodes and prepares a sound for `spec`.
+/// Decodes an audio file and converts it to the tensor for `spec`.
 ///
 /// # Errors
-/// A failure when it cannot be decoded or does not fit the model's shape.
+/// Returns an error if the file cannot be decoded or does not fit the model's shape.
 pub(crate) fn tensor(spec: &InputSpec, file: &[u8], args: &AudioInputArgs) -> CommandResult<Tensor> {
     let (mut samples, rate) = decode(file, args.rate)?;
     if let Some(TimeSpan(start)) = args.start {

@@ -1,4 +1,5 @@
-//! An image as a tensor: `(pixel * scale - mean) / std`, one plane a channel unless the model wants otherwise.
+//! Converts an image to a tensor: `(pixel * scale - mean) / std`, planar unless the model takes
+//! channels last.
 
 use std::io::Cursor;
 use std::str::FromStr;
@@ -12,32 +13,33 @@ use crate::exit::{CommandError, CommandResult};
 use crate::infer::input::numbers;
 use crate::infer::metadata::InputSpec;
 
-/// Longest edge of an image, before and after resizing.
+/// Maximum edge of an image in pixels, before and after resizing.
 const EDGE_MAX: u32 = 16_384;
 
-/// How an image becomes numbers.
+/// Options of an image file.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Pictures")]
 pub(crate) struct ImageArgs {
-    /// Order of the axes [default: nhwc where the model's shape says so, else nchw]
+    /// Order of the axes [default: nhwc if only the model's last axis can be channels, else nchw]
     #[arg(long, value_name = "ORDER")]
     layout: Option<AxisOrder>,
-    /// Resize to this size [default: the model's where it is fixed, else the image's]
+    /// Resize to this size [default: the model's if it is fixed, else the image's]
     #[arg(long, value_name = "WxH", conflicts_with = "height")]
     size: Option<ImageSize>,
-    /// Resize to this height, width in proportion
+    /// Resize to this height and keep the proportions
     #[arg(long, value_name = "H", value_parser = clap::value_parser!(u32).range(1..=EDGE_MAX as i64))]
     height: Option<u32>,
-    /// Subtracted after scaling: one number, or one a channel [default: 0]
+    /// Mean, subtracted after scaling: one number, or one per channel [default: 0]
     #[arg(long, value_name = "A,B,C", allow_hyphen_values = true)]
     mean: Option<PerChannel>,
-    /// Divided by, last: one number, or one a channel [default: 1]
+    /// Standard deviation, divided by last: one number, or one per channel [default: 1]
     #[arg(long, value_name = "A,B,C")]
     std: Option<PerChannel>,
-    /// Factor of each pixel's 0..255, first [default: 1/255, or 1 where the model takes integers]
+    /// Factor for the pixel values 0..255, applied first [default: 1/255, or 1 if the model takes
+    /// integers]
     #[arg(long, value_name = "F")]
     scale: Option<f32>,
-    /// Order of the channels [default: rgb, or gray where the model takes one]
+    /// Order of the channels [default: rgb, or gray if the model takes one channel]
     #[arg(long, value_name = "CHANNELS")]
     channels: Option<ChannelOrder>,
 }
@@ -51,14 +53,14 @@ enum AxisOrder {
     Nhwc,
 }
 
-/// Number of channels and their order.
+/// Channels and their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ChannelOrder {
     /// Red, green, blue
     Rgb,
     /// Blue, green, red
     Bgr,
-    /// One channel of brightness
+    /// One channel of luminance
     Gray,
 }
 
@@ -101,10 +103,10 @@ impl PerChannel {
     }
 }
 
-/// Decodes and prepares an image for `spec`.
+/// Decodes an image and converts it to the tensor for `spec`.
 ///
 /// # Errors
-/// A failure when it cannot be decoded or the model's input is no image's.
+/// Returns an error if it cannot be decoded or the model's input is not shaped like an image.
 pub(crate) fn tensor(spec: &InputSpec, file: &[u8], args: &ImageArgs) -> CommandResult<Tensor> {
     let (axes, batch) = match spec.shape.as_slice() {
         [batch, axes @ ..] if axes.len() == 3 => (axes, Some(*batch)),
@@ -161,7 +163,7 @@ fn decode(file: &[u8]) -> CommandResult<DynamicImage> {
     reader.decode().map_err(|error| unreadable(&error))
 }
 
-/// Resizes to what was asked for, or to the model's fixed edges; `width` and `height` are the model's.
+/// Resizes to the requested size, or to the model's fixed edges `height` and `width`.
 fn resize(image: DynamicImage, args: &ImageArgs, width: i64, height: i64) -> CommandResult<DynamicImage> {
     let fixed = |edge: i64, own: u32| u32::try_from(edge).unwrap_or(own);
     let (w, h) = match (args.size, args.height) {

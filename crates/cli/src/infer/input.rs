@@ -1,4 +1,4 @@
-//! From what was typed to a tensor.
+//! Converts command line values to tensors.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -13,28 +13,28 @@ use crate::infer::image::{self, ImageArgs};
 use crate::infer::metadata::InputSpec;
 use crate::infer::{json, read_file};
 
-/// One input as typed; without a name it is for the first input that no other one names.
+/// One input as typed. Without a name it goes to the first input that no other value names.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct InputArg {
     pub(crate) name: Option<String>,
     pub(crate) value: InputValue,
 }
 
-/// Where its elements are.
+/// Source of an input's elements.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum InputValue {
     Json(Value),
-    /// Text that is not JSON: a string, for a model that takes strings.
+    /// Text that is not JSON: a string, for models that take strings.
     Text(String),
     File(PathBuf),
-    /// Zeros of the smallest shape the model takes.
+    /// Zeros of the smallest shape that the model takes.
     Zeros,
 }
 
 impl FromStr for InputArg {
     type Err = String;
 
-    /// `NAME=JSON`, `NAME=@FILE`, `NAME=zeros`.
+    /// Parses `NAME=JSON`, `NAME=@FILE` or `NAME=zeros`.
     fn from_str(text: &str) -> Result<InputArg, String> {
         let (name, value) = text.split_once('=').ok_or("write NAME=JSON, NAME=@FILE or NAME=zeros")?;
         let value = match value.strip_prefix('@') {
@@ -49,7 +49,7 @@ impl FromStr for InputArg {
 }
 
 impl InputArg {
-    /// `--input FILE` or `--input NAME=FILE`.
+    /// Parses the value of `--input`: `FILE` or `NAME=FILE`.
     pub(crate) fn from_file_argument(text: &str) -> InputArg {
         match text.split_once('=') {
             Some((name, file)) if !name.contains('/') && !Path::new(text).exists() => {
@@ -60,10 +60,10 @@ impl InputArg {
     }
 }
 
-/// Gives each value its input.
+/// Assigns each value to an input.
 ///
 /// # Errors
-/// A failure for a name that the model does not have, or more values than inputs.
+/// Returns an error for a name that the model does not have, or for more values than inputs.
 pub(crate) fn assign(
     given: Vec<InputArg>,
     specs: &[InputSpec],
@@ -88,10 +88,10 @@ pub(crate) fn assign(
     Ok(assigned)
 }
 
-/// Makes the tensor for one input.
+/// Builds the tensor for one input.
 ///
 /// # Errors
-/// A failure naming the input or the file.
+/// Returns an error that names the input or the file.
 pub(crate) fn tensor(
     spec: &InputSpec,
     value: InputValue,
@@ -139,7 +139,7 @@ fn from_file(
         |failure: CommandError| CommandError::failed(format!("{}: {}", path.display(), failure.message()));
     let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
     match extension.as_deref() {
-        // A model that takes byte strings decodes pictures and sound itself.
+        // A model that takes byte strings decodes images and audio itself.
         _ if spec.dtype == DType::String => {
             let shape = spec.fit(1)?;
             Ok(Tensor::from_strings(shape.as_slice(), vec![Bytes::from(bytes)])?)
@@ -155,17 +155,17 @@ fn from_file(
     }
 }
 
-/// A file of elements as they lie in memory.
+/// Takes a file of elements in their memory layout.
 fn raw(spec: &InputSpec, bytes: Vec<u8>) -> CommandResult<Tensor> {
     let bits = spec.dtype.bits().unwrap_or(8);
     let shape = spec.fit(bytes.len() * 8 / bits)?;
     Ok(Tensor::from_bytes(spec.dtype, shape.as_slice(), Bytes::from(bytes))?)
 }
 
-/// Real numbers as elements of the type that the model takes: rounded and clamped for integers.
+/// Converts real numbers to the model's type: rounded and clamped for integers.
 ///
 /// # Errors
-/// A failure for types that do not stand for numbers of this kind.
+/// Returns an error for types that hold no such numbers.
 pub(crate) fn numbers(dtype: DType, shape: &[usize], values: &[f32]) -> CommandResult<Tensor> {
     fn all<T: base::Element>(
         shape: &[usize],
@@ -179,7 +179,7 @@ pub(crate) fn numbers(dtype: DType, shape: &[usize], values: &[f32]) -> CommandR
         DType::F64 => all(shape, values, f64::from),
         DType::F16 => all(shape, values, half::f16::from_f32),
         DType::BF16 => all(shape, values, half::bf16::from_f32),
-        // "as" saturates, which is the clamp.
+        // `as` saturates, which clamps.
         DType::U8 => all(shape, values, |value| value.round() as u8),
         DType::I8 => all(shape, values, |value| value.round() as i8),
         DType::U16 => all(shape, values, |value| value.round() as u16),

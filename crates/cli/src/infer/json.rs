@@ -1,4 +1,4 @@
-//! Nested JSON lists to tensors: the nesting is the shape, the model says the type.
+//! Converts nested JSON lists to tensors. The nesting gives the shape, the model gives the type.
 
 use base::{DType, Element, Tensor};
 use bytes::Bytes;
@@ -7,13 +7,15 @@ use serde_json::Value;
 use crate::exit::{CommandError, CommandResult};
 use crate::infer::metadata::InputSpec;
 
-/// Lists nested deeper than this are refused.
+/// Maximum nesting of lists.
 const RANK_MAX: usize = 16;
 
-/// The tensor for `spec`. One flat row is bent to the model's shape where that has more axes.
+/// Converts `value` to the tensor for `spec`. A flat list takes the model's shape if that has more
+/// axes.
 ///
 /// # Errors
-/// A failure naming the input: ragged lists, elements of another type, a shape that does not fit.
+/// Returns an error that names the input: ragged lists, elements of another type, or a shape that
+/// does not fit.
 pub(crate) fn tensor_for(spec: &InputSpec, value: &Value) -> CommandResult<Tensor> {
     let named = |failure: CommandError| {
         CommandError::failed(format!("input \"{}\": {}", spec.name, failure.message()))
@@ -27,17 +29,17 @@ pub(crate) fn tensor_for(spec: &InputSpec, value: &Value) -> CommandResult<Tenso
     elements(spec.dtype, &shape, &leaves).map_err(named)
 }
 
-/// The tensor for a flat or nested list whose shape is known.
+/// Converts a flat or nested list of known shape.
 ///
 /// # Errors
-/// A failure when elements are of another type or their number is not the shape's.
+/// Returns an error if elements are of another type or their number does not fit the shape.
 pub(crate) fn tensor(dtype: DType, shape: &[usize], value: &Value) -> CommandResult<Tensor> {
     let mut leaves = Vec::new();
     flatten(value, RANK_MAX, &mut leaves)?;
     elements(dtype, shape, &leaves)
 }
 
-/// The shape along the first element of each list.
+/// Returns the shape along the first element of each list.
 fn shape(value: &Value) -> CommandResult<Vec<usize>> {
     let mut shape = Vec::new();
     let mut inner = Some(value);

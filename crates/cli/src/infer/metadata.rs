@@ -1,4 +1,4 @@
-//! What a model takes, as its server tells it.
+//! The inputs of a model, from its server's metadata.
 
 use base::DType;
 use serde_json::Value;
@@ -11,14 +11,14 @@ use crate::infer::wire;
 pub(crate) struct InputSpec {
     pub(crate) name: String,
     pub(crate) dtype: DType,
-    /// Sizes of the axes, -1 where any will do.
+    /// Sizes of the axes; -1 is any size.
     pub(crate) shape: Vec<i64>,
 }
 
-/// The inputs in a model's metadata.
+/// Parses the inputs in a model's metadata.
 ///
 /// # Errors
-/// A failure when the answer is not the protocol's.
+/// Returns an error if the response does not follow the protocol.
 pub(crate) fn inputs(metadata: &Value) -> CommandResult<Vec<InputSpec>> {
     let list = metadata.get("inputs").and_then(Value::as_array);
     list.and_then(|inputs| inputs.iter().map(spec).collect::<Option<Vec<InputSpec>>>()).ok_or_else(|| {
@@ -35,11 +35,11 @@ fn spec(input: &Value) -> Option<InputSpec> {
 }
 
 impl InputSpec {
-    /// The shape that `elements` elements in one row take: fixed axes as they are, the last free axis as long as
-    /// needed, other free axes 1.
+    /// Returns the shape for `elements` elements in one row: fixed axes as they are, the last free
+    /// axis as long as needed, other free axes 1.
     ///
     /// # Errors
-    /// A failure naming the input when no shape fits.
+    /// Returns an error that names the input if no shape fits.
     pub(crate) fn fit(&self, elements: usize) -> CommandResult<Vec<usize>> {
         let fixed: usize = self.shape.iter().filter(|&&size| size >= 0).map(|&size| size as usize).product();
         let free = self.shape.iter().rposition(|&size| size < 0);
@@ -47,7 +47,8 @@ impl InputSpec {
             Some(_) => fixed > 0 && elements.is_multiple_of(fixed),
             None => fixed == elements,
         };
-        // Rank 0 and unknown rank look the same in metadata: one row is right for the second and harmless for none.
+        // Metadata show rank 0 and unknown rank alike. One row is right for the second and harmless
+        // for the first.
         if self.shape.is_empty() && elements != 1 {
             return Ok(vec![elements]);
         }
@@ -67,7 +68,7 @@ impl InputSpec {
         Ok(self.shape.iter().enumerate().map(size).collect())
     }
 
-    /// The smallest shape it takes.
+    /// Returns the smallest shape that the input takes.
     pub(crate) fn smallest(&self) -> Vec<usize> {
         self.shape.iter().map(|&size| usize::try_from(size).unwrap_or(1)).collect()
     }

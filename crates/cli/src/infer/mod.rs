@@ -1,5 +1,5 @@
-//! `millpond infer`: one request, from what a person has at hand (JSON, an image, a sound file) to a readable
-//! answer.
+//! `millpond infer`: sends one request, made from JSON, an image or an audio file, and prints the
+//! response.
 
 mod audio;
 mod image;
@@ -21,7 +21,7 @@ use crate::client::{HttpClient, ServerArgs, segment};
 use crate::exit::{CommandError, CommandResult, print};
 use input::InputArg;
 
-/// An input file larger than this is refused.
+/// Maximum size of an input file.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
 /// `millpond infer MODEL`.
@@ -36,21 +36,22 @@ Examples:
 pub(crate) struct InferArgs {
     /// The model
     model: String,
-    /// An input: NAME=JSON, NAME=@FILE, or NAME=zeros
+    /// Input as NAME=JSON, NAME=@FILE or NAME=zeros
     #[arg(value_name = "NAME=VALUE")]
     values: Vec<InputArg>,
-    /// A whole request (.json), or a file for one input: .png, .jpg, .wav; any other is bytes
+    /// Whole request (.json), or a file for one input: .png, .jpg and .wav are decoded, others are
+    /// raw bytes
     #[arg(long, value_name = "[NAME=]FILE")]
     input: Vec<String>,
-    /// The version [default: the latest that is served]
+    /// Version [default: the latest served]
     #[arg(long, value_name = "N")]
     version: Option<u64>,
     #[command(flatten)]
     server: ServerArgs,
-    /// Show the K highest values of each row of each output
+    /// Show the K highest values in each row of each output
     #[arg(long, value_name = "K")]
     top: Option<usize>,
-    /// File with one label a line, for --top
+    /// File with one label per line, for --top
     #[arg(long, value_name = "FILE", requires = "top")]
     labels: Option<std::path::PathBuf>,
     /// Print JSON
@@ -62,7 +63,7 @@ pub(crate) struct InferArgs {
     audio: audio::AudioInputArgs,
 }
 
-/// Sends the request and prints the answer.
+/// Sends the request and prints the response.
 pub(crate) fn run(args: &InferArgs) -> CommandResult {
     let client = HttpClient::new(&args.server)?;
     let version = args.version.map(|version| format!("/versions/{version}")).unwrap_or_default();
@@ -114,12 +115,12 @@ fn request(args: &InferArgs, client: &HttpClient, model: &str) -> CommandResult<
     Ok(wire::encode(&inputs))
 }
 
-/// A `.json` file without a name is a request of its own, not one tensor.
+/// Returns true for a `.json` file without a name, which is a whole request and not one tensor.
 fn is_whole_request(argument: &str) -> bool {
     InputArg::from_file_argument(argument).name.is_none() && argument.to_ascii_lowercase().ends_with(".json")
 }
 
-/// The bytes of a file that a person named.
+/// Reads a file given on the command line.
 fn read_file(path: &Path) -> CommandResult<Vec<u8>> {
     let unreadable = |why: &dyn std::fmt::Display| CommandError::failed(format!("{}: {why}", path.display()));
     let meta = std::fs::metadata(path).map_err(|error| unreadable(&error))?;

@@ -1,4 +1,4 @@
-//! Answers for people and for programs.
+//! Formats responses as text and as JSON.
 
 use base::{DType, Data, NamedTensor, Tensor};
 use serde_json::{Value, json};
@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 use crate::infer::wire::{self, DecodedResponse};
 use crate::table::TextTable;
 
-/// Values shown of each output.
+/// Maximum number of values shown per output.
 const VALUES_SHOWN: usize = 6;
-/// Characters shown of a string.
+/// Maximum number of characters shown per string.
 const STRING_CHARS_SHOWN: usize = 40;
-/// Rows of an output for which the highest values are shown.
+/// Maximum number of rows for which `top` shows values.
 const ROWS_SHOWN: usize = 16;
 
-/// One line an output.
+/// Formats one line per output.
 pub(crate) fn table(outputs: &[NamedTensor]) -> String {
     let mut table = TextTable::new(["OUTPUT", "TYPE", "SHAPE", "VALUES"]);
     for output in outputs {
@@ -32,7 +32,7 @@ pub(crate) fn table(outputs: &[NamedTensor]) -> String {
     table.text()
 }
 
-/// The `count` highest values of each row (along the last axis) of each numeric output.
+/// Formats the `count` highest values of each row (along the last axis) of each numeric output.
 pub(crate) fn top(outputs: &[NamedTensor], count: usize, labels: &[String]) -> String {
     let mut text = String::new();
     for output in outputs {
@@ -55,7 +55,7 @@ pub(crate) fn top(outputs: &[NamedTensor], count: usize, labels: &[String]) -> S
     text
 }
 
-/// The whole answer as JSON, whatever form it came in.
+/// Converts the whole response to JSON, even if it came in binary.
 pub(crate) fn json(answer: &DecodedResponse) -> Value {
     let outputs: Vec<Value> = answer
         .outputs
@@ -72,7 +72,7 @@ pub(crate) fn json(answer: &DecodedResponse) -> Value {
     json!({ "model_name": answer.model, "model_version": answer.version, "outputs": outputs })
 }
 
-/// The elements as JSON values; not-a-number is null, as JSON has none.
+/// Returns the elements as JSON values. NaN becomes null, since JSON has none.
 fn values(tensor: &Tensor) -> Box<dyn Iterator<Item = Value> + '_> {
     fn all<T: base::Element>(
         tensor: &Tensor,
@@ -97,7 +97,7 @@ fn values(tensor: &Tensor) -> Box<dyn Iterator<Item = Value> + '_> {
         (DType::BF16, _) => all::<half::bf16>(tensor, |value| json!(value.to_f32())),
         (DType::F32, _) => all::<f32>(tensor, |value| json!(value)),
         (DType::F64, _) => all::<f64>(tensor, |value| json!(value)),
-        // The protocol has no name for the rest, so none arrives here.
+        // The protocol has no names for other types, so none arrives here.
         _ => Box::new(std::iter::empty()),
     }
 }

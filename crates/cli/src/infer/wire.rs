@@ -1,4 +1,4 @@
-//! The client's half of the Open Inference Protocol with binary tensors: JSON first, raw tensors after it.
+//! The client's half of the Open Inference Protocol with binary tensors: JSON, then raw tensors.
 
 use base::{DType, Data, NamedTensor, Tensor};
 use bytes::Bytes;
@@ -8,21 +8,21 @@ use crate::client::InferReply;
 use crate::exit::{CommandError, CommandResult};
 use crate::infer::json;
 
-/// A body ready to send.
+/// A request body.
 pub(crate) struct EncodedRequest {
-    /// How many of its bytes are JSON.
+    /// Length of its JSON part in bytes.
     pub(crate) json_bytes: usize,
     pub(crate) body: Vec<u8>,
 }
 
-/// A decoded answer.
+/// A decoded response.
 pub(crate) struct DecodedResponse {
     pub(crate) model: String,
     pub(crate) version: String,
     pub(crate) outputs: Vec<NamedTensor>,
 }
 
-/// The protocol's names of the types that have one.
+/// The protocol's type names.
 const NAMES: [(&str, DType); 14] = [
     ("BOOL", DType::Bool),
     ("UINT8", DType::U8),
@@ -40,17 +40,18 @@ const NAMES: [(&str, DType); 14] = [
     ("BYTES", DType::String),
 ];
 
-/// The type that the protocol calls `name`.
+/// Returns the type that the protocol calls `name`.
 pub(crate) fn dtype(name: &str) -> Option<DType> {
     NAMES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
 }
 
-/// What the protocol calls `dtype`; types it does not have keep their own name, for the server to refuse.
+/// Returns the protocol's name of `dtype`. Types without one keep their own name, which the server
+/// refuses.
 pub(crate) fn name(dtype: DType) -> &'static str {
     NAMES.iter().find(|(_, known)| *known == dtype).map_or(dtype.name(), |(name, _)| name)
 }
 
-/// A request for all outputs, in binary.
+/// Encodes a request for all outputs, in binary.
 pub(crate) fn encode(inputs: &[NamedTensor]) -> EncodedRequest {
     let mut raw = Vec::new();
     let mut entries = Vec::new();
@@ -79,10 +80,10 @@ pub(crate) fn encode(inputs: &[NamedTensor]) -> EncodedRequest {
     EncodedRequest { json_bytes, body }
 }
 
-/// Decodes an answer; each output is in binary or in JSON as the server chose.
+/// Decodes a response. The server chose binary or JSON for each output.
 ///
 /// # Errors
-/// A failure when the answer is not the protocol's.
+/// Returns an error if the response does not follow the protocol.
 pub(crate) fn decode(answer: &InferReply) -> CommandResult<DecodedResponse> {
     let broken = || CommandError::failed("the answer is not that of the Open Inference Protocol");
     let body = Bytes::copy_from_slice(&answer.body);
@@ -100,7 +101,7 @@ pub(crate) fn decode(answer: &InferReply) -> CommandResult<DecodedResponse> {
     Ok(DecodedResponse { model: text("model_name"), version: text("model_version"), outputs })
 }
 
-/// One output; takes its bytes from the front of `raw` where it is in binary.
+/// Decodes one output. A binary output takes its bytes from the front of `raw`.
 fn output_tensor(output: &Value, raw: &mut Bytes) -> CommandResult<NamedTensor> {
     let broken = |what: &str| CommandError::failed(format!("the answer's output has {what}: {output}"));
     let name = output.get("name").and_then(Value::as_str).ok_or_else(|| broken("no name"))?;
@@ -129,7 +130,7 @@ fn output_tensor(output: &Value, raw: &mut Bytes) -> CommandResult<NamedTensor> 
     Ok(NamedTensor::new(name, tensor))
 }
 
-/// Byte strings, each after its length.
+/// Splits length-prefixed byte strings.
 fn strings(bytes: &Bytes) -> CommandResult<Vec<Bytes>> {
     let cut = || CommandError::failed("the answer's byte strings are cut short");
     let mut rest = bytes.clone();

@@ -1,5 +1,4 @@
-//! Converts the settings of `serve` to the server's configuration. A missing setting keeps the
-//! server's default.
+//! Converts settings to the server's configuration. Unset values keep the server's defaults.
 
 use std::path::Path;
 
@@ -19,10 +18,10 @@ use crate::exit::{CommandError, CommandResult, ExitStatus};
 use crate::values::{ByteRate, ByteSize, Host, TimeSpan, Versions};
 
 impl ServeSettings {
-    /// What the server is told.
+    /// Builds the server's configuration.
     ///
     /// # Errors
-    /// [`ExitStatus::CannotStart`] when the path of this program cannot be found out.
+    /// Returns [`ExitStatus::CannotStart`] if this program's path is unknown.
     pub(super) fn into_config(self) -> CommandResult<Config> {
         let models = models(&self)?;
         Ok(Config {
@@ -150,7 +149,7 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
         load_retry_interval: options
             .load_retry_interval
             .map_or(default.retry_interval, |TimeSpan(time)| time),
-        // Parameters on the heap are the baseline that others run: loaders of normal priority belong to it.
+        // Parameters on the heap are the baseline of other servers, which load at normal priority.
         background: default.background && settings.memory.parameter_home != Some(ParameterPlacement::Heap),
         cache_dir: default.cache_dir,
         converter: (program, vec!["convert".to_owned()]),
@@ -169,7 +168,8 @@ fn model_config(name: &str, model: &ServedModel, settings: &ServeSettings) -> Mo
     config
 }
 
-/// A directory of models; those that appear later get the same settings.
+/// Builds the configuration of a directory of models. Models that appear later get the same
+/// settings.
 fn root(dir: &Path, settings: &ServeSettings) -> Root {
     let all = &settings.lifecycle;
     Root {
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!((model.schedule.max_batch, model.schedule.weight), (9, 5));
     }
 
-    /// The commented values of the example are the defaults, and each lands in the field it is meant for.
+    /// The commented values of the example are the defaults, and each sets its own field.
     #[test]
     fn the_example_shows_the_defaults() {
         let mut file = example();

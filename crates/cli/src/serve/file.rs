@@ -1,7 +1,8 @@
 //! The settings file: `millpond.toml`.
 //!
-//! Sections are the flags' groups, keys are the flags' names; `[models.NAME]` adds models and what holds for one
-//! model only. Paths in it are taken from the file's own directory, so that it can be moved with its models.
+//! Sections are the groups of flags, keys the names of flags. `[models.NAME]` adds models and the
+//! settings of one model. Paths are relative to the file's directory, so that it can be moved with
+//! its models.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use crate::serve::options::{
 };
 use crate::values::{Versions, check_name};
 
-/// A settings file larger than this is refused.
+/// Maximum size of a settings file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// A parsed settings file.
@@ -30,7 +31,7 @@ pub(crate) struct SettingsFile {
     pub(crate) lifecycle: LifecycleOptions,
     pub(crate) audio: AudioOptions,
     pub(crate) search: SearchOptions,
-    /// How requests are queued, merged and run, for all models that do not say.
+    /// Scheduling of all models without settings of their own.
     pub(crate) schedule: ScheduleFile,
     /// Directories whose subdirectories are models.
     pub(crate) roots: Vec<PathBuf>,
@@ -41,27 +42,27 @@ pub(crate) struct SettingsFile {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub(crate) struct ModelOptions {
-    /// The model's directory; may be left out where the command line or a root has the model.
+    /// The model's directory. Optional if the command line or a root has the model.
     pub(crate) path: Option<PathBuf>,
-    /// Which versions are served.
+    /// Version policy.
     pub(crate) versions: Option<Versions>,
-    /// The order of load and unload.
+    /// Order of load and unload.
     pub(crate) transition: Option<TransitionOrder>,
     /// Names for versions, as in `stable = 3`.
     pub(crate) labels: BTreeMap<String, u64>,
     /// Threads inside one operator.
     pub(crate) intra_op_threads: Option<usize>,
-    /// Operators of one run at the same time.
+    /// Operators of one run that run concurrently.
     pub(crate) inter_op_threads: Option<usize>,
-    /// How requests are queued, merged and run.
+    /// Scheduling of this model.
     pub(crate) schedule: ScheduleFile,
 }
 
 impl SettingsFile {
-    /// Reads `path`.
+    /// Reads and parses `path`.
     ///
     /// # Errors
-    /// A usage failure that names file, line and key.
+    /// Returns a usage error that names file, line and key.
     pub(crate) fn read(path: &Path) -> CommandResult<SettingsFile> {
         let unreadable = |why: &dyn std::fmt::Display| {
             CommandError::usage(format!("settings file {}: {why}", path.display()))
@@ -93,7 +94,7 @@ impl SettingsFile {
     fn resolve_paths(&mut self, base: &Path) {
         let models = self.models.values_mut().filter_map(|model| model.path.as_mut());
         let (server, audio) = (&mut self.server, &mut self.audio);
-        // "none" is a word, not a place; a URL is no path either.
+        // "none" is a keyword and a URL is no path, so both stay as they are.
         let search = self.search.collections_dir.as_mut().filter(|dir| dir.as_path() != Path::new("none"));
         let others = [
             server.onnxruntime.as_mut(),
@@ -115,7 +116,7 @@ impl SettingsFile {
 #[cfg(test)]
 const EXAMPLE: &str = include_str!("../../../../docs/millpond.toml");
 
-/// `docs/millpond.toml` with every line of it switched on.
+/// Parses `docs/millpond.toml` with all commented lines enabled.
 #[cfg(test)]
 pub(super) fn example() -> SettingsFile {
     let setting = |rest: &&str| rest.contains(" = ") || rest.starts_with('[');
@@ -192,7 +193,7 @@ mod tests {
         assert!(error.contains("\"a/b\" is not a model name"), "{error}");
     }
 
-    /// The example parses with every line of it switched on, and has every flag.
+    /// The example parses with all lines enabled, and has every flag.
     #[test]
     fn the_example_is_whole() {
         use clap::Args as _;

@@ -1,4 +1,4 @@
-//! What is wrong in a settings file, in words: the key, what it is, what it must be.
+//! Explains errors in a settings file: the key, its value, and the expected value.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use base::nearest;
 
 use crate::exit::CommandError;
 
-/// Types as the parser calls them, and in words.
+/// The parser's type names, and their descriptions.
 const TYPES: [(&str, &str); 8] = [
     ("u16", "a number from 0 to 65535"),
     ("u32", "a whole number"),
@@ -18,7 +18,7 @@ const TYPES: [(&str, &str); 8] = [
     ("a map", "a table"),
 ];
 
-/// Turns a parser's error into a usage failure with file, line and key.
+/// Converts a parser's error to a usage error with file, line and key.
 pub(super) fn describe(error: &toml::de::Error, text: &str, path: &Path) -> CommandError {
     let start = error.span().map_or(0, |span| span.start.min(text.len()));
     let before = text.get(..start).unwrap_or_default();
@@ -38,7 +38,7 @@ pub(super) fn describe(error: &toml::de::Error, text: &str, path: &Path) -> Comm
     CommandError::usage(format!("{place}: {message}"))
 }
 
-/// `rest` is "`htp-port`, expected one of `host`, `http-port`".
+/// Explains an unknown key. `rest` is "`htp-port`, expected one of `host`, `http-port`".
 fn unknown_key(place: &str, rest: &str) -> CommandError {
     let mut quoted = rest.split('`').skip(1).step_by(2);
     let unknown = quoted.next().unwrap_or_default();
@@ -52,14 +52,14 @@ fn unknown_key(place: &str, rest: &str) -> CommandError {
     }
 }
 
-/// The key of a line "key = value".
+/// Returns the key of a line "key = value".
 fn key(line: &str) -> Option<&str> {
     let key = line.split_once('=')?.0.trim();
     let bare = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     (!key.is_empty() && key.chars().all(bare)).then_some(key)
 }
 
-/// What a value is and what it must be, from "invalid type: string "nine", expected u16".
+/// Returns the found and the expected value of "invalid type: string "nine", expected u16".
 fn wrong_type(message: &str) -> Option<(String, &str)> {
     let rest = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "))?;
     let (is, expected) = rest.rsplit_once(", expected ")?;

@@ -9,10 +9,10 @@ use super::options::LogFormat;
 use crate::environment;
 use crate::exit::{CommandError, CommandResult};
 
-/// Starts it for the whole process.
+/// Starts the log of this process.
 ///
 /// # Errors
-/// A usage failure when `filter` is no filter.
+/// Returns a usage error if `filter` is invalid.
 pub(super) fn start(format: LogFormat, filter: &str) -> CommandResult {
     let wrong = |what: String| {
         CommandError::usage(format!("--log {filter}: {what}")).hint(
@@ -34,8 +34,8 @@ pub(super) fn start(format: LogFormat, filter: &str) -> CommandResult {
     started.map_err(|error| CommandError::failed(format!("the log cannot be started: {error}")))
 }
 
-/// Whether a part of a filter is a word that is no level. The library takes such a word for the name of a module whose
-/// events are wanted, and with it a slip (`verbose`) means: no event at all.
+/// Returns true for a word of a filter that is no level. The library takes such a word for a
+/// module's name, so a typo such as `verbose` would switch off all events.
 fn names_no_level(word: &str) -> bool {
     !word.is_empty() && !word.contains(['=', '[', ']']) && word.parse::<LevelFilter>().is_err()
 }

@@ -1,4 +1,5 @@
-//! `millpond serve`: flags over settings file over defaults, into what the server is told.
+//! `millpond serve`: resolves flags, settings file and defaults, in this order, and runs the
+//! server.
 
 mod config;
 pub(crate) mod file;
@@ -39,7 +40,7 @@ for mode = \"async\" and threads = N in [schedule]. Flags win over the file.
 Exit status: 0 after SIGTERM or SIGINT; 2 if a flag, a setting or a directory is wrong; 3 if a port or the collections \
 are in use, or ONNX Runtime is missing.")]
 pub(crate) struct ServeArgs {
-    /// A model, or a directory of models
+    /// Model, or directory of models
     #[arg(value_name = "DIR|NAME=DIR")]
     pub(crate) sources: Vec<ModelSource>,
     /// Settings file (TOML)
@@ -61,12 +62,14 @@ pub(crate) struct ServeArgs {
     pub(crate) search: SearchOptions,
 }
 
-/// Serves until told to stop.
+/// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// A usage failure for wrong settings; [`ExitStatus::CannotStart`] when a port is taken or ONNX Runtime is missing.
+/// Returns a usage error for wrong settings, and [`ExitStatus::CannotStart`] if a port is in use or
+/// ONNX Runtime is missing.
 pub(crate) fn run(args: &ServeArgs) -> CommandResult {
-    // Before any file is made and any thread started: what the server writes is not for other users of the machine.
+    // Before any file or thread is created: other users of the machine must not read the server's
+    // files.
     os::private::restrict_umask();
     let settings = ServeSettings::resolve(args)?;
     log::start(settings.log_format, &settings.log)?;
@@ -80,13 +83,15 @@ pub(crate) fn run(args: &ServeArgs) -> CommandResult {
     })
 }
 
-/// Where the LibTorch shim is looked for: `explicit`, else what the environment names, else around this process.
+/// Returns where to search for the LibTorch shim: `explicit`, else the environment's path, else
+/// around this process.
 pub(crate) fn torch_search(explicit: Option<PathBuf>) -> engine::LibrarySearch {
     let explicit = explicit.or_else(|| environment::LIBTORCH.path());
     engine::LibrarySearch::around_process(explicit, environment::VIRTUAL_ENV.path())
 }
 
-/// Where ONNX Runtime is looked for: `explicit`, else what the environment names, else around this process.
+/// Returns where to search for ONNX Runtime: `explicit`, else the environment's path, else around
+/// this process.
 pub(crate) fn library_search(explicit: Option<PathBuf>) -> LibrarySearch {
     let explicit = explicit.or_else(|| environment::ONNXRUNTIME.path());
     LibrarySearch::around_process(explicit, environment::VIRTUAL_ENV.path())

@@ -1,5 +1,5 @@
-//! What `serve` can be told: one struct a section. The same struct is the flags and the section of the settings
-//! file, so a flag and its key always have the same name, the same values and the same documentation.
+//! Options of `serve`, one struct per section. The same struct defines the flags and the section of
+//! the settings file, so a flag and its key share name, values and documentation.
 
 use std::path::PathBuf;
 
@@ -23,43 +23,45 @@ pub(crate) struct ServerOptions {
     /// gRPC port; 0 picks a free one [default: 8500]
     #[arg(long, value_name = "PORT", value_parser = port)]
     pub(crate) grpc_port: Option<u16>,
-    /// Names by which clients may know this server, besides localhost, IP addresses and the machine's own name. A
-    /// request under another name is refused if only this machine reaches the server, or if names are given
+    /// Host names under which clients may address this server, besides localhost, IP addresses and
+    /// the machine's own name. Requests for other names are refused if this option is set or only
+    /// this machine reaches the server
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub(crate) allowed_hosts: Vec<String>,
     /// Accept admin calls (load, unload, enrolment, folders) from other machines and proxies, with --admin-key
     #[arg(long)]
     pub(crate) allow_remote_admin: bool,
-    /// Key that admin calls must show; better in the variable MILLPOND_ADMIN_KEY, where others cannot see it
+    /// Key for admin calls. Prefer the variable MILLPOND_ADMIN_KEY, which other users cannot read
     #[arg(long, value_name = "KEY")]
     pub(crate) admin_key: Option<String>,
-    /// Threads that receive, decode and encode; 0 chooses [default: 0]
+    /// Network threads, which receive, decode and encode; 0 chooses the number [default: 0]
     #[arg(long, value_name = "N")]
     pub(crate) door_threads: Option<usize>,
-    /// Largest request body [default: 64MiB]
+    /// Maximum size of a request body [default: 64MiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_body: Option<ByteSize>,
-    /// Maximum connections of one listener; more are closed at once [default: 16384]
+    /// Maximum connections per listener; further ones are closed at once [default: 16384]
     #[arg(long, value_name = "N")]
     pub(crate) max_connections: Option<usize>,
-    /// Maximum requests in flight; more are rejected [default: 1024]
+    /// Maximum requests in flight; further ones are rejected [default: 1024]
     #[arg(long, value_name = "N")]
     pub(crate) max_requests: Option<usize>,
-    /// Memory that all requests in flight may hold together, from the body to the unsent answer; a request over it is
-    /// refused [default: an eighth of the machine's memory, from 256MiB to 8GiB]
+    /// Memory limit for all requests in flight together, from the body to the sent response.
+    /// Requests beyond it are rejected [default: an eighth of the machine's memory, from 256MiB to
+    /// 8GiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) request_memory: Option<ByteSize>,
-    /// Deadline of a request that brings none, and the longest one allowed [default: 60s]
+    /// Default and maximum deadline of a request [default: 60s]
     #[arg(long, value_name = "TIME")]
     pub(crate) request_timeout: Option<TimeSpan>,
-    /// How long a client may take for its headers, and between two pieces of a body [default: 10s]
+    /// Timeout for a client's headers, and between two parts of a body [default: 10s]
     #[arg(long, value_name = "TIME")]
     pub(crate) client_timeout: Option<TimeSpan>,
-    /// How long a shutdown waits for requests that are being answered [default: 30s]
+    /// Time that a shutdown waits for requests in flight [default: 30s]
     #[arg(long, value_name = "TIME")]
     pub(crate) shutdown_grace: Option<TimeSpan>,
-    /// Answer TensorFlow Serving's Predict over gRPC with tensor_content instead of float_val and the other typed fields:
-    /// faster, for clients that read it (tf.make_ndarray does)
+    /// Return tensor_content instead of float_val and the other typed fields from TensorFlow
+    /// Serving's Predict over gRPC: faster, for clients that read it (tf.make_ndarray does)
     #[arg(long)]
     pub(crate) tfs_tensor_content: bool,
     /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program or in the system]
@@ -68,7 +70,7 @@ pub(crate) struct ServerOptions {
     /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the program]
     #[arg(long, value_name = "PATH")]
     pub(crate) libtorch: Option<PathBuf>,
-    /// Form of the log on standard error [default: text]
+    /// Format of the log on standard error [default: text]
     #[arg(long, value_name = "FORM")]
     pub(crate) log_format: Option<LogFormat>,
     /// Level (error, warn, info, debug, trace) or filter of the log [default: info]
@@ -76,11 +78,11 @@ pub(crate) struct ServerOptions {
     pub(crate) log: Option<String>,
 }
 
-/// How log lines look.
+/// Formats of the log.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LogFormat {
-    /// For people
+    /// Text for reading
     #[default]
     Text,
     /// One JSON object per line
@@ -92,15 +94,16 @@ pub(crate) enum LogFormat {
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 #[command(next_help_heading = "Inference")]
 pub(crate) struct InferenceOptions {
-    /// Inference threads, which bound the requests that run at the same time; 0 is one per core [default: 0]
+    /// Inference threads, which is the maximum of concurrent runs; 0 is one per core [default: 0]
     #[arg(long, visible_alias = "workers", value_name = "N")]
     #[serde(alias = "workers")]
     pub(crate) threads: Option<usize>,
-    /// Merge requests (dynamic batching): batches per model that run at the same time; 0 runs each request by itself
-    /// [default: 0]
+    /// Merge requests (dynamic batching) in up to N concurrent batches per model; 0 runs each
+    /// request by itself [default: 0]
     #[arg(long, value_name = "N")]
     pub(crate) runtime_threads: Option<usize>,
-    /// Maximum queue length per model; more requests are rejected [default: 512]
+    /// Maximum queued requests per model, which bounds queueing delay; further ones are rejected
+    /// [default: 512]
     #[arg(long, value_name = "N")]
     pub(crate) queue: Option<usize>,
     /// Pin inference thread i to core i
@@ -111,36 +114,36 @@ pub(crate) struct InferenceOptions {
     pub(crate) oversubscribe: bool,
 }
 
-/// The flags among `[schedule]`'s keys; the others are for files only.
+/// The keys of `[schedule]` that are flags too. The others are for files only.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Inference")]
 pub(crate) struct ScheduleFlags {
     /// Maximum batch size [default: 32]
     #[arg(long, value_name = "N")]
     pub(crate) max_batch: Option<usize>,
-    /// How long the oldest request waits for others to be merged with [default: 0ms]
+    /// Time that the oldest request waits for others to merge with [default: 0ms]
     #[arg(long, value_name = "TIME")]
     pub(crate) max_queue_delay: Option<TimeSpan>,
 }
 
-/// `[memory]`: where parameters live and how they get there.
+/// `[memory]`: placement and loading of parameters.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 #[command(next_help_heading = "Parameter memory")]
 pub(crate) struct MemoryOptions {
-    /// Where parameters live [default: pool]
+    /// Memory that holds parameters [default: pool]
     #[arg(long, value_name = "HOME")]
     pub(crate) parameter_home: Option<ParameterPlacement>,
-    /// Largest size of the slot pool [default: 80 % of the machine's memory]
+    /// Maximum size of the slot pool [default: 80 % of the machine's memory]
     #[arg(long, value_name = "BYTES")]
     pub(crate) pool: Option<ByteSize>,
-    /// Room kept for an incoming version [default: the largest version served]
+    /// Memory reserved for an incoming version [default: the size of the largest served version]
     #[arg(long, value_name = "BYTES")]
     pub(crate) swap_reserve: Option<ByteSize>,
-    /// Bytes per second at which weights are read; "unlimited" [default: 800MB]
+    /// Maximum rate of reading weights, in bytes per second, or "unlimited" [default: 800MB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) load_rate: Option<ByteRate>,
-    /// Bytes per second at which fresh memory is faulted in; "unlimited" [default: 2GiB]
+    /// Maximum rate of faulting memory in, in bytes per second, or "unlimited" [default: 2GiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) fault_rate: Option<ByteRate>,
     /// Use pages of 4 KiB only
@@ -151,17 +154,17 @@ pub(crate) struct MemoryOptions {
     pub(crate) no_direct_io: bool,
 }
 
-/// Where parameters live.
+/// Memory that holds parameters.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ParameterPlacement {
-    /// Recycled huge-page slots, read in the background
+    /// Recycled slots in huge pages, filled in the background
     Pool,
-    /// The engine's own allocation, as without Millpond
+    /// The engine's own heap, as in other servers
     Heap,
 }
 
-/// `[lifecycle]`: where models come from and how they change.
+/// `[lifecycle]`: sources, versions and loads of models.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 #[command(next_help_heading = "Models")]
@@ -175,19 +178,19 @@ pub(crate) struct LifecycleOptions {
     /// Order of load and unload when versions change [default: availability-preserving]
     #[arg(long, value_name = "ORDER")]
     pub(crate) transition: Option<TransitionOrder>,
-    /// Threads that load [default: 1]
+    /// Load threads [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) load_threads: Option<usize>,
-    /// Threads that release [default: 1]
+    /// Unload threads [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) unload_threads: Option<usize>,
-    /// Tries after a load that failed [default: 5]
+    /// Retries of a failed load [default: 5]
     #[arg(long, value_name = "N")]
     pub(crate) load_retries: Option<u32>,
-    /// Time between those tries [default: 60s]
+    /// Time between two retries [default: 60s]
     #[arg(long, value_name = "TIME")]
     pub(crate) load_retry_interval: Option<TimeSpan>,
-    /// Where converted foreign models are kept while they serve [default: the user's cache directory]
+    /// Directory of converted models [default: the user's cache directory]
     #[arg(long, value_name = "DIR")]
     pub(crate) cache_dir: Option<PathBuf>,
 }
@@ -197,29 +200,30 @@ pub(crate) struct LifecycleOptions {
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 #[command(next_help_heading = "Recordings")]
 pub(crate) struct AudioOptions {
-    /// Recordings worked on at the same time; the next one is refused [default: 4]
+    /// Maximum recordings in progress; further ones are rejected [default: 4]
     #[arg(long, value_name = "N")]
     pub(crate) recordings: Option<usize>,
-    /// Largest recording [default: 8GiB]
+    /// Maximum size of a recording [default: 8GiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_recording: Option<ByteSize>,
-    /// Largest recording that is stored before it is read, as some files need [default: 2GiB]
+    /// Maximum size of a recording that must be stored before it is read, as some formats need
+    /// [default: 2GiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_spool: Option<ByteSize>,
-    /// Where such recordings are stored meanwhile [default: the system's directory for temporary files]
+    /// Directory of such stored recordings [default: the system's temporary directory]
     #[arg(long, value_name = "DIR")]
     pub(crate) spool_dir: Option<PathBuf>,
-    /// Where enrolled voices are kept; without it nobody can be enrolled
+    /// Directory of enrolled voices; without it no speaker can be enrolled
     #[arg(long, value_name = "DIR")]
     pub(crate) speakers_dir: Option<PathBuf>,
 }
 
-/// `[search]`: collections, and pictures in them.
+/// `[search]`: collections, and images in them.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 #[command(next_help_heading = "Search")]
 pub(crate) struct SearchOptions {
-    /// Directory of the collections, "none" for a server without [default: in the user's data directory]
+    /// Directory of collections, or "none" to serve none [default: in the user's data directory]
     #[arg(long, value_name = "DIR")]
     pub(crate) collections_dir: Option<PathBuf>,
     /// Memory limit for all collections [default: 2GiB]
@@ -228,52 +232,53 @@ pub(crate) struct SearchOptions {
     /// Cache for frequently read records, as a part of --search-memory [default: 256MiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_cache: Option<ByteSize>,
-    /// Bytes of the collections' disk that stay free: with less, changes are refused; 0 is no reserve [default: 1 % of the
-    /// disk, 64MiB to 4GiB, at most 1/8 of it]
+    /// Free space to keep on the collections' disk: with less, changes are rejected; 0 keeps none
+    /// [default: 1 % of the disk, 64MiB to 4GiB, at most 1/8 of it]
     #[arg(long, value_name = "BYTES")]
     pub(crate) search_disk_reserve: Option<ByteSize>,
-    /// Threads that search; 0 is one per core [default: 0]
+    /// Search threads; 0 is one per core [default: 0]
     #[arg(long, value_name = "N")]
     pub(crate) search_threads: Option<usize>,
-    /// Directory or URL of the pictures as they were sent [default: beside the collections]
+    /// Directory or object store URL of original images [default: beside the collections]
     #[arg(long, value_name = "DIR|URL")]
     pub(crate) originals: Option<String>,
-    /// The model that embeds pictures [default: the only one that takes pictures]
+    /// Model that computes image embeddings [default: the only one that takes images]
     #[arg(long, value_name = "NAME")]
     pub(crate) embedding_model: Option<String>,
-    /// Search large segments on a GPU; applies to segments sealed from now on [default: none]
+    /// Search large segments on a GPU; applies to segments built from now on [default: none]
     #[arg(long, value_enum)]
     pub(crate) gpu: Option<GpuUse>,
-    /// Pinned memory for what does not fit the GPU's own [default: 0]
+    /// Pinned host memory for codes that do not fit the GPU's memory [default: 0]
     #[arg(long, value_name = "BYTES")]
     pub(crate) gpu_pinned: Option<ByteSize>,
-    /// What callers of collections and pictures must show; better in the variable, where others cannot see it
+    /// Key for calls to collections and images. Prefer the variable MILLPOND_API_KEY, which other
+    /// users cannot read
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
 }
 
-/// Whether a GPU is used.
+/// Use of a GPU.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum GpuUse {
-    /// Everything on the processor
+    /// Search on the processor
     None,
-    /// Large segments on the first GPU; on the processor where there is none, or where it fails
+    /// Search large segments on the first GPU, or on the processor if there is none or it fails
     Auto,
 }
 
-/// The order of load and unload when versions change.
+/// Order of load and unload when versions change.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum TransitionOrder {
-    /// Load the new version, then unload the old: always one that answers, memory for both
+    /// Load the new version, then unload the old: no gap, memory for both
     AvailabilityPreserving,
-    /// Unload the old version, then load the new: memory for one, a gap between them
+    /// Unload the old version, then load the new: memory for one, with a gap
     ResourcePreserving,
 }
 
 impl ServerOptions {
-    /// These, and where they say nothing, `under`'s.
+    /// Returns these values, with `under`'s for unset ones.
     pub(crate) fn over(self, under: ServerOptions) -> ServerOptions {
         ServerOptions {
             host: self.host.or(under.host),
@@ -304,7 +309,7 @@ impl ServerOptions {
 }
 
 impl InferenceOptions {
-    /// These, and where they say nothing, `under`'s.
+    /// Returns these values, with `under`'s for unset ones.
     pub(crate) fn over(self, under: InferenceOptions) -> InferenceOptions {
         InferenceOptions {
             threads: self.threads.or(under.threads),
@@ -317,7 +322,7 @@ impl InferenceOptions {
 }
 
 impl ScheduleFlags {
-    /// These, and where they say nothing, the file's.
+    /// Returns these values, with the file's for unset ones.
     pub(crate) fn over(self, under: ScheduleFile) -> ScheduleFile {
         ScheduleFile {
             max_batch: self.max_batch.or(under.max_batch),
@@ -328,7 +333,7 @@ impl ScheduleFlags {
 }
 
 impl MemoryOptions {
-    /// These, and where they say nothing, `under`'s.
+    /// Returns these values, with `under`'s for unset ones.
     pub(crate) fn over(self, under: MemoryOptions) -> MemoryOptions {
         MemoryOptions {
             parameter_home: self.parameter_home.or(under.parameter_home),
@@ -343,7 +348,7 @@ impl MemoryOptions {
 }
 
 impl LifecycleOptions {
-    /// These, and where they say nothing, `under`'s.
+    /// Returns these values, with `under`'s for unset ones.
     pub(crate) fn over(self, under: LifecycleOptions) -> LifecycleOptions {
         LifecycleOptions {
             poll: self.poll.or(under.poll),
@@ -359,7 +364,7 @@ impl LifecycleOptions {
 }
 
 impl AudioOptions {
-    /// These, and where they say nothing, `under`'s.
+    /// Returns these values, with `under`'s for unset ones.
     pub(crate) fn over(self, under: AudioOptions) -> AudioOptions {
         AudioOptions {
             recordings: self.recordings.or(under.recordings),
@@ -372,7 +377,7 @@ impl AudioOptions {
 }
 
 impl SearchOptions {
-    /// These, and where they say nothing, `under`'s.
+    /// Returns these values, with `under`'s for unset ones.
     pub(crate) fn over(self, under: SearchOptions) -> SearchOptions {
         SearchOptions {
             collections_dir: self.collections_dir.or(under.collections_dir),

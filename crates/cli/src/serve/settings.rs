@@ -1,4 +1,4 @@
-//! Flags, settings file and environment become one set of settings, checked against each other and the disk.
+//! Joins flags, settings file and environment, and checks them against each other and the disk.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,24 +17,24 @@ use crate::exit::{CommandError, CommandResult, ExitStatus, user};
 use crate::layout;
 use crate::values::{ByteSize, ModelSource, TimeSpan, check_name};
 
-/// Threads of one kind.
+/// Maximum number of threads of one kind.
 const THREADS_MAX: usize = 1024;
-/// Requests waiting, or being answered.
+/// Maximum of `--queue` and `--max-requests`.
 const REQUESTS_MAX: usize = 1 << 20;
-/// Connections of one door.
+/// Maximum of `--max-connections`.
 const CONNECTIONS_MAX: usize = 1 << 20;
-/// Recordings worked on at the same time.
+/// Maximum of `--recordings`.
 const RECORDINGS_MAX: usize = 1024;
-/// Bytes of one request: gRPC's own limit of a message.
+/// Maximum of `--max-body`: gRPC's own limit of a message.
 const BODY_BYTES_MAX: u64 = i32::MAX as u64;
-/// Least memory that requests in flight need together.
+/// Minimum of `--request-memory`.
 const REQUEST_MEMORY_MIN: u64 = 1 << 20;
-/// Shortest time between two looks at the directories.
+/// Minimum of `--poll`.
 const POLL_MIN: Duration = Duration::from_millis(10);
-/// Longest time of any kind.
+/// Maximum of all durations.
 const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// Everything `serve` was told, from wherever it was told.
+/// The resolved settings of `serve`.
 #[derive(Debug, Default)]
 pub(super) struct ServeSettings {
     pub(super) server: ServerOptions,
@@ -43,7 +43,7 @@ pub(super) struct ServeSettings {
     pub(super) lifecycle: LifecycleOptions,
     pub(super) audio: AudioOptions,
     pub(super) search: SearchOptions,
-    /// For all models that do not say.
+    /// Scheduling of all models without settings of their own.
     pub(super) schedule: ScheduleOptions,
     pub(super) log_format: LogFormat,
     pub(super) log: String,
@@ -51,17 +51,17 @@ pub(super) struct ServeSettings {
     pub(super) roots: Vec<PathBuf>,
 }
 
-/// One named model.
+/// A model given by name or directory.
 #[derive(Clone, Debug)]
 pub(super) struct ServedModel {
     pub(super) dir: PathBuf,
     pub(super) options: ModelOptions,
 }
 
-/// How the requests of models that do not say are queued, merged and run: flags over `[schedule]`.
+/// Returns the scheduling of models without settings of their own: flags over `[schedule]`.
 ///
 /// # Errors
-/// A usage failure that names the setting.
+/// Returns a usage error that names the setting.
 fn schedule(
     flags: ScheduleFlags,
     file: ScheduleFile,
@@ -76,10 +76,10 @@ fn schedule(
 }
 
 impl ServeSettings {
-    /// Joins and checks.
+    /// Joins and checks all settings.
     ///
     /// # Errors
-    /// A usage failure that names the flag, the key or the directory.
+    /// Returns a usage error that names the flag, the key or the directory.
     pub(super) fn resolve(args: &ServeArgs) -> CommandResult<ServeSettings> {
         let path = args.config.clone().or_else(|| environment::CONFIG.path());
         let file = path.as_deref().map(SettingsFile::read).transpose()?.unwrap_or_default();
@@ -124,7 +124,7 @@ impl ServeSettings {
         Ok(settings)
     }
 
-    /// What will not be served as it lies, and what to do about it.
+    /// Explains which directories will not be served, and what to do.
     pub(super) fn advice(&self) -> Vec<String> {
         let roots = self.roots.iter().flat_map(|root| layout::advice(root, true));
         let models = self.models.iter().flat_map(|(name, model)| {
@@ -185,7 +185,7 @@ impl ServeSettings {
         }
     }
 
-    /// Checks who may do what.
+    /// Checks keys and host names.
     fn check_access(&self) -> CommandResult {
         let server = &self.server;
         for (flag, key) in [("--admin-key", &server.admin_key), ("--api-key", &self.search.api_key)] {
@@ -213,7 +213,7 @@ impl ServeSettings {
         }
     }
 
-    /// Adds a directory as the model or the root that it is.
+    /// Adds a directory as a model or a root.
     fn add(&mut self, source: ModelSource) -> CommandResult {
         let dir = existing(&source.dir)?;
         if source.name.is_none() && !layout::is_model(&dir) {
@@ -234,14 +234,14 @@ impl ServeSettings {
         }
     }
 
-    /// `[models.NAME]`: settings for a model that is there already, or a model of its own.
+    /// Adds `[models.NAME]`: settings of a known model, or a new model.
     fn add_models_of_file(&mut self, models: BTreeMap<String, ModelOptions>) -> CommandResult {
         for (name, options) in models {
             options.schedule.apply(&self.schedule).check().map_err(|error| {
                 CommandError::usage(format!("[models.{name}.schedule]: {}", error.message()))
             })?;
             let dir = match (self.models.get(&name), &options.path) {
-                // The command line's directory wins over the file's, as flags do.
+                // The command line takes precedence over the file, as for flags.
                 (Some(model), _) => model.dir.clone(),
                 (None, Some(path)) => existing(path)?,
                 (None, None) => {
@@ -259,7 +259,7 @@ impl ServeSettings {
     }
 }
 
-/// The directory's real path.
+/// Returns the directory's real path.
 fn existing(dir: &Path) -> CommandResult<PathBuf> {
     let real = std::fs::canonicalize(dir).map_err(|error| {
         let failure = |why: &dyn std::fmt::Display| {
@@ -283,7 +283,7 @@ fn existing(dir: &Path) -> CommandResult<PathBuf> {
     }
 }
 
-/// The failure for a directory that this user may not read.
+/// Returns the error for a directory that this user may not read.
 fn unreadable(dir: &Path) -> CommandError {
     CommandError::usage(format!("cannot read {}: Permission denied", dir.display())).hint(format!(
         "this runs as {}; give that user read and execute permission on the directory and those above it",
@@ -336,7 +336,7 @@ mod tests {
         ServeSettings::resolve(&line.serve).map_err(|failure| failure.message().to_owned())
     }
 
-    /// A root with models "a" (version 1) and "b" (version 2).
+    /// Creates a root with models "a" (version 1) and "b" (version 2).
     fn root() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for version in ["a/1", "b/2", "notes"] {
