@@ -155,24 +155,30 @@ fn help_of_serve_has_the_defaults_that_hold() {
         format!("gRPC port; 0 picks a free one [default: {}]", listeners.grpc_port),
         format!("every interface [default: {}]", listeners.host),
         format!("closed at once [default: {}]", listeners.connections_max),
-        format!("in flight; more are rejected [default: {}]", listeners.requests_max),
-        format!("longest one allowed [default: {}s]", listeners.request_timeout.as_secs()),
-        format!("pieces of a body [default: {}s]", listeners.client_timeout.as_secs()),
-        format!("being answered [default: {}s]", listeners.shutdown_grace.as_secs()),
-        format!("Largest request body [default: {}MiB]", listeners.body_bytes_max >> 20),
+        format!("in flight; further ones are rejected [default: {}]", listeners.requests_max),
+        format!("maximum deadline of a request [default: {}s]", listeners.request_timeout.as_secs()),
+        format!("parts of a body [default: {}s]", listeners.client_timeout.as_secs()),
+        format!("requests in flight [default: {}s]", listeners.shutdown_grace.as_secs()),
+        format!("Maximum size of a request body [default: {}MiB]", listeners.body_bytes_max >> 20),
         format!(
-            "same time; the next one is refused [default: {}]",
+            "recordings in progress; further ones are rejected [default: {}]",
             server::AudioConfig::default().recordings_max
         ),
-        format!("Largest recording [default: {}GiB]", server::AudioConfig::default().bytes_max >> 30),
-        format!("some files need [default: {}GiB]", server::AudioConfig::default().spool_bytes_max >> 30),
-        format!("more requests are rejected [default: {}]", server::DataConfig::default().queue_max),
         format!(
-            "weights are read; \"unlimited\" [default: {}MB]",
+            "Maximum size of a recording [default: {}GiB]",
+            server::AudioConfig::default().bytes_max >> 30
+        ),
+        format!("some formats need [default: {}GiB]", server::AudioConfig::default().spool_bytes_max >> 30),
+        format!(
+            "queueing delay; further ones are rejected [default: {}]",
+            server::DataConfig::default().queue_max
+        ),
+        format!(
+            "reading weights, in bytes per second, or \"unlimited\" [default: {}MB]",
             server::MemoryConfig::default().load_rate / 1_000_000
         ),
         format!(
-            "faulted in; \"unlimited\" [default: {}GiB]",
+            "faulting memory in, in bytes per second, or \"unlimited\" [default: {}GiB]",
             server::MemoryConfig::default().fault_rate >> 30
         ),
     ];
