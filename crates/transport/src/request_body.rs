@@ -94,13 +94,13 @@ impl Body for RequestBody {
 impl BodyReclaim {
     /// Finishes with the body once there is an answer. If the connection cannot be kept, says so in the answer's `headers`.
     pub(crate) async fn finish(self, headers: &mut HeaderMap) {
-        if !headers.contains_key(header::CONNECTION) && !self.is_reusable().await {
+        if !headers.contains_key(header::CONNECTION) && !self.ends_reusable().await {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
     }
 
     /// Returns true if the body was read, is still being read, or its small rest was discarded.
-    async fn is_reusable(self) -> bool {
+    async fn ends_reusable(self) -> bool {
         let rest = self.slot.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(UnreadBody { incoming, begun }) = rest else { return true };
         // The first read would ask a waiting client to send a body that is not wanted.

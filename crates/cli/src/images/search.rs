@@ -96,7 +96,7 @@ fn show_answer(args: &SearchArgs, client: &HttpClient, answer: &Value) -> Comman
         return print("nothing found\n");
     }
     print(&table(results, args.explain))?;
-    if let Some(coverage) = coverage(&answer) {
+    if let Some(coverage) = coverage(answer) {
         print(&format!("{coverage}\n"))?;
     }
     print(&format!("{}\n", stages(answer)))?;

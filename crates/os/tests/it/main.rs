@@ -1,7 +1,5 @@
 //! The crate from outside, with jemalloc as this program's allocator if the feature is on.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
-
 extern crate millpond_os as os;
 
 mod jemalloc;

@@ -239,7 +239,11 @@ impl Subject {
             Step::Extra(value) => {
                 self.extra = json!({"v": value});
                 let extra = self.extra.clone();
-                named.change_extra(|old| Ok(*old = extra)).unwrap();
+                let change = |old: &mut _| {
+                    *old = extra;
+                    Ok(())
+                };
+                named.change_extra(change).unwrap();
             }
             Step::Reopen => {
                 drop(named);
