@@ -43,6 +43,8 @@ fn generate(proto: &Path) -> Result<Files> {
     let scratch = tempfile::tempdir()?;
     tonic_prost_build::configure()
         .build_transport(false)
+        // The server frames and routes calls itself.
+        .build_server(false)
         .bytes(".")
         // Ordered, so that the same message always has the same bytes.
         .btree_map(".")

@@ -11,13 +11,13 @@ use crate::app::App;
 /// Describes these calls in the errors of the access check.
 pub(crate) const ADMIN_CALL: &str = "models are loaded and unloaded";
 
-/// Longest wait for a load or unload that a client asked for; the work itself goes on after that.
+/// Longest wait for a load or unload. The work itself continues after that.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Loads or reloads a model and waits until it serves.
 ///
 /// # Errors
-/// Those of the load, with its reason; what served before still does.
+/// Those of the load, with its reason. The versions that served before still do.
 pub(crate) async fn load(app: &App, name: &str, spec: LoadSpec) -> Result<()> {
     let (sender, receiver) = oneshot::channel();
     app.lifecycle.load(name, spec, Box::new(move |result| drop(sender.send(result))));
@@ -27,7 +27,7 @@ pub(crate) async fn load(app: &App, name: &str, spec: LoadSpec) -> Result<()> {
 /// Unloads a model and waits until its last version is released.
 ///
 /// # Errors
-/// `NotFound` for a model that is not known.
+/// `NotFound` for an unknown model.
 pub(crate) async fn unload(app: &App, name: &str) -> Result<()> {
     let (sender, receiver) = oneshot::channel();
     app.lifecycle.unload(name, Box::new(move |result| drop(sender.send(result))));

@@ -1,5 +1,5 @@
-//! What answers requests, put together: engines, parameter memory, lifecycle, workers. Doors come on top of it (`run`),
-//! or nothing does (`local`).
+//! Composes engines, parameter memory, lifecycle and workers. `run` adds listeners; `local` uses
+//! them inside a program.
 
 use std::sync::Arc;
 
@@ -18,25 +18,25 @@ use crate::observer::MetricsObserver;
 use crate::stats::Stats;
 use crate::warmup::RecordedRequests;
 
-/// Part of the machine's memory that the slot pool may take when nothing is said.
+/// Default limit of the slot pool as a share of the machine's memory.
 const POOL_SHARE: f64 = 0.8;
 
-/// Models, workers and what they count.
+/// Models, workers, and their metrics.
 pub(crate) struct Core {
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) scheduler: Arc<Scheduler>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) stats: Arc<Stats>,
     pub(crate) memory: Arc<ParameterStore>,
-    /// Name and version of the engine that is always there.
+    /// Name and version of ONNX Runtime; empty if it is opened on demand.
     pub(crate) engine_version: String,
 }
 
 impl Config {
-    /// Puts numbers where the thread counts say "as many as fit".
+    /// Replaces thread counts of 0 by numbers for this machine.
     ///
     /// # Errors
-    /// `InvalidArgument` for counts that contradict each other.
+    /// `InvalidArgument` for contradicting counts.
     pub(crate) fn plan_threads(&mut self) -> Result<()> {
         let plan = ThreadPolicy {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
@@ -47,36 +47,39 @@ impl Config {
             oversubscribe: self.data.oversubscribe,
         }
         .plan()?;
-        (self.data.workers, self.data.pin, self.listeners.threads) =
-            (plan.workers, plan.pin, plan.connection_threads);
+        self.data.workers = plan.workers;
+        self.data.pin = plan.pin;
+        self.listeners.threads = plan.connection_threads;
         Ok(())
     }
 }
 
 impl Core {
-    /// Starts the workers and begins to load the models. The threads of all runs together are no more than the workers.
-    /// Thread counts must have been planned.
+    /// Starts the workers and begins to load the models. All runs together use at most as many
+    /// threads as there are workers. Call [`Config::plan_threads`] before.
     ///
     /// # Errors
-    /// `NotFound` or `FailedPrecondition` when ONNX Runtime cannot be used, `InvalidArgument` for settings that
-    /// contradict each other.
+    /// `NotFound` or `FailedPrecondition` if ONNX Runtime cannot be used, `InvalidArgument` for
+    /// contradicting settings.
     pub(crate) fn compose(config: &Config) -> Result<Core> {
         let onnx = OnnxEngine::open(&config.onnxruntime)?;
         let engine_version = format!("{} {}", onnx.name(), onnx.version());
         Core::start(config, vec![Arc::new(onnx), torch(config)], engine_version, Some(config.data.workers))
     }
 
-    /// The same with each engine's library loaded by the first model that needs it, which finds out where it is missing; and
-    /// threads inside runs are on top of the workers, as who asks for them is the one who waits for the answers.
+    /// Starts as [`Core::compose`] does, except that the first model of an engine opens its
+    /// library, and that threads inside runs come on top of the workers: the program that
+    /// configures them is the only client.
     ///
     /// # Errors
-    /// `InvalidArgument` for settings that contradict each other.
+    /// `InvalidArgument` for contradicting settings.
     pub(crate) fn compose_lazily(config: &Config) -> Result<Core> {
         let onnx = LazyOnnxEngine::new(config.onnxruntime.clone());
         Core::start(config, vec![Arc::new(onnx), torch(config)], String::new(), None)
     }
 
-    /// The same with these engines. Runs take no more threads, each and all together, than `run_threads_max`, if there is one.
+    /// Starts with the given engines. `run_threads_max` bounds the threads of each run and of all
+    /// runs together; `None` is no bound.
     pub(crate) fn start(
         config: &Config,
         engines: Vec<Arc<dyn Engine>>,
@@ -84,7 +87,8 @@ impl Core {
         run_threads_max: Option<usize>,
     ) -> Result<Core> {
         let store = parameter_store(&config.memory)?;
-        let (metrics, stats) = (Arc::new(Metrics::default()), Arc::new(Stats::default()));
+        let metrics = Arc::new(Metrics::default());
+        let stats = Arc::new(Stats::default());
         let scheduler = Scheduler::start(&SchedulerConfig {
             workers: config.data.workers,
             queue_max: config.data.queue_max,

@@ -1,4 +1,5 @@
-//! What a server is told. Plain values: `cli` makes them from arguments, environment and files.
+//! The configuration of a server, as plain values. `cli` makes them from arguments, environment and
+//! files.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -10,31 +11,32 @@ use lifecycle::{ModelConfig, ParameterHome, Root};
 use transport::access::{AccessPolicy, Secret};
 use transport::{ByteBudget, ConnectionLimits, RequestLimits};
 
-/// Everything `millpond serve` may be told.
+/// The configuration of `millpond serve`.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where to listen and what to allow there.
+    /// Addresses, access, and limits of connections and requests.
     pub listeners: ListenerConfig,
     /// Threads and queue of the data plane.
     pub data: DataConfig,
     /// Parameter memory.
     pub memory: MemoryConfig,
-    /// Models and their life.
+    /// Models, and how they are loaded.
     pub models: ModelsConfig,
-    /// Where to look for ONNX Runtime.
+    /// Places that may hold the library of ONNX Runtime.
     pub onnxruntime: LibrarySearch,
-    /// Where to look for LibTorch; it is opened when the first TorchScript model is loaded.
+    /// Places that may hold LibTorch. It is opened when the first TorchScript model is loaded.
     pub libtorch: engine::LibrarySearch,
-    /// Recordings.
+    /// Audio.
     pub audio: AudioConfig,
-    /// Collections, and pictures in them.
+    /// Collections and images.
     pub search: SearchConfig,
 }
 
-/// Default of [`ListenerConfig::drain_time`]: clients that keep connections busy send a request every few milliseconds.
+/// Default of [`ListenerConfig::drain_time`]: a busy connection has a request every few
+/// milliseconds.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
 
-/// Sockets and limits.
+/// Addresses, access, and limits of connections and requests.
 #[derive(Clone, Debug)]
 pub struct ListenerConfig {
     /// Address to listen on.
@@ -43,34 +45,35 @@ pub struct ListenerConfig {
     pub http_port: u16,
     /// gRPC port; 0 picks a free one.
     pub grpc_port: u16,
-    /// Names by which clients may know this server, besides `localhost` and its own host name.
+    /// Names of this server in requests, besides `localhost` and the name of the machine.
     pub allowed_hosts: Vec<String>,
-    /// Accept admin calls from other machines too, if they show the admin key.
+    /// Accept admin calls from other machines if they show the admin key.
     pub allow_remote_admin: bool,
-    /// What admin calls must show; `None` is nothing, and then other machines are refused.
+    /// Key of admin calls. Without one, other machines are refused.
     pub admin_key: Option<Secret>,
     /// Largest request body in bytes.
     pub body_bytes_max: usize,
-    /// Open connections a door holds; the next one is closed at once.
+    /// Most open connections of a listener. A further one is closed at once.
     pub connections_max: usize,
-    /// Requests being answered at the same time on all doors.
+    /// Most requests that are answered at the same time.
     pub requests_max: usize,
-    /// Bytes that all requests in flight may hold together, from the body to the unsent answer; `None` is an eighth of
-    /// the memory of the machine or container, from 256 MiB to 8 GiB.
+    /// Most bytes that all requests in flight hold together, from the body to the unsent answer.
+    /// `None` is an eighth of the memory of the machine or container, from 256 MiB to 8 GiB.
     pub request_memory_bytes: Option<u64>,
-    /// A request without a deadline of its own gets this one; also the longest allowed.
+    /// Deadline of a request without one, and the longest deadline of any request.
     pub request_timeout: Duration,
-    /// How long a client may take to send its headers, and between two pieces of its body.
+    /// Longest time for the headers of a request, and between two pieces of its body.
     pub client_timeout: Duration,
-    /// The time within which a client must take the next part of a large answer; see `answers`.
+    /// Time in which a client must read at least 256 KiB of a large answer.
     pub answer_window: Duration,
-    /// How long shutdown waits for requests that are being answered.
+    /// Longest wait for running requests at shutdown.
     pub shutdown_grace: Duration,
-    /// How much of that time idle HTTP/1.1 connections stay open for a request that is on its way.
+    /// Part of that time in which idle HTTP/1.1 connections stay open for a request on its way.
     pub drain_time: Duration,
-    /// Threads that receive, decode and encode.
+    /// Threads of connections, which receive, decode and encode. 0 is one per core.
     pub threads: usize,
-    /// Predict answers over gRPC with `tensor_content` instead of the typed fields (`float_val` and so on).
+    /// Answer Predict over gRPC with `tensor_content` instead of the typed fields (`float_val`
+    /// etc.).
     pub tfs_tensor_content: bool,
 }
 
@@ -121,7 +124,8 @@ impl ListenerConfig {
         }
     }
 
-    /// Returns the bytes that requests in flight may hold: the setting, or the default for this machine.
+    /// Returns the bytes that requests in flight may hold: the setting, or the default for this
+    /// machine.
     pub(crate) fn request_memory(&self) -> u64 {
         let machine = || os::process::machine().map_or(0, |machine| machine.total);
         self.request_memory_bytes.unwrap_or_else(|| ByteBudget::default_bytes(machine()))
@@ -141,15 +145,15 @@ impl Config {
     }
 }
 
-/// The data plane.
+/// Workers and their queue.
 #[derive(Clone, Debug)]
 pub struct DataConfig {
     /// Inference workers; 0 is one per core.
     pub workers: usize,
-    /// Merged batches of one model at the same time, as the models' settings have it where they do not say; 0 is
-    /// as many as there are workers. Here it is only checked.
+    /// Most merged batches of one model at the same time, for models whose settings do not say. 0
+    /// is the number of workers. It is only checked here.
     pub runtime_threads: usize,
-    /// Requests of one model waiting for a worker; the next one is refused.
+    /// Most queued requests of one model. A further one is refused.
     pub queue_max: usize,
     /// Pin worker i to core i.
     pub pin: bool,
@@ -166,15 +170,15 @@ impl Default for DataConfig {
 /// Parameter memory.
 #[derive(Clone, Debug)]
 pub struct MemoryConfig {
-    /// Where parameters live.
+    /// The kind of memory that holds parameters.
     pub home: ParameterHome,
     /// Largest size of the slot pool; `None` is 80 % of the machine's memory.
     pub pool_bytes_max: Option<u64>,
-    /// Room kept for an incoming version; `None` is the largest version served.
+    /// Bytes kept free for an incoming version; `None` is the size of the largest served version.
     pub swap_reserve: Option<u64>,
-    /// Bytes per second at which weights are read; 0 is unlimited.
+    /// Rate of reading weights in bytes per second; 0 is unlimited.
     pub load_rate: u64,
-    /// Bytes per second at which fresh slots are faulted in; 0 is unlimited.
+    /// Rate of faulting fresh slots in, in bytes per second; 0 is unlimited.
     pub fault_rate: u64,
     /// Ask for 2 MiB pages.
     pub huge_pages: bool,
@@ -196,43 +200,44 @@ impl Default for MemoryConfig {
     }
 }
 
-/// Models and their life.
+/// Models, and how they are loaded.
 #[derive(Clone, Debug)]
 pub struct ModelsConfig {
     /// Named models.
     pub models: Vec<ModelConfig>,
     /// Directories whose subdirectories are models.
     pub roots: Vec<Root>,
-    /// Time between two looks at the directories.
+    /// Time between two scans of the directories.
     pub poll: Duration,
     /// Threads that load.
     pub load_threads: usize,
     /// Threads that release.
     pub unload_threads: usize,
-    /// Tries after the first that fails.
+    /// Retries of a failed load.
     pub load_retries: u32,
-    /// Time between tries.
+    /// Time between retries.
     pub load_retry_interval: Duration,
-    /// Loaders run at idle priority.
+    /// Load at idle priority.
     pub background: bool,
-    /// Where converted foreign models are kept while they serve.
+    /// Directory of converted models while they are served.
     pub cache_dir: PathBuf,
-    /// The program that converts foreign models (this binary) and its leading arguments.
+    /// The program that converts models (this binary) and its leading arguments.
     pub converter: (PathBuf, Vec<String>),
 }
 
-/// Recordings: limits and places.
+/// Audio: limits and directories.
 #[derive(Clone, Debug)]
 pub struct AudioConfig {
-    /// Recordings being listened to at the same time; the next one is refused.
+    /// Most recordings that are processed at the same time. A further one is refused.
     pub recordings_max: usize,
-    /// Bytes that one recording may have.
+    /// Largest recording in bytes.
     pub bytes_max: u64,
-    /// Bytes of one recording that may lie in a temporary file, where its format or its sender wants that.
+    /// Largest recording in bytes that goes to a temporary file, as its format or its client
+    /// requires.
     pub spool_bytes_max: u64,
-    /// Directory of those files, which have no name there; `None` is the system's.
+    /// Directory of these files, which are unnamed; `None` is the system's temporary directory.
     pub spool_dir: Option<PathBuf>,
-    /// Directory of the enrolled speakers, one file a recogniser; `None`: nobody can be enrolled.
+    /// Directory of the enrolled speakers, with one file per recogniser; `None` disables enrolment.
     pub speakers_dir: Option<PathBuf>,
 }
 
@@ -248,37 +253,39 @@ impl Default for AudioConfig {
     }
 }
 
-/// Collections: where they are, and what they may take.
+/// Collections and images: directories and limits.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SearchConfig {
-    /// Directory of the collections; `None`: there are none, and doors say how to change that.
+    /// Directory of the collections; `None` serves none.
     pub directory: Option<PathBuf>,
-    /// Whether the server does not start without the directory: it was asked for. Otherwise it starts without collections.
+    /// True if the server must not start without the directory. Otherwise it starts without
+    /// collections.
     pub required: bool,
-    /// Memory of all collections together, which is never passed.
+    /// Most bytes of memory of all collections together.
     pub memory_bytes: u64,
-    /// How much of it caches what is read most of the records on the medium.
+    /// Part of that memory which caches the most read records.
     pub cache_bytes: u64,
-    /// Bytes of the collections' disk that stay free; `None` is a share of it, 0 is no reserve.
+    /// Bytes of the collections' disk that stay free; `None` is a share of the disk, 0 is no
+    /// reserve.
     pub disk_reserve: Option<u64>,
     /// Threads that search; 0 is one per core.
     pub threads: usize,
-    /// Directory or URL of pictures as they were sent; `None` is a directory beside the collections.
+    /// Directory or URL of the original images; `None` is a directory beside the collections.
     pub originals: Option<String>,
-    /// What the place of a URL is told besides: names and values as its provider's own variables have them, in lower case.
+    /// Options of that URL: names and values of the provider's own variables, in lower case.
     pub originals_options: Vec<(String, String)>,
-    /// The model that embeds pictures; `None` is the only served model whose input looks like pictures.
+    /// Model that embeds images; `None` is the only served model whose input can be an image.
     pub embedding_model: Option<String>,
     /// Most collections.
     pub collections_max: usize,
-    /// What callers of the routes of collections and pictures must show; `None`: nothing.
+    /// Key of the routes of collections and images; `None` wants no key.
     pub api_key: Option<String>,
-    /// The GPU that large segments are ranked on; `None`: all is done by the processor.
+    /// GPU that ranks large segments; `None` uses the processor only.
     pub gpu: Option<search::coarse::device::Options>,
 }
 
 impl std::fmt::Debug for SearchConfig {
-    /// Without keys, which would end up in a log.
+    /// Leaves out keys, which would end up in a log.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
             .debug_struct("SearchConfig")

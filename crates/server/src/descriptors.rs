@@ -1,6 +1,7 @@
 //! Shares the limit of open files among listeners and collections.
 
-/// Descriptors that the server needs besides connections and collections: files, timers, signals, engines.
+/// Descriptors that the server needs besides connections and collections: files, timers, signals,
+/// engines.
 const OWN_MAX: u64 = 256;
 /// Descriptors that a collection is counted with: its logs and its segments.
 const PER_COLLECTION: u64 = 4;
@@ -16,8 +17,8 @@ pub struct DescriptorPlan {
     pub collections_max: usize,
 }
 
-/// Shares `limit` descriptors among the server itself, its collections and the connections of both listeners, each of
-/// which wants `connections_max`.
+/// Shares `limit` descriptors among the server itself, its collections and the connections of both
+/// listeners, each of which wants `connections_max`.
 pub fn plan(limit: u64, connections_max: usize) -> DescriptorPlan {
     let left = limit - OWN_MAX.min(limit / 4);
     let collections = (COLLECTIONS_MAX as u64 * PER_COLLECTION).min(left / 4);

@@ -1,4 +1,4 @@
-//! `/metrics`: mirrors the state of the components into gauges, then encodes.
+//! Serves `/metrics`: copies the state of the components into gauges, then encodes all metrics.
 
 use std::sync::{Arc, LazyLock, PoisonError};
 use std::time::Instant;
@@ -15,29 +15,29 @@ use schedule::{BATCH_SIZE_BOUNDS, Snapshot};
 use crate::app::App;
 use crate::threads;
 
-/// The content type of the exposition.
+/// Content type of OpenMetrics.
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The content type of the older text format.
+/// Content type of the older text format.
 pub(crate) const CLASSIC_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// When this program began to serve, in seconds since the epoch.
+/// Start of the process in seconds since the epoch.
 static STARTED: LazyLock<f64> = LazyLock::new(|| {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0.0, |since| since.as_secs_f64())
 });
 
-/// Takes this moment for the start of the process; only the first call counts.
+/// Sets the start of the process to now. Later calls change nothing.
 pub(crate) fn started() {
     LazyLock::force(&STARTED);
 }
 
-/// Whether a scraper asks for the older text format and not for OpenMetrics.
+/// Returns true if a scraper accepts the older text format and not OpenMetrics.
 pub(crate) fn wants_classic(accept: &str) -> bool {
     accept.contains("text/plain") && !accept.contains("openmetrics-text")
 }
 
-/// Returns `exposition`, which is OpenMetrics, in the older text format: counters are declared by the names of their
+/// Converts OpenMetrics to the older text format: counters are declared by the names of their
 /// samples, and units and exemplars are left out.
 pub(crate) fn classic(exposition: &str) -> String {
     let mut text = String::with_capacity(exposition.len());
@@ -68,7 +68,7 @@ pub(crate) fn classic(exposition: &str) -> String {
     text
 }
 
-/// The exposition, as of now.
+/// Returns the current metrics as OpenMetrics.
 pub(crate) fn exposition(app: &App) -> String {
     let _alone = app.scrape.lock().unwrap_or_else(PoisonError::into_inner);
     windows(app);
@@ -105,7 +105,7 @@ pub(crate) fn exposition(app: &App) -> String {
     text
 }
 
-/// Collections and pictures; nothing where there is no directory of collections yet.
+/// Sets the gauges of images, and of collections if they are open.
 fn collections(app: &App) {
     let images = &app.metrics.images;
     let level = |family: &Family<KindLabels, metrics::Level>, kind: &'static str, value: u64| {
@@ -152,7 +152,7 @@ fn collections(app: &App) {
     }
 }
 
-/// What the exact stage keeps in memory, and how often it was of use.
+/// Sets the gauges of the caches of the exact stage.
 fn search_cache(stats: &search::registry::RegistryStats, level: &dyn Fn(&'static str, u64)) {
     let records = stats.cache.unwrap_or_default();
     level("record_lookups", records.lookups);
@@ -168,7 +168,7 @@ fn search_cache(stats: &search::registry::RegistryStats, level: &dyn Fn(&'static
     level("blocks_max", blocks.blocks_max);
 }
 
-/// Rebuilt whole, as states are.
+/// Rebuilds the metrics of the scheduler, so that a removed model leaves no series.
 fn scheduling(metrics: &Scheduling, snapshot: &Snapshot) {
     metrics.clear();
     for model in &snapshot.models {
@@ -231,13 +231,13 @@ fn memory(app: &App) {
         set("heap_allocated", heap.allocated);
         set("heap_resident", heap.resident);
     }
-    // Looked for anew each time: the limit of a running container can be changed.
+    // Read each time: the limit of a running container can change.
     let quota = CpuQuota::of_this_process();
     app.metrics.cpu_limit_cores.set(quota.map_or(0.0, |quota| quota.cores));
     app.metrics.cpu_throttled_seconds.set(quota.map_or(0.0, |quota| quota.throttled.as_secs_f64()));
 }
 
-/// States and bytes are rebuilt whole, so that a version that is gone leaves no series behind.
+/// Rebuilds the gauges of versions, so that a released version leaves no series.
 fn versions(app: &App) {
     app.metrics.model_state.clear();
     app.metrics.parameter_bytes.clear();

@@ -1,8 +1,8 @@
-//! The composition root: joins memory, engines, lifecycle and scheduler, and opens the doors.
+//! The composition root: joins memory, engines, lifecycle and scheduler, and listens.
 //!
-//! The only crate that knows HTTP and gRPC and the only one with an async runtime. A door decodes, [`app`] finds the
-//! version, checks, queues and counts, a door encodes. Handlers never block: inference runs on the scheduler's
-//! workers, loading on the lifecycle's threads, and both answer through a channel.
+//! A handler decodes, [`app`] finds the version, checks, queues and counts, and the handler
+//! encodes. Handlers never block: inference runs on the scheduler's workers, loading on the
+//! lifecycle's threads, and both answer through a channel.
 
 mod admin;
 mod app;

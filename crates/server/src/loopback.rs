@@ -1,4 +1,4 @@
-//! For tests: the doors as clients meet them, over a socket, with an engine handed in behind real workers.
+//! A server for tests: real sockets and workers around an engine of the test.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -19,7 +19,7 @@ use crate::config::{
 use crate::{grpc, http};
 use transport::{HttpVersion, Listener};
 
-/// How long anything may take.
+/// Longest wait of a test.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// A server in this process, stopped when dropped.
@@ -65,7 +65,7 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
 }
 
 impl Loopback {
-    /// Serves once every model is loaded or has failed.
+    /// Starts a server and waits until every model is loaded or has failed.
     pub(crate) fn start(config: &Config, engine: Arc<dyn Engine>) -> Loopback {
         let core = Core::start(config, vec![engine], "fake 1".to_owned(), Some(2)).unwrap();
         assert!(core.lifecycle.wait_settled(WAIT_MAX));
@@ -100,7 +100,7 @@ impl Loopback {
         Loopback { app, address, grpc: grpc_address, stop, runtime: Some(runtime) }
     }
 
-    /// As a signal does.
+    /// Stops the server as a signal does.
     pub(crate) fn stop(&self) {
         self.stop.send_replace(true);
     }
@@ -111,7 +111,7 @@ impl Loopback {
         stream
     }
 
-    /// Sends a request whole, and then reads its answer whole. `headers` are lines that end in CR LF.
+    /// Sends a whole request and reads its whole answer. `headers` are lines that end in CR LF.
     pub(crate) fn ask(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
         let mut stream = self.connect();
         let (address, length) = (self.address, body.len());
@@ -137,7 +137,7 @@ impl Drop for Loopback {
     }
 }
 
-/// Status, head and body; a body in chunks is joined, and must be whole.
+/// Status, head and body of a complete answer. A chunked body is joined.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) head: String,
@@ -177,7 +177,8 @@ impl Answer {
     }
 }
 
-/// That an OpenAPI description has the routes of a door's source and no others, and that its references lead somewhere.
+/// Asserts that an OpenAPI description has exactly the routes in `source`, and that its references
+/// resolve.
 #[track_caller]
 pub(crate) fn describes(openapi: &str, source: &str) {
     let described: Value = serde_json::from_str(openapi).unwrap();

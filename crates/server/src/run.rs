@@ -1,4 +1,4 @@
-//! Start, serve, stop.
+//! Starts the server, serves, and stops.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,9 +19,9 @@ use crate::{grpc, http, page};
 /// Serves until SIGTERM or SIGINT, then stops gracefully.
 ///
 /// # Errors
-/// `Unavailable` when a port is taken, `NotFound` or `FailedPrecondition` when ONNX Runtime cannot be used,
-/// `InvalidArgument` for settings that contradict each other. Models that fail to load are no error here: their
-/// state says why.
+/// `Unavailable` if a port is taken, `NotFound` or `FailedPrecondition` if ONNX Runtime cannot be
+/// used, `InvalidArgument` for contradicting settings. Models that fail to load are no error here:
+/// their state says why.
 pub fn run(mut config: Config) -> Result<()> {
     config.plan_threads()?;
     share_descriptors(&mut config);
@@ -57,7 +57,8 @@ pub fn run(mut config: Config) -> Result<()> {
     served
 }
 
-/// Opens the GPU before any collection is, where that was asked for; without one the processor does its work.
+/// Opens the GPU if the configuration asks for one. Runs before any collection is opened. Without a
+/// GPU the processor does its work.
 fn start_gpu(config: &Config) {
     let Some(options) = &config.search.gpu else { return };
     match search::coarse::device::start(options) {
@@ -76,11 +77,13 @@ async fn serve(
     let listener = |socket: std::net::TcpListener| {
         TcpListener::from_std(socket).map_err(|e| Error::internal(format!("listener: {e}")))
     };
-    let (http, grpc) = (listener(http)?, listener(grpc)?);
+    let http = listener(http)?;
+    let grpc = listener(grpc)?;
     let address = |socket: &TcpListener| {
         socket.local_addr().map(|a| a.to_string()).map_err(|e| Error::internal(format!("listener: {e}")))
     };
-    let (http_address, grpc_address) = (address(&http)?, address(&grpc)?);
+    let http_address = address(&http)?;
+    let grpc_address = address(&grpc)?;
     let (stop, stopped) = watch::channel(false);
     let http_listener = Listener {
         name: "http",
@@ -109,7 +112,7 @@ async fn serve(
     signals.wait().await;
     tracing::info!("stopping: no new connections, finishing what is in flight");
     app.stop();
-    // Receivers are the doors; when they have gone already there is nothing left to stop.
+    // Fails if both listeners have ended already, and then there is nothing to stop.
     let _ = stop.send(true);
     for listener in listeners {
         if let Err(error) = listener.await {
@@ -119,7 +122,8 @@ async fn serve(
     Ok(())
 }
 
-/// Programs that start a server read this line for the ports; that nobody reads is no reason to stop.
+/// Prints the line from which programs that start a server read the ports. A closed output is no
+/// error.
 fn announce(line: &str) {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
@@ -144,13 +148,13 @@ fn share_descriptors(config: &mut Config) {
     config.search.collections_max = config.search.collections_max.min(collections_max);
 }
 
-/// Says what anyone may do on a server that other machines reach and that wants no key.
+/// Warns if other machines reach the server and it wants no key.
 fn warn_if_open(config: &Config) {
     let host = config.listeners.host;
     if !host.is_loopback() && config.search.api_key.is_none() {
         tracing::warn!(
             %host,
-            "anyone who reaches this address can run models, read metrics, pictures and collections, and change and \
+            "anyone who reaches this address can run models, read metrics, images and collections, and change and \
              delete collections: no API key is set; give --api-key KEY (or MILLPOND_API_KEY), or --host 127.0.0.1"
         );
     }

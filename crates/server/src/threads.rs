@@ -1,11 +1,11 @@
-//! The process's threads by name: how many, and the processor time they have used.
+//! Counts the process's threads and their processor time by name.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Threads looked at; more are not counted.
+/// Most threads that are counted.
 const THREADS_READ_MAX: usize = 4096;
-/// Kinds that metrics tell apart: the names of Millpond's threads without their numbers, and all others.
+/// Kinds in metrics: the names of Millpond's threads without their numbers, and "other".
 pub(crate) const KINDS: [&str; 13] = [
     "connection",
     "decoder",
@@ -22,15 +22,15 @@ pub(crate) const KINDS: [&str; 13] = [
     "other",
 ];
 
-/// By name without its number: how many threads, and the ticks (of USER_HZ) they have used.
+/// Number of threads and their ticks (of USER_HZ), by name without number.
 pub(crate) type Named = BTreeMap<String, (usize, u64)>;
 
-/// The threads now; empty where /proc cannot be read.
+/// Reads the current threads; empty if /proc cannot be read.
 pub(crate) fn named() -> Named {
     read(Path::new("/proc/self/task"))
 }
 
-/// How many threads there are of each of [`KINDS`].
+/// Counts the threads of each of [`KINDS`].
 pub(crate) fn count() -> [u64; KINDS.len()] {
     let mut counts = [0; KINDS.len()];
     for (name, (count, _)) in named() {
@@ -39,7 +39,7 @@ pub(crate) fn count() -> [u64; KINDS.len()] {
     counts
 }
 
-/// Index of a name's kind in [`KINDS`].
+/// Returns the index of a name's kind in [`KINDS`].
 fn kind(name: &str) -> usize {
     KINDS.iter().position(|known| *known == name).unwrap_or(KINDS.len() - 1)
 }
@@ -51,12 +51,14 @@ fn read(tasks: &Path) -> Named {
         let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else { continue };
         let Some((name, ticks)) = parse(&stat) else { continue };
         let kind = named.entry(name).or_default();
-        (kind.0, kind.1) = (kind.0 + 1, kind.1 + ticks);
+        kind.0 += 1;
+        kind.1 += ticks;
     }
     named
 }
 
-/// The name without its number, and the ticks used: "12 (worker-3) S ..., user time, system time, ...".
+/// Parses a line of /proc, "12 (worker-3) S ... USER_TIME SYSTEM_TIME ...", into the name without
+/// number and the ticks used.
 fn parse(stat: &str) -> Option<(String, u64)> {
     let (head, tail) = stat.rsplit_once(") ")?;
     let (_, name) = head.split_once('(')?;

@@ -1,4 +1,5 @@
-//! Reads request bodies within limits of size, of the time between two pieces, and of the whole time.
+//! Reads request bodies within limits of size, of the time between two pieces, and of the whole
+//! time.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -45,7 +46,8 @@ impl BodyLimits {
 pub struct BodyAccounting<'a> {
     /// Grows with the body.
     pub reservation: Reservation,
-    /// Permits for bodies that do not arrive at once; `None` if the number of connections bounds them.
+    /// Permits for bodies that do not arrive at once; `None` if the number of connections bounds
+    /// them.
     pub receive_permits: Option<&'a ReceivePermits>,
 }
 
@@ -92,13 +94,13 @@ pub fn poll_within<B: Body + Unpin>(
     }
 }
 
-/// Reads a whole body, whose length may be `announced`. A body of one piece is not copied. The returned bytes hold their
-/// part of the budget.
+/// Reads a whole body, whose length may be `announced`. A body of one piece is not copied. The
+/// returned bytes hold their part of the budget.
 ///
 /// # Errors
-/// `TooLarge` as soon as the announced or the received length exceeds the limit, `ClientTimeout` if the client stalls or
-/// takes too long, `InvalidArgument` if the body breaks off, `ResourceExhausted` if the budget is used up or too many
-/// bodies are awaited.
+/// `TooLarge` as soon as the announced or the received length exceeds the limit, `ClientTimeout` if
+/// the client stalls or takes too long, `InvalidArgument` if the body breaks off,
+/// `ResourceExhausted` if the budget is used up or too many bodies are awaited.
 pub async fn read<B>(
     body: B,
     announced: Option<u64>,
@@ -113,8 +115,8 @@ where
     read_framed(body, |_| announced, limits, accounting).await
 }
 
-/// Reads a whole body as [`read`] does. `length_of` returns the length of a body that begins with the given bytes, if they
-/// tell it.
+/// Reads a whole body as [`read`] does. `length_of` returns the length of a body that begins with
+/// the given bytes, if they tell it.
 ///
 /// # Errors
 /// Those of [`read`].

@@ -1,9 +1,10 @@
 //! One budget of bytes for all requests in flight.
 //!
-//! A request's cost is not its length: a small compressed body can become a large message, and a small message a large
-//! answer. Handlers therefore reserve bytes before they allocate: for the body, the body after decompression, the
-//! decoded message, tensors, decoded images, and the answer until it is sent. A reservation that exceeds the budget is
-//! refused. The budget never blocks: a refusal is immediate and says when to try again.
+//! A request's cost is not its length: a small compressed body can become a large message, and a
+//! small message a large answer. Handlers therefore reserve bytes before they allocate: for the
+//! body, the body after decompression, the decoded message, tensors, decoded images, and the answer
+//! until it is sent. A reservation that exceeds the budget is refused. The budget never blocks: a
+//! refusal is immediate and says when to try again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,8 +15,8 @@ use base::{Error, Result};
 use bytes::Bytes;
 use metrics::{KindLabels, Metrics};
 
-/// Bytes that a request may allocate without a reservation, for each of its parts. The number of requests bounds them:
-/// 1,024 requests (the default of --max-requests) of at most 4 KiB a part.
+/// Bytes that a request may allocate without a reservation, for each of its parts. The number of
+/// requests bounds them: 1,024 requests (the default of --max-requests) of at most 4 KiB a part.
 pub const FREE_BYTES_MAX: u64 = 4 << 10;
 /// Default budget as a share of the memory of the machine or container.
 const DEFAULT_SHARE: f64 = 0.125;
@@ -40,7 +41,8 @@ impl ByteBudget {
         Arc::new(ByteBudget { max, used: AtomicU64::new(0), peak: AtomicU64::new(0), metrics })
     }
 
-    /// Returns the default budget in bytes for `memory` bytes of machine or container: an eighth, from 256 MiB to 8 GiB.
+    /// Returns the default budget in bytes for `memory` bytes of machine or container: an eighth,
+    /// from 256 MiB to 8 GiB.
     pub fn default_bytes(memory: u64) -> u64 {
         ((memory as f64 * DEFAULT_SHARE) as u64).clamp(DEFAULT_MIN, DEFAULT_MAX)
     }
@@ -48,7 +50,8 @@ impl ByteBudget {
     /// Reserves `bytes` until the reservation is dropped.
     ///
     /// # Errors
-    /// `TooLarge` if the budget could never hold `bytes`, `ResourceExhausted` with retry advice if it cannot now.
+    /// `TooLarge` if the budget could never hold `bytes`, `ResourceExhausted` with retry advice if
+    /// it cannot now.
     pub fn reserve(self: &Arc<Self>, bytes: u64) -> Result<Reservation> {
         let mut reservation = self.empty();
         reservation.grow(bytes)?;

@@ -1,7 +1,8 @@
-//! Threads that decode and encode large messages: on a connection's thread they would delay all its connections.
+//! Threads that decode and encode large messages: on a connection's thread they would delay all its
+//! connections.
 //!
-//! Small messages are handled on the connection's thread, which takes microseconds. The queue is unbounded: its entries
-//! belong to admitted requests, and their bytes are counted in the budget.
+//! Small messages are handled on the connection's thread, which takes microseconds. The queue is
+//! unbounded: its entries belong to admitted requests, and their bytes are counted in the budget.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -60,7 +61,8 @@ impl CodecThreads {
     /// Runs `work` on one of the threads.
     ///
     /// # Errors
-    /// Those of `work`; `ResourceExhausted` if no thread runs and none can be started, `Internal` after a panic.
+    /// Those of `work`; `ResourceExhausted` if no thread runs and none can be started, `Internal`
+    /// after a panic.
     pub async fn run<T: Send + 'static>(
         &self,
         step: CodecStep,

@@ -1,8 +1,9 @@
 //! Threads that share nothing: each has its own event queue and keeps the connections it was given.
 //!
-//! A work-stealing runtime passes its one event queue from thread to thread: the thread that takes an event wakes
-//! another one to watch the sockets. That costs two context switches an event and pays off only if handlers run long.
-//! A connection thread waits, handles and waits again (ADR 0006).
+//! A work-stealing runtime passes its one event queue from thread to thread: the thread that takes
+//! an event wakes another one to watch the sockets. That costs two context switches an event and
+//! pays off only if handlers run long. A connection thread waits, handles and waits again (ADR
+//! 0006).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,9 +24,9 @@ struct ConnectionThread {
 
 /// Threads that run connections.
 pub struct ConnectionThreads {
-    workers: Vec<ConnectionThread>,
+    threads: Vec<ConnectionThread>,
     stop: watch::Sender<bool>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    handles: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl ConnectionThreads {
@@ -37,32 +38,32 @@ impl ConnectionThreads {
         let (stop, _) = watch::channel(false);
         let failed =
             |e: std::io::Error| Error::exhausted(format!("the connection threads cannot be started: {e}"));
-        let mut workers = Vec::new();
         let mut threads = Vec::new();
+        let mut handles = Vec::new();
         for _ in 0..count.max(1) {
             let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
             let connections = Arc::new(AtomicUsize::new(0));
-            workers.push(ConnectionThread { handle: runtime.handle().clone(), connections });
+            threads.push(ConnectionThread { handle: runtime.handle().clone(), connections });
             let mut stopped = stop.subscribe();
             let thread = std::thread::Builder::new().name("connection".into()).spawn(move || {
                 // An error means that the sender is gone, which also ends the thread.
                 let _ = runtime.block_on(stopped.wait_for(|stop| *stop)).map(|_| ());
                 runtime.shutdown_timeout(SHUTDOWN_WAIT);
             });
-            threads.push(thread.map_err(failed)?);
+            handles.push(thread.map_err(failed)?);
         }
-        Ok(Arc::new(ConnectionThreads { workers, stop, threads: Mutex::new(threads) }))
+        Ok(Arc::new(ConnectionThreads { threads, stop, handles: Mutex::new(handles) }))
     }
 
     /// Runs a connection on the thread that has the fewest.
     pub fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
-        let Some(worker) =
-            self.workers.iter().min_by_key(|worker| worker.connections.load(Ordering::Relaxed))
+        let Some(thread) =
+            self.threads.iter().min_by_key(|thread| thread.connections.load(Ordering::Relaxed))
         else {
             return;
         };
-        let guard = CountGuard::take(&worker.connections);
-        worker.handle.spawn(async move {
+        let guard = CountGuard::take(&thread.connections);
+        thread.handle.spawn(async move {
             connection.await;
             drop(guard);
         });
@@ -71,7 +72,7 @@ impl ConnectionThreads {
     /// Ends the threads and the tasks that still run on them.
     pub fn shutdown(&self) {
         self.stop.send_replace(true);
-        for thread in std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner)) {
+        for thread in std::mem::take(&mut *self.handles.lock().unwrap_or_else(PoisonError::into_inner)) {
             if thread.join().is_err() {
                 tracing::error!("a connection thread ended by panic");
             }
@@ -108,23 +109,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_are_spread_and_places_come_back() {
-        let workers = ConnectionThreads::start(2).unwrap();
+    fn connections_are_spread_over_the_threads() {
+        let threads = ConnectionThreads::start(2).unwrap();
         let (sender, receiver) = std::sync::mpsc::channel();
         let (release, held) = watch::channel(false);
         for _ in 0..4 {
             let (sender, mut held) = (sender.clone(), held.clone());
-            workers.spawn(async move {
+            threads.spawn(async move {
                 sender.send(std::thread::current().id()).unwrap();
                 held.wait_for(|go| *go).await.unwrap();
             });
         }
-        let threads: Vec<_> = (0..4).map(|_| receiver.recv().unwrap()).collect();
-        let first = threads.iter().filter(|&&id| id == threads[0]).count();
+        let ids: Vec<_> = (0..4).map(|_| receiver.recv().unwrap()).collect();
+        let first = ids.iter().filter(|&&id| id == ids[0]).count();
         assert_eq!(first, 2);
-        assert!(workers.workers.iter().all(|worker| worker.connections.load(Ordering::Relaxed) == 2));
+        assert!(threads.threads.iter().all(|thread| thread.connections.load(Ordering::Relaxed) == 2));
         release.send(true).unwrap();
-        workers.shutdown();
-        assert!(workers.workers.iter().all(|worker| worker.connections.load(Ordering::Relaxed) == 0));
+        threads.shutdown();
+        assert!(threads.threads.iter().all(|thread| thread.connections.load(Ordering::Relaxed) == 0));
     }
 }

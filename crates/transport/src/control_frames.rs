@@ -1,11 +1,13 @@
 //! Limits the control frames of an HTTP/2 connection.
 //!
-//! HTTP/2 lets a client send control frames (SETTINGS, PRIORITY, WINDOW_UPDATE, PING, ...) at no cost to itself, and h2
-//! answers or applies each of them without a limit. A scanner therefore reads the frame headers of both directions.
-//! Control frames spend credit; requests and data earn it, because clients acknowledge data by WINDOW_UPDATE and measure
-//! it by PING. Envoy limits these frames in proportion to streams and data in the same way
-//! (`max_inbound_priority_frames_per_stream` = 100, `max_inbound_window_update_frames_per_data_frame_sent` = 10). Time
-//! earns a little, so that the keepalive of an idle connection never runs out of credit.
+//! HTTP/2 lets a client send control frames (SETTINGS, PRIORITY, WINDOW_UPDATE, PING, ...) at no
+//! cost to itself, and h2 answers or applies each of them without a limit. A scanner therefore
+//! reads the frame headers of both directions. Control frames spend credit; requests and data earn
+//! it, because clients acknowledge data by WINDOW_UPDATE and measure it by PING. Envoy limits these
+//! frames in proportion to streams and data in the same way
+//! (`max_inbound_priority_frames_per_stream` = 100,
+//! `max_inbound_window_update_frames_per_data_frame_sent` = 10). Time earns a little, so that the
+//! keepalive of an idle connection never runs out of credit.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,16 +16,18 @@ use metrics::{KindLabels, Metrics};
 
 /// Credit of a new connection, in control frames.
 const CONTROL_FRAMES_BASE_MAX: u64 = 1000;
-/// Credit of a new stream. Browsers and Node send a PRIORITY for a stream, and clients cancel streams.
+/// Credit of a new stream. Browsers and Node send a PRIORITY for a stream, and clients cancel
+/// streams.
 const CONTROL_FRAMES_PER_STREAM_MAX: u64 = 20;
-/// Credit of one DATA frame to the client: two WINDOW_UPDATEs and a PING are usual. Envoy's default.
+/// Credit of one DATA frame to the client: two WINDOW_UPDATEs and a PING are usual. Envoy's
+/// default.
 const CONTROL_FRAMES_PER_DATA_SENT_MAX: u64 = 10;
 /// Credit of one DATA frame from the client: gRPC clients measure their bandwidth by PING.
 const CONTROL_FRAMES_PER_DATA_RECEIVED_MAX: u64 = 1;
 /// Credit per second of a connection that has no other.
 const CONTROL_FRAMES_PER_SECOND_MAX: u64 = 20;
-/// Largest credit of a connection: two WINDOW_UPDATEs for each DATA frame (16 KiB) of an answer of 2 GiB, and
-/// as many PINGs.
+/// Largest credit of a connection: two WINDOW_UPDATEs for each DATA frame (16 KiB) of an answer of
+/// 2 GiB, and as many PINGs.
 const CREDIT_MAX: u64 = 1 << 19;
 
 /// "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" (RFC 9113 §3.4).
@@ -182,7 +186,8 @@ impl FrameCounter {
         });
     }
 
-    /// Returns a GOAWAY frame with ENHANCE_YOUR_CALM (RFC 9113 §6.8, §7), or `None` within another frame.
+    /// Returns a GOAWAY frame with ENHANCE_YOUR_CALM (RFC 9113 §6.8, §7), or `None` within another
+    /// frame.
     pub(crate) fn go_away(&self) -> Option<[u8; HEADER_BYTES + 8]> {
         let [a, b, c, d] = self.last_stream.to_be_bytes();
         self.sent.at_boundary().then_some([0, 0, 8, 7, 0, 0, 0, 0, 0, a, b, c, d, 0, 0, 0, 0xb])

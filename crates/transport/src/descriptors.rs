@@ -12,7 +12,8 @@ use tokio::net::TcpListener;
 /// Shortest time between two warnings of the same kind.
 const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Raises the soft limit of open files to the hard limit, since the soft limit is only a default. Returns the limit.
+/// Raises the soft limit of open files to the hard limit, since the soft limit is only a default.
+/// Returns the limit.
 pub fn raise() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -50,8 +51,8 @@ impl SpareDescriptor {
         Ok(SpareDescriptor(Some(file)))
     }
 
-    /// Accepts a connection with the reserved descriptor and closes it, so that its client need not wait for a
-    /// timeout. Returns true if there were a connection and a descriptor.
+    /// Accepts a connection with the reserved descriptor and closes it, so that its client need not
+    /// wait for a timeout. Returns true if there were a connection and a descriptor.
     pub(crate) async fn refuse(&mut self, listener: &TcpListener) -> bool {
         self.0 = None;
         let accepted = std::future::poll_fn(|cx| Poll::Ready(listener.poll_accept(cx))).await;
@@ -62,7 +63,8 @@ impl SpareDescriptor {
     }
 }
 
-/// Returns true if an accept failed because no descriptor is left, in this process or in the system.
+/// Returns true if an accept failed because no descriptor is left, in this process or in the
+/// system.
 pub(crate) fn exhausted(error: &std::io::Error) -> bool {
     let code = error.raw_os_error();
     [Errno::MFILE, Errno::NFILE].iter().any(|errno| code == Some(errno.raw_os_error()))
@@ -76,7 +78,8 @@ pub(crate) struct WarningLimiter {
 }
 
 impl WarningLimiter {
-    /// Counts an event at `now`. Returns the number of events since the last warning if it is time for the next.
+    /// Counts an event at `now`. Returns the number of events since the last warning if it is time
+    /// for the next.
     pub(crate) fn count(&mut self, now: Instant) -> Option<u64> {
         self.count += 1;
         if self.last.is_some_and(|last| now.saturating_duration_since(last) < WARNING_INTERVAL) {

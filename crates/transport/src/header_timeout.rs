@@ -1,7 +1,8 @@
 //! A time limit on the head of an HTTP/1.1 request, from its first byte.
 //!
-//! hyper's own limit also runs while a kept-alive connection is idle, so it must be long. This limit starts with the
-//! first byte after the last request and ends when the next request reaches its handler, so it can be short.
+//! hyper's own limit also runs while a kept-alive connection is idle, so it must be long. This
+//! limit starts with the first byte after the last request and ends when the next request reaches
+//! its handler, so it can be short.
 
 use std::io;
 use std::pin::Pin;
@@ -24,7 +25,8 @@ struct HeaderPhase {
     begun: Notify,
 }
 
-/// The state of the limit, shared by the stream, the service and the task that waits for the end of the time.
+/// The state of the limit, shared by the stream, the service and the task that waits for the end of
+/// the time.
 #[derive(Clone, Default)]
 pub struct HeaderTimeout(Arc<HeaderPhase>);
 
@@ -38,7 +40,8 @@ impl HeaderTimeout {
         }
     }
 
-    /// Records that the head is complete. Until the guard is dropped, arriving bytes belong to the body.
+    /// Records that the head is complete. Until the guard is dropped, arriving bytes belong to the
+    /// body.
     pub fn complete(&self) -> AnsweringGuard {
         self.0.answering.fetch_add(1, Ordering::Relaxed);
         let phase = self.0.phase.load(Ordering::Relaxed);
@@ -71,7 +74,8 @@ impl Drop for AnsweringGuard {
     }
 }
 
-/// A stream that reports its reads to a [`HeaderTimeout`], and whose writes fail once the client neither reads nor sends.
+/// A stream that reports its reads to a [`HeaderTimeout`], and whose writes fail once the client
+/// neither reads nor sends.
 ///
 /// Sending counts as progress because many clients read nothing before they have sent everything.
 pub(crate) struct TimedStream<T> {

@@ -1,13 +1,14 @@
 //! Sockets, HTTP/1.1 and HTTP/2 connections, request and response bodies, and their limits.
 //!
 //! # Layers
-//! [`Listener`] accepts connections and runs an HTTP service on them. A handler reads a body through
-//! [`RequestResources`], which counts its bytes in a [`ByteBudget`], and answers with a [`Reply`].
-//! [`upload`] and [`result_stream`] connect a handler with a thread that reads a long body or writes a long answer.
+//! [`Listener`] accepts connections and runs an HTTP service on them. A handler reads a body
+//! through [`RequestResources`], which counts its bytes in a [`ByteBudget`], and answers with a
+//! [`Reply`]. [`upload`] and [`result_stream`] connect a handler with a thread that reads a long
+//! body or writes a long answer.
 //!
 //! # Invariant
-//! Everything a client can make the server hold is bounded: connections, headers, control frames, bytes of bodies and
-//! answers, and the time for each of them.
+//! Everything a client can make the server hold is bounded: connections, headers, control frames,
+//! bytes of bodies and answers, and the time for each of them.
 //!
 //! # Not here
 //! Models, collections and the protocols above HTTP: `server` and the endpoint crates know them.

@@ -1,7 +1,8 @@
 //! Closing an HTTP/1.1 connection so that its client can read the last answer.
 //!
-//! Closing a socket with unread bytes resets the connection, which can destroy an answer on its way. A connection that
-//! ends at a shutdown is therefore closed for writing first and then read until the client closes it.
+//! Closing a socket with unread bytes resets the connection, which can destroy an answer on its
+//! way. A connection that ends at a shutdown is therefore closed for writing first and then read
+//! until the client closes it.
 
 use std::io;
 use std::pin::Pin;
@@ -41,7 +42,8 @@ impl LingeringStream {
 }
 
 impl Linger {
-    /// Discards what the client still sends until it closes, within the limits. Call it after the stream was dropped.
+    /// Discards what the client still sends until it closes, within the limits. Call it after the
+    /// stream was dropped.
     pub(crate) async fn until_closed(self) {
         let incoming = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(incoming) = incoming else { return };

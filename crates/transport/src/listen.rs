@@ -35,7 +35,8 @@ const WRITE_STALL_MAX: Duration = Duration::from_secs(60);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// Most bytes of headers of a request.
 const HEADER_BYTES_MAX: usize = 64 << 10;
-/// Flow-control window of an HTTP/2 stream in bytes: a tensor of some megabytes then needs no round trips.
+/// Flow-control window of an HTTP/2 stream in bytes: a tensor of some megabytes then needs no round
+/// trips.
 const STREAM_WINDOW: u32 = 4 << 20;
 /// Flow-control window of an HTTP/2 connection in bytes.
 const CONNECTION_WINDOW: u32 = 16 << 20;
@@ -51,7 +52,8 @@ pub struct ConnectionLimits {
     pub header_timeout: Duration,
     /// Longest wait for running requests at shutdown.
     pub shutdown_grace: Duration,
-    /// Part of that time in which idle HTTP/1.1 connections stay open for a request that is on its way.
+    /// Part of that time in which idle HTTP/1.1 connections stay open for a request that is on its
+    /// way.
     pub drain_time: Duration,
 }
 
@@ -119,7 +121,8 @@ where
     B::Data: Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    /// Accepts connections until `stop` is true. Then lets running requests finish within the grace time.
+    /// Accepts connections until `stop` is true. Then lets running requests finish within the grace
+    /// time.
     pub async fn serve(self, mut stop: watch::Receiver<bool>) {
         let builder = Arc::new(connection_builder(self.version, self.limits));
         let graceful = GracefulShutdown::new();
@@ -180,7 +183,8 @@ where
         stream: std::net::TcpStream,
         address: SocketAddr,
     ) -> impl Future<Output = ()> + Send + 'static {
-        // Small answers must not wait for more bytes to fill a packet. A failure costs only latency.
+        // Small answers must not wait for more bytes to fill a packet. A failure costs only
+        // latency.
         let _ = stream.set_nodelay(true);
         let header_timeout = HeaderTimeout::default();
         let said_close = Arc::new(AtomicBool::new(false));
@@ -199,8 +203,8 @@ where
         let frames = (self.version == HttpVersion::Http2).then(|| FrameCounter::new(&self.metrics));
         async move {
             let Ok(stream) = TcpStream::from_std(stream) else { return };
-            // The parsers' own timers and their shutdown start with the first byte. A client that never sends one is
-            // timed, and disconnected at a shutdown, here.
+            // The parsers' own timers and their shutdown start with the first byte. A client that
+            // never sends one is timed, and disconnected at a shutdown, here.
             let spoke = tokio::select! {
                 spoke = tokio::time::timeout(IDLE_TIMEOUT, stream.readable()) => matches!(spoke, Ok(Ok(()))),
                 _ = drained.wait_for(|drained| *drained) => false,
@@ -315,8 +319,9 @@ where
 
 /// Ends the connections of a listener and waits until they are closed.
 ///
-/// The server cannot announce the end of an idle HTTP/1.1 connection, and a request may be on its way. The connection is
-/// kept for the drain time: the answer to that request says `connection: close`. HTTP/2 has GOAWAY instead.
+/// The server cannot announce the end of an idle HTTP/1.1 connection, and a request may be on its
+/// way. The connection is kept for the drain time: the answer to that request says `connection:
+/// close`. HTTP/2 has GOAWAY instead.
 async fn end_connections(
     limits: ConnectionLimits,
     version: HttpVersion,

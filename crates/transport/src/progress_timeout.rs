@@ -25,7 +25,8 @@ impl ProgressTimeout {
         ProgressTimeout { piece, total: None, end: None, progressed: false, timer: None }
     }
 
-    /// Allows at most `piece` between two pieces, and `total` from the first wait to the last piece.
+    /// Allows at most `piece` between two pieces, and `total` from the first wait to the last
+    /// piece.
     pub fn new(piece: Duration, total: Duration) -> ProgressTimeout {
         ProgressTimeout { total: Some(total), ..ProgressTimeout::between_pieces(piece) }
     }

@@ -1,10 +1,11 @@
 //! Permits of requests that wait for their body.
 //!
-//! A client that sends a request's head and then nothing must not hold one of the permits of requests being answered: a
-//! thousand of them cost it a thousand packets. A request takes such a permit only once its body is complete. A request
-//! whose body is there, or arrives at once, needs no other permit. A request that has to wait for its body takes a
-//! receive permit, of which there are more, so that requests which never end cannot keep out complete ones. That
-//! concerns HTTP/2, where a connection has many requests; over HTTP/1.1 the number of connections is the limit.
+//! A client that sends a request's head and then nothing must not hold one of the permits of
+//! requests being answered: a thousand of them cost it a thousand packets. A request takes such a
+//! permit only once its body is complete. A request whose body is there, or arrives at once, needs
+//! no other permit. A request that has to wait for its body takes a receive permit, of which there
+//! are more, so that requests which never end cannot keep out complete ones. That concerns HTTP/2,
+//! where a connection has many requests; over HTTP/1.1 the number of connections is the limit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +14,8 @@ use base::Error;
 use metrics::{KindLabels, Metrics};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Receive permits for each request that may be answered. A request that is being received holds a stream and its
-/// bytes, which the memory of requests in flight bounds.
+/// Receive permits for each request that may be answered. A request that is being received holds a
+/// stream and its bytes, which the memory of requests in flight bounds.
 const RECEIVING_PER_ANSWERED_MAX: usize = 16;
 
 /// Longest wait for a body without a permit: a body that was sent with its head arrives within it.

@@ -40,7 +40,8 @@ impl Reply {
         Reply::error_with_body(error, serde_json::json!({ "error": error.message() }).to_string())
     }
 
-    /// Creates a reply of JSON with the status of `error`, and with `retry-after` if the error has advice.
+    /// Creates a reply of JSON with the status of `error`, and with `retry-after` if the error has
+    /// advice.
     pub fn error_with_body(error: &Error, json: impl Into<Bytes>) -> Reply {
         let status =
             StatusCode::from_u16(error.kind().http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);

@@ -1,8 +1,8 @@
 //! A request's body for a handler, and what happens to the part that the handler does not read.
 //!
-//! hyper closes a connection whose request was not read to its end, but only after an answer that promised to keep
-//! it open. So the unread part comes back here. If it is small and arrives at once it is discarded and the connection
-//! stays open; otherwise the answer says `connection: close`.
+//! hyper closes a connection whose request was not read to its end, but only after an answer that
+//! promised to keep it open. So the unread part comes back here. If it is small and arrives at once
+//! it is discarded and the connection stays open; otherwise the answer says `connection: close`.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -45,8 +45,9 @@ struct UnreadBody {
 }
 
 impl RequestBody {
-    /// Wraps the body of a request. `headers` are those of an HTTP/1.1 request, whose unread body must be reclaimed
-    /// unless it is empty. They are `None` for HTTP/2, which has a stream for each request.
+    /// Wraps the body of a request. `headers` are those of an HTTP/1.1 request, whose unread body
+    /// must be reclaimed unless it is empty. They are `None` for HTTP/2, which has a stream for
+    /// each request.
     pub(crate) fn new(incoming: Incoming, headers: Option<&HeaderMap>) -> (RequestBody, Option<BodyReclaim>) {
         let headers = headers.filter(|_| !incoming.is_end_stream());
         let reclaim = headers.map(|headers| BodyReclaim {
@@ -92,7 +93,8 @@ impl Body for RequestBody {
 }
 
 impl BodyReclaim {
-    /// Finishes with the body once there is an answer. If the connection cannot be kept, says so in the answer's `headers`.
+    /// Finishes with the body once there is an answer. If the connection cannot be kept, says so in
+    /// the answer's `headers`.
     pub(crate) async fn finish(self, headers: &mut HeaderMap) {
         if !headers.contains_key(header::CONNECTION) && !self.ends_reusable().await {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));

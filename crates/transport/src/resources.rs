@@ -20,7 +20,8 @@ pub type Shared<S> = axum::extract::State<Arc<S>>;
 
 /// Bytes that a JSON value takes at most besides its text while a list of such values grows.
 const JSON_VALUE_BYTES: u64 = 96;
-/// Bytes that a JSON object takes at most besides its members: a node of a B-tree has room for eleven of them.
+/// Bytes that a JSON object takes at most besides its members: a node of a B-tree has room for
+/// eleven of them.
 const JSON_OBJECT_BYTES: u64 = 704;
 
 /// Limits of requests.
@@ -66,11 +67,12 @@ impl RequestResources {
         }
     }
 
-    /// Admits a request that is about to be answered, until the permit is dropped. A request with a body is admitted
-    /// once its body is complete.
+    /// Admits a request that is about to be answered, until the permit is dropped. A request with a
+    /// body is admitted once its body is complete.
     ///
     /// # Errors
-    /// `ResourceExhausted` with retry advice if [`RequestLimits::requests_max`] requests are being answered.
+    /// `ResourceExhausted` with retry advice if [`RequestLimits::requests_max`] requests are being
+    /// answered.
     pub fn admit(&self) -> Result<OwnedSemaphorePermit> {
         self.answering.clone().try_acquire_owned().map_err(|_| {
             self.metrics.refused.get_or_create(&KindLabels { kind: "requests_max" }).inc();
@@ -82,7 +84,8 @@ impl RequestResources {
         })
     }
 
-    /// Refuses a request before its body is read if none could be answered now, which costs less than receiving it.
+    /// Refuses a request before its body is read if none could be answered now, which costs less
+    /// than receiving it.
     ///
     /// # Errors
     /// Those of [`RequestResources::admit`].
@@ -105,16 +108,19 @@ impl RequestResources {
         }
     }
 
-    /// Reads the body of an HTTP/1.1 request and decompresses it. The returned bytes hold their part of the budget.
+    /// Reads the body of an HTTP/1.1 request and decompresses it. The returned bytes hold their
+    /// part of the budget.
     ///
     /// # Errors
-    /// Those of [`body_reader::read`] and [`decompress::decompress`]; `InvalidArgument` for another compression.
+    /// Those of [`body_reader::read`] and [`decompress::decompress`]; `InvalidArgument` for another
+    /// compression.
     pub async fn read_body(&self, headers: &HeaderMap, body: axum::body::Body) -> Result<Bytes> {
         let coding = decompress::coding(headers)?;
         let announced =
             headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         let bytes_max = self.limits.body_bytes_max;
-        // An HTTP/1.1 connection has one request at a time, so the number of connections bounds these bodies.
+        // An HTTP/1.1 connection has one request at a time, so the number of connections bounds
+        // these bodies.
         let accounting = BodyAccounting { reservation: self.memory.empty(), receive_permits: None };
         let body = body_reader::read(body, announced, self.body_limits(bytes_max, 0), accounting).await?;
         let Some(coding) = coding else { return Ok(body) };
@@ -123,8 +129,8 @@ impl RequestResources {
         self.codec.run(CodecStep::Decompress, decompress).await
     }
 
-    /// Reads a body that becomes a tree of JSON values, and reserves the memory of that tree for as long as the returned
-    /// bytes live.
+    /// Reads a body that becomes a tree of JSON values, and reserves the memory of that tree for as
+    /// long as the returned bytes live.
     ///
     /// # Errors
     /// Those of [`RequestResources::read_body`] and of the budget.
@@ -165,7 +171,8 @@ fn json_tree_bytes_max(json: &[u8]) -> u64 {
     json_values_max(json) * JSON_VALUE_BYTES + objects * JSON_OBJECT_BYTES
 }
 
-/// Returns an upper bound of the number of values in `json`: each but the last stands before a comma or a colon.
+/// Returns an upper bound of the number of values in `json`: each but the last stands before a
+/// comma or a colon.
 pub fn json_values_max(json: &[u8]) -> u64 {
     1 + json.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count() as u64
 }

@@ -1,9 +1,11 @@
-//! Bodies of responses, counted in the budget until the client has read them, and cut off if it reads too slowly.
+//! Bodies of responses, counted in the budget until the client has read them, and cut off if it
+//! reads too slowly.
 //!
-//! A small body is one piece of bytes that holds its reservation until the connection has written it. A large body is
-//! handed to the connection in copied pieces, so that its memory can be freed although the connection still holds a
-//! piece. A task checks it once a window: a client that reads less than [`ANSWER_WINDOW_BYTES_MIN`] bytes in a window
-//! loses the rest. A connection whose client reads nothing at all is closed by its own limit.
+//! A small body is one piece of bytes that holds its reservation until the connection has written
+//! it. A large body is handed to the connection in copied pieces, so that its memory can be freed
+//! although the connection still holds a piece. A task checks it once a window: a client that reads
+//! less than [`ANSWER_WINDOW_BYTES_MIN`] bytes in a window loses the rest. A connection whose
+//! client reads nothing at all is closed by its own limit.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -94,7 +96,8 @@ impl ResponseBody {
         let last = bytes.is_empty();
         unsent.taken += piece.len() as u64;
         drop(unsent);
-        // Without room for the copy the piece goes uncounted: only sent pieces free the memory of the body.
+        // Without room for the copy the piece goes uncounted: only sent pieces free the memory of
+        // the body.
         let piece = match large.budget.reserve(piece.len() as u64) {
             Ok(reservation) => reservation.attach(piece),
             Err(_) => piece,
@@ -149,8 +152,8 @@ impl Body for ResponseBody {
 #[derive(Clone, Copy)]
 pub(crate) struct BodyCounted;
 
-/// Counts the body of a response that its handler has not counted. A body without a length is a stream and stays as it
-/// is.
+/// Counts the body of a response that its handler has not counted. A body without a length is a
+/// stream and stays as it is.
 ///
 /// # Errors
 /// Those of the budget.

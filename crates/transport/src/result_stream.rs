@@ -1,8 +1,10 @@
-//! Long answers: from the thread that writes them to the connection, with a bound on the bytes that wait.
+//! Long answers: from the thread that writes them to the connection, with a bound on the bytes that
+//! wait.
 //!
-//! Results are written while the upload still arrives, and many clients read nothing before they have sent everything.
-//! Results therefore wait here, up to [`RESULTS_BYTES_MAX`]; then the thread waits too, and with it the upload. A client
-//! that reads nothing for [`RESULTS_STALL_MAX`] while the thread waits is cut off, as both would wait for each other.
+//! ResultStream are written while the upload still arrives, and many clients read nothing before
+//! they have sent everything. ResultStream therefore wait here, up to [`RESULTS_BYTES_MAX`]; then
+//! the thread waits too, and with it the upload. A client that reads nothing for
+//! [`RESULTS_STALL_MAX`] while the thread waits is cut off, as both would wait for each other.
 
 use std::collections::VecDeque;
 use std::io;

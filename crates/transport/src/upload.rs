@@ -1,7 +1,8 @@
 //! Long uploads: from the connection to the thread that reads them, piece by piece.
 //!
-//! Pieces wait in a queue of [`PIECES_WAITING_MAX`]. While it is full nothing more is read from the connection, so the
-//! client sends as fast as the thread reads, and memory does not grow with the length of the upload.
+//! Pieces wait in a queue of [`PIECES_WAITING_MAX`]. While it is full nothing more is read from the
+//! connection, so the client sends as fast as the thread reads, and memory does not grow with the
+//! length of the upload.
 
 use std::io::{self, Read};
 use std::sync::{Arc, OnceLock};
@@ -16,10 +17,11 @@ use tokio_stream::StreamExt;
 
 use crate::upload_permits::UploadPermit;
 
-/// Pieces that wait for the thread. The connection's buffer bounds each of them, at some hundred kilobytes.
+/// Pieces that wait for the thread. The connection's buffer bounds each of them, at some hundred
+/// kilobytes.
 const PIECES_WAITING_MAX: usize = 8;
-/// Most bytes of an unwanted rest that are discarded, so that a client which reads only after sending gets its answer
-/// instead of a broken connection.
+/// Most bytes of an unwanted rest that are discarded, so that a client which reads only after
+/// sending gets its answer instead of a broken connection.
 const DISCARD_BYTES_MAX: u64 = 256 << 20;
 /// Longest time for discarding that rest.
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(20);
@@ -76,7 +78,8 @@ impl UploadPieces {
     /// Returns the next piece; `None` after the last.
     ///
     /// # Errors
-    /// `ClientTimeout` if none arrives in time, `Cancelled` if the body breaks off, `InvalidArgument` if it is no form.
+    /// `ClientTimeout` if none arrives in time, `Cancelled` if the body breaks off,
+    /// `InvalidArgument` if it is no form.
     pub async fn next(&mut self, timeout: Duration) -> Result<Option<Bytes>> {
         in_time(timeout, self.piece()).await
     }
@@ -124,12 +127,12 @@ pub struct FormFile {
 }
 
 impl FormFile {
-    /// Reads a form up to its first file; `None` if it has none among its first fields. `content_type` is that of the
-    /// request.
+    /// Reads a form up to its first file; `None` if it has none among its first fields.
+    /// `content_type` is that of the request.
     ///
     /// # Errors
-    /// `InvalidArgument` for a body that is no form, `TooLarge` for a form above the limit, and those of
-    /// [`UploadPieces::next`].
+    /// `InvalidArgument` for a body that is no form, `TooLarge` for a form above the limit, and
+    /// those of [`UploadPieces::next`].
     pub async fn first(content_type: &str, body: Body, limits: UploadLimits) -> Result<Option<FormFile>> {
         let failed = |error: multer::Error| form_error(&error, limits.noun);
         let boundary = multer::parse_boundary(content_type).map_err(failed)?;

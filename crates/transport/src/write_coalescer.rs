@@ -1,9 +1,9 @@
 //! Fewer system calls for an HTTP/2 connection.
 //!
-//! h2 writes a response's data and its trailers in two calls, because it flushes each data frame of 256 bytes or more
-//! before it takes the next frame. It reads into the rest of its own 8 KiB buffer, so most requests take two reads.
-//! A [`WriteCoalescer`] buffers writes until the connection's task has been polled, and reads all bytes that have
-//! arrived at once (ADR 0006).
+//! h2 writes a response's data and its trailers in two calls, because it flushes each data frame of
+//! 256 bytes or more before it takes the next frame. It reads into the rest of its own 8 KiB
+//! buffer, so most requests take two reads. A [`WriteCoalescer`] buffers writes until the
+//! connection's task has been polled, and reads all bytes that have arrived at once (ADR 0006).
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -24,15 +24,17 @@ use crate::progress_timeout::{ProgressTimeout, check_write};
 const COALESCED_BYTES_MAX: usize = 64 << 10;
 /// Most bytes of one read.
 const READ_BYTES_MAX: usize = 64 << 10;
-/// Frames and bytes that a connection reads before it yields to other connections of its thread. A read takes up to
-/// [`READ_BYTES_MAX`] bytes, which may hold 7,000 frames.
+/// Frames and bytes that a connection reads before it yields to other connections of its thread. A
+/// read takes up to [`READ_BYTES_MAX`] bytes, which may hold 7,000 frames.
 const POLL_FRAMES_MAX: usize = 512;
 const POLL_BYTES_MAX: usize = 1 << 20;
 
 thread_local! {
-    /// Receives each read before it is copied on: one per thread, so that idle connections hold no buffer.
+    /// Receives each read before it is copied on: one per thread, so that idle connections hold no
+    /// buffer.
     static READ_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BYTES_MAX]);
-    /// Memory of the last flushed buffer, for the next one: one per thread, as most connections are idle.
+    /// Memory of the last flushed buffer, for the next one: one per thread, as most connections are
+    /// idle.
     static SPARE_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -55,7 +57,8 @@ impl PendingWrites {
                 Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 Ok(count) => self.written += count,
                 Err(error) => {
-                    // The socket has failed; a kept buffer would make every later flush fail the same way.
+                    // The socket has failed; a kept buffer would make every later flush fail the
+                    // same way.
                     self.clear();
                     return Poll::Ready(Err(error));
                 }
@@ -105,8 +108,8 @@ impl Flush {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Runs a connection and writes its buffered bytes after each poll. Returns `None` if the client read nothing for too
-    /// long.
+    /// Runs a connection and writes its buffered bytes after each poll. Returns `None` if the
+    /// client read nothing for too long.
     pub(crate) async fn drive<T>(&self, connection: impl Future<Output = T>) -> Option<T> {
         let mut connection = pin!(connection);
         let mut ended = None;
@@ -120,7 +123,8 @@ impl Flush {
             let drained = self.with(|pending| pending.poll_drain(cx));
             match (drained, ended.take()) {
                 (Poll::Ready(_), Some(output)) => Poll::Ready(Some(output)),
-                // The socket works, but the client does not read; it may still send, which keeps reads going.
+                // The socket works, but the client does not read; it may still send, which keeps
+                // reads going.
                 (Poll::Ready(Err(error)), None) if error.kind() == io::ErrorKind::TimedOut => {
                     Poll::Ready(None)
                 }
@@ -149,8 +153,8 @@ pub(crate) struct WriteCoalescer {
 }
 
 impl WriteCoalescer {
-    /// Splits `stream`. The returned [`Flush`] must drive the connection that uses the stream. A write may wait for
-    /// `stall`. Reads fail once `frames` has seen too many control frames.
+    /// Splits `stream`. The returned [`Flush`] must drive the connection that uses the stream. A
+    /// write may wait for `stall`. Reads fail once `frames` has seen too many control frames.
     pub(crate) fn new(stream: TcpStream, stall: Duration, frames: FrameCounter) -> (WriteCoalescer, Flush) {
         let (incoming, socket) = stream.into_split();
         let progress = ProgressTimeout::between_pieces(stall);

@@ -13,7 +13,7 @@ use prost::Message;
 
 use super::{datatype, tensor::shape_message};
 use crate::tensorflow::TensorShapeProto;
-use crate::tensorflow::serving::{ModelSpec, PredictResponse};
+use crate::tensorflow::serving::ModelSpec;
 use crate::wire;
 
 /// The fields for the elements of a response's tensors.
@@ -71,17 +71,6 @@ pub(crate) struct SharedTensorProto {
     uint64_val: Vec<u64>,
     #[prost(bytes = "bytes", tag = "18")]
     float8_val: Bytes,
-}
-
-impl SharedPredictResponse {
-    /// Converts to the generated message, by encoding and decoding.
-    ///
-    /// # Errors
-    /// `Internal` if the encoded message is no `PredictResponse`, which is a defect of this module.
-    pub fn response(&self) -> base::Result<PredictResponse> {
-        PredictResponse::decode(Bytes::from(self.encode_to_vec()))
-            .map_err(|error| base::Error::internal(format!("the answer cannot be decoded: {error}")))
-    }
 }
 
 pub(super) fn shared_response(

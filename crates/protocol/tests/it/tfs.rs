@@ -133,7 +133,7 @@ fn answers_fill_the_fields_that_tensorflow_serving_fills() {
     let message = |tensor: base::Tensor| {
         let outputs = vec![base::NamedTensor::new("y", tensor)];
         let answer = grpc::encode_predict(&version(), outputs, tfs::TensorFields::Typed);
-        let response = answer.response().unwrap();
+        let response = PredictResponse::decode(answer.encode_to_vec().as_slice()).unwrap();
         response.outputs["y"].clone()
     };
     assert_eq!(message(bytes(DType::F32, &1.5f32.to_le_bytes())).float_val, [1.5]);

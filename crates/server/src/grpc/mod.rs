@@ -1,213 +1,151 @@
-//! The gRPC door: both protocols on one port, told apart by the service's name in the path.
+//! gRPC: both protocols on one port. The path of a call names its service and method.
+//!
+//! Calls are routed and framed here rather than by tonic's server, which is made for streams of
+//! messages: it copies what arrives into a buffer of its own, doubles that buffer before it
+//! decodes, and decodes without a look at what the message becomes. Here a message that arrives in
+//! one piece is weighed and decoded in place (ADR 0006).
 
+mod call;
 mod messages;
 mod oip;
+mod response;
 mod status;
 #[cfg(test)]
 mod tests;
 mod tfs;
-mod unary;
 
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use base::Error;
-use bytes::Bytes;
-use protocol::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
-use protocol::tensorflow::serving::model_service_server::ModelServiceServer;
-use protocol::tensorflow::serving::prediction_service_server::PredictionServiceServer;
-use protocol::weigh::EXPANSION_MAX;
+use protocol::inference as pb;
 use tokio::sync::watch;
 use tonic::body::Body;
-use tonic::server::NamedService;
-use tower::Service;
+use transport::RequestBody;
 
+use self::call::{SmallCall, answer};
 use self::status::grpc_status;
 use crate::app::App;
-use transport::RequestBody;
-use transport::Reservation;
 
-/// Largest message of a call that is no inference, in bytes: what gRPC's own servers take if they are not told otherwise.
-const OTHER_BYTES_MAX: usize = 4 << 20;
+type Request = http::Request<RequestBody>;
+type Response = http::Response<Body>;
+type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
-type OipServer = GrpcInferenceServiceServer<oip::Oip>;
-type PredictServer = PredictionServiceServer<tfs::Tfs>;
-type ModelServer = ModelServiceServer<tfs::Tfs>;
-
-/// The door's service: admission in front, then the services by name.
-/// Once `stopped` says so, streams end after the request that is being answered.
+/// Returns the service of all calls. Streams end after their current request once `stopped` is
+/// true.
 pub(crate) fn service(app: Arc<App>, stopped: watch::Receiver<bool>) -> GrpcService {
-    GrpcService {
-        oip: OipServer::new(oip::Oip { app: app.clone() }).max_encoding_message_size(usize::MAX),
-        predict: PredictServer::new(tfs::Tfs(app.clone())).max_encoding_message_size(usize::MAX),
-        model: ModelServer::new(tfs::Tfs(app.clone())),
-        app,
-        stopped,
-    }
+    GrpcService { app, stopped }
 }
 
-/// Takes a place among the requests being received before a request's body is read.
-///
-/// The services are told apart here rather than by tonic's router, which is made for any set of services: it matches
-/// paths, boxes bodies and clones its handlers for each request.
+/// Answers calls by the service and method that they name.
 #[derive(Clone)]
 pub(crate) struct GrpcService {
     app: Arc<App>,
-    oip: OipServer,
-    predict: PredictServer,
-    model: ModelServer,
-    /// Told when the server stops.
     stopped: watch::Receiver<bool>,
 }
 
-/// The services and the methods that they have here. Triton and TensorFlow Serving have more.
-const METHODS: [(&str, &[&str]); 3] = [
-    (
-        OipServer::NAME,
-        &[
-            "ServerLive",
-            "ServerReady",
-            "ModelReady",
-            "ServerMetadata",
-            "ModelMetadata",
-            "ModelConfig",
-            "ModelInfer",
-            "ModelStreamInfer",
-            "ModelStatistics",
-            "RepositoryIndex",
-            "RepositoryModelLoad",
-            "RepositoryModelUnload",
-        ],
-    ),
-    (PredictServer::NAME, &["Predict", "GetModelMetadata", "Classify", "Regress", "MultiInference"]),
-    (ModelServer::NAME, &["GetModelStatus", "HandleReloadConfigRequest"]),
-];
-
-type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-
-impl GrpcService {
-    /// Answers a call that is no inference by the service that it names.
-    fn route(
-        &mut self,
-        request: http::Request<WholeMessage>,
-    ) -> BoxFuture<Result<http::Response<Body>, Infallible>> {
-        let mut path = request.uri().path().split('/').skip(1);
-        let name = path.next().unwrap_or_default();
-        let method = path.next().unwrap_or_default();
-        if let Some((_, methods)) = METHODS.iter().find(|(service, _)| *service == name)
-            && !methods.contains(&method)
-        {
-            return refused(&Error::unimplemented(format!("{name}/{method} is not offered")));
-        }
-        if name == OipServer::NAME {
-            return self.oip.call(request);
-        }
-        if name == PredictServer::NAME {
-            return self.predict.call(request);
-        }
-        if name == ModelServer::NAME {
-            return self.model.call(request);
-        }
-        let error = Error::unimplemented(format!("there is no gRPC service \"{name}\" here"));
-        refused(&error)
-    }
-}
-
-/// A call's only message, uncompressed, with its prefix.
-type WholeMessage = http_body_util::Full<Bytes>;
-
-/// Reads a call that is no inference, and what its message takes at most of the budget; tonic decodes without counting.
-async fn whole(
-    app: &App,
-    request: http::Request<RequestBody>,
-) -> base::Result<(http::Request<WholeMessage>, Reservation)> {
-    let (mut head, body) = request.into_parts();
-    let coding = messages::coding(&head.headers)?;
-    let frame = messages::frame(app, body, OTHER_BYTES_MAX).await?;
-    let message = messages::message(app, coding, frame.clone()).await?;
-    if message.len() > OTHER_BYTES_MAX {
-        return Err(Error::too_large(format!(
-            "the message is larger than {OTHER_BYTES_MAX} bytes when decompressed"
-        )));
-    }
-    let mut held = app.requests.memory.empty();
-    held.cover(message.len() as u64 * EXPANSION_MAX)?;
-    if coding.is_none() {
-        return Ok((http::Request::from_parts(head, WholeMessage::new(frame)), held));
-    }
-    head.headers.remove(messages::ENCODING);
-    let length = message.len() as u32;
-    let plain = [&[0], &length.to_be_bytes()[..], &message].concat();
-    Ok((http::Request::from_parts(head, WholeMessage::new(plain.into())), held))
-}
-
-/// The calls that take a place and are answered without tonic's streams.
-#[derive(Clone, Copy)]
-enum InferenceMethod {
-    ModelInfer,
-    Predict,
-}
-
-fn refused(error: &Error) -> BoxFuture<Result<http::Response<Body>, Infallible>> {
-    Box::pin(std::future::ready(Ok(grpc_status(error).into_http())))
-}
-
-impl Service<http::Request<RequestBody>> for GrpcService {
-    type Response = http::Response<Body>;
+impl tower::Service<Request> for GrpcService {
+    type Response = Response;
     type Error = Infallible;
-    type Future = BoxFuture<Result<Self::Response, Infallible>>;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<RequestBody>) -> Self::Future {
-        let app = self.app.clone();
-        let inference = match request.uri().path() {
-            "/inference.GRPCInferenceService/ModelInfer" => InferenceMethod::ModelInfer,
-            "/tensorflow.serving.PredictionService/Predict" => InferenceMethod::Predict,
-            "/inference.GRPCInferenceService/ModelStreamInfer" => {
-                let response = oip::model_stream_infer(&app, self.stopped.clone(), request);
-                return Box::pin(std::future::ready(Ok(response)));
-            }
-            _ => {
-                let mut services = self.clone();
-                return Box::pin(async move {
-                    match whole(&app, request).await {
-                        Ok((request, _held)) => services.route(request).await,
-                        Err(error) => Ok(grpc_status(&error).into_http()),
-                    }
-                });
-            }
-        };
-        if let Err(error) = self.app.requests.check_room() {
-            return refused(&error);
+    fn call(&mut self, request: Request) -> ResponseFuture {
+        let mut segments = request.uri().path().split('/').skip(1);
+        let service = segments.next().unwrap_or_default();
+        let method = segments.next().unwrap_or_default();
+        match service {
+            "inference.GRPCInferenceService" => match method {
+                "ModelInfer" => match self.app.requests.check_room() {
+                    Ok(()) => boxed(oip::model_infer(self.app.clone(), request)),
+                    Err(error) => refuse(&error),
+                },
+                "ModelStreamInfer" => {
+                    let response = oip::model_stream_infer(&self.app, self.stopped.clone(), request);
+                    boxed(std::future::ready(response))
+                }
+                _ => self.inference_service(request),
+            },
+            "tensorflow.serving.PredictionService" => match method {
+                "Predict" => match self.app.requests.check_room() {
+                    Ok(()) => boxed(tfs::predict(self.app.clone(), request)),
+                    Err(error) => refuse(&error),
+                },
+                "GetModelMetadata" => self.small(request, tfs::model_metadata),
+                "Classify" | "Regress" | "MultiInference" => {
+                    refuse(&Error::unimplemented(format!("{method} is not offered; use Predict")))
+                }
+                _ => unknown_method(service, method),
+            },
+            "tensorflow.serving.ModelService" => match method {
+                "GetModelStatus" => self.small(request, tfs::model_status),
+                "HandleReloadConfigRequest" => refuse(&Error::unimplemented(
+                    "the list of models is not changed this way; put versions into the served directories, or use the \
+                     repository API",
+                )),
+                _ => unknown_method(service, method),
+            },
+            _ => refuse(&Error::unimplemented(format!("there is no gRPC service \"{service}\" here"))),
         }
-        Box::pin(async move {
-            Ok(match inference {
-                InferenceMethod::ModelInfer => oip::model_infer(&app, request).await,
-                InferenceMethod::Predict => tfs::predict_call(&app, request).await,
-            })
-        })
     }
 }
 
-/// The client's deadline from the `grpc-timeout` header: digits and one of H, M, S, m, u, n.
-pub(crate) fn timeout(headers: &http::HeaderMap) -> Option<Duration> {
-    let text = headers.get("grpc-timeout")?.to_str().ok()?;
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    // The protocol allows eight digits; more would be somebody's mistake.
-    let value: u64 = if digits.len() <= 8 { digits.parse().ok()? } else { return None };
-    Some(match unit {
-        "H" => Duration::from_secs(value * 3600),
-        "M" => Duration::from_secs(value * 60),
-        "S" => Duration::from_secs(value),
-        "m" => Duration::from_millis(value),
-        "u" => Duration::from_micros(value),
-        "n" => Duration::from_nanos(value),
-        _ => return None,
-    })
+impl GrpcService {
+    /// Answers the calls of the Open Inference Protocol that run no model.
+    fn inference_service(&self, request: Request) -> ResponseFuture {
+        let mut segments = request.uri().path().split('/').skip(1);
+        let service = segments.next().unwrap_or_default();
+        let method = segments.next().unwrap_or_default();
+        match method {
+            "ServerLive" => {
+                self.small(request, |_, _: pb::ServerLiveRequest| Ok(pb::ServerLiveResponse { live: true }))
+            }
+            "ServerReady" => self.small(request, |app, _: pb::ServerReadyRequest| {
+                Ok(pb::ServerReadyResponse { ready: app.ready().is_ok() })
+            }),
+            "ModelReady" => self.small(request, oip::model_ready),
+            "ServerMetadata" => self.small(request, oip::server_metadata),
+            "ModelMetadata" => self.small(request, oip::model_metadata),
+            "ModelConfig" => self.small(request, oip::model_config),
+            "ModelStatistics" => self.small(request, oip::model_statistics),
+            "RepositoryIndex" => self.small(request, oip::repository_index),
+            "RepositoryModelLoad" => {
+                let app = self.app.clone();
+                boxed(answer(self.app.clone(), request, async move |call| oip::load(&app, call).await))
+            }
+            "RepositoryModelUnload" => {
+                let app = self.app.clone();
+                boxed(answer(self.app.clone(), request, async move |call| oip::unload(&app, call).await))
+            }
+            _ => unknown_method(service, method),
+        }
+    }
+
+    /// Answers a call without a model by `handle`, which does not wait.
+    fn small<M, R>(&self, request: Request, handle: fn(&App, M) -> base::Result<R>) -> ResponseFuture
+    where
+        M: protocol::Message + Default + 'static,
+        R: protocol::Message + 'static,
+    {
+        let app = self.app.clone();
+        boxed(answer(self.app.clone(), request, async move |call: SmallCall<M>| handle(&app, call.message)))
+    }
+}
+
+fn boxed(response: impl Future<Output = Response> + Send + 'static) -> ResponseFuture {
+    Box::pin(async move { Ok(response.await) })
+}
+
+fn refuse(error: &Error) -> ResponseFuture {
+    boxed(std::future::ready(grpc_status(error).into_http()))
+}
+
+/// Refuses a method that Triton or TensorFlow Serving has and this server has not.
+fn unknown_method(service: &str, method: &str) -> ResponseFuture {
+    refuse(&Error::unimplemented(format!("{service}/{method} is not offered")))
 }

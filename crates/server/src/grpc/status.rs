@@ -5,8 +5,8 @@ use base::Error;
 /// Longest message in a gRPC status, in bytes.
 const MESSAGE_BYTES_MAX: usize = 2048;
 
-/// Returns the gRPC status of an error, with the retry advice in milliseconds as `grpc-retry-pushback-ms`, the name that
-/// gRPC's own retry design uses.
+/// Returns the gRPC status of an error, with the retry advice in milliseconds as
+/// `grpc-retry-pushback-ms`, the name that gRPC's own retry design uses.
 pub(super) fn grpc_status(error: &Error) -> tonic::Status {
     let code = tonic::Code::from_i32(error.kind().grpc_code());
     let mut status = tonic::Status::new(code, cut(error.message()));
@@ -16,7 +16,8 @@ pub(super) fn grpc_status(error: &Error) -> tonic::Status {
     status
 }
 
-/// Cuts a message to the length of a trailer, in which gRPC sends it: names in it may come from the client.
+/// Cuts a message to the length of a trailer, in which gRPC sends it: names in it may come from the
+/// client.
 fn cut(message: &str) -> String {
     if message.len() <= MESSAGE_BYTES_MAX {
         return message.to_owned();

@@ -1,4 +1,4 @@
-//! The door as clients meet it: over a socket, with the fake engine behind real workers.
+//! gRPC calls over a socket, with the fake engine behind real workers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use tonic::body::Body;
 use tonic::codec::CompressionEncoding;
 use tonic::{Code, Status};
 
-use super::timeout;
+use super::call::timeout;
 use crate::config::{Config, ListenerConfig};
 use crate::loopback::{self, Loopback, WAIT_MAX};
 
@@ -32,7 +32,7 @@ const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = 
 const LONG: Duration = Duration::from_secs(600);
 const SHORT: Duration = Duration::from_millis(500);
 
-/// A server with one model, and what its engine does.
+/// Starts a server with one model. Returns its engine too.
 fn served(dir: &Path, change: impl FnOnce(&mut Config)) -> (Loopback, Arc<FakeEngine>) {
     publish(&dir.join("models/echo/1"), ECHO, &[]).unwrap();
     let mut config = loopback::configuration(dir, &dir.join("models"));
@@ -46,7 +46,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
     runtime.block_on(async { tokio::time::timeout(WAIT_MAX, future).await.expect("it takes for ever") })
 }
 
-/// A connection whose requests are written as a test makes them.
+/// Opens an HTTP/2 connection for requests of any body.
 async fn connect<B>(served: &Loopback) -> SendRequest<B>
 where
     B: hyper::body::Body<Data = Bytes> + Send + Unpin + 'static,
@@ -59,7 +59,7 @@ where
     sender
 }
 
-/// Whatever a generated client takes for a channel.
+/// Makes a generated client.
 macro_rules! client {
     ($served:expr) => {{
         let sender: SendRequest<Body> = connect(&$served).await;
@@ -83,7 +83,7 @@ fn post(served: &Loopback, path: &str) -> http::request::Builder {
 
 type Pieces = std::pin::Pin<Box<dyn Stream<Item = Result<Frame<Bytes>, std::convert::Infallible>> + Send>>;
 
-/// A byte now and then, for ever; or, with `first` only, nothing after that.
+/// A byte now and then, without end; or one byte and then silence.
 fn pieces(dribble: bool) -> StreamBody<Pieces> {
     let piece = || Ok(Frame::data(Bytes::from_static(&[0])));
     let first = tokio_stream::iter([piece()]);
@@ -97,7 +97,7 @@ fn pieces(dribble: bool) -> StreamBody<Pieces> {
     StreamBody::new(Box::pin(endless))
 }
 
-/// As many calls as there are places, whose bodies never end; then one that is answered.
+/// Sends endless bodies until all permits are taken, and then a call that must be answered.
 fn never_ending_bodies(dribble: bool, change: impl FnOnce(&mut ListenerConfig)) {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |config| {
@@ -135,7 +135,7 @@ fn a_dribbled_body_ends_its_call() {
 }
 
 #[test]
-fn a_message_that_is_none_ends_its_stream_with_the_reason() {
+fn a_broken_message_ends_its_stream_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |config| config.listeners.body_bytes_max = 4096);
     run(async {
@@ -151,7 +151,7 @@ fn a_message_that_is_none_ends_its_stream_with_the_reason() {
 }
 
 #[test]
-fn each_message_of_a_stream_takes_a_place() {
+fn each_message_of_a_stream_is_admitted() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |config| config.listeners.requests_max = 1);
     run(async {
@@ -183,7 +183,7 @@ fn a_silent_stream_ends_when_the_server_stops() {
     });
 }
 
-/// A gate that opens again even where a test fails: a worker that stands before it would never end.
+/// A gate that opens again even if a test fails; otherwise a waiting worker would never end.
 struct Closed(Arc<FakeEngine>);
 
 impl Drop for Closed {
@@ -199,13 +199,13 @@ async fn until(what: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_stream_whose_client_has_gone_takes_its_request_back() {
+fn a_closed_stream_cancels_its_request() {
     let dir = tempfile::tempdir().unwrap();
     let (served, engine) = served(dir.path(), |_| {});
     engine.run_gate().close();
     let closed = Closed(engine);
     run(async {
-        // Both workers are kept busy, so that what the stream brings waits for one.
+        // Both workers are busy, so that the request of the stream waits.
         let client = client!(served);
         let busy = [client.clone(), client]
             .map(|mut client| tokio::spawn(async move { client.model_infer(request(1)).await }));
@@ -257,7 +257,7 @@ fn a_load_takes_a_version_and_no_settings_of_its_own() {
 }
 
 #[test]
-fn compressed_requests_are_understood_within_the_limit() {
+fn compressed_requests_are_read_within_the_limit() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |config| config.listeners.body_bytes_max = 64 << 10);
     run(async {
@@ -271,7 +271,7 @@ fn compressed_requests_are_understood_within_the_limit() {
     });
 }
 
-/// A call's answer where its body comes in these pieces: the gRPC status, and the message.
+/// Sends a body in these pieces. Returns the gRPC status and the message.
 async fn call(served: &Loopback, pieces: Vec<Bytes>) -> (String, Bytes) {
     let pieces = tokio_stream::iter(pieces.into_iter().map(|piece| Ok(Frame::data(piece))));
     let body: StreamBody<Pieces> = StreamBody::new(Box::pin(pieces));
@@ -291,7 +291,7 @@ fn prefixed(flag: u8, message: &[u8], length: usize) -> Bytes {
 }
 
 #[test]
-fn a_message_comes_in_pieces_of_any_size() {
+fn a_message_may_arrive_in_pieces_of_any_size() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |_| {});
     let message = request(5000).encode_to_vec();
@@ -314,7 +314,7 @@ fn a_message_comes_in_pieces_of_any_size() {
 }
 
 #[test]
-fn what_is_not_one_message_is_refused_with_its_status() {
+fn a_body_that_is_not_one_message_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |config| config.listeners.body_bytes_max = 1 << 20);
     let message = request(4).encode_to_vec();
@@ -366,14 +366,15 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 
 const BUDGET: u64 = 16 << 20;
 
-/// Two million empty elements in 4 MB, or in 4 KB of gzip: `tag` of the request, or of the contents of an input.
+/// Two million empty elements in 4 MB, or in 4 KB of gzip: `tag` of the request, or of the contents
+/// of an input.
 fn bomb(tag: u8, within_contents: bool) -> Vec<u8> {
     let elements = [(tag << 3) | 2, 0].repeat(2_000_000);
     if within_contents { within(5, &within(5, &elements)) } else { elements }
 }
 
 #[test]
-fn bombs_of_empty_elements_are_refused_before_they_are_decoded() {
+fn bombs_of_empty_elements_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(BUDGET));
     run(async {
@@ -430,7 +431,7 @@ fn a_bomb_in_a_stream_is_refused_and_the_stream_goes_on() {
 }
 
 #[test]
-fn large_typed_contents_are_not_decoded_where_sockets_are_watched() {
+fn large_typed_contents_are_decoded_on_codec_threads() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |_| {});
     let decoded = || served.app.metrics.decoded.get_or_create(&metrics::KindLabels { kind: "decode" }).get();
@@ -448,7 +449,7 @@ fn large_typed_contents_are_not_decoded_where_sockets_are_watched() {
 }
 
 #[test]
-fn answers_are_counted_until_they_are_taken() {
+fn answers_are_counted_until_they_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(BUDGET));
     let memory = &served.app.requests.memory;
@@ -458,7 +459,7 @@ fn answers_are_counted_until_they_are_taken() {
         let mut sender = connect(&served).await;
         let body = http_body_util::Full::new(frame);
         let answer = sender.send_request(post(&served, "ModelInfer").body(body).unwrap()).await.unwrap();
-        // The window of the stream is smaller than the answer, which nobody reads.
+        // The window of the stream is smaller than the answer, which is not read.
         until(|| served.app.requests.admitted() == 0).await;
         assert!(memory.used() >= 4_000_000, "{}", memory.used());
         let collected = answer.into_body().collect().await.unwrap().to_bytes();
@@ -484,7 +485,7 @@ fn timeouts_in_every_unit() {
     assert_eq!(parse("123456789S"), None);
 }
 
-/// The answer to a call of any method with an empty message.
+/// Calls any method with an empty message.
 async fn empty_call(served: &Loopback, path: &str) -> http::Response<hyper::body::Incoming> {
     let mut sender = connect(served).await;
     let uri = format!("http://{}{path}", served.grpc);
@@ -514,19 +515,39 @@ fn a_method_that_is_not_offered_says_so() {
     });
 }
 
+/// Returns the path of every method that `proto` declares.
+fn declared_methods(package: &str, proto: &str) -> Vec<String> {
+    let mut service = "";
+    let mut methods = Vec::new();
+    for line in proto.lines().map(str::trim) {
+        if let Some(rest) = line.strip_prefix("service ") {
+            service = rest.split([' ', '{']).next().unwrap();
+        } else if let Some(rest) = line.strip_prefix("rpc ") {
+            methods.push(format!("/{package}.{service}/{}", rest.split(['(', ' ']).next().unwrap()));
+        }
+    }
+    methods
+}
+
 #[test]
-fn every_method_of_the_protocols_is_known() {
-    let oip = include_str!("../../../protocol/proto/inference.proto");
-    let tfs = include_str!("../../../protocol/proto/tensorflow_serving.proto");
-    let declared = |text: &'static str| {
-        let calls = text.lines().filter_map(|line| line.trim().strip_prefix("rpc "));
-        calls.map(|call| call.split(['(', ' ']).next().unwrap())
-    };
-    let mut declared: Vec<&str> = declared(oip).chain(declared(tfs)).collect();
-    let mut known: Vec<&str> = super::METHODS.iter().flat_map(|(_, methods)| *methods).copied().collect();
-    declared.sort_unstable();
-    known.sort_unstable();
-    assert_eq!(known, declared);
+fn every_declared_method_is_routed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, _engine) = served(dir.path(), |_| {});
+    let mut methods = declared_methods("inference", include_str!("../../../protocol/proto/inference.proto"));
+    methods.extend(declared_methods(
+        "tensorflow.serving",
+        include_str!("../../../protocol/proto/tensorflow_serving.proto"),
+    ));
+    assert_eq!(methods.len(), 19);
+    run(async {
+        for path in methods {
+            let answer = empty_call(&served, &path).await;
+            let message = answer.headers().get("grpc-message");
+            let message = message.map_or("", |message| message.to_str().unwrap()).replace("%20", " ");
+            assert!(!message.contains(&format!("{} is not offered", &path[1..])), "{path}: {message}");
+            assert!(!message.contains("no gRPC service"), "{path}: {message}");
+        }
+    });
 }
 
 fn parameter(choice: pb::infer_parameter::ParameterChoice) -> pb::InferParameter {
@@ -576,7 +597,7 @@ fn the_server_is_not_ready_while_a_model_has_failed() {
     });
 }
 
-/// What Predict answers.
+/// Returns the answer of Predict.
 async fn predicted(served: &Loopback) -> protocol::tensorflow::serving::PredictResponse {
     let x = NamedTensor::new("x", Tensor::from_vec(&[2][..], vec![1.5f32, -2.0]).unwrap());
     let target = protocol::tfs::grpc::PredictTarget { name: "echo".into(), ..Default::default() };
@@ -595,7 +616,7 @@ async fn predicted(served: &Loopback) -> protocol::tensorflow::serving::PredictR
 }
 
 #[test]
-fn predict_fills_the_typed_fields_unless_it_is_told_otherwise() {
+fn predict_fills_typed_fields_by_default() {
     for content in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         let (served, _engine) = served(dir.path(), |config| config.listeners.tfs_tensor_content = content);

@@ -1,5 +1,5 @@
-//! The routes over HTTP/1.1: the Open Inference Protocol under `/v2`, TensorFlow Serving's API under `/v1`, audio,
-//! images and collections, `/metrics`, and the pages.
+//! The routes over HTTP/1.1: the Open Inference Protocol under `/v2`, TensorFlow Serving's API
+//! under `/v1`, audio, images and collections, `/metrics`, and the pages.
 
 mod oip;
 mod repository;

@@ -1,4 +1,5 @@
-//! Open Inference Protocol over HTTP: health, metadata, infer with the binary-tensor extension, statistics.
+//! Open Inference Protocol over HTTP: health, metadata, infer with the binary-tensor extension,
+//! statistics.
 
 use std::sync::Arc;
 
@@ -14,17 +15,17 @@ use crate::app::{App, Call, Shared, Ticket, tensor_bytes};
 use crate::view;
 
 const PROTOCOL: &str = "oip-http";
-/// Length of the JSON part of a body that goes on in binary.
+/// Header with the length of the JSON before raw tensors in a body.
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
-/// A model and perhaps a version, from the path.
+/// The model and the version in a path.
 #[derive(serde::Deserialize)]
-pub(super) struct Target {
+pub(super) struct ModelPath {
     pub(super) model: String,
     version: Option<String>,
 }
 
-impl Target {
+impl ModelPath {
     fn version(&self) -> Result<Option<u64>> {
         self.version.as_deref().map(parse_version).transpose()
     }
@@ -34,7 +35,7 @@ impl Target {
     }
 }
 
-/// Returns what to do instead of a route of Triton that is not offered; `None` for any other path.
+/// Returns the alternative to a route of Triton that is not offered; `None` for any other path.
 pub(super) fn not_offered(path: &str) -> Option<&'static str> {
     let rest = path.strip_prefix("/v2/")?;
     let first = rest.split('/').next().unwrap_or_default();
@@ -72,11 +73,11 @@ pub(super) async fn server_live() -> Reply {
     Reply::json(oip::json::live())
 }
 
-pub(super) async fn ready(State(app): Shared, Path(target): Path<Target>) -> Reply {
+pub(super) async fn ready(State(app): Shared, Path(target): Path<ModelPath>) -> Reply {
     Reply::of(target.find(&app).map(|servable| Reply::json(oip::json::model_ready(&servable.id.model))))
 }
 
-pub(super) async fn metadata(State(app): Shared, Path(target): Path<Target>) -> Reply {
+pub(super) async fn metadata(State(app): Shared, Path(target): Path<ModelPath>) -> Reply {
     Reply::of(target.find(&app).map(|servable| {
         let versions = view::ready_versions(&app, &servable.id.model);
         let body = oip::json::model_metadata(
@@ -89,7 +90,7 @@ pub(super) async fn metadata(State(app): Shared, Path(target): Path<Target>) -> 
     }))
 }
 
-pub(super) async fn config(State(app): Shared, Path(target): Path<Target>) -> Reply {
+pub(super) async fn config(State(app): Shared, Path(target): Path<ModelPath>) -> Reply {
     Reply::of(target.find(&app).map(|servable| {
         let (id, signature) = (&servable.id, servable.signature());
         let batching = view::batching(&servable);
@@ -98,7 +99,7 @@ pub(super) async fn config(State(app): Shared, Path(target): Path<Target>) -> Re
     }))
 }
 
-pub(super) async fn stats(State(app): Shared, Path(target): Path<Target>) -> Reply {
+pub(super) async fn stats(State(app): Shared, Path(target): Path<ModelPath>) -> Reply {
     let entries = target.version().and_then(|version| view::statistics(&app, &target.model, version));
     Reply::of(entries.map(|entries| Reply::json(oip::json::statistics(&entries))))
 }
@@ -109,7 +110,7 @@ pub(super) async fn all_stats(State(app): Shared) -> Reply {
 
 pub(super) async fn infer(
     State(app): Shared,
-    Path(target): Path<Target>,
+    Path(target): Path<ModelPath>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
@@ -120,7 +121,7 @@ pub(super) async fn infer(
 async fn answer(
     app: &App,
     ticket: &Ticket,
-    target: &Target,
+    target: &ModelPath,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Reply> {

@@ -11,7 +11,7 @@ use lifecycle::LoadSpec;
 use protocol::oip;
 use transport::{Peer, Reply};
 
-use super::oip::Target;
+use super::oip::ModelPath;
 use crate::app::{App, Shared};
 use crate::{admin, view};
 
@@ -29,7 +29,7 @@ pub(super) async fn index(State(app): Shared, headers: HeaderMap, body: Body) ->
     }))
 }
 
-/// Millpond's own parameter of a load: which version, where one is meant.
+/// Millpond's own parameter of a load: the version to load.
 #[derive(Default, serde::Deserialize)]
 struct LoadRequest {
     #[serde(default)]
@@ -39,14 +39,14 @@ struct LoadRequest {
 #[derive(Default, serde::Deserialize)]
 struct LoadParameters {
     version: Option<u64>,
-    /// By name; what they say is not looked at.
+    /// Names of other parameters; their values are ignored.
     #[serde(flatten)]
     others: BTreeMap<String, serde::de::IgnoredAny>,
 }
 
 pub(super) async fn load(
     State(app): Shared,
-    Path(target): Path<Target>,
+    Path(target): Path<ModelPath>,
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
     body: Body,
@@ -64,7 +64,7 @@ pub(super) async fn load(
 
 pub(super) async fn unload(
     State(app): Shared,
-    Path(target): Path<Target>,
+    Path(target): Path<ModelPath>,
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
 ) -> Reply {

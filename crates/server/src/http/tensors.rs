@@ -4,7 +4,8 @@ use base::{DType, Error, Result, Signature};
 use bytes::Bytes;
 use transport::{CodecStep, INLINE_BYTES_MAX, RequestResources, Reservation, json_values_max};
 
-/// Most bytes of a number while its list grows: the new list holds two, the old one is not freed yet.
+/// Most bytes of a number while its list grows: the new list holds two, the old one is not freed
+/// yet.
 const NUMBER_BYTES: u64 = 3 * size_of::<u64>() as u64;
 /// Most bytes of a string while its list grows.
 const STRING_BYTES: u64 = 3 * size_of::<Bytes>() as u64;
@@ -12,7 +13,8 @@ const STRING_BYTES: u64 = 3 * size_of::<Bytes>() as u64;
 const RAW_STRING_BYTES_MIN: usize = 4;
 /// Bytes of the references to such a string in the list and in the tensor.
 const RAW_STRING_BYTES: usize = 2 * size_of::<Bytes>();
-/// Shortest JSON in bytes whose values are counted. The number of requests bounds the memory of shorter ones.
+/// Shortest JSON in bytes whose values are counted. The number of requests bounds the memory of
+/// shorter ones.
 const COUNTED_BYTES_MIN: usize = 512;
 
 /// A body with tensors: JSON, and perhaps raw contents after it.
@@ -24,7 +26,8 @@ pub(super) struct TensorBody {
 }
 
 impl TensorBody {
-    /// Examines `body` for a model with `signature`. The first `header_length` bytes are JSON; `None` is all of them.
+    /// Examines `body` for a model with `signature`. The first `header_length` bytes are JSON;
+    /// `None` is all of them.
     pub(super) fn new(body: Bytes, header_length: Option<usize>, signature: &Signature) -> TensorBody {
         let json_bytes = header_length.unwrap_or(body.len()).min(body.len());
         let json = &body[..json_bytes];
@@ -59,7 +62,8 @@ impl TensorBody {
     }
 }
 
-/// Reads the tensors of `body` by `parse`, on a codec thread if they are large. Returns their reservation too.
+/// Reads the tensors of `body` by `parse`, on a codec thread if they are large. Returns their
+/// reservation too.
 pub(super) async fn parse_tensors<T: Send + 'static>(
     resources: &RequestResources,
     body: TensorBody,
@@ -82,8 +86,8 @@ pub(super) struct AnswerSize {
     pub(super) memory: u64,
 }
 
-/// Writes an answer by `write`, on a codec thread if its text is large. `reservation` is that of the request; returns that
-/// of the answer.
+/// Writes an answer by `write`, on a codec thread if its text is large. `reservation` is that of
+/// the request; returns that of the answer.
 pub(super) async fn write_answer<T: Send + 'static>(
     resources: &RequestResources,
     mut reservation: Reservation,

@@ -1,4 +1,4 @@
-//! The door as clients meet it: over a socket, with the fake engine behind real workers.
+//! HTTP requests over a socket, with the fake engine behind real workers.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -25,7 +25,7 @@ fn served(dir: &Path, change: impl FnOnce(&mut Config)) -> Loopback {
     Loopback::start(&config, Arc::new(FakeEngine::new()))
 }
 
-/// All that comes back until the server closes the connection.
+/// Returns all bytes until the server closes the connection.
 fn said(served: &Loopback, requests: &[u8]) -> String {
     let mut stream = served.connect();
     stream.write_all(requests).unwrap();
@@ -49,7 +49,7 @@ fn an_output_is_asked_for_once() {
 }
 
 #[test]
-fn a_body_that_dribbles_loses_its_place() {
+fn a_dribbled_body_loses_its_permit() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| {
         config.listeners.requests_max = 1;
@@ -76,7 +76,7 @@ fn a_body_that_dribbles_loses_its_place() {
 const NEXT: &str = "GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
 #[test]
-fn a_refusal_with_little_left_to_read_keeps_the_connection() {
+fn a_refusal_of_a_short_body_keeps_the_connection() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     let chunks = "2\r\nab\r\n2\r\ncd\r\n2\r\nef\r\n0\r\n\r\n";
@@ -88,7 +88,7 @@ fn a_refusal_with_little_left_to_read_keeps_the_connection() {
 }
 
 #[test]
-fn a_refusal_with_more_to_come_says_that_it_closes() {
+fn a_refusal_of_a_long_body_closes_the_connection() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     for headers in
@@ -165,7 +165,7 @@ fn a_load_brings_no_settings_along() {
 }
 
 #[test]
-fn compressed_bodies_are_understood_within_the_limit() {
+fn compressed_bodies_are_read_within_the_limit() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| config.listeners.body_bytes_max = 4096);
     let gzip = |bytes: &[u8]| {
@@ -190,7 +190,7 @@ fn compressed_bodies_are_understood_within_the_limit() {
     assert_eq!(served.ask("POST", INFER, "Content-Encoding: br\r\n", &body).status, 400);
 }
 
-/// Waits until `what` is so.
+/// Waits until the condition holds.
 #[track_caller]
 fn until(what: impl Fn() -> bool) {
     let end = std::time::Instant::now() + loopback::WAIT_MAX;
@@ -239,7 +239,7 @@ fn all_requests_together_stay_within_the_budget() {
     assert_eq!(large.status, 413, "{}", large.text());
     until(|| memory.used() == 0 && served.app.requests.admitted() == 0);
     assert_eq!(refused(&served, "request_memory"), 2);
-    // A client that goes before its body is there leaves nothing behind.
+    // A client that disconnects before its body is complete leaves no reservation.
     let mut stream = served.connect();
     write!(stream, "POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n").unwrap();
     stream.write_all(&[b' '; 100_000]).unwrap();
@@ -252,7 +252,7 @@ fn all_requests_together_stay_within_the_budget() {
 }
 
 #[test]
-fn what_is_unpacked_and_parsed_is_counted_before_it_is_there() {
+fn decompressed_and_parsed_bodies_are_counted_first() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(4 << 20));
     let gzip = |bytes: &[u8]| {
@@ -275,7 +275,7 @@ fn what_is_unpacked_and_parsed_is_counted_before_it_is_there() {
 }
 
 #[test]
-fn large_texts_are_not_handled_where_sockets_are_watched() {
+fn large_texts_are_decoded_on_codec_threads() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     let small = served.ask("POST", INFER, "", numbers(100).as_bytes());
@@ -292,7 +292,7 @@ fn large_texts_are_not_handled_where_sockets_are_watched() {
 }
 
 #[test]
-fn a_client_that_takes_its_answer_too_slowly_is_cut_off() {
+fn a_slow_reader_is_cut_off() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| config.listeners.answer_window = Duration::from_secs(2));
     let memory = &served.app.requests.memory;
@@ -310,7 +310,7 @@ fn a_client_that_takes_its_answer_too_slowly_is_cut_off() {
     assert!(taken.starts_with(b"HTTP/1.1 200") && taken.len() < body.len(), "{}", taken.len());
     drop(stream);
     until(|| memory.used() == 0);
-    // Whoever reads gets all of it.
+    // A client that reads gets the whole answer.
     let whole = served.ask("POST", INFER, "", numbers(100_000).as_bytes());
     assert_eq!((whole.status, whole.json()["outputs"][0]["data"].as_array().unwrap().len()), (200, 100_000));
     assert_eq!(refused(&served, "slow_reader"), 1);
@@ -333,7 +333,7 @@ fn scrapes_at_the_same_time_all_see_the_models() {
 }
 
 #[test]
-fn models_are_listed_and_wrong_requests_say_what_was_meant() {
+fn models_are_listed_and_wrong_requests_get_hints() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| ());
     let check = |method: &str, path: &str, status: u16, wanted: &str| {
@@ -361,7 +361,7 @@ fn models_are_listed_and_wrong_requests_say_what_was_meant() {
     check("GET", "/v2/models/classifier", 404, r#"is served here; the models are echo""#);
 }
 
-/// What `GET path` says once `done` likes it.
+/// Returns the answer to `GET path` once `done` accepts it.
 fn until_answer(served: &Loopback, path: &str, done: impl Fn(&loopback::Answer) -> bool) -> loopback::Answer {
     let started = std::time::Instant::now();
     loop {
@@ -431,7 +431,7 @@ fn routes_of_triton_that_are_not_offered_say_so() {
 }
 
 #[test]
-fn mistakes_over_tensorflow_servings_api_are_bad_requests() {
+fn mistakes_in_tensorflow_requests_are_400() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     for (method, path) in [
@@ -483,7 +483,7 @@ fn parameters_are_known_or_refused() {
 }
 
 #[test]
-fn inputs_that_lack_say_whose_they_are() {
+fn a_missing_input_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     let answer = served.ask("POST", INFER, "", br#"{"inputs":[]}"#);
@@ -491,7 +491,7 @@ fn inputs_that_lack_say_whose_they_are() {
 }
 
 #[test]
-fn scrapers_get_the_format_that_they_ask_for() {
+fn scrapers_get_the_format_they_accept() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     assert_eq!(served.ask("POST", INFER, "", format!("{{{INPUT}}}").as_bytes()).status, 200);
@@ -510,7 +510,7 @@ fn scrapers_get_the_format_that_they_ask_for() {
 }
 
 #[test]
-fn warm_up_records_of_other_methods_are_noted_and_those_of_other_signatures_fail_the_load() {
+fn warm_up_records_of_other_methods_are_noted() {
     let dir = tempfile::tempdir().unwrap();
     let models = dir.path().join("models");
     let x = base::NamedTensor::new("x", base::Tensor::from_vec(&[1usize][..], vec![1f32]).unwrap());
@@ -544,7 +544,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
 }
 
 #[test]
-fn a_failure_over_batches_of_different_sizes_is_the_clients_mistake() {
+fn uneven_batch_sizes_are_the_clients_mistake() {
     let dir = tempfile::tempdir().unwrap();
     let pair = "millpond-fake 1\ninput a float32 n\ninput b float32 m\noutput y float32 k\ny = echo a\n";
     publish(&dir.path().join("models/pair/1"), pair, &[]).unwrap();

@@ -16,31 +16,31 @@ use crate::view;
 
 const PROTOCOL: &str = "tfs-http";
 
-/// What a path names.
+/// The parts of a path.
 #[derive(Debug, PartialEq, Eq)]
-struct Target<'a> {
+struct ServingPath<'a> {
     model: &'a str,
     version: Option<u64>,
     label: Option<&'a str>,
-    /// After the colon: "predict".
+    /// The text after the colon, such as "predict".
     verb: Option<&'a str>,
     metadata: bool,
 }
 
-impl Target<'_> {
+impl ServingPath<'_> {
     fn find(&self, app: &App) -> Result<Arc<Servable>> {
         app.find(self.model, self.version, self.label)
     }
 }
 
-/// Returns the error of a path that TensorFlow Serving calls malformed.
+/// Returns the error for a path that TensorFlow Serving calls malformed.
 pub(super) fn malformed(path: &str) -> Error {
     Error::invalid(format!(
         "Malformed request: {path}; paths are /v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]"
     ))
 }
 
-fn parse(rest: &str) -> Result<Target<'_>> {
+fn parse(rest: &str) -> Result<ServingPath<'_>> {
     let unknown = || malformed(&format!("/v1/models/{rest}"));
     let (path, verb) = match rest.rsplit_once(':') {
         Some((path, verb)) => (path, Some(verb)),
@@ -60,7 +60,7 @@ fn parse(rest: &str) -> Result<Target<'_>> {
     if model.is_empty() || (metadata && verb.is_some()) {
         return Err(unknown());
     }
-    Ok(Target { model, version, label, verb, metadata })
+    Ok(ServingPath { model, version, label, verb, metadata })
 }
 
 /// Returns the number of a version, which TensorFlow Serving keeps in 63 bits.
@@ -74,7 +74,7 @@ fn version_number(text: &str) -> Result<u64> {
     })
 }
 
-/// GET: the status of versions, or the metadata.
+/// Answers GET: the status of versions, or the metadata.
 pub(super) async fn read(State(app): Shared, Path(rest): Path<String>) -> Reply {
     reply(parse(&rest).and_then(|target| {
         if let Some(verb) = target.verb {
@@ -93,7 +93,7 @@ pub(super) async fn read(State(app): Shared, Path(rest): Path<String>) -> Reply 
     }))
 }
 
-/// POST: predict; classify and regress are not offered.
+/// Answers POST: predict. Classify and regress are not offered.
 pub(super) async fn predict(
     State(app): Shared,
     Path(rest): Path<String>,
@@ -103,12 +103,13 @@ pub(super) async fn predict(
     let ticket = App::begin(PROTOCOL);
     let reply = reply(answer(&app, &ticket, &rest, &headers, body).await);
     match parse(&rest) {
-        Ok(Target { verb: None, .. }) => wrong_method(reply, "GET"),
+        Ok(ServingPath { verb: None, .. }) => wrong_method(reply, "GET"),
         _ => reply,
     }
 }
 
-/// Returns the reply of `result`. TensorFlow Serving answers 400 if the state of a model forbids a request.
+/// Returns the reply of `result`. TensorFlow Serving answers 400 if the state of a model forbids a
+/// request.
 fn reply(result: Result<Reply>) -> Reply {
     result.unwrap_or_else(|error| match error.kind() {
         ErrorKind::FailedPrecondition => Reply::error(&error).with_status(StatusCode::BAD_REQUEST),
@@ -116,7 +117,7 @@ fn reply(result: Result<Reply>) -> Reply {
     })
 }
 
-/// Makes `reply` the answer to a method that the path does not take.
+/// Turns `reply` into the answer to a method that the path does not take.
 fn wrong_method(reply: Reply, allowed: &'static str) -> Reply {
     reply
         .with_status(StatusCode::METHOD_NOT_ALLOWED)
@@ -178,7 +179,7 @@ mod tests {
 
     #[test]
     fn paths() {
-        let plain = Target { model: "m", version: None, label: None, verb: None, metadata: false };
+        let plain = ServingPath { model: "m", version: None, label: None, verb: None, metadata: false };
         assert_eq!(parse("m").unwrap(), plain);
         assert_eq!(parse("m:predict").unwrap().verb, Some("predict"));
         assert_eq!(parse("m/versions/12:predict").unwrap().version, Some(12));

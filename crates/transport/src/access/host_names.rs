@@ -2,8 +2,9 @@
 
 use std::sync::OnceLock;
 
-/// Returns true if another site may own the name of `authority`, a host with or without a port. No site owns IP
-/// addresses, `localhost` and names below it. This machine's own name and the `allowed` names are the operator's.
+/// Returns true if another site may own the name of `authority`, a host with or without a port. No
+/// site owns IP addresses, `localhost` and names below it. This machine's own name and the
+/// `allowed` names are the operator's.
 pub(super) fn is_foreign(authority: &str, allowed: &[String]) -> bool {
     if authority.starts_with('[') {
         return false;

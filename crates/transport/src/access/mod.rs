@@ -1,10 +1,11 @@
-//! Decides which requests a server accepts: by the name it is called by, the page a browser shows, the key, and the
-//! machine they come from.
+//! Decides which requests a server accepts: by the name it is called by, the page a browser shows,
+//! the key, and the machine they come from.
 //!
-//! A site can point its own name at this machine (DNS rebinding). Its pages then count as pages of this server, and a
-//! browser lets them send requests and read the answers; only the Host header shows where they come from. A server that
-//! only this machine reaches and that wants no key therefore refuses every request under a name that another site may
-//! own. gRPC needs no such check: no page can speak it.
+//! A site can point its own name at this machine (DNS rebinding). Its pages then count as pages of
+//! this server, and a browser lets them send requests and read the answers; only the Host header
+//! shows where they come from. A server that only this machine reaches and that wants no key
+//! therefore refuses every request under a name that another site may own. gRPC needs no such
+//! check: no page can speak it.
 
 mod guards;
 mod host_names;
@@ -54,15 +55,15 @@ pub struct AccessPolicy {
 }
 
 impl AccessPolicy {
-    /// Returns true if only this machine reaches the server and no key is wanted, so that every request that reaches it
-    /// may do everything.
+    /// Returns true if only this machine reaches the server and no key is wanted, so that every
+    /// request that reaches it may do everything.
     fn is_private(&self) -> bool {
         self.host.is_loopback() && !self.allow_remote_admin && self.api_key.is_none()
     }
 
-    /// Checks an admin call, which `call` describes as in "models are loaded and unloaded". A call of this machine must
-    /// show the admin key or the API key if the server has any. A call from elsewhere is accepted only with
-    /// `--allow-remote-admin`, and must show the admin key.
+    /// Checks an admin call, which `call` describes as in "models are loaded and unloaded". A call
+    /// of this machine must show the admin key or the API key if the server has any. A call from
+    /// elsewhere is accepted only with `--allow-remote-admin`, and must show the admin key.
     ///
     /// # Errors
     /// `PermissionDenied`, with a remedy.
@@ -92,8 +93,8 @@ impl AccessPolicy {
         )))
     }
 
-    /// Refuses a browser whose page is not this server's. If admin calls come from this machine only, the page must have
-    /// been opened under a name that no other site can own.
+    /// Refuses a browser whose page is not this server's. If admin calls come from this machine
+    /// only, the page must have been opened under a name that no other site can own.
     ///
     /// # Errors
     /// `PermissionDenied`, with a remedy.
@@ -108,8 +109,9 @@ impl AccessPolicy {
         Ok(())
     }
 
-    /// Refuses a browser whose page is not this server's, for changes that `change` describes as in "collections are
-    /// changed". Callers of a server that other machines reach, or that wants a key, may know it by any name.
+    /// Refuses a browser whose page is not this server's, for changes that `change` describes as in
+    /// "collections are changed". Callers of a server that other machines reach, or that wants a
+    /// key, may know it by any name.
     ///
     /// # Errors
     /// `PermissionDenied`, with a remedy.
@@ -166,7 +168,8 @@ pub fn check_same_site(headers: &HeaderMap) -> Result<()> {
     }
 }
 
-/// Returns host and port of an origin; `None` for "null" and anything else that is no origin of a page.
+/// Returns host and port of an origin; `None` for "null" and anything else that is no origin of a
+/// page.
 fn authority(origin: &str) -> Option<&str> {
     origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"))
 }

@@ -1,0 +1,115 @@
+//! Calls with one message in and one out: reading the message, admission, and the answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{Error, Result};
+use http::HeaderMap;
+use protocol::Message;
+use protocol::weigh::{EXPANSION_MAX, Weighed};
+use tokio::sync::OwnedSemaphorePermit;
+use tonic::body::Body;
+use transport::{Peer, RequestBody, Reservation};
+
+use super::messages::{self, Decoded};
+use super::response;
+use crate::app::{App, Ticket};
+
+/// Largest message of a call that runs no model, in bytes: the default of gRPC's own servers.
+const SMALL_BYTES_MAX: usize = 4 << 20;
+
+/// A call that runs a model, once its message has arrived and it was admitted.
+pub(super) struct InferenceCall<M> {
+    pub(super) ticket: Ticket,
+    pub(super) decoded: Decoded<M>,
+    /// The client's deadline.
+    pub(super) timeout: Option<Duration>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl<M: Weighed + Send + 'static> InferenceCall<M> {
+    /// Reads a call and admits it. Failures are counted.
+    ///
+    /// # Errors
+    /// `TooLarge` and `ClientTimeout` as for any body, `InvalidArgument` for a body that is not one
+    /// message, and `ResourceExhausted` if the budget is used up or too many requests are being
+    /// answered.
+    pub(super) async fn read(
+        app: &App,
+        protocol: &'static str,
+        request: http::Request<RequestBody>,
+    ) -> Result<InferenceCall<M>> {
+        let (head, body) = request.into_parts();
+        let frame = messages::frame(app, body, app.requests.limits.body_bytes_max).await;
+        let ticket = App::begin(protocol);
+        let read = async {
+            let message = messages::message(app, messages::coding(&head.headers)?, frame?).await?;
+            let decoded = messages::decode(app, message).await?;
+            Ok((decoded, app.requests.admit()?))
+        };
+        let (decoded, permit) = read.await.inspect_err(|error| app.reject(&ticket, error))?;
+        Ok(InferenceCall { ticket, decoded, timeout: timeout(&head.headers), _permit: permit })
+    }
+}
+
+/// A call that runs no model.
+pub(super) struct SmallCall<M> {
+    pub(super) message: M,
+    pub(super) headers: HeaderMap,
+    pub(super) peer: Option<Peer>,
+}
+
+impl<M: Message + Default> SmallCall<M> {
+    /// Reads a call, and reserves the largest size of its decoded message.
+    async fn read(app: &App, request: http::Request<RequestBody>) -> Result<(SmallCall<M>, Reservation)> {
+        let (head, body) = request.into_parts();
+        let coding = messages::coding(&head.headers)?;
+        let frame = messages::frame(app, body, SMALL_BYTES_MAX).await?;
+        let message = messages::message(app, coding, frame).await?;
+        if message.len() > SMALL_BYTES_MAX {
+            return Err(Error::too_large(format!(
+                "the message is larger than {SMALL_BYTES_MAX} bytes when decompressed"
+            )));
+        }
+        let mut reservation = app.requests.memory.empty();
+        reservation.cover(message.len() as u64 * EXPANSION_MAX)?;
+        let message = messages::parse(message)?;
+        let peer = head.extensions.get::<Peer>().copied();
+        Ok((SmallCall { message, headers: head.headers, peer }, reservation))
+    }
+}
+
+/// Reads a call that runs no model and answers it by `handle`.
+pub(super) async fn answer<M, R>(
+    app: Arc<App>,
+    request: http::Request<RequestBody>,
+    handle: impl AsyncFnOnce(SmallCall<M>) -> Result<R>,
+) -> http::Response<Body>
+where
+    M: Message + Default,
+    R: Message,
+{
+    let answered = async {
+        let (call, reservation) = SmallCall::read(&app, request).await?;
+        Ok((handle(call).await?, reservation))
+    };
+    response::single(&app, answered.await)
+}
+
+/// Returns the client's deadline from the `grpc-timeout` header: digits and one of H, M, S, m, u,
+/// n.
+pub(super) fn timeout(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    // The protocol allows eight digits.
+    let value: u64 = if digits.len() <= 8 { digits.parse().ok()? } else { return None };
+    Some(match unit {
+        "H" => Duration::from_secs(value * 3600),
+        "M" => Duration::from_secs(value * 60),
+        "S" => Duration::from_secs(value),
+        "m" => Duration::from_millis(value),
+        "u" => Duration::from_micros(value),
+        "n" => Duration::from_nanos(value),
+        _ => return None,
+    })
+}

@@ -1,0 +1,113 @@
+//! Responses of calls: frames of messages, and the status at their end.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use base::{Error, Result};
+use bytes::{BufMut, Bytes};
+use http::{HeaderMap, HeaderValue, header};
+use hyper::body::Frame;
+use protocol::Message;
+use tokio::sync::mpsc;
+use tonic::Status;
+use tonic::body::Body;
+use transport::{Reservation, ResponseBody};
+
+use super::messages::PREFIX_BYTES;
+use super::status::grpc_status;
+use crate::app::App;
+
+/// Returns the response with one message or an error. The reservation is that of the call.
+pub(super) fn single<M: Message>(app: &App, answer: Result<(M, Reservation)>) -> http::Response<Body> {
+    match answer.and_then(|(message, reservation)| encode(app, &message, reservation)) {
+        Err(error) => grpc_status(&error).into_http(),
+        Ok(frame) => respond(MessageFrames { frame: Some(frame), more: None, ended: false }),
+    }
+}
+
+/// Returns the response with the frames of a stream. The first error ends it.
+pub(super) fn stream(frames: mpsc::Receiver<Result<ResponseBody>>) -> http::Response<Body> {
+    respond(MessageFrames { frame: None, more: Some(frames), ended: false })
+}
+
+fn respond(frames: MessageFrames) -> http::Response<Body> {
+    let mut response = http::Response::new(Body::new(frames));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    response
+}
+
+/// Returns the frame of a message, which takes over the reservation of its call.
+///
+/// # Errors
+/// `ResourceExhausted` for more than 4 GiB, and those of the budget.
+pub(super) fn encode<M: Message>(
+    app: &App,
+    message: &M,
+    mut reservation: Reservation,
+) -> Result<ResponseBody> {
+    let length = message.encoded_len();
+    let prefix = u32::try_from(length)
+        .map_err(|_| Error::exhausted(format!("the answer has {length} bytes, and gRPC carries 4 GiB")))?;
+    // The request is freed; the outputs live until they are copied into the frame.
+    reservation.shrink_to(0);
+    reservation.cover(2 * length as u64)?;
+    let mut frame = Vec::with_capacity(PREFIX_BYTES + length);
+    frame.put_u8(0);
+    frame.put_u32(prefix);
+    message.encode(&mut frame).map_err(|error| Error::internal(format!("encoding the answer: {error}")))?;
+    Ok(ResponseBody::new(&app.requests, frame.into(), reservation))
+}
+
+/// Frames of messages, and then the status of the call.
+struct MessageFrames {
+    frame: Option<ResponseBody>,
+    more: Option<mpsc::Receiver<Result<ResponseBody>>>,
+    ended: bool,
+}
+
+impl MessageFrames {
+    fn end(&mut self, status: Option<Status>) -> Poll<Option<std::result::Result<Frame<Bytes>, Status>>> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Poll::Ready(None);
+        }
+        let mut trailers = HeaderMap::with_capacity(1);
+        match status {
+            None => drop(trailers.insert("grpc-status", HeaderValue::from_static("0"))),
+            Some(status) => status.add_header(&mut trailers)?,
+        }
+        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+    }
+}
+
+impl hyper::body::Body for MessageFrames {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Status>>> {
+        loop {
+            match self.frame.as_mut().and_then(ResponseBody::next_piece) {
+                Some(Ok(piece)) => return Poll::Ready(Some(Ok(Frame::data(piece)))),
+                Some(Err(slow)) => return Poll::Ready(Some(Err(Status::cancelled(slow.to_string())))),
+                None => self.frame = None,
+            }
+            let ended = self.ended;
+            let next = match self.more.as_mut().filter(|_| !ended) {
+                None => return self.end(None),
+                Some(more) => more.poll_recv(cx),
+            };
+            match next {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(None) => return self.end(None),
+                Poll::Ready(Some(Ok(frame))) => self.frame = Some(frame),
+                Poll::Ready(Some(Err(error))) => return self.end(Some(grpc_status(&error))),
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended
+    }
+}
