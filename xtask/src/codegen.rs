@@ -22,7 +22,10 @@ pub(crate) fn run(root: &Path, check: bool) -> Result<()> {
     let folder = root.join(GENERATED);
     let present = read(&folder)?;
     if check {
-        ensure!(present == wanted, "{GENERATED} is stale; run `cargo xtask codegen` and commit the result");
+        ensure!(
+            present == wanted,
+            "{GENERATED} is stale; run `cargo xtask codegen` and commit the result"
+        );
         return Ok(());
     }
     std::fs::create_dir_all(&folder)?;
@@ -30,14 +33,16 @@ pub(crate) fn run(root: &Path, check: bool) -> Result<()> {
         std::fs::remove_file(folder.join(stale))?;
     }
     for (name, content) in &wanted {
-        std::fs::write(folder.join(name), content).with_context(|| format!("{GENERATED}/{name}"))?;
+        std::fs::write(folder.join(name), content)
+            .with_context(|| format!("{GENERATED}/{name}"))?;
     }
     println!("codegen: {} files in {GENERATED}", wanted.len());
     Ok(())
 }
 
 fn generate(proto: &Path) -> Result<Files> {
-    let mut sources: Vec<_> = read(proto)?.into_keys().filter(|name| name.ends_with(".proto")).collect();
+    let mut sources: Vec<_> =
+        read(proto)?.into_keys().filter(|name| name.ends_with(".proto")).collect();
     sources.sort();
     let descriptors = protox::compile(&sources, [proto])?;
     let scratch = tempfile::tempdir()?;

@@ -43,7 +43,8 @@ pub(crate) fn write_report(root: &Path, out: &Path) -> Result<()> {
     for path in paths.iter().filter(|path| path.ends_with(".rs") && !rules::is_generated(path)) {
         let Ok(text) = std::fs::read_to_string(root.join(path)) else { continue };
         totals.wide += comments::wide_lines(&text).len();
-        totals.refused += comments::refused_words(&text).len() + comments::refused_beginnings(&text).len();
+        totals.refused +=
+            comments::refused_words(&text).len() + comments::refused_beginnings(&text).len();
     }
     let report = report::of(&workspace::read(root, &paths)?, &totals);
     let json = serde_json::to_string_pretty(&report)?;
@@ -105,25 +106,32 @@ fn crate_names(root: &Path) -> Result<Vec<String>> {
 
 fn manifest(root: &Path, krate: &str) -> Result<toml::Table> {
     let path: PathBuf = ["crates", krate, "Cargo.toml"].iter().collect();
-    let text = std::fs::read_to_string(root.join(&path)).with_context(|| path.display().to_string())?;
+    let text =
+        std::fs::read_to_string(root.join(&path)).with_context(|| path.display().to_string())?;
     toml::from_str(&text).with_context(|| path.display().to_string())
 }
 
 /// The workspace's crates that a manifest names, for building or for tests.
 fn dependencies(manifest: &toml::Table, workspace: &BTreeMap<String, String>) -> Vec<String> {
     let tables = ["dependencies", "dev-dependencies", "build-dependencies"];
-    let names =
-        tables.iter().filter_map(|table| manifest.get(*table)?.as_table()).flat_map(|table| table.keys());
+    let names = tables
+        .iter()
+        .filter_map(|table| manifest.get(*table)?.as_table())
+        .flat_map(|table| table.keys());
     names.filter_map(|name| workspace.get(name).cloned()).collect()
 }
 
 /// Dependency names of the workspace that point into `crates/`, with the directory each points to.
 fn workspace_crates(root: &Path) -> Result<BTreeMap<String, String>> {
     let manifest: toml::Table = toml::from_str(&std::fs::read_to_string(root.join("Cargo.toml"))?)?;
-    let Some(dependencies) = manifest["workspace"].get("dependencies").and_then(toml::Value::as_table) else {
+    let Some(dependencies) =
+        manifest["workspace"].get("dependencies").and_then(toml::Value::as_table)
+    else {
         bail!("the workspace lists no dependencies");
     };
-    let path = |value: &toml::Value| Some(value.get("path")?.as_str()?.strip_prefix("crates/")?.to_owned());
+    let path = |value: &toml::Value| {
+        Some(value.get("path")?.as_str()?.strip_prefix("crates/")?.to_owned())
+    };
     Ok(dependencies.iter().filter_map(|(name, value)| Some((name.clone(), path(value)?))).collect())
 }
 
@@ -131,7 +139,11 @@ fn workspace_crates(root: &Path) -> Result<BTreeMap<String, String>> {
 fn files(root: &Path) -> Result<Vec<String>> {
     let listing = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
     let output = Command::new("git").arg("-C").arg(root).args(listing).output().context("git")?;
-    ensure!(output.status.success(), "git ls-files: {}", String::from_utf8_lossy(&output.stderr).trim());
+    ensure!(
+        output.status.success(),
+        "git ls-files: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
     let names = String::from_utf8_lossy(&output.stdout);
     Ok(names.split('\0').filter(|name| !name.is_empty()).map(str::to_owned).collect())
 }

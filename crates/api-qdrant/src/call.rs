@@ -59,7 +59,10 @@ type EncodedResult = Result<Vec<u8>>;
 impl FromRequest<Arc<CollectionsState>> for RestCall {
     type Rejection = Reply;
 
-    async fn from_request(request: Request, state: &Arc<CollectionsState>) -> Result<RestCall, Reply> {
+    async fn from_request(
+        request: Request,
+        state: &Arc<CollectionsState>,
+    ) -> Result<RestCall, Reply> {
         let started = Instant::now();
         let (mut parts, body) = request.into_parts();
         let path = Path::<HashMap<String, String>>::from_request_parts(&mut parts, state).await;
@@ -163,7 +166,10 @@ impl RestCall {
     }
 
     /// Removes the collection. `handler` removes one that holds no images.
-    pub(crate) async fn remove(self, handler: fn(&Registry, &CallContext, &[u8]) -> Result<bool>) -> Reply {
+    pub(crate) async fn remove(
+        self,
+        handler: fn(&Registry, &CallContext, &[u8]) -> Result<bool>,
+    ) -> Reply {
         match self.state.images.remove(&self.context.collection).await {
             Ok(false) => self.write(handler).await,
             outcome => reply(outcome.and_then(|removed| encode(&removed)), self.started),
@@ -217,7 +223,9 @@ fn open_collection(registry: &Registry, name: &str) -> Result<Option<Arc<NamedCo
     match registry.get(name) {
         Ok(named) if named.collection().opening() => Ok(None),
         Ok(named) => Ok(Some(named)),
-        Err(error) if error.kind() == ErrorKind::Unavailable && error.retry_after().is_some() => Ok(None),
+        Err(error) if error.kind() == ErrorKind::Unavailable && error.retry_after().is_some() => {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }
@@ -226,7 +234,10 @@ fn open_collection(registry: &Registry, name: &str) -> Result<Option<Arc<NamedCo
 ///
 /// # Errors
 /// `Unavailable` with retry advice after `until`; errors of `open`.
-async fn wait_until_open<T>(mut open: impl FnMut() -> Result<Option<T>>, until: Instant) -> Result<T> {
+async fn wait_until_open<T>(
+    mut open: impl FnMut() -> Result<Option<T>>,
+    until: Instant,
+) -> Result<T> {
     loop {
         if let Some(opened) = open()? {
             return Ok(opened);
@@ -247,14 +258,19 @@ fn count_refusal(state: &CollectionsState, error: &Error, kind: &'static str) {
     }
 }
 
-async fn await_result(receiver: oneshot::Receiver<EncodedResult>, deadline: Instant) -> EncodedResult {
+async fn await_result(
+    receiver: oneshot::Receiver<EncodedResult>,
+    deadline: Instant,
+) -> EncodedResult {
     match tokio::time::timeout_at(deadline.into(), receiver).await {
         Ok(Ok(result)) => result,
         // The thread found no memory for a collection's readers, or panicked.
-        Ok(Err(_)) => Err(Error::unavailable("the request was given up before it was answered; try again")),
-        Err(_) => {
-            Err(Error::deadline("the request took longer than its timeout or --request-timeout allows"))
+        Ok(Err(_)) => {
+            Err(Error::unavailable("the request was given up before it was answered; try again"))
         }
+        Err(_) => Err(Error::deadline(
+            "the request took longer than its timeout or --request-timeout allows",
+        )),
     }
 }
 
@@ -300,8 +316,12 @@ mod tests {
         assert_eq!(wait(&mut third, Duration::from_secs(60)).unwrap(), "all points");
         assert_eq!(checks, 3);
         let never = wait(|| Ok(None::<()>), Duration::from_millis(1)).unwrap_err();
-        assert_eq!((never.kind(), never.retry_after()), (ErrorKind::Unavailable, Some(OPENING_RETRY)));
-        let removed = wait(|| Err::<Option<()>, _>(Error::not_found("removed")), Duration::from_secs(60));
+        assert_eq!(
+            (never.kind(), never.retry_after()),
+            (ErrorKind::Unavailable, Some(OPENING_RETRY))
+        );
+        let removed =
+            wait(|| Err::<Option<()>, _>(Error::not_found("removed")), Duration::from_secs(60));
         assert_eq!(removed.unwrap_err().kind(), ErrorKind::NotFound);
     }
 

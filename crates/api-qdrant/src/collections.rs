@@ -30,12 +30,16 @@ pub(crate) fn exists(registry: &Registry, context: &CallContext) -> Result<Value
 pub(crate) fn create(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<bool> {
     let request: json::CreateCollection = json::parse(body)?;
     let mut settings = request.settings()?;
-    let own = json!({ "hints": request.hints()?, "metadata": request.metadata.unwrap_or_default() });
+    let own =
+        json!({ "hints": request.hints()?, "metadata": request.metadata.unwrap_or_default() });
     settings.extra = json!({ EXTRA: own });
     let created = registry.create(&context.collection, settings);
     match created {
         // Qdrant answers an alias with 400 and a collection with 409.
-        Err(error) if error.kind() == ErrorKind::AlreadyExists && is_alias(registry, &context.collection) => {
+        Err(error)
+            if error.kind() == ErrorKind::AlreadyExists
+                && is_alias(registry, &context.collection) =>
+        {
             Err(Error::invalid(error.message().to_owned()))
         }
         created => created.map(|_| true),
@@ -88,7 +92,11 @@ pub(crate) fn update(registry: &Registry, context: &CallContext, body: &[u8]) ->
 /// Returns an object of this interface in the extra data of a collection, and creates it if it is
 /// missing.
 fn own<'a>(extra: &'a mut Value, name: &str) -> &'a mut Map<String, Value> {
-    object(object(object(extra).entry(EXTRA).or_insert(Value::Null)).entry(name).or_insert(Value::Null))
+    object(
+        object(object(extra).entry(EXTRA).or_insert(Value::Null))
+            .entry(name)
+            .or_insert(Value::Null),
+    )
 }
 
 fn object(value: &mut Value) -> &mut Map<String, Value> {
@@ -101,22 +109,35 @@ fn object(value: &mut Value) -> &mut Map<String, Value> {
     }
 }
 
-pub(crate) fn index(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
+pub(crate) fn index(
+    registry: &Registry,
+    context: &CallContext,
+    body: &[u8],
+) -> Result<UpdateResponse> {
     let named = registry.get(&context.collection)?;
     let request: json::CreateIndex = json::parse(body)?;
     let (data_type, params) = request.schema()?;
     named.change_extra(|extra| {
         let schema = own(extra, "payload_schema");
-        schema.insert(request.field_name.clone(), json!({ "data_type": data_type, "params": params }));
+        schema.insert(
+            request.field_name.clone(),
+            json!({ "data_type": data_type, "params": params }),
+        );
         if schema.len() > INDEXES_MAX {
-            return Err(Error::exhausted(format!("a collection has at most {INDEXES_MAX} indexed fields")));
+            return Err(Error::exhausted(format!(
+                "a collection has at most {INDEXES_MAX} indexed fields"
+            )));
         }
         Ok(())
     })?;
     Ok(updated(&named))
 }
 
-pub(crate) fn drop_index(registry: &Registry, context: &CallContext, _: &[u8]) -> Result<UpdateResponse> {
+pub(crate) fn drop_index(
+    registry: &Registry,
+    context: &CallContext,
+    _: &[u8],
+) -> Result<UpdateResponse> {
     let named = registry.get(&context.collection)?;
     named.change_extra(|extra| {
         own(extra, "payload_schema").remove(&context.item);
@@ -136,7 +157,8 @@ pub(crate) fn aliases_of(registry: &Registry, context: &CallContext) -> Result<V
 }
 
 fn described(aliases: Vec<(String, String)>) -> Value {
-    let described = |(alias, collection)| json!({ "alias_name": alias, "collection_name": collection });
+    let described =
+        |(alias, collection)| json!({ "alias_name": alias, "collection_name": collection });
     json!({ "aliases": aliases.into_iter().map(described).collect::<Vec<Value>>() })
 }
 

@@ -34,11 +34,12 @@ pub(crate) fn describe(
     let refuses = status.low_disk.is_some() || status.write_error.is_some();
     // Yellow: a segment is still being opened, or writes are refused. Red: data is lost until it is
     // repaired.
-    let state = match (status.quarantined.is_empty() && !status.log_damaged, status.partial || refuses) {
-        (false, _) => "red",
-        (true, true) => "yellow",
-        (true, false) => "green",
-    };
+    let state =
+        match (status.quarantined.is_empty() && !status.log_damaged, status.partial || refuses) {
+            (false, _) => "red",
+            (true, true) => "yellow",
+            (true, false) => "green",
+        };
     let mut vector = json!({ "size": settings.dims, "distance": distance_name(settings.metric) });
     if !settings.vector_name.is_empty() {
         vector = json!({ settings.vector_name.as_str(): vector });
@@ -67,7 +68,10 @@ pub(crate) fn describe(
 }
 
 /// Returns the indexed fields, each with the number of points that have a value of it.
-fn payload_schema(named: &NamedCollection, settings: &CollectionSettings) -> Result<Map<String, Value>> {
+fn payload_schema(
+    named: &NamedCollection,
+    settings: &CollectionSettings,
+) -> Result<Map<String, Value>> {
     let mut fields = Map::new();
     for (field, schema) in stored(&settings.extra, "payload_schema").into_iter().flatten() {
         let empty = Condition::IsEmpty { key: field.clone() };
@@ -88,17 +92,32 @@ fn payload_schema(named: &NamedCollection, settings: &CollectionSettings) -> Res
 /// effect.
 fn warnings(status: &Status, settings: &CollectionSettings) -> Vec<Value> {
     let quarantined = status.quarantined.iter().map(ToString::to_string);
-    let mended = status.mended.iter().map(|what| format!("put right when the collection was opened: {what}"));
+    let mended = status
+        .mended
+        .iter()
+        .map(|what| format!("put right when the collection was opened: {what}"));
     let more = status.quarantined_count.saturating_sub(status.quarantined.len() as u64);
     let more = (more > 0).then(|| format!("{more} more that are not named here"));
-    let hints = stored(&settings.extra, "hints").into_iter().flatten().filter(|(_, value)| !value.is_null());
-    let hints = hints.map(|(name, _)| format!("{name} was asked for and has no effect on this server"));
+    let hints = stored(&settings.extra, "hints")
+        .into_iter()
+        .flatten()
+        .filter(|(_, value)| !value.is_null());
+    let hints =
+        hints.map(|(name, _)| format!("{name} was asked for and has no effect on this server"));
     let fields = stored(&settings.extra, "payload_schema").into_iter().flatten();
     let fields = fields.map(|(field, _)| {
-        format!("the index on \"{field}\" is recorded only: filters read payloads with it as without it")
+        format!(
+            "the index on \"{field}\" is recorded only: filters read payloads with it as without it"
+        )
     });
     let refused = status.low_disk.iter().map(|why| format!("changes are refused: {why}"));
     let failed = status.write_error.iter().map(|why| format!("changes cannot be written: {why}"));
-    let all = quarantined.chain(more).chain(mended).chain(refused).chain(failed).chain(hints).chain(fields);
+    let all = quarantined
+        .chain(more)
+        .chain(mended)
+        .chain(refused)
+        .chain(failed)
+        .chain(hints)
+        .chain(fields);
     all.map(|message| json!({ "message": message })).collect()
 }

@@ -25,7 +25,9 @@ pub fn parse_filter(named: &NamedCollection, filter: &str) -> Result<Filter> {
 /// `InvalidArgument` for a filter that is too large or names no field.
 pub(crate) fn prepare(named: &NamedCollection, mut filter: Filter) -> Result<Filter> {
     let settings = named.settings();
-    if let Some(schema) = stored(&settings.extra, "payload_schema").filter(|it| it.values().any(is_uuid)) {
+    if let Some(schema) =
+        stored(&settings.extra, "payload_schema").filter(|it| it.values().any(is_uuid))
+    {
         add_spellings(&mut filter, schema);
     }
     filter.check().map_err(|error| error.context("filter"))?;
@@ -55,10 +57,14 @@ fn add_spellings(filter: &mut Filter, schema: &Map<String, Value>) {
     for condition in filter.conditions_mut() {
         match condition {
             Condition::Nested(filter) => add_spellings(filter, schema),
-            Condition::Match { key, matching } if schema.get(key).is_some_and(is_uuid) => match matching {
-                Match::Value(value) => *matching = Match::Any(spellings(std::slice::from_ref(value))),
-                Match::Any(values) | Match::Except(values) => *values = spellings(values),
-            },
+            Condition::Match { key, matching } if schema.get(key).is_some_and(is_uuid) => {
+                match matching {
+                    Match::Value(value) => {
+                        *matching = Match::Any(spellings(std::slice::from_ref(value)))
+                    }
+                    Match::Any(values) | Match::Except(values) => *values = spellings(values),
+                }
+            }
             _ => {}
         }
     }

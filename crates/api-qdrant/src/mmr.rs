@@ -32,27 +32,35 @@ fn similarity(metric: Metric, one: &[f32], other: &[f32]) -> f32 {
 /// similar to the query. Each next one maximises `(1 - diversity) * similarity to the query -
 /// diversity * similarity to the most similar chosen one`. Takes `count * candidates.len()`
 /// comparisons.
-pub(crate) fn choose(metric: Metric, candidates: &[Candidate], diversity: f32, count: usize) -> Vec<usize> {
+pub(crate) fn choose(
+    metric: Metric,
+    candidates: &[Candidate],
+    diversity: f32,
+    count: usize,
+) -> Vec<usize> {
     let mut chosen = Vec::with_capacity(count.min(candidates.len()));
     let mut pending: Vec<Pending> =
         (0..candidates.len()).map(|index| Pending { index, nearest: f32::NEG_INFINITY }).collect();
     while chosen.len() < count {
         let worth = |pending: &Pending| {
-            let relevance = candidates.get(pending.index).map_or(f32::NEG_INFINITY, |it| it.similarity);
+            let relevance =
+                candidates.get(pending.index).map_or(f32::NEG_INFINITY, |it| it.similarity);
             if chosen.is_empty() {
                 relevance
             } else {
                 (1.0 - diversity) * relevance - diversity * pending.nearest
             }
         };
-        let best = pending.iter().map(worth).enumerate().max_by(|one, other| one.1.total_cmp(&other.1));
+        let best =
+            pending.iter().map(worth).enumerate().max_by(|one, other| one.1.total_cmp(&other.1));
         let Some((best, _)) = best else { break };
         let Pending { index, .. } = pending.swap_remove(best);
         chosen.push(index);
         let Some(newest) = candidates.get(index) else { continue };
         for other in &mut pending {
             if let Some(candidate) = candidates.get(other.index) {
-                other.nearest = other.nearest.max(similarity(metric, &newest.vector, &candidate.vector));
+                other.nearest =
+                    other.nearest.max(similarity(metric, &newest.vector, &candidate.vector));
             }
         }
     }
@@ -75,7 +83,11 @@ mod tests {
             let candidates: Vec<Candidate> = vectors.iter().map(candidate).collect();
             assert_eq!(choose(metric, &candidates, 0.0, 3), [0, 1, 2]);
             assert_eq!(choose(metric, &candidates, 1.0, 2), [0, 3], "only difference counts");
-            assert_ne!(choose(metric, &candidates, 0.6, 2)[1], 1, "the twin of the first says nothing new");
+            assert_ne!(
+                choose(metric, &candidates, 0.6, 2)[1],
+                1,
+                "the twin of the first says nothing new"
+            );
             assert_eq!(choose(metric, &candidates, 0.5, 9).len(), 4);
         }
         assert!(choose(Metric::Dot, &[], 0.5, 3).is_empty());

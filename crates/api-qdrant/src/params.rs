@@ -82,13 +82,17 @@ mod tests {
 
     #[test]
     fn known_parameters_are_read() {
-        for query in ["", "wait=true", "wait=false&ordering=strong", "consistency=majority", "consistency=2"]
+        for query in
+            ["", "wait=true", "wait=false&ordering=strong", "consistency=majority", "consistency=2"]
         {
             assert_eq!(parse(query).unwrap(), RequestParams::default(), "{query}");
         }
         let timeout = Some(Duration::from_secs(7));
         assert_eq!(parse("timeout=7&wait=true").unwrap(), RequestParams { timeout });
-        assert_eq!(parse("timeout=18446744073709551615").unwrap().timeout.unwrap().as_secs(), u64::MAX);
+        assert_eq!(
+            parse("timeout=18446744073709551615").unwrap().timeout.unwrap().as_secs(),
+            u64::MAX
+        );
     }
 
     #[test]

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use crate::json::{self, Prefetch, QueryRequest, ScoredPoint, SearchParams, VectorInput, VectorQuery};
+use crate::json::{
+    self, Prefetch, QueryRequest, ScoredPoint, SearchParams, VectorInput, VectorQuery,
+};
 use base::{Error, Result};
 use search::coarse::{HITS_MAX, ScanParams};
 use search::collection::{CANDIDATES_MAX, CollectionQuery, PointParts, SearchThread};
@@ -112,19 +114,30 @@ pub(crate) fn batch(
 }
 
 impl QueryRun<'_> {
-    fn answer(mut self, mut request: QueryRequest, budget: &mut ResponseBudget) -> Result<QueryResponse> {
+    fn answer(
+        mut self,
+        mut request: QueryRequest,
+        budget: &mut ResponseBudget,
+    ) -> Result<QueryResponse> {
         let limit = request.limit();
         let offset = request.offset();
         let count = self.hits_to_find(limit, offset)?;
         self.check_using(&request.using, request.query.is_some())?;
-        let projection =
-            Projection::new(self.named, false, request.with_payload.take(), request.with_vector.as_ref());
-        let filter = request.filter.take().map(|filter| filters::prepare(self.named, filter)).transpose()?;
+        let projection = Projection::new(
+            self.named,
+            false,
+            request.with_payload.take(),
+            request.with_vector.as_ref(),
+        );
+        let filter =
+            request.filter.take().map(|filter| filters::prepare(self.named, filter)).transpose()?;
         let mut ranked = match request.query.take() {
             Some(query) => self.ranked(query, &request, count, filter)?,
             None if request.prefetch.is_empty() => self.first_points(count, filter.as_ref())?,
             None => {
-                return Err(Error::invalid("query: a query is needed to rank what the prefetches found"));
+                return Err(Error::invalid(
+                    "query: a query is needed to rank what the prefetches found",
+                ));
             }
         };
         ranked.hits.drain(..offset.min(ranked.hits.len()));
@@ -149,7 +162,8 @@ impl QueryRun<'_> {
         let resolved = self.resolve(query)?;
         let mut ranked = if request.prefetch.is_empty() {
             let score_threshold = request.score_threshold;
-            let limits = SearchLimits { count: depth, params: &request.params, filter, score_threshold };
+            let limits =
+                SearchLimits { count: depth, params: &request.params, filter, score_threshold };
             self.nearest(&resolved, limits)?
         } else {
             self.over_prefetches(&resolved, request, filter.as_ref())?
@@ -237,7 +251,11 @@ impl QueryRun<'_> {
                     liked
                 } else {
                     let disliked = self.mean(negative, &mut examples)?;
-                    liked.iter().zip(&disliked).map(|(liked, disliked)| liked + liked - disliked).collect()
+                    liked
+                        .iter()
+                        .zip(&disliked)
+                        .map(|(liked, disliked)| liked + liked - disliked)
+                        .collect()
                 }
             }
         };
@@ -245,7 +263,10 @@ impl QueryRun<'_> {
             return Err(Error::deadline("query: the time was up once its examples were read"));
         }
         let embedding = scores::embedding(&self.named.settings(), embedding);
-        Ok(ResolvedQuery { embedding: embedding.map_err(|error| error.context("query"))?, examples })
+        Ok(ResolvedQuery {
+            embedding: embedding.map_err(|error| error.context("query"))?,
+            examples,
+        })
     }
 
     /// Returns the vectors of targets, in their order. Adds the points among them, which are read
@@ -265,8 +286,9 @@ impl QueryRun<'_> {
             match target {
                 VectorInput::Vector(values) => vectors.push(values),
                 VectorInput::Id(id) => {
-                    let missing =
-                        || Error::not_found(format!("query: Not found: No point with id {id} found"));
+                    let missing = || {
+                        Error::not_found(format!("query: Not found: No point with id {id} found"))
+                    };
                     let point = points.next().unwrap_or(Ok(None))?.ok_or_else(missing)?;
                     vectors.push(point.embedding);
                     examples.push(self.named.internal(&id));
@@ -309,7 +331,11 @@ impl QueryRun<'_> {
     }
 
     /// Turns similarities into scores, and leaves out hits of a worse score than `threshold`.
-    fn scored(&self, hits: impl Iterator<Item = (u64, f32)>, threshold: Option<f32>) -> Vec<RankedHit> {
+    fn scored(
+        &self,
+        hits: impl Iterator<Item = (u64, f32)>,
+        threshold: Option<f32>,
+    ) -> Vec<RankedHit> {
         let metric = self.named.settings().metric;
         hits.map(|(id, similarity)| RankedHit { id, score: scores::score(metric, similarity) })
             .filter(|hit| scores::passes(metric, hit.score, threshold))
@@ -325,7 +351,9 @@ impl QueryRun<'_> {
         filter: Option<&Filter>,
     ) -> Result<RankedHits> {
         if request.prefetch.len() > PREFETCHES_MAX {
-            return Err(Error::invalid(format!("prefetch: more than {PREFETCHES_MAX} in one query")));
+            return Err(Error::invalid(format!(
+                "prefetch: more than {PREFETCHES_MAX} in one query"
+            )));
         }
         let mut candidates = BTreeSet::new();
         let mut partial = false;
@@ -336,7 +364,8 @@ impl QueryRun<'_> {
             partial |= found.partial;
             candidates.extend(found.hits.iter().map(|hit| hit.id));
         }
-        let candidates: Vec<u64> = candidates.into_iter().filter(|id| !query.examples.contains(id)).collect();
+        let candidates: Vec<u64> =
+            candidates.into_iter().filter(|id| !query.examples.contains(id)).collect();
         let similarities = self.named.scores(self.thread, &query.embedding, &candidates)?;
         partial |= similarities.iter().any(Option::is_none);
         let mut ranked: Vec<(u64, f32)> = candidates
@@ -351,7 +380,11 @@ impl QueryRun<'_> {
     fn prefetch(&mut self, prefetch: &Prefetch, outer: Option<&Filter>) -> Result<RankedHits> {
         let count = self.hits_to_find(prefetch.limit(), 0)?;
         self.check_using(&prefetch.using, prefetch.query.is_some())?;
-        let own = prefetch.filter.clone().map(|filter| filters::prepare(self.named, filter)).transpose()?;
+        let own = prefetch
+            .filter
+            .clone()
+            .map(|filter| filters::prepare(self.named, filter))
+            .transpose()?;
         let filter = both(outer.cloned(), own);
         match prefetch.query.clone() {
             None => self.first_points(count, filter.as_ref()),
@@ -361,7 +394,8 @@ impl QueryRun<'_> {
             Some(query) => {
                 let resolved = self.resolve(query)?;
                 let score_threshold = prefetch.score_threshold;
-                let limits = SearchLimits { count, params: &prefetch.params, filter, score_threshold };
+                let limits =
+                    SearchLimits { count, params: &prefetch.params, filter, score_threshold };
                 self.nearest(&resolved, limits)
             }
         }
@@ -393,7 +427,13 @@ impl QueryRun<'_> {
                         let record = projection.record(point);
                         budget.add_or_fail(&record)?;
                         let json::PointRecord { id, payload, vector } = record;
-                        points.push(ScoredPoint { id, version: 0, score: hit.score, payload, vector });
+                        points.push(ScoredPoint {
+                            id,
+                            version: 0,
+                            score: hit.score,
+                            payload,
+                            vector,
+                        });
                     }
                     // Removed since the search.
                     Ok(None) => {}
@@ -428,9 +468,10 @@ fn excluding(filter: Option<Filter>, examples: &[u64]) -> Option<Filter> {
 
 fn both(one: Option<Filter>, other: Option<Filter>) -> Option<Filter> {
     match (one, other) {
-        (Some(one), Some(other)) => {
-            Some(Filter { must: vec![Condition::Nested(one), Condition::Nested(other)], ..Filter::default() })
-        }
+        (Some(one), Some(other)) => Some(Filter {
+            must: vec![Condition::Nested(one), Condition::Nested(other)],
+            ..Filter::default()
+        }),
         (one, other) => one.or(other),
     }
 }
@@ -441,11 +482,12 @@ fn effort(params: &SearchParams, count: usize) -> ScanParams {
     if params.exact == Some(true) {
         return ScanParams { probes: usize::MAX, refine: HITS_MAX };
     }
-    let oversampling = params.quantization.as_ref().and_then(|quantization| quantization.oversampling);
+    let oversampling =
+        params.quantization.as_ref().and_then(|quantization| quantization.oversampling);
     let oversampling = oversampling.filter(|factor| factor.is_finite() && *factor > 1.0);
     // Bounded before the cast: a float may be larger than any usize.
-    let candidates =
-        oversampling.map_or(0, |factor| (count as f64 * factor).ceil().min(HITS_MAX as f64) as usize);
+    let candidates = oversampling
+        .map_or(0, |factor| (count as f64 * factor).ceil().min(HITS_MAX as f64) as usize);
     ScanParams { probes: 0, refine: candidates.max(params.hnsw_ef.unwrap_or(0)).min(HITS_MAX) }
 }
 

@@ -106,7 +106,8 @@ pub(crate) fn fetch(
             request.ids.len()
         )));
     }
-    let projection = Projection::new(named, true, request.with_payload, request.with_vector.as_ref());
+    let projection =
+        Projection::new(named, true, request.with_payload, request.with_vector.as_ref());
     let mut records = Vec::new();
     let mut budget = ResponseBudget::default();
     for ids in request.ids.chunks(CHUNK) {
@@ -157,15 +158,21 @@ pub(crate) fn scroll(
     let request: json::ScrollRequest = json::parse(body)?;
     // The points beyond the most of one page come with the next one.
     let limit = request.limit().min(IDS_MAX);
-    let projection = Projection::new(named, true, request.with_payload, request.with_vector.as_ref());
+    let projection =
+        Projection::new(named, true, request.with_payload, request.with_vector.as_ref());
     let filter = request.filter.map(|filter| filters::prepare(named, filter)).transpose()?;
-    let mut page = ScrollResponse { points: Vec::new(), next_page_offset: request.offset, partial: false };
+    let mut page =
+        ScrollResponse { points: Vec::new(), next_page_offset: request.offset, partial: false };
     let mut budget = ResponseBudget::default();
     let mut has_room = true;
     while has_room && page.points.len() < limit {
         let chunk = (limit - page.points.len()).min(CHUNK);
-        let found =
-            named.scroll(page.next_page_offset.as_ref(), chunk, filter.as_ref(), projection.parts())?;
+        let found = named.scroll(
+            page.next_page_offset.as_ref(),
+            chunk,
+            filter.as_ref(),
+            projection.parts(),
+        )?;
         page.partial |= found.partial;
         for record in found.points.into_iter().map(|point| projection.record(point)) {
             has_room &= budget.add(&record);
@@ -191,7 +198,8 @@ pub(crate) fn count(
     _: &CallContext,
     body: &[u8],
 ) -> Result<CountResponse> {
-    let request: json::CountRequest = if body.is_empty() { Default::default() } else { json::parse(body)? };
+    let request: json::CountRequest =
+        if body.is_empty() { Default::default() } else { json::parse(body)? };
     let filter = request.filter.map(|filter| filters::prepare(named, filter)).transpose()?;
     let counted = named.count(filter.as_ref())?;
     Ok(CountResponse { count: counted.count, partial: counted.partial })
@@ -226,7 +234,11 @@ pub(crate) fn facet(
         FacetValue::Whole(value) => Value::from(value),
         FacetValue::Text(text) => Value::from(text),
     };
-    let hits = facet.hits.into_iter().map(|(found, count)| FacetHit { value: value(found), count }).collect();
+    let hits = facet
+        .hits
+        .into_iter()
+        .map(|(found, count)| FacetHit { value: value(found), count })
+        .collect();
     Ok(FacetResponse { hits, partial: facet.partial })
 }
 

@@ -15,8 +15,15 @@ use crate::state::CollectionsState;
 use crate::{collections, describe, json, query, retrieve, update};
 
 /// User agents of Qdrant's clients, and of libraries that such clients are written with.
-const AGENTS: [&str; 7] =
-    ["python-client/", "qdrant", "go-client/", "python-requests/", "python-httpx/", "aiohttp/", "axios/"];
+const AGENTS: [&str; 7] = [
+    "python-client/",
+    "qdrant",
+    "go-client/",
+    "python-requests/",
+    "python-httpx/",
+    "aiohttp/",
+    "axios/",
+];
 
 /// Returns the routes of collections and points, which an API key protects.
 pub fn routes() -> Router<Arc<CollectionsState>> {
@@ -29,14 +36,23 @@ pub fn routes() -> Router<Arc<CollectionsState>> {
                 .patch(|call: RestCall| call.write(collections::update))
                 .delete(|call: RestCall| call.remove(collections::remove)),
         )
-        .route("/collections/{collection}/exists", get(|call: RestCall| call.at_once(collections::exists)))
+        .route(
+            "/collections/{collection}/exists",
+            get(|call: RestCall| call.at_once(collections::exists)),
+        )
         .route(
             "/collections/{collection}/aliases",
             get(|call: RestCall| call.at_once(collections::aliases_of)),
         )
-        .route("/collections/aliases", post(|call: RestCall| call.write(collections::change_aliases)))
+        .route(
+            "/collections/aliases",
+            post(|call: RestCall| call.write(collections::change_aliases)),
+        )
         .route("/aliases", get(|call: RestCall| call.at_once(collections::aliases)))
-        .route("/collections/{collection}/index", put(|call: RestCall| call.write(collections::index)))
+        .route(
+            "/collections/{collection}/index",
+            put(|call: RestCall| call.write(collections::index)),
+        )
         .route(
             "/collections/{collection}/index/{item}",
             delete(|call: RestCall| call.write(collections::drop_index)),
@@ -100,7 +116,8 @@ pub fn probes() -> Router<Arc<CollectionsState>> {
 
 /// Answers 200 once no collection is being opened.
 async fn ready(State(state): Shared<CollectionsState>) -> Reply {
-    let opening = state.registry.opened().is_some_and(|registry| registry.stats().collections[0] > 0);
+    let opening =
+        state.registry.opened().is_some_and(|registry| registry.stats().collections[0] > 0);
     if opening {
         return Reply::text("collections are still being opened")
             .with_status(StatusCode::SERVICE_UNAVAILABLE);
@@ -113,10 +130,13 @@ async fn ready(State(state): Shared<CollectionsState>) -> Reply {
 /// `version` are the server's.
 pub fn version(headers: &HeaderMap, name: &str, version: &str) -> Option<Reply> {
     let has = |name: header::HeaderName, part: &str| {
-        headers.get(name).and_then(|value| value.to_str().ok()).is_some_and(|value| value.contains(part))
+        headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .is_some_and(|value| value.contains(part))
     };
-    let is_client =
-        AGENTS.iter().any(|agent| has(header::USER_AGENT, agent)) || has(header::ACCEPT, "application/json");
+    let is_client = AGENTS.iter().any(|agent| has(header::USER_AGENT, agent))
+        || has(header::ACCEPT, "application/json");
     is_client.then(|| Reply::json(json::version(name, version)))
 }
 
@@ -128,6 +148,7 @@ async fn wrong_method(method: Method, uri: Uri) -> Reply {
 
 async fn unsupported(method: Method, uri: Uri) -> Reply {
     let path = uri.path();
-    let message = format!("{method} {path} is not part of what this server has of Qdrant's interface");
+    let message =
+        format!("{method} {path} is not part of what this server has of Qdrant's interface");
     refuse(&Error::unimplemented(message), Duration::ZERO)
 }

@@ -120,12 +120,15 @@ fn damaged_segments_are_named_and_abandoned() {
     let describe = |bench: &Bench| bench.read(describe::describe, "c", &Value::Null).unwrap();
     let healthy = describe(&bench);
     assert_eq!((&healthy["status"], &healthy["warnings"]), (&json!("green"), &json!([])));
-    let give_up =
-        |bench: &Bench, name: &str| collections::give_up(bench.registry(), &context("c", name), b"");
+    let give_up = |bench: &Bench, name: &str| {
+        collections::give_up(bench.registry(), &context("c", name), b"")
+    };
 
     drop(bench.registry.take());
     let files = walkdir(bench.directory.path());
-    let file = files.iter().find(|path| path.file_name().unwrap().to_string_lossy().starts_with("segment-"));
+    let file = files
+        .iter()
+        .find(|path| path.file_name().unwrap().to_string_lossy().starts_with("segment-"));
     let file = file.unwrap();
     let mut bytes = std::fs::read(file).unwrap();
     bytes[..4096].fill(0);
@@ -164,9 +167,16 @@ fn scores_and_thresholds_follow_the_distance() {
         let query = json!({"query": [0, 2], "score_threshold": threshold});
         let found = bench.read(query::query, "c", &query).unwrap();
         let points = found["points"].as_array().unwrap();
-        assert_eq!(points.iter().map(|it| it["id"].clone()).collect::<Vec<_>>(), ids, "{distance}: {found}");
+        assert_eq!(
+            points.iter().map(|it| it["id"].clone()).collect::<Vec<_>>(),
+            ids,
+            "{distance}: {found}"
+        );
         for (point, expected) in points.iter().zip(scores) {
-            assert!((point["score"].as_f64().unwrap() as f32 - expected).abs() < 1e-5, "{distance}: {found}");
+            assert!(
+                (point["score"].as_f64().unwrap() as f32 - expected).abs() < 1e-5,
+                "{distance}: {found}"
+            );
         }
     }
 }
@@ -175,7 +185,9 @@ fn scores_and_thresholds_follow_the_distance() {
 fn cosine_vectors_are_normalised() {
     let bench = Bench::new();
     three(&bench, "Cosine");
-    let got = bench.read(retrieve::fetch, "c", &json!({"ids": [1, 5, UUID], "with_vector": true})).unwrap();
+    let got = bench
+        .read(retrieve::fetch, "c", &json!({"ids": [1, 5, UUID], "with_vector": true}))
+        .unwrap();
     assert_eq!(got.as_array().unwrap().len(), 2);
     assert_eq!(got[0]["vector"], json!([0.6f32, 0.8f32]));
     assert_eq!((&got[1]["id"], &got[1]["vector"]), (&json!(UUID), &json!([-1.0, 0.0])));
@@ -195,7 +207,11 @@ fn examples_are_no_hits_and_prefetches_limit_hits() {
     assert_eq!(bench.ids("c", &query), [json!(2), json!(1)]);
     let query = json!({"prefetch": {"query": [1, 1], "limit": 2}, "query": [-1, 0.1],
                        "filter": {"must_not": [{"has_id": [1]}]}});
-    assert_eq!(bench.ids("c", &query), [json!(UUID), json!(2)], "the outer filter holds for the prefetch");
+    assert_eq!(
+        bench.ids("c", &query),
+        [json!(UUID), json!(2)],
+        "the outer filter holds for the prefetch"
+    );
     assert_eq!(
         bench.ids("c", &json!({"filter": {"must": [{"key": "n", "range": {"gte": 1}}]}})),
         [json!(1), json!(2)]
@@ -212,9 +228,17 @@ fn errors_name_the_field() {
         (json!({"query": [1, 2], "using": "v"}), ErrorKind::InvalidArgument, "vector name"),
         (json!({"query": [1, 2], "limit": 0}), ErrorKind::InvalidArgument, "limit"),
         (json!({"query": 77}), ErrorKind::NotFound, "77"),
-        (json!({"query": {"recommend": {"positive": [[1]]}}}), ErrorKind::InvalidArgument, "expected dim"),
+        (
+            json!({"query": {"recommend": {"positive": [[1]]}}}),
+            ErrorKind::InvalidArgument,
+            "expected dim",
+        ),
         (json!({"prefetch": {"query": [1, 2]}}), ErrorKind::InvalidArgument, "query is needed"),
-        (json!({"prefetch": {"query": [1]}, "query": [1, 2]}), ErrorKind::InvalidArgument, "prefetch[0]"),
+        (
+            json!({"prefetch": {"query": [1]}, "query": [1, 2]}),
+            ErrorKind::InvalidArgument,
+            "prefetch[0]",
+        ),
         (json!({"query": {"fusion": "rrf"}}), ErrorKind::Unimplemented, "fusion"),
     ] {
         let error = kind(query.clone());
@@ -226,7 +250,10 @@ fn errors_name_the_field() {
     let large = json!({"points": [{"id": 1u64 << 63, "vector": [1, 2]}]});
     assert!(bench.write(update::upsert, "c", &large).unwrap_err().message().contains("too large"));
     let again = json!({"vectors": {"size": 2, "distance": "Dot"}});
-    assert_eq!(bench.write(collections::create, "c", &again).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    assert_eq!(
+        bench.write(collections::create, "c", &again).unwrap_err().kind(),
+        ErrorKind::AlreadyExists
+    );
     let absent = bench.write(update::upsert, "absent", &json!({"points": []})).unwrap_err();
     assert_eq!(absent.kind(), ErrorKind::NotFound);
 }
@@ -235,7 +262,9 @@ fn errors_name_the_field() {
 fn points_and_settings_survive_a_restart() {
     let mut bench = Bench::new();
     three(&bench, "Euclid");
-    bench.write(collections::index, "c", &json!({"field_name": "n", "field_schema": "integer"})).unwrap();
+    bench
+        .write(collections::index, "c", &json!({"field_name": "n", "field_schema": "integer"}))
+        .unwrap();
     bench.write(collections::update, "c", &json!({"metadata": {"a": 1, "b": 2}})).unwrap();
     bench.write(collections::update, "c", &json!({"metadata": {"a": null, "c": 3}})).unwrap();
     // Members of other interfaces stay.
@@ -249,13 +278,22 @@ fn points_and_settings_survive_a_restart() {
         })
         .unwrap();
     bench
-        .write(collections::index, "c", &json!({"field_name": "m", "field_schema": {"type": "keyword"}}))
+        .write(
+            collections::index,
+            "c",
+            &json!({"field_name": "m", "field_schema": {"type": "keyword"}}),
+        )
         .unwrap();
-    let alias = json!({"actions": [{"create_alias": {"alias_name": "other", "collection_name": "c"}}]});
+    let alias =
+        json!({"actions": [{"create_alias": {"alias_name": "other", "collection_name": "c"}}]});
     bench.write(collections::change_aliases, "", &alias).unwrap();
     bench.write(update::set_payload, "c", &json!({"payload": {"x": 1}, "points": [UUID]})).unwrap();
     bench
-        .write(update::delete, "c", &json!({"filter": {"must": [{"key": "n", "match": {"value": 2}}]}}))
+        .write(
+            update::delete,
+            "c",
+            &json!({"filter": {"must": [{"key": "n", "match": {"value": 2}}]}}),
+        )
         .unwrap();
     bench.restart();
     let info = bench.read(describe::describe, "other", &Value::Null).unwrap();
@@ -264,20 +302,31 @@ fn points_and_settings_survive_a_restart() {
     assert_eq!(info["config"]["metadata"], json!({"b": 2, "c": 3}));
     assert_eq!(info["payload_schema"]["n"]["data_type"], "integer");
     assert_eq!(info["payload_schema"]["m"]["data_type"], "keyword");
-    assert_eq!(bench.registry().get("c").unwrap().settings().extra["images"], json!({"kind": "photo"}));
+    assert_eq!(
+        bench.registry().get("c").unwrap().settings().extra["images"],
+        json!({"kind": "photo"})
+    );
     let page = bench.read(retrieve::scroll, "c", &json!({"limit": 1})).unwrap();
     assert_eq!((&page["points"][0]["id"], &page["next_page_offset"]), (&json!(1), &json!(UUID)));
     let page = bench.read(retrieve::scroll, "c", &json!({"limit": 1, "offset": UUID})).unwrap();
-    assert_eq!((&page["points"][0]["payload"], &page["next_page_offset"]), (&json!({"x": 1}), &Value::Null));
+    assert_eq!(
+        (&page["points"][0]["payload"], &page["next_page_offset"]),
+        (&json!({"x": 1}), &Value::Null)
+    );
     assert_eq!(bench.read(retrieve::count, "c", &json!({})).unwrap(), json!({"count": 2}));
     let facet = |request: Value| bench.read(retrieve::facet, "c", &request);
     assert_eq!(facet(json!({"key": "x"})).unwrap(), json!({"hits": [{"value": 1, "count": 1}]}));
     assert_eq!(facet(json!({"key": "none", "exact": true})).unwrap(), json!({"hits": []}));
-    for (wrong, word) in
-        [(json!({"key": ""}), "key"), (json!({"key": "x", "limit": 0}), "limit"), (json!({}), "key")]
-    {
+    for (wrong, word) in [
+        (json!({"key": ""}), "key"),
+        (json!({"key": "x", "limit": 0}), "limit"),
+        (json!({}), "key"),
+    ] {
         let error = facet(wrong).unwrap_err();
-        assert!(error.kind() == ErrorKind::InvalidArgument && error.message().contains(word), "{error}");
+        assert!(
+            error.kind() == ErrorKind::InvalidArgument && error.message().contains(word),
+            "{error}"
+        );
     }
 }
 
@@ -345,7 +394,10 @@ fn points_of_image_collections_are_not_written() {
         "{error}"
     );
     let batch = json!({"operations": [{"upsert": points}]});
-    assert_eq!(bench.write(update::batch, "c", &batch).unwrap_err().kind(), ErrorKind::FailedPrecondition);
+    assert_eq!(
+        bench.write(update::batch, "c", &batch).unwrap_err().kind(),
+        ErrorKind::FailedPrecondition
+    );
     bench.write(update::set_payload, "c", &json!({"payload": {"x": 1}, "points": [1]})).unwrap();
     let got = bench.read(retrieve::fetch, "c", &json!({"ids": [1], "with_vector": true})).unwrap();
     assert_eq!((&got[0]["payload"]["x"], &got[0]["vector"]), (&json!(1), &json!([3.0, 4.0])));
@@ -355,17 +407,24 @@ fn points_of_image_collections_are_not_written() {
 fn examples_are_bounded_and_read_together() {
     let bench = Bench::new();
     three(&bench, "Cosine");
-    let recommend =
-        |count: usize| json!({"query": {"recommend": {"positive": vec![1; count], "negative": [[0, 1], 2]}}});
+    let recommend = |count: usize| json!({"query": {"recommend": {"positive": vec![1; count], "negative": [[0, 1], 2]}}});
     assert_eq!(bench.ids("c", &recommend(1022)), [json!(UUID)]);
     let error = bench.read(query::query, "c", &recommend(1023)).unwrap_err();
-    assert!(error.kind() == ErrorKind::InvalidArgument && error.message().contains("1024"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::InvalidArgument && error.message().contains("1024"),
+        "{error}"
+    );
     let mixed = json!({"query": {"recommend": {"positive": [1, 77, 2]}}});
     assert_eq!(bench.read(query::query, "c", &mixed).unwrap_err().kind(), ErrorKind::NotFound);
 }
 
 fn messages(described: &Value) -> Vec<&str> {
-    described["warnings"].as_array().unwrap().iter().map(|it| it["message"].as_str().unwrap()).collect()
+    described["warnings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| it["message"].as_str().unwrap())
+        .collect()
 }
 
 #[test]
@@ -375,19 +434,31 @@ fn hints_without_effect_are_warned_of() {
                         "shard_number": 3, "on_disk_payload": true,
                         "quantization_config": {"scalar": {"type": "int8"}}});
     bench.write(collections::create, "c", &create).unwrap();
-    bench.write(collections::update, "c", &json!({"optimizers_config": {"indexing_threshold": 0}})).unwrap();
-    bench.write(collections::index, "c", &json!({"field_name": "n", "field_schema": "integer"})).unwrap();
+    bench
+        .write(collections::update, "c", &json!({"optimizers_config": {"indexing_threshold": 0}}))
+        .unwrap();
+    bench
+        .write(collections::index, "c", &json!({"field_name": "n", "field_schema": "integer"}))
+        .unwrap();
     let described = bench.read(describe::describe, "c", &Value::Null).unwrap();
     let config = &described["config"];
-    assert_eq!((&config["hnsw_config"]["m"], &config["quantization_config"]), (&json!(16), &Value::Null));
+    assert_eq!(
+        (&config["hnsw_config"]["m"], &config["quantization_config"]),
+        (&json!(16), &Value::Null)
+    );
     assert!(config["optimizer_config"].get("indexing_threshold").is_none(), "{config}");
     assert_eq!(
         (&config["params"]["shard_number"], &config["wal_config"]["wal_capacity_mb"]),
         (&json!(1), &json!(32))
     );
     let messages = messages(&described);
-    for name in ["hnsw_config", "shard_number", "quantization_config", "optimizers_config", "index on \"n\""]
-    {
+    for name in [
+        "hnsw_config",
+        "shard_number",
+        "quantization_config",
+        "optimizers_config",
+        "index on \"n\"",
+    ] {
         assert!(messages.iter().any(|message| message.contains(name)), "{name}: {messages:?}");
     }
     assert_eq!(messages.len(), 5, "what holds is not warned of: {messages:?}");
@@ -397,7 +468,9 @@ fn hints_without_effect_are_warned_of() {
 fn an_indexed_field_counts_its_points() {
     let bench = Bench::new();
     three(&bench, "Dot");
-    bench.write(collections::index, "c", &json!({"field_name": "n", "field_schema": "integer"})).unwrap();
+    bench
+        .write(collections::index, "c", &json!({"field_name": "n", "field_schema": "integer"}))
+        .unwrap();
     let points = |bench: &Bench| {
         bench.read(describe::describe, "c", &Value::Null).unwrap()["payload_schema"]["n"].clone()
     };
@@ -429,7 +502,9 @@ fn uuids_match_in_every_spelling() {
         bench.read(retrieve::count, "c", &filter).unwrap()["count"].clone()
     };
     assert_eq!(count(json!({ "value": urn })), 0);
-    bench.write(collections::index, "c", &json!({"field_name": "u", "field_schema": "uuid"})).unwrap();
+    bench
+        .write(collections::index, "c", &json!({"field_name": "u", "field_schema": "uuid"}))
+        .unwrap();
     assert_eq!(count(json!({ "value": urn })), 1);
     assert_eq!(count(json!({ "any": [urn, "none"] })), 1);
     assert_eq!(count(json!({ "except": [urn] })), 1);

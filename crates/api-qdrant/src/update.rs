@@ -22,19 +22,31 @@ pub(crate) fn updated(named: &NamedCollection) -> UpdateResponse {
     UpdateResponse { operation_id: named.generation(), status: "completed" }
 }
 
-pub(crate) fn upsert(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
+pub(crate) fn upsert(
+    registry: &Registry,
+    context: &CallContext,
+    body: &[u8],
+) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
     write(&named, context, json::parse(body)?)?;
     Ok(updated(&named))
 }
 
-pub(crate) fn delete(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
+pub(crate) fn delete(
+    registry: &Registry,
+    context: &CallContext,
+    body: &[u8],
+) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
     remove(&named, json::parse(body)?)?;
     Ok(updated(&named))
 }
 
-pub(crate) fn set_payload(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<UpdateResponse> {
+pub(crate) fn set_payload(
+    registry: &Registry,
+    context: &CallContext,
+    body: &[u8],
+) -> Result<UpdateResponse> {
     let named = registry.writing(&context.collection)?;
     set(&named, json::parse(body)?)?;
     Ok(updated(&named))
@@ -71,7 +83,11 @@ pub(crate) fn clear_payload(
 }
 
 /// Makes changes in order. If one fails, the changes before it stay.
-pub(crate) fn batch(registry: &Registry, context: &CallContext, body: &[u8]) -> Result<Vec<UpdateResponse>> {
+pub(crate) fn batch(
+    registry: &Registry,
+    context: &CallContext,
+    body: &[u8],
+) -> Result<Vec<UpdateResponse>> {
     let named = registry.writing(&context.collection)?;
     let request: json::UpdateBatch = json::parse(body)?;
     let mut done = Vec::new();
@@ -83,7 +99,9 @@ pub(crate) fn batch(registry: &Registry, context: &CallContext, body: &[u8]) -> 
             UpdateOperation::OverwritePayload(request) => overwrite(&named, request),
             UpdateOperation::DeletePayload(request) => delete_keys(&named, request),
             UpdateOperation::ClearPayload(request) => clear(&named, request),
-            UpdateOperation::UpdateVectors(never) | UpdateOperation::DeleteVectors(never) => match never {},
+            UpdateOperation::UpdateVectors(never) | UpdateOperation::DeleteVectors(never) => {
+                match never {}
+            }
         };
         made.map_err(|error| error.context(format_args!("operations[{at}]")))?;
         done.push(updated(&named));
@@ -91,7 +109,11 @@ pub(crate) fn batch(registry: &Registry, context: &CallContext, body: &[u8]) -> 
     Ok(done)
 }
 
-fn write(named: &NamedCollection, context: &CallContext, request: json::UpsertRequest) -> Result<()> {
+fn write(
+    named: &NamedCollection,
+    context: &CallContext,
+    request: json::UpsertRequest,
+) -> Result<()> {
     if context.images.holds_images(named) {
         return Err(Error::precondition(format!(
             "collection \"{}\" is one of images, and a point of it needs an image's keypoints, which this interface \
@@ -103,7 +125,8 @@ fn write(named: &NamedCollection, context: &CallContext, request: json::UpsertRe
     let mut points = request.points(&settings.vector_name)?;
     for point in &mut points {
         let embedding = scores::embedding(&settings, std::mem::take(&mut point.vector));
-        point.vector = embedding.map_err(|error| error.context(format_args!("point {}", point.id)))?;
+        point.vector =
+            embedding.map_err(|error| error.context(format_args!("point {}", point.id)))?;
     }
     let new: Vec<NewPoint<'_>> = points
         .iter()
@@ -143,7 +166,11 @@ fn clear(named: &NamedCollection, request: PointsSelector) -> Result<()> {
     change(named, request.selection()?, &PayloadChange::Clear)
 }
 
-fn change(named: &NamedCollection, selection: PointSelection, change: &PayloadChange) -> Result<()> {
+fn change(
+    named: &NamedCollection,
+    selection: PointSelection,
+    change: &PayloadChange,
+) -> Result<()> {
     let selection = filters::prepare_selection(named, selection)?;
     named.change_payload(&selection, change).map(drop)
 }

@@ -133,8 +133,9 @@ impl Decoder {
             FileKind::Ogg => Decoder::packets(Container::Ogg, bytes, Vec::new()),
             FileKind::Mp4 => {
                 let edits = mp4::check(&mut bytes)?;
-                let bytes =
-                    bytes.rewound().map_err(|error| Error::internal(format!("cannot go back: {error}")))?;
+                let bytes = bytes
+                    .rewound()
+                    .map_err(|error| Error::internal(format!("cannot go back: {error}")))?;
                 Decoder::packets(Container::Mp4, bytes, edits)
             }
         }
@@ -288,7 +289,10 @@ impl Decoder {
         let mut faults = std::mem::take(&mut self.faults);
         if self.faults_left_out > 0 {
             let at = faults.last().map_or(0.0, |fault| fault.at);
-            faults.push(Fault { at, what: format!("{} more faults until later", self.faults_left_out) });
+            faults.push(Fault {
+                at,
+                what: format!("{} more faults until later", self.faults_left_out),
+            });
             self.faults_left_out = 0;
         }
         faults
@@ -307,7 +311,11 @@ impl Decoder {
                 } else if gap > rate / JITTER {
                     self.lost += gap;
                     self.filled += gap;
-                    self.fault(place, gap, format!("{:.3} s cannot be decoded", gap as f64 / rate as f64));
+                    self.fault(
+                        place,
+                        gap,
+                        format!("{:.3} s cannot be decoded", gap as f64 / rate as f64),
+                    );
                 }
                 let wrong = samples.iter_mut().filter(|sample| !sample.is_finite());
                 if wrong.map(|sample| *sample = 0.0).count() > 0 {
@@ -364,7 +372,8 @@ impl Decoder {
 
     /// Records a fault of `frames` frames at frame `at` of the file.
     fn fault(&mut self, at: u64, frames: u64, what: String) {
-        let follows = self.damage.as_ref().is_some_and(|(end, before)| *end == at && *before == what);
+        let follows =
+            self.damage.as_ref().is_some_and(|(end, before)| *end == at && *before == what);
         self.damage = Some((at + frames, what.clone()));
         if follows {
             return;
@@ -373,7 +382,8 @@ impl Decoder {
             self.faults_left_out += 1;
             return;
         }
-        let hidden: u64 = self.silent.iter().map(|range| range.end.min(at) - range.start.min(at)).sum();
+        let hidden: u64 =
+            self.silent.iter().map(|range| range.end.min(at) - range.start.min(at)).sum();
         self.faults.push(Fault { at: (at - hidden) as f64 / f64::from(self.format.rate), what });
     }
 
@@ -383,12 +393,19 @@ impl Decoder {
             && self.given + u64::from(self.format.rate) / JITTER < announced
         {
             let seconds = announced as f64 / f64::from(self.format.rate);
-            self.fault(self.read, 0, format!("the file ends early: its header says {seconds:.3} s"));
+            self.fault(
+                self.read,
+                0,
+                format!("the file ends early: its header says {seconds:.3} s"),
+            );
         }
         if self.heard == 0
             && let Some(fault) = self.faults.first()
         {
-            return Err(Error::data_loss(format!("no sound can be had of this recording: {}", fault.what)));
+            return Err(Error::data_loss(format!(
+                "no sound can be had of this recording: {}",
+                fault.what
+            )));
         }
         Ok(None)
     }
@@ -425,8 +442,12 @@ mod tests {
     #[test]
     fn a_stop_is_seen_where_no_sound_comes() {
         let steps = Arc::new(AtomicUsize::new(0));
-        let format =
-            AudioFormat { container_and_codec: "none".to_owned(), rate: 16000, channels: 1, seconds: None };
+        let format = AudioFormat {
+            container_and_codec: "none".to_owned(),
+            rate: 16000,
+            channels: 1,
+            seconds: None,
+        };
         let reader = Losing(steps.clone());
         let mut decoder = Decoder::new(format, None, Vec::new(), |_| Ok(Box::new(reader))).unwrap();
         let seen = steps.clone();

@@ -47,7 +47,10 @@ impl FeatureExtractor {
         file.check(rate)?;
         let (mel, log, cosine) = match file {
             FeatureFile::Raw { scale } => {
-                return Ok(FeatureExtractor { kind: FeatureKind::Raw(*scale), step: 1.0 / f64::from(rate) });
+                return Ok(FeatureExtractor {
+                    kind: FeatureKind::Raw(*scale),
+                    step: 1.0 / f64::from(rate),
+                });
             }
             FeatureFile::Mel(mel) => (mel, None, None),
             FeatureFile::LogMel { mel, log } => (mel, Some(*log), None),

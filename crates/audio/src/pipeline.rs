@@ -67,7 +67,13 @@ pub struct PipelineOptions {
 impl Default for PipelineOptions {
     fn default() -> PipelineOptions {
         let reader = "audio-in".to_owned();
-        PipelineOptions { in_flight: 4, embeddings: false, speakers: None, stop: Arc::default(), reader }
+        PipelineOptions {
+            in_flight: 4,
+            embeddings: false,
+            speakers: None,
+            stop: Arc::default(),
+            reader,
+        }
     }
 }
 
@@ -145,7 +151,9 @@ pub fn embed(
 ) -> Result<Vec<f32>> {
     if recogniser.kind != RecogniserKind::Embeddings {
         let name = &recogniser.name;
-        return Err(Error::invalid(format!("recogniser \"{name}\" gives labels and no embeddings")));
+        return Err(Error::invalid(format!(
+            "recogniser \"{name}\" gives labels and no embeddings"
+        )));
     }
     let mut mean = mean_of_units(recogniser);
     drive(input, hint, recogniser, model, options, &mut mean)?;
@@ -188,7 +196,8 @@ fn drive(
     let mut source = WindowSource::new(recogniser);
     taker.opened(feed.format())?;
     loop {
-        let step = runs.wait_for(feed.steps(), &mut |outcome| deliver(recogniser, taker, outcome))?;
+        let step =
+            runs.wait_for(feed.steps(), &mut |outcome| deliver(recogniser, taker, outcome))?;
         let mut step = step.unwrap_or_else(|| Err(feed::broken_off()))?;
         for fault in step.faults.drain(..) {
             taker.fault(fault)?;
@@ -232,7 +241,12 @@ fn deliver(recogniser: &Recogniser, taker: &mut dyn WindowSink, outcome: RunOutc
     };
     for (index, WindowInfo { real, level }) in outcome.facts.into_iter().enumerate() {
         let frames = answer.window(index);
-        taker.window(WindowScores { window: outcome.first + index as u64, real, level, ..frames })?;
+        taker.window(WindowScores {
+            window: outcome.first + index as u64,
+            real,
+            level,
+            ..frames
+        })?;
     }
     Ok(())
 }
@@ -259,7 +273,8 @@ impl LabelSink<'_> {
         let seconds = ending.samples as f64 / f64::from(ending.rate);
         self.post.finish(ending.samples, ending.windows, &mut self.found);
         self.hand_over()?;
-        let (labels, faults) = self.order.finish(PipelineEvent::Progress { seconds, total: self.total })?;
+        let (labels, faults) =
+            self.order.finish(PipelineEvent::Progress { seconds, total: self.total })?;
         Ok(AudioSummary { seconds, labels, faults, partial: faults > 0, windows: ending.windows })
     }
 }
@@ -293,7 +308,11 @@ impl WindowSink for UnitMean {
     }
 
     fn fault(&mut self, fault: Fault) -> Result<()> {
-        tracing::warn!(at = fault.at, what = fault.what, "part of a recording is missing from its embedding");
+        tracing::warn!(
+            at = fault.at,
+            what = fault.what,
+            "part of a recording is missing from its embedding"
+        );
         Ok(())
     }
 

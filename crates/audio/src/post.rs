@@ -69,7 +69,11 @@ enum Meaning {
 impl Labeller {
     /// Makes a labeller of `recogniser`'s kind; `embeddings` and `speakers` apply to recognisers of
     /// voices.
-    pub(crate) fn new(recogniser: &Recogniser, embeddings: bool, speakers: Option<Speakers>) -> Labeller {
+    pub(crate) fn new(
+        recogniser: &Recogniser,
+        embeddings: bool,
+        speakers: Option<Speakers>,
+    ) -> Labeller {
         Labeller { recogniser: recogniser.clone(), embeddings, speakers, started: None, next: 0 }
     }
 
@@ -86,7 +90,8 @@ impl Labeller {
         let started = match &mut self.started {
             Some(started) => started,
             none => {
-                let meaning = start(&self.recogniser, &frames, self.embeddings, self.speakers.take())?;
+                let meaning =
+                    start(&self.recogniser, &frames, self.embeddings, self.speakers.take())?;
                 none.insert(StartedPost { frames: frames.frames, classes: frames.classes, meaning })
             }
         };
@@ -139,7 +144,9 @@ fn start(
     let grid = Grid::new(recogniser, frames.frames).map_err(named)?;
     let names = recogniser.output.classes.names(frames.classes).map_err(named)?;
     Ok(match recogniser.kind {
-        RecogniserKind::Events => Meaning::Events(EventLabeller::new(&recogniser.events, grid, names)),
+        RecogniserKind::Events => {
+            Meaning::Events(EventLabeller::new(&recogniser.events, grid, names))
+        }
         _ => Meaning::Scenes(SceneLabeller::new(recogniser.scenes, grid, names)),
     })
 }

@@ -158,9 +158,9 @@ impl ClassNames {
         const KEYS: [&str; 12] = ["C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B"];
         let key = |number: usize| format!("{}{}", KEYS[number % 12], (number / 12) as i64 - 1);
         match self {
-            _ if count > CLASSES_MAX => {
-                Err(Error::invalid(format!("the output has {count} classes, {CLASSES_MAX} are allowed")))
-            }
+            _ if count > CLASSES_MAX => Err(Error::invalid(format!(
+                "the output has {count} classes, {CLASSES_MAX} are allowed"
+            ))),
             ClassNames::Numbered => Ok((0..count).map(|number| number.to_string()).collect()),
             ClassNames::Midi(first) => Ok((*first..first + count).map(key).collect()),
             ClassNames::Named(names) if names.len() == count => Ok(names.clone()),
@@ -274,7 +274,8 @@ impl Recogniser {
 
     /// Returns the start of the middle hop of window `window`, in seconds.
     pub(crate) fn middle_seconds(&self, window: u64) -> f64 {
-        let rows = window as f64 * self.spec.hop as f64 + (self.spec.window - self.spec.hop) as f64 / 2.0;
+        let rows =
+            window as f64 * self.spec.hop as f64 + (self.spec.window - self.spec.hop) as f64 / 2.0;
         self.seconds(rows)
     }
 
@@ -293,9 +294,10 @@ fn resolve(name: &str, file: RecogniserFile) -> Result<Recogniser> {
     within("rate", file.rate, RATE_MIN, RATE_MAX)?;
     let rate = file.rate;
     let raw = matches!(file.features, FeatureFile::Raw { .. });
-    let features =
-        FeatureExtractor::new(&file.features, rate).map_err(|e| e.context("[recogniser.features]"))?;
-    let (width, row_samples) = (features.width(), (features.step() * f64::from(rate)).round().max(1.0));
+    let features = FeatureExtractor::new(&file.features, rate)
+        .map_err(|e| e.context("[recogniser.features]"))?;
+    let (width, row_samples) =
+        (features.width(), (features.step() * f64::from(rate)).round().max(1.0));
     let hop = file.hop.unwrap_or(file.window);
     within("window", file.window, 1, VALUES_MAX)?;
     within("hop", hop, 1, file.window)?;
@@ -344,8 +346,12 @@ fn resolve(name: &str, file: RecogniserFile) -> Result<Recogniser> {
 fn check_axes(recogniser: &Recogniser) -> Result<()> {
     recogniser.may_wait(recogniser.batch)?;
     let axis = |axis: InputAxis| recogniser.axes.contains(&axis);
-    if (recogniser.sequence || !recogniser.state.is_empty()) && recogniser.axes[0] != InputAxis::Windows {
-        return Err(Error::invalid("a state and sequences need axes that begin with n, the windows"));
+    if (recogniser.sequence || !recogniser.state.is_empty())
+        && recogniser.axes[0] != InputAxis::Windows
+    {
+        return Err(Error::invalid(
+            "a state and sequences need axes that begin with n, the windows",
+        ));
     }
     if !axis(InputAxis::Rows) && recogniser.spec.context + recogniser.spec.window > 1 {
         return Err(Error::invalid("axes have no t, so a window must be one row without context"));
@@ -354,7 +360,12 @@ fn check_axes(recogniser: &Recogniser) -> Result<()> {
 }
 
 /// Checks that a number lies in its range.
-fn within<T: PartialOrd + std::fmt::Display>(what: &str, value: T, least: T, most: T) -> Result<()> {
+fn within<T: PartialOrd + std::fmt::Display>(
+    what: &str,
+    value: T,
+    least: T,
+    most: T,
+) -> Result<()> {
     if value >= least && value <= most {
         return Ok(());
     }

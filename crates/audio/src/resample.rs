@@ -124,8 +124,11 @@ impl RateChange {
         // A chunk is an even multiple of this many samples; otherwise the delay would have half a
         // sample.
         let unit = 2 * (from / divisor(from, to)) as usize;
-        let resampler = FftFixedInOut::new(from as usize, to as usize, CHUNK.next_multiple_of(unit), 1)
-            .map_err(|error| Error::internal(format!("no resampler from {from} to {to} Hz: {error}")))?;
+        let resampler =
+            FftFixedInOut::new(from as usize, to as usize, CHUNK.next_multiple_of(unit), 1)
+                .map_err(|error| {
+                    Error::internal(format!("no resampler from {from} to {to} Hz: {error}"))
+                })?;
         Ok(RateChange {
             from: from.into(),
             to: to.into(),
@@ -145,7 +148,11 @@ impl RateChange {
         while self.waiting.len() - used >= size {
             let (_, given) = self
                 .resampler
-                .process_into_buffer(&[&self.waiting[used..used + size]], &mut [&mut self.given[..]], None)
+                .process_into_buffer(
+                    &[&self.waiting[used..used + size]],
+                    &mut [&mut self.given[..]],
+                    None,
+                )
                 .map_err(|error| Error::internal(format!("the resampler failed: {error}")))?;
             used += size;
             let late = self.delay.min(given);

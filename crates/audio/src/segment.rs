@@ -43,7 +43,8 @@ impl Windows {
     /// Makes windows over rows of `width` values. A window, hop or width of zero counts as one.
     pub fn new(spec: WindowSpec, width: usize) -> Windows {
         let width = width.max(1);
-        let spec = WindowSpec { window: spec.window.max(1), hop: spec.hop.max(1), context: spec.context };
+        let spec =
+            WindowSpec { window: spec.window.max(1), hop: spec.hop.max(1), context: spec.context };
         Windows { spec, width, held: vec![0.0; spec.context * width], skip: 0, next: 0 }
     }
 
@@ -64,8 +65,12 @@ impl Windows {
         let mut result = Ok(());
         while result.is_ok() && self.held.len() >= head.saturating_add(size) {
             let rows = &self.held[head..head + size];
-            result =
-                each(FeatureWindow { index: self.next, start: self.start(), real: self.spec.window, rows });
+            result = each(FeatureWindow {
+                index: self.next,
+                start: self.start(),
+                real: self.spec.window,
+                rows,
+            });
             self.next += 1;
             head += hop;
         }
@@ -88,7 +93,8 @@ impl Windows {
         }
         let size = self.size();
         self.held.resize(size, 0.0);
-        let window = FeatureWindow { index: self.next, start: self.start(), real, rows: &self.held };
+        let window =
+            FeatureWindow { index: self.next, start: self.start(), real, rows: &self.held };
         each(window)
     }
 

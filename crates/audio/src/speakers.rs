@@ -112,7 +112,10 @@ impl Speakers {
     /// embedding without a direction or of another dimension than the others; `ResourceExhausted`
     /// if the store is full; those of writing the file. An error changes nothing.
     pub fn enrol(&self, name: &str, embedding: &[f32]) -> Result<()> {
-        if name.trim().is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
+        if name.trim().is_empty()
+            || name.len() > NAME_BYTES_MAX
+            || name.chars().any(char::is_control)
+        {
             return Err(Error::invalid(format!(
                 "a speaker's name has 1 to {NAME_BYTES_MAX} bytes, not only spaces, and no control characters"
             )));
@@ -120,7 +123,8 @@ impl Speakers {
         if embedding.len() > DIMENSION_MAX {
             return Err(Error::invalid(format!("an embedding has at most {DIMENSION_MAX} values")));
         }
-        let vector = unit(embedding).ok_or_else(|| Error::invalid("the embedding has no direction"))?;
+        let vector =
+            unit(embedding).ok_or_else(|| Error::invalid("the embedding has no direction"))?;
         self.change(|document| {
             if document.speakers.is_empty() {
                 document.dimension = vector.len();
@@ -219,7 +223,9 @@ pub(crate) fn unit(vector: &[f32]) -> Option<Vec<f32>> {
 }
 
 fn cosine(mean: &[f32], embedding: &[f32]) -> Option<f32> {
-    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let dot = |a: &[f32], b: &[f32]| {
+        a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>()
+    };
     let lengths = (dot(mean, mean) * dot(embedding, embedding)).sqrt();
     let fits = mean.len() == embedding.len() && lengths > 0.0 && lengths.is_finite();
     fits.then(|| (dot(mean, embedding) / lengths).clamp(-1.0, 1.0) as f32)
@@ -250,7 +256,9 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>> {
         file => file.map_err(|error| Error::io(path, &error))?,
     };
     let mut bytes = Vec::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| Error::io(path, &error))?;
+    file.take(FILE_BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| Error::io(path, &error))?;
     Ok(Some(bytes))
 }
 
@@ -321,7 +329,8 @@ fn write(path: &Path, document: &SpeakerFile) -> Result<()> {
 }
 
 fn sync_directory(path: &Path) -> Result<()> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory =
+        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let synced = File::open(directory).and_then(|directory| directory.sync_all());
     synced.map_err(|error| Error::io(directory, &error))
 }
@@ -369,7 +378,9 @@ mod tests {
         for number in 1..SPEAKERS_MAX {
             let mut document = SpeakerFile::clone(&speakers.now());
             let voice = Voice { embeddings: 1, vector: vec![1.0, 0.0] };
-            document.speakers.extend((0..SPEAKERS_MAX - 1).map(|n| (format!("n{n}"), voice.clone())));
+            document
+                .speakers
+                .extend((0..SPEAKERS_MAX - 1).map(|n| (format!("n{n}"), voice.clone())));
             *speakers.0.document.write() = Arc::new(document);
             if number == 1 {
                 break;

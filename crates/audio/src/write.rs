@@ -130,7 +130,9 @@ impl<W: Write> LabelWriter<W> {
             }
             LabelFormat::Rttm => {
                 let (file, length, name) = (&self.file_name, end - start, field(&label.text));
-                format!("SPEAKER {file} 1 {start:.3} {length:.3} <NA> <NA> {name} {score:.4} <NA>\n")
+                format!(
+                    "SPEAKER {file} 1 {start:.3} {length:.3} <NA> <NA> {name} {score:.4} <NA>\n"
+                )
             }
             LabelFormat::Audacity => format!("{start:.6}\t{end:.6}\t{}\n", one_line(&label.text)),
         };
@@ -173,9 +175,12 @@ impl<W: Write> LabelWriter<W> {
                 self.write(&format!("\n],\"faults\":{faults},\"summary\":{summary}}}\n"))?;
             }
             LabelFormat::Table => {
-                let (length, labels, faults) = (minutes(summary.seconds), summary.labels, summary.faults);
+                let (length, labels, faults) =
+                    (minutes(summary.seconds), summary.labels, summary.faults);
                 let partial = if summary.partial { ", partial" } else { "" };
-                self.write(&format!("{length:>10} of sound: {labels} labels, {faults} faults{partial}\n"))?;
+                self.write(&format!(
+                    "{length:>10} of sound: {labels} labels, {faults} faults{partial}\n"
+                ))?;
             }
             _ => {}
         }
@@ -203,7 +208,9 @@ pub fn ndjson(event: &PipelineEvent) -> Option<String> {
     let (kind, value) = match event {
         PipelineEvent::Opened(format) => ("opened", opened_value(format)),
         PipelineEvent::Label(label) => ("label", label_value(label)),
-        PipelineEvent::Fault(fault) => ("fault", json!({"at": seconds(fault.at), "what": fault.what})),
+        PipelineEvent::Fault(fault) => {
+            ("fault", json!({"at": seconds(fault.at), "what": fault.what}))
+        }
         PipelineEvent::Progress { seconds: done, total } => {
             ("progress", json!({"seconds": seconds(*done), "total": total.map(seconds)}))
         }
@@ -275,7 +282,13 @@ fn minutes(seconds: f64) -> String {
 fn hours(seconds: f64) -> String {
     let millis = millis(seconds);
     let minutes = millis / 60_000;
-    format!("{:02}:{:02}:{:02},{:03}", minutes / 60, minutes % 60, millis / 1000 % 60, millis % 1000)
+    format!(
+        "{:02}:{:02}:{:02},{:03}",
+        minutes / 60,
+        minutes % 60,
+        millis / 1000 % 60,
+        millis % 1000
+    )
 }
 
 fn millis(seconds: f64) -> u64 {

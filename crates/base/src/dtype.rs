@@ -1,11 +1,13 @@
-//! Element types: the ones ONNX Runtime has as tensors, which is a superset of what the protocols name.
+//! Element types: the ones ONNX Runtime has as tensors, which is a superset of what the protocols
+//! name.
 
 use bytemuck::Pod;
 
 /// The type of one tensor element.
 ///
-/// The names are ONNX's. `String` elements are byte strings of any content (the protocols call them BYTES or
-/// `DT_STRING`); the 4-bit types are packed two to a byte, low nibble first, as ONNX stores them.
+/// The names are ONNX's. `String` elements are byte strings of any content (the protocols call them
+/// BYTES or `DT_STRING`); the 4-bit types are packed two to a byte, low nibble first, as ONNX
+/// stores them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum DType {
@@ -96,14 +98,15 @@ impl DType {
         })
     }
 
-    /// Bytes that `elements` elements take, rounded up to a whole byte; `None` for strings or when the count
-    /// does not fit a `usize`.
+    /// Bytes that `elements` elements take, rounded up to a whole byte; `None` for strings or when
+    /// the count does not fit a `usize`.
     pub fn bytes_for(self, elements: usize) -> Option<usize> {
         let bits = self.bits()?;
         Some(elements.checked_mul(bits)?.div_ceil(8))
     }
 
-    /// The alignment in bytes that a buffer of this type needs so that a C++ engine may read it as its own type.
+    /// The alignment in bytes that a buffer of this type needs so that a C++ engine may read it as
+    /// its own type.
     pub const fn alignment(self) -> usize {
         match self {
             DType::U16 | DType::I16 | DType::F16 | DType::BF16 => 2,
@@ -113,7 +116,8 @@ impl DType {
         }
     }
 
-    /// The lower-case name used in messages, configuration and manifests ("float32", "int64", "string").
+    /// The lower-case name used in messages, configuration and manifests ("float32", "int64",
+    /// "string").
     pub const fn name(self) -> &'static str {
         match self {
             DType::Bool => "bool",

@@ -1,9 +1,10 @@
-//! One error for everything a client or operator may see: a kind that maps to a status, and a sentence.
+//! One error for everything a client or operator may see: a kind that maps to a status, and a
+//! sentence.
 
 use std::time::Duration;
 
-/// What went wrong, in the vocabulary of gRPC status codes; the doors derive HTTP and gRPC statuses from it in
-/// one table.
+/// What went wrong, in the vocabulary of gRPC status codes; the doors derive HTTP and gRPC statuses
+/// from it in one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -129,11 +130,15 @@ impl Error {
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,
             std::io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
             std::io::ErrorKind::OutOfMemory => ErrorKind::ResourceExhausted,
-            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorKind::StorageFull,
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+                ErrorKind::StorageFull
+            }
             std::io::ErrorKind::IsADirectory | std::io::ErrorKind::NotADirectory => {
                 ErrorKind::InvalidArgument
             }
-            std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::InvalidData => ErrorKind::DataLoss,
+            std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::InvalidData => {
+                ErrorKind::DataLoss
+            }
             // EMFILE and ENFILE: too many files are open in the process, or in the system.
             _ if matches!(error.raw_os_error(), Some(23 | 24)) => ErrorKind::ResourceExhausted,
             _ => ErrorKind::Internal,

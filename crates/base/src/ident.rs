@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-/// A version number: the name of a version's directory. TensorFlow Serving's is an `int64`, so ours fits one.
+/// A version number: the name of a version's directory. TensorFlow Serving's is an `int64`, so ours
+/// fits one.
 pub type VersionNumber = u64;
 
 /// One version of one model. Cheap to clone.

@@ -5,13 +5,15 @@ const WORD_CHARS_MAX: usize = 64;
 /// Characters of a word for each edit that a candidate may be away.
 const CHARS_PER_EDIT: usize = 3;
 
-/// Returns the candidate that the fewest edits (insert, delete, replace, swap of neighbours) turn `word` into, or
-/// `None` if none is near: one edit for every three characters, and at least one. Case, `_` and `-` are not told apart.
+/// Returns the candidate that the fewest edits (insert, delete, replace, swap of neighbours) turn
+/// `word` into, or `None` if none is near: one edit for every three characters, and at least one.
+/// Case, `_` and `-` are not told apart.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = plain(word)?;
     let edits_max = (word.len() / CHARS_PER_EDIT).max(1);
     let near = |candidate: &'a str| {
-        let other = plain(candidate).filter(|other| other.len().abs_diff(word.len()) <= edits_max)?;
+        let other =
+            plain(candidate).filter(|other| other.len().abs_diff(word.len()) <= edits_max)?;
         Some((edits(&word, &other), candidate)).filter(|(edits, _)| *edits <= edits_max)
     };
     candidates.into_iter().filter_map(near).min().map(|(_, candidate)| candidate)

@@ -61,8 +61,8 @@ impl Signature {
         self.outputs.iter().find(|spec| spec.name == name)
     }
 
-    /// Checks that `inputs` are what the model takes: each known, of the right type and rank, fixed axes equal,
-    /// equal symbolic names of equal size, none missing and none twice.
+    /// Checks that `inputs` are what the model takes: each known, of the right type and rank, fixed
+    /// axes equal, equal symbolic names of equal size, none missing and none twice.
     ///
     /// # Errors
     /// `InvalidArgument` naming the first input that is wrong and what was expected.
@@ -83,14 +83,18 @@ impl Signature {
             }
             check_shape(spec, input.tensor.shape(), &mut symbols)?;
         }
-        match self.inputs.iter().find(|spec| !spec.optional && !inputs.iter().any(|i| *i.name == *spec.name))
+        match self
+            .inputs
+            .iter()
+            .find(|spec| !spec.optional && !inputs.iter().any(|i| *i.name == *spec.name))
         {
             Some(missing) => Err(Error::invalid(format!("input \"{}\" is missing", missing.name))),
             None => Ok(()),
         }
     }
 
-    /// Checks that every requested output exists and is asked for once: each would be copied into the answer.
+    /// Checks that every requested output exists and is asked for once: each would be copied into
+    /// the answer.
     ///
     /// # Errors
     /// `InvalidArgument` naming the first that does not, or that comes again.
@@ -129,16 +133,18 @@ fn check_shape<'a>(
     for (dim, &size) in dims.iter().zip(shape) {
         match dim {
             Dim::Fixed(fixed) if *fixed != size => return Err(wrong()),
-            Dim::Dynamic(Some(symbol)) => match symbols.iter().find(|(known, ..)| known == symbol) {
-                Some((_, other, input)) if *other != size => {
-                    return Err(Error::invalid(format!(
-                        "axis \"{symbol}\" is {other} in input \"{input}\" and {size} in input \"{}\"",
-                        spec.name
-                    )));
+            Dim::Dynamic(Some(symbol)) => {
+                match symbols.iter().find(|(known, ..)| known == symbol) {
+                    Some((_, other, input)) if *other != size => {
+                        return Err(Error::invalid(format!(
+                            "axis \"{symbol}\" is {other} in input \"{input}\" and {size} in input \"{}\"",
+                            spec.name
+                        )));
+                    }
+                    Some(_) => {}
+                    None => symbols.push((symbol, size, &spec.name)),
                 }
-                Some(_) => {}
-                None => symbols.push((symbol, size, &spec.name)),
-            },
+            }
             _ => {}
         }
     }
@@ -151,7 +157,8 @@ mod tests {
     use crate::Tensor;
 
     fn spec(name: &str, dims: &[i64]) -> TensorSpec {
-        let dim = |&d: &i64| if d < 0 { Dim::Dynamic(Some("n".into())) } else { Dim::Fixed(d as usize) };
+        let dim =
+            |&d: &i64| if d < 0 { Dim::Dynamic(Some("n".into())) } else { Dim::Fixed(d as usize) };
         TensorSpec {
             name: name.into(),
             dtype: DType::F32,
@@ -167,22 +174,29 @@ mod tests {
 
     #[test]
     fn each_fault_is_named() {
-        let signature = Signature { inputs: vec![spec("a", &[-1, 2]), spec("b", &[-1])], outputs: vec![] };
-        let check =
-            |inputs: &[NamedTensor]| signature.check_inputs(inputs).map_err(|e| e.message().to_owned());
+        let signature =
+            Signature { inputs: vec![spec("a", &[-1, 2]), spec("b", &[-1])], outputs: vec![] };
+        let check = |inputs: &[NamedTensor]| {
+            signature.check_inputs(inputs).map_err(|e| e.message().to_owned())
+        };
         assert_eq!(check(&[input("a", &[3, 2]), input("b", &[3])]), Ok(()));
         assert!(check(&[input("a", &[3, 2])]).unwrap_err().contains("\"b\" is missing"));
         assert!(check(&[input("a", &[3, 3])]).unwrap_err().contains("[3, 3]"));
         assert!(check(&[input("c", &[3])]).unwrap_err().contains("no input \"c\""));
-        assert!(check(&[input("a", &[3, 2]), input("b", &[4])]).unwrap_err().contains("axis \"n\""));
+        assert!(
+            check(&[input("a", &[3, 2]), input("b", &[4])]).unwrap_err().contains("axis \"n\"")
+        );
         assert!(check(&[input("a", &[3, 2]), input("a", &[3, 2])]).unwrap_err().contains("twice"));
     }
 
     #[test]
     fn each_output_is_asked_for_once() {
-        let signature = Signature { inputs: vec![], outputs: vec![spec("y", &[-1]), spec("z", &[-1])] };
+        let signature =
+            Signature { inputs: vec![], outputs: vec![spec("y", &[-1]), spec("z", &[-1])] };
         let check = |names: &[&str]| {
-            signature.check_outputs(names.iter().copied()).map_err(|error| error.message().to_owned())
+            signature
+                .check_outputs(names.iter().copied())
+                .map_err(|error| error.message().to_owned())
         };
         assert_eq!((check(&[]), check(&["z", "y"])), (Ok(()), Ok(())));
         assert!(check(&["y", "x"]).unwrap_err().contains("no output \"x\""));

@@ -13,7 +13,8 @@ pub type Shape = SmallVec<[usize; 6]>;
 /// A tensor's elements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// Elements of fixed size, little-endian, row-major. May start at any address: see [`Tensor::aligned_bytes`].
+    /// Elements of fixed size, little-endian, row-major. May start at any address: see
+    /// [`Tensor::aligned_bytes`].
     Bytes(Bytes),
     /// Byte strings, row-major, one an element.
     Strings(Arc<[Bytes]>),
@@ -43,7 +44,8 @@ impl NamedTensor {
     }
 }
 
-/// An input whose value is an output of the item before: the state of a model that does not keep it inside.
+/// An input whose value is an output of the item before: the state of a model that does not keep it
+/// inside.
 #[derive(Clone, Debug)]
 pub struct CarriedInput {
     /// Name of the input.
@@ -74,11 +76,15 @@ impl Tensor {
     /// A tensor over bytes that are already there; nothing is copied.
     ///
     /// # Errors
-    /// `InvalidArgument` when the byte length is not exactly what type and shape need, or `dtype` is `String`.
+    /// `InvalidArgument` when the byte length is not exactly what type and shape need, or `dtype`
+    /// is `String`.
     pub fn from_bytes(dtype: DType, shape: impl Into<Shape>, bytes: Bytes) -> Result<Tensor> {
         let shape = shape.into();
         let wanted = dtype.bytes_for(count(&shape)?).ok_or_else(|| {
-            Error::invalid(format!("{dtype} of shape {:?} has no fixed byte size", shape.as_slice()))
+            Error::invalid(format!(
+                "{dtype} of shape {:?} has no fixed byte size",
+                shape.as_slice()
+            ))
         })?;
         if bytes.len() != wanted {
             return Err(Error::invalid(format!(
@@ -111,7 +117,10 @@ impl Tensor {
     ///
     /// # Errors
     /// `InvalidArgument` when the length does not match the shape.
-    pub fn from_strings(shape: impl Into<Shape>, strings: impl Into<Arc<[Bytes]>>) -> Result<Tensor> {
+    pub fn from_strings(
+        shape: impl Into<Shape>,
+        strings: impl Into<Arc<[Bytes]>>,
+    ) -> Result<Tensor> {
         let (shape, strings) = (shape.into(), strings.into());
         if count(&shape)? != strings.len() {
             return Err(Error::invalid(format!(
@@ -168,8 +177,8 @@ impl Tensor {
         }
     }
 
-    /// The bytes at an address fit for `dtype`, copied only where the shared buffer is misaligned (a tensor may
-    /// start anywhere inside a request body); `None` for strings.
+    /// The bytes at an address fit for `dtype`, copied only where the shared buffer is misaligned
+    /// (a tensor may start anywhere inside a request body); `None` for strings.
     pub fn aligned_bytes(&self) -> Option<Bytes> {
         let bytes = self.bytes()?;
         if (bytes.as_ptr() as usize).is_multiple_of(self.dtype.alignment()) {
@@ -198,9 +207,13 @@ mod tests {
 
     #[test]
     fn lengths_are_checked() {
-        assert!(Tensor::from_bytes(DType::F32, [2usize, 2].as_slice(), Bytes::from_static(&[0; 16])).is_ok());
+        assert!(
+            Tensor::from_bytes(DType::F32, [2usize, 2].as_slice(), Bytes::from_static(&[0; 16]))
+                .is_ok()
+        );
         let error =
-            Tensor::from_bytes(DType::F32, [2usize, 2].as_slice(), Bytes::from_static(&[0; 15])).unwrap_err();
+            Tensor::from_bytes(DType::F32, [2usize, 2].as_slice(), Bytes::from_static(&[0; 15]))
+                .unwrap_err();
         assert_eq!(error.message(), "float32 of shape [2, 2] takes 16 bytes, got 15");
         assert!(Tensor::from_bytes(DType::F32, [usize::MAX, 2].as_slice(), Bytes::new()).is_err());
         assert!(Tensor::from_vec::<f32>([0usize, 3].as_slice(), vec![]).is_ok());
@@ -209,11 +222,13 @@ mod tests {
     #[test]
     fn misaligned_bytes_are_copied_once() {
         let buffer = Bytes::from_owner(Owner(vec![0u64, u64::MAX, 7]));
-        let tensor = Tensor::from_bytes(DType::F32, [2usize].as_slice(), buffer.slice(1..9)).unwrap();
+        let tensor =
+            Tensor::from_bytes(DType::F32, [2usize].as_slice(), buffer.slice(1..9)).unwrap();
         let aligned = tensor.aligned_bytes().unwrap();
         assert_eq!(aligned, buffer.slice(1..9));
         assert_eq!(aligned.as_ptr() as usize % 4, 0);
-        let straight = Tensor::from_bytes(DType::F32, [2usize].as_slice(), buffer.slice(8..16)).unwrap();
+        let straight =
+            Tensor::from_bytes(DType::F32, [2usize].as_slice(), buffer.slice(8..16)).unwrap();
         assert_eq!(straight.aligned_bytes().unwrap().as_ptr(), buffer.slice(8..16).as_ptr());
     }
 }

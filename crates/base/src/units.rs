@@ -20,7 +20,8 @@ fn split(text: &str) -> Result<(f64, String)> {
     Ok((value, text[end..].trim().to_ascii_lowercase()))
 }
 
-/// Parses a byte size: a number and B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024).
+/// Parses a byte size: a number and B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB
+/// (powers of 1024).
 ///
 /// # Errors
 /// `InvalidArgument` when it is not a number with one of these units.
@@ -36,7 +37,11 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
         "mib" => MIB as f64,
         "gib" => GIB as f64,
         "tib" => 1024.0 * GIB as f64,
-        _ => return Err(Error::invalid(format!("\"{text}\": unknown size unit; use e.g. 512MiB or 2GB"))),
+        _ => {
+            return Err(Error::invalid(format!(
+                "\"{text}\": unknown size unit; use e.g. 512MiB or 2GB"
+            )));
+        }
     };
     Ok((value * factor).round() as u64)
 }
@@ -54,7 +59,11 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
         "" | "s" => 1.0,
         "m" | "min" => 60.0,
         "h" => 3600.0,
-        _ => return Err(Error::invalid(format!("\"{text}\": unknown time unit; use e.g. 250ms or 2s"))),
+        _ => {
+            return Err(Error::invalid(format!(
+                "\"{text}\": unknown time unit; use e.g. 250ms or 2s"
+            )));
+        }
     };
     Duration::try_from_secs_f64(value * seconds)
         .map_err(|_| Error::invalid(format!("\"{text}\" is no usable duration")))

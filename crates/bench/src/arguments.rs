@@ -19,7 +19,9 @@ use crate::overload::OverloadArgs;
 use crate::swap::SwapArgs;
 use crate::tiers::TiersArgs;
 use crate::vectors::VectorsArgs;
-use crate::{audio, batch, crash, fingerprints, images, ingest, overhead, overload, swap, tiers, vectors};
+use crate::{
+    audio, batch, crash, fingerprints, images, ingest, overhead, overload, swap, tiers, vectors,
+};
 
 /// Measure a server: under load, during swaps, against the bare engine
 #[derive(Debug, Parser)]
@@ -51,10 +53,12 @@ enum Benchmark {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "This machine")]
 struct MachineArgs {
-    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program or in the system]
+    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program
+    /// or in the system]
     #[arg(long, value_name = "PATH", global = true)]
     onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the program]
+    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the
+    /// program]
     #[arg(long, value_name = "PATH", global = true)]
     libtorch: Option<PathBuf>,
     /// Where made models and logs are kept [default: the user's cache directory]
@@ -65,8 +69,10 @@ struct MachineArgs {
 impl MachineArgs {
     /// Fills in what was not given from the variables that `millpond bench` sets or passes on.
     fn environment(self) -> Result<BenchEnv> {
-        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let required = |name| variable(name).ok_or_else(|| Error::invalid("start this as `millpond bench`"));
+        let variable =
+            |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let required =
+            |name| variable(name).ok_or_else(|| Error::invalid("start this as `millpond bench`"));
         let search = |given: Option<PathBuf>, name| {
             LibrarySearch::around_process(given.or_else(|| variable(name)), variable("VIRTUAL_ENV"))
         };
@@ -86,7 +92,8 @@ pub fn command() -> clap::Command {
     Arguments::command()
 }
 
-/// Parses the process's arguments and runs the benchmark. Help ends the process with 0, a wrong argument with 2.
+/// Parses the process's arguments and runs the benchmark. Help ends the process with 0, a wrong
+/// argument with 2.
 ///
 /// # Errors
 /// Those of the benchmark; `InvalidArgument` if `millpond` did not start this process.

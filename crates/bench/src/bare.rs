@@ -77,7 +77,9 @@ impl Bare {
         let first = |inputs: &Vec<NamedTensor>| {
             let outputs = self.session.run(inputs, &[])?;
             let output = outputs.into_iter().next();
-            output.map(|output| output.tensor).ok_or_else(|| Error::internal("the model has no output"))
+            output
+                .map(|output| output.tensor)
+                .ok_or_else(|| Error::internal("the model has no output"))
         };
         requests.iter().map(first).collect()
     }
@@ -91,11 +93,13 @@ impl Bare {
         let mut rows = 1;
         let start = Instant::now();
         loop {
-            // As the bench itself runs it: on the thread that had just made the model's files it took a third longer.
+            // As the bench itself runs it: on the thread that had just made the model's files it
+            // took a third longer.
             let run = self.run(&[inputs(rows)?], 1, Duration::ZERO, CALIBRATION_TURN)?;
             let time = run.latencies.summary().p50_ms / 1e3;
             let share = wanted.as_secs_f64() / time.max(f64::MIN_POSITIVE);
-            // A row more costs little where the parameters are read for all of them: the next guess may be too high.
+            // A row more costs little where the parameters are read for all of them: the next guess
+            // may be too high.
             let next = (rows as f64 * share.min(2.0)).round().clamp(1.0, ROWS_MAX as f64) as usize;
             let found = next.abs_diff(rows) <= rows / CALIBRATION_STEPS;
             if (found && start.elapsed() >= CALIBRATION_MIN) || start.elapsed() >= CALIBRATION_MAX {
@@ -128,7 +132,9 @@ impl Bare {
             let elapsed = start.elapsed();
             let parts: Vec<Result<BareThread>> = looping
                 .into_iter()
-                .map(|thread| thread.join().unwrap_or_else(|_| Err(Error::internal("a loop panicked"))))
+                .map(|thread| {
+                    thread.join().unwrap_or_else(|_| Err(Error::internal("a loop panicked")))
+                })
                 .collect();
             (parts, elapsed)
         });
@@ -160,14 +166,16 @@ impl Bare {
             if cpu_start.is_none() && counting.load(Ordering::Relaxed) {
                 cpu_start = Some(os::thread::cpu_time());
             }
-            let request = &requests[ticket.fetch_add(1, Ordering::Relaxed) as usize % requests.len()];
+            let request =
+                &requests[ticket.fetch_add(1, Ordering::Relaxed) as usize % requests.len()];
             let start = Instant::now();
             std::hint::black_box(self.session.run(request, &[])?);
             if cpu_start.is_some() {
                 latencies.push(start.elapsed());
             }
         }
-        let cpu = cpu_start.map_or(Duration::ZERO, |start| os::thread::cpu_time().saturating_sub(start));
+        let cpu =
+            cpu_start.map_or(Duration::ZERO, |start| os::thread::cpu_time().saturating_sub(start));
         Ok(BareThread { latencies, cpu })
     }
 }
@@ -189,8 +197,10 @@ fn parameters(dir: &Path) -> Result<Vec<BoundTensor>> {
     let chunks: Vec<Chunk> = tensors.iter().map(chunk).collect::<Result<_>>()?;
     // Every tensor may leave most of a slot unused.
     let bytes_max = artifact.parameter_bytes() + (tensors.len() as u64 + 1) * SLOT_BYTES as u64;
-    let pool = SlotPool::new(PoolConfig { bytes_max, huge_pages: true, fault_rate: Rate::unlimited() })?;
-    let store = ParameterStore::new(pool, StoreConfig { read_rate: Rate::unlimited(), direct: true });
+    let pool =
+        SlotPool::new(PoolConfig { bytes_max, huge_pages: true, fault_rate: Rate::unlimited() })?;
+    let store =
+        ParameterStore::new(pool, StoreConfig { read_rate: Rate::unlimited(), direct: true });
     let loaded = store.load(&weights, &chunks, &AtomicBool::new(false))?;
     let bind = |(tensor, placed): (&engine::layout::TensorEntry, memory::Placement)| {
         Ok(BoundTensor {
@@ -223,7 +233,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// ONNX Runtime computes from the files what the reference computes from the seed, in both forms.
+    /// ONNX Runtime computes from the files what the reference computes from the seed, in both
+    /// forms.
     #[test]
     fn the_engine_agrees_with_the_reference() {
         let dir = tempfile::tempdir().unwrap();
@@ -234,7 +245,8 @@ pub(crate) mod tests {
         ctr.write_embedded(7, &embedded, &|_| {}).unwrap();
 
         let features: Vec<_> = (0..3).map(|index| ctr.inputs(1, index, 5)).collect();
-        let requests: Vec<_> = features.iter().map(|features| features.tensors().unwrap()).collect();
+        let requests: Vec<_> =
+            features.iter().map(|features| features.tensors().unwrap()).collect();
         let expected = ctr.reference(7, &features);
         let bare = Bare::open(&env(dir.path()), &layout).unwrap();
         assert_eq!(bare.output_name(), "prob");

@@ -1,4 +1,5 @@
-//! `millpond-bench`: every benchmark of `millpond bench`, in a program of its own so that the product links none.
+//! `millpond-bench`: every benchmark of `millpond bench`, in a program of its own so that the
+//! product links none.
 
 use std::process::ExitCode;
 

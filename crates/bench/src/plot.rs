@@ -72,9 +72,14 @@ impl Chart {
         let width = WIDTH * PNG_SCALE;
         let height = HEIGHT * PNG_SCALE;
         let mut image = RgbImage::new(width, height);
-        self.draw(BitMapBackend::with_buffer(&mut image, (width, height)).into_drawing_area(), PNG_SCALE)?;
+        self.draw(
+            BitMapBackend::with_buffer(&mut image, (width, height)).into_drawing_area(),
+            PNG_SCALE,
+        )?;
         let mut bytes = Cursor::new(Vec::new());
-        image.write_to(&mut bytes, ImageFormat::Png).map_err(|e| Error::internal(format!("chart: {e}")))?;
+        image
+            .write_to(&mut bytes, ImageFormat::Png)
+            .map_err(|e| Error::internal(format!("chart: {e}")))?;
         Ok(bytes.into_inner())
     }
 
@@ -89,8 +94,9 @@ impl Chart {
         scale: u32,
     ) -> std::result::Result<(), DrawingAreaErrorKind<B::ErrorType>> {
         let points = || self.series.iter().flat_map(|series| &series.points);
-        let max =
-            |values: &mut dyn Iterator<Item = f64>| values.filter(|v| v.is_finite()).fold(0.0, f64::max);
+        let max = |values: &mut dyn Iterator<Item = f64>| {
+            values.filter(|v| v.is_finite()).fold(0.0, f64::max)
+        };
         let y_max = max(&mut points().map(|point| point.1)).max(f64::MIN_POSITIVE) * 1.05;
         let x_range = match &self.steps {
             Some(steps) => -0.5..steps.len() as f64 - 0.5,
@@ -105,7 +111,10 @@ impl Chart {
             .y_label_area_size(60 * scale)
             .build_cartesian_2d(x_range, 0.0..y_max)?;
         let mut mesh = chart.configure_mesh();
-        mesh.disable_x_mesh().light_line_style(TRANSPARENT).bold_line_style(GRID).label_style(small);
+        mesh.disable_x_mesh()
+            .light_line_style(TRANSPARENT)
+            .bold_line_style(GRID)
+            .label_style(small);
         mesh.x_desc(&self.x).y_desc(&self.y).axis_desc_style(small);
         let x_label = |x: &f64| self.x_label(*x);
         let y_label = |y: &f64| number(*y);
@@ -118,7 +127,9 @@ impl Chart {
             chart
                 .draw_series(LineSeries::new(places.iter().copied(), style))?
                 .label(&series.name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 20 * scale as i32, y)], style));
+                .legend(move |(x, y)| {
+                    PathElement::new([(x, y), (x + 20 * scale as i32, y)], style)
+                });
             if self.dots {
                 let dot = |&place: &(f64, f64)| Circle::new(place, 4 * scale, colour.filled());
                 chart.draw_series(places.iter().map(dot))?;
@@ -132,7 +143,9 @@ impl Chart {
 
     /// Returns the position of a value on the x axis.
     fn place(&self, x: f64) -> f64 {
-        self.steps.as_ref().map_or(x, |steps| steps.iter().position(|step| *step == x).unwrap_or(0) as f64)
+        self.steps
+            .as_ref()
+            .map_or(x, |steps| steps.iter().position(|step| *step == x).unwrap_or(0) as f64)
     }
 
     fn x_label(&self, x: f64) -> String {

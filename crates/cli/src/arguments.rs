@@ -16,7 +16,8 @@ use crate::serve::ServeArgs;
 use crate::speakers::SpeakersArgs;
 use crate::tune::TuneCommand;
 use crate::{
-    audio, bench, completion, doctor, environment, images, infer, models, publish, serve, speakers, tune,
+    audio, bench, completion, doctor, environment, images, infer, models, publish, serve, speakers,
+    tune,
 };
 
 /// Serves models with a tail latency that stays flat while they change
@@ -65,13 +66,15 @@ pub(crate) fn command() -> clap::Command {
         .after_help(format!("{}\n\n{EXIT_CODES_HELP}", environment::help()))
 }
 
-/// Parses the process's arguments. Help and version end the process with 0, a wrong argument with 2.
+/// Parses the process's arguments. Help and version end the process with 0, a wrong argument with
+/// 2.
 ///
 /// # Errors
 /// Returns a usage error for a flag of another server, and the errors of [`bench::pass_on`].
 pub(crate) fn parse() -> CommandResult<Arguments> {
     bench::pass_on(&std::env::args_os().skip(1).collect::<Vec<_>>())?;
-    let parsed = command().try_get_matches().and_then(|matches| Arguments::from_arg_matches(&matches));
+    let parsed =
+        command().try_get_matches().and_then(|matches| Arguments::from_arg_matches(&matches));
     parsed.or_else(|error| foreign::explain(&error).map_or_else(|| error.exit(), Err))
 }
 

@@ -49,10 +49,12 @@ pub(crate) struct DemoCommand {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "This machine")]
 pub(crate) struct MachineArgs {
-    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program or in the system]
+    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program
+    /// or in the system]
     #[arg(long, value_name = "PATH", global = true)]
     onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the program]
+    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the
+    /// program]
     #[arg(long, value_name = "PATH", global = true)]
     libtorch: Option<PathBuf>,
     /// Directory of generated models and logs [default: the user's cache directory]
@@ -73,7 +75,8 @@ pub(crate) fn demo(args: &DemoCommand) -> CommandResult {
     finished(demo::run(&args.demo, demo_time()?, &bench_env(&args.machine)?))
 }
 
-/// Replaces this process by `millpond-bench` if `arguments` (without the program's name) are for it.
+/// Replaces this process by `millpond-bench` if `arguments` (without the program's name) are for
+/// it.
 ///
 /// # Errors
 /// Returns an error if that program is not installed or cannot be started.
@@ -130,7 +133,10 @@ fn program() -> CommandResult<PathBuf> {
 
 fn this_program() -> CommandResult<PathBuf> {
     std::env::current_exe().map_err(|error| {
-        CommandError::new(ExitStatus::CannotStart, format!("this program cannot find itself: {error}"))
+        CommandError::new(
+            ExitStatus::CannotStart,
+            format!("this program cannot find itself: {error}"),
+        )
     })
 }
 
@@ -155,7 +161,8 @@ fn demo_time() -> CommandResult<Option<Duration>> {
     Ok(Some(Duration::from_secs(seconds)))
 }
 
-/// Gives internal errors the exit code of wrong answers: a wrong answer or a dead server is no fault of the user.
+/// Gives internal errors the exit code of wrong answers: a wrong answer or a dead server is no
+/// fault of the user.
 pub(crate) fn finished(result: base::Result<()>) -> CommandResult {
     result.map_err(|error| {
         let exit = match error.kind() {

@@ -69,7 +69,11 @@ impl HttpReply {
     /// # Errors
     /// As [`HttpReply::json`].
     pub(crate) fn good(&self) -> CommandResult<&[u8]> {
-        if (200..300).contains(&self.status) { Ok(&self.body) } else { Err(refusal(self.status, &self.body)) }
+        if (200..300).contains(&self.status) {
+            Ok(&self.body)
+        } else {
+            Err(refusal(self.status, &self.body))
+        }
     }
 
     /// Returns the server's error message.
@@ -92,8 +96,11 @@ impl HttpClient {
     /// # Errors
     /// Returns a usage error for an address that is not `http://HOST[:PORT]`.
     pub(crate) fn new(args: &ServerArgs) -> CommandResult<HttpClient> {
-        let url =
-            args.url.clone().or_else(|| environment::URL.text()).unwrap_or_else(|| URL_DEFAULT.to_owned());
+        let url = args
+            .url
+            .clone()
+            .or_else(|| environment::URL.text())
+            .unwrap_or_else(|| URL_DEFAULT.to_owned());
         let base = match url.split_once("://") {
             None => format!("http://{url}"),
             Some(("http", _)) => url,
@@ -111,7 +118,11 @@ impl HttpClient {
             .timeout_global(Some(ANSWER_MAX))
             .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")))
             .build();
-        Ok(HttpClient { agent: config.into(), base: base.trim_end_matches('/').to_owned(), key: None })
+        Ok(HttpClient {
+            agent: config.into(),
+            base: base.trim_end_matches('/').to_owned(),
+            key: None,
+        })
     }
 
     /// Sets the key that [`HttpClient::call`] and [`HttpClient::post`] send.
@@ -134,11 +145,14 @@ impl HttpClient {
         path: &str,
         content: RequestContent<'_>,
     ) -> CommandResult<HttpReply> {
-        let mut request = ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.base));
+        let mut request =
+            ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.base));
         if let Some(key) = &self.key {
             request = request.header("api-key", key);
         }
-        let wrong = |error: ureq::http::Error| CommandError::usage(format!("cannot ask for {path}: {error}"));
+        let wrong = |error: ureq::http::Error| {
+            CommandError::usage(format!("cannot ask for {path}: {error}"))
+        };
         let answer = match content {
             RequestContent::None => self.agent.run(request.body(()).map_err(wrong)?),
             RequestContent::Json(value) => {
@@ -151,8 +165,10 @@ impl HttpClient {
             }
         };
         let mut response = answer.map_err(|error| self.unreachable(&error))?;
-        let seconds =
-            response.headers().get("retry-after").and_then(|value| value.to_str().ok()?.parse().ok());
+        let seconds = response
+            .headers()
+            .get("retry-after")
+            .and_then(|value| value.to_str().ok()?.parse().ok());
         let body = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_vec();
         Ok(HttpReply {
             status: response.status().as_u16(),
@@ -175,8 +191,10 @@ impl HttpClient {
     /// # Errors
     /// As [`HttpClient::get`].
     pub(crate) fn post(&self, path: &str, body: &Value) -> CommandResult<Value> {
-        let mut request =
-            self.agent.post(format!("{}{path}", self.base)).header("content-type", "application/json");
+        let mut request = self
+            .agent
+            .post(format!("{}{path}", self.base))
+            .header("content-type", "application/json");
         if let Some(key) = &self.key {
             request = request.header("api-key", key);
         }
@@ -229,8 +247,12 @@ impl HttpClient {
         let authority = authority.split('/').next().unwrap_or_default();
         // A port of another protocol drops the connection. Asking for its protocol explains that.
         if !refused(error) && spoken(authority) == Some(Spoken::Http2) {
-            return CommandError::failed(format!("{authority} is a gRPC port: it does not speak HTTP/1.1"))
-                .hint("give the server's HTTP port with --url; it is 8501 by default, and 8500 is gRPC's");
+            return CommandError::failed(format!(
+                "{authority} is a gRPC port: it does not speak HTTP/1.1"
+            ))
+            .hint(
+                "give the server's HTTP port with --url; it is 8501 by default, and 8500 is gRPC's",
+            );
         }
         CommandError::failed(format!("no answer from {}: {error}", self.base))
             .hint("start one with `millpond serve DIR`, or give the address of another with --url")
@@ -261,7 +283,8 @@ fn error_text(body: &[u8]) -> String {
     let message = serde_json::from_slice::<Value>(body)
         .ok()
         .and_then(|json| json.get("error").and_then(Value::as_str).map(str::to_owned));
-    message.unwrap_or_else(|| String::from_utf8_lossy(body).chars().take(EXCERPT_CHARS_MAX).collect())
+    message
+        .unwrap_or_else(|| String::from_utf8_lossy(body).chars().take(EXCERPT_CHARS_MAX).collect())
 }
 
 fn parse_json(body: &[u8]) -> CommandResult<Value> {
@@ -290,8 +313,9 @@ mod tests {
 
     #[test]
     fn addresses() {
-        let base =
-            |url: &str| HttpClient::new(&ServerArgs { url: Some(url.into()) }).map(|client| client.base);
+        let base = |url: &str| {
+            HttpClient::new(&ServerArgs { url: Some(url.into()) }).map(|client| client.base)
+        };
         assert_eq!(base("10.0.0.1:80").unwrap(), "http://10.0.0.1:80");
         assert_eq!(base("http://h:1/").unwrap(), "http://h:1");
         assert!(base("grpc://h:1").is_err());

@@ -35,7 +35,8 @@ pub(crate) fn run(args: &CompletionArgs) -> CommandResult {
     let benchmarks = bench::benchmarks()
         .into_iter()
         .map(|(name, about)| clap::Command::new(name.leak() as &str).about(about));
-    let mut command = arguments::command().mut_subcommand("bench", |bench| bench.subcommands(benchmarks));
+    let mut command =
+        arguments::command().mut_subcommand("bench", |bench| bench.subcommands(benchmarks));
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command, "millpond", &mut script);
     print(&String::from_utf8_lossy(&script))

@@ -25,15 +25,21 @@ pub(crate) const AUDIO_DATA: Variable = Variable {
     help: "default of `bench audio --clips`: a folder of recordings",
 };
 /// Where converted models and benchmark models are kept.
-pub(crate) const CACHE_DIR: Variable =
-    Variable { name: "MILLPOND_CACHE_DIR", help: "default of --cache-dir [else the user's cache directory]" };
+pub(crate) const CACHE_DIR: Variable = Variable {
+    name: "MILLPOND_CACHE_DIR",
+    help: "default of --cache-dir [else the user's cache directory]",
+};
 /// The settings file of `serve`.
-pub(crate) const CONFIG: Variable = Variable { name: "MILLPOND_CONFIG", help: "default of `serve --config`" };
+pub(crate) const CONFIG: Variable =
+    Variable { name: "MILLPOND_CONFIG", help: "default of `serve --config`" };
 /// How long `demo` runs.
-pub(crate) const DEMO_SECONDS: Variable =
-    Variable { name: "MILLPOND_DEMO_SECONDS", help: "`demo` ends by itself after this many seconds" };
+pub(crate) const DEMO_SECONDS: Variable = Variable {
+    name: "MILLPOND_DEMO_SECONDS",
+    help: "`demo` ends by itself after this many seconds",
+};
 /// The LibTorch shim.
-pub(crate) const LIBTORCH: Variable = Variable { name: "MILLPOND_LIBTORCH", help: "default of --libtorch" };
+pub(crate) const LIBTORCH: Variable =
+    Variable { name: "MILLPOND_LIBTORCH", help: "default of --libtorch" };
 /// The log filter.
 pub(crate) const LOG: Variable = Variable { name: "MILLPOND_LOG", help: "default of --log" };
 /// Settings of the allocator.
@@ -48,17 +54,25 @@ pub(crate) const NVRTC: Variable = Variable {
 pub(crate) const ONNXRUNTIME: Variable =
     Variable { name: "MILLPOND_ONNXRUNTIME", help: "default of --onnxruntime" };
 /// Program that `millpond-bench` starts as a server.
-pub(crate) const PROGRAM: Variable =
-    Variable { name: "MILLPOND_PROGRAM", help: "set for millpond-bench: the `millpond` to measure" };
+pub(crate) const PROGRAM: Variable = Variable {
+    name: "MILLPOND_PROGRAM",
+    help: "set for millpond-bench: the `millpond` to measure",
+};
 /// Search path of programs.
-pub(crate) const PATH: Variable =
-    Variable { name: "PATH", help: "where millpond-bench is looked for unless it is beside this program" };
+pub(crate) const PATH: Variable = Variable {
+    name: "PATH",
+    help: "where millpond-bench is looked for unless it is beside this program",
+};
 /// Directory of recognisers.
-pub(crate) const RECOGNISERS: Variable =
-    Variable { name: "MILLPOND_RECOGNISERS", help: "default of --recognisers [else .cache/recognisers]" };
+pub(crate) const RECOGNISERS: Variable = Variable {
+    name: "MILLPOND_RECOGNISERS",
+    help: "default of --recognisers [else .cache/recognisers]",
+};
 /// Enrolled voices.
-pub(crate) const SPEAKERS: Variable =
-    Variable { name: "MILLPOND_SPEAKERS", help: "default of --speakers [else in the user's data directory]" };
+pub(crate) const SPEAKERS: Variable = Variable {
+    name: "MILLPOND_SPEAKERS",
+    help: "default of --speakers [else in the user's data directory]",
+};
 /// The server that client commands talk to.
 pub(crate) const URL: Variable = Variable { name: "MILLPOND_URL", help: "default of --url" };
 /// A Python virtual environment.
@@ -73,17 +87,22 @@ pub(crate) const XDG_DATA_HOME: Variable =
 /// The user's home directory.
 pub(crate) const HOME: Variable = Variable { name: "HOME", help: "the user's home directory" };
 /// Switches colours off.
-pub(crate) const NO_COLOR: Variable = Variable { name: "NO_COLOR", help: "set to anything: no colours" };
+pub(crate) const NO_COLOR: Variable =
+    Variable { name: "NO_COLOR", help: "set to anything: no colours" };
 
 /// Colours of the terminal.
 pub(crate) const COLORTERM: Variable =
     Variable { name: "COLORTERM", help: "whether `images search` may draw pictures in colours" };
 /// The kind of terminal.
-pub(crate) const TERM: Variable =
-    Variable { name: "TERM", help: "whether `images search` may send pictures as kitty takes them" };
+pub(crate) const TERM: Variable = Variable {
+    name: "TERM",
+    help: "whether `images search` may send pictures as kitty takes them",
+};
 /// The terminal's program.
-pub(crate) const TERM_PROGRAM: Variable =
-    Variable { name: "TERM_PROGRAM", help: "whether `images search` may send pictures as iTerm2 takes them" };
+pub(crate) const TERM_PROGRAM: Variable = Variable {
+    name: "TERM_PROGRAM",
+    help: "whether `images search` may send pictures as iTerm2 takes them",
+};
 
 /// All variables, in the order of the help text.
 pub(crate) const ALL: [&Variable; 24] = [
@@ -147,7 +166,8 @@ pub(crate) fn speakers_file() -> Option<PathBuf> {
 
 /// Returns the variables of object storage providers, with lower-case names.
 pub(crate) fn object_stores() -> Vec<(String, String)> {
-    let theirs = |name: &str| ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|prefix| name.starts_with(prefix));
+    let theirs =
+        |name: &str| ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|prefix| name.starts_with(prefix));
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         let name = name.into_string().ok().filter(|name| theirs(name))?;
         Some((name.to_ascii_lowercase(), value.into_string().ok()?))
@@ -170,7 +190,9 @@ pub(crate) fn compiler_search() -> gpu::Search {
 /// Formats the list of variables for `--help`.
 pub(crate) fn help() -> String {
     let width = ALL.iter().map(|variable| variable.name.len()).max().unwrap_or(0);
-    let lines: Vec<String> =
-        ALL.iter().map(|variable| format!("  {:width$}  {}", variable.name, variable.help)).collect();
+    let lines: Vec<String> = ALL
+        .iter()
+        .map(|variable| format!("  {:width$}  {}", variable.name, variable.help))
+        .collect();
     format!("Environment (flags and settings file win):\n{}", lines.join("\n"))
 }

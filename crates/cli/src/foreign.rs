@@ -14,7 +14,10 @@ const TENSORFLOW_SERVING: [(&str, &str); 30] = [
         "model_config_file",
         "--config FILE reads a settings file, whose [models.NAME] sections name the models",
     ),
-    ("model_config_file_poll_wait_seconds", "give a directory of models: it is read again every --poll TIME"),
+    (
+        "model_config_file_poll_wait_seconds",
+        "give a directory of models: it is read again every --poll TIME",
+    ),
     (
         "enable_batching",
         "--runtime-threads N merges requests, or mode = \"async\" in [schedule] of a model's millpond.toml",
@@ -23,7 +26,10 @@ const TENSORFLOW_SERVING: [(&str, &str); 30] = [
         "batching_parameters_file",
         "[schedule] in the --config file or a model's millpond.toml has these settings",
     ),
-    ("enable_per_model_batching_parameters", "[schedule] in a model's millpond.toml has these settings"),
+    (
+        "enable_per_model_batching_parameters",
+        "[schedule] in a model's millpond.toml has these settings",
+    ),
     ("file_system_poll_wait_seconds", "--poll TIME sets how often the model directories are read"),
     ("max_num_load_retries", "--load-retries N sets the tries after a load that failed"),
     ("load_retry_interval_micros", "--load-retry-interval TIME sets the time between tries"),
@@ -42,13 +48,22 @@ const TENSORFLOW_SERVING: [(&str, &str); 30] = [
     ("enable_model_warmup", "models are always warmed before they serve"),
     ("num_request_iterations_for_warmup", "[warmup] in a model's millpond.toml sets the warm-up"),
     ("tensorflow_session_parallelism", "--threads N sets the inference threads"),
-    ("tensorflow_intra_op_parallelism", "intra-op-threads in [models.NAME] of the --config file sets them"),
-    ("tensorflow_inter_op_parallelism", "inter-op-threads in [models.NAME] of the --config file sets them"),
+    (
+        "tensorflow_intra_op_parallelism",
+        "intra-op-threads in [models.NAME] of the --config file sets them",
+    ),
+    (
+        "tensorflow_inter_op_parallelism",
+        "inter-op-threads in [models.NAME] of the --config file sets them",
+    ),
     (
         "per_process_gpu_memory_fraction",
         "--pool BYTES bounds parameter memory; there is no setting for a GPU's",
     ),
-    ("flush_filesystem_caches", "weights are read past the page cache unless --no-direct-io is given"),
+    (
+        "flush_filesystem_caches",
+        "weights are read past the page cache unless --no-direct-io is given",
+    ),
     (
         "allow_version_labels_for_unavailable_models",
         "labels in [models.NAME] of the --config file may name versions that are not loaded",
@@ -91,11 +106,20 @@ const TRITON: [(&str, &str); 35] = [
     ("grpc-infer-thread-count", "--door-threads N sets the threads of HTTP and gRPC"),
     ("http-max-input-size", "--max-body BYTES sets the largest request body"),
     ("exit-timeout-secs", "--shutdown-grace TIME sets how long a shutdown waits for requests"),
-    ("exit-on-error", "a model that fails to load does not end the server; /v2/health/ready says so"),
+    (
+        "exit-on-error",
+        "a model that fails to load does not end the server; /v2/health/ready says so",
+    ),
     ("backend-directory", "--onnxruntime PATH and --libtorch PATH name the engines' libraries"),
     ("backend-config", "a model's settings are in millpond.toml beside its versions"),
-    ("pinned-memory-pool-byte-size", "--pool BYTES bounds parameter memory; there is no setting for a GPU's"),
-    ("cuda-memory-pool-byte-size", "--pool BYTES bounds parameter memory; there is no setting for a GPU's"),
+    (
+        "pinned-memory-pool-byte-size",
+        "--pool BYTES bounds parameter memory; there is no setting for a GPU's",
+    ),
+    (
+        "cuda-memory-pool-byte-size",
+        "--pool BYTES bounds parameter memory; there is no setting for a GPU's",
+    ),
     ("rate-limit", "--threads N and --queue N bound what runs and what waits"),
     ("cache-config", "answers are not cached"),
     ("trace-config", "requests are not traced; --log debug logs more"),
@@ -123,7 +147,8 @@ fn find(flag: &str) -> Option<(&'static str, &'static str)> {
         let same = |known: &str| known.replace('_', "-") == flag.replace('_', "-");
         table.iter().find(|(known, _)| same(known)).map(|(_, equivalent)| *equivalent)
     };
-    let tensorflow = named(&TENSORFLOW_SERVING).map(|equivalent| ("TensorFlow Serving", equivalent));
+    let tensorflow =
+        named(&TENSORFLOW_SERVING).map(|equivalent| ("TensorFlow Serving", equivalent));
     tensorflow.or_else(|| named(&TRITON).map(|equivalent| ("Triton", equivalent)))
 }
 
@@ -134,8 +159,9 @@ mod tests {
 
     fn flags() -> Vec<String> {
         let serve = command().find_subcommand("serve").unwrap().clone();
-        let long =
-            |argument: &clap::Arg| argument.get_long_and_visible_aliases().unwrap_or_default().join(" ");
+        let long = |argument: &clap::Arg| {
+            argument.get_long_and_visible_aliases().unwrap_or_default().join(" ")
+        };
         serve
             .get_arguments()
             .map(long)
@@ -154,7 +180,8 @@ mod tests {
     fn every_equivalent_is_a_flag_of_ours() {
         let flags = flags();
         for (flag, equivalent) in TENSORFLOW_SERVING.iter().chain(&TRITON) {
-            let words = equivalent.split([' ', ':', ';', ',']).filter_map(|word| word.strip_prefix("--"));
+            let words =
+                equivalent.split([' ', ':', ';', ',']).filter_map(|word| word.strip_prefix("--"));
             for word in words {
                 assert!(flags.iter().any(|known| known == word), "{flag}: there is no --{word}");
             }

@@ -28,7 +28,8 @@ pub(crate) fn is_model(dir: &Path) -> bool {
 /// Returns the names of `dir`'s subdirectories that are models.
 pub(crate) fn models_in(dir: &Path) -> Vec<String> {
     let inside = subdirectories(dir).unwrap_or_default();
-    let models = inside.into_iter().filter(|inside| !is_version(&inside.name) && is_model(&inside.dir));
+    let models =
+        inside.into_iter().filter(|inside| !is_version(&inside.name) && is_model(&inside.dir));
     models.map(|inside| inside.name).collect()
 }
 
@@ -44,7 +45,9 @@ pub(crate) fn advice(dir: &Path, is_root: bool) -> Vec<String> {
     match model_file(dir) {
         Some(file) if own_number => {
             let parent = dir.parent().unwrap_or(dir).display();
-            return vec![format!("{shown} holds {file}, so it is a version: serve its parent, {parent}")];
+            return vec![format!(
+                "{shown} holds {file}, so it is a version: serve its parent, {parent}"
+            )];
         }
         Some(file) if is_root => {
             return vec![format!("{shown} holds {file} itself: put it into {shown}/NAME/1/")];
@@ -79,7 +82,9 @@ fn in_root(root: &Path, inside: &[Subdirectory]) -> Vec<String> {
             Err(error) => advice.push(format!("{shown} cannot be read: {error}")),
             Ok(below) if below.iter().any(|below| is_version(&below.name)) => models += 1,
             Ok(below) => match model_file(dir) {
-                Some(file) => advice.push(format!("{shown} holds {file} itself: put it into {shown}/1/")),
+                Some(file) => {
+                    advice.push(format!("{shown} holds {file} itself: put it into {shown}/1/"))
+                }
                 None => advice.extend(wrong_versions(dir, &below)),
             },
         }
@@ -91,7 +96,9 @@ fn in_root(root: &Path, inside: &[Subdirectory]) -> Vec<String> {
     }
     if advice.is_empty() && models == 0 {
         let root = root.display();
-        advice.push(format!("{root} has no models yet: millpond publish model.onnx --to {root}/NAME"));
+        advice.push(format!(
+            "{root} has no models yet: millpond publish model.onnx --to {root}/NAME"
+        ));
     }
     advice
 }
@@ -150,7 +157,9 @@ mod tests {
 
     fn said(places: &[&str], below: &str, is_root: bool) -> String {
         let root = made(places);
-        advice(&root.path().join(below), is_root).join("; ").replace(root.path().to_str().unwrap(), "R")
+        advice(&root.path().join(below), is_root)
+            .join("; ")
+            .replace(root.path().to_str().unwrap(), "R")
     }
 
     #[test]
@@ -159,7 +168,12 @@ mod tests {
             (&["a/1/model.onnx", "b/2/model.pt"][..], "", true, ""),
             (&["a/1/model.onnx", "docs/"], "", true, ""),
             (&["a/1/model.onnx"], "a", false, ""),
-            (&["x/"], "x", true, "R/x has no models yet: millpond publish model.onnx --to R/x/NAME"),
+            (
+                &["x/"],
+                "x",
+                true,
+                "R/x has no models yet: millpond publish model.onnx --to R/x/NAME",
+            ),
             (
                 &["a/1/model.onnx"],
                 "a/1",
@@ -196,7 +210,9 @@ mod tests {
         std::os::unix::fs::symlink("loop", root.path().join("a/loop")).unwrap();
         assert_eq!(models_in(root.path()), ["a"]);
         assert!(
-            is_model(root.path()) && is_model(&root.path().join("a")) && !is_model(&root.path().join("b"))
+            is_model(root.path())
+                && is_model(&root.path().join("a"))
+                && !is_model(&root.path().join("b"))
         );
     }
 }

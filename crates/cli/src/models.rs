@@ -144,7 +144,8 @@ fn rows(client: &HttpClient, index: &Value) -> CommandResult<Vec<VersionRow>> {
         let mut failed = false;
         if text(entry, "state") == "UNAVAILABLE" && !version.is_empty() {
             if !statuses.contains_key(&name) {
-                statuses.insert(name.clone(), client.get(&format!("/v1/models/{}", segment(&name)))?);
+                statuses
+                    .insert(name.clone(), client.get(&format!("/v1/models/{}", segment(&name)))?);
             }
             let same = |known: &&Value| text(known, "version") == version;
             let status = statuses.get(&name).and_then(|status| versions(status).iter().find(same));
@@ -264,7 +265,10 @@ fn status(args: &StatusArgs) -> CommandResult {
 fn reason(index: &Value, name: &str, version: &str, otherwise: String) -> String {
     let same = |entry: &&Value| text(entry, "name") == name && text(entry, "version") == version;
     let entry = index.as_array().into_iter().flatten().find(same);
-    entry.map(|entry| text(entry, "reason")).filter(|reason| !reason.is_empty()).unwrap_or(otherwise)
+    entry
+        .map(|entry| text(entry, "reason"))
+        .filter(|reason| !reason.is_empty())
+        .unwrap_or(otherwise)
 }
 
 /// Returns the distinct names in a repository index.
@@ -277,7 +281,11 @@ fn names(index: &Value) -> Vec<String> {
 }
 
 fn versions(status: &Value) -> &[Value] {
-    status.get("model_version_status").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
+    status
+        .get("model_version_status")
+        .and_then(Value::as_array)
+        .map(Vec::as_slice)
+        .unwrap_or_default()
 }
 
 /// Returns the text or number at `key` as text, or an empty text.
@@ -300,7 +308,8 @@ mod tests {
 
     #[test]
     fn states_are_words_for_people() {
-        let version = |state: &str, error: &str| json!({"state": state, "status": {"error_message": error}});
+        let version =
+            |state: &str, error: &str| json!({"state": state, "status": {"error_message": error}});
         assert_eq!(status_state(&version("AVAILABLE", "")), "ready");
         assert_eq!(status_state(&version("END", "no such operator")), "failed");
         assert_eq!(status_state(&version("END", "")), "unloaded");
@@ -310,7 +319,10 @@ mod tests {
     #[test]
     fn long_reasons_do_not_fill_a_column() {
         let (shown, cut) = excerpt(&"settings ".repeat(50));
-        assert!(cut && shown.chars().count() == REASON_CHARS_MAX && shown.ends_with("..."), "{shown}");
+        assert!(
+            cut && shown.chars().count() == REASON_CHARS_MAX && shown.ends_with("..."),
+            "{shown}"
+        );
         assert_eq!(excerpt("short"), ("short".to_owned(), false));
     }
 }

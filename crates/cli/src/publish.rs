@@ -55,8 +55,10 @@ pub(crate) struct ConvertArgs {
 
 /// Publishes with a progress bar and prints the new directory.
 pub(crate) fn run(args: &PublishArgs) -> CommandResult {
-    let name = args.to.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    check_name(&name).map_err(|error| CommandError::usage(format!("--to {}: {error}", args.to.display())))?;
+    let name =
+        args.to.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    check_name(&name)
+        .map_err(|error| CommandError::usage(format!("--to {}: {error}", args.to.display())))?;
     check_place(&args.to, &name)?;
     check_kind(&args.source, &args.to)?;
     let options = PublishOptions {
@@ -105,15 +107,18 @@ fn check_place(to: &Path, name: &str) -> CommandResult {
 
 /// Refuses a LibTorch file, which is served without conversion.
 fn check_kind(source: &Path, to: &Path) -> CommandResult {
-    let extension = source.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
+    let extension =
+        source.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
     let file = match extension.as_deref() {
         Some("pt" | "pth") => "model.pt",
         Some("pt2") => "model.pt2",
         _ => return Ok(()),
     };
     let (shown, to) = (source.display(), to.display());
-    Err(CommandError::usage(format!("publish takes ONNX models, and {shown} is a model of PyTorch"))
-        .hint(format!("TorchScript is served without publishing: copy the file to {to}/1/{file}")))
+    Err(CommandError::usage(format!(
+        "publish takes ONNX models, and {shown} is a model of PyTorch"
+    ))
+    .hint(format!("TorchScript is served without publishing: copy the file to {to}/1/{file}")))
 }
 
 /// Converts at the priority of the load thread that started this process. The parent reads the last
@@ -121,16 +126,18 @@ fn check_kind(source: &Path, to: &Path) -> CommandResult {
 /// code tells it whether to retry.
 pub(crate) fn convert(args: &ConvertArgs) -> CommandResult {
     let options = WriteOptions { rate: rate(args.rate), direct: !args.no_direct_io };
-    publish::convert_into(&args.source, &args.dest, options, &mut |_| {}).map(drop).map_err(|error: Error| {
-        // The reader may have exited, or the disk of a redirected standard error may be full: no
-        // reason to panic.
-        let _ = writeln!(std::io::stderr(), "{}", error.message().replace('\n', " "));
-        CommandError::silent(if lifecycle::transient(error.kind()) {
-            ExitStatus::TryAgain
-        } else {
-            ExitStatus::Failed
-        })
-    })
+    publish::convert_into(&args.source, &args.dest, options, &mut |_| {}).map(drop).map_err(
+        |error: Error| {
+            // The reader may have exited, or the disk of a redirected standard error may be full:
+            // no reason to panic.
+            let _ = writeln!(std::io::stderr(), "{}", error.message().replace('\n', " "));
+            CommandError::silent(if lifecycle::transient(error.kind()) {
+                ExitStatus::TryAgain
+            } else {
+                ExitStatus::Failed
+            })
+        },
+    )
 }
 
 fn rate(rate: Option<ByteRate>) -> Rate {
@@ -143,8 +150,7 @@ fn rate(rate: Option<ByteRate>) -> Rate {
 /// Creates a progress bar on standard error, which is hidden if that is no terminal.
 fn progress_bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
-    let template =
-        "{bar:30} {percent:>3} %  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta} left";
+    let template = "{bar:30} {percent:>3} %  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta} left";
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style.progress_chars("=> "));
     }

@@ -44,7 +44,8 @@ pub(crate) struct SpeakersArgs {
 /// [`RecogniserDirArgs`] that is accepted after the subcommand too.
 #[derive(Args, Clone, Debug)]
 struct GlobalRecogniserDirArgs {
-    /// Directory of recognisers [default: .cache/recognisers in or above the current directory or this program's]
+    /// Directory of recognisers [default: .cache/recognisers in or above the current directory or
+    /// this program's]
     #[arg(long, value_name = "DIR", global = true)]
     recognisers: Option<PathBuf>,
 }
@@ -100,18 +101,27 @@ pub(crate) fn run(args: &SpeakersArgs) -> CommandResult {
             for recording in files {
                 speakers.enrol(name, &embed(&opened, recording)?)?;
             }
-            print(&format!("enrolled {name} with {} recordings in {}\n", files.len(), file.display()))
+            print(&format!(
+                "enrolled {name} with {} recordings in {}\n",
+                files.len(),
+                file.display()
+            ))
         }
         SpeakersAction::Remove { name } => match speakers.remove(name)? {
             true => print(&format!("removed {name}\n")),
-            false => Err(CommandError::failed(format!("\"{name}\" is not enrolled in {}", file.display()))),
+            false => Err(CommandError::failed(format!(
+                "\"{name}\" is not enrolled in {}",
+                file.display()
+            ))),
         },
         SpeakersAction::Identify { files } => identify(args, &speakers, files),
         SpeakersAction::Verify { name, file } => match verify(args, &speakers, name, file) {
             Ok(true) => Ok(()),
             Ok(false) => Err(CommandError::silent(ExitStatus::Failed)),
             // Scripts read exit code 1 as "no".
-            Err(failure) if failure.exit() == ExitStatus::Failed => Err(failure.with_exit(ExitStatus::Usage)),
+            Err(failure) if failure.exit() == ExitStatus::Failed => {
+                Err(failure.with_exit(ExitStatus::Usage))
+            }
             Err(failure) => Err(failure),
         },
     }
@@ -119,7 +129,9 @@ pub(crate) fn run(args: &SpeakersArgs) -> CommandResult {
 
 fn identify(args: &SpeakersArgs, speakers: &Speakers, files: &[PathBuf]) -> CommandResult {
     if speakers.names().is_empty() {
-        return Err(CommandError::failed("nobody is enrolled").hint("millpond speakers enrol NAME FILE..."));
+        return Err(
+            CommandError::failed("nobody is enrolled").hint("millpond speakers enrol NAME FILE...")
+        );
     }
     let opened = open(args)?;
     let threshold = opened.recogniser.threshold().unwrap_or(THRESHOLD);
@@ -133,7 +145,12 @@ fn identify(args: &SpeakersArgs, speakers: &Speakers, files: &[PathBuf]) -> Comm
 }
 
 /// Returns true, and prints "yes", if the voice in `file` is `name`'s.
-fn verify(args: &SpeakersArgs, speakers: &Speakers, name: &str, file: &Path) -> CommandResult<bool> {
+fn verify(
+    args: &SpeakersArgs,
+    speakers: &Speakers,
+    name: &str,
+    file: &Path,
+) -> CommandResult<bool> {
     let unknown = || CommandError::failed(format!("\"{name}\" is not enrolled"));
     if !speakers.names().iter().any(|other| other == name) {
         return Err(unknown());
@@ -166,6 +183,9 @@ fn open(args: &SpeakersArgs) -> CommandResult<LoadedRecogniser> {
 fn embed(opened: &LoadedRecogniser, file: &Path) -> CommandResult<Vec<f32>> {
     let (input, hint) = recognise::open(file)?;
     let options = opened.options(false, None);
-    let named = |error: base::Error| CommandError::failed(format!("{}: {}", file.display(), error.message()));
-    pipeline::embed(input, hint.as_deref(), &opened.recogniser, &opened.model, &options).map_err(named)
+    let named = |error: base::Error| {
+        CommandError::failed(format!("{}: {}", file.display(), error.message()))
+    };
+    pipeline::embed(input, hint.as_deref(), &opened.recogniser, &opened.model, &options)
+        .map_err(named)
 }

@@ -19,8 +19,9 @@ impl TextTable {
     /// Returns the lines, each with a line break and without trailing blanks.
     pub(crate) fn text(&self) -> String {
         let columns = self.rows[0].len();
-        let width =
-            |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let width = |column: usize| {
+            self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
+        };
         let widths: Vec<usize> = (0..columns).map(width).collect();
         let mut text = String::new();
         for row in &self.rows {

@@ -112,7 +112,9 @@ impl FromStr for Versions {
         if let Some(count) = text.strip_prefix("latest:") {
             let count: usize = count.parse().map_err(|_| wrong())?;
             if !(1..=VERSIONS_MAX).contains(&count) {
-                return Err(Error::invalid(format!("\"{text}\": latest:N takes 1 to {VERSIONS_MAX}")));
+                return Err(Error::invalid(format!(
+                    "\"{text}\": latest:N takes 1 to {VERSIONS_MAX}"
+                )));
             }
             return Ok(Versions::Latest(count));
         }
@@ -136,7 +138,9 @@ impl FromStr for ModelSource {
             Some((name, dir)) if !name.contains('/') => {
                 check_name(name)?;
                 if dir.is_empty() {
-                    return Err(Error::invalid(format!("\"{text}\" names no directory; write NAME=DIR")));
+                    return Err(Error::invalid(format!(
+                        "\"{text}\" names no directory; write NAME=DIR"
+                    )));
                 }
                 Ok(ModelSource { name: Some(name.to_owned()), dir: dir.into() })
             }
@@ -252,7 +256,10 @@ mod tests {
         assert_eq!(host("[::1]"), Ok("::1".to_owned()));
         assert!(host("localhost").unwrap().parse::<IpAddr>().unwrap().is_loopback());
         let error = host("no such host").unwrap_err();
-        assert!(error.message().contains("no such host") && error.message().contains("localhost"), "{error}");
+        assert!(
+            error.message().contains("no such host") && error.message().contains("localhost"),
+            "{error}"
+        );
     }
 
     #[test]

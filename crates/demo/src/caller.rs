@@ -26,7 +26,8 @@ impl GrpcCaller {
 
     /// Asks `model` and waits for the answer.
     pub fn ask(&mut self, model: &str, inputs: Vec<NamedTensor>) -> Result<Outputs> {
-        let door = ModelEndpoint { endpoint: self.endpoint.clone(), api: Api::Oip, model: model.into() };
+        let door =
+            ModelEndpoint { endpoint: self.endpoint.clone(), api: Api::Oip, model: model.into() };
         let mut encoded = door.encode(&[inputs])?;
         let body = encoded.bodies.pop().ok_or_else(|| Error::internal("a request was lost"))?;
         read_answer(&self.runtime.block_on(self.connection.call(&encoded.template, body))?)

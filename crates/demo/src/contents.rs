@@ -32,7 +32,9 @@ impl SwapContents {
     /// In the mappable layout; made where the cache does not have them.
     pub fn layouts(env: &BenchEnv, bytes: u64) -> Result<SwapContents> {
         let ctr = Ctr::of_bytes(bytes);
-        SwapContents::make(env, &ctr, "", &|seed, dir, progress| ctr.write_layout(seed, dir, progress))
+        SwapContents::make(env, &ctr, "", &|seed, dir, progress| {
+            ctr.write_layout(seed, dir, progress)
+        })
     }
 
     /// As ordinary files with everything embedded.
@@ -48,8 +50,9 @@ impl SwapContents {
     pub fn modules(env: &BenchEnv, bytes: u64) -> Result<SwapContents> {
         let ctr = Ctr::of_bytes(bytes);
         let engine = TorchEngine::new(env.libtorch.clone());
-        let write =
-            |seed, dir: &Path, progress: &dyn Fn(u64)| module::write(&engine, &ctr, seed, dir, progress);
+        let write = |seed, dir: &Path, progress: &dyn Fn(u64)| {
+            module::write(&engine, &ctr, seed, dir, progress)
+        };
         SwapContents::make(env, &ctr, "-torch", &write)
     }
 
@@ -63,8 +66,8 @@ impl SwapContents {
         &self.dirs[index_of(version)]
     }
 
-    /// Reads all files once, so that they lie in the page cache: the heap arm reads through it, and shall not be
-    /// charged for a cold one.
+    /// Reads all files once, so that they lie in the page cache: the heap arm reads through it, and
+    /// shall not be charged for a cold one.
     pub fn read_ahead(&self) -> Result<()> {
         for dir in &self.dirs {
             for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, &e))? {
@@ -89,7 +92,10 @@ impl SwapContents {
                 })
             })
         };
-        Ok(SwapContents { ctr: ctr.clone(), dirs: SEEDS.into_iter().map(one).collect::<Result<_>>()? })
+        Ok(SwapContents {
+            ctr: ctr.clone(),
+            dirs: SEEDS.into_iter().map(one).collect::<Result<_>>()?,
+        })
     }
 }
 

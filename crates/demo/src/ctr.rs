@@ -1,6 +1,7 @@
-//! The click-through model: 26 embedding tables of very different sizes, joined with 13 dense features, and three
-//! layers. No trained one of this size is to be had, so the tables are seeded; what is measured (bytes moved,
-//! cache misses, small matrices) does not depend on the values, and the seed gives every right answer.
+//! The click-through model: 26 embedding tables of very different sizes, joined with 13 dense
+//! features, and three layers. No trained one of this size is to be had, so the tables are seeded;
+//! what is measured (bytes moved, cache misses, small matrices) does not depend on the values, and
+//! the seed gives every right answer.
 
 use std::path::Path;
 
@@ -40,10 +41,13 @@ impl Ctr {
     pub fn of_bytes(bytes: u64) -> Ctr {
         let layers = Ctr::layers(512, 256);
         let natural: u64 = NATURAL_ROWS.iter().map(|(count, rows)| *count as u64 * rows).sum();
-        let scale = bytes.saturating_sub(layers.bytes()) as f64 / (natural * Ctr::row_bytes()) as f64;
+        let scale =
+            bytes.saturating_sub(layers.bytes()) as f64 / (natural * Ctr::row_bytes()) as f64;
         let rows = NATURAL_ROWS
             .iter()
-            .flat_map(|&(count, rows)| std::iter::repeat_n(((rows as f64 * scale) as u64).max(2), count))
+            .flat_map(|&(count, rows)| {
+                std::iter::repeat_n(((rows as f64 * scale) as u64).max(2), count)
+            })
             .collect();
         Ctr { rows, layers }
     }
@@ -80,7 +84,8 @@ impl Ctr {
         format!("ctr-{}m-{:08x}", self.bytes() >> 20, hash >> 32)
     }
 
-    /// Writes the mappable layout into `dir`, which is empty. `progress` gets the bytes of each chunk.
+    /// Writes the mappable layout into `dir`, which is empty. `progress` gets the bytes of each
+    /// chunk.
     pub fn write_layout(&self, seed: u64, dir: &Path, progress: &dyn Fn(u64)) -> Result<()> {
         let mut writer = LayoutWriter::create(dir, WriteOptions::default())?;
         let mut builder = self.graph();
@@ -102,24 +107,32 @@ impl Ctr {
     pub fn write_embedded(&self, seed: u64, path: &Path, progress: &dyn Fn(u64)) -> Result<()> {
         let mut parameters = self.table_parameters();
         parameters.extend(self.layers.parameters());
-        self.graph().write_embedded(path, &parameters, WriteOptions::default(), &mut |index, put| {
-            if index < TABLES {
-                return self.table_chunks(seed, index, &mut |chunk| {
-                    progress(chunk.len() as u64);
-                    put(chunk)
-                });
-            }
-            let values = self.layers.values(seed, index - TABLES);
-            put(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
-        })?;
+        self.graph().write_embedded(
+            path,
+            &parameters,
+            WriteOptions::default(),
+            &mut |index, put| {
+                if index < TABLES {
+                    return self.table_chunks(seed, index, &mut |chunk| {
+                        progress(chunk.len() as u64);
+                        put(chunk)
+                    });
+                }
+                let values = self.layers.values(seed, index - TABLES);
+                put(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>())
+            },
+        )?;
         Ok(())
     }
 
-    /// The inputs of request `index` of the stream `seed`: popular rows much more often than others.
+    /// The inputs of request `index` of the stream `seed`: popular rows much more often than
+    /// others.
     pub fn inputs(&self, seed: u64, index: u64, batch: usize) -> CtrInputs {
         let mut random = RandomSequence::new(at(seed, index));
-        let sparse =
-            (0..batch).flat_map(|_| self.rows.iter()).map(|&rows| random.skewed(rows) as i64).collect();
+        let sparse = (0..batch)
+            .flat_map(|_| self.rows.iter())
+            .map(|&rows| random.skewed(rows) as i64)
+            .collect();
         let dense = (0..batch * DENSE).map(|_| (random.unit() * 2.0 - 1.0) as f32).collect();
         CtrInputs { batch, sparse, dense }
     }
@@ -130,10 +143,12 @@ impl Ctr {
         seed: u64,
         requests: impl IntoIterator<Item = &'a CtrInputs>,
     ) -> Vec<Vec<f32>> {
-        let parameters: Vec<Vec<f32>> =
-            (0..self.layers.parameters().len()).map(|index| self.layers.values(seed, index)).collect();
+        let parameters: Vec<Vec<f32>> = (0..self.layers.parameters().len())
+            .map(|index| self.layers.values(seed, index))
+            .collect();
         let answer = |request: &CtrInputs| {
-            let row = |row: usize| self.layers.reference(&parameters, &self.joined(seed, request, row));
+            let row =
+                |row: usize| self.layers.reference(&parameters, &self.joined(seed, request, row));
             (0..request.batch).flat_map(row).collect()
         };
         requests.into_iter().map(answer).collect()
@@ -146,7 +161,8 @@ impl Ctr {
             let stream = table_stream(seed, table);
             let start = index as u64 * DIMENSION as u64;
             joined.extend(
-                (0..DIMENSION as u64).map(|column| signed_unit(stream, start + column) * TABLE_SCALE),
+                (0..DIMENSION as u64)
+                    .map(|column| signed_unit(stream, start + column) * TABLE_SCALE),
             );
         }
         joined.extend_from_slice(&request.dense[row * DENSE..(row + 1) * DENSE]);
@@ -180,7 +196,12 @@ impl Ctr {
         self.rows.iter().enumerate().map(table).collect()
     }
 
-    fn table_chunks(&self, seed: u64, table: usize, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    fn table_chunks(
+        &self,
+        seed: u64,
+        table: usize,
+        put: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
         let stream = table_stream(seed, table);
         let count = self.rows[table] * DIMENSION as u64;
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
@@ -188,7 +209,8 @@ impl Ctr {
             let end = count.min(start + CHUNK_BYTES as u64 / 4);
             chunk.clear();
             chunk.extend(
-                (start..end).flat_map(|index| (signed_unit(stream, index) * TABLE_SCALE).to_le_bytes()),
+                (start..end)
+                    .flat_map(|index| (signed_unit(stream, index) * TABLE_SCALE).to_le_bytes()),
             );
             put(&chunk)?;
         }
@@ -198,8 +220,9 @@ impl Ctr {
     /// The graph without its large parameters.
     fn graph(&self) -> ModelBuilder {
         let batch = || Dim::Dynamic(Some("batch".into()));
-        let names =
-            |prefix: &str| -> Vec<String> { (0..TABLES).map(|table| format!("{prefix}{table}")).collect() };
+        let names = |prefix: &str| -> Vec<String> {
+            (0..TABLES).map(|table| format!("{prefix}{table}")).collect()
+        };
         let (split, embedded) = (names("s"), names("e"));
         let as_strs = |names: &[String]| -> Vec<String> { names.to_vec() };
         let mut builder = ModelBuilder::new("ctr", OPSET)
@@ -209,11 +232,15 @@ impl Ctr {
             .ints("shape", &[2], &[-1, (TABLES * DIMENSION) as i64]);
         let outputs = as_strs(&split);
         let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
-        builder = builder
-            .node(Node::new("Split", &["sparse"], &outputs).int("axis", 1).int("num_outputs", TABLES as i64));
+        builder = builder.node(
+            Node::new("Split", &["sparse"], &outputs)
+                .int("axis", 1)
+                .int("num_outputs", TABLES as i64),
+        );
         for table in 0..TABLES {
             let name = format!("emb_{table}");
-            let node = Node::new("Gather", &[&name, &split[table]], &[&embedded[table]]).int("axis", 0);
+            let node =
+                Node::new("Gather", &[&name, &split[table]], &[&embedded[table]]).int("axis", 0);
             builder = builder.node(node);
         }
         let inputs: Vec<&str> = embedded.iter().map(String::as_str).collect();
@@ -260,7 +287,10 @@ impl CtrInputs {
                 "sparse",
                 Tensor::from_vec([self.batch, TABLES].as_slice(), self.sparse.clone())?,
             ),
-            NamedTensor::new("dense", Tensor::from_vec([self.batch, DENSE].as_slice(), self.dense.clone())?),
+            NamedTensor::new(
+                "dense",
+                Tensor::from_vec([self.batch, DENSE].as_slice(), self.dense.clone())?,
+            ),
         ])
     }
 }
@@ -296,7 +326,8 @@ mod tests {
         })
         .unwrap();
         assert_eq!(bytes.len() as u64, ctr.rows[3] * Ctr::row_bytes());
-        let last = signed_unit(table_stream(1, 3), ctr.rows[3] * DIMENSION as u64 - 1) * TABLE_SCALE;
+        let last =
+            signed_unit(table_stream(1, 3), ctr.rows[3] * DIMENSION as u64 - 1) * TABLE_SCALE;
         assert_eq!(bytes[bytes.len() - 4..], last.to_le_bytes());
     }
 }

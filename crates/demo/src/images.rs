@@ -1,5 +1,5 @@
-//! Image search for everyone to see: pictures are put into a collection, and cropped, turned and recompressed copies
-//! of some of them find their originals.
+//! Image search for everyone to see: pictures are put into a collection, and cropped, turned and
+//! recompressed copies of some of them find their originals.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -39,8 +39,11 @@ impl Gallery {
 
 fn files(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut files: Vec<PathBuf> =
-        entries.map(|entry| entry.path()).filter(|path| path.is_file()).take(PICTURES_MAX).collect();
+    let mut files: Vec<PathBuf> = entries
+        .map(|entry| entry.path())
+        .filter(|path| path.is_file())
+        .take(PICTURES_MAX)
+        .collect();
     files.sort();
     files
 }
@@ -91,8 +94,9 @@ impl<'a> Wall<'a> {
     fn find_one(&self, copy: &Path) -> Result<String> {
         let query = format!("/search?k={}", self.gallery.pictures.len());
         let answer = self.ask(ureq::http::Request::post(self.url(&query)), copy)?;
-        let found = FirstHit::parse(&answer)
-            .ok_or_else(|| Error::data_loss(format!("the answer to a search has no results: {answer}")))?;
+        let found = FirstHit::parse(&answer).ok_or_else(|| {
+            Error::data_loss(format!("the answer to a search has no results: {answer}"))
+        })?;
         if !found.accepted || stem(&found.name) != stem(&name(copy)) {
             return Err(Error::internal(format!(
                 "{} found {} (score {:.0}, coarse {:.2}), not its original",
@@ -173,7 +177,10 @@ impl FirstHit {
     fn line(&self, copy: &str) -> String {
         let stage = match self.coarse_rank {
             1 => "the embedding had it first and the keypoints confirm it".to_owned(),
-            rank => format!("the embedding had it only as {rank} of {}, the keypoints found it", self.of),
+            rank => format!(
+                "the embedding had it only as {rank} of {}, the keypoints found it",
+                self.of
+            ),
         };
         format!(
             "{copy}, cropped, turned and recompressed, is {}: score {:.0}, coarse likeness {:.2}; {stage}",
@@ -195,7 +202,10 @@ mod tests {
         let found = FirstHit::parse(&answer).unwrap();
         assert_eq!((found.coarse_rank, found.of), (2, 2));
         let line = found.line("coffee.jpg");
-        assert!(line.contains("is coffee.png: score 900") && line.contains("only as 2 of 2"), "{line}");
+        assert!(
+            line.contains("is coffee.png: score 900") && line.contains("only as 2 of 2"),
+            "{line}"
+        );
         assert_eq!(FirstHit::parse(&serde_json::json!({"results": []})), None);
         assert_eq!(stem("coffee.jpg"), stem("coffee.png"));
         assert_eq!(escaped("a b&é.png"), "a%20b%26%C3%A9.png");

@@ -1,4 +1,5 @@
-//! Fully connected layers: parameters from a seed, ONNX nodes, and the reference that answers are checked with.
+//! Fully connected layers: parameters from a seed, ONNX nodes, and the reference that answers are
+//! checked with.
 
 use base::{DType, Result};
 use engine_onnx::publish::LayoutWriter;
@@ -6,7 +7,8 @@ use engine_onnx::publish::build::{ModelBuilder, Node, OnnxParameter};
 
 use loadgen::random::signed_unit;
 
-/// What an answer of the engine may differ from the reference by: sums in another order, not another model.
+/// What an answer of the engine may differ from the reference by: sums in another order, not
+/// another model.
 pub const TOLERANCE: f32 = 1e-4;
 /// Streams of random numbers from here on are biases; layers' weights are below.
 const BIAS_STREAM: u64 = 1 << 16;
@@ -42,10 +44,11 @@ impl Layers {
             .collect()
     }
 
-    /// Values of parameter `index` of [`Layers::parameters`], scaled so that activations keep their size from
-    /// layer to layer.
+    /// Values of parameter `index` of [`Layers::parameters`], scaled so that activations keep their
+    /// size from layer to layer.
     pub fn values(&self, seed: u64, index: usize) -> Vec<f32> {
-        let (layer, rows, columns) = (index / 2, self.widths[index / 2], self.widths[index / 2 + 1]);
+        let (layer, rows, columns) =
+            (index / 2, self.widths[index / 2], self.widths[index / 2 + 1]);
         if index % 2 == 1 {
             return stream(seed, BIAS_STREAM + layer as u64, columns, 0.1);
         }
@@ -134,8 +137,10 @@ mod tests {
         let layers = Layers { widths: vec![64, 64, 64, 1], sigmoid: true };
         let parameters = |seed| (0..6).map(|index| layers.values(seed, index)).collect::<Vec<_>>();
         let input: Vec<f32> = (0..64).map(|index| signed_unit(5, index)).collect();
-        let (one, two) =
-            (layers.reference(&parameters(1), &input)[0], layers.reference(&parameters(2), &input)[0]);
+        let (one, two) = (
+            layers.reference(&parameters(1), &input)[0],
+            layers.reference(&parameters(2), &input)[0],
+        );
         assert!((one - two).abs() > 100.0 * TOLERANCE, "{one} {two}");
         assert!((0.02..0.98).contains(&one), "{one}");
     }

@@ -1,5 +1,5 @@
-//! `millpond demo`: real models with answers a person can check, and a large one swapped under load before their
-//! eyes.
+//! `millpond demo`: real models with answers a person can check, and a large one swapped under load
+//! before their eyes.
 
 pub mod caller;
 pub mod contents;
@@ -63,9 +63,9 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Serve real models under load and watch them being swapped.
 ///
-/// Reads a line of text from a picture and finds speech in a recording with pretrained models, puts pictures into a
-/// collection and finds them again by changed copies, then sends requests on a fixed schedule to a click-through
-/// model that is replaced every few seconds. Runs until Ctrl-C.
+/// Reads a line of text from a picture and finds speech in a recording with pretrained models, puts
+/// pictures into a collection and finds them again by changed copies, then sends requests on a
+/// fixed schedule to a click-through model that is replaced every few seconds. Runs until Ctrl-C.
 #[derive(Args, Clone, Debug)]
 pub struct DemoArgs {
     /// Directory with text.png, text.txt, voice.wav and silence.wav (`make demo` makes it)
@@ -74,11 +74,12 @@ pub struct DemoArgs {
     /// Directory with the pretrained models (`make demo` fetches them)
     #[arg(long, default_value = ".cache/models")]
     pub models: PathBuf,
-    /// Directory with the embedding model and the pictures of image search (`make images-model` makes it); without
-    /// them that part is left out
+    /// Directory with the embedding model and the pictures of image search (`make images-model`
+    /// makes it); without them that part is left out
     #[arg(long, default_value = ".cache/images")]
     pub images: PathBuf,
-    /// Parameters of the click-through model [default: 512 MiB, or 1/16 of memory where that is less]
+    /// Parameters of the click-through model [default: 512 MiB, or 1/16 of memory where that is
+    /// less]
     #[arg(long, value_parser = units::parse_bytes)]
     pub bytes: Option<u64>,
     /// Requests a second to the click-through model
@@ -98,15 +99,16 @@ pub struct DemoArgs {
 /// Runs the demo.
 ///
 /// # Errors
-/// When something it needs is missing, or at its end when any request failed, any answer was wrong or a swap did
-/// not happen.
+/// When something it needs is missing, or at its end when any request failed, any answer was wrong
+/// or a swap did not happen.
 pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()> {
     if args.swap_every < Duration::from_secs(1) || !(args.rate > 0.0 && args.rate.is_finite()) {
         return Err(Error::invalid("--swap-every must be at least 1s, --rate above 0"));
     }
     let engine = OnnxEngine::open(&env.onnxruntime)?;
     let checks = Checks::find(args, &engine)?;
-    let bytes = args.bytes.unwrap_or_else(|| BYTES_MAX.min((memory_bytes() / MEMORY_SHARE).max(MIB)));
+    let bytes =
+        args.bytes.unwrap_or_else(|| BYTES_MAX.min((memory_bytes() / MEMORY_SHARE).max(MIB)));
     let contents = SwapContents::layouts(env, bytes)?;
     let traffic = {
         let progress = StepProgress::new(1);
@@ -135,8 +137,13 @@ pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()
     let wall = search_pictures(args, gallery.as_ref(), &server)?;
     print_urls(&server, wall.as_ref());
 
-    let stage =
-        TrafficStage { args, time, contents: &contents, server: &server, model_dir: repository.join(MODEL) };
+    let stage = TrafficStage {
+        args,
+        time,
+        contents: &contents,
+        server: &server,
+        model_dir: repository.join(MODEL),
+    };
     let seen = stage.play(&traffic)?;
     let swapped = stage.wait_swapped(seen.swaps)?;
     let mut again = checks.run(&mut caller)?;
@@ -171,7 +178,8 @@ fn verdict(seen: &LiveCounts, swapped: u64) -> Result<()> {
     Ok(())
 }
 
-/// What the server is started with: an empty place for collections, where there is something to put into one.
+/// What the server is started with: an empty place for collections, where there is something to put
+/// into one.
 fn server_args(env: &BenchEnv, repository: &Path, images: bool) -> Result<Vec<String>> {
     let mut args = vec![repository.display().to_string(), "--poll".into(), "200ms".into()];
     let collections = env.cache_dir.join("run").join("demo-collections");
@@ -209,8 +217,10 @@ fn publish_all(
 ) -> Result<PathBuf> {
     let repository = env.cache_dir.join("run").join("demo");
     cache::fresh(&repository)?;
-    let mut sources =
-        vec![(TEXT_MODEL, args.models.join(TEXT_FILE)), (VOICE_MODEL, args.models.join(VOICE_FILE))];
+    let mut sources = vec![
+        (TEXT_MODEL, args.models.join(TEXT_FILE)),
+        (VOICE_MODEL, args.models.join(VOICE_FILE)),
+    ];
     sources.extend(gallery.map(|gallery| (images::MODEL, gallery.model.clone())));
     for (name, source) in sources {
         let options = PublishOptions {
@@ -243,7 +253,10 @@ fn print_urls(server: &ServerProcess, wall: Option<&Wall<'_>>) {
         zeros(TABLES),
         zeros(DENSE)
     );
-    println!("  gRPC (Open Inference Protocol and TensorFlow Serving): {}", server.grpc().authority);
+    println!(
+        "  gRPC (Open Inference Protocol and TensorFlow Serving): {}",
+        server.grpc().authority
+    );
     println!("  server's log: {}\n", server.log().display());
 }
 
@@ -257,8 +270,9 @@ struct Checks<'a> {
 impl<'a> Checks<'a> {
     fn find(args: &'a DemoArgs, engine: &OnnxEngine) -> Result<Checks<'a>> {
         let path = args.assets.join("text.txt");
-        let text = std::fs::read_to_string(&path)
-            .map_err(|e| Error::io(&path, &e).context("run `make demo`, which makes the demo's inputs"))?;
+        let text = std::fs::read_to_string(&path).map_err(|e| {
+            Error::io(&path, &e).context("run `make demo`, which makes the demo's inputs")
+        })?;
         let characters = ocr::characters(engine, &args.models.join(TEXT_FILE))?;
         Ok(Checks { assets: &args.assets, text: text.trim().to_owned(), characters })
     }
@@ -284,7 +298,9 @@ impl<'a> Checks<'a> {
         }
         Ok(vec![
             format!("text.png reads \"{read}\", as written in text.txt"),
-            format!("voice.wav has speech (probability {voice:.2}), silence.wav has none ({silence:.2})"),
+            format!(
+                "voice.wav has speech (probability {voice:.2}), silence.wav has none ({silence:.2})"
+            ),
         ])
     }
 }
@@ -362,7 +378,8 @@ impl TrafficStage<'_> {
     fn wait_swapped(&self, wanted: u64) -> Result<u64> {
         let deadline = Instant::now() + SETTLE_TIMEOUT;
         loop {
-            let swapped = self.server.metrics()?.sum("millpond_swaps_total", &[("model", MODEL)]) as u64;
+            let swapped =
+                self.server.metrics()?.sum("millpond_swaps_total", &[("model", MODEL)]) as u64;
             if swapped >= wanted || Instant::now() > deadline {
                 return Ok(swapped);
             }

@@ -33,13 +33,23 @@ pub(super) struct LiveCounts {
 }
 
 impl LiveCounts {
-    /// Adds what came since the last look; `swaps` are the times at which swaps began and `window` how long one is
-    /// counted.
-    pub(super) fn add(&mut self, kept: KeptSamples, swaps: &[Duration], window: Duration, since: Duration) {
-        let answered = kept.samples.iter().filter(|sample| sample.verdict != Judgement::Failed).count();
+    /// Adds what came since the last look; `swaps` are the times at which swaps began and `window`
+    /// how long one is counted.
+    pub(super) fn add(
+        &mut self,
+        kept: KeptSamples,
+        swaps: &[Duration],
+        window: Duration,
+        since: Duration,
+    ) {
+        let answered =
+            kept.samples.iter().filter(|sample| sample.verdict != Judgement::Failed).count();
         self.rate = answered as f64 / since.as_secs_f64().max(RATE_TIME.as_secs_f64() / 10.0);
         for RequestSample { due, latency, version, .. } in kept.samples {
-            let began = swaps.partition_point(|start| *start <= due).checked_sub(1).map(|index| swaps[index]);
+            let began = swaps
+                .partition_point(|start| *start <= due)
+                .checked_sub(1)
+                .map(|index| swaps[index]);
             let during = began.is_some_and(|start| due < start + window);
             if during {
                 self.swap.record(latency)
@@ -57,7 +67,8 @@ impl LiveCounts {
 
     /// The latency table.
     pub(super) fn table(&self) -> String {
-        let mut table = TextTable::new(&["ctr requests", "count", "p50 ms", "p99 ms", "p999 ms", "max ms"]);
+        let mut table =
+            TextTable::new(&["ctr requests", "count", "p50 ms", "p99 ms", "p999 ms", "max ms"]);
         for (name, latencies) in [("steady", &self.steady), ("during swaps", &self.swap)] {
             let figures = latencies.summary();
             let cells = [figures.p50_ms, figures.p99_ms, figures.p999_ms, figures.max_ms].map(ms);
@@ -85,9 +96,13 @@ impl LiveCounts {
 
 /// Bytes by home, for people.
 pub(super) fn homes(metrics: &Scrape) -> String {
-    let bytes = |name: &str, labels: &[(&str, &str)]| format_bytes(metrics.sum(name, labels) as u64);
-    let versions =
-        metrics.label_values("millpond_model_state", &[("model", MODEL), ("state", "ready")], "version");
+    let bytes =
+        |name: &str, labels: &[(&str, &str)]| format_bytes(metrics.sum(name, labels) as u64);
+    let versions = metrics.label_values(
+        "millpond_model_state",
+        &[("model", MODEL), ("state", "ready")],
+        "version",
+    );
     format!(
         "parameters {} in dram, {} in heap; ctr versions ready: {}\npool {} backed, {} used; process {} resident",
         bytes("millpond_parameter_bytes", &[("home", "dram")]),
@@ -109,7 +124,11 @@ pub(super) struct Screen {
 
 impl Screen {
     pub(super) fn new() -> Screen {
-        Screen { terminal: std::io::stdout().is_terminal(), lines_drawn: 0, last_line: Instant::now() }
+        Screen {
+            terminal: std::io::stdout().is_terminal(),
+            lines_drawn: 0,
+            last_line: Instant::now(),
+        }
     }
 
     /// Shows the state `elapsed` into the demo.
@@ -132,8 +151,11 @@ impl Screen {
             seen.table()
         );
         let text = clip(&text, columns());
-        let up =
-            if self.lines_drawn > 0 { format!("\x1b[{}A\x1b[J", self.lines_drawn) } else { String::new() };
+        let up = if self.lines_drawn > 0 {
+            format!("\x1b[{}A\x1b[J", self.lines_drawn)
+        } else {
+            String::new()
+        };
         self.lines_drawn = text.lines().count();
         let mut out = std::io::stdout().lock();
         // A closed pipe is no reason to stop serving.
@@ -165,7 +187,8 @@ mod tests {
             verdict: Judgement::Right,
             version: due,
         };
-        let kept = KeptSamples { samples: (0..10).map(sample).collect(), faults: Faults::default() };
+        let kept =
+            KeptSamples { samples: (0..10).map(sample).collect(), faults: Faults::default() };
         let mut seen = LiveCounts::default();
         seen.add(kept, &[seconds(2), seconds(7)], seconds(2), seconds(10));
         assert_eq!((seen.steady.count(), seen.swap.count()), (6, 4));

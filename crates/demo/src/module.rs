@@ -1,4 +1,5 @@
-//! The click-through model as a TorchScript module: the same parameters and the same answers as in ONNX.
+//! The click-through model as a TorchScript module: the same parameters and the same answers as in
+//! ONNX.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -24,7 +25,13 @@ pub fn settings() -> String {
 }
 
 /// Writes content `seed` of `ctr` into `dir`. `progress` gets the bytes of each parameter.
-pub fn write(engine: &TorchEngine, ctr: &Ctr, seed: u64, dir: &Path, progress: &dyn Fn(u64)) -> Result<()> {
+pub fn write(
+    engine: &TorchEngine,
+    ctr: &Ctr,
+    seed: u64,
+    dir: &Path,
+    progress: &dyn Fn(u64),
+) -> Result<()> {
     let tables = ctr.tables(seed).into_iter().enumerate().map(|(index, table)| {
         let fill = move |values: &mut [f32]| {
             values.iter_mut().zip(0..).for_each(|(value, place)| *value = table.value(place));
@@ -42,8 +49,9 @@ pub fn write(engine: &TorchEngine, ctr: &Ctr, seed: u64, dir: &Path, progress: &
 
 /// The method in TorchScript's language.
 fn source(layers: &Layers) -> String {
-    let parts: Vec<String> =
-        (0..TABLES).map(|table| format!("self.emb_{table}.index_select(0, sparse[:, {table}])")).collect();
+    let parts: Vec<String> = (0..TABLES)
+        .map(|table| format!("self.emb_{table}.index_select(0, sparse[:, {table}])"))
+        .collect();
     let mut source = format!(
         "def forward(self, sparse: Tensor, dense: Tensor) -> Dict[str, Tensor]:\n    x = torch.cat([{}, dense], 1)\n",
         parts.join(", ")
@@ -72,7 +80,9 @@ mod tests {
     #[test]
     fn the_method_names_every_parameter() {
         let source = source(Ctr::of_bytes(4_000_000).own_layers());
-        for name in ["self.emb_0.", "self.emb_25.", "self.b0,", "self.w2)", "torch.sigmoid", "\"prob\""] {
+        for name in
+            ["self.emb_0.", "self.emb_25.", "self.b0,", "self.w2)", "torch.sigmoid", "\"prob\""]
+        {
             assert!(source.contains(name), "{name} in {source}");
         }
         assert_eq!(source.matches("torch.relu").count(), 2);
@@ -81,7 +91,8 @@ mod tests {
         signature.check().unwrap();
     }
 
-    /// LibTorch computes from the file what the reference computes from the seed. `make torch` makes it.
+    /// LibTorch computes from the file what the reference computes from the seed. `make torch`
+    /// makes it.
     #[test]
     fn the_engine_agrees_with_the_reference() {
         let search = LibrarySearch::around_process(None, None);
@@ -94,13 +105,17 @@ mod tests {
             signature: file["signature"].clone().try_into().unwrap(),
             ..SessionOptions::default()
         };
-        let request = LoadRequest { graph: dir.path().join(FILE), options, ..LoadRequest::default() };
+        let request =
+            LoadRequest { graph: dir.path().join(FILE), options, ..LoadRequest::default() };
         let session = engine.load(&request).unwrap();
         let features = ctr.inputs(1, 0, 5);
         let outputs = session.run(&features.tensors().unwrap(), &[]).unwrap();
         let answer = outputs[0].tensor.to_vec::<f32>().unwrap();
         let wanted = &ctr.reference(7, [&features])[0];
         assert_eq!(answer.len(), wanted.len());
-        assert!(answer.iter().zip(wanted).all(|(one, other)| (one - other).abs() <= TOLERANCE), "{answer:?}");
+        assert!(
+            answer.iter().zip(wanted).all(|(one, other)| (one - other).abs() <= TOLERANCE),
+            "{answer:?}"
+        );
     }
 }

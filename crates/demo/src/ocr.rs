@@ -1,5 +1,5 @@
-//! The PP-OCR text recogniser: the one model here that somebody trained. It takes pictures 48 high and of any
-//! width and gives, for each eight columns, how likely each character is.
+//! The PP-OCR text recogniser: the one model here that somebody trained. It takes pictures 48 high
+//! and of any width and gives, for each eight columns, how likely each character is.
 
 use std::path::{Path, PathBuf};
 
@@ -46,7 +46,8 @@ pub fn publish(env: &BenchEnv, models: &Path) -> Result<PathBuf> {
         )));
     }
     let bytes = std::fs::metadata(&source).map_err(|e| Error::io(&source, &e))?.len();
-    // A published version is what the cache holds, so the publisher's numbered directory becomes the cache's own.
+    // A published version is what the cache holds, so the publisher's numbered directory becomes
+    // the cache's own.
     let dir = cache::ensure(&env.cache_dir, &format!("ocr-{bytes}"), bytes, |part| {
         let options = PublishOptions {
             source,
@@ -72,8 +73,8 @@ pub struct OcrLines {
 /// Reads the lines drawn into `assets`.
 ///
 /// # Errors
-/// `NotFound` when they were not drawn; `InvalidArgument` for a width that does not come in whole steps, whose
-/// answer no rule could cut back exactly.
+/// `NotFound` when they were not drawn; `InvalidArgument` for a width that does not come in whole
+/// steps, whose answer no rule could cut back exactly.
 pub fn lines(assets: &Path) -> Result<OcrLines> {
     let dir = assets.join(LINES_DIR);
     let list = dir.join(LINES_FILE);
@@ -98,7 +99,8 @@ pub fn lines(assets: &Path) -> Result<OcrLines> {
     Ok(OcrLines { requests: (0..words.len()).map(request).collect::<Result<_>>()?, words })
 }
 
-/// The characters that the model's outputs stand for; the first output is "no character", the last a space.
+/// The characters that the model's outputs stand for; the first output is "no character", the last
+/// a space.
 ///
 /// # Errors
 /// When the model cannot be opened or does not carry them.
@@ -116,32 +118,39 @@ pub fn characters(engine: &OnnxEngine, model: &Path) -> Result<Vec<String>> {
 /// # Errors
 /// When it cannot be read.
 pub fn pixels(path: &Path) -> Result<Tensor> {
-    let picture =
-        image::open(path).map_err(|e| Error::invalid(format!("{}: {e}", path.display())))?.to_rgb8();
-    let width =
-        (u64::from(picture.width()) * u64::from(HEIGHT_PX) / u64::from(picture.height().max(1))) as u32;
+    let picture = image::open(path)
+        .map_err(|e| Error::invalid(format!("{}: {e}", path.display())))?
+        .to_rgb8();
+    let width = (u64::from(picture.width()) * u64::from(HEIGHT_PX)
+        / u64::from(picture.height().max(1))) as u32;
     let width = width.clamp(1, WIDTH_PX_MAX);
     let scaled = image::imageops::resize(&picture, width, HEIGHT_PX, FilterType::Triangle);
-    let channel =
-        |channel: usize| scaled.pixels().map(move |pixel| f32::from(pixel.0[channel]) / 127.5 - 1.0);
+    let channel = |channel: usize| {
+        scaled.pixels().map(move |pixel| f32::from(pixel.0[channel]) / 127.5 - 1.0)
+    };
     let values: Vec<f32> = (0..3).flat_map(channel).collect();
     Tensor::from_vec([1, 3, HEIGHT_PX as usize, width as usize].as_slice(), values)
 }
 
-/// The most likely character of each step; repetitions without a gap between them are one, and spaces at the ends,
-/// which white margins read as, are left out.
+/// The most likely character of each step; repetitions without a gap between them are one, and
+/// spaces at the ends, which white margins read as, are left out.
 pub fn decode(scores: &[f32], classes: usize, characters: &[String]) -> String {
-    let mut steps: Vec<usize> = scores.chunks_exact(classes.max(1)).map(|step| best(step).0).collect();
+    let mut steps: Vec<usize> =
+        scores.chunks_exact(classes.max(1)).map(|step| best(step).0).collect();
     steps.dedup();
-    let text: String =
-        steps.iter().filter_map(|&class| characters.get(class.checked_sub(1)?)).map(String::as_str).collect();
+    let text: String = steps
+        .iter()
+        .filter_map(|&class| characters.get(class.checked_sub(1)?))
+        .map(String::as_str)
+        .collect();
     text.trim().to_owned()
 }
 
-/// The largest score and where it is; two passes that a compiler turns into wide instructions, because answers are
-/// judged while servers are measured.
+/// The largest score and where it is; two passes that a compiler turns into wide instructions,
+/// because answers are judged while servers are measured.
 pub fn best(step: &[f32]) -> (usize, f32) {
-    let most = step.iter().fold(f32::NEG_INFINITY, |most, &score| if score > most { score } else { most });
+    let most =
+        step.iter().fold(f32::NEG_INFINITY, |most, &score| if score > most { score } else { most });
     (step.iter().position(|&score| score == most).unwrap_or(0), most)
 }
 

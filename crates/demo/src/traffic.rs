@@ -52,7 +52,10 @@ impl Judge for Traffic {
         let right = outputs.version > 0
             && outputs.floats("prob").is_ok_and(|(_, values)| {
                 values.len() == expected.len()
-                    && values.iter().zip(expected).all(|(value, wanted)| (value - wanted).abs() <= TOLERANCE)
+                    && values
+                        .iter()
+                        .zip(expected)
+                        .all(|(value, wanted)| (value - wanted).abs() <= TOLERANCE)
             });
         (if right { Judgement::Right } else { Judgement::Wrong }, outputs.version)
     }

@@ -1,4 +1,5 @@
-//! Finds speech in a recording with the Silero detector, which carries its state from window to window.
+//! Finds speech in a recording with the Silero detector, which carries its state from window to
+//! window.
 
 use std::path::Path;
 
@@ -19,7 +20,8 @@ const WINDOWS_MAX: usize = 1000;
 /// The highest probability of speech in any window of `recording`.
 ///
 /// # Errors
-/// When the recording is not 16 kHz mono, or the server does not answer as the model's signature says.
+/// When the recording is not 16 kHz mono, or the server does not answer as the model's signature
+/// says.
 pub(super) fn speech(caller: &mut GrpcCaller, model: &str, recording: &Path) -> Result<f32> {
     let samples = samples(recording)?;
     let mut state = vec![0f32; STATE_SHAPE.iter().product()];
@@ -31,7 +33,10 @@ pub(super) fn speech(caller: &mut GrpcCaller, model: &str, recording: &Path) -> 
         let answer = caller.ask(
             model,
             vec![
-                NamedTensor::new("input", Tensor::from_vec([1, CONTEXT + WINDOW].as_slice(), input)?),
+                NamedTensor::new(
+                    "input",
+                    Tensor::from_vec([1, CONTEXT + WINDOW].as_slice(), input)?,
+                ),
                 NamedTensor::new("state", Tensor::from_vec(STATE_SHAPE.as_slice(), state)?),
                 NamedTensor::new("sr", Tensor::from_vec([].as_slice(), vec![i64::from(RATE_HZ)])?),
             ],
@@ -51,7 +56,11 @@ fn samples(path: &Path) -> Result<Vec<f32>> {
         return Err(wrong(&"wanted 16 kHz, mono, 16 bits"));
     }
     let samples: std::result::Result<Vec<i16>, _> = reader.samples::<i16>().collect();
-    Ok(samples.map_err(|e| wrong(&e))?.into_iter().map(|sample| f32::from(sample) / 32768.0).collect())
+    Ok(samples
+        .map_err(|e| wrong(&e))?
+        .into_iter()
+        .map(|sample| f32::from(sample) / 32768.0)
+        .collect())
 }
 
 #[cfg(test)]

@@ -71,7 +71,8 @@ fn failure(api: &OrtApi, status: NonNull<sys::OrtStatus>, phase: CallPhase) -> E
     // message lives inside it and is copied before.
     let (code, message) = unsafe {
         let code = get_code(status.as_ptr());
-        let message = CStr::from_ptr((api.GetErrorMessage)(status.as_ptr())).to_string_lossy().into_owned();
+        let message =
+            CStr::from_ptr((api.GetErrorMessage)(status.as_ptr())).to_string_lossy().into_owned();
         (api.ReleaseStatus)(status.as_ptr());
         (code, message)
     };
@@ -126,7 +127,8 @@ fn operator_failure(line: &str) -> Option<String> {
 fn without_source_position(text: &str) -> &str {
     let text = text.strip_prefix("[ONNXRuntimeError] : ").unwrap_or(text);
     let source = text.split_whitespace().next().is_some_and(|word| {
-        word.starts_with('/') && (word.contains(".cc:") || word.contains(".h:") || word.contains(".cpp:"))
+        word.starts_with('/')
+            && (word.contains(".cc:") || word.contains(".h:") || word.contains(".cpp:"))
     });
     if !source {
         return text;
@@ -208,7 +210,10 @@ unsafe impl<T: Released> Sync for Handle<T> {}
 ///
 /// # Safety
 /// `text` must be null or a C string that was allocated by `allocator` and is owned by the caller.
-pub(crate) unsafe fn take_string(allocator: NonNull<sys::OrtAllocator>, text: *mut c_char) -> Result<String> {
+pub(crate) unsafe fn take_string(
+    allocator: NonNull<sys::OrtAllocator>,
+    text: *mut c_char,
+) -> Result<String> {
     if text.is_null() {
         return Ok(String::new());
     }
@@ -263,7 +268,8 @@ mod tests {
     fn fault_lies_where_the_phase_says() {
         assert_eq!(kind(code::INVALID_ARGUMENT, "", CallPhase::Run), ErrorKind::InvalidArgument);
         assert_eq!(kind(1, "", CallPhase::Run), ErrorKind::Internal);
-        let sizes = "Non concat axis dimensions must match: Axis 0 has mismatched dimensions of 2 and 1";
+        let sizes =
+            "Non concat axis dimensions must match: Axis 0 has mismatched dimensions of 2 and 1";
         assert_eq!(kind(1, sizes, CallPhase::Run), ErrorKind::InvalidArgument);
         assert_eq!(kind(1, sizes, CallPhase::Call), ErrorKind::Internal);
         assert_eq!(kind(code::INVALID_PROTOBUF, "", CallPhase::Load), ErrorKind::DataLoss);

@@ -56,7 +56,8 @@ fn find_explicit(path: &Path) -> Result<PathBuf> {
     if !real.is_dir() {
         return Ok(real);
     }
-    let inside = newest_in(&real).or_else(|| newest_in(&real.join("lib"))).or_else(|| in_virtual_env(&real));
+    let inside =
+        newest_in(&real).or_else(|| newest_in(&real.join("lib"))).or_else(|| in_virtual_env(&real));
     inside.ok_or_else(|| {
         Error::not_found(format!(
             "--onnxruntime {}: there is no {FILE_PREFIX}.* in this directory",
@@ -158,9 +159,14 @@ mod tests {
 
     #[test]
     fn a_missing_library_is_told_with_the_places() {
-        let error = missing(&LibrarySearch { start_dirs: vec!["/a/project".into()], ..Default::default() });
-        for part in [".venv in or above /a/project", "/usr/lib64", "pip install onnxruntime", "--onnxruntime"]
-        {
+        let error =
+            missing(&LibrarySearch { start_dirs: vec!["/a/project".into()], ..Default::default() });
+        for part in [
+            ".venv in or above /a/project",
+            "/usr/lib64",
+            "pip install onnxruntime",
+            "--onnxruntime",
+        ] {
             assert!(error.message().contains(part), "{part}: {error}");
         }
     }
@@ -171,8 +177,11 @@ mod tests {
         environment(&dir.path().join(".venv"), "1.31.1");
         for wrong in ["nowhere.so", "."] {
             let explicit = Some(dir.path().join(wrong));
-            let search =
-                LibrarySearch { explicit, start_dirs: vec![dir.path().to_owned()], ..Default::default() };
+            let search = LibrarySearch {
+                explicit,
+                start_dirs: vec![dir.path().to_owned()],
+                ..Default::default()
+            };
             let error = find(&search).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::NotFound);
             assert!(error.message().contains("--onnxruntime"), "{error}");

@@ -30,7 +30,8 @@ pub(crate) struct OpenedSession {
 
 pub(crate) fn open(runtime: &Runtime, request: &LoadRequest) -> Result<OpenedSession> {
     let path = c_path(&request.graph)?;
-    parameters::check(&request.graph, &request.parameters).map_err(|e| e.context(request.graph.display()))?;
+    parameters::check(&request.graph, &request.parameters)
+        .map_err(|e| e.context(request.graph.display()))?;
     let options = session_options(&request.options)?;
     // SAFETY: the options are alive; the path is NUL-terminated and copied.
     unsafe { call!(Call, SetSessionLogId(options.as_ptr(), path.as_ptr()))? };
@@ -73,7 +74,10 @@ fn session_options(options: &SessionOptions) -> Result<Handle<sys::OrtSessionOpt
         call!(Call, SetSessionExecutionMode(raw, mode))?;
         call!(Call, DisableCpuMemArena(raw))?;
         call!(Call, DisableMemPattern(raw))?;
-        call!(Call, SetSessionGraphOptimizationLevel(raw, sys::GraphOptimizationLevel::ORT_ENABLE_ALL))?;
+        call!(
+            Call,
+            SetSessionGraphOptimizationLevel(raw, sys::GraphOptimizationLevel::ORT_ENABLE_ALL)
+        )?;
         config(&handle, c"session.intra_op.allow_spinning", c"0")?;
         config(&handle, c"session.inter_op.allow_spinning", c"0")?;
         Ok(handle)
@@ -89,7 +93,9 @@ fn threads(count: usize) -> Result<c_int> {
     match count {
         // Zero would mean "as many as cores" to the library.
         1..=THREADS_MAX => Ok(count as c_int),
-        _ => Err(Error::invalid(format!("{count} threads inside one run; it must be 1 to {THREADS_MAX}"))),
+        _ => Err(Error::invalid(format!(
+            "{count} threads inside one run; it must be 1 to {THREADS_MAX}"
+        ))),
     }
 }
 

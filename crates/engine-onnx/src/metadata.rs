@@ -15,7 +15,10 @@ const ENTRIES_MAX: usize = 4096;
 
 /// Returns the custom entries under their own names, and ONNX's own under names that begin with
 /// "onnx.". Omits empty ones.
-pub(crate) fn read(runtime: &Runtime, session: &Handle<sys::OrtSession>) -> Result<BTreeMap<String, String>> {
+pub(crate) fn read(
+    runtime: &Runtime,
+    session: &Handle<sys::OrtSession>,
+) -> Result<BTreeMap<String, String>> {
     let mut raw = null_mut();
     let allocator = runtime.allocator().as_ptr();
     // SAFETY: the session is alive, the out-pointer valid, the result owned.
@@ -56,7 +59,10 @@ pub(crate) fn read(runtime: &Runtime, session: &Handle<sys::OrtSession>) -> Resu
     Ok(entries)
 }
 
-fn custom(runtime: &Runtime, metadata: &Handle<sys::OrtModelMetadata>) -> Result<BTreeMap<String, String>> {
+fn custom(
+    runtime: &Runtime,
+    metadata: &Handle<sys::OrtModelMetadata>,
+) -> Result<BTreeMap<String, String>> {
     let (mut keys, mut count) = (null_mut::<*mut c_char>(), 0i64);
     let allocator = runtime.allocator();
     // SAFETY: the metadata is alive, the out-pointers valid; the array and its strings come from

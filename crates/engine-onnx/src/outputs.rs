@@ -65,8 +65,9 @@ pub(crate) fn take(value: Handle<sys::OrtValue>, borrowed: &BorrowedRanges<'_>) 
         return take_strings(&value, shape);
     }
     let elements = shape.iter().product();
-    let bytes =
-        dtype.bytes_for(elements).ok_or_else(|| Error::internal("an answer is larger than memory"))?;
+    let bytes = dtype
+        .bytes_for(elements)
+        .ok_or_else(|| Error::internal("an answer is larger than memory"))?;
     if bytes == 0 {
         return Tensor::from_bytes(dtype, shape, Bytes::new());
     }
@@ -101,8 +102,9 @@ fn describe(value: &Handle<sys::OrtValue>) -> Result<(DType, Shape)> {
     let dtype = element::from_onnx(element).ok_or_else(|| {
         Error::internal(format!("an answer has element type {element} of ONNX, which is unknown"))
     })?;
-    let size =
-        |&size: &i64| usize::try_from(size).map_err(|_| Error::internal("an answer has a negative axis"));
+    let size = |&size: &i64| {
+        usize::try_from(size).map_err(|_| Error::internal("an answer has a negative axis"))
+    };
     Ok((dtype, sizes.iter().map(size).collect::<Result<_>>()?))
 }
 
@@ -145,7 +147,8 @@ mod tests {
 
     #[test]
     fn ranges_are_half_open() {
-        let borrowed = BorrowedRanges { feeds: &[(90, 95)], parameters: &[(10, 20), (20, 30), (50, 50)] };
+        let borrowed =
+            BorrowedRanges { feeds: &[(90, 95)], parameters: &[(10, 20), (20, 30), (50, 50)] };
         let held = |address| borrowed.holds(address);
         assert!(held(10) && held(19) && held(20) && held(29) && held(94));
         assert!(!held(9) && !held(30) && !held(50) && !held(95));

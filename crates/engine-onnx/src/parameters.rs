@@ -11,9 +11,9 @@ use crate::publish::initializers;
 
 /// Checks `bound` against the graph at `path`. Every parameter must be an initialiser of that name,
 /// type and shape. No other value in any graph of the model may have the name, because the library
-/// binds every value of that name. Every initialiser that lies in another file must be bound; otherwise
-/// the library would map that file, and the serving threads would read its pages. Binding nothing
-/// is valid: then the library places all parameters.
+/// binds every value of that name. Every initialiser that lies in another file must be bound;
+/// otherwise the library would map that file, and the serving threads would read its pages. Binding
+/// nothing is valid: then the library places all parameters.
 ///
 /// # Errors
 /// `InvalidArgument` that names the first wrong parameter; those of reading the graph.
@@ -44,7 +44,10 @@ pub(crate) fn check(path: &Path, bound: &[BoundTensor]) -> Result<()> {
                 )));
             }
             None if wanted.external => {
-                return Err(Error::invalid(format!("parameter \"{}\" of the graph is missing", wanted.name)));
+                return Err(Error::invalid(format!(
+                    "parameter \"{}\" of the graph is missing",
+                    wanted.name
+                )));
             }
             _ => {}
         }
@@ -67,11 +70,19 @@ mod tests {
     use crate::publish::build::ModelBuilder;
 
     fn bound(name: &str, dims: &[usize]) -> BoundTensor {
-        let config = PoolConfig { bytes_max: 16 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+        let config =
+            PoolConfig { bytes_max: 16 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
         let region = SlotPool::new(config).unwrap().allocate(4096).unwrap();
         let bytes = 4 * dims.iter().product::<usize>();
         let region = Arc::new(region.freeze());
-        BoundTensor { name: name.into(), dtype: DType::F32, dims: dims.into(), region, offset: 0, bytes }
+        BoundTensor {
+            name: name.into(),
+            dtype: DType::F32,
+            dims: dims.into(),
+            region,
+            offset: 0,
+            bytes,
+        }
     }
 
     /// The library would bind the array to both, and read past its end for the larger one.

@@ -45,8 +45,8 @@ impl Runtime {
             call!(Call, CreateCpuMemoryInfo(kind, place, &mut memory))?;
             call!(Call, GetAllocatorWithDefaultOptions(&mut allocator))?;
         }
-        let allocator =
-            NonNull::new(allocator).ok_or_else(|| Error::internal("ONNX Runtime has no allocator"))?;
+        let allocator = NonNull::new(allocator)
+            .ok_or_else(|| Error::internal("ONNX Runtime has no allocator"))?;
         // SAFETY: both were just returned to us as owned. They are never released: sessions and
         // answers may outlive any moment at which they could be.
         let (env, memory) = unsafe { (leak(Handle::own(env)?), leak(Handle::own(memory)?)) };
@@ -80,7 +80,10 @@ fn unfit(path: &Path, error: &ort::LoadDynamicError) -> Error {
         }
         ort::LoadDynamicError::InvalidVersionString => "does not say its version".to_owned(),
         ort::LoadDynamicError::Dlopen { error, .. } => {
-            format!("does not load ({})", error.to_string().split_whitespace().collect::<Vec<_>>().join(" "))
+            format!(
+                "does not load ({})",
+                error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+            )
         }
     };
     Error::precondition(format!("ONNX Runtime at {path} {why}: {REMEDY}"))
@@ -98,7 +101,10 @@ fn version(path: &Path) -> Result<String> {
         if library.is_null() { null_mut() } else { libc::dlsym(library, c"OrtGetApiBase".as_ptr()) }
     };
     if symbol.is_null() {
-        return Err(Error::internal(format!("{} was loaded and does not open again", path.display())));
+        return Err(Error::internal(format!(
+            "{} was loaded and does not open again",
+            path.display()
+        )));
     }
     // SAFETY: the symbol is the library's documented entry point of exactly this type; the base it
     // returns and the version's text are static.
@@ -115,8 +121,14 @@ fn logger() -> sys::OrtLoggingFunction {
     unsafe { std::mem::transmute::<LogFunction, sys::OrtLoggingFunction>(log) }
 }
 
-type LogFunction =
-    unsafe extern "system" fn(*mut c_void, i32, *const c_char, *const c_char, *const c_char, *const c_char);
+type LogFunction = unsafe extern "system" fn(
+    *mut c_void,
+    i32,
+    *const c_char,
+    *const c_char,
+    *const c_char,
+    *const c_char,
+);
 
 /// Writes the library's messages to the program's log. Its warnings are about the export of a
 /// model, come with every load (some with every run) and need no action, so they have the level

@@ -40,8 +40,11 @@ impl OnnxSession {
         let bound = |name: &str| request.parameters.iter().any(|parameter| parameter.name == name);
         let signature = signature::read(runtime, &opened.session, &bound)
             .map_err(|e| e.context(request.graph.display()))?;
-        let mut parameters: Vec<(usize, usize)> =
-            opened.parameters.iter().map(|parameter| outputs::range(parameter.as_slice())).collect();
+        let mut parameters: Vec<(usize, usize)> = opened
+            .parameters
+            .iter()
+            .map(|parameter| outputs::range(parameter.as_slice()))
+            .collect();
         parameters.sort_unstable();
         Ok(OnnxSession {
             metadata: metadata::read(runtime, &opened.session)?,
@@ -69,7 +72,8 @@ impl Session for OnnxSession {
         let wanted = self.outputs.wanted(outputs)?;
         let names: SmallVec<[*const c_char; FEW]> =
             wanted.iter().map(|&at| self.outputs.c_names[at].as_ptr()).collect();
-        let mut results: SmallVec<[*mut sys::OrtValue; FEW]> = SmallVec::from_elem(null_mut(), names.len());
+        let mut results: SmallVec<[*mut sys::OrtValue; FEW]> =
+            SmallVec::from_elem(null_mut(), names.len());
         // SAFETY: the session is alive and may run on many threads at once; names and values are
         // arrays of the lengths given, the names NUL-terminated, the values alive (a handle has the
         // layout of its pointer); the results are null pointers, which tells the library to
@@ -164,23 +168,29 @@ impl OnnxFeeds {
         };
         let mut required = 0;
         for (guess, input) in inputs.iter().enumerate() {
-            let at = known
-                .position(&input.name, guess)
-                .ok_or_else(|| Error::invalid(format!("the model has no input \"{}\"", input.name)))?;
+            let at = known.position(&input.name, guess).ok_or_else(|| {
+                Error::invalid(format!("the model has no input \"{}\"", input.name))
+            })?;
             required += usize::from(at < known.required);
             feeds.names.push(known.c_names[at].as_ptr());
-            feeds.push(runtime, &input.tensor).map_err(|e| e.context(format!("input \"{}\"", input.name)))?;
+            feeds
+                .push(runtime, &input.tensor)
+                .map_err(|e| e.context(format!("input \"{}\"", input.name)))?;
         }
         // The library reports this only for some operators, in its own words.
         match required < known.required {
-            true => Err(Error::invalid(format!("the model takes {} inputs, got {required}", known.required))),
+            true => Err(Error::invalid(format!(
+                "the model takes {} inputs, got {required}",
+                known.required
+            ))),
             false => Ok(feeds),
         }
     }
 
     fn push(&mut self, runtime: &Runtime, tensor: &Tensor) -> Result<()> {
-        let onnx = element::to_onnx(tensor.dtype())
-            .ok_or_else(|| Error::invalid(format!("ONNX Runtime has no {} tensors", tensor.dtype())))?;
+        let onnx = element::to_onnx(tensor.dtype()).ok_or_else(|| {
+            Error::invalid(format!("ONNX Runtime has no {} tensors", tensor.dtype()))
+        })?;
         let shape: SmallVec<[i64; 6]> = tensor.shape().iter().map(|&size| size as i64).collect();
         let bytes = match tensor.data() {
             Data::Strings(strings) => {
@@ -222,13 +232,20 @@ impl OnnxFeeds {
 }
 
 /// Copies strings of any content into a tensor of the library.
-fn string_tensor(runtime: &Runtime, shape: &[i64], strings: &[Bytes]) -> Result<Handle<sys::OrtValue>> {
+fn string_tensor(
+    runtime: &Runtime,
+    shape: &[i64],
+    strings: &[Bytes],
+) -> Result<Handle<sys::OrtValue>> {
     let mut value = null_mut();
     let kind = sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING;
     // SAFETY: the allocator lives for ever, the shape has the length given, the result is ours.
     let value = unsafe {
         let allocator = runtime.allocator().as_ptr();
-        call!(Run, CreateTensorAsOrtValue(allocator, shape.as_ptr(), shape.len(), kind, &mut value))?;
+        call!(
+            Run,
+            CreateTensorAsOrtValue(allocator, shape.as_ptr(), shape.len(), kind, &mut value)
+        )?;
         Handle::own(value)?
     };
     for (index, string) in strings.iter().enumerate().filter(|(_, string)| !string.is_empty()) {
@@ -239,7 +256,12 @@ fn string_tensor(runtime: &Runtime, shape: &[i64], strings: &[Bytes]) -> Result<
         unsafe {
             call!(
                 Run,
-                GetResizedStringTensorElementBuffer(value.as_ptr(), index, string.len(), &mut buffer)
+                GetResizedStringTensorElementBuffer(
+                    value.as_ptr(),
+                    index,
+                    string.len(),
+                    &mut buffer
+                )
             )?;
             if buffer.is_null() {
                 return Err(Error::internal("ONNX Runtime gave no room for a string"));

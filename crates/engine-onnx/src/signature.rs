@@ -33,7 +33,9 @@ pub(crate) fn read(
 ) -> Result<Signature> {
     let mut signature = Signature::default();
     for index in 0..count(session, SignatureSide::Input)? {
-        signature.inputs.push(spec(runtime, session, SignatureSide::Input, index)?.ok_or_else(not_a_tensor)?);
+        signature
+            .inputs
+            .push(spec(runtime, session, SignatureSide::Input, index)?.ok_or_else(not_a_tensor)?);
     }
     for index in 0..count(session, SignatureSide::Optional)? {
         match spec(runtime, session, SignatureSide::Optional, index)? {
@@ -83,19 +85,28 @@ fn spec(
     // are ours.
     let (name, info) = unsafe {
         match side {
-            SignatureSide::Input => call!(Load, SessionGetInputName(session, index, allocator, &mut name))?,
-            SignatureSide::Optional => {
-                call!(Load, SessionGetOverridableInitializerName(session, index, allocator, &mut name))?
+            SignatureSide::Input => {
+                call!(Load, SessionGetInputName(session, index, allocator, &mut name))?
             }
-            SignatureSide::Output => call!(Load, SessionGetOutputName(session, index, allocator, &mut name))?,
+            SignatureSide::Optional => call!(
+                Load,
+                SessionGetOverridableInitializerName(session, index, allocator, &mut name)
+            )?,
+            SignatureSide::Output => {
+                call!(Load, SessionGetOutputName(session, index, allocator, &mut name))?
+            }
         }
         let name = take_string(runtime.allocator(), name)?;
         match side {
-            SignatureSide::Input => call!(Load, SessionGetInputTypeInfo(session, index, &mut info))?,
+            SignatureSide::Input => {
+                call!(Load, SessionGetInputTypeInfo(session, index, &mut info))?
+            }
             SignatureSide::Optional => {
                 call!(Load, SessionGetOverridableInitializerTypeInfo(session, index, &mut info))?
             }
-            SignatureSide::Output => call!(Load, SessionGetOutputTypeInfo(session, index, &mut info))?,
+            SignatureSide::Output => {
+                call!(Load, SessionGetOutputTypeInfo(session, index, &mut info))?
+            }
         }
         (name, Handle::own(info)?)
     };
@@ -106,7 +117,9 @@ fn spec(
             tracing::warn!(target: "onnxruntime", output = name, "left out: it is {word}, and only tensors can be served");
             return Ok(None);
         }
-        return Err(Error::invalid(format!("input \"{name}\" is {word}; only tensors can be served")));
+        return Err(Error::invalid(format!(
+            "input \"{name}\" is {word}; only tensors can be served"
+        )));
     }
     let (dtype, shape) = tensor(&info).map_err(|e| e.context(format!("\"{name}\"")))?;
     Ok(Some(TensorSpec { name, dtype, shape, optional: matches!(side, SignatureSide::Optional) }))
@@ -143,8 +156,9 @@ fn tensor(info: &Handle<sys::OrtTypeInfo>) -> Result<(DType, Option<Vec<Dim>>)> 
         call!(Load, GetTensorElementType(tensor, (&raw mut element).cast()))?;
         call!(Load, GetDimensionsCount(tensor, &mut rank))?;
     }
-    let dtype = element::from_onnx(element)
-        .ok_or_else(|| Error::invalid(format!("element type {element} of ONNX is not supported")))?;
+    let dtype = element::from_onnx(element).ok_or_else(|| {
+        Error::invalid(format!("element type {element} of ONNX is not supported"))
+    })?;
     if rank == 0 {
         // This version of the API does not distinguish a scalar from an unknown rank, and the
         // library checks neither. Any shape passes, and the operators judge.
@@ -162,10 +176,13 @@ fn tensor(info: &Handle<sys::OrtTypeInfo>) -> Result<(DType, Option<Vec<Dim>>)> 
             |_| {
                 // SAFETY: a symbol is null or a NUL-terminated string inside the information, which
                 // is alive.
-                let symbol = (!symbol.is_null()).then(|| unsafe { CStr::from_ptr(symbol) }.to_string_lossy());
+                let symbol = (!symbol.is_null())
+                    .then(|| unsafe { CStr::from_ptr(symbol) }.to_string_lossy());
                 // Some exporters write "?" on every unknown axis; as a name it would tie those axes
                 // together.
-                Dim::Dynamic(symbol.filter(|text| text.contains(char::is_alphanumeric)).map(Into::into))
+                Dim::Dynamic(
+                    symbol.filter(|text| text.contains(char::is_alphanumeric)).map(Into::into),
+                )
             },
             Dim::Fixed,
         )

@@ -171,13 +171,15 @@ impl ShimLibrary {
             return Err(unfit("is not Millpond's"));
         }
         // SAFETY: every version of the shim declares this symbol as this function.
-        let abi = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> i32>(abi)() };
+        let abi =
+            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> i32>(abi)() };
         if abi != ABI {
             return Err(unfit(&format!("has interface {abi}, this program needs {ABI}")));
         }
         // SAFETY: the handle stays open, and the number says that the interface is the one declared
         // here.
-        let call = unsafe { ShimFunctions::of(handle) }.map_err(|name| unfit(&format!("has no {name}")))?;
+        let call = unsafe { ShimFunctions::of(handle) }
+            .map_err(|name| unfit(&format!("has no {name}")))?;
         // SAFETY: the version is static and NUL-terminated.
         let version = unsafe { text((call.millpond_torch_version)()) };
         let library = ShimLibrary { path, version, call };
@@ -197,7 +199,9 @@ impl ShimLibrary {
         // SAFETY: the message is NUL-terminated and lives until the next call on this thread.
         let message = unsafe { text((self.call.millpond_torch_message)()) };
         match code {
-            NO_DEVICE => Err(Error::precondition(message.split_whitespace().collect::<Vec<_>>().join(" "))),
+            NO_DEVICE => {
+                Err(Error::precondition(message.split_whitespace().collect::<Vec<_>>().join(" ")))
+            }
             _ => Err(fault::error(&message)),
         }
     }

@@ -37,9 +37,15 @@ pub(crate) fn parameter_bytes(path: &Path) -> Result<usize> {
     let mut total = SLACK_BYTES;
     for index in 0..archive.len() {
         let bytes = archive.by_index_data(index).map_err(|e| damaged(path, e))?.size();
-        total = bytes.checked_add(ALIGNMENT).and_then(|bytes| total.checked_add(bytes)).ok_or_else(|| {
-            Error::data_loss(format!("{}: its records are larger than any memory", path.display()))
-        })?;
+        total = bytes
+            .checked_add(ALIGNMENT)
+            .and_then(|bytes| total.checked_add(bytes))
+            .ok_or_else(|| {
+                Error::data_loss(format!(
+                    "{}: its records are larger than any memory",
+                    path.display()
+                ))
+            })?;
     }
     // torch.jit.save deflates nothing a thousandfold; a file that claims so is not worth the
     // memory.
@@ -62,8 +68,12 @@ fn open(path: &Path) -> Result<ZipArchive<File>> {
 
 fn damaged(path: &Path, error: ZipError) -> Error {
     match error {
-        ZipError::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => Error::io(path, &error),
-        error => Error::data_loss(format!("{}: not a whole TorchScript file: {error}", path.display())),
+        ZipError::Io(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
+            Error::io(path, &error)
+        }
+        error => {
+            Error::data_loss(format!("{}: not a whole TorchScript file: {error}", path.display()))
+        }
     }
 }
 
@@ -136,7 +146,14 @@ impl TorchArchive {
             Some(arena) => ArchiveInput::Paced(arena.reader(path)?),
             None => ArchiveInput::File(file),
         };
-        Ok(TorchArchive { path: path.to_owned(), input, bytes, records, initialised: 0..0, failure: None })
+        Ok(TorchArchive {
+            path: path.to_owned(),
+            input,
+            bytes,
+            records,
+            initialised: 0..0,
+            failure: None,
+        })
     }
 
     /// Marks `memory` as initialised, so that reads need not clear it first.
@@ -164,7 +181,9 @@ impl TorchArchive {
         }
         let mut piece = Vec::new();
         for at in 0..self.records.len() {
-            let Some(record) = self.records.get(at).filter(|record| record.touched && !record.whole) else {
+            let Some(record) =
+                self.records.get(at).filter(|record| record.touched && !record.whole)
+            else {
                 continue;
             };
             let (start, bytes, checksum) = (record.start, record.bytes, record.checksum);
@@ -172,7 +191,8 @@ impl TorchArchive {
             let mut done = 0;
             while done < bytes {
                 piece.resize((bytes - done).min(PIECE_BYTES as u64) as usize, 0);
-                self.input.fill(&self.path, &mut piece, start + done, |part| hasher.update(part))?;
+                self.input
+                    .fill(&self.path, &mut piece, start + done, |part| hasher.update(part))?;
                 done += piece.len() as u64;
             }
             if hasher.finalize() != checksum {
@@ -205,7 +225,9 @@ impl TorchArchive {
 
     fn mismatch(&self, offset: u64) -> Error {
         let path = self.path.display();
-        Error::data_loss(format!("{path}: damaged at or after byte {offset}: its checksum does not fit"))
+        Error::data_loss(format!(
+            "{path}: damaged at or after byte {offset}: its checksum does not fit"
+        ))
     }
 }
 
@@ -248,7 +270,10 @@ fn check_kind<R: Read + Seek>(path: &Path, directory: &ZipArchive<R>) -> Result<
             "{}: holds tensors and no module (a file of torch.save); write it with torch.jit.save",
             path.display()
         ))),
-        _ => Err(Error::invalid(format!("{}: an archive, but not a TorchScript module", path.display()))),
+        _ => Err(Error::invalid(format!(
+            "{}: an archive, but not a TorchScript module",
+            path.display()
+        ))),
     }
 }
 
@@ -261,11 +286,22 @@ fn records(path: &Path, directory: &mut ZipArchive<File>) -> Result<Vec<ZipRecor
         let (bytes, checksum) = (entry.size(), entry.crc32());
         if entry.compression() == CompressionMethod::Stored {
             if bytes != entry.compressed_size() {
-                return Err(Error::data_loss(format!("{}: a stored record has two sizes", path.display())));
+                return Err(Error::data_loss(format!(
+                    "{}: a stored record has two sizes",
+                    path.display()
+                )));
             }
             let hasher = crc32fast::Hasher::new();
             let whole = bytes == 0;
-            records.push(ZipRecord { start, bytes, checksum, hasher, read: 0, touched: false, whole });
+            records.push(ZipRecord {
+                start,
+                bytes,
+                checksum,
+                hasher,
+                read: 0,
+                touched: false,
+                whole,
+            });
             continue;
         }
         drop(entry);
@@ -273,7 +309,10 @@ fn records(path: &Path, directory: &mut ZipArchive<File>) -> Result<Vec<ZipRecor
         // A byte more than the stated length shows that the length is too small.
         let read = io::copy(&mut entry.take(bytes.saturating_add(1)), &mut io::sink());
         if read.map_err(|e| Error::data_loss(format!("{}: {e}", path.display())))? != bytes {
-            return Err(Error::data_loss(format!("{}: a record is not as long as it says", path.display())));
+            return Err(Error::data_loss(format!(
+                "{}: a record is not as long as it says",
+                path.display()
+            )));
         }
     }
     records.sort_by_key(|record| record.start);

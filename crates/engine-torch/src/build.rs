@@ -54,7 +54,11 @@ impl TorchParameter {
     }
 
     /// Builds a float32 parameter that `fill` writes.
-    pub fn filled(name: &str, dims: &[usize], fill: impl FnMut(&mut [f32]) + 'static) -> TorchParameter {
+    pub fn filled(
+        name: &str,
+        dims: &[usize],
+        fill: impl FnMut(&mut [f32]) + 'static,
+    ) -> TorchParameter {
         let data = ParameterData::Fill(Box::new(fill));
         TorchParameter { name: name.to_owned(), dims: dims.to_vec(), data, buffer: false }
     }
@@ -95,7 +99,8 @@ impl ModuleBuilder {
     }
 
     fn add(&mut self, parameter: TorchParameter) -> Result<()> {
-        let count = parameter.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
+        let count =
+            parameter.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
         let count = count.ok_or_else(|| Error::invalid("has more elements than fit memory"))?;
         let fits = |given: usize| match given == count {
             true => Ok(()),
@@ -105,18 +110,21 @@ impl ModuleBuilder {
         match parameter.data {
             ParameterData::Floats(elements) => {
                 fits(elements.len())?;
-                self.tensor::<f32>(name, DType::F32, &parameter.dims, buffer)?.copy_from_slice(&elements);
+                self.tensor::<f32>(name, DType::F32, &parameter.dims, buffer)?
+                    .copy_from_slice(&elements);
             }
             ParameterData::Integers(elements) => {
                 fits(elements.len())?;
-                self.tensor::<i64>(name, DType::I64, &parameter.dims, buffer)?.copy_from_slice(&elements);
+                self.tensor::<i64>(name, DType::I64, &parameter.dims, buffer)?
+                    .copy_from_slice(&elements);
             }
             ParameterData::Fill(mut fill) => {
                 fill(self.tensor::<f32>(name, DType::F32, &parameter.dims, buffer)?)
             }
             ParameterData::View { of, start } => {
                 let (name, of, dims) = (c_text(name)?, c_text(&of)?, sizes(&parameter.dims));
-                let start = i64::try_from(start).map_err(|_| Error::invalid("starts past any end"))?;
+                let start =
+                    i64::try_from(start).map_err(|_| Error::invalid("starts past any end"))?;
                 // SAFETY: the builder is alive, the names are NUL-terminated, there are as many
                 // sizes as said.
                 let code = unsafe {

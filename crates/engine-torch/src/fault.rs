@@ -12,7 +12,8 @@ const MESSAGE_BYTES_MAX: usize = 500;
 const ASSERTION: [&str; 2] = ["INTERNAL ASSERT FAILED", "Please report a bug"];
 /// Markers of exhausted memory, the processor's or a device's ("CUDA out of memory",
 /// "CUBLAS_STATUS_ALLOC_FAILED").
-const MEMORY: [&str; 4] = ["std::bad_alloc", "can't allocate memory", "out of memory", "ALLOC_FAILED"];
+const MEMORY: [&str; 4] =
+    ["std::bad_alloc", "can't allocate memory", "out of memory", "ALLOC_FAILED"];
 /// Markers of a failed device. Sizes that do not fit are found before anything is sent to it.
 const DEVICE: [&str; 6] =
     ["CUDA error", "CUDA driver error", "CUBLAS_STATUS_", "CUDNN_STATUS_", "CUFFT_", "cuDNN error"];
@@ -36,9 +37,11 @@ pub(crate) fn error(text: &str) -> Error {
 fn line(text: &str) -> String {
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
     // One exception may wrap another: "RuntimeError: AssertionError: ...".
-    let innermost = |line| std::iter::successors(after_exception(line), |rest| after_exception(rest)).last();
+    let innermost =
+        |line| std::iter::successors(after_exception(line), |rest| after_exception(rest)).last();
     let last_exception = lines().filter_map(innermost).next_back();
-    let said = last_exception.or_else(|| lines().next()).unwrap_or("LibTorch failed and does not say why");
+    let said =
+        last_exception.or_else(|| lines().next()).unwrap_or("LibTorch failed and does not say why");
     let end = said.char_indices().map(|(at, _)| at).find(|&at| at >= MESSAGE_BYTES_MAX);
     said[..end.unwrap_or(said.len())].to_owned()
 }

@@ -31,7 +31,9 @@ fn find(search: &LibrarySearch) -> Result<PathBuf> {
         .find_map(|path| std::fs::canonicalize(path).ok())
         .ok_or_else(|| {
             let places = search.places().join(", ");
-            Error::not_found(format!("the LibTorch engine was not found: {REMEDY}. Looked in {places}"))
+            Error::not_found(format!(
+                "the LibTorch engine was not found: {REMEDY}. Looked in {places}"
+            ))
         })
 }
 
@@ -45,7 +47,9 @@ fn find_explicit(path: &Path) -> Result<PathBuf> {
     let inside = [real.join(FILE), real.join(IN_ENVIRONMENT).join(FILE)];
     let found = inside.into_iter().find(|path| path.is_file());
     found.ok_or_else(|| {
-        missing(&format!("there is no {FILE} in this directory; `make torch` in a checkout makes it"))
+        missing(&format!(
+            "there is no {FILE} in this directory; `make torch` in a checkout makes it"
+        ))
     })
 }
 

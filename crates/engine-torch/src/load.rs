@@ -25,17 +25,25 @@ pub(crate) fn is_package(graph: &Path) -> bool {
     graph.extension() == Some(OsStr::new("pt2"))
 }
 
-pub(crate) fn load(library: &'static ShimLibrary, request: &LoadRequest) -> Result<Box<dyn Session>> {
+pub(crate) fn load(
+    library: &'static ShimLibrary,
+    request: &LoadRequest,
+) -> Result<Box<dyn Session>> {
     let name = |error: Error| match error.message().contains(&*request.graph.to_string_lossy()) {
         true => error,
         false => error.context(request.graph.display()),
     };
     if !(1..=THREADS_MAX).contains(&request.options.intra_op_threads) {
         let count = request.options.intra_op_threads;
-        return Err(Error::invalid(format!("{count} threads inside one run; it must be 1 to {THREADS_MAX}")));
+        return Err(Error::invalid(format!(
+            "{count} threads inside one run; it must be 1 to {THREADS_MAX}"
+        )));
     }
     let (module, home) = match is_package(&request.graph) {
-        true => (package(library, &request.graph, &request.options).map_err(name)?, ParameterMemory::Heap),
+        true => (
+            package(library, &request.graph, &request.options).map_err(name)?,
+            ParameterMemory::Heap,
+        ),
         false => script(library, request).map_err(name)?,
     };
     Ok(Box::new(TorchSession::new(module, home, &request.options).map_err(name)?))
@@ -49,7 +57,11 @@ fn cuda(device: Device) -> i32 {
     }
 }
 
-fn package(library: &'static ShimLibrary, graph: &Path, options: &SessionOptions) -> Result<TorchModule> {
+fn package(
+    library: &'static ShimLibrary,
+    graph: &Path,
+    options: &SessionOptions,
+) -> Result<TorchModule> {
     if !options.trusted {
         return Err(Error::denied(
             "a compiled package is native code, which runs with all the server's rights; whoever vouches for it \
@@ -67,7 +79,10 @@ fn package(library: &'static ShimLibrary, graph: &Path, options: &SessionOptions
     }
 }
 
-fn script(library: &'static ShimLibrary, request: &LoadRequest) -> Result<(TorchModule, ParameterMemory)> {
+fn script(
+    library: &'static ShimLibrary,
+    request: &LoadRequest,
+) -> Result<(TorchModule, ParameterMemory)> {
     let mut archive = TorchArchive::open(&request.graph, request.arena.as_ref())?;
     // A model for another device does not stay in the memory that it is read into.
     let here = request.options.device == Device::Cpu;
@@ -77,7 +92,8 @@ fn script(library: &'static ShimLibrary, request: &LoadRequest) -> Result<(Torch
     if let Some(memory) = &memory {
         archive.trust(memory);
     }
-    let (arena, arena_bytes) = memory.map_or((null_mut(), 0), |memory| (memory.as_mut_ptr(), memory.len()));
+    let (arena, arena_bytes) =
+        memory.map_or((null_mut(), 0), |memory| (memory.as_mut_ptr(), memory.len()));
     let load = RawLoad {
         context: (&raw mut archive).cast(),
         read: archive::read,

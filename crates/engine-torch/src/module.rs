@@ -5,7 +5,8 @@ use std::ptr::{NonNull, null_mut};
 use base::{Error, Result};
 
 use crate::api::{
-    RawAnswer, RawArgument, RawDescription, RawModule, RawTensor, RawValue, RawView, ShimLibrary, text,
+    RawAnswer, RawArgument, RawDescription, RawModule, RawTensor, RawValue, RawView, ShimLibrary,
+    text,
 };
 
 /// A LibTorch module.
@@ -51,7 +52,10 @@ impl TorchModule {
     ///
     /// # Safety
     /// `raw` is null or a module that the caller owns.
-    pub(crate) unsafe fn own(library: &'static ShimLibrary, raw: *mut RawModule) -> Result<TorchModule> {
+    pub(crate) unsafe fn own(
+        library: &'static ShimLibrary,
+        raw: *mut RawModule,
+    ) -> Result<TorchModule> {
         let raw = NonNull::new(raw).ok_or_else(|| Error::internal("LibTorch gave no module"))?;
         Ok(TorchModule { raw, library })
     }
@@ -71,7 +75,8 @@ impl TorchModule {
             (call.mpt_module_describe)(self.raw.as_ptr(), &mut raw);
             text(raw.declaration)
         };
-        let arguments = (0..raw.arguments).map(|index| self.argument(index)).collect::<Result<_>>()?;
+        let arguments =
+            (0..raw.arguments).map(|index| self.argument(index)).collect::<Result<_>>()?;
         let name = |index| {
             // SAFETY: the module is alive; the text is NUL-terminated and lives as long.
             unsafe { text((call.mpt_module_result)(self.raw.as_ptr(), index)) }
@@ -86,8 +91,12 @@ impl TorchModule {
     }
 
     fn argument(&self, index: i32) -> Result<ArgumentDescription> {
-        let mut raw =
-            RawArgument { name: std::ptr::null(), type_text: std::ptr::null(), kind: 0, optional: 0 };
+        let mut raw = RawArgument {
+            name: std::ptr::null(),
+            type_text: std::ptr::null(),
+            kind: 0,
+            optional: 0,
+        };
         // SAFETY: the module is alive and owns the texts; the out-pointer is valid.
         unsafe {
             let code = (self.library.call.mpt_module_argument)(self.raw.as_ptr(), index, &mut raw);
@@ -199,7 +208,10 @@ impl TorchTensor {
     ///
     /// # Safety
     /// `raw` is null or a tensor that the caller owns.
-    pub(crate) unsafe fn own(library: &'static ShimLibrary, raw: *mut RawTensor) -> Result<TorchTensor> {
+    pub(crate) unsafe fn own(
+        library: &'static ShimLibrary,
+        raw: *mut RawTensor,
+    ) -> Result<TorchTensor> {
         let raw = NonNull::new(raw).ok_or_else(|| Error::exhausted("no memory for an answer"))?;
         Ok(TorchTensor { raw, library })
     }

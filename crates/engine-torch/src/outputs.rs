@@ -47,7 +47,10 @@ pub(crate) fn take(
     borrowed: &[Range<usize>],
 ) -> Result<Tensor> {
     let dtype = element::from_torch(view.dtype).ok_or_else(|| {
-        Error::invalid(format!("an output has element type {} of LibTorch, which is unknown", view.dtype))
+        Error::invalid(format!(
+            "an output has element type {} of LibTorch, which is unknown",
+            view.dtype
+        ))
     })?;
     let shape = shape(view)?;
     if view.bytes == 0 {
@@ -65,13 +68,15 @@ pub(crate) fn take(
 
 /// Returns the sizes of the tensor's axes.
 pub(crate) fn shape(view: &RawView) -> Result<Shape> {
-    let rank = usize::try_from(view.rank).map_err(|_| Error::internal("a tensor has a negative rank"))?;
+    let rank =
+        usize::try_from(view.rank).map_err(|_| Error::internal("a tensor has a negative rank"))?;
     if rank == 0 {
         return Ok(Shape::new());
     }
     // SAFETY: the answer that the view is of is alive, and has so many sizes there.
     let sizes = unsafe { std::slice::from_raw_parts(view.dims, rank) };
-    let size =
-        |&size: &i64| usize::try_from(size).map_err(|_| Error::internal("an answer has a negative axis"));
+    let size = |&size: &i64| {
+        usize::try_from(size).map_err(|_| Error::internal("an answer has a negative axis"))
+    };
     sizes.iter().map(size).collect()
 }

@@ -29,7 +29,8 @@ pub(crate) enum ParameterMemory {
     Sealed(Region),
     /// The slot pool; runs may write to it.
     Writable(
-        #[expect(dead_code, reason = "LibTorch uses it through pointers; it only has to live")] RegionMut,
+        #[expect(dead_code, reason = "LibTorch uses it through pointers; it only has to live")]
+        RegionMut,
     ),
 }
 
@@ -73,7 +74,9 @@ impl TorchSession {
         let plan = signature::plan(&description, &options.signature, package)?;
         let parameter_bytes = match home {
             ParameterMemory::Heap => 0,
-            ParameterMemory::Sealed(_) | ParameterMemory::Writable(_) => description.arena_used as u64,
+            ParameterMemory::Sealed(_) | ParameterMemory::Writable(_) => {
+                description.arena_used as u64
+            }
         };
         let metadata = [("forward".to_owned(), description.declaration)];
         let mut model = TorchModel {
@@ -107,7 +110,9 @@ impl TorchModel {
                      [signature]"
                 )));
             }
-            Err(error) => tracing::debug!(%error, "a trial run did not tell the types of the outputs"),
+            Err(error) => {
+                tracing::debug!(%error, "a trial run did not tell the types of the outputs")
+            }
         }
         Ok(())
     }
@@ -132,7 +137,11 @@ impl TorchModel {
         }
     }
 
-    fn answer_of(&self, module: &TorchModule, inputs: &[NamedTensor]) -> Result<(RunResults, TorchFeeds)> {
+    fn answer_of(
+        &self,
+        module: &TorchModule,
+        inputs: &[NamedTensor],
+    ) -> Result<(RunResults, TorchFeeds)> {
         let feeds = TorchFeeds::new(&self.plan, inputs)?;
         let values = feeds.values(&self.plan);
         // SAFETY: the feeds have a value for each argument of forward, of its kind, and hold its
@@ -142,7 +151,12 @@ impl TorchModel {
     }
 
     /// Returns the wanted outputs.
-    fn take(&self, answer: &RunResults, feeds: &TorchFeeds, wanted: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+    fn take(
+        &self,
+        answer: &RunResults,
+        feeds: &TorchFeeds,
+        wanted: &[Arc<str>],
+    ) -> Result<Vec<NamedTensor>> {
         let mut borrowed: SmallVec<[Range<usize>; FEW]> = feeds.ranges().collect();
         let parameters = match &self.home {
             ParameterMemory::Heap => None,
@@ -163,7 +177,10 @@ impl TorchModel {
             let outputs = &self.plan.outputs;
             let source = outputs.get(guess).filter(|source| source.name == *name);
             let source = source.or_else(|| outputs.iter().find(|source| source.name == *name));
-            take(source.ok_or_else(|| Error::invalid(format!("the model has no output \"{name}\"")))?)
+            take(
+                source
+                    .ok_or_else(|| Error::invalid(format!("the model has no output \"{name}\"")))?,
+            )
         };
         wanted.iter().enumerate().map(named).collect()
     }
@@ -278,17 +295,17 @@ impl TorchFeeds {
     fn new(plan: &ForwardPlan, inputs: &[NamedTensor]) -> Result<TorchFeeds> {
         let mut feeds: SmallVec<[TorchFeed; FEW]> = SmallVec::new();
         for input in inputs {
-            let place = *plan
-                .inputs
-                .get(&*input.name)
-                .ok_or_else(|| Error::invalid(format!("the model has no input \"{}\"", input.name)))?;
+            let place = *plan.inputs.get(&*input.name).ok_or_else(|| {
+                Error::invalid(format!("the model has no input \"{}\"", input.name))
+            })?;
             let feed = TorchFeed::new(plan, place, input)
                 .map_err(|e| e.context(format!("input \"{}\"", input.name)))?;
             feeds.push(feed);
         }
         for (place, wanted) in plan.places.iter().enumerate() {
             if wanted.required && !feeds.iter().any(|feed| feed.place == place) {
-                let name = plan.inputs.iter().find(|(_, at)| **at == place).map_or("", |(name, _)| name);
+                let name =
+                    plan.inputs.iter().find(|(_, at)| **at == place).map_or("", |(name, _)| name);
                 return Err(Error::invalid(format!("input \"{name}\" is missing")));
             }
         }
@@ -297,7 +314,13 @@ impl TorchFeeds {
 
     /// Returns a value for every argument of forward. The values point into the feeds.
     fn values(&self, plan: &ForwardPlan) -> SmallVec<[RawValue; FEW]> {
-        let absent = RawValue { data: std::ptr::null(), dims: std::ptr::null(), rank: 0, dtype: 0, given: 0 };
+        let absent = RawValue {
+            data: std::ptr::null(),
+            dims: std::ptr::null(),
+            rank: 0,
+            dtype: 0,
+            given: 0,
+        };
         let mut values = SmallVec::from_elem(absent, plan.places.len());
         for feed in &self.0 {
             if let Some(value) = values.get_mut(feed.place) {
@@ -337,9 +360,13 @@ impl TorchFeed {
             && (tensor.dtype() != wanted || !tensor.shape().is_empty())
         {
             let (dtype, shape) = (tensor.dtype(), tensor.shape());
-            return Err(Error::invalid(format!("is {dtype} of shape {shape:?}, it must be one {wanted}")));
+            return Err(Error::invalid(format!(
+                "is {dtype} of shape {shape:?}, it must be one {wanted}"
+            )));
         }
-        let bytes = tensor.aligned_bytes().ok_or_else(|| Error::invalid("LibTorch has no string tensors"))?;
+        let bytes = tensor
+            .aligned_bytes()
+            .ok_or_else(|| Error::invalid("LibTorch has no string tensors"))?;
         // In C++ a bool other than 0 and 1 is undefined behaviour.
         if tensor.dtype() == DType::Bool && bytes.iter().any(|&byte| byte > 1) {
             return Err(Error::invalid("a bool element is neither 0 nor 1"));

@@ -64,8 +64,10 @@ pub(crate) fn plan(
         true => declared_inputs(file)?,
         false => inputs(&description.arguments, file).map_err(|e| takes(e, description))?,
     };
-    let inputs =
-        specs.iter().map(|(spec, place)| (spec.name.clone(), *place)).collect::<HashMap<String, usize>>();
+    let inputs = specs
+        .iter()
+        .map(|(spec, place)| (spec.name.clone(), *place))
+        .collect::<HashMap<String, usize>>();
     let mut signature =
         Signature { inputs: specs.into_iter().map(|(spec, _)| spec).collect(), outputs: vec![] };
     let (outputs, provisional) = match file.outputs.is_empty() {
@@ -89,7 +91,8 @@ fn declared_inputs(file: &SignatureFile) -> Result<InputSpecs> {
         ));
     }
     // Its code trusts its inputs: it would read past the end of another shape.
-    if let Some(text) = file.inputs.iter().find(|text| text.shape.is_none() || text.dtype.is_none()) {
+    if let Some(text) = file.inputs.iter().find(|text| text.shape.is_none() || text.dtype.is_none())
+    {
         return Err(Error::invalid(format!(
             "input \"{}\" of a compiled package needs its dtype and shape in [signature]",
             text.name
@@ -114,7 +117,8 @@ fn inputs(arguments: &[ArgumentDescription], file: &SignatureFile) -> Result<Inp
     })?;
     let mut specs = Vec::new();
     for (place, argument) in arguments.iter().enumerate() {
-        let text = matched.iter().zip(&file.inputs).find(|(at, _)| **at == place).map(|(_, text)| text);
+        let text =
+            matched.iter().zip(&file.inputs).find(|(at, _)| **at == place).map(|(_, text)| text);
         if let Some(spec) = input(argument, text)? {
             specs.push((spec, place));
         }
@@ -136,7 +140,8 @@ fn matched(texts: &[TensorText], names: &[&str], required: usize) -> Option<Vec<
         once.dedup();
         return (once.len() == known.len()).then(|| known.into_iter().flatten().collect());
     }
-    let by_position = known.iter().all(Option::is_none) && (required..=names.len()).contains(&texts.len());
+    let by_position =
+        known.iter().all(Option::is_none) && (required..=names.len()).contains(&texts.len());
     by_position.then(|| (0..texts.len()).collect())
 }
 
@@ -180,7 +185,10 @@ fn declared_outputs(
     signature: &mut Signature,
 ) -> Result<Vec<ModuleOutput>> {
     signature.outputs = file.outputs.iter().map(TensorText::spec).collect::<Result<_>>()?;
-    let keys = description.results.as_ref().map(|names| names.iter().map(String::as_str).collect::<Vec<_>>());
+    let keys = description
+        .results
+        .as_ref()
+        .map(|names| names.iter().map(String::as_str).collect::<Vec<_>>());
     let matched = match &keys {
         None => (0..file.outputs.len()).collect(),
         Some(names) => matched(&file.outputs, names, names.len()).ok_or_else(|| {
@@ -211,7 +219,12 @@ fn typed_outputs(description: &ModuleDescription, signature: &mut Signature) -> 
     let names = description.results.iter().flatten();
     signature.outputs = names
         .clone()
-        .map(|name| TensorSpec { name: name.clone(), dtype: DType::F32, shape: None, optional: false })
+        .map(|name| TensorSpec {
+            name: name.clone(),
+            dtype: DType::F32,
+            shape: None,
+            optional: false,
+        })
         .collect();
     let source = |(position, name): (usize, &String)| ModuleOutput {
         name: name.as_str().into(),
@@ -233,7 +246,8 @@ impl ForwardPlan {
                 Dim::Dynamic(_) => 1,
             };
             let shape: Shape = spec.shape.as_ref()?.iter().map(size).collect();
-            let elements = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size))?;
+            let elements =
+                shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size))?;
             let bytes = spec.dtype.bytes_for(elements)?;
             left = left.checked_sub(bytes)?;
             let zeros = Bytes::from(vec![0; bytes]);
@@ -267,7 +281,10 @@ mod tests {
     use super::*;
 
     fn texts(names: &[&str]) -> Vec<TensorText> {
-        names.iter().map(|&name| TensorText { name: name.into(), dtype: None, shape: None }).collect()
+        names
+            .iter()
+            .map(|&name| TensorText { name: name.into(), dtype: None, shape: None })
+            .collect()
     }
 
     #[test]

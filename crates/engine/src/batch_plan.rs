@@ -114,7 +114,8 @@ pub struct AxisCut {
 impl AxisCut {
     /// Returns the output's real size for an input's real size.
     pub fn size(&self, input: usize) -> usize {
-        let divided = if self.round_up { input.div_ceil(self.divisor) } else { input / self.divisor };
+        let divided =
+            if self.round_up { input.div_ceil(self.divisor) } else { input / self.divisor };
         usize::try_from((divided as i64).saturating_add(self.offset)).unwrap_or(0)
     }
 }
@@ -136,7 +137,13 @@ impl BatchPlan {
         let mut inputs: Vec<InputPlan> = signature.inputs.iter().map(unpadded).collect();
         for (name, pad) in &options.inputs {
             let source = index(signature, name)?;
-            add_padding(&mut inputs[source], source, &signature.inputs[source], pad, options.merge)?;
+            add_padding(
+                &mut inputs[source],
+                source,
+                &signature.inputs[source],
+                pad,
+                options.merge,
+            )?;
             if let Some(mask) = &pad.mask {
                 add_mask(&mut inputs, signature, mask, source, pad)?;
             }
@@ -177,7 +184,8 @@ fn share(inputs: &mut [InputPlan], signature: &Signature) -> bool {
     let fixed = |spec: &TensorSpec| {
         spec.shape.as_ref().is_some_and(|dims| dims.iter().all(|dim| matches!(dim, Dim::Fixed(_))))
     };
-    let plain = |input: &InputPlan| input.rule.is_none() && input.fill.is_none() && input.axes.is_empty();
+    let plain =
+        |input: &InputPlan| input.rule.is_none() && input.fill.is_none() && input.axes.is_empty();
     let joins = signature.inputs.iter().any(batched)
         && signature.outputs.iter().all(batched)
         && signature
@@ -206,7 +214,10 @@ fn unpadded(spec: &TensorSpec) -> InputPlan {
 fn index(signature: &Signature, name: &str) -> Result<usize> {
     signature.inputs.iter().position(|spec| spec.name == name).ok_or_else(|| {
         let known: Vec<&str> = signature.inputs.iter().map(|spec| spec.name.as_str()).collect();
-        Error::invalid(format!("inputs.{name}: the model has no such input; it has {}", known.join(", ")))
+        Error::invalid(format!(
+            "inputs.{name}: the model has no such input; it has {}",
+            known.join(", ")
+        ))
     })
 }
 
@@ -230,7 +241,8 @@ fn add_padding(
     if pad.axes.iter().any(|&axis| !free(spec, axis)) {
         return wrong("axes names an axis whose size the model fixes");
     }
-    plan.axes = pad.axes.iter().map(|&axis| GrowingAxis { axis, source, source_axis: axis }).collect();
+    plan.axes =
+        pad.axes.iter().map(|&axis| GrowingAxis { axis, source, source_axis: axis }).collect();
     plan.value = pad.value;
     plan.rule = Some(PadRule {
         merge: merge == Merge::Pad,
@@ -306,7 +318,10 @@ fn numeric(spec: &TensorSpec) -> Result<()> {
     if fits {
         return Ok(());
     }
-    Err(Error::invalid(format!("input \"{}\" is {}, which the server cannot fill", spec.name, spec.dtype)))
+    Err(Error::invalid(format!(
+        "input \"{}\" is {}, which the server cannot fill",
+        spec.name, spec.dtype
+    )))
 }
 
 fn cuts(signature: &Signature, options: &ScheduleOptions) -> Result<Vec<OutputPlan>> {
@@ -318,7 +333,8 @@ fn cuts(signature: &Signature, options: &ScheduleOptions) -> Result<Vec<OutputPl
     let mut plans = Vec::new();
     for spec in &signature.outputs {
         let rules = options.outputs.get(&spec.name).map_or(&[][..], Vec::as_slice);
-        let axes = rules.iter().map(|rule| cut(signature, spec, rule)).collect::<Result<Vec<_>>>()?;
+        let axes =
+            rules.iter().map(|rule| cut(signature, spec, rule)).collect::<Result<Vec<_>>>()?;
         if !options.inputs.is_empty() {
             if spec.shape.is_none() && axes.is_empty() {
                 return Err(Error::invalid(format!(
@@ -345,7 +361,10 @@ fn cuts(signature: &Signature, options: &ScheduleOptions) -> Result<Vec<OutputPl
 
 fn cut(signature: &Signature, spec: &TensorSpec, rule: &CutOptions) -> Result<AxisCut> {
     if spec.shape.as_ref().is_some_and(|dims| rule.axis >= dims.len()) {
-        return Err(Error::invalid(format!("outputs.{}: the output has no axis {}", spec.name, rule.axis)));
+        return Err(Error::invalid(format!(
+            "outputs.{}: the output has no axis {}",
+            spec.name, rule.axis
+        )));
     }
     Ok(AxisCut {
         axis: rule.axis,
@@ -372,13 +391,21 @@ mod tests {
             inputs: vec![spec("x", &[-1, 3, 48, -1]), spec("m", &[-1, -1]), spec("l", &[-1])],
             outputs: vec![spec("y", &[-1, -1, 97])],
         };
-        let mut options = ScheduleOptions { mode: ScheduleMode::Async, ..ScheduleOptions::default() };
+        let mut options =
+            ScheduleOptions { mode: ScheduleMode::Async, ..ScheduleOptions::default() };
         let (mask, length) = (Some("m".into()), Some("l".into()));
-        options
-            .inputs
-            .insert("x".into(), PadOptions { axes: vec![3], mask, length, ..PadOptions::default() });
-        let cut =
-            CutOptions { axis: 1, input: "x".into(), input_axis: 3, divisor: 8, round_up: false, offset: 0 };
+        options.inputs.insert(
+            "x".into(),
+            PadOptions { axes: vec![3], mask, length, ..PadOptions::default() },
+        );
+        let cut = CutOptions {
+            axis: 1,
+            input: "x".into(),
+            input_axis: 3,
+            divisor: 8,
+            round_up: false,
+            offset: 0,
+        };
         options.outputs.insert("y".into(), vec![cut]);
         (signature, options)
     }
@@ -411,7 +438,8 @@ mod tests {
             outputs: vec![spec("y", out)],
         };
         let plan = |signature: &Signature| {
-            let options = ScheduleOptions { mode: ScheduleMode::Async, ..ScheduleOptions::default() };
+            let options =
+                ScheduleOptions { mode: ScheduleMode::Async, ..ScheduleOptions::default() };
             BatchPlan::new(signature, &options).unwrap()
         };
         for side in [&[][..], &[16], &[2, 8]] {
@@ -466,6 +494,8 @@ mod tests {
         options.inputs.insert("x".into(), with(&[2]));
         assert!(BatchPlan::new(&signature, &options).unwrap_err().message().contains("fixes"));
         options.inputs.insert("x".into(), with(&[4]));
-        assert!(BatchPlan::new(&signature, &options).unwrap_err().message().contains("does not have"));
+        assert!(
+            BatchPlan::new(&signature, &options).unwrap_err().message().contains("does not have")
+        );
     }
 }

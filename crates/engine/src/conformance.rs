@@ -26,7 +26,8 @@ use memory::{ParameterStore, PoolConfig, Region, SlotPool, StoreConfig};
 use os::Rate;
 
 use crate::{
-    Arena, BoundTensor, Device, Engine, LoadRequest, ParameterUse, Session, SessionOptions, SignatureFile,
+    Arena, BoundTensor, Device, Engine, LoadRequest, ParameterUse, Session, SessionOptions,
+    SignatureFile,
 };
 
 /// Rows of `pick`'s table.
@@ -92,13 +93,18 @@ struct ConformanceSuite<'a> {
 }
 
 fn store() -> Arc<ParameterStore> {
-    let config = PoolConfig { bytes_max: 256 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+    let config =
+        PoolConfig { bytes_max: 256 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
     let pool = SlotPool::new(config).expect("a pool for the suite");
     ParameterStore::new(pool, StoreConfig { read_rate: Rate::unlimited(), direct: true })
 }
 
 impl ConformanceSuite<'_> {
-    fn try_load(&self, name: &str, parameters: Vec<BoundTensor>) -> Result<Box<dyn Session>, Error> {
+    fn try_load(
+        &self,
+        name: &str,
+        parameters: Vec<BoundTensor>,
+    ) -> Result<Box<dyn Session>, Error> {
         let graph = self.fixture.graphs.join(format!("{name}.{}", self.fixture.extension));
         let signature = self.fixture.signatures.get(name).cloned().unwrap_or_default();
         let mut request = LoadRequest { graph, ..LoadRequest::default() };
@@ -122,7 +128,10 @@ impl ConformanceSuite<'_> {
     }
 
     fn load_half_plus_two(&self) -> Box<dyn Session> {
-        self.load("half_plus_two", vec![self.floats("half", &[1], &[0.5]), self.floats("two", &[1], &[2.0])])
+        self.load(
+            "half_plus_two",
+            vec![self.floats("half", &[1], &[0.5]), self.floats("two", &[1], &[2.0])],
+        )
     }
 
     fn floats(&self, name: &str, dims: &[usize], elements: &[f32]) -> BoundTensor {
@@ -165,7 +174,10 @@ fn indices(name: &str, elements: &[i64]) -> NamedTensor {
 }
 
 fn answer(session: &dyn Session, input: NamedTensor) -> Vec<NamedTensor> {
-    session.signature().check_inputs(std::slice::from_ref(&input)).expect("the input fits the signature");
+    session
+        .signature()
+        .check_inputs(std::slice::from_ref(&input))
+        .expect("the input fits the signature");
     session.run(&[input], &[]).expect("the run succeeds")
 }
 
@@ -260,9 +272,16 @@ fn devices(suite: &ConformanceSuite<'_>) {
         let half = suite.floats("half", &[1], &[0.5]);
         request.parameters = vec![half, suite.floats("two", &[1], &[2.0])];
     }
-    let error = suite.engine.load(&request).err().expect("a model on a device that is not there is refused");
+    let error = suite
+        .engine
+        .load(&request)
+        .err()
+        .expect("a model on a device that is not there is refused");
     assert_one_line(&error);
-    assert!(capabilities.cuda || error.message().contains("cpu"), "it says what the engine has: {error}");
+    assert!(
+        capabilities.cuda || error.message().contains("cpu"),
+        "it says what the engine has: {error}"
+    );
 }
 
 fn allocated_parameters(suite: &ConformanceSuite<'_>) {
@@ -274,7 +293,10 @@ fn allocated_parameters(suite: &ConformanceSuite<'_>) {
     let before = resident_bytes();
     let session = suite.load("pick", vec![]);
     let grown = resident_bytes().saturating_sub(before);
-    assert!(grown < table_bytes / 2, "the process grew by {grown} bytes over a table of {table_bytes}");
+    assert!(
+        grown < table_bytes / 2,
+        "the process grew by {grown} bytes over a table of {table_bytes}"
+    );
     let wanted = if suite.fixture.device == Device::Cpu { table_bytes as u64 } else { 0 };
     let (held, used) = (session.parameter_bytes(), suite.pool.stats().used);
     assert!(held >= wanted && used >= wanted, "{held} bytes, {used} of the pool, of {wanted}");
@@ -296,7 +318,10 @@ fn bound_parameters(suite: &ConformanceSuite<'_>) {
     assert_eq!(got, [floats("y", &[2.5, 3.0, 4.5])]);
     // Other values in the same graph: the response depends on the bound parameters.
     let others = vec![suite.floats("half", &[1], &[-1.0]), suite.floats("two", &[1], &[0.25])];
-    assert_eq!(answer(&*suite.load("half_plus_two", others), floats("x", &[1.0])), [floats("y", &[-0.75])]);
+    assert_eq!(
+        answer(&*suite.load("half_plus_two", others), floats("x", &[1.0])),
+        [floats("y", &[-0.75])]
+    );
     assert!(Arc::strong_count(&half.region) > 1, "a session holds what it uses");
     drop(session);
     assert_eq!(Arc::strong_count(&half.region), 1, "a dropped session lets go of its regions");
@@ -316,7 +341,11 @@ fn no_copy(suite: &ConformanceSuite<'_>) {
     let session = suite.load("pick", vec![table.clone()]);
     let got = answer(&*session, indices("index", &[0, 1_000_000, 3]));
     let grown = resident_bytes().saturating_sub(before);
-    assert!(grown < table.bytes / 2, "the process grew by {grown} bytes over a table of {}", table.bytes);
+    assert!(
+        grown < table.bytes / 2,
+        "the process grew by {grown} bytes over a table of {}",
+        table.bytes
+    );
     assert_eq!(got[0].tensor.shape(), [3, TABLE_COLUMNS]);
     let rows = got[0].tensor.to_vec::<f32>().expect("singles");
     assert_eq!([rows[0], rows[16], rows[47]], [0.0, 1_000_000.0, 3.0]);
@@ -362,10 +391,16 @@ fn damaged_graphs(suite: &ConformanceSuite<'_>) {
     for (name, bytes) in damaged {
         let path = suite.fixture.scratch.join(name);
         std::fs::write(&path, bytes).expect("writing to the scratch directory");
-        assert_fault_of_model(&load(path).err().unwrap_or_else(|| panic!("a graph that is {name} loads")));
+        assert_fault_of_model(
+            &load(path).err().unwrap_or_else(|| panic!("a graph that is {name} loads")),
+        );
     }
-    assert_fault_of_model(&load(suite.fixture.scratch.join("absent")).err().expect("there is no such graph"));
-    assert_fault_of_model(&load(suite.fixture.scratch.clone()).err().expect("a directory is no graph"));
+    assert_fault_of_model(
+        &load(suite.fixture.scratch.join("absent")).err().expect("there is no such graph"),
+    );
+    assert_fault_of_model(
+        &load(suite.fixture.scratch.clone()).err().expect("a directory is no graph"),
+    );
 }
 
 fn requested_outputs(suite: &ConformanceSuite<'_>) {
@@ -408,7 +443,8 @@ fn runs_at_once(suite: &ConformanceSuite<'_>) {
             let session = &session;
             scope.spawn(move || {
                 for run in 0..RUNS {
-                    let x: Vec<f32> = (0..1 + run % 17).map(|at| (thread * 1000 + run + at) as f32).collect();
+                    let x: Vec<f32> =
+                        (0..1 + run % 17).map(|at| (thread * 1000 + run + at) as f32).collect();
                     let y: Vec<f32> = x.iter().map(|x| x * 0.5 + 2.0).collect();
                     assert_eq!(answer(&**session, floats("x", &x)), [floats("y", &y)]);
                 }

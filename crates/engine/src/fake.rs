@@ -112,7 +112,10 @@ impl FakeEngine {
         let path = &request.graph;
         let bytes = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?.len();
         if bytes > GRAPH_BYTES_MAX {
-            return Err(Error::data_loss(format!("{}: too large for a fake graph", path.display())));
+            return Err(Error::data_loss(format!(
+                "{}: too large for a fake graph",
+                path.display()
+            )));
         }
         let text = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
         let text = std::str::from_utf8(&text)
@@ -154,7 +157,8 @@ impl Engine for FakeEngine {
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
         let allowed = self.capabilities().check_device(NAME, request.options.device);
         let opened = allowed.and_then(|()| self.open(request));
-        let counter = if opened.is_ok() { &self.0.counters.loads } else { &self.0.counters.failed_loads };
+        let counter =
+            if opened.is_ok() { &self.0.counters.loads } else { &self.0.counters.failed_loads };
         counter.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(opened?))
     }

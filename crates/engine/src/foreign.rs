@@ -19,7 +19,8 @@ type ForeignFormat = (NamePattern, &'static str, &'static str);
 const OPTIMUM: &str =
     "weights without a graph: export the model with optimum-cli export onnx --model DIR OUT";
 const PADDLE: &str = "convert it with paddle2onnx --model_dir DIR --save_file model.onnx";
-const PICKLE: &str = "a pickled Python object, which is never opened: convert the estimator with skl2onnx";
+const PICKLE: &str =
+    "a pickled Python object, which is never opened: convert the estimator with skl2onnx";
 const TF: &str = "convert it with python -m tf2onnx.convert --saved-model DIR --output model.onnx";
 
 const TABLE: [ForeignFormat; 20] = [
@@ -33,7 +34,11 @@ const TABLE: [ForeignFormat; 20] = [
         "a TensorRT engine",
         "it runs on one kind of GPU: serve the ONNX file that it was built from",
     ),
-    (NamePattern::Ends("mar"), "a TorchServe archive", "unzip it and name its TorchScript file model.pt"),
+    (
+        NamePattern::Ends("mar"),
+        "a TorchServe archive",
+        "unzip it and name its TorchScript file model.pt",
+    ),
     (NamePattern::Ends("safetensors"), "a Hugging Face checkpoint", OPTIMUM),
     (NamePattern::Ends("pkl"), "scikit-learn's", PICKLE),
     (NamePattern::Ends("joblib"), "scikit-learn's", PICKLE),
@@ -58,10 +63,18 @@ const TABLE: [ForeignFormat; 20] = [
         "a frozen TensorFlow graph",
         "convert it with python -m tf2onnx.convert --graphdef FILE --output model.onnx",
     ),
-    (NamePattern::Ends("xml"), "an OpenVINO model", "serve the ONNX file that it was converted from"),
+    (
+        NamePattern::Ends("xml"),
+        "an OpenVINO model",
+        "serve the ONNX file that it was converted from",
+    ),
     (NamePattern::Ends("onnx"), "an ONNX model by another name", "name it model.onnx"),
     (NamePattern::Ends("pt2"), "a compiled PyTorch package by another name", "name it model.pt2"),
-    (NamePattern::Ends("pt"), "PyTorch's", "name it model.pt if it is TorchScript (torch.jit.save)"),
+    (
+        NamePattern::Ends("pt"),
+        "PyTorch's",
+        "name it model.pt if it is TorchScript (torch.jit.save)",
+    ),
     (
         NamePattern::Ends("pth"),
         "PyTorch's",
@@ -190,8 +203,11 @@ mod tests {
         let text = "name: \"m\"\nmax_batch_size: 8\ninput [ { name: \"x\" } ]\ndynamic_batching {\n  \
                     max_queue_delay_microseconds: 100\n}\n# instance_group: a comment\n";
         let keys = triton_keys(text).join(", ");
-        for said in ["max_batch_size (max-batch", "dynamic_batching (mode", "max_queue_delay_microseconds ("]
-        {
+        for said in [
+            "max_batch_size (max-batch",
+            "dynamic_batching (mode",
+            "max_queue_delay_microseconds (",
+        ] {
             assert!(keys.contains(said), "{keys}");
         }
         assert!(!keys.contains("instance_group"), "{keys}");

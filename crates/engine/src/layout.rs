@@ -77,7 +77,10 @@ impl TensorEntry {
     /// `DataLoss` for a name that this build does not know.
     pub fn dtype(&self) -> Result<DType> {
         DType::from_name(&self.dtype).ok_or_else(|| {
-            Error::data_loss(format!("tensor \"{}\" has unknown type \"{}\"", self.name, self.dtype))
+            Error::data_loss(format!(
+                "tensor \"{}\" has unknown type \"{}\"",
+                self.name, self.dtype
+            ))
         })
     }
 
@@ -111,7 +114,10 @@ impl Artifact {
         let path = dir.join(MANIFEST_NAME);
         let meta = std::fs::metadata(&path).map_err(|e| Error::io(&path, &e))?;
         if meta.len() > MANIFEST_BYTES_MAX {
-            return Err(Error::data_loss(format!("{}: larger than a manifest can be", path.display())));
+            return Err(Error::data_loss(format!(
+                "{}: larger than a manifest can be",
+                path.display()
+            )));
         }
         let text = std::fs::read(&path).map_err(|e| Error::io(&path, &e))?;
         let manifest: LayoutManifest = serde_json::from_slice(&text)
@@ -138,7 +144,9 @@ impl Artifact {
     }
 
     fn check_files(&self) -> Result<()> {
-        for file in [Some(&self.manifest.graph), self.manifest.weights.as_ref()].into_iter().flatten() {
+        for file in
+            [Some(&self.manifest.graph), self.manifest.weights.as_ref()].into_iter().flatten()
+        {
             let path = self.dir.join(&file.name);
             let meta = std::fs::metadata(&path).map_err(|e| Error::io(&path, &e))?;
             if meta.len() != file.bytes {
@@ -157,18 +165,26 @@ impl Artifact {
 impl LayoutManifest {
     fn check(&self) -> Result<()> {
         if self.format != FORMAT {
-            return Err(Error::data_loss(format!("format {}, this build reads {FORMAT}", self.format)));
+            return Err(Error::data_loss(format!(
+                "format {}, this build reads {FORMAT}",
+                self.format
+            )));
         }
         for file in [Some(&self.graph), self.weights.as_ref()].into_iter().flatten() {
-            let plain = Path::new(&file.name).file_name().is_some_and(|name| name == file.name.as_str());
+            let plain =
+                Path::new(&file.name).file_name().is_some_and(|name| name == file.name.as_str());
             if !plain {
-                return Err(Error::data_loss(format!("file name \"{}\" is not a plain name", file.name)));
+                return Err(Error::data_loss(format!(
+                    "file name \"{}\" is not a plain name",
+                    file.name
+                )));
             }
         }
         let limit = self.weights.as_ref().map_or(0, |file| file.bytes);
         let mut end = 0u64;
         for tensor in &self.tensors {
-            let elements = tensor.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
+            let elements =
+                tensor.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
             let wanted = elements.and_then(|count| tensor.dtype().ok()?.bytes_for(count));
             if wanted != usize::try_from(tensor.bytes).ok() || wanted.is_none() {
                 return Err(Error::data_loss(format!(
@@ -181,7 +197,10 @@ impl LayoutManifest {
                 || !tensor.offset.is_multiple_of(TENSOR_ALIGNMENT)
                 || next.is_none_or(|n| n > limit)
             {
-                return Err(Error::data_loss(format!("tensor \"{}\" lies outside its place", tensor.name)));
+                return Err(Error::data_loss(format!(
+                    "tensor \"{}\" lies outside its place",
+                    tensor.name
+                )));
             }
             tensor.hash()?;
             end = next.unwrap_or(limit);

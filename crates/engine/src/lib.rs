@@ -102,7 +102,9 @@ use memory::Region;
 pub use arena::Arena;
 pub use batch_plan::{AxisCut, BatchPlan, GrowingAxis, InputFill, InputPlan, OutputPlan, PadRule};
 pub use library_search::{LibrarySearch, package_dirs};
-pub use schedule_file::{CutText, MergeText, ModeText, PadText, PriorityText, RoundingText, ScheduleFile};
+pub use schedule_file::{
+    CutText, MergeText, ModeText, PadText, PriorityText, RoundingText, ScheduleFile,
+};
 pub use schedule_options::{
     BATCH_MAX, BUCKETS_MAX, CutOptions, Merge, PRIORITY_LEVELS_MAX, PadOptions, PriorityOptions,
     QUEUE_DELAY_MAX, ScheduleMode, ScheduleOptions,

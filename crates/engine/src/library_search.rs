@@ -35,8 +35,12 @@ impl LibrarySearch {
     /// Returns the usual search: `explicit`, then `virtual_env`, the program's own prefix, a
     /// `.venv` in or above the current directory and the program's own, and the system's Python
     /// packages.
-    pub fn around_process(explicit: Option<PathBuf>, virtual_env: Option<PathBuf>) -> LibrarySearch {
-        let program = std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
+    pub fn around_process(
+        explicit: Option<PathBuf>,
+        virtual_env: Option<PathBuf>,
+    ) -> LibrarySearch {
+        let program =
+            std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
         let prefix = program.as_deref().and_then(Path::parent).map(Path::to_owned);
         let start_dirs = std::env::current_dir().ok().into_iter().chain(program).collect();
         let system_prefixes: Vec<PathBuf> = SYSTEM_PREFIXES.map(PathBuf::from).to_vec();
@@ -65,11 +69,17 @@ impl LibrarySearch {
             Some(active) => places.push(format!("{} (VIRTUAL_ENV)", active.display())),
             None => places.push("VIRTUAL_ENV (not set)".to_owned()),
         }
-        places
-            .extend(self.program_prefix.iter().map(|prefix| format!("{} (the program's)", prefix.display())));
-        places.extend(self.start_dirs.iter().map(|dir| format!("{VENV_DIR} in or above {}", dir.display())));
-        let system =
-            |prefix: &PathBuf| format!("{}/lib/python3*/{{{}}}", prefix.display(), PACKAGE_DIRS.join(","));
+        places.extend(
+            self.program_prefix
+                .iter()
+                .map(|prefix| format!("{} (the program's)", prefix.display())),
+        );
+        places.extend(
+            self.start_dirs.iter().map(|dir| format!("{VENV_DIR} in or above {}", dir.display())),
+        );
+        let system = |prefix: &PathBuf| {
+            format!("{}/lib/python3*/{{{}}}", prefix.display(), PACKAGE_DIRS.join(","))
+        };
         places.extend(self.system_prefixes.iter().map(system));
         places
     }
@@ -125,9 +135,12 @@ mod tests {
     #[test]
     fn places_name_what_was_looked_at() {
         let places = search().places().join(", ");
-        for place in
-            ["/active (VIRTUAL_ENV)", "/opt/tool", ".venv in or above /one/two", "/usr/lib/python3*/"]
-        {
+        for place in [
+            "/active (VIRTUAL_ENV)",
+            "/opt/tool",
+            ".venv in or above /one/two",
+            "/usr/lib/python3*/",
+        ] {
             assert!(places.contains(place), "{place} is not in {places}");
         }
     }
@@ -145,7 +158,8 @@ mod tests {
             std::fs::create_dir_all(prefix.path().join("lib").join(name)).unwrap();
         }
         let found = package_dirs(prefix.path());
-        let expected = ["python3.12/dist-packages", "python3.9/site-packages", "python3/dist-packages"];
+        let expected =
+            ["python3.12/dist-packages", "python3.9/site-packages", "python3/dist-packages"];
         assert_eq!(found, expected.map(|name| prefix.path().join("lib").join(name)));
     }
 }

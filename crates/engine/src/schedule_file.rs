@@ -163,7 +163,10 @@ impl ScheduleFile {
             weight: self.weight.unwrap_or(base.weight),
             max_batch: self.max_batch.unwrap_or(base.max_batch),
             max_queue_delay: self.max_queue_delay.unwrap_or(base.max_queue_delay),
-            preferred_batch_sizes: self.preferred_batch_sizes.clone().unwrap_or(base.preferred_batch_sizes),
+            preferred_batch_sizes: self
+                .preferred_batch_sizes
+                .clone()
+                .unwrap_or(base.preferred_batch_sizes),
             always_merge: self.always_merge.unwrap_or(base.always_merge),
             queue_max: self.queue.or(base.queue_max),
             timeout: self.timeout.or(base.timeout),
@@ -174,7 +177,9 @@ impl ScheduleFile {
             default_priority: self.default_priority.unwrap_or(base.default_priority),
             merge: self.merge.map_or(base.merge, Merge::from),
             inputs: match &self.inputs {
-                Some(inputs) => inputs.iter().map(|(name, pad)| (name.clone(), pad.into())).collect(),
+                Some(inputs) => {
+                    inputs.iter().map(|(name, pad)| (name.clone(), pad.into())).collect()
+                }
                 None => base.inputs,
             },
             outputs: match &self.outputs {
@@ -191,7 +196,8 @@ impl ScheduleFile {
     pub fn from_options(options: &ScheduleOptions) -> ScheduleFile {
         let default = ScheduleOptions::default();
         let priorities = || options.priorities.iter().map(PriorityText::from).collect();
-        let inputs = || options.inputs.iter().map(|(name, pad)| (name.clone(), pad.into())).collect();
+        let inputs =
+            || options.inputs.iter().map(|(name, pad)| (name.clone(), pad.into())).collect();
         let outputs = || {
             let cuts = |cuts: &Vec<CutOptions>| cuts.iter().map(CutText::from).collect();
             options.outputs.iter().map(|(name, rules)| (name.clone(), cuts(rules))).collect()
@@ -202,7 +208,10 @@ impl ScheduleFile {
             weight: changed(&options.weight, &default.weight),
             max_batch: changed(&options.max_batch, &default.max_batch),
             max_queue_delay: changed(&options.max_queue_delay, &default.max_queue_delay),
-            preferred_batch_sizes: changed(&options.preferred_batch_sizes, &default.preferred_batch_sizes),
+            preferred_batch_sizes: changed(
+                &options.preferred_batch_sizes,
+                &default.preferred_batch_sizes,
+            ),
             always_merge: changed(&options.always_merge, &default.always_merge),
             queue: options.queue_max,
             timeout: options.timeout,

@@ -172,7 +172,10 @@ impl ScheduleOptions {
             return wrong("threads, queue and weight must be at least 1".into());
         }
         if self.max_queue_delay > QUEUE_DELAY_MAX {
-            return wrong(format!("max-queue-delay must be at most {} s", QUEUE_DELAY_MAX.as_secs()));
+            return wrong(format!(
+                "max-queue-delay must be at most {} s",
+                QUEUE_DELAY_MAX.as_secs()
+            ));
         }
         if let Some(size) =
             self.preferred_batch_sizes.iter().find(|size| !(1..=self.max_batch).contains(*size))
@@ -202,14 +205,19 @@ impl ScheduleOptions {
 
     fn check_cuts(&self, output: &str, cuts: &[CutOptions]) -> Result<()> {
         for cut in cuts {
-            let followed =
-                self.inputs.get(&cut.input).is_some_and(|input| input.axes.contains(&cut.input_axis));
+            let followed = self
+                .inputs
+                .get(&cut.input)
+                .is_some_and(|input| input.axes.contains(&cut.input_axis));
             let why = if cut.axis == 0 {
                 "axis 0 is the batch".to_owned()
             } else if cut.divisor == 0 {
                 "divisor must be at least 1".to_owned()
             } else if !followed {
-                format!("axis {} of input \"{}\" is not one that may be padded", cut.input_axis, cut.input)
+                format!(
+                    "axis {} of input \"{}\" is not one that may be padded",
+                    cut.input_axis, cut.input
+                )
             } else {
                 continue;
             };

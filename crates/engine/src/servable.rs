@@ -86,7 +86,11 @@ impl Servable {
     ///
     /// # Errors
     /// Those of [`BatchPlan::new`].
-    pub fn with_settings(&self, schedule: ScheduleOptions, recogniser: Option<Arc<str>>) -> Result<Servable> {
+    pub fn with_settings(
+        &self,
+        schedule: ScheduleOptions,
+        recogniser: Option<Arc<str>>,
+    ) -> Result<Servable> {
         let (signature, plan) = planned(&*self.session, &schedule)?;
         Ok(Servable {
             id: self.id.clone(),
@@ -139,7 +143,11 @@ impl Servable {
     /// # Errors
     /// `InvalidArgument` for a carried tensor that the model does not have; those of
     /// [`Session::fork`].
-    pub fn stream(self: &Arc<Self>, carried: Vec<CarriedInput>, lanes: usize) -> Result<Arc<Servable>> {
+    pub fn stream(
+        self: &Arc<Self>,
+        carried: Vec<CarriedInput>,
+        lanes: usize,
+    ) -> Result<Arc<Servable>> {
         Ok(Arc::new(Servable {
             id: self.id.clone(),
             engine: self.engine,

@@ -35,9 +35,9 @@ impl FromStr for Device {
             "cuda" => Some(0),
             _ => text.strip_prefix("cuda:").and_then(|number| number.parse().ok()),
         };
-        number
-            .map(Device::Cuda)
-            .ok_or_else(|| Error::invalid(format!("device \"{text}\": it must be \"cpu\" or \"cuda:N\"")))
+        number.map(Device::Cuda).ok_or_else(|| {
+            Error::invalid(format!("device \"{text}\": it must be \"cpu\" or \"cuda:N\""))
+        })
     }
 }
 

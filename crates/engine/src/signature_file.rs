@@ -54,21 +54,21 @@ impl TensorText {
     pub fn spec(&self) -> Result<TensorSpec> {
         let wrong = |why: String| Error::invalid(format!("signature: \"{}\" {why}", self.name));
         let dtype = match &self.dtype {
-            Some(name) => {
-                DType::from_name(name).ok_or_else(|| wrong(format!("has unknown type \"{name}\"")))?
-            }
+            Some(name) => DType::from_name(name)
+                .ok_or_else(|| wrong(format!("has unknown type \"{name}\"")))?,
             None => DType::F32,
         };
         let axis = |&size: &i64| match size {
             -1 => Ok(Dim::Dynamic(None)),
-            size => {
-                usize::try_from(size).map(Dim::Fixed).map_err(|_| wrong(format!("has an axis of {size}")))
-            }
+            size => usize::try_from(size)
+                .map(Dim::Fixed)
+                .map_err(|_| wrong(format!("has an axis of {size}"))),
         };
         if self.shape.as_ref().is_some_and(|shape| shape.len() > RANK_MAX) {
             return Err(wrong(format!("has more than {RANK_MAX} axes")));
         }
-        let shape = self.shape.as_ref().map(|shape| shape.iter().map(axis).collect()).transpose()?;
+        let shape =
+            self.shape.as_ref().map(|shape| shape.iter().map(axis).collect()).transpose()?;
         Ok(TensorSpec { name: self.name.clone(), dtype, shape, optional: false })
     }
 }

@@ -54,7 +54,8 @@ impl StreamSession {
     ) -> Result<StreamSession> {
         let signature = servable.signature();
         for carry in &carried {
-            if signature.input(&carry.input).is_none() || signature.output(&carry.output).is_none() {
+            if signature.input(&carry.input).is_none() || signature.output(&carry.output).is_none()
+            {
                 let (input, output) = (&carry.input, &carry.output);
                 return Err(Error::invalid(format!(
                     "the model cannot carry \"{output}\" to \"{input}\": it does not have both"
@@ -76,14 +77,17 @@ impl StreamSession {
         mut inputs: Vec<NamedTensor>,
         outputs: &[Arc<str>],
     ) -> Result<Vec<NamedTensor>> {
-        inputs.extend(state.iter().map(|(carry, now)| NamedTensor::new(carry.input.clone(), now.clone())));
+        inputs.extend(
+            state.iter().map(|(carry, now)| NamedTensor::new(carry.input.clone(), now.clone())),
+        );
         if state.is_empty() {
             return self.runner.run(&inputs, outputs);
         }
         let mut answer = self.runner.run(&inputs, &[])?;
         for (carry, now) in state.iter_mut() {
             let next = answer.iter().find(|output| output.name == carry.output);
-            *now = next.ok_or_else(|| Error::internal("a carried output is missing"))?.tensor.clone();
+            *now =
+                next.ok_or_else(|| Error::internal("a carried output is missing"))?.tensor.clone();
         }
         if !outputs.is_empty() {
             answer = outputs
@@ -120,8 +124,8 @@ impl Session for StreamSession {
     /// are joined along axis 0.
     fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
         let count = inputs.first().and_then(|input| input.tensor.shape().first().copied());
-        let rows =
-            count.ok_or_else(|| Error::invalid("a stream's first input counts its items on axis 0"))?;
+        let rows = count
+            .ok_or_else(|| Error::invalid("a stream's first input counts its items on axis 0"))?;
         let lanes = self.lanes;
         if !rows.is_multiple_of(lanes) {
             return Err(Error::invalid(format!("{rows} rows are no items of {lanes} rows each")));
@@ -130,8 +134,10 @@ impl Session for StreamSession {
         let mut state = self.state.lock();
         let mut answers: Vec<Vec<NamedTensor>> = Vec::with_capacity(count);
         for index in 0..count {
-            let item =
-                inputs.iter().map(|input| item_of(input, index, rows, lanes)).collect::<Result<_>>()?;
+            let item = inputs
+                .iter()
+                .map(|input| item_of(input, index, rows, lanes))
+                .collect::<Result<_>>()?;
             answers.push(self.item(&mut state, item, outputs)?);
         }
         join(&answers)
@@ -150,7 +156,8 @@ fn item_of(input: &NamedTensor, index: usize, rows: usize, lanes: usize) -> Resu
     }
     let each = bytes.len() / rows * lanes;
     let shape: Shape = std::iter::once(lanes).chain(tensor.shape()[1..].iter().copied()).collect();
-    let tensor = Tensor::from_bytes(tensor.dtype(), shape, bytes.slice(index * each..(index + 1) * each))?;
+    let tensor =
+        Tensor::from_bytes(tensor.dtype(), shape, bytes.slice(index * each..(index + 1) * each))?;
     Ok(NamedTensor { name: input.name.clone(), tensor })
 }
 
@@ -163,13 +170,19 @@ fn join(answers: &[Vec<NamedTensor>]) -> Result<Vec<NamedTensor>> {
         let pieces: Vec<&[u8]> = answers
             .iter()
             .map(|answer| {
-                answer.get(index).filter(|o| o.tensor.shape() == shape)?.tensor.bytes().map(|b| &b[..])
+                answer
+                    .get(index)
+                    .filter(|o| o.tensor.shape() == shape)?
+                    .tensor
+                    .bytes()
+                    .map(|b| &b[..])
             })
             .collect::<Option<_>>()
             .ok_or_else(differ)?;
         let items = shape.first().copied().unwrap_or(1) * answers.len();
         let shape: Shape = std::iter::once(items).chain(shape.iter().skip(1).copied()).collect();
-        let tensor = Tensor::from_bytes(output.tensor.dtype(), shape, Bytes::from(pieces.concat()))?;
+        let tensor =
+            Tensor::from_bytes(output.tensor.dtype(), shape, Bytes::from(pieces.concat()))?;
         Ok(NamedTensor { name: output.name.clone(), tensor })
     };
     first.iter().enumerate().map(joined).collect()

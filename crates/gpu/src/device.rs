@@ -16,9 +16,11 @@ use crate::plan::Coding;
 const ORDINAL: usize = 0;
 /// The first compute capability, times ten, with products of four bytes in one instruction.
 const CAPABILITY_MIN: u32 = 61;
-/// What is compiled for where the compiler does not know the device: later devices take code of earlier ones.
+/// What is compiled for where the compiler does not know the device: later devices take code of
+/// earlier ones.
 const CAPABILITY_KNOWN: u32 = 80;
-/// Free device memory that rows may take at most, in percent: searches and other programs need some too.
+/// Free device memory that rows may take at most, in percent: searches and other programs need some
+/// too.
 const DEVICE_PERCENT_MAX: u64 = 80;
 
 /// What the GPU may use.
@@ -61,13 +63,16 @@ impl std::fmt::Debug for Gpu {
 }
 
 impl Gpu {
-    /// Opens the driver and the first device and compiles the kernels for it; takes about a second where all is there.
+    /// Opens the driver and the first device and compiles the kernels for it; takes about a second
+    /// where all is there.
     ///
     /// # Errors
-    /// `NotFound` where the driver, a device or the compiler is missing, each by name; `Unimplemented` where the device
-    /// is too old; `Internal` with what the driver or the compiler said.
+    /// `NotFound` where the driver, a device or the compiler is missing, each by name;
+    /// `Unimplemented` where the device is too old; `Internal` with what the driver or the compiler
+    /// said.
     pub fn open(options: &Options) -> Result<Arc<Gpu>> {
-        // SAFETY: the driver's initialisers set up its own state only; this is the library's documented use.
+        // SAFETY: the driver's initialisers set up its own state only; this is the library's
+        // documented use.
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::not_found(
                 "NVIDIA's driver (libcuda) was not found; install the driver, or start the container with its GPUs",
@@ -75,7 +80,9 @@ impl Gpu {
         }
         // The bindings end the thread where the driver lacks a function.
         let opened = catch_unwind(AssertUnwindSafe(|| Gpu::with_driver(options)));
-        opened.unwrap_or_else(|_| Err(Error::internal("NVIDIA's driver lacks a function; it is too old")))
+        opened.unwrap_or_else(|_| {
+            Err(Error::internal("NVIDIA's driver lacks a function; it is too old"))
+        })
     }
 
     fn with_driver(options: &Options) -> Result<Arc<Gpu>> {
@@ -134,19 +141,26 @@ impl Gpu {
     pub fn device_bytes_left(&self) -> Result<u64> {
         let (free, _) = self.context.mem_get_info().map_err(driver_error)?;
         let taken = self.device_bytes.load(Ordering::Relaxed);
-        Ok(self.options.device_bytes_max.saturating_sub(taken).min(free as u64 / 100 * DEVICE_PERCENT_MAX))
+        Ok(self
+            .options
+            .device_bytes_max
+            .saturating_sub(taken)
+            .min(free as u64 / 100 * DEVICE_PERCENT_MAX))
     }
 
     /// # Errors
     /// `Unavailable` after the device failed once.
     pub(crate) fn check(&self) -> Result<()> {
         if self.broken.load(Ordering::Relaxed) {
-            return Err(Error::unavailable("the GPU failed before and is left alone until the next start"));
+            return Err(Error::unavailable(
+                "the GPU failed before and is left alone until the next start",
+            ));
         }
         Ok(())
     }
 
-    /// Turns what the driver said into an error; after anything but a lack of memory the device is left alone.
+    /// Turns what the driver said into an error; after anything but a lack of memory the device is
+    /// left alone.
     pub(crate) fn failed(&self, error: DriverError) -> Error {
         if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return Error::exhausted("the GPU has not enough free memory");
@@ -166,7 +180,8 @@ impl Gpu {
     }
 }
 
-/// Machine code for this device where the compiler knows it, else intermediate code of an earlier one.
+/// Machine code for this device where the compiler knows it, else intermediate code of an earlier
+/// one.
 fn load(context: &Arc<CudaContext>, compiler: &Nvrtc, capability: u32) -> Result<Arc<CudaModule>> {
     let image = match compiler.compile(Target::Machine(capability)) {
         Err(error) if error.kind() == base::ErrorKind::Unimplemented => {

@@ -1,6 +1,7 @@
 //! The compiler for kernels, NVRTC, opened at run time.
 //!
-//! `cudarc` has bindings for it too, but they find it by name only and end the program if it is not there.
+//! `cudarc` has bindings for it too, but they find it by name only and end the program if it is not
+//! there.
 
 use std::ffi::{CStr, CString, OsString, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -10,7 +11,8 @@ use base::{Error, Result};
 use libloading::Library;
 
 /// Names under which the loader may know the library, newest first.
-const NAMES: [&str; 5] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so", "nvrtc.dll"];
+const NAMES: [&str; 5] =
+    ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so", "nvrtc.dll"];
 /// Folders that packages install it to and that the loader does not always search.
 const FOLDERS: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
 /// Folders below `$VIRTUAL_ENV/lib/python*/site-packages` that NVIDIA's wheels install it to.
@@ -39,8 +41,8 @@ type Create = unsafe extern "C" fn(
 /// What is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Machine code of one architecture: 90 for compute capability 9.0. A driver of the same major version of CUDA
-    /// loads it, whichever is newer.
+    /// Machine code of one architecture: 90 for compute capability 9.0. A driver of the same major
+    /// version of CUDA loads it, whichever is newer.
     Machine(u32),
     /// Intermediate code that the driver finishes for this architecture and later ones.
     Intermediate(u32),
@@ -69,7 +71,8 @@ pub struct Search {
 impl Search {
     /// Files and names to try: by name, in the usual folders, in the wheels.
     fn candidates(&self) -> Vec<OsString> {
-        let named = |folder: PathBuf| NAMES.iter().map(move |name| folder.join(name).into_os_string());
+        let named =
+            |folder: PathBuf| NAMES.iter().map(move |name| folder.join(name).into_os_string());
         if let Some(path) = &self.explicit {
             return if path.is_dir() {
                 named(path.clone()).collect()
@@ -77,11 +80,18 @@ impl Search {
                 vec![path.clone().into_os_string()]
             };
         }
-        let mut candidates: Vec<OsString> = NAMES.iter().map(|name| OsString::from(*name)).collect();
+        let mut candidates: Vec<OsString> =
+            NAMES.iter().map(|name| OsString::from(*name)).collect();
         candidates.extend(FOLDERS.iter().flat_map(|folder| named(PathBuf::from(folder))));
-        let libraries =
-            self.virtual_env.iter().flat_map(|root| std::fs::read_dir(root.join("lib"))).flatten().flatten();
-        for folder in libraries.filter(|folder| folder.file_name().to_string_lossy().starts_with("python")) {
+        let libraries = self
+            .virtual_env
+            .iter()
+            .flat_map(|root| std::fs::read_dir(root.join("lib")))
+            .flatten()
+            .flatten();
+        for folder in
+            libraries.filter(|folder| folder.file_name().to_string_lossy().starts_with("python"))
+        {
             let packages = folder.path().join("site-packages");
             candidates.extend(WHEEL_FOLDERS.iter().flat_map(|wheel| named(packages.join(wheel))));
         }
@@ -105,7 +115,8 @@ impl Nvrtc {
     pub fn open(search: &Search) -> Result<Nvrtc> {
         let candidates = search.candidates();
         for candidate in &candidates {
-            // SAFETY: NVRTC's initialisers do nothing but set up its own state; candidates are NVRTC by name.
+            // SAFETY: NVRTC's initialisers do nothing but set up its own state; candidates are
+            // NVRTC by name.
             if let Ok(library) = unsafe { Library::new(candidate) } {
                 return Ok(Nvrtc {
                     library: ManuallyDrop::new(library),
@@ -143,10 +154,11 @@ impl Nvrtc {
     /// Compiles our kernels.
     ///
     /// # Errors
-    /// `Unimplemented` where this NVRTC does not know the architecture; `Internal` with the compiler's log.
+    /// `Unimplemented` where this NVRTC does not know the architecture; `Internal` with the
+    /// compiler's log.
     pub fn compile(&self, target: Target) -> Result<Image> {
-        let source =
-            CString::new(crate::SOURCE).map_err(|_| Error::internal("the kernels hold a zero byte"))?;
+        let source = CString::new(crate::SOURCE)
+            .map_err(|_| Error::internal("the kernels hold a zero byte"))?;
         let mut program: Program = std::ptr::null_mut();
         // SAFETY: the signature is that of NVRTC's documentation.
         let create = unsafe { self.function::<Create>(c"nvrtcCreateProgram") }?;
@@ -164,17 +176,23 @@ impl Nvrtc {
         self.check(code, "take the kernels")?;
         let image = self.compile_program(program, target);
         // SAFETY: the signature is that of NVRTC's documentation.
-        let destroy =
-            unsafe { self.function::<unsafe extern "C" fn(*mut Program) -> c_int>(c"nvrtcDestroyProgram") }?;
-        // SAFETY: the program was made above and is not used again. That freeing fails changes nothing.
+        let destroy = unsafe {
+            self.function::<unsafe extern "C" fn(*mut Program) -> c_int>(c"nvrtcDestroyProgram")
+        }?;
+        // SAFETY: the program was made above and is not used again. That freeing fails changes
+        // nothing.
         unsafe { destroy(&mut program) };
         image
     }
 
     fn compile_program(&self, program: Program, target: Target) -> Result<Image> {
         let (architecture, size, text) = match target {
-            Target::Machine(number) => (format!("sm_{number}"), c"nvrtcGetCUBINSize", c"nvrtcGetCUBIN"),
-            Target::Intermediate(number) => (format!("compute_{number}"), c"nvrtcGetPTXSize", c"nvrtcGetPTX"),
+            Target::Machine(number) => {
+                (format!("sm_{number}"), c"nvrtcGetCUBINSize", c"nvrtcGetCUBIN")
+            }
+            Target::Intermediate(number) => {
+                (format!("compute_{number}"), c"nvrtcGetPTXSize", c"nvrtcGetPTX")
+            }
         };
         let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".to_owned()];
         let options = options.map(|option| CString::new(option).unwrap_or_default());
@@ -185,16 +203,23 @@ impl Nvrtc {
                 c"nvrtcCompileProgram",
             )
         }?;
-        // SAFETY: the program lives, and the array holds as many texts as said, which live over the call.
+        // SAFETY: the program lives, and the array holds as many texts as said, which live over the
+        // call.
         let code = unsafe { compile(program, pointers.len() as c_int, pointers.as_ptr()) };
         if code == INVALID_OPTION {
-            return Err(Error::unimplemented(format!("{} does not compile for {architecture}", self.found)));
+            return Err(Error::unimplemented(format!(
+                "{} does not compile for {architecture}",
+                self.found
+            )));
         }
         let log = self.output(program, c"nvrtcGetProgramLogSize", c"nvrtcGetProgramLog")?;
         let log = String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned();
         if code != SUCCESS {
             let log: String = log.chars().take(LOG_BYTES_MAX).collect();
-            return Err(Error::internal(format!("{} refused our kernels (code {code}): {log}", self.found)));
+            return Err(Error::internal(format!(
+                "{} refused our kernels (code {code}): {log}",
+                self.found
+            )));
         }
         Ok(Image { target, bytes: self.output(program, size, text)?, log })
     }
@@ -207,7 +232,9 @@ impl Nvrtc {
         // SAFETY: the program lives, and the size goes to a size.
         self.check(unsafe { size(program, &mut bytes) }, "tell the size of its output")?;
         if bytes > OUTPUT_BYTES_MAX {
-            return Err(Error::internal(format!("NVRTC wants to give {bytes} bytes, which cannot be right")));
+            return Err(Error::internal(format!(
+                "NVRTC wants to give {bytes} bytes, which cannot be right"
+            )));
         }
         let mut out = vec![0_u8; bytes];
         // SAFETY: the program lives, and there is room for as many bytes as it said it has.
@@ -228,7 +255,11 @@ impl Nvrtc {
         // SAFETY: as the caller promises.
         let found = unsafe { self.library.get::<T>(name.to_bytes_with_nul()) };
         found.map(|function| *function).map_err(|_| {
-            Error::unimplemented(format!("{} has no {}; it is too old", self.found, name.to_string_lossy()))
+            Error::unimplemented(format!(
+                "{} has no {}; it is too old",
+                self.found,
+                name.to_string_lossy()
+            ))
         })
     }
 }

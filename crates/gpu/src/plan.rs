@@ -1,5 +1,5 @@
-//! How one batch of queries is divided among blocks; the same arithmetic as in `kernels.cu`, kept apart from the
-//! device so that it is tested without one.
+//! How one batch of queries is divided among blocks; the same arithmetic as in `kernels.cu`, kept
+//! apart from the device so that it is tested without one.
 
 use base::{Error, Result};
 
@@ -11,7 +11,8 @@ const PLACES: usize = 2048;
 pub const PIECE_BYTES: usize = 16;
 /// Most queries of one group, that is of one pass over the codes.
 const GROUP_MAX: usize = 8;
-/// Rows that one search may ask for at most: one list of a block and room for the next tile fill its shared memory.
+/// Rows that one search may ask for at most: one list of a block and room for the next tile fill
+/// its shared memory.
 pub const K_MAX: usize = PLACES - TILE_ROWS;
 /// Queries of one search at most, so that what goes back and forth stays a few megabytes.
 pub const QUERIES_MAX: usize = 1024;
@@ -19,9 +20,11 @@ pub const QUERIES_MAX: usize = 1024;
 pub const DIMS_MAX: usize = 4096;
 /// Rows at most, as in the index: tiles and rows are counted in 32 bits.
 pub const ROWS_MAX: usize = 1 << 30;
-/// Blocks of one group that are wanted for each multiprocessor, so that one computes while another waits.
+/// Blocks of one group that are wanted for each multiprocessor, so that one computes while another
+/// waits.
 const BLOCKS_PER_PROCESSOR: usize = 4;
-/// Keys of all lists of one query together at most, so that merging them stays a small part of the work.
+/// Keys of all lists of one query together at most, so that merging them stays a small part of the
+/// work.
 const LISTED_MAX: usize = 1 << 18;
 
 /// How rows are coded.
@@ -66,33 +69,44 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The division for `queries` queries and `k` hits each over `rows` rows, on a device with `processors`
-    /// multiprocessors.
+    /// The division for `queries` queries and `k` hits each over `rows` rows, on a device with
+    /// `processors` multiprocessors.
     ///
     /// # Errors
-    /// `InvalidArgument` if there is nothing to search or more than [`K_MAX`], [`QUERIES_MAX`] or [`ROWS_MAX`].
+    /// `InvalidArgument` if there is nothing to search or more than [`K_MAX`], [`QUERIES_MAX`] or
+    /// [`ROWS_MAX`].
     pub fn new(rows: usize, queries: usize, k: usize, processors: usize) -> Result<Plan> {
-        if rows == 0 || rows > ROWS_MAX || queries == 0 || queries > QUERIES_MAX || k == 0 || k > K_MAX {
+        if rows == 0
+            || rows > ROWS_MAX
+            || queries == 0
+            || queries > QUERIES_MAX
+            || k == 0
+            || k > K_MAX
+        {
             return Err(Error::invalid(format!(
                 "a search on the GPU takes 1 to {ROWS_MAX} rows, {QUERIES_MAX} queries and {K_MAX} hits, not {rows}, \
                  {queries} and {k}"
             )));
         }
         let mut group = GROUP_MAX;
-        // A list needs room for what it keeps and one more tile; narrow groups for single queries leave out idle sums.
+        // A list needs room for what it keeps and one more tile; narrow groups for single queries
+        // leave out idle sums.
         while group > 1 && (PLACES / group < k + TILE_ROWS || group / 2 >= queries) {
             group /= 2;
         }
         let groups = queries.div_ceil(group);
         let tiles = rows.div_ceil(TILE_ROWS);
-        let wanted =
-            (processors.max(1) * BLOCKS_PER_PROCESSOR).div_ceil(groups).min(LISTED_MAX / k).clamp(1, tiles);
+        let wanted = (processors.max(1) * BLOCKS_PER_PROCESSOR)
+            .div_ceil(groups)
+            .min(LISTED_MAX / k)
+            .clamp(1, tiles);
         let tiles_per_part = tiles.div_ceil(wanted);
         Ok(Plan { group, groups, parts: tiles.div_ceil(tiles_per_part), tiles_per_part })
     }
 }
 
-/// A cost and a row out of the key that `key_of` in `kernels.cu` makes; nothing for the key of no row.
+/// A cost and a row out of the key that `key_of` in `kernels.cu` makes; nothing for the key of no
+/// row.
 pub fn parts(key: u64) -> Option<(f32, u32)> {
     if key == u64::MAX {
         return None;

@@ -35,8 +35,8 @@ pub struct Rows<'a> {
     pub dims: usize,
     /// Their codes.
     pub codes: Codes<'a>,
-    /// Squared lengths, one a row; costs are squared distances without the query's part then. Without: minus the
-    /// products.
+    /// Squared lengths, one a row; costs are squared distances without the query's part then.
+    /// Without: minus the products.
     pub squares: Option<&'a [f32]>,
 }
 
@@ -98,7 +98,8 @@ struct Shape {
 // SAFETY: six 32-bit numbers without padding, laid out as in the kernels.
 unsafe impl DeviceRepr for Shape {}
 
-/// Waits for the device when it goes, so that nothing is in the queue that uses memory which goes too.
+/// Waits for the device when it goes, so that nothing is in the queue that uses memory which goes
+/// too.
 struct Waits<'a>(&'a CudaStream);
 
 impl Drop for Waits<'_> {
@@ -126,9 +127,13 @@ impl Rows<'_> {
             Codes::Bfloats(codes) => (codes.len(), None),
         };
         let rows = values / self.dims.max(1);
-        let whole = self.dims > 0 && self.dims <= DIMS_MAX && rows * self.dims == values && rows <= ROWS_MAX;
+        let whole = self.dims > 0
+            && self.dims <= DIMS_MAX
+            && rows * self.dims == values
+            && rows <= ROWS_MAX;
         let fitting = scales.is_none_or(|count| count == rows);
-        if whole && rows > 0 && fitting && self.squares.is_none_or(|squares| squares.len() == rows) {
+        if whole && rows > 0 && fitting && self.squares.is_none_or(|squares| squares.len() == rows)
+        {
             return Ok(rows);
         }
         Err(Error::invalid(format!(
@@ -145,8 +150,12 @@ impl Rows<'_> {
         for row in range {
             let (start, values) = (out.len(), row * self.dims..(row + 1) * self.dims);
             match self.codes {
-                Codes::Bytes { codes, .. } => out.extend(codes[values].iter().map(|code| *code as u8)),
-                Codes::Bfloats(codes) => out.extend(codes[values].iter().flat_map(|code| code.to_le_bytes())),
+                Codes::Bytes { codes, .. } => {
+                    out.extend(codes[values].iter().map(|code| *code as u8))
+                }
+                Codes::Bfloats(codes) => {
+                    out.extend(codes[values].iter().flat_map(|code| code.to_le_bytes()))
+                }
             }
             out.resize(start + width, 0);
         }
@@ -154,19 +163,26 @@ impl Rows<'_> {
 }
 
 impl Queries<'_> {
-    /// The number of queries, and their values as the kernels read them: widened with zeros as the rows are.
+    /// The number of queries, and their values as the kernels read them: widened with zeros as the
+    /// rows are.
     ///
     /// # Errors
     /// `InvalidArgument` if they are not whole queries of the kind that goes with `coding`.
     pub fn widened(&self, coding: Coding, dims: usize) -> Result<(usize, Vec<u8>)> {
         let count = match (self, coding) {
-            (Queries::Bytes { codes, scales }, Coding::Bytes) if codes.len() == scales.len() * dims => {
+            (Queries::Bytes { codes, scales }, Coding::Bytes)
+                if codes.len() == scales.len() * dims =>
+            {
                 scales.len()
             }
             (Queries::Floats(values), Coding::Bfloats) if values.len().is_multiple_of(dims) => {
                 values.len() / dims
             }
-            _ => return Err(Error::invalid(format!("the queries are not whole ones of {dims} dimensions"))),
+            _ => {
+                return Err(Error::invalid(format!(
+                    "the queries are not whole ones of {dims} dimensions"
+                )));
+            }
         };
         let mut out = Vec::new();
         for query in 0..count {
@@ -191,8 +207,8 @@ impl Gpu {
     /// Brings rows to where the device reads them.
     ///
     /// # Errors
-    /// What [`Rows::check`] refuses; `ResourceExhausted` if there is no room for them, by [`crate::Options`] or on
-    /// the device; `Internal` with what the driver said.
+    /// What [`Rows::check`] refuses; `ResourceExhausted` if there is no room for them, by
+    /// [`crate::Options`] or on the device; `Internal` with what the driver said.
     pub fn upload(self: &Arc<Gpu>, rows: &Rows, home: Home) -> Result<DeviceRows> {
         self.check()?;
         let count = rows.check()?;
@@ -203,11 +219,14 @@ impl Gpu {
         let codes = match (on_device, home) {
             (true, _) => Kept::Device(self.send(rows, count, bytes)?),
             (false, Home::Device) => {
-                return Err(Error::exhausted(format!("{bytes} bytes of codes do not fit the GPU's memory")));
+                return Err(Error::exhausted(format!(
+                    "{bytes} bytes of codes do not fit the GPU's memory"
+                )));
             }
             _ => Kept::Pinned(self.pin(rows, count, bytes)?),
         };
-        let send = |values: &[f32]| self.stream.clone_htod(values).map_err(|error| self.failed(error));
+        let send =
+            |values: &[f32]| self.stream.clone_htod(values).map_err(|error| self.failed(error));
         let scales = match rows.codes {
             Codes::Bytes { scales, .. } => Some(send(scales)?),
             Codes::Bfloats(_) => None,
@@ -250,7 +269,8 @@ impl Gpu {
 
     /// Codes in host memory that cannot be swapped out and that the device sees.
     fn pin(&self, rows: &Rows, count: usize, bytes: u64) -> Result<PinnedHostSlice<u8>> {
-        let left = self.options.pinned_bytes_max.saturating_sub(self.pinned_bytes.load(Ordering::Relaxed));
+        let left =
+            self.options.pinned_bytes_max.saturating_sub(self.pinned_bytes.load(Ordering::Relaxed));
         if bytes > left {
             return Err(Error::exhausted(format!(
                 "{bytes} bytes of codes fit neither the GPU's memory nor the {left} bytes left for pinned memory"
@@ -287,14 +307,14 @@ impl DeviceRows {
         (self.bytes, matches!(self.codes, Kept::Pinned(_)))
     }
 
-    /// The `k` rows of least cost for each query, best first, equal costs by row; fewer where fewer are allowed or
-    /// have a finite cost. Row `r` is allowed where bit `r % 64` of word `r / 64` of `allowed` is set; all are where it
-    /// is not given.
+    /// The `k` rows of least cost for each query, best first, equal costs by row; fewer where fewer
+    /// are allowed or have a finite cost. Row `r` is allowed where bit `r % 64` of word `r / 64` of
+    /// `allowed` is set; all are where it is not given.
     ///
     /// # Errors
-    /// `InvalidArgument` where queries or the bitmap do not fit the rows, or over [`crate::K_MAX`] hits or
-    /// [`crate::QUERIES_MAX`] queries are wanted; `ResourceExhausted` where the device has no memory left; `Internal`
-    /// with what the driver said; `Unavailable` after such a failure.
+    /// `InvalidArgument` where queries or the bitmap do not fit the rows, or over [`crate::K_MAX`]
+    /// hits or [`crate::QUERIES_MAX`] queries are wanted; `ResourceExhausted` where the device has
+    /// no memory left; `Internal` with what the driver said; `Unavailable` after such a failure.
     pub fn search(
         &self,
         queries: &Queries,
@@ -311,7 +331,10 @@ impl DeviceRows {
         }
         let plan = Plan::new(self.rows, count, k, self.gpu.processors)?;
         let found = self.rank(queries, &widened, count, k, allowed, &plan)?;
-        Ok(found.chunks_exact(k).map(|keys| keys.iter().map_while(|key| parts(*key)).collect()).collect())
+        Ok(found
+            .chunks_exact(k)
+            .map(|keys| keys.iter().map_while(|key| parts(*key)).collect())
+            .collect())
     }
 
     /// The `count * k` best keys.
@@ -353,8 +376,9 @@ impl DeviceRows {
         let mut launch = stream.launch_builder(gpu.rank(self.coding, plan.group)?);
         launch.arg(&shape).arg(&codes).arg(&row_scales).arg(&squares);
         launch.arg(&device_queries).arg(&query_scales).arg(&bitmap).arg(&lists);
-        // SAFETY: arguments are those of RANK in kernels.cu in order and kind; buffers have the sizes that the kernel
-        // computes from the same shape and the same division (tested against each other), and live until `_waits`.
+        // SAFETY: arguments are those of RANK in kernels.cu in order and kind; buffers have the
+        // sizes that the kernel computes from the same shape and the same division (tested against
+        // each other), and live until `_waits`.
         unsafe { launch.launch(grid(plan.parts, plan.groups)) }.map_err(failed)?;
         let (listed, kept) = ((plan.parts * k) as u32, k as u32);
         let mut launch = stream.launch_builder(&gpu.merge);
@@ -373,10 +397,11 @@ impl DeviceRows {
             Kept::Pinned(codes) => {
                 let host = codes.as_ptr().map_err(|error| self.gpu.failed(error))?;
                 let mut address: sys::CUdeviceptr = 0;
-                // SAFETY: the memory was taken with the flag that makes it visible, in the context that is bound to
-                // this thread by the copies before.
-                let code =
-                    unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, host.cast_mut().cast(), 0) };
+                // SAFETY: the memory was taken with the flag that makes it visible, in the context
+                // that is bound to this thread by the copies before.
+                let code = unsafe {
+                    sys::cuMemHostGetDevicePointer_v2(&mut address, host.cast_mut().cast(), 0)
+                };
                 code.result().map_err(driver_error)?;
                 Ok(address)
             }
@@ -395,8 +420,8 @@ impl Drop for DeviceRows {
         let (device, pinned) = (&self.gpu.device_bytes, &self.gpu.pinned_bytes);
         let home = if matches!(self.codes, Kept::Pinned(_)) { pinned } else { device };
         home.fetch_sub(self.bytes, Ordering::Relaxed);
-        // What is dropped next is freed in the context of this thread, which need not have searched before: without one
-        // it stays taken, and the next call finds the failure.
+        // What is dropped next is freed in the context of this thread, which need not have searched
+        // before: without one it stays taken, and the next call finds the failure.
         if let Err(error) = self.gpu.context.bind_to_thread() {
             // Told instead of binding: what a call that cannot fail has left behind.
             self.gpu.failed(error);

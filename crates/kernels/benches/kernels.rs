@@ -1,4 +1,5 @@
-//! Times of the kernels at each level that this processor can run: `cargo bench -p millpond-kernels`.
+//! Times of the kernels at each level that this processor can run: `cargo bench -p
+//! millpond-kernels`.
 //!
 //! Sizes are those of search: vectors of 768 dimensions, blocks that fit the second-level cache.
 
@@ -42,7 +43,8 @@ fn integer_dot_block(bencher: Bencher<'_, '_>, level: Level) {
     let queries = codes(QUERIES * DIMS);
     let rows = codes(ROWS * DIMS);
     let mut out = vec![0; QUERIES * ROWS];
-    bencher.bench_local(|| integer::dot_block(black_box(&queries), black_box(&rows), DIMS, &mut out));
+    bencher
+        .bench_local(|| integer::dot_block(black_box(&queries), black_box(&rows), DIMS, &mut out));
 }
 
 #[divan::bench(args = [Level::Scalar, Level::Avx2])]
@@ -52,7 +54,8 @@ fn bfloat_dot_block(bencher: Bencher<'_, '_>, level: Level) {
     let mut rows = Vec::new();
     bfloat::narrow(&floats(ROWS * DIMS), &mut rows);
     let mut out = vec![0.0; QUERIES * ROWS];
-    bencher.bench_local(|| bfloat::dot_block(black_box(&queries), black_box(&rows), DIMS, &mut out));
+    bencher
+        .bench_local(|| bfloat::dot_block(black_box(&queries), black_box(&rows), DIMS, &mut out));
 }
 
 #[divan::bench(args = [Level::Scalar, Level::Avx2])]

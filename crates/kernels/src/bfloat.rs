@@ -24,7 +24,9 @@ fn dots_at<const N: usize>(level: Level, queries: &[f32], row: &[bf16]) -> [f32;
         // SAFETY: the processor has AVX2 and FMA, and the lengths fit.
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 | Level::Avx512 => unsafe { avx2::dot(queries, row) },
-        _ => std::array::from_fn(|query| scalar::dot(&queries[query * row.len()..][..row.len()], row)),
+        _ => std::array::from_fn(|query| {
+            scalar::dot(&queries[query * row.len()..][..row.len()], row)
+        }),
     }
 }
 
@@ -119,8 +121,9 @@ mod avx2 {
                 for half in 0..2 {
                     // SAFETY: eight values from there are inside the query, which is as long as the
                     // row.
-                    let value =
-                        unsafe { _mm256_loadu_ps(queries.as_ptr().add(query * dims + at + 8 * half)) };
+                    let value = unsafe {
+                        _mm256_loadu_ps(queries.as_ptr().add(query * dims + at + 8 * half))
+                    };
                     sums[half] = _mm256_fmadd_ps(value, wide[half], sums[half]);
                 }
             }
@@ -129,7 +132,8 @@ mod avx2 {
         let mut out = [0.0; N];
         for (query, out) in out.iter_mut().enumerate() {
             let rest = &queries[query * dims + at..(query + 1) * dims];
-            *out = sum(_mm256_add_ps(sums[query][0], sums[query][1])) + super::scalar::dot(rest, &row[at..]);
+            *out = sum(_mm256_add_ps(sums[query][0], sums[query][1]))
+                + super::scalar::dot(rest, &row[at..]);
         }
         out
     }

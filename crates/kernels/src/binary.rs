@@ -21,7 +21,11 @@ pub fn hamming256(left: &[u8; DESCRIPTOR_BYTES], right: &[u8; DESCRIPTOR_BYTES])
 
 /// Counts the differing bits of one descriptor and each of `others`. Panics if `out` and `others`
 /// differ in length.
-pub fn hamming256_many(one: &[u8; DESCRIPTOR_BYTES], others: &[[u8; DESCRIPTOR_BYTES]], out: &mut [u16]) {
+pub fn hamming256_many(
+    one: &[u8; DESCRIPTOR_BYTES],
+    others: &[[u8; DESCRIPTOR_BYTES]],
+    out: &mut [u16],
+) {
     assert_eq!(others.len(), out.len(), "one distance for each descriptor");
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("popcnt") {
@@ -64,7 +68,11 @@ mod scalar {
     #[inline(always)]
     pub(super) fn hamming256(left: &[u8; DESCRIPTOR_BYTES], right: &[u8; DESCRIPTOR_BYTES]) -> u32 {
         let words = left.as_chunks::<8>().0.iter().zip(right.as_chunks::<8>().0);
-        words.map(|(left, right)| (u64::from_le_bytes(*left) ^ u64::from_le_bytes(*right)).count_ones()).sum()
+        words
+            .map(|(left, right)| {
+                (u64::from_le_bytes(*left) ^ u64::from_le_bytes(*right)).count_ones()
+            })
+            .sum()
     }
 
     pub(super) fn hamming(left: &[u8], right: &[u8]) -> u32 {
@@ -102,7 +110,8 @@ mod avx2 {
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn hamming(left: &[u8], right: &[u8]) -> u32 {
         let bits = _mm256_setr_epi8(
-            0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4, 0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4,
+            0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4, 0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2,
+            3, 3, 4,
         );
         let low = _mm256_set1_epi8(15);
         let mut sums = _mm256_setzero_si256();
@@ -117,7 +126,8 @@ mod avx2 {
             };
             let differing = _mm256_xor_si256(one, other);
             let lower = _mm256_shuffle_epi8(bits, _mm256_and_si256(differing, low));
-            let upper = _mm256_shuffle_epi8(bits, _mm256_and_si256(_mm256_srli_epi16(differing, 4), low));
+            let upper =
+                _mm256_shuffle_epi8(bits, _mm256_and_si256(_mm256_srli_epi16(differing, 4), low));
             let counts = _mm256_sad_epu8(_mm256_add_epi8(lower, upper), _mm256_setzero_si256());
             sums = _mm256_add_epi64(sums, counts);
             at += 32;

@@ -46,7 +46,10 @@ pub fn l2(a: &[f32], b: &[f32]) -> f32 {
 /// If the lengths differ.
 #[inline]
 pub fn l2_bytes(shifted: &[f32], step: &[f32], codes: &[u8]) -> f32 {
-    assert!(shifted.len() == codes.len() && step.len() == codes.len(), "vectors of different lengths");
+    assert!(
+        shifted.len() == codes.len() && step.len() == codes.len(),
+        "vectors of different lengths"
+    );
     #[cfg(target_arch = "x86_64")]
     if cpu::avx2() {
         // SAFETY: the processor has AVX2 and FMA.
@@ -198,7 +201,12 @@ fn products_of_tile(rows: &[f32], panel: &[f32], dims: usize, sums: &mut [[f32; 
 
 /// Updates each point's nearest vector with the columns of the panel that begins at `column`. The
 /// cost of a column is its squared length minus twice the product.
-fn take_nearer(tile: &[[f32; COLUMNS]], squares: &[f32; COLUMNS], column: u32, nearest: &mut [(u32, f32)]) {
+fn take_nearer(
+    tile: &[[f32; COLUMNS]],
+    squares: &[f32; COLUMNS],
+    column: u32,
+    nearest: &mut [(u32, f32)],
+) {
     #[cfg(target_arch = "x86_64")]
     if cpu::avx2() {
         // SAFETY: the processor has AVX2 and FMA.
@@ -273,7 +281,11 @@ mod wide {
         let whole = a.len() / LANES * LANES;
         // SAFETY: `two_sums` gives offsets with LANES values left in `a`, and `b` is as long.
         let body = two_sums(whole, |sums, at| unsafe {
-            _mm256_fmadd_ps(_mm256_loadu_ps(a.as_ptr().add(at)), _mm256_loadu_ps(b.as_ptr().add(at)), sums)
+            _mm256_fmadd_ps(
+                _mm256_loadu_ps(a.as_ptr().add(at)),
+                _mm256_loadu_ps(b.as_ptr().add(at)),
+                sums,
+            )
         });
         body + super::dot_scalar(&a[whole..], &b[whole..])
     }
@@ -283,7 +295,10 @@ mod wide {
         let whole = a.len() / LANES * LANES;
         // SAFETY: `two_sums` gives offsets with LANES values left in `a`, and `b` is as long.
         let body = two_sums(whole, |sums, at| unsafe {
-            let gap = _mm256_sub_ps(_mm256_loadu_ps(a.as_ptr().add(at)), _mm256_loadu_ps(b.as_ptr().add(at)));
+            let gap = _mm256_sub_ps(
+                _mm256_loadu_ps(a.as_ptr().add(at)),
+                _mm256_loadu_ps(b.as_ptr().add(at)),
+            );
             _mm256_fmadd_ps(gap, gap, sums)
         });
         body + super::l2_scalar(&a[whole..], &b[whole..])
@@ -318,7 +333,11 @@ mod wide {
         let whole = codes.len() / LANES * LANES;
         // SAFETY: `two_sums` gives offsets with LANES codes left, and `scaled` is as long.
         let body = two_sums(whole, |sums, at| unsafe {
-            _mm256_fmadd_ps(_mm256_loadu_ps(scaled.as_ptr().add(at)), numbers(codes.as_ptr().add(at)), sums)
+            _mm256_fmadd_ps(
+                _mm256_loadu_ps(scaled.as_ptr().add(at)),
+                numbers(codes.as_ptr().add(at)),
+                sums,
+            )
         });
         body + super::dot_bytes_scalar(&scaled[whole..], &codes[whole..])
     }
@@ -338,7 +357,12 @@ mod wide {
 
     #[target_feature(enable = "avx2,fma")]
     #[inline]
-    fn nearer_of_16(products: &[f32; COLUMNS], squares: &[f32; COLUMNS], column: u32, best: &mut (u32, f32)) {
+    fn nearer_of_16(
+        products: &[f32; COLUMNS],
+        squares: &[f32; COLUMNS],
+        column: u32,
+        best: &mut (u32, f32),
+    ) {
         let two = _mm256_set1_ps(2.0);
         let cost = |at: usize| {
             let (products, squares) = (&products[at..at + LANES], &squares[at..at + LANES]);
@@ -375,7 +399,12 @@ mod wide {
     /// # Safety
     /// `rows` must hold ROWS vectors of `dims` values, `panel` `dims` times COLUMNS values.
     #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn tile(rows: &[f32], panel: &[f32], dims: usize, sums: &mut [[f32; COLUMNS]; ROWS]) {
+    pub(super) unsafe fn tile(
+        rows: &[f32],
+        panel: &[f32],
+        dims: usize,
+        sums: &mut [[f32; COLUMNS]; ROWS],
+    ) {
         let mut low = [_mm256_setzero_ps(); ROWS];
         let mut high = [_mm256_setzero_ps(); ROWS];
         for at in 0..dims {

@@ -19,7 +19,8 @@ impl Edges {
     /// Length of an unused slot, which is similar to no edge.
     pub const NO_EDGE: u16 = u16::MAX;
     /// No edges.
-    pub const NONE: Edges = Edges { length: [Edges::NO_EDGE; EDGES], start: [0; EDGES], end: [0; EDGES] };
+    pub const NONE: Edges =
+        Edges { length: [Edges::NO_EDGE; EDGES], start: [0; EDGES], end: [0; EDGES] };
 
     /// Compares the edges with `edge` (`length`, `start`, `end`) and returns a mask: bit n for slot
     /// n. The lengths may differ by `length_error`, each angle by `angle_error`, the shorter way
@@ -78,7 +79,12 @@ mod scalar {
     use super::{NEAREST, NO_NEIGHBOUR, SQUARE_MAX, TOGETHER};
 
     #[cfg(any(test, not(target_arch = "x86_64")))]
-    pub(super) fn similar(edges: &Edges, edge: [u16; 3], length_error: u16, angle_error: u16) -> u8 {
+    pub(super) fn similar(
+        edges: &Edges,
+        edge: [u16; 3],
+        length_error: u16,
+        angle_error: u16,
+    ) -> u8 {
         let apart = |a: u16, b: u16| (a.wrapping_sub(b) as i16).unsigned_abs();
         (0..EDGES).fold(0, |mask, place| {
             let similar = edges.length[place] <= i16::MAX as u16
@@ -100,8 +106,10 @@ mod scalar {
         for place in 0..TOGETHER {
             for (index, (x, y)) in x.iter().zip(y).enumerate() {
                 let (dx, dy) = (own_x[place].wrapping_sub(*x), own_y[place].wrapping_sub(*y));
-                let square = (dx.wrapping_mul(dx).wrapping_add(dy.wrapping_mul(dy)) as u32).min(SQUARE_MAX);
-                let mut rank = if index == first + place { NO_NEIGHBOUR } else { square << 8 | index as u32 };
+                let square =
+                    (dx.wrapping_mul(dx).wrapping_add(dy.wrapping_mul(dy)) as u32).min(SQUARE_MAX);
+                let mut rank =
+                    if index == first + place { NO_NEIGHBOUR } else { square << 8 | index as u32 };
                 for row in &mut out {
                     let old = row[place];
                     row[place] = old.min(rank);
@@ -124,7 +132,12 @@ mod sse2 {
 
     #[inline]
     #[target_feature(enable = "sse2")]
-    pub(super) fn similar(edges: &Edges, edge: [u16; 3], length_error: u16, angle_error: u16) -> u8 {
+    pub(super) fn similar(
+        edges: &Edges,
+        edge: [u16; 3],
+        length_error: u16,
+        angle_error: u16,
+    ) -> u8 {
         let all = |value: u16| _mm_set1_epi16(value as i16);
         let zero = _mm_setzero_si128();
         // How far the difference exceeds the error, 0 if it does not. The difference of half a turn
@@ -155,8 +168,8 @@ mod sse2 {
 mod avx2 {
     use std::arch::x86_64::{
         __m256i, _mm256_add_epi32, _mm256_cmpeq_epi32, _mm256_loadu_si256, _mm256_max_epu32,
-        _mm256_min_epu32, _mm256_mullo_epi32, _mm256_or_si256, _mm256_set1_epi32, _mm256_setr_epi32,
-        _mm256_slli_epi32, _mm256_storeu_si256, _mm256_sub_epi32,
+        _mm256_min_epu32, _mm256_mullo_epi32, _mm256_or_si256, _mm256_set1_epi32,
+        _mm256_setr_epi32, _mm256_slli_epi32, _mm256_storeu_si256, _mm256_sub_epi32,
     };
 
     use super::{NEAREST, NO_NEIGHBOUR, SQUARE_MAX, TOGETHER};
@@ -170,10 +183,13 @@ mod avx2 {
         y: &[i32],
     ) -> [[u32; TOGETHER]; NEAREST] {
         // SAFETY: eight numbers of 32 bits each.
-        let (own_x, own_y) =
-            unsafe { (_mm256_loadu_si256(own_x.as_ptr().cast()), _mm256_loadu_si256(own_y.as_ptr().cast())) };
-        let own =
-            _mm256_add_epi32(_mm256_set1_epi32(first as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+        let (own_x, own_y) = unsafe {
+            (_mm256_loadu_si256(own_x.as_ptr().cast()), _mm256_loadu_si256(own_y.as_ptr().cast()))
+        };
+        let own = _mm256_add_epi32(
+            _mm256_set1_epi32(first as i32),
+            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+        );
         let mut sorted: [__m256i; NEAREST] = [_mm256_set1_epi32(NO_NEIGHBOUR as i32); NEAREST];
         for (index, (&x, &y)) in x.iter().zip(y).enumerate() {
             let dx = _mm256_sub_epi32(own_x, _mm256_set1_epi32(x));

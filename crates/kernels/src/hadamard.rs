@@ -58,7 +58,16 @@ fn transform_eight(v: [f32; 8]) -> [f32; 8] {
         v[4] - v[6],
         v[5] - v[7],
     ];
-    [v[0] + v[4], v[1] + v[5], v[2] + v[6], v[3] + v[7], v[0] - v[4], v[1] - v[5], v[2] - v[6], v[3] - v[7]]
+    [
+        v[0] + v[4],
+        v[1] + v[5],
+        v[2] + v[6],
+        v[3] + v[7],
+        v[0] - v[4],
+        v[1] - v[5],
+        v[2] - v[6],
+        v[3] - v[7],
+    ]
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -79,7 +88,9 @@ mod tests {
             if (row & column).count_ones().is_multiple_of(2) { scale } else { -scale }
         };
         (0..values.len())
-            .map(|row| values.iter().enumerate().map(|(column, value)| value * sign(row, column)).sum())
+            .map(|row| {
+                values.iter().enumerate().map(|(column, value)| value * sign(row, column)).sum()
+            })
             .collect()
     }
 

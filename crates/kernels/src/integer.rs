@@ -70,7 +70,9 @@ fn dot_block_at(level: Level, queries: &[i8], rows: &[i8], dims: usize, out: &mu
         let queries = &queries[start * dims..(start + taken) * dims];
         let out = &mut out[start * row_count..(start + taken) * row_count];
         if taken < QUERIES_PER_PASS {
-            for (query, out) in queries.chunks_exact(dims).zip(out.chunks_exact_mut(row_count.max(1))) {
+            for (query, out) in
+                queries.chunks_exact(dims).zip(out.chunks_exact_mut(row_count.max(1)))
+            {
                 dot_many_at(level, query, rows, out);
             }
         } else {
@@ -95,7 +97,9 @@ fn dot_four(level: Level, queries: &[i8], row: &[i8]) -> [i32; QUERIES_PER_PASS]
         // SAFETY: the processor has AVX2; there are four queries as long as the row.
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => unsafe { avx2::dot_four(queries, row) },
-        _ => std::array::from_fn(|query| scalar::dot(&queries[query * row.len()..][..row.len()], row)),
+        _ => std::array::from_fn(|query| {
+            scalar::dot(&queries[query * row.len()..][..row.len()], row)
+        }),
     }
 }
 
@@ -180,7 +184,8 @@ mod avx2 {
             let size = _mm256_abs_epi8(code);
             for (query, sum) in sums.iter_mut().enumerate() {
                 // SAFETY: 32 codes from `at` are inside each of the four queries.
-                let other = unsafe { _mm256_loadu_si256(queries.as_ptr().add(query * dims + at).cast()) };
+                let other =
+                    unsafe { _mm256_loadu_si256(queries.as_ptr().add(query * dims + at).cast()) };
                 let pairs = _mm256_maddubs_epi16(size, _mm256_sign_epi8(other, code));
                 *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
             }
@@ -265,8 +270,9 @@ mod tests {
     }
 
     fn scene() -> impl Strategy<Value = (usize, Vec<i8>, Vec<i8>)> {
-        (1usize..150, 0usize..10, 0usize..6)
-            .prop_flat_map(|(dims, queries, rows)| (Just(dims), codes(dims * queries), codes(dims * rows)))
+        (1usize..150, 0usize..10, 0usize..6).prop_flat_map(|(dims, queries, rows)| {
+            (Just(dims), codes(dims * queries), codes(dims * rows))
+        })
     }
 
     proptest! {

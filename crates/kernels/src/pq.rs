@@ -35,7 +35,10 @@ pub const fn block_bytes(parts: usize) -> usize {
 /// # Panics
 /// If `block` is not [`block_bytes`] long, or if `codes` is not a whole number of at most 32 rows.
 pub fn pack(codes: &[u8], parts: usize, block: &mut [u8]) {
-    assert!(codes.len().is_multiple_of(parts) && codes.len() <= BLOCK * parts, "codes that are no block");
+    assert!(
+        codes.len().is_multiple_of(parts) && codes.len() <= BLOCK * parts,
+        "codes that are no block"
+    );
     assert_eq!(block.len(), block_bytes(parts), "a block of another size");
     block.fill(0);
     for (row, codes) in codes.chunks_exact(parts).enumerate() {
@@ -77,7 +80,10 @@ impl CostTable {
     /// needs.
     pub fn fill(&mut self, query: &[f32], books: &[f32], part_dims: usize, factor: f32) {
         let parts = books.len() / (VALUES * part_dims);
-        assert!(parts <= PARTS_MAX && books.len() == parts * VALUES * part_dims, "books that are not whole");
+        assert!(
+            parts <= PARTS_MAX && books.len() == parts * VALUES * part_dims,
+            "books that are not whole"
+        );
         assert!(query.len() <= parts * part_dims, "a query longer than the books");
         self.costs.clear();
         self.costs.resize(parts.next_multiple_of(2) * VALUES, 0.0);
@@ -170,7 +176,13 @@ struct Codes<'a> {
 
 /// The body of [`scan`], after its checks of sizes.
 #[inline]
-fn scan_at(level: Level, table: &CostTable, blocks: Codes<'_>, top: &mut TopK, accept: impl Fn(u32) -> bool) {
+fn scan_at(
+    level: Level,
+    table: &CostTable,
+    blocks: Codes<'_>,
+    top: &mut TopK,
+    accept: impl Fn(u32) -> bool,
+) {
     match level {
         // SAFETY: the processor has AVX2 and FMA; the sizes fit.
         #[cfg(target_arch = "x86_64")]
@@ -187,7 +199,9 @@ fn scan_scalar(table: &CostTable, blocks: Codes<'_>, top: &mut TopK, accept: imp
     {
         for (place, term) in terms.iter().enumerate() {
             let sum: u32 = (0..parts)
-                .map(|part| u32::from(table.bytes[part * VALUES + usize::from(code(block, place, part))]))
+                .map(|part| {
+                    u32::from(table.bytes[part * VALUES + usize::from(code(block, place, part))])
+                })
                 .sum();
             let cost = table.step.mul_add(sum as f32, base + table.bias + term);
             let row = first_row.wrapping_add((number * BLOCK + place) as u32);
@@ -213,7 +227,13 @@ mod wide {
     }
 
     #[target_feature(enable = "avx2,fma")]
-    pub(super) fn fill(table: &mut CostTable, query: &[f32], books: &[f32], part_dims: usize, factor: f32) {
+    pub(super) fn fill(
+        table: &mut CostTable,
+        query: &[f32],
+        books: &[f32],
+        part_dims: usize,
+        factor: f32,
+    ) {
         let mut bias = 0.0;
         let mut widest: f32 = 0.0;
         let mut books = books.chunks_exact(VALUES * part_dims);
@@ -228,7 +248,8 @@ mod wide {
                     // SAFETY: a column has 16 values, two registers.
                     unsafe {
                         low = _mm256_fmadd_ps(value, _mm256_loadu_ps(column.as_ptr()), low);
-                        high = _mm256_fmadd_ps(value, _mm256_loadu_ps(column.as_ptr().add(8)), high);
+                        high =
+                            _mm256_fmadd_ps(value, _mm256_loadu_ps(column.as_ptr().add(8)), high);
                     }
                 }
                 let bottom = least(_mm256_min_ps(low, high));
@@ -246,15 +267,23 @@ mod wide {
         }
         table.bias = bias;
         let scale = _mm256_set1_ps(table.set_scale(widest));
-        for (bytes, costs) in table.bytes.chunks_exact_mut(VALUES).zip(table.costs.chunks_exact(VALUES)) {
+        for (bytes, costs) in
+            table.bytes.chunks_exact_mut(VALUES).zip(table.costs.chunks_exact(VALUES))
+        {
             // SAFETY: 16 values are read as two registers, 16 bytes written as one of half the
             // width.
             unsafe {
                 let low = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(costs.as_ptr()), scale));
-                let high = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(costs.as_ptr().add(8)), scale));
-                let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
-                let packed =
-                    _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+                let high = _mm256_cvtps_epi32(_mm256_mul_ps(
+                    _mm256_loadu_ps(costs.as_ptr().add(8)),
+                    scale,
+                ));
+                let words =
+                    _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
+                let packed = _mm_packus_epi16(
+                    _mm256_castsi256_si128(words),
+                    _mm256_extracti128_si256::<1>(words),
+                );
                 _mm_storeu_si128(bytes.as_mut_ptr().cast(), packed);
             }
         }
@@ -276,9 +305,11 @@ mod wide {
             // SAFETY: two tables are 32 bytes from `at` on, and so are a block's codes for this
             // pair, by the caller's promise.
             unsafe {
-                let low_table = _mm256_broadcastsi128_si256(_mm_loadu_si128(tables.as_ptr().add(at).cast()));
-                let high_table =
-                    _mm256_broadcastsi128_si256(_mm_loadu_si128(tables.as_ptr().add(at + VALUES).cast()));
+                let low_table =
+                    _mm256_broadcastsi128_si256(_mm_loadu_si128(tables.as_ptr().add(at).cast()));
+                let high_table = _mm256_broadcastsi128_si256(_mm_loadu_si128(
+                    tables.as_ptr().add(at + VALUES).cast(),
+                ));
                 for block in 0..N {
                     let codes = _mm256_loadu_si256(first.add(block * block_bytes + at).cast());
                     let low = _mm256_shuffle_epi8(low_table, _mm256_and_si256(codes, nibble));
@@ -334,8 +365,8 @@ mod wide {
                 _mm256_storeu_ps(costs.as_mut_ptr().add(8 * quarter), cost);
                 cost
             };
-            mask |=
-                (_mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(cost, threshold)) as u32) << (8 * quarter);
+            mask |= (_mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(cost, threshold)) as u32)
+                << (8 * quarter);
         }
         mask
     }
@@ -456,7 +487,8 @@ mod tests {
     #[test]
     fn the_longest_sums_do_not_overflow() {
         // Every pair costs all that a pair may: the sums reach their largest value.
-        let books: Vec<f32> = (0..PARTS_MAX * VALUES).map(|at| (at % VALUES) as f32 / 15.0).collect();
+        let books: Vec<f32> =
+            (0..PARTS_MAX * VALUES).map(|at| (at % VALUES) as f32 / 15.0).collect();
         let mut table = CostTable::default();
         table.fill(&[1.0; PARTS_MAX], &books, 1, 1.0);
         let codes = vec![0xFF; block_bytes(PARTS_MAX)];

@@ -32,7 +32,10 @@ pub const fn block_bytes(dims: usize) -> usize {
 
 /// Writes the signs of `vector` to `slot` of a block whose bytes are zero there.
 pub fn pack_signs(vector: &[f32], slot: usize, block: &mut [u8]) {
-    assert!(slot < BLOCK && block.len() == block_bytes(vector.len()), "a block of other dimensions");
+    assert!(
+        slot < BLOCK && block.len() == block_bytes(vector.len()),
+        "a block of other dimensions"
+    );
     for (group, values) in vector.as_chunks::<4>().0.iter().enumerate() {
         let bits = (0..4).fold(0u8, |bits, at| bits | (u8::from(values[at] >= 0.0) << at));
         block[group * 16 + slot % 16] |= if slot < 16 { bits } else { bits << 4 };
@@ -52,7 +55,10 @@ impl SignTable {
     /// Fills the table for a rotated query. Panics if the dimensions are not a multiple of
     /// [`DIMS_STEP`], or are over [`DIMS_MAX`].
     pub fn fill(&mut self, query: &[f32]) {
-        assert!(query.len().is_multiple_of(DIMS_STEP) && query.len() <= DIMS_MAX, "unsuitable dimensions");
+        assert!(
+            query.len().is_multiple_of(DIMS_STEP) && query.len() <= DIMS_MAX,
+            "unsuitable dimensions"
+        );
         let groups = query.as_chunks::<4>().0;
         let reach = |group: &[f32; 4]| group.iter().map(|value| value.abs()).sum::<f32>();
         let largest = groups.iter().map(reach).fold(f32::MIN_POSITIVE, f32::max);
@@ -150,7 +156,10 @@ pub fn nibble_dot(code: &[u8], query: &[i8]) -> i32 {
 
 #[inline]
 fn nibble_dot_at(level: Level, code: &[u8], query: &[i8]) -> i32 {
-    assert!(query.len().is_multiple_of(DIMS_STEP) && code.len() * 2 == query.len(), "unsuitable dimensions");
+    assert!(
+        query.len().is_multiple_of(DIMS_STEP) && code.len() * 2 == query.len(),
+        "unsuitable dimensions"
+    );
     match level {
         // SAFETY: the processor has AVX-512 with VNNI.
         #[cfg(target_arch = "x86_64")]
@@ -198,8 +207,9 @@ mod scalar {
         let product = |value: u8, query: i8| i32::from(value) * i32::from(query);
         chunks
             .flat_map(|(code, query)| {
-                (0..32)
-                    .map(move |at| product(code[at] & 15, query[at]) + product(code[at] >> 4, query[at + 32]))
+                (0..32).map(move |at| {
+                    product(code[at] & 15, query[at]) + product(code[at] >> 4, query[at + 32])
+                })
             })
             .sum()
     }
@@ -234,7 +244,8 @@ mod avx2 {
                     )
                 };
                 let upper = _mm256_and_si256(_mm256_srli_epi16(code, 4), low);
-                first = _mm256_add_epi8(first, _mm256_shuffle_epi8(table, _mm256_and_si256(code, low)));
+                first =
+                    _mm256_add_epi8(first, _mm256_shuffle_epi8(table, _mm256_and_si256(code, low)));
                 second = _mm256_add_epi8(second, _mm256_shuffle_epi8(table, upper));
             }
             wide[0] = _mm256_add_epi16(wide[0], _mm256_and_si256(first, mask));
@@ -250,8 +261,9 @@ mod avx2 {
     #[target_feature(enable = "avx2")]
     #[inline]
     fn fold(wide: [__m256i; 4]) -> [__m128i; 4] {
-        let folded =
-            wide.map(|sum| _mm_add_epi16(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1)));
+        let folded = wide.map(|sum| {
+            _mm_add_epi16(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1))
+        });
         [
             _mm_unpacklo_epi16(folded[0], folded[1]),
             _mm_unpackhi_epi16(folded[0], folded[1]),
@@ -321,12 +333,16 @@ mod avx2 {
                     )
                 };
                 let upper = _mm256_and_si256(_mm256_srli_epi16(values, 4), low);
-                first = _mm256_add_epi16(first, _mm256_maddubs_epi16(_mm256_and_si256(values, low), one));
+                first = _mm256_add_epi16(
+                    first,
+                    _mm256_maddubs_epi16(_mm256_and_si256(values, low), one),
+                );
                 second = _mm256_add_epi16(second, _mm256_maddubs_epi16(upper, other));
                 at += 1;
             }
             let ones = _mm256_set1_epi16(1);
-            let pairs = _mm256_add_epi32(_mm256_madd_epi16(first, ones), _mm256_madd_epi16(second, ones));
+            let pairs =
+                _mm256_add_epi32(_mm256_madd_epi16(first, ones), _mm256_madd_epi16(second, ones));
             total = _mm256_add_epi32(total, pairs);
         }
         let half = _mm_add_epi32(_mm256_castsi256_si128(total), _mm256_extracti128_si256(total, 1));
@@ -347,7 +363,10 @@ mod avx512 {
         for (code, query) in code.as_chunks::<32>().0.iter().zip(query.as_chunks::<64>().0) {
             // SAFETY: arrays of 32 and of 64 bytes are one register each.
             let (code, query) = unsafe {
-                (_mm256_loadu_si256(code.as_ptr().cast()), _mm512_loadu_si512(query.as_ptr().cast()))
+                (
+                    _mm256_loadu_si256(code.as_ptr().cast()),
+                    _mm512_loadu_si512(query.as_ptr().cast()),
+                )
             };
             let (lower, upper) =
                 (_mm256_and_si256(code, low), _mm256_and_si256(_mm256_srli_epi16::<4>(code), low));
@@ -370,7 +389,11 @@ mod tests {
     }
 
     fn signed(query: &[f32], vector: &[f32]) -> f32 {
-        query.iter().zip(vector).map(|(query, value)| if *value >= 0.0 { *query } else { -query }).sum()
+        query
+            .iter()
+            .zip(vector)
+            .map(|(query, value)| if *value >= 0.0 { *query } else { -query })
+            .sum()
     }
 
     proptest! {
@@ -424,7 +447,10 @@ mod tests {
             pack_nibbles(&vec![15; DIMS_MAX], &mut code);
             let query = vec![extreme; DIMS_MAX];
             for level in cpu::levels() {
-                assert_eq!(nibble_dot_at(level, &code, &query), i32::from(extreme) * 15 * DIMS_MAX as i32);
+                assert_eq!(
+                    nibble_dot_at(level, &code, &query),
+                    i32::from(extreme) * 15 * DIMS_MAX as i32
+                );
             }
         }
         let query = vec![1.0; DIMS_MAX];
@@ -433,7 +459,8 @@ mod tests {
         let mut table = SignTable::default();
         table.fill(&query);
         let gate = BoundGate { offset: 0.0, radius: 0.0, limit: 0.0 };
-        let factors = std::array::from_fn(|at| if (BLOCK..2 * BLOCK).contains(&at) { 1.0 } else { 0.0 });
+        let factors =
+            std::array::from_fn(|at| if (BLOCK..2 * BLOCK).contains(&at) { 1.0 } else { 0.0 });
         for level in cpu::levels() {
             let mut bounds = [0.0; BLOCK];
             assert_eq!(scan_at(level, &table, &block, &factors, &gate, &mut bounds), 0);

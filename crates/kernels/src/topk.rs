@@ -159,6 +159,9 @@ mod tests {
         for cost in [f32::NAN, f32::INFINITY, 1.0, -0.0, f32::NEG_INFINITY] {
             top.push(cost, 7);
         }
-        assert_eq!(top.sorted().map(|(cost, _)| cost).collect::<Vec<_>>(), [f32::NEG_INFINITY, 0.0, 1.0]);
+        assert_eq!(
+            top.sorted().map(|(cost, _)| cost).collect::<Vec<_>>(),
+            [f32::NEG_INFINITY, 0.0, 1.0]
+        );
     }
 }

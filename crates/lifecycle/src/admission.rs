@@ -1,8 +1,9 @@
 //! Reserving bytes of the pool before a load begins.
 //!
-//! Between the decision and the moment the pool itself counts the bytes as used, a second load could be
-//! promised the same ones; the ledger keeps what was promised. A load that does not fit now is deferred as long
-//! as something else is on its way out or in, and refused when nothing is left to wait for.
+//! Between the decision and the moment the pool itself counts the bytes as used, a second load
+//! could be promised the same ones; the ledger keeps what was promised. A load that does not fit
+//! now is deferred as long as something else is on its way out or in, and refused when nothing is
+//! left to wait for.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -86,7 +87,9 @@ impl Ledger {
             format_bytes(stats.bytes_max)
         );
         if needed <= stats.bytes_max && (releasing > 0 || *promised > 0) {
-            return Ok(Admission::Deferred(format!("{short}; waiting for memory that is on its way back")));
+            return Ok(Admission::Deferred(format!(
+                "{short}; waiting for memory that is on its way back"
+            )));
         }
         let remedy = match transition {
             Transition::AvailabilityPreserving if needed <= stats.bytes_max => {
@@ -135,14 +138,17 @@ mod tests {
     fn store(slots: u64) -> Arc<ParameterStore> {
         let fault_rate = Rate::unlimited();
         let pool =
-            SlotPool::new(PoolConfig { bytes_max: slots * SLOT, huge_pages: false, fault_rate }).unwrap();
+            SlotPool::new(PoolConfig { bytes_max: slots * SLOT, huge_pages: false, fault_rate })
+                .unwrap();
         ParameterStore::new(pool, StoreConfig { read_rate: Rate::unlimited(), direct: false })
     }
 
     #[test]
     fn nothing_is_promised_twice() {
         let (store, ledger) = (store(4), Arc::new(Ledger::default()));
-        let ask = |slots: u64| ledger.admit(&store, &chunk(slots * SLOT), Transition::AvailabilityPreserving);
+        let ask = |slots: u64| {
+            ledger.admit(&store, &chunk(slots * SLOT), Transition::AvailabilityPreserving)
+        };
         let Ok(Admission::Admitted(first)) = ask(3) else { panic!("3 of 4 fit") };
         assert!(matches!(ask(2), Ok(Admission::Deferred(_))));
         assert!(matches!(ask(1), Ok(Admission::Admitted(_))));

@@ -1,7 +1,8 @@
 //! The ready versions, as requests find them.
 //!
-//! One atomic load finds the model, a second its versions; nothing is locked and nothing waits. Each model has
-//! an immutable set of its own, so publishing a version is one store and never touches another model.
+//! One atomic load finds the model, a second its versions; nothing is locked and nothing waits.
+//! Each model has an immutable set of its own, so publishing a version is one store and never
+//! touches another model.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -39,7 +40,8 @@ pub(crate) struct ReadySet {
 
 impl ReadySet {
     fn find(&self, version: u64) -> Option<&Arc<Servable>> {
-        let at = self.versions.binary_search_by_key(&version, |servable| servable.id.version).ok()?;
+        let at =
+            self.versions.binary_search_by_key(&version, |servable| servable.id.version).ok()?;
         self.versions.get(at)
     }
 }
@@ -48,8 +50,8 @@ impl Catalog {
     /// The version of `name` numbered `version`, or its highest ready one.
     ///
     /// # Errors
-    /// `NotFound` for an unknown model or version; `Unavailable` with state and reason when the model, or the
-    /// version, is known and not ready.
+    /// `NotFound` for an unknown model or version; `Unavailable` with state and reason when the
+    /// model, or the version, is known and not ready.
     pub fn get(&self, name: &str, version: Option<u64>) -> Result<Arc<Servable>> {
         let models = self.models.load();
         let entry = models.get(name).ok_or_else(|| self.unknown(name))?;
@@ -64,22 +66,23 @@ impl Catalog {
     /// The version of `name` that `label` names.
     ///
     /// # Errors
-    /// `NotFound` for an unknown model, `InvalidArgument` for an unknown label; otherwise those of [`Catalog::get`].
+    /// `NotFound` for an unknown model, `InvalidArgument` for an unknown label; otherwise those of
+    /// [`Catalog::get`].
     pub fn by_label(&self, name: &str, label: &str) -> Result<Arc<Servable>> {
         let models = self.models.load();
         let entry = models.get(name).ok_or_else(|| self.unknown(name))?;
         let ready = entry.ready.load();
-        let version = *ready
-            .labels
-            .get(label)
-            .ok_or_else(|| Error::invalid(format!("model \"{name}\" has no version label \"{label}\"")))?;
+        let version = *ready.labels.get(label).ok_or_else(|| {
+            Error::invalid(format!("model \"{name}\" has no version label \"{label}\""))
+        })?;
         ready
             .find(version)
             .cloned()
             .ok_or_else(|| entry.missing(Some(version)).context(format!("label \"{label}\"")))
     }
 
-    /// Says that no model has `name`: `NotFound`, with the name that was most likely meant or the names there are.
+    /// Says that no model has `name`: `NotFound`, with the name that was most likely meant or the
+    /// names there are.
     pub fn unknown(&self, name: &str) -> Error {
         let models = self.models.load();
         let compared = models.keys().map(AsRef::as_ref).take(NAMES_COMPARED_MAX);
@@ -115,17 +118,23 @@ impl Catalog {
         self.models.load().get(name).map(|entry| entry.status.load_full())
     }
 
-    /// Returns the name of a model that should serve and cannot, and why; the first by name if there are several.
+    /// Returns the name of a model that should serve and cannot, and why; the first by name if
+    /// there are several.
     pub fn failure(&self) -> Option<(Arc<str>, String)> {
         let models = self.models.load();
-        let failures =
-            models.iter().filter_map(|(name, entry)| Some((name.clone(), entry.status.load().failure()?)));
+        let failures = models
+            .iter()
+            .filter_map(|(name, entry)| Some((name.clone(), entry.status.load().failure()?)));
         failures.min_by(|a, b| a.0.cmp(&b.0))
     }
 
     pub(crate) fn statuses(&self) -> Vec<ModelStatus> {
-        let mut all: Vec<ModelStatus> =
-            self.models.load().values().map(|entry| ModelStatus::clone(&entry.status.load())).collect();
+        let mut all: Vec<ModelStatus> = self
+            .models
+            .load()
+            .values()
+            .map(|entry| ModelStatus::clone(&entry.status.load()))
+            .collect();
         all.sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
@@ -149,7 +158,8 @@ impl Catalog {
 
 impl Entry {
     fn new(name: &Arc<str>) -> Entry {
-        let status = ModelStatus { name: name.clone(), versions: Vec::new(), error: None, unloaded: false };
+        let status =
+            ModelStatus { name: name.clone(), versions: Vec::new(), error: None, unloaded: false };
         Entry { ready: ArcSwap::default(), status: ArcSwap::from_pointee(status) }
     }
 
@@ -166,12 +176,16 @@ impl Entry {
         let status = self.status.load();
         let name = &status.name;
         match version {
-            None => {
-                Error::unavailable(format!("model \"{name}\" has no ready version: {}", summary(&status)))
-            }
+            None => Error::unavailable(format!(
+                "model \"{name}\" has no ready version: {}",
+                summary(&status)
+            )),
             Some(version) => match status.version(version) {
                 Some(known) => Error::unavailable(format!("model \"{name}\": {}", describe(known))),
-                None => Error::new(ErrorKind::NotFound, format!("model \"{name}\" has no version {version}")),
+                None => Error::new(
+                    ErrorKind::NotFound,
+                    format!("model \"{name}\" has no version {version}"),
+                ),
             },
         }
     }

@@ -30,8 +30,8 @@ pub enum Transition {
     /// Load the new version, then unload the old: never without an answer, needs room for both.
     #[default]
     AvailabilityPreserving,
-    /// Unload the old version, then load the new: a gap, and room for one. A new version that must be converted first is, while
-    /// the old one still serves.
+    /// Unload the old version, then load the new: a gap, and room for one. A new version that must
+    /// be converted first is, while the old one still serves.
     ResourcePreserving,
 }
 
@@ -46,15 +46,21 @@ pub struct WarmupConfig {
     pub iterations: Option<u32>,
     /// Axes by input name, for generated requests; -1 leaves an axis as the signature has it.
     pub dims: BTreeMap<String, Vec<i64>>,
-    /// A generated request that the model refuses fails the load. Off by default: generated values may break
-    /// rules of the model that its signature does not state.
+    /// A generated request that the model refuses fails the load. Off by default: generated values
+    /// may break rules of the model that its signature does not state.
     pub fail_on_error: bool,
 }
 
 impl Default for WarmupConfig {
     fn default() -> Self {
         let (iterations, dims) = (None, BTreeMap::new());
-        WarmupConfig { enabled: true, batch_sizes: vec![1, 8], iterations, dims, fail_on_error: false }
+        WarmupConfig {
+            enabled: true,
+            batch_sizes: vec![1, 8],
+            iterations,
+            dims,
+            fail_on_error: false,
+        }
     }
 }
 
@@ -77,7 +83,8 @@ pub struct ModelConfig {
     pub schedule: ScheduleOptions,
     /// Names for versions ("stable" is 3).
     pub labels: BTreeMap<String, u64>,
-    /// The section `[recogniser]` of its file, as text: passed on to [`engine::Servable::recogniser`].
+    /// The section `[recogniser]` of its file, as text: passed on to
+    /// [`engine::Servable::recogniser`].
     pub recogniser: Option<Arc<str>>,
 }
 
@@ -133,14 +140,16 @@ pub enum ParameterHome {
     /// In the slot pool.
     #[default]
     Pool,
-    /// Wherever the engine puts them: `model.onnx` is opened as it is, by loaders of normal priority, without a
-    /// child process and without the pool. The baseline that `bench swap` compares with.
+    /// Wherever the engine puts them: `model.onnx` is opened as it is, by loaders of normal
+    /// priority, without a child process and without the pool. The baseline that `bench swap`
+    /// compares with.
     Heap,
 }
 
-/// The program that turns a foreign version directory into the mappable layout. The source directory and an
-/// empty destination directory are appended to its arguments. Where it fails, the last line of its standard error is the
-/// reason, and [`Converter::TRY_AGAIN`] as its exit code says that the same files may do another time.
+/// The program that turns a foreign version directory into the mappable layout. The source
+/// directory and an empty destination directory are appended to its arguments. Where it fails, the
+/// last line of its standard error is the reason, and [`Converter::TRY_AGAIN`] as its exit code
+/// says that the same files may do another time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Converter {
     /// The program.
@@ -150,7 +159,8 @@ pub struct Converter {
 }
 
 impl Converter {
-    /// What it exits with where the reason may pass (no space left, no memory): `EX_TEMPFAIL` of sysexits(3).
+    /// What it exits with where the reason may pass (no space left, no memory): `EX_TEMPFAIL` of
+    /// sysexits(3).
     pub const TRY_AGAIN: i32 = 75;
 }
 
@@ -181,16 +191,17 @@ pub struct LifecycleConfig {
     pub home: ParameterHome,
     /// Loaders and unloaders run at idle priority.
     pub background: bool,
-    /// A load that has waited for a core so long, and four times as long as it ran, goes on at ordinary priority.
+    /// A load that has waited for a core so long, and four times as long as it ran, goes on at
+    /// ordinary priority.
     pub patience: Duration,
-    /// Inference threads of the server. A model that wants more for its runs is refused: its threads would only
-    /// take the cores from each other. `usize::MAX` refuses none.
+    /// Inference threads of the server. A model that wants more for its runs is refused: its
+    /// threads would only take the cores from each other. `usize::MAX` refuses none.
     pub threads_max: usize,
 }
 
 impl LifecycleConfig {
-    /// Defaults for everything but the models: a look every second, one loader, one unloader, five retries a
-    /// minute apart, parameters in the pool.
+    /// Defaults for everything but the models: a look every second, one loader, one unloader, five
+    /// retries a minute apart, parameters in the pool.
     pub fn new(cache_dir: impl Into<PathBuf>, converter: Converter) -> LifecycleConfig {
         LifecycleConfig {
             models: Vec::new(),

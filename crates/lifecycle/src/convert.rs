@@ -1,7 +1,8 @@
-//! Foreign versions: a child process converts them, so that their weights never pass through this process.
+//! Foreign versions: a child process converts them, so that their weights never pass through this
+//! process.
 //!
-//! Results lie in a directory of this run, which an exclusive lock marks as in use: what a run that died left
-//! behind is recognised by its free lock and removed by the next.
+//! Results lie in a directory of this run, which an exclusive lock marks as in use: what a run that
+//! died left behind is recognised by its free lock and removed by the next.
 
 use std::fs::{File, TryLockError};
 use std::io::Read;
@@ -58,8 +59,10 @@ impl Cache {
         let nanoseconds = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
         let unique = format!("{}-{nanoseconds}", std::process::id());
         // Locked before it has the name that a cleaner looks for.
-        let (starting, dir) =
-            (cache_dir.join(format!("new-{unique}")), cache_dir.join(format!("{RUN_PREFIX}{unique}")));
+        let (starting, dir) = (
+            cache_dir.join(format!("new-{unique}")),
+            cache_dir.join(format!("{RUN_PREFIX}{unique}")),
+        );
         private::create_dir(&starting).map_err(|e| here(&starting, &e))?;
         let lock = lock_file(&starting.join(LOCK_NAME)).map_err(|e| here(&starting, &e))?;
         lock.lock().map_err(|e| Error::io(&starting, &e))?;
@@ -67,13 +70,15 @@ impl Cache {
         Ok(Arc::new(Cache { dir, next: AtomicU64::new(0), lock: Mutex::new(lock) }))
     }
 
-    /// Converts `source` with a child process; see [`Converter`]. Ends early when the attempt is stopped, and a gentle one
-    /// where the child starves.
+    /// Converts `source` with a child process; see [`Converter`]. Ends early when the attempt is
+    /// stopped, and a gentle one where the child starves.
     ///
     /// # Errors
-    /// `InvalidArgument` with the last line the child said, or `Unavailable` where it said that another time may do (see
-    /// [`Converter`]); `StorageFull` if the cache's disk is full; `ResourceExhausted` when it was killed, as the system does where memory is short; `Cancelled` when
-    /// ended early, `DeadlineExceeded` when it took too long, `Internal` when it could not be started.
+    /// `InvalidArgument` with the last line the child said, or `Unavailable` where it said that
+    /// another time may do (see [`Converter`]); `StorageFull` if the cache's disk is full;
+    /// `ResourceExhausted` when it was killed, as the system does where memory is short;
+    /// `Cancelled` when ended early, `DeadlineExceeded` when it took too long, `Internal` when it
+    /// could not be started.
     pub(crate) fn convert(
         self: &Arc<Self>,
         converter: &Converter,
@@ -93,7 +98,8 @@ impl Cache {
         Err(failure(status, said, &self.dir))
     }
 
-    /// Makes the directory of this run again where somebody has removed it, as those who clean up temporary files do.
+    /// Makes the directory of this run again where somebody has removed it, as those who clean up
+    /// temporary files do.
     fn make_home(&self) -> Result<()> {
         let path = self.dir.join(LOCK_NAME);
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,7 +118,8 @@ fn lock_file(path: &Path) -> std::io::Result<File> {
     private::options().write(true).create(true).truncate(true).open(path)
 }
 
-/// An error of the file system about what is our own: that it is not there says nothing about the version.
+/// An error of the file system about what is our own: that it is not there says nothing about the
+/// version.
 fn here(path: &Path, error: &std::io::Error) -> Error {
     let error = Error::io(path, error);
     match error.kind() {
@@ -129,8 +136,8 @@ fn no_space(cache: &Path, reason: &str) -> Error {
     ))
 }
 
-/// Returns whether a child's reason is that a disk, or its user's share of it, is full. The text is the standard
-/// library's: it ends with the system's number.
+/// Returns whether a child's reason is that a disk, or its user's share of it, is full. The text is
+/// the standard library's: it ends with the system's number.
 fn is_full(reason: &str) -> bool {
     ["(os error 28)", "(os error 122)"].iter().any(|number| reason.contains(number))
 }
@@ -189,7 +196,8 @@ fn run(
     attempt: &Attempt,
 ) -> Result<(ExitStatus, Option<String>)> {
     // Not into a file: the cache's disk may be full, and then the reason would be lost.
-    let (said, stderr) = std::io::pipe().map_err(|e| Error::internal(format!("cannot make a pipe: {e}")))?;
+    let (said, stderr) =
+        std::io::pipe().map_err(|e| Error::internal(format!("cannot make a pipe: {e}")))?;
     let mut command = Command::new(&converter.program);
     command.args(&converter.args).arg(source).arg(dir);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
@@ -218,7 +226,9 @@ fn run(
         }
         if started.elapsed() > CONVERT_TIME_MAX {
             let limit = CONVERT_TIME_MAX.as_secs();
-            return Err(Error::deadline(format!("conversion took more than {limit} s; publish it instead")));
+            return Err(Error::deadline(format!(
+                "conversion took more than {limit} s; publish it instead"
+            )));
         }
         std::thread::sleep(CHILD_POLL);
     }
@@ -235,7 +245,8 @@ impl Drop for Guard {
     }
 }
 
-/// The end of what a child says, read on a thread of its own so that the child never waits for its reader.
+/// The end of what a child says, read on a thread of its own so that the child never waits for its
+/// reader.
 struct Said {
     end: Arc<Mutex<Vec<u8>>>,
     closed: Receiver<()>,
@@ -305,7 +316,8 @@ mod tests {
     fn the_last_line_is_the_reason() {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path()).unwrap();
-        let fail = |script: &str| cache.convert(&shell(script), &id(), root.path(), &go()).err().unwrap();
+        let fail =
+            |script: &str| cache.convert(&shell(script), &id(), root.path(), &go()).err().unwrap();
         let error = fail("echo progress >&2; echo no such operator >&2; echo >&2; exit 3");
         assert_eq!(error.message(), "conversion failed: no such operator");
         assert!(fail("exit 3").message().contains("exit status: 3"));
@@ -319,7 +331,8 @@ mod tests {
     fn what_may_pass_is_told_from_what_the_model_is() {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path()).unwrap();
-        let kind = |script: &str| cache.convert(&shell(script), &id(), root.path(), &go()).err().unwrap();
+        let kind =
+            |script: &str| cache.convert(&shell(script), &id(), root.path(), &go()).err().unwrap();
         let (killed, later) = (kind("kill -9 $$"), kind("echo no space left >&2; exit 75"));
         assert_eq!(killed.kind(), ErrorKind::ResourceExhausted, "{killed}");
         assert_eq!(
@@ -338,7 +351,10 @@ mod tests {
         let error = cache.convert(&shell(script), &id(), root.path(), &go()).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
         let place = cache.dir.display().to_string();
-        assert!(error.message().contains(&place) && error.message().contains("--cache-dir"), "{error}");
+        assert!(
+            error.message().contains(&place) && error.message().contains("--cache-dir"),
+            "{error}"
+        );
         assert!(crate::transient(error.kind()), "there may be room later");
     }
 
@@ -347,7 +363,8 @@ mod tests {
     fn a_child_that_says_much_is_read_to_its_end() {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path()).unwrap();
-        let script = "head -c 300000 /dev/zero | tr '\\0' 'x' >&2; echo >&2; echo the end >&2; exit 1";
+        let script =
+            "head -c 300000 /dev/zero | tr '\\0' 'x' >&2; echo >&2; echo the end >&2; exit 1";
         let error = cache.convert(&shell(script), &id(), root.path(), &go()).err().unwrap();
         assert_eq!(error.message(), "conversion failed: the end");
     }
@@ -358,7 +375,9 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(&root.path().join("cache")).unwrap();
         let converted = cache.convert(&shell("exit 0"), &id(), root.path(), &go()).unwrap();
-        for path in [&root.path().join("cache"), &cache.dir, converted.dir(), &cache.dir.join(LOCK_NAME)] {
+        for path in
+            [&root.path().join("cache"), &cache.dir, converted.dir(), &cache.dir.join(LOCK_NAME)]
+        {
             let mode = std::fs::metadata(path).unwrap().permissions().mode();
             assert_eq!(mode & 0o027, 0, "{}: {mode:o}", path.display());
         }
@@ -369,7 +388,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path()).unwrap();
         std::fs::remove_dir_all(&cache.dir).unwrap();
-        let converted = cache.convert(&shell("touch \"$2/out\""), &id(), root.path(), &go()).unwrap();
+        let converted =
+            cache.convert(&shell("touch \"$2/out\""), &id(), root.path(), &go()).unwrap();
         assert!(converted.dir().join("out").exists());
         let _second = Cache::open(root.path()).unwrap();
         assert!(converted.dir().exists(), "it is marked as in use again");
@@ -381,7 +401,8 @@ mod tests {
         let cache = Cache::open(root.path()).unwrap();
         let attempt = go();
         attempt.stop.store(true, Ordering::Relaxed);
-        let error = cache.convert(&shell("exec sleep 600"), &id(), root.path(), &attempt).err().unwrap();
+        let error =
+            cache.convert(&shell("exec sleep 600"), &id(), root.path(), &attempt).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
     }
 

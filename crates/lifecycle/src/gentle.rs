@@ -1,8 +1,9 @@
 //! Work at idle priority that gets done all the same.
 //!
-//! A thread of idle priority disturbs nobody, and gets next to nothing of a machine that others keep fully busy: a version
-//! that is to end an overload would never be there. No thread can leave that priority again without a privilege. So it does the
-//! work for another one of ordinary priority, which sees how the kernel treats it. Where it starves, the other one has it give up
+//! A thread of idle priority disturbs nobody, and gets next to nothing of a machine that others
+//! keep fully busy: a version that is to end an overload would never be there. No thread can leave
+//! that priority again without a privilege. So it does the work for another one of ordinary
+//! priority, which sees how the kernel treats it. Where it starves, the other one has it give up
 //! and does the work itself.
 
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use base::{Error, ErrorKind, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use os::Turns;
 
-/// Whoever has waited for a core for longer than patience allows, and so many times as long as it ran, starves.
+/// Whoever has waited for a core for longer than patience allows, and so many times as long as it
+/// ran, starves.
 const STARVING: u32 = 4;
 /// Time between two looks at the thread, and at whether the work is still wanted.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -23,7 +25,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 pub(crate) enum Pace {
     /// At ordinary priority, and the only one.
     Ordinary,
-    /// At idle priority; where it ends with `Cancelled` and the work is still wanted, it is made again.
+    /// At idle priority; where it ends with `Cancelled` and the work is still wanted, it is made
+    /// again.
     Gentle,
     /// At ordinary priority, because it starved.
     Hurried,
@@ -63,7 +66,8 @@ impl Share {
 
     pub(crate) fn starves(&self) -> bool {
         let Some((ran, waited)) = self.turns.read() else { return false };
-        let (ran, waited) = (ran.saturating_sub(self.before.0), waited.saturating_sub(self.before.1));
+        let (ran, waited) =
+            (ran.saturating_sub(self.before.0), waited.saturating_sub(self.before.1));
         waited >= self.patience && waited >= ran * STARVING
     }
 }
@@ -102,14 +106,15 @@ pub(crate) struct Gentle {
 }
 
 impl Gentle {
-    /// `name` is the thread's own; `doing` ("loading") is for the log. Work may wait for a core for as long as `patience`, and so
-    /// long it is waited for where it is to give up: what is inside an engine does not hear of that, and is left alone.
+    /// `name` is the thread's own; `doing` ("loading") is for the log. Work may wait for a core for
+    /// as long as `patience`, and so long it is waited for where it is to give up: what is inside
+    /// an engine does not hear of that, and is left alone.
     pub(crate) fn new(name: &str, doing: &'static str, patience: Duration) -> Gentle {
         Gentle { name: name.to_owned(), doing, patience, idle: None }
     }
 
-    /// Does `work`, which must be able to begin anew, until `stop` is set. It looks at its own [`Attempt::stop`]. `what` it is
-    /// is for the log.
+    /// Does `work`, which must be able to begin anew, until `stop` is set. It looks at its own
+    /// [`Attempt::stop`]. `what` it is is for the log.
     ///
     /// # Errors
     /// Those of `work`.
@@ -130,7 +135,8 @@ impl Gentle {
             }
         };
         match outcome {
-            Some(Err(error)) if error.kind() == ErrorKind::Cancelled && !stop.load(Ordering::Relaxed) => {}
+            Some(Err(error))
+                if error.kind() == ErrorKind::Cancelled && !stop.load(Ordering::Relaxed) => {}
             Some(outcome) => return outcome,
             None if stop.load(Ordering::Relaxed) => {
                 return Err(Error::cancelled("stopped; what got no processor time ends by itself"));
@@ -155,13 +161,15 @@ impl Gentle {
         let (work, attempt) = (work.clone(), attempt.clone());
         // Whoever waits no more has what this gives dropped here.
         let task = Box::new(move || drop(tell.send(work(&attempt))));
-        idle.tasks.send(task).map_err(|_| Error::internal("the thread of idle priority has ended"))?;
+        idle.tasks
+            .send(task)
+            .map_err(|_| Error::internal("the thread of idle priority has ended"))?;
         self.idle = Some(idle);
         Ok(told)
     }
 
-    /// What it came to; `None` where the thread starves and does not give up, be it to be hurried or because nobody wants the
-    /// work any more, or has panicked.
+    /// What it came to; `None` where the thread starves and does not give up, be it to be hurried
+    /// or because nobody wants the work any more, or has panicked.
     fn wait<T>(
         &mut self,
         told: &Receiver<Result<T>>,
@@ -247,7 +255,8 @@ mod tests {
         let mut gentle = gentle();
         for _ in 0..2 {
             let here = std::thread::current().id();
-            let work = move |attempt: &Attempt| Ok((attempt.pace, std::thread::current().id() != here));
+            let work =
+                move |attempt: &Attempt| Ok((attempt.pace, std::thread::current().id() != here));
             assert_eq!(gentle.run("test", &Arc::default(), work), Ok((Pace::Gentle, true)));
         }
         let failing = |_: &Attempt| Err::<(), _>(Error::invalid("no"));
@@ -286,7 +295,11 @@ mod tests {
         };
         let outcome = gentle.run("test", &Arc::default(), work).unwrap();
         assert_eq!(outcome.0, Pace::Hurried);
-        assert_eq!(gentle.run("test", &Arc::default(), |_| Ok(7)), Ok(7), "another thread takes its place");
+        assert_eq!(
+            gentle.run("test", &Arc::default(), |_| Ok(7)),
+            Ok(7),
+            "another thread takes its place"
+        );
         drop((hogs, outcome));
         ended.store(true, Ordering::Relaxed);
         while Arc::strong_count(&held) > 1 {

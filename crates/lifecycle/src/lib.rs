@@ -1,14 +1,15 @@
-//! The life of a version: found on disk, chosen by policy, admitted, loaded, warmed, published, drained,
-//! released.
+//! The life of a version: found on disk, chosen by policy, admitted, loaded, warmed, published,
+//! drained, released.
 //!
-//! Threads: `source` looks at the directories, `lifecycle` decides, `load-N` load and warm, `unload-N` wait for
-//! the last user and release, `backing` faults the pool in; `load-N` and `backing` have that done by threads of idle priority
-//! (`load-N-idle`, `backing-idle`) while those get on. One bounded channel leads to `lifecycle`, which owns
-//! all state and never waits for another thread; the others are told what to do and report what became of it.
-//! Requests meet none of them: they read the [`Catalog`], two atomic loads.
+//! Threads: `source` looks at the directories, `lifecycle` decides, `load-N` load and warm,
+//! `unload-N` wait for the last user and release, `backing` faults the pool in; `load-N` and
+//! `backing` have that done by threads of idle priority (`load-N-idle`, `backing-idle`) while those
+//! get on. One bounded channel leads to `lifecycle`, which owns all state and never waits for
+//! another thread; the others are told what to do and report what became of it. Requests meet none
+//! of them: they read the [`Catalog`], two atomic loads.
 //!
-//! What to do next is a pure function (`policy`) of what is on disk and what is loaded. Whatever goes wrong on
-//! the way to ready, the version that serves goes on serving.
+//! What to do next is a pure function (`policy`) of what is on disk and what is loaded. Whatever
+//! goes wrong on the way to ready, the version that serves goes on serving.
 
 mod admission;
 mod catalog;
@@ -33,13 +34,16 @@ use std::time::Duration;
 
 pub use catalog::Catalog;
 pub use config::{
-    Converter, LifecycleConfig, ModelConfig, ParameterHome, Root, Transition, VersionPolicy, WarmupConfig,
+    Converter, LifecycleConfig, ModelConfig, ParameterHome, Root, Transition, VersionPolicy,
+    WarmupConfig,
 };
 pub use lifecycle::{Done, Lifecycle, LoadSpec, POLL_MIN, THREADS_MAX};
 pub use status::{
     Event, LoadCost, ModelStatus, Observer, Silent, State, SwapReport, Transitioned, VersionStatus,
 };
-pub use warmup::{Recorded, Unrecorded, WARMUP_REQUESTS_MAX, WARMUP_RUNS_MIN, WARMUP_TIME_MAX, WarmupSource};
+pub use warmup::{
+    Recorded, Unrecorded, WARMUP_REQUESTS_MAX, WARMUP_RUNS_MIN, WARMUP_TIME_MAX, WarmupSource,
+};
 
 /// Exposes parsers to the fuzz targets. Not part of the API.
 #[doc(hidden)]
@@ -53,7 +57,8 @@ pub mod fuzzing {
     }
 }
 
-/// Whether a load that failed with an error of this kind may go well with the same files another time.
+/// Whether a load that failed with an error of this kind may go well with the same files another
+/// time.
 pub fn transient(kind: base::ErrorKind) -> bool {
     use base::ErrorKind::{DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unimplemented};
     !matches!(kind, InvalidArgument | DataLoss | NotFound | FailedPrecondition | Unimplemented)

@@ -37,12 +37,13 @@ const JOIN_WAIT_MAX: Duration = Duration::from_secs(5);
 pub struct LoadSpec {
     /// Load again what is ready already, from the files as they are now.
     pub reload: bool,
-    /// Load this version and keep it beside what the policy picks, until an unload or its directory goes.
+    /// Load this version and keep it beside what the policy picks, until an unload or its directory
+    /// goes.
     pub version: Option<u64>,
 }
 
-/// Is told how an administrator's request ended, on the `lifecycle` thread (or at once on the caller's, where it
-/// cannot be passed on).
+/// Is told how an administrator's request ended, on the `lifecycle` thread (or at once on the
+/// caller's, where it cannot be passed on).
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// The running lifecycle. Dropping it shuts it down.
@@ -58,7 +59,8 @@ impl Lifecycle {
     /// Starts the threads and the first look at the directories; returns at once.
     ///
     /// # Errors
-    /// `InvalidArgument` for a configuration that cannot work, `Internal` when a thread cannot be started.
+    /// `InvalidArgument` for a configuration that cannot work, `Internal` when a thread cannot be
+    /// started.
     pub fn start(
         config: LifecycleConfig,
         engines: Vec<Arc<dyn Engine>>,
@@ -94,12 +96,16 @@ impl Lifecycle {
             settled: lifecycle.settled.clone(),
         };
         let load_threads = config.load_threads.max(1);
-        let manager =
-            Manager::new(setup, Wires { inbox, jobs, load_threads, retired, looks, backing, abandon });
+        let manager = Manager::new(
+            setup,
+            Wires { inbox, jobs, load_threads, retired, looks, backing, abandon },
+        );
         lifecycle.spawn("lifecycle".into(), move || manager.run())?;
         let poll = config.poll.max(POLL_MIN);
-        let (scanner, out) = (Scanner::new(config.models, config.roots, poll, kinds), lifecycle.to.clone());
-        lifecycle.spawn("source".into(), move || source_thread::look(scanner, poll, &asked, &out))?;
+        let (scanner, out) =
+            (Scanner::new(config.models, config.roots, poll, kinds), lifecycle.to.clone());
+        lifecycle
+            .spawn("source".into(), move || source_thread::look(scanner, poll, &asked, &out))?;
         Ok(Arc::new(lifecycle))
     }
 
@@ -113,21 +119,21 @@ impl Lifecycle {
         self.catalog.statuses()
     }
 
-    /// Looks at the directories again and loads `name`, also where an administrator unloaded it or a version
-    /// failed before. Returns at once; `done` is told when everything asked for is ready, or when the first try
-    /// of it has failed. A load that is under way already is joined.
+    /// Looks at the directories again and loads `name`, also where an administrator unloaded it or
+    /// a version failed before. Returns at once; `done` is told when everything asked for is ready,
+    /// or when the first try of it has failed. A load that is under way already is joined.
     pub fn load(&self, name: &str, spec: LoadSpec, done: Done) {
         self.pass_on(Message::Load { name: name.into(), spec, done });
     }
 
-    /// Unloads every version of `name` and keeps it down until the next load. Returns at once; `done` is told
-    /// when the memory has been given back.
+    /// Unloads every version of `name` and keeps it down until the next load. Returns at once;
+    /// `done` is told when the memory has been given back.
     pub fn unload(&self, name: &str, done: Done) {
         self.pass_on(Message::Unload { name: name.into(), done });
     }
 
-    /// Whether the first load is finished: everything chosen at start is ready or has failed, and the pool is
-    /// backed. Stays true.
+    /// Whether the first load is finished: everything chosen at start is ready or has failed, and
+    /// the pool is backed. Stays true.
     pub fn settled(&self) -> bool {
         self.settled.get()
     }
@@ -137,9 +143,9 @@ impl Lifecycle {
         self.settled.wait(timeout)
     }
 
-    /// Stops loading, takes every version out of the catalogue, releases what is idle and joins the threads.
-    /// Waits at most [`SHUTDOWN_WAIT_MAX`] for requests that still run; what they hold then is left to the end
-    /// of the process. May be called more than once.
+    /// Stops loading, takes every version out of the catalogue, releases what is idle and joins the
+    /// threads. Waits at most [`SHUTDOWN_WAIT_MAX`] for requests that still run; what they hold
+    /// then is left to the end of the process. May be called more than once.
     pub fn shutdown(&self) {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         if threads.is_empty() {
@@ -157,9 +163,10 @@ impl Lifecycle {
     fn pass_on(&self, message: Message) {
         let (message, error) = match self.to.try_send(message) {
             Ok(()) => return,
-            Err(TrySendError::Full(message)) => {
-                (message, Error::exhausted("too many loads and unloads are waiting; try again later"))
-            }
+            Err(TrySendError::Full(message)) => (
+                message,
+                Error::exhausted("too many loads and unloads are waiting; try again later"),
+            ),
             Err(TrySendError::Disconnected(message)) => {
                 (message, Error::unavailable("the server is shutting down"))
             }
@@ -216,7 +223,11 @@ impl Lifecycle {
         Ok(retired)
     }
 
-    fn start_backing(&self, config: &LifecycleConfig, store: &Arc<ParameterStore>) -> Result<Sender<u64>> {
+    fn start_backing(
+        &self,
+        config: &LifecycleConfig,
+        store: &Arc<ParameterStore>,
+    ) -> Result<Sender<u64>> {
         // One wish waiting is enough: the next look asks again.
         let (to, wanted) = bounded(1);
         let (pool, stop, out) = (store.pool().clone(), self.stop_backing.clone(), self.to.clone());
@@ -253,7 +264,10 @@ fn check(config: &LifecycleConfig, engines: &[Arc<dyn Engine>]) -> Result<()> {
     let mut names = BTreeSet::new();
     for model in &config.models {
         if model.name.is_empty() || model.name.contains('/') {
-            return Err(Error::invalid(format!("\"{}\" cannot be the name of a model", model.name)));
+            return Err(Error::invalid(format!(
+                "\"{}\" cannot be the name of a model",
+                model.name
+            )));
         }
         if !names.insert(&model.name) {
             return Err(Error::invalid(format!("model \"{}\" is configured twice", model.name)));

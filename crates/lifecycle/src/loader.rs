@@ -1,8 +1,8 @@
 //! The load threads: from a directory to a version that can answer.
 //!
-//! Foreign versions are converted first, by a child. Then bytes are reserved, read into the pool and checked,
-//! the engine opens the graph over them, and the version is exercised. Nothing here decides anything: the
-//! outcome goes to the `lifecycle` thread, which publishes it or not.
+//! Foreign versions are converted first, by a child. Then bytes are reserved, read into the pool
+//! and checked, the engine opens the graph over them, and the version is exercised. Nothing here
+//! decides anything: the outcome goes to the `lifecycle` thread, which publishes it or not.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -96,7 +96,11 @@ impl Loader {
         }
     }
 
-    fn convert_and_load(self: &Arc<Self>, gentle: &mut Gentle, mut job: LoadJob) -> Result<Outcome> {
+    fn convert_and_load(
+        self: &Arc<Self>,
+        gentle: &mut Gentle,
+        mut job: LoadJob,
+    ) -> Result<Outcome> {
         threads::check(&job.session, &job.schedule, self.threads_max)?;
         // Of files that were replaced while the load waited. Removed here, as it may be large.
         job.converted.take_if(|(of, _)| *of != job.fingerprint);
@@ -105,7 +109,8 @@ impl Loader {
             let (loader, of) = (self.clone(), job.clone());
             let convert = move |attempt: &Attempt| loader.convert(&of, attempt);
             let what = format!("converting {}", job.id);
-            job.converted = Some((job.fingerprint, self.attempt(gentle, &what, &job.stop, convert)?));
+            job.converted =
+                Some((job.fingerprint, self.attempt(gentle, &what, &job.stop, convert)?));
         }
         if job.converts_only
             && let Some((of, converted)) = job.converted
@@ -117,8 +122,8 @@ impl Loader {
         self.attempt(gentle, &what, &stop, move |attempt| loader.load(&job, attempt))
     }
 
-    /// Does `work` behind everybody else, once the first load is finished. That one disturbs nobody, as the server is not ready
-    /// before its end.
+    /// Does `work` behind everybody else, once the first load is finished. That one disturbs
+    /// nobody, as the server is not ready before its end.
     fn attempt<T: Send + 'static>(
         &self,
         gentle: &mut Gentle,
@@ -189,39 +194,59 @@ impl Loader {
         {
             return self.place_as_is(job, kind, attempt);
         }
-        let dir = job.converted.as_ref().map_or(job.dir.as_path(), |(_, converted)| converted.dir());
+        let dir =
+            job.converted.as_ref().map_or(job.dir.as_path(), |(_, converted)| converted.dir());
         let artifact = Artifact::open(dir)?;
         if self.home == ParameterHome::Heap && !artifact.manifest.tensors.is_empty() {
-            let reason = "parameters in the heap take a model file that holds them; this version has none";
+            let reason =
+                "parameters in the heap take a model file that holds them; this version has none";
             return Err(Error::precondition(reason));
         }
         self.place_artifact(job, &artifact, attempt)
     }
 
-    /// A model file that its engine opens as it is: into an arena of the pool, or wherever it likes.
+    /// A model file that its engine opens as it is: into an arena of the pool, or wherever it
+    /// likes.
     fn place_as_is(&self, job: &LoadJob, kind: Kind, attempt: &Attempt) -> Result<Placing> {
         let (engine, graph) = (self.engine(kind.engine)?, job.dir.join(kind.file));
-        let mut placed =
-            Placed { engine, graph, parameters: Vec::new(), arena: None, parameter_bytes: 0, promise: None };
+        let mut placed = Placed {
+            engine,
+            graph,
+            parameters: Vec::new(),
+            arena: None,
+            parameter_bytes: 0,
+            promise: None,
+        };
         if self.home == ParameterHome::Pool {
             let bytes = placed.engine.arena_bytes(&placed.graph)?;
-            match self.ledger.admit_bytes(&self.store, SlotPool::footprint(bytes as u64), job.transition)? {
+            match self.ledger.admit_bytes(
+                &self.store,
+                SlotPool::footprint(bytes as u64),
+                job.transition,
+            )? {
                 Admission::Admitted(promise) => placed.promise = Some(promise),
                 Admission::Deferred(reason) => return Ok(Placing::Deferred(reason)),
             }
-            placed.arena = Some(Arena { store: self.store.clone(), bytes, stop: attempt.stop.clone() });
+            placed.arena =
+                Some(Arena { store: self.store.clone(), bytes, stop: attempt.stop.clone() });
         }
         self.stage(&job.id, State::Admitted, None);
         self.stage(&job.id, State::Loading, None);
         Ok(Placing::Placed(placed, LoadCost::default()))
     }
 
-    fn place_artifact(&self, job: &LoadJob, artifact: &Artifact, attempt: &Attempt) -> Result<Placing> {
+    fn place_artifact(
+        &self,
+        job: &LoadJob,
+        artifact: &Artifact,
+        attempt: &Attempt,
+    ) -> Result<Placing> {
         let engine = self.engine(&artifact.manifest.engine)?;
         let tensors = &artifact.manifest.tensors;
         let chunks = tensors.iter().map(chunk).collect::<Result<Vec<Chunk>>>()?;
         if !chunks.is_empty() && engine.capabilities().parameters != ParameterUse::Bound {
-            let reason = format!("engine {} cannot use parameters in memory of ours", engine.name());
+            let reason =
+                format!("engine {} cannot use parameters in memory of ours", engine.name());
             return Err(Error::unimplemented(reason));
         }
         let promise = match self.ledger.admit(&self.store, &chunks, job.transition)? {
@@ -237,13 +262,15 @@ impl Loader {
             && !chunks.is_empty()
         {
             let loaded = self.store.load(&weights, &chunks, &attempt.stop)?;
-            (cost.bytes_read, cost.bytes_shared) = (loaded.report.bytes_read, loaded.report.bytes_shared);
+            (cost.bytes_read, cost.bytes_shared) =
+                (loaded.report.bytes_read, loaded.report.bytes_shared);
             parameters = bind(tensors, loaded)?;
         }
         // The pool counts the bytes as used from here on.
         drop(promise);
         let parameter_bytes = artifact.parameter_bytes();
-        let placed = Placed { engine, graph, parameters, arena: None, parameter_bytes, promise: None };
+        let placed =
+            Placed { engine, graph, parameters, arena: None, parameter_bytes, promise: None };
         Ok(Placing::Placed(placed, cost))
     }
 
@@ -254,11 +281,18 @@ impl Loader {
         })
     }
 
-    fn open(&self, placed: &mut Placed, job: &LoadJob, attempt: &Attempt) -> Result<Box<dyn Session>> {
+    fn open(
+        &self,
+        placed: &mut Placed,
+        job: &LoadJob,
+        attempt: &Attempt,
+    ) -> Result<Box<dyn Session>> {
         go_on(&attempt.stop)?;
         placed.engine.capabilities().check_device(placed.engine.name(), job.session.device)?;
-        // Whatever the engine logs meanwhile names the model. An error's span, so that no filter leaves it out.
-        let _named = tracing::error_span!("load", model = %job.id.model, version = job.id.version).entered();
+        // Whatever the engine logs meanwhile names the model. An error's span, so that no filter
+        // leaves it out.
+        let _named =
+            tracing::error_span!("load", model = %job.id.model, version = job.id.version).entered();
         let session = placed.engine.load(&LoadRequest {
             graph: placed.graph.clone(),
             parameters: placed.parameters.clone(),
@@ -308,7 +342,11 @@ fn ignored_settings(id: &VersionId, dir: &Path) -> Option<String> {
 }
 
 fn go_on(stop: &AtomicBool) -> Result<()> {
-    if stop.load(Ordering::Relaxed) { Err(Error::cancelled("the load was stopped")) } else { Ok(()) }
+    if stop.load(Ordering::Relaxed) {
+        Err(Error::cancelled("the load was stopped"))
+    } else {
+        Ok(())
+    }
 }
 
 fn chunk(tensor: &TensorEntry) -> Result<Chunk> {
@@ -346,5 +384,8 @@ fn check_hash(path: &Path, file: &FileEntry, stop: &AtomicBool) -> Result<()> {
     if hasher.finalize().to_hex().as_str() == expected.as_str() {
         return Ok(());
     }
-    Err(Error::data_loss(format!("{}: does not match its hash; publish the version again", path.display())))
+    Err(Error::data_loss(format!(
+        "{}: does not match its hash; publish the version again",
+        path.display()
+    )))
 }

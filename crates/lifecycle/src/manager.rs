@@ -33,8 +33,8 @@ use model::Model;
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A load that did not fit is tried again after this long.
 const DEFER_PAUSE: Duration = Duration::from_millis(50);
-/// The first load counts as finished after this long even where a version without a manifest never stops
-/// changing.
+/// The first load counts as finished after this long even where a version without a manifest never
+/// stops changing.
 const SETTLING_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Steps that one model may take at once; more than it could ever need.
 const STEPS_MAX: usize = 4 * crate::source::VERSIONS_MAX;
@@ -59,7 +59,8 @@ pub(crate) struct Wires {
     pub(crate) abandon: Arc<AtomicBool>,
 }
 
-/// Everything a model needs to act. Apart from the models, so that one of them and this can be borrowed at once.
+/// Everything a model needs to act. Apart from the models, so that one of them and this can be
+/// borrowed at once.
 pub(crate) struct Gear {
     observer: Arc<dyn Observer>,
     ledger: Arc<Ledger>,
@@ -120,7 +121,8 @@ impl Manager {
             settled,
         } = setup;
         let (queue, backlog) = (VecDeque::new(), VecDeque::new());
-        let gear = Gear { observer, ledger, retries, threads_max, queue, retired: wires.retired, backlog };
+        let gear =
+            Gear { observer, ledger, retries, threads_max, queue, retired: wires.retired, backlog };
         let bytes_max = if home == ParameterHome::Pool { pool_bytes_max } else { 0 };
         Manager {
             catalog,
@@ -171,7 +173,9 @@ impl Manager {
             }
             Message::DrainSlow { id } => {
                 tracing::warn!(model = %id.model, version = id.version, "a retired version is still in use");
-                self.gear.observer.event(&Event::DrainSlow { model: id.model, version: id.version });
+                self.gear
+                    .observer
+                    .event(&Event::DrainSlow { model: id.model, version: id.version });
             }
             Message::Backed { bytes } => self.backing.backed(bytes),
             Message::Load { name, spec, done } => self.admin_load(name.into(), spec, done),
@@ -194,7 +198,9 @@ impl Manager {
         let all = matches!(touched, Touched::All);
         let names: BTreeSet<Arc<str>> = match touched {
             Touched::Nothing => self.waiters.iter().map(|waiter| waiter.model.clone()).collect(),
-            Touched::One(name) => self.waiters.iter().map(|w| w.model.clone()).chain([name]).collect(),
+            Touched::One(name) => {
+                self.waiters.iter().map(|w| w.model.clone()).chain([name]).collect()
+            }
             Touched::All => self.models.keys().cloned().collect(),
         };
         for name in &names {

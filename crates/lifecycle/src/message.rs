@@ -15,7 +15,8 @@ use crate::source::{Fingerprint, Kind, Snapshot};
 use crate::status::LoadCost;
 use crate::{State, Transition, WarmupConfig};
 
-/// Messages that may wait for the `lifecycle` thread. Senders that may not wait are refused beyond it.
+/// Messages that may wait for the `lifecycle` thread. Senders that may not wait are refused beyond
+/// it.
 pub(crate) const MESSAGES_MAX: usize = 1024;
 /// Retired versions that may wait for an unload thread; more are kept by the `lifecycle` thread.
 pub(crate) const RETIRED_MAX: usize = 256;

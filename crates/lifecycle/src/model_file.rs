@@ -49,14 +49,16 @@ impl FromStr for PolicyText {
 
     /// As the server's own settings have it: "latest", "latest:2", "all", "3,5".
     fn from_str(text: &str) -> Result<PolicyText, String> {
-        let wrong = |_| format!("\"{text}\" is no policy; use latest, latest:N, all, or numbers as in 3,5");
+        let wrong =
+            |_| format!("\"{text}\" is no policy; use latest, latest:N, all, or numbers as in 3,5");
         match text {
             "all" => Ok(PolicyText::All),
             "latest" => Ok(PolicyText::Latest(1)),
             _ => match text.strip_prefix("latest:") {
                 Some(count) => count.parse().map(PolicyText::Latest).map_err(wrong),
                 None => {
-                    let numbers = text.split(',').map(|number| number.trim().parse::<u64>().map_err(wrong));
+                    let numbers =
+                        text.split(',').map(|number| number.trim().parse::<u64>().map_err(wrong));
                     numbers.collect::<Result<_, _>>().map(PolicyText::Specific)
                 }
             },
@@ -101,7 +103,10 @@ impl ModelFile {
         if self.policy == Some(PolicyText::Latest(0)) {
             return Err("policy: latest takes at least 1".into());
         }
-        if self.intra_op_threads.is_some_and(|threads| !(1..=INTRA_OP_THREADS_MAX).contains(&threads)) {
+        if self
+            .intra_op_threads
+            .is_some_and(|threads| !(1..=INTRA_OP_THREADS_MAX).contains(&threads))
+        {
             return Err(format!("intra-op-threads must be 1 to {INTRA_OP_THREADS_MAX}"));
         }
         if let Some(device) = &self.device {
@@ -121,20 +126,25 @@ impl ModelFile {
         Ok(())
     }
 
-    /// `base` with what the file says instead. The error names the setting that does not go with the others.
+    /// `base` with what the file says instead. The error names the setting that does not go with
+    /// the others.
     pub(crate) fn apply(&self, base: &ModelConfig) -> Result<ModelConfig, String> {
         let mut config = base.clone();
         match &self.policy {
             Some(PolicyText::Latest(count)) => config.policy = VersionPolicy::Latest(*count),
             Some(PolicyText::All) => config.policy = VersionPolicy::All,
-            Some(PolicyText::Specific(versions)) => config.policy = VersionPolicy::Specific(versions.clone()),
+            Some(PolicyText::Specific(versions)) => {
+                config.policy = VersionPolicy::Specific(versions.clone())
+            }
             None => {}
         }
         match self.transition {
             Some(TransitionText::AvailabilityPreserving) => {
                 config.transition = Transition::AvailabilityPreserving
             }
-            Some(TransitionText::ResourcePreserving) => config.transition = Transition::ResourcePreserving,
+            Some(TransitionText::ResourcePreserving) => {
+                config.transition = Transition::ResourcePreserving
+            }
             None => {}
         }
         if let Some(threads) = self.intra_op_threads {
@@ -227,8 +237,15 @@ mod tests {
             ([16].as_slice(), Some(3))
         );
         assert_eq!(config.warmup.dims["ids"], [-1, 128]);
-        assert_eq!((config.schedule.mode, config.schedule.max_batch), (engine::ScheduleMode::Async, 8));
-        assert_eq!(config.schedule.threads, Some(2), "the server's settings hold where the file is silent");
+        assert_eq!(
+            (config.schedule.mode, config.schedule.max_batch),
+            (engine::ScheduleMode::Async, 8)
+        );
+        assert_eq!(
+            config.schedule.threads,
+            Some(2),
+            "the server's settings hold where the file is silent"
+        );
         assert_eq!(config.schedule.inputs["ids"].axes, [1]);
         assert_eq!(applied(""), base);
         assert_eq!(applied("policy = \"all\"").policy, VersionPolicy::All);
@@ -247,7 +264,8 @@ mod tests {
     fn the_documented_file_has_every_key() {
         let text = include_str!("../../../docs/model.toml");
         let setting = |rest: &&str| rest.contains(" = ") || rest.starts_with('[');
-        let lines = text.lines().map(|line| line.strip_prefix("# ").filter(setting).unwrap_or(line));
+        let lines =
+            text.lines().map(|line| line.strip_prefix("# ").filter(setting).unwrap_or(line));
         let file = ModelFile::parse(&lines.collect::<Vec<_>>().join("\n")).unwrap();
         // Taken apart, so that a new key is documented as well.
         let ModelFile {
@@ -262,7 +280,12 @@ mod tests {
             warmup,
             labels,
         } = file.clone();
-        assert!(policy.is_some() && transition.is_some() && intra_op_threads.is_some() && device.is_some());
+        assert!(
+            policy.is_some()
+                && transition.is_some()
+                && intra_op_threads.is_some()
+                && device.is_some()
+        );
         assert!(trusted.is_some() && recogniser.is_some() && labels.is_some());
         let SignatureFile { inputs, outputs } = signature.unwrap();
         assert!(inputs[0].dtype.is_some() && inputs[0].shape.is_some() && !outputs.is_empty());
@@ -299,15 +322,20 @@ mod tests {
             outputs,
         } = schedule;
         assert!(mode.is_some() && threads.is_some() && weight.is_some() && max_batch.is_some());
-        assert!(max_queue_delay.is_some() && preferred_batch_sizes.is_some() && always_merge.is_some());
-        assert!(queue.is_some() && timeout.is_some() && default_priority.is_some() && merge.is_some());
+        assert!(
+            max_queue_delay.is_some() && preferred_batch_sizes.is_some() && always_merge.is_some()
+        );
+        assert!(
+            queue.is_some() && timeout.is_some() && default_priority.is_some() && merge.is_some()
+        );
         assert!(priorities.unwrap()[0].queue.is_some());
         let input = inputs.unwrap().into_values().next().unwrap();
         let engine::PadText { axes, value, buckets, similarity, slack_bytes, mask, length } = input;
         assert!(!axes.is_empty() && !buckets.is_empty() && value.is_some() && similarity.is_some());
         assert!(slack_bytes.is_some() && mask.is_some() && length.is_some());
         let output = outputs.unwrap().into_values().next().unwrap().remove(0);
-        let engine::CutText { axis: _, input: _, input_axis: _, divisor, rounding, offset } = output;
+        let engine::CutText { axis: _, input: _, input_axis: _, divisor, rounding, offset } =
+            output;
         assert!(divisor.is_some() && rounding.is_some() && offset.is_some());
     }
 
@@ -316,7 +344,9 @@ mod tests {
         let error = |text: &str| ModelFile::parse(text).unwrap_err();
         assert!(error("policy = \"all\"\npolcy = 1").starts_with("line 2: unknown field `polcy`"));
         assert!(error("[warmup]\nruns = 1").contains("unknown field `runs`"));
-        assert!(error("policy = \"newest\"").starts_with("line 1: \"newest\" is no policy; use latest"));
+        assert!(
+            error("policy = \"newest\"").starts_with("line 1: \"newest\" is no policy; use latest")
+        );
         assert!(error("policy = { newest = 1 }").contains("unknown variant `newest`"));
         assert!(error("policy = \"all\"\nversions = \"all\"").contains("duplicate field"));
         assert!(error("policy = { latest = 0 }").contains("at least 1"));

@@ -22,7 +22,8 @@ pub(crate) struct View {
     pub(crate) pinned: bool,
     /// An administrator asked for it to be loaded again.
     pub(crate) reload: bool,
-    /// It must be converted before it can be loaded, which takes nothing of what those that serve need.
+    /// It must be converted before it can be loaded, which takes nothing of what those that serve
+    /// need.
     pub(crate) foreign: bool,
     /// The load that is queued or under way only converts it.
     pub(crate) converting: bool,
@@ -33,8 +34,8 @@ pub(crate) struct View {
 pub(crate) struct Choice {
     /// The versions that should be ready, all of them loadable or loaded.
     pub(crate) aspired: BTreeSet<u64>,
-    /// Versions that are held would be chosen otherwise. What serves is kept for as long as nothing else is
-    /// chosen.
+    /// Versions that are held would be chosen otherwise. What serves is kept for as long as nothing
+    /// else is chosen.
     pub(crate) hoped: bool,
 }
 
@@ -45,7 +46,8 @@ pub(crate) enum Action {
     Unload(u64),
 }
 
-/// Chooses among the versions on disk. A held version is passed over, so that the one before it serves.
+/// Chooses among the versions on disk. A held version is passed over, so that the one before it
+/// serves.
 pub(crate) fn choose(policy: &VersionPolicy, views: &[View]) -> Choice {
     let wanted = |view: &&View| view.on_disk && (view.pinned || allowed(policy, view.version));
     let candidates = || views.iter().filter(wanted).filter(|view| view.ready || !view.held);
@@ -75,7 +77,8 @@ pub(crate) fn plan(transition: Transition, views: &[View], choice: &Choice) -> O
 
 fn plan_availability(views: &[View], choice: &Choice) -> Option<Action> {
     let ready = views.iter().filter(|view| view.ready).count();
-    let complete = views.iter().filter(|view| choice.aspired.contains(&view.version)).all(|view| view.ready);
+    let complete =
+        views.iter().filter(|view| choice.aspired.contains(&view.version)).all(|view| view.ready);
     let surplus = ready > choice.aspired.len().max(1);
     if (surplus || (complete && may_empty(choice)))
         && let Some(version) = lowest_unwanted(views, choice)
@@ -89,7 +92,8 @@ fn plan_availability(views: &[View], choice: &Choice) -> Option<Action> {
     highest_missing(views, choice).or_else(again).map(Action::Load)
 }
 
-/// What must be converted is, before anything goes for it: the gap is as long as a load, and none where it cannot be done.
+/// What must be converted is, before anything goes for it: the gap is as long as a load, and none
+/// where it cannot be done.
 fn plan_resource(views: &[View], choice: &Choice) -> Option<Action> {
     let again = || views.iter().find(|view| again(view)).map(|view| view.version);
     let missing = highest_missing(views, choice);
@@ -165,7 +169,8 @@ mod tests {
             .collect()
     }
 
-    /// r ready, h held, l loading, d draining, g gone from disk, p pinned, a load again, f foreign, c converting.
+    /// r ready, h held, l loading, d draining, g gone from disk, p pinned, a load again, f foreign,
+    /// c converting.
     #[track_caller]
     fn check(policy: VersionPolicy, transition: Transition, state: &str, expected: Option<Action>) {
         let views = views(state);
@@ -301,16 +306,24 @@ mod tests {
                 let Some(action) = plan(transition, &self.views, &choice) else { return Ok(()) };
                 match action {
                     Action::Load(version) => {
-                        prop_assert!(self.views.iter().all(|view| !view.loading), "two loads at a time");
-                        let converting = transition == Resource && self.views.iter().any(|view| view.ready);
+                        prop_assert!(
+                            self.views.iter().all(|view| !view.loading),
+                            "two loads at a time"
+                        );
+                        let converting =
+                            transition == Resource && self.views.iter().any(|view| view.ready);
                         let view = &mut self.views[version as usize - 1];
                         prop_assert!(view.on_disk && !view.held);
                         (view.loading, view.converting) = (true, converting && view.foreign);
-                        // Unloading comes first: a load never brings more instances than were chosen.
-                        let takes = |v: &&View| v.ready || (v.loading && !v.converting) || v.releasing;
+                        // Unloading comes first: a load never brings more instances than were
+                        // chosen.
+                        let takes =
+                            |v: &&View| v.ready || (v.loading && !v.converting) || v.releasing;
                         let live = self.views.iter().filter(takes).count();
                         let converting = self.views.iter().any(|view| view.converting);
-                        prop_assert!(transition == Available || converting || live <= choice.aspired.len());
+                        prop_assert!(
+                            transition == Available || converting || live <= choice.aspired.len()
+                        );
                     }
                     Action::Unload(version) => {
                         let view = &mut self.views[version as usize - 1];

@@ -1,9 +1,9 @@
 //! Looking at the directories: which models and versions there are, and which of them are complete.
 //!
-//! A version with a manifest is complete when its files have the stated lengths: the manifest is written last.
-//! A version without one has nothing that says so; it is taken as complete when two looks, at least a poll
-//! apart, saw the same files. What cannot be looked at is reported as such and never as absent, so that a
-//! directory that cannot be read for a moment takes nothing down.
+//! A version with a manifest is complete when its files have the stated lengths: the manifest is
+//! written last. A version without one has nothing that says so; it is taken as complete when two
+//! looks, at least a poll apart, saw the same files. What cannot be looked at is reported as such
+//! and never as absent, so that a directory that cannot be read for a moment takes nothing down.
 
 mod files;
 mod version;
@@ -111,7 +111,8 @@ impl Scanner {
     /// One look at everything.
     pub(crate) fn look(&mut self, answers: u64, now: Instant) -> Snapshot {
         let bases = self.bases();
-        let models: Vec<ModelScan> = bases.into_iter().map(|base| self.look_at(base, now)).collect();
+        let models: Vec<ModelScan> =
+            bases.into_iter().map(|base| self.look_at(base, now)).collect();
         self.forget(&models);
         Snapshot { answers, models }
     }
@@ -154,12 +155,15 @@ impl Scanner {
             let memory = self.versions.entry(dir.clone()).or_default();
             version::look((version, dir), &self.kinds, memory, self.poll, now)
         };
-        let Some(versions) = listing.versions.into_iter().map(look).collect() else { return Ok(None) };
+        let Some(versions) = listing.versions.into_iter().map(look).collect() else {
+            return Ok(None);
+        };
         Ok(Some(Contents { settings: self.settings_of(base_path, listing.settings), versions }))
     }
 
-    /// The settings beside the versions. There are none only where the file cannot be found and was not `listed` either: a
-    /// directory that is moved away for a moment must not make a model forget its settings.
+    /// The settings beside the versions. There are none only where the file cannot be found and was
+    /// not `listed` either: a directory that is moved away for a moment must not make a model
+    /// forget its settings.
     fn settings_of(&mut self, base_path: &Path, listed: bool) -> Settings {
         let path = base_path.join(MODEL_FILE);
         let unreadable =
@@ -177,7 +181,8 @@ impl Scanner {
         {
             return memory.settings.clone();
         }
-        // What could not be read is read again at the next look: nothing about the file need change for it to go well.
+        // What could not be read is read again at the next look: nothing about the file need change
+        // for it to go well.
         let text = match model_file::read(&path, stamp.0) {
             Ok(text) => text,
             Err(error) => return unreadable(&error),
@@ -191,7 +196,8 @@ impl Scanner {
 
     /// Drops the memory of what has gone.
     fn forget(&mut self, models: &[ModelScan]) {
-        let bases: BTreeSet<&Path> = models.iter().map(|model| model.base.base_path.as_path()).collect();
+        let bases: BTreeSet<&Path> =
+            models.iter().map(|model| model.base.base_path.as_path()).collect();
         self.settings.retain(|base, _| bases.contains(base.as_path()));
         let seen: BTreeSet<&Path> = models
             .iter()
@@ -204,7 +210,8 @@ impl Scanner {
             .map(|model| model.base.base_path.as_path())
             .collect();
         self.versions.retain(|dir, _| {
-            seen.contains(dir.as_path()) || dir.parent().is_some_and(|base| unreadable.contains(base))
+            seen.contains(dir.as_path())
+                || dir.parent().is_some_and(|base| unreadable.contains(base))
         });
     }
 }
@@ -215,20 +222,23 @@ fn stamp(path: &Path) -> std::io::Result<Stamp> {
     Ok((meta.len(), meta.modified().ok(), meta.ino()))
 }
 
-/// What `list` sees in `dir`. It returns `None` where something that it found listed had gone when it looked there: the
-/// directory is being changed, moved away or replaced by another, and what is half seen must not be taken for what is
-/// there.
+/// What `list` sees in `dir`. It returns `None` where something that it found listed had gone when
+/// it looked there: the directory is being changed, moved away or replaced by another, and what is
+/// half seen must not be taken for what is there.
 fn steady<T>(dir: &Path, mut list: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     for _ in 0..LISTINGS_MAX {
         if let Some(all) = list()? {
             return Ok(all);
         }
     }
-    Err(Error::unavailable(format!("{}: directories come and go while they are looked at", dir.display())))
+    Err(Error::unavailable(format!(
+        "{}: directories come and go while they are looked at",
+        dir.display()
+    )))
 }
 
-/// The subdirectories of `root` that are models: those that hold a version, and those that were models before. As for
-/// [`steady`].
+/// The subdirectories of `root` that are models: those that hold a version, and those that were
+/// models before. As for [`steady`].
 fn subdirectories(root: &Path, known: &BTreeSet<String>) -> Result<Option<BTreeSet<String>>> {
     let mut names = BTreeSet::new();
     for entry in std::fs::read_dir(root).map_err(|e| Error::io(root, &e))? {
@@ -241,7 +251,8 @@ fn subdirectories(root: &Path, known: &BTreeSet<String>) -> Result<Option<BTreeS
         let model = match std::fs::metadata(&path) {
             Ok(meta) => meta.is_dir() && (known.contains(&name) || holds_versions(&path)),
             Err(error) if error.kind() == ErrorKind::NotFound && gone(&path) => return Ok(None),
-            // It may still be there. What a look at the model itself then says is shown as the model's error.
+            // It may still be there. What a look at the model itself then says is shown as the
+            // model's error.
             Err(_) => known.contains(&name),
         };
         if model {
@@ -288,8 +299,8 @@ fn list(base_path: &Path) -> Result<Option<Listing>> {
     Ok(Some(Listing { versions: found.into_iter().collect(), settings }))
 }
 
-/// Whether an entry is a directory or may be one; `None` where it has gone. Some file systems do not say in the listing,
-/// and asking can fail: that is no reason to take a version for absent.
+/// Whether an entry is a directory or may be one; `None` where it has gone. Some file systems do
+/// not say in the listing, and asking can fail: that is no reason to take a version for absent.
 fn perhaps_directory(kind: std::io::Result<std::fs::FileType>) -> Option<bool> {
     match kind {
         Ok(kind) => Some(kind.is_dir() || kind.is_symlink()),

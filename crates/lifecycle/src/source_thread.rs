@@ -1,4 +1,5 @@
-//! The `source` and `backing` threads: both do slow things with the system so that `lifecycle` need not.
+//! The `source` and `backing` threads: both do slow things with the system so that `lifecycle` need
+//! not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -65,8 +66,8 @@ pub(crate) fn look(mut scanner: Scanner, poll: Duration, asked: &Asked, out: &Se
     }
 }
 
-/// The body of the `backing` thread: faults the pool in as far as asked, at the pool's own pace and, once the first load
-/// is finished, behind everybody else.
+/// The body of the `backing` thread: faults the pool in as far as asked, at the pool's own pace
+/// and, once the first load is finished, behind everybody else.
 pub(crate) fn back(
     pool: &Arc<SlotPool>,
     wanted: &Receiver<u64>,

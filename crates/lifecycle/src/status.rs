@@ -55,8 +55,9 @@ pub struct VersionStatus {
     pub state: State,
     /// Why it is there, where that needs saying: why it failed, what it waits for.
     pub reason: Option<String>,
-    /// Something worth knowing that does not stop it: its files changed since it was loaded, its generated
-    /// warm-up was refused, it is being reloaded, it cannot take the model's new settings over.
+    /// Something worth knowing that does not stop it: its files changed since it was loaded, its
+    /// generated warm-up was refused, it is being reloaded, it cannot take the model's new settings
+    /// over.
     pub note: Option<String>,
     /// Bytes of its parameters in regions of ours; 0 while it is not loaded.
     pub parameter_bytes: u64,
@@ -88,8 +89,9 @@ impl ModelStatus {
         self.versions.iter().any(|version| version.state == State::Ready)
     }
 
-    /// Returns why the model serves nothing although it should: no version is ready and one has failed, or its
-    /// directory cannot be read. `None` for a model that serves, is being loaded, or was unloaded by an administrator.
+    /// Returns why the model serves nothing although it should: no version is ready and one has
+    /// failed, or its directory cannot be read. `None` for a model that serves, is being loaded, or
+    /// was unloaded by an administrator.
     pub fn failure(&self) -> Option<String> {
         if self.unloaded || self.ready() {
             return None;
@@ -123,10 +125,12 @@ pub struct Transitioned {
     pub at: SystemTime,
 }
 
-/// What a load cost, counted on the loader thread; of one that was begun anew, since then, but for `load_seconds`.
+/// What a load cost, counted on the loader thread; of one that was begun anew, since then, but for
+/// `load_seconds`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoadCost {
-    /// From the start of the load to the end of opening the session, in seconds; conversion not included.
+    /// From the start of the load to the end of opening the session, in seconds; conversion not
+    /// included.
     pub load_seconds: f64,
     /// Warm-up, in seconds.
     pub warm_seconds: f64,
@@ -138,11 +142,13 @@ pub struct LoadCost {
     pub loader_minor_faults: u64,
     /// Processor time of the loader thread, in seconds.
     pub loader_cpu_seconds: f64,
-    /// Whether it went on at ordinary priority, because at idle priority it got next to no processor time.
+    /// Whether it went on at ordinary priority, because at idle priority it got next to no
+    /// processor time.
     pub hurried: bool,
 }
 
-/// One version became ready where another served before, and the other's memory has been given back.
+/// One version became ready where another served before, and the other's memory has been given
+/// back.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwapReport {
     /// The model.
@@ -186,7 +192,8 @@ pub enum Event {
     },
     /// A swap is complete.
     Swapped(SwapReport),
-    /// The last holder of a retired version took longer than [`crate::DRAIN_LONG`] to let go; it is waited for.
+    /// The last holder of a retired version took longer than [`crate::DRAIN_LONG`] to let go; it is
+    /// waited for.
     DrainSlow {
         /// The model.
         model: Arc<str>,

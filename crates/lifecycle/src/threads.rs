@@ -3,14 +3,20 @@
 use base::{Error, Result};
 use engine::{ScheduleOptions, SessionOptions};
 
-/// Checks that one run, and all runs that the model may have at the same time, fit on `threads_max` inference
-/// threads. Without `threads` of its own a model has as many runs as fit.
+/// Checks that one run, and all runs that the model may have at the same time, fit on `threads_max`
+/// inference threads. Without `threads` of its own a model has as many runs as fit.
 ///
 /// # Errors
 /// `InvalidArgument` that says what to change.
-pub(crate) fn check(session: &SessionOptions, schedule: &ScheduleOptions, threads_max: usize) -> Result<()> {
-    let settings =
-        [("intra-op-threads", session.intra_op_threads), ("inter-op-threads", session.inter_op_threads)];
+pub(crate) fn check(
+    session: &SessionOptions,
+    schedule: &ScheduleOptions,
+    threads_max: usize,
+) -> Result<()> {
+    let settings = [
+        ("intra-op-threads", session.intra_op_threads),
+        ("inter-op-threads", session.inter_op_threads),
+    ];
     if let Some((name, wanted)) = settings.into_iter().find(|(_, wanted)| *wanted > threads_max) {
         return Err(Error::invalid(format!(
             "{name} = {wanted}, but the server has {}; lower it, or start the server with --threads {wanted}",
@@ -39,8 +45,11 @@ mod tests {
     use super::*;
 
     fn verdict(intra: usize, inter: usize, runs: Option<usize>, threads_max: usize) -> String {
-        let session =
-            SessionOptions { intra_op_threads: intra, inter_op_threads: inter, ..Default::default() };
+        let session = SessionOptions {
+            intra_op_threads: intra,
+            inter_op_threads: inter,
+            ..Default::default()
+        };
         let schedule = ScheduleOptions { threads: runs, ..ScheduleOptions::default() };
         check(&session, &schedule, threads_max)
             .err()

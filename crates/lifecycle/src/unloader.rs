@@ -1,7 +1,9 @@
-//! The unload threads: wait for the last user of a retired version, then release it here and nowhere else.
+//! The unload threads: wait for the last user of a retired version, then release it here and
+//! nowhere else.
 //!
-//! A thread watches all its retired versions at once, so that one slow request holds up only its own version.
-//! The catalogue has let go of a version before it comes here, so the number of its holders only falls.
+//! A thread watches all its retired versions at once, so that one slow request holds up only its
+//! own version. The catalogue has let go of a version before it comes here, so the number of its
+//! holders only falls.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -48,8 +50,14 @@ impl Unloader {
         }
     }
 
-    /// Waits for the next retired version, or until it is time to look again. False when there will be no more.
-    fn receive(&self, retired: &Receiver<Retired>, draining: &mut Vec<Draining>, open: bool) -> bool {
+    /// Waits for the next retired version, or until it is time to look again. False when there will
+    /// be no more.
+    fn receive(
+        &self,
+        retired: &Receiver<Retired>,
+        draining: &mut Vec<Draining>,
+        open: bool,
+    ) -> bool {
         if !open {
             std::thread::sleep(DRAIN_POLL);
             return false;
@@ -107,7 +115,8 @@ fn drop_session(id: &VersionId, servable: Servable) {
     }
 }
 
-/// The process ends: what a request still uses stays where it is, so that no request thread releases it.
+/// The process ends: what a request still uses stays where it is, so that no request thread
+/// releases it.
 fn abandon(one: Draining) {
     tracing::warn!(model = %one.retired.id.model, version = one.retired.id.version, "still in use at shutdown");
     std::mem::forget(one.retired.servable);

@@ -1,9 +1,10 @@
 //! Exercising a version before it takes requests.
 //!
-//! Recorded requests are the model's own truth: one that fails, fails the load. Without them requests are made up
-//! from the signature; they may break rules that the signature does not state (an index range, a token that must
-//! be there), so a refusal is noted and does no harm unless the model's settings say otherwise. Runs are spaced
-//! out, so that warming one version never takes more than half a core from the others.
+//! Recorded requests are the model's own truth: one that fails, fails the load. Without them
+//! requests are made up from the signature; they may break rules that the signature does not state
+//! (an index range, a token that must be there), so a refusal is noted and does no harm unless the
+//! model's settings say otherwise. Runs are spaced out, so that warming one version never takes
+//! more than half a core from the others.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,7 +33,8 @@ const INPUT_BYTES_MAX: usize = 256 << 20;
 pub struct Recorded {
     /// The requests, each a full set of inputs.
     pub requests: Vec<Vec<NamedTensor>>,
-    /// What is worth knowing of them, such as records that were left out; shown as the version's note.
+    /// What is worth knowing of them, such as records that were left out; shown as the version's
+    /// note.
     pub note: Option<String>,
 }
 
@@ -44,7 +46,8 @@ impl From<Vec<Vec<NamedTensor>>> for Recorded {
 
 /// Where recorded requests come from.
 pub trait WarmupSource: Send + Sync {
-    /// Adds to recorded `inputs` what the server fills for its clients where they leave it out (masks, real sizes).
+    /// Adds to recorded `inputs` what the server fills for its clients where they leave it out
+    /// (masks, real sizes).
     ///
     /// # Errors
     /// When there is nothing to fill them from.
@@ -52,8 +55,8 @@ pub trait WarmupSource: Send + Sync {
         Ok(())
     }
 
-    /// The recorded requests of the version in `version_dir`, each a full set of inputs. None: requests are
-    /// generated from the signature.
+    /// The recorded requests of the version in `version_dir`, each a full set of inputs. None:
+    /// requests are generated from the signature.
     ///
     /// # Errors
     /// When there are some and they cannot be used; that fails the load.
@@ -70,12 +73,12 @@ impl WarmupSource for Unrecorded {
     }
 }
 
-/// Runs what `source` has for the version, or generated requests: those fill all inputs that the session's own
-/// `signature` has. Gives a note where something is worth knowing.
+/// Runs what `source` has for the version, or generated requests: those fill all inputs that the
+/// session's own `signature` has. Gives a note where something is worth knowing.
 ///
 /// # Errors
-/// When a recorded request fails, or a generated one where the settings say that this matters; `Cancelled` when
-/// stopped.
+/// When a recorded request fails, or a generated one where the settings say that this matters;
+/// `Cancelled` when stopped.
 pub(crate) fn warm(
     (servable, signature): (&Servable, &Signature),
     version_dir: &Path,
@@ -101,7 +104,8 @@ pub(crate) fn warm(
             .map(|()| note)
             .map_err(|e| e.context("warm-up with recorded requests"));
     }
-    let outcome = generate(signature, config).and_then(|requests| run_all(servable, &requests, config, stop));
+    let outcome =
+        generate(signature, config).and_then(|requests| run_all(servable, &requests, config, stop));
     match outcome {
         Ok(()) => Ok(note),
         Err(error) if config.fail_on_error || stop.load(Ordering::Relaxed) => {
@@ -143,21 +147,24 @@ fn run_all(
 
 /// One request for each batch size; one in all where no input has a dynamic first axis.
 fn generate(signature: &Signature, config: &WarmupConfig) -> Result<Vec<Vec<NamedTensor>>> {
-    let batched = signature
-        .inputs
-        .iter()
-        .any(|spec| spec.shape.as_ref().is_none_or(|dims| matches!(dims.first(), Some(Dim::Dynamic(_)))));
-    let sizes: &[usize] = if batched && !config.batch_sizes.is_empty() { &config.batch_sizes } else { &[1] };
+    let batched = signature.inputs.iter().any(|spec| {
+        spec.shape.as_ref().is_none_or(|dims| matches!(dims.first(), Some(Dim::Dynamic(_))))
+    });
+    let sizes: &[usize] =
+        if batched && !config.batch_sizes.is_empty() { &config.batch_sizes } else { &[1] };
     sizes.iter().map(|&size| request(signature, config, size)).collect()
 }
 
 fn request(signature: &Signature, config: &WarmupConfig, batch: usize) -> Result<Vec<NamedTensor>> {
     let needed = || signature.inputs.iter().filter(|spec| !spec.optional);
-    // Sizes of symbols: what the settings say about any input holds for all inputs that share the symbol.
+    // Sizes of symbols: what the settings say about any input holds for all inputs that share the
+    // symbol.
     let mut symbols: BTreeMap<&str, usize> = BTreeMap::new();
     for spec in needed() {
         for (position, dim) in spec.shape.iter().flatten().enumerate() {
-            if let (Dim::Dynamic(Some(symbol)), Some(size)) = (dim, configured(config, spec, position)) {
+            if let (Dim::Dynamic(Some(symbol)), Some(size)) =
+                (dim, configured(config, spec, position))
+            {
                 symbols.insert(symbol, size);
             }
         }
@@ -169,7 +176,10 @@ fn request(signature: &Signature, config: &WarmupConfig, batch: usize) -> Result
     }
     needed()
         .map(|spec| {
-            Ok(NamedTensor::new(spec.name.as_str(), fill(spec, shape(spec, config, &symbols, batch))?))
+            Ok(NamedTensor::new(
+                spec.name.as_str(),
+                fill(spec, shape(spec, config, &symbols, batch))?,
+            ))
         })
         .collect()
 }
@@ -178,7 +188,12 @@ fn configured(config: &WarmupConfig, spec: &TensorSpec, position: usize) -> Opti
     config.dims.get(&spec.name)?.get(position).and_then(|&size| usize::try_from(size).ok())
 }
 
-fn shape(spec: &TensorSpec, config: &WarmupConfig, symbols: &BTreeMap<&str, usize>, batch: usize) -> Shape {
+fn shape(
+    spec: &TensorSpec,
+    config: &WarmupConfig,
+    symbols: &BTreeMap<&str, usize>,
+    batch: usize,
+) -> Shape {
     let Some(dims) = &spec.shape else {
         let rank = config.dims.get(&spec.name).map_or(1, Vec::len);
         return (0..rank)
@@ -197,7 +212,9 @@ fn shape(spec: &TensorSpec, config: &WarmupConfig, symbols: &BTreeMap<&str, usiz
 /// Zeros, empty strings, and for floats small numbers that look random and are the same each time.
 fn fill(spec: &TensorSpec, shape: Shape) -> Result<Tensor> {
     let count = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
-    let bytes = |count| spec.dtype.bytes_for(count).or_else(|| usize::checked_mul(count, size_of::<usize>()));
+    let bytes = |count| {
+        spec.dtype.bytes_for(count).or_else(|| usize::checked_mul(count, size_of::<usize>()))
+    };
     let too_large = || {
         Error::invalid(format!(
             "input \"{}\" of shape {:?} is too large to make up",
@@ -214,7 +231,9 @@ fn fill(spec: &TensorSpec, shape: Shape) -> Result<Tensor> {
         DType::F32 => {
             Tensor::from_vec(shape, (0..count).map(|_| random.small() as f32).collect::<Vec<f32>>())
         }
-        DType::F64 => Tensor::from_vec(shape, (0..count).map(|_| random.small()).collect::<Vec<f64>>()),
+        DType::F64 => {
+            Tensor::from_vec(shape, (0..count).map(|_| random.small()).collect::<Vec<f64>>())
+        }
         // Bit patterns of positive numbers from 1/64 to 1/4.
         DType::F16 => halves(spec.dtype, shape, count, || 0x2400 + random.below(0x1000)),
         DType::BF16 => halves(spec.dtype, shape, count, || 0x3c80 + random.below(0x200)),
@@ -222,7 +241,12 @@ fn fill(spec: &TensorSpec, shape: Shape) -> Result<Tensor> {
     }
 }
 
-fn halves(dtype: DType, shape: Shape, count: usize, mut next: impl FnMut() -> u16) -> Result<Tensor> {
+fn halves(
+    dtype: DType,
+    shape: Shape,
+    count: usize,
+    mut next: impl FnMut() -> u16,
+) -> Result<Tensor> {
     let bytes: Vec<u8> = (0..count).flat_map(|_| next().to_le_bytes()).collect();
     Tensor::from_bytes(dtype, shape, bytes.into())
 }
@@ -253,8 +277,15 @@ mod tests {
     use super::*;
 
     fn spec(name: &str, dtype: DType, dims: &[&str]) -> TensorSpec {
-        let dim = |text: &&str| text.parse().map_or_else(|_| Dim::Dynamic(Some((*text).into())), Dim::Fixed);
-        TensorSpec { name: name.into(), dtype, shape: Some(dims.iter().map(dim).collect()), optional: false }
+        let dim = |text: &&str| {
+            text.parse().map_or_else(|_| Dim::Dynamic(Some((*text).into())), Dim::Fixed)
+        };
+        TensorSpec {
+            name: name.into(),
+            dtype,
+            shape: Some(dims.iter().map(dim).collect()),
+            optional: false,
+        }
     }
 
     fn shapes(inputs: Vec<TensorSpec>, config: &WarmupConfig) -> Vec<Vec<Vec<usize>>> {
@@ -295,8 +326,10 @@ mod tests {
             let tensor = fill(&spec("x", dtype, &[]), Shape::from_slice(&[3, 2])).unwrap();
             assert_eq!((tensor.dtype(), tensor.elements()), (dtype, 6));
         }
-        let floats =
-            fill(&spec("x", DType::F32, &[]), Shape::from_slice(&[100])).unwrap().to_vec::<f32>().unwrap();
+        let floats = fill(&spec("x", DType::F32, &[]), Shape::from_slice(&[100]))
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap();
         assert!(floats.iter().all(|x| x.abs() <= 0.1) && floats.iter().any(|x| *x != floats[0]));
         assert!(fill(&spec("x", DType::F32, &[]), Shape::from_slice(&[usize::MAX, 2])).is_err());
         assert!(fill(&spec("x", DType::F32, &[]), Shape::from_slice(&[1 << 30])).is_err());

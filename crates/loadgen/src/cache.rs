@@ -8,8 +8,8 @@ use base::{Error, Result, VersionNumber};
 /// Free disk space that making a model leaves.
 const DISK_SPARE_BYTES: u64 = 1 << 30;
 
-/// The directory `key` of `cache_dir`, made by `make` when it is not there. `make` writes into an empty directory
-/// beside it that is renamed when complete, so a directory that is there is whole.
+/// The directory `key` of `cache_dir`, made by `make` when it is not there. `make` writes into an
+/// empty directory beside it that is renamed when complete, so a directory that is there is whole.
 ///
 /// # Errors
 /// `ResourceExhausted` when `bytes` do not fit the disk; those of `make`.
@@ -66,7 +66,8 @@ pub fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// Makes version `version` of the model at `model_dir` appear in one step, as hard links to the files of `cached`.
+/// Makes version `version` of the model at `model_dir` appear in one step, as hard links to the
+/// files of `cached`.
 pub fn publish_link(cached: &Path, model_dir: &Path, version: VersionNumber) -> Result<()> {
     let part = model_dir.join(format!(".part-{version}"));
     fresh(&part)?;
@@ -79,7 +80,8 @@ pub fn publish_link(cached: &Path, model_dir: &Path, version: VersionNumber) -> 
     std::fs::rename(&part, &place).map_err(|e| Error::io(&place, &e))
 }
 
-/// Keeps only the newest `keep` versions of a model's directory, so that a long run does not fill it.
+/// Keeps only the newest `keep` versions of a model's directory, so that a long run does not fill
+/// it.
 pub fn prune(model_dir: &Path, newest: VersionNumber, keep: u64) -> Result<()> {
     match newest.checked_sub(keep) {
         Some(old) if old > 0 => remove(&model_dir.join(old.to_string())),
@@ -119,7 +121,8 @@ mod tests {
             publish_link(&cached, &model, version).unwrap();
             prune(&model, version, 2).unwrap();
         }
-        let mut names: Vec<_> = std::fs::read_dir(&model).unwrap().map(|e| e.unwrap().file_name()).collect();
+        let mut names: Vec<_> =
+            std::fs::read_dir(&model).unwrap().map(|e| e.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, ["2", "3"]);
         assert_eq!(std::fs::read(model.join("3/f")).unwrap(), b"x");

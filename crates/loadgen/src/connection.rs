@@ -1,8 +1,9 @@
 //! Connections to a server under test: HTTP/2 for gRPC, HTTP/1.1 with keep-alive for REST.
 //!
-//! gRPC is spoken by hand on HTTP/2 because a benchmark needs only unary calls with bodies that are encoded
-//! already: no stub, no channel task and no codec stands between the pacing thread and the socket. A request leaves in one
-//! piece, headers and body, as gRPC's own clients send it: in two, the server would be woken twice for each.
+//! gRPC is spoken by hand on HTTP/2 because a benchmark needs only unary calls with bodies that are
+//! encoded already: no stub, no channel task and no codec stands between the pacing thread and the
+//! socket. A request leaves in one piece, headers and body, as gRPC's own clients send it: in two,
+//! the server would be woken twice for each.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,7 +56,8 @@ impl Endpoint {
     /// # Errors
     /// `InvalidArgument` for anything else.
     pub fn parse(url: &str) -> Result<Endpoint> {
-        let wanted = || Error::invalid(format!("\"{url}\": use grpc://host:port or http://host:port"));
+        let wanted =
+            || Error::invalid(format!("\"{url}\": use grpc://host:port or http://host:port"));
         let (scheme, rest) = url.split_once("://").ok_or_else(wanted)?;
         let transport = match scheme {
             "grpc" => Transport::Grpc,
@@ -97,8 +99,13 @@ impl Template {
     /// Posts to `path`, with `extra` headers.
     ///
     /// # Errors
-    /// `InvalidArgument` when endpoint and path make no URI, or a header has unprintable characters.
-    pub fn post(endpoint: &Endpoint, path: &str, extra: &[(&'static str, String)]) -> Result<Template> {
+    /// `InvalidArgument` when endpoint and path make no URI, or a header has unprintable
+    /// characters.
+    pub fn post(
+        endpoint: &Endpoint,
+        path: &str,
+        extra: &[(&'static str, String)],
+    ) -> Result<Template> {
         let mut headers = HeaderMap::new();
         let value = |text: &str| {
             HeaderValue::from_str(text)
@@ -232,7 +239,8 @@ impl Grpc {
     async fn call(&mut self, template: &Template, body: Bytes) -> Result<RawResponse> {
         let broken = |e: h2::Error| Error::unavailable(format!("connection: {e}"));
         std::future::poll_fn(|cx| self.sender.poll_ready(cx)).await.map_err(broken)?;
-        let (answer, mut stream) = self.sender.send_request(template.request(()), false).map_err(broken)?;
+        let (answer, mut stream) =
+            self.sender.send_request(template.request(()), false).map_err(broken)?;
         stream.send_data(body, true).map_err(broken)?;
         grpc_answer(answer.await.map_err(broken)?).await
     }
@@ -249,12 +257,14 @@ pub fn call_once(endpoint: &Endpoint, template: &Template, body: Bytes) -> Resul
         .map_err(|e| Error::exhausted(format!("cannot start a client runtime: {e}")))?;
     let answer = runtime.block_on(async {
         let call = async { Connection::open(endpoint).await?.call(template, body).await };
-        tokio::time::timeout(CALL_TIMEOUT, call)
-            .await
-            .unwrap_or_else(|_| Err(Error::deadline(format!("no answer from {}", endpoint.authority))))
+        tokio::time::timeout(CALL_TIMEOUT, call).await.unwrap_or_else(|_| {
+            Err(Error::deadline(format!("no answer from {}", endpoint.authority)))
+        })
     });
     answer.map_err(|error| match error.kind() {
-        ErrorKind::Unavailable | ErrorKind::DeadlineExceeded => other_protocol(endpoint).unwrap_or(error),
+        ErrorKind::Unavailable | ErrorKind::DeadlineExceeded => {
+            other_protocol(endpoint).unwrap_or(error)
+        }
         _ => error,
     })
 }
@@ -264,10 +274,14 @@ pub fn other_protocol(endpoint: &Endpoint) -> Option<Error> {
     let authority = &endpoint.authority;
     let message = match (endpoint.transport, spoken(authority)?) {
         (Transport::Grpc, Spoken::Http1) => {
-            format!("{authority} is an HTTP port; use http://{authority}, or the gRPC port (8500 by default)")
+            format!(
+                "{authority} is an HTTP port; use http://{authority}, or the gRPC port (8500 by default)"
+            )
         }
         (Transport::Http, Spoken::Http2) => {
-            format!("{authority} is a gRPC port; use grpc://{authority}, or the HTTP port (8501 by default)")
+            format!(
+                "{authority} is a gRPC port; use grpc://{authority}, or the HTTP port (8501 by default)"
+            )
         }
         _ => return None,
     };
@@ -299,7 +313,9 @@ async fn grpc_answer(response: Response<h2::RecvStream>) -> Result<RawResponse> 
     }
     match body.trailers().await.map_err(broken)? {
         Some(trailers) => grpc_status(&trailers)?,
-        None => return Err(Error::unavailable(format!("HTTP {} without a gRPC status", parts.status))),
+        None => {
+            return Err(Error::unavailable(format!("HTTP {} without a gRPC status", parts.status)));
+        }
     }
     if !pieces.is_empty() {
         frame = pieces.freeze();
@@ -311,8 +327,9 @@ async fn grpc_answer(response: Response<h2::RecvStream>) -> Result<RawResponse> 
 }
 
 fn grpc_status(headers: &HeaderMap) -> Result<()> {
-    let text =
-        |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
+    let text = |name| {
+        headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default()
+    };
     match text("grpc-status") {
         "0" => Ok(()),
         status => {
@@ -327,8 +344,10 @@ fn percent_decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&first, after)) = rest.split_first() {
-        let digits =
-            (first == b'%').then(|| after.get(..2)).flatten().and_then(|two| std::str::from_utf8(two).ok());
+        let digits = (first == b'%')
+            .then(|| after.get(..2))
+            .flatten()
+            .and_then(|two| std::str::from_utf8(two).ok());
         match digits.and_then(|two| u8::from_str_radix(two, 16).ok()) {
             Some(byte) => {
                 bytes.push(byte);
@@ -352,14 +371,20 @@ async fn http_answer(response: Response<Incoming>) -> Result<RawResponse> {
         .to_bytes();
     if !parts.status.is_success() {
         let words = String::from_utf8_lossy(&body);
-        return Err(Error::unavailable(format!("HTTP {}: {}", parts.status.as_u16(), clip(&words))));
+        return Err(Error::unavailable(format!(
+            "HTTP {}: {}",
+            parts.status.as_u16(),
+            clip(&words)
+        )));
     }
     Ok(RawResponse { body })
 }
 
 fn clip(text: &str) -> &str {
-    let end =
-        (0..=REASON_BYTES_MAX.min(text.len())).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    let end = (0..=REASON_BYTES_MAX.min(text.len()))
+        .rev()
+        .find(|&end| text.is_char_boundary(end))
+        .unwrap_or(0);
     text[..end].trim()
 }
 
@@ -370,9 +395,13 @@ mod tests {
     #[test]
     fn urls() {
         let endpoint = Endpoint::parse("grpc://127.0.0.1:8500/").unwrap();
-        assert_eq!(endpoint, Endpoint { transport: Transport::Grpc, authority: "127.0.0.1:8500".into() });
+        assert_eq!(
+            endpoint,
+            Endpoint { transport: Transport::Grpc, authority: "127.0.0.1:8500".into() }
+        );
         assert_eq!(Endpoint::parse("http://[::1]:1").unwrap().authority, "[::1]:1");
-        for wrong in ["127.0.0.1:8500", "https://a:1", "grpc://a", "grpc://:1", "http://a:b", "http://a:1/x"]
+        for wrong in
+            ["127.0.0.1:8500", "https://a:1", "grpc://a", "grpc://:1", "http://a:b", "http://a:1/x"]
         {
             assert!(Endpoint::parse(wrong).is_err(), "{wrong}");
         }

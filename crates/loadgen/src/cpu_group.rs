@@ -13,7 +13,8 @@ const PERIOD_US: f64 = 100_000.0;
 /// Less than this the kernel refuses.
 const CORES_MIN: f64 = 0.01;
 
-/// A group of processes that may use so much processor time together. Dropping it removes it, once it is empty.
+/// A group of processes that may use so much processor time together. Dropping it removes it, once
+/// it is empty.
 #[derive(Debug)]
 pub struct CpuGroup {
     dirs: Vec<PathBuf>,
@@ -32,13 +33,19 @@ impl CpuGroup {
         let quota = (cores * PERIOD_US).round();
         let version_1 = Path::new(VERSION_1);
         let (dirs, settings) = if version_1.join("cpu.cfs_quota_us").exists() {
-            // Processor time is counted in a hierarchy of its own, often by another name for the same one.
+            // Processor time is counted in a hierarchy of its own, often by another name for the
+            // same one.
             let account = Path::new(VERSION_1).with_file_name("cpuacct");
-            let settings =
-                [("cpu.cfs_period_us", format!("{PERIOD_US}")), ("cpu.cfs_quota_us", format!("{quota}"))];
+            let settings = [
+                ("cpu.cfs_period_us", format!("{PERIOD_US}")),
+                ("cpu.cfs_quota_us", format!("{quota}")),
+            ];
             (vec![version_1.join(&name), account.join(&name)], settings.to_vec())
         } else {
-            (vec![Path::new(VERSION_2).join(&name)], vec![("cpu.max", format!("{quota} {PERIOD_US}"))])
+            (
+                vec![Path::new(VERSION_2).join(&name)],
+                vec![("cpu.max", format!("{quota} {PERIOD_US}"))],
+            )
         };
         let group = CpuGroup { dirs };
         for dir in &group.dirs {
@@ -62,7 +69,8 @@ impl CpuGroup {
 }
 
 fn refused(path: &Path, error: &std::io::Error) -> Error {
-    Error::io(path, error).context("a limit on processor time needs root and a writable control group")
+    Error::io(path, error)
+        .context("a limit on processor time needs root and a writable control group")
 }
 
 impl Drop for CpuGroup {

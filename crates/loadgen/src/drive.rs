@@ -1,9 +1,10 @@
-//! Drives a server: an open loop that sends when requests are due, or a closed loop of clients that wait.
+//! Drives a server: an open loop that sends when requests are due, or a closed loop of clients that
+//! wait.
 //!
-//! Each client thread runs its own single-threaded runtime in which pacing, sending and receiving happen. In the
-//! open loop nothing ever waits for an answer before sending the next request; when more than
-//! [`DrivePlan::in_flight_max`] answers are missing, further requests count as failed, so that a stalled server shows
-//! as failures and not as a quieter client.
+//! Each client thread runs its own single-threaded runtime in which pacing, sending and receiving
+//! happen. In the open loop nothing ever waits for an answer before sending the next request; when
+//! more than [`DrivePlan::in_flight_max`] answers are missing, further requests count as failed, so
+//! that a stalled server shows as failures and not as a quieter client.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -23,15 +24,17 @@ use crate::timer::Timer;
 
 /// How long a finished schedule waits for the last answers unless it is told otherwise.
 pub const DRAIN: Duration = Duration::from_secs(20);
-/// The priority client threads ask for: a real client would not compete for the server's cores, so it is woken
-/// at once where the system allows it. Without the right to ask, the run goes on at normal priority.
+/// The priority client threads ask for: a real client would not compete for the server's cores, so
+/// it is woken at once where the system allows it. Without the right to ask, the run goes on at
+/// normal priority.
 const CLIENT_NICE: i32 = -15;
 /// Client threads at most.
 pub const THREADS_MAX: usize = 64;
 /// Connections at most.
 pub const CONNECTIONS_MAX: usize = 4096;
 
-/// The reason given for a request that was not sent because [`DrivePlan::in_flight_max`] answers were missing.
+/// The reason given for a request that was not sent because [`DrivePlan::in_flight_max`] answers
+/// were missing.
 pub const NO_ROOM: &str = "more answers are missing than may be in flight";
 
 /// What an answer was worth.
@@ -47,7 +50,8 @@ pub enum Judgement {
 
 /// Looks at answers. Called on the client thread, so it must be quick.
 pub trait Judge: Send + Sync {
-    /// Whether the answer to body `shot` is right, and the version that gave it (0 where it does not say).
+    /// Whether the answer to body `shot` is right, and the version that gave it (0 where it does
+    /// not say).
     fn judge(&self, shot: usize, answer: &RawResponse) -> (Judgement, u64);
 }
 
@@ -113,10 +117,11 @@ pub struct DrivePlan {
     pub threads: usize,
     /// Open loop: answers that may be missing at a time, of all threads together.
     pub in_flight_max: usize,
-    /// How long a finished schedule waits for the last answers; those still missing count as failed.
+    /// How long a finished schedule waits for the last answers; those still missing count as
+    /// failed.
     pub drain: Duration,
-    /// Never sleep while waiting: the client's own wake-up, which is dear on a virtual machine, stays out of the
-    /// latency. It takes a whole core.
+    /// Never sleep while waiting: the client's own wake-up, which is dear on a virtual machine,
+    /// stays out of the latency. It takes a whole core.
     pub spin: bool,
     /// Set to end early.
     pub stop: Arc<AtomicBool>,
@@ -248,7 +253,8 @@ fn client_thread(
     local.block_on(&runtime, async move {
         let client = Rc::new(ClientThread::connect(plan, index, judge, sink).await?);
         if client.plan.spin {
-            // A task that is always ready keeps the runtime from parking; it looks at its sockets in between.
+            // A task that is always ready keeps the runtime from parking; it looks at its sockets
+            // in between.
             tokio::task::spawn_local(async {
                 loop {
                     tokio::task::yield_now().await;
@@ -330,7 +336,8 @@ impl ClientThread {
         Ok(())
     }
 
-    /// Waits for the answers that are missing; what is missing then was not recorded and is recorded as failed.
+    /// Waits for the answers that are missing; what is missing then was not recorded and is
+    /// recorded as failed.
     async fn drain(&self) {
         let all = async {
             while self.in_flight.get() > 0 {
@@ -403,7 +410,8 @@ impl ClientThread {
         answer
     }
 
-    /// A connection to use: the next in turn where they are shared, an idle or a new one where they are not.
+    /// A connection to use: the next in turn where they are shared, an idle or a new one where they
+    /// are not.
     async fn take(&self) -> Result<Connection> {
         let known = self.idle.borrow_mut().pop();
         match known {
@@ -426,8 +434,10 @@ impl ClientThread {
 
     fn record_failure(&self, due: Duration, reason: &str) {
         let latency = self.plan.start.elapsed().saturating_sub(due);
-        self.sink
-            .record(RequestSample { due, latency, verdict: Judgement::Failed, version: 0 }, Some(reason));
+        self.sink.record(
+            RequestSample { due, latency, verdict: Judgement::Failed, version: 0 },
+            Some(reason),
+        );
     }
 }
 

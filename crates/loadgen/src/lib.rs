@@ -1,11 +1,13 @@
-//! Load generator, server processes, statistics and text reports: what `millpond tune`, `bench` and `demo` share.
+//! Load generator, server processes, statistics and text reports: what `millpond tune`, `bench` and
+//! `demo` share.
 //!
-//! A client shares the machine with the server it measures, so it is built to cost little: bodies are encoded before
-//! the clock starts, one thread paces, sends and receives, and a caller's own code checks the raw bytes of answers.
-//! Latency counts from the moment a request was due, never from when it was sent, so a stalled server cannot hide its
-//! stall by slowing the client down.
+//! A client shares the machine with the server it measures, so it is built to cost little: bodies
+//! are encoded before the clock starts, one thread paces, sends and receives, and a caller's own
+//! code checks the raw bytes of answers. Latency counts from the moment a request was due, never
+//! from when it was sent, so a stalled server cannot hide its stall by slowing the client down.
 //!
-//! Nothing here reads arguments or the environment: the programs fill the `Args` structs and [`BenchEnv`].
+//! Nothing here reads arguments or the environment: the programs fill the `Args` structs and
+//! [`BenchEnv`].
 
 /// Prints as the standard library does, but a closed standard output (`... | head`) does not panic.
 #[macro_export]

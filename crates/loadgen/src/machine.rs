@@ -1,4 +1,5 @@
-//! What a figure was measured on, and what else the machine did meanwhile: recorded beside every figure.
+//! What a figure was measured on, and what else the machine did meanwhile: recorded beside every
+//! figure.
 
 use std::time::{Duration, Instant};
 
@@ -52,8 +53,11 @@ impl MachineFacts {
 
     /// One line for people.
     pub fn line(&self) -> String {
-        let onnx =
-            self.onnxruntime.as_ref().map(|version| format!(", ONNX Runtime {version}")).unwrap_or_default();
+        let onnx = self
+            .onnxruntime
+            .as_ref()
+            .map(|version| format!(", ONNX Runtime {version}"))
+            .unwrap_or_default();
         format!(
             "{}, {} cores, {} MiB, Linux {}, Millpond {}{onnx}",
             self.cpu, self.cores, self.memory_mb, self.kernel, self.millpond
@@ -80,8 +84,8 @@ pub struct Noise {
     pub busy: f64,
     /// Share that the hypervisor gave to others, 0 to 1.
     pub steal: f64,
-    /// How often the machine stood still for more than 10 ms, which steal need not show: a host that bounds a machine's
-    /// processor time does so.
+    /// How often the machine stood still for more than 10 ms, which steal need not show: a host
+    /// that bounds a machine's processor time does so.
     pub stops: u64,
     /// The longest of these in milliseconds.
     pub longest_stop_ms: f64,
@@ -94,7 +98,9 @@ impl Noise {
     pub fn line(&self) -> String {
         let stops = match self.stops {
             0 => String::new(),
-            count => format!(", stood still {count} times, for {:.0} ms at most", self.longest_stop_ms),
+            count => {
+                format!(", stood still {count} times, for {:.0} ms at most", self.longest_stop_ms)
+            }
         };
         format!(
             "load {:.2} before, {:.2} after; cores {:.0} % busy, {:.1} % stolen{stops}",
@@ -209,9 +215,11 @@ pub fn rss_kb_of(pid: u32) -> u64 {
 }
 
 fn cpu_from_stat(stat: &str) -> Duration {
-    // The name in parentheses may hold anything, spaces and parentheses included: count from its end.
+    // The name in parentheses may hold anything, spaces and parentheses included: count from its
+    // end.
     let Some((_, rest)) = stat.rsplit_once(')') else { return Duration::ZERO };
-    let ticks: u64 = rest.split_whitespace().skip(11).take(2).filter_map(|t| t.parse::<u64>().ok()).sum();
+    let ticks: u64 =
+        rest.split_whitespace().skip(11).take(2).filter_map(|t| t.parse::<u64>().ok()).sum();
     Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND)
 }
 

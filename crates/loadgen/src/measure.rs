@@ -43,18 +43,22 @@ pub fn measure(
     };
     std::thread::scope(|scope| {
         let driver = scope.spawn(|| drive(&plan, judge, &sink));
-        // Not the whole run: the warm-up is left out, and so is the end, where clients fall silent one by one.
-        let watcher = scope.spawn(|| (look_at(plan.start + warm_up), look_at(plan.start + plan.duration)));
+        // Not the whole run: the warm-up is left out, and so is the end, where clients fall silent
+        // one by one.
+        let watcher =
+            scope.spawn(|| (look_at(plan.start + warm_up), look_at(plan.start + plan.duration)));
         while let Some(progress) = progress.filter(|_| !driver.is_finished()) {
             progress.at(plan.start.elapsed().min(plan.duration).as_secs(), plan.duration.as_secs());
             progress.say(format!("{} answers", tally.count()));
             sleep(LOOK);
         }
         driver.join().unwrap_or_else(|_| Err(Error::internal("the driver panicked")))?;
-        let (before, after) = watcher.join().map_err(|_| Error::internal("the watcher panicked"))?;
+        let (before, after) =
+            watcher.join().map_err(|_| Error::internal("the watcher panicked"))?;
         let requests = after.1.saturating_sub(before.1);
         let cpu_us = after.0.saturating_sub(before.0).as_secs_f64() * 1e6;
-        let cpu_us_per_request = (!pids.is_empty() && requests > 0).then(|| cpu_us / requests as f64);
+        let cpu_us_per_request =
+            (!pids.is_empty() && requests > 0).then(|| cpu_us / requests as f64);
         Ok(Measurement { counted: tally.counted(), cpu_us_per_request })
     })
 }

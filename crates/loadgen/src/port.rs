@@ -7,7 +7,8 @@ use std::time::Duration;
 /// Longest wait for a connection, and for each piece of an answer.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 /// How an HTTP/2 client begins, with empty settings behind it.
-const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
+const HTTP2_PREFACE: &[u8] =
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
 /// Place and value of a SETTINGS frame's type, which is how an HTTP/2 server begins.
 const SETTINGS: (usize, u8) = (3, 4);
 /// Length of an HTTP/2 frame's head.
@@ -71,7 +72,11 @@ mod tests {
 
     #[test]
     fn protocols_are_told_by_their_first_bytes() {
-        check(b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00", 1, Some(Spoken::Http2));
+        check(
+            b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00",
+            1,
+            Some(Spoken::Http2),
+        );
         check(b"HTTP/1.1 400 Bad Request\r\n\r\n", 2, Some(Spoken::Http1));
         check(b"220 mail ready\r\n", 2, None);
         check(b"", 2, None);

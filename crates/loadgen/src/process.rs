@@ -1,4 +1,5 @@
-//! A Millpond server as a child process: started on free ports, watched, ended with whoever started it.
+//! A Millpond server as a child process: started on free ports, watched, ended with whoever started
+//! it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -44,7 +45,8 @@ pub struct ServerPlan {
     pub detached: bool,
     /// Settings of the allocator in place of Millpond's own (jemalloc's MALLOC_CONF).
     pub malloc_conf: Option<&'static str>,
-    /// HTTP and gRPC ports to take where they are free; any others where they are not, or where this is absent.
+    /// HTTP and gRPC ports to take where they are free; any others where they are not, or where
+    /// this is absent.
     pub ports: Option<(u16, u16)>,
 }
 
@@ -62,16 +64,22 @@ impl ServerProcess {
     /// Starts a server and waits until it is ready.
     ///
     /// # Errors
-    /// When it cannot be started, ends, or is not ready in time; the message has the end of its log.
+    /// When it cannot be started, ends, or is not ready in time; the message has the end of its
+    /// log.
     pub fn start(env: &BenchEnv, plan: &ServerPlan) -> Result<ServerProcess> {
         ServerProcess::start_in(env, plan, None)
     }
 
     /// As [`ServerProcess::start`], in a control group.
-    pub fn start_in(env: &BenchEnv, plan: &ServerPlan, group: Option<&CpuGroup>) -> Result<ServerProcess> {
+    pub fn start_in(
+        env: &BenchEnv,
+        plan: &ServerPlan,
+        group: Option<&CpuGroup>,
+    ) -> Result<ServerProcess> {
         let log = env.cache_dir.join("logs").join(format!("{}.log", plan.name));
         let (http_port, grpc_port) = free_ports(plan.ports.unwrap_or((0, 0)))?;
-        let command = group.map_or_else(|| Command::new(&env.millpond), |group| group.command(&env.millpond));
+        let command =
+            group.map_or_else(|| Command::new(&env.millpond), |group| group.command(&env.millpond));
         let child = spawn(command, env, plan, &log, (http_port, grpc_port))?;
         end_with_us(child.id());
         let mut server = ServerProcess { child, http_port, grpc_port, log, pages: agent() };
@@ -123,7 +131,8 @@ impl ServerProcess {
     /// Asks it to end and waits.
     ///
     /// # Errors
-    /// `Internal` when it does not end in time or ends with an error: graceful shutdown is part of what is shown.
+    /// `Internal` when it does not end in time or ends with an error: graceful shutdown is part of
+    /// what is shown.
     pub fn stop(mut self) -> Result<()> {
         signal(self.child.id(), rustix::process::Signal::TERM);
         let deadline = Instant::now() + STOP_TIMEOUT;
@@ -137,7 +146,12 @@ impl ServerProcess {
                     )));
                 }
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(READY_POLL),
-                _ => return Err(Error::internal(format!("the server does not end; {}", self.log_tail()))),
+                _ => {
+                    return Err(Error::internal(format!(
+                        "the server does not end; {}",
+                        self.log_tail()
+                    )));
+                }
             }
         }
     }
@@ -210,7 +224,8 @@ fn spawn(
         .stdin(Stdio::null())
         .stdout(file)
         .stderr(second);
-    // The user's own collections may be served by another process, which would keep this one from starting.
+    // The user's own collections may be served by another process, which would keep this one from
+    // starting.
     if !plan.args.iter().any(|argument| argument == COLLECTIONS_FLAG) {
         command.args([COLLECTIONS_FLAG, "none"]);
     }
@@ -225,12 +240,15 @@ fn spawn(
 
 /// Two ports that were free a moment ago: the wanted ones where they were.
 fn free_ports(wanted: (u16, u16)) -> Result<(u16, u16)> {
-    let bind =
-        |port| TcpListener::bind(("127.0.0.1", port)).and_then(|held| Ok((held.local_addr()?.port(), held)));
+    let bind = |port| {
+        TcpListener::bind(("127.0.0.1", port))
+            .and_then(|held| Ok((held.local_addr()?.port(), held)))
+    };
     let listen = |port| bind(port).or_else(|_| bind(0));
     // Both are held until both are known, so that they differ.
     let pair = listen(wanted.0).and_then(|first| Ok((first, listen(wanted.1)?)));
-    let (first, second) = pair.map_err(|e| Error::exhausted(format!("no free port on 127.0.0.1: {e}")))?;
+    let (first, second) =
+        pair.map_err(|e| Error::exhausted(format!("no free port on 127.0.0.1: {e}")))?;
     Ok((first.0, second.0))
 }
 
@@ -289,7 +307,9 @@ pub fn interrupted() -> bool {
 
 fn watch_signals() {
     use tokio::signal::unix::{SignalKind, signal as listen};
-    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return;
+    };
     runtime.block_on(async {
         let (Ok(mut interrupt), Ok(mut terminate)) =
             (listen(SignalKind::interrupt()), listen(SignalKind::terminate()))
@@ -331,7 +351,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let env = BenchEnv {
             millpond: "/bin/echo".into(),
-            onnxruntime: engine::LibrarySearch { explicit: Some("/bin/echo".into()), ..Default::default() },
+            onnxruntime: engine::LibrarySearch {
+                explicit: Some("/bin/echo".into()),
+                ..Default::default()
+            },
             libtorch: engine::LibrarySearch::default(),
             audio_data: None,
             cache_dir: dir.path().into(),

@@ -1,9 +1,11 @@
-//! Seeded numbers that are the same on every machine and can be had at any position without those before.
+//! Seeded numbers that are the same on every machine and can be had at any position without those
+//! before.
 
 /// A well-mixed 64-bit value of `index` in the stream `seed` (the finaliser of SplitMix64).
 pub fn at(seed: u64, index: u64) -> u64 {
-    let mut z =
-        seed.wrapping_mul(0xD134_2543_DE82_EF95).wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let mut z = seed
+        .wrapping_mul(0xD134_2543_DE82_EF95)
+        .wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)
@@ -39,7 +41,8 @@ impl RandomSequence {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// The next index below `count`, skewed to the low ones as popular items are: the cube of a uniform number.
+    /// The next index below `count`, skewed to the low ones as popular items are: the cube of a
+    /// uniform number.
     pub fn skewed(&mut self, count: u64) -> u64 {
         let u = self.unit();
         ((u * u * u * count as f64) as u64).min(count.saturating_sub(1))

@@ -45,12 +45,20 @@ impl std::fmt::Display for TextTable {
                 let (before, after) = if column == 0 { ("", "") } else { ("  ", "") };
                 let pad = " ".repeat(widths[column] - cell.chars().count());
                 line.push_str(before);
-                line.push_str(&if column == 0 { format!("{cell}{pad}") } else { format!("{pad}{cell}") });
+                line.push_str(&if column == 0 {
+                    format!("{cell}{pad}")
+                } else {
+                    format!("{pad}{cell}")
+                });
                 line.push_str(after);
             }
             writeln!(f, "{}", line.trim_end())?;
             if index == 0 {
-                writeln!(f, "{}", "-".repeat(widths.iter().sum::<usize>() + 2 * columns.saturating_sub(1)))?;
+                writeln!(
+                    f,
+                    "{}",
+                    "-".repeat(widths.iter().sum::<usize>() + 2 * columns.saturating_sub(1))
+                )?;
             }
         }
         Ok(())
@@ -66,8 +74,8 @@ pub fn ms(value: f64) -> String {
     }
 }
 
-/// Writes to standard output. One that has no reader any more takes nothing, and nothing is lost: programs read the JSON
-/// file.
+/// Writes to standard output. One that has no reader any more takes nothing, and nothing is lost:
+/// programs read the JSON file.
 pub fn print_text(text: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout().lock();
     match out.write_fmt(text).and_then(|()| out.flush()) {
@@ -83,7 +91,8 @@ pub fn print_text(text: std::fmt::Arguments<'_>) {
 /// # Errors
 /// When the file cannot be written.
 pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_vec_pretty(value).map_err(|e| Error::internal(format!("report: {e}")))?;
+    let text =
+        serde_json::to_vec_pretty(value).map_err(|e| Error::internal(format!("report: {e}")))?;
     write_file(path, &text)
 }
 
@@ -116,9 +125,12 @@ impl StepProgress {
     /// A bar of `steps` steps.
     pub fn new(steps: u64) -> StepProgress {
         let visible = std::io::stderr().is_terminal();
-        let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let target =
+            if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(Some(steps), target);
-        if let Ok(style) = ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {pos}/{len} {wide_msg}") {
+        if let Ok(style) =
+            ProgressStyle::with_template("{elapsed:>4} [{bar:30}] {pos}/{len} {wide_msg}")
+        {
             bar.set_style(style.progress_chars("=> "));
         }
         // A tick a second is enough to see that it lives and too little to disturb a measurement.
@@ -197,7 +209,10 @@ mod tests {
         let mut table = TextTable::new(&["arm", "p50 ms"]);
         table.row(vec!["pool".into(), "0.9".into()]);
         table.row(vec!["control".into(), "10.25".into()]);
-        assert_eq!(table.to_string(), "arm      p50 ms\n---------------\npool        0.9\ncontrol   10.25\n");
+        assert_eq!(
+            table.to_string(),
+            "arm      p50 ms\n---------------\npool        0.9\ncontrol   10.25\n"
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Where samples go: kept one by one for a run that is cut into windows afterwards, or counted as they come.
+//! Where samples go: kept one by one for a run that is cut into windows afterwards, or counted as
+//! they come.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -27,7 +27,13 @@ impl ArrivalSchedule {
     /// `rate` requests a second. The same seed gives the same times.
     pub fn new(arrivals: Arrivals, rate: f64, seed: u64) -> ArrivalSchedule {
         let gap_s = 1.0 / rate.max(f64::MIN_POSITIVE);
-        ArrivalSchedule { arrivals, gap_s, random: RandomSequence::new(seed), next: 0, elapsed_s: 0.0 }
+        ArrivalSchedule {
+            arrivals,
+            gap_s,
+            random: RandomSequence::new(seed),
+            next: 0,
+            elapsed_s: 0.0,
+        }
     }
 }
 
@@ -61,14 +67,17 @@ mod tests {
 
     #[test]
     fn a_poisson_schedule_keeps_its_rate_and_seed() {
-        let times: Vec<Duration> = ArrivalSchedule::new(Arrivals::Poisson, 1000.0, 7).take(100_000).collect();
+        let times: Vec<Duration> =
+            ArrivalSchedule::new(Arrivals::Poisson, 1000.0, 7).take(100_000).collect();
         assert!(times.is_sorted());
         let seconds = times[times.len() - 1].as_secs_f64();
         assert!((98.0..102.0).contains(&seconds), "{seconds}");
-        let again: Vec<Duration> = ArrivalSchedule::new(Arrivals::Poisson, 1000.0, 7).take(100_000).collect();
+        let again: Vec<Duration> =
+            ArrivalSchedule::new(Arrivals::Poisson, 1000.0, 7).take(100_000).collect();
         assert_eq!(times, again);
         // About 1/e of exponential gaps are longer than their mean.
-        let long = times.windows(2).filter(|w| w[1] - w[0] > Duration::from_millis(1)).count() as f64;
+        let long =
+            times.windows(2).filter(|w| w[1] - w[0] > Duration::from_millis(1)).count() as f64;
         assert!((0.35..0.39).contains(&(long / times.len() as f64)), "{long}");
     }
 }

@@ -13,7 +13,8 @@ impl Scrape {
             .lines()
             .filter(|line| !line.starts_with('#'))
             .filter_map(|line| {
-                let end = line.rfind('}').map_or_else(|| line.find(' '), |brace| Some(brace + 1))?;
+                let end =
+                    line.rfind('}').map_or_else(|| line.find(' '), |brace| Some(brace + 1))?;
                 let value = line[end..].split_whitespace().next()?.parse().ok()?;
                 Some((line[..end].to_owned(), value))
             })
@@ -29,7 +30,8 @@ impl Scrape {
     ) -> impl Iterator<Item = &'a (String, f64)> {
         self.series.iter().filter(move |(series, _)| {
             let (own, rest) = series.split_once('{').unwrap_or((series, ""));
-            own == name && labels.iter().all(|(key, value)| rest.contains(&format!("{key}=\"{value}\"")))
+            own == name
+                && labels.iter().all(|(key, value)| rest.contains(&format!("{key}=\"{value}\"")))
         })
     }
 
@@ -38,7 +40,8 @@ impl Scrape {
         self.matching(name, labels).map(|(_, value)| value).sum()
     }
 
-    /// The values of label `key` of the series called `name` with `labels` whose value is not 0, sorted.
+    /// The values of label `key` of the series called `name` with `labels` whose value is not 0,
+    /// sorted.
     pub fn label_values(&self, name: &str, labels: &[(&str, &str)], key: &str) -> Vec<String> {
         let mut values: Vec<String> = self
             .matching(name, labels)

@@ -1,5 +1,5 @@
-//! Changing the settings of a model that is being served, as an operator would: its `millpond.toml` is replaced, and the
-//! version that serves takes it over without a load.
+//! Changing the settings of a model that is being served, as an operator would: its `millpond.toml`
+//! is replaced, and the version that serves takes it over without a load.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -31,11 +31,12 @@ pub fn put(dir: &Path, text: &str) -> Result<()> {
     std::fs::rename(&aside, &path).map_err(|e| Error::io(&path, &e))
 }
 
-/// Has `server` take over `text` for `model`, whose directory is `dir`. The text must differ in what it says of schedules
-/// from what the model has.
+/// Has `server` take over `text` for `model`, whose directory is `dir`. The text must differ in
+/// what it says of schedules from what the model has.
 ///
 /// # Errors
-/// `FailedPrecondition` with the server's words where it does not take them over, `DeadlineExceeded` where nothing happens.
+/// `FailedPrecondition` with the server's words where it does not take them over,
+/// `DeadlineExceeded` where nothing happens.
 pub fn take_over(server: &ServerProcess, model: &str, dir: &Path, text: &str) -> Result<()> {
     let taken = || Ok(server.metrics()?.sum(TAKEN_OVER, &[("model", model)]));
     let (before, said) = (taken()?, log(server).len());
@@ -65,7 +66,8 @@ fn log(server: &ServerProcess) -> String {
 /// Why the log says that settings of `model` are not taken over.
 fn refusal(log: &str, model: &str) -> Option<String> {
     let of_model = format!("model={model} ");
-    let refuses = |line: &&str| line.contains(&of_model) && REFUSALS.iter().any(|what| line.contains(what));
+    let refuses =
+        |line: &&str| line.contains(&of_model) && REFUSALS.iter().any(|what| line.contains(what));
     log.lines().rev().find(refuses).map(|line| line.trim().to_owned())
 }
 
@@ -75,8 +77,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_found_for_its_model_only() {
-        let log =
-            "WARN x: cannot take the settings over model=a version=1 error=no axis\nINFO model=b loaded\n";
+        let log = "WARN x: cannot take the settings over model=a version=1 error=no axis\nINFO model=b loaded\n";
         assert!(refusal(log, "a").is_some_and(|why| why.ends_with("error=no axis")));
         assert_eq!(refusal(log, "b"), None);
         assert!(refusal("ERROR settings are not used model=b error=\"x\"", "b").is_some());

@@ -1,11 +1,12 @@
 //! Waiting until the machine runs evenly, and counting when it does not.
 //!
-//! A virtual machine whose balloon reports free pages hands memory that processes have freed back to its host: a
-//! sixteenth of what is free every two seconds (`mm/page_reporting.c` of Linux), so for about half a minute after a
-//! process with gigabytes has ended. Where the host bounds the machine's processor time, that work is taken from it, and
-//! all cores stop at once: after 6 GiB were freed, for 34 ms of every 100, three times every two seconds, during half
-//! a minute. A guest sees neither steal nor a busy core meanwhile, only that nothing moves. An arm that comes right after
-//! one which frees much would be charged for it.
+//! A virtual machine whose balloon reports free pages hands memory that processes have freed back
+//! to its host: a sixteenth of what is free every two seconds (`mm/page_reporting.c` of Linux), so
+//! for about half a minute after a process with gigabytes has ended. Where the host bounds the
+//! machine's processor time, that work is taken from it, and all cores stop at once: after 6 GiB
+//! were freed, for 34 ms of every 100, three times every two seconds, during half a minute. A guest
+//! sees neither steal nor a busy core meanwhile, only that nothing moves. An arm that comes right
+//! after one which frees much would be charged for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +17,8 @@ use serde::Serialize;
 
 /// Longer than this is a stop. Threads that share a core take turns of 3 ms.
 const STOP: Duration = Duration::from_millis(10);
-/// The machine is even when this much time has passed without a stop: reports are two to four seconds apart.
+/// The machine is even when this much time has passed without a stop: reports are two to four
+/// seconds apart.
 const EVEN_FOR: Duration = Duration::from_secs(5);
 /// One look.
 const LOOK: Duration = Duration::from_millis(500);
@@ -89,8 +91,9 @@ pub struct Stops {
     pub longest: Duration,
 }
 
-/// Counts stops from its making until it is dropped: a thread of the highest ordinary priority wakes every 5 ms, and is
-/// late where the machine stood still (or where the system refuses the priority and all cores were busy).
+/// Counts stops from its making until it is dropped: a thread of the highest ordinary priority
+/// wakes every 5 ms, and is late where the machine stood still (or where the system refuses the
+/// priority and all cores were busy).
 #[derive(Debug)]
 pub struct StopWatch {
     seen: Arc<StopCounts>,
@@ -109,8 +112,10 @@ impl StopWatch {
     pub fn start() -> StopWatch {
         let seen = Arc::new(StopCounts::default());
         let watched = Arc::clone(&seen);
-        let thread =
-            std::thread::Builder::new().name("stop-watch".into()).spawn(move || watched.watch()).ok();
+        let thread = std::thread::Builder::new()
+            .name("stop-watch".into())
+            .spawn(move || watched.watch())
+            .ok();
         StopWatch { seen, thread }
     }
 

@@ -28,7 +28,8 @@ impl Default for Latencies {
 impl Latencies {
     /// Counts one latency.
     pub fn record(&mut self, latency: Duration) {
-        self.histogram.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX).max(1));
+        self.histogram
+            .saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX).max(1));
     }
 
     /// Counts all that `other` has counted.
@@ -42,7 +43,8 @@ impl Latencies {
         self.histogram.len()
     }
 
-    /// The latency that the share `quantile` (0 to 1) stays within, in milliseconds; 0 when nothing was counted.
+    /// The latency that the share `quantile` (0 to 1) stays within, in milliseconds; 0 when nothing
+    /// was counted.
     pub fn quantile_ms(&self, quantile: f64) -> f64 {
         if self.histogram.is_empty() {
             return 0.0;
@@ -66,7 +68,8 @@ impl Latencies {
         self.histogram.mean() / 1e6
     }
 
-    /// The percentile distribution in the text form that HdrHistogram's plotter reads, in milliseconds.
+    /// The percentile distribution in the text form that HdrHistogram's plotter reads, in
+    /// milliseconds.
     pub fn percentile_log(&self) -> String {
         use std::fmt::Write as _;
         let mut text = String::from("       Value     Percentile TotalCount 1/(1-Percentile)\n\n");
@@ -74,8 +77,11 @@ impl Latencies {
             let value = point.value_iterated_to() as f64 / 1e6;
             let quantile = point.quantile_iterated_to();
             let count = self.histogram.count_between(0, point.value_iterated_to());
-            let inverse =
-                if quantile < 1.0 { format!("{:14.2}", 1.0 / (1.0 - quantile)) } else { "inf".into() };
+            let inverse = if quantile < 1.0 {
+                format!("{:14.2}", 1.0 / (1.0 - quantile))
+            } else {
+                "inf".into()
+            };
             let _ = writeln!(text, "{value:12.6} {quantile:2.12} {count:10} {inverse:>14}");
         }
         let max = self.histogram.max() as f64 / 1e6;

@@ -1,4 +1,5 @@
-//! A timer that fires within microseconds inside an asynchronous runtime, whose own timers count milliseconds.
+//! A timer that fires within microseconds inside an asynchronous runtime, whose own timers count
+//! milliseconds.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,8 @@ use tokio::net::unix::pipe::Receiver;
 /// One alarm, waited for by one task at a time.
 #[derive(Debug)]
 pub(crate) struct Timer {
-    /// A kernel timer, read as a pipe is: the runtime's own wrapper of any descriptor has no safe constructor.
+    /// A kernel timer, read as a pipe is: the runtime's own wrapper of any descriptor has no safe
+    /// constructor.
     descriptor: Receiver,
 }
 
@@ -34,7 +36,8 @@ impl Timer {
             self.arm(left)?;
             self.descriptor.readable().await.map_err(|e| Error::internal(format!("timer: {e}")))?;
             let mut expirations = [0u8; 8];
-            // An error here means that it has not fired yet; the loop looks at the clock either way.
+            // An error here means that it has not fired yet; the loop looks at the clock either
+            // way.
             let _ = self.descriptor.try_read(&mut expirations);
         }
     }

@@ -1,11 +1,13 @@
 //! Photographs: points match only where their descriptors do, and lengths only up to a scale.
 //!
-//! Descriptors leave few candidates, so the order of work is the other way round than for fingerprints. First each
-//! point gets the one partner whose descriptor is nearest, where both agree on that and the descriptors differ in few
-//! bits. Then edges between near ones of these tentative pairs are compared in both images: angles have to agree as
-//! they do for fingerprints, the ratio of lengths is taken as a scale. Each pair's scale is the one that most of its
-//! edges agree on; the pairs with the most such edges are the roots. An edge of a root says how one picture lies over the
-//! other; all pairs that agree with that, wherever they are, speak for it, and it is fitted to them.
+//! Descriptors leave few candidates, so the order of work is the other way round than for
+//! fingerprints. First each point gets the one partner whose descriptor is nearest, where both
+//! agree on that and the descriptors differ in few bits. Then edges between near ones of these
+//! tentative pairs are compared in both images: angles have to agree as they do for fingerprints,
+//! the ratio of lengths is taken as a scale. Each pair's scale is the one that most of its edges
+//! agree on; the pairs with the most such edges are the roots. An edge of a root says how one
+//! picture lies over the other; all pairs that agree with that, wherever they are, speak for it,
+//! and it is fitted to them.
 
 use std::cmp::Reverse;
 
@@ -99,8 +101,14 @@ impl Desk {
             if pairs.contains(&start) {
                 continue;
             }
-            verify(&self.twos, (usize::from(root.tentative), usize::from(root.to)), near, &mut self.agreed);
-            let evidence = evidence(&self.twos, &self.agreed, |at| self.tentative[at].bits, bits_max);
+            verify(
+                &self.twos,
+                (usize::from(root.tentative), usize::from(root.to)),
+                near,
+                &mut self.agreed,
+            );
+            let evidence =
+                evidence(&self.twos, &self.agreed, |at| self.tentative[at].bits, bits_max);
             if evidence.weight() > best.weight() {
                 best = evidence;
                 pairs.clear();
@@ -117,10 +125,13 @@ impl Desk {
         self.nearest.resize(probe.descriptors.len(), (u16::MAX, 0));
         self.distances.resize(probe.descriptors.len(), 0);
         let mut forward = [None; VERTICES_MAX];
-        for (index, (descriptor, forward)) in record.descriptors.iter().zip(&mut forward).enumerate() {
+        for (index, (descriptor, forward)) in
+            record.descriptors.iter().zip(&mut forward).enumerate()
+        {
             hamming256_many(descriptor, probe.descriptors, &mut self.distances);
             let least = self.distances.iter().fold(u16::MAX, |least, &bits| least.min(bits));
-            // Most points have no partner at all; one that is too far from everything is nobody's either.
+            // Most points have no partner at all; one that is too far from everything is nobody's
+            // either.
             if u32::from(least) > bits_max {
                 continue;
             }
@@ -146,8 +157,10 @@ impl Desk {
     fn link(&mut self, probe: Described<'_>, record: Described<'_>) {
         self.points.clear();
         self.others.clear();
-        self.points.extend(self.tentative.iter().map(|t| probe.vertices[usize::from(t.pair.probe)]));
-        self.others.extend(self.tentative.iter().map(|t| record.vertices[usize::from(t.pair.record)]));
+        self.points
+            .extend(self.tentative.iter().map(|t| probe.vertices[usize::from(t.pair.probe)]));
+        self.others
+            .extend(self.tentative.iter().map(|t| record.vertices[usize::from(t.pair.record)]));
         self.twos.clear();
         self.twos.extend(self.points.iter().copied().zip(self.others.iter().copied()));
         stars(&self.points, &mut self.coordinates, &mut self.stars);
@@ -165,7 +178,8 @@ impl Desk {
     fn pick(&mut self) {
         self.roots.clear();
         for (index, links) in self.links.iter().enumerate() {
-            let votes = |scale: u32| links.iter().filter(|link| same_scale(link.scale, scale)).count();
+            let votes =
+                |scale: u32| links.iter().filter(|link| same_scale(link.scale, scale)).count();
             // The first of the best.
             let best = links.iter().filter(|link| link.scale != 0).fold((0, 0), |best, link| {
                 let count = votes(link.scale);

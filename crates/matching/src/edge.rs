@@ -1,16 +1,19 @@
 //! Edges: what stays the same between two points when an image is moved or turned.
 //!
-//! Lengths are in quarters of a pixel and angles in 65536 steps of a turn, so that both fit 16 bits, angles wrap by
-//! themselves, and a vector register holds eight of them. Square roots are correctly rounded everywhere, the rest is
-//! integer arithmetic: the same edge gives the same bits on every machine.
+//! Lengths are in quarters of a pixel and angles in 65536 steps of a turn, so that both fit 16
+//! bits, angles wrap by themselves, and a vector register holds eight of them. Square roots are
+//! correctly rounded everywhere, the rest is integer arithmetic: the same edge gives the same bits
+//! on every machine.
 
 use crate::graph::Vertex;
 
 /// Steps of a length in a pixel.
 pub(crate) const PER_PIXEL: u32 = 4;
-/// Lengths beyond this (8191 pixels) are cut to it, so that a difference of two fits a signed 16-bit number.
+/// Lengths beyond this (8191 pixels) are cut to it, so that a difference of two fits a signed
+/// 16-bit number.
 pub(crate) const LENGTH_MAX: u16 = i16::MAX as u16 - 1;
-/// Coordinates beyond this are moved to it: squared distances then fit 32 bits. No image reaches it.
+/// Coordinates beyond this are moved to it: squared distances then fit 32 bits. No image reaches
+/// it.
 pub(crate) const COORDINATE_MAX: i16 = 16_383;
 /// One degree in steps of an angle.
 pub(crate) const DEGREE: f32 = 65_536.0 / 360.0;
@@ -69,9 +72,9 @@ fn length(dx: i32, dy: i32) -> u16 {
 
 /// The direction of (dx, dy), dy upwards, as an angle of 65536 steps; 0 for no way at all.
 ///
-/// For a quotient q in 0 to 1 the arc tangent is q(45° + (1 - q)(14.02° + 3.80° q)) within 0.1° (Rajan, Wang, Inkol
-/// and Joyal, "Efficient approximations for the arctangent function", 2006): a fourteenth of what a direction of 256
-/// steps resolves.
+/// For a quotient q in 0 to 1 the arc tangent is q(45° + (1 - q)(14.02° + 3.80° q)) within 0.1°
+/// (Rajan, Wang, Inkol and Joyal, "Efficient approximations for the arctangent function", 2006): a
+/// fourteenth of what a direction of 256 steps resolves.
 pub(crate) fn heading(dx: i32, dy: i32) -> u16 {
     let (ax, ay) = (dx.unsigned_abs(), dy.unsigned_abs());
     let (low, high) = if ax < ay { (ax, ay) } else { (ay, ax) };
@@ -79,7 +82,8 @@ pub(crate) fn heading(dx: i32, dy: i32) -> u16 {
     let quotient = ((low << 15) / high.max(1)) as i64;
     let rest = (1 << 15) - quotient;
     // All in steps of a turn: 8192 is 45°, 2552 and 692 are 14.02° and 3.80°.
-    let octant = ((quotient * (8192 + ((rest * (2552 + ((quotient * 692) >> 15))) >> 15))) >> 15) as u16;
+    let octant =
+        ((quotient * (8192 + ((rest * (2552 + ((quotient * 692) >> 15))) >> 15))) >> 15) as u16;
     let quadrant = if ax < ay { (1 << 14) - octant } else { octant };
     match (dx < 0, dy < 0) {
         (false, false) => quadrant,

@@ -1,7 +1,8 @@
 //! What a pairing has to show for itself, and what that is worth.
 
 use crate::tuning::{
-    ANGLE_ERROR, COVERED, DESCRIPTOR_ERROR, LENGTH_ERROR, OFFSET, PAIR, PHOTO_PAIR, SAME_KIND, SUPPORT,
+    ANGLE_ERROR, COVERED, DESCRIPTOR_ERROR, LENGTH_ERROR, OFFSET, PAIR, PHOTO_PAIR, SAME_KIND,
+    SUPPORT,
 };
 
 /// Pairs below this are no pairing.
@@ -9,16 +10,19 @@ pub(crate) const PAIRS_MIN: u32 = 2;
 /// An edge or a descriptor that is just tolerated.
 pub(crate) const ERROR_SCALE: u32 = 256;
 
-/// What speaks for a pairing. Errors are sums over edges, each 0 (the same) to 256 (just tolerated).
+/// What speaks for a pairing. Errors are sums over edges, each 0 (the same) to 256 (just
+/// tolerated).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evidence {
     /// Pairs of vertices.
     pub pairs: u32,
     /// Pairs of the same kind.
     pub kinds: u32,
-    /// Edges between paired vertices that both graphs have, beyond those that the pairing grew along.
+    /// Edges between paired vertices that both graphs have, beyond those that the pairing grew
+    /// along.
     pub supports: u32,
-    /// Of the lengths of edges the pairing grew along; of photographs, how far the places of pairs are off.
+    /// Of the lengths of edges the pairing grew along; of photographs, how far the places of pairs
+    /// are off.
     pub length_error: u32,
     /// Of their angles; of photographs, how far the directions of pairs are off.
     pub angle_error: u32,
@@ -39,8 +43,9 @@ pub struct Evidence {
 }
 
 impl Evidence {
-    /// The score: 0 and up, finite. Every pair of vertices is an event that rarely happens by chance, less so the
-    /// more its edge is off; every vertex in the shared part that found no partner speaks against the pairing.
+    /// The score: 0 and up, finite. Every pair of vertices is an event that rarely happens by
+    /// chance, less so the more its edge is off; every vertex in the shared part that found no
+    /// partner speaks against the pairing.
     pub(crate) fn score(&self) -> f32 {
         self.weight().max(0.0)
     }
@@ -59,7 +64,10 @@ impl Evidence {
                     / edge_scale;
         }
         let covered = self.probe_covered.max(self.record_covered);
-        OFFSET + PAIR * self.pairs as f32 + SAME_KIND * self.kinds as f32 + SUPPORT * self.supports as f32
+        OFFSET
+            + PAIR * self.pairs as f32
+            + SAME_KIND * self.kinds as f32
+            + SUPPORT * self.supports as f32
             - LENGTH_ERROR * self.length_error as f32 / edge_scale
             - ANGLE_ERROR * self.angle_error as f32 / edge_scale
             - COVERED * covered as f32

@@ -24,7 +24,8 @@ pub struct Vertex {
     pub y: i16,
     /// Direction in 256 steps of a turn, counter-clockwise as seen, 0 to the right.
     pub direction: u8,
-    /// What it is: for minutiae 0 other, 1 ridge ending, 2 bifurcation; for photographs whatever the extractor says.
+    /// What it is: for minutiae 0 other, 1 ridge ending, 2 bifurcation; for photographs whatever
+    /// the extractor says.
     pub kind: u8,
 }
 
@@ -100,7 +101,10 @@ impl<'a> View<'a> {
         let Some((&[version, flags, n0, n1, w0, w1, h0, h1], body)) =
             record.split_first_chunk::<HEADER_BYTES>()
         else {
-            return Err(Error::data_loss(format!("a graph record of {} bytes has no header", record.len())));
+            return Err(Error::data_loss(format!(
+                "a graph record of {} bytes has no header",
+                record.len()
+            )));
         };
         if version != VERSION || flags & !DESCRIBED != 0 {
             return Err(Error::data_loss(format!(

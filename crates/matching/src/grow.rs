@@ -111,7 +111,8 @@ impl Pairing {
         self.evidence.angle_error += u32::from(pair.angle_error);
     }
 
-    /// Compares the edges of a new pair: those to two free vertices offer a pair, those to two partners support it.
+    /// Compares the edges of a new pair: those to two free vertices offer a pair, those to two
+    /// partners support it.
     fn look_around(&mut self, i: u8, j: u8, probe: Side<'_>, record: Side<'_>) {
         let (star, other) = (&probe.stars[usize::from(i)], &record.stars[usize::from(j)]);
         for (lane, edge) in star.edges().enumerate() {
@@ -135,11 +136,18 @@ impl Pairing {
     fn offer(&mut self, edge: Edge, candidate: Edge, k: u8, l: u8) {
         let (length_error, angle_error) = errors(edge, candidate);
         let error = u32::from(length_error) + u32::from(angle_error);
-        self.waiting.push(Reverse(Waiting { error, probe: k, record: l, length_error, angle_error }));
+        self.waiting.push(Reverse(Waiting {
+            error,
+            probe: k,
+            record: l,
+            length_error,
+            angle_error,
+        }));
     }
 }
 
-/// The errors of two edges that are similar: of the length, and of both angles together, 0 to [`ERROR_SCALE`] each.
+/// The errors of two edges that are similar: of the length, and of both angles together, 0 to
+/// [`ERROR_SCALE`] each.
 fn errors(a: Edge, b: Edge) -> (u16, u16) {
     let length = u32::from(a.length.abs_diff(b.length)) * ERROR_SCALE / u32::from(LENGTH_ERROR_MAX);
     let angle = (u32::from(apart(a.start, b.start)) + u32::from(apart(a.end, b.end))) * ERROR_SCALE

@@ -1,10 +1,11 @@
 //! ISO/IEC 19794-2:2005 finger minutiae records ("FMR"), read and written.
 //!
-//! Layout, numbers big-endian: "FMR\0", version " 20\0", length (4), capture equipment (2), width and height (2 + 2),
-//! resolution across and down in pixels per centimetre (2 + 2), views (1), reserved (1); then per view: finger
-//! position, view and impression, quality, minutiae (1 each), per minutia kind in the two high bits and x in the
-//! other fourteen (2), y (2), angle in 256 steps counter-clockwise (1), quality (1); length of the extended data (2)
-//! and that data, which is skipped.
+//! Layout, numbers big-endian: "FMR\0", version " 20\0", length (4), capture equipment (2), width
+//! and height (2 + 2), resolution across and down in pixels per centimetre (2 + 2), views (1),
+//! reserved (1); then per view: finger position, view and impression, quality, minutiae (1 each),
+//! per minutia kind in the two high bits and x in the other fourteen (2), y (2), angle in 256 steps
+//! counter-clockwise (1), quality (1); length of the extended data (2) and that data, which is
+//! skipped.
 
 use base::{Error, Result};
 
@@ -14,7 +15,8 @@ const MAGIC: &[u8; 8] = b"FMR\0 20\0";
 /// Of the header: magic, length, equipment, size, resolution, views, reserved.
 const HEADER_BYTES: usize = 24;
 const MINUTIA_BYTES: usize = 6;
-/// 500 dots per inch in pixels per centimetre, as the standard rounds it: graphs of fingerprints have this resolution.
+/// 500 dots per inch in pixels per centimetre, as the standard rounds it: graphs of fingerprints
+/// have this resolution.
 const PER_CENTIMETRE: u32 = 197;
 /// Coordinates have 14 bits.
 const COORDINATE_MAX: i32 = 0x3FFF;
@@ -44,7 +46,9 @@ pub fn read(bytes: &[u8]) -> Result<Vec<Graph>> {
     let (width, height) = (input.number(2)?, input.number(2)?);
     let (across, down) = (input.number(2)?, input.number(2)?);
     if across == 0 || down == 0 {
-        return Err(Error::invalid("a template's resolution is 0: it must be in pixels per centimetre"));
+        return Err(Error::invalid(
+            "a template's resolution is 0: it must be in pixels per centimetre",
+        ));
     }
     let (views, _reserved) = (input.number(1)?, input.number(1)?);
     let size = (scaled(width, across).min(0xFFFF) as u16, scaled(height, down).min(0xFFFF) as u16);
@@ -93,8 +97,8 @@ fn scaled(pixels: u32, resolution: u32) -> u32 {
 /// The template of one graph: one view, 500 dots per inch, no extended data.
 ///
 /// # Errors
-/// `InvalidArgument` where the format cannot hold it: descriptors, more than 255 vertices, coordinates outside 0 to
-/// 16383, a kind above 2.
+/// `InvalidArgument` where the format cannot hold it: descriptors, more than 255 vertices,
+/// coordinates outside 0 to 16383, a kind above 2.
 pub fn write(graph: &Graph) -> Result<Vec<u8>> {
     let count = graph.vertices.len();
     if count > MINUTIAE_MAX || !graph.descriptors.is_empty() {
@@ -117,7 +121,10 @@ pub fn write(graph: &Graph) -> Result<Vec<u8>> {
     out.extend([0, 0, 0, count as u8]);
     for vertex in &graph.vertices {
         let (x, y) = (i32::from(vertex.x), i32::from(vertex.y));
-        if !(0..=COORDINATE_MAX).contains(&x) || !(0..=COORDINATE_MAX).contains(&y) || vertex.kind > 2 {
+        if !(0..=COORDINATE_MAX).contains(&x)
+            || !(0..=COORDINATE_MAX).contains(&y)
+            || vertex.kind > 2
+        {
             return Err(Error::invalid(format!(
                 "an ISO/IEC 19794-2 template cannot hold a vertex of kind {} at ({x}, {y})",
                 vertex.kind
@@ -139,12 +146,13 @@ struct Input<'a> {
 
 impl<'a> Input<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8]> {
-        let taken = self.bytes.get(self.at..).and_then(|rest| rest.get(..count)).ok_or_else(|| {
-            Error::invalid(format!(
-                "a template ends after {} bytes, in the middle of a field",
-                self.bytes.len()
-            ))
-        })?;
+        let taken =
+            self.bytes.get(self.at..).and_then(|rest| rest.get(..count)).ok_or_else(|| {
+                Error::invalid(format!(
+                    "a template ends after {} bytes, in the middle of a field",
+                    self.bytes.len()
+                ))
+            })?;
         self.at += count;
         Ok(taken)
     }

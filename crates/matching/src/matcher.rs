@@ -32,7 +32,8 @@ pub struct Explanation {
     pub evidence: Evidence,
 }
 
-/// Working memory of one thread, reused from record to record: nothing is allocated once it has grown.
+/// Working memory of one thread, reused from record to record: nothing is allocated once it has
+/// grown.
 #[derive(Debug, Default)]
 pub struct Scratch {
     vertices: Vec<Vertex>,
@@ -53,7 +54,8 @@ impl Scratch {
     }
 }
 
-/// How alike the probe and the record are: 0 and up, never NaN, the same on every machine and in every thread.
+/// How alike the probe and the record are: 0 and up, never NaN, the same on every machine and in
+/// every thread.
 ///
 /// # Errors
 /// `DataLoss` where the bytes are not a record of a graph.

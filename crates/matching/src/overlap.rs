@@ -1,14 +1,15 @@
 //! Laying one image over the other, and what of each lies within the other's outline.
 //!
-//! Two impressions of a finger share a part of it; within that part most points should have partners. The outline is
-//! an octagon (the extent along eight directions): nearly as tight as a convex hull, and tested in a few additions.
+//! Two impressions of a finger share a part of it; within that part most points should have
+//! partners. The outline is an octagon (the extent along eight directions): nearly as tight as a
+//! convex hull, and tested in a few additions.
 
 use crate::evidence::Evidence;
 use crate::graph::Vertex;
 use crate::matcher::Pair;
 
-/// How far outside of the outline a point may lie, in pixels; not a whole number, so that rounding decides nothing
-/// about points on the outline of an image laid over itself.
+/// How far outside of the outline a point may lie, in pixels; not a whole number, so that rounding
+/// decides nothing about points on the outline of an image laid over itself.
 const MARGIN: f32 = 6.4;
 
 /// The extent of points across, down and along both diagonals.
@@ -54,14 +55,15 @@ struct Placement {
 }
 
 impl Placement {
-    /// The rotation and shift with the least squared distance between partners: the two-dimensional case of Kabsch's
-    /// solution (1976). Sums are of integers, so their order does not matter.
+    /// The rotation and shift with the least squared distance between partners: the two-dimensional
+    /// case of Kabsch's solution (1976). Sums are of integers, so their order does not matter.
     fn of(pairs: &[Pair], probe: &[Vertex], record: &[Vertex]) -> Option<Placement> {
         let count = pairs.len() as i64;
         let (mut p, mut r) = ([0_i64; 2], [0_i64; 2]);
         let (mut along, mut across) = (0_i64, 0_i64);
         for pair in pairs {
-            let (a, b) = (probe.get(usize::from(pair.probe))?, record.get(usize::from(pair.record))?);
+            let (a, b) =
+                (probe.get(usize::from(pair.probe))?, record.get(usize::from(pair.record))?);
             let (ax, ay, bx, by) = (i64::from(a.x), i64::from(a.y), i64::from(b.x), i64::from(b.y));
             p = [p[0] + ax, p[1] + ay];
             r = [r[0] + bx, r[1] + by];
@@ -104,6 +106,8 @@ pub(crate) fn cover(
         return;
     };
     let inside = |(x, y): (f32, f32), outline: &Outline| u32::from(outline.contains(x, y));
-    evidence.probe_covered = probe.0.iter().map(|&vertex| inside(placement.forth(vertex), record.1)).sum();
-    evidence.record_covered = record.0.iter().map(|&vertex| inside(placement.back(vertex), probe.1)).sum();
+    evidence.probe_covered =
+        probe.0.iter().map(|&vertex| inside(placement.forth(vertex), record.1)).sum();
+    evidence.record_covered =
+        record.0.iter().map(|&vertex| inside(placement.back(vertex), probe.1)).sum();
 }

@@ -1,4 +1,5 @@
-//! How one photograph lies over another: turned, scaled and shifted, found from two pairs and fitted to all that agree.
+//! How one photograph lies over another: turned, scaled and shifted, found from two pairs and
+//! fitted to all that agree.
 //!
 //! All in single precision and in the order of the pairs; complex numbers spare every angle's sine.
 
@@ -24,7 +25,8 @@ const DOUBLING: [f32; 8] = [
     1.834_008,
 ];
 
-/// From places of the probe to those of the record: a shift of `from` to `to`, turned and scaled by (re, im) about it.
+/// From places of the probe to those of the record: a shift of `from` to `to`, turned and scaled by
+/// (re, im) about it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Pose {
     from: (f32, f32),
@@ -45,7 +47,8 @@ pub(crate) struct Agreed {
 }
 
 impl Pose {
-    /// The one that lays `a` and `b` over each other; `None` if they are one place or the scale is out of range.
+    /// The one that lays `a` and `b` over each other; `None` if they are one place or the scale is
+    /// out of range.
     fn between(a: Two, b: Two) -> Option<Pose> {
         let (px, py) = minus(b.0, a.0);
         let (rx, ry) = minus(b.1, a.1);
@@ -86,8 +89,8 @@ impl Pose {
         (square <= most && square * most >= 1.0).then_some(self)
     }
 
-    /// How far from where it should be the record's vertex lies, and how far the probe's is from the pose's centre in
-    /// the record's pixels; both squared.
+    /// How far from where it should be the record's vertex lies, and how far the probe's is from
+    /// the pose's centre in the record's pixels; both squared.
     fn off(&self, (probe, record): Two) -> (f32, f32) {
         let (x, y) = (f32::from(probe.x) - self.from.0, f32::from(probe.y) - self.from.1);
         let (sx, sy) = (self.re * x - self.im * y, self.re * y + self.im * x);
@@ -95,8 +98,9 @@ impl Pose {
         (dx * dx + dy * dy, sx * sx + sy * sy)
     }
 
-    /// Leaves the pairs that agree with it in `agreed`. A place may be off by `near` and this share `cone` of the
-    /// distance from the centre; a direction and a scale by what is usual between two pictures of one thing.
+    /// Leaves the pairs that agree with it in `agreed`. A place may be off by `near` and this share
+    /// `cone` of the distance from the centre; a direction and a scale by what is usual between two
+    /// pictures of one thing.
     fn agree(&self, pairs: &[Two], near: f32, cone: f32, agreed: &mut Vec<Agreed>) {
         agreed.clear();
         // Rows count downwards, so a turn towards greater y is one clockwise as seen.
@@ -117,8 +121,9 @@ impl Pose {
     }
 }
 
-/// The pairs that agree with the pose of two of them, into `agreed`: first with that pose, whose error grows with the
-/// distance, then with the one fitted to them. `near` is how far off a place may be, in the record's pixels.
+/// The pairs that agree with the pose of two of them, into `agreed`: first with that pose, whose
+/// error grows with the distance, then with the one fitted to them. `near` is how far off a place
+/// may be, in the record's pixels.
 pub(crate) fn verify(pairs: &[Two], root: (usize, usize), near: f32, agreed: &mut Vec<Agreed>) {
     agreed.clear();
     let (Some(&a), Some(&b)) = (pairs.get(root.0), pairs.get(root.1)) else { return };
@@ -136,14 +141,17 @@ pub(crate) fn verify(pairs: &[Two], root: (usize, usize), near: f32, agreed: &mu
 /// How far off a place may be where the record's vertices are `vertices`.
 pub(crate) fn near(vertices: &[Vertex]) -> f32 {
     let span = |of: fn(&Vertex) -> i16| {
-        let (low, high) =
-            vertices.iter().map(of).fold((i16::MAX, i16::MIN), |(low, high), at| (low.min(at), high.max(at)));
+        let (low, high) = vertices
+            .iter()
+            .map(of)
+            .fold((i16::MAX, i16::MIN), |(low, high), at| (low.min(at), high.max(at)));
         if low > high { 0.0 } else { f32::from(high) - f32::from(low) }
     };
     1.0 + POSE_NEAR * span(|vertex| vertex.x).max(span(|vertex| vertex.y))
 }
 
-/// Whether the scales of two points differ as the images do; `square` is the square of the images' scale.
+/// Whether the scales of two points differ as the images do; `square` is the square of the images'
+/// scale.
 pub(crate) fn same_scale(probe: u8, record: u8, square: f32) -> bool {
     if probe == 0 || record == 0 {
         return true;

@@ -37,7 +37,8 @@ impl Probe {
     /// Files the edges of `graph`; its first [`VERTICES_MAX`] vertices count.
     #[must_use]
     pub fn new(graph: &Graph, options: Options) -> Probe {
-        let vertices: Vec<Vertex> = graph.vertices.iter().take(VERTICES_MAX).copied().map(tame).collect();
+        let vertices: Vec<Vertex> =
+            graph.vertices.iter().take(VERTICES_MAX).copied().map(tame).collect();
         let mut own = Vec::new();
         stars(&vertices, &mut Coordinates::default(), &mut own);
         let cells = Cells::new(&own);
@@ -52,8 +53,8 @@ impl Probe {
 const CELL_BITS: u32 = 4;
 const CELLS: usize = 1 << (2 * CELL_BITS);
 
-/// All edges of a probe by the angles of their two ends. An edge lies in every cell that an edge like it can fall
-/// into, so that one look finds all that are like a given edge.
+/// All edges of a probe by the angles of their two ends. An edge lies in every cell that an edge
+/// like it can fall into, so that one look finds all that are like a given edge.
 #[derive(Clone, Debug)]
 pub(crate) struct Cells {
     /// Where each cell begins in `blocks`; one more marks the end.
@@ -111,7 +112,9 @@ impl Block {
 
     /// The places of the edges that are like `edge`, as bits.
     pub(crate) fn similar(&self, edge: Edge) -> u32 {
-        self.edges.similar([edge.length, edge.start, edge.end], LENGTH_ERROR_MAX, ANGLE_ERROR_MAX).into()
+        self.edges
+            .similar([edge.length, edge.start, edge.end], LENGTH_ERROR_MAX, ANGLE_ERROR_MAX)
+            .into()
     }
 }
 

@@ -1,8 +1,9 @@
 //! The order of what both stages found.
 //!
-//! A score over the threshold is proof enough, and proofs come first. Below it a score says hardly anything, least of
-//! all about pictures with few points; there the likeness of embeddings is the better guess. So the answer is never
-//! worse than that of the coarse stage, as long as nothing wrong is accepted.
+//! A score over the threshold is proof enough, and proofs come first. Below it a score says hardly
+//! anything, least of all about pictures with few points; there the likeness of embeddings is the
+//! better guess. So the answer is never worse than that of the coarse stage, as long as nothing
+//! wrong is accepted.
 
 use std::cmp::Ordering;
 
@@ -23,8 +24,9 @@ impl Likeness {
     }
 }
 
-/// The order of an answer: what is accepted, by score, before the others by the likeness of their embeddings. Equal ones
-/// stay equal: whoever sorts adds the id. Use it on all candidates of a query before it is cut to its k best.
+/// The order of an answer: what is accepted, by score, before the others by the likeness of their
+/// embeddings. Equal ones stay equal: whoever sorts adds the id. Use it on all candidates of a
+/// query before it is cut to its k best.
 #[must_use]
 pub fn best_first(accept: f32, a: Likeness, b: Likeness) -> Ordering {
     match (a.accepted(accept), b.accepted(accept)) {

@@ -1,7 +1,9 @@
-//! The matcher once more, as plainly as it can be said: the fast one must give the same evidence bit by bit.
+//! The matcher once more, as plainly as it can be said: the fast one must give the same evidence
+//! bit by bit.
 //!
-//! No filing of edges, no vector registers, no heap, no reuse of memory: sorts, and loops over everything. What is
-//! arithmetic rather than search (an edge, what lies within an outline, the worth of evidence) is shared.
+//! No filing of edges, no vector registers, no heap, no reuse of memory: sorts, and loops over
+//! everything. What is arithmetic rather than search (an edge, what lies within an outline, the
+//! worth of evidence) is shared.
 
 use crate::described::evidence;
 use crate::edge::{Edge, apart, tame, turn};
@@ -36,7 +38,10 @@ fn geometry(probe: &[Vertex], record: &[Vertex]) -> (Evidence, Vec<Pair>) {
     let mut roots = Vec::new();
     for (j, theirs) in other.iter().enumerate() {
         for (i, ours) in own.iter().enumerate() {
-            let votes = theirs.iter().map(|b| ours.iter().filter(|a| alike(a.1, b.1)).count()).sum::<usize>();
+            let votes = theirs
+                .iter()
+                .map(|b| ours.iter().filter(|a| alike(a.1, b.1)).count())
+                .sum::<usize>();
             if votes >= usize::from(VOTES_MIN) {
                 roots.push((votes, i, j));
             }
@@ -101,7 +106,8 @@ fn grow(
     probe: (&[Vertex], &[Vec<To>]),
     record: (&[Vertex], &[Vec<To>]),
 ) -> (Evidence, Vec<Pair>) {
-    let turned = |i: usize, j: usize| turn(probe.0[i].direction).wrapping_sub(turn(record.0[j].direction));
+    let turned =
+        |i: usize, j: usize| turn(probe.0[i].direction).wrapping_sub(turn(record.0[j].direction));
     let about = turned(root.0, root.1);
     let (mut evidence, mut pairs) = (Evidence::default(), Vec::<Pair>::new());
     // Error of the edge, pair, errors of length and angles.
@@ -196,7 +202,11 @@ fn same_scale(a: u32, b: u32) -> bool {
 
 fn tentative(probe: &Graph, record: &Graph, bits_max: u32) -> Vec<Tentative> {
     let bits = |i: usize, j: usize| -> u32 {
-        probe.descriptors[i].iter().zip(&record.descriptors[j]).map(|(a, b)| (a ^ b).count_ones()).sum()
+        probe.descriptors[i]
+            .iter()
+            .zip(&record.descriptors[j])
+            .map(|(a, b)| (a ^ b).count_ones())
+            .sum()
     };
     let (probes, records) = (probe.descriptors.len().min(256), record.descriptors.len().min(256));
     let mut out = Vec::new();
@@ -237,7 +247,8 @@ mod tests {
 
     fn graph(described: bool) -> impl Strategy<Value = Graph> {
         // Few different descriptors, so that distances tie.
-        let descriptor = (0_u8..4).prop_map(|low| std::array::from_fn(|at| if at == 0 { low } else { 0 }));
+        let descriptor =
+            (0_u8..4).prop_map(|low| std::array::from_fn(|at| if at == 0 { low } else { 0 }));
         let points = prop::collection::vec((vertex(), descriptor), 0..40);
         points.prop_map(move |points| {
             let (vertices, descriptors) = points.into_iter().unzip();

@@ -1,8 +1,9 @@
 //! Where to start: pairs of vertices that many edges of their surroundings speak for.
 //!
-//! Every vertex has a direction, so a pair of vertices says how one image lies over the other. Two edges that are
-//! similar, one of each graph, vote for the pair of vertices they start at; edges that vote for the same pair agree on
-//! how the images lie. The pairs with the most votes are grown first, and few of them suffice.
+//! Every vertex has a direction, so a pair of vertices says how one image lies over the other. Two
+//! edges that are similar, one of each graph, vote for the pair of vertices they start at; edges
+//! that vote for the same pair agree on how the images lie. The pairs with the most votes are grown
+//! first, and few of them suffice.
 
 use std::cmp::Reverse;
 
@@ -29,7 +30,8 @@ pub(crate) fn vote(cells: &Cells, probes: usize, record: &[Star], votes: &mut Ve
         for edge in star.edges() {
             for block in cells.like(edge.start, edge.end) {
                 for place in places(block.similar(edge)) {
-                    // A row is as long as the probe has vertices, of which this is one; at most 81 votes.
+                    // A row is as long as the probe has vertices, of which this is one; at most 81
+                    // votes.
                     row[usize::from(block.from[place])] += 1;
                 }
             }
@@ -37,8 +39,8 @@ pub(crate) fn vote(cells: &Cells, probes: usize, record: &[Star], votes: &mut Ve
     }
 }
 
-/// The pairs with the most votes, best first, at most [`ROOTS_MAX`]; of equal ones those of lower record and probe
-/// vertices.
+/// The pairs with the most votes, best first, at most [`ROOTS_MAX`]; of equal ones those of lower
+/// record and probe vertices.
 pub(crate) fn pick(votes: &[u8], probes: usize, roots: &mut Vec<Root>) {
     roots.clear();
     let (eights, rest) = votes.as_chunks::<8>();
@@ -61,7 +63,11 @@ const _: () = assert!(VOTES_MIN.is_power_of_two());
 fn gather(votes: &[u8], first: usize, probes: usize, roots: &mut Vec<Root>) {
     for (index, &count) in (first..).zip(votes) {
         if count >= VOTES_MIN {
-            roots.push(Root { probe: (index % probes) as u8, record: (index / probes) as u8, votes: count });
+            roots.push(Root {
+                probe: (index % probes) as u8,
+                record: (index / probes) as u8,
+                votes: count,
+            });
         }
     }
 }

@@ -67,7 +67,8 @@ pub(crate) struct Coordinates {
     y: Vec<i32>,
 }
 
-/// Fills `stars` with one star per vertex. Of neighbours equally far away the one with the lower index comes first.
+/// Fills `stars` with one star per vertex. Of neighbours equally far away the one with the lower
+/// index comes first.
 pub(crate) fn stars(vertices: &[Vertex], coordinates: &mut Coordinates, stars: &mut Vec<Star>) {
     stars.clear();
     coordinates.x.clear();
@@ -78,7 +79,9 @@ pub(crate) fn stars(vertices: &[Vertex], coordinates: &mut Coordinates, stars: &
         let nearest = nearest(block * TOGETHER, &coordinates.x, &coordinates.y);
         for (place, &vertex) in from.iter().enumerate() {
             let mut star = Star::EMPTY;
-            for rank in nearest.iter().map(|row| row[place]).take_while(|&rank| rank != NO_NEIGHBOUR) {
+            for rank in
+                nearest.iter().map(|row| row[place]).take_while(|&rank| rank != NO_NEIGHBOUR)
+            {
                 let to = rank as u8;
                 star.push(to, Edge::between(vertex, vertices[usize::from(to)]));
             }

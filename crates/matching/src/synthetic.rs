@@ -1,9 +1,10 @@
 //! Graphs made up for tests and benches, with the statistics of real ones.
 //!
-//! Fingerprints: 25 to 50 minutiae in an ellipse of 200 by 280 pixels, no two nearer than a ridge period (9 pixels),
-//! directions following a field that turns slowly across the finger. Photographs: 256 points, in clusters as corners
-//! are, with random descriptors. A distorted copy is what another impression of the same thing is: turned, shifted,
-//! bent, jittered, with points lost and false ones added, and some descriptor bits flipped.
+//! Fingerprints: 25 to 50 minutiae in an ellipse of 200 by 280 pixels, no two nearer than a ridge
+//! period (9 pixels), directions following a field that turns slowly across the finger.
+//! Photographs: 256 points, in clusters as corners are, with random descriptors. A distorted copy
+//! is what another impression of the same thing is: turned, shifted, bent, jittered, with points
+//! lost and false ones added, and some descriptor bits flipped.
 
 use crate::graph::{DESCRIPTOR_BYTES, Graph, VERTICES_MAX, Vertex};
 
@@ -40,7 +41,8 @@ pub fn photo(seed: u64) -> Graph {
     let mut random = Random::new(seed, 2);
     let mut graph = Graph { width: PHOTO_SIZE.0, height: PHOTO_SIZE.1, ..Graph::default() };
     let (width, height) = (f32::from(PHOTO_SIZE.0), f32::from(PHOTO_SIZE.1));
-    let centres: Vec<(f32, f32)> = (0..12).map(|_| (random.unit() * width, random.unit() * height)).collect();
+    let centres: Vec<(f32, f32)> =
+        (0..12).map(|_| (random.unit() * width, random.unit() * height)).collect();
     while graph.vertices.len() < VERTICES_MAX {
         let centre = centres[random.below(centres.len())];
         let (x, y) = (centre.0 + 60.0 * random.normal(), centre.1 + 60.0 * random.normal());
@@ -67,7 +69,8 @@ pub fn distorted(graph: &Graph, seed: u64) -> Graph {
     let bend = (0.00008 * random.normal(), 0.00008 * random.normal());
     let mut out = Graph { width: graph.width, height: graph.height, ..Graph::default() };
     for (index, from) in graph.vertices.iter().enumerate() {
-        let (lost, dx, dy, turned) = (random.unit(), random.normal(), random.normal(), random.normal());
+        let (lost, dx, dy, turned) =
+            (random.unit(), random.normal(), random.normal(), random.normal());
         let (x, y) = (f32::from(from.x) - width / 2.0, f32::from(from.y) - height / 2.0);
         let (bx, by) = (x + bend.0 * x * y, y + bend.1 * x * x);
         // Rows count downwards and angles turn counter-clockwise as seen.
@@ -77,8 +80,10 @@ pub fn distorted(graph: &Graph, seed: u64) -> Graph {
         if lost < losses || x < 0.0 || y < 0.0 || x >= width || y >= height {
             continue;
         }
-        let direction = from.direction.wrapping_add(steps(angle / std::f32::consts::TAU + turning * turned));
-        let kind = if random.below(8) == 0 && !described { 3 - from.kind.clamp(1, 2) } else { from.kind };
+        let direction =
+            from.direction.wrapping_add(steps(angle / std::f32::consts::TAU + turning * turned));
+        let kind =
+            if random.below(8) == 0 && !described { 3 - from.kind.clamp(1, 2) } else { from.kind };
         out.vertices.push(vertex(x, y, direction, kind));
         if let Some(descriptor) = graph.descriptors.get(index) {
             out.descriptors.push(random.flipped(descriptor));
@@ -128,8 +133,8 @@ fn steps(turns: f32) -> u8 {
     ((turns * 256.0).round() as i32).rem_euclid(256) as u8
 }
 
-/// The direction of ridges across a finger: a loop or a whorl about a core (the model of Sherlock and Monro, 1993:
-/// half the angle to the core less half the angle to the delta).
+/// The direction of ridges across a finger: a loop or a whorl about a core (the model of Sherlock
+/// and Monro, 1993: half the angle to the core less half the angle to the delta).
 struct Field {
     core: (f32, f32),
     delta: (f32, f32),

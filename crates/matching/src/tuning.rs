@@ -14,9 +14,11 @@ pub(crate) const ROOTS_MAX: usize = 12;
 pub(crate) const VOTES_MIN: u8 = 2;
 /// The same for photographs, whose roots are surer.
 pub(crate) const PHOTO_ROOTS_MAX: usize = 6;
-/// How far off a place may be between two photographs of one thing, as a share of the record's longer side.
+/// How far off a place may be between two photographs of one thing, as a share of the record's
+/// longer side.
 pub(crate) const POSE_NEAR: f32 = 0.01;
-/// And how much more by distance: while only two pairs say how the photographs lie, and when it is fitted to many.
+/// And how much more by distance: while only two pairs say how the photographs lie, and when it is
+/// fitted to many.
 pub(crate) const POSE_CONE: f32 = 0.12;
 /// See [`POSE_CONE`].
 pub(crate) const POSE_CONE_FITTED: f32 = 0.015;
@@ -25,9 +27,10 @@ pub(crate) const POSE_ANGLE_ERROR_MAX: u16 = (20.0 * DEGREE) as u16;
 /// Scales from a quarter to four times are looked for.
 pub(crate) const POSE_SCALE_MAX: f32 = 4.0;
 
-// The worth of each piece of evidence: a logistic regression of "the same finger" on it, over the pairs of FVC2002's
-// DB1_B and DB2_B, its coefficients times ten. That is little data, so it was also fitted on either alone: what is
-// missed of the other at a false match rate of 0.1 % then grows by less than a point.
+// The worth of each piece of evidence: a logistic regression of "the same finger" on it, over the
+// pairs of FVC2002's DB1_B and DB2_B, its coefficients times ten. That is little data, so it was
+// also fitted on either alone: what is missed of the other at a false match rate of 0.1 % then
+// grows by less than a point.
 /// A pair of vertices.
 pub(crate) const PAIR: f32 = 13.0;
 /// That its vertices are of one kind.
@@ -40,7 +43,8 @@ pub(crate) const LENGTH_ERROR: f32 = 8.0;
 pub(crate) const ANGLE_ERROR: f32 = 15.6;
 /// Each vertex in the shared part, of the graph that has more there.
 pub(crate) const COVERED: f32 = 2.6;
-/// What there is before any evidence: enough for most impostors to stay above 0, so that scores can be told apart.
+/// What there is before any evidence: enough for most impostors to stay above 0, so that scores can
+/// be told apart.
 pub(crate) const OFFSET: f32 = 40.0;
 /// A pair of vertices of photographs, whose descriptors are alike.
 pub(crate) const PHOTO_PAIR: f32 = 25.0;

@@ -1,4 +1,5 @@
-//! Reading a file for a library that asks for any bytes of it: past the page cache, at the store's rate.
+//! Reading a file for a library that asks for any bytes of it: past the page cache, at the store's
+//! rate.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
@@ -12,13 +13,14 @@ use crate::ParameterStore;
 use crate::pool::go_on;
 use os::{DIRECT_ALIGNMENT, DirectFile};
 
-/// Bytes read at once. They are hashed and copied to where they are wanted while still in the core's cache.
+/// Bytes read at once. They are hashed and copied to where they are wanted while still in the
+/// core's cache.
 const WINDOW_BYTES: usize = 1 << 20;
 
 const _: () = assert!(WINDOW_BYTES.is_multiple_of(DIRECT_ALIGNMENT));
 
-/// A file open for reading by [`ParameterStore::reader`]. What was read last is kept, so that many small reads beside
-/// each other cost one read of the disk.
+/// A file open for reading by [`ParameterStore::reader`]. What was read last is kept, so that many
+/// small reads beside each other cost one read of the disk.
 #[derive(Debug)]
 pub struct PacedReader {
     store: Arc<ParameterStore>,
@@ -45,7 +47,16 @@ impl PacedReader {
         let source = DirectFile::open(path, direct)?;
         let buffer = vec![0; WINDOW_BYTES + DIRECT_ALIGNMENT];
         let aligned = buffer.as_ptr().align_offset(DIRECT_ALIGNMENT);
-        Ok(PacedReader { store, source, path: path.to_owned(), stop, buffer, aligned, start: 0, valid: 0 })
+        Ok(PacedReader {
+            store,
+            source,
+            path: path.to_owned(),
+            stop,
+            buffer,
+            aligned,
+            start: 0,
+            valid: 0,
+        })
     }
 
     /// The file's length when it was opened.
@@ -58,11 +69,13 @@ impl PacedReader {
         self.source.is_direct()
     }
 
-    /// Fills `buffer` from `offset`, past the cache: it is not read again soon, and what the serving threads have in
-    /// the cache shall stay there. `each` sees every part before it goes there, in order: the time to hash it.
+    /// Fills `buffer` from `offset`, past the cache: it is not read again soon, and what the
+    /// serving threads have in the cache shall stay there. `each` sees every part before it goes
+    /// there, in order: the time to hash it.
     ///
     /// # Errors
-    /// `DataLoss` when the file ends before that, `Cancelled` once the load was stopped, otherwise what the disk says.
+    /// `DataLoss` when the file ends before that, `Cancelled` once the load was stopped, otherwise
+    /// what the disk says.
     pub fn read_exact_at(
         &mut self,
         buffer: &mut [u8],
@@ -106,7 +119,11 @@ impl PacedReader {
         let start = at / DIRECT_ALIGNMENT as u64 * DIRECT_ALIGNMENT as u64;
         let bytes = (self.bytes() - start).min(WINDOW_BYTES as u64) as usize;
         self.store.pacer().wait(bytes as u64);
-        self.source.read_exact_at(&mut self.buffer[self.aligned..][..WINDOW_BYTES], start, bytes)?;
+        self.source.read_exact_at(
+            &mut self.buffer[self.aligned..][..WINDOW_BYTES],
+            start,
+            bytes,
+        )?;
         (self.start, self.valid) = (start, bytes);
         Ok(())
     }
@@ -116,20 +133,24 @@ impl PacedReader {
 #[cfg(target_arch = "x86_64")]
 const PAST_CACHE_MIN: usize = 16 << 10;
 
-/// Copies `from` to `to`, which have the same length, without bringing `to` into the cache. There it would push out
-/// what the threads that serve have in it, and each of its lines would first be read from memory to be overwritten.
+/// Copies `from` to `to`, which have the same length, without bringing `to` into the cache. There
+/// it would push out what the threads that serve have in it, and each of its lines would first be
+/// read from memory to be overwritten.
 #[cfg(target_arch = "x86_64")]
 fn copy_past_cache(to: &mut [u8], from: &[u8]) {
     // SAFETY: any 16 bytes are a vector of 16.
     let (head, body, tail) = unsafe { to.align_to_mut::<__m128i>() };
-    if size_of_val(body) < PAST_CACHE_MIN || head.len() + size_of_val(body) + tail.len() != from.len() {
+    if size_of_val(body) < PAST_CACHE_MIN
+        || head.len() + size_of_val(body) + tail.len() != from.len()
+    {
         return to.copy_from_slice(from);
     }
     let (first, rest) = from.split_at(head.len());
     let (middle, last) = rest.split_at(size_of_val(body));
     head.copy_from_slice(first);
     for (to, from) in body.iter_mut().zip(middle.chunks_exact(16)) {
-        // SAFETY: both point to 16 bytes, the one written to is aligned; every x86-64 processor has SSE2.
+        // SAFETY: both point to 16 bytes, the one written to is aligned; every x86-64 processor has
+        // SSE2.
         unsafe { _mm_stream_si128(to, _mm_loadu_si128(from.as_ptr().cast())) };
     }
     // SAFETY: orders the stores before it for other threads, nothing else.
@@ -157,7 +178,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn store() -> Arc<ParameterStore> {
-        let config = PoolConfig { bytes_max: 4 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+        let config =
+            PoolConfig { bytes_max: 4 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
         let read_rate = Rate::unlimited();
         ParameterStore::new(SlotPool::new(config).unwrap(), StoreConfig { read_rate, direct: true })
     }
@@ -191,10 +213,15 @@ mod tests {
         std::fs::write(&path, content(100)).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let mut reader = store().reader(&path, stop.clone()).unwrap();
-        let mut read = |offset: u64, bytes: usize| reader.read_exact_at(&mut vec![0; bytes], offset, |_| {});
+        let mut read =
+            |offset: u64, bytes: usize| reader.read_exact_at(&mut vec![0; bytes], offset, |_| {});
         assert!(read(90, 10).is_ok());
         for (offset, bytes) in [(90, 11), (101, 0), (u64::MAX, 1)] {
-            assert_eq!(read(offset, bytes).unwrap_err().kind(), ErrorKind::DataLoss, "{offset} + {bytes}");
+            assert_eq!(
+                read(offset, bytes).unwrap_err().kind(),
+                ErrorKind::DataLoss,
+                "{offset} + {bytes}"
+            );
         }
         stop.store(true, Ordering::Relaxed);
         assert!(read(0, 1).is_ok(), "what was read already is there");

@@ -32,8 +32,8 @@ pub(crate) enum Home<R> {
     },
 }
 
-/// A contiguous part of the file that goes to a contiguous part of a region: one large chunk, or neighbouring
-/// small ones of [`SLICE_BYTES`] together at most.
+/// A contiguous part of the file that goes to a contiguous part of a region: one large chunk, or
+/// neighbouring small ones of [`SLICE_BYTES`] together at most.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     /// Where it starts in the file.
@@ -112,7 +112,8 @@ impl Builder {
         Home::Fresh { region, offset: 0 }
     }
 
-    /// A small chunk: the next blocks of the packed region, in one span with its neighbour if it has one.
+    /// A small chunk: the next blocks of the packed region, in one span with its neighbour if it
+    /// has one.
     fn pack<R>(&mut self, index: usize, chunk: &Chunk, bytes: usize) -> Home<R> {
         let region = *self.packed.get_or_insert_with(|| {
             self.regions.push(0);
@@ -130,8 +131,13 @@ impl Builder {
                 span.chunks.push(index);
             }
             _ => {
-                let span =
-                    Span { offset: chunk.offset, bytes, region, region_offset: offset, chunks: vec![index] };
+                let span = Span {
+                    offset: chunk.offset,
+                    bytes,
+                    region,
+                    region_offset: offset,
+                    chunks: vec![index],
+                };
                 self.spans.push(span);
             }
         }
@@ -169,7 +175,12 @@ mod tests {
 
     #[test]
     fn neighbouring_small_chunks_are_read_at_once() {
-        let plan = plan(&[chunk(0, 0, 10), chunk(1, 4096, 5000), chunk(2, 12288, 0), chunk(3, 16384, 4096)]);
+        let plan = plan(&[
+            chunk(0, 0, 10),
+            chunk(1, 4096, 5000),
+            chunk(2, 12288, 0),
+            chunk(3, 16384, 4096),
+        ]);
         assert_eq!(plan.regions, [4096 + 8192 + 4096]);
         assert_eq!(plan.homes[3], Home::Fresh { region: 0, offset: 12288 });
         assert_eq!(plan.spans.len(), 2);
@@ -191,7 +202,8 @@ mod tests {
 
     #[test]
     fn large_chunks_are_shared_with_the_living_and_with_twins() {
-        let plan = plan(&[chunk(1, 2 * MIB, 2 * MIB), chunk(9, 4 * MIB, 2 * MIB), chunk(1, 0, 2 * MIB)]);
+        let plan =
+            plan(&[chunk(1, 2 * MIB, 2 * MIB), chunk(9, 4 * MIB, 2 * MIB), chunk(1, 0, 2 * MIB)]);
         let fresh = Home::Fresh { region: 0, offset: 0 };
         assert_eq!(plan.homes, [fresh.clone(), Home::Alive(9), fresh]);
         assert_eq!(plan.regions, [2 << 20]);

@@ -12,7 +12,8 @@ use crate::reservation::{Reservation, SLOT_BYTES};
 use crate::slots::{Shortage, SlotMap, Taken};
 use os::{Pacer, Rate};
 
-/// Slots given back to the system by one call, so that no call holds the address space's lock for long.
+/// Slots given back to the system by one call, so that no call holds the address space's lock for
+/// long.
 const RELEASE_SLOTS_MAX: usize = 2;
 
 /// What a pool may use.
@@ -20,7 +21,8 @@ const RELEASE_SLOTS_MAX: usize = 2;
 pub struct PoolConfig {
     /// Most bytes of memory to hold, used or not; rounded up to whole slots.
     pub bytes_max: u64,
-    /// Ask for huge pages. Without them the pool works, with more faults at start and slower look-ups later.
+    /// Ask for huge pages. Without them the pool works, with more faults at start and slower
+    /// look-ups later.
     pub huge_pages: bool,
     /// How fast memory is taken from the system and given back.
     pub fault_rate: Rate,
@@ -47,8 +49,8 @@ pub struct PoolStats {
     pub fallback: Option<String>,
 }
 
-/// Memory for parameters. Safe to use from several threads at once; calls that need new memory take as long as
-/// the fault rate says and hold no lock meanwhile.
+/// Memory for parameters. Safe to use from several threads at once; calls that need new memory take
+/// as long as the fault rate says and hold no lock meanwhile.
 pub struct SlotPool {
     reservation: Reservation,
     slots_max: usize,
@@ -62,7 +64,8 @@ pub struct SlotPool {
 }
 
 impl SlotPool {
-    /// Reserves address space; memory comes with [`ensure_backed`](Self::ensure_backed) or when it is needed.
+    /// Reserves address space; memory comes with [`ensure_backed`](Self::ensure_backed) or when it
+    /// is needed.
     ///
     /// # Errors
     /// `ResourceExhausted` when the system gives no address space.
@@ -85,7 +88,8 @@ impl SlotPool {
         }))
     }
 
-    /// Takes memory from the system, paced, until the pool holds `bytes` of it, used and free together.
+    /// Takes memory from the system, paced, until the pool holds `bytes` of it, used and free
+    /// together.
     ///
     /// # Errors
     /// `ResourceExhausted` beyond the budget, or when the machine has no memory.
@@ -115,7 +119,8 @@ impl SlotPool {
         self.allocate_unless(bytes, &AtomicBool::new(false))
     }
 
-    /// As [`allocate`](Self::allocate), but gives up when `stop` is set while new memory is being faulted in.
+    /// As [`allocate`](Self::allocate), but gives up when `stop` is set while new memory is being
+    /// faulted in.
     ///
     /// # Errors
     /// Those of `allocate`, and `Cancelled`.
@@ -124,8 +129,9 @@ impl SlotPool {
             return Ok(RegionMut::new(self.clone(), 0..0, 0));
         }
         let mut taken = self.take(bytes)?;
-        let outcome =
-            self.release_slots(&mut taken, stop).and_then(|()| self.fault_in_slots(&mut taken, stop));
+        let outcome = self
+            .release_slots(&mut taken, stop)
+            .and_then(|()| self.fault_in_slots(&mut taken, stop));
         if let Err(error) = outcome {
             self.map().undo(&taken);
             self.settled.notify_all();
@@ -152,7 +158,8 @@ impl SlotPool {
         }
     }
 
-    /// Bytes that lie in huge pages at this moment. Costs milliseconds: for start-up, doctors and tests.
+    /// Bytes that lie in huge pages at this moment. Costs milliseconds: for start-up, doctors and
+    /// tests.
     ///
     /// # Errors
     /// `Internal` when the kernel does not tell.
@@ -189,7 +196,9 @@ impl SlotPool {
         loop {
             match map.take(count) {
                 Ok(taken) => return Ok(taken),
-                Err(Shortage::Busy) => map = self.settled.wait(map).unwrap_or_else(PoisonError::into_inner),
+                Err(Shortage::Busy) => {
+                    map = self.settled.wait(map).unwrap_or_else(PoisonError::into_inner)
+                }
                 Err(shortage) => return Err(self.shortage(shortage, bytes, map.used())),
             }
         }
@@ -255,12 +264,17 @@ impl std::fmt::Debug for SlotPool {
 
 /// `Cancelled` once `stop` is set.
 pub(crate) fn go_on(stop: &AtomicBool) -> Result<()> {
-    if stop.load(Ordering::Relaxed) { Err(Error::cancelled("the load was stopped")) } else { Ok(()) }
+    if stop.load(Ordering::Relaxed) {
+        Err(Error::cancelled("the load was stopped"))
+    } else {
+        Ok(())
+    }
 }
 
 fn slots_for(bytes: u64) -> Result<usize> {
-    usize::try_from(bytes.div_ceil(SLOT_BYTES as u64))
-        .map_err(|_| Error::exhausted(format!("{} of memory cannot be addressed", format_bytes(bytes))))
+    usize::try_from(bytes.div_ceil(SLOT_BYTES as u64)).map_err(|_| {
+        Error::exhausted(format!("{} of memory cannot be addressed", format_bytes(bytes)))
+    })
 }
 
 fn bytes_of(slots: usize) -> u64 {

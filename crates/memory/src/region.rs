@@ -25,8 +25,9 @@ impl Run {
     /// Lets the slots be written, or not.
     fn protect(&self, protection: libc::c_int) -> std::io::Result<()> {
         let bytes = self.slots.len() * SLOT_BYTES;
-        // SAFETY: the slots are mapped and this run's alone. Taking the right to write away is safe as nobody holds a
-        // mutable reference: `seal` is on a frozen region, whose bytes nobody writes; giving it back always is.
+        // SAFETY: the slots are mapped and this run's alone. Taking the right to write away is safe
+        // as nobody holds a mutable reference: `seal` is on a frozen region, whose bytes nobody
+        // writes; giving it back always is.
         match unsafe { libc::mprotect(self.start().cast(), bytes, protection) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
@@ -47,8 +48,8 @@ impl Drop for Run {
     }
 }
 
-/// Memory being filled by its only owner. It starts at a multiple of the slot size and holds whatever the slots
-/// held before.
+/// Memory being filled by its only owner. It starts at a multiple of the slot size and holds
+/// whatever the slots held before.
 pub struct RegionMut(Run);
 
 impl RegionMut {
@@ -64,8 +65,9 @@ impl RegionMut {
 
     /// The bytes, to be filled.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: the pool mapped, faulted in and handed these slots to this run alone; `bytes` lies within
-        // them, every byte pattern is a valid `u8`, and `&mut self` excludes other references.
+        // SAFETY: the pool mapped, faulted in and handed these slots to this run alone; `bytes`
+        // lies within them, every byte pattern is a valid `u8`, and `&mut self` excludes other
+        // references.
         unsafe { std::slice::from_raw_parts_mut(self.0.start(), self.0.bytes) }
     }
 
@@ -75,8 +77,8 @@ impl RegionMut {
     }
 }
 
-/// Parameters in place: immutable, shared through `Arc<Region>`. The slots return to the pool with the last
-/// holder.
+/// Parameters in place: immutable, shared through `Arc<Region>`. The slots return to the pool with
+/// the last holder.
 pub struct Region(Run);
 
 impl Region {
@@ -92,8 +94,8 @@ impl Region {
         unsafe { std::slice::from_raw_parts(self.0.start(), self.0.bytes) }
     }
 
-    /// Has the processor refuse writes from now on, until the slots return to the pool: for a library that is handed
-    /// pointers it could write through.
+    /// Has the processor refuse writes from now on, until the slots return to the pool: for a
+    /// library that is handed pointers it could write through.
     ///
     /// # Errors
     /// `ResourceExhausted` when the system cannot divide its mappings any further.
@@ -130,7 +132,8 @@ mod tests {
 
     #[test]
     fn a_sealed_region_is_read_only_until_it_returns() {
-        let config = PoolConfig { bytes_max: 2 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+        let config =
+            PoolConfig { bytes_max: 2 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
         let pool = SlotPool::new(config).unwrap();
         for round in 0..3 {
             let mut region = pool.allocate(100).unwrap();

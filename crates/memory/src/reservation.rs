@@ -11,8 +11,9 @@ pub const SLOT_BYTES: usize = 2 << 20;
 
 /// The small page, the unit of faults without huge pages.
 const PAGE_BYTES: usize = 4096;
-/// How many times the budget is reserved as address space, best first. More than once, so that a long run can
-/// always be found at fresh addresses however the used slots lie; less where the system limits address space.
+/// How many times the budget is reserved as address space, best first. More than once, so that a
+/// long run can always be found at fresh addresses however the used slots lie; less where the
+/// system limits address space.
 const SPREADS: [usize; 4] = [8, 4, 2, 1];
 /// Where the kernel says whether it gives huge pages; either may say "never".
 const HUGE_PAGE_SETTINGS: [&str; 2] = [
@@ -20,8 +21,9 @@ const HUGE_PAGE_SETTINGS: [&str; 2] = [
     "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled",
 ];
 
-/// Private anonymous address space, aligned to slots, with a guard on either side, so that the kernel never merges
-/// it with a neighbour. Unmapped when dropped, which is when the process is done with all its parameters.
+/// Private anonymous address space, aligned to slots, with a guard on either side, so that the
+/// kernel never merges it with a neighbour. Unmapped when dropped, which is when the process is
+/// done with all its parameters.
 pub(crate) struct Reservation {
     /// The whole mapping, guards included.
     mapping: NonNull<u8>,
@@ -32,38 +34,46 @@ pub(crate) struct Reservation {
     huge_pages: bool,
 }
 
-// SAFETY: the struct only names an address range; who may touch which slot is decided by its owner's bookkeeping.
+// SAFETY: the struct only names an address range; who may touch which slot is decided by its
+// owner's bookkeeping.
 unsafe impl Send for Reservation {}
 // SAFETY: as above; no method changes a field.
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
-    /// Reserves several times `slots_min` slots. Also says, in words, what the system refused that was wanted.
+    /// Reserves several times `slots_min` slots. Also says, in words, what the system refused that
+    /// was wanted.
     ///
     /// # Errors
     /// `ResourceExhausted` when the system gives no address space.
-    pub(crate) fn new(slots_min: usize, want_huge_pages: bool) -> Result<(Reservation, Option<String>)> {
+    pub(crate) fn new(
+        slots_min: usize,
+        want_huge_pages: bool,
+    ) -> Result<(Reservation, Option<String>)> {
         let mut reservation = Self::map(slots_min)?;
         let mut refusals = Vec::new();
         if want_huge_pages {
             match reservation.use_huge_pages() {
                 Ok(()) => reservation.huge_pages = true,
-                Err(reason) => refusals.push(format!("4 KiB pages instead of huge pages: {reason}")),
+                Err(reason) => {
+                    refusals.push(format!("4 KiB pages instead of huge pages: {reason}"))
+                }
             }
         } else {
-            // Honours the wish where the system's default is "always"; without huge pages in the kernel it fails
-            // and nothing is lost.
+            // Honours the wish where the system's default is "always"; without huge pages in the
+            // kernel it fails and nothing is lost.
             let _ = reservation.advise_all(libc::MADV_NOHUGEPAGE);
         }
-        // Parameters are on disk already: keep them out of core dumps, and out of forked children, whose birth
-        // would otherwise copy page tables and write-protect every page.
+        // Parameters are on disk already: keep them out of core dumps, and out of forked children,
+        // whose birth would otherwise copy page tables and write-protect every page.
         let _ = reservation.advise_all(libc::MADV_DONTDUMP);
         let _ = reservation.advise_all(libc::MADV_DONTFORK);
         // Advice on no bytes only asks whether the kernel knows the word.
         reservation.populates = reservation.advise(0, 0, libc::MADV_POPULATE_WRITE).is_ok();
         if !reservation.populates {
             refusals.push(
-                "pages are touched one by one: the kernel is older than MADV_POPULATE_WRITE (5.14)".into(),
+                "pages are touched one by one: the kernel is older than MADV_POPULATE_WRITE (5.14)"
+                    .into(),
             );
         }
         Ok((reservation, (!refusals.is_empty()).then(|| refusals.join("; "))))
@@ -73,7 +83,8 @@ impl Reservation {
         let mut refusal = io::Error::from(io::ErrorKind::OutOfMemory);
         for spread in SPREADS {
             let bytes = slots_min.checked_mul(spread * SLOT_BYTES);
-            let Some((bytes, mapping_bytes)) = bytes.and_then(|b| Some((b, b.checked_add(2 * SLOT_BYTES)?)))
+            let Some((bytes, mapping_bytes)) =
+                bytes.and_then(|b| Some((b, b.checked_add(2 * SLOT_BYTES)?)))
             else {
                 continue;
             };
@@ -92,20 +103,30 @@ impl Reservation {
     fn map_guarded(bytes: usize, mapping_bytes: usize) -> io::Result<Reservation> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
-        let mapping = unsafe { libc::mmap(null_mut(), mapping_bytes, libc::PROT_NONE, flags, -1, 0) };
+        let mapping =
+            unsafe { libc::mmap(null_mut(), mapping_bytes, libc::PROT_NONE, flags, -1, 0) };
         let mapping = match NonNull::new(mapping.cast::<u8>()) {
             Some(address) if mapping != libc::MAP_FAILED => address,
             _ => return Err(io::Error::last_os_error()),
         };
-        // At least one page and at most one slot is left before the base, so a guard remains on both sides.
+        // At least one page and at most one slot is left before the base, so a guard remains on
+        // both sides.
         let before = SLOT_BYTES - mapping.as_ptr().addr() % SLOT_BYTES;
         // SAFETY: `before <= SLOT_BYTES`, and the mapping is two slots longer than `bytes`.
         let base = unsafe { mapping.add(before) };
         let slots = bytes / SLOT_BYTES;
-        let reservation =
-            Reservation { mapping, mapping_bytes, base, slots, populates: false, huge_pages: false };
+        let reservation = Reservation {
+            mapping,
+            mapping_bytes,
+            base,
+            slots,
+            populates: false,
+            huge_pages: false,
+        };
         // SAFETY: the range lies within the mapping made above, which nobody else knows yet.
-        match unsafe { libc::mprotect(base.as_ptr().cast(), bytes, libc::PROT_READ | libc::PROT_WRITE) } {
+        match unsafe {
+            libc::mprotect(base.as_ptr().cast(), bytes, libc::PROT_READ | libc::PROT_WRITE)
+        } {
             0 => Ok(reservation),
             _ => Err(io::Error::last_os_error()),
         }
@@ -142,8 +163,8 @@ impl Reservation {
         }
         let start = self.address(slot);
         for offset in (0..SLOT_BYTES).step_by(PAGE_BYTES) {
-            // SAFETY: within the slot, which the caller owns; its content means nothing yet. Volatile, so that
-            // the write happens.
+            // SAFETY: within the slot, which the caller owns; its content means nothing yet.
+            // Volatile, so that the write happens.
             unsafe { start.add(offset).write_volatile(0) };
         }
         Ok(())
@@ -154,11 +175,13 @@ impl Reservation {
     /// # Errors
     /// `Internal` when the system refuses, which it has no reason to.
     pub(crate) fn release(&self, slot: usize, count: usize) -> Result<()> {
-        self.advise(slot, count, libc::MADV_DONTNEED)
-            .map_err(|error| Error::internal(format!("parameter memory cannot be given back: {error}")))
+        self.advise(slot, count, libc::MADV_DONTNEED).map_err(|error| {
+            Error::internal(format!("parameter memory cannot be given back: {error}"))
+        })
     }
 
-    /// Bytes of the reservation that lie in huge pages at this moment. Walks the process's mappings: milliseconds.
+    /// Bytes of the reservation that lie in huge pages at this moment. Walks the process's
+    /// mappings: milliseconds.
     ///
     /// # Errors
     /// `Internal` when the kernel does not tell.
@@ -174,7 +197,8 @@ impl Reservation {
                 return Err(format!("{path} says never; set it to madvise"));
             }
         }
-        self.advise_all(libc::MADV_HUGEPAGE).map_err(|error| format!("MADV_HUGEPAGE is refused: {error}"))
+        self.advise_all(libc::MADV_HUGEPAGE)
+            .map_err(|error| format!("MADV_HUGEPAGE is refused: {error}"))
     }
 
     fn advise_all(&self, advice: libc::c_int) -> io::Result<()> {
@@ -186,8 +210,9 @@ impl Reservation {
         let start = self.address(slot);
         assert!(count <= self.slots - slot, "{count} slots from {slot} of {}", self.slots);
         loop {
-            // SAFETY: the range lies within the reservation, by the assertion and that in `address`; advice that
-            // discards content is given only by `release`, to slots that no region holds.
+            // SAFETY: the range lies within the reservation, by the assertion and that in
+            // `address`; advice that discards content is given only by `release`, to slots that no
+            // region holds.
             if unsafe { libc::madvise(start.cast(), count * SLOT_BYTES, advice) } == 0 {
                 return Ok(());
             }

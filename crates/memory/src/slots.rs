@@ -1,10 +1,10 @@
-//! Which slots are in use, which have memory behind them, and which to take next. Pure bookkeeping: no memory is
-//! touched here, so it can be tested against a naive reference.
+//! Which slots are in use, which have memory behind them, and which to take next. Pure bookkeeping:
+//! no memory is touched here, so it can be tested against a naive reference.
 //!
-//! Slots are what the pool recycles. Taking them prefers memory that is already there (best fit, so that long
-//! runs stay whole); failing that it takes the run that needs the least new memory, and names slots elsewhere
-//! whose memory must go back first so that the budget holds. Address space is plentiful, so fragmentation is
-//! solved by moving on to fresh addresses.
+//! Slots are what the pool recycles. Taking them prefers memory that is already there (best fit, so
+//! that long runs stay whole); failing that it takes the run that needs the least new memory, and
+//! names slots elsewhere whose memory must go back first so that the budget holds. Address space is
+//! plentiful, so fragmentation is solved by moving on to fresh addresses.
 
 use std::ops::Range;
 
@@ -23,12 +23,14 @@ pub(crate) enum Slot {
     Releasing,
 }
 
-/// The answer to [`SlotMap::take`]: a run that is now in use, and what its taker must do, in this order.
+/// The answer to [`SlotMap::take`]: a run that is now in use, and what its taker must do, in this
+/// order.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Taken {
     /// The run.
     pub(crate) run: Range<usize>,
-    /// Slots elsewhere, now releasing, to give back to the system first; then call [`SlotMap::released`].
+    /// Slots elsewhere, now releasing, to give back to the system first; then call
+    /// [`SlotMap::released`].
     pub(crate) release: Vec<Range<usize>>,
     /// Slots of the run to fault in.
     pub(crate) unbacked: Vec<usize>,
@@ -47,9 +49,9 @@ pub(crate) enum Shortage {
 
 /// The states of all slots and the budget of how many may have memory.
 ///
-/// Invariant: used, free and backing slots together, the *committed* ones, never exceed `committed_max`. A
-/// releasing slot still has memory, but its taker releases before it faults in, so the resident slots never
-/// exceed the budget either.
+/// Invariant: used, free and backing slots together, the *committed* ones, never exceed
+/// `committed_max`. A releasing slot still has memory, but its taker releases before it faults in,
+/// so the resident slots never exceed the budget either.
 #[derive(Debug)]
 pub(crate) struct SlotMap {
     slots: Vec<Slot>,
@@ -80,8 +82,10 @@ impl SlotMap {
         if count > self.committed_max - self.used {
             return Err(Shortage::Budget);
         }
-        let run = self.best_fit(count).or_else(|| self.cheapest(count)).ok_or_else(|| self.no_run())?;
-        let unbacked: Vec<usize> = run.clone().filter(|&slot| self.slots[slot] == Slot::Unbacked).collect();
+        let run =
+            self.best_fit(count).or_else(|| self.cheapest(count)).ok_or_else(|| self.no_run())?;
+        let unbacked: Vec<usize> =
+            run.clone().filter(|&slot| self.slots[slot] == Slot::Unbacked).collect();
         let excess = (self.committed() + unbacked.len()).saturating_sub(self.committed_max);
         if excess > self.free - (count - unbacked.len()) {
             return Err(Shortage::Busy);
@@ -106,7 +110,8 @@ impl SlotMap {
         self.mark(slots, Slot::Unbacked);
     }
 
-    /// Undoes what is left of a [`Taken`] whose taker failed: `release` and `unbacked` hold what was not done.
+    /// Undoes what is left of a [`Taken`] whose taker failed: `release` and `unbacked` hold what
+    /// was not done.
     pub(crate) fn undo(&mut self, taken: &Taken) {
         self.give_back(taken.run.clone());
         for &slot in &taken.unbacked {
@@ -117,8 +122,8 @@ impl SlotMap {
         }
     }
 
-    /// Takes one slot to fault in ahead of need, the lowest, so that the memory lies together; `None` when the
-    /// budget is spent.
+    /// Takes one slot to fault in ahead of need, the lowest, so that the memory lies together;
+    /// `None` when the budget is spent.
     pub(crate) fn begin_backing(&mut self) -> Option<usize> {
         if self.committed() == self.committed_max {
             return None;
@@ -142,7 +147,8 @@ impl SlotMap {
             .map(|run| run.start..run.start + count)
     }
 
-    /// The window of free and unbacked slots with the fewest unbacked ones; the lowest among equals.
+    /// The window of free and unbacked slots with the fewest unbacked ones; the lowest among
+    /// equals.
     fn cheapest(&self, count: usize) -> Option<Range<usize>> {
         let mut best: Option<(usize, usize)> = None;
         let (mut length, mut cost) = (0, 0);
@@ -173,7 +179,8 @@ impl SlotMap {
         if busy { Shortage::Busy } else { Shortage::Addresses }
     }
 
-    /// `count` free slots to release: from the shortest runs first, and from their ends, so that long runs stay.
+    /// `count` free slots to release: from the shortest runs first, and from their ends, so that
+    /// long runs stay.
     fn pick_releases(&self, count: usize) -> Vec<Range<usize>> {
         if count == 0 {
             return Vec::new();
@@ -308,7 +315,13 @@ mod tests {
     impl World {
         fn new(total: usize, max: usize) -> World {
             let map = SlotMap::new(total, max);
-            World { map, resident: vec![false; total], takers: vec![], regions: vec![], backing: vec![] }
+            World {
+                map,
+                resident: vec![false; total],
+                takers: vec![],
+                regions: vec![],
+                backing: vec![],
+            }
         }
 
         fn apply(&mut self, op: Op) {
@@ -346,17 +359,21 @@ mod tests {
             let before = self.map.slots.clone();
             let (used, committed) = (self.map.used(), self.map.committed());
             let naive = naive_choice(&before, count);
-            let settled = !before.iter().any(|slot| matches!(slot, Slot::Backing | Slot::Releasing));
+            let settled =
+                !before.iter().any(|slot| matches!(slot, Slot::Backing | Slot::Releasing));
             match self.map.take(count) {
                 Ok(taken) => {
                     let cost = taken.run.clone().filter(|&slot| before[slot] == Slot::Unbacked);
                     assert_eq!(taken.unbacked, cost.collect::<Vec<_>>());
                     assert_eq!(Some(taken.run.clone()), naive);
                     let release: Vec<usize> = taken.release.iter().cloned().flatten().collect();
-                    let excess = (committed + taken.unbacked.len()).saturating_sub(self.map.committed_max);
+                    let excess =
+                        (committed + taken.unbacked.len()).saturating_sub(self.map.committed_max);
                     assert_eq!(release.len(), excess);
                     assert!(
-                        release.iter().all(|&slot| before[slot] == Slot::Free && !taken.run.contains(&slot))
+                        release
+                            .iter()
+                            .all(|&slot| before[slot] == Slot::Free && !taken.run.contains(&slot))
                     );
                     self.takers.push(taken);
                 }
@@ -379,7 +396,10 @@ mod tests {
                 self.resident[slot] = true;
                 self.takers.push(taken);
             } else {
-                assert!(taken.run.clone().all(|slot| self.resident[slot]), "a region without memory");
+                assert!(
+                    taken.run.clone().all(|slot| self.resident[slot]),
+                    "a region without memory"
+                );
                 self.regions.push(taken.run);
             }
         }
@@ -387,7 +407,10 @@ mod tests {
         fn check(&self) {
             let count = |state| self.map.slots.iter().filter(|&&slot| slot == state).count();
             assert_eq!(self.map.used(), count(Slot::Used));
-            assert_eq!(self.map.committed(), count(Slot::Used) + count(Slot::Free) + count(Slot::Backing));
+            assert_eq!(
+                self.map.committed(),
+                count(Slot::Used) + count(Slot::Free) + count(Slot::Backing)
+            );
             let held = self
                 .takers
                 .iter()
@@ -400,18 +423,25 @@ mod tests {
             let resident = self.resident.iter().filter(|&&resident| resident).count();
             assert!(resident + self.backing.len() <= self.map.committed_max, "over the budget");
             for (slot, &state) in self.map.slots.iter().enumerate() {
-                assert!(state != Slot::Free || self.resident[slot], "free slot {slot} has no memory");
-                assert!(state != Slot::Unbacked || !self.resident[slot], "slot {slot} leaks its memory");
+                assert!(
+                    state != Slot::Free || self.resident[slot],
+                    "free slot {slot} has no memory"
+                );
+                assert!(
+                    state != Slot::Unbacked || !self.resident[slot],
+                    "slot {slot} leaks its memory"
+                );
             }
         }
     }
 
-    /// Every window is tried: least new memory first, then the shortest run of free slots around it, then the
-    /// lowest.
+    /// Every window is tried: least new memory first, then the shortest run of free slots around
+    /// it, then the lowest.
     fn naive_choice(slots: &[Slot], count: usize) -> Option<Range<usize>> {
-        let windows = (0..(slots.len() + 1).saturating_sub(count)).map(|start| start..start + count);
-        let open =
-            windows.filter(|w| slots[w.clone()].iter().all(|s| matches!(s, Slot::Free | Slot::Unbacked)));
+        let windows =
+            (0..(slots.len() + 1).saturating_sub(count)).map(|start| start..start + count);
+        let open = windows
+            .filter(|w| slots[w.clone()].iter().all(|s| matches!(s, Slot::Free | Slot::Unbacked)));
         open.min_by_key(|window| {
             let cost = slots[window.clone()].iter().filter(|&&slot| slot == Slot::Unbacked).count();
             let is_free = |slot: &&Slot| **slot == Slot::Free;

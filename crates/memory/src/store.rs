@@ -13,15 +13,16 @@ use crate::pool::go_on;
 use crate::{PacedReader, Region, RegionMut, SlotPool};
 use os::{DIRECT_ALIGNMENT, DirectFile, Pacer, Rate};
 
-/// Chunks of at least this many bytes get slots of their own, so that other versions can share them; smaller
-/// ones are packed together, one region a load.
+/// Chunks of at least this many bytes get slots of their own, so that other versions can share
+/// them; smaller ones are packed together, one region a load.
 pub const SHARE_MIN: u64 = 1 << 20;
 
-/// Bytes read, hashed and paced at once. Large enough for a disk's full speed, small enough to be in the core's
-/// cache when it is hashed.
+/// Bytes read, hashed and paced at once. Large enough for a disk's full speed, small enough to be
+/// in the core's cache when it is hashed.
 pub(crate) const SLICE_BYTES: usize = 4 << 20;
 
-const _: () = assert!(SLICE_BYTES.is_multiple_of(DIRECT_ALIGNMENT) && SHARE_MIN as usize <= SLICE_BYTES);
+const _: () =
+    assert!(SLICE_BYTES.is_multiple_of(DIRECT_ALIGNMENT) && SHARE_MIN as usize <= SLICE_BYTES);
 
 /// One tensor in a weights file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,14 +99,15 @@ pub struct StoreStats {
     pub direct_refusal: Option<String>,
 }
 
-/// Loads parameters into a [`SlotPool`] and knows which are there, by hash. Loads may run at the same time; they
-/// share the read rate.
+/// Loads parameters into a [`SlotPool`] and knows which are there, by hash. Loads may run at the
+/// same time; they share the read rate.
 #[derive(Debug)]
 pub struct ParameterStore {
     pool: Arc<SlotPool>,
     direct: bool,
     pacer: Pacer,
-    /// Regions that hold one whole chunk, by its hash and length, as long as somebody else keeps them alive.
+    /// Regions that hold one whole chunk, by its hash and length, as long as somebody else keeps
+    /// them alive.
     alive: Mutex<HashMap<(blake3::Hash, u64), Weak<Region>>>,
     direct_refusal: OnceLock<String>,
     loads: AtomicU64,
@@ -133,20 +135,23 @@ impl ParameterStore {
         &self.pool
     }
 
-    /// Bytes of slots that a load of `chunks` would take now, given what could be shared. 0 for chunks that no
-    /// load would accept.
+    /// Bytes of slots that a load of `chunks` would take now, given what could be shared. 0 for
+    /// chunks that no load would accept.
     pub fn bytes_needed(&self, chunks: &[Chunk]) -> u64 {
-        self.plan(chunks)
-            .map_or(0, |plan| plan.regions.iter().map(|&bytes| SlotPool::footprint(bytes as u64)).sum())
+        self.plan(chunks).map_or(0, |plan| {
+            plan.regions.iter().map(|&bytes| SlotPool::footprint(bytes as u64)).sum()
+        })
     }
 
-    /// Reads `chunks` of `file` into memory, checking each against its hash; those that are alive in another
-    /// load's region are shared and not read. On the calling thread, at the store's rate. Setting `stop` ends it
-    /// within a slice. Whatever the outcome, slots not handed out are back in the pool.
+    /// Reads `chunks` of `file` into memory, checking each against its hash; those that are alive
+    /// in another load's region are shared and not read. On the calling thread, at the store's
+    /// rate. Setting `stop` ends it within a slice. Whatever the outcome, slots not handed out are
+    /// back in the pool.
     ///
     /// # Errors
-    /// `DataLoss` when the file is truncated or a chunk does not match its hash, `ResourceExhausted` when the
-    /// pool has no room, `Cancelled` after `stop`, and those of opening and reading a file.
+    /// `DataLoss` when the file is truncated or a chunk does not match its hash,
+    /// `ResourceExhausted` when the pool has no room, `Cancelled` after `stop`, and those of
+    /// opening and reading a file.
     pub fn load(&self, file: &Path, chunks: &[Chunk], stop: &AtomicBool) -> Result<Loaded> {
         let started = Instant::now();
         let plan = self.plan(chunks).map_err(|e| e.context(file.display()))?;
@@ -158,7 +163,8 @@ impl ParameterStore {
         for span in &plan.spans {
             reader.fill(span, &mut regions[span.region])?;
         }
-        let regions: Vec<Arc<Region>> = regions.into_iter().map(|region| Arc::new(region.freeze())).collect();
+        let regions: Vec<Arc<Region>> =
+            regions.into_iter().map(|region| Arc::new(region.freeze())).collect();
         self.register(&plan, chunks, &regions);
         self.note_refusal(&reader.source);
         let mut report = LoadReport {
@@ -173,8 +179,8 @@ impl ParameterStore {
         Ok(Loaded { placed, report })
     }
 
-    /// Opens `file` for a library that reads it itself: past the page cache where possible, at the store's rate, until
-    /// `stop` is set.
+    /// Opens `file` for a library that reads it itself: past the page cache where possible, at the
+    /// store's rate, until `stop` is set.
     ///
     /// # Errors
     /// Those of [`DirectFile::open`]; `Cancelled` after `stop`.
@@ -188,7 +194,8 @@ impl ParameterStore {
 
     /// What it did so far.
     pub fn stats(&self) -> StoreStats {
-        let regions = self.alive().values().filter(|region| region.strong_count() > 0).count() as u64;
+        let regions =
+            self.alive().values().filter(|region| region.strong_count() > 0).count() as u64;
         StoreStats {
             loads: self.loads.load(Ordering::Relaxed),
             bytes_read: self.bytes_read.load(Ordering::Relaxed),
@@ -236,7 +243,11 @@ impl ParameterStore {
     }
 }
 
-fn place(homes: Vec<Home<Arc<Region>>>, chunks: &[Chunk], regions: &[Arc<Region>]) -> Vec<Placement> {
+fn place(
+    homes: Vec<Home<Arc<Region>>>,
+    chunks: &[Chunk],
+    regions: &[Arc<Region>],
+) -> Vec<Placement> {
     homes
         .into_iter()
         .zip(chunks)
@@ -289,7 +300,11 @@ impl<'a> Reader<'a> {
             let slice = start..span.bytes.min(start + SLICE_BYTES);
             go_on(self.stop)?;
             self.pacer.wait(slice.len() as u64);
-            self.source.read_exact_at(&mut buffer[start..], span.offset + start as u64, slice.len())?;
+            self.source.read_exact_at(
+                &mut buffer[start..],
+                span.offset + start as u64,
+                slice.len(),
+            )?;
             // A group of small chunks is one slice, hashed chunk by chunk below.
             if span.chunks.len() == 1 {
                 hasher.update(&buffer[slice]);

@@ -27,16 +27,16 @@ pub struct Images {
     pub memory_bytes: Family<KindLabels, Level>,
     /// Queries of search threads: "waiting", "max", "done", "refused".
     pub queries: Family<KindLabels, Level>,
-    /// Writes that found no room for their points: "waiting", "waited", "refused"; those that were "slowed" down so that others
-    /// need not wait for long; and "hurried", 1 while sealing is hurried
-    /// for them at the cost of queries.
+    /// Writes that found no room for their points: "waiting", "waited", "refused"; those that were
+    /// "slowed" down so that others need not wait for long; and "hurried", 1 while sealing is
+    /// hurried for them at the cost of queries.
     pub writes: Family<KindLabels, Level>,
-    /// What the exact stage's caches have done, those of single records and of blocks of their files: "record_lookups",
-    /// "record_hits", "records_in", "records_out", "block_lookups", "block_hits", "blocks_in", "blocks_out", "blocks",
-    /// "blocks_max".
+    /// What the exact stage's caches have done, those of single records and of blocks of their
+    /// files: "record_lookups", "record_hits", "records_in", "records_out", "block_lookups",
+    /// "block_hits", "blocks_in", "blocks_out", "blocks", "blocks_max".
     pub cache: Family<KindLabels, Level>,
-    /// The GPU of the coarse stage: "queries", "fallbacks" (times the processor did its work), "device_bytes",
-    /// "pinned_bytes".
+    /// The GPU of the coarse stage: "queries", "fallbacks" (times the processor did its work),
+    /// "device_bytes", "pinned_bytes".
     pub gpu: Family<KindLabels, Level>,
 }
 
@@ -77,12 +77,20 @@ impl Images {
             self.memory_bytes.clone(),
         );
         r.register("collection_queries", "Queries for search threads", self.queries.clone());
-        r.register("collection_writes", "Writes that found no room or were slowed down", self.writes.clone());
+        r.register(
+            "collection_writes",
+            "Writes that found no room or were slowed down",
+            self.writes.clone(),
+        );
         r.register(
             "search_cache",
             "Records and blocks that the exact stage keeps in memory",
             self.cache.clone(),
         );
-        r.register("search_gpu", "Queries, failures and bytes of the coarse stage's GPU", self.gpu.clone());
+        r.register(
+            "search_gpu",
+            "Queries, failures and bytes of the coarse stage's GPU",
+            self.gpu.clone(),
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! Every number Millpond exports: typed handles made once, one registry, one list of names.
 //!
-//! A metric that is not a field of [`Metrics`] does not exist. Counters and histograms are recorded where the
-//! thing happens; gauges that mirror another component's state (pool bytes, queue length) are set by the exporter
-//! just before it encodes, so that nothing has to poll.
+//! A metric that is not a field of [`Metrics`] does not exist. Counters and histograms are recorded
+//! where the thing happens; gauges that mirror another component's state (pool bytes, queue length)
+//! are set by the exporter just before it encodes, so that nothing has to poll.
 
 mod images;
 mod recordings;
@@ -204,7 +204,8 @@ pub struct SwapLabels {
 
 /// Upper bounds of the latency buckets in seconds: 1-2-5 from 50 us to 10 s.
 pub const LATENCY_BOUNDS: [f64; 17] = [
-    50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
+    50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 2.0,
+    5.0, 10.0,
 ];
 
 fn latency_histogram() -> Histogram {
@@ -282,7 +283,12 @@ impl Metrics {
             self.parameter_bytes.clone(),
         );
         r.register_with_unit("pool", "The slot pool", Unit::Bytes, self.pool_bytes.clone());
-        r.register_with_unit("process", "Memory of the process", Unit::Bytes, self.process_bytes.clone());
+        r.register_with_unit(
+            "process",
+            "Memory of the process",
+            Unit::Bytes,
+            self.process_bytes.clone(),
+        );
         r.register("model_state", "1 for the state each version is in", self.model_state.clone());
         self.register_cpu_limit();
         self.register_connections();
@@ -341,7 +347,11 @@ impl Metrics {
             Unit::Seconds,
             self.swap_seconds.clone(),
         );
-        r.register("loader_minor_faults", "Page faults that loaders took", self.loader_minor_faults.clone());
+        r.register(
+            "loader_minor_faults",
+            "Page faults that loaders took",
+            self.loader_minor_faults.clone(),
+        );
         r.register_with_unit(
             "loader_cpu",
             "CPU time that loaders used",
@@ -381,7 +391,11 @@ impl Metrics {
             "Large requests and answers handled on the threads that decode, by step (unpack, decode, encode)",
             self.decoded.clone(),
         );
-        r.register("decode_queue", "Work that waits for a thread that decodes", self.decode_queue.clone());
+        r.register(
+            "decode_queue",
+            "Work that waits for a thread that decodes",
+            self.decode_queue.clone(),
+        );
         self.scheduling.register(r);
         self.images.register(r);
         self.recordings.register(r);
@@ -402,11 +416,19 @@ impl Metrics {
         }
     }
 
-    /// Forgets the per-version series of a version that is gone, so that swaps do not grow the exposition.
+    /// Forgets the per-version series of a version that is gone, so that swaps do not grow the
+    /// exposition.
     pub fn forget_version(&self, model: &Arc<str>, version: u64) {
         // A family does not tell which series it has.
-        for (protocol, status) in PROTOCOLS.iter().flat_map(|by| STATUSES.iter().map(move |how| (by, how))) {
-            self.requests.remove(&RequestLabels { model: model.clone(), version, protocol, status });
+        for (protocol, status) in
+            PROTOCOLS.iter().flat_map(|by| STATUSES.iter().map(move |how| (by, how)))
+        {
+            self.requests.remove(&RequestLabels {
+                model: model.clone(),
+                version,
+                protocol,
+                status,
+            });
         }
         for phase in ["queue", "compute", "total"] {
             self.request_seconds.remove(&PhaseLabels { model: model.clone(), version, phase });
@@ -420,7 +442,8 @@ impl Metrics {
     pub fn encode(&self) -> String {
         let mut text = String::with_capacity(16 << 10);
         if encode(&mut text, &self.registry).is_err() {
-            // Writing to a string cannot fail; an encoder that does anyway must not take the server down.
+            // Writing to a string cannot fail; an encoder that does anyway must not take the server
+            // down.
             let _ = writeln!(text, "# the exposition could not be written whole");
         }
         text
@@ -435,7 +458,8 @@ mod tests {
     fn exposition_has_the_names_people_alert_on() {
         let metrics = Metrics::default();
         let model: Arc<str> = "ctr".into();
-        let labels = RequestLabels { model: model.clone(), version: 3, protocol: "oip-grpc", status: "ok" };
+        let labels =
+            RequestLabels { model: model.clone(), version: 3, protocol: "oip-grpc", status: "ok" };
         metrics.requests.get_or_create(&labels).inc();
         let ms = Duration::from_millis;
         metrics.record_phases(&model, 3, ms(1), ms(2), ms(4));

@@ -63,10 +63,22 @@ impl Scheduling {
             "Requests by what became of them in the queue: run, refused, expired, cancelled",
             self.requests.clone(),
         );
-        r.register("reruns", "Merged runs that failed and were run again one by one", self.reruns.clone());
-        r.register("queued_requests", "Requests waiting by model and priority level", self.queued.clone());
+        r.register(
+            "reruns",
+            "Merged runs that failed and were run again one by one",
+            self.reruns.clone(),
+        );
+        r.register(
+            "queued_requests",
+            "Requests waiting by model and priority level",
+            self.queued.clone(),
+        );
         r.register("running", "Runs in progress", self.running.clone());
-        r.register("workers", "Inference threads: all there are, and busy ones", self.workers.clone());
+        r.register(
+            "workers",
+            "Inference threads: all there are, and busy ones",
+            self.workers.clone(),
+        );
     }
 
     /// Forgets all models, so that those that are gone leave no series behind.
@@ -96,8 +108,8 @@ struct Counts {
 }
 
 impl Counted {
-    /// Takes over the counts: the sum of all values, and for each upper bound how many values were above the one
-    /// before it; the last bound is `f64::INFINITY`, which holds everything above.
+    /// Takes over the counts: the sum of all values, and for each upper bound how many values were
+    /// above the one before it; the last bound is `f64::INFINITY`, which holds everything above.
     pub fn set(&self, sum: f64, buckets: Vec<(f64, u64)>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Counts { sum, buckets };
     }

@@ -1,6 +1,7 @@
 //! Percentiles over the last seconds: a ring of one histogram a second, merged when somebody looks.
 //!
-//! Recording takes one uncontended lock and no allocation; the merge is paid by the reader, once a scrape.
+//! Recording takes one uncontended lock and no allocation; the merge is paid by the reader, once a
+//! scrape.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -48,7 +49,8 @@ pub struct SlidingHistogram {
 
 fn histogram() -> Histogram<u32> {
     // The bounds are constants that the constructor accepts; a failure here would be our bug.
-    Histogram::new_with_bounds(1, LATENCY_US_MAX, DIGITS).expect("constant histogram bounds are valid")
+    Histogram::new_with_bounds(1, LATENCY_US_MAX, DIGITS)
+        .expect("constant histogram bounds are valid")
 }
 
 impl SlidingHistogram {
@@ -77,8 +79,9 @@ impl SlidingHistogram {
         self.start
     }
 
-    /// The seconds numbered `from` and later that are over and still in the window, oldest first, each with its
-    /// number; idle ones are empty. A latency recorded late into a second that was read already is not seen again.
+    /// The seconds numbered `from` and later that are over and still in the window, oldest first,
+    /// each with its number; idle ones are empty. A latency recorded late into a second that was
+    /// read already is not seen again.
     pub fn finished(&self, from: u64, now: Instant) -> Vec<(u64, Percentiles)> {
         let current = now.saturating_duration_since(self.start).as_secs();
         // Copied under the lock, evaluated outside: recording never waits for a percentile.
@@ -92,7 +95,8 @@ impl SlidingHistogram {
             (from.max(oldest)..current).map(copy).collect()
         };
         let read = |histogram: Option<Histogram<u32>>| {
-            histogram.map_or_else(Percentiles::default, |histogram| Percentiles::of(&histogram, 1.0))
+            histogram
+                .map_or_else(Percentiles::default, |histogram| Percentiles::of(&histogram, 1.0))
         };
         copies.into_iter().map(|(second, histogram)| (second, read(histogram))).collect()
     }
@@ -103,8 +107,9 @@ impl SlidingHistogram {
         let mut merged = histogram();
         let window = {
             let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-            for slot in
-                slots.iter().filter(|slot| slot.second <= second && slot.second + slots.len() as u64 > second)
+            for slot in slots
+                .iter()
+                .filter(|slot| slot.second <= second && slot.second + slots.len() as u64 > second)
             {
                 // Equal bounds: adding cannot fail.
                 let _ = merged.add(&slot.histogram);
@@ -167,11 +172,15 @@ mod tests {
         sliding.record(Duration::from_millis(7), at(2.1));
         assert!(sliding.finished(0, at(0.95)).is_empty(), "the running second is not over");
         let seen = sliding.finished(0, at(3.5));
-        let counts: Vec<(u64, u64)> = seen.iter().map(|(second, found)| (*second, found.count)).collect();
+        let counts: Vec<(u64, u64)> =
+            seen.iter().map(|(second, found)| (*second, found.count)).collect();
         assert_eq!(counts, [(0, 2), (1, 0), (2, 1)]);
-        assert!(seen[0].1.p50 >= Duration::from_millis(3) && seen[0].1.p50 < Duration::from_millis(5));
+        assert!(
+            seen[0].1.p50 >= Duration::from_millis(3) && seen[0].1.p50 < Duration::from_millis(5)
+        );
         assert_eq!(sliding.finished(3, at(3.5)), []);
-        let late: Vec<u64> = sliding.finished(0, at(9.0)).iter().map(|(second, _)| *second).collect();
+        let late: Vec<u64> =
+            sliding.finished(0, at(9.0)).iter().map(|(second, _)| *second).collect();
         assert_eq!(late, [6, 7, 8], "what has left the window is not told");
         assert_eq!(sliding.finished(6, at(9.0))[0].1, Percentiles::default());
     }

@@ -1,8 +1,9 @@
 //! The processor time that a control group allows.
 //!
-//! A limit on processor time ("limits: cpu" of a container) is a quota for each period, usually of 100 ms: when all
-//! threads of the group together have used it up, all of them stop until the next period, whatever their priority.
-//! Letting loads wait while the quota is nearly used up was tried and dropped (ADR 0002).
+//! A limit on processor time ("limits: cpu" of a container) is a quota for each period, usually of
+//! 100 ms: when all threads of the group together have used it up, all of them stop until the next
+//! period, whatever their priority. Letting loads wait while the quota is nearly used up was tried
+//! and dropped (ADR 0002).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,13 +11,14 @@ use std::time::Duration;
 /// Where the kernel shows control groups, on nearly all systems.
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// The tightest limit on processor time of this process's control group and those above it, of version 2 or 1.
+/// The tightest limit on processor time of this process's control group and those above it, of
+/// version 2 or 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CpuQuota {
     /// Cores' worth of time, above zero.
     pub cores: f64,
-    /// How long the group's threads have been kept from running because the quota was used up, added over cores, since
-    /// the group was made.
+    /// How long the group's threads have been kept from running because the quota was used up,
+    /// added over cores, since the group was made.
     pub throttled: Duration,
 }
 
@@ -59,8 +61,8 @@ impl CpuQuota {
     }
 }
 
-/// The directories of the group `path` and those above it, nearest first. In a container the path may be that of the
-/// host, which is not there: its own group is the root then.
+/// The directories of the group `path` and those above it, nearest first. In a container the path
+/// may be that of the host, which is not there: its own group is the root then.
 fn groups(root: PathBuf, path: &str) -> Vec<PathBuf> {
     let group = root.join(path.trim_start_matches('/'));
     let group = if group.is_dir() && !path.contains("..") { group } else { root.clone() };

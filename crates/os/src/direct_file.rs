@@ -1,5 +1,5 @@
-//! Reading a file once, past the page cache: what is read once and kept elsewhere must not push out what others
-//! use, and filling the cache is the part of a cold load that stalls a machine.
+//! Reading a file once, past the page cache: what is read once and kept elsewhere must not push out
+//! what others use, and filling the cache is the part of a cold load that stalls a machine.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -9,11 +9,12 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 
-/// Offsets in the file and buffers in memory start at multiples of this; lengths are rounded up to it.
+/// Offsets in the file and buffers in memory start at multiples of this; lengths are rounded up to
+/// it.
 pub const DIRECT_ALIGNMENT: usize = 4096;
 
-/// A file read with O_DIRECT, or, where its file system refuses that, through the page cache and dropped from it
-/// again after each read.
+/// A file read with O_DIRECT, or, where its file system refuses that, through the page cache and
+/// dropped from it again after each read.
 #[derive(Debug)]
 pub struct DirectFile {
     file: File,
@@ -39,7 +40,13 @@ impl DirectFile {
             Err(error) => return Err(fail(error)),
         };
         let bytes = file.metadata().map_err(fail)?.len();
-        Ok(DirectFile { file, path: path.to_owned(), bytes, direct: direct && refusal.is_none(), refusal })
+        Ok(DirectFile {
+            file,
+            path: path.to_owned(),
+            bytes,
+            direct: direct && refusal.is_none(),
+            refusal,
+        })
     }
 
     /// The file's length when it was opened.
@@ -58,17 +65,21 @@ impl DirectFile {
     }
 
     /// Reads `bytes` at `offset` to the start of `buffer`, which must start at a multiple of
-    /// [`DIRECT_ALIGNMENT`], as `offset` must, and have room for `bytes` rounded up to it: whole blocks are read.
+    /// [`DIRECT_ALIGNMENT`], as `offset` must, and have room for `bytes` rounded up to it: whole
+    /// blocks are read.
     ///
     /// # Errors
-    /// `DataLoss` when the file ends early, `InvalidArgument` for a misplaced buffer or offset, otherwise what
-    /// the disk says.
+    /// `DataLoss` when the file ends early, `InvalidArgument` for a misplaced buffer or offset,
+    /// otherwise what the disk says.
     pub fn read_exact_at(&mut self, buffer: &mut [u8], offset: u64, bytes: usize) -> Result<()> {
         let block = DIRECT_ALIGNMENT as u64;
         let whole = bytes.next_multiple_of(DIRECT_ALIGNMENT);
-        let placed = buffer.as_ptr().addr().is_multiple_of(DIRECT_ALIGNMENT) && offset.is_multiple_of(block);
+        let placed =
+            buffer.as_ptr().addr().is_multiple_of(DIRECT_ALIGNMENT) && offset.is_multiple_of(block);
         if !placed || buffer.len() < whole {
-            return Err(Error::invalid(format!("a direct read of {bytes} bytes at {offset} is misplaced")));
+            return Err(Error::invalid(format!(
+                "a direct read of {bytes} bytes at {offset} is misplaced"
+            )));
         }
         let mut done = 0;
         while done < bytes {
@@ -76,10 +87,13 @@ impl DirectFile {
             if done + count >= bytes {
                 break;
             }
-            // A short read is the end of the file or an interruption. A direct read goes on from a whole block,
-            // so less than a block is no progress: only the end of a file gives that.
-            let next =
-                if self.direct { (done + count) / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT } else { done + count };
+            // A short read is the end of the file or an interruption. A direct read goes on from a
+            // whole block, so less than a block is no progress: only the end of a file gives that.
+            let next = if self.direct {
+                (done + count) / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT
+            } else {
+                done + count
+            };
             if next == done {
                 return Err(self.truncated(offset + (done + count) as u64));
             }
@@ -112,11 +126,15 @@ impl DirectFile {
         if self.direct {
             return;
         }
-        let (Ok(offset), Ok(bytes)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else {
+        let (Ok(offset), Ok(bytes)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes))
+        else {
             return;
         };
-        // SAFETY: takes numbers only, about a descriptor of ours. It is advice: refusal costs cache space only.
-        unsafe { libc::posix_fadvise(self.file.as_raw_fd(), offset, bytes, libc::POSIX_FADV_DONTNEED) };
+        // SAFETY: takes numbers only, about a descriptor of ours. It is advice: refusal costs cache
+        // space only.
+        unsafe {
+            libc::posix_fadvise(self.file.as_raw_fd(), offset, bytes, libc::POSIX_FADV_DONTNEED)
+        };
     }
 
     fn truncated(&self, end: u64) -> Error {

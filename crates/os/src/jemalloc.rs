@@ -1,5 +1,5 @@
-//! What jemalloc holds for requests and load scratch, where it is the process's allocator. With the feature
-//! `jemalloc` off, or under another allocator, everything here answers `None`.
+//! What jemalloc holds for requests and load scratch, where it is the process's allocator. With the
+//! feature `jemalloc` off, or under another allocator, everything here answers `None`.
 
 /// jemalloc's own figures. All sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,10 +56,10 @@ mod imp {
         })
     }
 
-    /// Has the calling thread allocate from now on from the one arena of the background threads: a thread of idle
-    /// priority that is preempted inside an arena's lock must not hold up one that serves, and what a loader leaves
-    /// behind must not lie between the allocations of requests. Returns the arena's number, or `None` when jemalloc
-    /// is not the process's allocator.
+    /// Has the calling thread allocate from now on from the one arena of the background threads: a
+    /// thread of idle priority that is preempted inside an arena's lock must not hold up one that
+    /// serves, and what a loader leaves behind must not lie between the allocations of requests.
+    /// Returns the arena's number, or `None` when jemalloc is not the process's allocator.
     pub fn use_background_arena() -> Option<u32> {
         static ARENA: OnceLock<Option<u32>> = OnceLock::new();
         if !serves_this_process() {
@@ -67,20 +67,23 @@ mod imp {
         }
         // SAFETY: "arenas.create" yields a u32, by jemalloc's manual; the name ends with a zero.
         let arena = (*ARENA.get_or_init(|| unsafe { raw::read(b"arenas.create\0") }.ok()))?;
-        // SAFETY: "thread.arena" takes a u32, the number of an existing arena; the name ends with a zero.
+        // SAFETY: "thread.arena" takes a u32, the number of an existing arena; the name ends with a
+        // zero.
         unsafe { raw::write(b"thread.arena\0", arena) }.ok()?;
         Some(arena)
     }
 
-    /// Gives back what the calling thread's cache holds, for a thread that has done a large piece of work and may now wait
-    /// for hours: such caches shrink only as their threads go on allocating. False where jemalloc is not the process's
-    /// allocator.
+    /// Gives back what the calling thread's cache holds, for a thread that has done a large piece
+    /// of work and may now wait for hours: such caches shrink only as their threads go on
+    /// allocating. False where jemalloc is not the process's allocator.
     pub fn empty_thread_cache() -> bool {
         if !serves_this_process() {
             return false;
         }
-        // SAFETY: "thread.tcache.enabled" takes a bool, by jemalloc's manual; the name ends with a zero.
-        let set = |enabled: bool| unsafe { raw::write(b"thread.tcache.enabled\0", enabled) }.is_ok();
+        // SAFETY: "thread.tcache.enabled" takes a bool, by jemalloc's manual; the name ends with a
+        // zero.
+        let set =
+            |enabled: bool| unsafe { raw::write(b"thread.tcache.enabled\0", enabled) }.is_ok();
         // Off is what empties it.
         set(false) && set(true)
     }

@@ -1,5 +1,5 @@
-//! Files and directories that other users of the machine cannot read: mode 0640 and 0750, less what the process's
-//! umask forbids.
+//! Files and directories that other users of the machine cannot read: mode 0640 and 0750, less what
+//! the process's umask forbids.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io;
@@ -28,7 +28,8 @@ pub fn create_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(DIRECTORY_MODE).create(path)
 }
 
-/// Creates a directory and its missing parents with [`DIRECTORY_MODE`]. Existing directories keep their mode.
+/// Creates a directory and its missing parents with [`DIRECTORY_MODE`]. Existing directories keep
+/// their mode.
 ///
 /// # Errors
 /// What the file system says.
@@ -36,8 +37,8 @@ pub fn create_dir_all(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)
 }
 
-/// Adds 0027 to the process's umask, which child processes inherit. A stricter umask stays. Call it before the
-/// process has threads that create files.
+/// Adds 0027 to the process's umask, which child processes inherit. A stricter umask stays. Call it
+/// before the process has threads that create files.
 pub fn restrict_umask() {
     // SAFETY: takes and returns numbers; the call cannot fail.
     unsafe {

@@ -1,4 +1,5 @@
-//! What the process and the machine say about memory: read from /proc and, in a container, from its cgroup.
+//! What the process and the machine say about memory: read from /proc and, in a container, from its
+//! cgroup.
 
 use std::path::{Path, PathBuf};
 
@@ -49,15 +50,16 @@ pub fn machine() -> Result<MachineMemory> {
     let path = Path::new("/proc/meminfo");
     let text = read(path)?;
     let field = |name| {
-        kib_field(&text, name).ok_or_else(|| Error::internal(format!("{} lacks {name}", path.display())))
+        kib_field(&text, name)
+            .ok_or_else(|| Error::internal(format!("{} lacks {name}", path.display())))
     };
     let machine = MachineMemory { total: field("MemTotal:")?, available: field("MemAvailable:")? };
     let group = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     Ok(within_cgroup(machine, Path::new("/sys/fs/cgroup"), &group))
 }
 
-/// Lowers `machine` to the limits of the group named in `membership` (the text of /proc/self/cgroup) and of all
-/// groups above it.
+/// Lowers `machine` to the limits of the group named in `membership` (the text of
+/// /proc/self/cgroup) and of all groups above it.
 fn within_cgroup(machine: MachineMemory, root: &Path, membership: &str) -> MachineMemory {
     let name = membership.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
     let leaf = root.join(name);
@@ -73,12 +75,15 @@ fn within_cgroup(machine: MachineMemory, root: &Path, membership: &str) -> Machi
 
 /// A group's own limit and what is left of it; `None` without one.
 fn group_limit(group: &Path) -> Option<MachineMemory> {
-    let number = |name: &str| std::fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
+    let number =
+        |name: &str| std::fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     let total = number("memory.max")?;
     // The page cache counts as use and is given up before the limit hurts.
     let stat = std::fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
-    let cache =
-        stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse::<u64>().ok()).unwrap_or(0);
+    let cache = stat
+        .lines()
+        .find_map(|line| line.strip_prefix("inactive_file ")?.parse::<u64>().ok())
+        .unwrap_or(0);
     let used = number("memory.current").unwrap_or(0).saturating_sub(cache);
     Some(MachineMemory { total, available: total.saturating_sub(used) })
 }
@@ -139,6 +144,9 @@ mod tests {
     fn a_container_sees_its_group_as_the_root() {
         let root = tempfile::tempdir().unwrap();
         group(root.path(), "300", "299");
-        assert_eq!(within_cgroup(MACHINE, root.path(), "0::/\n"), MachineMemory { total: 300, available: 1 });
+        assert_eq!(
+            within_cgroup(MACHINE, root.path(), "0::/\n"),
+            MachineMemory { total: 300, available: 1 }
+        );
     }
 }

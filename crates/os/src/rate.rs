@@ -1,7 +1,8 @@
-//! Pacing background work, so that it never takes a burst of memory bandwidth, disk or page clearing at once.
+//! Pacing background work, so that it never takes a burst of memory bandwidth, disk or page
+//! clearing at once.
 //!
-//! There is no bucket that fills while nobody works: a pause earns no credit, because a burst after a pause is
-//! exactly what pacing is there to prevent.
+//! There is no bucket that fills while nobody works: a pause earns no credit, because a burst after
+//! a pause is exactly what pacing is there to prevent.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -46,8 +47,9 @@ impl Pacer {
         Pacer { rate, next: Mutex::new(Instant::now()) }
     }
 
-    /// Sleeps until the calling thread may do work of `bytes`; call it before the work. The time that the work
-    /// itself takes counts: the next turn starts `bytes / rate` after this one, or at once if that has passed.
+    /// Sleeps until the calling thread may do work of `bytes`; call it before the work. The time
+    /// that the work itself takes counts: the next turn starts `bytes / rate` after this one, or at
+    /// once if that has passed.
     pub fn wait(&self, bytes: u64) {
         let now = Instant::now();
         let turn = self.turn(bytes, now);
@@ -56,7 +58,8 @@ impl Pacer {
         }
     }
 
-    /// Takes the next turn and says when it starts. Not before `now`, so that nothing is ever caught up.
+    /// Takes the next turn and says when it starts. Not before `now`, so that nothing is ever
+    /// caught up.
     fn turn(&self, bytes: u64, now: Instant) -> Instant {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         let turn = (*next).max(now);

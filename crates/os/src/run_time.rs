@@ -22,8 +22,9 @@ impl Turns {
         Turns { path: PathBuf::from(format!("/proc/{id}/schedstat")) }
     }
 
-    /// How long it has run and how long it has waited for a core since it began, the latter up to its last turn. `None` once it
-    /// has ended, or where the kernel does not count this (`proc_pid_schedstat(5)`).
+    /// How long it has run and how long it has waited for a core since it began, the latter up to
+    /// its last turn. `None` once it has ended, or where the kernel does not count this
+    /// (`proc_pid_schedstat(5)`).
     pub fn read(&self) -> Option<(Duration, Duration)> {
         let text = std::fs::read_to_string(&self.path).ok()?;
         let mut numbers = text.split_whitespace().map(str::parse::<u64>);

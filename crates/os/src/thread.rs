@@ -7,8 +7,8 @@ use base::{Error, Result};
 /// Longest thread name that Linux keeps.
 const NAME_BYTES_MAX: usize = 15;
 
-/// Makes the calling thread run only when nobody else wants the core (SCHED_IDLE). For loaders and unloaders;
-/// a thread cannot always leave this class again without privilege.
+/// Makes the calling thread run only when nobody else wants the core (SCHED_IDLE). For loaders and
+/// unloaders; a thread cannot always leave this class again without privilege.
 ///
 /// # Errors
 /// `PermissionDenied` when the system refuses.
@@ -19,8 +19,8 @@ pub fn set_idle_priority() -> Result<()> {
     check(status, "idle priority")
 }
 
-/// Whether the calling thread, when it wakes, lets the thread that runs on its core finish its turn (SCHED_BATCH) or
-/// takes over (SCHED_OTHER, the default). Allowed to every thread, both ways.
+/// Whether the calling thread, when it wakes, lets the thread that runs on its core finish its turn
+/// (SCHED_BATCH) or takes over (SCHED_OTHER, the default). Allowed to every thread, both ways.
 ///
 /// # Errors
 /// `Internal` when the system refuses.
@@ -32,15 +32,17 @@ pub fn set_yielding(yielding: bool) -> Result<()> {
     check(status, "a scheduling class")
 }
 
-/// Nice value of background work that others wait for in the end: 1/28 of an ordinary thread's share. With 10 queries
-/// noticed it more, and with 19 it often fell so far behind that it had to be hurried (docs/adr/0010).
+/// Nice value of background work that others wait for in the end: 1/28 of an ordinary thread's
+/// share. With 10 queries noticed it more, and with 19 it often fell so far behind that it had to
+/// be hurried (docs/adr/0010).
 const LOW_NICE: libc::c_int = 15;
-/// Longest turn of a thread before others that want its core are looked at, where it should be short. The kernel's shortest.
+/// Longest turn of a thread before others that want its core are looked at, where it should be
+/// short. The kernel's shortest.
 const SHORT_TURN: Duration = Duration::from_micros(100);
 
-/// Gives the calling thread 1/28 of what an ordinary thread gets of a core that both want, in turns of 0.1 ms (from Linux
-/// 6.12 on; older systems choose the turn). For work that must get on however busy others are, which work of idle priority
-/// does not.
+/// Gives the calling thread 1/28 of what an ordinary thread gets of a core that both want, in turns
+/// of 0.1 ms (from Linux 6.12 on; older systems choose the turn). For work that must get on however
+/// busy others are, which work of idle priority does not.
 ///
 /// # Errors
 /// `PermissionDenied` when the system refuses.
@@ -48,9 +50,10 @@ pub fn set_low_priority() -> Result<()> {
     check(set_short_turns_at(LOW_NICE), "low priority")
 }
 
-/// Lets the calling thread, and those that it starts, take its core in turns of 0.1 ms (from Linux 6.12 on): its share stays,
-/// but when it wakes it need not wait for the whole turn of a thread that computes. For threads that give others their
-/// work. A thread of another class than the ordinary one stays as it is.
+/// Lets the calling thread, and those that it starts, take its core in turns of 0.1 ms (from Linux
+/// 6.12 on): its share stays, but when it wakes it need not wait for the whole turn of a thread
+/// that computes. For threads that give others their work. A thread of another class than the
+/// ordinary one stays as it is.
 ///
 /// # Errors
 /// `PermissionDenied` when the system refuses.
@@ -87,12 +90,14 @@ fn set_short_turns_at(nice: libc::c_int) -> libc::c_int {
         deadline: 0,
         period: 0,
     };
-    // SAFETY: reads one struct of the size that it names; 0 names the calling thread, the last 0 is for flags.
+    // SAFETY: reads one struct of the size that it names; 0 names the calling thread, the last 0 is
+    // for flags.
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) as libc::c_int }
 }
 
-/// What a background thread does first that others wait for in the end: low priority, and allocations from the arena of its
-/// kind. `doing` ("sealing") is for the log line where the system refuses the priority; the work is done all the same.
+/// What a background thread does first that others wait for in the end: low priority, and
+/// allocations from the arena of its kind. `doing` ("sealing") is for the log line where the system
+/// refuses the priority; the work is done all the same.
 pub fn enter_low_priority(doing: &str) {
     if let Err(error) = set_low_priority() {
         tracing::warn!(%error, "{doing} runs at ordinary priority");
@@ -100,8 +105,9 @@ pub fn enter_low_priority(doing: &str) {
     crate::jemalloc::use_background_arena();
 }
 
-/// What every other background thread does first: idle priority, and allocations from the arena of its kind. `doing`
-/// ("loading") is for the log line where the system refuses the priority; the work is done all the same.
+/// What every other background thread does first: idle priority, and allocations from the arena of
+/// its kind. `doing` ("loading") is for the log line where the system refuses the priority; the
+/// work is done all the same.
 pub fn enter_background(doing: &str) {
     if let Err(error) = set_idle_priority() {
         tracing::warn!(%error, "{doing} runs at ordinary priority");
@@ -122,13 +128,14 @@ pub fn set_name(name: &str) {
 /// Keeps the calling thread on one core.
 ///
 /// # Errors
-/// `InvalidArgument` for a core number beyond what the system can name, `PermissionDenied` when the system
-/// refuses (no such core, or it is outside the container's set).
+/// `InvalidArgument` for a core number beyond what the system can name, `PermissionDenied` when the
+/// system refuses (no such core, or it is outside the container's set).
 pub fn pin(core: usize) -> Result<()> {
     if core >= libc::CPU_SETSIZE as usize {
         return Err(Error::invalid(format!("core {core} is beyond the largest core number")));
     }
-    // SAFETY: an all-zero cpu_set_t is the empty set, `core` was checked against its size, 0 names the caller.
+    // SAFETY: an all-zero cpu_set_t is the empty set, `core` was checked against its size, 0 names
+    // the caller.
     let status = unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::CPU_SET(core, &mut set);
@@ -137,13 +144,14 @@ pub fn pin(core: usize) -> Result<()> {
     check(status, "pinning to a core")
 }
 
-/// Lets timers of the calling thread fire within `slack` of their time. For threads that serve: 1 us instead of
-/// the usual 50.
+/// Lets timers of the calling thread fire within `slack` of their time. For threads that serve: 1
+/// us instead of the usual 50.
 ///
 /// # Errors
 /// `PermissionDenied` when the system refuses.
 pub fn set_timer_slack(slack: Duration) -> Result<()> {
-    let nanoseconds = libc::c_ulong::try_from(slack.as_nanos().max(1)).unwrap_or(libc::c_ulong::MAX);
+    let nanoseconds =
+        libc::c_ulong::try_from(slack.as_nanos().max(1)).unwrap_or(libc::c_ulong::MAX);
     // SAFETY: takes a number only.
     let status = unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, nanoseconds) };
     check(status, "timer slack")
@@ -202,7 +210,9 @@ mod tests {
     #[test]
     fn low_priority_is_set() {
         // SAFETY: takes numbers only; 0 names the calling thread.
-        let nice = aside(|| set_low_priority().map(|()| unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) }));
+        let nice = aside(|| {
+            set_low_priority().map(|()| unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) })
+        });
         assert_eq!(nice, Ok(LOW_NICE));
     }
 
@@ -218,7 +228,8 @@ mod tests {
         assert_eq!(before_and_after, Ok(3));
         // SAFETY: takes a number only.
         let policy = || unsafe { libc::sched_getscheduler(0) };
-        let idle = aside(move || set_idle_priority().and_then(|()| set_short_turns()).map(|()| policy()));
+        let idle =
+            aside(move || set_idle_priority().and_then(|()| set_short_turns()).map(|()| policy()));
         assert_eq!(idle, Ok(libc::SCHED_IDLE));
     }
 

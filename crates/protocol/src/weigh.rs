@@ -86,14 +86,31 @@ const fn list(
     layout: &'static MessageLayout,
 ) -> FieldLayout {
     let size = size as u64;
-    FieldLayout::Many(RepeatedField { what, count_max, first: ROOM_MIN * size, each: GROWTH * size, layout })
+    FieldLayout::Many(RepeatedField {
+        what,
+        count_max,
+        first: ROOM_MIN * size,
+        each: GROWTH * size,
+        layout,
+    })
 }
 
 /// Returns the field of a map from strings to values of `size` bytes. `layout` is that of an entry.
 /// A node of a B-tree has room for 11 entries; at least 5 are used once there are two nodes.
-const fn map(what: &'static str, count_max: u32, size: usize, layout: &'static MessageLayout) -> FieldLayout {
+const fn map(
+    what: &'static str,
+    count_max: u32,
+    size: usize,
+    layout: &'static MessageLayout,
+) -> FieldLayout {
     let size = (size + size_of::<String>()) as u64;
-    FieldLayout::Many(RepeatedField { what, count_max, first: 11 * size + 112, each: 3 * size + 64, layout })
+    FieldLayout::Many(RepeatedField {
+        what,
+        count_max,
+        first: 11 * size + 112,
+        each: 3 * size + 64,
+        layout,
+    })
 }
 
 const fn varints(width: u64) -> FieldLayout {
@@ -112,7 +129,8 @@ const STRINGS: FieldLayout = list("strings", UNBOUNDED, size_of::<bytes::Bytes>(
 const PARAMETER: MessageLayout = MessageLayout(&[(3, FieldLayout::Text)]);
 const PARAMETER_ENTRY: MessageLayout =
     MessageLayout(&[(1, FieldLayout::Text), (2, FieldLayout::One(&PARAMETER))]);
-const PARAMETERS: FieldLayout = map("parameters", TENSORS, size_of::<InferParameter>(), &PARAMETER_ENTRY);
+const PARAMETERS: FieldLayout =
+    map("parameters", TENSORS, size_of::<InferParameter>(), &PARAMETER_ENTRY);
 const CONTENTS: MessageLayout = MessageLayout(&[
     (1, varints(1)),
     (2, varints(4)),
@@ -164,7 +182,8 @@ const TENSOR: MessageLayout = MessageLayout(&[
     (16, varints(4)),
     (17, varints(8)),
 ]);
-const TENSOR_ENTRY: MessageLayout = MessageLayout(&[(1, FieldLayout::Text), (2, FieldLayout::One(&TENSOR))]);
+const TENSOR_ENTRY: MessageLayout =
+    MessageLayout(&[(1, FieldLayout::Text), (2, FieldLayout::One(&TENSOR))]);
 
 impl Weighed for PredictRequest {
     const LAYOUT: &'static MessageLayout = &MessageLayout(&[
@@ -205,13 +224,18 @@ struct Weigher {
 }
 
 impl Weigher {
-    fn message(&mut self, layout: &'static MessageLayout, mut rest: &[u8]) -> Result<(), WeighStop> {
+    fn message(
+        &mut self,
+        layout: &'static MessageLayout,
+        mut rest: &[u8],
+    ) -> Result<(), WeighStop> {
         let mut counts = [0u32; FIELDS_MAX];
         while !rest.is_empty() {
             self.work(1)?;
             let (tag, wire_type) = decode_key(&mut rest)?;
             let position = layout.0.iter().position(|(known, _)| *known == tag);
-            let Some((position, count)) = position.and_then(|at| Some((at, counts.get_mut(at)?))) else {
+            let Some((position, count)) = position.and_then(|at| Some((at, counts.get_mut(at)?)))
+            else {
                 self.pass(wire_type, &mut rest)?;
                 continue;
             };
@@ -280,7 +304,11 @@ impl Weigher {
     }
 
     fn check(&self, more: u64) -> Result<(), WeighStop> {
-        if self.weight.work.saturating_add(more) > self.work_max { Err(WeighStop::Work) } else { Ok(()) }
+        if self.weight.work.saturating_add(more) > self.work_max {
+            Err(WeighStop::Work)
+        } else {
+            Ok(())
+        }
     }
 
     fn work(&mut self, more: u64) -> Result<(), WeighStop> {
@@ -372,7 +400,10 @@ mod tests {
         assert!(weight.whole && weight.bytes >= 96 * BOMB as u64, "{weight:?}");
         let axes = within(2, &within(2, &within(2, &empties(2, BOMB))));
         assert!(
-            weigh::<PredictRequest>(&axes, u64::MAX).unwrap_err().message().contains("at most 64 are taken")
+            weigh::<PredictRequest>(&axes, u64::MAX)
+                .unwrap_err()
+                .message()
+                .contains("at most 64 are taken")
         );
         assert!(weigh::<PredictRequest>(&empties(2, BOMB), u64::MAX).is_err());
         assert!(weigh::<PredictRequest>(&empties(3, BOMB), u64::MAX).is_err());
@@ -387,9 +418,10 @@ mod tests {
         let raw = within(7, &vec![0; BOMB]);
         let weight = weigh::<ModelInferRequest>(&raw, 10).unwrap();
         assert!(weight.whole && weight.work == 1 && weight.bytes < 1024, "{weight:?}");
-        for large in
-            [within(5, &within(5, &empties(8, BOMB))), within(5, &within(5, &within(3, &vec![1; BOMB])))]
-        {
+        for large in [
+            within(5, &within(5, &empties(8, BOMB))),
+            within(5, &within(5, &within(3, &vec![1; BOMB]))),
+        ] {
             let weight = weigh::<ModelInferRequest>(&large, 1000).unwrap();
             assert!(!weight.whole && weight.work <= 1000, "{weight:?}");
         }
@@ -397,7 +429,8 @@ mod tests {
 
     #[test]
     fn groups_and_unknown_fields_are_passed_over() {
-        let group = [&[0x7b][..], &[0x08, 1], &within(5, b"xyz"), &[0x7c], &within(1, b"m")].concat();
+        let group =
+            [&[0x7b][..], &[0x08, 1], &within(5, b"xyz"), &[0x7c], &within(1, b"m")].concat();
         let weight = weigh::<ModelInferRequest>(&group, u64::MAX).unwrap();
         assert_eq!(ModelInferRequest::decode(&group[..]).unwrap().model_name, "m");
         assert_eq!(weight.bytes, 2 + ROOM_MIN);
@@ -411,7 +444,9 @@ mod tests {
         for size in [size_of::<ModelConfig>(), size_of::<InferenceTask>()] {
             assert!((size as u64) * GROWTH / 2 <= EXPANSION_MAX, "{size}");
         }
-        for layout in [ModelInferRequest::LAYOUT, PredictRequest::LAYOUT, &TENSOR, &CONTENTS, &INPUT] {
+        for layout in
+            [ModelInferRequest::LAYOUT, PredictRequest::LAYOUT, &TENSOR, &CONTENTS, &INPUT]
+        {
             assert!(layout.0.len() <= FIELDS_MAX);
         }
     }

@@ -40,7 +40,8 @@ pub(crate) fn shape(name: &str, dims: impl ExactSizeIterator<Item = i64>) -> Res
         )));
     }
     dims.map(|dim| {
-        usize::try_from(dim).map_err(|_| Error::invalid(format!("\"{name}\" has an axis of size {dim}")))
+        usize::try_from(dim)
+            .map_err(|_| Error::invalid(format!("\"{name}\" has an axis of size {dim}")))
     })
     .collect()
 }
@@ -57,9 +58,12 @@ pub(crate) fn elements(name: &str, shape: &[usize]) -> Result<usize> {
 /// assume.
 pub(crate) fn fixed(name: &str, dtype: DType, shape: Shape, bytes: Bytes) -> Result<Tensor> {
     if dtype == DType::Bool && bytes.iter().any(|&byte| byte > 1) {
-        return Err(Error::invalid(format!("\"{name}\" is bool and holds bytes other than 0 and 1")));
+        return Err(Error::invalid(format!(
+            "\"{name}\" is bool and holds bytes other than 0 and 1"
+        )));
     }
-    Tensor::from_bytes(dtype, shape, bytes).map_err(|error| error.context(format_args!("\"{name}\"")))
+    Tensor::from_bytes(dtype, shape, bytes)
+        .map_err(|error| error.context(format_args!("\"{name}\"")))
 }
 
 /// Unpacks 4-bit elements, one into each byte, sign-extended for `I4`.
@@ -71,7 +75,10 @@ pub(crate) fn unpack(dtype: DType, count: usize, packed: &[u8]) -> Vec<u8> {
 
 /// Packs 4-bit elements, as the inverse of [`unpack`]. Upper halves are dropped.
 pub(crate) fn pack(elements: &[u8]) -> Vec<u8> {
-    elements.chunks(2).map(|pair| (pair[0] & 0xf) | pair.get(1).map_or(0, |high| high << 4)).collect()
+    elements
+        .chunks(2)
+        .map(|pair| (pair[0] & 0xf) | pair.get(1).map_or(0, |high| high << 4))
+        .collect()
 }
 
 #[cfg(test)]

@@ -31,15 +31,17 @@ pub(crate) fn fits(plan: &BatchPlan, form: &Form, inputs: &[NamedTensor]) -> boo
 /// The inputs of one run over all `parts`, in order, each padded to `form`.
 ///
 /// # Errors
-/// `Unimplemented` for a type that cannot be joined or padded, `InvalidArgument` where padding makes too much of it.
+/// `Unimplemented` for a type that cannot be joined or padded, `InvalidArgument` where padding
+/// makes too much of it.
 pub(crate) fn join(plan: &BatchPlan, form: &Form, parts: &[Part<'_>]) -> Result<Vec<NamedTensor>> {
     let items = parts.iter().map(|part| part.items).sum();
     let mut joined = Vec::with_capacity(plan.inputs.len());
     for (index, input) in plan.inputs.iter().enumerate() {
         if input.shared {
             // All parts have the same bits, or they would not have been joined.
-            let first =
-                parts.first().and_then(|part| part.inputs.iter().find(|given| given.name == input.name));
+            let first = parts
+                .first()
+                .and_then(|part| part.inputs.iter().find(|given| given.name == input.name));
             joined.extend(first.cloned());
             continue;
         }
@@ -49,7 +51,10 @@ pub(crate) fn join(plan: &BatchPlan, form: &Form, parts: &[Part<'_>]) -> Result<
         };
         let tensors: Vec<Tensor> = parts.iter().filter_map(find).collect();
         if tensors.len() != parts.len() {
-            return Err(Error::internal(format!("input \"{}\" is missing in a part of a batch", input.name)));
+            return Err(Error::internal(format!(
+                "input \"{}\" is missing in a part of a batch",
+                input.name
+            )));
         }
         let tensor = join_input(input, sizes, items, &tensors)?;
         joined.push(NamedTensor { name: Arc::clone(&input.name), tensor });
@@ -57,10 +62,16 @@ pub(crate) fn join(plan: &BatchPlan, form: &Form, parts: &[Part<'_>]) -> Result<
     Ok(joined)
 }
 
-fn join_input(input: &InputPlan, sizes: &[usize], items: usize, tensors: &[Tensor]) -> Result<Tensor> {
+fn join_input(
+    input: &InputPlan,
+    sizes: &[usize],
+    items: usize,
+    tensors: &[Tensor],
+) -> Result<Tensor> {
     let shape: Shape = std::iter::once(items).chain(sizes.iter().copied()).collect();
     if input.dtype == DType::String {
-        let strings: Vec<Bytes> = tensors.iter().filter_map(Tensor::strings).flatten().cloned().collect();
+        let strings: Vec<Bytes> =
+            tensors.iter().filter_map(Tensor::strings).flatten().cloned().collect();
         return Tensor::from_strings(shape, strings);
     }
     let width = match input.dtype.bits() {
@@ -74,7 +85,8 @@ fn join_input(input: &InputPlan, sizes: &[usize], items: usize, tensors: &[Tenso
     let mut bytes = if padded { padding(input, count, width)? } else { Vec::with_capacity(count) };
     let mut at = 0;
     for tensor in tensors {
-        let source = tensor.bytes().ok_or_else(|| Error::internal("strings where bytes are declared"))?;
+        let source =
+            tensor.bytes().ok_or_else(|| Error::internal("strings where bytes are declared"))?;
         if !padded {
             bytes.extend_from_slice(source);
             continue;
@@ -104,8 +116,8 @@ pub(crate) struct Misfit(pub(crate) String);
 /// Each part's outputs from those of the run over `form`.
 ///
 /// # Errors
-/// [`Misfit`] where an output has not the run's items on axis 0, or not the size that its rule foretells: then the model
-/// does not keep its items apart, or the rule is wrong.
+/// [`Misfit`] where an output has not the run's items on axis 0, or not the size that its rule
+/// foretells: then the model does not keep its items apart, or the rule is wrong.
 pub(crate) fn split(
     plan: &BatchPlan,
     form: &Form,
@@ -133,7 +145,8 @@ pub(crate) fn split(
                 Some(rule) => cut(plan, rule, part, tensor),
                 None => Ok(tensor),
             });
-            let tensor = tensor.map_err(|error| Misfit(format!("output \"{}\": {error}", output.name)))?;
+            let tensor =
+                tensor.map_err(|error| Misfit(format!("output \"{}\": {error}", output.name)))?;
             answer.push(NamedTensor { name: Arc::clone(&output.name), tensor });
             first += part.items;
         }
@@ -143,7 +156,9 @@ pub(crate) fn split(
 
 fn foretold(rule: &OutputPlan, form: &Form, output: &NamedTensor) -> Result<(), Misfit> {
     for axis in &rule.axes {
-        let Some(&padded) = form.sizes(axis.source).and_then(|sizes| sizes.get(axis.source_axis - 1)) else {
+        let Some(&padded) =
+            form.sizes(axis.source).and_then(|sizes| sizes.get(axis.source_axis - 1))
+        else {
             continue;
         };
         let (wanted, found) = (axis.size(padded), output.tensor.shape().get(axis.axis).copied());
@@ -170,7 +185,8 @@ fn cut(plan: &BatchPlan, rule: &OutputPlan, part: &Part<'_>, tensor: Tensor) -> 
     if shape[..] == *tensor.shape() {
         return Ok(tensor);
     }
-    let (Some(bytes), Some(width)) = (tensor.bytes(), tensor.dtype().bits().map(|bits| bits / 8)) else {
+    let (Some(bytes), Some(width)) = (tensor.bytes(), tensor.dtype().bits().map(|bits| bits / 8))
+    else {
         return Err(Error::unimplemented("strings cannot be cut"));
     };
     let corner = block::corner(bytes, tensor.shape(), &shape, width);
@@ -180,7 +196,8 @@ fn cut(plan: &BatchPlan, rule: &OutputPlan, part: &Part<'_>, tensor: Tensor) -> 
 /// Items `first..first + items` of a tensor; bytes are shared.
 ///
 /// # Errors
-/// `InvalidArgument` where the tensor has no such items, `Unimplemented` where they do not start at a byte.
+/// `InvalidArgument` where the tensor has no such items, `Unimplemented` where they do not start at
+/// a byte.
 pub(crate) fn slice(tensor: &Tensor, first: usize, items: usize) -> Result<Tensor> {
     let mut shape: Shape = tensor.shape().into();
     let total = *shape.first().ok_or_else(|| Error::invalid("a scalar has no items"))?;
@@ -193,13 +210,20 @@ pub(crate) fn slice(tensor: &Tensor, first: usize, items: usize) -> Result<Tenso
     shape[0] = items;
     let per_item: usize = shape[1..].iter().product();
     if let Some(strings) = tensor.strings() {
-        return Tensor::from_strings(shape, strings[first * per_item..(first + items) * per_item].to_vec());
+        return Tensor::from_strings(
+            shape,
+            strings[first * per_item..(first + items) * per_item].to_vec(),
+        );
     }
     let bits = tensor.dtype().bits().unwrap_or(0) * per_item;
     match tensor.bytes() {
         Some(bytes) if bits.is_multiple_of(8) => {
             let item = bits / 8;
-            Tensor::from_bytes(tensor.dtype(), shape, bytes.slice(first * item..(first + items) * item))
+            Tensor::from_bytes(
+                tensor.dtype(),
+                shape,
+                bytes.slice(first * item..(first + items) * item),
+            )
         }
         _ => Err(Error::unimplemented("packed elements cannot be cut between bytes")),
     }
@@ -218,16 +242,21 @@ pub(crate) fn concatenate(runs: &[Vec<NamedTensor>]) -> Result<Vec<NamedTensor>>
             .map(|run| run.get(index).map(|o| &o.tensor).ok_or_else(differ))
             .collect::<Result<_>>()?;
         let rest = output.tensor.shape().get(1..).ok_or_else(differ)?;
-        if pieces.iter().any(|p| p.dtype() != output.tensor.dtype() || p.shape().get(1..) != Some(rest)) {
+        if pieces
+            .iter()
+            .any(|p| p.dtype() != output.tensor.dtype() || p.shape().get(1..) != Some(rest))
+        {
             return Err(differ());
         }
         let items = pieces.iter().map(|piece| piece.shape()[0]).sum();
         let shape: Shape = std::iter::once(items).chain(rest.iter().copied()).collect();
         let tensor = if output.tensor.dtype() == DType::String {
-            let strings: Vec<Bytes> = pieces.iter().filter_map(|p| p.strings()).flatten().cloned().collect();
+            let strings: Vec<Bytes> =
+                pieces.iter().filter_map(|p| p.strings()).flatten().cloned().collect();
             Tensor::from_strings(shape, strings)?
         } else {
-            let bytes: Vec<&[u8]> = pieces.iter().filter_map(|p| p.bytes()).map(|b| &b[..]).collect();
+            let bytes: Vec<&[u8]> =
+                pieces.iter().filter_map(|p| p.bytes()).map(|b| &b[..]).collect();
             Tensor::from_bytes(output.tensor.dtype(), shape, Bytes::from(bytes.concat()))?
         };
         Ok(NamedTensor { name: Arc::clone(&output.name), tensor })

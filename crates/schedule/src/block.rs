@@ -1,15 +1,27 @@
 //! Copies between a tensor and a larger tensor that holds it at the origin of every axis.
 
-/// Copies all of a tensor of shape `small` into `large`, whose shape is at least as large on every axis and the
-/// same on none or more; both row-major, `width` bytes an element. Elements of `large` outside stay as they are.
-pub(crate) fn embed(large: &mut [u8], large_shape: &[usize], small: &[u8], shape: &[usize], width: usize) {
+/// Copies all of a tensor of shape `small` into `large`, whose shape is at least as large on every
+/// axis and the same on none or more; both row-major, `width` bytes an element. Elements of `large`
+/// outside stay as they are.
+pub(crate) fn embed(
+    large: &mut [u8],
+    large_shape: &[usize],
+    small: &[u8],
+    shape: &[usize],
+    width: usize,
+) {
     walk(large_shape, shape, width, |at_large, at_small, bytes| {
         large[at_large..at_large + bytes].copy_from_slice(&small[at_small..at_small + bytes]);
     });
 }
 
 /// The reverse: the corner of shape `small` out of `large`.
-pub(crate) fn corner(large: &[u8], large_shape: &[usize], shape: &[usize], width: usize) -> Vec<u8> {
+pub(crate) fn corner(
+    large: &[u8],
+    large_shape: &[usize],
+    shape: &[usize],
+    width: usize,
+) -> Vec<u8> {
     let mut small = Vec::with_capacity(shape.iter().product::<usize>() * width);
     walk(large_shape, shape, width, |at_large, _, bytes| {
         small.extend_from_slice(&large[at_large..at_large + bytes]);
@@ -17,7 +29,8 @@ pub(crate) fn corner(large: &[u8], large_shape: &[usize], shape: &[usize], width
     small
 }
 
-/// Calls `copy(offset in large, offset in small, bytes)` for each contiguous run, in the small tensor's order.
+/// Calls `copy(offset in large, offset in small, bytes)` for each contiguous run, in the small
+/// tensor's order.
 fn walk(large: &[usize], small: &[usize], width: usize, mut copy: impl FnMut(usize, usize, usize)) {
     debug_assert!(large.len() == small.len() && small.iter().zip(large).all(|(s, l)| s <= l));
     if small.contains(&0) {
@@ -36,7 +49,9 @@ fn walk(large: &[usize], small: &[usize], width: usize, mut copy: impl FnMut(usi
         let at_large = index.iter().zip(&strides).map(|(i, s)| i * s).sum();
         copy(at_large, at_small, run);
         at_small += run;
-        let Some(axis) = (0..outer.len()).rev().find(|&axis| index[axis] + 1 < outer[axis]) else { return };
+        let Some(axis) = (0..outer.len()).rev().find(|&axis| index[axis] + 1 < outer[axis]) else {
+            return;
+        };
         index[axis] += 1;
         index[axis + 1..].fill(0);
     }
@@ -55,7 +70,9 @@ mod tests {
 
     fn indices(shape: &[usize]) -> Vec<Vec<usize>> {
         shape.iter().fold(vec![vec![]], |all, &size| {
-            all.iter().flat_map(|index| (0..size).map(move |i| [index.clone(), vec![i]].concat())).collect()
+            all.iter()
+                .flat_map(|index| (0..size).map(move |i| [index.clone(), vec![i]].concat()))
+                .collect()
         })
     }
 

@@ -1,15 +1,17 @@
-//! What one request may make the server do, whatever sizes it states: a tensor without elements may have any size on
-//! its other axes and still takes no bytes.
+//! What one request may make the server do, whatever sizes it states: a tensor without elements may
+//! have any size on its other axes and still takes no bytes.
 
 use base::{DType, Error, Result};
 use engine::BatchPlan;
 
-/// Parts that one request is cut into at most. A queue that is half empty takes so many, however short it is, so that a
-/// large batch need not be cut by the client; each part costs every look at the queue.
+/// Parts that one request is cut into at most. A queue that is half empty takes so many, however
+/// short it is, so that a large batch need not be cut by the client; each part costs every look at
+/// the queue.
 pub(crate) const PARTS_MAX: usize = 4096;
 /// Items of a request that is padded but not cut: only a tensor without elements has more.
 const ITEMS_MAX: usize = u32::MAX as usize;
-/// Bytes of a tensor that the server may make (a mask, a length, a padded input) whatever was received.
+/// Bytes of a tensor that the server may make (a mask, a length, a padded input) whatever was
+/// received.
 const MADE_BYTES_MAX: usize = 256 << 20;
 /// Where more was received: how many times those bytes it may make.
 const GROWTH_MAX: usize = 4;
@@ -56,7 +58,9 @@ mod tests {
 
     #[test]
     fn what_is_made_is_in_proportion() {
-        let made = |shape: &[usize], received| made("x", DType::F32, shape, received).map_err(|e| e.kind());
+        let made = |shape: &[usize], received| {
+            made("x", DType::F32, shape, received).map_err(|e| e.kind())
+        };
         assert_eq!(made(&[2, 3], 0), Ok(24));
         assert_eq!(made(&[0, usize::MAX, 2], 0), Ok(0));
         assert_eq!(made(&[usize::MAX, 2, 0], 0), Ok(0));
@@ -75,7 +79,8 @@ mod tests {
             assert!(items(&plan(true), max_batch * PARTS_MAX, max_batch).is_ok());
             let error = items(&plan(true), max_batch * PARTS_MAX + 1, max_batch).unwrap_err();
             assert!(
-                error.kind() == ErrorKind::InvalidArgument && error.message().contains("smaller requests")
+                error.kind() == ErrorKind::InvalidArgument
+                    && error.message().contains("smaller requests")
             );
         }
         assert!(items(&plan(true), usize::MAX, usize::MAX).is_ok());

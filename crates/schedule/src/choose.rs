@@ -58,8 +58,8 @@ type Place = (usize, usize);
 struct Group {
     places: Vec<Place>,
     form: Option<Form>,
-    /// What was decided by measured costs: the shape's number, and the items that will be measured as its (none where
-    /// other shapes joined them).
+    /// What was decided by measured costs: the shape's number, and the items that will be measured
+    /// as its (none where other shapes joined them).
     decided: Option<(u64, Option<usize>)>,
 }
 
@@ -73,15 +73,21 @@ impl ModelQueue {
         let mut heads: Vec<Place> = Vec::new();
         let mut earliest: Option<Instant> = None;
         for &place in &order {
-            if heads.len() >= HEADS_MAX || heads.iter().any(|&head| self.at(head).same_form(self.at(place))) {
+            if heads.len() >= HEADS_MAX
+                || heads.iter().any(|&head| self.at(head).same_form(self.at(place)))
+            {
                 continue;
             }
             match self.group(place, &order, threads, now, closed) {
-                Ok(group) if group.places.iter().any(|&place| self.at(place).dead(now).is_some()) => {
+                Ok(group)
+                    if group.places.iter().any(|&place| self.at(place).dead(now).is_some()) =>
+                {
                     return Next::Stale;
                 }
                 Ok(group) => return Next::Run(self.take(group, workers)),
-                Err(until) => earliest = Some(earliest.map_or(until, |earliest| earliest.min(until))),
+                Err(until) => {
+                    earliest = Some(earliest.map_or(until, |earliest| earliest.min(until)))
+                }
             }
             heads.push(place);
         }
@@ -99,7 +105,10 @@ impl ModelQueue {
 
     /// Runs at the same time at most, as the request at the head has it.
     fn threads(&self, workers: usize) -> usize {
-        self.head().and_then(|entry| entry.servable.schedule().threads).unwrap_or(workers).min(workers)
+        self.head()
+            .and_then(|entry| entry.servable.schedule().threads)
+            .unwrap_or(workers)
+            .min(workers)
     }
 
     /// Whether no more of its requests may run now.
@@ -109,8 +118,9 @@ impl ModelQueue {
 
     /// All places, by priority and then by arrival.
     fn order(&self) -> Vec<Place> {
-        let level =
-            |(level, queue): (usize, &VecDeque<Entry>)| (0..queue.len()).map(move |index| (level, index));
+        let level = |(level, queue): (usize, &VecDeque<Entry>)| {
+            (0..queue.len()).map(move |index| (level, index))
+        };
         self.levels.iter().enumerate().flat_map(level).collect()
     }
 
@@ -130,7 +140,8 @@ impl ModelQueue {
         let servable = self.at(head).servable.clone();
         let (options, plan) = (servable.schedule(), servable.plan());
         let misfit = self.misfit.contains(&servable.instance());
-        let mergeable = options.mode == ScheduleMode::Async && plan.batchable && options.max_batch > 1;
+        let mergeable =
+            options.mode == ScheduleMode::Async && plan.batchable && options.max_batch > 1;
         if !mergeable || self.at(head).form.is_none() || misfit {
             let form = self.at(head).form.clone().filter(|_| !misfit);
             return Ok(Group { places: vec![head], form, decided: None });
@@ -152,8 +163,10 @@ impl ModelQueue {
                 }
             }
         }
-        let (target, more_may_pay) = self.target(head, plan, options, items, waiting.div_ceil(threads));
-        let preferred = options.preferred_batch_sizes.iter().copied().filter(|&size| size <= target).max();
+        let (target, more_may_pay) =
+            self.target(head, plan, options, items, waiting.div_ceil(threads));
+        let preferred =
+            options.preferred_batch_sizes.iter().copied().filter(|&size| size <= target).max();
         let target = preferred.unwrap_or(target);
         let until = self.linger_until(&places, options.max_queue_delay);
         let full = items >= options.max_batch || preferred.is_some();
@@ -188,7 +201,8 @@ impl ModelQueue {
     ) -> (usize, bool) {
         let entry = &self.levels[head.0][head.1];
         let describe = || entry.form.as_ref().map_or_else(String::new, |form| form.describe(plan));
-        let choice = self.cost.choose(entry.key, describe, offered, (share.max(1), options.max_batch));
+        let choice =
+            self.cost.choose(entry.key, describe, offered, (share.max(1), options.max_batch));
         if options.always_merge {
             return (offered, true);
         }
@@ -226,7 +240,9 @@ impl ModelQueue {
                 break;
             }
             let entry = self.at(place);
-            let (Some(own), true) = (&entry.form, entry.same_question(self.at(places[0]))) else { continue };
+            let (Some(own), true) = (&entry.form, entry.same_question(self.at(places[0]))) else {
+                continue;
+            };
             if places.contains(&place) || items + entry.items > options.max_batch {
                 continue;
             }
@@ -260,7 +276,8 @@ impl ModelQueue {
 
     /// Whether to wait for company, seen from how often waiting brought any.
     fn lingers(&self) -> bool {
-        self.linger_useful >= LINGER_USEFUL_MIN || self.batches_taken.is_multiple_of(LINGER_TRY_EVERY)
+        self.linger_useful >= LINGER_USEFUL_MIN
+            || self.batches_taken.is_multiple_of(LINGER_TRY_EVERY)
     }
 
     /// Takes a group out of the queue.

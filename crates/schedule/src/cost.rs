@@ -1,9 +1,10 @@
 //! What merging brings: measured time an item by batch size, for each shape.
 //!
-//! Merging is an assumption about the model: that a run of n items costs less than n runs. For a ranking model whose
-//! weights do not fit the cache it is right many times over; for a convolution that already fills a core it is wrong, and
-//! then every merged request only waits for its batch-mates. So nothing is assumed: sizes are tried, cheapest
-//! first, and a size is used where its median time an item is clearly the best known.
+//! Merging is an assumption about the model: that a run of n items costs less than n runs. For a
+//! ranking model whose weights do not fit the cache it is right many times over; for a convolution
+//! that already fills a core it is wrong, and then every merged request only waits for its
+//! batch-mates. So nothing is assumed: sizes are tried, cheapest first, and a size is used where
+//! its median time an item is clearly the best known.
 
 use std::collections::HashMap;
 
@@ -15,18 +16,21 @@ const SIZES: usize = 13;
 const RUNS_KEPT: usize = 9;
 /// A size is known after so many runs.
 const RUNS_TO_KNOW: usize = 2;
-/// A larger batch must be this much cheaper an item than a smaller one: below it, noise decides and requests wait for
-/// nothing.
+/// A larger batch must be this much cheaper an item than a smaller one: below it, noise decides and
+/// requests wait for nothing.
 const GAIN_MIN: f64 = 0.04;
-/// What it must gain to take more than its share of the queue, which would leave other workers without.
+/// What it must gain to take more than its share of the queue, which would leave other workers
+/// without.
 const GAIN_BEYOND_SHARE: f64 = 0.10;
-/// An untried size is tried while the size below costs at most this much more an item than the best.
+/// An untried size is tried while the size below costs at most this much more an item than the
+/// best.
 const TRY_ABOVE: f64 = 1.10;
 /// Every so many decisions a size beside the best is measured again: models and machines change.
 const PROBE_EVERY: u64 = 200;
 /// Shapes from which a model's other shapes learn that a size is not worth a try.
 const SHAPES_TO_TEACH: u32 = 3;
-/// Decisions after which shapes that began a try, but were not seen again, are no longer waited for.
+/// Decisions after which shapes that began a try, but were not seen again, are no longer waited
+/// for.
 const FORGET_EVERY: u64 = 1024;
 /// Weight of the last shape in that lesson, once there are enough.
 const LESSON_WEIGHT: f64 = 0.1;
@@ -94,8 +98,11 @@ struct Step {
 impl Step {
     fn add(&mut self, ratio: f64) {
         self.shapes = self.shapes.saturating_add(1);
-        let weight =
-            if self.shapes <= SHAPES_TO_TEACH { 1.0 / f64::from(self.shapes) } else { LESSON_WEIGHT };
+        let weight = if self.shapes <= SHAPES_TO_TEACH {
+            1.0 / f64::from(self.shapes)
+        } else {
+            LESSON_WEIGHT
+        };
         self.ratio += weight * (ratio - self.ratio);
     }
 
@@ -119,8 +126,8 @@ impl ShapeCost {
         Some((class, self.sizes[class].median()? / self.sizes[class - 1].median()?))
     }
 
-    /// How many of `offered` items to take (`offered` is at most `max`); `share` is what leaves as much for each other
-    /// worker.
+    /// How many of `offered` items to take (`offered` is at most `max`); `share` is what leaves as
+    /// much for each other worker.
     fn choose(&self, offered: usize, share: usize, max: usize, steps: &[Step; SIZES]) -> Choice {
         let (top, limit) = (size_class(offered), size_class(max));
         let probe = (self.decisions + 1).is_multiple_of(PROBE_EVERY);
@@ -172,7 +179,8 @@ impl ShapeCost {
 
     /// Median microseconds an item by the size class's largest batch, where known.
     pub(crate) fn known(&self) -> Vec<(usize, f64)> {
-        let known = |(class, runs): (usize, &Runs)| runs.median().map(|item_us| (1 << class, item_us));
+        let known =
+            |(class, runs): (usize, &Runs)| runs.median().map(|item_us| (1 << class, item_us));
         self.sizes.iter().enumerate().filter_map(known).collect()
     }
 
@@ -204,7 +212,8 @@ impl ModelCost {
     fn shape(&mut self, key: u64, name: impl FnOnce() -> String) -> &mut ShapeCost {
         self.clock += 1;
         if !self.shapes.contains_key(&key) && self.shapes.len() >= SHAPES_MAX {
-            let oldest = self.shapes.iter().min_by_key(|(_, (_, cost))| cost.last_used).map(|(key, _)| *key);
+            let oldest =
+                self.shapes.iter().min_by_key(|(_, (_, cost))| cost.last_used).map(|(key, _)| *key);
             oldest.map(|oldest| self.shapes.remove(&oldest));
         }
         let (_, cost) = self.shapes.entry(key).or_insert_with(|| (name(), ShapeCost::default()));
@@ -212,8 +221,8 @@ impl ModelCost {
         cost
     }
 
-    /// See [`ShapeCost::choose`]. Nothing is counted before [`ModelCost::decided`]: requests that go on waiting for company
-    /// are looked at again.
+    /// See [`ShapeCost::choose`]. Nothing is counted before [`ModelCost::decided`]: requests that
+    /// go on waiting for company are looked at again.
     pub(crate) fn choose(
         &mut self,
         key: u64,
@@ -253,7 +262,8 @@ impl ModelCost {
         self.line.add(elements, us);
     }
 
-    /// Whether one run over `together` elements is cheaper than one over each of `apart`; see [`Line::pays`].
+    /// Whether one run over `together` elements is cheaper than one over each of `apart`; see
+    /// [`Line::pays`].
     pub(crate) fn padding_pays(&mut self, together: f64, apart: [f64; 2]) -> bool {
         self.line.pays(together, apart)
     }
@@ -274,7 +284,8 @@ mod tests {
 
     const UNTAUGHT: [Step; SIZES] = [Step { shapes: 0, begun: 0, ratio: 0.0 }; SIZES];
 
-    /// Feeds the choices back as runs of a model whose run of n items takes `us(n)`; the last choice.
+    /// Feeds the choices back as runs of a model whose run of n items takes `us(n)`; the last
+    /// choice.
     fn learn(
         offered: usize,
         share: usize,

@@ -1,10 +1,11 @@
 //! Which worker runs which model's requests: one lock over all queues, held for microseconds.
 //!
-//! Fairness between models is start-time fair queueing (Goyal, Vin and Cheng, 1996) with processor time as the good:
-//! the model that has used the least, divided by its weight, goes first, and one that comes back from idleness starts
-//! at the virtual time of the others, so that it cannot save up. A run of a model with several threads takes as many
-//! cores as it has threads, unless these are on top of the workers, and is charged for them all; while too few are free
-//! nobody overtakes it.
+//! Fairness between models is start-time fair queueing (Goyal, Vin and Cheng, 1996) with processor
+//! time as the good: the model that has used the least, divided by its weight, goes first, and one
+//! that comes back from idleness starts at the virtual time of the others, so that it cannot save
+//! up. A run of a model with several threads takes as many cores as it has threads, unless these
+//! are on top of the workers, and is charged for them all; while too few are free nobody overtakes
+//! it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +18,8 @@ use crate::entry::{Dead, Entry};
 use crate::model_queue::{ModelQueue, Ran};
 use crate::snapshot::Snapshot;
 
-/// Models with a queue; above it those whose versions are gone are forgotten before a new one is added.
+/// Models with a queue; above it those whose versions are gone are forgotten before a new one is
+/// added.
 const MODELS_MAX: usize = 4096;
 
 /// Why a request was not taken.
@@ -38,7 +40,8 @@ pub(crate) enum Work {
 
 struct State {
     models: HashMap<Arc<str>, ModelQueue>,
-    /// Workers that wait, the one that worked last on top: its core still has the model in its cache.
+    /// Workers that wait, the one that worked last on top: its core still has the model in its
+    /// cache.
     idle: Vec<usize>,
     /// The one of them that wakes by itself when a lingering batch is due, and when that is.
     timer: Option<(usize, Instant)>,
@@ -92,8 +95,8 @@ impl Dispatch {
         self.queued.load(Ordering::Relaxed)
     }
 
-    /// Takes the entries of one request and wakes a worker. Entries that nobody waits for any more may be added to
-    /// `dead`, to be answered by the caller.
+    /// Takes the entries of one request and wakes a worker. Entries that nobody waits for any more
+    /// may be added to `dead`, to be answered by the caller.
     pub(crate) fn push(&self, entries: Vec<Entry>, dead: &mut Vec<Dead>) -> Result<(), Refusal> {
         let Some(first) = entries.first() else { return Ok(()) };
         let (model, now, count) = (first.servable.id.model.clone(), first.submitted, entries.len());
@@ -115,7 +118,8 @@ impl Dispatch {
         pushed.map_err(|(limit, waiting)| Refusal::Full { limit, waiting })
     }
 
-    /// Counts what was added and taken. The lock is still held, so nobody counts as taken what is not counted as added.
+    /// Counts what was added and taken. The lock is still held, so nobody counts as taken what is
+    /// not counted as added.
     fn count(&self, _held: &mut State, added: usize, taken: usize) {
         self.queued.fetch_add(added, Ordering::Relaxed);
         self.queued.fetch_sub(taken, Ordering::Relaxed);
@@ -127,7 +131,8 @@ impl Dispatch {
         }
     }
 
-    /// The next work for `worker`, waiting for some; `None` once closed and empty. `ran` is what its last run has shown.
+    /// The next work for `worker`, waiting for some; `None` once closed and empty. `ran` is what
+    /// its last run has shown.
     pub(crate) fn next(&self, worker: usize, ran: Option<(Arc<str>, Ran, usize)>) -> Option<Work> {
         let mut state = self.lock();
         if let Some((model, ran, taken)) = ran {
@@ -250,8 +255,10 @@ impl State {
             match queue.next(now, workers, self.closed) {
                 Next::Run(mut batch) => {
                     self.virtual_time = self.virtual_time.max(used);
-                    // Another version than the one at the head may want more cores than were asked about.
-                    batch.taken = if self.count_threads { batch.cores.min(self.cores_free) } else { 1 };
+                    // Another version than the one at the head may want more cores than were asked
+                    // about.
+                    batch.taken =
+                        if self.count_threads { batch.cores.min(self.cores_free) } else { 1 };
                     self.cores_free -= batch.taken;
                     return Next::Run(batch);
                 }
@@ -282,8 +289,8 @@ mod tests {
         }
     }
 
-    /// One worker waits for a batch that is due late, the other sleeps: it must not sleep on when it is woken for one that
-    /// is due soon.
+    /// One worker waits for a batch that is due late, the other sleeps: it must not sleep on when
+    /// it is woken for one that is due soon.
     #[test]
     fn a_batch_that_is_due_soon_does_not_wait_for_one_that_is_due_late() {
         let long = ScheduleOptions { always_merge: true, ..lingering(Duration::from_secs(10)) };

@@ -46,8 +46,8 @@ impl Entry {
     /// Entries for a job: one, or several where it has more items than a batch may have.
     ///
     /// # Errors
-    /// `InvalidArgument` where there are too many items for the parts, or an input that the server fills would be too
-    /// large or has nothing to be filled from.
+    /// `InvalidArgument` where there are too many items for the parts, or an input that the server
+    /// fills would be too large or has nothing to be filled from.
     pub(crate) fn from_job(mut job: Job, now: Instant) -> Result<Vec<Entry>> {
         let (plan, options) = (job.servable.plan(), job.servable.schedule());
         let joinable = plan.batchable || plan.pads();
@@ -91,7 +91,14 @@ impl Entry {
         }
         let Ok(pieces) = pieces(job.servable.plan(), &job.inputs, items, max) else {
             // Packed elements cannot be cut: it runs whole.
-            return Ok(vec![part(job.inputs, job.outputs, job.cancelled, None, 1, Finish::Whole(job.done))]);
+            return Ok(vec![part(
+                job.inputs,
+                job.outputs,
+                job.cancelled,
+                None,
+                1,
+                Finish::Whole(job.done),
+            )]);
         };
         let counts = pieces.iter().map(|(_, count)| *count).collect();
         let rejoin = Arc::new(Rejoin::new(counts, job.inputs, job.outputs.clone(), job.done));
@@ -109,13 +116,17 @@ impl Entry {
         }
         let waited = now.saturating_duration_since(self.submitted);
         (now >= self.deadline).then(|| {
-            Error::deadline(format!("the deadline passed after {} ms in the queue", waited.as_millis()))
+            Error::deadline(format!(
+                "the deadline passed after {} ms in the queue",
+                waited.as_millis()
+            ))
         })
     }
 
     /// Whether it asks the same of the same version as `other`, and both can be joined.
     pub(crate) fn same_question(&self, other: &Entry) -> bool {
-        let joinable = self.form.is_some() && other.form.is_some() && self.servable.plan().batchable;
+        let joinable =
+            self.form.is_some() && other.form.is_some() && self.servable.plan().batchable;
         joinable
             && same_question((&self.servable, &self.outputs), (&other.servable, &other.outputs))
             && form::same_shared(self.servable.plan(), &self.inputs, &other.inputs)
@@ -127,7 +138,8 @@ impl Entry {
     }
 }
 
-/// The inputs in pieces of at most `max` items, and how many each has. Inputs without a batch axis are in every piece.
+/// The inputs in pieces of at most `max` items, and how many each has. Inputs without a batch axis
+/// are in every piece.
 fn pieces(
     plan: &BatchPlan,
     inputs: &[NamedTensor],
@@ -168,7 +180,12 @@ struct Parts {
 }
 
 impl Rejoin {
-    fn new(items: Vec<usize>, inputs: Vec<NamedTensor>, outputs: Vec<Arc<str>>, done: Done) -> Rejoin {
+    fn new(
+        items: Vec<usize>,
+        inputs: Vec<NamedTensor>,
+        outputs: Vec<Arc<str>>,
+        done: Done,
+    ) -> Rejoin {
         let state = Parts {
             answers: vec![None; items.len()],
             missing: items.len(),
@@ -181,8 +198,8 @@ impl Rejoin {
         Rejoin { items, inputs, outputs, state: Mutex::new(state) }
     }
 
-    /// Whether every output of every part has the part's items on axis 0: else the model mixes its items, and what the
-    /// parts gave is not the answer's parts.
+    /// Whether every output of every part has the part's items on axis 0: else the model mixes its
+    /// items, and what the parts gave is not the answer's parts.
     fn kept_apart(&self, runs: &[Vec<NamedTensor>]) -> bool {
         let kept = |(run, items): (&Vec<NamedTensor>, &usize)| {
             run.iter().all(|output| output.tensor.shape().first() == Some(items))
@@ -190,8 +207,8 @@ impl Rejoin {
         runs.len() == self.items.len() && runs.iter().zip(&self.items).all(kept)
     }
 
-    /// Takes one part's outcome; the last one's gives the request's. `again` runs the whole request, for a model whose
-    /// parts do not fit together.
+    /// Takes one part's outcome; the last one's gives the request's. `again` runs the whole
+    /// request, for a model whose parts do not fit together.
     pub(crate) fn add(
         &self,
         index: usize,
@@ -217,11 +234,16 @@ impl Rejoin {
             None => {
                 let runs: Vec<Vec<NamedTensor>> = answers.into_iter().flatten().collect();
                 match self.kept_apart(&runs) {
-                    true => batch::concatenate(&runs).or_else(|_| again(&self.inputs, &self.outputs)),
+                    true => {
+                        batch::concatenate(&runs).or_else(|_| again(&self.inputs, &self.outputs))
+                    }
                     false => again(&self.inputs, &self.outputs),
                 }
             }
         };
-        Some((done, Completion { result, queue: state.queue, compute: state.compute, batch: state.batch }))
+        Some((
+            done,
+            Completion { result, queue: state.queue, compute: state.compute, batch: state.batch },
+        ))
     }
 }

@@ -11,8 +11,8 @@ use crate::bounds;
 /// Adds the inputs that the plan fills and the client left out: masks of ones and real sizes.
 ///
 /// # Errors
-/// `InvalidArgument` where the input that is masked or measured is missing or has not the axes that are, or where what
-/// would be made is too large.
+/// `InvalidArgument` where the input that is masked or measured is missing or has not the axes that
+/// are, or where what would be made is too large.
 pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()> {
     for input in &plan.inputs {
         let Some(fill) = &input.fill else { continue };
@@ -26,25 +26,35 @@ pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()
             .find(|given| given.name == source.name)
             .ok_or_else(|| Error::invalid(format!("input \"{}\" is missing", source.name)))?;
         let shape = given.tensor.shape();
-        let items = *shape
-            .first()
-            .ok_or_else(|| Error::invalid(format!("input \"{}\" has no axis for the items", source.name)))?;
+        let items = *shape.first().ok_or_else(|| {
+            Error::invalid(format!("input \"{}\" has no axis for the items", source.name))
+        })?;
         let real = source.axes.iter().map(|axis| shape.get(axis.axis).copied());
         let real: Vec<usize> = real.collect::<Option<_>>().ok_or_else(|| {
-            Error::invalid(format!("input \"{}\" has no axis for the padding: {shape:?}", source.name))
+            Error::invalid(format!(
+                "input \"{}\" has no axis for the padding: {shape:?}",
+                source.name
+            ))
         })?;
         let received = given.tensor.byte_len();
         let tensor = match fill {
             InputFill::Mask { full_rank, .. } => {
-                let grows = |axis: usize| axis == 0 || source.axes.iter().any(|growing| growing.axis == axis);
-                let full =
-                    || shape.iter().enumerate().map(|(axis, &size)| if grows(axis) { size } else { 1 });
-                let dims: Shape =
-                    if *full_rank { full().collect() } else { std::iter::once(items).chain(real).collect() };
+                let grows = |axis: usize| {
+                    axis == 0 || source.axes.iter().any(|growing| growing.axis == axis)
+                };
+                let full = || {
+                    shape.iter().enumerate().map(|(axis, &size)| if grows(axis) { size } else { 1 })
+                };
+                let dims: Shape = if *full_rank {
+                    full().collect()
+                } else {
+                    std::iter::once(items).chain(real).collect()
+                };
                 constant(input, dims, &[1], received)?
             }
             InputFill::Length { matrix, .. } => {
-                let dims: Shape = if *matrix { [items, real.len()][..].into() } else { [items][..].into() };
+                let dims: Shape =
+                    if *matrix { [items, real.len()][..].into() } else { [items][..].into() };
                 constant(input, dims, &real, received)?
             }
         };
@@ -65,7 +75,8 @@ fn constant(input: &InputPlan, shape: Shape, values: &[usize], received: usize) 
 /// Appends `value` as an element of `dtype`, converted as `as` does.
 ///
 /// # Errors
-/// `Unimplemented` for types that padding and masks do not have (strings, 4-bit and 8-bit floats, complex).
+/// `Unimplemented` for types that padding and masks do not have (strings, 4-bit and 8-bit floats,
+/// complex).
 pub(crate) fn element(dtype: DType, value: f64, to: &mut Vec<u8>) -> Result<()> {
     match dtype {
         DType::Bool => to.push(u8::from(value != 0.0)),

@@ -8,26 +8,29 @@ use engine::{BatchPlan, InputPlan, Servable};
 
 use crate::merge;
 
-/// Bytes of a request's inputs without a batch axis, for it to be compared with others in the queue; one with more runs
-/// alone.
+/// Bytes of a request's inputs without a batch axis, for it to be compared with others in the
+/// queue; one with more runs alone.
 pub(crate) const SHARED_BYTES_MAX: usize = 4096;
 
-/// The sizes of every input's axes but the first, in the order of the plan; `None` where an optional input is left
-/// out.
+/// The sizes of every input's axes but the first, in the order of the plan; `None` where an
+/// optional input is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Form(Vec<Option<Shape>>);
 
 impl Form {
-    /// The form of `inputs` with buckets applied, and the items they hold: the common size of axis 0. `None` where the
-    /// request cannot be joined with others: no common, or no positive, number of items, or shared inputs of more than
-    /// [`SHARED_BYTES_MAX`] bytes.
+    /// The form of `inputs` with buckets applied, and the items they hold: the common size of axis
+    /// 0. `None` where the request cannot be joined with others: no common, or no positive, number
+    /// of items, or shared inputs of more than [`SHARED_BYTES_MAX`] bytes.
     pub(crate) fn of(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<(Form, usize)> {
         let items = items(plan, inputs)?;
-        if shared(plan, inputs).map(|(_, given)| shared_bytes(given)).sum::<usize>() > SHARED_BYTES_MAX {
+        if shared(plan, inputs).map(|(_, given)| shared_bytes(given)).sum::<usize>()
+            > SHARED_BYTES_MAX
+        {
             return None;
         }
         let rest = |given: &NamedTensor| given.tensor.shape().get(1..).map(Shape::from_slice);
-        let sizes = |input: &InputPlan| inputs.iter().find(|given| given.name == input.name).and_then(rest);
+        let sizes =
+            |input: &InputPlan| inputs.iter().find(|given| given.name == input.name).and_then(rest);
         let mut form = Form(plan.inputs.iter().map(sizes).collect());
         if !form.masks_fit(plan) {
             return None;
@@ -51,21 +54,28 @@ impl Form {
 
     /// Whether masks that clients sent have the sizes of what they mask.
     fn masks_fit(&self, plan: &BatchPlan) -> bool {
-        plan.inputs.iter().enumerate().filter(|(_, input)| input.rule.is_none()).all(|(index, input)| {
-            input.axes.iter().all(|axis| {
-                let own = self.sizes(index).and_then(|sizes| sizes.get(axis.axis - 1));
-                let source = self.sizes(axis.source).and_then(|sizes| sizes.get(axis.source_axis - 1));
-                own.is_none() || own == source
-            })
-        })
+        plan.inputs.iter().enumerate().filter(|(_, input)| input.rule.is_none()).all(
+            |(index, input)| {
+                input.axes.iter().all(|axis| {
+                    let own = self.sizes(index).and_then(|sizes| sizes.get(axis.axis - 1));
+                    let source =
+                        self.sizes(axis.source).and_then(|sizes| sizes.get(axis.source_axis - 1));
+                    own.is_none() || own == source
+                })
+            },
+        )
     }
 
     /// Gives masks the sizes of what they mask.
     fn follow(&mut self, plan: &BatchPlan) {
-        for (index, input) in plan.inputs.iter().enumerate().filter(|(_, input)| input.rule.is_none()) {
+        for (index, input) in
+            plan.inputs.iter().enumerate().filter(|(_, input)| input.rule.is_none())
+        {
             for axis in &input.axes {
-                let source =
-                    self.sizes(axis.source).and_then(|sizes| sizes.get(axis.source_axis - 1)).copied();
+                let source = self
+                    .sizes(axis.source)
+                    .and_then(|sizes| sizes.get(axis.source_axis - 1))
+                    .copied();
                 let own = self.0[index].as_mut().and_then(|sizes| sizes.get_mut(axis.axis - 1));
                 if let (Some(source), Some(own)) = (source, own) {
                     *own = source;
@@ -86,7 +96,8 @@ impl Form {
             covered.push(match (a, b) {
                 (None, None) => None,
                 (Some(a), Some(b)) => {
-                    let grows = |axis: usize| input.axes.iter().any(|growing| growing.axis == axis + 1);
+                    let grows =
+                        |axis: usize| input.axes.iter().any(|growing| growing.axis == axis + 1);
                     if (0..a.len().min(b.len())).any(|axis| a[axis] != b[axis] && !grows(axis)) {
                         return None;
                     }
@@ -100,20 +111,28 @@ impl Form {
 
     /// Whether a request of this form may be padded to `padded`.
     pub(crate) fn may_pad(&self, padded: &Form, plan: &BatchPlan) -> bool {
-        plan.inputs.iter().zip(self.0.iter().zip(&padded.0)).all(|(input, pair)| match (&input.rule, pair) {
-            (Some(rule), (Some(own), Some(padded))) => {
-                own == padded
-                    || (rule.merge
-                        && merge::may_pad(own, padded, input.dtype.bytes_for(1).unwrap_or(1), rule))
+        plan.inputs.iter().zip(self.0.iter().zip(&padded.0)).all(|(input, pair)| {
+            match (&input.rule, pair) {
+                (Some(rule), (Some(own), Some(padded))) => {
+                    own == padded
+                        || (rule.merge
+                            && merge::may_pad(
+                                own,
+                                padded,
+                                input.dtype.bytes_for(1).unwrap_or(1),
+                                rule,
+                            ))
+                }
+                _ => true,
             }
-            _ => true,
         })
     }
 
     /// Elements an item has: of the inputs that are padded, or of all where none is.
     pub(crate) fn elements(&self, plan: &BatchPlan) -> f64 {
         let pads = plan.pads();
-        let counted = plan.inputs.iter().zip(&self.0).filter(|(input, _)| !pads || input.rule.is_some());
+        let counted =
+            plan.inputs.iter().zip(&self.0).filter(|(input, _)| !pads || input.rule.is_some());
         let elements = |sizes: &Shape| sizes.iter().map(|&size| size as f64).product::<f64>();
         counted.filter_map(|(_, sizes)| sizes.as_ref().map(elements)).sum()
     }
@@ -135,7 +154,8 @@ impl Form {
     }
 }
 
-/// The items that `inputs` hold: the common size of axis 0. `None` where there is no common, or no positive, one.
+/// The items that `inputs` hold: the common size of axis 0. `None` where there is no common, or no
+/// positive, one.
 pub(crate) fn items(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<usize> {
     let mut items = None;
     for input in plan.inputs.iter().filter(|input| !input.shared) {
@@ -154,7 +174,9 @@ fn shared<'a>(
     inputs: &'a [NamedTensor],
 ) -> impl Iterator<Item = (&'a str, &'a NamedTensor)> {
     let shared = plan.inputs.iter().filter(|input| input.shared);
-    shared.filter_map(|input| Some((&*input.name, inputs.iter().find(|given| given.name == input.name)?)))
+    shared.filter_map(|input| {
+        Some((&*input.name, inputs.iter().find(|given| given.name == input.name)?))
+    })
 }
 
 fn shared_bytes(given: &NamedTensor) -> usize {
@@ -165,10 +187,14 @@ fn shared_bytes(given: &NamedTensor) -> usize {
 
 /// Whether two requests have the same bits in every input without a batch axis.
 pub(crate) fn same_shared(plan: &BatchPlan, a: &[NamedTensor], b: &[NamedTensor]) -> bool {
-    !plan.shares() || shared(plan, a).map(|(_, given)| given).eq(shared(plan, b).map(|(_, given)| given))
+    !plan.shares()
+        || shared(plan, a).map(|(_, given)| given).eq(shared(plan, b).map(|(_, given)| given))
 }
 
 /// Whether two requests ask the same of the same version.
-pub(crate) fn same_question(a: (&Arc<Servable>, &[Arc<str>]), b: (&Arc<Servable>, &[Arc<str>])) -> bool {
+pub(crate) fn same_question(
+    a: (&Arc<Servable>, &[Arc<str>]),
+    b: (&Arc<Servable>, &[Arc<str>]),
+) -> bool {
     Arc::ptr_eq(a.0, b.0) && a.1 == b.1
 }

@@ -1,17 +1,18 @@
 //! The life of a request: admitted, queued, run.
 //!
-//! Doors call [`Scheduler::submit`], which never blocks: the request is queued or refused. Named OS threads, one
-//! per core by default, take requests, or batches of requests that can be joined without changing an answer, run them
-//! with the engine at one thread, and hand each request's outcome to its callback. There is no async runtime here and no
-//! lock is held while a model runs.
+//! Doors call [`Scheduler::submit`], which never blocks: the request is queued or refused. Named OS
+//! threads, one per core by default, take requests, or batches of requests that can be joined
+//! without changing an answer, run them with the engine at one thread, and hand each request's
+//! outcome to its callback. There is no async runtime here and no lock is held while a model runs.
 //!
-//! From the inside out: [`bounds`] is what one request may ask for, [`merge`] the padding rule, [`form`] what decides
-//! whether requests fit together, [`batch`] joins and splits, [`cost`] learns what merging brings and [`line`] what
-//! padding costs, [`choose`] picks among one model's requests in its [`model_queue`], [`dispatch`] among models, [`run`]
-//! calls the engine.
+//! From the inside out: [`bounds`] is what one request may ask for, [`merge`] the padding rule,
+//! [`form`] what decides whether requests fit together, [`batch`] joins and splits, [`cost`] learns
+//! what merging brings and [`line`] what padding costs, [`choose`] picks among one model's requests
+//! in its [`model_queue`], [`dispatch`] among models, [`run`] calls the engine.
 //!
-//! Invariant: every submitted job's callback is called exactly once, also when the model panics, the deadline
-//! passes in the queue, or the scheduler shuts down; and what it is given does not depend on its batch-mates.
+//! Invariant: every submitted job's callback is called exactly once, also when the model panics,
+//! the deadline passes in the queue, or the scheduler shuts down; and what it is given does not
+//! depend on its batch-mates.
 
 mod batch;
 mod block;
@@ -58,8 +59,9 @@ pub struct SchedulerConfig {
     pub queue_max: usize,
     /// Pin worker `i` to core `i`.
     pub pin: bool,
-    /// Whether the threads of all runs together are no more than the workers: a run of several threads then waits until as
-    /// many workers are free as it has threads. Otherwise as many runs go side by side as there are workers.
+    /// Whether the threads of all runs together are no more than the workers: a run of several
+    /// threads then waits until as many workers are free as it has threads. Otherwise as many runs
+    /// go side by side as there are workers.
     pub count_threads: bool,
 }
 
@@ -87,7 +89,8 @@ pub struct Job {
     pub inputs: Vec<NamedTensor>,
     /// Wanted outputs in order; all of them when empty.
     pub outputs: Vec<Arc<str>>,
-    /// Priority level, 1 first; 0 is the model's default. A level that the model does not have is its last.
+    /// Priority level, 1 first; 0 is the model's default. A level that the model does not have is
+    /// its last.
     pub priority: usize,
     /// After this the client no longer waits.
     pub deadline: Instant,
@@ -108,7 +111,8 @@ impl Scheduler {
     /// Starts the workers.
     ///
     /// # Errors
-    /// `InvalidArgument` for a count out of range, `ResourceExhausted` when a thread cannot be started.
+    /// `InvalidArgument` for a count out of range, `ResourceExhausted` when a thread cannot be
+    /// started.
     pub fn start(config: &SchedulerConfig) -> Result<Arc<Scheduler>> {
         if config.workers == 0 || config.workers > WORKERS_MAX {
             return Err(Error::invalid(format!(
@@ -130,20 +134,27 @@ impl Scheduler {
                 Ok(handle) => workers.push(handle),
                 Err(error) => {
                     dispatch.close();
-                    return Err(Error::exhausted(format!("worker {index} cannot be started: {error}")));
+                    return Err(Error::exhausted(format!(
+                        "worker {index} cannot be started: {error}"
+                    )));
                 }
             }
         }
-        Ok(Arc::new(Scheduler { dispatch, workers: Mutex::new(workers), worker_count: config.workers }))
+        Ok(Arc::new(Scheduler {
+            dispatch,
+            workers: Mutex::new(workers),
+            worker_count: config.workers,
+        }))
     }
 
     /// Queues a job; never blocks. A job that is refused is dropped with its callback uncalled.
     ///
     /// # Errors
-    /// `ResourceExhausted` with retry advice when the model's queue, or that of the job's priority, has no room for all
-    /// parts of the request (one that is half empty has); `Unavailable` when the scheduler is shutting down; `InvalidArgument`
-    /// where the request would become too many parts, or an input that the server fills would be too large or has
-    /// nothing to be filled from.
+    /// `ResourceExhausted` with retry advice when the model's queue, or that of the job's priority,
+    /// has no room for all parts of the request (one that is half empty has); `Unavailable` when
+    /// the scheduler is shutting down; `InvalidArgument` where the request would become too many
+    /// parts, or an input that the server fills would be too large or has nothing to be filled
+    /// from.
     pub fn submit(&self, job: Job) -> Result<()> {
         let entries = Entry::from_job(job, Instant::now())?;
         let parts = entries.len();
@@ -187,7 +198,8 @@ impl Scheduler {
     /// Refuses new jobs, finishes those that are queued, ends the workers.
     pub fn shutdown(&self) {
         self.dispatch.close();
-        let workers = std::mem::take(&mut *self.workers.lock().unwrap_or_else(PoisonError::into_inner));
+        let workers =
+            std::mem::take(&mut *self.workers.lock().unwrap_or_else(PoisonError::into_inner));
         for worker in workers {
             if worker.join().is_err() {
                 tracing::error!("a worker ended by panic");
@@ -202,8 +214,8 @@ impl Drop for Scheduler {
     }
 }
 
-/// Adds the inputs that the server makes for `servable`'s clients (masks, real sizes), as for every request. For those who
-/// run it without a scheduler.
+/// Adds the inputs that the server makes for `servable`'s clients (masks, real sizes), as for every
+/// request. For those who run it without a scheduler.
 ///
 /// # Errors
 /// `InvalidArgument` where there is nothing to fill one from.

@@ -11,8 +11,8 @@ const PADDING_TRY_EVERY: u64 = 100;
 /// A padded run must be this much cheaper than separate runs.
 const PADDING_GAIN_MIN: f64 = 0.05;
 
-/// A run's time as a fixed part and a part for each element: least squares over the last runs, and how far the fixed
-/// part may be off.
+/// A run's time as a fixed part and a part for each element: least squares over the last runs, and
+/// how far the fixed part may be off.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Line {
     weight: f64,
@@ -35,8 +35,8 @@ struct Fit {
 }
 
 impl Fit {
-    /// Whether one run over `together` elements is cheaper than one over each of `apart`, where a run's fixed part is
-    /// `fixed`.
+    /// Whether one run over `together` elements is cheaper than one over each of `apart`, where a
+    /// run's fixed part is `fixed`.
     fn pays(&self, fixed: f64, together: f64, apart: [f64; 2]) -> bool {
         let element = ((self.mean_us - fixed) / self.mean_elements).max(0.0);
         let separate = 2.0 * fixed + element * (apart[0] + apart[1]);
@@ -47,7 +47,9 @@ impl Fit {
 impl Line {
     /// A run over `elements` elements took `us` microseconds.
     pub(crate) fn add(&mut self, elements: f64, us: f64) {
-        for sum in [&mut self.weight, &mut self.x, &mut self.y, &mut self.xx, &mut self.xy, &mut self.yy] {
+        for sum in
+            [&mut self.weight, &mut self.x, &mut self.y, &mut self.xx, &mut self.xy, &mut self.yy]
+        {
             *sum *= DECAY;
         }
         self.weight += 1.0;
@@ -59,8 +61,8 @@ impl Line {
         self.runs += 1;
     }
 
-    /// `None` while too little, or only one size, was seen. The error of the fixed part is that of the intercept in simple
-    /// linear regression; two of them either way.
+    /// `None` while too little, or only one size, was seen. The error of the fixed part is that of
+    /// the intercept in simple linear regression; two of them either way.
     fn fit(&self) -> Option<Fit> {
         let (mean_x, mean_y) = (self.x / self.weight, self.y / self.weight);
         let spread = self.xx - self.x * mean_x;
@@ -69,7 +71,8 @@ impl Line {
         }
         let slope = (self.xy - self.x * mean_y) / spread;
         let fixed = mean_y - slope * mean_x;
-        let residual = (self.yy - fixed * self.y - slope * self.xy).max(0.0) / (self.weight - 2.0).max(1.0);
+        let residual =
+            (self.yy - fixed * self.y - slope * self.xy).max(0.0) / (self.weight - 2.0).max(1.0);
         let error = (residual * (1.0 / self.weight + mean_x * mean_x / spread)).sqrt();
         let bound = |fixed: f64| fixed.clamp(0.0, mean_y);
         Some(Fit {
@@ -80,13 +83,14 @@ impl Line {
         })
     }
 
-    /// Whether one run over `together` elements is cheaper than one over each of `apart`: where that is certain, and now
-    /// and then where it is possible, because only padded runs can tell.
+    /// Whether one run over `together` elements is cheaper than one over each of `apart`: where
+    /// that is certain, and now and then where it is possible, because only padded runs can tell.
     pub(crate) fn pays(&mut self, together: f64, apart: [f64; 2]) -> bool {
         self.asked += 1;
         let try_it = self.asked <= PADDINGS_TO_TRY || self.asked.is_multiple_of(PADDING_TRY_EVERY);
         let Some(fit) = self.fit() else { return try_it };
-        fit.pays(fit.fixed_low, together, apart) || (try_it && fit.pays(fit.fixed_high, together, apart))
+        fit.pays(fit.fixed_low, together, apart)
+            || (try_it && fit.pays(fit.fixed_high, together, apart))
     }
 }
 
@@ -94,7 +98,8 @@ impl Line {
 mod tests {
     use super::*;
 
-    /// A model whose run takes `fixed` and one microsecond an element, with noise; sizes differ by a third.
+    /// A model whose run takes `fixed` and one microsecond an element, with noise; sizes differ by
+    /// a third.
     fn measured(fixed: f64) -> Line {
         let mut cost = Line::default();
         for run in 0..60 {

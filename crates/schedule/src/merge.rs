@@ -1,10 +1,10 @@
 //! When requests of different shape may share a padded batch: a pure function of shapes.
 //!
-//! The rule is the one that Paddle Serving documents for dynamic padding: two shapes of equal rank are padded to
-//! the largest size of each axis if that wastes little, where little is either an absolute number of bytes or a
-//! share. Here the share is a/M in floating point, the part of the padded shape M that the request's own a elements
-//! fill, and it is asked of every request of the batch, so that a batch that grows step by step cannot leave its first
-//! members behind.
+//! The rule is the one that Paddle Serving documents for dynamic padding: two shapes of equal rank
+//! are padded to the largest size of each axis if that wastes little, where little is either an
+//! absolute number of bytes or a share. Here the share is a/M in floating point, the part of the
+//! padded shape M that the request's own a elements fill, and it is asked of every request of the
+//! batch, so that a batch that grows step by step cannot leave its first members behind.
 
 use engine::PadRule;
 
@@ -13,9 +13,14 @@ pub(crate) fn cover(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     (a.len() == b.len()).then(|| a.iter().zip(b).map(|(&a, &b)| a.max(b)).collect())
 }
 
-/// Whether a request of shape `own` may be padded to `padded`, which holds it; elements have `element_bytes` bytes.
-/// Total for any sizes: zero is no divisor and nothing overflows.
-pub(crate) fn may_pad(own: &[usize], padded: &[usize], element_bytes: usize, rule: &PadRule) -> bool {
+/// Whether a request of shape `own` may be padded to `padded`, which holds it; elements have
+/// `element_bytes` bytes. Total for any sizes: zero is no divisor and nothing overflows.
+pub(crate) fn may_pad(
+    own: &[usize],
+    padded: &[usize],
+    element_bytes: usize,
+    rule: &PadRule,
+) -> bool {
     if own == padded {
         return true;
     }
@@ -48,7 +53,8 @@ mod tests {
         cover(a, b).is_some_and(|padded| [a, b].iter().all(|own| may_pad(own, &padded, 4, &rule())))
     }
 
-    /// The three scenarios of Paddle Serving's page, and the cases in which its code does not do what the page says.
+    /// The three scenarios of Paddle Serving's page, and the cases in which its code does not do
+    /// what the page says.
     #[test]
     fn the_table_of_the_reference() {
         let cases: [(&[usize], &[usize], bool, &str); 15] = [
@@ -56,14 +62,24 @@ mod tests {
             (&[1, 1], &[2, 2], true, "scenario 2: 0.25, but 12 bytes of padding"),
             (&[3, 320, 320], &[3, 960, 960], false, "scenario 3: 0.11"),
             (&[1], &[1_000_000], false, "the code merges: its ratio is upside down"),
-            (&[8000, 20000], &[20000, 8000], false, "the code merges: 0.4 each, 2.5 times the work"),
+            (
+                &[8000, 20000],
+                &[20000, 8000],
+                false,
+                "the code merges: 0.4 each, 2.5 times the work",
+            ),
             (&[400, 500], &[500, 400], true, "0.8 each"),
             (&[3, 224], &[3, 224], true, "equal"),
             (&[3, 224], &[3, 224, 1], false, "ranks differ"),
             (&[0, 7], &[5, 7], true, "an empty tensor, 140 bytes of padding"),
             (&[0], &[1000], false, "an empty tensor and 4000 bytes: the code divides by zero"),
             (&[0, 3], &[0, 3], true, "both empty"),
-            (&[usize::MAX, 2], &[usize::MAX, 1], false, "no overflow: exactly half is not more than half"),
+            (
+                &[usize::MAX, 2],
+                &[usize::MAX, 1],
+                false,
+                "no overflow: exactly half is not more than half",
+            ),
             (&[usize::MAX, 3], &[usize::MAX, 2], true, "no overflow: two thirds"),
             (&[1, 1, 1, 1, 1, 1, 600], &[1, 1, 1, 1, 1, 1, 400], true, "rank 7 like any other"),
             (&[10, 100], &[100, 10], false, "0.1 each"),
@@ -83,13 +99,19 @@ mod tests {
         assert!(may_pad(&[257], &[512], 4, &rule()), "1020 bytes");
         assert!(!may_pad(&[1000], &[2000], 1, &PadRule { slack_bytes: 1000, ..rule() }));
         assert!(may_pad(&[1001], &[2000], 1, &PadRule { slack_bytes: 0, ..rule() }));
-        assert!(!may_pad(&[1000], &[1001], 1, &PadRule { similarity: 1.0, slack_bytes: 1, ..rule() }));
+        assert!(!may_pad(
+            &[1000],
+            &[1001],
+            1,
+            &PadRule { similarity: 1.0, slack_bytes: 1, ..rule() }
+        ));
     }
 
     #[test]
     fn buckets_round_up_and_larger_sizes_stay() {
         let buckets = [64, 128, 320];
-        let rounded: Vec<usize> = [0, 1, 64, 65, 320, 321].iter().map(|&s| round_up(s, &buckets)).collect();
+        let rounded: Vec<usize> =
+            [0, 1, 64, 65, 320, 321].iter().map(|&s| round_up(s, &buckets)).collect();
         assert_eq!(rounded, [64, 64, 64, 128, 320, 321]);
         assert_eq!(round_up(7, &[]), 7);
     }

@@ -13,8 +13,9 @@ use crate::snapshot::{BATCH_SIZE_BOUNDS, CLASSES_SHOWN_MAX, ClassSnapshot, Model
 /// Instances of versions remembered as not to be merged.
 const MISFITS_MAX: usize = 16;
 
-/// How long those whose client has gone may take a place in the queue. They are not run in any case; only looking at all
-/// that wait whenever a worker is free would make each run dearer the longer the queue is.
+/// How long those whose client has gone may take a place in the queue. They are not run in any
+/// case; only looking at all that wait whenever a worker is free would make each run dearer the
+/// longer the queue is.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// What a run has shown.
@@ -66,7 +67,8 @@ pub(crate) struct ModelQueue {
     /// Instances whose requests are not merged, because their outputs could not be cut apart.
     pub(crate) misfit: Vec<u64>,
     pub(crate) cost: ModelCost,
-    /// Time used, of all cores together, divided by the weight: the model with the least goes first.
+    /// Time used, of all cores together, divided by the weight: the model with the least goes
+    /// first.
     pub(crate) used: f64,
     /// What the last run used, charged in advance.
     pub(crate) charge: f64,
@@ -102,8 +104,8 @@ impl ModelQueue {
         self.queued
     }
 
-    /// Whether nothing waits or runs and every version that was asked is released. Nothing is upgraded here: a version
-    /// must be dropped on an unload thread only.
+    /// Whether nothing waits or runs and every version that was asked is released. Nothing is
+    /// upgraded here: a version must be dropped on an unload thread only.
     pub(crate) fn gone(&self) -> bool {
         self.queued == 0
             && self.running == 0
@@ -118,9 +120,9 @@ impl ModelQueue {
         }
     }
 
-    /// Takes the entries of one request; or gives how many may wait and how many do, where the model's or their level's
-    /// queue has no room for all. One that is half empty has room for any request: a large one would otherwise wait for a
-    /// moment in which nobody else asks.
+    /// Takes the entries of one request; or gives how many may wait and how many do, where the
+    /// model's or their level's queue has no room for all. One that is half empty has room for any
+    /// request: a large one would otherwise wait for a moment in which nobody else asks.
     pub(crate) fn push(
         &mut self,
         entries: Vec<Entry>,
@@ -132,7 +134,8 @@ impl ModelQueue {
         let options = first.servable.schedule();
         let (level, levels) = (first.level, options.levels());
         let model_max = options.queue_max.unwrap_or(server_max);
-        let level_max = options.priorities.get(level).and_then(|l| l.queue_max).unwrap_or(model_max);
+        let level_max =
+            options.priorities.get(level).and_then(|l| l.queue_max).unwrap_or(model_max);
         if self.levels.len() < levels {
             self.levels.resize_with(levels, VecDeque::new);
         }
@@ -162,7 +165,8 @@ impl ModelQueue {
     /// Whether it is time to look for those nobody waits for.
     pub(crate) fn stale(&self, now: Instant) -> bool {
         let passed = |looked: Instant| now.saturating_duration_since(looked) >= LOOK_EVERY;
-        self.queued > 0 && (self.due.is_some_and(|due| now >= due) || self.looked.is_none_or(passed))
+        self.queued > 0
+            && (self.due.is_some_and(|due| now >= due) || self.looked.is_none_or(passed))
     }
 
     /// Takes out those nobody waits for.

@@ -40,8 +40,8 @@ pub(crate) fn run(work: Batch, meter: &mut Meter) -> Ran {
     ran
 }
 
-/// A worker's processor time: read once a run, as the kernel is asked for it. So the few microseconds of giving out
-/// a run's answers are charged to the next.
+/// A worker's processor time: read once a run, as the kernel is asked for it. So the few
+/// microseconds of giving out a run's answers are charged to the next.
 pub(crate) struct Meter(Duration);
 
 impl Meter {
@@ -79,8 +79,11 @@ fn answer(servable: &Servable, entries: &[Entry], form: Option<&Form>) -> (Answe
         }
     }
     let form_of = |entry: &Entry| if ran.misfit { None } else { entry.form.clone() };
-    let alone = |entry: &Entry| match together(servable, std::slice::from_ref(entry), form_of(entry).as_ref())
-    {
+    let alone = |entry: &Entry| match together(
+        servable,
+        std::slice::from_ref(entry),
+        form_of(entry).as_ref(),
+    ) {
         Ok(mut answers) => answers.pop().ok_or_else(|| Error::internal("a run without an answer")),
         Err(Failure::Engine(error)) => Err(error),
         Err(Failure::Misfit(_)) => call(servable, &entry.inputs, &entry.outputs),
@@ -88,7 +91,8 @@ fn answer(servable: &Servable, entries: &[Entry], form: Option<&Form>) -> (Answe
     (entries.iter().map(alone).collect(), ran)
 }
 
-/// Runs all entries at once, each padded to `form`; one that needs nothing done to it runs as it is.
+/// Runs all entries at once, each padded to `form`; one that needs nothing done to it runs as it
+/// is.
 fn together(
     servable: &Servable,
     entries: &[Entry],
@@ -118,7 +122,11 @@ fn together(
     answers.map_err(Failure::Engine)?.map_err(Failure::Misfit)
 }
 
-fn call(servable: &Servable, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+fn call(
+    servable: &Servable,
+    inputs: &[NamedTensor],
+    outputs: &[Arc<str>],
+) -> Result<Vec<NamedTensor>> {
     guarded(servable, "the engine", || servable.run(inputs, outputs))
 }
 
@@ -155,8 +163,8 @@ fn real_elements(entry: &Entry) -> f64 {
     padded.filter_map(sizes).sum()
 }
 
-/// Gives each entry its outcome. Every hold on the servable is let go before the first callback, so that a waiting
-/// unload is not held up by a slow client.
+/// Gives each entry its outcome. Every hold on the servable is let go before the first callback, so
+/// that a waiting unload is not held up by a slow client.
 fn deliver(
     servable: Arc<Servable>,
     entries: Vec<Entry>,
@@ -189,7 +197,8 @@ pub(crate) fn bury(dead: Vec<Dead>) {
     let now = Instant::now();
     for (entry, error) in dead {
         let queue = now.saturating_duration_since(entry.submitted);
-        let completion = Completion { result: Err(error), queue, compute: Duration::ZERO, batch: 0 };
+        let completion =
+            Completion { result: Err(error), queue, compute: Duration::ZERO, batch: 0 };
         if let Some((done, completion)) = finish(entry, completion) {
             done(completion);
         }
@@ -211,13 +220,15 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Internal);
     }
 
-    /// What a run is charged is the time of all its cores; what is learned from it is how long it took.
+    /// What a run is charged is the time of all its cores; what is learned from it is how long it
+    /// took.
     #[test]
     fn a_run_is_charged_for_all_its_cores() {
         let servable = model("m", lingering(Duration::ZERO));
         let entries = request(&servable, 1, Instant::now());
         let form = entries[0].form.clone();
-        let mut ran = run(Batch { entries, form, cores: 4, taken: 4, charge: 0.0 }, &mut Meter::start());
+        let mut ran =
+            run(Batch { entries, form, cores: 4, taken: 4, charge: 0.0 }, &mut Meter::start());
         assert_eq!(ran.cores, 4);
         ran.time = Duration::from_millis(1);
         let mut queue = ModelQueue::new(&servable.id.model);

@@ -43,7 +43,12 @@ pub(crate) fn model(name: &str, options: ScheduleOptions) -> Arc<Servable> {
 
 /// Merging, with so long a wait for company.
 pub(crate) fn lingering(max_queue_delay: Duration) -> ScheduleOptions {
-    ScheduleOptions { mode: ScheduleMode::Async, max_batch: 8, max_queue_delay, ..ScheduleOptions::default() }
+    ScheduleOptions {
+        mode: ScheduleMode::Async,
+        max_batch: 8,
+        max_queue_delay,
+        ..ScheduleOptions::default()
+    }
 }
 
 /// A request of `rows` rows that came at `now`; nobody hears the answer.

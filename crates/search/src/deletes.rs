@@ -88,7 +88,8 @@ impl Deletes {
     /// Returns true if it is unknown whether `row` is deleted.
     pub(crate) fn is_unknown(&self, row: u32) -> bool {
         let chunk = self.chunks.get((row / CHUNK_ROWS) as usize);
-        row < self.rows && chunk.is_some_and(|chunk| chunk.as_ref().is_some_and(|chunk| chunk.unknown))
+        row < self.rows
+            && chunk.is_some_and(|chunk| chunk.as_ref().is_some_and(|chunk| chunk.unknown))
     }
 
     /// Returns the rows that were deleted since `before`, an earlier state of these deletes. Skips
@@ -164,8 +165,9 @@ impl DeletesFile {
     /// Encodes the file: a header page, one page per chunk, pages of ids.
     pub fn encode(&self) -> Vec<u8> {
         let chunks = self.deletes.chunks.len();
-        let mut out =
-            Vec::with_capacity((1 + chunks + self.pending_deletes.len().div_ceil(CHUNK_WORDS)) * PAGE_BYTES);
+        let mut out = Vec::with_capacity(
+            (1 + chunks + self.pending_deletes.len().div_ceil(CHUNK_WORDS)) * PAGE_BYTES,
+        );
         let mut header = [0; PAGE_BYTES];
         header[8..16].copy_from_slice(&MAGIC);
         header[16..20].copy_from_slice(&VERSION.to_le_bytes());
@@ -198,8 +200,9 @@ impl DeletesFile {
     /// is then unknown which rows are deleted.
     pub fn decode(bytes: &[u8], segment: [u8; 16], rows: u32) -> Result<(DeletesFile, Vec<u32>)> {
         let header = page(bytes, 0, 0)?;
-        let field =
-            |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let field = |at: usize| {
+            u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+        };
         if header[8..16] != MAGIC {
             return Err(Error::data_loss("deletes: not such a file"));
         }
@@ -219,7 +222,8 @@ impl DeletesFile {
                 bytes.len()
             )));
         }
-        let mut file = DeletesFile { segment, deletes: Deletes::none(rows), pending_deletes: Vec::new() };
+        let mut file =
+            DeletesFile { segment, deletes: Deletes::none(rows), pending_deletes: Vec::new() };
         let damaged = file.read_chunks(bytes);
         let mut at = 1 + file.deletes.chunks.len();
         while (file.pending_deletes.len() as u64) < pending_deletes {
@@ -367,7 +371,11 @@ mod tests {
     #[test]
     fn a_flipped_bit_loses_a_page_at_most() {
         let gone: BTreeSet<u32> = (0..70_000).step_by(977).collect();
-        let file = DeletesFile { segment: SEGMENT, deletes: of(70_000, &gone), pending_deletes: vec![5, 6] };
+        let file = DeletesFile {
+            segment: SEGMENT,
+            deletes: of(70_000, &gone),
+            pending_deletes: vec![5, 6],
+        };
         let sound = file.encode();
         assert_eq!(sound.len(), (1 + 3 + 1) * PAGE_BYTES);
         for at in (0..sound.len()).step_by(509) {
@@ -379,7 +387,8 @@ mod tests {
                     assert!(back.deletes.has_unknown());
                     assert!(gone.iter().all(|&row| back.deletes.contains(row)));
                     // Writing it again does not turn "unknown" into "deleted".
-                    let (again, still) = DeletesFile::decode(&back.encode(), SEGMENT, 70_000).unwrap();
+                    let (again, still) =
+                        DeletesFile::decode(&back.encode(), SEGMENT, 70_000).unwrap();
                     assert_eq!((again, still), (back, damaged));
                 }
                 Err(error) => {
@@ -393,12 +402,16 @@ mod tests {
     #[test]
     fn pages_do_not_pass_for_one_another() {
         let gone: BTreeSet<u32> = (0..70_000).step_by(977).collect();
-        let file = DeletesFile { segment: SEGMENT, deletes: of(70_000, &gone), pending_deletes: vec![] };
+        let file =
+            DeletesFile { segment: SEGMENT, deletes: of(70_000, &gone), pending_deletes: vec![] };
         let mut bytes = file.encode();
         bytes.copy_within(PAGE_BYTES..2 * PAGE_BYTES, 2 * PAGE_BYTES);
         assert_eq!(DeletesFile::decode(&bytes, SEGMENT, 70_000).unwrap().1, [2]);
         assert!(DeletesFile::decode(&file.encode(), *b"another segment!", 70_000).is_err());
         assert!(DeletesFile::decode(&file.encode(), SEGMENT, 69_999).is_err());
-        assert!(DeletesFile::decode(&file.encode()[..PAGE_BYTES * 2], SEGMENT, 70_000).unwrap().1 == [2, 3]);
+        assert!(
+            DeletesFile::decode(&file.encode()[..PAGE_BYTES * 2], SEGMENT, 70_000).unwrap().1
+                == [2, 3]
+        );
     }
 }

@@ -38,8 +38,8 @@ async fn outcome(receiver: oneshot::Receiver<Result<()>>) -> Result<()> {
     match tokio::time::timeout(ADMIN_TIMEOUT, receiver).await {
         Ok(Ok(result)) => result,
         Ok(Err(_)) => Err(Error::unavailable("the server is shutting down")),
-        Err(_) => {
-            Err(Error::deadline("it takes longer than ten minutes; it goes on, see the model's status"))
-        }
+        Err(_) => Err(Error::deadline(
+            "it takes longer than ten minutes; it goes on, see the model's status",
+        )),
     }
 }

@@ -1,4 +1,5 @@
-//! What all doors share: finding the version, admitting the request, handing it to the workers, counting it.
+//! What all doors share: finding the version, admitting the request, handing it to the workers,
+//! counting it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -51,7 +52,8 @@ pub(crate) struct App {
     pub(crate) images: Images,
     /// Collections and what they may take.
     pub(crate) collections: Arc<Collections>,
-    /// Taken while gauges are rebuilt and written out, so that one scrape does not clear what another is about to show.
+    /// Taken while gauges are rebuilt and written out, so that one scrape does not clear what
+    /// another is about to show.
     pub(crate) scrape: Mutex<()>,
     stopping: AtomicBool,
 }
@@ -114,8 +116,8 @@ impl App {
         }
     }
 
-    /// Checks that every model that should serve does, and that the server is not stopping. A model whose old version
-    /// serves while a new one failed counts as serving.
+    /// Checks that every model that should serve does, and that the server is not stopping. A model
+    /// whose old version serves while a new one failed counts as serving.
     ///
     /// # Errors
     /// `Unavailable` with the reason.
@@ -177,16 +179,19 @@ impl App {
     }
 
     fn count(&self, ticket: &Ticket, model: &Arc<str>, version: u64, status: &'static str) {
-        let labels = RequestLabels { model: model.clone(), version, protocol: ticket.protocol, status };
+        let labels =
+            RequestLabels { model: model.clone(), version, protocol: ticket.protocol, status };
         self.metrics.requests.get_or_create(&labels).inc();
     }
 
     /// Checks, queues and awaits one request, and counts it whatever becomes of it.
     ///
     /// # Errors
-    /// Those of the signature check, the scheduler and the engine; `DeadlineExceeded` when the time is up.
+    /// Those of the signature check, the scheduler and the engine; `DeadlineExceeded` when the time
+    /// is up.
     pub(crate) async fn answer(&self, ticket: &Ticket, call: Call) -> Result<Answer> {
-        // Held until all is counted: what is counted of a version that was released meanwhile would stay for ever.
+        // Held until all is counted: what is counted of a version that was released meanwhile would
+        // stay for ever.
         let servable = call.servable.clone();
         let id = servable.id.clone();
         let (items, batch_max) = (items(&call), call.servable.schedule().max_batch);
@@ -197,9 +202,12 @@ impl App {
                 ..completion
             },
             (Ok(completion), None) => completion,
-            (Err(error), _) => {
-                Completion { result: Err(error), queue: Duration::ZERO, compute: Duration::ZERO, batch: 0 }
-            }
+            (Err(error), _) => Completion {
+                result: Err(error),
+                queue: Duration::ZERO,
+                compute: Duration::ZERO,
+                batch: 0,
+            },
         };
         let now = Instant::now();
         let total = now - ticket.started;
@@ -210,7 +218,9 @@ impl App {
             version = %id, protocol = ticket.protocol, status, items, batch, ?queue, ?compute, ?total, "request"
         );
         let answered = Answered { items, batch, batch_max, compute };
-        self.stats.version(&id).record(completion.result.is_ok().then_some((queue, &answered)), total);
+        self.stats
+            .version(&id)
+            .record(completion.result.is_ok().then_some((queue, &answered)), total);
         if completion.result.is_ok() {
             self.metrics.record_phases(&id.model, id.version, queue, compute, total);
             self.stats.window(&id.model).record(total, now);
@@ -248,9 +258,11 @@ impl App {
     }
 }
 
-/// Deadline of a request that brings none: its priority level's, else the model's, else (`None`) the server's.
+/// Deadline of a request that brings none: its priority level's, else the model's, else (`None`)
+/// the server's.
 fn default_timeout(options: &ScheduleOptions, priority: usize) -> Option<Duration> {
-    let level = if priority == 0 { options.default_priority } else { priority.min(options.levels()) };
+    let level =
+        if priority == 0 { options.default_priority } else { priority.min(options.levels()) };
     let level = options.priorities.get(level.saturating_sub(1));
     level.and_then(|level| level.timeout).or(options.timeout)
 }
@@ -268,12 +280,13 @@ pub(crate) fn tensor_bytes(tensors: &[NamedTensor]) -> u64 {
 fn items(call: &Call) -> usize {
     let plan = call.servable.plan();
     let batched = |input: &&NamedTensor| !plan.is_shared(&input.name);
-    let batch = call.inputs.iter().find(batched).and_then(|input| input.tensor.shape().first().copied());
+    let batch =
+        call.inputs.iter().find(batched).and_then(|input| input.tensor.shape().first().copied());
     batch.filter(|_| plan.batchable).unwrap_or(1)
 }
 
-/// Returns the sizes of axis 0 of the inputs whose size there is free, for a message, if those sizes differ. A model may
-/// take that (queries against documents), so the request is run.
+/// Returns the sizes of axis 0 of the inputs whose size there is free, for a message, if those
+/// sizes differ. A model may take that (queries against documents), so the request is run.
 fn uneven(call: &Call) -> Option<String> {
     let specs = &call.servable.signature().inputs;
     let free = |input: &&NamedTensor| {
@@ -293,8 +306,8 @@ fn uneven(call: &Call) -> Option<String> {
     Some(shown.collect::<Vec<_>>().join(", "))
 }
 
-/// Turns a failure of the engine into the client's mistake: its inputs differ in batch size, and the model did not take
-/// that. Other errors stay.
+/// Turns a failure of the engine into the client's mistake: its inputs differ in batch size, and
+/// the model did not take that. Other errors stay.
 fn blame_sizes(error: Error, sizes: &str) -> Error {
     match error.kind() {
         ErrorKind::Internal | ErrorKind::InvalidArgument => {
@@ -316,11 +329,18 @@ mod tests {
         let mut options = ScheduleOptions::default();
         assert_eq!(default_timeout(&options, 0), None);
         options.timeout = ms(500);
-        assert_eq!((default_timeout(&options, 0), default_timeout(&options, 7)), (ms(500), ms(500)));
+        assert_eq!(
+            (default_timeout(&options, 0), default_timeout(&options, 7)),
+            (ms(500), ms(500))
+        );
         let level = |timeout| PriorityOptions { timeout, ..PriorityOptions::default() };
         options.priorities = vec![level(ms(50)), level(None), level(ms(900))];
         options.default_priority = 2;
         let timeouts = [0, 1, 2, 3, 4].map(|priority| default_timeout(&options, priority));
-        assert_eq!(timeouts, [ms(500), ms(50), ms(500), ms(900), ms(900)], "a level too many is the last");
+        assert_eq!(
+            timeouts,
+            [ms(500), ms(50), ms(500), ms(900), ms(900)],
+            "a level too many is the last"
+        );
     }
 }

@@ -1,5 +1,6 @@
-//! The collections of this server: opened at the start where their directory is there or was asked for, else when they are
-//! first used, so that a server of models alone makes no directory and starts no threads for them.
+//! The collections of this server: opened at the start where their directory is there or was asked
+//! for, else when they are first used, so that a server of models alone makes no directory and
+//! starts no threads for them.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,7 +29,8 @@ impl Collections {
     /// Opens a directory that is there or was asked for.
     ///
     /// # Errors
-    /// Those of the registry, if the directory was asked for or another process serves it; otherwise they are logged.
+    /// Those of the registry, if the directory was asked for or another process serves it;
+    /// otherwise they are logged.
     pub(crate) fn start(&self) -> Result<()> {
         let Some(directory) = &self.config.directory else { return Ok(()) };
         if !self.config.required && !directory.exists() {
@@ -54,18 +56,21 @@ impl Collections {
     /// The registry, opened now where it has not been.
     ///
     /// # Errors
-    /// `FailedPrecondition` where there is no directory for collections, or another process has it; those of the file
-    /// system.
+    /// `FailedPrecondition` where there is no directory for collections, or another process has it;
+    /// those of the file system.
     pub(crate) fn registry(&self) -> Result<Arc<Registry>> {
         let mut registry = self.lock();
         if let Some(registry) = registry.as_ref() {
             return Ok(registry.clone());
         }
         let directory = self.config.directory.as_deref().ok_or_else(|| {
-            Error::precondition("this server has no collections; start it with --collections-dir DIR")
+            Error::precondition(
+                "this server has no collections; start it with --collections-dir DIR",
+            )
         })?;
-        let opened =
-            self.open(directory).map_err(|error| error.context("the collections cannot be opened"))?;
+        let opened = self
+            .open(directory)
+            .map_err(|error| error.context("the collections cannot be opened"))?;
         Ok(registry.insert(opened).clone())
     }
 

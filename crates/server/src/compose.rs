@@ -64,7 +64,12 @@ impl Core {
     pub(crate) fn compose(config: &Config) -> Result<Core> {
         let onnx = OnnxEngine::open(&config.onnxruntime)?;
         let engine_version = format!("{} {}", onnx.name(), onnx.version());
-        Core::start(config, vec![Arc::new(onnx), torch(config)], engine_version, Some(config.data.workers))
+        Core::start(
+            config,
+            vec![Arc::new(onnx), torch(config)],
+            engine_version,
+            Some(config.data.workers),
+        )
     }
 
     /// Starts as [`Core::compose`] does, except that the first model of an engine opens its
@@ -120,13 +125,18 @@ fn parameter_store(config: &MemoryConfig) -> Result<Arc<ParameterStore>> {
         huge_pages: config.huge_pages,
         fault_rate: rate(config.fault_rate),
     })?;
-    Ok(ParameterStore::new(pool, StoreConfig { read_rate: rate(config.load_rate), direct: config.direct }))
+    Ok(ParameterStore::new(
+        pool,
+        StoreConfig { read_rate: rate(config.load_rate), direct: config.direct },
+    ))
 }
 
 fn lifecycle_config(config: &Config, run_threads_max: Option<usize>) -> LifecycleConfig {
     let models = &config.models;
-    let converter =
-        lifecycle::Converter { program: models.converter.0.clone(), args: models.converter.1.clone() };
+    let converter = lifecycle::Converter {
+        program: models.converter.0.clone(),
+        args: models.converter.1.clone(),
+    };
     LifecycleConfig {
         models: models.models.clone(),
         roots: models.roots.clone(),

@@ -163,7 +163,13 @@ pub struct DataConfig {
 
 impl Default for DataConfig {
     fn default() -> Self {
-        DataConfig { workers: 0, runtime_threads: 0, queue_max: 512, pin: false, oversubscribe: false }
+        DataConfig {
+            workers: 0,
+            runtime_threads: 0,
+            queue_max: 512,
+            pin: false,
+            oversubscribe: false,
+        }
     }
 }
 

@@ -25,7 +25,9 @@ pub fn plan(limit: u64, connections_max: usize) -> DescriptorPlan {
     let room = usize::try_from((left - collections) / 2).unwrap_or(usize::MAX);
     DescriptorPlan {
         connections_max: connections_max.min(room).max(1),
-        collections_max: usize::try_from(collections / PER_COLLECTION).unwrap_or(COLLECTIONS_MAX).max(1),
+        collections_max: usize::try_from(collections / PER_COLLECTION)
+            .unwrap_or(COLLECTIONS_MAX)
+            .max(1),
     }
 }
 

@@ -49,7 +49,9 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 
 fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(WAIT_MAX, future).await.expect("it takes for ever") })
+    runtime.block_on(async {
+        tokio::time::timeout(WAIT_MAX, future).await.expect("it takes for ever")
+    })
 }
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -98,13 +100,18 @@ async fn client(
 > {
     let stream = tokio::net::TcpStream::connect(served.grpc).await.unwrap();
     let (sender, connection) =
-        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .unwrap();
     tokio::spawn(connection);
     let send = tower::service_fn(move |request: http::Request<Body>| {
         let mut sender = sender.clone();
         async move { sender.send_request(request).await }
     });
-    GrpcInferenceServiceClient::with_origin(send, format!("http://{}", served.grpc).parse().unwrap())
+    GrpcInferenceServiceClient::with_origin(
+        send,
+        format!("http://{}", served.grpc).parse().unwrap(),
+    )
 }
 
 /// A client that acknowledges each small answer by two WINDOW_UPDATEs and measures by PING, as
@@ -143,22 +150,28 @@ fn a_busy_stream_may_send_control_frames() {
 
 /// A body whose first byte arrives and whose rest never does.
 fn half_body() -> Body {
-    let first =
-        tokio_stream::iter([Ok::<_, std::convert::Infallible>(Frame::data(Bytes::from_static(&[0])))]);
+    let first = tokio_stream::iter([Ok::<_, std::convert::Infallible>(Frame::data(
+        Bytes::from_static(&[0]),
+    ))]);
     Body::new(StreamBody::new(first.chain(tokio_stream::pending())))
 }
 
 /// Opens an HTTP/2 connection to the gRPC port.
 async fn handshake(
     served: &Loopback,
-) -> (http2::SendRequest<Body>, http2::Connection<TokioIo<tokio::net::TcpStream>, Body, TokioExecutor>) {
+) -> (
+    http2::SendRequest<Body>,
+    http2::Connection<TokioIo<tokio::net::TcpStream>, Body, TokioExecutor>,
+) {
     let stream = tokio::net::TcpStream::connect(served.grpc).await.unwrap();
     http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap()
 }
 
 fn call(served: &Loopback, body: Body) -> http::Request<Body> {
     let uri = format!("http://{}/inference.GRPCInferenceService/ModelInfer", served.grpc);
-    let call = http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+    let call = http::Request::post(uri)
+        .header("content-type", "application/grpc")
+        .header("te", "trailers");
     call.body(body).unwrap()
 }
 
@@ -172,7 +185,8 @@ fn half_calls_take_no_permits() {
     run(async {
         let (mut sender, connection) = handshake(&served).await;
         tokio::spawn(connection);
-        let halves = [(); 4].map(|()| tokio::spawn(sender.send_request(call(&served, half_body()))));
+        let halves =
+            [(); 4].map(|()| tokio::spawn(sender.send_request(call(&served, half_body()))));
         while served.app.requests.receive_permits.taken() < halves.len() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -190,7 +204,8 @@ fn half_requests_take_no_permits() {
     });
     let half = || {
         let mut stream = served.connect();
-        write!(stream, "POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{").unwrap();
+        write!(stream, "POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{")
+            .unwrap();
         stream
     };
     let halves: Vec<TcpStream> = (0..40).map(|_| half()).collect();
@@ -210,7 +225,8 @@ fn half_calls_are_bounded_and_whole_ones_answered() {
     run(async {
         let (mut sender, connection) = handshake(&served).await;
         tokio::spawn(connection);
-        let half = |sender: &mut http2::SendRequest<Body>| sender.send_request(call(&served, half_body()));
+        let half =
+            |sender: &mut http2::SendRequest<Body>| sender.send_request(call(&served, half_body()));
         let halves: Vec<_> = (0..2).map(|_| tokio::spawn(half(&mut sender))).collect();
         while served.app.requests.receive_permits.taken() < halves.len() {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -248,8 +264,9 @@ fn head(stream: &mut TcpStream) -> Option<String> {
 /// Returns the status of a request that calls the server `host`.
 fn status_as(served: &Loopback, method: &str, path: &str, host: &str) -> String {
     let mut stream = served.connect();
-    let request =
-        format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    );
     stream.write_all(request.as_bytes()).unwrap();
     head(&mut stream).unwrap()["http/1.1 ".len()..][..3].to_owned()
 }
@@ -305,7 +322,11 @@ fn load_by_grpc(served: &Loopback, name: &'static str, value: &str) -> Code {
     let mut request = tonic::Request::new(load);
     request.metadata_mut().insert(name, value.parse().unwrap());
     run(async {
-        client(served).await.repository_model_load(request).await.map_or_else(|s| s.code(), |_| Code::Ok)
+        client(served)
+            .await
+            .repository_model_load(request)
+            .await
+            .map_or_else(|s| s.code(), |_| Code::Ok)
     })
 }
 
@@ -315,9 +336,12 @@ fn admin_calls_through_a_proxy_are_not_local() {
     let served = served(dir.path(), |_| {});
     let load = |headers: &str| served.ask("POST", LOAD, headers, b"");
     assert_eq!(load("").status, 200);
-    for header in
-        ["Forwarded: for=192.0.2.1", "X-Forwarded-For: 192.0.2.1", "X-Real-IP: 192.0.2.1", "Via: 1.1 p"]
-    {
+    for header in [
+        "Forwarded: for=192.0.2.1",
+        "X-Forwarded-For: 192.0.2.1",
+        "X-Real-IP: 192.0.2.1",
+        "Via: 1.1 p",
+    ] {
         let refused = load(&format!("{header}\r\n"));
         assert!(
             refused.status == 403 && refused.text().contains("--admin-key"),

@@ -6,8 +6,8 @@ use std::time::Instant;
 use metrics::prometheus_client::metrics::counter::Counter;
 use metrics::prometheus_client::metrics::family::Family;
 use metrics::{
-    BytesLabels, KindLabels, ModelKindLabels, ModelLabels, PriorityLabels, QuantileLabels, Scheduling,
-    StateLabels,
+    BytesLabels, KindLabels, ModelKindLabels, ModelLabels, PriorityLabels, QuantileLabels,
+    Scheduling, StateLabels,
 };
 use os::CpuQuota;
 use schedule::{BATCH_SIZE_BOUNDS, Snapshot};
@@ -100,7 +100,9 @@ pub(crate) fn exposition(app: &App) -> String {
     text.truncate(end);
     // Prometheus knows this name, so it has no prefix.
     text.push_str("# HELP process_start_time_seconds Start of the process since the epoch.\n");
-    text.push_str("# TYPE process_start_time_seconds gauge\n# UNIT process_start_time_seconds seconds\n");
+    text.push_str(
+        "# TYPE process_start_time_seconds gauge\n# UNIT process_start_time_seconds seconds\n",
+    );
     text.push_str(&format!("process_start_time_seconds {}\n# EOF\n", *STARTED));
     text
 }
@@ -245,12 +247,18 @@ fn versions(app: &App) {
     for model in app.lifecycle.status() {
         let name: &Arc<str> = &model.name;
         for version in model.versions {
-            let labels =
-                StateLabels { model: name.clone(), version: version.version, state: version.state.name() };
+            let labels = StateLabels {
+                model: name.clone(),
+                version: version.version,
+                state: version.state.name(),
+            };
             app.metrics.model_state.get_or_create(&labels).set(1);
             if version.parameter_bytes > 0 {
                 let labels = BytesLabels { home, model: name.clone(), version: version.version };
-                app.metrics.parameter_bytes.get_or_create(&labels).set(version.parameter_bytes as i64);
+                app.metrics
+                    .parameter_bytes
+                    .get_or_create(&labels)
+                    .set(version.parameter_bytes as i64);
             }
         }
     }

@@ -30,7 +30,9 @@ mod threads;
 mod view;
 mod warmup;
 
-pub use config::{AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig};
+pub use config::{
+    AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig,
+};
 pub use run::run;
 pub use transport::access::Secret;
 

@@ -1,4 +1,5 @@
-//! The same composition without doors: models and workers inside one program, for recordings from files.
+//! The same composition without doors: models and workers inside one program, for recordings from
+//! files.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,20 +17,25 @@ use crate::recordings;
 /// Time between two looks at what is being loaded.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Models that are served to this program alone; stopped when dropped. What [`Local::recogniser`] gave should be dropped
-/// before: a model that is still held is waited for.
+/// Models that are served to this program alone; stopped when dropped. What [`Local::recogniser`]
+/// gave should be dropped before: a model that is still held is waited for.
 pub struct Local {
     core: Core,
 }
 
 impl Local {
-    /// Starts the workers, loads the models of `config` and waits until all serve. Doors and audio limits are not
-    /// used. `progress` is told a line, such as "vad: loading", when something has changed.
+    /// Starts the workers, loads the models of `config` and waits until all serve. Doors and audio
+    /// limits are not used. `progress` is told a line, such as "vad: loading", when something has
+    /// changed.
     ///
     /// # Errors
-    /// A model's own reason where one fails, `NotFound` where there is none, `DeadlineExceeded` after `timeout`; those
-    /// of the engines' libraries.
-    pub fn open(config: &Config, timeout: Duration, progress: &mut dyn FnMut(&str)) -> Result<Local> {
+    /// A model's own reason where one fails, `NotFound` where there is none, `DeadlineExceeded`
+    /// after `timeout`; those of the engines' libraries.
+    pub fn open(
+        config: &Config,
+        timeout: Duration,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Local> {
         let mut config = config.clone();
         config.plan_threads()?;
         let local = Local { core: Core::compose_lazily(&config)? };
@@ -77,13 +83,14 @@ impl Local {
         self.core.scheduler.workers()
     }
 
-    /// A recogniser and the model that it runs. Runs that wait are dropped when `stop` is set, which should be the
-    /// flag that also stops the pipeline. From now on the calling thread, which should be the pipeline's, takes its core in
-    /// short turns: workers that wait for their next run would otherwise wait for each other's turns as well.
+    /// A recogniser and the model that it runs. Runs that wait are dropped when `stop` is set,
+    /// which should be the flag that also stops the pipeline. From now on the calling thread, which
+    /// should be the pipeline's, takes its core in short turns: workers that wait for their next
+    /// run would otherwise wait for each other's turns as well.
     ///
     /// # Errors
-    /// `NotFound` for a model that is not served or is no recogniser, `FailedPrecondition` where its section
-    /// `[recogniser]` is wrong or does not fit the model.
+    /// `NotFound` for a model that is not served or is no recogniser, `FailedPrecondition` where
+    /// its section `[recogniser]` is wrong or does not fit the model.
     pub fn recogniser(
         &self,
         name: &str,
@@ -93,7 +100,8 @@ impl Local {
             tracing::debug!(%error, "the pipeline waits for whole turns");
         }
         let (recogniser, servable) = recordings::find(self.core.lifecycle.catalog(), name)?;
-        let model = recordings::ServedModel::new(self.core.scheduler.clone(), servable, stop.clone());
+        let model =
+            recordings::ServedModel::new(self.core.scheduler.clone(), servable, stop.clone());
         Ok((recogniser, Arc::new(model)))
     }
 }
@@ -109,7 +117,8 @@ impl Drop for Local {
 fn lines(status: &ModelStatus) -> Vec<((Arc<str>, u64), String)> {
     let line = |version: &lifecycle::VersionStatus| {
         let reason = version.reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
-        let line = format!("{}: version {} {}{reason}", status.name, version.version, version.state);
+        let line =
+            format!("{}: version {} {}{reason}", status.name, version.version, version.state);
         ((status.name.clone(), version.version), line)
     };
     status.versions.iter().map(line).collect()

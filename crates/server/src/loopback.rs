@@ -53,7 +53,10 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
         ..MemoryConfig::default()
     };
     Config {
-        listeners: ListenerConfig { client_timeout: Duration::from_secs(5), ..ListenerConfig::default() },
+        listeners: ListenerConfig {
+            client_timeout: Duration::from_secs(5),
+            ..ListenerConfig::default()
+        },
         data: DataConfig { workers: 2, ..DataConfig::default() },
         memory,
         models,
@@ -70,8 +73,11 @@ impl Loopback {
         let core = Core::start(config, vec![engine], "fake 1".to_owned(), Some(2)).unwrap();
         assert!(core.lifecycle.wait_settled(WAIT_MAX));
         let app = Arc::new(App::new(config, core));
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
         let listen = || runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let (http, grpc) = (listen(), listen());
         let (address, grpc_address) = (http.local_addr().unwrap(), grpc.local_addr().unwrap());
@@ -151,7 +157,8 @@ impl Answer {
 
     #[track_caller]
     pub(crate) fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("{} {}", self.status, self.text()))
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|_| panic!("{} {}", self.status, self.text()))
     }
 
     #[track_caller]
@@ -166,8 +173,12 @@ impl Answer {
         }
         let mut body = Vec::new();
         loop {
-            let line = rest.windows(2).position(|pair| pair == b"\r\n").expect("the answer was broken off");
-            let length = usize::from_str_radix(std::str::from_utf8(&rest[..line]).unwrap(), 16).unwrap();
+            let line = rest
+                .windows(2)
+                .position(|pair| pair == b"\r\n")
+                .expect("the answer was broken off");
+            let length =
+                usize::from_str_radix(std::str::from_utf8(&rest[..line]).unwrap(), 16).unwrap();
             if length == 0 {
                 return Answer { status, head, body };
             }

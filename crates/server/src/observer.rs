@@ -19,10 +19,14 @@ impl Observer for MetricsObserver {
         match event {
             Event::State(change) if change.to == State::Released => {
                 self.metrics.forget_version(&change.model, change.version);
-                self.stats.forget(&VersionId { model: change.model.clone(), version: change.version });
+                self.stats
+                    .forget(&VersionId { model: change.model.clone(), version: change.version });
             }
             Event::State(change) if change.to == State::Failed => {
-                self.metrics.load_failures.get_or_create(&ModelLabels { model: change.model.clone() }).inc();
+                self.metrics
+                    .load_failures
+                    .get_or_create(&ModelLabels { model: change.model.clone() })
+                    .inc();
             }
             Event::Loaded { model, version, cost } => {
                 self.stats.page.loaded(&VersionId { model: model.clone(), version: *version });
@@ -35,7 +39,10 @@ impl Observer for MetricsObserver {
                 metrics.loader_shared_bytes.get_or_create(&labels).inc_by(cost.bytes_shared);
             }
             Event::Settled { model, .. } => {
-                self.metrics.settings_taken_over.get_or_create(&ModelLabels { model: model.clone() }).inc();
+                self.metrics
+                    .settings_taken_over
+                    .get_or_create(&ModelLabels { model: model.clone() })
+                    .inc();
             }
             Event::Swapped(report) => self.swapped(report),
             _ => {}

@@ -1,10 +1,11 @@
 //! Doors give way while requests pile up.
 //!
-//! A door thread that wakes takes the core from the worker that runs on it. That is right while the queue is short:
-//! somebody waits for exactly that wake-up. When many requests are queued already, the worker has enough to do, and
-//! each interruption only costs two context switches and cold caches (at 64 clients on 2 cores: 4.7 context switches a
-//! request against 0.7; ADR 0005). So under pressure door threads wait for the worker's turn to end, which also lets
-//! them handle several requests at once.
+//! A door thread that wakes takes the core from the worker that runs on it. That is right while the
+//! queue is short: somebody waits for exactly that wake-up. When many requests are queued already,
+//! the worker has enough to do, and each interruption only costs two context switches and cold
+//! caches (at 64 clients on 2 cores: 4.7 context switches a request against 0.7; ADR 0005). So
+//! under pressure door threads wait for the worker's turn to end, which also lets them handle
+//! several requests at once.
 
 use std::cell::Cell;
 

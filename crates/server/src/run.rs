@@ -80,7 +80,10 @@ async fn serve(
     let http = listener(http)?;
     let grpc = listener(grpc)?;
     let address = |socket: &TcpListener| {
-        socket.local_addr().map(|a| a.to_string()).map_err(|e| Error::internal(format!("listener: {e}")))
+        socket
+            .local_addr()
+            .map(|a| a.to_string())
+            .map_err(|e| Error::internal(format!("listener: {e}")))
     };
     let http_address = address(&http)?;
     let grpc_address = address(&grpc)?;
@@ -104,8 +107,10 @@ async fn serve(
         threads: Some(threads),
     };
     tokio::spawn(page::watch(app.clone(), stopped.clone()));
-    let listeners =
-        [tokio::spawn(http_listener.serve(stopped.clone())), tokio::spawn(grpc_listener.serve(stopped))];
+    let listeners = [
+        tokio::spawn(http_listener.serve(stopped.clone())),
+        tokio::spawn(grpc_listener.serve(stopped)),
+    ];
     let mut signals = EndSignals::install()?;
     announce(&format!("serving http://{http_address} grpc://{grpc_address}"));
     tracing::info!(http = %http_address, grpc = %grpc_address, engine = %app.engine_version, "serving");
@@ -135,7 +140,9 @@ fn share_descriptors(config: &mut Config) {
     let limit = transport::descriptors::raise();
     let DescriptorPlan { connections_max, collections_max } =
         descriptors::plan(limit, config.listeners.connections_max);
-    if connections_max < config.listeners.connections_max || collections_max < config.search.collections_max {
+    if connections_max < config.listeners.connections_max
+        || collections_max < config.search.collections_max
+    {
         tracing::warn!(
             limit,
             "the limit of open files leaves room for {connections_max} connections of each listener instead of {}, and \

@@ -1,12 +1,13 @@
-//! How many runs answered a version's requests, and of what sizes: put together from what each request knows of the
-//! run that answered it, because the run itself is counted by model and not by version.
+//! How many runs answered a version's requests, and of what sizes: put together from what each
+//! request knows of the run that answered it, because the run itself is counted by model and not by
+//! version.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Sizes told apart; runs of further sizes are counted, but not by size. Clients choose the sizes of what is not
-/// merged, so there must be an end to them.
+/// Sizes told apart; runs of further sizes are counted, but not by size. Clients choose the sizes
+/// of what is not merged, so there must be an end to them.
 const SIZES_MAX: usize = 512;
 
 /// One answered request.
@@ -29,7 +30,8 @@ impl Answered {
             return 0.0;
         }
         let share = self.items as f64 / self.batch as f64;
-        // A request that could not be joined runs whole, as a batch of 1, however many items it has.
+        // A request that could not be joined runs whole, as a batch of 1, however many items it
+        // has.
         if self.items > self.batch_max { share } else { share.min(1.0) }
     }
 }
@@ -79,8 +81,9 @@ impl Runs {
 
     pub(crate) fn read(&self) -> RunCounts {
         let counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let size =
-            |(&size, sum): (&usize, &Sum)| (size as u64, sum.runs.round() as u64, sum.nanos.round() as u64);
+        let size = |(&size, sum): (&usize, &Sum)| {
+            (size as u64, sum.runs.round() as u64, sum.nanos.round() as u64)
+        };
         RunCounts {
             items: counted.items,
             runs: counted.runs.round() as u64,
@@ -96,7 +99,12 @@ mod tests {
     fn count(requests: &[(usize, usize)]) -> RunCounts {
         let runs = Runs::default();
         for &(items, batch) in requests {
-            runs.record(&Answered { items, batch, batch_max: 32, compute: Duration::from_nanos(60) });
+            runs.record(&Answered {
+                items,
+                batch,
+                batch_max: 32,
+                compute: Duration::from_nanos(60),
+            });
         }
         runs.read()
     }

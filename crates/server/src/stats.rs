@@ -1,5 +1,5 @@
-//! What is known of each model and version since the server started: windows for percentiles, totals for the
-//! statistics extension.
+//! What is known of each model and version since the server started: windows for percentiles,
+//! totals for the statistics extension.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

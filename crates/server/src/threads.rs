@@ -77,7 +77,10 @@ mod tests {
     fn a_line_of_proc() {
         let line = "7 (worker-12) S 1 7 7 0 -1 4194560 10 0 0 0 250 31 0 0 20 0 9 0 100 1 1";
         assert_eq!(parse(line), Some(("worker".into(), 281)));
-        assert_eq!(parse("7 (odd) name) R 1 7 7 0 -1 0 0 0 0 0 1 2 0").map(|found| found.1), Some(3));
+        assert_eq!(
+            parse("7 (odd) name) R 1 7 7 0 -1 0 0 0 0 0 1 2 0").map(|found| found.1),
+            Some(3)
+        );
         assert_eq!(parse("nothing"), None);
     }
 

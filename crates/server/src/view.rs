@@ -6,15 +6,19 @@ use std::time::Duration;
 use base::{Error, Result, VersionId};
 use engine::{ScheduleMode, Servable};
 use lifecycle::{ModelStatus, State, VersionStatus};
-use protocol::status::{BatchTotal, Batching, IndexEntry, QueueLimits, StatisticsEntry, Total, VersionState};
+use protocol::status::{
+    BatchTotal, Batching, IndexEntry, QueueLimits, StatisticsEntry, Total, VersionState,
+};
 
 use crate::app::App;
 use crate::stats;
 
-/// Why a model serves nothing after an administrator's unload; the catalogue says the same to a request.
+/// Why a model serves nothing after an administrator's unload; the catalogue says the same to a
+/// request.
 const UNLOADED: &str = "an administrator unloaded it";
 
-/// What the Open Inference Protocol calls an engine. Clients know LibTorch by the name that Triton gave it.
+/// What the Open Inference Protocol calls an engine. Clients know LibTorch by the name that Triton
+/// gave it.
 pub(crate) fn platform(engine: &'static str) -> &'static str {
     match engine {
         "libtorch" => "pytorch_libtorch",
@@ -32,7 +36,11 @@ pub(crate) fn ready_versions(app: &App, model: &str) -> Vec<u64> {
 ///
 /// # Errors
 /// `NotFound` for an unknown model or version, and for a model that has no versions.
-pub(crate) fn version_states(app: &App, model: &str, version: Option<u64>) -> Result<Vec<VersionState>> {
+pub(crate) fn version_states(
+    app: &App,
+    model: &str,
+    version: Option<u64>,
+) -> Result<Vec<VersionState>> {
     let catalog = app.lifecycle.catalog();
     let status = catalog.status(model).ok_or_else(|| catalog.unknown(model))?;
     states_of(&status, version)
@@ -72,7 +80,8 @@ fn version_state(status: &VersionStatus) -> VersionState {
 
 /// The repository index: one entry a version, one without a version for a model that has none.
 pub(crate) fn repository_index(app: &App, ready_only: bool) -> Vec<IndexEntry> {
-    let mut entries: Vec<IndexEntry> = app.lifecycle.status().iter().flat_map(index_entries).collect();
+    let mut entries: Vec<IndexEntry> =
+        app.lifecycle.status().iter().flat_map(index_entries).collect();
     entries.retain(|entry| !ready_only || entry.state == "READY");
     entries
 }
@@ -84,7 +93,12 @@ fn index_entries(model: &ModelStatus) -> Vec<IndexEntry> {
             (None, true) => UNLOADED.into(),
             (None, false) => "no version found".into(),
         };
-        return vec![IndexEntry { name: model.name.clone(), version: None, state: "UNAVAILABLE", reason }];
+        return vec![IndexEntry {
+            name: model.name.clone(),
+            version: None,
+            state: "UNAVAILABLE",
+            reason,
+        }];
     }
     let entry = |version: &VersionStatus| IndexEntry {
         name: model.name.clone(),
@@ -103,7 +117,8 @@ fn index_entries(model: &ModelStatus) -> Vec<IndexEntry> {
     model.versions.iter().map(entry).collect()
 }
 
-/// What there is to say of a version, and of its model's directory and settings file, which may be why it is as it is.
+/// What there is to say of a version, and of its model's directory and settings file, which may be
+/// why it is as it is.
 fn reason(version: &VersionStatus, of_model: Option<&str>) -> String {
     let own = version.reason.as_deref().or(version.note.as_deref());
     own.into_iter().chain(of_model).collect::<Vec<_>>().join("; ")
@@ -113,7 +128,11 @@ fn reason(version: &VersionStatus, of_model: Option<&str>) -> String {
 ///
 /// # Errors
 /// `NotFound` for an unknown model, `Unavailable` for one that serves nothing.
-pub(crate) fn statistics(app: &App, model: &str, version: Option<u64>) -> Result<Vec<StatisticsEntry>> {
+pub(crate) fn statistics(
+    app: &App,
+    model: &str,
+    version: Option<u64>,
+) -> Result<Vec<StatisticsEntry>> {
     let mut ids: Vec<VersionId> = Vec::new();
     if model.is_empty() {
         for name in app.lifecycle.catalog().names() {
@@ -131,7 +150,9 @@ pub(crate) fn statistics(app: &App, model: &str, version: Option<u64>) -> Result
 
 fn ready_ids(app: &App, model: &Arc<str>) -> impl Iterator<Item = VersionId> {
     let model = model.clone();
-    ready_versions(app, &model).into_iter().map(move |version| VersionId { model: model.clone(), version })
+    ready_versions(app, &model)
+        .into_iter()
+        .map(move |version| VersionId { model: model.clone(), version })
 }
 
 fn entry(id: &VersionId, stats: &stats::VersionStats) -> StatisticsEntry {
@@ -170,7 +191,11 @@ pub(crate) fn batching(servable: &Servable) -> Option<Batching> {
         preferred: options.preferred_batch_sizes.iter().copied().map(number).collect(),
         delay: options.max_queue_delay,
         limits: limits(options.queue_max, options.timeout),
-        levels: options.priorities.iter().map(|level| limits(level.queue_max, level.timeout)).collect(),
+        levels: options
+            .priorities
+            .iter()
+            .map(|level| limits(level.queue_max, level.timeout))
+            .collect(),
         default_level: number(options.default_priority),
     })
 }
@@ -185,7 +210,8 @@ mod tests {
 
     #[test]
     fn a_model_without_versions_has_no_states() {
-        let status = ModelStatus { name: "m".into(), versions: Vec::new(), error: None, unloaded: true };
+        let status =
+            ModelStatus { name: "m".into(), versions: Vec::new(), error: None, unloaded: true };
         for version in [None, Some(1)] {
             assert_eq!(states_of(&status, version).unwrap_err().kind(), ErrorKind::NotFound);
         }
@@ -209,7 +235,10 @@ mod tests {
         assert_eq!(shown(version(State::Ready, None), None), "a note");
         let error = "m/millpond.toml: line 1: unknown field `polcy`";
         assert_eq!(shown(version(State::Ready, None), Some(error)), format!("a note; {error}"));
-        assert_eq!(shown(version(State::Failed, Some("why")), Some(error)), format!("why; {error}"));
+        assert_eq!(
+            shown(version(State::Failed, Some("why")), Some(error)),
+            format!("why; {error}")
+        );
         let (name, versions) = ("m".into(), vec![version(State::Released, None)]);
         let unloaded = ModelStatus { name, versions, error: None, unloaded: true };
         assert_eq!(index_entries(&unloaded).remove(0).reason, UNLOADED);

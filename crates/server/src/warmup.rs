@@ -1,7 +1,7 @@
 //! Requests recorded for warm-up: TensorFlow Serving's file, or Open Inference Protocol bodies.
 //!
-//! A version directory may hold `assets.extra/tf_serving_warmup_requests` (TFRecord of PredictionLog) or a folder
-//! `warmup` of `.json` files, each the body of an infer request.
+//! A version directory may hold `assets.extra/tf_serving_warmup_requests` (TFRecord of
+//! PredictionLog) or a folder `warmup` of `.json` files, each the body of an infer request.
 
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,9 @@ impl WarmupSource for RecordedRequests {
                 .map_err(|error| error.context(records.display()))?;
             let skipped = recorded.skipped;
             let note = (skipped > 0).then(|| {
-                format!("only predict records are replayed: {skipped} warm-up records were left out")
+                format!(
+                    "only predict records are replayed: {skipped} warm-up records were left out"
+                )
             });
             return Ok(Recorded { requests: recorded.requests, note });
         }
@@ -54,7 +56,10 @@ fn request(path: &Path, signature: &Signature) -> Result<Vec<NamedTensor>> {
 fn read(path: &Path) -> Result<Bytes> {
     let length = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?.len();
     if length > FILE_BYTES_MAX {
-        return Err(Error::invalid(format!("{}: larger than {FILE_BYTES_MAX} bytes", path.display())));
+        return Err(Error::invalid(format!(
+            "{}: larger than {FILE_BYTES_MAX} bytes",
+            path.display()
+        )));
     }
     std::fs::read(path).map(Bytes::from).map_err(|e| Error::io(path, &e))
 }

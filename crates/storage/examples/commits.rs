@@ -1,7 +1,8 @@
-//! How fast a log acknowledges: threads that append 500 bytes and wait, on files and on simulated persistent
-//! memory.
+//! How fast a log acknowledges: threads that append 500 bytes and wait, on files and on simulated
+//! persistent memory.
 //!
-//! `cargo run --release -p millpond-storage --example commits -- DIRECTORY TMPFS-DIRECTORY [COMMITS]`
+//! `cargo run --release -p millpond-storage --example commits -- DIRECTORY TMPFS-DIRECTORY
+//! [COMMITS]`
 
 #![expect(clippy::unwrap_used, reason = "an example")]
 
@@ -35,7 +36,10 @@ fn main() {
                 }
             });
             let rate = (log.next() - 1) as f64 / start.elapsed().as_secs_f64();
-            println!("{name:16} {threads:3} threads {rate:9.0} commits/s, {} flushes", log.flushes());
+            println!(
+                "{name:16} {threads:3} threads {rate:9.0} commits/s, {} flushes",
+                log.flushes()
+            );
             drop(log);
             medium.remove("commits").unwrap();
         }

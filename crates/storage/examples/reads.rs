@@ -1,8 +1,8 @@
-//! Random reads of 4 KiB: UringMedium at several depths beside a loop of pread with O_DIRECT, rounds
-//! interleaved.
+//! Random reads of 4 KiB: UringMedium at several depths beside a loop of pread with O_DIRECT,
+//! rounds interleaved.
 //!
-//! `cargo run --release -p millpond-storage --example reads -- DIRECTORY [MEBIBYTES [READS [ROUNDS [DEPTH
-//! BATCH]]]]`
+//! `cargo run --release -p millpond-storage --example reads -- DIRECTORY [MEBIBYTES [READS [ROUNDS
+//! [DEPTH BATCH]]]]`
 
 #![expect(clippy::unwrap_used, reason = "an example")]
 
@@ -39,7 +39,17 @@ fn main() {
     // Reads in flight at most, and how many are waited for and put behind them at once.
     let (depth, batch) = (number(0) as usize, number(1) as usize);
     let arms = match depth {
-        0 => vec![(1, 1), (32, 1), (32, 8), (32, 24), (64, 16), (64, 48), (128, 32), (128, 64), (128, 96)],
+        0 => vec![
+            (1, 1),
+            (32, 1),
+            (32, 8),
+            (32, 24),
+            (64, 16),
+            (64, 48),
+            (128, 32),
+            (128, 64),
+            (128, 96),
+        ],
         depth => vec![(depth, batch)],
     };
     let mut results: Vec<(String, Vec<(f64, f64)>)> = std::iter::once("pread".to_owned())
@@ -48,7 +58,9 @@ fn main() {
         .collect();
     for round in 0..rounds {
         let mut source = Pages(88_172_645_463_325_252 + round, pages);
-        results[0].1.push(timed(reads.min(10_000), || pread(&directory, reads.min(10_000), &mut source)));
+        results[0]
+            .1
+            .push(timed(reads.min(10_000), || pread(&directory, reads.min(10_000), &mut source)));
         for (arm, &(depth, batch)) in arms.iter().enumerate() {
             let reads = if depth == 1 { reads.min(10_000) } else { reads };
             results[arm + 1]
@@ -61,7 +73,10 @@ fn main() {
         let rate = runs[runs.len() / 2].0;
         runs.sort_by(|a, b| a.1.total_cmp(&b.1));
         let cpu = runs[runs.len() / 2].1;
-        println!("{name:14} {rate:9.0} reads/s  {cpu:6.2} us of thread CPU a read  (least {:.2})", runs[0].1);
+        println!(
+            "{name:14} {rate:9.0} reads/s  {cpu:6.2} us of thread CPU a read  (least {:.2})",
+            runs[0].1
+        );
     }
 }
 
@@ -115,7 +130,9 @@ fn uring(
     while done < reads {
         while submitted < reads && reader.room() > 0 {
             let page = source.next();
-            reader.submit(Read { file, offset: page * PAGE as u64, bytes: PAGE, tag: page }).unwrap();
+            reader
+                .submit(Read { file, offset: page * PAGE as u64, bytes: PAGE, tag: page })
+                .unwrap();
             submitted += 1;
         }
         done += reader

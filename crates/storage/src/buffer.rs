@@ -43,8 +43,8 @@ impl Buffer {
             // SAFETY: advice about the mapping just made; refusal costs only look-ups.
             unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
         }
-        // SAFETY: as above. Where the kernel does not know this word, pages come when they are first read
-        // into.
+        // SAFETY: as above. Where the kernel does not know this word, pages come when they are
+        // first read into.
         unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_POPULATE_WRITE) };
         Ok(Buffer { start, bytes })
     }
@@ -58,7 +58,8 @@ impl Buffer {
     }
 
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: mapped for reading and writing, `bytes` long, and `&mut self` excludes other references.
+        // SAFETY: mapped for reading and writing, `bytes` long, and `&mut self` excludes other
+        // references.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 }

@@ -1,5 +1,5 @@
-//! Little-endian numbers in byte slices. Beyond the slice they read as 0, so that no parser can panic;
-//! parsers check lengths themselves.
+//! Little-endian numbers in byte slices. Beyond the slice they read as 0, so that no parser can
+//! panic; parsers check lengths themselves.
 
 /// The number of `N` bytes at `at`.
 fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {

@@ -1,8 +1,9 @@
 //! A directory as a flat place for files: what all media that stand on a file system share.
 //!
-//! Writing goes through the page cache, because that is what logs of small frames want, but does not fill it:
-//! what was written is sent to the disk every few MiB and dropped from the cache. What a failed fsync may
-//! have lost is never taken for good again: after one, the writer refuses everything.
+//! Writing goes through the page cache, because that is what logs of small frames want, but does
+//! not fill it: what was written is sent to the disk every few MiB and dropped from the cache. What
+//! a failed fsync may have lost is never taken for good again: after one, the writer refuses
+//! everything.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -20,7 +21,8 @@ use crate::medium::{Salvaged, Space, Writer, loadable};
 use crate::names;
 use crate::page::PAGE_BYTES;
 
-/// Bytes written before they are sent to the disk and those before them dropped from the page cache.
+/// Bytes written before they are sent to the disk and those before them dropped from the page
+/// cache.
 const WRITE_BACK_BYTES: u64 = 4 << 20;
 
 /// A directory that exists.
@@ -86,13 +88,17 @@ impl Directory {
     /// fsync of the directory: creations and removals are durable afterwards.
     pub(crate) fn persist_names(&self) -> Result<()> {
         let synced = File::open(&self.path).and_then(|directory| directory.sync_all());
-        synced.map_err(|error| io_error(&self.path, &error).context("creations and removals may be lost"))
+        synced.map_err(|error| {
+            io_error(&self.path, &error).context("creations and removals may be lost")
+        })
     }
 
-    /// Returns the free space of the directory's file system, as its user without privileges has it.
+    /// Returns the free space of the directory's file system, as its user without privileges has
+    /// it.
     pub(crate) fn space(&self) -> Result<Option<Space>> {
-        let path = CString::new(self.path.as_os_str().as_bytes())
-            .map_err(|_| Error::invalid(format!("{}: a path with a zero byte", self.path.display())))?;
+        let path = CString::new(self.path.as_os_str().as_bytes()).map_err(|_| {
+            Error::invalid(format!("{}: a path with a zero byte", self.path.display()))
+        })?;
         let mut found = MaybeUninit::<libc::statvfs>::zeroed();
         // SAFETY: `path` ends with a zero byte and `found` has room for what the call writes.
         let code = unsafe { libc::statvfs(path.as_ptr(), found.as_mut_ptr()) };
@@ -124,20 +130,27 @@ impl Directory {
         let fail = |error: io::Error| io_error(&path, &error);
         let file = File::open(&path).map_err(fail)?;
         let bytes = loadable(name, file.metadata().map_err(fail)?.len())?;
-        let found = Salvaged::read(bytes, |offset, buffer| file.read_exact_at(buffer, offset).map_err(fail))?;
+        let found = Salvaged::read(bytes, |offset, buffer| {
+            file.read_exact_at(buffer, offset).map_err(fail)
+        })?;
         drop_cached(&file, 0, 0);
         Ok(found)
     }
 }
 
-/// An I/O error as a client should see it. What the disk lost is `DataLoss`, what it has no room for is
-/// `StorageFull`.
+/// An I/O error as a client should see it. What the disk lost is `DataLoss`, what it has no room
+/// for is `StorageFull`.
 pub(crate) fn io_error(path: &Path, error: &io::Error) -> Error {
     let context = path.display();
     match error.raw_os_error() {
-        Some(libc::EIO | libc::EUCLEAN | libc::EBADMSG | libc::EILSEQ | libc::ENODATA | libc::EREMOTEIO) => {
-            Error::data_loss(format!("{context}: the disk failed: {error}"))
-        }
+        Some(
+            libc::EIO
+            | libc::EUCLEAN
+            | libc::EBADMSG
+            | libc::EILSEQ
+            | libc::ENODATA
+            | libc::EREMOTEIO,
+        ) => Error::data_loss(format!("{context}: the disk failed: {error}")),
         Some(libc::EDQUOT | libc::ENOSPC) => {
             Error::storage_full(format!("{context}: {error}; make room or give it another disk"))
         }
@@ -145,10 +158,11 @@ pub(crate) fn io_error(path: &Path, error: &io::Error) -> Error {
     }
 }
 
-/// Advises the kernel to drop what it caches of a range; 0 bytes mean the rest of the file. Costs nothing but
-/// cache space if it is refused.
+/// Advises the kernel to drop what it caches of a range; 0 bytes mean the rest of the file. Costs
+/// nothing but cache space if it is refused.
 pub(crate) fn drop_cached(file: &File, offset: u64, bytes: u64) {
-    let (Ok(offset), Ok(bytes)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else {
+    let (Ok(offset), Ok(bytes)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes))
+    else {
         return;
     };
     // SAFETY: takes numbers only, about a descriptor of ours.
@@ -181,11 +195,11 @@ impl FileWriter {
         }
     }
 
-    /// Keeps the page cache small while a long file is written: sends the last stretch to the disk without
-    /// waiting, and waits for the stretch before it and drops that.
+    /// Keeps the page cache small while a long file is written: sends the last stretch to the disk
+    /// without waiting, and waits for the stretch before it and drops that.
     ///
-    /// Waiting takes an error of the disk away from fsync, which would then report that all is well: so such
-    /// an error ends the writer as one of fsync does.
+    /// Waiting takes an error of the disk away from fsync, which would then report that all is
+    /// well: so such an error ends the writer as one of fsync does.
     fn write_back(&mut self) -> Result<()> {
         let end = self.bytes;
         if end < self.sent + WRITE_BACK_BYTES {
@@ -209,11 +223,13 @@ impl FileWriter {
             return Ok(());
         }
         // SAFETY: takes numbers only, about a descriptor of ours.
-        let sent =
-            unsafe { libc::sync_file_range(self.file.as_raw_fd(), offset as i64, bytes as i64, flags) };
+        let sent = unsafe {
+            libc::sync_file_range(self.file.as_raw_fd(), offset as i64, bytes as i64, flags)
+        };
         let error = io::Error::last_os_error();
         // File systems that do not know the call lose nothing by it.
-        let unknown = matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::ESPIPE));
+        let unknown =
+            matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::ESPIPE));
         if sent == 0 || unknown { Ok(()) } else { Err(self.fail(&error)) }
     }
 
@@ -252,8 +268,8 @@ impl Writer for FileWriter {
         self.fit()?;
         check_write(&self.path.display().to_string(), self.bytes, offset, bytes.len())?;
         if let Err(error) = self.file.write_all_at(bytes, offset) {
-            // What was written beyond the end, if anything, is not part of the file. If it stays, the next
-            // write covers it, or whoever reads it checks it.
+            // What was written beyond the end, if anything, is not part of the file. If it stays,
+            // the next write covers it, or whoever reads it checks it.
             let _ = self.file.set_len(self.bytes);
             return Err(io_error(&self.path, &error));
         }

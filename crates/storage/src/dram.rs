@@ -16,8 +16,8 @@ use crate::names;
 /// Bytes copied from disk at once when a file is opened.
 const COPY_BYTES: usize = 1 << 20;
 
-/// Files in memory. With a directory behind it they are durable there, and opening one copies it into slots
-/// past the page cache; without one they are gone with the medium.
+/// Files in memory. With a directory behind it they are durable there, and opening one copies it
+/// into slots past the page cache; without one they are gone with the medium.
 #[derive(Debug)]
 pub struct DramMedium {
     pool: Arc<SlotPool>,
@@ -52,8 +52,9 @@ impl DramMedium {
         bytes: u64,
         fill: impl FnOnce(&mut [u8], usize) -> Result<()>,
     ) -> Result<Arc<dyn Sealed>> {
-        let length = usize::try_from(bytes)
-            .map_err(|_| Error::exhausted(format!("a file of {bytes} bytes cannot be addressed")))?;
+        let length = usize::try_from(bytes).map_err(|_| {
+            Error::exhausted(format!("a file of {bytes} bytes cannot be addressed"))
+        })?;
         let mut region = self.pool.allocate(length.next_multiple_of(DIRECT_ALIGNMENT))?;
         fill(region.as_mut_slice(), length)?;
         Ok(Arc::new(DramSealed { id: names::next_id(), region: region.freeze(), length }))
@@ -139,16 +140,19 @@ impl Medium for DramMedium {
     fn remove(&self, name: &str) -> Result<()> {
         match &self.files {
             Files::Durable(directory) => directory.remove(name),
-            Files::Volatile(files) => lock(files).remove(name).map(drop).ok_or_else(|| names::missing(name)),
+            Files::Volatile(files) => {
+                lock(files).remove(name).map(drop).ok_or_else(|| names::missing(name))
+            }
         }
     }
 
     fn list(&self) -> Result<Vec<(String, u64)>> {
         match &self.files {
             Files::Durable(directory) => directory.list(),
-            Files::Volatile(files) => {
-                Ok(lock(files).iter().map(|(name, bytes)| (name.clone(), lock(bytes).len() as u64)).collect())
-            }
+            Files::Volatile(files) => Ok(lock(files)
+                .iter()
+                .map(|(name, bytes)| (name.clone(), lock(bytes).len() as u64))
+                .collect()),
         }
     }
 
@@ -196,7 +200,12 @@ impl Writer for DramWriter {
         let mut file = lock(&self.bytes);
         match usize::try_from(bytes) {
             Ok(bytes) if bytes <= file.len() => file.truncate(bytes),
-            _ => return Err(Error::invalid(format!("{} bytes cannot be cut at {bytes}", file.len()))),
+            _ => {
+                return Err(Error::invalid(format!(
+                    "{} bytes cannot be cut at {bytes}",
+                    file.len()
+                )));
+            }
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! Mapped pages that the hardware has lost.
 //!
-//! Loading from such a page (a poisoned line of persistent memory, a disk error, a file cut short) raises
-//! SIGBUS, which ends the process. Here the page is replaced by one of zeros, and the load is repeated: its
-//! reader sees bytes that do not match their checksum, and reports one damaged page like any other. A signal
-//! for any other address goes to whoever handled it before.
+//! Loading from such a page (a poisoned line of persistent memory, a disk error, a file cut short)
+//! raises SIGBUS, which ends the process. Here the page is replaced by one of zeros, and the load
+//! is repeated: its reader sees bytes that do not match their checksum, and reports one damaged
+//! page like any other. A signal for any other address goes to whoever handled it before.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
@@ -71,7 +71,9 @@ impl Guard {
 
     /// Pages of the mapping that were lost.
     pub(crate) fn lost(&self) -> u32 {
-        self.place.and_then(|place| RANGES.get(place)).map_or(0, |range| range.lost.load(Ordering::Acquire))
+        self.place
+            .and_then(|place| RANGES.get(place))
+            .map_or(0, |range| range.lost.load(Ordering::Acquire))
     }
 }
 
@@ -85,8 +87,8 @@ impl Drop for Guard {
 }
 
 fn install() {
-    // SAFETY: all-zero bytes are a valid sigaction; the first call only asks, the second installs a handler
-    // that calls nothing but mmap and sigaction, which are system calls, and reads atomics.
+    // SAFETY: all-zero bytes are a valid sigaction; the first call only asks, the second installs a
+    // handler that calls nothing but mmap and sigaction, which are system calls, and reads atomics.
     unsafe {
         let mut before: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut before);
@@ -125,16 +127,17 @@ fn replace(page: usize, writable: bool) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
     let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
     let address = std::ptr::with_exposed_provenance_mut(page);
-    // SAFETY: the page lies in a mapping of ours, which stays mapped while it is guarded; its bytes are lost
-    // already.
+    // SAFETY: the page lies in a mapping of ours, which stays mapped while it is guarded; its bytes
+    // are lost already.
     let mapped = unsafe { libc::mmap(address, PAGE_BYTES, protection, flags, -1, 0) };
     mapped != libc::MAP_FAILED
 }
 
-/// Hands the signal to the handler before ours; without one, the default ends the process when the load is
-/// repeated.
+/// Hands the signal to the handler before ours; without one, the default ends the process when the
+/// load is repeated.
 fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    let before = BEFORE.get().map_or((libc::SIG_DFL, 0), |action| (action.sa_sigaction, action.sa_flags));
+    let before =
+        BEFORE.get().map_or((libc::SIG_DFL, 0), |action| (action.sa_sigaction, action.sa_flags));
     match before {
         (libc::SIG_DFL | libc::SIG_IGN, _) => {
             // SAFETY: sets the default action, which an all-zero sigaction is.

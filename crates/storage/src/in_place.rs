@@ -1,4 +1,5 @@
-//! Reading what the processor can load from directly: nothing is moved, a completion is a slice of the file.
+//! Reading what the processor can load from directly: nothing is moved, a completion is a slice of
+//! the file.
 
 use std::collections::VecDeque;
 
@@ -46,12 +47,18 @@ impl Reader for InPlaceReader {
         }
         let (place, _) = self.files.hold(read.file);
         // Within the file, which is in memory.
-        self.queue.push_back(Queued { place, start: read.offset as usize, bytes: read.bytes, tag: read.tag });
+        self.queue.push_back(Queued {
+            place,
+            start: read.offset as usize,
+            bytes: read.bytes,
+            tag: read.tag,
+        });
         Ok(())
     }
 
     fn complete(&mut self, wait: usize, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize> {
-        // All are ready at once; as many are handed over as a real queue would, so that callers can refill.
+        // All are ready at once; as many are handed over as a real queue would, so that callers can
+        // refill.
         let count = self.queue.len().min(options::handed_at_once(&self.options, wait));
         for _ in 0..count {
             let Some(read) = self.queue.pop_front() else { break };

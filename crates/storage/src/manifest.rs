@@ -1,15 +1,15 @@
 //! Which files count: a list, swapped as a whole.
 //!
-//! The list is a file of its own, named by its epoch and never changed. The file `manifest` has two slots of
-//! a page, A for even epochs and B for odd ones; each names a list by epoch, length and hash. Publishing
-//! writes the new list, makes it durable, then overwrites the older slot, and only then removes the list
-//! before the last. Whatever happens in between, one slot is whole and its list is there. Opening takes the
-//! newest slot that is whole and whose list is.
+//! The list is a file of its own, named by its epoch and never changed. The file `manifest` has two
+//! slots of a page, A for even epochs and B for odd ones; each names a list by epoch, length and
+//! hash. Publishing writes the new list, makes it durable, then overwrites the older slot, and only
+//! then removes the list before the last. Whatever happens in between, one slot is whole and its
+//! list is there. Opening takes the newest slot that is whole and whose list is.
 //!
-//! Slot, 4096 bytes: `MPMANIF` and a zero, version u32, zero u32, epoch u64, bytes of the list u64, its
-//! BLAKE3 hash in 32 bytes, zeros, crc32c of bytes 0..4092 at 4092. List: `MPLIST` and two zeros, version
-//! u32, crc32c u32 of bytes 0..60 with this field zero, epoch u64, bytes u64, hash in 28 bytes (the first of
-//! it), zero u32, then the payload.
+//! Slot, 4096 bytes: `MPMANIF` and a zero, version u32, zero u32, epoch u64, bytes of the list u64,
+//! its BLAKE3 hash in 32 bytes, zeros, crc32c of bytes 0..4092 at 4092. List: `MPLIST` and two
+//! zeros, version u32, crc32c u32 of bytes 0..60 with this field zero, epoch u64, bytes u64, hash
+//! in 28 bytes (the first of it), zero u32, then the payload.
 
 use std::sync::Arc;
 
@@ -41,15 +41,18 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Opens the manifest, or makes an empty one, and gives the newest valid payload. What is damaged is
-    /// passed over as long as something whole is there, and told by [`problems`](Self::problems).
+    /// Opens the manifest, or makes an empty one, and gives the newest valid payload. What is
+    /// damaged is passed over as long as something whole is there, and told by
+    /// [`problems`](Self::problems).
     ///
     /// # Errors
     /// `DataLoss` if there are lists and none is whole, otherwise what the medium says.
     pub fn open(medium: &Arc<dyn Medium>) -> Result<(Manifest, Option<Vec<u8>>)> {
         let (writer, slots) = match medium.reopen(FILE) {
             Ok(writer) => (writer, medium.load(FILE)),
-            Err(error) if error.kind() == ErrorKind::NotFound => (medium.create(FILE)?, Ok(Vec::new())),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                (medium.create(FILE)?, Ok(Vec::new()))
+            }
             Err(error) => return Err(error),
         };
         let mut problems = Vec::new();
@@ -62,30 +65,40 @@ impl Manifest {
             tracing::error!(problem, "the manifest is damaged");
         }
         let (epoch, payload) = found.unzip();
-        let mut manifest =
-            Manifest { medium: medium.clone(), writer, epoch: epoch.unwrap_or(0), problems, failed: None };
+        let mut manifest = Manifest {
+            medium: medium.clone(),
+            writer,
+            epoch: epoch.unwrap_or(0),
+            problems,
+            failed: None,
+        };
         manifest.repair(slots.len())?;
         Ok((manifest, payload))
     }
 
-    /// Makes a list the one that counts, and gives its epoch. Once this returns it survives a loss of power.
+    /// Makes a list the one that counts, and gives its epoch. Once this returns it survives a loss
+    /// of power.
     ///
     /// # Errors
-    /// `InvalidArgument` for more than [`LIST_BYTES_MAX`], otherwise what the medium says. While the list
-    /// itself is written a failure changes nothing. If the slot cannot be made durable, either list may
-    /// count after a crash, so this manifest refuses to go on: `FailedPrecondition`.
+    /// `InvalidArgument` for more than [`LIST_BYTES_MAX`], otherwise what the medium says. While
+    /// the list itself is written a failure changes nothing. If the slot cannot be made durable,
+    /// either list may count after a crash, so this manifest refuses to go on:
+    /// `FailedPrecondition`.
     pub fn publish(&mut self, payload: &[u8]) -> Result<u64> {
         if let Some(error) = &self.failed {
             return Err(refusal("the manifest", error));
         }
         if payload.len() > LIST_BYTES_MAX {
             let bytes = payload.len();
-            return Err(Error::invalid(format!("a list of {bytes} bytes is longer than {LIST_BYTES_MAX}")));
+            return Err(Error::invalid(format!(
+                "a list of {bytes} bytes is longer than {LIST_BYTES_MAX}"
+            )));
         }
         let epoch = self.epoch + 1;
         self.write_list(epoch, payload)?;
         let slot = encode_slot(epoch, payload);
-        let flipped = self.writer.write_at(slot_at(epoch), &slot).and_then(|()| self.writer.persist());
+        let flipped =
+            self.writer.write_at(slot_at(epoch), &slot).and_then(|()| self.writer.persist());
         if let Err(error) = flipped {
             self.failed = Some(error.clone());
             return Err(error);
@@ -105,7 +118,8 @@ impl Manifest {
         &self.problems
     }
 
-    /// Whether a file of that name is the manifest's own: those who remove what no list names leave it alone.
+    /// Whether a file of that name is the manifest's own: those who remove what no list names leave
+    /// it alone.
     pub fn owns(name: &str) -> bool {
         name == FILE || epoch_of(name).is_some()
     }
@@ -115,20 +129,24 @@ impl Manifest {
         slots: &[u8],
         problems: &mut Vec<String>,
     ) -> Result<Option<(u64, Vec<u8>)>> {
-        let mut valid: Vec<Slot> = (0..2).filter_map(|index| decode_slot(slots, index, problems)).collect();
+        let mut valid: Vec<Slot> =
+            (0..2).filter_map(|index| decode_slot(slots, index, problems)).collect();
         valid.sort_by_key(|slot| std::cmp::Reverse(slot.epoch));
         for slot in &valid {
             match read_list(medium, slot.epoch) {
                 Ok((hash, payload)) if hash == slot.hash && payload.len() as u64 == slot.bytes => {
                     return Ok(Some((slot.epoch, payload)));
                 }
-                Ok(_) => problems.push(format!("list {} is not the one its slot names", slot.epoch)),
+                Ok(_) => {
+                    problems.push(format!("list {} is not the one its slot names", slot.epoch))
+                }
                 Err(error) => problems.push(error.to_string()),
             }
         }
-        // Both slots are lost. A whole list was durable before its slot was written, so the newest one is
-        // what counted or what was about to.
-        let mut epochs: Vec<u64> = medium.list()?.iter().filter_map(|(name, _)| epoch_of(name)).collect();
+        // Both slots are lost. A whole list was durable before its slot was written, so the newest
+        // one is what counted or what was about to.
+        let mut epochs: Vec<u64> =
+            medium.list()?.iter().filter_map(|(name, _)| epoch_of(name)).collect();
         epochs.sort_unstable_by_key(|&epoch| std::cmp::Reverse(epoch));
         for &epoch in &epochs {
             match read_list(medium, epoch) {
@@ -137,14 +155,16 @@ impl Manifest {
                     return Ok(None);
                 }
                 Ok((_, payload)) => {
-                    problems.push(format!("both slots are lost; list {epoch} is the newest that is whole"));
+                    problems.push(format!(
+                        "both slots are lost; list {epoch} is the newest that is whole"
+                    ));
                     return Ok(Some((epoch, payload)));
                 }
                 Err(error) => problems.push(error.to_string()),
             }
         }
-        // A list that never became whole was never named by a slot; without a trace of slots, nothing is
-        // lost.
+        // A list that never became whole was never named by a slot; without a trace of slots,
+        // nothing is lost.
         if slots.iter().all(|&byte| byte == 0) && epochs.iter().all(|&epoch| epoch <= 1) {
             return Ok(None);
         }
@@ -231,7 +251,8 @@ fn decode_slot(slots: &[u8], index: usize, problems: &mut Vec<String>) -> Option
     }
     let epoch = u64_at(slot, 16);
     let whole = crc32c::crc32c(&slot[..SLOT_SUM_AT]) == u32_at(slot, SLOT_SUM_AT);
-    if !whole || &slot[..8] != SLOT_MAGIC || u32_at(slot, 8) != VERSION || epoch % 2 != index as u64 {
+    if !whole || &slot[..8] != SLOT_MAGIC || u32_at(slot, 8) != VERSION || epoch % 2 != index as u64
+    {
         problems.push(format!("slot {} of the manifest is damaged", ['A', 'B'][index % 2]));
         return None;
     }

@@ -23,10 +23,17 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `bytes` of a file, at least 1, with `flags` that say how it is shared.
-    pub(crate) fn new(file: &File, bytes: usize, writable: bool, flags: i32) -> io::Result<Mapping> {
-        let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+    pub(crate) fn new(
+        file: &File,
+        bytes: usize,
+        writable: bool,
+        flags: i32,
+    ) -> io::Result<Mapping> {
+        let protection =
+            if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
         // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
-        let start = unsafe { libc::mmap(null_mut(), bytes, protection, flags, file.as_raw_fd(), 0) };
+        let start =
+            unsafe { libc::mmap(null_mut(), bytes, protection, flags, file.as_raw_fd(), 0) };
         match NonNull::new(start.cast::<u8>()) {
             Some(address) if start != libc::MAP_FAILED => {
                 let guard = Some(Guard::new(start.expose_provenance(), bytes, writable));
@@ -46,8 +53,8 @@ impl Mapping {
 
     /// The bytes. Only for files that nobody changes while they are mapped.
     pub(crate) fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped for reading; files of a medium are written once, and a page that is lost becomes
-        // zeros before the load that met it is repeated.
+        // SAFETY: mapped for reading; files of a medium are written once, and a page that is lost
+        // becomes zeros before the load that met it is repeated.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 
@@ -58,7 +65,10 @@ impl Mapping {
 
     /// Lets go of pages of a file that is only read: the next load finds them in the file again.
     pub(crate) fn forget(&self, start: usize, bytes: usize) {
-        assert!(start.checked_add(bytes).is_some_and(|end| end <= self.bytes), "{bytes} bytes at {start}");
+        assert!(
+            start.checked_add(bytes).is_some_and(|end| end <= self.bytes),
+            "{bytes} bytes at {start}"
+        );
         // SAFETY: within our own mapping, which is shared with the file, so no bytes are lost.
         unsafe { libc::madvise(self.start.as_ptr().add(start).cast(), bytes, libc::MADV_DONTNEED) };
     }

@@ -52,8 +52,8 @@ pub trait Medium: Send + Sync + Debug {
     /// An existing file, for reading. What is written to it later need not be visible.
     ///
     /// # Errors
-    /// `NotFound`, `ResourceExhausted` where it must be held in memory and there is no room, otherwise what
-    /// the medium says.
+    /// `NotFound`, `ResourceExhausted` where it must be held in memory and there is no room,
+    /// otherwise what the medium says.
     fn open(&self, name: &str) -> Result<Arc<dyn Sealed>>;
 
     /// All of a small file, into ordinary memory: a log, a manifest.
@@ -68,8 +68,8 @@ pub trait Medium: Send + Sync + Debug {
         Ok(all)
     }
 
-    /// As [`Medium::load`], but pages that the medium has lost are zeros and named, so that one of them does not cost
-    /// the others.
+    /// As [`Medium::load`], but pages that the medium has lost are zeros and named, so that one of
+    /// them does not cost the others.
     ///
     /// # Errors
     /// As [`Medium::load`], but for lost pages.
@@ -97,7 +97,8 @@ pub trait Medium: Send + Sync + Debug {
     /// What the medium says; afterwards they may or may not be durable.
     fn persist_names(&self) -> Result<()>;
 
-    /// Returns the free space of what the files lie on; `None` if the medium has no limit of its own.
+    /// Returns the free space of what the files lie on; `None` if the medium has no limit of its
+    /// own.
     ///
     /// # Errors
     /// What the medium says.
@@ -134,7 +135,10 @@ pub struct Salvaged {
 
 impl Salvaged {
     /// Reads so many bytes with `read`, whose `DataLoss` means that something in the range is lost.
-    pub(crate) fn read(bytes: usize, read: impl Fn(u64, &mut [u8]) -> Result<()>) -> Result<Salvaged> {
+    pub(crate) fn read(
+        bytes: usize,
+        read: impl Fn(u64, &mut [u8]) -> Result<()>,
+    ) -> Result<Salvaged> {
         let mut found = Salvaged { bytes: vec![0; bytes], lost: Vec::new() };
         // Whether it could be read. What came of a failed read is not to be trusted.
         let attempt = |at: usize, part: &mut [u8]| match read(at as u64, part) {
@@ -164,15 +168,19 @@ impl Salvaged {
     pub fn lacks(&self, range: Range<u64>) -> bool {
         let page = PAGE_BYTES as u64;
         !range.is_empty()
-            && self.lost.iter().any(|&lost| lost * page < range.end && range.start < (lost + 1) * page)
+            && self
+                .lost
+                .iter()
+                .any(|&lost| lost * page < range.end && range.start < (lost + 1) * page)
     }
 }
 
-/// Bytes that [`Medium::salvage`] reads at once, as long as they can be read; a whole number of pages.
+/// Bytes that [`Medium::salvage`] reads at once, as long as they can be read; a whole number of
+/// pages.
 const SALVAGE_BYTES: usize = 1 << 20;
 
-/// Bytes of the longest file that [`Medium::load`] reads: more than any log or list has, so that a damaged
-/// length cannot use up the memory.
+/// Bytes of the longest file that [`Medium::load`] reads: more than any log or list has, so that a
+/// damaged length cannot use up the memory.
 pub const LOAD_BYTES_MAX: u64 = 1 << 30;
 
 /// A length that may be loaded.
@@ -218,8 +226,8 @@ pub trait Writer: Send {
     /// Makes what was written so far durable: afterwards it survives a loss of power.
     ///
     /// # Errors
-    /// What the medium says; what was written may then be lost, and writing it again is the only way to be
-    /// sure.
+    /// What the medium says; what was written may then be lost, and writing it again is the only
+    /// way to be sure.
     fn persist(&mut self) -> Result<()>;
 }
 
@@ -281,14 +289,15 @@ pub trait Reader: Send {
     /// Queues a read. It may start only when [`Reader::complete`] is called.
     ///
     /// # Errors
-    /// `ResourceExhausted` if there is no room, `InvalidArgument` for a misplaced read. A read that fails
-    /// later says so when it completes.
+    /// `ResourceExhausted` if there is no room, `InvalidArgument` for a misplaced read. A read that
+    /// fails later says so when it completes.
     fn submit(&mut self, read: Read<'_>) -> Result<()>;
 
-    /// Starts what is queued, waits until at least `wait` reads are done (0: does not wait; more than are in
-    /// flight: all), and hands them to `each` with their tags: at most `wait`, or a quarter of the depth
-    /// where that is more, so that new reads can be put behind them before the queue runs dry; the others
-    /// with the next call. The bytes are valid during `each` only. Gives how many there were.
+    /// Starts what is queued, waits until at least `wait` reads are done (0: does not wait; more
+    /// than are in flight: all), and hands them to `each` with their tags: at most `wait`, or a
+    /// quarter of the depth where that is more, so that new reads can be put behind them before the
+    /// queue runs dry; the others with the next call. The bytes are valid during `each` only. Gives
+    /// how many there were.
     ///
     /// # Errors
     /// What the medium says where the queue itself fails; the reads in flight are then lost.

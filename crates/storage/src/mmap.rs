@@ -1,5 +1,5 @@
-//! Files mapped through the page cache: every first touch of a page is a fault that waits for the disk. Kept
-//! to compare with, since it is what the reference system did.
+//! Files mapped through the page cache: every first touch of a page is a fault that waits for the
+//! disk. Kept to compare with, since it is what the reference system did.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -32,14 +32,16 @@ impl MmapMedium {
         Ok(MmapMedium { directory: Directory::new(directory)?, open: Mutex::default() })
     }
 
-    /// Has the kernel forget a stretch of an open file, in the mapping and in the page cache, whole pages of
-    /// it: the next touch waits for the disk again. For measuring with less memory than there is.
+    /// Has the kernel forget a stretch of an open file, in the mapping and in the page cache, whole
+    /// pages of it: the next touch waits for the disk again. For measuring with less memory than
+    /// there is.
     ///
     /// # Errors
     /// `NotFound` for a file that is not open on this medium.
     pub fn forget(&self, file: &Arc<dyn Sealed>, offset: u64, bytes: usize) -> Result<()> {
         let found = self.open().get(&file.id()).and_then(Weak::upgrade);
-        let mapped = found.ok_or_else(|| Error::not_found("the file is not open on this medium"))?;
+        let mapped =
+            found.ok_or_else(|| Error::not_found("the file is not open on this medium"))?;
         mapped.forget(offset, bytes);
         Ok(())
     }
@@ -71,12 +73,13 @@ impl Medium for MmapMedium {
             None
         } else {
             let mapping = Mapping::new(&file, bytes, false, libc::MAP_SHARED).map_err(fail)?;
-            // Without it a fault would read pages around the one that is wanted, which random reads never
-            // use.
+            // Without it a fault would read pages around the one that is wanted, which random reads
+            // never use.
             mapping.advise(libc::MADV_RANDOM);
             Some(mapping)
         };
-        let file = Arc::new(MappedFile { id: names::next_id(), mapping, start: 0, bytes, path, file });
+        let file =
+            Arc::new(MappedFile { id: names::next_id(), mapping, start: 0, bytes, path, file });
         let mut open = self.open();
         open.retain(|_, file| file.strong_count() > 0);
         open.insert(file.id, Arc::downgrade(&file));
@@ -158,7 +161,9 @@ impl Sealed for MappedFile {
         buffer.copy_from_slice(&self.slice()[offset as usize..][..buffer.len()]);
         if lost(self) > before {
             let path = self.path.display();
-            return Err(Error::data_loss(format!("{path}: pages at {offset} are lost; restore the file")));
+            return Err(Error::data_loss(format!(
+                "{path}: pages at {offset} are lost; restore the file"
+            )));
         }
         Ok(())
     }

@@ -12,8 +12,13 @@ pub const NAME_BYTES_MAX: usize = 100;
 /// # Errors
 /// `InvalidArgument`.
 pub(crate) fn check(name: &str) -> Result<()> {
-    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
-    if name.is_empty() || name.len() > NAME_BYTES_MAX || name.starts_with('.') || !name.bytes().all(allowed) {
+    let allowed =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
+    if name.is_empty()
+        || name.len() > NAME_BYTES_MAX
+        || name.starts_with('.')
+        || !name.bytes().all(allowed)
+    {
         return Err(Error::invalid(format!(
             "{name:?} cannot name a file: 1 to {NAME_BYTES_MAX} of a-z, 0-9, '.', '_', '-', not first a dot"
         )));
@@ -39,9 +44,16 @@ pub(crate) fn next_id() -> u64 {
 ///
 /// # Errors
 /// `DataLoss`.
-pub(crate) fn within(what: impl std::fmt::Display, length: u64, offset: u64, bytes: usize) -> Result<()> {
+pub(crate) fn within(
+    what: impl std::fmt::Display,
+    length: u64,
+    offset: u64,
+    bytes: usize,
+) -> Result<()> {
     match offset.checked_add(bytes as u64) {
         Some(end) if end <= length => Ok(()),
-        _ => Err(Error::data_loss(format!("{what}: {bytes} bytes at {offset} are past its end at {length}"))),
+        _ => Err(Error::data_loss(format!(
+            "{what}: {bytes} bytes at {offset} are past its end at {length}"
+        ))),
     }
 }

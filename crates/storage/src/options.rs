@@ -48,8 +48,9 @@ pub(crate) fn check_read(options: &ReaderOptions, read: &Read<'_>, room: usize) 
     Ok(())
 }
 
-/// How many completions one call hands over: what it was asked to wait for, and otherwise a quarter of the
-/// depth, so that a caller who works on each can put new reads behind them before the queue runs dry.
+/// How many completions one call hands over: what it was asked to wait for, and otherwise a quarter
+/// of the depth, so that a caller who works on each can put new reads behind them before the queue
+/// runs dry.
 pub(crate) fn handed_at_once(options: &ReaderOptions, wait: usize) -> usize {
     wait.max(options.depth.div_ceil(4))
 }

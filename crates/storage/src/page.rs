@@ -1,9 +1,9 @@
 //! Record pages: what one read of the re-rank stage brings, and can check without anything else.
 //!
-//! A page is 4096 bytes. A record never straddles two of them; one that does not fit in a page takes whole
-//! pages of its own. The checksum covers all bytes of the page (of all its pages, for a long record), so that
-//! one flipped bit anywhere is seen, and the page's number is in it, so that a page which came from another
-//! place is seen too.
+//! A page is 4096 bytes. A record never straddles two of them; one that does not fit in a page
+//! takes whole pages of its own. The checksum covers all bytes of the page (of all its pages, for a
+//! long record), so that one flipped bit anywhere is seen, and the page's number is in it, so that
+//! a page which came from another place is seen too.
 //!
 //! Layout, little-endian:
 //!
@@ -66,7 +66,8 @@ impl Packer {
     /// Puts a record behind those before it. Where it lies is final.
     ///
     /// # Errors
-    /// `InvalidArgument` for a record longer than [`RECORD_BYTES_MAX`], `ResourceExhausted` after 2^32 pages.
+    /// `InvalidArgument` for a record longer than [`RECORD_BYTES_MAX`], `ResourceExhausted` after
+    /// 2^32 pages.
     pub fn push(&mut self, record: &[u8]) -> Result<Placed> {
         if record.len() > RECORD_BYTES_MAX {
             let bytes = record.len();
@@ -147,10 +148,9 @@ impl Packer {
         self.finished.resize(start + usize::from(pages) * PAGE_BYTES, 0);
         let sum = crc32c::crc32c(&self.finished[start + 4..]);
         self.finished[start..start + 4].copy_from_slice(&sum.to_le_bytes());
-        self.page = self
-            .page
-            .checked_add(u32::from(pages))
-            .ok_or_else(|| Error::exhausted("a segment holds at most 2^32 pages; seal it earlier"))?;
+        self.page = self.page.checked_add(u32::from(pages)).ok_or_else(|| {
+            Error::exhausted("a segment holds at most 2^32 pages; seal it earlier")
+        })?;
         Ok(())
     }
 }
@@ -165,15 +165,18 @@ pub struct RecordPage<'a> {
 }
 
 impl<'a> RecordPage<'a> {
-    /// Checks the page, or the pages of a long record, at the start of `bytes`; what comes after them is left
-    /// alone.
+    /// Checks the page, or the pages of a long record, at the start of `bytes`; what comes after
+    /// them is left alone.
     ///
     /// # Errors
     /// `DataLoss` where the bytes are not a whole undamaged page.
     pub fn open(bytes: &'a [u8]) -> Result<RecordPage<'a>> {
         let page = RecordPage::trusted(bytes)?;
         if crc32c::crc32c(&page.bytes[4..]) != u32_at(page.bytes, 0) {
-            return Err(Error::data_loss(format!("page {} does not match its checksum", page.number)));
+            return Err(Error::data_loss(format!(
+                "page {} does not match its checksum",
+                page.number
+            )));
         }
         Ok(page)
     }
@@ -223,8 +226,8 @@ impl<'a> RecordPage<'a> {
             let length = u32_at(self.bytes, HEADER_BYTES) as usize;
             return self.bytes.get(LONG_START..LONG_START.checked_add(length)?);
         }
-        // A checksum says that the bytes are what was written, not that the writer was right, so the table is
-        // read with care all the same.
+        // A checksum says that the bytes are what was written, not that the writer was right, so
+        // the table is read with care all the same.
         let at = HEADER_BYTES + 2 * usize::from(slot);
         let table = self.bytes.get(at..at + 4)?;
         self.bytes.get(usize::from(u16_at(table, 0))..usize::from(u16_at(table, 2)))

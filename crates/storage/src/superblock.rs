@@ -93,8 +93,8 @@ impl Superblock {
     /// Reads the page at the start of `bytes`.
     ///
     /// # Errors
-    /// `DataLoss` for bytes that are no undamaged superblock, `FailedPrecondition` for a version this program
-    /// does not read.
+    /// `DataLoss` for bytes that are no undamaged superblock, `FailedPrecondition` for a version
+    /// this program does not read.
     pub fn decode(bytes: &[u8]) -> Result<Superblock> {
         let Some(page) = bytes.get(..PAGE_BYTES) else {
             return Err(Error::data_loss(format!("{} bytes are no superblock", bytes.len())));
@@ -105,7 +105,8 @@ impl Superblock {
         if crc32c::crc32c(&page[..SUM_AT]) != u32_at(page, SUM_AT) {
             return Err(Error::data_loss("the superblock does not match its checksum"));
         }
-        let (version, order, count) = (u32_at(page, 8), u32_at(page, 12), u32_at(page, 40) as usize);
+        let (version, order, count) =
+            (u32_at(page, 8), u32_at(page, 12), u32_at(page, 40) as usize);
         if version != VERSION || order != ORDER {
             return Err(Error::precondition(format!(
                 "the segment has version {version} of the format, this program reads version {VERSION}; use the \
@@ -117,8 +118,9 @@ impl Superblock {
         }
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&page[16..32]);
-        let sections =
-            (0..count).map(|index| section_at(page, SECTION_START + index * SECTION_BYTES)).collect();
+        let sections = (0..count)
+            .map(|index| section_at(page, SECTION_START + index * SECTION_BYTES))
+            .collect();
         Ok(Superblock { uuid, version, rows: u64_at(page, 32), sections })
     }
 
@@ -131,7 +133,8 @@ impl Superblock {
         found.ok_or_else(|| Error::data_loss(format!("the segment has no section of kind {kind}")))
     }
 
-    /// Checks that all sections lie in a file of `file_bytes`, behind the superblock, aligned and apart.
+    /// Checks that all sections lie in a file of `file_bytes`, behind the superblock, aligned and
+    /// apart.
     ///
     /// # Errors
     /// `DataLoss` with the section that does not.
@@ -142,7 +145,9 @@ impl Superblock {
         for section in sections {
             let Section { kind, offset, bytes, .. } = *section;
             let end = offset.checked_add(bytes).filter(|&end| end <= file_bytes);
-            let (Some(end), true) = (end, offset >= free && offset.is_multiple_of(PAGE_BYTES as u64)) else {
+            let (Some(end), true) =
+                (end, offset >= free && offset.is_multiple_of(PAGE_BYTES as u64))
+            else {
                 return Err(Error::data_loss(format!(
                     "section {kind} ({bytes} bytes at {offset}) does not fit in the segment's {file_bytes} bytes"
                 )));

@@ -1,8 +1,8 @@
 //! The files a reader is reading from.
 //!
-//! A file is held while reads of it are under way. Between reads it is only remembered: a registered
-//! descriptor stays registered, so that the next query finds it, but the file can go when its last holder
-//! lets it go.
+//! A file is held while reads of it are under way. Between reads it is only remembered: a
+//! registered descriptor stays registered, so that the next query finds it, but the file can go
+//! when its last holder lets it go.
 
 use std::sync::{Arc, Weak};
 
@@ -20,9 +20,9 @@ pub(crate) struct Entry {
     under_way: usize,
 }
 
-/// Files by place. Places below [`FILES_MAX`] keep their meaning until they are handed to another file;
-/// places beyond are for reads of very many files at once, of which there are at most as many as reads in
-/// flight.
+/// Files by place. Places below [`FILES_MAX`] keep their meaning until they are handed to another
+/// file; places beyond are for reads of very many files at once, of which there are at most as many
+/// as reads in flight.
 #[derive(Default)]
 pub(crate) struct Table {
     entries: Vec<Entry>,

@@ -1,14 +1,14 @@
-//! Up to where each log of a directory was durable: a second place that knows it, since a log whose file is cut off
-//! or gone cannot say what it held.
+//! Up to where each log of a directory was durable: a second place that knows it, since a log whose
+//! file is cut off or gone cannot say what it held.
 //!
-//! The file `watermark` has two slots of a page, A for even epochs and B for odd ones. Recording overwrites the older
-//! slot in place, so it needs no room, and makes it durable. It happens after the logs were flushed and never on
-//! behalf of a flush. So a watermark may be behind its logs, by what was written since it was last recorded, and is
-//! ahead of them only if bytes were lost.
+//! The file `watermark` has two slots of a page, A for even epochs and B for odd ones. Recording
+//! overwrites the older slot in place, so it needs no room, and makes it durable. It happens after
+//! the logs were flushed and never on behalf of a flush. So a watermark may be behind its logs, by
+//! what was written since it was last recorded, and is ahead of them only if bytes were lost.
 //!
-//! Slot, 4096 bytes: `MPMARKS` and a zero, version u32, count u32, epoch u64, zero u64, then for each log its number
-//! u64, its durable bytes u64 and the number before which its payloads are durable u64, zeros, crc32c of bytes
-//! 0..4092 at 4092.
+//! Slot, 4096 bytes: `MPMARKS` and a zero, version u32, count u32, epoch u64, zero u64, then for
+//! each log its number u64, its durable bytes u64 and the number before which its payloads are
+//! durable u64, zeros, crc32c of bytes 0..4092 at 4092.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,8 +43,8 @@ pub struct Watermark {
 }
 
 impl Watermark {
-    /// Opens the watermark and returns what was recorded last; `None` if there is no file, or both of its slots are
-    /// damaged. The file is made by [`record`](Self::record).
+    /// Opens the watermark and returns what was recorded last; `None` if there is no file, or both
+    /// of its slots are damaged. The file is made by [`record`](Self::record).
     ///
     /// # Errors
     /// What the medium says. Damage is no error.
@@ -54,15 +54,15 @@ impl Watermark {
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error),
         };
-        let slots =
-            (0..2).filter_map(|index| decode(bytes.get(index * PAGE_BYTES..(index + 1) * PAGE_BYTES)?));
+        let slots = (0..2)
+            .filter_map(|index| decode(bytes.get(index * PAGE_BYTES..(index + 1) * PAGE_BYTES)?));
         let (epoch, marks) = slots.max_by_key(|(epoch, _)| *epoch).unzip();
         let epoch = epoch.unwrap_or(0);
         Ok((Watermark { medium: medium.clone(), writer: None, epoch, recorded: None }, marks))
     }
 
-    /// Makes `marks` durable; nothing if they are those recorded last. Whoever calls this has made the logs durable
-    /// up to there before.
+    /// Makes `marks` durable; nothing if they are those recorded last. Whoever calls this has made
+    /// the logs durable up to there before.
     ///
     /// # Errors
     /// What the medium says. What was recorded before stays valid.

@@ -68,7 +68,8 @@ impl BodyWait {
         if self.permit.is_some() {
             return Poll::Pending;
         }
-        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(UNPERMITTED_WAIT_MAX)));
+        let timer =
+            self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(UNPERMITTED_WAIT_MAX)));
         timer.as_mut().poll(cx).map(|()| permits.refusal())
     }
 }
@@ -143,7 +144,8 @@ where
         }
     };
     while let Some(frame) = poll_fn(&mut next).await? {
-        let frame = frame.map_err(|error| Error::invalid(format!("the body broke off: {error}")))?;
+        let frame =
+            frame.map_err(|error| Error::invalid(format!("the body broke off: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
         let so_far = rest.as_ref().map_or(first.len(), BytesMut::len);
         limits.check(Some((so_far + data.len()) as u64))?;
@@ -194,7 +196,11 @@ mod tests {
     };
 
     fn run<T>(future: impl Future<Output = T>) -> T {
-        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+        tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap()
+            .block_on(future)
     }
 
     fn accounting<'a>(
@@ -212,14 +218,16 @@ mod tests {
     fn a_body_in_pieces_counts_its_memory() {
         let limits = BodyLimits { bytes_max: 1 << 20, ..LIMITS };
         let pieces = |count: usize| {
-            let piece = || Ok::<_, std::convert::Infallible>(Frame::data(Bytes::from(vec![7; 1000])));
+            let piece =
+                || Ok::<_, std::convert::Infallible>(Frame::data(Bytes::from(vec![7; 1000])));
             StreamBody::new(tokio_stream::iter((0..count).map(move |_| piece())))
         };
         let (budget, permits) = (budget(100_000), ReceivePermits::new(1, Default::default()));
         let announced =
             run(read(pieces(2), Some(100_001), limits, accounting(&budget, &permits))).unwrap_err();
         assert_eq!(announced.kind(), ErrorKind::TooLarge, "{announced}");
-        let grown = run(read(pieces(200), None, limits, accounting(&budget, &permits))).unwrap_err();
+        let grown =
+            run(read(pieces(200), None, limits, accounting(&budget, &permits))).unwrap_err();
         assert_eq!(grown.kind(), ErrorKind::TooLarge, "{grown}");
         assert!(budget.used() == 0 && budget.peak() <= 100_000);
         let body = run(read(pieces(20), None, limits, accounting(&budget, &permits))).unwrap();
@@ -230,8 +238,13 @@ mod tests {
 
     fn kind(body: &'static [u8], announced: Option<u64>) -> std::result::Result<Bytes, ErrorKind> {
         let permits = ReceivePermits::new(1, Default::default());
-        run(read(Full::new(Bytes::from_static(body)), announced, LIMITS, accounting(&budget(8), &permits)))
-            .map_err(|e| e.kind())
+        run(read(
+            Full::new(Bytes::from_static(body)),
+            announced,
+            LIMITS,
+            accounting(&budget(8), &permits),
+        ))
+        .map_err(|e| e.kind())
     }
 
     #[test]
@@ -253,7 +266,8 @@ mod tests {
         }));
         let permits = ReceivePermits::new(1, Default::default());
         let dribbling = async |stream| {
-            read(StreamBody::new(Box::pin(stream)), None, LIMITS, accounting(&budget(8), &permits)).await
+            read(StreamBody::new(Box::pin(stream)), None, LIMITS, accounting(&budget(8), &permits))
+                .await
         };
         let pause = Duration::from_millis(5);
         let read = run(async {

@@ -133,7 +133,11 @@ impl Reservation {
 
     /// Ties this reservation to `bytes`: it ends when the last reference to them is dropped.
     pub fn attach(self, bytes: Bytes) -> Bytes {
-        if self.bytes == 0 { bytes } else { Bytes::from_owner(Attached { bytes, _reservation: self }) }
+        if self.bytes == 0 {
+            bytes
+        } else {
+            Bytes::from_owner(Attached { bytes, _reservation: self })
+        }
     }
 
     /// Returns the part of the reservation above `bytes` to the budget.

@@ -77,8 +77,12 @@ impl CodecThreads {
                 let _ = sender.send(work());
             }
         });
-        self.sender.send(work).map_err(|_| Error::internal("the threads that decode have ended"))?;
-        receiver.await.unwrap_or_else(|_| Err(Error::internal("decoding this request ended in a panic")))
+        self.sender
+            .send(work)
+            .map_err(|_| Error::internal("the threads that decode have ended"))?;
+        receiver
+            .await
+            .unwrap_or_else(|_| Err(Error::internal("decoding this request ended in a panic")))
     }
 
     /// Runs `work` on one of the threads if it is `large`, and otherwise at once.
@@ -103,12 +107,14 @@ impl CodecThreads {
     fn start_one(&self) -> Result<()> {
         let max = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
         let more = |threads: usize| (threads < max).then_some(threads + 1);
-        let Ok(number) = self.threads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more) else {
+        let Ok(number) = self.threads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+        else {
             return Ok(());
         };
         let queue = self.receiver.clone();
-        let spawned =
-            std::thread::Builder::new().name(format!("decoder-{number}")).spawn(move || serve(&queue));
+        let spawned = std::thread::Builder::new()
+            .name(format!("decoder-{number}"))
+            .spawn(move || serve(&queue));
         let Err(error) = spawned else { return Ok(()) };
         if self.threads.fetch_sub(1, Ordering::Relaxed) > 1 {
             return Ok(());
@@ -140,14 +146,21 @@ mod tests {
         for _ in 0..100 {
             assert!(decoders.run(CodecStep::Decode, name).await.unwrap().starts_with("decoder-"));
         }
-        assert!(!decoders.run_if(false, CodecStep::Decode, name).await.unwrap().starts_with("decoder-"));
+        assert!(
+            !decoders.run_if(false, CodecStep::Decode, name).await.unwrap().starts_with("decoder-")
+        );
         let max = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
         assert!(decoders.threads.load(Ordering::Relaxed) <= max);
         let failed = decoders.run(CodecStep::Encode, || -> Result<()> { panic!("as asked") }).await;
         assert_eq!(failed.unwrap_err().kind(), base::ErrorKind::Internal);
         assert_eq!(decoders.run(CodecStep::Decompress, || Ok(7)).await, Ok(7));
-        let count = |step: CodecStep| metrics.decoded.get_or_create(&KindLabels { kind: step.label() }).get();
-        assert_eq!([CodecStep::Decompress, CodecStep::Decode, CodecStep::Encode].map(count), [1, 100, 1]);
+        let count = |step: CodecStep| {
+            metrics.decoded.get_or_create(&KindLabels { kind: step.label() }).get()
+        };
+        assert_eq!(
+            [CodecStep::Decompress, CodecStep::Decode, CodecStep::Encode].map(count),
+            [1, 100, 1]
+        );
         assert_eq!(decoders.waiting(), 0);
     }
 }

@@ -36,8 +36,9 @@ impl ConnectionThreads {
     /// `ResourceExhausted` if a thread or its event queue cannot be made.
     pub fn start(count: usize) -> Result<Arc<ConnectionThreads>> {
         let (stop, _) = watch::channel(false);
-        let failed =
-            |e: std::io::Error| Error::exhausted(format!("the connection threads cannot be started: {e}"));
+        let failed = |e: std::io::Error| {
+            Error::exhausted(format!("the connection threads cannot be started: {e}"))
+        };
         let mut threads = Vec::new();
         let mut handles = Vec::new();
         for _ in 0..count.max(1) {
@@ -72,7 +73,9 @@ impl ConnectionThreads {
     /// Ends the threads and the tasks that still run on them.
     pub fn shutdown(&self) {
         self.stop.send_replace(true);
-        for thread in std::mem::take(&mut *self.handles.lock().unwrap_or_else(PoisonError::into_inner)) {
+        for thread in
+            std::mem::take(&mut *self.handles.lock().unwrap_or_else(PoisonError::into_inner))
+        {
             if thread.join().is_err() {
                 tracing::error!("a connection thread ended by panic");
             }
@@ -123,9 +126,13 @@ mod tests {
         let ids: Vec<_> = (0..4).map(|_| receiver.recv().unwrap()).collect();
         let first = ids.iter().filter(|&&id| id == ids[0]).count();
         assert_eq!(first, 2);
-        assert!(threads.threads.iter().all(|thread| thread.connections.load(Ordering::Relaxed) == 2));
+        assert!(
+            threads.threads.iter().all(|thread| thread.connections.load(Ordering::Relaxed) == 2)
+        );
         release.send(true).unwrap();
         threads.shutdown();
-        assert!(threads.threads.iter().all(|thread| thread.connections.load(Ordering::Relaxed) == 0));
+        assert!(
+            threads.threads.iter().all(|thread| thread.connections.load(Ordering::Relaxed) == 0)
+        );
     }
 }

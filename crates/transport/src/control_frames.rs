@@ -283,7 +283,8 @@ mod tests {
     fn time_earns_credit() {
         let mut frames = FrameCounter::new(&Arc::new(Metrics::default()));
         (frames.credit, frames.received.skip) = (0, 0);
-        frames.refilled = Instant::now().checked_sub(Duration::from_secs(1)).unwrap_or_else(Instant::now);
+        frames.refilled =
+            Instant::now().checked_sub(Duration::from_secs(1)).unwrap_or_else(Instant::now);
         assert_eq!(frames.received(&frame(6, 0, 0, &[0; 8])), Ok(1));
         assert!((1..CONTROL_FRAMES_BASE_MAX).contains(&(frames.credit + 1)));
     }

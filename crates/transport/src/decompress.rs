@@ -71,7 +71,8 @@ fn read_all(mut from: impl Read, bytes_max: usize, mut reservation: Reservation)
         reservation.grow(room as u64)?;
         let before = all.len();
         all.reserve_exact(room - before);
-        let read = from.by_ref().take((room - before) as u64).read_to_end(&mut all).map_err(damaged)?;
+        let read =
+            from.by_ref().take((room - before) as u64).read_to_end(&mut all).map_err(damaged)?;
         // The smaller buffer is freed by now.
         reservation.shrink_to(all.capacity() as u64);
         if all.len() > bytes_max {
@@ -107,10 +108,12 @@ mod tests {
     fn a_bomb_stops_at_the_budget() {
         let budget = ByteBudget::new(1 << 20, Default::default());
         let bomb = packed(ContentCoding::Gzip, &vec![0; 32 << 20]);
-        let error = super::decompress(ContentCoding::Gzip, &bomb, 64 << 20, budget.empty()).unwrap_err();
+        let error =
+            super::decompress(ContentCoding::Gzip, &bomb, 64 << 20, budget.empty()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ResourceExhausted, "{error}");
         let fits = packed(ContentCoding::Gzip, &vec![0; 300_000]);
-        let bytes = super::decompress(ContentCoding::Gzip, &fits, 64 << 20, budget.empty()).unwrap();
+        let bytes =
+            super::decompress(ContentCoding::Gzip, &fits, 64 << 20, budget.empty()).unwrap();
         assert!(bytes.len() == 300_000 && budget.used() >= 300_000 && budget.peak() <= 1 << 20);
         drop(bytes);
         assert_eq!(budget.used(), 0);
@@ -141,7 +144,8 @@ mod tests {
             let error = decompress(coding, &body[..body.len() / 2], 10_000).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         }
-        let twice = [packed(ContentCoding::Gzip, b"one "), packed(ContentCoding::Gzip, b"two")].concat();
+        let twice =
+            [packed(ContentCoding::Gzip, b"one "), packed(ContentCoding::Gzip, b"two")].concat();
         assert_eq!(decompress(ContentCoding::Gzip, &twice, 100).unwrap(), &b"one two"[..]);
     }
 

@@ -46,8 +46,9 @@ impl SpareDescriptor {
     /// # Errors
     /// `ResourceExhausted` if there is none.
     pub(crate) fn reserve() -> Result<SpareDescriptor> {
-        let file = File::open("/dev/null")
-            .map_err(|error| Error::exhausted(format!("a file descriptor cannot be reserved: {error}")))?;
+        let file = File::open("/dev/null").map_err(|error| {
+            Error::exhausted(format!("a file descriptor cannot be reserved: {error}"))
+        })?;
         Ok(SpareDescriptor(Some(file)))
     }
 

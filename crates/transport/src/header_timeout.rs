@@ -108,7 +108,11 @@ impl<T: AsyncRead + Unpin> AsyncRead for TimedStream<T> {
 }
 
 impl<T: AsyncWrite + Unpin> AsyncWrite for TimedStream<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(cx, bytes);
         check_write(polled, &mut self.progress, cx)
     }
@@ -145,7 +149,11 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     fn run<T>(future: impl Future<Output = T>) -> T {
-        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+        tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap()
+            .block_on(future)
     }
 
     #[test]
@@ -197,6 +205,8 @@ mod tests {
             let mut piece = [0; 100];
             reading.read_exact(&mut piece).await.unwrap();
         };
-        run(async { tokio::join!(uploading, taking, async { writing.write_all(&[0; 64]).await.unwrap() }) });
+        run(async {
+            tokio::join!(uploading, taking, async { writing.write_all(&[0; 64]).await.unwrap() })
+        });
     }
 }

@@ -37,7 +37,10 @@ impl LingeringStream {
     pub(crate) fn new(stream: TcpStream) -> (LingeringStream, Linger) {
         let (incoming, outgoing) = stream.into_split();
         let returned = ReadHalfSlot::default();
-        (LingeringStream { incoming: Some(incoming), outgoing, returned: returned.clone() }, Linger(returned))
+        (
+            LingeringStream { incoming: Some(incoming), outgoing, returned: returned.clone() },
+            Linger(returned),
+        )
     }
 }
 
@@ -84,7 +87,11 @@ impl AsyncRead for LingeringStream {
 }
 
 impl AsyncWrite for LingeringStream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.outgoing).poll_write(cx, bytes)
     }
 

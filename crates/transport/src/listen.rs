@@ -76,7 +76,9 @@ pub fn bind(host: std::net::IpAddr, port: u16, flag: &str) -> Result<std::net::T
     let address = SocketAddr::new(host, port);
     let listener = std::net::TcpListener::bind(address).map_err(|e| {
         let remedy = match e.kind() {
-            std::io::ErrorKind::AddrNotAvailable => "--host must be an address of this machine".to_owned(),
+            std::io::ErrorKind::AddrNotAvailable => {
+                "--host must be an address of this machine".to_owned()
+            }
             _ => format!("choose another with {flag}"),
         };
         Error::unavailable(format!("cannot listen on {address}: {e}; {remedy}"))
@@ -114,7 +116,10 @@ pub struct Listener<S> {
 
 impl<S, B> Listener<S>
 where
-    S: tower::Service<http::Request<RequestBody>, Response = http::Response<B>> + Clone + Send + 'static,
+    S: tower::Service<http::Request<RequestBody>, Response = http::Response<B>>
+        + Clone
+        + Send
+        + 'static,
     S::Future: Send,
     S::Error: Into<Box<dyn std::error::Error + Send + Sync>> + Send,
     B: hyper::body::Body + Send + 'static,
@@ -172,7 +177,10 @@ where
         drop(idle_ends);
         let ended = end_connections(self.limits, self.version, graceful, &room, &drained);
         if tokio::time::timeout(self.limits.shutdown_grace, ended).await.is_err() {
-            tracing::warn!(listener = self.name, "connections were cut off at the end of the grace time");
+            tracing::warn!(
+                listener = self.name,
+                "connections were cut off at the end of the grace time"
+            );
         }
     }
 
@@ -216,7 +224,8 @@ where
                 None => {
                     let (stream, linger) = LingeringStream::new(stream);
                     let stream = TimedStream::new(stream, header_timeout.clone(), WRITE_STALL_MAX);
-                    let connection = builder.serve_connection(TokioIo::new(stream), answer).into_owned();
+                    let connection =
+                        builder.serve_connection(TokioIo::new(stream), answer).into_owned();
                     let ended = tokio::select! {
                         ended = watcher.watch(connection) => ended,
                         () = header_timeout.elapsed(header_limit) => Err("the client took too long to send its headers".into()),
@@ -228,7 +237,8 @@ where
                 }
                 Some(frames) => {
                     let (stream, flush) = WriteCoalescer::new(stream, WRITE_STALL_MAX, frames);
-                    let connection = builder.serve_connection(TokioIo::new(stream), answer).into_owned();
+                    let connection =
+                        builder.serve_connection(TokioIo::new(stream), answer).into_owned();
                     let ended = flush.drive(watcher.watch(connection)).await;
                     ended.unwrap_or_else(|| Err("the client reads nothing".into()))
                 }
@@ -300,7 +310,10 @@ where
             // A handler that answers while the body still arrives keeps a guard of its own.
             parts.extensions.insert(http1.header_timeout.clone());
         }
-        let answer = tower::ServiceExt::oneshot(self.service.clone(), http::Request::from_parts(parts, body));
+        let answer = tower::ServiceExt::oneshot(
+            self.service.clone(),
+            http::Request::from_parts(parts, body),
+        );
         async move {
             let mut response = answer.await;
             if let Ok(response) = &mut response {
@@ -378,7 +391,10 @@ impl AcceptFailures {
     }
 }
 
-fn connection_builder(version: HttpVersion, limits: ConnectionLimits) -> auto::Builder<TokioExecutor> {
+fn connection_builder(
+    version: HttpVersion,
+    limits: ConnectionLimits,
+) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()

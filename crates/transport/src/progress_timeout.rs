@@ -89,7 +89,11 @@ mod tests {
     const LONG: Duration = Duration::from_secs(600);
 
     fn run<T>(future: impl Future<Output = T>) -> T {
-        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+        tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap()
+            .block_on(future)
     }
 
     #[test]
@@ -108,8 +112,10 @@ mod tests {
         run(async {
             loop {
                 timeout.record_progress();
-                let piece =
-                    tokio::time::timeout(SHORT / 4, std::future::poll_fn(|cx| timeout.poll_elapsed(cx)));
+                let piece = tokio::time::timeout(
+                    SHORT / 4,
+                    std::future::poll_fn(|cx| timeout.poll_elapsed(cx)),
+                );
                 if piece.await.is_ok() {
                     return;
                 }

@@ -31,7 +31,8 @@ pub struct ReceivePermits {
 impl ReceivePermits {
     /// Creates the permits of a server that answers `requests_max` requests at once.
     pub fn new(requests_max: usize, metrics: Arc<Metrics>) -> ReceivePermits {
-        let max = requests_max.saturating_mul(RECEIVING_PER_ANSWERED_MAX).min(Semaphore::MAX_PERMITS);
+        let max =
+            requests_max.saturating_mul(RECEIVING_PER_ANSWERED_MAX).min(Semaphore::MAX_PERMITS);
         ReceivePermits { permits: Arc::new(Semaphore::new(max)), max, metrics }
     }
 

@@ -22,7 +22,13 @@ pub struct Reply {
 impl Reply {
     /// Creates a reply with status 200.
     pub fn body(content_type: &'static str, body: impl Into<Bytes>) -> Reply {
-        Reply { status: StatusCode::OK, content_type, body: body.into(), headers: Vec::new(), counted: None }
+        Reply {
+            status: StatusCode::OK,
+            content_type,
+            body: body.into(),
+            headers: Vec::new(),
+            counted: None,
+        }
     }
 
     /// Creates a reply of JSON with status 200.
@@ -43,11 +49,12 @@ impl Reply {
     /// Creates a reply of JSON with the status of `error`, and with `retry-after` if the error has
     /// advice.
     pub fn error_with_body(error: &Error, json: impl Into<Bytes>) -> Reply {
-        let status =
-            StatusCode::from_u16(error.kind().http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let status = StatusCode::from_u16(error.kind().http_status())
+            .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut reply = Reply::json(json).with_status(status);
         if let Some(after) = error.retry_after() {
-            reply = reply.with_header(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+            reply =
+                reply.with_header(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
         }
         if status == StatusCode::PAYLOAD_TOO_LARGE {
             // The rest of the body was not read, so the connection cannot be used again.
@@ -74,9 +81,14 @@ impl Reply {
     }
 
     /// Ties the reserved bytes of the body to it.
-    pub fn with_reservation(mut self, resources: &RequestResources, reservation: Reservation) -> Reply {
+    pub fn with_reservation(
+        mut self,
+        resources: &RequestResources,
+        reservation: Reservation,
+    ) -> Reply {
         if reservation.bytes() > 0 {
-            self.counted = Some(ResponseBody::new(resources, std::mem::take(&mut self.body), reservation));
+            self.counted =
+                Some(ResponseBody::new(resources, std::mem::take(&mut self.body), reservation));
         }
         self
     }
@@ -93,7 +105,9 @@ impl IntoResponse for Reply {
             }
         };
         *response.status_mut() = self.status;
-        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(self.content_type));
+        response
+            .headers_mut()
+            .insert(header::CONTENT_TYPE, HeaderValue::from_static(self.content_type));
         for (name, value) in self.headers {
             response.headers_mut().insert(name, value);
         }

@@ -48,7 +48,10 @@ impl RequestBody {
     /// Wraps the body of a request. `headers` are those of an HTTP/1.1 request, whose unread body
     /// must be reclaimed unless it is empty. They are `None` for HTTP/2, which has a stream for
     /// each request.
-    pub(crate) fn new(incoming: Incoming, headers: Option<&HeaderMap>) -> (RequestBody, Option<BodyReclaim>) {
+    pub(crate) fn new(
+        incoming: Incoming,
+        headers: Option<&HeaderMap>,
+    ) -> (RequestBody, Option<BodyReclaim>) {
         let headers = headers.filter(|_| !incoming.is_end_stream());
         let reclaim = headers.map(|headers| BodyReclaim {
             slot: ReturnSlot::default(),
@@ -61,7 +64,9 @@ impl RequestBody {
 
 impl Drop for RequestBody {
     fn drop(&mut self) {
-        if let (Some(slot), Some(incoming), false) = (&self.unread, self.incoming.take(), self.ended) {
+        if let (Some(slot), Some(incoming), false) =
+            (&self.unread, self.incoming.take(), self.ended)
+        {
             *slot.lock().unwrap_or_else(PoisonError::into_inner) =
                 Some(UnreadBody { incoming, begun: self.begun });
         }

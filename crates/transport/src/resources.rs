@@ -56,7 +56,11 @@ pub struct RequestResources {
 
 impl RequestResources {
     /// Creates the resources; requests in flight may hold `memory_bytes` bytes.
-    pub fn new(limits: RequestLimits, memory_bytes: u64, metrics: Arc<Metrics>) -> RequestResources {
+    pub fn new(
+        limits: RequestLimits,
+        memory_bytes: u64,
+        metrics: Arc<Metrics>,
+    ) -> RequestResources {
         RequestResources {
             limits,
             memory: ByteBudget::new(memory_bytes, metrics.clone()),
@@ -122,7 +126,8 @@ impl RequestResources {
         // An HTTP/1.1 connection has one request at a time, so the number of connections bounds
         // these bodies.
         let accounting = BodyAccounting { reservation: self.memory.empty(), receive_permits: None };
-        let body = body_reader::read(body, announced, self.body_limits(bytes_max, 0), accounting).await?;
+        let body =
+            body_reader::read(body, announced, self.body_limits(bytes_max, 0), accounting).await?;
         let Some(coding) = coding else { return Ok(body) };
         let reservation = self.memory.empty();
         let decompress = move || decompress::decompress(coding, &body, bytes_max, reservation);
@@ -134,7 +139,11 @@ impl RequestResources {
     ///
     /// # Errors
     /// Those of [`RequestResources::read_body`] and of the budget.
-    pub async fn read_json_body(&self, headers: &HeaderMap, body: axum::body::Body) -> Result<Bytes> {
+    pub async fn read_json_body(
+        &self,
+        headers: &HeaderMap,
+        body: axum::body::Body,
+    ) -> Result<Bytes> {
         let body = self.read_body(headers, body).await?;
         if body.len() as u64 <= FREE_BYTES_MAX {
             return Ok(body);
@@ -158,8 +167,9 @@ impl RequestResources {
     {
         let large = body.len() > INLINE_BYTES_MAX;
         let parse = move || {
-            serde_json::from_slice(&body)
-                .map_err(|error| Error::invalid(format!("the body is not the expected JSON: {error}")))
+            serde_json::from_slice(&body).map_err(|error| {
+                Error::invalid(format!("the body is not the expected JSON: {error}"))
+            })
         };
         self.codec.run_if(large, CodecStep::Decode, parse).await
     }

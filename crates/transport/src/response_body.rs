@@ -53,7 +53,11 @@ struct UnsentBytes {
 
 impl ResponseBody {
     /// Creates a body of `bytes`, for which `reservation` has reserved at least their length.
-    pub fn new(resources: &RequestResources, bytes: Bytes, mut reservation: Reservation) -> ResponseBody {
+    pub fn new(
+        resources: &RequestResources,
+        bytes: Bytes,
+        mut reservation: Reservation,
+    ) -> ResponseBody {
         reservation.shrink_to(bytes.len() as u64);
         let bytes = reservation.attach(bytes);
         if bytes.len() <= WHOLE_BYTES_MAX {
@@ -74,7 +78,8 @@ impl ResponseBody {
                 }
             }
         });
-        let large = LargeBody { unsent, budget: resources.memory.clone(), check: check.abort_handle() };
+        let large =
+            LargeBody { unsent, budget: resources.memory.clone(), check: check.abort_handle() };
         ResponseBody { whole: None, large: Some(large) }
     }
 
@@ -110,8 +115,9 @@ impl ResponseBody {
 
     /// Returns the number of unsent bytes.
     fn bytes_left(&self) -> usize {
-        let large =
-            || self.large.as_ref().and_then(|large| lock(&large.unsent).bytes.as_ref().map(Bytes::len));
+        let large = || {
+            self.large.as_ref().and_then(|large| lock(&large.unsent).bytes.as_ref().map(Bytes::len))
+        };
         self.whole.as_ref().map(Bytes::len).or_else(large).unwrap_or(0)
     }
 }
@@ -170,7 +176,8 @@ pub async fn count_body(
     let (head, body) = response.into_parts();
     // The body is one piece in memory, so this neither waits nor copies.
     let body = axum::body::to_bytes(body, usize::MAX).await;
-    let body = body.map_err(|error| base::Error::internal(format!("an answer cannot be read: {error}")))?;
+    let body =
+        body.map_err(|error| base::Error::internal(format!("an answer cannot be read: {error}")))?;
     let body = ResponseBody::new(resources, body, reservation);
     Ok(Response::from_parts(head, axum::body::Body::new(body)))
 }

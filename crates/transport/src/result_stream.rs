@@ -59,7 +59,11 @@ pub fn result_channel(stop: Arc<AtomicBool>) -> (ResultWriter, ResultStream) {
     bounded(stop, RESULTS_BYTES_MAX, RESULTS_STALL_MAX)
 }
 
-fn bounded(stop: Arc<AtomicBool>, bytes_max: usize, stall: Duration) -> (ResultWriter, ResultStream) {
+fn bounded(
+    stop: Arc<AtomicBool>,
+    bytes_max: usize,
+    stall: Duration,
+) -> (ResultWriter, ResultStream) {
     let state = Mutex::default();
     let shared = Arc::new(ResultChannel { state, room: Condvar::new(), stop, bytes_max, stall });
     (ResultWriter(shared.clone()), ResultStream(shared))
@@ -77,8 +81,11 @@ impl ResultWriter {
         let mut state = self.0.lock();
         while !state.gone && state.bytes >= self.0.bytes_max {
             let before = state.bytes;
-            let (after, waited) =
-                self.0.room.wait_timeout(state, self.0.stall).unwrap_or_else(PoisonError::into_inner);
+            let (after, waited) = self
+                .0
+                .room
+                .wait_timeout(state, self.0.stall)
+                .unwrap_or_else(PoisonError::into_inner);
             state = after;
             if waited.timed_out() && state.bytes == before {
                 return Err(stalled(self.0.bytes_max, self.0.stall));

@@ -49,7 +49,11 @@ impl UploadLimits {
     /// # Errors
     /// `TooLarge` if the file and the form around it must be larger than the limit.
     pub fn check_announced(&self, length: u64) -> Result<()> {
-        if length > self.bytes_max.saturating_add(FORM_BYTES_MAX) { Err(self.too_large()) } else { Ok(()) }
+        if length > self.bytes_max.saturating_add(FORM_BYTES_MAX) {
+            Err(self.too_large())
+        } else {
+            Ok(())
+        }
     }
 
     fn too_large(&self) -> Error {
@@ -90,7 +94,9 @@ impl UploadPieces {
                 let piece = body.next().await.transpose();
                 piece.map_err(|error| Error::cancelled(format!("the upload broke off: {error}")))
             }
-            UploadPieces::Form(field, noun) => field.chunk().await.map_err(|error| form_error(&error, noun)),
+            UploadPieces::Form(field, noun) => {
+                field.chunk().await.map_err(|error| form_error(&error, noun))
+            }
             #[cfg(test)]
             UploadPieces::Test(pieces, stall) => match pieces.pop_front() {
                 Some(piece) => Ok(Some(piece.into())),
@@ -133,7 +139,11 @@ impl FormFile {
     /// # Errors
     /// `InvalidArgument` for a body that is no form, `TooLarge` for a form above the limit, and
     /// those of [`UploadPieces::next`].
-    pub async fn first(content_type: &str, body: Body, limits: UploadLimits) -> Result<Option<FormFile>> {
+    pub async fn first(
+        content_type: &str,
+        body: Body,
+        limits: UploadLimits,
+    ) -> Result<Option<FormFile>> {
         let failed = |error: multer::Error| form_error(&error, limits.noun);
         let boundary = multer::parse_boundary(content_type).map_err(failed)?;
         let size = SizeLimit::new().whole_stream(limits.bytes_max.saturating_add(FORM_BYTES_MAX));
@@ -147,7 +157,9 @@ impl FormFile {
             }
             return Ok(Some(FormFile {
                 file_name: field.file_name().map(short_file_name).filter(|name| !name.is_empty()),
-                media_type: field.content_type().map(|media| media.essence_str().to_ascii_lowercase()),
+                media_type: field
+                    .content_type()
+                    .map(|media| media.essence_str().to_ascii_lowercase()),
                 pieces: UploadPieces::Form(Box::new(field), limits.noun),
             }));
         }
@@ -158,10 +170,12 @@ impl FormFile {
 /// Turns an error of a form, or of the connection, into one for the client.
 fn form_error(error: &multer::Error, noun: &str) -> Error {
     match error {
-        multer::Error::StreamReadFailed(error) => Error::cancelled(format!("the upload broke off: {error}")),
-        multer::Error::StreamSizeExceeded { limit } => {
-            Error::too_large(format!("the form has more than {limit} bytes; send the {noun} in parts"))
+        multer::Error::StreamReadFailed(error) => {
+            Error::cancelled(format!("the upload broke off: {error}"))
         }
+        multer::Error::StreamSizeExceeded { limit } => Error::too_large(format!(
+            "the form has more than {limit} bytes; send the {noun} in parts"
+        )),
         error => Error::invalid(format!("the form cannot be read: {error}")),
     }
 }
@@ -218,11 +232,14 @@ impl UploadFailure {
 }
 
 /// Creates both ends of an upload, and the reason for its early end. The reader holds `permit`.
-pub fn upload_channel(permit: Option<Arc<UploadPermit>>) -> (UploadSender, UploadReader, UploadFailure) {
+pub fn upload_channel(
+    permit: Option<Arc<UploadPermit>>,
+) -> (UploadSender, UploadReader, UploadFailure) {
     let (to, pieces) = mpsc::channel(PIECES_WAITING_MAX);
     let failure = UploadFailure::default();
     let sender = UploadSender { to, failure: failure.clone() };
-    let reader = UploadReader { pieces, current: Bytes::new(), failure: failure.clone(), _permit: permit };
+    let reader =
+        UploadReader { pieces, current: Bytes::new(), failure: failure.clone(), _permit: permit };
     (sender, reader, failure)
 }
 
@@ -263,7 +280,9 @@ impl Read for UploadReader {
         while self.current.is_empty() {
             match self.pieces.blocking_recv() {
                 Some(piece) => self.current = piece,
-                None => return self.failure.get().map_or(Ok(0), |error| Err(io::Error::other(error))),
+                None => {
+                    return self.failure.get().map_or(Ok(0), |error| Err(io::Error::other(error)));
+                }
             }
         }
         let count = self.current.len().min(buffer.len());
@@ -276,11 +295,18 @@ impl Read for UploadReader {
 mod tests {
     use super::*;
 
-    const LIMITS: UploadLimits =
-        UploadLimits { noun: "recording", bytes_max: 1000, piece_timeout: Duration::from_millis(50) };
+    const LIMITS: UploadLimits = UploadLimits {
+        noun: "recording",
+        bytes_max: 1000,
+        piece_timeout: Duration::from_millis(50),
+    };
 
     /// Sends `pieces`, then the end or, with `stall`, silence. Reads on a thread of its own.
-    fn through(pieces: Vec<Vec<u8>>, stall: bool, limits: UploadLimits) -> (Vec<u8>, Option<Error>) {
+    fn through(
+        pieces: Vec<Vec<u8>>,
+        stall: bool,
+        limits: UploadLimits,
+    ) -> (Vec<u8>, Option<Error>) {
         let (sender, mut reader, failure) = upload_channel(None);
         let thread = std::thread::spawn(move || {
             let mut all = Vec::new();
@@ -313,7 +339,8 @@ mod tests {
         let (sender, reader, failure) = upload_channel(None);
         drop(reader);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(sender.feed(UploadPieces::Test(vec![vec![0; 100]; 5].into(), false), LIMITS));
+        runtime
+            .block_on(sender.feed(UploadPieces::Test(vec![vec![0; 100]; 5].into(), false), LIMITS));
         assert!(failure.get().is_none());
     }
 }

@@ -83,7 +83,11 @@ impl PendingWrites {
         });
     }
 
-    fn poll_write(&mut self, cx: &mut Context<'_>, pieces: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
         if self.buffer.len() + bytes <= COALESCED_BYTES_MAX {
             if self.buffer.capacity() == 0 {
@@ -155,7 +159,11 @@ pub(crate) struct WriteCoalescer {
 impl WriteCoalescer {
     /// Splits `stream`. The returned [`Flush`] must drive the connection that uses the stream. A
     /// write may wait for `stall`. Reads fail once `frames` has seen too many control frames.
-    pub(crate) fn new(stream: TcpStream, stall: Duration, frames: FrameCounter) -> (WriteCoalescer, Flush) {
+    pub(crate) fn new(
+        stream: TcpStream,
+        stall: Duration,
+        frames: FrameCounter,
+    ) -> (WriteCoalescer, Flush) {
         let (incoming, socket) = stream.into_split();
         let progress = ProgressTimeout::between_pieces(stall);
         let pending = PendingWrites { socket, buffer: Vec::new(), written: 0, progress };
@@ -258,7 +266,8 @@ impl AsyncRead for WriteCoalescer {
             }
             ready!(polled)?;
             self.count(landed.filled())?;
-            let (now, later) = landed.filled().split_at(landed.filled().len().min(buffer.remaining()));
+            let (now, later) =
+                landed.filled().split_at(landed.filled().len().min(buffer.remaining()));
             buffer.put_slice(now);
             self.surplus.extend_from_slice(later);
             Poll::Ready(Ok(()))
@@ -267,7 +276,11 @@ impl AsyncRead for WriteCoalescer {
 }
 
 impl AsyncWrite for WriteCoalescer {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.poll_write_vectored(cx, &[io::IoSlice::new(bytes)])
     }
 
@@ -432,7 +445,8 @@ mod tests {
             stream.incoming.readable().await.unwrap();
             let mut next = [0; 4];
             let mut buffer = ReadBuf::new(&mut next);
-            let first = poll_fn(|cx| Poll::Ready(Pin::new(&mut stream).poll_read(cx, &mut buffer))).await;
+            let first =
+                poll_fn(|cx| Poll::Ready(Pin::new(&mut stream).poll_read(cx, &mut buffer))).await;
             assert!(first.is_pending(), "it must yield although bytes have arrived");
             stream.read_exact(&mut next).await.unwrap();
             assert_eq!(&next, b"next");

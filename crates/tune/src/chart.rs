@@ -1,4 +1,5 @@
-//! A throughput-latency chart as SVG: answers a second to the right, the 99th percentile upwards in powers of ten.
+//! A throughput-latency chart as SVG: answers a second to the right, the 99th percentile upwards in
+//! powers of ten.
 
 use std::fmt::Write;
 
@@ -106,7 +107,12 @@ pub(super) fn chart(lines: &[ChartLine<'_>], target_ms: f64) -> String {
         let steps: Vec<&ClientStep> = line.steps.iter().filter(|step| step.qps > 0.0).collect();
         let at = |step: &&ClientStep| format!("{:.1},{:.1}", axes.x(step.qps), axes.y(step.p99_ms));
         let points: Vec<String> = steps.iter().map(at).collect();
-        let _ = write!(svg, "<polyline class=\"line {}\" points=\"{}\"/>", line.class, points.join(" "));
+        let _ = write!(
+            svg,
+            "<polyline class=\"line {}\" points=\"{}\"/>",
+            line.class,
+            points.join(" ")
+        );
         for step in steps {
             let _ = write!(
                 svg,
@@ -137,7 +143,11 @@ pub(super) fn chart(lines: &[ChartLine<'_>], target_ms: f64) -> String {
 /// 1, 2 or 5 times a power of ten, at least `step`.
 fn nice(step: f64) -> f64 {
     let power = 10f64.powf(step.max(1.0).log10().floor());
-    [1.0, 2.0, 5.0, 10.0].map(|factor| factor * power).into_iter().find(|&nice| nice >= step).unwrap_or(step)
+    [1.0, 2.0, 5.0, 10.0]
+        .map(|factor| factor * power)
+        .into_iter()
+        .find(|&nice| nice >= step)
+        .unwrap_or(step)
 }
 
 #[cfg(test)]
@@ -151,7 +161,9 @@ mod tests {
         let lines = [ChartLine { class: "s0", name: "<a>", steps: &steps }];
         let axes = ChartAxes::new(&lines, 20.0);
         assert_eq!((axes.low, axes.high), (1.0, 2.0));
-        assert!((axes.y(10.0) - (HEIGHT - BOTTOM)).abs() < 1e-9 && (axes.y(100.0) - TOP).abs() < 1e-9);
+        assert!(
+            (axes.y(10.0) - (HEIGHT - BOTTOM)).abs() < 1e-9 && (axes.y(100.0) - TOP).abs() < 1e-9
+        );
         assert!(axes.x(2000.0) < WIDTH - RIGHT);
         let svg = chart(&lines, 20.0);
         assert_eq!(svg.matches("<circle").count(), 2, "what was not answered has no place");

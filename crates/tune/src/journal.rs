@@ -1,8 +1,9 @@
 //! Everything that was measured, in a file as it comes: what makes a search resumable.
 //!
-//! The search is a function of what it measures and of nothing else. So a resumed search simply runs again from its
-//! start and is given from the journal what it had measured before it was interrupted; from there on it measures.
-//! It takes the same decisions, spends the same budget and ends where it would have ended.
+//! The search is a function of what it measures and of nothing else. So a resumed search simply
+//! runs again from its start and is given from the journal what it had measured before it was
+//! interrupted; from there on it measures. It takes the same decisions, spends the same budget and
+//! ends where it would have ended.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -53,8 +54,8 @@ pub(super) struct Slice {
 }
 
 impl Slice {
-    /// To a thousandth of each unit. Such figures come back from the file as exactly what they were, which all the
-    /// digits of a double would not.
+    /// To a thousandth of each unit. Such figures come back from the file as exactly what they
+    /// were, which all the digits of a double would not.
     fn rounded(self) -> Slice {
         let round = |value: f64| (value * 1e3).round() / 1e3;
         Slice {
@@ -111,8 +112,9 @@ impl<'m> Journal<'m> {
         Journal { measurer, known, file, spent: 0.0 }
     }
 
-    /// The journal at `path` of the search that `search` describes: continued where it is there and fits, else a
-    /// new one. What cannot be used is kept beside it under a name with `.old`. `tell` is told which.
+    /// The journal at `path` of the search that `search` describes: continued where it is there and
+    /// fits, else a new one. What cannot be used is kept beside it under a name with `.old`. `tell`
+    /// is told which.
     ///
     /// # Errors
     /// When the file cannot be read or written.
@@ -125,11 +127,13 @@ impl<'m> Journal<'m> {
     ) -> Result<Journal<'m>> {
         let header = JournalHeader { millpond_tune: FORMAT, search };
         let known = if fresh { None } else { read(path, &header, tell)? };
-        let header = serde_json::to_string(&header).map_err(|e| Error::internal(format!("state: {e}")))?;
+        let header =
+            serde_json::to_string(&header).map_err(|e| Error::internal(format!("state: {e}")))?;
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, &e))?;
         }
-        // Written anew even where it is continued: a line that was cut short by the interruption goes.
+        // Written anew even where it is continued: a line that was cut short by the interruption
+        // goes.
         let mut text = header + "\n";
         for (ask, slice) in known.iter().flatten() {
             text += &line(ask, slice)?;
@@ -137,7 +141,8 @@ impl<'m> Journal<'m> {
         let part = path.with_extension("part");
         std::fs::write(&part, text).map_err(|e| Error::io(&part, &e))?;
         std::fs::rename(&part, path).map_err(|e| Error::io(path, &e))?;
-        let file = std::fs::OpenOptions::new().append(true).open(path).map_err(|e| Error::io(path, &e))?;
+        let file =
+            std::fs::OpenOptions::new().append(true).open(path).map_err(|e| Error::io(path, &e))?;
         let known = known.unwrap_or_default();
         if !known.is_empty() {
             tell(&format!("resuming: {} measurements from {}", known.len(), path.display()));
@@ -160,7 +165,8 @@ impl<'m> Journal<'m> {
             None => {
                 let slice = self.measurer.measure(&ask)?.rounded();
                 if let Some((path, file)) = &mut self.file {
-                    file.write_all(line(&ask, &slice)?.as_bytes()).map_err(|e| Error::io(&*path, &e))?;
+                    file.write_all(line(&ask, &slice)?.as_bytes())
+                        .map_err(|e| Error::io(&*path, &e))?;
                 }
                 slice
             }
@@ -216,15 +222,19 @@ fn parse(bytes: &[u8], header: &JournalHeader) -> Result<HashMap<SliceKey, Slice
         .next()
         .and_then(|first| serde_json::from_str(first).ok())
         .filter(|first: &JournalHeader| first.millpond_tune == FORMAT)
-        .ok_or_else(|| "it does not begin as a state of this version's `millpond tune` does".to_owned())?;
+        .ok_or_else(|| {
+            "it does not begin as a state of this version's `millpond tune` does".to_owned()
+        })?;
     if first.search != header.search {
-        return Err("it is of another search (model, version, machine, target, time or requests)".into());
+        return Err(
+            "it is of another search (model, version, machine, target, time or requests)".into()
+        );
     }
     lines
         .enumerate()
         .map(|(index, line)| {
-            let JournalLine { ask, slice } =
-                serde_json::from_str(line).map_err(|error| format!("line {}: {error}", index + 2))?;
+            let JournalLine { ask, slice } = serde_json::from_str(line)
+                .map_err(|error| format!("line {}: {error}", index + 2))?;
             Ok((ask, slice))
         })
         .collect()
@@ -267,14 +277,18 @@ mod tests {
         SliceKey { stage: "s".into(), pass: 0, point: TunePoint::sync(1, 1), clients, millis: 5 }
     }
 
-    /// Opens the journal at `path`, asks for `clients`, and gives what was told, measured and spent.
+    /// Opens the journal at `path`, asks for `clients`, and gives what was told, measured and
+    /// spent.
     fn session(path: &Path, search: &str, clients: &[usize]) -> (Vec<String>, usize, f64) {
         let told = RefCell::new(Vec::new());
         let tell = |text: &str| told.borrow_mut().push(text.to_owned());
         let mut counter = Counter::default();
         let mut journal = Journal::open(&mut counter, path, json!(search), false, &tell).unwrap();
         clients.iter().for_each(|&clients| {
-            assert_eq!(journal.ask(ask(clients)).unwrap().qps, (clients as f64 * 1e3 / 3.0).round() / 1e3);
+            assert_eq!(
+                journal.ask(ask(clients)).unwrap().qps,
+                (clients as f64 * 1e3 / 3.0).round() / 1e3
+            );
         });
         let spent = journal.spent();
         drop(journal);

@@ -1,8 +1,10 @@
-//! `tune`: finds the configuration with which a model serves the most on this machine within a latency target.
+//! `tune`: finds the configuration with which a model serves the most on this machine within a
+//! latency target.
 //!
-//! [`space`] says what can be chosen, [`search`] decides what to measure, [`probe`] and [`score`] how measurements
-//! are made and compared, [`measure`] makes them, [`journal`] remembers them, and [`write`] and [`report`] say what
-//! came of it. Everything but [`measure`] is a function of measurements and is tested against made-up ones.
+//! [`space`] says what can be chosen, [`search`] decides what to measure, [`probe`] and [`score`]
+//! how measurements are made and compared, [`measure`] makes them, [`journal`] remembers them, and
+//! [`write`] and [`report`] say what came of it. Everything but [`measure`] is a function of
+//! measurements and is tested against made-up ones.
 
 mod chart;
 mod journal;
@@ -46,13 +48,14 @@ const SEED: u64 = 1;
 
 /// Find the configuration with the highest throughput within a latency target, and write it.
 ///
-/// Starts a server of its own on this machine, sends requests from growing numbers of clients, and searches
-/// workers, batch size, max-queue-delay and threads inside a run: all of them briefly, the better half for twice as long, and
-/// so on. What it finds is written to the model's own millpond.toml; a server that serves the model applies it without
-/// a reload, except for threads inside a run.
+/// Starts a server of its own on this machine, sends requests from growing numbers of clients, and
+/// searches workers, batch size, max-queue-delay and threads inside a run: all of them briefly, the
+/// better half for twice as long, and so on. What it finds is written to the model's own
+/// millpond.toml; a server that serves the model applies it without a reload, except for threads
+/// inside a run.
 ///
-/// Ctrl-C stops the search and keeps what was measured: the same command goes on from there. Nothing else should run
-/// on the machine meanwhile.
+/// Ctrl-C stops the search and keeps what was measured: the same command goes on from there.
+/// Nothing else should run on the machine meanwhile.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -101,7 +104,8 @@ pub struct TuneArgs {
     /// Start anew although an interrupted search could be resumed
     #[arg(long)]
     pub fresh: bool,
-    /// Afterwards measure every configuration, which takes minutes, and say how near to the best the search came
+    /// Afterwards measure every configuration, which takes minutes, and say how near to the best
+    /// the search came
     #[arg(long)]
     pub full_grid: bool,
 }
@@ -109,8 +113,8 @@ pub struct TuneArgs {
 /// Runs `tune`.
 ///
 /// # Errors
-/// `InvalidArgument` for arguments that make no search; `Cancelled` when interrupted, with how to go on;
-/// `Unavailable` when the model cannot be served; when a file cannot be written.
+/// `InvalidArgument` for arguments that make no search; `Cancelled` when interrupted, with how to
+/// go on; `Unavailable` when the model cannot be served; when a file cannot be written.
 pub fn run(args: &TuneArgs, env: &BenchEnv) -> Result<()> {
     check(args)?;
     handle_interrupts();
@@ -135,7 +139,8 @@ pub fn run(args: &TuneArgs, env: &BenchEnv) -> Result<()> {
 
     let state = args.state.clone().unwrap_or_else(|| state_path(env, &subject, &search));
     let progress = StepProgress::new(args.time.as_secs());
-    let journal = Journal::open(&mut servers, &state, search, args.fresh, &|text| progress.line(text))?;
+    let journal =
+        Journal::open(&mut servers, &state, search, args.fresh, &|text| progress.line(text))?;
     let (found, full, journal) =
         searched(args, &grid, journal, &progress).map_err(|error| resumable(error, &state))?;
     drop(progress);
@@ -237,7 +242,8 @@ fn identity(
 fn state_path(env: &BenchEnv, subject: &TuneSubject, search: &serde_json::Value) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     search.to_string().hash(&mut hasher);
-    let name: String = subject.name.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
+    let name: String =
+        subject.name.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
     env.cache_dir.join("tune").join(format!("{name}-{:016x}.jsonl", hasher.finish()))
 }
 
@@ -330,16 +336,27 @@ mod tests {
 
     #[test]
     fn the_command_can_be_typed_again() {
-        let given = args(&["my model", "--target-p99", "2500us", "--dims", "x=1x3", "--time", "1m"]);
-        assert_eq!(command(&given), "millpond tune 'my model' --target-p99 2.5ms --time 60s --dims x=1x3");
+        let given =
+            args(&["my model", "--target-p99", "2500us", "--dims", "x=1x3", "--time", "1m"]);
+        assert_eq!(
+            command(&given),
+            "millpond tune 'my model' --target-p99 2.5ms --time 60s --dims x=1x3"
+        );
         assert_eq!(quoted("it's"), r"'it'\''s'");
     }
 
     #[test]
     fn arguments_that_make_no_search_are_refused() {
         check(&args(&["m"])).unwrap();
-        assert!(check(&args(&["m", "--target-p99", "0"])).unwrap_err().message().contains("--target-p99"));
-        assert!(check(&args(&["m", "--time", "1s"])).unwrap_err().message().contains("at least 2 s"));
+        assert!(
+            check(&args(&["m", "--target-p99", "0"]))
+                .unwrap_err()
+                .message()
+                .contains("--target-p99")
+        );
+        assert!(
+            check(&args(&["m", "--time", "1s"])).unwrap_err().message().contains("at least 2 s")
+        );
         assert!(args(&["m", "--write", "--no-write"]).no_write);
     }
 

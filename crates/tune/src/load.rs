@@ -1,5 +1,5 @@
-//! `bench load`: drives any server that speaks one of the protocols, so that others can be measured with the same
-//! client.
+//! `bench load`: drives any server that speaks one of the protocols, so that others can be measured
+//! with the same client.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,15 +28,17 @@ const REQUESTS: u64 = 64;
 const REASONS_SHOWN: usize = 4;
 /// Bytes of one generated request at most.
 const REQUEST_BYTES_MAX: usize = 256 << 20;
-/// Generated integers are below this unless --index-max says otherwise: small enough for any embedding table.
+/// Generated integers are below this unless --index-max says otherwise: small enough for any
+/// embedding table.
 const INDEX_MAX: u64 = 2;
 
-/// Measure a server from outside: requests a second and latency from the moment each request was due.
+/// Measure a server from outside: requests a second and latency from the moment each request was
+/// due.
 ///
-/// With --rate the loop is open: requests are sent on schedule whatever the server does, so a stall shows as the
-/// latency of every request that fell into it. With --clients it is closed: each client waits for its answer, and
-/// the figure of interest is how many answers a second come. Requests are made up from the model's own metadata
-/// unless --request gives one.
+/// With --rate the loop is open: requests are sent on schedule whatever the server does, so a stall
+/// shows as the latency of every request that fell into it. With --clients it is closed: each
+/// client waits for its answer, and the figure of interest is how many answers a second come.
+/// Requests are made up from the model's own metadata unless --request gives one.
 #[derive(Args, Clone, Debug)]
 #[command(group = clap::ArgGroup::new("pace").required(true).args(["rate", "clients"]))]
 pub struct BenchLoadArgs {
@@ -67,13 +69,15 @@ pub struct BenchLoadArgs {
     /// Size of the first axis where the model leaves it open
     #[arg(long, default_value_t = 1)]
     pub batch: usize,
-    /// Size of every other axis that the model leaves open, or of one input's shape: SIZE or NAME=4,3,224,224
+    /// Size of every other axis that the model leaves open, or of one input's shape: SIZE or
+    /// NAME=4,3,224,224
     #[arg(long, value_name = "SIZE|NAME=SHAPE")]
     pub dims: Vec<String>,
     /// Integers in generated requests are below this
     #[arg(long, default_value_t = INDEX_MAX)]
     pub index_max: u64,
-    /// Send this request instead of generated ones: {"inputs": [{"name", "datatype", "shape", "data"}]}
+    /// Send this request instead of generated ones: {"inputs": [{"name", "datatype", "shape",
+    /// "data"}]}
     #[arg(long, value_name = "FILE")]
     pub request: Option<PathBuf>,
     /// Connections [default: 8 for --rate, one a client for --clients]
@@ -88,7 +92,8 @@ pub struct BenchLoadArgs {
     /// How long to wait for the last answers; those still missing then count as failed
     #[arg(long, default_value = "20s", value_parser = units::parse_duration)]
     pub drain: Duration,
-    /// Process of the server on this machine, for its CPU time a request (may be given several times)
+    /// Process of the server on this machine, for its CPU time a request (may be given several
+    /// times)
     #[arg(long)]
     pub pid: Vec<u32>,
     /// Seed of generated requests and Poisson gaps
@@ -133,8 +138,8 @@ impl Judge for StatusOnly {
 /// Runs `bench load`.
 ///
 /// # Errors
-/// When the server cannot be reached, the arguments make no request, every request failed, or a file cannot be
-/// written.
+/// When the server cannot be reached, the arguments make no request, every request failed, or a
+/// file cannot be written.
 pub fn run(args: &BenchLoadArgs, _env: &BenchEnv) -> Result<()> {
     let endpoint = Endpoint::parse(&args.url)?;
     let door = ModelEndpoint { endpoint, api: args.api, model: args.model.clone() };
@@ -154,8 +159,13 @@ pub fn run(args: &BenchLoadArgs, _env: &BenchEnv) -> Result<()> {
 
     let watch = NoiseWatch::start();
     let judge: Arc<dyn Judge> = Arc::new(StatusOnly);
-    let measured =
-        measure(&plan, args.warm_up, &judge, &args.pid, Some(&StepProgress::new(plan.duration.as_secs())))?;
+    let measured = measure(
+        &plan,
+        args.warm_up,
+        &judge,
+        &args.pid,
+        Some(&StepProgress::new(plan.duration.as_secs())),
+    )?;
     let noise = watch.end();
     report(args, &measured, noise)
 }
@@ -262,7 +272,9 @@ impl Shapes {
         let mut shapes = Shapes { batch, other: 1, named: Vec::new() };
         for text in dims {
             let number = |text: &str| {
-                text.trim().parse().map_err(|_| Error::invalid(format!("--dims: \"{text}\" is no size")))
+                text.trim()
+                    .parse()
+                    .map_err(|_| Error::invalid(format!("--dims: \"{text}\" is no size")))
             };
             match text.split_once('=') {
                 None => shapes.other = number(text)?,
@@ -299,8 +311,10 @@ pub(crate) fn generate(
     random: &mut RandomSequence,
 ) -> Result<NamedTensor> {
     let shape = shapes.of(spec);
-    let count =
-        shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size)).unwrap_or(usize::MAX);
+    let count = shape
+        .iter()
+        .try_fold(1usize, |product, &size| product.checked_mul(size))
+        .unwrap_or(usize::MAX);
     if spec.dtype.bytes_for(count).unwrap_or(count) > REQUEST_BYTES_MAX {
         return Err(Error::too_large(format!(
             "input \"{}\" of shape {shape:?} is larger than 256 MiB",
@@ -319,13 +333,20 @@ pub(crate) fn generate(
 }
 
 /// Floats in -1 to 1, integers skewed below `index_max`, bits.
-fn element_bytes(dtype: DType, count: usize, index_max: u64, random: &mut RandomSequence) -> Result<Vec<u8>> {
+fn element_bytes(
+    dtype: DType,
+    count: usize,
+    index_max: u64,
+    random: &mut RandomSequence,
+) -> Result<Vec<u8>> {
     let mut float = || random.unit() * 2.0 - 1.0;
     Ok(match dtype {
         DType::F64 => (0..count).flat_map(|_| float().to_le_bytes()).collect(),
         DType::F32 => (0..count).flat_map(|_| (float() as f32).to_le_bytes()).collect(),
         DType::F16 => (0..count).flat_map(|_| half::f16::from_f64(float()).to_le_bytes()).collect(),
-        DType::BF16 => (0..count).flat_map(|_| half::bf16::from_f64(float()).to_le_bytes()).collect(),
+        DType::BF16 => {
+            (0..count).flat_map(|_| half::bf16::from_f64(float()).to_le_bytes()).collect()
+        }
         DType::Bool => (0..count).map(|_| (random.bits() & 1) as u8).collect(),
         integer => {
             let bytes = integer.bits().unwrap_or(0) / 8;
@@ -363,10 +384,12 @@ mod tests {
         let mut random = RandomSequence::new(1);
         let shapes = Shapes { batch: 5, other: 1, named: vec![] };
         for dtype in [DType::I64, DType::U8, DType::F16, DType::F32, DType::Bool, DType::String] {
-            let made = generate(&spec(dtype, vec![Dim::Dynamic(None)]), &shapes, 1000, &mut random).unwrap();
+            let made = generate(&spec(dtype, vec![Dim::Dynamic(None)]), &shapes, 1000, &mut random)
+                .unwrap();
             assert_eq!((made.tensor.dtype(), made.tensor.shape()), (dtype, [5].as_slice()));
         }
-        let made = generate(&spec(DType::I64, vec![Dim::Fixed(1000)]), &shapes, 10, &mut random).unwrap();
+        let made =
+            generate(&spec(DType::I64, vec![Dim::Fixed(1000)]), &shapes, 10, &mut random).unwrap();
         assert!(made.tensor.to_vec::<i64>().unwrap().iter().all(|value| (0..10).contains(value)));
         let huge = spec(DType::F32, vec![Dim::Fixed(1 << 40)]);
         assert!(generate(&huge, &shapes, 10, &mut random).is_err());

@@ -1,9 +1,11 @@
-//! Measuring points: a server of our own that serves the model, whose settings change from slice to slice.
+//! Measuring points: a server of our own that serves the model, whose settings change from slice to
+//! slice.
 //!
-//! Points that have the same number of threads inside a run share one loaded session: they are one model directory,
-//! whose settings become those of the point that is measured. So a point costs nothing beside the others, and none is
-//! faster only because its session lies better in memory. The server is as it is by default, with a worker a core; what
-//! a point says about threads is in its settings, exactly as it will be in the model's.
+//! Points that have the same number of threads inside a run share one loaded session: they are one
+//! model directory, whose settings become those of the point that is measured. So a point costs
+//! nothing beside the others, and none is faster only because its session lies better in memory.
+//! The server is as it is by default, with a worker a core; what a point says about threads is in
+//! its settings, exactly as it will be in the model's.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -26,7 +28,8 @@ use loadgen::settings;
 use loadgen::stats::Latencies;
 use loadgen::wire::{Api, ModelEndpoint};
 
-/// From the plan to its start: connections are made in this time, and a little longer for each client.
+/// From the plan to its start: connections are made in this time, and a little longer for each
+/// client.
 const LEAD_IN: Duration = Duration::from_millis(15);
 const LEAD_IN_PER_CLIENT: Duration = Duration::from_micros(300);
 /// Requests of this time are not counted.
@@ -177,7 +180,8 @@ impl<'a> Servers<'a> {
         if let Some(why) = self.refused.get(&point) {
             return Ok(Err(why.clone()));
         }
-        let server = self.running.as_ref().ok_or_else(|| Error::internal("no server was started"))?;
+        let server =
+            self.running.as_ref().ok_or_else(|| Error::internal("no server was started"))?;
         let served = match self.served.get_mut(&point.intra_op) {
             Some(Ok(served)) => served,
             Some(Err(why)) => return Ok(Err(why.clone())),
@@ -215,8 +219,9 @@ impl<'a> Servers<'a> {
             LoadLoop::Closed { clients },
             WARM_UP + time,
         );
-        plan.start =
-            Instant::now() + LEAD_IN + LEAD_IN_PER_CLIENT * u32::try_from(clients).unwrap_or(u32::MAX);
+        plan.start = Instant::now()
+            + LEAD_IN
+            + LEAD_IN_PER_CLIENT * u32::try_from(clients).unwrap_or(u32::MAX);
         plan.drain = DRAIN;
         let judge: Arc<dyn Judge> = Arc::new(StatusOnly);
         let sink: Arc<dyn SampleSink> = window.clone();
@@ -264,8 +269,8 @@ impl Judge for StatusOnly {
     }
 }
 
-/// Counts answers that came within a window, and the latency of requests that were due within it, however late
-/// they were answered: counted by their answers, the slowest would be missing.
+/// Counts answers that came within a window, and the latency of requests that were due within it,
+/// however late they were answered: counted by their answers, the slowest would be missing.
 struct ProbeWindow {
     from: Duration,
     to: Duration,
@@ -322,7 +327,10 @@ mod tests {
         let ms = Duration::from_millis;
         let window = ProbeWindow::new(ms(100), ms(200));
         let record = |due, latency, verdict| {
-            window.record(RequestSample { due: ms(due), latency: ms(latency), verdict, version: 0 }, None);
+            window.record(
+                RequestSample { due: ms(due), latency: ms(latency), verdict, version: 0 },
+                None,
+            );
         };
         record(50, 60, Judgement::Right);
         record(150, 20, Judgement::Right);

@@ -1,5 +1,5 @@
-//! The ways of measuring that the search is made of: climbing to the number of clients that suits a point, and
-//! measuring many points in turn.
+//! The ways of measuring that the search is made of: climbing to the number of clients that suits a
+//! point, and measuring many points in turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,7 +13,8 @@ use loadgen::random::RandomSequence;
 use loadgen::stats::{median, ratio};
 
 /// Numbers of clients that are tried.
-pub(super) const LADDER: [usize; 16] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
+pub(super) const LADDER: [usize; 16] =
+    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
 /// Twice as many clients must bring this much more, or there is no use in more.
 const GROWTH_MIN: f64 = 1.03;
 /// Points measured between two looks at the reference.
@@ -21,7 +22,8 @@ const BLOCK: usize = 8;
 
 /// A latency of so many times the target is far beyond it.
 const FAR: f64 = 4.0;
-/// A machine is not believed to drift by more than this factor within a sweep; what looks like it is noise.
+/// A machine is not believed to drift by more than this factor within a sweep; what looks like it
+/// is noise.
 const DRIFT_MAX: f64 = 2.0;
 
 /// What each point read.
@@ -33,8 +35,9 @@ struct ProbeBlock {
     looks: [f64; 2],
 }
 
-/// Sets the throughput of each block right for how fast the reference was meanwhile: the median of the looks before
-/// and after the block and those beside them, because a single look is as noisy as any other slice.
+/// Sets the throughput of each block right for how fast the reference was meanwhile: the median of
+/// the looks before and after the block and those beside them, because a single look is as noisy as
+/// any other slice.
 fn leveled(blocks: Vec<ProbeBlock>) -> Readings {
     let looks: Vec<[f64; 2]> = blocks.iter().map(|block| block.looks).collect();
     let overall = median(looks.iter().flatten().copied());
@@ -88,11 +91,17 @@ impl Prober<'_, '_> {
         time: Duration,
     ) -> Result<Slice> {
         (self.watch)(self.journal.spent(), &format!("{stage}: {point}, {clients} clients"));
-        self.journal.ask(SliceKey { stage: stage.into(), pass, point, clients, millis: millis(time) })
+        self.journal.ask(SliceKey {
+            stage: stage.into(),
+            pass,
+            point,
+            clients,
+            millis: millis(time),
+        })
     }
 
-    /// Measures `points` in turn at growing numbers of clients up to `most`, `passes` times; a point whose latency
-    /// is far beyond the target is not asked for more.
+    /// Measures `points` in turn at growing numbers of clients up to `most`, `passes` times; a
+    /// point whose latency is far beyond the target is not asked for more.
     pub(super) fn ladder(
         &mut self,
         stage: &str,
@@ -104,7 +113,8 @@ impl Prober<'_, '_> {
         let mut all = Readings::new();
         for pass in 0..passes {
             let mut out = BTreeSet::new();
-            for clients in LADDER.into_iter().filter(|&step| step <= most && step.is_power_of_two()) {
+            for clients in LADDER.into_iter().filter(|&step| step <= most && step.is_power_of_two())
+            {
                 for &point in points {
                     if out.contains(&point) || (clients > 1 && self.over()) {
                         continue;
@@ -121,8 +131,9 @@ impl Prober<'_, '_> {
         Ok(all)
     }
 
-    /// Measures `point` at `start` clients and from there with twice as many while that helps and stays within
-    /// the target, or with half as many until it is within the target; `steps` slices at most.
+    /// Measures `point` at `start` clients and from there with twice as many while that helps and
+    /// stays within the target, or with half as many until it is within the target; `steps` slices
+    /// at most.
     pub(super) fn climb(
         &mut self,
         stage: &str,
@@ -146,7 +157,9 @@ impl Prober<'_, '_> {
             }
             let grew = before.is_none_or(|before| qps >= before * GROWTH_MIN);
             let next = match up {
-                true if within && grew && !refused => LADDER.into_iter().find(|&step| step >= clients * 2),
+                true if within && grew && !refused => {
+                    LADDER.into_iter().find(|&step| step >= clients * 2)
+                }
                 false if !within && !refused && clients > 1 => Some(LADDER[rung_of(clients / 2)]),
                 _ => None,
             };
@@ -156,8 +169,9 @@ impl Prober<'_, '_> {
         Ok(readings)
     }
 
-    /// Climbs with every point once, in random order. As that takes long, the reference is measured between blocks
-    /// of points, and each block's throughput is scaled by what the machine did to the reference meanwhile.
+    /// Climbs with every point once, in random order. As that takes long, the reference is measured
+    /// between blocks of points, and each block's throughput is scaled by what the machine did to
+    /// the reference meanwhile.
     pub(super) fn sweep(
         &mut self,
         stage: &str,
@@ -189,9 +203,9 @@ impl Prober<'_, '_> {
         Ok(leveled(blocks))
     }
 
-    /// Measures every point at its numbers of clients, all of them in each of at most `passes` passes (A B C, then
-    /// C A B, ...), until `until_s` seconds are spent. A pass that the budget cuts short counts only where it is the
-    /// first.
+    /// Measures every point at its numbers of clients, all of them in each of at most `passes`
+    /// passes (A B C, then C A B, ...), until `until_s` seconds are spent. A pass that the budget
+    /// cuts short counts only where it is the first.
     pub(super) fn interleave(
         &mut self,
         stage: &str,
@@ -224,7 +238,8 @@ impl Prober<'_, '_> {
             if pass > 0 && self.over() && own.len() < points.iter().map(|(_, c)| c.len()).sum() {
                 break;
             }
-            own.into_iter().for_each(|(point, reading)| all.entry(point).or_default().push(reading));
+            own.into_iter()
+                .for_each(|(point, reading)| all.entry(point).or_default().push(reading));
         }
         level(&mut all);
         Ok(all)

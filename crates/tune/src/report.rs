@@ -103,7 +103,10 @@ pub(super) struct TuneReport<'a> {
 
 impl<'a> TuneSummary<'a> {
     fn rungs(&self) -> impl Iterator<Item = &'a Rung> {
-        self.found.rungs.iter().chain(self.grid.into_iter().flat_map(|grid| [&grid.sweep, &grid.duel]))
+        self.found
+            .rungs
+            .iter()
+            .chain(self.grid.into_iter().flat_map(|grid| [&grid.sweep, &grid.duel]))
     }
 
     /// The search's choice as it was measured last: beside the grid's best where there was a grid.
@@ -111,8 +114,8 @@ impl<'a> TuneSummary<'a> {
         self.grid.map_or(&self.found.best, |grid| &grid.found)
     }
 
-    /// The grid's best and the share of it that was found: of throughput where both are within the target; where
-    /// neither is, of latency.
+    /// The grid's best and the share of it that was found: of throughput where both are within the
+    /// target; where neither is, of latency.
     fn verdict(&self) -> Option<(&'a ScoredPoint, f64)> {
         let best = self.grid?.duel.points.first()?;
         let own = self.chosen();
@@ -177,8 +180,14 @@ impl<'a> TuneSummary<'a> {
             self.grid_points,
             self.found.seconds
         );
-        let mut table =
-            TextTable::new(&["configuration", "clients", "answers/s", "p50 ms", "p99 ms", "target"]);
+        let mut table = TextTable::new(&[
+            "configuration",
+            "clients",
+            "answers/s",
+            "p50 ms",
+            "p99 ms",
+            "target",
+        ]);
         let mut shown: Vec<&ScoredPoint> = self.found.finalists.iter().collect();
         if let Some(sync) = &self.found.baseline
             && shown.iter().all(|scored| scored.point != sync.point)
@@ -221,7 +230,12 @@ impl<'a> TuneSummary<'a> {
         self.headline(&mut page);
         page += "<ul class=\"legend\">";
         for line in &lines {
-            let _ = write!(page, "<li><span class=\"key {}\"></span>{}</li>", line.class, escape(&line.name));
+            let _ = write!(
+                page,
+                "<li><span class=\"key {}\"></span>{}</li>",
+                line.class,
+                escape(&line.name)
+            );
         }
         page += "</ul>\n";
         page += &chart(&lines_of(&lines), self.target_ms);
@@ -234,10 +248,15 @@ impl<'a> TuneSummary<'a> {
     fn lines(&self) -> Vec<NamedLine<'a>> {
         let finalists = self.found.finalists.iter();
         let sync = self.found.baseline.as_ref();
-        let rivals = finalists.filter(|scored| sync.is_none_or(|sync| sync.point != scored.point)).take(3);
+        let rivals =
+            finalists.filter(|scored| sync.is_none_or(|sync| sync.point != scored.point)).take(3);
         let mut lines: Vec<NamedLine<'a>> = rivals
             .zip(CLASSES)
-            .map(|(scored, class)| NamedLine { class, name: scored.point.to_string(), steps: &scored.steps })
+            .map(|(scored, class)| NamedLine {
+                class,
+                name: scored.point.to_string(),
+                steps: &scored.steps,
+            })
             .collect();
         if let Some(sync) = sync {
             let name = format!("{} (what a server does by default)", sync.point);
@@ -287,7 +306,8 @@ impl<'a> TuneSummary<'a> {
         ];
         *page += "<h2>How it was measured</h2>\n<table class=\"facts\">";
         for (name, value) in rows {
-            let _ = write!(page, "<tr><th scope=\"row\">{name}</th><td>{}</td></tr>", escape(&value));
+            let _ =
+                write!(page, "<tr><th scope=\"row\">{name}</th><td>{}</td></tr>", escape(&value));
         }
         let _ = write!(
             page,
@@ -342,7 +362,10 @@ struct NamedLine<'a> {
 }
 
 fn lines_of<'a>(named: &'a [NamedLine<'a>]) -> Vec<ChartLine<'a>> {
-    named.iter().map(|line| ChartLine { class: line.class, name: &line.name, steps: line.steps }).collect()
+    named
+        .iter()
+        .map(|line| ChartLine { class: line.class, name: &line.name, steps: line.steps })
+        .collect()
 }
 
 const STYLE: &str = include_str!("report.css");

@@ -45,7 +45,8 @@ pub(super) fn requests(
     }
     let named = dims(wishes)?;
     let filled = filled_by_server(wishes.settings);
-    let specs: Vec<&TensorSpec> = specs.iter().filter(|spec| !filled.contains(&spec.name)).collect();
+    let specs: Vec<&TensorSpec> =
+        specs.iter().filter(|spec| !filled.contains(&spec.name)).collect();
     let mut requests: Vec<Vec<NamedTensor>> = Vec::new();
     let mut bytes = 0;
     for index in 0..MADE_UP {
@@ -88,15 +89,21 @@ fn dims(wishes: &RequestSettings<'_>) -> Result<Vec<(String, Vec<Vec<usize>>)>> 
         let wanted = || Error::invalid(format!("--dims {text}: write INPUT=1x3x48x320"));
         let (name, sizes) = text.split_once('=').ok_or_else(wanted)?;
         let sizes = sizes.split(['x', ',']).map(|size| size.trim().parse::<usize>());
-        let shape: Vec<usize> = sizes.collect::<std::result::Result<_, _>>().map_err(|_| wanted())?;
+        let shape: Vec<usize> =
+            sizes.collect::<std::result::Result<_, _>>().map_err(|_| wanted())?;
         match named.iter_mut().find(|(own, _)| own == name) {
             Some((_, shapes)) => shapes.push(shape),
             None => named.push((name.to_owned(), vec![shape])),
         }
     }
-    let warm = wishes.settings.get("warmup").and_then(|warmup| warmup.get("dims")).and_then(|d| d.as_table());
+    let warm = wishes
+        .settings
+        .get("warmup")
+        .and_then(|warmup| warmup.get("dims"))
+        .and_then(|d| d.as_table());
     for (name, sizes) in warm.into_iter().flatten() {
-        let size = |size: &toml::Value| usize::try_from(size.as_integer().unwrap_or(-1)).unwrap_or(1);
+        let size =
+            |size: &toml::Value| usize::try_from(size.as_integer().unwrap_or(-1)).unwrap_or(1);
         if let (Some(sizes), false) = (sizes.as_array(), named.iter().any(|(own, _)| own == name)) {
             named.push((name.clone(), vec![sizes.iter().map(size).collect()]));
         }
@@ -106,8 +113,10 @@ fn dims(wishes: &RequestSettings<'_>) -> Result<Vec<(String, Vec<Vec<usize>>)>> 
 
 /// Inputs that the server fills by itself, as the model's settings say.
 fn filled_by_server(settings: &Table) -> Vec<String> {
-    let inputs =
-        settings.get("schedule").and_then(|section| section.get("inputs")).and_then(|i| i.as_table());
+    let inputs = settings
+        .get("schedule")
+        .and_then(|section| section.get("inputs"))
+        .and_then(|i| i.as_table());
     let named = |input: &toml::Value, key: &str| Some(input.get(key)?.as_str()?.to_owned());
     inputs
         .into_iter()
@@ -127,7 +136,10 @@ fn from_files(given: &[PathBuf]) -> Result<Vec<Vec<NamedTensor>>> {
         return Err(Error::invalid("--requests: the directory has no .json file"));
     }
     if paths.len() > FILES_MAX {
-        return Err(Error::invalid(format!("--requests: {} files; at most {FILES_MAX}", paths.len())));
+        return Err(Error::invalid(format!(
+            "--requests: {} files; at most {FILES_MAX}",
+            paths.len()
+        )));
     }
     let mut left = FILES_BYTES_MAX;
     let mut read = |path: &PathBuf| {
@@ -188,7 +200,9 @@ mod tests {
     fn requests_of_a_directory_are_taken_by_name() {
         let dir = tempfile::tempdir().unwrap();
         let request = |value: u32| {
-            format!(r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[1],"data":[{value}]}}]}}"#)
+            format!(
+                r#"{{"inputs":[{{"name":"x","datatype":"FP32","shape":[1],"data":[{value}]}}]}}"#
+            )
         };
         let files = [dir.path().to_owned()];
         assert!(from_files(&files).unwrap_err().message().contains("no .json file"));
@@ -196,7 +210,8 @@ mod tests {
             std::fs::write(dir.path().join(name), request(value)).unwrap();
         }
         let read = from_files(&files).unwrap();
-        let values: Vec<f32> = read.iter().flat_map(|r| r[0].tensor.to_vec::<f32>().unwrap()).collect();
+        let values: Vec<f32> =
+            read.iter().flat_map(|r| r[0].tensor.to_vec::<f32>().unwrap()).collect();
         assert_eq!(values, [1.0, 2.0]);
         std::fs::write(dir.path().join("c.json"), "{}").unwrap();
         assert!(from_files(&files).unwrap_err().message().contains("c.json"));

@@ -44,7 +44,8 @@ impl ClientStep {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct ScoredPoint {
     pub(super) point: TunePoint,
-    /// Its best step: the most answers a second within the target, or where none is, the lowest 99th percentile.
+    /// Its best step: the most answers a second within the target, or where none is, the lowest
+    /// 99th percentile.
     pub(super) best: ClientStep,
     /// Whether that is within the target.
     pub(super) within: bool,
@@ -57,9 +58,15 @@ pub(super) struct ScoredPoint {
 
 impl ScoredPoint {
     /// The worth of `readings`, of which there is at least one; `None` for none.
-    pub(super) fn new(point: TunePoint, readings: &[SliceReading], target_ms: f64) -> Option<ScoredPoint> {
+    pub(super) fn new(
+        point: TunePoint,
+        readings: &[SliceReading],
+        target_ms: f64,
+    ) -> Option<ScoredPoint> {
         let mut by_clients: BTreeMap<usize, Vec<&SliceReading>> = BTreeMap::new();
-        readings.iter().for_each(|reading| by_clients.entry(reading.clients).or_default().push(reading));
+        readings
+            .iter()
+            .for_each(|reading| by_clients.entry(reading.clients).or_default().push(reading));
         let steps: Vec<ClientStep> =
             by_clients.into_iter().map(|(clients, all)| step(clients, &all)).collect();
         let fastest = steps
@@ -67,15 +74,17 @@ impl ScoredPoint {
             .filter(|step| step.meets(target_ms))
             .max_by(|a, b| a.qps.total_cmp(&b.qps).then(b.clients.cmp(&a.clients)));
         // A step without any answer has a percentile of 0 and is the worst, not the best.
-        let pain =
-            |step: &ClientStep| if step.failed > 0 || step.qps == 0.0 { f64::INFINITY } else { step.p99_ms };
+        let pain = |step: &ClientStep| {
+            if step.failed > 0 || step.qps == 0.0 { f64::INFINITY } else { step.p99_ms }
+        };
         let quickest = steps.iter().min_by(|a, b| pain(a).total_cmp(&pain(b)));
         let best = *fastest.or(quickest)?;
         let refused = readings.iter().find_map(|reading| reading.slice.refused.clone());
         Some(ScoredPoint { point, best, within: fastest.is_some(), steps, refused })
     }
 
-    /// Best first; equal ones in the order of points, so that a search that is repeated decides as before.
+    /// Best first; equal ones in the order of points, so that a search that is repeated decides as
+    /// before.
     pub(super) fn rank(all: &mut [ScoredPoint]) {
         all.sort_by(|a, b| {
             let infeasible = |s: &ScoredPoint| s.best.failed > 0 || s.best.qps == 0.0;
@@ -102,14 +111,16 @@ fn step(clients: usize, readings: &[&SliceReading]) -> ClientStep {
     }
 }
 
-/// Takes out of throughput what the machine did between passes: each pass is scaled so that its geometric mean over
-/// what every pass measured is that of all passes. A machine that was slow for a pass then does not decide between
-/// points, as each of them was measured in that pass.
+/// Takes out of throughput what the machine did between passes: each pass is scaled so that its
+/// geometric mean over what every pass measured is that of all passes. A machine that was slow for
+/// a pass then does not decide between points, as each of them was measured in that pass.
 pub(super) fn level(all: &mut BTreeMap<TunePoint, Vec<SliceReading>>) {
     let mut logs: BTreeMap<(TunePoint, usize), BTreeMap<usize, f64>> = BTreeMap::new();
     for (point, readings) in all.iter() {
         for reading in readings.iter().filter(|reading| reading.qps > 0.0) {
-            logs.entry((*point, reading.clients)).or_default().insert(reading.pass, reading.qps.ln());
+            logs.entry((*point, reading.clients))
+                .or_default()
+                .insert(reading.pass, reading.qps.ln());
         }
     }
     let passes = logs.values().map(BTreeMap::len).max().unwrap_or(0);
@@ -140,11 +151,16 @@ mod tests {
 
     #[test]
     fn the_fastest_step_within_the_target_counts() {
-        let readings = [reading(0, 1, 100.0, 1.0), reading(0, 4, 300.0, 9.0), reading(0, 8, 500.0, 11.0)];
+        let readings =
+            [reading(0, 1, 100.0, 1.0), reading(0, 4, 300.0, 9.0), reading(0, 8, 500.0, 11.0)];
         let score = |target| ScoredPoint::new(TunePoint::sync(1, 1), &readings, target).unwrap();
         assert_eq!((score(10.0).best.clients, score(10.0).within), (4, true));
         assert_eq!((score(12.0).best.clients, score(12.0).within), (8, true));
-        assert_eq!((score(0.5).best.clients, score(0.5).within), (1, false), "the lowest percentile");
+        assert_eq!(
+            (score(0.5).best.clients, score(0.5).within),
+            (1, false),
+            "the lowest percentile"
+        );
         assert!(ScoredPoint::new(TunePoint::sync(1, 1), &[], 1.0).is_none());
     }
 
@@ -153,7 +169,8 @@ mod tests {
         let mut failing = reading(0, 1, 900.0, 0.1);
         failing.slice.failed = 1;
         let score = |threads, reading: &SliceReading| {
-            ScoredPoint::new(TunePoint::sync(threads, 1), std::slice::from_ref(reading), 5.0).unwrap()
+            ScoredPoint::new(TunePoint::sync(threads, 1), std::slice::from_ref(reading), 5.0)
+                .unwrap()
         };
         let mut all = [
             score(1, &failing),
@@ -169,10 +186,16 @@ mod tests {
     fn a_pass_on_a_slow_machine_decides_nothing() {
         // In the second pass everything takes twice as long.
         let both = |qps: f64| vec![reading(0, 1, qps, 1.0), reading(1, 1, qps / 2.0, 2.0)];
-        let mut all =
-            BTreeMap::from([(TunePoint::sync(1, 1), both(100.0)), (TunePoint::sync(2, 1), both(110.0))]);
+        let mut all = BTreeMap::from([
+            (TunePoint::sync(1, 1), both(100.0)),
+            (TunePoint::sync(2, 1), both(110.0)),
+        ]);
         level(&mut all);
-        let level = |threads| all[&TunePoint::sync(threads, 1)].iter().map(|r| r.qps).collect::<Vec<_>>();
-        assert!((level(1)[0] - level(1)[1]).abs() < 1e-9 && (level(2)[0] / level(1)[0] - 1.1).abs() < 1e-9);
+        let level =
+            |threads| all[&TunePoint::sync(threads, 1)].iter().map(|r| r.qps).collect::<Vec<_>>();
+        assert!(
+            (level(1)[0] - level(1)[1]).abs() < 1e-9
+                && (level(2)[0] / level(1)[0] - 1.1).abs() < 1e-9
+        );
     }
 }

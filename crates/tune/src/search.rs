@@ -1,17 +1,18 @@
 //! Successive halving over the grid.
 //!
-//! All candidates are measured briefly, the better half is kept and measured for twice as long, and so on until
-//! few are left: each rung costs the same, most of the budget goes to those that may win, and a grid of n points
-//! costs log2(n) rungs and not n long measurements. Where the throughput of a point only becomes known better with
-//! time, this finds the best one with high probability: Jamieson and Talwalkar, "Non-stochastic Best Arm
-//! Identification and Hyperparameter Optimization", AISTATS 2016 (the method itself is Karnin, Koren and Somekh's,
-//! ICML 2013).
+//! All candidates are measured briefly, the better half is kept and measured for twice as long, and
+//! so on until few are left: each rung costs the same, most of the budget goes to those that may
+//! win, and a grid of n points costs log2(n) rungs and not n long measurements. Where the
+//! throughput of a point only becomes known better with time, this finds the best one with high
+//! probability: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
+//! Optimization", AISTATS 2016 (the method itself is Karnin, Koren and Somekh's, ICML 2013).
 //!
-//! Three things differ from the book. A machine's speed drifts, so no candidate is measured in one piece: every rung
-//! goes through all of its candidates several times and medians of levelled throughput are compared (see
-//! [`super::score::level`]). A point has a throughput for each number of clients, so a rung looks around the number
-//! that was best on the rung before. And points beside each other on the grid are alike: where the first rung had no
-//! time for the whole grid, the neighbours of its best join the next ones.
+//! Three things differ from the book. A machine's speed drifts, so no candidate is measured in one
+//! piece: every rung goes through all of its candidates several times and medians of levelled
+//! throughput are compared (see [`super::score::level`]). A point has a throughput for each number
+//! of clients, so a rung looks around the number that was best on the rung before. And points
+//! beside each other on the grid are alike: where the first rung had no time for the whole grid,
+//! the neighbours of its best join the next ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -38,17 +39,19 @@ const OVERHEAD_S: f64 = 0.1;
 /// Slices that a candidate takes on the first rung: on average, and at most.
 const STEPS_MEAN: f64 = 2.5;
 const STEPS_MAX: usize = 4;
-/// Clients at most that the defaults are measured with at first, and the budget from which that is done twice.
+/// Clients at most that the defaults are measured with at first, and the budget from which that is
+/// done twice.
 const SCOUT_CLIENTS: usize = 64;
 const SCOUT_TWICE_S: f64 = 60.0;
 /// Slices that a candidate takes in a pass of a further rung.
 const STEPS_NEXT: f64 = 3.0;
 /// Passes of a rung and of the last comparison at most.
 const PASSES_MAX: usize = 9;
-/// On the first rung a percentile over the target by this share is forgiven, on each further one half of it: a
-/// short slice holds few requests, and what is dropped does not come back.
+/// On the first rung a percentile over the target by this share is forgiven, on each further one
+/// half of it: a short slice holds few requests, and what is dropped does not come back.
 const LENIENCE: f64 = 0.25;
-/// After this many rungs nobody joins any more; so many of the best bring their neighbours; so many join at most.
+/// After this many rungs nobody joins any more; so many of the best bring their neighbours; so many
+/// join at most.
 const JOIN_RUNGS: usize = 2;
 const JOIN_BEST: usize = 3;
 const JOIN_MAX: usize = 12;
@@ -128,8 +131,10 @@ impl PointSearch<'_, '_, '_> {
             };
             let scored = self.scores(&readings, lenient);
             // What the budget left unmeasured keeps its place behind what was measured.
-            let unmeasured =
-                standing.drain(..).filter(|old| scored.iter().all(|new| new.point != old.point)).collect();
+            let unmeasured = standing
+                .drain(..)
+                .filter(|old| scored.iter().all(|new| new.point != old.point))
+                .collect();
             standing = [scored.clone(), unmeasured].concat();
             hints.extend(standing.iter().map(|scored| (scored.point, scored.best.clients)));
             rungs.push(Rung { name, slice_ms: super::journal::millis(time), points: scored });
@@ -139,7 +144,8 @@ impl PointSearch<'_, '_, '_> {
             alive = standing.iter().map(|scored| scored.point).collect();
             fresh.clear();
             if rung < JOIN_RUNGS && rung + 1 < count {
-                let fits = rungs_s / count as f64 / (STEPS_NEXT * (slice.as_secs_f64() + OVERHEAD_S));
+                let fits =
+                    rungs_s / count as f64 / (STEPS_NEXT * (slice.as_secs_f64() + OVERHEAD_S));
                 let free = (fits as usize).saturating_sub(alive.len()).min(JOIN_MAX);
                 let joined = self.joined(&standing, &tried, free);
                 tried.extend(joined.iter().map(|(point, _)| *point));
@@ -163,13 +169,15 @@ impl PointSearch<'_, '_, '_> {
         // Where time is short, a glance has to do.
         let passes = if self.prober.limit_s < SCOUT_TWICE_S { 1 } else { 2 };
         let readings = self.prober.ladder("scout", &defaults, SCOUT_CLIENTS, passes, SLICE_MIN)?;
-        let first = readings.get(&defaults[0]).and_then(|all| all.first()).map(|reading| &reading.slice);
+        let first =
+            readings.get(&defaults[0]).and_then(|all| all.first()).map(|reading| &reading.slice);
         let first = first.cloned().unwrap_or_default();
         if first.qps == 0.0 {
             let why = first.refused.unwrap_or_else(|| "no request was answered".into());
             return Err(Error::unavailable(format!("the model cannot be measured: {why}")));
         }
-        let answers = Duration::from_secs_f64((first.p50_ms / 1e3 * SLICE_ANSWERS).clamp(0.0, 60.0));
+        let answers =
+            Duration::from_secs_f64((first.p50_ms / 1e3 * SLICE_ANSWERS).clamp(0.0, 60.0));
         let slice = answers.clamp(SLICE_MIN, SLICE_MAX);
         let scores = self.scores(&readings, 1.0 + LENIENCE);
         let hints = scores.iter().map(|scored| (scored.point, scored.best.clients)).collect();
@@ -181,8 +189,8 @@ impl PointSearch<'_, '_, '_> {
         rungs_for(candidates).max(1) + usize::from(candidates < self.grid.len())
     }
 
-    /// As much of the grid as the first rung can measure in its share of the time: the defaults, and of the others a
-    /// random choice.
+    /// As much of the grid as the first rung can measure in its share of the time: the defaults,
+    /// and of the others a random choice.
     fn candidates(&self, rungs_s: f64, slice: Duration) -> Vec<TunePoint> {
         let each = STEPS_MEAN * (slice.as_secs_f64() + OVERHEAD_S);
         let fits = |&count: &usize| count as f64 * each <= rungs_s / self.rungs(count) as f64;
@@ -226,16 +234,24 @@ impl PointSearch<'_, '_, '_> {
         let reference = self.grid[0];
         let hint = |merged: bool| {
             let of = |point: &&TunePoint| point.merged == merged;
-            self.grid.iter().take(2).find(of).and_then(|point| hints.get(point)).copied().unwrap_or(1)
+            self.grid
+                .iter()
+                .take(2)
+                .find(of)
+                .and_then(|point| hints.get(point))
+                .copied()
+                .unwrap_or(1)
         };
         let points: Vec<(TunePoint, usize)> =
             alive.iter().map(|point| (*point, hint(point.merged))).collect();
-        // Enough clients for the reference to keep the cores busy, however long its answers then take.
+        // Enough clients for the reference to keep the cores busy, however long its answers then
+        // take.
         let busy = hint(false).max(2 * reference.threads);
         self.prober.sweep(name, &points, (reference, busy), slice, STEPS_MAX)
     }
 
-    /// A further rung: fewer candidates in the same time, so each for longer. Gives the length of a slice too.
+    /// A further rung: fewer candidates in the same time, so each for longer. Gives the length of a
+    /// slice too.
     fn next(
         &mut self,
         name: &str,
@@ -246,7 +262,8 @@ impl PointSearch<'_, '_, '_> {
     ) -> Result<(Readings, Duration)> {
         let clients = |point: &TunePoint| {
             let hint = hints.get(point).copied().unwrap_or(1);
-            // Who was never measured has the number of the neighbour it came with, and may want more.
+            // Who was never measured has the number of the neighbour it came with, and may want
+            // more.
             let more = fresh.contains(point).then(|| 2 * hint).filter(|more| LADDER.contains(more));
             around(hint).into_iter().chain(more).collect()
         };
@@ -280,7 +297,11 @@ impl PointSearch<'_, '_, '_> {
         let time = slice_for(&sets, left, slice);
         let until = self.prober.limit_s;
         let readings = self.prober.interleave(&name, &sets, PASSES_MAX, time, until)?;
-        Ok(Rung { name, slice_ms: super::journal::millis(time), points: self.scores(&readings, 1.0) })
+        Ok(Rung {
+            name,
+            slice_ms: super::journal::millis(time),
+            points: self.scores(&readings, 1.0),
+        })
     }
 
     fn found(
@@ -291,27 +312,40 @@ impl PointSearch<'_, '_, '_> {
         tried: usize,
     ) -> Result<SearchResult> {
         // Where no time was left for the last comparison, the last rung decides.
-        let compared = standing.iter().all(|one| last.points.iter().any(|other| other.point == one.point));
+        let compared =
+            standing.iter().all(|one| last.points.iter().any(|other| other.point == one.point));
         if compared {
             rungs.push(last.clone());
         }
-        let of_baseline = |rung: &Rung| rung.points.iter().find(|s| s.point == self.grid[0]).cloned();
+        let of_baseline =
+            |rung: &Rung| rung.points.iter().find(|s| s.point == self.grid[0]).cloned();
         let baseline = rungs.iter().rev().find_map(of_baseline);
         let mut finalists = if compared { last.points } else { standing };
         // The default may have met the target on an earlier rung, when none of the others does.
-        finalists.extend(baseline.clone().filter(|sync| finalists.iter().all(|s| s.point != sync.point)));
+        finalists.extend(
+            baseline.clone().filter(|sync| finalists.iter().all(|s| s.point != sync.point)),
+        );
         ScoredPoint::rank(&mut finalists);
         let best = finalists.first().cloned().ok_or_else(|| {
             Error::deadline("the time was over before anything was measured; give more with --time")
         })?;
-        Ok(SearchResult { best, baseline, finalists, rungs, seconds: self.prober.journal.spent(), tried })
+        Ok(SearchResult {
+            best,
+            baseline,
+            finalists,
+            rungs,
+            seconds: self.prober.journal.spent(),
+            tried,
+        })
     }
 
     /// All that was read, best first; `lenient` is what the target is multiplied with.
     fn scores(&self, readings: &Readings, lenient: f64) -> Vec<ScoredPoint> {
         let target = self.prober.target_ms * lenient;
-        let mut all: Vec<ScoredPoint> =
-            readings.iter().filter_map(|(point, read)| ScoredPoint::new(*point, read, target)).collect();
+        let mut all: Vec<ScoredPoint> = readings
+            .iter()
+            .filter_map(|(point, read)| ScoredPoint::new(*point, read, target))
+            .collect();
         ScoredPoint::rank(&mut all);
         all
     }

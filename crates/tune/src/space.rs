@@ -8,12 +8,14 @@ use serde::{Deserialize, Serialize};
 
 /// Batch sizes that are tried.
 const BATCHES: [usize; 7] = [2, 4, 8, 16, 32, 64, 128];
-/// Lingers that are tried, in microseconds, as far as they leave half of the target for everything else.
+/// Lingers that are tried, in microseconds, as far as they leave half of the target for everything
+/// else.
 const DELAYS_US: [u64; 4] = [0, 500, 2000, 5000];
 /// The batch size of a model that asks for batches and says nothing more: `ScheduleOptions`' own.
 const DEFAULT_BATCH: usize = 32;
 
-/// One configuration. Batch and delay are 1 and 0 where nothing is merged, so that equal points are equal.
+/// One configuration. Batch and delay are 1 and 0 where nothing is merged, so that equal points are
+/// equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct TunePoint {
     /// Whether requests are merged.
@@ -46,7 +48,8 @@ impl TunePoint {
 
     /// The keys of `[schedule]` that make this point, as the model's own settings file has them.
     pub(super) fn schedule(&self) -> ScheduleFile {
-        let mode = if self.merged { engine::ScheduleMode::Async } else { engine::ScheduleMode::Sync };
+        let mode =
+            if self.merged { engine::ScheduleMode::Async } else { engine::ScheduleMode::Sync };
         ScheduleFile {
             mode: Some(mode.into()),
             threads: Some(self.threads),
@@ -75,8 +78,8 @@ impl fmt::Display for TunePoint {
     }
 }
 
-/// All points for `cores` cores and a target of `target`; without batches where the model's requests cannot be
-/// merged. The two that a server does by default come first.
+/// All points for `cores` cores and a target of `target`; without batches where the model's
+/// requests cannot be merged. The two that a server does by default come first.
 pub(super) fn grid(cores: usize, target: Duration, batched: bool) -> Vec<TunePoint> {
     let cores = cores.max(1);
     let mut points = vec![TunePoint::sync(cores, 1)];
@@ -100,8 +103,8 @@ pub(super) fn grid(cores: usize, target: Duration, batched: bool) -> Vec<TunePoi
     points
 }
 
-/// Points of `grid` that are one step away from `point` in one direction: half or twice the batch or the threads, the
-/// next linger.
+/// Points of `grid` that are one step away from `point` in one direction: half or twice the batch
+/// or the threads, the next linger.
 pub(super) fn neighbours(point: &TunePoint, grid: &[TunePoint]) -> Vec<TunePoint> {
     let steps = |a: usize, b: usize| a.max(b) as f64 / a.min(b).max(1) as f64;
     let delay = |us: u64| DELAYS_US.iter().position(|&own| own == us).unwrap_or(0);
@@ -144,7 +147,8 @@ mod tests {
 
     #[test]
     fn a_linger_leaves_half_of_the_target() {
-        let longest = |ms| grid(2, Duration::from_millis(ms), true).iter().map(|p| p.delay_us).max();
+        let longest =
+            |ms| grid(2, Duration::from_millis(ms), true).iter().map(|p| p.delay_us).max();
         assert_eq!((longest(10), longest(4), longest(0)), (Some(5000), Some(2000), Some(0)));
     }
 
@@ -176,7 +180,10 @@ mod tests {
         let point = TunePoint { delay_us: 500, ..TunePoint::batches(2) };
         assert_eq!(point.to_string(), "async, 2 runs, batch 32, max-queue-delay 0.5 ms");
         let text = toml::to_string(&point.schedule()).unwrap();
-        assert_eq!(text, "mode = \"async\"\nthreads = 2\nmax-batch = 32\nmax-queue-delay = \"500us\"\n");
+        assert_eq!(
+            text,
+            "mode = \"async\"\nthreads = 2\nmax-batch = 32\nmax-queue-delay = \"500us\"\n"
+        );
         assert_eq!(
             toml::to_string(&TunePoint::sync(1, 1).schedule()).unwrap(),
             "mode = \"sync\"\nthreads = 1\n"

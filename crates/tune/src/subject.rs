@@ -12,9 +12,9 @@ use toml::Table;
 use super::write;
 use loadgen::BenchEnv;
 
-/// Keys of the model's own settings that say which versions are served. A point serves the newest, whatever they
-/// say, and without the server's own warm-up, whose runs are spaced out: points are exercised before they are
-/// measured.
+/// Keys of the model's own settings that say which versions are served. A point serves the newest,
+/// whatever they say, and without the server's own warm-up, whose runs are spaced out: points are
+/// exercised before they are measured.
 const NOT_FOR_POINTS: [&str; 3] = ["policy", "transition", "labels"];
 
 /// A model's directory.
@@ -36,11 +36,12 @@ pub(super) struct TuneSubject {
 }
 
 impl TuneSubject {
-    /// Looks at `DIR` or `NAME=DIR`, and converts the newest version where it is not in the mappable layout.
+    /// Looks at `DIR` or `NAME=DIR`, and converts the newest version where it is not in the
+    /// mappable layout.
     ///
     /// # Errors
-    /// `InvalidArgument` for what is no model's directory or has settings that cannot be read; those of the
-    /// conversion.
+    /// `InvalidArgument` for what is no model's directory or has settings that cannot be read;
+    /// those of the conversion.
     pub(super) fn open(given: &str, env: &BenchEnv) -> Result<TuneSubject> {
         let (name, dir) = match given.split_once('=') {
             // A path may hold "=" too: only what could be a name counts as one.
@@ -105,7 +106,8 @@ fn newest(dir: &Path) -> Result<Option<(VersionNumber, PathBuf)>> {
     Ok(newest)
 }
 
-/// `version` itself, or a converted copy in the cache: a server would convert it once for every point.
+/// `version` itself, or a converted copy in the cache: a server would convert it once for every
+/// point.
 fn mappable(dir: &Path, version: VersionNumber, env: &BenchEnv) -> Result<PathBuf> {
     let dir = std::fs::canonicalize(dir).map_err(|e| Error::io(dir, &e))?;
     if dir.join(MANIFEST_NAME).is_file() {

@@ -1,8 +1,9 @@
 //! Putting settings into a model's own file and leaving every other line of it as it is.
 //!
-//! The text is edited and not written anew from its values, because people write comments into such files. What
-//! comes out is parsed and compared with what was meant; a form of writing that the edit does not know is then an
-//! error that shows the lines to add, never a file that says something else.
+//! The text is edited and not written anew from its values, because people write comments into such
+//! files. What comes out is parsed and compared with what was meant; a form of writing that the
+//! edit does not know is then an error that shows the lines to add, never a file that says
+//! something else.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -34,7 +35,10 @@ pub(super) fn read(model_dir: &Path) -> Result<String> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(String::new()),
         Err(error) => return Err(Error::io(&path, &error)),
         Ok(meta) if meta.len() > FILE_BYTES_MAX => {
-            return Err(Error::too_large(format!("{}: larger than a settings file can be", path.display())));
+            return Err(Error::too_large(format!(
+                "{}: larger than a settings file can be",
+                path.display()
+            )));
         }
         Ok(_) => {}
     }
@@ -47,7 +51,10 @@ pub(super) fn read(model_dir: &Path) -> Result<String> {
 /// `InvalidArgument` when `text` is no TOML, or is written in a way that this cannot edit.
 pub(super) fn with_point(text: &str, point: &TunePoint) -> Result<String> {
     let broken = |e: toml::de::Error| {
-        Error::invalid(format!("{MODEL_FILE}: {}", e.to_string().lines().collect::<Vec<_>>().join(" ")))
+        Error::invalid(format!(
+            "{MODEL_FILE}: {}",
+            e.to_string().lines().collect::<Vec<_>>().join(" ")
+        ))
     };
     let before: Table = text.parse().map_err(broken)?;
     let settings = settings(point, &before)?;
@@ -57,7 +64,8 @@ pub(super) fn with_point(text: &str, point: &TunePoint) -> Result<String> {
     }
     let section = wanted.entry(SECTION).or_insert_with(|| Value::Table(Table::new()));
     let cannot = || {
-        let lines: String = settings.iter().map(|(key, value)| format!("\n{key} = {value}")).collect();
+        let lines: String =
+            settings.iter().map(|(key, value)| format!("\n{key} = {value}")).collect();
         Error::invalid(format!(
             "{MODEL_FILE}: [schedule] is written in a way that cannot be edited here; write it as a section of \
              its own with{lines}"
@@ -77,9 +85,11 @@ fn settings(point: &TunePoint, before: &Table) -> Result<Table> {
     let internal = |e: &dyn std::fmt::Display| Error::internal(format!("settings: {e}"));
     let mut settings = Table::try_from(point.schedule()).map_err(|e| internal(&e))?;
     // Preferred sizes above the batch's own are refused by the server.
-    let preferred = before.get(SECTION).and_then(|section| section.get(PREFERRED)).and_then(Value::as_array);
+    let preferred =
+        before.get(SECTION).and_then(|section| section.get(PREFERRED)).and_then(Value::as_array);
     if let Some(sizes) = preferred.filter(|_| point.merged) {
-        let fits = |size: &&Value| size.as_integer().is_some_and(|size| size <= point.max_batch as i64);
+        let fits =
+            |size: &&Value| size.as_integer().is_some_and(|size| size <= point.max_batch as i64);
         let kept: Vec<Value> = sizes.iter().filter(fits).cloned().collect();
         if kept.len() < sizes.len() {
             settings.insert(PREFERRED.into(), Value::Array(kept));
@@ -100,7 +110,8 @@ fn edit(text: &str, settings: &Table, intra_op: Option<&Value>) -> Result<String
     let value_at = |table: &DeTable<'_>, key: &str| {
         table.iter().find(|(own, _)| own.get_ref().as_ref() == key).map(|(_, value)| value.span())
     };
-    let section = root.iter().find(|(own, _)| own.get_ref().as_ref() == SECTION).map(|(_, value)| value);
+    let section =
+        root.iter().find(|(own, _)| own.get_ref().as_ref() == SECTION).map(|(_, value)| value);
     let inside = section.and_then(|value| match value.get_ref() {
         DeValue::Table(table) => Some(table),
         _ => None,
@@ -119,7 +130,10 @@ fn edit(text: &str, settings: &Table, intra_op: Option<&Value>) -> Result<String
             None => {
                 let gap = if text.trim().is_empty() { "" } else { "\n" };
                 let section = format!("{gap}[{SECTION}]\n{missing}");
-                TextChange { at: text.len()..text.len(), text: at_line_start(text, text.len(), &section) }
+                TextChange {
+                    at: text.len()..text.len(),
+                    text: at_line_start(text, text.len(), &section),
+                }
             }
         });
     }
@@ -157,8 +171,8 @@ fn at_line_start(text: &str, at: usize, addition: &str) -> String {
     if broken { addition.to_owned() } else { format!("\n{addition}") }
 }
 
-/// Puts `text` in the place of the model's file in one step, after a copy of the old one to `.bak`. Gives the copy's
-/// path where there was something to copy.
+/// Puts `text` in the place of the model's file in one step, after a copy of the old one to `.bak`.
+/// Gives the copy's path where there was something to copy.
 ///
 /// # Errors
 /// When a file cannot be written; the old one is then still there.
@@ -216,7 +230,8 @@ mod tests {
         TunePoint { delay_us: 2000, max_batch: 16, ..TunePoint::batches(2) }
     }
 
-    const SETTINGS: &str = "max-batch = 16\nmax-queue-delay = \"2ms\"\nmode = \"async\"\nthreads = 2\n";
+    const SETTINGS: &str =
+        "max-batch = 16\nmax-queue-delay = \"2ms\"\nmode = \"async\"\nthreads = 2\n";
 
     #[test]
     fn an_empty_file_gets_a_section() {
@@ -249,7 +264,9 @@ mod tests {
         let after = with_point(text, &point()).unwrap();
         assert_eq!(
             after,
-            format!("intra-op-threads = 1\n[schedule.inputs.x]\naxes = [3]\n\n[schedule]\n{SETTINGS}")
+            format!(
+                "intra-op-threads = 1\n[schedule.inputs.x]\naxes = [3]\n\n[schedule]\n{SETTINGS}"
+            )
         );
     }
 
@@ -270,9 +287,9 @@ mod tests {
         // Inline, and everything is there already.
         let text = "schedule = { max-batch = 1, max-queue-delay = \"0ms\", mode = \"sync\", threads = 1 }\n";
         let after = with_point(text, &point()).unwrap();
-        assert!(
-            after.starts_with("schedule = { max-batch = 16, max-queue-delay = \"2ms\", mode = \"async\"")
-        );
+        assert!(after.starts_with(
+            "schedule = { max-batch = 16, max-queue-delay = \"2ms\", mode = \"async\""
+        ));
         assert!(with_point("a = [", &point()).is_err());
     }
 

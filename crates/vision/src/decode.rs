@@ -1,8 +1,9 @@
 //! From the bytes of a file to an upright [`Picture`], within limits.
 //!
-//! The format is told by the bytes, never by a name. What the header announces is checked before a pixel is allocated, so
-//! that a small file cannot ask for gigabytes. A file that ends early is refused, not filled up with grey: a collection
-//! that holds half a picture would find the wrong ones.
+//! The format is told by the bytes, never by a name. What the header announces is checked before a
+//! pixel is allocated, so that a small file cannot ask for gigabytes. A file that ends early is
+//! refused, not filled up with grey: a collection that holds half a picture would find the wrong
+//! ones.
 
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -75,7 +76,8 @@ pub struct Limits {
     pub pixels_max: u64,
     /// Pixels of a side.
     pub side_max: u32,
-    /// Bytes of memory for the pixels in the file's own depth: 3 a pixel for most, 8 for 16-bit colour with alpha.
+    /// Bytes of memory for the pixels in the file's own depth: 3 a pixel for most, 8 for 16-bit
+    /// colour with alpha.
     pub bytes_max: u64,
 }
 
@@ -95,18 +97,22 @@ pub struct Decoded {
     pub format: Format,
     /// The orientation that was undone, as EXIF numbers it: 1 (upright) to 8.
     pub orientation: u8,
-    /// The resolution that the file claims, in dots per inch, along its rows; `None` if it names none. Not to be trusted.
+    /// The resolution that the file claims, in dots per inch, along its rows; `None` if it names
+    /// none. Not to be trusted.
     pub dots_per_inch: Option<f32>,
 }
 
-/// Decodes a JPEG, PNG, WebP, TIFF or BMP file: EXIF orientation undone, transparency over white, CMYK, 16-bit, grey and
-/// palettes as 8-bit RGB (colour profiles are not applied), of several pictures the first.
+/// Decodes a JPEG, PNG, WebP, TIFF or BMP file: EXIF orientation undone, transparency over white,
+/// CMYK, 16-bit, grey and palettes as 8-bit RGB (colour profiles are not applied), of several
+/// pictures the first.
 ///
 /// # Errors
-/// `InvalidArgument` for bytes that are no such file, are damaged or end early, or that use what is not supported;
-/// `TooLarge` where the header announces more than `limits`, before anything is allocated.
+/// `InvalidArgument` for bytes that are no such file, are damaged or end early, or that use what is
+/// not supported; `TooLarge` where the header announces more than `limits`, before anything is
+/// allocated.
 pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Decoded> {
-    // The decoders are meant for foreign bytes and do not panic by design; if one does, it is the picture that is refused.
+    // The decoders are meant for foreign bytes and do not panic by design; if one does, it is the
+    // picture that is refused.
     let decoded = catch_unwind(AssertUnwindSafe(|| {
         let header = Header::read(bytes, limits)?;
         decode_as(&header, bytes, limits).map(|decoded| (header.format, decoded))
@@ -122,14 +128,23 @@ pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Decoded> {
     })
 }
 
-fn decode_as(header: &Header, bytes: &[u8], limits: &Limits) -> Result<(DynamicImage, Orientation)> {
+fn decode_as(
+    header: &Header,
+    bytes: &[u8],
+    limits: &Limits,
+) -> Result<(DynamicImage, Orientation)> {
     let format = header.format;
     let file = Cursor::new(bytes);
     let unreadable = |error: ImageError| refused(format, &error);
     match format {
         Format::Jpeg => {
             jpeg_end::check(bytes)?;
-            checked(header, JpegDecoder::new(file).map_err(unreadable)?, limits, ImageDecoder::orientation)
+            checked(
+                header,
+                JpegDecoder::new(file).map_err(unreadable)?,
+                limits,
+                ImageDecoder::orientation,
+            )
         }
         Format::Png => {
             let file = Cursor::new(png::essential(bytes));
@@ -141,14 +156,18 @@ fn decode_as(header: &Header, bytes: &[u8], limits: &Limits) -> Result<(DynamicI
             let orientation = |_: &mut _| Ok(orientation.unwrap_or(Orientation::NoTransforms));
             checked(header, WebPDecoder::new(file).map_err(unreadable)?, limits, orientation)
         }
-        Format::Bmp => {
-            checked(header, BmpDecoder::new(file).map_err(unreadable)?, limits, ImageDecoder::orientation)
-        }
+        Format::Bmp => checked(
+            header,
+            BmpDecoder::new(file).map_err(unreadable)?,
+            limits,
+            ImageDecoder::orientation,
+        ),
         Format::Tiff => tiff::decode(header, bytes, limits),
     }
 }
 
-/// Reads the pixels if the decoder sees the image that the header announced: memory was bounded by the header.
+/// Reads the pixels if the decoder sees the image that the header announced: memory was bounded by
+/// the header.
 pub(crate) fn checked<D: ImageDecoder>(
     header: &Header,
     mut decoder: D,
@@ -158,7 +177,9 @@ pub(crate) fn checked<D: ImageDecoder>(
     let format = header.format;
     let (width, height) = decoder.dimensions();
     within(width, height, decoder.total_bytes(), limits)?;
-    if (width, height) != (header.width, header.height) || decoder.total_bytes() > header.decode_bytes {
+    if (width, height) != (header.width, header.height)
+        || decoder.total_bytes() > header.decode_bytes
+    {
         return Err(Error::invalid(format!(
             "this {} picture is damaged: its headers disagree",
             format.name()
@@ -189,11 +210,12 @@ pub(crate) fn within(width: u32, height: u32, bytes: u64, limits: &Limits) -> Re
     Ok(())
 }
 
-/// The same for the decoders; what they need besides the pixels may be as much again, twice (a progressive JPEG's
-/// coefficients).
+/// The same for the decoders; what they need besides the pixels may be as much again, twice (a
+/// progressive JPEG's coefficients).
 fn allowed(limits: &Limits) -> image::Limits {
     let mut allowed = image::Limits::no_limits();
-    (allowed.max_image_width, allowed.max_image_height) = (Some(limits.side_max), Some(limits.side_max));
+    (allowed.max_image_width, allowed.max_image_height) =
+        (Some(limits.side_max), Some(limits.side_max));
     allowed.max_alloc = Some(limits.bytes_max.saturating_mul(3));
     allowed
 }
@@ -211,8 +233,8 @@ pub(crate) fn refused(format: Format, error: &ImageError) -> Error {
     }
 }
 
-/// Returns the picture turned as it is meant to be seen, on white. Pixels become 8-bit RGB before they are turned, so that
-/// the copy that turning makes is a small one.
+/// Returns the picture turned as it is meant to be seen, on white. Pixels become 8-bit RGB before
+/// they are turned, so that the copy that turning makes is a small one.
 fn upright(image: DynamicImage, orientation: Orientation) -> Picture {
     let (width, height) = (image.width(), image.height());
     let rgb = match image {
@@ -232,7 +254,8 @@ fn upright(image: DynamicImage, orientation: Orientation) -> Picture {
 fn on_white(mut pixels: Vec<u8>) -> Vec<u8> {
     let count = pixels.len() / 4;
     for at in 0..count {
-        let Some(&[red, green, blue, alpha]) = pixels.get(4 * at..).and_then(<[u8]>::first_chunk) else {
+        let Some(&[red, green, blue, alpha]) = pixels.get(4 * at..).and_then(<[u8]>::first_chunk)
+        else {
             break;
         };
         let over = |colour: u8| {

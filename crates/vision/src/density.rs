@@ -1,4 +1,5 @@
-//! The resolution that a file claims: JFIF's density, EXIF's and TIFF's tags, PNG's pHYs, BMP's header.
+//! The resolution that a file claims: JFIF's density, EXIF's and TIFF's tags, PNG's pHYs, BMP's
+//! header.
 
 use crate::Format;
 
@@ -90,7 +91,8 @@ pub(crate) struct Directory<'a> {
 impl<'a> Directory<'a> {
     /// `None` for what is no TIFF file of the usual kind.
     pub(crate) fn open(bytes: &'a [u8]) -> Option<Directory<'a>> {
-        let mut directory = Directory { bytes, little: bytes.starts_with(b"II"), first: 0, count: 0 };
+        let mut directory =
+            Directory { bytes, little: bytes.starts_with(b"II"), first: 0, count: 0 };
         if directory.number(2)? != 42 {
             return None;
         }
@@ -126,7 +128,8 @@ fn tiff(bytes: &[u8]) -> Option<f32> {
         match directory.number(at)? {
             X_RESOLUTION => {
                 let value = directory.long(at + 8)? as usize;
-                let (over, under) = (directory.long(value)?, directory.long(value.checked_add(4)?)?);
+                let (over, under) =
+                    (directory.long(value)?, directory.long(value.checked_add(4)?)?);
                 dots = (under != 0).then_some(over as f32 / under as f32);
             }
             RESOLUTION_UNIT => unit = directory.number(at + 8)?,

@@ -55,7 +55,8 @@ pub struct Preprocess {
 }
 
 impl Default for Preprocess {
-    /// 224 x 224, channels first, red first, ImageNet's mean and deviation (of torchvision's models), stretched.
+    /// 224 x 224, channels first, red first, ImageNet's mean and deviation (of torchvision's
+    /// models), stretched.
     fn default() -> Self {
         Preprocess {
             width: 224,
@@ -117,7 +118,8 @@ impl Preprocess {
             f64::from(self.height) / f64::from(picture.height),
         );
         let factor = if self.fit == Fit::Pad { wide.min(high) } else { wide.max(high) };
-        // A side of one pixel may have to become very long to keep a shape; it is cut to what is looked at.
+        // A side of one pixel may have to become very long to keep a shape; it is cut to what is
+        // looked at.
         let side = |length: u32, wanted: u32| {
             let scaled = ((f64::from(length) * factor).round() as u32).max(1);
             if self.fit == Fit::Pad {
@@ -126,10 +128,13 @@ impl Preprocess {
                 scaled.clamp(wanted, wanted.saturating_mul(16))
             }
         };
-        self.placed(&picture.resized(side(picture.width, self.width), side(picture.height, self.height)))
+        self.placed(
+            &picture.resized(side(picture.width, self.width), side(picture.height, self.height)),
+        )
     }
 
-    /// `inner` in the middle of the input's frame; what lies outside is cut, what is missing is the mean's colour.
+    /// `inner` in the middle of the input's frame; what lies outside is cut, what is missing is the
+    /// mean's colour.
     fn placed(&self, inner: &Picture) -> Picture {
         let colour = self.mean.map(|mean| (mean / self.scale).clamp(0.0, 255.0) as u8);
         let (width, height) = (self.width as usize, self.height as usize);
@@ -143,7 +148,9 @@ impl Preprocess {
         let source = inner.rgb.chunks_exact(inner.width as usize * 3).skip(from_y);
         for (to, from) in rgb.chunks_exact_mut(width * 3).skip(to_y).zip(source).take(rows) {
             let to = to.iter_mut().skip(to_x * 3);
-            to.zip(from.iter().skip(from_x * 3)).take(columns * 3).for_each(|(to, from)| *to = *from);
+            to.zip(from.iter().skip(from_x * 3))
+                .take(columns * 3)
+                .for_each(|(to, from)| *to = *from);
         }
         Picture { width: self.width, height: self.height, rgb }
     }

@@ -1,7 +1,8 @@
 //! Reads what a file's header says, and bounds the memory that decoding the file takes.
 //!
-//! A decoder allocates by what the file announces, so the announcement is checked before a decoder is built. The bound
-//! covers the decoder's buffers, the conversion to 8-bit RGB, the rotation, and the keypoints of a photograph.
+//! A decoder allocates by what the file announces, so the announcement is checked before a decoder
+//! is built. The bound covers the decoder's buffers, the conversion to 8-bit RGB, the rotation, and
+//! the keypoints of a photograph.
 
 use base::{Error, Result};
 
@@ -11,7 +12,8 @@ use crate::{Format, Limits, tiff, webp};
 
 /// Bytes that every decoder may use beside its pixels: windows, tables, rows of narrow images.
 const FIXED_BYTES: u64 = 2 << 20;
-/// Bytes per pixel that remain after decoding: RGB, and its rotated copy or its brightness with a halved plane.
+/// Bytes per pixel that remain after decoding: RGB, and its rotated copy or its brightness with a
+/// halved plane.
 const UPRIGHT_BYTES: u64 = 6;
 /// Bytes per pixel that the conversion to 8-bit RGB adds to the pixels in the file's depth.
 const CONVERTED_BYTES: u64 = 4;
@@ -29,7 +31,8 @@ pub struct Header {
     pub width: u32,
     /// Rows, as stored.
     pub height: u32,
-    /// Upper bound of the bytes that [`crate::decode()`] and [`crate::photo::keypoints`] allocate at once.
+    /// Upper bound of the bytes that [`crate::decode()`] and [`crate::photo::keypoints`] allocate
+    /// at once.
     pub decode_bytes: u64,
 }
 
@@ -47,11 +50,12 @@ impl Header {
     /// Reads the header of a JPEG, PNG, WebP, TIFF or BMP file.
     ///
     /// # Errors
-    /// `InvalidArgument` if the bytes are not such a file or end early, `TooLarge` if the file announces more than
-    /// `limits`.
+    /// `InvalidArgument` if the bytes are not such a file or end early, `TooLarge` if the file
+    /// announces more than `limits`.
     pub fn read(bytes: &[u8], limits: &Limits) -> Result<Header> {
-        let format = Format::sniff(bytes)
-            .ok_or_else(|| Error::invalid("not a readable image (supported: JPEG, PNG, WebP, TIFF, BMP)"))?;
+        let format = Format::sniff(bytes).ok_or_else(|| {
+            Error::invalid("not a readable image (supported: JPEG, PNG, WebP, TIFF, BMP)")
+        })?;
         let announced = match format {
             Format::Jpeg => jpeg(bytes),
             Format::Png => png(bytes),
@@ -75,7 +79,8 @@ impl Header {
     }
 }
 
-/// Returns an upper bound of the bytes that decoding a file allocates at once, from its header alone.
+/// Returns an upper bound of the bytes that decoding a file allocates at once, from its header
+/// alone.
 ///
 /// # Errors
 /// Those of [`Header::read`].
@@ -99,7 +104,8 @@ fn le32(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|field| u32::from_le_bytes(*field))
 }
 
-/// PNG, third edition, 11.2.1: IHDR is the first chunk. The decoder expands palettes and transparency.
+/// PNG, third edition, 11.2.1: IHDR is the first chunk. The decoder expands palettes and
+/// transparency.
 fn png(bytes: &[u8]) -> Option<Announced> {
     let (width, height) = (be32(bytes, 16)?, be32(bytes, 20)?);
     let &[depth, colour] = bytes.get(24..)?.first_chunk()?;
@@ -114,8 +120,8 @@ fn png(bytes: &[u8]) -> Option<Announced> {
     Some(Announced { width, height, depth_bytes, beside_bytes: beside })
 }
 
-/// The decoder copies the file and its application segments. It keeps the coefficients of all components if the scans do
-/// not have all of them at once.
+/// The decoder copies the file and its application segments. It keeps the coefficients of all
+/// components if the scans do not have all of them at once.
 pub(crate) fn jpeg(bytes: &[u8]) -> Option<Announced> {
     let mut rest = bytes.get(2..)?;
     let (mut frame, mut aside) = (None, 0);
@@ -167,7 +173,8 @@ fn jpeg_frame(frame: &[u8], several_scans: bool, file_bytes: u64) -> Option<Anno
     })
 }
 
-/// BITMAPCOREHEADER has 16-bit sides, all later headers 32-bit ones; a negative height means rows from the top.
+/// BITMAPCOREHEADER has 16-bit sides, all later headers 32-bit ones; a negative height means rows
+/// from the top.
 fn bmp(bytes: &[u8]) -> Option<Announced> {
     let core = le32(bytes, 14)? == 12;
     let (width, height) = if core {

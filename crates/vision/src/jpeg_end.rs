@@ -1,19 +1,21 @@
 //! Whether a JPEG file is whole: its markers are followed to the end of the picture.
 //!
-//! Decoders fill what is missing with grey and say nothing, so the end is looked for here. Marker syntax after ITU-T T.81,
-//! annex B.
+//! Decoders fill what is missing with grey and say nothing, so the end is looked for here. Marker
+//! syntax after ITU-T T.81, annex B.
 
 use base::{Error, Result};
 
 const END_OF_IMAGE: u8 = 0xd9;
 const START_OF_SCAN: u8 = 0xda;
 
-/// Follows the markers from the start of the file to the end of the image; what comes after that does not matter.
+/// Follows the markers from the start of the file to the end of the image; what comes after that
+/// does not matter.
 ///
 /// # Errors
 /// `InvalidArgument` for a file without an end.
 pub(crate) fn check(bytes: &[u8]) -> Result<()> {
-    let truncated = || Error::invalid("this jpeg picture ends early: the file is truncated; send all of it");
+    let truncated =
+        || Error::invalid("this jpeg picture ends early: the file is truncated; send all of it");
     // After the start of image.
     let mut rest = bytes.get(2..).ok_or_else(truncated)?;
     loop {

@@ -1,8 +1,9 @@
 //! Pictures: from the bytes of a file to what search compares.
 //!
-//! A file becomes an upright [`Picture`]; that becomes the input of an embedding model, a thumbnail, and a keypoint graph
-//! ([`matching::Graph`]), of described keypoints for photographs and of minutiae for fingerprints. This crate does no I/O,
-//! runs no model and starts no thread; whoever calls it decides where the time is spent.
+//! A file becomes an upright [`Picture`]; that becomes the input of an embedding model, a
+//! thumbnail, and a keypoint graph ([`matching::Graph`]), of described keypoints for photographs
+//! and of minutiae for fingerprints. This crate does no I/O, runs no model and starts no thread;
+//! whoever calls it decides where the time is spent.
 
 mod decode;
 mod density;

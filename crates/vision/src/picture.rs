@@ -36,7 +36,8 @@ impl Picture {
         Gray { width: self.width, height: self.height, pixels }
     }
 
-    /// The same in another size; where it becomes smaller, each new pixel is the mean of those it covers.
+    /// The same in another size; where it becomes smaller, each new pixel is the mean of those it
+    /// covers.
     pub fn resized(&self, width: u32, height: u32) -> Picture {
         let (width, height) = (width.max(1), height.max(1));
         let whole = ImageBuffer::<Rgb<u8>, &[u8]>::from_raw(self.width, self.height, &self.rgb);
@@ -53,7 +54,8 @@ impl Picture {
         if side <= longest {
             return self.clone();
         }
-        let scaled = |length: u32| (u64::from(length) * u64::from(longest) / u64::from(side)) as u32;
+        let scaled =
+            |length: u32| (u64::from(length) * u64::from(longest) / u64::from(side)) as u32;
         self.resized(scaled(self.width), scaled(self.height))
     }
 }

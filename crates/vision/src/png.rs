@@ -1,7 +1,7 @@
 //! PNG files without the chunks that decoding does not need.
 //!
-//! The decoder inflates colour profiles and texts before it reads a pixel, and keeps what it inflates. Neither is used
-//! here, so their chunks never reach it.
+//! The decoder inflates colour profiles and texts before it reads a pixel, and keeps what it
+//! inflates. Neither is used here, so their chunks never reach it.
 
 use std::borrow::Cow;
 
@@ -10,8 +10,8 @@ const EXIF_BYTES_MAX: usize = 64 << 10;
 /// Bytes of a chunk beside its data: length, kind, checksum.
 const FRAME_BYTES: usize = 12;
 
-/// Returns the file with its critical chunks, transparency and small EXIF data. What is not a whole chunk stays, for the
-/// decoder to refuse.
+/// Returns the file with its critical chunks, transparency and small EXIF data. What is not a whole
+/// chunk stays, for the decoder to refuse.
 pub(crate) fn essential(file: &[u8]) -> Cow<'_, [u8]> {
     let mut kept = Vec::new();
     let (mut from, mut at, mut has_exif) = (0, 8, false);

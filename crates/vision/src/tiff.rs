@@ -15,7 +15,8 @@ use crate::density::Directory;
 use crate::header::{self, Announced};
 use crate::{Format, Header, Limits};
 
-/// Bytes that the decoder allocates for a value of a directory's entry: the value, and its converted copy.
+/// Bytes that the decoder allocates for a value of a directory's entry: the value, and its
+/// converted copy.
 const VALUE_BYTES: u64 = 48;
 /// Directory entries that are looked at.
 const ENTRIES_MAX: u64 = 65_535;
@@ -23,23 +24,29 @@ const ENTRIES_MAX: u64 = 65_535;
 /// Reads the size and depth of the first page.
 ///
 /// # Errors
-/// `InvalidArgument` if the directory or a value of it lies outside the file, or a JPEG strip is damaged; `TooLarge` if a
-/// JPEG strip announces more than `limits`, or a tag has too many values.
+/// `InvalidArgument` if the directory or a value of it lies outside the file, or a JPEG strip is
+/// damaged; `TooLarge` if a JPEG strip announces more than `limits`, or a tag has too many values.
 pub(crate) fn announced(bytes: &[u8], limits: &Limits) -> Result<Announced> {
-    let outside =
-        || Error::invalid("this tiff picture is damaged or ends early: its directory lies outside the file");
+    let outside = || {
+        Error::invalid(
+            "this tiff picture is damaged or ends early: its directory lies outside the file",
+        )
+    };
     check_counts(bytes)?;
     let values = values(bytes).ok_or_else(outside)?;
     let mut decoder = Decoder::new(Cursor::new(bytes)).map_err(|error| damaged(&error))?;
     let (width, height) = decoder.dimensions().map_err(|error| damaged(&error))?;
-    let samples = decoder.find_tag_unsigned::<u16>(Tag::SamplesPerPixel).ok().flatten().unwrap_or(1);
-    let bits = decoder.find_tag_unsigned_vec::<u16>(Tag::BitsPerSample).ok().flatten().unwrap_or_default();
+    let samples =
+        decoder.find_tag_unsigned::<u16>(Tag::SamplesPerPixel).ok().flatten().unwrap_or(1);
+    let bits =
+        decoder.find_tag_unsigned_vec::<u16>(Tag::BitsPerSample).ok().flatten().unwrap_or_default();
     let bits = bits.iter().copied().max().unwrap_or(1);
     // One sample becomes three colours if it is an index.
     let depth_bytes = (u64::from(samples) * u64::from(bits).div_ceil(8)).max(3);
     let pixels = u64::from(width) * u64::from(height);
     // The decoder's buffer and the output, and the file of a palette, which is copied.
-    let beside = pixels.saturating_mul(depth_bytes).saturating_add(values.saturating_mul(VALUE_BYTES));
+    let beside =
+        pixels.saturating_mul(depth_bytes).saturating_add(values.saturating_mul(VALUE_BYTES));
     let beside = beside.saturating_add(2 * bytes.len() as u64);
     let strips = jpeg_strips(&mut decoder, bytes, limits)?;
     Ok(Announced { width, height, depth_bytes, beside_bytes: beside.saturating_add(strips) })
@@ -52,7 +59,11 @@ fn values(bytes: &[u8]) -> Option<u64> {
         let at = usize::try_from(at).ok()?;
         let field = bytes.get(at..at.checked_add(length)?)?;
         let shifted = |sum: u64, byte: &u8| (sum << 8) | u64::from(*byte);
-        Some(if little { field.iter().rev().fold(0, shifted) } else { field.iter().fold(0, shifted) })
+        Some(if little {
+            field.iter().rev().fold(0, shifted)
+        } else {
+            field.iter().fold(0, shifted)
+        })
     };
     let big = number(2, 2)? == 43;
     let (wide, entry_bytes) = if big { (8, 20) } else { (4, 12) };
@@ -73,8 +84,11 @@ fn values(bytes: &[u8]) -> Option<u64> {
         };
         let entries = number(at + 4, wide)?;
         let length = entries.checked_mul(size)?;
-        let place =
-            if length <= wide as u64 { at + 4 + wide as u64 } else { number(at + 4 + wide as u64, wide)? };
+        let place = if length <= wide as u64 {
+            at + 4 + wide as u64
+        } else {
+            number(at + 4 + wide as u64, wide)?
+        };
         if place.checked_add(length)? > bytes.len() as u64 {
             return None;
         }
@@ -83,25 +97,30 @@ fn values(bytes: &[u8]) -> Option<u64> {
     Some(values)
 }
 
-/// Returns the memory of the costliest strip or tile that is a JPEG file of its own, 0 if there is none. Its size is
-/// announced by its own header, and not bounded by the directory.
+/// Returns the memory of the costliest strip or tile that is a JPEG file of its own, 0 if there is
+/// none. Its size is announced by its own header, and not bounded by the directory.
 fn jpeg_strips(decoder: &mut Decoder<Cursor<&[u8]>>, bytes: &[u8], limits: &Limits) -> Result<u64> {
     const JPEG: u16 = 7;
     if decoder.find_tag_unsigned::<u16>(Tag::Compression).ok().flatten() != Some(JPEG) {
         return Ok(0);
     }
-    let broken = || Error::invalid("this tiff picture is damaged or ends early: a JPEG strip has no header");
-    let mut list = |tag| decoder.find_tag_unsigned_vec::<u64>(tag).ok().flatten().unwrap_or_default();
+    let broken =
+        || Error::invalid("this tiff picture is damaged or ends early: a JPEG strip has no header");
+    let mut list =
+        |tag| decoder.find_tag_unsigned_vec::<u64>(tag).ok().flatten().unwrap_or_default();
     let (mut offsets, mut lengths) = (list(Tag::StripOffsets), list(Tag::StripByteCounts));
     offsets.extend(list(Tag::TileOffsets));
     lengths.extend(list(Tag::TileByteCounts));
-    // Tables come before each strip without the marker that ends them; a frame in them would be the strip's.
+    // Tables come before each strip without the marker that ends them; a frame in them would be the
+    // strip's.
     let tables = decoder.get_tag_u8_vec(Tag::JPEGTables).unwrap_or_default();
     let tables = tables.get(..tables.len().saturating_sub(2)).unwrap_or_default();
     let mut most = 0;
     for (offset, length) in offsets.into_iter().zip(lengths) {
-        let (from, length) =
-            (usize::try_from(offset).unwrap_or(usize::MAX), usize::try_from(length).unwrap_or(usize::MAX));
+        let (from, length) = (
+            usize::try_from(offset).unwrap_or(usize::MAX),
+            usize::try_from(length).unwrap_or(usize::MAX),
+        );
         let strip = bytes.get(from..).ok_or_else(broken)?;
         let strip = strip.get(..length).unwrap_or(strip);
         let found = if tables.is_empty() {
@@ -119,19 +138,25 @@ fn jpeg_strips(decoder: &mut Decoder<Cursor<&[u8]>>, bytes: &[u8], limits: &Limi
     Ok(most)
 }
 
-/// Values that one tag may have. The decoder reserves 32 bytes for each as soon as a header announces them.
+/// Values that one tag may have. The decoder reserves 32 bytes for each as soon as a header
+/// announces them.
 const VALUES_MAX: u64 = 1 << 20;
-/// The last tag of TIFF 6.0. Those after it (profiles, metadata, layers) may be long, and the decoder does not read them.
+/// The last tag of TIFF 6.0. Those after it (profiles, metadata, layers) may be long, and the
+/// decoder does not read them.
 const TAG_LAST: u64 = 532;
 
 /// The first page of a file.
 ///
 /// # Errors
 /// As [`crate::decode()`].
-pub(crate) fn decode(header: &Header, bytes: &[u8], limits: &Limits) -> Result<(DynamicImage, Orientation)> {
+pub(crate) fn decode(
+    header: &Header,
+    bytes: &[u8],
+    limits: &Limits,
+) -> Result<(DynamicImage, Orientation)> {
     let as_grey = palette_as_grey(bytes);
-    let mut decoder =
-        Decoder::new(Cursor::new(as_grey.as_deref().unwrap_or(bytes))).map_err(|error| damaged(&error))?;
+    let mut decoder = Decoder::new(Cursor::new(as_grey.as_deref().unwrap_or(bytes)))
+        .map_err(|error| damaged(&error))?;
     let mut allowed = TiffLimits::default();
     allowed.decoding_buffer_size = usize::try_from(limits.bytes_max).unwrap_or(usize::MAX);
     decoder = decoder.with_limits(allowed);
@@ -140,9 +165,9 @@ pub(crate) fn decode(header: &Header, bytes: &[u8], limits: &Limits) -> Result<(
             let table = palette(&mut decoder)?;
             indexed(decoder, bits, &table, limits)
         }
-        _ if as_grey.is_some() => {
-            Err(Error::invalid("this kind of tiff cannot be read: a palette of other depths than 1 to 8"))
-        }
+        _ if as_grey.is_some() => Err(Error::invalid(
+            "this kind of tiff cannot be read: a palette of other depths than 1 to 8",
+        )),
         ColorType::Gray(bits @ (2 | 4)) => {
             let steps = (1_u32 << bits) - 1;
             let zero_is_white =
@@ -156,14 +181,15 @@ pub(crate) fn decode(header: &Header, bytes: &[u8], limits: &Limits) -> Result<(
             indexed(decoder, bits, &table, limits)
         }
         _ => {
-            let decoder =
-                TiffDecoder::new(Cursor::new(bytes)).map_err(|error| refused(Format::Tiff, &error))?;
+            let decoder = TiffDecoder::new(Cursor::new(bytes))
+                .map_err(|error| refused(Format::Tiff, &error))?;
             checked(header, decoder, limits, ImageDecoder::orientation)
         }
     }
 }
 
-/// Refuses a first page with a tag of more than [`VALUES_MAX`] values. A page that is cut off is left to the decoder.
+/// Refuses a first page with a tag of more than [`VALUES_MAX`] values. A page that is cut off is
+/// left to the decoder.
 fn check_counts(bytes: &[u8]) -> Result<()> {
     const BIG: u64 = 43;
     let little = bytes.starts_with(b"II");
@@ -173,14 +199,17 @@ fn check_counts(bytes: &[u8]) -> Result<()> {
         Some(if little { field.iter().rev().fold(0, append) } else { field.iter().fold(0, append) })
     };
     // Offsets and counts have 8 bytes in a BigTIFF file and 4 in others.
-    let (width, number_width, entry_bytes) = if field(2, 2) == Some(BIG) { (8, 8, 20) } else { (4, 2, 12) };
+    let (width, number_width, entry_bytes) =
+        if field(2, 2) == Some(BIG) { (8, 8, 20) } else { (4, 2, 12) };
     let Some(start) = field(width, width).and_then(|start| usize::try_from(start).ok()) else {
         return Ok(());
     };
     let first = start.saturating_add(number_width);
     for entry in 0..field(start, number_width).unwrap_or(0) {
         let at = first.saturating_add((entry as usize).saturating_mul(entry_bytes));
-        let (Some(tag), Some(count)) = (field(at, 2), field(at.saturating_add(4), width)) else { break };
+        let (Some(tag), Some(count)) = (field(at, 2), field(at.saturating_add(4), width)) else {
+            break;
+        };
         if tag <= TAG_LAST && count > VALUES_MAX {
             return Err(Error::too_large(format!(
                 "this tiff picture's tag {tag} has {count} values, at most {VALUES_MAX} are read"
@@ -190,8 +219,8 @@ fn check_counts(bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// A file of a palette with its pixels called grey: the decoder leaves palettes out, and the numbers of grey pixels as they
-/// are. `None` for any other file.
+/// A file of a palette with its pixels called grey: the decoder leaves palettes out, and the
+/// numbers of grey pixels as they are. `None` for any other file.
 fn palette_as_grey(bytes: &[u8]) -> Option<Vec<u8>> {
     const PHOTOMETRIC: u16 = 262;
     const PALETTE: u16 = 3;
@@ -202,7 +231,8 @@ fn palette_as_grey(bytes: &[u8]) -> Option<Vec<u8>> {
         return None;
     }
     let mut file = bytes.to_vec();
-    let value = if directory.little { BLACK_IS_ZERO.to_le_bytes() } else { BLACK_IS_ZERO.to_be_bytes() };
+    let value =
+        if directory.little { BLACK_IS_ZERO.to_le_bytes() } else { BLACK_IS_ZERO.to_be_bytes() };
     file.get_mut(at..at + 2)?.copy_from_slice(&value);
     Some(file)
 }
@@ -213,7 +243,9 @@ fn palette(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<Vec<[u8; 3]>> {
     let (reds, rest) = map.split_at(map.len() / 3);
     let (greens, blues) = rest.split_at(rest.len() / 2);
     let colours = reds.iter().zip(greens).zip(blues);
-    Ok(colours.map(|((&red, &green), &blue)| [red, green, blue].map(|colour| (colour >> 8) as u8)).collect())
+    Ok(colours
+        .map(|((&red, &green), &blue)| [red, green, blue].map(|colour| (colour >> 8) as u8))
+        .collect())
 }
 
 /// A page whose pixels are numbers of colours, `bits` each, rows beginning on a byte.
@@ -226,9 +258,12 @@ fn indexed(
     let (width, height) = decoder.dimensions().map_err(|error| damaged(&error))?;
     within(width, height, u64::from(width) * u64::from(height) * 3, limits)?;
     let orientation = decoder.find_tag_unsigned::<u8>(Tag::Orientation).ok().flatten();
-    let orientation = orientation.and_then(Orientation::from_exif).unwrap_or(Orientation::NoTransforms);
+    let orientation =
+        orientation.and_then(Orientation::from_exif).unwrap_or(Orientation::NoTransforms);
     let DecodingResult::U8(packed) = decoder.read_image().map_err(|error| damaged(&error))? else {
-        return Err(Error::invalid("this kind of tiff cannot be read: a palette of more than 256 colours"));
+        return Err(Error::invalid(
+            "this kind of tiff cannot be read: a palette of more than 256 colours",
+        ));
     };
     let per_byte = 8 / usize::from(bits);
     let row_bytes = (width as usize).div_ceil(per_byte);
@@ -241,8 +276,9 @@ fn indexed(
             rgb.extend(table.get(usize::from(index)).copied().unwrap_or_default());
         }
     }
-    let image = RgbImage::from_raw(width, height, rgb)
-        .ok_or_else(|| Error::invalid("this tiff picture is damaged or ends early: rows are missing"))?;
+    let image = RgbImage::from_raw(width, height, rgb).ok_or_else(|| {
+        Error::invalid("this tiff picture is damaged or ends early: rows are missing")
+    })?;
     Ok((DynamicImage::ImageRgb8(image), orientation))
 }
 
@@ -278,7 +314,9 @@ mod tests {
     #[test]
     fn a_tag_of_millions_of_values_is_refused_before_they_are_reserved() {
         for big in [false, true] {
-            let kind = |count| announced(&page(big, count), &Limits::default()).map(drop).unwrap_err().kind();
+            let kind = |count| {
+                announced(&page(big, count), &Limits::default()).map(drop).unwrap_err().kind()
+            };
             assert_eq!(kind(VALUES_MAX + 1), ErrorKind::TooLarge, "BigTIFF: {big}");
             assert_eq!(kind(1), ErrorKind::InvalidArgument, "BigTIFF: {big}");
         }

@@ -28,12 +28,14 @@ fn chunks(file: &[u8]) -> Chunks<'_> {
     Chunks(file.get(12..).unwrap_or_default())
 }
 
-/// Returns the EXIF data of a file. The decoder allocates what the chunk claims, so it is never asked.
+/// Returns the EXIF data of a file. The decoder allocates what the chunk claims, so it is never
+/// asked.
 pub(crate) fn exif(file: &[u8]) -> Option<&[u8]> {
     chunks(file).find(|(kind, _)| kind == b"EXIF").map(|(_, data)| data)
 }
 
-/// Reads size and coding. `None` if a frame is larger than its canvas: the decoder would allocate the frame first.
+/// Reads size and coding. `None` if a frame is larger than its canvas: the decoder would allocate
+/// the frame first.
 pub(crate) fn announced(file: &[u8]) -> Option<Announced> {
     let (kind, data) = chunks(file).next()?;
     let partitions = PARTITION_BYTES + 2 * file.len() as u64;
@@ -44,7 +46,9 @@ pub(crate) fn announced(file: &[u8]) -> Option<Announced> {
             let canvas = (u24(data, 4)? + 1, u24(data, 7)? + 1);
             for (kind, data) in chunks(file).flat_map(frames) {
                 let fits = |(width, height)| width <= canvas.0 && height <= canvas.1;
-                if kind == *b"VP8 " && !fits(lossy(data)?) || kind == *b"VP8L" && !fits(lossless(data)?) {
+                if kind == *b"VP8 " && !fits(lossy(data)?)
+                    || kind == *b"VP8L" && !fits(lossless(data)?)
+                {
                     return None;
                 }
             }

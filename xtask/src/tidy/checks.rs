@@ -41,9 +41,13 @@ pub(crate) fn edges(krate: &str, dependencies: &[String]) -> Vec<Complaint> {
 
 /// Complains about a crate without the workspace's lints, which forbid unsafe code.
 pub(crate) fn lints(krate: &str, manifest: &toml::Table) -> Vec<Complaint> {
-    let inherited = manifest.get("lints").and_then(|lints| lints.get("workspace")?.as_bool()) == Some(true);
+    let inherited =
+        manifest.get("lints").and_then(|lints| lints.get("workspace")?.as_bool()) == Some(true);
     let text = "does not have `[lints] workspace = true`";
-    (!inherited).then(|| complaint(format!("crates/{krate}/Cargo.toml"), text)).into_iter().collect()
+    (!inherited)
+        .then(|| complaint(format!("crates/{krate}/Cargo.toml"), text))
+        .into_iter()
+        .collect()
 }
 
 /// Checks one Rust file: unsafe code, unfinished work, lengths.
@@ -65,29 +69,35 @@ pub(crate) fn comments(path: &str, text: &str) -> Vec<Complaint> {
     let wide = comments::wide_lines(text).into_iter();
     let refused = comments::refused_words(text).into_iter();
     let beginnings = comments::refused_beginnings(text).into_iter();
-    wide.map(|line| complaint(at(line), format!("a comment wider than {max} columns: break the line")))
-        .chain(refused.map(|(line, word)| {
-            complaint(
-                at(line),
-                format!("`{word}` in a comment: name the subject, or use the field's word (STYLE.md)"),
-            )
-        }))
-        .chain(beginnings.map(|(line, word)| {
-            complaint(
-                at(line),
-                format!("a doc that begins with `{word}`: begin with a verb or a noun (STYLE.md)"),
-            )
-        }))
-        .collect()
+    wide.map(|line| {
+        complaint(at(line), format!("a comment wider than {max} columns: break the line"))
+    })
+    .chain(refused.map(|(line, word)| {
+        complaint(
+            at(line),
+            format!("`{word}` in a comment: name the subject, or use the field's word (STYLE.md)"),
+        )
+    }))
+    .chain(beginnings.map(|(line, word)| {
+        complaint(
+            at(line),
+            format!("a doc that begins with `{word}`: begin with a verb or a noun (STYLE.md)"),
+        )
+    }))
+    .collect()
 }
 
 /// Finds public type names with more than one definition.
 pub(crate) fn duplicate_types(files: &[SourceFile]) -> Vec<Complaint> {
     let types = items::public_types(files);
-    let repeated = types.iter().filter(|(name, places)| places.len() > 1 && !rules::may_repeat(name));
+    let repeated =
+        types.iter().filter(|(name, places)| places.len() > 1 && !rules::may_repeat(name));
     repeated
         .map(|(name, places)| {
-            let text = format!("`{name}` is defined also in {}: one name, one thing", places[1..].join(", "));
+            let text = format!(
+                "`{name}` is defined also in {}: one name, one thing",
+                places[1..].join(", ")
+            );
             complaint(&places[0], text)
         })
         .collect()
@@ -97,7 +107,9 @@ pub(crate) fn duplicate_types(files: &[SourceFile]) -> Vec<Complaint> {
 pub(crate) fn tuple_parameters(files: &[SourceFile]) -> Vec<Complaint> {
     let places = files.iter().flat_map(items::tuple_parameters);
     places
-        .map(|place| complaint(place, "a tuple pattern as a parameter: use a struct with named fields"))
+        .map(|place| {
+            complaint(place, "a tuple pattern as a parameter: use a struct with named fields")
+        })
         .collect()
 }
 
@@ -137,7 +149,9 @@ fn unsafe_fence(path: &str, masked: &str) -> Vec<Complaint> {
             let place = format!("{path}:{}", line_of(masked, at));
             complaint(
                 place,
-                format!("{what}, which `{krate}` may not; unsafe lives behind the fences in rules.rs"),
+                format!(
+                    "{what}, which `{krate}` may not; unsafe lives behind the fences in rules.rs"
+                ),
             )
         })
         .collect()
@@ -149,7 +163,10 @@ fn unfinished(path: &str, masked: &str) -> Vec<Complaint> {
         .flat_map(|name| words(masked, name).map(move |at| (name, at)))
         .filter(|(name, at)| masked[at + name.len()..].starts_with('!'))
         .map(|(name, at)| {
-            complaint(format!("{path}:{}", line_of(masked, at)), format!("`{name}!` is unfinished work"))
+            complaint(
+                format!("{path}:{}", line_of(masked, at)),
+                format!("`{name}!` is unfinished work"),
+            )
         })
         .collect()
 }
@@ -158,8 +175,11 @@ fn file_length(path: &str, masked: &str) -> Vec<Complaint> {
     let tests: usize = test_items(masked).iter().map(|item| line_count(masked, item)).sum();
     let lines = masked.lines().count().saturating_sub(tests);
     let max = rules::FILE_LINES_MAX;
-    let text =
-        || format!("{lines} lines without tests, {max} allowed: find its second subject and move it out");
+    let text = || {
+        format!(
+            "{lines} lines without tests, {max} allowed: find its second subject and move it out"
+        )
+    };
     (lines > max).then(|| complaint(path, text())).into_iter().collect()
 }
 
@@ -170,12 +190,17 @@ fn function_length(path: &str, masked: &str) -> Vec<Complaint> {
         .into_iter()
         .filter(|(_, range)| !tests.iter().any(|test| test.contains(&range.start)))
         .filter(|(name, _)| {
-            !rules::LONG_FUNCTIONS.iter().any(|(file, function, _)| *file == path && function == name)
+            !rules::LONG_FUNCTIONS
+                .iter()
+                .any(|(file, function, _)| *file == path && function == name)
         })
         .map(|(name, range)| (name, line_of(masked, range.start), line_count(masked, &range)))
         .filter(|(_, _, lines)| *lines > max)
         .map(|(name, line, lines)| {
-            complaint(format!("{path}:{line}"), format!("`{name}` has {lines} lines, {max} allowed"))
+            complaint(
+                format!("{path}:{line}"),
+                format!("`{name}` has {lines} lines, {max} allowed"),
+            )
         })
         .collect()
 }
@@ -192,7 +217,10 @@ pub(crate) fn stale_exceptions(read: impl Fn(&str) -> Option<String>) -> Vec<Com
         .iter()
         .filter(|(path, name, _)| !is_long(path, name))
         .map(|(path, name, _)| {
-            complaint(*path, format!("`{name}` needs no exception any more; remove it from rules.rs"))
+            complaint(
+                *path,
+                format!("`{name}` needs no exception any more; remove it from rules.rs"),
+            )
         })
         .collect()
 }
@@ -207,7 +235,10 @@ pub(crate) fn registry_hosts(path: &str, text: &str) -> Vec<Complaint> {
         .filter_map(|host| text.find(&host).map(|at| (host, at)))
         .map(|(host, at)| {
             let place = format!("{path}:{}", line_of(text, at));
-            complaint(place, format!("names the registry host {host}; leave that to the machine's settings"))
+            complaint(
+                place,
+                format!("names the registry host {host}; leave that to the machine's settings"),
+            )
         })
         .collect()
 }
@@ -220,9 +251,12 @@ pub(crate) fn architecture(text: &str, crates: &[String]) -> Vec<Complaint> {
     if lines > max {
         found.push(complaint(place, format!("{lines} lines, {max} allowed: it is read whole")));
     }
-    let named = |krate: &str| words(text, krate).any(|at| !text[at + krate.len()..].starts_with('-'));
+    let named =
+        |krate: &str| words(text, krate).any(|at| !text[at + krate.len()..].starts_with('-'));
     let unnamed = crates.iter().filter(|krate| !named(krate));
-    found.extend(unnamed.map(|krate| complaint(place, format!("does not mention the crate `{krate}`"))));
+    found.extend(
+        unnamed.map(|krate| complaint(place, format!("does not mention the crate `{krate}`"))),
+    );
     found
 }
 
@@ -237,7 +271,10 @@ mod tests {
     #[test]
     fn an_edge_outside_the_table_is_refused() {
         assert_eq!(places(edges("lifecycle", &["engine".into(), "memory".into()])), [""; 0]);
-        assert_eq!(places(edges("lifecycle", &["schedule".into()])), ["crates/lifecycle/Cargo.toml"]);
+        assert_eq!(
+            places(edges("lifecycle", &["schedule".into()])),
+            ["crates/lifecycle/Cargo.toml"]
+        );
         assert_eq!(places(edges("protocol", &["metrics".into()])), ["crates/protocol/Cargo.toml"]);
         assert_eq!(places(edges("newcomer", &[])), ["crates/newcomer/Cargo.toml"]);
     }
@@ -252,9 +289,15 @@ mod tests {
     #[test]
     fn unsafe_stays_behind_its_fence() {
         let text = "// unsafe { } is fine here\nfn f() {\n    unsafe { g() }\n}\n";
-        assert_eq!(places(rust_file("crates/server/src/lib.rs", text)), ["crates/server/src/lib.rs:3"]);
+        assert_eq!(
+            places(rust_file("crates/server/src/lib.rs", text)),
+            ["crates/server/src/lib.rs:3"]
+        );
         assert_eq!(places(rust_file("crates/engine-onnx/src/lib.rs", text)), [""; 0]);
-        assert_eq!(places(rust_file("crates/engine/src/lib.rs", text)), ["crates/engine/src/lib.rs:3"]);
+        assert_eq!(
+            places(rust_file("crates/engine/src/lib.rs", text)),
+            ["crates/engine/src/lib.rs:3"]
+        );
         assert_eq!(
             places(rust_file("crates/base/src/lib.rs", "#![allow(unsafe_code)]")),
             ["crates/base/src/lib.rs:1"]
@@ -266,7 +309,10 @@ mod tests {
     #[test]
     fn unfinished_work_is_seen() {
         let text = "fn f() {\n    todo!()\n}\nfn g() { unimplemented!(\"x\") }\nlet todo = 1; // todo!()\n";
-        assert_eq!(places(rust_file("xtask/src/x.rs", text)), ["xtask/src/x.rs:2", "xtask/src/x.rs:4"]);
+        assert_eq!(
+            places(rust_file("xtask/src/x.rs", text)),
+            ["xtask/src/x.rs:2", "xtask/src/x.rs:4"]
+        );
     }
 
     #[test]
@@ -274,7 +320,10 @@ mod tests {
         let body = |lines: usize| format!("fn f() {{\n{}}}\n", "    g();\n".repeat(lines - 2));
         let path = "crates/base/src/x.rs";
         assert_eq!(places(rust_file(path, &body(rules::FUNCTION_LINES_MAX))), [""; 0]);
-        assert_eq!(places(rust_file(path, &body(rules::FUNCTION_LINES_MAX + 1))), [format!("{path}:1")]);
+        assert_eq!(
+            places(rust_file(path, &body(rules::FUNCTION_LINES_MAX + 1))),
+            [format!("{path}:1")]
+        );
         assert_eq!(places(rust_file("crates/base/tests/it/x.rs", &body(1000))), [""; 0]);
         assert_eq!(places(rust_file("crates/base/src/generated/x.rs", &body(1000))), [""; 0]);
 

@@ -68,12 +68,16 @@ mod tests {
 
     #[test]
     fn refused_words_are_found_in_comments_only() {
-        assert_eq!(refused_words("// Nobody waits.\nlet nobody = 1;\n/// A body.\n"), [(1, "nobody")]);
+        assert_eq!(
+            refused_words("// Nobody waits.\nlet nobody = 1;\n/// A body.\n"),
+            [(1, "nobody")]
+        );
     }
 
     #[test]
     fn only_the_beginning_of_a_doc_counts() {
-        let text = "/// What it is.\n/// What else.\nfn f() {}\n/// Returns\n/// Whether\nfn g() {}\n";
+        let text =
+            "/// What it is.\n/// What else.\nfn f() {}\n/// Returns\n/// Whether\nfn g() {}\n";
         assert_eq!(refused_beginnings(text), [(1, "What")]);
     }
 }

@@ -107,6 +107,9 @@ mod tests {
     fn tuple_parameters_are_found_in_functions_and_methods() {
         let text = "fn f((a, b): (u8, u8)) {}\nstruct S;\nimpl S {\n fn g(&self, (a, b): (u8, u8)) {}\n fn h(c: (u8, u8)) {}\n}";
         assert_eq!(tuple_parameters(&file(text)), ["crates/x/src/a.rs:1", "crates/x/src/a.rs:4"]);
-        assert_eq!(tuple_parameters(&file("#[cfg(test)] mod t { fn f((a, b): (u8, u8)) {} }")), [""; 0]);
+        assert_eq!(
+            tuple_parameters(&file("#[cfg(test)] mod t { fn f((a, b): (u8, u8)) {} }")),
+            [""; 0]
+        );
     }
 }

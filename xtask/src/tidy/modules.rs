@@ -106,7 +106,8 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        let segments: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        let segments: Vec<String> =
+            path.segments.iter().map(|segment| segment.ident.to_string()).collect();
         if segments.len() > 1 {
             self.record(&segments);
         }
@@ -148,7 +149,8 @@ struct Visited {
 
 impl<'a> Components<'a> {
     fn of(edges: &'a BTreeMap<ModulePath, BTreeSet<ModulePath>>) -> Vec<BTreeSet<&'a ModulePath>> {
-        let mut all = Components { edges, visits: BTreeMap::new(), stack: Vec::new(), found: Vec::new() };
+        let mut all =
+            Components { edges, visits: BTreeMap::new(), stack: Vec::new(), found: Vec::new() };
         for module in edges.keys() {
             if !all.visits.contains_key(module) {
                 all.visit(module);

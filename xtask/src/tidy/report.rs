@@ -60,7 +60,8 @@ pub(crate) fn of(files: &[SourceFile], comments: &CommentTotals) -> Report {
         figures.largest_module_ring = figures.rings.first().map_or(1, Vec::len);
     }
     let duplicates = items::public_types(files);
-    let duplicates = duplicates.iter().filter(|(name, places)| places.len() > 1 && !rules::may_repeat(name));
+    let duplicates =
+        duplicates.iter().filter(|(name, places)| places.len() > 1 && !rules::may_repeat(name));
     Report {
         lines: crates.values().map(|figures| figures.lines).sum(),
         crates,

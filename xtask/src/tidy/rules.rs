@@ -53,7 +53,10 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ),
     ("loadgen", &["base", "metrics", "os", "engine", "engine-onnx", "engine-torch", "protocol"]),
     ("tune", &["base", "metrics", "os", "engine", "engine-onnx", "protocol", "loadgen"]),
-    ("demo", &["base", "metrics", "os", "engine", "engine-onnx", "engine-torch", "protocol", "loadgen"]),
+    (
+        "demo",
+        &["base", "metrics", "os", "engine", "engine-onnx", "engine-torch", "protocol", "loadgen"],
+    ),
     (
         "bench",
         &[
@@ -103,7 +106,8 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
 
 /// Returns true if the crate may contain unsafe code.
 pub(crate) fn may_hold_unsafe(krate: &str) -> bool {
-    matches!(krate, "memory" | "os" | "storage" | "kernels" | "gpu" | "fuzz") || krate.starts_with("engine-")
+    matches!(krate, "memory" | "os" | "storage" | "kernels" | "gpu" | "fuzz")
+        || krate.starts_with("engine-")
 }
 
 /// Functions that may be longer than [`FUNCTION_LINES_MAX`]: path, name, reason.

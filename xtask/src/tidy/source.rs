@@ -16,7 +16,8 @@ pub(crate) fn mask(text: &str) -> String {
             b'/' if bytes[at..].starts_with(b"//") => (line_end(bytes, at), b' '),
             b'/' if bytes[at..].starts_with(b"/*") => (block_comment_end(bytes, at), b' '),
             b'"' => (string_end(bytes, at), b'~'),
-            b'r' | b'b' | b'c' if !follows_word(bytes, at) => match prefixed_literal_end(bytes, at) {
+            b'r' | b'b' | b'c' if !follows_word(bytes, at) => match prefixed_literal_end(bytes, at)
+            {
                 Some(end) => (end, b'~'),
                 None => (at + 1, 0),
             },
@@ -55,7 +56,8 @@ pub(crate) fn functions(masked: &str) -> Vec<(&str, Range<usize>)> {
     words(masked, "fn")
         .filter_map(|start| {
             let after = masked[start + 2..].trim_start();
-            let name = after.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
+            let name =
+                after.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
             let end = item_end(masked, start);
             // `fn(u8)` is a type, and a function ending in a semicolon has no body.
             (!name.is_empty() && masked[..end].ends_with('}')).then_some((name, start..end))
@@ -174,7 +176,8 @@ fn char_end(bytes: &[u8], at: usize) -> Option<usize> {
     let text = bytes.get(from..bytes.len().min(from + reach))?;
     let length = text.iter().position(|&byte| byte == b'\'')?;
     let inside = &bytes[at + 1..from + length];
-    let one = escaped || std::str::from_utf8(inside).is_ok_and(|inside| inside.chars().count() == 1);
+    let one =
+        escaped || std::str::from_utf8(inside).is_ok_and(|inside| inside.chars().count() == 1);
     one.then_some(from + length + 1)
 }
 
@@ -202,8 +205,10 @@ mod tests {
     fn functions_are_found_with_their_length() {
         let text = "pub fn one(x: [u8; 2]) -> u8 {\n    2\n}\ntrait T { fn none(); }\ntype F = fn(u8);\nfn two() where u8: Copy { if true { } }\n";
         let masked = mask(text);
-        let found: Vec<_> =
-            functions(&masked).into_iter().map(|(name, range)| (name, line_count(&masked, &range))).collect();
+        let found: Vec<_> = functions(&masked)
+            .into_iter()
+            .map(|(name, range)| (name, line_count(&masked, &range)))
+            .collect();
         assert_eq!(found, [("one", 3), ("two", 1)]);
     }
 

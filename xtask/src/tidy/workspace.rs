@@ -61,7 +61,8 @@ impl Location {
 
 fn parse(path: &str, location: Location, text: &str) -> Result<SourceFile> {
     let masked = source::mask(text);
-    let tests: usize = source::test_items(&masked).iter().map(|item| source::line_count(&masked, item)).sum();
+    let tests: usize =
+        source::test_items(&masked).iter().map(|item| source::line_count(&masked, item)).sum();
     let lines = masked.lines().count().saturating_sub(tests);
     let syntax = syn::parse_file(text)?;
     Ok(SourceFile {
@@ -77,14 +78,19 @@ fn parse(path: &str, location: Location, text: &str) -> Result<SourceFile> {
 /// Full names (`crate::module`) of the modules that a file declares under `#[cfg(test)]`.
 fn test_modules(file: &SourceFile) -> Vec<String> {
     let modules = file.syntax.items.iter().filter_map(|item| match item {
-        syn::Item::Mod(module) if module.content.is_none() && is_test_only(&module.attrs) => Some(module),
+        syn::Item::Mod(module) if module.content.is_none() && is_test_only(&module.attrs) => {
+            Some(module)
+        }
         _ => None,
     });
-    modules.map(|module| full_name(&file.krate, &file.module, Some(&module.ident.to_string()))).collect()
+    modules
+        .map(|module| full_name(&file.krate, &file.module, Some(&module.ident.to_string())))
+        .collect()
 }
 
 fn is_below(tests: &BTreeSet<String>, file: &SourceFile) -> bool {
-    (1..=file.module.len()).any(|depth| tests.contains(&full_name(&file.krate, &file.module[..depth], None)))
+    (1..=file.module.len())
+        .any(|depth| tests.contains(&full_name(&file.krate, &file.module[..depth], None)))
 }
 
 fn full_name(krate: &str, module: &[String], child: Option<&str>) -> String {

@@ -26,7 +26,9 @@ fn parse_distance(name: &str) -> Result<Metric> {
         "Dot" => Ok(Metric::Dot),
         "Euclid" => Ok(Metric::L2),
         "Manhattan" => Err(Error::unimplemented(unsupported("distance Manhattan"))),
-        other => Err(Error::invalid(format!("distance: \"{other}\" is none of Cosine, Dot and Euclid"))),
+        other => {
+            Err(Error::invalid(format!("distance: \"{other}\" is none of Cosine, Dot and Euclid")))
+        }
     }
 }
 
@@ -81,7 +83,8 @@ impl CreateCollection {
             Some(vectors) => vectors.as_object().ok_or_else(wrong)?,
         };
         let read = |params: &Map<String, Value>, field: &str| {
-            VectorParams::deserialize(params).map_err(|error| Error::invalid(format!("{field}: {error}")))
+            VectorParams::deserialize(params)
+                .map_err(|error| Error::invalid(format!("{field}: {error}")))
         };
         if vectors.get("size").is_some_and(|size| !size.is_object()) {
             return Ok((String::new(), read(vectors, "vectors")?));
@@ -112,7 +115,8 @@ impl CreateCollection {
             ("vectors.on_disk", params.on_disk.filter(|on_disk| !on_disk).map(Value::from)),
             ("vectors.memory", not_cold("vectors.memory", params.memory)?),
         ];
-        hints.extend(vector.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+        hints
+            .extend(vector.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
         for (name, value) in self.rest.iter().filter(|(_, value)| !value.is_null()) {
             if let Some(value) = hint(name, value)? {
                 hints.insert(name.clone(), value);
@@ -127,21 +131,29 @@ impl CreateCollection {
 /// follows.
 fn hint(name: &str, value: &Value) -> Result<Option<Value>> {
     match name {
-        "shard_number" | "replication_factor" | "write_consistency_factor" => match value.as_u64() {
-            Some(0) => Err(out_of_limits(name, "value 0 invalid, must be 1 or larger")),
-            Some(1) => Ok(None),
-            Some(_) => Ok(Some(value.clone())),
-            None => Err(Error::invalid(format!("{name}: a whole number from 1 is expected, not {value}"))),
-        },
+        "shard_number" | "replication_factor" | "write_consistency_factor" => {
+            match value.as_u64() {
+                Some(0) => Err(out_of_limits(name, "value 0 invalid, must be 1 or larger")),
+                Some(1) => Ok(None),
+                Some(_) => Ok(Some(value.clone())),
+                None => Err(Error::invalid(format!(
+                    "{name}: a whole number from 1 is expected, not {value}"
+                ))),
+            }
+        }
         "on_disk_payload" => match value.as_bool() {
             Some(true) => Ok(None),
             Some(false) => Ok(Some(value.clone())),
             None => Err(Error::invalid("on_disk_payload: true or false is expected")),
         },
-        "payload" => Ok(not_cold("payload.memory", value.get("memory").cloned())?.map(|_| value.clone())),
-        "id_tracker" | "hnsw_config" | "wal_config" | "optimizers_config" | "quantization_config" => {
-            Ok(Some(value.clone()))
+        "payload" => {
+            Ok(not_cold("payload.memory", value.get("memory").cloned())?.map(|_| value.clone()))
         }
+        "id_tracker"
+        | "hnsw_config"
+        | "wal_config"
+        | "optimizers_config"
+        | "quantization_config" => Ok(Some(value.clone())),
         "strict_mode_config" if value.get("enabled") == Some(&Value::Bool(false)) => Ok(None),
         "strict_mode_config" | "init_from" => Err(Error::unimplemented(unsupported(name))),
         other => Err(Error::invalid(format!("{other}: a collection has no such setting"))),
@@ -216,7 +228,9 @@ impl UpdateCollection {
             ("hnsw_config", &self.hnsw_config),
             ("quantization_config", &self.quantization_config),
         ];
-        hints.extend(others.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value.clone()?))));
+        hints.extend(
+            others.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value.clone()?))),
+        );
         Ok(hints)
     }
 }
@@ -264,7 +278,8 @@ pub struct CreateIndex {
 }
 
 /// Types of Qdrant's indexes.
-const INDEX_TYPES: [&str; 8] = ["keyword", "integer", "float", "geo", "text", "bool", "datetime", "uuid"];
+const INDEX_TYPES: [&str; 8] =
+    ["keyword", "integer", "float", "geo", "text", "bool", "datetime", "uuid"];
 
 impl CreateIndex {
     /// Returns the field's type and the parameters in the request.
@@ -286,7 +301,8 @@ impl CreateIndex {
                 INDEX_TYPES.join(", ")
             )));
         }
-        let off = |name: &str| params.and_then(|params| params.get(name)) == Some(&Value::Bool(false));
+        let off =
+            |name: &str| params.and_then(|params| params.get(name)) == Some(&Value::Bool(false));
         if name == "integer" && off("lookup") && off("range") {
             return Err(out_of_limits("field_schema", "lookup and range cannot both be false"));
         }

@@ -17,7 +17,9 @@ pub(super) fn required<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Fil
 }
 
 /// Reads a filter or null.
-pub(super) fn optional<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Filter>, D::Error> {
+pub(super) fn optional<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Filter>, D::Error> {
     let value = Option::<Value>::deserialize(deserializer)?;
     value.as_ref().map(|value| object(value).and_then(filter)).transpose().map_err(D::Error::custom)
 }
@@ -68,7 +70,9 @@ fn condition(value: &Value) -> Parsed<Condition> {
         return field(fields);
     }
     let mut entries = members(fields);
-    let Some((name, value)) = entries.next() else { return Ok(Condition::Nested(Filter::default())) };
+    let Some((name, value)) = entries.next() else {
+        return Ok(Condition::Nested(Filter::default()));
+    };
     let alone = entries.next().is_none();
     match name {
         "has_id" if alone => {
@@ -91,7 +95,10 @@ fn condition(value: &Value) -> Parsed<Condition> {
 }
 
 fn text(value: Option<&Value>, name: &str) -> Parsed<String> {
-    value.and_then(Value::as_str).map(str::to_owned).ok_or_else(|| format!("{name}: a string is expected"))
+    value
+        .and_then(Value::as_str)
+        .map(str::to_owned)
+        .ok_or_else(|| format!("{name}: a string is expected"))
 }
 
 /// Reads a condition on a field: one of match, range and is_empty.
@@ -107,7 +114,9 @@ fn field(fields: &Map<String, Value>) -> Parsed<Condition> {
             "geo_bounding_box" | "geo_radius" | "geo_polygon" | "values_count" | "is_null" => {
                 return Err(unsupported(format_args!("the condition {name}")));
             }
-            other => return Err(format!("{other}: a condition on a field is match, range or is_empty")),
+            other => {
+                return Err(format!("{other}: a condition on a field is match, range or is_empty"));
+            }
         };
         if found.replace(condition).is_some() {
             return Err(format!(
@@ -116,16 +125,19 @@ fn field(fields: &Map<String, Value>) -> Parsed<Condition> {
         }
     }
     found.ok_or_else(|| {
-        limits(format_args!("the condition on \"{path}\" says nothing; give match, range or is_empty"))
+        limits(format_args!(
+            "the condition on \"{path}\" says nothing; give match, range or is_empty"
+        ))
     })
 }
 
 fn empty(key: String, value: &Value) -> Parsed<Condition> {
     match value.as_bool() {
         Some(true) => Ok(Condition::IsEmpty { key }),
-        Some(false) => {
-            Ok(Condition::Nested(Filter { must_not: vec![Condition::IsEmpty { key }], ..Filter::default() }))
-        }
+        Some(false) => Ok(Condition::Nested(Filter {
+            must_not: vec![Condition::IsEmpty { key }],
+            ..Filter::default()
+        })),
         None => Err("is_empty: true or false is expected".to_owned()),
     }
 }
@@ -155,7 +167,10 @@ fn scalar(value: &Value) -> Parsed<Value> {
 
 fn scalars(value: &Value) -> Parsed<Vec<Value>> {
     let list = value.as_array().ok_or_else(|| "a list is expected".to_owned())?;
-    list.iter().enumerate().map(|(at, value)| within(format_args!("[{at}]"), scalar(value))).collect()
+    list.iter()
+        .enumerate()
+        .map(|(at, value)| within(format_args!("[{at}]"), scalar(value)))
+        .collect()
 }
 
 fn range(value: &Value) -> Parsed<Range> {

@@ -103,7 +103,11 @@ impl PointsBatch {
         }
         let points = self.ids.into_iter().zip(vectors).zip(payloads);
         Ok(points
-            .map(|((id, vector), payload)| UpsertPoint { id, vector, payload: payload.unwrap_or_default() })
+            .map(|((id, vector), payload)| UpsertPoint {
+                id,
+                vector,
+                payload: payload.unwrap_or_default(),
+            })
             .collect())
     }
 }
@@ -120,7 +124,10 @@ pub struct PointsSelector {
 }
 
 /// Returns the selection if exactly one of both is there.
-pub(super) fn selection(points: Option<Vec<PointId>>, filter: Option<Filter>) -> Result<PointSelection> {
+pub(super) fn selection(
+    points: Option<Vec<PointId>>,
+    filter: Option<Filter>,
+) -> Result<PointSelection> {
     match (points, filter) {
         (Some(points), None) => Ok(PointSelection::Ids(points)),
         (None, Some(filter)) => Ok(PointSelection::Filter(filter)),
@@ -176,7 +183,9 @@ pub enum UpdateOperation {
 pub enum UnsupportedOperation {}
 
 impl<'de> Deserialize<'de> for UnsupportedOperation {
-    fn deserialize<D: serde::Deserializer<'de>>(_: D) -> std::result::Result<UnsupportedOperation, D::Error> {
+    fn deserialize<D: serde::Deserializer<'de>>(
+        _: D,
+    ) -> std::result::Result<UnsupportedOperation, D::Error> {
         Err(serde::de::Error::custom(unsupported(
             "changing vectors apart from their points (write the points again)",
         )))

@@ -280,7 +280,11 @@ fn from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::Error>
             }
             other => {
                 map.next_value::<serde::de::IgnoredAny>()?;
-                return Err(if is_inference(other) { no_vector(Some(other)) } else { object(&mut map)? });
+                return Err(if is_inference(other) {
+                    no_vector(Some(other))
+                } else {
+                    object(&mut map)?
+                });
             }
         }
     }
@@ -288,7 +292,9 @@ fn from_map<'de, A: MapAccess<'de>>(mut map: A) -> Result<VectorQuery, A::Error>
         (Some(VectorQuery::Nearest(target)), Some(mmr)) => with_mmr(target, &mmr),
         (Some(query), None) => Ok(query),
         (Some(_), Some(_)) => Err(A::Error::custom("mmr goes with nearest only")),
-        (None, _) => Err(A::Error::custom("an empty object is no query; give nearest or recommend")),
+        (None, _) => {
+            Err(A::Error::custom("an empty object is no query; give nearest or recommend"))
+        }
     }
 }
 
@@ -304,7 +310,9 @@ fn recommend<E: DeError>(params: RecommendParams) -> Result<VectorQuery, E> {
     match params.strategy.as_deref() {
         None | Some("average_vector") => {}
         Some("best_score" | "sum_scores") => {
-            return Err(E::custom(unsupported("recommend by another strategy than average_vector")));
+            return Err(E::custom(unsupported(
+                "recommend by another strategy than average_vector",
+            )));
         }
         Some(_) => return Err(E::custom("strategy: average_vector is expected")),
     }

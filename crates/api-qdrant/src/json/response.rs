@@ -46,7 +46,9 @@ pub(crate) fn envelope(result: &[u8], took: Duration) -> Vec<u8> {
 
 /// Puts an error's message into its envelope.
 pub(crate) fn error(message: &str, took: Duration) -> Vec<u8> {
-    serde_json::json!({ "status": { "error": message }, "time": took.as_secs_f64() }).to_string().into_bytes()
+    serde_json::json!({ "status": { "error": message }, "time": took.as_secs_f64() })
+        .to_string()
+        .into_bytes()
 }
 
 /// Returns the body by which clients recognise Qdrant at the root. `name` and `version` are this

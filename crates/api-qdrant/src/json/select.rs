@@ -114,7 +114,9 @@ impl PayloadPaths {
             _ if self.ends => None,
             Value::Object(fields) => Some(Value::Object(self.exclude_fields(fields))),
             Value::Array(list) => Some(match &self.elements {
-                Some(elements) => list.into_iter().filter_map(|value| elements.exclude(value)).collect(),
+                Some(elements) => {
+                    list.into_iter().filter_map(|value| elements.exclude(value)).collect()
+                }
                 None => Value::Array(list),
             }),
             value => Some(value),

@@ -30,11 +30,18 @@ fn uuid() -> PointId {
 
 #[test]
 fn a_wrong_id_is_refused_with_its_path() {
-    let spellings = json!([format!("{{{UUID}}}"), format!("urn:uuid:{UUID}"), UUID.replace('-', "")]);
+    let spellings =
+        json!([format!("{{{UUID}}}"), format!("urn:uuid:{UUID}"), UUID.replace('-', "")]);
     assert_eq!(read::<Vec<PointId>>(&spellings).unwrap(), [uuid(); 3]);
     assert_eq!(read::<Vec<PointId>>(&json!([7, UUID])).unwrap(), [PointId::Number(7), uuid()]);
-    for wrong in [json!([-1]), json!([1.5]), json!(["seven"]), json!(["7"]), json!([null]), json!([u64::MAX])]
-    {
+    for wrong in [
+        json!([-1]),
+        json!([1.5]),
+        json!(["seven"]),
+        json!(["7"]),
+        json!([null]),
+        json!([u64::MAX]),
+    ] {
         let (kind, message) = refused::<Vec<PointId>>(&wrong);
         assert_eq!(kind, ErrorKind::InvalidArgument);
         assert!(message.contains("[0]") && message.contains("UUID"), "{message}");
@@ -49,11 +56,14 @@ fn points_come_as_a_list_or_as_a_batch() {
     let rows = rows.points("").unwrap();
     assert_eq!(
         rows[0],
-        UpsertPoint { id: PointId::Number(1), vector: vec![0.1, 2.0], payload: object(json!({"a": 1})) }
+        UpsertPoint {
+            id: PointId::Number(1),
+            vector: vec![0.1, 2.0],
+            payload: object(json!({"a": 1}))
+        }
     );
     assert_eq!(rows[1].vector, [0.0, -1.0]);
-    let columns =
-        json!({"batch": {"ids": [1, UUID], "vectors": [[0.1, 2], [0, -1]], "payloads": [{"a": 1}, null]}});
+    let columns = json!({"batch": {"ids": [1, UUID], "vectors": [[0.1, 2], [0, -1]], "payloads": [{"a": 1}, null]}});
     assert_eq!(read::<UpsertRequest>(&columns).unwrap().points("").unwrap(), rows);
     let named = json!({"batch": {"ids": [1, UUID], "vectors": {"text": [[0.1, 2], [0, -1]]}, "payloads": [{"a": 1}, {}]}});
     assert_eq!(read::<UpsertRequest>(&named).unwrap().points("text").unwrap(), rows);
@@ -67,13 +77,18 @@ fn refused_points_are_named() {
     let upsert = |value: Value, name: &str| {
         read::<UpsertRequest>(&value).and_then(|upsert| upsert.points(name)).unwrap_err()
     };
-    let point = |vector: Value| json!({"points": [{"id": 1, "vector": [1]}, {"id": 2, "vector": vector}]});
+    let point =
+        |vector: Value| json!({"points": [{"id": 1, "vector": [1]}, {"id": 2, "vector": vector}]});
     for (vector, kind, words) in [
         (json!([[1.0], [2.0]]), ErrorKind::Unimplemented, "points[1].vector"),
         (json!({"indices": [1], "values": [0.5]}), ErrorKind::Unimplemented, "sparse"),
         (json!({"text": "a cat", "model": "m"}), ErrorKind::Unimplemented, "text"),
         (json!({"image": "http://x/", "model": "m"}), ErrorKind::Unimplemented, "/v1/images"),
-        (json!({"other": [1.0]}), ErrorKind::InvalidArgument, "points[1].vector: Not existing vector name"),
+        (
+            json!({"other": [1.0]}),
+            ErrorKind::InvalidArgument,
+            "points[1].vector: Not existing vector name",
+        ),
         (json!([1, "x"]), ErrorKind::InvalidArgument, "points[1].vector[1]"),
         (json!(null), ErrorKind::Unimplemented, "points[1].vector: a point without a vector"),
         (json!({}), ErrorKind::Unimplemented, "points[1].vector: a point without a vector"),
@@ -83,7 +98,9 @@ fn refused_points_are_named() {
         assert!(error.message().contains(words), "{vector}: {error}");
     }
     assert!(
-        upsert(json!({"points": [], "batch": null, "shard_key": "a"}), "").message().contains("shard_key")
+        upsert(json!({"points": [], "batch": null, "shard_key": "a"}), "")
+            .message()
+            .contains("shard_key")
     );
     assert_eq!(
         upsert(json!({"points": [], "update_mode": "insert_only"}), "").kind(),
@@ -117,7 +134,8 @@ fn filters_are_read_in_every_form() {
 
 #[test]
 fn refused_conditions_are_named() {
-    let refusal = |condition: Value| refused::<CountRequest>(&json!({"filter": {"must": [condition]}}));
+    let refusal =
+        |condition: Value| refused::<CountRequest>(&json!({"filter": {"must": [condition]}}));
     for condition in [
         json!({"key": "a", "match": {"text": "word"}}),
         json!({"key": "a", "geo_radius": {"center": {"lat": 1, "lon": 2}, "radius": 3}}),
@@ -149,16 +167,24 @@ fn refused_conditions_are_named() {
 
 #[test]
 fn queries_are_read_in_every_form() {
-    let target =
-        |value: Value| read::<QueryRequest>(&json!({ "query": value })).map(|request| request.query.unwrap());
+    let target = |value: Value| {
+        read::<QueryRequest>(&json!({ "query": value })).map(|request| request.query.unwrap())
+    };
     let vector = || VectorInput::Vector(vec![1.0, 0.5]);
     assert_eq!(target(json!([1, 0.5])).unwrap(), VectorQuery::Nearest(vector()));
-    assert_eq!(target(json!({"nearest": [1, 0.5], "mmr": null})).unwrap(), VectorQuery::Nearest(vector()));
-    assert_eq!(target(json!(7)).unwrap(), VectorQuery::Nearest(VectorInput::Id(PointId::Number(7))));
+    assert_eq!(
+        target(json!({"nearest": [1, 0.5], "mmr": null})).unwrap(),
+        VectorQuery::Nearest(vector())
+    );
+    assert_eq!(
+        target(json!(7)).unwrap(),
+        VectorQuery::Nearest(VectorInput::Id(PointId::Number(7)))
+    );
     let uuid = VectorQuery::Nearest(VectorInput::Id(uuid()));
     assert_eq!(target(json!(UUID)).unwrap(), uuid);
     assert_eq!(target(json!({ "nearest": UUID })).unwrap(), uuid);
-    let recommend = target(json!({"recommend": {"positive": [7, [1, 0.5]], "negative": null}})).unwrap();
+    let recommend =
+        target(json!({"recommend": {"positive": [7, [1, 0.5]], "negative": null}})).unwrap();
     let positive = vec![VectorInput::Id(PointId::Number(7)), vector()];
     assert_eq!(recommend, VectorQuery::Recommend { positive, negative: Vec::new() });
     let diverse = target(json!({"nearest": [1, 0.5], "mmr": {"diversity": 0.25}})).unwrap();
@@ -181,8 +207,14 @@ fn queries_are_read_in_every_form() {
             "{unsupported}"
         );
     }
-    for wrong in [json!({}), json!("x"), json!(-1), json!({"nearest": true}), json!({"recommend": {}})] {
-        assert_eq!(target(wrong.clone()).unwrap_err().kind(), ErrorKind::InvalidArgument, "{wrong}");
+    for wrong in
+        [json!({}), json!("x"), json!(-1), json!({"nearest": true}), json!({"recommend": {}})]
+    {
+        assert_eq!(
+            target(wrong.clone()).unwrap_err().kind(),
+            ErrorKind::InvalidArgument,
+            "{wrong}"
+        );
     }
 }
 
@@ -232,7 +264,8 @@ fn payloads_are_projected() {
 
 #[test]
 fn a_collection_has_one_vector() {
-    let settings = |value: Value| read::<CreateCollection>(&value).and_then(|create| create.settings());
+    let settings =
+        |value: Value| read::<CreateCollection>(&value).and_then(|create| create.settings());
     let expected = |name: &str| CollectionSettings {
         vector_name: name.into(),
         ..CollectionSettings::new(4, Metric::Dot)
@@ -241,7 +274,10 @@ fn a_collection_has_one_vector() {
         settings(json!({"vectors": {"size": 4, "distance": "Dot", "on_disk": true}})).unwrap(),
         expected("")
     );
-    assert_eq!(settings(json!({"vectors": {"": {"size": 4, "distance": "Dot"}}})).unwrap(), expected(""));
+    assert_eq!(
+        settings(json!({"vectors": {"": {"size": 4, "distance": "Dot"}}})).unwrap(),
+        expected("")
+    );
     // A vector may be called "size".
     assert_eq!(
         settings(json!({"vectors": {"size": {"size": 4, "distance": "Dot"}}})).unwrap(),
@@ -332,7 +368,8 @@ fn hints_without_effect_are_listed() {
     let others = json!({"shard_number": 2, "on_disk_payload": false, "hnsw_config": {"m": 8},
                         "vectors": {"": {"size": 4, "distance": "Dot", "on_disk": false, "memory": "cached"}}});
     let names: Vec<String> = hints(others).unwrap().keys().cloned().collect();
-    let expected = ["hnsw_config", "on_disk_payload", "shard_number", "vectors.memory", "vectors.on_disk"];
+    let expected =
+        ["hnsw_config", "on_disk_payload", "shard_number", "vectors.memory", "vectors.on_disk"];
     let mut sorted = names.clone();
     sorted.sort_unstable();
     assert_eq!(sorted, expected);
@@ -354,8 +391,7 @@ fn hints_without_effect_are_listed() {
     }
     let strict = hints(json!({"strict_mode_config": {"enabled": true}})).unwrap_err();
     assert_eq!(strict.kind(), ErrorKind::Unimplemented);
-    let update =
-        json!({"params": {"replication_factor": 3, "on_disk_payload": true}, "hnsw_config": {"m": 8}});
+    let update = json!({"params": {"replication_factor": 3, "on_disk_payload": true}, "hnsw_config": {"m": 8}});
     let update: UpdateCollection = read(&update).unwrap();
     assert_eq!(
         Value::Object(update.hints().unwrap()),
@@ -398,7 +434,9 @@ fn unknown_fields_are_refused() {
         refused::<QueryRequest>(&json!({"query": 1, "fitler": {}})),
         refused::<QueryRequest>(&json!({"query": 1, "params": {"ef": 9}})),
         refused::<QueryRequest>(&json!({"prefetch": {"query": 1, "limits": 9}, "query": 1})),
-        refused::<QueryRequest>(&json!({"query": {"recommend": {"positive": [1], "negatives": [2]}}})),
+        refused::<QueryRequest>(
+            &json!({"query": {"recommend": {"positive": [1], "negatives": [2]}}}),
+        ),
         refused::<ScrollRequest>(&json!({"offsets": 1})),
         refused::<CountRequest>(&json!({"filters": {}})),
         refused::<FacetRequest>(&json!({"key": "a", "filters": {}})),
@@ -416,8 +454,14 @@ fn unknown_fields_are_refused() {
     assert!(read::<QueryRequest>(&known).is_ok());
     assert!(read::<CountRequest>(&json!({"exact": false})).is_ok());
     for request in [json!({"with_vectors": true}), json!({"with_vector": true})] {
-        assert_eq!(read::<ScrollRequest>(&request).unwrap().with_vector, Some(WithVector::All(true)));
-        assert_eq!(read::<QueryRequest>(&request).unwrap().with_vector, Some(WithVector::All(true)));
+        assert_eq!(
+            read::<ScrollRequest>(&request).unwrap().with_vector,
+            Some(WithVector::All(true))
+        );
+        assert_eq!(
+            read::<QueryRequest>(&request).unwrap().with_vector,
+            Some(WithVector::All(true))
+        );
     }
 }
 
@@ -489,9 +533,15 @@ fn all_of(body: &[u8]) {
     let _ = parse::<CreateIndex>(body).map(|index| index.schema().map(|_| ()));
     let _ = parse::<WithPayload>(body)
         .map(|with_payload| with_payload.project(object(json!({"a": {"b": [1, {"c": 2}]}}))));
-    let _ = (parse::<QueryRequest>(body), parse::<QueryBatchRequest>(body), parse::<ScrollRequest>(body));
-    let _ = (parse::<CountRequest>(body), parse::<RetrieveRequest>(body), parse::<UpdateBatch>(body));
-    let _ = (parse::<SetPayload>(body), parse::<DeletePayload>(body), parse::<PointsSelector>(body));
+    let _ = (
+        parse::<QueryRequest>(body),
+        parse::<QueryBatchRequest>(body),
+        parse::<ScrollRequest>(body),
+    );
+    let _ =
+        (parse::<CountRequest>(body), parse::<RetrieveRequest>(body), parse::<UpdateBatch>(body));
+    let _ =
+        (parse::<SetPayload>(body), parse::<DeletePayload>(body), parse::<PointsSelector>(body));
     let _ = (parse::<UpdateCollection>(body), parse::<ChangeAliases>(body), parse_filter(body));
 }
 

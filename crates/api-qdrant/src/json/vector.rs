@@ -3,7 +3,9 @@
 use std::fmt;
 
 use base::{Error, Result};
-use serde::de::{Deserialize, Deserializer, Error as DeError, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    Deserialize, Deserializer, Error as DeError, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 use serde::ser::{Serialize, Serializer};
 
 use super::unsupported;
@@ -43,7 +45,11 @@ impl Serialize for Vector {
 impl Vector {
     /// Returns the vector called `name` for a response: bare if the name is "".
     pub fn labelled(name: &str, values: Vec<f32>) -> Vector {
-        if name.is_empty() { Vector::Plain(values) } else { Vector::Named(vec![(name.to_owned(), values)]) }
+        if name.is_empty() {
+            Vector::Plain(values)
+        } else {
+            Vector::Named(vec![(name.to_owned(), values)])
+        }
     }
 
     /// Returns the values of the vector called `name`, "" for a vector without a name.
@@ -174,7 +180,9 @@ pub(super) fn no_vector<E: DeError>(key: Option<&str>) -> E {
     E::custom(match key {
         Some("indices" | "values") => unsupported("a sparse vector"),
         Some("text") => unsupported("a text to be embedded"),
-        Some("image") => unsupported("an image in a vector's place (send images to /v1/images/COLLECTION)"),
+        Some("image") => {
+            unsupported("an image in a vector's place (send images to /v1/images/COLLECTION)")
+        }
         Some("object") => unsupported("an object to be embedded"),
         _ => "an object is no vector; write a list of numbers".to_owned(),
     })
@@ -203,7 +211,9 @@ fn named_vectors<'de, T: Deserialize<'de>, A: MapAccess<'de>>(
             vectors.push((name, map.next_value()?));
         }
         if vectors.len() > NAMES_MAX {
-            return Err(A::Error::custom(format_args!("more than {NAMES_MAX} vectors in one point")));
+            return Err(A::Error::custom(format_args!(
+                "more than {NAMES_MAX} vectors in one point"
+            )));
         }
     }
     let has = |key: &str| vectors.iter().any(|(name, _)| name == key);
@@ -236,7 +246,9 @@ impl<'de> Deserialize<'de> for Vector {
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Vector, A::Error> {
                 let vectors = named_vectors::<DenseVector, A>(map)?;
-                Ok(Vector::Named(vectors.into_iter().map(|(name, dense)| (name, dense.0)).collect()))
+                Ok(Vector::Named(
+                    vectors.into_iter().map(|(name, dense)| (name, dense.0)).collect(),
+                ))
             }
         }
         deserializer.deserialize_any(VectorVisitor)
@@ -250,7 +262,9 @@ impl<'de> Deserialize<'de> for BatchVectors {
             type Value = BatchVectors;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("vectors: a list of lists of numbers, or an object of one name and such a list")
+                f.write_str(
+                    "vectors: a list of lists of numbers, or an object of one name and such a list",
+                )
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<BatchVectors, A::Error> {
@@ -263,7 +277,8 @@ impl<'de> Deserialize<'de> for BatchVectors {
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<BatchVectors, A::Error> {
                 let columns = named_vectors::<Vec<DenseVector>, A>(map)?;
-                let plain = |column: Vec<DenseVector>| column.into_iter().map(|dense| dense.0).collect();
+                let plain =
+                    |column: Vec<DenseVector>| column.into_iter().map(|dense| dense.0).collect();
                 Ok(BatchVectors::Named(
                     columns.into_iter().map(|(name, column)| (name, plain(column))).collect(),
                 ))

@@ -68,7 +68,9 @@ fn describe(chunk: &[u8]) -> Result<PcmLayout> {
         (b"NONE" | b"twos", 1..=32) => {
             SampleCoding::Signed { bytes: usize::from(bits.div_ceil(8)), big: true }
         }
-        (b"sowt", 1..=32) => SampleCoding::Signed { bytes: usize::from(bits.div_ceil(8)), big: false },
+        (b"sowt", 1..=32) => {
+            SampleCoding::Signed { bytes: usize::from(bits.div_ceil(8)), big: false }
+        }
         (b"fl32" | b"FL32", _) => SampleCoding::Float32 { big: true },
         (b"fl64" | b"FL64", _) => SampleCoding::Float64 { big: true },
         (b"alaw" | b"ALAW", _) => SampleCoding::ALaw,

@@ -33,7 +33,17 @@ impl InputBytes {
         let seekable = matches!(input, AudioInput::File(_));
         let (ahead, renamed) = (Vec::new(), Vec::new());
         let (used, place, watch) = (0, 0, None);
-        InputBytes { rest: input, ahead, used, ended: false, broken: None, renamed, place, seekable, watch }
+        InputBytes {
+            rest: input,
+            ahead,
+            used,
+            ended: false,
+            broken: None,
+            renamed,
+            place,
+            seekable,
+            watch,
+        }
     }
 
     /// Returns the next `count` bytes without taking them, or fewer at the end.
@@ -145,7 +155,8 @@ impl InputBytes {
     fn watched(&mut self) -> io::Result<u64> {
         let Some(mut watch) = self.watch.take() else { return Ok(u64::MAX) };
         let place = self.place;
-        let room = watch.pass(self, place).map_err(|error| io::Error::other(error.message().to_owned()));
+        let room =
+            watch.pass(self, place).map_err(|error| io::Error::other(error.message().to_owned()));
         self.watch = Some(watch);
         room
     }
@@ -184,8 +195,9 @@ impl Read for InputBytes {
         }
         for (offset, name) in &self.renamed {
             for (index, byte) in name.iter().enumerate() {
-                let at =
-                    (offset + index as u64).checked_sub(self.place).and_then(|at| usize::try_from(at).ok());
+                let at = (offset + index as u64)
+                    .checked_sub(self.place)
+                    .and_then(|at| usize::try_from(at).ok());
                 if let Some(place) = at.and_then(|at| into[..count].get_mut(at)) {
                     *place = *byte;
                 }
@@ -203,9 +215,9 @@ impl Seek for InputBytes {
         };
         let to = match to {
             // The file's own position is ahead of the taken bytes.
-            SeekFrom::Current(by) => {
-                SeekFrom::Start(self.place.checked_add_signed(by).ok_or(io::ErrorKind::InvalidInput)?)
-            }
+            SeekFrom::Current(by) => SeekFrom::Start(
+                self.place.checked_add_signed(by).ok_or(io::ErrorKind::InvalidInput)?,
+            ),
             other => other,
         };
         self.place = file.seek(to)?;
@@ -241,7 +253,11 @@ mod tests {
             }
             bytes.advance(piece);
             seen += piece;
-            assert!(bytes.ahead.capacity() <= 4 * PIECE, "{} bytes are held", bytes.ahead.capacity());
+            assert!(
+                bytes.ahead.capacity() <= 4 * PIECE,
+                "{} bytes are held",
+                bytes.ahead.capacity()
+            );
         }
         assert_eq!(seen, 64 << 20);
     }

@@ -124,7 +124,8 @@ fn check_alac(description: &[u8]) -> Result<()> {
 }
 
 fn decoder(parameters: &CodecParameters) -> Result<Box<dyn Decoder>> {
-    let made = guarded(|| symphonia::default::get_codecs().make(parameters, &DecoderOptions::default()));
+    let made =
+        guarded(|| symphonia::default::get_codecs().make(parameters, &DecoderOptions::default()));
     match made {
         Some(Ok(decoder)) => Ok(decoder),
         Some(Err(symphonia::core::errors::Error::Unsupported(what))) => {
@@ -146,7 +147,8 @@ mod tests {
     /// Returns parameters of ALAC, 16 bits, stereo, with `frames` samples per packet.
     fn alac(frames: u32) -> CodecParameters {
         let mut description = frames.to_be_bytes().to_vec();
-        description.extend([0, 16, 40, 10, 14, 2, 0, 255, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xac, 0x44]);
+        description
+            .extend([0, 16, 40, 10, 14, 2, 0, 255, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xac, 0x44]);
         let mut parameters = CodecParameters::new();
         parameters.for_codec(CODEC_TYPE_ALAC).with_extra_data(description.into_boxed_slice());
         parameters

@@ -87,7 +87,9 @@ pub(super) fn check(bytes: &mut InputBytes) -> Result<Mp4Edits> {
         let Some(next) = at.checked_add(length) else { return Ok(edits.unwrap_or_default()) };
         at = next;
     }
-    Err(Error::data_loss(format!("this mp4 file has more than {FILE_ATOMS_MAX} parts, which cannot be")))
+    Err(Error::data_loss(format!(
+        "this mp4 file has more than {FILE_ATOMS_MAX} parts, which cannot be"
+    )))
 }
 
 /// Checks the table of contents at `at`.
@@ -133,7 +135,9 @@ impl FragmentTables {
     fn admit(&mut self, moof: &[u8], length: u64) -> Result<()> {
         self.0 = self.0.saturating_add(length);
         if length > MOOF_MAX || self.0 > MOOFS_MAX {
-            return Err(Error::data_loss("the fragments of this mp4 file have tables that cannot be"));
+            return Err(Error::data_loss(
+                "the fragments of this mp4 file have tables that cannot be",
+            ));
         }
         moof.get(..length as usize).map_or(Ok(()), |moof| fragment(moof, 0))
     }
@@ -159,7 +163,9 @@ impl Mp4Watch {
                 Some((name, ..)) if &name == b"moov" => return Err(wrong()),
                 Some((name, _, length)) => {
                     match &name {
-                        b"moof" => self.fragments.admit(bytes.peek(MOOF_MAX.min(length) as usize), length)?,
+                        b"moof" => self
+                            .fragments
+                            .admit(bytes.peek(MOOF_MAX.min(length) as usize), length)?,
                         _ => other(bytes, place, name, length)?,
                     }
                     self.next = place.saturating_add(length);
@@ -203,7 +209,10 @@ fn each_atom<'a>(
     let mut at = 0;
     while body.len() - at >= 8 {
         let (name, header, length) = atom(&body[at..]).ok_or_else(wrong)?;
-        let end = usize::try_from(length).ok().and_then(|length| at.checked_add(length)).ok_or_else(wrong)?;
+        let end = usize::try_from(length)
+            .ok()
+            .and_then(|length| at.checked_add(length))
+            .ok_or_else(wrong)?;
         let inside = body.get(at + header as usize..end).ok_or_else(wrong)?;
         act(name, at..end, inside)?;
         at = end;
@@ -298,7 +307,8 @@ impl TableWalk {
             match &name {
                 b"udta" | b"meta" => return self.hide(base + place.start + 4),
                 b"trak" if depth == 0 => {
-                    self.tracks.push(Mp4Track { name: base + place.start + 4, ..Mp4Track::default() });
+                    self.tracks
+                        .push(Mp4Track { name: base + place.start + 4, ..Mp4Track::default() });
                     return self.level(inside, below, depth + 1);
                 }
                 b"mdia" | b"minf" | b"stbl" | b"edts" | b"dinf" => {
@@ -339,7 +349,9 @@ impl TableWalk {
         }
         let sum = |count: fn(&Mp4Track) -> u64| seen.iter().map(count).fold(0, u64::saturating_add);
         if sum(|track| track.entries).saturating_mul(sum(|track| track.packets)) > LOOKS_MAX {
-            return Err(Error::data_loss("the table of times of this mp4 file is longer than can be read"));
+            return Err(Error::data_loss(
+                "the table of times of this mp4 file is longer than can be read",
+            ));
         }
         Ok(seen.into_iter().map(|track| Mp4Edit { movie: self.movie, ..track.edit }).collect())
     }
@@ -357,7 +369,8 @@ impl Mp4Track {
                 let entries = inside.get(8..).unwrap_or_default().chunks_exact(8);
                 let entries = entries.take(big(inside, 4).unwrap_or(0) as usize);
                 self.entries += entries.len() as u64;
-                self.packets += entries.map(|entry| u64::from(big(entry, 0).unwrap_or(0))).sum::<u64>();
+                self.packets +=
+                    entries.map(|entry| u64::from(big(entry, 0).unwrap_or(0))).sum::<u64>();
             }
             _ => {}
         }
@@ -421,9 +434,9 @@ mod tests {
     /// them.
     fn contents_of(tables: &[Vec<u8>], after: &[u8]) -> Vec<u8> {
         let track = |table: &Vec<u8>| {
-            ["stbl", "minf", "mdia", "trak"]
-                .iter()
-                .fold(table.clone(), |inside, name| made(name.as_bytes().try_into().unwrap(), &inside))
+            ["stbl", "minf", "mdia", "trak"].iter().fold(table.clone(), |inside, name| {
+                made(name.as_bytes().try_into().unwrap(), &inside)
+            })
         };
         let tracks: Vec<u8> = tables.iter().flat_map(track).collect();
         made(b"moov", &[&tracks, after].concat())
@@ -464,13 +477,16 @@ mod tests {
         let sizes = |alike: u32, count: u32, size: u32| {
             made(
                 b"stsz",
-                &[&[0; 4], &alike.to_be_bytes()[..], &count.to_be_bytes(), &size.to_be_bytes()].concat(),
+                &[&[0; 4], &alike.to_be_bytes()[..], &count.to_be_bytes(), &size.to_be_bytes()]
+                    .concat(),
             )
         };
         assert!(checked(&sizes(0, 1, 1000)).is_ok());
         assert!(checked(&made(b"elst", &entry(1, &[0; 12]))).is_ok());
         assert!(checked(&made(b"elst", &entry(u32::MAX, &[0; 12]))).is_err());
-        for table in [sizes(0, u32::MAX, 1000), sizes(0, 1, 3_000_000_000), sizes(3_000_000_000, 1, 0)] {
+        for table in
+            [sizes(0, u32::MAX, 1000), sizes(0, 1, 3_000_000_000), sizes(3_000_000_000, 1, 0)]
+        {
             assert!(checked(&table).is_err());
         }
     }
@@ -479,7 +495,9 @@ mod tests {
     fn parts_that_are_too_many_or_too_long_are_refused() {
         let (start, contents) = (made(b"ftyp", b"M4A "), contents_of(&[], b""));
         let many = made(b"free", b"").repeat(FILE_ATOMS_MAX);
-        for bytes in [[&start[..], &many, &contents].concat(), [&start[..], &contents, &many].concat()] {
+        for bytes in
+            [[&start[..], &many, &contents].concat(), [&start[..], &contents, &many].concat()]
+        {
             assert!(check(&mut file(&bytes)).is_err());
         }
         assert!(check(&mut stream([&start[..], &many, &contents].concat())).is_err());
@@ -493,7 +511,8 @@ mod tests {
     #[test]
     fn times_that_take_for_ever_to_look_up_are_refused() {
         let times = |entries: u32, each: u32| {
-            let table = [each.to_be_bytes(), 1024u32.to_be_bytes()].concat().repeat(entries as usize);
+            let table =
+                [each.to_be_bytes(), 1024u32.to_be_bytes()].concat().repeat(entries as usize);
             made(b"stts", &[&[0; 4], &entries.to_be_bytes()[..], &table].concat())
         };
         // Hours of equal packets, and most of an hour of packets that all differ.
@@ -558,7 +577,10 @@ mod tests {
         let mut long = made(b"udta", &[0; 8]);
         long[3] += 1;
         assert!(checked(&long).is_err());
-        assert!(checked(&[0, 0, 0, 4, b'f', b'r', b'e', b'e']).is_err(), "shorter than its own header");
+        assert!(
+            checked(&[0, 0, 0, 4, b'f', b'r', b'e', b'e']).is_err(),
+            "shorter than its own header"
+        );
     }
 
     #[test]

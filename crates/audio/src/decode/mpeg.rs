@@ -40,7 +40,8 @@ impl MpegHeader {
         let word = u32::from_be_bytes(bytes.get(..4)?.try_into().ok()?);
         let (version, layer) = (word >> 19 & 3, word >> 17 & 3);
         let (bits, rate) = (word >> 12 & 15, word >> 10 & 3);
-        if word >> 21 != 0x7ff || version == 1 || layer != 1 || bits == 0 || bits == 15 || rate == 3 {
+        if word >> 21 != 0x7ff || version == 1 || layer != 1 || bits == 0 || bits == 15 || rate == 3
+        {
             return None;
         }
         let first = version == 3;
@@ -52,7 +53,8 @@ impl MpegHeader {
         let halvings = [2, 0, 1, 0][version as usize];
         let rate = [44100, 48000, 32000][rate as usize] >> halvings;
         let samples = if first { 1152 } else { 576 };
-        let size = (samples / 8 * kilobits * 1000 / u64::from(rate)) as usize + (word >> 9 & 1) as usize;
+        let size =
+            (samples / 8 * kilobits * 1000 / u64::from(rate)) as usize + (word >> 9 & 1) as usize;
         let mono = word >> 6 & 3 == 3;
         let side = match (first, mono) {
             (true, false) => 32,
@@ -76,16 +78,19 @@ struct MpegInfo {
 
 /// Reads the tag in the first frame, if it is one.
 fn information(frame: &[u8], header: &MpegHeader) -> Option<MpegInfo> {
-    let big = |at: usize| Some(u64::from(u32::from_be_bytes(frame.get(at..at + 4)?.try_into().ok()?)));
+    let big =
+        |at: usize| Some(u64::from(u32::from_be_bytes(frame.get(at..at + 4)?.try_into().ok()?)));
     let at = 4 + header.side;
     if matches!(frame.get(at..at + 4), Some(b"Xing" | b"Info")) {
         let flags = big(at + 4)?;
         let frames = if flags & 1 == 1 { big(at + 8) } else { None };
         let sizes = [(1, 4), (2, 4), (4, 100), (8, 4)];
-        let lame =
-            at + 8 + sizes.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, size)| size).sum::<usize>();
-        let gaps =
-            frame.get(lame + 21..lame + 24).filter(|_| frame.get(lame).is_some_and(u8::is_ascii_alphabetic));
+        let lame = at
+            + 8
+            + sizes.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, size)| size).sum::<usize>();
+        let gaps = frame
+            .get(lame + 21..lame + 24)
+            .filter(|_| frame.get(lame).is_some_and(u8::is_ascii_alphabetic));
         let (delay, padding) = gaps.map_or((0, 0), |gaps| {
             let all = gaps.iter().fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte));
             (all >> 12, all & 0xfff)
@@ -110,12 +115,14 @@ pub(super) fn pass_tags(bytes: &mut InputBytes) {
 fn tag(start: &[u8]) -> Option<u64> {
     match start {
         [b'I', b'D', b'3', _, _, flags, sizes @ ..] if sizes.len() >= 4 => {
-            let size = sizes[..4].iter().fold(0, |sum: u64, byte| sum << 7 | u64::from(byte & 0x7f));
+            let size =
+                sizes[..4].iter().fold(0, |sum: u64, byte| sum << 7 | u64::from(byte & 0x7f));
             Some(10 + size + if flags & 0x10 == 0 { 0 } else { 10 })
         }
         [b'T', b'A', b'G', ..] => Some(128),
         [b'A', b'P', b'E', b'T', b'A', b'G', b'E', b'X', rest @ ..] if rest.len() >= 24 => {
-            let size = rest[4..8].iter().rev().fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte));
+            let size =
+                rest[4..8].iter().rev().fold(0, |sum: u64, byte| sum << 8 | u64::from(*byte));
             // A header counts the bytes after it; a footer alone comes last.
             Some(if rest[15] & 0x20 == 0 { 32 } else { 32 + size })
         }
@@ -129,7 +136,8 @@ fn first(start: &[u8], whole: bool) -> Option<usize> {
         let mut place = *at;
         let Some(header) = MpegHeader::parse(&start[place..]) else { return false };
         for _ in 0..2 {
-            let Some(next) = MpegHeader::parse(&start[place..]).filter(|next| next.kind == header.kind)
+            let Some(next) =
+                MpegHeader::parse(&start[place..]).filter(|next| next.kind == header.kind)
             else {
                 return false;
             };
@@ -209,7 +217,9 @@ impl Mpeg {
         if delay == 0 {
             return Vec::new();
         }
-        let end = self.announced().map(|all| all.saturating_sub(padding.saturating_sub(DECODER_DELAY))..all);
+        let end = self
+            .announced()
+            .map(|all| all.saturating_sub(padding.saturating_sub(DECODER_DELAY))..all);
         std::iter::once(0..delay + DECODER_DELAY).chain(end).collect()
     }
 
@@ -231,12 +241,17 @@ impl Mpeg {
             }
             // After damage, a frame must be followed by another one, or by the end.
             let (kind, whole) = (self.header.kind, start.len() < window);
-            let known = |at: usize| MpegHeader::parse(start.get(at..)?).filter(|header| header.kind == kind);
+            let known = |at: usize| {
+                MpegHeader::parse(start.get(at..)?).filter(|header| header.kind == kind)
+            };
             let ends = |at: usize| {
-                whole && (at == start.len() || start.get(at..).is_some_and(|end| tag(end).is_some()))
+                whole
+                    && (at == start.len() || start.get(at..).is_some_and(|end| tag(end).is_some()))
             };
             let found = (usize::from(passed == 0)..start.len().min(PASS)).find(|at| {
-                known(*at).is_some_and(|header| known(at + header.size).is_some() || ends(at + header.size))
+                known(*at).is_some_and(|header| {
+                    known(at + header.size).is_some() || ends(at + header.size)
+                })
             });
             let skipped = found.unwrap_or(start.len().min(PASS));
             zeros &= start[..skipped].iter().all(|byte| *byte == 0);
@@ -257,7 +272,10 @@ impl BlockReader for Mpeg {
     fn next(&mut self, samples: &mut Vec<f32>) -> DecodeStep {
         let start = self.bytes.peek(32);
         if start.is_empty() {
-            return self.bytes.broken().map_or(DecodeStep::End, |why| DecodeStep::Broken(why.to_owned()));
+            return self
+                .bytes
+                .broken()
+                .map_or(DecodeStep::End, |why| DecodeStep::Broken(why.to_owned()));
         }
         if let Some(length) = tag(start) {
             self.bytes.pass(length);

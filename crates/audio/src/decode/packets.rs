@@ -50,7 +50,8 @@ impl Packets {
     /// `DataLoss` for a damaged header, `Unimplemented` for unknown codecs.
     pub(super) fn open(container: Container, bytes: InputBytes) -> Result<(Packets, Option<f64>)> {
         let opened = guarded(|| {
-            let mut stream = MediaSourceStream::new(Box::new(bytes), MediaSourceStreamOptions::default());
+            let mut stream =
+                MediaSourceStream::new(Box::new(bytes), MediaSourceStreamOptions::default());
             let options = FormatOptions { enable_gapless: true, ..FormatOptions::default() };
             Ok::<Box<dyn FormatReader>, Wrong>(match container {
                 Container::Flac => Box::new(FlacReader::try_new(stream, &options)?),
@@ -72,15 +73,20 @@ impl Packets {
             Some(Err(Wrong::IoError(error))) if error.kind() == ErrorKind::UnexpectedEof => {
                 return Err(Error::data_loss("the file ends before any sound"));
             }
-            Some(Err(error)) => return Err(Error::data_loss(format!("the header is damaged: {error}"))),
+            Some(Err(error)) => {
+                return Err(Error::data_loss(format!("the header is damaged: {error}")));
+            }
             None => return Err(Error::data_loss("the header is damaged")),
         };
         let track = sound(reader.tracks())?;
         let (id, parameters) = (track.id, track.codec_params.clone());
         let rate = f64::from(parameters.sample_rate.unwrap_or(0));
-        let ticks = parameters.time_base.map_or(rate, |base| f64::from(base.denom) / f64::from(base.numer));
-        let seconds =
-            parameters.n_frames.map(|frames| frames as f64 / ticks).filter(|seconds| *seconds > 0.0);
+        let ticks =
+            parameters.time_base.map_or(rate, |base| f64::from(base.denom) / f64::from(base.numer));
+        let seconds = parameters
+            .n_frames
+            .map(|frames| frames as f64 / ticks)
+            .filter(|seconds| *seconds > 0.0);
         let codec = PacketDecoder::new(parameters)?;
         let packets = Packets {
             container,
@@ -129,7 +135,9 @@ impl Packets {
         match error {
             Wrong::IoError(error) if error.kind() == ErrorKind::UnexpectedEof => DecodeStep::End,
             Wrong::ResetRequired => {
-                match sound(self.reader.tracks()).map(|track| (track.id, track.codec_params.clone())) {
+                match sound(self.reader.tracks())
+                    .map(|track| (track.id, track.codec_params.clone()))
+                {
                     // Another recording follows in the same file.
                     Ok((id, parameters)) => match PacketDecoder::new(parameters) {
                         Ok(codec) => {

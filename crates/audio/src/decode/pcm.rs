@@ -84,7 +84,11 @@ impl SampleCoding {
 fn a_law(byte: u8) -> f32 {
     let turned = byte ^ 0x55;
     let (exponent, mantissa) = (u32::from(turned >> 4 & 7), i32::from(turned & 15));
-    let size = if exponent == 0 { (mantissa << 4) + 8 } else { ((mantissa << 4) + 0x108) << (exponent - 1) };
+    let size = if exponent == 0 {
+        (mantissa << 4) + 8
+    } else {
+        ((mantissa << 4) + 0x108) << (exponent - 1)
+    };
     let value = if turned & 0x80 == 0 { -size } else { size };
     value as f32 / 32768.0
 }
@@ -105,7 +109,9 @@ impl PcmLayout {
             container_and_codec: format!("{}, {}", self.container, self.coding.name()),
             rate: self.rate,
             channels: self.channels,
-            seconds: self.length.map(|length| (length as f64 / frame).floor() / f64::from(self.rate.max(1))),
+            seconds: self
+                .length
+                .map(|length| (length as f64 / frame).floor() / f64::from(self.rate.max(1))),
         }
     }
 
@@ -136,7 +142,10 @@ impl BlockReader for Pcm {
         let seen = self.bytes.peek(wanted);
         let whole = seen.len() / frame * frame;
         if whole == 0 {
-            return self.bytes.broken().map_or(DecodeStep::End, |why| DecodeStep::Broken(why.to_owned()));
+            return self
+                .bytes
+                .broken()
+                .map_or(DecodeStep::End, |why| DecodeStep::Broken(why.to_owned()));
         }
         let coding = self.layout.coding;
         samples.extend(seen[..whole].chunks_exact(size).map(|sample| coding.value(sample)));

@@ -45,9 +45,15 @@ pub(super) fn kind(bytes: &mut InputBytes, hint: Option<&str>) -> Result<FileKin
     }
     let hint = hint.map(|hint| format!(" ({hint:?} by its name)")).unwrap_or_default();
     Err(match other {
-        Some((what, true)) => Error::unimplemented(format!("{what} is not known here{hint}; {KNOWN}")),
-        Some((what, false)) => Error::invalid(format!("this is no recording{hint}: it is {what}; {KNOWN}")),
-        None => Error::invalid(format!("this is no recording of a kind that is known here{hint}; {KNOWN}")),
+        Some((what, true)) => {
+            Error::unimplemented(format!("{what} is not known here{hint}; {KNOWN}"))
+        }
+        Some((what, false)) => {
+            Error::invalid(format!("this is no recording{hint}: it is {what}; {KNOWN}"))
+        }
+        None => Error::invalid(format!(
+            "this is no recording of a kind that is known here{hint}; {KNOWN}"
+        )),
     })
 }
 
@@ -96,7 +102,8 @@ fn other(start: &[u8]) -> Option<(&'static str, bool)> {
     {
         return Some(("aac without a container", true));
     }
-    let text = start.iter().all(|byte| matches!(byte, b'\t' | b'\n' | b'\r' | 0x20..=0x7e | 0x80..=0xff));
+    let text =
+        start.iter().all(|byte| matches!(byte, b'\t' | b'\n' | b'\r' | 0x20..=0x7e | 0x80..=0xff));
     let plain = start.iter().filter(|byte| byte.is_ascii()).count() * 10 >= start.len() * 7;
     (text && plain).then_some(("text", false))
 }

@@ -10,7 +10,9 @@ const NUMBERS_MAX: u64 = 1 << 22;
 /// # Errors
 /// `DataLoss` if the code books are larger than any encoder's.
 pub(super) fn check(headers: &[u8]) -> Result<()> {
-    let Some(start) = headers.windows(7).position(|name| name == b"\x05vorbis") else { return Ok(()) };
+    let Some(start) = headers.windows(7).position(|name| name == b"\x05vorbis") else {
+        return Ok(());
+    };
     // If the bits end, the decoder reports it.
     match numbers(&mut BitReader { bytes: &headers[start + 7..], at: 0 }) {
         Some(numbers) if numbers > NUMBERS_MAX => Err(Error::data_loss(
@@ -110,7 +112,9 @@ mod tests {
             .iter()
             .flat_map(|(value, count)| (0..*count).map(move |bit| value >> bit & 1 == 1))
             .collect();
-        all.chunks(8).map(|byte| byte.iter().rev().fold(0, |sum, bit| sum << 1 | u8::from(*bit))).collect()
+        all.chunks(8)
+            .map(|byte| byte.iter().rev().fold(0, |sum, bit| sum << 1 | u8::from(*bit)))
+            .collect()
     }
 
     #[test]

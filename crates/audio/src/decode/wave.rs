@@ -45,8 +45,10 @@ pub(super) fn open(bytes: &mut InputBytes) -> Result<PcmLayout> {
                 format = Some(describe(&seen)?);
             }
             b"ds64" => {
-                long =
-                    bytes.peek(16).get(8..16).and_then(|size| Some(u64::from_le_bytes(size.try_into().ok()?)))
+                long = bytes
+                    .peek(16)
+                    .get(8..16)
+                    .and_then(|size| Some(u64::from_le_bytes(size.try_into().ok()?)))
             }
             b"data" => {
                 let Some(layout) = format else {

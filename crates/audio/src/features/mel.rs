@@ -29,11 +29,13 @@ impl MelBank {
             let weights: Vec<f64> = (0..=settings.fft / 2)
                 .map(|bin| bin as f64 * f64::from(rate) / settings.fft as f64)
                 .map(|at| {
-                    ((at - left) / (middle - left)).min((right - at) / (right - middle)).max(0.0) * scale
+                    ((at - left) / (middle - left)).min((right - at) / (right - middle)).max(0.0)
+                        * scale
                 })
                 .collect();
             let first = weights.iter().position(|weight| *weight > 0.0).unwrap_or(0);
-            let end = weights.iter().rposition(|weight| *weight > 0.0).map_or(first, |last| last + 1);
+            let end =
+                weights.iter().rposition(|weight| *weight > 0.0).map_or(first, |last| last + 1);
             Band { first, weights: weights[first..end].to_vec() }
         });
         MelBank { bands: bands.collect() }
@@ -42,7 +44,11 @@ impl MelBank {
     /// Computes the bands of one spectrum.
     pub(super) fn apply(&self, powers: &[f64], mels: &mut [f64]) {
         for (mel, band) in mels.iter_mut().zip(&self.bands) {
-            *mel = powers[band.first..].iter().zip(&band.weights).map(|(power, weight)| power * weight).sum();
+            *mel = powers[band.first..]
+                .iter()
+                .zip(&band.weights)
+                .map(|(power, weight)| power * weight)
+                .sum();
         }
     }
 }
@@ -91,7 +97,8 @@ impl Cosine {
         for coefficient in 0..count {
             let norm = if coefficient == 0 { 1.0 / mels as f64 } else { 2.0 / mels as f64 }.sqrt();
             let lift = if lifter > 0.0 {
-                1.0 + lifter / 2.0 * (std::f64::consts::PI * (coefficient + 1) as f64 / lifter).sin()
+                1.0 + lifter / 2.0
+                    * (std::f64::consts::PI * (coefficient + 1) as f64 / lifter).sin()
             } else {
                 1.0
             };
@@ -110,10 +117,8 @@ impl Cosine {
 
     /// Appends the coefficients of one row.
     pub(super) fn append(&self, mels: &[f64], rows: &mut Vec<f32>) {
-        rows.extend(
-            self.weights.chunks_exact(self.mels).map(|weights| {
-                weights.iter().zip(mels).map(|(weight, mel)| weight * mel).sum::<f64>() as f32
-            }),
-        );
+        rows.extend(self.weights.chunks_exact(self.mels).map(|weights| {
+            weights.iter().zip(mels).map(|(weight, mel)| weight * mel).sum::<f64>() as f32
+        }));
     }
 }

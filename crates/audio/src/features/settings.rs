@@ -182,7 +182,9 @@ impl FlatFeatures {
             ("count", self.count.is_some(), FeatureName::Mfcc),
             ("lifter", self.lifter.is_some(), FeatureName::Mfcc),
         ];
-        keys.into_iter().find(|(_, given, least)| *given && self.kind < *least).map(|(name, _, _)| name)
+        keys.into_iter()
+            .find(|(_, given, least)| *given && self.kind < *least)
+            .map(|(name, _, _)| name)
     }
 }
 
@@ -197,7 +199,9 @@ impl TryFrom<FlatFeatures> for FeatureFile {
                     .to_owned(),
             );
         }
-        if let Some(reference) = flat.reference.as_deref().filter(|name| !matches!(*name, "one" | "none")) {
+        if let Some(reference) =
+            flat.reference.as_deref().filter(|name| !matches!(*name, "one" | "none"))
+        {
             return Err(format!(
                 "reference = {reference:?} depends on a whole recording, which a stream does not know; it can \
                  be \"one\""
@@ -246,21 +250,35 @@ impl FeatureFile {
     /// # Errors
     /// `InvalidArgument` with the setting's name and its limits.
     pub(super) fn check(&self, rate: u32) -> Result<()> {
-        let need = |holds: bool, what: String| if holds { Ok(()) } else { Err(Error::invalid(what)) };
+        let need =
+            |holds: bool, what: String| if holds { Ok(()) } else { Err(Error::invalid(what)) };
         need(rate > 0, "features need a rate above zero".to_owned())?;
         let (mel, log) = match self {
-            FeatureFile::Raw { scale } => return need(scale.is_finite(), "scale must be finite".to_owned()),
+            FeatureFile::Raw { scale } => {
+                return need(scale.is_finite(), "scale must be finite".to_owned());
+            }
             FeatureFile::Mel(mel) => (mel, None),
-            FeatureFile::LogMel { mel, log } | FeatureFile::Mfcc { mel, log, .. } => (mel, Some(log)),
+            FeatureFile::LogMel { mel, log } | FeatureFile::Mfcc { mel, log, .. } => {
+                (mel, Some(log))
+            }
         };
         need(mel.scale.is_finite(), "scale must be finite".to_owned())?;
-        need((2..=FFT_MAX).contains(&mel.fft), format!("fft is {}; it can be 2 to {FFT_MAX}", mel.fft))?;
+        need(
+            (2..=FFT_MAX).contains(&mel.fft),
+            format!("fft is {}; it can be 2 to {FFT_MAX}", mel.fft),
+        )?;
         need(
             (1..=mel.fft).contains(&mel.window),
             format!("window is {}; it can be 1 to fft, which is {}", mel.window, mel.fft),
         )?;
-        need((1..=HOP_MAX).contains(&mel.hop), format!("hop is {}; it can be 1 to {HOP_MAX}", mel.hop))?;
-        need((1..=MELS_MAX).contains(&mel.mels), format!("mels is {}; it can be 1 to {MELS_MAX}", mel.mels))?;
+        need(
+            (1..=HOP_MAX).contains(&mel.hop),
+            format!("hop is {}; it can be 1 to {HOP_MAX}", mel.hop),
+        )?;
+        need(
+            (1..=MELS_MAX).contains(&mel.mels),
+            format!("mels is {}; it can be 1 to {MELS_MAX}", mel.mels),
+        )?;
         let half = f64::from(rate) / 2.0;
         let (low, high) = (mel.fmin, mel.fmax.unwrap_or(half));
         need(
@@ -270,7 +288,10 @@ impl FeatureFile {
         need(mel.power > 0.0 && mel.power <= 4.0, format!("power is {}; it is 1 or 2", mel.power))?;
         if let Some(log) = log {
             need(
-                log.floor > 0.0 && log.floor.is_finite() && log.offset >= 0.0 && log.offset.is_finite(),
+                log.floor > 0.0
+                    && log.floor.is_finite()
+                    && log.offset >= 0.0
+                    && log.offset.is_finite(),
                 format!("floor is {} and offset {}; floor > 0, offset >= 0", log.floor, log.offset),
             )?;
         }
@@ -279,7 +300,10 @@ impl FeatureFile {
                 (1..=mel.mels).contains(count),
                 format!("count is {count}; it can be 1 to mels, {}", mel.mels),
             )?;
-            need(*lifter >= 0.0 && lifter.is_finite(), format!("lifter is {lifter}; it cannot be negative"))?;
+            need(
+                *lifter >= 0.0 && lifter.is_finite(),
+                format!("lifter is {lifter}; it cannot be negative"),
+            )?;
         }
         Ok(())
     }

@@ -80,7 +80,9 @@ impl Spectrum {
         let margin = self.margin();
         let before: Vec<f32> = match self.pad {
             Pad::Constant => vec![0.0; margin],
-            Pad::Reflect => (1..=margin).rev().map(|index| reflected(&self.held, -(index as i64))).collect(),
+            Pad::Reflect => {
+                (1..=margin).rev().map(|index| reflected(&self.held, -(index as i64))).collect()
+            }
         };
         self.held.splice(..0, before);
         self.begun = true;
@@ -127,7 +129,8 @@ impl Spectrum {
         for ((value, sample), weight) in self.frame.iter_mut().zip(samples).zip(&self.window) {
             *value = f64::from(*sample) * weight;
         }
-        let done = self.fft.process_with_scratch(&mut self.frame, &mut self.bins, &mut self.scratch);
+        let done =
+            self.fft.process_with_scratch(&mut self.frame, &mut self.bins, &mut self.scratch);
         debug_assert!(done.is_ok(), "the buffers were made by the transform");
         for (power, bin) in self.powers.iter_mut().zip(&self.bins) {
             let square = bin.norm_sqr();
@@ -143,8 +146,10 @@ impl Spectrum {
 /// Returns the sample at `index` of a signal that is reflected at its ends, as often as needed.
 fn reflected(signal: &[f32], index: i64) -> f32 {
     let last = signal.len() as i64 - 1;
-    let Some(turn) =
-        (2 * last).checked_abs().filter(|period| *period > 0).map(|period| index.rem_euclid(period))
+    let Some(turn) = (2 * last)
+        .checked_abs()
+        .filter(|period| *period > 0)
+        .map(|period| index.rem_euclid(period))
     else {
         return signal.first().copied().unwrap_or(0.0);
     };

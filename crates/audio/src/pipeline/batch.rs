@@ -80,14 +80,18 @@ pub(super) fn answer(
     wanted: std::ops::Range<usize>,
 ) -> Result<RunScores> {
     let named = |error: Error| error.context(format!("recogniser \"{}\"", recogniser.name));
-    let (mut values, layout) = read(recogniser, outputs, &fit.output, count, &wanted).map_err(named)?;
+    let (mut values, layout) =
+        read(recogniser, outputs, &fit.output, count, &wanted).map_err(named)?;
     activate(&mut values, layout.1, recogniser.output.activation);
     let onsets = match &fit.onset {
         None => None,
         Some(name) => {
-            let (mut onsets, other) = read(recogniser, outputs, name, count, &wanted).map_err(named)?;
+            let (mut onsets, other) =
+                read(recogniser, outputs, name, count, &wanted).map_err(named)?;
             if other != layout {
-                return Err(named(Error::invalid("the onset's output has another shape than the events'")));
+                return Err(named(Error::invalid(
+                    "the onset's output has another shape than the events'",
+                )));
             }
             activate(&mut onsets, layout.1, recogniser.output.activation);
             Some(onsets)
@@ -105,7 +109,8 @@ fn read(
     wanted: &std::ops::Range<usize>,
 ) -> Result<(Vec<f32>, (usize, usize))> {
     let output = outputs.iter().find(|output| &*output.name == name);
-    let tensor = &output.ok_or_else(|| Error::internal(format!("output \"{name}\" is missing")))?.tensor;
+    let tensor =
+        &output.ok_or_else(|| Error::internal(format!("output \"{name}\" is missing")))?.tensor;
     let all: Vec<f32> = match tensor.dtype() {
         DType::F64 => tensor.to_vec::<f64>()?.into_iter().map(|value| value as f32).collect(),
         _ => tensor.to_vec()?,
@@ -114,12 +119,16 @@ fn read(
         .filter(|(frames, classes)| frames * classes * count == all.len() && !all.is_empty())
         .ok_or_else(|| {
             let shape = tensor.shape();
-            Error::invalid(format!("output \"{name}\" of shape {shape:?} cannot be read as {count} windows"))
+            Error::invalid(format!(
+                "output \"{name}\" of shape {shape:?} cannot be read as {count} windows"
+            ))
         })?;
     let [before, after] = recogniser.output.trim;
     let left = frames.saturating_sub(before + after);
     if left == 0 {
-        return Err(Error::invalid(format!("output.trim leaves nothing of {frames} frames a window")));
+        return Err(Error::invalid(format!(
+            "output.trim leaves nothing of {frames} frames a window"
+        )));
     }
     let each = frames * classes;
     let windows = wanted.clone().flat_map(|window| {
@@ -155,7 +164,9 @@ fn layout(recogniser: &Recogniser, shape: &[usize], count: usize) -> Option<(usi
 fn activate(values: &mut [f32], classes: usize, activation: Activation) {
     match activation {
         Activation::None => {}
-        Activation::Sigmoid => values.iter_mut().for_each(|value| *value = 1.0 / (1.0 + (-*value).exp())),
+        Activation::Sigmoid => {
+            values.iter_mut().for_each(|value| *value = 1.0 / (1.0 + (-*value).exp()))
+        }
         Activation::Softmax => values.chunks_exact_mut(classes).for_each(|frame| {
             let most = frame.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             frame.iter_mut().for_each(|value| *value = (*value - most).exp());

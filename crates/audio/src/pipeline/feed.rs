@@ -94,10 +94,9 @@ impl AudioFeed {
                 }
             }
         };
-        let thread = Builder::new()
-            .name(options.reader.clone())
-            .spawn(work)
-            .map_err(|error| Error::exhausted(format!("no thread to read the recording: {error}")))?;
+        let thread = Builder::new().name(options.reader.clone()).spawn(work).map_err(|error| {
+            Error::exhausted(format!("no thread to read the recording: {error}"))
+        })?;
         Ok(AudioFeed { format: wait_opened(&format, &options.stop)?, steps, thread, _gone: gone })
     }
 
@@ -154,7 +153,11 @@ struct FeedReader {
 }
 
 impl FeedReader {
-    fn open(input: AudioInput, hint: Option<&str>, plan: FeedSettings) -> Result<(FeedReader, AudioFormat)> {
+    fn open(
+        input: AudioInput,
+        hint: Option<&str>,
+        plan: FeedSettings,
+    ) -> Result<(FeedReader, AudioFormat)> {
         let decoder = Decoder::open(input, hint)?;
         let format = decoder.format().clone();
         let mono = Mono::new(format.rate, format.channels, plan.rate, plan.channel)?;

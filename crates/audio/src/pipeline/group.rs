@@ -43,7 +43,8 @@ impl RunGroup {
     pub(super) fn carry(&mut self, fit: &ModelBinding, outputs: &[NamedTensor]) -> Result<()> {
         for (carry, now) in fit.carried.iter().zip(&mut self.carried) {
             let next = outputs.iter().find(|output| output.name == carry.output);
-            now.tensor = next.ok_or_else(|| Error::internal("a carried output is missing"))?.tensor.clone();
+            now.tensor =
+                next.ok_or_else(|| Error::internal("a carried output is missing"))?.tensor.clone();
         }
         Ok(())
     }
@@ -51,7 +52,12 @@ impl RunGroup {
 
 /// Returns the values of a run: `count` times one window of each of `lanes` lanes, `each` values
 /// per window. Piece `p` has lane `p % lanes`; a lane without a window has zeros.
-pub(super) fn side_by_side(chunks: &[(u64, RunChunk)], lanes: usize, count: usize, each: usize) -> Vec<f32> {
+pub(super) fn side_by_side(
+    chunks: &[(u64, RunChunk)],
+    lanes: usize,
+    count: usize,
+    each: usize,
+) -> Vec<f32> {
     let mut values = vec![0.0; count * lanes * each];
     for (piece, chunk) in chunks {
         let lane = (piece % lanes as u64) as usize;
@@ -67,7 +73,11 @@ pub(super) fn side_by_side(chunks: &[(u64, RunChunk)], lanes: usize, count: usiz
 ///
 /// # Errors
 /// `InvalidArgument` if an output does not keep the lanes apart.
-pub(super) fn lane_of(outputs: &[NamedTensor], lane: usize, lanes: usize) -> Result<Vec<NamedTensor>> {
+pub(super) fn lane_of(
+    outputs: &[NamedTensor],
+    lane: usize,
+    lanes: usize,
+) -> Result<Vec<NamedTensor>> {
     if lanes == 1 {
         return Ok(outputs.to_vec());
     }
@@ -84,9 +94,13 @@ fn lane_of_one(output: &NamedTensor, lane: usize, lanes: usize) -> Result<NamedT
         )));
     };
     let each = bytes.len() / rows;
-    let own: Vec<u8> =
-        (lane..rows).step_by(lanes).flat_map(|row| &bytes[row * each..(row + 1) * each]).copied().collect();
-    let own_shape: Shape = std::iter::once(rows / lanes).chain(shape[1..].iter().copied()).collect();
+    let own: Vec<u8> = (lane..rows)
+        .step_by(lanes)
+        .flat_map(|row| &bytes[row * each..(row + 1) * each])
+        .copied()
+        .collect();
+    let own_shape: Shape =
+        std::iter::once(rows / lanes).chain(shape[1..].iter().copied()).collect();
     let tensor = Tensor::from_bytes(output.tensor.dtype(), own_shape, Bytes::from(own))?;
     Ok(NamedTensor { name: output.name.clone(), tensor })
 }
@@ -108,7 +122,8 @@ mod tests {
         };
         let chunks = [(4, chunk(&[1.0, 1.5, 2.0, 2.5])), (6, chunk(&[5.0, 5.5]))];
         let values = side_by_side(&chunks, 4, 2, 2);
-        let expected = [1.0, 1.5, 0.0, 0.0, 5.0, 5.5, 0.0, 0.0, 2.0, 2.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        let expected =
+            [1.0, 1.5, 0.0, 0.0, 5.0, 5.5, 0.0, 0.0, 2.0, 2.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0];
         assert_eq!(values, expected);
         let outputs = [NamedTensor::new("y", Tensor::from_vec([8, 2].as_slice(), values).unwrap())];
         let lane = |lane| lane_of(&outputs, lane, 4).unwrap()[0].tensor.to_vec::<f32>().unwrap();

@@ -73,7 +73,9 @@ impl<'a> EventOrder<'a> {
         match self.faults.cmp(&FAULTS_MAX) {
             Ordering::Less => self.wait(at, PipelineEvent::Fault(fault)),
             Ordering::Equal => {
-                let what = "there are more faults than can be listed; from here they are only counted".into();
+                let what =
+                    "there are more faults than can be listed; from here they are only counted"
+                        .into();
                 self.wait(at, PipelineEvent::Fault(Fault { at, what }))
             }
             Ordering::Greater => Ok(()),

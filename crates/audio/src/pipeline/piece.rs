@@ -49,18 +49,41 @@ pub(super) struct RunChunk {
 impl AudioPiece {
     pub(super) fn new(number: u64, first: u64, keep: u64, end: u64) -> AudioPiece {
         let (chunks, done) = (VecDeque::new(), VecDeque::new());
-        AudioPiece { number, first, keep, end, next: first, chunks, waiting: 0, running: false, done }
+        AudioPiece {
+            number,
+            first,
+            keep,
+            end,
+            next: first,
+            chunks,
+            waiting: 0,
+            running: false,
+            done,
+        }
     }
 
     /// Adds its next window. `long` is true if its runs may have to wait for minutes of the
     /// recording.
-    pub(super) fn add(&mut self, window: &FeatureWindow<'_>, facts: WindowInfo, run: usize, long: bool) {
+    pub(super) fn add(
+        &mut self,
+        window: &FeatureWindow<'_>,
+        facts: WindowInfo,
+        run: usize,
+        long: bool,
+    ) {
         if self.chunks.back().is_none_or(|chunk| chunk.facts.len() == run) {
             let left = run.min((self.end - window.index) as usize);
             let steps = long && self.chunks.back().is_none_or(|chunk| chunk.values.are_steps());
-            let (facts, values) =
-                (Vec::with_capacity(left), WindowValues::with_room(left * window.rows.len(), steps));
-            self.chunks.push_back(RunChunk { since: Instant::now(), first: window.index, facts, values });
+            let (facts, values) = (
+                Vec::with_capacity(left),
+                WindowValues::with_room(left * window.rows.len(), steps),
+            );
+            self.chunks.push_back(RunChunk {
+                since: Instant::now(),
+                first: window.index,
+                facts,
+                values,
+            });
         }
         self.next = window.index + 1;
         if let Some(chunk) = self.chunks.back_mut() {
@@ -81,8 +104,9 @@ impl AudioPiece {
     /// Returns true if the next run's windows are complete or, if a run may be `short`, have waited
     /// long enough.
     pub(super) fn ready(&self, run: usize, short: bool) -> bool {
-        let whole =
-            |chunk: &RunChunk| chunk.facts.len() == run || chunk.first + chunk.facts.len() as u64 >= self.end;
+        let whole = |chunk: &RunChunk| {
+            chunk.facts.len() == run || chunk.first + chunk.facts.len() as u64 >= self.end
+        };
         let late = |chunk: &RunChunk| short && chunk.since.elapsed() >= COMPANY_WAIT_MAX;
         self.chunks.front().is_some_and(|chunk| whole(chunk) || late(chunk))
     }

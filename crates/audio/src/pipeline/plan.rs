@@ -36,7 +36,8 @@ impl CutPlan {
         let Recogniser { batch, sequence, pieces, .. } = recogniser;
         let whole = (pieces.length + pieces.lead_in) as usize;
         let (length, lead_in) = (pieces.length, pieces.lead_in);
-        let refuse = |what: &str| Error::invalid(format!("recogniser \"{}\": {what}", recogniser.name));
+        let refuse =
+            |what: &str| Error::invalid(format!("recogniser \"{}\": {what}", recogniser.name));
         if *sequence && stateful {
             return Err(refuse("a model that keeps a state inside cannot be run as a sequence"));
         }
@@ -45,10 +46,12 @@ impl CutPlan {
             recogniser.may_wait(whole)?;
         }
         if stream {
-            let large =
-                |constant: &&NamedTensor| constant.tensor.shape().first().is_some_and(|size| *size > 1);
+            let large = |constant: &&NamedTensor| {
+                constant.tensor.shape().first().is_some_and(|size| *size > 1)
+            };
             if let Some(constant) = fit.constants.iter().find(large) {
-                let what = format!("\"{}\" cannot have an axis 0 above one beside a state", constant.name);
+                let what =
+                    format!("\"{}\" cannot have an axis 0 above one beside a state", constant.name);
                 return Err(refuse(&what));
             }
             if fit.items.is_some_and(|items| items > 1) {
@@ -60,16 +63,34 @@ impl CutPlan {
             };
             recogniser.may_wait(whole * lanes)?;
             let short = lanes == 1;
-            return Ok(CutPlan { length, lead_in, run: *batch, fill: None, stream: true, lanes, short });
+            return Ok(CutPlan {
+                length,
+                lead_in,
+                run: *batch,
+                fill: None,
+                stream: true,
+                lanes,
+                short,
+            });
         }
         if *sequence {
             let run = fit.items.unwrap_or(if fit.carried.is_empty() { whole } else { *batch });
             if fit.carried.is_empty() && run < whole {
-                return Err(refuse(&format!("pieces of {whole} windows do not fit the {run} of the model")));
+                return Err(refuse(&format!(
+                    "pieces of {whole} windows do not fit the {run} of the model"
+                )));
             }
             // Zeros after a run's windows would become part of the next run's state.
             let short = !fit.carried.is_empty() && fit.items.is_none();
-            return Ok(CutPlan { length, lead_in, run, fill: fit.items, stream: false, lanes: 1, short });
+            return Ok(CutPlan {
+                length,
+                lead_in,
+                run,
+                fill: fit.items,
+                stream: false,
+                lanes: 1,
+                short,
+            });
         }
         let run = fit.items.unwrap_or(*batch);
         let (length, fill) = (run as u64, fit.items);

@@ -178,7 +178,12 @@ impl ModelRuns {
     fn open_piece(&mut self) {
         let CutPlan { length, lead_in, lanes, .. } = self.plan;
         let keep = self.next * length;
-        self.open.push_back(AudioPiece::new(self.next, keep.saturating_sub(lead_in), keep, keep + length));
+        self.open.push_back(AudioPiece::new(
+            self.next,
+            keep.saturating_sub(lead_in),
+            keep,
+            keep + length,
+        ));
         let group = self.next / lanes as u64;
         if self.groups.back().is_none_or(|last| last.number != group) {
             self.groups.push_back(RunGroup::new(group));
@@ -210,7 +215,11 @@ impl ModelRuns {
     ///
     /// # Errors
     /// `Cancelled`; the last run's error if too many failed; those of `deliver`.
-    pub(super) fn wait_for<T>(&mut self, from: &Receiver<T>, deliver: Deliver<'_>) -> Result<Option<T>> {
+    pub(super) fn wait_for<T>(
+        &mut self,
+        from: &Receiver<T>,
+        deliver: Deliver<'_>,
+    ) -> Result<Option<T>> {
         loop {
             match from.try_recv() {
                 Ok(next) => return Ok(Some(next)),
@@ -267,7 +276,8 @@ impl ModelRuns {
         }
         let (open, lanes) = (&self.open, self.plan.lanes as u64);
         let first = open.front().map_or(self.next, |piece| piece.number) / lanes;
-        self.groups.retain(|group| group.number >= first && (group.pending.is_some() || !open.is_empty()));
+        self.groups
+            .retain(|group| group.number >= first && (group.pending.is_some() || !open.is_empty()));
         Ok(())
     }
 
@@ -277,7 +287,9 @@ impl ModelRuns {
         let Some(pending) = &group.pending else { return Ok(()) };
         let outputs = match pending.try_recv() {
             Err(TryRecvError::Empty) => return Ok(()),
-            Err(TryRecvError::Disconnected) => Err(Error::internal("a run ended without an answer")),
+            Err(TryRecvError::Disconnected) => {
+                Err(Error::internal("a run ended without an answer"))
+            }
             Ok(outputs) => outputs,
         };
         group.pending = None;
@@ -302,7 +314,8 @@ impl ModelRuns {
                 };
                 if !plan.stream {
                     let initial = fit.carried.iter();
-                    let initial = initial.map(|c| NamedTensor::new(c.input.clone(), c.initial.clone()));
+                    let initial =
+                        initial.map(|c| NamedTensor::new(c.input.clone(), c.initial.clone()));
                     group.carried = initial.collect();
                 }
                 group.model.insert(stream).clone()
@@ -311,11 +324,16 @@ impl ModelRuns {
         let windows = batch::tensor(recogniser, values, count * plan.lanes)?;
         let mut inputs = vec![NamedTensor::new(fit.input.clone(), windows)];
         inputs.extend(fit.constants.iter().chain(&group.carried).cloned());
-        let member =
-            |(piece, chunk): (u64, RunChunk)| GroupMember { piece, first: chunk.first, facts: chunk.facts };
+        let member = |(piece, chunk): (u64, RunChunk)| GroupMember {
+            piece,
+            first: chunk.first,
+            facts: chunk.facts,
+        };
         let members: Vec<GroupMember> = chunks.into_iter().map(member).collect();
         match stream.start(inputs) {
-            Ok(pending) => (group.pending, group.members, group.count) = (Some(pending), members, count),
+            Ok(pending) => {
+                (group.pending, group.members, group.count) = (Some(pending), members, count)
+            }
             Err(error) => {
                 group.count = count;
                 self.ended(index, members, Err(error))?;

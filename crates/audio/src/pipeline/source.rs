@@ -37,7 +37,8 @@ impl WindowSource {
     pub(super) fn new(recogniser: &Recogniser) -> WindowSource {
         WindowSource {
             windows: Windows::new(recogniser.spec, recogniser.width),
-            levels: (recogniser.kind == RecogniserKind::Embeddings).then(|| LevelMeter::new(recogniser)),
+            levels: (recogniser.kind == RecogniserKind::Embeddings)
+                .then(|| LevelMeter::new(recogniser)),
             count: 0,
             cut: 0,
         }
@@ -96,7 +97,8 @@ impl LevelMeter {
         self.samples.drain(..gone as usize);
         self.first += gone;
         let count = (window.real as u64 * self.row_samples) as usize;
-        let squares: f64 = self.samples.iter().take(count).map(|s| f64::from(*s) * f64::from(*s)).sum();
+        let squares: f64 =
+            self.samples.iter().take(count).map(|s| f64::from(*s) * f64::from(*s)).sum();
         let mean = squares / count.min(self.samples.len()).max(1) as f64;
         if mean > 0.0 { (10.0 * mean.log10()) as f32 } else { SILENCE }
     }

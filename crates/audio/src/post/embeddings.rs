@@ -59,7 +59,8 @@ impl SpeakerLabeller {
             return;
         }
         let (start, end) = (self.start(frames.window), self.start(frames.window + 1));
-        let now = if frames.level >= self.rule.min_level { self.voice(frames.values) } else { None };
+        let now =
+            if frames.level >= self.rule.min_level { self.voice(frames.values) } else { None };
         self.tracks.frame(start, end, now.into_iter().collect(), out);
     }
 

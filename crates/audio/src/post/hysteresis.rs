@@ -76,7 +76,8 @@ impl Detector {
         {
             let (end, mean) = open.mark.unwrap_or((at, open.all));
             self.close(open, end, mean, rule, out);
-            self.open = Some(OpenSpan { start: at, padded: None, all: RunningMean::default(), mark: None });
+            self.open =
+                Some(OpenSpan { start: at, padded: None, all: RunningMean::default(), mark: None });
         }
         self.step(at, probability, rule, out);
         self.settle(at, rule, out);
@@ -89,9 +90,16 @@ impl Detector {
         now && !before
     }
 
-    fn step(&mut self, at: f64, probability: f64, rule: &EventSettings, out: &mut dyn FnMut(ActiveSpan)) {
+    fn step(
+        &mut self,
+        at: f64,
+        probability: f64,
+        rule: &EventSettings,
+        out: &mut dyn FnMut(ActiveSpan),
+    ) {
         if probability >= rule.on {
-            let fresh = OpenSpan { start: at, padded: None, all: RunningMean::default(), mark: None };
+            let fresh =
+                OpenSpan { start: at, padded: None, all: RunningMean::default(), mark: None };
             let open = self.open.get_or_insert(fresh);
             open.mark = None;
             open.all.add(probability);
@@ -126,8 +134,15 @@ impl Detector {
     }
 
     /// Returns the padded start of an event that counts; finishes the event before it.
-    fn pad_before(&mut self, start: f64, rule: &EventSettings, out: &mut dyn FnMut(ActiveSpan)) -> f64 {
-        let Some(mut before) = self.waiting.take() else { return (start - rule.pad).max(0.0).floor() };
+    fn pad_before(
+        &mut self,
+        start: f64,
+        rule: &EventSettings,
+        out: &mut dyn FnMut(ActiveSpan),
+    ) -> f64 {
+        let Some(mut before) = self.waiting.take() else {
+            return (start - rule.pad).max(0.0).floor();
+        };
         let silence = start - before.end;
         let padded = if silence < 2.0 * rule.pad {
             let half = (silence / 2.0).floor();
@@ -144,7 +159,9 @@ impl Detector {
     /// Emits the closed event once the next one cannot change it.
     fn settle(&mut self, at: f64, rule: &EventSettings, out: &mut dyn FnMut(ActiveSpan)) {
         let next = self.open.map_or(at, |open| open.start);
-        if let Some(mut waiting) = self.waiting.take_if(|waiting| next - waiting.end >= 2.0 * rule.pad) {
+        if let Some(mut waiting) =
+            self.waiting.take_if(|waiting| next - waiting.end >= 2.0 * rule.pad)
+        {
             waiting.end = (waiting.end + rule.pad).floor();
             out(waiting);
         }
@@ -158,7 +175,12 @@ impl Detector {
     }
 
     /// Ends all events with the recording, which has `samples`.
-    pub(super) fn finish(&mut self, samples: f64, rule: &EventSettings, out: &mut dyn FnMut(ActiveSpan)) {
+    pub(super) fn finish(
+        &mut self,
+        samples: f64,
+        rule: &EventSettings,
+        out: &mut dyn FnMut(ActiveSpan),
+    ) {
         if let Some(open) = self.open.take() {
             self.close(open, samples, open.all, rule, out);
         }
@@ -174,6 +196,7 @@ impl Detector {
             return waiting.start;
         }
         let padded = |start: f64| (start - rule.pad).max(0.0).floor();
-        self.open.map_or_else(|| padded(next), |open| open.padded.unwrap_or_else(|| padded(open.start)))
+        self.open
+            .map_or_else(|| padded(next), |open| open.padded.unwrap_or_else(|| padded(open.start)))
     }
 }

@@ -32,12 +32,22 @@ impl MovingMean {
     }
 
     /// Adds frame `at` and emits every frame whose mean is complete.
-    pub(super) fn push(&mut self, at: u64, values: &[f32], onsets: Option<&[f32]>, each: EachFrame<'_>) {
+    pub(super) fn push(
+        &mut self,
+        at: u64,
+        values: &[f32],
+        onsets: Option<&[f32]>,
+        each: EachFrame<'_>,
+    ) {
         if self.width == 1 {
             return each(at, values, onsets);
         }
         self.sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(*value));
-        self.frames.push_back(ScoreFrame { at, values: values.into(), onsets: onsets.map(Into::into) });
+        self.frames.push_back(ScoreFrame {
+            at,
+            values: values.into(),
+            onsets: onsets.map(Into::into),
+        });
         // A frame's mean is complete with the last later frame that it covers.
         if self.frames.len() - self.done > (self.width - 1) / 2 {
             self.mean(each);
@@ -56,7 +66,10 @@ impl MovingMean {
         while self.done > self.width / 2
             && let Some(gone) = self.frames.pop_front()
         {
-            self.sums.iter_mut().zip(&gone.values).for_each(|(sum, value)| *sum -= f64::from(*value));
+            self.sums
+                .iter_mut()
+                .zip(&gone.values)
+                .for_each(|(sum, value)| *sum -= f64::from(*value));
             self.done -= 1;
         }
         let count = self.frames.len() as f64;

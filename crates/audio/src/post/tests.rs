@@ -42,7 +42,10 @@ fn labels_with(
         let (classes, before) = (values.len(), found.len());
         let frames = WindowScores { window, real, level, frames: 1, classes, values, onsets: None };
         post.window(frames, &mut found).unwrap();
-        assert!(found[before..].iter().all(|label| label.start >= settled), "{found:?} before {settled}");
+        assert!(
+            found[before..].iter().all(|label| label.start >= settled),
+            "{found:?} before {settled}"
+        );
         assert!(post.settled() >= settled);
         settled = post.settled();
     }
@@ -50,7 +53,10 @@ fn labels_with(
     post.finish(samples, windows.len() as u64, &mut found);
     assert!(found[before..].iter().all(|label| label.start >= settled));
     let end = samples as f64 / f64::from(recogniser.rate);
-    assert!(found.iter().all(|label| label.start < label.end && label.end <= end), "{found:?} past {end}");
+    assert!(
+        found.iter().all(|label| label.start < label.end && label.end <= end),
+        "{found:?} past {end}"
+    );
     found
 }
 
@@ -78,7 +84,8 @@ fn events_are_those_of_the_package() {
 
 /// Probabilities as models produce them: stretches high, low and in between.
 fn probabilities() -> impl Strategy<Value = Vec<f32>> {
-    let stretch = (prop_oneof![0f32..0.3, 0.3f32..0.6, 0.6f32..1.0, Just(0.5), Just(0.35)], 1usize..12);
+    let stretch =
+        (prop_oneof![0f32..0.3, 0.3f32..0.6, 0.6f32..1.0, Just(0.5), Just(0.35)], 1usize..12);
     let wobble = prop::collection::vec(-0.15f32..0.15, 12);
     prop::collection::vec((stretch, wobble), 1..40).prop_map(|stretches| {
         let each = |((level, length), wobble): ((f32, usize), Vec<f32>)| {
@@ -161,7 +168,8 @@ fn an_event_has_the_mean_of_its_frames() {
 
 #[test]
 fn a_rising_onset_starts_a_new_event() {
-    let recogniser = events(512, "min = \"0ms\"\npad = \"0ms\"\nonset = { output = \"o\", on = 0.5 }\n");
+    let recogniser =
+        events(512, "min = \"0ms\"\npad = \"0ms\"\nonset = { output = \"o\", on = 0.5 }\n");
     let mut post = Labeller::new(&recogniser, false, None);
     let mut found = Vec::new();
     for (window, onset) in [0.9, 0.1, 0.1, 0.7, 0.8, 0.1, 0.9].into_iter().enumerate() {
@@ -228,7 +236,8 @@ fn said(labels: &[Label]) -> Vec<(&str, f64, f64)> {
 fn scenes_are_the_likeliest_classes_with_equal_neighbours_merged() {
     let text = "kind = \"scenes\"\nrate = 1000\nwindow = 1000\n[output]\nclasses = [\"a\", \"b\", \"c\"]\n[scenes]\n\
                 threshold = 0.3\n";
-    let rows = [[0.9, 0.5, 0.0], [0.7, 0.5, 0.0], [0.1, 0.6, 0.4], [0.1, 0.1, 0.1], [0.2, 0.3, 0.1]];
+    let rows =
+        [[0.9, 0.5, 0.0], [0.7, 0.5, 0.0], [0.1, 0.6, 0.4], [0.1, 0.1, 0.1], [0.2, 0.3, 0.1]];
     let mut windows: Vec<_> = rows.iter().map(|row| Some(row.to_vec())).collect();
     let one = labels(&recogniser(text), &windows, 4300);
     assert_eq!(said(&one), [("a", 0.0, 2.0), ("b", 2.0, 3.0), ("b", 4.0, 4.3)]);
@@ -247,8 +256,9 @@ fn scenes_are_the_likeliest_classes_with_equal_neighbours_merged() {
 
 #[test]
 fn names_are_checked_against_the_output() {
-    let recogniser =
-        recogniser("kind = \"scenes\"\nrate = 1000\nwindow = 1000\n[output]\nclasses = [\"a\", \"b\"]\n");
+    let recogniser = recogniser(
+        "kind = \"scenes\"\nrate = 1000\nwindow = 1000\n[output]\nclasses = [\"a\", \"b\"]\n",
+    );
     let values = [0.1f32; 3];
     let frames = WindowScores {
         window: 0,
@@ -259,7 +269,8 @@ fn names_are_checked_against_the_output() {
         values: &values,
         onsets: None,
     };
-    let error = Labeller::new(&recogniser, false, None).window(frames, &mut Vec::new()).unwrap_err();
+    let error =
+        Labeller::new(&recogniser, false, None).window(frames, &mut Vec::new()).unwrap_err();
     assert!(error.message().contains("3 classes"), "{error}");
     let keys = Recogniser::parse(
         "k",
@@ -303,7 +314,8 @@ fn silent_windows_are_nobody_and_are_left_out_of_the_mean() {
     }
     for (window, level, values) in &give {
         let (window, level) = (*window, *level);
-        let frames = WindowScores { window, real: 1000, level, frames: 1, classes: 2, values, onsets: None };
+        let frames =
+            WindowScores { window, real: 1000, level, frames: 1, classes: 2, values, onsets: None };
         post.window(frames, &mut found).unwrap();
         mean.window(frames);
     }

@@ -32,8 +32,15 @@ pub(super) struct LabelMerger {
 
 impl LabelMerger {
     /// Adds the frame from `start` to `end`. Ends the labels that it does not have.
-    pub(super) fn frame(&mut self, start: f64, end: f64, now: Vec<FrameLabel>, out: &mut Vec<Label>) {
-        let gone = self.tracks.extract_if(.., |track| !now.iter().any(|now| now.text == track.text));
+    pub(super) fn frame(
+        &mut self,
+        start: f64,
+        end: f64,
+        now: Vec<FrameLabel>,
+        out: &mut Vec<Label>,
+    ) {
+        let gone =
+            self.tracks.extract_if(.., |track| !now.iter().any(|now| now.text == track.text));
         out.extend(gone.map(|track| track.label(start)));
         for now in now {
             match self.tracks.iter_mut().find(|track| track.text == now.text) {

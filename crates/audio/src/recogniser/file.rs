@@ -8,9 +8,9 @@ use serde::Deserialize;
 use toml::Value;
 
 use super::{
-    Activation, CLASSES_MAX, ClassNames, ConstantInput, ELEMENTS_MAX, EmbeddingSettings, EventSettings,
-    InputAxis, LANES_MAX, OnsetSettings, OutputSettings, PIECE_SECONDS_MAX, PieceSettings, RecogniserKind,
-    SMOOTH_MAX, SceneSettings, StateInput, within,
+    Activation, CLASSES_MAX, ClassNames, ConstantInput, ELEMENTS_MAX, EmbeddingSettings,
+    EventSettings, InputAxis, LANES_MAX, OnsetSettings, OutputSettings, PIECE_SECONDS_MAX,
+    PieceSettings, RecogniserKind, SMOOTH_MAX, SceneSettings, StateInput, within,
 };
 use crate::features::FeatureFile;
 use crate::resample::Channel;
@@ -169,14 +169,23 @@ impl PiecesFile {
         if !(1..=LANES_MAX).contains(&self.lanes) {
             return Err(Error::invalid(format!("pieces.lanes must be 1 to {LANES_MAX}")));
         }
-        Ok(PieceSettings { length, lead_in: ((lead_in / hop).ceil() as u64).min(length), lanes: self.lanes })
+        Ok(PieceSettings {
+            length,
+            lead_in: ((lead_in / hop).ceil() as u64).min(length),
+            lanes: self.lanes,
+        })
     }
 }
 
 impl OutputFile {
     pub(super) fn resolve(self) -> Result<OutputSettings> {
         let classes = self.classes.as_ref().map_or(Ok(ClassNames::Numbered), classes)?;
-        Ok(OutputSettings { name: self.name, trim: self.trim, activation: self.activation, classes })
+        Ok(OutputSettings {
+            name: self.name,
+            trim: self.trim,
+            activation: self.activation,
+            classes,
+        })
     }
 }
 
@@ -192,7 +201,10 @@ impl EventsFile {
         let off = self.off.unwrap_or_else(|| (self.on - 0.15).max(0.01));
         within("events.smooth", self.smooth, 1, SMOOTH_MAX)?;
         if !(self.on.is_finite() && off <= self.on) {
-            return Err(Error::invalid(format!("events.off = {off}: it must not be above on = {}", self.on)));
+            return Err(Error::invalid(format!(
+                "events.off = {off}: it must not be above on = {}",
+                self.on
+            )));
         }
         Ok(EventSettings {
             on: self.on,
@@ -228,7 +240,9 @@ pub(super) fn channel(value: &Value) -> Result<Channel> {
     match value {
         Value::String(text) if text == "mix" => Ok(Channel::Mix),
         Value::Integer(number) if *number >= 0 => Ok(Channel::Only(*number as usize)),
-        other => Err(Error::invalid(format!("channel = {other}: it must be \"mix\" or a number from 0"))),
+        other => {
+            Err(Error::invalid(format!("channel = {other}: it must be \"mix\" or a number from 0")))
+        }
     }
 }
 
@@ -250,7 +264,9 @@ pub(super) fn axes(text: &str, width: usize) -> Result<Vec<InputAxis>> {
     let count = |wanted: InputAxis| axes.iter().filter(|axis| **axis == wanted).count();
     if axes.is_empty()
         || axes.len() > 8
-        || [InputAxis::Windows, InputAxis::Rows, InputAxis::Features].iter().any(|axis| count(*axis) > 1)
+        || [InputAxis::Windows, InputAxis::Rows, InputAxis::Features]
+            .iter()
+            .any(|axis| count(*axis) > 1)
     {
         return Err(wrong());
     }
@@ -297,10 +313,13 @@ pub(super) fn state(input: String, file: StateFile) -> Result<StateInput> {
 }
 
 fn small(input: &str, shape: Option<&[usize]>) -> Result<()> {
-    let elements = shape.unwrap_or_default().iter().try_fold(1usize, |all, size| all.checked_mul(*size));
+    let elements =
+        shape.unwrap_or_default().iter().try_fold(1usize, |all, size| all.checked_mul(*size));
     match elements {
         Some(elements) if elements <= ELEMENTS_MAX => Ok(()),
-        _ => Err(Error::invalid(format!("\"{input}\": its shape has more than {ELEMENTS_MAX} elements"))),
+        _ => Err(Error::invalid(format!(
+            "\"{input}\": its shape has more than {ELEMENTS_MAX} elements"
+        ))),
     }
 }
 
@@ -318,7 +337,8 @@ fn classes(value: &Value) -> Result<ClassNames> {
     let wrong = || Error::invalid("output.classes must be a list of names or { midi = NUMBER }");
     match value {
         Value::Array(names) if !names.is_empty() && names.len() <= CLASSES_MAX => {
-            let names = names.iter().map(|name| name.as_str().map(str::to_owned)).collect::<Option<_>>();
+            let names =
+                names.iter().map(|name| name.as_str().map(str::to_owned)).collect::<Option<_>>();
             names.map(ClassNames::Named).ok_or_else(wrong)
         }
         Value::Table(table) if table.len() == 1 => {

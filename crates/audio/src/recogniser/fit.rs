@@ -36,13 +36,16 @@ impl ModelBinding {
 fn find(recogniser: &Recogniser, signature: &Signature) -> Result<ModelBinding> {
     let input = match &recogniser.input {
         Some(name) => signature.input(name).ok_or_else(|| missing("input", name))?,
-        None => signature.inputs.first().ok_or_else(|| Error::invalid("the model takes nothing"))?,
+        None => {
+            signature.inputs.first().ok_or_else(|| Error::invalid("the model takes nothing"))?
+        }
     };
     let items = layout(recogniser, input)?;
     let mut given = vec![input.name.as_str()];
     let mut constants = Vec::new();
     for constant in &recogniser.constants {
-        let spec = signature.input(&constant.input).ok_or_else(|| missing("input", &constant.input))?;
+        let spec =
+            signature.input(&constant.input).ok_or_else(|| missing("input", &constant.input))?;
         let tensor = filled(spec, constant.shape.as_deref(), constant.value)?;
         constants.push(NamedTensor::new(spec.name.as_str(), tensor));
         given.push(&spec.name);
@@ -64,7 +67,9 @@ fn find(recogniser: &Recogniser, signature: &Signature) -> Result<ModelBinding> 
             return Err(Error::invalid(format!("input \"{name}\" is given twice")));
         }
     }
-    if let Some(left) = signature.inputs.iter().find(|i| !i.optional && !given.contains(&i.name.as_str())) {
+    if let Some(left) =
+        signature.inputs.iter().find(|i| !i.optional && !given.contains(&i.name.as_str()))
+    {
         return Err(Error::invalid(format!(
             "the model also takes \"{}\": give it under constants or under state",
             left.name
@@ -72,13 +77,20 @@ fn find(recogniser: &Recogniser, signature: &Signature) -> Result<ModelBinding> 
     }
     let output = match &recogniser.output.name {
         Some(name) => signature.output(name).ok_or_else(|| missing("output", name))?,
-        None => signature.outputs.first().ok_or_else(|| Error::invalid("the model gives nothing"))?,
+        None => {
+            signature.outputs.first().ok_or_else(|| Error::invalid("the model gives nothing"))?
+        }
     };
     if !matches!(output.dtype, DType::F32 | DType::F64) {
-        return Err(Error::invalid(format!("output \"{}\" is {}, not float32", output.name, output.dtype)));
+        return Err(Error::invalid(format!(
+            "output \"{}\" is {}, not float32",
+            output.name, output.dtype
+        )));
     }
     let onset = match &recogniser.events.onset {
-        Some(onset) => Some(signature.output(&onset.output).ok_or_else(|| missing("output", &onset.output))?),
+        Some(onset) => {
+            Some(signature.output(&onset.output).ok_or_else(|| missing("output", &onset.output))?)
+        }
         None => None,
     };
     Ok(ModelBinding {
@@ -98,7 +110,10 @@ fn missing(what: &str, name: &str) -> Error {
 /// Checks the input's type and axes. Returns the number of windows, if the model fixes it.
 fn layout(recogniser: &Recogniser, input: &TensorSpec) -> Result<Option<usize>> {
     if input.dtype != DType::F32 {
-        return Err(Error::invalid(format!("input \"{}\" is {}, not float32", input.name, input.dtype)));
+        return Err(Error::invalid(format!(
+            "input \"{}\" is {}, not float32",
+            input.name, input.dtype
+        )));
     }
     let Some(dims) = &input.shape else { return Ok(None) };
     let rows = recogniser.spec.context + recogniser.spec.window;
@@ -158,7 +173,9 @@ fn filled(spec: &TensorSpec, shape: Option<&[usize]>, value: f64) -> Result<Tens
             let bytes = vec![u8::from(value != 0.0); elements];
             Tensor::from_bytes(DType::Bool, shape, bytes.into())
         }
-        other => Err(Error::invalid(format!("\"{}\" is {other}, which cannot be a constant", spec.name))),
+        other => {
+            Err(Error::invalid(format!("\"{}\" is {other}, which cannot be a constant", spec.name)))
+        }
     }
 }
 

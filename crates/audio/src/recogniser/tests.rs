@@ -49,7 +49,10 @@ fn vad() -> Signature {
             spec("state", DType::F32, &[2, -1, 128]),
             spec("sr", DType::I64, &[]),
         ],
-        outputs: vec![spec("output", DType::F32, &[-1, 1]), spec("stateN", DType::F32, &[-1, -1, -1])],
+        outputs: vec![
+            spec("output", DType::F32, &[-1, 1]),
+            spec("stateN", DType::F32, &[-1, -1, -1]),
+        ],
     }
 }
 
@@ -73,7 +76,10 @@ fn a_full_section_is_read() {
 #[test]
 fn what_is_left_out_has_its_default() {
     let least = Recogniser::parse("x", "kind = \"events\"\nrate = 8000\nwindow = 256\n").unwrap();
-    assert_eq!((least.title.as_str(), least.spec.hop, least.spec.context, least.batch), ("x", 256, 0, 32));
+    assert_eq!(
+        (least.title.as_str(), least.spec.hop, least.spec.context, least.batch),
+        ("x", 256, 0, 32)
+    );
     assert_eq!(least.axes, [InputAxis::Windows, InputAxis::Rows]);
     assert_eq!((least.events.on, least.events.off), (0.5, 0.35));
     let mel = "kind = \"scenes\"\nrate = 16000\nwindow = 96\n[features]\nkind = \"log-mel\"\nfft = 512\nwindow = \
@@ -120,7 +126,10 @@ fn each_fault_is_named() {
     ];
     for (from, to, named) in cases {
         let message = wrong(from, to);
-        assert!(message.starts_with("recogniser \"vad\": ") && message.contains(named), "{to}: {message}");
+        assert!(
+            message.starts_with("recogniser \"vad\": ") && message.contains(named),
+            "{to}: {message}"
+        );
         assert!(!message.contains('\n'), "{message}");
     }
 }
@@ -141,7 +150,11 @@ fn a_model_that_does_not_fit_is_described() {
         ("constants = { sr = 16000 }", "", "also takes \"sr\""),
         ("constants = { sr = 16000 }", "constants = { sr = 16000, state = 0 }", "given twice"),
         ("shape = [2, 1, 128]", "shape = [2, 128]", "has 3 axes"),
-        ("smooth = 1", "smooth = 1\nonset = { output = \"onset\", on = 0.5 }", "no output \"onset\""),
+        (
+            "smooth = 1",
+            "smooth = 1\nonset = { output = \"onset\", on = 0.5 }",
+            "no output \"onset\"",
+        ),
     ];
     for (from, to, named) in cases {
         let message = check(from, to).unwrap_err();

@@ -48,7 +48,10 @@ fn decode(input: AudioInput) -> base::Result<Decoded> {
     }
     faults.extend(decoder.take_faults());
     assert!(decoder.next()?.is_none(), "the end stays the end");
-    assert!(faults.windows(2).all(|pair| pair[0].at <= pair[1].at), "faults come in time order: {faults:?}");
+    assert!(
+        faults.windows(2).all(|pair| pair[0].at <= pair[1].at),
+        "faults come in time order: {faults:?}"
+    );
     Ok(Decoded { format, samples, faults })
 }
 
@@ -109,7 +112,11 @@ fn lossy_kinds_are_close_and_in_place() {
                 // Only the end of an ogg file states how much of its last block is sound.
                 assert!(name == "ogg" && (32000..33000).contains(&decoded.samples.len()));
             } else {
-                assert_eq!((decoded.samples.len(), decoded.format.seconds), (32000, Some(1.0)), "{name}");
+                assert_eq!(
+                    (decoded.samples.len(), decoded.format.seconds),
+                    (32000, Some(1.0)),
+                    "{name}"
+                );
             }
             // A delay of one sample alone would make -8 dB.
             let off = difference(&decoded.samples, &expected, 1000..15000);
@@ -137,12 +144,16 @@ fn atom(name: &[u8; 4], inside: &[u8]) -> Vec<u8> {
 /// the tables.
 fn changed(atoms: &[u8], name: &[u8; 4], change: &dyn Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
     let (mut rest, mut result) = (atoms, Vec::new());
-    while let Some(length) = rest.first_chunk::<4>().map(|length| u32::from_be_bytes(*length) as usize) {
+    while let Some(length) =
+        rest.first_chunk::<4>().map(|length| u32::from_be_bytes(*length) as usize)
+    {
         let (this, after) = rest.split_at(length);
         let (own, inside): (&[u8; 4], _) = (this[4..8].try_into().unwrap(), &this[8..]);
         result.extend(match own {
             _ if own == name => change(inside),
-            b"moov" | b"trak" | b"mdia" | b"minf" | b"stbl" => atom(own, &changed(inside, name, change)),
+            b"moov" | b"trak" | b"mdia" | b"minf" | b"stbl" => {
+                atom(own, &changed(inside, name, change))
+            }
             _ => this.to_vec(),
         });
         rest = after;
@@ -152,8 +163,9 @@ fn changed(atoms: &[u8], name: &[u8; 4], change: &dyn Fn(&[u8]) -> Vec<u8>) -> V
 
 #[test]
 fn a_track_of_pictures_does_not_move_the_sound() {
-    let numbers =
-        |numbers: &[u32]| numbers.iter().flat_map(|number| number.to_be_bytes()).collect::<Vec<u8>>();
+    let numbers = |numbers: &[u32]| {
+        numbers.iter().flat_map(|number| number.to_be_bytes()).collect::<Vec<u8>>()
+    };
     let nothing = |name| atom(name, &[0; 8]);
     let tables = [
         atom(b"stsd", &[numbers(&[0, 1]), atom(b"avc1", &[0; 78])].concat()),
@@ -168,12 +180,16 @@ fn a_track_of_pictures_does_not_move_the_sound() {
         atom(b"hdlr", &[&numbers(&[0, 0])[..], b"vide", &[0; 13]].concat()),
         atom(
             b"minf",
-            &[atom(b"hdlr", &[&[0; 8][..], b"soun", &[0; 13]].concat()), atom(b"stbl", &tables)].concat(),
+            &[atom(b"hdlr", &[&[0; 8][..], b"soun", &[0; 13]].concat()), atom(b"stbl", &tables)]
+                .concat(),
         ),
     ]
     .concat();
     let pictures = [
-        atom(b"tkhd", &numbers(&[0, 0, 0, 9, 0, 90_000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])),
+        atom(
+            b"tkhd",
+            &numbers(&[0, 0, 0, 9, 0, 90_000, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        ),
         atom(b"edts", &atom(b"elst", &numbers(&[0, 1, 300, 30_000, 0x10000]))),
         atom(b"mdia", &media),
     ]
@@ -190,12 +206,14 @@ fn a_track_of_pictures_does_not_move_the_sound() {
 fn packets_without_end_that_hold_nothing_end_a_recording() {
     // An excessive number of packets follows the clip's sound, all empty and at the same time.
     let extra = 1u32 << 20;
-    let number = |bytes: &[u8], at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
+    let number =
+        |bytes: &[u8], at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
     let longer = changed(M4A_LAST, b"stsz", &|inside| {
         let count = number(inside, 8) + extra;
         atom(
             b"stsz",
-            &[&inside[..8], &count.to_be_bytes(), &inside[12..], &vec![0; 4 * extra as usize]].concat(),
+            &[&inside[..8], &count.to_be_bytes(), &inside[12..], &vec![0; 4 * extra as usize]]
+                .concat(),
         )
     });
     let longer = changed(&longer, b"stts", &|inside| {
@@ -208,12 +226,16 @@ fn packets_without_end_that_hold_nothing_end_a_recording() {
         atom(b"stsc", &all)
     });
     let decoded = decode(file(&longer)).unwrap();
-    let last = decoded.faults.iter().find(|fault| fault.what.contains("in a row cannot be decoded"));
+    let last =
+        decoded.faults.iter().find(|fault| fault.what.contains("in a row cannot be decoded"));
     assert!(last.is_some(), "{:?}", decoded.faults);
     assert_eq!(decoded.samples.len(), 32000);
 }
 
-fn wav(spec: hound::WavSpec, write: impl Fn(&mut hound::WavWriter<&mut Cursor<Vec<u8>>>)) -> Vec<u8> {
+fn wav(
+    spec: hound::WavSpec,
+    write: impl Fn(&mut hound::WavWriter<&mut Cursor<Vec<u8>>>),
+) -> Vec<u8> {
     let mut bytes = Cursor::new(Vec::new());
     let mut writer = hound::WavWriter::new(&mut bytes, spec).unwrap();
     write(&mut writer);
@@ -254,7 +276,9 @@ fn every_width_of_wav_is_exact() {
     });
     assert_eq!(decode(stream(&bytes)).unwrap().samples, values);
     let bytes = wav(spec(1, 8000, 32, hound::SampleFormat::Float), |writer| {
-        [0.25, f32::NAN, f32::INFINITY].iter().for_each(|value| writer.write_sample(*value).unwrap());
+        [0.25, f32::NAN, f32::INFINITY]
+            .iter()
+            .for_each(|value| writer.write_sample(*value).unwrap());
     });
     let decoded = decode(stream(&bytes)).unwrap();
     assert_eq!((decoded.samples, decoded.faults.len()), (vec![0.25, 0.0, 0.0], 1));
@@ -270,7 +294,9 @@ fn seven_channels_at_192_khz() {
         (decoded.format.channels, decoded.format.rate, decoded.format.seconds),
         (7, 192_000, Some(0.1))
     );
-    assert!(decoded.samples.iter().enumerate().all(|(at, got)| *got == (at * 62) as f32 / 8_388_608.0));
+    assert!(
+        decoded.samples.iter().enumerate().all(|(at, got)| *got == (at * 62) as f32 / 8_388_608.0)
+    );
     assert_eq!(decoded.samples.len(), 7 * 19200);
 }
 
@@ -304,7 +330,9 @@ fn wav_headers_that_lie_cost_nothing() {
     let whole = sixteen(&clip);
     // The lengths that `arecord` and `sox` write to a pipe are among them.
     let unknown = [0, u32::MAX, u32::MAX - 44, 0x8000_0000, 0x7fff_ff00, 0x7fff_f000, 0x7fff_effc];
-    for (riff, data) in unknown.map(|data: u32| (data.wrapping_add(36), data)).into_iter().chain([(36, 0)]) {
+    for (riff, data) in
+        unknown.map(|data: u32| (data.wrapping_add(36), data)).into_iter().chain([(36, 0)])
+    {
         let wav = lying(&whole, riff, data);
         for input in [stream(&wav), file(&wav)] {
             let decoded = decode(input).unwrap();
@@ -313,11 +341,16 @@ fn wav_headers_that_lie_cost_nothing() {
         }
     }
     let decoded = decode(stream(&lying(&whole, 0, 0x9000_0000))).unwrap();
-    assert_eq!((decoded.samples.len(), decoded.faults.len()), (32000, 1), "a length that may be true");
+    assert_eq!(
+        (decoded.samples.len(), decoded.faults.len()),
+        (32000, 1),
+        "a length that may be true"
+    );
     // Longer than the file: the existing sound, and a fault at its end.
     let decoded = decode(stream(&lying(&whole, 64036, 128_000))).unwrap();
     assert!(decoded.samples == as_floats(&clip));
-    let expected = Fault { at: 1.0, what: "the file ends early: its header says 2.000 s".to_owned() };
+    let expected =
+        Fault { at: 1.0, what: "the file ends early: its header says 2.000 s".to_owned() };
     assert_eq!(decoded.faults, [expected]);
     // Shorter: the stated length.
     let decoded = decode(stream(&lying(&whole, 36, 32_000))).unwrap();
@@ -347,8 +380,9 @@ fn a_damaged_frame_of_flac_becomes_silence() {
     assert_eq!(decoded.samples.len(), 32000, "{:?}", decoded.faults);
     assert_eq!(decoded.faults.len(), 1, "{:?}", decoded.faults);
     let expected = as_floats(&clip());
-    let off: Vec<usize> =
-        (0..16000).filter(|frame| decoded.samples[frame * 2..][..2] != expected[frame * 2..][..2]).collect();
+    let off: Vec<usize> = (0..16000)
+        .filter(|frame| decoded.samples[frame * 2..][..2] != expected[frame * 2..][..2])
+        .collect();
     let (first, last) = (off[0], off[off.len() - 1]);
     assert!(last - first < 1024, "more than a frame is gone: {first} to {last}");
     let at = decoded.faults[0].at * 16000.0;
@@ -379,7 +413,11 @@ fn a_damaged_frame_of_mp3_costs_that_frame() {
     ] {
         let decoded = decode(stream(&bytes)).unwrap();
         assert!(!decoded.faults.is_empty(), "{name}");
-        assert!(!alike || (decoded.faults[0].at - 0.33).abs() < 0.1, "{name}: {:?}", decoded.faults);
+        assert!(
+            !alike || (decoded.faults[0].at - 0.33).abs() < 0.1,
+            "{name}: {:?}",
+            decoded.faults
+        );
         let end = if alike { 32000 } else { decoded.samples.len() };
         assert_eq!(decoded.samples.len(), end, "{name}: {:?}", decoded.faults);
         assert!(decoded.samples[..8000] == whole[..8000], "{name}: before the damage");
@@ -431,8 +469,9 @@ fn a_truncated_m4a_gives_what_it_has() {
 
 #[test]
 fn what_is_no_recording_is_named() {
-    let noise: Vec<u8> =
-        (0..100_000_u64).map(|index| (index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
+    let noise: Vec<u8> = (0..100_000_u64)
+        .map(|index| (index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
+        .collect();
     for (bytes, kind, says) in [
         (&b""[..], ErrorKind::InvalidArgument, "empty"),
         (b"Dear Sir or Madam,\nthis is no sound.\n", ErrorKind::InvalidArgument, "text"),
@@ -491,7 +530,8 @@ fn real_clips_decode_without_a_fault() {
                 folders.push(path);
                 continue;
             }
-            let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+            let extension =
+                path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
             if !["wav", "flac", "mp3", "ogg", "m4a", "aiff"].contains(&extension) {
                 continue;
             }
@@ -500,7 +540,11 @@ fn real_clips_decode_without_a_fault() {
             let seconds = frames as f64 / f64::from(decoded.format.rate);
             assert_eq!(decoded.faults, [], "{}", path.display());
             let announced = decoded.format.seconds.unwrap_or(seconds);
-            assert!((announced - seconds).abs() < 0.1, "{}: {announced} s, not {seconds}", path.display());
+            assert!(
+                (announced - seconds).abs() < 0.1,
+                "{}: {announced} s, not {seconds}",
+                path.display()
+            );
             clips += 1;
         }
     }

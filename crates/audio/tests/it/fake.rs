@@ -19,7 +19,8 @@ pub(crate) const RATE: u32 = 16_000;
 pub(crate) type Run = dyn Fn(&[NamedTensor], usize) -> Result<Vec<NamedTensor>> + Send + Sync;
 
 /// Makes a stream of a model.
-pub(crate) type MakeStream = dyn Fn(Vec<CarriedInput>, usize) -> Result<Arc<dyn AudioModel>> + Send + Sync;
+pub(crate) type MakeStream =
+    dyn Fn(Vec<CarriedInput>, usize) -> Result<Arc<dyn AudioModel>> + Send + Sync;
 
 /// Delivery of outputs.
 #[derive(Clone, Copy, PartialEq)]
@@ -116,7 +117,14 @@ pub(crate) fn fake(
     run: impl Fn(&[NamedTensor], usize) -> Result<Vec<NamedTensor>> + Send + Sync + 'static,
 ) -> Fake {
     let signature = Signature { inputs, outputs };
-    Fake { signature, run: Arc::new(run), answers, stateful: false, stream: None, counts: Arc::default() }
+    Fake {
+        signature,
+        run: Arc::new(run),
+        answers,
+        stateful: false,
+        stream: None,
+        counts: Arc::default(),
+    }
 }
 
 /// Windows of samples in, one probability a window out.
@@ -129,7 +137,9 @@ pub(crate) fn plain(
 
 /// Takes loud windows for speech.
 pub(crate) fn energy_detector(answers: Answers) -> Fake {
-    plain(answers, |inputs, _| column(windows(inputs).iter().map(|window| energy(window)).collect()))
+    plain(answers, |inputs, _| {
+        column(windows(inputs).iter().map(|window| energy(window)).collect())
+    })
 }
 
 /// The windows of the first input.
@@ -202,7 +212,11 @@ impl Read for Upload {
 }
 
 /// Returns `samples` as an upload, and the counter of its bytes read.
-pub(crate) fn upload(samples: &[f32], most: usize, wait: Duration) -> (AudioInput, Arc<AtomicUsize>) {
+pub(crate) fn upload(
+    samples: &[f32],
+    most: usize,
+    wait: Duration,
+) -> (AudioInput, Arc<AtomicUsize>) {
     let read = Arc::new(AtomicUsize::new(0));
     let upload = Upload { bytes: Cursor::new(wav(samples)), most, wait, read: read.clone() };
     (AudioInput::Stream(Box::new(upload)), read)

@@ -54,7 +54,8 @@ fn formats_by_name() {
 #[test]
 fn each_format_looks_as_it_should() {
     let labels = [label(0.5, 61.25, "speech"), label(7200.0, 7205.5, "two words")];
-    let check = |format: LabelFormat, expected: &str| assert_eq!(written(format, &labels), expected);
+    let check =
+        |format: LabelFormat, expected: &str| assert_eq!(written(format, &labels), expected);
     check(
         LabelFormat::Table,
         concat!(
@@ -79,7 +80,10 @@ fn each_format_looks_as_it_should() {
         "SPEAKER a,_\"b\"_c 1 0.500 60.750 <NA> <NA> speech 0.7500 <NA>\n;; fault at 3600.250: a frame is damaged\n\
          SPEAKER a,_\"b\"_c 1 7200.000 5.500 <NA> <NA> two_words 0.7500 <NA>\n",
     );
-    check(LabelFormat::Audacity, "0.500000\t61.250000\tspeech\n7200.000000\t7205.500000\ttwo words\n");
+    check(
+        LabelFormat::Audacity,
+        "0.500000\t61.250000\tspeech\n7200.000000\t7205.500000\ttwo words\n",
+    );
     let json: Value = serde_json::from_str(&written(LabelFormat::Json, &labels)).unwrap();
     assert_eq!(json["format"], 1);
     assert_eq!(json["file"], "a, \"b\" c.wav");
@@ -114,7 +118,10 @@ fn events_are_lines_of_json() {
     let progress = line(PipelineEvent::Progress { seconds: 60.0, total: None });
     assert_eq!(progress, "{\"type\":\"progress\",\"seconds\":60.0,\"total\":null}\n");
     let end: Value = serde_json::from_str(&ndjson_summary(&summary(2))).unwrap();
-    assert_eq!((&end["type"], &end["labels"], &end["windows"]), (&"summary".into(), &2.into(), &9.into()));
+    assert_eq!(
+        (&end["type"], &end["labels"], &end["windows"]),
+        (&"summary".into(), &2.into(), &9.into())
+    );
 }
 
 /// Texts with characters that formats reserve.
@@ -141,7 +148,8 @@ fn texts() -> impl Strategy<Value = Vec<String>> {
 
 /// The records of RFC 4180.
 fn parse_csv(text: &str) -> Vec<Vec<String>> {
-    let (mut records, mut record, mut field, mut quoted) = (Vec::new(), Vec::new(), String::new(), false);
+    let (mut records, mut record, mut field, mut quoted) =
+        (Vec::new(), Vec::new(), String::new(), false);
     let mut letters = text.chars().peekable();
     while let Some(letter) = letters.next() {
         match letter {

@@ -26,7 +26,10 @@ fn bursts_are_found_where_they_are() {
         let start = 1.7 * number as f64 + 0.4;
         let end = start + 0.5 + 0.02 * number as f64;
         // A window and the padding.
-        assert!((label.start - start).abs() < 0.063 && (label.end - end).abs() < 0.063, "{label:?}");
+        assert!(
+            (label.start - start).abs() < 0.063 && (label.end - end).abs() < 0.063,
+            "{label:?}"
+        );
         assert_eq!(label.text, "0");
     }
     assert_eq!(heard.summary.seconds, 17.0);
@@ -61,7 +64,10 @@ fn no_more_is_alive_than_asked_for_however_long_the_recording_is() {
         let answered = counts.clone();
         fake.run = Arc::new(move |inputs: &[NamedTensor], number| {
             let answered = answered.windows_answered.load(Ordering::SeqCst) * 512;
-            seen.fetch_max((read.load(Ordering::SeqCst) / 4).saturating_sub(answered), Ordering::SeqCst);
+            seen.fetch_max(
+                (read.load(Ordering::SeqCst) / 4).saturating_sub(answered),
+                Ordering::SeqCst,
+            );
             inner(inputs, number)
         });
         let model: Arc<dyn AudioModel> = Arc::new(fake);
@@ -108,9 +114,10 @@ fn numbered(windows: usize) -> Vec<f32> {
 #[test]
 fn pieces_with_a_state_start_early_and_join_without_a_seam() {
     // 50 windows a piece and 10 before it, in runs of 7.
-    let text =
-        "batch = 7\n[pieces]\nlength = \"1600ms\"\nlead-in = \"320ms\"\n[events]\nmin = \"0s\"\npad = \"0s\"";
-    for (answers, runs) in [(Answers::AtOnce, 1), (Answers::OutOfOrder, 1), (Answers::OutOfOrder, 4)] {
+    let text = "batch = 7\n[pieces]\nlength = \"1600ms\"\nlead-in = \"320ms\"\n[events]\nmin = \"0s\"\npad = \"0s\"";
+    for (answers, runs) in
+        [(Answers::AtOnce, 1), (Answers::OutOfOrder, 1), (Answers::OutOfOrder, 4)]
+    {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let model: Arc<dyn AudioModel> = Arc::new(counting(10, seen.clone(), answers));
         let heard = hear(sound(&numbered(333)), &events(text), &model, &in_flight(runs)).unwrap();
@@ -120,9 +127,13 @@ fn pieces_with_a_state_start_early_and_join_without_a_seam() {
         assert_eq!(heard.summary.windows, 333);
         let mut firsts = Vec::new();
         for stream in seen.lock().unwrap().iter() {
-            let numbers: Vec<usize> = stream.iter().map(|first| (first * 1000.0).round() as usize).collect();
+            let numbers: Vec<usize> =
+                stream.iter().map(|first| (first * 1000.0).round() as usize).collect();
             let first = numbers[0];
-            assert!(numbers.iter().copied().eq(first..first + numbers.len()), "in order: {numbers:?}");
+            assert!(
+                numbers.iter().copied().eq(first..first + numbers.len()),
+                "in order: {numbers:?}"
+            );
             firsts.push((first, first + numbers.len()));
         }
         firsts.sort_unstable();
@@ -145,7 +156,10 @@ fn what_runs_next_is_read_as_fast_as_what_runs_now_is_done_with() {
         let run = move |inputs: &[NamedTensor], _: usize| {
             let count = windows(inputs).len();
             let done = answered.fetch_add(count, Ordering::SeqCst) * 512;
-            seen.fetch_max((read.load(Ordering::SeqCst) / 4).saturating_sub(done), Ordering::SeqCst);
+            seen.fetch_max(
+                (read.load(Ordering::SeqCst) / 4).saturating_sub(done),
+                Ordering::SeqCst,
+            );
             column(vec![0.0; count])
         };
         Ok(Arc::new(plain(Answers::OutOfOrder, run)) as Arc<dyn AudioModel>)
@@ -161,7 +175,8 @@ fn what_runs_next_is_read_as_fast_as_what_runs_now_is_done_with() {
 
 /// One step of a model with a decaying state, which is an output and an input.
 fn decay(inputs: &[NamedTensor]) -> Result<Vec<NamedTensor>> {
-    let mut state = inputs.iter().find(|input| &*input.name == "h").unwrap().tensor.to_vec::<f32>()?[0];
+    let mut state =
+        inputs.iter().find(|input| &*input.name == "h").unwrap().tensor.to_vec::<f32>()?[0];
     let step = |window: Vec<f32>| {
         state = 0.5 * state + energy(&window);
         (state / 2.0).min(1.0)
@@ -205,7 +220,11 @@ fn a_state_handed_on_gives_the_same_in_streams_in_sequences_and_in_one_piece() {
             whole,
             "one run a piece"
         );
-        assert_eq!(hear(format!("sequence = true\nbatch = 8\n{STATE}{pieces}")), whole, "runs of a sequence");
+        assert_eq!(
+            hear(format!("sequence = true\nbatch = 8\n{STATE}{pieces}")),
+            whole,
+            "runs of a sequence"
+        );
     }
 }
 
@@ -236,7 +255,8 @@ fn counting_in_lanes(lanes_wanted: usize) -> Fake {
 
 #[test]
 fn pieces_in_lanes_give_what_they_give_alone() {
-    for (windows, lanes, used) in [(333, 3, 3), (333, 8, 7), (1000, 8, 8), (40, 8, 1), (801, 4, 4)] {
+    for (windows, lanes, used) in [(333, 3, 3), (333, 8, 7), (1000, 8, 8), (40, 8, 1), (801, 4, 4)]
+    {
         for runs in [1, 4] {
             let text = format!(
                 "batch = 7\n[pieces]\nlength = \"1600ms\"\nlead-in = \"320ms\"\nlanes = {lanes}\n[events]\n\
@@ -244,18 +264,27 @@ fn pieces_in_lanes_give_what_they_give_alone() {
             );
             let model: Arc<dyn AudioModel> = Arc::new(counting_in_lanes(used));
             let heard =
-                hear(recording(&numbered(windows)), &events(&text), &model, &in_flight(runs)).unwrap();
+                hear(recording(&numbered(windows)), &events(&text), &model, &in_flight(runs))
+                    .unwrap();
             let spans: Vec<_> = heard.labels.iter().map(|label| (label.start, label.end)).collect();
-            assert_eq!(spans, [(10.0 * 0.032, windows as f64 * 0.032)], "{windows} windows in {lanes} lanes");
+            assert_eq!(
+                spans,
+                [(10.0 * 0.032, windows as f64 * 0.032)],
+                "{windows} windows in {lanes} lanes"
+            );
         }
     }
 }
 
 #[test]
 fn what_still_arrives_has_one_lane() {
-    let text = "[pieces]\nlength = \"1600ms\"\nlead-in = \"320ms\"\nlanes = 8\n[events]\nmin = \"0s\"";
+    let text =
+        "[pieces]\nlength = \"1600ms\"\nlead-in = \"320ms\"\nlanes = 8\n[events]\nmin = \"0s\"";
     let model: Arc<dyn AudioModel> = Arc::new(counting_in_lanes(1));
-    assert_eq!(hear(sound(&numbered(333)), &events(text), &model, &in_flight(2)).unwrap().labels.len(), 1);
+    assert_eq!(
+        hear(sound(&numbered(333)), &events(text), &model, &in_flight(2)).unwrap().labels.len(),
+        1
+    );
 }
 
 #[test]
@@ -300,7 +329,9 @@ fn runs_that_fail_are_faults_and_the_rest_goes_on() {
         assert_eq!(fault.what, "10 windows could not be recognised: no luck");
         assert!(heard.labels.len() > 10);
         let lost = 60.0 * 0.032 + 0.031..70.0 * 0.032 - 0.031;
-        assert!(heard.labels.iter().all(|label| label.end <= lost.start || label.start >= lost.end));
+        assert!(
+            heard.labels.iter().all(|label| label.end <= lost.start || label.start >= lost.end)
+        );
     }
 }
 
@@ -330,7 +361,8 @@ fn a_stream_that_fails_is_replaced_by_a_fresh_one() {
     };
     let fake = energy_detector(Answers::AtOnce);
     let fake = Fake { stateful: true, stream: Some(Box::new(stream)), ..fake };
-    let heard = hear_bursts(5.0, &events("batch = 10\n[events]\npad = \"0s\"\nmin = \"0s\""), fake, 2);
+    let heard =
+        hear_bursts(5.0, &events("batch = 10\n[events]\npad = \"0s\"\nmin = \"0s\""), fake, 2);
     assert_eq!(streams.load(Ordering::SeqCst), 2);
     assert_eq!(heard.faults.len(), 1);
     let spans: Vec<_> = heard.labels.iter().map(|label| (label.start, label.end)).collect();
@@ -412,7 +444,8 @@ fn windows_are_laid_out_as_the_axes_say() {
         let all = all.lock().unwrap();
         all.clone()
     };
-    let (turned, straight) = (seen(text, &[-1, 1, 8, 4]), seen(&text.replace("n1ft", "ntf"), &[-1, 4, 8]));
+    let (turned, straight) =
+        (seen(text, &[-1, 1, 8, 4]), seen(&text.replace("n1ft", "ntf"), &[-1, 4, 8]));
     assert_eq!(turned.len(), straight.len());
     for (turned, straight) in turned.iter().zip(&straight) {
         for (t, f) in (0..4).flat_map(|t| (0..8).map(move |f| (t, f))) {
@@ -451,7 +484,8 @@ fn one_embedding_for_a_recording_leaves_silence_out() {
     // The loud windows only: 0.5, and three times 0.5 cut at 1.
     assert!((vector[1] / vector[0] - 2.0).abs() < 0.05, "{vector:?}");
 
-    let error = embed(sound(&steady(0.0, 3)), None, &recogniser, &voiceprint(), &in_flight(2)).unwrap_err();
+    let error =
+        embed(sound(&steady(0.0, 3)), None, &recogniser, &voiceprint(), &in_flight(2)).unwrap_err();
     assert!(error.message().contains("-50 dB"), "{error}");
     assert!(embed(sound(&samples), None, &events(""), &voiceprint(), &in_flight(2)).is_err());
 

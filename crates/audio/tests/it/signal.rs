@@ -17,8 +17,8 @@ fn signal(count: usize) -> Vec<f32> {
         state = (state * 1_103_515_245 + 12_345) % (1 << 31);
         let noise = state as f64 / f64::from(1 << 30) - 1.0;
         let time = index as f64 / 16000.0;
-        let phase =
-            std::f64::consts::TAU * (100.0 * time + 0.5 * 6900.0 * time * time / (count as f64 / 16000.0));
+        let phase = std::f64::consts::TAU
+            * (100.0 * time + 0.5 * 6900.0 * time * time / (count as f64 / 16000.0));
         samples.push((0.5 * phase.sin() + 0.1 * noise) as f32);
     }
     samples
@@ -39,12 +39,17 @@ fn rows(file: &FeatureFile, samples: &[f32], cuts: &[usize]) -> (usize, Vec<f32>
 
 #[test]
 fn features_are_those_that_models_are_trained_on() {
-    let golden: serde_json::Value = serde_json::from_str(include_str!("../data/features.json")).unwrap();
+    let golden: serde_json::Value =
+        serde_json::from_str(include_str!("../data/features.json")).unwrap();
     let samples = signal(golden["count"].as_u64().unwrap() as usize);
     for case in golden["cases"].as_array().unwrap() {
         let file: FeatureFile = serde_json::from_value(case["settings"].clone()).unwrap();
         let (width, rows) = rows(&file, &samples, &[]);
-        assert_eq!(rows.len() / width, case["count"].as_u64().unwrap() as usize, "rows of {file:?}");
+        assert_eq!(
+            rows.len() / width,
+            case["count"].as_u64().unwrap() as usize,
+            "rows of {file:?}"
+        );
         for expected in case["rows"].as_array().unwrap() {
             let row = expected["row"].as_u64().unwrap() as usize;
             let expected: Vec<f64> = serde_json::from_value(expected["values"].clone()).unwrap();
@@ -178,7 +183,8 @@ fn tones_keep_their_place_and_strength() {
             }
             let got = resampled(from, 16000, &sine(from, hertz, 1.0), &[]);
             let expected = sine(16000, hertz, 1.0);
-            let off: Vec<f32> = got.iter().zip(&expected).map(|(got, expected)| got - expected).collect();
+            let off: Vec<f32> =
+                got.iter().zip(&expected).map(|(got, expected)| got - expected).collect();
             let error = decibels(inside(&off, 16000)) - decibels(&expected);
             assert!(error < -80.0, "{hertz} Hz from {from}: the difference is {error:.1} dB");
         }

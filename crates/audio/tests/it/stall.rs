@@ -70,13 +70,15 @@ fn labels_of_what_came_are_handed_out_while_an_upload_is_silent() {
         let model: Arc<dyn AudioModel> = Arc::new(energy_detector(Answers::OutOfOrder));
         let (input, let_go, heard) = stalling(&samples, sent);
         let labels = AtomicUsize::new(0);
-        let summary = recognise(input, Some("wav"), &events(&text), &model, &in_flight(3), &mut |event| {
-            if matches!(event, PipelineEvent::Label(_)) && labels.fetch_add(1, Ordering::SeqCst) + 1 == ended
-            {
-                let_go.send(()).ok();
-            }
-            Ok(())
-        });
+        let summary =
+            recognise(input, Some("wav"), &events(&text), &model, &in_flight(3), &mut |event| {
+                if matches!(event, PipelineEvent::Label(_))
+                    && labels.fetch_add(1, Ordering::SeqCst) + 1 == ended
+                {
+                    let_go.send(()).ok();
+                }
+                Ok(())
+            });
         let summary = summary.unwrap();
         assert_eq!((summary.labels, summary.seconds), (12, 20.0), "batch {batch}");
         // The reading thread has ended with the work.
@@ -115,10 +117,13 @@ fn an_end_does_not_wait_for_a_silent_upload_and_its_thread_goes_with_the_read() 
         });
         let begun = Instant::now();
         let mut sink = |event: PipelineEvent| match event {
-            PipelineEvent::Label(_) if why == "sink" => Err(Error::cancelled("the client has gone")),
+            PipelineEvent::Label(_) if why == "sink" => {
+                Err(Error::cancelled("the client has gone"))
+            }
             _ => Ok(()),
         };
-        let error = recognise(input, None, &events("batch = 1000"), &model, &options, &mut sink).unwrap_err();
+        let error = recognise(input, None, &events("batch = 1000"), &model, &options, &mut sink)
+            .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
         assert!(begun.elapsed() < PATIENCE / 2);
         let heard = watcher.join().unwrap();

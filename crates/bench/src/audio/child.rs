@@ -1,4 +1,5 @@
-//! `millpond audio` as a child: how long it took without loading, what it used, and its memory meanwhile.
+//! `millpond audio` as a child: how long it took without loading, what it used, and its memory
+//! meanwhile.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -92,7 +93,12 @@ impl ChildJob<'_> {
         let mut command = Command::new(self.program);
         command
             .args(["audio", "--recogniser", self.recogniser, "--format", "audacity"])
-            .args(["--threads", &threads.threads.to_string(), "--intra-op", &threads.intra.to_string()])
+            .args([
+                "--threads",
+                &threads.threads.to_string(),
+                "--intra-op",
+                &threads.intra.to_string(),
+            ])
             .arg("--cache-dir")
             .arg(&self.env.cache_dir)
             .arg("--timing")
@@ -115,7 +121,8 @@ impl ChildJob<'_> {
         let timing: Timing = read_json(&timing)?;
         let file = timing.files.first().ok_or_else(|| Error::internal("the run timed no file"))?;
         if file.partial || (file.audio_s - self.length.as_secs_f64()).abs() > 1.0 {
-            let heard = format!("{:.1} s of {:.1} s were heard", file.audio_s, self.length.as_secs_f64());
+            let heard =
+                format!("{:.1} s of {:.1} s were heard", file.audio_s, self.length.as_secs_f64());
             return Err(Error::data_loss(format!("{heard}; {}", words(&log))));
         }
         Ok(ChildRun {
@@ -163,7 +170,13 @@ fn watch(mut command: Command, log: &Path, patience: Duration) -> Result<ChildUs
                 return Err(Error::internal(format!("{name} ended with {status}; {}", words(log))));
             }
             Ok(None) if started.elapsed() < patience => {}
-            _ => return Err(Error::deadline(format!("{} does not end; {}", program.display(), words(log)))),
+            _ => {
+                return Err(Error::deadline(format!(
+                    "{} does not end; {}",
+                    program.display(),
+                    words(log)
+                )));
+            }
         }
         let elapsed = started.elapsed();
         if elapsed >= due && seen.samples.len() < SAMPLES_MAX {
@@ -201,15 +214,19 @@ fn read_labels(path: &Path) -> Result<Vec<(f64, f64)>> {
     };
     // A line that begins with a backslash belongs to the label before it.
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('\\'));
-    lines.map(|line| label(line).ok_or_else(|| Error::internal(format!("\"{line}\" is no label")))).collect()
+    lines
+        .map(|line| label(line).ok_or_else(|| Error::internal(format!("\"{line}\" is no label"))))
+        .collect()
 }
 
-/// Runs `start` while the calling thread, and so what it starts, may use only the first `count` of its cores.
+/// Runs `start` while the calling thread, and so what it starts, may use only the first `count` of
+/// its cores.
 ///
 /// # Errors
 /// When the system refuses; those of `start`.
 pub(super) fn on_cores<T>(count: usize, start: impl FnOnce() -> Result<T>) -> Result<T> {
-    let refused = |e: rustix::io::Errno| Error::internal(format!("the cores cannot be chosen: {e}"));
+    let refused =
+        |e: rustix::io::Errno| Error::internal(format!("the cores cannot be chosen: {e}"));
     let before = sched_getaffinity(None).map_err(refused)?;
     let mut first = CpuSet::new();
     (0..CpuSet::MAX_CPU)
@@ -252,7 +269,11 @@ mod tests {
         let mut command = Command::new("/bin/sleep");
         command.arg("60");
         assert!(
-            watch(command, &log, Duration::from_millis(50)).err().unwrap().message().contains("does not end")
+            watch(command, &log, Duration::from_millis(50))
+                .err()
+                .unwrap()
+                .message()
+                .contains("does not end")
         );
     }
 

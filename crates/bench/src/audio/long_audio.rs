@@ -1,4 +1,5 @@
-//! A long recording made of real clips: decoded, mixed to one channel, one after another until it is long enough.
+//! A long recording made of real clips: decoded, mixed to one channel, one after another until it
+//! is long enough.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -35,16 +36,21 @@ pub(super) fn clips_dir(env: &BenchEnv, given: Option<&Path>) -> Result<PathBuf>
     if let Some(dir) = given.or(env.audio_data.as_deref()) {
         return match dir.is_dir() {
             true => Ok(dir.to_owned()),
-            false => Err(Error::not_found(format!("{}: there is no such directory of clips", dir.display()))),
+            false => Err(Error::not_found(format!(
+                "{}: there is no such directory of clips",
+                dir.display()
+            ))),
         };
     }
     super::in_checkout(env, USUAL_DIR).ok_or_else(|| {
-        Error::not_found(format!("no clips in {USUAL_DIR}: run `make recognisers`, or give --clips DIR"))
+        Error::not_found(format!(
+            "no clips in {USUAL_DIR}: run `make recognisers`, or give --clips DIR"
+        ))
     })
 }
 
-/// A recording of `minutes` from the clips in `dir`; made where the cache does not have it. Also how many clips
-/// there were.
+/// A recording of `minutes` from the clips in `dir`; made where the cache does not have it. Also
+/// how many clips there were.
 ///
 /// # Errors
 /// When there is no clip, none can be decoded, or the disk is full.
@@ -52,8 +58,9 @@ pub(super) fn make(env: &BenchEnv, dir: &Path, minutes: u32) -> Result<(PathBuf,
     let clips = clips(dir)?;
     let wanted = u64::from(minutes) * 60 * u64::from(RATE);
     let key = format!("recording-{minutes}m-{:016x}", key(&clips));
-    let made =
-        cache::ensure(&env.cache_dir, &key, wanted * 2, |part| write(&clips, wanted, &part.join(FILE)))?;
+    let made = cache::ensure(&env.cache_dir, &key, wanted * 2, |part| {
+        write(&clips, wanted, &part.join(FILE))
+    })?;
     Ok((made.join(FILE), clips.len()))
 }
 
@@ -64,7 +71,9 @@ fn clips(dir: &Path) -> Result<Vec<(PathBuf, u64)>> {
     found.sort();
     found.truncate(CLIPS_MAX);
     match found.is_empty() {
-        true => Err(Error::not_found(format!("{}: no clip ({})", dir.display(), EXTENSIONS.join(", ")))),
+        true => {
+            Err(Error::not_found(format!("{}: no clip ({})", dir.display(), EXTENSIONS.join(", "))))
+        }
         false => Ok(found),
     }
 }
@@ -77,7 +86,8 @@ fn scan(dir: &Path, depth: usize, found: &mut Vec<(PathBuf, u64)>) -> Result<()>
             path.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
         if meta.is_dir() && depth < DEPTH_MAX {
             scan(&path, depth + 1, found)?;
-        } else if meta.is_file() && extension.is_some_and(|own| EXTENSIONS.contains(&own.as_str())) {
+        } else if meta.is_file() && extension.is_some_and(|own| EXTENSIONS.contains(&own.as_str()))
+        {
             found.push((path, meta.len()));
         }
         if found.len() >= CLIPS_MAX {
@@ -99,8 +109,12 @@ fn key(clips: &[(PathBuf, u64)]) -> u64 {
 fn write(clips: &[(PathBuf, u64)], wanted: u64, path: &Path) -> Result<()> {
     let progress = StepProgress::new(wanted);
     progress.say("samples of the recording, made once");
-    let spec =
-        WavSpec { channels: 1, sample_rate: RATE, bits_per_sample: 16, sample_format: SampleFormat::Int };
+    let spec = WavSpec {
+        channels: 1,
+        sample_rate: RATE,
+        bits_per_sample: 16,
+        sample_format: SampleFormat::Int,
+    };
     let failed = |error: hound::Error| Error::internal(format!("{}: {error}", path.display()));
     let mut file = WavWriter::create(path, spec).map_err(failed)?;
     let mut done = 0u64;
@@ -161,8 +175,12 @@ mod tests {
 
     fn clip(path: &Path, rate: u32, samples: usize) {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        let spec =
-            WavSpec { channels: 2, sample_rate: rate, bits_per_sample: 16, sample_format: SampleFormat::Int };
+        let spec = WavSpec {
+            channels: 2,
+            sample_rate: rate,
+            bits_per_sample: 16,
+            sample_format: SampleFormat::Int,
+        };
         let mut file = WavWriter::create(path, spec).unwrap();
         for sample in 0..samples {
             let value = ((sample as f64 * 0.1).sin() * 8000.0) as i16;

@@ -37,7 +37,8 @@ impl AllocatorMemory {
             .map(|&(at, mb)| ((at - ran.load_s) / ran.seconds.max(f64::MIN_POSITIVE), mb))
             .collect();
         let mean_mb = mean(working.iter())?;
-        let start = if minutes >= 2.0 * START_MINUTE { START_MINUTE / minutes } else { START_SHARE };
+        let start =
+            if minutes >= 2.0 * START_MINUTE { START_MINUTE / minutes } else { START_SHARE };
         let early = mean(working.iter().filter(|(share, _)| (share - start).abs() <= AROUND_SHARE))
             .or_else(|| nearest(&working, start))?;
         let late = mean(working.iter().filter(|(share, _)| *share >= 1.0 - END_SHARE))
@@ -68,12 +69,20 @@ mod tests {
     use super::*;
 
     fn ran(samples: &[(f64, f64)], load_s: f64, seconds: f64) -> ChildRun {
-        ChildRun { seconds, cpu_s: 0.0, load_s, labels: Vec::new(), samples: samples.to_vec(), peak_mb: 99.0 }
+        ChildRun {
+            seconds,
+            cpu_s: 0.0,
+            load_s,
+            labels: Vec::new(),
+            samples: samples.to_vec(),
+            peak_mb: 99.0,
+        }
     }
 
     #[test]
     fn growth_is_from_minute_ten_to_the_end() {
-        // Loading takes two seconds and much memory; then 100 s for 100 minutes, one MiB more at the end.
+        // Loading takes two seconds and much memory; then 100 s for 100 minutes, one MiB more at
+        // the end.
         let at = |second: f64| {
             if second < 2.0 {
                 500.0

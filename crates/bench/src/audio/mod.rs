@@ -1,8 +1,10 @@
-//! `bench audio`: a long recording through a recogniser, on more and more threads, for as long as it takes.
+//! `bench audio`: a long recording through a recogniser, on more and more threads, for as long as
+//! it takes.
 //!
-//! Each figure is of a `millpond audio` of its own: what a person would run. (a) engine threads against threads inside
-//! an operator, (b) resident memory over the whole recording against the same program on the system's allocator,
-//! (c) the same model and recording through its Python package.
+//! Each figure is of a `millpond audio` of its own: what a person would run. (a) engine threads
+//! against threads inside an operator, (b) resident memory over the whole recording against the
+//! same program on the system's allocator, (c) the same model and recording through its Python
+//! package.
 
 mod child;
 mod long_audio;
@@ -28,9 +30,9 @@ use sweep::SweepRun;
 
 /// Minutes of a recording at most: a day.
 const MINUTES_MAX: u32 = 1440;
-/// Minutes that the sweep and the comparison with Python take of it, where nothing is said. Recognisers with a state
-/// cut a recording into pieces of some minutes that run side by side: with few of them, what is left over at the end
-/// would show instead of what a thread brings.
+/// Minutes that the sweep and the comparison with Python take of it, where nothing is said.
+/// Recognisers with a state cut a recording into pieces of some minutes that run side by side: with
+/// few of them, what is left over at the end would show instead of what a thread brings.
 const SWEEP_MINUTES: u32 = 64;
 /// A pair of the sweep that took so many times as long as the fastest is not measured again.
 const SLOW_FACTOR: f64 = 8.0;
@@ -47,14 +49,16 @@ const SYSTEM_BINARY: &str = "target/system/release/millpond";
 
 /// Measure a long recording: threads, memory over time, the Python package.
 ///
-/// The recording is made of real clips and kept in the cache. Sweep: threads against threads inside an operator; with
-/// no more threads than cores a run may use only as many cores as it has threads, decoding included. Memory: resident
-/// memory of the whole recording, this program against the same one built without jemalloc. Python: the same model
-/// and recording through its package on one thread and one core. Loading is never counted.
+/// The recording is made of real clips and kept in the cache. Sweep: threads against threads inside
+/// an operator; with no more threads than cores a run may use only as many cores as it has threads,
+/// decoding included. Memory: resident memory of the whole recording, this program against the same
+/// one built without jemalloc. Python: the same model and recording through its package on one
+/// thread and one core. Loading is never counted.
 ///
-/// Wanted: one thread inside an operator is the fastest at 2 threads and more; time never rises with threads up to the
-/// cores; 2 threads at least 1.85 times as fast as 1; memory grows by at most 3 % from minute 10 to the end, and its
-/// peak and mean are not above the system allocator's; at least 1.3 times as fast as the Python package.
+/// Wanted: one thread inside an operator is the fastest at 2 threads and more; time never rises
+/// with threads up to the cores; 2 threads at least 1.85 times as fast as 1; memory grows by at
+/// most 3 % from minute 10 to the end, and its peak and mean are not above the system allocator's;
+/// at least 1.3 times as fast as the Python package.
 #[derive(Args, Clone, Debug)]
 pub struct BenchAudioArgs {
     /// Length of the recording in minutes
@@ -81,13 +85,16 @@ pub struct BenchAudioArgs {
     /// What to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "sweep,memory,python")]
     pub parts: Vec<AudioPart>,
-    /// Directory of clips to make the recording of [default: .cache/audio/clips, where `make recognisers` puts them]
+    /// Directory of clips to make the recording of [default: .cache/audio/clips, where `make
+    /// recognisers` puts them]
     #[arg(long, value_name = "DIR")]
     pub clips: Option<PathBuf>,
-    /// Python with the recognisers' packages [default: .venv-audio/bin/python, which `make recognisers` makes]
+    /// Python with the recognisers' packages [default: .venv-audio/bin/python, which `make
+    /// recognisers` makes]
     #[arg(long, value_name = "PATH")]
     pub python: Option<PathBuf>,
-    /// This program built without jemalloc [default: target/system/release/millpond, which `make bench-audio` builds]
+    /// This program built without jemalloc [default: target/system/release/millpond, which `make
+    /// bench-audio` builds]
     #[arg(long, value_name = "PATH")]
     pub system_binary: Option<PathBuf>,
     /// One minute, one round, few threads: shows that it works, its figures mean nothing
@@ -128,13 +135,16 @@ impl BenchAudioArgs {
         let sweep = args.sweep_minutes.unwrap_or(SWEEP_MINUTES).min(args.minutes);
         args.sweep_minutes = Some(sweep);
         if !(1..=MINUTES_MAX).contains(&args.minutes) || sweep == 0 {
-            return Err(Error::invalid(format!("--minutes and --sweep-minutes must be 1 to {MINUTES_MAX}")));
+            return Err(Error::invalid(format!(
+                "--minutes and --sweep-minutes must be 1 to {MINUTES_MAX}"
+            )));
         }
         if !(1..=ROUNDS_MAX).contains(&args.rounds) {
             return Err(Error::invalid(format!("--rounds must be 1 to {ROUNDS_MAX}")));
         }
         for (name, counts) in [("threads", &args.threads), ("intra", &args.intra)] {
-            let distinct = counts.iter().enumerate().all(|(place, count)| !counts[..place].contains(count));
+            let distinct =
+                counts.iter().enumerate().all(|(place, count)| !counts[..place].contains(count));
             let fits = counts.iter().all(|count| (1..=THREADS_MAX).contains(count));
             if !(1..=COUNTS_MAX).contains(&counts.len()) || !distinct || !fits {
                 return Err(Error::invalid(format!(
@@ -154,7 +164,8 @@ impl BenchAudioArgs {
     }
 }
 
-/// A path of the checkout: below the current directory, or in the one that the program was built in.
+/// A path of the checkout: below the current directory, or in the one that the program was built
+/// in.
 fn in_checkout(env: &BenchEnv, path: &str) -> Option<PathBuf> {
     // The program is target/release/millpond.
     let checkout = env.millpond.ancestors().nth(3).map(|root| root.join(path));
@@ -175,8 +186,8 @@ struct AudioSetup<'a> {
 /// Runs `bench audio`.
 ///
 /// # Errors
-/// When an argument is out of range, there are no clips or no recogniser, or a run fails. What is missing for a
-/// comparison (the other program, Python) is told and leaves its figures out.
+/// When an argument is out of range, there are no clips or no recogniser, or a run fails. What is
+/// missing for a comparison (the other program, Python) is told and leaves its figures out.
 pub fn run(args: &BenchAudioArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();
@@ -190,7 +201,8 @@ pub fn run(args: &BenchAudioArgs, env: &BenchEnv) -> Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let setup = AudioSetup { args: &args, env, recording, short, cores };
     let cells = if args.wants(AudioPart::Sweep) { setup.sweep()? } else { Vec::new() };
-    let (jemalloc, system) = if args.wants(AudioPart::Memory) { setup.memory()? } else { (None, None) };
+    let (jemalloc, system) =
+        if args.wants(AudioPart::Memory) { setup.memory()? } else { (None, None) };
     let against = if args.wants(AudioPart::Python) { setup.python()? } else { None };
     let machine = MachineFacts::detect(None);
     let measured = report::AudioFigures { cells, jemalloc, system, against, clips: count, cores };
@@ -262,7 +274,8 @@ impl AudioSetup<'_> {
             Ok(AllocatorMemory::of(&ran, f64::from(self.args.minutes)))
         };
         let jemalloc = one(&self.env.millpond, "jemalloc")?;
-        let other = self.args.system_binary.clone().or_else(|| in_checkout(self.env, SYSTEM_BINARY));
+        let other =
+            self.args.system_binary.clone().or_else(|| in_checkout(self.env, SYSTEM_BINARY));
         let Some(other) = other else {
             progress.line(&format!(
                 "memory with the system's allocator is left out: no {SYSTEM_BINARY}; run `make bench-audio`, or give \
@@ -288,7 +301,11 @@ impl AudioSetup<'_> {
         let mut theirs = Vec::new();
         for round in 0..args.rounds {
             progress.say(format!("round {} of {}, one thread", round + 1, args.rounds));
-            ours.push(self.short_job().run(ThreadSetting { threads: 1, intra: 1, cores: Some(1) })?);
+            ours.push(self.short_job().run(ThreadSetting {
+                threads: 1,
+                intra: 1,
+                cores: Some(1),
+            })?);
             progress.step();
             progress.say(format!("round {} of {}, Python", round + 1, args.rounds));
             theirs.push(reference.run(&args.recogniser, &self.short, 1)?);
@@ -318,7 +335,10 @@ mod tests {
     fn defaults_are_the_published_ones() {
         let args = parse("").unwrap();
         assert_eq!((args.minutes, args.sweep_minutes(), args.rounds), (120, 64, 3));
-        assert_eq!((args.threads.as_slice(), args.intra.as_slice()), (&[1, 2, 4, 8][..], &[1, 2, 4][..]));
+        assert_eq!(
+            (args.threads.as_slice(), args.intra.as_slice()),
+            (&[1, 2, 4, 8][..], &[1, 2, 4][..])
+        );
         assert_eq!(args.parts, [AudioPart::Sweep, AudioPart::Memory, AudioPart::Python]);
         assert_eq!(parse("--minutes 3").unwrap().sweep_minutes(), 3);
         assert_eq!(parse("--quick").unwrap().threads, [1, 2]);
@@ -326,9 +346,14 @@ mod tests {
 
     #[test]
     fn arguments_out_of_range_are_refused() {
-        for wrong in
-            ["--minutes 0", "--minutes 9999", "--rounds 0", "--threads 0", "--threads 1,1", "--intra 999"]
-        {
+        for wrong in [
+            "--minutes 0",
+            "--minutes 9999",
+            "--rounds 0",
+            "--threads 0",
+            "--threads 1,1",
+            "--intra 999",
+        ] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
     }

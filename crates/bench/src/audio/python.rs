@@ -55,7 +55,12 @@ impl Reference {
     ///
     /// # Errors
     /// When it fails or prints something else.
-    pub(super) fn run(&self, recogniser: &str, recording: &Path, threads: usize) -> Result<PythonRun> {
+    pub(super) fn run(
+        &self,
+        recogniser: &str,
+        recording: &Path,
+        threads: usize,
+    ) -> Result<PythonRun> {
         let mut command = match &self.wrapper {
             Some(wrapper) => {
                 let mut command = Command::new(wrapper);
@@ -76,8 +81,13 @@ impl Reference {
         let (said, words) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         if !output.status.success() {
-            let last = words.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
-            return Err(Error::internal(format!("{} {}: {last}", self.script.display(), output.status)));
+            let last =
+                words.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
+            return Err(Error::internal(format!(
+                "{} {}: {last}",
+                self.script.display(),
+                output.status
+            )));
         }
         parse(&said)
     }
@@ -94,8 +104,8 @@ fn parse(said: &str) -> Result<PythonRun> {
 /// One end of a label.
 type LabelEnd = fn(&(f64, f64)) -> f64;
 
-/// The largest distance in milliseconds of a start or an end in one list from the nearest one of its kind in the
-/// other; `None` where only one of them has any.
+/// The largest distance in milliseconds of a start or an end in one list from the nearest one of
+/// its kind in the other; `None` where only one of them has any.
 pub(super) fn differ_ms(ours: &[(f64, f64)], theirs: &[(f64, f64)]) -> Option<f64> {
     if ours.is_empty() && theirs.is_empty() {
         return Some(0.0);
@@ -108,7 +118,9 @@ pub(super) fn differ_ms(ours: &[(f64, f64)], theirs: &[(f64, f64)]) -> Option<f6
     let ways = [(ours, theirs), (theirs, ours)];
     let kinds: [LabelEnd; 2] = [|label| label.0, |label| label.1];
     let all = ways.into_iter().flat_map(|(from, to)| kinds.map(|of| one_way(from, to, of)));
-    all.into_iter().try_fold(0.0, |most: f64, apart| Some(most.max(apart?))).map(|seconds| seconds * 1e3)
+    all.into_iter()
+        .try_fold(0.0, |most: f64, apart| Some(most.max(apart?)))
+        .map(|seconds| seconds * 1e3)
 }
 
 #[cfg(test)]
@@ -125,8 +137,9 @@ mod tests {
 
     #[test]
     fn differences_are_of_the_farthest_end() {
-        let close =
-            |value: Option<f64>, wanted: f64| assert!((value.unwrap() - wanted).abs() < 1e-6, "{value:?}");
+        let close = |value: Option<f64>, wanted: f64| {
+            assert!((value.unwrap() - wanted).abs() < 1e-6, "{value:?}")
+        };
         close(differ_ms(&[(0.0, 1.0), (2.0, 3.0)], &[(0.01, 1.0), (2.0, 2.968)]), 32.0);
         close(differ_ms(&[(0.0, 1.0)], &[(0.0, 1.0), (5.0, 6.0)]), 5000.0);
         close(differ_ms(&[], &[]), 0.0);

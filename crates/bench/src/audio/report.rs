@@ -132,21 +132,39 @@ impl AudioReport {
         noise: Noise,
     ) -> AudioReport {
         let AudioFigures { cells, jemalloc, system, against, clips, cores } = figures;
-        let scaling_2 = seconds(&cells, 1, 1).zip(seconds(&cells, 2, 1)).map(|(one, two)| ratio(one, two));
+        let scaling_2 =
+            seconds(&cells, 1, 1).zip(seconds(&cells, 2, 1)).map(|(one, two)| ratio(one, two));
         let mut wanted: Vec<AudioGoal> =
             [fastest_column(&cells), never_rises(&cells, cores)].into_iter().flatten().collect();
         let scaling = |value| {
-            AudioGoal::new("2 threads over 1: at least 1.85 times as fast", value, value >= SCALING_MIN)
+            AudioGoal::new(
+                "2 threads over 1: at least 1.85 times as fast",
+                value,
+                value >= SCALING_MIN,
+            )
         };
         wanted.extend(scaling_2.filter(|_| cores >= 2).map(scaling));
         wanted.extend(jemalloc.as_ref().map(|own| {
             let met = own.growth_pct <= GROWTH_MAX_PCT;
-            AudioGoal::new("memory growth from minute 10 to the end: at most 3 %", own.growth_pct, met)
+            AudioGoal::new(
+                "memory growth from minute 10 to the end: at most 3 %",
+                own.growth_pct,
+                met,
+            )
         }));
         if let (Some(own), Some(other)) = (&jemalloc, &system) {
-            let (peak, mean) = (ratio(own.peak_mb, other.peak_mb), ratio(own.mean_mb, other.mean_mb));
-            wanted.push(AudioGoal::new("peak memory, jemalloc / system: at most 1", peak, peak <= 1.0));
-            wanted.push(AudioGoal::new("mean memory, jemalloc / system: at most 1", mean, mean <= 1.0));
+            let (peak, mean) =
+                (ratio(own.peak_mb, other.peak_mb), ratio(own.mean_mb, other.mean_mb));
+            wanted.push(AudioGoal::new(
+                "peak memory, jemalloc / system: at most 1",
+                peak,
+                peak <= 1.0,
+            ));
+            wanted.push(AudioGoal::new(
+                "mean memory, jemalloc / system: at most 1",
+                mean,
+                mean <= 1.0,
+            ));
         }
         let speedup_vs_python = against.as_ref().map(|own| ratio(own.python_seconds, own.seconds));
         wanted.extend(speedup_vs_python.map(|value| {
@@ -208,7 +226,8 @@ impl AudioReport {
             );
         }
         if !self.memory.is_empty() {
-            let mut table = TextTable::new(&["memory", "peak MiB", "mean MiB", "growth %", "seconds"]);
+            let mut table =
+                TextTable::new(&["memory", "peak MiB", "mean MiB", "growth %", "seconds"]);
             for (name, memory) in &self.memory {
                 let figures = [memory.peak_mb, memory.mean_mb, memory.growth_pct, memory.seconds];
                 let cells = figures.map(|figure| format!("{figure:.1}"));
@@ -224,7 +243,8 @@ impl AudioReport {
             );
         }
         let lines: Vec<String> = self.wanted.iter().map(AudioGoal::line).collect();
-        let _ = write!(text, "\n{}\n{}\n{}", lines.join("\n"), self.machine.line(), self.noise.line());
+        let _ =
+            write!(text, "\n{}\n{}\n{}", lines.join("\n"), self.machine.line(), self.noise.line());
         text
     }
 
@@ -236,7 +256,10 @@ impl AudioReport {
                 "processing-time",
                 self.by_threads("Processing time", "seconds", |cell| cell.seconds),
             ));
-            charts.push(("cpu-use", self.by_threads("CPU use", "percent of one core", |cell| cell.cpu_pct)));
+            charts.push((
+                "cpu-use",
+                self.by_threads("CPU use", "percent of one core", |cell| cell.cpu_pct),
+            ));
         }
         if !self.memory.is_empty() {
             charts.push(("memory", self.over_time()));
@@ -253,7 +276,8 @@ impl AudioReport {
         inside.dedup();
         let line = |intra: usize| {
             let own = self.sweep.iter().filter(|cell| cell.intra == intra);
-            let mut points: Vec<(f64, f64)> = own.map(|cell| (cell.threads as f64, of(cell))).collect();
+            let mut points: Vec<(f64, f64)> =
+                own.map(|cell| (cell.threads as f64, of(cell))).collect();
             points.sort_by(|one, other| one.0.total_cmp(&other.0));
             Series { name: format!("{intra} inside an operator"), points }
         };
@@ -269,7 +293,11 @@ impl AudioReport {
 
     fn over_time(&self) -> Chart {
         let line = |(name, memory): (&&'static str, &AllocatorMemory)| Series {
-            name: if *name == "system" { "the system's allocator".into() } else { (*name).to_owned() },
+            name: if *name == "system" {
+                "the system's allocator".into()
+            } else {
+                (*name).to_owned()
+            },
             points: memory.samples.clone(),
         };
         Chart {
@@ -287,7 +315,8 @@ impl AudioReport {
     /// # Errors
     /// `Internal` if a chart cannot be drawn.
     pub(super) fn html(&self) -> Result<String> {
-        let charts: String = self.charts().iter().map(|(_, chart)| chart.svg()).collect::<Result<_>>()?;
+        let charts: String =
+            self.charts().iter().map(|(_, chart)| chart.svg()).collect::<Result<_>>()?;
         Ok(format!(
             "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width\"><title>millpond bench audio</title>\n\
@@ -301,14 +330,16 @@ impl AudioReport {
     /// # Errors
     /// When a file cannot be written.
     pub(super) fn write_png(&self, dir: &Path) -> Result<()> {
-        let write =
-            |(name, chart): &(&str, Chart)| write_file(&dir.join(format!("audio-{name}.png")), &chart.png()?);
+        let write = |(name, chart): &(&str, Chart)| {
+            write_file(&dir.join(format!("audio-{name}.png")), &chart.png()?)
+        };
         self.charts().iter().try_for_each(write)
     }
 }
 
 fn sweep_table(cells: &[SweepCell], minutes: u32) -> TextTable {
-    let mut table = TextTable::new(&["threads", "inside", "cores", "seconds", "cpu %", "times real time"]);
+    let mut table =
+        TextTable::new(&["threads", "inside", "cores", "seconds", "cpu %", "times real time"]);
     for cell in cells {
         table.row(vec![
             cell.threads.to_string(),
@@ -322,30 +353,37 @@ fn sweep_table(cells: &[SweepCell], minutes: u32) -> TextTable {
     table
 }
 
-/// Whether one thread inside an operator is the fastest wherever there are two engine threads or more: its time over
-/// that of the fastest other, at worst.
+/// Whether one thread inside an operator is the fastest wherever there are two engine threads or
+/// more: its time over that of the fastest other, at worst.
 fn fastest_column(cells: &[SweepCell]) -> Option<AudioGoal> {
     let share = |cell: &SweepCell| {
         let others = cells.iter().filter(|other| other.threads == cell.threads && other.intra > 1);
         let best = others.map(|other| other.seconds).reduce(f64::min)?;
         Some((cell.threads, ratio(cell.seconds, best)))
     };
-    let own: Vec<(usize, f64)> =
-        cells.iter().filter(|cell| cell.intra == 1 && cell.threads >= 2).filter_map(share).collect();
+    let own: Vec<(usize, f64)> = cells
+        .iter()
+        .filter(|cell| cell.intra == 1 && cell.threads >= 2)
+        .filter_map(share)
+        .collect();
     let worst = own.iter().map(|(_, share)| *share).reduce(f64::max)?;
     let slower = own.iter().filter(|(_, share)| *share > 1.0);
     Some(AudioGoal {
         what: "one thread inside an operator, time over the fastest other at 2 threads and more: at most 1",
         value: worst,
         met: worst <= 1.0,
-        not_met_at: slower.map(|(threads, share)| format!("{threads} threads: {share:.3}")).collect(),
+        not_met_at: slower
+            .map(|(threads, share)| format!("{threads} threads: {share:.3}"))
+            .collect(),
     })
 }
 
-/// Whether more threads ever take longer, up to one a core: time over that of the next lower number, at worst.
+/// Whether more threads ever take longer, up to one a core: time over that of the next lower
+/// number, at worst.
 fn never_rises(cells: &[SweepCell], cores: usize) -> Option<AudioGoal> {
     let share = |cell: &SweepCell| {
-        let fewer = cells.iter().filter(|other| other.intra == cell.intra && other.threads < cell.threads);
+        let fewer =
+            cells.iter().filter(|other| other.intra == cell.intra && other.threads < cell.threads);
         let before = fewer.max_by_key(|other| other.threads)?;
         Some((
             format!("{} threads, {} inside", cell.threads, cell.intra),
@@ -370,7 +408,14 @@ mod tests {
     use loadgen::machine::NoiseWatch;
 
     fn cell(threads: usize, intra: usize, seconds: f64) -> SweepCell {
-        SweepCell { threads, intra, seconds, cpu_pct: 100.0, cores: 2, seconds_rounds: vec![seconds] }
+        SweepCell {
+            threads,
+            intra,
+            seconds,
+            cpu_pct: 100.0,
+            cores: 2,
+            seconds_rounds: vec![seconds],
+        }
     }
 
     fn memory(peak_mb: f64, growth_pct: f64) -> AllocatorMemory {
@@ -389,7 +434,13 @@ mod tests {
             python_seconds_rounds: vec![3.0],
         };
         let figures = AudioFigures {
-            cells: vec![cell(1, 1, 10.0), cell(2, 1, 5.2), cell(8, 1, 6.0), cell(2, 2, 6.0), cell(8, 2, 5.0)],
+            cells: vec![
+                cell(1, 1, 10.0),
+                cell(2, 1, 5.2),
+                cell(8, 1, 6.0),
+                cell(2, 2, 6.0),
+                cell(8, 2, 5.0),
+            ],
             jemalloc: Some(memory(80.0, 1.0)),
             system: Some(memory(100.0, 9.0)),
             against: Some(against),
@@ -424,7 +475,8 @@ mod tests {
         assert_eq!(report.wanted[0].not_met_at, ["8 threads: 1.200"]);
         assert!(report.text().contains("at most 3 % (1.00: met)"), "{}", report.text());
         assert!(
-            never_rises(&[cell(1, 1, 1.0), cell(2, 1, 1.1), cell(4, 1, 9.0)], 2).is_some_and(|own| !own.met)
+            never_rises(&[cell(1, 1, 1.0), cell(2, 1, 1.1), cell(4, 1, 9.0)], 2)
+                .is_some_and(|own| !own.met)
         );
         assert!(fastest_column(&[cell(1, 1, 1.0)]).is_none() && never_rises(&[], 2).is_none());
     }

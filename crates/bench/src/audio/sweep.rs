@@ -1,4 +1,5 @@
-//! Threads against threads inside an operator: each pair measured once a round, rounds forth and back.
+//! Threads against threads inside an operator: each pair measured once a round, rounds forth and
+//! back.
 
 use serde::Serialize;
 
@@ -28,11 +29,20 @@ pub(super) struct SweepRun {
     pub(super) cpu_s: f64,
 }
 
-/// All pairs in the order of a round. A run with no more threads than cores gets as many cores as it has threads, so
-/// that the thread that decodes has none of its own.
-pub(super) fn order(threads: &[usize], intra: &[usize], cores: usize, round: usize) -> Vec<ThreadSetting> {
+/// All pairs in the order of a round. A run with no more threads than cores gets as many cores as
+/// it has threads, so that the thread that decodes has none of its own.
+pub(super) fn order(
+    threads: &[usize],
+    intra: &[usize],
+    cores: usize,
+    round: usize,
+) -> Vec<ThreadSetting> {
     let pair = |intra: usize| {
-        move |&threads: &usize| ThreadSetting { threads, intra, cores: (threads <= cores).then_some(threads) }
+        move |&threads: &usize| ThreadSetting {
+            threads,
+            intra,
+            cores: (threads <= cores).then_some(threads),
+        }
     };
     let mut pairs: Vec<ThreadSetting> =
         intra.iter().flat_map(|&intra| threads.iter().map(pair(intra))).collect();
@@ -43,7 +53,11 @@ pub(super) fn order(threads: &[usize], intra: &[usize], cores: usize, round: usi
 }
 
 /// Medians over rounds, in the order of the first.
-pub(super) fn cells(pairs: &[ThreadSetting], measured: &[SweepRun], cores: usize) -> Vec<SweepCell> {
+pub(super) fn cells(
+    pairs: &[ThreadSetting],
+    measured: &[SweepRun],
+    cores: usize,
+) -> Vec<SweepCell> {
     let cell = |pair: &ThreadSetting| {
         let own: Vec<&SweepRun> = measured.iter().filter(|one| one.threads == *pair).collect();
         let seconds_rounds: Vec<f64> = own.iter().map(|one| one.seconds).collect();
@@ -51,7 +65,9 @@ pub(super) fn cells(pairs: &[ThreadSetting], measured: &[SweepRun], cores: usize
             threads: pair.threads,
             intra: pair.intra,
             seconds: median(seconds_rounds.iter().copied()),
-            cpu_pct: median(own.iter().map(|one| one.cpu_s / one.seconds.max(f64::MIN_POSITIVE) * 100.0)),
+            cpu_pct: median(
+                own.iter().map(|one| one.cpu_s / one.seconds.max(f64::MIN_POSITIVE) * 100.0),
+            ),
             cores: pair.cores.unwrap_or(cores),
             seconds_rounds,
         }
@@ -67,7 +83,10 @@ pub(super) fn is_slow(measured: &[SweepRun], pair: ThreadSetting, factor: f64) -
 
 /// Seconds of the pair of `threads` and `intra`.
 pub(super) fn seconds(cells: &[SweepCell], threads: usize, intra: usize) -> Option<f64> {
-    cells.iter().find(|cell| (cell.threads, cell.intra) == (threads, intra)).map(|cell| cell.seconds)
+    cells
+        .iter()
+        .find(|cell| (cell.threads, cell.intra) == (threads, intra))
+        .map(|cell| cell.seconds)
 }
 
 #[cfg(test)]

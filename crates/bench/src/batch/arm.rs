@@ -25,8 +25,8 @@ use loadgen::wire::{Api, ModelEndpoint};
 const LEAD_IN: Duration = Duration::from_millis(100);
 /// Left out at the start of each measurement.
 const WARM_UP: Duration = Duration::from_millis(400);
-/// Each arm is asked this long, by this many clients, before anything is measured: the server learns what merging
-/// costs from what it runs, and all models settle in memory.
+/// Each arm is asked this long, by this many clients, before anything is measured: the server
+/// learns what merging costs from what it runs, and all models settle in memory.
 const ACQUAINTANCE: Duration = Duration::from_secs(2);
 const ACQUAINTANCE_CLIENTS: usize = 32;
 
@@ -45,8 +45,9 @@ pub(super) struct Arms<'a> {
 }
 
 impl<'a> Arms<'a> {
-    /// Publishes the model and starts the server. All arms use the one loaded session: what the engine makes of the weights
-    /// lies where it lies for all of them, and where it lies shows in its speed.
+    /// Publishes the model and starts the server. All arms use the one loaded session: what the
+    /// engine makes of the weights lies where it lies for all of them, and where it lies shows in
+    /// its speed.
     pub(super) fn start(
         args: &'a BatchArgs,
         env: &BenchEnv,
@@ -57,8 +58,11 @@ impl<'a> Arms<'a> {
         let dir = env.cache_dir.join("run").join("batch").join(model.name());
         let first = args.arms.first().copied();
         publish(&workload.artifact, &dir, &text(model, first.unwrap_or(BatchArm::Sync), args))?;
-        let mut server_args =
-            vec![format!("{}={}", model.name(), dir.display()), "--poll".into(), settings::POLL.into()];
+        let mut server_args = vec![
+            format!("{}={}", model.name(), dir.display()),
+            "--poll".into(),
+            settings::POLL.into(),
+        ];
         server_args.extend(args.server_arg.iter().cloned());
         let plan = ServerPlan {
             name: format!("batch-{}", model.name()),
@@ -68,7 +72,11 @@ impl<'a> Arms<'a> {
             ports: None,
         };
         let server = ServerProcess::start(env, &plan)?;
-        let door = ModelEndpoint { endpoint: server.grpc(), api: Api::Oip, model: model.name().to_owned() };
+        let door = ModelEndpoint {
+            endpoint: server.grpc(),
+            api: Api::Oip,
+            model: model.name().to_owned(),
+        };
         let encoded = door.encode(&workload.requests)?;
         let (template, bodies) = (encoded.template, encoded.bodies.into());
         let (answers, current) = (workload.answers.clone(), Cell::new(first));
@@ -80,29 +88,46 @@ impl<'a> Arms<'a> {
         if self.current.get() == Some(arm) {
             return Ok(());
         }
-        settings::take_over(&self.server, self.model.name(), &self.dir, &text(self.model, arm, self.args))?;
+        settings::take_over(
+            &self.server,
+            self.model.name(),
+            &self.dir,
+            &text(self.model, arm, self.args),
+        )?;
         self.current.set(Some(arm));
         Ok(())
     }
 
     /// Asks every arm for a while, unmeasured.
     pub(super) fn acquaint(&self) -> Result<()> {
-        let clients = self.args.clients.iter().copied().max().unwrap_or(1).min(ACQUAINTANCE_CLIENTS);
+        let clients =
+            self.args.clients.iter().copied().max().unwrap_or(1).min(ACQUAINTANCE_CLIENTS);
         let time = if self.args.quick { self.args.time } else { ACQUAINTANCE };
         self.args.arms.iter().try_for_each(|&arm| self.measure(arm, clients, time).map(drop))
     }
 
     /// One measurement of `time`.
-    pub(super) fn measure(&self, arm: BatchArm, clients: usize, time: Duration) -> Result<BatchTurn> {
+    pub(super) fn measure(
+        &self,
+        arm: BatchArm,
+        clients: usize,
+        time: Duration,
+    ) -> Result<BatchTurn> {
         self.switch(arm)?;
         let end = WARM_UP + time;
         let pace = LoadLoop::Closed { clients };
-        let mut plan =
-            DrivePlan::new(self.server.grpc(), self.template.clone(), self.bodies.clone(), pace, end);
+        let mut plan = DrivePlan::new(
+            self.server.grpc(),
+            self.template.clone(),
+            self.bodies.clone(),
+            pace,
+            end,
+        );
         let before = self.server.metrics()?;
         plan.start = Instant::now() + LEAD_IN;
         let window = Arc::new(BatchWindow::new(WARM_UP, end));
-        let (judge, sink): (Arc<dyn Judge>, Arc<dyn SampleSink>) = (self.answers.clone(), window.clone());
+        let (judge, sink): (Arc<dyn Judge>, Arc<dyn SampleSink>) =
+            (self.answers.clone(), window.clone());
         drive(&plan, &judge, &sink)?;
         let after = self.server.metrics()?;
         let runs = ModelCounts::between(&before, &after, self.model.name());
@@ -188,10 +213,16 @@ mod tests {
             let text = super::text(WorkloadModel::Conv, arm, &args);
             assert!(text.contains("mask = \"mask\""), "{text}");
             assert_eq!(text.contains("merge = \"pad\""), arm == BatchArm::Padding);
-            assert_eq!(text.contains("max-batch = 16\nalways-merge = true\n"), arm != BatchArm::Sync);
+            assert_eq!(
+                text.contains("max-batch = 16\nalways-merge = true\n"),
+                arm != BatchArm::Sync
+            );
         }
         let ocr = text(WorkloadModel::Ocr, BatchArm::Padding, &args);
-        assert!(ocr.contains("[[schedule.outputs.\"softmax_11.tmp_0\"]]") && ocr.contains("divisor = 8"));
+        assert!(
+            ocr.contains("[[schedule.outputs.\"softmax_11.tmp_0\"]]")
+                && ocr.contains("divisor = 8")
+        );
         assert!(!text(WorkloadModel::Ocr, BatchArm::Async, &args).contains("inputs"));
     }
 
@@ -206,7 +237,10 @@ mod tests {
             ))
         };
         let runs = ModelCounts::between(&scrape(1, 4, 2), &scrape(3, 12, 5), "a");
-        assert_eq!(runs, ModelCounts { batches: 2.0, items: 8.0, real_elements: 0.0, padding_elements: 3.0 });
+        assert_eq!(
+            runs,
+            ModelCounts { batches: 2.0, items: 8.0, real_elements: 0.0, padding_elements: 3.0 }
+        );
         assert_eq!(runs.and(runs).items, 16.0);
     }
 }

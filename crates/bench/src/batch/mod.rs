@@ -1,10 +1,10 @@
 //! `bench batch`: what merging requests brings, and whether it ever costs.
 //!
-//! One server serves a model whose `[schedule]` changes from turn to turn: each request alone, requests of equal shape
-//! merged, requests of similar shape padded and merged. The loaded session is the same for all of them, because where it
-//! lies in memory moves its speed by several percent. The arms take turns, so that what the machine does meanwhile falls
-//! on all of them. Clients wait for their answers. Every answer is compared with that of the model run alone in this
-//! process.
+//! One server serves a model whose `[schedule]` changes from turn to turn: each request alone,
+//! requests of equal shape merged, requests of similar shape padded and merged. The loaded session
+//! is the same for all of them, because where it lies in memory moves its speed by several percent.
+//! The arms take turns, so that what the machine does meanwhile falls on all of them. Clients wait
+//! for their answers. Every answer is compared with that of the model run alone in this process.
 
 mod arm;
 mod point;
@@ -39,17 +39,20 @@ const QUICK_CLIENTS: [usize; 2] = [1, 8];
 
 /// Compare running requests one by one with merging them.
 ///
-/// Arms: sync runs each request alone; async merges waiting requests of equal shape; padding also merges requests
-/// of similar shape, padded to the largest, and cuts the answers back. All arms of a model are served by one
-/// server from one loaded session, whose schedule changes from turn to turn. Over gRPC on this machine, one item a
-/// request; each client waits for its answer before it asks again.
+/// Arms: sync runs each request alone; async merges waiting requests of equal shape; padding also
+/// merges requests of similar shape, padded to the largest, and cuts the answers back. All arms of
+/// a model are served by one server from one loaded session, whose schedule changes from turn to
+/// turn. Over gRPC on this machine, one item a request; each client waits for its answer before it
+/// asks again.
 ///
-/// Models: small is a ranking model whose layers exceed the L2 cache; ocr is the PP-OCR text recogniser on lines of
-/// text 64 to 640 pixels wide (right is the same text as alone, spaces at its ends aside); conv is a convolutional network on pictures
-/// of 224±50 pixels, with a mask that the server fills. ocr needs `make bench` to have fetched and drawn things.
+/// Models: small is a ranking model whose layers exceed the L2 cache; ocr is the PP-OCR text
+/// recogniser on lines of text 64 to 640 pixels wide (right is the same text as alone, spaces at
+/// its ends aside); conv is a convolutional network on pictures of 224±50 pixels, with a mask that
+/// the server fills. ocr needs `make bench` to have fetched and drawn things.
 ///
-/// Wanted: small at 70 clients async at least twice sync's requests a second with p99 not above; on every model and
-/// number of clients the better of async and padding at least 0.98 of sync; no wrong answer.
+/// Wanted: small at 70 clients async at least twice sync's requests a second with p99 not above; on
+/// every model and number of clients the better of async and padding at least 0.98 of sync; no
+/// wrong answer.
 #[derive(Args, Clone, Debug)]
 pub struct BatchArgs {
     /// Numbers of clients
@@ -64,8 +67,9 @@ pub struct BatchArgs {
     /// Rounds, each with a server of its own, whose arms load in another order
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
-    /// How often a round asks all arms forth and back: many short turns, as a shared machine's speed drifts within seconds.
-    /// Figures are the mean over the rounds of the median over their turns
+    /// How often a round asks all arms forth and back: many short turns, as a shared machine's
+    /// speed drifts within seconds. Figures are the mean over the rounds of the median over their
+    /// turns
     #[arg(long, default_value_t = 3)]
     pub passes: usize,
     /// Time of one turn, after its warm-up
@@ -74,14 +78,15 @@ pub struct BatchArgs {
     /// Items of a merged batch at most
     #[arg(long, default_value_t = 32)]
     pub max_batch: usize,
-    /// Merge and pad even where the server finds that it does not pay: shows what it would cost, and checks the answers
-    /// of batches that would not be made otherwise
+    /// Merge and pad even where the server finds that it does not pay: shows what it would cost,
+    /// and checks the answers of batches that would not be made otherwise
     #[arg(long)]
     pub always_merge: bool,
     /// One short round with 1 and 8 clients: shows that it works, its figures mean nothing
     #[arg(long)]
     pub quick: bool,
-    /// Directory with the text lines in lines/ [default: .cache/demo, where `make bench` draws them]
+    /// Directory with the text lines in lines/ [default: .cache/demo, where `make bench` draws
+    /// them]
     #[arg(long, value_name = "DIR")]
     pub assets: Option<PathBuf>,
     /// Directory with the fetched models [default: .cache/models, where `make bench` puts them]
@@ -171,8 +176,8 @@ fn distinct<T: PartialEq>(values: &[T]) -> bool {
 /// Runs `bench batch`.
 ///
 /// # Errors
-/// When a server cannot be started, an argument is out of range, or what a model needs is missing. Failed and wrong
-/// answers are figures, and make the run fail after its report.
+/// When a server cannot be started, an argument is out of range, or what a model needs is missing.
+/// Failed and wrong answers are figures, and make the run fail after its report.
 pub fn run(args: &BatchArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();
@@ -182,8 +187,8 @@ pub fn run(args: &BatchArgs, env: &BenchEnv) -> Result<()> {
     for &model in &args.models {
         let workload = prepare(model, env, &places)?;
         engine_version = Some(workload.engine_version.clone());
-        let turns =
-            measure_model(&args, env, &workload).map_err(|e| e.context(format!("model {}", model.name())))?;
+        let turns = measure_model(&args, env, &workload)
+            .map_err(|e| e.context(format!("model {}", model.name())))?;
         measured.push((model, turns));
     }
     let machine = MachineFacts::detect(engine_version);
@@ -250,9 +255,14 @@ mod tests {
 
     #[test]
     fn arguments_out_of_range_are_refused() {
-        for wrong in
-            ["--clients 0", "--clients 1,1", "--models x", "--arms sync,sync", "--rounds 0", "--max-batch 0"]
-        {
+        for wrong in [
+            "--clients 0",
+            "--clients 1,1",
+            "--models x",
+            "--arms sync,sync",
+            "--rounds 0",
+            "--max-batch 0",
+        ] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
         assert_eq!(parse("--quick --clients 70").unwrap().clients, QUICK_CLIENTS);

@@ -14,8 +14,9 @@ use loadgen::stats::{Latencies, median, ratio};
 
 /// Counts what falls between two moments of a closed loop.
 ///
-/// Requests a second are answers that came in the window: what was asked before counts if it was answered in it,
-/// as what is asked in it and answered later does not. Latencies are those of the requests sent in the window.
+/// Requests a second are answers that came in the window: what was asked before counts if it was
+/// answered in it, as what is asked in it and answered later does not. Latencies are those of the
+/// requests sent in the window.
 #[derive(Debug)]
 pub(super) struct BatchWindow {
     from: Duration,
@@ -88,8 +89,9 @@ impl BatchTurn {
     }
 }
 
-/// One point of an arm's curve. Each figure is the mean over the rounds of the median over a round's turns: the median
-/// keeps a hiccup of the machine out, and each round has a server, and so a session in memory, of its own.
+/// One point of an arm's curve. Each figure is the mean over the rounds of the median over a
+/// round's turns: the median keeps a hiccup of the machine out, and each round has a server, and so
+/// a session in memory, of its own.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct BatchPoint {
     pub(super) clients: usize,
@@ -105,7 +107,8 @@ pub(super) struct BatchPoint {
     pub(super) mean_batch: Option<f64>,
     /// Share of the padded inputs' elements that was padding, where the server counts them.
     pub(super) padding_share: Option<f64>,
-    /// Largest difference of a number from that of the model alone, relative above 1 (ocr: of a winning score).
+    /// Largest difference of a number from that of the model alone, relative above 1 (ocr: of a
+    /// winning score).
     pub(super) drift: f32,
     /// Of each turn, in the order in which arms were asked in turn.
     pub(super) qps_turns: Vec<f64>,
@@ -134,8 +137,8 @@ impl BatchPoint {
         }
     }
 
-    /// By how much the ratio of this arm's answers a second to those of `other` may be off: the standard error of the mean
-    /// of the ratios of turns that followed each other.
+    /// By how much the ratio of this arm's answers a second to those of `other` may be off: the
+    /// standard error of the mean of the ratios of turns that followed each other.
     pub(super) fn ratio_error(&self, other: &BatchPoint) -> f64 {
         let ratios: Vec<f64> =
             self.qps_turns.iter().zip(&other.qps_turns).map(|(a, b)| ratio(*a, *b)).collect();
@@ -144,7 +147,8 @@ impl BatchPoint {
             return 0.0;
         }
         let mean = ratios.iter().sum::<f64>() / count;
-        let variance = ratios.iter().map(|ratio| (ratio - mean).powi(2)).sum::<f64>() / (count - 1.0);
+        let variance =
+            ratios.iter().map(|ratio| (ratio - mean).powi(2)).sum::<f64>() / (count - 1.0);
         (variance / count).sqrt()
     }
 }
@@ -152,7 +156,9 @@ impl BatchPoint {
 /// The mean over rounds of the median over a round's turns.
 fn settled(turns: &[&BatchTurn], of: impl Fn(&BatchTurn) -> f64) -> f64 {
     let rounds: BTreeSet<usize> = turns.iter().map(|turn| turn.round).collect();
-    let round = |round: &usize| median(turns.iter().filter(|turn| turn.round == *round).map(|turn| of(turn)));
+    let round = |round: &usize| {
+        median(turns.iter().filter(|turn| turn.round == *round).map(|turn| of(turn)))
+    };
     ratio(rounds.iter().map(round).sum(), rounds.len() as f64)
 }
 
@@ -191,8 +197,17 @@ mod tests {
             arm,
             clients,
             round,
-            seen: WindowCounts { answered, time: Duration::from_secs(2), ..WindowCounts::default() },
-            runs: ModelCounts { batches: 2.0, items: 8.0, real_elements: 6.0, padding_elements: 2.0 },
+            seen: WindowCounts {
+                answered,
+                time: Duration::from_secs(2),
+                ..WindowCounts::default()
+            },
+            runs: ModelCounts {
+                batches: 2.0,
+                items: 8.0,
+                real_elements: 6.0,
+                padding_elements: 2.0,
+            },
             drift: 0.5,
         };
         let asynchronous = |round, answered| turn(BatchArm::Async, 5, round, answered);
@@ -206,7 +221,10 @@ mod tests {
             turn(BatchArm::Async, 10, 0, 1000),
         ];
         let point = BatchPoint::of(&turns, BatchArm::Async, 5);
-        assert_eq!((point.qps, point.qps_turns.as_slice()), (30.0, [10.0, 1000.0, 20.0, 40.0].as_slice()));
+        assert_eq!(
+            (point.qps, point.qps_turns.as_slice()),
+            (30.0, [10.0, 1000.0, 20.0, 40.0].as_slice())
+        );
         assert_eq!((point.mean_batch, point.padding_share), (Some(4.0), Some(0.25)));
         assert_eq!(point.ratio_error(&BatchPoint::of(&turns, BatchArm::Sync, 5)), 0.0);
         assert_eq!(BatchPoint::of(&[], BatchArm::Sync, 1).mean_batch, None);

@@ -70,8 +70,9 @@ struct BatchGoal {
 
 impl ModelReport {
     fn new(args: &BatchArgs, turns: &[BatchTurn]) -> ModelReport {
-        let points =
-            |arm: BatchArm| args.clients.iter().map(|&clients| BatchPoint::of(turns, arm, clients)).collect();
+        let points = |arm: BatchArm| {
+            args.clients.iter().map(|&clients| BatchPoint::of(turns, arm, clients)).collect()
+        };
         ModelReport { arms: args.arms.iter().map(|&arm| (arm.name(), points(arm))).collect() }
     }
 
@@ -87,8 +88,9 @@ impl ModelReport {
     /// The better of the merging arms as a share of sync, and how far off that may be.
     fn share(&self, clients: usize) -> Option<MergingGain> {
         let sync = self.point(BatchArm::Sync, clients)?;
-        let merged =
-            [BatchArm::Async, BatchArm::Padding].into_iter().filter_map(|arm| self.point(arm, clients));
+        let merged = [BatchArm::Async, BatchArm::Padding]
+            .into_iter()
+            .filter_map(|arm| self.point(arm, clients));
         let best = merged.max_by(|a, b| a.qps.total_cmp(&b.qps))?;
         let alone = best.mean_batch.is_some_and(|size| size < ALONE_MAX);
         Some(MergingGain { value: ratio(best.qps, sync.qps), error: best.ratio_error(sync), alone })
@@ -102,8 +104,10 @@ impl BatchReport {
         machine: MachineFacts,
         noise: Noise,
     ) -> BatchReport {
-        let models: BTreeMap<_, _> =
-            measured.iter().map(|(model, turns)| (model.name(), ModelReport::new(args, turns))).collect();
+        let models: BTreeMap<_, _> = measured
+            .iter()
+            .map(|(model, turns)| (model.name(), ModelReport::new(args, turns)))
+            .collect();
         let points = || models.values().flat_map(|model| model.arms.values().flatten());
         let wrong = points().map(|point| point.wrong).sum();
         let mut wanted: Vec<BatchGoal> = gain(&models).into_iter().flatten().collect();
@@ -125,7 +129,10 @@ impl BatchReport {
         BatchReport {
             wrong,
             failed: points().map(|point| point.failed).sum(),
-            reasons: reasons.into_iter().map(|(reason, count)| format!("{count} x {reason}")).collect(),
+            reasons: reasons
+                .into_iter()
+                .map(|(reason, count)| format!("{count} x {reason}"))
+                .collect(),
             models,
             wanted,
             clients: args.clients.clone(),
@@ -198,17 +205,25 @@ fn table(model: &ModelReport, clients: &[usize]) -> TextTable {
     for &clients in clients {
         let mut cells = vec![clients.to_string()];
         for (arm, points) in model.in_order() {
-            let Some(point) = points.iter().find(|point| point.clients == clients) else { continue };
+            let Some(point) = points.iter().find(|point| point.clients == clients) else {
+                continue;
+            };
             cells.extend([format!("{:.1}", point.qps), ms(point.p50_ms), ms(point.p99_ms)]);
             if arm != BatchArm::Sync {
                 cells.push(point.mean_batch.map_or_else(dash, |size| format!("{size:.1}")));
             }
             if arm == BatchArm::Padding {
-                cells.push(point.padding_share.map_or_else(dash, |share| format!("{:.0} %", share * 100.0)));
+                cells.push(
+                    point
+                        .padding_share
+                        .map_or_else(dash, |share| format!("{:.0} %", share * 100.0)),
+                );
             }
         }
         cells.push(
-            model.share(clients).map_or_else(dash, |share| format!("{:.3} ±{:.3}", share.value, share.error)),
+            model
+                .share(clients)
+                .map_or_else(dash, |share| format!("{:.3} ±{:.3}", share.value, share.error)),
         );
         table.row(cells);
     }
@@ -221,7 +236,12 @@ fn gain(models: &BTreeMap<&'static str, ModelReport>) -> Option<[BatchGoal; 2]> 
     let sync = model.point(BatchArm::Sync, GAIN_CLIENTS)?;
     let merged = model.point(BatchArm::Async, GAIN_CLIENTS)?;
     let place = format!("{} at {GAIN_CLIENTS} clients", GAIN_MODEL.name());
-    let wanted = |what: String, value: f64, met: bool| BatchGoal { what, value, met, not_met_at: Vec::new() };
+    let wanted = |what: String, value: f64, met: bool| BatchGoal {
+        what,
+        value,
+        met,
+        not_met_at: Vec::new(),
+    };
     let gain = ratio(merged.qps, sync.qps);
     let tail = ratio(merged.p99_ms, sync.p99_ms);
     Some([
@@ -235,12 +255,16 @@ fn gain(models: &BTreeMap<&'static str, ModelReport>) -> Option<[BatchGoal; 2]> 
 }
 
 /// Whether merging costs anywhere.
-fn never_loses(models: &BTreeMap<&'static str, ModelReport>, clients: &[usize]) -> Option<BatchGoal> {
+fn never_loses(
+    models: &BTreeMap<&'static str, ModelReport>,
+    clients: &[usize],
+) -> Option<BatchGoal> {
     let shares: Vec<(String, MergingGain)> = models
         .iter()
         .flat_map(|(name, model)| {
-            let share =
-                move |&clients: &usize| Some((format!("{name} at {clients} clients"), model.share(clients)?));
+            let share = move |&clients: &usize| {
+                Some((format!("{name} at {clients} clients"), model.share(clients)?))
+            };
             clients.iter().filter_map(share)
         })
         .collect();
@@ -267,14 +291,17 @@ mod tests {
     }
 
     fn model(arms: &[(&'static str, [f64; 2])]) -> ModelReport {
-        let points = |qps: &[f64; 2]| vec![point(1, qps[0], 10.0), point(70, qps[1], 1000.0 / qps[1])];
+        let points =
+            |qps: &[f64; 2]| vec![point(1, qps[0], 10.0), point(70, qps[1], 1000.0 / qps[1])];
         ModelReport { arms: arms.iter().map(|(arm, qps)| (*arm, points(qps))).collect() }
     }
 
     #[test]
     fn what_is_wanted_is_looked_for_where_it_is_wanted() {
-        let small = model(&[("sync", [10.0, 20.0]), ("async", [9.0, 50.0]), ("padding", [9.9, 45.0])]);
-        let conv = model(&[("sync", [10.0, 20.0]), ("async", [9.0, 19.0]), ("padding", [9.7, 25.0])]);
+        let small =
+            model(&[("sync", [10.0, 20.0]), ("async", [9.0, 50.0]), ("padding", [9.9, 45.0])]);
+        let conv =
+            model(&[("sync", [10.0, 20.0]), ("async", [9.0, 19.0]), ("padding", [9.7, 25.0])]);
         let models = BTreeMap::from([("small", small), ("conv", conv)]);
         let [gain, tail] = gain(&models).unwrap();
         assert_eq!((gain.value, gain.met), (2.5, true));

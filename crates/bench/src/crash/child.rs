@@ -34,7 +34,9 @@ pub(super) fn run(args: &CrashArgs, directory: &Path) -> Result<()> {
             })
             .collect();
         let ended = threads.into_iter().map(|thread| {
-            thread.join().unwrap_or_else(|_| Err(Error::internal("a writing thread ended in a panic")))
+            thread
+                .join()
+                .unwrap_or_else(|_| Err(Error::internal("a writing thread ended in a panic")))
         });
         ended.collect::<Result<Vec<()>>>().map(drop)
     })
@@ -57,8 +59,12 @@ fn write(
         loop {
             match make() {
                 Ok(()) => break,
-                Err(error) if error.kind() == ErrorKind::ResourceExhausted => std::thread::sleep(NO_ROOM),
-                Err(error) => return Err(error.context(format!("change {number} of thread {writer}"))),
+                Err(error) if error.kind() == ErrorKind::ResourceExhausted => {
+                    std::thread::sleep(NO_ROOM)
+                }
+                Err(error) => {
+                    return Err(error.context(format!("change {number} of thread {writer}")));
+                }
             }
         }
         tell(reports, writer as u8, number)?;
@@ -72,5 +78,7 @@ fn tell(reports: &Mutex<std::io::Stdout>, writer: u8, number: u64) -> Result<()>
     let mut out = reports.lock().unwrap_or_else(PoisonError::into_inner);
     // One flush a report: what is only in this process's memory dies with it.
     let told = out.write_all(&report).and_then(|()| out.flush());
-    told.map_err(|error| Error::cancelled(format!("the parent does not read reports any more: {error}")))
+    told.map_err(|error| {
+        Error::cancelled(format!("the parent does not read reports any more: {error}"))
+    })
 }

@@ -45,12 +45,19 @@ pub(super) fn point(seed: u64, id: u64, version: u64) -> FetchedPoint {
     let draw = |at: u64| random::at(seed, at);
     let embedding = (0..DIMS as u64).map(|at| random::signed_unit(seed, 1000 + at)).collect();
     let most = if draw(0).is_multiple_of(LONG_EVERY) { LONG_BYTES } else { RECORD_BYTES };
-    let record = (0..(draw(1) % most).div_ceil(8)).flat_map(|at| draw(2000 + at).to_le_bytes()).collect();
-    let payload = Map::from_iter([("id".to_owned(), id.into()), ("version".to_owned(), version.into())]);
+    let record =
+        (0..(draw(1) % most).div_ceil(8)).flat_map(|at| draw(2000 + at).to_le_bytes()).collect();
+    let payload =
+        Map::from_iter([("id".to_owned(), id.into()), ("version".to_owned(), version.into())]);
     FetchedPoint { id: PointId::Number(id), embedding, record, payload }
 }
 
 /// Returns the same point for a write.
 pub(super) fn new_point(point: &FetchedPoint) -> NewPoint<'_> {
-    NewPoint { id: point.id, embedding: &point.embedding, record: &point.record, payload: &point.payload }
+    NewPoint {
+        id: point.id,
+        embedding: &point.embedding,
+        record: &point.record,
+        payload: &point.payload,
+    }
 }

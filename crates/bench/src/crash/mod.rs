@@ -1,9 +1,10 @@
-//! `millpond bench crash`: kills a process that writes to a collection, again and again, and checks each time
-//! that every acknowledged change is there.
+//! `millpond bench crash`: kills a process that writes to a collection, again and again, and checks
+//! each time that every acknowledged change is there.
 //!
-//! The writer is this program again. It reports each acknowledged change through a pipe, whose content survives the
-//! kill. The changes follow from a seed, so the parent knows every byte of every point. Writer and parent open the
-//! collection as the server does, through a registry. The memtable is small, so flushes and merges never stop.
+//! The writer is this program again. It reports each acknowledged change through a pipe, whose
+//! content survives the kill. The changes follow from a seed, so the parent knows every byte of
+//! every point. Writer and parent open the collection as the server does, through a registry. The
+//! memtable is small, so flushes and merges never stop.
 
 mod child;
 mod content;
@@ -18,7 +19,9 @@ use base::{Error, ErrorKind, Result};
 use clap::{Args, ValueEnum};
 use os::Rate;
 use search::coarse::Metric;
-use search::registry::{CollectionSettings, MediumChoice, NamedCollection, Registry, RegistryOptions};
+use search::registry::{
+    CollectionSettings, MediumChoice, NamedCollection, Registry, RegistryOptions,
+};
 
 use loadgen::BenchEnv;
 use loadgen::machine::{MachineFacts, NoiseWatch};
@@ -40,14 +43,16 @@ const COLLECTION: &str = "crash";
 /// Longest time for a collection and its segments to open.
 const OPEN_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Crash-recovery test: kill a writer at random moments, and check that every acknowledged write is there.
+/// Crash-recovery test: kill a writer at random moments, and check that every acknowledged write is
+/// there.
 ///
-/// Each time the collection is opened anew, and every point that must be there is read and compared with what was
-/// written. A change that was under way when the writer died may be there or not. The same files are used from the first
-/// kill to the last.
+/// Each time the collection is opened anew, and every point that must be there is read and compared
+/// with what was written. A change that was under way when the writer died may be there or not. The
+/// same files are used from the first kill to the last.
 ///
-/// Wanted: nothing lost, nothing corrupt. Killing a process is not a loss of power: the system keeps what it was given.
-/// That is tested with a medium that forgets what was not flushed, by `cargo test -p millpond-search`.
+/// Wanted: nothing lost, nothing corrupt. Killing a process is not a loss of power: the system
+/// keeps what it was given. That is tested with a medium that forgets what was not flushed, by
+/// `cargo test -p millpond-search`.
 #[derive(Args, Clone, Debug)]
 pub struct CrashArgs {
     /// How often
@@ -123,9 +128,8 @@ impl CrashArgs {
             return Err(Error::deadline("the collection takes too long to open"));
         }
         let named = match registry.get(COLLECTION) {
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                registry.create(COLLECTION, CollectionSettings::new(content::DIMS, Metric::Cosine))?
-            }
+            Err(error) if error.kind() == ErrorKind::NotFound => registry
+                .create(COLLECTION, CollectionSettings::new(content::DIMS, Metric::Cosine))?,
             named => named?,
         };
         Ok(OpenCollection { named, _registry: registry })
@@ -152,8 +156,8 @@ struct OpenCollection {
 /// Runs `bench crash`.
 ///
 /// # Errors
-/// When an argument is out of range, the writer fails on its own, or, as `DataLoss`, when something was lost or
-/// corrupt: after the figures were written.
+/// When an argument is out of range, the writer fails on its own, or, as `DataLoss`, when something
+/// was lost or corrupt: after the figures were written.
 pub fn run(args: &CrashArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     if let Some(directory) = &args.child {

@@ -17,7 +17,8 @@ use loadgen::BenchEnv;
 use loadgen::random::RandomSequence;
 use loadgen::report::StepProgress;
 
-/// One life of so many ends while the collection is being opened, or is meant to: after so small a share of a life.
+/// One life of so many ends while the collection is being opened, or is meant to: after so small a
+/// share of a life.
 const EARLY_EVERY: u64 = 8;
 const EARLY_SHARE: u32 = 16;
 /// Wrong points that are told one by one.
@@ -59,7 +60,8 @@ pub(super) fn run(args: &CrashArgs, env: &BenchEnv) -> Result<CrashFigures> {
     let directory = env.cache_dir.join(format!("crash-{}", std::process::id()));
     let cleared = Cleared(directory.clone());
     let script = Script { seed: args.seed, writers: args.writers, ids: args.ids };
-    let mut expected = Expected { script, points: BTreeMap::new(), next: vec![0; args.writers as usize] };
+    let mut expected =
+        Expected { script, points: BTreeMap::new(), next: vec![0; args.writers as usize] };
     let mut random = RandomSequence::new(args.seed);
     let mut figures = CrashFigures::default();
     let progress = StepProgress::new(u64::from(args.kills));
@@ -130,7 +132,9 @@ fn live_and_die(
     command.arg("--child").arg(directory).stdin(Stdio::null()).stdout(Stdio::piped());
     let failed = |error: std::io::Error| Error::internal(format!("the writer: {error}"));
     let mut child: Child = command.spawn().map_err(failed)?;
-    let Some(mut pipe) = child.stdout.take() else { return Err(Error::internal("the writer has no output")) };
+    let Some(mut pipe) = child.stdout.take() else {
+        return Err(Error::internal("the writer has no output"));
+    };
     let (sender, opened) = std::sync::mpsc::channel();
     let listener = std::thread::spawn(move || -> std::io::Result<Vec<u8>> {
         let mut all = Vec::new();
@@ -160,7 +164,8 @@ fn live_and_die(
             "the writer ended on its own, with {status}; what it said is above"
         )));
     }
-    let heard = listener.join().map_err(|_| Error::internal("listening to the writer ended in a panic"))?;
+    let heard =
+        listener.join().map_err(|_| Error::internal("listening to the writer ended in a panic"))?;
     heard.map_err(failed)
 }
 
@@ -191,7 +196,12 @@ impl Expected {
     }
 
     /// Compares every point, and settles what became of the change that each thread had under way.
-    fn check(&mut self, named: &NamedCollection, figures: &mut CrashFigures, progress: &StepProgress) {
+    fn check(
+        &mut self,
+        named: &NamedCollection,
+        figures: &mut CrashFigures,
+        progress: &StepProgress,
+    ) {
         for (writer, next) in (0..).zip(&mut self.next) {
             let change = self.script.change(writer, *next);
             // It may never have been begun; then it is never made, which changes nothing.
@@ -217,7 +227,8 @@ impl Expected {
             match named.get(&PointId::Number(id)) {
                 Ok(found) if found == wanted => {}
                 Ok(found) => {
-                    let intact = found.as_ref().is_none_or(|found| is_some_version(self.script, found));
+                    let intact =
+                        found.as_ref().is_none_or(|found| is_some_version(self.script, found));
                     if intact {
                         figures.lost += 1
                     } else {

@@ -19,7 +19,8 @@ pub(super) struct CrashReport {
     /// Kills before the collection was open, and kills while a segment was being written.
     killed_early: u32,
     killed_while_sealing_or_merging: u32,
-    /// Changes that were not acknowledged when the writer died, and those of them that are there all the same.
+    /// Changes that were not acknowledged when the writer died, and those of them that are there
+    /// all the same.
     unacknowledged: u64,
     unacknowledged_found: u64,
     checked: u64,
@@ -87,6 +88,9 @@ impl CrashReport {
         if self.lost + self.corrupt == 0 {
             return Ok(());
         }
-        Err(Error::data_loss(format!("{} acknowledged changes lost, {} corrupt", self.lost, self.corrupt)))
+        Err(Error::data_loss(format!(
+            "{} acknowledged changes lost, {} corrupt",
+            self.lost, self.corrupt
+        )))
     }
 }

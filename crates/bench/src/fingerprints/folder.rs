@@ -10,9 +10,9 @@ use super::{IMPRESSIONS_MAX, Impression};
 /// Folders within folders at most.
 const DEPTH_MAX: usize = 8;
 
-/// All files named FINGER_IMPRESSION and one of the `extensions` below `dir`, ordered by path. A database is a folder
-/// and has its name; where two have the same one, their paths below `dir`. `graph` makes a graph of the name of the
-/// database and a file's bytes.
+/// All files named FINGER_IMPRESSION and one of the `extensions` below `dir`, ordered by path. A
+/// database is a folder and has its name; where two have the same one, their paths below `dir`.
+/// `graph` makes a graph of the name of the database and a file's bytes.
 pub(super) fn read(
     dir: &Path,
     extensions: &[&str],
@@ -57,7 +57,12 @@ pub(super) fn template(bytes: &[u8]) -> Result<Graph> {
     first.ok_or_else(|| Error::invalid("the template holds no finger view"))
 }
 
-fn collect(dir: &Path, depth: usize, extensions: &[&str], files: &mut Vec<(PathBuf, String)>) -> Result<()> {
+fn collect(
+    dir: &Path,
+    depth: usize,
+    extensions: &[&str],
+    files: &mut Vec<(PathBuf, String)>,
+) -> Result<()> {
     for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, &e))? {
         let path = entry.map_err(|e| Error::io(dir, &e))?.path();
         if path.is_dir() && depth > 0 {
@@ -117,7 +122,10 @@ mod tests {
         assert_eq!(found(&root.path().join("a")), [pair("DB1", "101"), pair("DB2", "7")]);
         assert_eq!(found(&root.path().join("a/DB2")), [pair("", "7")].map(|_| pair("DB2", "7")));
         put(&root.path().join("b/DB1"), "101_1.iso");
-        assert_eq!(found(root.path()), [pair("a/DB1", "101"), pair("DB2", "7"), pair("b/DB1", "101")]);
+        assert_eq!(
+            found(root.path()),
+            [pair("a/DB1", "101"), pair("DB2", "7"), pair("b/DB1", "101")]
+        );
     }
 
     #[test]

@@ -9,7 +9,8 @@ use super::thread_microseconds;
 
 /// How the names of images end.
 pub(super) const EXTENSIONS: &[&str] = &["tif", "tiff", "png", "bmp", "jpg", "jpeg", "webp"];
-/// Resolutions of fingerprints in dots per inch that a file is believed: many say 72 or 96 without having measured.
+/// Resolutions of fingerprints in dots per inch that a file is believed: many say 72 or 96 without
+/// having measured.
 const BELIEVED: std::ops::RangeInclusive<f32> = 250.0..=1200.0;
 
 /// A resolution for all folders, or for one.
@@ -100,13 +101,17 @@ mod tests {
     #[test]
     fn images_are_found_whatever_their_extension_looks_like() {
         let root = tempfile::tempdir().unwrap();
-        let stripes =
-            image::GrayImage::from_fn(64, 48, |_, y| image::Luma([if y % 9 < 4 { 30 } else { 220 }]));
+        let stripes = image::GrayImage::from_fn(64, 48, |_, y| {
+            image::Luma([if y % 9 < 4 { 30 } else { 220 }])
+        });
         stripes.save(root.path().join("7_1.PNG")).unwrap();
         std::fs::write(root.path().join("7_1.iso"), b"not an image").unwrap();
         let mut extractor = Extractor::new(&[]);
-        let mut read =
-            || folder::read(root.path(), EXTENSIONS, |database, bytes| extractor.graph(database, bytes));
+        let mut read = || {
+            folder::read(root.path(), EXTENSIONS, |database, bytes| {
+                extractor.graph(database, bytes)
+            })
+        };
         let found = read().unwrap();
         assert_eq!((found.len(), found[0].finger.as_str()), (1, "7"));
         assert_eq!((found[0].graph.width, found[0].graph.height), (64, 48));
@@ -121,6 +126,9 @@ mod tests {
         let mut extractor = Extractor::new(&[]);
         assert_eq!(extractor.milliseconds(0.5), None);
         extractor.milliseconds = (1..=101).rev().map(f64::from).collect();
-        assert_eq!((extractor.milliseconds(0.5), extractor.milliseconds(0.95)), (Some(51.0), Some(96.0)));
+        assert_eq!(
+            (extractor.milliseconds(0.5), extractor.milliseconds(0.95)),
+            (Some(51.0), Some(96.0))
+        );
     }
 }

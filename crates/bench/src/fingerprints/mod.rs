@@ -28,30 +28,35 @@ const SEED: u64 = 2002;
 
 /// Compare fingerprints, all with all: how many are missed and confused, and what a match costs.
 ///
-/// Every unordered pair of impressions is scored once. Two of one finger of one database are a genuine pair, all
-/// others impostors, also across databases; that is more impostors than in the protocol of FVC, which takes only
-/// first impressions: with those alone a false match rate of 0.1 % could not be told from none. FNMR is the share of
-/// genuine pairs that are not accepted at the lowest threshold with a false match rate of at most 0.1 %.
+/// Every unordered pair of impressions is scored once. Two of one finger of one database are a
+/// genuine pair, all others impostors, also across databases; that is more impostors than in the
+/// protocol of FVC, which takes only first impressions: with those alone a false match rate of 0.1
+/// % could not be told from none. FNMR is the share of genuine pairs that are not accepted at the
+/// lowest threshold with a false match rate of at most 0.1 %.
 ///
-/// A match is scored from a record's bytes. Its cost is processor time of one thread, the median of the rounds, and
-/// includes what the probe's preparation costs, shared among its matches.
+/// A match is scored from a record's bytes. Its cost is processor time of one thread, the median of
+/// the rounds, and includes what the probe's preparation costs, shared among its matches.
 ///
-/// Wanted on the templates of FVC2002 DB1_B and DB2_B: pooled FNMR not above that of `SourceAFIS` on the same
-/// templates (bench/peers/sourceafis), at most 50 us a match. Without --dir the fingers are made up, and the rates
-/// say nothing about real ones.
+/// Wanted on the templates of FVC2002 DB1_B and DB2_B: pooled FNMR not above that of `SourceAFIS`
+/// on the same templates (bench/peers/sourceafis), at most 50 us a match. Without --dir the fingers
+/// are made up, and the rates say nothing about real ones.
 ///
-/// With --images the minutiae are extracted from images first, one image at a time. What that costs is processor time
-/// of one thread, without decoding the file. Wanted on the images of the same databases: pooled FNMR not above that of
-/// `SourceAFIS` on the same images, 6.1 %, and at most 90 ms an image.
+/// With --images the minutiae are extracted from images first, one image at a time. What that costs
+/// is processor time of one thread, without decoding the file. Wanted on the images of the same
+/// databases: pooled FNMR not above that of `SourceAFIS` on the same images, 6.1 %, and at most 90
+/// ms an image.
 #[derive(Args, Clone, Debug)]
 pub struct MatchArgs {
-    /// A folder of databases: at any depth, folders with files FINGER_IMPRESSION.iso (ISO/IEC 19794-2)
+    /// A folder of databases: at any depth, folders with files FINGER_IMPRESSION.iso (ISO/IEC
+    /// 19794-2)
     #[arg(long, value_name = "FINGERPRINTS")]
     pub dir: Option<PathBuf>,
-    /// Extract minutiae from images: files FINGER_IMPRESSION.tif, .png, .bmp, .jpg or .webp instead of .iso
+    /// Extract minutiae from images: files FINGER_IMPRESSION.tif, .png, .bmp, .jpg or .webp instead
+    /// of .iso
     #[arg(long, requires = "dir")]
     pub images: bool,
-    /// Dots per inch of the images, of all or in one folder; default: what a file says if 250 to 1200, else 500
+    /// Dots per inch of the images, of all or in one folder; default: what a file says if 250 to
+    /// 1200, else 500
     #[arg(long, value_name = "[FOLDER=]DPI", requires = "images")]
     pub dpi: Vec<images::Resolution>,
     /// Fingers made up without --dir
@@ -100,8 +105,8 @@ struct Cost {
 /// Runs `bench match`.
 ///
 /// # Errors
-/// `InvalidArgument` where the folder holds no two fingers, a template is damaged or an argument is out of range;
-/// `Internal` where two rounds give different scores.
+/// `InvalidArgument` where the folder holds no two fingers, a template is damaged or an argument is
+/// out of range; `Internal` where two rounds give different scores.
 pub fn run(args: &MatchArgs, _env: &BenchEnv) -> Result<()> {
     if args.rounds == 0 || args.rounds > ROUNDS_MAX {
         return Err(Error::invalid(format!("--rounds must be 1 to {ROUNDS_MAX}")));
@@ -109,9 +114,9 @@ pub fn run(args: &MatchArgs, _env: &BenchEnv) -> Result<()> {
     let watch = NoiseWatch::start();
     let mut extractor = Extractor::new(&args.dpi);
     let impressions = match &args.dir {
-        Some(dir) if args.images => {
-            folder::read(dir, images::EXTENSIONS, |database, bytes| extractor.graph(database, bytes))?
-        }
+        Some(dir) if args.images => folder::read(dir, images::EXTENSIONS, |database, bytes| {
+            extractor.graph(database, bytes)
+        })?,
         Some(dir) => folder::read(dir, &["iso"], |_, bytes| folder::template(bytes))?,
         None => made_up(args)?,
     };
@@ -122,7 +127,9 @@ pub fn run(args: &MatchArgs, _env: &BenchEnv) -> Result<()> {
     for _ in 0..args.rounds {
         let (round, cost) = compare(&impressions)?;
         if scores.as_ref().is_some_and(|former| *former != round) {
-            return Err(Error::internal("two rounds gave different scores: matching is not deterministic"));
+            return Err(Error::internal(
+                "two rounds gave different scores: matching is not deterministic",
+            ));
         }
         scores = Some(round);
         costs.push(cost);

@@ -48,8 +48,10 @@ fn equal_error(genuine: &[f32], impostor: &[f32]) -> Option<f64> {
         .iter()
         .map(|&threshold| {
             let missed = share(genuine.partition_point(|&score| score < threshold), genuine);
-            let accepted =
-                share(impostor.len() - impostor.partition_point(|&score| score < threshold), impostor);
+            let accepted = share(
+                impostor.len() - impostor.partition_point(|&score| score < threshold),
+                impostor,
+            );
             ((missed - accepted).abs(), 50.0 * (missed + accepted))
         })
         .min_by(|a, b| a.0.total_cmp(&b.0))
@@ -75,7 +77,8 @@ pub(super) struct Scores<'a> {
 impl<'a> Scores<'a> {
     /// `scores` are of all unordered pairs, in order.
     pub(super) fn new(impressions: &'a [Impression], scores: &[f32]) -> Scores<'a> {
-        let leading = |index: usize| index == 0 || !impressions[index].same_finger(&impressions[index - 1]);
+        let leading =
+            |index: usize| index == 0 || !impressions[index].same_finger(&impressions[index - 1]);
         let all = (0..impressions.len())
             .flat_map(|first| (first + 1..impressions.len()).map(move |second| (first, second)));
         let pairs = all
@@ -93,7 +96,9 @@ impl<'a> Scores<'a> {
     /// Of all pairs.
     pub(super) fn pooled(&self) -> Result<ErrorRates> {
         self.rates(|_| true).ok_or_else(|| {
-            Error::invalid("there must be two impressions of one finger and one of another to be told apart")
+            Error::invalid(
+                "there must be two impressions of one finger and one of another to be told apart",
+            )
         })
     }
 
@@ -108,10 +113,14 @@ impl<'a> Scores<'a> {
     }
 
     fn rates(&self, of: impl Fn(&ScoredPair<'_>) -> bool) -> Option<ErrorRates> {
-        let (genuine, impostor): (Vec<&ScoredPair<'_>>, Vec<&ScoredPair<'_>>) =
-            self.pairs.iter().filter(|pair| of(pair)).partition(|pair| pair.first.same_finger(pair.second));
-        let scores =
-            |pairs: Vec<&ScoredPair<'_>>| pairs.into_iter().map(|pair| pair.score).collect::<Vec<f32>>();
+        let (genuine, impostor): (Vec<&ScoredPair<'_>>, Vec<&ScoredPair<'_>>) = self
+            .pairs
+            .iter()
+            .filter(|pair| of(pair))
+            .partition(|pair| pair.first.same_finger(pair.second));
+        let scores = |pairs: Vec<&ScoredPair<'_>>| {
+            pairs.into_iter().map(|pair| pair.score).collect::<Vec<f32>>()
+        };
         ErrorRates::of(&mut scores(genuine), &mut scores(impostor))
     }
 }
@@ -125,7 +134,8 @@ mod tests {
         let mut impostor: Vec<f32> = (0..1000).map(|score| score as f32 / 10.0).collect();
         let mut genuine = vec![200.0, 99.85, 99.8, 99.0];
         let rates = ErrorRates::of(&mut genuine, &mut impostor).unwrap();
-        // One of a thousand impostors (99.9) may be accepted; 99.8 is the threshold, and is not accepted itself.
+        // One of a thousand impostors (99.9) may be accepted; 99.8 is the threshold, and is not
+        // accepted itself.
         assert_eq!((rates.threshold, rates.fnmr_pct), (99.8, 50.0));
         assert!(rates.eer_pct < 1.0, "{rates:?}");
         assert_eq!((rates.genuine, rates.impostor), (4, 1000));

@@ -67,9 +67,14 @@ impl MatchReport {
             us_per_impostor_match: median(|cost| cost.impostor),
             ms_per_extraction: extractor.milliseconds(0.5),
             ms_per_extraction_p95: extractor.milliseconds(0.95),
-            databases: databases.filter_map(|name| Some((name.clone(), scores.within(&name)?))).collect(),
+            databases: databases
+                .filter_map(|name| Some((name.clone(), scores.within(&name)?)))
+                .collect(),
             first_impressions: scores.first_impressions(),
-            source: args.dir.as_ref().map_or_else(|| "synthetic".into(), |dir| dir.display().to_string()),
+            source: args
+                .dir
+                .as_ref()
+                .map_or_else(|| "synthetic".into(), |dir| dir.display().to_string()),
             impressions: impressions.len(),
             vertices_mean: mean(|impression| impression.graph.vertices.len()),
             record_bytes_mean: mean(|impression| impression.record.len()),
@@ -120,7 +125,9 @@ impl MatchReport {
             self.us_per_match, self.us_per_genuine_match, self.us_per_impostor_match, self.rounds
         );
         if let (Some(median), Some(p95)) = (self.ms_per_extraction, self.ms_per_extraction_p95) {
-            println!("{median:.1} ms for the minutiae of an image on one core, 95 of 100 within {p95:.1}");
+            println!(
+                "{median:.1} ms for the minutiae of an image on one core, 95 of 100 within {p95:.1}"
+            );
         }
         println!("{}\n{}", self.machine.line(), self.noise.line());
     }

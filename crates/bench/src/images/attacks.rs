@@ -19,7 +19,8 @@ const QUALITY_ATTACKED: u8 = 30;
 pub(super) enum Attack {
     /// A part is kept: half of the area, or half of both sides.
     Crop,
-    /// Turned by 30 degrees, to the left or the right; on a larger black canvas, or within its own frame.
+    /// Turned by 30 degrees, to the left or the right; on a larger black canvas, or within its own
+    /// frame.
     Rotate,
     /// Half as wide and half as high.
     Scale,
@@ -48,7 +49,8 @@ impl Attack {
         (Attack::Border, "mirror_border", 3),
     ];
 
-    /// Copy number `variant` of this attack as a JPEG file; what is random in it comes from `random`.
+    /// Copy number `variant` of this attack as a JPEG file; what is random in it comes from
+    /// `random`.
     pub(super) fn copy(
         self,
         picture: &Picture,
@@ -148,8 +150,9 @@ fn between(picture: &Picture, x: f64, y: f64) -> [u8; 3] {
     let corners = [pixel(picture, left, top), pixel(picture, right, top)];
     let lower = [pixel(picture, left, below), pixel(picture, right, below)];
     std::array::from_fn(|channel| {
-        let mix =
-            |pair: &[[u8; 3]; 2]| f64::from(pair[0][channel]) * (1.0 - px) + f64::from(pair[1][channel]) * px;
+        let mix = |pair: &[[u8; 3]; 2]| {
+            f64::from(pair[0][channel]) * (1.0 - px) + f64::from(pair[1][channel]) * px
+        };
         (mix(&corners) * (1.0 - py) + mix(&lower) * py).round() as u8
     })
 }
@@ -181,8 +184,11 @@ fn brightness(picture: &Picture, variant: usize, random: &mut RandomSequence) ->
             (changed.min(1.0) * 255.0).round() as u8
         })
         .collect();
-    let rgb =
-        picture.rgb.iter().map(|&value| table.get(usize::from(value)).copied().unwrap_or(value)).collect();
+    let rgb = picture
+        .rgb
+        .iter()
+        .map(|&value| table.get(usize::from(value)).copied().unwrap_or(value))
+        .collect();
     Picture { rgb, ..*picture }
 }
 

@@ -1,4 +1,5 @@
-//! The coarse stage's view of a picture: the embedding of a model, or where there is none, of a thumbnail.
+//! The coarse stage's view of a picture: the embedding of a model, or where there is none, of a
+//! thumbnail.
 
 use std::path::{Path, PathBuf};
 
@@ -16,13 +17,23 @@ const THUMBNAIL: u32 = 8;
 
 /// What makes embeddings.
 pub(super) enum PhotoEmbedder {
-    Model { session: Box<dyn Session>, input: String, output: String, preprocess: Preprocess, path: PathBuf },
+    Model {
+        session: Box<dyn Session>,
+        input: String,
+        output: String,
+        preprocess: Preprocess,
+        path: PathBuf,
+    },
     Thumbnail,
 }
 
 impl PhotoEmbedder {
     /// The model that was named, or the usual one. Only pictures made up may do without.
-    pub(super) fn open(named: Option<&Path>, made_up: bool, env: &BenchEnv) -> Result<PhotoEmbedder> {
+    pub(super) fn open(
+        named: Option<&Path>,
+        made_up: bool,
+        env: &BenchEnv,
+    ) -> Result<PhotoEmbedder> {
         let path = named.unwrap_or(Path::new(USUAL_MODEL));
         if path.is_file() {
             return PhotoEmbedder::model(path, env);
@@ -38,15 +49,23 @@ impl PhotoEmbedder {
 
     fn model(path: &Path, env: &BenchEnv) -> Result<PhotoEmbedder> {
         let engine = OnnxEngine::open(&env.onnxruntime)?;
-        let session = engine.load(&LoadRequest { graph: path.to_owned(), ..LoadRequest::default() })?;
+        let session =
+            engine.load(&LoadRequest { graph: path.to_owned(), ..LoadRequest::default() })?;
         let signature = session.signature();
         let invalid = |what: &str| Error::invalid(format!("{}: {what}", path.display()));
-        let ([input], Some(output)) = (signature.inputs.as_slice(), signature.outputs.first()) else {
+        let ([input], Some(output)) = (signature.inputs.as_slice(), signature.outputs.first())
+        else {
             return Err(invalid("an embedding model has one input and an output"));
         };
         let (width, height) = match input.shape.as_deref().unwrap_or_default() {
-            [_, Dim::Fixed(3), Dim::Fixed(height), Dim::Fixed(width)] => (*width as u32, *height as u32),
-            _ => return Err(invalid("its input is not pictures, channels first: [n, 3, height, width]")),
+            [_, Dim::Fixed(3), Dim::Fixed(height), Dim::Fixed(width)] => {
+                (*width as u32, *height as u32)
+            }
+            _ => {
+                return Err(invalid(
+                    "its input is not pictures, channels first: [n, 3, height, width]",
+                ));
+            }
         };
         let preprocess = Preprocess { width, height, ..Preprocess::default() };
         let (input, output) = (input.name.clone(), output.name.clone());
@@ -69,15 +88,16 @@ impl PhotoEmbedder {
                 preprocess.write(picture, &mut values)?;
                 let shape = [1, 3, preprocess.height as usize, preprocess.width as usize];
                 let tensor = Tensor::from_vec(shape.as_slice(), values)?;
-                let outputs =
-                    session.run(&[NamedTensor::new(input.as_str(), tensor)], &[output.as_str().into()])?;
-                let first = outputs.first().ok_or_else(|| Error::internal("the model gave no output"))?;
+                let outputs = session
+                    .run(&[NamedTensor::new(input.as_str(), tensor)], &[output.as_str().into()])?;
+                let first =
+                    outputs.first().ok_or_else(|| Error::internal("the model gave no output"))?;
                 first.tensor.to_vec::<f32>()
             }
             PhotoEmbedder::Thumbnail => {
                 let small = picture.resized(THUMBNAIL, THUMBNAIL);
-                let mean =
-                    small.rgb.iter().map(|&value| f32::from(value)).sum::<f32>() / small.rgb.len() as f32;
+                let mean = small.rgb.iter().map(|&value| f32::from(value)).sum::<f32>()
+                    / small.rgb.len() as f32;
                 Ok(small.rgb.iter().map(|&value| f32::from(value) - mean + 0.01).collect())
             }
         }

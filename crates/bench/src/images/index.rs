@@ -11,7 +11,9 @@ use search::Scorer;
 use search::coarse::{Metric, ScanParams};
 use search::collection::{self, CollectionQuery, SearchThread};
 use search::points::{NewPoint, PointId};
-use search::registry::{CollectionSettings, MediumChoice, NamedCollection, Registry, RegistryOptions};
+use search::registry::{
+    CollectionSettings, MediumChoice, NamedCollection, Registry, RegistryOptions,
+};
 use search::rerank::SearchLimits;
 use vision::photo::ACCEPT;
 
@@ -82,7 +84,12 @@ impl PhotoIndex {
             entry.graph.encode(&mut record);
             let id = PointId::Number(entry.id);
             let payload = &serde_json::Map::new();
-            named.upsert(&[NewPoint { id, embedding: &entry.embedding, record: &record, payload }])?;
+            named.upsert(&[NewPoint {
+                id,
+                embedding: &entry.embedding,
+                record: &record,
+                payload,
+            }])?;
         }
         named.collection().flush()?;
         Ok(PhotoIndex { named, _registry: registry, _folder: folder })
@@ -126,7 +133,8 @@ impl PhotoIndex {
         if found.partial || found.damaged > 0 {
             return Err(Error::internal("an answer of the collection is partial"));
         }
-        let likeness = |hit: &collection::QueryHit| Likeness { score: hit.score, coarse: hit.coarse };
+        let likeness =
+            |hit: &collection::QueryHit| Likeness { score: hit.score, coarse: hit.coarse };
         let mut hits: Vec<PhotoHit> =
             found.hits.iter().map(|hit| PhotoHit { id: hit.id, likeness: likeness(hit) }).collect();
         hits.sort_by(|a, b| best_first(ACCEPT, a.likeness, b.likeness).then(a.id.cmp(&b.id)));

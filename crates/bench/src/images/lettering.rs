@@ -25,7 +25,11 @@ const WORDS: [&str; 12] = [
 const LINE_WORDS: usize = 4;
 
 /// The picture with `lines` lines of text over it, each of a size, a place and a colour of its own.
-pub(super) fn over(picture: &Picture, lines: usize, random: &mut RandomSequence) -> Result<Picture> {
+pub(super) fn over(
+    picture: &Picture,
+    lines: usize,
+    random: &mut RandomSequence,
+) -> Result<Picture> {
     let font = FontRef::try_from_slice(dejavu::sans::bold())
         .map_err(|error| Error::internal(format!("the font that lies in the program: {error}")))?;
     let mut out = picture.clone();

@@ -26,21 +26,23 @@ use report::{ImagesReport, ImagesRun};
 /// Threads at most.
 const THREADS_MAX: usize = 64;
 
-/// Search for modified copies of photographs: cropped, turned, scaled, recompressed, blurred, brightened, written over,
-/// framed.
+/// Search for modified copies of photographs: cropped, turned, scaled, recompressed, blurred,
+/// brightened, written over, framed.
 ///
-/// All photographs go into a collection: embedding of a model, keypoints. Of some of them 20 copies are made each (three
-/// by crop, rotation, text and mirrored border, two by the others; what is random is drawn from a seed) and looked for:
-/// the coarse stage's candidates by embedding, then by keypoints. Then other photographs are taken out of the
-/// collection, and they and their copies are looked for: whatever is accepted is a false accept, and so is any wrong
-/// picture that is accepted for a copy of one that is in.
+/// All photographs go into a collection: embedding of a model, keypoints. Of some of them 20 copies
+/// are made each (three by crop, rotation, text and mirrored border, two by the others; what is
+/// random is drawn from a seed) and looked for: the coarse stage's candidates by embedding, then by
+/// keypoints. Then other photographs are taken out of the collection, and they and their copies are
+/// looked for: whatever is accepted is a false accept, and so is any wrong picture that is accepted
+/// for a copy of one that is in.
 ///
-/// Recall is the share of copies whose photograph comes first, by embedding alone and in the end. A query's time is
-/// that of decoding, embedding, keypoints and search, with as many queries at once as there are threads.
+/// Recall is the share of copies whose photograph comes first, by embedding alone and in the end. A
+/// query's time is that of decoding, embedding, keypoints and search, with as many queries at once
+/// as there are threads.
 ///
-/// Wanted on 500 photographs with copies of 100: recall 0.98 in the end on average, at least 0.95 for each attack,
-/// never below that of the coarse stage, no false accepts. Without --dir the pictures are made up, and the figures say
-/// nothing about real ones.
+/// Wanted on 500 photographs with copies of 100: recall 0.98 in the end on average, at least 0.95
+/// for each attack, never below that of the coarse stage, no false accepts. Without --dir the
+/// pictures are made up, and the figures say nothing about real ones.
 #[derive(Args, Clone, Debug)]
 pub struct BenchImagesArgs {
     /// A folder of photographs, at any depth
@@ -52,14 +54,15 @@ pub struct BenchImagesArgs {
     /// Photographs that 20 copies each are made of [default: 100, a quarter of those made up]
     #[arg(long)]
     pub attacked: Option<usize>,
-    /// Photographs that are taken out, each then looked for as it is and by 20 copies [default: 50, an eighth of those
-    /// made up]
+    /// Photographs that are taken out, each then looked for as it is and by 20 copies [default: 50,
+    /// an eighth of those made up]
     #[arg(long)]
     pub held_out: Option<usize>,
     /// Pictures that the coarse stage hands to the matcher
     #[arg(long, default_value_t = 100)]
     pub candidates: usize,
-    /// Embedding model (ONNX, [n, 3, height, width]) [default: .cache/images/models/mobilenet-v2/1/model.onnx]
+    /// Embedding model (ONNX, [n, 3, height, width]) [default:
+    /// .cache/images/models/mobilenet-v2/1/model.onnx]
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
     /// Where records lie
@@ -91,7 +94,8 @@ struct QueryPlan {
 impl QueryPlan {
     /// Spreads both over all `photos`.
     fn new(args: &BenchImagesArgs, photos: usize) -> Result<QueryPlan> {
-        let usual = |of: usize, share: usize| if args.dir.is_some() { of } else { (photos / share).max(1) };
+        let usual =
+            |of: usize, share: usize| if args.dir.is_some() { of } else { (photos / share).max(1) };
         let attacked = args.attacked.unwrap_or_else(|| usual(100, 4).min(photos / 2));
         let held_out = args.held_out.unwrap_or_else(|| usual(50, 8).min(photos / 4));
         if attacked == 0 || attacked + held_out > photos {
@@ -124,12 +128,15 @@ impl QueryPlan {
 /// Runs `bench images`.
 ///
 /// # Errors
-/// `InvalidArgument` for arguments that cannot work, `NotFound` where there is no model, otherwise what the collection
-/// says.
+/// `InvalidArgument` for arguments that cannot work, `NotFound` where there is no model, otherwise
+/// what the collection says.
 pub fn run(args: &BenchImagesArgs, env: &BenchEnv) -> Result<()> {
-    let threads = args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let threads =
+        args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     if !(1..=THREADS_MAX).contains(&threads) || args.candidates == 0 {
-        return Err(Error::invalid(format!("--threads must be 1 to {THREADS_MAX}, --candidates at least 1")));
+        return Err(Error::invalid(format!(
+            "--threads must be 1 to {THREADS_MAX}, --candidates at least 1"
+        )));
     }
     let watch = NoiseWatch::start();
     let mut skipped = Vec::new();
@@ -141,7 +148,8 @@ pub fn run(args: &BenchImagesArgs, env: &BenchEnv) -> Result<()> {
     let embedder = PhotoEmbedder::open(args.model.as_deref(), args.dir.is_none(), env)?;
     let (seed, candidates) = (args.seed, args.candidates);
     let options = vision::photo::Options::default();
-    let pipeline = Pipeline { photos: &photos, embedder: &embedder, options, threads, candidates, seed };
+    let pipeline =
+        Pipeline { photos: &photos, embedder: &embedder, options, threads, candidates, seed };
     let (asks, held_out) = (plan.asks(), plan.held_out_asks());
     let progress = StepProgress::new((photos.len() + asks.len() + held_out.len()) as u64);
     for line in &skipped {
@@ -162,8 +170,15 @@ pub fn run(args: &BenchImagesArgs, env: &BenchEnv) -> Result<()> {
         write_json(&to.join("manifest.json"), &manifest(&pipeline, &plan, &asks, &held_out))?;
     }
     let (plan, pipeline, left) = (&plan, &pipeline, index.count() as usize);
-    let run =
-        ImagesRun { args, plan, pipeline, entries: &entries, answers: &answers, strangers: &strangers, left };
+    let run = ImagesRun {
+        args,
+        plan,
+        pipeline,
+        entries: &entries,
+        answers: &answers,
+        strangers: &strangers,
+        left,
+    };
     let report = ImagesReport::new(&run, MachineFacts::detect(None), watch.end());
     report.print();
     args.json.as_ref().map_or(Ok(()), |path| write_json(path, &report))
@@ -177,14 +192,19 @@ fn manifest(
     held_out: &[CopyQuery],
 ) -> serde_json::Value {
     let name = |photo: usize| pipeline.photos.get(photo).map(|photo| photo.name.as_str());
-    let base: Vec<_> =
-        (0..pipeline.photos.len()).filter(|photo| !plan.held_out.contains(photo)).map(name).collect();
+    let base: Vec<_> = (0..pipeline.photos.len())
+        .filter(|photo| !plan.held_out.contains(photo))
+        .map(name)
+        .collect();
     let query = |ask: &CopyQuery, is_in: bool| {
         let source = if is_in { name(ask.photo) } else { None };
         json!({ "attack": ask.name(), "file": pipeline.place(ask), "source": source })
     };
-    let queries: Vec<_> =
-        asks.iter().map(|ask| query(ask, true)).chain(held_out.iter().map(|ask| query(ask, false))).collect();
+    let queries: Vec<_> = asks
+        .iter()
+        .map(|ask| query(ask, true))
+        .chain(held_out.iter().map(|ask| query(ask, false)))
+        .collect();
     let taken: Vec<_> = plan.held_out.iter().map(|&photo| name(photo)).collect();
     json!({ "base": base, "held_out": taken, "queries": queries })
 }

@@ -31,7 +31,9 @@ pub(super) struct Photo {
 impl Photo {
     /// Its pixels.
     pub(super) fn picture(&self) -> Result<Picture> {
-        Ok(decode(&self.bytes, &Limits::default()).map_err(|error| error.context(&self.name))?.picture)
+        Ok(decode(&self.bytes, &Limits::default())
+            .map_err(|error| error.context(&self.name))?
+            .picture)
     }
 
     /// Its name without folders and extension.
@@ -70,7 +72,8 @@ pub(super) fn read(dir: &Path, skipped: &mut Vec<String>) -> Result<Vec<Photo>> 
 fn collect(dir: &Path, depth: usize, paths: &mut Vec<PathBuf>) -> Result<()> {
     for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, &e))? {
         let path = entry.map_err(|e| Error::io(dir, &e))?.path();
-        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        let extension =
+            path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
         if path.is_dir() && depth > 0 {
             collect(&path, depth - 1, paths)?;
         } else if EXTENSIONS.iter().any(|known| known.eq_ignore_ascii_case(extension)) {
@@ -80,7 +83,8 @@ fn collect(dir: &Path, depth: usize, paths: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Pictures of overlapping boxes and discs in random colours: nothing like photographs, but with corners.
+/// Pictures of overlapping boxes and discs in random colours: nothing like photographs, but with
+/// corners.
 pub(super) fn made(count: usize) -> Result<Vec<Photo>> {
     (0..count)
         .map(|number| {
@@ -102,7 +106,8 @@ fn scene(seed: u64) -> Picture {
         for (index, pixel) in picture.rgb.as_chunks_mut::<3>().0.iter_mut().enumerate() {
             let (column, row) = (index as u32 % width, index as u32 / width);
             let (off_x, off_y) = ((f64::from(column) - x) / wide, (f64::from(row) - y) / high);
-            let inside = if round { off_x.hypot(off_y) < 1.0 } else { off_x.abs().max(off_y.abs()) < 1.0 };
+            let inside =
+                if round { off_x.hypot(off_y) < 1.0 } else { off_x.abs().max(off_y.abs()) < 1.0 };
             if inside {
                 *pixel = [colour[0], colour[1], colour[2]];
             }

@@ -38,7 +38,8 @@ impl CopyQuery {
 
     /// The file that is asked with.
     pub(super) fn file(&self, photos: &[Photo], seed: u64) -> Result<Vec<u8>> {
-        let photo = photos.get(self.photo).ok_or_else(|| Error::internal("a query of no photograph"))?;
+        let photo =
+            photos.get(self.photo).ok_or_else(|| Error::internal("a query of no photograph"))?;
         let Some((attack, variant)) = self.attack else { return Ok(photo.bytes.clone()) };
         let number = (self.photo * Attack::ALL.len() + attack) * 16 + variant;
         let (attack, ..) = Attack::ALL[attack];
@@ -70,7 +71,8 @@ impl Times {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueryResult {
     pub(super) ask: CopyQuery,
-    /// Whether the photograph is the most alike by embedding, among the candidates, first in the end.
+    /// Whether the photograph is the most alike by embedding, among the candidates, first in the
+    /// end.
     pub(super) coarse_first: bool,
     pub(super) is_candidate: bool,
     pub(super) final_first: bool,
@@ -103,8 +105,10 @@ impl Pipeline<'_> {
             self.photos.len(),
             || Ok(()),
             |number, _| {
-                let photo =
-                    self.photos.get(number).ok_or_else(|| Error::internal("there is no such photograph"))?;
+                let photo = self
+                    .photos
+                    .get(number)
+                    .ok_or_else(|| Error::internal("there is no such photograph"))?;
                 let (embedding, graph, _) = self.describe(&photo.bytes)?;
                 progress.step();
                 Ok(IndexedPhoto { id: number as u64, embedding, graph })
@@ -124,7 +128,8 @@ impl Pipeline<'_> {
             asks.len(),
             || index.thread(),
             |number, thread| {
-                let ask = asks.get(number).ok_or_else(|| Error::internal("there is no such query"))?;
+                let ask =
+                    asks.get(number).ok_or_else(|| Error::internal("there is no such query"))?;
                 let bytes = ask.file(self.photos, self.seed)?;
                 if let Some(to) = to {
                     write_file(&to.join(self.place(ask)), &bytes)?;
@@ -156,7 +161,8 @@ impl Pipeline<'_> {
         times.search = ms_since(start);
         let own = |hit: &PhotoHit| hit.id == ask.photo as u64;
         let coarse = hits.iter().reduce(|best, hit| {
-            let nearer = hit.likeness.coarse.total_cmp(&best.likeness.coarse).then(best.id.cmp(&hit.id));
+            let nearer =
+                hit.likeness.coarse.total_cmp(&best.likeness.coarse).then(best.id.cmp(&hit.id));
             if nearer.is_gt() { hit } else { best }
         });
         let found = hits.iter().find(|hit| own(hit));
@@ -208,16 +214,17 @@ impl Pipeline<'_> {
                 if number >= count {
                     return Ok(());
                 }
-                let result = work(number, &mut own).inspect_err(|_| next.store(count, Ordering::Relaxed))?;
+                let result =
+                    work(number, &mut own).inspect_err(|_| next.store(count, Ordering::Relaxed))?;
                 done.lock().unwrap_or_else(PoisonError::into_inner).push((number, result));
             }
         };
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..self.threads).map(|_| scope.spawn(run)).collect();
             threads.into_iter().try_for_each(|thread| {
-                thread
-                    .join()
-                    .unwrap_or_else(|_| Err(Error::internal("a thread of the bench ended in a panic")))
+                thread.join().unwrap_or_else(|_| {
+                    Err(Error::internal("a thread of the bench ended in a panic"))
+                })
             })
         })?;
         let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);

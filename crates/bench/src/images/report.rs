@@ -25,7 +25,8 @@ pub(super) struct ImagesReport {
     final_never_below_coarse: bool,
     /// Copies whose photograph came first by embedding and not in the end.
     spoilt: usize,
-    /// Wrong pictures accepted: for pictures that are not in the set, and for copies of those that are.
+    /// Wrong pictures accepted: for pictures that are not in the set, and for copies of those that
+    /// are.
     false_accepts: usize,
     false_accepts_held_out: usize,
     false_accepts_in_set: usize,
@@ -120,7 +121,8 @@ impl AttackRates {
 
 impl StageTimes {
     fn of(answers: &[QueryResult]) -> StageTimes {
-        let p50 = |value: fn(&Times) -> f64| median(answers.iter().map(|answer| value(&answer.times)));
+        let p50 =
+            |value: fn(&Times) -> f64| median(answers.iter().map(|answer| value(&answer.times)));
         StageTimes {
             decode: p50(|times| times.decode),
             embed: p50(|times| times.embed),
@@ -157,28 +159,39 @@ impl ImagesReport {
             (attack, AttackRates::of(&some))
         };
         let attacks: BTreeMap<_, _> = Attack::ALL.iter().map(|&(_, name, _)| of(name)).collect();
-        let mean =
-            |value: fn(&AttackRates) -> f64| ratio(attacks.values().map(value).sum(), attacks.len() as f64);
-        let wrong = |answers: &[QueryResult]| answers.iter().map(|answer| answer.wrong).sum::<usize>();
+        let mean = |value: fn(&AttackRates) -> f64| {
+            ratio(attacks.values().map(value).sum(), attacks.len() as f64)
+        };
+        let wrong =
+            |answers: &[QueryResult]| answers.iter().map(|answer| answer.wrong).sum::<usize>();
         let all = || answers.iter().chain(strangers);
         let worst = all().max_by(|a, b| a.wrong_score.total_cmp(&b.wrong_score));
         let photo = |number: usize| pipeline.photos.get(number).map(|photo| photo.name.clone());
         ImagesReport {
             final_recall1_mean: mean(|rates| rates.final_recall1),
-            final_recall1_min: attacks.values().map(|rates| rates.final_recall1).fold(1.0, f64::min),
+            final_recall1_min: attacks
+                .values()
+                .map(|rates| rates.final_recall1)
+                .fold(1.0, f64::min),
             coarse_recall1_mean: mean(|rates| rates.coarse_recall1),
             final_never_below_coarse: attacks
                 .values()
                 .all(|rates| rates.final_recall1 >= rates.coarse_recall1),
-            spoilt: answers.iter().filter(|answer| answer.coarse_first && !answer.final_first).count(),
+            spoilt: answers
+                .iter()
+                .filter(|answer| answer.coarse_first && !answer.final_first)
+                .count(),
             false_accepts: wrong(answers) + wrong(strangers),
             false_accepts_held_out: wrong(strangers),
             false_accepts_in_set: wrong(answers),
             wrong_score_max: worst.map_or(0.0, |answer| answer.wrong_score),
-            wrong_pair: worst
-                .and_then(|answer| Some([pipeline.place(&answer.ask), photo(answer.wrong_photo?)?])),
+            wrong_pair: worst.and_then(|answer| {
+                Some([pipeline.place(&answer.ask), photo(answer.wrong_photo?)?])
+            }),
             accept: ACCEPT,
-            wrong_pairs_matched: all().map(|answer| answer.compared - usize::from(answer.is_candidate)).sum(),
+            wrong_pairs_matched: all()
+                .map(|answer| answer.compared - usize::from(answer.is_candidate))
+                .sum(),
             query_p50_ms: median(answers.iter().map(|answer| answer.times.all())),
             stages_p50_ms: StageTimes::of(answers),
             index: IndexFacts::of(run.entries),
@@ -195,7 +208,10 @@ impl ImagesReport {
             medium: format!("{:?}", args.medium).to_lowercase(),
             threads: pipeline.threads,
             seed: args.seed,
-            source: args.dir.as_ref().map_or_else(|| "made up".into(), |dir| dir.display().to_string()),
+            source: args
+                .dir
+                .as_ref()
+                .map_or_else(|| "made up".into(), |dir| dir.display().to_string()),
             attacks,
             machine,
             noise,
@@ -203,7 +219,8 @@ impl ImagesReport {
     }
 
     pub(super) fn print(&self) {
-        let made_up = if self.source == "made up" { " (they say nothing about real ones)" } else { "" };
+        let made_up =
+            if self.source == "made up" { " (they say nothing about real ones)" } else { "" };
         println!(
             "{} photographs from {}{made_up}, {:.0} keypoints and {:.0} bytes each; embedding: {}",
             self.index.photographs,

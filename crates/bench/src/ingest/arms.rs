@@ -1,4 +1,5 @@
-//! The two arms: searches while pictures come in, and searches while threads of idle priority do arithmetic.
+//! The two arms: searches while pictures come in, and searches while threads of idle priority do
+//! arithmetic.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,7 +30,8 @@ const CORE_SHARE: f64 = 0.4;
 const WARM_UP: Duration = Duration::from_millis(500);
 /// How long the server may take to put the first picture of a folder in.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(30);
-/// A folder has this many times as many pictures as the server put in at the start in the same time.
+/// A folder has this many times as many pictures as the server put in at the start in the same
+/// time.
 const SPARE: f64 = 1.5;
 
 /// What is done beside the searches.
@@ -100,9 +102,9 @@ impl Burners {
                 Ok(())
             };
             let burner = std::thread::Builder::new().name("burner".into()).spawn(burn);
-            burners
-                .threads
-                .push(burner.map_err(|e| Error::exhausted(format!("cannot start the burner: {e}")))?);
+            burners.threads.push(
+                burner.map_err(|e| Error::exhausted(format!("cannot start the burner: {e}")))?,
+            );
         }
         Ok(burners)
     }
@@ -110,9 +112,9 @@ impl Burners {
     fn end(mut self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.threads.drain(..).map(|thread| thread.join());
-        ended
-            .into_iter()
-            .try_for_each(|ended| ended.unwrap_or_else(|_| Err(Error::internal("a burner panicked"))))
+        ended.into_iter().try_for_each(|ended| {
+            ended.unwrap_or_else(|_| Err(Error::internal("a burner panicked")))
+        })
     }
 }
 
@@ -189,10 +191,22 @@ pub(super) fn run(
         }
     }
     let last = subject.wait_quiet()?;
-    Ok(IngestResults { rounds, rate, alone_ms, fill_per_s, points: last.points, segments: last.segments })
+    Ok(IngestResults {
+        rounds,
+        rate,
+        alone_ms,
+        fill_per_s,
+        points: last.points,
+        segments: last.segments,
+    })
 }
 
-fn plan(subject: &IngestSubject, ids: &[String], pace: LoadLoop, duration: Duration) -> Result<DrivePlan> {
+fn plan(
+    subject: &IngestSubject,
+    ids: &[String],
+    pace: LoadLoop,
+    duration: Duration,
+) -> Result<DrivePlan> {
     let endpoint = subject.server()?.http();
     let template = Template::post(&endpoint, &format!("/v1/images/{COLLECTION}/search?k=10"), &[])?;
     let shots: Vec<Bytes> = ids.iter().map(|id| json!({ "id": id }).to_string().into()).collect();
@@ -243,7 +257,9 @@ impl IngestSetup {
             stop.store(true, Ordering::Relaxed);
             (round, feeder.join())
         });
-        ended.unwrap_or_else(|_| Err(Error::internal("the thread that puts pictures in panicked")))?;
+        ended.unwrap_or_else(|_| {
+            Err(Error::internal("the thread that puts pictures in panicked"))
+        })?;
         subject.acknowledged.append(&mut acknowledged);
         round
     }

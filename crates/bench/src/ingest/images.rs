@@ -1,4 +1,5 @@
-//! Pictures that are made up: shapes of random colours, places and sizes, as JPEG files in folders. Each is another one.
+//! Pictures that are made up: shapes of random colours, places and sizes, as JPEG files in folders.
+//! Each is another one.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,11 +28,14 @@ pub(super) fn jpeg(number: u64) -> Result<Vec<u8>> {
     let (width, height) = (WIDTH as u32, HEIGHT as u32);
     JpegEncoder::new_with_quality(&mut bytes, QUALITY)
         .encode(&drawn(number), width, height, image::ExtendedColorType::Rgb8)
-        .map_err(|error| Error::internal(format!("a made-up picture cannot be encoded: {error}")))?;
+        .map_err(|error| {
+            Error::internal(format!("a made-up picture cannot be encoded: {error}"))
+        })?;
     Ok(bytes)
 }
 
-/// Its pixels, three bytes each: a shaded ground, and shapes with edges and corners on it, the last on top.
+/// Its pixels, three bytes each: a shaded ground, and shapes with edges and corners on it, the last
+/// on top.
 fn drawn(number: u64) -> Vec<u8> {
     let mut random = RandomSequence::new(at(SEED, number));
     let mut below = |limit: usize| (random.bits() % limit.max(1) as u64) as usize;
@@ -62,7 +66,8 @@ fn drawn(number: u64) -> Vec<u8> {
     pixels
 }
 
-/// Writes pictures `first` to before `first + count` into the new folder `folder`, as NUMBER.jpg, on all cores.
+/// Writes pictures `first` to before `first + count` into the new folder `folder`, as NUMBER.jpg,
+/// on all cores.
 ///
 /// # Errors
 /// When the disk cannot be written.

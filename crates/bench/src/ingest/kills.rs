@@ -22,7 +22,8 @@ const LIFE_MIN: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Killed {
     pub(super) kills: u32,
-    /// Pictures that were acknowledged in any life, and how many of them were asked for in all lives together.
+    /// Pictures that were acknowledged in any life, and how many of them were asked for in all
+    /// lives together.
     pub(super) acknowledged: u64,
     pub(super) checked: u64,
     pub(super) lost: u64,
@@ -33,7 +34,11 @@ pub(super) struct Killed {
 }
 
 /// Puts pictures in, kills, starts again and looks, as often as asked for.
-pub(super) fn run(args: &IngestArgs, subject: &mut IngestSubject, progress: &StepProgress) -> Result<Killed> {
+pub(super) fn run(
+    args: &IngestArgs,
+    subject: &mut IngestSubject,
+    progress: &StepProgress,
+) -> Result<Killed> {
     let mut random = RandomSequence::new(args.seed);
     let mut killed = Killed::default();
     scan(subject, &mut killed, &Acknowledged::new())?;
@@ -57,7 +62,10 @@ pub(super) fn run(args: &IngestArgs, subject: &mut IngestSubject, progress: &Ste
             sleep(life);
             subject.kill();
             // A server that dies before it answers is no failure here.
-            feeder.join().map(drop).map_err(|_| Error::internal("the thread that puts pictures in panicked"))
+            feeder
+                .join()
+                .map(drop)
+                .map_err(|_| Error::internal("the thread that puts pictures in panicked"))
         })?;
         let fresh = fresh.into_inner().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();

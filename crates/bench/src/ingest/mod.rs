@@ -1,4 +1,5 @@
-//! `millpond bench ingest`: what putting pictures in does to those who look for some, and what a kill costs.
+//! `millpond bench ingest`: what putting pictures in does to those who look for some, and what a
+//! kill costs.
 
 mod arms;
 mod images;
@@ -27,19 +28,22 @@ const PICTURES_MAX: u64 = 1_000_000;
 /// Seconds of an arm at most.
 const SECONDS_MAX: u64 = 3600;
 
-/// Look for pictures while others are put in at full speed; then kill the server, and look for what it had acknowledged.
+/// Look for pictures while others are put in at full speed; then kill the server, and look for what
+/// it had acknowledged.
 ///
-/// Searches are sent in an open loop at a fixed rate, by the id of a picture that is there: the coarse filter, then the
-/// matcher over 200 candidates. Latency counts from the moment a search was due. In the ingest arm the server reads a
-/// folder of new pictures meanwhile, embeds them, finds their keypoints, and seals and merges segments, all in the
-/// background. In the control arm there are threads of idle priority in its place, one a core, which do nothing but
-/// arithmetic: what remains is what the ingest does beyond being there. The arms take turns on one server. The report says
-/// how many pictures came in and how often segments were sealed and merged meanwhile.
+/// Searches are sent in an open loop at a fixed rate, by the id of a picture that is there: the
+/// coarse filter, then the matcher over 200 candidates. Latency counts from the moment a search was
+/// due. In the ingest arm the server reads a folder of new pictures meanwhile, embeds them, finds
+/// their keypoints, and seals and merges segments, all in the background. In the control arm there
+/// are threads of idle priority in its place, one a core, which do nothing but arithmetic: what
+/// remains is what the ingest does beyond being there. The arms take turns on one server. The
+/// report says how many pictures came in and how often segments were sealed and merged meanwhile.
 ///
-/// Then pictures are put in, the server is killed at a random moment, started again, and asked for every picture that any
-/// of its lives had acknowledged; of some the file is read and compared.
+/// Then pictures are put in, the server is killed at a random moment, started again, and asked for
+/// every picture that any of its lives had acknowledged; of some the file is read and compared.
 ///
-/// Wanted: p99 within 1.25 times that of the control arm, nothing lost. Pictures and model are made up.
+/// Wanted: p99 within 1.25 times that of the control arm, nothing lost. Pictures and model are made
+/// up.
 #[derive(Args, Clone, Debug)]
 pub struct IngestArgs {
     /// Pictures that are there at the start
@@ -60,7 +64,8 @@ pub struct IngestArgs {
     /// The longest life of a server that is to be killed, in milliseconds
     #[arg(long, default_value_t = 4000)]
     pub life_ms: u64,
-    /// Memory of the collections: little, so that segments are small and are sealed and merged often
+    /// Memory of the collections: little, so that segments are small and are sealed and merged
+    /// often
     #[arg(long, default_value = "48MiB", value_name = "BYTES")]
     pub search_memory: String,
     /// Where the moments of the kills come from
@@ -73,10 +78,13 @@ pub struct IngestArgs {
 
 impl IngestArgs {
     fn check(&self) -> Result<()> {
-        let within = |what: &str, value: u64, least: u64, most: u64| match (least..=most).contains(&value) {
-            true => Ok(()),
-            false => Err(Error::invalid(format!("--{what} must be {least} to {most}, not {value}"))),
-        };
+        let within =
+            |what: &str, value: u64, least: u64, most: u64| match (least..=most).contains(&value) {
+                true => Ok(()),
+                false => {
+                    Err(Error::invalid(format!("--{what} must be {least} to {most}, not {value}")))
+                }
+            };
         within("pictures", self.pictures, 10, PICTURES_MAX)?;
         within("rounds", self.rounds.into(), 1, ROUNDS_MAX.into())?;
         within("seconds", self.seconds, 1, SECONDS_MAX)?;
@@ -92,8 +100,9 @@ impl IngestArgs {
 /// Runs `bench ingest`.
 ///
 /// # Errors
-/// When an argument is out of range or a server cannot be had; after the figures were written: `DataLoss` when an
-/// acknowledged picture was lost, `Internal` when searches failed or were answered wrongly.
+/// When an argument is out of range or a server cannot be had; after the figures were written:
+/// `DataLoss` when an acknowledged picture was lost, `Internal` when searches failed or were
+/// answered wrongly.
 pub fn run(args: &IngestArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     let watch = NoiseWatch::start();
@@ -103,9 +112,15 @@ pub fn run(args: &IngestArgs, env: &BenchEnv) -> Result<()> {
     let killed = kills::run(args, &mut subject, &progress)?;
     let memory = args.search_memory.clone();
     drop(progress);
-    let version = OnnxEngine::find_library(&env.onnxruntime).ok().map(|path| path.display().to_string());
-    let report =
-        report::IngestReport::new(measured, killed, memory, MachineFacts::detect(version), watch.end());
+    let version =
+        OnnxEngine::find_library(&env.onnxruntime).ok().map(|path| path.display().to_string());
+    let report = report::IngestReport::new(
+        measured,
+        killed,
+        memory,
+        MachineFacts::detect(version),
+        watch.end(),
+    );
     report.print();
     if let Some(path) = &args.json {
         loadgen::report::write_json(path, &report)?;

@@ -1,5 +1,6 @@
-//! A small convolutional network that makes a vector of a picture. Nobody trained it: what is measured does not depend on
-//! the values, and the features of random filters still tell made-up pictures apart.
+//! A small convolutional network that makes a vector of a picture. Nobody trained it: what is
+//! measured does not depend on the values, and the features of random filters still tell made-up
+//! pictures apart.
 
 use std::path::{Path, PathBuf};
 
@@ -101,7 +102,10 @@ mod tests {
         let picture = |seed: u64| {
             let values: Vec<f32> =
                 (0..(3 * SIDE * SIDE) as u64).map(|at| signed_unit(seed, at / 97)).collect();
-            vec![NamedTensor::new("image", Tensor::from_vec([1, 3, SIDE, SIDE].as_slice(), values).unwrap())]
+            vec![NamedTensor::new(
+                "image",
+                Tensor::from_vec([1, 3, SIDE, SIDE].as_slice(), values).unwrap(),
+            )]
         };
         let answers = bare.answers(&[picture(1), picture(2)]).unwrap();
         for answer in &answers {

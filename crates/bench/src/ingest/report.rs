@@ -133,13 +133,16 @@ impl IngestReport {
     }
 
     pub(super) fn print(&self) {
-        let mut table =
-            TextTable::new(&["searches", "n", "p50 ms", "p99 ms", "p99.9 ms", "max ms", "failed", "wrong"]);
+        let mut table = TextTable::new(&[
+            "searches", "n", "p50 ms", "p99 ms", "p99.9 ms", "max ms", "failed", "wrong",
+        ]);
         for (name, arm) in [("control", &self.control), ("ingest", &self.ingest)] {
             let LatencySummary { n, p50_ms, p99_ms, p999_ms, max_ms } = arm.all;
             let figures = [p50_ms, p99_ms, p999_ms, max_ms].map(ms);
             let counts = [arm.failed.to_string(), arm.wrong.to_string()];
-            table.row([name.to_owned(), n.to_string()].into_iter().chain(figures).chain(counts).collect());
+            table.row(
+                [name.to_owned(), n.to_string()].into_iter().chain(figures).chain(counts).collect(),
+            );
         }
         println!("{table}");
         println!(
@@ -167,9 +170,13 @@ impl IngestReport {
     /// Whether what must hold does; how fast it was is for who reads the figures.
     pub(super) fn verdict(&self) -> Result<()> {
         if self.lost + self.damaged > 0 {
-            return Err(Error::data_loss(format!("{} pictures lost, {} damaged", self.lost, self.damaged)));
+            return Err(Error::data_loss(format!(
+                "{} pictures lost, {} damaged",
+                self.lost, self.damaged
+            )));
         }
-        let faults = self.control.failed + self.control.wrong + self.ingest.failed + self.ingest.wrong;
+        let faults =
+            self.control.failed + self.control.wrong + self.ingest.failed + self.ingest.wrong;
         if faults > 0 {
             return Err(Error::internal(format!(
                 "{faults} searches failed or were wrong: {:?}",
@@ -177,7 +184,10 @@ impl IngestReport {
             )));
         }
         if let Some(round) = self.rounds.iter().position(|round| !round.fed) {
-            return Err(Error::internal(format!("part {} ran out of pictures to put in", round + 1)));
+            return Err(Error::internal(format!(
+                "part {} ran out of pictures to put in",
+                round + 1
+            )));
         }
         Ok(())
     }

@@ -69,7 +69,8 @@ impl IngestSubject {
         cache::fresh(&model_dir)?;
         cache::publish_link(&model::publish(env)?, &model_dir, 1)?;
         let mut plan_args = vec![format!("{}={}", model::NAME, model_dir.display())];
-        plan_args.extend(["--collections-dir".into(), root.join("collections").display().to_string()]);
+        plan_args
+            .extend(["--collections-dir".into(), root.join("collections").display().to_string()]);
         plan_args.extend(["--search-memory".into(), args.search_memory.clone()]);
         plan_args.extend(["--search-cache".into(), CACHE.into()]);
         let plan = ServerPlan {
@@ -173,9 +174,11 @@ impl IngestSubject {
     pub(super) fn missing(&self, ids: &[&String]) -> Result<Vec<String>> {
         let mut missing = Vec::new();
         for chunk in ids.chunks(IDS_AT_ONCE) {
-            let answer = self.call(&format!("/v1/images/{COLLECTION}/missing"), &json!({ "ids": chunk }))?;
+            let answer =
+                self.call(&format!("/v1/images/{COLLECTION}/missing"), &json!({ "ids": chunk }))?;
             let list = answer.get("missing").and_then(Value::as_array);
-            let list = list.ok_or_else(|| Error::internal("the answer has no list of missing pictures"))?;
+            let list =
+                list.ok_or_else(|| Error::internal("the answer has no list of missing pictures"))?;
             missing.extend(list.iter().filter_map(Value::as_str).map(str::to_owned));
         }
         Ok(missing)
@@ -198,7 +201,12 @@ impl IngestSubject {
         let url = self.url(&format!("/v1/images/{COLLECTION}/{id}"))?;
         let failed = |error: ureq::Error| Error::unavailable(format!("{url}: {error}"));
         let mut answer = self.agent.get(&url).call().map_err(failed)?;
-        let bytes = answer.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_vec().map_err(failed)?;
+        let bytes = answer
+            .body_mut()
+            .with_config()
+            .limit(ANSWER_BYTES_MAX)
+            .read_to_vec()
+            .map_err(failed)?;
         let wanted = std::fs::read(file).map_err(|error| Error::io(file, &error))?;
         Ok(answer.status().is_success() && bytes == wanted)
     }
@@ -209,8 +217,12 @@ impl IngestSubject {
         let failed = |error: ureq::Error| Error::unavailable(format!("{url}: {error}"));
         let request = self.agent.post(&url).header("content-type", "application/json");
         let mut answer = request.send(body.to_string()).map_err(failed)?;
-        let text =
-            answer.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string().map_err(failed)?;
+        let text = answer
+            .body_mut()
+            .with_config()
+            .limit(ANSWER_BYTES_MAX)
+            .read_to_string()
+            .map_err(failed)?;
         if !answer.status().is_success() {
             return Err(Error::unavailable(format!("{url}: {}: {text}", answer.status())));
         }
@@ -234,8 +246,8 @@ pub(super) struct IngestFolder {
 }
 
 impl IngestFolder {
-    /// Has the server read the folder, and takes note of what it acknowledges, until the folder's end, until `stop`, or
-    /// until the server is no more. Whether the end was reached.
+    /// Has the server read the folder, and takes note of what it acknowledges, until the folder's
+    /// end, until `stop`, or until the server is no more. Whether the end was reached.
     ///
     /// # Errors
     /// When the server refuses.
@@ -246,7 +258,8 @@ impl IngestFolder {
     ) -> Result<bool> {
         let failed = |error: ureq::Error| Error::unavailable(format!("{}: {error}", self.url));
         let request = self.agent.put(&self.url).header("content-type", "application/json");
-        let mut answer = request.send(json!({ "folder": self.folder }).to_string()).map_err(failed)?;
+        let mut answer =
+            request.send(json!({ "folder": self.folder }).to_string()).map_err(failed)?;
         if !answer.status().is_success() {
             let text = answer.body_mut().read_to_string().unwrap_or_default();
             return Err(Error::unavailable(format!("{}: {}: {text}", self.url, answer.status())));
@@ -261,7 +274,11 @@ impl IngestFolder {
                     acknowledged(id.to_owned(), self.folder.join(name));
                 }
                 _ if line.get("summary").is_some() => return Ok(true),
-                _ => return Err(Error::internal(format!("a made-up picture was not put in: {line}"))),
+                _ => {
+                    return Err(Error::internal(format!(
+                        "a made-up picture was not put in: {line}"
+                    )));
+                }
             }
             if stop.load(Ordering::Relaxed) {
                 return Ok(false);

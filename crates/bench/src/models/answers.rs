@@ -14,7 +14,8 @@ use loadgen::wire::{Outputs, read_answer};
 #[derive(Debug)]
 pub(crate) struct ExpectedAnswers {
     kind: AnswerKind,
-    /// Bits of the largest difference that was seen; as they are never negative, bits order as numbers do.
+    /// Bits of the largest difference that was seen; as they are never negative, bits order as
+    /// numbers do.
     drift: AtomicU32,
 }
 
@@ -22,7 +23,8 @@ pub(crate) struct ExpectedAnswers {
 enum AnswerKind {
     /// Numbers, each within `tolerance` of the expected one (of its size, where that is above 1).
     Numbers { output: String, shapes: Vec<Vec<i64>>, expected: Vec<Vec<f32>>, tolerance: f32 },
-    /// Text read from scores: the characters must be the same, how sure the model is of them may change.
+    /// Text read from scores: the characters must be the same, how sure the model is of them may
+    /// change.
     Text { output: String, lines: Vec<TextLine>, characters: Vec<String> },
 }
 
@@ -52,7 +54,8 @@ impl ExpectedAnswers {
         tolerance: f32,
     ) -> Result<ExpectedAnswers> {
         let outputs = bare.first_outputs(requests)?;
-        let shape = |tensor: &base::Tensor| tensor.shape().iter().map(|&size| size as i64).collect();
+        let shape =
+            |tensor: &base::Tensor| tensor.shape().iter().map(|&size| size as i64).collect();
         Ok(ExpectedAnswers::of(AnswerKind::Numbers {
             output: bare.output_name(),
             shapes: outputs.iter().map(shape).collect(),
@@ -68,7 +71,8 @@ impl ExpectedAnswers {
         characters: Vec<String>,
     ) -> Result<ExpectedAnswers> {
         let outputs = bare.first_outputs(requests)?;
-        let line = |tensor: &base::Tensor| Ok(TextLine::read(&tensor.to_vec::<f32>()?, &characters));
+        let line =
+            |tensor: &base::Tensor| Ok(TextLine::read(&tensor.to_vec::<f32>()?, &characters));
         let lines = outputs.iter().map(line).collect::<Result<_>>()?;
         Ok(ExpectedAnswers::of(AnswerKind::Text { output: bare.output_name(), lines, characters }))
     }
@@ -87,15 +91,20 @@ impl ExpectedAnswers {
         }
     }
 
-    /// The largest difference of a number (of a winning score, for text) from the expected one since the last call.
+    /// The largest difference of a number (of a winning score, for text) from the expected one
+    /// since the last call.
     pub(crate) fn take_drift(&self) -> f32 {
         f32::from_bits(self.drift.swap(0, Ordering::Relaxed))
     }
 
     fn note(&self, got: &[f32], wanted: &[f32]) -> f32 {
-        let apart = got.iter().zip(wanted).map(|(got, wanted)| (got - wanted).abs() / wanted.abs().max(1.0));
+        let apart = got
+            .iter()
+            .zip(wanted)
+            .map(|(got, wanted)| (got - wanted).abs() / wanted.abs().max(1.0));
         // Not `max`, which passes over what is no number.
-        let most = apart.fold(0.0, |most: f32, one| if most.is_nan() || one <= most { most } else { one });
+        let most =
+            apart.fold(0.0, |most: f32, one| if most.is_nan() || one <= most { most } else { one });
         let known = if most.is_nan() { f32::INFINITY } else { most };
         self.drift.fetch_max(known.to_bits(), Ordering::Relaxed);
         known
@@ -150,10 +159,15 @@ mod tests {
             expected: vec![vec![0.5, 100.0]],
             tolerance: 1e-3,
         });
-        let right = |shape: &[i64], values: &[f32]| answers.is_right(0, &outputs(shape, values)).unwrap();
+        let right =
+            |shape: &[i64], values: &[f32]| answers.is_right(0, &outputs(shape, values)).unwrap();
         assert!(right(&[1, 2], &[0.5005, 100.05]));
         assert!((answers.take_drift() - 5e-4).abs() < 1e-5 && answers.take_drift() == 0.0);
-        assert!(!right(&[1, 2], &[0.5, 100.2]) && !right(&[2, 1], &[0.5, 100.0]) && !right(&[1, 1], &[0.5]));
+        assert!(
+            !right(&[1, 2], &[0.5, 100.2])
+                && !right(&[2, 1], &[0.5, 100.0])
+                && !right(&[1, 1], &[0.5])
+        );
         assert!(!right(&[1, 2], &[f32::NAN, 100.0]));
         assert_eq!(answers.take_drift(), f32::INFINITY);
     }
@@ -164,7 +178,8 @@ mod tests {
         let alone = [0.1, 0.8, 0.1, 0.9, 0.05, 0.05, 0.2, 0.2, 0.6];
         let lines = vec![TextLine::read(&alone, &characters)];
         assert_eq!(lines[0].text, "ab");
-        let answers = ExpectedAnswers::of(AnswerKind::Text { output: "y".into(), lines, characters });
+        let answers =
+            ExpectedAnswers::of(AnswerKind::Text { output: "y".into(), lines, characters });
         assert_eq!(answers.read_exactly(&["ab".into()]), Some(1));
         let surer = [0.0, 1.0, 0.0, 0.9, 0.05, 0.05, 0.2, 0.2, 0.6];
         let right = |shape: &[i64], values: &[f32]| answers.is_right(0, &outputs(shape, values));

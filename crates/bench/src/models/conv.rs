@@ -1,10 +1,11 @@
 //! A small residual network over pictures of any size that padding cannot change.
 //!
-//! Beside the picture `x` it takes a `mask`, 1 where the picture is and 0 where it was padded, and multiplies by it
-//! after every layer, so that what lies beyond a picture is what lies beyond any edge: zeros. All convolutions pad
-//! by one on each side whatever the size, so position i of a layer with stride 2 covers 2i-1 to 2i+1, and the mask
-//! of that layer is every second element. The mean at the end is over real positions only. Nobody trained it; what
-//! is measured does not depend on the values.
+//! Beside the picture `x` it takes a `mask`, 1 where the picture is and 0 where it was padded, and
+//! multiplies by it after every layer, so that what lies beyond a picture is what lies beyond any
+//! edge: zeros. All convolutions pad by one on each side whatever the size, so position i of a
+//! layer with stride 2 covers 2i-1 to 2i+1, and the mask of that layer is every second element. The
+//! mean at the end is over real positions only. Nobody trained it; what is measured does not depend
+//! on the values.
 
 use std::path::{Path, PathBuf};
 
@@ -69,7 +70,8 @@ fn picture(seed: u64, height: usize, width: usize) -> Result<NamedTensor> {
     Ok(NamedTensor::new(PICTURE, Tensor::from_vec([1, COLOURS, height, width].as_slice(), values)?))
 }
 
-/// `request` with the mask that says all of it is real: what the model takes when nobody fills the mask.
+/// `request` with the mask that says all of it is real: what the model takes when nobody fills the
+/// mask.
 ///
 /// # Errors
 /// When the request's shape is not that of a picture.
@@ -78,8 +80,10 @@ pub(crate) fn with_mask(request: &[NamedTensor]) -> Result<Vec<NamedTensor>> {
     for input in request {
         if let [items, _, height, width] = *input.tensor.shape() {
             let ones = vec![1.0f32; items * height * width];
-            inputs
-                .push(NamedTensor::new(MASK, Tensor::from_vec([items, 1, height, width].as_slice(), ones)?));
+            inputs.push(NamedTensor::new(
+                MASK,
+                Tensor::from_vec([items, 1, height, width].as_slice(), ones)?,
+            ));
         }
     }
     Ok(inputs)
@@ -167,7 +171,8 @@ impl Drawing {
     /// Applies `layer` to `value`; the result's name.
     fn convolve(&mut self, layer: &Layer, value: &str) -> String {
         let (weights, bias) = (format!("{}.w", layer.name), format!("{}.b", layer.name));
-        let inputs: &[&str] = if layer.biased() { &[value, &weights, &bias] } else { &[value, &weights] };
+        let inputs: &[&str] =
+            if layer.biased() { &[value, &weights, &bias] } else { &[value, &weights] };
         let pad = (layer.kernel / 2) as i64;
         let node = Node::new("Conv", inputs, &[&layer.name])
             .ints("kernel_shape", &[layer.kernel as i64; 2])
@@ -177,7 +182,8 @@ impl Drawing {
         layer.name.clone()
     }
 
-    /// Every second element of the mask, as every second element of a value is what stride 2 leaves.
+    /// Every second element of the mask, as every second element of a value is what stride 2
+    /// leaves.
     fn halve_mask(&mut self, name: &str) {
         let node = Node::new("MaxPool", &[&self.mask], &[name])
             .ints("kernel_shape", &[1, 1])
@@ -231,7 +237,11 @@ fn graph(seed: u64) -> ModelBuilder {
         .input(MASK, DType::F32, &plane(1))
         .output(LOGITS, DType::F32, &[free("batch"), Dim::Fixed(CLASSES)])
         .ints("plane", &[2], &[2, 3])
-        .floats("classes.w", &[features, CLASSES], &uniform(seed, "classes.w", features * CLASSES, 0.3))
+        .floats(
+            "classes.w",
+            &[features, CLASSES],
+            &uniform(seed, "classes.w", features * CLASSES, 0.3),
+        )
         .floats("classes.b", &[CLASSES], &uniform(seed, "classes.b", CLASSES, 0.1));
     for layer in layers().iter().filter(|layer| layer.biased()) {
         let name = format!("{}.b", layer.name);
@@ -262,7 +272,8 @@ fn write_layout(seed: u64, dir: &Path) -> Result<()> {
     for layer in layers() {
         let parameter = layer.weights();
         let count = layer.to * layer.fan_in();
-        // Values keep their size from layer to layer: half of them survive the activation, and two ways are added.
+        // Values keep their size from layer to layer: half of them survive the activation, and two
+        // ways are added.
         let scale = (3.0 / layer.fan_in() as f32).sqrt();
         let values = uniform(seed, &parameter.name, count, scale);
         let bytes = values.iter().map(|value| value.to_le_bytes());
@@ -281,7 +292,9 @@ mod tests {
     /// `request` in the corner of a larger picture of zeros, with the mask that says so.
     fn padded(request: &[NamedTensor], height: usize, width: usize) -> Vec<NamedTensor> {
         let place = |tensor: &Tensor| {
-            let [_, channels, own_height, own_width] = *tensor.shape() else { panic!("no picture") };
+            let [_, channels, own_height, own_width] = *tensor.shape() else {
+                panic!("no picture")
+            };
             let values = tensor.to_vec::<f32>().unwrap();
             let mut larger = vec![0.0; channels * height * width];
             for (row, line) in values.chunks_exact(own_width).enumerate() {
@@ -290,7 +303,8 @@ mod tests {
             }
             Tensor::from_vec([1, channels, height, width].as_slice(), larger).unwrap()
         };
-        let larger = |input: &NamedTensor| NamedTensor::new(input.name.clone(), place(&input.tensor));
+        let larger =
+            |input: &NamedTensor| NamedTensor::new(input.name.clone(), place(&input.tensor));
         with_mask(request).unwrap().iter().map(larger).collect()
     }
 

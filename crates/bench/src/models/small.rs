@@ -1,6 +1,6 @@
-//! A ranking model small enough to be asked thousands of times a second and large enough to leave the L2 cache:
-//! the click-through model with wider layers. One row reads all 17 MB of its layers for two operations a weight; a
-//! batch reads them once for all its rows.
+//! A ranking model small enough to be asked thousands of times a second and large enough to leave
+//! the L2 cache: the click-through model with wider layers. One row reads all 17 MB of its layers
+//! for two operations a weight; a batch reads them once for all its rows.
 
 use std::path::PathBuf;
 
@@ -22,7 +22,9 @@ const REQUEST_SEED: u64 = 32;
 pub(crate) fn publish(env: &BenchEnv) -> Result<PathBuf> {
     let ctr = Ctr::ranking();
     let key = format!("{}-s{MODEL_SEED}", ctr.key());
-    cache::ensure(&env.cache_dir, &key, ctr.bytes(), |dir| ctr.write_layout(MODEL_SEED, dir, &|_| {}))
+    cache::ensure(&env.cache_dir, &key, ctr.bytes(), |dir| {
+        ctr.write_layout(MODEL_SEED, dir, &|_| {})
+    })
 }
 
 /// `count` different requests of `rows` items each.

@@ -40,16 +40,23 @@ pub(crate) struct WorkloadFolders {
 }
 
 impl WorkloadFolders {
-    /// What the arguments say; without them, `.cache/demo` and `.cache/models` in the current directory or in the
-    /// checkout that the program was built in.
-    pub(crate) fn find(env: &BenchEnv, assets: Option<&Path>, models: Option<&Path>) -> WorkloadFolders {
+    /// What the arguments say; without them, `.cache/demo` and `.cache/models` in the current
+    /// directory or in the checkout that the program was built in.
+    pub(crate) fn find(
+        env: &BenchEnv,
+        assets: Option<&Path>,
+        models: Option<&Path>,
+    ) -> WorkloadFolders {
         let find = |given: Option<&Path>, usual: &str| {
             // The program is target/release/millpond.
             let checkout = env.millpond.ancestors().nth(3).map(|root| root.join(usual));
             let there = checkout.filter(|path| !Path::new(usual).is_dir() && path.is_dir());
             given.map_or_else(|| there.unwrap_or_else(|| usual.into()), Path::to_owned)
         };
-        WorkloadFolders { assets: find(assets, ".cache/demo"), models: find(models, ".cache/models") }
+        WorkloadFolders {
+            assets: find(assets, ".cache/demo"),
+            models: find(models, ".cache/models"),
+        }
     }
 }
 
@@ -89,8 +96,10 @@ impl WorkloadModel {
                 let artifact = ocr::publish(env, &places.models)?;
                 let lines = ocr::lines(&places.assets)?;
                 let bare = Bare::open(env, &artifact)?;
-                let characters =
-                    ocr::characters(&OnnxEngine::open(&env.onnxruntime)?, &places.models.join(ocr::FILE))?;
+                let characters = ocr::characters(
+                    &OnnxEngine::open(&env.onnxruntime)?,
+                    &places.models.join(ocr::FILE),
+                )?;
                 let answers = ExpectedAnswers::text(&bare, &lines.requests, characters)?;
                 let exact = answers.read_exactly(&lines.words).unwrap_or(0);
                 println!("ocr reads {exact} of {} lines exactly when alone", lines.words.len());
@@ -105,8 +114,10 @@ impl WorkloadModel {
             WorkloadModel::Conv => {
                 let artifact = conv::publish(env)?;
                 let requests = conv::requests(CONV_REQUESTS)?;
-                let masked =
-                    requests.iter().map(|request| conv::with_mask(request)).collect::<Result<Vec<_>>>()?;
+                let masked = requests
+                    .iter()
+                    .map(|request| conv::with_mask(request))
+                    .collect::<Result<Vec<_>>>()?;
                 let bare = Bare::open(env, &artifact)?;
                 let answers = ExpectedAnswers::numbers(&bare, &masked, TOLERANCE)?;
                 Ok(Workload {
@@ -120,8 +131,9 @@ impl WorkloadModel {
         }
     }
 
-    /// The `millpond.toml` that the model needs whatever the schedule: what the server fills, how it warms up.
-    /// `schedule` is the rest of the `[schedule]` section; `pad` adds the rules for padding.
+    /// The `millpond.toml` that the model needs whatever the schedule: what the server fills, how
+    /// it warms up. `schedule` is the rest of the `[schedule]` section; `pad` adds the rules for
+    /// padding.
     pub(crate) fn settings(self, schedule: &str, pad: bool) -> String {
         let merge = if pad { "merge = \"pad\"\n" } else { "" };
         let rules = match (self, pad) {
@@ -188,7 +200,8 @@ mod tests {
         let env = env(dir.path());
         let bare = Bare::open(&env, &conv::publish(&env).unwrap()).unwrap();
         for pad in [false, true] {
-            let plan = BatchPlan::new(bare.signature(), &options(WorkloadModel::Conv, pad)).unwrap();
+            let plan =
+                BatchPlan::new(bare.signature(), &options(WorkloadModel::Conv, pad)).unwrap();
             assert!(plan.batchable);
             assert_eq!(plan.inputs[1].fill, Some(InputFill::Mask { source: 0, full_rank: true }));
             assert_eq!(plan.inputs[0].rule.as_ref().map(|rule| rule.merge), Some(pad));
@@ -201,7 +214,9 @@ mod tests {
             name: name.into(),
             dtype: DType::F32,
             shape: Some(
-                dims.iter().map(|&dim| usize::try_from(dim).map_or(Dim::Dynamic(None), Dim::Fixed)).collect(),
+                dims.iter()
+                    .map(|&dim| usize::try_from(dim).map_or(Dim::Dynamic(None), Dim::Fixed))
+                    .collect(),
             ),
             optional: false,
         };
@@ -223,6 +238,10 @@ mod tests {
         std::fs::create_dir_all(dir.path().join(".cache/demo")).unwrap();
         let places = WorkloadFolders::find(&env, None, Some(Path::new("/given")));
         assert_eq!(places.models, Path::new("/given"));
-        assert_eq!(places.assets, dir.path().join(".cache/demo"), "in the checkout the program was built in");
+        assert_eq!(
+            places.assets,
+            dir.path().join(".cache/demo"),
+            "in the checkout the program was built in"
+        );
     }
 }

@@ -1,8 +1,9 @@
 //! `bench overhead`: what serving adds to the model itself.
 //!
-//! The same model runs in two ways that take turns: in a loop in this process, and behind a server over gRPC. The
-//! load generator shares the machine's cores with the server, so requests a second would charge the server for
-//! the client; what is compared instead is the processor time that each side's own process uses for a request.
+//! The same model runs in two ways that take turns: in a loop in this process, and behind a server
+//! over gRPC. The load generator shares the machine's cores with the server, so requests a second
+//! would charge the server for the client; what is compared instead is the processor time that each
+//! side's own process uses for a request.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -47,10 +48,11 @@ const ADDED_P50_US_MAX: f64 = 150.0;
 
 /// Measure what the server costs beside the model's own compute.
 ///
-/// ratio is processor seconds a request of the bare ONNX Runtime loop divided by those of the server's process at
-/// saturation, so 1.0 is a server that costs nothing. added is the latency one client sees above the bare run;
-/// that client polls its socket without sleeping, so that what is added is the server's and not the client's own
-/// waking up, and the bare run has such a client beside it.
+/// ratio is processor seconds a request of the bare ONNX Runtime loop divided by those of the
+/// server's process at saturation, so 1.0 is a server that costs nothing. added is the latency one
+/// client sees above the bare run; that client polls its socket without sleeping, so that what is
+/// added is the server's and not the client's own waking up, and the bare run has such a client
+/// beside it.
 #[derive(Args, Clone, Debug)]
 pub struct OverheadArgs {
     /// The model: dense is sized to --compute; light is an embedding model of about 0.075 ms
@@ -62,7 +64,8 @@ pub struct OverheadArgs {
     /// Clients at saturation
     #[arg(long, default_value_t = 64)]
     pub clients: usize,
-    /// Time of each of the four phases of a round: short, because a virtual machine's speed drifts within seconds
+    /// Time of each of the four phases of a round: short, because a virtual machine's speed drifts
+    /// within seconds
     #[arg(long, default_value = "1", value_parser = units::parse_duration)]
     pub duration: Duration,
     /// Rounds; each figure is the median over them
@@ -135,11 +138,12 @@ impl Judge for Same {
     fn judge(&self, shot: usize, answer: &RawResponse) -> (Judgement, u64) {
         let Ok(outputs) = read_answer(answer) else { return (Judgement::Wrong, 0) };
         let expected = &self.expected[shot];
-        let near =
-            |(value, wanted): (&f32, &f32)| (value - wanted).abs() <= TOLERANCE * wanted.abs().max(1.0);
-        let right = outputs
-            .floats(&self.output)
-            .is_ok_and(|(_, values)| values.len() == expected.len() && values.iter().zip(expected).all(near));
+        let near = |(value, wanted): (&f32, &f32)| {
+            (value - wanted).abs() <= TOLERANCE * wanted.abs().max(1.0)
+        };
+        let right = outputs.floats(&self.output).is_ok_and(|(_, values)| {
+            values.len() == expected.len() && values.iter().zip(expected).all(near)
+        });
         (if right { Judgement::Right } else { Judgement::Wrong }, outputs.version)
     }
 }
@@ -154,8 +158,8 @@ struct OverheadSubject {
 /// Runs `bench overhead`.
 ///
 /// # Errors
-/// When the library or the server cannot be started, an argument is out of range, or an answer failed or was
-/// wrong.
+/// When the library or the server cannot be started, an argument is out of range, or an answer
+/// failed or was wrong.
 pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let args = resolved(args)?;
     let watch = NoiseWatch::start();
@@ -169,11 +173,23 @@ pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let encoded = door.encode(&subject.requests)?;
     let request_bytes = encoded.bodies[0].len();
     let pace = LoadLoop::Closed { clients: 1 };
-    let plan =
-        DrivePlan::new(door.endpoint, encoded.template, encoded.bodies.into(), pace, WARM_UP + args.duration);
+    let plan = DrivePlan::new(
+        door.endpoint,
+        encoded.template,
+        encoded.bodies.into(),
+        pace,
+        WARM_UP + args.duration,
+    );
     let judge: Arc<dyn Judge> = Arc::new(Same { output: bare.output_name(), expected });
-    let contest =
-        Contest { args: &args, threads, bare: &bare, subject: &subject, server: &server, plan, judge };
+    let contest = Contest {
+        args: &args,
+        threads,
+        bare: &bare,
+        subject: &subject,
+        server: &server,
+        plan,
+        judge,
+    };
 
     let progress = StepProgress::new(args.rounds as u64);
     let mut rounds = Vec::with_capacity(args.rounds);
@@ -184,7 +200,8 @@ pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     }
     drop(progress);
     server.stop()?;
-    let report = OverheadReport::new(&args, threads, &subject, request_bytes, rounds, machine, watch.end());
+    let report =
+        OverheadReport::new(&args, threads, &subject, request_bytes, rounds, machine, watch.end());
     report.print(&args);
     if let Some(path) = &args.json {
         write_json(path, &report)?;
@@ -206,7 +223,8 @@ fn resolved(args: &OverheadArgs) -> Result<OverheadArgs> {
         args.compute = args.compute.min(Duration::from_micros(200));
         args.clients = args.clients.min(8);
     }
-    if !(1..=ROUNDS_MAX).contains(&args.rounds) || args.compute.is_zero() || args.duration.is_zero() {
+    if !(1..=ROUNDS_MAX).contains(&args.rounds) || args.compute.is_zero() || args.duration.is_zero()
+    {
         return Err(Error::invalid("--rounds must be 1 to 100, --compute and --duration above 0"));
     }
     Ok(args)
@@ -219,8 +237,12 @@ fn prepare(args: &OverheadArgs, env: &BenchEnv) -> Result<(OverheadSubject, Bare
         OverheadModel::Light => {
             let ctr = Ctr::light();
             let write = |dir: &std::path::Path| ctr.write_layout(MODEL_SEED, dir, &|_| {});
-            let dir =
-                cache::ensure(&env.cache_dir, &format!("{}-s{MODEL_SEED}", ctr.key()), ctr.bytes(), write)?;
+            let dir = cache::ensure(
+                &env.cache_dir,
+                &format!("{}-s{MODEL_SEED}", ctr.key()),
+                ctr.bytes(),
+                write,
+            )?;
             let request = |index| ctr.inputs(REQUEST_SEED, index, 1).tensors();
             let requests = (0..REQUESTS).map(request).collect::<Result<_>>()?;
             let bare = Bare::open(env, &dir)?;
@@ -229,7 +251,8 @@ fn prepare(args: &OverheadArgs, env: &BenchEnv) -> Result<(OverheadSubject, Bare
         OverheadModel::Dense => {
             let dense = DenseModel::new();
             let key = format!("{}-s{MODEL_SEED}", dense.key());
-            let dir = cache::ensure(&env.cache_dir, &key, 0, |dir| dense.write_layout(MODEL_SEED, dir))?;
+            let dir =
+                cache::ensure(&env.cache_dir, &key, 0, |dir| dense.write_layout(MODEL_SEED, dir))?;
             let bare = Bare::open(env, &dir)?;
             let rows = bare.rows_for(args.compute, |rows| dense.inputs(REQUEST_SEED, 0, rows))?;
             let request = |index| dense.inputs(REQUEST_SEED, index, rows);
@@ -276,11 +299,13 @@ struct Contest<'a> {
 
 impl Contest<'_> {
     fn round(&self) -> Result<OverheadRound> {
-        // The server's client keeps a core busy; where cores share anything, a loop beside an idle one runs faster.
+        // The server's client keeps a core busy; where cores share anything, a loop beside an idle
+        // one runs faster.
         let alone = || self.bare.run(&self.subject.requests, 1, WARM_UP, self.args.duration);
         let bare_one = beside_a_client_that_spins(alone)??;
         let server_one = self.ask(1)?;
-        let bare_all = self.bare.run(&self.subject.requests, self.threads, WARM_UP, self.args.duration)?;
+        let bare_all =
+            self.bare.run(&self.subject.requests, self.threads, WARM_UP, self.args.duration)?;
         let server_all = self.ask(self.args.clients)?;
         let BareRun { latencies, .. } = bare_one;
         let faults = [&server_one.counted.faults, &server_all.counted.faults];
@@ -361,8 +386,11 @@ impl OverheadReport {
             rate(self.server_rps),
             us(self.server_cpu_us),
         ];
-        let added = [us(self.added_p50_us), us(self.added_p99_us), String::new(), us(self.added_cpu_us)];
-        for (name, cells) in [("bare ONNX Runtime loop", bare), ("server", server), ("added", added)] {
+        let added =
+            [us(self.added_p50_us), us(self.added_p99_us), String::new(), us(self.added_cpu_us)];
+        for (name, cells) in
+            [("bare ONNX Runtime loop", bare), ("server", server), ("added", added)]
+        {
             table.row(std::iter::once(name.to_owned()).chain(cells).collect());
         }
         print!("{table}");
@@ -379,7 +407,10 @@ impl OverheadReport {
                 mark(self.added_p50_us <= ADDED_P50_US_MAX)
             );
         } else {
-            println!("CPU ratio bare / server: {:.3}; added p50: {:.0} us", self.ratio, self.added_p50_us);
+            println!(
+                "CPU ratio bare / server: {:.3}; added p50: {:.0} us",
+                self.ratio, self.added_p50_us
+            );
         }
         println!("failed {}, wrong {}", self.failed, self.wrong);
         println!("{}\n{}", self.machine.line(), self.noise.line());

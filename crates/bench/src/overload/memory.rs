@@ -54,7 +54,8 @@ impl MemoryWatch {
     pub(super) fn end(self, settled: Duration) -> Result<ResidentMemory> {
         self.stop.store(true, Ordering::Relaxed);
         let looks = self.thread.join().map_err(|_| Error::internal("the memory watch panicked"))?;
-        of_looks(&looks, settled).ok_or_else(|| Error::internal("the server's memory cannot be read"))
+        of_looks(&looks, settled)
+            .ok_or_else(|| Error::internal("the server's memory cannot be read"))
     }
 }
 

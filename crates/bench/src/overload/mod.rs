@@ -1,8 +1,9 @@
 //! `bench overload`: what a server does with more than it can.
 //!
-//! The capacity is measured first, with clients that wait for their answers. Then requests come at that rate, and
-//! then at a multiple of it, on a schedule that does not wait for anybody: some are served, the others must be
-//! refused at once, with a status that says so. Every answer is compared with that of the model run alone.
+//! The capacity is measured first, with clients that wait for their answers. Then requests come at
+//! that rate, and then at a multiple of it, on a schedule that does not wait for anybody: some are
+//! served, the others must be refused at once, with a status that says so. Every answer is compared
+//! with that of the model run alone.
 
 mod memory;
 mod phase;
@@ -59,15 +60,16 @@ const QUICK_CAPACITY_TIME: Duration = Duration::from_secs(1);
 
 /// Send a multiple of what the server can do, and see who is served, who is refused, and how fast.
 ///
-/// The capacity is what 64 waiting clients get answered; then requests come at random moments (Poisson) at that
-/// rate, and then at --factor times it. At capacity the queue fills too, only later: p99 there is about that of a
-/// full queue, and what is compared is whether three times the load makes it worse. The model is the ranking model
-/// of `bench batch` with --rows items a request, so that one thread can send three times what the server can do;
-/// the client shares the machine with it, so what is served in the overload is less than the capacity.
+/// The capacity is what 64 waiting clients get answered; then requests come at random moments
+/// (Poisson) at that rate, and then at --factor times it. At capacity the queue fills too, only
+/// later: p99 there is about that of a full queue, and what is compared is whether three times the
+/// load makes it worse. The model is the ranking model of `bench batch` with --rows items a
+/// request, so that one thread can send three times what the server can do; the client shares the
+/// machine with it, so what is served in the overload is less than the capacity.
 ///
-/// Wanted: p99 of the served at most twice that at capacity; the others refused with RESOURCE_EXHAUSTED or
-/// UNAVAILABLE, faster than half of the served are answered; memory at the end at most 1.1 of that after 10 s; no
-/// wrong answer.
+/// Wanted: p99 of the served at most twice that at capacity; the others refused with
+/// RESOURCE_EXHAUSTED or UNAVAILABLE, faster than half of the served are answered; memory at the
+/// end at most 1.1 of that after 10 s; no wrong answer.
 #[derive(Args, Clone, Debug)]
 pub struct OverloadArgs {
     /// How many times the capacity
@@ -109,7 +111,10 @@ impl OverloadArgs {
         if !(args.factor >= 1.0 && args.factor <= 100.0) || args.time <= WARM_UP {
             return Err(Error::invalid("--factor must be 1 to 100, --time above 1s"));
         }
-        if args.rows == 0 || args.queue == 0 || !(args.rows..=engine::BATCH_MAX).contains(&args.max_batch) {
+        if args.rows == 0
+            || args.queue == 0
+            || !(args.rows..=engine::BATCH_MAX).contains(&args.max_batch)
+        {
             return Err(Error::invalid(format!(
                 "--rows and --queue must be at least 1, --max-batch --rows to {}",
                 engine::BATCH_MAX
@@ -130,15 +135,19 @@ impl OverloadArgs {
 
     /// The server's `millpond.toml`.
     fn settings(&self) -> String {
-        format!("[schedule]\nmode = \"async\"\nmax-batch = {}\nqueue = {}\n", self.max_batch, self.queue)
+        format!(
+            "[schedule]\nmode = \"async\"\nmax-batch = {}\nqueue = {}\n",
+            self.max_batch, self.queue
+        )
     }
 }
 
 /// Runs `bench overload`.
 ///
 /// # Errors
-/// When the server cannot be started or does not survive, or an argument is out of range. A request that was neither
-/// served nor refused, and a wrong answer, are figures and make the run fail after its report.
+/// When the server cannot be started or does not survive, or an argument is out of range. A request
+/// that was neither served nor refused, and a wrong answer, are figures and make the run fail after
+/// its report.
 pub fn run(args: &OverloadArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();
@@ -153,11 +162,16 @@ pub fn run(args: &OverloadArgs, env: &BenchEnv) -> Result<()> {
     progress.say(format!("{capacity:.0} requests/s, its capacity"));
     let (at_capacity, _) = stage.load(capacity, args.at_capacity_time())?;
     progress.step();
-    progress.say(format!("{:.0} requests/s, {} times its capacity", capacity * args.factor, args.factor));
+    progress.say(format!(
+        "{:.0} requests/s, {} times its capacity",
+        capacity * args.factor,
+        args.factor
+    ));
     let (overload, memory) = stage.load(capacity * args.factor, args.time)?;
     drop(progress);
     stage.server.stop()?;
-    let report = OverloadReport::new(&args, capacity, at_capacity, overload, memory, machine, watch.end());
+    let report =
+        OverloadReport::new(&args, capacity, at_capacity, overload, memory, machine, watch.end());
     report.print();
     if let Some(path) = &args.json {
         loadgen::report::write_json(path, &report)?;
@@ -175,7 +189,11 @@ struct OverloadSetup<'a> {
 }
 
 impl<'a> OverloadSetup<'a> {
-    fn start(args: &'a OverloadArgs, env: &BenchEnv, workload: Workload) -> Result<OverloadSetup<'a>> {
+    fn start(
+        args: &'a OverloadArgs,
+        env: &BenchEnv,
+        workload: Workload,
+    ) -> Result<OverloadSetup<'a>> {
         let dir = env.cache_dir.join("run").join("overload").join(MODEL);
         publish(&workload.artifact, &dir, &args.settings())?;
         let mut server_args = vec![format!("{MODEL}={}", dir.display())];
@@ -200,13 +218,21 @@ impl<'a> OverloadSetup<'a> {
     }
 
     fn plan(&self, pace: LoadLoop, duration: Duration) -> DrivePlan {
-        DrivePlan::new(self.server.grpc(), self.template.clone(), self.bodies.clone(), pace, duration)
+        DrivePlan::new(
+            self.server.grpc(),
+            self.template.clone(),
+            self.bodies.clone(),
+            pace,
+            duration,
+        )
     }
 
     /// Answers a second that clients get who wait for them.
     fn capacity(&self) -> Result<f64> {
-        let plan =
-            self.plan(LoadLoop::Closed { clients: self.args.clients }, WARM_UP + self.args.capacity_time());
+        let plan = self.plan(
+            LoadLoop::Closed { clients: self.args.clients },
+            WARM_UP + self.args.capacity_time(),
+        );
         let counted = measure(&plan, WARM_UP, &self.judge, &[], None)?.counted;
         match counted.faults.failed + counted.faults.wrong {
             0 => Ok(counted.rate()),
@@ -263,7 +289,8 @@ mod tests {
 
     #[test]
     fn arguments_out_of_range_are_refused() {
-        for wrong in ["--factor 0.5", "--factor nan", "--time 1s", "--rows 0", "--max-batch 15", "--queue 0"]
+        for wrong in
+            ["--factor 0.5", "--factor nan", "--time 1s", "--rows 0", "--max-batch 15", "--queue 0"]
         {
             assert!(parse(wrong).is_err(), "{wrong}");
         }

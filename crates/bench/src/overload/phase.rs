@@ -12,7 +12,8 @@ use loadgen::stats::{Latencies, ratio};
 
 /// What gRPC calls RESOURCE_EXHAUSTED and UNAVAILABLE.
 const REFUSALS: [(u32, &str); 2] = [(8, "RESOURCE_EXHAUSTED"), (14, "UNAVAILABLE")];
-/// How [`loadgen::connection`] begins the reason of a request that the server answered with a status.
+/// How [`loadgen::connection`] begins the reason of a request that the server answered with a
+/// status.
 const STATUS_PREFIX: &str = "gRPC status ";
 /// Late by this much at the 99th percentile, requests no longer come when they are due.
 const LATE_P99_MS_MAX: f64 = 20.0;
@@ -178,7 +179,10 @@ mod tests {
         let ms = Duration::from_millis;
         let outcomes = Outcomes::new(ms(100));
         let record = |due, verdict, reason: Option<&str>| {
-            outcomes.record(RequestSample { due: ms(due), latency: ms(5), verdict, version: 1 }, reason);
+            outcomes.record(
+                RequestSample { due: ms(due), latency: ms(5), verdict, version: 1 },
+                reason,
+            );
         };
         record(50, Judgement::Right, None);
         record(150, Judgement::Right, None);
@@ -190,7 +194,10 @@ mod tests {
         outcomes.sending(ms(1));
         let phase = outcomes.phase(100.0, Duration::from_secs(2));
         assert_eq!((phase.served, phase.refused, phase.failed, phase.wrong), (1, 1, 1, 1));
-        assert_eq!((phase.generator.sent, phase.generator.unsent, phase.generator.fell_behind), (1, 1, true));
+        assert_eq!(
+            (phase.generator.sent, phase.generator.unsent, phase.generator.fell_behind),
+            (1, 1, true)
+        );
         assert_eq!(phase.refusals["RESOURCE_EXHAUSTED"], 1);
         assert_eq!(phase.failures, ["1 x gRPC status 13: broken"]);
         assert_eq!(phase.served_rps, 0.5);

@@ -91,7 +91,10 @@ impl OverloadReport {
             "overload over gRPC: requests of {} items, batches of at most {}, at most {} waiting; {:.0} s at {} x capacity",
             self.rows, self.max_batch, self.queue, self.time_s, self.factor
         );
-        println!("capacity ({} clients that wait): {:.0} requests/s", self.clients, self.capacity_rps);
+        println!(
+            "capacity ({} clients that wait): {:.0} requests/s",
+            self.clients, self.capacity_rps
+        );
         let columns = [
             "load",
             "due/s",

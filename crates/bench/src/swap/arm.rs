@@ -1,4 +1,5 @@
-//! One round of one arm: a server of its own, traffic on schedule, and swaps (or what stands for them).
+//! One round of one arm: a server of its own, traffic on schedule, and swaps (or what stands for
+//! them).
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -36,7 +37,8 @@ const LEAD_IN: Duration = Duration::from_millis(200);
 const SWAP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time between two looks whether it is done. None is made within its window.
 const SWAP_POLL: Duration = Duration::from_millis(200);
-/// Parameter bytes a second that a load moves where no load has been measured: the server's default.
+/// Parameter bytes a second that a load moves where no load has been measured: the server's
+/// default.
 const LOAD_RATE: f64 = 800e6;
 /// The settings file of a model.
 const MODEL_FILE: &str = "millpond.toml";
@@ -103,7 +105,8 @@ fn arm_name<S: serde::Serializer>(arm: &SwapArm, serializer: S) -> Result<S::Ok,
 pub(super) fn capacity(setup: &SwapSetup<'_>) -> Result<f64> {
     let arm = if setup.layouts.is_none() { SwapArm::Heap } else { SwapArm::Pool };
     let server = SwapServer::start(setup, arm, "capacity")?;
-    let clients = CAPACITY_CLIENTS_PER_CORE * std::thread::available_parallelism().map_or(1, usize::from);
+    let clients =
+        CAPACITY_CLIENTS_PER_CORE * std::thread::available_parallelism().map_or(1, usize::from);
     let tally = Arc::new(Tally::new(WARM_UP));
     server.send(setup, LoadLoop::Closed { clients }, WARM_UP + CAPACITY_TIME, tally.clone())?;
     server.process.stop()?;
@@ -120,22 +123,35 @@ pub(super) fn capacity(setup: &SwapSetup<'_>) -> Result<f64> {
 }
 
 /// One round of `arm` at `rate` requests a second; `burn` is how long a pool load took, in seconds.
-pub(super) fn run(setup: &SwapSetup<'_>, arm: SwapArm, rate: f64, burn: Option<f64>) -> Result<SwapRound> {
+pub(super) fn run(
+    setup: &SwapSetup<'_>,
+    arm: SwapArm,
+    rate: f64,
+    burn: Option<f64>,
+) -> Result<SwapRound> {
     let args = setup.args;
     let server = SwapServer::start(setup, arm, arm.name())?;
     let settled = if args.quick { SettleTime::default() } else { settle() };
     let tally = Arc::new(Tally::new(Duration::ZERO));
-    server.send(setup, LoadLoop::Open { arrivals: Arrivals::Fixed, rate, seed: 0 }, WARM_UP, tally)?;
+    server.send(
+        setup,
+        LoadLoop::Open { arrivals: Arrivals::Fixed, rate, seed: 0 },
+        WARM_UP,
+        tally,
+    )?;
 
     let watch = NoiseWatch::start();
     let before = server.process.metrics()?;
     let log = Arc::new(SampleLog::default());
     // Ended by the last swap; the bound is for a server that never finishes one.
-    let bound = args.steady + (args.period + SWAP_TIMEOUT) * u32::try_from(args.swaps).unwrap_or(u32::MAX);
-    let plan = server.plan(setup, LoadLoop::Open { arrivals: Arrivals::Fixed, rate, seed: 0 }, bound)?;
+    let bound =
+        args.steady + (args.period + SWAP_TIMEOUT) * u32::try_from(args.swaps).unwrap_or(u32::MAX);
+    let plan =
+        server.plan(setup, LoadLoop::Open { arrivals: Arrivals::Fixed, rate, seed: 0 }, bound)?;
     let burn = Duration::from_secs_f64(burn.unwrap_or(args.bytes as f64 / LOAD_RATE));
     let starts = std::thread::scope(|scope| {
-        let (judge, sink): (Arc<dyn Judge>, Arc<dyn SampleSink>) = (setup.traffic.clone(), log.clone());
+        let (judge, sink): (Arc<dyn Judge>, Arc<dyn SampleSink>) =
+            (setup.traffic.clone(), log.clone());
         let driver = scope.spawn({
             let plan = &plan;
             move || drive(plan, &judge, &sink)
@@ -163,8 +179,8 @@ struct Swaps<'a> {
 }
 
 impl Swaps<'_> {
-    /// Does what the arm does, a period apart or as soon as the one before is done; the start of each, since
-    /// `start`.
+    /// Does what the arm does, a period apart or as soon as the one before is done; the start of
+    /// each, since `start`.
     fn make(&self, start: Instant) -> Result<Vec<Duration>> {
         let args = self.setup.args;
         let mut starts = Vec::with_capacity(args.swaps);
@@ -182,7 +198,9 @@ impl Swaps<'_> {
                 cache::prune(&self.server.model_dir, version, VERSIONS_KEPT)?;
             }
             sleep((start + began + args.window).saturating_duration_since(Instant::now()));
-            if self.arm != SwapArm::Control && !self.server.wait_swaps(self.before, swap as u64 + 1)? {
+            if self.arm != SwapArm::Control
+                && !self.server.wait_swaps(self.before, swap as u64 + 1)?
+            {
                 break;
             }
             due = began + args.period;
@@ -191,7 +209,8 @@ impl Swaps<'_> {
     }
 }
 
-/// Keeps one core busy with arithmetic for `time`, at idle priority, as a loader that touches no memory would.
+/// Keeps one core busy with arithmetic for `time`, at idle priority, as a loader that touches no
+/// memory would.
 pub(crate) fn burn_idle(time: Duration) -> Result<()> {
     let burner = std::thread::Builder::new().name("burner".into()).spawn(move || {
         os::thread::set_idle_priority()?;
@@ -208,8 +227,9 @@ pub(crate) fn burn_idle(time: Duration) -> Result<()> {
     burner.join().unwrap_or_else(|_| Err(Error::internal("the burner panicked")))
 }
 
-/// jemalloc as it is without Millpond's settings, which are part of what is compared: kept for ten seconds, freed
-/// pages of the old version would come back under the next one, at a quarter of the faults that a malloc costs.
+/// jemalloc as it is without Millpond's settings, which are part of what is compared: kept for ten
+/// seconds, freed pages of the old version would come back under the next one, at a quarter of the
+/// faults that a malloc costs.
 const MALLOC_DEFAULTS: &str = "background_thread:false,dirty_decay_ms:10000,muzzy_decay_ms:0";
 
 /// A server of one arm and the model directory it watches.
@@ -236,8 +256,13 @@ impl SwapServer {
         args.extend(["--poll", "100ms", "--parameter-home", home].map(String::from));
         args.extend(setup.args.server_arg.iter().cloned());
         let malloc_conf = (arm == SwapArm::Heap).then_some(MALLOC_DEFAULTS);
-        let plan =
-            ServerPlan { name: format!("swap-{name}"), args, detached: false, malloc_conf, ports: None };
+        let plan = ServerPlan {
+            name: format!("swap-{name}"),
+            args,
+            detached: false,
+            malloc_conf,
+            ports: None,
+        };
         let process = ServerProcess::start_in(setup.env, &plan, setup.group.as_ref())?;
         Ok(SwapServer { process, model_dir })
     }
@@ -266,7 +291,8 @@ impl SwapServer {
     fn wait_swaps(&self, before: &Scrape, swaps: u64) -> Result<bool> {
         let deadline = Instant::now() + SWAP_TIMEOUT;
         loop {
-            let done = delta(before, &self.process.metrics()?, "millpond_swaps_total", &[]) >= swaps as f64;
+            let done = delta(before, &self.process.metrics()?, "millpond_swaps_total", &[])
+                >= swaps as f64;
             if done || Instant::now() > deadline {
                 return Ok(done);
             }
@@ -294,12 +320,17 @@ struct SwapFigures {
 
 impl SwapFigures {
     fn round(self, args: &SwapArgs, starts: &[Duration], kept: KeptSamples) -> SwapRound {
-        let step = |step| delta(&self.before, &self.after, "millpond_swap_seconds_total", &[("step", step)]);
+        let step = |step| {
+            delta(&self.before, &self.after, "millpond_swap_seconds_total", &[("step", step)])
+        };
         let count = |name| delta(&self.before, &self.after, name, &[]);
         let alone = |name| self.after.sum(name, &[]) - self.before.sum(name, &[]);
         let swaps = count("millpond_swaps_total");
-        let load_s =
-            if self.arm == SwapArm::Control { self.burn.as_secs_f64() } else { ratio(step("load"), swaps) };
+        let load_s = if self.arm == SwapArm::Control {
+            self.burn.as_secs_f64()
+        } else {
+            ratio(step("load"), swaps)
+        };
         let cut = Cut::new(args, starts, &kept.samples);
         SwapRound {
             arm: self.arm,
@@ -337,8 +368,8 @@ struct Cut {
 }
 
 impl Cut {
-    /// By the time at which requests were due: `window` from each start, and everything before the first. A failed
-    /// request counts with the time until it failed.
+    /// By the time at which requests were due: `window` from each start, and everything before the
+    /// first. A failed request counts with the time until it failed.
     fn new(args: &SwapArgs, starts: &[Duration], samples: &[RequestSample]) -> Cut {
         let mut cut = Cut {
             steady: Latencies::default(),

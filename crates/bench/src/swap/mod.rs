@@ -1,9 +1,10 @@
 //! `bench swap`: what requests notice of a large model being replaced under them.
 //!
-//! Self-contained: it makes two versions of a click-through model, starts its own server for each arm and round,
-//! and sends requests on a fixed schedule over gRPC while versions are renamed into place. The arms take turns,
-//! so that what the machine does meanwhile falls on all of them, and each figure is the median of its rounds.
-//! Every answer is compared with what the version that gave it must answer.
+//! Self-contained: it makes two versions of a click-through model, starts its own server for each
+//! arm and round, and sends requests on a fixed schedule over gRPC while versions are renamed into
+//! place. The arms take turns, so that what the machine does meanwhile falls on all of them, and
+//! each figure is the median of its rounds. Every answer is compared with what the version that
+//! gave it must answer.
 
 mod arm;
 mod report;
@@ -37,9 +38,10 @@ const SWAPS_MAX: usize = 1000;
 
 /// Swap a large model under load and compare what requests notice with not swapping at all.
 ///
-/// Arms: heap keeps parameters in the engine's own allocations (jemalloc as it comes, without Millpond's settings),
-/// loads at normal priority and frees at once; pool is Millpond; control swaps nothing and only burns arithmetic at idle priority for as long as a load takes,
-/// which is the least that any background work costs on this machine.
+/// Arms: heap keeps parameters in the engine's own allocations (jemalloc as it comes, without
+/// Millpond's settings), loads at normal priority and frees at once; pool is Millpond; control
+/// swaps nothing and only burns arithmetic at idle priority for as long as a load takes, which is
+/// the least that any background work costs on this machine.
 ///
 /// With --engine torch the same model is a TorchScript module, checked against the same answers.
 #[derive(Args, Clone, Debug)]
@@ -71,8 +73,8 @@ pub struct SwapArgs {
     /// Requests a second instead of a share of the capacity
     #[arg(long)]
     pub rate: Option<f64>,
-    /// Run the servers in a control group with so many cores' worth of processor time, as a container with a CPU limit
-    /// does [needs root]
+    /// Run the servers in a control group with so many cores' worth of processor time, as a
+    /// container with a CPU limit does [needs root]
     #[arg(long, value_name = "CORES")]
     pub cpu_limit: Option<f64>,
     /// Rows of a request
@@ -84,7 +86,8 @@ pub struct SwapArgs {
     /// A small model, one short round: shows that it works, its figures mean nothing
     #[arg(long)]
     pub quick: bool,
-    /// Further argument for the servers, e.g. --server-arg=--load-rate=400MB (may be given several times)
+    /// Further argument for the servers, e.g. --server-arg=--load-rate=400MB (may be given several
+    /// times)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     pub server_arg: Vec<String>,
     /// Write the figures as JSON
@@ -163,7 +166,9 @@ impl SwapArgs {
         }
         let embeds = args.engine == EngineName::Onnx && args.arms.contains(&SwapArm::Heap);
         if embeds && args.bytes + MIB >= MODEL_BYTES_MAX {
-            return wrong("a model of 2 GiB or more cannot embed its parameters: use --arms pool,control");
+            return wrong(
+                "a model of 2 GiB or more cannot embed its parameters: use --arms pool,control",
+            );
         }
         Ok(args)
     }
@@ -176,8 +181,8 @@ impl SwapArgs {
 /// Runs `bench swap`.
 ///
 /// # Errors
-/// When a server cannot be started or does not survive, an argument is out of range, or the disk is too small.
-/// Failed and wrong answers are figures, and make the run fail after its report.
+/// When a server cannot be started or does not survive, an argument is out of range, or the disk is
+/// too small. Failed and wrong answers are figures, and make the run fail after its report.
 pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let engine = OnnxEngine::open(&env.onnxruntime)?;
@@ -200,9 +205,11 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
                 args.rounds,
                 arm.name()
             ));
-            let burn = rounds.iter().rev().find(|done| done.arm == SwapArm::Pool).map(|pool| pool.load_s);
+            let burn =
+                rounds.iter().rev().find(|done| done.arm == SwapArm::Pool).map(|pool| pool.load_s);
             rounds.push(
-                arm::run(&setup, arm, rate, burn).map_err(|e| e.context(format!("arm {}", arm.name())))?,
+                arm::run(&setup, arm, rate, burn)
+                    .map_err(|e| e.context(format!("arm {}", arm.name())))?,
             );
             progress.step();
         }
@@ -220,9 +227,19 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
 fn prepare<'a>(args: &'a SwapArgs, env: &'a BenchEnv) -> Result<SwapSetup<'a>> {
     let (layouts, embedded) = match args.engine {
         EngineName::Onnx => {
-            let layouts =
-                if args.needs(false) { Some(SwapContents::layouts(env, args.bytes)?) } else { None };
-            (layouts, if args.needs(true) { Some(SwapContents::embedded(env, args.bytes)?) } else { None })
+            let layouts = if args.needs(false) {
+                Some(SwapContents::layouts(env, args.bytes)?)
+            } else {
+                None
+            };
+            (
+                layouts,
+                if args.needs(true) {
+                    Some(SwapContents::embedded(env, args.bytes)?)
+                } else {
+                    None
+                },
+            )
         }
         EngineName::Torch => {
             let modules = SwapContents::modules(env, args.bytes)?;
@@ -263,7 +280,9 @@ mod tests {
 
     #[test]
     fn arguments_out_of_range_are_refused() {
-        for wrong in ["--window 7", "--rounds 0", "--load 0", "--rate nan", "--batch 0", "--bytes 3GiB"] {
+        for wrong in
+            ["--window 7", "--rounds 0", "--load 0", "--rate nan", "--batch 0", "--bytes 3GiB"]
+        {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
         assert!(parse("--bytes 3GiB --arms pool,control").is_ok());

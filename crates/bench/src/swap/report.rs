@@ -1,4 +1,5 @@
-//! The figures of `bench swap`: medians of the rounds, ratios between arms, and what was wanted of them.
+//! The figures of `bench swap`: medians of the rounds, ratios between arms, and what was wanted of
+//! them.
 
 use std::collections::BTreeMap;
 
@@ -182,7 +183,10 @@ impl SwapReport {
             let mut row = vec![name.to_owned()];
             row.extend(figures.map(ms));
             row.extend([format!("{:.2}", arm.load_s), format!("{:.2}", arm.unload_s)]);
-            row.extend([format!("{:.0}", arm.loader_minor_faults), format!("{:.0}", arm.peak_rss_mb)]);
+            row.extend([
+                format!("{:.0}", arm.loader_minor_faults),
+                format!("{:.0}", arm.peak_rss_mb),
+            ]);
             row.extend([arm.failed.to_string(), arm.wrong.to_string()]);
             table.row(row);
         }
@@ -220,18 +224,23 @@ impl Ratios {
             Some(ratio(of(arms.get(above.name())?), of(arms.get(below.name())?)))
         };
         Ratios {
-            pool_over_control_p999: between(SwapArm::Pool, SwapArm::Control, |arm| arm.swap.p999_ms),
+            pool_over_control_p999: between(SwapArm::Pool, SwapArm::Control, |arm| {
+                arm.swap.p999_ms
+            }),
             heap_over_pool_p999: between(SwapArm::Heap, SwapArm::Pool, |arm| arm.swap.p999_ms),
-            pool_over_heap_faults: between(SwapArm::Pool, SwapArm::Heap, |arm| arm.loader_minor_faults),
+            pool_over_heap_faults: between(SwapArm::Pool, SwapArm::Heap, |arm| {
+                arm.loader_minor_faults
+            }),
         }
     }
 
     fn lines(&self) -> Vec<String> {
-        let line = |what: &str, value: Option<f64>, digits: usize, wanted: &str, met: fn(f64) -> bool| {
-            let value = value?;
-            let mark = if met(value) { "met" } else { "NOT met" };
-            Some(format!("{what}: {value:.digits$} (wanted {wanted}: {mark})"))
-        };
+        let line =
+            |what: &str, value: Option<f64>, digits: usize, wanted: &str, met: fn(f64) -> bool| {
+                let value = value?;
+                let mark = if met(value) { "met" } else { "NOT met" };
+                Some(format!("{what}: {value:.digits$} (wanted {wanted}: {mark})"))
+            };
         [
             line(
                 "p999 during swaps, pool / control",
@@ -240,12 +249,20 @@ impl Ratios {
                 "at most 1.25",
                 |value| value <= POOL_OVER_CONTROL_MAX,
             ),
-            line("p999 during swaps, heap / pool", self.heap_over_pool_p999, 1, "at least 10", |value| {
-                value >= HEAP_OVER_POOL_MIN
-            }),
-            line("loader's page faults, pool / heap", self.pool_over_heap_faults, 5, "below 0.01", |value| {
-                value < POOL_FAULTS_SHARE_MAX
-            }),
+            line(
+                "p999 during swaps, heap / pool",
+                self.heap_over_pool_p999,
+                1,
+                "at least 10",
+                |value| value >= HEAP_OVER_POOL_MIN,
+            ),
+            line(
+                "loader's page faults, pool / heap",
+                self.pool_over_heap_faults,
+                5,
+                "below 0.01",
+                |value| value < POOL_FAULTS_SHARE_MAX,
+            ),
         ]
         .into_iter()
         .flatten()

@@ -26,8 +26,14 @@ pub(super) struct ArmProcess {
 
 impl ArmProcess {
     /// Starts the process and waits until its segments are open and its cache is warm.
-    pub(super) fn start(args: &TiersArgs, env: &BenchEnv, cache: f64, job: WorkerJob) -> Result<ArmProcess> {
-        let text = serde_json::to_string(&job).map_err(|e| Error::internal(format!("a job: {e}")))?;
+    pub(super) fn start(
+        args: &TiersArgs,
+        env: &BenchEnv,
+        cache: f64,
+        job: WorkerJob,
+    ) -> Result<ArmProcess> {
+        let text =
+            serde_json::to_string(&job).map_err(|e| Error::internal(format!("a job: {e}")))?;
         let mut command = Command::new(&env.millpond);
         command.args(["bench", "tiers", "--worker", &text]).arg("--cache-dir").arg(&env.cache_dir);
         command.arg("--tmpfs").arg(&args.tmpfs);
@@ -78,7 +84,8 @@ impl ArmProcess {
     }
 
     fn tell(&mut self, order: &impl Serialize) -> Result<()> {
-        let text = serde_json::to_string(order).map_err(|e| Error::internal(format!("an order: {e}")))?;
+        let text =
+            serde_json::to_string(order).map_err(|e| Error::internal(format!("an order: {e}")))?;
         let to = self.to.as_mut().ok_or_else(|| Error::internal("an arm without input"))?;
         writeln!(to, "{text}").and_then(|()| to.flush()).map_err(|e| self.ended(&e.to_string()))
     }
@@ -87,13 +94,18 @@ impl ArmProcess {
         let mut line = String::new();
         match self.from.read_line(&mut line) {
             Ok(0) => Err(self.ended("it said nothing")),
-            Ok(_) => serde_json::from_str(&line).map_err(|e| self.ended(&format!("{e} in {line:?}"))),
+            Ok(_) => {
+                serde_json::from_str(&line).map_err(|e| self.ended(&format!("{e} in {line:?}")))
+            }
             Err(error) => Err(self.ended(&error.to_string())),
         }
     }
 
     fn ended(&self, why: &str) -> Error {
-        Error::internal(format!("the process of arm {} ended: {why}; its message is above", self.name()))
+        Error::internal(format!(
+            "the process of arm {} ended: {why}; its message is above",
+            self.name()
+        ))
     }
 }
 

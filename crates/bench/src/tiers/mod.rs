@@ -1,8 +1,9 @@
-//! `bench tiers`: how near the exact stage on NVMe comes to the exact stage in DRAM, and under which conditions.
+//! `bench tiers`: how near the exact stage on NVMe comes to the exact stage in DRAM, and under
+//! which conditions.
 //!
-//! Each arm is a process of its own over the bytes of the same segments, so that its resident memory is its own, and
-//! the arms take turns, round by round. All answer the same queries, none of them twice, and every answer is compared
-//! with that of every other arm.
+//! Each arm is a process of its own over the bytes of the same segments, so that its resident
+//! memory is its own, and the arms take turns, round by round. All answer the same queries, none of
+//! them twice, and every answer is compared with that of every other arm.
 
 mod arm;
 mod report;
@@ -25,7 +26,8 @@ use loadgen::machine::{MachineFacts, NoiseWatch};
 use loadgen::report::StepProgress;
 pub use worker::TierArm;
 
-/// Under the run's directory: segments, and under the tmpfs: those of the simulated persistent memory.
+/// Under the run's directory: segments, and under the tmpfs: those of the simulated persistent
+/// memory.
 const DATA: &str = "data";
 const PMEM: &str = "millpond-bench-tiers";
 /// Rounds at most.
@@ -39,23 +41,26 @@ const DISK_SPARE_BYTES: u64 = 2 * GIB;
 
 /// Compare the exact stage of image search on NVMe with the same in DRAM.
 ///
-/// Arms: dram has the segment in memory; nvme reads it with io_uring past the page cache, with caches (of blocks of the
-/// file, and of single records) of each --cache share of the records' bytes; mmap maps the file, as the reference
-/// system did, with page cache of the largest of these shares (a thread drops pages beyond that, and every turn starts
-/// cold); pmem is the code path of persistent memory on a tmpfs: simulated, which shows that it works and not how fast
-/// the real thing is.
+/// Arms: dram has the segment in memory; nvme reads it with io_uring past the page cache, with
+/// caches (of blocks of the file, and of single records) of each --cache share of the records'
+/// bytes; mmap maps the file, as the reference system did, with page cache of the largest of these
+/// shares (a thread drops pages beyond that, and every turn starts cold); pmem is the code path of
+/// persistent memory on a tmpfs: simulated, which shows that it works and not how fast the real
+/// thing is.
 ///
-/// A query is a distorted copy of a stored record. Its candidates are made up as a coarse stage over clusters gives
-/// them: --near of them from the record's own cluster, the others from --probes - 1 clusters anywhere, in each anywhere;
-/// records of a cluster lie together. Targets are spread evenly, without favourites. Before the first round the cache
-/// is filled by other queries of the same kind. Each thread has --clients queries at a time in every arm, and latency
-/// counts from a query's coming to its answer; "alone" is with one query at a time.
+/// A query is a distorted copy of a stored record. Its candidates are made up as a coarse stage
+/// over clusters gives them: --near of them from the record's own cluster, the others from --probes
+/// - 1 clusters anywhere, in each anywhere; records of a cluster lie together. Targets are spread
+/// evenly, without favourites. Before the first round the cache is filled by other queries of the
+/// same kind. Each thread has --clients queries at a time in every arm, and latency counts from a
+/// query's coming to its answer; "alone" is with one query at a time.
 ///
-/// Ratios are to dram of the same round; figures are medians over rounds. cpu_ratio is processor time of a query in
-/// dram over that in the arm: on a machine that is busy otherwise it says more than throughput does. The curve spins
-/// for a set time in place of the matcher.
+/// Ratios are to dram of the same round; figures are medians over rounds. cpu_ratio is processor
+/// time of a query in dram over that in the arm: on a machine that is busy otherwise it says more
+/// than throughput does. The curve spins for a set time in place of the matcher.
 ///
-/// Wanted with cache 0.25: nvme throughput_ratio at least 0.90, p50_ratio at most 1.10; no wrong answer.
+/// Wanted with cache 0.25: nvme throughput_ratio at least 0.90, p50_ratio at most 1.10; no wrong
+/// answer.
 #[derive(Args, Clone, Debug)]
 pub struct TiersArgs {
     /// What records are
@@ -106,8 +111,8 @@ pub struct TiersArgs {
     /// Unwanted bytes between two pages that are read along to join them
     #[arg(long, default_value_t = SearchLimits::default().gap_bytes_max)]
     pub gap: usize,
-    /// Disk that the segments may take; with less than they need there are fewer records. What a killed run leaves on it,
-    /// the next one removes [default: what is free but 2 GiB]
+    /// Disk that the segments may take; with less than they need there are fewer records. What a
+    /// killed run leaves on it, the next one removes [default: what is free but 2 GiB]
     #[arg(long, value_parser = parse_bytes)]
     pub disk: Option<u64>,
     /// Where a tmpfs is, for the pmem arm
@@ -130,8 +135,8 @@ pub struct TiersArgs {
 pub enum RecordKind {
     /// Minutiae of a finger: about 240 bytes, 16 to a page.
     Fingerprint,
-    /// Keypoints of a photograph with descriptors: about 10 KB, three pages each. The segments are then to be four
-    /// times what an arm may have in memory.
+    /// Keypoints of a photograph with descriptors: about 10 KB, three pages each. The segments are
+    /// then to be four times what an arm may have in memory.
     Photo,
 }
 
@@ -192,8 +197,8 @@ impl TiersArgs {
 /// Runs `bench tiers`.
 ///
 /// # Errors
-/// When the disk has no room, io_uring is not allowed, or an argument is out of range. Answers that differ between arms
-/// or lack the record that was asked for make the run fail after its report.
+/// When the disk has no room, io_uring is not allowed, or an argument is out of range. Answers that
+/// differ between arms or lack the record that was asked for make the run fail after its report.
 pub fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     let dir = env.cache_dir.join("run").join("tiers");

@@ -15,7 +15,8 @@ use loadgen::report::{TextTable, ms};
 use loadgen::stats::{median, ratio};
 use loadgen::{print, println};
 
-/// With this share of cache the claim is made; least throughput and most median latency to dram that are wanted.
+/// With this share of cache the claim is made; least throughput and most median latency to dram
+/// that are wanted.
 const CLAIM_CACHE: f64 = 0.25;
 const THROUGHPUT_RATIO_MIN: f64 = 0.90;
 const P50_RATIO_MAX: f64 = 1.10;
@@ -117,22 +118,29 @@ fn per_query(turn: &TurnResult, value: f64) -> f64 {
 
 impl TierFigures {
     fn of(arm: &ArmTurns, dram: &ArmTurns) -> TierFigures {
-        let over = |turns: &[TurnResult], of: &dyn Fn(&TurnResult) -> f64| median(turns.iter().map(of));
-        let paired =
-            |own: &[TurnResult], base: &[TurnResult], of: &dyn Fn(&TurnResult, &TurnResult) -> f64| {
-                median(own.iter().zip(base).map(|(own, base)| of(own, base)))
-            };
+        let over =
+            |turns: &[TurnResult], of: &dyn Fn(&TurnResult) -> f64| median(turns.iter().map(of));
+        let paired = |own: &[TurnResult],
+                      base: &[TurnResult],
+                      of: &dyn Fn(&TurnResult, &TurnResult) -> f64| {
+            median(own.iter().zip(base).map(|(own, base)| of(own, base)))
+        };
         let speed = |own: &TurnResult, base: &TurnResult| {
             ratio(per_query(base, base.seconds), per_query(own, own.seconds))
         };
-        let all = |of: &dyn Fn(&TurnResult) -> usize| arm.turns.iter().chain(&arm.alone).map(of).sum();
+        let all =
+            |of: &dyn Fn(&TurnResult) -> usize| arm.turns.iter().chain(&arm.alone).map(of).sum();
         TierFigures {
             throughput_ratio: paired(&arm.turns, &dram.turns, &speed),
             p50_ratio: paired(&arm.turns, &dram.turns, &|own, base| ratio(own.p50_ms, base.p50_ms)),
             p99_ratio: paired(&arm.turns, &dram.turns, &|own, base| ratio(own.p99_ms, base.p99_ms)),
             cpu_ratio: paired(&arm.turns, &dram.turns, &|own, base| ratio(base.cpu_us, own.cpu_us)),
-            alone_p50_ratio: paired(&arm.alone, &dram.alone, &|own, base| ratio(own.p50_ms, base.p50_ms)),
-            alone_p99_ratio: paired(&arm.alone, &dram.alone, &|own, base| ratio(own.p99_ms, base.p99_ms)),
+            alone_p50_ratio: paired(&arm.alone, &dram.alone, &|own, base| {
+                ratio(own.p50_ms, base.p50_ms)
+            }),
+            alone_p99_ratio: paired(&arm.alone, &dram.alone, &|own, base| {
+                ratio(own.p99_ms, base.p99_ms)
+            }),
             rss_mb: arm.turns.iter().map(|turn| turn.rss_mb).fold(0.0, f64::max),
             queries_per_s: over(&arm.turns, &|turn| ratio(turn.queries as f64, turn.seconds)),
             p50_ms: over(&arm.turns, &|turn| turn.p50_ms),
@@ -140,7 +148,9 @@ impl TierFigures {
             alone_p50_ms: over(&arm.alone, &|turn| turn.p50_ms),
             alone_p99_ms: over(&arm.alone, &|turn| turn.p99_ms),
             reads_per_query: over(&arm.turns, &|turn| per_query(turn, turn.reads as f64)),
-            read_kb_per_query: over(&arm.turns, &|turn| per_query(turn, turn.read_bytes as f64 / 1024.0)),
+            read_kb_per_query: over(&arm.turns, &|turn| {
+                per_query(turn, turn.read_bytes as f64 / 1024.0)
+            }),
             cached_per_query: over(&arm.turns, &|turn| per_query(turn, turn.cached as f64)),
             cpu_us_per_query: over(&arm.turns, &|turn| per_query(turn, turn.cpu_us)),
             found: all(&|turn| turn.found),
@@ -163,17 +173,21 @@ impl TierFigures {
 fn wrong(measured: &TierResults, dram: &ArmTurns) -> usize {
     let differ = |own: &[TurnResult], base: &[TurnResult]| -> usize {
         let turn = |(own, base): (&TurnResult, &TurnResult)| {
-            let same = own.digests.iter().zip(&base.digests).filter(|(own, base)| own == base).count();
+            let same =
+                own.digests.iter().zip(&base.digests).filter(|(own, base)| own == base).count();
             base.digests.len().max(own.digests.len()) - same
         };
         own.iter().zip(base).map(turn).sum()
     };
     let comparable = measured.arms.iter().filter(|arm| arm.job.shape == dram.job.shape);
-    let rounds: usize =
-        comparable.map(|arm| differ(&arm.turns, &dram.turns) + differ(&arm.alone, &dram.alone)).sum();
+    let rounds: usize = comparable
+        .map(|arm| differ(&arm.turns, &dram.turns) + differ(&arm.alone, &dram.alone))
+        .sum();
     let in_curve = |point: &CurvePoint| -> usize {
         let round = |turns: &Vec<(String, TurnResult)>| -> usize {
-            let Some((_, base)) = turns.iter().find(|(name, _)| *name == dram.name) else { return 0 };
+            let Some((_, base)) = turns.iter().find(|(name, _)| *name == dram.name) else {
+                return 0;
+            };
             let same_records = |name: &str| {
                 measured.arms.iter().any(|arm| arm.name == name && arm.job.shape == dram.job.shape)
             };
@@ -188,9 +202,14 @@ fn wrong(measured: &TierResults, dram: &ArmTurns) -> usize {
 impl CurveReport {
     fn of(point: &CurvePoint) -> CurveReport {
         let dram = |turns: &Vec<(String, TurnResult)>| {
-            turns.iter().find(|(name, _)| name == "dram").map(|(_, turn)| turn.clone()).unwrap_or_default()
+            turns
+                .iter()
+                .find(|(name, _)| name == "dram")
+                .map(|(_, turn)| turn.clone())
+                .unwrap_or_default()
         };
-        let measured = point.rounds.iter().map(|turns| ratio(dram(turns).cpu_us, dram(turns).scored as f64));
+        let measured =
+            point.rounds.iter().map(|turns| ratio(dram(turns).cpu_us, dram(turns).scored as f64));
         let names: Vec<String> =
             point.rounds.first().into_iter().flatten().map(|(name, _)| name.clone()).collect();
         let of = |name: &str, of: fn(&TurnResult, &TurnResult) -> f64| {
@@ -278,7 +297,9 @@ impl TiersReport {
                 }
                 TierArmReport::Caches { cache } => {
                     rows.extend(
-                        cache.iter().map(|(share, figures)| (format!("{name}, cache {share}"), figures)),
+                        cache
+                            .iter()
+                            .map(|(share, figures)| (format!("{name}, cache {share}"), figures)),
                     );
                 }
             }
@@ -363,7 +384,8 @@ impl TiersReport {
         let Some(first) = self.curve.first() else { return };
         let names: Vec<&String> = first.throughput_ratio.keys().collect();
         let mut columns = vec!["us a candidate".to_owned(), "measured".to_owned()];
-        columns.extend(names.iter().flat_map(|name| [format!("{name} thr"), format!("{name} cpu")]));
+        columns
+            .extend(names.iter().flat_map(|name| [format!("{name} thr"), format!("{name} cpu")]));
         let mut table = TextTable::new(&columns.iter().map(String::as_str).collect::<Vec<_>>());
         for point in &self.curve {
             let mut row = vec![format!("{}", point.us), format!("{:.1}", point.measured_us)];
@@ -391,7 +413,8 @@ impl TiersReport {
 }
 
 fn wanted(args: &TiersArgs, caches: &BTreeMap<String, TierFigures>) -> Vec<TierGoal> {
-    let Some(figures) = caches.get(&CLAIM_CACHE.to_string()).filter(|_| args.kind == RecordKind::Fingerprint)
+    let Some(figures) =
+        caches.get(&CLAIM_CACHE.to_string()).filter(|_| args.kind == RecordKind::Fingerprint)
     else {
         return Vec::new();
     };

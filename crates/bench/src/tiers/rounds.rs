@@ -26,9 +26,11 @@ const FINGERPRINT_BYTES: u64 = 260;
 const PHOTO_SEGMENTS: u32 = 16;
 /// The segments are so many times what an arm may have in memory, for photographs.
 const OVER_MEMORY: u64 = 4;
-/// Of that memory, what an arm needs beside its cache or its segments: program, buffers, where records are.
+/// Of that memory, what an arm needs beside its cache or its segments: program, buffers, where
+/// records are.
 const BESIDE_BYTES: u64 = 160 << 20;
-/// Processor time of a curve's turn with the default number of queries, in microseconds, over all threads.
+/// Processor time of a curve's turn with the default number of queries, in microseconds, over all
+/// threads.
 const CURVE_US: f64 = 1_500_000.0;
 const CURVE_QUERIES_MIN: f64 = 4.0;
 /// Queries of a turn with one client: a part of the others.
@@ -80,7 +82,8 @@ pub(super) fn measure(
     let shape = shape(args, dir, &mut notes)?;
     progress.line(&format!("making {} records in {} segments", shape.records, shape.segments));
     let written = write(args, dir, &shape)?;
-    let budget = (args.kind == RecordKind::Photo).then(|| memory_bytes().min(written.bytes / OVER_MEMORY));
+    let budget =
+        (args.kind == RecordKind::Photo).then(|| memory_bytes().min(written.bytes / OVER_MEMORY));
     let dram_shape = match budget {
         Some(budget) => {
             let room = budget.saturating_sub(BESIDE_BYTES);
@@ -150,7 +153,8 @@ fn write(args: &TiersArgs, dir: &Path, shape: &TierShape) -> Result<WrittenSegme
 /// What was just written is in the page cache, where no arm shall find it.
 fn drop_from_page_cache(path: &Path) -> Result<()> {
     let file = std::fs::File::open(path).map_err(|e| Error::io(path, &e))?;
-    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).map_err(|e| Error::io(path, &e.into()))
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
+        .map_err(|e| Error::io(path, &e.into()))
 }
 
 fn copy(from: &dyn Medium, to: &dyn Medium, name: &str) -> Result<()> {
@@ -199,7 +203,11 @@ fn start(
     Ok(arms)
 }
 
-fn all_rounds(args: &TiersArgs, arms: &mut [ArmProcess], progress: &StepProgress) -> Result<Vec<ArmTurns>> {
+fn all_rounds(
+    args: &TiersArgs,
+    arms: &mut [ArmProcess],
+    progress: &StepProgress,
+) -> Result<Vec<ArmTurns>> {
     let mut taken: Vec<ArmTurns> = arms
         .iter()
         .map(|arm| ArmTurns {
@@ -215,14 +223,16 @@ fn all_rounds(args: &TiersArgs, arms: &mut [ArmProcess], progress: &StepProgress
     let count = arms.len();
     for round in 0..args.rounds {
         let stream = 1 + 2 * round as u64;
-        let together = TurnOrder { stream, queries: args.queries, clients: args.clients, spin_rounds: None };
+        let together =
+            TurnOrder { stream, queries: args.queries, clients: args.clients, spin_rounds: None };
         let alone = TurnOrder {
             stream: stream + 1,
             queries: (args.queries / ALONE_SHARE).max(1),
             clients: 1,
             spin_rounds: None,
         };
-        // The order goes round, and every other round backwards, so that no arm always comes after the same one.
+        // The order goes round, and every other round backwards, so that no arm always comes after
+        // the same one.
         for step in 0..count {
             let at = (step + round) % count;
             let at = if round.is_multiple_of(2) { at } else { count - 1 - at };
@@ -230,7 +240,8 @@ fn all_rounds(args: &TiersArgs, arms: &mut [ArmProcess], progress: &StepProgress
             taken[at].turns.push(arms[at].turn(&together)?);
             taken[at].alone.push(arms[at].turn(&alone)?);
         }
-        let of = |name: &str| taken.iter().find(|arm| arm.name == name).and_then(|arm| arm.turns.last());
+        let of =
+            |name: &str| taken.iter().find(|arm| arm.name == name).and_then(|arm| arm.turns.last());
         if let Some(dram) = of("dram") {
             let ratios: Vec<String> = taken
                 .iter()
@@ -238,15 +249,24 @@ fn all_rounds(args: &TiersArgs, arms: &mut [ArmProcess], progress: &StepProgress
                     Some(format!("{} {:.3}", arm.name, dram.seconds / arm.turns.last()?.seconds))
                 })
                 .collect();
-            progress.line(&format!("round {}: throughput to dram: {}", round + 1, ratios.join(", ")));
+            progress.line(&format!(
+                "round {}: throughput to dram: {}",
+                round + 1,
+                ratios.join(", ")
+            ));
         }
         progress.step();
     }
     Ok(taken)
 }
 
-/// Dram and nvme at every cost. Each turn takes about the same time, so there are fewer queries where they are dearer.
-fn curve(args: &TiersArgs, arms: &mut [ArmProcess], progress: &StepProgress) -> Result<Vec<CurvePoint>> {
+/// Dram and nvme at every cost. Each turn takes about the same time, so there are fewer queries
+/// where they are dearer.
+fn curve(
+    args: &TiersArgs,
+    arms: &mut [ArmProcess],
+    progress: &StepProgress,
+) -> Result<Vec<CurvePoint>> {
     let rounds_per_us = rounds_per_us();
     let mut points = Vec::new();
     let mut stream = 1 + 2 * args.rounds as u64;

@@ -5,8 +5,8 @@ use matching::{Options, Probe, Scratch};
 use rustix::time::{ClockId, clock_gettime};
 use search::Scorer;
 
-/// Rounds of work that the cost of one is measured over, and how often; the quickest counts, since whatever disturbs
-/// makes it slower.
+/// Rounds of work that the cost of one is measured over, and how often; the quickest counts, since
+/// whatever disturbs makes it slower.
 const CALIBRATION_ROUNDS: u64 = 2_000_000;
 const CALIBRATIONS: usize = 9;
 
@@ -33,7 +33,8 @@ impl Scorer for GraphScorer {
     }
 }
 
-/// Looks at every byte and then works for a set time: the same work on every medium, whatever the clock says.
+/// Looks at every byte and then works for a set time: the same work on every medium, whatever the
+/// clock says.
 pub(super) struct Spinner {
     /// What makes one query differ from another.
     pub(super) seed: u64,
@@ -50,8 +51,10 @@ impl Scorer for Spinner {
             return Err(Error::data_loss("an empty record"));
         }
         let words = record.as_chunks::<8>().0.iter();
-        let sum = words.fold(self.seed, |sum, word| (sum ^ u64::from_le_bytes(*word)).rotate_left(9));
-        // The score is of the bytes alone, so that it can be compared between arms; the work is thrown away.
+        let sum =
+            words.fold(self.seed, |sum, word| (sum ^ u64::from_le_bytes(*word)).rotate_left(9));
+        // The score is of the bytes alone, so that it can be compared between arms; the work is
+        // thrown away.
         std::hint::black_box(spin(sum, self.rounds));
         Ok((sum >> 40) as f32)
     }

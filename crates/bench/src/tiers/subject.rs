@@ -1,5 +1,5 @@
-//! What is searched: records, where they lie, what is asked of them. All of it follows from the arguments, so that the
-//! processes of the arms need to share nothing but the segments' bytes.
+//! What is searched: records, where they lie, what is asked of them. All of it follows from the
+//! arguments, so that the processes of the arms need to share nothing but the segments' bytes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -79,7 +79,9 @@ impl Maker {
     pub(super) fn new(kind: RecordKind) -> Maker {
         let bases = match kind {
             RecordKind::Fingerprint => Vec::new(),
-            RecordKind::Photo => (0..PHOTO_BASES).map(|seed| synthetic::photo(RECORD_SEED + seed)).collect(),
+            RecordKind::Photo => {
+                (0..PHOTO_BASES).map(|seed| synthetic::photo(RECORD_SEED + seed)).collect()
+            }
         };
         Maker { kind, bases }
     }
@@ -92,20 +94,24 @@ impl Maker {
         }
     }
 
-    /// A photograph put together from several: columns of one, rows of another, descriptors of a third with bits of
-    /// its own. Two of them have nothing in common, and it is made as fast as it is written.
+    /// A photograph put together from several: columns of one, rows of another, descriptors of a
+    /// third with bits of its own. Two of them have nothing in common, and it is made as fast as it
+    /// is written.
     fn mixed(&self, number: u32) -> Graph {
         let mut random = RandomSequence::new(at(RECORD_SEED, u64::from(number)));
         let mut base = || &self.bases[(random.bits() % self.bases.len() as u64) as usize];
         let (columns, rows, descriptors) = (base(), base(), base());
-        let (shift, turn, bits) = (random.bits() as usize, random.bits() as u8, random.bits().to_le_bytes());
-        let count = columns.vertices.len().min(rows.vertices.len()).min(descriptors.descriptors.len());
+        let (shift, turn, bits) =
+            (random.bits() as usize, random.bits() as u8, random.bits().to_le_bytes());
+        let count =
+            columns.vertices.len().min(rows.vertices.len()).min(descriptors.descriptors.len());
         let vertices = (0..count).map(|index| {
             let other = rows.vertices[(index + shift) % count];
             let own = columns.vertices[index];
             Vertex { y: other.y, direction: other.direction.wrapping_add(turn), ..own }
         });
-        let own_bits = |descriptor: &[u8; 32]| std::array::from_fn(|at| descriptor[at] ^ bits[at % 8]);
+        let own_bits =
+            |descriptor: &[u8; 32]| std::array::from_fn(|at| descriptor[at] ^ bits[at % 8]);
         Graph {
             width: columns.width,
             height: columns.height,
@@ -133,8 +139,9 @@ pub(super) fn ask(shape: &TierShape, maker: &Maker, stream: u64, index: u32) -> 
     TierQuery { graph, target: shape.home(target), candidates }
 }
 
-/// Candidates as a coarse stage over clusters gives them: a share from the cluster that the record is in, the others
-/// spread over further clusters, which lie anywhere in the segments; within a cluster anywhere. Each once, best first.
+/// Candidates as a coarse stage over clusters gives them: a share from the cluster that the record
+/// is in, the others spread over further clusters, which lie anywhere in the segments; within a
+/// cluster anywhere. Each once, best first.
 pub(super) fn candidates(shape: &TierShape, target: u32, seed: u64) -> Vec<RerankCandidate> {
     let mut random = RandomSequence::new(seed);
     let clusters = shape.records.div_ceil(shape.cluster).max(1);
@@ -151,7 +158,8 @@ pub(super) fn candidates(shape: &TierShape, target: u32, seed: u64) -> Vec<Reran
         } else {
             others[(random.bits() % others.len() as u64) as usize]
         };
-        let mut number = cluster * shape.cluster + (random.bits() % u64::from(shape.cluster)) as u32;
+        let mut number =
+            cluster * shape.cluster + (random.bits() % u64::from(shape.cluster)) as u32;
         patience = patience.saturating_sub(1);
         if number >= shape.records || patience == 0 {
             number = (random.bits() % u64::from(shape.records)) as u32;
@@ -188,8 +196,13 @@ pub(super) struct WrittenSegment {
     pub(super) record_bytes: u64,
 }
 
-/// Records `numbers`, made by `threads` threads: their bytes one after another, and where each ends.
-fn encode(maker: &Maker, numbers: std::ops::Range<u32>, threads: usize) -> Result<(Vec<u8>, Vec<usize>)> {
+/// Records `numbers`, made by `threads` threads: their bytes one after another, and where each
+/// ends.
+fn encode(
+    maker: &Maker,
+    numbers: std::ops::Range<u32>,
+    threads: usize,
+) -> Result<(Vec<u8>, Vec<usize>)> {
     let part = (numbers.len() as u32).div_ceil(threads.max(1) as u32).max(1);
     let one = |first: u32| {
         let (mut bytes, mut ends) = (Vec::new(), Vec::new());
@@ -200,8 +213,11 @@ fn encode(maker: &Maker, numbers: std::ops::Range<u32>, threads: usize) -> Resul
         (bytes, ends)
     };
     let parts: Result<Vec<_>> = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            numbers.clone().step_by(part as usize).map(|first| scope.spawn(move || one(first))).collect();
+        let threads: Vec<_> = numbers
+            .clone()
+            .step_by(part as usize)
+            .map(|first| scope.spawn(move || one(first)))
+            .collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
             thread.join().map_err(|_| Error::internal("making records panicked"))
         };
@@ -230,7 +246,8 @@ pub(super) fn write_segment(
     let first = segment * shape.segment_records();
     let end = (first + shape.segment_records()).min(shape.records);
     for batch in (first..end).step_by(BATCH_RECORDS) {
-        let (records, ends) = encode(maker, batch..(batch + BATCH_RECORDS as u32).min(end), threads)?;
+        let (records, ends) =
+            encode(maker, batch..(batch + BATCH_RECORDS as u32).min(end), threads)?;
         let mut start = 0;
         for end in ends {
             let placed = packer.push(records.get(start..end).unwrap_or(&[]))?;
@@ -271,7 +288,11 @@ impl OpenSegment {
         let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, &e))?;
         let place = |bytes: &[u8; PLACE_BYTES]| {
             let &[p0, p1, p2, p3, n0, n1, s0, s1] = bytes;
-            (u32::from_le_bytes([p0, p1, p2, p3]), u16::from_le_bytes([n0, n1]), u16::from_le_bytes([s0, s1]))
+            (
+                u32::from_le_bytes([p0, p1, p2, p3]),
+                u16::from_le_bytes([n0, n1]),
+                u16::from_le_bytes([s0, s1]),
+            )
         };
         Ok(OpenSegment { file, places: bytes.as_chunks().0.iter().map(place).collect() })
     }

@@ -22,8 +22,9 @@ const HITS: usize = 10;
 /// What an arm is told.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct TurnOrder {
-    /// Which queries: those of a stream are the same for every arm, and none is asked twice, else the second time would
-    /// find its records in the cache. From 1 on; 0 are those that warm the cache.
+    /// Which queries: those of a stream are the same for every arm, and none is asked twice, else
+    /// the second time would find its records in the cache. From 1 on; 0 are those that warm the
+    /// cache.
     pub(super) stream: u64,
     /// How many of them.
     pub(super) queries: usize,
@@ -55,7 +56,8 @@ pub(super) struct TurnResult {
     pub(super) digests: Vec<u64>,
 }
 
-/// What a thread answers: queries by a shared counter, each with the time from its coming to its answer.
+/// What a thread answers: queries by a shared counter, each with the time from its coming to its
+/// answer.
 struct AnswerThread<'q, S, F> {
     asked: &'q [TierQuery],
     segments: &'q Arc<[Arc<dyn Records>]>,
@@ -70,7 +72,9 @@ struct AnswerThread<'q, S, F> {
 impl<'q, S: Scorer, F: Fn(usize) -> S> QuerySource<'q, S> for AnswerThread<'q, S, F> {
     fn next(&mut self, _wait: bool) -> NextQuery<'q, S> {
         let at = self.next.fetch_add(1, Ordering::Relaxed);
-        let Some(asked) = self.asked.get(at).filter(|_| at < self.end) else { return NextQuery::End };
+        let Some(asked) = self.asked.get(at).filter(|_| at < self.end) else {
+            return NextQuery::End;
+        };
         self.came.insert(at as u64, Instant::now());
         NextQuery::Query(RerankQuery {
             tag: at as u64,
@@ -105,7 +109,8 @@ pub(super) fn take_turn<S: Scorer>(
     scorer: &(impl Fn(usize) -> S + Sync),
 ) -> Result<TurnResult> {
     let (next, barrier) = (AtomicUsize::new(0), Barrier::new(searchers.len() + 1));
-    let (mut answers, mut turn) = (Vec::new(), TurnResult { queries: count, ..TurnResult::default() });
+    let (mut answers, mut turn) =
+        (Vec::new(), TurnResult { queries: count, ..TurnResult::default() });
     std::thread::scope(|scope| {
         let work = |searcher: &mut Searcher| -> Result<Vec<(usize, f64, RerankResult)>> {
             let first = AtomicUsize::new(0);
@@ -119,7 +124,8 @@ pub(super) fn take_turn<S: Scorer>(
                 answers: Vec::new(),
                 scorers: std::marker::PhantomData::<S>,
             };
-            // One query first, so that the thread's ring and scratch are made before the clock starts.
+            // One query first, so that the thread's ring and scratch are made before the clock
+            // starts.
             let outcome = searcher.run(&mut line(&first, 1.min(count)));
             barrier.wait();
             outcome?;
@@ -157,9 +163,13 @@ fn summarise(
         turn.read_bytes += ranked.read_bytes;
         turn.partial += usize::from(ranked.partial);
         let target = stage.asked.get(*at).map(|asked| asked.target);
-        turn.found += usize::from(ranked.hits.iter().any(|(hit, _)| Some((hit.segment, hit.row)) == target));
+        turn.found +=
+            usize::from(ranked.hits.iter().any(|(hit, _)| Some((hit.segment, hit.row)) == target));
         let mut hasher = DefaultHasher::new();
-        ranked.hits.iter().for_each(|(hit, score)| (hit.segment, hit.row, score.to_bits()).hash(&mut hasher));
+        ranked
+            .hits
+            .iter()
+            .for_each(|(hit, score)| (hit.segment, hit.row, score.to_bits()).hash(&mut hasher));
         turn.digests.push(hasher.finish());
     }
     (turn.p50_ms, turn.p99_ms) = (latencies.quantile_ms(0.5), latencies.quantile_ms(0.99));

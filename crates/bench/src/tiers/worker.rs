@@ -1,5 +1,5 @@
-//! The process of one arm. Each arm has its own, so that its resident memory is its own, and waits for its turn on its
-//! standard input.
+//! The process of one arm. Each arm has its own, so that its resident memory is its own, and waits
+//! for its turn on its standard input.
 
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -81,7 +81,8 @@ pub(super) struct WorkerReady {
 /// # Errors
 /// When the medium or a reader fails.
 pub(super) fn run(args: &TiersArgs, dir: &Path, job: &str) -> Result<()> {
-    let job: WorkerJob = serde_json::from_str(job).map_err(|e| Error::invalid(format!("--worker: {e}")))?;
+    let job: WorkerJob =
+        serde_json::from_str(job).map_err(|e| Error::invalid(format!("--worker: {e}")))?;
     let shape = TierShape::new(args, job.shape.0, job.shape.1);
     let mut worker = TierWorker::open(args, dir, &job, shape)?;
     let warmed = worker.warm()?;
@@ -96,7 +97,8 @@ pub(super) fn run(args: &TiersArgs, dir: &Path, job: &str) -> Result<()> {
 }
 
 fn say(value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string(value).map_err(|e| Error::internal(format!("an answer: {e}")))?;
+    let text =
+        serde_json::to_string(value).map_err(|e| Error::internal(format!("an answer: {e}")))?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}")
         .and_then(|()| out.flush())
@@ -130,7 +132,8 @@ impl TierWorker {
         let medium: Arc<dyn Medium> = match job.arm {
             TierArm::Dram => {
                 let bytes_max = memory_for(&data, shape.segments)?;
-                let config = PoolConfig { bytes_max, huge_pages: true, fault_rate: Rate::unlimited() };
+                let config =
+                    PoolConfig { bytes_max, huge_pages: true, fault_rate: Rate::unlimited() };
                 Arc::new(DramMedium::new(SlotPool::new(config)?, Some(data))?)
             }
             TierArm::Nvme => Arc::new(UringMedium::new(data)?),
@@ -143,8 +146,10 @@ impl TierWorker {
         };
         let open = |segment| OpenSegment::open(medium.as_ref(), dir, segment);
         let segments: Vec<OpenSegment> = (0..shape.segments).map(open).collect::<Result<_>>()?;
-        let files: Vec<Arc<dyn Sealed>> = segments.iter().map(|segment| segment.file().clone()).collect();
-        let segments = segments.into_iter().map(|segment| Arc::new(segment) as Arc<dyn Records>).collect();
+        let files: Vec<Arc<dyn Sealed>> =
+            segments.iter().map(|segment| segment.file().clone()).collect();
+        let segments =
+            segments.into_iter().map(|segment| Arc::new(segment) as Arc<dyn Records>).collect();
         Ok(TierWorker {
             medium,
             mapped: mapped.map(|medium| Mapped { medium, files, bytes_max: job.mapped_bytes }),
@@ -168,14 +173,15 @@ impl TierWorker {
         (0..self.threads).map(searcher).collect()
     }
 
-    /// Lets earlier queries, which are not those that are measured, fill the cache until records leave it again and
-    /// there is no room for another block. Pages in memory are verified on the way by the first turn. How many queries
-    /// that took.
+    /// Lets earlier queries, which are not those that are measured, fill the cache until records
+    /// leave it again and there is no room for another block. Pages in memory are verified on the
+    /// way by the first turn. How many queries that took.
     fn warm(&self) -> Result<u64> {
         let mut warmed = 0;
         for batch in 0..WARM_BATCHES_MAX {
             let records_full = self.shared.cache_stats().is_none_or(|stats| stats.evicted > 0);
-            let blocks_full = self.shared.block_stats().is_none_or(|stats| stats.blocks >= stats.blocks_max);
+            let blocks_full =
+                self.shared.block_stats().is_none_or(|stats| stats.blocks >= stats.blocks_max);
             if !self.has_cache || (records_full && blocks_full) {
                 break;
             }
@@ -222,8 +228,9 @@ impl TierWorker {
     }
 }
 
-/// Keeps what is in memory of mapped files within bounds, as a smaller machine would: stretch by stretch, in turn, which
-/// for accesses spread evenly is as good as dropping what was used longest ago.
+/// Keeps what is in memory of mapped files within bounds, as a smaller machine would: stretch by
+/// stretch, in turn, which for accesses spread evenly is as good as dropping what was used longest
+/// ago.
 fn reclaim(mapped: &Mapped, stop: &AtomicBool) {
     let Mapped { medium, files, bytes_max } = mapped;
     let resident = || os::process::memory().map_or(0, |memory| memory.file);
@@ -231,7 +238,8 @@ fn reclaim(mapped: &Mapped, stop: &AtomicBool) {
     let mut stretch = 0;
     while !stop.load(Ordering::Relaxed) {
         while resident().saturating_sub(before) > *bytes_max && !stop.load(Ordering::Relaxed) {
-            let Some(file) = files.get((stretch / RECLAIM_STRETCHES) as usize % files.len().max(1)) else {
+            let Some(file) = files.get((stretch / RECLAIM_STRETCHES) as usize % files.len().max(1))
+            else {
                 return;
             };
             let length = file.bytes().div_ceil(RECLAIM_STRETCHES).next_multiple_of(4096);

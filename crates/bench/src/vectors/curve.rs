@@ -29,8 +29,8 @@ pub(super) struct Curve {
 }
 
 impl Curve {
-    /// Queries per second at a recall on the upper envelope; none where no setting reaches it. Where every setting
-    /// exceeds it, the fastest of them.
+    /// Queries per second at a recall on the upper envelope; none where no setting reaches it.
+    /// Where every setting exceeds it, the fastest of them.
     pub(super) fn qps_at(&self, recall: f64) -> Option<f64> {
         let envelope = self.envelope();
         let above = envelope.iter().position(|point| point.recall >= recall)?;
@@ -42,7 +42,8 @@ impl Curve {
 
     /// The points that no other beats in both, in ascending order of recall.
     fn envelope(&self) -> Vec<&VectorPoint> {
-        let mut points: Vec<&VectorPoint> = self.points.iter().filter(|point| point.qps > 0.0).collect();
+        let mut points: Vec<&VectorPoint> =
+            self.points.iter().filter(|point| point.qps > 0.0).collect();
         points.sort_by(|a, b| b.recall.total_cmp(&a.recall).then(b.qps.total_cmp(&a.qps)));
         let mut fastest = 0.0;
         points.retain(|point| {
@@ -60,15 +61,25 @@ mod tests {
     use super::*;
 
     fn curve(points: &[(f64, f64)]) -> Curve {
-        let point =
-            |&(recall, qps): &(f64, f64)| VectorPoint { setting: String::new(), recall, qps, qps_wall: qps };
-        Curve { engine: "x".into(), version: None, build_s: 1.0, points: points.iter().map(point).collect() }
+        let point = |&(recall, qps): &(f64, f64)| VectorPoint {
+            setting: String::new(),
+            recall,
+            qps,
+            qps_wall: qps,
+        };
+        Curve {
+            engine: "x".into(),
+            version: None,
+            build_s: 1.0,
+            points: points.iter().map(point).collect(),
+        }
     }
 
     #[test]
     fn between_two_points_speed_is_logarithmic() {
         let curve = curve(&[(0.9, 1000.0), (1.0, 10.0), (0.95, 90.0), (0.85, 900.0)]);
-        // The third lies under the line from the first to the second but is beaten by neither; the fourth is beaten.
+        // The third lies under the line from the first to the second but is beaten by neither; the
+        // fourth is beaten.
         assert!((curve.qps_at(0.925).unwrap() - 300.0).abs() < 1e-6);
         assert_eq!(curve.qps_at(0.5), Some(1000.0));
         assert_eq!(curve.qps_at(1.0).map(f64::round), Some(10.0));

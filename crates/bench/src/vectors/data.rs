@@ -25,7 +25,8 @@ pub(super) struct VectorData {
 const CLUSTERS: usize = 200;
 /// Queries of the made set.
 const QUERIES: usize = 500;
-/// How far a made vector lies from its cluster's centre in each dimension, relative to how far centres lie apart.
+/// How far a made vector lies from its cluster's centre in each dimension, relative to how far
+/// centres lie apart.
 const SPREAD: f64 = 0.5;
 /// Values of a vector in a file at most.
 const DIMS_MAX: usize = search::coarse::DIMS_MAX;
@@ -50,7 +51,10 @@ impl VectorData {
             .map(|row| row[..HITS].iter().map(|word| word.to_bits()).collect())
             .collect();
         if truth.iter().flatten().any(|row| *row as usize >= rows) {
-            return Err(Error::invalid(format!("{}: truth names rows that base lacks", folder.display())));
+            return Err(Error::invalid(format!(
+                "{}: truth names rows that base lacks",
+                folder.display()
+            )));
         }
         Ok(VectorData { dims, base, queries, truth, made: false })
     }
@@ -101,7 +105,8 @@ fn nearest(base: &[f32], queries: &[f32], dims: usize) -> Vec<Vec<u32>> {
     let panels = Panels::new(queries, dims);
     let mut tops = vec![TopK::new(HITS); panels.count()];
     let mut products = vec![0.0; ROWS_AT_A_TIME * panels.count()];
-    for (points, first) in base.chunks(ROWS_AT_A_TIME * dims).zip((0_u32..).step_by(ROWS_AT_A_TIME)) {
+    for (points, first) in base.chunks(ROWS_AT_A_TIME * dims).zip((0_u32..).step_by(ROWS_AT_A_TIME))
+    {
         let products = &mut products[..points.len() / dims * panels.count()];
         panels.products(points, products);
         for ((point, products), row) in
@@ -116,14 +121,15 @@ fn nearest(base: &[f32], queries: &[f32], dims: usize) -> Vec<Vec<u32>> {
     tops.iter_mut().map(|top| top.sorted().map(|(_, row)| row).collect()).collect()
 }
 
-/// Values of one vector, and all vectors of a file whose every vector starts with its number of values. Whole
-/// numbers come as the float with the same bits.
+/// Values of one vector, and all vectors of a file whose every vector starts with its number of
+/// values. Whole numbers come as the float with the same bits.
 fn read_vectors(path: &Path) -> Result<(usize, Vec<f32>)> {
     let bytes = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
     let wrong = |what: &str| Error::invalid(format!("{}: {what}", path.display()));
     let (words, rest) = bytes.as_chunks::<4>();
     let width = words.first().map_or(0, |word| u32::from_le_bytes(*word) as usize);
-    if width == 0 || width > DIMS_MAX || !rest.is_empty() || !words.len().is_multiple_of(width + 1) {
+    if width == 0 || width > DIMS_MAX || !rest.is_empty() || !words.len().is_multiple_of(width + 1)
+    {
         return Err(wrong("not a file of vectors with one length"));
     }
     let mut values = Vec::with_capacity(words.len());
@@ -144,11 +150,14 @@ mod tests {
     fn files_of_vectors_are_read_or_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.fvecs");
-        let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let words =
+            |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         std::fs::write(&path, words(&[2, 1.0_f32.to_bits(), 7, 2, 3, 4])).unwrap();
         let (width, values) = read_vectors(&path).unwrap();
         assert_eq!((width, values[0], values[3].to_bits()), (2, 1.0, 4));
-        for wrong in [&words(&[2, 1, 7, 3, 3, 4])[..], &words(&[2, 1, 7, 2]), &[1, 0], &[], &words(&[0, 0])] {
+        for wrong in
+            [&words(&[2, 1, 7, 3, 3, 4])[..], &words(&[2, 1, 7, 2]), &[1, 0], &[], &words(&[0, 0])]
+        {
             std::fs::write(&path, wrong).unwrap();
             assert!(read_vectors(&path).is_err());
         }
@@ -159,8 +168,12 @@ mod tests {
     fn the_made_truth_is_the_truth() {
         let data = VectorData::made(300, 5);
         for (query, truth) in data.queries.chunks_exact(5).zip(&data.truth) {
-            let mut rows: Vec<(f32, u32)> =
-                data.base.chunks_exact(5).map(|row| kernels::float::l2(query, row)).zip(0..).collect();
+            let mut rows: Vec<(f32, u32)> = data
+                .base
+                .chunks_exact(5)
+                .map(|row| kernels::float::l2(query, row))
+                .zip(0..)
+                .collect();
             rows.sort_by(|a, b| a.0.total_cmp(&b.0));
             let worst = rows[HITS - 1].0;
             assert!(truth.len() == HITS);

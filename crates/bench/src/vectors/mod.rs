@@ -1,9 +1,10 @@
 //! `bench vectors`: recall against queries per second of the coarse filter, beside other engines.
 //!
-//! One query a call on one core, as a server's thread would: our thread and every other engine's process are pinned
-//! to the same core, and queries are divided by processor time, so that what else runs on the machine takes nothing
-//! away from either. Our settings are gone through before, between and after the other engines, and the median of
-//! those passes is the figure, so that a machine whose memory is busier at one time than at another does not decide.
+//! One query a call on one core, as a server's thread would: our thread and every other engine's
+//! process are pinned to the same core, and queries are divided by processor time, so that what
+//! else runs on the machine takes nothing away from either. Our settings are gone through before,
+//! between and after the other engines, and the median of those passes is the figure, so that a
+//! machine whose memory is busier at one time than at another does not decide.
 
 mod curve;
 mod data;
@@ -31,12 +32,13 @@ const PASSES_ALONE: usize = 3;
 
 /// Measure recall@10 against queries per second on one core, beside other vector engines.
 ///
-/// DIR holds base.fvecs, query.fvecs and truth.ivecs (squared distances). Without it a small clustered set is made,
-/// whose figures show only that everything works. The other engines need a Python environment with the packages of
-/// bench/peers/requirements.txt; without one only ours is measured.
+/// DIR holds base.fvecs, query.fvecs and truth.ivecs (squared distances). Without it a small
+/// clustered set is made, whose figures show only that everything works. The other engines need a
+/// Python environment with the packages of bench/peers/requirements.txt; without one only ours is
+/// measured.
 ///
-/// Queries per second at a recall: between the two measured points around it on the upper envelope, linear in recall
-/// and logarithmic in speed.
+/// Queries per second at a recall: between the two measured points around it on the upper envelope,
+/// linear in recall and logarithmic in speed.
 #[derive(Args, Clone, Debug)]
 pub struct VectorsArgs {
     /// Folder with base.fvecs, query.fvecs and truth.ivecs
@@ -102,7 +104,9 @@ impl VectorsArgs {
         }
         match times && (1..=256).contains(&self.threads) {
             true => Ok(()),
-            false => Err(Error::invalid("--seconds must be above 0 and at most 60, --threads 1 to 256")),
+            false => {
+                Err(Error::invalid("--seconds must be above 0 and at most 60, --threads 1 to 256"))
+            }
         }
     }
 }
@@ -145,7 +149,8 @@ pub fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
         progress.step();
     }
     drop(progress);
-    let report = VectorsReport::new(&data, &ours, &peers, curves, MachineFacts::detect(None), watch.end());
+    let report =
+        VectorsReport::new(&data, &ours, &peers, curves, MachineFacts::detect(None), watch.end());
     report.print();
     match &args.json {
         Some(path) => loadgen::report::write_json(path, &report),

@@ -6,8 +6,8 @@ use base::{Error, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use search::coarse::{
-    BuildThreads, Coarse, CoarseBuild, CoarseKind, CoarseRequest, CoarseScratch, DenseVectors, Metric,
-    ScanParams, build,
+    BuildThreads, Coarse, CoarseBuild, CoarseKind, CoarseRequest, CoarseScratch, DenseVectors,
+    Metric, ScanParams, build,
 };
 
 use super::curve::{Curve, VectorPoint};
@@ -66,8 +66,14 @@ impl OurIndex {
         let build_s = started.elapsed().as_secs_f64();
         let exact = DenseVectors::new(&data.base, data.dims, Metric::L2, &built.order)?;
         let kind = kind.resolved(data.rows(), data.dims);
-        let mut ours =
-            OurIndex { index: built.index, order: built.order, exact, kind, build_s, cells: Vec::new() };
+        let mut ours = OurIndex {
+            index: built.index,
+            order: built.order,
+            exact,
+            kind,
+            build_s,
+            cells: Vec::new(),
+        };
         ours.choose_cells(data)?;
         Ok(ours)
     }
@@ -94,7 +100,8 @@ impl OurIndex {
         let ask = CoarseRequest { params, exact: Some(&self.exact), ..CoarseRequest::best(HITS) };
         for (query, truth) in data.queries.chunks_exact(data.dims).zip(&data.truth) {
             self.index.search(query, &ask, &mut scratch, &mut hits)?;
-            found += hits.iter().filter(|hit| truth.contains(&self.order[hit.row as usize])).count();
+            found +=
+                hits.iter().filter(|hit| truth.contains(&self.order[hit.row as usize])).count();
         }
         let recall = found as f64 / (HITS * data.truth.len()) as f64;
         self.cells.push(OurSetting { name, params, recall, qps: Vec::new(), qps_wall: Vec::new() });
@@ -121,7 +128,8 @@ impl OurIndex {
                         }
                         count += data.truth.len();
                     }
-                    let used = processor_time().saturating_sub(processor).max(Duration::from_nanos(1));
+                    let used =
+                        processor_time().saturating_sub(processor).max(Duration::from_nanos(1));
                     cell.qps.push(count as f64 / used.as_secs_f64());
                     cell.qps_wall.push(count as f64 / started.elapsed().as_secs_f64());
                 }
@@ -169,8 +177,9 @@ impl OurIndex {
 }
 
 fn pin(core: usize) -> Result<()> {
-    let refused =
-        |e: rustix::io::Errno| Error::invalid(format!("--core {core}: {e}; choose one of this machine's"));
+    let refused = |e: rustix::io::Errno| {
+        Error::invalid(format!("--core {core}: {e}; choose one of this machine's"))
+    };
     let allowed = sched_getaffinity(None).map_err(refused)?;
     if core >= CpuSet::MAX_CPU || !allowed.is_set(core) {
         return Err(refused(rustix::io::Errno::INVAL));

@@ -42,7 +42,8 @@ impl Peers {
             return peers.without("they are run with --data only");
         }
         if args.peers_python.is_none() && !peers.python.exists() {
-            return peers.without(&format!("there is no {USUAL_PYTHON} (--peers-python names another)"));
+            return peers
+                .without(&format!("there is no {USUAL_PYTHON} (--peers-python names another)"));
         }
         if !peers.script.exists() {
             let why = format!("there is no {} (--peers-script)", peers.script.display());
@@ -56,7 +57,10 @@ impl Peers {
         let listed: Vec<String> =
             String::from_utf8_lossy(&listed.stdout).lines().map(str::to_owned).collect();
         if let Some(missing) = args.engine.iter().find(|name| !listed.contains(name)) {
-            return Err(Error::not_found(format!("no engine {missing}; installed: {}", listed.join(", "))));
+            return Err(Error::not_found(format!(
+                "no engine {missing}; installed: {}",
+                listed.join(", ")
+            )));
         }
         peers.engines = if args.engine.is_empty() { listed } else { args.engine.clone() };
         Ok(peers)
@@ -69,14 +73,19 @@ impl Peers {
 
     fn failure(&self, what: &str, said: &[u8]) -> Error {
         let said = String::from_utf8_lossy(said);
-        let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it said nothing").to_owned();
+        let last = said
+            .lines()
+            .rfind(|line| !line.trim().is_empty())
+            .unwrap_or("it said nothing")
+            .to_owned();
         Error::internal(format!("{} {what}: {last}", self.script.display()))
     }
 
     /// Builds one engine's index and measures it.
     pub(super) fn run(&self, engine: &str, args: &VectorsArgs) -> Result<Curve> {
         let folder = args.data.as_deref().unwrap_or(Path::new("."));
-        let out = std::env::temp_dir().join(format!("millpond-peer-{}-{engine}.json", std::process::id()));
+        let out = std::env::temp_dir()
+            .join(format!("millpond-peer-{}-{engine}.json", std::process::id()));
         let mut command = Command::new(&self.python);
         command
             .arg(&self.script)

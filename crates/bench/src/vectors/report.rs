@@ -40,7 +40,8 @@ pub(super) struct VectorsReport {
     noise: Noise,
 }
 
-/// Queries per second of processor time on one core at one recall; nothing where no setting reached it.
+/// Queries per second of processor time on one core at one recall; nothing where no setting reached
+/// it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct At {
     millpond_qps: Option<f64>,
@@ -50,7 +51,8 @@ struct At {
 
 impl At {
     fn new(recall: f64, ours: &Curve, peers: &[Curve]) -> At {
-        let peers = peers.iter().filter_map(|curve| Some((curve.qps_at(recall)?, curve.engine.clone())));
+        let peers =
+            peers.iter().filter_map(|curve| Some((curve.qps_at(recall)?, curve.engine.clone())));
         let best = peers.max_by(|a, b| a.0.total_cmp(&b.0));
         let (best_peer_qps, best_peer) = best.unzip();
         At { millpond_qps: ours.qps_at(recall), best_peer_qps, best_peer }
@@ -102,13 +104,25 @@ impl VectorsReport {
             self.queries,
             if self.made { " (made, not real)" } else { "" }
         );
-        let mut table = TextTable::new(&["engine", "build s", "q/s at 0.95", "q/s at 0.99", "best recall"]);
+        let mut table =
+            TextTable::new(&["engine", "build s", "q/s at 0.95", "q/s at 0.99", "best recall"]);
         for (engine, points) in &self.curves {
-            let curve = Curve { engine: engine.clone(), version: None, build_s: 0.0, points: points.clone() };
+            let curve = Curve {
+                engine: engine.clone(),
+                version: None,
+                build_s: 0.0,
+                points: points.clone(),
+            };
             let at = |recall| curve.qps_at(recall).map_or("-".into(), |qps| format!("{qps:.0}"));
             let best = points.iter().map(|point| point.recall).fold(0.0, f64::max);
             let build = self.build_s.get(engine).copied().unwrap_or(0.0);
-            table.row(vec![engine.clone(), format!("{build:.1}"), at(0.95), at(0.99), format!("{best:.4}")]);
+            table.row(vec![
+                engine.clone(),
+                format!("{build:.1}"),
+                at(0.95),
+                at(0.99),
+                format!("{best:.4}"),
+            ]);
         }
         println!("\n{table}");
         for (engine, why) in &self.peers_failed {
@@ -135,8 +149,11 @@ mod tests {
         let ours = curve("millpond", 0.97, 10.0);
         let peers = [curve("fast", 0.9, 99.0), curve("good", 0.99, 20.0), curve("slow", 1.0, 5.0)];
         let at = At::new(0.95, &ours, &peers);
-        let expected =
-            At { millpond_qps: Some(10.0), best_peer_qps: Some(20.0), best_peer: Some("good".into()) };
+        let expected = At {
+            millpond_qps: Some(10.0),
+            best_peer_qps: Some(20.0),
+            best_peer: Some("good".into()),
+        };
         assert_eq!(at, expected);
         let none = At { millpond_qps: None, best_peer_qps: None, best_peer: None };
         assert_eq!(At::new(0.99, &ours, &[]), none);

@@ -32,6 +32,9 @@ pub(super) fn restart_frugally(threads: Option<usize>) {
     let mut arguments = std::env::args_os();
     let (Ok(program), Some(name)) = (std::env::current_exe(), arguments.next()) else { return };
     // `exec` returns only on failure. The process then continues with its current settings.
-    let _ =
-        Command::new(program).arg0(name).args(arguments).env(environment::MALLOC_CONF.name, settings).exec();
+    let _ = Command::new(program)
+        .arg0(name)
+        .args(arguments)
+        .env(environment::MALLOC_CONF.name, settings)
+        .exec();
 }

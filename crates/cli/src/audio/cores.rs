@@ -10,10 +10,14 @@ use crate::exit::{CommandError, CommandResult};
 /// # Errors
 /// Returns a usage error if fewer cores are allowed, and an error if the system refuses.
 pub(crate) fn restrict(count: usize) -> CommandResult {
-    let refused = |error: rustix::io::Errno| CommandError::failed(format!("--cores {count}: {error}"));
+    let refused =
+        |error: rustix::io::Errno| CommandError::failed(format!("--cores {count}: {error}"));
     let allowed = sched_getaffinity(None).map_err(refused)?;
     let first = first(&allowed, count).ok_or_else(|| {
-        CommandError::usage(format!("--cores {count}: this process may use {} cores", allowed.count()))
+        CommandError::usage(format!(
+            "--cores {count}: this process may use {} cores",
+            allowed.count()
+        ))
     })?;
     sched_setaffinity(None, &first).map_err(refused)
 }

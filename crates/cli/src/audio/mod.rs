@@ -116,7 +116,10 @@ pub(crate) fn run(args: &AudioCommand) -> CommandResult {
         None => {
             let opened = args.engine.open(&args.directory, name)?;
             let speakers = recognise::speakers(&opened.recogniser, args.speakers.as_deref())?;
-            Backend::Local { options: opened.options(args.embeddings, speakers), opened: Box::new(opened) }
+            Backend::Local {
+                options: opened.options(args.embeddings, speakers),
+                opened: Box::new(opened),
+            }
         }
     };
     let mut done: Vec<FileResult> = Vec::with_capacity(args.files.len());
@@ -127,7 +130,11 @@ pub(crate) fn run(args: &AudioCommand) -> CommandResult {
     if let Some(path) = &args.timing {
         recognise::write_timing(path, source.load(), &done)?;
     }
-    if done.iter().all(FileResult::is_whole) { Ok(()) } else { Err(CommandError::silent(ExitStatus::Failed)) }
+    if done.iter().all(FileResult::is_whole) {
+        Ok(())
+    } else {
+        Err(CommandError::silent(ExitStatus::Failed))
+    }
 }
 
 fn list(directory: &RecogniserDirArgs) -> CommandResult {
@@ -141,7 +148,9 @@ fn list(directory: &RecogniserDirArgs) -> CommandResult {
                 format!("{} Hz", recogniser.rate),
             ]),
             // A faulty description does not hide the other recognisers.
-            Err(error) => table.row([found.name, error.message().to_owned(), "-".into(), "-".into()]),
+            Err(error) => {
+                table.row([found.name, error.message().to_owned(), "-".into(), "-".into()])
+            }
         }
     }
     print(&table.text())

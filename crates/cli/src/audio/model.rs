@@ -11,7 +11,9 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use lifecycle::ModelConfig;
 use server::local::Local;
-use server::{AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig};
+use server::{
+    AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig,
+};
 
 use crate::audio::cores;
 use crate::audio::recognisers::{RecogniserDir, RecogniserDirArgs};
@@ -42,10 +44,12 @@ pub(crate) struct EngineArgs {
     /// Threads inside one operator of the model, per run [default: 1]
     #[arg(long, value_name = "N", global = true)]
     pub(crate) intra_op: Option<usize>,
-    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program or in the system]
+    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program
+    /// or in the system]
     #[arg(long, value_name = "PATH", global = true)]
     onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the program]
+    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the
+    /// program]
     #[arg(long, value_name = "PATH", global = true)]
     libtorch: Option<PathBuf>,
     /// Directory of converted models [default: the user's cache directory]
@@ -84,13 +88,18 @@ impl EngineArgs {
     ///
     /// # Errors
     /// Returns an error with the model's own reason.
-    pub(crate) fn open(&self, directory: &RecogniserDirArgs, name: &str) -> CommandResult<LoadedRecogniser> {
+    pub(crate) fn open(
+        &self,
+        directory: &RecogniserDirArgs,
+        name: &str,
+    ) -> CommandResult<LoadedRecogniser> {
         let started = Instant::now();
         let found = directory.find(name)?;
         let config = self.config(&found)?;
         let waiting = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         waiting.enable_steady_tick(POLL);
-        let local = Local::open(&config, LOAD_MAX, &mut |line| waiting.set_message(line.to_owned()));
+        let local =
+            Local::open(&config, LOAD_MAX, &mut |line| waiting.set_message(line.to_owned()));
         waiting.finish_and_clear();
         let local = local?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -100,11 +109,15 @@ impl EngineArgs {
 
     fn config(&self, found: &RecogniserDir) -> CommandResult<Config> {
         let program = std::env::current_exe().map_err(|error| {
-            CommandError::new(ExitStatus::CannotStart, format!("this program cannot find itself: {error}"))
+            CommandError::new(
+                ExitStatus::CannotStart,
+                format!("this program cannot find itself: {error}"),
+            )
         })?;
         let model = |name: &str, dir: PathBuf| {
             let mut model = ModelConfig::new(name, dir);
-            model.session.intra_op_threads = self.intra_op.unwrap_or(model.session.intra_op_threads);
+            model.session.intra_op_threads =
+                self.intra_op.unwrap_or(model.session.intra_op_threads);
             model
         };
         let mut models = vec![model(&found.name, found.dir.clone())];
@@ -151,6 +164,12 @@ impl LoadedRecogniser {
     ) -> audio::pipeline::PipelineOptions {
         let in_flight = self.local.workers().max(1) * RUNS_PER_THREAD;
         let stop = self.stop.clone();
-        audio::pipeline::PipelineOptions { in_flight, embeddings, speakers, stop, ..Default::default() }
+        audio::pipeline::PipelineOptions {
+            in_flight,
+            embeddings,
+            speakers,
+            stop,
+            ..Default::default()
+        }
     }
 }

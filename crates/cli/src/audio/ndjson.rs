@@ -76,7 +76,9 @@ pub(crate) fn parse(line: &[u8]) -> Result<ServerLine> {
         NdjsonLine::Label { start, end, text, score, embedding } => {
             ServerLine::Event(PipelineEvent::Label(Label { start, end, text, score, embedding }))
         }
-        NdjsonLine::Fault { at, what } => ServerLine::Event(PipelineEvent::Fault(Fault { at, what })),
+        NdjsonLine::Fault { at, what } => {
+            ServerLine::Event(PipelineEvent::Fault(Fault { at, what }))
+        }
         NdjsonLine::Progress { seconds, total } => {
             ServerLine::Event(PipelineEvent::Progress { seconds, total })
         }
@@ -94,9 +96,12 @@ mod tests {
 
     #[test]
     fn what_a_server_writes_is_understood() {
-        let label = Label { start: 1.0, end: 2.5, text: "speech".into(), score: 0.5, embedding: None };
-        let events =
-            [PipelineEvent::Label(label), PipelineEvent::Fault(Fault { at: 3.0, what: "gone".into() })];
+        let label =
+            Label { start: 1.0, end: 2.5, text: "speech".into(), score: 0.5, embedding: None };
+        let events = [
+            PipelineEvent::Label(label),
+            PipelineEvent::Fault(Fault { at: 3.0, what: "gone".into() }),
+        ];
         for event in events {
             let Some(line) = audio::write::ndjson(&event) else { continue };
             let ServerLine::Event(back) = parse(line.as_bytes()).unwrap() else { panic!("{line}") };

@@ -59,12 +59,20 @@ enum LabelTarget {
 impl LabelTarget {
     /// Opens `path` without truncating it.
     fn file(path: &Path, recordings: &[PathBuf]) -> CommandResult<LabelTarget> {
-        let named =
-            |error: std::io::Error| CommandError::failed(format!("--output {}: {error}", path.display()));
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(named)?;
+        let named = |error: std::io::Error| {
+            CommandError::failed(format!("--output {}: {error}", path.display()))
+        };
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(named)?;
         let place = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
         let own = file.metadata().map(place).map_err(named)?;
-        let same = |recording: &&PathBuf| std::fs::metadata(recording).map(place).is_ok_and(|at| at == own);
+        let same = |recording: &&PathBuf| {
+            std::fs::metadata(recording).map(place).is_ok_and(|at| at == own)
+        };
         match recordings.iter().find(same) {
             None => Ok(LabelTarget::File(file)),
             Some(recording) => Err(CommandError::usage(format!(
@@ -155,15 +163,17 @@ impl LabelOutput {
     /// # Errors
     /// Returns an error if writing fails.
     pub(crate) fn begin(&mut self, name: &str) -> Result<FileLabels<'_>> {
-        let mut out =
-            self.out.take().ok_or_else(|| Error::internal("the output was lost with an earlier error"))?;
+        let mut out = self
+            .out
+            .take()
+            .ok_or_else(|| Error::internal("the output was lost with an earlier error"))?;
         let written = match self.begun {
             false => out.get_ref().out.clear(),
             true => Ok(()),
         };
         let between = if self.begun { "," } else { "[" };
-        let written =
-            written.and_then(|()| if self.list { out.write_all(between.as_bytes()) } else { Ok(()) });
+        let written = written
+            .and_then(|()| if self.list { out.write_all(between.as_bytes()) } else { Ok(()) });
         written.map_err(|error| Error::io(&self.name, &error))?;
         // One table has one header; its first column names the recording.
         out.get_mut().skip_line = self.begun && self.format == LabelFormat::Csv;
@@ -183,8 +193,11 @@ impl LabelOutput {
             (true, false) => b"[]\n",
             (false, _) => b"",
         };
-        let written = self.out.map_or(Ok(()), |mut out| out.write_all(end).and_then(|()| out.flush()));
-        written.map_err(|error| CommandError::failed(format!("cannot write to {}: {error}", name.display())))
+        let written =
+            self.out.map_or(Ok(()), |mut out| out.write_all(end).and_then(|()| out.flush()));
+        written.map_err(|error| {
+            CommandError::failed(format!("cannot write to {}: {error}", name.display()))
+        })
     }
 }
 
@@ -222,7 +235,8 @@ mod tests {
         let mut output = LabelOutput::open(Some(path), format, &recordings).unwrap();
         for name in names {
             let mut part = output.begin(name).unwrap();
-            let label = Label { start: 0.0, end: 1.0, text: "speech".into(), score: 1.0, embedding: None };
+            let label =
+                Label { start: 0.0, end: 1.0, text: "speech".into(), score: 1.0, embedding: None };
             part.event(&PipelineEvent::Label(label)).unwrap();
             part.finish(&AudioSummary::default()).unwrap();
         }
@@ -259,11 +273,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("labels.csv");
         std::fs::write(&path, "of before").unwrap();
-        LabelOutput::open(Some(&path), LabelFormat::Csv, &["absent.wav".into()]).unwrap().close().unwrap();
+        LabelOutput::open(Some(&path), LabelFormat::Csv, &["absent.wav".into()])
+            .unwrap()
+            .close()
+            .unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "of before");
         let link = dir.path().join("a.wav");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        assert!(LabelOutput::open(Some(&path), LabelFormat::Csv, &[link]).is_err(), "it is a recording");
+        assert!(
+            LabelOutput::open(Some(&path), LabelFormat::Csv, &[link]).is_err(),
+            "it is a recording"
+        );
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "of before");
         assert!(!written(&path, LabelFormat::Csv, &["a.wav"]).contains("before"));
     }

@@ -95,8 +95,11 @@ pub(crate) fn factor(work: f64, recording: f64) -> f64 {
 /// Returns the summary line of a recording.
 pub(crate) fn summary(name: &str, recording: f64, work: f64, peak_bytes: u64) -> String {
     let factor = factor(work, recording);
-    let speed =
-        if factor > 0.0 { format!(", {:.0} times as fast as it plays", 1.0 / factor) } else { String::new() };
+    let speed = if factor > 0.0 {
+        format!(", {:.0} times as fast as it plays", 1.0 / factor)
+    } else {
+        String::new()
+    };
     format!(
         "{name}: {} in {work:.2} s, real-time factor {factor:.4}{speed}, peak memory {}",
         clock(recording),
@@ -121,9 +124,14 @@ mod tests {
         assert_eq!(message("-", 0.0, None, Duration::ZERO), "-  0:00:00, real-time factor 0.0000");
         let text = summary("a.mp3", 7200.0, 36.0, 100 << 20);
         assert!(
-            text.starts_with("a.mp3: 2:00:00 in 36.00 s, real-time factor 0.0050, 200 times as fast"),
+            text.starts_with(
+                "a.mp3: 2:00:00 in 36.00 s, real-time factor 0.0050, 200 times as fast"
+            ),
             "{text}"
         );
-        assert!(text.ends_with("peak memory 100.0 MiB") || text.ends_with("peak memory 100 MiB"), "{text}");
+        assert!(
+            text.ends_with("peak memory 100.0 MiB") || text.ends_with("peak memory 100 MiB"),
+            "{text}"
+        );
     }
 }

@@ -87,7 +87,10 @@ impl Backend {
 ///
 /// # Errors
 /// Returns an error if the file cannot be read.
-pub(crate) fn speakers(recogniser: &Recogniser, given: Option<&Path>) -> CommandResult<Option<Speakers>> {
+pub(crate) fn speakers(
+    recogniser: &Recogniser,
+    given: Option<&Path>,
+) -> CommandResult<Option<Speakers>> {
     if recogniser.kind != RecogniserKind::Embeddings {
         return match given {
             Some(_) => Err(CommandError::usage("--speakers is for recognisers of speakers")),
@@ -108,9 +111,13 @@ pub(crate) fn open(file: &Path) -> Result<(AudioInput, Option<String>)> {
     }
     let input = File::open(file).map_err(|error| Error::io(file, &error))?;
     if input.metadata().is_ok_and(|meta| meta.is_dir()) {
-        return Err(Error::invalid(format!("{}: it is a directory and not a recording", file.display())));
+        return Err(Error::invalid(format!(
+            "{}: it is a directory and not a recording",
+            file.display()
+        )));
     }
-    let hint = file.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
+    let hint =
+        file.extension().and_then(|extension| extension.to_str()).map(str::to_ascii_lowercase);
     Ok((AudioInput::File(input), hint))
 }
 
@@ -208,14 +215,22 @@ impl FileResult {
         if let Some(error) = &self.error {
             let kept = match self.summary.labels {
                 0 => String::new(),
-                labels => format!("; the {labels} labels up to {} are kept", clock(self.summary.seconds)),
+                labels => {
+                    format!("; the {labels} labels up to {} are kept", clock(self.summary.seconds))
+                }
             };
             eprintln!("error: {}: {error}{kept}", self.name);
             return;
         }
-        eprintln!("{}", summary(&self.name, self.summary.seconds, self.work.as_secs_f64(), peak_bytes()));
+        eprintln!(
+            "{}",
+            summary(&self.name, self.summary.seconds, self.work.as_secs_f64(), peak_bytes())
+        );
         if self.summary.partial {
-            eprintln!("warning: {}: only a part could be recognised; the faults above say where", self.name);
+            eprintln!(
+                "warning: {}: only a part could be recognised; the faults above say where",
+                self.name
+            );
         }
     }
 }
@@ -229,7 +244,11 @@ fn peak_bytes() -> u64 {
 ///
 /// # Errors
 /// Returns an error if the file cannot be written.
-pub(crate) fn write_timing(path: &Path, load: Option<Duration>, done: &[FileResult]) -> CommandResult {
+pub(crate) fn write_timing(
+    path: &Path,
+    load: Option<Duration>,
+    done: &[FileResult],
+) -> CommandResult {
     let files: Vec<_> = done
         .iter()
         .map(|done| {

@@ -26,7 +26,8 @@ const REMEDY: &str =
 /// The directory of recognisers.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RecogniserDirArgs {
-    /// Directory of recognisers [default: .cache/recognisers in or above the current directory or this program's]
+    /// Directory of recognisers [default: .cache/recognisers in or above the current directory or
+    /// this program's]
     #[arg(long, value_name = "DIR")]
     pub(crate) recognisers: Option<PathBuf>,
 }
@@ -56,8 +57,10 @@ impl RecogniserDirArgs {
     /// # Errors
     /// Returns an error that says how to get recognisers.
     pub(crate) fn dir(&self) -> CommandResult<PathBuf> {
-        let program = std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
-        let starts: Vec<PathBuf> = std::env::current_dir().ok().into_iter().chain(program).collect();
+        let program =
+            std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
+        let starts: Vec<PathBuf> =
+            std::env::current_dir().ok().into_iter().chain(program).collect();
         let given = self.recognisers.clone().or_else(|| environment::RECOGNISERS.path());
         usual(given, &starts)
     }
@@ -86,8 +89,11 @@ impl RecogniserDirArgs {
         let mut all = self.all()?;
         let names: Vec<String> = all.iter().map(|found| found.name.clone()).collect();
         let place = names.iter().position(|other| other == name).ok_or_else(|| {
-            CommandError::failed(format!("there is no recogniser \"{name}\"; there are {}", names.join(", ")))
-                .hint(REMEDY)
+            CommandError::failed(format!(
+                "there is no recogniser \"{name}\"; there are {}",
+                names.join(", ")
+            ))
+            .hint(REMEDY)
         })?;
         Ok(all.swap_remove(place))
     }
@@ -113,7 +119,8 @@ fn usual(given: Option<PathBuf>, starts: &[PathBuf]) -> CommandResult<PathBuf> {
 
 /// Returns the recognisers in `dir`, sorted by name. Other models are left out.
 fn in_dir(dir: &Path) -> CommandResult<Vec<RecogniserDir>> {
-    let unreadable = |error: std::io::Error| CommandError::failed(format!("{}: {error}", dir.display()));
+    let unreadable =
+        |error: std::io::Error| CommandError::failed(format!("{}: {error}", dir.display()));
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(unreadable)?.take(MODELS_MAX) {
         let dir = entry.map_err(unreadable)?.path();
@@ -121,8 +128,8 @@ fn in_dir(dir: &Path) -> CommandResult<Vec<RecogniserDir>> {
         let name = name.to_owned();
         let Some(table) = section(&dir.join(MODEL_FILE))? else { continue };
         let model = table.get("model").and_then(toml::Value::as_str).map(str::to_owned);
-        let text =
-            toml::to_string(&table).map_err(|error| CommandError::failed(format!("{name}: {error}")))?;
+        let text = toml::to_string(&table)
+            .map_err(|error| CommandError::failed(format!("{name}: {error}")))?;
         found.push(RecogniserDir { name, dir, text, model });
     }
     found.sort_by(|one, other| one.name.cmp(&other.name));
@@ -132,7 +139,8 @@ fn in_dir(dir: &Path) -> CommandResult<Vec<RecogniserDir>> {
 /// Reads the section `[recogniser]` of a settings file; `None` if there is no file or no such
 /// section.
 fn section(file: &Path) -> CommandResult<Option<toml::Table>> {
-    let unreadable = |why: &dyn std::fmt::Display| CommandError::failed(format!("{}: {why}", file.display()));
+    let unreadable =
+        |why: &dyn std::fmt::Display| CommandError::failed(format!("{}: {why}", file.display()));
     let Ok(meta) = std::fs::metadata(file) else { return Ok(None) };
     if meta.len() > FILE_BYTES_MAX {
         return Err(unreadable(&"larger than 1 MiB"));
@@ -179,7 +187,9 @@ mod tests {
         std::fs::create_dir_all(&there).unwrap();
         std::fs::create_dir_all(&below).unwrap();
         assert_eq!(usual(None, std::slice::from_ref(&below)).unwrap(), there);
-        assert!(usual(Some(dir.path().join("none")), &[below]).unwrap_err().message().contains("none"));
+        assert!(
+            usual(Some(dir.path().join("none")), &[below]).unwrap_err().message().contains("none")
+        );
         assert!(usual(None, &[]).is_err());
     }
 }

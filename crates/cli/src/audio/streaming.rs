@@ -37,7 +37,11 @@ impl StreamingClient {
     ///
     /// # Errors
     /// Returns a usage error for an address that is not `http://HOST[:PORT]`.
-    pub(crate) fn new(url: &str, recogniser: &str, embeddings: bool) -> CommandResult<StreamingClient> {
+    pub(crate) fn new(
+        url: &str,
+        recogniser: &str,
+        embeddings: bool,
+    ) -> CommandResult<StreamingClient> {
         let authority = match url.split_once("://") {
             None => url,
             Some(("http", rest)) => rest,
@@ -52,7 +56,8 @@ impl StreamingClient {
             return Err(CommandError::usage(format!("--url {url}: write http://HOST:PORT")));
         }
         let query = if embeddings { "?embeddings=1" } else { "" };
-        let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        let has_port =
+            authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         let authority = if has_port { authority.to_owned() } else { format!("{authority}:80") };
         Ok(StreamingClient { authority, path: format!("/v1/audio/{}{query}", segment(recogniser)) })
     }
@@ -93,7 +98,9 @@ impl StreamingClient {
         for address in self.authority.to_socket_addrs().map_err(|error| self.lost(&error))? {
             match TcpStream::connect_timeout(&address, CONNECT_MAX) {
                 Ok(stream) => {
-                    stream.set_read_timeout(Some(SILENCE_MAX)).map_err(|error| self.lost(&error))?;
+                    stream
+                        .set_read_timeout(Some(SILENCE_MAX))
+                        .map_err(|error| self.lost(&error))?;
                     return Ok(stream);
                 }
                 Err(error) => last = error,
@@ -171,9 +178,9 @@ fn upload(mut stream: TcpStream, head: &str, input: AudioInput) -> Result<()> {
     }
     let mut bytes = vec![0; CHUNK_BYTES];
     loop {
-        let count = reader
-            .read(&mut bytes)
-            .map_err(|error| Error::unavailable(format!("the recording cannot be read: {error}")))?;
+        let count = reader.read(&mut bytes).map_err(|error| {
+            Error::unavailable(format!("the recording cannot be read: {error}"))
+        })?;
         let Some(part) = bytes.get(..count) else { return Ok(()) };
         let sent = write!(stream, "{count:x}\r\n")
             .and_then(|()| stream.write_all(part))
@@ -190,7 +197,8 @@ fn read_head(reader: &mut impl BufRead) -> std::io::Result<(u16, bool)> {
     let wrong = || std::io::Error::new(ErrorKind::InvalidData, "the answer is no HTTP");
     loop {
         let first = read_line(reader)?;
-        let status: u16 = first.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(wrong)?;
+        let status: u16 =
+            first.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or_else(wrong)?;
         let mut chunked = false;
         for place in 0.. {
             let line = read_line(reader)?;
@@ -201,7 +209,9 @@ fn read_head(reader: &mut impl BufRead) -> std::io::Result<(u16, bool)> {
                 return Err(wrong());
             }
             let line = line.to_ascii_lowercase();
-            chunked |= line.strip_prefix("transfer-encoding:").is_some_and(|value| value.contains("chunked"));
+            chunked |= line
+                .strip_prefix("transfer-encoding:")
+                .is_some_and(|value| value.contains("chunked"));
         }
         // "100 Continue" precedes the final response.
         if status != 100 {
@@ -241,8 +251,9 @@ impl<R: BufRead> Read for ChunkedBody<R> {
                 line = read_line(&mut self.reader)?;
             }
             let size = line.split(';').next().unwrap_or_default().trim();
-            self.left = u64::from_str_radix(size, 16)
-                .map_err(|_| std::io::Error::new(ErrorKind::InvalidData, "a chunk has no length"))?;
+            self.left = u64::from_str_radix(size, 16).map_err(|_| {
+                std::io::Error::new(ErrorKind::InvalidData, "a chunk has no length")
+            })?;
             self.ended = self.left == 0;
         }
         if self.ended {
@@ -264,11 +275,15 @@ mod tests {
 
     #[test]
     fn addresses() {
-        let new = |url: &str| StreamingClient::new(url, "vad", false).map(|exchange| exchange.authority);
+        let new =
+            |url: &str| StreamingClient::new(url, "vad", false).map(|exchange| exchange.authority);
         assert_eq!(new("http://h:1/").unwrap(), "h:1");
         assert_eq!(new("h").unwrap(), "h:80");
         assert!(new("https://h:1").is_err() && new("http://").is_err() && new("h:1/x").is_err());
-        assert_eq!(StreamingClient::new("h:1", "a b", true).unwrap().path, "/v1/audio/a%20b?embeddings=1");
+        assert_eq!(
+            StreamingClient::new("h:1", "a b", true).unwrap().path,
+            "/v1/audio/a%20b?embeddings=1"
+        );
     }
 
     #[test]
@@ -299,11 +314,14 @@ mod tests {
         });
         let endless = AudioInput::Stream(Box::new(std::io::repeat(7)));
         let mut faults = 0;
-        let summary =
-            StreamingClient::new(&url, "vad", false).unwrap().recognise(endless, Some("mp3"), &mut |event| {
+        let summary = StreamingClient::new(&url, "vad", false).unwrap().recognise(
+            endless,
+            Some("mp3"),
+            &mut |event| {
                 faults += u64::from(matches!(event, PipelineEvent::Fault(_)));
                 Ok(())
-            });
+            },
+        );
         let summary = summary.unwrap();
         assert_eq!((summary.seconds, summary.partial, faults), (2.0, true, 1));
         server.join().unwrap();

@@ -48,7 +48,10 @@ mod tests {
         let everywhere = Some(Host([0, 0, 0, 0].into()));
         assert_eq!(access(None, None).verdict, CheckVerdict::Ok);
         let open = access(everywhere, None);
-        assert!(open.verdict == CheckVerdict::Warn && open.meaning.contains("MILLPOND_API_KEY"), "{open:?}");
+        assert!(
+            open.verdict == CheckVerdict::Warn && open.meaning.contains("MILLPOND_API_KEY"),
+            "{open:?}"
+        );
         assert_eq!(access(everywhere, Some("k".into())).verdict, CheckVerdict::Ok);
     }
 }

@@ -7,7 +7,8 @@ use crate::environment;
 
 /// Opens the GPU as `serve --gpu auto` does: driver, device, compiled kernels.
 pub(super) fn check() -> Check {
-    let options = gpu::Options { compiler: environment::compiler_search(), ..gpu::Options::default() };
+    let options =
+        gpu::Options { compiler: environment::compiler_search(), ..gpu::Options::default() };
     judge(gpu::Gpu::open(&options).map(|gpu| gpu.name().to_owned()))
 }
 
@@ -20,7 +21,9 @@ fn judge(opened: base::Result<String>) -> Check {
             name,
             "With `serve --gpu auto` large segments of collections are compared whole on it.",
         ),
-        Err(error) if error.kind() == ErrorKind::NotFound && !error.message().contains("libnvrtc") => {
+        Err(error)
+            if error.kind() == ErrorKind::NotFound && !error.message().contains("libnvrtc") =>
+        {
             Check::new(
                 "GPU",
                 CheckVerdict::Ok,
@@ -48,7 +51,10 @@ mod tests {
         assert_eq!(judge(Ok("a GPU".to_owned())).verdict, CheckVerdict::Ok);
         let none = judge(Err(Error::not_found("NVIDIA's driver (libcuda) was not found")));
         assert_eq!((none.verdict, none.found.as_str()), (CheckVerdict::Ok, "none"));
-        assert_eq!(judge(Err(Error::not_found("libnvrtc was not found"))).verdict, CheckVerdict::Warn);
+        assert_eq!(
+            judge(Err(Error::not_found("libnvrtc was not found"))).verdict,
+            CheckVerdict::Warn
+        );
         assert_eq!(judge(Err(Error::internal("the driver refuses"))).verdict, CheckVerdict::Warn);
     }
 }

@@ -14,7 +14,8 @@ const AVAILABLE_MIN: u64 = 256 * MIB;
 /// Runs all checks of memory.
 pub(super) fn checks() -> Vec<Check> {
     let setting = |name: &str| {
-        read(format!("/sys/kernel/mm/transparent_hugepage/{name}")).map(|text| chosen(&text).to_owned())
+        read(format!("/sys/kernel/mm/transparent_hugepage/{name}"))
+            .map(|text| chosen(&text).to_owned())
     };
     vec![
         size(os::process::machine().map(|machine| (machine.total, machine.available))),
@@ -35,8 +36,9 @@ const REPORTING: usize = 5;
 fn reports_free_pages(devices: &Path) -> Option<bool> {
     std::fs::read_dir(devices).ok()?.flatten().find_map(|device| {
         let text = |name: &str| std::fs::read_to_string(device.path().join(name)).ok();
-        (text("device")?.trim() == BALLOON)
-            .then(|| text("features").is_some_and(|bits| bits.as_bytes().get(REPORTING) == Some(&b'1')))
+        (text("device")?.trim() == BALLOON).then(|| {
+            text("features").is_some_and(|bits| bits.as_bytes().get(REPORTING) == Some(&b'1'))
+        })
     })
 }
 
@@ -64,14 +66,19 @@ fn balloon(reports: Option<bool>) -> Check {
 
 /// Returns the word in brackets: "always [madvise] never".
 fn chosen(text: &str) -> &str {
-    text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']')).unwrap_or(text)
+    text.split_whitespace()
+        .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'))
+        .unwrap_or(text)
 }
 
 fn size(machine: base::Result<(u64, u64)>) -> Check {
     match machine {
-        Err(error) => {
-            Check::new("memory", CheckVerdict::Warn, "unknown", format!("{error}; give --pool BYTES."))
-        }
+        Err(error) => Check::new(
+            "memory",
+            CheckVerdict::Warn,
+            "unknown",
+            format!("{error}; give --pool BYTES."),
+        ),
         Ok((total, available)) => {
             let meaning = if available < AVAILABLE_MIN {
                 "Too little is free to hold a model and its next version."
@@ -95,8 +102,11 @@ fn size(machine: base::Result<(u64, u64)>) -> Check {
 /// Takes one slot from the system and returns its bytes in huge pages.
 fn try_huge_page() -> base::Result<u64> {
     let bytes = SLOT_BYTES as u64;
-    let pool =
-        SlotPool::new(PoolConfig { bytes_max: bytes, huge_pages: true, fault_rate: Rate::unlimited() })?;
+    let pool = SlotPool::new(PoolConfig {
+        bytes_max: bytes,
+        huge_pages: true,
+        fault_rate: Rate::unlimited(),
+    })?;
     pool.ensure_backed(bytes)?;
     pool.huge_bytes()
 }

@@ -30,10 +30,12 @@ pub(crate) struct DoctorArgs {
     /// Directories of models whose file systems are checked too
     #[arg(value_name = "DIR")]
     dirs: Vec<PathBuf>,
-    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program or in the system]
+    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program
+    /// or in the system]
     #[arg(long, value_name = "PATH")]
     onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the program]
+    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the
+    /// program]
     #[arg(long, value_name = "PATH")]
     libtorch: Option<PathBuf>,
     /// Directory of converted models [default: the user's cache directory]
@@ -120,8 +122,10 @@ fn directories(args: &DoctorArgs) -> Vec<(&'static str, PathBuf)> {
     let mut directories: Vec<(&str, PathBuf)> =
         args.dirs.iter().map(|dir| ("model directory", dir.clone())).collect();
     if directories.is_empty() {
-        directories
-            .push(("current directory", std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."))));
+        directories.push((
+            "current directory",
+            std::env::current_dir().unwrap_or_else(|_| PathBuf::from(".")),
+        ));
     }
     directories.push(("cache directory", cache));
     directories
@@ -145,17 +149,27 @@ fn json(checks: &[Check]) -> serde_json::Value {
 fn text(checks: &[Check]) -> String {
     let mut text = String::new();
     for check in checks {
-        text.push_str(&format!("{:4}  {:NAME_CHARS$}  {}\n", check.verdict.word(), check.name, check.found));
+        text.push_str(&format!(
+            "{:4}  {:NAME_CHARS$}  {}\n",
+            check.verdict.word(),
+            check.name,
+            check.found
+        ));
         for line in wrap(&check.meaning, LINE_CHARS_MAX) {
             text.push_str(&format!("{:width$}{line}\n", "", width = 4 + 2 + NAME_CHARS + 2));
         }
     }
-    let count = |verdict: CheckVerdict| checks.iter().filter(|check| check.verdict == verdict).count();
+    let count =
+        |verdict: CheckVerdict| checks.iter().filter(|check| check.verdict == verdict).count();
     let (warn, fail) = (count(CheckVerdict::Warn), count(CheckVerdict::Fail));
     text.push_str(&match (warn, fail) {
         (0, 0) => "\nEverything is as it should be.\n".to_owned(),
-        (warn, 0) => format!("\nThis machine can serve; {warn} of {} could be better.\n", checks.len()),
-        (_, fail) => format!("\nThis machine cannot serve yet: {fail} of {} failed.\n", checks.len()),
+        (warn, 0) => {
+            format!("\nThis machine can serve; {warn} of {} could be better.\n", checks.len())
+        }
+        (_, fail) => {
+            format!("\nThis machine cannot serve yet: {fail} of {} failed.\n", checks.len())
+        }
     });
     text
 }
@@ -190,7 +204,10 @@ mod tests {
             Check::new("clock", CheckVerdict::Warn, "hpet", "Slow to read."),
         ];
         let text = text(&checks);
-        assert!(text.starts_with("ok    cores           8\n                      Enough.\n"), "{text}");
+        assert!(
+            text.starts_with("ok    cores           8\n                      Enough.\n"),
+            "{text}"
+        );
         assert!(text.ends_with("\nThis machine can serve; 1 of 2 could be better.\n"), "{text}");
     }
 

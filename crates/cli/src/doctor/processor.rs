@@ -22,7 +22,8 @@ const NOTABLE: [&str; 16] = [
     "fphp",
 ];
 /// Clocks that are read without a system call.
-const FAST_CLOCKS: [&str; 4] = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"];
+const FAST_CLOCKS: [&str; 4] =
+    ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"];
 
 /// Runs all checks of processors.
 pub(super) fn checks() -> Vec<Check> {
@@ -75,7 +76,9 @@ fn cores(usable: usize, online: usize) -> Check {
     let found = if usable < online { format!("{usable} of {online}") } else { usable.to_string() };
     let meaning = match usable {
         1 => "Loading and serving share one core: swaps are felt. Two or more keep them apart.",
-        _ => "One inference worker per core by default (--threads); loaders run only when a core is free.",
+        _ => {
+            "One inference worker per core by default (--threads); loaders run only when a core is free."
+        }
     };
     Check::new("cores", CheckVerdict::warn_unless(usable > 1), found, meaning)
 }
@@ -152,7 +155,10 @@ mod tests {
     #[test]
     fn processors() {
         let check = features("processor : 0\nflags\t\t: fpu avx2 fma avx512_vnni\n");
-        assert_eq!((check.verdict, check.found.as_str()), (CheckVerdict::Ok, "avx2 fma avx512_vnni"));
+        assert_eq!(
+            (check.verdict, check.found.as_str()),
+            (CheckVerdict::Ok, "avx2 fma avx512_vnni")
+        );
         assert!(check.meaning.contains("8-bit"));
         assert_eq!(features("flags : fpu sse2").verdict, CheckVerdict::Warn);
         assert_eq!(features("Features : fp asimd").verdict, CheckVerdict::Ok);
@@ -170,9 +176,14 @@ mod tests {
         let virtual_machine = "flags\t: fpu hypervisor avx2";
         assert_eq!(idle("flags : fpu avx2", Some("menu"), None).verdict, CheckVerdict::Ok);
         let halting = idle(virtual_machine, Some("haltpoll\n"), Some("0\n"));
-        assert!(halting.verdict == CheckVerdict::Warn && halting.meaning.contains("guest_halt_poll_ns"));
+        assert!(
+            halting.verdict == CheckVerdict::Warn && halting.meaning.contains("guest_halt_poll_ns")
+        );
         let polling = idle(virtual_machine, Some("haltpoll"), Some("200000"));
-        assert_eq!((polling.verdict, polling.found.as_str()), (CheckVerdict::Ok, "virtual, poll for 200 us"));
+        assert_eq!(
+            (polling.verdict, polling.found.as_str()),
+            (CheckVerdict::Ok, "virtual, poll for 200 us")
+        );
         assert_eq!(idle(virtual_machine, Some("menu"), None).verdict, CheckVerdict::Ok);
     }
 

@@ -54,7 +54,9 @@ fn try_direct(dir: &Path) -> Result<Option<String>, String> {
         Err(error) => match find_file(&place, DEPTH_MAX, &mut ENTRIES_MAX.clone()) {
             Some(path) => path,
             None => {
-                return Err(format!("nothing can be written there ({error}) and it holds no file to read"));
+                return Err(format!(
+                    "nothing can be written there ({error}) and it holds no file to read"
+                ));
             }
         },
     };
@@ -98,7 +100,10 @@ fn find_file(dir: &Path, depth: usize, entries_left: &mut usize) -> Option<PathB
         return None;
     }
     let is_dir = |entry: &&DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
-    entries.iter().filter(is_dir).find_map(|entry| find_file(&entry.path(), depth - 1, entries_left))
+    entries
+        .iter()
+        .filter(is_dir)
+        .find_map(|entry| find_file(&entry.path(), depth - 1, entries_left))
 }
 
 fn io_uring(disabled: Option<&str>) -> Check {
@@ -140,7 +145,10 @@ mod tests {
     #[test]
     fn verdicts() {
         assert_eq!(direct("d", Path::new("/x"), Ok(None)).verdict, CheckVerdict::Ok);
-        assert_eq!(direct("d", Path::new("/x"), Ok(Some("EINVAL".into()))).verdict, CheckVerdict::Warn);
+        assert_eq!(
+            direct("d", Path::new("/x"), Ok(Some("EINVAL".into()))).verdict,
+            CheckVerdict::Warn
+        );
         assert_eq!(direct("d", Path::new("/x"), Err("no".into())).verdict, CheckVerdict::Warn);
     }
 }

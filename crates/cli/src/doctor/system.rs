@@ -12,7 +12,10 @@ const CONNECTIONS_MAX: usize = 16_384;
 /// Runs all checks of kernel and limits.
 pub(super) fn checks() -> Vec<Check> {
     let limits = read("/proc/self/limits").unwrap_or_default();
-    vec![open_files(open_file_limit(&limits)), kernel(read("/proc/sys/kernel/osrelease").as_deref())]
+    vec![
+        open_files(open_file_limit(&limits)),
+        kernel(read("/proc/sys/kernel/osrelease").as_deref()),
+    ]
 }
 
 /// Returns the hard limit, since the server raises the soft limit to it.
@@ -36,7 +39,8 @@ fn open_files(limit: Option<u64>) -> Check {
     };
     let found = if limit == u64::MAX { "unlimited".to_owned() } else { limit.to_string() };
     if limit < 2 * DESCRIPTORS_OWN {
-        let meaning = "Too few for the server itself; raise it with `ulimit -Hn 65536` or LimitNOFILE=65536.";
+        let meaning =
+            "Too few for the server itself; raise it with `ulimit -Hn 65536` or LimitNOFILE=65536.";
         return Check::new(name, CheckVerdict::Fail, found, meaning);
     }
     let room = server::descriptors::plan(limit, CONNECTIONS_MAX).connections_max;
@@ -51,7 +55,8 @@ fn open_files(limit: Option<u64>) -> Check {
 }
 
 fn kernel(release: Option<&str>) -> Check {
-    let number = |text: Option<&str>| text?.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u32>().ok();
+    let number =
+        |text: Option<&str>| text?.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u32>().ok();
     let mut parts = release.unwrap_or_default().splitn(3, '.');
     let version = number(parts.next()).zip(number(parts.next()));
     let known = version.is_some_and(|version| version >= KERNEL_MIN);
@@ -74,7 +79,9 @@ mod tests {
         assert_eq!(open_file_limit("Max open files  1024  unlimited  files"), Some(u64::MAX));
         assert_eq!(open_files(Some(65536)).verdict, CheckVerdict::Ok);
         let tight = open_files(Some(20000));
-        assert!(tight.verdict == CheckVerdict::Warn && tight.meaning.contains("--max-connections 7872"));
+        assert!(
+            tight.verdict == CheckVerdict::Warn && tight.meaning.contains("--max-connections 7872")
+        );
         assert_eq!(open_files(Some(64)).verdict, CheckVerdict::Fail);
     }
 

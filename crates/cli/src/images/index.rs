@@ -203,8 +203,11 @@ fn missing<'a>(
         }
     }
     let asked: Vec<&str> = fresh.iter().map(|(_, id)| id.as_str()).collect();
-    let lacking: HashSet<String> =
-        if asked.is_empty() { HashSet::new() } else { target.missing(&asked)?.into_iter().collect() };
+    let lacking: HashSet<String> = if asked.is_empty() {
+        HashSet::new()
+    } else {
+        target.missing(&asked)?.into_iter().collect()
+    };
     let wanted: Vec<&ImageFile> =
         fresh.iter().filter(|(_, id)| lacking.contains(id)).map(|(found, _)| *found).collect();
     summary.present += (fresh.len() - wanted.len()) as u64;
@@ -235,7 +238,8 @@ fn send(
             UploadOutcome::Present => summary.present += 1,
             UploadOutcome::Failed(reason) => {
                 // The server's message may start with the image's name too.
-                let own = reason.strip_prefix(&format!("{}: ", found.name)).unwrap_or(&reason).to_owned();
+                let own =
+                    reason.strip_prefix(&format!("{}: ", found.name)).unwrap_or(&reason).to_owned();
                 summary.failed.push((found.name.clone(), own));
             }
         }
@@ -288,9 +292,11 @@ fn report(summary: &IndexSummary, collection: &str, took: Duration) -> CommandRe
     print(&format!("{}\n", line(summary, collection, took)))
 }
 
-/// "photos: 12 added, 3 already there, 1 failed, 4 the same again, 2 other files ignored, in 4.0 s (3.0 a second)".
+/// "photos: 12 added, 3 already there, 1 failed, 4 the same again, 2 other files ignored, in 4.0 s
+/// (3.0 a second)".
 fn line(summary: &IndexSummary, collection: &str, took: Duration) -> String {
-    let mut line = format!("{collection}: {} added, {} already there", summary.added, summary.present);
+    let mut line =
+        format!("{collection}: {} added, {} already there", summary.added, summary.present);
     if !summary.failed.is_empty() {
         line.push_str(&format!(", {} failed", summary.failed.len()));
     }
@@ -320,12 +326,9 @@ mod tests {
             items.iter().map(|item| item * 2).collect::<Vec<_>>()
         );
         assert!(in_parallel(&[], 4, |item: &u32| Ok(*item)).unwrap().is_empty());
-        let failed =
-            in_parallel(
-                &items,
-                3,
-                |item| if *item == 9 { Err(CommandError::failed("nine")) } else { Ok(()) },
-            );
+        let failed = in_parallel(&items, 3, |item| {
+            if *item == 9 { Err(CommandError::failed("nine")) } else { Ok(()) }
+        });
         assert_eq!(failed.unwrap_err().message(), "nine");
     }
 
@@ -339,7 +342,10 @@ mod tests {
         );
         summary.failed.push(("a".into(), "b".into()));
         (summary.duplicates, summary.ignored) = (4, 2);
-        assert!(line(&summary, "photos", took).contains("1 failed, 4 the same again, 2 other files ignored"));
+        assert!(
+            line(&summary, "photos", took)
+                .contains("1 failed, 4 the same again, 2 other files ignored")
+        );
     }
 
     #[test]

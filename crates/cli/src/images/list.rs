@@ -59,9 +59,12 @@ fn collections(args: &ListArgs, client: &HttpClient) -> CommandResult {
     if args.json {
         return print(&pretty(&answer));
     }
-    let found = answer.get("collections").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let found =
+        answer.get("collections").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     if found.is_empty() {
-        return print("no collections; make one with `millpond images index DIR --collection NAME`\n");
+        return print(
+            "no collections; make one with `millpond images index DIR --collection NAME`\n",
+        );
     }
     let mut table = TextTable::new(["NAME", "KIND", "IMAGES", "MODEL", "STATE"]);
     for entry in found {
@@ -76,9 +79,13 @@ fn list_images(args: &ListArgs, client: &HttpClient, collection: &str) -> Comman
         print(&format!("{:36}  {:11}  {:>10}  NAME\n", "ID", "SIZE", "BYTES"))?;
     }
     loop {
-        let query =
-            [("limit", Some(PAGE.to_string())), ("offset", offset.clone()), ("filter", args.filter.clone())];
-        let answer = client.call("GET", &path(collection, "", &query), RequestContent::None)?.json()?;
+        let query = [
+            ("limit", Some(PAGE.to_string())),
+            ("offset", offset.clone()),
+            ("filter", args.filter.clone()),
+        ];
+        let answer =
+            client.call("GET", &path(collection, "", &query), RequestContent::None)?.json()?;
         for image in answer.get("images").and_then(Value::as_array).into_iter().flatten() {
             print(&if args.json { format!("{image}\n") } else { line(image) })?;
         }
@@ -95,7 +102,12 @@ fn list_images(args: &ListArgs, client: &HttpClient, collection: &str) -> Comman
 
 fn line(image: &Value) -> String {
     let size = format!("{}x{}", text(image, "width"), text(image, "height"));
-    format!("{:36}  {size:11}  {:>10}  {}\n", text(image, "id"), text(image, "bytes"), text(image, "name"))
+    format!(
+        "{:36}  {size:11}  {:>10}  {}\n",
+        text(image, "id"),
+        text(image, "bytes"),
+        text(image, "name")
+    )
 }
 
 fn text(object: &Value, key: &str) -> String {
@@ -113,7 +125,8 @@ fn text(object: &Value, key: &str) -> String {
 pub(super) fn delete(args: &DeleteArgs) -> CommandResult {
     let client = args.server.client()?;
     let remove = |rest: &str| {
-        let reply = client.call("DELETE", &path(&args.collection, rest, &[]), RequestContent::None)?;
+        let reply =
+            client.call("DELETE", &path(&args.collection, rest, &[]), RequestContent::None)?;
         reply.good().map(drop)
     };
     if args.all {
@@ -140,11 +153,12 @@ mod tests {
 
     #[test]
     fn images_are_lines() {
-        let image =
-            serde_json::json!({"id": "a-1", "width": 640, "height": 480, "bytes": 1234, "name": "b/c.jpg"});
+        let image = serde_json::json!({"id": "a-1", "width": 640, "height": 480, "bytes": 1234, "name": "b/c.jpg"});
         let line = line(&image);
         assert!(
-            line.starts_with("a-1 ") && line.contains("  640x480 ") && line.ends_with("  1234  b/c.jpg\n"),
+            line.starts_with("a-1 ")
+                && line.contains("  640x480 ")
+                && line.ends_with("  1234  b/c.jpg\n"),
             "{line}"
         );
     }

@@ -91,8 +91,12 @@ mod tests {
 
     #[test]
     fn paths_carry_what_was_given() {
-        let query = [("k", Some("3".to_owned())), ("filter", None), ("name", Some("a b&c".to_owned()))];
-        assert_eq!(path("my photos", "/search", &query), "/v1/images/my%20photos/search?k=3&name=a%20b%26c");
+        let query =
+            [("k", Some("3".to_owned())), ("filter", None), ("name", Some("a b&c".to_owned()))];
+        assert_eq!(
+            path("my photos", "/search", &query),
+            "/v1/images/my%20photos/search?k=3&name=a%20b%26c"
+        );
         assert_eq!(path("p", "", &[]), "/v1/images/p");
     }
 }

@@ -91,7 +91,8 @@ fn show_answer(args: &SearchArgs, client: &HttpClient, answer: &Value) -> Comman
     if args.json {
         return print(&pretty(answer));
     }
-    let results = answer.get("results").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let results =
+        answer.get("results").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     if results.is_empty() {
         return print("nothing found\n");
     }
@@ -101,7 +102,9 @@ fn show_answer(args: &SearchArgs, client: &HttpClient, answer: &Value) -> Comman
     }
     print(&format!("{}\n", stages(answer)))?;
     match Terminal::detect() {
-        Some(terminal) if !args.no_pictures => show_images(client, &args.collection, results, terminal),
+        Some(terminal) if !args.no_pictures => {
+            show_images(client, &args.collection, results, terminal)
+        }
         _ => Ok(()),
     }
 }
@@ -138,8 +141,9 @@ fn coverage(answer: &Value) -> Option<String> {
 }
 
 fn read(file: &PathBuf) -> CommandResult<Vec<u8>> {
-    let wrong =
-        |error: std::io::Error| CommandError::failed(format!("cannot read {}: {error}", file.display()));
+    let wrong = |error: std::io::Error| {
+        CommandError::failed(format!("cannot read {}: {error}", file.display()))
+    };
     if file.as_os_str() == "-" {
         let mut bytes = Vec::new();
         std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut bytes).map_err(wrong)?;
@@ -150,9 +154,13 @@ fn read(file: &PathBuf) -> CommandResult<Vec<u8>> {
 
 fn table(results: &[Value], explain: bool) -> String {
     let number = |value: &Value, key: &str, digits: usize| {
-        value.get(key).and_then(Value::as_f64).map_or("-".to_owned(), |number| format!("{number:.digits$}"))
+        value
+            .get(key)
+            .and_then(Value::as_f64)
+            .map_or("-".to_owned(), |number| format!("{number:.digits$}"))
     };
-    let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).unwrap_or("-").to_owned();
+    let text =
+        |value: &Value, key: &str| value.get(key).and_then(Value::as_str).unwrap_or("-").to_owned();
     let mut table = match explain {
         true => TextTable::new(["RANK", "SCORE", "COARSE", "ACCEPTED", "MATCHED", "NAME", "ID"]),
         false => TextTable::new(["RANK", "SCORE", "COARSE", "ACCEPTED", "NAME", "ID"]),
@@ -168,7 +176,8 @@ fn table(results: &[Value], explain: bool) -> String {
         let (name, id) = (text(result, "name"), text(result, "id"));
         let [rank, score, coarse, accepted] = head;
         if explain {
-            let pairs = result.get("pairs").and_then(Value::as_array).map_or(0, Vec::len).to_string();
+            let pairs =
+                result.get("pairs").and_then(Value::as_array).map_or(0, Vec::len).to_string();
             table.row([rank, score, coarse, accepted, pairs, name, id]);
         } else {
             table.row([rank, score, coarse, accepted, name, id]);
@@ -180,10 +189,9 @@ fn table(results: &[Value], explain: bool) -> String {
 /// "decode 3.1 ms, embed 20.4 ms, keypoints 9.0 ms, search 1.2 ms".
 fn stages(answer: &Value) -> String {
     let stages = answer.get("stages").and_then(Value::as_object);
-    let words = stages
-        .into_iter()
-        .flatten()
-        .filter_map(|(name, value)| Some(format!("{} {:.1} ms", name.strip_suffix("_ms")?, value.as_f64()?)));
+    let words = stages.into_iter().flatten().filter_map(|(name, value)| {
+        Some(format!("{} {:.1} ms", name.strip_suffix("_ms")?, value.as_f64()?))
+    });
     words.collect::<Vec<_>>().join(", ")
 }
 
@@ -232,7 +240,9 @@ mod tests {
                         1     2091.7  0.700   yes       sea.jpg   a-1\n\
                         2     0.0     0.900   no        hill.jpg  b-2\n";
         assert_eq!(table(results, false), expected);
-        assert!(table(results, true).lines().nth(1).unwrap().contains("yes       1        sea.jpg"));
+        assert!(
+            table(results, true).lines().nth(1).unwrap().contains("yes       1        sea.jpg")
+        );
         // Malformed results are shown as "-".
         assert!(table(&[json!(null), json!({"score": "x"})], true).contains("-"));
     }

@@ -78,7 +78,8 @@ fn kitty(image: &image::RgbImage) -> String {
             0 => format!("a=T,f=24,s={},v={},r={ROWS},", image.width(), image.height()),
             _ => String::new(),
         };
-        sequences.push_str(&format!("\x1b_G{head}m={more};{}\x1b\\", String::from_utf8_lossy(chunk)));
+        sequences
+            .push_str(&format!("\x1b_G{head}m={more};{}\x1b\\", String::from_utf8_lossy(chunk)));
     }
     sequences
 }
@@ -87,7 +88,8 @@ fn kitty(image: &image::RgbImage) -> String {
 /// background colour.
 fn blocks(image: &image::RgbImage) -> String {
     let rows = ROWS * 2;
-    let columns = (u64::from(image.width()) * u64::from(rows) / u64::from(image.height())).clamp(1, 72);
+    let columns =
+        (u64::from(image.width()) * u64::from(rows) / u64::from(image.height())).clamp(1, 72);
     let small = image::imageops::thumbnail(image, columns as u32, rows);
     let mut lines = Vec::new();
     for y in (0..small.height().saturating_sub(1)).step_by(2) {
@@ -116,7 +118,10 @@ mod tests {
     fn terminals_are_told_by_their_environment() {
         assert_eq!(Terminal::of("xterm-kitty", "", "truecolor", false), Some(Terminal::Kitty));
         assert_eq!(Terminal::of("xterm-256color", "iTerm.app", "", true), Some(Terminal::ITerm));
-        assert_eq!(Terminal::of("tmux-256color", "iTerm.app", "truecolor", false), Some(Terminal::Blocks));
+        assert_eq!(
+            Terminal::of("tmux-256color", "iTerm.app", "truecolor", false),
+            Some(Terminal::Blocks)
+        );
         assert_eq!(Terminal::of("xterm-256color", "", "truecolor", true), None);
         assert_eq!(Terminal::of("dumb", "", "", false), None);
     }

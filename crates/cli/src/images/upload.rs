@@ -49,13 +49,18 @@ impl UploadTarget<'_> {
     pub(super) fn missing(&self, ids: &[&str]) -> CommandResult<Vec<String>> {
         let body = serde_json::json!({ "ids": ids });
         let reply = persist(|| {
-            self.client.call("POST", &path(self.collection, "/missing", &[]), RequestContent::Json(&body))
+            self.client.call(
+                "POST",
+                &path(self.collection, "/missing", &[]),
+                RequestContent::Json(&body),
+            )
         })?;
         if reply.status == 404 {
             return Ok(ids.iter().map(|id| (*id).to_owned()).collect());
         }
         let answer = reply.json()?;
-        let missing = answer.get("missing").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let missing =
+            answer.get("missing").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         Ok(missing.iter().filter_map(|id| id.as_str().map(str::to_owned)).collect())
     }
 
@@ -85,7 +90,10 @@ impl UploadTarget<'_> {
 fn read(path: &Path) -> Result<Vec<u8>, String> {
     let length = std::fs::metadata(path).map_err(|error| error.to_string())?.len();
     if length > FILE_BYTES_MAX {
-        return Err(format!("{} is more than the {FILE_BYTES_MAX} bytes of a file that is sent", length));
+        return Err(format!(
+            "{} is more than the {FILE_BYTES_MAX} bytes of a file that is sent",
+            length
+        ));
     }
     std::fs::read(path).map_err(|error| error.to_string())
 }
@@ -95,7 +103,9 @@ fn outcome(reply: &HttpReply) -> CommandResult<UploadOutcome> {
     match reply.status {
         // These are faults of this image, so the next one may succeed.
         400 | 413 | 415 | 422 | 500 => Ok(UploadOutcome::Failed(reply.error())),
-        429 | 503 => Ok(UploadOutcome::Failed(format!("the server stayed busy: {}", reply.error()))),
+        429 | 503 => {
+            Ok(UploadOutcome::Failed(format!("the server stayed busy: {}", reply.error())))
+        }
         _ => {
             let answer = reply.json()?;
             match answer.get("status").and_then(Value::as_str) {
@@ -137,7 +147,10 @@ mod tests {
     #[test]
     fn answers_say_what_came_of_a_picture() {
         assert_eq!(outcome(&reply(200, r#"{"status":"added"}"#)).unwrap(), UploadOutcome::Added);
-        assert_eq!(outcome(&reply(200, r#"{"status":"present"}"#)).unwrap(), UploadOutcome::Present);
+        assert_eq!(
+            outcome(&reply(200, r#"{"status":"present"}"#)).unwrap(),
+            UploadOutcome::Present
+        );
         let failed = |status, words: &str| {
             let body = format!("{{\"error\":\"{words}\"}}");
             match outcome(&reply(status, &body)).unwrap() {

@@ -38,12 +38,14 @@ pub(super) struct WalkResult {
 pub(super) fn walk(places: &[PathBuf]) -> CommandResult<WalkResult> {
     let mut walked = WalkResult::default();
     for place in places {
-        let about = fs::metadata(place)
-            .map_err(|error| CommandError::failed(format!("cannot read {}: {error}", place.display())))?;
+        let about = fs::metadata(place).map_err(|error| {
+            CommandError::failed(format!("cannot read {}: {error}", place.display()))
+        })?;
         if about.is_dir() {
             walk_folder(place, &mut walked)?;
         } else {
-            let name = place.file_name().unwrap_or(place.as_os_str()).to_string_lossy().into_owned();
+            let name =
+                place.file_name().unwrap_or(place.as_os_str()).to_string_lossy().into_owned();
             walked.found.push(ImageFile { path: place.clone(), name });
         }
     }

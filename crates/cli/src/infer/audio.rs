@@ -31,7 +31,11 @@ pub(crate) struct AudioInputArgs {
 ///
 /// # Errors
 /// Returns an error if the file cannot be decoded or does not fit the model's shape.
-pub(crate) fn tensor(spec: &InputSpec, file: &[u8], args: &AudioInputArgs) -> CommandResult<Tensor> {
+pub(crate) fn tensor(
+    spec: &InputSpec,
+    file: &[u8],
+    args: &AudioInputArgs,
+) -> CommandResult<Tensor> {
     let (mut samples, rate) = decode(file, args.rate)?;
     if let Some(TimeSpan(start)) = args.start {
         let skipped = (start.as_secs_f64() * f64::from(rate)) as usize;
@@ -44,7 +48,10 @@ pub(crate) fn tensor(spec: &InputSpec, file: &[u8], args: &AudioInputArgs) -> Co
         samples.iter_mut().for_each(|sample| *sample *= f32::from(i16::MAX));
     }
     let shape = spec.fit(samples.len()).map_err(|failure| {
-        CommandError::failed(format!("{}; take a part with --start TIME and --samples N", failure.message()))
+        CommandError::failed(format!(
+            "{}; take a part with --start TIME and --samples N",
+            failure.message()
+        ))
     })?;
     numbers(spec.dtype, &shape, &samples)
 }
@@ -65,7 +72,10 @@ fn decode(file: &[u8], rate: Option<u32>) -> CommandResult<(Vec<f32>, u32)> {
     }
     mono.finish(&mut samples)?;
     if let Some(fault) = decoder.take_faults().first() {
-        return Err(CommandError::failed(format!("cannot read the sound: {} at {} s", fault.what, fault.at)));
+        return Err(CommandError::failed(format!(
+            "cannot read the sound: {} at {} s",
+            fault.what, fault.at
+        )));
     }
     if samples.is_empty() {
         return Err(CommandError::failed("the sound is empty"));
@@ -103,8 +113,10 @@ mod tests {
     #[test]
     fn a_tone_stays_a_tone() {
         for (from, to) in [(8000, 16000), (44100, 16000), (16000, 8000)] {
-            let source: Vec<i16> =
-                tone(from, 440.0, from as usize / 2).iter().map(|sample| (sample * 32767.0) as i16).collect();
+            let source: Vec<i16> = tone(from, 440.0, from as usize / 2)
+                .iter()
+                .map(|sample| (sample * 32767.0) as i16)
+                .collect();
             let (resampled, rate) = decode(&wav(1, from, &source), Some(to)).unwrap();
             assert_eq!((resampled.len(), rate), (to as usize / 2, to));
             let wanted = tone(to, 440.0, resampled.len());

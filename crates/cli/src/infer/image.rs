@@ -76,7 +76,9 @@ impl FromStr for ImageSize {
     fn from_str(text: &str) -> Result<ImageSize, String> {
         let edge = |text: &str| text.parse().ok().filter(|edge| (1..=EDGE_MAX).contains(edge));
         text.split_once('x')
-            .and_then(|(width, height)| Some(ImageSize { width: edge(width)?, height: edge(height)? }))
+            .and_then(|(width, height)| {
+                Some(ImageSize { width: edge(width)?, height: edge(height)? })
+            })
             .ok_or_else(|| format!("write WIDTHxHEIGHT, each 1 to {EDGE_MAX}"))
     }
 }
@@ -89,7 +91,8 @@ impl FromStr for PerChannel {
     type Err = String;
 
     fn from_str(text: &str) -> Result<PerChannel, String> {
-        let values: Option<Vec<f32>> = text.split(',').map(|value| value.trim().parse().ok()).collect();
+        let values: Option<Vec<f32>> =
+            text.split(',').map(|value| value.trim().parse().ok()).collect();
         values
             .filter(|values| matches!(values.len(), 1 | 3))
             .map(PerChannel)
@@ -130,7 +133,8 @@ pub(crate) fn tensor(spec: &InputSpec, file: &[u8], args: &ImageArgs) -> Command
         AxisOrder::Nchw => (axes[1], axes[2], axes[0]),
         AxisOrder::Nhwc => (axes[0], axes[1], axes[2]),
     };
-    let channels = args.channels.unwrap_or(if depth == 1 { ChannelOrder::Gray } else { ChannelOrder::Rgb });
+    let channels =
+        args.channels.unwrap_or(if depth == 1 { ChannelOrder::Gray } else { ChannelOrder::Rgb });
     let image = resize(decode(file)?, args, width, height)?;
     let values = values(&image, channels, layout, args, spec.dtype);
     let (w, h) = (image.width() as usize, image.height() as usize);
@@ -152,10 +156,12 @@ fn layout_of(axes: &[i64]) -> AxisOrder {
 }
 
 fn decode(file: &[u8]) -> CommandResult<DynamicImage> {
-    let unreadable =
-        |error: &dyn std::fmt::Display| CommandError::failed(format!("cannot read the image: {error}"));
-    let mut reader =
-        ImageReader::new(Cursor::new(file)).with_guessed_format().map_err(|error| unreadable(&error))?;
+    let unreadable = |error: &dyn std::fmt::Display| {
+        CommandError::failed(format!("cannot read the image: {error}"))
+    };
+    let mut reader = ImageReader::new(Cursor::new(file))
+        .with_guessed_format()
+        .map_err(|error| unreadable(&error))?;
     let mut limits = image::Limits::default();
     limits.max_image_width = Some(EDGE_MAX);
     limits.max_image_height = Some(EDGE_MAX);
@@ -164,7 +170,12 @@ fn decode(file: &[u8]) -> CommandResult<DynamicImage> {
 }
 
 /// Resizes to the requested size, or to the model's fixed edges `height` and `width`.
-fn resize(image: DynamicImage, args: &ImageArgs, width: i64, height: i64) -> CommandResult<DynamicImage> {
+fn resize(
+    image: DynamicImage,
+    args: &ImageArgs,
+    width: i64,
+    height: i64,
+) -> CommandResult<DynamicImage> {
     let fixed = |edge: i64, own: u32| u32::try_from(edge).unwrap_or(own);
     let (w, h) = match (args.size, args.height) {
         (Some(size), _) => (size.width, size.height),
@@ -172,7 +183,9 @@ fn resize(image: DynamicImage, args: &ImageArgs, width: i64, height: i64) -> Com
         (None, None) => (fixed(width, image.width()), fixed(height, image.height())),
     };
     if !(1..=EDGE_MAX).contains(&w) || !(1..=EDGE_MAX).contains(&h) {
-        return Err(CommandError::failed(format!("the image would be {w}x{h}; edges are 1 to {EDGE_MAX}")));
+        return Err(CommandError::failed(format!(
+            "the image would be {w}x{h}; edges are 1 to {EDGE_MAX}"
+        )));
     }
     if (w, h) == (image.width(), image.height()) {
         return Ok(image);
@@ -198,8 +211,11 @@ fn values(
     let mut values = vec![0f32; pixels.len()];
     for (pixel, colours) in pixels.chunks_exact(depth).enumerate() {
         for channel in 0..depth {
-            let colour =
-                if channels == ChannelOrder::Bgr { colours[depth - 1 - channel] } else { colours[channel] };
+            let colour = if channels == ChannelOrder::Bgr {
+                colours[depth - 1 - channel]
+            } else {
+                colours[channel]
+            };
             let shifted = f32::from(colour) * scale - mean.map_or(0.0, |mean| mean.at(channel));
             let place = match layout {
                 AxisOrder::Nchw => channel * area + pixel,

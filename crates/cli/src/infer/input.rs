@@ -36,7 +36,8 @@ impl FromStr for InputArg {
 
     /// Parses `NAME=JSON`, `NAME=@FILE` or `NAME=zeros`.
     fn from_str(text: &str) -> Result<InputArg, String> {
-        let (name, value) = text.split_once('=').ok_or("write NAME=JSON, NAME=@FILE or NAME=zeros")?;
+        let (name, value) =
+            text.split_once('=').ok_or("write NAME=JSON, NAME=@FILE or NAME=zeros")?;
         let value = match value.strip_prefix('@') {
             Some(file) => InputValue::File(file.into()),
             None if value == "zeros" => InputValue::Zeros,
@@ -78,10 +79,13 @@ pub(crate) fn assign(
             None => free.next(),
         };
         let missing = || match &name {
-            Some(name) => {
-                CommandError::failed(format!("the model has no input \"{name}\"; it has {}", names()))
+            Some(name) => CommandError::failed(format!(
+                "the model has no input \"{name}\"; it has {}",
+                names()
+            )),
+            None => {
+                CommandError::failed(format!("more files than inputs; the model has {}", names()))
             }
-            None => CommandError::failed(format!("more files than inputs; the model has {}", names())),
         };
         assigned.push((spec.ok_or_else(missing)?, value));
     }
@@ -122,7 +126,9 @@ fn zeros(spec: &InputSpec) -> CommandResult<Tensor> {
     let shape = spec.smallest();
     let elements: usize = shape.iter().product();
     let tensor = match spec.dtype.bytes_for(elements) {
-        Some(bytes) => Tensor::from_bytes(spec.dtype, shape.as_slice(), Bytes::from(vec![0; bytes])),
+        Some(bytes) => {
+            Tensor::from_bytes(spec.dtype, shape.as_slice(), Bytes::from(vec![0; bytes]))
+        }
         None => Tensor::from_strings(shape.as_slice(), vec![Bytes::new(); elements]),
     };
     Ok(tensor?)
@@ -135,9 +141,11 @@ fn from_file(
     audio: &AudioInputArgs,
 ) -> CommandResult<Tensor> {
     let bytes = read_file(path)?;
-    let named =
-        |failure: CommandError| CommandError::failed(format!("{}: {}", path.display(), failure.message()));
-    let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
+    let named = |failure: CommandError| {
+        CommandError::failed(format!("{}: {}", path.display(), failure.message()))
+    };
+    let extension =
+        path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
     match extension.as_deref() {
         // A model that takes byte strings decodes images and audio itself.
         _ if spec.dtype == DType::String => {
@@ -145,8 +153,9 @@ fn from_file(
             Ok(Tensor::from_strings(shape.as_slice(), vec![Bytes::from(bytes)])?)
         }
         Some("json") => {
-            let value = serde_json::from_slice(&bytes)
-                .map_err(|error| CommandError::failed(format!("{} is not JSON: {error}", path.display())))?;
+            let value = serde_json::from_slice(&bytes).map_err(|error| {
+                CommandError::failed(format!("{} is not JSON: {error}", path.display()))
+            })?;
             json::tensor_for(spec, &value)
         }
         Some("png" | "jpg" | "jpeg") => image::tensor(spec, &bytes, image).map_err(named),

@@ -73,7 +73,9 @@ fn flatten<'a>(value: &'a Value, depth: usize, leaves: &mut Vec<&'a Value>) -> C
         Value::Array(_) if depth == 0 => {
             Err(CommandError::failed(format!("lists nested deeper than {RANK_MAX}")))
         }
-        Value::Array(list) => list.iter().try_for_each(|element| flatten(element, depth - 1, leaves)),
+        Value::Array(list) => {
+            list.iter().try_for_each(|element| flatten(element, depth - 1, leaves))
+        }
         leaf => {
             leaves.push(leaf);
             Ok(())
@@ -114,13 +116,17 @@ fn elements(dtype: DType, shape: &[usize], leaves: &[&Value]) -> CommandResult<T
             Tensor::from_bytes(DType::Bool, shape, Bytes::from(bytes))
         }
         DType::F64 => Tensor::from_vec(shape, all(dtype, leaves, float)?),
-        DType::F32 => Tensor::from_vec(shape, all(dtype, leaves, |leaf| Some(leaf.as_f64()? as f32))?),
-        DType::F16 => {
-            Tensor::from_vec(shape, all(dtype, leaves, |leaf| float(leaf).map(half::f16::from_f64))?)
+        DType::F32 => {
+            Tensor::from_vec(shape, all(dtype, leaves, |leaf| Some(leaf.as_f64()? as f32))?)
         }
-        DType::BF16 => {
-            Tensor::from_vec(shape, all(dtype, leaves, |leaf| float(leaf).map(half::bf16::from_f64))?)
-        }
+        DType::F16 => Tensor::from_vec(
+            shape,
+            all(dtype, leaves, |leaf| float(leaf).map(half::f16::from_f64))?,
+        ),
+        DType::BF16 => Tensor::from_vec(
+            shape,
+            all(dtype, leaves, |leaf| float(leaf).map(half::bf16::from_f64))?,
+        ),
         DType::String => {
             let strings = all(dtype, leaves, |leaf| Some(Bytes::from(leaf.as_str()?.to_owned())))?;
             Tensor::from_strings(shape, strings)
@@ -167,8 +173,14 @@ mod tests {
     fn faults_name_the_input() {
         let ragged = check(DType::F32, &[-1, 2], json!([[1, 2], [3]])).unwrap_err();
         assert_eq!(ragged, "input \"x\": the lists are not all of one length");
-        assert_eq!(check(DType::U8, &[1], json!([256])).unwrap_err(), "input \"x\": 256 is not uint8");
-        assert_eq!(check(DType::F32, &[1], json!(["a"])).unwrap_err(), "input \"x\": \"a\" is not float32");
+        assert_eq!(
+            check(DType::U8, &[1], json!([256])).unwrap_err(),
+            "input \"x\": 256 is not uint8"
+        );
+        assert_eq!(
+            check(DType::F32, &[1], json!(["a"])).unwrap_err(),
+            "input \"x\": \"a\" is not float32"
+        );
     }
 
     #[test]

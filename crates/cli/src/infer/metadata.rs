@@ -21,9 +21,9 @@ pub(crate) struct InputSpec {
 /// Returns an error if the response does not follow the protocol.
 pub(crate) fn inputs(metadata: &Value) -> CommandResult<Vec<InputSpec>> {
     let list = metadata.get("inputs").and_then(Value::as_array);
-    list.and_then(|inputs| inputs.iter().map(spec).collect::<Option<Vec<InputSpec>>>()).ok_or_else(|| {
-        CommandError::failed("the model's metadata is not that of the Open Inference Protocol")
-    })
+    list.and_then(|inputs| inputs.iter().map(spec).collect::<Option<Vec<InputSpec>>>()).ok_or_else(
+        || CommandError::failed("the model's metadata is not that of the Open Inference Protocol"),
+    )
 }
 
 fn spec(input: &Value) -> Option<InputSpec> {
@@ -41,7 +41,8 @@ impl InputSpec {
     /// # Errors
     /// Returns an error that names the input if no shape fits.
     pub(crate) fn fit(&self, elements: usize) -> CommandResult<Vec<usize>> {
-        let fixed: usize = self.shape.iter().filter(|&&size| size >= 0).map(|&size| size as usize).product();
+        let fixed: usize =
+            self.shape.iter().filter(|&&size| size >= 0).map(|&size| size as usize).product();
         let free = self.shape.iter().rposition(|&size| size < 0);
         let fits = match free {
             Some(_) => fixed > 0 && elements.is_multiple_of(fixed),
@@ -57,7 +58,11 @@ impl InputSpec {
                 "input \"{}\" takes shape {:?} (-1 is any size), which {} not fit",
                 self.name,
                 self.shape,
-                if elements == 1 { "1 value does".to_owned() } else { format!("{elements} values do") }
+                if elements == 1 {
+                    "1 value does".to_owned()
+                } else {
+                    format!("{elements} values do")
+                }
             )));
         }
         let size = |(axis, &size): (usize, &i64)| match size {

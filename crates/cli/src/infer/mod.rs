@@ -70,7 +70,8 @@ pub(crate) fn run(args: &InferArgs) -> CommandResult {
     let model = format!("/v2/models/{}{version}", segment(&args.model));
     let request = request(args, &client, &model)?;
     let started = Instant::now();
-    let answer = client.post_binary(&format!("{model}/infer"), request.json_bytes, &request.body)?;
+    let answer =
+        client.post_binary(&format!("{model}/infer"), request.json_bytes, &request.body)?;
     let elapsed = started.elapsed();
     let answer = wire::decode(&answer)?;
     if args.json {
@@ -90,7 +91,11 @@ pub(crate) fn run(args: &InferArgs) -> CommandResult {
     print(&text)
 }
 
-fn request(args: &InferArgs, client: &HttpClient, model: &str) -> CommandResult<wire::EncodedRequest> {
+fn request(
+    args: &InferArgs,
+    client: &HttpClient,
+    model: &str,
+) -> CommandResult<wire::EncodedRequest> {
     if let [file] = args.input.as_slice()
         && args.values.is_empty()
         && is_whole_request(file)
@@ -100,7 +105,8 @@ fn request(args: &InferArgs, client: &HttpClient, model: &str) -> CommandResult<
             .map_err(|error| CommandError::failed(format!("{file} is not JSON: {error}")))?;
         return Ok(wire::EncodedRequest { json_bytes: body.len(), body });
     }
-    let mut given: Vec<InputArg> = args.input.iter().map(|text| InputArg::from_file_argument(text)).collect();
+    let mut given: Vec<InputArg> =
+        args.input.iter().map(|text| InputArg::from_file_argument(text)).collect();
     given.extend(args.values.iter().cloned());
     if given.is_empty() {
         return Err(CommandError::usage("no input: give --input FILE or NAME=VALUE")
@@ -117,12 +123,14 @@ fn request(args: &InferArgs, client: &HttpClient, model: &str) -> CommandResult<
 
 /// Returns true for a `.json` file without a name, which is a whole request and not one tensor.
 fn is_whole_request(argument: &str) -> bool {
-    InputArg::from_file_argument(argument).name.is_none() && argument.to_ascii_lowercase().ends_with(".json")
+    InputArg::from_file_argument(argument).name.is_none()
+        && argument.to_ascii_lowercase().ends_with(".json")
 }
 
 /// Reads a file given on the command line.
 fn read_file(path: &Path) -> CommandResult<Vec<u8>> {
-    let unreadable = |why: &dyn std::fmt::Display| CommandError::failed(format!("{}: {why}", path.display()));
+    let unreadable =
+        |why: &dyn std::fmt::Display| CommandError::failed(format!("{}: {why}", path.display()));
     let meta = std::fs::metadata(path).map_err(|error| unreadable(&error))?;
     if meta.len() > FILE_BYTES_MAX {
         return Err(unreadable(&"larger than 1 GiB"));

@@ -18,7 +18,8 @@ pub(crate) fn table(outputs: &[NamedTensor]) -> String {
     let mut table = TextTable::new(["OUTPUT", "TYPE", "SHAPE", "VALUES"]);
     for output in outputs {
         let tensor = &output.tensor;
-        let mut values: Vec<String> = values(tensor).take(VALUES_SHOWN).map(|value| short(&value)).collect();
+        let mut values: Vec<String> =
+            values(tensor).take(VALUES_SHOWN).map(|value| short(&value)).collect();
         if tensor.elements() > VALUES_SHOWN {
             values.push("…".to_owned());
         }
@@ -46,7 +47,8 @@ pub(crate) fn top(outputs: &[NamedTensor], count: usize, labels: &[String]) -> S
             order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
             for &index in order.iter().take(count) {
                 let label = labels.get(index).map(String::as_str).unwrap_or_default();
-                let line = format!("  {index:>6}  {:<12}  {label}", format!("{:.6}", scores[index]));
+                let line =
+                    format!("  {index:>6}  {:<12}  {label}", format!("{:.6}", scores[index]));
                 text.push_str(line.trim_end());
                 text.push('\n');
             }
@@ -81,10 +83,14 @@ fn values(tensor: &Tensor) -> Box<dyn Iterator<Item = Value> + '_> {
         Box::new(tensor.to_vec::<T>().unwrap_or_default().into_iter().map(convert))
     }
     match (tensor.dtype(), tensor.data()) {
-        (_, Data::Strings(strings)) => {
-            Box::new(strings.iter().map(|string| Value::String(String::from_utf8_lossy(string).into_owned())))
+        (_, Data::Strings(strings)) => Box::new(
+            strings
+                .iter()
+                .map(|string| Value::String(String::from_utf8_lossy(string).into_owned())),
+        ),
+        (DType::Bool, Data::Bytes(bytes)) => {
+            Box::new(bytes.iter().map(|&byte| Value::Bool(byte != 0)))
         }
-        (DType::Bool, Data::Bytes(bytes)) => Box::new(bytes.iter().map(|&byte| Value::Bool(byte != 0))),
         (DType::U8, _) => all::<u8>(tensor, |value| json!(value)),
         (DType::U16, _) => all::<u16>(tensor, |value| json!(value)),
         (DType::U32, _) => all::<u32>(tensor, |value| json!(value)),
@@ -128,7 +134,8 @@ mod tests {
     fn output() -> NamedTensor {
         NamedTensor::new(
             "y",
-            Tensor::from_vec([2usize, 3].as_slice(), vec![0.5f32, 0.25, 2e-7, 1.0, 3.0, 2.0]).unwrap(),
+            Tensor::from_vec([2usize, 3].as_slice(), vec![0.5f32, 0.25, 2e-7, 1.0, 3.0, 2.0])
+                .unwrap(),
         )
     }
 
@@ -153,8 +160,10 @@ mod tests {
 
     #[test]
     fn not_a_number_is_null() {
-        let output = NamedTensor::new("y", Tensor::from_vec([1usize].as_slice(), vec![f32::NAN]).unwrap());
-        let decoded = DecodedResponse { model: "m".into(), version: "1".into(), outputs: vec![output] };
+        let output =
+            NamedTensor::new("y", Tensor::from_vec([1usize].as_slice(), vec![f32::NAN]).unwrap());
+        let decoded =
+            DecodedResponse { model: "m".into(), version: "1".into(), outputs: vec![output] };
         assert_eq!(json(&decoded)["outputs"][0]["data"], json!([null]));
     }
 }

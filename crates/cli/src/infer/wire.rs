@@ -103,7 +103,8 @@ pub(crate) fn decode(answer: &InferReply) -> CommandResult<DecodedResponse> {
 
 /// Decodes one output. A binary output takes its bytes from the front of `raw`.
 fn output_tensor(output: &Value, raw: &mut Bytes) -> CommandResult<NamedTensor> {
-    let broken = |what: &str| CommandError::failed(format!("the answer's output has {what}: {output}"));
+    let broken =
+        |what: &str| CommandError::failed(format!("the answer's output has {what}: {output}"));
     let name = output.get("name").and_then(Value::as_str).ok_or_else(|| broken("no name"))?;
     let dtype = output
         .get("datatype")
@@ -160,7 +161,10 @@ mod tests {
     fn what_is_encoded_can_be_decoded() {
         let tensors = vec![
             named("a", Tensor::from_vec([2usize, 2].as_slice(), vec![1f32, 2.0, 3.0, 4.5])),
-            named("b", Tensor::from_strings([2usize].as_slice(), vec![Bytes::from("x"), Bytes::new()])),
+            named(
+                "b",
+                Tensor::from_strings([2usize].as_slice(), vec![Bytes::from("x"), Bytes::new()]),
+            ),
             named("c", Tensor::from_vec([0usize].as_slice(), Vec::<i64>::new())),
         ];
         let request = encode(&tensors);

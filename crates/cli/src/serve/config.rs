@@ -2,14 +2,17 @@
 
 use std::path::Path;
 
-use lifecycle::{Converter, LifecycleConfig, ModelConfig, ParameterHome, Root, Transition, VersionPolicy};
+use lifecycle::{
+    Converter, LifecycleConfig, ModelConfig, ParameterHome, Root, Transition, VersionPolicy,
+};
 use server::{
-    AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig, Secret,
+    AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig,
+    Secret,
 };
 
 use super::options::{
-    AudioOptions, GpuUse, InferenceOptions, MemoryOptions, ParameterPlacement, SearchOptions, ServerOptions,
-    TransitionOrder,
+    AudioOptions, GpuUse, InferenceOptions, MemoryOptions, ParameterPlacement, SearchOptions,
+    ServerOptions, TransitionOrder,
 };
 use super::settings::{ServeSettings, ServedModel};
 use super::{library_search, torch_search};
@@ -47,7 +50,9 @@ fn listeners(options: &ServerOptions) -> ListenerConfig {
         allowed_hosts: options.allowed_hosts.clone(),
         allow_remote_admin: options.allow_remote_admin,
         admin_key: options.admin_key.clone().map(Secret),
-        body_bytes_max: options.max_body.map_or(default.body_bytes_max, |ByteSize(bytes)| bytes as usize),
+        body_bytes_max: options
+            .max_body
+            .map_or(default.body_bytes_max, |ByteSize(bytes)| bytes as usize),
         connections_max: options.max_connections.unwrap_or(default.connections_max),
         requests_max: options.max_requests.unwrap_or(default.requests_max),
         request_memory_bytes: options.request_memory.map(|ByteSize(bytes)| bytes),
@@ -118,7 +123,10 @@ fn search(options: SearchOptions) -> SearchConfig {
         required,
         memory_bytes: bytes(options.search_memory, default.memory_bytes),
         cache_bytes: bytes(options.search_cache, default.cache_bytes),
-        disk_reserve: options.search_disk_reserve.map(|ByteSize(bytes)| bytes).or(default.disk_reserve),
+        disk_reserve: options
+            .search_disk_reserve
+            .map(|ByteSize(bytes)| bytes)
+            .or(default.disk_reserve),
         threads: options.search_threads.unwrap_or(default.threads),
         originals: options.originals,
         originals_options: if remote { environment::object_stores() } else { Vec::new() },
@@ -137,10 +145,15 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
         )
     })?;
     let options = &settings.lifecycle;
-    let cache_dir = options.cache_dir.clone().unwrap_or_else(environment::cache_dir).join("converted");
+    let cache_dir =
+        options.cache_dir.clone().unwrap_or_else(environment::cache_dir).join("converted");
     let default = LifecycleConfig::new(cache_dir, Converter::default());
     Ok(ModelsConfig {
-        models: settings.models.iter().map(|(name, model)| model_config(name, model, settings)).collect(),
+        models: settings
+            .models
+            .iter()
+            .map(|(name, model)| model_config(name, model, settings))
+            .collect(),
         roots: settings.roots.iter().map(|dir| root(dir, settings)).collect(),
         poll: options.poll.map_or(default.poll, |TimeSpan(time)| time),
         load_threads: options.load_threads.unwrap_or(default.load_threads),
@@ -150,7 +163,8 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
             .load_retry_interval
             .map_or(default.retry_interval, |TimeSpan(time)| time),
         // Parameters on the heap are the baseline of other servers, which load at normal priority.
-        background: default.background && settings.memory.parameter_home != Some(ParameterPlacement::Heap),
+        background: default.background
+            && settings.memory.parameter_home != Some(ParameterPlacement::Heap),
         cache_dir: default.cache_dir,
         converter: (program, vec!["convert".to_owned()]),
     })
@@ -162,8 +176,10 @@ fn model_config(name: &str, model: &ServedModel, settings: &ServeSettings) -> Mo
     config.schedule = own.schedule.apply(&settings.schedule);
     config.policy = policy(own.versions.as_ref().or(all.versions.as_ref()));
     config.transition = transition(own.transition.or(all.transition));
-    config.session.intra_op_threads = own.intra_op_threads.unwrap_or(config.session.intra_op_threads);
-    config.session.inter_op_threads = own.inter_op_threads.unwrap_or(config.session.inter_op_threads);
+    config.session.intra_op_threads =
+        own.intra_op_threads.unwrap_or(config.session.intra_op_threads);
+    config.session.inter_op_threads =
+        own.inter_op_threads.unwrap_or(config.session.inter_op_threads);
     config.labels = own.labels.clone();
     config
 }
@@ -217,7 +233,10 @@ mod tests {
             ..ServeSettings::default()
         };
         let root = root(Path::new("/models"), &settings);
-        assert_eq!((root.policy, root.transition), (VersionPolicy::All, Transition::ResourcePreserving));
+        assert_eq!(
+            (root.policy, root.transition),
+            (VersionPolicy::All, Transition::ResourcePreserving)
+        );
         assert_eq!(root.schedule.max_batch, 9);
         let schedule = ScheduleFile { weight: Some(5), ..ScheduleFile::default() };
         let options = ModelOptions { schedule, ..ModelOptions::default() };
@@ -230,18 +249,25 @@ mod tests {
     fn the_example_shows_the_defaults() {
         let mut file = example();
         (file.server.request_memory, file.server.admin_key) = (None, None);
-        assert_eq!(format!("{:?}", listeners(&file.server)), format!("{:?}", ListenerConfig::default()));
+        assert_eq!(
+            format!("{:?}", listeners(&file.server)),
+            format!("{:?}", ListenerConfig::default())
+        );
         assert_eq!(format!("{:?}", data(&file.inference)), format!("{:?}", DataConfig::default()));
         (file.memory.pool, file.memory.swap_reserve) = (None, None);
         (file.schedule.threads, file.schedule.queue, file.schedule.timeout) = (None, None, None);
         assert_eq!(file.schedule.apply(&ScheduleOptions::default()), ScheduleOptions::default());
         (file.audio.spool_dir, file.audio.speakers_dir) = (None, None);
-        (file.search.originals, file.search.embedding_model, file.search.api_key) = (None, None, None);
+        (file.search.originals, file.search.embedding_model, file.search.api_key) =
+            (None, None, None);
         file.search.search_disk_reserve = None;
         file.search.collections_dir = Some("none".into());
         let wanted = SearchConfig { required: true, ..SearchConfig::default() };
         assert_eq!(search(file.search.clone()), wanted);
-        assert_eq!(format!("{:?}", audio(file.audio.clone())), format!("{:?}", AudioConfig::default()));
+        assert_eq!(
+            format!("{:?}", audio(file.audio.clone())),
+            format!("{:?}", AudioConfig::default())
+        );
         assert_eq!(format!("{:?}", memory(&file.memory)), format!("{:?}", MemoryConfig::default()));
     }
 }

@@ -95,7 +95,8 @@ impl SettingsFile {
         let models = self.models.values_mut().filter_map(|model| model.path.as_mut());
         let (server, audio) = (&mut self.server, &mut self.audio);
         // "none" is a keyword and a URL is no path, so both stay as they are.
-        let search = self.search.collections_dir.as_mut().filter(|dir| dir.as_path() != Path::new("none"));
+        let search =
+            self.search.collections_dir.as_mut().filter(|dir| dir.as_path() != Path::new("none"));
         let others = [
             server.onnxruntime.as_mut(),
             server.libtorch.as_mut(),
@@ -104,7 +105,9 @@ impl SettingsFile {
             audio.speakers_dir.as_mut(),
             search,
         ];
-        if let Some(originals) = self.search.originals.as_mut().filter(|place| !place.contains("://")) {
+        if let Some(originals) =
+            self.search.originals.as_mut().filter(|place| !place.contains("://"))
+        {
             *originals = base.join(&*originals).to_string_lossy().into_owned();
         }
         for path in models.chain(self.roots.iter_mut()).chain(others.into_iter().flatten()) {
@@ -121,7 +124,8 @@ const EXAMPLE: &str = include_str!("../../../../docs/millpond.toml");
 pub(super) fn example() -> SettingsFile {
     let setting = |rest: &&str| rest.contains(" = ") || rest.starts_with('[');
     let lines = EXAMPLE.lines().map(|line| line.strip_prefix("# ").filter(setting).unwrap_or(line));
-    SettingsFile::parse(&lines.collect::<Vec<_>>().join("\n"), Path::new("docs/millpond.toml")).unwrap()
+    SettingsFile::parse(&lines.collect::<Vec<_>>().join("\n"), Path::new("docs/millpond.toml"))
+        .unwrap()
 }
 
 #[cfg(test)]
@@ -133,7 +137,8 @@ mod tests {
     use crate::values::{ByteSize, TimeSpan};
 
     fn parse(text: &str) -> Result<SettingsFile, String> {
-        SettingsFile::parse(text, Path::new("m.toml")).map_err(|failure| failure.message().to_owned())
+        SettingsFile::parse(text, Path::new("m.toml"))
+            .map_err(|failure| failure.message().to_owned())
     }
 
     #[test]
@@ -178,7 +183,10 @@ mod tests {
     #[test]
     fn faults_name_file_line_and_key() {
         let error = parse("[server]\nhttp-port = 1\nhtp-port = 2\n").unwrap_err();
-        assert!(error.starts_with("m.toml:3: unknown key `htp-port`; did you mean `http-port`?"), "{error}");
+        assert!(
+            error.starts_with("m.toml:3: unknown key `htp-port`; did you mean `http-port`?"),
+            "{error}"
+        );
         let error = parse("[sever]\n").unwrap_err();
         assert!(error.starts_with("m.toml:1: unknown key `sever`"), "{error}");
         let error = parse("[models.m.schedule]\nmax-bach = 2\n").unwrap_err();
@@ -207,7 +215,9 @@ mod tests {
             SearchOptions::augment_args(clap::Command::new("")),
             ScheduleFlags::augment_args(clap::Command::new("")),
         ];
-        for flag in sections.iter().flat_map(clap::Command::get_arguments).filter_map(clap::Arg::get_long) {
+        for flag in
+            sections.iter().flat_map(clap::Command::get_arguments).filter_map(clap::Arg::get_long)
+        {
             assert!(EXAMPLE.contains(&format!("\n# {flag} = ")), "{flag}");
         }
     }

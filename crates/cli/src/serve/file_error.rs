@@ -61,7 +61,9 @@ fn key(line: &str) -> Option<&str> {
 
 /// Returns the found and the expected value of "invalid type: string "nine", expected u16".
 fn wrong_type(message: &str) -> Option<(String, &str)> {
-    let rest = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "))?;
+    let rest = message
+        .strip_prefix("invalid type: ")
+        .or_else(|| message.strip_prefix("invalid value: "))?;
     let (is, expected) = rest.rsplit_once(", expected ")?;
     let in_words = TYPES.iter().find(|(name, _)| *name == expected).map(|(_, words)| *words);
     let is = match is {
@@ -91,7 +93,10 @@ mod tests {
             "[server]\nhttp-port = \"nine\"\n",
             "2: http-port is the text \"nine\"; it must be a number from 0 to 65535",
         );
-        check("[server]\ngrpc-port = 70000\n", "2: grpc-port is 70000; it must be a number from 0 to 65535");
+        check(
+            "[server]\ngrpc-port = 70000\n",
+            "2: grpc-port is 70000; it must be a number from 0 to 65535",
+        );
         check("[inference]\n\npin = 1\n", "3: pin is 1; it must be true or false");
         check("[inference]\nqueue = 1.5\n", "2: queue is 1.5; it must be a whole number");
         check("roots = \"models\"\n", "1: roots is the text \"models\"; it must be a list");

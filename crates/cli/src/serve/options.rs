@@ -28,7 +28,8 @@ pub(crate) struct ServerOptions {
     /// this machine reaches the server
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub(crate) allowed_hosts: Vec<String>,
-    /// Accept admin calls (load, unload, enrolment, folders) from other machines and proxies, with --admin-key
+    /// Accept admin calls (load, unload, enrolment, folders) from other machines and proxies, with
+    /// --admin-key
     #[arg(long)]
     pub(crate) allow_remote_admin: bool,
     /// Key for admin calls. Prefer the variable MILLPOND_ADMIN_KEY, which other users cannot read
@@ -64,10 +65,12 @@ pub(crate) struct ServerOptions {
     /// Serving's Predict over gRPC: faster, for clients that read it (tf.make_ndarray does)
     #[arg(long)]
     pub(crate) tfs_tensor_content: bool,
-    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program or in the system]
+    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program
+    /// or in the system]
     #[arg(long, value_name = "PATH")]
     pub(crate) onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the program]
+    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the
+    /// program]
     #[arg(long, value_name = "PATH")]
     pub(crate) libtorch: Option<PathBuf>,
     /// Format of the log on standard error [default: text]
@@ -326,7 +329,10 @@ impl ScheduleFlags {
     pub(crate) fn over(self, under: ScheduleFile) -> ScheduleFile {
         ScheduleFile {
             max_batch: self.max_batch.or(under.max_batch),
-            max_queue_delay: self.max_queue_delay.map(|TimeSpan(time)| time).or(under.max_queue_delay),
+            max_queue_delay: self
+                .max_queue_delay
+                .map(|TimeSpan(time)| time)
+                .or(under.max_queue_delay),
             ..under
         }
     }

@@ -9,8 +9,8 @@ use engine::{ScheduleFile, ScheduleMode, ScheduleOptions};
 use super::ServeArgs;
 use super::file::{ModelOptions, SettingsFile};
 use super::options::{
-    AudioOptions, InferenceOptions, LifecycleOptions, LogFormat, MemoryOptions, ScheduleFlags, SearchOptions,
-    ServerOptions,
+    AudioOptions, InferenceOptions, LifecycleOptions, LogFormat, MemoryOptions, ScheduleFlags,
+    SearchOptions, ServerOptions,
 };
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus, user};
@@ -71,7 +71,9 @@ fn schedule(
     if let Some(threads @ 1..) = inference.runtime_threads {
         (options.mode, options.threads) = (ScheduleMode::Async, Some(threads));
     }
-    options.check().map_err(|error| CommandError::usage(format!("[schedule]: {}", error.message())))?;
+    options
+        .check()
+        .map_err(|error| CommandError::usage(format!("[schedule]: {}", error.message())))?;
     Ok(options)
 }
 
@@ -104,7 +106,8 @@ impl ServeSettings {
             .clone()
             .or_else(|| environment::LOG.text())
             .unwrap_or_else(|| "info".to_owned());
-        settings.search.api_key = settings.search.api_key.take().or_else(|| environment::API_KEY.text());
+        settings.search.api_key =
+            settings.search.api_key.take().or_else(|| environment::API_KEY.text());
         settings.server.admin_key =
             settings.server.admin_key.take().or_else(|| environment::ADMIN_KEY.text());
         settings.check_values()?;
@@ -118,8 +121,13 @@ impl ServeSettings {
         let collections =
             settings.search.collections_dir.as_deref().is_some_and(|dir| dir != Path::new("none"));
         if settings.models.is_empty() && settings.roots.is_empty() && !collections {
-            return Err(CommandError::new(ExitStatus::Usage, "nothing to serve: no directory is given")
-                .hint("millpond serve DIR, or roots and [models.NAME] in the file given with --config"));
+            return Err(CommandError::new(
+                ExitStatus::Usage,
+                "nothing to serve: no directory is given",
+            )
+            .hint(
+                "millpond serve DIR, or roots and [models.NAME] in the file given with --config",
+            ));
         }
         Ok(settings)
     }
@@ -163,14 +171,17 @@ impl ServeSettings {
         if let Some(ByteSize(bytes)) = server.max_body
             && !(1..=BODY_BYTES_MAX).contains(&bytes)
         {
-            return Err(CommandError::usage("--max-body must be between 1 byte and 2 GiB less one"));
+            return Err(CommandError::usage(
+                "--max-body must be between 1 byte and 2 GiB less one",
+            ));
         }
         if let Some(ByteSize(bytes)) = server.request_memory
             && bytes < REQUEST_MEMORY_MIN
         {
             return Err(CommandError::usage("--request-memory must be at least 1 MiB"));
         }
-        if let (Some(ByteSize(pool)), Some(ByteSize(reserve))) = (self.memory.pool, self.memory.swap_reserve)
+        if let (Some(ByteSize(pool)), Some(ByteSize(reserve))) =
+            (self.memory.pool, self.memory.swap_reserve)
             && reserve > pool
         {
             return Err(CommandError::usage(
@@ -188,9 +199,11 @@ impl ServeSettings {
     /// Checks keys and host names.
     fn check_access(&self) -> CommandResult {
         let server = &self.server;
-        for (flag, key) in [("--admin-key", &server.admin_key), ("--api-key", &self.search.api_key)] {
+        for (flag, key) in [("--admin-key", &server.admin_key), ("--api-key", &self.search.api_key)]
+        {
             // A header's value loses spaces at its ends.
-            let printable = |key: &String| key.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+            let printable =
+                |key: &String| key.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
             let sendable = |key: &String| !key.is_empty() && key.trim() == key && printable(key);
             if key.as_ref().is_some_and(|key| !sendable(key)) {
                 return Err(CommandError::usage(format!(
@@ -245,7 +258,8 @@ impl ServeSettings {
                 (Some(model), _) => model.dir.clone(),
                 (None, Some(path)) => existing(path)?,
                 (None, None) => {
-                    let inside = self.roots.iter().map(|root| root.join(&name)).find(|dir| dir.is_dir());
+                    let inside =
+                        self.roots.iter().map(|root| root.join(&name)).find(|dir| dir.is_dir());
                     inside.ok_or_else(|| {
                         CommandError::usage(format!(
                             "[models.{name}] has no path and no root has a model of that name"
@@ -311,9 +325,9 @@ fn number(name: &str, value: Option<usize>, min: usize, max: usize) -> CommandRe
 
 fn span(name: &str, value: Option<TimeSpan>, min: Duration) -> CommandResult {
     match value {
-        Some(TimeSpan(value)) if !(min..=SPAN_MAX).contains(&value) => {
-            Err(CommandError::usage(format!("--{name} is {value:?}; it must be {min:?} to 24 hours")))
-        }
+        Some(TimeSpan(value)) if !(min..=SPAN_MAX).contains(&value) => Err(CommandError::usage(
+            format!("--{name} is {value:?}; it must be {min:?} to 24 hours"),
+        )),
         _ => Ok(()),
     }
 }
@@ -332,7 +346,8 @@ mod tests {
     }
 
     fn resolve(arguments: &[&str]) -> Result<ServeSettings, String> {
-        let line = Line::try_parse_from(std::iter::once("serve").chain(arguments.iter().copied())).unwrap();
+        let line = Line::try_parse_from(std::iter::once("serve").chain(arguments.iter().copied()))
+            .unwrap();
         ServeSettings::resolve(&line.serve).map_err(|failure| failure.message().to_owned())
     }
 
@@ -354,9 +369,13 @@ mod tests {
         let settings = resolve(&[&format!("{path}/a"), &format!("x={path}/b")]).unwrap();
         assert!(settings.roots.is_empty());
         assert_eq!(settings.models.keys().collect::<Vec<_>>(), ["a", "x"]);
-        assert!(resolve(&["/no/such/place"]).unwrap_err().starts_with("cannot serve /no/such/place"));
         assert!(
-            resolve(&[&format!("a={path}/b"), &format!("{path}/a")]).unwrap_err().contains("two directories")
+            resolve(&["/no/such/place"]).unwrap_err().starts_with("cannot serve /no/such/place")
+        );
+        assert!(
+            resolve(&[&format!("a={path}/b"), &format!("{path}/a")])
+                .unwrap_err()
+                .contains("two directories")
         );
         assert!(resolve(&[]).unwrap_err().starts_with("nothing to serve"));
     }
@@ -373,7 +392,11 @@ mod tests {
         assert_eq!(settings.models["a"].options.versions, Some(Versions::All));
         assert!(settings.models["c"].dir.ends_with("b"));
         std::fs::write(&file, "[models.nowhere]\n").unwrap();
-        assert!(resolve(&["--config", file.to_str().unwrap()]).unwrap_err().contains("[models.nowhere]"));
+        assert!(
+            resolve(&["--config", file.to_str().unwrap()])
+                .unwrap_err()
+                .contains("[models.nowhere]")
+        );
     }
 
     #[test]
@@ -399,7 +422,8 @@ mod tests {
         assert_eq!(settings.schedule, wanted);
         let own = settings.models["a"].options.schedule.apply(&settings.schedule);
         assert_eq!(own, ScheduleOptions { max_batch: 4, ..wanted });
-        std::fs::write(&file, text.replace("max-batch = 4", "preferred-batch-sizes = [9]")).unwrap();
+        std::fs::write(&file, text.replace("max-batch = 4", "preferred-batch-sizes = [9]"))
+            .unwrap();
         let error = resolve(&config).unwrap_err();
         assert!(error.starts_with("[models.a.schedule]: preferred-batch-sizes: 9"), "{error}");
         let workers = resolve(&[root.path().to_str().unwrap(), "--workers", "1"]).unwrap();
@@ -430,7 +454,8 @@ mod tests {
         }
         assert!(resolve(&[path, "--http-port", "0", "--grpc-port", "0"]).is_ok());
         let settings =
-            resolve(&[path, "--allow-remote-admin", "--admin-key", "k", "--allowed-hosts", "a,b"]).unwrap();
+            resolve(&[path, "--allow-remote-admin", "--admin-key", "k", "--allowed-hosts", "a,b"])
+                .unwrap();
         assert_eq!(settings.server.allowed_hosts, ["a", "b"]);
     }
 }

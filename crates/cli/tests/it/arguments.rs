@@ -75,7 +75,10 @@ fn explanations_are_wrapped_once() {
         assert!(lines.len() > 1, "{command:?}: {help}");
         for pair in lines.windows(2) {
             let word = pair[1].split_whitespace().next().unwrap();
-            assert!(pair[0].chars().count() + 1 + word.chars().count() > 100, "{command:?}: {pair:?}");
+            assert!(
+                pair[0].chars().count() + 1 + word.chars().count() > 100,
+                "{command:?}: {pair:?}"
+            );
         }
     }
 }
@@ -110,7 +113,8 @@ fn a_missing_benchmark_program_says_how_to_get_it() {
     let program = dir.path().join("millpond");
     std::fs::hard_link(env!("CARGO_BIN_EXE_millpond"), &program).unwrap();
     let start = || std::process::Command::new(&program);
-    let run: Run = start().args(["bench", "swap", "--json", "x"]).env_clear().output().unwrap().into();
+    let run: Run =
+        start().args(["bench", "swap", "--json", "x"]).env_clear().output().unwrap().into();
     assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{run:?}");
     assert!(run.stderr.starts_with("error: millpond-bench is neither in "), "{run:?}");
     assert!(run.stderr.contains("cargo build --release -p millpond-bench"), "{run:?}");
@@ -123,7 +127,8 @@ fn a_benchmark_program_gets_the_arguments_as_they_are() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let program = dir.path().join("millpond-bench");
     std::fs::write(&program, "#!/bin/sh\necho \"$@\"; exit 4\n").unwrap();
-    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .unwrap();
     // A hard link beside it, as the built program may have the real one beside it.
     let millpond = dir.path().join("millpond");
     std::fs::hard_link(env!("CARGO_BIN_EXE_millpond"), &millpond).unwrap();
@@ -143,7 +148,11 @@ fn a_benchmark_program_gets_the_arguments_as_they_are() {
 fn a_benchmark_wants_a_rate_or_clients() {
     let arguments = ["bench", "load", "--url", "grpc://localhost:1", "--model", "m"];
     check_error(&arguments, 2, "<--rate <RATE>|--clients <CLIENTS>>");
-    check_error(&[&arguments[..], &["--rate", "1", "--clients", "1"]].concat(), 2, "cannot be used with");
+    check_error(
+        &[&arguments[..], &["--rate", "1", "--clients", "1"]].concat(),
+        2,
+        "cannot be used with",
+    );
 }
 
 #[test]
@@ -156,7 +165,10 @@ fn help_of_serve_has_the_defaults_that_hold() {
         format!("every interface [default: {}]", listeners.host),
         format!("closed at once [default: {}]", listeners.connections_max),
         format!("in flight; further ones are rejected [default: {}]", listeners.requests_max),
-        format!("maximum deadline of a request [default: {}s]", listeners.request_timeout.as_secs()),
+        format!(
+            "maximum deadline of a request [default: {}s]",
+            listeners.request_timeout.as_secs()
+        ),
         format!("parts of a body [default: {}s]", listeners.client_timeout.as_secs()),
         format!("requests in flight [default: {}s]", listeners.shutdown_grace.as_secs()),
         format!("Maximum size of a request body [default: {}MiB]", listeners.body_bytes_max >> 20),
@@ -168,7 +180,10 @@ fn help_of_serve_has_the_defaults_that_hold() {
             "Maximum size of a recording [default: {}GiB]",
             server::AudioConfig::default().bytes_max >> 30
         ),
-        format!("some formats need [default: {}GiB]", server::AudioConfig::default().spool_bytes_max >> 30),
+        format!(
+            "some formats need [default: {}GiB]",
+            server::AudioConfig::default().spool_bytes_max >> 30
+        ),
         format!(
             "queueing delay; further ones are rejected [default: {}]",
             server::DataConfig::default().queue_max
@@ -190,7 +205,10 @@ fn help_of_serve_has_the_defaults_that_hold() {
 #[test]
 fn version_says_what_it_is_made_of() {
     let version = run(&["--version"]);
-    assert!(version.stdout.starts_with(concat!("millpond ", env!("CARGO_PKG_VERSION"), "\n")), "{version:?}");
+    assert!(
+        version.stdout.starts_with(concat!("millpond ", env!("CARGO_PKG_VERSION"), "\n")),
+        "{version:?}"
+    );
     assert!(version.stdout.contains("layout:"), "{version:?}");
 }
 
@@ -203,13 +221,18 @@ fn wrong_arguments_are_usage_errors() {
     check_error(&["serve", ".", "--versions", "newest"], 2, "is not a version policy");
     check_error(&["serve", ".", "--queue", "0"], 2, "error: --queue is 0; it must be 1 to");
     check_error(&["serve"], 2, "error: nothing to serve");
-    check_error(&["serve", "/no/such/dir"], 2, "error: cannot serve /no/such/dir: No such file or directory");
+    check_error(
+        &["serve", "/no/such/dir"],
+        2,
+        "error: cannot serve /no/such/dir: No such file or directory",
+    );
     check_error(&["serve", file!()], 2, "No such file");
     check_error(&["serve", env!("CARGO_BIN_EXE_millpond")], 2, "is not a directory");
     check_error(&["serve", ".", "--log", "a=b=c"], 2, "--log a=b=c");
     check_error(&["models", "ls", "--url", "https://localhost"], 2, "does not speak https");
     check_error(&["infer", "m"], 2, "no input");
-    let demo: Run = command(&["demo"]).env("MILLPOND_DEMO_SECONDS", "soon").output().unwrap().into();
+    let demo: Run =
+        command(&["demo"]).env("MILLPOND_DEMO_SECONDS", "soon").output().unwrap().into();
     assert_eq!(demo.code, 2, "{demo:?}");
     assert!(demo.stderr.starts_with("error: MILLPOND_DEMO_SECONDS=soon: "), "{demo:?}");
 }
@@ -231,7 +254,10 @@ fn settings_files_are_checked_with_file_line_and_key() {
         ("[server]\ngprc-port = 1\n", "hint: the keys are host, http-port, grpc-port".to_owned()),
         ("[memory]\npool = \"a lot\"\n", format!("error: {path}:2: ")),
         ("[server\n", format!("error: {path}:1: ")),
-        ("roots = [\"missing\"]\n", format!("error: cannot serve {}/missing", dir.path().display())),
+        (
+            "roots = [\"missing\"]\n",
+            format!("error: cannot serve {}/missing", dir.path().display()),
+        ),
         ("[models.ctr]\n", "error: [models.ctr] has no path".to_owned()),
         ("[server]\nhttp-port = 7\ngrpc-port = 7\n", "are both 7".to_owned()),
     ] {
@@ -251,9 +277,12 @@ fn settings_files_are_checked_with_file_line_and_key() {
 fn nobody_there_is_a_failure_with_a_hint() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = format!("http://{nobody}");
-    for arguments in
-        [&["models", "ls"][..], &["models", "status", "m"], &["models", "load", "m"], &["infer", "m", "x=1"]]
-    {
+    for arguments in [
+        &["models", "ls"][..],
+        &["models", "status", "m"],
+        &["models", "load", "m"],
+        &["infer", "m", "x=1"],
+    ] {
         let arguments = [arguments, &["--url", &url]].concat();
         check_error(&arguments, 1, &format!("error: no answer from {url}"));
         check_error(&arguments, 1, "hint: start one with `millpond serve DIR`");

@@ -6,9 +6,11 @@ use crate::program::{Run, check_error, command, run};
 
 /// A directory of recognisers of which none has a version.
 fn recognisers(dir: &Path) -> String {
-    for (name, settings) in
-        [("vad", VAD), ("plain", "[warmup]\nenabled = false\n"), ("odd", "[recogniser]\nkind = \"smells\"\n")]
-    {
+    for (name, settings) in [
+        ("vad", VAD),
+        ("plain", "[warmup]\nenabled = false\n"),
+        ("odd", "[recogniser]\nkind = \"smells\"\n"),
+    ] {
         std::fs::create_dir_all(dir.join(name)).unwrap();
         std::fs::write(dir.join(name).join("millpond.toml"), settings).unwrap();
     }
@@ -36,14 +38,26 @@ fn wrong_arguments_are_usage_errors() {
     check_error(&["audio"], 2, "required arguments");
     check_error(&["audio", "a.wav"], 2, "--recogniser <NAME>");
     check_error(&["audio", "--list", "a.wav"], 2, "cannot be used with");
-    check_error(&["audio", "a.wav", "--recogniser", "vad", "--format", "xml"], 2, "invalid value 'xml'");
-    check_error(&["audio", "a.wav", "--recogniser", "vad", "--url", "https://h"], 2, "does not speak https");
+    check_error(
+        &["audio", "a.wav", "--recogniser", "vad", "--format", "xml"],
+        2,
+        "invalid value 'xml'",
+    );
+    check_error(
+        &["audio", "a.wav", "--recogniser", "vad", "--url", "https://h"],
+        2,
+        "does not speak https",
+    );
     check_error(
         &["audio", "a.wav", "--recogniser", "vad", "--threads", "0"],
         2,
         "--threads must be 1 to 256",
     );
-    check_error(&["audio", "a.wav", "--recogniser", "vad", "--cores", "9999"], 2, "this process may use");
+    check_error(
+        &["audio", "a.wav", "--recogniser", "vad", "--cores", "9999"],
+        2,
+        "this process may use",
+    );
     check_error(
         &["audio", "a.wav", "--recogniser", "vad", "--url", "h:1", "--threads", "2"],
         2,
@@ -61,15 +75,20 @@ fn missing_recognisers_say_how_to_get_them() {
         command(arguments).current_dir(dir.path()).output().unwrap().into()
     };
     let audio = ["audio", "a.wav", "--recogniser", "vad"];
-    for arguments in
-        [[&audio[..], &["--recognisers", "none"]].concat(), vec!["audio", "--list", "--recognisers", "none"]]
-    {
+    for arguments in [
+        [&audio[..], &["--recognisers", "none"]].concat(),
+        vec!["audio", "--list", "--recognisers", "none"],
+    ] {
         let run = away(&arguments);
         assert_eq!(run.code, 1, "{run:?}");
-        assert!(run.stderr.starts_with("error: --recognisers none: there is no such directory"), "{run:?}");
+        assert!(
+            run.stderr.starts_with("error: --recognisers none: there is no such directory"),
+            "{run:?}"
+        );
         assert!(run.stderr.contains("hint: run `make recognisers`"), "{run:?}");
     }
-    let empty: Run = command(&audio).env("MILLPOND_RECOGNISERS", dir.path()).output().unwrap().into();
+    let empty: Run =
+        command(&audio).env("MILLPOND_RECOGNISERS", dir.path()).output().unwrap().into();
     assert_eq!(empty.code, 1, "{empty:?}");
     assert!(empty.stderr.contains("no model here has a section [recogniser]"), "{empty:?}");
     let place = recognisers(dir.path());
@@ -114,8 +133,13 @@ fn nobody_is_enrolled_at_first() {
     assert_eq!((listed.code, listed.stdout.as_str()), (0, ""), "{listed:?}");
     check_error(&["speakers", "identify", "a.wav", "--speakers", file], 1, "nobody is enrolled");
     check_error(&["speakers", "remove", "bob", "--speakers", file], 1, "\"bob\" is not enrolled");
-    check_error(&["speakers", "verify", "bob", "a.wav", "--speakers", file], 2, "\"bob\" is not enrolled");
-    let elsewhere: Run = command(&["speakers", "list"]).env("HOME", dir.path()).output().unwrap().into();
+    check_error(
+        &["speakers", "verify", "bob", "a.wav", "--speakers", file],
+        2,
+        "\"bob\" is not enrolled",
+    );
+    let elsewhere: Run =
+        command(&["speakers", "list"]).env("HOME", dir.path()).output().unwrap().into();
     assert_eq!(elsewhere.code, 0, "{elsewhere:?}");
 }
 

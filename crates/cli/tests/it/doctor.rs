@@ -10,7 +10,8 @@ fn every_finding_has_a_verdict_and_a_meaning() {
     let run = run(&["doctor", "--json", dir.path().to_str().unwrap()]);
     let report: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
     let checks = report["checks"].as_array().unwrap();
-    let names: BTreeSet<&str> = checks.iter().map(|check| check["name"].as_str().unwrap()).collect();
+    let names: BTreeSet<&str> =
+        checks.iter().map(|check| check["name"].as_str().unwrap()).collect();
     let wanted = [
         "processor",
         "cores",
@@ -36,7 +37,8 @@ fn every_finding_has_a_verdict_and_a_meaning() {
         assert!(!check["found"].as_str().unwrap().is_empty(), "{check}");
         assert!(check["meaning"].as_str().unwrap().split_whitespace().count() > 4, "{check}");
     }
-    let verdict = |name: &str| checks.iter().find(|check| check["name"] == name).unwrap()["verdict"].clone();
+    let verdict =
+        |name: &str| checks.iter().find(|check| check["name"] == name).unwrap()["verdict"].clone();
     // The test itself runs, so these cannot fail; and the binary carries its allocator.
     assert_eq!(verdict("allocator"), "ok");
     assert_ne!(verdict("open files"), "fail");
@@ -46,8 +48,10 @@ fn every_finding_has_a_verdict_and_a_meaning() {
 #[test]
 fn without_the_engine_nothing_can_be_served() {
     let dir = tempfile::tempdir().unwrap();
-    let run: Run =
-        command(&["doctor", "--onnxruntime", dir.path().to_str().unwrap()]).output().unwrap().into();
+    let run: Run = command(&["doctor", "--onnxruntime", dir.path().to_str().unwrap()])
+        .output()
+        .unwrap()
+        .into();
     assert_eq!(run.code, 4, "{run:?}");
     assert!(run.stdout.contains("fail  ONNX Runtime"), "{run:?}");
     assert!(run.stdout.contains("This machine cannot serve yet: 1 of "), "{run:?}");

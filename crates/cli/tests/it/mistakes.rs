@@ -22,7 +22,8 @@ fn a_load_is_one_line_of_the_log_and_stopped_is_the_last() {
     publish(dir.path(), 0.5);
     let sequence = dir.path().join("models/sequence/1");
     std::fs::create_dir_all(&sequence).unwrap();
-    let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine-onnx/tests/models/sequence_out.onnx");
+    let made =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine-onnx/tests/models/sequence_out.onnx");
     std::fs::copy(made, sequence.join("model.onnx")).unwrap();
     let log = dir.path().join("log");
     let file = std::fs::File::create(&log).unwrap();
@@ -34,7 +35,10 @@ fn a_load_is_one_line_of_the_log_and_stopped_is_the_last() {
     let log = std::fs::read_to_string(log).unwrap();
     let about: Vec<&str> = log.lines().filter(|line| line.contains("half_plus_two")).collect();
     assert_eq!(about.len(), 2, "{log}");
-    assert!(about[0].contains("INFO half_plus_two 1 ready in ") && about[0].contains(" ms ("), "{log}");
+    assert!(
+        about[0].contains("INFO half_plus_two 1 ready in ") && about[0].contains(" ms ("),
+        "{log}"
+    );
     assert!(about[1].ends_with("half_plus_two 1 released"), "{log}");
     assert!(log.lines().last().unwrap().ends_with("stopped"), "{log}");
     let left_out = log.lines().find(|line| line.contains("left out: it is a sequence")).unwrap();
@@ -51,7 +55,11 @@ fn a_failed_version_is_listed_as_failed() {
     let server = Server::start_logged(&[&models(dir.path())], Stdio::null());
     let state = |run: &Run, version: &str| {
         let cells = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-        let row = run.stdout.lines().map(cells).find(|row| row.get(1).is_some_and(|cell| cell == version));
+        let row = run
+            .stdout
+            .lines()
+            .map(cells)
+            .find(|row| row.get(1).is_some_and(|cell| cell == version));
         row.map(|row| row[2].clone()).unwrap_or_default()
     };
     let failed = |run: &Run| state(run, "2") == "failed" && state(run, "1") == "ready";
@@ -81,7 +89,10 @@ fn wrong_names_values_and_ports_are_told() {
         wanted.iter().for_each(|wanted| assert!(run.stderr.contains(wanted), "{wanted}: {run:?}"));
     };
     fails(&["infer", "half_plus_too", "x=[1]"], &["did you mean \"half_plus_two\"?"]);
-    fails(&["infer", "half_plus_two", "x=abc"], &["input \"x\": abc is not JSON", "strings need quotes"]);
+    fails(
+        &["infer", "half_plus_two", "x=abc"],
+        &["input \"x\": abc is not JSON", "strings need quotes"],
+    );
     let answer = server.client(&["infer", "half_plus_two", "x=[1]"]);
     assert!(answer.stdout.contains(" ms round trip\n"), "{answer:?}");
 
@@ -90,8 +101,16 @@ fn wrong_names_values_and_ports_are_told() {
     assert!(asked.stderr.contains(&format!("error: {grpc} is a gRPC port")), "{asked:?}");
     assert!(asked.stderr.contains("8501 by default"), "{asked:?}");
     let load = ["bench", "load", "--model", "half_plus_two", "--clients", "1", "--url"];
-    check_error(&[&load[..], &[&format!("grpc://{http}")]].concat(), 2, &format!("{http} is an HTTP port"));
-    check_error(&[&load[..], &[&format!("http://{grpc}")]].concat(), 2, &format!("{grpc} is a gRPC port"));
+    check_error(
+        &[&load[..], &[&format!("grpc://{http}")]].concat(),
+        2,
+        &format!("{http} is an HTTP port"),
+    );
+    check_error(
+        &[&load[..], &[&format!("http://{grpc}")]].concat(),
+        2,
+        &format!("{grpc} is a gRPC port"),
+    );
     assert_eq!(server.terminate(), Some(0));
 }
 
@@ -105,11 +124,24 @@ fn a_second_server_on_the_same_collections_does_not_start() {
     let models = models(dir.path());
     let place = ["--collections-dir", collections.to_str().unwrap()];
     let server = Server::start_logged(&[&[models.as_str()], &place[..]].concat(), Stdio::null());
-    let serve = ["serve", &models, "--http-port", "0", "--grpc-port", "0", "--pool", "64MiB", "--log", "off"];
+    let serve = [
+        "serve",
+        &models,
+        "--http-port",
+        "0",
+        "--grpc-port",
+        "0",
+        "--pool",
+        "64MiB",
+        "--log",
+        "off",
+    ];
     // The user's usual directory, which nobody asked for.
     let second: Run = command(&serve).env("XDG_DATA_HOME", &data).output().unwrap().into();
     assert_eq!(second.code, 3, "{second:?}");
-    for part in ["another process serves the collections in", "--collections-dir none serves without"] {
+    for part in
+        ["another process serves the collections in", "--collections-dir none serves without"]
+    {
         assert!(second.stderr.contains(part), "{part}: {second:?}");
     }
     check_error(&[&serve[..], &place].concat(), 3, "another process serves the collections in");
@@ -164,7 +196,8 @@ fn directories_without_permission_are_told_at_the_start() {
 
     let cache = root.join("cache");
     let serve = [&serve[..], &["--pool", "64MiB", "--cache-dir", cache.to_str().unwrap()]].concat();
-    let mut server = as_nobody(&serve).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut server =
+        as_nobody(&serve).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
     server.kill().unwrap();

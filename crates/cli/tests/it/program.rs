@@ -6,11 +6,13 @@ use std::process::{Command, Output};
 use base::{DType, Dim};
 use engine_onnx::publish::build::{ModelBuilder, Node};
 
-/// The binary with `arguments` and no environment but what it needs to be found by nobody else's settings.
+/// The binary with `arguments` and no environment but what it needs to be found by nobody else's
+/// settings.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
     command.args(arguments).env_clear().env("MILLPOND_CACHE_DIR", env!("CARGO_TARGET_TMPDIR"));
-    // The library of the virtual environment that runs the tests, for those that need a real engine.
+    // The library of the virtual environment that runs the tests, for those that need a real
+    // engine.
     if let Some(environment) = std::env::var_os("VIRTUAL_ENV") {
         command.env("VIRTUAL_ENV", environment);
     }

@@ -70,7 +70,10 @@ fn convert_fills_a_directory_or_says_why_in_one_line() {
     let refused = run(&["convert", &text("noise.onnx"), &text("other")]);
     assert_eq!(refused.code, 1, "{refused:?}");
     assert_eq!(refused.stderr.lines().count(), 1, "{refused:?}");
-    assert!(!refused.stderr.starts_with("error"), "the server shows it as the version's reason: {refused:?}");
+    assert!(
+        !refused.stderr.starts_with("error"),
+        "the server shows it as the version's reason: {refused:?}"
+    );
     // A link to itself cannot be read; that is no fault of what it should lead to.
     std::os::unix::fs::symlink("loop.onnx", dir.path().join("loop.onnx")).unwrap();
     let unread = run(&["convert", &text("loop.onnx"), &text("other")]);

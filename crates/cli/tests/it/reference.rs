@@ -23,11 +23,15 @@ fn describe(text: &mut String, command: &[&str]) {
     }
 }
 
-/// The help of `command`: what the program prints, or, for the other program, what its definitions say.
+/// The help of `command`: what the program prints, or, for the other program, what its definitions
+/// say.
 fn help(command: &[&str]) -> String {
     if let ["bench", names @ ..] = command {
         let arguments = [&["bench"], names, &["--help"]].concat();
-        return bench::arguments::command().try_get_matches_from(arguments).unwrap_err().to_string();
+        return bench::arguments::command()
+            .try_get_matches_from(arguments)
+            .unwrap_err()
+            .to_string();
     }
     let help = run(&[command, &["--help"]].concat());
     assert_eq!(help.code, 0, "{command:?}: {help:?}");
@@ -36,9 +40,13 @@ fn help(command: &[&str]) -> String {
 
 /// The commands that a help text lists: `Commands:`, then a line each, until one is empty.
 fn parts<'a>(help: &[&'a str]) -> Vec<&'a str> {
-    let listed =
-        help.iter().skip_while(|line| **line != "Commands:").skip(1).take_while(|line| !line.is_empty());
-    let names = listed.filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')));
+    let listed = help
+        .iter()
+        .skip_while(|line| **line != "Commands:")
+        .skip(1)
+        .take_while(|line| !line.is_empty());
+    let names =
+        listed.filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')));
     names.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help").collect()
 }
 

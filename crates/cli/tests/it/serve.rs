@@ -33,7 +33,9 @@ impl Server {
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
-        let ["serving", http, grpc] = words[..] else { panic!("\"{line}\" does not name the ports") };
+        let ["serving", http, grpc] = words[..] else {
+            panic!("\"{line}\" does not name the ports")
+        };
         assert!(grpc.starts_with("grpc://127.0.0.1:"), "{line}");
         Server { url: http.to_owned(), grpc: grpc.to_owned(), child }
     }
@@ -43,7 +45,12 @@ impl Server {
         run(&[arguments, &["--url", &self.url]].concat())
     }
 
-    pub(crate) fn wait_until(&self, what: &str, arguments: &[&str], holds: impl Fn(&Run) -> bool) -> Run {
+    pub(crate) fn wait_until(
+        &self,
+        what: &str,
+        arguments: &[&str],
+        holds: impl Fn(&Run) -> bool,
+    ) -> Run {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let run = self.client(arguments);
@@ -58,7 +65,9 @@ impl Server {
     /// Asks it to end, as a service manager does, and gives its exit code.
     pub(crate) fn terminate(mut self) -> Option<i32> {
         let pid = self.child.id().to_string();
-        assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        assert!(
+            std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success()
+        );
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -93,22 +102,37 @@ fn a_model_is_served_asked_swapped_and_unloaded() {
     server.wait_until("ready", &["models", "status", "half_plus_two"], |run| run.code == 0);
 
     let listed = server.client(&["models", "ls"]);
-    let row = listed.stdout.lines().nth(1).unwrap_or_default().split_whitespace().take(3).collect::<Vec<_>>();
+    let row = listed
+        .stdout
+        .lines()
+        .nth(1)
+        .unwrap_or_default()
+        .split_whitespace()
+        .take(3)
+        .collect::<Vec<_>>();
     assert_eq!(row, ["half_plus_two", "1", "ready"], "{listed:?}");
 
     let answer = server.client(&["infer", "half_plus_two", "x=[1,2,5]"]);
     assert_eq!(answer.code, 0, "{answer:?}");
     assert!(answer.stdout.starts_with("half_plus_two version 1, "), "{answer:?}");
-    assert!(answer.stdout.ends_with("y       float32  [3]    2.50000  3.00000  4.50000\n"), "{answer:?}");
+    assert!(
+        answer.stdout.ends_with("y       float32  [3]    2.50000  3.00000  4.50000\n"),
+        "{answer:?}"
+    );
 
     publish(dir.path(), 1.0);
     let second = |run: &Run| run.stdout.contains("\"model_version\": \"2\"");
-    let answer = server.wait_until("version 2", &["infer", "half_plus_two", "x=[1,2,5]", "--json"], second);
+    let answer =
+        server.wait_until("version 2", &["infer", "half_plus_two", "x=[1,2,5]", "--json"], second);
     let json: serde_json::Value = serde_json::from_str(&answer.stdout).unwrap();
     assert_eq!(json["outputs"][0]["data"], serde_json::json!([3.0, 4.0, 7.0]));
 
     let unloaded = server.client(&["models", "unload", "half_plus_two"]);
-    assert_eq!((unloaded.code, unloaded.stdout.as_str()), (0, "unloaded half_plus_two\n"), "{unloaded:?}");
+    assert_eq!(
+        (unloaded.code, unloaded.stdout.as_str()),
+        (0, "unloaded half_plus_two\n"),
+        "{unloaded:?}"
+    );
     assert_eq!(server.client(&["models", "status", "half_plus_two"]).code, 1);
     let loaded = server.client(&["models", "load", "half_plus_two"]);
     assert_eq!(
@@ -127,7 +151,8 @@ fn a_name_to_listen_on_and_a_key_to_load_with() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);
     let models = dir.path().join("models");
-    let server = Server::start(&[models.to_str().unwrap(), "--host", "localhost", "--admin-key", "adm1n"]);
+    let server =
+        Server::start(&[models.to_str().unwrap(), "--host", "localhost", "--admin-key", "adm1n"]);
     server.wait_until("ready", &["models", "status", "half_plus_two"], |run| run.code == 0);
     for action in ["load", "unload"] {
         let refused = server.client(&["models", action, "half_plus_two"]);
@@ -160,8 +185,11 @@ fn the_servers_own_words_reach_the_person() {
     fails(&["models", "load", "quarter"], "the server answered 404: ");
 
     let request = dir.path().join("request.json");
-    std::fs::write(&request, r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[4,6]}]}"#)
-        .unwrap();
+    std::fs::write(
+        &request,
+        r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[4,6]}]}"#,
+    )
+    .unwrap();
     let answer = server.client(&["infer", "half", "--input", request.to_str().unwrap()]);
     assert!(answer.stdout.ends_with("4.00000  5.00000\n"), "{answer:?}");
     assert_eq!(server.terminate(), Some(0));
@@ -176,9 +204,18 @@ fn a_taken_port_and_a_missing_library_are_told_at_once() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let wanted = format!("error: cannot listen on 127.0.0.1:{port}");
-    check_error(&["serve", models, "--log", "off", "--http-port", &port, "--grpc-port", "0"], 3, &wanted);
-    check_error(&["serve", models, "--log", "off", "--grpc-port", &port, "--http-port", "0"], 3, &wanted);
-    let nowhere = ["serve", models, "--http-port", "0", "--grpc-port", "0", "--onnxruntime", "/no/such.so"];
+    check_error(
+        &["serve", models, "--log", "off", "--http-port", &port, "--grpc-port", "0"],
+        3,
+        &wanted,
+    );
+    check_error(
+        &["serve", models, "--log", "off", "--grpc-port", &port, "--http-port", "0"],
+        3,
+        &wanted,
+    );
+    let nowhere =
+        ["serve", models, "--http-port", "0", "--grpc-port", "0", "--onnxruntime", "/no/such.so"];
     check_error(&nowhere, 3, "error: --onnxruntime /no/such.so");
 }
 

@@ -83,7 +83,9 @@ impl Node {
 
     /// Sets a string attribute.
     pub fn string(self, name: &str, value: &str) -> Node {
-        self.attribute(name, attribute_type::STRING, |out| encode::bytes(out, attribute::S, value.as_bytes()))
+        self.attribute(name, attribute_type::STRING, |out| {
+            encode::bytes(out, attribute::S, value.as_bytes())
+        })
     }
 
     /// Sets an attribute that is a list of strings.
@@ -118,7 +120,11 @@ pub struct OnnxParameter {
 
 impl OnnxParameter {
     /// Describes a parameter.
-    pub fn new(name: impl Into<String>, dtype: DType, dims: impl Into<Vec<usize>>) -> OnnxParameter {
+    pub fn new(
+        name: impl Into<String>,
+        dtype: DType,
+        dims: impl Into<Vec<usize>>,
+    ) -> OnnxParameter {
         OnnxParameter { name: name.into(), dtype, dims: dims.into() }
     }
 
@@ -128,12 +134,14 @@ impl OnnxParameter {
     /// `InvalidArgument` for strings and for shapes too large to count.
     pub fn bytes(&self) -> Result<u64> {
         let elements = self.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
-        elements.and_then(|count| self.dtype.bytes_for(count)).map(|bytes| bytes as u64).ok_or_else(|| {
-            Error::invalid(format!(
-                "\"{}\": {} of shape {:?} has no byte size",
-                self.name, self.dtype, self.dims
-            ))
-        })
+        elements.and_then(|count| self.dtype.bytes_for(count)).map(|bytes| bytes as u64).ok_or_else(
+            || {
+                Error::invalid(format!(
+                    "\"{}\": {} of shape {:?} has no byte size",
+                    self.name, self.dtype, self.dims
+                ))
+            },
+        )
     }
 
     /// Appends the `TensorProto` fields other than data.
@@ -296,7 +304,10 @@ impl ModelBuilder {
                 file.put(chunk)
             })?;
             if file.position() != end {
-                return Err(Error::invalid(format!("\"{}\" takes {bytes} bytes", parameters[index].name)));
+                return Err(Error::invalid(format!(
+                    "\"{}\" takes {bytes} bytes",
+                    parameters[index].name
+                )));
             }
         }
         file.finish()
@@ -332,7 +343,9 @@ impl ModelBuilder {
                         for dim in dims {
                             encode::message(out, 1, |out| match dim {
                                 Dim::Fixed(size) => encode::int(out, 1, *size as i64),
-                                Dim::Dynamic(Some(symbol)) => encode::bytes(out, 2, symbol.as_bytes()),
+                                Dim::Dynamic(Some(symbol)) => {
+                                    encode::bytes(out, 2, symbol.as_bytes())
+                                }
                                 Dim::Dynamic(None) => {}
                             });
                         }

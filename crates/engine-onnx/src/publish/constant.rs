@@ -67,7 +67,9 @@ fn tensor_value(walker: &mut Walker, payload: Range<u64>) -> Result<Option<Range
         let field = walker.field(at, payload.end)?;
         at = field.whole.end;
         match field.number {
-            attribute::NAME if field.wire == WIRE_BYTES => named = word(walker, field.payload)? == b"value",
+            attribute::NAME if field.wire == WIRE_BYTES => {
+                named = word(walker, field.payload)? == b"value"
+            }
             attribute::T if field.wire == WIRE_BYTES => {
                 tensors += 1;
                 tensor = Some(field.payload);

@@ -62,7 +62,8 @@ impl Conversion {
             .collect();
         let mut walker = Walker::open(&model, WALK_BYTES, direct)?;
         let plan = plan(&mut walker, &model, &always)?;
-        let moved: HashSet<&str> = plan.moves.iter().map(|parameter| parameter.name.as_str()).collect();
+        let moved: HashSet<&str> =
+            plan.moves.iter().map(|parameter| parameter.name.as_str()).collect();
         if let Some(absent) = always.iter().find(|name| !moved.contains(name.as_str())) {
             return Err(Error::data_loss(format!(
                 "{}: the manifest has the tensor {absent:?}, the graph does not",
@@ -99,8 +100,8 @@ impl Conversion {
         progress: &mut dyn FnMut(PublishProgress),
     ) -> Result<LayoutManifest> {
         let mut writer = LayoutWriter::create(dir, options)?;
-        let total =
-            self.plan.moves.iter().map(|parameter| parameter.bytes).sum::<u64>() + self.plan.graph_bytes;
+        let total = self.plan.moves.iter().map(|parameter| parameter.bytes).sum::<u64>()
+            + self.plan.graph_bytes;
         let mut reader = ConversionReader {
             model: Walker::open(&self.model, COPY_BYTES, options.direct)?,
             other: None,
@@ -124,7 +125,9 @@ impl Conversion {
 
     /// Compares the parameter just written with a published source's manifest.
     fn check(&self, writer: &LayoutWriter) -> Result<()> {
-        let (Some(published), Some(entry)) = (&self.published, writer.last()) else { return Ok(()) };
+        let (Some(published), Some(entry)) = (&self.published, writer.last()) else {
+            return Ok(());
+        };
         // Both lists are in the graph's order, unless another program made the source.
         let at = writer.count() - 1;
         let hinted = published.tensors.get(at).filter(|tensor| tensor.name == entry.name);
@@ -133,8 +136,8 @@ impl Conversion {
         else {
             return Ok(());
         };
-        let same =
-            (&wanted.dtype, &wanted.dims, &wanted.blake3) == (&entry.dtype, &entry.dims, &entry.blake3);
+        let same = (&wanted.dtype, &wanted.dims, &wanted.blake3)
+            == (&entry.dtype, &entry.dims, &entry.blake3);
         if same {
             return Ok(());
         }
@@ -157,7 +160,10 @@ fn check_graph(artifact: &Artifact, direct: bool) -> Result<()> {
         Ok(())
     })?;
     if hasher.finalize().to_hex().as_str() != wanted {
-        return Err(Error::data_loss(format!("{}: its hash is not the manifest's", path.display())));
+        return Err(Error::data_loss(format!(
+            "{}: its hash is not the manifest's",
+            path.display()
+        )));
     }
     Ok(())
 }
@@ -183,8 +189,14 @@ impl ConversionReader<'_> {
         match &parameter.data {
             ParameterBytes::Raw(range) => self.model.file().stream(range.clone(), &mut sink)?,
             ParameterBytes::Typed(payload) => {
-                stream_typed(&mut self.model, payload.clone(), parameter.dtype, parameter.bytes, &mut sink)
-                    .map_err(|e| e.context(format_args!("tensor {:?}", parameter.name)))?;
+                stream_typed(
+                    &mut self.model,
+                    payload.clone(),
+                    parameter.dtype,
+                    parameter.bytes,
+                    &mut sink,
+                )
+                .map_err(|e| e.context(format_args!("tensor {:?}", parameter.name)))?;
             }
             ParameterBytes::File(path, range) => {
                 other(&mut self.other, path, self.direct)?.stream(range.clone(), &mut sink)?;

@@ -38,7 +38,11 @@ impl ExternalFiles {
     }
 
     /// Returns the file and the range of `wanted` bytes that `location` names.
-    pub(super) fn resolve(&mut self, location: &Location, wanted: u64) -> Result<(PathBuf, Range<u64>)> {
+    pub(super) fn resolve(
+        &mut self,
+        location: &Location,
+        wanted: u64,
+    ) -> Result<(PathBuf, Range<u64>)> {
         let (path, length) = match self.known.get(&location.path) {
             Some(known) => known.clone(),
             None => {
@@ -67,8 +71,9 @@ impl ExternalFiles {
 
     fn find(&self, location: &[u8]) -> Result<(PathBuf, u64)> {
         let relative = Path::new(OsStr::from_bytes(location));
-        let plain =
-            relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+        let plain = relative
+            .components()
+            .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
         if !plain || location.contains(&0) {
             return Err(Error::invalid(format!(
                 "external data in \"{}\": only files below the model's own directory are read",

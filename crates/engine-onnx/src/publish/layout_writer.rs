@@ -107,7 +107,9 @@ impl LayoutWriter {
         })?;
         let weights = match &mut self.weights {
             Some(weights) => weights,
-            none => none.insert(PacedFileWriter::create(&self.dir.join(WEIGHTS_NAME), self.options)?),
+            none => {
+                none.insert(PacedFileWriter::create(&self.dir.join(WEIGHTS_NAME), self.options)?)
+            }
         };
         weights.align()?;
         let entry = TensorEntry {
@@ -144,7 +146,8 @@ impl LayoutWriter {
     /// # Errors
     /// `InvalidArgument` if bytes are missing; `FailedPrecondition` if none is open.
     pub fn end(&mut self) -> Result<TensorEntry> {
-        let mut open = self.open.take().ok_or_else(|| Error::precondition("no tensor was begun"))?;
+        let mut open =
+            self.open.take().ok_or_else(|| Error::precondition("no tensor was begun"))?;
         if open.received != open.entry.bytes {
             return Err(size_error(&open.entry, open.received));
         }
@@ -184,7 +187,11 @@ impl LayoutWriter {
             Some(mut file) => {
                 file.align()?;
                 self.direct &= file.direct();
-                Some(FileEntry { name: WEIGHTS_NAME.to_owned(), bytes: file.finish()?, blake3: None })
+                Some(FileEntry {
+                    name: WEIGHTS_NAME.to_owned(),
+                    bytes: file.finish()?,
+                    blake3: None,
+                })
             }
         };
         let file = PacedFileWriter::create(&self.dir.join(GRAPH_NAME), self.options)?;
@@ -192,7 +199,11 @@ impl LayoutWriter {
         graph(&mut out)?;
         let hash = out.hasher.finalize().to_hex().to_string();
         self.direct &= out.file.direct();
-        let graph = FileEntry { name: GRAPH_NAME.to_owned(), bytes: out.file.finish()?, blake3: Some(hash) };
+        let graph = FileEntry {
+            name: GRAPH_NAME.to_owned(),
+            bytes: out.file.finish()?,
+            blake3: Some(hash),
+        };
         let manifest = LayoutManifest {
             format: FORMAT,
             engine: ENGINE_NAME.to_owned(),

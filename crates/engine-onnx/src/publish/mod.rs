@@ -91,7 +91,10 @@ pub struct SourceSummary {
 /// # Errors
 /// `AlreadyExists` for an existing version; `NotFound`, `DataLoss` or `InvalidArgument` if the
 /// source is at fault; I/O errors.
-pub fn publish(options: &PublishOptions, progress: &mut dyn FnMut(PublishProgress)) -> Result<Published> {
+pub fn publish(
+    options: &PublishOptions,
+    progress: &mut dyn FnMut(PublishProgress),
+) -> Result<Published> {
     // All errors that the headers show are reported before anything is written.
     let job = Conversion::open(&options.source, options.direct)?;
     let claim = VersionClaim::new(&options.dest_root, options.version)?;

@@ -61,9 +61,8 @@ impl ParameterNames {
         depth: usize,
     ) -> Result<()> {
         if depth > DEPTH_MAX {
-            return Err(
-                walker.damaged(range.start, format_args!("messages nested more than {DEPTH_MAX} deep"))
-            );
+            return Err(walker
+                .damaged(range.start, format_args!("messages nested more than {DEPTH_MAX} deep")));
         }
         let mut at = range.start;
         while at < range.end {
@@ -80,7 +79,8 @@ impl ParameterNames {
             if matches!(kind, MessageKind::MainGraph | MessageKind::Graph) {
                 self.parameter(walker, &field)?;
             }
-            if !matches!(child, MessageKind::MainTensor | MessageKind::Tensor | MessageKind::Sparse) {
+            if !matches!(child, MessageKind::MainTensor | MessageKind::Tensor | MessageKind::Sparse)
+            {
                 self.message(walker, child, field.payload, depth + 1)?;
             }
         }
@@ -118,7 +118,9 @@ impl ParameterNames {
     fn count(&mut self, walker: &Walker, field: &WireField, name: &[u8]) -> Result<()> {
         self.bytes += name.len() as u64;
         if self.bytes > NAMES_BYTES_MAX {
-            return Err(walker.damaged(field.whole.start, "the parameters' names take too much memory"));
+            return Err(
+                walker.damaged(field.whole.start, "the parameters' names take too much memory")
+            );
         }
         Ok(())
     }

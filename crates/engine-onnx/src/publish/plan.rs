@@ -67,10 +67,15 @@ pub(super) struct ConversionPlan {
 
 /// Plans the conversion of the model under `walker`, which lies at `path`. Parameters named in
 /// `always` move at any size.
-pub(super) fn plan(walker: &mut Walker, path: &Path, always: &HashSet<String>) -> Result<ConversionPlan> {
+pub(super) fn plan(
+    walker: &mut Walker,
+    path: &Path,
+    always: &HashSet<String>,
+) -> Result<ConversionPlan> {
     let names = ParameterNames::collect(walker)?;
     let externals = ExternalFiles::beside(path)?;
-    let mut planner = Planner { walker, externals, names, always, moves: Vec::new(), end: 0, embedded: 0 };
+    let mut planner =
+        Planner { walker, externals, names, always, moves: Vec::new(), end: 0, embedded: 0 };
     let whole = planner.walker.whole();
     let body = match planner.message(MessageKind::Model, whole.clone(), 0)? {
         Some(body) => body,
@@ -233,7 +238,11 @@ impl Planner<'_> {
 
     /// Returns the move of a parameter of the main graph if it moves. `name` is `None` if it cannot
     /// be bound.
-    fn movable(&mut self, head: &TensorHead, name: Option<String>) -> Result<Option<MovedParameter>> {
+    fn movable(
+        &mut self,
+        head: &TensorHead,
+        name: Option<String>,
+    ) -> Result<Option<MovedParameter>> {
         let (Some(name), Some(bytes)) = (name, head.bytes(self.walker)?) else { return Ok(None) };
         let Some(dtype) = schema::dtype(head.code) else { return Ok(None) };
         if head.segmented || (bytes < EXTERNALISE_MIN && !self.always.contains(&name)) {
@@ -263,10 +272,13 @@ impl Planner<'_> {
     }
 
     fn move_out(&mut self, head: &TensorHead, parameter: MovedParameter) -> Result<EditedMessage> {
-        self.end =
-            parameter.offset.checked_add(parameter.bytes).filter(|&end| end < i64::MAX as u64).ok_or_else(
-                || self.walker.damaged(head.payload.start, "more parameters than a file can hold"),
-            )?;
+        self.end = parameter
+            .offset
+            .checked_add(parameter.bytes)
+            .filter(|&end| end < i64::MAX as u64)
+            .ok_or_else(|| {
+                self.walker.damaged(head.payload.start, "more parameters than a file can hold")
+            })?;
         let mut body = kept(head);
         let mut place = Vec::new();
         external_data(&mut place, WEIGHTS_NAME, parameter.offset, parameter.bytes);
@@ -281,7 +293,10 @@ impl Planner<'_> {
         let Some(bytes) = head.bytes(self.walker)? else {
             return Err(self.walker.damaged(
                 head.payload.start,
-                format_args!("tensor \"{}\" has external data and a type without a size", head.label()),
+                format_args!(
+                    "tensor \"{}\" has external data and a type without a size",
+                    head.label()
+                ),
             ));
         };
         self.embedded = self.embedded.saturating_add(bytes);

@@ -29,7 +29,9 @@ impl MessageKind {
             (MessageKind::Model, model::FUNCTIONS) => MessageKind::Function,
             (MessageKind::MainGraph, graph::NODE) => MessageKind::MainNode,
             (MessageKind::MainGraph, graph::INITIALIZER) => MessageKind::MainTensor,
-            (MessageKind::MainGraph | MessageKind::Graph, graph::SPARSE_INITIALIZER) => MessageKind::Sparse,
+            (MessageKind::MainGraph | MessageKind::Graph, graph::SPARSE_INITIALIZER) => {
+                MessageKind::Sparse
+            }
             (MessageKind::Graph, graph::NODE) => MessageKind::Node,
             (MessageKind::Graph, graph::INITIALIZER) => MessageKind::Tensor,
             (MessageKind::MainNode | MessageKind::Node, node::ATTRIBUTE) => MessageKind::Attribute,
@@ -41,7 +43,9 @@ impl MessageKind {
             (MessageKind::Sparse, sparse::VALUES | sparse::INDICES) => MessageKind::Tensor,
             (MessageKind::Function, function::NODE) => MessageKind::Node,
             (MessageKind::Function, function::ATTRIBUTE_PROTO) => MessageKind::Attribute,
-            (MessageKind::Training, training::INITIALIZATION | training::ALGORITHM) => MessageKind::Graph,
+            (MessageKind::Training, training::INITIALIZATION | training::ALGORITHM) => {
+                MessageKind::Graph
+            }
             _ => return None,
         })
     }

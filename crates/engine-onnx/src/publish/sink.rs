@@ -115,8 +115,10 @@ impl PacedFileWriter {
                 return Err(Error::io(&self.path, &error));
             }
             // Some file systems accept the flag and refuse the write.
-            self.file =
-                OpenOptions::new().write(true).open(&self.path).map_err(|e| Error::io(&self.path, &e))?;
+            self.file = OpenOptions::new()
+                .write(true)
+                .open(&self.path)
+                .map_err(|e| Error::io(&self.path, &e))?;
             self.direct = false;
             self.file
                 .write_all_at(&self.buffer.as_slice()[..self.filled], self.written)
@@ -175,7 +177,8 @@ mod tests {
             for size in [0usize, 1, BLOCK - 1, BLOCK, BLOCK + 1, SLICE_BYTES, SLICE_BYTES + 5] {
                 let path = dir.path().join(format!("{direct}-{size}"));
                 let mut writer =
-                    PacedFileWriter::create(&path, WriteOptions { direct, ..Default::default() }).unwrap();
+                    PacedFileWriter::create(&path, WriteOptions { direct, ..Default::default() })
+                        .unwrap();
                 let bytes: Vec<u8> = (0..size).map(|at| at as u8 | 1).collect();
                 writer.put(&bytes).unwrap();
                 writer.align().unwrap();

@@ -64,7 +64,8 @@ impl TensorHead {
                 tensor::EXTERNAL_DATA if field.wire == WIRE_BYTES => {
                     entries += 1;
                     if entries > EXTERNAL_ENTRIES_MAX {
-                        return Err(walker.damaged(field.whole.start, "too many entries about external data"));
+                        return Err(walker
+                            .damaged(field.whole.start, "too many entries about external data"));
                     }
                     location.entry(walker, &field)?;
                 }
@@ -136,8 +137,10 @@ impl TensorHead {
             .filter(|bytes| i64::try_from(*bytes).is_ok())
             .map(Some)
             .ok_or_else(|| {
-                walker
-                    .damaged(self.payload.start, format_args!("a tensor of impossible shape {:?}", self.dims))
+                walker.damaged(
+                    self.payload.start,
+                    format_args!("a tensor of impossible shape {:?}", self.dims),
+                )
             })
     }
 
@@ -161,10 +164,12 @@ impl Location {
                 value = walker.bytes(part.payload, LOCATION_BYTES_MAX)?;
             }
         }
-        let number =
-            |value: &[u8]| std::str::from_utf8(value).ok().and_then(|text| text.trim().parse::<u64>().ok());
-        let bad =
-            |walker: &Walker| walker.damaged(field.whole.start, "external data with a bad offset or length");
+        let number = |value: &[u8]| {
+            std::str::from_utf8(value).ok().and_then(|text| text.trim().parse::<u64>().ok())
+        };
+        let bad = |walker: &Walker| {
+            walker.damaged(field.whole.start, "external data with a bad offset or length")
+        };
         match key.as_slice() {
             b"location" => self.path = value,
             b"offset" => self.offset = number(&value).ok_or_else(|| bad(walker))?,
@@ -226,9 +231,10 @@ pub(super) fn stream_typed(
     batch.flush()?;
     if batch.passed != wanted {
         let passed = batch.passed;
-        return Err(
-            walker.damaged(payload.start, format_args!("a tensor of {wanted} bytes that holds {passed}"))
-        );
+        return Err(walker.damaged(
+            payload.start,
+            format_args!("a tensor of {wanted} bytes that holds {passed}"),
+        ));
     }
     Ok(())
 }

@@ -59,7 +59,14 @@ impl VersionClaim {
         let lock = File::open(&hidden).map_err(|e| Error::io(&hidden, &e))?;
         // If locks are not supported, no publisher sweeps.
         let _ = lock.try_lock();
-        Ok(VersionClaim { root: root.to_owned(), made_root, hidden, wanted, committed: false, _lock: lock })
+        Ok(VersionClaim {
+            root: root.to_owned(),
+            made_root,
+            hidden,
+            wanted,
+            committed: false,
+            _lock: lock,
+        })
     }
 
     /// Returns the directory to write to.
@@ -188,8 +195,12 @@ fn sweep(root: &Path) -> Result<()> {
             continue;
         }
         match std::fs::remove_dir_all(&path) {
-            Ok(()) => tracing::info!(dir = %path.display(), "removed what an interrupted publish left"),
-            Err(error) => tracing::warn!(dir = %path.display(), %error, "an interrupted publish left this"),
+            Ok(()) => {
+                tracing::info!(dir = %path.display(), "removed what an interrupted publish left")
+            }
+            Err(error) => {
+                tracing::warn!(dir = %path.display(), %error, "an interrupted publish left this")
+            }
         }
     }
     Ok(())
@@ -200,8 +211,10 @@ mod tests {
     use super::*;
 
     fn names(root: &Path) -> Vec<String> {
-        let mut names: Vec<String> =
-            std::fs::read_dir(root).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<String> = std::fs::read_dir(root)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }

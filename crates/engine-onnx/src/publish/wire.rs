@@ -106,7 +106,11 @@ impl Walker {
                 let (length, start) = self.varint(after, end)?;
                 self.take(start, length, end)?
             }
-            _ => return Err(self.damaged(at, format_args!("wire type {wire}, which ONNX does not use"))),
+            _ => {
+                return Err(
+                    self.damaged(at, format_args!("wire type {wire}, which ONNX does not use"))
+                );
+            }
         };
         Ok(WireField { number: number as u32, wire, whole: at..payload.end, payload, varint })
     }
@@ -134,8 +138,10 @@ impl Walker {
     pub(super) fn bytes(&mut self, range: Range<u64>, bytes_max: u64) -> Result<Vec<u8>> {
         let length = range.end - range.start;
         if length > bytes_max {
-            return Err(self
-                .damaged(range.start, format_args!("{length} bytes where at most {bytes_max} make sense")));
+            return Err(self.damaged(
+                range.start,
+                format_args!("{length} bytes where at most {bytes_max} make sense"),
+            ));
         }
         let mut bytes = Vec::with_capacity(length as usize);
         self.file.stream(range, &mut |slice| {
@@ -150,7 +156,10 @@ impl Walker {
             Some(stop) if stop <= end => Ok(start..stop),
             _ => Err(self.damaged(
                 start,
-                format_args!("{length} bytes announced, {} left in the message", end.saturating_sub(start)),
+                format_args!(
+                    "{length} bytes announced, {} left in the message",
+                    end.saturating_sub(start)
+                ),
             )),
         }
     }

@@ -15,7 +15,8 @@ const EXPLICIT: &str = "MILLPOND_TEST_EXPLICIT";
 fn the_version_is_the_librarys_own() {
     let engine = onnx();
     let version = engine.version();
-    let minor: u32 = version.strip_prefix("1.").unwrap().split('.').next().unwrap().parse().unwrap();
+    let minor: u32 =
+        version.strip_prefix("1.").unwrap().split('.').next().unwrap().parse().unwrap();
     assert!(minor >= 17, "{version}");
     assert!(
         engine.library().ends_with(format!("libonnxruntime.so.{version}")),
@@ -31,14 +32,16 @@ fn a_second_library_needs_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("libonnxruntime.so.9.9.9");
     std::fs::write(&copy, b"").unwrap();
-    let error = OnnxEngine::open(&LibrarySearch { explicit: Some(copy), ..Default::default() }).unwrap_err();
+    let error = OnnxEngine::open(&LibrarySearch { explicit: Some(copy), ..Default::default() })
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
     assert!(error.message().contains(&engine.library().display().to_string()), "{error}");
 }
 
 #[test]
 fn a_lazy_engine_says_what_is_missing_with_the_first_model() {
-    let missing = LibrarySearch { explicit: Some("/no/such/library.so".into()), ..Default::default() };
+    let missing =
+        LibrarySearch { explicit: Some("/no/such/library.so".into()), ..Default::default() };
     let lazy = LazyOnnxEngine::new(missing.clone());
     assert_eq!((lazy.name(), lazy.capabilities().files), ("onnxruntime", vec!["model.onnx"]));
     let error = lazy.load(&LoadRequest::default()).err().unwrap();
@@ -56,7 +59,8 @@ fn child_opens_explicit() {
 
 fn error_with(explicit: &Path) -> String {
     let text = child("library::child_opens_explicit", EXPLICIT, explicit.as_os_str());
-    let line = text.lines().find_map(|line| line.split_once("error=")).map(|(_, error)| error.to_owned());
+    let line =
+        text.lines().find_map(|line| line.split_once("error=")).map(|(_, error)| error.to_owned());
     line.unwrap_or_else(|| panic!("no error in {text}"))
 }
 
@@ -69,8 +73,9 @@ fn unfit_libraries_are_refused_with_the_remedy() {
     assert!(error.contains("does not load") && error.contains("make build"), "{error}");
     // A library that loads but is another.
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let other =
-        maps.lines().find_map(|line| line.split_whitespace().last().filter(|path| path.contains("/libc.so")));
+    let other = maps
+        .lines()
+        .find_map(|line| line.split_whitespace().last().filter(|path| path.contains("/libc.so")));
     let error = error_with(other.unwrap().as_ref());
     assert!(error.contains("is not ONNX Runtime") && error.contains("--onnxruntime"), "{error}");
 }

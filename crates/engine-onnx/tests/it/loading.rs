@@ -67,8 +67,14 @@ fn only_tensors_are_served() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.message().contains("input \"list\" is a sequence"), "{error}");
     let session = load("sequence_out");
-    assert_eq!(session.signature().outputs.iter().map(|spec| &spec.name).collect::<Vec<_>>(), ["y"]);
-    assert_eq!(session.run(&[floats("x", &[1], &[1.0])], &[]).unwrap(), [floats("y", &[1], &[-1.0])]);
+    assert_eq!(
+        session.signature().outputs.iter().map(|spec| &spec.name).collect::<Vec<_>>(),
+        ["y"]
+    );
+    assert_eq!(
+        session.run(&[floats("x", &[1], &[1.0])], &[]).unwrap(),
+        [floats("y", &[1], &[-1.0])]
+    );
     let error = refusal(load_with("only_sequence_out", vec![]));
     assert!(error.message().contains("no output"), "{error}");
 }
@@ -90,14 +96,18 @@ fn a_refusal_names_the_models_fault() {
 #[test]
 fn a_parameter_that_is_not_what_the_graph_says() {
     let (half, two) = (bound_floats("half", &[1], &[0.5]), bound_floats("two", &[1], &[2.0]));
-    let with =
-        |other: BoundTensor| refusal(load_with("half_plus_two", vec![half.clone(), two.clone(), other]));
+    let with = |other: BoundTensor| {
+        refusal(load_with("half_plus_two", vec![half.clone(), two.clone(), other]))
+    };
     let nul = BoundTensor { name: "ha\0lf".into(), ..half.clone() };
     for (error, why) in [
         (with(half.clone()), "\"half\" is given twice"),
         (with(bound_floats("third", &[1], &[3.0])), "no parameter \"third\""),
         (with(nul), "no parameter \"ha\\0lf\""),
-        (refusal(load_with("half_plus_two", vec![half.clone()])), "\"two\" of the graph is missing"),
+        (
+            refusal(load_with("half_plus_two", vec![half.clone()])),
+            "\"two\" of the graph is missing",
+        ),
     ] {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error:?}");
         assert!(error.message().contains(why), "{why} is not in {error:?}");
@@ -135,18 +145,24 @@ fn folding_optimisers_see_bound_parameters() {
     let (mut weights, mut parameters) = (Vec::new(), Vec::new());
     for (at, (name, dims)) in shapes.into_iter().enumerate() {
         let count: usize = dims.iter().product();
-        let elements: Vec<f32> = (0..count).map(|i| 0.1 + ((i * 7 + at * 3) % 11) as f32 / 11.0).collect();
+        let elements: Vec<f32> =
+            (0..count).map(|i| 0.1 + ((i * 7 + at * 3) % 11) as f32 / 11.0).collect();
         weights.resize(at * 4096, 0);
         weights.extend(elements.iter().flat_map(|element| element.to_le_bytes()));
         parameters.push(bound_floats(name, dims, &elements));
     }
     std::fs::write(dir.path().join("weights.bin"), weights).unwrap();
     let load = |parameters| {
-        onnx().load(&LoadRequest { graph: graph.clone(), parameters, ..LoadRequest::default() }).unwrap()
+        onnx()
+            .load(&LoadRequest { graph: graph.clone(), parameters, ..LoadRequest::default() })
+            .unwrap()
     };
     let x: Vec<f32> = (0..100).map(|i| i as f32 / 50.0 - 1.0).collect();
     let run = |session: &dyn engine::Session| {
-        session.run(&[floats("x", &[1, 4, 5, 5], &x)], &[]).unwrap()[0].tensor.to_vec::<f32>().unwrap()
+        session.run(&[floats("x", &[1, 4, 5, 5], &x)], &[]).unwrap()[0]
+            .tensor
+            .to_vec::<f32>()
+            .unwrap()
     };
     let used_before = pool().stats().used;
     let (ours, ordinary) = (run(&*load(parameters)), run(&*load(vec![])));

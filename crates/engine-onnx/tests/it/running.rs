@@ -51,7 +51,8 @@ fn inputs_come_in_any_order() {
 #[test]
 fn a_bool_is_zero_or_one() {
     let session = load("echo-bool");
-    let tensor = Tensor::from_bytes(DType::Bool, [2].as_slice(), Bytes::from_static(&[1, 2])).unwrap();
+    let tensor =
+        Tensor::from_bytes(DType::Bool, [2].as_slice(), Bytes::from_static(&[1, 2])).unwrap();
     let error = session.run(&[NamedTensor::new("x", tensor)], &[]).unwrap_err();
     assert_eq!(
         (error.kind(), error.message()),
@@ -66,7 +67,10 @@ fn failures_name_the_operator() {
     let error = session.run(&[floats("x", &[3], &[0.0; 3]), shape], &[]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Internal);
     assert!(error.message().starts_with("operator Reshape \"fold\": "), "{error}");
-    assert!(!error.message().contains("onnxruntime_src") && !error.message().contains('\n'), "{error}");
+    assert!(
+        !error.message().contains("onnxruntime_src") && !error.message().contains('\n'),
+        "{error}"
+    );
     let wide = Tensor::from_vec([1].as_slice(), vec![0f64]).unwrap();
     let error = load("any_rank").run(&[NamedTensor::new("x", wide)], &[]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");

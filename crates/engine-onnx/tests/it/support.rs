@@ -45,7 +45,8 @@ pub(crate) fn refusal(loaded: Result<Box<dyn Session>>) -> base::Error {
 
 pub(crate) fn pool() -> Arc<SlotPool> {
     static POOL: OnceLock<Arc<SlotPool>> = OnceLock::new();
-    let config = || PoolConfig { bytes_max: 256 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+    let config =
+        || PoolConfig { bytes_max: 256 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
     POOL.get_or_init(|| SlotPool::new(config()).unwrap()).clone()
 }
 

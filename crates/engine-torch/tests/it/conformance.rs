@@ -16,22 +16,25 @@ fn libtorch_conforms() {
     let dtypes = engine.capabilities().dtypes;
     assert_eq!(dtypes.len(), DType::ALL.len() - 3, "all but strings and the packed ones");
     let mut signatures = BTreeMap::new();
-    let mut add = |name: &str, source: &str, parameters, input: (&str, &str, &[i64]), outputs: &[&str]| {
-        let graph = graphs.path().join(format!("{name}.pt"));
-        build::module(&engine, &graph, source, parameters).unwrap();
-        let (input, dtype, shape) = input;
-        let inputs = vec![text(input, dtype, Some(shape))];
-        let outputs = outputs.iter().map(|name| text(name, dtype, None)).collect();
-        signatures.insert(name.to_owned(), SignatureFile { inputs, outputs });
-    };
+    let mut add =
+        |name: &str, source: &str, parameters, input: (&str, &str, &[i64]), outputs: &[&str]| {
+            let graph = graphs.path().join(format!("{name}.pt"));
+            build::module(&engine, &graph, source, parameters).unwrap();
+            let (input, dtype, shape) = input;
+            let inputs = vec![text(input, dtype, Some(shape))];
+            let outputs = outputs.iter().map(|name| text(name, dtype, None)).collect();
+            signatures.insert(name.to_owned(), SignatureFile { inputs, outputs });
+        };
     let echo = "def forward(self, x):\n    return x\n";
     for dtype in dtypes {
         add(&format!("echo-{dtype}"), echo, vec![], ("x", dtype.name(), &[-1]), &["y"]);
     }
     add("echo-scalar", echo, vec![], ("x", "float32", &[]), &["y"]);
     let half = "def forward(self, x):\n    return x * self.half + self.two\n";
-    let parameters =
-        vec![TorchParameter::floats("half", &[1], vec![0.5]), TorchParameter::floats("two", &[1], vec![2.0])];
+    let parameters = vec![
+        TorchParameter::floats("half", &[1], vec![0.5]),
+        TorchParameter::floats("two", &[1], vec![2.0]),
+    ];
     add("half_plus_two", half, parameters, ("x", "float32", &[-1]), &["y"]);
     let two = "def forward(self, x):\n    return x / 2.0, x + 2.0\n";
     add("two_outputs", two, vec![], ("x", "float32", &[-1]), &["half", "plus"]);

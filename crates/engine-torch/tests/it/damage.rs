@@ -17,7 +17,10 @@ fn module() -> Written {
     for line in 0..40 {
         source.push_str(&format!("    y = y + {line}.0 * self.weight[{line}]\n"));
     }
-    Written::new(&(source + "    return y\n"), vec![TorchParameter::floats("weight", &[64], weight)])
+    Written::new(
+        &(source + "    return y\n"),
+        vec![TorchParameter::floats("weight", &[64], weight)],
+    )
 }
 
 #[test]
@@ -78,7 +81,8 @@ fn other_archives_and_missing_files() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.pt");
     let mut writer = zip::ZipWriter::new(std::fs::File::create(&path).unwrap());
-    let options = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
+    let options =
+        zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
     writer.start_file("archive/data.pkl", options).unwrap();
     writer.finish().unwrap();
     let error = load(&path, SignatureFile::default(), None).err().unwrap();

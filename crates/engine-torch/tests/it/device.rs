@@ -22,7 +22,11 @@ const RUNS: usize = 50;
 
 fn pretended() -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/pretend-gpu");
-    assert!(path.join("libtorch_cuda.so").exists(), "{} is not built: run `make test-rust`", path.display());
+    assert!(
+        path.join("libtorch_cuda.so").exists(),
+        "{} is not built: run `make test-rust`",
+        path.display()
+    );
     path.canonicalize().unwrap()
 }
 
@@ -39,8 +43,10 @@ fn on(device: &str, which: &[&str]) -> (usize, Vec<String>) {
         (CHILD, "1".as_ref()),
     ];
     let out = children(which, &environment);
-    let passed = out.rsplit_once(" passed").and_then(|(before, _)| before.rsplit(' ').next()?.parse().ok());
-    let lines = std::fs::read_to_string(&log).unwrap_or_default().lines().map(str::to_owned).collect();
+    let passed =
+        out.rsplit_once(" passed").and_then(|(before, _)| before.rsplit(' ').next()?.parse().ok());
+    let lines =
+        std::fs::read_to_string(&log).unwrap_or_default().lines().map(str::to_owned).collect();
     (passed.unwrap_or_else(|| panic!("{out}")), lines)
 }
 
@@ -52,7 +58,10 @@ fn is_child() -> bool {
 fn libtorch_conforms_on_a_gpu() {
     let (passed, log) = on("cuda:1", &["--exact", "conformance::libtorch_conforms"]);
     assert_eq!(passed, 1);
-    assert!(log.iter().any(|line| line.starts_with("copy pinned to device")), "it did not run there");
+    assert!(
+        log.iter().any(|line| line.starts_with("copy pinned to device")),
+        "it did not run there"
+    );
     assert_eq!(log.last().unwrap(), "empty", "a dropped session lets go of the device's memory");
 }
 
@@ -60,7 +69,10 @@ fn libtorch_conforms_on_a_gpu() {
 fn what_runs_on_the_processor_runs_on_a_gpu() {
     let (passed, log) = on("cuda:0", &["running::", "state::"]);
     assert!(passed >= 15, "{passed}");
-    assert!(log.iter().any(|line| line.starts_with("copy pinned to device")), "they did not run there");
+    assert!(
+        log.iter().any(|line| line.starts_with("copy pinned to device")),
+        "they did not run there"
+    );
 }
 
 #[test]
@@ -83,7 +95,8 @@ fn threads_have_streams_of_their_own_and_pinned_memory() {
         });
         return;
     }
-    let (_, log) = on("cuda:0", &["--exact", "device::threads_have_streams_of_their_own_and_pinned_memory"]);
+    let (_, log) =
+        on("cuda:0", &["--exact", "device::threads_have_streams_of_their_own_and_pinned_memory"]);
     let streams = |copy: &str| {
         let lines = log.iter().filter_map(|line| line.strip_prefix(copy)?.strip_prefix(" on "));
         let all: Vec<&str> = lines.collect();
@@ -107,8 +120,10 @@ fn threads_have_streams_of_their_own_and_pinned_memory() {
 #[test]
 fn a_state_goes_from_thread_to_thread() {
     if is_child() {
-        let sum = TorchParameter { buffer: true, ..TorchParameter::floats("sum", &[1], vec![10.0]) };
-        let source = "def forward(self, x):\n    self.sum = self.sum + x\n    return self.sum.clone()\n";
+        let sum =
+            TorchParameter { buffer: true, ..TorchParameter::floats("sum", &[1], vec![10.0]) };
+        let source =
+            "def forward(self, x):\n    self.sum = self.sum + x\n    return self.sum.clone()\n";
         let session = Written::new(source, vec![sum]).load();
         let fork = session.fork().unwrap();
         drop(session);

@@ -13,10 +13,14 @@ fn nothing_is_opened_before_the_first_load() {
         explicit: Some(dir.path().join("nowhere.so")),
         ..LibrarySearch::default()
     });
-    assert_eq!((engine.name(), engine.capabilities().files), ("libtorch", vec!["model.pt", "model.pt2"]));
+    assert_eq!(
+        (engine.name(), engine.capabilities().files),
+        ("libtorch", vec!["model.pt", "model.pt2"])
+    );
     let error = engine.load(&LoadRequest::default()).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::NotFound);
-    let nothing = LibrarySearch { start_dirs: vec![dir.path().to_owned()], ..LibrarySearch::default() };
+    let nothing =
+        LibrarySearch { start_dirs: vec![dir.path().to_owned()], ..LibrarySearch::default() };
     let message = TorchEngine::find_library(&nothing).unwrap_err().message().to_owned();
     let place = format!(".venv in or above {}", dir.path().display());
     assert!(message.contains("make torch") && message.contains(&place), "{message}");
@@ -38,10 +42,15 @@ fn the_order_is_explicit_active_above() {
     assert_eq!(TorchEngine::find_library(&search).unwrap(), above);
     let tool = file("tool");
     search.program_prefix = Some(dir.path().join("tool"));
-    assert_eq!(TorchEngine::find_library(&search).unwrap(), tool, "the environment that has the program");
+    assert_eq!(
+        TorchEngine::find_library(&search).unwrap(),
+        tool,
+        "the environment that has the program"
+    );
     search.virtual_env = Some(dir.path().join("active"));
     assert_eq!(TorchEngine::find_library(&search).unwrap(), active);
-    for explicit in ["project/.venv", "project/.venv/millpond", "project/.venv/millpond/libmillpond_torch.so"]
+    for explicit in
+        ["project/.venv", "project/.venv/millpond", "project/.venv/millpond/libmillpond_torch.so"]
     {
         search.explicit = Some(dir.path().join(explicit));
         assert_eq!(TorchEngine::find_library(&search).unwrap(), above);
@@ -98,7 +107,10 @@ fn native_code_needs_trust() {
     std::fs::write(&graph, b"nonsense").unwrap();
     let load = |trusted| {
         let options = SessionOptions { trusted, ..SessionOptions::default() };
-        torch().load(&LoadRequest { graph: graph.clone(), options, ..LoadRequest::default() }).err().unwrap()
+        torch()
+            .load(&LoadRequest { graph: graph.clone(), options, ..LoadRequest::default() })
+            .err()
+            .unwrap()
     };
     let error = load(false);
     assert_eq!(error.kind(), ErrorKind::PermissionDenied);

@@ -19,8 +19,10 @@ fn rights(address: usize) -> String {
 #[test]
 fn parameters_lie_in_the_sealed_arena() {
     let (store, elements) = (store(64 << 20), 1 << 20);
-    let weights = || vec![TorchParameter::filled("weight", &[1 << 20], |elements| elements.fill(2.0))];
-    let module = Written::new("def forward(self, x):\n    return (self.weight * x).sum()\n", weights());
+    let weights =
+        || vec![TorchParameter::filled("weight", &[1 << 20], |elements| elements.fill(2.0))];
+    let module =
+        Written::new("def forward(self, x):\n    return (self.weight * x).sum()\n", weights());
     let session = module.load_into(&store).unwrap();
     let bytes = session.parameter_bytes();
     assert!((4 << 20..5 << 20).contains(&bytes), "{bytes}");
@@ -71,7 +73,8 @@ fn tied_and_viewed_parameters_stay_so() {
 fn a_full_arena_is_not_the_end() {
     let store = store(64 << 20);
     let weights = vec![TorchParameter::filled("weight", &[1 << 20], |elements| elements.fill(2.0))];
-    let module = Written::new("def forward(self, x):\n    return (self.weight * x).sum()\n", weights);
+    let module =
+        Written::new("def forward(self, x):\n    return (self.weight * x).sum()\n", weights);
     let arena = engine::Arena { store: store.clone(), bytes: 4096, stop: Default::default() };
     let session = crate::support::load(&module.path(), Default::default(), Some(arena)).unwrap();
     assert!(session.parameter_bytes() <= 4096);
@@ -82,7 +85,8 @@ fn a_full_arena_is_not_the_end() {
 fn loading_again_and_again_grows_nothing() {
     let _alone = ALONE.lock();
     let store = store(64 << 20);
-    let weights = vec![TorchParameter::filled("weight", &[256, 1024], |elements| elements.fill(0.001))];
+    let weights =
+        vec![TorchParameter::filled("weight", &[256, 1024], |elements| elements.fill(0.001))];
     let source = "def forward(self, x):\n    return torch.relu(x @ self.weight).sum(1)\n";
     let module = Written::new(source, weights);
     let cycle = || {

@@ -16,7 +16,11 @@ fn a_package_runs_where_it_is_trusted() {
     };
     let load = |trusted, signature| {
         let options = SessionOptions { trusted, signature, ..SessionOptions::default() };
-        torch().load(&LoadRequest { graph: graph.clone().into(), options, ..LoadRequest::default() })
+        torch().load(&LoadRequest {
+            graph: graph.clone().into(),
+            options,
+            ..LoadRequest::default()
+        })
     };
     let file = || SignatureFile {
         inputs: vec![text("x", "float32", Some(&[-1, 4]))],
@@ -31,7 +35,10 @@ fn a_package_runs_where_it_is_trusted() {
         let got = session.run(&[x], &[]).unwrap();
         assert_eq!(
             got,
-            [floats("y", &[rows, 3], &vec![3.0; rows * 3]), floats("sum", &[rows], &vec![4.0; rows])]
+            [
+                floats("y", &[rows, 3], &vec![3.0; rows * 3]),
+                floats("sum", &[rows], &vec![4.0; rows])
+            ]
         );
     }
     let options = SessionOptions {
@@ -40,8 +47,11 @@ fn a_package_runs_where_it_is_trusted() {
         device: Device::Cuda(0),
         ..SessionOptions::default()
     };
-    let elsewhere =
-        torch().load(&LoadRequest { graph: graph.clone().into(), options, ..LoadRequest::default() });
+    let elsewhere = torch().load(&LoadRequest {
+        graph: graph.clone().into(),
+        options,
+        ..LoadRequest::default()
+    });
     let error = elsewhere.err().unwrap();
     assert!(error.message().contains("compiled for the device \"cpu\""), "{error}");
     let vague = SignatureFile { inputs: vec![text("x", "float32", None)], ..file() };

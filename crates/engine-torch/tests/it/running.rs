@@ -26,7 +26,10 @@ fn output_names(source: &str, expected: &[&str]) -> Box<dyn Session> {
 #[test]
 fn outputs_are_named_after_what_forward_returns() {
     output_names("def forward(self, x):\n    return x + 1.0\n", &["output"]);
-    output_names("def forward(self, x):\n    return x, (x, x)\n", &["output_0", "output_1_0", "output_1_1"]);
+    output_names(
+        "def forward(self, x):\n    return x, (x, x)\n",
+        &["output_0", "output_1_0", "output_1_1"],
+    );
     output_names("def forward(self, x):\n    return [x, x * 2.0]\n", &["output_0", "output_1"]);
     output_names("def forward(self, x):\n    return {'b': x, 'a': x * 2.0}\n", &["b", "a"]);
     let scalars = output_names(
@@ -65,7 +68,8 @@ fn without_shapes_the_types_must_tell() {
 
 #[test]
 fn the_settings_name_inputs_and_outputs() {
-    let module = Written::new("def forward(self, a, b):\n    return a - b, {'sum': a + b}\n", vec![]);
+    let module =
+        Written::new("def forward(self, a, b):\n    return a - b, {'sum': a + b}\n", vec![]);
     let file = |inputs: &[&str], outputs: &[&str]| SignatureFile {
         inputs: inputs.iter().map(|name| text(name, "float32", Some(&[-1]))).collect(),
         outputs: outputs.iter().map(|name| text(name, "float32", Some(&[-1]))).collect(),
@@ -74,7 +78,10 @@ fn the_settings_name_inputs_and_outputs() {
         let session = module.try_load(file).unwrap();
         let inputs = inputs.map(|(name, value)| floats(name, &[1], &[value]));
         let outputs = session.run(&inputs, &[]).unwrap();
-        outputs.iter().map(|o| (o.name.to_string(), o.tensor.to_vec::<f32>().unwrap()[0])).collect::<Vec<_>>()
+        outputs
+            .iter()
+            .map(|o| (o.name.to_string(), o.tensor.to_vec::<f32>().unwrap()[0]))
+            .collect::<Vec<_>>()
     };
     let by_name = run(file(&["b", "a"], &[]), [("a", 5.0), ("b", 2.0)]);
     assert_eq!(by_name, [("output_0".to_owned(), 3.0), ("output_1_sum".to_owned(), 7.0)]);
@@ -120,18 +127,24 @@ fn scalars_and_defaults() {
     let x = floats("x", &[1], &[2.0]);
     let n = NamedTensor::new("n", Tensor::from_vec([].as_slice(), vec![3i64]).unwrap());
     let flag = |byte| {
-        let tensor = Tensor::from_bytes(DType::Bool, [].as_slice(), bytes::Bytes::from(vec![byte])).unwrap();
+        let tensor =
+            Tensor::from_bytes(DType::Bool, [].as_slice(), bytes::Bytes::from(vec![byte])).unwrap();
         NamedTensor::new("flag", tensor)
     };
-    let run =
-        |inputs: &[NamedTensor]| session.run(inputs, &[]).map(|o| o[0].tensor.to_vec::<f32>().unwrap()[0]);
+    let run = |inputs: &[NamedTensor]| {
+        session.run(inputs, &[]).map(|o| o[0].tensor.to_vec::<f32>().unwrap()[0])
+    };
     assert_eq!(run(&[x.clone(), n.clone()]).unwrap(), 6.5);
     assert_eq!(run(&[n.clone(), flag(1), x.clone()]).unwrap(), -6.5);
     assert_eq!(run(&[x.clone(), n.clone(), floats("extra", &[1], &[1.0])]).unwrap(), 7.5);
     let two = NamedTensor::new("n", Tensor::from_vec([2].as_slice(), vec![3i64, 4]).unwrap());
     let single = floats("n", &[], &[3.0]);
-    for wrong in [vec![x.clone(), n.clone(), flag(2)], vec![x.clone(), two], vec![x.clone(), single], vec![x]]
-    {
+    for wrong in [
+        vec![x.clone(), n.clone(), flag(2)],
+        vec![x.clone(), two],
+        vec![x.clone(), single],
+        vec![x],
+    ] {
         assert_eq!(run(&wrong).unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
 }
@@ -156,13 +169,19 @@ fn what_a_request_cannot_give_is_refused_at_the_load() {
 #[test]
 fn faults_are_one_line() {
     let weight = TorchParameter::floats("weight", &[2, 2], vec![1.0; 4]);
-    let session = Written::new("def forward(self, x):\n    return x @ self.weight\n", vec![weight]).load();
+    let session =
+        Written::new("def forward(self, x):\n    return x @ self.weight\n", vec![weight]).load();
     let error = session.run(&[floats("x", &[1, 3], &[0.0; 3])], &[]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert!(error.message().contains("mat1 and mat2 shapes cannot be multiplied (1x3 and 2x2)"), "{error}");
+    assert!(
+        error.message().contains("mat1 and mat2 shapes cannot be multiplied (1x3 and 2x2)"),
+        "{error}"
+    );
     assert!(!error.message().contains(['\n', '\r']));
-    let raising = "def forward(self, x):\n    assert bool(x.sum() > 0), 'must be positive'\n    return x\n";
-    let error = Written::new(raising, vec![]).load().run(&[floats("x", &[1], &[-1.0])], &[]).unwrap_err();
+    let raising =
+        "def forward(self, x):\n    assert bool(x.sum() > 0), 'must be positive'\n    return x\n";
+    let error =
+        Written::new(raising, vec![]).load().run(&[floats("x", &[1], &[-1.0])], &[]).unwrap_err();
     assert_eq!((error.kind(), error.message()), (ErrorKind::InvalidArgument, "must be positive"));
 }
 
@@ -186,12 +205,17 @@ fn outputs_may_be_strided_or_empty() {
     let session = Written::new(source, vec![]).try_load(shaped(&[-1, 3])).unwrap();
     let got = session.run(&[floats("x", &[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])], &[]).unwrap();
     assert_eq!(got[0].tensor.to_vec::<f32>().unwrap(), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
-    assert_eq!((got[1].tensor.shape(), got[2].tensor.shape()), ([2, 2, 3].as_slice(), [0, 3].as_slice()));
+    assert_eq!(
+        (got[1].tensor.shape(), got[2].tensor.shape()),
+        ([2, 2, 3].as_slice(), [0, 3].as_slice())
+    );
     assert!(matches!(
         session.signature().outputs[0].shape.as_deref(),
         Some([Dim::Dynamic(_), Dim::Dynamic(_)])
     ));
     let sparse = Written::new("def forward(self, x):\n    return x.to_sparse()\n", vec![]).load();
-    assert!(sparse.run(&[floats("x", &[1], &[1.0])], &[]).unwrap_err().message().contains("sparse"));
+    assert!(
+        sparse.run(&[floats("x", &[1], &[1.0])], &[]).unwrap_err().message().contains("sparse")
+    );
     assert_eq!(answer(&*session, floats("x", &[1, 3], &[1.0, 2.0, 3.0])), [1.0, 2.0, 3.0]);
 }

@@ -29,18 +29,36 @@ fn adders() -> [(&'static str, Written); 7] {
     [
         (
             "sets",
-            Written::new("def forward(self, x):\n    self.sum = self.sum + x\n    return self.sum\n", sum()),
+            Written::new(
+                "def forward(self, x):\n    self.sum = self.sum + x\n    return self.sum\n",
+                sum(),
+            ),
         ),
-        ("writes", Written::new("def forward(self, x):\n    self.sum.add_(x)\n    return self.sum\n", sum())),
+        (
+            "writes",
+            Written::new(
+                "def forward(self, x):\n    self.sum.add_(x)\n    return self.sum\n",
+                sum(),
+            ),
+        ),
         (
             "writes a view",
-            Written::new("def forward(self, x):\n    self.sum[0:1] += x\n    return self.sum\n", sum()),
+            Written::new(
+                "def forward(self, x):\n    self.sum[0:1] += x\n    return self.sum\n",
+                sum(),
+            ),
         ),
         (
             "reads through another attribute",
-            Written::new("def forward(self, x):\n    self.part.add_(x)\n    return self.sum\n", viewed),
+            Written::new(
+                "def forward(self, x):\n    self.part.add_(x)\n    return self.sum\n",
+                viewed,
+            ),
         ),
-        ("writes beside", Written::new(&beside("    return torch.wait(fork(self.step, x))\n"), sum())),
+        (
+            "writes beside",
+            Written::new(&beside("    return torch.wait(fork(self.step, x))\n"), sum()),
+        ),
         (
             "writes beside what is beside",
             Written::new(
@@ -98,7 +116,11 @@ fn every_run_starts_as_loaded_and_a_fork_goes_on() {
             assert_eq!([one(&*first, 1.0), one(&*first, 2.0)], [11.0, 13.0], "{name}");
             assert_eq!(one(&*second, 5.0), 15.0, "{name}: forks do not know each other");
             assert_eq!(one(&*session, 1.0), 11.0, "{name}: nor does the session");
-            assert_eq!(one(&*first.fork().unwrap(), 1.0), 11.0, "{name}: a fork of a fork is as loaded");
+            assert_eq!(
+                one(&*first.fork().unwrap(), 1.0),
+                11.0,
+                "{name}: a fork of a fork is as loaded"
+            );
             drop(session);
             assert_eq!(one(&*first, 0.0), 13.0, "{name}: a fork outlives the session");
         }
@@ -130,8 +152,7 @@ fn an_input_that_is_kept_outlives_its_request() {
 
 #[test]
 fn training_only_state_is_none() {
-    let source =
-        "def forward(self, x):\n    if self.training:\n        self.sum.add_(x)\n    return x + self.sum\n";
+    let source = "def forward(self, x):\n    if self.training:\n        self.sum.add_(x)\n    return x + self.sum\n";
     let session = Written::new(source, vec![buffer("sum", &[10.0])]).load();
     assert!(!session.stateful());
     assert_eq!([one(&*session, 1.0), one(&*session, 1.0)], [11.0, 11.0]);
@@ -160,7 +181,8 @@ fn statistics_that_normalisation_updates_are_state() {
 fn writing_to_what_was_computed_is_no_state() {
     let source = "def forward(self, x):\n    y = x * self.scale\n    y.add_(1.0)\n    z = self.scale.clone()\n    \
                   z.mul_(2.0)\n    return y + z\n";
-    let session = Written::new(source, vec![TorchParameter::floats("scale", &[1], vec![3.0])]).load();
+    let session =
+        Written::new(source, vec![TorchParameter::floats("scale", &[1], vec![3.0])]).load();
     assert!(!session.stateful());
     assert_eq!([one(&*session, 1.0), one(&*session, 1.0)], [10.0, 10.0]);
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use base::{NamedTensor, Result, Tensor};
 use engine::{
-    Arena, Device, Engine, LibrarySearch, LoadRequest, Session, SessionOptions, SignatureFile, TensorText,
+    Arena, Device, Engine, LibrarySearch, LoadRequest, Session, SessionOptions, SignatureFile,
+    TensorText,
 };
 use engine_torch::TorchEngine;
 use engine_torch::build::{self, TorchParameter};
@@ -75,7 +76,11 @@ impl Written {
     }
 }
 
-pub(crate) fn load(graph: &Path, signature: SignatureFile, arena: Option<Arena>) -> Result<Box<dyn Session>> {
+pub(crate) fn load(
+    graph: &Path,
+    signature: SignatureFile,
+    arena: Option<Arena>,
+) -> Result<Box<dyn Session>> {
     let options = SessionOptions { signature, device: device(), ..SessionOptions::default() };
     torch().load(&LoadRequest { graph: graph.to_owned(), arena, options, ..LoadRequest::default() })
 }
@@ -113,7 +118,8 @@ pub(crate) fn children(which: &[&str], environment: &[(&str, &std::ffi::OsStr)])
         .envs(environment.iter().copied())
         .output()
         .unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{which:?}: {}: {out}\n{err}", output.status);
     out.into_owned()
 }

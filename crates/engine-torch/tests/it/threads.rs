@@ -15,7 +15,8 @@ fn threads() -> usize {
     let look = |_| {
         std::thread::sleep(std::time::Duration::from_millis(2));
         let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-        let names = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
+        let names = tasks
+            .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
         names.filter(|name| !name.starts_with("jemalloc")).count()
     };
     (0..20).map(look).min().unwrap()
@@ -24,7 +25,8 @@ fn threads() -> usize {
 /// Runs products of 1024 x 1024 on four fresh threads, one after another, and returns the number of
 /// additional threads.
 fn extra(intra_op_threads: usize) -> usize {
-    let weights = vec![TorchParameter::filled("weight", &[1024, 1024], |elements| elements.fill(0.01))];
+    let weights =
+        vec![TorchParameter::filled("weight", &[1024, 1024], |elements| elements.fill(0.01))];
     let module = Written::new("def forward(self, x):\n    return x @ self.weight\n", weights);
     let options = SessionOptions { intra_op_threads, ..SessionOptions::default() };
     let request = LoadRequest { graph: module.path(), options, ..LoadRequest::default() };

@@ -62,15 +62,18 @@ impl FakeGraph {
     pub(crate) fn parse(text: &str) -> Result<FakeGraph> {
         let mut lines = text.lines();
         if lines.next() != Some(MAGIC) {
-            return Err(Error::data_loss(format!("not a fake graph: its first line is not \"{MAGIC}\"")));
+            return Err(Error::data_loss(format!(
+                "not a fake graph: its first line is not \"{MAGIC}\""
+            )));
         }
         let mut graph = FakeGraph::default();
         for line in lines.map(str::trim).filter(|line| !line.is_empty()) {
-            graph
-                .line(line)
-                .ok_or_else(|| Error::invalid(format!("\"{line}\" means nothing in a fake graph")))?;
+            graph.line(line).ok_or_else(|| {
+                Error::invalid(format!("\"{line}\" means nothing in a fake graph"))
+            })?;
         }
-        match graph.signature.outputs.iter().find(|spec| !graph.operations.contains_key(&spec.name)) {
+        match graph.signature.outputs.iter().find(|spec| !graph.operations.contains_key(&spec.name))
+        {
             Some(spec) => Err(Error::invalid(format!("nothing computes \"{}\"", spec.name))),
             None => Ok(graph),
         }
@@ -127,9 +130,10 @@ impl FakeGraph {
     ) -> Result<Vec<NamedTensor>> {
         let run = FakeRun { parameters, inputs };
         let compute = |name: &str| -> Result<NamedTensor> {
-            let operation = self.operations.get(name).filter(|_| self.signature.output(name).is_some());
             let operation =
-                operation.ok_or_else(|| Error::invalid(format!("the model has no output \"{name}\"")))?;
+                self.operations.get(name).filter(|_| self.signature.output(name).is_some());
+            let operation = operation
+                .ok_or_else(|| Error::invalid(format!("the model has no output \"{name}\"")))?;
             Ok(NamedTensor::new(name, run.compute(operation)?))
         };
         match wanted {
@@ -142,7 +146,8 @@ impl FakeGraph {
 fn spec(text: &str) -> Option<TensorSpec> {
     let mut words = text.split_whitespace();
     let (name, dtype) = (words.next()?.to_owned(), DType::from_name(words.next()?)?);
-    let dim = |word: &str| word.parse().map_or_else(|_| Dim::Dynamic(Some(word.to_owned())), Dim::Fixed);
+    let dim =
+        |word: &str| word.parse().map_or_else(|_| Dim::Dynamic(Some(word.to_owned())), Dim::Fixed);
     Some(TensorSpec { name, dtype, shape: Some(words.map(dim).collect()), optional: false })
 }
 
@@ -152,8 +157,9 @@ fn delay(text: &str) -> Option<Duration> {
 
 fn operation(text: &str) -> Option<FakeOperation> {
     let words: Vec<&str> = text.split_whitespace().collect();
-    let operand =
-        |word: &str| word.parse().map_or_else(|_| Operand::Parameter(word.to_owned()), Operand::Number);
+    let operand = |word: &str| {
+        word.parse().map_or_else(|_| Operand::Parameter(word.to_owned()), Operand::Number)
+    };
     match words[..] {
         ["echo", input] => Some(FakeOperation::Echo { input: input.to_owned() }),
         ["affine", input, scale, offset] => Some(FakeOperation::Affine {
@@ -180,20 +186,27 @@ impl FakeRun<'_> {
             FakeOperation::Affine { input, scale, offset } => {
                 let (scale, offset, input) =
                     (self.operand(scale)?, self.operand(offset)?, self.input(input)?);
-                let elements = input.to_vec::<f32>()?.into_iter().map(|x| x * scale + offset).collect();
+                let elements =
+                    input.to_vec::<f32>()?.into_iter().map(|x| x * scale + offset).collect();
                 Tensor::from_vec(Shape::from_slice(input.shape()), elements)
             }
-            FakeOperation::Pick { table, index } => self.pick(self.parameter(table)?, self.input(index)?),
+            FakeOperation::Pick { table, index } => {
+                self.pick(self.parameter(table)?, self.input(index)?)
+            }
         }
     }
 
     fn pick(&self, table: &BoundTensor, index: &Tensor) -> Result<Tensor> {
-        let (rows, row_shape) = table.dims.split_first().ok_or_else(|| Error::invalid("a table has rows"))?;
+        let (rows, row_shape) =
+            table.dims.split_first().ok_or_else(|| Error::invalid("a table has rows"))?;
         let row_bytes = table.bytes.checked_div(*rows).unwrap_or(0);
         let mut picked = Vec::with_capacity(row_bytes * index.elements());
         for at in index.to_vec::<i64>()? {
             let row = usize::try_from(at).ok().filter(|row| row < rows).ok_or_else(|| {
-                Error::invalid(format!("index {at} is outside the {rows} rows of \"{}\"", table.name))
+                Error::invalid(format!(
+                    "index {at} is outside the {rows} rows of \"{}\"",
+                    table.name
+                ))
             })?;
             picked.extend_from_slice(&table.as_slice()[row * row_bytes..][..row_bytes]);
         }
@@ -215,7 +228,9 @@ impl FakeRun<'_> {
 
     fn input(&self, name: &str) -> Result<&Tensor> {
         let found = self.inputs.iter().find(|input| *input.name == *name);
-        found.map(|input| &input.tensor).ok_or_else(|| Error::invalid(format!("input \"{name}\" is missing")))
+        found
+            .map(|input| &input.tensor)
+            .ok_or_else(|| Error::invalid(format!("input \"{name}\" is missing")))
     }
 
     fn parameter(&self, name: &str) -> Result<&BoundTensor> {

@@ -48,7 +48,10 @@ pub fn affine(dir: &Path, scale: f32, offset: f32) -> Result<()> {
     publish(
         dir,
         HALF_PLUS_TWO,
-        &[FakeParameter::floats("half", &[1], &[scale]), FakeParameter::floats("two", &[1], &[offset])],
+        &[
+            FakeParameter::floats("half", &[1], &[scale]),
+            FakeParameter::floats("two", &[1], &[offset]),
+        ],
     )
 }
 
@@ -68,8 +71,11 @@ pub fn publish(dir: &Path, graph: &str, parameters: &[FakeParameter]) -> Result<
     if !parameters.is_empty() {
         write(WEIGHTS_NAME, &weights)?;
     }
-    let file =
-        |name: &str, bytes: usize| FileEntry { name: name.to_owned(), bytes: bytes as u64, blake3: None };
+    let file = |name: &str, bytes: usize| FileEntry {
+        name: name.to_owned(),
+        bytes: bytes as u64,
+        blake3: None,
+    };
     let manifest = LayoutManifest {
         format: FORMAT,
         engine: super::NAME.to_owned(),

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serializer, de};
 
-pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Duration>, D::Error> {
     let text = String::deserialize(from)?;
     base::units::parse_duration(&text).map(Some).map_err(|error| de::Error::custom(error.message()))
 }
@@ -20,6 +22,7 @@ pub(super) fn serialize<S: Serializer>(time: &Option<Duration>, to: S) -> Result
 fn text(time: Duration) -> String {
     let nanos = time.as_nanos();
     let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns")];
-    let (size, unit) = units.into_iter().find(|(size, _)| nanos.is_multiple_of(*size)).unwrap_or((1, "ns"));
+    let (size, unit) =
+        units.into_iter().find(|(size, _)| nanos.is_multiple_of(*size)).unwrap_or((1, "ns"));
     format!("{}{unit}", nanos / size)
 }

@@ -62,8 +62,14 @@ fn every_setting_is_applied() {
         mask: Some("m".into()),
         length: Some("l".into()),
     };
-    let cut =
-        CutOptions { axis: 1, input: "x".into(), input_axis: 3, divisor: 8, round_up: false, offset: -2 };
+    let cut = CutOptions {
+        axis: 1,
+        input: "x".into(),
+        input_axis: 3,
+        divisor: 8,
+        round_up: false,
+        offset: -2,
+    };
     let level = PriorityOptions { queue_max: Some(16), timeout: Some(ms(50)) };
     let wanted = ScheduleOptions {
         mode: ScheduleMode::Async,
@@ -91,7 +97,8 @@ fn silence_keeps_what_was_there() {
     let options = file.apply(&full());
     assert_eq!((options.max_batch, options.threads), (4, Some(2)));
     assert!(options.inputs.is_empty(), "tables are replaced whole");
-    let cut: ScheduleFile = toml::from_str("[[outputs.y]]\naxis = 1\ninput = \"x\"\ninput-axis = 2").unwrap();
+    let cut: ScheduleFile =
+        toml::from_str("[[outputs.y]]\naxis = 1\ninput = \"x\"\ninput-axis = 2").unwrap();
     let cut = &cut.apply(&ScheduleOptions::default()).outputs["y"][0];
     assert_eq!((cut.divisor, cut.round_up, cut.offset), (1, true, 0));
 }

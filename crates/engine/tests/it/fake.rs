@@ -9,11 +9,16 @@ use engine::fake::publish::HALF_PLUS_TWO;
 #[test]
 fn fake_conforms() {
     let dir = tempfile::tempdir().unwrap();
-    let graph =
-        |name: &str, text: &str| std::fs::write(dir.path().join(format!("{name}.fake")), text).unwrap();
+    let graph = |name: &str, text: &str| {
+        std::fs::write(dir.path().join(format!("{name}.fake")), text).unwrap()
+    };
     let lines = |lines: &[String]| format!("millpond-fake 1\n{}\n", lines.join("\n"));
     let echo = |dtype: DType, axes: &str| {
-        lines(&[format!("input x {dtype} {axes}"), format!("output y {dtype} {axes}"), "y = echo x".into()])
+        lines(&[
+            format!("input x {dtype} {axes}"),
+            format!("output y {dtype} {axes}"),
+            "y = echo x".into(),
+        ])
     };
     for dtype in DType::ALL {
         graph(&format!("echo-{dtype}"), &echo(dtype, "n"));

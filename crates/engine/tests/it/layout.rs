@@ -61,8 +61,12 @@ fn a_graph_without_weights_opens() {
 fn zero_elements_take_no_room() {
     let dir = tempfile::tempdir().unwrap();
     let empty = FakeParameter::floats("empty", &[0, 3], &[]);
-    publish::publish(dir.path(), HALF_PLUS_TWO, &[empty, FakeParameter::floats("half", &[1], &[0.5])])
-        .unwrap();
+    publish::publish(
+        dir.path(),
+        HALF_PLUS_TWO,
+        &[empty, FakeParameter::floats("half", &[1], &[0.5])],
+    )
+    .unwrap();
     assert_eq!(Artifact::open(dir.path()).unwrap().parameter_bytes(), 4);
 }
 

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Weak};
 
 use base::{
-    CarriedInput, DType, Dim, ErrorKind, NamedTensor, Result, Signature, Tensor, TensorSpec, VersionId,
+    CarriedInput, DType, Dim, ErrorKind, NamedTensor, Result, Signature, Tensor, TensorSpec,
+    VersionId,
 };
 use engine::{ScheduleOptions, Servable, Session};
 use proptest::prelude::*;
@@ -61,7 +62,8 @@ impl Session for Summing {
     }
 
     fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
-        let value = |name: &str| inputs.iter().find(|i| &*i.name == name).map(|i| number(&i.tensor));
+        let value =
+            |name: &str| inputs.iter().find(|i| &*i.name == name).map(|i| number(&i.tensor));
         let x = value("x").unwrap();
         let all = match &self.inside {
             Some(inside) => vec![named("sum", &[inside.fetch_add(x, Ordering::Relaxed) + x])],
@@ -77,7 +79,10 @@ impl Session for Summing {
 
 fn servable(inside: bool) -> Arc<Servable> {
     let id = VersionId { model: "m".into(), version: 1 };
-    Arc::new(Servable::new(id, "test", Box::new(Summing::new(inside)), ScheduleOptions::default()).unwrap())
+    Arc::new(
+        Servable::new(id, "test", Box::new(Summing::new(inside)), ScheduleOptions::default())
+            .unwrap(),
+    )
 }
 
 fn carried(first: i64) -> Vec<CarriedInput> {

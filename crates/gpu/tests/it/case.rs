@@ -45,9 +45,13 @@ impl Case {
                 queries: query_codes.iter().map(|code| *code as i8).collect(),
                 query_scales: scales(queries),
             },
-            // Whole numbers this small are exact in bfloat16, and so is every sum of their products.
+            // Whole numbers this small are exact in bfloat16, and so is every sum of their
+            // products.
             Coding::Bfloats => Own::Bfloats {
-                rows: row_codes.iter().map(|code| ((*code as f32).to_bits() >> 16) as u16).collect(),
+                rows: row_codes
+                    .iter()
+                    .map(|code| ((*code as f32).to_bits() >> 16) as u16)
+                    .collect(),
                 queries: query_codes.iter().map(|code| *code as f32).collect(),
             },
         };
@@ -68,8 +72,8 @@ impl Case {
         Case { dims, k, processors: 1 + seed as usize % 9, codes: own, squares, allowed }
     }
 
-    /// Every row is better than those before, so that all get in, and after the first two tiles there is one more in a
-    /// list than it may have before a whole tile comes.
+    /// Every row is better than those before, so that all get in, and after the first two tiles
+    /// there is one more in a list than it may have before a whole tile comes.
     pub(crate) fn filling() -> Case {
         let rows = 3600_usize;
         let words = (0..rows.div_ceil(64))
@@ -115,26 +119,32 @@ impl Case {
         let (queries, _) = self.queries().widened(self.coding(), dims).unwrap();
         let product = |query: usize, row: usize| match &self.codes {
             Own::Bytes { rows, scales, queries, query_scales } => {
-                let pairs =
-                    rows[row * dims..(row + 1) * dims].iter().zip(&queries[query * dims..(query + 1) * dims]);
-                let sum: i32 = pairs.map(|(left, right)| i32::from(*left) * i32::from(*right)).sum();
+                let pairs = rows[row * dims..(row + 1) * dims]
+                    .iter()
+                    .zip(&queries[query * dims..(query + 1) * dims]);
+                let sum: i32 =
+                    pairs.map(|(left, right)| i32::from(*left) * i32::from(*right)).sum();
                 sum as f32 * query_scales[query] * scales[row]
             }
             Own::Bfloats { rows, queries } => {
-                let pairs =
-                    rows[row * dims..(row + 1) * dims].iter().zip(&queries[query * dims..(query + 1) * dims]);
+                let pairs = rows[row * dims..(row + 1) * dims]
+                    .iter()
+                    .zip(&queries[query * dims..(query + 1) * dims]);
                 pairs.map(|(left, right)| f32::from_bits(u32::from(*left) << 16) * right).sum()
             }
         };
-        let allowed =
-            |row: usize| self.allowed.as_ref().is_none_or(|words| words[row / 64] >> (row % 64) & 1 == 1);
+        let allowed = |row: usize| {
+            self.allowed.as_ref().is_none_or(|words| words[row / 64] >> (row % 64) & 1 == 1)
+        };
         let of = |query: usize| {
             let costs = (0..rows).filter(|row| allowed(*row)).map(|row| {
                 let product = product(query, row);
-                let cost = self.squares.as_ref().map_or(-product, |squares| squares[row] - 2.0 * product);
+                let cost =
+                    self.squares.as_ref().map_or(-product, |squares| squares[row] - 2.0 * product);
                 (cost + 0.0, row as u32)
             });
-            let mut costs: Vec<(f32, u32)> = costs.filter(|(cost, _)| *cost < f32::INFINITY).collect();
+            let mut costs: Vec<(f32, u32)> =
+                costs.filter(|(cost, _)| *cost < f32::INFINITY).collect();
             costs.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
             costs.truncate(self.k);
             costs
@@ -152,8 +162,9 @@ pub(crate) fn cases() -> impl Strategy<Value = Case> {
         1_usize..20,
         prop::sample::select(vec![1, 10, 100, 128, 129, 384, 400, 896, 900, 1920]),
     );
-    (any::<u64>(), size, prop::sample::select(vec![1, 3, 120]), any::<bool>(), 0_u32..5)
-        .prop_map(|(seed, size, spread, distances, allow)| Case::new(seed, size, spread, distances, allow))
+    (any::<u64>(), size, prop::sample::select(vec![1, 3, 120]), any::<bool>(), 0_u32..5).prop_map(
+        |(seed, size, spread, distances, allow)| Case::new(seed, size, spread, distances, allow),
+    )
 }
 
 /// Splitmix64 (Steele, Lea, Flood 2014): numbers for cases.

@@ -15,7 +15,9 @@ fn kernels_compile_without_a_warning() {
         let text = compiler.compile(Target::Intermediate(architecture)).unwrap();
         assert_eq!(text.log, "");
         let text = String::from_utf8(text.bytes).unwrap();
-        for name in ["rank_bytes_1", "rank_bytes_8", "rank_bfloats_1", "rank_bfloats_8", "merge_lists"] {
+        for name in
+            ["rank_bytes_1", "rank_bytes_8", "rank_bfloats_1", "rank_bfloats_8", "merge_lists"]
+        {
             assert!(text.contains(&format!(".entry {name}(")), "{name}");
         }
         assert!(text.contains("dp4a"));

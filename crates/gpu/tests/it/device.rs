@@ -19,7 +19,9 @@ fn open(test: &str) -> Option<Arc<Gpu>> {
         Err(error) => {
             // Whatever is missing, it is named.
             assert!(
-                ["libcuda", "shows no GPU", "libnvrtc"].iter().any(|part| error.message().contains(part)),
+                ["libcuda", "shows no GPU", "libnvrtc"]
+                    .iter()
+                    .any(|part| error.message().contains(part)),
                 "{error}"
             );
             skipped(test, error);
@@ -33,14 +35,19 @@ fn the_device_gives_what_sorting_gives_from_either_memory() {
     let Some(gpu) = open("the_device_gives_what_sorting_gives_from_either_memory") else { return };
     println!("on {}", gpu.name());
     let mut runner = TestRunner::default();
-    let mut all: Vec<Case> = (0..CASES).map(|_| cases().new_tree(&mut runner).unwrap().current()).collect();
+    let mut all: Vec<Case> =
+        (0..CASES).map(|_| cases().new_tree(&mut runner).unwrap().current()).collect();
     all.push(Case::new(3, (Coding::Bytes, 512, 60_000, 9, 100), 120, true, 0));
     for case in &all {
         for home in [Home::Device, Home::Pinned] {
             let rows = gpu.upload(&case.rows(), home).unwrap();
             assert_eq!(rows.bytes().1, home == Home::Pinned);
             let found = rows.search(&case.queries(), case.k, case.allowed.as_deref()).unwrap();
-            assert!(found == case.naive(), "{:?} {home:?}", (case.coding(), case.dims, rows.rows(), case.k));
+            assert!(
+                found == case.naive(),
+                "{:?} {home:?}",
+                (case.coding(), case.dims, rows.rows(), case.k)
+            );
         }
     }
     assert_eq!(gpu.bytes(), (0, 0));
@@ -49,7 +56,9 @@ fn the_device_gives_what_sorting_gives_from_either_memory() {
 /// A segment is dropped by whoever held it last, on a thread that need not know the device.
 #[test]
 fn rows_that_another_thread_drops_are_freed_and_the_device_lives_on() {
-    let Some(gpu) = open("rows_that_another_thread_drops_are_freed_and_the_device_lives_on") else { return };
+    let Some(gpu) = open("rows_that_another_thread_drops_are_freed_and_the_device_lives_on") else {
+        return;
+    };
     let case = Case::new(7, (Coding::Bytes, 32, 300, 2, 10), 120, true, 0);
     for home in [Home::Device, Home::Pinned] {
         let rows = gpu.upload(&case.rows(), home).unwrap();

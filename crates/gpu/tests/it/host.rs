@@ -1,4 +1,5 @@
-//! The kernels' own source, compiled as C++ and executed block by block, against comparing everything and sorting.
+//! The kernels' own source, compiled as C++ and executed block by block, against comparing
+//! everything and sorting.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,8 @@ fn build(directory: &Path) -> Option<PathBuf> {
         "-fno-sanitize-recover=undefined",
         "-Wno-unknown-pragmas",
     ];
-    let built = Command::new("g++").args(flags).arg("-o").arg(&program).arg(source).output().ok()?;
+    let built =
+        Command::new("g++").args(flags).arg("-o").arg(&program).arg(source).output().ok()?;
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     Some(program)
 }
@@ -39,18 +41,22 @@ fn encode(case: &Case, out: &mut Vec<u8>) -> usize {
     let shape = [rows, case.coding().row_pieces(case.dims), count, case.k, plan.tiles_per_part];
     let head = [plan.group, plan.groups, plan.parts].map(|number| number as u32);
     let numbers = [coding].into_iter().chain(head).chain([u32::from(case.allowed.is_some())]);
-    let numbers = numbers.chain(shape.map(|number| number as u32)).chain([u32::from(case.squares.is_some())]);
+    let numbers =
+        numbers.chain(shape.map(|number| number as u32)).chain([u32::from(case.squares.is_some())]);
     numbers.for_each(|number| out.extend(number.to_le_bytes()));
     let mut codes = Vec::new();
     case.rows().widened(0..rows, &mut codes);
-    let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let floats =
+        |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
     let (scales, query_scales) = match &case.codes {
         Own::Bytes { scales, query_scales, .. } => (floats(scales), floats(query_scales)),
         Own::Bfloats { .. } => (Vec::new(), Vec::new()),
     };
     let squares = floats(case.squares.as_deref().unwrap_or_default());
-    let allowed: Vec<u8> = case.allowed.iter().flatten().flat_map(|word| word.to_le_bytes()).collect();
-    let arrays = [(codes, 16), (scales, 4), (squares, 4), (queries, 16), (query_scales, 4), (allowed, 8)];
+    let allowed: Vec<u8> =
+        case.allowed.iter().flatten().flat_map(|word| word.to_le_bytes()).collect();
+    let arrays =
+        [(codes, 16), (scales, 4), (squares, 4), (queries, 16), (query_scales, 4), (allowed, 8)];
     for (bytes, width) in arrays {
         out.extend((bytes.len() as u64 / width).to_le_bytes());
         out.extend(bytes);
@@ -65,10 +71,14 @@ fn executed_as_c_plus_plus_they_give_what_sorting_gives() {
         return skipped("executed_as_c_plus_plus_they_give_what_sorting_gives", "there is no g++");
     };
     let mut runner = TestRunner::default();
-    let mut all: Vec<Case> = (0..CASES).map(|_| cases().new_tree(&mut runner).unwrap().current()).collect();
+    let mut all: Vec<Case> =
+        (0..CASES).map(|_| cases().new_tree(&mut runner).unwrap().current()).collect();
     // Lists that are cut often, in one part and in the merging.
     all.push(Case::new(7, (Coding::Bytes, 48, 6000, 3, 100), 3, true, 0));
-    all.push(Case { processors: 40, ..Case::new(8, (Coding::Bytes, 16, 6000, 1, 200), 120, false, 2) });
+    all.push(Case {
+        processors: 40,
+        ..Case::new(8, (Coding::Bytes, 16, 6000, 1, 200), 120, false, 2)
+    });
     // All rows in one part: one block has to go through all tiles.
     all.push(Case::filling());
     let mut input = (all.len() as u32).to_le_bytes().to_vec();
@@ -95,7 +105,8 @@ fn executed_as_c_plus_plus_they_give_what_sorting_gives() {
             .chunks_exact(case.k)
             .map(|keys| keys.iter().map_while(|key| gpu::parts(*key)).collect())
             .collect();
-        let shape = (case.coding(), case.dims, case.rows().check().unwrap(), case.k, case.processors);
+        let shape =
+            (case.coding(), case.dims, case.rows().check().unwrap(), case.k, case.processors);
         assert!(found == case.naive(), "{shape:?}");
     }
 }

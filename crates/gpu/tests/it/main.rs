@@ -1,5 +1,5 @@
-//! The kernels from outside: compiled by NVRTC if there is one, executed as plain C++ if there is a compiler for
-//! it, and on a device if there is one. Each says so if it is skipped.
+//! The kernels from outside: compiled by NVRTC if there is one, executed as plain C++ if there is a
+//! compiler for it, and on a device if there is one. Each says so if it is skipped.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
 

@@ -1,4 +1,5 @@
-//! What administrators ask for: a load waits for a fresh look at the directories, then for its versions.
+//! What administrators ask for: a load waits for a fresh look at the directories, then for its
+//! versions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -79,7 +80,9 @@ impl Manager {
         if self.waiters.len() < WAITERS_MAX {
             self.waiters.push(waiter);
         } else {
-            (waiter.done)(Err(Error::exhausted("too many loads and unloads are waiting; try again later")));
+            (waiter.done)(Err(Error::exhausted(
+                "too many loads and unloads are waiting; try again later",
+            )));
         }
     }
 
@@ -137,7 +140,9 @@ impl Manager {
 impl Waiter {
     fn verdict(&self, model: Option<&Model>, now: Instant) -> Verdict {
         if now.duration_since(self.since) > WAIT_MAX {
-            return Verdict::Done(Err(Error::deadline("gave up waiting; what was asked for goes on")));
+            return Verdict::Done(Err(Error::deadline(
+                "gave up waiting; what was asked for goes on",
+            )));
         }
         match (&self.wish, model) {
             (Wish::Look { .. } | Wish::Choose { .. }, _) => Verdict::Wait,
@@ -191,7 +196,11 @@ impl Model {
         let stale: Vec<u64> =
             targets.iter().copied().filter(|number| self.stale(*number, spec.reload)).collect();
         for number in &stale {
-            if !self.versions.get(number).map_or(Ok(true), |version| version.complete(*number, patient))? {
+            if !self
+                .versions
+                .get(number)
+                .map_or(Ok(true), |version| version.complete(*number, patient))?
+            {
                 return Ok(None);
             }
         }
@@ -206,14 +215,16 @@ impl Model {
     /// Whether a ready version is to be loaded again: because its files have changed, or `anyway`.
     fn stale(&self, number: u64, anyway: bool) -> bool {
         let Some(version) = self.versions.get(&number) else { return false };
-        let changed = |fingerprint| version.disk.as_ref().is_some_and(|disk| disk.differs_from(fingerprint));
+        let changed =
+            |fingerprint| version.disk.as_ref().is_some_and(|disk| disk.differs_from(fingerprint));
         version.serving.as_ref().is_some_and(|serving| anyway || changed(serving.fingerprint))
     }
 
     /// Pins a version that an administrator named. False while it still settles.
     fn pin(&mut self, number: u64, patient: bool) -> Result<bool> {
         let name = self.name.clone();
-        let missing = || Error::not_found(format!("model \"{name}\" has no version {number} on disk"));
+        let missing =
+            || Error::not_found(format!("model \"{name}\" has no version {number} on disk"));
         let version = self.versions.get_mut(&number).filter(|version| version.disk.is_some());
         let version = version.ok_or_else(missing)?;
         let complete = version.complete(number, patient)?;
@@ -229,7 +240,8 @@ impl Model {
             }) => Some(format!("version {number}: {reason}")),
             _ => None,
         });
-        let reason = self.path_error.clone().or(reason).unwrap_or_else(|| "its directory holds none".into());
+        let reason =
+            self.path_error.clone().or(reason).unwrap_or_else(|| "its directory holds none".into());
         Error::precondition(format!("model \"{}\" has no version to load: {reason}", self.name))
     }
 
@@ -244,17 +256,24 @@ impl Model {
                 return Verdict::Wait;
             }
             if let Some(failure) = &version.failure {
-                return Verdict::Done(Err(failure.error.clone().context(format!("version {number}"))));
+                return Verdict::Done(Err(failure
+                    .error
+                    .clone()
+                    .context(format!("version {number}"))));
             }
             if version.serving.is_some() {
                 continue;
             }
             if version.state == State::Failed {
                 let reason = version.reason.clone().unwrap_or_default();
-                return Verdict::Done(Err(Error::precondition(format!("version {number}: {reason}"))));
+                return Verdict::Done(Err(Error::precondition(format!(
+                    "version {number}: {reason}"
+                ))));
             }
             // Chosen and on its way; what a newer version has replaced meanwhile counts as done.
-            if aspired.contains(number) || !self.versions.values().any(|version| version.serving.is_some()) {
+            if aspired.contains(number)
+                || !self.versions.values().any(|version| version.serving.is_some())
+            {
                 return Verdict::Wait;
             }
         }

@@ -1,4 +1,5 @@
-//! How much of the pool should be backed by memory: what is to serve, and room for the next version.
+//! How much of the pool should be backed by memory: what is to serve, and room for the next
+//! version.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -69,6 +70,8 @@ impl Backing {
 
 /// What `parameters` add to those in `shared`.
 fn unshared(parameters: &Parameters, shared: &mut BTreeSet<([u8; 32], u64)>) -> u64 {
-    let fresh = parameters.large.iter().filter(|(hash, bytes)| shared.insert((*hash.as_bytes(), *bytes)));
-    fresh.map(|(_, bytes)| SlotPool::footprint(*bytes)).sum::<u64>() + SlotPool::footprint(parameters.packed)
+    let fresh =
+        parameters.large.iter().filter(|(hash, bytes)| shared.insert((*hash.as_bytes(), *bytes)));
+    fresh.map(|(_, bytes)| SlotPool::footprint(*bytes)).sum::<u64>()
+        + SlotPool::footprint(parameters.packed)
 }

@@ -62,7 +62,9 @@ impl Model {
     fn job(&mut self, number: u64, now: Instant) -> Ready {
         let id = self.id(number);
         let Some(version) = self.versions.get_mut(&number) else { return Ready::Never };
-        let (Some(load), Some(disk)) = (&mut version.load, &version.disk) else { return Ready::Never };
+        let (Some(load), Some(disk)) = (&mut version.load, &version.disk) else {
+            return Ready::Never;
+        };
         if load.dispatched {
             return Ready::Never;
         }
@@ -86,10 +88,10 @@ impl Model {
         }))
     }
 
-    /// Stops loads whose version has gone or is not wanted at all, and takes back queued ones that the policy no
-    /// longer chooses, or whose files are being changed: those are for a later load. A load under way that was
-    /// overtaken by a newer version goes on: otherwise versions that come faster than they load would keep each
-    /// other from ever serving.
+    /// Stops loads whose version has gone or is not wanted at all, and takes back queued ones that
+    /// the policy no longer chooses, or whose files are being changed: those are for a later load.
+    /// A load under way that was overtaken by a newer version goes on: otherwise versions that come
+    /// faster than they load would keep each other from ever serving.
     pub(super) fn drop_pointless_loads(&mut self, gear: &Gear, now: Instant) {
         let choice = self.choice(&self.views(now));
         let none = self.down || self.gone;
@@ -106,7 +108,9 @@ impl Model {
             let Some(version) = self.versions.get_mut(&number) else { continue };
             let queued = version.load.as_ref().is_some_and(|load| !load.dispatched);
             let incomplete = version.disk.as_ref().is_some_and(|disk| !disk.complete());
-            if none || version.disk.is_none() || (queued && (incomplete || !choice.aspired.contains(&number)))
+            if none
+                || version.disk.is_none()
+                || (queued && (incomplete || !choice.aspired.contains(&number)))
             {
                 version.stop_load();
                 // Whoever asked for another load of what serves still waits for one.
@@ -116,7 +120,8 @@ impl Model {
         }
     }
 
-    /// Ends the wish for another load where there is nothing that could be loaded, and will not be without somebody's doing.
+    /// Ends the wish for another load where there is nothing that could be loaded, and will not be
+    /// without somebody's doing.
     pub(super) fn drop_vain_reloads(&mut self) {
         for version in self.versions.values_mut().filter(|version| version.reload) {
             let (error, fingerprint) = match &version.disk {
@@ -138,9 +143,11 @@ impl Model {
         }
     }
 
-    /// A load reached another state. While the version serves, what its next load does is not its state.
+    /// A load reached another state. While the version serves, what its next load does is not its
+    /// state.
     pub(super) fn stage(&mut self, gear: &Gear, number: u64, state: State, reason: Option<String>) {
-        let loading = |version: &super::model::Version| version.load.is_some() && version.serving.is_none();
+        let loading =
+            |version: &super::model::Version| version.load.is_some() && version.serving.is_none();
         if self.versions.get(&number).is_some_and(loading) {
             gear.set_state(self, number, state, reason);
         }
@@ -153,10 +160,14 @@ impl Model {
         match outcome {
             Outcome::Ready(fresh) if stopped => self.discard(gear, number, *fresh),
             Outcome::Ready(fresh) => self.serve(gear, number, *fresh),
-            Outcome::Deferred { .. } | Outcome::Converted(..) | Outcome::Failed { .. } if stopped => {
+            Outcome::Deferred { .. } | Outcome::Converted(..) | Outcome::Failed { .. }
+                if stopped =>
+            {
                 self.put_back(gear, number, None);
             }
-            Outcome::Deferred { reason, converted } => self.defer(gear, number, (load, reason), converted),
+            Outcome::Deferred { reason, converted } => {
+                self.defer(gear, number, (load, reason), converted)
+            }
             Outcome::Converted(fingerprint, converted) => {
                 version.converted = Some((fingerprint, converted));
                 // Whoever asked for another load of what serves still waits for it.
@@ -209,13 +220,18 @@ impl Model {
         self.publish();
         gear.set_state(self, number, State::Ready, None);
         tracing::info!("{}", ready_line(&self.name, number, &cost, parameter_bytes));
-        let loaded = Event::Loaded { model: self.name.clone(), version: number, cost: cost.clone() };
+        let loaded =
+            Event::Loaded { model: self.name.clone(), version: number, cost: cost.clone() };
         gear.observer.event(&loaded);
         match (old, self.vacated.take()) {
             // Nothing was unloaded for it, whatever went before.
             (Some(old), _) => self.retire(gear, number, old, Some((number, cost))),
             (None, Some(vacated)) => {
-                self.tell_swap(gear, (vacated.version, vacated.drain, vacated.unload), (number, cost));
+                self.tell_swap(
+                    gear,
+                    (vacated.version, vacated.drain, vacated.unload),
+                    (number, cost),
+                );
             }
             (None, None) => self.published = Some((number, cost)),
         }
@@ -228,7 +244,8 @@ impl Model {
         (error, fingerprint): (Error, Fingerprint),
         converting: bool,
     ) {
-        // While something else could serve, a try that must unload it first would cost more than it gives.
+        // While something else could serve, a try that must unload it first would cost more than it
+        // gives.
         let costly = self.config.transition == Transition::ResourcePreserving
             && !converting
             && self
@@ -255,21 +272,31 @@ impl Model {
             version.note = Some(format!("loading it again failed: {reason}"));
             return;
         }
-        // Files that changed meanwhile are another matter: they are tried as soon as they are complete.
+        // Files that changed meanwhile are another matter: they are tried as soon as they are
+        // complete.
         if version.disk.as_ref().is_none_or(|disk| disk.differs_from(fingerprint)) {
             version.failure = None;
         }
         if again {
             tracing::warn!("{} {number} did not load: {reason}", self.name);
         }
-        gear.set_state(self, number, if again { State::Discovered } else { State::Failed }, Some(reason));
+        gear.set_state(
+            self,
+            number,
+            if again { State::Discovered } else { State::Failed },
+            Some(reason),
+        );
     }
 }
 
 /// The log line of a load: "iris 1 ready in 39 ms (8.30 MiB)", with load and warm-up in the time.
 fn ready_line(model: &str, version: u64, cost: &LoadCost, parameter_bytes: u64) -> String {
     let millis = (cost.load_seconds + cost.warm_seconds) * 1e3;
-    let time = if millis < 10_000.0 { format!("{millis:.0} ms") } else { format!("{:.1} s", millis / 1e3) };
+    let time = if millis < 10_000.0 {
+        format!("{millis:.0} ms")
+    } else {
+        format!("{:.1} s", millis / 1e3)
+    };
     format!("{model} {version} ready in {time} ({})", format_bytes(parameter_bytes))
 }
 
@@ -279,8 +306,12 @@ mod tests {
 
     #[test]
     fn a_load_is_one_line() {
-        let cost = |load_seconds| LoadCost { load_seconds, warm_seconds: 0.004, ..LoadCost::default() };
-        assert_eq!(ready_line("iris", 1, &cost(0.035), 8_703_181), "iris 1 ready in 39 ms (8.30 MiB)");
+        let cost =
+            |load_seconds| LoadCost { load_seconds, warm_seconds: 0.004, ..LoadCost::default() };
+        assert_eq!(
+            ready_line("iris", 1, &cost(0.035), 8_703_181),
+            "iris 1 ready in 39 ms (8.30 MiB)"
+        );
         assert_eq!(ready_line("big", 12, &cost(61.2), 0), "big 12 ready in 61.2 s (0 B)");
     }
 }

@@ -11,7 +11,8 @@ use crate::source::{Contents, Found, ModelScan, Settings, Snapshot, VersionScan}
 
 impl Manager {
     pub(super) fn looked(&mut self, snapshot: Snapshot) {
-        let seen: BTreeSet<Arc<str>> = snapshot.models.iter().map(|scan| scan.base.name.clone()).collect();
+        let seen: BTreeSet<Arc<str>> =
+            snapshot.models.iter().map(|scan| scan.base.name.clone()).collect();
         for scan in snapshot.models {
             self.looked_at(scan);
         }
@@ -47,13 +48,14 @@ impl Manager {
 impl Model {
     /// Takes over new settings; wrong ones are told and change nothing.
     fn configure(&mut self, gear: &mut Gear, base: &crate::ModelConfig, settings: &Settings) {
-        let settings = settings.as_ref().as_ref().map_err(String::clone).and_then(|file| match file {
-            None => Ok(base.clone()),
-            Some(file) => file.apply(base).map_err(|error| {
-                let path = base.base_path.join(MODEL_FILE);
-                format!("{}: {error}", path.display())
-            }),
-        });
+        let settings =
+            settings.as_ref().as_ref().map_err(String::clone).and_then(|file| match file {
+                None => Ok(base.clone()),
+                Some(file) => file.apply(base).map_err(|error| {
+                    let path = base.base_path.join(MODEL_FILE);
+                    format!("{}: {error}", path.display())
+                }),
+            });
         let config = match settings {
             Ok(config) => config,
             Err(error) => {
@@ -98,8 +100,10 @@ impl Model {
             return;
         };
         if version.disk.as_ref() != Some(&disk) {
-            let changed =
-                version.failure.as_ref().is_some_and(|failure| disk.differs_from(failure.fingerprint));
+            let changed = version
+                .failure
+                .as_ref()
+                .is_some_and(|failure| disk.differs_from(failure.fingerprint));
             if changed {
                 version.failure = None;
             }
@@ -111,7 +115,8 @@ impl Model {
     /// Shows what lies on disk as the state of a version that nothing is being done with.
     pub(super) fn show_disk(&mut self, gear: &Gear, number: u64) {
         let Some(version) = self.versions.get(&number) else { return };
-        let busy = version.serving.is_some() || version.load.is_some() || !version.draining.is_empty();
+        let busy =
+            version.serving.is_some() || version.load.is_some() || !version.draining.is_empty();
         if busy || version.failure.is_some() {
             return;
         }

@@ -1,5 +1,5 @@
-//! One model as the `lifecycle` thread knows it: its versions, what each of them is doing, and what of that is
-//! visible.
+//! One model as the `lifecycle` thread knows it: its versions, what each of them is doing, and what
+//! of that is visible.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -74,7 +74,8 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Whether it holds other files than those of `fingerprint`. What could not be looked at is not known to.
+    /// Whether it holds other files than those of `fingerprint`. What could not be looked at is not
+    /// known to.
     pub(crate) fn differs_from(&self, fingerprint: Fingerprint) -> bool {
         !matches!(self.found, Found::Unreadable(_)) && self.fingerprint != fingerprint
     }
@@ -146,8 +147,8 @@ impl Version {
         }
     }
 
-    /// Whether it lies on disk and nothing was ever done or is awaited with it: what a policy leaves out, which is
-    /// not on its way to serve and so is not shown.
+    /// Whether it lies on disk and nothing was ever done or is awaited with it: what a policy
+    /// leaves out, which is not on its way to serve and so is not shown.
     fn passed_over(&self) -> bool {
         self.state == State::Discovered
             && self.reason.is_none()
@@ -158,7 +159,11 @@ impl Version {
     /// Whether a load of it may be tried at `now`.
     pub(crate) fn loadable(&self, now: Instant) -> bool {
         let complete = self.disk.as_ref().is_some_and(Disk::complete);
-        complete && self.failure.as_ref().is_none_or(|failure| failure.retry_at.is_some_and(|at| at <= now))
+        complete
+            && self
+                .failure
+                .as_ref()
+                .is_none_or(|failure| failure.retry_at.is_some_and(|at| at <= now))
     }
 
     pub(crate) fn settling(&self) -> bool {
@@ -198,7 +203,10 @@ impl Version {
     }
 
     fn forgettable(&self) -> bool {
-        self.disk.is_none() && self.serving.is_none() && self.load.is_none() && self.draining.is_empty()
+        self.disk.is_none()
+            && self.serving.is_none()
+            && self.load.is_none()
+            && self.draining.is_empty()
     }
 }
 
@@ -224,12 +232,19 @@ impl Model {
     }
 
     pub(crate) fn views(&self, now: Instant) -> Vec<View> {
-        self.versions.iter().map(|(&number, version)| version.view(number, now, self.converts)).collect()
+        self.versions
+            .iter()
+            .map(|(&number, version)| version.view(number, now, self.converts))
+            .collect()
     }
 
     /// What should serve; nothing while it is down or gone.
     pub(crate) fn choice(&self, views: &[View]) -> Choice {
-        if self.down || self.gone { Choice::default() } else { policy::choose(&self.config.policy, views) }
+        if self.down || self.gone {
+            Choice::default()
+        } else {
+            policy::choose(&self.config.policy, views)
+        }
     }
 
     /// Whether nothing of it is in memory or on its way there.
@@ -240,8 +255,8 @@ impl Model {
         self.versions.values().all(idle)
     }
 
-    /// Moves `version` to `state`, tells the observer and the log. The same state with another reason is told
-    /// too; nothing is told twice.
+    /// Moves `version` to `state`, tells the observer and the log. The same state with another
+    /// reason is told too; nothing is told twice.
     pub(crate) fn set_state(
         &mut self,
         observer: &dyn Observer,
@@ -296,9 +311,14 @@ impl Model {
     pub(crate) fn report(&mut self) {
         self.versions.retain(|_, version| !version.forgettable());
         let aspired = self.choice(&self.views(Instant::now())).aspired;
-        let shown = |(number, version): &(&u64, &Version)| aspired.contains(number) || !version.passed_over();
-        let error =
-            [&self.path_error, &self.settings_error].into_iter().flatten().cloned().collect::<Vec<_>>();
+        let shown = |(number, version): &(&u64, &Version)| {
+            aspired.contains(number) || !version.passed_over()
+        };
+        let error = [&self.path_error, &self.settings_error]
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect::<Vec<_>>();
         self.entry.report(ModelStatus {
             name: self.name.clone(),
             versions: self
@@ -316,11 +336,13 @@ impl Model {
     pub(crate) fn unsettled(&self, now: Instant) -> bool {
         let views = self.views(now);
         let choice = self.choice(&views);
-        let waiting = |version: &u64| self.versions.get(version).is_some_and(|v| v.serving.is_none());
+        let waiting =
+            |version: &u64| self.versions.get(version).is_some_and(|v| v.serving.is_none());
         views.iter().any(|view| view.loading) || choice.aspired.iter().any(waiting)
     }
 
-    /// What a settling version may still change about the answer: it is higher than all of `chosen`.
+    /// What a settling version may still change about the answer: it is higher than all of
+    /// `chosen`.
     pub(crate) fn settling_above(&self, chosen: &BTreeSet<u64>) -> bool {
         let above = chosen.last().copied();
         self.versions
@@ -335,22 +357,29 @@ fn status(number: u64, version: &Version) -> VersionStatus {
         disk.differs_from(serving.fingerprint)
             .then(|| "its files have changed since it was loaded; load it to serve them".to_owned())
     };
-    let again =
-        || (version.serving.is_some() && version.load.is_some()).then(|| "being loaded again".to_owned());
+    let again = || {
+        (version.serving.is_some() && version.load.is_some())
+            .then(|| "being loaded again".to_owned())
+    };
     let unsettled = || version.serving.as_ref()?.unsettled.clone();
     VersionStatus {
         version: number,
         state: version.state,
         reason: version.reason.clone(),
         note: again().or_else(changed).or_else(unsettled).or_else(|| version.note.clone()),
-        parameter_bytes: version.serving.as_ref().map_or(0, |serving| serving.servable.parameter_bytes),
+        parameter_bytes: version
+            .serving
+            .as_ref()
+            .map_or(0, |serving| serving.servable.parameter_bytes),
         since: version.since,
     }
 }
 
 fn log(model: &str, version: u64, state: State, reason: Option<&str>) {
     match (state, reason) {
-        (State::Failed, reason) => tracing::warn!("{model} {version} failed: {}", reason.unwrap_or_default()),
+        (State::Failed, reason) => {
+            tracing::warn!("{model} {version} failed: {}", reason.unwrap_or_default())
+        }
         (State::Released, None) => tracing::info!("{model} {version} released"),
         // The load tells of `Ready`, with what it took.
         _ => tracing::debug!(model, version, state = state.name(), reason, "version changed state"),

@@ -1,8 +1,10 @@
-//! Settings that a version takes over while it serves: how its requests are scheduled, and what it is as a recogniser.
+//! Settings that a version takes over while it serves: how its requests are scheduled, and what it
+//! is as a recogniser.
 //!
-//! Nothing is loaded for that. The version gets a second servable around the same session; requests that hold the
-//! first one end under the settings under which they came, and then an unload thread drops it, as it does with whole
-//! versions: so no request thread is ever the one that releases a session.
+//! Nothing is loaded for that. The version gets a second servable around the same session; requests
+//! that hold the first one end under the settings under which they came, and then an unload thread
+//! drops it, as it does with whole versions: so no request thread is ever the one that releases a
+//! session.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,8 +18,8 @@ use crate::message::Retired;
 use crate::{Event, ModelConfig, threads};
 
 impl Model {
-    /// Gives every ready version the settings as they are now. One that cannot take them over serves as it did, and its
-    /// note says why.
+    /// Gives every ready version the settings as they are now. One that cannot take them over
+    /// serves as it did, and its note says why.
     pub(super) fn settle(&mut self, gear: &mut Gear) {
         let mut replaced = Vec::new();
         for (&number, version) in &mut self.versions {
@@ -26,7 +28,10 @@ impl Model {
             match settled(&serving.servable, &self.config, gear.threads_max) {
                 Ok(None) => {}
                 Ok(Some(servable)) => {
-                    replaced.push((number, std::mem::replace(&mut serving.servable, Arc::new(servable))));
+                    replaced.push((
+                        number,
+                        std::mem::replace(&mut serving.servable, Arc::new(servable)),
+                    ));
                 }
                 Err(error) => {
                     tracing::warn!(model = %self.name, version = number, %error, "cannot take the settings over");
@@ -41,18 +46,28 @@ impl Model {
         self.publish();
         for (version, servable) in replaced {
             tracing::info!(model = %self.name, version, "took over new settings");
-            gear.retire(Retired { id: self.id(version), servable, release: None, since: Instant::now() });
+            gear.retire(Retired {
+                id: self.id(version),
+                servable,
+                release: None,
+                since: Instant::now(),
+            });
             gear.observer.event(&Event::Settled { model: self.name.clone(), version });
         }
     }
 }
 
 /// `servable` under the settings of `config`; `None` where it has them.
-fn settled(servable: &Servable, config: &ModelConfig, threads_max: usize) -> Result<Option<Servable>> {
+fn settled(
+    servable: &Servable,
+    config: &ModelConfig,
+    threads_max: usize,
+) -> Result<Option<Servable>> {
     if *servable.schedule() == config.schedule && servable.recogniser == config.recogniser {
         return Ok(None);
     }
-    let loaded = SessionOptions { intra_op_threads: servable.threads_per_run, ..SessionOptions::default() };
+    let loaded =
+        SessionOptions { intra_op_threads: servable.threads_per_run, ..SessionOptions::default() };
     threads::check(&loaded, &config.schedule, threads_max)?;
     servable.with_settings(config.schedule.clone(), config.recogniser.clone()).map(Some)
 }

@@ -1,4 +1,5 @@
-//! The end: nothing new, everything out of the catalogue, and a bounded wait for what is still in use.
+//! The end: nothing new, everything out of the catalogue, and a bounded wait for what is still in
+//! use.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;

@@ -13,11 +13,13 @@ impl Model {
     pub(super) fn unload(&mut self, gear: &mut Gear, number: u64) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let Some(serving) = version.serving.take() else { return };
-        // It is that of another load, and no reason to refuse a load of this version once it is wanted again.
+        // It is that of another load, and no reason to refuse a load of this version once it is
+        // wanted again.
         version.failure = version.failure.take().filter(|failure| !transient(failure.error.kind()));
         self.publish();
         gear.set_state(self, number, State::Draining, None);
-        let successor = self.published.take().filter(|(to, _)| *to != number && !self.down && !self.gone);
+        let successor =
+            self.published.take().filter(|(to, _)| *to != number && !self.down && !self.gone);
         self.retire(gear, number, serving, successor);
     }
 
@@ -46,7 +48,13 @@ impl Model {
         self.retire(gear, number, serving, None);
     }
 
-    pub(super) fn released(&mut self, gear: &mut Gear, number: u64, drain: Duration, unload: Duration) {
+    pub(super) fn released(
+        &mut self,
+        gear: &mut Gear,
+        number: u64,
+        drain: Duration,
+        unload: Duration,
+    ) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let successor = if version.draining.is_empty() { None } else { version.draining.remove(0) };
         if version.state == State::Draining && version.draining.is_empty() {
@@ -55,14 +63,22 @@ impl Model {
         }
         match successor {
             Some(successor) => self.tell_swap(gear, (number, drain, unload), successor),
-            None if self.config.transition == Transition::ResourcePreserving && !self.down && !self.gone => {
+            None if self.config.transition == Transition::ResourcePreserving
+                && !self.down
+                && !self.gone =>
+            {
                 self.vacated = Some(Vacated { version: number, drain, unload });
             }
             None => {}
         }
     }
 
-    pub(super) fn tell_swap(&self, gear: &Gear, old: (u64, Duration, Duration), new: (u64, LoadCost)) {
+    pub(super) fn tell_swap(
+        &self,
+        gear: &Gear,
+        old: (u64, Duration, Duration),
+        new: (u64, LoadCost),
+    ) {
         let ((from, drain, unload), (to, cost)) = (old, new);
         let report = SwapReport {
             model: self.name.clone(),

@@ -32,7 +32,8 @@ pub(crate) struct File {
     inode: u64,
 }
 
-/// All files below `dir`, in order of path; `None` where one that was listed had gone when it was looked at.
+/// All files below `dir`, in order of path; `None` where one that was listed had gone when it was
+/// looked at.
 ///
 /// # Errors
 /// When something cannot be looked at, or there is too much of it.
@@ -57,19 +58,30 @@ fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<File>) -> Result
         let path = below.join(entry.file_name());
         let full = dir.join(&path);
         let meta = match std::fs::metadata(&full) {
-            Err(error) if error.kind() == ErrorKind::NotFound && super::gone(&full) => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::NotFound && super::gone(&full) => {
+                return Ok(false);
+            }
             meta => meta.map_err(|e| Error::io(&full, &e))?,
         };
         if meta.is_dir() {
             if depth == DEPTH_MAX {
-                return Err(Error::invalid(format!("{}: directories nested too deep", full.display())));
+                return Err(Error::invalid(format!(
+                    "{}: directories nested too deep",
+                    full.display()
+                )));
             }
             if !walk(dir, &path, depth + 1, files)? {
                 return Ok(false);
             }
         } else {
             let modified = (meta.mtime(), meta.mtime_nsec());
-            files.push(File { path, bytes: meta.len(), modified, mode: meta.mode(), inode: meta.ino() });
+            files.push(File {
+                path,
+                bytes: meta.len(),
+                modified,
+                mode: meta.mode(),
+                inode: meta.ino(),
+            });
         }
         if files.len() > FILES_MAX {
             return Err(Error::invalid(format!("{}: more than {FILES_MAX} files", dir.display())));
@@ -85,9 +97,13 @@ pub(crate) fn fingerprint(files: &[File], chosen: impl Fn(&Path) -> bool) -> Fin
     for file in files.iter().filter(|file| chosen(&file.path)) {
         hasher.update(file.path.as_os_str().as_bytes());
         hasher.update(&[0]);
-        for number in
-            [file.bytes, file.modified.0 as u64, file.modified.1 as u64, file.inode, file.mode.into()]
-        {
+        for number in [
+            file.bytes,
+            file.modified.0 as u64,
+            file.modified.1 as u64,
+            file.inode,
+            file.mode.into(),
+        ] {
             hasher.update(&number.to_le_bytes());
         }
     }

@@ -37,7 +37,9 @@ impl Bench {
         for model in snapshot.models {
             match model.contents.map(|contents| contents.versions) {
                 Err(_) => words.push(format!("{}:unreadable", model.base.name)),
-                Ok(versions) if versions.is_empty() => words.push(format!("{}:empty", model.base.name)),
+                Ok(versions) if versions.is_empty() => {
+                    words.push(format!("{}:empty", model.base.name))
+                }
                 Ok(versions) => words.extend(versions.into_iter().map(|version| {
                     let what = match version.found {
                         Found::Published(_) => "published",
@@ -156,7 +158,8 @@ fn an_entry_of_unknown_kind_may_be_a_version() {
     let failing = |kind: ErrorKind| perhaps_directory(Err(kind.into()));
     assert_eq!(failing(ErrorKind::NotFound), None);
     assert_eq!(failing(ErrorKind::PermissionDenied), Some(true));
-    let kind = |path: &str| perhaps_directory(fs::symlink_metadata(path).map(|meta| meta.file_type()));
+    let kind =
+        |path: &str| perhaps_directory(fs::symlink_metadata(path).map(|meta| meta.file_type()));
     assert_eq!((kind("/"), kind("/proc/version")), (Some(true), Some(false)));
 }
 
@@ -183,7 +186,8 @@ fn settings_that_cannot_be_read_are_not_absent_and_are_read_again() {
     assert_eq!(*settings(&mut bench), Ok(None));
 }
 
-/// Unlike a manifest that is wrong, one that cannot be read may be fine another time, although nothing about it changes.
+/// Unlike a manifest that is wrong, one that cannot be read may be fine another time, although
+/// nothing about it changes.
 #[test]
 fn what_could_not_be_read_is_not_a_last_answer() {
     let mut bench = Bench::new();
@@ -195,7 +199,8 @@ fn what_could_not_be_read_is_not_a_last_answer() {
     assert!(kept(&bench));
     // Reading it fails; its length is as before.
     fs::remove_file(bench.root.path().join("m/1/millpond.json")).unwrap();
-    std::os::unix::fs::symlink("/proc/self/mem", bench.root.path().join("m/1/millpond.json")).unwrap();
+    std::os::unix::fs::symlink("/proc/self/mem", bench.root.path().join("m/1/millpond.json"))
+        .unwrap();
     bench.look();
     assert_eq!(bench.look(), "m/1:cannot-be-read");
     assert!(!kept(&bench));
@@ -214,8 +219,9 @@ fn settings_are_read_again_when_they_change() {
     assert!(Arc::ptr_eq(&first, &settings(&mut bench)), "not parsed again");
 }
 
-/// Moved away and back all the time, a model's directory is there or cannot be read; seen without versions, what serves
-/// would be taken down, and seen without settings, the model would have others.
+/// Moved away and back all the time, a model's directory is there or cannot be read; seen without
+/// versions, what serves would be taken down, and seen without settings, the model would have
+/// others.
 #[test]
 fn a_directory_that_moves_while_it_is_looked_at_is_never_seen_empty() {
     let mut bench = Bench::new();
@@ -235,7 +241,8 @@ fn a_directory_that_moves_while_it_is_looked_at_is_never_seen_empty() {
         });
         let seen: BTreeSet<String> = (0..2000).map(|_| bench.look_again()).collect();
         let models = (0..2000).flat_map(|_| bench.scanner.look(0, bench.now).models);
-        let without = models.filter_map(|model| model.contents.ok()).filter(|it| *it.settings == Ok(None));
+        let without =
+            models.filter_map(|model| model.contents.ok()).filter(|it| *it.settings == Ok(None));
         let without = without.count();
         stop.store(true, Ordering::Relaxed);
         assert_eq!(without, 0, "seen without settings");

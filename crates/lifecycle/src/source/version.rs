@@ -155,7 +155,9 @@ impl Memory {
 
     fn see(&mut self, files: Fingerprint, now: Instant) -> &mut Seen {
         let seen = match self.last.take() {
-            Some(seen) if seen.files == files => Seen { looks: seen.looks.saturating_add(1), ..seen },
+            Some(seen) if seen.files == files => {
+                Seen { looks: seen.looks.saturating_add(1), ..seen }
+            }
             _ => Seen { files, since: now, looks: 1, answer: None },
         };
         self.last.insert(seen)
@@ -175,7 +177,8 @@ fn classify(
         (all, found)
     };
     if has(MANIFEST_NAME) {
-        let opened = Artifact::open(dir).and_then(|artifact| Ok((Parameters::of(&artifact)?, artifact)));
+        let opened =
+            Artifact::open(dir).and_then(|artifact| Ok((Parameters::of(&artifact)?, artifact)));
         return match opened {
             Ok((parameters, artifact)) => {
                 let own = files::fingerprint(files, |path| is_of(&artifact, path));
@@ -195,7 +198,8 @@ fn classify(
     let Some(&kind) = kinds.iter().find(|kind| has(kind.file)) else {
         let names: Vec<&str> = kinds.iter().map(|kind| kind.file).collect();
         let mut reason = format!("holds neither {MANIFEST_NAME} nor {}", names.join(" nor "));
-        if let Some(foreign) = engine::foreign::files(files.iter().map(|file| file.path.as_path())) {
+        if let Some(foreign) = engine::foreign::files(files.iter().map(|file| file.path.as_path()))
+        {
             reason = format!("{reason}: {foreign}");
         }
         return (unless_settled(reason), settled);

@@ -71,7 +71,8 @@ fn a_changed_version_is_loaded_again_when_a_load_is_asked_for() {
     let world = World::with_model();
     // The same number with another content: y = x + 5.
     engine::fake::publish::affine(&world.dir("m", 1), 1.0, 5.0).unwrap();
-    let changed = || world.version("m", 1).unwrap().note.is_some_and(|note| note.contains("changed since"));
+    let changed =
+        || world.version("m", 1).unwrap().note.is_some_and(|note| note.contains("changed since"));
     eventually("a note", changed);
     assert_eq!(world.fake.counters().loads(), 1);
     world.looks();
@@ -118,7 +119,8 @@ fn a_reload_of_what_is_no_version_any_more_is_refused() {
     world.publish("n", 1);
     world.fake.load_gate().wait_for(1);
     let answer = world.load_later("m", RELOAD);
-    let again = || world.version("m", 1).unwrap().note.is_some_and(|note| note == "being loaded again");
+    let again =
+        || world.version("m", 1).unwrap().note.is_some_and(|note| note == "being loaded again");
     eventually("it is queued", again);
     std::fs::write(&manifest, "{").unwrap();
     let error = answer.recv().unwrap().unwrap_err();
@@ -145,7 +147,8 @@ fn a_reload_that_failed_for_a_while_does_not_stand_in_the_way_of_going_back() {
     eventually("back at 2", || world.ready("m") == "2");
 }
 
-/// A swap that began by unloading is finished by the load after it; one that needs nothing unloaded has its own end.
+/// A swap that began by unloading is finished by the load after it; one that needs nothing unloaded
+/// has its own end.
 #[test]
 fn the_instance_that_a_reload_replaces_is_released_by_an_unload_thread() {
     let mut world = World::prepare(64 * crate::world::MIB);
@@ -162,7 +165,10 @@ fn the_instance_that_a_reload_replaces_is_released_by_an_unload_thread() {
     world.load("m", RELOAD).unwrap();
     eventually("the first instance is released", || world.fake.counters().live() == 1);
     let releases = world.threads.releases.lock().unwrap().clone();
-    assert!(releases.len() == 3 && releases.iter().all(|name| name.starts_with("unload-")), "{releases:?}");
+    assert!(
+        releases.len() == 3 && releases.iter().all(|name| name.starts_with("unload-")),
+        "{releases:?}"
+    );
 }
 
 #[test]

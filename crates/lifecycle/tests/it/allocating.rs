@@ -93,7 +93,10 @@ fn they_are_opened_as_they_are_and_give_their_memory_back() {
     let used = world.used();
     assert!(used >= (graph(1).len() * ARENA_FACTOR) as u64, "{used} bytes of the pool");
     let servable = world.lifecycle().catalog().get("m", None).unwrap();
-    assert_eq!((servable.engine, servable.parameter_bytes), ("allocating", (graph(1).len() << 16) as u64));
+    assert_eq!(
+        (servable.engine, servable.parameter_bytes),
+        ("allocating", (graph(1).len() << 16) as u64)
+    );
     drop(servable);
     place(&world, 2, &graph(2));
     world.until("m", 1, State::Released);
@@ -116,7 +119,9 @@ fn what_does_not_fit_is_refused_and_the_old_version_stays() {
 #[test]
 fn a_load_that_waits_for_memory_waits_for_files_too() {
     let mut world = World::prepare(16 * MIB);
-    world.place("big", 1, |dir| fs::write(dir.join("model.pt"), graph(1) + &"\n".repeat(100)).unwrap());
+    world.place("big", 1, |dir| {
+        fs::write(dir.join("model.pt"), graph(1) + &"\n".repeat(100)).unwrap()
+    });
     world.start(Setting::default());
     world.until_ready("big", 1);
     let held = world.lifecycle().catalog().get("big", None).unwrap();
@@ -124,10 +129,13 @@ fn a_load_that_waits_for_memory_waits_for_files_too() {
     eventually("it drains", || world.state("big", 1) == Some(State::Draining));
     let text = graph(2) + &"\n".repeat(80);
     place(&world, 2, &text);
-    eventually("it waits", || world.version("m", 2).is_some_and(|version| version.reason.is_some()));
+    eventually("it waits", || {
+        world.version("m", 2).is_some_and(|version| version.reason.is_some())
+    });
     // Changed again and again, so that its turn comes while it settles.
     for round in 0..40 {
-        fs::write(world.dir("m", 2).join("model.pt"), text.clone() + &"\n".repeat(round % 2)).unwrap();
+        fs::write(world.dir("m", 2).join("model.pt"), text.clone() + &"\n".repeat(round % 2))
+            .unwrap();
         world.looks();
         assert_ne!(world.state("m", 2), Some(State::Failed), "{:?}", world.version("m", 2));
     }
@@ -162,5 +170,8 @@ fn the_models_file_says_what_the_graph_does_not() {
     assert_eq!(told.signature.inputs[0].name, "x");
     let servable = world.lifecycle().catalog().get("m", None).unwrap();
     let recogniser = servable.recogniser.as_deref().unwrap();
-    assert!(recogniser.contains("title = \"Words\"") && recogniser.contains("rate = 16000"), "{recogniser}");
+    assert!(
+        recogniser.contains("title = \"Words\"") && recogniser.contains("rate = 16000"),
+        "{recogniser}"
+    );
 }

@@ -47,8 +47,8 @@ fn they_are_converted_and_served() {
     world.lifecycle().shutdown();
 }
 
-/// At idle priority the first load would hardly go on where other programs use all of the machine; later ones must not
-/// take time from requests.
+/// At idle priority the first load would hardly go on where other programs use all of the machine;
+/// later ones must not take time from requests.
 #[test]
 fn only_the_first_load_runs_at_ordinary_priority() {
     let (ordinary, idle) = (["0"], ["5"]);
@@ -74,7 +74,8 @@ fn a_conversion_that_fails_says_why() {
 
 /// Files that changed are tried again.
 fn foreign_again(world: &World) {
-    fs::write(world.dir("m", 2).join("model.onnx"), GRAPH.replace("affine x 1", "affine x 2")).unwrap();
+    fs::write(world.dir("m", 2).join("model.onnx"), GRAPH.replace("affine x 1", "affine x 2"))
+        .unwrap();
     world.until_ready("m", 2);
     assert_eq!(world.ask("m").unwrap(), 2.0);
 }
@@ -94,13 +95,18 @@ fn resource_preserving_converts_first() {
     world.until("m", 1, State::Released);
     let states = world.events.states("m");
     assert!(states.find("1:released").unwrap() < states.find("2:loading").unwrap(), "{states}");
-    assert_eq!((cached(&world), world.fake.counters().loads()), (1, 2), "converted once, loaded once");
+    assert_eq!(
+        (cached(&world), world.fake.counters().loads()),
+        (1, 2),
+        "converted once, loaded once"
+    );
     // The same for a load of changed files.
     fs::write(world.dir("m", 2).join("model.onnx"), "bad").unwrap();
     world.looks();
     assert!(world.load("m", LoadSpec::default()).is_err());
     assert_eq!((world.ready("m").as_str(), world.ask("m").unwrap()), ("2", 2.0));
-    fs::write(world.dir("m", 2).join("model.onnx"), GRAPH.replace("affine x 1", "affine x 2")).unwrap();
+    fs::write(world.dir("m", 2).join("model.onnx"), GRAPH.replace("affine x 1", "affine x 2"))
+        .unwrap();
     world.load("m", LoadSpec::default()).unwrap();
     assert_eq!((world.fake.counters().loads(), world.ask("m").unwrap()), (3, 2.0));
     eventually("what it replaced is removed", || cached(&world) == 1);
@@ -185,7 +191,10 @@ fn heap_opens_them_as_they_are() {
     let mut world = World::prepare(64 * MIB);
     foreign(&world, 1, GRAPH);
     world.publish("n", 1);
-    world.start(Setting { change: |config| config.home = ParameterHome::Heap, ..Setting::default() });
+    world.start(Setting {
+        change: |config| config.home = ParameterHome::Heap,
+        ..Setting::default()
+    });
     world.until_ready("m", 1);
     assert_eq!(world.ask("m").unwrap(), 1.0);
     assert_eq!(world.version("m", 1).unwrap().parameter_bytes, 0);

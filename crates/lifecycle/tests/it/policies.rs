@@ -60,8 +60,7 @@ fn resource_preserving_unloads_first() {
     let states = world.events.states("m");
     assert!(states.find("1:released").unwrap() < states.find("2:loading").unwrap(), "{states}");
     eventually("the swap is reported", || {
-        let is =
-            |event: &Event| matches!(event, Event::Swapped(report) if (report.from, report.to) == (1, 2));
+        let is = |event: &Event| matches!(event, Event::Swapped(report) if (report.from, report.to) == (1, 2));
         world.events.all().iter().any(is)
     });
 }
@@ -94,7 +93,8 @@ fn a_directory_that_cannot_be_read_takes_nothing_down() {
     fs::rename(world.model_dir("m"), &aside).unwrap();
     eventually("the error shows", || world.status("m").unwrap().error.is_some());
     world.looks();
-    let stable = || world.lifecycle().catalog().by_label("m", "stable").map(|servable| servable.id.version);
+    let stable =
+        || world.lifecycle().catalog().by_label("m", "stable").map(|servable| servable.id.version);
     assert_eq!((world.ready("m").as_str(), stable()), ("1 2", Ok(1)), "its settings hold as well");
     fs::rename(&aside, world.model_dir("m")).unwrap();
     eventually("the error goes", || world.status("m").unwrap().error.is_none());
@@ -145,9 +145,16 @@ fn models_of_a_root_come_and_go() {
     // The hidden name takes it away in one step.
     fs::rename(world.model_dir("n"), world.root.path().join(".n")).unwrap();
     eventually("n is forgotten", || world.status("n").is_none());
-    assert_eq!(world.lifecycle().catalog().get("n", None).unwrap_err().kind(), base::ErrorKind::NotFound);
+    assert_eq!(
+        world.lifecycle().catalog().get("n", None).unwrap_err().kind(),
+        base::ErrorKind::NotFound
+    );
     eventually("that is told", || {
-        world.events.all().iter().any(|event| matches!(event, Event::Forgotten { model } if &**model == "n"))
+        world
+            .events
+            .all()
+            .iter()
+            .any(|event| matches!(event, Event::Forgotten { model } if &**model == "n"))
     });
     assert_eq!(world.fake.counters().live(), 1);
     assert_eq!(world.ask("m").unwrap(), 1.0);

@@ -55,8 +55,12 @@ fn a_corrupt_graph() {
 fn a_graph_the_engine_refuses() {
     let world = World::with_model();
     world.place("m", 2, |dir| {
-        engine::fake::publish::publish(dir, "millpond-fake 1\nfail-load operator Foo is unknown\n", &[])
-            .unwrap();
+        engine::fake::publish::publish(
+            dir,
+            "millpond-fake 1\nfail-load operator Foo is unknown\n",
+            &[],
+        )
+        .unwrap();
     });
     refused(&world, "operator Foo is unknown");
 }
@@ -104,7 +108,10 @@ fn an_empty_directory() {
 fn a_model_of_another_program_is_recognised() {
     let world = World::with_model();
     world.place("m", 2, |dir| fs::write(dir.join("saved_model.pb"), b"\x08\x01").unwrap());
-    refused(&world, "saved_model.pb is a TensorFlow SavedModel: convert it with python -m tf2onnx.convert");
+    refused(
+        &world,
+        "saved_model.pb is a TensorFlow SavedModel: convert it with python -m tf2onnx.convert",
+    );
     assert_eq!(world.lifecycle().catalog().failure(), None, "version 1 serves");
 }
 
@@ -113,7 +120,10 @@ fn a_device_that_the_engine_does_not_have() {
     let world = World::with_model();
     world.settings("m", "device = \"cuda:1\"");
     world.publish("m", 2);
-    refused(&world, "device = \"cuda:1\" in the model's settings: engine fake has the device \"cpu\" only");
+    refused(
+        &world,
+        "device = \"cuda:1\" in the model's settings: engine fake has the device \"cpu\" only",
+    );
 }
 
 #[test]
@@ -123,7 +133,10 @@ fn settings_of_triton_are_a_note() {
     fs::write(model.join("config.pbtxt"), "name: \"m\"\nmax_batch_size: 8\n").unwrap();
     world.publish("m", 2);
     let note = world.until("m", 2, State::Ready).note.unwrap();
-    assert!(note.contains("config.pbtxt is not read") && note.contains("max-batch in [schedule]"), "{note}");
+    assert!(
+        note.contains("config.pbtxt is not read") && note.contains("max-batch in [schedule]"),
+        "{note}"
+    );
 }
 
 #[test]
@@ -197,7 +210,11 @@ fn a_broken_version_is_tried_again_when_its_files_change() {
     refused(&world, "does not match its hash");
     let failed = world.events.states("m").matches("2:failed").count();
     world.looks();
-    assert_eq!(world.events.states("m").matches("2:failed").count(), failed, "not tried again unchanged");
+    assert_eq!(
+        world.events.states("m").matches("2:failed").count(),
+        failed,
+        "not tried again unchanged"
+    );
     engine::fake::publish::affine(&world.dir("m", 2), 2.0, 0.0).unwrap();
     world.until_ready("m", 2);
     assert_eq!(world.ask("m").unwrap(), 2.0);

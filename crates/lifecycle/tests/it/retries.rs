@@ -51,7 +51,10 @@ fn between_tries_the_reason_shows() {
     );
     let status = world.version("m", 1).unwrap();
     assert_eq!(status.state, State::Discovered);
-    assert_eq!(status.reason.as_deref(), Some("told to fail a load (try 1 of 2; the next in 1000 s)"));
+    assert_eq!(
+        status.reason.as_deref(),
+        Some("told to fail a load (try 1 of 2; the next in 1000 s)")
+    );
     let error = world.load("m", LoadSpec { version: Some(7), ..LoadSpec::default() }).unwrap_err();
     assert_eq!(error.kind(), base::ErrorKind::NotFound);
     world.until_ready("m", 1);

@@ -26,8 +26,9 @@ fn mistakes_show_and_change_nothing() {
 #[test]
 fn labels_name_versions() {
     let world = World::with_model();
-    let by_label =
-        |label: &str| world.lifecycle().catalog().by_label("m", label).map(|servable| servable.id.version);
+    let by_label = |label: &str| {
+        world.lifecycle().catalog().by_label("m", label).map(|servable| servable.id.version)
+    };
     assert_eq!(by_label("stable").unwrap_err().kind(), base::ErrorKind::InvalidArgument);
     world.settings("m", "policy = \"all\"\n[labels]\nstable = 1\ncanary = 2");
     eventually("stable", || by_label("stable") == Ok(1));
@@ -45,7 +46,8 @@ fn labels_name_versions() {
 fn a_models_schedule_is_laid_over_the_servers() {
     let mut world = World::prepare(64 * MIB);
     world.publish("m", 1);
-    let schedule = ScheduleOptions { max_batch: 8, queue_max: Some(7), ..ScheduleOptions::default() };
+    let schedule =
+        ScheduleOptions { max_batch: 8, queue_max: Some(7), ..ScheduleOptions::default() };
     let models = vec![lifecycle::ModelConfig { schedule, ..cold(&world, "m") }];
     world.settings("m", "[schedule]\nmode = \"async\"\nmax-batch = 16\nmax-queue-delay = \"2ms\"");
     world.start(Setting { models, ..Setting::default() });
@@ -72,7 +74,13 @@ fn a_models_schedule_is_laid_over_the_servers() {
     assert_eq!(schedule(), wanted);
     world.settings("m", "[schedule]\nweight = 3");
     eventually("the error goes", || world.status("m").unwrap().error.is_none());
-    assert_eq!((schedule().weight, schedule().max_batch, schedule().mode), (3, 8, ScheduleMode::Sync));
+    assert_eq!(
+        (schedule().weight, schedule().max_batch, schedule().mode),
+        (3, 8, ScheduleMode::Sync)
+    );
     world.load("m", again()).unwrap();
-    assert_eq!((schedule().weight, schedule().max_batch, schedule().mode), (3, 8, ScheduleMode::Sync));
+    assert_eq!(
+        (schedule().weight, schedule().max_batch, schedule().mode),
+        (3, 8, ScheduleMode::Sync)
+    );
 }

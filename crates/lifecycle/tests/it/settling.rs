@@ -79,7 +79,10 @@ fn what_cannot_be_taken_over_is_said_and_the_version_serves_on() {
     world.settings("m", "[schedule]\nmode = \"async\"\n[schedule.inputs.x]\naxes = [7]");
     eventually("a note", || world.version("m", 1).unwrap().note.is_some());
     let note = world.version("m", 1).unwrap().note.unwrap();
-    assert!(note.starts_with("serves with the settings that it was loaded with: inputs.x: axes"), "{note}");
+    assert!(
+        note.starts_with("serves with the settings that it was loaded with: inputs.x: axes"),
+        "{note}"
+    );
     assert_eq!((mode(&world), world.ask("m").unwrap()), (ScheduleMode::Sync, 1.0));
     world.settings("m", ASYNC);
     eventually("the new schedule", || mode(&world) == ScheduleMode::Async);
@@ -129,13 +132,15 @@ fn nobody_notices_settings_that_change_all_the_time() {
         }
         for weight in 2..=20 {
             world.settings("m", &format!("[schedule]\nweight = {weight}"));
-            let taken = || world.lifecycle().catalog().get("m", None).unwrap().schedule().weight == weight;
+            let taken =
+                || world.lifecycle().catalog().get("m", None).unwrap().schedule().weight == weight;
             eventually("the new weight", taken);
         }
         stop.store(true, Ordering::Relaxed);
     });
     assert_eq!((loads(&world), releases(&world).len(), world.used()), (1, 0, used));
-    // A load of the same version starts from the settings as they are, and lets go of all the others.
+    // A load of the same version starts from the settings as they are, and lets go of all the
+    // others.
     world.load("m", LoadSpec { reload: true, ..LoadSpec::default() }).unwrap();
     eventually("the release", || releases(&world).len() == 1);
     assert_eq!(world.lifecycle().catalog().get("m", None).unwrap().schedule().weight, 20);
@@ -157,6 +162,7 @@ fn settings_that_stay_are_taken_over_once() {
     for _ in 0..4 {
         world.looks();
     }
-    let told = world.events.all().iter().filter(|event| matches!(event, Event::Settled { .. })).count();
+    let told =
+        world.events.all().iter().filter(|event| matches!(event, Event::Settled { .. })).count();
     assert_eq!((told, world.version("m", 1).unwrap().note), (1, None));
 }

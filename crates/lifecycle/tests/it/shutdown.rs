@@ -14,10 +14,16 @@ fn everything_is_released() {
     world.until_ready("n", 3);
     world.lifecycle().shutdown();
     assert_eq!((world.fake.counters().live(), world.used()), (0, 0));
-    assert_eq!(world.lifecycle().catalog().get("m", None).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(
+        world.lifecycle().catalog().get("m", None).unwrap_err().kind(),
+        ErrorKind::Unavailable
+    );
     assert_eq!(world.load("m", LoadSpec::default()).unwrap_err().kind(), ErrorKind::Unavailable);
     assert_eq!(world.unload("m").unwrap_err().kind(), ErrorKind::Unavailable);
-    assert!(std::fs::read_dir(world.cache.path()).unwrap().next().is_none(), "the cache is removed");
+    assert!(
+        std::fs::read_dir(world.cache.path()).unwrap().next().is_none(),
+        "the cache is removed"
+    );
     world.lifecycle().shutdown();
 }
 

@@ -55,7 +55,9 @@ fn a_load_that_starves_inside_an_engine_goes_on_beside_it_and_reads_nothing_twic
     let used = world.used();
     world.threads.busy.store(true, Ordering::Relaxed);
     world.publish_tables("m", 2, &[3.0, 4.0]);
-    eventually("an idle thread is inside the engine", || world.threads.loads.lock().unwrap().len() == 2);
+    eventually("an idle thread is inside the engine", || {
+        world.threads.loads.lock().unwrap().len() == 2
+    });
     let hogs = Hogs::start();
     world.until_ready("m", 2);
     assert_eq!(world.ask("m").unwrap(), 2.0);
@@ -67,7 +69,9 @@ fn a_load_that_starves_inside_an_engine_goes_on_beside_it_and_reads_nothing_twic
     eventually("the old version is gone", || world.status("m").unwrap().versions.len() == 1);
     // The other thread has an end, and what it made goes with it.
     world.threads.busy.store(false, Ordering::Relaxed);
-    let ended = || world.threads.releases.lock().unwrap().iter().any(|name| name.starts_with("load-0-idle "));
+    let ended = || {
+        world.threads.releases.lock().unwrap().iter().any(|name| name.starts_with("load-0-idle "))
+    };
     eventually("the session that nobody wants is dropped", ended);
     eventually("nothing is kept twice", || world.used() == used);
     assert_eq!(world.ask("m").unwrap(), 2.0);

@@ -110,7 +110,8 @@ fn two_hundred_swaps_leave_no_trace() {
     assert_eq!(threads(&world.threads.loads.lock().unwrap()), 2, "the first load, and all others");
     assert_eq!(threads(&world.threads.releases.lock().unwrap()), 1);
     assert_eq!(world.lifecycle().catalog().names().len(), 1);
-    let swaps = world.events.all().into_iter().filter(|event| matches!(event, Event::Swapped(_))).count();
+    let swaps =
+        world.events.all().into_iter().filter(|event| matches!(event, Event::Swapped(_))).count();
     assert_eq!(swaps, 200);
 }
 
@@ -130,7 +131,9 @@ fn what_two_versions_have_in_common_is_shared() {
     assert_eq!((report.from, report.to, &*report.model), (1, 2, "m"));
     assert_eq!(report.bytes_shared, 4 * MIB);
     assert_eq!(report.bytes_read, 2 * MIB + 8, "one table and two numbers");
-    assert!(report.load_seconds > 0.0 && report.warm_seconds > 0.0 && report.loader_cpu_seconds > 0.0);
+    assert!(
+        report.load_seconds > 0.0 && report.warm_seconds > 0.0 && report.loader_cpu_seconds > 0.0
+    );
     assert_eq!(world.version("m", 2).unwrap().parameter_bytes, 6 * MIB + 8);
     assert_eq!(world.version("m", 1).unwrap().parameter_bytes, 0);
 }

@@ -17,7 +17,10 @@ impl WarmupSource for Recorded {
         let text = std::fs::read_to_string(version_dir.join("recorded")).unwrap_or_default();
         let input = |line: &str| match line.parse() {
             Ok(number) if line.contains('.') => {
-                vec![NamedTensor::new("x", Tensor::from_vec(&[1usize, 1][..], vec![number]).unwrap())]
+                vec![NamedTensor::new(
+                    "x",
+                    Tensor::from_vec(&[1usize, 1][..], vec![number]).unwrap(),
+                )]
             }
             Ok(number) => vec![input(number)],
             Err(_) => Vec::new(),
@@ -91,8 +94,7 @@ fn a_recorded_request_that_fails_fails_the_load() {
 /// They are requests as clients send them.
 #[test]
 fn recorded_requests_leave_out_what_the_server_fills() {
-    let graph =
-        "millpond-fake 1\ninput x float32 n w\ninput mask float32 n w\noutput y float32 n w\ny = echo mask\n";
+    let graph = "millpond-fake 1\ninput x float32 n w\ninput mask float32 n w\noutput y float32 n w\ny = echo mask\n";
     let settings = "[schedule.inputs.x]\naxes = [1]\nmask = \"mask\"\n\
         [[schedule.outputs.y]]\naxis = 1\ninput = \"x\"\ninput-axis = 1\n[warmup]\niterations = 1\n";
     let world = serve("1.5\n2.5\n", graph, settings);

@@ -12,8 +12,8 @@ use engine::fake::publish::{self, FakeParameter};
 use engine::fake::{FakeEngine, NAME};
 use engine::{Capabilities, Engine, LoadRequest, Session, SessionOptions};
 use lifecycle::{
-    Converter, Event, Lifecycle, LifecycleConfig, LoadSpec, ModelConfig, ModelStatus, Observer, State,
-    Unrecorded, VersionStatus, WarmupConfig, WarmupSource,
+    Converter, Event, Lifecycle, LifecycleConfig, LoadSpec, ModelConfig, ModelStatus, Observer,
+    State, Unrecorded, VersionStatus, WarmupConfig, WarmupSource,
 };
 use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
 use os::Rate;
@@ -170,13 +170,17 @@ impl World {
     pub(crate) fn prepare(pool_bytes: u64) -> World {
         let fault_rate = Rate::unlimited();
         let pool =
-            SlotPool::new(PoolConfig { bytes_max: pool_bytes, huge_pages: false, fault_rate }).unwrap();
+            SlotPool::new(PoolConfig { bytes_max: pool_bytes, huge_pages: false, fault_rate })
+                .unwrap();
         World {
             root: tempfile::tempdir().unwrap(),
             cache: tempfile::tempdir().unwrap(),
             fake: FakeEngine::new(),
             threads: Arc::default(),
-            store: ParameterStore::new(pool, StoreConfig { read_rate: Rate::unlimited(), direct: false }),
+            store: ParameterStore::new(
+                pool,
+                StoreConfig { read_rate: Rate::unlimited(), direct: false },
+            ),
             events: Arc::default(),
             told: Arc::default(),
             lifecycle: None,
@@ -195,7 +199,8 @@ impl World {
         let (store, events) = (self.store.clone(), self.events.clone());
         let allocating = Arc::new(Allocating { fake: self.fake.clone(), told: self.told.clone() });
         let engines: Vec<Arc<dyn Engine>> = vec![engine, allocating];
-        self.lifecycle = Some(Lifecycle::start(config, engines, store, setting.warmup, events).unwrap());
+        self.lifecycle =
+            Some(Lifecycle::start(config, engines, store, setting.warmup, events).unwrap());
     }
 
     /// A running lifecycle with model "m" at version 1.
@@ -222,7 +227,8 @@ impl World {
     /// Fills a directory beside the models and renames it into place in one step.
     pub(crate) fn place(&self, model: &str, version: u64, fill: impl FnOnce(&Path)) {
         std::fs::create_dir_all(self.model_dir(model)).unwrap();
-        let aside = self.root.path().join(format!(".new-{}", self.next.fetch_add(1, Ordering::SeqCst)));
+        let aside =
+            self.root.path().join(format!(".new-{}", self.next.fetch_add(1, Ordering::SeqCst)));
         std::fs::create_dir(&aside).unwrap();
         fill(&aside);
         std::fs::rename(&aside, self.dir(model, version)).unwrap();
@@ -243,14 +249,19 @@ impl World {
         let mut parameters = number.to_vec();
         for (at, content) in tables.iter().enumerate() {
             graph.push_str(&format!("parameter t{at} float32 524288\n"));
-            parameters.push(FakeParameter::floats(&format!("t{at}"), &[524_288], &vec![*content; 524_288]));
+            parameters.push(FakeParameter::floats(
+                &format!("t{at}"),
+                &[524_288],
+                &vec![*content; 524_288],
+            ));
         }
         self.place(model, version, |dir| publish::publish(dir, &graph, &parameters).unwrap());
     }
 
     pub(crate) fn remove(&self, model: &str, version: u64) {
         // Out of the way in one step, as a publisher would.
-        let aside = self.root.path().join(format!(".old-{}", self.next.fetch_add(1, Ordering::SeqCst)));
+        let aside =
+            self.root.path().join(format!(".old-{}", self.next.fetch_add(1, Ordering::SeqCst)));
         std::fs::rename(self.dir(model, version), &aside).unwrap();
         std::fs::remove_dir_all(&aside).unwrap();
     }
@@ -286,7 +297,8 @@ impl World {
         self.until(model, version, State::Ready);
     }
 
-    /// Waits until the directories have been looked at twice more, and everything seen was acted on.
+    /// Waits until the directories have been looked at twice more, and everything seen was acted
+    /// on.
     pub(crate) fn looks(&self) {
         for _ in 0..2 {
             // A load of a model that is not there is answered by a fresh look.
@@ -340,8 +352,9 @@ pub(crate) fn cold(world: &World, name: &str) -> ModelConfig {
     config
 }
 
-/// Converts a fake graph called model.onnx: what `millpond` itself does for ONNX files. A graph that says "bad"
-/// is refused. "policy" beside the result says at which scheduling policy it ran (proc_pid_stat(5), field 41).
+/// Converts a fake graph called model.onnx: what `millpond` itself does for ONNX files. A graph
+/// that says "bad" is refused. "policy" beside the result says at which scheduling policy it ran
+/// (proc_pid_stat(5), field 41).
 pub(crate) fn converter() -> Converter {
     let script = r#"
         if grep -q bad "$1/model.onnx"; then echo "reading" >&2; echo "no operator bad" >&2; exit 1; fi

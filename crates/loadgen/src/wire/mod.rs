@@ -70,7 +70,11 @@ impl ModelEndpoint {
     /// One unary gRPC call outside any measurement.
     fn grpc_call(&self, path: &str, message: &[u8]) -> Result<RawResponse> {
         let template = Template::grpc(&self.endpoint, path)?;
-        crate::connection::call_once(&self.endpoint, &template, crate::connection::grpc_frame(message))
+        crate::connection::call_once(
+            &self.endpoint,
+            &template,
+            crate::connection::grpc_frame(message),
+        )
     }
 
     /// A JSON page of the server's.
@@ -105,16 +109,25 @@ mod tests {
     }
 
     fn request() -> Vec<NamedTensor> {
-        vec![NamedTensor::new("x", Tensor::from_vec([1usize, 2].as_slice(), vec![1.5f32, -2.0]).unwrap())]
+        vec![NamedTensor::new(
+            "x",
+            Tensor::from_vec([1usize, 2].as_slice(), vec![1.5f32, -2.0]).unwrap(),
+        )]
     }
 
     #[test]
     fn every_api_and_transport_encodes() {
-        for (url, api) in [("grpc://h:1", Api::Oip), ("grpc://h:1", Api::Tfs), ("http://h:1", Api::Oip)] {
+        for (url, api) in
+            [("grpc://h:1", Api::Oip), ("grpc://h:1", Api::Tfs), ("http://h:1", Api::Oip)]
+        {
             let encoded = door(url, api).encode(&[request(), request()]).unwrap();
             assert_eq!(encoded.bodies.len(), 2);
-            let raw: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|value| value.to_le_bytes()).collect();
-            assert!(encoded.bodies[0].windows(8).any(|window| window == raw), "{api:?} carries raw bytes");
+            let raw: Vec<u8> =
+                [1.5f32, -2.0].iter().flat_map(|value| value.to_le_bytes()).collect();
+            assert!(
+                encoded.bodies[0].windows(8).any(|window| window == raw),
+                "{api:?} carries raw bytes"
+            );
         }
         let encoded = door("http://h:1", Api::Tfs).encode(&[request()]).unwrap();
         assert_eq!(&encoded.bodies[0][..], br#"{"inputs":{"x":[[1.5,-2.0]]}}"#);

@@ -27,13 +27,17 @@ pub(super) fn oip(dtype: DType) -> Result<&'static str> {
         .iter()
         .find(|(own, name, _)| *own == dtype && !name.is_empty())
         .map(|(_, name, _)| *name)
-        .ok_or_else(|| Error::unimplemented(format!("{dtype} has no name in the Open Inference Protocol")))
+        .ok_or_else(|| {
+            Error::unimplemented(format!("{dtype} has no name in the Open Inference Protocol"))
+        })
 }
 
 /// The type that the Open Inference Protocol calls `name`.
 pub(super) fn from_oip(name: &str) -> Result<DType> {
     let known = NAMES.iter().find(|(_, oip, _)| !name.is_empty() && *oip == name);
-    known.map(|(dtype, ..)| *dtype).ok_or_else(|| Error::invalid(format!("unknown element type \"{name}\"")))
+    known
+        .map(|(dtype, ..)| *dtype)
+        .ok_or_else(|| Error::invalid(format!("unknown element type \"{name}\"")))
 }
 
 /// TensorFlow's code.
@@ -47,7 +51,9 @@ pub(super) fn tfs(dtype: DType) -> Result<i32> {
 /// The type of TensorFlow's `code`.
 pub(super) fn from_tfs(code: i32) -> Result<DType> {
     let known = NAMES.iter().find(|(.., own)| *own as i32 == code);
-    known.map(|(dtype, ..)| *dtype).ok_or_else(|| Error::invalid(format!("unknown TensorFlow type {code}")))
+    known
+        .map(|(dtype, ..)| *dtype)
+        .ok_or_else(|| Error::invalid(format!("unknown TensorFlow type {code}")))
 }
 
 /// The type of TensorFlow's `name` ("DT_FLOAT").

@@ -49,8 +49,12 @@ fn message(model: &str, inputs: &[NamedTensor]) -> Result<ModelInferRequest> {
     })
 }
 
-pub(super) fn encode_grpc(door: &ModelEndpoint, requests: &[Vec<NamedTensor>]) -> Result<EncodedRequests> {
-    let body = |inputs: &Vec<NamedTensor>| Ok(grpc_frame(&message(&door.model, inputs)?.encode_to_vec()));
+pub(super) fn encode_grpc(
+    door: &ModelEndpoint,
+    requests: &[Vec<NamedTensor>],
+) -> Result<EncodedRequests> {
+    let body =
+        |inputs: &Vec<NamedTensor>| Ok(grpc_frame(&message(&door.model, inputs)?.encode_to_vec()));
     Ok(EncodedRequests {
         template: Template::grpc(&door.endpoint, INFER_METHOD)?,
         bodies: requests.iter().map(body).collect::<Result<_>>()?,
@@ -58,7 +62,10 @@ pub(super) fn encode_grpc(door: &ModelEndpoint, requests: &[Vec<NamedTensor>]) -
 }
 
 /// JSON for the shapes, bytes for the values: the binary-tensor extension.
-pub(super) fn encode_http(door: &ModelEndpoint, requests: &[Vec<NamedTensor>]) -> Result<EncodedRequests> {
+pub(super) fn encode_http(
+    door: &ModelEndpoint,
+    requests: &[Vec<NamedTensor>],
+) -> Result<EncodedRequests> {
     let encoded: Vec<(usize, Bytes)> =
         requests.iter().map(|inputs| binary_body(inputs)).collect::<Result<_>>()?;
     let header_bytes = encoded.iter().map(|(length, _)| *length).max().unwrap_or(0);
@@ -91,15 +98,18 @@ fn binary_body(inputs: &[NamedTensor]) -> Result<(usize, Bytes)> {
             "parameters": {"binary_data_size": content.len()},
         }))
     };
-    let described: Vec<Value> = inputs.iter().zip(&contents).map(describe).collect::<Result<_>>()?;
-    let header = json!({"inputs": described, "parameters": {"binary_data_output": true}}).to_string();
+    let described: Vec<Value> =
+        inputs.iter().zip(&contents).map(describe).collect::<Result<_>>()?;
+    let header =
+        json!({"inputs": described, "parameters": {"binary_data_output": true}}).to_string();
     let mut body = BytesMut::from(header.as_bytes());
     contents.iter().for_each(|content| body.put_slice(content));
     Ok((header.len(), body.freeze()))
 }
 
 pub(super) fn inputs_grpc(door: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
-    let request = ModelMetadataRequest { name: door.model.clone(), ..ModelMetadataRequest::default() };
+    let request =
+        ModelMetadataRequest { name: door.model.clone(), ..ModelMetadataRequest::default() };
     let answer = door.grpc_call(METADATA_METHOD, &request.encode_to_vec())?;
     let metadata = ModelMetadataResponse::decode(answer.body)
         .map_err(|e| Error::data_loss(format!("the server's metadata: {e}")))?;

@@ -18,7 +18,8 @@ const SIGNATURE_FIELD: &str = "signature_def";
 
 fn tensor(tensor: &base::Tensor) -> Result<TensorProto> {
     let dim = |&size: &usize| tensor_shape_proto::Dim { size: size as i64, name: String::new() };
-    let shape = TensorShapeProto { dim: tensor.shape().iter().map(dim).collect(), unknown_rank: false };
+    let shape =
+        TensorShapeProto { dim: tensor.shape().iter().map(dim).collect(), unknown_rank: false };
     let mut proto = TensorProto {
         dtype: names::tfs(tensor.dtype())?,
         tensor_shape: Some(shape),
@@ -35,7 +36,10 @@ fn model_spec(door: &ModelEndpoint) -> Option<ModelSpec> {
     Some(ModelSpec { name: door.model.clone(), ..ModelSpec::default() })
 }
 
-pub(super) fn encode_grpc(door: &ModelEndpoint, requests: &[Vec<NamedTensor>]) -> Result<EncodedRequests> {
+pub(super) fn encode_grpc(
+    door: &ModelEndpoint,
+    requests: &[Vec<NamedTensor>],
+) -> Result<EncodedRequests> {
     let body = |inputs: &Vec<NamedTensor>| {
         let named = |input: &NamedTensor| Ok((input.name.to_string(), tensor(&input.tensor)?));
         let request = PredictRequest {
@@ -51,14 +55,22 @@ pub(super) fn encode_grpc(door: &ModelEndpoint, requests: &[Vec<NamedTensor>]) -
     })
 }
 
-pub(super) fn encode_http(door: &ModelEndpoint, requests: &[Vec<NamedTensor>]) -> Result<EncodedRequests> {
+pub(super) fn encode_http(
+    door: &ModelEndpoint,
+    requests: &[Vec<NamedTensor>],
+) -> Result<EncodedRequests> {
     let body = |inputs: &Vec<NamedTensor>| {
-        let named = |input: &NamedTensor| Ok((input.name.to_string(), values::nested(&input.tensor)?));
+        let named =
+            |input: &NamedTensor| Ok((input.name.to_string(), values::nested(&input.tensor)?));
         let inputs: Map<String, Value> = inputs.iter().map(named).collect::<Result<_>>()?;
         Ok(json!({"inputs": inputs}).to_string().into())
     };
     Ok(EncodedRequests {
-        template: Template::post(&door.endpoint, &format!("/v1/models/{}:predict", door.model), &[])?,
+        template: Template::post(
+            &door.endpoint,
+            &format!("/v1/models/{}:predict", door.model),
+            &[],
+        )?,
         bodies: requests.iter().map(body).collect::<Result<_>>()?,
     })
 }
@@ -75,7 +87,8 @@ pub(super) fn inputs_grpc(door: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
         .metadata
         .get(SIGNATURE_FIELD)
         .ok_or_else(|| Error::data_loss("the server's metadata has no signature_def"))?;
-    let signatures = SignatureDefMap::decode(packed.value.as_slice()).map_err(unusable)?.signature_def;
+    let signatures =
+        SignatureDefMap::decode(packed.value.as_slice()).map_err(unusable)?.signature_def;
     let signature = signatures
         .get(SIGNATURE)
         .or_else(|| signatures.values().next())
@@ -96,7 +109,8 @@ pub(super) fn inputs_http(door: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
     let input = |(name, info): (&String, &Value)| {
         let dtype = names::from_tfs_name(info["dtype"].as_str().ok_or_else(unusable)?)?;
         let dims = info["tensor_shape"]["dim"].as_array().cloned().unwrap_or_default();
-        let size = |dim: &Value| dim["size"].as_str().and_then(|size| size.parse().ok()).unwrap_or(-1);
+        let size =
+            |dim: &Value| dim["size"].as_str().and_then(|size| size.parse().ok()).unwrap_or(-1);
         Ok(spec(name, dtype, dims.iter().map(size)))
     };
     inputs.iter().map(input).collect()

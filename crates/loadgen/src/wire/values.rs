@@ -25,16 +25,18 @@ macro_rules! by_type {
 
 fn numbers<T: base::Element + serde::Serialize>(bytes: &[u8]) -> Result<Vec<Value>> {
     let values: Vec<T> = bytemuck::pod_collect_to_vec(bytes);
-    let value = |value: &T| serde_json::to_value(value).map_err(|e| Error::internal(format!("JSON: {e}")));
+    let value =
+        |value: &T| serde_json::to_value(value).map_err(|e| Error::internal(format!("JSON: {e}")));
     values.iter().map(value).collect()
 }
 
 /// The elements in a flat list.
 pub(super) fn flat(tensor: &Tensor) -> Result<Vec<Value>> {
     match tensor.data() {
-        Data::Strings(strings) => {
-            Ok(strings.iter().map(|text| Value::from(String::from_utf8_lossy(text).into_owned())).collect())
-        }
+        Data::Strings(strings) => Ok(strings
+            .iter()
+            .map(|text| Value::from(String::from_utf8_lossy(text).into_owned()))
+            .collect()),
         Data::Bytes(bytes) => {
             let values = by_type!(tensor.dtype(), numbers, bytes)?;
             if tensor.dtype() == DType::Bool {
@@ -75,24 +77,28 @@ fn flatten(value: &Value, into: &mut Vec<Value>) {
     }
 }
 
-/// The inputs of a request in the Open Inference Protocol's JSON form, in which `bench load --request` files are
-/// written whatever API they are sent over.
+/// The inputs of a request in the Open Inference Protocol's JSON form, in which `bench load
+/// --request` files are written whatever API they are sent over.
 ///
 /// # Errors
 /// `InvalidArgument` when a field is missing or a value does not fit its type.
 pub fn from_json(text: &[u8]) -> Result<Vec<NamedTensor>> {
-    let root: Value = serde_json::from_slice(text).map_err(|e| Error::invalid(format!("not JSON: {e}")))?;
-    let wanted = || Error::invalid("wanted {\"inputs\": [{\"name\", \"datatype\", \"shape\", \"data\"}]}");
+    let root: Value =
+        serde_json::from_slice(text).map_err(|e| Error::invalid(format!("not JSON: {e}")))?;
+    let wanted =
+        || Error::invalid("wanted {\"inputs\": [{\"name\", \"datatype\", \"shape\", \"data\"}]}");
     root["inputs"].as_array().ok_or_else(wanted)?.iter().map(input).collect()
 }
 
 fn input(value: &Value) -> Result<NamedTensor> {
     let missing = |what: &str| Error::invalid(format!("an input has no usable \"{what}\""));
     let name = value["name"].as_str().ok_or_else(|| missing("name"))?;
-    let dtype = super::names::from_oip(value["datatype"].as_str().ok_or_else(|| missing("datatype"))?)?;
+    let dtype =
+        super::names::from_oip(value["datatype"].as_str().ok_or_else(|| missing("datatype"))?)?;
     let shape = value["shape"].as_array().ok_or_else(|| missing("shape"))?;
     let size = |size: &Value| size.as_u64().and_then(|size| usize::try_from(size).ok());
-    let shape: Vec<usize> = shape.iter().map(size).collect::<Option<_>>().ok_or_else(|| missing("shape"))?;
+    let shape: Vec<usize> =
+        shape.iter().map(size).collect::<Option<_>>().ok_or_else(|| missing("shape"))?;
     let mut elements = Vec::new();
     flatten(&value["data"], &mut elements);
     let tensor = match dtype {
@@ -104,7 +110,9 @@ fn input(value: &Value) -> Result<NamedTensor> {
         }
         dtype => by_type!(dtype, parse, &shape, &elements),
     };
-    tensor.map(|tensor| NamedTensor::new(name, tensor)).map_err(|e| e.context(format!("input \"{name}\"")))
+    tensor
+        .map(|tensor| NamedTensor::new(name, tensor))
+        .map_err(|e| e.context(format!("input \"{name}\"")))
 }
 
 fn strings(shape: &[usize], values: &[Value]) -> Result<Tensor> {
@@ -140,10 +148,12 @@ mod tests {
         let error = |text: &str| from_json(text.as_bytes()).unwrap_err().message().to_owned();
         assert!(error("[]").contains("inputs"));
         assert!(
-            error(r#"{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[300]}]}"#).contains("300")
+            error(r#"{"inputs":[{"name":"x","datatype":"INT8","shape":[1],"data":[300]}]}"#)
+                .contains("300")
         );
         assert!(
-            error(r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1]}]}"#).contains("\"x\"")
+            error(r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1]}]}"#)
+                .contains("\"x\"")
         );
     }
 }

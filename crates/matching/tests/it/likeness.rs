@@ -32,7 +32,9 @@ fn placed(graph: &Graph, degrees: f32, scale: f32) -> Graph {
         Vertex {
             x: (scale * (cos * x + sin * y) + 150.0).round() as i16,
             y: (scale * (cos * y - sin * x) + 200.0).round() as i16,
-            direction: vertex.direction.wrapping_add((degrees / 360.0 * 256.0).round() as i32 as u8),
+            direction: vertex
+                .direction
+                .wrapping_add((degrees / 360.0 * 256.0).round() as i32 as u8),
             ..*vertex
         }
     };
@@ -71,7 +73,8 @@ fn fingers_are_told_apart() {
     for seed in 0..40 {
         let finger = synthetic::fingerprint(seed);
         let genuine = likeness(&finger, &synthetic::distorted(&finger, seed));
-        let impostor = likeness(&finger, &synthetic::distorted(&synthetic::fingerprint(seed + 1000), seed));
+        let impostor =
+            likeness(&finger, &synthetic::distorted(&synthetic::fingerprint(seed + 1000), seed));
         wrong += u32::from(genuine <= impostor);
     }
     assert!(wrong <= 1, "{wrong} of 40");
@@ -83,7 +86,10 @@ fn photographs_are_found_at_any_scale_and_turn() {
     let stranger = likeness(&photo, &synthetic::photo(2));
     for (degrees, scale) in [(0.0, 1.0), (33.0, 0.5), (180.0, 2.0), (271.0, 0.8)] {
         let placed = likeness(&photo, &placed(&photo, degrees, scale));
-        assert!(placed > 20.0 * (stranger + 10.0), "{degrees} degrees, {scale}: {placed} against {stranger}");
+        assert!(
+            placed > 20.0 * (stranger + 10.0),
+            "{degrees} degrees, {scale}: {placed} against {stranger}"
+        );
     }
     for seed in 0..5 {
         let distorted = likeness(&photo, &synthetic::distorted(&photo, seed));
@@ -96,7 +102,10 @@ fn descriptors_that_differ_keep_points_apart() {
     let photo = synthetic::photo(3);
     let mut other = photo.clone();
     // Half of the bits: what two unrelated points differ in.
-    other.descriptors.iter_mut().for_each(|descriptor| descriptor.iter_mut().for_each(|byte| *byte ^= 0x55));
+    other
+        .descriptors
+        .iter_mut()
+        .for_each(|descriptor| descriptor.iter_mut().for_each(|byte| *byte ^= 0x55));
     assert_eq!(likeness(&photo, &other), 0.0);
 }
 
@@ -112,7 +121,11 @@ fn scales_of_points_that_contradict_the_images_count_for_nothing() {
     let (small, large) = (kinds(&photo, |_| 20), kinds(&enlarged, |_| 28));
     let agreeing = likeness(&small, &large);
     assert!((agreeing - likeness(&photo, &enlarged)).abs() < 1e-3, "scales that agree add nothing");
-    assert_eq!(likeness(&small, &kinds(&enlarged, |_| 20)), 0.0, "twice as large, but of the same scale");
+    assert_eq!(
+        likeness(&small, &kinds(&enlarged, |_| 20)),
+        0.0,
+        "twice as large, but of the same scale"
+    );
     let mixed = likeness(&small, &kinds(&enlarged, |at| if at % 2 == 0 { 28 } else { 40 }));
     assert!((0.3..0.7).contains(&(mixed / agreeing)), "{mixed} of {agreeing}");
 }
@@ -144,13 +157,16 @@ fn threads_and_order_change_nothing() {
         .collect();
     let all = |order: Vec<usize>| {
         let mut scratch = Scratch::new();
-        let mut scores: Vec<(usize, f32)> =
-            order.into_iter().map(|at| (at, score(&probe, &records[at], &mut scratch).unwrap())).collect();
+        let mut scores: Vec<(usize, f32)> = order
+            .into_iter()
+            .map(|at| (at, score(&probe, &records[at], &mut scratch).unwrap()))
+            .collect();
         scores.sort_by_key(|&(at, _)| at);
         scores
     };
     let forward = all((0..20).collect());
-    let backward = std::thread::scope(|scope| scope.spawn(|| all((0..20).rev().collect())).join().unwrap());
+    let backward =
+        std::thread::scope(|scope| scope.spawn(|| all((0..20).rev().collect())).join().unwrap());
     assert_eq!(forward, backward);
 }
 

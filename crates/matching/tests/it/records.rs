@@ -10,12 +10,26 @@ fn record(graph: &Graph) -> Vec<u8> {
 }
 
 fn graph() -> impl Strategy<Value = Graph> {
-    let vertex =
-        any::<(i16, i16, u8, u8)>().prop_map(|(x, y, direction, kind)| Vertex { x, y, direction, kind });
-    (any::<u16>(), any::<u16>(), prop::collection::vec((vertex, any::<[u8; 32]>()), 0..=256), any::<bool>())
+    let vertex = any::<(i16, i16, u8, u8)>().prop_map(|(x, y, direction, kind)| Vertex {
+        x,
+        y,
+        direction,
+        kind,
+    });
+    (
+        any::<u16>(),
+        any::<u16>(),
+        prop::collection::vec((vertex, any::<[u8; 32]>()), 0..=256),
+        any::<bool>(),
+    )
         .prop_map(|(width, height, points, described)| {
             let (vertices, descriptors): (Vec<_>, Vec<_>) = points.into_iter().unzip();
-            Graph { width, height, vertices, descriptors: if described { descriptors } else { Vec::new() } }
+            Graph {
+                width,
+                height,
+                vertices,
+                descriptors: if described { descriptors } else { Vec::new() },
+            }
         })
 }
 

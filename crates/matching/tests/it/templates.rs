@@ -3,10 +3,11 @@
 use matching::{Graph, Vertex, iso, synthetic};
 use proptest::prelude::*;
 
-/// One view with one minutia: a ridge ending at (10, 20), a quarter turn, at 250 dots per inch (98 per centimetre).
+/// One view with one minutia: a ridge ending at (10, 20), a quarter turn, at 250 dots per inch (98
+/// per centimetre).
 const TEMPLATE: &[u8] = &[
-    b'F', b'M', b'R', 0, b' ', b'2', b'0', 0, 0, 0, 0, 36, 0, 0, 0, 100, 0, 200, 0, 98, 0, 98, 1, 0, 0, 0,
-    60, 1, 0x40, 10, 0, 20, 64, 90, 0, 0,
+    b'F', b'M', b'R', 0, b' ', b'2', b'0', 0, 0, 0, 0, 36, 0, 0, 0, 100, 0, 200, 0, 98, 0, 98, 1,
+    0, 0, 0, 60, 1, 0x40, 10, 0, 20, 64, 90, 0, 0,
 ];
 
 #[test]

@@ -38,7 +38,10 @@ fn a_file_that_ends_early_is_damaged() {
             let mut file = DirectFile::open(&path, direct).unwrap();
             let error = file.read_exact_at(region.as_mut_slice(), 0, bytes + 1).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::DataLoss);
-            assert!(error.message().contains(&format!("short.bin: truncated at byte {bytes};")), "{error}");
+            assert!(
+                error.message().contains(&format!("short.bin: truncated at byte {bytes};")),
+                "{error}"
+            );
         }
     }
 }

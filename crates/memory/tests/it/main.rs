@@ -1,7 +1,7 @@
 //! The crate from outside: real memory, real files.
 //!
-//! Counters are asserted, never times. Where a system refuses huge pages or O_DIRECT the same tests pass on the
-//! fallback.
+//! Counters are asserted, never times. Where a system refuses huge pages or O_DIRECT the same tests
+//! pass on the fallback.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -21,7 +21,11 @@ const MIB: usize = 1 << 20;
 
 /// A pool of so many slots that takes memory as fast as it can.
 fn pool(slots: usize) -> Arc<SlotPool> {
-    pool_with(PoolConfig { bytes_max: bytes_of(slots), huge_pages: true, fault_rate: Rate::unlimited() })
+    pool_with(PoolConfig {
+        bytes_max: bytes_of(slots),
+        huge_pages: true,
+        fault_rate: Rate::unlimited(),
+    })
 }
 
 fn pool_with(config: PoolConfig) -> Arc<SlotPool> {
@@ -36,7 +40,8 @@ fn bytes_of(slots: usize) -> u64 {
     (slots * SLOT_BYTES) as u64
 }
 
-/// A directory on the disk that the build uses: unlike /tmp it is seldom in memory, so O_DIRECT is exercised.
+/// A directory on the disk that the build uses: unlike /tmp it is seldom in memory, so O_DIRECT is
+/// exercised.
 fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }

@@ -25,13 +25,19 @@ fn start_up_takes_memory_and_loads_recycle_it() {
         assert!(region.as_slice().iter().all(|&byte| byte == 7));
     }
     let stats = pool.stats();
-    assert_eq!((stats.backed, stats.used, stats.faulted, stats.released), (bytes_of(3), 0, bytes_of(3), 0));
+    assert_eq!(
+        (stats.backed, stats.used, stats.faulted, stats.released),
+        (bytes_of(3), 0, bytes_of(3), 0)
+    );
 }
 
 #[test]
 fn the_budget_holds() {
     let pool = pool(4);
-    assert_eq!(pool.ensure_backed(bytes_of(4) + 1).unwrap_err().kind(), ErrorKind::ResourceExhausted);
+    assert_eq!(
+        pool.ensure_backed(bytes_of(4) + 1).unwrap_err().kind(),
+        ErrorKind::ResourceExhausted
+    );
     let held = pool.allocate(2 * SLOT_BYTES).unwrap();
     let error = pool.allocate(3 * SLOT_BYTES).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
@@ -56,14 +62,18 @@ fn fragments_are_given_back_where_a_long_run_is_needed() {
     assert_eq!((stats.backed, stats.used), (bytes_of(8), bytes_of(8)));
     assert_eq!((stats.faulted, stats.released), (bytes_of(12), bytes_of(4)));
     for (region, value) in kept.iter_mut().zip([1, 3, 5, 7]) {
-        assert!(region.as_mut_slice().iter().all(|&byte| byte == value), "another region's bytes changed");
+        assert!(
+            region.as_mut_slice().iter().all(|&byte| byte == value),
+            "another region's bytes changed"
+        );
     }
 }
 
 #[test]
 fn a_stopped_allocation_gives_everything_back() {
     let rate = Rate::per_second(64 * bytes_of(1));
-    let pool = pool_with(PoolConfig { bytes_max: bytes_of(1000), huge_pages: true, fault_rate: rate });
+    let pool =
+        pool_with(PoolConfig { bytes_max: bytes_of(1000), huge_pages: true, fault_rate: rate });
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| pool.allocate_unless(1000 * SLOT_BYTES, &stop).map(|_| ()));
@@ -126,8 +136,11 @@ fn many_threads_share_a_pool() {
 
 #[test]
 fn small_pages_on_request() {
-    let pool =
-        pool_with(PoolConfig { bytes_max: bytes_of(2), huge_pages: false, fault_rate: Rate::unlimited() });
+    let pool = pool_with(PoolConfig {
+        bytes_max: bytes_of(2),
+        huge_pages: false,
+        fault_rate: Rate::unlimited(),
+    });
     let before = os::thread::minor_faults();
     pool.ensure_backed(bytes_of(2)).unwrap();
     assert!(os::thread::minor_faults() - before >= bytes_of(2) / 4096);
@@ -142,5 +155,8 @@ fn huge_pages_where_the_system_agrees() {
     let stats = pool.stats();
     // The kernel may agree and still have no huge page left: only the direction can be asserted.
     assert!(pool.huge_bytes().unwrap() <= stats.backed);
-    assert!(stats.huge_pages || (stats.fallback.is_some() && pool.huge_bytes() == Ok(0)), "{stats:?}");
+    assert!(
+        stats.huge_pages || (stats.fallback.is_some() && pool.huge_bytes() == Ok(0)),
+        "{stats:?}"
+    );
 }

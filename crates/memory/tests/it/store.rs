@@ -1,4 +1,5 @@
-//! Loads: what is read, what is shared, what recycled memory costs, and what is left after a failure.
+//! Loads: what is read, what is shared, what recycled memory costs, and what is left after a
+//! failure.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +26,8 @@ fn assert_holds(loaded: &Loaded, pieces: &[Vec<u8>]) {
 /// Sizes around every limit: empty, small, page, share limit, slice, slot.
 fn assorted(seed: u64) -> Vec<Vec<u8>> {
     let limit = SHARE_MIN as usize;
-    let sizes = [0, 1, 4096, 5000, limit - 1, limit, limit + 1, 4 * MIB, 4 * MIB + 1, 0, 9 * MIB - 17, 12];
+    let sizes =
+        [0, 1, 4096, 5000, limit - 1, limit, limit + 1, 4 * MIB, 4 * MIB + 1, 0, 9 * MIB - 17, 12];
     sizes.into_iter().enumerate().map(|(index, bytes)| noise(seed + index as u64, bytes)).collect()
 }
 
@@ -35,9 +37,13 @@ fn every_size_arrives_whichever_way_it_is_read() {
     let pieces = assorted(1);
     let file = weights(dir.path(), "weights.bin", &pieces);
     for (huge_pages, direct) in [(true, true), (true, false), (false, true), (false, false)] {
-        let pool =
-            pool_with(PoolConfig { bytes_max: bytes_of(32), huge_pages, fault_rate: Rate::unlimited() });
-        let store = ParameterStore::new(pool.clone(), StoreConfig { read_rate: Rate::unlimited(), direct });
+        let pool = pool_with(PoolConfig {
+            bytes_max: bytes_of(32),
+            huge_pages,
+            fault_rate: Rate::unlimited(),
+        });
+        let store =
+            ParameterStore::new(pool.clone(), StoreConfig { read_rate: Rate::unlimited(), direct });
         let needed = store.bytes_needed(&file.1);
         let loaded = load(&store, &file).unwrap();
         assert_holds(&loaded, &pieces);
@@ -70,8 +76,11 @@ fn a_load_into_recycled_slots_hardly_faults() {
     };
     let (first, second) = (version(10), version(20));
     for huge_pages in [true, false] {
-        let pool =
-            pool_with(PoolConfig { bytes_max: bytes_of(32), huge_pages, fault_rate: Rate::unlimited() });
+        let pool = pool_with(PoolConfig {
+            bytes_max: bytes_of(32),
+            huge_pages,
+            fault_rate: Rate::unlimited(),
+        });
         let store = store(&pool);
         let faults = |file| {
             let before = thread::minor_faults();
@@ -80,7 +89,10 @@ fn a_load_into_recycled_slots_hardly_faults() {
             thread::minor_faults() - before
         };
         let (fresh, recycled) = (faults(&first), faults(&second));
-        assert!(huge_pages || fresh >= pages, "{fresh} faults do not cover {pages} pages: what is counted?");
+        assert!(
+            huge_pages || fresh >= pages,
+            "{fresh} faults do not cover {pages} pages: what is counted?"
+        );
         assert!(recycled < pages / 100, "{recycled} faults for {pages} recycled pages");
         assert_eq!(pool.stats().faulted, bytes_of(32));
     }
@@ -104,7 +116,10 @@ fn what_is_alive_is_shared_and_not_read() {
     assert_eq!(store.bytes_needed(&chunks), bytes_of(2));
     let second = load(&store, &(path, chunks)).unwrap();
     assert_holds(&second, &changed);
-    assert_eq!((second.report.bytes_read, second.report.bytes_shared), (3 * MIB as u64, 6 * MIB as u64));
+    assert_eq!(
+        (second.report.bytes_read, second.report.bytes_shared),
+        (3 * MIB as u64, 6 * MIB as u64)
+    );
     assert!(Arc::ptr_eq(&first.placed[2].region, &second.placed[2].region));
     assert_eq!((pool.stats().used, store.stats().regions), (bytes_of(8), 4));
 
@@ -123,7 +138,10 @@ fn twins_within_a_file_are_read_once() {
     let pieces = vec![piece.clone(), noise(41, 2 * MIB), piece];
     let loaded = load(&store(&pool(2)), &weights(dir.path(), "weights.bin", &pieces)).unwrap();
     assert_holds(&loaded, &pieces);
-    assert_eq!((loaded.report.bytes_read, loaded.report.bytes_shared), (4 * MIB as u64, 2 * MIB as u64));
+    assert_eq!(
+        (loaded.report.bytes_read, loaded.report.bytes_shared),
+        (4 * MIB as u64, 2 * MIB as u64)
+    );
 }
 
 #[test]
@@ -151,7 +169,8 @@ fn a_changed_byte_is_found_and_everything_given_back() {
 #[test]
 fn a_truncated_file_is_refused_before_memory_is_taken() {
     let dir = scratch();
-    let (path, chunks) = weights(dir.path(), "weights.bin", &[noise(60, 2 * MIB), noise(61, 3 * MIB)]);
+    let (path, chunks) =
+        weights(dir.path(), "weights.bin", &[noise(60, 2 * MIB), noise(61, 3 * MIB)]);
     std::fs::File::options().write(true).open(&path).unwrap().set_len(4 * MIB as u64).unwrap();
     let pool = pool(8);
     let error = load(&store(&pool), &(path, chunks)).unwrap_err();
@@ -199,8 +218,11 @@ fn a_stopped_load_gives_everything_back() {
 fn loads_at_the_same_time_do_not_disturb_each_other() {
     let dir = scratch();
     let versions: Vec<_> = (0..3).map(|version| assorted(100 * version)).collect();
-    let files: Vec<_> =
-        versions.iter().zip(0..).map(|(pieces, n)| weights(dir.path(), &format!("v{n}"), pieces)).collect();
+    let files: Vec<_> = versions
+        .iter()
+        .zip(0..)
+        .map(|(pieces, n)| weights(dir.path(), &format!("v{n}"), pieces))
+        .collect();
     let pool = pool(60);
     let store = store(&pool);
     for _ in 0..3 {

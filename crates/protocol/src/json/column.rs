@@ -50,7 +50,11 @@ pub(crate) fn column(dtype: DType) -> Result<Box<dyn Column>> {
         DType::U4 => TypedColumn::<Nibbles<false>>::boxed(),
         DType::I4 => TypedColumn::<Nibbles<true>>::boxed(),
         DType::String => TypedColumn::<Strings>::boxed(),
-        other => return Err(Error::invalid(format!("{other} has no form in JSON; send it as binary data"))),
+        other => {
+            return Err(Error::invalid(format!(
+                "{other} has no form in JSON; send it as binary data"
+            )));
+        }
     })
 }
 
@@ -85,7 +89,9 @@ impl<L: ElementReader + 'static> TypedColumn<L> {
 
 fn refused(reader: &Reader<'_>, ragged: Ragged) -> Error {
     match ragged {
-        Ragged::Uneven => reader.error("the lists do not make a tensor: their lengths or depths differ"),
+        Ragged::Uneven => {
+            reader.error("the lists do not make a tensor: their lengths or depths differ")
+        }
         Ragged::TooDeep => reader.error(format_args!("more than {} axes", wire::RANK_MAX)),
     }
 }
@@ -223,7 +229,10 @@ impl<const SIGNED: bool> ElementReader for Nibbles<SIGNED> {
     fn tensor(values: Vec<u8>, shape: Shape) -> Result<Tensor> {
         let dtype = if SIGNED { DType::I4 } else { DType::U4 };
         if wire::elements("data", &shape)? != values.len() {
-            return Err(Error::invalid(format!("shape {shape:?} does not have {} elements", values.len())));
+            return Err(Error::invalid(format!(
+                "shape {shape:?} does not have {} elements",
+                values.len()
+            )));
         }
         Tensor::from_bytes(dtype, shape, Bytes::from(wire::pack(&values)))
     }
@@ -245,7 +254,8 @@ impl ElementReader for Strings {
                 return Err(reader.error("expected a string or {\"b64\": \"...\"}"));
             }
             let text = reader.string()?;
-            let bytes = BASE64.decode(text.as_bytes()).map_err(|_| reader.error("\"b64\" is no base64"))?;
+            let bytes =
+                BASE64.decode(text.as_bytes()).map_err(|_| reader.error("\"b64\" is no base64"))?;
             decoded = Some(Bytes::from(bytes));
             Ok(())
         })?;
@@ -288,7 +298,10 @@ mod tests {
             read(DType::F32, "[1, 2.5, NaN, -Infinity]").unwrap().to_vec::<f32>().unwrap()[3],
             f32::NEG_INFINITY
         );
-        assert_eq!(read(DType::U64, "18446744073709551615").unwrap().to_vec::<u64>(), Ok(vec![u64::MAX]));
+        assert_eq!(
+            read(DType::U64, "18446744073709551615").unwrap().to_vec::<u64>(),
+            Ok(vec![u64::MAX])
+        );
         assert_eq!(read(DType::I4, "[-8, 7, -1]").unwrap().bytes().unwrap().as_ref(), [0x78, 0x0f]);
         for (dtype, text) in [
             (DType::U8, "256"),
@@ -321,7 +334,8 @@ mod tests {
             let shape = column.nesting().shape();
             column.finish(shape)
         };
-        let floats = tensorflow(DType::F32, "[1.8e308, -1e39, 1]").unwrap().to_vec::<f32>().unwrap();
+        let floats =
+            tensorflow(DType::F32, "[1.8e308, -1e39, 1]").unwrap().to_vec::<f32>().unwrap();
         assert_eq!(floats, [f32::INFINITY, f32::NEG_INFINITY, 1.0]);
         let doubles = tensorflow(DType::F64, "[1.8e308]").unwrap().to_vec::<f64>().unwrap();
         assert_eq!(doubles, [f64::INFINITY]);

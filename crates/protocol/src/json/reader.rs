@@ -76,9 +76,10 @@ impl<'a> Reader<'a> {
             None => self.error(format_args!("expected {what}, the text ends")),
             // Quotes need no escape between single quotes.
             Some(b'"') => self.error(format_args!("expected {what}, found '\"'")),
-            Some(&byte) => {
-                self.error(format_args!("expected {what}, found '{}'", char::from(byte).escape_default()))
-            }
+            Some(&byte) => self.error(format_args!(
+                "expected {what}, found '{}'",
+                char::from(byte).escape_default()
+            )),
         }
     }
 
@@ -110,7 +111,10 @@ impl<'a> Reader<'a> {
 
     /// Reads an array, and calls `element` at the start of each element. Returns the number of
     /// elements.
-    pub(crate) fn array(&mut self, mut element: impl FnMut(&mut Self) -> Result<()>) -> Result<usize> {
+    pub(crate) fn array(
+        &mut self,
+        mut element: impl FnMut(&mut Self) -> Result<()>,
+    ) -> Result<usize> {
         self.expect(b'[', "a list")?;
         if self.take(b']') {
             return Ok(0);
@@ -127,7 +131,10 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads an object, and calls `member` with each key at the start of its value.
-    pub(crate) fn object(&mut self, mut member: impl FnMut(&mut Self, &str) -> Result<()>) -> Result<()> {
+    pub(crate) fn object(
+        &mut self,
+        mut member: impl FnMut(&mut Self, &str) -> Result<()>,
+    ) -> Result<()> {
         self.expect(b'{', "an object")?;
         if self.take(b'}') {
             return Ok(());
@@ -148,7 +155,8 @@ impl<'a> Reader<'a> {
         self.expect(b'"', "a string")?;
         let start = self.at;
         let body: &'a [u8] = self.body;
-        let special = body[start..].iter().position(|&byte| matches!(byte, b'"' | b'\\' | 0..=0x1f));
+        let special =
+            body[start..].iter().position(|&byte| matches!(byte, b'"' | b'\\' | 0..=0x1f));
         self.at = special.map_or(body.len(), |offset| start + offset);
         match body.get(self.at) {
             Some(b'"') => {

@@ -42,9 +42,14 @@ fn elements_bytes_max(tensor: &Tensor) -> usize {
         // {"b64":"..."} or a string of which each byte is an escape, and the base64 text while it
         // is copied.
         (Data::Strings(strings), _) => {
-            return strings.iter().fold(0, |sum: usize, text| sum.saturating_add(6 * text.len() + 16));
+            return strings
+                .iter()
+                .fold(0, |sum: usize, text| sum.saturating_add(6 * text.len() + 16));
         }
-        (_, DType::Bool | DType::U8 | DType::I8 | DType::U16 | DType::I16 | DType::U4 | DType::I4) => 7,
+        (
+            _,
+            DType::Bool | DType::U8 | DType::I8 | DType::U16 | DType::I16 | DType::U4 | DType::I4,
+        ) => 7,
         (_, DType::U32 | DType::I32) => 12,
         (_, DType::U64 | DType::I64) => 21,
         (_, DType::F16 | DType::BF16 | DType::F32) => 17,
@@ -103,7 +108,10 @@ pub(crate) fn write_nested(
     for &dim in shape {
         lists = lists.saturating_mul(dim);
         if lists > tensor.elements().max(EMPTY_LISTS_MAX) {
-            return Err(Error::invalid(format!("shape {:?} is too large to write as lists", tensor.shape())));
+            return Err(Error::invalid(format!(
+                "shape {:?} is too large to write as lists",
+                tensor.shape()
+            )));
         }
     }
     write(out, tensor, text, shape, start)
@@ -118,7 +126,9 @@ fn write(
 ) -> Result<()> {
     let bytes = match tensor.data() {
         Data::Strings(strings) => {
-            return lists(out, shape, &mut { start }, &mut |out, at| write_text(out, &strings[at], text));
+            return lists(out, shape, &mut { start }, &mut |out, at| {
+                write_text(out, &strings[at], text)
+            });
         }
         Data::Bytes(bytes) => bytes.as_ref(),
     };
@@ -138,14 +148,30 @@ fn write(
         DType::Bool => numbers!(1, |out: &mut Vec<u8>, b: [u8; 1]| {
             out.extend_from_slice(if b[0] == 0 { b"false" } else { b"true" });
         }),
-        DType::U8 => numbers!(1, |out, b| drop(CompactFormatter.write_u8(out, u8::from_le_bytes(b)))),
-        DType::U16 => numbers!(2, |out, b| drop(CompactFormatter.write_u16(out, u16::from_le_bytes(b)))),
-        DType::U32 => numbers!(4, |out, b| drop(CompactFormatter.write_u32(out, u32::from_le_bytes(b)))),
-        DType::U64 => numbers!(8, |out, b| drop(CompactFormatter.write_u64(out, u64::from_le_bytes(b)))),
-        DType::I8 => numbers!(1, |out, b| drop(CompactFormatter.write_i8(out, i8::from_le_bytes(b)))),
-        DType::I16 => numbers!(2, |out, b| drop(CompactFormatter.write_i16(out, i16::from_le_bytes(b)))),
-        DType::I32 => numbers!(4, |out, b| drop(CompactFormatter.write_i32(out, i32::from_le_bytes(b)))),
-        DType::I64 => numbers!(8, |out, b| drop(CompactFormatter.write_i64(out, i64::from_le_bytes(b)))),
+        DType::U8 => {
+            numbers!(1, |out, b| drop(CompactFormatter.write_u8(out, u8::from_le_bytes(b))))
+        }
+        DType::U16 => {
+            numbers!(2, |out, b| drop(CompactFormatter.write_u16(out, u16::from_le_bytes(b))))
+        }
+        DType::U32 => {
+            numbers!(4, |out, b| drop(CompactFormatter.write_u32(out, u32::from_le_bytes(b))))
+        }
+        DType::U64 => {
+            numbers!(8, |out, b| drop(CompactFormatter.write_u64(out, u64::from_le_bytes(b))))
+        }
+        DType::I8 => {
+            numbers!(1, |out, b| drop(CompactFormatter.write_i8(out, i8::from_le_bytes(b))))
+        }
+        DType::I16 => {
+            numbers!(2, |out, b| drop(CompactFormatter.write_i16(out, i16::from_le_bytes(b))))
+        }
+        DType::I32 => {
+            numbers!(4, |out, b| drop(CompactFormatter.write_i32(out, i32::from_le_bytes(b))))
+        }
+        DType::I64 => {
+            numbers!(8, |out, b| drop(CompactFormatter.write_i64(out, i64::from_le_bytes(b))))
+        }
         DType::F16 => numbers!(2, |out, b| single(out, f16::from_le_bytes(b).to_f32())),
         DType::BF16 => numbers!(2, |out, b| single(out, bf16::from_le_bytes(b).to_f32())),
         DType::F32 => numbers!(4, |out, b| single(out, f32::from_le_bytes(b))),
@@ -206,7 +232,9 @@ fn write_text(out: &mut Vec<u8>, bytes: &[u8], text: TextEncoding) -> Result<()>
     match (std::str::from_utf8(bytes), text) {
         (Ok(plain), TextEncoding::Plain | TextEncoding::Base64WhereNeeded) => string(out, plain),
         (Err(_), TextEncoding::Plain) => {
-            return Err(Error::invalid("an output holds bytes that are no UTF-8 text; ask for binary data"));
+            return Err(Error::invalid(
+                "an output holds bytes that are no UTF-8 text; ask for binary data",
+            ));
         }
         _ => {
             out.extend_from_slice(b"{\"b64\":");
@@ -232,15 +260,20 @@ mod tests {
     fn lists_follow_the_shape() {
         let shape = [2usize, 1, 2];
         let tensor =
-            Tensor::from_vec(shape.as_slice(), vec![1f32, 0.1, f32::NAN, f32::NEG_INFINITY]).unwrap();
-        assert_eq!(nested(&tensor, TextEncoding::Plain).unwrap(), "[[[1.0,0.1]],[[NaN,-Infinity]]]");
+            Tensor::from_vec(shape.as_slice(), vec![1f32, 0.1, f32::NAN, f32::NEG_INFINITY])
+                .unwrap();
+        assert_eq!(
+            nested(&tensor, TextEncoding::Plain).unwrap(),
+            "[[[1.0,0.1]],[[NaN,-Infinity]]]"
+        );
         let mut flat = Vec::new();
         write_flat(&mut flat, &tensor).unwrap();
         assert_eq!(flat, b"[1.0,0.1,NaN,-Infinity]");
         let scalar = Tensor::from_vec([].as_slice(), vec![-3i64]).unwrap();
         assert_eq!(nested(&scalar, TextEncoding::Plain).unwrap(), "-3");
         let nibbles =
-            Tensor::from_bytes(DType::I4, [3usize].as_slice(), Bytes::from_static(&[0x78, 0x0f])).unwrap();
+            Tensor::from_bytes(DType::I4, [3usize].as_slice(), Bytes::from_static(&[0x78, 0x0f]))
+                .unwrap();
         assert_eq!(nested(&nibbles, TextEncoding::Plain).unwrap(), "[-8,7,-1]");
     }
 
@@ -249,8 +282,14 @@ mod tests {
         let strings = vec![Bytes::from_static(b"a\"\n"), Bytes::from_static(&[0xff])];
         let tensor = Tensor::from_strings([2usize].as_slice(), strings).unwrap();
         assert!(nested(&tensor, TextEncoding::Plain).is_err());
-        assert_eq!(nested(&tensor, TextEncoding::Base64WhereNeeded).unwrap(), r#"["a\"\n",{"b64":"/w=="}]"#);
-        assert_eq!(nested(&tensor, TextEncoding::Base64).unwrap(), r#"[{"b64":"YSIK"},{"b64":"/w=="}]"#);
+        assert_eq!(
+            nested(&tensor, TextEncoding::Base64WhereNeeded).unwrap(),
+            r#"["a\"\n",{"b64":"/w=="}]"#
+        );
+        assert_eq!(
+            nested(&tensor, TextEncoding::Base64).unwrap(),
+            r#"[{"b64":"YSIK"},{"b64":"/w=="}]"#
+        );
     }
 
     #[test]

@@ -19,7 +19,11 @@ pub(crate) struct TensorHeader {
 }
 
 /// Joins headers with their elements, which are either all in `raw` or all in the headers.
-pub(crate) fn tensors(what: &str, headers: Vec<TensorHeader>, raw: Vec<Bytes>) -> Result<Vec<NamedTensor>> {
+pub(crate) fn tensors(
+    what: &str,
+    headers: Vec<TensorHeader>,
+    raw: Vec<Bytes>,
+) -> Result<Vec<NamedTensor>> {
     wire::check_count(what, headers.len())?;
     if raw.is_empty() {
         return headers.into_iter().map(typed).collect();
@@ -27,7 +31,9 @@ pub(crate) fn tensors(what: &str, headers: Vec<TensorHeader>, raw: Vec<Bytes>) -
     if raw.len() != headers.len() {
         let count = headers.len();
         let raw = raw.len();
-        return Err(Error::invalid(format!("{count} {what} but {raw} raw contents; give one for each")));
+        return Err(Error::invalid(format!(
+            "{count} {what} but {raw} raw contents; give one for each"
+        )));
     }
     headers.into_iter().zip(raw).map(|(header, raw)| from_raw(header, raw)).collect()
 }
@@ -35,7 +41,9 @@ pub(crate) fn tensors(what: &str, headers: Vec<TensorHeader>, raw: Vec<Bytes>) -
 fn from_raw(header: TensorHeader, raw: Bytes) -> Result<NamedTensor> {
     let TensorHeader { name, datatype, shape, contents } = header;
     if contents.is_some_and(|contents| contents != InferTensorContents::default()) {
-        return Err(Error::invalid(format!("\"{name}\" has contents and raw contents; give one of them")));
+        return Err(Error::invalid(format!(
+            "\"{name}\" has contents and raw contents; give one of them"
+        )));
     }
     let dtype = dtype_of(&name, &datatype)?;
     let shape = wire::shape(&name, shape.into_iter())?;
@@ -65,8 +73,8 @@ fn typed(header: TensorHeader) -> Result<NamedTensor> {
     let shape = wire::shape(&name, shape.into_iter())?;
     let contents = contents.unwrap_or_default();
     check_field(&name, dtype, &datatype, &contents)?;
-    let tensor =
-        from_contents(dtype, shape, contents).map_err(|error| error.context(format_args!("\"{name}\"")))?;
+    let tensor = from_contents(dtype, shape, contents)
+        .map_err(|error| error.context(format_args!("\"{name}\"")))?;
     Ok(NamedTensor::new(name, tensor))
 }
 
@@ -85,9 +93,16 @@ fn field(dtype: DType) -> Option<&'static str> {
     })
 }
 
-fn check_field(name: &str, dtype: DType, datatype: &str, contents: &InferTensorContents) -> Result<()> {
+fn check_field(
+    name: &str,
+    dtype: DType,
+    datatype: &str,
+    contents: &InferTensorContents,
+) -> Result<()> {
     let Some(right) = field(dtype) else {
-        return Err(Error::invalid(format!("\"{name}\": {datatype} travels in raw_input_contents only")));
+        return Err(Error::invalid(format!(
+            "\"{name}\": {datatype} travels in raw_input_contents only"
+        )));
     };
     let lengths = [
         ("bool_contents", contents.bool_contents.len()),
@@ -100,9 +115,9 @@ fn check_field(name: &str, dtype: DType, datatype: &str, contents: &InferTensorC
         ("bytes_contents", contents.bytes_contents.len()),
     ];
     match lengths.into_iter().find(|(field, length)| *length > 0 && *field != right) {
-        Some((wrong, _)) => {
-            Err(Error::invalid(format!("\"{name}\" is {datatype} and goes into {right}, not {wrong}")))
-        }
+        Some((wrong, _)) => Err(Error::invalid(format!(
+            "\"{name}\" is {datatype} and goes into {right}, not {wrong}"
+        ))),
         None => Ok(()),
     }
 }

@@ -11,8 +11,9 @@ use crate::inference::model_config::SchedulingChoice;
 use crate::inference::model_metadata_response::TensorMetadata;
 use crate::inference::repository_index_response::ModelIndex;
 use crate::inference::{
-    self, DataType, InferBatchStatistics, InferStatistics, ModelDynamicBatching, ModelMetadataResponse,
-    ModelQueuePolicy, ModelStatistics, ModelStatisticsResponse, RepositoryIndexResponse, StatisticDuration,
+    self, DataType, InferBatchStatistics, InferStatistics, ModelDynamicBatching,
+    ModelMetadataResponse, ModelQueuePolicy, ModelStatistics, ModelStatisticsResponse,
+    RepositoryIndexResponse, StatisticDuration,
 };
 use crate::status::{BatchTotal, Batching, IndexEntry, QueueLimits, StatisticsEntry, Total};
 
@@ -92,14 +93,19 @@ fn dynamic_batching(batching: &Batching) -> ModelDynamicBatching {
         max_queue_size: limits.queue_max,
         ..Default::default()
     };
-    let levels = (1..).zip(&batching.levels).map(|(level, limits)| (level, policy(limits))).collect();
+    let levels =
+        (1..).zip(&batching.levels).map(|(level, limits)| (level, policy(limits))).collect();
     let size = |size: &u32| i32::try_from(*size).unwrap_or(i32::MAX);
     ModelDynamicBatching {
         preferred_batch_size: batching.preferred.iter().map(size).collect(),
         max_queue_delay_microseconds: micros(batching.delay),
         preserve_ordering: false,
         priority_levels: batching.levels.len() as u64,
-        default_priority_level: if batching.levels.is_empty() { 0 } else { batching.default_level.into() },
+        default_priority_level: if batching.levels.is_empty() {
+            0
+        } else {
+            batching.default_level.into()
+        },
         default_queue_policy: Some(policy(&batching.limits)),
         priority_queue_policy: levels,
     }

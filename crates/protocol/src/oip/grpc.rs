@@ -12,7 +12,9 @@ use crate::inference::infer_parameter::ParameterChoice;
 use crate::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use crate::inference::model_infer_response::InferOutputTensor;
 use crate::inference::model_repository_parameter::ParameterChoice as LoadParameter;
-use crate::inference::{InferParameter, ModelInferRequest, ModelInferResponse, ModelRepositoryParameter};
+use crate::inference::{
+    InferParameter, ModelInferRequest, ModelInferResponse, ModelRepositoryParameter,
+};
 use crate::json::Scalar;
 use crate::wire;
 
@@ -41,8 +43,8 @@ const VERSION: &str = "version";
 /// the list and in the tensor.
 pub fn strings_bytes_max(request: &ModelInferRequest) -> u64 {
     let strings = request.inputs.iter().zip(&request.raw_input_contents);
-    let strings =
-        strings.filter(|(input, _)| super::from_datatype(&input.datatype) == Some(base::DType::String));
+    let strings = strings
+        .filter(|(input, _)| super::from_datatype(&input.datatype) == Some(base::DType::String));
     let count = |(input, raw): (&InferInputTensor, &bytes::Bytes)| {
         let sizes = input.shape.iter().map(|&dim| u64::try_from(dim).unwrap_or(0));
         sizes.fold(1, u64::saturating_mul).min((raw.len() / contents::STRING_BYTES_MIN) as u64)
@@ -64,7 +66,9 @@ pub fn decode_request(request: ModelInferRequest) -> Result<GrpcInferRequest> {
         for (name, value) in &input.parameters {
             if name == parameters::BINARY_SIZE {
                 let input = &input.name;
-                return Err(Error::invalid(format!("\"{input}\": {name} is for requests over HTTP")));
+                return Err(Error::invalid(format!(
+                    "\"{input}\": {name} is for requests over HTTP"
+                )));
             }
             parameters::input(&input.name, name, &scalar(value))?;
         }
@@ -100,7 +104,9 @@ fn scalar(parameter: &InferParameter) -> Scalar<'_> {
     match &parameter.parameter_choice {
         Some(ParameterChoice::BoolParam(value)) => Scalar::Bool(*value),
         Some(ParameterChoice::Int64Param(value)) => Scalar::Whole(*value),
-        Some(ParameterChoice::Uint64Param(value)) => Scalar::Whole(i64::try_from(*value).unwrap_or(i64::MAX)),
+        Some(ParameterChoice::Uint64Param(value)) => {
+            Scalar::Whole(i64::try_from(*value).unwrap_or(i64::MAX))
+        }
         Some(ParameterChoice::StringParam(text)) => Scalar::Text(text.as_str().into()),
         _ => Scalar::Other,
     }
@@ -116,11 +122,15 @@ pub fn boolean(value: bool) -> InferParameter {
 /// # Errors
 /// `Unimplemented` for parameters with settings or files; `InvalidArgument` for a version that is
 /// no number.
-pub fn load_version(parameters: &BTreeMap<String, ModelRepositoryParameter>) -> Result<Option<u64>> {
+pub fn load_version(
+    parameters: &BTreeMap<String, ModelRepositoryParameter>,
+) -> Result<Option<u64>> {
     parameters.keys().try_for_each(|name| super::check_load_parameter(name))?;
     let Some(version) = parameters.get(VERSION) else { return Ok(None) };
     match version.parameter_choice {
-        Some(LoadParameter::Int64Param(version)) if version >= 0 => Ok(Some(version.unsigned_abs())),
+        Some(LoadParameter::Int64Param(version)) if version >= 0 => {
+            Ok(Some(version.unsigned_abs()))
+        }
         None => Ok(None),
         Some(_) => Err(Error::invalid("\"version\" must be a whole number")),
     }
@@ -169,7 +179,8 @@ pub fn encode_request(
     inputs: &[NamedTensor],
     outputs: &[&str],
 ) -> Result<ModelInferRequest> {
-    let requested = |name: &&str| InferRequestedOutputTensor { name: (*name).into(), ..Default::default() };
+    let requested =
+        |name: &&str| InferRequestedOutputTensor { name: (*name).into(), ..Default::default() };
     let input = |NamedTensor { name, tensor }: &NamedTensor| InferInputTensor {
         name: name.to_string(),
         datatype: datatype(tensor.dtype()).into(),

@@ -37,7 +37,9 @@ const TIMEOUT: &str = "timeout";
 const PRIORITY: &str = "priority";
 
 fn no_priority() -> Error {
-    Error::invalid("\"priority\" must be a whole number: 1 for the highest level, 0 for the model's default")
+    Error::invalid(
+        "\"priority\" must be a whole number: 1 for the highest level, 0 for the model's default",
+    )
 }
 
 fn no_shared_memory(name: &str) -> Error {
@@ -47,7 +49,9 @@ fn no_shared_memory(name: &str) -> Error {
 }
 
 fn no_classification(name: &str) -> Error {
-    Error::unimplemented(format!("classification of \"{name}\" is not offered; ask for the output itself"))
+    Error::unimplemented(format!(
+        "classification of \"{name}\" is not offered; ask for the output itself"
+    ))
 }
 
 /// Refuses parameters of a load with a model's settings or files. Loads read the model's directory;

@@ -44,7 +44,9 @@ impl InferOptions {
             // Each request has one response, which a stream marks as the last, so no empty response
             // follows.
             ("triton_enable_empty_final_response", Scalar::Bool(_)) => {}
-            ("sequence_id" | "sequence_start" | "sequence_end", value) => return sequence(name, value),
+            ("sequence_id" | "sequence_start" | "sequence_end", value) => {
+                return sequence(name, value);
+            }
             _ if is_plain_content(name, value) => {}
             _ => return Err(unknown(name, "the request")),
         }
@@ -116,7 +118,9 @@ fn sequence(name: &str, value: &Scalar<'_>) -> Result<()> {
 fn unknown(name: &str, of: &str) -> Error {
     // The name comes from the client: a message shows its start only.
     let shown: String = name.chars().take(NAME_SHOWN_MAX).collect();
-    Error::invalid(format!("{of} has the parameter \"{shown}\", which is not known here; leave it out"))
+    Error::invalid(format!(
+        "{of} has the parameter \"{shown}\", which is not known here; leave it out"
+    ))
 }
 
 #[cfg(test)]
@@ -163,7 +167,10 @@ mod tests {
 
     #[test]
     fn every_parameter_is_known_or_refused() {
-        assert_eq!(request("timeout", Scalar::Whole(5)).unwrap().timeout, Some(Duration::from_micros(5)));
+        assert_eq!(
+            request("timeout", Scalar::Whole(5)).unwrap().timeout,
+            Some(Duration::from_micros(5))
+        );
         assert_eq!(request("priority", Scalar::Whole(2)).unwrap().priority, 2);
         assert!(request("binary_data_output", Scalar::Bool(true)).unwrap().binary_output);
         for (name, value) in [
@@ -189,11 +196,17 @@ mod tests {
     #[test]
     fn parameters_of_tensors() {
         assert_eq!(input("x", BINARY_SIZE, &Scalar::Whole(4)), Ok(Some(4)));
-        assert_eq!(refusal(input("x", BINARY_SIZE, &Scalar::Whole(-4))), ErrorKind::InvalidArgument);
+        assert_eq!(
+            refusal(input("x", BINARY_SIZE, &Scalar::Whole(-4))),
+            ErrorKind::InvalidArgument
+        );
         assert_eq!(refusal(input("x", "layout", &text("NHWC"))), ErrorKind::InvalidArgument);
         assert_eq!(output("y", "binary_data", &Scalar::Bool(true)), Ok(Some(true)));
         assert_eq!(output("y", CLASSIFICATION, &Scalar::Whole(0)), Ok(None));
-        assert_eq!(refusal(output("y", CLASSIFICATION, &Scalar::Whole(3))), ErrorKind::Unimplemented);
+        assert_eq!(
+            refusal(output("y", CLASSIFICATION, &Scalar::Whole(3))),
+            ErrorKind::Unimplemented
+        );
         assert_eq!(refusal(output("y", "rounding", &Scalar::Whole(3))), ErrorKind::InvalidArgument);
         for name in ["shared_memory_region", "shared_memory_offset"] {
             assert_eq!(refusal(input("x", name, &text("r"))), ErrorKind::Unimplemented);

@@ -22,14 +22,18 @@ pub(crate) fn decode(name: &str, shape: Shape, mut raw: Bytes) -> Result<Tensor>
         strings.push(raw.split_to(length));
     }
     if !raw.is_empty() {
-        return Err(Error::invalid(format!("\"{name}\" has {} bytes after its {count} strings", raw.len())));
+        return Err(Error::invalid(format!(
+            "\"{name}\" has {} bytes after its {count} strings",
+            raw.len()
+        )));
     }
     Tensor::from_strings(shape, strings)
 }
 
 /// Returns the raw form of `strings`.
 pub(crate) fn encode(name: &str, strings: &[Bytes]) -> Result<Bytes> {
-    let mut raw = BytesMut::with_capacity(strings.iter().map(|string| LENGTH_BYTES + string.len()).sum());
+    let mut raw =
+        BytesMut::with_capacity(strings.iter().map(|string| LENGTH_BYTES + string.len()).sum());
     for string in strings {
         let length = u32::try_from(string.len())
             .map_err(|_| Error::invalid(format!("a string of \"{name}\" is longer than 4 GiB")))?;

@@ -24,7 +24,11 @@ impl FillBudget {
     ///
     /// # Errors
     /// `InvalidArgument` for more than `count` values; `TooLarge` over the budget.
-    pub(crate) fn fill<T: Clone + Default>(&mut self, mut values: Vec<T>, count: usize) -> Result<Vec<T>> {
+    pub(crate) fn fill<T: Clone + Default>(
+        &mut self,
+        mut values: Vec<T>,
+        count: usize,
+    ) -> Result<Vec<T>> {
         if values.len() > count {
             return Err(Error::invalid(format!("{} values for {count} elements", values.len())));
         }

@@ -13,8 +13,8 @@ use super::{METADATA_FIELD, METHOD, SIGNATURE, check_signature, datatype};
 use crate::status::VersionState;
 use crate::tensorflow::error::Code;
 use crate::tensorflow::serving::{
-    GetModelMetadataResponse, GetModelStatusResponse, ModelSpec, ModelVersionStatus, PredictRequest,
-    PredictResponse, SignatureDefMap, StatusProto, model_spec::VersionChoice,
+    GetModelMetadataResponse, GetModelStatusResponse, ModelSpec, ModelVersionStatus,
+    PredictRequest, PredictResponse, SignatureDefMap, StatusProto, model_spec::VersionChoice,
 };
 use crate::tensorflow::tensor_shape_proto::Dim;
 use crate::tensorflow::{SignatureDef, TensorInfo, TensorShapeProto, tensor_info};
@@ -99,7 +99,11 @@ pub fn filled_bytes_max(request: &PredictRequest) -> u64 {
 pub fn decode_predict(request: PredictRequest) -> Result<GrpcPredict> {
     wire::check_count("inputs", request.inputs.len())?;
     wire::check_count("outputs", request.output_filter.len())?;
-    request.inputs.keys().chain(&request.output_filter).try_for_each(|name| wire::check_name(name))?;
+    request
+        .inputs
+        .keys()
+        .chain(&request.output_filter)
+        .try_for_each(|name| wire::check_name(name))?;
     let mut budget = FillBudget::default();
     let input = |(name, message): (String, _)| {
         let tensor = decode_within(&name, message, &mut budget)?;
@@ -122,7 +126,11 @@ pub fn encode_predict(
 }
 
 /// Encodes a client's request. Empty `outputs` request all outputs.
-pub fn encode_request(target: &PredictTarget, inputs: &[NamedTensor], outputs: &[&str]) -> PredictRequest {
+pub fn encode_request(
+    target: &PredictTarget,
+    inputs: &[NamedTensor],
+    outputs: &[&str],
+) -> PredictRequest {
     let choice = match (target.version, &target.label) {
         (Some(version), _) => Some(VersionChoice::Version(version as i64)),
         (None, Some(label)) => Some(VersionChoice::VersionLabel(label.clone())),
@@ -134,7 +142,10 @@ pub fn encode_request(target: &PredictTarget, inputs: &[NamedTensor], outputs: &
             signature_name: String::new(),
             version_choice: choice,
         }),
-        inputs: inputs.iter().map(|input| (input.name.to_string(), encode_tensor(&input.tensor))).collect(),
+        inputs: inputs
+            .iter()
+            .map(|input| (input.name.to_string(), encode_tensor(&input.tensor)))
+            .collect(),
         output_filter: outputs.iter().map(|output| (*output).into()).collect(),
     }
 }
@@ -192,8 +203,11 @@ pub fn model_metadata(
             "the only metadata_field there is, is \"{METADATA_FIELD}\"; name it"
         )));
     }
-    let map = SignatureDefMap { signature_def: [(SIGNATURE.to_owned(), signature_def(signature))].into() };
-    let packed = prost_types::Any { type_url: SIGNATURE_DEF_MAP_URL.into(), value: map.encode_to_vec() };
+    let map = SignatureDefMap {
+        signature_def: [(SIGNATURE.to_owned(), signature_def(signature))].into(),
+    };
+    let packed =
+        prost_types::Any { type_url: SIGNATURE_DEF_MAP_URL.into(), value: map.encode_to_vec() };
     Ok(GetModelMetadataResponse {
         model_spec: Some(spec(version, "")),
         metadata: [(METADATA_FIELD.to_owned(), packed)].into(),

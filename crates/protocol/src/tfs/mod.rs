@@ -34,5 +34,7 @@ fn check_signature(name: &str) -> Result<()> {
         return Ok(());
     }
     let shown: String = name.chars().take(64).collect();
-    Err(Error::precondition(format!("there is no signature \"{shown}\"; the only one is \"{SIGNATURE}\"")))
+    Err(Error::precondition(format!(
+        "there is no signature \"{shown}\"; the only one is \"{SIGNATURE}\""
+    )))
 }

@@ -19,7 +19,8 @@ pub fn adapt_ranks(signature: &Signature, inputs: &mut [NamedTensor]) -> AddedAx
     let mut common = None;
     for input in inputs {
         let added = adapt(signature, input);
-        common = Some(common.map_or(added, |common: usize| if common == added { common } else { 0 }));
+        common =
+            Some(common.map_or(added, |common: usize| if common == added { common } else { 0 }));
     }
     AddedAxes { added: common.unwrap_or(0) }
 }
@@ -27,7 +28,9 @@ pub fn adapt_ranks(signature: &Signature, inputs: &mut [NamedTensor]) -> AddedAx
 /// Adds the axes that `input` lacks, and returns their number.
 fn adapt(signature: &Signature, input: &mut NamedTensor) -> usize {
     let spec = signature.inputs.iter().find(|spec| *spec.name == *input.name);
-    let (Some(dims), rank) = (spec.and_then(|spec| spec.shape.as_ref()), input.tensor.shape().len()) else {
+    let (Some(dims), rank) =
+        (spec.and_then(|spec| spec.shape.as_ref()), input.tensor.shape().len())
+    else {
         return 0;
     };
     let lacking = dims.get(rank..).unwrap_or_default();
@@ -53,7 +56,8 @@ impl AddedAxes {
             let Some(dims) = spec.and_then(|spec| spec.shape.as_ref()) else { continue };
             let shape = output.tensor.shape();
             let kept = shape.len().saturating_sub(self.added);
-            let ones = dims.get(kept..).is_some_and(|last| last.iter().all(|dim| *dim == Dim::Fixed(1)));
+            let ones =
+                dims.get(kept..).is_some_and(|last| last.iter().all(|dim| *dim == Dim::Fixed(1)));
             if !ones || kept == 0 {
                 continue;
             }
@@ -81,7 +85,12 @@ mod tests {
     use super::*;
 
     fn spec(name: &str, dims: &[Dim]) -> TensorSpec {
-        TensorSpec { name: name.into(), dtype: DType::F32, shape: Some(dims.to_vec()), optional: false }
+        TensorSpec {
+            name: name.into(),
+            dtype: DType::F32,
+            shape: Some(dims.to_vec()),
+            optional: false,
+        }
     }
 
     fn floats(name: &str, shape: &[usize]) -> NamedTensor {
@@ -97,8 +106,10 @@ mod tests {
     fn last_axes_of_one_are_added_and_taken_again() {
         let open = Dim::Dynamic(None);
         let one = [open.clone(), Dim::Fixed(1)];
-        let signature =
-            Signature { inputs: vec![spec("x", &one)], outputs: vec![spec("y", &one), spec("z", &[open])] };
+        let signature = Signature {
+            inputs: vec![spec("x", &one)],
+            outputs: vec![spec("y", &one), spec("z", &[open])],
+        };
         let mut inputs = vec![floats("x", &[3])];
         let ranks = adapt_ranks(&signature, &mut inputs);
         assert_eq!(shapes(&inputs), [[3, 1]]);
@@ -116,7 +127,9 @@ mod tests {
     #[test]
     fn what_could_mean_two_things_stays() {
         let open = Dim::Dynamic(None);
-        for dims in [&[open.clone(), Dim::Fixed(4)][..], &[open.clone(), open.clone()], &[Dim::Fixed(1)]] {
+        for dims in
+            [&[open.clone(), Dim::Fixed(4)][..], &[open.clone(), open.clone()], &[Dim::Fixed(1)]]
+        {
             let signature = Signature { inputs: vec![spec("x", dims)], outputs: vec![] };
             let mut inputs = vec![floats("x", if dims.len() == 1 { &[] } else { &[4] })];
             assert_eq!(adapt_ranks(&signature, &mut inputs), AddedAxes::default());

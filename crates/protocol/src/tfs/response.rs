@@ -78,8 +78,12 @@ pub(super) fn shared_response(
     elements: TensorFields,
     model_spec: ModelSpec,
 ) -> SharedPredictResponse {
-    let output = |output: base::NamedTensor| (output.name.to_string(), tensor(&output.tensor, elements));
-    SharedPredictResponse { outputs: outputs.into_iter().map(output).collect(), model_spec: Some(model_spec) }
+    let output =
+        |output: base::NamedTensor| (output.name.to_string(), tensor(&output.tensor, elements));
+    SharedPredictResponse {
+        outputs: outputs.into_iter().map(output).collect(),
+        model_spec: Some(model_spec),
+    }
 }
 
 /// Returns the specification of a version in a response.
@@ -103,7 +107,9 @@ fn tensor(tensor: &Tensor, elements: TensorFields) -> SharedTensorProto {
         (Data::Bytes(bytes), TensorFields::Typed) => message.set_typed(tensor, bytes),
         (Data::Bytes(packed), TensorFields::Content) => {
             message.tensor_content = match tensor.dtype() {
-                dtype @ (DType::U4 | DType::I4) => wire::unpack(dtype, tensor.elements(), packed).into(),
+                dtype @ (DType::U4 | DType::I4) => {
+                    wire::unpack(dtype, tensor.elements(), packed).into()
+                }
                 _ => packed.clone(),
             }
         }
@@ -128,10 +134,13 @@ impl SharedTensorProto {
             DType::U16 => self.int_val = numbers(bytes, |b| u16::from_le_bytes(b).into()),
             DType::I8 => self.int_val = numbers(bytes, |b| i8::from_le_bytes(b).into()),
             DType::U8 => self.int_val = numbers(bytes, |b| u8::from_le_bytes(b).into()),
-            DType::F16 | DType::BF16 => self.half_val = numbers(bytes, |b| u16::from_le_bytes(b).into()),
+            DType::F16 | DType::BF16 => {
+                self.half_val = numbers(bytes, |b| u16::from_le_bytes(b).into())
+            }
             dtype @ (DType::U4 | DType::I4) => {
                 let elements = wire::unpack(dtype, tensor.elements(), bytes);
-                self.int_val = elements.into_iter().map(|element| element.cast_signed().into()).collect();
+                self.int_val =
+                    elements.into_iter().map(|element| element.cast_signed().into()).collect();
             }
             // The 8-bit floats. Strings are handled before.
             _ => self.float8_val = bytes.clone(),

@@ -20,9 +20,14 @@ pub fn decode_tensor(name: &str, message: TensorProto) -> Result<Tensor> {
 }
 
 /// Decodes a tensor whose repeated values draw on `budget`.
-pub(crate) fn decode_within(name: &str, message: TensorProto, budget: &mut FillBudget) -> Result<Tensor> {
+pub(crate) fn decode_within(
+    name: &str,
+    message: TensorProto,
+    budget: &mut FillBudget,
+) -> Result<Tensor> {
     let dtype = from_datatype(message.dtype).ok_or_else(|| {
-        let named = crate::tensorflow::DataType::try_from(message.dtype).map(|dtype| dtype.as_str_name());
+        let named =
+            crate::tensorflow::DataType::try_from(message.dtype).map(|dtype| dtype.as_str_name());
         Error::unimplemented(format!(
             "\"{name}\" has type {}, which is not offered",
             named.unwrap_or("unknown")
@@ -46,7 +51,13 @@ fn shape(name: &str, shape: Option<&TensorShapeProto>) -> Result<Shape> {
     wire::shape(name, shape.dim.iter().map(|dim| dim.size))
 }
 
-fn from_content(name: &str, dtype: DType, shape: Shape, count: usize, content: Bytes) -> Result<Tensor> {
+fn from_content(
+    name: &str,
+    dtype: DType,
+    shape: Shape,
+    count: usize,
+    content: Bytes,
+) -> Result<Tensor> {
     match dtype {
         DType::String => Tensor::from_strings(shape, string_list(count, content)?),
         DType::U4 | DType::I4 => {
@@ -74,8 +85,10 @@ fn string_list(count: usize, mut content: Bytes) -> Result<Vec<Bytes>> {
     }
     let mut strings = Vec::with_capacity(count);
     for length in lengths {
-        let length =
-            usize::try_from(length).ok().filter(|length| *length <= content.len()).ok_or_else(cut)?;
+        let length = usize::try_from(length)
+            .ok()
+            .filter(|length| *length <= content.len())
+            .ok_or_else(cut)?;
         strings.push(content.split_to(length));
     }
     if content.has_remaining() { Err(cut()) } else { Ok(strings) }
@@ -119,7 +132,9 @@ fn from_values(
         }
         DType::String => Tensor::from_strings(shape, budget.fill(message.string_val, count)?),
         // The 8-bit floats.
-        _ if message.float8_val.len() == count => Tensor::from_bytes(dtype, shape, message.float8_val),
+        _ if message.float8_val.len() == count => {
+            Tensor::from_bytes(dtype, shape, message.float8_val)
+        }
         _ => plain(dtype, shape, budget.fill(message.float8_val.to_vec(), count)?),
     }
 }
@@ -129,13 +144,18 @@ fn plain(dtype: DType, shape: Shape, bytes: Vec<u8>) -> Result<Tensor> {
 }
 
 fn narrow<T: Element + TryFrom<i32>>(values: Vec<i32>) -> Result<Vec<T>> {
-    let element =
-        |value: i32| T::try_from(value).map_err(|_| Error::invalid(format!("{value} is out of range")));
+    let element = |value: i32| {
+        T::try_from(value).map_err(|_| Error::invalid(format!("{value} is out of range")))
+    };
     values.into_iter().map(element).collect()
 }
 
 /// Converts alternating real and imaginary parts into the bytes of complex numbers.
-fn pairs<T: Element + Default>(parts: Vec<T>, count: usize, budget: &mut FillBudget) -> Result<Vec<u8>> {
+fn pairs<T: Element + Default>(
+    parts: Vec<T>,
+    count: usize,
+    budget: &mut FillBudget,
+) -> Result<Vec<u8>> {
     let (numbers, rest) = parts.as_chunks::<2>();
     if !rest.is_empty() {
         return Err(Error::invalid("a complex number has no imaginary part"));
@@ -181,11 +201,16 @@ mod tests {
     #[test]
     fn the_last_value_fills_the_rest() {
         let some = TensorProto { float_val: vec![1.0, 2.0], ..message(DataType::DtFloat, &[2, 2]) };
-        assert_eq!(decode_tensor("x", some).unwrap().to_vec::<f32>().unwrap(), [1.0, 2.0, 2.0, 2.0]);
+        assert_eq!(
+            decode_tensor("x", some).unwrap().to_vec::<f32>().unwrap(),
+            [1.0, 2.0, 2.0, 2.0]
+        );
         let none = message(DataType::DtInt64, &[3]);
         assert_eq!(decode_tensor("x", none).unwrap().to_vec::<i64>().unwrap(), [0, 0, 0]);
-        let text =
-            TensorProto { string_val: vec![Bytes::from_static(b"a")], ..message(DataType::DtString, &[2]) };
+        let text = TensorProto {
+            string_val: vec![Bytes::from_static(b"a")],
+            ..message(DataType::DtString, &[2])
+        };
         assert_eq!(decode_tensor("x", text).unwrap().strings().unwrap().len(), 2);
         let many = TensorProto { int_val: vec![1, 2, 3], ..message(DataType::DtInt32, &[2]) };
         assert!(decode_tensor("x", many).is_err());
@@ -206,19 +231,22 @@ mod tests {
     #[test]
     fn strings_in_content() {
         let content = Bytes::from_static(b"\x02\x00\x03abxyz");
-        let strings = TensorProto { tensor_content: content.clone(), ..message(DataType::DtString, &[3]) };
+        let strings =
+            TensorProto { tensor_content: content.clone(), ..message(DataType::DtString, &[3]) };
         let tensor = decode_tensor("x", strings).unwrap();
         assert_eq!(tensor.strings().unwrap(), [&b"ab"[..], b"", b"xyz"].map(Bytes::from_static));
         for cut in 1..content.len() {
             let content = content.slice(..cut);
-            let broken = TensorProto { tensor_content: content, ..message(DataType::DtString, &[3]) };
+            let broken =
+                TensorProto { tensor_content: content, ..message(DataType::DtString, &[3]) };
             assert!(decode_tensor("x", broken).is_err(), "{cut}");
         }
     }
 
     #[test]
     fn odd_types() {
-        let pairs = TensorProto { scomplex_val: vec![1.0, -1.0], ..message(DataType::DtComplex64, &[2]) };
+        let pairs =
+            TensorProto { scomplex_val: vec![1.0, -1.0], ..message(DataType::DtComplex64, &[2]) };
         let bytes = [1f32, -1.0, 1.0, -1.0].map(f32::to_le_bytes).concat();
         assert_eq!(decode_tensor("x", pairs).unwrap().bytes().unwrap(), &bytes);
         let odd = TensorProto { scomplex_val: vec![1.0], ..message(DataType::DtComplex64, &[1]) };
@@ -228,11 +256,19 @@ mod tests {
         let wide = TensorProto { int_val: vec![8], ..message(DataType::DtInt4, &[1]) };
         assert!(decode_tensor("x", wide).is_err());
         let half = TensorProto { half_val: vec![0x3c00], ..message(DataType::DtHalf, &[1]) };
-        assert_eq!(decode_tensor("x", half).unwrap().to_vec::<half::f16>().unwrap(), [half::f16::ONE]);
+        assert_eq!(
+            decode_tensor("x", half).unwrap().to_vec::<half::f16>().unwrap(),
+            [half::f16::ONE]
+        );
         let quantised = message(DataType::DtQint8, &[1]);
-        assert_eq!(decode_tensor("x", quantised).unwrap_err().kind(), base::ErrorKind::Unimplemented);
-        let bools =
-            TensorProto { tensor_content: Bytes::from_static(&[2]), ..message(DataType::DtBool, &[1]) };
+        assert_eq!(
+            decode_tensor("x", quantised).unwrap_err().kind(),
+            base::ErrorKind::Unimplemented
+        );
+        let bools = TensorProto {
+            tensor_content: Bytes::from_static(&[2]),
+            ..message(DataType::DtBool, &[1])
+        };
         assert!(decode_tensor("x", bools).is_err());
     }
 }

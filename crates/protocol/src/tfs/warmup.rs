@@ -96,7 +96,9 @@ fn request(record: Bytes) -> Result<Option<Vec<NamedTensor>>> {
             grpc::decode_predict(request).map(|predict| Some(predict.inputs))
         }
         Some(LogType::PredictLog(_)) => Err(Error::invalid("it has no request")),
-        Some(LogType::ClassifyLog(_) | LogType::RegressLog(_) | LogType::MultiInferenceLog(_)) => Ok(None),
+        Some(LogType::ClassifyLog(_) | LogType::RegressLog(_) | LogType::MultiInferenceLog(_)) => {
+            Ok(None)
+        }
         None if is_session_run(record) => Ok(None),
         None => Err(Error::unimplemented("it is of an unknown kind")),
     }

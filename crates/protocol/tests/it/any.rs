@@ -19,7 +19,8 @@ pub(crate) fn has_json(dtype: DType) -> bool {
 }
 
 fn bytes_of(dtype: DType, elements: usize, noise: &[u8]) -> Vec<u8> {
-    let mut bytes: Vec<u8> = noise.iter().copied().cycle().take(dtype.bytes_for(elements).unwrap()).collect();
+    let mut bytes: Vec<u8> =
+        noise.iter().copied().cycle().take(dtype.bytes_for(elements).unwrap()).collect();
     match dtype {
         DType::Bool => bytes.iter_mut().for_each(|byte| *byte &= 1),
         // A packed tensor's last half byte is padding, which is 0.
@@ -66,7 +67,8 @@ pub(crate) fn tensors(
     text: bool,
 ) -> BoxedStrategy<Vec<NamedTensor>> {
     let dtypes: Vec<DType> = DType::ALL.into_iter().filter(|dtype| allowed(*dtype)).collect();
-    let one = proptest::sample::select(dtypes).prop_flat_map(move |dtype| tensor(dtype, least, text));
+    let one =
+        proptest::sample::select(dtypes).prop_flat_map(move |dtype| tensor(dtype, least, text));
     vec(one, 1..4)
         .prop_map(|tensors| {
             let named = |(position, tensor)| NamedTensor::new(format!("t{position}"), tensor);

@@ -152,7 +152,11 @@ fn changed(body: &[u8], changes: &[Change]) -> Bytes {
 }
 
 fn some_signature() -> Signature {
-    any::inputs(&[("t0", DType::F32, &[-1, 2]), ("t1", DType::String, &[-1]), ("t2", DType::I64, &[])])
+    any::inputs(&[
+        ("t0", DType::F32, &[-1, 2]),
+        ("t1", DType::String, &[-1]),
+        ("t2", DType::I64, &[]),
+    ])
 }
 
 proptest! {

@@ -25,11 +25,22 @@ fn nesting_without_end() {
         assert_eq!(infer(format!("{{\"other\":{value}")), ErrorKind::InvalidArgument);
         assert_eq!(infer(format!("{{\"parameters\":{{\"a\":{value}")), ErrorKind::InvalidArgument);
         assert_eq!(infer(format!("{{\"inputs\":[{{\"data\":{value}")), ErrorKind::InvalidArgument);
-        assert_eq!(predict(format!("{{\"inputs\":{value}"), DType::F32), ErrorKind::InvalidArgument);
-        assert_eq!(predict(format!("{{\"instances\":{value}"), DType::F32), ErrorKind::InvalidArgument);
-        assert_eq!(predict(format!("{{\"instances\":[{value}"), DType::String), ErrorKind::InvalidArgument);
+        assert_eq!(
+            predict(format!("{{\"inputs\":{value}"), DType::F32),
+            ErrorKind::InvalidArgument
+        );
+        assert_eq!(
+            predict(format!("{{\"instances\":{value}"), DType::F32),
+            ErrorKind::InvalidArgument
+        );
+        assert_eq!(
+            predict(format!("{{\"instances\":[{value}"), DType::String),
+            ErrorKind::InvalidArgument
+        );
     }
-    let typed = format!("{{\"inputs\":[{{\"name\":\"x\",\"datatype\":\"FP32\",\"shape\":[1],\"data\":{deep}");
+    let typed = format!(
+        "{{\"inputs\":[{{\"name\":\"x\",\"datatype\":\"FP32\",\"shape\":[1],\"data\":{deep}"
+    );
     assert_eq!(infer(typed), ErrorKind::InvalidArgument);
     assert_eq!(
         infer(format!("{{\"inputs\":[{{\"shape\":[{}1]}}]}}", "1,".repeat(1 << 16))),
@@ -42,7 +53,10 @@ fn more_tensors_than_taken() {
     let inputs = vec![r#"{"name":"x","datatype":"FP32","shape":[1],"data":[1]}"#; 2000].join(",");
     assert_eq!(infer(format!("{{\"inputs\":[{inputs}]}}")), ErrorKind::InvalidArgument);
     let outputs = vec![r#"{"name":"y"}"#; 2000].join(",");
-    assert_eq!(infer(format!("{{\"inputs\":[],\"outputs\":[{outputs}]}}")), ErrorKind::InvalidArgument);
+    assert_eq!(
+        infer(format!("{{\"inputs\":[],\"outputs\":[{outputs}]}}")),
+        ErrorKind::InvalidArgument
+    );
     let sizes = [r#"{"name":"x","datatype":"UINT8","shape":[1],"parameters":{"binary_data_size":9223372036854775807}}"#;
         3];
     assert_eq!(infer(format!("{{\"inputs\":[{}]}}", sizes.join(","))), ErrorKind::InvalidArgument);
@@ -64,7 +78,12 @@ fn text_that_is_none() {
         b"null",
     ] {
         assert_eq!(infer(body), ErrorKind::InvalidArgument, "{}", body.escape_ascii());
-        assert_eq!(predict(body, DType::F32), ErrorKind::InvalidArgument, "{}", body.escape_ascii());
+        assert_eq!(
+            predict(body, DType::F32),
+            ErrorKind::InvalidArgument,
+            "{}",
+            body.escape_ascii()
+        );
     }
     for body in [r#"{"id":1,"inputs":[]}"#, r#"{"inputs":{}}"#, r#"{"inputs":[[]]}"#] {
         assert_eq!(infer(body), ErrorKind::InvalidArgument, "{body}");
@@ -74,15 +93,24 @@ fn text_that_is_none() {
 #[test]
 fn shapes_that_lie() {
     let message = |size: i64| {
-        let shape = TensorShapeProto { dim: vec![Dim { size, name: String::new() }], unknown_rank: false };
-        TensorProto { dtype: 1, tensor_shape: Some(shape), float_val: vec![1.0], ..TensorProto::default() }
+        let shape =
+            TensorShapeProto { dim: vec![Dim { size, name: String::new() }], unknown_rank: false };
+        TensorProto {
+            dtype: 1,
+            tensor_shape: Some(shape),
+            float_val: vec![1.0],
+            ..TensorProto::default()
+        }
     };
     assert_eq!(tfs::decode_tensor("x", message(1 << 50)).unwrap_err().kind(), ErrorKind::TooLarge);
     assert_eq!(tfs::decode_tensor("x", message(0)).unwrap_err().kind(), ErrorKind::InvalidArgument);
     let unknown = TensorShapeProto { dim: vec![], unknown_rank: true };
     let unknown = TensorProto { tensor_shape: Some(unknown), ..message(1) };
     assert_eq!(tfs::decode_tensor("x", unknown).unwrap_err().kind(), ErrorKind::InvalidArgument);
-    let axes = TensorShapeProto { dim: vec![Dim { size: 1, name: String::new() }; 65], unknown_rank: false };
+    let axes = TensorShapeProto {
+        dim: vec![Dim { size: 1, name: String::new() }; 65],
+        unknown_rank: false,
+    };
     let axes = TensorProto { tensor_shape: Some(axes), ..message(1) };
     assert_eq!(tfs::decode_tensor("x", axes).unwrap_err().kind(), ErrorKind::InvalidArgument);
 }

@@ -46,15 +46,19 @@ fn a_model_that_merges_shows_its_batching() {
         levels: vec![limits, QueueLimits::default()],
         default_level: 2,
     };
-    let config =
-        |batching| value(&json::model_config("m", "e", &signature, &BTreeMap::new(), Some(batching)));
+    let config = |batching| {
+        value(&json::model_config("m", "e", &signature, &BTreeMap::new(), Some(batching)))
+    };
     let shown = config(&batching);
     assert_eq!(shown["max_batch_size"], 8);
     assert_eq!((&shown["input"][0]["dims"], &shown["input"][1]["dims"]), (&json!([3]), &json!([])));
     let dynamic = &shown["dynamic_batching"];
     assert_eq!(dynamic["preferred_batch_size"], json!([4, 8]));
     assert_eq!(dynamic["max_queue_delay_microseconds"], 2000);
-    assert_eq!((&dynamic["priority_levels"], &dynamic["default_priority_level"]), (&json!(2), &json!(2)));
+    assert_eq!(
+        (&dynamic["priority_levels"], &dynamic["default_priority_level"]),
+        (&json!(2), &json!(2))
+    );
     let level = &dynamic["priority_queue_policy"]["1"];
     assert_eq!(
         (&level["max_queue_size"], &level["default_timeout_microseconds"]),
@@ -63,7 +67,10 @@ fn a_model_that_merges_shows_its_batching() {
     assert_eq!(dynamic["default_queue_policy"]["max_queue_size"], 0);
     // Requests that are not joined along axis 0 keep it in the shapes.
     let apart = config(&Batching { batch_max: 0, ..batching.clone() });
-    assert_eq!((&apart["max_batch_size"], &apart["input"][0]["dims"]), (&json!(0), &json!([-1, 3])));
+    assert_eq!(
+        (&apart["max_batch_size"], &apart["input"][0]["dims"]),
+        (&json!(0), &json!([-1, 3]))
+    );
 }
 
 #[test]
@@ -93,9 +100,14 @@ fn statistics_and_index() {
     assert_eq!(model["inference_stats"]["compute_infer"], json!({"count":4,"ns":40}));
     assert_eq!(grpc::model_statistics(&[entry]).model_stats[0].last_inference, 99);
 
-    let ready = IndexEntry { name: "m".into(), version: Some(1), state: "READY", reason: String::new() };
-    let none =
-        IndexEntry { name: "n".into(), version: None, state: "UNAVAILABLE", reason: "unloaded".into() };
+    let ready =
+        IndexEntry { name: "m".into(), version: Some(1), state: "READY", reason: String::new() };
+    let none = IndexEntry {
+        name: "n".into(),
+        version: None,
+        state: "UNAVAILABLE",
+        reason: "unloaded".into(),
+    };
     let entries = [ready, none];
     assert_eq!(
         value(&json::repository_index(&entries)),

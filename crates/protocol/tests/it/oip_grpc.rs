@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use protocol::Message;
 use protocol::inference::infer_parameter::ParameterChoice;
 use protocol::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
-use protocol::inference::{InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse};
+use protocol::inference::{
+    InferParameter, InferTensorContents, ModelInferRequest, ModelInferResponse,
+};
 use protocol::oip::grpc;
 
 use crate::any;
@@ -66,18 +68,22 @@ fn contents(tensor: &Tensor) -> InferTensorContents {
             contents.bool_contents = tensor.bytes().unwrap().iter().map(|byte| *byte == 1).collect()
         }
         DType::I8 => {
-            contents.int_contents = tensor.to_vec::<i8>().unwrap().into_iter().map(i32::from).collect()
+            contents.int_contents =
+                tensor.to_vec::<i8>().unwrap().into_iter().map(i32::from).collect()
         }
         DType::I16 => {
-            contents.int_contents = tensor.to_vec::<i16>().unwrap().into_iter().map(i32::from).collect()
+            contents.int_contents =
+                tensor.to_vec::<i16>().unwrap().into_iter().map(i32::from).collect()
         }
         DType::I32 => contents.int_contents = tensor.to_vec().unwrap(),
         DType::I64 => contents.int64_contents = tensor.to_vec().unwrap(),
         DType::U8 => {
-            contents.uint_contents = tensor.to_vec::<u8>().unwrap().into_iter().map(u32::from).collect()
+            contents.uint_contents =
+                tensor.to_vec::<u8>().unwrap().into_iter().map(u32::from).collect()
         }
         DType::U16 => {
-            contents.uint_contents = tensor.to_vec::<u16>().unwrap().into_iter().map(u32::from).collect()
+            contents.uint_contents =
+                tensor.to_vec::<u16>().unwrap().into_iter().map(u32::from).collect()
         }
         DType::U32 => contents.uint_contents = tensor.to_vec().unwrap(),
         DType::U64 => contents.uint64_contents = tensor.to_vec().unwrap(),
@@ -90,7 +96,8 @@ fn contents(tensor: &Tensor) -> InferTensorContents {
 }
 
 fn valid() -> ModelInferRequest {
-    let inputs = [any::floats("x", &[2], &[1.0, 2.0]), NamedTensor::new("s", strings(&[b"ab", b""]))];
+    let inputs =
+        [any::floats("x", &[2], &[1.0, 2.0]), NamedTensor::new("s", strings(&[b"ab", b""]))];
     grpc::encode_request("m", None, &inputs, &[]).unwrap()
 }
 
@@ -115,15 +122,24 @@ fn what_is_wrong_is_named() {
     let typed = InferTensorContents { fp32_contents: vec![1.0, 2.0], ..Default::default() };
     let cases = [
         (refusal(|r| r.raw_input_contents.truncate(1)), "2 inputs but 1 raw contents"),
-        (refusal(|r| r.inputs[0].contents = Some(typed.clone())), "\"x\" has contents and raw contents"),
+        (
+            refusal(|r| r.inputs[0].contents = Some(typed.clone())),
+            "\"x\" has contents and raw contents",
+        ),
         (refusal(|r| r.inputs[0].datatype = "FP31".into()), "unknown datatype \"FP31\""),
-        (refusal(|r| r.inputs[0].shape = vec![3]), "\"x\": float32 of shape [3] takes 12 bytes, got 8"),
+        (
+            refusal(|r| r.inputs[0].shape = vec![3]),
+            "\"x\": float32 of shape [3] takes 12 bytes, got 8",
+        ),
         (refusal(|r| r.inputs[0].shape = vec![-2]), "\"x\" has an axis of size -2"),
         (refusal(|r| r.inputs[0].shape = vec![1; 65]), "\"x\" has 65 axes"),
         (refusal(|r| r.inputs[0].shape = vec![i64::MAX; 3]), "more elements than fit memory"),
         (refusal(|r| r.inputs[1].shape = vec![1]), "\"s\" has 4 bytes after its 1 strings"),
         (refusal(|r| r.inputs[1].shape = vec![3]), "\"s\" ends inside string 2 of 3"),
-        (refusal(|r| r.raw_input_contents[1] = Bytes::from_static(&[255, 255, 255, 255])), "inside string 0"),
+        (
+            refusal(|r| r.raw_input_contents[1] = Bytes::from_static(&[255, 255, 255, 255])),
+            "inside string 0",
+        ),
         (refusal(|r| r.raw_input_contents.clear()), "shape [2] takes 2 elements, got 0"),
         (
             refusal(|r| {
@@ -151,7 +167,10 @@ fn what_is_wrong_is_named() {
         (refusal(|r| r.inputs = vec![r.inputs[0].clone(); 1025]), "1025 inputs, at most 1024"),
     ];
     for (refusal, wanted) in cases {
-        assert!(refusal.starts_with("InvalidArgument: ") && refusal.contains(wanted), "{refusal}\n{wanted}");
+        assert!(
+            refusal.starts_with("InvalidArgument: ") && refusal.contains(wanted),
+            "{refusal}\n{wanted}"
+        );
     }
 }
 
@@ -175,7 +194,8 @@ fn narrow_integers_must_fit() {
 #[test]
 fn what_is_not_offered_is_refused_by_name() {
     let shared = parameter(ParameterChoice::StringParam("region".into()));
-    let refused = refusal(|r| drop(r.inputs[0].parameters.insert("shared_memory_region".into(), shared)));
+    let refused =
+        refusal(|r| drop(r.inputs[0].parameters.insert("shared_memory_region".into(), shared)));
     assert!(refused.starts_with("Unimplemented: \"x\" is in shared memory"), "{refused}");
     let sequence = parameter(ParameterChoice::StringParam("a".into()));
     let refused = refusal(|r| drop(r.parameters.insert("sequence_id".into(), sequence)));
@@ -206,7 +226,9 @@ fn the_timeout_is_in_microseconds() {
     assert_eq!(timeout(ParameterChoice::Uint64Param(1500)), micros(1500));
     assert_eq!(timeout(ParameterChoice::Int64Param(0)), Ok(None));
     for wrong in [ParameterChoice::Int64Param(-1), ParameterChoice::StringParam("soon".into())] {
-        assert!(timeout(wrong).unwrap_err().message().contains("\"timeout\" must be a whole number"));
+        assert!(
+            timeout(wrong).unwrap_err().message().contains("\"timeout\" must be a whole number")
+        );
     }
 }
 
@@ -221,6 +243,8 @@ fn the_priority_is_a_level() {
     assert_eq!(priority(ParameterChoice::Uint64Param(2)), Ok(2));
     assert_eq!(priority(ParameterChoice::Int64Param(1)), Ok(1));
     for wrong in [ParameterChoice::Int64Param(-1), ParameterChoice::StringParam("high".into())] {
-        assert!(priority(wrong).unwrap_err().message().contains("\"priority\" must be a whole number"));
+        assert!(
+            priority(wrong).unwrap_err().message().contains("\"priority\" must be a whole number")
+        );
     }
 }

@@ -86,7 +86,8 @@ fn outputs_and_parameters_are_understood() {
     let names: Vec<&str> = request.outputs.iter().map(|output| &*output.name).collect();
     assert_eq!(names, ["y", "z"]);
     let outputs = [any::floats("y", &[1], &[1.5]), any::floats("z", &[1], &[2.5])];
-    let body = json::infer_response(&version(), &request.id, &outputs, &request.encoding()).unwrap();
+    let body =
+        json::infer_response(&version(), &request.id, &outputs, &request.encoding()).unwrap();
     let text = concat!(
         r#"{"id":"a\"b","model_name":"m","model_version":"7","outputs":["#,
         r#"{"name":"y","datatype":"FP32","shape":[1],"data":[1.5]},"#,
@@ -110,8 +111,14 @@ fn what_is_wrong_is_named() {
         (r#"{"inputs":[{"name":"x"}]}"#, "no \"datatype\""),
         (r#"{"inputs":[{"name":"x","datatype":"FP32"}]}"#, "no \"shape\""),
         (r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1]}]}"#, "no \"data\""),
-        (r#"{"inputs":[{"name":"x","datatype":"FP99","shape":[1],"data":[1]}]}"#, "unknown datatype"),
-        (r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1]}]}"#, "data of shape [1]"),
+        (
+            r#"{"inputs":[{"name":"x","datatype":"FP99","shape":[1],"data":[1]}]}"#,
+            "unknown datatype",
+        ),
+        (
+            r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1]}]}"#,
+            "data of shape [1]",
+        ),
         (
             r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2,2],"data":[[1,2],[3]]}]}"#,
             "do not make a tensor",
@@ -126,9 +133,18 @@ fn what_is_wrong_is_named() {
             r#"{"inputs":[],"outputs":[{"parameters":{"other":1},"name":"y"}]}"#,
             "output \"y\" has the parameter",
         ),
-        (r#"{"inputs":[{"name":"x","datatype":"INT32","shape":[1],"data":[1.5]}]}"#, "1.5 is no int32 value"),
-        (r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":["1"]}]}"#, "expected a number"),
-        (r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[-1],"data":[1]}]}"#, "axis of size -1"),
+        (
+            r#"{"inputs":[{"name":"x","datatype":"INT32","shape":[1],"data":[1.5]}]}"#,
+            "1.5 is no int32 value",
+        ),
+        (
+            r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":["1"]}]}"#,
+            "expected a number",
+        ),
+        (
+            r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[-1],"data":[1]}]}"#,
+            "axis of size -1",
+        ),
         (
             r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1],"parameters":{"binary_data_size":4}}]}"#,
             "give one of them",
@@ -185,7 +201,9 @@ fn a_raw_body_is_the_only_input() {
         assert!(request.binary_output);
         Ok::<_, base::Error>(request.inputs[0].tensor.clone())
     };
-    let shape = |specs: &[(&str, DType, &[i64])]| raw(specs, &[0; 24]).map(|tensor| tensor.shape().to_vec());
+    let shape = |specs: &[(&str, DType, &[i64])]| {
+        raw(specs, &[0; 24]).map(|tensor| tensor.shape().to_vec())
+    };
     assert_eq!(shape(&[("x", DType::F32, &[2, 3])]), Ok(vec![2, 3]));
     assert_eq!(shape(&[("x", DType::F32, &[-1, 3])]), Ok(vec![2, 3]));
     assert_eq!(shape(&[("x", DType::F32, &[-1, 3, -1])]), Ok(vec![1, 3, 2]));
@@ -198,14 +216,19 @@ fn a_raw_body_is_the_only_input() {
     let request = json::parse_infer(Bytes::from_static(&[0; 24]), Some(0), &filled).unwrap();
     assert_eq!(&*request.inputs[0].name, "x", "the other need not be given");
     let text = raw(&[("x", DType::String, &[-1, 1])], b"whole").unwrap();
-    assert_eq!((text.shape(), text.strings().unwrap()), (&[1, 1][..], &[Bytes::from_static(b"whole")][..]));
+    assert_eq!(
+        (text.shape(), text.strings().unwrap()),
+        (&[1, 1][..], &[Bytes::from_static(b"whole")][..])
+    );
 }
 
 #[test]
 fn bytes_that_are_no_text_need_binary() {
-    let tensor = Tensor::from_strings([1usize].as_slice(), vec![Bytes::from_static(&[0xff])]).unwrap();
+    let tensor =
+        Tensor::from_strings([1usize].as_slice(), vec![Bytes::from_static(&[0xff])]).unwrap();
     let outputs = [NamedTensor::new("y", tensor)];
-    let error = json::infer_response(&version(), "", &outputs, &OutputEncoding::default()).unwrap_err();
+    let error =
+        json::infer_response(&version(), "", &outputs, &OutputEncoding::default()).unwrap_err();
     assert!(error.message().contains("ask for binary data"), "{error}");
     let binary = OutputEncoding { binary: true, except: Vec::new() };
     assert!(json::infer_response(&version(), "", &outputs, &binary).is_ok());

@@ -22,9 +22,11 @@ fn flatten(value: &Value) -> Option<(Vec<usize>, Vec<f64>)> {
 
 /// Lists that are often, but not always, a tensor.
 fn lists() -> impl Strategy<Value = Value> {
-    let number = prop_oneof![(-1000i32..1000).prop_map(Value::from), (-1e9f64..1e9).prop_map(Value::from)];
+    let number =
+        prop_oneof![(-1000i32..1000).prop_map(Value::from), (-1e9f64..1e9).prop_map(Value::from)];
     number.prop_recursive(4, 64, 4, |inner| {
-        let regular = (inner.clone(), 0usize..4).prop_map(|(item, length)| Value::Array(vec![item; length]));
+        let regular =
+            (inner.clone(), 0usize..4).prop_map(|(item, length)| Value::Array(vec![item; length]));
         let free = proptest::collection::vec(inner, 0..4).prop_map(Value::Array);
         prop_oneof![3 => regular, 1 => free]
     })

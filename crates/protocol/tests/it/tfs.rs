@@ -104,7 +104,8 @@ fn metadata_is_a_packed_signature() {
     let map = SignatureDefMap::decode(packed.value.as_slice()).unwrap();
     let info = &map.signature_def["serving_default"].inputs["x"];
     assert_eq!(info.dtype, i32::from(DataType::DtFloat));
-    let dims: Vec<i64> = info.tensor_shape.as_ref().unwrap().dim.iter().map(|dim| dim.size).collect();
+    let dims: Vec<i64> =
+        info.tensor_shape.as_ref().unwrap().dim.iter().map(|dim| dim.size).collect();
     assert_eq!(dims, [-1, 3]);
     assert!(grpc::model_metadata(&version(), &signature, &[]).is_err());
     assert!(grpc::model_metadata(&version(), &signature, &["weights".into()]).is_err());
@@ -112,8 +113,13 @@ fn metadata_is_a_packed_signature() {
 
 #[test]
 fn status_has_the_published_numbers() {
-    let states =
-        [TfsState::Start, TfsState::Loading, TfsState::Available, TfsState::Unloading, TfsState::End];
+    let states = [
+        TfsState::Start,
+        TfsState::Loading,
+        TfsState::Available,
+        TfsState::Unloading,
+        TfsState::End,
+    ];
     let versions = states.map(|state| VersionState { version: 1, state, error: None });
     let status = grpc::model_status(&versions);
     let numbers: Vec<i32> = status.model_version_status.iter().map(|status| status.state).collect();
@@ -155,6 +161,7 @@ fn answers_fill_the_fields_that_tensorflow_serving_fills() {
     assert_eq!(message(bytes(DType::Complex64, &pair)).scomplex_val, [1.0, -1.0]);
     let pair = [1f64, -1.0].map(f64::to_le_bytes).concat();
     assert_eq!(message(bytes(DType::Complex128, &pair)).dcomplex_val, [1.0, -1.0]);
-    let text = base::Tensor::from_strings([1usize].as_slice(), vec![Bytes::from_static(b"a")]).unwrap();
+    let text =
+        base::Tensor::from_strings([1usize].as_slice(), vec![Bytes::from_static(b"a")]).unwrap();
     assert_eq!(message(text).string_val, [Bytes::from_static(b"a")]);
 }

@@ -55,9 +55,11 @@ fn with_rows(input: &NamedTensor, rows: usize) -> NamedTensor {
             let bytes = input.tensor.dtype().bytes_for(shape.iter().product()).unwrap();
             Tensor::from_bytes(input.tensor.dtype(), shape.as_slice(), vec![0; bytes].into())
         }
-        dtype => {
-            Tensor::from_bytes(dtype, shape.as_slice(), input.tensor.bytes().unwrap().repeat(rows).into())
-        }
+        dtype => Tensor::from_bytes(
+            dtype,
+            shape.as_slice(),
+            input.tensor.bytes().unwrap().repeat(rows).into(),
+        ),
     };
     NamedTensor { name: input.name.clone(), tensor: tensor.unwrap() }
 }
@@ -66,7 +68,11 @@ fn with_rows(input: &NamedTensor, rows: usize) -> NamedTensor {
 fn the_forms_of_the_documentation() {
     for (body, form, shape) in [
         (r#"{"instances":[1.0,2,5.0]}"#, PredictFormat::Row, vec![3]),
-        (r#"{"instances":[[1],[2]],"signature_name":"serving_default"}"#, PredictFormat::Row, vec![2, 1]),
+        (
+            r#"{"instances":[[1],[2]],"signature_name":"serving_default"}"#,
+            PredictFormat::Row,
+            vec![2, 1],
+        ),
         (r#"{"instances":[{"x":1},{"x":2}],"context":{"a":[null]}}"#, PredictFormat::Row, vec![2]),
         (r#"{"instances":[{"x":[1,2]}]}"#, PredictFormat::Row, vec![1, 2]),
         (r#"{"inputs":[1,2]}"#, PredictFormat::Column, vec![2]),
@@ -79,9 +85,14 @@ fn the_forms_of_the_documentation() {
         ),
     ] {
         let parsed = predict(body, &one()).unwrap();
-        assert_eq!((parsed.form, parsed.inputs[0].tensor.shape()), (form, shape.as_slice()), "{body}");
+        assert_eq!(
+            (parsed.form, parsed.inputs[0].tensor.shape()),
+            (form, shape.as_slice()),
+            "{body}"
+        );
     }
-    let parsed = predict(r#"{"instances":[{"x":1,"s":"a"},{"s":{"b64":"/w=="},"x":NaN}]}"#, &two()).unwrap();
+    let parsed =
+        predict(r#"{"instances":[{"x":1,"s":"a"},{"s":{"b64":"/w=="},"x":NaN}]}"#, &two()).unwrap();
     assert_eq!(
         parsed.inputs[1].tensor.strings().unwrap(),
         [Bytes::from_static(b"a"), Bytes::from_static(&[255])]
@@ -91,8 +102,11 @@ fn the_forms_of_the_documentation() {
 #[test]
 fn base64_is_a_value_not_a_name() {
     let signature = any::inputs(&[("s", DType::String, &[-1])]);
-    for body in [r#"{"instances":[{"b64":"YQ=="},"b"]}"#, r#"{"inputs":{"s":[{"b64":"YQ=="},"b"]}}"#] {
-        let strings = predict(body, &signature).unwrap().inputs[0].tensor.strings().unwrap().to_vec();
+    for body in
+        [r#"{"instances":[{"b64":"YQ=="},"b"]}"#, r#"{"inputs":{"s":[{"b64":"YQ=="},"b"]}}"#]
+    {
+        let strings =
+            predict(body, &signature).unwrap().inputs[0].tensor.strings().unwrap().to_vec();
         assert_eq!(strings, [Bytes::from_static(b"a"), Bytes::from_static(b"b")], "{body}");
     }
     let scalar = predict(r#"{"inputs":{"b64":"YQ=="}}"#, &signature).unwrap();
@@ -135,7 +149,10 @@ fn what_is_wrong_is_named() {
     assert!(error.message().contains("no signature \"other\""), "{error}");
     for body in [r#"{"instances":[1],"inputs":[1]}"#, r#"{"instances":[1],"instances":[1]}"#] {
         let error = predict(body, &one()).unwrap_err();
-        assert!(error.message().contains("give one of \"instances\" and \"inputs\", once"), "{error}");
+        assert!(
+            error.message().contains("give one of \"instances\" and \"inputs\", once"),
+            "{error}"
+        );
     }
 }
 
@@ -145,7 +162,8 @@ fn answers_take_the_form_of_the_request() {
         json::predict_response(outputs, form).map(|body| String::from_utf8(body.to_vec()).unwrap())
     };
     let y = any::floats("y", &[2, 1], &[2.5, 3.0]);
-    let text = Tensor::from_strings([2usize].as_slice(), vec![Bytes::from_static(b"a"); 2]).unwrap();
+    let text =
+        Tensor::from_strings([2usize].as_slice(), vec![Bytes::from_static(b"a"); 2]).unwrap();
     let raw = NamedTensor::new("image_bytes", text);
     assert_eq!(
         answer(std::slice::from_ref(&y), PredictFormat::Row).unwrap(),

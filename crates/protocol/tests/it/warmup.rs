@@ -56,7 +56,9 @@ fn the_number_of_records_is_bounded() {
 
 /// A file of one record, with the format's masked checksum written out once more.
 fn one(record: &[u8]) -> Vec<u8> {
-    let sum = |bytes: &[u8]| (crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)).to_le_bytes();
+    let sum = |bytes: &[u8]| {
+        (crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)).to_le_bytes()
+    };
     let length = (record.len() as u64).to_le_bytes();
     [&length[..], &sum(&length), record, &sum(record)].concat()
 }
@@ -72,7 +74,8 @@ fn predict(signature: &str) -> Vec<u8> {
 #[test]
 fn records_of_other_methods_are_counted_and_left_out() {
     let classify =
-        one(&PredictionLog { log_type: Some(LogType::ClassifyLog(ClassifyLog::default())) }.encode_to_vec());
+        one(&PredictionLog { log_type: Some(LogType::ClassifyLog(ClassifyLog::default())) }
+            .encode_to_vec());
     // Field 5, an empty message: a session-run record.
     let session_run = one(&[0x2a, 0]);
     let file = Bytes::from([classify, session_run, predict("")].concat());
@@ -89,5 +92,8 @@ fn a_record_of_another_signature_is_refused_as_a_request_is() {
     let file = Bytes::from([predict(""), predict("other")].concat());
     let error = warmup::read_requests(&file).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
-    assert!(error.message().starts_with("warm-up record 1: there is no signature \"other\""), "{error}");
+    assert!(
+        error.message().starts_with("warm-up record 1: there is no signature \"other\""),
+        "{error}"
+    );
 }

@@ -12,8 +12,9 @@ use protocol::weigh::weigh;
 type Parameters = std::collections::BTreeMap<String, InferParameter>;
 
 fn parameters() -> impl Strategy<Value = Parameters> {
-    let value = ".{0,9}"
-        .prop_map(|text| InferParameter { parameter_choice: Some(ParameterChoice::StringParam(text)) });
+    let value = ".{0,9}".prop_map(|text| InferParameter {
+        parameter_choice: Some(ParameterChoice::StringParam(text)),
+    });
     btree_map(".{0,6}", value, 0..40)
 }
 
@@ -24,7 +25,8 @@ fn contents() -> impl Strategy<Value = InferTensorContents> {
         vec(any::<i64>(), 0..50),
         vec(any::<u32>(), 0..50),
     );
-    let others = (vec(any::<f32>(), 0..50), vec(any::<f64>(), 0..50), vec(vec(any::<u8>(), 0..3), 0..99));
+    let others =
+        (vec(any::<f32>(), 0..50), vec(any::<f64>(), 0..50), vec(vec(any::<u8>(), 0..3), 0..99));
     (numbers, others).prop_map(|((bools, ints, longs, unsigned), (singles, doubles, strings))| {
         InferTensorContents {
             bool_contents: bools,
@@ -78,7 +80,8 @@ fn map(map: &Parameters) -> usize {
         name.capacity() + text
     });
     let nodes = map.len().div_ceil(5);
-    nodes * (11 * (size_of::<String>() + size_of::<InferParameter>()) + 16 + 96) + texts.sum::<usize>()
+    nodes * (11 * (size_of::<String>() + size_of::<InferParameter>()) + 16 + 96)
+        + texts.sum::<usize>()
 }
 
 fn held(request: &ModelInferRequest) -> usize {
@@ -95,7 +98,8 @@ fn held(request: &ModelInferRequest) -> usize {
         let within = input.contents.as_ref().map_or(0, contents);
         input.name.capacity() + list(&input.shape) + map(&input.parameters) + within
     });
-    let outputs = request.outputs.iter().map(|output| output.name.capacity() + map(&output.parameters));
+    let outputs =
+        request.outputs.iter().map(|output| output.name.capacity() + map(&output.parameters));
     let lists = list(&request.inputs) + list(&request.outputs) + list(&request.raw_input_contents);
     let sum = inputs.sum::<usize>() + outputs.sum::<usize>() + lists;
     sum + request.model_name.capacity() + map(&request.parameters)
@@ -123,9 +127,13 @@ proptest! {
 #[test]
 fn a_million_strings_are_a_request_like_any_other() {
     let strings = vec![bytes::Bytes::from_static(b"text"); 1_000_000];
-    let contents = InferTensorContents { bytes_contents: strings, ..InferTensorContents::default() };
-    let input =
-        InferInputTensor { contents: Some(contents), shape: vec![1_000_000], ..InferInputTensor::default() };
+    let contents =
+        InferTensorContents { bytes_contents: strings, ..InferTensorContents::default() };
+    let input = InferInputTensor {
+        contents: Some(contents),
+        shape: vec![1_000_000],
+        ..InferInputTensor::default()
+    };
     let request = ModelInferRequest { inputs: vec![input], ..ModelInferRequest::default() };
     let weight = weigh::<ModelInferRequest>(&request.encode_to_vec(), u64::MAX).unwrap();
     assert!(weight.whole && weight.bytes < 100 << 20, "{weight:?}");

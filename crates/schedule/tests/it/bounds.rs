@@ -76,7 +76,12 @@ impl Session for Widths {
 }
 
 fn spec(name: &str, dtype: DType, rank: usize) -> TensorSpec {
-    TensorSpec { name: name.into(), dtype, shape: Some(vec![Dim::Dynamic(None); rank]), optional: false }
+    TensorSpec {
+        name: name.into(),
+        dtype,
+        shape: Some(vec![Dim::Dynamic(None); rank]),
+        optional: false,
+    }
 }
 
 #[test]
@@ -85,7 +90,9 @@ fn lengths_of_rows_without_bytes_are_not_made() {
     let signature = Signature { inputs, outputs: vec![spec("l", DType::I64, 1)] };
     let mut options = ScheduleOptions::default();
     let length = Some("l".to_owned());
-    options.inputs.insert("x".into(), PadOptions { axes: vec![1], length, ..PadOptions::default() });
+    options
+        .inputs
+        .insert("x".into(), PadOptions { axes: vec![1], length, ..PadOptions::default() });
     let id = VersionId { model: "m".into(), version: 1 };
     let session = Box::new(Widths { signature, metadata: BTreeMap::new() });
     let servable = Arc::new(Servable::new(id, "test", session, options).unwrap());
@@ -99,7 +106,8 @@ fn lengths_of_rows_without_bytes_are_not_made() {
     assert_eq!(ok(&answers[0])[0].tensor.to_vec::<i64>().unwrap(), [5, 5, 5]);
 }
 
-/// Eight rows a part and four places: where less than half of them is free, only a small request fits.
+/// Eight rows a part and four places: where less than half of them is free, only a small request
+/// fits.
 #[test]
 fn a_request_of_many_parts_waits_for_half_a_queue() {
     let bench = Bench::new(1, 4);
@@ -110,7 +118,10 @@ fn a_request_of_many_parts_waits_for_half_a_queue() {
     bench.ask(1, &servable, x(3 * 8, 2, 0.0));
     let refusal = send(&bench, &servable, x(4 * 8, 2, 0.0)).unwrap_err();
     assert_eq!(refusal.kind(), ErrorKind::ResourceExhausted);
-    assert!(refusal.retry_after().is_some() && refusal.message().contains("4 batches"), "{refusal}");
+    assert!(
+        refusal.retry_after().is_some() && refusal.message().contains("4 batches"),
+        "{refusal}"
+    );
     bench.ask(2, &servable, x(1, 2, 0.0));
     assert_eq!(bench.scheduler.queued(), 4);
     rows.gate.open();
@@ -125,7 +136,8 @@ fn a_request_of_many_parts_waits_for_half_a_queue() {
 /// Runs of a stream are not checked against the signature, so the padded axis may be missing.
 #[test]
 fn a_rank_that_was_not_declared_is_no_panic() {
-    let row = || vec![NamedTensor::new("x", Tensor::from_vec([4].as_slice(), vec![1f32; 4]).unwrap())];
+    let row =
+        || vec![NamedTensor::new("x", Tensor::from_vec([4].as_slice(), vec![1f32; 4]).unwrap())];
     let bench = Bench::new(1, 100);
     let (_, masked) = model("masked", padding(), Kind { masked: true, ..Kind::default() });
     assert_eq!(send(&bench, &masked, row()).unwrap_err().kind(), ErrorKind::InvalidArgument);

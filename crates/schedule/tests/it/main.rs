@@ -40,7 +40,8 @@ impl Gate {
     }
 }
 
-/// Opens a gate at the end of a test, also of one that fails: else the scheduler would wait for the run at the gate.
+/// Opens a gate at the end of a test, also of one that fails: else the scheduler would wait for the
+/// run at the gate.
 struct Opens(Arc<Gate>);
 
 impl Drop for Opens {
@@ -93,7 +94,8 @@ fn rig(workers: usize, queue_max: usize, panics: bool) -> Rig {
     let servable =
         Arc::new(Servable::new(id, "test", Box::new(session), ScheduleOptions::default()).unwrap());
     let scheduler =
-        Scheduler::start(&SchedulerConfig { workers, queue_max, pin: false, count_threads: true }).unwrap();
+        Scheduler::start(&SchedulerConfig { workers, queue_max, pin: false, count_threads: true })
+            .unwrap();
     Rig { scheduler, gate, runs, servable, answers: mpsc::channel() }
 }
 
@@ -200,8 +202,13 @@ fn the_servable_is_let_go_before_the_callback() {
 fn bad_sizes_are_refused() {
     for (workers, queue_max) in [(0, 1), (millpond_schedule::WORKERS_MAX + 1, 1), (1, 0)] {
         assert!(
-            Scheduler::start(&SchedulerConfig { workers, queue_max, pin: false, count_threads: true })
-                .is_err()
+            Scheduler::start(&SchedulerConfig {
+                workers,
+                queue_max,
+                pin: false,
+                count_threads: true
+            })
+            .is_err()
         );
     }
 }

@@ -11,7 +11,11 @@ const PLAIN: Kind = Kind { masked: false, mixes: false, scaled: false };
 const SCALED: Kind = Kind { masked: false, mixes: false, scaled: true };
 
 /// What the model says to each request by itself, without a scheduler and without padding.
-fn alone(options: &ScheduleOptions, kind: Kind, requests: &[Vec<NamedTensor>]) -> Vec<Vec<NamedTensor>> {
+fn alone(
+    options: &ScheduleOptions,
+    kind: Kind,
+    requests: &[Vec<NamedTensor>],
+) -> Vec<Vec<NamedTensor>> {
     let (rows, servable) = model("alone", options.clone(), kind);
     rows.gate.open();
     let run = |inputs: &Vec<NamedTensor>| {
@@ -19,14 +23,16 @@ fn alone(options: &ScheduleOptions, kind: Kind, requests: &[Vec<NamedTensor>]) -
         if kind.masked {
             let shape = inputs[0].tensor.shape().to_vec();
             let ones = vec![1f32; shape.iter().product()];
-            inputs.push(NamedTensor::new("mask", Tensor::from_vec(shape.as_slice(), ones).unwrap()));
+            inputs
+                .push(NamedTensor::new("mask", Tensor::from_vec(shape.as_slice(), ones).unwrap()));
         }
         servable.run(&inputs, &[]).unwrap()
     };
     requests.iter().map(run).collect()
 }
 
-/// Sends all requests while the workers are held, then lets them go: every answer must be the request's own.
+/// Sends all requests while the workers are held, then lets them go: every answer must be the
+/// request's own.
 fn check(
     options: ScheduleOptions,
     kind: Kind,

@@ -37,7 +37,8 @@ fn higher_priorities_go_first_and_have_their_own_limit() {
     assert_eq!(tags(&bench.answers(4)), [0, 4, 1, 2]);
 }
 
-/// A model with four times the weight gets four runs for each of the other's; both always have requests waiting.
+/// A model with four times the weight gets four runs for each of the other's; both always have
+/// requests waiting.
 #[test]
 fn models_share_the_workers_by_weight() {
     let bench = Bench::new(1, 100);
@@ -59,10 +60,12 @@ fn models_share_the_workers_by_weight() {
     assert!(of_a < 59, "a must not be done before b: {of_a}");
 }
 
-/// Shapes that cannot merge do not hold each other up: one that lingers lets a full batch of another pass.
+/// Shapes that cannot merge do not hold each other up: one that lingers lets a full batch of
+/// another pass.
 #[test]
 fn a_lingering_shape_is_overtaken_by_a_full_one() {
-    let options = ScheduleOptions { max_queue_delay: Duration::from_secs(5), max_batch: 2, ..merging() };
+    let options =
+        ScheduleOptions { max_queue_delay: Duration::from_secs(5), max_batch: 2, ..merging() };
     let bench = Bench::new(1, 100);
     let (rows, servable) = model("m", options, PLAIN);
     rows.gate.open();
@@ -137,7 +140,10 @@ fn late_and_cancelled_requests_leave_the_batch() {
         let answer = answers.iter().find(|answer| answer.0 == tag).unwrap();
         answer.1.result.as_ref().err().map(base::Error::kind)
     };
-    assert_eq!([1, 2, 3].map(kind), [Some(ErrorKind::DeadlineExceeded), Some(ErrorKind::Cancelled), None]);
+    assert_eq!(
+        [1, 2, 3].map(kind),
+        [Some(ErrorKind::DeadlineExceeded), Some(ErrorKind::Cancelled), None]
+    );
     assert_eq!(rows.runs(), [(1, 2), (1, 4)]);
     bench.scheduler.shutdown();
     let model = &bench.scheduler.snapshot().models[0];
@@ -152,7 +158,9 @@ fn a_queue_full_of_dead_requests_takes_living_ones() {
     bench.ask(0, &servable, x(1, 2, 0.0));
     rows.wait_running(1);
     for tag in [1, 2] {
-        bench.send(tag, &servable, x(1, 4, 0.0), With { cancelled: true, ..With::default() }).unwrap();
+        bench
+            .send(tag, &servable, x(1, 4, 0.0), With { cancelled: true, ..With::default() })
+            .unwrap();
     }
     bench.ask(3, &servable, x(1, 4, 0.0));
     assert_eq!(tags(&bench.answers(2)), [1, 2]);
@@ -163,7 +171,11 @@ fn a_queue_full_of_dead_requests_takes_living_ones() {
 /// `threads` bounds the runs of a model at a time, and leaves the other workers to other models.
 #[test]
 fn a_model_with_one_thread_leaves_the_others_free() {
-    let one = ScheduleOptions { threads: Some(1), mode: ScheduleMode::Sync, ..ScheduleOptions::default() };
+    let one = ScheduleOptions {
+        threads: Some(1),
+        mode: ScheduleMode::Sync,
+        ..ScheduleOptions::default()
+    };
     let bench = Bench::new(2, 100);
     let (slow, a) = model("a", one, PLAIN);
     let (quick, b) = model("b", ScheduleOptions::default(), PLAIN);
@@ -178,7 +190,8 @@ fn a_model_with_one_thread_leaves_the_others_free() {
     assert!(bench.answers(2).iter().all(|answer| !ok(answer).is_empty()));
 }
 
-/// A model that may not have another run now stands in nobody's way, however many cores its runs take.
+/// A model that may not have another run now stands in nobody's way, however many cores its runs
+/// take.
 #[test]
 fn a_wide_model_at_its_limit_leaves_cores_to_others() {
     let one = ScheduleOptions { threads: Some(1), ..ScheduleOptions::default() };

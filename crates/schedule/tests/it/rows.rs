@@ -1,4 +1,5 @@
-//! A model whose items are rows, for tests of merging: it sums what its mask leaves, and pairs up neighbours.
+//! A model whose items are rows, for tests of merging: it sums what its mask leaves, and pairs up
+//! neighbours.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -23,8 +24,9 @@ fn spec(name: &str, rank: usize) -> TensorSpec {
     }
 }
 
-/// x\[n, w\], mask\[n, w\] -> sum\[n\] = sum of x where the mask is 1; pairs\[n, w / 2\] = x\[2j\] + x\[2j + 1\]. Without
-/// `masked` there is no mask and the sum reads everything. With `mixes` the items are not kept apart: one sum in all.
+/// x\[n, w\], mask\[n, w\] -> sum\[n\] = sum of x where the mask is 1; pairs\[n, w / 2\] = x\[2j\]
+/// + x\[2j + 1\]. Without `masked` there is no mask and the sum reads everything. With `mixes` the
+/// items are not kept apart: one sum in all.
 pub(crate) struct Rows {
     pub(crate) gate: Arc<Gate>,
     /// Rows and columns of each run.
@@ -55,7 +57,9 @@ impl Session for Shared {
         &self.metadata
     }
     fn run(&self, inputs: &[NamedTensor], _: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
-        let find = |name: &str| inputs.iter().find(|input| &*input.name == name).map(|input| &input.tensor);
+        let find = |name: &str| {
+            inputs.iter().find(|input| &*input.name == name).map(|input| &input.tensor)
+        };
         let x = find("x").ok_or_else(|| Error::invalid("no x"))?;
         let (rows, columns) = (x.shape()[0], x.shape()[1]);
         self.runs.lock().unwrap().push((rows, columns));
@@ -70,10 +74,13 @@ impl Session for Shared {
         };
         assert_eq!(mask.len(), values.len(), "the mask has the shape of x");
         let row = |row: usize| row * columns..(row + 1) * columns;
-        let sum = |r: usize| values[row(r)].iter().zip(&mask[row(r)]).map(|(x, m)| x * m).sum::<f32>();
+        let sum =
+            |r: usize| values[row(r)].iter().zip(&mask[row(r)]).map(|(x, m)| x * m).sum::<f32>();
         let sums: Vec<f32> = (0..rows).map(sum).collect();
         let pairs: Vec<f32> = (0..rows)
-            .flat_map(|r| values[row(r)].chunks_exact(2).map(|pair| pair[0] + pair[1]).collect::<Vec<_>>())
+            .flat_map(|r| {
+                values[row(r)].chunks_exact(2).map(|pair| pair[0] + pair[1]).collect::<Vec<_>>()
+            })
             .collect();
         let factor = match find("factor") {
             Some(factor) if self.scaled => factor.to_vec::<f32>()?[0],
@@ -94,10 +101,17 @@ impl Session for Shared {
 pub(crate) fn padding() -> ScheduleOptions {
     let mut options = merging();
     let mask = Some("mask".into());
-    let pad = PadOptions { axes: vec![1], value: 77.0, similarity: 0.0, mask, ..PadOptions::default() };
+    let pad =
+        PadOptions { axes: vec![1], value: 77.0, similarity: 0.0, mask, ..PadOptions::default() };
     options.inputs.insert("x".into(), pad);
-    let cut =
-        CutOptions { axis: 1, input: "x".into(), input_axis: 1, divisor: 2, round_up: false, offset: 0 };
+    let cut = CutOptions {
+        axis: 1,
+        input: "x".into(),
+        input_axis: 1,
+        divisor: 2,
+        round_up: false,
+        offset: 0,
+    };
     options.outputs.insert("pairs".into(), vec![cut]);
     options.merge = Merge::Pad;
     options
@@ -122,7 +136,11 @@ pub(crate) struct Kind {
     pub(crate) scaled: bool,
 }
 
-pub(crate) fn model(name: &str, options: ScheduleOptions, kind: Kind) -> (Arc<Rows>, Arc<Servable>) {
+pub(crate) fn model(
+    name: &str,
+    options: ScheduleOptions,
+    kind: Kind,
+) -> (Arc<Rows>, Arc<Servable>) {
     wide_model(name, options, 1, kind)
 }
 
@@ -217,7 +235,9 @@ impl Bench {
 
     /// The next `count` answers, tag first.
     pub(crate) fn answers(&self, count: usize) -> Vec<Tagged> {
-        (0..count).map(|_| self.receiver.recv_timeout(Duration::from_secs(20)).expect("an answer")).collect()
+        (0..count)
+            .map(|_| self.receiver.recv_timeout(Duration::from_secs(20)).expect("an answer"))
+            .collect()
     }
 
     pub(crate) fn no_more(&self) -> bool {

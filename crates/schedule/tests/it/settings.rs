@@ -12,7 +12,8 @@ fn under(servable: &Servable, options: ScheduleOptions) -> Arc<Servable> {
     Arc::new(servable.with_settings(options, None).unwrap())
 }
 
-/// Has one worker run `requests` that waited together, behind one of their own that made them wait, and gives the runs.
+/// Has one worker run `requests` that waited together, behind one of their own that made them wait,
+/// and gives the runs.
 fn waited(bench: &Bench, rows: &Rows, requests: &[(&Arc<Servable>, usize)]) -> Vec<(usize, usize)> {
     let before = rows.runs().len();
     rows.gate.close();
@@ -62,7 +63,8 @@ fn a_rule_for_cutting_that_was_mended_is_tried_again() {
 
 #[test]
 fn another_delay_is_tried_although_lingering_was_given_up() {
-    let lingering = |ms| ScheduleOptions { max_queue_delay: Duration::from_millis(ms), ..merging() };
+    let lingering =
+        |ms| ScheduleOptions { max_queue_delay: Duration::from_millis(ms), ..merging() };
     let bench = Bench::new(1, 100);
     let (rows, servable) = model("m", lingering(2), Kind::default());
     rows.gate.open();
@@ -74,7 +76,8 @@ fn another_delay_is_tried_although_lingering_was_given_up() {
     assert!(waits(&under(&servable, lingering(4)), 4));
 }
 
-/// What was counted and learned of a model stays while any version of it is there, whichever was asked last.
+/// What was counted and learned of a model stays while any version of it is there, whichever was
+/// asked last.
 #[test]
 fn counters_outlive_streams_and_versions() {
     let bench = Bench::new(1, 100);
@@ -88,7 +91,10 @@ fn counters_outlive_streams_and_versions() {
     };
     let requests = || {
         let snapshot = bench.scheduler.snapshot();
-        snapshot.models.first().map(|model| (model.requests + model.running as u64, snapshot.models.len()))
+        snapshot
+            .models
+            .first()
+            .map(|model| (model.requests + model.running as u64, snapshot.models.len()))
     };
     ask(&older);
     ask(&older.stream(vec![], 1).unwrap());

@@ -47,8 +47,9 @@ pub struct DeviceCounters {
 pub fn start(options: &Options) -> Result<String> {
     let gpu = Gpu::open(options)?;
     let name = gpu.name().to_owned();
-    GPU.set(gpu)
-        .map_err(|_| Error::precondition("a GPU is open for this process; options cannot change any more"))?;
+    GPU.set(gpu).map_err(|_| {
+        Error::precondition("a GPU is open for this process; options cannot change any more")
+    })?;
     Ok(name)
 }
 
@@ -87,7 +88,10 @@ pub(super) fn rank(
 ) -> bool {
     let words = allow.map(RowSet::words);
     // The GPU cannot serve this; not a failure.
-    if kept == 0 || kept > gpu::K_MAX || words.is_some_and(|words| words.len() < rows.rows().div_ceil(64)) {
+    if kept == 0
+        || kept > gpu::K_MAX
+        || words.is_some_and(|words| words.len() < rows.rows().div_ceil(64))
+    {
         return false;
     }
     match rows.search(queries, kept, words) {
@@ -117,7 +121,8 @@ mod tests {
     use super::*;
     use crate::coarse::BuildThreads;
     use crate::coarse::{
-        Coarse, CoarseBuild, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, Metric, build, open,
+        Coarse, CoarseBuild, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, Metric, build,
+        open,
     };
 
     const DIMS: usize = 1024;
@@ -127,7 +132,9 @@ mod tests {
     fn numbers(count: usize) -> Vec<f32> {
         let mut state = 1_u64;
         let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 40) as f32 / (1 << 23) as f32 - 1.0
         };
         (0..count).map(|_| next()).collect()
@@ -152,7 +159,8 @@ mod tests {
         assert!(bring(BYTES_MIN - 1, &Rows { dims: 2, codes, squares: None }).is_none());
         if let Err(error) = start(&Options::default()) {
             assert!(
-                bring(BYTES_MIN, &Rows { dims: 2, codes, squares: None }).is_none() && !takes(ROWS, DIMS)
+                bring(BYTES_MIN, &Rows { dims: 2, codes, squares: None }).is_none()
+                    && !takes(ROWS, DIMS)
             );
             assert_eq!(counters(), DeviceCounters::default());
             return println!("SKIPPED the comparison with a GPU: {error}");
@@ -162,7 +170,13 @@ mod tests {
         for metric in [Metric::Cosine, Metric::Dot, Metric::L2] {
             let built = build(
                 CoarseKind::Auto,
-                &CoarseBuild { vectors: &vectors, dims: DIMS, metric, crew: BuildThreads::of(2), seed: 1 },
+                &CoarseBuild {
+                    vectors: &vectors,
+                    dims: DIMS,
+                    metric,
+                    crew: BuildThreads::of(2),
+                    seed: 1,
+                },
             );
             let built = built.unwrap().index;
             let sections = built.sections();

@@ -15,8 +15,8 @@ use kernels::{TopK, bfloat, float, integer};
 use super::refine::{as_compared, inverse_length};
 use super::trial::Trial;
 use super::{
-    BuiltIndex, Coarse, CoarseBuild, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch,
-    Exact, Metric, Recall, ScanParams, check_query, device, section, whole_queries,
+    BuiltIndex, Coarse, CoarseBuild, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest,
+    CoarseScratch, Exact, Metric, Recall, ScanParams, check_query, device, section, whole_queries,
 };
 use crate::filter::RowSet;
 
@@ -88,7 +88,10 @@ pub(super) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
         metric: build.metric,
         dims: build.dims,
         codes: if bytes { to_bytes(&vectors, build.dims) } else { to_bfloat(&vectors) },
-        squares: vectors.chunks_exact(build.dims).map(|vector| float::dot(vector, vector)).collect(),
+        squares: vectors
+            .chunks_exact(build.dims)
+            .map(|vector| float::dot(vector, vector))
+            .collect(),
         recall: None,
         device: None,
     };
@@ -166,7 +169,8 @@ impl FlatIndex {
         if let FlatCodes::Bytes { .. } = self.codes {
             work.bytes.resize(queries.len(), 0);
             work.scales.clear();
-            let pairs = work.queries.chunks_exact(self.dims).zip(work.bytes.chunks_exact_mut(self.dims));
+            let pairs =
+                work.queries.chunks_exact(self.dims).zip(work.bytes.chunks_exact_mut(self.dims));
             work.scales.extend(pairs.map(|(query, bytes)| integer::quantise(query, bytes)));
         }
     }
@@ -260,13 +264,18 @@ impl FlatIndex {
             work.rows.extend(ranked.map(|(_, row)| row));
             exact.scores(query, &work.rows, &mut work.scores)?;
             out.extend(
-                work.rows.iter().zip(&work.scores).map(|(row, score)| CoarseHit { row: *row, score: *score }),
+                work.rows
+                    .iter()
+                    .zip(&work.scores)
+                    .map(|(row, score)| CoarseHit { row: *row, score: *score }),
             );
         } else {
             let own = if self.metric == Metric::L2 { float::dot(query, query) } else { 0.0 };
             out.extend(ranked.map(|(cost, row)| CoarseHit { row, score: -(cost + own) }));
         }
-        out.sort_unstable_by(|one, other| other.score.total_cmp(&one.score).then(one.row.cmp(&other.row)));
+        out.sort_unstable_by(|one, other| {
+            other.score.total_cmp(&one.score).then(one.row.cmp(&other.row))
+        });
         out.truncate(k);
         Ok(())
     }
@@ -351,7 +360,9 @@ impl Coarse for FlatIndex {
         };
         let (coding, codes): (u32, Vec<u8>) = match &self.codes {
             FlatCodes::Bytes { codes, .. } => (0, codes.iter().map(|code| *code as u8).collect()),
-            FlatCodes::Bfloat(codes) => (1, codes.iter().flat_map(|code| code.to_le_bytes()).collect()),
+            FlatCodes::Bfloat(codes) => {
+                (1, codes.iter().flat_map(|code| code.to_le_bytes()).collect())
+            }
         };
         let mut sections = vec![
             (section::HEADER, header.encode().into()),
@@ -371,11 +382,19 @@ impl Coarse for FlatIndex {
 }
 
 /// Copies the rows to a GPU if there is one and they are many.
-fn bring(codes: &FlatCodes, squares: &[f32], dims: usize, metric: Metric) -> Option<Arc<gpu::DeviceRows>> {
+fn bring(
+    codes: &FlatCodes,
+    squares: &[f32],
+    dims: usize,
+    metric: Metric,
+) -> Option<Arc<gpu::DeviceRows>> {
     // Only few rows are stored as bfloat16.
     let FlatCodes::Bytes { codes, scales } = codes else { return None };
     let squares = (metric == Metric::L2).then_some(squares);
-    device::bring(codes.len(), &gpu::Rows { dims, codes: gpu::Codes::Bytes { codes, scales }, squares })
+    device::bring(
+        codes.len(),
+        &gpu::Rows { dims, codes: gpu::Codes::Bytes { codes, scales }, squares },
+    )
 }
 
 /// Returns the candidates to keep: `k`, and as many again if they are compared exactly.

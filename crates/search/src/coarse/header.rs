@@ -44,7 +44,9 @@ pub mod section {
     pub fn find<'a>(sections: &[(u32, &'a [u8])], kind: u32) -> Result<&'a [u8]> {
         let found = sections.iter().find(|(other, _)| *other == kind);
         found.map(|(_, bytes)| *bytes).ok_or_else(|| {
-            Error::data_loss(format!("the coarse index lacks its section {kind:#x}; build the segment again"))
+            Error::data_loss(format!(
+                "the coarse index lacks its section {kind:#x}; build the segment again"
+            ))
         })
     }
 
@@ -55,7 +57,9 @@ pub mod section {
     pub fn floats(bytes: &[u8], count: usize) -> Result<Vec<f32>> {
         let values = words(bytes, count)?.map(f32::from_bits).collect::<Vec<f32>>();
         match values.iter().any(|value| value.is_nan()) {
-            true => Err(Error::data_loss("a section of a coarse index holds a value that is not a number")),
+            true => Err(Error::data_loss(
+                "a section of a coarse index holds a value that is not a number",
+            )),
             false => Ok(values),
         }
     }
@@ -120,7 +124,8 @@ impl CoarseHeader {
         };
         let points = self.recall.as_ref().map_or(&[][..], |recall| &recall.points);
         let points = &points[..points.len().min(POINTS_MAX)];
-        let fixed = [VERSION, kind, metric, self.dims as u32, self.rows as u32, points.len() as u32];
+        let fixed =
+            [VERSION, kind, metric, self.dims as u32, self.rows as u32, points.len() as u32];
         let mut bytes: Vec<u8> = fixed.iter().flat_map(|word| word.to_le_bytes()).collect();
         for point in points {
             bytes.extend(point.k.to_le_bytes());
@@ -137,9 +142,12 @@ impl CoarseHeader {
     /// `DataLoss` if the bytes are not a header; `Unimplemented` for a later version.
     pub fn decode(bytes: &[u8]) -> Result<CoarseHeader> {
         let wrong = |what: &str| Error::data_loss(format!("the coarse index's header: {what}"));
-        let (fixed, points) = bytes.split_at_checked(FIXED_BYTES).ok_or_else(|| wrong("too short"))?;
+        let (fixed, points) =
+            bytes.split_at_checked(FIXED_BYTES).ok_or_else(|| wrong("too short"))?;
         let fixed: Vec<u32> = section::words(fixed, FIXED_BYTES / 4)?.collect();
-        let [version, kind, metric, dims, rows, count] = fixed[..] else { return Err(wrong("too short")) };
+        let [version, kind, metric, dims, rows, count] = fixed[..] else {
+            return Err(wrong("too short"));
+        };
         if version != VERSION {
             return Err(Error::unimplemented(format!(
                 "the coarse index has version {version}, this program knows {VERSION}: use a newer one"
@@ -181,10 +189,16 @@ mod tests {
 
     #[test]
     fn a_header_survives_being_written() {
-        let recall = Recall { points: vec![RecallPoint { k: 10, recall: 0.5, probes: 3, refine: 40 }] };
+        let recall =
+            Recall { points: vec![RecallPoint { k: 10, recall: 0.5, probes: 3, refine: 40 }] };
         for recall in [None, Some(recall)] {
-            let header =
-                CoarseHeader { kind: CoarseKind::IvfPq, metric: Metric::Dot, dims: 128, rows: 9, recall };
+            let header = CoarseHeader {
+                kind: CoarseKind::IvfPq,
+                metric: Metric::Dot,
+                dims: 128,
+                rows: 9,
+                recall,
+            };
             assert_eq!(CoarseHeader::decode(&header.encode()).unwrap(), header);
         }
     }

@@ -19,8 +19,8 @@ use super::refine::{ByteQuery, ByteVectors, as_compared, inverse_length};
 use super::section::{self, *};
 use super::tune::{self, ScanChoice};
 use super::{
-    BuildThreads, BuiltIndex, Coarse, CoarseBuild, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest,
-    CoarseScratch, HITS_MAX, Metric, Recall, check_query,
+    BuildThreads, BuiltIndex, Coarse, CoarseBuild, CoarseHeader, CoarseHit, CoarseKind,
+    CoarseRequest, CoarseScratch, HITS_MAX, Metric, Recall, check_query,
 };
 use crate::filter::RowSet;
 
@@ -85,10 +85,18 @@ pub(super) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
     let dims = build.dims;
     let inner = inner_metric(build.metric);
     let clusters = clusters_for(rows);
-    let sample =
-        gather(&vectors, dims, &RandomDraws::new(build.seed).sample(clusters * TRAINED_PER_CLUSTER, rows));
-    let plan =
-        KmeansPlan { dims, clusters, iterations: kmeans::ITERATIONS, crew: build.crew, seed: build.seed };
+    let sample = gather(
+        &vectors,
+        dims,
+        &RandomDraws::new(build.seed).sample(clusters * TRAINED_PER_CLUSTER, rows),
+    );
+    let plan = KmeansPlan {
+        dims,
+        clusters,
+        iterations: kmeans::ITERATIONS,
+        crew: build.crew,
+        seed: build.seed,
+    };
     let centres = kmeans::train(&sample, &plan)?;
     drop(sample);
     let nearest = kmeans::assign(&vectors, &centres, dims, build.crew)?;
@@ -103,8 +111,18 @@ pub(super) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
     let directory = ListDirectory::build(&centres, dims, inner, build)?;
     let block_starts = block_starts(&starts);
     let metric = build.metric;
-    let mut index =
-        IvfPq { metric, dims, starts, block_starts, centres, directory, books, codes, bytes, recall: None };
+    let mut index = IvfPq {
+        metric,
+        dims,
+        starts,
+        block_starts,
+        centres,
+        directory,
+        books,
+        codes,
+        bytes,
+        recall: None,
+    };
     index.recall = tune::measure(&index, &vectors, &order, build)?;
     Ok(BuiltIndex { order, index: Box::new(index) })
 }
@@ -147,7 +165,11 @@ fn train_books(
     let mut residuals = Vec::with_capacity(sample.len() * dims);
     for row in sample {
         let cluster = nearest[row as usize].0 as usize;
-        subtract(&vectors[row as usize * dims..][..dims], &centres[cluster * dims..][..dims], &mut residuals);
+        subtract(
+            &vectors[row as usize * dims..][..dims],
+            &centres[cluster * dims..][..dims],
+            &mut residuals,
+        );
     }
     Codebooks::train(&residuals, PqShape::new(dims), build.crew, build.seed)
 }
@@ -173,7 +195,12 @@ fn encode(
 }
 
 impl ListDirectory {
-    fn build(centres: &[f32], dims: usize, metric: Metric, build: &CoarseBuild) -> Result<ListDirectory> {
+    fn build(
+        centres: &[f32],
+        dims: usize,
+        metric: Metric,
+        build: &CoarseBuild,
+    ) -> Result<ListDirectory> {
         let count = (centres.len() / dims).max(1) as f64;
         let mut sums = vec![0.0_f64; dims];
         for centre in centres.chunks_exact(dims) {
@@ -285,7 +312,13 @@ impl IvfPq {
     }
 
     /// Finds the `refine` rows with the lowest looked-up costs. Writes them to `scratch.top`.
-    fn look_up(&self, query: &[f32], refine: usize, scratch: &mut IvfScratch, accept: impl Fn(u32) -> bool) {
+    fn look_up(
+        &self,
+        query: &[f32],
+        refine: usize,
+        scratch: &mut IvfScratch,
+        accept: impl Fn(u32) -> bool,
+    ) {
         self.books.table(query, inner_metric(self.metric), &mut scratch.table);
         scratch.top.reset(refine);
         let shape = self.books.shape();
@@ -294,7 +327,8 @@ impl IvfPq {
                 self.codes.prefetch(shape, self.block_starts[*next as usize] as usize);
             }
             let cluster = *cluster as usize;
-            let blocks = self.block_starts[cluster] as usize..self.block_starts[cluster + 1] as usize;
+            let blocks =
+                self.block_starts[cluster] as usize..self.block_starts[cluster + 1] as usize;
             let first = self.starts[cluster];
             self.codes.scan(shape, blocks, &scratch.table, *base, first, &mut scratch.top, &accept);
         }
@@ -363,7 +397,11 @@ impl IvfPq {
             return Err(Error::internal("exact scores are not one for each row"));
         }
         ivf.top.reset(k);
-        scratch.rows.iter().zip(&scratch.scores).for_each(|(row, score)| ivf.top.push(-score, *row));
+        scratch
+            .rows
+            .iter()
+            .zip(&scratch.scores)
+            .for_each(|(row, score)| ivf.top.push(-score, *row));
         out.extend(ivf.top.sorted().map(|(cost, row)| CoarseHit { row, score: -cost }));
         Ok(())
     }
@@ -407,7 +445,8 @@ impl Coarse for IvfPq {
             return Ok(());
         }
         self.prepare(query, scratch);
-        let ScanChoice { probes, refine } = choice.for_share(allowed, self.rows() as usize, self.clusters());
+        let ScanChoice { probes, refine } =
+            choice.for_share(allowed, self.rows() as usize, self.clusters());
         let looked_into = self.rows() as usize / self.clusters() * probes;
         scratch.rows.clear();
         match allow {

@@ -99,9 +99,10 @@ fn check(points: &[f32], dims: usize) -> Result<usize> {
         )));
     }
     match points.iter().position(|value| !value.is_finite()) {
-        Some(at) => {
-            Err(Error::invalid(format!("point {} has a value that is not a finite number", at / dims)))
-        }
+        Some(at) => Err(Error::invalid(format!(
+            "point {} has a value that is not a finite number",
+            at / dims
+        ))),
         None => Ok(points.len() / dims),
     }
 }
@@ -190,7 +191,8 @@ fn split_largest(dims: usize, centres: &mut [f32], counts: &mut [usize]) {
             continue;
         }
         // The first of equals, so that the result does not depend on the search order.
-        let largest = (0..counts.len()).fold(0, |best, at| if counts[at] > counts[best] { at } else { best });
+        let largest =
+            (0..counts.len()).fold(0, |best, at| if counts[at] > counts[best] { at } else { best });
         for dim in 0..dims {
             let value = centres[largest * dims + dim];
             let apart = value * if dim % 2 == 0 { SPLIT } else { -SPLIT };
@@ -253,7 +255,9 @@ mod tests {
         assert_eq!(train(&[1.0, 2.0, 3.0, 4.0], &plan(9, 2)).unwrap(), [1.0, 2.0, 3.0, 4.0]);
         for value in [0.0, 5.0] {
             let centres = train(&[value; 80], &plan(4, 1)).unwrap();
-            assert!(centres.len() == 8 && centres.iter().all(|centre| (centre - value).abs() < 0.1));
+            assert!(
+                centres.len() == 8 && centres.iter().all(|centre| (centre - value).abs() < 0.1)
+            );
         }
     }
 

@@ -154,7 +154,13 @@ pub struct CoarseRequest<'a> {
 impl<'a> CoarseRequest<'a> {
     /// Creates a request for the best `k` of all rows, by codes alone, with the measured effort.
     pub fn best(k: usize) -> CoarseRequest<'a> {
-        CoarseRequest { k, params: ScanParams::default(), allow: None, exact: None, floor: f32::NEG_INFINITY }
+        CoarseRequest {
+            k,
+            params: ScanParams::default(),
+            allow: None,
+            exact: None,
+            floor: f32::NEG_INFINITY,
+        }
     }
 }
 
@@ -326,15 +332,20 @@ pub(crate) fn whole_queries(queries: &[f32], dims: usize) -> Result<usize> {
 /// `InvalidArgument` as [`Coarse::search`].
 pub(crate) fn check_query(query: &[f32], dims: usize, k: usize) -> Result<()> {
     if query.len() != dims {
-        return Err(Error::invalid(format!("the query has {} dimensions, the index {dims}", query.len())));
+        return Err(Error::invalid(format!(
+            "the query has {} dimensions, the index {dims}",
+            query.len()
+        )));
     }
     if k > HITS_MAX {
-        return Err(Error::invalid(format!("{k} hits are more than {HITS_MAX}, the most one search gives")));
+        return Err(Error::invalid(format!(
+            "{k} hits are more than {HITS_MAX}, the most one search gives"
+        )));
     }
     match query.iter().position(|value| !value.is_finite()) {
-        Some(at) => {
-            Err(Error::invalid(format!("the query's value at dimension {at} is not a finite number")))
-        }
+        Some(at) => Err(Error::invalid(format!(
+            "the query's value at dimension {at} is not a finite number"
+        ))),
         None => Ok(()),
     }
 }

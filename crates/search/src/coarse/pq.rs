@@ -37,7 +37,10 @@ pub(crate) struct PqShape {
 impl PqShape {
     /// Chooses two dimensions per part, or as few as give at most 128 parts.
     pub(crate) fn new(dims: usize) -> PqShape {
-        PqShape { dims, part_dims: if dims <= TWO_DIMS_MAX { 2 } else { dims.div_ceil(TWO_DIMS_MAX / 2) } }
+        PqShape {
+            dims,
+            part_dims: if dims <= TWO_DIMS_MAX { 2 } else { dims.div_ceil(TWO_DIMS_MAX / 2) },
+        }
     }
 
     /// Returns the parts per vector.
@@ -91,7 +94,10 @@ impl Codebooks {
             match kmeans::train(&points, &plan) {
                 Ok(centres) => {
                     for (code, centre) in centres.chunks_exact(shape.part_dims).enumerate() {
-                        centre.iter().enumerate().for_each(|(dim, value)| book[dim * VALUES + code] = *value);
+                        centre
+                            .iter()
+                            .enumerate()
+                            .for_each(|(dim, value)| book[dim * VALUES + code] = *value);
                     }
                 }
                 Err(error) => *failed.lock() = Some(error),
@@ -138,9 +144,12 @@ impl Codebooks {
         for part in 0..parts {
             points.clear();
             gather(residuals, self.shape, part, &mut points);
-            let book = &self.values[part * self.shape.part_dims * VALUES..][..self.shape.part_dims * VALUES];
+            let book = &self.values[part * self.shape.part_dims * VALUES..]
+                [..self.shape.part_dims * VALUES];
             let centres: Vec<f32> = (0..VALUES)
-                .flat_map(|code| (0..self.shape.part_dims).map(move |dim| book[dim * VALUES + code]))
+                .flat_map(|code| {
+                    (0..self.shape.part_dims).map(move |dim| book[dim * VALUES + code])
+                })
                 .collect();
             float::Panels::new(&centres, self.shape.part_dims).nearest(&points, &mut nearest);
             for (codes, (code, _)) in codes.chunks_exact_mut(parts).zip(&nearest) {
@@ -185,7 +194,12 @@ pub(crate) struct PqCodes {
 
 impl PqCodes {
     /// Encodes one list: `vectors` with the centre `centre`. Returns whole blocks.
-    pub(crate) fn encode(vectors: &[f32], centre: &[f32], books: &Codebooks, metric: Metric) -> PqCodes {
+    pub(crate) fn encode(
+        vectors: &[f32],
+        centre: &[f32],
+        books: &Codebooks,
+        metric: Metric,
+    ) -> PqCodes {
         let shape = books.shape();
         let mut residuals = Vec::with_capacity(vectors.len());
         subtract(vectors, centre, &mut residuals);
@@ -221,7 +235,12 @@ impl PqCodes {
     ///
     /// # Errors
     /// `DataLoss` if a section has another length.
-    pub(crate) fn open(codes: &[u8], terms: &[u8], blocks: usize, shape: PqShape) -> Result<PqCodes> {
+    pub(crate) fn open(
+        codes: &[u8],
+        terms: &[u8],
+        blocks: usize,
+        shape: PqShape,
+    ) -> Result<PqCodes> {
         if codes.len() != blocks * shape.block_bytes() {
             return Err(Error::data_loss(format!(
                 "the coarse index has {} bytes of codes, {blocks} blocks were expected",
@@ -259,7 +278,8 @@ impl PqCodes {
         top: &mut kernels::TopK,
         accept: impl Fn(u32) -> bool,
     ) {
-        let codes = &self.blocks[blocks.start * shape.block_bytes()..blocks.end * shape.block_bytes()];
+        let codes =
+            &self.blocks[blocks.start * shape.block_bytes()..blocks.end * shape.block_bytes()];
         let terms = &self.terms[blocks.start * BLOCK..blocks.end * BLOCK];
         scan(table, codes, terms, base, first_row, top, accept);
     }
@@ -289,7 +309,9 @@ mod tests {
 
     #[test]
     fn costs_are_close_to_the_true_ones_for_any_shape() {
-        for (dims, metric) in [(7, Metric::L2), (8, Metric::Dot), (300, Metric::L2), (1, Metric::L2)] {
+        for (dims, metric) in
+            [(7, Metric::L2), (8, Metric::Dot), (300, Metric::L2), (1, Metric::L2)]
+        {
             let mut draw = RandomDraws::new(dims as u64);
             let mut value = || draw.below(2000) as f32 / 1000.0 - 1.0;
             let vectors: Vec<f32> = (0..90 * dims).map(|_| 3.0 + value()).collect();

@@ -24,11 +24,14 @@ use kernels::rabitq::block_bytes;
 
 use self::codes::RabitqCodes;
 use self::rotation::Rotation;
-use self::scan::{RabitqCandidate, RabitqQuery, RabitqScan, ScannedList, Smallest, squared_distance};
+use self::scan::{
+    RabitqCandidate, RabitqQuery, RabitqScan, ScannedList, Smallest, squared_distance,
+};
 use super::refine::inverse_length;
 use super::tune::{self, ScanChoice};
 use super::{
-    Coarse, CoarseBuild, CoarseHit, CoarseRequest, CoarseScratch, Exact, Metric, Recall, check_query,
+    Coarse, CoarseBuild, CoarseHit, CoarseRequest, CoarseScratch, Exact, Metric, Recall,
+    check_query,
 };
 use crate::filter::RowSet;
 
@@ -129,9 +132,11 @@ impl Rabitq {
         work.found.reset(probes);
         work.found.through(&self.directory, &work.query, &all, None);
         work.probed.clear();
-        work.probed.extend(work.found.candidates.iter().map(|candidate| (candidate.cost, candidate.row)));
-        let by_cost =
-            |one: &(f32, u32), other: &(f32, u32)| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1));
+        work.probed
+            .extend(work.found.candidates.iter().map(|candidate| (candidate.cost, candidate.row)));
+        let by_cost = |one: &(f32, u32), other: &(f32, u32)| {
+            one.0.total_cmp(&other.0).then(one.1.cmp(&other.1))
+        };
         if probes < work.probed.len() {
             work.probed.select_nth_unstable_by(probes, by_cost);
             work.probed.truncate(probes);
@@ -336,7 +341,9 @@ impl Coarse for Rabitq {
                     .map(|one| CoarseHit { row: one.row, score: self.score_of_cost(one.cost) }),
             ),
         }
-        out.sort_unstable_by(|one, other| other.score.total_cmp(&one.score).then(one.row.cmp(&other.row)));
+        out.sort_unstable_by(|one, other| {
+            other.score.total_cmp(&one.score).then(one.row.cmp(&other.row))
+        });
         out.truncate(k);
         Ok(())
     }

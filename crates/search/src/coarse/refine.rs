@@ -55,7 +55,8 @@ impl ByteQuery {
 impl ByteVectors {
     /// Finds the scale of each dimension of `vectors` (`dims` values each). Holds no rows yet.
     pub(crate) fn measure(vectors: &[f32], dims: usize) -> ByteVectors {
-        let lossless = vectors.iter().all(|value| (0.0..=CODE_MAX).contains(value) && value.fract() == 0.0);
+        let lossless =
+            vectors.iter().all(|value| (0.0..=CODE_MAX).contains(value) && value.fract() == 0.0);
         let mut low = vec![0.0; dims];
         let mut step = vec![1.0; dims];
         if !lossless {
@@ -90,7 +91,12 @@ impl ByteVectors {
     ///
     /// # Errors
     /// `DataLoss` if a section has another length.
-    pub(crate) fn open(scale: &[u8], codes: &[u8], rows: usize, dims: usize) -> Result<ByteVectors> {
+    pub(crate) fn open(
+        scale: &[u8],
+        codes: &[u8],
+        rows: usize,
+        dims: usize,
+    ) -> Result<ByteVectors> {
         let scale = section::floats(scale, 1 + 2 * dims)?;
         if codes.len() != rows * dims || !scale.iter().all(|value| value.is_finite()) {
             return Err(Error::data_loss(
@@ -131,10 +137,12 @@ impl ByteVectors {
         prepared.offset = 0.0;
         let half = if self.lossless { 0.0 } else { 0.5 };
         if dot {
-            let most = self.low.iter().zip(&self.step).map(|(low, step)| low.abs() + CODE_MAX * step);
+            let most =
+                self.low.iter().zip(&self.step).map(|(low, step)| low.abs() + CODE_MAX * step);
             let parts = query.iter().zip(&self.step).zip(most);
-            prepared.doubt =
-                parts.map(|((value, step), most)| value.abs() * (half * step + ROUNDING * most)).sum();
+            prepared.doubt = parts
+                .map(|((value, step), most)| value.abs() * (half * step + ROUNDING * most))
+                .sum();
             prepared.offset = -float::dot(query, &self.low);
             prepared.values.extend(query.iter().zip(&self.step).map(|(value, step)| -value * step));
         } else {
@@ -167,7 +175,9 @@ impl ByteVectors {
 
     #[inline]
     fn prefetch(&self, row: u32) {
-        if let Some(codes) = self.codes.get(row as usize * self.dims..(row as usize + 1) * self.dims) {
+        if let Some(codes) =
+            self.codes.get(row as usize * self.dims..(row as usize + 1) * self.dims)
+        {
             kernels::prefetch(codes);
         }
     }
@@ -186,7 +196,12 @@ impl DenseVectors {
     ///
     /// # Errors
     /// `InvalidArgument` if a row of `order` does not exist.
-    pub fn new(vectors: &[f32], dims: usize, metric: Metric, order: &[u32]) -> Result<DenseVectors> {
+    pub fn new(
+        vectors: &[f32],
+        dims: usize,
+        metric: Metric,
+        order: &[u32],
+    ) -> Result<DenseVectors> {
         let mut values = Vec::with_capacity(order.len() * dims);
         for row in order {
             let vector = vectors
@@ -221,7 +236,9 @@ impl Exact for DenseVectors {
             if let Some(later) = rows.get(at + AHEAD).and_then(|row| self.vector(*row)) {
                 kernels::prefetch(later);
             }
-            let vector = self.vector(*row).ok_or_else(|| Error::invalid(format!("there is no row {row}")))?;
+            let vector = self
+                .vector(*row)
+                .ok_or_else(|| Error::invalid(format!("there is no row {row}")))?;
             out.push(match self.metric {
                 Metric::L2 => -float::l2(query, vector),
                 _ => scale * float::dot(query, vector),
@@ -308,7 +325,9 @@ mod tests {
         assert_eq!(scores(Metric::Dot), [2.0, 6.0, 0.0]);
         let cosine = scores(Metric::Cosine);
         assert!(
-            (cosine[0] - 0.5_f32.sqrt()).abs() < 1e-6 && (cosine[1] - 0.6).abs() < 1e-6 && cosine[2] == 0.0
+            (cosine[0] - 0.5_f32.sqrt()).abs() < 1e-6
+                && (cosine[1] - 0.6).abs() < 1e-6
+                && cosine[2] == 0.0
         );
     }
 }

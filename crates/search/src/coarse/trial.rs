@@ -23,7 +23,11 @@ impl Trial {
     ///
     /// # Errors
     /// An error if `order` names rows that do not exist.
-    pub(super) fn new(vectors: &[f32], order: &[u32], build: &CoarseBuild) -> Result<Option<Trial>> {
+    pub(super) fn new(
+        vectors: &[f32],
+        order: &[u32],
+        build: &CoarseBuild,
+    ) -> Result<Option<Trial>> {
         if order.len() <= MEASURED_HITS {
             return Ok(None);
         }
@@ -46,6 +50,11 @@ impl Trial {
         let exact = Some(&self.exact as &dyn Exact);
         let ask = CoarseRequest { params, exact, ..CoarseRequest::best(MEASURED_HITS + 1) };
         let recall = recall_of(index, &self.queries, &self.own, &self.truth, &ask)?;
-        Ok(RecallPoint { k: MEASURED_HITS as u32, recall, probes: probes as u32, refine: refine as u32 })
+        Ok(RecallPoint {
+            k: MEASURED_HITS as u32,
+            recall,
+            probes: probes as u32,
+            refine: refine as u32,
+        })
     }
 }

@@ -11,7 +11,8 @@ use kernels::float::{self, Panels};
 
 use super::kmeans::RandomDraws;
 use super::{
-    Coarse, CoarseBuild, CoarseHit, CoarseRequest, CoarseScratch, HITS_MAX, IvfPq, Metric, ScanParams,
+    Coarse, CoarseBuild, CoarseHit, CoarseRequest, CoarseScratch, HITS_MAX, IvfPq, Metric,
+    ScanParams,
 };
 
 /// Target recalls.
@@ -58,7 +59,12 @@ pub struct RecallPoint {
 
 impl RecallPoint {
     pub(super) fn from_words(words: &[u32; 4]) -> RecallPoint {
-        RecallPoint { k: words[0], recall: f32::from_bits(words[1]), probes: words[2], refine: words[3] }
+        RecallPoint {
+            k: words[0],
+            recall: f32::from_bits(words[1]),
+            probes: words[2],
+            refine: words[3],
+        }
     }
 }
 
@@ -104,7 +110,10 @@ impl ScanChoice {
             (0, None) => REFINE_UNMEASURED + more_candidates(k, MEASURED_HITS),
             (asked, _) => asked,
         };
-        ScanChoice { probes: probes.clamp(1, clusters.max(1)), refine: refine.clamp(k.max(1), 4 * HITS_MAX) }
+        ScanChoice {
+            probes: probes.clamp(1, clusters.max(1)),
+            refine: refine.clamp(k.max(1), 4 * HITS_MAX),
+        }
     }
 
     /// Adapts the probes if only `allowed` of `rows` count: scans clusters until as many allowed
@@ -215,13 +224,15 @@ pub(super) fn nearest_rows(
                 return;
             }
             points.clear();
-            rows.iter().for_each(|row| points.extend_from_slice(&vectors[*row as usize * dims..][..dims]));
+            rows.iter()
+                .for_each(|row| points.extend_from_slice(&vectors[*row as usize * dims..][..dims]));
             let products = &mut products[..rows.len() * count];
             panels.products(&points, products);
             for ((point, products), row) in
                 points.chunks_exact(dims).zip(products.chunks_exact(count)).zip(first..)
             {
-                let square = if build.metric == Metric::Dot { 0.0 } else { 0.5 * float::dot(point, point) };
+                let square =
+                    if build.metric == Metric::Dot { 0.0 } else { 0.5 * float::dot(point, point) };
                 let row = number * piece as u32 + row;
                 tops.iter_mut()
                     .zip(products.iter())
@@ -289,8 +300,9 @@ mod tests {
     #[test]
     fn explicit_and_scaled_settings() {
         let recall = Recall { points: vec![point(0.96, 8)] };
-        let choose =
-            |probes, refine, k| ScanChoice::resolve(&ScanParams { probes, refine }, Some(&recall), k, 100);
+        let choose = |probes, refine, k| {
+            ScanChoice::resolve(&ScanParams { probes, refine }, Some(&recall), k, 100)
+        };
         assert_eq!(choose(5, 70, 10), ScanChoice { probes: 5, refine: 70 });
         assert_eq!(choose(500, 3, 10), ScanChoice { probes: 100, refine: 10 });
         assert_eq!(choose(0, 0, 10), ScanChoice { probes: 8, refine: 40 });
@@ -298,7 +310,10 @@ mod tests {
         assert_eq!(choose(0, 0, 1), ScanChoice { probes: 8, refine: 40 });
         let none = ScanChoice::resolve(&ScanParams::default(), None, 1, 0);
         assert_eq!(none, ScanChoice { probes: 1, refine: REFINE_UNMEASURED });
-        assert_eq!(choose(5, 70, 10).for_share(250, 1000, 100), ScanChoice { probes: 20, refine: 70 });
+        assert_eq!(
+            choose(5, 70, 10).for_share(250, 1000, 100),
+            ScanChoice { probes: 20, refine: 70 }
+        );
         assert_eq!(choose(5, 70, 10).for_share(0, 1000, 100).probes, 100);
     }
 
@@ -308,13 +323,22 @@ mod tests {
         let rows = 3000;
         let mut draw = RandomDraws::new(4);
         let mut near = |centre: usize| centre as f32 + draw.below(1000) as f32 / 400.0;
-        let vectors: Vec<f32> = (0..rows * dims).map(|at| near((at / dims * 7 + at % dims) % 23)).collect();
-        let plan =
-            CoarseBuild { vectors: &vectors, dims, metric: Metric::L2, crew: BuildThreads::of(2), seed: 3 };
+        let vectors: Vec<f32> =
+            (0..rows * dims).map(|at| near((at / dims * 7 + at % dims) % 23)).collect();
+        let plan = CoarseBuild {
+            vectors: &vectors,
+            dims,
+            metric: Metric::L2,
+            crew: BuildThreads::of(2),
+            seed: 3,
+        };
         let built = build(CoarseKind::IvfPq, &plan).unwrap();
         let recall = built.index.recall().unwrap();
         assert!(recall.points.is_sorted_by(|a, b| a.recall <= b.recall));
-        assert!(recall.settings_for(DEFAULT_RECALL).unwrap().recall >= DEFAULT_RECALL, "{recall:?}");
+        assert!(
+            recall.settings_for(DEFAULT_RECALL).unwrap().recall >= DEFAULT_RECALL,
+            "{recall:?}"
+        );
         // Rows that were not held out find their own neighbours as well.
         let own: Vec<u32> = (0..300).map(|at| at * 10 + 3).collect();
         let queries: Vec<f32> = own

@@ -69,7 +69,9 @@ impl DiskGuard {
     /// Returns the bytes to keep free on a file system of `total` bytes.
     fn reserve_of(&self, total: u64) -> u64 {
         self.reserve.unwrap_or_else(|| {
-            (total / RESERVE_SHARE).clamp(RESERVE_BYTES_MIN, RESERVE_BYTES_MAX).min(total / RESERVE_SHARE_MAX)
+            (total / RESERVE_SHARE)
+                .clamp(RESERVE_BYTES_MIN, RESERVE_BYTES_MAX)
+                .min(total / RESERVE_SHARE_MAX)
         })
     }
 
@@ -121,10 +123,14 @@ impl CollectionInner {
     pub(super) fn check_room(&self, ops: &[Op<'_>]) -> Result<()> {
         let bytes = |op: &Op<'_>| match op {
             Op::Delete(_) => 0,
-            Op::Upsert(point) => row_bytes(point.embedding.len(), point.record.len(), point.payload.len()),
+            Op::Upsert(point) => {
+                row_bytes(point.embedding.len(), point.record.len(), point.payload.len())
+            }
         };
         let removals = ops.iter().all(|op| matches!(op, Op::Delete(_)));
-        let Some(space) = self.disk.space(&*self.medium, ops.iter().map(bytes).sum()) else { return Ok(()) };
+        let Some(space) = self.disk.space(&*self.medium, ops.iter().map(bytes).sum()) else {
+            return Ok(());
+        };
         match self.disk.lacks(space, 0, if removals { 2 } else { 1 }) {
             None => Ok(()),
             Some(why) => {
@@ -139,8 +145,11 @@ impl CollectionInner {
     /// # Errors
     /// `StorageFull` if it does not.
     pub(super) fn check_room_to_merge(&self, bytes: u64) -> Result<()> {
-        let lacks = self.disk.space(&*self.medium, 0).and_then(|space| self.disk.lacks(space, bytes, 2));
-        lacks.map_or(Ok(()), |why| Err(Error::storage_full(format!("{why}; merging waits for room"))))
+        let lacks =
+            self.disk.space(&*self.medium, 0).and_then(|space| self.disk.lacks(space, bytes, 2));
+        lacks.map_or(Ok(()), |why| {
+            Err(Error::storage_full(format!("{why}; merging waits for room")))
+        })
     }
 }
 
@@ -153,9 +162,13 @@ mod tests {
         let disk = DiskGuard::new(None);
         let mib = 1 << 20;
         let gib = 1 << 30;
-        for (total, reserve) in
-            [(1000 * gib, 4 * gib), (100 * gib, gib), (2 * gib, 64 * mib), (64 * mib, 8 * mib), (0, 0)]
-        {
+        for (total, reserve) in [
+            (1000 * gib, 4 * gib),
+            (100 * gib, gib),
+            (2 * gib, 64 * mib),
+            (64 * mib, 8 * mib),
+            (0, 0),
+        ] {
             assert_eq!(disk.reserve_of(total), reserve, "{total}");
         }
         assert_eq!(DiskGuard::new(Some(7)).reserve_of(gib), 7);

@@ -65,7 +65,13 @@ struct FacetCounts {
 
 impl FacetCounts {
     fn new(held: BudgetReservation) -> FacetCounts {
-        FacetCounts { counts: HashMap::new(), text_bytes: 0, of_point: Vec::new(), held, refusal: None }
+        FacetCounts {
+            counts: HashMap::new(),
+            text_bytes: 0,
+            of_point: Vec::new(),
+            held,
+            refusal: None,
+        }
     }
 
     fn add(&mut self, payload: &Value, key: &str) {
@@ -84,7 +90,8 @@ impl FacetCounts {
     }
 
     fn add_value(&mut self, value: FacetValue, key: &str) -> Result<()> {
-        let text_bytes = self.text_bytes + if let FacetValue::Text(text) = &value { text.len() } else { 0 };
+        let text_bytes =
+            self.text_bytes + if let FacetValue::Text(text) = &value { text.len() } else { 0 };
         if self.counts.len() == FACET_VALUES_MAX || text_bytes > TEXT_BYTES_MAX {
             return Err(Error::invalid(format!(
                 "\"{key}\" has more than {FACET_VALUES_MAX} different values, or more than {TEXT_BYTES_MAX} bytes of \
@@ -107,7 +114,9 @@ impl FacetCounts {
     /// Rescan the `max` most frequent values.
     fn top(self, max: usize) -> Vec<(FacetValue, u64)> {
         let mut hits: Vec<(FacetValue, u64)> = self.counts.into_iter().collect();
-        hits.sort_unstable_by(|(one, count), (other, than)| than.cmp(count).then_with(|| one.cmp(other)));
+        hits.sort_unstable_by(|(one, count), (other, than)| {
+            than.cmp(count).then_with(|| one.cmp(other))
+        });
         hits.truncate(max);
         hits
     }
@@ -120,7 +129,8 @@ impl CollectionInner {
             return Err(Error::invalid("a facet names no field; give its key"));
         }
         let state = self.state();
-        let mut counts = FacetCounts::new(self.budget.reserve(STEP_BYTES as u64, "counting values")?);
+        let mut counts =
+            FacetCounts::new(self.budget.reserve(STEP_BYTES as u64, "counting values")?);
         let mut partial = self.is_partial(&state);
         for (_, _, view) in state.open() {
             self.check_open()?;

@@ -184,7 +184,11 @@ impl FilterCache {
             None => {
                 let Ok(held) = budget.reserve(bytes, "a filter's conditions") else { return };
                 let clause = Arc::new(clause.clone());
-                kept.push_back(CachedFilter { clause, _held: held, segments: VecDeque::from([of]) });
+                kept.push_back(CachedFilter {
+                    clause,
+                    _held: held,
+                    segments: VecDeque::from([of]),
+                });
             }
         }
         let mut total: u64 = kept.iter().map(CachedFilter::bytes).sum();
@@ -196,8 +200,14 @@ impl FilterCache {
     /// Prepares the most recently used filters for a segment before it is searched, so that no
     /// query has to read all its payloads. After a failure the next query does it.
     pub(super) fn warm(&self, segment: &Segment, budget: &Arc<MemoryBudget>) {
-        let clauses: Vec<Arc<Filter>> =
-            self.kept.lock().iter().rev().take(WARMED_MAX).map(|kept| kept.clause.clone()).collect();
+        let clauses: Vec<Arc<Filter>> = self
+            .kept
+            .lock()
+            .iter()
+            .rev()
+            .take(WARMED_MAX)
+            .map(|kept| kept.clause.clone())
+            .collect();
         for clause in &clauses {
             if let Err(error) = self.select(segment, clause, budget) {
                 tracing::debug!(%error, "a filter is left to the next query");
@@ -308,6 +318,8 @@ mod tests {
         assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
         let mut scan = PayloadScan::new();
         assert!(scan.next_row() && scan.check().is_ok(), "the deadline went with the work");
-        until(Instant::now() + Duration::from_secs(3600), || assert!(PayloadScan::new().next_row()));
+        until(Instant::now() + Duration::from_secs(3600), || {
+            assert!(PayloadScan::new().next_row())
+        });
     }
 }

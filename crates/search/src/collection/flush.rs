@@ -28,7 +28,9 @@ struct MemtableSource {
 impl MemtableSource {
     fn row(&self, row: u32) -> Result<&MemtableRow> {
         let found = self.rows.get(row as usize);
-        found.map(|(_, row)| &**row).ok_or_else(|| Error::internal(format!("there is no row {row} to flush")))
+        found
+            .map(|(_, row)| &**row)
+            .ok_or_else(|| Error::internal(format!("there is no row {row} to flush")))
     }
 }
 
@@ -148,8 +150,9 @@ impl CollectionInner {
             threads: self.options.build_threads,
             should_continue: &|| self.may_flush(deadline),
         };
-        let written =
-            self.write_segment(&busy, uuid, &mut source, crew, &|bytes| self.flush_step(bytes, deadline));
+        let written = self.write_segment(&busy, uuid, &mut source, crew, &|bytes| {
+            self.flush_step(bytes, deadline)
+        });
         headroom.join(working);
         let written = written?;
         headroom.refill(headroom_bytes(self.memtable_bytes));
@@ -191,8 +194,12 @@ impl CollectionInner {
         crew: BuildThreads<'_>,
         step: segment::IoStep<'_>,
     ) -> Result<WrittenSegment> {
-        let plan =
-            SegmentPlan { settings: self.options.shape.settings(), kind: self.options.kind, crew, uuid };
+        let plan = SegmentPlan {
+            settings: self.options.shape.settings(),
+            kind: self.options.kind,
+            crew,
+            uuid,
+        };
         let written = segment::write(&*self.medium, &busy.name, &plan, source, step);
         self.disk.changed();
         if written.is_err() {

@@ -172,7 +172,9 @@ impl CollectionInner {
         }
         match self.may_flush(deadline) {
             true => Ok(()),
-            false => Err(Error::cancelled("the collection is being closed, or another thread seals")),
+            false => {
+                Err(Error::cancelled("the collection is being closed, or another thread seals"))
+            }
         }
     }
 
@@ -193,7 +195,9 @@ impl CollectionInner {
         }
         match self.may_merge(urgency) {
             true => Ok(()),
-            false => Err(Error::cancelled("the collection is being closed, or another thread merges")),
+            false => {
+                Err(Error::cancelled("the collection is being closed, or another thread merges"))
+            }
         }
     }
 

@@ -64,9 +64,16 @@ pub struct PointCount {
 
 impl CollectionInner {
     /// Returns the first ids from `from` on that match `clause`, at most `max`.
-    pub(super) fn ids_from(&self, from: u64, max: usize, clause: Option<&Filter>) -> Result<IdList> {
+    pub(super) fn ids_from(
+        &self,
+        from: u64,
+        max: usize,
+        clause: Option<&Filter>,
+    ) -> Result<IdList> {
         if max > IDS_MAX {
-            return Err(Error::invalid(format!("{max} ids are more than the {IDS_MAX} that one call gives")));
+            return Err(Error::invalid(format!(
+                "{max} ids are more than the {IDS_MAX} that one call gives"
+            )));
         }
         let state = self.state();
         let partial = self.is_partial(&state);
@@ -181,7 +188,11 @@ impl CollectionInner {
     }
 
     /// Returns the requested parts of points, in the order of `ids`.
-    pub(super) fn points(&self, ids: &[u64], parts: PointParts) -> Vec<Result<Option<StoredPoint>>> {
+    pub(super) fn points(
+        &self,
+        ids: &[u64],
+        parts: PointParts,
+    ) -> Vec<Result<Option<StoredPoint>>> {
         let places = self.places(ids);
         // Neighbouring rows lie in the same pages.
         let mut order: Vec<usize> = (0..ids.len()).collect();

@@ -115,12 +115,14 @@ impl ManifestContent {
     }
 
     pub(super) fn encode(&self) -> Result<Vec<u8>> {
-        serde_json::to_vec(self).map_err(|error| Error::internal(format!("the list of segments: {error}")))
+        serde_json::to_vec(self)
+            .map_err(|error| Error::internal(format!("the list of segments: {error}")))
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<ManifestContent> {
-        let manifest: ManifestContent = serde_json::from_slice(bytes)
-            .map_err(|error| Error::data_loss(format!("the list of segments cannot be read: {error}")))?;
+        let manifest: ManifestContent = serde_json::from_slice(bytes).map_err(|error| {
+            Error::data_loss(format!("the list of segments cannot be read: {error}"))
+        })?;
         if manifest.version != VERSION {
             return Err(Error::precondition(format!(
                 "the collection has version {}, this program reads {VERSION}; use the program that wrote it",
@@ -135,7 +137,9 @@ impl ManifestContent {
             "cosine" => Metric::Cosine,
             "dot" => Metric::Dot,
             "l2" => Metric::L2,
-            other => return Err(Error::data_loss(format!("the collection's metric is \"{other}\""))),
+            other => {
+                return Err(Error::data_loss(format!("the collection's metric is \"{other}\"")));
+            }
         };
         Ok(CollectionShape { dims: self.dims, metric, encoding: self.encoding })
     }
@@ -153,8 +157,9 @@ pub(super) fn uuid_of(text: &str) -> Option<[u8; 16]> {
 /// Returns a new random UUID: two hashes with keys drawn by the system.
 pub(super) fn new_uuid() -> [u8; 16] {
     use std::hash::{BuildHasher, RandomState};
-    let half =
-        |which: u8| RandomState::new().hash_one((which, std::process::id(), std::time::SystemTime::now()));
+    let half = |which: u8| {
+        RandomState::new().hash_one((which, std::process::id(), std::time::SystemTime::now()))
+    };
     (u128::from(half(0)) << 64 | u128::from(half(1))).to_be_bytes()
 }
 
@@ -165,7 +170,8 @@ mod tests {
 
     #[test]
     fn a_catalog_comes_back() {
-        let shape = CollectionShape { dims: 3, metric: Metric::Dot, encoding: VectorEncoding::Bf16 };
+        let shape =
+            CollectionShape { dims: 3, metric: Metric::Dot, encoding: VectorEncoding::Bf16 };
         let entry = SegmentEntry {
             number: 4,
             uuid: uuid_text(new_uuid()),
@@ -178,7 +184,12 @@ mod tests {
         manifest.kept_logs.insert(1);
         manifest.logs.push(NamedLog::new(2, Mark { bytes: 99, next: 7 }));
         let reasons = vec!["gone".to_owned()];
-        manifest.damaged_logs.push(DamagedLog { log: 1, reasons, unknown: vec![3], doubtful: true });
+        manifest.damaged_logs.push(DamagedLog {
+            log: 1,
+            reasons,
+            unknown: vec![3],
+            doubtful: true,
+        });
         let back = ManifestContent::decode(&manifest.encode().unwrap()).unwrap();
         assert_eq!((back.shape().unwrap(), &back), (shape, &manifest));
         let newer = ManifestContent { version: 2, ..manifest };

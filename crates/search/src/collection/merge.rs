@@ -34,8 +34,9 @@ struct SegmentSize {
 /// Chooses the segments to rewrite as one: one that has lost many rows, or several of similar size,
 /// small ones first. `rows_max` limits the live rows of the result.
 fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec<SegmentSize>> {
-    let worn =
-        |size: &&SegmentSize| f64::from(size.rows - size.live) > f64::from(size.rows) * merging.deleted_share;
+    let worn = |size: &&SegmentSize| {
+        f64::from(size.rows - size.live) > f64::from(size.rows) * merging.deleted_share
+    };
     if let Some(size) = sizes.iter().find(|size| worn(size) && size.live <= rows_max) {
         return Some(vec![*size]);
     }
@@ -44,7 +45,8 @@ fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec
     let factor = merging.fan_in.max(2) as u32;
     for (first, smallest) in sorted.iter().enumerate() {
         // Sizes are similar if they differ by less than a factor of `fan_in`.
-        let similarity = sorted[first..].iter().take_while(|size| size.live / factor <= smallest.live.max(1));
+        let similarity =
+            sorted[first..].iter().take_while(|size| size.live / factor <= smallest.live.max(1));
         let mut total = 0_u32;
         let fits = |size: &&SegmentSize| {
             total = total.saturating_add(size.live);
@@ -70,8 +72,10 @@ struct MergeSource<'a> {
 
 impl MergeSource<'_> {
     fn place(&self, row: u32) -> Result<(&SegmentView, u32)> {
-        let found =
-            self.rows.get(row as usize).and_then(|&(view, row)| Some((self.views.get(view as usize)?, row)));
+        let found = self
+            .rows
+            .get(row as usize)
+            .and_then(|&(view, row)| Some((self.views.get(view as usize)?, row)));
         found.ok_or_else(|| Error::internal(format!("there is no row {row} to merge")))
     }
 }
@@ -167,19 +171,26 @@ impl CollectionInner {
 
     /// Returns the numbers of the segments to merge, in the order of the state.
     fn chosen(&self, state: &CollectionState, damaged: &BTreeSet<u64>) -> Option<Vec<u64>> {
-        let mergeable =
-            |slot: &SegmentSlot, view: &SegmentView| !damaged.contains(&slot.number) && !view.is_damaged();
+        let mergeable = |slot: &SegmentSlot, view: &SegmentView| {
+            !damaged.contains(&slot.number) && !view.is_damaged()
+        };
         let sizes: Vec<SegmentSize> = state
             .open()
             .filter(|(_, slot, view)| mergeable(slot, view))
-            .map(|(_, slot, view)| SegmentSize { number: slot.number, rows: slot.rows, live: view.live() })
+            .map(|(_, slot, view)| SegmentSize {
+                number: slot.number,
+                rows: slot.rows,
+                live: view.live(),
+            })
             .collect();
         let dims = self.options.shape.dims;
         // Half of the free memory, because the merged segment is opened beside the old ones.
         let fixed = segment::working_bytes(0, dims);
         let a_row = segment::working_bytes(1, dims) - fixed;
-        let fits = u32::try_from((self.budget.free() / 2).saturating_sub(fixed) / a_row).unwrap_or(u32::MAX);
-        let chosen = choose(&sizes, &self.options.merging, fits.min(self.options.merging.rows_max))?;
+        let fits = u32::try_from((self.budget.free() / 2).saturating_sub(fixed) / a_row)
+            .unwrap_or(u32::MAX);
+        let chosen =
+            choose(&sizes, &self.options.merging, fits.min(self.options.merging.rows_max))?;
         let wanted = |slot: &&SegmentSlot| chosen.iter().any(|size| size.number == slot.number);
         Some(state.segments.iter().filter(wanted).map(|slot| slot.number).collect())
     }
@@ -197,7 +208,8 @@ impl CollectionInner {
         }
         self.check_room_to_merge(views.iter().map(|view| view.segment.file_bytes()).sum())?;
         let needed = segment::working_bytes(rows.len() as u64, self.options.shape.dims);
-        let working = self.budget.reserve(needed, &format!("merging {} segments", numbers.len()))?;
+        let working =
+            self.budget.reserve(needed, &format!("merging {} segments", numbers.len()))?;
         let number = self.number();
         let busy = self.busy(CollectionFile::Segment(number));
         let uuid = new_uuid();
@@ -207,8 +219,9 @@ impl CollectionInner {
             threads: self.options.build_threads,
             should_continue: &|| self.may_merge(urgency),
         };
-        let written =
-            self.write_segment(&busy, uuid, &mut source, crew, &|bytes| self.merge_step(bytes, urgency))?;
+        let written = self.write_segment(&busy, uuid, &mut source, crew, &|bytes| {
+            self.merge_step(bytes, urgency)
+        })?;
         drop(working);
         let opened = self.open_written(&busy, || self.budget.reserve(0, &busy.name))?;
         self.filters.warm(&opened, &self.budget);
@@ -221,16 +234,24 @@ impl CollectionInner {
         let now: Vec<Option<&SegmentView>> = numbers
             .iter()
             .map(|number| {
-                live.state.segments.iter().find(|slot| slot.number == *number).and_then(SegmentSlot::view)
+                live.state
+                    .segments
+                    .iter()
+                    .find(|slot| slot.number == *number)
+                    .and_then(SegmentSlot::view)
             })
             .collect();
         if now.iter().any(Option::is_none) {
             busy.remove();
-            return Err(Error::new(ErrorKind::Cancelled, "a segment was dropped while it was merged"));
+            return Err(Error::new(
+                ErrorKind::Cancelled,
+                "a segment was dropped while it was merged",
+            ));
         }
         for (at, (before, now)) in (0..).zip(source.views.iter().zip(&now)) {
             for row in now.iter().flat_map(|now| now.deletes.since(&before.deletes)) {
-                let place = source.rows.binary_search(&(at, row)).ok().and_then(|from| places.get(from));
+                let place =
+                    source.rows.binary_search(&(at, row)).ok().and_then(|from| places.get(from));
                 if let Some(&row) = place {
                     deletes.insert(row);
                 }
@@ -238,7 +259,10 @@ impl CollectionInner {
         }
         let view = SegmentView::new(segment, Arc::new(deletes));
         let rows = view.segment.rows();
-        live.merged(numbers, Some(SegmentSlot { number, uuid, rows, content: SegmentContent::Open(view) }));
+        live.merged(
+            numbers,
+            Some(SegmentSlot { number, uuid, rows, content: SegmentContent::Open(view) }),
+        );
         drop(live);
         source.views.iter().for_each(|view| self.shared.forget(view.segment.file().id()));
         self.publish()
@@ -250,7 +274,10 @@ mod tests {
     use super::*;
 
     fn sizes(live: &[u32]) -> Vec<SegmentSize> {
-        live.iter().zip(0..).map(|(&live, number)| SegmentSize { number, rows: live, live }).collect()
+        live.iter()
+            .zip(0..)
+            .map(|(&live, number)| SegmentSize { number, rows: live, live })
+            .collect()
     }
 
     fn chosen(sizes: &[SegmentSize], rows_max: u32) -> Option<Vec<u64>> {

@@ -286,7 +286,11 @@ impl Collection {
     /// # Errors
     /// `InvalidArgument` for a query that does not fit the collection. Damaged data makes the
     /// result partial.
-    pub fn nearest(&self, thread: &mut SearchThread, query: &CollectionQuery<'_>) -> Result<QueryResult> {
+    pub fn nearest(
+        &self,
+        thread: &mut SearchThread,
+        query: &CollectionQuery<'_>,
+    ) -> Result<QueryResult> {
         self.inner.nearest(thread, query)
     }
 
@@ -396,12 +400,18 @@ impl Collection {
         }
         {
             let mut live = inner.live.lock();
+            let slot = live
+                .state
+                .segments
+                .iter()
+                .find(|slot| CollectionFile::Segment(slot.number).name() == name);
             let slot =
-                live.state.segments.iter().find(|slot| CollectionFile::Segment(slot.number).name() == name);
-            let slot = slot.ok_or_else(|| Error::not_found(format!("there is no segment {name}")))?;
+                slot.ok_or_else(|| Error::not_found(format!("there is no segment {name}")))?;
             let number = slot.number;
             match &slot.content {
-                SegmentContent::Closed(closed) if closed.reason.is_some() => live.merged(&[number], None),
+                SegmentContent::Closed(closed) if closed.reason.is_some() => {
+                    live.merged(&[number], None)
+                }
                 _ => {
                     return Err(Error::precondition(format!(
                         "{name} is not damaged; nothing of it need be given up"

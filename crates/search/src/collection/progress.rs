@@ -76,19 +76,29 @@ impl LogProgress {
             marks.entry(manifest.first_log).or_insert(Mark { bytes: EMPTY_LOG_BYTES, next: 1 });
         }
         let log = |(name, bytes): &(String, u64)| match CollectionFile::of(name) {
-            Some(CollectionFile::Log(number)) if number >= manifest.first_log => Some((number, *bytes)),
+            Some(CollectionFile::Log(number)) if number >= manifest.first_log => {
+                Some((number, *bytes))
+            }
             _ => None,
         };
         let bytes: BTreeMap<u64, u64> = found.iter().filter_map(log).collect();
         let is_first = |number: u64| !is_new && number == manifest.first_log;
-        let held = |number: u64| is_first(number) || marks.get(&number).is_some_and(|mark| mark.next > 1);
-        let is_empty =
-            |(number, bytes): (&u64, &u64)| (*bytes <= EMPTY_LOG_BYTES && !held(*number)).then_some(*number);
+        let held =
+            |number: u64| is_first(number) || marks.get(&number).is_some_and(|mark| mark.next > 1);
+        let is_empty = |(number, bytes): (&u64, &u64)| {
+            (*bytes <= EMPTY_LOG_BYTES && !held(*number)).then_some(*number)
+        };
         let empty: Vec<u64> = bytes.iter().filter_map(is_empty).collect();
-        let mut numbers: Vec<u64> = bytes.keys().copied().filter(|number| !empty.contains(number)).collect();
-        numbers.extend(marks.keys().copied().filter(|number| held(*number) && !bytes.contains_key(number)));
+        let mut numbers: Vec<u64> =
+            bytes.keys().copied().filter(|number| !empty.contains(number)).collect();
+        numbers.extend(
+            marks.keys().copied().filter(|number| held(*number) && !bytes.contains_key(number)),
+        );
         numbers.sort_unstable();
-        Ok((LogProgress { watermark, recorded: None }, Logs { numbers, marks, bytes, empty, problem }))
+        Ok((
+            LogProgress { watermark, recorded: None },
+            Logs { numbers, marks, bytes, empty, problem },
+        ))
     }
 }
 
@@ -141,7 +151,9 @@ impl CollectionInner {
                 }
                 match self.decoded(&frame) {
                     // A flush may fail during the replay; that is not the fault of the change.
-                    Ok(change) => self.replay(number, change).map_err(|error| error.context(&name))?,
+                    Ok(change) => {
+                        self.replay(number, change).map_err(|error| error.context(&name))?
+                    }
                     Err(error) => {
                         self.log_damaged(number, None, &format!("change {sequence}: {error}"));
                         self.lose(number, None);
@@ -159,7 +171,8 @@ impl CollectionInner {
         let number = self.number();
         {
             let mut live = self.live.lock();
-            let LiveState { state, tables, .. } = LiveState::new(live.state.segments.clone(), number);
+            let LiveState { state, tables, .. } =
+                LiveState::new(live.state.segments.clone(), number);
             (live.state, live.tables) = (state, tables);
         }
         match self.ensure_log(&mut writer) {
@@ -253,7 +266,9 @@ impl CollectionInner {
     /// Restores the damage of logs that earlier starts found and that have been flushed since. Logs
     /// that are still read report their damage again.
     pub(super) fn restore_damaged(&self, manifest: &ManifestContent) {
-        for damaged in manifest.damaged_logs.iter().filter(|damaged| damaged.log < manifest.first_log) {
+        for damaged in
+            manifest.damaged_logs.iter().filter(|damaged| damaged.log < manifest.first_log)
+        {
             for reason in &damaged.reasons {
                 let file = CollectionFile::Log(damaged.log).name();
                 self.quarantine(Quarantined { file, page: None, reason: reason.clone() });

@@ -76,7 +76,9 @@ impl CollectionInner {
                 unread_pending: files.unread_pending.clone(),
             });
         }
-        publisher.files.retain(|number, _| state.segments.iter().any(|slot| slot.number == *number));
+        publisher
+            .files
+            .retain(|number, _| state.segments.iter().any(|slot| slot.number == *number));
         while publisher.kept_logs.len() > KEPT_LOGS_MAX {
             publisher.kept_logs.pop_first();
         }
@@ -91,11 +93,17 @@ impl CollectionInner {
         match &slot.content {
             SegmentContent::Open(view) => {
                 let written = files.deletes_written.as_ref();
-                let same = written.map_or(view.deletes.count() == 0, |w| Arc::ptr_eq(w, &view.deletes));
+                let same =
+                    written.map_or(view.deletes.count() == 0, |w| Arc::ptr_eq(w, &view.deletes));
                 if !same {
                     let file = self.number();
                     let deletes = (*view.deletes).clone();
-                    self.write_deletes(CollectionFile::Deletes(file), slot.uuid, deletes, Vec::new())?;
+                    self.write_deletes(
+                        CollectionFile::Deletes(file),
+                        slot.uuid,
+                        deletes,
+                        Vec::new(),
+                    )?;
                     files.deletes = Some(file);
                     files.deletes_written = Some(view.deletes.clone());
                 }
@@ -106,11 +114,13 @@ impl CollectionInner {
             }
             SegmentContent::Closed(closed) => {
                 let written = files.pending_written.as_ref();
-                let same = written
-                    .map_or(closed.pending_deletes.is_empty(), |w| Arc::ptr_eq(w, &closed.pending_deletes));
+                let same = written.map_or(closed.pending_deletes.is_empty(), |w| {
+                    Arc::ptr_eq(w, &closed.pending_deletes)
+                });
                 if !same {
                     let file = self.number();
-                    let mut pending_deletes: Vec<u64> = closed.pending_deletes.iter().copied().collect();
+                    let mut pending_deletes: Vec<u64> =
+                        closed.pending_deletes.iter().copied().collect();
                     pending_deletes.sort_unstable();
                     self.write_deletes(
                         CollectionFile::PendingDeletes(file),
@@ -156,8 +166,13 @@ impl CollectionInner {
                     entry.deletes.map(CollectionFile::Deletes),
                     entry.pending_deletes.map(CollectionFile::PendingDeletes),
                 ];
-                let unread = entry.unread_pending.iter().copied().map(CollectionFile::PendingDeletes);
-                beside.into_iter().flatten().chain(unread).chain([CollectionFile::Segment(entry.number)])
+                let unread =
+                    entry.unread_pending.iter().copied().map(CollectionFile::PendingDeletes);
+                beside
+                    .into_iter()
+                    .flatten()
+                    .chain(unread)
+                    .chain([CollectionFile::Segment(entry.number)])
             })
             .map(CollectionFile::name)
             .collect();

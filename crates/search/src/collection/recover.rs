@@ -39,12 +39,15 @@ impl CollectionInner {
         let (manifest, content) = read_list(&medium, &options)?;
         let problems = manifest.problems().to_vec();
         let is_new = content.is_none();
-        let content = content.unwrap_or_else(|| ManifestContent::new(&options.shape, 0, 0, Vec::new()));
+        let content =
+            content.unwrap_or_else(|| ManifestContent::new(&options.shape, 0, 0, Vec::new()));
         let list = medium.list()?;
         let found: Vec<CollectionFile> =
             list.iter().filter_map(|(name, _)| CollectionFile::of(name)).collect();
         if is_new && found.iter().any(|file| matches!(file, CollectionFile::Segment(_))) {
-            return Err(Error::data_loss("there are segments and no manifest; restore it from a copy"));
+            return Err(Error::data_loss(
+                "there are segments and no manifest; restore it from a copy",
+            ));
         }
         let (progress, logs) = LogProgress::open(&medium, &content, is_new, &list)?;
         // No new file may get the number of a lost log.
@@ -115,7 +118,8 @@ impl CollectionInner {
             let mut failure = None;
             for &file in entry.pending_deletes.iter().chain(&entry.unread_pending) {
                 let name = CollectionFile::PendingDeletes(file).name();
-                match self.medium.load(&name).and_then(|bytes| DeletesFile::decode(&bytes, uuid, 0)) {
+                match self.medium.load(&name).and_then(|bytes| DeletesFile::decode(&bytes, uuid, 0))
+                {
                     Ok((found, _)) => pending_deletes.extend(found.pending_deletes),
                     Err(error) => {
                         unread.push(file);
@@ -168,7 +172,9 @@ impl CollectionInner {
         let name = CollectionFile::Segment(slot.number).name();
         let segment = Segment::open(self.medium.open(&name)?, &name, &self.budget)?;
         if segment.uuid() != slot.uuid || segment.rows() != slot.rows {
-            return Err(Error::data_loss(format!("{name} is not the segment that the manifest names")));
+            return Err(Error::data_loss(format!(
+                "{name} is not the segment that the manifest names"
+            )));
         }
         if *segment.settings() != self.options.shape.settings() {
             return Err(Error::data_loss(format!(
@@ -268,8 +274,12 @@ fn closed(manifest: &ManifestContent) -> (Vec<SegmentSlot>, BTreeMap<u64, Segmen
         let deletes = entry.deletes;
         let pending_deletes = entry.pending_deletes;
         let unread = entry.unread_pending.clone();
-        let files =
-            SegmentFiles { deletes, pending_deletes, unread_pending: unread, ..SegmentFiles::default() };
+        let files = SegmentFiles {
+            deletes,
+            pending_deletes,
+            unread_pending: unread,
+            ..SegmentFiles::default()
+        };
         (entry.number, files)
     };
     (manifest.segments.iter().map(slot).collect(), manifest.segments.iter().map(beside).collect())

@@ -42,7 +42,15 @@ impl<'a> CollectionQuery<'a> {
     /// Creates a query for the `k` points with the most similar embeddings, ranked exactly.
     pub fn nearest(embedding: &'a [f32], k: usize) -> CollectionQuery<'a> {
         let params = ScanParams::default();
-        CollectionQuery { embedding, k, candidates: k, params, filter: None, exact: true, deadline: None }
+        CollectionQuery {
+            embedding,
+            k,
+            candidates: k,
+            params,
+            filter: None,
+            exact: true,
+            deadline: None,
+        }
     }
 }
 
@@ -157,8 +165,10 @@ impl CollectionInner {
         let views: Vec<&SegmentView> = state.open().map(|(_, _, view)| view).collect();
         let mut found = self.begin(&state);
         let ranked = self.coarse(thread, query, &state, &views, query.k, &mut found)?;
-        found.hits =
-            ranked.iter().map(|it| QueryHit { id: it.id, score: it.coarse, coarse: it.coarse }).collect();
+        found.hits = ranked
+            .iter()
+            .map(|it| QueryHit { id: it.id, score: it.coarse, coarse: it.coarse })
+            .collect();
         Ok(found)
     }
 
@@ -172,7 +182,8 @@ impl CollectionInner {
         let state = self.state();
         let views: Vec<&SegmentView> = state.open().map(|(_, _, view)| view).collect();
         let mut found = self.begin(&state);
-        let ranked = self.coarse(thread, query, &state, &views, query.candidates.max(query.k), &mut found)?;
+        let ranked =
+            self.coarse(thread, query, &state, &views, query.candidates.max(query.k), &mut found)?;
         found.candidates = ranked.len() as u64;
         let mut hits = score_memtable_hits(&ranked, scorer, query, &mut found);
         let candidates: Vec<RerankCandidate> = ranked.iter().filter_map(in_segment).collect();
@@ -244,7 +255,9 @@ impl CollectionInner {
     ) -> Result<Vec<RankedPoint<'s>>> {
         coarse::check_query(query.embedding, self.options.shape.dims, count)?;
         if count > CANDIDATES_MAX {
-            return Err(Error::invalid(format!("{count} candidates are more than {CANDIDATES_MAX}")));
+            return Err(Error::invalid(format!(
+                "{count} candidates are more than {CANDIDATES_MAX}"
+            )));
         }
         if let Some(clause) = query.filter {
             clause.check()?;
@@ -256,7 +269,11 @@ impl CollectionInner {
             memtable.scan(&asked, best.floor, |row| {
                 if query.filter.is_none_or(|clause| allows(clause, row)) {
                     let coarse = similarity(metric, query.embedding, &row.embedding);
-                    best.offer(RankedPoint { coarse, id: row.id, place: HitLocation::Memtable(row) });
+                    best.offer(RankedPoint {
+                        coarse,
+                        id: row.id,
+                        place: HitLocation::Memtable(row),
+                    });
                 }
                 best.floor
             });
@@ -309,7 +326,12 @@ impl CollectionInner {
             return index.search(query.embedding, &ask, scratch, hits);
         }
         let exact = view.segment.exact(&mut **vectors);
-        index.search(query.embedding, &CoarseRequest { exact: Some(&exact), ..ask }, scratch, hits)?;
+        index.search(
+            query.embedding,
+            &CoarseRequest { exact: Some(&exact), ..ask },
+            scratch,
+            hits,
+        )?;
         if exact.lost() > 0 {
             found.partial = true;
             found.damaged += exact.lost();
@@ -320,7 +342,9 @@ impl CollectionInner {
 
 fn in_segment(ranked: &RankedPoint<'_>) -> Option<RerankCandidate> {
     match ranked.place {
-        HitLocation::Segment(segment, row) => Some(RerankCandidate { segment, row, coarse: ranked.coarse }),
+        HitLocation::Segment(segment, row) => {
+            Some(RerankCandidate { segment, row, coarse: ranked.coarse })
+        }
         HitLocation::Memtable(_) => None,
     }
 }

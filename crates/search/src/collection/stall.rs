@@ -128,7 +128,10 @@ mod tests {
         assert!(stall.is_escalated());
         drop((first, second));
         assert!(!stall.has_waiting() && stall.is_escalated());
-        assert_eq!(stall.stats(), StallStats { waited: 2, escalated: true, ..StallStats::default() });
+        assert_eq!(
+            stall.stats(),
+            StallStats { waited: 2, escalated: true, ..StallStats::default() }
+        );
     }
 
     #[test]

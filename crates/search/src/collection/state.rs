@@ -84,9 +84,13 @@ impl ClosedSegment {
     /// Returns the error for a read of its points.
     fn unseen(&self, slot: &SegmentSlot) -> Error {
         let name = CollectionFile::Segment(slot.number).name();
-        let later = |why: String| Error::unavailable(format!("{name} {why}")).with_retry_after(OPENING_RETRY);
+        let later = |why: String| {
+            Error::unavailable(format!("{name} {why}")).with_retry_after(OPENING_RETRY)
+        };
         match (&self.reason, &self.delayed) {
-            (Some(reason), _) => Error::data_loss(format!("points may be in what is not served: {reason}")),
+            (Some(reason), _) => {
+                Error::data_loss(format!("points may be in what is not served: {reason}"))
+            }
             (None, Some(error)) => later(format!("cannot be opened yet: {error}")),
             (None, None) => later("is still being opened".into()),
         }
@@ -156,8 +160,11 @@ impl CollectionState {
     /// Counts the live points.
     pub(super) fn live(&self) -> u64 {
         let sealed: u64 = self.open().map(|(_, _, view)| u64::from(view.live())).sum();
-        let fresh: u64 =
-            self.memtables.iter().map(|memtable| u64::from(memtable.rows() - memtable.deleted())).sum();
+        let fresh: u64 = self
+            .memtables
+            .iter()
+            .map(|memtable| u64::from(memtable.rows() - memtable.deleted()))
+            .sum();
         sealed + fresh
     }
 
@@ -265,7 +272,8 @@ impl LiveState {
 
     fn fresh(&self, id: u64) -> Option<(usize, u32)> {
         let tables = self.tables.iter().enumerate().rev();
-        let mut rows = tables.filter_map(|(memtable, table)| table.get(&id).map(|&row| (memtable, row)));
+        let mut rows =
+            tables.filter_map(|(memtable, table)| table.get(&id).map(|&row| (memtable, row)));
         rows.find(|&(memtable, row)| !self.state.memtables[memtable].is_deleted(row))
     }
 
@@ -300,9 +308,11 @@ impl LiveState {
             let name = || CollectionFile::Segment(slot.number).name();
             match &slot.content {
                 SegmentContent::Open(view) => {
-                    let unknown = view.segment.ids().find(id).is_some_and(|row| view.deletes.is_unknown(row));
-                    unknown
-                        .then(|| Error::data_loss(format!("{}: whether it has point {id} is lost", name())))
+                    let unknown =
+                        view.segment.ids().find(id).is_some_and(|row| view.deletes.is_unknown(row));
+                    unknown.then(|| {
+                        Error::data_loss(format!("{}: whether it has point {id} is lost", name()))
+                    })
                 }
                 SegmentContent::Closed(closed)
                     if closed.pending_deletes.contains(&id) || !closed.may_have(id) =>
@@ -371,7 +381,9 @@ impl LiveState {
         outcome: Result<SegmentView, (Quarantined, Option<Arc<KnownIds>>)>,
     ) {
         let state = Arc::make_mut(&mut self.state);
-        let Some(slot) = state.segments.iter_mut().find(|slot| slot.number == number) else { return };
+        let Some(slot) = state.segments.iter_mut().find(|slot| slot.number == number) else {
+            return;
+        };
         let SegmentContent::Closed(closed) = &mut slot.content else { return };
         match outcome {
             Err((reason, known)) => {
@@ -380,7 +392,8 @@ impl LiveState {
                 if let Some(known) = &closed.known
                     && closed.pending_deletes.iter().any(|id| known.ids.find(*id).is_none())
                 {
-                    Arc::make_mut(&mut closed.pending_deletes).retain(|id| known.ids.find(*id).is_some());
+                    Arc::make_mut(&mut closed.pending_deletes)
+                        .retain(|id| known.ids.find(*id).is_some());
                 }
             }
             Ok(mut view) => {

@@ -63,7 +63,8 @@ pub struct SegmentStatus {
 
 /// Returns the problem of a segment that could not be opened yet.
 fn delayed(slot: &SegmentSlot) -> Option<Quarantined> {
-    let SegmentContent::Closed(ClosedSegment { reason: None, delayed: Some(error), .. }) = &slot.content
+    let SegmentContent::Closed(ClosedSegment { reason: None, delayed: Some(error), .. }) =
+        &slot.content
     else {
         return None;
     };
@@ -90,15 +91,20 @@ pub(super) fn of(inner: &CollectionInner) -> Status {
         }
     });
     let segments = segments.collect();
-    let pages: Vec<Quarantined> = state.open().flat_map(|(_, _, view)| view.segment.damaged()).collect();
+    let pages: Vec<Quarantined> =
+        state.open().flat_map(|(_, _, view)| view.segment.damaged()).collect();
     let health = inner.health.lock().clone();
     let write_error = health.write_error.clone().or_else(|| write_error(inner, &health));
     let log_damaged = health.log_damaged();
     let delayed: Vec<Quarantined> = state.segments.iter().filter_map(delayed).collect();
     let quarantined_count = health.quarantined_count + (pages.len() + delayed.len()) as u64;
-    let quarantined: Vec<Quarantined> = health.quarantined.into_iter().chain(pages).chain(delayed).collect();
-    let unflushed =
-        state.memtables.iter().map(|memtable| u64::from(memtable.rows() - memtable.deleted())).sum();
+    let quarantined: Vec<Quarantined> =
+        health.quarantined.into_iter().chain(pages).chain(delayed).collect();
+    let unflushed = state
+        .memtables
+        .iter()
+        .map(|memtable| u64::from(memtable.rows() - memtable.deleted()))
+        .sum();
     Status {
         points: state.live(),
         unflushed,

@@ -12,7 +12,9 @@ use super::options::{PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX};
 use super::stall::Urgency;
 use super::state::LiveState;
 use crate::coarse::{Metric, SQUARE_MAX};
-use crate::ingest::{LoggedOp, MEMTABLE_ROWS_MAX, MemtableRow, Op, PointRef, StoredPoint, row_bytes};
+use crate::ingest::{
+    LoggedOp, MEMTABLE_ROWS_MAX, MemtableRow, Op, PointRef, StoredPoint, row_bytes,
+};
 
 /// Maximum frozen memtables beside the active one.
 pub(super) const FROZEN_MAX: usize = 1;
@@ -112,7 +114,9 @@ impl CollectionInner {
         let mut last: Option<(Arc<Log>, u64)> = None;
         for op in ops {
             let (log, number) = self.write_one(op, room)?;
-            if let Some((before, number)) = last.take().filter(|(before, _)| !Arc::ptr_eq(before, &log)) {
+            if let Some((before, number)) =
+                last.take().filter(|(before, _)| !Arc::ptr_eq(before, &log))
+            {
                 before.commit(number)?;
             }
             last = Some((log, number));
@@ -131,9 +135,10 @@ impl CollectionInner {
             )));
         }
         self.check_length(*id, embedding)?;
-        for (what, bytes, max) in
-            [("record", record.len(), RECORD_BYTES_MAX), ("payload", payload.len(), PAYLOAD_BYTES_MAX)]
-        {
+        for (what, bytes, max) in [
+            ("record", record.len(), RECORD_BYTES_MAX),
+            ("payload", payload.len(), PAYLOAD_BYTES_MAX),
+        ] {
             if bytes > max {
                 return Err(Error::too_large(format!(
                     "point {id}: its {what} has {bytes} bytes, {max} at most"
@@ -141,7 +146,8 @@ impl CollectionInner {
             }
         }
         let object = payload.is_empty()
-            || serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(payload).is_ok();
+            || serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(payload)
+                .is_ok();
         if !object {
             return Err(Error::invalid(format!("point {id}: its payload is not a JSON object")));
         }
@@ -282,7 +288,12 @@ impl CollectionInner {
     }
 
     /// Appends a change to the log, or to a new one if the log has failed or is long enough.
-    fn append(&self, writer: &mut LogWriter, frame: &[u8], id: u64) -> Result<Result<(Arc<Log>, u64)>> {
+    fn append(
+        &self,
+        writer: &mut LogWriter,
+        frame: &[u8],
+        id: u64,
+    ) -> Result<Result<(Arc<Log>, u64)>> {
         self.ensure_log(writer)?;
         let mut refusal = Error::internal("there is no log");
         for _ in 0..2 {
@@ -318,7 +329,8 @@ impl CollectionInner {
 
     fn no_room(&self) -> Error {
         let why = self.health.lock().flush_error.clone();
-        let why = why.map_or_else(String::new, |error| format!(" (the last flush failed: {error})"));
+        let why =
+            why.map_or_else(String::new, |error| format!(" (the last flush failed: {error})"));
         Error::exhausted(format!(
             "{} of unflushed points wait to be flushed{why}; write more slowly",
             base::units::format_bytes(self.memtable_bytes)
@@ -346,7 +358,11 @@ impl CollectionInner {
         let change = LoggedOp::decode(frame)?;
         match &change {
             LoggedOp::Upsert(point) if point.embedding.len() != self.options.shape.dims => {
-                Err(Error::data_loss(format!("point {} has {} dimensions", point.id, point.embedding.len())))
+                Err(Error::data_loss(format!(
+                    "point {} has {} dimensions",
+                    point.id,
+                    point.embedding.len()
+                )))
             }
             _ => Ok(change),
         }
@@ -385,7 +401,8 @@ impl CollectionInner {
         };
         let mut embedding = embedding.into_boxed_slice();
         self.options.shape.encoding.round(&mut embedding);
-        let row = MemtableRow { id, embedding, record: record.into(), payload: payload.into(), held };
+        let row =
+            MemtableRow { id, embedding, record: record.into(), payload: payload.into(), held };
         let completed = self.live.lock().upsert(row);
         completed.into_iter().for_each(|block| block.sketch());
         Ok(())

@@ -112,7 +112,9 @@ impl Filter {
         for condition in self.conditions() {
             *conditions += 1;
             if *conditions > CONDITIONS_MAX {
-                return Err(Error::invalid(format!("a filter has more than {CONDITIONS_MAX} conditions")));
+                return Err(Error::invalid(format!(
+                    "a filter has more than {CONDITIONS_MAX} conditions"
+                )));
             }
             condition.check(depth, conditions)?;
         }
@@ -171,7 +173,8 @@ impl Filter {
     /// Returns true if the filter allows a row with this internal id and payload.
     pub fn matches(&self, id: u64, payload: &Value) -> bool {
         self.must.iter().all(|condition| condition.matches(id, payload))
-            && (self.should.is_empty() || self.should.iter().any(|condition| condition.matches(id, payload)))
+            && (self.should.is_empty()
+                || self.should.iter().any(|condition| condition.matches(id, payload)))
             && !self.must_not.iter().any(|condition| condition.matches(id, payload))
     }
 
@@ -193,7 +196,8 @@ impl Filter {
         for row in 0..rows {
             text.clear();
             let id = fetch(row, &mut text)?;
-            let payload = if needs_payload && !text.is_empty() { parse(row, &text)? } else { Value::Null };
+            let payload =
+                if needs_payload && !text.is_empty() { parse(row, &text)? } else { Value::Null };
             if self.matches(id, &payload) {
                 allowed.insert(row);
             }
@@ -239,7 +243,9 @@ impl Condition {
             return Err(Error::invalid("a filter's condition names no field; give its key"));
         }
         if values > VALUES_MAX {
-            return Err(Error::invalid(format!("a filter's condition names more than {VALUES_MAX} values")));
+            return Err(Error::invalid(format!(
+                "a filter's condition names more than {VALUES_MAX} values"
+            )));
         }
         Ok(())
     }
@@ -249,7 +255,9 @@ impl Condition {
             Condition::Match { key, matching } => {
                 any_value(payload, key, &mut |value| matching.accepts(value))
             }
-            Condition::Range { key, range } => any_value(payload, key, &mut |value| range.accepts(value)),
+            Condition::Range { key, range } => {
+                any_value(payload, key, &mut |value| range.accepts(value))
+            }
             Condition::HasId(ids) => ids.binary_search(&id).is_ok(),
             Condition::IsEmpty { key } => !any_value(payload, key, &mut |_| true),
             Condition::Nested(filter) => filter.matches(id, payload),

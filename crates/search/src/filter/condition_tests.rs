@@ -12,7 +12,11 @@ fn only(condition: Condition) -> Filter {
 
 #[track_caller]
 fn check(condition: Condition, payload: Value, expected: bool) {
-    assert_eq!(only(condition.clone()).matches(7, &payload), expected, "{condition:?} on {payload}");
+    assert_eq!(
+        only(condition.clone()).matches(7, &payload),
+        expected,
+        "{condition:?} on {payload}"
+    );
 }
 
 #[test]
@@ -88,7 +92,8 @@ fn limits_are_refused() {
         deep = only(Condition::Nested(deep));
     }
     assert!(deep.check().is_err());
-    let wide = Filter { should: vec![Condition::has_id(vec![]); CONDITIONS_MAX + 1], ..Filter::default() };
+    let wide =
+        Filter { should: vec![Condition::has_id(vec![]); CONDITIONS_MAX + 1], ..Filter::default() };
     assert!(wide.check().is_err());
     assert!(only(Condition::has_id(vec![0; VALUES_MAX + 1])).check().is_err());
     assert!(only(Condition::IsEmpty { key: String::new() }).check().is_err());
@@ -138,8 +143,9 @@ fn condition() -> impl Strategy<Value = Condition> {
     ];
     leaf.prop_recursive(3, 12, 3, |inner| {
         let list = || prop::collection::vec(inner.clone(), 0..3);
-        (list(), list(), list())
-            .prop_map(|(must, should, must_not)| Condition::Nested(Filter { must, should, must_not }))
+        (list(), list(), list()).prop_map(|(must, should, must_not)| {
+            Condition::Nested(Filter { must, should, must_not })
+        })
     })
 }
 
@@ -157,7 +163,9 @@ fn naive(condition: &Condition, id: u64, payload: &Value) -> bool {
     match condition {
         Condition::Match { key, matching } => match matching {
             Match::Value(wanted) => values(key).contains(wanted),
-            Match::Any(wanted) => values(key).iter().filter(|value| wanted.contains(value)).count() > 0,
+            Match::Any(wanted) => {
+                values(key).iter().filter(|value| wanted.contains(value)).count() > 0
+            }
             Match::Except(unwanted) => {
                 values(key).iter().filter(|value| !unwanted.contains(value)).count() > 0
             }
@@ -170,8 +178,9 @@ fn naive(condition: &Condition, id: u64, payload: &Value) -> bool {
         Condition::HasId(ids) => ids.contains(&id),
         Condition::IsEmpty { key } => values(key).is_empty(),
         Condition::Nested(filter) => {
-            let met =
-                |list: &[Condition]| list.iter().filter(|condition| naive(condition, id, payload)).count();
+            let met = |list: &[Condition]| {
+                list.iter().filter(|condition| naive(condition, id, payload)).count()
+            };
             met(&filter.must) == filter.must.len()
                 && (filter.should.is_empty() || met(&filter.should) > 0)
                 && met(&filter.must_not) == 0
@@ -205,11 +214,19 @@ fn what_excludes_ids_is_another_clause_and_these_ids() {
         (red.clone(), red.clone(), 0),
         (only(Condition::Nested(only(Condition::Nested(red.clone())))), red.clone(), 0),
         (Filter { must_not: vec![has(&[2, 1]), has(&[7])], ..red.clone() }, red.clone(), 3),
-        (Filter { must_not: vec![has(&[7])], ..only(Condition::Nested(red.clone())) }, red.clone(), 1),
+        (
+            Filter { must_not: vec![has(&[7])], ..only(Condition::Nested(red.clone())) },
+            red.clone(),
+            1,
+        ),
         (Filter { must_not: vec![has(&[7])], ..Filter::default() }, Filter::default(), 1),
         (only(has(&[7])), only(has(&[7])), 0),
         (
-            Filter { must_not: vec![blue.clone(), has(&[7])], should: vec![has(&[7])], ..red.clone() },
+            Filter {
+                must_not: vec![blue.clone(), has(&[7])],
+                should: vec![has(&[7])],
+                ..red.clone()
+            },
             Filter { must_not: vec![blue], should: vec![has(&[7])], ..red.clone() },
             1,
         ),
@@ -217,7 +234,9 @@ fn what_excludes_ids_is_another_clause_and_these_ids() {
     for (filter, wanted, count) in filters {
         let (rest, excluded) = filter.without_ids();
         assert_eq!((&*rest, excluded.len()), (&wanted, count), "{filter:?}");
-        for (id, payload) in [(7, json!({"a": "red"})), (8, json!({"a": ["red", "blue"]})), (9, json!({}))] {
+        for (id, payload) in
+            [(7, json!({"a": "red"})), (8, json!({"a": ["red", "blue"]})), (9, json!({}))]
+        {
             let expected = rest.matches(id, &payload) && !excluded.contains(&id);
             assert_eq!(filter.matches(id, &payload), expected, "{filter:?} on {id} {payload}");
         }

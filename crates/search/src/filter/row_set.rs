@@ -77,7 +77,10 @@ impl RowSet {
 
     /// Iterates over the rows of the set in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.words.iter().enumerate().flat_map(|(at, &word)| Bits(word).map(move |bit| at as u32 * 64 + bit))
+        self.words
+            .iter()
+            .enumerate()
+            .flat_map(|(at, &word)| Bits(word).map(move |bit| at as u32 * 64 + bit))
     }
 
     /// Adds `row`, unless it is not below [`RowSet::rows`].
@@ -140,8 +143,9 @@ mod tests {
             assert_eq!(set.contains(row), expected.contains(&row));
         }
         for first in (0..set.rows()).step_by(32) {
-            let naive =
-                (0..32).filter(|at| expected.contains(&(first + at))).fold(0, |bits, at| bits | 1 << at);
+            let naive = (0..32)
+                .filter(|at| expected.contains(&(first + at)))
+                .fold(0, |bits, at| bits | 1 << at);
             assert_eq!(set.block(first), naive);
         }
     }

@@ -55,9 +55,12 @@ impl MatchValues {
         match value {
             Value::String(text) => table.texts.contains(text),
             Value::Number(number) => match whole(number) {
-                Some(number) => table.whole.contains(&number) || table.floats.contains(&bits(number as f64)),
+                Some(number) => {
+                    table.whole.contains(&number) || table.floats.contains(&bits(number as f64))
+                }
                 None => number.as_f64().is_some_and(|number| {
-                    table.floats.contains(&bits(number)) || table.whole_as_floats.contains(&bits(number))
+                    table.floats.contains(&bits(number))
+                        || table.whole_as_floats.contains(&bits(number))
                 }),
             },
             other => table.others.iter().any(|known| same(known, other)),

@@ -94,8 +94,10 @@ impl Memtable {
     pub(crate) fn push(&mut self, row: Arc<MemtableRow>) -> u32 {
         self.bytes += row.held.bytes();
         if (self.rows as usize).is_multiple_of(BLOCK_ROWS) {
-            self.blocks
-                .push(Arc::new(RowBlock { rows: Vec::with_capacity(BLOCK_ROWS), ..RowBlock::default() }));
+            self.blocks.push(Arc::new(RowBlock {
+                rows: Vec::with_capacity(BLOCK_ROWS),
+                ..RowBlock::default()
+            }));
         }
         if let Some(block) = self.blocks.last_mut() {
             Arc::make_mut(block).rows.push(row);
@@ -160,7 +162,9 @@ impl Memtable {
                 None => at_most.fill(f32::INFINITY),
             }
             likely.clear();
-            likely.extend((0..).zip(&block.rows).filter(|(at, _)| reaches(at_most[*at as usize], floor)));
+            likely.extend(
+                (0..).zip(&block.rows).filter(|(at, _)| reaches(at_most[*at as usize], floor)),
+            );
             for (number, &(at, row)) in likely.iter().enumerate() {
                 if let Some((_, later)) = likely.get(number + 2 * AHEAD) {
                     kernels::prefetch(std::slice::from_ref(&***later));
@@ -228,7 +232,10 @@ mod tests {
         );
         assert!(memtable.is_deleted(5) && !held.is_deleted(5));
         assert_eq!(memtable.row(300).unwrap().id, 300);
-        assert!(held.row(300).is_none() && memtable.live().all(|(row, point)| u64::from(row) == point.id));
+        assert!(
+            held.row(300).is_none()
+                && memtable.live().all(|(row, point)| u64::from(row) == point.id)
+        );
         drop(memtable);
         assert_eq!(
             budget.stats().used,

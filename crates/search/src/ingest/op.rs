@@ -82,11 +82,16 @@ impl LoggedOp {
     /// # Errors
     /// `DataLoss` for any other bytes.
     pub fn decode(bytes: &[u8]) -> Result<LoggedOp> {
-        let odd =
-            || Error::data_loss(format!("{} bytes of the log are no change to a collection", bytes.len()));
+        let odd = || {
+            Error::data_loss(format!(
+                "{} bytes of the log are no change to a collection",
+                bytes.len()
+            ))
+        };
         let header: &[u8; HEADER_BYTES] = bytes.first_chunk().ok_or_else(odd)?;
         let field = |at: usize| {
-            u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]) as usize
+            u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+                as usize
         };
         let id = (field(8) as u64) | (field(12) as u64) << 32;
         let dims = field(4);
@@ -97,11 +102,17 @@ impl LoggedOp {
             KIND_DELETE if body.is_empty() && (dims, record, payload) == (0, 0, 0) => {
                 Ok(LoggedOp::Delete(id))
             }
-            KIND_UPSERT if dims as u64 * 4 + record as u64 + payload as u64 == body.len() as u64 => {
+            KIND_UPSERT
+                if dims as u64 * 4 + record as u64 + payload as u64 == body.len() as u64 =>
+            {
                 let (embedding, rest) = body.split_at(dims * 4);
                 let (record, payload) = rest.split_at(record);
-                let embedding =
-                    embedding.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
+                let embedding = embedding
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .map(|value| f32::from_le_bytes(*value))
+                    .collect();
                 Ok(LoggedOp::Upsert(StoredPoint {
                     id,
                     embedding,
@@ -126,7 +137,11 @@ mod tests {
         for at in [4, 16, 20] {
             let mut other = bytes.clone();
             other[at] = 1;
-            assert_eq!(LoggedOp::decode(&other).unwrap_err().kind(), base::ErrorKind::DataLoss, "byte {at}");
+            assert_eq!(
+                LoggedOp::decode(&other).unwrap_err().kind(),
+                base::ErrorKind::DataLoss,
+                "byte {at}"
+            );
         }
     }
 

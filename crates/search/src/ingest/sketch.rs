@@ -38,7 +38,12 @@ impl VectorScale {
         let left_out = |(value, code): (&f32, &i8)| value - scale * f32::from(*code);
         let left_out: f32 = values.iter().zip(&*codes).map(left_out).map(|left| left * left).sum();
         let doubt = left_out.sqrt() * (1.0 + DOUBT_ROUNDING);
-        SQUARES.contains(&square).then(|| VectorScale { scale, doubt, length: square.sqrt(), square })
+        SQUARES.contains(&square).then(|| VectorScale {
+            scale,
+            doubt,
+            length: square.sqrt(),
+            square,
+        })
     }
 }
 
@@ -94,7 +99,8 @@ impl BlockSketch {
             // By the Cauchy-Schwarz inequality, for the residuals of both sides.
             let doubt = query.length * row.doubt + query.doubt * (row.length + row.doubt);
             let together = query.length * row.length;
-            let product = query.scale * row.scale * integer::dot(&asked.codes, codes) as f32 + doubt;
+            let product =
+                query.scale * row.scale * integer::dot(&asked.codes, codes) as f32 + doubt;
             *out = match asked.metric {
                 Metric::Dot => product + ROUNDING * together,
                 Metric::Cosine => product / together + ROUNDING,
@@ -121,7 +127,13 @@ mod tests {
         for (id, vector) in (0..).zip(vectors) {
             let held = budget.reserve(row_bytes(vector.len(), 0, 0), "a row").unwrap();
             let embedding = vector.clone().into();
-            let row = MemtableRow { id, embedding, record: Box::default(), payload: Box::default(), held };
+            let row = MemtableRow {
+                id,
+                embedding,
+                record: Box::default(),
+                payload: Box::default(),
+                held,
+            };
             memtable.push(Arc::new(row));
             memtable.completed().into_iter().for_each(|block| block.sketch());
         }
@@ -129,7 +141,12 @@ mod tests {
     }
 
     /// Returns the best `k`, and how many rows were compared.
-    fn best(memtable: &Memtable, metric: Metric, query: &[f32], k: usize) -> (Vec<(f32, u64)>, usize) {
+    fn best(
+        memtable: &Memtable,
+        metric: Metric,
+        query: &[f32],
+        k: usize,
+    ) -> (Vec<(f32, u64)>, usize) {
         let mut all: Vec<(f32, u64)> = Vec::new();
         let mut compared: usize = 0;
         memtable.scan(&SketchQuery::new(metric, query), f32::NEG_INFINITY, |row| {
@@ -145,8 +162,10 @@ mod tests {
     }
 
     fn naive(vectors: &[Vec<f32>], metric: Metric, query: &[f32], k: usize) -> Vec<(f32, u64)> {
-        let mut all: Vec<(f32, u64)> =
-            (0..).zip(vectors).map(|(id, vector)| (similarity(metric, query, vector), id)).collect();
+        let mut all: Vec<(f32, u64)> = (0..)
+            .zip(vectors)
+            .map(|(id, vector)| (similarity(metric, query, vector), id))
+            .collect();
         all.retain(|(similarity, _)| !similarity.is_nan());
         all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         all.truncate(k);

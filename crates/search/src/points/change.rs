@@ -111,7 +111,9 @@ fn set(value: &mut Value, path: &[Step], new: &Map<String, Value>) {
             within(value, |object| object.extend(members));
         }
         Some((Step::Name(name), rest)) => {
-            within(value, |object| set(object.entry(name.clone()).or_insert(Value::Null), rest, new));
+            within(value, |object| {
+                set(object.entry(name.clone()).or_insert(Value::Null), rest, new)
+            });
         }
         Some((Step::Index(at), rest)) => {
             if let Some(element) = value.get_mut(*at) {
@@ -161,8 +163,9 @@ fn remove(value: &mut Value, path: &[Step]) {
 /// Parses a path: names joined by dots, `[3]` for an element, `[]` for each element. A name in
 /// quotation marks may have dots.
 fn steps(path: &str) -> Result<Vec<Step>> {
-    let malformed =
-        || Error::invalid(format!("the path \"{path}\" cannot be read; write names joined by dots"));
+    let malformed = || {
+        Error::invalid(format!("the path \"{path}\" cannot be read; write names joined by dots"))
+    };
     let mut steps = Vec::new();
     let mut rest = path;
     loop {
@@ -222,7 +225,10 @@ mod tests {
             changed(set(json!({"a": 2, "e": 3}), None), before.clone()),
             json!({"a": 2, "b": {"c": [{"d": 1}, {"d": 2}]}, "e": 3})
         );
-        assert_eq!(changed(set(json!({"x": 1}), Some("b.n")), before.clone())["b"]["n"], json!({"x": 1}));
+        assert_eq!(
+            changed(set(json!({"x": 1}), Some("b.n")), before.clone())["b"]["n"],
+            json!({"x": 1})
+        );
         assert_eq!(
             changed(set(json!({"x": 1}), Some("b.c[].q")), before.clone())["b"]["c"][1],
             json!({"d": 2, "q": {"x": 1}})
@@ -237,14 +243,18 @@ mod tests {
             json!({"z": 0})
         );
         assert_eq!(changed(PayloadChange::Clear, before.clone()), json!({}));
-        let delete =
-            |keys: &[&str]| PayloadChange::DeleteKeys(keys.iter().map(|key| (*key).to_owned()).collect());
+        let delete = |keys: &[&str]| {
+            PayloadChange::DeleteKeys(keys.iter().map(|key| (*key).to_owned()).collect())
+        };
         assert_eq!(
             changed(delete(&["a", "b.c[0]", "nothing.there"]), before.clone()),
             json!({"b": {"c": [{"d": 2}]}})
         );
         assert_eq!(changed(delete(&["b.c[].d"]), before), json!({"a": 1, "b": {"c": [{}, {}]}}));
-        assert_eq!(changed(delete(&["\"a.b\""]), json!({"a.b": 1, "a": {"b": 2}})), json!({"a": {"b": 2}}));
+        assert_eq!(
+            changed(delete(&["\"a.b\""]), json!({"a.b": 1, "a": {"b": 2}})),
+            json!({"a": {"b": 2}})
+        );
     }
 
     #[test]

@@ -53,7 +53,9 @@ impl PointId {
     /// # Errors
     /// `InvalidArgument` for any other text.
     pub fn uuid(text: &str) -> Result<PointId> {
-        Uuid::try_parse(text).map(|uuid| PointId::Uuid(uuid.into_bytes())).map_err(|_| malformed(text))
+        Uuid::try_parse(text)
+            .map(|uuid| PointId::Uuid(uuid.into_bytes()))
+            .map_err(|_| malformed(text))
     }
 
     /// Returns the 64-bit id that collections store: the number itself, or 2^63 plus [`uuid_hash`].
@@ -147,7 +149,10 @@ mod tests {
             assert_eq!(text.parse::<PointId>(), Ok(uuid), "{text}");
             assert_eq!(read(&json!(text)).unwrap(), uuid, "{text}");
         }
-        assert_eq!(serde_json::to_value(uuid).unwrap(), json!("5c56c793-69f3-4fbf-87e6-c4bf54c28c26"));
+        assert_eq!(
+            serde_json::to_value(uuid).unwrap(),
+            json!("5c56c793-69f3-4fbf-87e6-c4bf54c28c26")
+        );
         assert_eq!("17".parse(), Ok(PointId::Number(17)));
         let largest = PointId::Number(NUMBERS_MAX - 1);
         assert_eq!(read(&json!(NUMBERS_MAX - 1)).unwrap(), largest);
@@ -167,7 +172,9 @@ mod tests {
             let error = read(&odd).unwrap_err().to_string();
             assert!(error.contains("UUID"), "{odd}: {error}");
         }
-        assert!("-1".parse::<PointId>().is_err() && "18446744073709551616".parse::<PointId>().is_err());
+        assert!(
+            "-1".parse::<PointId>().is_err() && "18446744073709551616".parse::<PointId>().is_err()
+        );
     }
 
     /// The hash is part of the format: with another one every UUID would be lost.
@@ -175,7 +182,8 @@ mod tests {
     fn the_hash_stays_as_it_is() {
         assert_eq!(
             uuid_hash(&[7; 16]),
-            u64::from_le_bytes(blake3::hash(&[7; 16]).as_bytes()[..8].try_into().unwrap()) & (u64::MAX >> 1)
+            u64::from_le_bytes(blake3::hash(&[7; 16]).as_bytes()[..8].try_into().unwrap())
+                & (u64::MAX >> 1)
         );
         assert!(uuid_hash(&[255; 16]) < NUMBERS_MAX);
         assert_eq!(PointId::Uuid([7; 16]).internal(), NUMBERS_MAX | uuid_hash(&[7; 16]));

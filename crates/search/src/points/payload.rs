@@ -20,7 +20,11 @@ pub(crate) fn encode(id: PointId, payload: &Map<String, Value>) -> Result<Vec<u8
     }
     let broken = |error| Error::internal(format!("the payload of point {id}: {error}"));
     if let PointId::Number(_) = id {
-        return if payload.is_empty() { Ok(Vec::new()) } else { serde_json::to_vec(payload).map_err(broken) };
+        return if payload.is_empty() {
+            Ok(Vec::new())
+        } else {
+            serde_json::to_vec(payload).map_err(broken)
+        };
     }
     let mut bytes = format!("{{\"{RESERVED_KEY}\":\"{id}\"").into_bytes();
     if payload.is_empty() {
@@ -54,7 +58,9 @@ pub(crate) fn decode(internal: u64, bytes: &[u8]) -> Result<(PointId, Map<String
     let uuid = uuid.as_ref().and_then(Value::as_str).and_then(|text| text.parse().ok());
     match uuid {
         Some(id @ PointId::Uuid(_)) => Ok((id, payload)),
-        _ => Err(Error::data_loss(format!("the point with the internal id {internal} has lost its UUID"))),
+        _ => Err(Error::data_loss(format!(
+            "the point with the internal id {internal} has lost its UUID"
+        ))),
     }
 }
 

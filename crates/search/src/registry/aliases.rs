@@ -84,7 +84,9 @@ pub(super) fn changed(
             AliasChange::Create { alias, collection } => {
                 free(alias)?;
                 if !is_collection(collection) {
-                    return Err(Error::not_found(format!("there is no collection \"{collection}\"")));
+                    return Err(Error::not_found(format!(
+                        "there is no collection \"{collection}\""
+                    )));
                 }
                 new.insert(alias.clone(), collection.clone());
             }
@@ -116,7 +118,9 @@ mod tests {
     fn changes_are_made_in_order_or_not_at_all() {
         let there = |name: &str| name.starts_with('c');
         let all = |aliases: &Aliases, changes: &[AliasChange]| changed(aliases, changes, there);
-        let first = all(&Aliases::new(), &[create("a", "c1"), create("b", "c2"), create("a", "c3")]).unwrap();
+        let first =
+            all(&Aliases::new(), &[create("a", "c1"), create("b", "c2"), create("a", "c3")])
+                .unwrap();
         assert_eq!(first.get("a").map(String::as_str), Some("c3"));
         let renamed = AliasChange::Rename { from: "a".into(), to: "z".into() };
         let delete = AliasChange::Delete { alias: "b".into() };

@@ -39,7 +39,12 @@ pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
             repeat(core, BackgroundTask::Merge, |named| named.collection().merge(), |_| false);
         })?,
         spawn("search-merge-hi", |core| {
-            repeat(core, BackgroundTask::Merge, |named| named.collection().merge_if_behind(), |_| false);
+            repeat(
+                core,
+                BackgroundTask::Merge,
+                |named| named.collection().merge_if_behind(),
+                |_| false,
+            );
         })?,
     ];
     Ok(threads.into())
@@ -78,8 +83,9 @@ fn relieve(core: &RegistryCore) -> bool {
         return false;
     }
     let sizes = core.ready().into_iter().filter(|named| named.may(BackgroundTask::Flush));
-    let largest =
-        sizes.map(|named| (named.collection().unflushed_bytes(), named)).max_by_key(|(bytes, _)| *bytes);
+    let largest = sizes
+        .map(|named| (named.collection().unflushed_bytes(), named))
+        .max_by_key(|(bytes, _)| *bytes);
     match largest.filter(|(bytes, _)| *bytes >= RELIEF_BYTES_MIN) {
         Some((_, named)) => {
             let frozen = named.collection().freeze().map(|()| true);

@@ -78,7 +78,8 @@ enum RegistryEntry {
 
 impl RegistryCore {
     pub(super) fn open(options: RegistryOptions) -> Result<Arc<RegistryCore>> {
-        if options.memory_bytes < MEMORY_BYTES_MIN || options.cache_bytes > options.memory_bytes / 2 {
+        if options.memory_bytes < MEMORY_BYTES_MIN || options.cache_bytes > options.memory_bytes / 2
+        {
             return Err(Error::invalid(format!(
                 "collections need {MEMORY_BYTES_MIN} bytes of memory at least, and their cache may have half of it, \
                   not {} of {}",
@@ -138,8 +139,10 @@ impl RegistryCore {
             again.retain(|named| !named.removed() && named.collection().open_segments());
             round += 1;
             if round.is_multiple_of(BROKEN_ROUNDS) {
-                let names =
-                    std::mem::take(&mut broken).into_iter().filter(|name| self.begins_anew(name)).collect();
+                let names = std::mem::take(&mut broken)
+                    .into_iter()
+                    .filter(|name| self.begins_anew(name))
+                    .collect();
                 self.open_each(names, &mut again, &mut broken);
             }
         }
@@ -147,7 +150,12 @@ impl RegistryCore {
 
     /// Opens collections. Those with segments to retry are added to `again`, those to retry as a
     /// whole to `broken`.
-    fn open_each(&self, names: Vec<String>, again: &mut Vec<Arc<NamedCollection>>, broken: &mut Vec<String>) {
+    fn open_each(
+        &self,
+        names: Vec<String>,
+        again: &mut Vec<Arc<NamedCollection>>,
+        broken: &mut Vec<String>,
+    ) {
         for name in names {
             if self.stopped() {
                 return;
@@ -193,7 +201,10 @@ impl RegistryCore {
         let directory = self.options.directory.join(name);
         let stored: Option<StoredSettings> = files::read(SETTINGS_KIND, &directory.join(SETTINGS))?;
         let stored = stored.ok_or_else(|| {
-            Error::data_loss(format!("{} has no settings; restore them from a copy", directory.display()))
+            Error::data_loss(format!(
+                "{} has no settings; restore them from a copy",
+                directory.display()
+            ))
         })?;
         let settings = stored.settings()?;
         let medium = self.media.medium(&directory.join(&stored.points))?;
@@ -204,10 +215,22 @@ impl RegistryCore {
         let collection = Collection::open(medium, options, &self.resources, self.shared.clone())?;
         let serial = self.serial.fetch_add(1, Ordering::Relaxed);
         let hash = self.options.uuid_hash;
-        Ok(Arc::new(NamedCollection::new(name, directory, settings, stored.points, collection, hash, serial)))
+        Ok(Arc::new(NamedCollection::new(
+            name,
+            directory,
+            settings,
+            stored.points,
+            collection,
+            hash,
+            serial,
+        )))
     }
 
-    pub(super) fn create(&self, name: &str, settings: CollectionSettings) -> Result<Arc<NamedCollection>> {
+    pub(super) fn create(
+        &self,
+        name: &str,
+        settings: CollectionSettings,
+    ) -> Result<Arc<NamedCollection>> {
         check_name(name)?;
         settings.check()?;
         let _changing = self.changing.lock();
@@ -217,7 +240,8 @@ impl RegistryCore {
         };
         if taken || alias {
             let what = if taken { "collection" } else { "alias" };
-            let message = format!("there is {what} \"{name}\" already; remove it, or use another name");
+            let message =
+                format!("there is {what} \"{name}\" already; remove it, or use another name");
             return Err(Error::new(ErrorKind::AlreadyExists, message));
         }
         if count >= self.options.collections_max {
@@ -227,7 +251,10 @@ impl RegistryCore {
                 super::options::COLLECTIONS_MAX
             )));
         }
-        check_room_to_create(&*self.media.medium(&self.options.directory)?, self.options.disk_reserve)?;
+        check_room_to_create(
+            &*self.media.medium(&self.options.directory)?,
+            self.options.disk_reserve,
+        )?;
         self.make_directory(name, &settings)?;
         let opened = self.open_one(name);
         if let Err(error) = &opened {
@@ -255,9 +282,15 @@ impl RegistryCore {
             .and_then(|()| private::create_dir(&aside.join(&points)))
             .map_err(|error| Error::io(&aside, &error))
             .and_then(|()| {
-                files::replace(SETTINGS_KIND, &aside.join(SETTINGS), &StoredSettings::new(settings, &points))
+                files::replace(
+                    SETTINGS_KIND,
+                    &aside.join(SETTINGS),
+                    &StoredSettings::new(settings, &points),
+                )
             })
-            .and_then(|()| std::fs::rename(&aside, &place).map_err(|error| Error::io(&place, &error)));
+            .and_then(|()| {
+                std::fs::rename(&aside, &place).map_err(|error| Error::io(&place, &error))
+            });
         if made.is_err() {
             remove_directory(aside);
         }
@@ -424,7 +457,8 @@ impl RegistryCore {
 }
 
 fn opening(name: &str) -> Error {
-    Error::unavailable(format!("collection \"{name}\" is still being opened")).with_retry_after(OPENING_RETRY)
+    Error::unavailable(format!("collection \"{name}\" is still being opened"))
+        .with_retry_after(OPENING_RETRY)
 }
 
 /// Returns the directories that may be collections.
@@ -494,9 +528,16 @@ mod tests {
         let core = RegistryCore::open(options).unwrap();
         drop(core.create("a", CollectionSettings::new(2, Metric::L2)).unwrap());
         assert!(!core.begins_anew("a"), "it is served");
-        core.map.write().entries.insert("a".into(), RegistryEntry::Broken(Error::exhausted("no memory")));
+        core.map
+            .write()
+            .entries
+            .insert("a".into(), RegistryEntry::Broken(Error::exhausted("no memory")));
         assert!(core.begins_anew("a") && !core.begins_anew("a"), "once");
-        assert_eq!(core.remove("a").unwrap_err().kind(), ErrorKind::Unavailable, "not while it is opened");
+        assert_eq!(
+            core.remove("a").unwrap_err().kind(),
+            ErrorKind::Unavailable,
+            "not while it is opened"
+        );
         let mut again = Vec::new();
         let mut broken = Vec::new();
         core.open_each(vec!["a".into()], &mut again, &mut broken);

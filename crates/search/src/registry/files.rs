@@ -53,7 +53,9 @@ impl CollectionSettings {
             )));
         }
         if self.vector_name.len() > NAME_BYTES_MAX {
-            return Err(Error::invalid(format!("a vector's name has at most {NAME_BYTES_MAX} bytes")));
+            return Err(Error::invalid(format!(
+                "a vector's name has at most {NAME_BYTES_MAX} bytes"
+            )));
         }
         Ok(())
     }
@@ -94,7 +96,9 @@ impl StoredSettings {
             "cosine" => Metric::Cosine,
             "dot" => Metric::Dot,
             "l2" => Metric::L2,
-            other => return Err(Error::data_loss(format!("the collection's metric is \"{other}\""))),
+            other => {
+                return Err(Error::data_loss(format!("the collection's metric is \"{other}\"")));
+            }
         };
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         if !self.points.starts_with("points-") || !self.points.bytes().all(plain) {
@@ -114,7 +118,11 @@ impl StoredSettings {
 /// `InvalidArgument`.
 pub(super) fn check_name(name: &str) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    if name.is_empty() || name.len() > NAME_BYTES_MAX || name.starts_with('.') || !name.bytes().all(allowed) {
+    if name.is_empty()
+        || name.len() > NAME_BYTES_MAX
+        || name.starts_with('.')
+        || !name.bytes().all(allowed)
+    {
         let shown: String = name.chars().take(80).collect();
         return Err(Error::invalid(format!(
             "{shown:?} cannot name a collection: 1 to {NAME_BYTES_MAX} of A-Z, a-z, 0-9, '.', '_', '-', not first a dot"
@@ -155,9 +163,11 @@ pub(super) fn encode(kind: &str, content: &impl Serialize) -> Result<Vec<u8>> {
 /// # Errors
 /// `DataLoss` for a damaged text, `FailedPrecondition` for one of a newer program.
 pub(super) fn decode<T: DeserializeOwned>(kind: &str, text: &[u8]) -> Result<T> {
-    let odd =
-        |why: String| Error::data_loss(format!("the {kind} cannot be read: {why}; restore them from a copy"));
-    let at = text.iter().position(|&byte| byte == b'\n').ok_or_else(|| odd("no second line".into()))?;
+    let odd = |why: String| {
+        Error::data_loss(format!("the {kind} cannot be read: {why}; restore them from a copy"))
+    };
+    let at =
+        text.iter().position(|&byte| byte == b'\n').ok_or_else(|| odd("no second line".into()))?;
     let head = &text[..at];
     let body = &text[at + 1..];
     let head: FileHead = serde_json::from_slice(head).map_err(|error| odd(error.to_string()))?;
@@ -200,7 +210,8 @@ pub(super) fn replace(kind: &str, path: &Path, content: &impl Serialize) -> Resu
     aside.push(ASIDE);
     let aside = PathBuf::from(aside);
     let fail = |error: std::io::Error| Error::io(&aside, &error);
-    let mut file = private::options().write(true).create(true).truncate(true).open(&aside).map_err(fail)?;
+    let mut file =
+        private::options().write(true).create(true).truncate(true).open(&aside).map_err(fail)?;
     if let Err(error) = file.write_all(&text).and_then(|()| file.sync_all()) {
         // On a full disk, half a file takes room that is needed.
         let _ = std::fs::remove_file(&aside);
@@ -239,12 +250,25 @@ mod tests {
 
     #[test]
     fn names() {
-        for name in ["a", "A-b_c.9", "points", "settings", "..a".trim_start_matches('.'), &"x".repeat(255)] {
+        for name in
+            ["a", "A-b_c.9", "points", "settings", "..a".trim_start_matches('.'), &"x".repeat(255)]
+        {
             assert!(check_name(name).is_ok(), "{name}");
         }
-        for name in
-            ["", ".", "..", ".lock", "a/b", "a b", "é", "a\0", "a\n", &"x".repeat(256), "../a", "a\\b"]
-        {
+        for name in [
+            "",
+            ".",
+            "..",
+            ".lock",
+            "a/b",
+            "a b",
+            "é",
+            "a\0",
+            "a\n",
+            &"x".repeat(256),
+            "../a",
+            "a\\b",
+        ] {
             assert!(check_name(name).is_err(), "{name}");
         }
     }
@@ -258,8 +282,9 @@ mod tests {
             ..CollectionSettings::new(7, Metric::Dot)
         };
         let text = encode("settings", &StoredSettings::new(&settings, "points-1")).unwrap();
-        let back =
-            |text: &[u8]| decode::<StoredSettings>("settings", text).and_then(|stored| stored.settings());
+        let back = |text: &[u8]| {
+            decode::<StoredSettings>("settings", text).and_then(|stored| stored.settings())
+        };
         assert_eq!(back(&text), Ok(settings));
         for at in 0..text.len() {
             let mut damaged = text.clone();

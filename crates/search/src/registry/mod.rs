@@ -182,7 +182,11 @@ impl Registry {
     ///
     /// # Errors
     /// As [`Registry::change_aliases`].
-    pub fn change_aliases_if(&self, changes: &[AliasChange], still: impl FnOnce() -> bool) -> Result<bool> {
+    pub fn change_aliases_if(
+        &self,
+        changes: &[AliasChange],
+        still: impl FnOnce() -> bool,
+    ) -> Result<bool> {
         self.core.change_aliases(changes, still)
     }
 

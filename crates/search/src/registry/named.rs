@@ -152,12 +152,19 @@ impl NamedCollection {
     /// `DataLoss` if the point, or the data that shows if it exists, is damaged; `Unavailable` if a
     /// segment that may hold it is still being opened.
     pub fn get(&self, id: &PointId) -> Result<Option<FetchedPoint>> {
-        self.get_parts(std::slice::from_ref(id), PointParts::ALL).into_iter().next().unwrap_or(Ok(None))
+        self.get_parts(std::slice::from_ref(id), PointParts::ALL)
+            .into_iter()
+            .next()
+            .unwrap_or(Ok(None))
     }
 
     /// Returns the requested parts of several points, in the order of `ids` and all from one state.
     /// A damaged point fails alone.
-    pub fn get_parts(&self, ids: &[PointId], parts: PointParts) -> Vec<Result<Option<FetchedPoint>>> {
+    pub fn get_parts(
+        &self,
+        ids: &[PointId],
+        parts: PointParts,
+    ) -> Vec<Result<Option<FetchedPoint>>> {
         let internal: Vec<u64> = ids.iter().map(|id| self.internal(id)).collect();
         let mut found = self.resolve(&internal, parts);
         for (found, id) in found.iter_mut().zip(ids) {
@@ -171,11 +178,18 @@ impl NamedCollection {
 
     /// Returns the requested parts of the points of internal ids, such as hits of a search, in
     /// their order; `None` for a point that was removed. Neighbours share reads.
-    pub fn resolve(&self, internal: &[u64], parts: PointParts) -> Vec<Result<Option<FetchedPoint>>> {
+    pub fn resolve(
+        &self,
+        internal: &[u64],
+        parts: PointParts,
+    ) -> Vec<Result<Option<FetchedPoint>>> {
         let hashed = internal.iter().any(|&id| id >= NUMBERS_MAX);
         let read = PointParts { payload: parts.payload || hashed, ..parts };
         let points = self.collection.points(internal, read);
-        points.into_iter().map(|point| point?.map(|point| given(point, parts)).transpose()).collect()
+        points
+            .into_iter()
+            .map(|point| point?.map(|point| given(point, parts)).transpose())
+            .collect()
     }
 
     /// Returns the exact similarity of `embedding` to the points of `internal`, in their order, to
@@ -228,7 +242,9 @@ impl NamedCollection {
                 }
             }
             let last = list.ids.last().filter(|_| list.more);
-            let Some(after) = last.and_then(|last| last.checked_add(1)) else { return Ok(scrolled) };
+            let Some(after) = last.and_then(|last| last.checked_add(1)) else {
+                return Ok(scrolled);
+            };
             if scrolled.points.len() >= limit {
                 scrolled.next = self.first_from(after, filter, &mut scrolled.partial)?;
                 return Ok(scrolled);
@@ -320,7 +336,8 @@ impl NamedCollection {
 
     /// Returns true if no earlier failure delays the task.
     pub(super) fn may(&self, chore: BackgroundTask) -> bool {
-        !self.removed() && self.retry.lock()[chore as usize].is_none_or(|(when, _)| Instant::now() >= when)
+        !self.removed()
+            && self.retry.lock()[chore as usize].is_none_or(|(when, _)| Instant::now() >= when)
     }
 
     /// Records the outcome of a task.

@@ -102,14 +102,17 @@ impl Media {
         if choice != MediumChoice::Dram {
             return Ok((Media { choice, pool: None }, memory_bytes));
         }
-        let config = PoolConfig { bytes_max: half, huge_pages: true, fault_rate: Rate::unlimited() };
+        let config =
+            PoolConfig { bytes_max: half, huge_pages: true, fault_rate: Rate::unlimited() };
         Ok((Media { choice, pool: Some(SlotPool::new(config)?) }, memory_bytes - half))
     }
 
     pub(super) fn medium(&self, directory: &Path) -> Result<Arc<dyn Medium>> {
         let directory = directory.to_owned();
         match (self.choice, &self.pool) {
-            (MediumChoice::Dram, Some(pool)) => Ok(Arc::new(DramMedium::new(pool.clone(), Some(directory))?)),
+            (MediumChoice::Dram, Some(pool)) => {
+                Ok(Arc::new(DramMedium::new(pool.clone(), Some(directory))?))
+            }
             (MediumChoice::Pmem, _) => Ok(Arc::new(DaxMedium::new(directory, true)?)),
             (MediumChoice::Mmap, _) => Ok(Arc::new(MmapMedium::new(directory)?)),
             (MediumChoice::Auto, _) => match UringMedium::new(directory.clone()) {

@@ -59,7 +59,11 @@ pub(super) struct SearchPool {
 }
 
 impl SearchPool {
-    pub(super) fn start(core: Arc<RegistryCore>, threads: usize, queue_max: usize) -> Result<SearchPool> {
+    pub(super) fn start(
+        core: Arc<RegistryCore>,
+        threads: usize,
+        queue_max: usize,
+    ) -> Result<SearchPool> {
         if !(1..=THREADS_MAX).contains(&threads) || !(1..=QUEUE_MAX).contains(&queue_max) {
             return Err(Error::invalid(format!(
                 "1 to {THREADS_MAX} search threads and a queue of 1 to {QUEUE_MAX} can be had, not {threads} and \
@@ -67,8 +71,12 @@ impl SearchPool {
             )));
         }
         let (queue, jobs) = bounded(queue_max);
-        let mut pool =
-            SearchPool { queue: Some(queue), queue_max, counts: Arc::default(), threads: Vec::new() };
+        let mut pool = SearchPool {
+            queue: Some(queue),
+            queue_max,
+            counts: Arc::default(),
+            threads: Vec::new(),
+        };
         for number in 0..threads {
             let mut worker = PoolWorker {
                 core: core.clone(),
@@ -77,14 +85,18 @@ impl SearchPool {
                 counts: pool.counts.clone(),
             };
             let name = format!("search-{number}");
-            let spawned = std::thread::Builder::new().name(name.clone()).spawn(move || worker.run());
-            pool.threads.push(spawned.map_err(|error| Error::exhausted(format!("thread {name}: {error}")))?);
+            let spawned =
+                std::thread::Builder::new().name(name.clone()).spawn(move || worker.run());
+            pool.threads.push(
+                spawned.map_err(|error| Error::exhausted(format!("thread {name}: {error}")))?,
+            );
         }
         Ok(pool)
     }
 
     pub(super) fn submit(&self, named: &Arc<NamedCollection>, work: PoolTask) -> Result<()> {
-        let queue = self.queue.as_ref().ok_or_else(|| Error::unavailable("the server is stopping"))?;
+        let queue =
+            self.queue.as_ref().ok_or_else(|| Error::unavailable("the server is stopping"))?;
         match queue.try_send(PoolJob { named: named.clone(), work }) {
             Ok(()) => Ok(()),
             Err(TrySendError::Full(_)) => {
@@ -138,7 +150,8 @@ impl PoolWorker {
                 Ok(_) if self.core.stopped() => return,
                 Ok(job) => self.work(job),
                 Err(RecvTimeoutError::Timeout) => {
-                    self.kept.retain(|kept| kept.named.upgrade().is_some_and(|named| !named.removed()));
+                    self.kept
+                        .retain(|kept| kept.named.upgrade().is_some_and(|named| !named.removed()));
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -189,6 +202,11 @@ impl PoolWorker {
             }
         };
         let thread = named.collection().thread(LIMITS)?;
-        Ok(KeptReaders { serial: named.serial(), named: Arc::downgrade(named), thread, _held: held })
+        Ok(KeptReaders {
+            serial: named.serial(),
+            named: Arc::downgrade(named),
+            thread,
+            _held: held,
+        })
     }
 }

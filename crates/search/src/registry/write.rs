@@ -44,8 +44,10 @@ impl NamedCollection {
         new: &[NewPoint<'_>],
         apply: impl FnOnce(&Collection, &[Op<'_>]) -> Result<Applied>,
     ) -> Result<()> {
-        let payloads: Vec<Vec<u8>> =
-            new.iter().map(|point| points::encode(point.id, point.payload)).collect::<Result<_>>()?;
+        let payloads: Vec<Vec<u8>> = new
+            .iter()
+            .map(|point| points::encode(point.id, point.payload))
+            .collect::<Result<_>>()?;
         let ops: Vec<Op<'_>> = new
             .iter()
             .zip(&payloads)
@@ -127,7 +129,11 @@ impl NamedCollection {
     /// # Errors
     /// As [`NamedCollection::upsert`]; `TooLarge` for a payload that would become too large, after
     /// which earlier points are changed. With a filter also as [`NamedCollection::delete_where`].
-    pub fn change_payload(&self, selection: &PointSelection, change: &PayloadChange) -> Result<u64> {
+    pub fn change_payload(
+        &self,
+        selection: &PointSelection,
+        change: &PayloadChange,
+    ) -> Result<u64> {
         change.check()?;
         match selection {
             PointSelection::Ids(ids) => {
@@ -144,7 +150,8 @@ impl NamedCollection {
                 loop {
                     let list = self.all_from(from, filter)?;
                     count += self.change_chunk(&list.ids, None, Some(filter), change)?;
-                    match list.ids.last().and_then(|last| last.checked_add(1)).filter(|_| list.more) {
+                    match list.ids.last().and_then(|last| last.checked_add(1)).filter(|_| list.more)
+                    {
                         Some(after) => from = after,
                         None => return Ok(count),
                     }
@@ -175,7 +182,9 @@ impl NamedCollection {
         let applied = {
             let _changes = self.lock_changes()?;
             let mut changed = Vec::new();
-            for (at, point) in self.collection().points(internal, PointParts::ALL).into_iter().enumerate() {
+            for (at, point) in
+                self.collection().points(internal, PointParts::ALL).into_iter().enumerate()
+            {
                 let Some(mut point) = point? else { continue };
                 let (id, mut payload) = points::decode(point.id, &point.payload)?;
                 let is_other = ids.and_then(|ids| ids.get(at)).is_some_and(|wanted| *wanted != id);

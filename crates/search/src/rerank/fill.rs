@@ -55,7 +55,8 @@ impl Filler {
         let bytes = left - left % PAGE_BYTES;
         if bytes > 0 {
             let file = file.clone();
-            self.job = Some(BlockFill { key, file, bytes, submitted: 0, in_flight: 0, failed: false });
+            self.job =
+                Some(BlockFill { key, file, bytes, submitted: 0, in_flight: 0, failed: false });
         }
     }
 

@@ -54,7 +54,11 @@ pub(super) struct Flight<'a, S: Scorer> {
 }
 
 impl<'a, S: Scorer> Flight<'a, S> {
-    pub(super) fn new(serial: u64, query: RerankQuery<'a, S>, shared: &SharedCaches) -> Flight<'a, S> {
+    pub(super) fn new(
+        serial: u64,
+        query: RerankQuery<'a, S>,
+        shared: &SharedCaches,
+    ) -> Flight<'a, S> {
         let in_place = |records: &Arc<dyn Records>| {
             let file = records.file();
             file.in_place().map(|_| shared.checked.of(file.as_ref()))
@@ -127,9 +131,9 @@ impl<'a, S: Scorer> Flight<'a, S> {
         let records = self.records(candidate).ok_or_else(|| {
             Error::internal(format!("a candidate of segment {segment}, which was not given"))
         })?;
-        let address = records
-            .locate(row)
-            .ok_or_else(|| Error::data_loss(format!("segment {segment} has no record of row {row}")))?;
+        let address = records.locate(row).ok_or_else(|| {
+            Error::data_loss(format!("segment {segment} has no record of row {row}"))
+        })?;
         let bytes = address.bytes as usize;
         let end = address.offset.checked_add(u64::from(address.bytes));
         let whole = |bytes: u64| bytes.is_multiple_of(PAGE_BYTES as u64);
@@ -179,7 +183,9 @@ impl<'a, S: Scorer> Flight<'a, S> {
         loop {
             let (planned, wanted) = self.plan.peek()?;
             let scorer = &self.query.scorer;
-            let open = |wanted: &&WantedRecord| self.ranking.open_to(scorer.bound(wanted.candidate.coarse));
+            let open = |wanted: &&WantedRecord| {
+                self.ranking.open_to(scorer.bound(wanted.candidate.coarse))
+            };
             self.fresh.clear();
             self.fresh.extend(wanted.iter().filter(open));
             self.ranked.skipped += (wanted.len() - self.fresh.len()) as u64;
@@ -204,7 +210,8 @@ impl<'a, S: Scorer> Flight<'a, S> {
             // Sorted by page, so the read starts at the first.
             let Some(first) = self.fresh.first() else { continue };
             let offset = first.address.offset;
-            let past = self.fresh.iter().map(|w| w.address.offset + u64::from(w.address.bytes)).max()?;
+            let past =
+                self.fresh.iter().map(|w| w.address.offset + u64::from(w.address.bytes)).max()?;
             let extent = Extent { offset, bytes: (past - offset) as u32, ..planned };
             let tag = reads.begin(self.serial, extent, &self.fresh, sparse);
             self.in_flight += 1;
@@ -260,13 +267,23 @@ impl<'a, S: Scorer> Flight<'a, S> {
             Err(_) if !one_page => self.plan.add_apart(&read.wanted),
             Err(error) => {
                 for wanted in &read.wanted {
-                    self.ranked.damage(wanted.candidate, Some(wanted.address.offset), error.clone());
+                    self.ranked.damage(
+                        wanted.candidate,
+                        Some(wanted.address.offset),
+                        error.clone(),
+                    );
                 }
             }
         }
     }
 
-    fn unpack(&mut self, read: &PendingRead, bytes: &[u8], shared: &SharedCaches, buffers: &mut Buffers) {
+    fn unpack(
+        &mut self,
+        read: &PendingRead,
+        bytes: &[u8],
+        shared: &SharedCaches,
+        buffers: &mut Buffers,
+    ) {
         let mut page: Option<(u64, Result<RecordPage<'_>>)> = None;
         let cache = shared.cache.as_ref().filter(|_| read.sparse);
         for &wanted in &read.wanted {
@@ -286,7 +303,8 @@ impl<'a, S: Scorer> Flight<'a, S> {
                     let mut buffer = buffers.pop().unwrap_or_default();
                     buffer.clear();
                     buffer.extend_from_slice(record);
-                    if let (Some(cache), Some(key)) = (cache, key(&self.query.segments, candidate)) {
+                    if let (Some(cache), Some(key)) = (cache, key(&self.query.segments, candidate))
+                    {
                         cache.insert(key, record);
                     }
                     self.arrived.push_back((wanted, buffer));
@@ -315,7 +333,14 @@ impl<'a, S: Scorer> Flight<'a, S> {
         scratch: &mut S::Scratch,
     ) -> bool {
         if let Some((wanted, record)) = self.arrived.pop_front() {
-            judge(&self.query.scorer, &mut self.ranking, &mut self.ranked, wanted, &record, scratch);
+            judge(
+                &self.query.scorer,
+                &mut self.ranking,
+                &mut self.ranked,
+                wanted,
+                &record,
+                scratch,
+            );
             buffers.push(record);
         } else if let Some(wanted) = self.direct.pop_front() {
             self.score_in_place(wanted, scratch);
@@ -325,7 +350,14 @@ impl<'a, S: Scorer> Flight<'a, S> {
             let mut buffer = buffers.pop().unwrap_or_default();
             if shared.cache.as_ref().is_some_and(|cache| cache.copy(found, &mut buffer)) {
                 self.ranked.cached += 1;
-                judge(&self.query.scorer, &mut self.ranking, &mut self.ranked, wanted, &buffer, scratch);
+                judge(
+                    &self.query.scorer,
+                    &mut self.ranking,
+                    &mut self.ranked,
+                    wanted,
+                    &buffer,
+                    scratch,
+                );
             } else {
                 // It was evicted since.
                 self.plan.add_apart(&[wanted]);
@@ -356,7 +388,14 @@ impl<'a, S: Scorer> Flight<'a, S> {
         };
         match page.and_then(|page| page.record(address.slot).ok_or_else(|| no_slot(address))) {
             Ok(record) => {
-                judge(&self.query.scorer, &mut self.ranking, &mut self.ranked, wanted, record, scratch);
+                judge(
+                    &self.query.scorer,
+                    &mut self.ranking,
+                    &mut self.ranked,
+                    wanted,
+                    record,
+                    scratch,
+                );
             }
             Err(error) => self.ranked.damage(candidate, Some(address.offset), error),
         }
@@ -390,7 +429,14 @@ impl<'a, S: Scorer> Flight<'a, S> {
         match page.as_ref().ok().and_then(|page| page.record(address.slot)) {
             Some(record) => {
                 self.ranked.cached += 1;
-                judge(&self.query.scorer, &mut self.ranking, &mut self.ranked, wanted, record, scratch);
+                judge(
+                    &self.query.scorer,
+                    &mut self.ranking,
+                    &mut self.ranked,
+                    wanted,
+                    record,
+                    scratch,
+                );
             }
             // The medium reports the error, unless the damage happened on the way.
             None => {
@@ -409,7 +455,10 @@ impl<'a, S: Scorer> Flight<'a, S> {
             && self.ready() == 0
             && self.plan.is_empty()
             && (self.in_flight == 0
-                || !reads.of(self.serial).flat_map(|read| &read.wanted).any(|w| self.open_to(w.candidate)))
+                || !reads
+                    .of(self.serial)
+                    .flat_map(|read| &read.wanted)
+                    .any(|w| self.open_to(w.candidate)))
     }
 
     /// Returns true if more candidates may come.
@@ -427,7 +476,8 @@ impl<'a, S: Scorer> Flight<'a, S> {
 
     /// Ends the query with the hits so far.
     pub(super) fn give_up(&mut self) {
-        self.ranked.partial |= !self.ended || self.ready() > 0 || !self.plan.is_empty() || self.in_flight > 0;
+        self.ranked.partial |=
+            !self.ended || self.ready() > 0 || !self.plan.is_empty() || self.in_flight > 0;
         self.ended = true;
         self.plan.clear();
         self.direct.clear();
@@ -439,7 +489,8 @@ impl<'a, S: Scorer> Flight<'a, S> {
 
     /// Returns the tag and the result.
     pub(super) fn finish(mut self, reads: &Reads) -> (u64, RerankResult) {
-        self.ranked.skipped += reads.of(self.serial).map(|read| read.wanted.len() as u64).sum::<u64>();
+        self.ranked.skipped +=
+            reads.of(self.serial).map(|read| read.wanted.len() as u64).sum::<u64>();
         self.ranked.hits = self.ranking.into_hits();
         (self.query.tag, self.ranked)
     }
@@ -474,7 +525,10 @@ fn judge<S: Scorer>(
 }
 
 /// Returns the page of a record in memory.
-fn in_place<'q, S: Scorer>(query: &'q RerankQuery<'_, S>, wanted: WantedRecord) -> Option<&'q [u8]> {
+fn in_place<'q, S: Scorer>(
+    query: &'q RerankQuery<'_, S>,
+    wanted: WantedRecord,
+) -> Option<&'q [u8]> {
     let whole = query.segments.get(wanted.candidate.segment as usize)?.file().in_place()?;
     let start = wanted.address.offset as usize;
     whole.get(start..start + wanted.address.bytes as usize)
@@ -496,7 +550,11 @@ fn fetch_record(page: Option<&[u8]>, address: Address) {
 }
 
 /// Verifies a page: its checksum, and that it is the requested one.
-fn verified<'b>(bytes: &'b [u8], address: Address, records: Option<&dyn Records>) -> Result<RecordPage<'b>> {
+fn verified<'b>(
+    bytes: &'b [u8],
+    address: Address,
+    records: Option<&dyn Records>,
+) -> Result<RecordPage<'b>> {
     let page = RecordPage::open(bytes)?;
     let start = records.and_then(Records::pages_start);
     let wanted = start.map(|start| address.offset.wrapping_sub(start) / PAGE_BYTES as u64);

@@ -60,12 +60,16 @@ impl SearchLimits {
 
     pub(super) fn check(&self) -> Result<()> {
         let aligned = |bytes: usize| bytes.is_multiple_of(PAGE_BYTES);
-        if !(1..=QUERIES_MAX).contains(&self.queries) || !(1..=IN_FLIGHT_MAX).contains(&self.in_flight) {
+        if !(1..=QUERIES_MAX).contains(&self.queries)
+            || !(1..=IN_FLIGHT_MAX).contains(&self.in_flight)
+        {
             return Err(Error::invalid(format!(
                 "a searcher takes 1 to {QUERIES_MAX} queries and 1 to {IN_FLIGHT_MAX} reads at once"
             )));
         }
-        if self.query_in_flight == 0 || !(PAGE_BYTES..=READ_BYTES_MAX).contains(&self.read_bytes_max) {
+        if self.query_in_flight == 0
+            || !(PAGE_BYTES..=READ_BYTES_MAX).contains(&self.read_bytes_max)
+        {
             return Err(Error::invalid(format!(
                 "a query needs a read in flight, and a read is {PAGE_BYTES} to {READ_BYTES_MAX} bytes"
             )));

@@ -46,7 +46,8 @@ pub use blocks::{BLOCK_BYTES, BlockStats};
 pub use cache::CacheStats;
 pub use limits::{IN_FLIGHT_MAX, SearchLimits, SharedCaches};
 pub use query::{
-    CandidateChunks, ChunkProgress, DamagedRecord, NextQuery, QuerySource, RerankQuery, RerankResult, all,
+    CandidateChunks, ChunkProgress, DamagedRecord, NextQuery, QuerySource, RerankQuery,
+    RerankResult, all,
 };
 pub use searcher::Searcher;
 

@@ -89,7 +89,8 @@ impl ReadPlan {
             self.keyed.extend(wanted.iter().map(|&wanted| (at as u32, wanted)));
         }
         let before = self.extents.len() as u32;
-        self.keyed.extend(more.iter().enumerate().map(|(at, &wanted)| (before + at as u32, wanted)));
+        self.keyed
+            .extend(more.iter().enumerate().map(|(at, &wanted)| (before + at as u32, wanted)));
         self.keyed.sort_unstable_by_key(|&(at, WantedRecord { candidate, address })| {
             (candidate.segment, address.offset, address.slot, candidate.row, at)
         });
@@ -146,7 +147,8 @@ impl ReadPlan {
                 }
             }
         }
-        let mut order: Vec<(u32, Extent)> = firsts.into_iter().zip(self.extents.drain(..)).collect();
+        let mut order: Vec<(u32, Extent)> =
+            firsts.into_iter().zip(self.extents.drain(..)).collect();
         order.sort_unstable_by_key(|&(came, extent)| (came, extent.first));
         self.extents.extend(order.into_iter().map(|(_, extent)| extent));
     }
@@ -173,7 +175,8 @@ mod tests {
     const JOINING: Joining = Joining { bytes_max: 16384, gap_max: 4096 };
 
     fn wanted(segment: u32, page: u64, slot: u16) -> WantedRecord {
-        let candidate = RerankCandidate { segment, row: (page * 8) as u32 + u32::from(slot), coarse: 0.0 };
+        let candidate =
+            RerankCandidate { segment, row: (page * 8) as u32 + u32::from(slot), coarse: 0.0 };
         WantedRecord { candidate, address: Address { offset: page * 4096, bytes: 4096, slot } }
     }
 
@@ -189,8 +192,12 @@ mod tests {
     #[test]
     fn the_most_promising_read_goes_first() {
         let mut plan = ReadPlan::default();
-        plan.add(&[wanted(0, 90, 1), wanted(0, 10, 0), wanted(0, 50, 0), wanted(0, 10, 3)], JOINING);
-        let offsets: Vec<u64> = taken(&mut plan).iter().map(|(extent, _)| extent.offset / 4096).collect();
+        plan.add(
+            &[wanted(0, 90, 1), wanted(0, 10, 0), wanted(0, 50, 0), wanted(0, 10, 3)],
+            JOINING,
+        );
+        let offsets: Vec<u64> =
+            taken(&mut plan).iter().map(|(extent, _)| extent.offset / 4096).collect();
         assert_eq!(offsets, [90, 10, 50]);
     }
 
@@ -200,8 +207,10 @@ mod tests {
         let pages = [5, 6, 8, 11, 12, 13, 14, 15];
         let records: Vec<WantedRecord> = pages.iter().map(|&page| wanted(0, page, 0)).collect();
         plan.add(&records, JOINING);
-        let reads: Vec<(u64, u32)> =
-            taken(&mut plan).iter().map(|(extent, _)| (extent.offset / 4096, extent.bytes / 4096)).collect();
+        let reads: Vec<(u64, u32)> = taken(&mut plan)
+            .iter()
+            .map(|(extent, _)| (extent.offset / 4096, extent.bytes / 4096))
+            .collect();
         assert_eq!(reads, [(5, 4), (11, 4), (15, 1)]);
     }
 

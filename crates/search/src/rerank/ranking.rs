@@ -28,7 +28,9 @@ impl Ranking {
     /// Adds a score. A duplicate candidate is kept once.
     pub(super) fn add(&mut self, candidate: RerankCandidate, score: f32) {
         let new = (candidate, score);
-        if self.best.len() >= self.k && self.best.last().is_none_or(|last| order(last, &new).is_le()) {
+        if self.best.len() >= self.k
+            && self.best.last().is_none_or(|last| order(last, &new).is_le())
+        {
             return;
         }
         let at = self.best.partition_point(|old| order(old, &new).is_lt());

@@ -38,7 +38,8 @@ impl Thrift {
     /// Returns true if `records` of one read should be looked up.
     pub(super) fn looks_for(self, records: usize) -> bool {
         records == 1
-            || (records <= PROBED_MAX && self.hits.powi(records as i32) >= LOOK_COST * records as f32)
+            || (records <= PROBED_MAX
+                && self.hits.powi(records as i32) >= LOOK_COST * records as f32)
     }
 
     /// Records the result of a look-up of a single record.
@@ -70,7 +71,13 @@ impl Reads {
             slot.wanted.clear();
             slot.wanted.extend_from_slice(wanted);
         } else {
-            self.slots.push(PendingRead { flight, extent, wanted: wanted.to_vec(), sparse, busy: true });
+            self.slots.push(PendingRead {
+                flight,
+                extent,
+                wanted: wanted.to_vec(),
+                sparse,
+                busy: true,
+            });
         }
         u64::from(tag)
     }

@@ -42,7 +42,11 @@ impl Searcher {
     ///
     /// # Errors
     /// `InvalidArgument` for limits out of range.
-    pub fn new(reader: Box<dyn Reader>, limits: SearchLimits, shared: Arc<SharedCaches>) -> Result<Searcher> {
+    pub fn new(
+        reader: Box<dyn Reader>,
+        limits: SearchLimits,
+        shared: Arc<SharedCaches>,
+    ) -> Result<Searcher> {
         limits.check()?;
         Ok(Searcher {
             reader,
@@ -63,10 +67,17 @@ impl Searcher {
     /// and the searcher cannot be used again.
     pub fn run<'a, S: Scorer>(&mut self, source: &mut dyn QuerySource<'a, S>) -> Result<()> {
         if self.broken {
-            return Err(Error::precondition("the reader of this searcher has failed; make another searcher"));
+            return Err(Error::precondition(
+                "the reader of this searcher has failed; make another searcher",
+            ));
         }
-        let mut run =
-            SearcherRun { searcher: self, flights: VecDeque::new(), scratch: None, ended: false, scored: 0 };
+        let mut run = SearcherRun {
+            searcher: self,
+            flights: VecDeque::new(),
+            scratch: None,
+            ended: false,
+            scored: 0,
+        };
         let outcome = run.go(source);
         if outcome.is_err() {
             run.abandon(source);
@@ -176,10 +187,15 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
             if !flight.wants_reads(limits) {
                 continue;
             }
-            while flight.may_read(limits) && reader.room() > 0 && reader.in_flight() < limits.in_flight {
+            while flight.may_read(limits)
+                && reader.room() > 0
+                && reader.in_flight() < limits.in_flight
+            {
                 let Some((tag, extent)) = flight.next_read(shared, reads, filler) else { break };
                 submitted = true;
-                let Some(records) = flight.query.segments.get(extent.segment as usize) else { continue };
+                let Some(records) = flight.query.segments.get(extent.segment as usize) else {
+                    continue;
+                };
                 let offset = extent.offset;
                 let bytes = extent.bytes as usize;
                 let outcome = reader.submit(Read { file: records.file(), offset, bytes, tag });
@@ -198,7 +214,9 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
         let Searcher { reader, limits, shared, filler, .. } = &mut *self.searcher;
         let mut submitted = false;
         while !filler.is_idle() && reader.room() > 0 && reader.in_flight() < limits.in_flight {
-            let Some(BlockRead { tag, file, offset, bytes }) = filler.next_part(limits.read_bytes_max) else {
+            let Some(BlockRead { tag, file, offset, bytes }) =
+                filler.next_part(limits.read_bytes_max)
+            else {
                 break;
             };
             submitted = true;
@@ -214,7 +232,10 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
     fn is_time_to_look(&self) -> bool {
         self.scored >= STEP
             && self.searcher.reader.in_flight() > 0
-            && self.flights.front().is_some_and(|oldest| oldest.in_flight > 0 && oldest.arrived() < STEP)
+            && self
+                .flights
+                .front()
+                .is_some_and(|oldest| oldest.in_flight > 0 && oldest.arrived() < STEP)
     }
 
     /// Collects completed reads; waits for `wait` of them.
@@ -236,7 +257,9 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
 
     /// Scores a few records of the oldest query that has any. Returns their number.
     fn score(&mut self) -> usize {
-        let Some(flight) = self.flights.iter_mut().find(|flight| flight.ready() > 0) else { return 0 };
+        let Some(flight) = self.flights.iter_mut().find(|flight| flight.ready() > 0) else {
+            return 0;
+        };
         let Some(scratch) = self.scratch.as_mut() else { return 0 };
         let Searcher { shared, buffers, .. } = &mut *self.searcher;
         let mut count = 0;
@@ -254,7 +277,9 @@ impl<'a, S: Scorer> SearcherRun<'_, 'a, S> {
             let now = Instant::now();
             self.flights.iter_mut().for_each(|flight| flight.expire(now));
         }
-        while let Some(at) = self.flights.iter().position(|flight| flight.is_done(&self.searcher.reads)) {
+        while let Some(at) =
+            self.flights.iter().position(|flight| flight.is_done(&self.searcher.reads))
+        {
             if let Some(flight) = self.flights.remove(at) {
                 let (tag, ranked) = flight.finish(&self.searcher.reads);
                 source.answer(tag, ranked);

@@ -121,9 +121,11 @@ pub(crate) fn write(
     file.section(kind::IDS, &by_row)?;
     file.section(kind::ID_ORDER, &by_id)?;
     drop((ids, by_row, by_id));
-    let records = write_pages(&mut file, kind::RECORDS, &order, |row, out| source.record(row, out))?;
+    let records =
+        write_pages(&mut file, kind::RECORDS, &order, |row, out| source.record(row, out))?;
     file.section(kind::RECORD_MAP, &records.encode())?;
-    let payloads = write_pages(&mut file, kind::PAYLOADS, &order, |row, out| source.payload(row, out))?;
+    let payloads =
+        write_pages(&mut file, kind::PAYLOADS, &order, |row, out| source.payload(row, out))?;
     file.section(kind::PAYLOAD_MAP, &payloads.encode())?;
     let bytes = file.finish(plan.uuid, order.len() as u32)?;
     Ok(WrittenSegment { order, bytes })
@@ -140,7 +142,8 @@ fn write_vectors(
     for &row in order {
         let start = row as usize * settings.dims;
         let vector = vectors.get(start..start + settings.dims);
-        let vector = vector.ok_or_else(|| Error::internal(format!("the coarse index made up row {row}")))?;
+        let vector =
+            vector.ok_or_else(|| Error::internal(format!("the coarse index made up row {row}")))?;
         bytes.clear();
         settings.encoding.encode(vector, &mut bytes);
         file.put(&bytes)?;

@@ -43,11 +43,17 @@ impl Damaged {
 
     /// Records a page, counted from the start of the file, and returns the error that names it.
     pub(super) fn page(&self, page: u64, reason: &str) -> Error {
-        let found = Quarantined { file: self.file.clone(), page: Some(page), reason: reason.to_owned() };
+        let found =
+            Quarantined { file: self.file.clone(), page: Some(page), reason: reason.to_owned() };
         let error = Error::data_loss(found.to_string());
         let mut pages = self.pages.lock();
         if pages.len() < DAMAGED_MAX && !pages.iter().any(|known| known.page == found.page) {
-            tracing::error!(file = self.file, page, reason, "damaged; the rest is served without it");
+            tracing::error!(
+                file = self.file,
+                page,
+                reason,
+                "damaged; the rest is served without it"
+            );
             pages.push(found);
         }
         error

@@ -39,7 +39,11 @@ struct Current {
 
 impl<'a> SegmentFileWriter<'a> {
     /// Creates the file.
-    pub(super) fn create(medium: &dyn Medium, name: &str, step: IoStep<'a>) -> Result<SegmentFileWriter<'a>> {
+    pub(super) fn create(
+        medium: &dyn Medium,
+        name: &str,
+        step: IoStep<'a>,
+    ) -> Result<SegmentFileWriter<'a>> {
         let mut writer = medium.create(name)?;
         writer.append(&[0; PAGE_BYTES])?;
         let buffer = Vec::with_capacity(STEP_BYTES + PAGE_BYTES);
@@ -90,7 +94,8 @@ impl<'a> SegmentFileWriter<'a> {
     pub(super) fn end(&mut self) -> Result<()> {
         self.buffer.resize(self.buffer.len().next_multiple_of(PAGE_BYTES), 0);
         self.flush()?;
-        if let Some(Current { kind, offset, bytes, crc32c, first_check, .. }) = self.current.take() {
+        if let Some(Current { kind, offset, bytes, crc32c, first_check, .. }) = self.current.take()
+        {
             self.sections.push(Section { kind, offset, bytes, crc32c, aux: first_check });
         }
         Ok(())
@@ -141,7 +146,8 @@ impl SegmentContents {
         }
         let mut contents = SegmentContents { superblock, checks: Vec::new() };
         let bytes = contents.load(file, kind::CHECKS)?;
-        contents.checks = bytes.as_chunks().0.iter().map(|check| u32::from_le_bytes(*check)).collect();
+        contents.checks =
+            bytes.as_chunks().0.iter().map(|check| u32::from_le_bytes(*check)).collect();
         Ok(contents)
     }
 
@@ -172,7 +178,9 @@ impl SegmentContents {
     /// Returns the section of a kind.
     pub(super) fn section(&self, kind: u32) -> Result<&Section> {
         let found = self.superblock.sections.iter().find(|section| section.kind == kind);
-        found.ok_or_else(|| Error::data_loss(format!("the segment has no section \"{}\"", kind_name(kind))))
+        found.ok_or_else(|| {
+            Error::data_loss(format!("the segment has no section \"{}\"", kind_name(kind)))
+        })
     }
 
     /// Returns the checksums of a section's pages.

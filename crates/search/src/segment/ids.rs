@@ -36,7 +36,8 @@ impl SegmentIds {
             return Err(odd("their length"));
         }
         let ids = ids.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id)).collect();
-        let order: Vec<u32> = order.as_chunks().0.iter().map(|row| u32::from_le_bytes(*row)).collect();
+        let order: Vec<u32> =
+            order.as_chunks().0.iter().map(|row| u32::from_le_bytes(*row)).collect();
         if order.iter().any(|&row| row >= rows) {
             return Err(odd("a row beyond the last"));
         }

@@ -92,7 +92,9 @@ impl VectorEncoding {
             }
             VectorEncoding::Bf16 => {
                 let values = bytes.as_chunks().0.iter();
-                out.extend(values.map(|value| f32::from_bits(u32::from(u16::from_le_bytes(*value)) << 16)));
+                out.extend(
+                    values.map(|value| f32::from_bits(u32::from(u16::from_le_bytes(*value)) << 16)),
+                );
             }
         }
     }
@@ -148,10 +150,15 @@ impl SegmentSettings {
     /// # Errors
     /// `DataLoss` if this program does not write such a section.
     pub fn decode(bytes: &[u8]) -> Result<SegmentSettings> {
-        let odd =
-            || Error::data_loss("the segment's settings are not what this program reads; use a newer one");
+        let odd = || {
+            Error::data_loss(
+                "the segment's settings are not what this program reads; use a newer one",
+            )
+        };
         let bytes: &[u8; SETTINGS_BYTES] = bytes.try_into().map_err(|_| odd())?;
-        let field = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let field = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
         let dims = field(4) as usize;
         let metric = match bytes[8] {
             0 => Metric::Cosine,

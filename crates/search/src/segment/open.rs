@@ -66,7 +66,11 @@ impl Segment {
     /// # Errors
     /// `DataLoss` with section and page if something is damaged, `FailedPrecondition` for a newer
     /// format, `ResourceExhausted` if it does not fit the budget.
-    pub(crate) fn open(file: Arc<dyn Sealed>, name: &str, budget: &Arc<MemoryBudget>) -> Result<Segment> {
+    pub(crate) fn open(
+        file: Arc<dyn Sealed>,
+        name: &str,
+        budget: &Arc<MemoryBudget>,
+    ) -> Result<Segment> {
         let held = budget.reserve(0, name)?;
         Segment::open_with(file, name, held)
     }
@@ -75,7 +79,11 @@ impl Segment {
     ///
     /// # Errors
     /// As [`Segment::open`].
-    pub(crate) fn open_with(file: Arc<dyn Sealed>, name: &str, held: BudgetReservation) -> Result<Segment> {
+    pub(crate) fn open_with(
+        file: Arc<dyn Sealed>,
+        name: &str,
+        held: BudgetReservation,
+    ) -> Result<Segment> {
         Segment::read(file, name, held).map_err(|error| error.context(name))
     }
 
@@ -84,7 +92,8 @@ impl Segment {
         let rows = contents.superblock.rows as u32;
         // While sections are read they exist twice: as bytes and decoded.
         let sections = contents.superblock.sections.iter();
-        let resident = sections.filter(|section| !stays_on_medium(section.kind)).map(|section| section.bytes);
+        let resident =
+            sections.filter(|section| !stays_on_medium(section.kind)).map(|section| section.bytes);
         let most = 2 * resident.sum::<u64>() + Deletes::memory_bytes_max(rows);
         if most > held.bytes() {
             held.resize(most, &format!("opening {name}"))?;
@@ -181,7 +190,11 @@ impl Segment {
     ///
     /// # Errors
     /// As [`Segment::vector`]; the error of `step`.
-    pub(crate) fn vectors(&self, step: IoStep<'_>, each: &mut dyn FnMut(u32, &[f32])) -> Result<()> {
+    pub(crate) fn vectors(
+        &self,
+        step: IoStep<'_>,
+        each: &mut dyn FnMut(u32, &[f32]),
+    ) -> Result<()> {
         self.vectors.all(&*self.file, step, each)
     }
 
@@ -245,7 +258,10 @@ impl Records for Segment {
 
 impl Debug for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Segment").field("name", &self.name).field("rows", &self.rows).finish_non_exhaustive()
+        f.debug_struct("Segment")
+            .field("name", &self.name)
+            .field("rows", &self.rows)
+            .finish_non_exhaustive()
     }
 }
 
@@ -265,7 +281,8 @@ fn open_index(
             sections.push((section.kind, contents.load(file, section.kind)?));
         }
     }
-    let borrowed: Vec<(u32, &[u8])> = sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
+    let borrowed: Vec<(u32, &[u8])> =
+        sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
     let index = coarse::open(&borrowed)?;
     if index.rows() != rows || index.dims() != settings.dims || index.metric() != settings.metric {
         return Err(Error::data_loss("the coarse index belongs to another segment"));
@@ -304,9 +321,12 @@ impl SegmentPages {
     }
 
     fn check<'a>(&self, place: RowLocation, bytes: &'a [u8]) -> Result<RecordPage<'a>> {
-        let page = RecordPage::open(bytes).map_err(|error| self.lose(place.page, error.message()))?;
+        let page =
+            RecordPage::open(bytes).map_err(|error| self.lose(place.page, error.message()))?;
         if page.number() != place.page || u32::from(page.pages()) != place.pages {
-            return Err(self.lose(place.page, &format!("it is page {} of another place", page.number())));
+            return Err(
+                self.lose(place.page, &format!("it is page {} of another place", page.number()))
+            );
         }
         Ok(page)
     }
@@ -316,9 +336,16 @@ impl SegmentPages {
         record.ok_or_else(|| self.lose(place.page, &format!("it has no record {}", place.slot)))
     }
 
-    fn one(&self, file: &dyn Sealed, row: u32, cache: &mut PageCache, out: &mut Vec<u8>) -> Result<()> {
+    fn one(
+        &self,
+        file: &dyn Sealed,
+        row: u32,
+        cache: &mut PageCache,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
         let place = self.map.locate(row);
-        let place = place.ok_or_else(|| Error::not_found(format!("the segment has no row {row}")))?;
+        let place =
+            place.ok_or_else(|| Error::not_found(format!("the segment has no row {row}")))?;
         let key = (file.id(), self.offset_of(place.page));
         let bytes = cache.get(key, place.pages, |buffer| self.read(file, place.page, buffer))?;
         let page = self.check(place, bytes)?;
@@ -348,9 +375,15 @@ impl SegmentPages {
                     continue;
                 }
             }
-            while let Some(place) = self.map.locate(row).filter(|place| place.page + place.pages <= end) {
+            while let Some(place) =
+                self.map.locate(row).filter(|place| place.page + place.pages <= end)
+            {
                 let start = (place.page - first.page) as usize * PAGE_BYTES;
-                lost += self.run(place, &buffer[start..start + place.pages as usize * PAGE_BYTES], each);
+                lost += self.run(
+                    place,
+                    &buffer[start..start + place.pages as usize * PAGE_BYTES],
+                    each,
+                );
                 row = self.map.rows_of_page(place.page).end;
             }
         }

@@ -58,12 +58,17 @@ impl RowMapBuilder {
         let expected = match (starts, self.first_rows.last(), self.first_pages.last()) {
             (true, ..) => placed.page == self.pages,
             (false, Some(&row), Some(&page)) => {
-                placed.page == page && u32::from(placed.slot) == self.rows - row && placed.pages == 1
+                placed.page == page
+                    && u32::from(placed.slot) == self.rows - row
+                    && placed.pages == 1
             }
             (false, ..) => false,
         };
         if !expected || placed.pages == 0 {
-            return Err(Error::internal(format!("row {} was packed out of order: {placed:?}", self.rows)));
+            return Err(Error::internal(format!(
+                "row {} was packed out of order: {placed:?}",
+                self.rows
+            )));
         }
         if starts {
             self.first_rows.push(self.rows);
@@ -97,7 +102,8 @@ impl RowMap {
     /// # Errors
     /// `DataLoss` if it does not match.
     pub fn decode(bytes: &[u8], rows: u32, section_bytes: u64) -> Result<RowMap> {
-        let odd = |what: &str| Error::data_loss(format!("the map from rows to pages is wrong: {what}"));
+        let odd =
+            |what: &str| Error::data_loss(format!("the map from rows to pages is wrong: {what}"));
         let (words, rest) = bytes.as_chunks::<4>();
         let mut words = words.iter().map(|word| u32::from_le_bytes(*word));
         let mut next = || words.next().ok_or_else(|| odd("it is cut off"));
@@ -134,7 +140,11 @@ impl RowMap {
             let pages = self.run_pages(run);
             let row_count = rows.1.checked_sub(rows.0).ok_or("its order of rows")?;
             let page_count = pages.1.checked_sub(pages.0).ok_or("its order of pages")?;
-            if row_count == 0 || row_count > 1 << 16 || page_count == 0 || page_count > RUN_PAGES_MAX {
+            if row_count == 0
+                || row_count > 1 << 16
+                || page_count == 0
+                || page_count > RUN_PAGES_MAX
+            {
                 return Err("a run of pages");
             }
             if page_count > 1 && row_count > 1 {

@@ -57,7 +57,10 @@ impl Vectors {
         damaged: Arc<Damaged>,
     ) -> Result<Vectors> {
         if section.bytes != u64::from(rows) * settings.stride() as u64 {
-            return Err(Error::data_loss(format!("vectors: {} bytes for {rows} rows", section.bytes)));
+            return Err(Error::data_loss(format!(
+                "vectors: {} bytes for {rows} rows",
+                section.bytes
+            )));
         }
         let words = if in_place { checks.len().div_ceil(64) } else { 0 };
         let sound = (0..words).map(|_| AtomicU64::new(0)).collect();
@@ -88,7 +91,8 @@ impl Vectors {
 
     /// Records a page of the section and returns the error that names it.
     fn lose(&self, page: usize, reason: &str) -> Error {
-        self.damaged.page(self.offset / PAGE_BYTES as u64 + page as u64, &format!("vectors: {reason}"))
+        self.damaged
+            .page(self.offset / PAGE_BYTES as u64 + page as u64, &format!("vectors: {reason}"))
     }
 
     /// Verifies pages that were read.
@@ -169,7 +173,10 @@ impl Vectors {
 
 /// Returns the reader options for vectors of `dims` values in any format.
 pub(crate) fn reader_options(dims: usize) -> ReaderOptions {
-    ReaderOptions { depth: DEPTH, read_bytes_max: (dims * 4).next_multiple_of(PAGE_BYTES) + PAGE_BYTES }
+    ReaderOptions {
+        depth: DEPTH,
+        read_bytes_max: (dims * 4).next_multiple_of(PAGE_BYTES) + PAGE_BYTES,
+    }
 }
 
 /// Exact scores of one segment's rows, for one thread. Rows whose vectors cannot be read score
@@ -274,7 +281,8 @@ impl<'a> ExactVectors<'a> {
             }
             reader.complete(1, &mut |tag, bytes| {
                 let Some((pages, members)) = groups.get(tag as usize) else { return };
-                let sound = bytes.and_then(|bytes| self.vectors.check(pages.clone(), bytes).map(|()| bytes));
+                let sound = bytes
+                    .and_then(|bytes| self.vectors.check(pages.clone(), bytes).map(|()| bytes));
                 match sound {
                     Err(error) => self.lose(members.len(), error),
                     Ok(bytes) => members.iter().for_each(|&at| {

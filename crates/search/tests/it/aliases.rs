@@ -35,8 +35,10 @@ fn aliases_change_all_or_none_and_survive() {
 #[test]
 fn an_alias_change_waits_for_writes() {
     let directory = tempfile::tempdir().unwrap();
-    let registry =
-        open_with(RegistryOptions { alias_wait_max: Duration::from_millis(20), ..options(directory.path()) });
+    let registry = open_with(RegistryOptions {
+        alias_wait_max: Duration::from_millis(20),
+        ..options(directory.path())
+    });
     registry.create("one", settings()).unwrap();
     let change = [AliasChange::Create { alias: "now".into(), collection: "one".into() }];
     let writing = registry.writing("one").unwrap();
@@ -60,8 +62,10 @@ fn an_alias_switch_loses_no_write() {
     const BURSTS: u64 = 20;
     let directory = tempfile::tempdir().unwrap();
     let registry = open(directory.path());
-    let create =
-        |collection: &str| AliasChange::Create { alias: "now".into(), collection: collection.into() };
+    let create = |collection: &str| AliasChange::Create {
+        alias: "now".into(),
+        collection: collection.into(),
+    };
     let old = registry.create("old", settings()).unwrap();
     let new = registry.create("new", settings()).unwrap();
     registry.change_aliases(&[create("old")]).unwrap();
@@ -74,7 +78,8 @@ fn an_alias_switch_loses_no_write() {
                 for burst in 0.. {
                     let last = switched.load(Ordering::Acquire);
                     for number in burst * BURST..(burst + 1) * BURST {
-                        put(&registry.writing("now").unwrap(), &[got(id(2 * number + thread), 1)]).unwrap();
+                        put(&registry.writing("now").unwrap(), &[got(id(2 * number + thread), 1)])
+                            .unwrap();
                     }
                     if last {
                         break;
@@ -92,8 +97,10 @@ fn an_alias_switch_loses_no_write() {
         loop {
             let seen = old.generation();
             let there = ids(&new);
-            let missing: Vec<_> =
-                all(&old, None, 1000).into_iter().filter(|point| !there.contains(&point.id)).collect();
+            let missing: Vec<_> = all(&old, None, 1000)
+                .into_iter()
+                .filter(|point| !there.contains(&point.id))
+                .collect();
             put(&new, &missing).unwrap();
             if registry.change_aliases_if(&[create("new")], || old.generation() == seen).unwrap() {
                 break;
@@ -103,7 +110,12 @@ fn an_alias_switch_loses_no_write() {
     });
     let old = ids(&old);
     let new = ids(&new);
-    assert!(!old.is_empty() && old.iter().all(|id| new.contains(id)), "{} of {}", new.len(), old.len());
+    assert!(
+        !old.is_empty() && old.iter().all(|id| new.contains(id)),
+        "{} of {}",
+        new.len(),
+        old.len()
+    );
     assert!(new.len() as u64 >= old.len() as u64 + 2 * BURST, "writes go on after the switch");
 }
 

@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use search::coarse::{
-    BuildThreads, BuiltIndex, CoarseBuild, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, DenseVectors,
-    HITS_MAX, Metric, ScanParams, build, open,
+    BuildThreads, BuiltIndex, CoarseBuild, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch,
+    DenseVectors, HITS_MAX, Metric, ScanParams, build, open,
 };
 use search::filter::RowSet;
 
@@ -33,7 +33,8 @@ fn vectors(rows: usize, dims: usize, seed: u64) -> Vec<f32> {
 }
 
 fn score(metric: Metric, query: &[f32], row: &[f32]) -> f32 {
-    let product = |one: &[f32], other: &[f32]| one.iter().zip(other).map(|(a, b)| a * b).sum::<f32>();
+    let product =
+        |one: &[f32], other: &[f32]| one.iter().zip(other).map(|(a, b)| a * b).sum::<f32>();
     match metric {
         Metric::Dot => product(query, row),
         Metric::L2 => -query.iter().zip(row).map(|(a, b)| (a - b) * (a - b)).sum::<f32>(),
@@ -54,9 +55,11 @@ struct Scene {
 impl Scene {
     fn new(kind: CoarseKind, metric: Metric, rows: usize, dims: usize) -> Scene {
         let vectors = vectors(rows, dims, 3);
-        let built =
-            build(kind, &CoarseBuild { vectors: &vectors, dims, metric, crew: BuildThreads::of(2), seed: 5 })
-                .unwrap();
+        let built = build(
+            kind,
+            &CoarseBuild { vectors: &vectors, dims, metric, crew: BuildThreads::of(2), seed: 5 },
+        )
+        .unwrap();
         Scene { dims, metric, vectors, built }
     }
 
@@ -70,9 +73,11 @@ impl Scene {
 
     /// Returns the best `k` allowed rows by comparing all.
     fn naive(&self, query: &[f32], k: usize, allow: Option<&RowSet>) -> Vec<CoarseHit> {
-        let rows = (0..self.built.index.rows()).filter(|row| allow.is_none_or(|allow| allow.contains(*row)));
-        let mut hits: Vec<CoarseHit> =
-            rows.map(|row| CoarseHit { row, score: score(self.metric, query, self.row(row)) }).collect();
+        let rows = (0..self.built.index.rows())
+            .filter(|row| allow.is_none_or(|allow| allow.contains(*row)));
+        let mut hits: Vec<CoarseHit> = rows
+            .map(|row| CoarseHit { row, score: score(self.metric, query, self.row(row)) })
+            .collect();
         hits.sort_by(|one, other| other.score.total_cmp(&one.score).then(one.row.cmp(&other.row)));
         hits.truncate(k);
         hits
@@ -111,8 +116,9 @@ fn close(one: f32, other: f32) -> bool {
 fn each(mut check: impl FnMut(&Scene, CoarseKind)) {
     static SCENES: OnceLock<Vec<(CoarseKind, Scene)>> = OnceLock::new();
     let all = || KINDS.into_iter().flat_map(|kind| METRICS.map(|metric| (kind, metric)));
-    let scenes = SCENES
-        .get_or_init(|| all().map(|(kind, metric)| (kind, Scene::new(kind, metric, 600, 72))).collect());
+    let scenes = SCENES.get_or_init(|| {
+        all().map(|(kind, metric)| (kind, Scene::new(kind, metric, 600, 72))).collect()
+    });
     scenes.iter().for_each(|(kind, scene)| check(scene, *kind));
 }
 
@@ -147,7 +153,10 @@ fn a_full_scan_finds_the_nearest() {
             assert_eq!(hits.len(), 10);
             assert!(hits.is_sorted_by(|one, other| one.score >= other.score));
             for hit in &hits {
-                assert!(close(hit.score, score(scene.metric, query, scene.row(hit.row))), "{kind:?}");
+                assert!(
+                    close(hit.score, score(scene.metric, query, scene.row(hit.row))),
+                    "{kind:?}"
+                );
             }
             total += recall(&hits, &scene.naive(query, 10, None));
         }
@@ -187,7 +196,10 @@ fn filters_return_k_allowed_rows() {
             let hits = scene.search(query, 10, EVERYTHING, Some(&allow), true);
             assert!(hits.iter().all(|hit| allow.contains(hit.row)), "{kind:?}");
             assert_eq!(hits.len(), 10.min(allow.count() as usize), "{kind:?} {every}");
-            assert!(recall(&hits, &scene.naive(query, 10, Some(&allow))) >= 0.9, "{kind:?} {every}");
+            assert!(
+                recall(&hits, &scene.naive(query, 10, Some(&allow))) >= 0.9,
+                "{kind:?} {every}"
+            );
             // The number must be right with measured settings as well.
             let hits = scene.search(query, 10, ScanParams::default(), Some(&allow), true);
             assert_eq!(hits.len(), 10.min(allow.count() as usize), "{kind:?} {every}");
@@ -201,7 +213,8 @@ fn a_reopened_index_gives_equal_results() {
     each(|scene, kind| {
         let index = &scene.built.index;
         let sections = index.sections();
-        let borrowed: Vec<(u32, &[u8])> = sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
+        let borrowed: Vec<(u32, &[u8])> =
+            sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
         let again = open(&borrowed).unwrap();
         assert_eq!(again.recall(), index.recall(), "{kind:?}");
         let query = &vectors(1, scene.dims, 9)[..];
@@ -252,8 +265,9 @@ fn the_floor_saves_exact_comparisons() {
             let (all, without) = search(f32::NEG_INFINITY);
             let floor = all[2].score;
             let (some, with) = search(floor);
-            let reaching =
-                |hits: Vec<CoarseHit>| hits.into_iter().filter(|hit| hit.score >= floor).collect::<Vec<_>>();
+            let reaching = |hits: Vec<CoarseHit>| {
+                hits.into_iter().filter(|hit| hit.score >= floor).collect::<Vec<_>>()
+            };
             let beyond = search(all[0].score.abs() * 2.0 + 1.0).1;
             assert_eq!(reaching(some), all[..3].to_vec(), "{kind:?} {:?}", scene.metric);
             reads.iter_mut().zip([without, with, beyond]).for_each(|(sum, reads)| *sum += reads);
@@ -282,7 +296,11 @@ fn search_many_equals_single_searches() {
         index.search_many(&queries, &ask, &mut scratch, &mut many).unwrap();
         assert_eq!(many.len(), 20);
         for (query, hits) in queries.chunks_exact(scene.dims).zip(&many) {
-            assert_eq!(*hits, scene.search(query, 7, ScanParams::default(), None, true), "{kind:?}");
+            assert_eq!(
+                *hits,
+                scene.search(query, 7, ScanParams::default(), None, true),
+                "{kind:?}"
+            );
         }
         let short = &queries[..scene.dims + 1];
         assert!(index.search_many(short, &ask, &mut scratch, &mut many).is_err());
@@ -304,9 +322,15 @@ fn invalid_queries_and_tiny_indexes() {
         let mut scratch = CoarseScratch::default();
         let mut hits = Vec::new();
         let mut refused = |query: &[f32], k: usize| {
-            scene.built.index.search(query, &CoarseRequest::best(k), &mut scratch, &mut hits).is_err()
+            scene
+                .built
+                .index
+                .search(query, &CoarseRequest::best(k), &mut scratch, &mut hits)
+                .is_err()
         };
-        assert!(refused(&[0.5; 8], 3) && refused(&[f32::NAN; 9], 3) && refused(&[0.5; 9], HITS_MAX + 1));
+        assert!(
+            refused(&[0.5; 8], 3) && refused(&[f32::NAN; 9], 3) && refused(&[0.5; 9], HITS_MAX + 1)
+        );
     }
 }
 
@@ -318,7 +342,13 @@ fn equal_and_zero_vectors() {
             same[..16 * 10].fill(0.0);
             let built = build(
                 kind,
-                &CoarseBuild { vectors: &same, dims: 16, metric, crew: BuildThreads::of(1), seed: 1 },
+                &CoarseBuild {
+                    vectors: &same,
+                    dims: 16,
+                    metric,
+                    crew: BuildThreads::of(1),
+                    seed: 1,
+                },
             )
             .unwrap();
             let mut scratch = CoarseScratch::default();
@@ -415,7 +445,13 @@ fn extreme_vectors_are_indexed() {
         for rows in [3, ROWS] {
             let mut vectors = vectors(rows, 8, 3);
             vectors[8..16].fill(value);
-            let of = CoarseBuild { vectors: &vectors, dims: 8, metric, crew: BuildThreads::of(1), seed: 1 };
+            let of = CoarseBuild {
+                vectors: &vectors,
+                dims: 8,
+                metric,
+                crew: BuildThreads::of(1),
+                seed: 1,
+            };
             let built = build(CoarseKind::Auto, &of).unwrap();
             let sections = built.index.sections();
             let borrowed: Vec<(u32, &[u8])> =

@@ -13,8 +13,8 @@ use search::ingest::Op;
 use storage::{FaultMedium, FaultPlan, Medium};
 
 use crate::points::{
-    MEMORY_BYTES, MEMTABLE_BYTES, Model, Sum, TestCollection, limits, memory_medium, open, options, point,
-    ranked, resources, stored, try_open,
+    MEMORY_BYTES, MEMTABLE_BYTES, Model, Sum, TestCollection, limits, memory_medium, open, options,
+    point, ranked, resources, stored, try_open,
 };
 
 /// Ids in use.
@@ -59,7 +59,8 @@ struct Subject {
 
 impl Subject {
     fn new(medium: Arc<dyn Medium>) -> Subject {
-        let collection = try_open(medium.clone(), options(), &resources(MEMORY_BYTES, MEMTABLE_BYTES)).ok();
+        let collection =
+            try_open(medium.clone(), options(), &resources(MEMORY_BYTES, MEMTABLE_BYTES)).ok();
         let allowed = (0..IDS).map(|id| (id, vec![None])).collect();
         Subject { collection, medium, fault: None, allowed, version: 0 }
     }
@@ -104,8 +105,10 @@ impl Subject {
                 (id, there.then_some(self.version))
             })
             .collect();
-        let points: Vec<_> =
-            versions.iter().map(|&(id, version)| version.map(|version| stored(id, version))).collect();
+        let points: Vec<_> = versions
+            .iter()
+            .map(|&(id, version)| version.map(|version| stored(id, version)))
+            .collect();
         let ops: Vec<Op<'_>> = points
             .iter()
             .zip(&versions)
@@ -133,8 +136,9 @@ impl Subject {
             let found = collection.get(id).unwrap();
             let is = |version: &Option<u64>| version.map(|version| stored(id, version)) == found;
             let version = allowed.iter().copied().find(|version| is(version));
-            let version =
-                version.unwrap_or_else(|| panic!("id {id}: {allowed:?} were possible, there is {found:?}"));
+            let version = version.unwrap_or_else(|| {
+                panic!("id {id}: {allowed:?} were possible, there is {found:?}")
+            });
             there += u64::from(version.is_some());
             *allowed = vec![version];
         }
@@ -145,7 +149,8 @@ impl Subject {
     }
 
     fn model(&self) -> Model {
-        let newest = self.allowed.iter().filter_map(|(&id, allowed)| Some((id, (*allowed.last()?)?)));
+        let newest =
+            self.allowed.iter().filter_map(|(&id, allowed)| Some((id, (*allowed.last()?)?)));
         newest.map(|(id, version)| (id, stored(id, version))).collect()
     }
 
@@ -169,17 +174,25 @@ impl Subject {
         let query = CollectionQuery { k: 5, candidates: 12, ..query };
         let found = collection.search(&mut thread, &query, &scorer).unwrap();
         // Empty records have equal scores in any order.
-        let mut best: Vec<f32> = wanted.iter().take(12).map(|(point, _)| scorer.of(&point.record)).collect();
+        let mut best: Vec<f32> =
+            wanted.iter().take(12).map(|(point, _)| scorer.of(&point.record)).collect();
         best.sort_by(|a, b| b.total_cmp(a));
         best.truncate(5);
         let scores: Vec<f32> = found.hits.iter().map(|hit| hit.score).collect();
         assert_eq!(scores, best);
-        assert!(found.hits.iter().all(|hit| scorer.of(&model[&hit.id].record) == hit.score), "{found:?}");
+        assert!(
+            found.hits.iter().all(|hit| scorer.of(&model[&hit.id].record) == hit.score),
+            "{found:?}"
+        );
 
-        let colour = Condition::Match { key: "colour".into(), matching: Match::Value((1 + seed % 4).into()) };
+        let colour = Condition::Match {
+            key: "colour".into(),
+            matching: Match::Value((1 + seed % 4).into()),
+        };
         let clause = Filter { must: vec![colour], ..Filter::default() };
-        let found =
-            collection.nearest(&mut thread, &CollectionQuery { filter: Some(&clause), ..query }).unwrap();
+        let found = collection
+            .nearest(&mut thread, &CollectionQuery { filter: Some(&clause), ..query })
+            .unwrap();
         let text = format!(r#""colour":{}}}"#, 1 + seed % 4);
         let of_colour = wanted.iter().filter(|(point, _)| point.payload.ends_with(text.as_bytes()));
         let wanted: Vec<u64> = of_colour.take(5).map(|(point, _)| point.id).collect();
@@ -278,7 +291,12 @@ fn crash(steps: &[Step], moment: u64, seed: u64) {
 fn the_power_may_fail_at_any_moment() {
     let mut steps: Vec<Step> = Vec::new();
     for round in 0..3 {
-        steps.extend([Step::Many(round, 11), Step::Upsert(7), Step::Delete(7 + round), Step::Flush]);
+        steps.extend([
+            Step::Many(round, 11),
+            Step::Upsert(7),
+            Step::Delete(7 + round),
+            Step::Flush,
+        ]);
     }
     steps.extend([
         Step::Merge,
@@ -304,7 +322,8 @@ fn the_power_may_fail_at_any_moment() {
 
 #[test]
 fn concurrent_writes_searches_flushes_and_merges() {
-    let options = CollectionOptions { merging: Merging { fan_in: 2, ..Merging::default() }, ..options() };
+    let options =
+        CollectionOptions { merging: Merging { fan_in: 2, ..Merging::default() }, ..options() };
     let medium = memory_medium();
     let opened = open(&medium, options.clone());
     // Writes wait for the background threads below.
@@ -365,7 +384,11 @@ fn concurrent_writes_searches_flushes_and_merges() {
     let check = |collection: &Collection| {
         for id in 0..30 {
             let gone = id % 10 == (versions - 1) % 10;
-            assert_eq!(collection.get(id).unwrap(), (!gone).then(|| stored(id, versions - 1)), "{id}");
+            assert_eq!(
+                collection.get(id).unwrap(),
+                (!gone).then(|| stored(id, versions - 1)),
+                "{id}"
+            );
         }
         assert_eq!(collection.count(), 27);
     };

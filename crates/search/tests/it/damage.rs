@@ -10,8 +10,8 @@ use storage::page::PAGE_BYTES;
 use storage::{FaultMedium, FaultPlan, Medium, ReadFault};
 
 use crate::points::{
-    MEMORY_BYTES, MEMTABLE_BYTES, Model, Sum, distance, limits, memory_medium, open, options, point, ranked,
-    resources, stored, try_open,
+    MEMORY_BYTES, MEMTABLE_BYTES, Model, Sum, distance, limits, memory_medium, open, options,
+    point, ranked, resources, stored, try_open,
 };
 
 type Files = Vec<(String, Vec<u8>)>;
@@ -78,7 +78,8 @@ fn look(collection: &Collection, model: &Model) -> Lost {
     }
     let mut thread = collection.thread(limits()).unwrap();
     let like = stored(77, 9);
-    let query = CollectionQuery { candidates: 200, ..CollectionQuery::nearest(&like.embedding, 200) };
+    let query =
+        CollectionQuery { candidates: 200, ..CollectionQuery::nearest(&like.embedding, 200) };
     let nearest = collection.nearest(&mut thread, &query).unwrap();
     let right = ranked(model, &like.embedding);
     let mut wanted = right.iter().map(|(point, _)| point.id);
@@ -91,8 +92,9 @@ fn look(collection: &Collection, model: &Model) -> Lost {
     assert!(nearest.partial || lost.nearest == 0);
 
     let scorer = Sum(5);
-    let searched =
-        collection.search(&mut thread, &CollectionQuery { exact: false, ..query }, &scorer).unwrap();
+    let searched = collection
+        .search(&mut thread, &CollectionQuery { exact: false, ..query }, &scorer)
+        .unwrap();
     for pair in searched.hits.windows(2) {
         assert!(pair[0].score >= pair[1].score);
     }
@@ -104,8 +106,9 @@ fn look(collection: &Collection, model: &Model) -> Lost {
 
     let colour = Condition::Match { key: "colour".into(), matching: Match::Value(2.into()) };
     let clause = Filter { must: vec![colour], ..Filter::default() };
-    let filtered =
-        collection.nearest(&mut thread, &CollectionQuery { filter: Some(&clause), ..query }).unwrap();
+    let filtered = collection
+        .nearest(&mut thread, &CollectionQuery { filter: Some(&clause), ..query })
+        .unwrap();
     let is = |id: &u64| model[id].payload.ends_with(br#""colour":2}"#);
     assert!(filtered.hits.iter().all(|hit| is(&hit.id)));
     assert!(filtered.partial || filtered.hits.len() == model.keys().filter(|id| is(id)).count());
@@ -130,7 +133,9 @@ fn flip(files: &Files, model: &Model, which: usize, place: usize) -> bool {
     assert!(status.partial, "{name} page {page}: {lost:?}");
     let of_file = status.quarantined.iter().find(|what| &what.file == name);
     let by_name = status.quarantined.iter().find(|what| what.reason.contains(name.as_str()));
-    let named = of_file.or(by_name).unwrap_or_else(|| panic!("{name} page {page}: {:?}", status.quarantined));
+    let named = of_file
+        .or(by_name)
+        .unwrap_or_else(|| panic!("{name} page {page}: {:?}", status.quarantined));
     if let Some(found) = named.page {
         // A record of several pages is reported by its first.
         assert!(found <= page && page <= found + 3, "{name} page {page}: {named}");
@@ -149,7 +154,8 @@ fn a_flipped_bit_in_any_page_of_any_file() {
     for (which, (name, bytes)) in files.iter().enumerate() {
         for start in (0..bytes.len()).step_by(PAGE_BYTES) {
             // Every section starts on a page, so this hits data and not padding.
-            let lost = flip(&files, &model, which, (start + start / PAGE_BYTES % 8).min(bytes.len() - 1));
+            let lost =
+                flip(&files, &model, which, (start + start / PAGE_BYTES % 8).min(bytes.len() - 1));
             if name.starts_with("segment-") {
                 segments += 1;
                 missed += u32::from(!lost);
@@ -169,13 +175,17 @@ fn a_flipped_bit_in_any_page_of_any_file() {
         }
     }
     // Only a page of deleted points loses nothing.
-    assert!(segments > 60 && missed * 20 < segments, "{missed} damaged pages of {segments} were not seen");
+    assert!(
+        segments > 60 && missed * 20 < segments,
+        "{missed} damaged pages of {segments} were not seen"
+    );
 }
 
 #[test]
 fn a_lost_segment_keeps_its_pending_deletes() {
     let (files, model) = subject();
-    let segments: Vec<usize> = (0..files.len()).filter(|&at| files[at].0.starts_with("segment-")).collect();
+    let segments: Vec<usize> =
+        (0..files.len()).filter(|&at| files[at].0.starts_with("segment-")).collect();
     let mut damaged = files.clone();
     damaged[segments[0]].1[100] ^= 1;
     let medium = write(&damaged);
@@ -214,7 +224,12 @@ fn a_lost_segment_keeps_its_pending_deletes() {
     assert_eq!((collection.status().quarantined, collection.status().partial), (Vec::new(), false));
     let mut thread = collection.thread(limits()).unwrap();
     let like = stored(1, 1);
-    assert!(!collection.nearest(&mut thread, &CollectionQuery::nearest(&like.embedding, 5)).unwrap().partial);
+    assert!(
+        !collection
+            .nearest(&mut thread, &CollectionQuery::nearest(&like.embedding, 5))
+            .unwrap()
+            .partial
+    );
     drop((thread, collection));
     assert!(!open(&medium, options()).status().segments.iter().any(|segment| segment.name == name));
 }
@@ -258,12 +273,18 @@ fn a_bad_sector_of_a_log_loses_only_its_changes() {
     let kept = found(&collection);
     let status = collection.status();
     assert!(kept.len() as u64 > POINTS / 2 && (kept.len() as u64) < POINTS, "{kept:?}");
-    assert!(status.log_damaged && status.quarantined.iter().any(|what| what.file == log), "{status:?}");
+    assert!(
+        status.log_damaged && status.quarantined.iter().any(|what| what.file == log),
+        "{status:?}"
+    );
     collection.upsert(point(&stored(100, 1))).unwrap();
     collection.flush().unwrap();
     drop(collection);
     for round in 0..3 {
-        assert!(named(&inner, "log-").contains(&log), "what is left of it is removed in round {round}");
+        assert!(
+            named(&inner, "log-").contains(&log),
+            "what is left of it is removed in round {round}"
+        );
         let collection = open(&inner, options());
         assert_eq!(found(&collection), kept);
         assert_eq!(collection.get(100).unwrap(), Some(stored(100, 1)));
@@ -279,8 +300,10 @@ fn disk_faults_during_open_lose_nothing() {
     let collection = open(&medium, options());
     (0..POINTS).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
     drop(collection);
-    let files: Files =
-        named(&medium, "").into_iter().map(|name| (name.clone(), medium.load(&name).unwrap())).collect();
+    let files: Files = named(&medium, "")
+        .into_iter()
+        .map(|name| (name.clone(), medium.load(&name).unwrap()))
+        .collect();
     // Less than the log holds, so that opening has to flush.
     let small = resources(MEMORY_BYTES, 4 << 10);
     let mut refused = (0, 0);
@@ -362,7 +385,10 @@ fn readable_ids_limit_the_doubt() {
         (200..210).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
         collection.flush().unwrap();
         assert!(named(&medium, "waiting-").is_empty());
-        assert_eq!(collection.count(), model.len() as u64 - lost.len() as u64 + deleted(&lost, &model) + 10);
+        assert_eq!(
+            collection.count(),
+            model.len() as u64 - lost.len() as u64 + deleted(&lost, &model) + 10
+        );
     }
     assert!(known > 0);
 }

@@ -12,7 +12,8 @@ use search::registry::{CollectionSettings, Registry, RegistryOptions};
 use storage::{FaultMedium, FaultPlan, Medium};
 
 use crate::points::{
-    MEMORY_BYTES, MEMTABLE_BYTES, TIMEOUT, memory_medium, open, options, point, resources, stored, try_open,
+    MEMORY_BYTES, MEMTABLE_BYTES, TIMEOUT, memory_medium, open, options, point, resources, stored,
+    try_open,
 };
 
 fn full_medium(inner: &Arc<dyn Medium>, space: Option<u64>) -> Arc<FaultMedium> {
@@ -151,7 +152,8 @@ fn a_merge_waits_for_disk_space() {
         collection.flush().unwrap();
     }
     medium.set_space(Some(used(&*inner) + (600 << 10)));
-    let low = || collection.status().low_disk.ok_or_else(|| Error::unavailable("it is not known yet"));
+    let low =
+        || collection.status().low_disk.ok_or_else(|| Error::unavailable("it is not known yet"));
     soon(low);
     let refused = collection.merge().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::StorageFull, "{refused}");
@@ -166,8 +168,10 @@ fn a_merge_waits_for_disk_space() {
 fn a_full_file_system_is_survived() {
     let directory = tempfile::tempdir().unwrap();
     let mount = |arguments: &[&str]| {
-        let ran =
-            std::process::Command::new(arguments[0]).args(&arguments[1..]).arg(directory.path()).output();
+        let ran = std::process::Command::new(arguments[0])
+            .args(&arguments[1..])
+            .arg(directory.path())
+            .output();
         ran.is_ok_and(|ran| ran.status.success())
     };
     if !mount(&["mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=600", "tmpfs"]) {
@@ -180,7 +184,8 @@ fn a_full_file_system_is_survived() {
 }
 
 fn fill(root: &Path) {
-    let medium: Arc<dyn Medium> = Arc::new(storage::UringMedium::plain(root.join("points")).unwrap());
+    let medium: Arc<dyn Medium> =
+        Arc::new(storage::UringMedium::plain(root.join("points")).unwrap());
     let log = root.join("ballast");
     let small = CollectionOptions { disk_reserve: Some(0), ..options() };
     let collection = open(&medium, small.clone());
@@ -192,14 +197,20 @@ fn fill(root: &Path) {
     }
     let before = names(&*medium);
     for _ in 0..100 {
-        assert_eq!(collection.upsert(point(&stored(500, 1))).unwrap_err().kind(), ErrorKind::StorageFull);
+        assert_eq!(
+            collection.upsert(point(&stored(500, 1))).unwrap_err().kind(),
+            ErrorKind::StorageFull
+        );
     }
     assert_eq!(names(&*medium), before);
     drop(collection);
     // The default reserve of a tmpfs of 8 MiB is 1 MiB.
     let collection = open(&medium, options());
     (0..acknowledged).for_each(|id| assert_eq!(collection.get(id).unwrap(), Some(stored(id, 1))));
-    assert_eq!(collection.upsert(point(&stored(500, 1))).unwrap_err().kind(), ErrorKind::StorageFull);
+    assert_eq!(
+        collection.upsert(point(&stored(500, 1))).unwrap_err().kind(),
+        ErrorKind::StorageFull
+    );
     std::fs::remove_file(&log).unwrap();
     soon(|| collection.upsert(point(&stored(500, 1))));
     assert_eq!(collection.count(), acknowledged + 1);
@@ -228,8 +239,11 @@ fn creation_needs_the_disk_reserve() {
 fn files_are_private_to_the_user() {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("collections");
-    let options =
-        RegistryOptions { memory_bytes: 64 << 20, cache_bytes: 0, ..RegistryOptions::new(directory.clone()) };
+    let options = RegistryOptions {
+        memory_bytes: 64 << 20,
+        cache_bytes: 0,
+        ..RegistryOptions::new(directory.clone())
+    };
     let registry = Registry::open(options).unwrap();
     let named = registry.create("a", CollectionSettings::new(8, Metric::L2)).unwrap();
     (0..5).for_each(|id| named.collection().upsert(point(&stored(id, 1))).unwrap());

@@ -8,7 +8,9 @@ use search::collection::{Collection, CollectionOptions};
 use search::ingest::Op;
 use storage::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
 
-use crate::points::{MEMTABLE_BYTES, Model, memory_medium, open, options, point, resources, shared, stored};
+use crate::points::{
+    MEMTABLE_BYTES, Model, memory_medium, open, options, point, resources, shared, stored,
+};
 
 /// Medium that runs a hook when a segment begins to be written.
 #[derive(Debug)]
@@ -99,7 +101,9 @@ fn changes_during_a_flush_or_merge_survive() {
     model.remove(&12);
     model.remove(&20);
     let check = |collection: &Collection| {
-        (0..30).for_each(|id| assert_eq!(collection.get(id).unwrap(), model.get(&id).cloned(), "{id}"));
+        (0..30).for_each(|id| {
+            assert_eq!(collection.get(id).unwrap(), model.get(&id).cloned(), "{id}")
+        });
         assert_eq!(collection.count(), model.len() as u64);
     };
     check(&collection);
@@ -136,7 +140,9 @@ fn write_stall_escalates_the_flush() {
     begins.recv().unwrap();
     let writer = {
         let written = written.clone();
-        std::thread::spawn(move || (0..600).for_each(|id| written.upsert(point(&stored(id, 1))).unwrap()))
+        std::thread::spawn(move || {
+            (0..600).for_each(|id| written.upsert(point(&stored(id, 1))).unwrap())
+        })
     };
     while !resources.stall_stats().escalated {
         assert!(!writer.is_finished(), "no write had to wait");
@@ -191,7 +197,9 @@ fn fast_writers_are_slowed_down() {
     let collection = Arc::new(collection);
     let fill = |from: u64| {
         let put = |id| {
-            collection.try_apply(&[Op::Upsert(point(&stored(id, 1)))]).and_then(|applied| applied.commit())
+            collection
+                .try_apply(&[Op::Upsert(point(&stored(id, 1)))])
+                .and_then(|applied| applied.commit())
         };
         (from..).find(|&id| put(id).is_err()).unwrap()
     };
@@ -217,17 +225,25 @@ fn fast_writers_are_slowed_down() {
     slowed.join().unwrap();
     let before = resources.stall_stats().slowed;
     collection.throttle();
-    assert_eq!((before, resources.stall_stats().slowed), (1, 1), "nothing waits to be sealed any more");
+    assert_eq!(
+        (before, resources.stall_stats().slowed),
+        (1, 1),
+        "nothing waits to be sealed any more"
+    );
     assert_eq!(resources.stall_stats().waited, 1);
 }
 
 #[test]
 fn a_late_flush_is_escalated() {
-    let collection = open(&memory_medium(), CollectionOptions { flush_wait: Duration::ZERO, ..options() });
+    let collection =
+        open(&memory_medium(), CollectionOptions { flush_wait: Duration::ZERO, ..options() });
     (0..8).for_each(|id| collection.upsert(point(&stored(id, 1))).unwrap());
     assert!(!collection.flush_if_stalled().unwrap(), "nothing is full");
     collection.freeze().unwrap();
-    assert!(!collection.flush_oldest().unwrap(), "it has waited for too long to give way to others");
+    assert!(
+        !collection.flush_oldest().unwrap(),
+        "it has waited for too long to give way to others"
+    );
     assert!(collection.flush_if_stalled().unwrap());
     assert_eq!((collection.status().flushes, collection.count()), (1, 8));
 }

@@ -12,8 +12,8 @@ use search::ingest::{PointRef, StoredPoint};
 use storage::{FaultMedium, FaultPlan, Medium, MediumKind, Reader, ReaderOptions, Sealed, Writer};
 
 use crate::points::{
-    DIMS, MEMORY_BYTES, MEMTABLE_BYTES, Model, limits, memory_medium, open, options, point, resources,
-    shared, stored, try_open,
+    DIMS, MEMORY_BYTES, MEMTABLE_BYTES, Model, limits, memory_medium, open, options, point,
+    resources, shared, stored, try_open,
 };
 
 #[test]
@@ -61,13 +61,17 @@ fn invalid_points_are_refused() {
         ErrorKind::InvalidArgument
     );
     let long = vec![0; (1 << 20) + 1];
-    assert_eq!(refused(search::ingest::PointRef { record: &long, ..point(&good) }), ErrorKind::TooLarge);
+    assert_eq!(
+        refused(search::ingest::PointRef { record: &long, ..point(&good) }),
+        ErrorKind::TooLarge
+    );
     assert_eq!(
         refused(search::ingest::PointRef { record: &long[..100_000], ..point(&good) }),
         ErrorKind::TooLarge
     );
     assert_eq!(collection.count(), 0);
-    let other = CollectionOptions { shape: CollectionOptions::new(DIMS, Metric::Dot).shape, ..options() };
+    let other =
+        CollectionOptions { shape: CollectionOptions::new(DIMS, Metric::Dot).shape, ..options() };
     let medium = memory_medium();
     drop(open(&medium, options()));
     let error = try_open(medium, other, &resources(MEMORY_BYTES, MEMTABLE_BYTES)).err().unwrap();
@@ -105,8 +109,12 @@ fn extreme_embeddings_are_refused() {
         (Metric::L2, [1e15, 1.0], true),
     ] {
         let collection = open(&memory_medium(), CollectionOptions::new(2, metric));
-        let outcome =
-            collection.upsert(PointRef { id: 77, embedding: &embedding, record: &[], payload: &[] });
+        let outcome = collection.upsert(PointRef {
+            id: 77,
+            embedding: &embedding,
+            record: &[],
+            payload: &[],
+        });
         match outcome {
             Ok(()) => assert!(fits, "{metric:?} {embedding:?}"),
             Err(error) => {
@@ -117,7 +125,9 @@ fn extreme_embeddings_are_refused() {
                 assert!(error.message().contains("77"), "{error}");
             }
         }
-        collection.upsert(PointRef { id: 78, embedding: &[1.0, 2.0], record: &[], payload: &[] }).unwrap();
+        collection
+            .upsert(PointRef { id: 78, embedding: &[1.0, 2.0], record: &[], payload: &[] })
+            .unwrap();
         collection.flush().unwrap();
         assert_eq!(collection.count(), 1 + u64::from(fits));
     }
@@ -155,7 +165,11 @@ fn a_segment_is_opened_once_memory_allows() {
     let resources = Resources::new(budget.clone(), MEMTABLE_BYTES, Rate::unlimited()).unwrap();
     let collection = Collection::open(medium, options(), &resources, shared()).unwrap();
     let list = collection.ids_from(0, 100, None).unwrap();
-    assert_eq!(list.unseen.map(|error| error.kind()), Some(ErrorKind::Unavailable), "it is being opened");
+    assert_eq!(
+        list.unseen.map(|error| error.kind()),
+        Some(ErrorKind::Unavailable),
+        "it is being opened"
+    );
     let others = budget.reserve(budget.free(), "others").unwrap();
     assert!(collection.open_segments(), "it is to be tried again");
     let status = collection.status();
@@ -166,7 +180,10 @@ fn a_segment_is_opened_once_memory_allows() {
     assert!(!collection.open_segments());
     let status = collection.status();
     assert!(!status.partial && status.quarantined.is_empty(), "{status:?}");
-    assert_eq!((collection.get(7).unwrap(), collection.get(8).unwrap()), (Some(stored(7, 1)), None));
+    assert_eq!(
+        (collection.get(7).unwrap(), collection.get(8).unwrap()),
+        (Some(stored(7, 1)), None)
+    );
     assert_eq!(collection.ids_from(0, 100, None).unwrap().unseen, None);
 }
 
@@ -190,15 +207,18 @@ fn filters_are_cached_without_excluded_ids() {
     assert!(kept > bare && ids.len() > 3);
     for first in &ids {
         let must_not = vec![Condition::has_id(vec![*first, 999])];
-        let others = Filter { must: vec![Condition::Nested(red.clone())], must_not, ..Filter::default() };
+        let others =
+            Filter { must: vec![Condition::Nested(red.clone())], must_not, ..Filter::default() };
         let wanted: Vec<u64> = ids.iter().copied().filter(|id| id != first).collect();
         assert_eq!(used(&others), (wanted, kept), "{first}");
         let all_but = Filter { must: Vec::new(), ..others };
         assert_eq!((used(&all_but).0.len(), used(&all_but).1), (39, kept));
     }
-    let large = Filter { must: vec![matching((0..2000).map(Into::into).collect())], ..Filter::default() };
+    let large =
+        Filter { must: vec![matching((0..2000).map(Into::into).collect())], ..Filter::default() };
     assert_eq!(used(&large).1, kept);
-    let longer = Filter { must: vec![matching((0..200).map(Into::into).collect())], ..Filter::default() };
+    let longer =
+        Filter { must: vec![matching((0..200).map(Into::into).collect())], ..Filter::default() };
     assert!(used(&longer).1 > kept + 200 * 8, "its values count");
 }
 

@@ -93,13 +93,19 @@ fn a_missing_log_is_damage() {
     let name = files[log].0.clone();
     // With the watermark, without it, and with an older list.
     for also in [None, Some("watermark")] {
-        let left: Files =
-            files.iter().filter(|(file, _)| *file != name && Some(file.as_str()) != also).cloned().collect();
+        let left: Files = files
+            .iter()
+            .filter(|(file, _)| *file != name && Some(file.as_str()) != also)
+            .cloned()
+            .collect();
         let medium = write(&left);
         for round in 0..3 {
             let collection = open(&medium, options());
             let status = collection.status();
-            assert!(status.log_damaged && status.partial && partial(&collection), "{round}: {status:?}");
+            assert!(
+                status.log_damaged && status.partial && partial(&collection),
+                "{round}: {status:?}"
+            );
             assert!(status.quarantined.iter().any(|what| what.file == name), "{status:?}");
             let (unknown, _) = look(&collection, &model);
             assert!(unknown > 0, "a point that is not found may have been there");
@@ -115,7 +121,10 @@ fn a_missing_log_is_damage() {
         assert_eq!(collection.get(999).unwrap(), None);
         drop(collection);
         let status = open(&medium, options()).status();
-        assert!(!status.log_damaged && !status.partial && status.quarantined.is_empty(), "{status:?}");
+        assert!(
+            !status.log_damaged && !status.partial && status.quarantined.is_empty(),
+            "{status:?}"
+        );
     }
 }
 
@@ -133,13 +142,19 @@ fn the_watermark_notices_a_missing_new_log() {
     medium.remove(&name).unwrap();
     let collection = open(&medium, options());
     let status = collection.status();
-    assert!(status.log_damaged && status.quarantined.iter().any(|what| what.file == name), "{status:?}");
+    assert!(
+        status.log_damaged && status.quarantined.iter().any(|what| what.file == name),
+        "{status:?}"
+    );
     (0..5).for_each(|id| assert_eq!(collection.get(id).unwrap(), Some(stored(id, 1))));
     assert_eq!(collection.get(5).unwrap_err().kind(), ErrorKind::DataLoss);
     collection.upsert(point(&stored(5, 2))).unwrap();
     collection.flush().unwrap();
     drop(collection);
-    assert!(medium.list().unwrap().iter().all(|(file, _)| *file != name), "its number is not used again");
+    assert!(
+        medium.list().unwrap().iter().all(|(file, _)| *file != name),
+        "its number is not used again"
+    );
     let collection = open(&medium, options());
     assert_eq!(collection.get(5).unwrap(), Some(stored(5, 2)));
     collection.abandon(&name).unwrap();
@@ -186,7 +201,11 @@ fn a_damaged_change_makes_its_point_unknown() {
         assert_eq!(wrong, 0, "byte {at}");
         assert!(unknown <= 1, "byte {at}: {unknown}");
         let status = collection.status();
-        assert_eq!((status.log_damaged, partial(&collection)), (unknown == 1, unknown == 1), "byte {at}");
+        assert_eq!(
+            (status.log_damaged, partial(&collection)),
+            (unknown == 1, unknown == 1),
+            "byte {at}"
+        );
         unknown_in_all += unknown;
         if unknown == 0 {
             continue;
@@ -230,12 +249,16 @@ fn a_watermark_adds_no_sync_to_a_write() {
 #[test]
 fn background_threads_record_durable_logs() {
     let root = tempfile::tempdir().unwrap();
-    let options =
-        RegistryOptions { memory_bytes: 64 << 20, cache_bytes: 0, ..RegistryOptions::new(root.path()) };
+    let options = RegistryOptions {
+        memory_bytes: 64 << 20,
+        cache_bytes: 0,
+        ..RegistryOptions::new(root.path())
+    };
     let registry = Registry::open(options).unwrap();
     let named = registry.create("a", CollectionSettings::new(8, Metric::L2)).unwrap();
     (0..10).for_each(|id| named.collection().upsert(point(&stored(id, 1))).unwrap());
-    let entries = std::fs::read_dir(root.path().join("a")).unwrap().map(|entry| entry.unwrap().path());
+    let entries =
+        std::fs::read_dir(root.path().join("a")).unwrap().map(|entry| entry.unwrap().path());
     let points = entries.into_iter().find(|path| path.is_dir()).unwrap();
     let medium: Arc<dyn Medium> = Arc::new(UringMedium::plain(points).unwrap());
     let deadline = Instant::now() + TIMEOUT;

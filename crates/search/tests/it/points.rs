@@ -28,7 +28,8 @@ pub(crate) fn mix(seed: u64) -> u64 {
 
 pub(crate) fn stored(id: u64, version: u64) -> StoredPoint {
     let draw = |at: u64| mix(id.wrapping_mul(1_000_003) ^ version.wrapping_mul(7919) ^ at << 40);
-    let embedding = (0..DIMS as u64).map(|at| (draw(at) % 20_001) as f32 / 10_000.0 - 1.0).collect();
+    let embedding =
+        (0..DIMS as u64).map(|at| (draw(at) % 20_001) as f32 / 10_000.0 - 1.0).collect();
     let bytes = match draw(100) % 12 {
         0 => 0,
         1 => 5000 + draw(101) % 4000,
@@ -43,11 +44,17 @@ pub(crate) fn stored(id: u64, version: u64) -> StoredPoint {
 }
 
 pub(crate) fn point(stored: &StoredPoint) -> PointRef<'_> {
-    PointRef { id: stored.id, embedding: &stored.embedding, record: &stored.record, payload: &stored.payload }
+    PointRef {
+        id: stored.id,
+        embedding: &stored.embedding,
+        record: &stored.record,
+        payload: &stored.payload,
+    }
 }
 
 pub(crate) fn memory_medium() -> Arc<dyn Medium> {
-    let config = PoolConfig { bytes_max: 256 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+    let config =
+        PoolConfig { bytes_max: 256 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
     Arc::new(DramMedium::new(SlotPool::new(config).unwrap(), None).unwrap())
 }
 
@@ -90,7 +97,8 @@ impl TestCollection {
     }
 
     pub(crate) fn write(&self, ops: &[Op<'_>]) -> base::Result<()> {
-        let applied: Vec<Applied> = ops.iter().map(|op| self.apply_one(op)).collect::<base::Result<_>>()?;
+        let applied: Vec<Applied> =
+            ops.iter().map(|op| self.apply_one(op)).collect::<base::Result<_>>()?;
         // The last one first: its commit makes the others durable.
         applied.into_iter().rev().try_for_each(Applied::commit)
     }

@@ -86,7 +86,11 @@ fn colour(colour: u64) -> Filter {
 }
 
 /// Returns all points, page by page.
-pub(crate) fn all(named: &NamedCollection, filter: Option<&Filter>, page: usize) -> Vec<FetchedPoint> {
+pub(crate) fn all(
+    named: &NamedCollection,
+    filter: Option<&Filter>,
+    page: usize,
+) -> Vec<FetchedPoint> {
     let mut points = Vec::new();
     let mut from = None;
     loop {
@@ -191,7 +195,8 @@ impl Subject {
                 let points: Vec<(u64, FetchedPoint)> = (first..first + count)
                     .map(|number| (number, got(id(number), version * 100 + number)))
                     .collect();
-                put(&named, &points.iter().map(|(_, point)| point.clone()).collect::<Vec<_>>()).unwrap();
+                put(&named, &points.iter().map(|(_, point)| point.clone()).collect::<Vec<_>>())
+                    .unwrap();
                 self.model.extend(points);
             }
             Step::Delete(number) => {
@@ -209,15 +214,18 @@ impl Subject {
                 self.change(Ok(number), &change, |payload| payload.extend(new(version)));
             }
             Step::SetColour(wanted) => {
-                let change =
-                    PayloadChange::Set { payload: object(json!({"x": version})), key: Some("deep".into()) };
+                let change = PayloadChange::Set {
+                    payload: object(json!({"x": version})),
+                    key: Some("deep".into()),
+                };
                 self.change(Err(wanted), &change, |payload| {
                     let deep = payload.entry("deep").or_insert(json!({}));
                     deep.as_object_mut().unwrap().insert("x".into(), json!(version));
                 });
             }
             Step::Keys(number) => {
-                let change = PayloadChange::DeleteKeys(vec!["colour".into(), "deep.list[0]".into()]);
+                let change =
+                    PayloadChange::DeleteKeys(vec!["colour".into(), "deep.list[0]".into()]);
                 self.change(Ok(number), &change, |payload| {
                     payload.remove("colour");
                     let list = payload.get_mut("deep").and_then(|deep| deep.get_mut("list"));
@@ -282,10 +290,13 @@ impl Subject {
         let registry = self.registry.as_ref().unwrap();
         let work = move |named: &NamedCollection, thread: &mut _| {
             let query = [1.0, 200.0, 3.0, 90.0];
-            let found = named.collection().nearest(thread, &CollectionQuery::nearest(&query, 50)).unwrap();
+            let found =
+                named.collection().nearest(thread, &CollectionQuery::nearest(&query, 50)).unwrap();
             let scores = named.scores(thread, &query, &wanted).unwrap();
-            let by_id: BTreeMap<u64, f32> = found.hits.iter().map(|hit| (hit.id, hit.score)).collect();
-            let same = wanted.iter().zip(&scores).all(|(id, score)| by_id.get(id) == score.as_ref());
+            let by_id: BTreeMap<u64, f32> =
+                found.hits.iter().map(|hit| (hit.id, hit.score)).collect();
+            let same =
+                wanted.iter().zip(&scores).all(|(id, score)| by_id.get(id) == score.as_ref());
             sender.send((found.hits.len(), same)).unwrap();
         };
         registry.submit(named, Box::new(work)).unwrap();
@@ -319,15 +330,38 @@ fn a_second_process_is_kept_out() {
 fn path_traversal_in_names_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let registry = open(directory.path());
-    for name in
-        ["", ".", "..", "../up", "a/b", "a\\b", ".hidden", "nul\0", "café", " ", "a\nb", &"x".repeat(256)]
-    {
+    for name in [
+        "",
+        ".",
+        "..",
+        "../up",
+        "a/b",
+        "a\\b",
+        ".hidden",
+        "nul\0",
+        "café",
+        " ",
+        "a\nb",
+        &"x".repeat(256),
+    ] {
         let error = registry.create(name, settings()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{name:?}");
         assert_eq!(registry.get(name).unwrap_err().kind(), ErrorKind::NotFound);
         assert!(!registry.remove(name).unwrap());
     }
-    let odd = ["-", "_", "a..b", "A", "a", "settings", "lock", "CON", "new-1", "gone-1", &"x".repeat(255)];
+    let odd = [
+        "-",
+        "_",
+        "a..b",
+        "A",
+        "a",
+        "settings",
+        "lock",
+        "CON",
+        "new-1",
+        "gone-1",
+        &"x".repeat(255),
+    ];
     for name in odd {
         let named = registry.create(name, settings()).unwrap();
         put(&named, &[got(uuid(1), 5)]).unwrap();
@@ -358,16 +392,25 @@ fn a_removed_name_can_be_reused() {
     let error = registry.create("alias", settings()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
     assert!(registry.remove("c").unwrap() && !registry.remove("c").unwrap());
-    assert!(registry.get("c").is_err() && registry.get("alias").is_err() && registry.aliases().is_empty());
+    assert!(
+        registry.get("c").is_err()
+            && registry.get("alias").is_err()
+            && registry.aliases().is_empty()
+    );
     // Holders of the removed collection can no longer write, not even to its successor.
     assert_eq!(put(&old, &[got(id(2), 1)]).unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(old.change_extra(|_| Ok(())).unwrap_err().kind(), ErrorKind::NotFound);
     let new = registry.create("c", settings()).unwrap();
     assert!(old.collection().flush().is_err());
-    assert_eq!((new.count(None).unwrap().count, old.get(&id(1)).unwrap()), (0, Some(got(id(1), 1))));
+    assert_eq!(
+        (new.count(None).unwrap().count, old.get(&id(1)).unwrap()),
+        (0, Some(got(id(1), 1)))
+    );
     drop((old, new, registry));
-    let left: Vec<_> =
-        std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let left: Vec<_> = std::fs::read_dir(directory.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
     assert!(!left.iter().any(|name| name.to_string_lossy().starts_with(".gone")), "{left:?}");
     assert_eq!(open(directory.path()).get("c").unwrap().count(None).unwrap().count, 0);
 }
@@ -380,10 +423,11 @@ fn a_broken_collection_does_not_affect_others() {
         put(&registry.create(name, settings()).unwrap(), &[got(id(1), 1)]).unwrap();
     }
     let points = |name: &str| {
-        let entries =
-            std::fs::read_dir(directory.path().join(name)).unwrap().map(|entry| entry.unwrap().path());
-        let mut found =
-            entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("points-"));
+        let entries = std::fs::read_dir(directory.path().join(name))
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        let mut found = entries
+            .filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("points-"));
         found.next().unwrap()
     };
     registry.get("bad-manifest").unwrap().collection().flush().unwrap();
@@ -413,7 +457,10 @@ fn a_broken_collection_does_not_affect_others() {
         assert_eq!(broken, listed.name != "good", "{listed:?}");
         if broken {
             let error = registry.get(&listed.name).unwrap_err();
-            assert!(error.kind() == ErrorKind::DataLoss && error.message().contains(&listed.name), "{error}");
+            assert!(
+                error.kind() == ErrorKind::DataLoss && error.message().contains(&listed.name),
+                "{error}"
+            );
         }
     }
     assert_eq!(registry.get("good").unwrap().get(&id(1)).unwrap(), Some(got(id(1), 1)));
@@ -448,7 +495,10 @@ fn a_uuid_hash_collision_is_refused() {
             assert_eq!(named.get(&point.id).unwrap(), None);
             assert_eq!(named.delete(&[point.id]).unwrap(), 0);
             let change = PayloadChange::Clear;
-            assert_eq!(named.change_payload(&PointSelection::Ids(vec![point.id]), &change).unwrap(), 0);
+            assert_eq!(
+                named.change_payload(&PointSelection::Ids(vec![point.id]), &change).unwrap(),
+                0
+            );
         }
         assert_eq!(named.get(&uuid(1)).unwrap(), Some(got(uuid(1), 1)));
         assert_eq!(named.get(&uuid(2)).unwrap(), Some(got(uuid(2), 2)));
@@ -512,21 +562,28 @@ fn many_small_collections_share_threads_and_memory() {
     let directory = tempfile::tempdir().unwrap();
     let registry = open(directory.path());
     for number in 0..60 {
-        put(&registry.create(&format!("c{number}"), settings()).unwrap(), &[got(uuid(number), number)])
-            .unwrap();
+        put(
+            &registry.create(&format!("c{number}"), settings()).unwrap(),
+            &[got(uuid(number), number)],
+        )
+        .unwrap();
     }
     let before = registry.stats();
     drop(registry);
     let registry = open(directory.path());
     let after = registry.stats();
     assert_eq!((before.collections, after.collections), ([0, 60, 0], [0, 60, 0]));
-    assert!(after.memory.peak <= after.memory.limit && after.memory.used == before.memory.used, "{after:?}");
+    assert!(
+        after.memory.peak <= after.memory.limit && after.memory.used == before.memory.used,
+        "{after:?}"
+    );
     let (sender, answers) = mpsc::channel();
     for number in 0..60 {
         let sender = sender.clone();
         let work = move |named: &NamedCollection, thread: &mut _| {
             let like = got(uuid(number), number).embedding;
-            let found = named.collection().nearest(thread, &CollectionQuery::nearest(&like, 3)).unwrap();
+            let found =
+                named.collection().nearest(thread, &CollectionQuery::nearest(&like, 3)).unwrap();
             let ids: Vec<u64> = found.hits.iter().map(|hit| hit.id).collect();
             sender
                 .send(
@@ -568,8 +625,11 @@ fn full_queues_and_panics_are_survived() {
 #[test]
 fn flushes_free_the_memory_of_many_collections() {
     let directory = tempfile::tempdir().unwrap();
-    let registry =
-        open_with(RegistryOptions { memory_bytes: 32 << 20, cache_bytes: 0, ..options(directory.path()) });
+    let registry = open_with(RegistryOptions {
+        memory_bytes: 32 << 20,
+        cache_bytes: 0,
+        ..options(directory.path())
+    });
     let record = vec![9; 60_000];
     let embedding = [0.5; DIMS];
     let payload = Map::new();
@@ -578,7 +638,8 @@ fn flushes_free_the_memory_of_many_collections() {
         for number in 0..40 {
             let name = format!("c{number}");
             let named =
-                if round == 0 { registry.create(&name, settings()) } else { registry.get(&name) }.unwrap();
+                if round == 0 { registry.create(&name, settings()) } else { registry.get(&name) }
+                    .unwrap();
             let points: Vec<NewPoint<'_>> = (0..6)
                 .map(|_| {
                     next += 1;
@@ -616,7 +677,10 @@ fn child_that_writes() {
         if number % 7 == 0 {
             let payload = object(json!({"acknowledged": number}));
             named
-                .change_payload(&PointSelection::Ids(vec![id(number)]), &PayloadChange::Overwrite(payload))
+                .change_payload(
+                    &PointSelection::Ids(vec![id(number)]),
+                    &PayloadChange::Overwrite(payload),
+                )
                 .unwrap();
         }
         if number % 50 == 49 {
@@ -639,11 +703,14 @@ fn acknowledged_writes_survive_a_kill() {
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let numbers =
-            lines.map_while(Result::ok).filter_map(|line| line.strip_prefix("written ")?.parse::<u64>().ok());
+        let numbers = lines
+            .map_while(Result::ok)
+            .filter_map(|line| line.strip_prefix("written ")?.parse::<u64>().ok());
         let enough = 60 * round;
-        acknowledged =
-            numbers.take_while(|number| *number < enough).last().map_or(acknowledged, |last| last + 1);
+        acknowledged = numbers
+            .take_while(|number| *number < enough)
+            .last()
+            .map_or(acknowledged, |last| last + 1);
         child.kill().unwrap();
         child.wait().unwrap();
         let registry = open(directory.path());
@@ -677,7 +744,9 @@ fn incomplete_changes_by_filter_are_refused() {
     let path = loop {
         let path = below.pop().unwrap();
         match path.is_dir() {
-            true => below.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path())),
+            true => {
+                below.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()))
+            }
             false if path.ends_with(&segment) => break path,
             false => {}
         }
@@ -689,14 +758,19 @@ fn incomplete_changes_by_filter_are_refused() {
     let named = registry.get("c").unwrap();
     let every = Filter::default();
     let change = PayloadChange::Clear;
-    for outcome in
-        [named.delete_where(&every), named.change_payload(&PointSelection::Filter(every.clone()), &change)]
-    {
+    for outcome in [
+        named.delete_where(&every),
+        named.change_payload(&PointSelection::Filter(every.clone()), &change),
+    ] {
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::DataLoss);
     }
     assert!(named.scroll(None, 100, None, PointParts::NONE).unwrap().unseen.is_some());
     for number in 30..40 {
-        assert_eq!(named.get(&id(number)).unwrap(), Some(got(id(number), number)), "nothing was changed");
+        assert_eq!(
+            named.get(&id(number)).unwrap(),
+            Some(got(id(number), number)),
+            "nothing was changed"
+        );
     }
     // An id is unambiguous.
     assert_eq!(named.delete(&[id(31)]).unwrap(), 1);

@@ -36,12 +36,16 @@ fn version_1_is_read() {
         assert_eq!(collection.get(id).unwrap(), expected(id), "{id}");
     }
     let status = collection.status();
-    assert_eq!((status.points, status.unflushed, status.segments.len(), status.partial), (88, 2, 3, false));
+    assert_eq!(
+        (status.points, status.unflushed, status.segments.len(), status.partial),
+        (88, 2, 3, false)
+    );
     let mut thread = collection.thread(limits()).unwrap();
     // One of each kind of coarse index, and one that is not flushed.
     for (id, version) in [(7, 1), (111, 1), (222, 1), (24, 2)] {
         let like = stored(id, version);
-        let found = collection.nearest(&mut thread, &CollectionQuery::nearest(&like.embedding, 1)).unwrap();
+        let found =
+            collection.nearest(&mut thread, &CollectionQuery::nearest(&like.embedding, 1)).unwrap();
         assert_eq!((found.hits[0].id, found.hits[0].score), (id, 0.0));
     }
 }

@@ -10,12 +10,13 @@ use memory::{PoolConfig, SlotPool};
 use os::Rate;
 use proptest::prelude::*;
 use search::rerank::{
-    Address, BLOCK_BYTES, CandidateChunks, ChunkProgress, NextQuery, QuerySource, Records, RerankCandidate,
-    RerankQuery, RerankResult, Scorer, SearchLimits, Searcher, SharedCaches, all,
+    Address, BLOCK_BYTES, CandidateChunks, ChunkProgress, NextQuery, QuerySource, Records,
+    RerankCandidate, RerankQuery, RerankResult, Scorer, SearchLimits, Searcher, SharedCaches, all,
 };
 use storage::page::{PAGE_BYTES, Packer};
 use storage::{
-    DaxMedium, DramMedium, FaultMedium, FaultPlan, Medium, MmapMedium, Read, Reader, Sealed, UringMedium,
+    DaxMedium, DramMedium, FaultMedium, FaultPlan, Medium, MmapMedium, Read, Reader, Sealed,
+    UringMedium,
 };
 
 /// Source of unique file ids.
@@ -107,7 +108,8 @@ impl Segment {
     fn is_damaged(&self, row: u32) -> bool {
         let Address { offset, bytes, .. } = self.places[row as usize];
         let mut page = vec![0; bytes as usize];
-        self.file.read_at(offset, &mut page).is_err() || storage::page::RecordPage::open(&page).is_err()
+        self.file.read_at(offset, &mut page).is_err()
+            || storage::page::RecordPage::open(&page).is_err()
     }
 }
 
@@ -138,7 +140,9 @@ impl Reader for Shuffled {
     }
 
     fn submit(&mut self, read: Read<'_>) -> Result<()> {
-        assert!(self.room() > 0 && read.offset.is_multiple_of(4096) && read.bytes.is_multiple_of(4096));
+        assert!(
+            self.room() > 0 && read.offset.is_multiple_of(4096) && read.bytes.is_multiple_of(4096)
+        );
         self.submitted.fetch_add(1, Ordering::Relaxed);
         self.reads.push((read.tag, read.file.clone(), read.offset, read.bytes));
         Ok(())
@@ -175,7 +179,10 @@ impl Scorer for First {
 
     fn score(&self, record: &[u8], _scratch: &mut ()) -> Result<f32> {
         assert!(record.iter().enumerate().skip(1).all(|(at, &byte)| byte == at as u8));
-        record.first().map(|&score| f32::from(score)).ok_or_else(|| Error::data_loss("an empty record"))
+        record
+            .first()
+            .map(|&score| f32::from(score))
+            .ok_or_else(|| Error::data_loss("an empty record"))
     }
 
     fn bound(&self, coarse: f32) -> f32 {
@@ -317,12 +324,16 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
         .iter()
         .zip(&segments)
         .map(|(_, own)| {
-            Arc::new(Segment { file: own.file.clone(), places: own.places.clone(), start: own.start })
-                as Arc<dyn Records>
+            Arc::new(Segment {
+                file: own.file.clone(),
+                places: own.places.clone(),
+                start: own.start,
+            }) as Arc<dyn Records>
         })
         .collect();
     let limits = limits(case.limits);
-    let bad: Vec<u64> = case.bad.iter().map(|page| (START_PAGES + *page as u64) * 4096 + 5).collect();
+    let bad: Vec<u64> =
+        case.bad.iter().map(|page| (START_PAGES + *page as u64) * 4096 + 5).collect();
     let reader = Shuffled {
         depth: limits.in_flight,
         reads: Vec::new(),
@@ -361,7 +372,8 @@ fn check(case: &Case) -> Result<(), TestCaseError> {
             deadline: None,
         };
         for ranked in [&queue.1[&(tag as u64)], &searcher.one(again).unwrap()] {
-            let hits: Vec<_> = ranked.hits.iter().map(|(c, score)| (c.segment, c.row, *score)).collect();
+            let hits: Vec<_> =
+                ranked.hits.iter().map(|(c, score)| (c.segment, c.row, *score)).collect();
             prop_assert_eq!(&hits, &wanted);
             let named: BTreeSet<_> =
                 ranked.damaged.iter().map(|d| (d.candidate.segment, d.candidate.row)).collect();
@@ -396,8 +408,13 @@ fn one_query(
 
 fn searcher(limits: SearchLimits, submitted: &Arc<AtomicU64>) -> Searcher {
     let depth = limits.in_flight;
-    let reader =
-        Shuffled { depth, reads: Vec::new(), seed: 7, bad: Vec::new(), submitted: submitted.clone() };
+    let reader = Shuffled {
+        depth,
+        reads: Vec::new(),
+        seed: 7,
+        bad: Vec::new(),
+        submitted: submitted.clone(),
+    };
     Searcher::new(Box::new(reader), limits, Arc::new(SharedCaches::new(0, 400))).unwrap()
 }
 
@@ -425,9 +442,11 @@ fn records_below_the_bound_are_skipped() {
     let own = segment(&records, &[], false);
     // The coarse score is the score itself, so after the first ten no row can become a hit.
     let candidates = rows(0..200, |row| (200 - row) as f32);
-    let limits = SearchLimits { query_in_flight: 4, joined_bytes_max: 0, ..SearchLimits::default() };
-    let ranked =
-        searcher(limits, &submitted).one(one_query(own, candidates, 10, First { bounded: true })).unwrap();
+    let limits =
+        SearchLimits { query_in_flight: 4, joined_bytes_max: 0, ..SearchLimits::default() };
+    let ranked = searcher(limits, &submitted)
+        .one(one_query(own, candidates, 10, First { bounded: true }))
+        .unwrap();
     assert_eq!(ranked.hits.len(), 10);
     assert_eq!(ranked.hits.first().unwrap().1, 200.0);
     assert!(ranked.reads < 25, "{} reads", ranked.reads);
@@ -441,7 +460,13 @@ fn cached_records_are_not_read_again() {
     // One record per page and no neighbours: reads worth caching.
     let own = segment(&[(1, 3000); 60], &[], false);
     let limits = SearchLimits { joined_bytes_max: 0, ..SearchLimits::default() };
-    let reader = Shuffled { depth: limits.in_flight, reads: Vec::new(), seed: 1, bad: Vec::new(), submitted };
+    let reader = Shuffled {
+        depth: limits.in_flight,
+        reads: Vec::new(),
+        seed: 1,
+        bad: Vec::new(),
+        submitted,
+    };
     let shared = Arc::new(SharedCaches::new(1 << 20, 1000));
     let mut searcher = Searcher::new(Box::new(reader), limits, shared.clone()).unwrap();
     let segments: Arc<[Arc<dyn Records>]> = Arc::new([Arc::new(own) as Arc<dyn Records>]);
@@ -449,7 +474,9 @@ fn cached_records_are_not_read_again() {
         let scorer = First { bounded: false };
         let segments = segments.clone();
         let candidates = all(rows(0..60, |_| 0.0));
-        searcher.one(RerankQuery { tag: 0, scorer, segments, k: 9, candidates, deadline: None }).unwrap()
+        searcher
+            .one(RerankQuery { tag: 0, scorer, segments, k: 9, candidates, deadline: None })
+            .unwrap()
     };
     let cold = ask();
     let warm = ask();
@@ -459,8 +486,11 @@ fn cached_records_are_not_read_again() {
 }
 
 /// Returns a searcher with a cache of blocks.
-fn over_blocks<R: Reader + 'static>(reader: impl FnOnce(Shuffled) -> R) -> (Searcher, Arc<SharedCaches>) {
-    let limits = SearchLimits { joined_bytes_max: 8192, gap_bytes_max: 0, ..SearchLimits::default() };
+fn over_blocks<R: Reader + 'static>(
+    reader: impl FnOnce(Shuffled) -> R,
+) -> (Searcher, Arc<SharedCaches>) {
+    let limits =
+        SearchLimits { joined_bytes_max: 8192, gap_bytes_max: 0, ..SearchLimits::default() };
     let depth = limits.in_flight;
     let submitted = Arc::default();
     let shuffled = Shuffled { depth, reads: Vec::new(), seed: 3, bad: Vec::new(), submitted };
@@ -492,7 +522,8 @@ fn ask_scattered(
 }
 
 fn scattered() -> Arc<[Arc<dyn Records>]> {
-    let records: Vec<(u8, usize)> = (0..3000).map(|row| ((row * 7 % 251) as u8, 300 + row % 100)).collect();
+    let records: Vec<(u8, usize)> =
+        (0..3000).map(|row| ((row * 7 % 251) as u8, 300 + row % 100)).collect();
     let own = segment(&records, &[], false);
     assert!(own.file.bytes() as usize > 4 * BLOCK_BYTES);
     Arc::new([Arc::new(own) as Arc<dyn Records>])
@@ -549,7 +580,10 @@ fn a_block_damaged_in_transit_is_read_again() {
     let whole = ask_scattered(&mut over_blocks(|shuffled| shuffled).0, &segments, 1);
     let (mut searcher, shared) = over_blocks(Damaging);
     for ranked in ask_scattered(&mut searcher, &segments, 20) {
-        assert_eq!((&ranked.hits, ranked.partial, ranked.scored), (&whole[0].hits, false, whole[0].scored));
+        assert_eq!(
+            (&ranked.hits, ranked.partial, ranked.scored),
+            (&whole[0].hits, false, whole[0].scored)
+        );
     }
     let stats = shared.block_stats().unwrap();
     assert!(stats.filled > 4 && stats.evicted > 0, "{stats:?}");
@@ -585,7 +619,11 @@ impl Reader for Dying {
         self.0.submit(read)
     }
 
-    fn complete(&mut self, _wait: usize, _each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize> {
+    fn complete(
+        &mut self,
+        _wait: usize,
+        _each: &mut dyn FnMut(u64, Result<&[u8]>),
+    ) -> Result<usize> {
         Err(Error::internal("the ring is gone"))
     }
 }
@@ -600,7 +638,8 @@ fn a_failed_queue_answers_all_queries() {
         bad: Vec::new(),
         submitted: Arc::default(),
     });
-    let mut searcher = Searcher::new(Box::new(reader), limits, Arc::new(SharedCaches::new(0, 400))).unwrap();
+    let mut searcher =
+        Searcher::new(Box::new(reader), limits, Arc::new(SharedCaches::new(0, 400))).unwrap();
     let query = || {
         let own = segment(&[(3, 100); 50], &[], false);
         one_query(own, rows(0..50, |_| 0.0), 3, First { bounded: false })
@@ -625,14 +664,16 @@ fn written(medium: &dyn Medium, scores: &[u8]) -> Segment {
 }
 
 fn volatile() -> DramMedium {
-    let config = PoolConfig { bytes_max: 8 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+    let config =
+        PoolConfig { bytes_max: 8 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
     DramMedium::new(SlotPool::new(config).unwrap(), None).unwrap()
 }
 
 /// Returns the result of a query for all rows, as (row, score).
 fn ask_all(medium: &dyn Medium, own: &Segment, k: usize, limits: SearchLimits) -> RerankResult {
     let reader = medium.reader(limits.reader_options()).unwrap();
-    let mut searcher = Searcher::new(reader, limits, Arc::new(SharedCaches::new(1 << 20, 400))).unwrap();
+    let mut searcher =
+        Searcher::new(reader, limits, Arc::new(SharedCaches::new(1 << 20, 400))).unwrap();
     let file = own.file.clone();
     let places = own.places.clone();
     let candidates = rows(0..places.len() as u32, |_| 0.0);
@@ -662,7 +703,8 @@ fn all_media_give_equal_results() {
     for medium in media {
         let own = written(medium.as_ref(), &scores);
         let ranked = ask_all(medium.as_ref(), &own, 40, SearchLimits::default());
-        let hits: Vec<(u32, f32)> = ranked.hits.iter().map(|(hit, score)| (hit.row, *score)).collect();
+        let hits: Vec<(u32, f32)> =
+            ranked.hits.iter().map(|(hit, score)| (hit.row, *score)).collect();
         assert_eq!(hits, wanted, "{}", medium.kind());
         assert!(!ranked.partial, "{}", medium.kind());
     }

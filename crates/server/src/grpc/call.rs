@@ -61,7 +61,10 @@ pub(super) struct SmallCall<M> {
 
 impl<M: Message + Default> SmallCall<M> {
     /// Reads a call, and reserves the largest size of its decoded message.
-    async fn read(app: &App, request: http::Request<RequestBody>) -> Result<(SmallCall<M>, Reservation)> {
+    async fn read(
+        app: &App,
+        request: http::Request<RequestBody>,
+    ) -> Result<(SmallCall<M>, Reservation)> {
         let (head, body) = request.into_parts();
         let coding = messages::coding(&head.headers)?;
         let frame = messages::frame(app, body, SMALL_BYTES_MAX).await?;

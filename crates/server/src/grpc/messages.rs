@@ -44,14 +44,18 @@ pub(super) struct Decoded<M> {
 /// # Errors
 /// `InvalidArgument` for bytes that are no such message.
 pub(super) fn parse<M: Message + Default>(message: Bytes) -> Result<M> {
-    M::decode(message).map_err(|error| Error::invalid(format!("the message cannot be read: {error}")))
+    M::decode(message)
+        .map_err(|error| Error::invalid(format!("the message cannot be read: {error}")))
 }
 
 /// Weighs and decodes a message, on a codec thread if it is large.
 ///
 /// # Errors
 /// `InvalidArgument` for bytes that are no such message, and those of [`weigh`] and of the budget.
-pub(super) async fn decode<M: Weighed + Send + 'static>(app: &App, message: Bytes) -> Result<Decoded<M>> {
+pub(super) async fn decode<M: Weighed + Send + 'static>(
+    app: &App,
+    message: Bytes,
+) -> Result<Decoded<M>> {
     let mut reservation = app.requests.memory.empty();
     let first = weigh::<M>(&message, INLINE_WORK_MAX)?;
     let large = !first.whole;
@@ -67,7 +71,11 @@ pub(super) async fn decode<M: Weighed + Send + 'static>(app: &App, message: Byte
 ///
 /// # Errors
 /// `InvalidArgument` for a frame that is not one message, and those of [`decompress::decompress`].
-pub(super) async fn message(app: &App, coding: Option<ContentCoding>, frame: Bytes) -> Result<Bytes> {
+pub(super) async fn message(
+    app: &App,
+    coding: Option<ContentCoding>,
+    frame: Bytes,
+) -> Result<Bytes> {
     let length = frame_length(&frame).ok_or_else(|| Error::invalid("the call has no message"))?;
     if frame.len() as u64 != length {
         return Err(Error::invalid(format!(
@@ -83,10 +91,13 @@ pub(super) async fn message(app: &App, coding: Option<ContentCoding>, frame: Byt
             drop(frame);
             let reservation = app.requests.memory.empty();
             let bytes_max = app.requests.limits.body_bytes_max;
-            let decompress = move || decompress::decompress(coding, &message, bytes_max, reservation);
+            let decompress =
+                move || decompress::decompress(coding, &message, bytes_max, reservation);
             app.requests.codec.run(CodecStep::Decompress, decompress).await
         }
-        _ => Err(Error::invalid("the message is marked as compressed, but grpc-encoding does not say how")),
+        _ => Err(Error::invalid(
+            "the message is marked as compressed, but grpc-encoding does not say how",
+        )),
     }
 }
 
@@ -149,13 +160,16 @@ impl Messages {
             }
             let frame = match self.buffer.is_empty() {
                 true => poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await,
-                false => poll_fn(|cx| body_reader::poll_within(&mut self.body, &mut timeout, cx)).await?,
+                false => {
+                    poll_fn(|cx| body_reader::poll_within(&mut self.body, &mut timeout, cx)).await?
+                }
             };
             let Some(frame) = frame else {
                 let cut = Error::invalid("the stream ends in the middle of a message");
                 return if self.buffer.is_empty() { Ok(None) } else { Err(cut) };
             };
-            let frame = frame.map_err(|error| Error::invalid(format!("the body broke off: {error}")))?;
+            let frame =
+                frame.map_err(|error| Error::invalid(format!("the body broke off: {error}")))?;
             if let Ok(data) = frame.into_data() {
                 self.buffer.extend_from_slice(&data);
             }

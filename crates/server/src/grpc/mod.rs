@@ -66,7 +66,8 @@ impl tower::Service<Request> for GrpcService {
                     Err(error) => refuse(&error),
                 },
                 "ModelStreamInfer" => {
-                    let response = oip::model_stream_infer(&self.app, self.stopped.clone(), request);
+                    let response =
+                        oip::model_stream_infer(&self.app, self.stopped.clone(), request);
                     boxed(std::future::ready(response))
                 }
                 _ => self.inference_service(request),
@@ -90,7 +91,9 @@ impl tower::Service<Request> for GrpcService {
                 )),
                 _ => unknown_method(service, method),
             },
-            _ => refuse(&Error::unimplemented(format!("there is no gRPC service \"{service}\" here"))),
+            _ => refuse(&Error::unimplemented(format!(
+                "there is no gRPC service \"{service}\" here"
+            ))),
         }
     }
 }
@@ -102,9 +105,9 @@ impl GrpcService {
         let service = segments.next().unwrap_or_default();
         let method = segments.next().unwrap_or_default();
         match method {
-            "ServerLive" => {
-                self.small(request, |_, _: pb::ServerLiveRequest| Ok(pb::ServerLiveResponse { live: true }))
-            }
+            "ServerLive" => self.small(request, |_, _: pb::ServerLiveRequest| {
+                Ok(pb::ServerLiveResponse { live: true })
+            }),
             "ServerReady" => self.small(request, |app, _: pb::ServerReadyRequest| {
                 Ok(pb::ServerReadyResponse { ready: app.ready().is_ok() })
             }),
@@ -116,24 +119,34 @@ impl GrpcService {
             "RepositoryIndex" => self.small(request, oip::repository_index),
             "RepositoryModelLoad" => {
                 let app = self.app.clone();
-                boxed(answer(self.app.clone(), request, async move |call| oip::load(&app, call).await))
+                boxed(answer(self.app.clone(), request, async move |call| {
+                    oip::load(&app, call).await
+                }))
             }
             "RepositoryModelUnload" => {
                 let app = self.app.clone();
-                boxed(answer(self.app.clone(), request, async move |call| oip::unload(&app, call).await))
+                boxed(answer(self.app.clone(), request, async move |call| {
+                    oip::unload(&app, call).await
+                }))
             }
             _ => unknown_method(service, method),
         }
     }
 
     /// Answers a call without a model by `handle`, which does not wait.
-    fn small<M, R>(&self, request: Request, handle: fn(&App, M) -> base::Result<R>) -> ResponseFuture
+    fn small<M, R>(
+        &self,
+        request: Request,
+        handle: fn(&App, M) -> base::Result<R>,
+    ) -> ResponseFuture
     where
         M: protocol::Message + Default + 'static,
         R: protocol::Message + 'static,
     {
         let app = self.app.clone();
-        boxed(answer(self.app.clone(), request, async move |call: SmallCall<M>| handle(&app, call.message)))
+        boxed(answer(self.app.clone(), request, async move |call: SmallCall<M>| {
+            handle(&app, call.message)
+        }))
     }
 }
 

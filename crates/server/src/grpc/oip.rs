@@ -68,7 +68,10 @@ async fn infer(
     Ok((oip::grpc::encode_response(&answer.id, decoded.id, answer.outputs)?, reservation))
 }
 
-pub(super) async fn model_infer(app: Arc<App>, request: http::Request<RequestBody>) -> http::Response<Body> {
+pub(super) async fn model_infer(
+    app: Arc<App>,
+    request: http::Request<RequestBody>,
+) -> http::Response<Body> {
     let answer = match InferenceCall::read(&app, PROTOCOL, request).await {
         Ok(call) => infer(&app, &call.ticket, call.decoded, call.timeout).await,
         Err(error) => Err(error),
@@ -138,22 +141,31 @@ async fn streamed_infer(app: &App, request: Bytes) -> Result<ResponseBody> {
     };
     let answer = answer.and_then(|(mut response, reservation)| {
         response.parameters.insert(FINAL_RESPONSE.into(), oip::grpc::boolean(true));
-        let answer =
-            pb::ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) };
+        let answer = pb::ModelStreamInferResponse {
+            error_message: String::new(),
+            infer_response: Some(response),
+        };
         response::encode(app, &answer, reservation)
     });
     answer.or_else(|error| {
-        let answer = pb::ModelStreamInferResponse { error_message: error.to_string(), infer_response: None };
+        let answer =
+            pb::ModelStreamInferResponse { error_message: error.to_string(), infer_response: None };
         response::encode(app, &answer, app.requests.memory.empty())
     })
 }
 
-pub(super) fn model_ready(app: &App, request: pb::ModelReadyRequest) -> Result<pb::ModelReadyResponse> {
+pub(super) fn model_ready(
+    app: &App,
+    request: pb::ModelReadyRequest,
+) -> Result<pb::ModelReadyResponse> {
     let version = parse_version(&request.version)?;
     Ok(pb::ModelReadyResponse { ready: app.find(&request.name, version, None).is_ok() })
 }
 
-pub(super) fn server_metadata(_: &App, _: pb::ServerMetadataRequest) -> Result<pb::ServerMetadataResponse> {
+pub(super) fn server_metadata(
+    _: &App,
+    _: pb::ServerMetadataRequest,
+) -> Result<pb::ServerMetadataResponse> {
     Ok(pb::ServerMetadataResponse {
         name: crate::NAME.into(),
         version: crate::VERSION.into(),
@@ -168,10 +180,18 @@ pub(super) fn model_metadata(
     let servable = app.find(&request.name, parse_version(&request.version)?, None)?;
     let model = &servable.id.model;
     let versions = view::ready_versions(app, model);
-    Ok(oip::grpc::model_metadata(model, &versions, view::platform(servable.engine), servable.signature()))
+    Ok(oip::grpc::model_metadata(
+        model,
+        &versions,
+        view::platform(servable.engine),
+        servable.signature(),
+    ))
 }
 
-pub(super) fn model_config(app: &App, request: pb::ModelConfigRequest) -> Result<pb::ModelConfigResponse> {
+pub(super) fn model_config(
+    app: &App,
+    request: pb::ModelConfigRequest,
+) -> Result<pb::ModelConfigResponse> {
     let servable = app.find(&request.name, parse_version(&request.version)?, None)?;
     let config = oip::grpc::model_config(
         &servable.id.model,

@@ -18,7 +18,10 @@ use super::status::grpc_status;
 use crate::app::App;
 
 /// Returns the response with one message or an error. The reservation is that of the call.
-pub(super) fn single<M: Message>(app: &App, answer: Result<(M, Reservation)>) -> http::Response<Body> {
+pub(super) fn single<M: Message>(
+    app: &App,
+    answer: Result<(M, Reservation)>,
+) -> http::Response<Body> {
     match answer.and_then(|(message, reservation)| encode(app, &message, reservation)) {
         Err(error) => grpc_status(&error).into_http(),
         Ok(frame) => respond(MessageFrames { frame: Some(frame), more: None, ended: false }),
@@ -32,7 +35,9 @@ pub(super) fn stream(frames: mpsc::Receiver<Result<ResponseBody>>) -> http::Resp
 
 fn respond(frames: MessageFrames) -> http::Response<Body> {
     let mut response = http::Response::new(Body::new(frames));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response
 }
 
@@ -46,15 +51,18 @@ pub(super) fn encode<M: Message>(
     mut reservation: Reservation,
 ) -> Result<ResponseBody> {
     let length = message.encoded_len();
-    let prefix = u32::try_from(length)
-        .map_err(|_| Error::exhausted(format!("the answer has {length} bytes, and gRPC carries 4 GiB")))?;
+    let prefix = u32::try_from(length).map_err(|_| {
+        Error::exhausted(format!("the answer has {length} bytes, and gRPC carries 4 GiB"))
+    })?;
     // The request is freed; the outputs live until they are copied into the frame.
     reservation.shrink_to(0);
     reservation.cover(2 * length as u64)?;
     let mut frame = Vec::with_capacity(PREFIX_BYTES + length);
     frame.put_u8(0);
     frame.put_u32(prefix);
-    message.encode(&mut frame).map_err(|error| Error::internal(format!("encoding the answer: {error}")))?;
+    message
+        .encode(&mut frame)
+        .map_err(|error| Error::internal(format!("encoding the answer: {error}")))?;
     Ok(ResponseBody::new(&app.requests, frame.into(), reservation))
 }
 
@@ -66,7 +74,10 @@ struct MessageFrames {
 }
 
 impl MessageFrames {
-    fn end(&mut self, status: Option<Status>) -> Poll<Option<std::result::Result<Frame<Bytes>, Status>>> {
+    fn end(
+        &mut self,
+        status: Option<Status>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Status>>> {
         if std::mem::replace(&mut self.ended, true) {
             return Poll::Ready(None);
         }
@@ -90,7 +101,9 @@ impl hyper::body::Body for MessageFrames {
         loop {
             match self.frame.as_mut().and_then(ResponseBody::next_piece) {
                 Some(Ok(piece)) => return Poll::Ready(Some(Ok(Frame::data(piece)))),
-                Some(Err(slow)) => return Poll::Ready(Some(Err(Status::cancelled(slow.to_string())))),
+                Some(Err(slow)) => {
+                    return Poll::Ready(Some(Err(Status::cancelled(slow.to_string()))));
+                }
                 None => self.frame = None,
             }
             let ended = self.ended;

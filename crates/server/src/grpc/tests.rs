@@ -43,7 +43,9 @@ fn served(dir: &Path, change: impl FnOnce(&mut Config)) -> (Loopback, Arc<FakeEn
 
 fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(WAIT_MAX, future).await.expect("it takes for ever") })
+    runtime.block_on(async {
+        tokio::time::timeout(WAIT_MAX, future).await.expect("it takes for ever")
+    })
 }
 
 /// Opens an HTTP/2 connection for requests of any body.
@@ -54,7 +56,9 @@ where
 {
     let stream = tokio::net::TcpStream::connect(served.grpc).await.unwrap();
     let (sender, connection) =
-        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .unwrap();
     tokio::spawn(connection);
     sender
 }
@@ -67,7 +71,10 @@ macro_rules! client {
             let mut sender = sender.clone();
             async move { sender.send_request(request).await }
         });
-        GrpcInferenceServiceClient::with_origin(send, format!("http://{}", $served.grpc).parse().unwrap())
+        GrpcInferenceServiceClient::with_origin(
+            send,
+            format!("http://{}", $served.grpc).parse().unwrap(),
+        )
     }};
 }
 
@@ -81,7 +88,8 @@ fn post(served: &Loopback, path: &str) -> http::request::Builder {
     http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers")
 }
 
-type Pieces = std::pin::Pin<Box<dyn Stream<Item = Result<Frame<Bytes>, std::convert::Infallible>> + Send>>;
+type Pieces =
+    std::pin::Pin<Box<dyn Stream<Item = Result<Frame<Bytes>, std::convert::Infallible>> + Send>>;
 
 /// A byte now and then, without end; or one byte and then silence.
 fn pieces(dribble: bool) -> StreamBody<Pieces> {
@@ -107,8 +115,9 @@ fn never_ending_bodies(dribble: bool, change: impl FnOnce(&mut ListenerConfig)) 
     run(async {
         let mut sender = connect(&served).await;
         for _ in 0..2 {
-            let calls = [(); 2]
-                .map(|()| sender.send_request(post(&served, "ModelInfer").body(pieces(dribble)).unwrap()));
+            let calls = [(); 2].map(|()| {
+                sender.send_request(post(&served, "ModelInfer").body(pieces(dribble)).unwrap())
+            });
             for call in calls {
                 let answer = call.await.unwrap();
                 let status = answer.headers().get("grpc-status").cloned();
@@ -139,8 +148,8 @@ fn a_broken_message_ends_its_stream_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |config| config.listeners.body_bytes_max = 4096);
     run(async {
-        let requests =
-            tokio_stream::iter([request(1), request(2000), request(1)]).chain(tokio_stream::pending());
+        let requests = tokio_stream::iter([request(1), request(2000), request(1)])
+            .chain(tokio_stream::pending());
         let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
         let first = answers.next().await.unwrap().unwrap();
         assert_eq!(first.error_message, "");
@@ -211,7 +220,8 @@ fn a_closed_stream_cancels_its_request() {
             .map(|mut client| tokio::spawn(async move { client.model_infer(request(1)).await }));
         until(|| closed.0.run_gate().waiting() == 2).await;
         let (requests, receiver) = mpsc::channel(1);
-        let answers = client!(served).model_stream_infer(ReceiverStream::new(receiver)).await.unwrap();
+        let answers =
+            client!(served).model_stream_infer(ReceiverStream::new(receiver)).await.unwrap();
         requests.send(request(1)).await.unwrap();
         until(|| served.app.scheduler.queued() == 1).await;
         // A stream is cancelled once neither of its ends is held.
@@ -221,8 +231,9 @@ fn a_closed_stream_cancels_its_request() {
         for answered in busy {
             answered.await.unwrap().unwrap();
         }
-        let cancelled =
-            || served.app.scheduler.snapshot().models.iter().map(|model| model.cancelled).sum::<u64>();
+        let cancelled = || {
+            served.app.scheduler.snapshot().models.iter().map(|model| model.cancelled).sum::<u64>()
+        };
         until(|| cancelled() == 1).await;
     });
 }
@@ -275,8 +286,11 @@ fn compressed_requests_are_read_within_the_limit() {
 async fn call(served: &Loopback, pieces: Vec<Bytes>) -> (String, Bytes) {
     let pieces = tokio_stream::iter(pieces.into_iter().map(|piece| Ok(Frame::data(piece))));
     let body: StreamBody<Pieces> = StreamBody::new(Box::pin(pieces));
-    let answer =
-        connect(served).await.send_request(post(served, "ModelInfer").body(body).unwrap()).await.unwrap();
+    let answer = connect(served)
+        .await
+        .send_request(post(served, "ModelInfer").body(body).unwrap())
+        .await
+        .unwrap();
     let refused = answer.headers().get("grpc-status").cloned();
     let collected = answer.into_body().collect().await.unwrap();
     let status = refused.or_else(|| collected.trailers()?.get("grpc-status").cloned()).unwrap();
@@ -306,7 +320,10 @@ fn a_message_may_arrive_in_pieces_of_any_size() {
             let (status, answer) = call(&served, pieces).await;
             assert_eq!(status, "0", "{cuts:?}");
             assert_eq!(answer[0], 0);
-            assert_eq!(u32::from_be_bytes(answer[1..5].try_into().unwrap()) as usize, answer.len() - 5);
+            assert_eq!(
+                u32::from_be_bytes(answer[1..5].try_into().unwrap()) as usize,
+                answer.len() - 5
+            );
             let answer = pb::ModelInferResponse::decode(answer.slice(5..)).unwrap();
             assert_eq!(answer.raw_output_contents[0].len(), 20_000);
         }
@@ -338,7 +355,8 @@ fn a_body_that_is_not_one_message_is_refused() {
         assert_eq!(call(&served, vec![whole]).await.0, "0");
     });
     let refused = |status| {
-        let labels = metrics::RequestLabels { model: "".into(), version: 0, protocol: "oip-grpc", status };
+        let labels =
+            metrics::RequestLabels { model: "".into(), version: 0, protocol: "oip-grpc", status };
         served.app.metrics.requests.get_or_create(&labels).get()
     };
     assert_eq!((refused("invalid_argument"), refused("too_large")), (7, 1));
@@ -376,7 +394,8 @@ fn bomb(tag: u8, within_contents: bool) -> Vec<u8> {
 #[test]
 fn bombs_of_empty_elements_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let (served, _engine) = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(BUDGET));
+    let (served, _engine) =
+        served(dir.path(), |config| config.listeners.request_memory_bytes = Some(BUDGET));
     run(async {
         for (bomb, wanted) in [(bomb(5, false), "3"), (bomb(6, false), "3"), (bomb(8, true), "8")] {
             let (status, _) = call(&served, vec![prefixed(0, &bomb, bomb.len())]).await;
@@ -384,7 +403,8 @@ fn bombs_of_empty_elements_are_refused() {
             let packed = gzip(&bomb);
             let asked = post(&served, "ModelInfer").header("grpc-encoding", "gzip");
             let body = http_body_util::Full::new(prefixed(1, &packed, packed.len()));
-            let answer = connect(&served).await.send_request(asked.body(body).unwrap()).await.unwrap();
+            let answer =
+                connect(&served).await.send_request(asked.body(body).unwrap()).await.unwrap();
             assert_eq!(answer.headers()["grpc-status"], wanted);
         }
         // Other methods take messages of 4 MiB, which may become 256 times as much.
@@ -395,7 +415,8 @@ fn bombs_of_empty_elements_are_refused() {
         assert_eq!(answer.headers()["grpc-status"], "8");
         until(|| served.app.requests.memory.used() == 0).await;
         client!(served).model_infer(request(1)).await.unwrap();
-        until(|| served.app.requests.memory.used() == 0 && served.app.requests.admitted() == 0).await;
+        until(|| served.app.requests.memory.used() == 0 && served.app.requests.admitted() == 0)
+            .await;
     });
     assert!(served.app.requests.memory.peak() <= BUDGET, "{}", served.app.requests.memory.peak());
 }
@@ -403,10 +424,13 @@ fn bombs_of_empty_elements_are_refused() {
 #[test]
 fn a_bomb_in_a_stream_is_refused_and_the_stream_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    let (served, _engine) = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(BUDGET));
+    let (served, _engine) =
+        served(dir.path(), |config| config.listeners.request_memory_bytes = Some(BUDGET));
     run(async {
-        let contents =
-            pb::InferTensorContents { bytes_contents: vec![Bytes::new(); 1_000_000], ..Default::default() };
+        let contents = pb::InferTensorContents {
+            bytes_contents: vec![Bytes::new(); 1_000_000],
+            ..Default::default()
+        };
         let mut bomb = request(1);
         bomb.inputs[0].contents = Some(contents);
         let (sender, receiver) = mpsc::channel(1);
@@ -421,9 +445,15 @@ fn a_bomb_in_a_stream_is_refused_and_the_stream_goes_on() {
             let large = asked.inputs[0].contents.is_some();
             sender.send(asked).await.unwrap();
             let answer = answers.next().await.unwrap().unwrap();
-            assert_eq!(answer.error_message.contains("--request-memory"), large, "{}", answer.error_message);
+            assert_eq!(
+                answer.error_message.contains("--request-memory"),
+                large,
+                "{}",
+                answer.error_message
+            );
         }
-        until(|| served.app.requests.memory.used() == 0 && served.app.requests.admitted() == 0).await;
+        until(|| served.app.requests.memory.used() == 0 && served.app.requests.admitted() == 0)
+            .await;
         drop(sender);
         assert!(answers.next().await.is_none());
     });
@@ -434,14 +464,16 @@ fn a_bomb_in_a_stream_is_refused_and_the_stream_goes_on() {
 fn large_typed_contents_are_decoded_on_codec_threads() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |_| {});
-    let decoded = || served.app.metrics.decoded.get_or_create(&metrics::KindLabels { kind: "decode" }).get();
+    let decoded =
+        || served.app.metrics.decoded.get_or_create(&metrics::KindLabels { kind: "decode" }).get();
     run(async {
         // Raw contents are shared, however large they are.
         client!(served).model_infer(request(200_000)).await.unwrap();
         assert_eq!(decoded(), 0);
         let mut typed = request(20_000);
         typed.raw_input_contents.clear();
-        let contents = pb::InferTensorContents { fp32_contents: vec![1.0; 20_000], ..Default::default() };
+        let contents =
+            pb::InferTensorContents { fp32_contents: vec![1.0; 20_000], ..Default::default() };
         typed.inputs[0].contents = Some(contents);
         let answer = client!(served).model_infer(typed).await.unwrap().into_inner();
         assert_eq!((answer.raw_output_contents[0].len(), decoded()), (80_000, 2));
@@ -451,20 +483,23 @@ fn large_typed_contents_are_decoded_on_codec_threads() {
 #[test]
 fn answers_are_counted_until_they_are_read() {
     let dir = tempfile::tempdir().unwrap();
-    let (served, _engine) = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(BUDGET));
+    let (served, _engine) =
+        served(dir.path(), |config| config.listeners.request_memory_bytes = Some(BUDGET));
     let memory = &served.app.requests.memory;
     run(async {
         let message = request(1_000_000).encode_to_vec();
         let frame = prefixed(0, &message, message.len());
         let mut sender = connect(&served).await;
         let body = http_body_util::Full::new(frame);
-        let answer = sender.send_request(post(&served, "ModelInfer").body(body).unwrap()).await.unwrap();
+        let answer =
+            sender.send_request(post(&served, "ModelInfer").body(body).unwrap()).await.unwrap();
         // The window of the stream is smaller than the answer, which is not read.
         until(|| served.app.requests.admitted() == 0).await;
         assert!(memory.used() >= 4_000_000, "{}", memory.used());
         let collected = answer.into_body().collect().await.unwrap().to_bytes();
         assert_eq!(
-            pb::ModelInferResponse::decode(collected.slice(5..)).unwrap().raw_output_contents[0].len(),
+            pb::ModelInferResponse::decode(collected.slice(5..)).unwrap().raw_output_contents[0]
+                .len(),
             4_000_000
         );
         until(|| memory.used() == 0).await;
@@ -489,8 +524,9 @@ fn timeouts_in_every_unit() {
 async fn empty_call(served: &Loopback, path: &str) -> http::Response<hyper::body::Incoming> {
     let mut sender = connect(served).await;
     let uri = format!("http://{}{path}", served.grpc);
-    let request =
-        http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+    let request = http::Request::post(uri)
+        .header("content-type", "application/grpc")
+        .header("te", "trailers");
     let body = http_body_util::Full::new(Bytes::from_static(&[0; 5]));
     sender.send_request(request.body(body).unwrap()).await.unwrap()
 }
@@ -523,7 +559,8 @@ fn declared_methods(package: &str, proto: &str) -> Vec<String> {
         if let Some(rest) = line.strip_prefix("service ") {
             service = rest.split([' ', '{']).next().unwrap();
         } else if let Some(rest) = line.strip_prefix("rpc ") {
-            methods.push(format!("/{package}.{service}/{}", rest.split(['(', ' ']).next().unwrap()));
+            methods
+                .push(format!("/{package}.{service}/{}", rest.split(['(', ' ']).next().unwrap()));
         }
     }
     methods
@@ -533,7 +570,8 @@ fn declared_methods(package: &str, proto: &str) -> Vec<String> {
 fn every_declared_method_is_routed() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |_| {});
-    let mut methods = declared_methods("inference", include_str!("../../../protocol/proto/inference.proto"));
+    let mut methods =
+        declared_methods("inference", include_str!("../../../protocol/proto/inference.proto"));
     methods.extend(declared_methods(
         "tensorflow.serving",
         include_str!("../../../protocol/proto/tensorflow_serving.proto"),
@@ -543,8 +581,12 @@ fn every_declared_method_is_routed() {
         for path in methods {
             let answer = empty_call(&served, &path).await;
             let message = answer.headers().get("grpc-message");
-            let message = message.map_or("", |message| message.to_str().unwrap()).replace("%20", " ");
-            assert!(!message.contains(&format!("{} is not offered", &path[1..])), "{path}: {message}");
+            let message =
+                message.map_or("", |message| message.to_str().unwrap()).replace("%20", " ");
+            assert!(
+                !message.contains(&format!("{} is not offered", &path[1..])),
+                "{path}: {message}"
+            );
             assert!(!message.contains("no gRPC service"), "{path}: {message}");
         }
     });
@@ -575,11 +617,16 @@ fn a_streamed_answer_says_that_it_is_the_last() {
         let first = answers.next().await.unwrap().unwrap().infer_response.unwrap();
         assert_eq!(first.parameters["triton_final_response"].parameter_choice, last);
         let second = answers.next().await.unwrap().unwrap();
-        assert!(second.error_message.contains("sequences are not offered"), "{}", second.error_message);
+        assert!(
+            second.error_message.contains("sequences are not offered"),
+            "{}",
+            second.error_message
+        );
         assert!(answers.next().await.unwrap().unwrap().infer_response.is_some());
         assert!(answers.next().await.is_none());
 
-        let refused = client!(served).model_infer(with("sequence_start", BoolParam(true))).await.unwrap_err();
+        let refused =
+            client!(served).model_infer(with("sequence_start", BoolParam(true))).await.unwrap_err();
         assert_eq!(refused.code(), Code::Unimplemented, "{refused}");
         let plain = client!(served).model_infer(request(1)).await.unwrap().into_inner();
         assert!(plain.parameters.is_empty());
@@ -589,10 +636,12 @@ fn a_streamed_answer_says_that_it_is_the_last() {
 #[test]
 fn the_server_is_not_ready_while_a_model_has_failed() {
     let dir = tempfile::tempdir().unwrap();
-    publish(&dir.path().join("models/bad/1"), &format!("{ECHO}fail-load it is broken\n"), &[]).unwrap();
+    publish(&dir.path().join("models/bad/1"), &format!("{ECHO}fail-load it is broken\n"), &[])
+        .unwrap();
     let (served, _engine) = served(dir.path(), |_| {});
     run(async {
-        let ready = client!(served).server_ready(pb::ServerReadyRequest {}).await.unwrap().into_inner();
+        let ready =
+            client!(served).server_ready(pb::ServerReadyRequest {}).await.unwrap().into_inner();
         assert!(!ready.ready);
     });
 }
@@ -607,8 +656,9 @@ async fn predicted(served: &Loopback) -> protocol::tensorflow::serving::PredictR
     frame.extend_from_slice(&message);
     let mut sender = connect(served).await;
     let uri = format!("http://{}/tensorflow.serving.PredictionService/Predict", served.grpc);
-    let request =
-        http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers");
+    let request = http::Request::post(uri)
+        .header("content-type", "application/grpc")
+        .header("te", "trailers");
     let body = http_body_util::Full::new(Bytes::from(frame));
     let answer = sender.send_request(request.body(body).unwrap()).await.unwrap();
     let bytes = answer.into_body().collect().await.unwrap().to_bytes();
@@ -619,7 +669,8 @@ async fn predicted(served: &Loopback) -> protocol::tensorflow::serving::PredictR
 fn predict_fills_typed_fields_by_default() {
     for content in [false, true] {
         let dir = tempfile::tempdir().unwrap();
-        let (served, _engine) = served(dir.path(), |config| config.listeners.tfs_tensor_content = content);
+        let (served, _engine) =
+            served(dir.path(), |config| config.listeners.tfs_tensor_content = content);
         let answer = run(predicted(&served));
         let y = &answer.outputs["y"];
         let floats: &[f32] = if content { &[] } else { &[1.5, -2.0] };

@@ -52,11 +52,15 @@ async fn run(
     };
     let mut answer = app.answer(ticket, call).await?;
     ranks.restore(servable.signature(), &mut answer.outputs);
-    let elements = if app.tfs_tensor_content { tfs::TensorFields::Content } else { tfs::TensorFields::Typed };
+    let elements =
+        if app.tfs_tensor_content { tfs::TensorFields::Content } else { tfs::TensorFields::Typed };
     Ok((tfs::grpc::encode_predict(&answer.id, answer.outputs, elements), reservation))
 }
 
-pub(super) async fn predict(app: Arc<App>, request: http::Request<RequestBody>) -> http::Response<Body> {
+pub(super) async fn predict(
+    app: Arc<App>,
+    request: http::Request<RequestBody>,
+) -> http::Response<Body> {
     let answer = match InferenceCall::read(&app, PROTOCOL, request).await {
         Ok(call) => run(&app, &call.ticket, call.decoded, call.timeout).await,
         Err(error) => Err(error),

@@ -115,9 +115,11 @@ async fn front(State(app): Shared, headers: HeaderMap) -> Reply {
         return page::page();
     }
     if let Some(version) = api_qdrant::version(&headers, crate::NAME, crate::VERSION) {
-        return version.with_header(header::VARY, http::HeaderValue::from_static("accept, user-agent"));
+        return version
+            .with_header(header::VARY, http::HeaderValue::from_static("accept, user-agent"));
     }
-    let mut text = format!("{} {} ({})\n\nmodels:\n", crate::NAME, crate::VERSION, app.engine_version);
+    let mut text =
+        format!("{} {} ({})\n\nmodels:\n", crate::NAME, crate::VERSION, app.engine_version);
     for name in app.lifecycle.catalog().names() {
         text.push_str(&format!("  /v2/models/{name}    /v1/models/{name}\n"));
     }
@@ -127,7 +129,8 @@ async fn front(State(app): Shared, headers: HeaderMap) -> Reply {
 
 async fn exposition(State(app): Shared, headers: HeaderMap) -> Reply {
     let text = exporter::exposition(&app);
-    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let accept =
+        headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     let reply = match exporter::wants_classic(accept) {
         true => Reply::body(exporter::CLASSIC_TYPE, exporter::classic(&text)),
         false => Reply::body(exporter::CONTENT_TYPE, text),
@@ -144,7 +147,10 @@ async fn models(State(app): Shared) -> Reply {
 
 async fn unknown(uri: http::Uri) -> Reply {
     if let Some(what) = oip::not_offered(uri.path()) {
-        return Reply::error(&Error::unimplemented(format!("{} is not offered: {what}", uri.path())));
+        return Reply::error(&Error::unimplemented(format!(
+            "{} is not offered: {what}",
+            uri.path()
+        )));
     }
     Reply::error(&Error::not_found(format!(
         "not found: {}; the API is under /v1/models, /v2, /v1/audio, /v1/images and /collections, metrics are at \
@@ -155,7 +161,8 @@ async fn unknown(uri: http::Uri) -> Reply {
 
 async fn wrong_method(method: http::Method, uri: http::Uri) -> Reply {
     let path = uri.path();
-    let meant = meant(&method, path).map(|meant| format!("; did you mean {meant}?")).unwrap_or_default();
+    let meant =
+        meant(&method, path).map(|meant| format!("; did you mean {meant}?")).unwrap_or_default();
     let error = Error::invalid(format!("{path} does not take {method}{meant}"));
     Reply::error(&error).with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
@@ -167,7 +174,9 @@ fn meant(method: &http::Method, path: &str) -> Option<String> {
         ("POST", ["v2", "models", _] | ["v2", "models", _, "versions", _]) => {
             Some(format!("{}/infer", path.trim_end_matches('/')))
         }
-        ("GET", ["v2", "models", _, .., "infer"] | ["v2", "repository", ..]) => Some(format!("POST {path}")),
+        ("GET", ["v2", "models", _, .., "infer"] | ["v2", "repository", ..]) => {
+            Some(format!("POST {path}"))
+        }
         _ => None,
     }
 }

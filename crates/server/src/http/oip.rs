@@ -74,7 +74,9 @@ pub(super) async fn server_live() -> Reply {
 }
 
 pub(super) async fn ready(State(app): Shared, Path(target): Path<ModelPath>) -> Reply {
-    Reply::of(target.find(&app).map(|servable| Reply::json(oip::json::model_ready(&servable.id.model))))
+    Reply::of(
+        target.find(&app).map(|servable| Reply::json(oip::json::model_ready(&servable.id.model))),
+    )
 }
 
 pub(super) async fn metadata(State(app): Shared, Path(target): Path<ModelPath>) -> Reply {
@@ -100,12 +102,16 @@ pub(super) async fn config(State(app): Shared, Path(target): Path<ModelPath>) ->
 }
 
 pub(super) async fn stats(State(app): Shared, Path(target): Path<ModelPath>) -> Reply {
-    let entries = target.version().and_then(|version| view::statistics(&app, &target.model, version));
+    let entries =
+        target.version().and_then(|version| view::statistics(&app, &target.model, version));
     Reply::of(entries.map(|entries| Reply::json(oip::json::statistics(&entries))))
 }
 
 pub(super) async fn all_stats(State(app): Shared) -> Reply {
-    Reply::of(view::statistics(&app, "", None).map(|entries| Reply::json(oip::json::statistics(&entries))))
+    Reply::of(
+        view::statistics(&app, "", None)
+            .map(|entries| Reply::json(oip::json::statistics(&entries))),
+    )
 }
 
 pub(super) async fn infer(
@@ -167,5 +173,7 @@ async fn answer(
 fn header_length(headers: &HeaderMap) -> Result<Option<usize>> {
     let Some(value) = headers.get(HEADER_LENGTH) else { return Ok(None) };
     let parsed = value.to_str().ok().and_then(|text| text.parse().ok());
-    parsed.map(Some).ok_or_else(|| Error::invalid("Inference-Header-Content-Length is not a number"))
+    parsed
+        .map(Some)
+        .ok_or_else(|| Error::invalid("Inference-Header-Content-Length is not a number"))
 }

@@ -28,7 +28,11 @@ pub(super) struct TensorBody {
 impl TensorBody {
     /// Examines `body` for a model with `signature`. The first `header_length` bytes are JSON;
     /// `None` is all of them.
-    pub(super) fn new(body: Bytes, header_length: Option<usize>, signature: &Signature) -> TensorBody {
+    pub(super) fn new(
+        body: Bytes,
+        header_length: Option<usize>,
+        signature: &Signature,
+    ) -> TensorBody {
         let json_bytes = header_length.unwrap_or(body.len()).min(body.len());
         let json = &body[..json_bytes];
         // The datatype may be written with escapes.
@@ -49,7 +53,8 @@ impl TensorBody {
     /// Returns an upper bound of the bytes that reading the tensors allocates.
     fn bytes_max(&self) -> u64 {
         let (json, behind) = self.body.split_at(self.json_bytes);
-        let strings = if self.strings { behind.len() / RAW_STRING_BYTES_MIN * RAW_STRING_BYTES } else { 0 };
+        let strings =
+            if self.strings { behind.len() / RAW_STRING_BYTES_MIN * RAW_STRING_BYTES } else { 0 };
         if json.len() < COUNTED_BYTES_MIN {
             return strings as u64;
         }

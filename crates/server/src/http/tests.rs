@@ -45,7 +45,12 @@ fn an_output_is_asked_for_once() {
     };
     assert_eq!(ask(r#"{"name":"y"}"#).status, 200);
     let twice = ask(r#"{"name":"y"},{"name":"y"}"#);
-    assert!(twice.status == 400 && twice.text().contains("twice"), "{} {}", twice.status, twice.text());
+    assert!(
+        twice.status == 400 && twice.text().contains("twice"),
+        "{} {}",
+        twice.status,
+        twice.text()
+    );
 }
 
 #[test]
@@ -57,7 +62,8 @@ fn a_dribbled_body_loses_its_permit() {
         config.listeners.client_timeout = Duration::from_secs(600);
     });
     let mut stream = served.connect();
-    write!(stream, "POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n").unwrap();
+    write!(stream, "POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
+        .unwrap();
     let mut dribbling = stream.try_clone().unwrap();
     let dribble = std::thread::spawn(move || {
         while dribbling.write_all(b" ").is_ok() {
@@ -91,10 +97,13 @@ fn a_refusal_of_a_short_body_keeps_the_connection() {
 fn a_refusal_of_a_long_body_closes_the_connection() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
-    for headers in
-        ["Content-Length: 1000000", "Content-Length: 10", "Expect: 100-continue\r\nContent-Length: 10"]
-    {
-        let head = format!("POST /v2/models/none/infer HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n");
+    for headers in [
+        "Content-Length: 1000000",
+        "Content-Length: 10",
+        "Expect: 100-continue\r\nContent-Length: 10",
+    ] {
+        let head =
+            format!("POST /v2/models/none/infer HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n");
         let said = said(&served, head.as_bytes());
         assert!(said.starts_with("http/1.1 404"), "{headers}: {said}");
         assert!(said.contains("connection: close"), "{headers}: {said}");
@@ -117,7 +126,8 @@ fn pages_of_other_sites_change_no_collections() {
     });
     served.app.collections.start().unwrap();
     let own = format!("Origin: http://{}\r\n", served.address);
-    let foreign = ["Origin: http://evil.example\r\n", "Sec-Fetch-Site: cross-site\r\n", "Origin: null\r\n"];
+    let foreign =
+        ["Origin: http://evil.example\r\n", "Sec-Fetch-Site: cross-site\r\n", "Origin: null\r\n"];
     let create = br#"{"vectors":{"size":2,"distance":"Dot"}}"#;
     let changes: [(&str, &str, &[u8]); 8] = [
         ("PUT", "/collections/c", create),
@@ -131,7 +141,11 @@ fn pages_of_other_sites_change_no_collections() {
     ];
     for (method, path, body) in changes {
         for headers in foreign {
-            assert_eq!(served.ask(method, path, headers, body).status, 403, "{method} {path} {headers}");
+            assert_eq!(
+                served.ask(method, path, headers, body).status,
+                403,
+                "{method} {path} {headers}"
+            );
         }
         assert_ne!(served.ask(method, path, &own, body).status, 403, "{method} {path}");
         assert_ne!(served.ask(method, path, "", body).status, 403, "{method} {path}");
@@ -141,10 +155,17 @@ fn pages_of_other_sites_change_no_collections() {
                    Connection: close\r\nContent-Length: 2\r\n\r\n{}";
     assert!(said(&served, rebound.as_bytes()).starts_with("http/1.1 403"));
     let program = rebound.replace("Origin: http://evil.example\r\n", "");
-    assert!(said(&served, program.as_bytes()).starts_with("http/1.1 403"), "a rebound page sends no origin");
+    assert!(
+        said(&served, program.as_bytes()).starts_with("http/1.1 403"),
+        "a rebound page sends no origin"
+    );
     let program = program.replace("evil.example", "localhost");
     assert!(!said(&served, program.as_bytes()).starts_with("http/1.1 403"));
-    assert_eq!(served.ask("GET", "/collections", foreign[1], b"").status, 200, "looking changes nothing");
+    assert_eq!(
+        served.ask("GET", "/collections", foreign[1], b"").status,
+        200,
+        "looking changes nothing"
+    );
 }
 
 #[test]
@@ -157,7 +178,11 @@ fn a_load_brings_no_settings_along() {
     };
     for parameters in [r#""config":"{}""#, r#""version":1,"file:1/model.onnx":"b25ueA==""#] {
         let refused = load(parameters);
-        assert!(refused.status == 501 && refused.text().contains("millpond.toml"), "{}", refused.text());
+        assert!(
+            refused.status == 501 && refused.text().contains("millpond.toml"),
+            "{}",
+            refused.text()
+        );
     }
     assert_eq!(load(r#""version":1"#).status, 200);
     let unload = br#"{"parameters":{"unload_dependents":true}}"#;
@@ -180,7 +205,8 @@ fn compressed_bodies_are_read_within_the_limit() {
     };
     let body = format!("{{{INPUT}}}").into_bytes();
     let large = vec![b' '; 5000];
-    let packed = [("gzip", gzip(&body), gzip(&large)), ("deflate", deflate(&body), deflate(&large))];
+    let packed =
+        [("gzip", gzip(&body), gzip(&large)), ("deflate", deflate(&body), deflate(&large))];
     for (coding, small, bomb) in packed {
         let headers = format!("Content-Encoding: {coding}\r\n");
         assert_eq!(served.ask("POST", INFER, &headers, &small).status, 200, "{coding}");
@@ -205,7 +231,8 @@ fn refused(served: &Loopback, kind: &'static str) -> u64 {
 }
 
 fn decoded(served: &Loopback) -> [u64; 3] {
-    let count = |kind| served.app.metrics.decoded.get_or_create(&metrics::KindLabels { kind }).get();
+    let count =
+        |kind| served.app.metrics.decoded.get_or_create(&metrics::KindLabels { kind }).get();
     ["unpack", "decode", "encode"].map(count)
 }
 
@@ -241,7 +268,8 @@ fn all_requests_together_stay_within_the_budget() {
     assert_eq!(refused(&served, "request_memory"), 2);
     // A client that disconnects before its body is complete leaves no reservation.
     let mut stream = served.connect();
-    write!(stream, "POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n").unwrap();
+    write!(stream, "POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 200000\r\n\r\n")
+        .unwrap();
     stream.write_all(&[b' '; 100_000]).unwrap();
     until(|| memory.used() > 0);
     drop(stream);
@@ -263,8 +291,9 @@ fn decompressed_and_parsed_bodies_are_counted_first() {
     let headers = "Content-Encoding: gzip\r\n";
     // 16 MB of spaces, and 1 MB of strings that take 16 times as much.
     let strings = vec![r#""""#; 300_000].join(",");
-    let strings =
-        format!(r#"{{"inputs":[{{"name":"x","datatype":"BYTES","shape":[300000],"data":[{strings}]}}]}}"#);
+    let strings = format!(
+        r#"{{"inputs":[{{"name":"x","datatype":"BYTES","shape":[300000],"data":[{strings}]}}]}}"#
+    );
     for bomb in [vec![b' '; 16 << 20], strings.into_bytes()] {
         let refused = served.ask("POST", INFER, headers, &gzip(&bomb));
         assert!(matches!(refused.status, 413 | 429), "{} {}", refused.status, refused.text());
@@ -286,7 +315,10 @@ fn large_texts_are_decoded_on_codec_threads() {
     let large = served.ask("POST", "/v1/models/echo:predict", "", rows.as_bytes());
     assert_eq!(decoded(&served)[1], 2, "{}", large.text());
     let load = format!(r#"{{"parameters":{{"version":1}}}}{}"#, " ".repeat(100_000));
-    assert_eq!(served.ask("POST", "/v2/repository/models/echo/load", "", load.as_bytes()).status, 200);
+    assert_eq!(
+        served.ask("POST", "/v2/repository/models/echo/load", "", load.as_bytes()).status,
+        200
+    );
     // Its values are counted and then read.
     assert_eq!(decoded(&served)[1], 4);
 }
@@ -294,12 +326,17 @@ fn large_texts_are_decoded_on_codec_threads() {
 #[test]
 fn a_slow_reader_is_cut_off() {
     let dir = tempfile::tempdir().unwrap();
-    let served = served(dir.path(), |config| config.listeners.answer_window = Duration::from_secs(2));
+    let served =
+        served(dir.path(), |config| config.listeners.answer_window = Duration::from_secs(2));
     let memory = &served.app.requests.memory;
     let body = numbers(1_000_000);
     let mut stream = served.connect();
-    write!(stream, "POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len())
-        .unwrap();
+    write!(
+        stream,
+        "POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    )
+    .unwrap();
     stream.write_all(body.as_bytes()).unwrap();
     until(|| refused(&served, "slow_reader") == 1);
     // What is left is what the connection has taken over already.
@@ -312,7 +349,10 @@ fn a_slow_reader_is_cut_off() {
     until(|| memory.used() == 0);
     // A client that reads gets the whole answer.
     let whole = served.ask("POST", INFER, "", numbers(100_000).as_bytes());
-    assert_eq!((whole.status, whole.json()["outputs"][0]["data"].as_array().unwrap().len()), (200, 100_000));
+    assert_eq!(
+        (whole.status, whole.json()["outputs"][0]["data"].as_array().unwrap().len()),
+        (200, 100_000)
+    );
     assert_eq!(refused(&served, "slow_reader"), 1);
 }
 
@@ -351,8 +391,18 @@ fn models_are_listed_and_wrong_requests_get_hints() {
     assert!(head.contains("\r\nallow: post\r\n"), "{head}");
     let head = check("POST", "/v1/models/echo", 405, "did you mean /v1/models/echo:predict?");
     assert!(head.contains("\r\nallow: get\r\n"), "{head}");
-    check("POST", "/v2/models/echo", 405, "does not take POST; did you mean /v2/models/echo/infer?");
-    check("POST", "/v2/models/echo/versions/1", 405, "did you mean /v2/models/echo/versions/1/infer?");
+    check(
+        "POST",
+        "/v2/models/echo",
+        405,
+        "does not take POST; did you mean /v2/models/echo/infer?",
+    );
+    check(
+        "POST",
+        "/v2/models/echo/versions/1",
+        405,
+        "did you mean /v2/models/echo/versions/1/infer?",
+    );
     check("GET", INFER, 405, "did you mean POST /v2/models/echo/infer?");
     check("GET", "/docs", 404, "not found: /docs; the API is under /v1/models");
     for path in ["/v2/models/ehco", "/v1/models/ehco"] {
@@ -362,7 +412,11 @@ fn models_are_listed_and_wrong_requests_get_hints() {
 }
 
 /// Returns the answer to `GET path` once `done` accepts it.
-fn until_answer(served: &Loopback, path: &str, done: impl Fn(&loopback::Answer) -> bool) -> loopback::Answer {
+fn until_answer(
+    served: &Loopback,
+    path: &str,
+    done: impl Fn(&loopback::Answer) -> bool,
+) -> loopback::Answer {
     let started = std::time::Instant::now();
     loop {
         let answer = served.ask("GET", path, "", b"");
@@ -387,7 +441,10 @@ fn a_model_that_cannot_serve_makes_the_server_not_ready() {
     let answer = served.ask("GET", READY, "", b"");
     assert_eq!((answer.status, &answer.json()["ready"]), (503, &false.into()));
     let error = answer.json()["error"].as_str().unwrap().to_owned();
-    assert!(error.contains("model \"bad\" does not serve") && error.contains("it is broken"), "{error}");
+    assert!(
+        error.contains("model \"bad\" does not serve") && error.contains("it is broken"),
+        "{error}"
+    );
     assert_eq!(served.ask("POST", INFER, "", format!("{{{INPUT}}}").as_bytes()).status, 200);
 
     publish(&models.join("bad/2"), ECHO, &[]).unwrap();
@@ -478,7 +535,11 @@ fn parameters_are_known_or_refused() {
         (r#""priority":0,"timeout":1000000"#, 200, ""),
     ] {
         let answer = ask(parameters);
-        assert!(answer.status == status && answer.text().contains(says), "{parameters}: {}", answer.text());
+        assert!(
+            answer.status == status && answer.text().contains(says),
+            "{parameters}: {}",
+            answer.text()
+        );
     }
 }
 
@@ -495,13 +556,16 @@ fn scrapers_get_the_format_they_accept() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     assert_eq!(served.ask("POST", INFER, "", format!("{{{INPUT}}}").as_bytes()).status, 200);
-    let scrape = |accept: &str| served.ask("GET", "/metrics", &format!("Accept: {accept}\r\n"), b"");
+    let scrape =
+        |accept: &str| served.ask("GET", "/metrics", &format!("Accept: {accept}\r\n"), b"");
     let open = scrape("application/openmetrics-text;version=1.0.0,text/plain;q=0.5");
     assert!(open.head.contains("openmetrics-text") && open.text().ends_with("# EOF\n"));
     let classic = scrape("text/plain;version=0.0.4,*/*;q=0.1");
     assert!(classic.head.contains("text/plain; version=0.0.4"), "{}", classic.head);
     let text = classic.text();
-    for line in ["# TYPE millpond_requests_total counter", "# TYPE process_start_time_seconds gauge"] {
+    for line in
+        ["# TYPE millpond_requests_total counter", "# TYPE process_start_time_seconds gauge"]
+    {
         assert!(text.lines().any(|said| said == line), "{line}: {text}");
     }
     assert!(!text.contains("# EOF") && !text.contains("# UNIT"));
@@ -521,7 +585,8 @@ fn warm_up_records_of_other_methods_are_noted() {
         std::fs::write(extra.join("tf_serving_warmup_requests"), file).unwrap();
     };
     let one = |record: &[u8]| {
-        let sum = |bytes: &[u8]| crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes();
+        let sum =
+            |bytes: &[u8]| crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes();
         let length = (record.len() as u64).to_le_bytes();
         [&length[..], &sum(&length), record, &sum(record)].concat()
     };
@@ -546,7 +611,8 @@ fn crc32c(bytes: &[u8]) -> u32 {
 #[test]
 fn uneven_batch_sizes_are_the_clients_mistake() {
     let dir = tempfile::tempdir().unwrap();
-    let pair = "millpond-fake 1\ninput a float32 n\ninput b float32 m\noutput y float32 k\ny = echo a\n";
+    let pair =
+        "millpond-fake 1\ninput a float32 n\ninput b float32 m\noutput y float32 k\ny = echo a\n";
     publish(&dir.path().join("models/pair/1"), pair, &[]).unwrap();
     publish(&dir.path().join("models/broken/1"), &format!("{pair}fail-run sizes\n"), &[]).unwrap();
     let served = served(dir.path(), |_| {});
@@ -556,7 +622,11 @@ fn uneven_batch_sizes_are_the_clients_mistake() {
     };
     let (even, uneven) =
         (r#"{"inputs":{"a":[5.0,6.0],"b":[1.0,2.0]}}"#, r#"{"inputs":{"a":[5.0,6.0],"b":[1.0]}}"#);
-    assert_eq!((ask("pair", even).status, ask("pair", uneven).status), (200, 200), "a model may take it");
+    assert_eq!(
+        (ask("pair", even).status, ask("pair", uneven).status),
+        (200, 200),
+        "a model may take it"
+    );
     assert_eq!(ask("broken", even).status, 500);
     let refused = ask("broken", uneven);
     assert_eq!(refused.status, 400);

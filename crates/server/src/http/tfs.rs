@@ -124,7 +124,13 @@ fn wrong_method(reply: Reply, allowed: &'static str) -> Reply {
         .with_header(header::ALLOW, HeaderValue::from_static(allowed))
 }
 
-async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, body: Body) -> Result<Reply> {
+async fn answer(
+    app: &App,
+    ticket: &Ticket,
+    rest: &str,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Reply> {
     let admitted = async {
         app.requests.check_room()?;
         let target = parse(rest)?;
@@ -134,7 +140,9 @@ async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, bod
                 return Err(Error::unimplemented(format!("{verb} is not offered; use predict")));
             }
             Some(verb) => {
-                return Err(malformed(&format!("/v1/models/{rest}: there is no method \"{verb}\"")));
+                return Err(malformed(&format!(
+                    "/v1/models/{rest}: there is no method \"{verb}\""
+                )));
             }
             None => {
                 let path = format!("/v1/models/{rest}");
@@ -148,7 +156,8 @@ async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, bod
         let permit = app.requests.admit()?;
         Ok((permit, servable, body))
     };
-    let (_permit, servable, body) = admitted.await.inspect_err(|error| app.reject(ticket, error))?;
+    let (_permit, servable, body) =
+        admitted.await.inspect_err(|error| app.reject(ticket, error))?;
     let tensors = TensorBody::new(body, None, servable.signature());
     let model = servable.clone();
     let parse = move |body| tfs::json::parse_predict(&body, model.signature());
@@ -169,7 +178,8 @@ async fn answer(app: &App, ticket: &Ticket, rest: &str, headers: &HeaderMap, bod
     let text = protocol::text_bytes_max(&answer.outputs);
     let memory = text as u64 + tensor_bytes(&answer.outputs);
     let write = move || tfs::json::predict_response(&answer.outputs, request.form);
-    let (body, held) = write_answer(&app.requests, held, AnswerSize { text, memory }, write).await?;
+    let (body, held) =
+        write_answer(&app.requests, held, AnswerSize { text, memory }, write).await?;
     Ok(Reply::json(body).with_reservation(&app.requests, held))
 }
 
@@ -179,7 +189,8 @@ mod tests {
 
     #[test]
     fn paths() {
-        let plain = ServingPath { model: "m", version: None, label: None, verb: None, metadata: false };
+        let plain =
+            ServingPath { model: "m", version: None, label: None, verb: None, metadata: false };
         assert_eq!(parse("m").unwrap(), plain);
         assert_eq!(parse("m:predict").unwrap().verb, Some("predict"));
         assert_eq!(parse("m/versions/12:predict").unwrap().version, Some(12));
@@ -188,10 +199,19 @@ mod tests {
         assert!(parse("m/versions/x").is_err());
         assert!(parse("m/elsewhere").is_err());
         assert!(parse(":predict").is_err());
-        for malformed in
-            ["", "m/elsewhere", "m/versions/x", "m/versions/18446744073709551615", "m/metadata:predict", "m/"]
-        {
-            assert_eq!(parse(malformed).unwrap_err().kind(), ErrorKind::InvalidArgument, "{malformed}");
+        for malformed in [
+            "",
+            "m/elsewhere",
+            "m/versions/x",
+            "m/versions/18446744073709551615",
+            "m/metadata:predict",
+            "m/",
+        ] {
+            assert_eq!(
+                parse(malformed).unwrap_err().kind(),
+                ErrorKind::InvalidArgument,
+                "{malformed}"
+            );
         }
     }
 }

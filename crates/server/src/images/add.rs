@@ -1,4 +1,5 @@
-//! One picture that a caller waits for: decoded on a thread for pictures, embedded by the scheduler like any request.
+//! One picture that a caller waits for: decoded on a thread for pictures, embedded by the scheduler
+//! like any request.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -30,7 +31,11 @@ pub(super) struct New {
 ///
 /// # Errors
 /// Those of [`Embedder::find`].
-pub(super) fn embedder(app: &App, target: Option<&Target>, wanted: Option<&str>) -> Result<Embedder> {
+pub(super) fn embedder(
+    app: &App,
+    target: Option<&Target>,
+    wanted: Option<&str>,
+) -> Result<Embedder> {
     let configured = app.collections.config().embedding_model.as_deref();
     let name = target.map(|target| target.model.as_str()).or(wanted).or(configured);
     Embedder::find(app.lifecycle.catalog(), name)
@@ -77,8 +82,9 @@ async fn now(app: &Arc<App>, new: New) -> Result<Outcome> {
         let (app, existing, bytes) = (app.clone(), existing.clone(), bytes.clone());
         let (model, kind) = (wanted.model.clone(), wanted.kind);
         move || {
-            let known =
-                existing.as_ref().map(|target| store::present(&target.named, &[features::id_of(&bytes)]));
+            let known = existing
+                .as_ref()
+                .map(|target| store::present(&target.named, &[features::id_of(&bytes)]));
             if let Some(outcome) = known.into_iter().flatten().next().transpose()?.flatten() {
                 return Ok(Looked::Present(outcome));
             }
@@ -98,7 +104,8 @@ async fn now(app: &Arc<App>, new: New) -> Result<Outcome> {
     let target = match existing {
         Some(target) => target,
         None => {
-            let (registry, dims, model) = (registry.clone(), embedding.len(), embedder.name().to_owned());
+            let (registry, dims, model) =
+                (registry.clone(), embedding.len(), embedder.name().to_owned());
             app.images.pool.run(move || Target::make(&registry, &wanted, dims, &model)).await?
         }
     };
@@ -130,5 +137,7 @@ pub(super) async fn add_in_background(app: &Arc<App>, new: New) -> Result<Outcom
         payload: new.payload,
         done,
     })?;
-    receiver.await.unwrap_or_else(|_| Err(Error::internal("putting this picture in ended in a panic")))
+    receiver
+        .await
+        .unwrap_or_else(|_| Err(Error::internal("putting this picture in ended in a panic")))
 }

@@ -30,7 +30,8 @@ const SIDES: std::ops::RangeInclusive<u32> = 16..=1024;
 pub(super) fn collections(app: &App) -> Result<Value> {
     let registry = app.registry()?;
     let aliases = registry.aliases();
-    let alias_of = |name: &str| aliases.iter().find(|(_, real)| real == name).map(|(alias, _)| alias.clone());
+    let alias_of =
+        |name: &str| aliases.iter().find(|(_, real)| real == name).map(|(alias, _)| alias.clone());
     let mut listed = Vec::new();
     for entry in registry.list() {
         let name = alias_of(&entry.name).unwrap_or_else(|| entry.name.clone());
@@ -100,8 +101,8 @@ pub(super) async fn missing(app: &Arc<App>, name: &str, ids: Vec<Value>) -> Resu
     if ids.len() > IDS_MAX {
         return Err(Error::invalid(format!("at most {IDS_MAX} ids at a time")));
     }
-    let ids: Vec<PointId> =
-        serde_json::from_value(ids.into()).map_err(|error| Error::invalid(format!("ids: {error}")))?;
+    let ids: Vec<PointId> = serde_json::from_value(ids.into())
+        .map_err(|error| Error::invalid(format!("ids: {error}")))?;
     let registry = app.registry()?;
     let target = match Target::open(&registry, name) {
         Ok(target) => target,
@@ -140,14 +141,19 @@ async fn point(
 /// The key of a point's original.
 fn key(point: &FetchedPoint) -> Result<String> {
     let key = point.payload.get(BLOCK).and_then(|block| block.get("original")?.as_str());
-    key.map(str::to_owned).ok_or_else(|| Error::not_found("this point was put in without a picture"))
+    key.map(str::to_owned)
+        .ok_or_else(|| Error::not_found("this point was put in without a picture"))
 }
 
 /// A picture as it was sent, and its media type.
 ///
 /// # Errors
 /// `NotFound`; those of the place of originals.
-pub(super) async fn original(app: &Arc<App>, name: &str, id: PointId) -> Result<(&'static str, Bytes)> {
+pub(super) async fn original(
+    app: &Arc<App>,
+    name: &str,
+    id: PointId,
+) -> Result<(&'static str, Bytes)> {
     let registry = app.registry()?;
     let target = Target::open(&registry, name)?;
     let point = point(app, &target.named, id, PointParts::PAYLOAD).await?;
@@ -181,9 +187,12 @@ pub(super) async fn keypoints(app: &Arc<App>, name: &str, id: PointId) -> Result
     let registry = app.registry()?;
     let target = Target::open(&registry, name)?;
     let point =
-        point(app, &target.named, id, PointParts { embedding: false, record: true, payload: true }).await?;
+        point(app, &target.named, id, PointParts { embedding: false, record: true, payload: true })
+            .await?;
     let graph = Graph::decode(&point.record)?;
-    let side = |key: &str| point.payload.get(BLOCK).and_then(|block| block.get(key)?.as_f64()).unwrap_or(0.0);
+    let side = |key: &str| {
+        point.payload.get(BLOCK).and_then(|block| block.get(key)?.as_f64()).unwrap_or(0.0)
+    };
     let (width, height) = (side("width"), side("height"));
     let places = graph.vertices.iter().enumerate().filter_map(|(number, vertex)| {
         let (x, y) = at(&graph, number, width, height)?;
@@ -244,7 +253,8 @@ impl api_qdrant::ImageCollections for ImageRemoval {
     fn remove<'a>(&'a self, name: &'a str) -> api_qdrant::BoxFuture<'a, Result<bool>> {
         Box::pin(async move {
             // A collection that is missing or unreadable is left to the other interface.
-            let pictures = |named: Arc<NamedCollection>| named.name() == name && Target::of(&named).is_some();
+            let pictures =
+                |named: Arc<NamedCollection>| named.name() == name && Target::of(&named).is_some();
             if !self.0.registry()?.get(name).is_ok_and(pictures) {
                 return Ok(false);
             }

@@ -52,8 +52,10 @@ struct Summary {
 pub(super) fn permit(app: &App) -> Result<UploadPermit> {
     app.images.bulks.try_acquire().ok_or_else(|| {
         app.metrics.refused.get_or_create(&KindLabels { kind: "images_bulk_max" }).inc();
-        Error::exhausted("several archives, folders or rebuilds are worked on already; try again later")
-            .with_retry_after(std::time::Duration::from_secs(10))
+        Error::exhausted(
+            "several archives, folders or rebuilds are worked on already; try again later",
+        )
+        .with_retry_after(std::time::Duration::from_secs(10))
     })
 }
 
@@ -83,7 +85,9 @@ pub(super) fn start<S: Source>(
         drop(permit);
     };
     let spawned = std::thread::Builder::new().name(name).spawn(body);
-    spawned.map(drop).map_err(|error| Error::exhausted(format!("no thread for the pictures: {error}")))
+    spawned
+        .map(drop)
+        .map_err(|error| Error::exhausted(format!("no thread for the pictures: {error}")))
 }
 
 type Told = (String, Result<Outcome>);
@@ -123,7 +127,8 @@ impl<'a> Bulk<'a> {
             self.hear()?;
         }
         let Summary { added, present, failed, ignored } = self.summary;
-        let summary = json!({ "added": added, "present": present, "failed": failed, "ignored": ignored });
+        let summary =
+            json!({ "added": added, "present": present, "failed": failed, "ignored": ignored });
         self.writer.send(format!("{}\n", json!({ "summary": summary })).into())
     }
 
@@ -141,7 +146,11 @@ impl<'a> Bulk<'a> {
     }
 
     fn hear(&mut self) -> Result<()> {
-        let told = self.told.1.recv().map_err(|_| Error::internal("nobody tells what became of pictures"))?;
+        let told = self
+            .told
+            .1
+            .recv()
+            .map_err(|_| Error::internal("nobody tells what became of pictures"))?;
         self.under_way -= 1;
         self.tell(told)
     }
@@ -149,7 +158,8 @@ impl<'a> Bulk<'a> {
     fn tell(&mut self, (name, outcome): Told) -> Result<()> {
         let line: Value = match outcome {
             Ok(outcome) => {
-                let count = if outcome.added { &mut self.summary.added } else { &mut self.summary.present };
+                let count =
+                    if outcome.added { &mut self.summary.added } else { &mut self.summary.present };
                 *count += 1;
                 outcome.line(&name)
             }
@@ -179,7 +189,8 @@ impl Answer {
 impl Drop for Answer {
     fn drop(&mut self) {
         if let Some((told, name)) = self.told.take() {
-            let _ = told.send((name, Err(Error::internal("looking at this picture ended in a panic"))));
+            let _ =
+                told.send((name, Err(Error::internal("looking at this picture ended in a panic"))));
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Pictures that bulk threads have in hand, so that a file which is sent twice is put in once and told so.
+//! Pictures that bulk threads have in hand, so that a file which is sent twice is put in once and
+//! told so.
 
 use std::collections::HashSet;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -17,7 +18,8 @@ pub(super) struct Claim<'a> {
 }
 
 impl Claims {
-    /// Waits until nobody has any of `ids`, and takes all of them at once: who waits has none, so nobody waits in a ring.
+    /// Waits until nobody has any of `ids`, and takes all of them at once: who waits has none, so
+    /// nobody waits in a ring.
     pub(super) fn take(&self, ids: &[[u8; 16]]) -> Claim<'_> {
         let ids: HashSet<[u8; 16]> = ids.iter().copied().collect();
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,7 +55,10 @@ mod tests {
                         let _claim = claims.take(&order.map(|which| [which; 16]));
                         let own: HashSet<u8> = order.into_iter().collect();
                         for &which in &own {
-                            assert_eq!(inside[usize::from(which)].fetch_add(1, Ordering::SeqCst), 0);
+                            assert_eq!(
+                                inside[usize::from(which)].fetch_add(1, Ordering::SeqCst),
+                                0
+                            );
                         }
                         for &which in &own {
                             inside[usize::from(which)].fetch_sub(1, Ordering::SeqCst);

@@ -75,7 +75,8 @@ async fn whole(app: &App, headers: &HeaderMap, body: Body) -> Result<bytes::Byte
 }
 
 fn media(headers: &HeaderMap) -> String {
-    let text = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let text =
+        headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
 }
 
@@ -145,8 +146,11 @@ impl Sent {
         let bytes = whole(app, &self.headers, self.body).await?;
         let _admitted = app.requests.admit()?;
         let new = New { wanted, name, payload, bytes };
-        let outcome =
-            if background { add::add_in_background(app, new).await } else { add::add(app, new).await };
+        let outcome = if background {
+            add::add_in_background(app, new).await
+        } else {
+            add::add(app, new).await
+        };
         Ok(Reply::json(outcome?.to_json().to_string()).into_response())
     }
 
@@ -166,9 +170,11 @@ impl Sent {
             sender.feed(pieces, limits).await;
             drop(receiving);
         });
-        let directory = app.collections.config().directory.clone().filter(|directory| directory.is_dir());
+        let directory =
+            app.collections.config().directory.clone().filter(|directory| directory.is_dir());
         lines(app, wanted, permit, move || {
-            Archive::receive(reader, directory.as_deref()).map_err(|error| failure.get().unwrap_or(error))
+            Archive::receive(reader, directory.as_deref())
+                .map_err(|error| failure.get().unwrap_or(error))
         })
         .await
     }
@@ -188,7 +194,8 @@ impl Sent {
     }
 }
 
-/// An answer of lines, made by a thread that opens the source first: what is wrong with that is the answer's status.
+/// An answer of lines, made by a thread that opens the source first: what is wrong with that is the
+/// answer's status.
 async fn lines<S: bulk::Source>(
     app: &Arc<App>,
     wanted: Wanted,
@@ -234,7 +241,9 @@ async fn page(State(app): Shared, Path(collection): Path<String>, asked: Given<P
 }
 
 async fn drop_collection(State(app): Shared, Path(collection): Path<String>) -> Reply {
-    answer(browse::drop_collection(&app, &collection).await.map(|()| json!({ "deleted": collection })))
+    answer(
+        browse::drop_collection(&app, &collection).await.map(|()| json!({ "deleted": collection })),
+    )
 }
 
 /// What the query of a search may say.
@@ -310,7 +319,9 @@ async fn begin_rebuild(
         let asked: rebuild::Asked = parsed(&app, &headers, body).await?;
         rebuild::begin(&app, &collection, &asked)
     };
-    let begun = begun.await.map(|body| Reply::json(body.to_string()).with_status(http::StatusCode::ACCEPTED));
+    let begun = begun
+        .await
+        .map(|body| Reply::json(body.to_string()).with_status(http::StatusCode::ACCEPTED));
     Reply::of(begun)
 }
 

@@ -13,8 +13,9 @@ const SIDE_DEFAULT: u32 = 224;
 const SIDE_MAX: usize = 2048;
 /// Pictures of one run.
 const BATCH_MAX: usize = 16;
-/// A model that nobody names gives at least so many values for a picture: fewer are a classifier's answer (two for whether
-/// it is upside down), by which pictures would be searched without anybody's noticing. The smallest embeddings in use have 64.
+/// A model that nobody names gives at least so many values for a picture: fewer are a classifier's
+/// answer (two for whether it is upside down), by which pictures would be searched without
+/// anybody's noticing. The smallest embeddings in use have 64.
 const DIMS_MIN: usize = 16;
 
 /// A version of a model that takes pictures and gives a vector for each.
@@ -31,12 +32,12 @@ pub(super) struct Embedder {
 }
 
 impl Embedder {
-    /// The served model called `name`, or where there is no name, the only one that takes pictures and gives at least
-    /// [`DIMS_MIN`] values for each.
+    /// The served model called `name`, or where there is no name, the only one that takes pictures
+    /// and gives at least [`DIMS_MIN`] values for each.
     ///
     /// # Errors
-    /// `FailedPrecondition`, with the remedy, where there is no such model, none, or several; `Unavailable` while it is
-    /// loading.
+    /// `FailedPrecondition`, with the remedy, where there is no such model, none, or several;
+    /// `Unavailable` while it is loading.
     pub(super) fn find(catalog: &Catalog, name: Option<&str>) -> Result<Embedder> {
         if let Some(name) = name {
             let servable = catalog.get(name, None).map_err(|error| match error.kind() {
@@ -48,14 +49,19 @@ impl Embedder {
             return Embedder::of(servable);
         }
         let names = catalog.names();
-        let found = names.iter().filter_map(|name| Embedder::of(catalog.get(name, None).ok()?).ok());
+        let found =
+            names.iter().filter_map(|name| Embedder::of(catalog.get(name, None).ok()?).ok());
         let (found, small): (Vec<Embedder>, Vec<Embedder>) =
             found.partition(|embedder| embedder.dims.is_none_or(|dims| dims >= DIMS_MIN));
-        let listed = |several: &[Embedder]| several.iter().map(Embedder::name).collect::<Vec<_>>().join(", ");
+        let listed = |several: &[Embedder]| {
+            several.iter().map(Embedder::name).collect::<Vec<_>>().join(", ")
+        };
         match found.as_slice() {
             [only] => Ok(only.clone()),
             [] if !names.is_empty() && names.iter().any(|name| catalog.ready(name).is_none()) => {
-                Err(Error::unavailable("no model that takes pictures serves yet; models are still loading"))
+                Err(Error::unavailable(
+                    "no model that takes pictures serves yet; models are still loading",
+                ))
             }
             [] if !small.is_empty() => Err(Error::precondition(format!(
                 "no embedding model is served: what takes pictures ({}) gives fewer than {DIMS_MIN} values for each, as classifiers \
@@ -130,8 +136,13 @@ impl Embedder {
     /// The vectors of `count` pictures.
     ///
     /// # Errors
-    /// `FailedPrecondition` for an answer that is no such vectors, or that has values which are no numbers.
-    pub(super) fn embeddings(&self, outputs: &[NamedTensor], count: usize) -> Result<Vec<Vec<f32>>> {
+    /// `FailedPrecondition` for an answer that is no such vectors, or that has values which are no
+    /// numbers.
+    pub(super) fn embeddings(
+        &self,
+        outputs: &[NamedTensor],
+        count: usize,
+    ) -> Result<Vec<Vec<f32>>> {
         let odd = |what: &str| Error::precondition(format!("model \"{}\": {what}", self.name()));
         let output = outputs.iter().find(|output| *output.name == *self.output);
         let output = output.ok_or_else(|| odd("it gave no embeddings"))?;
@@ -201,8 +212,8 @@ fn io(signature: &Signature) -> Option<(&TensorSpec, &TensorSpec, Preprocess, us
     Some((input, output, preprocess, batch_max))
 }
 
-/// What the model's own facts say of its input: "image.mean" and "image.std" (three numbers of red, green and blue),
-/// "image.scale", "image.order" (rgb, bgr), "image.fit" (stretch, crop, pad).
+/// What the model's own facts say of its input: "image.mean" and "image.std" (three numbers of red,
+/// green and blue), "image.scale", "image.order" (rgb, bgr), "image.fit" (stretch, crop, pad).
 fn settings(servable: &Servable, preprocess: &mut Preprocess) -> Result<()> {
     let facts = servable.metadata();
     let odd = |key: &str, text: &str| {
@@ -211,8 +222,9 @@ fn settings(servable: &Servable, preprocess: &mut Preprocess) -> Result<()> {
             servable.id.model
         ))
     };
-    let numbers =
-        |text: &str| -> Option<Vec<f32>> { text.split(',').map(|part| part.trim().parse().ok()).collect() };
+    let numbers = |text: &str| -> Option<Vec<f32>> {
+        text.split(',').map(|part| part.trim().parse().ok()).collect()
+    };
     for (key, text) in facts.iter().filter(|(key, _)| key.starts_with("image.")) {
         let mut read = || -> Option<()> {
             match key.as_str() {

@@ -1,4 +1,5 @@
-//! What is made of a picture's bytes: its id, its embedding model's input, its keypoints, its facts.
+//! What is made of a picture's bytes: its id, its embedding model's input, its keypoints, its
+//! facts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,13 +21,15 @@ pub(super) const BLOCK: &str = "image";
 pub(super) const PICTURE_BYTES_MAX: usize = 64 << 20;
 /// Bytes of a picture's name at most.
 const NAME_BYTES_MAX: usize = 512;
-/// Resolutions of fingerprint scanners; a file that claims another one was made by something that does not know.
+/// Resolutions of fingerprint scanners; a file that claims another one was made by something that
+/// does not know.
 const SCAN_DOTS: std::ops::RangeInclusive<f32> = 250.0..=1200.0;
 /// How often, and for how long, bulk work looks for memory to decode in.
 const MEMORY_RETRY: Duration = Duration::from_millis(50);
 const MEMORY_WAIT_MAX: Duration = Duration::from_secs(120);
 
-/// A picture's id: the first 16 bytes of its file's BLAKE3 hash, as a UUID of version 8 (RFC 9562, 5.8).
+/// A picture's id: the first 16 bytes of its file's BLAKE3 hash, as a UUID of version 8 (RFC 9562,
+/// 5.8).
 pub(super) fn id_of(bytes: &[u8]) -> [u8; 16] {
     let hash = blake3::hash(bytes);
     let number = hash.as_bytes().first_chunk::<16>().copied().map_or(0, u128::from_be_bytes);
@@ -102,16 +105,27 @@ fn memory(kind: Kind, bytes: &[u8]) -> Result<u64> {
 ///
 /// # Errors
 /// Those of the header, with the image's name; those of [`ByteBudget::reserve`].
-pub(super) fn reserve(budget: &Arc<ByteBudget>, kind: Kind, bytes: &[u8], name: &str) -> Result<Reservation> {
+pub(super) fn reserve(
+    budget: &Arc<ByteBudget>,
+    kind: Kind,
+    bytes: &[u8],
+    name: &str,
+) -> Result<Reservation> {
     let needed = memory(kind, bytes).map_err(|error| of_picture(error, name))?;
     budget.reserve(needed)
 }
 
-/// Reserves as [`reserve`] does, for bulk work: waits up to two minutes while requests hold the memory.
+/// Reserves as [`reserve`] does, for bulk work: waits up to two minutes while requests hold the
+/// memory.
 ///
 /// # Errors
 /// Those of [`reserve`], after having waited.
-pub(super) fn reserve_patiently(job: &Job, kind: Kind, bytes: &[u8], name: &str) -> Result<Reservation> {
+pub(super) fn reserve_patiently(
+    job: &Job,
+    kind: Kind,
+    bytes: &[u8],
+    name: &str,
+) -> Result<Reservation> {
     let needed = memory(kind, bytes).map_err(|error| of_picture(error, name))?;
     let budget = &job.app.requests.memory;
     let give_up = Instant::now() + MEMORY_WAIT_MAX;

@@ -42,7 +42,8 @@ impl Folder {
     }
 
     fn enter(&mut self, directory: &Path, depth: usize) -> Result<()> {
-        let wrong = |error: std::io::Error| Error::invalid(format!("{}: {error}", directory.display()));
+        let wrong =
+            |error: std::io::Error| Error::invalid(format!("{}: {error}", directory.display()));
         let entries = std::fs::read_dir(directory).map_err(wrong)?.take(ENTRIES_MAX);
         let mut paths: Vec<PathBuf> = entries.filter_map(|entry| wanted(&entry.ok()?)).collect();
         paths.sort_unstable_by(|a, b| b.cmp(a));
@@ -58,7 +59,10 @@ impl Folder {
         let name = self.name(path);
         if path.is_dir() {
             if depth >= DEPTH_MAX {
-                return Found::Failed(name, Error::invalid("directories below each other end here"));
+                return Found::Failed(
+                    name,
+                    Error::invalid("directories below each other end here"),
+                );
             }
             return match self.enter(path, depth + 1) {
                 Ok(()) => Found::Nothing,

@@ -1,8 +1,9 @@
 //! Bulk work: pictures of an archive, a folder, a rebuild, or sent with `background=1`.
 //!
-//! Threads "ingest-N" take pictures from one bounded queue, several of a collection at a time, and do what takes long themselves
-//! at idle priority, the model's runs included: so a query meets an idle machine however much is being put in. Collections
-//! they leave to threads of ordinary priority. What fails, fails for one picture.
+//! Threads "ingest-N" take pictures from one bounded queue, several of a collection at a time, and
+//! do what takes long themselves at idle priority, the model's runs included: so a query meets an
+//! idle machine however much is being put in. Collections they leave to threads of ordinary
+//! priority. What fails, fails for one picture.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,7 +29,8 @@ use crate::app::App;
 
 /// Pictures that wait, with their bytes.
 const QUEUE_MAX: usize = 16;
-/// Share of the budget of request memory that the files of bulk work may take beside it: one part of so many.
+/// Share of the budget of request memory that the files of bulk work may take beside it: one part
+/// of so many.
 const FILES_SHARE: u64 = 8;
 /// How often bulk work looks whether files that wait have left room for the next one.
 const FILES_RETRY: Duration = Duration::from_millis(20);
@@ -56,8 +58,9 @@ impl Job {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Runs what takes locks that queries take too, and waits for it. Who holds such a lock at idle priority gets no time to
-    /// let go of it while others keep all cores busy, and every query would wait as long.
+    /// Runs what takes locks that queries take too, and waits for it. Who holds such a lock at idle
+    /// priority gets no time to let go of it while others keep all cores busy, and every query
+    /// would wait as long.
     ///
     /// # Errors
     /// Those of `work`; `Internal` where it panics or the server ends.
@@ -67,7 +70,9 @@ impl Job {
     ) -> Result<T> {
         let work = self.runtime.spawn_blocking(work);
         let ended = self.runtime.block_on(work);
-        ended.map_err(|error| Error::internal(format!("work on a collection ended early: {error}")))?
+        ended.map_err(|error| {
+            Error::internal(format!("work on a collection ended early: {error}"))
+        })?
     }
 }
 
@@ -113,13 +118,17 @@ impl Ingest {
     pub(super) fn send(&self, piece: Piece) -> Result<()> {
         let queue = self.queue.get_or_init(start).clone()?;
         let held = self.hold(&piece);
-        queue.send((piece, Some(held))).map_err(|_| Error::internal("the threads for bulk work have ended"))
+        queue
+            .send((piece, Some(held)))
+            .map_err(|_| Error::internal("the threads for bulk work have ended"))
     }
 
     /// Waits until the files in bulk work leave room for one more. One file is always let in.
     fn hold(&self, piece: &Piece) -> Held {
-        let (bytes, most) = (piece.bytes.len() as u64, piece.job.app.requests.memory.max() / FILES_SHARE);
-        let room = |all: u64| (all == 0 || all.saturating_add(bytes) <= most).then_some(all + bytes);
+        let (bytes, most) =
+            (piece.bytes.len() as u64, piece.job.app.requests.memory.max() / FILES_SHARE);
+        let room =
+            |all: u64| (all == 0 || all.saturating_add(bytes) <= most).then_some(all + bytes);
         // What holds the rest is worked on by threads that wait for nothing of this one.
         while self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
             std::thread::sleep(FILES_RETRY);
@@ -137,10 +146,14 @@ impl Ingest {
         queue.try_send((piece, None)).map_err(|error| match error {
             TrySendError::Full(_) => {
                 metrics.refused.get_or_create(&KindLabels { kind: "ingest_queue_max" }).inc();
-                Error::exhausted(format!("{QUEUE_MAX} pictures wait to be put in already; try again later"))
-                    .with_retry_after(RETRY_AFTER)
+                Error::exhausted(format!(
+                    "{QUEUE_MAX} pictures wait to be put in already; try again later"
+                ))
+                .with_retry_after(RETRY_AFTER)
             }
-            TrySendError::Disconnected(_) => Error::internal("the threads for bulk work have ended"),
+            TrySendError::Disconnected(_) => {
+                Error::internal("the threads for bulk work have ended")
+            }
         })
     }
 
@@ -164,7 +177,8 @@ fn start() -> Result<Sender<Queued>> {
             os::thread::enter_background("putting pictures in");
             while let Ok(first) = queue.recv() {
                 let batch = std::iter::once(first).chain(queue.try_iter().take(BATCH_MAX - 1));
-                // A panic costs the pictures that it is about, whose callers learn of it because nobody tells them more.
+                // A panic costs the pictures that it is about, whose callers learn of it because
+                // nobody tells them more.
                 let (batch, held): (Vec<Piece>, Vec<Option<Held>>) = batch.unzip();
                 drop(catch_unwind(AssertUnwindSafe(|| by_job(batch))));
                 drop(held);
@@ -180,7 +194,9 @@ fn start() -> Result<Sender<Queued>> {
 fn by_job(pieces: Vec<Piece>) {
     let mut jobs: Vec<Vec<Piece>> = Vec::new();
     for piece in pieces {
-        match jobs.iter_mut().find(|job| job.first().is_some_and(|first| Arc::ptr_eq(&first.job, &piece.job)))
+        match jobs
+            .iter_mut()
+            .find(|job| job.first().is_some_and(|first| Arc::ptr_eq(&first.job, &piece.job)))
         {
             Some(job) => job.push(piece),
             None => jobs.push(vec![piece]),
@@ -199,7 +215,8 @@ fn by_job(pieces: Vec<Piece>) {
 /// What becomes of pictures of one job, in their order.
 fn outcomes(job: &Job, pieces: &[Piece]) -> Vec<Result<Outcome>> {
     let ids: Vec<[u8; 16]> = pieces.iter().map(|piece| features::id_of(&piece.bytes)).collect();
-    // First: another thread may put one of them in, and make the collection for it, while this one waits.
+    // First: another thread may put one of them in, and make the collection for it, while this one
+    // waits.
     let _claim = job.app.images.ingest.claims.take(&ids);
     let (app, wanted, sought) = (job.app.clone(), job.wanted.clone(), ids.clone());
     let looked = job.at_ordinary_priority(move || {
@@ -210,7 +227,9 @@ fn outcomes(job: &Job, pieces: &[Piece]) -> Vec<Result<Outcome>> {
         Ok((existing, embedder, known))
     });
     match looked {
-        Ok((existing, embedder, known)) => Batch { job, embedder, existing }.put(pieces, &ids, known),
+        Ok((existing, embedder, known)) => {
+            Batch { job, embedder, existing }.put(pieces, &ids, known)
+        }
         Err(error) => pieces.iter().map(|_| Err(error.clone())).collect(),
     }
 }
@@ -230,7 +249,8 @@ impl Batch<'_> {
         ids: &[[u8; 16]],
         known: Vec<Result<Option<Outcome>>>,
     ) -> Vec<Result<Outcome>> {
-        let mut outcomes: Vec<Option<Result<Outcome>>> = known.into_iter().map(Result::transpose).collect();
+        let mut outcomes: Vec<Option<Result<Outcome>>> =
+            known.into_iter().map(Result::transpose).collect();
         // The same file twice in a batch is worked on once.
         let mut first: HashMap<[u8; 16], usize> = HashMap::new();
         let new: Vec<usize> = (0..pieces.len())
@@ -242,8 +262,8 @@ impl Batch<'_> {
         for at in new {
             let Some(piece) = pieces.get(at) else { continue };
             let kind = kind.unwrap_or(super::target::Kind::Photo);
-            let extracted =
-                features::reserve_patiently(self.job, kind, &piece.bytes, &piece.name).and_then(|memory| {
+            let extracted = features::reserve_patiently(self.job, kind, &piece.bytes, &piece.name)
+                .and_then(|memory| {
                     features::extract(&memory, kind, &piece.bytes, &piece.name, &self.embedder)
                 });
             match extracted {
@@ -255,17 +275,22 @@ impl Batch<'_> {
             set(&mut outcomes, at, outcome);
         }
         let twin = |at: usize| {
-            let twin =
-                ids.get(at).and_then(|id| first.get(id)).and_then(|&first| outcomes.get(first)?.clone());
+            let twin = ids
+                .get(at)
+                .and_then(|id| first.get(id))
+                .and_then(|&first| outcomes.get(first)?.clone());
             twin.unwrap_or_else(|| Err(Error::internal("a picture was lost on its way in")))
                 .map(|outcome| outcome.again())
         };
-        (0..pieces.len()).map(|at| outcomes.get(at).cloned().flatten().unwrap_or_else(|| twin(at))).collect()
+        (0..pieces.len())
+            .map(|at| outcomes.get(at).cloned().flatten().unwrap_or_else(|| twin(at)))
+            .collect()
     }
 
     /// Embeds, keeps the originals and writes the points.
     fn finish(&self, ready: Vec<(usize, &Piece, Features)>) -> Vec<(usize, Result<Outcome>)> {
-        let tensors: Vec<&Vec<f32>> = ready.iter().map(|(_, _, features)| &features.tensor).collect();
+        let tensors: Vec<&Vec<f32>> =
+            ready.iter().map(|(_, _, features)| &features.tensor).collect();
         let embeddings = self.embed(&tensors);
         let target = self.target(&embeddings);
         let mut outcomes = Vec::new();
@@ -291,7 +316,8 @@ impl Batch<'_> {
         let dims = dims.ok_or_else(|| Error::internal("there is no collection"))?;
         let (app, wanted) = (self.job.app.clone(), self.job.wanted.clone());
         let model = self.embedder.name().to_owned();
-        self.job.at_ordinary_priority(move || Target::make(&*app.registry()?, &wanted, dims, &model))
+        self.job
+            .at_ordinary_priority(move || Target::make(&*app.registry()?, &wanted, dims, &model))
     }
 
     /// Keeps the original of a picture that fits.
@@ -327,7 +353,8 @@ impl Batch<'_> {
         places.into_iter().zip(outcomes).collect()
     }
 
-    /// A vector for each input. A batch that fails is tried one by one, so that one picture costs no other.
+    /// A vector for each input. A batch that fails is tried one by one, so that one picture costs
+    /// no other.
     fn embed(&self, tensors: &[&Vec<f32>]) -> Vec<Result<Vec<f32>>> {
         let mut embeddings = Vec::with_capacity(tensors.len());
         for batch in tensors.chunks(self.embedder.batch_max.max(1)) {
@@ -337,7 +364,10 @@ impl Batch<'_> {
                 Err(error) if batch.len() == 1 => embeddings.push(Err(error)),
                 Err(_) => embeddings.extend(owned.into_iter().map(|one| {
                     let vectors = self.embedder.run(&[one])?;
-                    vectors.into_iter().next().ok_or_else(|| Error::internal("a model gave no vector"))
+                    vectors
+                        .into_iter()
+                        .next()
+                        .ok_or_else(|| Error::internal("a model gave no vector"))
                 })),
             }
         }

@@ -1,9 +1,11 @@
-//! Pictures: `/v1/images`. They are put in one by one or in bulk, kept as they were sent, and found again by pictures.
+//! Pictures: `/v1/images`. They are put in one by one or in bulk, kept as they were sent, and found
+//! again by pictures.
 //!
-//! A picture that somebody waits for is decoded on the threads "images-N" ([`pool`]) and embedded by the scheduler like any
-//! request; bulk work ([`ingest`]) does both itself at idle priority. [`target`] is what a collection of pictures is,
-//! [`features`] what is made of a picture, [`embedder`] which models embed, [`originals`] where files are kept, [`store`]
-//! how the points get in, [`search`] how they are found, [`rebuild`] how a collection gets another model.
+//! A picture that somebody waits for is decoded on the threads "images-N" ([`pool`]) and embedded
+//! by the scheduler like any request; bulk work ([`ingest`]) does both itself at idle priority.
+//! [`target`] is what a collection of pictures is, [`features`] what is made of a picture,
+//! [`embedder`] which models embed, [`originals`] where files are kept, [`store`] how the points
+//! get in, [`search`] how they are found, [`rebuild`] how a collection gets another model.
 
 mod add;
 mod browse;

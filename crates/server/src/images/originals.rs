@@ -1,7 +1,7 @@
 //! Pictures as they were sent: in a directory, or wherever `object_store` can reach.
 //!
-//! An original's key is made of its own hash, so writing it twice changes nothing, and one whose point never came to be
-//! hinders nobody: the next upload of the same picture takes its place.
+//! An original's key is made of its own hash, so writing it twice changes nothing, and one whose
+//! point never came to be hinders nobody: the next upload of the same picture takes its place.
 
 use std::path::Path as FilePath;
 use std::sync::{Arc, OnceLock};
@@ -15,7 +15,8 @@ use tokio_stream::StreamExt;
 
 use crate::config::SearchConfig;
 
-/// The directory beside the collections, where no other place is named. The dot keeps it apart from collections.
+/// The directory beside the collections, where no other place is named. The dot keeps it apart from
+/// collections.
 const DIRECTORY: &str = ".originals";
 
 /// Where originals are.
@@ -126,12 +127,15 @@ fn local(directory: &FilePath) -> Result<Place> {
 
 #[cfg(feature = "object-storage")]
 fn remote(url: &str, config: &SearchConfig) -> Result<Place> {
-    let wrong = |error: &dyn std::fmt::Display| Error::invalid(format!("--originals {url}: {error}"));
+    let wrong =
+        |error: &dyn std::fmt::Display| Error::invalid(format!("--originals {url}: {error}"));
     let parsed = url::Url::parse(url).map_err(|error| wrong(&error))?;
-    // reqwest asks for a provider and brings none here; an error only says that there is one already.
+    // reqwest asks for a provider and brings none here; an error only says that there is one
+    // already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let options = config.originals_options.iter().cloned();
-    let (store, prefix) = object_store::parse_url_opts(&parsed, options).map_err(|error| wrong(&error))?;
+    let (store, prefix) =
+        object_store::parse_url_opts(&parsed, options).map_err(|error| wrong(&error))?;
     Ok(Place { store: store.into(), prefix })
 }
 
@@ -146,9 +150,8 @@ fn remote(url: &str, _config: &SearchConfig) -> Result<Place> {
 fn failed(error: &object_store::Error) -> Error {
     let kind = match error {
         object_store::Error::NotFound { .. } => ErrorKind::NotFound,
-        object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
-            ErrorKind::FailedPrecondition
-        }
+        object_store::Error::PermissionDenied { .. }
+        | object_store::Error::Unauthenticated { .. } => ErrorKind::FailedPrecondition,
         error if is_full(error) => {
             return Error::storage_full(format!(
                 "the pictures' place is full: {error}; make room, or give it another disk"
@@ -163,7 +166,9 @@ fn failed(error: &object_store::Error) -> Error {
 fn is_full(error: &object_store::Error) -> bool {
     use std::io::{Error as IoError, ErrorKind::QuotaExceeded, ErrorKind::StorageFull};
     let causes =
-        std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| error.source());
+        std::iter::successors(Some(error as &(dyn std::error::Error + 'static)), |error| {
+            error.source()
+        });
     causes
         .filter_map(|cause| cause.downcast_ref::<IoError>())
         .any(|cause| matches!(cause.kind(), StorageFull | QuotaExceeded))

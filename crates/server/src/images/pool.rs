@@ -1,4 +1,5 @@
-//! Threads for what a request must wait for and a door must not do: decoding, keypoints, thumbnails, writes.
+//! Threads for what a request must wait for and a door must not do: decoding, keypoints,
+//! thumbnails, writes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -49,7 +50,9 @@ impl Pool {
             }
             TrySendError::Disconnected(_) => Error::internal("the threads for pictures have ended"),
         })?;
-        receiver.await.unwrap_or_else(|_| Err(Error::internal("looking at this picture ended in a panic")))
+        receiver
+            .await
+            .unwrap_or_else(|_| Err(Error::internal("looking at this picture ended in a panic")))
     }
 
     /// Work that waits for a thread.

@@ -1,10 +1,11 @@
 //! A collection's pictures under another embedding model, while the old collection serves.
 //!
-//! The next version is filled from the originals as bulk work is, pass after pass: what came to the old collection during one
-//! pass is taken over by the next, payloads that were changed there are changed, what was removed there is removed. Once a
-//! pass finds nothing to do and nothing has changed since, writers of every door are held up for a moment and the alias is
-//! changed. The old collection stays until it is deleted, so that changing the alias back undoes it all. Started again, after
-//! a crash too, a rebuild goes on where it was.
+//! The next version is filled from the originals as bulk work is, pass after pass: what came to the
+//! old collection during one pass is taken over by the next, payloads that were changed there are
+//! changed, what was removed there is removed. Once a pass finds nothing to do and nothing has
+//! changed since, writers of every door are held up for a moment and the alias is changed. The old
+//! collection stays until it is deleted, so that changing the alias back undoes it all. Started
+//! again, after a crash too, a rebuild goes on where it was.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,7 +28,8 @@ use crate::app::App;
 const PAGE: usize = 32;
 /// Passes; a collection that changes faster than it can be copied is not switched.
 const PASSES_MAX: usize = 50;
-/// Pictures that may fail before a rebuild ends early: their names and reasons are kept, some 20 MB of them.
+/// Pictures that may fail before a rebuild ends early: their names and reasons are kept, some 20 MB
+/// of them.
 const FAILURES_MAX: usize = 100_000;
 
 /// Rebuilds, running and ended, by the name that was asked for.
@@ -88,7 +90,8 @@ impl Rebuild {
 /// `NotFound` where there was none since the server was started.
 pub(super) fn progress(app: &App, name: &str) -> Result<Value> {
     let rebuild = app.images.rebuilds.lock().get(name).cloned();
-    let rebuild = rebuild.ok_or_else(|| Error::not_found(format!("\"{name}\" is not being rebuilt")))?;
+    let rebuild =
+        rebuild.ok_or_else(|| Error::not_found(format!("\"{name}\" is not being rebuilt")))?;
     Ok(rebuild.to_json())
 }
 
@@ -109,9 +112,9 @@ pub(super) struct Asked {
 /// Starts to rebuild.
 ///
 /// # Errors
-/// `InvalidArgument` for more than [`FAILURES_MAX`] failures; `FailedPrecondition` for a model that is not served, and
-/// where `switch` cannot be, as the name is no alias; `AlreadyExists` while one runs; `ResourceExhausted` where too much
-/// goes on already.
+/// `InvalidArgument` for more than [`FAILURES_MAX`] failures; `FailedPrecondition` for a model that
+/// is not served, and where `switch` cannot be, as the name is no alias; `AlreadyExists` while one
+/// runs; `ResourceExhausted` where too much goes on already.
 pub(super) fn begin(app: &Arc<App>, name: &str, asked: &Asked) -> Result<Value> {
     let (model, switch) = (asked.model.as_str(), asked.switch);
     if asked.max_failed > FAILURES_MAX {
@@ -121,7 +124,9 @@ pub(super) fn begin(app: &Arc<App>, name: &str, asked: &Asked) -> Result<Value> 
     let old = Target::open(&registry, name)?;
     let embedder = Embedder::find(app.lifecycle.catalog(), Some(model))?;
     if old.model == model {
-        return Err(Error::precondition(format!("\"{name}\" has embeddings of model \"{model}\" already")));
+        return Err(Error::precondition(format!(
+            "\"{name}\" has embeddings of model \"{model}\" already"
+        )));
     }
     if switch && !registry.aliases().iter().any(|(alias, _)| alias == name) {
         return Err(Error::precondition(format!(
@@ -130,7 +135,10 @@ pub(super) fn begin(app: &Arc<App>, name: &str, asked: &Asked) -> Result<Value> 
     }
     let mut all = app.images.rebuilds.lock();
     if all.get(name).is_some_and(|rebuild| rebuild.running()) {
-        return Err(Error::new(ErrorKind::AlreadyExists, format!("\"{name}\" is being rebuilt already")));
+        return Err(Error::new(
+            ErrorKind::AlreadyExists,
+            format!("\"{name}\" is being rebuilt already"),
+        ));
     }
     let place = permit(app)?;
     let rebuild = Arc::new(Rebuild {
@@ -147,7 +155,8 @@ pub(super) fn begin(app: &Arc<App>, name: &str, asked: &Asked) -> Result<Value> 
     all.insert(name.to_owned(), rebuild.clone());
     let answer = rebuild.to_json();
     let stop = Arc::new(AtomicBool::new(false));
-    let wanted = Wanted { name: String::new(), kind: Some(old.kind), model: Some(model.to_owned()) };
+    let wanted =
+        Wanted { name: String::new(), kind: Some(old.kind), model: Some(model.to_owned()) };
     let job = Job::new(app, wanted, stop);
     let name = name.to_owned();
     let thread = std::thread::Builder::new().name(format!("ingest-in-{}", place.number));
@@ -217,7 +226,10 @@ impl Work<'_> {
             }
             let (alias, collection) = (self.name.clone(), new.named.name().to_owned());
             let switch = [AliasChange::Create { alias, collection }];
-            match self.registry.change_aliases_if(&switch, || self.old.named.generation() == generation) {
+            match self
+                .registry
+                .change_aliases_if(&switch, || self.old.named.generation() == generation)
+            {
                 Ok(true) => return Ok(true),
                 // Somebody has written, or still does.
                 Ok(false) => {}
@@ -243,8 +255,8 @@ impl Work<'_> {
         self.old.next_version(&self.registry, dims, &self.rebuild.model)
     }
 
-    /// Takes over what the new collection does not have, and payloads that have changed. How many; in `unseen`, why that
-    /// may not be all.
+    /// Takes over what the new collection does not have, and payloads that have changed. How many;
+    /// in `unseen`, why that may not be all.
     fn copy(&self, job: &Arc<Job>, new: &Target, unseen: &mut Option<Error>) -> Result<u64> {
         let (mut from, mut moved, mut seen) = (None, 0, 0);
         // What failed in an earlier pass is not tried again, and is no failure once it is removed.
@@ -256,15 +268,20 @@ impl Work<'_> {
             let ids: Vec<PointId> = page.points.iter().map(|point| point.id).collect();
             seen += ids.len() as u64;
             let mut missing = Vec::new();
-            for (point, there) in page.points.into_iter().zip(new.named.get_parts(&ids, PointParts::PAYLOAD))
+            for (point, there) in
+                page.points.into_iter().zip(new.named.get_parts(&ids, PointParts::PAYLOAD))
             {
                 match there {
                     Ok(Some(copy)) if copy.payload == point.payload => {}
                     Ok(Some(_)) => {
                         let change = PayloadChange::Overwrite(point.payload);
-                        moved += new.named.change_payload(&PointSelection::Ids(vec![point.id]), &change)?;
+                        moved += new
+                            .named
+                            .change_payload(&PointSelection::Ids(vec![point.id]), &change)?;
                     }
-                    _ if before.contains(&point.id.to_string()) => drop(lacking.insert(point.id.to_string())),
+                    _ if before.contains(&point.id.to_string()) => {
+                        drop(lacking.insert(point.id.to_string()))
+                    }
                     _ => missing.push(point),
                 }
             }
@@ -288,10 +305,18 @@ impl Work<'_> {
             match self.piece(job, point) {
                 Ok((name, bytes, payload)) => {
                     let told = told.clone();
-                    // There is room for all; where a thread panics, nothing is told and the next pass tries again.
-                    let done =
-                        Box::new(move |outcome: Result<_>| drop(told.try_send((id, outcome.map(drop)))));
-                    job.app.images.ingest.send(Piece { job: job.clone(), name, bytes, payload, done })?;
+                    // There is room for all; where a thread panics, nothing is told and the next
+                    // pass tries again.
+                    let done = Box::new(move |outcome: Result<_>| {
+                        drop(told.try_send((id, outcome.map(drop))))
+                    });
+                    job.app.images.ingest.send(Piece {
+                        job: job.clone(),
+                        name,
+                        bytes,
+                        payload,
+                        done,
+                    })?;
                 }
                 Err(error) => drop(told.try_send((id, Err(error)))),
             }
@@ -327,8 +352,8 @@ impl Work<'_> {
         let mut payload = point.payload;
         let block = payload.remove(BLOCK).unwrap_or_default();
         let text = |key: &str| block.get(key).and_then(Value::as_str);
-        let key =
-            text("original").ok_or_else(|| Error::precondition("this point was put in without a picture"))?;
+        let key = text("original")
+            .ok_or_else(|| Error::precondition("this point was put in without a picture"))?;
         let bytes = job.runtime.block_on(job.app.images.originals.get(key))?;
         Ok((text("name").unwrap_or_default().to_owned(), bytes, payload))
     }

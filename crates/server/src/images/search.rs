@@ -1,4 +1,5 @@
-//! Finding pictures by a picture: embedding and keypoints of the query, the coarse filter, the matcher, and why.
+//! Finding pictures by a picture: embedding and keypoints of the query, the coarse filter, the
+//! matcher, and why.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,13 +23,14 @@ use crate::app::App;
 
 /// Hits of one answer at most.
 const HITS_MAX: usize = 1000;
-/// Candidates that the exact stage compares if the caller does not say. Photographs that show the same are near each
-/// other by their embeddings; fingerprints are not, as models of photographs see them, so all are compared up to this
-/// number. An answer is partial if a collection has more.
+/// Candidates that the exact stage compares if the caller does not say. Photographs that show the
+/// same are near each other by their embeddings; fingerprints are not, as models of photographs see
+/// them, so all are compared up to this number. An answer is partial if a collection has more.
 const PHOTO_CANDIDATES: usize = 100;
 const FINGERPRINT_CANDIDATES: usize = search::collection::CANDIDATES_MAX;
 
-/// Candidates whose embeddings are read, so that those which no keypoints speak for are ranked exactly.
+/// Candidates whose embeddings are read, so that those which no keypoints speak for are ranked
+/// exactly.
 const EXACT_MAX: usize = 1000;
 
 /// What a search asks for.
@@ -89,19 +91,31 @@ struct Stages {
 ///
 /// # Errors
 /// Those of the picture, the model and the collection; `InvalidArgument` for numbers out of range.
-pub(super) async fn search(app: &Arc<App>, name: &str, asked: Asked, sample: Sample) -> Result<Value> {
+pub(super) async fn search(
+    app: &Arc<App>,
+    name: &str,
+    asked: Asked,
+    sample: Sample,
+) -> Result<Value> {
     let registry = app.registry()?;
     let target = Target::open(&registry, name)?;
     let most = asked.candidates.unwrap_or(match target.kind {
         Kind::Photo => PHOTO_CANDIDATES,
         Kind::Fingerprint => FINGERPRINT_CANDIDATES,
     });
-    if !(1..=HITS_MAX).contains(&asked.k) || !(1..=::search::collection::CANDIDATES_MAX).contains(&most) {
+    if !(1..=HITS_MAX).contains(&asked.k)
+        || !(1..=::search::collection::CANDIDATES_MAX).contains(&most)
+    {
         let candidates_max = ::search::collection::CANDIDATES_MAX;
-        return Err(Error::invalid(format!("k is 1 to {HITS_MAX} and candidates 1 to {candidates_max}")));
+        return Err(Error::invalid(format!(
+            "k is 1 to {HITS_MAX} and candidates 1 to {candidates_max}"
+        )));
     }
-    let clause =
-        asked.filter.as_deref().map(|filter| api_qdrant::parse_filter(&target.named, filter)).transpose()?;
+    let clause = asked
+        .filter
+        .as_deref()
+        .map(|filter| api_qdrant::parse_filter(&target.named, filter))
+        .transpose()?;
     let looked = match sample {
         Sample::File(bytes) => look(app, &target, bytes).await?,
         Sample::Point(id) => stored(app, &target, id).await?,
@@ -110,7 +124,8 @@ pub(super) async fn search(app: &Arc<App>, name: &str, asked: Asked, sample: Sam
     let threshold = asked.threshold.unwrap_or_else(|| accept(target.kind));
     let deadline = Instant::now() + app.requests.limits.request_timeout;
     let exhaustive = target.kind == Kind::Fingerprint && asked.candidates.is_none();
-    let plan = Plan { k: asked.k, most, exhaustive, threshold, explain: asked.explain, clause, deadline };
+    let plan =
+        Plan { k: asked.k, most, exhaustive, threshold, explain: asked.explain, clause, deadline };
     let (sender, receiver) = oneshot::channel();
     let started = Instant::now();
     let (embedding, shared) = (looked.embedding.clone(), probe.clone());
@@ -180,7 +195,9 @@ async fn stored(app: &Arc<App>, target: &Target, id: PointId) -> Result<Looked> 
 
 /// Width and height of a stored picture.
 fn size(point: &FetchedPoint) -> (f64, f64) {
-    let of = |key: &str| point.payload.get(BLOCK).and_then(|block| block.get(key)?.as_f64()).unwrap_or(0.0);
+    let of = |key: &str| {
+        point.payload.get(BLOCK).and_then(|block| block.get(key)?.as_f64()).unwrap_or(0.0)
+    };
     (of("width"), of("height"))
 }
 
@@ -212,8 +229,8 @@ struct Coverage {
 }
 
 impl Coverage {
-    /// Whether a search that is to compare every record reached its limit of `most` and left some out. Records that come
-    /// while the search runs are not left out.
+    /// Whether a search that is to compare every record reached its limit of `most` and left some
+    /// out. Records that come while the search runs are not left out.
     fn is_cut(self, exhaustive: bool, most: usize) -> bool {
         exhaustive && self.compared >= most as u64 && self.compared < self.of
     }
@@ -228,7 +245,8 @@ impl Plan {
         embedding: &[f32],
         probe: Arc<Probe>,
     ) -> Result<Found> {
-        // All candidates come back, because those that no keypoints speak for are ranked by their embeddings.
+        // All candidates come back, because those that no keypoints speak for are ranked by their
+        // embeddings.
         let query = CollectionQuery {
             k: self.most.max(self.k),
             candidates: self.most.max(self.k),
@@ -247,8 +265,8 @@ impl Plan {
         let coverage = Coverage { compared, of: of.max(compared) };
         let hits = ranked(found.hits, self.threshold, self.k);
         let ids: Vec<u64> = hits.iter().map(|hit| hit.id).collect();
-        let points =
-            named.resolve(&ids, PointParts { embedding: false, record: self.explain, payload: true });
+        let points = named
+            .resolve(&ids, PointParts { embedding: false, record: self.explain, payload: true });
         let mut partial = found.partial || unseen || coverage.is_cut(self.exhaustive, self.most);
         let mut scratch = matching::Scratch::new();
         let mut kept = Vec::with_capacity(hits.len());
@@ -280,7 +298,13 @@ fn ranked(mut hits: Vec<QueryHit>, threshold: f32, k: usize) -> Vec<QueryHit> {
     hits
 }
 
-fn answer(looked: &Looked, found: &Found, threshold: f32, explained: bool, took: Duration) -> Value {
+fn answer(
+    looked: &Looked,
+    found: &Found,
+    threshold: f32,
+    explained: bool,
+    took: Duration,
+) -> Value {
     let results: Vec<Value> = found
         .hits
         .iter()
@@ -344,7 +368,11 @@ fn record(app: &App, stages: &Stages, search: Duration) {
         ("search", search),
     ];
     for (kind, time) in all {
-        app.metrics.images.search_seconds.get_or_create(&KindLabels { kind }).observe(time.as_secs_f64());
+        app.metrics
+            .images
+            .search_seconds
+            .get_or_create(&KindLabels { kind })
+            .observe(time.as_secs_f64());
     }
 }
 
@@ -382,7 +410,8 @@ mod tests {
     #[test]
     fn a_point_without_keypoints_is_like_nothing_and_no_damage() {
         use ::search::Scorer;
-        let matcher = Matcher(Arc::new(Probe::new(&Graph::default(), matching::Options::default())));
+        let matcher =
+            Matcher(Arc::new(Probe::new(&Graph::default(), matching::Options::default())));
         assert_eq!(matcher.score(&[], &mut matcher.scratch()), Ok(0.0));
         assert!(matcher.score(&[1], &mut matcher.scratch()).is_err());
     }
@@ -390,7 +419,8 @@ mod tests {
     #[test]
     fn places_are_in_the_pictures_own_pixels() {
         let vertex = matching::Vertex { x: 50, y: 10, ..matching::Vertex::default() };
-        let graph = Graph { width: 100, height: 100, vertices: vec![vertex], descriptors: Vec::new() };
+        let graph =
+            Graph { width: 100, height: 100, vertices: vec![vertex], descriptors: Vec::new() };
         assert_eq!(at(&graph, 0, 200.0, 50.0), Some((100.0, 5.0)));
         assert_eq!(at(&graph, 1, 200.0, 50.0), None);
     }

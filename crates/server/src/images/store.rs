@@ -1,4 +1,5 @@
-//! Putting pictures into a collection: what is there already is passed over, the original goes before the point.
+//! Putting pictures into a collection: what is there already is passed over, the original goes
+//! before the point.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -104,12 +105,13 @@ fn with_points(pictures: &[Ready], then: impl FnOnce(&[NewPoint<'_>]) -> Result<
     then(&points.collect::<Vec<_>>())
 }
 
-/// The same for some of the pictures of a bulk job, which waits while there is no memory for more. It waits here and not where
-/// the points are kept, so that it holds up no writer and sealing is not hurried for it. Aliases are kept as they are only during each
-/// try.
+/// The same for some of the pictures of a bulk job, which waits while there is no memory for more.
+/// It waits here and not where the points are kept, so that it holds up no writer and sealing is
+/// not hurried for it. Aliases are kept as they are only during each try.
 ///
 /// # Errors
-/// Those of [`NamedCollection::try_upsert`], after having waited, and at once those of [`Target::writing`].
+/// Those of [`NamedCollection::try_upsert`], after having waited, and at once those of
+/// [`Target::writing`].
 pub(super) fn write_patiently(
     job: &Job,
     target: &Target,
@@ -122,10 +124,14 @@ pub(super) fn write_patiently(
         let (target, pictures, which) = (target.clone(), pictures.clone(), which.clone());
         let tried = job.at_ordinary_priority(move || {
             let writing = target.writing(&registry, &name)?;
-            with_points(pictures.get(which).unwrap_or_default(), |points| writing.try_upsert(points))
+            with_points(pictures.get(which).unwrap_or_default(), |points| {
+                writing.try_upsert(points)
+            })
         });
         match tried {
-            Err(error) if may_pass(&error) && Instant::now() < give_up => std::thread::sleep(WRITE_RETRY),
+            Err(error) if may_pass(&error) && Instant::now() < give_up => {
+                std::thread::sleep(WRITE_RETRY)
+            }
             outcome => return outcome,
         }
     }

@@ -1,7 +1,8 @@
 //! Collections of pictures: what the service keeps with one, and how it is made.
 //!
-//! A collection that the service makes for a name is called "NAME.v1", and NAME is an alias of it. A rebuild makes
-//! "NAME.v2" and changes the alias, and back again: that is what an alias is for, and one cannot have a collection's own name.
+//! A collection that the service makes for a name is called "NAME.v1", and NAME is an alias of it.
+//! A rebuild makes "NAME.v2" and changes the alias, and back again: that is what an alias is for,
+//! and one cannot have a collection's own name.
 
 use std::sync::Arc;
 
@@ -28,9 +29,9 @@ impl Kind {
         match text {
             "photo" => Ok(Kind::Photo),
             "fingerprint" => Ok(Kind::Fingerprint),
-            other => {
-                Err(Error::invalid(format!("there is no kind \"{other}\"; there are photo and fingerprint")))
-            }
+            other => Err(Error::invalid(format!(
+                "there is no kind \"{other}\"; there are photo and fingerprint"
+            ))),
         }
     }
 
@@ -85,7 +86,11 @@ impl Target {
     ///
     /// # Errors
     /// `Unavailable` where the name stands for another collection since.
-    pub(super) fn writing<'a>(&self, registry: &'a Registry, name: &str) -> Result<WritingCollection<'a>> {
+    pub(super) fn writing<'a>(
+        &self,
+        registry: &'a Registry,
+        name: &str,
+    ) -> Result<WritingCollection<'a>> {
         let writing = registry.writing(name)?;
         if writing.name() == self.named.name() {
             return Ok(writing);
@@ -134,12 +139,17 @@ impl Target {
         Ok(Some(target))
     }
 
-    /// Makes the collection for embeddings of `dims` values of `model`, or finds the one that somebody else has made
-    /// meanwhile.
+    /// Makes the collection for embeddings of `dims` values of `model`, or finds the one that
+    /// somebody else has made meanwhile.
     ///
     /// # Errors
     /// Those of [`Registry::create`] and [`Target::existing`].
-    pub(super) fn make(registry: &Registry, wanted: &Wanted, dims: usize, model: &str) -> Result<Target> {
+    pub(super) fn make(
+        registry: &Registry,
+        wanted: &Wanted,
+        dims: usize,
+        model: &str,
+    ) -> Result<Target> {
         let real = format!("{}.v1", wanted.name);
         let kind = wanted.kind.unwrap_or(Kind::Photo);
         match registry.create(&real, settings(dims, kind, model, &wanted.name)) {
@@ -152,17 +162,25 @@ impl Target {
         if !registry.aliases().iter().any(|(alias, _)| *alias == wanted.name) {
             registry.change_aliases(&[alias])?;
         }
-        Target::existing(registry, wanted)?
-            .ok_or_else(|| Error::unavailable("the collection was removed meanwhile; send it again"))
+        Target::existing(registry, wanted)?.ok_or_else(|| {
+            Error::unavailable("the collection was removed meanwhile; send it again")
+        })
     }
 
     /// Makes the next version of a collection, empty, for embeddings of another model.
     ///
     /// # Errors
     /// Those of [`Registry::create`].
-    pub(super) fn next_version(&self, registry: &Registry, dims: usize, model: &str) -> Result<Target> {
+    pub(super) fn next_version(
+        &self,
+        registry: &Registry,
+        dims: usize,
+        model: &str,
+    ) -> Result<Target> {
         let taken: Vec<String> = registry.list().into_iter().map(|listed| listed.name).collect();
-        let name = (1..).map(|number| format!("{}.v{number}", self.space)).find(|name| !taken.contains(name));
+        let name = (1..)
+            .map(|number| format!("{}.v{number}", self.space))
+            .find(|name| !taken.contains(name));
         let name = name.unwrap_or_default();
         let named = registry.create(&name, settings(dims, self.kind, model, &self.space))?;
         Target::of(&named).ok_or_else(|| Error::internal("a new collection has lost its settings"))
@@ -193,14 +211,18 @@ impl Target {
         ready.filter(|target| target.space == self.space).collect()
     }
 
-    /// Whether all that share its originals can be asked. One that is being opened, or is broken, may need them too: then
-    /// they stay, which costs only their place.
+    /// Whether all that share its originals can be asked. One that is being opened, or is broken,
+    /// may need them too: then they stay, which costs only their place.
     pub(super) fn siblings_are_known(&self, registry: &Registry) -> bool {
         let unknown = |listed: &ListedCollection| !matches!(listed.state, ListedState::Ready(_));
         let found = registry.list().into_iter().find(unknown);
         if let Some(other) = &found {
             let (of, other) = (self.named.name(), &other.name);
-            tracing::warn!(collection = of, other, "originals stay, as another collection may need them");
+            tracing::warn!(
+                collection = of,
+                other,
+                "originals stay, as another collection may need them"
+            );
         }
         found.is_none()
     }
@@ -208,5 +230,8 @@ impl Target {
 
 fn settings(dims: usize, kind: Kind, model: &str, space: &str) -> CollectionSettings {
     let section = json!({ "kind": kind.name(), "model": model, "originals": space });
-    CollectionSettings { extra: json!({ SECTION: section }), ..CollectionSettings::new(dims, Metric::Cosine) }
+    CollectionSettings {
+        extra: json!({ SECTION: section }),
+        ..CollectionSettings::new(dims, Metric::Cosine)
+    }
 }

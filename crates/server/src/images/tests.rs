@@ -1,5 +1,6 @@
-//! The routes as clients meet them: over a socket, with the fake engine behind real workers. A picture's embedding here is
-//! the colours of six regions, as the model takes pictures of three by two pixels.
+//! The routes as clients meet them: over a socket, with the fake engine behind real workers. A
+//! picture's embedding here is the colours of six regions, as the model takes pictures of three by
+//! two pixels.
 
 use std::io::{Cursor, Read, Write};
 use std::path::{Path, PathBuf};
@@ -14,12 +15,15 @@ use vision::{Picture, thumbnail};
 use crate::config::{Config, SearchConfig};
 use crate::loopback::{self, Answer, Loopback, WAIT_MAX};
 
-const COLOUR: &str = "millpond-fake 1\ninput x float32 n 3 2 3\noutput y float32 n 18\ny = echo x\n";
+const COLOUR: &str =
+    "millpond-fake 1\ninput x float32 n 3 2 3\noutput y float32 n 18\ny = echo x\n";
 /// The same turned round, for rebuilds.
-const OTHER: &str = "millpond-fake 1\ninput x float32 n 3 2 3\noutput y float32 n 18\ny = affine x -1 0\n";
+const OTHER: &str =
+    "millpond-fake 1\ninput x float32 n 3 2 3\noutput y float32 n 18\ny = affine x -1 0\n";
 
 /// One value for each colour of a picture of one pixel.
-const CLASSES: &str = "millpond-fake 1\ninput x float32 n 3 1 1\noutput y float32 n 3 1 1\ny = echo x\n";
+const CLASSES: &str =
+    "millpond-fake 1\ninput x float32 n 3 1 1\noutput y float32 n 3 1 1\ny = echo x\n";
 
 /// A server in a directory that outlives it.
 struct Served(Loopback);
@@ -72,7 +76,12 @@ impl Expected for Answer {
 
     #[track_caller]
     fn bad(&self, status: u16, words: &str) {
-        assert!(self.status == status && self.text().contains(words), "{} {}", self.status, self.text());
+        assert!(
+            self.status == status && self.text().contains(words),
+            "{} {}",
+            self.status,
+            self.text()
+        );
     }
 
     #[track_caller]
@@ -131,7 +140,8 @@ fn picture(seed: u64) -> Vec<u8> {
     let mut rgb = ground.repeat((width * height) as usize);
     for _ in 0..40 {
         let colour: [u8; 3] = std::array::from_fn(|_| random(256) as u8);
-        let (left, top, wide, high) = (random(width), random(height), 6 + random(30), 6 + random(30));
+        let (left, top, wide, high) =
+            (random(width), random(height), 6 + random(30), 6 + random(30));
         for y in top..(top + high).min(height) {
             for x in left..(left + wide).min(width) {
                 let at = ((y * width + x) * 3) as usize;
@@ -186,7 +196,10 @@ fn pictures_are_put_in_found_looked_at_and_removed() {
         (&best["id"], &best["accepted"], &best["name"]),
         (&json!(ids[2]), &json!(true), &json!("p2.jpg"))
     );
-    assert_eq!((best["payload"]["seed"].clone(), found["results"].as_array().unwrap().len()), (json!(2), 3));
+    assert_eq!(
+        (best["payload"]["seed"].clone(), found["results"].as_array().unwrap().len()),
+        (json!(2), 3)
+    );
     let pairs = best["pairs"].as_array().unwrap();
     assert!(
         pairs.len() > 5 && pairs.iter().all(|pair| pair[0] == pair[2] && pair[1] == pair[3]),
@@ -195,12 +208,16 @@ fn pictures_are_put_in_found_looked_at_and_removed() {
     assert_eq!((&found["query"]["width"], &found["partial"]), (&json!(160), &json!(false)));
     assert_eq!((&found["compared"], &found["of"]), (&json!(7), &json!(7)));
     let some = served.search("/v1/images/photos/search?k=1&candidates=2", &picture(2)).good();
-    assert_eq!((&some["compared"], &some["of"], &some["partial"]), (&json!(2), &json!(7), &json!(false)));
-    let by_id = served.json("POST", "/v1/images/photos/search?k=1", &json!({ "id": ids[4] })).good();
+    assert_eq!(
+        (&some["compared"], &some["of"], &some["partial"]),
+        (&json!(2), &json!(7), &json!(false))
+    );
+    let by_id =
+        served.json("POST", "/v1/images/photos/search?k=1", &json!({ "id": ids[4] })).good();
     assert_eq!(by_id["results"][0]["id"], json!(ids[4]));
-    let filter =
-        "%7B%22must%22%3A%5B%7B%22key%22%3A%22seed%22%2C%22match%22%3A%7B%22value%22%3A5%7D%7D%5D%7D";
-    let filtered = served.search(&format!("/v1/images/photos/search?filter={filter}"), &picture(2)).good();
+    let filter = "%7B%22must%22%3A%5B%7B%22key%22%3A%22seed%22%2C%22match%22%3A%7B%22value%22%3A5%7D%7D%5D%7D";
+    let filtered =
+        served.search(&format!("/v1/images/photos/search?filter={filter}"), &picture(2)).good();
     assert_eq!(
         (filtered["results"][0]["id"].clone(), filtered["results"].as_array().unwrap().len()),
         (json!(ids[5]), 1)
@@ -216,15 +233,20 @@ fn pictures_are_put_in_found_looked_at_and_removed() {
     loop {
         let page = served.get(&format!("/v1/images/photos?limit=2{next}")).good();
         seen.extend(
-            page["images"].as_array().unwrap().iter().map(|image| image["id"].as_str().unwrap().to_owned()),
+            page["images"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|image| image["id"].as_str().unwrap().to_owned()),
         );
         let Some(id) = page["next"].as_str() else { break };
         next = format!("&offset={id}");
     }
     assert!(seen.len() == 7 && ids.iter().all(|id| seen.contains(id)));
     let unknown = "5c56c793-69f3-8fbf-87e6-c4bf54c28c26";
-    let missing =
-        served.json("POST", "/v1/images/photos/missing", &json!({ "ids": [ids[0], unknown] })).good();
+    let missing = served
+        .json("POST", "/v1/images/photos/missing", &json!({ "ids": [ids[0], unknown] }))
+        .good();
     assert_eq!(missing["missing"], json!([unknown]));
     let original = served.get(&format!("/v1/images/photos/{}", ids[1]));
     assert!(original.body == picture(1) && original.head.contains("content-type: image/jpeg"));
@@ -267,7 +289,9 @@ fn what_is_wrong_is_told_and_nothing_is_put_in() {
     served.put("/v1/images/photos?model=nobody", &whole).bad(409, "nobody");
     served.put("/v1/images/photos?nonsense=1", &whole).bad(400, "nonsense");
     served.put("/v1/images/.hidden", &whole).bad(400, "name");
-    served.ask("PUT", "/v1/images/photos", "Content-Type: text/html\r\n", &whole).bad(400, "text/html");
+    served
+        .ask("PUT", "/v1/images/photos", "Content-Type: text/html\r\n", &whole)
+        .bad(400, "text/html");
     served.get("/v1/images/photos").bad(404, "there is no collection");
     // An upload that stops half-way: the connection ends, and nothing of it is there.
     let mut stream = served.connect();
@@ -310,8 +334,11 @@ fn decoding_stays_within_the_memory_of_requests() {
     }
     assert_eq!(budget.used(), needed);
     // Bulk work waits for the memory.
-    let body =
-        archive(&[("two.jpg", &picture(2)), ("three.jpg", &picture(3)), ("broken.jpg", b"\xff\xd8\xff\xe0")]);
+    let body = archive(&[
+        ("two.jpg", &picture(2)),
+        ("three.jpg", &picture(3)),
+        ("broken.jpg", b"\xff\xd8\xff\xe0"),
+    ]);
     let (_, summary) = std::thread::scope(|scope| {
         let sent = scope.spawn(|| served.zip("/v1/images/photos", &body).lines());
         let give_up = Instant::now() + WAIT_MAX;
@@ -332,7 +359,8 @@ fn a_picture_that_can_never_be_decoded_in_the_memory_of_requests_is_too_large() 
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(1 << 20));
     served.put("/v1/images/photos", &picture(1)).bad(413, "--request-memory");
-    let (lines, summary) = served.zip("/v1/images/photos", &archive(&[("one.jpg", &picture(1))])).lines();
+    let (lines, summary) =
+        served.zip("/v1/images/photos", &archive(&[("one.jpg", &picture(1))])).lines();
     assert!(lines[0]["error"].as_str().unwrap().contains("--request-memory"), "{lines:?}");
     assert_eq!((&summary["failed"], served.app.requests.memory.used()), (&json!(1), 0));
 }
@@ -355,7 +383,11 @@ fn an_archive_is_told_line_by_line_and_written_nowhere_by_name() {
         ("zeroes.png", &zeroes),
     ]);
     let (lines, summary) = served.zip("/v1/images/photos", &body).lines();
-    assert_eq!(summary, json!({ "added": 3, "present": 1, "failed": 3, "ignored": 1 }), "{lines:?}");
+    assert_eq!(
+        summary,
+        json!({ "added": 3, "present": 1, "failed": 3, "ignored": 1 }),
+        "{lines:?}"
+    );
     let status = |name: &str| {
         let line = lines.iter().find(|line| line["name"] == name);
         line.unwrap_or_else(|| panic!("{name}: {lines:?}"))["status"].clone()
@@ -378,7 +410,9 @@ fn an_archive_is_told_line_by_line_and_written_nowhere_by_name() {
     let (lines, summary) = served.json("PUT", "/v1/images/photos", &path).lines();
     assert_eq!(summary, json!({ "added": 1, "present": 0, "failed": 0, "ignored": 1 }));
     assert_eq!(lines[0]["name"], "deep/four.jpg");
-    served.json("PUT", "/v1/images/photos", &json!({ "folder": "relative" })).bad(400, "whole path");
+    served
+        .json("PUT", "/v1/images/photos", &json!({ "folder": "relative" }))
+        .bad(400, "whole path");
     assert_eq!(served.count("photos"), 4);
 }
 
@@ -387,13 +421,19 @@ fn what_was_acknowledged_is_there_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let id = {
         let served = served(dir.path(), |_| {});
-        served.put("/v1/images/photos?name=kept.jpg", &picture(9)).good()["id"].as_str().unwrap().to_owned()
+        served.put("/v1/images/photos?name=kept.jpg", &picture(9)).good()["id"]
+            .as_str()
+            .unwrap()
+            .to_owned()
     };
     let served = served(dir.path(), |_| {});
     assert!(served.app.registry().unwrap().wait_open(WAIT_MAX));
     assert_eq!(served.get(&format!("/v1/images/photos/{id}")).body, picture(9));
     let found = served.search("/v1/images/photos/search?k=1", &picture(9)).good();
-    assert_eq!((&found["results"][0]["id"], &found["results"][0]["accepted"]), (&json!(id), &json!(true)));
+    assert_eq!(
+        (&found["results"][0]["id"], &found["results"][0]["accepted"]),
+        (&json!(id), &json!(true))
+    );
 }
 
 /// Has "photos" rebuilt, and what it says at its end.
@@ -416,7 +456,8 @@ fn a_rebuild_does_without_lost_originals_only_where_that_is_said() {
     let dir = tempfile::tempdir().unwrap();
     publish(&dir.path().join("models/other/1"), OTHER, &[]).unwrap();
     let served = served(dir.path(), |_| {});
-    let put = |seed| served.put("/v1/images/photos?model=colour", &picture(seed)).good()["id"].clone();
+    let put =
+        |seed| served.put("/v1/images/photos?model=colour", &picture(seed)).good()["id"].clone();
     let originals = || files_below(&dir.path().join("collections/.originals"));
     let (kept, before) = (put(0), originals());
     let lost = put(1);
@@ -424,7 +465,8 @@ fn a_rebuild_does_without_lost_originals_only_where_that_is_said() {
         .iter()
         .filter(|file| !before.contains(file))
         .for_each(|file| std::fs::remove_file(file).unwrap());
-    let asked = |max_failed: u64| json!({ "model": "other", "switch": true, "max_failed": max_failed });
+    let asked =
+        |max_failed: u64| json!({ "model": "other", "switch": true, "max_failed": max_failed });
     let refused = rebuilt(&served, &asked(0));
     assert_eq!((&refused["state"], &refused["failed"]), (&json!("failed"), &json!(1)), "{refused}");
     assert!(refused["error"].as_str().unwrap().contains("\"max_failed\": 1"), "{refused}");
@@ -445,7 +487,8 @@ fn a_rebuild_does_not_go_over_while_pictures_cannot_be_seen() {
     begun.put("/v1/images/photos?model=colour", &picture(0)).good();
     begun.app.registry().unwrap().get("photos").unwrap().collection().flush().unwrap();
     drop(begun);
-    let segment = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("segment-");
+    let segment =
+        |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("segment-");
     let path = files_below(&dir.path().join("collections")).into_iter().find(segment).unwrap();
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[100] ^= 1;
@@ -480,8 +523,12 @@ fn a_collection_gets_another_model_while_it_serves_and_goes_back() {
         served.put(&format!("/v1/images/photos?model=colour&name={seed}"), &picture(seed)).good();
     }
     let rebuild = |model: &str| rebuilt(&served, &json!({ "model": model, "switch": true }));
-    served.json("POST", "/v1/images/photos/rebuild", &json!({ "model": "nobody" })).bad(409, "nobody");
-    served.json("POST", "/v1/images/photos/rebuild", &json!({ "model": "colour" })).bad(409, "already");
+    served
+        .json("POST", "/v1/images/photos/rebuild", &json!({ "model": "nobody" }))
+        .bad(409, "nobody");
+    served
+        .json("POST", "/v1/images/photos/rebuild", &json!({ "model": "colour" }))
+        .bad(409, "already");
     let progress = rebuild("other");
     assert_eq!(
         (&progress["state"], &progress["to"], &progress["done"]),
@@ -492,12 +539,17 @@ fn a_collection_gets_another_model_while_it_serves_and_goes_back() {
         let all = listed["collections"].as_array().unwrap().clone();
         all.into_iter().find(|entry| entry["name"] == wanted).unwrap()
     };
-    assert_eq!((&listed("photos")["model"], &listed("photos.v1")["count"]), (&json!("other"), &json!(5)));
+    assert_eq!(
+        (&listed("photos")["model"], &listed("photos.v1")["count"]),
+        (&json!("other"), &json!(5))
+    );
     let found = served.search("/v1/images/photos/search?k=1", &picture(3)).good();
     assert_eq!(found["results"][0]["name"], "3");
     // What comes and goes now is what the way back takes over.
-    let new =
-        served.put("/v1/images/photos?name=new", &picture(50)).good()["id"].as_str().unwrap().to_owned();
+    let new = served.put("/v1/images/photos?name=new", &picture(50)).good()["id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     // And what another door changes of a picture that the other version has as well.
     let third = found["results"][0]["id"].as_str().unwrap();
     let shelf = json!({ "payload": { "shelf": 7 }, "points": [third] });
@@ -519,7 +571,10 @@ fn a_collection_gets_another_model_while_it_serves_and_goes_back() {
     let originals = dir.path().join("collections/.originals");
     assert!(!files_below(&originals).is_empty());
     served.ask("DELETE", "/collections/photos.v1", "", b"").good();
-    assert_eq!((files_below(&originals).len(), served.get("/v1/images/photos.v1").status), (0, 404));
+    assert_eq!(
+        (files_below(&originals).len(), served.get("/v1/images/photos.v1").status),
+        (0, 404)
+    );
 }
 
 #[test]
@@ -529,7 +584,11 @@ fn with_a_key_every_route_of_collections_wants_it() {
     for path in ["/v1/images", "/v1/images/photos", "/v1/images/openapi.json", "/collections"] {
         served.get(path).bad(401, "key");
         assert_ne!(served.ask("GET", path, "api-key: s3cret\r\n", b"").status, 401, "{path}");
-        assert_ne!(served.ask("GET", path, "Authorization: Bearer s3cret\r\n", b"").status, 401, "{path}");
+        assert_ne!(
+            served.ask("GET", path, "Authorization: Bearer s3cret\r\n", b"").status,
+            401,
+            "{path}"
+        );
     }
     assert_eq!(served.get("/v2/health/ready").status, 200);
     assert_eq!(served.get("/no/such/place").status, 404);

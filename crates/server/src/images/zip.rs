@@ -1,5 +1,5 @@
-//! Archives of pictures. Entries are read one after the other into memory, each within limits; nothing is ever written by
-//! an entry's name, which is only what the picture is called afterwards.
+//! Archives of pictures. Entries are read one after the other into memory, each within limits;
+//! nothing is ever written by an entry's name, which is only what the picture is called afterwards.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -16,8 +16,8 @@ use transport::upload::UploadReader;
 pub(super) const ARCHIVE_BYTES_MAX: u64 = 8 << 30;
 /// Entries of an archive at most.
 const ENTRIES_MAX: usize = 1_000_000;
-/// How often as large as the archive its contents may be, and how large they may be in any case: pictures hardly shrink, so
-/// one that grows more is made to do harm.
+/// How often as large as the archive its contents may be, and how large they may be in any case:
+/// pictures hardly shrink, so one that grows more is made to do harm.
 const RATIO_MAX: u64 = 50;
 const CONTENTS_BYTES_FREE: u64 = 1 << 30;
 /// Bytes that tell what an entry is.
@@ -37,14 +37,19 @@ impl Archive {
     /// Takes an upload into a file in `directory`, or the system's, and opens it.
     ///
     /// # Errors
-    /// What ended the upload; `InvalidArgument` for what is no archive; `ResourceExhausted` where there is no room.
-    pub(super) fn receive(mut upload: UploadReader, directory: Option<&std::path::Path>) -> Result<Archive> {
+    /// What ended the upload; `InvalidArgument` for what is no archive; `ResourceExhausted` where
+    /// there is no room.
+    pub(super) fn receive(
+        mut upload: UploadReader,
+        directory: Option<&std::path::Path>,
+    ) -> Result<Archive> {
         let made = match directory {
             Some(directory) => tempfile::tempfile_in(directory),
             None => tempfile::tempfile(),
         };
-        let disk =
-            |error: io::Error| Error::exhausted(format!("the archive cannot be kept in a file: {error}"));
+        let disk = |error: io::Error| {
+            Error::exhausted(format!("the archive cannot be kept in a file: {error}"))
+        };
         let mut file = made.map_err(disk)?;
         let mut buffer = vec![0; COPY_BYTES];
         let mut length = 0;
@@ -57,8 +62,9 @@ impl Archive {
             file.write_all(buffer.get(..count).unwrap_or_default()).map_err(disk)?;
         }
         file.seek(SeekFrom::Start(0)).map_err(disk)?;
-        let entries = ::zip::ZipArchive::new(file)
-            .map_err(|error| Error::invalid(format!("this is no zip archive, or not all of one: {error}")))?;
+        let entries = ::zip::ZipArchive::new(file).map_err(|error| {
+            Error::invalid(format!("this is no zip archive, or not all of one: {error}"))
+        })?;
         if entries.len() > ENTRIES_MAX {
             return Err(Error::too_large(format!(
                 "an archive has at most {ENTRIES_MAX} entries; send several"
@@ -78,7 +84,10 @@ impl Archive {
             return Found::Nothing;
         }
         if entry.is_symlink() {
-            return Found::Failed(name, Error::invalid("this entry is a link, which is not followed"));
+            return Found::Failed(
+                name,
+                Error::invalid("this entry is a link, which is not followed"),
+            );
         }
         let mut bytes = Vec::new();
         let most = (PICTURE_BYTES_MAX as u64).min(self.left);
@@ -101,7 +110,8 @@ impl Archive {
         }
         if bytes.len() as u64 > self.left {
             self.next = usize::MAX;
-            let text = "the archive's contents are far larger than it is; the rest of it is not looked at";
+            let text =
+                "the archive's contents are far larger than it is; the rest of it is not looked at";
             return Found::Failed(name, Error::too_large(text));
         }
         self.left -= bytes.len() as u64;
@@ -144,12 +154,14 @@ fn last_part(name: &str) -> String {
     last.chars().filter(|c| !c.is_control()).take(255).collect()
 }
 
-/// Whether a name says that this should have been a picture, so that a damaged one is told and not passed over.
+/// Whether a name says that this should have been a picture, so that a damaged one is told and not
+/// passed over.
 pub(super) fn looks_like_a_picture(name: &str) -> bool {
     // Resource forks of a Mac's archives have the picture's name after "._".
     let extension = name.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase());
     let known = ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp"];
-    !name.starts_with("._") && extension.is_some_and(|extension| known.contains(&extension.as_str()))
+    !name.starts_with("._")
+        && extension.is_some_and(|extension| known.contains(&extension.as_str()))
 }
 
 #[cfg(test)]

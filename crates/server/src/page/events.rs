@@ -1,7 +1,8 @@
 //! `GET /events`: the page's server-sent events. First `history`, then `tick` once a second.
 //!
-//! A viewer takes ticks as fast as it reads: while one waits to be sent, newer ones replace each other. One that
-//! takes nothing for [`VIEWER_STALL_MAX`] is given up, so that its place is free for another.
+//! A viewer takes ticks as fast as it reads: while one waits to be sent, newer ones replace each
+//! other. One that takes nothing for [`VIEWER_STALL_MAX`] is given up, so that its place is free
+//! for another.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -77,7 +78,8 @@ pub(super) fn frame(event: &str, json: &str) -> Bytes {
     format!("event: {event}\ndata: {json}\n\n").into()
 }
 
-/// Hands events to one viewer until it goes, takes nothing for `stall`, or the server stops. The permit is its place.
+/// Hands events to one viewer until it goes, takes nothing for `stall`, or the server stops. The
+/// permit is its place.
 async fn feed(
     first: Bytes,
     mut news: watch::Receiver<News>,
@@ -139,7 +141,13 @@ mod tests {
         let (news, room) = (watch::Sender::new(News::Quiet), Arc::new(Semaphore::new(1)));
         let (sender, events) = mpsc::channel(EVENTS_WAITING_MAX);
         let permit = room.clone().try_acquire_owned().unwrap();
-        let task = tokio::spawn(feed(Bytes::from_static(b"first"), news.subscribe(), sender, stall, permit));
+        let task = tokio::spawn(feed(
+            Bytes::from_static(b"first"),
+            news.subscribe(),
+            sender,
+            stall,
+            permit,
+        ));
         Viewer { news, events, room, task }
     }
 

@@ -32,7 +32,11 @@ const FILES: [(&str, &str, &str); 15] = [
     ("/page-images.js", "text/javascript; charset=utf-8", include_str!("page-images.js")),
     ("/page-images-add.js", "text/javascript; charset=utf-8", include_str!("page-images-add.js")),
     ("/page-images-api.js", "text/javascript; charset=utf-8", include_str!("page-images-api.js")),
-    ("/page-images-match.js", "text/javascript; charset=utf-8", include_str!("page-images-match.js")),
+    (
+        "/page-images-match.js",
+        "text/javascript; charset=utf-8",
+        include_str!("page-images-match.js"),
+    ),
     ("/page.js", "text/javascript; charset=utf-8", include_str!("page.js")),
     ("/page-card.js", "text/javascript; charset=utf-8", include_str!("page-card.js")),
     ("/page-chart.js", "text/javascript; charset=utf-8", include_str!("page-chart.js")),
@@ -62,7 +66,10 @@ async fn images_page() -> Reply {
 pub(crate) fn routes() -> Router<Arc<App>> {
     let router = Router::new().route("/audio", get(audio_page)).route("/images", get(images_page));
     FILES.iter().fold(router, |router, &(path, content_type, text)| {
-        router.route(path, get(move || async move { guarded(Reply::body(content_type, text), POLICY) }))
+        router.route(
+            path,
+            get(move || async move { guarded(Reply::body(content_type, text), POLICY) }),
+        )
     })
 }
 
@@ -78,8 +85,8 @@ fn guarded(reply: Reply, policy: &'static str) -> Reply {
         )
 }
 
-/// Whether a client wants to look at the page rather than read text: it names `text/html`, and no less than
-/// `text/plain`. What accepts anything (curl) gets the text.
+/// Whether a client wants to look at the page rather than read text: it names `text/html`, and no
+/// less than `text/plain`. What accepts anything (curl) gets the text.
 pub(crate) fn wants_page(headers: &HeaderMap) -> bool {
     let accepted: Vec<&str> =
         headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
@@ -97,7 +104,8 @@ fn named(range: &str, wanted: &str) -> Option<f32> {
     if !parts.next()?.eq_ignore_ascii_case(wanted) {
         return None;
     }
-    let quality = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
+    let quality =
+        parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
     quality.map_or(Some(1.0), |quality| quality.parse().ok())
 }
 
@@ -112,7 +120,9 @@ mod tests {
             headers.insert(header::ACCEPT, HeaderValue::from_str(accept).unwrap());
             wants_page(&headers)
         };
-        assert!(wants("text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"));
+        assert!(wants(
+            "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
+        ));
         assert!(wants("text/html"));
         assert!(wants("text/plain;q=0.5, Text/HTML ; q=0.7"));
         assert!(!wants("*/*"));
@@ -125,18 +135,25 @@ mod tests {
     #[test]
     fn the_page_names_no_other_host() {
         // The one address that is only a name: SVG's own namespace.
-        let pages = [include_str!("page.html"), include_str!("audio.html"), include_str!("images.html")];
+        let pages =
+            [include_str!("page.html"), include_str!("audio.html"), include_str!("images.html")];
         let texts = FILES.iter().map(|(_, _, text)| *text).chain(pages);
         for text in texts {
             let text = text.replace("http://www.w3.org/2000/svg", "");
-            assert!(!text.contains("//www.") && !text.contains("https:") && !text.contains("http:"));
+            assert!(
+                !text.contains("//www.") && !text.contains("https:") && !text.contains("http:")
+            );
         }
     }
 
     #[test]
     fn the_policy_allows_what_the_page_uses() {
-        for html in [include_str!("page.html"), include_str!("audio.html"), include_str!("images.html")] {
-            assert!(!html.contains("style=") && !html.contains("onclick") && !html.contains("<style"));
+        for html in
+            [include_str!("page.html"), include_str!("audio.html"), include_str!("images.html")]
+        {
+            assert!(
+                !html.contains("style=") && !html.contains("onclick") && !html.contains("<style")
+            );
             for tag in html.split("<script").skip(1) {
                 assert!(tag.starts_with(" type=\"module\" src=\"/page"), "{tag}");
             }

@@ -1,5 +1,6 @@
-//! What the page shows of each model's past: a point a second, marks where versions came, and the scheduler's
-//! counters of the last seconds. Filled once a second by the ticker; requests know nothing of it.
+//! What the page shows of each model's past: a point a second, marks where versions came, and the
+//! scheduler's counters of the last seconds. Filled once a second by the ticker; requests know
+//! nothing of it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -18,8 +19,8 @@ const MARKS_MAX: usize = 32;
 /// Seconds over which batch sizes, padding and refusals are summed.
 pub(crate) const WINDOW_SECONDS: usize = 10;
 
-/// One second of one model. Times are in microseconds; `at` is in seconds since the server started and names the
-/// end of the second.
+/// One second of one model. Times are in microseconds; `at` is in seconds since the server started
+/// and names the end of the second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(into = "[u64; 9]")]
 pub(crate) struct Point {
@@ -65,7 +66,8 @@ pub(crate) struct Mark {
     pub(crate) at: f64,
     /// The version that came.
     pub(crate) version: u64,
-    /// The version that it replaced, once that has been released; equal to `version` after a reload.
+    /// The version that it replaced, once that has been released; equal to `version` after a
+    /// reload.
     pub(crate) from: Option<u64>,
 }
 
@@ -88,7 +90,8 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// From `before` to `after`; counters that went back (a model that left and returned) count as still.
+    /// From `before` to `after`; counters that went back (a model that left and returned) count as
+    /// still.
     fn between(before: &ModelSnapshot, after: &ModelSnapshot, seconds: usize) -> Window {
         let sizes = after.batch_sizes.iter().zip(&before.batch_sizes);
         Window {
@@ -137,7 +140,8 @@ impl Track {
 
     /// Takes over what has ended since the last look. `start` is second 0 of the page.
     fn read(&mut self, start: Instant, now: Instant, window: &SlidingHistogram, queued: usize) {
-        // The histogram's seconds begin anywhere within one of ours; all are moved by the same part of a second.
+        // The histogram's seconds begin anywhere within one of ours; all are moved by the same part
+        // of a second.
         let offset = window.start().saturating_duration_since(start).as_secs();
         for (second, seen) in window.finished(self.next_second, now) {
             self.next_second = second + 1;
@@ -152,7 +156,9 @@ impl Track {
         while self.points.front().is_some_and(|point| (point.at as f64) < oldest) {
             self.points.pop_front();
         }
-        while self.marks.len() > MARKS_MAX || self.marks.front().is_some_and(|mark| mark.at < oldest) {
+        while self.marks.len() > MARKS_MAX
+            || self.marks.front().is_some_and(|mark| mark.at < oldest)
+        {
             self.marks.pop_front();
         }
     }
@@ -162,8 +168,10 @@ impl Track {
         let Some(counters) = counters else { return self.totals.clear() };
         if self.totals.is_empty() {
             // What a model did before it was first looked at, it did in the second that ends now.
-            self.totals
-                .push_back(ModelSnapshot { model: counters.model.clone(), ..ModelSnapshot::default() });
+            self.totals.push_back(ModelSnapshot {
+                model: counters.model.clone(),
+                ..ModelSnapshot::default()
+            });
         }
         if let Some(last) = self.totals.back_mut() {
             last.classes = Vec::new();
@@ -184,7 +192,8 @@ pub(crate) struct Look<'a> {
     pub(crate) counters: Option<&'a ModelSnapshot>,
 }
 
-/// All models' past. At most [`MODELS_SHOWN_MAX`] models, but for marks that come between two looks.
+/// All models' past. At most [`MODELS_SHOWN_MAX`] models, but for marks that come between two
+/// looks.
 #[derive(Default)]
 pub(crate) struct History {
     tracks: BTreeMap<Arc<str>, Track>,
@@ -199,7 +208,12 @@ impl History {
             track.count(look.counters);
             match &look.latencies {
                 Some(window) => {
-                    track.read(start, now, window, look.counters.map_or(0, |counters| counters.queued));
+                    track.read(
+                        start,
+                        now,
+                        window,
+                        look.counters.map_or(0, |counters| counters.queued),
+                    );
                 }
                 None => track.forget(now.saturating_duration_since(start).as_secs_f64()),
             }
@@ -263,7 +277,8 @@ mod tests {
         requests: u64,
     ) {
         let (model, counters) = ("m".into(), counters(requests, requests));
-        let look = Look { model: &model, latencies: Some(window.clone()), counters: Some(&counters) };
+        let look =
+            Look { model: &model, latencies: Some(window.clone()), counters: Some(&counters) };
         history.look(start, now, &[look]);
     }
 
@@ -305,7 +320,10 @@ mod tests {
         assert_eq!((seen.seconds, seen.requests, seen.padding_elements), (10, 20, 20));
         assert_eq!((seen.batch_sizes[2], now.requests), (20, 65));
         look(&mut history, start, start + Duration::from_secs(31), &window, 1);
-        assert_eq!(history.track("m").and_then(Track::window).map(|(seen, _)| seen.requests), Some(0));
+        assert_eq!(
+            history.track("m").and_then(Track::window).map(|(seen, _)| seen.requests),
+            Some(0)
+        );
     }
 
     #[test]
@@ -316,8 +334,9 @@ mod tests {
         history.loaded(&model, 2, 30.0);
         history.swapped("m", 1, 2);
         history.swapped("other", 1, 2);
-        let marks =
-            |history: &History| history.track("m").map(|track| track.marks().clone()).unwrap_or_default();
+        let marks = |history: &History| {
+            history.track("m").map(|track| track.marks().clone()).unwrap_or_default()
+        };
         let came = |at, version, from| Mark { at, version, from };
         assert_eq!(marks(&history), [came(1.0, 1, None), came(30.0, 2, Some(1))]);
         history.look(

@@ -1,8 +1,8 @@
 //! The live page: what it remembers, what it is told, and the files it is made of.
 //!
-//! A ticker on the doors' runtime looks at the server once a second and keeps two minutes ([`history`]); open pages
-//! are told by server-sent events ([`events`]). Nothing here is on the path of a request: the ticker reads what the
-//! components count anyway.
+//! A ticker on the doors' runtime looks at the server once a second and keeps two minutes
+//! ([`history`]); open pages are told by server-sent events ([`events`]). Nothing here is on the
+//! path of a request: the ticker reads what the components count anyway.
 
 mod events;
 mod files;

@@ -6,7 +6,8 @@ use serde::Serialize;
 
 use crate::threads::{self, Named};
 
-/// Processor time is told in ticks of this length (USER_HZ, which is 100 wherever Linux runs Millpond).
+/// Processor time is told in ticks of this length (USER_HZ, which is 100 wherever Linux runs
+/// Millpond).
 const TICK_SECONDS: f64 = 0.01;
 /// Two looks further apart than this say nothing about now.
 const APART_MAX: Duration = Duration::from_secs(5);
@@ -39,7 +40,9 @@ impl ThreadWatch {
             (seconds > 0.1).then(|| used as f64 * TICK_SECONDS / seconds)
         };
         let kinds = found.into_iter();
-        kinds.map(|(name, (count, ticks))| Threads { cores: cores(&name, ticks), name, count }).collect()
+        kinds
+            .map(|(name, (count, ticks))| Threads { cores: cores(&name, ticks), name, count })
+            .collect()
     }
 }
 
@@ -52,7 +55,9 @@ mod tests {
         let mut watch = ThreadWatch::default();
         let now = Instant::now();
         let first = watch.look(now);
-        assert!(!first.is_empty() && first.iter().all(|kind| kind.count > 0 && kind.cores.is_none()));
+        assert!(
+            !first.is_empty() && first.iter().all(|kind| kind.count > 0 && kind.cores.is_none())
+        );
         let second = watch.look(now + Duration::from_secs(1));
         assert!(second.iter().any(|kind| kind.cores.is_some()));
         assert!(watch.look(now + Duration::from_secs(60)).iter().all(|kind| kind.cores.is_none()));

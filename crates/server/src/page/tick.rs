@@ -1,4 +1,5 @@
-//! The page's JSON: what the events carry. Documented field by field here; `page.js` is its only reader.
+//! The page's JSON: what the events carry. Documented field by field here; `page.js` is its only
+//! reader.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -185,7 +186,9 @@ fn model(status: &ModelStatus, history: &History, points_max: usize) -> Model {
         versions: status.versions.iter().rev().map(version).collect(),
         points: track.map(|track| track.points(points_max)).unwrap_or_default(),
         marks: track.map(|track| track.marks().iter().cloned().collect()).unwrap_or_default(),
-        schedule: track.and_then(|track| track.window()).map(|(window, counters)| schedule(window, counters)),
+        schedule: track
+            .and_then(|track| track.window())
+            .map(|(window, counters)| schedule(window, counters)),
     }
 }
 

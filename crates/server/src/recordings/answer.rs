@@ -1,4 +1,5 @@
-//! The answer to one recording: events become lines or a document's pieces, and those become bytes for the client.
+//! The answer to one recording: events become lines or a document's pieces, and those become bytes
+//! for the client.
 
 use std::cell::RefCell;
 use std::io::{self, Write};
@@ -40,7 +41,9 @@ impl Form {
             "audacity" => LabelFormat::Audacity,
             other => {
                 let known = "ndjson, json, csv, srt, rttm and audacity";
-                return Err(Error::invalid(format!("there is no format \"{other}\"; there are {known}")));
+                return Err(Error::invalid(format!(
+                    "there is no format \"{other}\"; there are {known}"
+                )));
             }
         };
         Ok(Form::Document(document))
@@ -124,8 +127,18 @@ fn error_line(error: &Error) -> Bytes {
 
 /// Listens to a recording to its end; the body of its thread.
 pub(super) fn recognise(listening: Listening, form: Form, spool: bool, writer: &ResultWriter) {
-    let Listening { recogniser, model, options, upload, failure, hint, file_name, config, mut count, .. } =
-        listening;
+    let Listening {
+        recogniser,
+        model,
+        options,
+        upload,
+        failure,
+        hint,
+        file_name,
+        config,
+        mut count,
+        ..
+    } = listening;
     let mut begun = false;
     let file_name = file_name.unwrap_or_else(|| "recording".to_owned());
     let result = spool::input(upload, spool, &config).and_then(|input| {
@@ -138,8 +151,14 @@ pub(super) fn recognise(listening: Listening, form: Form, spool: bool, writer: &
             begun |= !bytes.is_empty();
             writer.send(bytes)
         };
-        let summary =
-            audio::pipeline::recognise(input, hint.as_deref(), &recogniser, &model, &options, &mut sink)?;
+        let summary = audio::pipeline::recognise(
+            input,
+            hint.as_deref(),
+            &recogniser,
+            &model,
+            &options,
+            &mut sink,
+        )?;
         count.heard(summary.seconds);
         Ok((summary, printer))
     });

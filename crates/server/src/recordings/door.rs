@@ -32,7 +32,10 @@ pub(crate) fn routes() -> Router<Arc<App>> {
         .route("/v1/audio/openapi.json", get(|| async { Reply::json(OPENAPI) }))
         .route("/v1/audio/{recogniser}", post(recognise))
         .route("/v1/audio/{recogniser}/speakers", get(voices::list))
-        .route("/v1/audio/{recogniser}/speakers/{speaker}", put(voices::enrol).delete(voices::forget))
+        .route(
+            "/v1/audio/{recogniser}/speakers/{speaker}",
+            put(voices::enrol).delete(voices::forget),
+        )
         .route("/v1/audio/{recogniser}/identify", post(voices::identify))
         .route("/v1/audio/{recogniser}/verify/{speaker}", post(voices::verify))
 }

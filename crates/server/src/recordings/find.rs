@@ -10,8 +10,8 @@ use lifecycle::Catalog;
 /// A recogniser by its model's name, and the version that it runs.
 ///
 /// # Errors
-/// `NotFound` for a model that is not served or has no such section, `FailedPrecondition` where the section is wrong or
-/// does not fit the model.
+/// `NotFound` for a model that is not served or has no such section, `FailedPrecondition` where the
+/// section is wrong or does not fit the model.
 pub(crate) fn find(catalog: &Catalog, name: &str) -> Result<(Recogniser, Arc<Servable>)> {
     let own = catalog.get(name, None)?;
     let text = own.recogniser.clone().ok_or_else(|| {
@@ -32,6 +32,7 @@ pub(crate) fn find(catalog: &Catalog, name: &str) -> Result<(Recogniser, Arc<Ser
 /// The names of all models that are recognisers, sorted.
 pub(super) fn names(catalog: &Catalog) -> Vec<Arc<str>> {
     let mut names = catalog.names();
-    names.retain(|name| catalog.get(name, None).is_ok_and(|servable| servable.recogniser.is_some()));
+    names
+        .retain(|name| catalog.get(name, None).is_ok_and(|servable| servable.recogniser.is_some()));
     names
 }

@@ -17,14 +17,17 @@ pub(super) struct Sent {
 /// The recording in a request's body. Of a form, everything before its file is read here.
 ///
 /// # Errors
-/// `TooLarge` for an announced length over the limit; `InvalidArgument` for a compressed body, a form without a file,
-/// and media types that are neither sound nor unnamed bytes.
+/// `TooLarge` for an announced length over the limit; `InvalidArgument` for a compressed body, a
+/// form without a file, and media types that are neither sound nor unnamed bytes.
 pub(super) async fn sent(headers: &HeaderMap, body: Body, limits: UploadLimits) -> Result<Sent> {
     let text = |name| headers.get(name).and_then(|value: &http::HeaderValue| value.to_str().ok());
     if text(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
-        return Err(Error::invalid("compressed bodies are not supported; send the recording as it is"));
+        return Err(Error::invalid(
+            "compressed bodies are not supported; send the recording as it is",
+        ));
     }
-    let announced: Option<u64> = text(header::CONTENT_LENGTH).and_then(|length| length.parse().ok());
+    let announced: Option<u64> =
+        text(header::CONTENT_LENGTH).and_then(|length| length.parse().ok());
     announced.map_or(Ok(()), |length| limits.check_announced(length))?;
     let content_type = text(header::CONTENT_TYPE).unwrap_or("application/octet-stream");
     let media = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
@@ -54,7 +57,8 @@ async fn form(content_type: &str, body: Body, limits: UploadLimits) -> Result<Se
             "the form has no file; send the recording as one, such as with curl -F file=@recording.wav",
         )
     })?;
-    let extension = file.file_name.as_deref().and_then(|name| name.rsplit_once('.')).map(|(_, end)| end);
+    let extension =
+        file.file_name.as_deref().and_then(|name| name.rsplit_once('.')).map(|(_, end)| end);
     let media = file.media_type.filter(|media| media.starts_with("audio/"));
     let hint = extension.map(str::to_ascii_lowercase).or(media);
     Ok(Sent { hint, file_name: file.file_name, pieces: file.pieces })
@@ -73,7 +77,11 @@ mod tests {
         UploadLimits { noun: "recording", bytes_max: 100, piece_timeout: Duration::from_secs(5) };
 
     fn run<T>(future: impl Future<Output = T>) -> T {
-        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+        tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap()
+            .block_on(future)
     }
 
     /// Hint, file name and bytes of a request.
@@ -86,7 +94,8 @@ mod tests {
             headers.insert(name, HeaderValue::from_str(value).unwrap());
         }
         // In small pieces, as a network may cut them.
-        let pieces: Vec<_> = body.chunks(3).map(|piece| Ok::<_, std::io::Error>(piece.to_vec())).collect();
+        let pieces: Vec<_> =
+            body.chunks(3).map(|piece| Ok::<_, std::io::Error>(piece.to_vec())).collect();
         let body = Body::from_stream(tokio_stream::iter(pieces));
         run(async {
             let mut sent = sent(&headers, body, LIMITS).await?;
@@ -101,7 +110,8 @@ mod tests {
     fn form_body(parts: &[(&str, &str)]) -> Vec<u8> {
         let mut body = String::new();
         for (head, content) in parts {
-            body += &format!("--edge\r\nContent-Disposition: form-data; {head}\r\n\r\n{content}\r\n");
+            body +=
+                &format!("--edge\r\nContent-Disposition: form-data; {head}\r\n\r\n{content}\r\n");
         }
         (body + "--edge--\r\n").into_bytes()
     }
@@ -112,7 +122,10 @@ mod tests {
     fn a_body_is_the_recording() {
         let raw = request("Audio/WAV; codecs=1", &[], b"RIFFxyz").unwrap();
         assert_eq!(raw, (Some("audio/wav".into()), None, b"RIFFxyz".to_vec()));
-        assert_eq!(request("application/octet-stream", &[], b"").unwrap(), (None, None, Vec::new()));
+        assert_eq!(
+            request("application/octet-stream", &[], b"").unwrap(),
+            (None, None, Vec::new())
+        );
         assert!(request("text/html", &[], b"x").unwrap_err().message().contains("text/html"));
         assert!(request("audio/wav", &[(header::CONTENT_ENCODING, "gzip")], b"x").is_err());
         let long = request("audio/wav", &[(header::CONTENT_LENGTH, "100000")], b"x");

@@ -21,7 +21,8 @@ use transport::HeaderTimeout;
 use transport::UploadPermit;
 use transport::upload::{UploadFailure, UploadLimits, UploadPieces, UploadReader, upload_channel};
 
-/// Runs of one recording that wait or run at the same time, for each worker: one that runs and one that is next.
+/// Runs of one recording that wait or run at the same time, for each worker: one that runs and one
+/// that is next.
 const RUNS_PER_WORKER: usize = 2;
 /// What a client that found no place is told to wait.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
@@ -37,7 +38,8 @@ pub(super) struct Listening {
     pub(super) file_name: Option<String>,
     pub(super) config: AudioConfig,
     pub(super) count: Count,
-    /// Free again when the thread that listens and the one that reads, which has the upload, have both ended.
+    /// Free again when the thread that listens and the one that reads, which has the upload, have
+    /// both ended.
     pub(super) permit: Arc<UploadPermit>,
     _admitted: OwnedSemaphorePermit,
 }
@@ -76,10 +78,12 @@ pub(super) struct Request {
 }
 
 impl Listening {
-    /// Finds the recogniser, takes a place and starts to take the body in. What is refused is counted here.
+    /// Finds the recogniser, takes a place and starts to take the body in. What is refused is
+    /// counted here.
     ///
     /// # Errors
-    /// Those of [`find`], `ResourceExhausted` with retry advice when all places are taken, and those of the body.
+    /// Those of [`find`], `ResourceExhausted` with retry advice when all places are taken, and
+    /// those of the body.
     pub(super) async fn begin(app: &Arc<App>, name: &str, request: Request) -> Result<Listening> {
         let begun = Listening::try_begin(app, name, request).await;
         begun.inspect_err(|error| {
@@ -149,7 +153,9 @@ impl Listening {
     pub(super) fn on_thread(self, work: impl FnOnce(Listening) + Send + 'static) -> Result<()> {
         let name = format!("audio-{}", self.permit.number);
         let spawned = std::thread::Builder::new().name(name).spawn(move || work(self));
-        spawned.map(drop).map_err(|error| Error::exhausted(format!("no thread for the recording: {error}")))
+        spawned
+            .map(drop)
+            .map_err(|error| Error::exhausted(format!("no thread for the recording: {error}")))
     }
 
     /// One vector for the whole recording.
@@ -167,8 +173,8 @@ impl Listening {
     }
 }
 
-/// The true reason: an upload that ended early is what is wrong, whatever the pipeline made of it, and a recording that
-/// cannot be read is the client's.
+/// The true reason: an upload that ended early is what is wrong, whatever the pipeline made of it,
+/// and a recording that cannot be read is the client's.
 pub(super) fn blamed<T>(failure: &UploadFailure, result: Result<T>) -> Result<T> {
     match failure.get() {
         Some(error) => Err(error),
@@ -208,7 +214,8 @@ fn prepare(app: &App, name: &str) -> Result<Prepared> {
     .transpose()?;
     let in_flight = RUNS_PER_WORKER * app.scheduler.workers();
     let reader = format!("audio-{}-in", permit.number);
-    let options = PipelineOptions { in_flight, embeddings: false, speakers, stop: stop.clone(), reader };
+    let options =
+        PipelineOptions { in_flight, embeddings: false, speakers, stop: stop.clone(), reader };
     let model = Arc::new(ServedModel::new(app.scheduler.clone(), servable, stop));
     Ok(Prepared { admitted, permit, recogniser, model, options })
 }

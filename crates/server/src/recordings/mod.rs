@@ -1,10 +1,12 @@
 //! Recordings: from an upload, or a file, through a served model to labels.
 //!
-//! Each recording has two threads of its own: "audio-N-in" waits for its bytes and decodes them, "audio-N" asks the inference
-//! workers and writes the answer, so that labels leave while an upload is silent. There are as many pairs as
-//! [`AudioConfig::recordings_max`](crate::AudioConfig) places. The door's tasks only carry bytes: [`upload`] from the connection
-//! to the one thread, [`results`] back from the other, both bounded, so that a recording of any length needs the same
-//! memory. [`served`] is how the pipeline runs a model, [`find`] which models are recognisers, [`voices`] who is enrolled.
+//! Each recording has two threads of its own: "audio-N-in" waits for its bytes and decodes them,
+//! "audio-N" asks the inference workers and writes the answer, so that labels leave while an upload
+//! is silent. There are as many pairs as [`AudioConfig::recordings_max`](crate::AudioConfig)
+//! places. The door's tasks only carry bytes: [`upload`] from the connection to the one thread,
+//! [`results`] back from the other, both bounded, so that a recording of any length needs the same
+//! memory. [`served`] is how the pipeline runs a model, [`find`] which models are recognisers,
+//! [`voices`] who is enrolled.
 
 mod answer;
 mod door;
@@ -44,7 +46,11 @@ pub(crate) struct Recordings {
 
 impl Recordings {
     pub(crate) fn new(config: AudioConfig) -> Recordings {
-        Recordings { permits: UploadPermits::new(config.recordings_max), speakers: Mutex::default(), config }
+        Recordings {
+            permits: UploadPermits::new(config.recordings_max),
+            speakers: Mutex::default(),
+            config,
+        }
     }
 
     /// Recordings that are being listened to.
@@ -65,7 +71,9 @@ impl Recordings {
     /// `FailedPrecondition` where there is no place for speakers; those of the store's file.
     fn speakers(&self, recogniser: &str) -> Result<Speakers> {
         let dir = self.config.speakers_dir.as_ref().ok_or_else(|| {
-            Error::precondition("this server has no directory for speakers; start it with --speakers-dir DIR")
+            Error::precondition(
+                "this server has no directory for speakers; start it with --speakers-dir DIR",
+            )
         })?;
         if recogniser.starts_with('.') || recogniser.contains(['/', '\\', '\0']) {
             return Err(Error::precondition(format!(

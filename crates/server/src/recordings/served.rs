@@ -1,4 +1,5 @@
-//! A served model as the pipeline of `audio` wants it: runs go to the inference workers like everybody's.
+//! A served model as the pipeline of `audio` wants it: runs go to the inference workers like
+//! everybody's.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,14 +11,15 @@ use crossbeam_channel::bounded;
 use engine::Servable;
 use schedule::{Completion, Job, Scheduler};
 
-/// Longest time from handing a run to the workers to its answer. A recording has no client who waits for one run, so
-/// this is only there that nothing waits for ever.
+/// Longest time from handing a run to the workers to its answer. A recording has no client who
+/// waits for one run, so this is only there that nothing waits for ever.
 const RUN_TIME_MAX: Duration = Duration::from_secs(600);
 /// While the model's queue is full, a run is offered again this often, and for at most this long.
 const QUEUE_RETRY: Duration = Duration::from_millis(5);
 const QUEUE_WAIT_MAX: Duration = Duration::from_secs(120);
 
-/// One version of a model, held for as long as a recording takes, so that all of it is heard by the same version.
+/// One version of a model, held for as long as a recording takes, so that all of it is heard by the
+/// same version.
 pub(crate) struct ServedModel {
     scheduler: Arc<Scheduler>,
     servable: Arc<Servable>,
@@ -29,7 +31,11 @@ pub(crate) struct ServedModel {
 
 impl ServedModel {
     /// Runs of `servable` until `stop` is set.
-    pub(crate) fn new(scheduler: Arc<Scheduler>, servable: Arc<Servable>, stop: Arc<AtomicBool>) -> Self {
+    pub(crate) fn new(
+        scheduler: Arc<Scheduler>,
+        servable: Arc<Servable>,
+        stop: Arc<AtomicBool>,
+    ) -> Self {
         ServedModel { scheduler, servable, streams: false, stop }
     }
 
@@ -71,7 +77,9 @@ impl AudioModel for ServedModel {
             let (job, pending) = self.job(inputs.clone());
             match self.scheduler.submit(job) {
                 Ok(()) => return Ok(pending),
-                Err(error) if error.kind() == ErrorKind::ResourceExhausted && Instant::now() < give_up => {
+                Err(error)
+                    if error.kind() == ErrorKind::ResourceExhausted && Instant::now() < give_up =>
+                {
                     std::thread::sleep(QUEUE_RETRY);
                 }
                 Err(error) => return Err(error),

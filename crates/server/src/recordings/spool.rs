@@ -13,13 +13,18 @@ const HEAD_BYTES: usize = 12;
 /// Bytes copied at once to a temporary file.
 const SPOOL_PIECE: usize = 64 << 10;
 
-/// Returns the input of the pipeline: the upload itself while it still arrives, or a temporary file that holds all of
-/// it, if the container keeps its table of contents at the end or `spool` asks for it.
+/// Returns the input of the pipeline: the upload itself while it still arrives, or a temporary file
+/// that holds all of it, if the container keeps its table of contents at the end or `spool` asks
+/// for it.
 ///
 /// # Errors
-/// `TooLarge` for a recording that must lie in a file and is larger than such a file may be; the error that ended the
-/// upload.
-pub(super) fn input(mut upload: UploadReader, spool: bool, config: &AudioConfig) -> Result<AudioInput> {
+/// `TooLarge` for a recording that must lie in a file and is larger than such a file may be; the
+/// error that ended the upload.
+pub(super) fn input(
+    mut upload: UploadReader,
+    spool: bool,
+    config: &AudioConfig,
+) -> Result<AudioInput> {
     let mut head = Vec::with_capacity(HEAD_BYTES);
     let read = upload.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head);
     read.map_err(|error| upload.error(&error))?;
@@ -34,8 +39,9 @@ fn spool(upload: &mut UploadReader, head: &[u8], config: &AudioConfig) -> Result
         Some(dir) => tempfile::tempfile_in(dir),
         None => tempfile::tempfile(),
     };
-    let disk =
-        |error: io::Error| Error::exhausted(format!("the recording cannot be kept in a file: {error}"));
+    let disk = |error: io::Error| {
+        Error::exhausted(format!("the recording cannot be kept in a file: {error}"))
+    };
     let mut file = made.map_err(disk)?;
     file.write_all(head).map_err(disk)?;
     let (mut length, mut buffer) = (head.len() as u64, vec![0; SPOOL_PIECE]);
@@ -81,13 +87,16 @@ mod tests {
         let mut all = Vec::new();
         match input {
             AudioInput::File(mut file) => (true, file.read_to_end(&mut all).map(|_| all).unwrap()),
-            AudioInput::Stream(mut stream) => (false, stream.read_to_end(&mut all).map(|_| all).unwrap()),
+            AudioInput::Stream(mut stream) => {
+                (false, stream.read_to_end(&mut all).map(|_| all).unwrap())
+            }
         }
     }
 
     #[test]
     fn only_what_must_be_read_out_of_order_goes_to_a_file() {
-        let (mp4, wav) = (b"\0\0\0\x20ftypM4A and more".to_vec(), b"RIFF....WAVE and more".to_vec());
+        let (mp4, wav) =
+            (b"\0\0\0\x20ftypM4A and more".to_vec(), b"RIFF....WAVE and more".to_vec());
         assert_eq!(text(input(&mp4, false, 100).unwrap()), (true, mp4.clone()));
         assert_eq!(text(input(&wav, false, 100).unwrap()), (false, wav.clone()));
         assert_eq!(text(input(&wav, true, 100).unwrap()), (true, wav));

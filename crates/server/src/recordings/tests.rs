@@ -1,5 +1,6 @@
-//! The routes as clients meet them: over a socket, with the fake engine behind real workers. A recording here has 1000
-//! samples a second, and the model says of each sample how sure it is: the sample itself.
+//! The routes as clients meet them: over a socket, with the fake engine behind real workers. A
+//! recording here has 1000 samples a second, and the model says of each sample how sure it is: the
+//! sample itself.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -78,7 +79,8 @@ fn served(change: impl FnOnce(&mut Config)) -> Served {
     Served { door: Loopback::start(&config, Arc::new(fake.clone())), fake, _dirs: dirs }
 }
 
-/// A WAV file of these samples; with `endless`, one whose length nobody knows, as of a recording that still goes on.
+/// A WAV file of these samples; with `endless`, one whose length nobody knows, as of a recording
+/// that still goes on.
 fn wave(samples: &[f32], endless: bool) -> Vec<u8> {
     let bytes = samples.len() as u32 * 2;
     let (riff, data) = if endless { (u32::MAX, u32::MAX) } else { (36 + bytes, bytes) };
@@ -96,7 +98,9 @@ fn wave(samples: &[f32], endless: bool) -> Vec<u8> {
 /// Silence with one loud second from `at`, all of it `seconds` long.
 fn loud_at(at: usize, seconds: usize) -> Vec<f32> {
     let rate = RATE as usize;
-    (0..seconds * rate).map(|n| if (at * rate..(at + 1) * rate).contains(&n) { 0.8 } else { 0.0 }).collect()
+    (0..seconds * rate)
+        .map(|n| if (at * rate..(at + 1) * rate).contains(&n) { 0.8 } else { 0.0 })
+        .collect()
 }
 
 /// The lines of one type.
@@ -164,8 +168,9 @@ fn close_to(value: &Value, wanted: f64) {
 }
 
 fn form(file_name: &str, file: &[u8]) -> Vec<u8> {
-    let head =
-        format!("--edge\r\nContent-Disposition: form-data; name=\"f\"; filename=\"{file_name}\"\r\n\r\n");
+    let head = format!(
+        "--edge\r\nContent-Disposition: form-data; name=\"f\"; filename=\"{file_name}\"\r\n\r\n"
+    );
     [head.as_bytes(), file, b"\r\n--edge--\r\n"].concat()
 }
 
@@ -193,16 +198,26 @@ fn a_recording_becomes_labels_in_every_way_of_sending_and_answering() {
         &form("a.wav", &file),
     );
     assert_eq!(sent.lines("label"), labels);
-    for (format, word) in
-        [("json", "\"loud\""), ("csv", "loud"), ("srt", "-->"), ("rttm", "loud"), ("audacity", "loud")]
-    {
+    for (format, word) in [
+        ("json", "\"loud\""),
+        ("csv", "loud"),
+        ("srt", "-->"),
+        ("rttm", "loud"),
+        ("audacity", "loud"),
+    ] {
         let answer = served.post(&format!("/v1/audio/loud?format={format}"), &file);
-        assert!(answer.status == 200 && answer.text().contains(word), "{format}: {}", answer.text());
+        assert!(
+            answer.status == 200 && answer.text().contains(word),
+            "{format}: {}",
+            answer.text()
+        );
     }
     // A place is given back just after the last byte of its answer.
     served.until_active(0);
     let metrics = served.ask("GET", "/metrics", "", b"");
-    assert!(metrics.text().contains("millpond_recordings_total{recogniser=\"loud\",outcome=\"ok\"} 7"));
+    assert!(
+        metrics.text().contains("millpond_recordings_total{recogniser=\"loud\",outcome=\"ok\"} 7")
+    );
     assert!(
         metrics.text().contains("millpond_recording_seconds_total{model=\"loud\"} 70"),
         "{}",
@@ -262,7 +277,8 @@ fn an_error_is_told_while_the_upload_is_silent_and_no_thread_outlives_the_client
     let mut stream = served.begin("/v1/audio/loud");
     chunk(&mut stream, &wave(&loud_at(1, 60), true));
     read_until(&mut stream, &mut Vec::new(), "internal");
-    // The reader may be gone (it had more to hand over when the run failed) or wait for the rest: both are right.
+    // The reader may be gone (it had more to hand over when the run failed) or wait for the rest:
+    // both are right.
     assert!(served.app.recordings.active() <= 1);
     drop(stream);
     served.until_active(0);
@@ -284,7 +300,10 @@ fn what_cannot_be_is_refused_with_a_status() {
         assert_eq!(answer.status, status, "{path}: {}", answer.text());
         assert!(answer.json()["error"].is_string());
     }
-    assert_eq!(served.post("/v1/audio/loud", b"<html>This is no recording, but a page.</html>").status, 400);
+    assert_eq!(
+        served.post("/v1/audio/loud", b"<html>This is no recording, but a page.</html>").status,
+        400
+    );
     assert_eq!(served.post("/v1/audio/loud", b"").status, 400);
     assert_eq!(served.post("/v1/audio/loud", &vec![0; 200_000]).status, 413);
     assert_eq!(served.ask("POST", "/v1/audio/loud", "text/html", b"x").status, 400);
@@ -317,7 +336,9 @@ fn a_client_that_goes_ends_runs_that_wait() {
     served.until_active(0);
     let metrics = served.ask("GET", "/metrics", "", b"");
     assert!(
-        metrics.text().contains("millpond_recordings_total{recogniser=\"loud\",outcome=\"cancelled\"} 1")
+        metrics
+            .text()
+            .contains("millpond_recordings_total{recogniser=\"loud\",outcome=\"cancelled\"} 1")
     );
 }
 
@@ -358,8 +379,12 @@ fn a_failed_run_is_told_in_the_answer() {
 fn recognisers_are_listed_and_described() {
     let served = served(|_| {});
     let list = served.ask("GET", "/v1/audio", "", b"").json();
-    let names: Vec<&str> =
-        list["recognisers"].as_array().unwrap().iter().map(|r| r["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> = list["recognisers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| r["name"].as_str().unwrap())
+        .collect();
     assert_eq!(names, ["broken", "loud", "voice"]);
     let loud = &list["recognisers"][1];
     assert_eq!(

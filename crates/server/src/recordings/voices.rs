@@ -27,7 +27,8 @@ const ADMIN_CALL: &str = "speakers are enrolled and forgotten";
 /// The store of a recogniser, and from which similarity a voice is accepted.
 fn store(app: &App, name: &str) -> Result<(Speakers, f32)> {
     let (recogniser, _) = find(app.lifecycle.catalog(), name)?;
-    let threshold = recogniser.threshold().filter(|_| recogniser.kind == RecogniserKind::Embeddings);
+    let threshold =
+        recogniser.threshold().filter(|_| recogniser.kind == RecogniserKind::Embeddings);
     let threshold = threshold.ok_or_else(|| {
         Error::precondition(format!(
             "recogniser \"{name}\" tells no speakers apart: its kind is not embeddings"
@@ -38,7 +39,8 @@ fn store(app: &App, name: &str) -> Result<(Speakers, f32)> {
 
 pub(super) async fn list(State(app): Shared, Path(name): Path<String>) -> Reply {
     Reply::of(store(&app, &name).map(|(speakers, threshold)| {
-        let body = json!({ "recogniser": name, "speakers": speakers.names(), "threshold": threshold });
+        let body =
+            json!({ "recogniser": name, "speakers": speakers.names(), "threshold": threshold });
         Reply::json(body.to_string())
     }))
 }
@@ -91,7 +93,9 @@ pub(super) async fn forget(
         let known = speaker.clone();
         // Writing a file is nothing for a door's thread.
         let removed = tokio::task::spawn_blocking(move || speakers.remove(&known)).await;
-        match removed.map_err(|error| Error::internal(format!("the file of speakers: {error}")))?? {
+        match removed
+            .map_err(|error| Error::internal(format!("the file of speakers: {error}")))??
+        {
             true => Ok(Reply::json(json!({ "recogniser": name, "speaker": speaker }).to_string())),
             false => Err(unknown(&name, &speaker)),
         }

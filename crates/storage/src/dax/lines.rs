@@ -1,5 +1,6 @@
-//! Stores to persistent memory, and what makes them last: lines of the processor's cache are flushed, and a
-//! fence waits for the flushes. Every such step goes through here, where a watcher can see it.
+//! Stores to persistent memory, and what makes them last: lines of the processor's cache are
+//! flushed, and a fence waits for the flushes. Every such step goes through here, where a watcher
+//! can see it.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -10,8 +11,8 @@ pub const LINE_BYTES: usize = 64;
 /// Bytes of the only stores that are never seen in part after a loss of power.
 pub const WORD_BYTES: usize = 8;
 
-/// Sees every store, flush and fence in the order the processor does them. Offsets are from the start of the
-/// mapped file, whose number is the writer's own.
+/// Sees every store, flush and fence in the order the processor does them. Offsets are from the
+/// start of the mapped file, whose number is the writer's own.
 pub trait Watch: Send + Sync + Debug {
     /// `bytes` were stored at `offset`, in no particular order.
     fn stored(&self, file: u64, offset: u64, bytes: &[u8]);
@@ -51,7 +52,9 @@ impl Lines {
     /// The mapping is writable there, and nobody else accesses these bytes meanwhile.
     pub(super) unsafe fn store(&self, start: *mut u8, offset: u64, bytes: &[u8]) {
         // SAFETY: by the caller.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start.add(offset as usize), bytes.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), start.add(offset as usize), bytes.len())
+        };
         if let Some(watch) = &self.watch {
             watch.stored(self.file, offset, bytes);
         }

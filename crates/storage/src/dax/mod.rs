@@ -1,14 +1,14 @@
 //! Persistent memory: files on a file system with DAX, loaded from and stored to in place.
 //!
-//! There is no fsync on the way of a write. Bytes are stored, their lines flushed, a fence awaited; then one
-//! word of eight bytes, the length of the file, is stored, flushed and fenced. The processor writes such a
-//! word as a whole or not at all, so after a loss of power a file has its old length or its new one, and
-//! every byte up to it.
+//! There is no fsync on the way of a write. Bytes are stored, their lines flushed, a fence awaited;
+//! then one word of eight bytes, the length of the file, is stored, flushed and fenced. The
+//! processor writes such a word as a whole or not at all, so after a loss of power a file has its
+//! old length or its new one, and every byte up to it.
 //!
-//! That word has to lie somewhere, so on this medium a file starts with a page of its own, which readers
-//! never see: `MPDAXFIL`, then the word (the length in its low 48 bits, the low 16 bits of the crc32c of
-//! those six bytes above them), then zeros. Behind it come the same bytes as on any other medium, and room
-//! that the file may grow into.
+//! That word has to lie somewhere, so on this medium a file starts with a page of its own, which
+//! readers never see: `MPDAXFIL`, then the word (the length in its low 48 bits, the low 16 bits of
+//! the crc32c of those six bytes above them), then zeros. Behind it come the same bytes as on any
+//! other medium, and room that the file may grow into.
 
 mod lines;
 mod recorder;
@@ -52,12 +52,12 @@ pub struct DaxMedium {
 }
 
 impl DaxMedium {
-    /// Files in `directory`, which is made if it is missing. With `simulate` they are mapped like any
-    /// file, which keeps every step and promises nothing: for tests and for measuring on tmpfs.
+    /// Files in `directory`, which is made if it is missing. With `simulate` they are mapped like
+    /// any file, which keeps every step and promises nothing: for tests and for measuring on tmpfs.
     ///
     /// # Errors
-    /// `Unimplemented` with a remedy where the file system has no DAX and `simulate` is not set, otherwise
-    /// what the file system says.
+    /// `Unimplemented` with a remedy where the file system has no DAX and `simulate` is not set,
+    /// otherwise what the file system says.
     pub fn new(directory: PathBuf, simulate: bool) -> Result<DaxMedium> {
         DaxMedium::make(directory, simulate, None)
     }
@@ -89,8 +89,8 @@ impl DaxMedium {
     }
 }
 
-/// How a file is mapped: with MAP_SYNC the file system has made a page's place durable before it can be
-/// stored to.
+/// How a file is mapped: with MAP_SYNC the file system has made a page's place durable before it
+/// can be stored to.
 fn flags(simulate: bool) -> i32 {
     if simulate { libc::MAP_SHARED } else { libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC }
 }
@@ -99,17 +99,26 @@ fn flags(simulate: bool) -> i32 {
 fn probe(directory: &Path) -> Result<()> {
     let path = directory.join(PROBE);
     let tried = (|| {
-        let file = os::private::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+        let file = os::private::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path)?;
         file.set_len(PAGE_BYTES as u64)?;
         Mapping::new(&file, PAGE_BYTES, true, flags(false)).map(drop)
     })();
     let _ = std::fs::remove_file(&path);
-    let remedy = "mount a file system with -o dax on persistent memory, or keep the index on another medium";
+    let remedy =
+        "mount a file system with -o dax on persistent memory, or keep the index on another medium";
     match tried {
         Ok(()) if lines::SUPPORTED => Ok(()),
         Ok(()) => Err(Error::unimplemented(format!("no DAX on this processor: {remedy}"))),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL)) => {
-            Err(Error::unimplemented(format!("{}: no DAX here ({error}); {remedy}", directory.display())))
+            Err(Error::unimplemented(format!(
+                "{}: no DAX here ({error}); {remedy}",
+                directory.display()
+            )))
         }
         Err(error) => Err(io_error(&path, &error)),
     }
@@ -123,8 +132,9 @@ fn encode_length(length: u64) -> u64 {
 
 /// The length of a file from its first page and how long the file itself is.
 ///
-/// A prefix that is lost costs the length and nothing else: all that is there is given then, since everything
-/// in a file checks itself. Only a file that was never committed to has neither a prefix nor bytes.
+/// A prefix that is lost costs the length and nothing else: all that is there is given then, since
+/// everything in a file checks itself. Only a file that was never committed to has neither a prefix
+/// nor bytes.
 fn length(prefix: &[u8], file_bytes: u64) -> u64 {
     let room = file_bytes.saturating_sub(PREFIX_BYTES as u64);
     let word = u64_at(prefix, WORD_AT as usize);
@@ -170,7 +180,14 @@ impl Medium for DaxMedium {
         } else {
             Some(Mapping::new(&file, PREFIX_BYTES + bytes, false, libc::MAP_SHARED).map_err(fail)?)
         };
-        Ok(Arc::new(MappedFile { id: names::next_id(), mapping, start: PREFIX_BYTES, bytes, path, file }))
+        Ok(Arc::new(MappedFile {
+            id: names::next_id(),
+            mapping,
+            start: PREFIX_BYTES,
+            bytes,
+            path,
+            file,
+        }))
     }
 
     fn remove(&self, name: &str) -> Result<()> {

@@ -1,10 +1,12 @@
-//! What memory may hold after a loss of power, worked out from the stores, flushes and fences before it.
+//! What memory may hold after a loss of power, worked out from the stores, flushes and fences
+//! before it.
 //!
-//! The model is that of persistent memory on x86 (Intel SDM, volume 1, chapter on persistent memory; also
-//! "Yat", USENIX ATC 2014). The unit that reaches memory is a line of 64 bytes, in which stores of a word of
-//! 8 aligned bytes are whole. A line may go there at any time, flushed or not, as it is at that moment; a
-//! line that was flushed is there, at least as it was then, once a fence came after. So each line is,
-//! independently of the others, in any state it had since it was last sure.
+//! The model is that of persistent memory on x86 (Intel SDM, volume 1, chapter on persistent
+//! memory; also "Yat", USENIX ATC 2014). The unit that reaches memory is a line of 64 bytes, in
+//! which stores of a word of 8 aligned bytes are whole. A line may go there at any time, flushed or
+//! not, as it is at that moment; a line that was flushed is there, at least as it was then, once a
+//! fence came after. So each line is, independently of the others, in any state it had since it was
+//! last sure.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -74,14 +76,16 @@ impl Line {
     }
 }
 
-/// What a file of zeros may be after these events and then a loss of power: every combination of states of
-/// its lines if there are at most `images_max`, else so many, among them the oldest and the newest state of
-/// all, the others drawn by `seed`. Words of one store are taken to come in order or in reverse, which is
-/// less than all orders. The events are of one file, `bytes` long.
+/// What a file of zeros may be after these events and then a loss of power: every combination of
+/// states of its lines if there are at most `images_max`, else so many, among them the oldest and
+/// the newest state of all, the others drawn by `seed`. Words of one store are taken to come in
+/// order or in reverse, which is less than all orders. The events are of one file, `bytes` long.
 pub fn crash_images(events: &[Event], bytes: usize, images_max: usize, seed: u64) -> Vec<Vec<u8>> {
     let lines = states_of(events);
     let choices: Vec<(usize, &Line)> = lines.iter().map(|(&line, states)| (line, states)).collect();
-    let total = choices.iter().try_fold(1_usize, |product, (_, line)| product.checked_mul(line.states.len()));
+    let total = choices
+        .iter()
+        .try_fold(1_usize, |product, (_, line)| product.checked_mul(line.states.len()));
     let mut random = seed | 1;
     let count = total.unwrap_or(usize::MAX).min(images_max);
     let exhaustive = total == Some(count);
@@ -146,13 +150,14 @@ fn states_of(events: &[Event]) -> BTreeMap<usize, Line> {
     lines
 }
 
-/// Adds the states that the lines of one store go through: each word of it alone after the other, from the
-/// front, and from the back.
+/// Adds the states that the lines of one store go through: each word of it alone after the other,
+/// from the front, and from the back.
 fn store(lines: &mut BTreeMap<usize, Line>, offset: usize, bytes: &[u8]) {
     let end = offset + bytes.len();
     for number in offset / LINE_BYTES..end.div_ceil(LINE_BYTES) {
-        let line =
-            lines.entry(number).or_insert_with(|| Line { states: vec![[0; LINE_BYTES]], flushed: None });
+        let line = lines
+            .entry(number)
+            .or_insert_with(|| Line { states: vec![[0; LINE_BYTES]], flushed: None });
         let (before, first) = (line.now(), number * LINE_BYTES);
         let mut after = before;
         let (from, to) = (offset.max(first), end.min(first + LINE_BYTES));

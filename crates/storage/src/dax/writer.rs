@@ -13,8 +13,8 @@ use crate::mapping::Mapping;
 use crate::medium::Writer;
 use crate::page::PAGE_BYTES;
 
-/// Room is taken from the file system in multiples of this, and at least as much as the file has: growing
-/// costs an fsync, so it is done rarely.
+/// Room is taken from the file system in multiples of this, and at least as much as the file has:
+/// growing costs an fsync, so it is done rarely.
 const GROWTH_BYTES: u64 = 2 << 20;
 /// Most room taken at once.
 const GROWTH_BYTES_MAX: u64 = 64 << 20;
@@ -114,7 +114,9 @@ impl DaxWriter {
         for range in self.dirty.drain(..) {
             let bytes = (range.end - range.start) as usize;
             // SAFETY: the range was stored to, so it is mapped.
-            unsafe { self.lines.flush(self.mapping.as_ptr(), PREFIX_BYTES as u64 + range.start, bytes) };
+            unsafe {
+                self.lines.flush(self.mapping.as_ptr(), PREFIX_BYTES as u64 + range.start, bytes)
+            };
         }
         self.lines.fence();
     }
@@ -122,7 +124,8 @@ impl DaxWriter {
     fn check_lost(&mut self) -> Result<()> {
         if self.mapping.lost() > 0 {
             let path = self.path.display();
-            let error = Error::data_loss(format!("{path}: the memory has lost pages while it was written"));
+            let error =
+                Error::data_loss(format!("{path}: the memory has lost pages while it was written"));
             self.failed = Some(error.clone());
             return Err(error);
         }
@@ -154,8 +157,8 @@ impl Writer for DaxWriter {
             return Err(Error::invalid(format!("a file has at most {FILE_BYTES_MAX} bytes")));
         }
         self.grow(end)?;
-        // SAFETY: `grow` mapped as much; nobody else writes to the file, and readers of what is overwritten
-        // check it.
+        // SAFETY: `grow` mapped as much; nobody else writes to the file, and readers of what is
+        // overwritten check it.
         unsafe { self.lines.store(self.mapping.as_ptr(), PREFIX_BYTES as u64 + offset, bytes) };
         match self.dirty.last_mut() {
             Some(last) if last.end == offset => last.end = end,
@@ -194,8 +197,8 @@ impl Writer for DaxWriter {
 }
 
 impl Drop for DaxWriter {
-    /// What was written stays, and room that was never used goes back. Neither is promised, so failures are
-    /// not told.
+    /// What was written stays, and room that was never used goes back. Neither is promised, so
+    /// failures are not told.
     fn drop(&mut self) {
         if self.failed.is_none() && self.persist().is_ok() {
             let used = PREFIX_BYTES as u64 + self.committed;

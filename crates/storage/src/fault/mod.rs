@@ -1,9 +1,10 @@
-//! A medium on which everything goes wrong that can, at will: for tests of whoever stores something.
+//! A medium on which everything goes wrong that can, at will: for tests of whoever stores
+//! something.
 //!
-//! It stands before another medium and keeps, beside what was written, what would be left of it after a loss
-//! of power: what was persisted is, as it was then; of what was not, each sector of 512 bytes may be.
-//! Crashing at the n-th operation for every n, and looking at what a second opening makes of the remains,
-//! tests all orders of events there are.
+//! It stands before another medium and keeps, beside what was written, what would be left of it
+//! after a loss of power: what was persisted is, as it was then; of what was not, each sector of
+//! 512 bytes may be. Crashing at the n-th operation for every n, and looking at what a second
+//! opening makes of the remains, tests all orders of events there are.
 
 mod model;
 mod reader;
@@ -39,14 +40,15 @@ pub enum ReadFault {
 pub struct FaultPlan {
     /// What is left to chance follows from this number.
     pub seed: u64,
-    /// The power fails during this operation that changes something, counted from 1: it and everything after
-    /// it fails.
+    /// The power fails during this operation that changes something, counted from 1: it and
+    /// everything after it fails.
     pub crash_at: Option<u64>,
     /// So many bytes fit on the medium.
     pub space: Option<u64>,
     /// This write, counted from 1, fails as a disk's does, with half of it done.
     pub write_error_at: Option<u64>,
-    /// This persist of a file, counted from 1, fails as a disk's does: what it should have saved may be lost.
+    /// This persist of a file, counted from 1, fails as a disk's does: what it should have saved
+    /// may be lost.
     pub persist_error_at: Option<u64>,
     /// Of 1000 pages, so many cannot be read, always the same ones.
     pub read_errors: u16,
@@ -86,8 +88,8 @@ impl Shared {
         self.space.load(Ordering::SeqCst)
     }
 
-    /// Counts an operation that changes something; the error of a crash, if it is the one that crashes or
-    /// comes later.
+    /// Counts an operation that changes something; the error of a crash, if it is the one that
+    /// crashes or comes later.
     fn step(&self, model: &mut Model) -> Result<()> {
         model.operations += 1;
         model.crashed |= self.plan.crash_at.is_some_and(|at| model.operations >= at);
@@ -110,10 +112,13 @@ impl FaultMedium {
             model.adopt(&name, inner.load(&name)?);
         }
         let space = AtomicU64::new(plan.space.unwrap_or(u64::MAX));
-        Ok(FaultMedium { shared: Arc::new(Shared { inner, plan, space, model: Mutex::new(model) }) })
+        Ok(FaultMedium {
+            shared: Arc::new(Shared { inner, plan, space, model: Mutex::new(model) }),
+        })
     }
 
-    /// How many operations changed something so far: crashing at each number up to this tests every moment.
+    /// How many operations changed something so far: crashing at each number up to this tests every
+    /// moment.
     pub fn operations(&self) -> u64 {
         self.shared.model().operations
     }
@@ -128,9 +133,8 @@ impl FaultMedium {
         self.shared.model().crashed
     }
 
-    /// Writes to `target`, an empty medium, what is found after the power failed now. What is left to chance
-    /// is drawn by
-    /// `seed`.
+    /// Writes to `target`, an empty medium, what is found after the power failed now. What is left
+    /// to chance is drawn by `seed`.
     ///
     /// # Errors
     /// What `target` says.
@@ -249,7 +253,8 @@ impl Writer for FaultWriter {
         alive(&model)?;
         model.writes += 1;
         let fails = shared.plan.write_error_at == Some(model.writes);
-        let fitting = if fails { bytes.len() / 2 } else { self.fitting(&model, offset, bytes.len()) };
+        let fitting =
+            if fails { bytes.len() / 2 } else { self.fitting(&model, offset, bytes.len()) };
         let written = &bytes[..fitting];
         model.change(self.file, Change::Write(offset, written.to_vec()));
         self.inner.write_at(offset, written)?;
@@ -338,7 +343,8 @@ impl Sealed for FaultSealed {
         self.inner.read_at(offset, buffer)?;
         let (size, end) = (PAGE_BYTES as u64, offset + buffer.len() as u64);
         for page in offset / size..end.div_ceil(size) {
-            // The part of the buffer that is of this page, and the part of that in the page's second half.
+            // The part of the buffer that is of this page, and the part of that in the page's
+            // second half.
             let within = |at: u64| (at.clamp(offset, end) - offset) as usize;
             let (start, half, stop) = (page * size, page * size + size / 2, (page + 1) * size);
             match self.fault(page) {

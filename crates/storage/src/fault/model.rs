@@ -58,7 +58,11 @@ impl Model {
     }
 
     pub(super) fn live_bytes(&self) -> u64 {
-        self.live.values().filter_map(|&file| self.files.get(file as usize)).map(|file| file.live).sum()
+        self.live
+            .values()
+            .filter_map(|&file| self.files.get(file as usize))
+            .map(|file| file.live)
+            .sum()
     }
 
     pub(super) fn change(&mut self, file: u64, change: Change) {
@@ -91,8 +95,8 @@ impl Model {
         self.durable = self.live.clone();
     }
 
-    /// The files that are found after a loss of power. A name that changed since names were persisted is the
-    /// old or the new one.
+    /// The files that are found after a loss of power. A name that changed since names were
+    /// persisted is the old or the new one.
     pub(super) fn remains(&self, seed: u64) -> Vec<(String, Vec<u8>)> {
         let mut draw = Draw(seed);
         let mut names: Vec<&String> = self.live.keys().chain(self.durable.keys()).collect();

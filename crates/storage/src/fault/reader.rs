@@ -50,7 +50,8 @@ impl Reader for FaultReader {
     fn complete(&mut self, wait: usize, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize> {
         let count = self.queue.len().min(options::handed_at_once(&self.options, wait));
         for _ in 0..count {
-            let picked = if self.reorder { self.draw.next() as usize % self.queue.len() } else { 0 };
+            let picked =
+                if self.reorder { self.draw.next() as usize % self.queue.len() } else { 0 };
             let read = self.queue.remove(picked);
             let buffer = &mut self.buffer[..read.bytes];
             let outcome = read.file.read_at(read.offset, buffer);

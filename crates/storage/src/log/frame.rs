@@ -1,7 +1,8 @@
 //! The bytes of a log: a header, then frames.
 //!
-//! Header, 64 bytes: `MPLOG` and three zeros, version u32, zero u32, number of the first payload u64, zeros,
-//! crc32c of bytes 0..60 at 60. Frame: 32 bytes, then the payload, then zeros to a multiple of 8.
+//! Header, 64 bytes: `MPLOG` and three zeros, version u32, zero u32, number of the first payload
+//! u64, zeros, crc32c of bytes 0..60 at 60. Frame: 32 bytes, then the payload, then zeros to a
+//! multiple of 8.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -12,12 +13,13 @@
 //! | 20..28 | the number before which all was durable when it was written |
 //! | 28..32 | crc32c of bytes 0..28 |
 //!
-//! A hole that opening found is closed by such a head with `mpcl`, whose length is that of the rest of the
-//! hole, whose number is the next frame's, and behind which anything may lie.
+//! A hole that opening found is closed by such a head with `mpcl`, whose length is that of the rest
+//! of the hole, whose number is the next frame's, and behind which anything may lie.
 //!
-//! Where payloads were appended with keys, each flush ends with such a head as well. Behind it lie the keys of the
-//! frames of that flush and of some before it: `mpky`, crc32c of what follows u32, number of the first of these
-//! frames u64, count u32, zero u32, then a key u64 for each. Damage of a frame then leaves its key.
+//! Where payloads were appended with keys, each flush ends with such a head as well. Behind it lie
+//! the keys of the frames of that flush and of some before it: `mpky`, crc32c of what follows u32,
+//! number of the first of these frames u64, count u32, zero u32, then a key u64 for each. Damage of
+//! a frame then leaves its key.
 
 use base::{Error, Result};
 
@@ -94,9 +96,12 @@ pub(super) fn encode_keys(next: u64, durable: u64, keys: &[u64], out: &mut Vec<u
     out.extend_from_slice(&section);
 }
 
-/// Returns the number of the first frame and the keys that lie behind the head at the start of `bytes`; `None` if
-/// there are none, or they are damaged.
-pub(super) fn keys<'a>(bytes: &'a [u8], head: &Head) -> Option<(u64, impl Iterator<Item = u64> + 'a)> {
+/// Returns the number of the first frame and the keys that lie behind the head at the start of
+/// `bytes`; `None` if there are none, or they are damaged.
+pub(super) fn keys<'a>(
+    bytes: &'a [u8],
+    head: &Head,
+) -> Option<(u64, impl Iterator<Item = u64> + 'a)> {
     let section = bytes.get(FRAME_BYTES..head.next).filter(|_| head.kind == Kind::Closed)?;
     let count = u32_at(section, 16) as usize;
     let listed = section.get(KEYS_HEAD_BYTES..)?;
@@ -112,7 +117,13 @@ pub(super) fn closing(bytes: u64, number: u64) -> Option<[u8; FRAME_BYTES]> {
     Some(encode_head(CLOSED, rest, number, 0, 0))
 }
 
-fn encode_head(mark: &[u8; 4], bytes: u32, number: u64, sum: u32, durable: u64) -> [u8; FRAME_BYTES] {
+fn encode_head(
+    mark: &[u8; 4],
+    bytes: u32,
+    number: u64,
+    sum: u32,
+    durable: u64,
+) -> [u8; FRAME_BYTES] {
     let mut head = [0; FRAME_BYTES];
     put(&mut head, 0, mark);
     put(&mut head, 4, &bytes.to_le_bytes());
@@ -158,7 +169,9 @@ pub(super) fn head(bytes: &[u8]) -> Option<Head> {
     let payload = u32_at(head, 4) as usize;
     let next = match kind {
         Kind::Payload => frame_bytes(payload).ok()?,
-        Kind::Closed => FRAME_BYTES.checked_add(payload).filter(|next| next.is_multiple_of(ALIGNMENT))?,
+        Kind::Closed => {
+            FRAME_BYTES.checked_add(payload).filter(|next| next.is_multiple_of(ALIGNMENT))?
+        }
     };
     Some(Head {
         kind,
@@ -170,8 +183,8 @@ pub(super) fn head(bytes: &[u8]) -> Option<Head> {
     })
 }
 
-/// The payload behind a head, if it is whole: nothing, behind a closed hole. The zeros after a payload are
-/// checked by nothing.
+/// The payload behind a head, if it is whole: nothing, behind a closed hole. The zeros after a
+/// payload are checked by nothing.
 pub(super) fn payload<'a>(bytes: &'a [u8], head: &Head) -> Option<&'a [u8]> {
     if bytes.len() < head.next {
         return None;

@@ -1,15 +1,17 @@
 //! The write-ahead log: what was acknowledged is found again, whatever happened.
 //!
-//! Threads append payloads, each of which becomes a frame with a sequence number, and then wait for theirs to
-//! be durable. One of the waiting threads persists for all: while it does, the others' frames gather for the
-//! next turn, so the number of flushes does not grow with the number of threads.
+//! Threads append payloads, each of which becomes a frame with a sequence number, and then wait for
+//! theirs to be durable. One of the waiting threads persists for all: while it does, the others'
+//! frames gather for the next turn, so the number of flushes does not grow with the number of
+//! threads.
 //!
-//! A failed write or flush ends the log: every wait after it fails, nothing more is appended, and the file
-//! must be opened again, which keeps what is whole. What a failed fsync may have lost is never counted as
-//! safe.
+//! A failed write or flush ends the log: every wait after it fails, nothing more is appended, and
+//! the file must be opened again, which keeps what is whole. What a failed fsync may have lost is
+//! never counted as safe.
 //!
-//! A log does not know where it ended when its file is cut off. [`Log::durable`] says up to which frame it was durable, for
-//! whoever keeps that elsewhere ([`crate::watermark`]) and opens the log with it ([`Log::open_at`]).
+//! A log does not know where it ended when its file is cut off. [`Log::durable`] says up to which
+//! frame it was durable, for whoever keeps that elsewhere ([`crate::watermark`]) and opens the log
+//! with it ([`Log::open_at`]).
 
 mod frame;
 mod replay;
@@ -26,12 +28,12 @@ pub use replay::{Damage, Replay};
 
 /// Bytes of frames that gather before an appender must write them out itself.
 pub const PENDING_BYTES_MAX: usize = 32 << 20;
-/// Bytes of the longest log. It is read whole when it is opened, so whoever seals starts a new one long
-/// before.
+/// Bytes of the longest log. It is read whole when it is opened, so whoever seals starts a new one
+/// long before.
 pub const LOG_BYTES_MAX: u64 = 256 << 20;
 
-/// Keys of earlier payloads that each flush repeats, for damage that takes the keys of a flush as well: as many as a page
-/// holds of embeddings of 100 values.
+/// Keys of earlier payloads that each flush repeats, for damage that takes the keys of a flush as
+/// well: as many as a page holds of embeddings of 100 values.
 const KEYS_REPEATED: usize = 8;
 
 /// Up to where a log was durable at some time.
@@ -72,10 +74,10 @@ struct State {
 }
 
 impl Log {
-    /// Opens a log, or makes an empty one whose numbers start at 1, and says what was in it. A torn end is
-    /// cut off, holes before it are closed, and what is damaged is reported and skipped. A log with pages that cannot
-    /// be read stays as it is, in case they can be later, and takes no more payloads: appending to it fails as after
-    /// a failed flush.
+    /// Opens a log, or makes an empty one whose numbers start at 1, and says what was in it. A torn
+    /// end is cut off, holes before it are closed, and what is damaged is reported and skipped. A
+    /// log with pages that cannot be read stays as it is, in case they can be later, and takes no
+    /// more payloads: appending to it fails as after a failed flush.
     ///
     /// # Errors
     /// What the medium says. Damaged bytes are no error, nor are pages that it cannot read.
@@ -83,22 +85,25 @@ impl Log {
         Log::open_from(medium, name, 1)
     }
 
-    /// As [`open`](Self::open); in a new log the first payload gets number `first`, or 1 if that is 0.
+    /// As [`open`](Self::open); in a new log the first payload gets number `first`, or 1 if that is
+    /// 0.
     ///
     /// # Errors
     /// Those of `open`.
     pub fn open_from(medium: &Arc<dyn Medium>, name: &str, first: u64) -> Result<(Log, Replay)> {
         match medium.reopen(name) {
             Ok(writer) => {
-                let (log, replay) = Log::reopened(medium, name, writer, first.max(1), Mark::default())?;
+                let (log, replay) =
+                    Log::reopened(medium, name, writer, first.max(1), Mark::default())?;
                 match log.failure() {
                     Some(error) if error.kind() == ErrorKind::StorageFull => Err(error),
                     _ => Ok((log, replay)),
                 }
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let made =
-                    medium.create(name).and_then(|writer| Log::made(medium, name, writer, first.max(1)));
+                let made = medium
+                    .create(name)
+                    .and_then(|writer| Log::made(medium, name, writer, first.max(1)));
                 // A log without its header is of no use to anybody.
                 made.inspect_err(|_| drop(medium.remove(name)))
             }
@@ -106,9 +111,10 @@ impl Log {
         }
     }
 
-    /// Opens a log that was durable up to `mark` before. If its file ends earlier, or is not there at all, that is
-    /// reported as damage, and the log stays as it is and takes no more payloads. The same holds if the medium has
-    /// no room to put the log in order: it can be read, and is put in order when it is opened again.
+    /// Opens a log that was durable up to `mark` before. If its file ends earlier, or is not there
+    /// at all, that is reported as damage, and the log stays as it is and takes no more payloads.
+    /// The same holds if the medium has no room to put the log in order: it can be read, and is put
+    /// in order when it is opened again.
     ///
     /// # Errors
     /// Those of [`open`](Self::open), but for a full medium.
@@ -200,14 +206,15 @@ impl Log {
     /// [`commit`](Self::commit) of that number says so.
     ///
     /// # Errors
-    /// `InvalidArgument` for more than [`PAYLOAD_BYTES_MAX`], `ResourceExhausted` when the log is at its
-    /// [`LOG_BYTES_MAX`] or has no number left, `FailedPrecondition` after a failure.
+    /// `InvalidArgument` for more than [`PAYLOAD_BYTES_MAX`], `ResourceExhausted` when the log is
+    /// at its [`LOG_BYTES_MAX`] or has no number left, `FailedPrecondition` after a failure.
     pub fn append(&self, payload: &[u8]) -> Result<u64> {
         self.append_frame(payload, None)
     }
 
-    /// As [`append`](Self::append), for a payload that changes what `key` stands for. If the payload is damaged
-    /// later, its key is most probably still known ([`Replay::lost_keys`]): it is written a second time.
+    /// As [`append`](Self::append), for a payload that changes what `key` stands for. If the
+    /// payload is damaged later, its key is most probably still known ([`Replay::lost_keys`]): it
+    /// is written a second time.
     ///
     /// # Errors
     /// Those of `append`.
@@ -261,9 +268,8 @@ impl Log {
     /// Waits until the payload of that number, and all before it, are durable.
     ///
     /// # Errors
-    /// Those of the medium when it failed to make them durable, to each who waited; `FailedPrecondition`
-    /// after that;
-    /// `InvalidArgument` for a number not given yet.
+    /// Those of the medium when it failed to make them durable, to each who waited;
+    /// `FailedPrecondition` after that; `InvalidArgument` for a number not given yet.
     pub fn commit(&self, number: u64) -> Result<()> {
         let state = self.state();
         if number >= state.next {
@@ -282,8 +288,8 @@ impl Log {
         self.state().next
     }
 
-    /// Returns up to where the log is durable. Of a log that was found cut off, what [`open_at`](Self::open_at) was
-    /// told.
+    /// Returns up to where the log is durable. Of a log that was found cut off, what
+    /// [`open_at`](Self::open_at) was told.
     pub fn durable(&self) -> Mark {
         let state = self.state();
         Mark { bytes: state.durable_bytes, next: state.durable }
@@ -299,7 +305,8 @@ impl Log {
         self.state().flushes
     }
 
-    /// Until `number` is durable: takes the writer if nobody has it, waits for whoever has it otherwise.
+    /// Until `number` is durable: takes the writer if nobody has it, waits for whoever has it
+    /// otherwise.
     fn flush_to<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,

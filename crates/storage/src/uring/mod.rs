@@ -1,8 +1,9 @@
 //! NVMe: files read past the page cache, many at once, through io_uring.
 //!
-//! A mapped file makes every read a page fault: one at a time, the thread waiting. Here a thread hands the
-//! kernel a whole batch with one call, works while the reads fly, and gets each where it will be used, in a
-//! buffer that the kernel knows already. Nothing but the reader's own buffers holds memory.
+//! A mapped file makes every read a page fault: one at a time, the thread waiting. Here a thread
+//! hands the kernel a whole batch with one call, works while the reads fly, and gets each where it
+//! will be used, in a buffer that the kernel knows already. Nothing but the reader's own buffers
+//! holds memory.
 
 mod plain;
 mod reader;
@@ -42,19 +43,28 @@ impl UringMedium {
     /// Files in `directory`, which is made if it is missing.
     ///
     /// # Errors
-    /// `Unimplemented` with a remedy if the system does not allow io_uring, otherwise what the file system
-    /// says.
+    /// `Unimplemented` with a remedy if the system does not allow io_uring, otherwise what the file
+    /// system says.
     pub fn new(directory: PathBuf) -> Result<UringMedium> {
         ring::probe()?;
-        Ok(UringMedium { directory: Directory::new(directory)?, plain: false, refusal: OnceLock::new() })
+        Ok(UringMedium {
+            directory: Directory::new(directory)?,
+            plain: false,
+            refusal: OnceLock::new(),
+        })
     }
 
-    /// The same files, read one after the other with ordinary calls: slower, and allowed everywhere.
+    /// The same files, read one after the other with ordinary calls: slower, and allowed
+    /// everywhere.
     ///
     /// # Errors
     /// What the file system says.
     pub fn plain(directory: PathBuf) -> Result<UringMedium> {
-        Ok(UringMedium { directory: Directory::new(directory)?, plain: true, refusal: OnceLock::new() })
+        Ok(UringMedium {
+            directory: Directory::new(directory)?,
+            plain: true,
+            refusal: OnceLock::new(),
+        })
     }
 
     /// Why reads go through the page cache, once a file was opened and they do.
@@ -80,8 +90,8 @@ impl UringMedium {
         File::open(path).map_err(fail)
     }
 
-    /// Some file systems open a file with O_DIRECT and refuse to read it: gives the refusal. Other failures
-    /// are left to the reads that meet them.
+    /// Some file systems open a file with O_DIRECT and refuse to read it: gives the refusal. Other
+    /// failures are left to the reads that meet them.
     fn try_direct(file: &File) -> Result<Option<std::io::Error>> {
         let mut buffer = Buffer::new(PAGE_BYTES)?;
         let read = file.read_at(buffer.as_mut_slice(), 0);
@@ -180,7 +190,10 @@ impl Sealed for UringSealed {
             let skip = (at - start) as usize;
             if got <= skip {
                 let path = self.path.display();
-                return Err(Error::data_loss(format!("{path}: ends at byte {}", start + got as u64)));
+                return Err(Error::data_loss(format!(
+                    "{path}: ends at byte {}",
+                    start + got as u64
+                )));
             }
             let count = (got - skip).min(buffer.len() - done);
             buffer[done..done + count].copy_from_slice(&bounce.as_mut_slice()[skip..skip + count]);

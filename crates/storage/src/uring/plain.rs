@@ -1,4 +1,5 @@
-//! Reading one file after the other with ordinary calls, where the system refuses io_uring: containers often do.
+//! Reading one file after the other with ordinary calls, where the system refuses io_uring:
+//! containers often do.
 
 use std::collections::VecDeque;
 
@@ -27,7 +28,8 @@ struct Queued {
 impl PlainReader {
     pub(super) fn new(options: ReaderOptions) -> Result<PlainReader> {
         options::check(&options)?;
-        let (queue, buffer) = (VecDeque::with_capacity(options.depth), Buffer::new(options.read_bytes_max)?);
+        let (queue, buffer) =
+            (VecDeque::with_capacity(options.depth), Buffer::new(options.read_bytes_max)?);
         Ok(PlainReader { options, files: Table::default(), queue, buffer })
     }
 }
@@ -44,7 +46,12 @@ impl Reader for PlainReader {
     fn submit(&mut self, read: Read<'_>) -> Result<()> {
         options::check_read(&self.options, &read, self.room())?;
         let (place, _) = self.files.hold(read.file);
-        self.queue.push_back(Queued { place, offset: read.offset, bytes: read.bytes, tag: read.tag });
+        self.queue.push_back(Queued {
+            place,
+            offset: read.offset,
+            bytes: read.bytes,
+            tag: read.tag,
+        });
         Ok(())
     }
 
@@ -54,7 +61,8 @@ impl Reader for PlainReader {
             let Some(read) = self.queue.pop_front() else { break };
             // A read is never longer than the buffer: that was checked when it came.
             let buffer = &mut self.buffer.as_mut_slice()[..read.bytes];
-            let file = self.files.file(read.place).ok_or_else(|| Error::internal("a read was lost"));
+            let file =
+                self.files.file(read.place).ok_or_else(|| Error::internal("a read was lost"));
             match file.and_then(|file| file.read_at(read.offset, buffer)) {
                 Ok(()) => each(read.tag, Ok(buffer)),
                 Err(error) => each(read.tag, Err(error)),

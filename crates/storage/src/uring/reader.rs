@@ -74,12 +74,15 @@ impl UringReader {
         })
     }
 
-    /// The ring of the calling thread. A reader may move to another thread between reads, not during them.
+    /// The ring of the calling thread. A reader may move to another thread between reads, not
+    /// during them.
     fn ring(&mut self) -> Result<&mut Ring> {
         let thread = std::thread::current().id();
         if self.ring.as_ref().is_some_and(|(owner, _)| *owner != thread) {
             if self.queued + self.flying > 0 {
-                return Err(Error::precondition("a reader stays with its thread while reads are in flight"));
+                return Err(Error::precondition(
+                    "a reader stays with its thread while reads are in flight",
+                ));
             }
             self.ring = None;
         }
@@ -103,8 +106,9 @@ impl UringReader {
         };
         let start = self.address(index)?;
         let (_, ring) = self.ring.as_mut().ok_or_else(gone)?;
-        // SAFETY: each slot owns `read_bytes_max` bytes of the buffer, `done <= bytes <= read_bytes_max`,
-        // nobody looks at them until the completion is reaped, and the buffer stays until no read flies.
+        // SAFETY: each slot owns `read_bytes_max` bytes of the buffer, `done <= bytes <=
+        // read_bytes_max`, nobody looks at them until the completion is reaped, and the buffer
+        // stays until no read flies.
         unsafe {
             let address = start.add(slot.done);
             // At most BUFFER_BYTES_MAX.
@@ -127,8 +131,8 @@ impl UringReader {
     fn enter(&mut self, wait: usize) -> Result<()> {
         let queued = self.queued;
         let Some((_, ring)) = self.ring.as_mut() else { return Ok(()) };
-        // Counted as flying even if the call fails: the kernel may have taken some, and the buffer must
-        // outlive them.
+        // Counted as flying even if the call fails: the kernel may have taken some, and the buffer
+        // must outlive them.
         self.flying += queued;
         self.queued = 0;
         ring.enter(queued, wait).map_err(|error| {
@@ -162,7 +166,12 @@ impl UringReader {
                 each(tag, Ok(unsafe { std::slice::from_raw_parts(start, bytes) }));
             }
             Outcome::Ended => {
-                each(tag, Err(Error::data_loss(format!("the file ends within {bytes} bytes at {offset}"))));
+                each(
+                    tag,
+                    Err(Error::data_loss(format!(
+                        "the file ends within {bytes} bytes at {offset}"
+                    ))),
+                );
             }
             Outcome::Failed(code) => {
                 let path = format!("{bytes} bytes at {offset}");
@@ -192,7 +201,8 @@ impl UringReader {
         if self.flying == 0 {
             return true;
         }
-        let here = self.ring.as_ref().is_some_and(|(owner, _)| *owner == std::thread::current().id());
+        let here =
+            self.ring.as_ref().is_some_and(|(owner, _)| *owner == std::thread::current().id());
         while here && self.flying > 0 {
             let Some((_, ring)) = self.ring.as_mut() else { return false };
             if ring.enter(0, self.flying).is_err() {
@@ -283,9 +293,11 @@ impl Reader for UringReader {
 impl Drop for UringReader {
     fn drop(&mut self) {
         if !self.drain() {
-            // The kernel may still write there: better lost than handed out. The ring goes before the buffer
-            // would.
-            tracing::error!("reads were in flight when their reader was dropped; its buffers are lost");
+            // The kernel may still write there: better lost than handed out. The ring goes before
+            // the buffer would.
+            tracing::error!(
+                "reads were in flight when their reader was dropped; its buffers are lost"
+            );
             std::mem::forget(self.buffer.take());
         }
     }

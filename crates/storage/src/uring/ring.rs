@@ -10,8 +10,8 @@ use io_uring::{IoUring, opcode, types};
 use crate::buffer::Buffer;
 use crate::table::FILES_MAX;
 
-/// IORING_ENTER_GETEVENTS of `linux/io_uring.h`: run what has completed, even if there is nothing to wait
-/// for.
+/// IORING_ENTER_GETEVENTS of `linux/io_uring.h`: run what has completed, even if there is nothing
+/// to wait for.
 const ENTER_GETEVENTS: u32 = 1;
 
 /// Where a read comes from.
@@ -38,8 +38,8 @@ pub(super) fn probe() -> Result<()> {
     build(8).map(drop)
 }
 
-/// The best ring there is: completions are run by this thread when it asks for them, and by nothing else
-/// (kernel 6.1); else without interrupting it (5.19); else any.
+/// The best ring there is: completions are run by this thread when it asks for them, and by nothing
+/// else (kernel 6.1); else without interrupting it (5.19); else any.
 fn build(entries: u32) -> Result<IoUring> {
     let best = IoUring::builder()
         .setup_single_issuer()
@@ -48,7 +48,9 @@ fn build(entries: u32) -> Result<IoUring> {
         .dontfork()
         .build(entries);
     let ring = best
-        .or_else(|_| IoUring::builder().setup_coop_taskrun().setup_taskrun_flag().dontfork().build(entries))
+        .or_else(|_| {
+            IoUring::builder().setup_coop_taskrun().setup_taskrun_flag().dontfork().build(entries)
+        })
         .or_else(|_| IoUring::builder().dontfork().build(entries));
     ring.map_err(|error| {
         let remedy = match error.raw_os_error() {
@@ -64,14 +66,16 @@ fn build(entries: u32) -> Result<IoUring> {
 }
 
 impl Ring {
-    /// A ring with room for `entries` reads, which go into `buffer`. It belongs to the calling thread.
+    /// A ring with room for `entries` reads, which go into `buffer`. It belongs to the calling
+    /// thread.
     ///
     /// # Errors
     /// As [`probe`].
     pub(super) fn new(entries: u32, buffer: &Buffer) -> Result<Ring> {
         let ring = build(entries)?;
         let whole = libc::iovec { iov_base: buffer.as_ptr().cast(), iov_len: buffer.len() };
-        // SAFETY: the kernel pins the pages until the ring is gone, so they stay valid whoever unmaps them.
+        // SAFETY: the kernel pins the pages until the ring is gone, so they stay valid whoever
+        // unmaps them.
         let buffers = unsafe { ring.submitter().register_buffers(&[whole]) };
         let files = ring.submitter().register_files(&[-1; FILES_MAX]);
         for (what, outcome) in [("buffers", &buffers), ("files", &files)] {
@@ -82,7 +86,8 @@ impl Ring {
         Ok(Ring { ring, fixed_buffer: buffers.is_ok(), fixed_files: files.is_ok() })
     }
 
-    /// Puts a descriptor at a place of the table, or empties the place; says whether it is there now.
+    /// Puts a descriptor at a place of the table, or empties the place; says whether it is there
+    /// now.
     pub(super) fn register(&self, place: usize, descriptor: Option<RawFd>) -> bool {
         let known = self.fixed_files && place < FILES_MAX;
         let descriptor = [descriptor.unwrap_or(-1)];
@@ -92,8 +97,8 @@ impl Ring {
     /// Queues a read. There must be room: a ring is as deep as its reader.
     ///
     /// # Safety
-    /// `address` must have `bytes` bytes within the ring's buffer that stay untouched until the completion is
-    /// reaped.
+    /// `address` must have `bytes` bytes within the ring's buffer that stay untouched until the
+    /// completion is reaped.
     pub(super) unsafe fn push(
         &mut self,
         source: Source,
@@ -117,14 +122,14 @@ impl Ring {
                 opcode::Read::new(Fd(descriptor), address, bytes).offset(offset).build()
             }
         };
-        // SAFETY: the caller keeps the buffer's part valid; the descriptor's file is held by the reader's
-        // table.
+        // SAFETY: the caller keeps the buffer's part valid; the descriptor's file is held by the
+        // reader's table.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(user_data)) };
         pushed.map_err(|_| Error::internal("the ring is full although its reader has room"))
     }
 
-    /// Submits what is queued and, with `wait`, sleeps until so many completions are there. Without anything
-    /// to do it makes no call.
+    /// Submits what is queued and, with `wait`, sleeps until so many completions are there. Without
+    /// anything to do it makes no call.
     pub(super) fn enter(&mut self, queued: usize, wait: usize) -> io::Result<()> {
         if queued == 0 && wait == 0 {
             let submission = self.ring.submission();
@@ -134,9 +139,15 @@ impl Ring {
         }
         loop {
             let count = self.ring.submission().len() as u32;
-            // SAFETY: no argument is passed; what the entries point to was vouched for when they were pushed.
+            // SAFETY: no argument is passed; what the entries point to was vouched for when they
+            // were pushed.
             let entered = unsafe {
-                self.ring.submitter().enter::<libc::sigset_t>(count, wait as u32, ENTER_GETEVENTS, None)
+                self.ring.submitter().enter::<libc::sigset_t>(
+                    count,
+                    wait as u32,
+                    ENTER_GETEVENTS,
+                    None,
+                )
             };
             match entered {
                 // A kernel short of memory takes fewer than offered; the rest is offered again.

@@ -27,7 +27,9 @@ fn kind_of<T>(outcome: Result<T>) -> Option<ErrorKind> {
 /// Waits for `wait` reads and gives what came.
 fn complete(reader: &mut dyn Reader, wait: usize) -> Vec<(u64, Result<Vec<u8>>)> {
     let mut came = Vec::new();
-    let count = reader.complete(wait, &mut |tag, bytes| came.push((tag, bytes.map(<[u8]>::to_vec)))).unwrap();
+    let count = reader
+        .complete(wait, &mut |tag, bytes| came.push((tag, bytes.map(<[u8]>::to_vec))))
+        .unwrap();
     assert_eq!(count, came.len());
     came
 }
@@ -54,9 +56,14 @@ fn files_are_created_listed_and_removed() {
 fn names_cannot_leave_the_medium() {
     on_every_medium(|medium| {
         let long = "x".repeat(storage::NAME_BYTES_MAX + 1);
-        for name in ["", ".", "..", ".hidden", "a/b", "/etc/passwd", "A", "a b", "a\0", "ä", &long] {
+        for name in ["", ".", "..", ".hidden", "a/b", "/etc/passwd", "A", "a b", "a\0", "ä", &long]
+        {
             assert_eq!(kind_of(medium.create(name)), Some(ErrorKind::InvalidArgument), "{name:?}");
-            assert!(medium.open(name).is_err() && medium.remove(name).is_err() && medium.load(name).is_err());
+            assert!(
+                medium.open(name).is_err()
+                    && medium.remove(name).is_err()
+                    && medium.load(name).is_err()
+            );
         }
     });
 }
@@ -69,9 +76,15 @@ fn bytes_come_back_from_anywhere() {
         assert_eq!(medium.load("f").unwrap(), bytes);
         let file = medium.open("f").unwrap();
         assert_eq!(file.bytes(), bytes.len() as u64);
-        for (offset, length) in
-            [(0, 1), (1, 4095), (4095, 2), (4096, 4096), (100, 9000), (12_288, 77), (0, bytes.len())]
-        {
+        for (offset, length) in [
+            (0, 1),
+            (1, 4095),
+            (4095, 2),
+            (4096, 4096),
+            (100, 9000),
+            (12_288, 77),
+            (0, bytes.len()),
+        ] {
             let mut buffer = vec![0; length];
             file.read_at(offset, &mut buffer).unwrap();
             assert_eq!(buffer, bytes[offset as usize..][..length], "{length} at {offset}");
@@ -79,9 +92,17 @@ fn bytes_come_back_from_anywhere() {
         if let Some(whole) = file.in_place() {
             assert_eq!(whole, bytes);
         }
-        let past = [(bytes.len() as u64, 1), (bytes.len() as u64 - 1, 2), (u64::MAX, 1), (u64::MAX - 1, 2)];
+        let past = [
+            (bytes.len() as u64, 1),
+            (bytes.len() as u64 - 1, 2),
+            (u64::MAX, 1),
+            (u64::MAX - 1, 2),
+        ];
         for (offset, length) in past {
-            assert_eq!(kind_of(file.read_at(offset, &mut vec![0; length])), Some(ErrorKind::DataLoss));
+            assert_eq!(
+                kind_of(file.read_at(offset, &mut vec![0; length])),
+                Some(ErrorKind::DataLoss)
+            );
         }
         file.read_at(bytes.len() as u64, &mut []).unwrap();
     });
@@ -144,7 +165,8 @@ fn a_reader_keeps_its_limits() {
     on_every_medium(|medium| {
         write(&**medium, "f", &pattern(8 * PAGE + 1, 6));
         let file = medium.open("f").unwrap();
-        for (depth, read_bytes_max) in [(0, PAGE), (1, 0), (1, 100), (5000, PAGE), (4096, 1 << 20)] {
+        for (depth, read_bytes_max) in [(0, PAGE), (1, 0), (1, 100), (5000, PAGE), (4096, 1 << 20)]
+        {
             let outcome = medium.reader(ReaderOptions { depth, read_bytes_max });
             assert_eq!(kind_of(outcome), Some(ErrorKind::InvalidArgument));
         }
@@ -185,12 +207,17 @@ fn a_reader_keeps_its_limits() {
 fn a_reader_reads_many_files_and_forgets_them() {
     on_every_medium(|medium| {
         let mut reader = medium.reader(ReaderOptions { depth: 100, read_bytes_max: PAGE }).unwrap();
-        // More files than are registered at once, all under way together, and then others in their places.
+        // More files than are registered at once, all under way together, and then others in their
+        // places.
         for round in 0..3_u64 {
             let files: Vec<Arc<dyn Sealed>> = (0..70)
                 .map(|index| {
                     let name = format!("{round}-{index}");
-                    medium.create(&name).unwrap().append(&pattern(PAGE, round * 100 + index)).unwrap();
+                    medium
+                        .create(&name)
+                        .unwrap()
+                        .append(&pattern(PAGE, round * 100 + index))
+                        .unwrap();
                     let file = medium.open(&name).unwrap();
                     medium.remove(&name).unwrap();
                     file
@@ -207,7 +234,10 @@ fn a_reader_reads_many_files_and_forgets_them() {
             for (tag, bytes) in came {
                 assert_eq!(bytes, Ok(pattern(PAGE, round * 100 + tag)), "round {round}");
             }
-            assert!(ids.iter().all(|file| file.strong_count() == 0), "the reader holds a file nobody reads");
+            assert!(
+                ids.iter().all(|file| file.strong_count() == 0),
+                "the reader holds a file nobody reads"
+            );
         }
     });
 }
@@ -219,7 +249,9 @@ fn a_reader_may_be_dropped_with_reads_in_flight() {
         let file = medium.open("f").unwrap();
         let mut reader = medium.reader(ReaderOptions { depth: 64, read_bytes_max: PAGE }).unwrap();
         for tag in 0..64 {
-            reader.submit(Read { file: &file, offset: tag * PAGE as u64, bytes: PAGE, tag }).unwrap();
+            reader
+                .submit(Read { file: &file, offset: tag * PAGE as u64, bytes: PAGE, tag })
+                .unwrap();
         }
         complete(&mut *reader, 1);
         drop(reader);

@@ -13,8 +13,8 @@ use crate::{PAGE, pattern, volatile, write};
 /// How many draws of chance each crash point gets.
 const SEEDS: u64 = 12;
 
-/// Runs `work` with a crash at every operation, and hands what is left each time, with what `work` was told,
-/// to `check`.
+/// Runs `work` with a crash at every operation, and hands what is left each time, with what `work`
+/// was told, to `check`.
 fn at_every_crash<T: Default>(
     work: impl Fn(&Arc<dyn Medium>, &mut T) -> Result<()>,
     check: impl Fn(&Arc<dyn Medium>, &T),
@@ -155,7 +155,11 @@ fn damaged_pages_are_errors_of_their_own_reads_only() {
     let damage = [ReadFault::Error, ReadFault::Short, ReadFault::Torn, ReadFault::Flip];
     let plan = FaultPlan {
         seed: 5,
-        damage: damage.iter().zip(3..).map(|(&fault, page)| ("segment".to_owned(), page, fault)).collect(),
+        damage: damage
+            .iter()
+            .zip(3..)
+            .map(|(&fault, page)| ("segment".to_owned(), page, fault))
+            .collect(),
         read_errors: 20,
         bit_flips: 20,
         reorder: true,

@@ -30,11 +30,14 @@ fn dax_is_refused_where_the_file_system_has_none() {
         // A machine that has it.
         Ok(medium) => crate::write(&medium, "f", b"x"),
     }
-    assert!(std::fs::read_dir(directory.path()).unwrap().all(|entry| entry.unwrap().file_name() == "f"));
+    assert!(
+        std::fs::read_dir(directory.path()).unwrap().all(|entry| entry.unwrap().file_name() == "f")
+    );
 }
 
-/// Every moment of a file's life, every image of memory at that moment: the length is one that was committed
-/// or is being committed, it is not below the last that was acknowledged, and all bytes up to it are right.
+/// Every moment of a file's life, every image of memory at that moment: the length is one that was
+/// committed or is being committed, it is not below the last that was acknowledged, and all bytes
+/// up to it are right.
 #[test]
 fn a_length_is_never_ahead_of_its_bytes() {
     let directory = TempDir::new().unwrap();
@@ -59,9 +62,11 @@ fn a_length_is_never_ahead_of_its_bytes() {
             _ => None,
         });
         // Before the prefix is there the file was not given to anybody.
-        let started = events[..moment].iter().filter(|event| matches!(event, Event::Fenced(_))).count() >= 2;
-        for image in
-            crash_images(&events[..moment], size, IMAGES_MAX, moment as u64).iter().filter(|_| started)
+        let started =
+            events[..moment].iter().filter(|event| matches!(event, Event::Fenced(_))).count() >= 2;
+        for image in crash_images(&events[..moment], size, IMAGES_MAX, moment as u64)
+            .iter()
+            .filter(|_| started)
         {
             let found = open_image(&directory, image);
             assert!(lengths.contains(&(found.len() as u64)), "{} at {moment}", found.len());
@@ -90,7 +95,8 @@ fn a_log_in_persistent_memory_keeps_what_it_acknowledged() {
     let mut events = header;
     let start = events.len();
     events.extend(recorder.take());
-    let after: Arc<dyn Medium> = Arc::new(DaxMedium::new(directory.path().join("after"), true).unwrap());
+    let after: Arc<dyn Medium> =
+        Arc::new(DaxMedium::new(directory.path().join("after"), true).unwrap());
     for moment in start..=events.len() {
         let sure = events[..moment].iter().rev().find_map(|event| match event {
             Event::Noted(number) => Some(*number),
@@ -108,8 +114,8 @@ fn a_log_in_persistent_memory_keeps_what_it_acknowledged() {
     }
 }
 
-/// The enumeration finds what it is there to find: without a fence between bytes and length, some image has
-/// the length and not the bytes.
+/// The enumeration finds what it is there to find: without a fence between bytes and length, some
+/// image has the length and not the bytes.
 #[test]
 fn a_missing_fence_is_found() {
     let store = |offset: u64, bytes: &[u8]| Event::Stored(1, offset, bytes.to_vec());
@@ -140,7 +146,8 @@ fn a_missing_fence_is_found() {
 fn lines_and_words_are_what_tears() {
     let event = Event::Stored(1, 60, vec![9; 20]);
     let images = crash_images(&[event], 128, 1000, 1);
-    let parts: Vec<[u8; 3]> = images.iter().map(|image| [image[60], image[64], image[72]]).collect();
+    let parts: Vec<[u8; 3]> =
+        images.iter().map(|image| [image[60], image[64], image[72]]).collect();
     // The first line alone, the second alone in part or whole, in either order.
     for expected in [[0, 0, 0], [9, 0, 0], [0, 9, 9], [9, 9, 9], [0, 9, 0], [0, 0, 9]] {
         assert!(parts.contains(&expected), "{expected:?} of {parts:?}");

@@ -59,7 +59,8 @@ proptest! {
     ) {
         let mut page = bytes;
         page.resize(length, 0);
-        // With a checksum that is right, the parser is what stands between the bytes and the reader.
+        // With a checksum that is right, the parser is what stands between the bytes and the
+        // reader.
         if sum && page.len() >= PAGE {
             let pages = (page.len() / PAGE).min(2) as u16;
             page[10..12].copy_from_slice(&pages.to_le_bytes());
@@ -101,8 +102,14 @@ proptest! {
 
 #[test]
 fn small_records_share_a_page_and_long_ones_have_their_own() {
-    let records =
-        [pattern(400, 1), pattern(400, 2), pattern(4080, 3), pattern(4081, 4), pattern(12_000, 5), vec![]];
+    let records = [
+        pattern(400, 1),
+        pattern(400, 2),
+        pattern(4080, 3),
+        pattern(4081, 4),
+        pattern(12_000, 5),
+        vec![],
+    ];
     let (placed, pages) = pack(&records);
     let places: Vec<(u32, u16, u16)> = placed.iter().map(|p| (p.page, p.pages, p.slot)).collect();
     assert_eq!(places, [(0, 1, 0), (0, 1, 1), (1, 1, 0), (2, 2, 0), (4, 3, 0), (7, 1, 0)]);
@@ -135,9 +142,13 @@ fn lost_bytes_are_no_page() {
     let (_, pages) = pack(&[pattern(300, 1)]);
     let half: Vec<u8> = pages[..PAGE / 2].iter().copied().chain(vec![0; PAGE / 2]).collect();
     let (_, run) = pack(&[pattern(5000, 3)]);
-    for bytes in [&vec![0; PAGE][..], &vec![0xff; PAGE], &pages[..PAGE - 1], &half[..300], &[], &run[..PAGE]]
+    for bytes in
+        [&vec![0; PAGE][..], &vec![0xff; PAGE], &pages[..PAGE - 1], &half[..300], &[], &run[..PAGE]]
     {
-        assert_eq!(RecordPage::open(bytes).err().map(|error| error.kind()), Some(ErrorKind::DataLoss));
+        assert_eq!(
+            RecordPage::open(bytes).err().map(|error| error.kind()),
+            Some(ErrorKind::DataLoss)
+        );
     }
 }
 
@@ -170,8 +181,14 @@ fn sections_lie_apart_and_within_the_file() {
             .check(20_480)
             .is_ok()
     };
-    assert!(check(&[]) && check(&[at(8192, 12_288), at(4096, 4096)]) && check(&[at(4096, 0), at(4096, 1)]));
-    for wrong in [&[at(0, 1)][..], &[at(4097, 1)], &[at(16_384, 4097)], &[at(u64::MAX - 4095, 5000)]] {
+    assert!(
+        check(&[])
+            && check(&[at(8192, 12_288), at(4096, 4096)])
+            && check(&[at(4096, 0), at(4096, 1)])
+    );
+    for wrong in
+        [&[at(0, 1)][..], &[at(4097, 1)], &[at(16_384, 4097)], &[at(u64::MAX - 4095, 5000)]]
+    {
         assert!(!check(wrong), "{wrong:?}");
     }
     assert!(!check(&[at(4096, 5000), at(8192, 1)]));
@@ -188,7 +205,9 @@ fn the_layout_is_what_the_document_says() {
     let (_, run) = pack(&[vec![7; 5000]]);
     assert_eq!(run[4..16], [0, 0, 0, 0, 1, 0, 2, 0, 0x88, 0x13, 0, 0]);
     let section = Section { kind: 1, offset: 0x1000, bytes: 2, crc32c: 3, aux: 4 };
-    let block = Superblock { uuid: [5; 16], version: 1, rows: 6, sections: vec![section] }.encode().unwrap();
+    let block = Superblock { uuid: [5; 16], version: 1, rows: 6, sections: vec![section] }
+        .encode()
+        .unwrap();
     assert_eq!(&block[..16], b"MPSEGMNT\x01\0\0\0\x04\x03\x02\x01");
     assert_eq!(block[32..48], [6, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(block[64..76], [1, 0, 0, 0, 3, 0, 0, 0, 0, 0x10, 0, 0]);

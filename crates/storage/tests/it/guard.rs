@@ -1,4 +1,5 @@
-//! Pages that are lost while they are mapped: a real SIGBUS, from a file that is cut short under its mapping.
+//! Pages that are lost while they are mapped: a real SIGBUS, from a file that is cut short under
+//! its mapping.
 
 use std::sync::Arc;
 
@@ -32,12 +33,19 @@ fn a_lost_page_is_damage_and_not_the_end_of_the_process() {
         let path = directory.path().join(name).join("f");
         let whole = std::fs::metadata(&path).unwrap().len();
         // The last three pages are gone.
-        std::fs::File::options().write(true).open(&path).unwrap().set_len(whole - 3 * PAGE as u64).unwrap();
+        std::fs::File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(whole - 3 * PAGE as u64)
+            .unwrap();
         let before = storage::lost_pages();
         let mut reader = medium.reader(ReaderOptions { depth: 64, read_bytes_max: PAGE }).unwrap();
         let count = (pages.len() / PAGE) as u64;
         for tag in 0..count {
-            reader.submit(Read { file: &file, offset: tag * PAGE as u64, bytes: PAGE, tag }).unwrap();
+            reader
+                .submit(Read { file: &file, offset: tag * PAGE as u64, bytes: PAGE, tag })
+                .unwrap();
         }
         let mut damaged = Vec::new();
         reader

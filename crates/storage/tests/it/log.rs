@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use base::{ErrorKind, Result};
 use proptest::prelude::*;
 use storage::log::{LOG_BYTES_MAX, Log, Mark, PAYLOAD_BYTES_MAX};
-use storage::{FaultMedium, FaultPlan, Medium, MediumKind, ReadFault, Reader, ReaderOptions, Sealed, Writer};
+use storage::{
+    FaultMedium, FaultPlan, Medium, MediumKind, ReadFault, Reader, ReaderOptions, Sealed, Writer,
+};
 use tempfile::TempDir;
 
 use crate::{media, pattern, volatile, write};
@@ -84,7 +86,8 @@ fn what_was_committed_comes_back_on_every_medium() {
         drop(log);
         for round in 0..2 {
             let (log, replay) = Log::open(&medium, "log").unwrap();
-            let expected: Vec<_> = (100..150 + round).map(|number| (number, payload(number))).collect();
+            let expected: Vec<_> =
+                (100..150 + round).map(|number| (number, payload(number))).collect();
             assert_eq!(replay.records, expected, "{name}");
             assert_eq!((replay.torn_tail, replay.damaged.len()), (None, 0));
             let number = log.append(&payload(150 + round)).unwrap();
@@ -173,8 +176,8 @@ fn a_payload_that_looks_like_a_log_is_a_payload() {
     assert_eq!((replay.holes.len(), replay.holes[0].lost.clone()), (1, 2..3));
 }
 
-/// The same bytes lost are damage where a later frame says that they were durable, and a hole if none
-/// does.
+/// The same bytes lost are damage where a later frame says that they were durable, and a hole if
+/// none does.
 #[test]
 fn what_was_durable_is_damage_and_what_was_not_is_a_hole() {
     for (commits, durable) in [(vec![1, 4], false), (vec![2, 4], true), (vec![1, 2, 3, 4], true)] {
@@ -192,10 +195,16 @@ fn what_was_durable_is_damage_and_what_was_not_is_a_hole() {
         let (log, replay, medium) = open_bytes(&bytes);
         let numbers: Vec<u64> = replay.records.iter().map(|(number, _)| *number).collect();
         assert_eq!(numbers, [1, 3, 4]);
-        let (lost, none) =
-            if durable { (&replay.damaged, &replay.holes) } else { (&replay.holes, &replay.damaged) };
+        let (lost, none) = if durable {
+            (&replay.damaged, &replay.holes)
+        } else {
+            (&replay.holes, &replay.damaged)
+        };
         assert_eq!((lost.len(), none.len()), (1, 0));
-        assert_eq!((lost[0].offset, lost[0].bytes, lost[0].lost.clone()), (second as u64, 72, 2..3));
+        assert_eq!(
+            (lost[0].offset, lost[0].bytes, lost[0].lost.clone()),
+            (second as u64, 72, 2..3)
+        );
         // A hole is closed by the opening; damage stays what it is, for whoever looks into it.
         log.commit(log.append(b"more").unwrap()).unwrap();
         drop(log);
@@ -208,7 +217,8 @@ fn what_was_durable_is_damage_and_what_was_not_is_a_hole() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Damage costs the frames it touches and no other, except that what it leaves of the end may be cut.
+    /// Damage costs the frames it touches and no other, except that what it leaves of the end may
+    /// be cut.
     #[test]
     fn damage_costs_what_it_touches(
         count in 1_u64..12, place in any::<prop::sample::Index>(),
@@ -353,7 +363,12 @@ impl Medium for Slow {
     }
     fn create(&self, name: &str) -> Result<Box<dyn Writer>> {
         let (inner, started) = (self.inner.create(name)?, self.started.lock().unwrap().clone());
-        Ok(Box::new(SlowWriter { inner, started, gate: self.gate.clone(), persists: self.persists.clone() }))
+        Ok(Box::new(SlowWriter {
+            inner,
+            started,
+            gate: self.gate.clone(),
+            persists: self.persists.clone(),
+        }))
     }
     fn reopen(&self, name: &str) -> Result<Box<dyn Writer>> {
         self.inner.reopen(name)
@@ -437,10 +452,16 @@ fn a_failed_flush_fails_all_who_wait_and_ends_the_log() {
             })
             .collect();
         for outcome in waiting {
-            assert_eq!(outcome.join().unwrap().err().map(|error| error.kind()), Some(ErrorKind::DataLoss));
+            assert_eq!(
+                outcome.join().unwrap().err().map(|error| error.kind()),
+                Some(ErrorKind::DataLoss)
+            );
         }
     });
-    assert_eq!(log.append(b"more").err().map(|error| error.kind()), Some(ErrorKind::FailedPrecondition));
+    assert_eq!(
+        log.append(b"more").err().map(|error| error.kind()),
+        Some(ErrorKind::FailedPrecondition)
+    );
     // What was durable before stays so, and nothing was tried again.
     assert_eq!(log.commit(kept), Ok(()));
     assert_eq!(persists.load(Ordering::SeqCst), 3);
@@ -456,7 +477,10 @@ fn a_full_medium_ends_the_log_until_it_is_opened_again() {
     log.commit(log.append(&[1; 300]).unwrap()).unwrap();
     let number = log.append(&[2; 900]).unwrap();
     assert_eq!(log.commit(number).err().map(|error| error.kind()), Some(ErrorKind::StorageFull));
-    assert_eq!(log.append(b"x").err().map(|error| error.kind()), Some(ErrorKind::FailedPrecondition));
+    assert_eq!(
+        log.append(b"x").err().map(|error| error.kind()),
+        Some(ErrorKind::FailedPrecondition)
+    );
     // With room again, opening cuts off the torn end and goes on.
     let (log, replay) = Log::open(&inner, "log").unwrap();
     assert_eq!(replay.records, [(1, vec![1; 300])]);
@@ -472,11 +496,15 @@ fn a_failed_write_ends_the_log_and_loses_nothing_acknowledged() {
         let inner = volatile();
         let medium: Arc<dyn Medium> = Arc::new(FaultMedium::new(inner.clone(), plan).unwrap());
         let (log, _) = Log::open(&medium, "log").unwrap();
-        let acknowledged = (1..=5)
-            .take_while(|&number| log.append(&payload(number)).and_then(|number| log.commit(number)).is_ok());
+        let acknowledged = (1..=5).take_while(|&number| {
+            log.append(&payload(number)).and_then(|number| log.commit(number)).is_ok()
+        });
         let acknowledged = acknowledged.count() as u64;
         assert_eq!(acknowledged, write_error_at - 2);
-        assert_eq!(log.append(b"x").err().map(|error| error.kind()), Some(ErrorKind::FailedPrecondition));
+        assert_eq!(
+            log.append(b"x").err().map(|error| error.kind()),
+            Some(ErrorKind::FailedPrecondition)
+        );
         let (_, replay) = Log::open(&inner, "log").unwrap();
         assert_eq!(replay.records.len() as u64, acknowledged);
     }
@@ -524,7 +552,10 @@ fn a_page_that_cannot_be_read_costs_what_is_on_it_and_nothing_is_changed() {
         let named = |number: &u64| replay.damaged.iter().any(|damage| damage.lost.contains(number));
         assert!((1..=COUNT).all(|number| there.contains(&number) != named(&number)), "page {page}");
         // It can be read again one day: nothing is cut off, closed or appended.
-        assert_eq!(log.append(b"x").err().map(|error| error.kind()), Some(ErrorKind::FailedPrecondition));
+        assert_eq!(
+            log.append(b"x").err().map(|error| error.kind()),
+            Some(ErrorKind::FailedPrecondition)
+        );
         log.commit(log.next() - 1).unwrap();
         drop(log);
         assert_eq!(inner.load("log").unwrap(), whole, "page {page}");
@@ -598,7 +629,10 @@ fn several_damaged_flushes_leave_their_keys_to_the_next_one() {
     let medium = volatile();
     write(&*medium, "log", &damaged);
     let (_, replay) = Log::open(&medium, "log").unwrap();
-    assert_eq!((replay.damaged[0].lost.clone(), replay.keys_of(&replay.damaged[0])), (11..26, None));
+    assert_eq!(
+        (replay.damaged[0].lost.clone(), replay.keys_of(&replay.damaged[0])),
+        (11..26, None)
+    );
 }
 
 #[test]
@@ -611,12 +645,18 @@ fn a_log_that_ends_before_its_mark_is_damaged_and_stays_as_it_is() {
         let (log, replay) = Log::open_at(&medium, "log", mark).unwrap();
         let there = replay.records.len() as u64;
         if there == 12 {
-            assert!(replay.damaged.is_empty() && !replay.cut && log.failure().is_none(), "{length}");
+            assert!(
+                replay.damaged.is_empty() && !replay.cut && log.failure().is_none(),
+                "{length}"
+            );
             continue;
         }
         assert!(replay.cut && replay.torn_tail.is_none(), "{length}");
         assert_eq!(replay.damaged.last().unwrap().lost, there + 1..13, "{length}");
-        assert_eq!(log.append(b"x").err().map(|error| error.kind()), Some(ErrorKind::FailedPrecondition));
+        assert_eq!(
+            log.append(b"x").err().map(|error| error.kind()),
+            Some(ErrorKind::FailedPrecondition)
+        );
         // It says the same the next time.
         assert_eq!((log.durable(), log.next()), (mark, 13));
         assert_eq!(medium.load("log").unwrap().len(), length);
@@ -642,7 +682,10 @@ fn a_full_medium_leaves_no_new_log_and_an_old_one_can_be_read() {
     let medium: Arc<dyn Medium> = fault.clone();
     fault.set_space(Some(0));
     for _ in 0..5 {
-        assert_eq!(Log::open(&medium, "new").err().map(|error| error.kind()), Some(ErrorKind::StorageFull));
+        assert_eq!(
+            Log::open(&medium, "new").err().map(|error| error.kind()),
+            Some(ErrorKind::StorageFull)
+        );
     }
     assert!(inner.list().unwrap().iter().all(|(name, _)| name != "new"));
     let (log, replay) = Log::open_at(&medium, "empty", Mark::default()).unwrap();

@@ -1,4 +1,5 @@
-//! The crate from outside: every medium through one suite, every parser on damaged bytes, every crash point.
+//! The crate from outside: every medium through one suite, every parser on damaged bytes, every
+//! crash point.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -24,7 +25,8 @@ use tempfile::TempDir;
 const PAGE: usize = storage::page::PAGE_BYTES;
 
 fn pool(slots: u64) -> Arc<SlotPool> {
-    let config = PoolConfig { bytes_max: slots << 21, huge_pages: false, fault_rate: Rate::unlimited() };
+    let config =
+        PoolConfig { bytes_max: slots << 21, huge_pages: false, fault_rate: Rate::unlimited() };
     SlotPool::new(config).unwrap()
 }
 

@@ -48,7 +48,9 @@ fn the_newest_list_counts_on_every_medium() {
         }
         // The last list and the one before it stay.
         assert_eq!(names(&*medium), ["list-0000000000000004", "list-0000000000000005", "manifest"]);
-        assert!(names(&*medium).iter().all(|name| Manifest::owns(name)) && !Manifest::owns("segment-1"));
+        assert!(
+            names(&*medium).iter().all(|name| Manifest::owns(name)) && !Manifest::owns("segment-1")
+        );
         let kind = manifest.publish(&vec![0; LIST_BYTES_MAX + 1]).err().map(|error| error.kind());
         assert_eq!(kind, Some(ErrorKind::InvalidArgument));
     }
@@ -56,9 +58,12 @@ fn the_newest_list_counts_on_every_medium() {
 
 #[test]
 fn a_damaged_slot_or_list_gives_the_one_before() {
-    for (name, offset) in
-        [("manifest", 16), ("manifest", 40), ("list-0000000000000004", 70), ("list-0000000000000004", 1)]
-    {
+    for (name, offset) in [
+        ("manifest", 16),
+        ("manifest", 40),
+        ("list-0000000000000004", 70),
+        ("list-0000000000000004", 1),
+    ] {
         let medium = published(4);
         overwrite(&*medium, name, offset, &[0xa5; 3]);
         let (mut manifest, found) = Manifest::open(&medium).unwrap();
@@ -95,7 +100,8 @@ fn a_manifest_of_which_nothing_is_whole_is_an_error_and_never_an_empty_one() {
 
 #[test]
 fn a_failed_flip_is_not_tried_again() {
-    // Opening persists once and publishing twice; so each persist of the second publication in turn.
+    // Opening persists once and publishing twice; so each persist of the second publication in
+    // turn.
     for (persist, refuses) in [(4, false), (5, true)] {
         let plan = FaultPlan { persist_error_at: Some(persist), ..FaultPlan::default() };
         let medium: Arc<dyn Medium> = Arc::new(FaultMedium::new(volatile(), plan).unwrap());

@@ -131,7 +131,8 @@ impl AccessPolicy {
     /// # Errors
     /// `PermissionDenied`, with a remedy.
     fn check_host(&self, uri: &Uri, headers: &HeaderMap) -> Result<()> {
-        let hosts = headers.get_all(header::HOST).iter().map(|host| host.to_str().unwrap_or_default());
+        let hosts =
+            headers.get_all(header::HOST).iter().map(|host| host.to_str().unwrap_or_default());
         let target = uri.authority().map(http::uri::Authority::as_str);
         match hosts.chain(target).find(|name| host_names::is_foreign(name, &self.allowed_hosts)) {
             None => Ok(()),
@@ -146,7 +147,9 @@ impl AccessPolicy {
     /// Returns true if a browser opened its page under a name that another site may own.
     fn is_foreign_page(&self, headers: &HeaderMap) -> bool {
         let origin = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok());
-        origin.and_then(authority).is_some_and(|name| host_names::is_foreign(name, &self.allowed_hosts))
+        origin
+            .and_then(authority)
+            .is_some_and(|name| host_names::is_foreign(name, &self.allowed_hosts))
     }
 }
 
@@ -155,7 +158,8 @@ impl AccessPolicy {
 /// # Errors
 /// `PermissionDenied` if `Sec-Fetch-Site` or `Origin` names another site.
 pub fn check_same_site(headers: &HeaderMap) -> Result<()> {
-    let foreign = || Error::denied("a page of another site may not ask this; open this server's own page");
+    let foreign =
+        || Error::denied("a page of another site may not ask this; open this server's own page");
     if headers.get(SEC_FETCH_SITE).is_some_and(|site| site != "same-origin" && site != "none") {
         return Err(foreign());
     }
@@ -210,8 +214,10 @@ mod tests {
     }
 
     fn refused(pairs: &[(HeaderName, &'static str)]) -> bool {
-        let headers: HeaderMap =
-            pairs.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value))).collect();
+        let headers: HeaderMap = pairs
+            .iter()
+            .map(|(name, value)| (name.clone(), HeaderValue::from_static(value)))
+            .collect();
         check_same_site(&headers).is_err()
     }
 
@@ -282,8 +288,13 @@ mod tests {
     #[test]
     fn a_request_through_a_proxy_is_not_local() {
         let peer = |address: &str| Some(Peer(format!("{address}:1").parse().unwrap()));
-        assert!(is_local(peer("127.0.0.1"), &HeaderMap::new()) && is_local(peer("[::1]"), &HeaderMap::new()));
-        assert!(!is_local(peer("192.0.2.1"), &HeaderMap::new()) && !is_local(None, &HeaderMap::new()));
+        assert!(
+            is_local(peer("127.0.0.1"), &HeaderMap::new())
+                && is_local(peer("[::1]"), &HeaderMap::new())
+        );
+        assert!(
+            !is_local(peer("192.0.2.1"), &HeaderMap::new()) && !is_local(None, &HeaderMap::new())
+        );
         for name in ["Forwarded", "X-Forwarded-For", "X-Real-IP", "Via"] {
             let mut headers = HeaderMap::new();
             headers.insert(HeaderName::try_from(name).unwrap(), HeaderValue::from_static("x"));
@@ -295,7 +306,8 @@ mod tests {
     fn admin_calls_show_a_key_of_the_server() {
         let open = policy();
         let keyed = AccessPolicy { api_key: secret("api"), ..policy() };
-        let remote = AccessPolicy { allow_remote_admin: true, admin_key: secret("admin"), ..keyed.clone() };
+        let remote =
+            AccessPolicy { allow_remote_admin: true, admin_key: secret("admin"), ..keyed.clone() };
         let keyless = AccessPolicy { allow_remote_admin: true, ..policy() };
         let peer = |address: [u8; 4]| Some(Peer((address, 1).into()));
         // Answers to no key, the API key and the admin key; on this machine, then from elsewhere.
@@ -309,7 +321,10 @@ mod tests {
                 [None, Some("api"), Some("admin")].map(|key| {
                     let mut headers = HeaderMap::new();
                     if let Some(key) = key {
-                        headers.insert(header::AUTHORIZATION, format!("Bearer {key}").parse().unwrap());
+                        headers.insert(
+                            header::AUTHORIZATION,
+                            format!("Bearer {key}").parse().unwrap(),
+                        );
                     }
                     policy.check_admin("models are loaded", peer(address), &headers).is_ok()
                 })
@@ -317,7 +332,10 @@ mod tests {
             assert_eq!((answers([127, 0, 0, 1]), answers([192, 0, 2, 1])), (local, elsewhere));
         }
         let error = open.check_admin("speakers are enrolled", None, &HeaderMap::new()).unwrap_err();
-        assert!(error.message().contains("enrolled") && error.message().contains("--admin-key"), "{error}");
+        assert!(
+            error.message().contains("enrolled") && error.message().contains("--admin-key"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -328,7 +346,10 @@ mod tests {
             shows_key(&headers, secret("s3cret").as_ref())
         };
         assert!(with(API_KEY, "s3cret"));
-        assert!(with(header::AUTHORIZATION, "Bearer s3cret") && with(header::AUTHORIZATION, "bearer s3cret"));
+        assert!(
+            with(header::AUTHORIZATION, "Bearer s3cret")
+                && with(header::AUTHORIZATION, "bearer s3cret")
+        );
         for (name, value) in [
             (API_KEY, "s3cre"),
             (API_KEY, "s3cret "),

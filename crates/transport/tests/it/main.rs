@@ -30,8 +30,11 @@ struct Served {
 
 impl Served {
     fn start(version: HttpVersion, drain_time: Duration) -> Served {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
         let socket = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = socket.local_addr().unwrap();
         let metrics = Arc::new(Metrics::default());
@@ -132,7 +135,8 @@ fn floods_of_control_frames_end_their_connection() {
     until("all of them are closed", || served.open_connections() == 0);
     let answer = served.runtime.as_ref().unwrap().block_on(async {
         let stream = TokioIo::new(tokio::net::TcpStream::connect(served.address).await.unwrap());
-        let (mut sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+        let (mut sender, connection) =
+            http2::handshake(TokioExecutor::new(), stream).await.unwrap();
         tokio::spawn(connection);
         let request = http::Request::get("http://localhost/").body(Empty::<Bytes>::new()).unwrap();
         sender.send_request(request).await.unwrap()
@@ -156,7 +160,10 @@ fn idle_connections_are_kept_for_the_drain_time() {
         stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
         stream.write_all(GET).unwrap();
         let answer = head(stream).unwrap();
-        assert!(answer.starts_with("http/1.1 200") && answer.contains("connection: close"), "{answer}");
+        assert!(
+            answer.starts_with("http/1.1 200") && answer.contains("connection: close"),
+            "{answer}"
+        );
         assert_eq!(stream.read(&mut [0]).unwrap(), 0);
     }
 }

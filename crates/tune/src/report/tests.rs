@@ -6,9 +6,12 @@ fn scored(point: TunePoint, qps: f64, p99_ms: f64) -> ScoredPoint {
 }
 
 fn found() -> SearchResult {
-    let finalists =
-        vec![scored(TunePoint::batches(2), 2000.0, 9.0), scored(TunePoint::sync(2, 1), 1000.0, 5.0)];
-    let refused = ScoredPoint { refused: Some("<no>".into()), ..scored(TunePoint::sync(1, 2), 0.0, 0.0) };
+    let finalists = vec![
+        scored(TunePoint::batches(2), 2000.0, 9.0),
+        scored(TunePoint::sync(2, 1), 1000.0, 5.0),
+    ];
+    let refused =
+        ScoredPoint { refused: Some("<no>".into()), ..scored(TunePoint::sync(1, 2), 0.0, 0.0) };
     let rung = |name: &str, points| Rung { name: name.into(), slice_ms: 100, points };
     SearchResult {
         best: finalists[0].clone(),
@@ -21,7 +24,8 @@ fn found() -> SearchResult {
 }
 
 fn with_summary<T>(grid: Option<&GridFound>, then: impl FnOnce(&TuneSummary<'_>) -> T) -> T {
-    let (machine, noise) = (MachineFacts::detect(None), loadgen::machine::NoiseWatch::start().end());
+    let (machine, noise) =
+        (MachineFacts::detect(None), loadgen::machine::NoiseWatch::start().end());
     then(&TuneSummary {
         model: "<m>",
         dir: "/models/a&b".into(),
@@ -59,7 +63,10 @@ fn the_ratio_is_that_of_the_comparison_side_by_side() {
     let own = scored(TunePoint::batches(2), 1995.0, 9.0);
     let grid = GridFound { sweep: rung(vec![]), duel: rung(vec![best, own.clone()]), found: own };
     let report = json(Some(&grid));
-    assert_eq!((&report["best_of_grid_qps"], &report["found_qps"]), (&2100.0.into(), &1995.0.into()));
+    assert_eq!(
+        (&report["best_of_grid_qps"], &report["found_qps"]),
+        (&2100.0.into(), &1995.0.into())
+    );
     assert!((report["ratio"].as_f64().unwrap() - 0.95).abs() < 1e-9);
     // Not within the target beside one that is: nothing of it was found.
     let late = scored(TunePoint::batches(2), 2200.0, 11.0);
@@ -73,7 +80,11 @@ fn the_page_is_whole_and_escapes_what_came_from_outside() {
     let page = with_summary(None, |summary| summary.html());
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
     assert_eq!((page.matches("<svg").count(), page.matches("<polyline").count()), (1, 2));
-    assert!(page.contains("&lt;m&gt;") && page.contains("a&amp;b") && page.contains("refused: &lt;no&gt;"));
+    assert!(
+        page.contains("&lt;m&gt;")
+            && page.contains("a&amp;b")
+            && page.contains("refused: &lt;no&gt;")
+    );
     assert!(!page.contains("<m>") && !page.contains("<no>"));
     assert!(!page.contains("http://") && !page.contains("https://") && !page.contains("<script"));
     assert!(page.contains("prefers-color-scheme:dark"));

@@ -25,10 +25,14 @@ impl PointSearch<'_, '_, '_> {
             self.grid[0],
             found.best.clients.clamp(2 * self.grid[0].threads, 64.max(2 * self.grid[0].threads)),
         );
-        let points: Vec<(TunePoint, usize)> = self.grid.iter().map(|p| (*p, found.best.clients)).collect();
+        let points: Vec<(TunePoint, usize)> =
+            self.grid.iter().map(|p| (*p, found.best.clients)).collect();
         let readings = self.prober.sweep("grid", &points, reference, GRID_SLICE, LADDER.len())?;
-        let sweep =
-            Rung { name: "grid".into(), slice_ms: millis(GRID_SLICE), points: self.scores(&readings, 1.0) };
+        let sweep = Rung {
+            name: "grid".into(),
+            slice_ms: millis(GRID_SLICE),
+            points: self.scores(&readings, 1.0),
+        };
         let mut rivals: Vec<&ScoredPoint> = sweep.points.iter().take(FINALISTS).collect();
         if rivals.iter().all(|rival| rival.point != found.point) {
             rivals.push(found);
@@ -43,10 +47,12 @@ impl PointSearch<'_, '_, '_> {
         clients.dedup();
         let sets: Vec<(TunePoint, Vec<usize>)> =
             rivals.iter().map(|rival| (rival.point, clients.clone())).collect();
-        let readings = self.prober.interleave("duel", &sets, GRID_PASSES, GRID_SLICE * 2, f64::INFINITY)?;
+        let readings =
+            self.prober.interleave("duel", &sets, GRID_PASSES, GRID_SLICE * 2, f64::INFINITY)?;
         let points = self.scores(&readings, 1.0);
         let own = points.iter().find(|scored| scored.point == found.point).cloned();
-        let found = own.ok_or_else(|| Error::internal("the search's choice was not measured again"))?;
+        let found =
+            own.ok_or_else(|| Error::internal("the search's choice was not measured again"))?;
         let slice_ms = millis(GRID_SLICE * 2);
         Ok(GridFound { sweep, duel: Rung { name: "duel".into(), slice_ms, points }, found })
     }

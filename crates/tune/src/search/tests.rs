@@ -32,7 +32,8 @@ fn worth(point: &TunePoint) -> f64 {
     steps.filter(|(_, p99)| *p99 <= 10.0).map(|(qps, _)| qps).fold(0.0, f64::max)
 }
 
-/// A machine with noise that is the same for the same question, and a speed that drifts by up to two.
+/// A machine with noise that is the same for the same question, and a speed that drifts by up to
+/// two.
 struct Machine {
     seed: u64,
     drifts: bool,
@@ -55,8 +56,9 @@ impl Measurer for Machine {
         }
         self.measured += 1;
         let text = serde_json::to_string(ask).unwrap();
-        let mut random =
-            RandomSequence::new(text.bytes().fold(self.seed, |hash, byte| at(hash, u64::from(byte))));
+        let mut random = RandomSequence::new(
+            text.bytes().fold(self.seed, |hash, byte| at(hash, u64::from(byte))),
+        );
         // About normal, with a deviation of one.
         let mut noise = || (0..12).map(|_| random.unit()).sum::<f64>() - 6.0;
         let drift = if self.drifts { 1.0 + 0.33 * (self.clock_s / 17.0).sin() } else { 1.0 };
@@ -64,7 +66,8 @@ impl Measurer for Machine {
         let spread = (100.0 / ask.millis as f64).sqrt();
         let (qps, p99) = truth(&ask.point, ask.clients);
         let qps = qps * drift * (1.0 + 0.06 * spread * noise());
-        // Latency does not drift: with it, another point would really be the best for as long as that lasts.
+        // Latency does not drift: with it, another point would really be the best for as long as
+        // that lasts.
         let p99_ms = p99 * (1.0 + 0.1 * spread * noise()).max(0.5);
         let seconds = ask.millis as f64 / 1e3 + 0.07;
         self.clock_s += seconds;
@@ -74,7 +77,8 @@ impl Measurer for Machine {
 
 fn search(journal: &mut Journal<'_>, seed: u64) -> Result<SearchResult> {
     let grid = grid(CORES, TARGET, true);
-    let mut prober = Prober { journal, target_ms: 10.0, seed, limit_s: BUDGET_S, watch: &|_, _| {} };
+    let mut prober =
+        Prober { journal, target_ms: 10.0, seed, limit_s: BUDGET_S, watch: &|_, _| {} };
     PointSearch { prober: &mut prober, grid: &grid, tell: &|_| {} }.run()
 }
 
@@ -146,8 +150,9 @@ fn the_full_grid_has_every_point_and_a_comparison() {
     let grid = grid(CORES, TARGET, true);
     let mut prober =
         Prober { journal: &mut journal, target_ms: 10.0, seed: 2, limit_s: 0.0, watch: &|_, _| {} };
-    let full =
-        PointSearch { prober: &mut prober, grid: &grid, tell: &|_| {} }.full_grid(&found.best).unwrap();
+    let full = PointSearch { prober: &mut prober, grid: &grid, tell: &|_| {} }
+        .full_grid(&found.best)
+        .unwrap();
     assert_eq!(full.sweep.points.len(), grid.len());
     assert_eq!(full.found.point, found.best.point);
     assert!(full.found.best.qps / full.duel.points[0].best.qps > 0.9);

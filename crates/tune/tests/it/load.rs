@@ -49,7 +49,10 @@ fn an_open_loop_sends_exactly_its_schedule() {
         let target = Target::start(grpc, Manner::Answers);
         let report = load(&target, scheme, OPEN).unwrap();
         assert_eq!(report["n"], SCHEDULED, "{scheme}");
-        assert_eq!((&report["failed"], target.taken.load(Ordering::SeqCst)), (&Value::from(0), SCHEDULED));
+        assert_eq!(
+            (&report["failed"], target.taken.load(Ordering::SeqCst)),
+            (&Value::from(0), SCHEDULED)
+        );
         assert!(report["machine"]["cores"].as_u64().unwrap() > 0);
         assert!(report["noise"]["steal"].is_number() && report["p999_ms"].as_f64().unwrap() > 0.0);
     }
@@ -57,7 +60,9 @@ fn an_open_loop_sends_exactly_its_schedule() {
 
 #[test]
 fn refusals_are_counted_with_their_status() {
-    for (scheme, grpc, status) in [("grpc", true, "gRPC status 8"), ("http", false, "HTTP 503: too busy")] {
+    for (scheme, grpc, status) in
+        [("grpc", true, "gRPC status 8"), ("http", false, "HTTP 503: too busy")]
+    {
         let target = Target::start(grpc, Manner::RefusesEach(4));
         let report = load(&target, scheme, OPEN).unwrap();
         assert_eq!(
@@ -72,16 +77,21 @@ fn refusals_are_counted_with_their_status() {
 fn a_closed_loop_keeps_its_clients_busy() {
     let target = Target::start(true, Manner::Answers);
     let pid = std::process::id();
-    let report = load(&target, "grpc", &format!("--clients 3 --duration 300ms --pid {pid}")).unwrap();
+    let report =
+        load(&target, "grpc", &format!("--clients 3 --duration 300ms --pid {pid}")).unwrap();
     assert_eq!(report["n"], target.taken.load(Ordering::SeqCst));
-    assert!(report["rps"].as_f64().unwrap() > 10.0 && report["server_cpu_us_per_request"].is_number());
+    assert!(
+        report["rps"].as_f64().unwrap() > 10.0 && report["server_cpu_us_per_request"].is_number()
+    );
 }
 
 #[test]
 fn a_silent_server_shows_as_failures_not_as_a_quiet_client() {
     let target = Target::start(true, Manner::Silent);
-    // All but the four that may be in flight fail at once; those when the run has waited long enough for them.
-    let error = load(&target, "grpc", "--rate 400 --duration 500ms --in-flight 4 --drain 300ms").unwrap_err();
+    // All but the four that may be in flight fail at once; those when the run has waited long
+    // enough for them.
+    let error = load(&target, "grpc", "--rate 400 --duration 500ms --in-flight 4 --drain 300ms")
+        .unwrap_err();
     assert!(error.contains("no request succeeded"), "{error}");
     assert_eq!(target.taken.load(Ordering::SeqCst), 4);
 }

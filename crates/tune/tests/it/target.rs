@@ -48,7 +48,8 @@ impl Target {
         let taken = Arc::new(AtomicU64::new(0));
         let (count, (tell, told)) = (taken.clone(), std::sync::mpsc::channel());
         std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async move {
                 let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
                 tell.send(listener.local_addr().unwrap()).unwrap();
@@ -62,7 +63,12 @@ impl Target {
     }
 }
 
-async fn serve(io: TokioIo<tokio::net::TcpStream>, grpc: bool, manner: Manner, taken: Arc<AtomicU64>) {
+async fn serve(
+    io: TokioIo<tokio::net::TcpStream>,
+    grpc: bool,
+    manner: Manner,
+    taken: Arc<AtomicU64>,
+) {
     let service = service_fn(move |request: Request<Incoming>| {
         let taken = taken.clone();
         async move {
@@ -73,10 +79,13 @@ async fn serve(io: TokioIo<tokio::net::TcpStream>, grpc: bool, manner: Manner, t
             })
         }
     });
-    // A client that goes away ends its connection with an error, which is none of the test's business.
+    // A client that goes away ends its connection with an error, which is none of the test's
+    // business.
     let _ = match grpc {
         true => {
-            hyper::server::conn::http2::Builder::new(TokioExecutor::new()).serve_connection(io, service).await
+            hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+                .serve_connection(io, service)
+                .await
         }
         false => hyper::server::conn::http1::Builder::new().serve_connection(io, service).await,
     };
@@ -92,7 +101,11 @@ async fn take(manner: Manner, taken: &AtomicU64) -> bool {
     }
 }
 
-async fn http_door(request: Request<Incoming>, manner: Manner, taken: &AtomicU64) -> Response<Body> {
+async fn http_door(
+    request: Request<Incoming>,
+    manner: Manner,
+    taken: &AtomicU64,
+) -> Response<Body> {
     if request.method() == http::Method::GET {
         let metadata =
             r#"{"name":"m","inputs":[{"name":"x","datatype":"FP32","shape":[-1,4]}],"outputs":[]}"#;
@@ -105,12 +118,18 @@ async fn http_door(request: Request<Incoming>, manner: Manner, taken: &AtomicU64
     }
 }
 
-async fn grpc_door(request: Request<Incoming>, manner: Manner, taken: &AtomicU64) -> Response<Body> {
+async fn grpc_door(
+    request: Request<Incoming>,
+    manner: Manner,
+    taken: &AtomicU64,
+) -> Response<Body> {
     let method = request.uri().path().to_owned();
     let body = request.into_body().collect().await.unwrap().to_bytes();
     if method.ends_with("/ModelMetadata") {
-        let input = TensorMetadata { name: "x".into(), datatype: "FP32".into(), shape: vec![-1, 4] };
-        let metadata = ModelMetadataResponse { inputs: vec![input], ..ModelMetadataResponse::default() };
+        let input =
+            TensorMetadata { name: "x".into(), datatype: "FP32".into(), shape: vec![-1, 4] };
+        let metadata =
+            ModelMetadataResponse { inputs: vec![input], ..ModelMetadataResponse::default() };
         return grpc_answer(&metadata.encode_to_vec(), "0");
     }
     let inference = ModelInferRequest::decode(body.slice(5..)).unwrap();

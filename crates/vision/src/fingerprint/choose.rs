@@ -13,7 +13,8 @@ const QUALITY_MIN: f32 = 0.12;
 /// Deviation in cells of smoothing that share, and the area in which it is enough.
 const SHARE: f32 = 2.0;
 const AREA: f32 = 3.0;
-/// Contrast of a fingerprint: this share of what the better parts of the image have, and steps of brightness.
+/// Contrast of a fingerprint: this share of what the better parts of the image have, and steps of
+/// brightness.
 const CONTRAST_SHARE: f32 = 0.25;
 const CONTRAST_MIN: f32 = 4.0;
 /// The rank, in hundredths, of those better parts.
@@ -31,7 +32,8 @@ const CROWD: usize = 5;
 const CROWD_RADIUS: f32 = 24.0;
 /// Minutiae that are looked at, the best of them.
 const CANDIDATES_MAX: usize = 1024;
-/// Minutiae that are kept, the best of them. A fingerprint has fewer; more are from dirt, and help impostors.
+/// Minutiae that are kept, the best of them. A fingerprint has fewer; more are from dirt, and help
+/// impostors.
 pub(super) const KEPT_MAX: usize = 80;
 
 /// The least contrast of a fingerprint in this image.
@@ -86,13 +88,15 @@ impl Area {
 
     /// Whether the place and its surroundings belong to the fingerprint.
     fn surrounds(&self, end: &End) -> bool {
-        let inside =
-            |x: f32, y: f32| self.cell(x, y).and_then(|cell| self.inside.get(cell)).copied().unwrap_or(false);
+        let inside = |x: f32, y: f32| {
+            self.cell(x, y).and_then(|cell| self.inside.get(cell)).copied().unwrap_or(false)
+        };
         let toward = |turns: f32, far: f32| {
             let (sin, cos) = (turns * TAU).sin_cos();
             inside(end.x + far * cos, end.y - far * sin)
         };
-        (0..16_u8).all(|step| toward(f32::from(step) / 16.0, MARGIN)) && toward(end.angle + 0.5, AHEAD)
+        (0..16_u8).all(|step| toward(f32::from(step) / 16.0, MARGIN))
+            && toward(end.angle + 0.5, AHEAD)
     }
 }
 
@@ -131,7 +135,9 @@ fn facing(one: &End, other: &End) -> bool {
         let between = (a - b).rem_euclid(1.0);
         between.min(1.0 - between)
     };
-    right.hypot(up) <= GAP && apart(one.angle, way + 0.5) < GAP_ANGLE && apart(other.angle, way) < GAP_ANGLE
+    right.hypot(up) <= GAP
+        && apart(one.angle, way + 0.5) < GAP_ANGLE
+        && apart(other.angle, way) < GAP_ANGLE
 }
 
 /// The best of them, best first, without crowds.
@@ -162,7 +168,8 @@ mod tests {
     #[test]
     fn a_broken_line_is_two_ends_that_face_each_other() {
         // An end's angle leads along its line, away from the gap.
-        let (left, right) = (End { x: 20.0, y: 30.0, angle: 0.5 }, End { x: 28.0, y: 31.0, angle: 0.02 });
+        let (left, right) =
+            (End { x: 20.0, y: 30.0, angle: 0.5 }, End { x: 28.0, y: 31.0, angle: 0.02 });
         assert!(facing(&left, &right) && facing(&right, &left));
         assert!(!facing(&left, &End { angle: 0.5, ..right }), "both lines on one side");
         assert!(!facing(&left, &End { y: 40.0, ..right }), "past each other");

@@ -1,5 +1,5 @@
-//! Filters that let ridges of one direction and one distance pass: a wave under a bell (Gabor), as Hong, Wan and Jain
-//! use them in "Fingerprint image enhancement" (1998).
+//! Filters that let ridges of one direction and one distance pass: a wave under a bell (Gabor), as
+//! Hong, Wan and Jain use them in "Fingerprint image enhancement" (1998).
 
 use std::f32::consts::{PI, TAU};
 use std::sync::LazyLock;
@@ -11,8 +11,8 @@ use super::ridges::{CELL, Flow};
 const ANGLES: usize = 32;
 /// Distances of ridges.
 pub(super) const PERIODS: usize = 8;
-/// The shortest distance in pixels, and by how much each is longer than the one before: 5.5 to 13.8 pixels, where at
-/// 500 dots per inch adults' ridges lie 8 to 11 apart and children's 6 to 7.
+/// The shortest distance in pixels, and by how much each is longer than the one before: 5.5 to 13.8
+/// pixels, where at 500 dots per inch adults' ridges lie 8 to 11 apart and children's 6 to 7.
 const PERIOD_MIN: f32 = 5.5;
 const PERIOD_STEP: f32 = 1.14;
 /// Deviation of the bell along the ridge in pixels, and across it in distances of ridges.
@@ -56,8 +56,8 @@ impl Bank {
 }
 
 impl Kernel {
-    /// For ridges at `angle` (radians, counter-clockwise), `period` pixels apart: 0 for even brightness, 1 on the
-    /// crest of a wave of height 1.
+    /// For ridges at `angle` (radians, counter-clockwise), `period` pixels apart: 0 for even
+    /// brightness, 1 on the crest of a wave of height 1.
     fn new(angle: f32, period: f32) -> Kernel {
         let (sin, cos) = angle.sin_cos();
         let each = |of: &dyn Fn(f32, f32) -> f32| -> [[f32; SIDE]; SIDE] {
@@ -105,7 +105,8 @@ impl Kernel {
         sums.iter().sum()
     }
 
-    /// The responses of one cell; `corner` is where the filter of its upper left pixel begins in `padded`.
+    /// The responses of one cell; `corner` is where the filter of its upper left pixel begins in
+    /// `padded`.
     fn cell(&self, padded: &[f32], stride: usize, corner: usize) -> [[f32; CELL]; CELL] {
         let mut sums = [[0.0_f32; CELL]; CELL];
         for (row, weights) in self.weights.iter().enumerate() {

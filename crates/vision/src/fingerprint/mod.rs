@@ -1,15 +1,16 @@
 //! Minutiae of fingerprints: where ridges end and fork.
 //!
-//! The image is brought to 500 dots per inch and to even brightness and contrast. The structure tensor gives the way
-//! ridges run, a bank of filters their distance; filtered accordingly, ridges come out as waves, and breaks and
-//! scratches mostly close. That is done twice, the second time with the way ridges run in what the first left. What
-//! passes of the variance is the quality, and decides with the contrast what is fingerprint. Ridges and the valleys
-//! between them are thinned to lines: an end of a ridge is an ending, an end of a valley a bifurcation, so both are
-//! found in the same way and their directions are those of ISO/IEC 19794-2. Ends at the border, of spurs, of short
-//! pieces and of broken lines are left out.
+//! The image is brought to 500 dots per inch and to even brightness and contrast. The structure
+//! tensor gives the way ridges run, a bank of filters their distance; filtered accordingly, ridges
+//! come out as waves, and breaks and scratches mostly close. That is done twice, the second time
+//! with the way ridges run in what the first left. What passes of the variance is the quality, and
+//! decides with the contrast what is fingerprint. Ridges and the valleys between them are thinned
+//! to lines: an end of a ridge is an ending, an end of a valley a bifurcation, so both are found in
+//! the same way and their directions are those of ISO/IEC 19794-2. Ends at the border, of spurs, of
+//! short pieces and of broken lines are left out.
 //!
-//! Sums are single-precision floats in a fixed order; directions use the platform's arc tangent, so that two kinds
-//! of machine may rarely differ in a minutia. About 0.2 Gflop for 388 x 374 pixels.
+//! Sums are single-precision floats in a fixed order; directions use the platform's arc tangent, so
+//! that two kinds of machine may rarely differ in a minutia. About 0.2 Gflop for 388 x 374 pixels.
 
 mod choose;
 mod gabor;
@@ -28,13 +29,15 @@ use plane::Plane;
 use ridges::{CELL, Flow, distances, evened};
 use thin::Bits;
 
-/// Two fingerprints with a score (of [`matching::score`]) of at least this are taken for the same finger.
+/// Two fingerprints with a score (of [`matching::score`]) of at least this are taken for the same
+/// finger.
 ///
-/// Of 12,160 pairs of different fingers of FVC2002's DB1_B and DB2_B, with which the constants here were chosen, the
-/// highest score is 156; of 113,216 of six other databases of FVC2002 and FVC2004 it is 173, and six have 160. The
-/// margin above that is for what changes with the image: DB2_B taken at its true 569 dots per inch instead of 500 has
-/// one pair of 223. It is meant for searches among many: of the pairs of the same finger 3.9 % stay below it in the
-/// first two databases, a fifth in the six others, whose fingers were pressed, turned, dried and wetted on purpose.
+/// Of 12,160 pairs of different fingers of FVC2002's DB1_B and DB2_B, with which the constants here
+/// were chosen, the highest score is 156; of 113,216 of six other databases of FVC2002 and FVC2004
+/// it is 173, and six have 160. The margin above that is for what changes with the image: DB2_B
+/// taken at its true 569 dots per inch instead of 500 has one pair of 223. It is meant for searches
+/// among many: of the pairs of the same finger 3.9 % stay below it in the first two databases, a
+/// fifth in the six others, whose fingers were pressed, turned, dried and wetted on purpose.
 pub const ACCEPT: f32 = 200.0;
 
 /// Dots per inch of graphs.
@@ -42,11 +45,12 @@ const RESOLUTION: f32 = 500.0;
 /// Resolutions that are believed.
 const RESOLUTION_MIN: f32 = 100.0;
 const RESOLUTION_MAX: f32 = 2_500.0;
-/// Sides of an image at 500 dots per inch: less than three ridges are no fingerprint, coordinates have 15 bits.
+/// Sides of an image at 500 dots per inch: less than three ridges are no fingerprint, coordinates
+/// have 15 bits.
 const SIDE_MIN: f32 = 32.0;
 const SIDE_MAX: f32 = 16_000.0;
-/// Pixels at 500 dots per inch: four fingers side by side have two and a half million. The most need 150 MB and less
-/// than 2 s of a core.
+/// Pixels at 500 dots per inch: four fingers side by side have two and a half million. The most
+/// need 150 MB and less than 2 s of a core.
 const PIXELS_MAX: f32 = 4e6;
 
 /// What is known of an image.
@@ -65,10 +69,12 @@ impl Default for Options {
 /// What was found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Extraction {
-    /// The minutiae, the best first, at 500 dots per inch; without descriptors. Empty if there is no fingerprint.
+    /// The minutiae, the best first, at 500 dots per inch; without descriptors. Empty if there is
+    /// no fingerprint.
     pub graph: Graph,
-    /// How good the image is, 0 to 255, for each square of [`Extraction::CELL`] pixels at 500 dots per inch, row by
-    /// row: the share of the variance that is ridges, 0 outside of the fingerprint.
+    /// How good the image is, 0 to 255, for each square of [`Extraction::CELL`] pixels at 500 dots
+    /// per inch, row by row: the share of the variance that is ridges, 0 outside of the
+    /// fingerprint.
     pub quality: Vec<u8>,
     /// Squares in a row of `quality`.
     pub quality_width: u32,
@@ -81,18 +87,20 @@ impl Extraction {
 
 /// Largest resolution that the bound of memory covers, in dots per inch.
 const SCAN_RESOLUTION_MAX: u64 = 1_200;
-/// Bytes per pixel of the image as it was scanned: brightness, its numbers, and their smoothed copies.
+/// Bytes per pixel of the image as it was scanned: brightness, its numbers, and their smoothed
+/// copies.
 const SCANNED_BYTES: u64 = 16;
 /// Bytes per pixel at 500 dots per inch: planes that are evened and filtered twice, and lines.
 const PLANE_BYTES: u64 = 80;
 
-/// Returns an upper bound of the bytes that [`minutiae`] allocates at once for a scan of 250 to 1,200 dots per inch, by
-/// its columns and rows.
+/// Returns an upper bound of the bytes that [`minutiae`] allocates at once for a scan of 250 to
+/// 1,200 dots per inch, by its columns and rows.
 #[must_use]
 pub fn work_bytes(width: u32, height: u32) -> u64 {
     let pixels = u64::from(width) * u64::from(height);
     let most = PIXELS_MAX as u64;
-    // Scans of 250 dots per inch are made twice as wide and high. Larger ones than `most` allows are refused.
+    // Scans of 250 dots per inch are made twice as wide and high. Larger ones than `most` allows
+    // are refused.
     let scanned = pixels.min(most * SCAN_RESOLUTION_MAX.pow(2) / (RESOLUTION as u64).pow(2));
     scanned * SCANNED_BYTES + (4 * pixels).min(most) * PLANE_BYTES
 }
@@ -100,23 +108,25 @@ pub fn work_bytes(width: u32, height: u32) -> u64 {
 /// The minutiae of an image with dark ridges.
 ///
 /// # Errors
-/// `InvalidArgument` where the resolution is not believable, the pixels are not width times height, or the image at
-/// 500 dots per inch is too small or too large for a fingerprint.
+/// `InvalidArgument` where the resolution is not believable, the pixels are not width times height,
+/// or the image at 500 dots per inch is too small or too large for a fingerprint.
 pub fn minutiae(image: &Gray, options: &Options) -> Result<Extraction> {
     let plane = Plane::scaled(image, factor(image, options)?);
     let (even, contrast) = evened(&plane);
     let least = contrast_min(&contrast);
     let wanted = |cell: usize| contrast.values[cell] > least;
     let bank = Bank::shared();
-    let pass = |flow: &Flow| filtered(&even, flow, &distances(&even, flow, bank, wanted), bank, wanted);
+    let pass =
+        |flow: &Flow| filtered(&even, flow, &distances(&even, flow, bank, wanted), bank, wanted);
     let first = pass(&Flow::of(&even));
     let ridges = pass(&Flow::of(&first));
     let area = Area::of(&even, &ridges, &contrast, least);
 
     let mut found = Vec::new();
     for (kind, sign) in [(1, 1.0), (2, -1.0)] {
-        let is_line =
-            |x: usize, y: usize| area.holds(x, y) && ridges.values[y * ridges.width + x] * sign > 0.0;
+        let is_line = |x: usize, y: usize| {
+            area.holds(x, y) && ridges.values[y * ridges.width + x] * sign > 0.0
+        };
         let mut lines = Bits::new(ridges.width, ridges.height, is_line);
         lines.thin();
         candidates(&trace::ends(&lines), kind, &area, &mut found);

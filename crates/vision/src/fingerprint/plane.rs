@@ -19,8 +19,8 @@ impl Plane {
         Plane { width, height, values: vec![0.0; width * height] }
     }
 
-    /// The brightness of an image, made `factor` times as large by linear interpolation; where it shrinks much, it is
-    /// smoothed first.
+    /// The brightness of an image, made `factor` times as large by linear interpolation; where it
+    /// shrinks much, it is smoothed first.
     pub(super) fn scaled(image: &Gray, factor: f32) -> Plane {
         let source = Plane {
             width: image.width as usize,
@@ -42,7 +42,8 @@ impl Plane {
             let (top, down) = place(y);
             for (x, value) in row.iter_mut().enumerate() {
                 let (left, right) = place(x);
-                let between = |y: isize| source.at(left, y) * (1.0 - right) + source.at(left + 1, y) * right;
+                let between =
+                    |y: isize| source.at(left, y) * (1.0 - right) + source.at(left + 1, y) * right;
                 *value = between(top) * (1.0 - down) + between(top + 1) * down;
             }
         }
@@ -82,7 +83,9 @@ impl Plane {
         let radius = weights.len() - 1;
         let mut out = Plane::new(self.width, self.height);
         let mut padded = vec![0.0; self.width + 2 * radius];
-        for (row, sums) in self.values.chunks_exact(self.width).zip(out.values.chunks_exact_mut(self.width)) {
+        for (row, sums) in
+            self.values.chunks_exact(self.width).zip(out.values.chunks_exact_mut(self.width))
+        {
             padded[..radius].fill(row[0]);
             padded[radius..radius + self.width].copy_from_slice(row);
             padded[radius + self.width..].fill(row[self.width - 1]);
@@ -104,7 +107,8 @@ impl Plane {
         };
         for (y, sums) in out.values.chunks_exact_mut(self.width).enumerate() {
             for (distance, weight) in weights.iter().enumerate() {
-                let (above, below) = (y as isize - distance as isize, y as isize + distance as isize);
+                let (above, below) =
+                    (y as isize - distance as isize, y as isize + distance as isize);
                 for ((sum, above), below) in sums.iter_mut().zip(row(above)).zip(row(below)) {
                     *sum += weight * (above + below);
                 }
@@ -113,11 +117,14 @@ impl Plane {
         out
     }
 
-    /// The mean of each square of `side` pixels; those at the right and lower border may be smaller.
+    /// The mean of each square of `side` pixels; those at the right and lower border may be
+    /// smaller.
     pub(super) fn cells(&self, side: usize) -> Plane {
         let across = self.width.div_ceil(side);
         let mut out = Plane::new(across, self.height.div_ceil(side));
-        for (band, sums) in self.values.chunks(side * self.width).zip(out.values.chunks_exact_mut(across)) {
+        for (band, sums) in
+            self.values.chunks(side * self.width).zip(out.values.chunks_exact_mut(across))
+        {
             let rows = band.len() / self.width;
             for row in band.chunks_exact(self.width) {
                 for (part, sum) in row.chunks(side).zip(sums.iter_mut()) {
@@ -156,7 +163,8 @@ mod tests {
 
     #[test]
     fn a_scaled_image_has_the_same_slope() {
-        let image = Gray { width: 40, height: 3, pixels: (0..120).map(|at| (at % 40 * 5) as u8).collect() };
+        let image =
+            Gray { width: 40, height: 3, pixels: (0..120).map(|at| (at % 40 * 5) as u8).collect() };
         let twice = Plane::scaled(&image, 2.0);
         assert_eq!((twice.width, twice.height), (80, 6));
         assert!((twice.values[41] - twice.values[40] - 2.5).abs() < 1e-4);

@@ -8,7 +8,8 @@ use super::plane::Plane;
 /// Pixels across a cell: direction, distance and quality are known for each.
 pub(super) const CELL: usize = 4;
 
-/// Deviation in pixels of the window in which brightness and contrast are made even: somewhat more than a ridge.
+/// Deviation in pixels of the window in which brightness and contrast are made even: somewhat more
+/// than a ridge.
 const EVEN: f32 = 10.0;
 /// Steps of brightness that count as noise, and are not blown up.
 const NOISE: f32 = 3.0;
@@ -22,13 +23,14 @@ const DIRECTIONS: f32 = 2.0;
 /// Deviation in cells of smoothing distances, twice.
 const DISTANCES: f32 = 4.0;
 
-/// The image with its local mean taken away and its local deviation made one; ridges, which are dark, are positive.
-/// With it the deviation as it was, in steps of brightness, per cell.
+/// The image with its local mean taken away and its local deviation made one; ridges, which are
+/// dark, are positive. With it the deviation as it was, in steps of brightness, per cell.
 pub(super) fn evened(image: &Plane) -> (Plane, Plane) {
     let darker = image.smoothed(EVEN).with(image, |mean, value| mean - value);
     let spread = darker.squared().smoothed(EVEN);
-    let even = darker
-        .with(&spread, |value, square| (value / (square.max(0.0).sqrt() + NOISE)).clamp(-STEEPEST, STEEPEST));
+    let even = darker.with(&spread, |value, square| {
+        (value / (square.max(0.0).sqrt() + NOISE)).clamp(-STEEPEST, STEEPEST)
+    });
     let mut contrast = spread.cells(CELL);
     contrast.values.iter_mut().for_each(|square| *square = square.max(0.0).sqrt());
     (even, contrast)
@@ -42,9 +44,10 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// Across the gradients, averaged as the structure tensor: gradients on the two sides of a ridge are opposite,
-    /// twice their angles are the same (Kass and Witkin, "Analyzing oriented patterns", 1987). What is smoothed the
-    /// second time has the length of the coherence, so that a scratch counts less than the ridges around it.
+    /// Across the gradients, averaged as the structure tensor: gradients on the two sides of a
+    /// ridge are opposite, twice their angles are the same (Kass and Witkin, "Analyzing oriented
+    /// patterns", 1987). What is smoothed the second time has the length of the coherence, so that
+    /// a scratch counts less than the ridges around it.
     pub(super) fn of(plane: &Plane) -> Flow {
         let (width, height) = (plane.width, plane.height);
         let soft = plane.smoothed(BEFORE);
@@ -74,9 +77,14 @@ impl Flow {
     }
 }
 
-/// The distance of ridges per cell, as an index into the bank's distances, not whole: that whose filter lets most
-/// pass in the neighbourhood. Only `wanted` cells are looked at.
-pub(super) fn distances(plane: &Plane, flow: &Flow, bank: &Bank, wanted: impl Fn(usize) -> bool) -> Plane {
+/// The distance of ridges per cell, as an index into the bank's distances, not whole: that whose
+/// filter lets most pass in the neighbourhood. Only `wanted` cells are looked at.
+pub(super) fn distances(
+    plane: &Plane,
+    flow: &Flow,
+    bank: &Bank,
+    wanted: impl Fn(usize) -> bool,
+) -> Plane {
     let (across, down) = (flow.cos.width, flow.cos.height);
     let mut energies = [(); PERIODS].map(|()| Plane::new(across, down));
     for cell in (0..across * down).filter(|&cell| wanted(cell)) {
@@ -105,7 +113,11 @@ fn peak(values: &[f32; PERIODS]) -> f32 {
     }
     let (low, here, high) = (values[peak - 1], values[peak], values[peak + 1]);
     let bend = low - 2.0 * here + high;
-    if bend < 0.0 { peak as f32 + (0.5 * (low - high) / bend).clamp(-0.5, 0.5) } else { peak as f32 }
+    if bend < 0.0 {
+        peak as f32 + (0.5 * (low - high) / bend).clamp(-0.5, 0.5)
+    } else {
+        peak as f32
+    }
 }
 
 #[cfg(test)]

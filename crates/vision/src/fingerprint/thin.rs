@@ -1,4 +1,5 @@
-//! Lines one pixel wide (Zhang and Suen, "A fast parallel algorithm for thinning digital patterns", 1984).
+//! Lines one pixel wide (Zhang and Suen, "A fast parallel algorithm for thinning digital patterns",
+//! 1984).
 
 /// A picture of black and white with a border of white around it.
 #[derive(Clone)]
@@ -38,7 +39,8 @@ impl Bits {
     /// Thins all that is black to lines one pixel wide.
     pub(super) fn thin(&mut self) {
         let neighbours = self.neighbours();
-        let mut black: Vec<usize> = (0..self.pixels.len()).filter(|&at| self.pixels[at] == 1).collect();
+        let mut black: Vec<usize> =
+            (0..self.pixels.len()).filter(|&at| self.pixels[at] == 1).collect();
         let tables = [removable_table(0), removable_table(1)];
         let mut going: Vec<usize> = Vec::new();
         loop {
@@ -46,7 +48,10 @@ impl Bits {
             for table in &tables {
                 going.clear();
                 going.extend(
-                    black.iter().copied().filter(|&at| table[usize::from(self.around(at, &neighbours))]),
+                    black
+                        .iter()
+                        .copied()
+                        .filter(|&at| table[usize::from(self.around(at, &neighbours))]),
                 );
                 for &at in &going {
                     self.pixels[at] = 0;
@@ -106,7 +111,9 @@ mod tests {
         for (width, height, slope) in [(60, 20, 0), (60, 60, 1), (20, 60, 3)] {
             let mut bits = Bits::new(width, height, |x, y| {
                 let middle = if slope == 0 { 10 } else { x * slope };
-                (8..width - 8).contains(&x) && y.abs_diff(middle) < 4 && (4..height - 4).contains(&y)
+                (8..width - 8).contains(&x)
+                    && y.abs_diff(middle) < 4
+                    && (4..height - 4).contains(&y)
             });
             bits.thin();
             let degrees = degrees(&bits);

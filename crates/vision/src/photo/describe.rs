@@ -20,13 +20,16 @@ const SIDE: usize = (CELLS + 1) * SAMPLES;
 const CELL: f32 = 3.0;
 
 /// The descriptor; `None` if nothing is to be seen.
-pub(super) fn descriptor(space: &ScaleSpace, keypoint: &Keypoint) -> Option<[u8; DESCRIPTOR_BYTES]> {
+pub(super) fn descriptor(
+    space: &ScaleSpace,
+    keypoint: &Keypoint,
+) -> Option<[u8; DESCRIPTOR_BYTES]> {
     let numbers = numbers(space, keypoint)?;
     Some(bits(&numbers))
 }
 
-/// The histogram of gradients: the square roots of its shares ("three things everyone should know to improve object
-/// retrieval", Arandjelović and Zisserman, 2012).
+/// The histogram of gradients: the square roots of its shares ("three things everyone should know
+/// to improve object retrieval", Arandjelović and Zisserman, 2012).
 fn numbers(space: &ScaleSpace, keypoint: &Keypoint) -> Option<[f32; NUMBERS]> {
     let plane = space.octaves.get(keypoint.octave)?.levels.get(keypoint.level)?;
     let shrunk = 1.0 / (1_u32 << keypoint.octave) as f32;
@@ -80,8 +83,9 @@ fn add(sums: &mut [f32; NUMBERS], (column, row): (usize, usize), dx: f32, dy: f3
     }
 }
 
-/// Each bit compares what two cells have of one direction. Which ones is drawn once and for all: of balanced sums of
-/// several, of any two numbers, and of two directions in one cell, none told real points apart better.
+/// Each bit compares what two cells have of one direction. Which ones is drawn once and for all: of
+/// balanced sums of several, of any two numbers, and of two directions in one cell, none told real
+/// points apart better.
 const TESTS: [(u8, u8); DESCRIPTOR_BYTES * 8] = tests();
 
 const fn tests() -> [(u8, u8); DESCRIPTOR_BYTES * 8] {

@@ -1,4 +1,5 @@
-//! Finds points that differ most from their surroundings, each at the scale of the largest difference.
+//! Finds points that differ most from their surroundings, each at the scale of the largest
+//! difference.
 
 use super::Keypoint;
 use super::scale_space::{INTERVALS, LEVELS, Octave, Plane, SIGMA, ScaleSpace};
@@ -28,8 +29,8 @@ pub(super) fn keypoints(space: &ScaleSpace, count: usize) -> Vec<Keypoint> {
     size.map_or_else(Vec::new, |plane| spread(&found, plane, count))
 }
 
-/// Half of the points are the best of the whole picture, the others the best of each cell in turn, so that a plain
-/// corner is not left without any.
+/// Half of the points are the best of the whole picture, the others the best of each cell in turn,
+/// so that a plain corner is not left without any.
 fn spread(found: &[Keypoint], plane: &Plane, count: usize) -> Vec<Keypoint> {
     let side = plane.width.max(plane.height).div_ceil(CELLS).max(1);
     let mut ranks = [0_u32; CELLS * CELLS];
@@ -72,7 +73,8 @@ fn extrema(index: usize, octave: &Octave, found: &mut Vec<Keypoint>) {
                     return;
                 }
                 found.extend(
-                    refined(around, at, width).map(|place| place.keypoint(index, level, x as f32, y as f32)),
+                    refined(around, at, width)
+                        .map(|place| place.keypoint(index, level, x as f32, y as f32)),
                 );
             }
         }
@@ -105,7 +107,9 @@ fn refined(around: [&Vec<f32>; 3], at: usize, width: usize) -> Option<Place> {
     let value = now[at];
     let (dxx, dyy) =
         (now[at + 1] + now[at - 1] - 2.0 * value, now[at + width] + now[at - width] - 2.0 * value);
-    let dxy = (now[at + width + 1] - now[at + width - 1] - now[at - width + 1] + now[at - width - 1]) * 0.25;
+    let dxy = (now[at + width + 1] - now[at + width - 1] - now[at - width + 1]
+        + now[at - width - 1])
+        * 0.25;
     let (trace, determinant) = (dxx + dyy, dxx * dyy - dxy * dxy);
     if determinant <= 0.0
         || trace * trace * EDGE_RATIO >= (EDGE_RATIO + 1.0) * (EDGE_RATIO + 1.0) * determinant

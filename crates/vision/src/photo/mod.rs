@@ -1,13 +1,15 @@
-//! Keypoints of photographs: what stays of a picture when it is cropped, turned, scaled, recompressed or drawn over.
+//! Keypoints of photographs: what stays of a picture when it is cropped, turned, scaled,
+//! recompressed or drawn over.
 //!
-//! Points are extrema of the difference of Gaussians (Lowe, "Distinctive image features from scale-invariant
-//! keypoints", 2004), at the scale where they stand out most and turned to their strongest gradient. What a point looks
-//! like is a histogram of gradients around it, of which 256 comparisons are kept: two points are compared by the bits
-//! they differ in. A picture is brought to one working size first, so that its cost and its points do not depend on how
-//! large it was stored.
+//! Points are extrema of the difference of Gaussians (Lowe, "Distinctive image features from
+//! scale-invariant keypoints", 2004), at the scale where they stand out most and turned to their
+//! strongest gradient. What a point looks like is a histogram of gradients around it, of which 256
+//! comparisons are kept: two points are compared by the bits they differ in. A picture is brought
+//! to one working size first, so that its cost and its points do not depend on how large it was
+//! stored.
 //!
-//! All arithmetic is single precision in a fixed order, with no function of the system's mathematics library: the same
-//! picture gives the same graph on every machine.
+//! All arithmetic is single precision in a fixed order, with no function of the system's
+//! mathematics library: the same picture gives the same graph on every machine.
 
 mod describe;
 mod detect;
@@ -19,7 +21,8 @@ use matching::{Graph, VERTICES_MAX, Vertex};
 
 use crate::Gray;
 
-/// A pair of photographs that scores this is one scene; see `matching::rank` for what is made of it.
+/// A pair of photographs that scores this is one scene; see `matching::rank` for what is made of
+/// it.
 pub const ACCEPT: f32 = 125.0;
 
 /// Sides shorter than this have no room for a keypoint.
@@ -59,16 +62,20 @@ pub(crate) struct Keypoint {
     direction: f32,
 }
 
-/// The keypoints of a picture, at most 256, the most distinct first; none if it is flat or narrower than 16 pixels.
+/// The keypoints of a picture, at most 256, the most distinct first; none if it is flat or narrower
+/// than 16 pixels.
 ///
-/// Positions are pixels of `image`, of the picture scaled so that its longer side is 16,000 if it is longer than
-/// that: the graph's width and height say which. A vertex's kind is its scale: 1 and up, eight steps to a doubling in
-/// the graph's pixels.
+/// Positions are pixels of `image`, of the picture scaled so that its longer side is 16,000 if it
+/// is longer than that: the graph's width and height say which. A vertex's kind is its scale: 1 and
+/// up, eight steps to a doubling in the graph's pixels.
 #[must_use]
 pub fn keypoints(image: &Gray, options: &Options) -> Graph {
     let frame = Frame::of(image, options);
-    let mut graph = Graph { width: frame.width as u16, height: frame.height as u16, ..Graph::default() };
-    if image.width.min(image.height) < SIDE_MIN || frame.working.0.min(frame.working.1) < SIDE_MIN as usize {
+    let mut graph =
+        Graph { width: frame.width as u16, height: frame.height as u16, ..Graph::default() };
+    if image.width.min(image.height) < SIDE_MIN
+        || frame.working.0.min(frame.working.1) < SIDE_MIN as usize
+    {
         return graph;
     }
     let space = scale_space::ScaleSpace::of(image, frame.working);

@@ -37,7 +37,8 @@ pub(super) fn turned(space: &ScaleSpace, found: &[Keypoint], count: usize) -> Ve
 
 fn histogram(space: &ScaleSpace, keypoint: &Keypoint) -> [f32; BINS] {
     let mut bins = [0.0; BINS];
-    let level = space.octaves.get(keypoint.octave).and_then(|octave| octave.levels.get(keypoint.level));
+    let level =
+        space.octaves.get(keypoint.octave).and_then(|octave| octave.levels.get(keypoint.level));
     let Some(plane) = level else { return bins };
     let shrunk = 1.0 / (1_u32 << keypoint.octave) as f32;
     let (x, y) = (keypoint.x * shrunk, keypoint.y * shrunk);
@@ -45,7 +46,8 @@ fn histogram(space: &ScaleSpace, keypoint: &Keypoint) -> [f32; BINS] {
     let radius = (3.0 * sigma) as isize;
     let (column, row) = ((x + 0.5) as isize, (y + 0.5) as isize);
     let rows = (row - radius).max(1)..(row + radius + 1).min(plane.height as isize - 1);
-    let (left, right) = ((column - radius).max(1), (column + radius + 1).min(plane.width as isize - 1));
+    let (left, right) =
+        ((column - radius).max(1), (column + radius + 1).min(plane.width as isize - 1));
     let reach = (radius * radius) as f32;
     for py in rows {
         let at = py as usize;

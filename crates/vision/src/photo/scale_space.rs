@@ -1,4 +1,5 @@
-//! A picture at all scales: octaves of Gaussian levels, each with half the pixels of the one before.
+//! A picture at all scales: octaves of Gaussian levels, each with half the pixels of the one
+//! before.
 
 use image::imageops::{self, FilterType};
 use image::{ImageBuffer, Luma};
@@ -8,7 +9,8 @@ use crate::Gray;
 
 /// Steps of scale to a doubling.
 pub(super) const INTERVALS: usize = 3;
-/// Gaussian levels of an octave: one more on either side for differences, and one more for their neighbours.
+/// Gaussian levels of an octave: one more on either side for differences, and one more for their
+/// neighbours.
 pub(super) const LEVELS: usize = INTERVALS + 3;
 /// Standard deviation of an octave's first level, in its pixels (Lowe).
 pub(super) const SIGMA: f32 = 1.6;
@@ -71,7 +73,8 @@ impl ScaleSpace {
         let enlarged = size.0 as f32 / image.width.max(1) as f32;
         let blurred = SIGMA_OF_PICTURE * enlarged.max(1.0);
         let mut scratch = Plane::default();
-        let mut first = blur(&base, (SIGMA * SIGMA - blurred * blurred).max(0.01).sqrt(), &mut scratch);
+        let mut first =
+            blur(&base, (SIGMA * SIGMA - blurred * blurred).max(0.01).sqrt(), &mut scratch);
         let mut octaves = Vec::new();
         loop {
             let mut levels = vec![first];
@@ -92,8 +95,8 @@ impl ScaleSpace {
     }
 }
 
-/// The picture as numbers of 0 to 1, halved while it stays larger than `size`. The first halving reads the bytes, so that
-/// a large picture is never held as numbers.
+/// The picture as numbers of 0 to 1, halved while it stays larger than `size`. The first halving
+/// reads the bytes, so that a large picture is never held as numbers.
 fn halved(image: &Gray, size: (usize, usize)) -> Plane {
     let (width, height) = (image.width as usize, image.height as usize);
     let unit = |value: u8| f32::from(value) / 255.0;
@@ -128,12 +131,9 @@ fn half<'a, T: Copy + 'a>(
     let mut values = Vec::with_capacity(width * height);
     for y in 0..height {
         let (upper, lower) = (row(2 * y).as_chunks().0, row(2 * y + 1).as_chunks().0);
-        values.extend(
-            upper
-                .iter()
-                .zip(lower)
-                .map(|(&[a, b], &[c, d]): (&[T; 2], &[T; 2])| (unit(a) + unit(b) + unit(c) + unit(d)) * 0.25),
-        );
+        values.extend(upper.iter().zip(lower).map(|(&[a, b], &[c, d]): (&[T; 2], &[T; 2])| {
+            (unit(a) + unit(b) + unit(c) + unit(d)) * 0.25
+        }));
     }
     Plane { width, height, values }
 }
@@ -142,8 +142,11 @@ fn resized(plane: Plane, (width, height): (usize, usize)) -> Plane {
     if (plane.width, plane.height) == (width, height) {
         return plane;
     }
-    let buffer =
-        ImageBuffer::<Luma<f32>, Vec<f32>>::from_raw(plane.width as u32, plane.height as u32, plane.values);
+    let buffer = ImageBuffer::<Luma<f32>, Vec<f32>>::from_raw(
+        plane.width as u32,
+        plane.height as u32,
+        plane.values,
+    );
     let values = buffer.map_or_else(Vec::new, |buffer| {
         imageops::resize(&buffer, width as u32, height as u32, FilterType::Triangle).into_raw()
     });
@@ -162,7 +165,8 @@ fn every_second(plane: &Plane) -> Plane {
 /// Half of a Gaussian, its middle first; the whole sums to 1.
 fn kernel(sigma: f32) -> Vec<f32> {
     let radius = (sigma * 3.0 + 0.999) as usize;
-    let half: Vec<f32> = (0..=radius).map(|at| exp_minus((at * at) as f32 / (2.0 * sigma * sigma))).collect();
+    let half: Vec<f32> =
+        (0..=radius).map(|at| exp_minus((at * at) as f32 / (2.0 * sigma * sigma))).collect();
     let sum = half.iter().skip(1).fold(half[0], |sum, value| sum + 2.0 * value);
     half.into_iter().map(|value| value / sum).collect()
 }

@@ -1,6 +1,7 @@
 //! Functions that the system's mathematics library would give other last bits of on another system.
 
-/// e to the power of -x, for x of 0 to about 50: the limit of (1 - x/n)^n, with n of 2^20, in double precision.
+/// e to the power of -x, for x of 0 to about 50: the limit of (1 - x/n)^n, with n of 2^20, in
+/// double precision.
 pub(super) fn exp_minus(x: f32) -> f32 {
     let mut power = (1.0 - f64::from(x) / f64::from(1 << 20)).max(0.0);
     for _ in 0..20 {
@@ -9,14 +10,16 @@ pub(super) fn exp_minus(x: f32) -> f32 {
     power as f32
 }
 
-/// Cosine and sine of an angle in turns: Taylor series within an eighth of a turn, folded to all others.
+/// Cosine and sine of an angle in turns: Taylor series within an eighth of a turn, folded to all
+/// others.
 pub(super) fn cos_sin(turns: f32) -> (f32, f32) {
     let turns = turns - turns.floor();
     let quarter = (turns * 4.0 + 0.5) as i32;
     let x = (turns - quarter as f32 * 0.25) * std::f32::consts::TAU;
     let square = x * x;
     let sin = x * (1.0 - square / 6.0 * (1.0 - square / 20.0 * (1.0 - square / 42.0)));
-    let cos = 1.0 - square / 2.0 * (1.0 - square / 12.0 * (1.0 - square / 30.0 * (1.0 - square / 56.0)));
+    let cos =
+        1.0 - square / 2.0 * (1.0 - square / 12.0 * (1.0 - square / 30.0 * (1.0 - square / 56.0)));
     match quarter & 3 {
         0 => (cos, sin),
         1 => (-sin, cos),
@@ -25,8 +28,9 @@ pub(super) fn cos_sin(turns: f32) -> (f32, f32) {
     }
 }
 
-/// The direction of (x, y) in turns, 0 to 1; 0 for no direction at all. The arc tangent is that of Rajan, Wang, Inkol
-/// and Joyal ("Efficient approximations for the arctangent function", 2006), within 0.1 degrees.
+/// The direction of (x, y) in turns, 0 to 1; 0 for no direction at all. The arc tangent is that of
+/// Rajan, Wang, Inkol and Joyal ("Efficient approximations for the arctangent function", 2006),
+/// within 0.1 degrees.
 pub(super) fn direction(x: f32, y: f32) -> f32 {
     let (ax, ay) = (x.abs(), y.abs());
     let (low, high) = if ax < ay { (ax, ay) } else { (ay, ax) };
@@ -62,7 +66,10 @@ mod tests {
             let turns = x / 5.0 - 1.0;
             let (cos, sin) = cos_sin(turns);
             let angle = turns * std::f32::consts::TAU;
-            assert!((cos - angle.cos()).abs() < 1e-5 && (sin - angle.sin()).abs() < 1e-5, "{turns}");
+            assert!(
+                (cos - angle.cos()).abs() < 1e-5 && (sin - angle.sin()).abs() < 1e-5,
+                "{turns}"
+            );
             let off = direction(cos, sin) - (turns - turns.floor());
             assert!(off.abs() < 4e-4 || off.abs() > 1.0 - 4e-4, "{turns}: {off}");
         }

@@ -45,12 +45,15 @@ fn every_format_and_depth_becomes_the_same_picture() {
         assert_eq!(seen(&file), UPRIGHT, "{wanted:?}");
     }
     assert_eq!(seen(&jpeg(&corners(32, 24))), UPRIGHT);
-    for deep in [DynamicImage::ImageRgb16(image.to_rgb16()), DynamicImage::ImageRgba16(image.to_rgba16())] {
+    for deep in
+        [DynamicImage::ImageRgb16(image.to_rgb16()), DynamicImage::ImageRgba16(image.to_rgba16())]
+    {
         for format in [ImageFormat::Png, ImageFormat::Tiff] {
             assert_eq!(seen(&encoded(&deep, format)), UPRIGHT, "{format:?}");
         }
     }
-    let grey = decoded(&encoded(&DynamicImage::ImageLuma16(image.to_luma16()), ImageFormat::Png)).picture;
+    let grey =
+        decoded(&encoded(&DynamicImage::ImageLuma16(image.to_luma16()), ImageFormat::Png)).picture;
     assert!(grey.rgb.as_chunks::<3>().0.iter().all(|[r, g, b]| r == g && g == b));
     let floats = DynamicImage::ImageRgb32F(image.to_rgb32f());
     assert_eq!(seen(&encoded(&floats, ImageFormat::Tiff)), UPRIGHT);
@@ -72,7 +75,8 @@ fn what_is_transparent_is_white() {
 
 #[test]
 fn a_camera_that_was_turned_is_turned_back() {
-    // What an upright picture looks like when it is stored with each orientation: EXIF 2.32, 4.6.4, tag 0x0112.
+    // What an upright picture looks like when it is stored with each orientation: EXIF 2.32, 4.6.4,
+    // tag 0x0112.
     let upright = DynamicImage::ImageRgb8(corners(40, 24));
     let stored = [
         upright.clone(),
@@ -96,7 +100,9 @@ fn a_camera_that_was_turned_is_turned_back() {
 }
 
 fn by_corner(pixel: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {
-    (0..8 * 8).flat_map(|at| pixel(usize::from(at % 8 >= 4) + 2 * usize::from(at / 8 >= 4))).collect()
+    (0..8 * 8)
+        .flat_map(|at| pixel(usize::from(at % 8 >= 4) + 2 * usize::from(at / 8 >= 4)))
+        .collect()
 }
 
 #[test]
@@ -109,12 +115,16 @@ fn tiff_files_of_printers_scanners_and_old_programs() {
         [map[colour], map[256 + colour], map[512 + colour]] =
             [red, green, blue].map(|level| u32::from(level) * 257);
     }
-    let palette =
-        Tiff::of(8, 8, &[8], 3).with(320, 3, map.clone()).file(&by_corner(|corner| vec![corner as u8]));
+    let palette = Tiff::of(8, 8, &[8], 3)
+        .with(320, 3, map.clone())
+        .file(&by_corner(|corner| vec![corner as u8]));
     assert_eq!(seen(&palette), UPRIGHT);
-    let small: Vec<u32> = (0..3).flat_map(|plane| map[plane * 256..plane * 256 + 16].to_vec()).collect();
-    let nibbles: Vec<u8> =
-        by_corner(|corner| vec![corner as u8]).chunks(2).map(|two| (two[0] << 4) | two[1]).collect();
+    let small: Vec<u32> =
+        (0..3).flat_map(|plane| map[plane * 256..plane * 256 + 16].to_vec()).collect();
+    let nibbles: Vec<u8> = by_corner(|corner| vec![corner as u8])
+        .chunks(2)
+        .map(|two| (two[0] << 4) | two[1])
+        .collect();
     let palette = Tiff::of(8, 8, &[4], 3).with(320, 3, small).file(&nibbles);
     assert_eq!(seen(&palette), UPRIGHT);
     let grey = Tiff::of(8, 8, &[4], 1).file(&[0xf0; 32]);
@@ -154,17 +164,19 @@ fn a_bomb_is_refused_by_its_header() {
     assert_eq!(kind(&bmp), ErrorKind::TooLarge);
     let small = Limits { pixels_max: 100, ..Limits::default() };
     let error =
-        decode(&encoded(&DynamicImage::ImageRgb8(corners(11, 10)), ImageFormat::Png), &small).unwrap_err();
+        decode(&encoded(&DynamicImage::ImageRgb8(corners(11, 10)), ImageFormat::Png), &small)
+            .unwrap_err();
     assert!(error.message().contains("11 x 10 pixels"), "{error}");
 }
 
 /// All kinds of files, small.
 fn files() -> Vec<Vec<u8>> {
     let image = DynamicImage::ImageRgb8(corners(24, 16));
-    let mut files: Vec<Vec<u8>> = [ImageFormat::Png, ImageFormat::WebP, ImageFormat::Tiff, ImageFormat::Bmp]
-        .into_iter()
-        .map(|format| encoded(&image, format))
-        .collect();
+    let mut files: Vec<Vec<u8>> =
+        [ImageFormat::Png, ImageFormat::WebP, ImageFormat::Tiff, ImageFormat::Bmp]
+            .into_iter()
+            .map(|format| encoded(&image, format))
+            .collect();
     files.push(jpeg(&corners(24, 16)));
     files.push(turned(&corners(24, 16), 6, 72));
     files.push(animated(&[corners(16, 16), corners(16, 16)]));
@@ -191,7 +203,10 @@ fn a_file_that_ends_early_is_refused_and_says_so() {
     let trailing = [&whole[..], b"what a phone adds after the picture"].concat();
     assert!(decode(&trailing, &Limits::default()).is_ok());
     assert_eq!(decode(b"", &Limits::default()).unwrap_err().kind(), ErrorKind::InvalidArgument);
-    assert_eq!(decode(b"GIF89a", &Limits::default()).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(
+        decode(b"GIF89a", &Limits::default()).unwrap_err().kind(),
+        ErrorKind::InvalidArgument
+    );
 }
 
 fn check(file: &[u8]) -> Result<(), TestCaseError> {
@@ -204,7 +219,10 @@ fn check(file: &[u8]) -> Result<(), TestCaseError> {
             prop_assert!(pixels <= limits.pixels_max && picture.rgb.len() as u64 == 3 * pixels);
         }
         Err(error) => {
-            prop_assert!(matches!(error.kind(), ErrorKind::InvalidArgument | ErrorKind::TooLarge), "{error}");
+            prop_assert!(
+                matches!(error.kind(), ErrorKind::InvalidArgument | ErrorKind::TooLarge),
+                "{error}"
+            );
         }
     }
     Ok(())

@@ -5,8 +5,8 @@ use std::io::Cursor;
 use image::codecs::jpeg::JpegEncoder;
 use image::{DynamicImage, ImageFormat, RgbImage};
 
-/// Three colours in four corners, so that every way of turning it looks different: the top row red to black, the bottom
-/// green and blue.
+/// Three colours in four corners, so that every way of turning it looks different: the top row red
+/// to black, the bottom green and blue.
 pub(crate) fn corners(width: u32, height: u32) -> RgbImage {
     RgbImage::from_fn(width, height, |x, y| {
         let (right, low) = (x >= width / 2, y >= height / 2);
@@ -96,7 +96,9 @@ impl Tiff {
                 _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
             };
             let count = if *kind == 5 { 1 } else { values.len() as u32 };
-            file.extend([&tag.to_le_bytes()[..], &kind.to_le_bytes(), &count.to_le_bytes()].concat());
+            file.extend(
+                [&tag.to_le_bytes()[..], &kind.to_le_bytes(), &count.to_le_bytes()].concat(),
+            );
             if bytes.len() <= 4 {
                 file.extend(&bytes);
                 file.extend(vec![0; 4 - bytes.len()]);

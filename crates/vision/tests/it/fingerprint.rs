@@ -10,8 +10,9 @@ use vision::fingerprint::{Extraction, Options, minutiae};
 /// Pixels from one ridge to the next at 500 dots per inch.
 const RIDGE: f32 = 9.0;
 
-/// Level ridges with a dislocation at each place: there the phase winds once around, so that a ridge ends or forks
-/// (Larkin and Fletcher, "A coherent framework for fingerprint analysis", 2007). `scale` is that of 500 dots per inch.
+/// Level ridges with a dislocation at each place: there the phase winds once around, so that a
+/// ridge ends or forks (Larkin and Fletcher, "A coherent framework for fingerprint analysis",
+/// 2007). `scale` is that of 500 dots per inch.
 fn ridges(side: u32, scale: f32, places: &[(f32, f32, f32)]) -> Gray {
     let brightness = |x: f32, y: f32| {
         let wound: f32 = places.iter().map(|&(px, py, sign)| sign * (y - py).atan2(x - px)).sum();

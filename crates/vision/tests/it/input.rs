@@ -64,7 +64,8 @@ fn shapes_are_stretched_cut_or_padded() {
     );
     for (width, height) in [(1, 1), (1, 5000), (5000, 1), (3, 7)] {
         for fit in [Fit::Stretch, Fit::CentreCrop, Fit::Pad] {
-            let values = written(&Preprocess { fit, ..base.clone() }, &picture(width, height, [128; 3]));
+            let values =
+                written(&Preprocess { fit, ..base.clone() }, &picture(width, height, [128; 3]));
             assert!(values.iter().all(|value| value.abs() < 0.01), "{width} x {height} {fit:?}");
         }
     }

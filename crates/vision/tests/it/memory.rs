@@ -1,4 +1,5 @@
-//! Memory: what decoding a file allocates stays within what its header lets expect, whatever else the file holds.
+//! Memory: what decoding a file allocates stays within what its header lets expect, whatever else
+//! the file holds.
 
 use base::{ErrorKind, Result};
 use flate2::{Compress, Compression, FlushCompress};
@@ -18,12 +19,16 @@ fn spent<T>(work: impl FnOnce() -> T) -> (T, u64) {
     (value, allocatedp::read().unwrap().get() - before)
 }
 
-/// Decodes, and checks that all allocations together are at most twice the bound of those held at once.
+/// Decodes, and checks that all allocations together are at most twice the bound of those held at
+/// once.
 #[track_caller]
 fn bounded(what: &str, file: &[u8]) -> Result<Decoded> {
     let limits = Limits::default();
     let (bound, spent_on_header) = spent(|| decode_bytes(file, &limits));
-    assert!(spent_on_header < SMALL + 2 * file.len() as u64, "{what}: the header took {spent_on_header}");
+    assert!(
+        spent_on_header < SMALL + 2 * file.len() as u64,
+        "{what}: the header took {spent_on_header}"
+    );
     let (decoded, spent) = spent(|| decode(file, &limits));
     let bound = bound.unwrap_or(0).max(file.len() as u64);
     assert!(spent <= 2 * bound + SMALL, "{what}: {spent} bytes, {bound} announced");
@@ -68,7 +73,8 @@ fn what_a_png_holds_beside_its_pixels_is_not_unpacked() {
             assert_eq!(bounded(&name, &held).unwrap().picture, plain.picture, "{name} at {at}");
         }
     }
-    // What matters is kept: transparency of a palette's colours is in a chunk, and so is the orientation.
+    // What matters is kept: transparency of a palette's colours is in a chunk, and so is the
+    // orientation.
     let exif = Tiff { entries: vec![(274, 3, vec![3])], dots: None }.file(&[]);
     let held = [&file[..33], &png_chunk(b"eXIf", &exif), &file[33..]].concat();
     assert_eq!(bounded("orientation", &held).unwrap().orientation, 3);
@@ -93,7 +99,10 @@ fn a_webp_that_claims_more_than_it_holds_is_not_believed() {
     // A frame of 16,383 x 16,383 on a canvas of 16 x 16.
     let frame = [&[0x10, 0, 0, 0x9d, 0x01, 0x2a, 0xff, 0x3f, 0xff, 0x3f][..], &[0; 64]].concat();
     let frame = chunk(b"VP8 ", &frame);
-    assert_eq!(bounded("frame", &extended(0, &frame)).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(
+        bounded("frame", &extended(0, &frame)).unwrap_err().kind(),
+        ErrorKind::InvalidArgument
+    );
     let animation =
         [&chunk(b"ANIM", &[0; 6])[..], &chunk(b"ANMF", &[&[0; 16][..], &frame].concat())].concat();
     assert_eq!(
@@ -119,7 +128,8 @@ fn a_tiff_that_claims_more_than_it_holds_is_not_believed() {
     let file = file.with(259, 3, vec![7]).file(&strip);
     assert_eq!(bounded("strip", &file).unwrap_err().kind(), ErrorKind::TooLarge);
     // A colour profile and a text of 4 MB.
-    let file = Tiff::of(8, 8, &[8; 3], 2).with(34_675, 4, vec![1; 1 << 20]).with(700, 4, vec![1; 1 << 20]);
+    let file =
+        Tiff::of(8, 8, &[8; 3], 2).with(34_675, 4, vec![1; 1 << 20]).with(700, 4, vec![1; 1 << 20]);
     assert!(bounded("profile", &file.file(&[7; 192])).is_ok());
 }
 
@@ -133,7 +143,8 @@ fn a_jpeg_s_segments_and_scans_are_within_the_bound() {
         let held = [&file[..2], &segment.repeat(60), &file[2..]].concat();
         assert!(bounded("segments", &held).is_ok(), "{marker:x}");
     }
-    // A progressive file keeps all coefficients: here it announces 7,000 x 7,000 of them, and has none.
+    // A progressive file keeps all coefficients: here it announces 7,000 x 7,000 of them, and has
+    // none.
     let mut claims = file;
     let frame = claims.windows(2).position(|pair| pair == [0xff, 0xc0]).unwrap();
     claims[frame + 1] = 0xc2;
@@ -184,14 +195,23 @@ fn what_can_never_be_decoded_is_told_from_the_header() {
     let (refused, spent) = spent(|| decode_bytes(&file, &Limits::default()));
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::TooLarge);
     assert!(spent < 1 << 16, "{spent}");
-    assert_eq!(decode_bytes(b"hello", &Limits::default()).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(
+        decode_bytes(b"hello", &Limits::default()).unwrap_err().kind(),
+        ErrorKind::InvalidArgument
+    );
 }
 
 #[test]
 fn minutiae_are_found_within_their_bound() {
     for (side, dots_per_inch) in [(1000, 500.0), (500, 250.0), (2000, 1000.0)] {
-        let wave = |at: u32| (128.0 + 100.0 * ((at / side) as f32 * 500.0 / dots_per_inch * 0.7).cos()) as u8;
-        let gray = vision::Gray { width: side, height: side, pixels: (0..side * side).map(wave).collect() };
+        let wave = |at: u32| {
+            (128.0 + 100.0 * ((at / side) as f32 * 500.0 / dots_per_inch * 0.7).cos()) as u8
+        };
+        let gray = vision::Gray {
+            width: side,
+            height: side,
+            pixels: (0..side * side).map(wave).collect(),
+        };
         let options = vision::fingerprint::Options { dots_per_inch };
         let (_, spent) = spent(|| vision::fingerprint::minutiae(&gray, &options));
         let bound = vision::fingerprint::work_bytes(side, side);

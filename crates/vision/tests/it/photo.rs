@@ -1,4 +1,5 @@
-//! Keypoints of photographs: of anything at all, in its own pixels, the same every time, and enough to find a copy by.
+//! Keypoints of photographs: of anything at all, in its own pixels, the same every time, and enough
+//! to find a copy by.
 
 use matching::rank::Likeness;
 use matching::{Graph, Probe, Scratch};
@@ -22,7 +23,8 @@ fn scene(seed: u64, width: u32, height: u32) -> Gray {
     let mut pixels = vec![128_u8; (width * height) as usize];
     for _ in 0..120 {
         let (left, top) = (random(&mut state) % width, random(&mut state) % height);
-        let (wide, high) = (3 + random(&mut state) % (width / 6), 3 + random(&mut state) % (height / 6));
+        let (wide, high) =
+            (3 + random(&mut state) % (width / 6), 3 + random(&mut state) % (height / 6));
         let tone = random(&mut state) as u8;
         for y in top..(top + high).min(height) {
             for x in left..(left + wide).min(width) {
@@ -34,7 +36,8 @@ fn scene(seed: u64, width: u32, height: u32) -> Gray {
 }
 
 fn made(width: u32, height: u32, of: impl Fn(u32, u32) -> u8) -> Gray {
-    let pixels = (0..height).flat_map(|y| (0..width).map(move |x| (x, y))).map(|(x, y)| of(x, y)).collect();
+    let pixels =
+        (0..height).flat_map(|y| (0..width).map(move |x| (x, y))).map(|(x, y)| of(x, y)).collect();
     Gray { width, height, pixels }
 }
 
@@ -45,7 +48,8 @@ fn at(image: &Gray, x: u32, y: u32) -> u8 {
 fn score(probe: &Graph, record: &Graph) -> f32 {
     let mut bytes = Vec::new();
     record.encode(&mut bytes);
-    matching::score(&Probe::new(probe, matching::Options::default()), &bytes, &mut Scratch::new()).unwrap()
+    matching::score(&Probe::new(probe, matching::Options::default()), &bytes, &mut Scratch::new())
+        .unwrap()
 }
 
 fn check(image: &Gray, graph: &Graph) {

@@ -7,7 +7,12 @@ pub(super) type Span = (u64, u64);
 
 /// Returns the end of an event that begins at frame `start`, and the first frame after the
 /// decision.
-fn end_of(values: &[f32], start: usize, rule: &EventSettings, window: f64) -> Option<(usize, usize)> {
+fn end_of(
+    values: &[f32],
+    start: usize,
+    rule: &EventSettings,
+    window: f64,
+) -> Option<(usize, usize)> {
     let mut quiet = None;
     for (frame, value) in values.iter().enumerate().skip(start) {
         let value = f64::from(*value);
@@ -39,7 +44,9 @@ pub(super) fn naive(values: &[f32], rule: &EventSettings, window: u64, samples: 
     let padded = |index: usize| {
         let (start, end) = raw[index];
         let silence = |end: f64, start: f64| start - end;
-        let share = |silence: f64| if silence < 2.0 * rule.pad { (silence / 2.0).floor() } else { rule.pad };
+        let share = |silence: f64| {
+            if silence < 2.0 * rule.pad { (silence / 2.0).floor() } else { rule.pad }
+        };
         let before = if index == 0 { rule.pad } else { share(silence(raw[index - 1].1, start)) };
         let after = raw.get(index + 1).map_or(rule.pad, |next| share(silence(end, next.0)));
         ((start - before).max(0.0).floor() as u64, (end + after).min(samples as f64).floor() as u64)

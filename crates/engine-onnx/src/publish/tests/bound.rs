@@ -29,9 +29,11 @@ fn onnx() -> OnnxEngine {
 /// Reads the parameters of a version as the server does.
 fn parameters(dir: &Path, manifest: &LayoutManifest) -> Vec<BoundTensor> {
     let Some(file) = Artifact::open(dir).unwrap().weights() else { return vec![] };
-    let config = PoolConfig { bytes_max: 256 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+    let config =
+        PoolConfig { bytes_max: 256 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
     let pool = SlotPool::new(config).unwrap();
-    let store = ParameterStore::new(pool, StoreConfig { read_rate: Rate::unlimited(), direct: true });
+    let store =
+        ParameterStore::new(pool, StoreConfig { read_rate: Rate::unlimited(), direct: true });
     let chunk = |tensor: &engine::layout::TensorEntry| Chunk {
         hash: tensor.hash().unwrap(),
         offset: tensor.offset,
@@ -60,9 +62,10 @@ fn inputs(session: &dyn Session, dynamic: usize) -> Vec<NamedTensor> {
         let shape: Vec<usize> = spec.shape.iter().flatten().map(size).collect();
         let count = shape.iter().product::<usize>();
         let tensor = match spec.dtype {
-            DType::F32 => {
-                Tensor::from_vec(&shape[..], (0..count).map(|at| (at as f32 * 0.37).sin()).collect())
-            }
+            DType::F32 => Tensor::from_vec(
+                &shape[..],
+                (0..count).map(|at| (at as f32 * 0.37).sin()).collect(),
+            ),
             DType::I64 => Tensor::from_vec(&shape[..], vec![16_000i64; count]),
             other => panic!("no made-up values of type {other}"),
         };
@@ -83,7 +86,12 @@ fn compare(source: &Path, dynamic: usize) -> usize {
     let before = load(source.to_owned(), vec![]);
     let after = load(out.path().join("model.onnx"), parameters(out.path(), &manifest));
     let inputs = inputs(before.as_ref(), dynamic);
-    assert_eq!(after.run(&inputs, &[]).unwrap(), before.run(&inputs, &[]).unwrap(), "{}", source.display());
+    assert_eq!(
+        after.run(&inputs, &[]).unwrap(),
+        before.run(&inputs, &[]).unwrap(),
+        "{}",
+        source.display()
+    );
     manifest.tensors.len()
 }
 
@@ -115,7 +123,8 @@ fn bound_parameters_answer_as_embedded_ones() {
     // Before version 4 of the format every parameter is listed among the inputs too. Since then a
     // parameter that is listed there is one that a request may replace.
     for (ir_version, listed) in [(3, true), (3, false), (4, true), (8, true), (8, false)] {
-        let mut model = multiply(ir_version).floats("w", &[SIDE, SIDE], &weights(ir_version as usize));
+        let mut model =
+            multiply(ir_version).floats("w", &[SIDE, SIDE], &weights(ir_version as usize));
         if listed {
             model = model.input("w", DType::F32, &[Dim::Fixed(SIDE), Dim::Fixed(SIDE)]);
         }
@@ -159,15 +168,20 @@ fn constants_are_bound_too() {
 #[test]
 fn real_models_answer_the_same() {
     let Ok(root) = std::env::var("MILLPOND_TEST_MODELS") else {
-        eprintln!("skipped: set MILLPOND_TEST_MODELS to a directory of .onnx files to run them too");
+        eprintln!(
+            "skipped: set MILLPOND_TEST_MODELS to a directory of .onnx files to run them too"
+        );
         return;
     };
     // Names, and a size for the dynamic axes with which they run.
-    let known = [("rec_infer", 48), ("det_infer", 64), ("cls_infer", 48), ("silero_vad_16k_op15", 512)];
+    let known =
+        [("rec_infer", 48), ("det_infer", 64), ("cls_infer", 48), ("silero_vad_16k_op15", 512)];
     let mut compared = 0;
     for path in super::models_below(Path::new(&root)) {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        let Some((_, size)) = known.iter().find(|(known, _)| name.ends_with(known)) else { continue };
+        let Some((_, size)) = known.iter().find(|(known, _)| name.ends_with(known)) else {
+            continue;
+        };
         eprintln!("{name}: {} parameters bound", compare(&path, *size));
         compared += 1;
     }

@@ -51,8 +51,9 @@ fn every_truncation_is_data_loss() {
     assert!(Conversion::open(&path, false).is_ok());
     for length in 0..model.len() {
         std::fs::write(&path, &model[..length]).unwrap();
-        let error =
-            Conversion::open(&path, false).err().unwrap_or_else(|| panic!("{length} bytes were taken"));
+        let error = Conversion::open(&path, false)
+            .err()
+            .unwrap_or_else(|| panic!("{length} bytes were taken"));
         assert_eq!(error.kind(), ErrorKind::DataLoss, "{length} bytes: {error}");
         let place = if length == 0 { "empty" } else { "byte " };
         assert!(error.message().contains(place), "{error}");
@@ -71,7 +72,9 @@ fn every_flipped_byte_is_harmless() {
             // Of the elements of the two large tensors only a few: there a changed byte is another
             // value.
             let from = at.saturating_sub(200);
-            at < 200 || at % 331 == 0 || model[from..at].windows(2).any(|pair| pair == b"t1" || pair == b"Co")
+            at < 200
+                || at % 331 == 0
+                || model[from..at].windows(2).any(|pair| pair == b"t1" || pair == b"Co")
         })
         .collect();
     assert!(headers.len() > 300 && headers.len() < 3000, "{}", headers.len());
@@ -149,7 +152,9 @@ fn hostile_models_are_refused() {
     assert!(refusal(&many).message().contains("axes"));
 
     assert!(refusal(b"").message().contains("the file is empty"));
-    assert!(refusal(b"version https://git-lfs.github.com/spec/v1\n").message().contains("git lfs pull"));
+    assert!(
+        refusal(b"version https://git-lfs.github.com/spec/v1\n").message().contains("git lfs pull")
+    );
     assert!(refusal(b"PK\x03\x04").message().contains("put TorchScript at NAME/1/model.pt"));
     assert!(refusal(b"{\"json\": true}").message().contains("byte 0:"));
 }

@@ -83,7 +83,8 @@ impl Made {
 
     /// Its content.
     fn memory(&self) -> Vec<u8> {
-        let wide = |at: usize| (at as u64 * 37 + u64::from(self.seed)).wrapping_mul(0x9e37_79b9) >> 7;
+        let wide =
+            |at: usize| (at as u64 * 37 + u64::from(self.seed)).wrapping_mul(0x9e37_79b9) >> 7;
         (0..self.size())
             .map(|at| if self.code() == 9 { (wide(at) & 1) as u8 } else { wide(at) as u8 })
             .collect()

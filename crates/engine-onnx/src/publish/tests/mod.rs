@@ -36,7 +36,11 @@ fn check_converted(source: &Path, out: &Path, manifest: &LayoutManifest) {
     let before = read(source);
     let after = read(&artifact.graph());
     assert_eq!(before.rest, after.rest, "what is no tensor must not change");
-    assert_eq!(sorted(&before), sorted(&after), "every tensor must keep its place, type, shape and bytes");
+    assert_eq!(
+        sorted(&before),
+        sorted(&after),
+        "every tensor must keep its place, type, shape and bytes"
+    );
     let graph = std::fs::read(artifact.graph()).unwrap();
     assert_eq!(manifest.graph.blake3.as_deref(), Some(blake3::hash(&graph).to_hex().as_str()));
     let weights = artifact.weights().map(|path| std::fs::read(path).unwrap()).unwrap_or_default();
@@ -46,7 +50,10 @@ fn check_converted(source: &Path, out: &Path, manifest: &LayoutManifest) {
         let bytes = &weights[tensor.offset as usize..(tensor.offset + tensor.bytes) as usize];
         assert_eq!(blake3::hash(bytes), tensor.hash().unwrap());
         assert!(tensor.bytes >= EXTERNALISE_MIN);
-        assert_eq!((&tensor.name, tensor.offset, tensor.bytes), (&external.0, external.1, external.2));
+        assert_eq!(
+            (&tensor.name, tensor.offset, tensor.bytes),
+            (&external.0, external.1, external.2)
+        );
     }
 }
 

@@ -18,7 +18,11 @@ impl std::fmt::Display for Seen {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let hash = blake3::hash(&self.bytes).to_hex();
         let (bytes, other) = (self.bytes.len(), &self.other);
-        write!(f, "{} {} {} {:?} {bytes} {hash} {other:?}", self.place, self.name, self.code, self.dims)
+        write!(
+            f,
+            "{} {} {} {:?} {bytes} {hash} {other:?}",
+            self.place, self.name, self.code, self.dims
+        )
     }
 }
 
@@ -109,7 +113,8 @@ fn message(reading: &mut Reading, place: &str, bytes: &[u8], dir: &Path) {
     for field in fields(bytes) {
         match child(place, field.number) {
             Some("tensor") => {
-                let seen = tensor(reading, &format!("{place}/{}", field.number), field.payload, dir, None);
+                let seen =
+                    tensor(reading, &format!("{place}/{}", field.number), field.payload, dir, None);
                 reading.tensors.push(seen);
             }
             Some("node") if place == "model/graph" => match constant(field.payload) {
@@ -137,11 +142,13 @@ fn message(reading: &mut Reading, place: &str, bytes: &[u8], dir: &Path) {
 
 /// Name and value of a plain `Constant`.
 fn constant(node: &[u8]) -> Option<(String, &[u8])> {
-    let of =
-        |number| fields(node).into_iter().filter(move |field| field.number == number).collect::<Vec<_>>();
+    let of = |number| {
+        fields(node).into_iter().filter(move |field| field.number == number).collect::<Vec<_>>()
+    };
     let (outputs, attributes) = (of(2), of(5));
     let plain = of(1).is_empty() && outputs.len() == 1 && attributes.len() == 1;
-    if !plain || of(4).last()?.payload != b"Constant" || of(7).iter().any(|f| !f.payload.is_empty()) {
+    if !plain || of(4).last()?.payload != b"Constant" || of(7).iter().any(|f| !f.payload.is_empty())
+    {
         return None;
     }
     let parts = fields(attributes[0].payload);
@@ -150,7 +157,13 @@ fn constant(node: &[u8]) -> Option<(String, &[u8])> {
     named.then(|| (String::from_utf8(outputs[0].payload.to_vec()).unwrap(), value))
 }
 
-fn tensor(reading: &mut Reading, place: &str, bytes: &[u8], dir: &Path, name: Option<String>) -> Seen {
+fn tensor(
+    reading: &mut Reading,
+    place: &str,
+    bytes: &[u8],
+    dir: &Path,
+    name: Option<String>,
+) -> Seen {
     let mut seen = Seen {
         place: place.to_owned(),
         name: String::new(),
@@ -174,7 +187,10 @@ fn tensor(reading: &mut Reading, place: &str, bytes: &[u8], dir: &Path, name: Op
             (9, 2) => raw = Some(field.payload.to_vec()),
             (13, 2) => {
                 let text = |number| {
-                    let found = fields(field.payload).into_iter().find(|part| part.number == number).unwrap();
+                    let found = fields(field.payload)
+                        .into_iter()
+                        .find(|part| part.number == number)
+                        .unwrap();
                     String::from_utf8(found.payload.to_vec()).unwrap()
                 };
                 external.insert(text(1), text(2));
@@ -193,7 +209,8 @@ fn tensor(reading: &mut Reading, place: &str, bytes: &[u8], dir: &Path, name: Op
     seen.bytes = if is_external {
         let file = std::fs::read(dir.join(&external["location"])).unwrap();
         let offset = external.get("offset").map_or(0, |text| text.parse::<usize>().unwrap());
-        let length = external.get("length").map_or(file.len() - offset, |text| text.parse().unwrap());
+        let length =
+            external.get("length").map_or(file.len() - offset, |text| text.parse().unwrap());
         reading.external.push((seen.name.clone(), offset as u64, length as u64));
         file[offset..offset + length].to_vec()
     } else {

@@ -14,12 +14,15 @@ use base::{DType, Dim};
 /// Returns the names that must move by the rules, computed independently of the code.
 fn expected(tensors: &[Made]) -> Vec<String> {
     let mut uses = BTreeMap::<String, usize>::new();
-    for one in tensors.iter().filter(|one| !matches!(one.place, Place::Function | Place::TensorList)) {
+    for one in
+        tensors.iter().filter(|one| !matches!(one.place, Place::Function | Place::TensorList))
+    {
         *uses.entry(one.name()).or_default() += 1;
     }
     let moves = |one: &&Made| {
         let large = one.size() as u64 >= EXTERNALISE_MIN && one.code() != 23;
-        let main = one.place == Place::Initializer || (one.place == Place::Constant && one.name() != "t0");
+        let main =
+            one.place == Place::Initializer || (one.place == Place::Constant && one.name() != "t0");
         large && main && uses[&one.name()] == 1
     };
     tensors.iter().filter(moves).map(Made::name).collect()
@@ -85,7 +88,11 @@ fn a_model_without_large_parameters_has_no_weights() {
     let out = scratch();
     let manifest = convert_into(&path, out.path(), WriteOptions::default(), &mut |_| {}).unwrap();
     assert!(manifest.weights.is_none() && manifest.tensors.is_empty());
-    assert_eq!(std::fs::read(out.path().join("model.onnx")).unwrap(), model, "unchanged to the last byte");
+    assert_eq!(
+        std::fs::read(out.path().join("model.onnx")).unwrap(),
+        model,
+        "unchanged to the last byte"
+    );
     let none = SourceSummary { published: false, embedded_bytes: 0, external_bytes: 0, tensors: 0 };
     assert_eq!(inspect(&path).unwrap(), none);
 }
@@ -116,14 +123,16 @@ fn a_streamed_model_converts_to_what_a_layout_writer_writes() {
     assert_eq!(manifest.tensors.len(), 2);
 
     let direct = scratch();
-    let mut writer = super::super::LayoutWriter::create(direct.path(), WriteOptions::default()).unwrap();
+    let mut writer =
+        super::super::LayoutWriter::create(direct.path(), WriteOptions::default()).unwrap();
     let mut graph = base;
     for (index, parameter) in parameters.iter().enumerate() {
         let bytes = content(index, parameter.bytes().unwrap());
         if parameter.name == "tiny" {
             graph = graph.initializer(parameter, &bytes);
         } else {
-            let entry = writer.tensor(&parameter.name, parameter.dtype, &parameter.dims, [&bytes]).unwrap();
+            let entry =
+                writer.tensor(&parameter.name, parameter.dtype, &parameter.dims, [&bytes]).unwrap();
             graph = graph.external(parameter, "weights.bin", entry.offset).unwrap();
         }
     }
@@ -138,14 +147,17 @@ fn a_streamed_model_of_the_wrong_size_is_refused() {
     let base = ModelBuilder::new("m", 18);
     let huge = [OnnxParameter::new("t", DType::F32, [1 << 29])];
     let path = dir.path().join("a.onnx");
-    let error = base.write_embedded(&path, &huge, WriteOptions::default(), &mut |_, _| Ok(())).unwrap_err();
+    let error =
+        base.write_embedded(&path, &huge, WriteOptions::default(), &mut |_, _| Ok(())).unwrap_err();
     assert_eq!(error.kind(), base::ErrorKind::TooLarge);
     assert!(!path.exists());
     let small = [OnnxParameter::new("t", DType::F32, [2])];
     for (name, bytes) in [("b", 7), ("c", 9)] {
         let path = dir.path().join(name);
         let error = base
-            .write_embedded(&path, &small, WriteOptions::default(), &mut |_, put| put(&vec![0; bytes]))
+            .write_embedded(&path, &small, WriteOptions::default(), &mut |_, put| {
+                put(&vec![0; bytes])
+            })
             .unwrap_err();
         assert_eq!(error.kind(), base::ErrorKind::InvalidArgument);
     }
@@ -154,7 +166,9 @@ fn a_streamed_model_of_the_wrong_size_is_refused() {
 #[test]
 fn real_models_round_trip() {
     let Ok(root) = std::env::var("MILLPOND_TEST_MODELS") else {
-        eprintln!("skipped: set MILLPOND_TEST_MODELS to a directory of .onnx files to convert them too");
+        eprintln!(
+            "skipped: set MILLPOND_TEST_MODELS to a directory of .onnx files to convert them too"
+        );
         return;
     };
     let models = super::models_below(std::path::Path::new(&root));

@@ -24,8 +24,11 @@ fn options(source: &Path, root: &Path) -> PublishOptions {
 fn model(dir: &Path) {
     let wide = OnnxParameter::new("w", DType::U8, [9000]);
     let bytes: Vec<u8> = (0..9000).map(|at| at as u8).collect();
-    std::fs::write(dir.join("model.onnx"), ModelBuilder::new("m", 18).initializer(&wide, &bytes).encode())
-        .unwrap();
+    std::fs::write(
+        dir.join("model.onnx"),
+        ModelBuilder::new("m", 18).initializer(&wide, &bytes).encode(),
+    )
+    .unwrap();
 }
 
 fn names(dir: &Path) -> Vec<String> {
@@ -42,11 +45,15 @@ fn versions_appear_one_after_another() {
     let (source, root) = (scratch(), scratch());
     model(source.path());
     let mut seen = Vec::new();
-    let first = publish(&options(source.path(), root.path()), &mut |progress| seen.push(progress)).unwrap();
+    let first =
+        publish(&options(source.path(), root.path()), &mut |progress| seen.push(progress)).unwrap();
     assert_eq!((first.version, first.dir.clone()), (1, root.path().join("1")));
     check_converted(source.path(), &first.dir, &first.manifest);
     let last = seen.last().unwrap();
-    assert_eq!((last.bytes_done, last.bytes_total), (9000 + first.manifest.graph.bytes, last.bytes_done));
+    assert_eq!(
+        (last.bytes_done, last.bytes_total),
+        (9000 + first.manifest.graph.bytes, last.bytes_done)
+    );
     let chosen = PublishOptions { version: Some(7), ..options(source.path(), root.path()) };
     assert_eq!(publish(&chosen, &mut |_| {}).unwrap().version, 7);
     assert_eq!(publish(&chosen, &mut |_| {}).unwrap_err().kind(), ErrorKind::AlreadyExists);
@@ -90,7 +97,8 @@ fn wrong_sources_say_what_is_wrong() {
     let error = publish(&options(empty.path(), root.path()), &mut |_| {}).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(error.message().contains("model.onnx"), "{error}");
-    let error = publish(&options(&empty.path().join("absent"), root.path()), &mut |_| {}).unwrap_err();
+    let error =
+        publish(&options(&empty.path().join("absent"), root.path()), &mut |_| {}).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(publish(&options(Path::new("/dev/null"), root.path()), &mut |_| {}).is_err());
     assert!(names(root.path()).is_empty());
@@ -104,7 +112,10 @@ fn a_published_version_publishes_again_unless_it_is_damaged() {
     let second = publish(&options(&first.dir, root.path()), &mut |_| {}).unwrap();
     assert_eq!(first.manifest, second.manifest);
     let summary = inspect(&first.dir).unwrap();
-    assert_eq!((summary.published, summary.embedded_bytes, summary.external_bytes), (true, 0, 9000));
+    assert_eq!(
+        (summary.published, summary.embedded_bytes, summary.external_bytes),
+        (true, 0, 9000)
+    );
     for file in ["model.onnx", "weights.bin"] {
         let path = second.dir.join(file);
         let whole = std::fs::read(&path).unwrap();

@@ -43,10 +43,18 @@ pub fn model_ready(name: &str) -> Bytes {
 }
 
 /// Writes a model's metadata; see [`describe::model_metadata`].
-pub fn model_metadata(name: &str, versions: &[u64], platform: &str, signature: &Signature) -> Bytes {
+pub fn model_metadata(
+    name: &str,
+    versions: &[u64],
+    platform: &str,
+    signature: &Signature,
+) -> Bytes {
     let message = describe::model_metadata(name, versions, platform, signature);
     let tensors = |tensors: &[TensorMetadata]| -> Value {
-        tensors.iter().map(|t| json!({ "name": t.name, "datatype": t.datatype, "shape": t.shape })).collect()
+        tensors
+            .iter()
+            .map(|t| json!({ "name": t.name, "datatype": t.datatype, "shape": t.shape }))
+            .collect()
     };
     body(&json!({
         "name": message.name,
@@ -166,7 +174,8 @@ pub fn statistics(entries: &[StatisticsEntry]) -> Bytes {
 /// Writes every model and version with its state. A model without versions has no "version".
 pub fn repository_index(entries: &[IndexEntry]) -> Bytes {
     let entry = |entry: &IndexEntry| {
-        let mut line = json!({ "name": &*entry.name, "state": entry.state, "reason": entry.reason });
+        let mut line =
+            json!({ "name": &*entry.name, "state": entry.state, "reason": entry.reason });
         if let Some(version) = entry.version {
             line["version"] = version.to_string().into();
         }

@@ -9,7 +9,8 @@ mod response;
 mod tensor;
 
 pub use describe::{
-    live, model_config, model_metadata, model_ready, ready, repository_index, server_metadata, statistics,
+    live, model_config, model_metadata, model_ready, ready, repository_index, server_metadata,
+    statistics,
 };
 pub use request::{OutputEncoding, RequestedOutput, RestInferRequest, encode_request, parse_infer};
 pub use response::{ResponseSize, infer_response, parse_response, response_bytes_max};

@@ -56,9 +56,11 @@ impl OutputEncoding {
 impl RestInferRequest {
     /// Returns the form of the outputs.
     pub fn encoding(&self) -> OutputEncoding {
-        let differs =
-            |output: &&RequestedOutput| output.binary.is_some_and(|binary| binary != self.binary_output);
-        let except = self.outputs.iter().filter(differs).map(|output| output.name.clone()).collect();
+        let differs = |output: &&RequestedOutput| {
+            output.binary.is_some_and(|binary| binary != self.binary_output)
+        };
+        let except =
+            self.outputs.iter().filter(differs).map(|output| output.name.clone()).collect();
         OutputEncoding { binary: self.binary_output, except }
     }
 }
@@ -137,7 +139,8 @@ fn read_output(reader: &mut Reader<'_>) -> Result<RequestedOutput> {
         }
         Ok(())
     })?;
-    let name: Arc<str> = name.ok_or_else(|| Error::invalid("a requested output has no \"name\""))?;
+    let name: Arc<str> =
+        name.ok_or_else(|| Error::invalid("a requested output has no \"name\""))?;
     let mut binary = None;
     for (parameter, value) in &parameters {
         binary = parameters::output(&name, parameter, value)?.or(binary);
@@ -147,7 +150,8 @@ fn read_output(reader: &mut Reader<'_>) -> Result<RequestedOutput> {
 
 /// Reads a body of the elements of the only input. The response is raw too.
 fn raw_request(body: Bytes, signature: &Signature) -> Result<RestInferRequest> {
-    let required: Vec<&TensorSpec> = signature.inputs.iter().filter(|spec| !spec.optional).collect();
+    let required: Vec<&TensorSpec> =
+        signature.inputs.iter().filter(|spec| !spec.optional).collect();
     let spec = match (required.as_slice(), signature.inputs.as_slice()) {
         ([spec], _) => spec,
         ([], [spec]) => spec,
@@ -210,7 +214,12 @@ fn raw_shape(spec: &TensorSpec, elements: usize) -> Result<Shape> {
 ///
 /// # Errors
 /// `InvalidArgument` if a tensor's type has no form in JSON and `binary` is false.
-pub fn encode_request(id: &str, inputs: &[NamedTensor], outputs: &[&str], binary: bool) -> Result<Body> {
+pub fn encode_request(
+    id: &str,
+    inputs: &[NamedTensor],
+    outputs: &[&str],
+    binary: bool,
+) -> Result<Body> {
     let mut json = b"{".to_vec();
     if !id.is_empty() {
         key(&mut json, "id");

@@ -18,7 +18,11 @@ pub struct ResponseSize {
 }
 
 /// Returns upper bounds of the response's size, without the model's name.
-pub fn response_bytes_max(id: &str, outputs: &[NamedTensor], encoding: &OutputEncoding) -> ResponseSize {
+pub fn response_bytes_max(
+    id: &str,
+    outputs: &[NamedTensor],
+    encoding: &OutputEncoding,
+) -> ResponseSize {
     let mut size = ResponseSize { text: 6 * id.len(), raw: 0 };
     for output in outputs {
         match output.tensor.data() {

@@ -125,7 +125,8 @@ impl TensorMembers {
             (None, Some(size)) => ElementSource::Behind(size),
             (Some(JsonData::Read(tensor)), None) => ElementSource::Here(tensor),
             (Some(JsonData::Passed(span)), None) => {
-                let tensor = read_data(&mut Reader::again(json, &span), &name, dtype, shape.clone())?;
+                let tensor =
+                    read_data(&mut Reader::again(json, &span), &name, dtype, shape.clone())?;
                 ElementSource::Here(tensor)
             }
         };
@@ -183,7 +184,9 @@ pub(super) fn resolve(pending: Vec<PendingTensor>, mut behind: Bytes) -> Result<
     let tensor = |PendingTensor { name, dtype, shape, source }: PendingTensor| {
         let tensor = match source {
             ElementSource::Here(tensor) => tensor,
-            ElementSource::Behind(size) => contents::raw_tensor(&name, dtype, shape, behind.split_to(size))?,
+            ElementSource::Behind(size) => {
+                contents::raw_tensor(&name, dtype, shape, behind.split_to(size))?
+            }
         };
         Ok(NamedTensor { name, tensor })
     };
@@ -206,11 +209,14 @@ pub(super) fn write_body(
         write_description(&mut json, name, tensor);
         if binary(name) {
             let raw = contents::raw_form(name, tensor)?;
-            json.extend_from_slice(format!(",\"parameters\":{{\"{BINARY_SIZE}\":{}}}", raw.len()).as_bytes());
+            json.extend_from_slice(
+                format!(",\"parameters\":{{\"{BINARY_SIZE}\":{}}}", raw.len()).as_bytes(),
+            );
             behind.push(raw);
         } else {
             json.extend_from_slice(b",\"data\":");
-            write_flat(&mut json, tensor).map_err(|error| error.context(format_args!("\"{name}\"")))?;
+            write_flat(&mut json, tensor)
+                .map_err(|error| error.context(format_args!("\"{name}\"")))?;
         }
         json.push(b'}');
     }
@@ -231,9 +237,13 @@ pub(super) fn write_body(
 fn write_description(json: &mut Vec<u8>, name: &str, tensor: &Tensor) {
     key(json, "name");
     string(json, name);
-    json.extend_from_slice(format!(",\"datatype\":\"{}\",\"shape\":[", datatype(tensor.dtype())).as_bytes());
+    json.extend_from_slice(
+        format!(",\"datatype\":\"{}\",\"shape\":[", datatype(tensor.dtype())).as_bytes(),
+    );
     for (axis, dim) in tensor.shape().iter().enumerate() {
-        json.extend_from_slice(if axis > 0 { format!(",{dim}") } else { dim.to_string() }.as_bytes());
+        json.extend_from_slice(
+            if axis > 0 { format!(",{dim}") } else { dim.to_string() }.as_bytes(),
+        );
     }
     json.push(b']');
 }

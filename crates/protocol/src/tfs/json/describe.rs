@@ -54,8 +54,11 @@ fn infos(infos: &BTreeMap<String, TensorInfo>) -> Value {
 
 fn info_json(info: &TensorInfo) -> Value {
     let shape = info.tensor_shape.clone().unwrap_or_default();
-    let dims: Vec<Value> =
-        shape.dim.iter().map(|dim| json!({ "size": dim.size.to_string(), "name": dim.name })).collect();
+    let dims: Vec<Value> = shape
+        .dim
+        .iter()
+        .map(|dim| json!({ "size": dim.size.to_string(), "name": dim.name }))
+        .collect();
     let name = info.encoding.as_ref().map(|tensor_info::Encoding::Name(name)| name.as_str());
     json!({
         "dtype": DataType::try_from(info.dtype).unwrap_or_default().as_str_name(),

@@ -103,7 +103,10 @@ fn only(specs: &[TensorSpec]) -> Result<&TensorSpec> {
         (None, None, [spec]) => Ok(spec),
         _ => {
             let known: Vec<&str> = specs.iter().take(16).map(|spec| spec.name.as_str()).collect();
-            Err(Error::invalid(format!("the values need names; the model has {}", known.join(", "))))
+            Err(Error::invalid(format!(
+                "the values need names; the model has {}",
+                known.join(", ")
+            )))
         }
     }
 }
@@ -117,13 +120,16 @@ struct TensorBuilder<'a> {
 
 impl<'a> TensorBuilder<'a> {
     fn new(spec: &'a TensorSpec) -> Result<TensorBuilder<'a>> {
-        let column = column(spec.dtype).map_err(|error| error.context(format_args!("\"{}\"", spec.name)))?;
+        let column =
+            column(spec.dtype).map_err(|error| error.context(format_args!("\"{}\"", spec.name)))?;
         Ok(TensorBuilder { spec, column, instances: 0 })
     }
 
     fn read(&mut self, reader: &mut Reader<'_>, depth: usize) -> Result<()> {
         self.instances += 1;
-        self.column.read(reader, depth).map_err(|error| error.context(format_args!("\"{}\"", self.spec.name)))
+        self.column
+            .read(reader, depth)
+            .map_err(|error| error.context(format_args!("\"{}\"", self.spec.name)))
     }
 
     fn finish(mut self) -> Result<NamedTensor> {
@@ -154,7 +160,11 @@ fn read_unnamed(reader: &mut Reader<'_>, spec: &TensorSpec) -> Result<NamedTenso
     builder.finish()
 }
 
-fn read_row(reader: &mut Reader<'_>, specs: &[TensorSpec], member: &str) -> Result<Vec<NamedTensor>> {
+fn read_row(
+    reader: &mut Reader<'_>,
+    specs: &[TensorSpec],
+    member: &str,
+) -> Result<Vec<NamedTensor>> {
     if reader.peek() != Some(b'[') {
         return Err(reader.error(format_args!("\"{member}\" must be a list")));
     }
@@ -179,7 +189,9 @@ fn read_instances(reader: &mut Reader<'_>, specs: &[TensorSpec]) -> Result<Vec<N
         instances += 1;
         reader.object(|reader, key| read_member(reader, key, specs, &mut tensors, instances))?;
         match tensors.iter().find(|tensor| tensor.instances != instances) {
-            Some(missing) => Err(reader.error(format_args!("an instance has no \"{}\"", missing.spec.name))),
+            Some(missing) => {
+                Err(reader.error(format_args!("an instance has no \"{}\"", missing.spec.name)))
+            }
             None => Ok(()),
         }
     })?;

@@ -92,7 +92,9 @@ fn instances(tensors: &[NamedTensor]) -> Result<usize> {
     let mut common = None;
     for NamedTensor { name, tensor } in tensors {
         let &first = tensor.shape().first().ok_or_else(|| {
-            Error::invalid(format!("\"{name}\" is a scalar and cannot be listed by instance; use \"inputs\""))
+            Error::invalid(format!(
+                "\"{name}\" is a scalar and cannot be listed by instance; use \"inputs\""
+            ))
         })?;
         if *common.get_or_insert(first) != first {
             return Err(Error::invalid(format!(

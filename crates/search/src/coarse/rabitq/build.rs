@@ -36,14 +36,17 @@ pub(in crate::coarse) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
         seed: build.seed ^ 1,
     };
     let sample = RandomDraws::new(build.seed).sample(plan.clusters * TRAINED_PER_CLUSTER, rows);
-    let sample: Vec<f32> = sample.iter().flat_map(|row| point(&points, padded, *row)).copied().collect();
+    let sample: Vec<f32> =
+        sample.iter().flat_map(|row| point(&points, padded, *row)).copied().collect();
     let centres = kmeans::train(&sample, &plan)?;
     drop(sample);
     let nearest = kmeans::assign(&points, &centres, padded, build.crew)?;
     let rows = RowsByCluster::new(&nearest, centres.len() / padded);
     let lists = Lists { rows: &rows, points: &points, centres: &centres, padded };
     let constants: Vec<f32> = match build.metric {
-        Metric::Dot => vectors.chunks_exact(build.dims).map(|vector| -float::dot(vector, &mean)).collect(),
+        Metric::Dot => {
+            vectors.chunks_exact(build.dims).map(|vector| -float::dot(vector, &mean)).collect()
+        }
         _ => Vec::new(),
     };
     let codes = lists.encode(&constants, build)?;
@@ -71,7 +74,12 @@ fn mean(vectors: &[f32], dims: usize) -> Vec<f32> {
     sums.into_iter().map(|sum| (sum / rows) as f32).collect()
 }
 
-fn rotate(vectors: &[f32], mean: &[f32], rotation: &Rotation, crew: BuildThreads<'_>) -> Result<Vec<f32>> {
+fn rotate(
+    vectors: &[f32],
+    mean: &[f32],
+    rotation: &Rotation,
+    crew: BuildThreads<'_>,
+) -> Result<Vec<f32>> {
     let dims = mean.len();
     let padded = rotation.padded();
     let mut points = vec![0.0; vectors.len() / dims * padded];
@@ -107,22 +115,32 @@ impl Lists<'_> {
         Ok(codes)
     }
 
-    fn encode_one(&self, cluster: usize, constants: &[f32], metric: Metric, codes: &mut RabitqCodes) {
+    fn encode_one(
+        &self,
+        cluster: usize,
+        constants: &[f32],
+        metric: Metric,
+        codes: &mut RabitqCodes,
+    ) {
         let centre = point(self.centres, self.padded, cluster as u32);
         let rows = self.rows.rows(cluster);
         let residuals: Vec<f32> = rows
             .iter()
             .flat_map(|row| {
-                point(self.points, self.padded, *row).iter().zip(centre).map(|(value, centre)| value - centre)
+                point(self.points, self.padded, *row)
+                    .iter()
+                    .zip(centre)
+                    .map(|(value, centre)| value - centre)
             })
             .collect();
-        let rows = rows.iter().zip(residuals.chunks_exact(self.padded)).map(|(row, residual)| CodeRow {
-            residual,
-            // For inner products: the row with the mean, and the residual with the centre.
-            constant: constants
-                .get(*row as usize)
-                .map_or(0.0, |with_mean| with_mean - float::dot(residual, centre)),
-        });
+        let rows =
+            rows.iter().zip(residuals.chunks_exact(self.padded)).map(|(row, residual)| CodeRow {
+                residual,
+                // For inner products: the row with the mean, and the residual with the centre.
+                constant: constants
+                    .get(*row as usize)
+                    .map_or(0.0, |with_mean| with_mean - float::dot(residual, centre)),
+            });
         codes.extend(rows, centre, metric);
     }
 }

@@ -88,7 +88,10 @@ impl RabitqCodes {
     }
 
     pub(super) fn memory_bytes(&self) -> u64 {
-        (self.signs.len() + self.levels.len() + self.factors.len() * 4 + self.level_factors.len() * 12) as u64
+        (self.signs.len()
+            + self.levels.len()
+            + self.factors.len() * 4
+            + self.level_factors.len() * 12) as u64
     }
 }
 

@@ -18,7 +18,12 @@ const PROBES_MIN: usize = 8;
 
 impl Rabitq {
     /// Measures the index, just built from `vectors` (as compared), laid out in `order`.
-    pub(super) fn measured(mut self, vectors: &[f32], order: &[u32], build: &CoarseBuild) -> Result<Rabitq> {
+    pub(super) fn measured(
+        mut self,
+        vectors: &[f32],
+        order: &[u32],
+        build: &CoarseBuild,
+    ) -> Result<Rabitq> {
         let Some(trial) = Trial::new(vectors, order, build)? else { return Ok(self) };
         let probes_max = ((self.clusters() as f64 * PROBE_SHARE_MAX) as usize).max(1);
         let mut trials = Vec::<RecallPoint>::new();
@@ -30,7 +35,8 @@ impl Rabitq {
             probes = ((probes as f64 * PROBE_GROWTH) as usize).max(probes + 1);
         }
         let best = trials.iter().map(|point| point.recall).fold(0.0, f32::max);
-        let reached = |wished: f32| trials.iter().find(|point| point.recall >= wished.min(best)).copied();
+        let reached =
+            |wished: f32| trials.iter().find(|point| point.recall >= wished.min(best)).copied();
         let mut points: Vec<RecallPoint> = WISHED.into_iter().filter_map(reached).collect();
         points.dedup();
         self.recall = Some(Recall { points });

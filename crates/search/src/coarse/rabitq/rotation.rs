@@ -26,7 +26,8 @@ impl Rotation {
     pub(super) fn new(dims: usize, seed: u64) -> Rotation {
         let padded = padded(dims);
         let mut draw = RandomDraws::new(seed);
-        let signs = (0..ROUNDS * padded).map(|_| if draw.bits() >> 63 == 0 { 1.0 } else { -1.0 }).collect();
+        let signs =
+            (0..ROUNDS * padded).map(|_| if draw.bits() >> 63 == 0 { 1.0 } else { -1.0 }).collect();
         Rotation { dims, padded, signs }
     }
 
@@ -60,7 +61,8 @@ impl Rotation {
 
     /// Rotates several vectors.
     pub(super) fn turn_all(&self, vectors: &[f32], out: &mut [f32]) {
-        for (vector, out) in vectors.chunks_exact(self.dims).zip(out.chunks_exact_mut(self.padded)) {
+        for (vector, out) in vectors.chunks_exact(self.dims).zip(out.chunks_exact_mut(self.padded))
+        {
             self.turn(vector, out);
         }
     }

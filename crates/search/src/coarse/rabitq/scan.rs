@@ -2,7 +2,9 @@
 
 use kernels::float;
 use kernels::integer;
-use kernels::rabitq::{BLOCK, BoundGate, FACTORS, SignTable, block_bytes, nibble_bytes, nibble_dot, scan};
+use kernels::rabitq::{
+    BLOCK, BoundGate, FACTORS, SignTable, block_bytes, nibble_bytes, nibble_dot, scan,
+};
 
 use super::codes::{MIDDLE, RabitqCodes};
 use crate::filter::RowSet;
@@ -30,7 +32,8 @@ impl RabitqQuery {
         self.table.fill(&self.turned);
         self.bytes.resize(self.turned.len(), 0);
         self.byte_scale = integer::quantise(&self.turned, &mut self.bytes);
-        self.byte_middle = MIDDLE * self.bytes.iter().map(|byte| i32::from(*byte)).sum::<i32>() as f32;
+        self.byte_middle =
+            MIDDLE * self.bytes.iter().map(|byte| i32::from(*byte)).sum::<i32>() as f32;
     }
 }
 
@@ -120,8 +123,11 @@ impl RabitqScan {
         allow: Option<&RowSet>,
     ) {
         let bytes = block_bytes(query.turned.len());
-        let mut gate =
-            BoundGate { offset: list.offset, radius: SIGN_DEVIATIONS * list.radius, limit: f32::INFINITY };
+        let mut gate = BoundGate {
+            offset: list.offset,
+            radius: SIGN_DEVIATIONS * list.radius,
+            limit: f32::INFINITY,
+        };
         let mut bounds = [0.0; BLOCK];
         for (number, first) in (list.rows.0..list.rows.1).step_by(BLOCK).enumerate() {
             let mask = allowed(first, list.rows.1, allow);
@@ -146,7 +152,13 @@ impl RabitqScan {
     }
 
     /// Compares the first `count` waiting rows, which were prefetched one block ago.
-    fn compare_first(&mut self, count: usize, codes: &RabitqCodes, query: &RabitqQuery, list: &ScannedList) {
+    fn compare_first(
+        &mut self,
+        count: usize,
+        codes: &RabitqCodes,
+        query: &RabitqQuery,
+        list: &ScannedList,
+    ) {
         for at in 0..count {
             let (row, bound) = self.waiting[at];
             if bound < self.smallest.limit() {
@@ -158,11 +170,20 @@ impl RabitqScan {
 
     /// Compares a row by its four bits.
     #[inline]
-    pub(super) fn compare(&mut self, row: u32, codes: &RabitqCodes, query: &RabitqQuery, list: &ScannedList) {
+    pub(super) fn compare(
+        &mut self,
+        row: u32,
+        codes: &RabitqCodes,
+        query: &RabitqQuery,
+        list: &ScannedList,
+    ) {
         let bytes = nibble_bytes(query.turned.len());
-        let Some(code) = codes.levels.get(row as usize * bytes..(row as usize + 1) * bytes) else { return };
+        let Some(code) = codes.levels.get(row as usize * bytes..(row as usize + 1) * bytes) else {
+            return;
+        };
         let Some([add, scale, error]) = codes.level_factors.get(row as usize) else { return };
-        let product = query.byte_scale * (nibble_dot(code, &query.bytes) as f32 - query.byte_middle);
+        let product =
+            query.byte_scale * (nibble_dot(code, &query.bytes) as f32 - query.byte_middle);
         let cost = list.offset + add + scale * product;
         let slack = LEVEL_DEVIATIONS * list.radius * error;
         self.compared += 1;
@@ -193,7 +214,8 @@ fn allowed(first: u32, end: u32, allow: Option<&RowSet>) -> u32 {
     // Lists start anywhere, so the rows lie in two aligned blocks of the filter.
     allow.map_or(whole, |allow| {
         let aligned = first & !31;
-        let both = u64::from(allow.block(aligned)) | u64::from(allow.block(aligned.saturating_add(32))) << 32;
+        let both = u64::from(allow.block(aligned))
+            | u64::from(allow.block(aligned.saturating_add(32))) << 32;
         (both >> (first - aligned)) as u32 & whole
     })
 }

@@ -43,7 +43,10 @@ impl Rabitq {
             (SIGNS, Cow::Borrowed(&self.codes.signs)),
             (FACTORS_OF_SIGNS, section::from_floats(&self.codes.factors).into()),
             (LEVELS, Cow::Borrowed(&self.codes.levels)),
-            (FACTORS_OF_LEVELS, section::from_floats(self.codes.level_factors.as_flattened()).into()),
+            (
+                FACTORS_OF_LEVELS,
+                section::from_floats(self.codes.level_factors.as_flattened()).into(),
+            ),
         ]
     }
 
@@ -51,7 +54,10 @@ impl Rabitq {
     ///
     /// # Errors
     /// `DataLoss` if a section is missing or does not match the others.
-    pub(in crate::coarse) fn open(header: &CoarseHeader, sections: &[(u32, &[u8])]) -> Result<Rabitq> {
+    pub(in crate::coarse) fn open(
+        header: &CoarseHeader,
+        sections: &[(u32, &[u8])],
+    ) -> Result<Rabitq> {
         check_dims(header.dims).map_err(|error| wrong(error.message()))?;
         let find = |kind| section::find(sections, kind);
         let seed = find(ROTATION)?
@@ -61,14 +67,19 @@ impl Rabitq {
         let starts = find(section::LIST_STARTS)?;
         let starts: Vec<u32> = section::words(starts, starts.len() / 4)?.collect();
         let clusters = check_starts(&starts, header.rows)?;
-        let blocks =
-            starts.windows(2).map(|pair| ((pair[1] - pair[0]) as usize).div_ceil(BLOCK)).sum::<usize>();
+        let blocks = starts
+            .windows(2)
+            .map(|pair| ((pair[1] - pair[0]) as usize).div_ceil(BLOCK))
+            .sum::<usize>();
         let padded = padded(header.dims);
         let codes = RabitqCodes {
             signs: sized(find(SIGNS)?, blocks * block_bytes(padded))?,
             factors: finite(find(FACTORS_OF_SIGNS)?, blocks * FACTORS)?,
             levels: sized(find(LEVELS)?, header.rows * nibble_bytes(padded))?,
-            level_factors: finite(find(FACTORS_OF_LEVELS)?, header.rows * 3)?.as_chunks::<3>().0.to_vec(),
+            level_factors: finite(find(FACTORS_OF_LEVELS)?, header.rows * 3)?
+                .as_chunks::<3>()
+                .0
+                .to_vec(),
         };
         let centres = finite(find(section::CENTRES)?, clusters * padded)?;
         let mean = finite(find(MEAN)?, header.dims)?;
@@ -129,7 +140,8 @@ fn finite(bytes: &[u8], count: usize) -> Result<Vec<f32>> {
 /// Returns the bytes of memory without the codes.
 pub(super) fn other_bytes(index: &Rabitq) -> u64 {
     let floats = index.mean.len() + index.centres.len() + index.rotation.values();
-    (floats * 4 + (index.starts.len() + index.block_starts.len()) * 4) as u64 + index.directory.memory_bytes()
+    (floats * 4 + (index.starts.len() + index.block_starts.len()) * 4) as u64
+        + index.directory.memory_bytes()
 }
 
 /// Returns the metric for the directory of centres: inner products look for large ones, other

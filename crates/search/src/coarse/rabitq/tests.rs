@@ -35,8 +35,13 @@ fn scene(metric: Metric, rows: usize, seed: u64) -> Scene {
     let square = squared_distance(&query, &centre);
     let offset = if metric == Metric::Dot { -float::dot(&query.turned, &centre) } else { square };
     let truth = residuals.chunks_exact(DIMS).map(|residual| {
-        let row: Vec<f32> = residual.iter().zip(&centre).map(|(value, centre)| value + centre).collect();
-        if metric == Metric::Dot { -float::dot(&query.turned, &row) } else { float::l2(&query.turned, &row) }
+        let row: Vec<f32> =
+            residual.iter().zip(&centre).map(|(value, centre)| value + centre).collect();
+        if metric == Metric::Dot {
+            -float::dot(&query.turned, &row)
+        } else {
+            float::l2(&query.turned, &row)
+        }
     });
     let truth = truth.collect();
     Scene {
@@ -72,8 +77,16 @@ fn bounds_hold_and_costs_are_not_biased() {
         }
         // 1.9 deviations on one side: 2.9 % of a normal distribution.
         assert!(below < seen / 20, "{metric:?}: {below} of {seen} below their bounds");
-        assert!((signed / seen as f32).abs() < 0.1, "{metric:?}: biased by {}", signed / seen as f32);
-        assert!((0.5..1.5).contains(&(spread / seen as f32)), "{metric:?}: {}", spread / seen as f32);
+        assert!(
+            (signed / seen as f32).abs() < 0.1,
+            "{metric:?}: biased by {}",
+            signed / seen as f32
+        );
+        assert!(
+            (0.5..1.5).contains(&(spread / seen as f32)),
+            "{metric:?}: {}",
+            spread / seen as f32
+        );
     }
 }
 
@@ -88,9 +101,12 @@ fn one_bit_bounds_lose_few_of_the_nearest() {
         found.reset(10);
         found.through(&scene.codes, &scene.query, &scene.list, None);
         let mut order: Vec<u32> = (0..500).collect();
-        order.sort_by(|one, other| scene.truth[*one as usize].total_cmp(&scene.truth[*other as usize]));
+        order.sort_by(|one, other| {
+            scene.truth[*one as usize].total_cmp(&scene.truth[*other as usize])
+        });
         let limit = found.smallest.limit();
-        let kept = |row: &u32| found.candidates.iter().any(|one| one.row == *row && one.bound < limit);
+        let kept =
+            |row: &u32| found.candidates.iter().any(|one| one.row == *row && one.bound < limit);
         lost += order[..10].iter().filter(|row| !kept(row)).count();
         compared += found.compared;
         rows += 500;

@@ -150,8 +150,9 @@ impl Blocks {
     /// to [`put`](Blocks::put).
     pub(super) fn lookup(&self, key: BlockKey, may_fill: bool) -> BlockLookup {
         let hash = key.hash();
-        let lookup =
-            self.lock(hash).map_or(BlockLookup::Absent, |mut shard| shard.lookup(key, hash, may_fill));
+        let lookup = self
+            .lock(hash)
+            .map_or(BlockLookup::Absent, |mut shard| shard.lookup(key, hash, may_fill));
         self.lookups.fetch_add(1, Ordering::Relaxed);
         self.hits.fetch_add(u64::from(matches!(lookup, BlockLookup::Here(_))), Ordering::Relaxed);
         lookup
@@ -208,7 +209,10 @@ mod tests {
     fn ask(blocks: &Blocks, key: BlockKey, spare: &mut Option<Box<[u8]>>) -> bool {
         match blocks.lookup(key, true) {
             BlockLookup::Here(block) => {
-                assert_eq!(block.part(key.start() + 4096, 2).unwrap(), [key.number as u8, key.file as u8]);
+                assert_eq!(
+                    block.part(key.start() + 4096, 2).unwrap(),
+                    [key.number as u8, key.file as u8]
+                );
                 true
             }
             BlockLookup::Fill => {
@@ -223,7 +227,11 @@ mod tests {
     }
 
     /// Looks blocks of one file up. Returns the number of hits.
-    fn ask_for(blocks: &Blocks, numbers: impl Iterator<Item = u64>, spare: &mut Option<Box<[u8]>>) -> usize {
+    fn ask_for(
+        blocks: &Blocks,
+        numbers: impl Iterator<Item = u64>,
+        spare: &mut Option<Box<[u8]>>,
+    ) -> usize {
         numbers.filter(|&number| ask(blocks, key(number), spare)).count()
     }
 
@@ -319,7 +327,10 @@ mod tests {
         blocks.drop_block(BlockKey { file: 4, number: 2 });
         assert_eq!(blocks.stats().blocks, 7);
         assert!(matches!(blocks.lookup(key(1), false), BlockLookup::Absent));
-        assert!(matches!(blocks.lookup(BlockKey { file: 4, number: 1 }, false), BlockLookup::Here(_)));
+        assert!(matches!(
+            blocks.lookup(BlockKey { file: 4, number: 1 }, false),
+            BlockLookup::Here(_)
+        ));
         assert!(!ask(&blocks, key(1), &mut spare) && ask(&blocks, key(1), &mut spare));
     }
 

@@ -59,7 +59,9 @@ impl BlockShard {
         if let Some((_, block)) = self.places.get(&key).and_then(|&at| self.held.get(at)) {
             return BlockLookup::Here(block.clone());
         }
-        if may_fill && (self.held.len() < self.held_max || (self.is_time() && self.weaker(hash).is_some())) {
+        if may_fill
+            && (self.held.len() < self.held_max || (self.is_time() && self.weaker(hash).is_some()))
+        {
             return BlockLookup::Fill;
         }
         BlockLookup::Absent
@@ -93,11 +95,18 @@ impl BlockShard {
     }
 
     /// Inserts a block; see [`super::Blocks::put`].
-    pub(super) fn put(&mut self, key: BlockKey, hash: u64, buffer: &mut Option<Box<[u8]>>, filled: usize) {
+    pub(super) fn put(
+        &mut self,
+        key: BlockKey,
+        hash: u64,
+        buffer: &mut Option<Box<[u8]>>,
+        filled: usize,
+    ) {
         if self.places.contains_key(&key) {
             return;
         }
-        let block = |bytes| CachedBlock { start: key.start(), bytes, filled, checked: AtomicU64::new(0) };
+        let block =
+            |bytes| CachedBlock { start: key.start(), bytes, filled, checked: AtomicU64::new(0) };
         if self.held.len() < self.held_max {
             let Some(bytes) = buffer.take() else { return };
             self.places.insert(key, self.held.len());

@@ -35,7 +35,8 @@ impl FrequencySketch {
 
     /// Returns the line of a hash, and its counters in the line.
     fn places(&self, hash: u64) -> (usize, [usize; ROWS]) {
-        let within = |row: usize| row * ROW_COUNTERS + (hash >> (32 + 3 * row)) as usize % ROW_COUNTERS;
+        let within =
+            |row: usize| row * ROW_COUNTERS + (hash >> (32 + 3 * row)) as usize % ROW_COUNTERS;
         (hash as usize & (self.lines.len() - 1), std::array::from_fn(within))
     }
 

@@ -126,7 +126,8 @@ impl RecordRing {
     pub(super) fn header(&self, at: Position) -> Option<RecordHeader> {
         let place = self.place(at);
         let header = self.bytes.get(place..place + HEADER_BYTES)?;
-        let word = |from: usize| Some(u32::from_le_bytes(header.get(from..from + 4)?.try_into().ok()?));
+        let word =
+            |from: usize| Some(u32::from_le_bytes(header.get(from..from + 4)?.try_into().ok()?));
         let bytes = word(12)?;
         if bytes == WRAP {
             return None;
@@ -158,7 +159,11 @@ impl RecordRing {
             return Some((self.tail, header));
         }
         self.tail += (self.bytes.len() - self.place(self.tail)) as u64;
-        if self.is_empty() { None } else { self.header(self.tail).map(|header| (self.tail, header)) }
+        if self.is_empty() {
+            None
+        } else {
+            self.header(self.tail).map(|header| (self.tail, header))
+        }
     }
 
     /// Drops the oldest entry.

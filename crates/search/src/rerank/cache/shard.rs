@@ -45,13 +45,22 @@ impl RecordShard {
         let ring = RecordRing::new(bytes.saturating_sub(overhead(entries)));
         let index = RecordIndex::new(entries);
         let ghosts = vec![0; ghost_entries(entries)].into_boxed_slice();
-        RecordShard { ring, index, ghosts, full_once: false, moved: Vec::new(), inserted: 0, evicted: 0 }
+        RecordShard {
+            ring,
+            index,
+            ghosts,
+            full_once: false,
+            moved: Vec::new(),
+            inserted: 0,
+            evicted: 0,
+        }
     }
 
     /// Looks a record up. Counts as a use.
     pub(super) fn find(&mut self, hash: u32, key: RecordKey) -> Option<Position> {
         let ring = &self.ring;
-        let is = |grain: u32| ring.header(ring.position(grain)).is_some_and(|header| header.key == key);
+        let is =
+            |grain: u32| ring.header(ring.position(grain)).is_some_and(|header| header.key == key);
         let position = self.ring.position(self.index.find(hash, is)?);
         let uses = self.ring.header(position)?.uses;
         if uses < USES_MAX {
