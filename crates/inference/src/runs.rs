@@ -1,72 +1,81 @@
-//! How many runs answered a version's requests, and of what sizes: put together from what each
-//! request knows of the run that answered it, because the run itself is counted by model and not by
-//! version.
+//! Counts the runs that answered a version's requests, by batch size. Each request adds its share
+//! of its run, because the scheduler counts runs by model and not by version.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Sizes told apart; runs of further sizes are counted, but not by size. Clients choose the sizes
-/// of what is not merged, so there must be an end to them.
+/// Most batch sizes with a count of their own. Clients choose the sizes of requests that are not
+/// merged, so the number needs a limit. Runs of further sizes count only in the total.
 const SIZES_MAX: usize = 512;
 
-/// One answered request.
+/// A request with a result.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Answered {
-    /// Its items.
+pub(crate) struct AnsweredRequest {
     pub(crate) items: usize,
-    /// Items of the run that answered it, or of the largest of those that did.
+    /// Items of the run that answered it, or of the largest run if it was split.
     pub(crate) batch: usize,
-    /// Items that a run may have; requests with more are split.
+    /// Most items of a run. Requests with more are split.
     pub(crate) batch_max: usize,
     /// Time of the run.
     pub(crate) compute: Duration,
 }
 
-impl Answered {
-    /// How much of a run it was, or how many runs: batch-mates' shares add up to 1.
+impl AnsweredRequest {
+    /// Returns the request's share of its run, or the number of its runs if it was split. The shares
+    /// of one batch add up to 1.
     fn runs(&self) -> f64 {
         if self.batch == 0 {
             return 0.0;
         }
         let share = self.items as f64 / self.batch as f64;
-        // A request that could not be joined runs whole, as a batch of 1, however many items it
-        // has.
+        // A request that cannot be merged runs whole, as a batch of 1, with any number of items.
         if self.items > self.batch_max { share } else { share.min(1.0) }
     }
 }
 
 /// Runs of one size.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Sum {
+struct SizeSum {
     runs: f64,
     nanos: f64,
 }
 
-/// The runs of one version.
+/// Runs of one version.
 #[derive(Debug, Default)]
-pub(crate) struct Runs(Mutex<Counted>);
+pub(crate) struct VersionRuns(Mutex<CountedRuns>);
 
 #[derive(Debug, Default)]
-struct Counted {
+struct CountedRuns {
     items: u64,
     runs: f64,
-    sizes: BTreeMap<usize, Sum>,
+    sizes: BTreeMap<usize, SizeSum>,
 }
 
-/// What was counted, in whole numbers.
+/// Counts of runs, rounded to whole numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RunCounts {
-    /// Items of all answered requests.
-    pub(crate) items: u64,
-    /// Runs.
-    pub(crate) runs: u64,
-    /// Size, runs and their nanoseconds, smallest size first.
-    pub(crate) sizes: Vec<(u64, u64, u64)>,
+pub struct RunCounts {
+    /// Items of all requests.
+    pub items: u64,
+    /// Number of runs.
+    pub runs: u64,
+    /// Runs by batch size, smallest size first.
+    pub sizes: Vec<RunSize>,
 }
 
-impl Runs {
-    pub(crate) fn record(&self, answered: &Answered) {
+/// Runs of one batch size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunSize {
+    /// Items of the batch.
+    pub size: u64,
+    /// Number of runs.
+    pub runs: u64,
+    /// Total time of the runs in nanoseconds.
+    pub nanos: u64,
+}
+
+impl VersionRuns {
+    pub(crate) fn record(&self, answered: &AnsweredRequest) {
         let runs = answered.runs();
         let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         counted.items += answered.items as u64;
@@ -81,13 +90,15 @@ impl Runs {
 
     pub(crate) fn read(&self) -> RunCounts {
         let counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let size = |(&size, sum): (&usize, &Sum)| {
-            (size as u64, sum.runs.round() as u64, sum.nanos.round() as u64)
-        };
+        let sizes = counted.sizes.iter().map(|(&size, sum)| RunSize {
+            size: size as u64,
+            runs: sum.runs.round() as u64,
+            nanos: sum.nanos.round() as u64,
+        });
         RunCounts {
             items: counted.items,
             runs: counted.runs.round() as u64,
-            sizes: counted.sizes.iter().map(size).collect(),
+            sizes: sizes.collect(),
         }
     }
 }
@@ -97,9 +108,9 @@ mod tests {
     use super::*;
 
     fn count(requests: &[(usize, usize)]) -> RunCounts {
-        let runs = Runs::default();
+        let runs = VersionRuns::default();
         for &(items, batch) in requests {
-            runs.record(&Answered {
+            runs.record(&AnsweredRequest {
                 items,
                 batch,
                 batch_max: 32,
@@ -109,19 +120,23 @@ mod tests {
         runs.read()
     }
 
-    #[test]
-    fn batch_mates_make_one_run() {
-        let counts = count(&[(1, 6), (2, 6), (3, 6)]);
-        assert_eq!(counts, RunCounts { items: 6, runs: 1, sizes: vec![(6, 1, 60)] });
-        let thirds = count(&[(1, 3); 3000]);
-        assert_eq!((thirds.items, thirds.runs), (3000, 1000));
-        assert_eq!(thirds.sizes, [(3, 1000, 60_000)]);
+    fn sized(size: u64, runs: u64, nanos: u64) -> RunSize {
+        RunSize { size, runs, nanos }
     }
 
     #[test]
-    fn what_runs_alone_is_one_run() {
+    fn batch_mates_make_one_run() {
+        let counts = count(&[(1, 6), (2, 6), (3, 6)]);
+        assert_eq!(counts, RunCounts { items: 6, runs: 1, sizes: vec![sized(6, 1, 60)] });
+        let thirds = count(&[(1, 3); 3000]);
+        assert_eq!((thirds.items, thirds.runs), (3000, 1000));
+        assert_eq!(thirds.sizes, [sized(3, 1000, 60_000)]);
+    }
+
+    #[test]
+    fn an_unmerged_request_is_one_run() {
         assert_eq!(count(&[(1, 1), (1, 1)]).runs, 2);
-        assert_eq!(count(&[(8, 1)]), RunCounts { items: 8, runs: 1, sizes: vec![(1, 1, 60)] });
+        assert_eq!(count(&[(8, 1)]), RunCounts { items: 8, runs: 1, sizes: vec![sized(1, 1, 60)] });
         assert_eq!(count(&[(64, 32)]).runs, 2, "a split request took two");
         assert_eq!(count(&[(4, 0)]).runs, 0);
     }

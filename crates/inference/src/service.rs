@@ -1,88 +1,69 @@
-//! What all doors share: finding the version, admitting the request, handing it to the workers,
-//! counting it.
+//! The service that runs requests on models.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use base::{Data, Dim, Error, ErrorKind, NamedTensor, Result, VersionId};
 use engine::{ScheduleOptions, Servable};
-use lifecycle::{Lifecycle, ParameterHome};
+use lifecycle::{Catalog, Lifecycle};
 use metrics::{KindLabels, Metrics, RequestLabels};
 use schedule::{Completion, Job, Scheduler};
-use search::registry::Registry;
 use tokio::sync::oneshot;
-use transport::RequestResources;
-use transport::access::AccessPolicy;
 
-use crate::collections::Collections;
-use crate::compose::Core;
-use crate::config::Config;
-use crate::images::Images;
 use crate::pressure;
-use crate::recordings::Recordings;
-use crate::runs::Answered;
-use crate::stats::Stats;
+use crate::runs::AnsweredRequest;
+use crate::stats::InferenceStats;
 
-/// Inputs that a message about batch sizes lists.
+/// Most inputs that a message about batch sizes lists.
 const SIZES_SHOWN_MAX: usize = 8;
 
-/// State that the handlers of all routes share.
-pub(crate) type Shared = transport::Shared<App>;
-
-/// The running server, as its handlers see it.
-pub(crate) struct App {
-    /// Limits and resources of all requests.
-    pub(crate) requests: Arc<RequestResources>,
-    /// Rules by which requests are accepted.
-    pub(crate) access: Arc<AccessPolicy>,
-    /// Encode answers of Predict over gRPC with `tensor_content`.
-    pub(crate) tfs_tensor_content: bool,
-    pub(crate) lifecycle: Arc<Lifecycle>,
-    pub(crate) scheduler: Arc<Scheduler>,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) stats: Arc<Stats>,
-    pub(crate) memory: Arc<memory::ParameterStore>,
-    pub(crate) engine_version: String,
-    /// Whether parameters live in the slot pool (otherwise in malloc).
-    pub(crate) parameters_in_pool: bool,
-    /// What listening to recordings needs.
-    pub(crate) recordings: Recordings,
-    /// What the routes of pictures share.
-    pub(crate) images: Images,
-    /// Collections and what they may take.
-    pub(crate) collections: Arc<Collections>,
-    /// Taken while gauges are rebuilt and written out, so that one scrape does not clear what
-    /// another is about to show.
-    pub(crate) scrape: Mutex<()>,
-    stopping: AtomicBool,
+/// Runs requests on the served models, and counts them.
+pub struct InferenceService {
+    lifecycle: Arc<Lifecycle>,
+    scheduler: Arc<Scheduler>,
+    metrics: Arc<Metrics>,
+    stats: Arc<InferenceStats>,
+    request_timeout: Duration,
 }
 
-/// A door's request on its way; counted when it ends.
-pub(crate) struct Ticket {
+/// Protocol and start of a request, for its metrics.
+pub struct RequestTicket {
     protocol: &'static str,
     started: Instant,
 }
 
-/// An answer with the version that gave it.
-pub(crate) struct Answer {
-    pub(crate) id: VersionId,
-    pub(crate) outputs: Vec<NamedTensor>,
+impl RequestTicket {
+    /// Starts the clock of a request of `protocol`, which is a label of the metrics.
+    pub fn start(protocol: &'static str) -> RequestTicket {
+        RequestTicket { protocol, started: Instant::now() }
+    }
 }
 
 /// A decoded request.
-pub(crate) struct Call {
-    pub(crate) servable: Arc<Servable>,
-    pub(crate) inputs: Vec<NamedTensor>,
-    pub(crate) outputs: Vec<Arc<str>>,
-    /// The client's own deadline, if it has one.
-    pub(crate) timeout: Option<Duration>,
+pub struct InferenceRequest {
+    /// The version that runs it.
+    pub servable: Arc<Servable>,
+    /// Inputs by name.
+    pub inputs: Vec<NamedTensor>,
+    /// Names of the wanted outputs; empty is all of them.
+    pub outputs: Vec<Arc<str>>,
+    /// The client's own deadline.
+    pub timeout: Option<Duration>,
     /// Priority level, 1 first; 0 is the model's default.
-    pub(crate) priority: usize,
+    pub priority: usize,
 }
 
-/// Tells the workers that nobody waits any more, when the door's future is dropped.
-pub(crate) struct CancelOnDrop(pub(crate) Arc<AtomicBool>);
+/// Outputs, and the version that made them.
+pub struct InferenceResponse {
+    /// The version.
+    pub id: VersionId,
+    /// Outputs by name.
+    pub outputs: Vec<NamedTensor>,
+}
+
+/// Sets the flag when it is dropped, by which work for a client that has disconnected ends.
+pub struct CancelOnDrop(pub Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
@@ -90,111 +71,77 @@ impl Drop for CancelOnDrop {
     }
 }
 
-impl App {
-    pub(crate) fn new(config: &Config, core: Core) -> App {
-        crate::exporter::started();
-        App {
-            recordings: Recordings::new(config.audio.clone()),
-            images: Images::new(config.search.clone(), core.metrics.clone()),
-            collections: Arc::new(Collections::new(config.search.clone())),
-            scrape: Mutex::new(()),
-            stopping: AtomicBool::new(false),
-            parameters_in_pool: config.memory.home == ParameterHome::Pool,
-            requests: Arc::new(RequestResources::new(
-                config.listeners.request_limits(),
-                config.listeners.request_memory(),
-                core.metrics.clone(),
-            )),
-            access: Arc::new(config.access_policy()),
-            tfs_tensor_content: config.listeners.tfs_tensor_content,
-            lifecycle: core.lifecycle,
-            scheduler: core.scheduler,
-            metrics: core.metrics,
-            stats: core.stats,
-            memory: core.memory,
-            engine_version: core.engine_version,
-        }
+impl InferenceService {
+    /// Creates the service. No request may take longer than `request_timeout`.
+    pub fn new(
+        lifecycle: Arc<Lifecycle>,
+        scheduler: Arc<Scheduler>,
+        metrics: Arc<Metrics>,
+        stats: Arc<InferenceStats>,
+        request_timeout: Duration,
+    ) -> InferenceService {
+        InferenceService { lifecycle, scheduler, metrics, stats, request_timeout }
     }
 
-    /// Checks that every model that should serve does, and that the server is not stopping. A model
-    /// whose old version serves while a new one failed counts as serving.
+    /// Returns the served versions.
+    pub fn catalog(&self) -> &Catalog {
+        self.lifecycle.catalog()
+    }
+
+    /// Returns the statistics of models and versions.
+    pub fn stats(&self) -> &InferenceStats {
+        &self.stats
+    }
+
+    /// Returns the version with a number or a label; without either, the model's default.
     ///
     /// # Errors
-    /// `Unavailable` with the reason.
-    pub(crate) fn ready(&self) -> Result<()> {
-        if self.stopping.load(Ordering::Relaxed) {
-            return Err(Error::unavailable("the server is shutting down"));
-        }
-        if !self.lifecycle.settled() {
-            return Err(Error::unavailable("the first load is not finished"));
-        }
-        match self.lifecycle.catalog().failure() {
-            Some((model, reason)) => {
-                Err(Error::unavailable(format!("model \"{model}\" does not serve: {reason}")))
-            }
-            None => Ok(()),
-        }
-    }
-
-    pub(crate) fn stop(&self) {
-        self.stopping.store(true, Ordering::Relaxed);
-    }
-
-    /// The collections.
-    ///
-    /// # Errors
-    /// `FailedPrecondition`, with the remedy, where this server has none.
-    pub(crate) fn registry(&self) -> Result<Arc<Registry>> {
-        self.collections.registry()
-    }
-
-    pub(crate) fn begin(protocol: &'static str) -> Ticket {
-        Ticket { protocol, started: Instant::now() }
-    }
-
-    /// The version a request asks for.
-    ///
-    /// # Errors
-    /// `NotFound` or `Unavailable`, from the catalogue.
-    pub(crate) fn find(
+    /// `NotFound` or `Unavailable`, from the catalog.
+    pub fn find(
         &self,
         model: &str,
         version: Option<u64>,
-        version_label: Option<&str>,
+        label: Option<&str>,
     ) -> Result<Arc<Servable>> {
-        match version_label {
-            Some(version_label) => self.lifecycle.catalog().by_label(model, version_label),
-            None => self.lifecycle.catalog().get(model, version),
+        match label {
+            Some(label) => self.catalog().by_label(model, label),
+            None => self.catalog().get(model, version),
         }
     }
 
-    /// Counts a request that ended before it reached a version.
-    pub(crate) fn reject(&self, ticket: &Ticket, error: &Error) {
+    /// Counts a request that failed before its version was found.
+    pub fn reject(&self, ticket: &RequestTicket, error: &Error) {
         self.count(ticket, &"".into(), 0, error.kind().name());
     }
 
-    /// Counts a request that its version never saw, because it could not be decoded.
-    pub(crate) fn reject_version(&self, ticket: &Ticket, id: &VersionId, error: &Error) {
+    /// Counts a request to `id` that could not be decoded.
+    pub fn reject_version(&self, ticket: &RequestTicket, id: &VersionId, error: &Error) {
         self.count(ticket, &id.model, id.version, error.kind().name());
     }
 
-    fn count(&self, ticket: &Ticket, model: &Arc<str>, version: u64, status: &'static str) {
+    fn count(&self, ticket: &RequestTicket, model: &Arc<str>, version: u64, status: &'static str) {
         let labels =
             RequestLabels { model: model.clone(), version, protocol: ticket.protocol, status };
         self.metrics.requests.get_or_create(&labels).inc();
     }
 
-    /// Checks, queues and awaits one request, and counts it whatever becomes of it.
+    /// Checks and queues a request, waits for its outputs, and counts it, failed or not. If the
+    /// future is dropped, the request is removed from its queue.
     ///
     /// # Errors
-    /// Those of the signature check, the scheduler and the engine; `DeadlineExceeded` when the time
-    /// is up.
-    pub(crate) async fn answer(&self, ticket: &Ticket, call: Call) -> Result<Answer> {
-        // Held until all is counted: what is counted of a version that was released meanwhile would
-        // stay for ever.
+    /// Errors of the signature check, the scheduler and the engine; `DeadlineExceeded` once the
+    /// deadline has passed.
+    pub async fn infer(
+        &self,
+        ticket: &RequestTicket,
+        call: InferenceRequest,
+    ) -> Result<InferenceResponse> {
+        // Held until the request is counted: series that are counted after a version was released
+        // would stay forever.
         let servable = call.servable.clone();
         let id = servable.id.clone();
-        let (items, batch_max) = (items(&call), call.servable.schedule().max_batch);
+        let items = items(&call);
+        let batch_max = servable.schedule().max_batch;
         let uneven = uneven(&call);
         let completion = match (self.run(ticket, call).await, uneven) {
             (Ok(completion), Some(sizes)) => Completion {
@@ -217,7 +164,7 @@ impl App {
         tracing::debug!(
             version = %id, protocol = ticket.protocol, status, items, batch, ?queue, ?compute, ?total, "request"
         );
-        let answered = Answered { items, batch, batch_max, compute };
+        let answered = AnsweredRequest { items, batch, batch_max, compute };
         self.stats
             .version(&id)
             .record(completion.result.is_ok().then_some((queue, &answered)), total);
@@ -225,23 +172,23 @@ impl App {
             self.metrics.record_phases(&id.model, id.version, queue, compute, total);
             self.stats.window(&id.model).record(total, now);
         }
-        Ok(Answer { id, outputs: completion.result? })
+        Ok(InferenceResponse { id, outputs: completion.result? })
     }
 
-    async fn run(&self, ticket: &Ticket, call: Call) -> Result<Completion> {
-        let Call { servable, inputs, outputs, timeout, priority } = call;
+    async fn run(&self, ticket: &RequestTicket, call: InferenceRequest) -> Result<Completion> {
+        let InferenceRequest { servable, inputs, outputs, timeout, priority } = call;
         let signature = servable.signature();
         signature
             .check_inputs(&inputs)
             .and_then(|()| signature.check_outputs(outputs.iter().map(|name| &**name)))
             .map_err(|error| error.context(&servable.id))?;
         let timeout = timeout.or_else(|| default_timeout(servable.schedule(), priority));
-        let limit = self.requests.limits.request_timeout;
+        let limit = self.request_timeout;
         let deadline = ticket.started + timeout.map_or(limit, |timeout| timeout.min(limit));
         let cancelled = Arc::new(AtomicBool::new(false));
         let _guard = CancelOnDrop(cancelled.clone());
         let (sender, receiver) = oneshot::channel();
-        // A send fails only when the door has gone, and then nobody is left to tell.
+        // The send fails only if the caller has dropped its future, and wants no result.
         let done = Box::new(move |completion| drop(sender.send(completion)));
         let job = Job { servable, inputs, outputs, priority, deadline, cancelled, done };
         self.scheduler.submit(job).inspect_err(|error| {
@@ -258,8 +205,8 @@ impl App {
     }
 }
 
-/// Deadline of a request that brings none: its priority level's, else the model's, else (`None`)
-/// the server's.
+/// Returns the deadline of a request without one: that of its priority level, or else of the model.
+/// `None` is that of the server.
 fn default_timeout(options: &ScheduleOptions, priority: usize) -> Option<Duration> {
     let level =
         if priority == 0 { options.default_priority } else { priority.min(options.levels()) };
@@ -268,7 +215,7 @@ fn default_timeout(options: &ScheduleOptions, priority: usize) -> Option<Duratio
 }
 
 /// Returns the bytes that `tensors` take in memory.
-pub(crate) fn tensor_bytes(tensors: &[NamedTensor]) -> u64 {
+pub fn tensor_bytes(tensors: &[NamedTensor]) -> u64 {
     let bytes = |tensor: &NamedTensor| match tensor.tensor.data() {
         Data::Bytes(bytes) => bytes.len(),
         Data::Strings(strings) => strings.iter().map(|text| size_of_val(text) + text.len()).sum(),
@@ -276,8 +223,8 @@ pub(crate) fn tensor_bytes(tensors: &[NamedTensor]) -> u64 {
     tensors.iter().map(bytes).sum::<usize>() as u64
 }
 
-/// Items of a request: the size of axis 0 of the inputs that have the batch there.
-fn items(call: &Call) -> usize {
+/// Returns the number of items: the size of axis 0 of the first input that has the batch there.
+fn items(call: &InferenceRequest) -> usize {
     let plan = call.servable.plan();
     let batched = |input: &&NamedTensor| !plan.is_shared(&input.name);
     let batch =
@@ -285,9 +232,9 @@ fn items(call: &Call) -> usize {
     batch.filter(|_| plan.batchable).unwrap_or(1)
 }
 
-/// Returns the sizes of axis 0 of the inputs whose size there is free, for a message, if those
-/// sizes differ. A model may take that (queries against documents), so the request is run.
-fn uneven(call: &Call) -> Option<String> {
+/// Returns a list for a message if inputs with a dynamic axis 0 differ in size there. A model may
+/// accept that (queries against documents), so the request runs.
+fn uneven(call: &InferenceRequest) -> Option<String> {
     let specs = &call.servable.signature().inputs;
     let free = |input: &&NamedTensor| {
         let spec = specs.iter().find(|spec| *spec.name == *input.name);
@@ -306,8 +253,8 @@ fn uneven(call: &Call) -> Option<String> {
     Some(shown.collect::<Vec<_>>().join(", "))
 }
 
-/// Turns a failure of the engine into the client's mistake: its inputs differ in batch size, and
-/// the model did not take that. Other errors stay.
+/// Turns a failure of the engine into an error of the client, whose inputs differ in batch size.
+/// Keeps errors of other kinds.
 fn blame_sizes(error: Error, sizes: &str) -> Error {
     match error.kind() {
         ErrorKind::Internal | ErrorKind::InvalidArgument => {
@@ -324,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_without_a_deadline_gets_its_levels() {
+    fn the_default_deadline_is_that_of_the_priority_level() {
         let ms = |ms| Some(Duration::from_millis(ms));
         let mut options = ScheduleOptions::default();
         assert_eq!(default_timeout(&options, 0), None);
@@ -340,7 +287,7 @@ mod tests {
         assert_eq!(
             timeouts,
             [ms(500), ms(50), ms(500), ms(900), ms(900)],
-            "a level too many is the last"
+            "a level above the last is the last"
         );
     }
 }

@@ -1,5 +1,4 @@
-//! What is known of each model and version since the server started: windows for percentiles,
-//! totals for the statistics extension.
+//! Statistics of models and versions since the start: windows for percentiles, and totals.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,45 +8,54 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use base::VersionId;
 use metrics::{Percentiles, SlidingHistogram};
 
-use crate::page::Page;
-use crate::runs::{Answered, Runs};
+use crate::runs::{AnsweredRequest, RunCounts, VersionRuns};
 
 /// Length of the window for percentiles, in seconds.
-pub(crate) const WINDOW_SECONDS: usize = 10;
+const WINDOW_SECONDS: usize = 10;
 
-/// A count and the nanoseconds it took.
+/// A count of events and their total time.
 #[derive(Default)]
-pub(crate) struct Total {
-    pub(crate) count: AtomicU64,
-    pub(crate) nanos: AtomicU64,
+pub struct TimeTotal {
+    count: AtomicU64,
+    nanos: AtomicU64,
 }
 
-impl Total {
+impl TimeTotal {
     fn add(&self, time: Duration) {
         self.count.fetch_add(1, Ordering::Relaxed);
         self.nanos.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn read(&self) -> (u64, u64) {
-        (self.count.load(Ordering::Relaxed), self.nanos.load(Ordering::Relaxed))
+    /// Returns the count.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Returns the total time in nanoseconds.
+    pub fn nanos(&self) -> u64 {
+        self.nanos.load(Ordering::Relaxed)
     }
 }
 
 /// Totals of one version.
 #[derive(Default)]
-pub(crate) struct VersionStats {
-    pub(crate) success: Total,
-    pub(crate) fail: Total,
-    pub(crate) queue: Total,
-    pub(crate) compute: Total,
-    pub(crate) runs: Runs,
-    /// Milliseconds since the epoch of the last answer.
-    pub(crate) last_ms: AtomicU64,
+pub struct VersionStats {
+    /// Requests with a result, from their start to their outputs.
+    pub success: TimeTotal,
+    /// Requests that failed.
+    pub fail: TimeTotal,
+    /// Time in the queue of requests with a result.
+    pub queue: TimeTotal,
+    /// Time of the runs that answered these requests.
+    pub compute: TimeTotal,
+    runs: VersionRuns,
+    last_ms: AtomicU64,
 }
 
 impl VersionStats {
-    /// Counts a request that took `total`: answered after waiting `queue`, or not answered.
-    pub(crate) fn record(&self, answered: Option<(Duration, &Answered)>, total: Duration) {
+    /// Counts a request that took `total`. `answered` is its time in the queue and its run, or
+    /// `None` if it failed.
+    pub(crate) fn record(&self, answered: Option<(Duration, &AnsweredRequest)>, total: Duration) {
         if let Some((queue, answered)) = answered {
             self.success.add(total);
             self.queue.add(queue);
@@ -59,18 +67,27 @@ impl VersionStats {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.last_ms.store(now.as_millis() as u64, Ordering::Relaxed);
     }
+
+    /// Returns the runs that answered requests.
+    pub fn runs(&self) -> RunCounts {
+        self.runs.read()
+    }
+
+    /// Returns the time of the last result in milliseconds since the epoch; 0 is none.
+    pub fn last_ms(&self) -> u64 {
+        self.last_ms.load(Ordering::Relaxed)
+    }
 }
 
-/// All of them. Entries appear with the first answer and go when the version is forgotten.
+/// Statistics of all models and versions. An entry appears with the first request, and is removed
+/// by [`InferenceStats::forget`].
 #[derive(Default)]
-pub(crate) struct Stats {
+pub struct InferenceStats {
     windows: RwLock<HashMap<Arc<str>, Arc<SlidingHistogram>>>,
     versions: RwLock<HashMap<VersionId, Arc<VersionStats>>>,
-    /// What the live page remembers.
-    pub(crate) page: Page,
 }
 
-impl Stats {
+impl InferenceStats {
     pub(crate) fn window(&self, model: &Arc<str>) -> Arc<SlidingHistogram> {
         let found = self.windows.read().unwrap_or_else(PoisonError::into_inner).get(model).cloned();
         found.unwrap_or_else(|| {
@@ -80,12 +97,13 @@ impl Stats {
         })
     }
 
-    /// A model's window, if it was ever asked.
-    pub(crate) fn known_window(&self, model: &str) -> Option<Arc<SlidingHistogram>> {
+    /// Returns a model's window, or `None` before its first result.
+    pub fn known_window(&self, model: &str) -> Option<Arc<SlidingHistogram>> {
         self.windows.read().unwrap_or_else(PoisonError::into_inner).get(model).cloned()
     }
 
-    pub(crate) fn version(&self, id: &VersionId) -> Arc<VersionStats> {
+    /// Returns the statistics of a version.
+    pub fn version(&self, id: &VersionId) -> Arc<VersionStats> {
         let found = self.versions.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned();
         found.unwrap_or_else(|| {
             self.versions
@@ -97,12 +115,13 @@ impl Stats {
         })
     }
 
-    pub(crate) fn forget(&self, id: &VersionId) {
+    /// Removes the statistics of a version.
+    pub fn forget(&self, id: &VersionId) {
         self.versions.write().unwrap_or_else(PoisonError::into_inner).remove(id);
     }
 
-    /// The windows of all models that were ever asked.
-    pub(crate) fn percentiles(&self, now: Instant) -> Vec<(Arc<str>, Percentiles)> {
+    /// Returns the percentiles of every model that has had a result.
+    pub fn percentiles(&self, now: Instant) -> Vec<(Arc<str>, Percentiles)> {
         let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
         windows.iter().map(|(model, window)| (model.clone(), window.percentiles(now))).collect()
     }

@@ -15,8 +15,9 @@ use schedule::{Scheduler, SchedulerConfig, ThreadPolicy};
 
 use crate::config::{Config, MemoryConfig};
 use crate::observer::MetricsObserver;
-use crate::stats::Stats;
+use crate::page::Page;
 use crate::warmup::RecordedRequests;
+use inference::InferenceStats;
 
 /// Default limit of the slot pool as a share of the machine's memory.
 const POOL_SHARE: f64 = 0.8;
@@ -26,7 +27,8 @@ pub(crate) struct Core {
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) scheduler: Arc<Scheduler>,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) stats: Arc<Stats>,
+    pub(crate) stats: Arc<InferenceStats>,
+    pub(crate) page: Arc<Page>,
     pub(crate) memory: Arc<ParameterStore>,
     /// Name and version of ONNX Runtime; empty if it is opened on demand.
     pub(crate) engine_version: String,
@@ -93,14 +95,19 @@ impl Core {
     ) -> Result<Core> {
         let store = parameter_store(&config.memory)?;
         let metrics = Arc::new(Metrics::default());
-        let stats = Arc::new(Stats::default());
+        let stats = Arc::new(InferenceStats::default());
+        let page = Arc::new(Page::default());
         let scheduler = Scheduler::start(&SchedulerConfig {
             workers: config.data.workers,
             queue_max: config.data.queue_max,
             pin: config.data.pin,
             count_threads: run_threads_max.is_some(),
         })?;
-        let observer = Arc::new(MetricsObserver { metrics: metrics.clone(), stats: stats.clone() });
+        let observer = Arc::new(MetricsObserver {
+            metrics: metrics.clone(),
+            stats: stats.clone(),
+            page: page.clone(),
+        });
         let lifecycle = Lifecycle::start(
             lifecycle_config(config, run_threads_max),
             engines,
@@ -108,7 +115,7 @@ impl Core {
             Arc::new(RecordedRequests),
             observer,
         )?;
-        Ok(Core { lifecycle, scheduler, metrics, stats, memory: store, engine_version })
+        Ok(Core { lifecycle, scheduler, metrics, stats, page, memory: store, engine_version })
     }
 }
 

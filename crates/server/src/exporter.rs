@@ -198,7 +198,7 @@ fn scheduling(metrics: &Scheduling, snapshot: &Snapshot) {
 }
 
 fn windows(app: &App) {
-    for (model, seen) in app.stats.percentiles(Instant::now()) {
+    for (model, seen) in app.inference.stats().percentiles(Instant::now()) {
         let quantiles = [
             ("0.5", seen.p50),
             ("0.8", seen.p80),

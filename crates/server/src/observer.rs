@@ -6,12 +6,14 @@ use base::VersionId;
 use lifecycle::{Event, Observer, State, SwapReport};
 use metrics::{Metrics, ModelLabels, SwapLabels};
 
-use crate::stats::Stats;
+use crate::page::Page;
+use inference::InferenceStats;
 
 /// Counts loads, swaps and what they cost.
 pub(crate) struct MetricsObserver {
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) stats: Arc<Stats>,
+    pub(crate) stats: Arc<InferenceStats>,
+    pub(crate) page: Arc<Page>,
 }
 
 impl Observer for MetricsObserver {
@@ -29,7 +31,7 @@ impl Observer for MetricsObserver {
                     .inc();
             }
             Event::Loaded { model, version, cost } => {
-                self.stats.page.loaded(&VersionId { model: model.clone(), version: *version });
+                self.page.loaded(&VersionId { model: model.clone(), version: *version });
                 let labels = ModelLabels { model: model.clone() };
                 let metrics = &self.metrics;
                 metrics.loader_minor_faults.get_or_create(&labels).inc_by(cost.loader_minor_faults);
@@ -52,7 +54,7 @@ impl Observer for MetricsObserver {
 
 impl MetricsObserver {
     fn swapped(&self, report: &SwapReport) {
-        self.stats.page.swapped(report);
+        self.page.swapped(report);
         self.metrics.swaps.get_or_create(&ModelLabels { model: report.model.clone() }).inc();
         let steps = [
             ("load", report.load_seconds),

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use base::{Error, Result, VersionId};
 use engine::{ScheduleMode, Servable};
+use inference::{RunSize, TimeTotal, VersionStats};
 use lifecycle::{ModelStatus, State, VersionStatus};
 use protocol::status::{
     BatchTotal, Batching, IndexEntry, QueueLimits, StatisticsEntry, Total, VersionState,
 };
 
 use crate::app::App;
-use crate::stats;
 
 /// Why a model serves nothing after an administrator's unload; the catalogue says the same to a
 /// request.
@@ -139,13 +139,13 @@ pub(crate) fn statistics(
             ids.extend(ready_ids(app, &name));
         }
     } else {
-        let found = app.find(model, version, None)?;
+        let found = app.inference.find(model, version, None)?;
         match version {
             Some(_) => ids.push(found.id.clone()),
             None => ids.extend(ready_ids(app, &found.id.model)),
         }
     }
-    Ok(ids.iter().map(|id| entry(id, &app.stats.version(id))).collect())
+    Ok(ids.iter().map(|id| entry(id, &app.inference.stats().version(id))).collect())
 }
 
 fn ready_ids(app: &App, model: &Arc<str>) -> impl Iterator<Item = VersionId> {
@@ -155,16 +155,16 @@ fn ready_ids(app: &App, model: &Arc<str>) -> impl Iterator<Item = VersionId> {
         .map(move |version| VersionId { model: model.clone(), version })
 }
 
-fn entry(id: &VersionId, stats: &stats::VersionStats) -> StatisticsEntry {
-    let total = |total: &stats::Total| {
-        let (count, nanos) = total.read();
-        Total { count, nanos }
+fn entry(id: &VersionId, stats: &VersionStats) -> StatisticsEntry {
+    let total = |total: &TimeTotal| Total { count: total.count(), nanos: total.nanos() };
+    let runs = stats.runs();
+    let batch = |run: RunSize| BatchTotal {
+        size: run.size,
+        compute: Total { count: run.runs, nanos: run.nanos },
     };
-    let runs = stats.runs.read();
-    let batch = |(size, count, nanos)| BatchTotal { size, compute: Total { count, nanos } };
     StatisticsEntry {
         id: id.clone(),
-        last_ms: stats.last_ms.load(std::sync::atomic::Ordering::Relaxed),
+        last_ms: stats.last_ms(),
         success: total(&stats.success),
         fail: total(&stats.fail),
         queue: total(&stats.queue),

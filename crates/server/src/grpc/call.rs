@@ -13,14 +13,16 @@ use transport::{Peer, RequestBody, Reservation};
 
 use super::messages::{self, Decoded};
 use super::response;
-use crate::app::{App, Ticket};
+use inference::RequestTicket;
+
+use crate::app::App;
 
 /// Largest message of a call that runs no model, in bytes: the default of gRPC's own servers.
 const SMALL_BYTES_MAX: usize = 4 << 20;
 
 /// A call that runs a model, once its message has arrived and it was admitted.
 pub(super) struct InferenceCall<M> {
-    pub(super) ticket: Ticket,
+    pub(super) ticket: RequestTicket,
     pub(super) decoded: Decoded<M>,
     /// The client's deadline.
     pub(super) timeout: Option<Duration>,
@@ -41,13 +43,14 @@ impl<M: Weighed + Send + 'static> InferenceCall<M> {
     ) -> Result<InferenceCall<M>> {
         let (head, body) = request.into_parts();
         let frame = messages::frame(app, body, app.requests.limits.body_bytes_max).await;
-        let ticket = App::begin(protocol);
+        let ticket = RequestTicket::start(protocol);
         let read = async {
             let message = messages::message(app, messages::coding(&head.headers)?, frame?).await?;
             let decoded = messages::decode(app, message).await?;
             Ok((decoded, app.requests.admit()?))
         };
-        let (decoded, permit) = read.await.inspect_err(|error| app.reject(&ticket, error))?;
+        let (decoded, permit) =
+            read.await.inspect_err(|error| app.inference.reject(&ticket, error))?;
         Ok(InferenceCall { ticket, decoded, timeout: timeout(&head.headers), _permit: permit })
     }
 }

@@ -15,7 +15,9 @@ use super::call::{InferenceCall, SmallCall};
 use super::messages::{self, Decoded, Messages};
 use super::response;
 use super::status::grpc_status;
-use crate::app::{App, Call, Ticket};
+use inference::{InferenceRequest, RequestTicket};
+
+use crate::app::App;
 use crate::{admin, view};
 
 /// Most answers of one stream that wait for a slow client.
@@ -35,14 +37,14 @@ fn parse_version(text: &str) -> Result<Option<u64>> {
 
 async fn infer(
     app: &App,
-    ticket: &Ticket,
+    ticket: &RequestTicket,
     decoded: Decoded<pb::ModelInferRequest>,
     timeout: Option<std::time::Duration>,
 ) -> Result<(pb::ModelInferResponse, Reservation)> {
     let Decoded { message: request, mut reservation, large } = decoded;
     let found = parse_version(&request.model_version)
-        .and_then(|version| app.find(&request.model_name, version, None));
-    let servable = found.inspect_err(|error| app.reject(ticket, error))?;
+        .and_then(|version| app.inference.find(&request.model_name, version, None));
+    let servable = found.inspect_err(|error| app.inference.reject(ticket, error))?;
     let strings = oip::grpc::strings_bytes_max(&request);
     let large = large || strings > INLINE_WORK_MAX * oip::grpc::STRING_REFERENCES_BYTES;
     let decode = move || {
@@ -55,16 +57,16 @@ async fn infer(
         .run_if(large, CodecStep::Decode, decode)
         .await
         .map_err(|error| error.context(&servable.id))
-        .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
+        .inspect_err(|error| app.inference.reject_version(ticket, &servable.id, error))?;
     let timeout = [timeout, decoded.timeout].into_iter().flatten().min();
-    let call = Call {
+    let call = InferenceRequest {
         servable,
         inputs: decoded.inputs,
         outputs: decoded.outputs,
         timeout,
         priority: decoded.priority,
     };
-    let answer = app.answer(ticket, call).await?;
+    let answer = app.inference.infer(ticket, call).await?;
     Ok((oip::grpc::encode_response(&answer.id, decoded.id, answer.outputs)?, reservation))
 }
 
@@ -127,7 +129,7 @@ async fn converse(
 
 /// Answers one request of a stream. Its error does not end the stream.
 async fn streamed_infer(app: &App, request: Bytes) -> Result<ResponseBody> {
-    let ticket = App::begin(PROTOCOL);
+    let ticket = RequestTicket::start(PROTOCOL);
     let admitted = async {
         let permit = app.requests.admit()?;
         Ok((permit, messages::decode(app, request).await?))
@@ -135,7 +137,7 @@ async fn streamed_infer(app: &App, request: Bytes) -> Result<ResponseBody> {
     let answer = match admitted.await {
         Ok((_permit, decoded)) => infer(app, &ticket, decoded, None).await,
         Err(error) => {
-            app.reject(&ticket, &error);
+            app.inference.reject(&ticket, &error);
             Err(error)
         }
     };
@@ -159,7 +161,7 @@ pub(super) fn model_ready(
     request: pb::ModelReadyRequest,
 ) -> Result<pb::ModelReadyResponse> {
     let version = parse_version(&request.version)?;
-    Ok(pb::ModelReadyResponse { ready: app.find(&request.name, version, None).is_ok() })
+    Ok(pb::ModelReadyResponse { ready: app.inference.find(&request.name, version, None).is_ok() })
 }
 
 pub(super) fn server_metadata(
@@ -177,7 +179,7 @@ pub(super) fn model_metadata(
     app: &App,
     request: pb::ModelMetadataRequest,
 ) -> Result<pb::ModelMetadataResponse> {
-    let servable = app.find(&request.name, parse_version(&request.version)?, None)?;
+    let servable = app.inference.find(&request.name, parse_version(&request.version)?, None)?;
     let model = &servable.id.model;
     let versions = view::ready_versions(app, model);
     Ok(oip::grpc::model_metadata(
@@ -192,7 +194,7 @@ pub(super) fn model_config(
     app: &App,
     request: pb::ModelConfigRequest,
 ) -> Result<pb::ModelConfigResponse> {
-    let servable = app.find(&request.name, parse_version(&request.version)?, None)?;
+    let servable = app.inference.find(&request.name, parse_version(&request.version)?, None)?;
     let config = oip::grpc::model_config(
         &servable.id.model,
         view::platform(servable.engine),

@@ -12,7 +12,9 @@ use transport::{CodecStep, RequestBody, Reservation};
 use super::call::InferenceCall;
 use super::messages::Decoded;
 use super::response;
-use crate::app::{App, Call, Ticket};
+use inference::{InferenceRequest, RequestTicket};
+
+use crate::app::App;
 use crate::view;
 
 const PROTOCOL: &str = "tfs-grpc";
@@ -21,14 +23,15 @@ const INLINE_FILLED_BYTES_MAX: u64 = 1 << 20;
 
 async fn run(
     app: &App,
-    ticket: &Ticket,
+    ticket: &RequestTicket,
     decoded: Decoded<pb::PredictRequest>,
     timeout: Option<Duration>,
 ) -> Result<(tfs::SharedPredictResponse, Reservation)> {
     let Decoded { message: request, mut reservation, large } = decoded;
-    let found = tfs::grpc::target(request.model_spec.as_ref())
-        .and_then(|target| app.find(&target.name, target.version, target.label.as_deref()));
-    let servable = found.inspect_err(|error| app.reject(ticket, error))?;
+    let found = tfs::grpc::target(request.model_spec.as_ref()).and_then(|target| {
+        app.inference.find(&target.name, target.version, target.label.as_deref())
+    });
+    let servable = found.inspect_err(|error| app.inference.reject(ticket, error))?;
     let filled = tfs::grpc::filled_bytes_max(&request);
     let large = large || filled > INLINE_FILLED_BYTES_MAX;
     let decode = move || {
@@ -41,16 +44,16 @@ async fn run(
         .run_if(large, CodecStep::Decode, decode)
         .await
         .map_err(|error| error.context(&servable.id))
-        .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
+        .inspect_err(|error| app.inference.reject_version(ticket, &servable.id, error))?;
     let ranks = tfs::adapt_ranks(servable.signature(), &mut decoded.inputs);
-    let call = Call {
+    let call = InferenceRequest {
         servable: servable.clone(),
         inputs: decoded.inputs,
         outputs: decoded.outputs,
         timeout,
         priority: 0,
     };
-    let mut answer = app.answer(ticket, call).await?;
+    let mut answer = app.inference.infer(ticket, call).await?;
     ranks.restore(servable.signature(), &mut answer.outputs);
     let elements =
         if app.tfs_tensor_content { tfs::TensorFields::Content } else { tfs::TensorFields::Typed };
@@ -73,7 +76,7 @@ pub(super) fn model_metadata(
     request: pb::GetModelMetadataRequest,
 ) -> Result<pb::GetModelMetadataResponse> {
     let target = tfs::grpc::target(request.model_spec.as_ref())?;
-    let servable = app.find(&target.name, target.version, target.label.as_deref())?;
+    let servable = app.inference.find(&target.name, target.version, target.label.as_deref())?;
     tfs::grpc::model_metadata(&servable.id, servable.signature(), &request.metadata_field)
 }
 

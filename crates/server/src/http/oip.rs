@@ -11,7 +11,9 @@ use protocol::oip;
 use transport::Reply;
 
 use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write_answer};
-use crate::app::{App, Call, Shared, Ticket, tensor_bytes};
+use inference::{InferenceRequest, RequestTicket, tensor_bytes};
+
+use crate::app::{App, Shared};
 use crate::view;
 
 const PROTOCOL: &str = "oip-http";
@@ -31,7 +33,7 @@ impl ModelPath {
     }
 
     fn find(&self, app: &App) -> Result<Arc<engine::Servable>> {
-        app.find(&self.model, self.version()?, None)
+        app.inference.find(&self.model, self.version()?, None)
     }
 }
 
@@ -120,13 +122,13 @@ pub(super) async fn infer(
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
-    let ticket = App::begin(PROTOCOL);
+    let ticket = RequestTicket::start(PROTOCOL);
     Reply::of(answer(&app, &ticket, &target, &headers, body).await)
 }
 
 async fn answer(
     app: &App,
-    ticket: &Ticket,
+    ticket: &RequestTicket,
     target: &ModelPath,
     headers: &HeaderMap,
     body: Body,
@@ -140,23 +142,23 @@ async fn answer(
         Ok((permit, servable, header_length, body))
     };
     let (_permit, servable, header_length, body) =
-        admitted.await.inspect_err(|error| app.reject(ticket, error))?;
+        admitted.await.inspect_err(|error| app.inference.reject(ticket, error))?;
     let tensors = TensorBody::new(body, header_length, servable.signature());
     let model = servable.clone();
     let parse = move |body| oip::json::parse_infer(body, header_length, model.signature());
     let (request, held) = parse_tensors(&app.requests, tensors, parse)
         .await
         .map_err(|error| error.context(&servable.id))
-        .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
+        .inspect_err(|error| app.inference.reject_version(ticket, &servable.id, error))?;
     let (id, encoding) = (request.id.clone(), request.encoding());
-    let call = Call {
+    let call = InferenceRequest {
         servable,
         inputs: request.inputs,
         outputs: request.outputs.iter().map(|output| output.name.clone()).collect(),
         timeout: request.timeout,
         priority: request.priority,
     };
-    let answer = app.answer(ticket, call).await?;
+    let answer = app.inference.infer(ticket, call).await?;
     let size = oip::json::response_bytes_max(&id, &answer.outputs, &encoding);
     let memory = (size.text + size.raw) as u64 + tensor_bytes(&answer.outputs);
     let write = move || oip::json::infer_response(&answer.id, &id, &answer.outputs, &encoding);

@@ -11,7 +11,9 @@ use protocol::tfs;
 use transport::Reply;
 
 use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write_answer};
-use crate::app::{App, Call, Shared, Ticket, tensor_bytes};
+use inference::{InferenceRequest, RequestTicket, tensor_bytes};
+
+use crate::app::{App, Shared};
 use crate::view;
 
 const PROTOCOL: &str = "tfs-http";
@@ -29,7 +31,7 @@ struct ServingPath<'a> {
 
 impl ServingPath<'_> {
     fn find(&self, app: &App) -> Result<Arc<Servable>> {
-        app.find(self.model, self.version, self.label)
+        app.inference.find(self.model, self.version, self.label)
     }
 }
 
@@ -100,7 +102,7 @@ pub(super) async fn predict(
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
-    let ticket = App::begin(PROTOCOL);
+    let ticket = RequestTicket::start(PROTOCOL);
     let reply = reply(answer(&app, &ticket, &rest, &headers, body).await);
     match parse(&rest) {
         Ok(ServingPath { verb: None, .. }) => wrong_method(reply, "GET"),
@@ -126,7 +128,7 @@ fn wrong_method(reply: Reply, allowed: &'static str) -> Reply {
 
 async fn answer(
     app: &App,
-    ticket: &Ticket,
+    ticket: &RequestTicket,
     rest: &str,
     headers: &HeaderMap,
     body: Body,
@@ -157,23 +159,23 @@ async fn answer(
         Ok((permit, servable, body))
     };
     let (_permit, servable, body) =
-        admitted.await.inspect_err(|error| app.reject(ticket, error))?;
+        admitted.await.inspect_err(|error| app.inference.reject(ticket, error))?;
     let tensors = TensorBody::new(body, None, servable.signature());
     let model = servable.clone();
     let parse = move |body| tfs::json::parse_predict(&body, model.signature());
     let (mut request, held) = parse_tensors(&app.requests, tensors, parse)
         .await
         .map_err(|error| error.context(&servable.id))
-        .inspect_err(|error| app.reject_version(ticket, &servable.id, error))?;
+        .inspect_err(|error| app.inference.reject_version(ticket, &servable.id, error))?;
     let ranks = tfs::adapt_ranks(servable.signature(), &mut request.inputs);
-    let call = Call {
+    let call = InferenceRequest {
         servable: servable.clone(),
         inputs: request.inputs,
         outputs: Vec::new(),
         timeout: None,
         priority: 0,
     };
-    let mut answer = app.answer(ticket, call).await?;
+    let mut answer = app.inference.infer(ticket, call).await?;
     ranks.restore(servable.signature(), &mut answer.outputs);
     let text = protocol::text_bytes_max(&answer.outputs);
     let memory = text as u64 + tensor_bytes(&answer.outputs);

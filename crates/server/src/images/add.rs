@@ -14,7 +14,9 @@ use super::features::{self, Features};
 use super::ingest::{Job, Piece};
 use super::store::{self, Outcome, Ready};
 use super::target::{Kind, Target, Wanted};
-use crate::app::{App, Call};
+use inference::{InferenceRequest, RequestTicket};
+
+use crate::app::App;
 
 /// The protocol's name in metrics.
 pub(super) const PROTOCOL: &str = "images";
@@ -46,14 +48,14 @@ pub(super) fn embedder(
 /// # Errors
 /// Those of [`App::answer`] and of the model's answer.
 pub(super) async fn embed(app: &App, embedder: &Embedder, tensor: Vec<f32>) -> Result<Vec<f32>> {
-    let call = Call {
+    let call = InferenceRequest {
         servable: embedder.servable.clone(),
         inputs: embedder.inputs(&[tensor])?,
         outputs: embedder.wanted(),
         timeout: None,
         priority: 0,
     };
-    let answer = app.answer(&App::begin(PROTOCOL), call).await?;
+    let answer = app.inference.infer(&RequestTicket::start(PROTOCOL), call).await?;
     let embedding = embedder.embeddings(&answer.outputs, 1)?.into_iter().next();
     embedding.ok_or_else(|| Error::internal("a model gave no vector"))
 }

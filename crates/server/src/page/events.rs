@@ -44,7 +44,7 @@ pub(crate) async fn events(State(app): Shared, headers: HeaderMap) -> Response {
 
 fn stream(app: &Arc<App>, headers: &HeaderMap) -> Result<Response> {
     transport::access::check_same_site(headers)?;
-    let page = &app.stats.page;
+    let page = &app.page;
     let permit = page.room.clone().try_acquire_owned().map_err(|_| full())?;
     // Subscribed before the past is read, so that no second falls between them.
     let news = page.news.subscribe();

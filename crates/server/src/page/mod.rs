@@ -95,7 +95,7 @@ impl Page {
         let snapshot = app.scheduler.snapshot();
         let look = |name| Look {
             model: name,
-            latencies: app.stats.known_window(name),
+            latencies: app.inference.stats().known_window(name),
             counters: snapshot.models.iter().find(|counters| counters.model == *name),
         };
         let looks: Vec<Look<'_>> =
@@ -106,7 +106,7 @@ impl Page {
 
 /// Looks once a second until the server stops, then ends the open event streams.
 pub(crate) async fn watch(app: Arc<App>, mut stop: watch::Receiver<bool>) {
-    let page = &app.stats.page;
+    let page = &app.page;
     let mut ticks = tokio::time::interval(TICK);
     // Late looks read several seconds at once; there is no use in catching up with more looks.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

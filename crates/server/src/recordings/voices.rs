@@ -14,7 +14,9 @@ use tokio::sync::oneshot;
 
 use super::find::find;
 use super::listen::{Listening, Request};
-use crate::app::{App, CancelOnDrop};
+use inference::CancelOnDrop;
+
+use crate::app::App;
 use transport::HeaderTimeout;
 use transport::Reply;
 

@@ -1,0 +1,15 @@
+//! Runs requests on the served models. Endpoints of every protocol call [`InferenceService`], which
+//! finds the version, checks the inputs, queues the request, waits for its outputs and counts it.
+//! It knows no HTTP and no gRPC.
+
+mod pressure;
+mod runs;
+mod service;
+mod stats;
+
+pub use runs::{RunCounts, RunSize};
+pub use service::{
+    CancelOnDrop, InferenceRequest, InferenceResponse, InferenceService, RequestTicket,
+    tensor_bytes,
+};
+pub use stats::{InferenceStats, TimeTotal, VersionStats};
