@@ -1,5 +1,5 @@
-//! One picture that a caller waits for: decoded on a thread for pictures, embedded by the scheduler
-//! like any request.
+//! Puts one image into a collection. If its caller waits, a thread "images-N" decodes it and the
+//! scheduler embeds it like any request.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -9,130 +9,102 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 use tokio::sync::oneshot;
 
+use super::collection::{CollectionSpec, ImageCollection, ImageKind};
 use super::embedder::Embedder;
 use super::features::{self, Features};
-use super::ingest::{Job, Piece};
-use super::store::{self, Outcome, Ready};
-use super::target::{Kind, Target, Wanted};
-use inference::{InferenceRequest, RequestTicket};
+use super::ingest::IngestImage;
+use super::job::IngestJob;
+use super::services::ImageServices;
+use super::state::ImagesState;
+use super::store::{self, PutOutcome, ReadyImage};
 
-use crate::app::App;
-
-/// The protocol's name in metrics.
-pub(super) const PROTOCOL: &str = "images";
-
-/// A picture and what is to become of it.
-pub(super) struct New {
-    pub(super) wanted: Wanted,
-    pub(super) name: String,
-    pub(super) payload: Map<String, Value>,
-    pub(super) bytes: Bytes,
+/// An image, and the collection to put it into.
+pub(crate) struct NewImage {
+    pub(crate) wanted: CollectionSpec,
+    pub(crate) name: String,
+    pub(crate) payload: Map<String, Value>,
+    pub(crate) bytes: Bytes,
 }
 
-/// The model that embeds for a collection, or for one that is to be made.
+/// Puts an image in; durable once this returns.
 ///
 /// # Errors
-/// Those of [`Embedder::find`].
-pub(super) fn embedder(
-    app: &App,
-    target: Option<&Target>,
-    wanted: Option<&str>,
-) -> Result<Embedder> {
-    let configured = app.collections.config().embedding_model.as_deref();
-    let name = target.map(|target| target.model.as_str()).or(wanted).or(configured);
-    Embedder::find(app.lifecycle.catalog(), name)
-}
-
-/// A vector, by the scheduler.
-///
-/// # Errors
-/// Those of [`App::answer`] and of the model's answer.
-pub(super) async fn embed(app: &App, embedder: &Embedder, tensor: Vec<f32>) -> Result<Vec<f32>> {
-    let call = InferenceRequest {
-        servable: embedder.servable.clone(),
-        inputs: embedder.inputs(&[tensor])?,
-        outputs: embedder.wanted(),
-        timeout: None,
-        priority: 0,
-    };
-    let answer = app.inference.infer(&RequestTicket::start(PROTOCOL), call).await?;
-    let embedding = embedder.embeddings(&answer.outputs, 1)?.into_iter().next();
-    embedding.ok_or_else(|| Error::internal("a model gave no vector"))
-}
-
-/// Puts a picture in; durable once this returns.
-///
-/// # Errors
-/// Those of the picture, the model, the place of originals and the collection.
-pub(super) async fn add(app: &Arc<App>, new: New) -> Result<Outcome> {
-    let outcome = now(app, new).await;
-    super::count(&app.metrics, &outcome);
+/// Those of the image, the model, the store of originals and the collection.
+pub(crate) async fn add(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome> {
+    let outcome = put(services, new).await;
+    services.count_put(store::status_of(&outcome));
     outcome
 }
 
-/// What is known of a picture once it was looked at.
-enum Looked {
-    Present(Outcome),
+/// An image that was compared with the collection.
+enum Prepared {
+    Present(PutOutcome),
     New(Box<Features>, Embedder),
 }
 
-async fn now(app: &Arc<App>, new: New) -> Result<Outcome> {
-    let registry = app.registry()?;
-    let New { wanted, name, payload, bytes } = new;
-    let existing = Target::existing(&registry, &wanted)?;
-    let look = {
-        let (app, existing, bytes) = (app.clone(), existing.clone(), bytes.clone());
-        let (model, kind) = (wanted.model.clone(), wanted.kind);
+async fn put(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome> {
+    let registry = services.registry()?;
+    let NewImage { wanted, name, payload, bytes } = new;
+    let existing = ImageCollection::existing(&registry, &wanted)?;
+    let prepare = {
+        let services = services.clone();
+        let existing = existing.clone();
+        let bytes = bytes.clone();
+        let model = wanted.model.clone();
+        let kind = wanted.kind;
         move || {
             let known = existing
                 .as_ref()
                 .map(|target| store::present(&target.named, &[features::id_of(&bytes)]));
             if let Some(outcome) = known.into_iter().flatten().next().transpose()?.flatten() {
-                return Ok(Looked::Present(outcome));
+                return Ok(Prepared::Present(outcome));
             }
-            let embedder = embedder(&app, existing.as_ref(), model.as_deref())?;
-            let kind = existing.as_ref().map(|target| target.kind).or(kind).unwrap_or(Kind::Photo);
-            let memory = features::reserve(&app.requests.memory, kind, &bytes, &name)?;
+            let embedder = services.embedder(existing.as_ref(), model.as_deref())?;
+            let kind = existing.as_ref().map(|target| target.kind).or(kind);
+            let kind = kind.unwrap_or(ImageKind::Photo);
+            let memory = features::reserve(&services.requests.memory, kind, &bytes, &name)?;
             let features = features::extract(&memory, kind, &bytes, &name, &embedder)?;
-            Ok(Looked::New(Box::new(features), embedder))
+            Ok(Prepared::New(Box::new(features), embedder))
         }
     };
-    let (mut features, embedder) = match app.images.pool.run(look).await? {
-        Looked::Present(outcome) => return Ok(outcome),
-        Looked::New(features, embedder) => (features, embedder),
+    let (mut features, embedder) = match services.pool.run(prepare).await? {
+        Prepared::Present(outcome) => return Ok(outcome),
+        Prepared::New(features, embedder) => (features, embedder),
     };
-    let embedding = embed(app, &embedder, std::mem::take(&mut features.tensor)).await?;
+    let embedding = services.embed(&embedder, std::mem::take(&mut features.tensor)).await?;
     let collection = wanted.name.clone();
     let target = match existing {
         Some(target) => target,
         None => {
-            let (registry, dims, model) =
-                (registry.clone(), embedding.len(), embedder.name().to_owned());
-            app.images.pool.run(move || Target::make(&registry, &wanted, dims, &model)).await?
+            let registry = registry.clone();
+            let dims = embedding.len();
+            let model = embedder.name().to_owned();
+            let make = move || ImageCollection::make(&registry, &wanted, dims, &model);
+            services.pool.run(make).await?
         }
     };
     target.check_dims(embedding.len())?;
-    app.images.originals.put(&features.facts.original(&target.space), bytes).await?;
+    services.originals.put(&features.facts.original(&target.space), bytes).await?;
     let write = move || {
         let _writing = target.writing(&registry, &collection)?;
         let payload = features.facts.payload(&payload, &target.space);
-        let picture = Ready { features: *features, embedding, payload };
-        store::write(&target.named, &picture)?;
-        Ok(Outcome::added(&picture.features))
+        let image = ReadyImage { features: *features, embedding, payload };
+        store::write(&target.named, &image)?;
+        Ok(PutOutcome::added(&image.features))
     };
-    app.images.pool.run(write).await
+    services.pool.run(write).await
 }
 
-/// The same at idle priority.
+/// Puts an image in as [`add`] does, at idle priority. It is put in even if the caller disconnects.
 ///
 /// # Errors
-/// As [`add`], and `ResourceExhausted` where too much is being put in already.
-pub(super) async fn add_in_background(app: &Arc<App>, new: New) -> Result<Outcome> {
+/// As [`add`]; `ResourceExhausted` if too many images are queued.
+pub(crate) async fn add_in_background(state: &ImagesState, new: NewImage) -> Result<PutOutcome> {
     let (sender, receiver) = oneshot::channel();
-    let job = Job::new(app, new.wanted, Arc::new(AtomicBool::new(false)));
-    // A send fails only when the caller has gone; the picture is put in all the same.
+    let job = IngestJob::new(&state.services, new.wanted, Arc::new(AtomicBool::new(false)));
+    // The send fails only if the caller has disconnected.
     let done = Box::new(move |outcome| drop(sender.send(outcome)));
-    app.images.ingest.try_send(Piece {
+    state.ingest.try_send(IngestImage {
         job,
         name: new.name,
         bytes: new.bytes,
@@ -141,5 +113,5 @@ pub(super) async fn add_in_background(app: &Arc<App>, new: New) -> Result<Outcom
     })?;
     receiver
         .await
-        .unwrap_or_else(|_| Err(Error::internal("putting this picture in ended in a panic")))
+        .unwrap_or_else(|_| Err(Error::internal("putting this image in ended in a panic")))
 }

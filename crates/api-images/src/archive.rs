@@ -1,5 +1,5 @@
-//! Archives of pictures. Entries are read one after the other into memory, each within limits;
-//! nothing is ever written by an entry's name, which is only what the picture is called afterwards.
+//! Archives of images. Entries are read one after the other into memory, each within limits;
+//! nothing is ever written by an entry's name, which is only what the image is called afterwards.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -8,16 +8,16 @@ use base::{Error, Result};
 use bytes::Bytes;
 use vision::Format;
 
-use super::bulk::{Found, Source};
-use super::features::PICTURE_BYTES_MAX;
+use super::bulk::{Source, SourceEntry};
+use super::features::IMAGE_BYTES_MAX;
 use transport::upload::UploadReader;
 
 /// Bytes of an archive at most.
-pub(super) const ARCHIVE_BYTES_MAX: u64 = 8 << 30;
+pub(crate) const ARCHIVE_BYTES_MAX: u64 = 8 << 30;
 /// Entries of an archive at most.
 const ENTRIES_MAX: usize = 1_000_000;
 /// How often as large as the archive its contents may be, and how large they may be in any case:
-/// pictures hardly shrink, so one that grows more is made to do harm.
+/// images hardly shrink, so one that grows more is made to do harm.
 const RATIO_MAX: u64 = 50;
 const CONTENTS_BYTES_FREE: u64 = 1 << 30;
 /// Bytes that tell what an entry is.
@@ -26,8 +26,8 @@ const HEAD_BYTES: usize = 16;
 const COPY_BYTES: usize = 64 << 10;
 
 /// An archive in a temporary file that has no name.
-pub(super) struct Archive {
-    entries: ::zip::ZipArchive<File>,
+pub(crate) struct Archive {
+    entries: zip::ZipArchive<File>,
     next: usize,
     /// Bytes that contents may still have.
     left: u64,
@@ -39,7 +39,7 @@ impl Archive {
     /// # Errors
     /// What ended the upload; `InvalidArgument` for what is no archive; `ResourceExhausted` where
     /// there is no room.
-    pub(super) fn receive(
+    pub(crate) fn receive(
         mut upload: UploadReader,
         directory: Option<&std::path::Path>,
     ) -> Result<Archive> {
@@ -62,7 +62,7 @@ impl Archive {
             file.write_all(buffer.get(..count).unwrap_or_default()).map_err(disk)?;
         }
         file.seek(SeekFrom::Start(0)).map_err(disk)?;
-        let entries = ::zip::ZipArchive::new(file).map_err(|error| {
+        let entries = zip::ZipArchive::new(file).map_err(|error| {
             Error::invalid(format!("this is no zip archive, or not all of one: {error}"))
         })?;
         if entries.len() > ENTRIES_MAX {
@@ -74,59 +74,59 @@ impl Archive {
         Ok(Archive { entries, next: 0, left })
     }
 
-    fn read(&mut self, at: usize) -> Found {
+    fn read(&mut self, at: usize) -> SourceEntry {
         let mut entry = match self.entries.by_index(at) {
             Ok(entry) => entry,
-            Err(error) => return Found::Failed(format!("entry {at}"), unreadable(&error)),
+            Err(error) => return SourceEntry::Failed(format!("entry {at}"), unreadable(&error)),
         };
         let name = entry.name().map_or_else(|_| "picture".to_owned(), |name| last_part(&name));
         if entry.is_dir() {
-            return Found::Nothing;
+            return SourceEntry::Nothing;
         }
         if entry.is_symlink() {
-            return Found::Failed(
+            return SourceEntry::Failed(
                 name,
                 Error::invalid("this entry is a link, which is not followed"),
             );
         }
         let mut bytes = Vec::new();
-        let most = (PICTURE_BYTES_MAX as u64).min(self.left);
+        let most = (IMAGE_BYTES_MAX as u64).min(self.left);
         let broken = |error: &io::Error| Error::invalid(format!("this entry is damaged: {error}"));
         if let Err(error) = entry.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut bytes) {
-            return Found::Failed(name, broken(&error));
+            return SourceEntry::Failed(name, broken(&error));
         }
         if bytes.starts_with(b"PK\x03\x04") {
-            return Found::Failed(
+            return SourceEntry::Failed(
                 name,
                 Error::invalid("an archive inside an archive is not opened; send it by itself"),
             );
         }
-        if Format::sniff(&bytes).is_none() && !looks_like_a_picture(&name) {
-            return Found::Ignored;
+        if Format::sniff(&bytes).is_none() && !looks_like_an_image(&name) {
+            return SourceEntry::Ignored;
         }
         let rest = (most + 1).saturating_sub(bytes.len() as u64);
         if let Err(error) = entry.by_ref().take(rest).read_to_end(&mut bytes) {
-            return Found::Failed(name, broken(&error));
+            return SourceEntry::Failed(name, broken(&error));
         }
         if bytes.len() as u64 > self.left {
             self.next = usize::MAX;
             let text =
                 "the archive's contents are far larger than it is; the rest of it is not looked at";
-            return Found::Failed(name, Error::too_large(text));
+            return SourceEntry::Failed(name, Error::too_large(text));
         }
         self.left -= bytes.len() as u64;
-        if bytes.len() > PICTURE_BYTES_MAX {
-            return Found::Failed(
+        if bytes.len() > IMAGE_BYTES_MAX {
+            return SourceEntry::Failed(
                 name,
-                Error::too_large(format!("a picture has at most {PICTURE_BYTES_MAX} bytes")),
+                Error::too_large(format!("an image has at most {IMAGE_BYTES_MAX} bytes")),
             );
         }
-        Found::Picture(name, Bytes::from(bytes))
+        SourceEntry::Image(name, Bytes::from(bytes))
     }
 }
 
 impl Source for Archive {
-    fn next(&mut self) -> Option<Found> {
+    fn next(&mut self) -> Option<SourceEntry> {
         let at = self.next;
         if at >= self.entries.len() {
             return None;
@@ -136,7 +136,7 @@ impl Source for Archive {
     }
 }
 
-fn unreadable(error: &::zip::result::ZipError) -> Error {
+fn unreadable(error: &zip::result::ZipError) -> Error {
     let text = error.to_string();
     if text.contains("assword") {
         return Error::invalid("this entry is encrypted; send it as it is");
@@ -154,10 +154,10 @@ fn last_part(name: &str) -> String {
     last.chars().filter(|c| !c.is_control()).take(255).collect()
 }
 
-/// Whether a name says that this should have been a picture, so that a damaged one is told and not
+/// Whether a name says that this should have been an image, so that a damaged one is told and not
 /// passed over.
-pub(super) fn looks_like_a_picture(name: &str) -> bool {
-    // Resource forks of a Mac's archives have the picture's name after "._".
+pub(crate) fn looks_like_an_image(name: &str) -> bool {
+    // Resource forks of a Mac's archives have the image's name after "._".
     let extension = name.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase());
     let known = ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp"];
     !name.starts_with("._")
@@ -182,9 +182,9 @@ mod tests {
             assert_eq!(last_part(name), wanted, "{name:?}");
         }
         assert!(
-            looks_like_a_picture("A.JPG")
-                && !looks_like_a_picture("notes.txt")
-                && !looks_like_a_picture("._A.jpg")
+            looks_like_an_image("A.JPG")
+                && !looks_like_an_image("notes.txt")
+                && !looks_like_an_image("._A.jpg")
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Looking at collections and pictures, and removing them.
+//! Looking at collections and images, and removing them.
 
 use std::sync::Arc;
 
@@ -11,24 +11,25 @@ use search::registry::{ListedState, NamedCollection, Registry};
 use serde_json::{Value, json};
 use vision::{Format, thumbnail};
 
+use super::collection::{ImageCollection, ImageKind, has_images};
 use super::features::{self, BLOCK};
-use super::search::at;
-use super::target::{Kind, Target, has_pictures};
-use crate::app::App;
+use super::query::at;
+use super::services::ImageServices;
+use super::state::ImagesState;
 
-/// Pictures of one page at most.
+/// Images of one page at most.
 const PAGE_MAX: usize = 1000;
 /// Ids of one question at most.
 const IDS_MAX: usize = 1000;
 /// Sides of thumbnails.
 const SIDES: std::ops::RangeInclusive<u32> = 16..=1024;
 
-/// The collections of pictures.
+/// The collections of images.
 ///
 /// # Errors
 /// Those of the registry.
-pub(super) fn collections(app: &App) -> Result<Value> {
-    let registry = app.registry()?;
+pub(crate) fn collections(services: &ImageServices) -> Result<Value> {
+    let registry = services.registry()?;
     let aliases = registry.aliases();
     let alias_of =
         |name: &str| aliases.iter().find(|(_, real)| real == name).map(|(alias, _)| alias.clone());
@@ -37,7 +38,7 @@ pub(super) fn collections(app: &App) -> Result<Value> {
         let name = alias_of(&entry.name).unwrap_or_else(|| entry.name.clone());
         match entry.state {
             ListedState::Ready(named) => {
-                let Some(target) = Target::of(&named) else { continue };
+                let Some(target) = ImageCollection::of(&named) else { continue };
                 listed.push(json!({
                     "name": name, "collection": entry.name, "state": "ready", "kind": target.kind.name(),
                     "model": target.model, "count": named.collection().count(), "dims": named.settings().dims,
@@ -54,12 +55,12 @@ pub(super) fn collections(app: &App) -> Result<Value> {
     Ok(json!({ "collections": listed }))
 }
 
-/// A page of a collection's pictures.
+/// A page of a collection's images.
 ///
 /// # Errors
 /// Those of [`NamedCollection::scroll`]; `InvalidArgument` for a page that is too large.
-pub(super) async fn page(
-    app: &Arc<App>,
+pub(crate) async fn page(
+    services: &Arc<ImageServices>,
     name: &str,
     limit: usize,
     offset: Option<PointId>,
@@ -68,8 +69,8 @@ pub(super) async fn page(
     if !(1..=PAGE_MAX).contains(&limit) {
         return Err(Error::invalid(format!("limit is 1 to {PAGE_MAX}")));
     }
-    let registry = app.registry()?;
-    let target = Target::open(&registry, name)?;
+    let registry = services.registry()?;
+    let target = ImageCollection::open(&registry, name)?;
     let work = move || {
         let named = &target.named;
         let clause = filter.map(|filter| api_qdrant::parse_filter(named, &filter)).transpose()?;
@@ -80,7 +81,7 @@ pub(super) async fn page(
             "images": images, "next": page.next, "count": count.count, "partial": page.partial || count.partial,
         }))
     };
-    app.images.pool.run(work).await
+    services.pool.run(work).await
 }
 
 fn entry(point: FetchedPoint) -> Value {
@@ -97,14 +98,18 @@ fn entry(point: FetchedPoint) -> Value {
 ///
 /// # Errors
 /// `InvalidArgument` for too many or for what is no id; those of the collection.
-pub(super) async fn missing(app: &Arc<App>, name: &str, ids: Vec<Value>) -> Result<Value> {
+pub(crate) async fn missing(
+    services: &Arc<ImageServices>,
+    name: &str,
+    ids: Vec<Value>,
+) -> Result<Value> {
     if ids.len() > IDS_MAX {
         return Err(Error::invalid(format!("at most {IDS_MAX} ids at a time")));
     }
     let ids: Vec<PointId> = serde_json::from_value(ids.into())
         .map_err(|error| Error::invalid(format!("ids: {error}")))?;
-    let registry = app.registry()?;
-    let target = match Target::open(&registry, name) {
+    let registry = services.registry()?;
+    let target = match ImageCollection::open(&registry, name) {
         Ok(target) => target,
         // Nothing is there yet, so all are missing.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(json!({ "missing": ids })),
@@ -120,12 +125,12 @@ pub(super) async fn missing(app: &Arc<App>, name: &str, ids: Vec<Value>) -> Resu
         }
         Ok(json!({ "missing": missing }))
     };
-    app.images.pool.run(work).await
+    services.pool.run(work).await
 }
 
-/// A picture's point.
+/// An image's point.
 async fn point(
-    app: &Arc<App>,
+    services: &Arc<ImageServices>,
     named: &Arc<NamedCollection>,
     id: PointId,
     parts: PointParts,
@@ -133,62 +138,74 @@ async fn point(
     let named = named.clone();
     let work = move || {
         let found = named.get_parts(&[id], parts).into_iter().next().unwrap_or(Ok(None))?;
-        found.ok_or_else(|| Error::not_found(format!("there is no picture {id}")))
+        found.ok_or_else(|| Error::not_found(format!("there is no image {id}")))
     };
-    app.images.pool.run(work).await
+    services.pool.run(work).await
 }
 
 /// The key of a point's original.
 fn key(point: &FetchedPoint) -> Result<String> {
     let key = point.payload.get(BLOCK).and_then(|block| block.get("original")?.as_str());
-    key.map(str::to_owned)
-        .ok_or_else(|| Error::not_found("this point was put in without a picture"))
+    key.map(str::to_owned).ok_or_else(|| Error::not_found("this point was put in without an image"))
 }
 
-/// A picture as it was sent, and its media type.
+/// An image as it was sent, and its media type.
 ///
 /// # Errors
 /// `NotFound`; those of the place of originals.
-pub(super) async fn original(
-    app: &Arc<App>,
+pub(crate) async fn original(
+    services: &Arc<ImageServices>,
     name: &str,
     id: PointId,
 ) -> Result<(&'static str, Bytes)> {
-    let registry = app.registry()?;
-    let target = Target::open(&registry, name)?;
-    let point = point(app, &target.named, id, PointParts::PAYLOAD).await?;
-    let bytes = app.images.originals.get(&key(&point)?).await?;
+    let registry = services.registry()?;
+    let target = ImageCollection::open(&registry, name)?;
+    let point = point(services, &target.named, id, PointParts::PAYLOAD).await?;
+    let bytes = services.originals.get(&key(&point)?).await?;
     let media = Format::sniff(&bytes).map_or("application/octet-stream", Format::media_type);
     Ok((media, bytes))
 }
 
-/// A small JPEG of a picture.
+/// A small JPEG of an image.
 ///
 /// # Errors
 /// As [`original`]; `InvalidArgument` for a side out of range.
-pub(super) async fn small(app: &Arc<App>, name: &str, id: PointId, size: u32) -> Result<Vec<u8>> {
+pub(crate) async fn small(
+    services: &Arc<ImageServices>,
+    name: &str,
+    id: PointId,
+    size: u32,
+) -> Result<Vec<u8>> {
     if !SIDES.contains(&size) {
         return Err(Error::invalid(format!("size is {} to {}", SIDES.start(), SIDES.end())));
     }
-    let (_, bytes) = original(app, name, id).await?;
-    let budget = app.requests.memory.clone();
+    let (_, bytes) = original(services, name, id).await?;
+    let budget = services.requests.memory.clone();
     let work = move || {
-        let memory = features::reserve(&budget, Kind::Photo, &bytes, "")?;
+        let memory = features::reserve(&budget, ImageKind::Photo, &bytes, "")?;
         thumbnail(&features::decoded(&memory, &bytes, "")?.picture, size)
     };
-    app.images.pool.run(work).await
+    services.pool.run(work).await
 }
 
-/// A picture's keypoints, in its own pixels.
+/// An image's keypoints, in its own pixels.
 ///
 /// # Errors
 /// As [`original`]; `DataLoss` for a damaged record.
-pub(super) async fn keypoints(app: &Arc<App>, name: &str, id: PointId) -> Result<Value> {
-    let registry = app.registry()?;
-    let target = Target::open(&registry, name)?;
-    let point =
-        point(app, &target.named, id, PointParts { embedding: false, record: true, payload: true })
-            .await?;
+pub(crate) async fn keypoints(
+    services: &Arc<ImageServices>,
+    name: &str,
+    id: PointId,
+) -> Result<Value> {
+    let registry = services.registry()?;
+    let target = ImageCollection::open(&registry, name)?;
+    let point = point(
+        services,
+        &target.named,
+        id,
+        PointParts { embedding: false, record: true, payload: true },
+    )
+    .await?;
     let graph = Graph::decode(&point.record)?;
     let side = |key: &str| {
         point.payload.get(BLOCK).and_then(|block| block.get(key)?.as_f64()).unwrap_or(0.0)
@@ -203,26 +220,26 @@ pub(super) async fn keypoints(app: &Arc<App>, name: &str, id: PointId) -> Result
     }))
 }
 
-/// Removes a picture, and its original where no other version of the collection has it.
+/// Removes an image, and its original where no other version of the collection has it.
 ///
 /// # Errors
 /// `NotFound`; those of the collection.
-pub(super) async fn delete(app: &Arc<App>, name: &str, id: PointId) -> Result<()> {
-    let registry = app.registry()?;
-    let target = Target::open(&registry, name)?;
-    let point = point(app, &target.named, id, PointParts::PAYLOAD).await?;
+pub(crate) async fn delete(services: &Arc<ImageServices>, name: &str, id: PointId) -> Result<()> {
+    let registry = services.registry()?;
+    let target = ImageCollection::open(&registry, name)?;
+    let point = point(services, &target.named, id, PointParts::PAYLOAD).await?;
     let name = name.to_owned();
     let work = move || {
         target.writing(&registry, &name)?.delete(&[id])?;
         let others = target.siblings(&registry);
-        let has = |other: &Target| {
+        let has = |other: &ImageCollection| {
             !matches!(other.named.get_parts(&[id], PointParts::NONE).first(), Some(Ok(None)))
         };
         Ok(others.iter().any(has) || !target.siblings_are_known(&registry))
     };
-    let wanted_elsewhere = app.images.pool.run(work).await?;
+    let wanted_elsewhere = services.pool.run(work).await?;
     if !wanted_elsewhere && let Ok(key) = key(&point) {
-        app.images.originals.delete(&key).await?;
+        services.originals.delete(&key).await?;
     }
     Ok(())
 }
@@ -231,31 +248,39 @@ pub(super) async fn delete(app: &Arc<App>, name: &str, id: PointId) -> Result<()
 ///
 /// # Errors
 /// `NotFound`; those of the registry.
-pub(super) async fn drop_collection(app: &Arc<App>, name: &str) -> Result<()> {
-    let registry = app.registry()?;
-    let target = Target::open(&registry, name)?;
+pub(crate) async fn drop_collection(services: &Arc<ImageServices>, name: &str) -> Result<()> {
+    let registry = services.registry()?;
+    let target = ImageCollection::open(&registry, name)?;
     let space = target.space.clone();
     let work = move || remove(&registry, &target);
-    if app.images.pool.run(work).await? {
-        app.images.originals.delete_all(&space).await?;
+    if services.pool.run(work).await? {
+        services.originals.delete_all(&space).await?;
     }
     Ok(())
 }
 
 /// The image collections as Qdrant's interface sees them.
-pub(crate) struct ImageRemoval(pub(crate) Arc<App>);
+pub struct ImageRemoval(Arc<ImageServices>);
+
+impl ImageRemoval {
+    /// Creates the view of the collections of `state`.
+    pub fn new(state: &ImagesState) -> ImageRemoval {
+        ImageRemoval(state.services.clone())
+    }
+}
 
 impl api_qdrant::ImageCollections for ImageRemoval {
     fn holds_images(&self, named: &NamedCollection) -> bool {
-        has_pictures(named)
+        has_images(named)
     }
 
     fn remove<'a>(&'a self, name: &'a str) -> api_qdrant::BoxFuture<'a, Result<bool>> {
         Box::pin(async move {
             // A collection that is missing or unreadable is left to the other interface.
-            let pictures =
-                |named: Arc<NamedCollection>| named.name() == name && Target::of(&named).is_some();
-            if !self.0.registry()?.get(name).is_ok_and(pictures) {
+            let images = |named: Arc<NamedCollection>| {
+                named.name() == name && ImageCollection::of(&named).is_some()
+            };
+            if !self.0.registry()?.get(name).is_ok_and(images) {
                 return Ok(false);
             }
             drop_collection(&self.0, name).await.map(|()| true)
@@ -264,7 +289,7 @@ impl api_qdrant::ImageCollections for ImageRemoval {
 }
 
 /// Whether it was the last that had its originals.
-fn remove(registry: &Registry, target: &Target) -> Result<bool> {
+fn remove(registry: &Registry, target: &ImageCollection) -> Result<bool> {
     let last = target.siblings(registry).len() <= 1 && target.siblings_are_known(registry);
     registry.remove(target.named.name())?;
     Ok(last)

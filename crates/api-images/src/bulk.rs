@@ -1,4 +1,4 @@
-//! Many pictures of one caller: an archive or a folder, told line by line as they are done.
+//! Many images of one caller: an archive or a folder, told line by line as they are done.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -6,23 +6,23 @@ use std::sync::atomic::AtomicBool;
 use base::{Error, Result};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use metrics::KindLabels;
 use serde_json::{Map, Value, json};
 
-use super::ingest::{Job, Piece};
-use super::store::Outcome;
-use super::target::Wanted;
-use crate::app::App;
+use super::collection::CollectionSpec;
+use super::ingest::IngestImage;
+use super::job::IngestJob;
+use super::state::ImagesState;
+use super::store::PutOutcome;
 use transport::UploadPermit;
 use transport::result_stream::ResultWriter;
 
-/// Pictures of one caller that are under way.
+/// Images of one caller that are under way.
 const UNDER_WAY_MAX: usize = 64;
 
 /// What a source has next.
-pub(super) enum Found {
-    /// A picture, and what it is called.
-    Picture(String, Bytes),
+pub(crate) enum SourceEntry {
+    /// An image, and what it is called.
+    Image(String, Bytes),
     /// Something that should have been one.
     Failed(String, Error),
     /// A file that is none.
@@ -31,9 +31,9 @@ pub(super) enum Found {
     Nothing,
 }
 
-/// Where pictures come from, one after the other.
-pub(super) trait Source {
-    fn next(&mut self) -> Option<Found>;
+/// Where images come from, one after the other.
+pub(crate) trait Source {
+    fn next(&mut self) -> Option<SourceEntry>;
 }
 
 /// What became of all.
@@ -45,38 +45,25 @@ struct Summary {
     ignored: u64,
 }
 
-/// A place among those that work on many pictures at a time.
-///
-/// # Errors
-/// `ResourceExhausted` with advice where all are taken.
-pub(super) fn permit(app: &App) -> Result<UploadPermit> {
-    app.images.bulks.try_acquire().ok_or_else(|| {
-        app.metrics.refused.get_or_create(&KindLabels { kind: "images_bulk_max" }).inc();
-        Error::exhausted(
-            "several archives, folders or rebuilds are worked on already; try again later",
-        )
-        .with_retry_after(std::time::Duration::from_secs(10))
-    })
-}
-
-/// Starts a thread that puts the pictures of a source in, and writes lines to `writer`.
+/// Starts a thread that puts the images of a source in, and writes lines to `writer`.
 ///
 /// # Errors
 /// `ResourceExhausted` where there can be no more threads.
-pub(super) fn start<S: Source>(
-    app: &Arc<App>,
-    wanted: Wanted,
+pub(crate) fn start<S: Source>(
+    state: &Arc<ImagesState>,
+    wanted: CollectionSpec,
     permit: UploadPermit,
     writer: ResultWriter,
     stop: Arc<AtomicBool>,
     open: impl FnOnce() -> Result<S> + Send + 'static,
 ) -> Result<()> {
-    let job = Job::new(app, wanted, stop);
+    let job = IngestJob::new(&state.services, wanted, stop);
+    let state = state.clone();
     let name = format!("ingest-in-{}", permit.number);
     let body = move || {
-        os::thread::enter_background("reading pictures");
-        let ended = open().map(|mut source| Bulk::new(job, &writer).run(&mut source));
-        // An error while pictures are put in is a line, too: the status has long been said.
+        os::thread::enter_background("reading images");
+        let ended = open().map(|mut source| Bulk::new(state, job, &writer).run(&mut source));
+        // An error while images are put in is a line, too: the status has long been said.
         if let Ok(Err(error)) = &ended {
             let line = json!({ "error": error.message() });
             let _ = writer.send(format!("{line}\n").into());
@@ -87,13 +74,14 @@ pub(super) fn start<S: Source>(
     let spawned = std::thread::Builder::new().name(name).spawn(body);
     spawned
         .map(drop)
-        .map_err(|error| Error::exhausted(format!("no thread for the pictures: {error}")))
+        .map_err(|error| Error::exhausted(format!("no thread for the images: {error}")))
 }
 
-type Told = (String, Result<Outcome>);
+type Told = (String, Result<PutOutcome>);
 
 struct Bulk<'a> {
-    job: Arc<Job>,
+    state: Arc<ImagesState>,
+    job: Arc<IngestJob>,
     writer: &'a ResultWriter,
     told: (Sender<Told>, Receiver<Told>),
     under_way: usize,
@@ -101,19 +89,19 @@ struct Bulk<'a> {
 }
 
 impl<'a> Bulk<'a> {
-    fn new(job: Arc<Job>, writer: &'a ResultWriter) -> Bulk<'a> {
+    fn new(state: Arc<ImagesState>, job: Arc<IngestJob>, writer: &'a ResultWriter) -> Bulk<'a> {
         // Bounded by what is under way.
-        Bulk { job, writer, told: unbounded(), under_way: 0, summary: Summary::default() }
+        Bulk { state, job, writer, told: unbounded(), under_way: 0, summary: Summary::default() }
     }
 
     fn run(mut self, source: &mut impl Source) -> Result<()> {
         while !self.job.stopped() {
             let Some(found) = source.next() else { break };
             match found {
-                Found::Picture(name, bytes) => self.send(name, bytes)?,
-                Found::Failed(name, error) => self.tell((name, Err(error)))?,
-                Found::Ignored => self.summary.ignored += 1,
-                Found::Nothing => {}
+                SourceEntry::Image(name, bytes) => self.send(name, bytes)?,
+                SourceEntry::Failed(name, error) => self.tell((name, Err(error)))?,
+                SourceEntry::Ignored => self.summary.ignored += 1,
+                SourceEntry::Nothing => {}
             }
             while self.under_way >= UNDER_WAY_MAX {
                 self.hear()?;
@@ -136,7 +124,7 @@ impl<'a> Bulk<'a> {
         let answer = Answer { told: Some((self.told.0.clone(), name.clone())) };
         let done = Box::new(move |outcome| answer.give(outcome));
         self.under_way += 1;
-        self.job.app.clone().images.ingest.send(Piece {
+        self.state.ingest.send(IngestImage {
             job: self.job.clone(),
             name,
             bytes,
@@ -150,7 +138,7 @@ impl<'a> Bulk<'a> {
             .told
             .1
             .recv()
-            .map_err(|_| Error::internal("nobody tells what became of pictures"))?;
+            .map_err(|_| Error::internal("nobody tells what became of images"))?;
         self.under_way -= 1;
         self.tell(told)
     }
@@ -172,13 +160,13 @@ impl<'a> Bulk<'a> {
     }
 }
 
-/// Answers exactly once, also where the thread that works on the picture ends by panic.
+/// Answers exactly once, also where the thread that works on the image ends by panic.
 struct Answer {
     told: Option<(Sender<Told>, String)>,
 }
 
 impl Answer {
-    fn give(mut self, outcome: Result<Outcome>) {
+    fn give(mut self, outcome: Result<PutOutcome>) {
         if let Some((told, name)) = self.told.take() {
             // The caller's thread has gone when its client has.
             let _ = told.send((name, outcome));
@@ -190,7 +178,7 @@ impl Drop for Answer {
     fn drop(&mut self) {
         if let Some((told, name)) = self.told.take() {
             let _ =
-                told.send((name, Err(Error::internal("looking at this picture ended in a panic"))));
+                told.send((name, Err(Error::internal("looking at this image ended in a panic"))));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Pictures that bulk threads have in hand, so that a file which is sent twice is put in once and
+//! Images that bulk threads have in hand, so that a file which is sent twice is put in once and
 //! told so.
 
 use std::collections::HashSet;
@@ -6,13 +6,13 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 /// The ids in hand.
 #[derive(Default)]
-pub(super) struct Claims {
+pub(crate) struct Claims {
     taken: Mutex<HashSet<[u8; 16]>>,
     changed: Condvar,
 }
 
 /// Ids that nobody else has in hand, until this is dropped.
-pub(super) struct Claim<'a> {
+pub(crate) struct Claim<'a> {
     claims: &'a Claims,
     ids: HashSet<[u8; 16]>,
 }
@@ -20,7 +20,7 @@ pub(super) struct Claim<'a> {
 impl Claims {
     /// Waits until nobody has any of `ids`, and takes all of them at once: who waits has none, so
     /// nobody waits in a ring.
-    pub(super) fn take(&self, ids: &[[u8; 16]]) -> Claim<'_> {
+    pub(crate) fn take(&self, ids: &[[u8; 16]]) -> Claim<'_> {
         let ids: HashSet<[u8; 16]> = ids.iter().copied().collect();
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let free = self.changed.wait_while(taken, |taken| !taken.is_disjoint(&ids));

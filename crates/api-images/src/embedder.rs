@@ -1,4 +1,4 @@
-//! Served models that embed pictures: which they are, what they take, what they give.
+//! Served models that embed images: which they are, what they take, what they give.
 
 use std::sync::Arc;
 
@@ -11,34 +11,34 @@ use vision::{Fit, Layout, Order, Picture, Preprocess};
 const SIDE_DEFAULT: u32 = 224;
 /// Sides that an input may have.
 const SIDE_MAX: usize = 2048;
-/// Pictures of one run.
+/// Images of one run.
 const BATCH_MAX: usize = 16;
-/// A model that nobody names gives at least so many values for a picture: fewer are a classifier's
-/// answer (two for whether it is upside down), by which pictures would be searched without
+/// A model that nobody names gives at least so many values for an image: fewer are a classifier's
+/// answer (two for whether it is upside down), by which images would be searched without
 /// anybody's noticing. The smallest embeddings in use have 64.
 const DIMS_MIN: usize = 16;
 
-/// A version of a model that takes pictures and gives a vector for each.
+/// A version of a model that takes images and gives a vector for each.
 #[derive(Clone)]
-pub(super) struct Embedder {
-    pub(super) servable: Arc<Servable>,
+pub(crate) struct Embedder {
+    pub(crate) servable: Arc<Servable>,
     input: Arc<str>,
     output: Arc<str>,
     preprocess: Preprocess,
-    /// Pictures of one run at most.
-    pub(super) batch_max: usize,
-    /// Values for each picture, where the signature says.
+    /// Images of one run at most.
+    pub(crate) batch_max: usize,
+    /// Values for each image, where the signature says.
     dims: Option<usize>,
 }
 
 impl Embedder {
-    /// The served model called `name`, or where there is no name, the only one that takes pictures
+    /// The served model called `name`, or where there is no name, the only one that takes images
     /// and gives at least [`DIMS_MIN`] values for each.
     ///
     /// # Errors
     /// `FailedPrecondition`, with the remedy, where there is no such model, none, or several;
     /// `Unavailable` while it is loading.
-    pub(super) fn find(catalog: &Catalog, name: Option<&str>) -> Result<Embedder> {
+    pub(crate) fn find(catalog: &Catalog, name: Option<&str>) -> Result<Embedder> {
         if let Some(name) = name {
             let servable = catalog.get(name, None).map_err(|error| match error.kind() {
                 ErrorKind::NotFound => Error::precondition(format!(
@@ -60,11 +60,11 @@ impl Embedder {
             [only] => Ok(only.clone()),
             [] if !names.is_empty() && names.iter().any(|name| catalog.ready(name).is_none()) => {
                 Err(Error::unavailable(
-                    "no model that takes pictures serves yet; models are still loading",
+                    "no model that takes images serves yet; models are still loading",
                 ))
             }
             [] if !small.is_empty() => Err(Error::precondition(format!(
-                "no embedding model is served: what takes pictures ({}) gives fewer than {DIMS_MIN} values for each, as classifiers \
+                "no embedding model is served: what takes images ({}) gives fewer than {DIMS_MIN} values for each, as classifiers \
                  do; serve one, or if these are embeddings, name the model with model= or --embedding-model",
                 listed(&small)
             ))),
@@ -73,7 +73,7 @@ impl Embedder {
                  checkout, `make images-model` makes one and `millpond serve .cache/images/models` serves it",
             )),
             several => Err(Error::precondition(format!(
-                "several models take pictures ({}); name one with model= or --embedding-model",
+                "several models take images ({}); name one with model= or --embedding-model",
                 listed(several)
             ))),
         }
@@ -82,11 +82,11 @@ impl Embedder {
     /// A version as an embedder.
     ///
     /// # Errors
-    /// `FailedPrecondition` where its signature does not look like pictures in, a vector out.
+    /// `FailedPrecondition` where its signature does not look like images in, a vector out.
     fn of(servable: Arc<Servable>) -> Result<Embedder> {
         let found = io(servable.signature()).ok_or_else(|| {
             Error::precondition(format!(
-                "model \"{}\" takes no pictures: that needs one float input [n, 3, height, width] or [n, height, width, 3] \
+                "model \"{}\" takes no images: that needs one float input [n, 3, height, width] or [n, height, width, 3] \
                  and an output [n, d]",
                 servable.id.model
             ))
@@ -105,40 +105,40 @@ impl Embedder {
     }
 
     /// The model's name.
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.servable.id.model
     }
 
-    /// A picture as the model's input.
-    pub(super) fn tensor(&self, picture: &Picture) -> Result<Vec<f32>> {
+    /// An image as the model's input.
+    pub(crate) fn tensor(&self, image: &Picture) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.preprocess.len()];
-        self.preprocess.write(picture, &mut values)?;
+        self.preprocess.write(image, &mut values)?;
         Ok(values)
     }
 
-    /// The inputs of one run, of pictures' inputs.
-    pub(super) fn inputs(&self, pictures: &[Vec<f32>]) -> Result<Vec<NamedTensor>> {
+    /// The inputs of one run, of images' inputs.
+    pub(crate) fn inputs(&self, images: &[Vec<f32>]) -> Result<Vec<NamedTensor>> {
         let (height, width) = (self.preprocess.height as usize, self.preprocess.width as usize);
-        let count = pictures.len();
+        let count = images.len();
         let shape = match self.preprocess.layout {
             Layout::Nchw => [count, 3, height, width],
             Layout::Nhwc => [count, height, width, 3],
         };
-        let tensor = Tensor::from_vec(&shape[..], pictures.concat())?;
+        let tensor = Tensor::from_vec(&shape[..], images.concat())?;
         Ok(vec![NamedTensor::new(self.input.clone(), tensor)])
     }
 
     /// The outputs to ask for.
-    pub(super) fn wanted(&self) -> Vec<Arc<str>> {
+    pub(crate) fn outputs(&self) -> Vec<Arc<str>> {
         vec![self.output.clone()]
     }
 
-    /// The vectors of `count` pictures.
+    /// The vectors of `count` images.
     ///
     /// # Errors
     /// `FailedPrecondition` for an answer that is no such vectors, or that has values which are no
     /// numbers.
-    pub(super) fn embeddings(
+    pub(crate) fn embeddings(
         &self,
         outputs: &[NamedTensor],
         count: usize,
@@ -149,7 +149,7 @@ impl Embedder {
         let values: Vec<f32> = output.tensor.to_vec()?;
         let dims = values.len().checked_div(count).unwrap_or(0);
         if dims == 0 || dims * count != values.len() {
-            return Err(odd("its embeddings are not one vector for each picture"));
+            return Err(odd("its embeddings are not one vector for each image"));
         }
         if !values.iter().all(|value| value.is_finite()) {
             return Err(odd("an embedding has values that are no numbers"));
@@ -161,13 +161,13 @@ impl Embedder {
     ///
     /// # Errors
     /// Those of the engine, and of [`Embedder::embeddings`].
-    pub(super) fn run(&self, pictures: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
-        let outputs = self.servable.run(&self.inputs(pictures)?, &self.wanted())?;
-        self.embeddings(&outputs, pictures.len())
+    pub(crate) fn run(&self, images: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
+        let outputs = self.servable.run(&self.inputs(images)?, &self.outputs())?;
+        self.embeddings(&outputs, images.len())
     }
 }
 
-/// Values that an output has for each picture, where its shape says.
+/// Values that an output has for each image, where its shape says.
 fn dims(output: &TensorSpec) -> Option<usize> {
     match output.shape.as_deref()?.get(1)? {
         Dim::Fixed(dims) => Some(*dims),

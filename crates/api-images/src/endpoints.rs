@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use ::search::points::PointId;
 use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
@@ -12,33 +11,35 @@ use axum::routing::{get, post, put};
 use axum::{Extension, Router};
 use base::{Error, Result};
 use http::{HeaderMap, HeaderValue, header};
+use search::points::PointId;
 use serde_json::{Value, json};
 
-use super::add::{self, New};
+use super::add::{self, NewImage};
+use super::archive::{ARCHIVE_BYTES_MAX, Archive};
+use super::collection::{CollectionSpec, ImageKind};
 use super::features::{checked_name, checked_payload};
 use super::folder::Folder;
-use super::search::{Asked, Sample};
-use super::target::{Kind, Wanted};
-use super::zip::{ARCHIVE_BYTES_MAX, Archive};
-use super::{browse, bulk, rebuild, search};
-use crate::app::App;
-use crate::app::Shared;
+use super::query::{self, ImageQuery, QueryImage};
+use super::services::ImageServices;
+use super::state::ImagesState;
+use super::{browse, bulk, rebuild};
 use transport::HeaderTimeout;
 use transport::Peer;
 use transport::Reply;
+use transport::Shared;
 use transport::UploadPermit;
 use transport::result_stream::result_channel;
 use transport::upload::{UploadLimits, UploadPieces, upload_channel};
 
 /// Where the routes are described.
 const OPENAPI: &str = include_str!("openapi.json");
-/// Pictures of a page, and the side of a thumbnail, where the caller does not say.
+/// Images of a page, and the side of a thumbnail, where the caller does not say.
 const PAGE_DEFAULT: usize = 50;
 const SIDE_DEFAULT: u32 = 256;
 const HITS_DEFAULT: usize = 10;
 
 /// The routes, with their paths as [`OPENAPI`] has them.
-pub(crate) fn routes() -> Router<Arc<App>> {
+pub fn routes() -> Router<Arc<ImagesState>> {
     Router::new()
         .route("/v1/images", get(collections))
         .route("/v1/images/openapi.json", get(|| async { Reply::json(OPENAPI) }))
@@ -70,8 +71,8 @@ fn answer(outcome: Result<Value>) -> Reply {
 }
 
 /// The body, where it is read whole. A body that ends early puts nothing in.
-async fn whole(app: &App, headers: &HeaderMap, body: Body) -> Result<bytes::Bytes> {
-    app.requests.read_body(headers, body).await
+async fn whole(services: &ImageServices, headers: &HeaderMap, body: Body) -> Result<bytes::Bytes> {
+    services.requests.read_body(headers, body).await
 }
 
 fn media(headers: &HeaderMap) -> String {
@@ -80,8 +81,8 @@ fn media(headers: &HeaderMap) -> String {
     text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
 }
 
-async fn collections(State(app): Shared) -> Reply {
-    answer(browse::collections(&app))
+async fn collections(State(state): Shared<ImagesState>) -> Reply {
+    answer(browse::collections(&state.services))
 }
 
 /// What the query of a PUT may say.
@@ -96,7 +97,7 @@ struct Put {
 }
 
 async fn put_in(
-    State(app): Shared,
+    State(state): Shared<ImagesState>,
     Path(collection): Path<String>,
     asked: Given<Put>,
     Extension(peer): Extension<Peer>,
@@ -105,7 +106,7 @@ async fn put_in(
     body: Body,
 ) -> Response {
     let sent = Sent { collection, peer, watch, headers, body };
-    match sent.answered(&app, asked).await {
+    match sent.answered(&state, asked).await {
         Ok(response) => response,
         Err(error) => Reply::error(&error).into_response(),
     }
@@ -120,47 +121,53 @@ struct Sent {
 }
 
 impl Sent {
-    async fn answered(self, app: &Arc<App>, asked: Given<Put>) -> Result<Response> {
+    async fn answered(self, state: &Arc<ImagesState>, asked: Given<Put>) -> Result<Response> {
         let asked = given(asked)?;
-        let kind = asked.kind.as_deref().map(Kind::parse).transpose()?;
-        let wanted = Wanted { name: self.collection.clone(), kind, model: asked.model.clone() };
+        let kind = asked.kind.as_deref().map(ImageKind::parse).transpose()?;
+        let wanted =
+            CollectionSpec { name: self.collection.clone(), kind, model: asked.model.clone() };
         match media(&self.headers).as_str() {
-            "application/zip" | "application/x-zip-compressed" => self.archive(app, wanted).await,
-            "application/json" => self.folder(app, wanted).await,
+            "application/zip" | "application/x-zip-compressed" => self.archive(state, wanted).await,
+            "application/json" => self.folder(state, wanted).await,
             "" | "application/octet-stream" | "application/x-www-form-urlencoded" => {
-                self.picture(app, wanted, asked).await
+                self.image(state, wanted, asked).await
             }
-            image if image.starts_with("image/") => self.picture(app, wanted, asked).await,
+            image if image.starts_with("image/") => self.image(state, wanted, asked).await,
             other => Err(Error::invalid(format!(
-                "the body's type is \"{other}\"; send a picture as image/* or application/octet-stream, many as \
+                "the body's type is \"{other}\"; send an image as image/* or application/octet-stream, many as \
                  application/zip, or {{\"folder\": PATH}} as application/json"
             ))),
         }
     }
 
-    async fn picture(self, app: &Arc<App>, wanted: Wanted, asked: Put) -> Result<Response> {
-        app.requests.check_room()?;
+    async fn image(
+        self,
+        state: &Arc<ImagesState>,
+        wanted: CollectionSpec,
+        asked: Put,
+    ) -> Result<Response> {
+        state.services.requests.check_room()?;
         let name = checked_name(asked.name.as_deref().unwrap_or_default())?;
         let payload = checked_payload(asked.payload.as_deref())?;
         let background = flag("background", asked.background.as_deref())?;
-        let bytes = whole(app, &self.headers, self.body).await?;
-        let _admitted = app.requests.admit()?;
-        let new = New { wanted, name, payload, bytes };
+        let bytes = whole(&state.services, &self.headers, self.body).await?;
+        let _admitted = state.services.requests.admit()?;
+        let new = NewImage { wanted, name, payload, bytes };
         let outcome = if background {
-            add::add_in_background(app, new).await
+            add::add_in_background(state, new).await
         } else {
-            add::add(app, new).await
+            add::add(&state.services, new).await
         };
         Ok(Reply::json(outcome?.to_json().to_string()).into_response())
     }
 
-    async fn archive(self, app: &Arc<App>, wanted: Wanted) -> Result<Response> {
-        app.registry()?;
-        let permit = bulk::permit(app)?;
+    async fn archive(self, state: &Arc<ImagesState>, wanted: CollectionSpec) -> Result<Response> {
+        state.services.registry()?;
+        let permit = state.bulk_permit()?;
         let limits = UploadLimits {
             noun: "archive",
             bytes_max: ARCHIVE_BYTES_MAX,
-            piece_timeout: app.requests.limits.client_timeout,
+            piece_timeout: state.services.requests.limits.client_timeout,
         };
         // While the body comes, its bytes are not those of a next request.
         let receiving = self.watch.complete();
@@ -170,41 +177,44 @@ impl Sent {
             sender.feed(pieces, limits).await;
             drop(receiving);
         });
-        let directory =
-            app.collections.config().directory.clone().filter(|directory| directory.is_dir());
-        lines(app, wanted, permit, move || {
+        let directory = state.services.directory.clone().filter(|directory| directory.is_dir());
+        lines(state, wanted, permit, move || {
             Archive::receive(reader, directory.as_deref())
                 .map_err(|error| failure.get().unwrap_or(error))
         })
         .await
     }
 
-    async fn folder(self, app: &Arc<App>, wanted: Wanted) -> Result<Response> {
+    async fn folder(self, state: &Arc<ImagesState>, wanted: CollectionSpec) -> Result<Response> {
         #[derive(serde::Deserialize)]
         #[serde(deny_unknown_fields)]
         struct Named {
             folder: String,
         }
-        app.access.check_admin("folders of the server are read", Some(self.peer), &self.headers)?;
-        app.access.check_admin_page(&self.headers)?;
-        app.registry()?;
-        let named: Named = parsed(app, &self.headers, self.body).await?;
-        let permit = bulk::permit(app)?;
-        lines(app, wanted, permit, move || Folder::open(&named.folder)).await
+        state.access.check_admin(
+            "folders of the server are read",
+            Some(self.peer),
+            &self.headers,
+        )?;
+        state.access.check_admin_page(&self.headers)?;
+        state.services.registry()?;
+        let named: Named = parsed(&state.services, &self.headers, self.body).await?;
+        let permit = state.bulk_permit()?;
+        lines(state, wanted, permit, move || Folder::open(&named.folder)).await
     }
 }
 
 /// An answer of lines, made by a thread that opens the source first: what is wrong with that is the
 /// answer's status.
 async fn lines<S: bulk::Source>(
-    app: &Arc<App>,
-    wanted: Wanted,
+    state: &Arc<ImagesState>,
+    wanted: CollectionSpec,
     permit: UploadPermit,
     open: impl FnOnce() -> Result<S> + Send + 'static,
 ) -> Result<Response> {
     let stop = Arc::new(AtomicBool::new(false));
     let (writer, results) = result_channel(stop.clone());
-    bulk::start(app, wanted, permit, writer, stop, open)?;
+    bulk::start(state, wanted, permit, writer, stop, open)?;
     results.begun().await?;
     let mut response = Response::new(Body::from_stream(results));
     let headers = response.headers_mut();
@@ -214,11 +224,11 @@ async fn lines<S: bulk::Source>(
 }
 
 /// Reads a body that is JSON.
-async fn parsed<T>(app: &App, headers: &HeaderMap, body: Body) -> Result<T>
+async fn parsed<T>(services: &ImageServices, headers: &HeaderMap, body: Body) -> Result<T>
 where
     T: serde::de::DeserializeOwned + Send + 'static,
 {
-    app.requests.parse_json(app.requests.read_json_body(headers, body).await?).await
+    services.requests.parse_json(services.requests.read_json_body(headers, body).await?).await
 }
 
 /// What the query of a page may say.
@@ -230,19 +240,28 @@ struct Page {
     filter: Option<String>,
 }
 
-async fn page(State(app): Shared, Path(collection): Path<String>, asked: Given<Page>) -> Reply {
+async fn page(
+    State(state): Shared<ImagesState>,
+    Path(collection): Path<String>,
+    asked: Given<Page>,
+) -> Reply {
     let page = async {
         let asked = given(asked)?;
         let offset = asked.offset.as_deref().map(str::parse::<PointId>).transpose()?;
         let limit = asked.limit.unwrap_or(PAGE_DEFAULT);
-        browse::page(&app, &collection, limit, offset, asked.filter).await
+        browse::page(&state.services, &collection, limit, offset, asked.filter).await
     };
     answer(page.await)
 }
 
-async fn drop_collection(State(app): Shared, Path(collection): Path<String>) -> Reply {
+async fn drop_collection(
+    State(state): Shared<ImagesState>,
+    Path(collection): Path<String>,
+) -> Reply {
     answer(
-        browse::drop_collection(&app, &collection).await.map(|()| json!({ "deleted": collection })),
+        browse::drop_collection(&state.services, &collection)
+            .await
+            .map(|()| json!({ "deleted": collection })),
     )
 }
 
@@ -258,7 +277,7 @@ struct Find {
 }
 
 async fn find(
-    State(app): Shared,
+    State(state): Shared<ImagesState>,
     Path(collection): Path<String>,
     asked: Given<Find>,
     headers: HeaderMap,
@@ -266,7 +285,7 @@ async fn find(
 ) -> Reply {
     let found = async {
         let asked = given(asked)?;
-        app.requests.check_room()?;
+        state.services.requests.check_room()?;
         let explain = flag("explain", asked.explain.as_deref())?;
         let sample = if media(&headers) == "application/json" {
             #[derive(serde::Deserialize)]
@@ -274,25 +293,25 @@ async fn find(
             struct Named {
                 id: PointId,
             }
-            Sample::Point(parsed::<Named>(&app, &headers, body).await?.id)
+            QueryImage::Point(parsed::<Named>(&state.services, &headers, body).await?.id)
         } else {
-            Sample::File(whole(&app, &headers, body).await?)
+            QueryImage::File(whole(&state.services, &headers, body).await?)
         };
-        let _admitted = app.requests.admit()?;
-        let asked = Asked {
+        let _admitted = state.services.requests.admit()?;
+        let asked = ImageQuery {
             k: asked.k.unwrap_or(HITS_DEFAULT),
             threshold: asked.threshold,
             candidates: asked.candidates,
             explain,
             filter: asked.filter,
         };
-        search::search(&app, &collection, asked, sample).await
+        query::search(&state.services, &collection, asked, sample).await
     };
     answer(found.await)
 }
 
 async fn missing(
-    State(app): Shared,
+    State(state): Shared<ImagesState>,
     Path(collection): Path<String>,
     headers: HeaderMap,
     body: Body,
@@ -303,21 +322,21 @@ async fn missing(
         ids: Vec<Value>,
     }
     let missing = async {
-        let asked: Ids = parsed(&app, &headers, body).await?;
-        browse::missing(&app, &collection, asked.ids).await
+        let asked: Ids = parsed(&state.services, &headers, body).await?;
+        browse::missing(&state.services, &collection, asked.ids).await
     };
     answer(missing.await)
 }
 
 async fn begin_rebuild(
-    State(app): Shared,
+    State(state): Shared<ImagesState>,
     Path(collection): Path<String>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
     let begun = async {
-        let asked: rebuild::Asked = parsed(&app, &headers, body).await?;
-        rebuild::begin(&app, &collection, &asked)
+        let asked: rebuild::RebuildRequest = parsed(&state.services, &headers, body).await?;
+        rebuild::begin(&state, &collection, &asked)
     };
     let begun = begun
         .await
@@ -325,24 +344,33 @@ async fn begin_rebuild(
     Reply::of(begun)
 }
 
-async fn rebuild_progress(State(app): Shared, Path(collection): Path<String>) -> Reply {
-    answer(rebuild::progress(&app, &collection))
+async fn rebuild_progress(
+    State(state): Shared<ImagesState>,
+    Path(collection): Path<String>,
+) -> Reply {
+    answer(state.rebuilds.progress(&collection))
 }
 
-/// A picture's bytes never change under its id.
+/// An image's bytes never change under its id.
 fn kept(reply: Reply) -> Reply {
     reply
         .with_header(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=86400"))
         .with_header(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"))
 }
 
-async fn original(State(app): Shared, Path((collection, id)): Path<(String, String)>) -> Reply {
-    let found = async { browse::original(&app, &collection, id.parse()?).await };
+async fn original(
+    State(state): Shared<ImagesState>,
+    Path((collection, id)): Path<(String, String)>,
+) -> Reply {
+    let found = async { browse::original(&state.services, &collection, id.parse()?).await };
     Reply::of(found.await.map(|(media, bytes)| kept(Reply::body(media, bytes))))
 }
 
-async fn delete(State(app): Shared, Path((collection, id)): Path<(String, String)>) -> Reply {
-    let deleted = async { browse::delete(&app, &collection, id.parse()?).await };
+async fn delete(
+    State(state): Shared<ImagesState>,
+    Path((collection, id)): Path<(String, String)>,
+) -> Reply {
+    let deleted = async { browse::delete(&state.services, &collection, id.parse()?).await };
     answer(deleted.await.map(|()| json!({ "deleted": id })))
 }
 
@@ -354,28 +382,21 @@ struct Small {
 }
 
 async fn small(
-    State(app): Shared,
+    State(state): Shared<ImagesState>,
     Path((collection, id)): Path<(String, String)>,
     asked: Given<Small>,
 ) -> Reply {
     let made = async {
         let size = given(asked)?.size.unwrap_or(SIDE_DEFAULT);
-        browse::small(&app, &collection, id.parse()?, size).await
+        browse::small(&state.services, &collection, id.parse()?, size).await
     };
     Reply::of(made.await.map(|bytes| kept(Reply::body("image/jpeg", bytes))))
 }
 
-async fn keypoints(State(app): Shared, Path((collection, id)): Path<(String, String)>) -> Reply {
-    let found = async { browse::keypoints(&app, &collection, id.parse()?).await };
+async fn keypoints(
+    State(state): Shared<ImagesState>,
+    Path((collection, id)): Path<(String, String)>,
+) -> Reply {
+    let found = async { browse::keypoints(&state.services, &collection, id.parse()?).await };
     answer(found.await)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_description_names_every_route() {
-        crate::loopback::describes(OPENAPI, include_str!("door.rs"));
-    }
 }

@@ -1,4 +1,4 @@
-//! What is made of a picture's bytes: its id, its embedding model's input, its keypoints, its
+//! What is made of an image's bytes: its id, its embedding model's input, its keypoints, its
 //! facts.
 
 use std::sync::Arc;
@@ -10,16 +10,16 @@ use search::points::PointId;
 use serde_json::{Map, Value, json};
 use vision::{Decoded, Format, Header, Limits, decode};
 
+use super::collection::ImageKind;
 use super::embedder::Embedder;
-use super::ingest::Job;
-use super::target::Kind;
+use super::job::IngestJob;
 use transport::{ByteBudget, Reservation};
 
 /// The service's own block of a payload.
-pub(super) const BLOCK: &str = "image";
-/// Bytes of a picture's file at most.
-pub(super) const PICTURE_BYTES_MAX: usize = 64 << 20;
-/// Bytes of a picture's name at most.
+pub(crate) const BLOCK: &str = "image";
+/// Bytes of an image's file at most.
+pub(crate) const IMAGE_BYTES_MAX: usize = 64 << 20;
+/// Bytes of an image's name at most.
 const NAME_BYTES_MAX: usize = 512;
 /// Resolutions of fingerprint scanners; a file that claims another one was made by something that
 /// does not know.
@@ -28,9 +28,9 @@ const SCAN_DOTS: std::ops::RangeInclusive<f32> = 250.0..=1200.0;
 const MEMORY_RETRY: Duration = Duration::from_millis(50);
 const MEMORY_WAIT_MAX: Duration = Duration::from_secs(120);
 
-/// A picture's id: the first 16 bytes of its file's BLAKE3 hash, as a UUID of version 8 (RFC 9562,
+/// An image's id: the first 16 bytes of its file's BLAKE3 hash, as a UUID of version 8 (RFC 9562,
 /// 5.8).
-pub(super) fn id_of(bytes: &[u8]) -> [u8; 16] {
+pub(crate) fn id_of(bytes: &[u8]) -> [u8; 16] {
     let hash = blake3::hash(bytes);
     let number = hash.as_bytes().first_chunk::<16>().copied().map_or(0, u128::from_be_bytes);
     let version = (number & !(0xf << 76)) | (8 << 76);
@@ -38,27 +38,27 @@ pub(super) fn id_of(bytes: &[u8]) -> [u8; 16] {
     variant.to_be_bytes()
 }
 
-/// A picture's facts, as its payload has them.
+/// An image's facts, as its payload has them.
 #[derive(Clone, Debug)]
-pub(super) struct Facts {
-    pub(super) id: [u8; 16],
-    pub(super) name: String,
-    pub(super) format: Format,
-    pub(super) width: u32,
-    pub(super) height: u32,
-    pub(super) bytes: usize,
-    pub(super) keypoints: usize,
+pub(crate) struct Facts {
+    pub(crate) id: [u8; 16],
+    pub(crate) name: String,
+    pub(crate) format: Format,
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+    pub(crate) bytes: usize,
+    pub(crate) keypoints: usize,
 }
 
 impl Facts {
     /// The key of its original in `space`.
-    pub(super) fn original(&self, space: &str) -> String {
+    pub(crate) fn original(&self, space: &str) -> String {
         let id = PointId::Uuid(self.id).to_string();
         format!("{space}/{}/{id}.{}", id.get(..2).unwrap_or("00"), self.format.name())
     }
 
     /// The user's payload with the service's block.
-    pub(super) fn payload(&self, own: &Map<String, Value>, space: &str) -> Map<String, Value> {
+    pub(crate) fn payload(&self, own: &Map<String, Value>, space: &str) -> Map<String, Value> {
         let mut payload = own.clone();
         let block = json!({
             "name": self.name, "format": self.format.name(), "width": self.width, "height": self.height,
@@ -70,33 +70,33 @@ impl Facts {
 }
 
 /// What search compares, and the facts.
-pub(super) struct Features {
-    pub(super) facts: Facts,
-    pub(super) graph: Graph,
+pub(crate) struct Features {
+    pub(crate) facts: Facts,
+    pub(crate) graph: Graph,
     /// The embedding model's input.
-    pub(super) tensor: Vec<f32>,
+    pub(crate) tensor: Vec<f32>,
 }
 
 impl Features {
     /// The record of the keypoints.
-    pub(super) fn record(&self) -> Vec<u8> {
+    pub(crate) fn record(&self) -> Vec<u8> {
         let mut record = Vec::new();
         self.graph.encode(&mut record);
         record
     }
 }
 
-/// An error with the name of the picture that it is about, where it has one.
-pub(super) fn of_picture(error: Error, name: &str) -> Error {
+/// An error with the name of the image that it is about, where it has one.
+pub(crate) fn of_image(error: Error, name: &str) -> Error {
     if name.is_empty() { error } else { error.context(name) }
 }
 
 /// Returns the bytes that decoding an image and finding its keypoints take, from the file's header.
-fn memory(kind: Kind, bytes: &[u8]) -> Result<u64> {
+fn memory(kind: ImageKind, bytes: &[u8]) -> Result<u64> {
     let header = Header::read(bytes, &Limits::default())?;
     let keypoints = match kind {
-        Kind::Photo => 0,
-        Kind::Fingerprint => vision::fingerprint::work_bytes(header.width, header.height),
+        ImageKind::Photo => 0,
+        ImageKind::Fingerprint => vision::fingerprint::work_bytes(header.width, header.height),
     };
     Ok(header.decode_bytes + keypoints)
 }
@@ -105,13 +105,13 @@ fn memory(kind: Kind, bytes: &[u8]) -> Result<u64> {
 ///
 /// # Errors
 /// Those of the header, with the image's name; those of [`ByteBudget::reserve`].
-pub(super) fn reserve(
+pub(crate) fn reserve(
     budget: &Arc<ByteBudget>,
-    kind: Kind,
+    kind: ImageKind,
     bytes: &[u8],
     name: &str,
 ) -> Result<Reservation> {
-    let needed = memory(kind, bytes).map_err(|error| of_picture(error, name))?;
+    let needed = memory(kind, bytes).map_err(|error| of_image(error, name))?;
     budget.reserve(needed)
 }
 
@@ -120,14 +120,14 @@ pub(super) fn reserve(
 ///
 /// # Errors
 /// Those of [`reserve`], after having waited.
-pub(super) fn reserve_patiently(
-    job: &Job,
-    kind: Kind,
+pub(crate) fn reserve_patiently(
+    job: &IngestJob,
+    kind: ImageKind,
     bytes: &[u8],
     name: &str,
 ) -> Result<Reservation> {
-    let needed = memory(kind, bytes).map_err(|error| of_picture(error, name))?;
-    let budget = &job.app.requests.memory;
+    let needed = memory(kind, bytes).map_err(|error| of_image(error, name))?;
+    let budget = &job.services.requests.memory;
     let give_up = Instant::now() + MEMORY_WAIT_MAX;
     loop {
         let waits = Instant::now() < give_up && !job.stopped();
@@ -136,7 +136,7 @@ pub(super) fn reserve_patiently(
         if !(full && waits) {
             match budget.reserve(needed) {
                 Err(error) if waits && error.kind() == ErrorKind::ResourceExhausted => {}
-                outcome => return outcome.map_err(|error| of_picture(error, name)),
+                outcome => return outcome.map_err(|error| of_image(error, name)),
             }
         }
         std::thread::sleep(MEMORY_RETRY);
@@ -147,19 +147,19 @@ pub(super) fn reserve_patiently(
 ///
 /// # Errors
 /// Those of [`decode`], with the image's name.
-pub(super) fn decoded(_memory: &Reservation, bytes: &[u8], name: &str) -> Result<Decoded> {
-    decode(bytes, &Limits::default()).map_err(|error| of_picture(error, name))
+pub(crate) fn decoded(_memory: &Reservation, bytes: &[u8], name: &str) -> Result<Decoded> {
+    decode(bytes, &Limits::default()).map_err(|error| of_image(error, name))
 }
 
-/// The keypoints of a decoded picture.
+/// The keypoints of a decoded image.
 ///
 /// # Errors
 /// `InvalidArgument` for what cannot be a fingerprint.
-pub(super) fn keypoints(kind: Kind, decoded: &Decoded) -> Result<Graph> {
+pub(crate) fn keypoints(kind: ImageKind, decoded: &Decoded) -> Result<Graph> {
     let gray = decoded.picture.gray();
     match kind {
-        Kind::Photo => Ok(vision::photo::keypoints(&gray, &vision::photo::Options::default())),
-        Kind::Fingerprint => {
+        ImageKind::Photo => Ok(vision::photo::keypoints(&gray, &vision::photo::Options::default())),
+        ImageKind::Fingerprint => {
             let dots = decoded.dots_per_inch.filter(|dots| SCAN_DOTS.contains(dots));
             let default = vision::fingerprint::Options::default();
             let dots_per_inch = dots.unwrap_or(default.dots_per_inch);
@@ -169,19 +169,19 @@ pub(super) fn keypoints(kind: Kind, decoded: &Decoded) -> Result<Graph> {
     }
 }
 
-/// Everything about a picture but its embedding. The pixels do not outlive this.
+/// Everything about an image but its embedding. The pixels do not outlive this.
 ///
 /// # Errors
-/// `InvalidArgument` or `TooLarge` for a picture that cannot be read, with its name.
-pub(super) fn extract(
+/// `InvalidArgument` or `TooLarge` for an image that cannot be read, with its name.
+pub(crate) fn extract(
     memory: &Reservation,
-    kind: Kind,
+    kind: ImageKind,
     bytes: &[u8],
     name: &str,
     embedder: &Embedder,
 ) -> Result<Features> {
     let decoded = decoded(memory, bytes, name)?;
-    let graph = keypoints(kind, &decoded).map_err(|error| of_picture(error, name))?;
+    let graph = keypoints(kind, &decoded).map_err(|error| of_image(error, name))?;
     let tensor = embedder.tensor(&decoded.picture)?;
     let facts = Facts {
         id: id_of(bytes),
@@ -195,13 +195,13 @@ pub(super) fn extract(
     Ok(Features { facts, graph, tensor })
 }
 
-/// A picture's name, checked; it is shown and never opened.
+/// An image's name, checked; it is shown and never opened.
 ///
 /// # Errors
 /// `InvalidArgument` for one that is too long.
-pub(super) fn checked_name(name: &str) -> Result<String> {
+pub(crate) fn checked_name(name: &str) -> Result<String> {
     if name.len() > NAME_BYTES_MAX {
-        return Err(Error::invalid(format!("a picture's name has at most {NAME_BYTES_MAX} bytes")));
+        return Err(Error::invalid(format!("an image's name has at most {NAME_BYTES_MAX} bytes")));
     }
     Ok(name.to_owned())
 }
@@ -210,7 +210,7 @@ pub(super) fn checked_name(name: &str) -> Result<String> {
 ///
 /// # Errors
 /// `InvalidArgument` for what is no JSON object, or has the service's own key.
-pub(super) fn checked_payload(text: Option<&str>) -> Result<Map<String, Value>> {
+pub(crate) fn checked_payload(text: Option<&str>) -> Result<Map<String, Value>> {
     let Some(text) = text else { return Ok(Map::new()) };
     let payload: Map<String, Value> = serde_json::from_str(text)
         .map_err(|error| Error::invalid(format!("payload= is no JSON object: {error}")))?;
@@ -228,12 +228,12 @@ mod tests {
 
     #[test]
     fn ids_are_uuids_of_the_contents() {
-        let text = PointId::Uuid(id_of(b"a picture")).to_string();
-        assert_eq!(text, PointId::Uuid(id_of(b"a picture")).to_string());
+        let text = PointId::Uuid(id_of(b"an image")).to_string();
+        assert_eq!(text, PointId::Uuid(id_of(b"an image")).to_string());
         assert_ne!(text, PointId::Uuid(id_of(b"another")).to_string());
         assert_eq!(text.as_bytes()[14], b'8', "{text}");
         assert!(b"89ab".contains(&text.as_bytes()[19]), "{text}");
-        let hash = blake3::hash(b"a picture").to_hex();
+        let hash = blake3::hash(b"an image").to_hex();
         assert_eq!(text[..8], hash[..8]);
     }
 

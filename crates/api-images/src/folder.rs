@@ -8,9 +8,9 @@ use base::{Error, Result};
 use bytes::Bytes;
 use vision::Format;
 
-use super::bulk::{Found, Source};
-use super::features::PICTURE_BYTES_MAX;
-use super::zip::looks_like_a_picture;
+use super::archive::looks_like_an_image;
+use super::bulk::{Source, SourceEntry};
+use super::features::IMAGE_BYTES_MAX;
 
 /// Directories below each other.
 const DEPTH_MAX: usize = 64;
@@ -20,7 +20,7 @@ const ENTRIES_MAX: usize = 1_000_000;
 const HEAD_BYTES: u64 = 16;
 
 /// A directory that is being walked, in the order of names.
-pub(super) struct Folder {
+pub(crate) struct Folder {
     root: PathBuf,
     /// What is still to be looked at, last first, with its depth.
     waiting: Vec<(PathBuf, usize)>,
@@ -29,7 +29,7 @@ pub(super) struct Folder {
 impl Folder {
     /// # Errors
     /// `InvalidArgument` for what is no absolute path of a directory that can be read.
-    pub(super) fn open(path: &str) -> Result<Folder> {
+    pub(crate) fn open(path: &str) -> Result<Folder> {
         let root = PathBuf::from(path);
         if !root.is_absolute() || !root.is_dir() {
             return Err(Error::invalid(format!(
@@ -55,30 +55,30 @@ impl Folder {
         path.strip_prefix(&self.root).unwrap_or(path).to_string_lossy().into_owned()
     }
 
-    fn look(&mut self, path: &Path, depth: usize) -> Found {
+    fn look(&mut self, path: &Path, depth: usize) -> SourceEntry {
         let name = self.name(path);
         if path.is_dir() {
             if depth >= DEPTH_MAX {
-                return Found::Failed(
+                return SourceEntry::Failed(
                     name,
                     Error::invalid("directories below each other end here"),
                 );
             }
             return match self.enter(path, depth + 1) {
-                Ok(()) => Found::Nothing,
-                Err(error) => Found::Failed(name, error),
+                Ok(()) => SourceEntry::Nothing,
+                Err(error) => SourceEntry::Failed(name, error),
             };
         }
         match read(path) {
-            Ok(Some(bytes)) => Found::Picture(name, bytes),
-            Ok(None) => Found::Ignored,
-            Err(error) => Found::Failed(name, error),
+            Ok(Some(bytes)) => SourceEntry::Image(name, bytes),
+            Ok(None) => SourceEntry::Ignored,
+            Err(error) => SourceEntry::Failed(name, error),
         }
     }
 }
 
 impl Source for Folder {
-    fn next(&mut self) -> Option<Found> {
+    fn next(&mut self) -> Option<SourceEntry> {
         let (path, depth) = self.waiting.pop()?;
         Some(self.look(&path, depth))
     }
@@ -90,20 +90,20 @@ fn wanted(entry: &DirEntry) -> Option<PathBuf> {
     (kind.is_file() || kind.is_dir()).then(|| entry.path())
 }
 
-/// A file's bytes; `None` for what is no picture.
+/// A file's bytes; `None` for what is no image.
 fn read(path: &Path) -> Result<Option<Bytes>> {
     let wrong = |error: std::io::Error| Error::invalid(format!("it cannot be read: {error}"));
     let mut file = File::open(path).map_err(wrong)?;
     let mut bytes = Vec::new();
     file.by_ref().take(HEAD_BYTES).read_to_end(&mut bytes).map_err(wrong)?;
-    let named = path.file_name().is_some_and(|name| looks_like_a_picture(&name.to_string_lossy()));
+    let named = path.file_name().is_some_and(|name| looks_like_an_image(&name.to_string_lossy()));
     if Format::sniff(&bytes).is_none() && !named {
         return Ok(None);
     }
-    let rest = PICTURE_BYTES_MAX as u64 + 1 - bytes.len() as u64;
+    let rest = IMAGE_BYTES_MAX as u64 + 1 - bytes.len() as u64;
     file.take(rest).read_to_end(&mut bytes).map_err(wrong)?;
-    if bytes.len() > PICTURE_BYTES_MAX {
-        return Err(Error::too_large(format!("a picture has at most {PICTURE_BYTES_MAX} bytes")));
+    if bytes.len() > IMAGE_BYTES_MAX {
+        return Err(Error::too_large(format!("an image has at most {IMAGE_BYTES_MAX} bytes")));
     }
     Ok(Some(Bytes::from(bytes)))
 }

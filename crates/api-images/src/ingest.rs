@@ -1,153 +1,117 @@
-//! Bulk work: pictures of an archive, a folder, a rebuild, or sent with `background=1`.
+//! Bulk work: images of an archive, a folder, a rebuild, or sent with `background=1`.
 //!
-//! Threads "ingest-N" take pictures from one bounded queue, several of a collection at a time, and
+//! Threads "ingest-N" take images from one bounded queue, several of a collection at a time, and
 //! do what takes long themselves at idle priority, the model's runs included: so a query meets an
 //! idle machine however much is being put in. Collections they leave to threads of ordinary
-//! priority. What fails, fails for one picture.
+//! priority. What fails, fails for one image.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base::{Error, Result};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
-use metrics::KindLabels;
 use serde_json::{Map, Value};
-use tokio::runtime::Handle;
 
-use super::add;
 use super::claims::Claims;
+use super::collection::{ImageCollection, ImageKind};
 use super::embedder::Embedder;
 use super::features::{self, Features};
+use super::job::IngestJob;
 use super::pool::threads;
-use super::store::{self, Outcome, Ready};
-use super::target::{Target, Wanted};
-use crate::app::App;
+use super::store::{self, PutOutcome, ReadyImage};
 
-/// Pictures that wait, with their bytes.
+/// Images that wait, with their bytes.
 const QUEUE_MAX: usize = 16;
 /// Share of the budget of request memory that the files of bulk work may take beside it: one part
 /// of so many.
 const FILES_SHARE: u64 = 8;
 /// How often bulk work looks whether files that wait have left room for the next one.
 const FILES_RETRY: Duration = Duration::from_millis(20);
-/// Pictures that one thread works on at a time.
+/// Images that one thread works on at a time.
 const BATCH_MAX: usize = 8;
 /// What a caller that was refused is told to wait.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What the pictures of one caller have in common.
-pub(super) struct Job {
-    pub(super) app: Arc<App>,
-    pub(super) wanted: Wanted,
-    pub(super) runtime: Handle,
-    /// Set when nobody wants the rest any more.
-    pub(super) stop: Arc<AtomicBool>,
-}
-
-impl Job {
-    /// Of a request, on the door's runtime.
-    pub(super) fn new(app: &Arc<App>, wanted: Wanted, stop: Arc<AtomicBool>) -> Arc<Job> {
-        Arc::new(Job { app: app.clone(), wanted, runtime: Handle::current(), stop })
-    }
-
-    pub(super) fn stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
-    }
-
-    /// Runs what takes locks that queries take too, and waits for it. Who holds such a lock at idle
-    /// priority gets no time to let go of it while others keep all cores busy, and every query
-    /// would wait as long.
-    ///
-    /// # Errors
-    /// Those of `work`; `Internal` where it panics or the server ends.
-    pub(super) fn at_ordinary_priority<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let work = self.runtime.spawn_blocking(work);
-        let ended = self.runtime.block_on(work);
-        ended.map_err(|error| {
-            Error::internal(format!("work on a collection ended early: {error}"))
-        })?
-    }
-}
-
-/// One picture of a job.
-pub(super) struct Piece {
-    pub(super) job: Arc<Job>,
-    pub(super) name: String,
-    pub(super) bytes: Bytes,
-    pub(super) payload: Map<String, Value>,
+/// One image of a job.
+pub(crate) struct IngestImage {
+    pub(crate) job: Arc<IngestJob>,
+    pub(crate) name: String,
+    pub(crate) bytes: Bytes,
+    pub(crate) payload: Map<String, Value>,
     /// Told once what became of it; dropped where a thread ends by panic.
-    pub(super) done: Box<dyn FnOnce(Result<Outcome>) + Send>,
+    pub(crate) done: Box<dyn FnOnce(Result<PutOutcome>) + Send>,
 }
 
 /// Bytes of a file in bulk work, counted until the file has been worked on.
-struct Held {
+struct HeldBytes {
     all: Arc<AtomicU64>,
     bytes: u64,
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.all.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
-/// A picture in the queue. One that a client sent by itself is counted with its request.
-type Queued = (Piece, Option<Held>);
+/// An image in the queue. One that a client sent by itself is counted with its request.
+type Queued = (IngestImage, Option<HeldBytes>);
 
 /// The threads and their queue, started when there is something to do.
 #[derive(Default)]
-pub(super) struct Ingest {
-    claims: Claims,
+pub(crate) struct Ingest {
+    claims: Arc<Claims>,
     queue: OnceLock<Result<Sender<Queued>>>,
     /// Bytes of the files of archives, folders and rebuilds that wait or are worked on.
     held: Arc<AtomicU64>,
 }
 
 impl Ingest {
-    /// Waits for room, and hands a picture over.
+    /// Waits for room, and hands an image over.
     ///
     /// # Errors
     /// `ResourceExhausted` where there can be no threads.
-    pub(super) fn send(&self, piece: Piece) -> Result<()> {
-        let queue = self.queue.get_or_init(start).clone()?;
+    pub(crate) fn send(&self, piece: IngestImage) -> Result<()> {
+        let queue = self.queue()?;
         let held = self.hold(&piece);
         queue
             .send((piece, Some(held)))
             .map_err(|_| Error::internal("the threads for bulk work have ended"))
     }
 
+    fn queue(&self) -> Result<Sender<Queued>> {
+        self.queue.get_or_init(|| start(&self.claims)).clone()
+    }
+
     /// Waits until the files in bulk work leave room for one more. One file is always let in.
-    fn hold(&self, piece: &Piece) -> Held {
+    fn hold(&self, piece: &IngestImage) -> HeldBytes {
         let (bytes, most) =
-            (piece.bytes.len() as u64, piece.job.app.requests.memory.max() / FILES_SHARE);
+            (piece.bytes.len() as u64, piece.job.services.requests.memory.max() / FILES_SHARE);
         let room =
             |all: u64| (all == 0 || all.saturating_add(bytes) <= most).then_some(all + bytes);
         // What holds the rest is worked on by threads that wait for nothing of this one.
         while self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
             std::thread::sleep(FILES_RETRY);
         }
-        Held { all: self.held.clone(), bytes }
+        HeldBytes { all: self.held.clone(), bytes }
     }
 
     /// The same without waiting.
     ///
     /// # Errors
     /// `ResourceExhausted`, with advice, where there is no room.
-    pub(super) fn try_send(&self, piece: Piece) -> Result<()> {
-        let metrics = piece.job.app.metrics.clone();
-        let queue = self.queue.get_or_init(start).clone()?;
+    pub(crate) fn try_send(&self, piece: IngestImage) -> Result<()> {
+        let services = piece.job.services.clone();
+        let queue = self.queue()?;
         queue.try_send((piece, None)).map_err(|error| match error {
             TrySendError::Full(_) => {
-                metrics.refused.get_or_create(&KindLabels { kind: "ingest_queue_max" }).inc();
+                services.count_refusal("ingest_queue_max");
                 Error::exhausted(format!(
-                    "{QUEUE_MAX} pictures wait to be put in already; try again later"
+                    "{QUEUE_MAX} images wait to be put in already; try again later"
                 ))
                 .with_retry_after(RETRY_AFTER)
             }
@@ -158,29 +122,29 @@ impl Ingest {
     }
 
     /// Bytes of the files of archives, folders and rebuilds that wait or are worked on.
-    #[cfg(test)]
-    pub(super) fn held(&self) -> u64 {
+    pub(crate) fn held_bytes(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Pictures that wait.
-    pub(super) fn waiting(&self) -> usize {
+    /// Images that wait.
+    pub(crate) fn waiting(&self) -> usize {
         self.queue.get().and_then(|queue| queue.as_ref().ok()).map_or(0, Sender::len)
     }
 }
 
-fn start() -> Result<Sender<Queued>> {
+fn start(claims: &Arc<Claims>) -> Result<Sender<Queued>> {
     let (sender, receiver) = bounded(QUEUE_MAX);
     for number in 0..threads() {
         let queue: Receiver<Queued> = receiver.clone();
+        let claims = claims.clone();
         let body = move || {
-            os::thread::enter_background("putting pictures in");
+            os::thread::enter_background("putting images in");
             while let Ok(first) = queue.recv() {
                 let batch = std::iter::once(first).chain(queue.try_iter().take(BATCH_MAX - 1));
-                // A panic costs the pictures that it is about, whose callers learn of it because
+                // A panic costs the images that it is about, whose callers learn of it because
                 // nobody tells them more.
-                let (batch, held): (Vec<Piece>, Vec<Option<Held>>) = batch.unzip();
-                drop(catch_unwind(AssertUnwindSafe(|| by_job(batch))));
+                let (batch, held): (Vec<IngestImage>, Vec<Option<HeldBytes>>) = batch.unzip();
+                drop(catch_unwind(AssertUnwindSafe(|| by_job(batch, &claims))));
                 drop(held);
             }
         };
@@ -191,8 +155,8 @@ fn start() -> Result<Sender<Queued>> {
 }
 
 /// Puts together what belongs together.
-fn by_job(pieces: Vec<Piece>) {
-    let mut jobs: Vec<Vec<Piece>> = Vec::new();
+fn by_job(pieces: Vec<IngestImage>, claims: &Claims) {
+    let mut jobs: Vec<Vec<IngestImage>> = Vec::new();
     for piece in pieces {
         match jobs
             .iter_mut()
@@ -204,24 +168,26 @@ fn by_job(pieces: Vec<Piece>) {
     }
     for pieces in jobs {
         let Some(job) = pieces.first().map(|piece| piece.job.clone()) else { continue };
-        let outcomes = outcomes(&job, &pieces);
+        let outcomes = outcomes(&job, &pieces, claims);
         for (piece, outcome) in pieces.into_iter().zip(outcomes) {
-            super::count(&job.app.metrics, &outcome);
+            job.services.count_put(store::status_of(&outcome));
             (piece.done)(outcome);
         }
     }
 }
 
-/// What becomes of pictures of one job, in their order.
-fn outcomes(job: &Job, pieces: &[Piece]) -> Vec<Result<Outcome>> {
+/// What becomes of images of one job, in their order.
+fn outcomes(job: &IngestJob, pieces: &[IngestImage], claims: &Claims) -> Vec<Result<PutOutcome>> {
     let ids: Vec<[u8; 16]> = pieces.iter().map(|piece| features::id_of(&piece.bytes)).collect();
     // First: another thread may put one of them in, and make the collection for it, while this one
     // waits.
-    let _claim = job.app.images.ingest.claims.take(&ids);
-    let (app, wanted, sought) = (job.app.clone(), job.wanted.clone(), ids.clone());
+    let _claim = claims.take(&ids);
+    let services = job.services.clone();
+    let wanted = job.wanted.clone();
+    let sought = ids.clone();
     let looked = job.at_ordinary_priority(move || {
-        let existing = Target::existing(&*app.registry()?, &wanted)?;
-        let embedder = add::embedder(&app, existing.as_ref(), wanted.model.as_deref())?;
+        let existing = ImageCollection::existing(&*services.registry()?, &wanted)?;
+        let embedder = services.embedder(existing.as_ref(), wanted.model.as_deref())?;
         let known = existing.as_ref().map(|target| store::present(&target.named, &sought));
         let known = known.unwrap_or_else(|| sought.iter().map(|_| Ok(None)).collect());
         Ok((existing, embedder, known))
@@ -235,21 +201,21 @@ fn outcomes(job: &Job, pieces: &[Piece]) -> Vec<Result<Outcome>> {
 }
 
 struct Batch<'a> {
-    job: &'a Job,
+    job: &'a IngestJob,
     embedder: Embedder,
     /// The collection, if it is there yet.
-    existing: Option<Target>,
+    existing: Option<ImageCollection>,
 }
 
 impl Batch<'_> {
     /// `known` of their `ids` are there already.
     fn put(
         &self,
-        pieces: &[Piece],
+        pieces: &[IngestImage],
         ids: &[[u8; 16]],
-        known: Vec<Result<Option<Outcome>>>,
-    ) -> Vec<Result<Outcome>> {
-        let mut outcomes: Vec<Option<Result<Outcome>>> =
+        known: Vec<Result<Option<PutOutcome>>>,
+    ) -> Vec<Result<PutOutcome>> {
+        let mut outcomes: Vec<Option<Result<PutOutcome>>> =
             known.into_iter().map(Result::transpose).collect();
         // The same file twice in a batch is worked on once.
         let mut first: HashMap<[u8; 16], usize> = HashMap::new();
@@ -261,7 +227,7 @@ impl Batch<'_> {
         let mut ready = Vec::new();
         for at in new {
             let Some(piece) = pieces.get(at) else { continue };
-            let kind = kind.unwrap_or(super::target::Kind::Photo);
+            let kind = kind.unwrap_or(ImageKind::Photo);
             let extracted = features::reserve_patiently(self.job, kind, &piece.bytes, &piece.name)
                 .and_then(|memory| {
                     features::extract(&memory, kind, &piece.bytes, &piece.name, &self.embedder)
@@ -279,7 +245,7 @@ impl Batch<'_> {
                 .get(at)
                 .and_then(|id| first.get(id))
                 .and_then(|&first| outcomes.get(first)?.clone());
-            twin.unwrap_or_else(|| Err(Error::internal("a picture was lost on its way in")))
+            twin.unwrap_or_else(|| Err(Error::internal("an image was lost on its way in")))
                 .map(|outcome| outcome.again())
         };
         (0..pieces.len())
@@ -288,7 +254,10 @@ impl Batch<'_> {
     }
 
     /// Embeds, keeps the originals and writes the points.
-    fn finish(&self, ready: Vec<(usize, &Piece, Features)>) -> Vec<(usize, Result<Outcome>)> {
+    fn finish(
+        &self,
+        ready: Vec<(usize, &IngestImage, Features)>,
+    ) -> Vec<(usize, Result<PutOutcome>)> {
         let tensors: Vec<&Vec<f32>> =
             ready.iter().map(|(_, _, features)| &features.tensor).collect();
         let embeddings = self.embed(&tensors);
@@ -297,8 +266,8 @@ impl Batch<'_> {
         let mut kept = Vec::new();
         for ((at, piece, features), embedding) in ready.into_iter().zip(embeddings) {
             match self.keep(piece, features, embedding, &target) {
-                Ok(picture) => kept.push((at, picture)),
-                Err(error) => outcomes.push((at, Err(features::of_picture(error, &piece.name)))),
+                Ok(image) => kept.push((at, image)),
+                Err(error) => outcomes.push((at, Err(features::of_image(error, &piece.name)))),
             }
         }
         if let Ok(target) = &target {
@@ -308,52 +277,58 @@ impl Batch<'_> {
     }
 
     /// The collection, which is made where it is not there yet.
-    fn target(&self, embeddings: &[Result<Vec<f32>>]) -> Result<Target> {
+    fn target(&self, embeddings: &[Result<Vec<f32>>]) -> Result<ImageCollection> {
         if let Some(existing) = &self.existing {
             return Ok(existing.clone());
         }
         let dims = embeddings.iter().find_map(|embedding| embedding.as_ref().ok()).map(Vec::len);
         let dims = dims.ok_or_else(|| Error::internal("there is no collection"))?;
-        let (app, wanted) = (self.job.app.clone(), self.job.wanted.clone());
+        let services = self.job.services.clone();
+        let wanted = self.job.wanted.clone();
         let model = self.embedder.name().to_owned();
-        self.job
-            .at_ordinary_priority(move || Target::make(&*app.registry()?, &wanted, dims, &model))
+        self.job.at_ordinary_priority(move || {
+            ImageCollection::make(&*services.registry()?, &wanted, dims, &model)
+        })
     }
 
-    /// Keeps the original of a picture that fits.
+    /// Keeps the original of an image that fits.
     fn keep(
         &self,
-        piece: &Piece,
+        piece: &IngestImage,
         mut features: Features,
         embedding: Result<Vec<f32>>,
-        target: &Result<Target>,
-    ) -> Result<Ready> {
+        target: &Result<ImageCollection>,
+    ) -> Result<ReadyImage> {
         let embedding = embedding?;
         let target = target.as_ref().map_err(Clone::clone)?;
         target.check_dims(embedding.len())?;
         let key = features.facts.original(&target.space);
-        self.job.runtime.block_on(self.job.app.images.originals.put(&key, piece.bytes.clone()))?;
+        self.job.runtime.block_on(self.job.services.originals.put(&key, piece.bytes.clone()))?;
         let payload = features.facts.payload(&piece.payload, &target.space);
         features.tensor = Vec::new();
-        Ok(Ready { features, embedding, payload })
+        Ok(ReadyImage { features, embedding, payload })
     }
 
     /// Writes all at once, and where that fails, one by one.
-    fn write(&self, target: &Target, kept: Vec<(usize, Ready)>) -> Vec<(usize, Result<Outcome>)> {
+    fn write(
+        &self,
+        target: &ImageCollection,
+        kept: Vec<(usize, ReadyImage)>,
+    ) -> Vec<(usize, Result<PutOutcome>)> {
         if kept.is_empty() {
             return Vec::new();
         }
-        let (places, pictures): (Vec<usize>, Vec<Ready>) = kept.into_iter().unzip();
-        let pictures = Arc::new(pictures);
-        let write = |which| store::write_patiently(self.job, target, &pictures, which);
-        let all = write(0..pictures.len());
-        let outcomes = pictures.iter().enumerate().map(|(at, picture)| {
-            all.clone().or_else(|_| write(at..at + 1)).map(|()| Outcome::added(&picture.features))
+        let (places, images): (Vec<usize>, Vec<ReadyImage>) = kept.into_iter().unzip();
+        let images = Arc::new(images);
+        let write = |which| store::write_patiently(self.job, target, &images, which);
+        let all = write(0..images.len());
+        let outcomes = images.iter().enumerate().map(|(at, image)| {
+            all.clone().or_else(|_| write(at..at + 1)).map(|()| PutOutcome::added(&image.features))
         });
         places.into_iter().zip(outcomes).collect()
     }
 
-    /// A vector for each input. A batch that fails is tried one by one, so that one picture costs
+    /// A vector for each input. A batch that fails is tried one by one, so that one image costs
     /// no other.
     fn embed(&self, tensors: &[&Vec<f32>]) -> Vec<Result<Vec<f32>>> {
         let mut embeddings = Vec::with_capacity(tensors.len());
@@ -375,7 +350,7 @@ impl Batch<'_> {
     }
 }
 
-fn set(outcomes: &mut [Option<Result<Outcome>>], at: usize, outcome: Result<Outcome>) {
+fn set(outcomes: &mut [Option<Result<PutOutcome>>], at: usize, outcome: Result<PutOutcome>) {
     if let Some(place) = outcomes.get_mut(at) {
         *place = Some(outcome);
     }

@@ -1,7 +1,7 @@
-//! Pictures as they were sent: in a directory, or wherever `object_store` can reach.
+//! Images as they were sent: in a directory, or wherever `object_store` can reach.
 //!
 //! An original's key is made of its own hash, so writing it twice changes nothing, and one whose
-//! point never came to be hinders nobody: the next upload of the same picture takes its place.
+//! point never came to be hinders nobody: the next upload of the same image takes its place.
 
 use std::path::Path as FilePath;
 use std::sync::{Arc, OnceLock};
@@ -13,15 +13,15 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 use tokio_stream::StreamExt;
 
-use crate::config::SearchConfig;
+use super::config::ImagesConfig;
 
 /// The directory beside the collections, where no other place is named. The dot keeps it apart from
 /// collections.
 const DIRECTORY: &str = ".originals";
 
 /// Where originals are.
-pub(super) struct Originals {
-    config: SearchConfig,
+pub(crate) struct Originals {
+    config: ImagesConfig,
     place: OnceLock<Place>,
 }
 
@@ -33,35 +33,35 @@ struct Place {
 }
 
 impl Originals {
-    pub(super) fn new(config: SearchConfig) -> Originals {
+    pub(crate) fn new(config: ImagesConfig) -> Originals {
         Originals { config, place: OnceLock::new() }
     }
 
-    /// Keeps a picture; durable once this returns.
+    /// Keeps an image; durable once this returns.
     ///
     /// # Errors
     /// Those of the place.
-    pub(super) async fn put(&self, key: &str, bytes: Bytes) -> Result<()> {
+    pub(crate) async fn put(&self, key: &str, bytes: Bytes) -> Result<()> {
         let place = self.place()?;
         let put = place.store.put(&place.path(key)?, PutPayload::from_bytes(bytes)).await;
         put.map(drop).map_err(|error| failed(&error))
     }
 
-    /// A picture.
+    /// An image.
     ///
     /// # Errors
     /// `NotFound` where it is not there, otherwise those of the place.
-    pub(super) async fn get(&self, key: &str) -> Result<Bytes> {
+    pub(crate) async fn get(&self, key: &str) -> Result<Bytes> {
         let place = self.place()?;
         let got = place.store.get(&place.path(key)?).await.map_err(|error| failed(&error))?;
         got.bytes().await.map_err(|error| failed(&error))
     }
 
-    /// Removes a picture, if it is there.
+    /// Removes an image, if it is there.
     ///
     /// # Errors
     /// Those of the place.
-    pub(super) async fn delete(&self, key: &str) -> Result<()> {
+    pub(crate) async fn delete(&self, key: &str) -> Result<()> {
         let place = self.place()?;
         match place.store.delete(&place.path(key)?).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
@@ -69,11 +69,11 @@ impl Originals {
         }
     }
 
-    /// Removes all pictures of a space.
+    /// Removes all images of a space.
     ///
     /// # Errors
     /// Those of the place.
-    pub(super) async fn delete_all(&self, space: &str) -> Result<()> {
+    pub(crate) async fn delete_all(&self, space: &str) -> Result<()> {
         let place = self.place()?;
         let prefix = place.path(space)?;
         let mut objects = place.store.list(Some(&prefix));
@@ -102,14 +102,14 @@ impl Place {
     }
 }
 
-fn open(config: &SearchConfig) -> Result<Place> {
+fn open(config: &ImagesConfig) -> Result<Place> {
     match &config.originals {
         Some(url) if url.contains("://") => remote(url, config),
         Some(directory) => local(FilePath::new(directory)),
         None => {
             let directory = config.directory.as_deref().ok_or_else(|| {
                 Error::precondition(
-                    "this server has no place for pictures; start it with --originals DIR or URL",
+                    "this server has no place for images; start it with --originals DIR or URL",
                 )
             })?;
             local(&directory.join(DIRECTORY))
@@ -120,13 +120,13 @@ fn open(config: &SearchConfig) -> Result<Place> {
 fn local(directory: &FilePath) -> Result<Place> {
     os::private::create_dir_all(directory).map_err(|error| Error::io(directory, &error))?;
     let store = LocalFileSystem::new_with_prefix(directory).map_err(|error| failed(&error))?;
-    // An acknowledged picture survives a loss of power.
+    // An acknowledged image survives a loss of power.
     let store = store.with_fsync(true).with_automatic_cleanup(true);
     Ok(Place { store: Arc::new(store), prefix: Path::default() })
 }
 
 #[cfg(feature = "object-storage")]
-fn remote(url: &str, config: &SearchConfig) -> Result<Place> {
+fn remote(url: &str, config: &ImagesConfig) -> Result<Place> {
     let wrong =
         |error: &dyn std::fmt::Display| Error::invalid(format!("--originals {url}: {error}"));
     let parsed = url::Url::parse(url).map_err(|error| wrong(&error))?;
@@ -140,7 +140,7 @@ fn remote(url: &str, config: &SearchConfig) -> Result<Place> {
 }
 
 #[cfg(not(feature = "object-storage"))]
-fn remote(url: &str, _config: &SearchConfig) -> Result<Place> {
+fn remote(url: &str, _config: &ImagesConfig) -> Result<Place> {
     Err(Error::precondition(format!(
         "--originals {url}: this program was built without object storage; build it with --features object-storage, or name a \
          directory"
@@ -154,12 +154,12 @@ fn failed(error: &object_store::Error) -> Error {
         | object_store::Error::Unauthenticated { .. } => ErrorKind::FailedPrecondition,
         error if is_full(error) => {
             return Error::storage_full(format!(
-                "the pictures' place is full: {error}; make room, or give it another disk"
+                "the images' place is full: {error}; make room, or give it another disk"
             ));
         }
         _ => ErrorKind::Unavailable,
     };
-    Error::new(kind, format!("the pictures' place: {error}"))
+    Error::new(kind, format!("the images' place: {error}"))
 }
 
 /// Returns whether an error stems from a disk or a quota that is used up.

@@ -10,7 +10,7 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use metrics::{KindLabels, Metrics};
 use tokio::sync::oneshot;
 
-/// Work that waits for a thread; the next is refused. A picture's bytes wait with it.
+/// Work that waits for a thread; the next is refused. An image's bytes wait with it.
 const QUEUE_MAX: usize = 64;
 /// What a caller that was refused is told to wait.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -18,13 +18,13 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 type Work = Box<dyn FnOnce() + Send>;
 
 /// Threads "images-N", started when there is something to do.
-pub(super) struct Pool {
+pub(crate) struct Pool {
     metrics: Arc<Metrics>,
     queue: OnceLock<Result<Sender<Work>>>,
 }
 
 impl Pool {
-    pub(super) fn new(metrics: Arc<Metrics>) -> Pool {
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Pool {
         Pool { metrics, queue: OnceLock::new() }
     }
 
@@ -32,7 +32,7 @@ impl Pool {
     ///
     /// # Errors
     /// `ResourceExhausted`, with advice, when too much waits; those of `work`.
-    pub(super) async fn run<T: Send + 'static>(
+    pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
@@ -44,19 +44,19 @@ impl Pool {
             TrySendError::Full(_) => {
                 self.metrics.refused.get_or_create(&KindLabels { kind: "images_queue_max" }).inc();
                 Error::exhausted(format!(
-                    "{QUEUE_MAX} pictures wait to be looked at already; try again later"
+                    "{QUEUE_MAX} images wait to be looked at already; try again later"
                 ))
                 .with_retry_after(RETRY_AFTER)
             }
-            TrySendError::Disconnected(_) => Error::internal("the threads for pictures have ended"),
+            TrySendError::Disconnected(_) => Error::internal("the threads for images have ended"),
         })?;
         receiver
             .await
-            .unwrap_or_else(|_| Err(Error::internal("looking at this picture ended in a panic")))
+            .unwrap_or_else(|_| Err(Error::internal("looking at this image ended in a panic")))
     }
 
     /// Work that waits for a thread.
-    pub(super) fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.queue.get().and_then(|queue| queue.as_ref().ok()).map_or(0, Sender::len)
     }
 }
@@ -70,15 +70,15 @@ fn start() -> Result<Sender<Work>> {
 }
 
 /// As many as there are cores.
-pub(super) fn threads() -> usize {
+pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn spawn(name: String, queue: Receiver<Work>) -> Result<()> {
     let body = move || {
-        // A panic costs the picture that it is about, whose caller learns of it by its channel.
+        // A panic costs the image that it is about, whose caller learns of it by its channel.
         queue.iter().for_each(|work| drop(catch_unwind(AssertUnwindSafe(work))));
     };
     let spawned = std::thread::Builder::new().name(name).spawn(body);
-    spawned.map(drop).map_err(|error| Error::exhausted(format!("no thread for pictures: {error}")))
+    spawned.map(drop).map_err(|error| Error::exhausted(format!("no thread for images: {error}")))
 }

@@ -1,4 +1,4 @@
-//! Finding pictures by a picture: embedding and keypoints of the query, the coarse filter, the
+//! Finding images by an image: embedding and keypoints of the query, the coarse filter, the
 //! matcher, and why.
 
 use std::sync::Arc;
@@ -16,10 +16,9 @@ use search::registry::NamedCollection;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use super::add::{embed, embedder};
+use super::collection::{ImageCollection, ImageKind};
 use super::features::{self, BLOCK};
-use super::target::{Kind, Target};
-use crate::app::App;
+use super::services::ImageServices;
 
 /// Hits of one answer at most.
 const HITS_MAX: usize = 1000;
@@ -34,18 +33,18 @@ const FINGERPRINT_CANDIDATES: usize = search::collection::CANDIDATES_MAX;
 const EXACT_MAX: usize = 1000;
 
 /// What a search asks for.
-pub(super) struct Asked {
-    pub(super) k: usize,
-    /// From which score on a picture is accepted; `None` is the kind's own.
-    pub(super) threshold: Option<f32>,
-    pub(super) candidates: Option<usize>,
-    pub(super) explain: bool,
+pub(crate) struct ImageQuery {
+    pub(crate) k: usize,
+    /// From which score on an image is accepted; `None` is the kind's own.
+    pub(crate) threshold: Option<f32>,
+    pub(crate) candidates: Option<usize>,
+    pub(crate) explain: bool,
     /// In Qdrant's words.
-    pub(super) filter: Option<String>,
+    pub(crate) filter: Option<String>,
 }
 
-/// A picture to look for.
-pub(super) enum Sample {
+/// An image to look for.
+pub(crate) enum QueryImage {
     /// A file.
     File(Bytes),
     /// One of the collection.
@@ -55,7 +54,7 @@ pub(super) enum Sample {
 /// Scores records against the query's keypoints.
 struct Matcher(Arc<Probe>);
 
-impl ::search::Scorer for Matcher {
+impl search::Scorer for Matcher {
     type Scratch = matching::Scratch;
 
     fn scratch(&self) -> matching::Scratch {
@@ -63,7 +62,7 @@ impl ::search::Scorer for Matcher {
     }
 
     fn score(&self, record: &[u8], scratch: &mut matching::Scratch) -> Result<f32> {
-        // A point that was put in without a picture has no keypoints that could match.
+        // A point that was put in without an image has no keypoints that could match.
         if record.is_empty() {
             return Ok(0.0);
         }
@@ -72,7 +71,7 @@ impl ::search::Scorer for Matcher {
 }
 
 /// The query's side.
-struct Looked {
+struct QueryFeatures {
     width: f64,
     height: f64,
     graph: Graph,
@@ -90,23 +89,23 @@ struct Stages {
 /// The answer, as JSON.
 ///
 /// # Errors
-/// Those of the picture, the model and the collection; `InvalidArgument` for numbers out of range.
-pub(super) async fn search(
-    app: &Arc<App>,
+/// Those of the image, the model and the collection; `InvalidArgument` for numbers out of range.
+pub(crate) async fn search(
+    services: &ImageServices,
     name: &str,
-    asked: Asked,
-    sample: Sample,
+    asked: ImageQuery,
+    sample: QueryImage,
 ) -> Result<Value> {
-    let registry = app.registry()?;
-    let target = Target::open(&registry, name)?;
+    let registry = services.registry()?;
+    let target = ImageCollection::open(&registry, name)?;
     let most = asked.candidates.unwrap_or(match target.kind {
-        Kind::Photo => PHOTO_CANDIDATES,
-        Kind::Fingerprint => FINGERPRINT_CANDIDATES,
+        ImageKind::Photo => PHOTO_CANDIDATES,
+        ImageKind::Fingerprint => FINGERPRINT_CANDIDATES,
     });
     if !(1..=HITS_MAX).contains(&asked.k)
-        || !(1..=::search::collection::CANDIDATES_MAX).contains(&most)
+        || !(1..=search::collection::CANDIDATES_MAX).contains(&most)
     {
-        let candidates_max = ::search::collection::CANDIDATES_MAX;
+        let candidates_max = search::collection::CANDIDATES_MAX;
         return Err(Error::invalid(format!(
             "k is 1 to {HITS_MAX} and candidates 1 to {candidates_max}"
         )));
@@ -117,15 +116,22 @@ pub(super) async fn search(
         .map(|filter| api_qdrant::parse_filter(&target.named, filter))
         .transpose()?;
     let looked = match sample {
-        Sample::File(bytes) => look(app, &target, bytes).await?,
-        Sample::Point(id) => stored(app, &target, id).await?,
+        QueryImage::File(bytes) => look(services, &target, bytes).await?,
+        QueryImage::Point(id) => stored(services, &target, id).await?,
     };
     let probe = Arc::new(Probe::new(&looked.graph, matching::Options::default()));
     let threshold = asked.threshold.unwrap_or_else(|| accept(target.kind));
-    let deadline = Instant::now() + app.requests.limits.request_timeout;
-    let exhaustive = target.kind == Kind::Fingerprint && asked.candidates.is_none();
-    let plan =
-        Plan { k: asked.k, most, exhaustive, threshold, explain: asked.explain, clause, deadline };
+    let deadline = Instant::now() + services.requests.limits.request_timeout;
+    let exhaustive = target.kind == ImageKind::Fingerprint && asked.candidates.is_none();
+    let plan = SearchPlan {
+        k: asked.k,
+        most,
+        exhaustive,
+        threshold,
+        explain: asked.explain,
+        clause,
+        deadline,
+    };
     let (sender, receiver) = oneshot::channel();
     let started = Instant::now();
     let (embedding, shared) = (looked.embedding.clone(), probe.clone());
@@ -139,22 +145,26 @@ pub(super) async fn search(
             .with_retry_after(Duration::from_secs(1))
     })??;
     let took = started.elapsed();
-    record(app, &looked.stages, took);
+    record(services, &looked.stages, took);
     Ok(answer(&looked, &found, threshold, asked.explain, took))
 }
 
-/// From which score on a picture of this kind is the same.
-pub(super) fn accept(kind: Kind) -> f32 {
+/// From which score on an image of this kind is the same.
+pub(crate) fn accept(kind: ImageKind) -> f32 {
     match kind {
-        Kind::Photo => vision::photo::ACCEPT,
-        Kind::Fingerprint => vision::fingerprint::ACCEPT,
+        ImageKind::Photo => vision::photo::ACCEPT,
+        ImageKind::Fingerprint => vision::fingerprint::ACCEPT,
     }
 }
 
 /// A file's embedding and keypoints.
-async fn look(app: &Arc<App>, target: &Target, bytes: Bytes) -> Result<Looked> {
-    let embedder = embedder(app, Some(target), None)?;
-    let (kind, own, budget) = (target.kind, embedder.clone(), app.requests.memory.clone());
+async fn look(
+    services: &ImageServices,
+    target: &ImageCollection,
+    bytes: Bytes,
+) -> Result<QueryFeatures> {
+    let embedder = services.embedder(Some(target), None)?;
+    let (kind, own, budget) = (target.kind, embedder.clone(), services.requests.memory.clone());
     let work = move || {
         let memory = features::reserve(&budget, kind, &bytes, "")?;
         let started = Instant::now();
@@ -169,31 +179,35 @@ async fn look(app: &Arc<App>, target: &Target, bytes: Bytes) -> Result<Looked> {
             embed: after_keypoints.elapsed(),
         };
         let (width, height) = (f64::from(decoded.picture.width), f64::from(decoded.picture.height));
-        Ok((Looked { width, height, graph, embedding: Vec::new(), stages }, tensor))
+        Ok((QueryFeatures { width, height, graph, embedding: Vec::new(), stages }, tensor))
     };
-    let (mut looked, tensor) = app.images.pool.run(work).await?;
+    let (mut looked, tensor) = services.pool.run(work).await?;
     let started = Instant::now();
-    looked.embedding = embed(app, &embedder, tensor).await?;
+    looked.embedding = services.embed(&embedder, tensor).await?;
     looked.stages.embed += started.elapsed();
     target.check_dims(looked.embedding.len())?;
     Ok(looked)
 }
 
-/// A picture of the collection as a query.
-async fn stored(app: &Arc<App>, target: &Target, id: PointId) -> Result<Looked> {
+/// An image of the collection as a query.
+async fn stored(
+    services: &ImageServices,
+    target: &ImageCollection,
+    id: PointId,
+) -> Result<QueryFeatures> {
     let named = target.named.clone();
     let work = move || {
         let point = named.get(&id)?;
-        let point = point.ok_or_else(|| Error::not_found(format!("there is no picture {id}")))?;
+        let point = point.ok_or_else(|| Error::not_found(format!("there is no image {id}")))?;
         let graph = Graph::decode(&point.record)?;
         let (width, height) = size(&point);
         let FetchedPoint { embedding, .. } = point;
-        Ok(Looked { width, height, graph, embedding, stages: Stages::default() })
+        Ok(QueryFeatures { width, height, graph, embedding, stages: Stages::default() })
     };
-    app.images.pool.run(work).await
+    services.pool.run(work).await
 }
 
-/// Width and height of a stored picture.
+/// Width and height of a stored image.
 fn size(point: &FetchedPoint) -> (f64, f64) {
     let of = |key: &str| {
         point.payload.get(BLOCK).and_then(|block| block.get(key)?.as_f64()).unwrap_or(0.0)
@@ -201,7 +215,7 @@ fn size(point: &FetchedPoint) -> (f64, f64) {
     (of("width"), of("height"))
 }
 
-struct Plan {
+struct SearchPlan {
     k: usize,
     most: usize,
     /// Whether the search is one that compares every record.
@@ -212,10 +226,10 @@ struct Plan {
     deadline: Instant,
 }
 
-/// A found picture's keypoints and which of them matched, where that was asked for.
+/// A found image's keypoints and which of them matched, where that was asked for.
 type Why = Option<(Graph, Explanation)>;
 
-struct Found {
+struct SearchResult {
     hits: Vec<(QueryHit, FetchedPoint, Why)>,
     coverage: Coverage,
     partial: bool,
@@ -236,7 +250,7 @@ impl Coverage {
     }
 }
 
-impl Plan {
+impl SearchPlan {
     /// On a search thread.
     fn run(
         self,
@@ -244,7 +258,7 @@ impl Plan {
         thread: &mut SearchThread,
         embedding: &[f32],
         probe: Arc<Probe>,
-    ) -> Result<Found> {
+    ) -> Result<SearchResult> {
         // All candidates come back, because those that no keypoints speak for are ranked by their
         // embeddings.
         let query = CollectionQuery {
@@ -277,7 +291,7 @@ impl Plan {
             let explained = if self.explain { explain(&probe, &point, &mut scratch) } else { None };
             kept.push((hit, point, explained));
         }
-        Ok(Found { hits: kept, coverage, partial })
+        Ok(SearchResult { hits: kept, coverage, partial })
     }
 }
 
@@ -299,8 +313,8 @@ fn ranked(mut hits: Vec<QueryHit>, threshold: f32, k: usize) -> Vec<QueryHit> {
 }
 
 fn answer(
-    looked: &Looked,
-    found: &Found,
+    looked: &QueryFeatures,
+    found: &SearchResult,
     threshold: f32,
     explained: bool,
     took: Duration,
@@ -334,8 +348,12 @@ fn answer(
     })
 }
 
-/// The matched keypoints: x and y in the query's picture, x and y in the found one.
-fn pairs(looked: &Looked, point: &FetchedPoint, why: Option<&(Graph, Explanation)>) -> Value {
+/// The matched keypoints: x and y in the query's image, x and y in the found one.
+fn pairs(
+    looked: &QueryFeatures,
+    point: &FetchedPoint,
+    why: Option<&(Graph, Explanation)>,
+) -> Value {
     let Some((graph, explanation)) = why else { return json!([]) };
     let (width, height) = size(point);
     let pairs = explanation.pairs.iter().filter_map(|pair| {
@@ -346,8 +364,8 @@ fn pairs(looked: &Looked, point: &FetchedPoint, why: Option<&(Graph, Explanation
     json!(pairs.collect::<Vec<_>>())
 }
 
-/// A vertex's place in the pixels of its picture, to a tenth.
-pub(super) fn at(graph: &Graph, vertex: usize, width: f64, height: f64) -> Option<(f64, f64)> {
+/// A vertex's place in the pixels of its image, to a tenth.
+pub(crate) fn at(graph: &Graph, vertex: usize, width: f64, height: f64) -> Option<(f64, f64)> {
     let vertex = graph.vertices.get(vertex)?;
     let scaled = |place: i16, frame: u16, side: f64| {
         let factor = if frame == 0 || side == 0.0 { 1.0 } else { side / f64::from(frame) };
@@ -360,7 +378,7 @@ fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
-fn record(app: &App, stages: &Stages, search: Duration) {
+fn record(services: &ImageServices, stages: &Stages, search: Duration) {
     let all = [
         ("decode", stages.decode),
         ("embed", stages.embed),
@@ -368,7 +386,9 @@ fn record(app: &App, stages: &Stages, search: Duration) {
         ("search", search),
     ];
     for (kind, time) in all {
-        app.metrics
+        services
+            .requests
+            .metrics
             .images
             .search_seconds
             .get_or_create(&KindLabels { kind })
@@ -409,7 +429,7 @@ mod tests {
 
     #[test]
     fn a_point_without_keypoints_is_like_nothing_and_no_damage() {
-        use ::search::Scorer;
+        use search::Scorer;
         let matcher =
             Matcher(Arc::new(Probe::new(&Graph::default(), matching::Options::default())));
         assert_eq!(matcher.score(&[], &mut matcher.scratch()), Ok(0.0));

@@ -1,4 +1,4 @@
-//! A collection's pictures under another embedding model, while the old collection serves.
+//! A collection's images under another embedding model, while the old collection serves.
 //!
 //! The next version is filled from the originals as bulk work is, pass after pass: what came to the
 //! old collection during one pass is taken over by the next, payloads that were changed there are
@@ -7,104 +7,42 @@
 //! collection stays until it is deleted, so that changing the alias back undoes it all. Started
 //! again, after a crash too, a rebuild goes on where it was.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use base::{Error, ErrorKind, Result};
 use search::collection::PointParts;
 use search::points::{FetchedPoint, PayloadChange, PointId, PointSelection};
 use search::registry::{AliasChange, Registry};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::bulk::permit;
+use super::collection::{CollectionSpec, ImageCollection};
 use super::embedder::Embedder;
 use super::features::BLOCK;
-use super::ingest::{Job, Piece};
-use super::target::{Target, Wanted};
-use crate::app::App;
+use super::ingest::IngestImage;
+use super::job::IngestJob;
+use super::progress::{Rebuild, held};
+use super::state::ImagesState;
 
 /// Points looked at together.
 const PAGE: usize = 32;
 /// Passes; a collection that changes faster than it can be copied is not switched.
 const PASSES_MAX: usize = 50;
-/// Pictures that may fail before a rebuild ends early: their names and reasons are kept, some 20 MB
+/// Images that may fail before a rebuild ends early: their names and reasons are kept, some 20 MB
 /// of them.
 const FAILURES_MAX: usize = 100_000;
-
-/// Rebuilds, running and ended, by the name that was asked for.
-#[derive(Default)]
-pub(super) struct Rebuilds {
-    all: Mutex<BTreeMap<String, Arc<Rebuild>>>,
-}
-
-impl Rebuilds {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Rebuild>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// One rebuild.
-pub(super) struct Rebuild {
-    from: String,
-    to: Mutex<Option<String>>,
-    model: String,
-    switch: bool,
-    /// Pictures that it may do without.
-    max_failed: usize,
-    total: AtomicU64,
-    done: AtomicU64,
-    ended: Mutex<Option<Result<bool>>>,
-    failures: Mutex<BTreeMap<String, String>>,
-}
-
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Rebuild {
-    fn running(&self) -> bool {
-        held(&self.ended).is_none()
-    }
-
-    /// How far it is.
-    fn to_json(&self) -> Value {
-        let (state, error) = match &*held(&self.ended) {
-            None => ("running", None),
-            Some(Ok(true)) => ("switched", None),
-            Some(Ok(false)) => ("done", None),
-            Some(Err(error)) => ("failed", Some(error.message().to_owned())),
-        };
-        let failures = held(&self.failures);
-        json!({
-            "state": state, "from": self.from, "to": *held(&self.to), "model": self.model, "switch": self.switch,
-            "max_failed": self.max_failed, "total": self.total.load(Ordering::Relaxed), "done": self.done.load(Ordering::Relaxed),
-            "failed": failures.len(), "failures": failures.iter().take(10).collect::<BTreeMap<_, _>>(), "error": error,
-        })
-    }
-}
-
-/// How far the rebuild of a name is.
-///
-/// # Errors
-/// `NotFound` where there was none since the server was started.
-pub(super) fn progress(app: &App, name: &str) -> Result<Value> {
-    let rebuild = app.images.rebuilds.lock().get(name).cloned();
-    let rebuild =
-        rebuild.ok_or_else(|| Error::not_found(format!("\"{name}\" is not being rebuilt")))?;
-    Ok(rebuild.to_json())
-}
 
 /// What is asked of a rebuild.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Asked {
+pub(crate) struct RebuildRequest {
     /// The embedding model.
     model: String,
     /// Whether the alias goes over once everything is there.
     #[serde(default)]
     switch: bool,
-    /// Pictures that the new version may lack, because they cannot be read or embedded.
+    /// Images that the new version may lack, because they cannot be read or embedded.
     #[serde(default)]
     max_failed: usize,
 }
@@ -115,14 +53,14 @@ pub(super) struct Asked {
 /// `InvalidArgument` for more than [`FAILURES_MAX`] failures; `FailedPrecondition` for a model that
 /// is not served, and where `switch` cannot be, as the name is no alias; `AlreadyExists` while one
 /// runs; `ResourceExhausted` where too much goes on already.
-pub(super) fn begin(app: &Arc<App>, name: &str, asked: &Asked) -> Result<Value> {
+pub(crate) fn begin(state: &Arc<ImagesState>, name: &str, asked: &RebuildRequest) -> Result<Value> {
     let (model, switch) = (asked.model.as_str(), asked.switch);
     if asked.max_failed > FAILURES_MAX {
         return Err(Error::invalid(format!("\"max_failed\" is {FAILURES_MAX} at most")));
     }
-    let registry = app.registry()?;
-    let old = Target::open(&registry, name)?;
-    let embedder = Embedder::find(app.lifecycle.catalog(), Some(model))?;
+    let registry = state.services.registry()?;
+    let old = ImageCollection::open(&registry, name)?;
+    let embedder = Embedder::find(state.services.inference.catalog(), Some(model))?;
     if old.model == model {
         return Err(Error::precondition(format!(
             "\"{name}\" has embeddings of model \"{model}\" already"
@@ -133,14 +71,14 @@ pub(super) fn begin(app: &Arc<App>, name: &str, asked: &Asked) -> Result<Value> 
             "\"{name}\" is a collection's own name, which cannot be switched; rebuild its alias, or without \"switch\""
         )));
     }
-    let mut all = app.images.rebuilds.lock();
+    let mut all = state.rebuilds.lock();
     if all.get(name).is_some_and(|rebuild| rebuild.running()) {
         return Err(Error::new(
             ErrorKind::AlreadyExists,
             format!("\"{name}\" is being rebuilt already"),
         ));
     }
-    let place = permit(app)?;
+    let permit = state.bulk_permit()?;
     let rebuild = Arc::new(Rebuild {
         from: old.named.name().to_owned(),
         to: Mutex::default(),
@@ -156,21 +94,22 @@ pub(super) fn begin(app: &Arc<App>, name: &str, asked: &Asked) -> Result<Value> 
     let answer = rebuild.to_json();
     let stop = Arc::new(AtomicBool::new(false));
     let wanted =
-        Wanted { name: String::new(), kind: Some(old.kind), model: Some(model.to_owned()) };
-    let job = Job::new(app, wanted, stop);
+        CollectionSpec { name: String::new(), kind: Some(old.kind), model: Some(model.to_owned()) };
+    let job = IngestJob::new(&state.services, wanted, stop);
     let name = name.to_owned();
-    let thread = std::thread::Builder::new().name(format!("ingest-in-{}", place.number));
+    let thread = std::thread::Builder::new().name(format!("ingest-in-{}", permit.number));
     let ended = rebuild.clone();
+    let state = state.clone();
     let spawned = thread.spawn(move || {
         // Not idle priority: it takes locks that queries take too.
         os::thread::enter_low_priority("rebuilding a collection");
-        let work = Work { registry, rebuild: &rebuild, old, name };
+        let work = RebuildWork { state, registry, rebuild: &rebuild, old, name };
         let outcome = work.run(&job, &embedder);
         if let Err(error) = &outcome {
             tracing::error!(collection = work.name, %error, "a rebuild has failed");
         }
         *held(&rebuild.ended) = Some(outcome);
-        drop(place);
+        drop(permit);
     });
     if let Err(error) = spawned {
         let error = Error::exhausted(format!("no thread for the rebuild: {error}"));
@@ -180,22 +119,23 @@ pub(super) fn begin(app: &Arc<App>, name: &str, asked: &Asked) -> Result<Value> 
     Ok(answer)
 }
 
-struct Work<'a> {
+struct RebuildWork<'a> {
+    state: Arc<ImagesState>,
     registry: Arc<Registry>,
     rebuild: &'a Rebuild,
-    old: Target,
+    old: ImageCollection,
     /// What was asked for, an alias where it is to be switched.
     name: String,
 }
 
-impl Work<'_> {
+impl RebuildWork<'_> {
     /// Whether the alias was changed.
-    fn run(&self, job: &Job, embedder: &Embedder) -> Result<bool> {
+    fn run(&self, job: &IngestJob, embedder: &Embedder) -> Result<bool> {
         let new = self.version(embedder)?;
         *held(&self.rebuild.to) = Some(new.named.name().to_owned());
-        let wanted = Wanted { name: new.named.name().to_owned(), ..job.wanted.clone() };
-        let job = Arc::new(Job {
-            app: job.app.clone(),
+        let wanted = CollectionSpec { name: new.named.name().to_owned(), ..job.wanted.clone() };
+        let job = Arc::new(IngestJob {
+            services: job.services.clone(),
             wanted,
             runtime: job.runtime.clone(),
             stop: job.stop.clone(),
@@ -209,14 +149,14 @@ impl Work<'_> {
             }
             if let Some(error) = unseen {
                 return Err(error.context(format!(
-                    "\"{}\" stays what it is, since not all pictures could be seen",
+                    "\"{}\" stays what it is, since not all images could be seen",
                     self.name
                 )));
             }
             let failed = held(&self.rebuild.failures).len();
             if failed > self.rebuild.max_failed {
                 return Err(Error::precondition(format!(
-                    "{failed} pictures could not be taken over, so \"{}\" stays what it is; see \"failures\". To do \
+                    "{failed} images could not be taken over, so \"{}\" stays what it is; see \"failures\". To do \
                      without them, rebuild with \"max_failed\": {failed}",
                     self.name
                 )));
@@ -243,7 +183,7 @@ impl Work<'_> {
     }
 
     /// The version that an earlier rebuild with this model has begun, or a new one.
-    fn version(&self, embedder: &Embedder) -> Result<Target> {
+    fn version(&self, embedder: &Embedder) -> Result<ImageCollection> {
         let begun = self.old.siblings(&self.registry).into_iter();
         let mut begun = begun.filter(|target| target.model == self.rebuild.model);
         if let Some(begun) = begun.next() {
@@ -257,7 +197,12 @@ impl Work<'_> {
 
     /// Takes over what the new collection does not have, and payloads that have changed. How many;
     /// in `unseen`, why that may not be all.
-    fn copy(&self, job: &Arc<Job>, new: &Target, unseen: &mut Option<Error>) -> Result<u64> {
+    fn copy(
+        &self,
+        job: &Arc<IngestJob>,
+        new: &ImageCollection,
+        unseen: &mut Option<Error>,
+    ) -> Result<u64> {
         let (mut from, mut moved, mut seen) = (None, 0, 0);
         // What failed in an earlier pass is not tried again, and is no failure once it is removed.
         let before: BTreeSet<String> = held(&self.rebuild.failures).keys().cloned().collect();
@@ -280,7 +225,7 @@ impl Work<'_> {
                             .change_payload(&PointSelection::Ids(vec![point.id]), &change)?;
                     }
                     _ if before.contains(&point.id.to_string()) => {
-                        drop(lacking.insert(point.id.to_string()))
+                        lacking.insert(point.id.to_string());
                     }
                     _ => missing.push(point),
                 }
@@ -297,8 +242,8 @@ impl Work<'_> {
         Ok(moved)
     }
 
-    /// Puts pictures into the new collection. How many arrived.
-    fn send(&self, job: &Arc<Job>, points: Vec<FetchedPoint>) -> Result<u64> {
+    /// Puts images into the new collection. How many arrived.
+    fn send(&self, job: &Arc<IngestJob>, points: Vec<FetchedPoint>) -> Result<u64> {
         let (told, outcomes) = crossbeam_channel::bounded(PAGE);
         for point in points {
             let id = point.id;
@@ -310,7 +255,7 @@ impl Work<'_> {
                     let done = Box::new(move |outcome: Result<_>| {
                         drop(told.try_send((id, outcome.map(drop))))
                     });
-                    job.app.images.ingest.send(Piece {
+                    self.state.ingest.send(IngestImage {
                         job: job.clone(),
                         name,
                         bytes,
@@ -332,12 +277,12 @@ impl Work<'_> {
         Ok(arrived)
     }
 
-    /// Notes a picture that could not be taken over.
+    /// Notes an image that could not be taken over.
     fn failed(&self, id: PointId, error: &Error) -> Result<()> {
         let mut failures = held(&self.rebuild.failures);
         if failures.len() >= FAILURES_MAX {
             return Err(Error::exhausted(format!(
-                "more than {FAILURES_MAX} pictures could not be taken over"
+                "more than {FAILURES_MAX} images could not be taken over"
             )));
         }
         failures.insert(id.to_string(), error.message().to_owned());
@@ -346,20 +291,20 @@ impl Work<'_> {
 
     fn piece(
         &self,
-        job: &Job,
+        job: &IngestJob,
         point: FetchedPoint,
     ) -> Result<(String, bytes::Bytes, serde_json::Map<String, Value>)> {
         let mut payload = point.payload;
         let block = payload.remove(BLOCK).unwrap_or_default();
         let text = |key: &str| block.get(key).and_then(Value::as_str);
         let key = text("original")
-            .ok_or_else(|| Error::precondition("this point was put in without a picture"))?;
-        let bytes = job.runtime.block_on(job.app.images.originals.get(key))?;
+            .ok_or_else(|| Error::precondition("this point was put in without an image"))?;
+        let bytes = job.runtime.block_on(job.services.originals.get(key))?;
         Ok((text("name").unwrap_or_default().to_owned(), bytes, payload))
     }
 
     /// Removes what the old collection has no more. How many; in `unseen`, why that may not be all.
-    fn prune(&self, new: &Target, unseen: &mut Option<Error>) -> Result<u64> {
+    fn prune(&self, new: &ImageCollection, unseen: &mut Option<Error>) -> Result<u64> {
         let (mut from, mut removed) = (None, 0);
         loop {
             let page = new.named.scroll(from.as_ref(), PAGE, None, PointParts::NONE)?;

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use api_images::ImagesState;
 use base::{Error, Result};
 use inference::InferenceService;
 use lifecycle::{Lifecycle, ParameterHome};
@@ -15,7 +16,6 @@ use transport::access::AccessPolicy;
 use crate::collections::Collections;
 use crate::compose::Core;
 use crate::config::Config;
-use crate::images::Images;
 use crate::page::Page;
 use crate::recordings::Recordings;
 
@@ -42,7 +42,7 @@ pub(crate) struct App {
     /// State of audio requests.
     pub(crate) recordings: Recordings,
     /// State of image requests.
-    pub(crate) images: Images,
+    pub(crate) images: Arc<ImagesState>,
     /// Collections and their settings.
     pub(crate) collections: Arc<Collections>,
     /// Held while gauges are rebuilt and encoded, so that scrapes do not clear each other's series.
@@ -54,27 +54,38 @@ impl App {
     pub(crate) fn new(config: &Config, core: Core) -> App {
         crate::exporter::started();
         let limits = config.listeners.request_limits();
+        let requests = Arc::new(RequestResources::new(
+            limits,
+            config.listeners.request_memory(),
+            core.metrics.clone(),
+        ));
+        let access = Arc::new(config.access_policy());
+        let inference = Arc::new(InferenceService::new(
+            core.lifecycle.clone(),
+            core.scheduler.clone(),
+            core.metrics.clone(),
+            core.stats.clone(),
+            limits.request_timeout,
+        ));
+        let collections = Arc::new(Collections::new(config.search.clone()));
+        let images = Arc::new(ImagesState::new(
+            config.search.images(),
+            requests.clone(),
+            access.clone(),
+            inference.clone(),
+            collections.clone(),
+        ));
         App {
             recordings: Recordings::new(config.audio.clone()),
-            images: Images::new(config.search.clone(), core.metrics.clone()),
-            collections: Arc::new(Collections::new(config.search.clone())),
+            images,
+            collections,
             scrape: Mutex::new(()),
             stopping: AtomicBool::new(false),
             parameters_in_pool: config.memory.home == ParameterHome::Pool,
-            requests: Arc::new(RequestResources::new(
-                limits,
-                config.listeners.request_memory(),
-                core.metrics.clone(),
-            )),
-            access: Arc::new(config.access_policy()),
+            requests,
+            access,
             tfs_tensor_content: config.listeners.tfs_tensor_content,
-            inference: Arc::new(InferenceService::new(
-                core.lifecycle.clone(),
-                core.scheduler.clone(),
-                core.metrics.clone(),
-                core.stats.clone(),
-                limits.request_timeout,
-            )),
+            inference,
             lifecycle: core.lifecycle,
             scheduler: core.scheduler,
             metrics: core.metrics,

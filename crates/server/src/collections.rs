@@ -21,11 +21,6 @@ impl Collections {
         Collections { config, registry: Mutex::default() }
     }
 
-    /// What was configured.
-    pub(crate) fn config(&self) -> &SearchConfig {
-        &self.config
-    }
-
     /// Opens a directory that is there or was asked for.
     ///
     /// # Errors

@@ -290,6 +290,18 @@ pub struct SearchConfig {
     pub gpu: Option<search::coarse::device::Options>,
 }
 
+impl SearchConfig {
+    /// Returns the settings of image collections.
+    pub(crate) fn images(&self) -> api_images::ImagesConfig {
+        api_images::ImagesConfig {
+            directory: self.directory.clone(),
+            originals: self.originals.clone(),
+            originals_options: self.originals_options.clone(),
+            embedding_model: self.embedding_model.clone(),
+        }
+    }
+}
+
 impl std::fmt::Debug for SearchConfig {
     /// Leaves out keys, which would end up in a log.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

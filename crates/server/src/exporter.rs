@@ -113,9 +113,8 @@ fn collections(app: &App) {
     let level = |family: &Family<KindLabels, metrics::Level>, kind: &'static str, value: u64| {
         family.get_or_create(&KindLabels { kind }).set(i64::try_from(value).unwrap_or(i64::MAX));
     };
-    let (interactive, bulk) = app.images.waiting();
-    level(&images.waiting, "interactive", interactive as u64);
-    level(&images.waiting, "bulk", bulk as u64);
+    level(&images.waiting, "interactive", app.images.interactive_waiting() as u64);
+    level(&images.waiting, "bulk", app.images.bulk_waiting() as u64);
     let gpu = search::coarse::device::counters();
     level(&images.gpu, "queries", gpu.queries);
     level(&images.gpu, "fallbacks", gpu.fallbacks);

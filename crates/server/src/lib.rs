@@ -10,12 +10,9 @@ mod collections;
 mod compose;
 mod config;
 pub mod descriptors;
-#[cfg(test)]
-mod edge_tests;
 mod exporter;
 mod grpc;
 mod http;
-mod images;
 pub mod local;
 #[cfg(test)]
 mod loopback;
@@ -23,6 +20,8 @@ mod observer;
 mod page;
 mod recordings;
 mod run;
+#[cfg(test)]
+mod tests;
 mod threads;
 mod view;
 mod warmup;

@@ -31,6 +31,22 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("transport", &["base", "metrics", "os"]),
     ("api-qdrant", &["base", "metrics", "search", "transport"]),
     (
+        "api-images",
+        &[
+            "base",
+            "metrics",
+            "os",
+            "engine",
+            "lifecycle",
+            "inference",
+            "api-qdrant",
+            "matching",
+            "search",
+            "vision",
+            "transport",
+        ],
+    ),
+    (
         "server",
         &[
             "base",
@@ -45,12 +61,12 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "schedule",
             "inference",
             "protocol",
+            "api-images",
             "api-qdrant",
-            "storage",
-            "matching",
             "search",
-            "vision",
             "transport",
+            // For tests only.
+            "vision",
         ],
     ),
     ("loadgen", &["base", "metrics", "os", "engine", "engine-onnx", "engine-torch", "protocol"]),

@@ -12,6 +12,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use api_images::ImageRemoval;
 use api_qdrant::CollectionsState;
 use axum::Router;
 use axum::extract::State;
@@ -22,7 +23,7 @@ use http::{HeaderMap, StatusCode, header};
 use transport::{Reply, RequestBody, count_body};
 
 use crate::app::{App, Shared};
-use crate::{exporter, images, page, recordings};
+use crate::{exporter, page, recordings};
 
 /// Path of the metrics.
 const METRICS: &str = "/metrics";
@@ -70,9 +71,10 @@ fn router(app: Arc<App>) -> Router {
     let qdrant = Arc::new(CollectionsState::new(
         app.requests.clone(),
         app.collections.clone(),
-        Arc::new(images::ImageRemoval(app.clone())),
+        Arc::new(ImageRemoval::new(&app.images)),
     ));
-    let collections = api_qdrant::routes().with_state(qdrant.clone()).merge(images::routes());
+    let images = api_images::routes().with_state(app.images.clone());
+    let collections = api_qdrant::routes().with_state(qdrant.clone()).merge(images);
     let collections = access.guard_pages(collections, "collections and images are changed");
     let routes = Router::new()
         .route("/", get(front))

@@ -342,7 +342,7 @@ fn decoding_stays_within_the_memory_of_requests() {
     let (_, summary) = std::thread::scope(|scope| {
         let sent = scope.spawn(|| served.zip("/v1/images/photos", &body).lines());
         let give_up = Instant::now() + WAIT_MAX;
-        while served.app.images.ingest.held() == 0 && Instant::now() < give_up {
+        while served.app.images.bulk_bytes() == 0 && Instant::now() < give_up {
             std::thread::sleep(Duration::from_millis(5));
         }
         drop(others);
@@ -350,7 +350,7 @@ fn decoding_stays_within_the_memory_of_requests() {
     });
     assert_eq!(summary, json!({ "added": 2, "present": 0, "failed": 1, "ignored": 0 }));
     served.get(&small).good_bytes();
-    assert_eq!((budget.used(), served.app.images.ingest.held()), (0, 0));
+    assert_eq!((budget.used(), served.app.images.bulk_bytes()), (0, 0));
     assert!(budget.peak() <= max);
 }
 

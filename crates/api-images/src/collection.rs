@@ -1,4 +1,4 @@
-//! Collections of pictures: what the service keeps with one, and how it is made.
+//! Collections of images: what the service keeps with one, and how it is made.
 //!
 //! A collection that the service makes for a name is called "NAME.v1", and NAME is an alias of it.
 //! A rebuild makes "NAME.v2" and changes the alias, and back again: that is what an alias is for,
@@ -17,76 +17,76 @@ use serde_json::{Value, json};
 /// Where the service's settings lie among those that doors keep with a collection.
 const SECTION: &str = "images";
 
-/// What pictures show, which decides on their keypoints.
+/// What images show, which decides on their keypoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum ImageKind {
     Photo,
     Fingerprint,
 }
 
-impl Kind {
-    pub(super) fn parse(text: &str) -> Result<Kind> {
+impl ImageKind {
+    pub(crate) fn parse(text: &str) -> Result<ImageKind> {
         match text {
-            "photo" => Ok(Kind::Photo),
-            "fingerprint" => Ok(Kind::Fingerprint),
+            "photo" => Ok(ImageKind::Photo),
+            "fingerprint" => Ok(ImageKind::Fingerprint),
             other => Err(Error::invalid(format!(
                 "there is no kind \"{other}\"; there are photo and fingerprint"
             ))),
         }
     }
 
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
-            Kind::Photo => "photo",
-            Kind::Fingerprint => "fingerprint",
+            ImageKind::Photo => "photo",
+            ImageKind::Fingerprint => "fingerprint",
         }
     }
 }
 
-/// A collection of pictures.
+/// A collection of images.
 #[derive(Clone)]
-pub(super) struct Target {
-    pub(super) named: Arc<NamedCollection>,
-    pub(super) kind: Kind,
-    /// The model that embeds its pictures.
-    pub(super) model: String,
+pub(crate) struct ImageCollection {
+    pub(crate) named: Arc<NamedCollection>,
+    pub(crate) kind: ImageKind,
+    /// The model that embeds its images.
+    pub(crate) model: String,
     /// Where its originals lie; versions of a collection share them.
-    pub(super) space: String,
+    pub(crate) space: String,
 }
 
-/// Whether a collection is one of pictures.
-pub(super) fn has_pictures(named: &NamedCollection) -> bool {
+/// Whether a collection is one of images.
+pub(crate) fn has_images(named: &NamedCollection) -> bool {
     named.settings().extra.get(SECTION).is_some()
 }
 
-/// What a collection of pictures is to be.
+/// What a collection of images is to be.
 #[derive(Clone, Debug)]
-pub(super) struct Wanted {
+pub(crate) struct CollectionSpec {
     /// Its name, which may be an alias.
-    pub(super) name: String,
-    pub(super) kind: Option<Kind>,
-    pub(super) model: Option<String>,
+    pub(crate) name: String,
+    pub(crate) kind: Option<ImageKind>,
+    pub(crate) model: Option<String>,
 }
 
-impl Target {
+impl ImageCollection {
     /// The collection of a name or an alias.
     ///
     /// # Errors
-    /// Those of [`Registry::get`]; `FailedPrecondition` for a collection without pictures.
-    pub(super) fn open(registry: &Registry, name: &str) -> Result<Target> {
+    /// Those of [`Registry::get`]; `FailedPrecondition` for a collection without images.
+    pub(crate) fn open(registry: &Registry, name: &str) -> Result<ImageCollection> {
         let named = registry.get(name)?;
-        Target::of(&named).ok_or_else(|| {
+        ImageCollection::of(&named).ok_or_else(|| {
             Error::precondition(format!(
-                "collection \"{name}\" has no pictures: it was made by other means; use another name for pictures"
+                "collection \"{name}\" has no images: it was made by other means; use another name for images"
             ))
         })
     }
 
-    /// Held while pictures are written to it, which was found as `name`.
+    /// HeldBytes while images are written to it, which was found as `name`.
     ///
     /// # Errors
     /// `Unavailable` where the name stands for another collection since.
-    pub(super) fn writing<'a>(
+    pub(crate) fn writing<'a>(
         &self,
         registry: &'a Registry,
         name: &str,
@@ -96,18 +96,18 @@ impl Target {
             return Ok(writing);
         }
         Err(Error::unavailable(format!(
-            "\"{name}\" has just become another collection; send the picture again"
+            "\"{name}\" has just become another collection; send the image again"
         )))
     }
 
-    /// A collection as one of pictures, if it is.
-    pub(super) fn of(named: &Arc<NamedCollection>) -> Option<Target> {
+    /// A collection as one of images, if it is.
+    pub(crate) fn of(named: &Arc<NamedCollection>) -> Option<ImageCollection> {
         let settings = named.settings();
         let section = settings.extra.get(SECTION)?;
         let text = |key: &str| section.get(key).and_then(Value::as_str);
-        Some(Target {
+        Some(ImageCollection {
             named: named.clone(),
-            kind: Kind::parse(text("kind")?).ok()?,
+            kind: ImageKind::parse(text("kind")?).ok()?,
             model: text("model")?.to_owned(),
             space: text("originals")?.to_owned(),
         })
@@ -116,9 +116,12 @@ impl Target {
     /// The collection, if there is one, checked against what the caller wants it to be.
     ///
     /// # Errors
-    /// As [`Target::open`], and `FailedPrecondition` for another kind or model.
-    pub(super) fn existing(registry: &Registry, wanted: &Wanted) -> Result<Option<Target>> {
-        let target = match Target::open(registry, &wanted.name) {
+    /// As [`ImageCollection::open`], and `FailedPrecondition` for another kind or model.
+    pub(crate) fn existing(
+        registry: &Registry,
+        wanted: &CollectionSpec,
+    ) -> Result<Option<ImageCollection>> {
+        let target = match ImageCollection::open(registry, &wanted.name) {
             Ok(target) => target,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
@@ -143,15 +146,15 @@ impl Target {
     /// somebody else has made meanwhile.
     ///
     /// # Errors
-    /// Those of [`Registry::create`] and [`Target::existing`].
-    pub(super) fn make(
+    /// Those of [`Registry::create`] and [`ImageCollection::existing`].
+    pub(crate) fn make(
         registry: &Registry,
-        wanted: &Wanted,
+        wanted: &CollectionSpec,
         dims: usize,
         model: &str,
-    ) -> Result<Target> {
+    ) -> Result<ImageCollection> {
         let real = format!("{}.v1", wanted.name);
-        let kind = wanted.kind.unwrap_or(Kind::Photo);
+        let kind = wanted.kind.unwrap_or(ImageKind::Photo);
         match registry.create(&real, settings(dims, kind, model, &wanted.name)) {
             Ok(_) => {}
             // By another caller, or before a crash that came before the alias.
@@ -162,7 +165,7 @@ impl Target {
         if !registry.aliases().iter().any(|(alias, _)| *alias == wanted.name) {
             registry.change_aliases(&[alias])?;
         }
-        Target::existing(registry, wanted)?.ok_or_else(|| {
+        ImageCollection::existing(registry, wanted)?.ok_or_else(|| {
             Error::unavailable("the collection was removed meanwhile; send it again")
         })
     }
@@ -171,26 +174,27 @@ impl Target {
     ///
     /// # Errors
     /// Those of [`Registry::create`].
-    pub(super) fn next_version(
+    pub(crate) fn next_version(
         &self,
         registry: &Registry,
         dims: usize,
         model: &str,
-    ) -> Result<Target> {
+    ) -> Result<ImageCollection> {
         let taken: Vec<String> = registry.list().into_iter().map(|listed| listed.name).collect();
         let name = (1..)
             .map(|number| format!("{}.v{number}", self.space))
             .find(|name| !taken.contains(name));
         let name = name.unwrap_or_default();
         let named = registry.create(&name, settings(dims, self.kind, model, &self.space))?;
-        Target::of(&named).ok_or_else(|| Error::internal("a new collection has lost its settings"))
+        ImageCollection::of(&named)
+            .ok_or_else(|| Error::internal("a new collection has lost its settings"))
     }
 
     /// Refuses an embedding that does not fit.
     ///
     /// # Errors
     /// `FailedPrecondition` with the remedy.
-    pub(super) fn check_dims(&self, dims: usize) -> Result<()> {
+    pub(crate) fn check_dims(&self, dims: usize) -> Result<()> {
         let own = self.named.settings().dims;
         if dims == own {
             return Ok(());
@@ -203,9 +207,9 @@ impl Target {
     }
 
     /// All collections that share its originals, itself included.
-    pub(super) fn siblings(&self, registry: &Registry) -> Vec<Target> {
+    pub(crate) fn siblings(&self, registry: &Registry) -> Vec<ImageCollection> {
         let ready = registry.list().into_iter().filter_map(|listed| match listed.state {
-            ListedState::Ready(named) => Target::of(&named),
+            ListedState::Ready(named) => ImageCollection::of(&named),
             _ => None,
         });
         ready.filter(|target| target.space == self.space).collect()
@@ -213,7 +217,7 @@ impl Target {
 
     /// Whether all that share its originals can be asked. One that is being opened, or is broken,
     /// may need them too: then they stay, which costs only their place.
-    pub(super) fn siblings_are_known(&self, registry: &Registry) -> bool {
+    pub(crate) fn siblings_are_known(&self, registry: &Registry) -> bool {
         let unknown = |listed: &ListedCollection| !matches!(listed.state, ListedState::Ready(_));
         let found = registry.list().into_iter().find(unknown);
         if let Some(other) = &found {
@@ -228,7 +232,7 @@ impl Target {
     }
 }
 
-fn settings(dims: usize, kind: Kind, model: &str, space: &str) -> CollectionSettings {
+fn settings(dims: usize, kind: ImageKind, model: &str, space: &str) -> CollectionSettings {
     let section = json!({ "kind": kind.name(), "model": model, "originals": space });
     CollectionSettings {
         extra: json!({ SECTION: section }),

@@ -1,0 +1,51 @@
+//! Images on their way into a collection, and the request that they belong to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use base::{Error, Result};
+use tokio::runtime::Handle;
+
+use super::collection::CollectionSpec;
+use super::services::ImageServices;
+
+/// State that the images of one request share.
+pub(crate) struct IngestJob {
+    pub(crate) services: Arc<ImageServices>,
+    pub(crate) wanted: CollectionSpec,
+    pub(crate) runtime: Handle,
+    /// Set once the remaining images are not wanted.
+    pub(crate) stop: Arc<AtomicBool>,
+}
+
+impl IngestJob {
+    /// Creates the job of a request, on whose runtime this is called.
+    pub(crate) fn new(
+        services: &Arc<ImageServices>,
+        wanted: CollectionSpec,
+        stop: Arc<AtomicBool>,
+    ) -> Arc<IngestJob> {
+        Arc::new(IngestJob { services: services.clone(), wanted, runtime: Handle::current(), stop })
+    }
+
+    pub(crate) fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Runs work that takes locks of queries on a thread of ordinary priority, and waits for it. A
+    /// thread of idle priority that holds such a lock gets no time to release it while others keep
+    /// all cores busy, and every query would wait as long.
+    ///
+    /// # Errors
+    /// Those of `work`; `Internal` if it panics or the server ends.
+    pub(crate) fn at_ordinary_priority<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let work = self.runtime.spawn_blocking(work);
+        let ended = self.runtime.block_on(work);
+        ended.map_err(|error| {
+            Error::internal(format!("work on a collection ended early: {error}"))
+        })?
+    }
+}

@@ -1,0 +1,71 @@
+//! Progress of rebuilds, by the name that was asked for.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base::{Error, Result};
+use serde_json::{Value, json};
+
+/// Rebuilds, running and ended, by the name that was asked for.
+#[derive(Default)]
+pub(crate) struct Rebuilds {
+    all: Mutex<BTreeMap<String, Arc<Rebuild>>>,
+}
+
+impl Rebuilds {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Rebuild>>> {
+        held(&self.all)
+    }
+
+    /// How far the rebuild of a name is.
+    ///
+    /// # Errors
+    /// `NotFound` where there was none since the server was started.
+    pub(crate) fn progress(&self, name: &str) -> Result<Value> {
+        let rebuild = self.lock().get(name).cloned();
+        let rebuild =
+            rebuild.ok_or_else(|| Error::not_found(format!("\"{name}\" is not being rebuilt")))?;
+        Ok(rebuild.to_json())
+    }
+}
+
+/// One rebuild.
+pub(crate) struct Rebuild {
+    pub(crate) from: String,
+    pub(crate) to: Mutex<Option<String>>,
+    pub(crate) model: String,
+    pub(crate) switch: bool,
+    /// Images that it may do without.
+    pub(crate) max_failed: usize,
+    pub(crate) total: AtomicU64,
+    pub(crate) done: AtomicU64,
+    pub(crate) ended: Mutex<Option<Result<bool>>>,
+    pub(crate) failures: Mutex<BTreeMap<String, String>>,
+}
+
+pub(crate) fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Rebuild {
+    pub(crate) fn running(&self) -> bool {
+        held(&self.ended).is_none()
+    }
+
+    /// How far it is.
+    pub(crate) fn to_json(&self) -> Value {
+        let (state, error) = match &*held(&self.ended) {
+            None => ("running", None),
+            Some(Ok(true)) => ("switched", None),
+            Some(Ok(false)) => ("done", None),
+            Some(Err(error)) => ("failed", Some(error.message().to_owned())),
+        };
+        let failures = held(&self.failures);
+        json!({
+            "state": state, "from": self.from, "to": *held(&self.to), "model": self.model, "switch": self.switch,
+            "max_failed": self.max_failed, "total": self.total.load(Ordering::Relaxed), "done": self.done.load(Ordering::Relaxed),
+            "failed": failures.len(), "failures": failures.iter().take(10).collect::<BTreeMap<_, _>>(), "error": error,
+        })
+    }
+}

@@ -1,0 +1,83 @@
+//! Services and settings that all endpoints of images use.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use api_qdrant::RegistrySource;
+use base::{Error, Result};
+use inference::{InferenceRequest, InferenceService, RequestTicket};
+use metrics::KindLabels;
+use search::registry::Registry;
+use transport::RequestResources;
+
+use super::collection::ImageCollection;
+use super::embedder::Embedder;
+use super::originals::Originals;
+use super::pool::Pool;
+
+/// The protocol's name in metrics.
+const PROTOCOL: &str = "images";
+
+pub(crate) struct ImageServices {
+    pub(crate) requests: Arc<RequestResources>,
+    pub(crate) inference: Arc<InferenceService>,
+    pub(crate) registry: Arc<dyn RegistrySource>,
+    pub(crate) pool: Pool,
+    pub(crate) originals: Originals,
+    /// Directory of the collections.
+    pub(crate) directory: Option<PathBuf>,
+    /// Model of collections that name none.
+    pub(crate) embedding_model: Option<String>,
+}
+
+impl ImageServices {
+    /// Returns the registry, and opens it if it is not open yet.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` with the remedy if the server has no collections.
+    pub(crate) fn registry(&self) -> Result<Arc<Registry>> {
+        self.registry.registry()
+    }
+
+    /// Returns the embedding model of `collection`; without a collection, the model `wanted` or the
+    /// configured one.
+    ///
+    /// # Errors
+    /// Those of [`Embedder::find`].
+    pub(crate) fn embedder(
+        &self,
+        collection: Option<&ImageCollection>,
+        wanted: Option<&str>,
+    ) -> Result<Embedder> {
+        let own = collection.map(|collection| collection.model.as_str());
+        let name = own.or(wanted).or(self.embedding_model.as_deref());
+        Embedder::find(self.inference.catalog(), name)
+    }
+
+    /// Embeds one image by the scheduler.
+    ///
+    /// # Errors
+    /// Those of [`InferenceService::infer`]; `FailedPrecondition` for an output that is no vector.
+    pub(crate) async fn embed(&self, embedder: &Embedder, tensor: Vec<f32>) -> Result<Vec<f32>> {
+        let request = InferenceRequest {
+            servable: embedder.servable.clone(),
+            inputs: embedder.inputs(&[tensor])?,
+            outputs: embedder.outputs(),
+            timeout: None,
+            priority: 0,
+        };
+        let response = self.inference.infer(&RequestTicket::start(PROTOCOL), request).await?;
+        let embedding = embedder.embeddings(&response.outputs, 1)?.into_iter().next();
+        embedding.ok_or_else(|| Error::internal("a model gave no vector"))
+    }
+
+    /// Counts an image that was to be put in. `kind` is "added", "present" or the kind of error.
+    pub(crate) fn count_put(&self, kind: &'static str) {
+        self.requests.metrics.images.put.get_or_create(&KindLabels { kind }).inc();
+    }
+
+    /// Counts a request that was refused because of the limit `kind`.
+    pub(crate) fn count_refusal(&self, kind: &'static str) {
+        self.requests.metrics.refused.get_or_create(&KindLabels { kind }).inc();
+    }
+}
