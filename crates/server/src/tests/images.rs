@@ -258,7 +258,7 @@ fn pictures_are_put_in_found_looked_at_and_removed() {
     assert!(points["keypoints"].as_array().unwrap().len() > 5);
     let path = format!("/v1/images/photos/{}", ids[1]);
     served.ask("DELETE", &path, "", b"").good();
-    served.get(&path).bad(404, "there is no picture");
+    served.get(&path).bad(404, "there is no image");
     assert_eq!(served.count("photos"), 6);
     let metrics = served.get("/metrics").text();
     for line in [
@@ -404,7 +404,7 @@ fn an_archive_is_told_line_by_line_and_written_nowhere_by_name() {
     let folder = dir.path().join("folder/deep");
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::write(folder.join("four.jpg"), &pictures[4]).unwrap();
-    std::fs::write(folder.join("readme.md"), b"no picture").unwrap();
+    std::fs::write(folder.join("readme.md"), b"no image").unwrap();
     std::os::unix::fs::symlink("/etc", folder.join("etc")).unwrap();
     let path = json!({ "folder": dir.path().join("folder") });
     let (lines, summary) = served.json("PUT", "/v1/images/photos", &path).lines();
