@@ -3,7 +3,7 @@
 use std::io::{Cursor, Write};
 
 use audio::decode::{CHANNELS_MAX, Decoder, AudioInput};
-use matching::{Graph, Options, Probe, Scratch, iso};
+use matching::{Graph, MatchOptions, Probe, Scratch, iso};
 use vision::{Format, Limits};
 
 use crate::bounded;
@@ -59,7 +59,7 @@ pub fn image_decode(data: &[u8]) {
     // The file's own depth, the 8-bit pixels, and the upright copy.
     let Ok(decoded) = bounded(data, 4 * IMAGE_BYTES, || vision::decode(data, &limits)) else { return };
     assert!((1..=8).contains(&decoded.orientation));
-    let (width, height) = (decoded.picture.width, decoded.picture.height);
+    let (width, height) = (decoded.image.width, decoded.image.height);
     assert!(u64::from(width) * u64::from(height) <= PIXELS_MAX);
 }
 
@@ -78,7 +78,7 @@ pub fn iso_template(data: &[u8]) {
     if graph.vertices.len() > 256 {
         return;
     }
-    let probe = Probe::new(&graph, Options::default());
+    let probe = Probe::new(&graph, MatchOptions::default());
     let score = matching::score(&probe, data, &mut Scratch::default()).expect("a whole record");
     assert!(score >= 0.0, "a score is never NaN or negative: {score}");
 }

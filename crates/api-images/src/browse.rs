@@ -183,7 +183,7 @@ pub(crate) async fn small(
     let budget = services.requests.memory.clone();
     let work = move || {
         let memory = features::reserve(&budget, ImageKind::Photo, &bytes, "")?;
-        thumbnail(&features::decoded(&memory, &bytes, "")?.picture, size)
+        thumbnail(&features::decoded(&memory, &bytes, "")?.image, size)
     };
     services.pool.run(work).await
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base::{DType, Dim, Error, ErrorKind, NamedTensor, Result, Signature, Tensor, TensorSpec};
 use engine::Servable;
 use lifecycle::Catalog;
-use vision::{Fit, Layout, Order, Picture, Preprocess};
+use vision::{Fit, Image, Layout, Order, Preprocess};
 
 /// A side of an input that the model leaves open.
 const SIDE_DEFAULT: u32 = 224;
@@ -110,7 +110,7 @@ impl Embedder {
     }
 
     /// An image as the model's input.
-    pub(crate) fn tensor(&self, image: &Picture) -> Result<Vec<f32>> {
+    pub(crate) fn tensor(&self, image: &Image) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.preprocess.len()];
         self.preprocess.write(image, &mut values)?;
         Ok(values)

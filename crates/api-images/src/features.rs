@@ -156,14 +156,16 @@ pub(crate) fn decoded(_memory: &Reservation, bytes: &[u8], name: &str) -> Result
 /// # Errors
 /// `InvalidArgument` for what cannot be a fingerprint.
 pub(crate) fn keypoints(kind: ImageKind, decoded: &Decoded) -> Result<Graph> {
-    let gray = decoded.picture.gray();
+    let gray = decoded.image.gray();
     match kind {
-        ImageKind::Photo => Ok(vision::photo::keypoints(&gray, &vision::photo::Options::default())),
+        ImageKind::Photo => {
+            Ok(vision::photo::keypoints(&gray, &vision::photo::KeypointOptions::default()))
+        }
         ImageKind::Fingerprint => {
             let dots = decoded.dots_per_inch.filter(|dots| SCAN_DOTS.contains(dots));
-            let default = vision::fingerprint::Options::default();
+            let default = vision::fingerprint::MinutiaeOptions::default();
             let dots_per_inch = dots.unwrap_or(default.dots_per_inch);
-            let options = vision::fingerprint::Options { dots_per_inch };
+            let options = vision::fingerprint::MinutiaeOptions { dots_per_inch };
             Ok(vision::fingerprint::minutiae(&gray, &options)?.graph)
         }
     }
@@ -182,13 +184,13 @@ pub(crate) fn extract(
 ) -> Result<Features> {
     let decoded = decoded(memory, bytes, name)?;
     let graph = keypoints(kind, &decoded).map_err(|error| of_image(error, name))?;
-    let tensor = embedder.tensor(&decoded.picture)?;
+    let tensor = embedder.tensor(&decoded.image)?;
     let facts = Facts {
         id: id_of(bytes),
         name: name.to_owned(),
         format: decoded.format,
-        width: decoded.picture.width,
-        height: decoded.picture.height,
+        width: decoded.image.width,
+        height: decoded.image.height,
         bytes: bytes.len(),
         keypoints: graph.vertices.len(),
     };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use bytes::Bytes;
-use matching::rank::{Likeness, best_first};
+use matching::rank::{StageScores, best_first};
 use matching::{Explanation, Graph, Probe};
 use metrics::KindLabels;
 use search::collection::{CollectionQuery, PointParts, QueryHit, SearchThread};
@@ -119,7 +119,7 @@ pub(crate) async fn search(
         QueryImage::File(bytes) => look(services, &target, bytes).await?,
         QueryImage::Point(id) => stored(services, &target, id).await?,
     };
-    let probe = Arc::new(Probe::new(&looked.graph, matching::Options::default()));
+    let probe = Arc::new(Probe::new(&looked.graph, matching::MatchOptions::default()));
     let threshold = asked.threshold.unwrap_or_else(|| accept(target.kind));
     let deadline = Instant::now() + services.requests.limits.request_timeout;
     let exhaustive = target.kind == ImageKind::Fingerprint && asked.candidates.is_none();
@@ -172,13 +172,13 @@ async fn look(
         let after_decode = Instant::now();
         let graph = features::keypoints(kind, &decoded)?;
         let after_keypoints = Instant::now();
-        let tensor = own.tensor(&decoded.picture)?;
+        let tensor = own.tensor(&decoded.image)?;
         let stages = Stages {
             decode: after_decode - started,
             keypoints: after_keypoints - after_decode,
             embed: after_keypoints.elapsed(),
         };
-        let (width, height) = (f64::from(decoded.picture.width), f64::from(decoded.picture.height));
+        let (width, height) = (f64::from(decoded.image.width), f64::from(decoded.image.height));
         Ok((QueryFeatures { width, height, graph, embedding: Vec::new(), stages }, tensor))
     };
     let (mut looked, tensor) = services.pool.run(work).await?;
@@ -306,7 +306,7 @@ fn explain(
 
 /// The best `k` by the rule of [`matching::rank`], equal ones by id.
 fn ranked(mut hits: Vec<QueryHit>, threshold: f32, k: usize) -> Vec<QueryHit> {
-    let likeness = |hit: &QueryHit| Likeness { score: hit.score, coarse: hit.coarse };
+    let likeness = |hit: &QueryHit| StageScores { score: hit.score, coarse: hit.coarse };
     hits.sort_by(|a, b| best_first(threshold, likeness(a), likeness(b)).then(a.id.cmp(&b.id)));
     hits.truncate(k);
     hits
@@ -431,7 +431,7 @@ mod tests {
     fn a_point_without_keypoints_is_like_nothing_and_no_damage() {
         use search::Scorer;
         let matcher =
-            Matcher(Arc::new(Probe::new(&Graph::default(), matching::Options::default())));
+            Matcher(Arc::new(Probe::new(&Graph::default(), matching::MatchOptions::default())));
         assert_eq!(matcher.score(&[], &mut matcher.scratch()), Ok(0.0));
         assert!(matcher.score(&[1], &mut matcher.scratch()).is_err());
     }

@@ -190,7 +190,7 @@ impl RebuildWork<'_> {
             return Ok(begun);
         }
         // Whatever is in it: how long the vectors are.
-        let blank = vision::Picture { width: 1, height: 1, rgb: vec![0; 3] };
+        let blank = vision::Image { width: 1, height: 1, rgb: vec![0; 3] };
         let dims = embedder.run(&[embedder.tensor(&blank)?])?.first().map_or(0, Vec::len);
         self.old.next_version(&self.registry, dims, &self.rebuild.model)
     }

@@ -183,8 +183,8 @@ pub(crate) fn collections_dir() -> Option<PathBuf> {
 }
 
 /// Returns where to search for NVIDIA's run-time compiler.
-pub(crate) fn compiler_search() -> gpu::Search {
-    gpu::Search { explicit: NVRTC.path(), virtual_env: VIRTUAL_ENV.path() }
+pub(crate) fn compiler_search() -> gpu::CompilerSearch {
+    gpu::CompilerSearch { explicit: NVRTC.path(), virtual_env: VIRTUAL_ENV.path() }
 }
 
 /// Formats the list of variables for `--help`.

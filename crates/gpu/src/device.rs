@@ -9,7 +9,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError};
 use cudarc::nvrtc::Ptx;
 
-use crate::nvrtc::{Nvrtc, Search, Target};
+use crate::nvrtc::{CompileTarget, CompilerSearch, Nvrtc};
 use crate::plan::Coding;
 
 /// The device that is used: the first that the driver shows (`CUDA_VISIBLE_DEVICES` chooses).
@@ -25,18 +25,22 @@ const DEVICE_PERCENT_MAX: u64 = 80;
 
 /// What the GPU may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct GpuOptions {
     /// Where the run-time compiler is looked for.
-    pub compiler: Search,
+    pub compiler: CompilerSearch,
     /// Device memory for rows at most, in bytes; besides, no more than 80 % of what is free.
     pub device_bytes_max: u64,
     /// Pinned host memory for rows that do not fit the device at most, in bytes.
     pub pinned_bytes_max: u64,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { compiler: Search::default(), device_bytes_max: u64::MAX, pinned_bytes_max: 0 }
+impl Default for GpuOptions {
+    fn default() -> GpuOptions {
+        GpuOptions {
+            compiler: CompilerSearch::default(),
+            device_bytes_max: u64::MAX,
+            pinned_bytes_max: 0,
+        }
     }
 }
 
@@ -46,7 +50,7 @@ pub struct Gpu {
     pub(crate) stream: Arc<CudaStream>,
     ranks: Vec<((Coding, usize), CudaFunction)>,
     pub(crate) merge: CudaFunction,
-    pub(crate) options: Options,
+    pub(crate) options: GpuOptions,
     pub(crate) processors: usize,
     /// Bytes of rows on the device and in pinned memory.
     pub(crate) device_bytes: AtomicU64,
@@ -70,7 +74,7 @@ impl Gpu {
     /// `NotFound` where the driver, a device or the compiler is missing, each by name;
     /// `Unimplemented` where the device is too old; `Internal` with what the driver or the compiler
     /// said.
-    pub fn open(options: &Options) -> Result<Arc<Gpu>> {
+    pub fn open(options: &GpuOptions) -> Result<Arc<Gpu>> {
         // SAFETY: the driver's initialisers set up its own state only; this is the library's
         // documented use.
         if !unsafe { sys::is_culib_present() } {
@@ -85,7 +89,7 @@ impl Gpu {
         })
     }
 
-    fn with_driver(options: &Options) -> Result<Arc<Gpu>> {
+    fn with_driver(options: &GpuOptions) -> Result<Arc<Gpu>> {
         let context = CudaContext::new(ORDINAL).map_err(|error| match error.0 {
             CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_INVALID_DEVICE => {
                 Error::not_found("the driver is there, but it shows no GPU (CUDA_VISIBLE_DEVICES?)")
@@ -183,9 +187,9 @@ impl Gpu {
 /// Machine code for this device where the compiler knows it, else intermediate code of an earlier
 /// one.
 fn load(context: &Arc<CudaContext>, compiler: &Nvrtc, capability: u32) -> Result<Arc<CudaModule>> {
-    let image = match compiler.compile(Target::Machine(capability)) {
+    let image = match compiler.compile(CompileTarget::Machine(capability)) {
         Err(error) if error.kind() == base::ErrorKind::Unimplemented => {
-            compiler.compile(Target::Intermediate(capability.min(CAPABILITY_KNOWN)))?
+            compiler.compile(CompileTarget::Intermediate(capability.min(CAPABILITY_KNOWN)))?
         }
         compiled => compiled?,
     };

@@ -14,12 +14,12 @@ mod nvrtc;
 mod plan;
 mod rows;
 
-pub use device::{Gpu, Options};
-pub use nvrtc::{Image, Nvrtc, Search, Target};
+pub use device::{Gpu, GpuOptions};
+pub use nvrtc::{CompileTarget, CompiledCode, CompilerSearch, Nvrtc};
 pub use plan::{
-    Coding, DIMS_MAX, K_MAX, PIECE_BYTES, Plan, QUERIES_MAX, ROWS_MAX, TILE_ROWS, parts,
+    Coding, DIMS_MAX, K_MAX, PIECE_BYTES, QUERIES_MAX, ROWS_MAX, SearchPlan, TILE_ROWS, parts,
 };
-pub use rows::{Codes, DeviceRows, Home, Queries, Rows};
+pub use rows::{Codes, DeviceRows, Queries, RowPlacement, Rows};
 
 /// The kernels, in CUDA C.
 pub const SOURCE: &str = include_str!("kernels.cu");

@@ -40,7 +40,7 @@ type Create = unsafe extern "C" fn(
 
 /// What is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum CompileTarget {
     /// Machine code of one architecture: 90 for compute capability 9.0. A driver of the same major
     /// version of CUDA loads it, whichever is newer.
     Machine(u32),
@@ -50,9 +50,9 @@ pub enum Target {
 
 /// A compiled program: machine code, or intermediate code as text.
 #[derive(Clone, Debug)]
-pub struct Image {
+pub struct CompiledCode {
     /// What it was compiled for.
-    pub target: Target,
+    pub target: CompileTarget,
     /// The code; text ends with a zero byte.
     pub bytes: Vec<u8>,
     /// What the compiler said: warnings, empty if there are none.
@@ -61,14 +61,14 @@ pub struct Image {
 
 /// Where to look for the library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Search {
+pub struct CompilerSearch {
     /// The library or its folder; nothing else is tried where this is given.
     pub explicit: Option<PathBuf>,
     /// The active virtual environment of Python, into which NVIDIA's wheels may have put it.
     pub virtual_env: Option<PathBuf>,
 }
 
-impl Search {
+impl CompilerSearch {
     /// Files and names to try: by name, in the usual folders, in the wheels.
     fn candidates(&self) -> Vec<OsString> {
         let named =
@@ -112,7 +112,7 @@ impl Nvrtc {
     ///
     /// # Errors
     /// `NotFound`, with what to install.
-    pub fn open(search: &Search) -> Result<Nvrtc> {
+    pub fn open(search: &CompilerSearch) -> Result<Nvrtc> {
         let candidates = search.candidates();
         for candidate in &candidates {
             // SAFETY: NVRTC's initialisers do nothing but set up its own state; candidates are
@@ -156,7 +156,7 @@ impl Nvrtc {
     /// # Errors
     /// `Unimplemented` where this NVRTC does not know the architecture; `Internal` with the
     /// compiler's log.
-    pub fn compile(&self, target: Target) -> Result<Image> {
+    pub fn compile(&self, target: CompileTarget) -> Result<CompiledCode> {
         let source = CString::new(crate::SOURCE)
             .map_err(|_| Error::internal("the kernels hold a zero byte"))?;
         let mut program: Program = std::ptr::null_mut();
@@ -185,12 +185,12 @@ impl Nvrtc {
         image
     }
 
-    fn compile_program(&self, program: Program, target: Target) -> Result<Image> {
+    fn compile_program(&self, program: Program, target: CompileTarget) -> Result<CompiledCode> {
         let (architecture, size, text) = match target {
-            Target::Machine(number) => {
+            CompileTarget::Machine(number) => {
                 (format!("sm_{number}"), c"nvrtcGetCUBINSize", c"nvrtcGetCUBIN")
             }
-            Target::Intermediate(number) => {
+            CompileTarget::Intermediate(number) => {
                 (format!("compute_{number}"), c"nvrtcGetPTXSize", c"nvrtcGetPTX")
             }
         };
@@ -221,7 +221,7 @@ impl Nvrtc {
                 self.found
             )));
         }
-        Ok(Image { target, bytes: self.output(program, size, text)?, log })
+        Ok(CompiledCode { target, bytes: self.output(program, size, text)?, log })
     }
 
     /// One of the texts or images of a program.

@@ -57,7 +57,7 @@ impl Coding {
 
 /// The division of one search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct SearchPlan {
     /// Queries that a block takes through the codes together: 1, 2, 4 or 8.
     pub group: usize,
     /// Groups of queries.
@@ -68,14 +68,14 @@ pub struct Plan {
     pub tiles_per_part: usize,
 }
 
-impl Plan {
+impl SearchPlan {
     /// The division for `queries` queries and `k` hits each over `rows` rows, on a device with
     /// `processors` multiprocessors.
     ///
     /// # Errors
     /// `InvalidArgument` if there is nothing to search or more than [`K_MAX`], [`QUERIES_MAX`] or
     /// [`ROWS_MAX`].
-    pub fn new(rows: usize, queries: usize, k: usize, processors: usize) -> Result<Plan> {
+    pub fn new(rows: usize, queries: usize, k: usize, processors: usize) -> Result<SearchPlan> {
         if rows == 0
             || rows > ROWS_MAX
             || queries == 0
@@ -101,7 +101,7 @@ impl Plan {
             .min(LISTED_MAX / k)
             .clamp(1, tiles);
         let tiles_per_part = tiles.div_ceil(wanted);
-        Ok(Plan { group, groups, parts: tiles.div_ceil(tiles_per_part), tiles_per_part })
+        Ok(SearchPlan { group, groups, parts: tiles.div_ceil(tiles_per_part), tiles_per_part })
     }
 }
 
@@ -127,7 +127,7 @@ mod tests {
             rows in 1_usize..3_000_000, queries in 1_usize..=QUERIES_MAX, k in 1_usize..=K_MAX,
             processors in 0_usize..200,
         ) {
-            let plan = Plan::new(rows, queries, k, processors).unwrap();
+            let plan = SearchPlan::new(rows, queries, k, processors).unwrap();
             let tiles = rows.div_ceil(TILE_ROWS);
             prop_assert!(plan.parts * plan.tiles_per_part >= tiles && (plan.parts - 1) * plan.tiles_per_part < tiles);
             prop_assert!(plan.groups * plan.group >= queries && (plan.groups - 1) * plan.group < queries);
@@ -147,7 +147,7 @@ mod tests {
             (1, 1, 0),
             (1, 1, K_MAX + 1),
         ] {
-            assert!(Plan::new(rows, queries, k, 8).is_err());
+            assert!(SearchPlan::new(rows, queries, k, 8).is_err());
         }
     }
 

@@ -9,7 +9,7 @@ use cudarc::driver::{
 };
 
 use crate::device::{Gpu, driver_error};
-use crate::plan::{Coding, DIMS_MAX, PIECE_BYTES, Plan, ROWS_MAX, TILE_ROWS, parts};
+use crate::plan::{Coding, DIMS_MAX, PIECE_BYTES, ROWS_MAX, SearchPlan, TILE_ROWS, parts};
 
 /// Bytes that are made ready on the host before they are sent, where rows must be widened.
 const STAGING_BYTES: usize = 16 << 20;
@@ -56,7 +56,7 @@ pub enum Queries<'a> {
 
 /// Where rows are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Home {
+pub enum RowPlacement {
     /// On the device where they fit, else in pinned memory where they may.
     Auto,
     /// In the device's memory.
@@ -208,17 +208,18 @@ impl Gpu {
     ///
     /// # Errors
     /// What [`Rows::check`] refuses; `ResourceExhausted` if there is no room for them, by
-    /// [`crate::Options`] or on the device; `Internal` with what the driver said.
-    pub fn upload(self: &Arc<Gpu>, rows: &Rows, home: Home) -> Result<DeviceRows> {
+    /// [`crate::GpuOptions`] or on the device; `Internal` with what the driver said.
+    pub fn upload(self: &Arc<Gpu>, rows: &Rows, home: RowPlacement) -> Result<DeviceRows> {
         self.check()?;
         let count = rows.check()?;
         let _waits = Waits(&self.stream);
         let bytes = count as u64 * (rows.coding().row_pieces(rows.dims) * PIECE_BYTES) as u64;
         let beside = if rows.squares.is_some() { 8 * count as u64 } else { 4 * count as u64 };
-        let on_device = home != Home::Pinned && bytes + beside <= self.device_bytes_left()?;
+        let on_device =
+            home != RowPlacement::Pinned && bytes + beside <= self.device_bytes_left()?;
         let codes = match (on_device, home) {
             (true, _) => Kept::Device(self.send(rows, count, bytes)?),
-            (false, Home::Device) => {
+            (false, RowPlacement::Device) => {
                 return Err(Error::exhausted(format!(
                     "{bytes} bytes of codes do not fit the GPU's memory"
                 )));
@@ -329,7 +330,7 @@ impl DeviceRows {
                 self.rows
             )));
         }
-        let plan = Plan::new(self.rows, count, k, self.gpu.processors)?;
+        let plan = SearchPlan::new(self.rows, count, k, self.gpu.processors)?;
         let found = self.rank(queries, &widened, count, k, allowed, &plan)?;
         Ok(found
             .chunks_exact(k)
@@ -345,7 +346,7 @@ impl DeviceRows {
         count: usize,
         k: usize,
         allowed: Option<&[u64]>,
-        plan: &Plan,
+        plan: &SearchPlan,
     ) -> Result<Vec<u64>> {
         let gpu = &self.gpu;
         let failed = |error| gpu.failed(error);

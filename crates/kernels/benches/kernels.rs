@@ -4,10 +4,10 @@
 //! Sizes are those of search: vectors of 768 dimensions, blocks that fit the second-level cache.
 
 use divan::{Bencher, black_box};
-use millpond_kernels::cpu::{self, Level};
+use millpond_kernels::cpu::{self, SimdLevel};
 use millpond_kernels::{TopK, bfloat, binary, integer, pq, rabitq};
 
-const LEVELS: [Level; 3] = [Level::Scalar, Level::Avx2, Level::Avx512];
+const LEVELS: [SimdLevel; 3] = [SimdLevel::Scalar, SimdLevel::Avx2, SimdLevel::Avx512];
 const DIMS: usize = 768;
 const ROWS: usize = 256;
 const QUERIES: usize = 8;
@@ -38,7 +38,7 @@ fn floats(count: usize) -> Vec<f32> {
 }
 
 #[divan::bench(args = LEVELS)]
-fn integer_dot_block(bencher: Bencher<'_, '_>, level: Level) {
+fn integer_dot_block(bencher: Bencher<'_, '_>, level: SimdLevel) {
     cpu::limit(level);
     let queries = codes(QUERIES * DIMS);
     let rows = codes(ROWS * DIMS);
@@ -47,8 +47,8 @@ fn integer_dot_block(bencher: Bencher<'_, '_>, level: Level) {
         .bench_local(|| integer::dot_block(black_box(&queries), black_box(&rows), DIMS, &mut out));
 }
 
-#[divan::bench(args = [Level::Scalar, Level::Avx2])]
-fn bfloat_dot_block(bencher: Bencher<'_, '_>, level: Level) {
+#[divan::bench(args = [SimdLevel::Scalar, SimdLevel::Avx2])]
+fn bfloat_dot_block(bencher: Bencher<'_, '_>, level: SimdLevel) {
     cpu::limit(level);
     let queries = floats(QUERIES * DIMS);
     let mut rows = Vec::new();
@@ -58,8 +58,8 @@ fn bfloat_dot_block(bencher: Bencher<'_, '_>, level: Level) {
         .bench_local(|| bfloat::dot_block(black_box(&queries), black_box(&rows), DIMS, &mut out));
 }
 
-#[divan::bench(args = [Level::Scalar, Level::Avx2])]
-fn pq_scan(bencher: Bencher<'_, '_>, level: Level) {
+#[divan::bench(args = [SimdLevel::Scalar, SimdLevel::Avx2])]
+fn pq_scan(bencher: Bencher<'_, '_>, level: SimdLevel) {
     cpu::limit(level);
     let parts = 96;
     let mut table = pq::CostTable::default();
@@ -74,8 +74,8 @@ fn pq_scan(bencher: Bencher<'_, '_>, level: Level) {
     });
 }
 
-#[divan::bench(args = [Level::Scalar, Level::Avx2])]
-fn rabitq_scan(bencher: Bencher<'_, '_>, level: Level) {
+#[divan::bench(args = [SimdLevel::Scalar, SimdLevel::Avx2])]
+fn rabitq_scan(bencher: Bencher<'_, '_>, level: SimdLevel) {
     cpu::limit(level);
     let mut table = rabitq::SignTable::default();
     table.fill(&floats(DIMS));
@@ -94,7 +94,7 @@ fn rabitq_scan(bencher: Bencher<'_, '_>, level: Level) {
 }
 
 #[divan::bench(args = LEVELS)]
-fn rabitq_nibble_dot(bencher: Bencher<'_, '_>, level: Level) {
+fn rabitq_nibble_dot(bencher: Bencher<'_, '_>, level: SimdLevel) {
     cpu::limit(level);
     let row_bytes = rabitq::nibble_bytes(DIMS);
     let rows = bytes(ROWS * row_bytes);
@@ -105,8 +105,8 @@ fn rabitq_nibble_dot(bencher: Bencher<'_, '_>, level: Level) {
     });
 }
 
-#[divan::bench(args = [Level::Scalar, Level::Avx2])]
-fn hamming(bencher: Bencher<'_, '_>, level: Level) {
+#[divan::bench(args = [SimdLevel::Scalar, SimdLevel::Avx2])]
+fn hamming(bencher: Bencher<'_, '_>, level: SimdLevel) {
     cpu::limit(level);
     let rows = bytes(ROWS * DIMS / 8);
     let query = bytes(DIMS / 8);

@@ -6,7 +6,7 @@
 
 use half::bf16;
 
-use crate::cpu::{self, Level};
+use crate::cpu::{self, SimdLevel};
 
 /// Queries that [`dot_block`] multiplies with one row before it goes to the next row.
 const QUERIES_PER_PASS: usize = 4;
@@ -18,12 +18,12 @@ pub fn dot(query: &[f32], row: &[bf16]) -> f32 {
 
 /// Computes the dot products of `N` consecutive queries with one row.
 #[inline]
-fn dots_at<const N: usize>(level: Level, queries: &[f32], row: &[bf16]) -> [f32; N] {
+fn dots_at<const N: usize>(level: SimdLevel, queries: &[f32], row: &[bf16]) -> [f32; N] {
     assert_eq!(queries.len(), N * row.len(), "vectors of different lengths");
     match level {
         // SAFETY: the processor has AVX2 and FMA, and the lengths fit.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 | Level::Avx512 => unsafe { avx2::dot(queries, row) },
+        SimdLevel::Avx2 | SimdLevel::Avx512 => unsafe { avx2::dot(queries, row) },
         _ => std::array::from_fn(|query| {
             scalar::dot(&queries[query * row.len()..][..row.len()], row)
         }),
@@ -36,7 +36,7 @@ pub fn dot_many(query: &[f32], rows: &[bf16], out: &mut [f32]) {
     dot_many_at(cpu::level(), query, rows, out);
 }
 
-fn dot_many_at(level: Level, query: &[f32], rows: &[bf16], out: &mut [f32]) {
+fn dot_many_at(level: SimdLevel, query: &[f32], rows: &[bf16], out: &mut [f32]) {
     assert_eq!(rows.len(), query.len() * out.len(), "rows do not fill the output");
     if query.is_empty() {
         return out.fill(0.0);
@@ -52,7 +52,7 @@ pub fn dot_block(queries: &[f32], rows: &[bf16], dims: usize, out: &mut [f32]) {
     dot_block_at(cpu::level(), queries, rows, dims, out);
 }
 
-fn dot_block_at(level: Level, queries: &[f32], rows: &[bf16], dims: usize, out: &mut [f32]) {
+fn dot_block_at(level: SimdLevel, queries: &[f32], rows: &[bf16], dims: usize, out: &mut [f32]) {
     assert!(
         dims > 0 && queries.len().is_multiple_of(dims) && rows.len().is_multiple_of(dims),
         "not whole vectors"

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// The variants of the kernels that may run. Each level includes the lower ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Level {
+pub enum SimdLevel {
     /// The references, which run on every processor.
     Scalar = 1,
     /// AVX2 with fused multiply-add: 256 bits. Every server processor since 2015.
@@ -16,54 +16,54 @@ pub enum Level {
     Avx512 = 3,
 }
 
-const LEVELS: [Level; 3] = [Level::Scalar, Level::Avx2, Level::Avx512];
+const LEVELS: [SimdLevel; 3] = [SimdLevel::Scalar, SimdLevel::Avx2, SimdLevel::Avx512];
 
 /// The level in use; 0 before the first call of [`level`].
 static IN_USE: AtomicU8 = AtomicU8::new(0);
 
 /// Returns the highest level that this processor and its operating system can run.
 #[inline]
-pub fn level() -> Level {
+pub fn level() -> SimdLevel {
     match IN_USE.load(Ordering::Relaxed) {
         0 => {
             let detected = detect();
             IN_USE.store(detected as u8, Ordering::Relaxed);
             detected
         }
-        1 => Level::Scalar,
-        2 => Level::Avx2,
-        _ => Level::Avx512,
+        1 => SimdLevel::Scalar,
+        2 => SimdLevel::Avx2,
+        _ => SimdLevel::Avx512,
     }
 }
 
 /// Returns all levels that this machine can run. Tests compare each with the scalar one.
-pub fn levels() -> impl Iterator<Item = Level> {
+pub fn levels() -> impl Iterator<Item = SimdLevel> {
     LEVELS.into_iter().filter(|level| *level <= detect())
 }
 
 /// Uses `level`, or the highest that this machine can run if that is lower, for all later calls in
 /// this process. For benchmarks, which compare levels.
-pub fn limit(level: Level) {
+pub fn limit(level: SimdLevel) {
     IN_USE.store(level.min(detect()) as u8, Ordering::Relaxed);
 }
 
 #[cold]
-fn detect() -> Level {
+fn detect() -> SimdLevel {
     #[cfg(target_arch = "x86_64")]
     {
         use std::is_x86_feature_detected as has;
         if has!("avx2") && has!("fma") {
             let wide = has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl");
-            return if wide && has!("avx512vnni") { Level::Avx512 } else { Level::Avx2 };
+            return if wide && has!("avx512vnni") { SimdLevel::Avx512 } else { SimdLevel::Avx2 };
         }
     }
-    Level::Scalar
+    SimdLevel::Scalar
 }
 
 /// Returns true if the 256-bit variants may run.
 #[inline]
 pub fn avx2() -> bool {
-    level() >= Level::Avx2
+    level() >= SimdLevel::Avx2
 }
 
 /// Prefetches the cache lines of `values`. Changes no result.

@@ -5,7 +5,7 @@
 //! and two products of at most 127 * 127 fit. AVX-512 VNNI adds four products to 32 bits at once
 //! and takes an unsigned operand too.
 
-use crate::cpu::{self, Level};
+use crate::cpu::{self, SimdLevel};
 
 /// Smallest code that the kernels accept; -128 has no positive counterpart.
 pub const CODE_MIN: i8 = -127;
@@ -21,15 +21,15 @@ pub fn dot(left: &[i8], right: &[i8]) -> i32 {
 }
 
 #[inline]
-fn dot_at(level: Level, left: &[i8], right: &[i8]) -> i32 {
+fn dot_at(level: SimdLevel, left: &[i8], right: &[i8]) -> i32 {
     assert_eq!(left.len(), right.len(), "codes of different lengths");
     match level {
         // SAFETY: the processor has AVX-512 with VNNI.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => unsafe { avx512::dot(left, right) },
+        SimdLevel::Avx512 => unsafe { avx512::dot(left, right) },
         // SAFETY: the processor has AVX2, and the lengths are equal.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => unsafe { avx2::dot(left, right) },
+        SimdLevel::Avx2 => unsafe { avx2::dot(left, right) },
         _ => scalar::dot(left, right),
     }
 }
@@ -40,7 +40,7 @@ pub fn dot_many(query: &[i8], rows: &[i8], out: &mut [i32]) {
     dot_many_at(cpu::level(), query, rows, out);
 }
 
-fn dot_many_at(level: Level, query: &[i8], rows: &[i8], out: &mut [i32]) {
+fn dot_many_at(level: SimdLevel, query: &[i8], rows: &[i8], out: &mut [i32]) {
     assert_eq!(rows.len(), query.len() * out.len(), "rows do not fill the output");
     if query.is_empty() {
         return out.fill(0);
@@ -57,7 +57,7 @@ pub fn dot_block(queries: &[i8], rows: &[i8], dims: usize, out: &mut [i32]) {
     dot_block_at(cpu::level(), queries, rows, dims, out);
 }
 
-fn dot_block_at(level: Level, queries: &[i8], rows: &[i8], dims: usize, out: &mut [i32]) {
+fn dot_block_at(level: SimdLevel, queries: &[i8], rows: &[i8], dims: usize, out: &mut [i32]) {
     assert!(
         dims > 0 && queries.len().is_multiple_of(dims) && rows.len().is_multiple_of(dims),
         "not whole vectors"
@@ -88,15 +88,15 @@ fn dot_block_at(level: Level, queries: &[i8], rows: &[i8], dims: usize, out: &mu
 
 /// Computes the dot products of four consecutive queries with one row.
 #[inline]
-fn dot_four(level: Level, queries: &[i8], row: &[i8]) -> [i32; QUERIES_PER_PASS] {
+fn dot_four(level: SimdLevel, queries: &[i8], row: &[i8]) -> [i32; QUERIES_PER_PASS] {
     assert_eq!(queries.len(), QUERIES_PER_PASS * row.len(), "not four queries");
     match level {
         // SAFETY: the processor has AVX-512 with VNNI.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => unsafe { avx512::dot_four(queries, row) },
+        SimdLevel::Avx512 => unsafe { avx512::dot_four(queries, row) },
         // SAFETY: the processor has AVX2; there are four queries as long as the row.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => unsafe { avx2::dot_four(queries, row) },
+        SimdLevel::Avx2 => unsafe { avx2::dot_four(queries, row) },
         _ => std::array::from_fn(|query| {
             scalar::dot(&queries[query * row.len()..][..row.len()], row)
         }),

@@ -2,7 +2,7 @@
 //!
 //! Every kernel has a scalar reference in the same file. A property test compares every variant
 //! that this machine can run with the reference. The processor's features choose the variant
-//! ([`cpu::Level`]). `cargo bench -p millpond-kernels` measures the variants.
+//! ([`cpu::SimdLevel`]). `cargo bench -p millpond-kernels` measures the variants.
 
 #![allow(unsafe_code)]
 

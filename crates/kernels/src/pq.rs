@@ -12,7 +12,7 @@
 //! `2 i + 1` to row `i + 16`, so that the even and the odd bytes, summed as 16-bit numbers, are
 //! rows in order.
 
-use crate::cpu::{self, Level};
+use crate::cpu::{self, SimdLevel};
 use crate::topk::TopK;
 
 /// Rows of a block.
@@ -177,7 +177,7 @@ struct Codes<'a> {
 /// The body of [`scan`], after its checks of sizes.
 #[inline]
 fn scan_at(
-    level: Level,
+    level: SimdLevel,
     table: &CostTable,
     blocks: Codes<'_>,
     top: &mut TopK,
@@ -186,7 +186,7 @@ fn scan_at(
     match level {
         // SAFETY: the processor has AVX2 and FMA; the sizes fit.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 | Level::Avx512 => unsafe { wide::scan(table, blocks, top, accept) },
+        SimdLevel::Avx2 | SimdLevel::Avx512 => unsafe { wide::scan(table, blocks, top, accept) },
         _ => scan_scalar(table, blocks, top, accept),
     }
 }

@@ -9,7 +9,7 @@
 //! which [`scan`] computes lower bounds of distances. The `search` crate computes and explains
 //! these factors.
 
-use crate::cpu::{self, Level};
+use crate::cpu::{self, SimdLevel};
 
 /// Vectors of a block.
 pub const BLOCK: usize = 32;
@@ -113,7 +113,7 @@ pub fn scan(
 
 #[inline]
 fn scan_at(
-    level: Level,
+    level: SimdLevel,
     table: &SignTable,
     codes: &[u8],
     factors: &[f32; FACTORS],
@@ -124,7 +124,9 @@ fn scan_at(
     match level {
         // SAFETY: the processor has AVX2 and FMA, and the lengths fit.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 | Level::Avx512 => unsafe { avx2::scan(table, codes, factors, gate, bounds) },
+        SimdLevel::Avx2 | SimdLevel::Avx512 => unsafe {
+            avx2::scan(table, codes, factors, gate, bounds)
+        },
         _ => scalar::scan(table, codes, factors, gate, bounds),
     }
 }
@@ -155,7 +157,7 @@ pub fn nibble_dot(code: &[u8], query: &[i8]) -> i32 {
 }
 
 #[inline]
-fn nibble_dot_at(level: Level, code: &[u8], query: &[i8]) -> i32 {
+fn nibble_dot_at(level: SimdLevel, code: &[u8], query: &[i8]) -> i32 {
     assert!(
         query.len().is_multiple_of(DIMS_STEP) && code.len() * 2 == query.len(),
         "unsuitable dimensions"
@@ -163,10 +165,10 @@ fn nibble_dot_at(level: Level, code: &[u8], query: &[i8]) -> i32 {
     match level {
         // SAFETY: the processor has AVX-512 with VNNI.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => unsafe { avx512::nibble_dot(code, query) },
+        SimdLevel::Avx512 => unsafe { avx512::nibble_dot(code, query) },
         // SAFETY: the processor has AVX2, and the lengths fit.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => unsafe { avx2::nibble_dot(code, query) },
+        SimdLevel::Avx2 => unsafe { avx2::nibble_dot(code, query) },
         _ => scalar::nibble_dot(code, query),
     }
 }

@@ -15,9 +15,8 @@ use kernels::binary::hamming256_many;
 use kernels::graph::NEAREST;
 
 use crate::edge::{Edge, PER_PIXEL, apart};
-use crate::evidence::{ERROR_SCALE, Evidence};
+use crate::evidence::{ERROR_SCALE, Evidence, Pair};
 use crate::graph::{DESCRIPTOR_BYTES, VERTICES_MAX, Vertex};
-use crate::matcher::Pair;
 use crate::pose::{Agreed, Two, near, verify};
 use crate::star::{Coordinates, Star, stars};
 use crate::tuning::{ANGLE_ERROR_MAX, PHOTO_ROOTS_MAX};

@@ -10,6 +10,15 @@ pub(crate) const PAIRS_MIN: u32 = 2;
 /// An edge or a descriptor that is just tolerated.
 pub(crate) const ERROR_SCALE: u32 = 256;
 
+/// Two vertices taken for the same point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Pair {
+    /// Index of the probe's vertex.
+    pub probe: u8,
+    /// Index of the record's vertex.
+    pub record: u8,
+}
+
 /// What speaks for a pairing. Errors are sums over edges, each 0 (the same) to 256 (just
 /// tolerated).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

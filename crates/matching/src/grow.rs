@@ -4,9 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::edge::{Edge, apart, turn};
-use crate::evidence::{ERROR_SCALE, Evidence};
+use crate::evidence::{ERROR_SCALE, Evidence, Pair};
 use crate::graph::{VERTICES_MAX, Vertex};
-use crate::matcher::Pair;
 use crate::roots::Root;
 use crate::star::{Star, places};
 use crate::tuning::{ANGLE_ERROR_MAX, LENGTH_ERROR_MAX, TURN_ERROR_MAX};

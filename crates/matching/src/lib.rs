@@ -34,7 +34,7 @@ mod star;
 pub mod synthetic;
 mod tuning;
 
-pub use evidence::Evidence;
+pub use evidence::{Evidence, Pair};
 pub use graph::{DESCRIPTOR_BYTES, Graph, VERTICES_MAX, Vertex};
-pub use matcher::{Explanation, Pair, Scratch, explain, score};
-pub use probe::{Options, Probe};
+pub use matcher::{Explanation, Scratch, explain, score};
+pub use probe::{MatchOptions, Probe};

@@ -4,22 +4,13 @@ use base::Result;
 
 use crate::described::{Described, Desk};
 use crate::edge::tame;
-use crate::evidence::{Evidence, PAIRS_MIN};
+use crate::evidence::{Evidence, PAIRS_MIN, Pair};
 use crate::graph::{Vertex, View};
 use crate::grow::{Pairing, Side};
 use crate::overlap::{Outline, cover};
 use crate::probe::Probe;
 use crate::roots::{Root, pick, vote};
 use crate::star::{Coordinates, Star, stars};
-
-/// Two vertices taken for the same point.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Pair {
-    /// Index of the probe's vertex.
-    pub probe: u8,
-    /// Index of the record's vertex.
-    pub record: u8,
-}
 
 /// Why a record has its score.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -4,9 +4,8 @@
 //! partners. The outline is an octagon (the extent along eight directions): nearly as tight as a
 //! convex hull, and tested in a few additions.
 
-use crate::evidence::Evidence;
+use crate::evidence::{Evidence, Pair};
 use crate::graph::Vertex;
-use crate::matcher::Pair;
 
 /// How far outside of the outline a point may lie, in pixels; not a whole number, so that rounding
 /// decides nothing about points on the outline of an image laid over itself.

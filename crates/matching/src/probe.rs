@@ -10,14 +10,14 @@ use crate::tuning::{ANGLE_ERROR_MAX, LENGTH_ERROR_MAX};
 
 /// What a search may choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct MatchOptions {
     /// The most bits by which two descriptors of the same point may differ, of 256.
     pub descriptor_bits_max: u32,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { descriptor_bits_max: 80 }
+impl Default for MatchOptions {
+    fn default() -> MatchOptions {
+        MatchOptions { descriptor_bits_max: 80 }
     }
 }
 
@@ -30,13 +30,13 @@ pub struct Probe {
     pub(crate) outline: Outline,
     /// Empty, or one per vertex.
     pub(crate) descriptors: Vec<[u8; DESCRIPTOR_BYTES]>,
-    pub(crate) options: Options,
+    pub(crate) options: MatchOptions,
 }
 
 impl Probe {
     /// Files the edges of `graph`; its first [`VERTICES_MAX`] vertices count.
     #[must_use]
-    pub fn new(graph: &Graph, options: Options) -> Probe {
+    pub fn new(graph: &Graph, options: MatchOptions) -> Probe {
         let vertices: Vec<Vertex> =
             graph.vertices.iter().take(VERTICES_MAX).copied().map(tame).collect();
         let mut own = Vec::new();

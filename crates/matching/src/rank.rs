@@ -9,14 +9,14 @@ use std::cmp::Ordering;
 
 /// What the two stages say of one picture.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Likeness {
+pub struct StageScores {
     /// The matcher's score.
     pub score: f32,
     /// How alike the embeddings are; higher is more alike.
     pub coarse: f32,
 }
 
-impl Likeness {
+impl StageScores {
     /// Whether the matcher's score alone says that it is the same thing.
     #[must_use]
     pub fn accepted(&self, accept: f32) -> bool {
@@ -28,7 +28,7 @@ impl Likeness {
 /// embeddings. Equal ones stay equal: whoever sorts adds the id. Use it on all candidates of a
 /// query before it is cut to its k best.
 #[must_use]
-pub fn best_first(accept: f32, a: Likeness, b: Likeness) -> Ordering {
+pub fn best_first(accept: f32, a: StageScores, b: StageScores) -> Ordering {
     match (a.accepted(accept), b.accepted(accept)) {
         (true, true) => b.score.total_cmp(&a.score).then(b.coarse.total_cmp(&a.coarse)),
         (false, false) => b.coarse.total_cmp(&a.coarse).then(b.score.total_cmp(&a.score)),

@@ -7,9 +7,8 @@
 
 use crate::described::evidence;
 use crate::edge::{Edge, apart, tame, turn};
-use crate::evidence::{ERROR_SCALE, Evidence, PAIRS_MIN};
+use crate::evidence::{ERROR_SCALE, Evidence, PAIRS_MIN, Pair};
 use crate::graph::{Graph, VERTICES_MAX, Vertex};
-use crate::matcher::Pair;
 use crate::overlap::{Outline, cover};
 use crate::pose::{near, verify};
 use crate::tuning::{
@@ -225,12 +224,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Options, Probe, Scratch, explain, synthetic};
+    use crate::{MatchOptions, Probe, Scratch, explain, synthetic};
 
     fn agree(probe: &Graph, record: &Graph, scratch: &mut Scratch) {
         let mut bytes = Vec::new();
         record.encode(&mut bytes);
-        let options = Options::default();
+        let options = MatchOptions::default();
         let fast = explain(&Probe::new(probe, options), &bytes, scratch);
         let (evidence, pairs) = compare(probe, record, options.descriptor_bits_max);
         let fast = fast.unwrap_or_else(|error| panic!("{error}"));

@@ -287,7 +287,7 @@ pub struct SearchConfig {
     /// Key of the routes of collections and images; `None` wants no key.
     pub api_key: Option<String>,
     /// GPU that ranks large segments; `None` uses the processor only.
-    pub gpu: Option<search::coarse::device::Options>,
+    pub gpu: Option<search::coarse::device::GpuOptions>,
 }
 
 impl SearchConfig {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use base::{ErrorKind, Result};
 
 use crate::bytes::{put, u32_at, u64_at};
-use crate::log::Mark;
+use crate::log::LogPosition;
 use crate::medium::{Medium, Writer};
 use crate::page::PAGE_BYTES;
 
@@ -30,8 +30,8 @@ const HEADER_BYTES: usize = 32;
 const MARK_BYTES: usize = 24;
 const SUM_AT: usize = PAGE_BYTES - 4;
 
-/// Marks by the numbers of their logs.
-pub type Marks = BTreeMap<u64, Mark>;
+/// LogPositions by the numbers of their logs.
+pub type LogPositions = BTreeMap<u64, LogPosition>;
 
 /// The file, for one thread at a time.
 pub struct Watermark {
@@ -39,7 +39,7 @@ pub struct Watermark {
     /// `None` until the file is there, and after a failure.
     writer: Option<Box<dyn Writer>>,
     epoch: u64,
-    recorded: Option<Marks>,
+    recorded: Option<LogPositions>,
 }
 
 impl Watermark {
@@ -48,7 +48,7 @@ impl Watermark {
     ///
     /// # Errors
     /// What the medium says. Damage is no error.
-    pub fn open(medium: &Arc<dyn Medium>) -> Result<(Watermark, Option<Marks>)> {
+    pub fn open(medium: &Arc<dyn Medium>) -> Result<(Watermark, Option<LogPositions>)> {
         let bytes = match medium.salvage(FILE) {
             Ok(found) => found.bytes,
             Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
@@ -66,7 +66,7 @@ impl Watermark {
     ///
     /// # Errors
     /// What the medium says. What was recorded before stays valid.
-    pub fn record(&mut self, marks: Marks) -> Result<()> {
+    pub fn record(&mut self, marks: LogPositions) -> Result<()> {
         if self.recorded.as_ref() == Some(&marks) {
             return Ok(());
         }
@@ -104,7 +104,7 @@ impl std::fmt::Debug for Watermark {
     }
 }
 
-fn encode(epoch: u64, marks: &Marks) -> [u8; PAGE_BYTES] {
+fn encode(epoch: u64, marks: &LogPositions) -> [u8; PAGE_BYTES] {
     let mut slot = [0; PAGE_BYTES];
     let kept = marks.len().min(MARKS_MAX);
     put(&mut slot, 0, MAGIC);
@@ -123,7 +123,7 @@ fn encode(epoch: u64, marks: &Marks) -> [u8; PAGE_BYTES] {
 }
 
 /// The epoch and the marks of a slot that is whole.
-fn decode(slot: &[u8]) -> Option<(u64, Marks)> {
+fn decode(slot: &[u8]) -> Option<(u64, LogPositions)> {
     let count = u32_at(slot, 12) as usize;
     let whole = crc32c::crc32c(slot.get(..SUM_AT)?) == u32_at(slot, SUM_AT);
     if !whole || &slot[..8] != MAGIC || u32_at(slot, 8) != VERSION || count > MARKS_MAX {
@@ -131,7 +131,7 @@ fn decode(slot: &[u8]) -> Option<(u64, Marks)> {
     }
     let mark = |index: usize| {
         let at = HEADER_BYTES + index * MARK_BYTES;
-        (u64_at(slot, at), Mark { bytes: u64_at(slot, at + 8), next: u64_at(slot, at + 16) })
+        (u64_at(slot, at), LogPosition { bytes: u64_at(slot, at + 8), next: u64_at(slot, at + 16) })
     };
     Some((u64_at(slot, 16), (0..count).map(mark).collect()))
 }

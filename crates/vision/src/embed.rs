@@ -1,8 +1,8 @@
-//! A picture as the input of an embedding model.
+//! An image as the input of an embedding model.
 
 use base::{Error, Result};
 
-use crate::Picture;
+use crate::Image;
 
 /// The order of a tensor's axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub enum Order {
     Bgr,
 }
 
-/// How a picture of any shape becomes one of the model's.
+/// How an image of any shape becomes one of the model's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
     /// All of it, its sides scaled apart.
@@ -72,7 +72,7 @@ impl Default for Preprocess {
 }
 
 impl Preprocess {
-    /// Numbers of one picture's input: 3 * width * height.
+    /// Numbers of one image's input: 3 * width * height.
     pub fn len(&self) -> usize {
         3 * self.width as usize * self.height as usize
     }
@@ -82,18 +82,18 @@ impl Preprocess {
         self.len() == 0
     }
 
-    /// Writes one picture's input.
+    /// Writes one image's input.
     ///
     /// # Errors
     /// `InvalidArgument` when `out` does not have [`Preprocess::len`] numbers.
-    pub fn write(&self, picture: &Picture, out: &mut [f32]) -> Result<()> {
+    pub fn write(&self, image: &Image, out: &mut [f32]) -> Result<()> {
         if out.len() != self.len() || self.is_empty() {
             let (room, needed) = (out.len(), self.len());
             return Err(Error::invalid(format!(
                 "a model's input of {needed} numbers does not fit into {room}"
             )));
         }
-        let fitted = self.fitted(picture);
+        let fitted = self.fitted(image);
         let plane = self.width as usize * self.height as usize;
         for (channel, (mean, std)) in self.mean.iter().zip(self.std).enumerate() {
             let place = if self.order == Order::Rgb { channel } else { 2 - channel };
@@ -109,13 +109,13 @@ impl Preprocess {
         Ok(())
     }
 
-    fn fitted(&self, picture: &Picture) -> Picture {
+    fn fitted(&self, image: &Image) -> Image {
         if self.fit == Fit::Stretch {
-            return picture.resized(self.width, self.height);
+            return image.resized(self.width, self.height);
         }
         let (wide, high) = (
-            f64::from(self.width) / f64::from(picture.width),
-            f64::from(self.height) / f64::from(picture.height),
+            f64::from(self.width) / f64::from(image.width),
+            f64::from(self.height) / f64::from(image.height),
         );
         let factor = if self.fit == Fit::Pad { wide.min(high) } else { wide.max(high) };
         // A side of one pixel may have to become very long to keep a shape; it is cut to what is
@@ -128,14 +128,12 @@ impl Preprocess {
                 scaled.clamp(wanted, wanted.saturating_mul(16))
             }
         };
-        self.placed(
-            &picture.resized(side(picture.width, self.width), side(picture.height, self.height)),
-        )
+        self.placed(&image.resized(side(image.width, self.width), side(image.height, self.height)))
     }
 
     /// `inner` in the middle of the input's frame; what lies outside is cut, what is missing is the
     /// mean's colour.
-    fn placed(&self, inner: &Picture) -> Picture {
+    fn placed(&self, inner: &Image) -> Image {
         let colour = self.mean.map(|mean| (mean / self.scale).clamp(0.0, 255.0) as u8);
         let (width, height) = (self.width as usize, self.height as usize);
         let mut rgb = colour.repeat(width * height);
@@ -152,6 +150,6 @@ impl Preprocess {
                 .take(columns * 3)
                 .for_each(|(to, from)| *to = *from);
         }
-        Picture { width: self.width, height: self.height, rgb }
+        Image { width: self.width, height: self.height, rgb }
     }
 }

@@ -6,9 +6,8 @@
 
 use base::{Error, Result};
 
-use crate::decode::within;
-use crate::jpeg_end::next_marker;
-use crate::{Format, Limits, tiff, webp};
+use crate::limits::{Announced, within};
+use crate::{Format, Limits, jpeg, tiff, webp};
 
 /// Bytes that every decoder may use beside its pixels: windows, tables, rows of narrow images.
 const FIXED_BYTES: u64 = 2 << 20;
@@ -17,11 +16,6 @@ const FIXED_BYTES: u64 = 2 << 20;
 const UPRIGHT_BYTES: u64 = 6;
 /// Bytes per pixel that the conversion to 8-bit RGB adds to the pixels in the file's depth.
 const CONVERTED_BYTES: u64 = 4;
-/// Bytes per column of a JPEG decoder's rows: 8 rows of up to 4 components, upsampled.
-const JPEG_COLUMN_BYTES: u64 = 1024;
-/// Largest sampling factor of a JPEG component.
-const SAMPLING_MAX: u64 = 4;
-
 /// Size of an image, and the memory that decoding it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -36,16 +30,6 @@ pub struct Header {
     pub decode_bytes: u64,
 }
 
-/// What one format's header announces.
-pub(crate) struct Announced {
-    pub(crate) width: u32,
-    pub(crate) height: u32,
-    /// Bytes per pixel in the file's own depth.
-    pub(crate) depth_bytes: u64,
-    /// Bytes that the decoder allocates beside the pixels.
-    pub(crate) beside_bytes: u64,
-}
-
 impl Header {
     /// Reads the header of a JPEG, PNG, WebP, TIFF or BMP file.
     ///
@@ -57,7 +41,7 @@ impl Header {
             Error::invalid("not a readable image (supported: JPEG, PNG, WebP, TIFF, BMP)")
         })?;
         let announced = match format {
-            Format::Jpeg => jpeg(bytes),
+            Format::Jpeg => jpeg::announced(bytes),
             Format::Png => png(bytes),
             Format::WebP => webp::announced(bytes),
             Format::Tiff => Some(tiff::announced(bytes, limits)?),
@@ -65,7 +49,7 @@ impl Header {
         };
         let announced = announced.ok_or_else(|| {
             Error::invalid(format!(
-                "this {} picture is damaged or ends early: its header is not whole",
+                "this {} image is damaged or ends early: its header is not whole",
                 format.name()
             ))
         })?;
@@ -86,10 +70,6 @@ impl Header {
 /// Those of [`Header::read`].
 pub fn decode_bytes(bytes: &[u8], limits: &Limits) -> Result<u64> {
     Header::read(bytes, limits).map(|header| header.decode_bytes)
-}
-
-pub(crate) fn be16(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..)?.first_chunk().map(|field| u16::from_be_bytes(*field))
 }
 
 fn be32(bytes: &[u8], at: usize) -> Option<u32> {
@@ -118,59 +98,6 @@ fn png(bytes: &[u8]) -> Option<Announced> {
     // The file without its ancillary chunks, the chunk that is read, and two rows.
     let beside = 2 * bytes.len() as u64 + 16 * u64::from(width);
     Some(Announced { width, height, depth_bytes, beside_bytes: beside })
-}
-
-/// The decoder copies the file and its application segments. It keeps the coefficients of all
-/// components if the scans do not have all of them at once.
-pub(crate) fn jpeg(bytes: &[u8]) -> Option<Announced> {
-    let mut rest = bytes.get(2..)?;
-    let (mut frame, mut aside) = (None, 0);
-    loop {
-        let (marker, after) = next_marker(rest)?;
-        rest = match marker {
-            0x00 | 0x01 | 0xd0..=0xd8 => after,
-            _ => {
-                let length = usize::from(be16(after, 0)?);
-                let segment = after.get(2..length)?;
-                match marker {
-                    // Start of frame, all kinds of coding.
-                    0xc0..=0xc3 | 0xc5..=0xc7 | 0xc9..=0xcb | 0xcd..=0xcf => {
-                        frame = frame.or(Some((marker, segment)));
-                    }
-                    0xda => {
-                        let (kind, frame) = frame?;
-                        let scans = kind != 0xc0 && kind != 0xc1 || segment.first() != frame.get(5);
-                        return jpeg_frame(frame, scans, bytes.len() as u64 + 2 * aside);
-                    }
-                    0xd9 => return None,
-                    _ => aside += segment.len() as u64,
-                }
-                after.get(length..)?
-            }
-        };
-    }
-}
-
-fn jpeg_frame(frame: &[u8], several_scans: bool, file_bytes: u64) -> Option<Announced> {
-    let (height, width) = (be16(frame, 1)?, be16(frame, 3)?);
-    let components = usize::from(*frame.get(5)?);
-    let factors = (0..components).map(|at| {
-        let &factors = frame.get(7 + 3 * at)?;
-        Some((u64::from(factors >> 4).min(SAMPLING_MAX), u64::from(factors & 15).min(SAMPLING_MAX)))
-    });
-    let factors: Vec<(u64, u64)> = factors.collect::<Option<_>>()?;
-    let largest = |of: fn(&(u64, u64)) -> u64| factors.iter().map(of).max().unwrap_or(1).max(1);
-    let (across, down) = (largest(|it| it.0), largest(|it| it.1));
-    let blocks = u64::from(width).div_ceil(8 * across) * u64::from(height).div_ceil(8 * down);
-    let samples: u64 = factors.iter().map(|(across, down)| across * down * 64 * blocks).sum();
-    let coefficients = if several_scans { 2 * samples } else { 0 };
-    let columns = (u64::from(width) + 8 * SAMPLING_MAX) * JPEG_COLUMN_BYTES;
-    Some(Announced {
-        width: width.into(),
-        height: height.into(),
-        depth_bytes: if components == 1 { 1 } else { 3 },
-        beside_bytes: coefficients + columns + file_bytes,
-    })
 }
 
 /// BITMAPCOREHEADER has 16-bit sides, all later headers 32-bit ones; a negative height means rows

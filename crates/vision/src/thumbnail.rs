@@ -4,17 +4,17 @@ use base::{Error, Result};
 use image::ExtendedColorType;
 use image::codecs::jpeg::JpegEncoder;
 
-use crate::Picture;
+use crate::Image;
 
 /// JPEG quality of thumbnails.
 const QUALITY: u8 = 82;
 
-/// A JPEG file of the picture with its longer side at most `longest` pixels; never enlarged.
+/// A JPEG file of the image with its longer side at most `longest` pixels; never enlarged.
 ///
 /// # Errors
 /// `InvalidArgument` for a side that JPEG cannot have (above 65,535).
-pub fn thumbnail(picture: &Picture, longest: u32) -> Result<Vec<u8>> {
-    let small = picture.fitted(longest.max(1));
+pub fn thumbnail(image: &Image, longest: u32) -> Result<Vec<u8>> {
+    let small = image.fitted(longest.max(1));
     let mut file = Vec::new();
     JpegEncoder::new_with_quality(&mut file, QUALITY)
         .encode(&small.rgb, small.width, small.height, ExtendedColorType::Rgb8)

@@ -10,10 +10,9 @@ use image::codecs::tiff::TiffDecoder;
 use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, RgbImage};
 
-use crate::decode::{checked, refused, within};
 use crate::density::Directory;
-use crate::header::{self, Announced};
-use crate::{Format, Header, Limits};
+use crate::limits::{Announced, checked, refused, within};
+use crate::{Format, Header, Limits, jpeg};
 
 /// Bytes that the decoder allocates for a value of a directory's entry: the value, and its
 /// converted copy.
@@ -29,7 +28,7 @@ const ENTRIES_MAX: u64 = 65_535;
 pub(crate) fn announced(bytes: &[u8], limits: &Limits) -> Result<Announced> {
     let outside = || {
         Error::invalid(
-            "this tiff picture is damaged or ends early: its directory lies outside the file",
+            "this tiff image is damaged or ends early: its directory lies outside the file",
         )
     };
     check_counts(bytes)?;
@@ -105,7 +104,7 @@ fn jpeg_strips(decoder: &mut Decoder<Cursor<&[u8]>>, bytes: &[u8], limits: &Limi
         return Ok(0);
     }
     let broken =
-        || Error::invalid("this tiff picture is damaged or ends early: a JPEG strip has no header");
+        || Error::invalid("this tiff image is damaged or ends early: a JPEG strip has no header");
     let mut list =
         |tag| decoder.find_tag_unsigned_vec::<u64>(tag).ok().flatten().unwrap_or_default();
     let (mut offsets, mut lengths) = (list(Tag::StripOffsets), list(Tag::StripByteCounts));
@@ -124,10 +123,10 @@ fn jpeg_strips(decoder: &mut Decoder<Cursor<&[u8]>>, bytes: &[u8], limits: &Limi
         let strip = bytes.get(from..).ok_or_else(broken)?;
         let strip = strip.get(..length).unwrap_or(strip);
         let found = if tables.is_empty() {
-            header::jpeg(strip)
+            jpeg::announced(strip)
         } else {
             let head = [tables, strip.get(2..).ok_or_else(broken)?].concat();
-            header::jpeg(&head)
+            jpeg::announced(&head)
         };
         let found = found.ok_or_else(broken)?;
         let pixels = u64::from(found.width) * u64::from(found.height);
@@ -212,7 +211,7 @@ fn check_counts(bytes: &[u8]) -> Result<()> {
         };
         if tag <= TAG_LAST && count > VALUES_MAX {
             return Err(Error::too_large(format!(
-                "this tiff picture's tag {tag} has {count} values, at most {VALUES_MAX} are read"
+                "this tiff image's tag {tag} has {count} values, at most {VALUES_MAX} are read"
             )));
         }
     }
@@ -277,7 +276,7 @@ fn indexed(
         }
     }
     let image = RgbImage::from_raw(width, height, rgb).ok_or_else(|| {
-        Error::invalid("this tiff picture is damaged or ends early: rows are missing")
+        Error::invalid("this tiff image is damaged or ends early: rows are missing")
     })?;
     Ok((DynamicImage::ImageRgb8(image), orientation))
 }
@@ -285,12 +284,12 @@ fn indexed(
 fn damaged(error: &TiffError) -> Error {
     match error {
         TiffError::LimitsExceeded => {
-            Error::too_large("this tiff picture needs too much memory; make it smaller")
+            Error::too_large("this tiff image needs too much memory; make it smaller")
         }
         TiffError::UnsupportedError(error) => {
             Error::invalid(format!("this kind of tiff cannot be read: {error}"))
         }
-        error => Error::invalid(format!("this tiff picture is damaged or ends early: {error}")),
+        error => Error::invalid(format!("this tiff image is damaged or ends early: {error}")),
     }
 }
 

@@ -1,6 +1,6 @@
 //! WebP containers (RFC 9649): the size of what they hold, and their EXIF data.
 
-use crate::header::Announced;
+use crate::limits::Announced;
 
 /// Bytes of a token partition that a lossy frame may announce: 24 bits of length.
 const PARTITION_BYTES: u64 = 16 << 20;

@@ -2,7 +2,7 @@
 
 use base::Result;
 use matching::Graph;
-use vision::fingerprint::{self, Options};
+use vision::fingerprint::{self, MinutiaeOptions};
 use vision::{Limits, decode};
 
 use super::thread_microseconds;
@@ -51,8 +51,9 @@ impl<'a> Extractor<'a> {
     /// The graph of an image's file that lies in the folder `database`.
     pub(super) fn graph(&mut self, database: &str, bytes: &[u8]) -> Result<Graph> {
         let decoded = decode(bytes, &self.limits)?;
-        let gray = decoded.picture.gray();
-        let options = Options { dots_per_inch: self.resolution(database, decoded.dots_per_inch) };
+        let gray = decoded.image.gray();
+        let options =
+            MinutiaeOptions { dots_per_inch: self.resolution(database, decoded.dots_per_inch) };
         let start = thread_microseconds();
         let extraction = fingerprint::minutiae(&gray, &options)?;
         self.milliseconds.push((thread_microseconds() - start) / 1e3);
@@ -68,7 +69,7 @@ impl<'a> Extractor<'a> {
         said(Some(database))
             .or_else(|| said(None))
             .or_else(|| of_file.filter(|resolution| BELIEVED.contains(resolution)))
-            .unwrap_or(Options::default().dots_per_inch)
+            .unwrap_or(MinutiaeOptions::default().dots_per_inch)
     }
 
     /// The processor time of an image: of `share` of all it was not more.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use base::{Error, Result};
 use clap::Args;
-use matching::{Graph, Options, Probe, Scratch, score, synthetic};
+use matching::{Graph, MatchOptions, Probe, Scratch, score, synthetic};
 use rustix::time::{ClockId, clock_gettime};
 
 use images::Extractor;
@@ -157,7 +157,7 @@ fn compare(impressions: &[Impression]) -> Result<(Vec<f32>, Cost)> {
     let mut preparing = 0.0;
     for (index, first) in impressions.iter().enumerate() {
         let start = thread_microseconds();
-        let probe = Probe::new(&first.graph, Options::default());
+        let probe = Probe::new(&first.graph, MatchOptions::default());
         let mut last = thread_microseconds();
         preparing += last - start;
         for second in &impressions[index + 1..] {

@@ -4,7 +4,7 @@ use base::{Error, Result};
 use image::codecs::jpeg::JpegEncoder;
 use image::imageops::{self, FilterType};
 use image::{ExtendedColorType, ImageBuffer, Rgb};
-use vision::Picture;
+use vision::Image;
 
 use super::lettering;
 use loadgen::random::RandomSequence;
@@ -53,7 +53,7 @@ impl Attack {
     /// `random`.
     pub(super) fn copy(
         self,
-        picture: &Picture,
+        picture: &Image,
         variant: usize,
         random: &mut RandomSequence,
     ) -> Result<Vec<u8>> {
@@ -76,7 +76,7 @@ impl Attack {
 }
 
 /// A JPEG file.
-pub(super) fn encode(picture: &Picture, quality: u8) -> Result<Vec<u8>> {
+pub(super) fn encode(picture: &Image, quality: u8) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     JpegEncoder::new_with_quality(&mut bytes, quality)
         .encode(&picture.rgb, picture.width, picture.height, ExtendedColorType::Rgb8)
@@ -84,30 +84,30 @@ pub(super) fn encode(picture: &Picture, quality: u8) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn pixels(picture: &Picture) -> Result<ImageBuffer<Rgb<u8>, &[u8]>> {
+fn pixels(picture: &Image) -> Result<ImageBuffer<Rgb<u8>, &[u8]>> {
     ImageBuffer::from_raw(picture.width, picture.height, picture.rgb.as_slice())
         .ok_or_else(|| Error::internal("a picture has fewer pixels than its size says"))
 }
 
 /// A picture whose pixel at (x, y) is `of` that place.
-fn made(width: u32, height: u32, of: impl Fn(u32, u32) -> [u8; 3]) -> Picture {
+fn made(width: u32, height: u32, of: impl Fn(u32, u32) -> [u8; 3]) -> Image {
     let places = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
-    Picture { width, height, rgb: places.flat_map(|(x, y)| of(x, y)).collect() }
+    Image { width, height, rgb: places.flat_map(|(x, y)| of(x, y)).collect() }
 }
 
-fn pixel(picture: &Picture, x: u32, y: u32) -> [u8; 3] {
+fn pixel(picture: &Image, x: u32, y: u32) -> [u8; 3] {
     let at = y as usize * picture.width as usize + x as usize;
     picture.rgb.as_chunks().0.get(at).copied().unwrap_or_default()
 }
 
 /// Without so many columns at the left and right, and rows at the top and bottom.
-fn part(picture: &Picture, columns: (u32, u32), rows: (u32, u32)) -> Picture {
+fn part(picture: &Image, columns: (u32, u32), rows: (u32, u32)) -> Image {
     let width = picture.width.saturating_sub(columns.0 + columns.1).max(1);
     let height = picture.height.saturating_sub(rows.0 + rows.1).max(1);
     made(width, height, |x, y| pixel(picture, x + columns.0, y + rows.0))
 }
 
-fn crop(picture: &Picture, variant: usize, random: &mut RandomSequence) -> Picture {
+fn crop(picture: &Image, variant: usize, random: &mut RandomSequence) -> Image {
     // The last variant keeps half of both sides, the others half of the area.
     let share = if variant == 2 { 0.5 } else { std::f64::consts::FRAC_1_SQRT_2 };
     let mut sides = |side: u32| {
@@ -119,7 +119,7 @@ fn crop(picture: &Picture, variant: usize, random: &mut RandomSequence) -> Pictu
     part(picture, columns, sides(picture.height))
 }
 
-fn rotate(picture: &Picture, variant: usize) -> Picture {
+fn rotate(picture: &Image, variant: usize) -> Image {
     let angle = if variant == 1 { -30.0_f64 } else { 30.0 };
     let (sin, cos) = angle.to_radians().sin_cos();
     let (width, height) = (f64::from(picture.width), f64::from(picture.height));
@@ -138,7 +138,7 @@ fn rotate(picture: &Picture, variant: usize) -> Picture {
 }
 
 /// Between pixels, linearly; black outside.
-fn between(picture: &Picture, x: f64, y: f64) -> [u8; 3] {
+fn between(picture: &Image, x: f64, y: f64) -> [u8; 3] {
     let inside = |at: f64, side: u32| at > -0.5 && at < f64::from(side) - 0.5;
     if !inside(x, picture.width) || !inside(y, picture.height) {
         return [0; 3];
@@ -157,19 +157,19 @@ fn between(picture: &Picture, x: f64, y: f64) -> [u8; 3] {
     })
 }
 
-fn scale(picture: &Picture, variant: usize) -> Result<Picture> {
+fn scale(picture: &Image, variant: usize) -> Result<Image> {
     let filter = if variant == 0 { FilterType::Triangle } else { FilterType::Lanczos3 };
     let (width, height) = ((picture.width / 2).max(1), (picture.height / 2).max(1));
     let rgb = imageops::resize(&pixels(picture)?, width, height, filter).into_raw();
-    Ok(Picture { width, height, rgb })
+    Ok(Image { width, height, rgb })
 }
 
-fn blur(picture: &Picture, sigma: f64) -> Result<Picture> {
+fn blur(picture: &Image, sigma: f64) -> Result<Image> {
     let rgb = imageops::blur(&pixels(picture)?, sigma as f32).into_raw();
-    Ok(Picture { rgb, ..*picture })
+    Ok(Image { rgb, ..*picture })
 }
 
-fn brightness(picture: &Picture, variant: usize, random: &mut RandomSequence) -> Picture {
+fn brightness(picture: &Image, variant: usize, random: &mut RandomSequence) -> Image {
     let strength = 1.3 + 0.4 * random.unit();
     let upwards = random.bits() & 1 == 0;
     let table: Vec<u8> = (0..=255_u16)
@@ -189,10 +189,10 @@ fn brightness(picture: &Picture, variant: usize, random: &mut RandomSequence) ->
         .iter()
         .map(|&value| table.get(usize::from(value)).copied().unwrap_or(value))
         .collect();
-    Picture { rgb, ..*picture }
+    Image { rgb, ..*picture }
 }
 
-fn border(picture: &Picture, share: f64) -> Picture {
+fn border(picture: &Image, share: f64) -> Image {
     let (wide, high) =
         ((f64::from(picture.width) * share) as u32, (f64::from(picture.height) * share) as u32);
     // Ever further out, the picture is passed forwards and backwards.
@@ -214,7 +214,7 @@ mod tests {
         let picture = made(60, 40, |x, y| [4 * x as u8, 6 * y as u8, 100]);
         let size = |attack: Attack, variant| {
             let bytes = attack.copy(&picture, variant, &mut RandomSequence::new(5)).unwrap();
-            let copy = vision::decode(&bytes, &vision::Limits::default()).unwrap().picture;
+            let copy = vision::decode(&bytes, &vision::Limits::default()).unwrap().image;
             (copy.width, copy.height)
         };
         assert_eq!((size(Attack::Crop, 0), size(Attack::Crop, 2)), ((42, 28), (30, 20)));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use base::{Dim, Error, NamedTensor, Result, Tensor};
 use engine::{Engine, LoadRequest, Session};
 use engine_onnx::OnnxEngine;
-use vision::{Picture, Preprocess};
+use vision::{Image, Preprocess};
 
 use loadgen::BenchEnv;
 
@@ -81,7 +81,7 @@ impl PhotoEmbedder {
     }
 
     /// The embedding of a picture.
-    pub(super) fn embed(&self, picture: &Picture) -> Result<Vec<f32>> {
+    pub(super) fn embed(&self, picture: &Image) -> Result<Vec<f32>> {
         match self {
             PhotoEmbedder::Model { session, input, output, preprocess, .. } => {
                 let mut values = vec![0.0; preprocess.len()];

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 use clap::ValueEnum;
-use matching::rank::{Likeness, best_first};
-use matching::{Graph, Options, Probe, Scratch};
+use matching::rank::{StageScores, best_first};
+use matching::{Graph, MatchOptions, Probe, Scratch};
 use search::Scorer;
 use search::coarse::{Metric, ScanParams};
 use search::collection::{self, CollectionQuery, SearchThread};
@@ -42,7 +42,7 @@ pub(super) struct IndexedPhoto {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PhotoHit {
     pub(super) id: u64,
-    pub(super) likeness: Likeness,
+    pub(super) likeness: StageScores,
 }
 
 /// The collection and its folder, which is removed in the end.
@@ -128,13 +128,13 @@ impl PhotoIndex {
             exact: false,
             deadline: None,
         };
-        let scorer = PhotoMatcher { probe: Probe::new(graph, Options::default()) };
+        let scorer = PhotoMatcher { probe: Probe::new(graph, MatchOptions::default()) };
         let found = self.named.collection().search(thread, &query, &scorer)?;
         if found.partial || found.damaged > 0 {
             return Err(Error::internal("an answer of the collection is partial"));
         }
         let likeness =
-            |hit: &collection::QueryHit| Likeness { score: hit.score, coarse: hit.coarse };
+            |hit: &collection::QueryHit| StageScores { score: hit.score, coarse: hit.coarse };
         let mut hits: Vec<PhotoHit> =
             found.hits.iter().map(|hit| PhotoHit { id: hit.id, likeness: likeness(hit) }).collect();
         hits.sort_by(|a, b| best_first(ACCEPT, a.likeness, b.likeness).then(a.id.cmp(&b.id)));

@@ -2,7 +2,7 @@
 
 use ab_glyph::{Font, FontRef, PxScale, ScaleFont, point};
 use base::{Error, Result};
-use vision::Picture;
+use vision::Image;
 
 use loadgen::random::RandomSequence;
 
@@ -25,11 +25,7 @@ const WORDS: [&str; 12] = [
 const LINE_WORDS: usize = 4;
 
 /// The picture with `lines` lines of text over it, each of a size, a place and a colour of its own.
-pub(super) fn over(
-    picture: &Picture,
-    lines: usize,
-    random: &mut RandomSequence,
-) -> Result<Picture> {
+pub(super) fn over(picture: &Image, lines: usize, random: &mut RandomSequence) -> Result<Image> {
     let font = FontRef::try_from_slice(dejavu::sans::bold())
         .map_err(|error| Error::internal(format!("the font that lies in the program: {error}")))?;
     let mut out = picture.clone();
@@ -51,7 +47,7 @@ pub(super) fn over(
 }
 
 fn write(
-    picture: &mut Picture,
+    picture: &mut Image,
     font: &FontRef<'_>,
     text: &str,
     (left, foot, height): (f64, f64, f64),
@@ -71,7 +67,7 @@ fn write(
     }
 }
 
-fn blend(picture: &mut Picture, (x, y): (i64, i64), colour: [u8; 3], cover: f32) {
+fn blend(picture: &mut Image, (x, y): (i64, i64), colour: [u8; 3], cover: f32) {
     if x < 0 || y < 0 || x >= i64::from(picture.width) || y >= i64::from(picture.height) {
         return;
     }

@@ -147,7 +147,7 @@ pub fn run(args: &BenchImagesArgs, env: &BenchEnv) -> Result<()> {
     let plan = QueryPlan::new(args, photos.len())?;
     let embedder = PhotoEmbedder::open(args.model.as_deref(), args.dir.is_none(), env)?;
     let (seed, candidates) = (args.seed, args.candidates);
-    let options = vision::photo::Options::default();
+    let options = vision::photo::KeypointOptions::default();
     let pipeline =
         Pipeline { photos: &photos, embedder: &embedder, options, threads, candidates, seed };
     let (asks, held_out) = (plan.asks(), plan.held_out_asks());

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
-use vision::{Limits, Picture, decode};
+use vision::{Image, Limits, decode};
 
 use super::attacks::encode;
 use loadgen::random::RandomSequence;
@@ -30,10 +30,10 @@ pub(super) struct Photo {
 
 impl Photo {
     /// Its pixels.
-    pub(super) fn picture(&self) -> Result<Picture> {
+    pub(super) fn picture(&self) -> Result<Image> {
         Ok(decode(&self.bytes, &Limits::default())
             .map_err(|error| error.context(&self.name))?
-            .picture)
+            .image)
     }
 
     /// Its name without folders and extension.
@@ -94,10 +94,10 @@ pub(super) fn made(count: usize) -> Result<Vec<Photo>> {
         .collect()
 }
 
-fn scene(seed: u64) -> Picture {
+fn scene(seed: u64) -> Image {
     let (width, height) = MADE;
     let mut random = RandomSequence::new(seed);
-    let mut picture = Picture { width, height, rgb: vec![128; (width * height * 3) as usize] };
+    let mut picture = Image { width, height, rgb: vec![128; (width * height * 3) as usize] };
     for _ in 0..SHAPES {
         let colour = random.bits().to_le_bytes();
         let (x, y) = (random.unit() * f64::from(width), random.unit() * f64::from(height));

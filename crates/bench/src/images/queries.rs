@@ -92,7 +92,7 @@ pub(super) struct QueryResult {
 pub(super) struct Pipeline<'a> {
     pub(super) photos: &'a [Photo],
     pub(super) embedder: &'a PhotoEmbedder,
-    pub(super) options: vision::photo::Options,
+    pub(super) options: vision::photo::KeypointOptions,
     pub(super) threads: usize,
     pub(super) candidates: usize,
     pub(super) seed: u64,
@@ -187,7 +187,7 @@ impl Pipeline<'_> {
     fn describe(&self, bytes: &[u8]) -> Result<(Vec<f32>, Graph, Times)> {
         let mut times = Times::default();
         let start = Instant::now();
-        let picture = decode(bytes, &Limits::default())?.picture;
+        let picture = decode(bytes, &Limits::default())?.image;
         times.decode = ms_since(start);
         let start = Instant::now();
         let embedding = self.embedder.embed(&picture)?;

@@ -1,7 +1,7 @@
 //! The two ways records are scored here: by the matcher, and by work of a set cost.
 
 use base::{Error, Result};
-use matching::{Options, Probe, Scratch};
+use matching::{MatchOptions, Probe, Scratch};
 use rustix::time::{ClockId, clock_gettime};
 use search::Scorer;
 
@@ -17,7 +17,7 @@ pub(super) struct GraphScorer {
 
 impl GraphScorer {
     pub(super) fn new(graph: &matching::Graph) -> GraphScorer {
-        GraphScorer { probe: Probe::new(graph, Options::default()) }
+        GraphScorer { probe: Probe::new(graph, MatchOptions::default()) }
     }
 }
 

@@ -8,7 +8,7 @@ use crate::environment;
 /// Opens the GPU as `serve --gpu auto` does: driver, device, compiled kernels.
 pub(super) fn check() -> Check {
     let options =
-        gpu::Options { compiler: environment::compiler_search(), ..gpu::Options::default() };
+        gpu::GpuOptions { compiler: environment::compiler_search(), ..gpu::GpuOptions::default() };
     judge(gpu::Gpu::open(&options).map(|gpu| gpu.name().to_owned()))
 }
 

@@ -113,10 +113,10 @@ fn search(options: SearchOptions) -> SearchConfig {
     let required = options.collections_dir.is_some();
     let remote = options.originals.as_ref().is_some_and(|place| place.contains("://"));
     let directory = options.collections_dir.or_else(environment::collections_dir);
-    let gpu = (options.gpu == Some(GpuUse::Auto)).then(|| gpu::Options {
+    let gpu = (options.gpu == Some(GpuUse::Auto)).then(|| gpu::GpuOptions {
         compiler: environment::compiler_search(),
         pinned_bytes_max: bytes(options.gpu_pinned, 0),
-        ..gpu::Options::default()
+        ..gpu::GpuOptions::default()
     });
     SearchConfig {
         directory: directory.filter(|dir| dir != Path::new("none")),

@@ -1,6 +1,6 @@
 //! The kernels compile, without a warning, for the devices of several generations.
 
-use gpu::{Nvrtc, Search, Target};
+use gpu::{CompileTarget, CompilerSearch, Nvrtc};
 
 use crate::{search, skipped};
 
@@ -12,7 +12,7 @@ fn kernels_compile_without_a_warning() {
     };
     println!("NVRTC {:?} in {}", compiler.version().unwrap(), compiler.found());
     for architecture in [80, 90] {
-        let text = compiler.compile(Target::Intermediate(architecture)).unwrap();
+        let text = compiler.compile(CompileTarget::Intermediate(architecture)).unwrap();
         assert_eq!(text.log, "");
         let text = String::from_utf8(text.bytes).unwrap();
         for name in
@@ -22,15 +22,16 @@ fn kernels_compile_without_a_warning() {
         }
         assert!(text.contains("dp4a"));
     }
-    let machine = compiler.compile(Target::Machine(80)).unwrap();
+    let machine = compiler.compile(CompileTarget::Machine(80)).unwrap();
     assert!(machine.bytes.starts_with(b"\x7fELF") && machine.log.is_empty());
-    let unknown = compiler.compile(Target::Machine(3)).unwrap_err();
+    let unknown = compiler.compile(CompileTarget::Machine(3)).unwrap_err();
     assert_eq!(unknown.kind(), base::ErrorKind::Unimplemented, "{unknown}");
 }
 
 #[test]
 fn a_compiler_that_is_not_there_is_said_so() {
-    let search = Search { explicit: Some("/nowhere/libnvrtc.so".into()), virtual_env: None };
+    let search =
+        CompilerSearch { explicit: Some("/nowhere/libnvrtc.so".into()), virtual_env: None };
     let error = Nvrtc::open(&search).unwrap_err();
     assert_eq!(error.kind(), base::ErrorKind::NotFound);
     assert!(error.message().contains("libnvrtc"), "{error}");

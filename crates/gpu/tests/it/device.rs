@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpu::{Coding, Gpu, Home, Options};
+use gpu::{Coding, Gpu, GpuOptions, RowPlacement};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 
@@ -13,7 +13,8 @@ use crate::{search, skipped};
 const CASES: usize = 100;
 
 fn open(test: &str) -> Option<Arc<Gpu>> {
-    let options = Options { compiler: search(), pinned_bytes_max: 1 << 30, ..Options::default() };
+    let options =
+        GpuOptions { compiler: search(), pinned_bytes_max: 1 << 30, ..GpuOptions::default() };
     match Gpu::open(&options) {
         Ok(gpu) => Some(gpu),
         Err(error) => {
@@ -39,9 +40,9 @@ fn the_device_gives_what_sorting_gives_from_either_memory() {
         (0..CASES).map(|_| cases().new_tree(&mut runner).unwrap().current()).collect();
     all.push(Case::new(3, (Coding::Bytes, 512, 60_000, 9, 100), 120, true, 0));
     for case in &all {
-        for home in [Home::Device, Home::Pinned] {
+        for home in [RowPlacement::Device, RowPlacement::Pinned] {
             let rows = gpu.upload(&case.rows(), home).unwrap();
-            assert_eq!(rows.bytes().1, home == Home::Pinned);
+            assert_eq!(rows.bytes().1, home == RowPlacement::Pinned);
             let found = rows.search(&case.queries(), case.k, case.allowed.as_deref()).unwrap();
             assert!(
                 found == case.naive(),
@@ -60,7 +61,7 @@ fn rows_that_another_thread_drops_are_freed_and_the_device_lives_on() {
         return;
     };
     let case = Case::new(7, (Coding::Bytes, 32, 300, 2, 10), 120, true, 0);
-    for home in [Home::Device, Home::Pinned] {
+    for home in [RowPlacement::Device, RowPlacement::Pinned] {
         let rows = gpu.upload(&case.rows(), home).unwrap();
         std::thread::spawn(move || drop(rows)).join().unwrap();
         assert_eq!(gpu.bytes(), (0, 0));
@@ -73,13 +74,13 @@ fn rows_that_another_thread_drops_are_freed_and_the_device_lives_on() {
 fn what_does_not_fit_is_refused_and_the_device_lives_on() {
     let Some(gpu) = open("what_does_not_fit_is_refused_and_the_device_lives_on") else { return };
     let case = Case::new(5, (Coding::Bytes, 32, 300, 2, 10), 120, false, 0);
-    let rows = gpu.upload(&case.rows(), Home::Auto).unwrap();
+    let rows = gpu.upload(&case.rows(), RowPlacement::Auto).unwrap();
     assert!(rows.search(&case.queries(), gpu::K_MAX + 1, None).is_err());
     assert!(rows.search(&case.queries(), 3, Some(&[0; 4])).is_err());
-    let small = Options { compiler: search(), device_bytes_max: 100, ..Options::default() };
+    let small = GpuOptions { compiler: search(), device_bytes_max: 100, ..GpuOptions::default() };
     let narrow = Gpu::open(&small).unwrap();
     assert_eq!(
-        narrow.upload(&case.rows(), Home::Auto).err().unwrap().kind(),
+        narrow.upload(&case.rows(), RowPlacement::Auto).err().unwrap().kind(),
         base::ErrorKind::ResourceExhausted
     );
     assert_eq!(rows.search(&case.queries(), 10, None).unwrap(), case.naive());

@@ -16,8 +16,8 @@ fn skipped(test: &str, reason: impl std::fmt::Display) {
 }
 
 /// Where the run-time compiler is looked for.
-fn search() -> gpu::Search {
-    gpu::Search {
+fn search() -> gpu::CompilerSearch {
+    gpu::CompilerSearch {
         explicit: std::env::var_os("MILLPOND_NVRTC").map(Into::into),
         virtual_env: std::env::var_os("VIRTUAL_ENV").map(Into::into),
     }

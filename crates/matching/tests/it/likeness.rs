@@ -2,12 +2,12 @@
 
 use std::collections::HashSet;
 
-use matching::{Graph, Options, Pair, Probe, Scratch, Vertex, explain, score, synthetic};
+use matching::{Graph, MatchOptions, Pair, Probe, Scratch, Vertex, explain, score, synthetic};
 
 fn likeness(probe: &Graph, other: &Graph) -> f32 {
     let mut bytes = Vec::new();
     other.encode(&mut bytes);
-    score(&Probe::new(probe, Options::default()), &bytes, &mut Scratch::new()).unwrap()
+    score(&Probe::new(probe, MatchOptions::default()), &bytes, &mut Scratch::new()).unwrap()
 }
 
 /// Turned by quarter turns and shifted: exact in whole pixels.
@@ -135,7 +135,7 @@ fn the_explanation_is_of_the_score() {
     let finger = synthetic::fingerprint(9);
     let mut bytes = Vec::new();
     finger.encode(&mut bytes);
-    let probe = Probe::new(&finger, Options::default());
+    let probe = Probe::new(&finger, MatchOptions::default());
     let explained = explain(&probe, &bytes, &mut Scratch::new()).unwrap();
     assert_eq!(explained.score, score(&probe, &bytes, &mut Scratch::new()).unwrap());
     assert_eq!(explained.evidence.pairs as usize, explained.pairs.len());
@@ -147,7 +147,7 @@ fn the_explanation_is_of_the_score() {
 #[test]
 fn threads_and_order_change_nothing() {
     let finger = synthetic::fingerprint(2);
-    let probe = Probe::new(&finger, Options::default());
+    let probe = Probe::new(&finger, MatchOptions::default());
     let records: Vec<Vec<u8>> = (0..20)
         .map(|seed| {
             let mut bytes = Vec::new();

@@ -1,8 +1,8 @@
 //! What is accepted comes first, by score; the rest by the likeness of embeddings.
 
-use matching::rank::{Likeness, best_first};
+use matching::rank::{StageScores, best_first};
 
-fn ordered(mut all: Vec<Likeness>, accept: f32) -> Vec<(f32, f32)> {
+fn ordered(mut all: Vec<StageScores>, accept: f32) -> Vec<(f32, f32)> {
     all.sort_by(|&a, &b| best_first(accept, a, b));
     all.into_iter().map(|it| (it.score, it.coarse)).collect()
 }
@@ -10,7 +10,7 @@ fn ordered(mut all: Vec<Likeness>, accept: f32) -> Vec<(f32, f32)> {
 #[test]
 fn proofs_come_before_guesses() {
     let found = [(90.0, 0.9), (100.0, 0.1), (0.0, 0.95), (300.0, 0.2), (99.9, 0.3), (300.0, 0.4)];
-    let all = found.map(|(score, coarse)| Likeness { score, coarse }).to_vec();
+    let all = found.map(|(score, coarse)| StageScores { score, coarse }).to_vec();
     let wanted = [(300.0, 0.4), (300.0, 0.2), (100.0, 0.1), (0.0, 0.95), (90.0, 0.9), (99.9, 0.3)];
     assert_eq!(ordered(all.clone(), 100.0), wanted);
     // Where nothing is accepted, the coarse stage decides alone.

@@ -1,6 +1,6 @@
 //! Records: whatever bytes come, there is an error or a score.
 
-use matching::{Graph, Options, Probe, Scratch, Vertex, explain, score, synthetic};
+use matching::{Graph, MatchOptions, Probe, Scratch, Vertex, explain, score, synthetic};
 use proptest::prelude::*;
 
 fn record(graph: &Graph) -> Vec<u8> {
@@ -45,7 +45,7 @@ proptest! {
 
     #[test]
     fn any_graph_gets_a_score(probe in graph(), other in graph()) {
-        let found = score(&Probe::new(&probe, Options::default()), &record(&other), &mut Scratch::new()).unwrap();
+        let found = score(&Probe::new(&probe, MatchOptions::default()), &record(&other), &mut Scratch::new()).unwrap();
         prop_assert!(found >= 0.0 && found.is_finite(), "{}", found);
     }
 
@@ -64,7 +64,7 @@ proptest! {
             bytes.truncate(cut.index(bytes.len()));
         }
         let mut scratch = Scratch::new();
-        let probe = Probe::new(&original, Options::default());
+        let probe = Probe::new(&original, MatchOptions::default());
         if let Ok(explained) = explain(&probe, &bytes, &mut scratch) {
             prop_assert!(explained.score >= 0.0 && explained.score.is_finite());
             let decoded = Graph::decode(&bytes).unwrap();
@@ -89,7 +89,7 @@ proptest! {
             bytes.truncate(8 + 6 * count);
             prop_assert!(Graph::decode(&bytes).is_ok());
         }
-        let probe = Probe::new(&synthetic::fingerprint(1), Options::default());
+        let probe = Probe::new(&synthetic::fingerprint(1), MatchOptions::default());
         prop_assert_eq!(score(&probe, &bytes, &mut Scratch::new()).is_ok(), Graph::decode(&bytes).is_ok());
     }
 }

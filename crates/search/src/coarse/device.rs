@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use base::{Error, Result};
-pub use gpu::Options;
-use gpu::{Coding, DeviceRows, Gpu, Home, PIECE_BYTES, Queries, Rows};
+pub use gpu::GpuOptions;
+use gpu::{Coding, DeviceRows, Gpu, PIECE_BYTES, Queries, RowPlacement, Rows};
 use kernels::TopK;
 
 use crate::filter::RowSet;
@@ -34,7 +34,7 @@ pub struct DeviceCounters {
     pub fallbacks: u64,
     /// Bytes of codes on the GPU.
     pub device_bytes: u64,
-    /// Bytes of codes in pinned host memory. Limited by [`gpu::Options`]; not part of a
+    /// Bytes of codes in pinned host memory. Limited by [`gpu::GpuOptions`]; not part of a
     /// collection's memory.
     pub pinned_bytes: u64,
 }
@@ -44,7 +44,7 @@ pub struct DeviceCounters {
 ///
 /// # Errors
 /// As [`Gpu::open`]; `FailedPrecondition` if one is open already. Searches then stay on the CPU.
-pub fn start(options: &Options) -> Result<String> {
+pub fn start(options: &GpuOptions) -> Result<String> {
     let gpu = Gpu::open(options)?;
     let name = gpu.name().to_owned();
     GPU.set(gpu).map_err(|_| {
@@ -74,7 +74,7 @@ pub(super) fn takes(rows: usize, dims: usize) -> bool {
 /// Copies rows to the GPU if there is one, `bytes` of codes are enough and it has room.
 pub(super) fn bring(bytes: usize, rows: &Rows) -> Option<Arc<DeviceRows>> {
     let gpu = GPU.get().filter(|_| bytes >= BYTES_MIN)?;
-    gpu.upload(rows, Home::Auto).inspect_err(fell_back).ok().map(Arc::new)
+    gpu.upload(rows, RowPlacement::Auto).inspect_err(fell_back).ok().map(Arc::new)
 }
 
 /// Offers the best rows of each query to its list. Returns false if the CPU has to rank; nothing
@@ -157,7 +157,7 @@ mod tests {
     fn gpu_and_cpu_results_are_equal() {
         let codes = gpu::Codes::Bytes { codes: &[1; 4], scales: &[1.0; 2] };
         assert!(bring(BYTES_MIN - 1, &Rows { dims: 2, codes, squares: None }).is_none());
-        if let Err(error) = start(&Options::default()) {
+        if let Err(error) = start(&GpuOptions::default()) {
             assert!(
                 bring(BYTES_MIN, &Rows { dims: 2, codes, squares: None }).is_none()
                     && !takes(ROWS, DIMS)

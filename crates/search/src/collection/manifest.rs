@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use base::{Error, Result};
 use serde::{Deserialize, Serialize};
-use storage::log::Mark;
+use storage::log::LogPosition;
 
 use super::options::CollectionShape;
 use crate::coarse::Metric;
@@ -47,12 +47,12 @@ pub(super) struct NamedLog {
 }
 
 impl NamedLog {
-    pub(super) fn new(number: u64, mark: Mark) -> NamedLog {
+    pub(super) fn new(number: u64, mark: LogPosition) -> NamedLog {
         NamedLog { number, bytes: mark.bytes, next: mark.next }
     }
 
-    pub(super) fn mark(self) -> Mark {
-        Mark { bytes: self.bytes, next: self.next }
+    pub(super) fn mark(self) -> LogPosition {
+        LogPosition { bytes: self.bytes, next: self.next }
     }
 }
 
@@ -182,7 +182,7 @@ mod tests {
         };
         let mut manifest = ManifestContent::new(&shape, 2, 6, vec![entry]);
         manifest.kept_logs.insert(1);
-        manifest.logs.push(NamedLog::new(2, Mark { bytes: 99, next: 7 }));
+        manifest.logs.push(NamedLog::new(2, LogPosition { bytes: 99, next: 7 }));
         let reasons = vec!["gone".to_owned()];
         manifest.damaged_logs.push(DamagedLog {
             log: 1,

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 use storage::Medium;
-use storage::log::{Damage, Log, Mark, Replay};
+use storage::log::{Damage, Log, LogPosition, Replay};
 use storage::page::PAGE_BYTES;
-use storage::watermark::{Marks, Watermark};
+use storage::watermark::{LogPositions, Watermark};
 
 use super::inner::{CollectionInner, LogWriter};
 use super::manifest::{DamagedLog, ManifestContent};
@@ -39,7 +39,7 @@ pub(super) struct Logs {
     /// Their numbers, ascending. A file may be missing.
     pub(super) numbers: Vec<u64>,
     /// Known durable length of each.
-    marks: Marks,
+    marks: LogPositions,
     /// Bytes of the existing files.
     bytes: BTreeMap<u64, u64>,
     /// Empty files that a full disk left; no list names them.
@@ -63,7 +63,8 @@ impl LogProgress {
              last list"
                 .to_owned()
         });
-        let mut marks: Marks = manifest.logs.iter().map(|log| (log.number, log.mark())).collect();
+        let mut marks: LogPositions =
+            manifest.logs.iter().map(|log| (log.number, log.mark())).collect();
         for (number, mark) in recorded.unwrap_or_default() {
             let known = marks.entry(number).or_default();
             if mark.next >= known.next {
@@ -73,7 +74,9 @@ impl LogProgress {
         marks.retain(|number, _| *number >= manifest.first_log);
         if !is_new {
             // The log was created before the list that names it.
-            marks.entry(manifest.first_log).or_insert(Mark { bytes: EMPTY_LOG_BYTES, next: 1 });
+            marks
+                .entry(manifest.first_log)
+                .or_insert(LogPosition { bytes: EMPTY_LOG_BYTES, next: 1 });
         }
         let log = |(name, bytes): &(String, u64)| match CollectionFile::of(name) {
             Some(CollectionFile::Log(number)) if number >= manifest.first_log => {
@@ -128,7 +131,7 @@ impl CollectionInner {
     }
 
     /// Returns how far the logs are durable.
-    pub(super) fn log_marks(&self) -> Marks {
+    pub(super) fn log_marks(&self) -> LogPositions {
         self.writer.lock().logs.iter().map(|(number, log)| (*number, log.durable())).collect()
     }
 
@@ -213,7 +216,7 @@ impl CollectionInner {
         number: u64,
         replay: &Replay,
         bytes: Option<u64>,
-        mark: Mark,
+        mark: LogPosition,
     ) -> Vec<(u64, Option<Vec<u64>>)> {
         let mut losses = Vec::new();
         for damage in &replay.damaged {

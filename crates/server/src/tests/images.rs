@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use engine::fake::FakeEngine;
 use engine::fake::publish::publish;
 use serde_json::{Value, json};
-use vision::{Picture, thumbnail};
+use vision::{Image, thumbnail};
 
 use crate::config::{Config, SearchConfig};
 use crate::loopback::{self, Answer, Loopback, WAIT_MAX};
@@ -149,7 +149,7 @@ fn picture(seed: u64) -> Vec<u8> {
             }
         }
     }
-    thumbnail(&Picture { width, height, rgb }, width).unwrap()
+    thumbnail(&Image { width, height, rgb }, width).unwrap()
 }
 
 fn archive(entries: &[(&str, &[u8])]) -> Vec<u8> {
@@ -251,7 +251,7 @@ fn pictures_are_put_in_found_looked_at_and_removed() {
     let original = served.get(&format!("/v1/images/photos/{}", ids[1]));
     assert!(original.body == picture(1) && original.head.contains("content-type: image/jpeg"));
     let small = served.get(&format!("/v1/images/photos/{}/thumbnail?size=64", ids[1]));
-    let small = vision::decode(&small.body, &vision::Limits::default()).unwrap().picture;
+    let small = vision::decode(&small.body, &vision::Limits::default()).unwrap().image;
     assert_eq!((small.width, small.height), (64, 48));
     let points = served.get(&format!("/v1/images/photos/{}/keypoints", ids[1])).good();
     assert_eq!((&points["width"], &points["kind"]), (&json!(160), &json!("photo")));

@@ -31,7 +31,7 @@ use crate::names;
 use crate::page::PAGE_BYTES;
 
 pub use lines::{LINE_BYTES, WORD_BYTES, Watch};
-pub use recorder::{Event, Recorder, crash_images};
+pub use recorder::{Recorder, StoreEvent, crash_images};
 
 /// Bytes before the first byte of a file.
 pub const PREFIX_BYTES: usize = PAGE_BYTES;

@@ -15,7 +15,7 @@ use super::lines::{LINE_BYTES, WORD_BYTES, Watch};
 
 /// One step of the processor, or a mark of the test.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum StoreEvent {
     /// Bytes were stored at an offset of a file.
     Stored(u64, u64, Vec<u8>),
     /// So many bytes at an offset of a file are being flushed.
@@ -29,48 +29,48 @@ pub enum Event {
 /// Keeps every step.
 #[derive(Debug, Default)]
 pub struct Recorder {
-    events: Mutex<Vec<Event>>,
+    events: Mutex<Vec<StoreEvent>>,
 }
 
 impl Recorder {
-    /// Marks the moment at which a caller was told something.
+    /// LogPositions the moment at which a caller was told something.
     pub fn note(&self, what: u64) {
-        self.events().push(Event::Noted(what));
+        self.events().push(StoreEvent::Noted(what));
     }
 
     /// What happened so far.
-    pub fn take(&self) -> Vec<Event> {
+    pub fn take(&self) -> Vec<StoreEvent> {
         std::mem::take(&mut self.events())
     }
 
-    fn events(&self) -> MutexGuard<'_, Vec<Event>> {
+    fn events(&self) -> MutexGuard<'_, Vec<StoreEvent>> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Watch for Recorder {
     fn stored(&self, file: u64, offset: u64, bytes: &[u8]) {
-        self.events().push(Event::Stored(file, offset, bytes.to_vec()));
+        self.events().push(StoreEvent::Stored(file, offset, bytes.to_vec()));
     }
 
     fn flushed(&self, file: u64, offset: u64, bytes: usize) {
-        self.events().push(Event::Flushed(file, offset, bytes));
+        self.events().push(StoreEvent::Flushed(file, offset, bytes));
     }
 
     fn fenced(&self, file: u64) {
-        self.events().push(Event::Fenced(file));
+        self.events().push(StoreEvent::Fenced(file));
     }
 }
 
 /// A line: the states it had since it was last sure, the first of which is the sure one.
 #[derive(Clone)]
-struct Line {
+struct LineStates {
     states: Vec<[u8; LINE_BYTES]>,
     /// The state it had when it was last flushed; sure with the next fence.
     flushed: Option<usize>,
 }
 
-impl Line {
+impl LineStates {
     fn now(&self) -> [u8; LINE_BYTES] {
         self.states.last().copied().unwrap_or([0; LINE_BYTES])
     }
@@ -80,9 +80,15 @@ impl Line {
 /// states of its lines if there are at most `images_max`, else so many, among them the oldest and
 /// the newest state of all, the others drawn by `seed`. Words of one store are taken to come in
 /// order or in reverse, which is less than all orders. The events are of one file, `bytes` long.
-pub fn crash_images(events: &[Event], bytes: usize, images_max: usize, seed: u64) -> Vec<Vec<u8>> {
+pub fn crash_images(
+    events: &[StoreEvent],
+    bytes: usize,
+    images_max: usize,
+    seed: u64,
+) -> Vec<Vec<u8>> {
     let lines = states_of(events);
-    let choices: Vec<(usize, &Line)> = lines.iter().map(|(&line, states)| (line, states)).collect();
+    let choices: Vec<(usize, &LineStates)> =
+        lines.iter().map(|(&line, states)| (line, states)).collect();
     let total = choices
         .iter()
         .try_fold(1_usize, |product, (_, line)| product.checked_mul(line.states.len()));
@@ -124,12 +130,12 @@ fn next(random: &mut u64) -> u64 {
     *random
 }
 
-fn states_of(events: &[Event]) -> BTreeMap<usize, Line> {
-    let mut lines: BTreeMap<usize, Line> = BTreeMap::new();
+fn states_of(events: &[StoreEvent]) -> BTreeMap<usize, LineStates> {
+    let mut lines: BTreeMap<usize, LineStates> = BTreeMap::new();
     for event in events {
         match event {
-            Event::Stored(_, offset, bytes) => store(&mut lines, *offset as usize, bytes),
-            Event::Flushed(_, offset, bytes) => {
+            StoreEvent::Stored(_, offset, bytes) => store(&mut lines, *offset as usize, bytes),
+            StoreEvent::Flushed(_, offset, bytes) => {
                 let offset = *offset as usize;
                 for line in offset / LINE_BYTES..(offset + bytes).div_ceil(LINE_BYTES) {
                     if let Some(line) = lines.get_mut(&line) {
@@ -137,14 +143,14 @@ fn states_of(events: &[Event]) -> BTreeMap<usize, Line> {
                     }
                 }
             }
-            Event::Fenced(_) => {
+            StoreEvent::Fenced(_) => {
                 for line in lines.values_mut() {
                     if let Some(sure) = line.flushed.take() {
                         line.states.drain(..sure);
                     }
                 }
             }
-            Event::Noted(_) => {}
+            StoreEvent::Noted(_) => {}
         }
     }
     lines
@@ -152,12 +158,12 @@ fn states_of(events: &[Event]) -> BTreeMap<usize, Line> {
 
 /// Adds the states that the lines of one store go through: each word of it alone after the other,
 /// from the front, and from the back.
-fn store(lines: &mut BTreeMap<usize, Line>, offset: usize, bytes: &[u8]) {
+fn store(lines: &mut BTreeMap<usize, LineStates>, offset: usize, bytes: &[u8]) {
     let end = offset + bytes.len();
     for number in offset / LINE_BYTES..end.div_ceil(LINE_BYTES) {
         let line = lines
             .entry(number)
-            .or_insert_with(|| Line { states: vec![[0; LINE_BYTES]], flushed: None });
+            .or_insert_with(|| LineStates { states: vec![[0; LINE_BYTES]], flushed: None });
         let (before, first) = (line.now(), number * LINE_BYTES);
         let mut after = before;
         let (from, to) = (offset.max(first), end.min(first + LINE_BYTES));

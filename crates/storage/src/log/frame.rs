@@ -102,7 +102,7 @@ pub(super) fn keys<'a>(
     bytes: &'a [u8],
     head: &Head,
 ) -> Option<(u64, impl Iterator<Item = u64> + 'a)> {
-    let section = bytes.get(FRAME_BYTES..head.next).filter(|_| head.kind == Kind::Closed)?;
+    let section = bytes.get(FRAME_BYTES..head.next).filter(|_| head.kind == FrameKind::Closed)?;
     let count = u32_at(section, 16) as usize;
     let listed = section.get(KEYS_HEAD_BYTES..)?;
     let whole = section.starts_with(KEYS)
@@ -137,7 +137,7 @@ fn encode_head(
 
 /// What a head stands before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FrameKind {
     Payload,
     /// A hole that was closed.
     Closed,
@@ -145,7 +145,7 @@ pub(super) enum Kind {
 
 /// A frame's head, whose own checksum was right.
 pub(super) struct Head {
-    pub(super) kind: Kind,
+    pub(super) kind: FrameKind,
     pub(super) number: u64,
     /// The number before which all was durable when the frame was written.
     pub(super) durable: u64,
@@ -159,8 +159,8 @@ pub(super) struct Head {
 pub(super) fn head(bytes: &[u8]) -> Option<Head> {
     let head = bytes.get(..FRAME_BYTES)?;
     let kind = match &head[..4] {
-        mark if mark == MARK => Kind::Payload,
-        mark if mark == CLOSED => Kind::Closed,
+        mark if mark == MARK => FrameKind::Payload,
+        mark if mark == CLOSED => FrameKind::Closed,
         _ => return None,
     };
     if crc32c::crc32c(&head[..28]) != u32_at(head, 28) {
@@ -168,8 +168,8 @@ pub(super) fn head(bytes: &[u8]) -> Option<Head> {
     }
     let payload = u32_at(head, 4) as usize;
     let next = match kind {
-        Kind::Payload => frame_bytes(payload).ok()?,
-        Kind::Closed => {
+        FrameKind::Payload => frame_bytes(payload).ok()?,
+        FrameKind::Closed => {
             FRAME_BYTES.checked_add(payload).filter(|next| next.is_multiple_of(ALIGNMENT))?
         }
     };
@@ -190,8 +190,8 @@ pub(super) fn payload<'a>(bytes: &'a [u8], head: &Head) -> Option<&'a [u8]> {
         return None;
     }
     match head.kind {
-        Kind::Closed => Some(&[]),
-        Kind::Payload => {
+        FrameKind::Closed => Some(&[]),
+        FrameKind::Payload => {
             let payload = bytes.get(FRAME_BYTES..head.payload_end)?;
             (crc32c::crc32c(payload) == head.sum).then_some(payload)
         }

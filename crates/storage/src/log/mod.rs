@@ -38,7 +38,7 @@ const KEYS_REPEATED: usize = 8;
 
 /// Up to where a log was durable at some time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Mark {
+pub struct LogPosition {
     /// Bytes of its file.
     pub bytes: u64,
     /// The number before which all payloads were durable; 0 or 1 if none was.
@@ -48,12 +48,12 @@ pub struct Mark {
 /// A log, shared by the threads that write to it.
 pub struct Log {
     name: String,
-    state: Mutex<State>,
+    state: Mutex<LogState>,
     /// Signalled when a flush is over.
     flushed: Condvar,
 }
 
-struct State {
+struct LogState {
     /// `None` while a thread writes with it.
     writer: Option<Box<dyn Writer>>,
     /// Frames not yet written, and an empty buffer to take their place.
@@ -94,7 +94,7 @@ impl Log {
         match medium.reopen(name) {
             Ok(writer) => {
                 let (log, replay) =
-                    Log::reopened(medium, name, writer, first.max(1), Mark::default())?;
+                    Log::reopened(medium, name, writer, first.max(1), LogPosition::default())?;
                 match log.failure() {
                     Some(error) if error.kind() == ErrorKind::StorageFull => Err(error),
                     _ => Ok((log, replay)),
@@ -118,7 +118,11 @@ impl Log {
     ///
     /// # Errors
     /// Those of [`open`](Self::open), but for a full medium.
-    pub fn open_at(medium: &Arc<dyn Medium>, name: &str, mark: Mark) -> Result<(Log, Replay)> {
+    pub fn open_at(
+        medium: &Arc<dyn Medium>,
+        name: &str,
+        mark: LogPosition,
+    ) -> Result<(Log, Replay)> {
         match medium.reopen(name) {
             Ok(writer) => Log::reopened(medium, name, writer, 1, mark),
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -140,10 +144,10 @@ impl Log {
         mut writer: Box<dyn Writer>,
         first: u64,
     ) -> Result<(Log, Replay)> {
-        let replay = replay::replay(&Salvaged::default(), first, Mark::default());
+        let replay = replay::replay(&Salvaged::default(), first, LogPosition::default());
         mend(&mut *writer, &replay)?;
         medium.persist_names()?;
-        Ok((Log::new(name, Some(writer), &replay, Mark::default(), None), replay))
+        Ok((Log::new(name, Some(writer), &replay, LogPosition::default(), None), replay))
     }
 
     fn reopened(
@@ -151,7 +155,7 @@ impl Log {
         name: &str,
         mut writer: Box<dyn Writer>,
         first: u64,
-        mark: Mark,
+        mark: LogPosition,
     ) -> Result<(Log, Replay)> {
         let replay = replay::replay(&medium.salvage(name)?, first, mark);
         let mut failed = None;
@@ -174,7 +178,7 @@ impl Log {
         name: &str,
         writer: Option<Box<dyn Writer>>,
         replay: &Replay,
-        mark: Mark,
+        mark: LogPosition,
         failed: Option<Error>,
     ) -> Log {
         for damage in &replay.damaged {
@@ -186,7 +190,7 @@ impl Log {
             );
         }
         let bytes = writer.as_ref().map_or(0, |writer| writer.bytes());
-        let state = State {
+        let state = LogState {
             bytes,
             durable_bytes: if replay.cut { mark.bytes } else { bytes },
             writer,
@@ -290,9 +294,9 @@ impl Log {
 
     /// Returns up to where the log is durable. Of a log that was found cut off, what
     /// [`open_at`](Self::open_at) was told.
-    pub fn durable(&self) -> Mark {
+    pub fn durable(&self) -> LogPosition {
         let state = self.state();
-        Mark { bytes: state.durable_bytes, next: state.durable }
+        LogPosition { bytes: state.durable_bytes, next: state.durable }
     }
 
     /// Returns why the log takes no more payloads, if it does not.
@@ -309,9 +313,9 @@ impl Log {
     /// otherwise.
     fn flush_to<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, LogState>,
         number: u64,
-    ) -> Result<MutexGuard<'a, State>> {
+    ) -> Result<MutexGuard<'a, LogState>> {
         while state.durable <= number {
             if let Some(error) = &state.failed {
                 return Err(error.clone());
@@ -327,9 +331,9 @@ impl Log {
     /// Writes and persists all that is pending, without the lock.
     fn flush<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, LogState>,
         mut writer: Box<dyn Writer>,
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, LogState> {
         let spare = std::mem::take(&mut state.spare);
         let mut frames = std::mem::replace(&mut state.pending, spare);
         let next = state.next;
@@ -358,14 +362,14 @@ impl Log {
         state
     }
 
-    fn fit(&self, state: &State) -> Result<()> {
+    fn fit(&self, state: &LogState) -> Result<()> {
         match &state.failed {
             None => Ok(()),
             Some(error) => Err(refusal(&format!("log {}", self.name), error)),
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LogState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -7,14 +7,14 @@
 //! disk in any order. Nothing in the bytes can stop the opening.
 //!
 //! A frame tells nothing about frames after it. So whoever opens a log may say up to which number
-//! it was durable at some time ([`Mark`]): if the log ends before, its end is damaged and not torn.
+//! it was durable at some time ([`LogPosition`]): if the log ends before, its end is damaged and not torn.
 
 use std::collections::BTreeMap;
 
 use crate::medium::Salvaged;
 
-use super::Mark;
-use super::frame::{self, ALIGNMENT, FRAME_BYTES, HEADER_BYTES, Head, Kind};
+use super::LogPosition;
+use super::frame::{self, ALIGNMENT, FRAME_BYTES, FrameKind, HEADER_BYTES, Head};
 
 /// A part of a log that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct Replay {
     pub damaged: Vec<Damage>,
     /// Pages that the medium could not read. Where there are any, nothing of the log is changed.
     pub unreadable: usize,
-    /// Whether the log ends before its [`Mark`]. Nothing of it is changed then.
+    /// Whether the log ends before its [`LogPosition`]. Nothing of it is changed then.
     pub cut: bool,
     /// The keys of payloads that are damaged, by number, as far as they are known.
     pub lost_keys: BTreeMap<u64, u64>,
@@ -63,7 +63,7 @@ impl Replay {
 
 /// Reads the bytes of a log; in an empty one, numbers start at `first`. The log was durable up to
 /// `mark`.
-pub(super) fn replay(found: &Salvaged, first: u64, mark: Mark) -> Replay {
+pub(super) fn replay(found: &Salvaged, first: u64, mark: LogPosition) -> Replay {
     let mut replay = replay_bytes(found, first, mark.next);
     let end = replay.torn_tail.unwrap_or(found.bytes.len() as u64);
     if replay.next < mark.next {
@@ -126,17 +126,17 @@ fn scan(log: &[u8], mut numbers_known: bool, replay: &mut Replay, gaps: &mut Vec
         };
         // Numbers jump where bytes are missing, and over a hole that was closed; elsewhere they do
         // not.
-        let jumps = numbers_known && head.kind == Kind::Payload && head.number > replay.next;
+        let jumps = numbers_known && head.kind == FrameKind::Payload && head.number > replay.next;
         if found > at || jumps {
             let lost = replay.next.min(head.number)..head.number;
             gaps.push(Damage { offset: at as u64, bytes: (found - at) as u64, lost });
         }
         match head.kind {
-            Kind::Payload => {
+            FrameKind::Payload => {
                 replay.records.push((head.number, payload.to_vec()));
                 replay.next = head.number + 1;
             }
-            Kind::Closed => {
+            FrameKind::Closed => {
                 replay.next = head.number;
                 keep_keys(&log[found..], &head, replay, gaps);
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::ErrorKind;
-use storage::dax::{Event, PREFIX_BYTES, Recorder, Watch, crash_images};
+use storage::dax::{PREFIX_BYTES, Recorder, StoreEvent, Watch, crash_images};
 use storage::log::Log;
 use storage::{DaxMedium, Medium};
 use tempfile::TempDir;
@@ -58,12 +58,13 @@ fn a_length_is_never_ahead_of_its_bytes() {
     let mut images = 0;
     for moment in 0..=events.len() {
         let sure = events[..moment].iter().rev().find_map(|event| match event {
-            Event::Noted(length) => Some(*length),
+            StoreEvent::Noted(length) => Some(*length),
             _ => None,
         });
         // Before the prefix is there the file was not given to anybody.
         let started =
-            events[..moment].iter().filter(|event| matches!(event, Event::Fenced(_))).count() >= 2;
+            events[..moment].iter().filter(|event| matches!(event, StoreEvent::Fenced(_))).count()
+                >= 2;
         for image in crash_images(&events[..moment], size, IMAGES_MAX, moment as u64)
             .iter()
             .filter(|_| started)
@@ -99,7 +100,7 @@ fn a_log_in_persistent_memory_keeps_what_it_acknowledged() {
         Arc::new(DaxMedium::new(directory.path().join("after"), true).unwrap());
     for moment in start..=events.len() {
         let sure = events[..moment].iter().rev().find_map(|event| match event {
-            Event::Noted(number) => Some(*number),
+            StoreEvent::Noted(number) => Some(*number),
             _ => None,
         });
         for image in crash_images(&events[..moment], PREFIX_BYTES + 4096, 60, moment as u64) {
@@ -118,17 +119,17 @@ fn a_log_in_persistent_memory_keeps_what_it_acknowledged() {
 /// image has the length and not the bytes.
 #[test]
 fn a_missing_fence_is_found() {
-    let store = |offset: u64, bytes: &[u8]| Event::Stored(1, offset, bytes.to_vec());
-    let wrong = |events: &[Event]| {
+    let store = |offset: u64, bytes: &[u8]| StoreEvent::Stored(1, offset, bytes.to_vec());
+    let wrong = |events: &[StoreEvent]| {
         let images = crash_images(events, 256, 1000, 1);
         images.iter().any(|image| image[0] == 1 && image[64..72] != [7; 8])
     };
     let careful = [
         store(64, &[7; 8]),
-        Event::Flushed(1, 64, 8),
-        Event::Fenced(1),
+        StoreEvent::Flushed(1, 64, 8),
+        StoreEvent::Fenced(1),
         store(0, &[1]),
-        Event::Flushed(1, 0, 1),
+        StoreEvent::Flushed(1, 0, 1),
     ];
     assert!(!wrong(&careful));
     for missing in [1, 2] {
@@ -144,7 +145,7 @@ fn a_missing_fence_is_found() {
 
 #[test]
 fn lines_and_words_are_what_tears() {
-    let event = Event::Stored(1, 60, vec![9; 20]);
+    let event = StoreEvent::Stored(1, 60, vec![9; 20]);
     let images = crash_images(&[event], 128, 1000, 1);
     let parts: Vec<[u8; 3]> =
         images.iter().map(|image| [image[60], image[64], image[72]]).collect();

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use base::{ErrorKind, Result};
 use proptest::prelude::*;
-use storage::log::{LOG_BYTES_MAX, Log, Mark, PAYLOAD_BYTES_MAX};
+use storage::log::{LOG_BYTES_MAX, Log, LogPosition, PAYLOAD_BYTES_MAX};
 use storage::{
     FaultMedium, FaultPlan, Medium, MediumKind, ReadFault, Reader, ReaderOptions, Sealed, Writer,
 };
@@ -571,7 +571,7 @@ fn keyed(count: u64) -> (Vec<usize>, Vec<u8>, Arc<dyn Medium>) {
         starts.push(log.bytes() as usize);
         log.commit(log.append_keyed(&payload(number), 1000 + number).unwrap()).unwrap();
     }
-    assert_eq!(log.durable(), Mark { bytes: log.bytes(), next: count + 1 });
+    assert_eq!(log.durable(), LogPosition { bytes: log.bytes(), next: count + 1 });
     drop(log);
     (starts, medium.load("log").unwrap(), medium)
 }
@@ -603,7 +603,7 @@ fn a_damaged_payload_leaves_its_key() {
             damaged[at] ^= 4;
             let medium = volatile();
             write(&*medium, "log", &damaged);
-            let mark = Mark { bytes: bytes.len() as u64, next: 31 };
+            let mark = LogPosition { bytes: bytes.len() as u64, next: 31 };
             let (_, replay) = Log::open_at(&medium, "log", mark).unwrap();
             assert_eq!(replay.damaged.len(), 1, "{number}");
             assert_eq!(replay.damaged[0].lost, number..number + 1);
@@ -638,7 +638,7 @@ fn several_damaged_flushes_leave_their_keys_to_the_next_one() {
 #[test]
 fn a_log_that_ends_before_its_mark_is_damaged_and_stays_as_it_is() {
     let (_, bytes, _) = keyed(12);
-    let mark = Mark { bytes: bytes.len() as u64, next: 13 };
+    let mark = LogPosition { bytes: bytes.len() as u64, next: 13 };
     for length in (0..=bytes.len()).step_by(7).chain([bytes.len()]) {
         let medium = volatile();
         write(&*medium, "log", &bytes[..length]);
@@ -688,12 +688,12 @@ fn a_full_medium_leaves_no_new_log_and_an_old_one_can_be_read() {
         );
     }
     assert!(inner.list().unwrap().iter().all(|(name, _)| name != "new"));
-    let (log, replay) = Log::open_at(&medium, "empty", Mark::default()).unwrap();
+    let (log, replay) = Log::open_at(&medium, "empty", LogPosition::default()).unwrap();
     assert_eq!(
         (replay.records.len(), log.failure().map(|error| error.kind())),
         (0, Some(ErrorKind::StorageFull))
     );
-    let (log, replay) = Log::open_at(&medium, "old", Mark::default()).unwrap();
+    let (log, replay) = Log::open_at(&medium, "old", LogPosition::default()).unwrap();
     assert_eq!((replay.records, log.failure()), (vec![(1, b"kept".to_vec())], None));
     fault.set_space(None);
     let (log, _) = Log::open(&medium, "new").unwrap();

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use storage::log::Mark;
-use storage::watermark::{MARKS_MAX, Marks, Watermark};
+use storage::log::LogPosition;
+use storage::watermark::{LogPositions, MARKS_MAX, Watermark};
 use storage::{FaultMedium, FaultPlan, Medium};
 
 use crate::{PAGE, media, volatile, write};
 
-fn marks(seed: u64) -> Marks {
-    (0..3).map(|log| (log, Mark { bytes: 100 * seed + log, next: seed })).collect()
+fn marks(seed: u64) -> LogPositions {
+    (0..3).map(|log| (log, LogPosition { bytes: 100 * seed + log, next: seed })).collect()
 }
 
 #[test]
@@ -61,7 +61,8 @@ fn a_damaged_slot_leaves_the_other_one() {
 #[test]
 fn the_newest_logs_are_kept_where_there_are_many() {
     let medium = volatile();
-    let many: Marks = (0..1000).map(|log| (log, Mark { bytes: log, next: 1 })).collect();
+    let many: LogPositions =
+        (0..1000).map(|log| (log, LogPosition { bytes: log, next: 1 })).collect();
     Watermark::open(&medium).unwrap().0.record(many).unwrap();
     let found = Watermark::open(&medium).unwrap().1.unwrap();
     assert_eq!((found.len(), found.keys().next_back()), (MARKS_MAX, Some(&999)));

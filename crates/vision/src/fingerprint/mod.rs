@@ -55,14 +55,14 @@ const PIXELS_MAX: f32 = 4e6;
 
 /// What is known of an image.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Options {
+pub struct MinutiaeOptions {
     /// Its resolution, 100 to 2,500.
     pub dots_per_inch: f32,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { dots_per_inch: RESOLUTION }
+impl Default for MinutiaeOptions {
+    fn default() -> MinutiaeOptions {
+        MinutiaeOptions { dots_per_inch: RESOLUTION }
     }
 }
 
@@ -110,7 +110,7 @@ pub fn work_bytes(width: u32, height: u32) -> u64 {
 /// # Errors
 /// `InvalidArgument` where the resolution is not believable, the pixels are not width times height,
 /// or the image at 500 dots per inch is too small or too large for a fingerprint.
-pub fn minutiae(image: &Gray, options: &Options) -> Result<Extraction> {
+pub fn minutiae(image: &Gray, options: &MinutiaeOptions) -> Result<Extraction> {
     let plane = Plane::scaled(image, factor(image, options)?);
     let (even, contrast) = evened(&plane);
     let least = contrast_min(&contrast);
@@ -141,7 +141,7 @@ pub fn minutiae(image: &Gray, options: &Options) -> Result<Extraction> {
 }
 
 /// By how much the image is made larger, where everything about it is as it should be.
-fn factor(image: &Gray, options: &Options) -> Result<f32> {
+fn factor(image: &Gray, options: &MinutiaeOptions) -> Result<f32> {
     let resolution = options.dots_per_inch;
     if !(RESOLUTION_MIN..=RESOLUTION_MAX).contains(&resolution) {
         return Err(Error::invalid(format!(

@@ -1,7 +1,7 @@
 //! Lines one pixel wide (Zhang and Suen, "A fast parallel algorithm for thinning digital patterns",
 //! 1984).
 
-/// A picture of black and white with a border of white around it.
+/// An image of black and white with a border of white around it.
 #[derive(Clone)]
 pub(super) struct Bits {
     /// With the border.

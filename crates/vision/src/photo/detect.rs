@@ -10,11 +10,11 @@ const RESPONSE_MIN: f32 = 0.004;
 const EDGE_RATIO: f32 = 10.0;
 /// Extrema lie this far from the border.
 const BORDER: usize = 5;
-/// Extrema kept of one picture before the best are chosen: noise has many.
+/// Extrema kept of one image before the best are chosen: noise has many.
 const EXTREMA_MAX: usize = 20_000;
 /// 2^(1/3).
 const STEP: f32 = 1.259_921;
-/// Cells along the longer side of the picture that share the points among them.
+/// Cells along the longer side of the image that share the points among them.
 const CELLS: usize = 6;
 
 /// The best `count` keypoints, best first.
@@ -29,7 +29,7 @@ pub(super) fn keypoints(space: &ScaleSpace, count: usize) -> Vec<Keypoint> {
     size.map_or_else(Vec::new, |plane| spread(&found, plane, count))
 }
 
-/// Half of the points are the best of the whole picture, the others the best of each cell in turn,
+/// Half of the points are the best of the whole image, the others the best of each cell in turn,
 /// so that a plain corner is not left without any.
 fn spread(found: &[Keypoint], plane: &Plane, count: usize) -> Vec<Keypoint> {
     let side = plane.width.max(plane.height).div_ceil(CELLS).max(1);
@@ -94,7 +94,7 @@ fn is_extremum(around: [&Vec<f32>; 3], at: usize, width: usize, value: f32) -> b
 }
 
 /// The extremum between pixels and scales: offsets of at most half a step.
-struct Place {
+struct Extremum {
     x: f32,
     y: f32,
     scale: f32,
@@ -102,7 +102,7 @@ struct Place {
 }
 
 /// A parabola along each axis; `None` on edges.
-fn refined(around: [&Vec<f32>; 3], at: usize, width: usize) -> Option<Place> {
+fn refined(around: [&Vec<f32>; 3], at: usize, width: usize) -> Option<Extremum> {
     let now = around[1];
     let value = now[at];
     let (dxx, dyy) =
@@ -120,7 +120,7 @@ fn refined(around: [&Vec<f32>; 3], at: usize, width: usize) -> Option<Place> {
         let curve = before + after - 2.0 * value;
         if curve == 0.0 { 0.0 } else { ((before - after) / (2.0 * curve)).clamp(-0.5, 0.5) }
     };
-    Some(Place {
+    Some(Extremum {
         x: top(now[at - 1], now[at + 1]),
         y: top(now[at - width], now[at + width]),
         scale: top(around[0][at], around[2][at]),
@@ -128,7 +128,7 @@ fn refined(around: [&Vec<f32>; 3], at: usize, width: usize) -> Option<Place> {
     })
 }
 
-impl Place {
+impl Extremum {
     fn keypoint(&self, octave: usize, level: usize, x: f32, y: f32) -> Keypoint {
         let grown = (1_u32 << octave) as f32;
         let whole = (0..level).fold(SIGMA, |sigma, _| sigma * STEP);

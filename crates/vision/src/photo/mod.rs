@@ -1,15 +1,15 @@
-//! Keypoints of photographs: what stays of a picture when it is cropped, turned, scaled,
+//! Keypoints of photographs: what stays of an image when it is cropped, turned, scaled,
 //! recompressed or drawn over.
 //!
 //! Points are extrema of the difference of Gaussians (Lowe, "Distinctive image features from
 //! scale-invariant keypoints", 2004), at the scale where they stand out most and turned to their
 //! strongest gradient. What a point looks like is a histogram of gradients around it, of which 256
-//! comparisons are kept: two points are compared by the bits they differ in. A picture is brought
+//! comparisons are kept: two points are compared by the bits they differ in. An image is brought
 //! to one working size first, so that its cost and its points do not depend on how large it was
 //! stored.
 //!
 //! All arithmetic is single precision in a fixed order, with no function of the system's
-//! mathematics library: the same picture gives the same graph on every machine.
+//! mathematics library: the same image gives the same graph on every machine.
 
 mod describe;
 mod detect;
@@ -32,23 +32,23 @@ const COORDINATE_MAX: u32 = 16_000;
 
 /// How keypoints are looked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Options {
-    /// The longer side that a picture is brought to, in pixels. It is enlarged twice at most.
+pub struct KeypointOptions {
+    /// The longer side that an image is brought to, in pixels. It is enlarged twice at most.
     pub working: u32,
     /// Points at most, up to [`VERTICES_MAX`].
     pub vertices_max: usize,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { working: 512, vertices_max: VERTICES_MAX }
+impl Default for KeypointOptions {
+    fn default() -> KeypointOptions {
+        KeypointOptions { working: 512, vertices_max: VERTICES_MAX }
     }
 }
 
-/// A place in the working picture.
+/// A place in the working image.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Keypoint {
-    /// Columns of the working picture.
+    /// Columns of the working image.
     x: f32,
     y: f32,
     /// Which octave, and which of its levels.
@@ -62,14 +62,14 @@ pub(crate) struct Keypoint {
     direction: f32,
 }
 
-/// The keypoints of a picture, at most 256, the most distinct first; none if it is flat or narrower
+/// The keypoints of an image, at most 256, the most distinct first; none if it is flat or narrower
 /// than 16 pixels.
 ///
-/// Positions are pixels of `image`, of the picture scaled so that its longer side is 16,000 if it
+/// Positions are pixels of `image`, of the image scaled so that its longer side is 16,000 if it
 /// is longer than that: the graph's width and height say which. A vertex's kind is its scale: 1 and
 /// up, eight steps to a doubling in the graph's pixels.
 #[must_use]
-pub fn keypoints(image: &Gray, options: &Options) -> Graph {
+pub fn keypoints(image: &Gray, options: &KeypointOptions) -> Graph {
     let frame = Frame::of(image, options);
     let mut graph =
         Graph { width: frame.width as u16, height: frame.height as u16, ..Graph::default() };
@@ -90,7 +90,7 @@ pub fn keypoints(image: &Gray, options: &Options) -> Graph {
     graph
 }
 
-/// How the pixels of the working picture lie in those of the graph.
+/// How the pixels of the working image lie in those of the graph.
 struct Frame {
     width: u32,
     height: u32,
@@ -99,7 +99,7 @@ struct Frame {
 }
 
 impl Frame {
-    fn of(image: &Gray, options: &Options) -> Frame {
+    fn of(image: &Gray, options: &KeypointOptions) -> Frame {
         let longer = image.width.max(image.height).max(1);
         let to = |side: u32, longest: u32| {
             (u64::from(side) * u64::from(longest) / u64::from(longer)).max(1) as u32

@@ -1,4 +1,4 @@
-//! A picture at all scales: octaves of Gaussian levels, each with half the pixels of the one
+//! An image at all scales: octaves of Gaussian levels, each with half the pixels of the one
 //! before.
 
 use image::imageops::{self, FilterType};
@@ -14,7 +14,7 @@ pub(super) const INTERVALS: usize = 3;
 pub(super) const LEVELS: usize = INTERVALS + 3;
 /// Standard deviation of an octave's first level, in its pixels (Lowe).
 pub(super) const SIGMA: f32 = 1.6;
-/// How much a picture is taken to be blurred already, in its pixels.
+/// How much an image is taken to be blurred already, in its pixels.
 const SIGMA_OF_PICTURE: f32 = 0.5;
 /// 2^(1/3).
 const STEP: f32 = 1.259_921;
@@ -95,8 +95,8 @@ impl ScaleSpace {
     }
 }
 
-/// The picture as numbers of 0 to 1, halved while it stays larger than `size`. The first halving
-/// reads the bytes, so that a large picture is never held as numbers.
+/// The image as numbers of 0 to 1, halved while it stays larger than `size`. The first halving
+/// reads the bytes, so that a large image is never held as numbers.
 fn halved(image: &Gray, size: (usize, usize)) -> Plane {
     let (width, height) = (image.width as usize, image.height as usize);
     let unit = |value: u8| f32::from(value) / 255.0;

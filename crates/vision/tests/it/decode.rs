@@ -13,13 +13,13 @@ fn decoded(file: &[u8]) -> vision::Decoded {
 
 /// The colours of the four corners' middles, each to the nearest of three levels.
 fn seen(file: &[u8]) -> [[u8; 3]; 4] {
-    let picture = decoded(file).picture;
-    let (width, height) = (picture.width, picture.height);
-    assert_eq!(picture.rgb.len() as u32, 3 * width * height);
+    let image = decoded(file).image;
+    let (width, height) = (image.width, image.height);
+    assert_eq!(image.rgb.len() as u32, 3 * width * height);
     [(1, 1), (3, 1), (1, 3), (3, 3)].map(|(x, y)| {
         let at = 3 * ((height * y / 4) * width + width * x / 4) as usize;
         std::array::from_fn(|channel| {
-            ((u32::from(picture.rgb[at + channel]) + 64) / 128 * 128).min(255) as u8
+            ((u32::from(image.rgb[at + channel]) + 64) / 128 * 128).min(255) as u8
         })
     })
 }
@@ -31,7 +31,7 @@ const BLUE: [u8; 3] = [0, 0, 255];
 const UPRIGHT: [[u8; 3]; 4] = [RED, BLACK, GREEN, BLUE];
 
 #[test]
-fn every_format_and_depth_becomes_the_same_picture() {
+fn every_format_and_depth_becomes_the_same_image() {
     let image = DynamicImage::ImageRgb8(corners(32, 24));
     let formats = [
         (ImageFormat::Png, Format::Png),
@@ -53,7 +53,7 @@ fn every_format_and_depth_becomes_the_same_picture() {
         }
     }
     let grey =
-        decoded(&encoded(&DynamicImage::ImageLuma16(image.to_luma16()), ImageFormat::Png)).picture;
+        decoded(&encoded(&DynamicImage::ImageLuma16(image.to_luma16()), ImageFormat::Png)).image;
     assert!(grey.rgb.as_chunks::<3>().0.iter().all(|[r, g, b]| r == g && g == b));
     let floats = DynamicImage::ImageRgb32F(image.to_rgb32f());
     assert_eq!(seen(&encoded(&floats, ImageFormat::Tiff)), UPRIGHT);
@@ -69,13 +69,13 @@ fn what_is_transparent_is_white() {
         assert_eq!((left, right), ([255; 3], BLACK));
     }
     let half = image::RgbaImage::from_pixel(2, 2, image::Rgba([0, 100, 200, 128]));
-    let picture = decoded(&encoded(&DynamicImage::ImageRgba8(half), ImageFormat::Png)).picture;
-    assert_eq!(picture.rgb[..3], [127, 177, 227]);
+    let image = decoded(&encoded(&DynamicImage::ImageRgba8(half), ImageFormat::Png)).image;
+    assert_eq!(image.rgb[..3], [127, 177, 227]);
 }
 
 #[test]
 fn a_camera_that_was_turned_is_turned_back() {
-    // What an upright picture looks like when it is stored with each orientation: EXIF 2.32, 4.6.4,
+    // What an upright image looks like when it is stored with each orientation: EXIF 2.32, 4.6.4,
     // tag 0x0112.
     let upright = DynamicImage::ImageRgb8(corners(40, 24));
     let stored = [
@@ -92,7 +92,7 @@ fn a_camera_that_was_turned_is_turned_back() {
         let file = turned(&stored.to_rgb8(), orientation, 300);
         let decoded = decoded(&file);
         assert_eq!(u16::from(decoded.orientation), orientation);
-        assert_eq!((decoded.picture.width, decoded.picture.height), (40, 24), "{orientation}");
+        assert_eq!((decoded.image.width, decoded.image.height), (40, 24), "{orientation}");
         assert_eq!(seen(&file), UPRIGHT, "{orientation}");
         assert_eq!(decoded.dots_per_inch, Some(300.0));
     }
@@ -128,18 +128,18 @@ fn tiff_files_of_printers_scanners_and_old_programs() {
     let palette = Tiff::of(8, 8, &[4], 3).with(320, 3, small).file(&nibbles);
     assert_eq!(seen(&palette), UPRIGHT);
     let grey = Tiff::of(8, 8, &[4], 1).file(&[0xf0; 32]);
-    assert_eq!(decoded(&grey).picture.rgb[..6], [255, 255, 255, 0, 0, 0]);
+    assert_eq!(decoded(&grey).image.rgb[..6], [255, 255, 255, 0, 0, 0]);
     let scan = Tiff { dots: Some(500), ..Tiff::of(8, 8, &[8], 1) }.with(274, 3, vec![3]);
     let scan = decoded(&scan.file(&by_corner(|corner| vec![corner as u8 * 80])));
     assert_eq!((scan.dots_per_inch, scan.orientation), (Some(500.0), 3));
-    assert_eq!((scan.picture.rgb[0], scan.picture.rgb[3 * 63]), (240, 0));
+    assert_eq!((scan.image.rgb[0], scan.image.rgb[3 * 63]), (240, 0));
 }
 
 #[test]
 fn of_an_animation_the_first_frame() {
     let file = animated(&[corners(16, 16), RgbImage::from_pixel(16, 16, image::Rgb([9, 9, 9]))]);
     let decoded = decoded(&file);
-    assert_eq!((decoded.format, decoded.picture.width), (Format::WebP, 16));
+    assert_eq!((decoded.format, decoded.image.width), (Format::WebP, 16));
     assert_eq!(seen(&file), UPRIGHT);
 }
 
@@ -200,7 +200,7 @@ fn a_file_that_ends_early_is_refused_and_says_so() {
     }
     let error = decode(&whole[..whole.len() - 2], &Limits::default()).unwrap_err();
     assert!(error.message().contains("ends early"), "{error}");
-    let trailing = [&whole[..], b"what a phone adds after the picture"].concat();
+    let trailing = [&whole[..], b"what a phone adds after the image"].concat();
     assert!(decode(&trailing, &Limits::default()).is_ok());
     assert_eq!(decode(b"", &Limits::default()).unwrap_err().kind(), ErrorKind::InvalidArgument);
     assert_eq!(
@@ -214,9 +214,9 @@ fn check(file: &[u8]) -> Result<(), TestCaseError> {
     let limits = Limits { pixels_max: 1 << 16, side_max: 1 << 12, bytes_max: 1 << 20 };
     match decode(file, &limits) {
         Ok(decoded) => {
-            let picture = decoded.picture;
-            let pixels = u64::from(picture.width) * u64::from(picture.height);
-            prop_assert!(pixels <= limits.pixels_max && picture.rgb.len() as u64 == 3 * pixels);
+            let image = decoded.image;
+            let pixels = u64::from(image.width) * u64::from(image.height);
+            prop_assert!(pixels <= limits.pixels_max && image.rgb.len() as u64 == 3 * pixels);
         }
         Err(error) => {
             prop_assert!(

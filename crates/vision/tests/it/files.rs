@@ -1,4 +1,4 @@
-//! Picture files of every kind, made here.
+//! Image files of every kind, made here.
 
 use std::io::Cursor;
 
@@ -132,7 +132,7 @@ pub(crate) fn animated(frames: &[RgbImage]) -> Vec<u8> {
     body.extend(chunk(b"VP8X", &[&[2, 0, 0, 0][..], &size].concat()));
     body.extend(chunk(b"ANIM", &[255, 255, 255, 255, 0, 0]));
     for frame in frames {
-        // After the outer header: the one chunk of the still picture.
+        // After the outer header: the one chunk of the still image.
         let still = encoded(&DynamicImage::ImageRgb8(frame.clone()), ImageFormat::WebP);
         body.extend(chunk(b"ANMF", &[&[0; 6][..], &size, &u24(100), &[2], &still[12..]].concat()));
     }

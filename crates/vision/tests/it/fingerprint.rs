@@ -5,7 +5,7 @@ use std::f32::consts::TAU;
 use matching::Vertex;
 use proptest::prelude::*;
 use vision::Gray;
-use vision::fingerprint::{Extraction, Options, minutiae};
+use vision::fingerprint::{Extraction, MinutiaeOptions, minutiae};
 
 /// Pixels from one ridge to the next at 500 dots per inch.
 const RIDGE: f32 = 9.0;
@@ -28,7 +28,7 @@ fn ridges(side: u32, scale: f32, places: &[(f32, f32, f32)]) -> Gray {
 }
 
 fn extract(image: &Gray, dots_per_inch: f32) -> Extraction {
-    minutiae(image, &Options { dots_per_inch }).unwrap()
+    minutiae(image, &MinutiaeOptions { dots_per_inch }).unwrap()
 }
 
 fn nearest(found: &[Vertex], x: f32, y: f32) -> (f32, Vertex) {
@@ -83,7 +83,7 @@ fn what_is_no_fingerprint_has_no_minutiae() {
 fn images_that_cannot_be_are_refused() {
     let refused = |width: u32, height: u32, pixels: usize, dots_per_inch: f32| {
         let image = Gray { width, height, pixels: vec![128; pixels] };
-        minutiae(&image, &Options { dots_per_inch }).unwrap_err().to_string()
+        minutiae(&image, &MinutiaeOptions { dots_per_inch }).unwrap_err().to_string()
     };
     assert!(refused(1, 1, 1, 500.0).contains("at least"));
     assert!(refused(0, 0, 0, 500.0).contains("at least"));

@@ -1,14 +1,14 @@
-//! A picture as a model's input, and as a thumbnail.
+//! An image as a model's input, and as a thumbnail.
 
-use vision::{Fit, Layout, Limits, Order, Picture, Preprocess, decode, thumbnail};
+use vision::{Fit, Image, Layout, Limits, Order, Preprocess, decode, thumbnail};
 
-fn picture(width: u32, height: u32, rgb: [u8; 3]) -> Picture {
-    Picture { width, height, rgb: rgb.repeat((width * height) as usize) }
+fn image(width: u32, height: u32, rgb: [u8; 3]) -> Image {
+    Image { width, height, rgb: rgb.repeat((width * height) as usize) }
 }
 
-fn written(preprocess: &Preprocess, picture: &Picture) -> Vec<f32> {
+fn written(preprocess: &Preprocess, image: &Image) -> Vec<f32> {
     let mut out = vec![f32::NAN; preprocess.len()];
-    preprocess.write(picture, &mut out).unwrap();
+    preprocess.write(image, &mut out).unwrap();
     out
 }
 
@@ -22,7 +22,7 @@ fn every_layout_and_order_puts_each_channel_in_its_place() {
         scale: 1.0,
         ..Preprocess::default()
     };
-    let sample = picture(2, 1, [10, 20, 40]);
+    let sample = image(2, 1, [10, 20, 40]);
     assert_eq!(written(&base, &sample), [10.0, 10.0, 10.0, 10.0, 10.0, 10.0]);
     let bgr = Preprocess { order: Order::Bgr, std: [1.0; 3], ..base.clone() };
     assert_eq!(written(&bgr, &sample), [40.0, 40.0, 20.0, 20.0, 10.0, 10.0]);
@@ -34,10 +34,10 @@ fn every_layout_and_order_puts_each_channel_in_its_place() {
     assert!(base.write(&sample, &mut [0.0; 5]).is_err());
 }
 
-/// A picture twice as wide as high, its left half black and its right half white.
-fn halves() -> Picture {
+/// An image twice as wide as high, its left half black and its right half white.
+fn halves() -> Image {
     let rgb = (0..20 * 10).flat_map(|at| [if at % 20 < 10 { 0 } else { 255 }; 3]).collect();
-    Picture { width: 20, height: 10, rgb }
+    Image { width: 20, height: 10, rgb }
 }
 
 #[test]
@@ -60,12 +60,12 @@ fn shapes_are_stretched_cut_or_padded() {
     assert_eq!(
         (row(Fit::Pad, 0), row(Fit::Pad, 4)),
         ([0; 4], [-1, -1, 1, 1]),
-        "grey above, the picture in the middle"
+        "grey above, the image in the middle"
     );
     for (width, height) in [(1, 1), (1, 5000), (5000, 1), (3, 7)] {
         for fit in [Fit::Stretch, Fit::CentreCrop, Fit::Pad] {
             let values =
-                written(&Preprocess { fit, ..base.clone() }, &picture(width, height, [128; 3]));
+                written(&Preprocess { fit, ..base.clone() }, &image(width, height, [128; 3]));
             assert!(values.iter().all(|value| value.abs() < 0.01), "{width} x {height} {fit:?}");
         }
     }
@@ -73,8 +73,8 @@ fn shapes_are_stretched_cut_or_padded() {
 
 #[test]
 fn thumbnails_are_small_and_keep_the_shape() {
-    let small = decode(&thumbnail(&halves(), 8).unwrap(), &Limits::default()).unwrap().picture;
+    let small = decode(&thumbnail(&halves(), 8).unwrap(), &Limits::default()).unwrap().image;
     assert_eq!((small.width, small.height), (8, 4));
-    let same = decode(&thumbnail(&halves(), 500).unwrap(), &Limits::default()).unwrap().picture;
+    let same = decode(&thumbnail(&halves(), 500).unwrap(), &Limits::default()).unwrap().image;
     assert_eq!((same.width, same.height), (20, 10), "never enlarged");
 }

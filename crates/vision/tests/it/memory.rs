@@ -70,7 +70,7 @@ fn what_a_png_holds_beside_its_pixels_is_not_unpacked() {
         // After the header of 25 bytes, and after the pixels, before the end of 12 bytes.
         for at in [33, file.len() - 12] {
             let held = [&file[..at], &chunk, &file[at..]].concat();
-            assert_eq!(bounded(&name, &held).unwrap().picture, plain.picture, "{name} at {at}");
+            assert_eq!(bounded(&name, &held).unwrap().image, plain.image, "{name} at {at}");
         }
     }
     // What matters is kept: transparency of a palette's colours is in a chunk, and so is the
@@ -181,11 +181,11 @@ fn the_bound_of_a_header_holds_for_every_format_and_depth() {
 }
 
 #[test]
-fn keypoints_of_a_large_picture_are_within_the_bound_of_decoding() {
+fn keypoints_of_a_large_image_are_within_the_bound_of_decoding() {
     let file = encoded(&DynamicImage::ImageRgb8(corners(4000, 3000)), ImageFormat::Png);
     let bound = decode_bytes(&file, &Limits::default()).unwrap();
-    let gray = decode(&file, &Limits::default()).unwrap().picture.gray();
-    let (_, spent) = spent(|| photo::keypoints(&gray, &photo::Options::default()));
+    let gray = decode(&file, &Limits::default()).unwrap().image.gray();
+    let (_, spent) = spent(|| photo::keypoints(&gray, &photo::KeypointOptions::default()));
     assert!(spent <= 2 * bound, "{spent} bytes, {bound} announced");
 }
 
@@ -212,7 +212,7 @@ fn minutiae_are_found_within_their_bound() {
             height: side,
             pixels: (0..side * side).map(wave).collect(),
         };
-        let options = vision::fingerprint::Options { dots_per_inch };
+        let options = vision::fingerprint::MinutiaeOptions { dots_per_inch };
         let (_, spent) = spent(|| vision::fingerprint::minutiae(&gray, &options));
         let bound = vision::fingerprint::work_bytes(side, side);
         assert!(spent <= 2 * bound, "{side}: {spent} bytes, {bound} announced");

@@ -1,14 +1,14 @@
 //! Keypoints of photographs: of anything at all, in its own pixels, the same every time, and enough
 //! to find a copy by.
 
-use matching::rank::Likeness;
+use matching::rank::StageScores;
 use matching::{Graph, Probe, Scratch};
 use proptest::prelude::*;
 use vision::Gray;
-use vision::photo::{ACCEPT, Options, keypoints};
+use vision::photo::{ACCEPT, KeypointOptions, keypoints};
 
 /// Small, so that unoptimised code is quick enough.
-const OPTIONS: Options = Options { working: 192, vertices_max: 256 };
+const OPTIONS: KeypointOptions = KeypointOptions { working: 192, vertices_max: 256 };
 
 fn random(state: &mut u64) -> u32 {
     *state ^= *state << 13;
@@ -48,8 +48,12 @@ fn at(image: &Gray, x: u32, y: u32) -> u8 {
 fn score(probe: &Graph, record: &Graph) -> f32 {
     let mut bytes = Vec::new();
     record.encode(&mut bytes);
-    matching::score(&Probe::new(probe, matching::Options::default()), &bytes, &mut Scratch::new())
-        .unwrap()
+    matching::score(
+        &Probe::new(probe, matching::MatchOptions::default()),
+        &bytes,
+        &mut Scratch::new(),
+    )
+    .unwrap()
 }
 
 fn check(image: &Gray, graph: &Graph) {
@@ -84,13 +88,13 @@ proptest! {
         let image = Gray { width, height, pixels };
         let graph = keypoints(&image, &OPTIONS);
         check(&image, &graph);
-        prop_assert!(contrast > 1 || graph.vertices.is_empty(), "a flat picture has nothing to tell");
+        prop_assert!(contrast > 1 || graph.vertices.is_empty(), "a flat image has nothing to tell");
         prop_assert_eq!(keypoints(&image, &OPTIONS), graph);
     }
 }
 
 #[test]
-fn narrow_and_long_pictures_have_their_frame() {
+fn narrow_and_long_images_have_their_frame() {
     for (width, height) in [(1, 1), (15, 400), (1, 40_000), (40_000, 1), (20, 20_000)] {
         let image = made(width, height, |x, y| (x * 7 + y * 13) as u8);
         let graph = keypoints(&image, &OPTIONS);
@@ -116,7 +120,7 @@ fn copies_are_accepted_and_others_are_not() {
     ];
     for (what, copy) in copies {
         let found = score(&keypoints(&copy, &OPTIONS), &graph);
-        assert!(Likeness { score: found, coarse: 0.0 }.accepted(ACCEPT), "{what}: {found}");
+        assert!(StageScores { score: found, coarse: 0.0 }.accepted(ACCEPT), "{what}: {found}");
     }
     for seed in 2..6 {
         let stranger = score(&keypoints(&scene(seed, 192, 144), &OPTIONS), &graph);
@@ -125,7 +129,7 @@ fn copies_are_accepted_and_others_are_not() {
 }
 
 #[test]
-fn places_are_pixels_of_the_picture() {
+fn places_are_pixels_of_the_image() {
     let image = scene(3, 160, 120);
     let larger = made(640, 480, |x, y| at(&image, x / 4, y / 4));
     let (small, large) = (keypoints(&image, &OPTIONS), keypoints(&larger, &OPTIONS));
@@ -146,7 +150,7 @@ fn places_are_pixels_of_the_picture() {
 #[test]
 fn the_graph_is_the_same_on_every_machine() {
     let mut bytes = Vec::new();
-    keypoints(&scene(7, 120, 90), &Options { working: 128, ..OPTIONS }).encode(&mut bytes);
+    keypoints(&scene(7, 120, 90), &KeypointOptions { working: 128, ..OPTIONS }).encode(&mut bytes);
     // FNV-1a.
     let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

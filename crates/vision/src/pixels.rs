@@ -3,9 +3,9 @@
 use image::imageops::{self, FilterType};
 use image::{ImageBuffer, Rgb};
 
-/// An upright colour picture.
+/// An upright colour image.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Picture {
+pub struct Image {
     /// Columns, at least 1.
     pub width: u32,
     /// Rows, at least 1.
@@ -14,7 +14,7 @@ pub struct Picture {
     pub rgb: Vec<u8>,
 }
 
-/// A picture of brightness alone.
+/// An image of brightness alone.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gray {
     /// Columns, at least 1.
@@ -25,7 +25,7 @@ pub struct Gray {
     pub pixels: Vec<u8>,
 }
 
-impl Picture {
+impl Image {
     /// Its brightness, weighted as ITU-R BT.601 has it.
     pub fn gray(&self) -> Gray {
         let luma = |pixel: &[u8; 3]| {
@@ -38,18 +38,18 @@ impl Picture {
 
     /// The same in another size; where it becomes smaller, each new pixel is the mean of those it
     /// covers.
-    pub fn resized(&self, width: u32, height: u32) -> Picture {
+    pub fn resized(&self, width: u32, height: u32) -> Image {
         let (width, height) = (width.max(1), height.max(1));
         let whole = ImageBuffer::<Rgb<u8>, &[u8]>::from_raw(self.width, self.height, &self.rgb);
         let Some(whole) = whole.filter(|_| (width, height) != (self.width, self.height)) else {
             return self.clone();
         };
         let rgb = imageops::resize(&whole, width, height, FilterType::Triangle).into_raw();
-        Picture { width, height, rgb }
+        Image { width, height, rgb }
     }
 
     /// The same with its longer side at most `longest`; never enlarged.
-    pub fn fitted(&self, longest: u32) -> Picture {
+    pub fn fitted(&self, longest: u32) -> Image {
         let side = self.width.max(self.height);
         if side <= longest {
             return self.clone();

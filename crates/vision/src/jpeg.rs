@@ -1,0 +1,117 @@
+//! Whether a JPEG file is whole: its markers are followed to the end of the image.
+//!
+//! Decoders fill what is missing with grey and say nothing, so the end is looked for here. Marker
+//! syntax after ITU-T T.81, annex B.
+
+use base::{Error, Result};
+
+use crate::limits::Announced;
+
+/// Bytes per column of a JPEG decoder's rows: 8 rows of up to 4 components, upsampled.
+const JPEG_COLUMN_BYTES: u64 = 1024;
+/// Largest sampling factor of a JPEG component.
+const SAMPLING_MAX: u64 = 4;
+
+const END_OF_IMAGE: u8 = 0xd9;
+const START_OF_SCAN: u8 = 0xda;
+
+/// Follows the markers from the start of the file to the end of the image; what comes after that
+/// does not matter.
+///
+/// # Errors
+/// `InvalidArgument` for a file without an end.
+pub(crate) fn check(bytes: &[u8]) -> Result<()> {
+    let truncated =
+        || Error::invalid("this jpeg image ends early: the file is truncated; send all of it");
+    // After the start of image.
+    let mut rest = bytes.get(2..).ok_or_else(truncated)?;
+    loop {
+        let (marker, after) = next_marker(rest).ok_or_else(truncated)?;
+        rest = match marker {
+            END_OF_IMAGE => return Ok(()),
+            // No length follows: a fill byte, a stuffed one, TEM and restarts.
+            0x00 | 0x01 | 0xd0..=0xd8 => after,
+            _ => {
+                let &[high, low, ..] = after else { return Err(truncated()) };
+                let length = usize::from(u16::from_be_bytes([high, low]));
+                let segment_end = after.get(length.max(2)..).ok_or_else(truncated)?;
+                // A scan's data follows its header and is searched for the next marker.
+                if marker == START_OF_SCAN && segment_end.is_empty() {
+                    return Err(truncated());
+                }
+                segment_end
+            }
+        };
+    }
+}
+
+/// The next marker's code, and what follows it.
+pub(crate) fn next_marker(mut bytes: &[u8]) -> Option<(u8, &[u8])> {
+    loop {
+        let start = bytes.iter().position(|&byte| byte == 0xff)?;
+        bytes = bytes.get(start + 1..)?;
+        match bytes {
+            [] => return None,
+            // Any number of fill bytes may come before a marker.
+            [0xff, ..] => {}
+            [code, after @ ..] => return Some((*code, after)),
+        }
+    }
+}
+
+/// The decoder copies the file and its application segments. It keeps the coefficients of all
+/// components if the scans do not have all of them at once.
+pub(crate) fn announced(bytes: &[u8]) -> Option<Announced> {
+    let mut rest = bytes.get(2..)?;
+    let (mut frame, mut aside) = (None, 0);
+    loop {
+        let (marker, after) = next_marker(rest)?;
+        rest = match marker {
+            0x00 | 0x01 | 0xd0..=0xd8 => after,
+            _ => {
+                let length = usize::from(be16(after, 0)?);
+                let segment = after.get(2..length)?;
+                match marker {
+                    // Start of frame, all kinds of coding.
+                    0xc0..=0xc3 | 0xc5..=0xc7 | 0xc9..=0xcb | 0xcd..=0xcf => {
+                        frame = frame.or(Some((marker, segment)));
+                    }
+                    0xda => {
+                        let (kind, frame) = frame?;
+                        let scans = kind != 0xc0 && kind != 0xc1 || segment.first() != frame.get(5);
+                        return frame_size(frame, scans, bytes.len() as u64 + 2 * aside);
+                    }
+                    0xd9 => return None,
+                    _ => aside += segment.len() as u64,
+                }
+                after.get(length..)?
+            }
+        };
+    }
+}
+
+fn frame_size(frame: &[u8], several_scans: bool, file_bytes: u64) -> Option<Announced> {
+    let (height, width) = (be16(frame, 1)?, be16(frame, 3)?);
+    let components = usize::from(*frame.get(5)?);
+    let factors = (0..components).map(|at| {
+        let &factors = frame.get(7 + 3 * at)?;
+        Some((u64::from(factors >> 4).min(SAMPLING_MAX), u64::from(factors & 15).min(SAMPLING_MAX)))
+    });
+    let factors: Vec<(u64, u64)> = factors.collect::<Option<_>>()?;
+    let largest = |of: fn(&(u64, u64)) -> u64| factors.iter().map(of).max().unwrap_or(1).max(1);
+    let (across, down) = (largest(|it| it.0), largest(|it| it.1));
+    let blocks = u64::from(width).div_ceil(8 * across) * u64::from(height).div_ceil(8 * down);
+    let samples: u64 = factors.iter().map(|(across, down)| across * down * 64 * blocks).sum();
+    let coefficients = if several_scans { 2 * samples } else { 0 };
+    let columns = (u64::from(width) + 8 * SAMPLING_MAX) * JPEG_COLUMN_BYTES;
+    Some(Announced {
+        width: width.into(),
+        height: height.into(),
+        depth_bytes: if components == 1 { 1 } else { 3 },
+        beside_bytes: coefficients + columns + file_bytes,
+    })
+}
+
+fn be16(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|field| u16::from_be_bytes(*field))
+}

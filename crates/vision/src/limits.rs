@@ -1,0 +1,154 @@
+//! Formats, limits of what is decoded, and the checks that all decoders share.
+
+use base::{Error, Result};
+use image::metadata::Orientation;
+use image::{DynamicImage, ImageDecoder, ImageError, ImageResult};
+
+use crate::Header;
+
+/// What a file may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// JPEG, baseline or progressive, grey, YCbCr, RGB, CMYK or YCCK.
+    Jpeg,
+    /// PNG of any depth; of an animated one the still image.
+    Png,
+    /// WebP, lossy or lossless; of an animated one the first frame.
+    WebP,
+    /// TIFF; of several pages the first.
+    Tiff,
+    /// Windows bitmap.
+    Bmp,
+}
+
+impl Format {
+    /// The format that `bytes` begin as; `None` for any other file.
+    pub fn sniff(bytes: &[u8]) -> Option<Format> {
+        match bytes {
+            [0xff, 0xd8, 0xff, ..] => Some(Format::Jpeg),
+            [0x89, b'P', b'N', b'G', 0x0d, 0x0a, 0x1a, 0x0a, ..] => Some(Format::Png),
+            [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some(Format::WebP),
+            [b'I', b'I', 42 | 43, 0, ..] | [b'M', b'M', 0, 42 | 43, ..] => Some(Format::Tiff),
+            [b'B', b'M', ..] => Some(Format::Bmp),
+            _ => None,
+        }
+    }
+
+    /// Its name in answers and payloads: "jpeg", "png", "webp", "tiff", "bmp".
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Jpeg => "jpeg",
+            Format::Png => "png",
+            Format::WebP => "webp",
+            Format::Tiff => "tiff",
+            Format::Bmp => "bmp",
+        }
+    }
+
+    /// Its media type.
+    pub fn media_type(self) -> &'static str {
+        match self {
+            Format::Jpeg => "image/jpeg",
+            Format::Png => "image/png",
+            Format::WebP => "image/webp",
+            Format::Tiff => "image/tiff",
+            Format::Bmp => "image/bmp",
+        }
+    }
+}
+
+/// What an image may need; all of it is checked on the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Pixels: width times height.
+    pub pixels_max: u64,
+    /// Pixels of a side.
+    pub side_max: u32,
+    /// Bytes of memory for the pixels in the file's own depth: 3 a pixel for most, 8 for 16-bit
+    /// colour with alpha.
+    pub bytes_max: u64,
+}
+
+impl Default for Limits {
+    /// 64 million pixels, a side of 65,535, 512 MiB.
+    fn default() -> Self {
+        Limits { pixels_max: 64_000_000, side_max: 65_535, bytes_max: 512 << 20 }
+    }
+}
+
+/// What one format's header announces.
+pub(crate) struct Announced {
+    pub(crate) width: u32,
+    pub(crate) height: u32,
+    /// Bytes per pixel in the file's own depth.
+    pub(crate) depth_bytes: u64,
+    /// Bytes that the decoder allocates beside the pixels.
+    pub(crate) beside_bytes: u64,
+}
+
+/// Reads the pixels if the decoder sees the image that the header announced: memory was bounded by
+/// the header.
+pub(crate) fn checked<D: ImageDecoder>(
+    header: &Header,
+    mut decoder: D,
+    limits: &Limits,
+    orientation: impl FnOnce(&mut D) -> ImageResult<Orientation>,
+) -> Result<(DynamicImage, Orientation)> {
+    let format = header.format;
+    let (width, height) = decoder.dimensions();
+    within(width, height, decoder.total_bytes(), limits)?;
+    if (width, height) != (header.width, header.height)
+        || decoder.total_bytes() > header.decode_bytes
+    {
+        return Err(Error::invalid(format!(
+            "this {} image is damaged: its headers disagree",
+            format.name()
+        )));
+    }
+    // An image with unreadable EXIF data is taken to be upright.
+    let orientation = orientation(&mut decoder).unwrap_or(Orientation::NoTransforms);
+    let unreadable = |error: ImageError| refused(format, &error);
+    decoder.set_limits(allowed(limits)).map_err(unreadable)?;
+    let image = DynamicImage::from_decoder(decoder).map_err(unreadable)?;
+    Ok((image, orientation))
+}
+
+/// Compares a header with the limits.
+pub(crate) fn within(width: u32, height: u32, bytes: u64, limits: &Limits) -> Result<()> {
+    if width == 0 || height == 0 {
+        return Err(Error::invalid("this image has no pixels"));
+    }
+    let pixels = u64::from(width) * u64::from(height);
+    let too_many = pixels > limits.pixels_max || width.max(height) > limits.side_max;
+    if too_many || bytes > limits.bytes_max {
+        return Err(Error::too_large(format!(
+            "this image has {width} x {height} pixels in {bytes} bytes; at most {} pixels, {} a side and {} bytes are \
+             decoded: make it smaller",
+            limits.pixels_max, limits.side_max, limits.bytes_max
+        )));
+    }
+    Ok(())
+}
+
+/// Returns the limits for a decoder. A decoder may need twice as much again
+/// beside the pixels (coefficients of a progressive JPEG).
+pub(crate) fn allowed(limits: &Limits) -> image::Limits {
+    let mut allowed = image::Limits::no_limits();
+    (allowed.max_image_width, allowed.max_image_height) =
+        (Some(limits.side_max), Some(limits.side_max));
+    allowed.max_alloc = Some(limits.bytes_max.saturating_mul(3));
+    allowed
+}
+
+pub(crate) fn refused(format: Format, error: &ImageError) -> Error {
+    let name = format.name();
+    match error {
+        ImageError::Limits(error) => {
+            Error::too_large(format!("this {name} image needs too much memory: {error}"))
+        }
+        ImageError::Unsupported(error) => {
+            Error::invalid(format!("this kind of {name} cannot be read: {error}"))
+        }
+        error => Error::invalid(format!("this {name} image is damaged or ends early: {error}")),
+    }
+}
