@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::{Error, ErrorKind, Result};
+use base::Result;
 use search::collection::PointParts;
 use search::points::{NewPoint, PointId};
 use search::registry::NamedCollection;
@@ -138,14 +138,10 @@ pub(crate) fn write_patiently(
             with_points(images.get(which).unwrap_or_default(), |points| writing.try_upsert(points))
         });
         match tried {
-            Err(error) if may_pass(&error) && Instant::now() < give_up => {
+            Err(error) if error.is_overload() && Instant::now() < give_up => {
                 std::thread::sleep(WRITE_RETRY)
             }
             outcome => return outcome,
         }
     }
-}
-
-fn may_pass(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::ResourceExhausted | ErrorKind::Unavailable)
 }

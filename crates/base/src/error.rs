@@ -1,10 +1,13 @@
 //! One error for everything a client or operator may see: a kind that maps to a status, and a
 //! sentence.
 
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-/// What went wrong, in the vocabulary of gRPC status codes; the doors derive HTTP and gRPC statuses
-/// from it in one table.
+/// Category of an error, in the vocabulary of gRPC status codes. One table maps it to HTTP and gRPC
+/// statuses ([`ErrorKind::http_status`], [`ErrorKind::grpc_code`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -14,7 +17,7 @@ pub enum ErrorKind {
     TooLarge,
     /// No such model, version or route.
     NotFound,
-    /// It exists already.
+    /// A thing of this name exists already.
     AlreadyExists,
     /// The request is right but the state does not allow it (version not ready, policy forbids).
     FailedPrecondition,
@@ -22,7 +25,7 @@ pub enum ErrorKind {
     PermissionDenied,
     /// A queue or budget is full; trying again later may help.
     ResourceExhausted,
-    /// A disk has no room, or less than is kept free; nothing changes until somebody frees some.
+    /// A disk has no room, or less than its reserve. An operator must free some.
     StorageFull,
     /// The server cannot answer now (starting, stopping); trying again may help.
     Unavailable,
@@ -30,76 +33,107 @@ pub enum ErrorKind {
     DeadlineExceeded,
     /// The client took too long to send its request.
     ClientTimeout,
-    /// The client has gone.
+    /// The client disconnected, or the work was stopped.
     Cancelled,
-    /// The protocol knows this, Millpond does not.
+    /// Part of the protocol that Millpond does not implement.
     Unimplemented,
     /// A file or message is damaged.
     DataLoss,
-    /// Our bug, or an engine's.
+    /// A bug of Millpond or of an engine, or a failure of the hardware.
     Internal,
 }
 
-/// An error with its kind, a message for people, and (for overload) when to try again.
+/// An error with its kind, a message for people, when to try again, and its cause.
 ///
-/// Boxed so that `Result<T>` stays small on the request path.
-#[derive(Clone, PartialEq, Eq)]
+/// Two errors are equal if they say the same; their causes are not compared. Boxed so that
+/// `Result<T>` stays small on the request path.
+#[derive(Clone)]
 pub struct Error(Box<Inner>);
 
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
     message: String,
+    retryable: bool,
     retry_after: Option<Duration>,
+    source: Option<Arc<Cause>>,
 }
+
+type Cause = dyn std::error::Error + Send + Sync;
 
 /// `std::result::Result` with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 macro_rules! constructors {
-    ($($(#[$doc:meta])* $name:ident => $kind:ident),* $(,)?) => {
-        $($(#[$doc])* pub fn $name(message: impl Into<String>) -> Error { Error::new(ErrorKind::$kind, message) })*
+    ($($name:ident => $kind:ident),* $(,)?) => {
+        $(
+            #[doc = concat!("Builds an error of [`ErrorKind::", stringify!($kind), "`].")]
+            pub fn $name(message: impl Into<String>) -> Error {
+                Error::new(ErrorKind::$kind, message)
+            }
+        )*
     };
 }
 
 impl Error {
-    /// An error of `kind` with a message that says what is wrong and, where it can, what to do.
+    /// Builds an error of `kind`. `message` says what is wrong and, if possible, what to do.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
-        Error(Box::new(Inner { kind, message: message.into(), retry_after: None }))
+        let message = message.into();
+        let retryable = kind.is_retryable();
+        Error(Box::new(Inner { kind, message, retryable, retry_after: None, source: None }))
     }
 
     constructors! {
-        /// The request can never succeed as it is.
         invalid => InvalidArgument,
-        /// The body is over its limit.
         too_large => TooLarge,
-        /// The thing named is not there.
         not_found => NotFound,
-        /// Allowed in another state only.
         precondition => FailedPrecondition,
-        /// Not allowed for this caller.
         denied => PermissionDenied,
-        /// A bounded resource is used up.
         exhausted => ResourceExhausted,
-        /// A disk is full.
         storage_full => StorageFull,
-        /// Not now.
         unavailable => Unavailable,
-        /// Too late.
         deadline => DeadlineExceeded,
-        /// The client has gone.
         cancelled => Cancelled,
-        /// Known to the protocol, not to us.
         unimplemented => Unimplemented,
-        /// Damaged bytes.
         data_loss => DataLoss,
-        /// A bug, or an engine's failure.
         internal => Internal,
     }
 
-    /// Adds advice on when to try again.
+    /// Builds the error of an operation on the file or directory `path`.
+    pub fn io(path: &Path, error: &io::Error) -> Error {
+        let kind = match error.kind() {
+            io::ErrorKind::NotFound => ErrorKind::NotFound,
+            io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
+            io::ErrorKind::OutOfMemory => ErrorKind::ResourceExhausted,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::StorageFull,
+            io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory => {
+                ErrorKind::InvalidArgument
+            }
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => ErrorKind::DataLoss,
+            // EMFILE and ENFILE: too many files are open in the process, or in the system.
+            _ if matches!(error.raw_os_error(), Some(23 | 24)) => ErrorKind::ResourceExhausted,
+            _ => ErrorKind::Internal,
+        };
+        let source = match error.raw_os_error() {
+            Some(code) => io::Error::from_raw_os_error(code),
+            None => io::Error::new(error.kind(), error.to_string()),
+        };
+        let mut built =
+            Error::new(kind, format!("{}: {error}", path.display())).with_source(source);
+        // An operator can repair permissions, and the file stays the same.
+        built.0.retryable |= kind == ErrorKind::PermissionDenied;
+        built
+    }
+
+    /// Advises the caller to try again after `after`.
     pub fn with_retry_after(mut self, after: Duration) -> Error {
         self.0.retry_after = Some(after);
+        self
+    }
+
+    /// Sets the cause, which [`std::error::Error::source`] returns. The message stays as it is.
+    pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Error {
+        self.0.source = Some(Arc::new(source));
         self
     }
 
@@ -109,43 +143,64 @@ impl Error {
         self
     }
 
-    /// The kind.
+    /// Returns the category of the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// The message.
+    /// Returns the text for people, without the kind.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// When to try again, if anything is known about it.
+    /// Returns the advised delay before the next try, if one is known.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
     }
 
-    /// An I/O error on `path`, with the kind that a client should see.
-    pub fn io(path: &std::path::Path, error: &std::io::Error) -> Error {
-        let kind = match error.kind() {
-            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
-            std::io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
-            std::io::ErrorKind::OutOfMemory => ErrorKind::ResourceExhausted,
-            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
-                ErrorKind::StorageFull
-            }
-            std::io::ErrorKind::IsADirectory | std::io::ErrorKind::NotADirectory => {
-                ErrorKind::InvalidArgument
-            }
-            std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::InvalidData => {
-                ErrorKind::DataLoss
-            }
-            // EMFILE and ENFILE: too many files are open in the process, or in the system.
-            _ if matches!(error.raw_os_error(), Some(23 | 24)) => ErrorKind::ResourceExhausted,
-            _ => ErrorKind::Internal,
-        };
-        Error::new(kind, format!("{}: {error}", path.display()))
+    /// Returns true if the same operation on the same input may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        self.0.retryable
+    }
+
+    /// Returns true if a limit or the server's state refused the operation. A limit frees itself
+    /// while other work ends, so waiting for seconds may be enough.
+    pub fn is_overload(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::ResourceExhausted | ErrorKind::Unavailable)
     }
 }
+
+impl ErrorKind {
+    /// Returns true if time, and not another input, can make the operation succeed.
+    fn is_retryable(self) -> bool {
+        match self {
+            ErrorKind::ResourceExhausted
+            | ErrorKind::StorageFull
+            | ErrorKind::Unavailable
+            | ErrorKind::DeadlineExceeded
+            | ErrorKind::ClientTimeout
+            | ErrorKind::Cancelled
+            | ErrorKind::Internal => true,
+            ErrorKind::InvalidArgument
+            | ErrorKind::TooLarge
+            | ErrorKind::NotFound
+            | ErrorKind::AlreadyExists
+            | ErrorKind::FailedPrecondition
+            | ErrorKind::PermissionDenied
+            | ErrorKind::Unimplemented
+            | ErrorKind::DataLoss => false,
+        }
+    }
+}
+
+impl PartialEq for Error {
+    fn eq(&self, other: &Error) -> bool {
+        let said = |error: &Error| (error.0.kind, error.0.retry_after);
+        said(self) == said(other) && self.0.message == other.0.message
+    }
+}
+
+impl Eq for Error {}
 
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -159,4 +214,68 @@ impl std::fmt::Debug for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_deref().map(|source| source as &(dyn std::error::Error + 'static))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn context_keeps_everything_but_the_message() {
+        for kind in ErrorKind::ALL {
+            let plain = Error::new(kind, "full").with_retry_after(Duration::from_secs(1));
+            let error = plain.clone().with_source(io::Error::other("disk")).context("a.log");
+            assert_eq!(error.to_string(), "a.log: full");
+            assert_eq!(error.kind(), kind);
+            assert_eq!(error.retry_after(), plain.retry_after());
+            assert_eq!(error.is_retryable(), plain.is_retryable());
+            assert_eq!(error.source().unwrap().to_string(), "disk");
+        }
+    }
+
+    #[test]
+    fn retryable_kinds() {
+        let retryable = |kind: &ErrorKind| Error::new(*kind, "").is_retryable();
+        let kinds: Vec<_> =
+            ErrorKind::ALL.into_iter().filter(retryable).map(ErrorKind::name).collect();
+        assert_eq!(
+            kinds,
+            [
+                "resource_exhausted",
+                "storage_full",
+                "unavailable",
+                "deadline_exceeded",
+                "client_timeout",
+                "cancelled",
+                "internal",
+            ]
+        );
+        for kind in ErrorKind::ALL {
+            let error = Error::new(kind, "");
+            assert!(error.is_retryable() || !error.is_overload(), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn file_errors_keep_code_and_kind() {
+        let path = Path::new("a");
+        let [none, denied, many] = [2, 13, 24].map(|code| {
+            let error = Error::io(path, &io::Error::from_raw_os_error(code));
+            let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+            assert_eq!(source.and_then(io::Error::raw_os_error), Some(code));
+            error
+        });
+        assert_eq!((none.kind(), none.is_retryable()), (ErrorKind::NotFound, false));
+        assert_eq!((denied.kind(), denied.is_retryable()), (ErrorKind::PermissionDenied, true));
+        assert_eq!((many.kind(), many.is_overload()), (ErrorKind::ResourceExhausted, true));
+        let torn = Error::io(path, &io::Error::new(io::ErrorKind::InvalidData, "torn"));
+        assert_eq!((torn.kind(), torn.message()), (ErrorKind::DataLoss, "a: torn"));
+        assert_eq!(torn.source().unwrap().to_string(), "torn");
+    }
+}

@@ -131,7 +131,7 @@ pub(crate) fn convert(args: &ConvertArgs) -> CommandResult {
             // The reader may have exited, or the disk of a redirected standard error may be full:
             // no reason to panic.
             let _ = writeln!(std::io::stderr(), "{}", error.message().replace('\n', " "));
-            CommandError::silent(if lifecycle::transient(error.kind()) {
+            CommandError::silent(if error.is_retryable() {
                 ExitStatus::TryAgain
             } else {
                 ExitStatus::Failed

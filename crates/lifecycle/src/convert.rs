@@ -340,7 +340,7 @@ mod tests {
             (ErrorKind::Unavailable, "conversion failed: no space left")
         );
         assert_eq!(kind("exit 1").kind(), ErrorKind::InvalidArgument);
-        assert!(crate::transient(killed.kind()) && crate::transient(later.kind()));
+        assert!(killed.is_retryable() && later.is_retryable());
     }
 
     #[test]
@@ -355,7 +355,7 @@ mod tests {
             error.message().contains(&place) && error.message().contains("--cache-dir"),
             "{error}"
         );
-        assert!(crate::transient(error.kind()), "there may be room later");
+        assert!(error.is_retryable(), "there may be room later");
     }
 
     /// More than a pipe holds, so that the child would wait for ever if nobody read.

@@ -57,13 +57,6 @@ pub mod fuzzing {
     }
 }
 
-/// Whether a load that failed with an error of this kind may go well with the same files another
-/// time.
-pub fn transient(kind: base::ErrorKind) -> bool {
-    use base::ErrorKind::{DataLoss, FailedPrecondition, InvalidArgument, NotFound, Unimplemented};
-    !matches!(kind, InvalidArgument | DataLoss | NotFound | FailedPrecondition | Unimplemented)
-}
-
 /// A retired version that is still in use after this long is reported, and waited for further.
 pub const DRAIN_LONG: Duration = Duration::from_secs(30);
 /// Shutdown waits so long for requests that still run.

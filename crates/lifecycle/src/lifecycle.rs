@@ -239,10 +239,11 @@ impl Lifecycle {
     }
 
     fn spawn(&self, name: String, body: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread = std::thread::Builder::new()
-            .name(name.clone())
-            .spawn(body)
-            .map_err(|e| Error::internal(format!("cannot start thread \"{name}\": {e}")))?;
+        let thread =
+            std::thread::Builder::new().name(name.clone()).spawn(body).map_err(|error| {
+                Error::internal(format!("cannot start thread \"{name}\": {error}"))
+                    .with_source(error)
+            })?;
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         Ok(())
     }

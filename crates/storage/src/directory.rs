@@ -144,15 +144,17 @@ pub(crate) fn io_error(path: &Path, error: &io::Error) -> Error {
     let context = path.display();
     match error.raw_os_error() {
         Some(
-            libc::EIO
+            code @ (libc::EIO
             | libc::EUCLEAN
             | libc::EBADMSG
             | libc::EILSEQ
             | libc::ENODATA
-            | libc::EREMOTEIO,
-        ) => Error::data_loss(format!("{context}: the disk failed: {error}")),
-        Some(libc::EDQUOT | libc::ENOSPC) => {
+            | libc::EREMOTEIO),
+        ) => Error::data_loss(format!("{context}: the disk failed: {error}"))
+            .with_source(io::Error::from_raw_os_error(code)),
+        Some(code @ (libc::EDQUOT | libc::ENOSPC)) => {
             Error::storage_full(format!("{context}: {error}; make room or give it another disk"))
+                .with_source(io::Error::from_raw_os_error(code))
         }
         _ => Error::io(path, error),
     }

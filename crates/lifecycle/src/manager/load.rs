@@ -12,7 +12,7 @@ use crate::convert::Converted;
 use crate::message::{Fresh, LoadJob, Outcome};
 use crate::source::{Fingerprint, Found};
 use crate::status::LoadCost;
-use crate::{Event, State, Transition, transient};
+use crate::{Event, State, Transition};
 
 impl Manager {
     /// Gives queued loads to free threads.
@@ -256,7 +256,7 @@ impl Model {
         let before = version.failure.take().filter(|failure| failure.fingerprint == fingerprint);
         let tries = before.map_or(0, |failure| failure.tries) + 1;
         let serving = version.serving.is_some();
-        let again = !serving && !costly && transient(error.kind()) && tries <= gear.retries.max;
+        let again = !serving && !costly && error.is_retryable() && tries <= gear.retries.max;
         let retry_at = again.then(|| Instant::now() + gear.retries.interval);
         let reason = match (again, tries) {
             (true, _) => {

@@ -6,7 +6,7 @@ use super::Gear;
 use super::model::{Model, Serving, Vacated};
 use crate::message::{Fresh, Release, Retired};
 use crate::status::{LoadCost, SwapReport};
-use crate::{Event, State, Transition, transient};
+use crate::{Event, State, Transition};
 
 impl Model {
     /// Takes `number` out of the catalogue and has it released once nobody uses it.
@@ -15,7 +15,7 @@ impl Model {
         let Some(serving) = version.serving.take() else { return };
         // It is that of another load, and no reason to refuse a load of this version once it is
         // wanted again.
-        version.failure = version.failure.take().filter(|failure| !transient(failure.error.kind()));
+        version.failure = version.failure.take().filter(|failure| !failure.error.is_retryable());
         self.publish();
         gear.set_state(self, number, State::Draining, None);
         let successor =

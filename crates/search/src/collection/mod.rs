@@ -70,7 +70,6 @@ pub use facet::{Facet, FacetValue};
 pub use filters::until;
 pub use lookup::{IDS_MAX, IdList, PointCount, PointParts};
 pub use options::{CANDIDATES_MAX, CollectionOptions, CollectionShape, Merging};
-pub(crate) use recover::may_pass;
 pub use resources::Resources;
 pub use search::{CollectionQuery, QueryHit, QueryResult, SearchThread};
 pub use stall::StallStats;

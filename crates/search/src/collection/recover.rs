@@ -154,7 +154,7 @@ impl CollectionInner {
             if matches!(&slot.content, SegmentContent::Closed(closed) if closed.reason.is_none()) {
                 match self.open_segment(slot) {
                     Ok(()) => {}
-                    Err(error) if may_pass(&error) => {
+                    Err(error) if error.is_retryable() => {
                         let name = CollectionFile::Segment(slot.number).name();
                         tracing::warn!(%error, name, "a segment cannot be opened now, and is tried again");
                         self.live.lock().delayed(slot.number, error);
@@ -246,19 +246,6 @@ fn read_list(
         )));
     }
     Ok((manifest, content))
-}
-
-/// Returns true if the operation may succeed later, once memory or file descriptors are free.
-pub(crate) fn may_pass(error: &Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::ResourceExhausted
-            | ErrorKind::StorageFull
-            | ErrorKind::Unavailable
-            | ErrorKind::DeadlineExceeded
-            | ErrorKind::Internal
-            | ErrorKind::Cancelled
-    )
 }
 
 /// Returns the listed segments, all closed, and the files beside them.

@@ -18,7 +18,7 @@ use super::named::NamedCollection;
 use super::options::{Media, RegistryOptions};
 use super::{ListedCollection, ListedState};
 use crate::budget::{BudgetReservation, MemoryBudget};
-use crate::collection::{Collection, CollectionOptions, Resources, check_room_to_create, may_pass};
+use crate::collection::{Collection, CollectionOptions, Resources, check_room_to_create};
 use crate::rerank::SharedCaches;
 
 /// File of a collection's settings, in its directory.
@@ -172,7 +172,7 @@ impl RegistryCore {
             self.resources.notify();
             match opened {
                 Ok(named) if named.collection().open_segments() => again.push(named),
-                Err(error) if may_pass(&error) => broken.push(name),
+                Err(error) if error.is_retryable() => broken.push(name),
                 _ => {}
             }
         }
