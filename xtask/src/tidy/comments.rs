@@ -80,4 +80,17 @@ mod tests {
             "/// What it is.\n/// What else.\nfn f() {}\n/// Returns\n/// Whether\nfn g() {}\n";
         assert_eq!(refused_beginnings(text), [(1, "What")]);
     }
+
+    #[test]
+    fn the_style_guide_lists_all_refused_words() {
+        let style = include_str!("../../../STYLE.md");
+        let (_, words) = style.split_once("| refused | write |\n|---|---|\n").unwrap();
+        let (table, rest) = words.split_once("\n\n").unwrap();
+        let cells = table.lines().map(|row| row.split('|').nth(1).unwrap());
+        let listed: Vec<&str> = cells.flat_map(|cell| cell.split(", ").map(str::trim)).collect();
+        assert_eq!(listed, rules::REFUSED_WORDS);
+        let (_, line) = rest.split_once("does not begin with:\n").unwrap();
+        let (line, _) = line.split_once('.').unwrap();
+        assert_eq!(line.split(", ").collect::<Vec<_>>(), rules::REFUSED_BEGINNINGS);
+    }
 }
