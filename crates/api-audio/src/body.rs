@@ -1,25 +1,29 @@
-//! What a request's body is: a recording as it is, or the first file of a form.
+//! Bodies of requests: a recording as it is, or the first file of a form.
 
 use axum::body::Body;
 use base::{Error, Result};
 use http::{HeaderMap, header};
 use transport::upload::{FormFile, UploadLimits, UploadPieces};
 
-/// A recording that is being sent.
-pub(super) struct Sent {
-    pub(super) pieces: UploadPieces,
-    /// What it may be: a file name's extension, else a media type.
-    pub(super) hint: Option<String>,
-    /// What it is called, where the client says so.
-    pub(super) file_name: Option<String>,
+/// A recording in a body.
+pub(crate) struct AudioBody {
+    pub(crate) pieces: UploadPieces,
+    /// Its format: the extension of the file name, or else the media type.
+    pub(crate) hint: Option<String>,
+    /// Its name, if the client sent one.
+    pub(crate) file_name: Option<String>,
 }
 
-/// The recording in a request's body. Of a form, everything before its file is read here.
+/// Finds the recording in a body. Reads a form up to its first file.
 ///
 /// # Errors
 /// `TooLarge` for an announced length over the limit; `InvalidArgument` for a compressed body, a
-/// form without a file, and media types that are neither sound nor unnamed bytes.
-pub(super) async fn sent(headers: &HeaderMap, body: Body, limits: UploadLimits) -> Result<Sent> {
+/// form without a file, and media types that are neither audio nor bytes of any type.
+pub(crate) async fn read(
+    headers: &HeaderMap,
+    body: Body,
+    limits: UploadLimits,
+) -> Result<AudioBody> {
     let text = |name| headers.get(name).and_then(|value: &http::HeaderValue| value.to_str().ok());
     if text(header::CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
         return Err(Error::invalid(
@@ -33,7 +37,7 @@ pub(super) async fn sent(headers: &HeaderMap, body: Body, limits: UploadLimits) 
     let media = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     match media.as_str() {
         "multipart/form-data" => form(content_type, body, limits).await,
-        // What curl --data-binary says when nobody tells it better.
+        // curl --data-binary sends this type by default.
         "application/octet-stream"
         | "application/x-www-form-urlencoded"
         | "application/ogg"
@@ -47,11 +51,11 @@ pub(super) async fn sent(headers: &HeaderMap, body: Body, limits: UploadLimits) 
     }
 }
 
-fn raw(body: Body, hint: Option<String>) -> Result<Sent> {
-    Ok(Sent { pieces: UploadPieces::raw(body), hint, file_name: None })
+fn raw(body: Body, hint: Option<String>) -> Result<AudioBody> {
+    Ok(AudioBody { pieces: UploadPieces::raw(body), hint, file_name: None })
 }
 
-async fn form(content_type: &str, body: Body, limits: UploadLimits) -> Result<Sent> {
+async fn form(content_type: &str, body: Body, limits: UploadLimits) -> Result<AudioBody> {
     let file = FormFile::first(content_type, body, limits).await?.ok_or_else(|| {
         Error::invalid(
             "the form has no file; send the recording as one, such as with curl -F file=@recording.wav",
@@ -61,7 +65,7 @@ async fn form(content_type: &str, body: Body, limits: UploadLimits) -> Result<Se
         file.file_name.as_deref().and_then(|name| name.rsplit_once('.')).map(|(_, end)| end);
     let media = file.media_type.filter(|media| media.starts_with("audio/"));
     let hint = extension.map(str::to_ascii_lowercase).or(media);
-    Ok(Sent { hint, file_name: file.file_name, pieces: file.pieces })
+    Ok(AudioBody { hint, file_name: file.file_name, pieces: file.pieces })
 }
 
 #[cfg(test)]
@@ -85,9 +89,13 @@ mod tests {
     }
 
     /// Hint, file name and bytes of a request.
-    type Told = (Option<String>, Option<String>, Vec<u8>);
+    type Received = (Option<String>, Option<String>, Vec<u8>);
 
-    fn request(content_type: &str, more: &[(http::HeaderName, &str)], body: &[u8]) -> Result<Told> {
+    fn request(
+        content_type: &str,
+        more: &[(http::HeaderName, &str)],
+        body: &[u8],
+    ) -> Result<Received> {
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_str(content_type).unwrap());
         for (name, value) in more {
@@ -98,7 +106,7 @@ mod tests {
             body.chunks(3).map(|piece| Ok::<_, std::io::Error>(piece.to_vec())).collect();
         let body = Body::from_stream(tokio_stream::iter(pieces));
         run(async {
-            let mut sent = sent(&headers, body, LIMITS).await?;
+            let mut sent = read(&headers, body, LIMITS).await?;
             let mut all = Vec::new();
             while let Some(piece) = sent.pieces.next(LIMITS.piece_timeout).await? {
                 all.extend_from_slice(&piece);

@@ -1,4 +1,4 @@
-//! `/v1/audio`: which recognisers there are, and recordings that are sent to them.
+//! The handlers of `/v1/audio`: recognisers, and recordings that are sent to them.
 
 use std::sync::Arc;
 
@@ -12,35 +12,34 @@ use axum::{Extension, Router};
 use base::{Error, Result};
 use http::{HeaderMap, HeaderValue, header};
 
-use super::answer::{self, Form};
-use super::listen::{Listening, Request};
-use super::{find, voices};
-use crate::app::App;
+use super::response::{self, ResponseFormat};
+use super::state::AudioState;
+use super::upload::{AudioRequest, AudioUpload};
+use super::{recognisers, speakers};
 use transport::HeaderTimeout;
 use transport::Reply;
+use transport::Shared;
 use transport::result_stream::result_channel;
 
-use crate::app::Shared;
-
-/// Where the routes are described.
+/// Description of the routes.
 const OPENAPI: &str = include_str!("openapi.json");
 
-/// The routes, with their paths as [`OPENAPI`] has them.
-pub(crate) fn routes() -> Router<Arc<App>> {
+/// Returns the routes, with the paths of the OpenAPI description.
+pub fn routes() -> Router<Arc<AudioState>> {
     Router::new()
         .route("/v1/audio", get(list))
         .route("/v1/audio/openapi.json", get(|| async { Reply::json(OPENAPI) }))
         .route("/v1/audio/{recogniser}", post(recognise))
-        .route("/v1/audio/{recogniser}/speakers", get(voices::list))
+        .route("/v1/audio/{recogniser}/speakers", get(speakers::list))
         .route(
             "/v1/audio/{recogniser}/speakers/{speaker}",
-            put(voices::enrol).delete(voices::forget),
+            put(speakers::enrol).delete(speakers::forget),
         )
-        .route("/v1/audio/{recogniser}/identify", post(voices::identify))
-        .route("/v1/audio/{recogniser}/verify/{speaker}", post(voices::verify))
+        .route("/v1/audio/{recogniser}/identify", post(speakers::identify))
+        .route("/v1/audio/{recogniser}/verify/{speaker}", post(speakers::verify))
 }
 
-/// The word for a kind in settings and answers.
+/// Returns the name of a kind in settings and responses.
 fn kind_name(kind: RecogniserKind) -> &'static str {
     match kind {
         RecogniserKind::Events => "events",
@@ -49,9 +48,9 @@ fn kind_name(kind: RecogniserKind) -> &'static str {
     }
 }
 
-async fn list(State(app): Shared) -> Reply {
-    let catalog = app.lifecycle.catalog();
-    let entry = |name: &Arc<str>| match find::find(catalog, name) {
+async fn list(State(state): Shared<AudioState>) -> Reply {
+    let catalog = state.catalog();
+    let entry = |name: &Arc<str>| match recognisers::find_recogniser(catalog, name) {
         Ok((recogniser, servable)) => serde_json::json!({
             "name": &**name,
             "title": recogniser.title,
@@ -63,23 +62,24 @@ async fn list(State(app): Shared) -> Reply {
         }),
         Err(error) => serde_json::json!({ "name": &**name, "error": error.message() }),
     };
-    let recognisers: Vec<serde_json::Value> = find::names(catalog).iter().map(entry).collect();
-    let config = &app.recordings.config;
+    let recognisers: Vec<serde_json::Value> =
+        recognisers::names(catalog).iter().map(entry).collect();
+    let config = &state.config;
     let limits = serde_json::json!({
         "recordings": config.recordings_max, "bytes": config.bytes_max, "spool_bytes": config.spool_bytes_max,
     });
     Reply::json(serde_json::json!({ "recognisers": recognisers, "limits": limits }).to_string())
 }
 
-/// What a recording's query may say.
+/// Query parameters of a recording.
 #[derive(Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Asked {
-    /// Whether labels come with their embeddings.
+pub(crate) struct RecogniseParameters {
+    /// True to return the embedding of each label.
     embeddings: Option<String>,
-    /// How the answer is written.
+    /// Format of the response.
     format: Option<String>,
-    /// Whether all of the upload is taken into a file before anything is listened to.
+    /// True to copy the whole upload to a file first.
     spool: Option<String>,
 }
 
@@ -92,38 +92,38 @@ fn flag(name: &str, value: Option<&str>) -> Result<bool> {
 }
 
 async fn recognise(
-    State(app): Shared,
+    State(state): Shared<AudioState>,
     Path(name): Path<String>,
-    asked: std::result::Result<Query<Asked>, QueryRejection>,
+    asked: std::result::Result<Query<RecogniseParameters>, QueryRejection>,
     Extension(watch): Extension<HeaderTimeout>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    let request = Request { headers, body, watch };
-    match answered(&app, &name, asked, request).await {
+    let request = AudioRequest { headers, body, watch };
+    match answered(&state, &name, asked, request).await {
         Ok(response) => response,
         Err(error) => Reply::error(&error).into_response(),
     }
 }
 
 async fn answered(
-    app: &Arc<App>,
+    state: &AudioState,
     name: &str,
-    asked: std::result::Result<Query<Asked>, QueryRejection>,
-    request: Request,
+    asked: std::result::Result<Query<RecogniseParameters>, QueryRejection>,
+    request: AudioRequest,
 ) -> Result<Response> {
     let Query(asked) = asked.map_err(|error| Error::invalid(error.body_text()))?;
-    let form = Form::parse(asked.format.as_deref().unwrap_or("ndjson"))?;
+    let format = ResponseFormat::parse(asked.format.as_deref().unwrap_or("ndjson"))?;
     let embeddings = flag("embeddings", asked.embeddings.as_deref())?;
     let spool = flag("spool", asked.spool.as_deref())?;
-    let mut listening = Listening::begin(app, name, request).await?;
-    listening.options.embeddings = embeddings;
-    let (writer, results) = result_channel(listening.stop());
-    listening.on_thread(move |listening| answer::recognise(listening, form, spool, &writer))?;
+    let mut upload = AudioUpload::begin(state, name, request).await?;
+    upload.options.embeddings = embeddings;
+    let (writer, results) = result_channel(upload.stop());
+    upload.on_thread(move |upload| response::recognise(upload, format, spool, &writer))?;
     results.begun().await?;
     let mut response = Response::new(Body::from_stream(results));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(form.content_type()));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     Ok(response)

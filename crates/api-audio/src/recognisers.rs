@@ -1,4 +1,4 @@
-//! Which served models are recognisers: those whose settings have a section `[recogniser]`.
+//! Served models that are recognisers: their settings have a section `[recogniser]`.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use base::{Error, Result};
 use engine::Servable;
 use lifecycle::Catalog;
 
-/// A recogniser by its model's name, and the version that it runs.
+/// Returns the recogniser of a model's name, and the version that it runs.
 ///
 /// # Errors
-/// `NotFound` for a model that is not served or has no such section, `FailedPrecondition` where the
-/// section is wrong or does not fit the model.
-pub(crate) fn find(catalog: &Catalog, name: &str) -> Result<(Recogniser, Arc<Servable>)> {
+/// `NotFound` if the model is not served or has no such section; `FailedPrecondition` if the section
+/// is wrong or does not fit the model.
+pub fn find_recogniser(catalog: &Catalog, name: &str) -> Result<(Recogniser, Arc<Servable>)> {
     let own = catalog.get(name, None)?;
     let text = own.recogniser.clone().ok_or_else(|| {
         Error::not_found(format!(
@@ -29,8 +29,8 @@ pub(crate) fn find(catalog: &Catalog, name: &str) -> Result<(Recogniser, Arc<Ser
     Ok((recogniser, servable))
 }
 
-/// The names of all models that are recognisers, sorted.
-pub(super) fn names(catalog: &Catalog) -> Vec<Arc<str>> {
+/// Returns the names of all recognisers, sorted.
+pub(crate) fn names(catalog: &Catalog) -> Vec<Arc<str>> {
     let mut names = catalog.names();
     names
         .retain(|name| catalog.get(name, None).is_ok_and(|servable| servable.recogniser.is_some()));

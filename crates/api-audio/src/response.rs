@@ -1,5 +1,4 @@
-//! The answer to one recording: events become lines or a document's pieces, and those become bytes
-//! for the client.
+//! The response to one recording: labels as lines or as a document.
 
 use std::cell::RefCell;
 use std::io::{self, Write};
@@ -10,30 +9,30 @@ use audio::write::{self, LabelFormat, LabelWriter};
 use base::{Error, Result};
 use bytes::Bytes;
 
-use super::listen::{Listening, blamed};
 use super::spool;
+use super::upload::{AudioUpload, blamed};
 use transport::result_stream::ResultWriter;
 
-/// Bytes of a document that are sent together.
+/// Fewest bytes of a document that are sent together.
 const DOCUMENT_PIECE: usize = 4 << 10;
 
-/// What the client wants.
+/// Format of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
-    /// A line of JSON for every event, as they happen.
+pub(crate) enum ResponseFormat {
+    /// A line of JSON for each event, as it happens.
     Lines,
-    /// One of the formats of the field.
+    /// A file of labels in a common format.
     Document(LabelFormat),
 }
 
-impl Form {
-    /// By its name in a request.
+impl ResponseFormat {
+    /// Parses the name in a request.
     ///
     /// # Errors
-    /// `InvalidArgument` that lists the names.
-    pub(super) fn parse(name: &str) -> Result<Form> {
+    /// `InvalidArgument` that lists the formats.
+    pub(crate) fn parse(name: &str) -> Result<ResponseFormat> {
         let document = match name {
-            "ndjson" => return Ok(Form::Lines),
+            "ndjson" => return Ok(ResponseFormat::Lines),
             "json" => LabelFormat::Json,
             "csv" => LabelFormat::Csv,
             "srt" => LabelFormat::Srt,
@@ -46,26 +45,26 @@ impl Form {
                 )));
             }
         };
-        Ok(Form::Document(document))
+        Ok(ResponseFormat::Document(document))
     }
 
-    /// The media type of its answers.
-    pub(super) fn content_type(self) -> &'static str {
+    /// Returns the media type.
+    pub(crate) fn content_type(self) -> &'static str {
         match self {
-            Form::Lines => "application/x-ndjson",
-            Form::Document(LabelFormat::Json) => "application/json",
-            Form::Document(LabelFormat::Csv) => "text/csv; charset=utf-8",
-            Form::Document(LabelFormat::Srt) => "application/x-subrip; charset=utf-8",
-            Form::Document(_) => "text/plain; charset=utf-8",
+            ResponseFormat::Lines => "application/x-ndjson",
+            ResponseFormat::Document(LabelFormat::Json) => "application/json",
+            ResponseFormat::Document(LabelFormat::Csv) => "text/csv; charset=utf-8",
+            ResponseFormat::Document(LabelFormat::Srt) => "application/x-subrip; charset=utf-8",
+            ResponseFormat::Document(_) => "text/plain; charset=utf-8",
         }
     }
 }
 
-/// Where a document is written to, and read from in pieces.
+/// Buffer between the writer of a document and the client.
 #[derive(Clone, Default)]
-struct Page(Rc<RefCell<Vec<u8>>>);
+struct DocumentBuffer(Rc<RefCell<Vec<u8>>>);
 
-impl Write for Page {
+impl Write for DocumentBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.borrow_mut().write(bytes)
     }
@@ -75,8 +74,8 @@ impl Write for Page {
     }
 }
 
-impl Page {
-    /// What has been written since the last time, once there are `least` bytes.
+impl DocumentBuffer {
+    /// Takes the written bytes if there are at least `least`; otherwise returns none.
     fn take(&self, least: usize) -> Bytes {
         let mut written = self.0.borrow_mut();
         if written.len() < least { Bytes::new() } else { std::mem::take(&mut *written).into() }
@@ -86,48 +85,53 @@ impl Page {
 /// Turns events into bytes.
 enum Printer {
     Lines,
-    Document(Page, Box<LabelWriter<Page>>),
+    Document(DocumentBuffer, Box<LabelWriter<DocumentBuffer>>),
 }
 
 impl Printer {
-    fn new(form: Form, file_name: &str) -> Result<Printer> {
-        let Form::Document(format) = form else { return Ok(Printer::Lines) };
-        let page = Page::default();
-        let writer = LabelWriter::new(format, page.clone(), file_name)?;
-        Ok(Printer::Document(page, Box::new(writer)))
+    fn new(format: ResponseFormat, file_name: &str) -> Result<Printer> {
+        let ResponseFormat::Document(format) = format else { return Ok(Printer::Lines) };
+        let buffer = DocumentBuffer::default();
+        let writer = LabelWriter::new(format, buffer.clone(), file_name)?;
+        Ok(Printer::Document(buffer, Box::new(writer)))
     }
 
     fn event(&mut self, event: &PipelineEvent) -> Result<Bytes> {
-        let (page, writer) = match self {
+        let (buffer, writer) = match self {
             Printer::Lines => return Ok(write::ndjson(event).unwrap_or_default().into()),
-            Printer::Document(page, writer) => (page, writer),
+            Printer::Document(buffer, writer) => (buffer, writer),
         };
         let least = match event {
             PipelineEvent::Label(label) => writer.label(label).map(|()| DOCUMENT_PIECE)?,
             PipelineEvent::Fault(fault) => writer.fault(fault).map(|()| DOCUMENT_PIECE)?,
-            // A pause: what there is may be looked at.
+            // Sends the labels so far during a pause.
             PipelineEvent::Opened(_) | PipelineEvent::Progress { .. } => 1,
         };
-        Ok(page.take(least))
+        Ok(buffer.take(least))
     }
 
     fn finish(self, summary: &AudioSummary) -> Result<Bytes> {
         match self {
             Printer::Lines => Ok(write::ndjson_summary(summary).into()),
-            Printer::Document(page, writer) => writer.finish(summary).map(|_| page.take(1)),
+            Printer::Document(buffer, writer) => writer.finish(summary).map(|_| buffer.take(1)),
         }
     }
 }
 
-/// An error as the last line, where an answer of lines has begun already.
+/// Returns the line that reports an error after the response has begun.
 fn error_line(error: &Error) -> Bytes {
     let line = serde_json::json!({ "type": "error", "kind": error.kind().name(), "error": error.message() });
     format!("{line}\n").into()
 }
 
-/// Listens to a recording to its end; the body of its thread.
-pub(super) fn recognise(listening: Listening, form: Form, spool: bool, writer: &ResultWriter) {
-    let Listening {
+/// Recognises a recording and writes the response; the body of its thread.
+pub(crate) fn recognise(
+    upload: AudioUpload,
+    format: ResponseFormat,
+    spool: bool,
+    writer: &ResultWriter,
+) {
+    let AudioUpload {
         recogniser,
         model,
         options,
@@ -136,16 +140,16 @@ pub(super) fn recognise(listening: Listening, form: Form, spool: bool, writer: &
         hint,
         file_name,
         config,
-        mut count,
+        mut progress,
         ..
-    } = listening;
+    } = upload;
     let mut begun = false;
     let file_name = file_name.unwrap_or_else(|| "recording".to_owned());
     let result = spool::input(upload, spool, &config).and_then(|input| {
-        let mut printer = Printer::new(form, &file_name)?;
+        let mut printer = Printer::new(format, &file_name)?;
         let mut sink = |event: PipelineEvent| {
             if let PipelineEvent::Progress { seconds, .. } = &event {
-                count.heard(*seconds);
+                progress.advance(*seconds);
             }
             let bytes = printer.event(&event)?;
             begun |= !bytes.is_empty();
@@ -159,19 +163,19 @@ pub(super) fn recognise(listening: Listening, form: Form, spool: bool, writer: &
             &options,
             &mut sink,
         )?;
-        count.heard(summary.seconds);
+        progress.advance(summary.seconds);
         Ok((summary, printer))
     });
     let ended = blamed(&failure, result).and_then(|(summary, printer)| {
         writer.send(printer.finish(&summary)?)?;
         Ok(if summary.partial { "partial" } else { "ok" })
     });
-    count.ended(match &ended {
+    progress.ended(match &ended {
         Ok(outcome) => outcome,
         Err(error) => error.kind().name(),
     });
     writer.end(match ended {
-        Err(error) if begun && form == Form::Lines => writer.send(error_line(&error)),
+        Err(error) if begun && format == ResponseFormat::Lines => writer.send(error_line(&error)),
         ended => ended.map(|_| ()),
     });
 }
@@ -183,9 +187,9 @@ mod tests {
     #[test]
     fn formats_have_names_and_types() {
         for name in ["ndjson", "json", "csv", "srt", "rttm", "audacity"] {
-            assert!(Form::parse(name).unwrap().content_type().contains('/'), "{name}");
+            assert!(ResponseFormat::parse(name).unwrap().content_type().contains('/'), "{name}");
         }
-        assert!(Form::parse("table").unwrap_err().message().contains("audacity"));
+        assert!(ResponseFormat::parse("table").unwrap_err().message().contains("audacity"));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! A served model as the pipeline of `audio` wants it: runs go to the inference workers like
-//! everybody's.
+//! Runs a served model for the pipeline of `audio`. Its runs go to the inference workers like any
+//! request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,37 +11,33 @@ use crossbeam_channel::bounded;
 use engine::Servable;
 use schedule::{Completion, Job, Scheduler};
 
-/// Longest time from handing a run to the workers to its answer. A recording has no client who
-/// waits for one run, so this is only there that nothing waits for ever.
+/// Longest time of a run in queue and worker. No client waits for a single run, so the limit only
+/// prevents an endless wait.
 const RUN_TIME_MAX: Duration = Duration::from_secs(600);
-/// While the model's queue is full, a run is offered again this often, and for at most this long.
+/// Time between two attempts to submit a run while the model's queue is full.
 const QUEUE_RETRY: Duration = Duration::from_millis(5);
+/// Longest time of such attempts.
 const QUEUE_WAIT_MAX: Duration = Duration::from_secs(120);
 
-/// One version of a model, held for as long as a recording takes, so that all of it is heard by the
-/// same version.
-pub(crate) struct ServedModel {
+/// One version of a model, which processes a whole recording.
+pub struct ServedModel {
     scheduler: Arc<Scheduler>,
     servable: Arc<Servable>,
-    /// Whether runs go to a stream of its own, which takes what the signature does not say.
+    /// True if runs go to a stream, whose carried inputs are not in the signature.
     streams: bool,
-    /// Set when nobody wants the answers any more.
+    /// Set once the results are not wanted.
     stop: Arc<AtomicBool>,
 }
 
 impl ServedModel {
-    /// Runs of `servable` until `stop` is set.
-    pub(crate) fn new(
-        scheduler: Arc<Scheduler>,
-        servable: Arc<Servable>,
-        stop: Arc<AtomicBool>,
-    ) -> Self {
+    /// Creates the model, which runs `servable` until `stop` is set.
+    pub fn new(scheduler: Arc<Scheduler>, servable: Arc<Servable>, stop: Arc<AtomicBool>) -> Self {
         ServedModel { scheduler, servable, streams: false, stop }
     }
 
     fn job(&self, inputs: Vec<NamedTensor>) -> (Job, PendingRun) {
         let (sender, pending) = bounded(1);
-        // There is room for the one message; a receiver that has gone does not want it.
+        // The channel has room for one message; a dropped receiver does not want it.
         let done = Box::new(move |completion: Completion| drop(sender.try_send(completion.result)));
         let job = Job {
             servable: self.servable.clone(),
@@ -72,7 +68,7 @@ impl AudioModel for ServedModel {
         let give_up = Instant::now() + QUEUE_WAIT_MAX;
         loop {
             if self.stop.load(Ordering::Relaxed) {
-                return Err(Error::cancelled("nobody waits for this recording any more"));
+                return Err(Error::cancelled("the client of this recording has disconnected"));
             }
             let (job, pending) = self.job(inputs.clone());
             match self.scheduler.submit(job) {

@@ -1,6 +1,4 @@
-//! Speakers of a recogniser that gives embeddings: enrolling, forgetting, telling who it is.
-
-use std::sync::Arc;
+//! Speakers of a recogniser of embeddings: enrols, forgets, identifies and verifies them.
 
 use audio::recogniser::RecogniserKind;
 use audio::speakers::Speakers;
@@ -12,23 +10,21 @@ use http::HeaderMap;
 use serde_json::json;
 use tokio::sync::oneshot;
 
-use super::find::find;
-use super::listen::{Listening, Request};
+use super::recognisers::find_recogniser;
+use super::state::AudioState;
+use super::upload::{AudioRequest, AudioUpload};
 use inference::CancelOnDrop;
-
-use crate::app::App;
 use transport::HeaderTimeout;
 use transport::Reply;
 
-use crate::app::Shared;
-use transport::Peer;
+use transport::{Peer, Shared};
 
 /// Describes the admin calls of this module in errors.
 const ADMIN_CALL: &str = "speakers are enrolled and forgotten";
 
-/// The store of a recogniser, and from which similarity a voice is accepted.
-fn store(app: &App, name: &str) -> Result<(Speakers, f32)> {
-    let (recogniser, _) = find(app.lifecycle.catalog(), name)?;
+/// Returns the store of a recogniser, and the smallest similarity that is accepted.
+fn store(state: &AudioState, name: &str) -> Result<(Speakers, f32)> {
+    let (recogniser, _) = find_recogniser(state.catalog(), name)?;
     let threshold =
         recogniser.threshold().filter(|_| recogniser.kind == RecogniserKind::Embeddings);
     let threshold = threshold.ok_or_else(|| {
@@ -36,34 +32,34 @@ fn store(app: &App, name: &str) -> Result<(Speakers, f32)> {
             "recogniser \"{name}\" tells no speakers apart: its kind is not embeddings"
         ))
     })?;
-    Ok((app.recordings.speakers(name)?, threshold))
+    Ok((state.speakers(name)?, threshold))
 }
 
-pub(super) async fn list(State(app): Shared, Path(name): Path<String>) -> Reply {
-    Reply::of(store(&app, &name).map(|(speakers, threshold)| {
+pub(crate) async fn list(State(state): Shared<AudioState>, Path(name): Path<String>) -> Reply {
+    Reply::of(store(&state, &name).map(|(speakers, threshold)| {
         let body =
             json!({ "recogniser": name, "speakers": speakers.names(), "threshold": threshold });
         Reply::json(body.to_string())
     }))
 }
 
-/// Listens to a whole recording, and does `then` with its embedding on the recording's thread.
-async fn heard<T: Send + 'static>(
-    app: &Arc<App>,
+/// Embeds a whole recording, and calls `then` with the embedding on the recording's thread.
+async fn with_embedding<T: Send + 'static>(
+    state: &AudioState,
     name: &str,
-    request: Request,
+    request: AudioRequest,
     then: impl FnOnce(Vec<f32>) -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let listening = Listening::begin(app, name, request).await?;
-    let _guard = CancelOnDrop(listening.stop());
+    let upload = AudioUpload::begin(state, name, request).await?;
+    let _guard = CancelOnDrop(upload.stop());
     let (sender, receiver) = oneshot::channel();
-    // A send fails only when the client has gone, and then nobody is left to tell.
-    listening.on_thread(move |listening| drop(sender.send(listening.embed().and_then(then))))?;
+    // The send fails only if the client has disconnected.
+    upload.on_thread(move |upload| drop(sender.send(upload.embed().and_then(then))))?;
     receiver.await.map_err(|_| Error::internal("the recording's thread ended without an answer"))?
 }
 
-pub(super) async fn enrol(
-    State(app): Shared,
+pub(crate) async fn enrol(
+    State(state): Shared<AudioState>,
     Path((name, speaker)): Path<(String, String)>,
     Extension(peer): Extension<Peer>,
     Extension(watch): Extension<HeaderTimeout>,
@@ -71,29 +67,29 @@ pub(super) async fn enrol(
     body: Body,
 ) -> Reply {
     let enrolled = async {
-        app.access.check_admin(ADMIN_CALL, Some(peer), &headers)?;
-        app.access.check_admin_page(&headers)?;
-        let (speakers, _) = store(&app, &name)?;
+        state.access.check_admin(ADMIN_CALL, Some(peer), &headers)?;
+        state.access.check_admin_page(&headers)?;
+        let (speakers, _) = store(&state, &name)?;
         let known = speaker.clone();
         let then = move |embedding: Vec<f32>| speakers.enrol(&known, &embedding);
-        heard(&app, &name, Request { headers, body, watch }, then).await
+        with_embedding(&state, &name, AudioRequest { headers, body, watch }, then).await
     };
     let body = |()| Reply::json(json!({ "recogniser": name, "speaker": speaker }).to_string());
     Reply::of(enrolled.await.map(body))
 }
 
-pub(super) async fn forget(
-    State(app): Shared,
+pub(crate) async fn forget(
+    State(state): Shared<AudioState>,
     Path((name, speaker)): Path<(String, String)>,
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
 ) -> Reply {
     let forgotten = async {
-        app.access.check_admin(ADMIN_CALL, Some(peer), &headers)?;
-        app.access.check_admin_page(&headers)?;
-        let (speakers, _) = store(&app, &name)?;
+        state.access.check_admin(ADMIN_CALL, Some(peer), &headers)?;
+        state.access.check_admin_page(&headers)?;
+        let (speakers, _) = store(&state, &name)?;
         let known = speaker.clone();
-        // Writing a file is nothing for a door's thread.
+        // Writing the file would block a connection thread.
         let removed = tokio::task::spawn_blocking(move || speakers.remove(&known)).await;
         match removed
             .map_err(|error| Error::internal(format!("the file of speakers: {error}")))??
@@ -109,17 +105,18 @@ fn unknown(name: &str, speaker: &str) -> Error {
     Error::not_found(format!("recogniser \"{name}\" knows no speaker \"{speaker}\""))
 }
 
-pub(super) async fn identify(
-    State(app): Shared,
+pub(crate) async fn identify(
+    State(state): Shared<AudioState>,
     Path(name): Path<String>,
     Extension(watch): Extension<HeaderTimeout>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
     let identified = async {
-        let (speakers, threshold) = store(&app, &name)?;
+        let (speakers, threshold) = store(&state, &name)?;
         let then = move |embedding: Vec<f32>| Ok(speakers.nearest(&embedding));
-        let nearest = heard(&app, &name, Request { headers, body, watch }, then).await?;
+        let nearest =
+            with_embedding(&state, &name, AudioRequest { headers, body, watch }, then).await?;
         let (speaker, similarity) = nearest.unzip();
         let accepted = similarity.is_some_and(|similarity| similarity >= threshold);
         let body = json!({
@@ -130,22 +127,23 @@ pub(super) async fn identify(
     Reply::of(identified.await)
 }
 
-pub(super) async fn verify(
-    State(app): Shared,
+pub(crate) async fn verify(
+    State(state): Shared<AudioState>,
     Path((name, speaker)): Path<(String, String)>,
     Extension(watch): Extension<HeaderTimeout>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
     let verified = async {
-        let (speakers, threshold) = store(&app, &name)?;
+        let (speakers, threshold) = store(&state, &name)?;
         if !speakers.names().contains(&speaker) {
             return Err(unknown(&name, &speaker));
         }
         let known = speaker.clone();
         let then = move |embedding: Vec<f32>| Ok(speakers.similarity(&known, &embedding));
-        let similarity = heard(&app, &name, Request { headers, body, watch }, then).await?;
-        // Forgotten while the recording was sent.
+        let similarity =
+            with_embedding(&state, &name, AudioRequest { headers, body, watch }, then).await?;
+        // The speaker may have been forgotten during the upload.
         let similarity = similarity.ok_or_else(|| unknown(&name, &speaker))?;
         let body = json!({
             "speaker": speaker, "similarity": similarity, "accepted": similarity >= threshold, "threshold": threshold,

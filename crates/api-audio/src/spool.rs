@@ -1,4 +1,4 @@
-//! A recording that must be read out of order lies in a temporary file first.
+//! Keeps a recording that must be read out of order in a temporary file.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
@@ -6,9 +6,9 @@ use audio::decode::AudioInput;
 use base::{Error, Result};
 use transport::upload::UploadReader;
 
-use crate::config::AudioConfig;
+use super::config::AudioConfig;
 
-/// Bytes that show whether a container must be read out of order.
+/// Bytes at the start of a container that show if it must be read out of order.
 const HEAD_BYTES: usize = 12;
 /// Bytes copied at once to a temporary file.
 const SPOOL_PIECE: usize = 64 << 10;
@@ -18,9 +18,9 @@ const SPOOL_PIECE: usize = 64 << 10;
 /// for it.
 ///
 /// # Errors
-/// `TooLarge` for a recording that must lie in a file and is larger than such a file may be; the
-/// error that ended the upload.
-pub(super) fn input(
+/// `TooLarge` if such a file would have more than [`AudioConfig::spool_bytes_max`] bytes; the error
+/// that ended the upload.
+pub(crate) fn input(
     mut upload: UploadReader,
     spool: bool,
     config: &AudioConfig,
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_must_be_read_out_of_order_goes_to_a_file() {
+    fn only_a_container_that_is_read_out_of_order_goes_to_a_file() {
         let (mp4, wav) =
             (b"\0\0\0\x20ftypM4A and more".to_vec(), b"RIFF....WAVE and more".to_vec());
         assert_eq!(text(input(&mp4, false, 100).unwrap()), (true, mp4.clone()));

@@ -1,23 +1,4 @@
-//! Recordings: from an upload, or a file, through a served model to labels.
-//!
-//! Each recording has two threads of its own: "audio-N-in" waits for its bytes and decodes them,
-//! "audio-N" asks the inference workers and writes the answer, so that labels leave while an upload
-//! is silent. There are as many pairs as [`AudioConfig::recordings_max`](crate::AudioConfig)
-//! places. The door's tasks only carry bytes: [`upload`] from the connection to the one thread,
-//! [`results`] back from the other, both bounded, so that a recording of any length needs the same
-//! memory. [`served`] is how the pipeline runs a model, [`find`] which models are recognisers,
-//! [`voices`] who is enrolled.
-
-mod answer;
-mod door;
-mod find;
-mod form;
-mod listen;
-mod served;
-mod spool;
-#[cfg(test)]
-mod tests;
-mod voices;
+//! The state of the routes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,51 +6,71 @@ use std::time::Duration;
 
 use audio::speakers::Speakers;
 use base::{Error, Result};
+use inference::InferenceService;
+use lifecycle::Catalog;
+use schedule::Scheduler;
+use transport::access::AccessPolicy;
+use transport::{RequestResources, UploadPermits};
 
-use transport::UploadPermits;
+use super::config::AudioConfig;
 
-use crate::config::AudioConfig;
-pub(crate) use door::routes;
-pub(crate) use find::find;
-pub(crate) use served::ServedModel;
-
-/// How long shutdown waits for threads whose clients have been cut off.
+/// Longest wait at shutdown for threads whose clients have been disconnected.
 const END_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// What recordings share.
-pub(crate) struct Recordings {
-    config: AudioConfig,
-    permits: Arc<UploadPermits>,
-    /// One store a recogniser, opened when it is first asked for.
+/// The state of the routes.
+pub struct AudioState {
+    pub(crate) config: AudioConfig,
+    pub(crate) requests: Arc<RequestResources>,
+    pub(crate) access: Arc<AccessPolicy>,
+    pub(crate) scheduler: Arc<Scheduler>,
+    pub(crate) permits: Arc<UploadPermits>,
+    inference: Arc<InferenceService>,
+    /// One store per recogniser, opened when it is first used.
     speakers: Mutex<BTreeMap<String, Speakers>>,
 }
 
-impl Recordings {
-    pub(crate) fn new(config: AudioConfig) -> Recordings {
-        Recordings {
+impl AudioState {
+    /// Creates the state. Threads start with each recording.
+    pub fn new(
+        config: AudioConfig,
+        requests: Arc<RequestResources>,
+        access: Arc<AccessPolicy>,
+        inference: Arc<InferenceService>,
+        scheduler: Arc<Scheduler>,
+    ) -> AudioState {
+        AudioState {
             permits: UploadPermits::new(config.recordings_max),
             speakers: Mutex::default(),
             config,
+            requests,
+            access,
+            scheduler,
+            inference,
         }
     }
 
-    /// Recordings that are being listened to.
-    pub(crate) fn active(&self) -> usize {
+    /// Returns the served versions.
+    pub(crate) fn catalog(&self) -> &Catalog {
+        self.inference.catalog()
+    }
+
+    /// Returns the number of recordings that are being processed.
+    pub fn active(&self) -> usize {
         self.permits.taken()
     }
 
-    /// Waits, for a while, until no thread listens any more.
-    pub(crate) fn wait_ended(&self) {
+    /// Waits up to ten seconds until no recording is being processed.
+    pub fn wait_ended(&self) {
         if !self.permits.wait_free(END_WAIT_MAX) {
             tracing::warn!(recordings = self.active(), "recordings were cut off");
         }
     }
 
-    /// Who is enrolled with a recogniser, whose name must be that of a served model.
+    /// Returns the enrolled speakers of a recogniser, which must be the name of a served model.
     ///
     /// # Errors
-    /// `FailedPrecondition` where there is no place for speakers; those of the store's file.
-    fn speakers(&self, recogniser: &str) -> Result<Speakers> {
+    /// `FailedPrecondition` if the server has no directory for speakers; errors of the store's file.
+    pub(crate) fn speakers(&self, recogniser: &str) -> Result<Speakers> {
         let dir = self.config.speakers_dir.as_ref().ok_or_else(|| {
             Error::precondition(
                 "this server has no directory for speakers; start it with --speakers-dir DIR",

@@ -1,4 +1,4 @@
-//! One recording: its place, its thread, and what goes wrong with it.
+//! An upload that is processed while it arrives: its permit, its thread and its errors.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,55 +13,54 @@ use http::{HeaderMap, header};
 use metrics::{KindLabels, Metrics, ModelLabels, RecordingLabels};
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{ServedModel, find};
-use super::{form, spool};
-use crate::app::App;
-use crate::config::AudioConfig;
+use super::config::AudioConfig;
+use super::recognisers::find_recogniser;
+use super::served_model::ServedModel;
+use super::state::AudioState;
+use super::{body, spool};
 use transport::HeaderTimeout;
 use transport::UploadPermit;
 use transport::upload::{UploadFailure, UploadLimits, UploadPieces, UploadReader, upload_channel};
 
-/// Runs of one recording that wait or run at the same time, for each worker: one that runs and one
-/// that is next.
+/// Runs of one recording in flight per worker: one that runs and one in the queue.
 const RUNS_PER_WORKER: usize = 2;
-/// What a client that found no place is told to wait.
+/// Retry advice to a refused client.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
 
-/// A recording that has a place, and whose upload has begun.
-pub(super) struct Listening {
-    pub(super) recogniser: Recogniser,
-    pub(super) model: Arc<dyn AudioModel>,
-    pub(super) options: PipelineOptions,
-    pub(super) upload: UploadReader,
-    pub(super) failure: UploadFailure,
-    pub(super) hint: Option<String>,
-    pub(super) file_name: Option<String>,
-    pub(super) config: AudioConfig,
-    pub(super) count: Count,
-    /// Free again when the thread that listens and the one that reads, which has the upload, have
-    /// both ended.
-    pub(super) permit: Arc<UploadPermit>,
+/// A recording that has a permit, and whose upload has begun.
+pub(crate) struct AudioUpload {
+    pub(crate) recogniser: Recogniser,
+    pub(crate) model: Arc<dyn AudioModel>,
+    pub(crate) options: PipelineOptions,
+    pub(crate) upload: UploadReader,
+    pub(crate) failure: UploadFailure,
+    pub(crate) hint: Option<String>,
+    pub(crate) file_name: Option<String>,
+    pub(crate) config: AudioConfig,
+    pub(crate) progress: ProgressCounter,
+    /// Freed once both threads have ended; the thread that reads holds it through the upload.
+    pub(crate) permit: Arc<UploadPermit>,
     _admitted: OwnedSemaphorePermit,
 }
 
-/// What has been heard of a recording, for the metrics.
-pub(super) struct Count {
+/// Counts the processed seconds of a recording in the metrics.
+pub(crate) struct ProgressCounter {
     metrics: Arc<Metrics>,
     recogniser: Arc<str>,
     seconds: f64,
 }
 
-impl Count {
-    /// All up to this second has been listened to.
-    pub(super) fn heard(&mut self, seconds: f64) {
+impl ProgressCounter {
+    /// Records that the recording is processed up to `seconds`.
+    pub(crate) fn advance(&mut self, seconds: f64) {
         let labels = ModelLabels { model: self.recogniser.clone() };
         let more = (seconds - self.seconds).max(0.0);
         self.metrics.recordings.seconds.get_or_create(&labels).inc_by(more);
         self.seconds += more;
     }
 
-    /// It is over.
-    pub(super) fn ended(&self, outcome: &'static str) {
+    /// Records the end of the recording.
+    pub(crate) fn ended(&self, outcome: &'static str) {
         ended(&self.metrics, self.recogniser.clone(), outcome);
     }
 }
@@ -70,42 +69,53 @@ fn ended(metrics: &Metrics, recogniser: Arc<str>, outcome: &'static str) {
     metrics.recordings.ended.get_or_create(&RecordingLabels { recogniser, outcome }).inc();
 }
 
-/// What comes with a request.
-pub(super) struct Request {
-    pub(super) headers: HeaderMap,
-    pub(super) body: Body,
-    pub(super) watch: HeaderTimeout,
+/// Headers, body and connection of a request.
+pub(crate) struct AudioRequest {
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Body,
+    pub(crate) watch: HeaderTimeout,
 }
 
-impl Listening {
-    /// Finds the recogniser, takes a place and starts to take the body in. What is refused is
-    /// counted here.
+impl AudioUpload {
+    /// Finds the recogniser, acquires a permit and starts to receive the body. Refusals are counted.
     ///
     /// # Errors
-    /// Those of [`find`], `ResourceExhausted` with retry advice when all places are taken, and
+    /// Those of [`find_recogniser`]; `ResourceExhausted` with retry advice if all permits are taken;
     /// those of the body.
-    pub(super) async fn begin(app: &Arc<App>, name: &str, request: Request) -> Result<Listening> {
-        let begun = Listening::try_begin(app, name, request).await;
+    pub(crate) async fn begin(
+        state: &AudioState,
+        name: &str,
+        request: AudioRequest,
+    ) -> Result<AudioUpload> {
+        let begun = AudioUpload::try_begin(state, name, request).await;
         begun.inspect_err(|error| {
-            let known = app.lifecycle.catalog().ready(name).is_some();
-            ended(&app.metrics, if known { name.into() } else { "".into() }, error.kind().name());
+            let known = state.catalog().ready(name).is_some();
+            ended(
+                &state.requests.metrics,
+                if known { name.into() } else { "".into() },
+                error.kind().name(),
+            );
         })
     }
 
-    async fn try_begin(app: &Arc<App>, name: &str, request: Request) -> Result<Listening> {
-        let Request { headers, body, watch } = request;
-        let config = app.recordings.config.clone();
+    async fn try_begin(
+        state: &AudioState,
+        name: &str,
+        request: AudioRequest,
+    ) -> Result<AudioUpload> {
+        let AudioRequest { headers, body, watch } = request;
+        let config = state.config.clone();
         let limits = UploadLimits {
             noun: "recording",
             bytes_max: config.bytes_max,
-            piece_timeout: app.requests.limits.client_timeout,
+            piece_timeout: state.requests.limits.client_timeout,
         };
-        // While the body comes, its bytes are not those of a next request.
+        // Until the body is complete, its bytes do not belong to a next request.
         let receiving = watch.complete();
-        let prepared = match prepare(app, name) {
+        let prepared = match prepare(state, name) {
             Ok(prepared) => prepared,
             Err(error) => {
-                // A client that asked whether to send has not begun to.
+                // A client that expects "100 Continue" has not sent the body yet.
                 if !headers.contains_key(header::EXPECT) {
                     let pieces = UploadPieces::raw(body);
                     tokio::spawn(async move {
@@ -116,17 +126,21 @@ impl Listening {
                 return Err(error);
             }
         };
-        let sent = form::sent(&headers, body, limits).await?;
-        let Prepared { admitted, permit, recogniser, model, options } = prepared;
+        let sent = body::read(&headers, body, limits).await?;
+        let PreparedUpload { admitted, permit, recogniser, model, options } = prepared;
         let permit = Arc::new(permit);
         let (sender, upload, failure) = upload_channel(Some(permit.clone()));
         tokio::spawn(async move {
             sender.feed(sent.pieces, limits).await;
             drop(receiving);
         });
-        let count = Count { metrics: app.metrics.clone(), recogniser: name.into(), seconds: 0.0 };
+        let progress = ProgressCounter {
+            metrics: state.requests.metrics.clone(),
+            recogniser: name.into(),
+            seconds: 0.0,
+        };
         let (hint, file_name) = (sent.hint, sent.file_name);
-        Ok(Listening {
+        Ok(AudioUpload {
             recogniser,
             model,
             options,
@@ -135,22 +149,22 @@ impl Listening {
             hint,
             file_name,
             config,
-            count,
+            progress,
             permit,
             _admitted: admitted,
         })
     }
 
-    /// The flag that ends the work.
-    pub(super) fn stop(&self) -> Arc<AtomicBool> {
+    /// Returns the flag that ends the work.
+    pub(crate) fn stop(&self) -> Arc<AtomicBool> {
         self.options.stop.clone()
     }
 
-    /// Runs `work` on the place's thread.
+    /// Runs `work` on the recording's thread.
     ///
     /// # Errors
-    /// `ResourceExhausted` when there can be no more threads.
-    pub(super) fn on_thread(self, work: impl FnOnce(Listening) + Send + 'static) -> Result<()> {
+    /// `ResourceExhausted` if no thread can be started.
+    pub(crate) fn on_thread(self, work: impl FnOnce(AudioUpload) + Send + 'static) -> Result<()> {
         let name = format!("audio-{}", self.permit.number);
         let spawned = std::thread::Builder::new().name(name).spawn(move || work(self));
         spawned
@@ -158,24 +172,24 @@ impl Listening {
             .map_err(|error| Error::exhausted(format!("no thread for the recording: {error}")))
     }
 
-    /// One vector for the whole recording.
+    /// Returns one embedding of the whole recording.
     ///
     /// # Errors
-    /// What ended the upload; else those of the pipeline.
-    pub(super) fn embed(self) -> Result<Vec<f32>> {
+    /// The error that ended the upload, or else those of the pipeline.
+    pub(crate) fn embed(self) -> Result<Vec<f32>> {
         let hint = self.hint.as_deref();
         let vector = spool::input(self.upload, false, &self.config).and_then(|input| {
             audio::pipeline::embed(input, hint, &self.recogniser, &self.model, &self.options)
         });
         let vector = blamed(&self.failure, vector);
-        self.count.ended(vector.as_ref().map_or_else(|error| error.kind().name(), |_| "ok"));
+        self.progress.ended(vector.as_ref().map_or_else(|error| error.kind().name(), |_| "ok"));
         vector
     }
 }
 
-/// The true reason: an upload that ended early is what is wrong, whatever the pipeline made of it,
-/// and a recording that cannot be read is the client's.
-pub(super) fn blamed<T>(failure: &UploadFailure, result: Result<T>) -> Result<T> {
+/// Returns the cause of a failure: the error that ended the upload, if there is one, and otherwise
+/// the error of the pipeline. A damaged recording is an error of the client.
+pub(crate) fn blamed<T>(failure: &UploadFailure, result: Result<T>) -> Result<T> {
     match failure.get() {
         Some(error) => Err(error),
         None => result.map_err(|error| match error.kind() {
@@ -185,8 +199,8 @@ pub(super) fn blamed<T>(failure: &UploadFailure, result: Result<T>) -> Result<T>
     }
 }
 
-/// What a recording needs beside its bytes.
-struct Prepared {
+/// Resources of a recording besides its bytes.
+struct PreparedUpload {
     admitted: OwnedSemaphorePermit,
     permit: UploadPermit,
     recogniser: Recogniser,
@@ -194,28 +208,27 @@ struct Prepared {
     options: PipelineOptions,
 }
 
-fn prepare(app: &App, name: &str) -> Result<Prepared> {
-    let admitted = app.requests.admit()?;
-    let (recogniser, servable) = find(app.lifecycle.catalog(), name)?;
-    let recordings = &app.recordings;
-    let permit = recordings.permits.try_acquire().ok_or_else(|| {
-        app.metrics.refused.get_or_create(&KindLabels { kind: "recordings_max" }).inc();
+fn prepare(state: &AudioState, name: &str) -> Result<PreparedUpload> {
+    let admitted = state.requests.admit()?;
+    let (recogniser, servable) = find_recogniser(state.catalog(), name)?;
+    let permit = state.permits.try_acquire().ok_or_else(|| {
+        state.requests.metrics.refused.get_or_create(&KindLabels { kind: "recordings_max" }).inc();
         let text = format!(
             "{} recordings are being listened to already; try again later or raise --recordings",
-            recordings.config.recordings_max
+            state.config.recordings_max
         );
         Error::exhausted(text).with_retry_after(RETRY_AFTER)
     })?;
     let stop = Arc::new(AtomicBool::new(false));
-    // Speakers are an addition: where there is no directory for them, nobody is known.
+    // Speakers are optional: without a directory no speaker is known.
     let speakers = (recogniser.kind == RecogniserKind::Embeddings
-        && recordings.config.speakers_dir.is_some())
-    .then(|| recordings.speakers(name))
+        && state.config.speakers_dir.is_some())
+    .then(|| state.speakers(name))
     .transpose()?;
-    let in_flight = RUNS_PER_WORKER * app.scheduler.workers();
+    let in_flight = RUNS_PER_WORKER * state.scheduler.workers();
     let reader = format!("audio-{}-in", permit.number);
     let options =
         PipelineOptions { in_flight, embeddings: false, speakers, stop: stop.clone(), reader };
-    let model = Arc::new(ServedModel::new(app.scheduler.clone(), servable, stop));
-    Ok(Prepared { admitted, permit, recogniser, model, options })
+    let model = Arc::new(ServedModel::new(state.scheduler.clone(), servable, stop));
+    Ok(PreparedUpload { admitted, permit, recogniser, model, options })
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use api_audio::AudioState;
 use api_images::ImagesState;
 use base::{Error, Result};
 use inference::InferenceService;
@@ -17,7 +18,6 @@ use crate::collections::Collections;
 use crate::compose::Core;
 use crate::config::Config;
 use crate::page::Page;
-use crate::recordings::Recordings;
 
 /// State that the handlers of all routes share.
 pub(crate) type Shared = transport::Shared<App>;
@@ -40,7 +40,7 @@ pub(crate) struct App {
     /// True if parameters live in the slot pool (otherwise in malloc).
     pub(crate) parameters_in_pool: bool,
     /// State of audio requests.
-    pub(crate) recordings: Recordings,
+    pub(crate) audio: Arc<AudioState>,
     /// State of image requests.
     pub(crate) images: Arc<ImagesState>,
     /// Collections and their settings.
@@ -75,8 +75,15 @@ impl App {
             inference.clone(),
             collections.clone(),
         ));
+        let audio = Arc::new(AudioState::new(
+            config.audio.clone(),
+            requests.clone(),
+            access.clone(),
+            inference.clone(),
+            core.scheduler.clone(),
+        ));
         App {
-            recordings: Recordings::new(config.audio.clone()),
+            audio,
             images,
             collections,
             scrape: Mutex::new(()),

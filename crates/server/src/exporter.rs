@@ -89,7 +89,7 @@ pub(crate) fn exposition(app: &App) -> String {
     for (kind, count) in threads::KINDS.into_iter().zip(threads::count()) {
         level(&metrics.threads, kind, count);
     }
-    metrics.recordings.active.set(app.recordings.active() as i64);
+    metrics.recordings.active.set(app.audio.active() as i64);
     collections(app);
     let snapshot = app.scheduler.snapshot();
     level(&metrics.scheduling.workers, "all", snapshot.workers as u64);

@@ -18,7 +18,6 @@ pub mod local;
 mod loopback;
 mod observer;
 mod page;
-mod recordings;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -26,9 +25,8 @@ mod threads;
 mod view;
 mod warmup;
 
-pub use config::{
-    AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig,
-};
+pub use api_audio::AudioConfig;
+pub use config::{Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig};
 pub use run::run;
 pub use transport::access::Secret;
 

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use api_audio::{ServedModel, find_recogniser};
 use audio::recogniser::Recogniser;
 use base::{Error, Result};
 use lifecycle::{ModelStatus, State};
 
 use crate::compose::Core;
 use crate::config::Config;
-use crate::recordings;
 
 /// Time between two looks at what is being loaded.
 const LOOK: Duration = Duration::from_millis(50);
@@ -99,9 +99,8 @@ impl Local {
         if let Err(error) = os::thread::set_short_turns() {
             tracing::debug!(%error, "the pipeline waits for whole turns");
         }
-        let (recogniser, servable) = recordings::find(self.core.lifecycle.catalog(), name)?;
-        let model =
-            recordings::ServedModel::new(self.core.scheduler.clone(), servable, stop.clone());
+        let (recogniser, servable) = find_recogniser(self.core.lifecycle.catalog(), name)?;
+        let model = ServedModel::new(self.core.scheduler.clone(), servable, stop.clone());
         Ok((recogniser, Arc::new(model)))
     }
 }

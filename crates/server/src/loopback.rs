@@ -11,11 +11,11 @@ use lifecycle::{ParameterHome, Root};
 use serde_json::Value;
 use tokio::sync::watch;
 
+use api_audio::AudioConfig;
+
 use crate::app::App;
 use crate::compose::Core;
-use crate::config::{
-    AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig,
-};
+use crate::config::{Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig};
 use crate::{grpc, http};
 use transport::{HttpVersion, Listener};
 
@@ -136,7 +136,7 @@ impl Drop for Loopback {
     fn drop(&mut self) {
         self.stop.send_replace(true);
         self.runtime.take().unwrap().shutdown_timeout(Duration::from_secs(1));
-        self.app.recordings.wait_ended();
+        self.app.audio.wait_ended();
         self.app.scheduler.shutdown();
         self.app.lifecycle.shutdown();
         self.app.collections.close();

@@ -47,7 +47,7 @@ pub fn run(mut config: Config) -> Result<()> {
     ));
     threads.shutdown();
     runtime.shutdown_timeout(Duration::from_secs(1));
-    app.recordings.wait_ended();
+    app.audio.wait_ended();
     app.collections.close();
     app.scheduler.shutdown();
     app.lifecycle.shutdown();

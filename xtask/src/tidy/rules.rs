@@ -31,6 +31,20 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
     ("transport", &["base", "metrics", "os"]),
     ("api-qdrant", &["base", "metrics", "search", "transport"]),
     (
+        "api-audio",
+        &[
+            "base",
+            "metrics",
+            "os",
+            "engine",
+            "audio",
+            "lifecycle",
+            "schedule",
+            "inference",
+            "transport",
+        ],
+    ),
+    (
         "api-images",
         &[
             "base",
@@ -61,6 +75,7 @@ pub(crate) const EDGES: &[(&str, &[&str])] = &[
             "schedule",
             "inference",
             "protocol",
+            "api-audio",
             "api-images",
             "api-qdrant",
             "search",

@@ -23,7 +23,7 @@ use http::{HeaderMap, StatusCode, header};
 use transport::{Reply, RequestBody, count_body};
 
 use crate::app::{App, Shared};
-use crate::{exporter, page, recordings};
+use crate::{exporter, page};
 
 /// Path of the metrics.
 const METRICS: &str = "/metrics";
@@ -101,7 +101,7 @@ fn router(app: Arc<App>) -> Router {
         .route("/v2/repository/index", post(repository::index))
         .route("/v2/repository/models/{model}/load", post(repository::load))
         .route("/v2/repository/models/{model}/unload", post(repository::unload))
-        .merge(recordings::routes())
+        .merge(api_audio::routes().with_state(app.audio.clone()))
         .merge(access.guard_key(collections))
         .merge(api_qdrant::probes().with_state(qdrant))
         .route("/v1/models/{*rest}", get(tfs::read).post(tfs::predict))

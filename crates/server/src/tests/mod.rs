@@ -1,5 +1,6 @@
 //! Tests of the whole server over sockets.
 
+mod audio;
 mod edge;
 mod images;
 mod openapi;

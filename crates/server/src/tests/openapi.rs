@@ -39,5 +39,8 @@ fn images_are_described() {
 
 #[test]
 fn audio_is_described() {
-    check(include_str!("../recordings/openapi.json"), include_str!("../recordings/door.rs"));
+    check(
+        include_str!("../../../api-audio/src/openapi.json"),
+        include_str!("../../../api-audio/src/endpoints.rs"),
+    );
 }

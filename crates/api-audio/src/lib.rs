@@ -1,0 +1,25 @@
+//! `/v1/audio`: audio from an upload goes through a served model and becomes labels.
+//!
+//! Each recording has two threads of its own: "audio-N-in" waits for its bytes and decodes them,
+//! "audio-N" asks the inference workers and writes the response, so that labels leave while an
+//! upload pauses. There are as many pairs as [`AudioConfig::recordings_max`]. Connection threads
+//! only move bytes through two bounded queues, so the memory does not grow with the length of a
+//! recording. [`upload`] starts a recording, [`response`] writes its labels, [`served_model`] runs
+//! the model, [`recognisers`] finds the models, and [`speakers`] enrols and identifies voices.
+
+mod body;
+mod config;
+mod endpoints;
+mod recognisers;
+mod response;
+mod served_model;
+mod speakers;
+mod spool;
+mod state;
+mod upload;
+
+pub use config::AudioConfig;
+pub use endpoints::routes;
+pub use recognisers::find_recogniser;
+pub use served_model::ServedModel;
+pub use state::AudioState;
