@@ -10,8 +10,8 @@ use lifecycle::Catalog;
 /// Returns the recogniser of a model's name, and the version that it runs.
 ///
 /// # Errors
-/// `NotFound` if the model is not served or has no such section; `FailedPrecondition` if the section
-/// is wrong or does not fit the model.
+/// `NotFound` if the model is not served or has no such section; `FailedPrecondition` if the
+/// section is wrong or does not fit the model.
 pub fn find_recogniser(catalog: &Catalog, name: &str) -> Result<(Recogniser, Arc<Servable>)> {
     let own = catalog.get(name, None)?;
     let text = own.recogniser.clone().ok_or_else(|| {

@@ -69,7 +69,8 @@ impl AudioState {
     /// Returns the enrolled speakers of a recogniser, which must be the name of a served model.
     ///
     /// # Errors
-    /// `FailedPrecondition` if the server has no directory for speakers; errors of the store's file.
+    /// `FailedPrecondition` if the server has no directory for speakers; errors of the store's
+    /// file.
     pub(crate) fn speakers(&self, recogniser: &str) -> Result<Speakers> {
         let dir = self.config.speakers_dir.as_ref().ok_or_else(|| {
             Error::precondition(

@@ -77,11 +77,12 @@ pub(crate) struct AudioRequest {
 }
 
 impl AudioUpload {
-    /// Finds the recogniser, acquires a permit and starts to receive the body. Refusals are counted.
+    /// Finds the recogniser, acquires a permit and starts to receive the body. Refusals are
+    /// counted.
     ///
     /// # Errors
-    /// Those of [`find_recogniser`]; `ResourceExhausted` with retry advice if all permits are taken;
-    /// those of the body.
+    /// Those of [`find_recogniser`]; `ResourceExhausted` with retry advice if all permits are
+    /// taken; those of the body.
     pub(crate) async fn begin(
         state: &AudioState,
         name: &str,

@@ -22,8 +22,8 @@ pub(crate) struct AnsweredRequest {
 }
 
 impl AnsweredRequest {
-    /// Returns the request's share of its run, or the number of its runs if it was split. The shares
-    /// of one batch add up to 1.
+    /// Returns the request's share of its run, or the number of its runs if it was split. The
+    /// shares of one batch add up to 1.
     fn runs(&self) -> f64 {
         if self.batch == 0 {
             return 0.0;
