@@ -50,6 +50,7 @@ fn generate(proto: &Path) -> Result<Files> {
         .build_transport(false)
         // The server frames and routes calls itself.
         .build_server(false)
+        .client_mod_attribute(".", "#[cfg(feature = \"client\")]")
         .bytes(".")
         // Ordered, so that the same message always has the same bytes.
         .btree_map(".")

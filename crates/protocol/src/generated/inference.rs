@@ -745,6 +745,7 @@ pub struct RepositoryModelUnloadRequest {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RepositoryModelUnloadResponse {}
 /// Generated client implementations.
+#[cfg(feature = "client")]
 pub mod grpc_inference_service_client {
     #![allow(
         unused_variables,

@@ -416,6 +416,7 @@ pub mod prediction_log {
     }
 }
 /// Generated client implementations.
+#[cfg(feature = "client")]
 pub mod prediction_service_client {
     #![allow(
         unused_variables,
@@ -640,6 +641,7 @@ pub mod prediction_service_client {
     }
 }
 /// Generated client implementations.
+#[cfg(feature = "client")]
 pub mod model_service_client {
     #![allow(
         unused_variables,

@@ -5,16 +5,14 @@ use std::time::Duration;
 
 use base::{Error, Result};
 use http::HeaderMap;
+use inference::RequestTicket;
 use protocol::Message;
 use protocol::weigh::{EXPANSION_MAX, Weighed};
 use tokio::sync::OwnedSemaphorePermit;
-use tonic::body::Body;
 use transport::{Peer, RequestBody, Reservation};
 
 use super::messages::{self, Decoded};
-use super::response;
-use inference::RequestTicket;
-
+use super::response::{self, Response};
 use crate::app::App;
 
 /// Largest message of a call that runs no model, in bytes: the default of gRPC's own servers.
@@ -90,7 +88,7 @@ pub(super) async fn answer<M, R>(
     app: Arc<App>,
     request: http::Request<RequestBody>,
     handle: impl AsyncFnOnce(SmallCall<M>) -> Result<R>,
-) -> http::Response<Body>
+) -> Response
 where
     M: Message + Default,
     R: Message,

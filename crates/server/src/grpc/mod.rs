@@ -22,15 +22,13 @@ use std::task::{Context, Poll};
 use base::Error;
 use protocol::inference as pb;
 use tokio::sync::watch;
-use tonic::body::Body;
 use transport::RequestBody;
 
 use self::call::{SmallCall, answer};
-use self::status::grpc_status;
+use self::response::Response;
 use crate::app::App;
 
 type Request = http::Request<RequestBody>;
-type Response = http::Response<Body>;
 type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
 /// Returns the service of all calls. Streams end after their current request once `stopped` is
@@ -155,7 +153,7 @@ fn boxed(response: impl Future<Output = Response> + Send + 'static) -> ResponseF
 }
 
 fn refuse(error: &Error) -> ResponseFuture {
-    boxed(std::future::ready(grpc_status(error).into_http()))
+    boxed(std::future::ready(response::failed(error)))
 }
 
 /// Refuses a method that Triton or TensorFlow Serving has and this server has not.

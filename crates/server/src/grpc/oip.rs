@@ -4,19 +4,16 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 use bytes::Bytes;
+use inference::{InferenceRequest, RequestTicket};
 use lifecycle::LoadSpec;
 use protocol::inference as pb;
 use protocol::oip;
 use tokio::sync::{mpsc, watch};
-use tonic::body::Body;
 use transport::{CodecStep, INLINE_WORK_MAX, RequestBody, Reservation, ResponseBody};
 
 use super::call::{InferenceCall, SmallCall};
 use super::messages::{self, Decoded, Messages};
-use super::response;
-use super::status::grpc_status;
-use inference::{InferenceRequest, RequestTicket};
-
+use super::response::{self, Response};
 use crate::app::App;
 use crate::{admin, view};
 
@@ -70,10 +67,7 @@ async fn infer(
     Ok((oip::grpc::encode_response(&answer.id, decoded.id, answer.outputs)?, reservation))
 }
 
-pub(super) async fn model_infer(
-    app: Arc<App>,
-    request: http::Request<RequestBody>,
-) -> http::Response<Body> {
+pub(super) async fn model_infer(app: Arc<App>, request: http::Request<RequestBody>) -> Response {
     let answer = match InferenceCall::read(&app, PROTOCOL, request).await {
         Ok(call) => infer(&app, &call.ticket, call.decoded, call.timeout).await,
         Err(error) => Err(error),
@@ -85,11 +79,11 @@ pub(super) fn model_stream_infer(
     app: &Arc<App>,
     stopped: watch::Receiver<bool>,
     request: http::Request<RequestBody>,
-) -> http::Response<Body> {
+) -> Response {
     let (head, body) = request.into_parts();
     let requests = match Messages::new(&head.headers, body) {
         Ok(requests) => requests,
-        Err(error) => return grpc_status(&error).into_http(),
+        Err(error) => return response::failed(&error),
     };
     let (sender, receiver) = mpsc::channel(STREAM_ANSWERS_MAX);
     tokio::spawn(converse(app.clone(), requests, sender, stopped));

@@ -1,5 +1,6 @@
 //! Responses of calls: frames of messages, and the status at their end.
 
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -9,32 +10,36 @@ use http::{HeaderMap, HeaderValue, header};
 use hyper::body::Frame;
 use protocol::Message;
 use tokio::sync::mpsc;
-use tonic::Status;
-use tonic::body::Body;
 use transport::{Reservation, ResponseBody};
 
 use super::messages::PREFIX_BYTES;
-use super::status::grpc_status;
+use super::status::{GRPC_STATUS, status_headers};
 use crate::app::App;
 
+pub(super) type Response = http::Response<ResponseFrames>;
+
 /// Returns the response with one message or an error. The reservation is that of the call.
-pub(super) fn single<M: Message>(
-    app: &App,
-    answer: Result<(M, Reservation)>,
-) -> http::Response<Body> {
+pub(super) fn single<M: Message>(app: &App, answer: Result<(M, Reservation)>) -> Response {
     match answer.and_then(|(message, reservation)| encode(app, &message, reservation)) {
-        Err(error) => grpc_status(&error).into_http(),
-        Ok(frame) => respond(MessageFrames { frame: Some(frame), more: None, ended: false }),
+        Err(error) => failed(&error),
+        Ok(frame) => respond(ResponseFrames { frame: Some(frame), ..ResponseFrames::default() }),
     }
 }
 
 /// Returns the response with the frames of a stream. The first error ends it.
-pub(super) fn stream(frames: mpsc::Receiver<Result<ResponseBody>>) -> http::Response<Body> {
-    respond(MessageFrames { frame: None, more: Some(frames), ended: false })
+pub(super) fn stream(frames: mpsc::Receiver<Result<ResponseBody>>) -> Response {
+    respond(ResponseFrames { more: Some(frames), ..ResponseFrames::default() })
 }
 
-fn respond(frames: MessageFrames) -> http::Response<Body> {
-    let mut response = http::Response::new(Body::new(frames));
+/// Returns the response of a call that failed: headers with the status, and no body.
+pub(super) fn failed(error: &Error) -> Response {
+    let mut response = respond(ResponseFrames { ended: true, ..ResponseFrames::default() });
+    response.headers_mut().extend(status_headers(error));
+    response
+}
+
+fn respond(frames: ResponseFrames) -> Response {
+    let mut response = http::Response::new(frames);
     response
         .headers_mut()
         .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
@@ -67,43 +72,34 @@ pub(super) fn encode<M: Message>(
 }
 
 /// Frames of messages, and then the status of the call.
-struct MessageFrames {
+#[derive(Default)]
+pub(crate) struct ResponseFrames {
     frame: Option<ResponseBody>,
     more: Option<mpsc::Receiver<Result<ResponseBody>>>,
     ended: bool,
 }
 
-impl MessageFrames {
-    fn end(
-        &mut self,
-        status: Option<Status>,
-    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Status>>> {
+type NextFrame = Option<io::Result<Frame<Bytes>>>;
+
+impl ResponseFrames {
+    fn end(&mut self, failure: Option<&Error>) -> Poll<NextFrame> {
         if std::mem::replace(&mut self.ended, true) {
             return Poll::Ready(None);
         }
-        let mut trailers = HeaderMap::with_capacity(1);
-        match status {
-            None => drop(trailers.insert("grpc-status", HeaderValue::from_static("0"))),
-            Some(status) => status.add_header(&mut trailers)?,
-        }
+        let succeeded = || HeaderMap::from_iter([(GRPC_STATUS, HeaderValue::from_static("0"))]);
+        let trailers = failure.map_or_else(succeeded, status_headers);
         Poll::Ready(Some(Ok(Frame::trailers(trailers))))
     }
 }
 
-impl hyper::body::Body for MessageFrames {
+impl hyper::body::Body for ResponseFrames {
     type Data = Bytes;
-    type Error = Status;
+    type Error = io::Error;
 
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Status>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<NextFrame> {
         loop {
             match self.frame.as_mut().and_then(ResponseBody::next_piece) {
-                Some(Ok(piece)) => return Poll::Ready(Some(Ok(Frame::data(piece)))),
-                Some(Err(slow)) => {
-                    return Poll::Ready(Some(Err(Status::cancelled(slow.to_string()))));
-                }
+                Some(piece) => return Poll::Ready(Some(piece.map(Frame::data))),
                 None => self.frame = None,
             }
             let ended = self.ended;
@@ -115,7 +111,7 @@ impl hyper::body::Body for MessageFrames {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(None) => return self.end(None),
                 Poll::Ready(Some(Ok(frame))) => self.frame = Some(frame),
-                Poll::Ready(Some(Err(error))) => return self.end(Some(grpc_status(&error))),
+                Poll::Ready(Some(Err(error))) => return self.end(Some(&error)),
             }
         }
     }

@@ -1,27 +1,78 @@
 //! Turns errors into gRPC statuses.
 
-use base::Error;
+use base::{Error, ErrorKind};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Longest message in a gRPC status, in bytes.
 const MESSAGE_BYTES_MAX: usize = 2048;
+/// Header or trailer of the code.
+pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+/// Compressions that [`super::messages::coding`] accepts.
+const ACCEPTED_ENCODINGS: &str = "identity,gzip,deflate";
 
-/// Returns the gRPC status of an error, with the retry advice in milliseconds as
-/// `grpc-retry-pushback-ms`, the name that gRPC's own retry design uses.
-pub(super) fn grpc_status(error: &Error) -> tonic::Status {
-    let code = tonic::Code::from_i32(error.kind().grpc_code());
-    let mut status = tonic::Status::new(code, cut(error.message()));
-    if let Some(after) = error.retry_after() {
-        status.metadata_mut().insert("grpc-retry-pushback-ms", (after.as_millis() as u64).into());
+/// Returns the headers that end a failed call: its code and its message. Retry advice is added in
+/// milliseconds as `grpc-retry-pushback-ms`, the name that gRPC's own retry design uses.
+pub(super) fn status_headers(error: &Error) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(4);
+    headers.insert(GRPC_STATUS, HeaderValue::from(error.kind().grpc_code()));
+    if let Ok(message) = HeaderValue::try_from(percent_encoded(cut(error.message()))) {
+        headers.insert("grpc-message", message);
     }
-    status
+    if let Some(after) = error.retry_after() {
+        headers.insert("grpc-retry-pushback-ms", HeaderValue::from(after.as_millis() as u64));
+    }
+    if error.kind() == ErrorKind::Unimplemented {
+        // gRPC requires the list if the compression of the request is the reason.
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static(ACCEPTED_ENCODINGS));
+    }
+    headers
 }
 
-/// Cuts a message to the length of a trailer, in which gRPC sends it: names in it may come from the
-/// client.
+/// Cuts a message to [`MESSAGE_BYTES_MAX`], as it travels in a header: names in it may come from
+/// the client.
 fn cut(message: &str) -> String {
     if message.len() <= MESSAGE_BYTES_MAX {
         return message.to_owned();
     }
     let end = (0..=MESSAGE_BYTES_MAX).rev().find(|&end| message.is_char_boundary(end)).unwrap_or(0);
     format!("{} ...", &message[..end])
+}
+
+/// Encodes a message for its header (gRPC over HTTP/2, "Percent-Encoded"): printable ASCII but `%`
+/// stays as it is.
+fn percent_encoded(message: String) -> String {
+    if message.bytes().all(is_plain) {
+        return message;
+    }
+    let mut encoded = String::with_capacity(message.len() + 16);
+    for byte in message.bytes() {
+        if is_plain(byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}
+
+fn is_plain(byte: u8) -> bool {
+    matches!(byte, b' '..=b'~') && byte != b'%'
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_percent_encoded_and_cut() {
+        let message = |text: &str| {
+            let headers = status_headers(&Error::invalid(text));
+            headers["grpc-message"].to_str().unwrap().to_owned()
+        };
+        assert_eq!(message("\"a\" has 5 {bytes}"), "\"a\" has 5 {bytes}");
+        assert_eq!(message("100 %\n\u{e9}"), "100 %25%0A%C3%A9");
+        let long = message(&"\u{e9}".repeat(MESSAGE_BYTES_MAX));
+        assert_eq!(long.len(), 3 * MESSAGE_BYTES_MAX + " ...".len());
+    }
 }

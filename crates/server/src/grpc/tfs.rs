@@ -4,16 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::Result;
+use inference::{InferenceRequest, RequestTicket};
 use protocol::tensorflow::serving as pb;
 use protocol::tfs;
-use tonic::body::Body;
 use transport::{CodecStep, RequestBody, Reservation};
 
 use super::call::InferenceCall;
 use super::messages::Decoded;
-use super::response;
-use inference::{InferenceRequest, RequestTicket};
-
+use super::response::{self, Response};
 use crate::app::App;
 use crate::view;
 
@@ -60,10 +58,7 @@ async fn run(
     Ok((tfs::grpc::encode_predict(&answer.id, answer.outputs, elements), reservation))
 }
 
-pub(super) async fn predict(
-    app: Arc<App>,
-    request: http::Request<RequestBody>,
-) -> http::Response<Body> {
+pub(super) async fn predict(app: Arc<App>, request: http::Request<RequestBody>) -> Response {
     let answer = match InferenceCall::read(&app, PROTOCOL, request).await {
         Ok(call) => run(&app, &call.ticket, call.decoded, call.timeout).await,
         Err(error) => Err(error),
