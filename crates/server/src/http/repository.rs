@@ -31,7 +31,7 @@ pub(super) async fn index(State(app): Shared, headers: HeaderMap, body: Body) ->
 
 /// Millpond's own parameter of a load: the version to load.
 #[derive(Default, serde::Deserialize)]
-struct LoadRequest {
+struct RepositoryLoadRequest {
     #[serde(default)]
     parameters: LoadParameters,
 }
@@ -54,7 +54,7 @@ pub(super) async fn load(
     let loaded = async {
         app.access.check_admin(admin::ADMIN_CALL, Some(peer), &headers)?;
         app.access.check_admin_page(&headers)?;
-        let request = json_or_default::<LoadRequest>(&app, &headers, body).await?;
+        let request = json_or_default::<RepositoryLoadRequest>(&app, &headers, body).await?;
         request.parameters.others.keys().try_for_each(|name| oip::check_load_parameter(name))?;
         let spec = LoadSpec { version: request.parameters.version, ..LoadSpec::default() };
         admin::load(&app, &target.model, spec).await
