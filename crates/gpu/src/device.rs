@@ -12,25 +12,25 @@ use cudarc::nvrtc::Ptx;
 use crate::nvrtc::{CompileTarget, CompilerSearch, Nvrtc};
 use crate::plan::Coding;
 
-/// The device that is used: the first that the driver shows (`CUDA_VISIBLE_DEVICES` chooses).
+/// Index of the device: the first that the driver shows (`CUDA_VISIBLE_DEVICES` selects it).
 const ORDINAL: usize = 0;
-/// The first compute capability, times ten, with products of four bytes in one instruction.
+/// Least compute capability, times ten: products of four bytes in one instruction.
 const CAPABILITY_MIN: u32 = 61;
-/// What is compiled for where the compiler does not know the device: later devices take code of
-/// earlier ones.
+/// Compute capability to compile for if the compiler does not know the device: later devices run
+/// code of earlier ones.
 const CAPABILITY_KNOWN: u32 = 80;
-/// Free device memory that rows may take at most, in percent: searches and other programs need some
-/// too.
+/// Most of the free device memory that rows may take, in percent: searches and other programs need
+/// some too.
 const DEVICE_PERCENT_MAX: u64 = 80;
 
-/// What the GPU may use.
+/// Resources of the GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuOptions {
-    /// Where the run-time compiler is looked for.
+    /// Search path of the run-time compiler.
     pub compiler: CompilerSearch,
-    /// Device memory for rows at most, in bytes; besides, no more than 80 % of what is free.
+    /// Most device memory for rows, in bytes; also at most 80 % of what is free.
     pub device_bytes_max: u64,
-    /// Pinned host memory for rows that do not fit the device at most, in bytes.
+    /// Most pinned host memory for rows that do not fit the device, in bytes.
     pub pinned_bytes_max: u64,
 }
 
@@ -44,7 +44,7 @@ impl Default for GpuOptions {
     }
 }
 
-/// An opened device. Shared by all threads; searches go through one queue of the device.
+/// An opened device, shared by all threads. Searches go through one queue of the device.
 pub struct Gpu {
     pub(crate) context: Arc<CudaContext>,
     pub(crate) stream: Arc<CudaStream>,
@@ -55,7 +55,8 @@ pub struct Gpu {
     /// Bytes of rows on the device and in pinned memory.
     pub(crate) device_bytes: AtomicU64,
     pub(crate) pinned_bytes: AtomicU64,
-    /// The context does not survive most errors; it is left alone after the first.
+    /// Set by the first error but a lack of memory: the context survives few errors, so the device
+    /// is not used again.
     broken: AtomicBool,
     name: String,
 }
@@ -67,13 +68,12 @@ impl std::fmt::Debug for Gpu {
 }
 
 impl Gpu {
-    /// Opens the driver and the first device and compiles the kernels for it; takes about a second
-    /// where all is there.
+    /// Opens the driver and the first device and compiles the kernels for it, which takes about a
+    /// second.
     ///
     /// # Errors
-    /// `NotFound` where the driver, a device or the compiler is missing, each by name;
-    /// `Unimplemented` where the device is too old; `Internal` with what the driver or the compiler
-    /// said.
+    /// `NotFound` naming a missing driver, device or compiler; `Unimplemented` if the device is too
+    /// old; `Internal` with the message of the driver or the compiler.
     pub fn open(options: &GpuOptions) -> Result<Arc<Gpu>> {
         // SAFETY: the driver's initialisers set up its own state only; this is the library's
         // documented use.
@@ -82,7 +82,7 @@ impl Gpu {
                 "NVIDIA's driver (libcuda) was not found; install the driver, or start the container with its GPUs",
             ));
         }
-        // The bindings end the thread where the driver lacks a function.
+        // The bindings panic if the driver lacks a function.
         let opened = catch_unwind(AssertUnwindSafe(|| Gpu::with_driver(options)));
         opened.unwrap_or_else(|_| {
             Err(Error::internal("NVIDIA's driver lacks a function; it is too old"))
@@ -128,7 +128,7 @@ impl Gpu {
         }))
     }
 
-    /// What the device is called.
+    /// Name of the device.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -138,10 +138,10 @@ impl Gpu {
         (self.device_bytes.load(Ordering::Relaxed), self.pinned_bytes.load(Ordering::Relaxed))
     }
 
-    /// Bytes that rows may still take on the device.
+    /// Returns the bytes that rows may still take on the device.
     ///
     /// # Errors
-    /// `Internal` where the driver does not say.
+    /// `Internal` if the driver gives no answer.
     pub fn device_bytes_left(&self) -> Result<u64> {
         let (free, _) = self.context.mem_get_info().map_err(driver_error)?;
         let taken = self.device_bytes.load(Ordering::Relaxed);
@@ -163,8 +163,8 @@ impl Gpu {
         Ok(())
     }
 
-    /// Turns what the driver said into an error; after anything but a lack of memory the device is
-    /// left alone.
+    /// Converts an error of the driver. After any but a lack of memory the device is not used
+    /// again.
     pub(crate) fn failed(&self, error: DriverError) -> Error {
         if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
             return Error::exhausted("the GPU has not enough free memory");
@@ -184,8 +184,8 @@ impl Gpu {
     }
 }
 
-/// Machine code for this device where the compiler knows it, else intermediate code of an earlier
-/// one.
+/// Compiles machine code for the device if the compiler knows it, else intermediate code of an
+/// earlier one.
 fn load(context: &Arc<CudaContext>, compiler: &Nvrtc, capability: u32) -> Result<Arc<CudaModule>> {
     let image = match compiler.compile(CompileTarget::Machine(capability)) {
         Err(error) if error.kind() == base::ErrorKind::Unimplemented => {
@@ -201,7 +201,7 @@ fn load(context: &Arc<CudaContext>, compiler: &Nvrtc, capability: u32) -> Result
     })
 }
 
-/// The driver's own words.
+/// Returns an error with the driver's message.
 pub(crate) fn driver_error(error: DriverError) -> Error {
     let text = error.error_string().map(|text| text.to_string_lossy().into_owned());
     Error::internal(format!("NVIDIA's driver: {} ({:?})", text.unwrap_or_default(), error.0))

@@ -1,10 +1,10 @@
-//! The coarse filter on a GPU, if there is one: every row compared, the best kept on the way.
+//! The coarse filter on a GPU, if there is one: it compares every row and keeps the best.
 //!
-//! The crate is always compiled and needs nothing of CUDA for it. The driver is opened at run time,
-//! and the kernels are compiled at run time for the device that is there, by NVRTC. Whatever is
-//! missing is an error that says so; the caller compares on the processor then.
+//! The crate is always compiled and needs nothing of CUDA for that. At run time it opens the driver
+//! and compiles the kernels for the device with NVRTC. If something is missing, an error names it
+//! and the caller compares on the processor.
 //!
-//! Costs are computed in the same steps, each rounded, as on the processor: bytes give the same
+//! Costs are computed in the same steps as on the processor, each rounded: bytes give the same
 //! bits, and equal costs come in the order of rows. Only sums of bfloat16 products are added in
 //! another order.
 #![allow(unsafe_code)]
@@ -21,5 +21,5 @@ pub use plan::{
 };
 pub use rows::{Codes, DeviceRows, Queries, RowPlacement, Rows};
 
-/// The kernels, in CUDA C.
+/// Source of the kernels, in CUDA C.
 pub const SOURCE: &str = include_str!("kernels.cu");

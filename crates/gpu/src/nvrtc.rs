@@ -1,7 +1,6 @@
-//! The compiler for kernels, NVRTC, opened at run time.
+//! NVRTC, the compiler for kernels, opened at run time.
 //!
-//! `cudarc` has bindings for it too, but they find it by name only and end the program if it is not
-//! there.
+//! `cudarc` has bindings too, but they find it by name only and panic if it is missing.
 
 use std::ffi::{CStr, CString, OsString, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -10,16 +9,16 @@ use std::path::PathBuf;
 use base::{Error, Result};
 use libloading::Library;
 
-/// Names under which the loader may know the library, newest first.
+/// Names that the loader may know the library by, newest first.
 const NAMES: [&str; 5] =
     ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so", "nvrtc.dll"];
-/// Folders that packages install it to and that the loader does not always search.
+/// Folders of packages that the loader does not always search.
 const FOLDERS: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
-/// Folders below `$VIRTUAL_ENV/lib/python*/site-packages` that NVIDIA's wheels install it to.
+/// Folders of NVIDIA's wheels below `$VIRTUAL_ENV/lib/python*/site-packages`.
 const WHEEL_FOLDERS: [&str; 3] = ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cu12/lib"];
-/// Bytes of a log or an image that are believed.
+/// Most bytes of a log or a program that are accepted.
 const OUTPUT_BYTES_MAX: usize = 64 << 20;
-/// Bytes of the compiler's log that go into an error.
+/// Most characters of the compiler's log in an error.
 const LOG_BYTES_MAX: usize = 4096;
 /// `NVRTC_SUCCESS`.
 const SUCCESS: c_int = 0;
@@ -38,11 +37,11 @@ type Create = unsafe extern "C" fn(
     *const *const c_char,
 ) -> c_int;
 
-/// What is compiled for.
+/// Target of a compilation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompileTarget {
-    /// Machine code of one architecture: 90 for compute capability 9.0. A driver of the same major
-    /// version of CUDA loads it, whichever is newer.
+    /// Machine code of one architecture: 90 for compute capability 9.0. Any driver of the same
+    /// major version of CUDA loads it.
     Machine(u32),
     /// Intermediate code that the driver finishes for this architecture and later ones.
     Intermediate(u32),
@@ -51,20 +50,21 @@ pub enum CompileTarget {
 /// A compiled program: machine code, or intermediate code as text.
 #[derive(Clone, Debug)]
 pub struct CompiledCode {
-    /// What it was compiled for.
+    /// Target it was compiled for.
     pub target: CompileTarget,
     /// The code; text ends with a zero byte.
     pub bytes: Vec<u8>,
-    /// What the compiler said: warnings, empty if there are none.
+    /// Warnings of the compiler; empty without any.
     pub log: String,
 }
 
-/// Where to look for the library.
+/// Search path of the library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CompilerSearch {
-    /// The library or its folder; nothing else is tried where this is given.
+    /// The library or its folder. If given, nothing else is tried.
     pub explicit: Option<PathBuf>,
-    /// The active virtual environment of Python, into which NVIDIA's wheels may have put it.
+    /// The active virtual environment of Python: NVIDIA's wheels may have installed the library
+    /// there.
     pub virtual_env: Option<PathBuf>,
 }
 
@@ -102,16 +102,16 @@ impl CompilerSearch {
 /// The opened library.
 #[derive(Debug)]
 pub struct Nvrtc {
-    /// Never closed: NVIDIA's libraries leave handlers behind for the end of the process.
+    /// Never closed: NVIDIA's libraries register handlers for the end of the process.
     library: ManuallyDrop<Library>,
     found: String,
 }
 
 impl Nvrtc {
-    /// Finds and opens it.
+    /// Finds and opens the library.
     ///
     /// # Errors
-    /// `NotFound`, with what to install.
+    /// `NotFound`, naming the package to install.
     pub fn open(search: &CompilerSearch) -> Result<Nvrtc> {
         let candidates = search.candidates();
         for candidate in &candidates {
@@ -131,15 +131,15 @@ impl Nvrtc {
         )))
     }
 
-    /// Where it was found.
+    /// Name or path the library was opened by.
     pub fn found(&self) -> &str {
         &self.found
     }
 
-    /// Its version: major and minor.
+    /// Returns its version: major and minor.
     ///
     /// # Errors
-    /// `Internal` if it does not say.
+    /// `Internal` if the library gives none.
     pub fn version(&self) -> Result<(i32, i32)> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the signature is that of NVRTC's documentation.
@@ -151,10 +151,10 @@ impl Nvrtc {
         Ok((major, minor))
     }
 
-    /// Compiles our kernels.
+    /// Compiles the kernels.
     ///
     /// # Errors
-    /// `Unimplemented` where this NVRTC does not know the architecture; `Internal` with the
+    /// `Unimplemented` if this NVRTC does not know the architecture; `Internal` with the
     /// compiler's log.
     pub fn compile(&self, target: CompileTarget) -> Result<CompiledCode> {
         let source = CString::new(crate::SOURCE)
@@ -224,7 +224,7 @@ impl Nvrtc {
         Ok(CompiledCode { target, bytes: self.output(program, size, text)?, log })
     }
 
-    /// One of the texts or images of a program.
+    /// Returns the log or the code of a program.
     fn output(&self, program: Program, size: &CStr, text: &CStr) -> Result<Vec<u8>> {
         let mut bytes = 0;
         // SAFETY: both signatures are those of NVRTC's documentation.
@@ -250,7 +250,7 @@ impl Nvrtc {
     }
 
     /// # Safety
-    /// `T` is the function's true signature; what is returned is not kept longer than the library.
+    /// `T` is the function's true signature, and the result is not kept longer than the library.
     unsafe fn function<T: Copy>(&self, name: &CStr) -> Result<T> {
         // SAFETY: as the caller promises.
         let found = unsafe { self.library.get::<T>(name.to_bytes_with_nul()) };

@@ -1,33 +1,31 @@
-//! How one batch of queries is divided among blocks; the same arithmetic as in `kernels.cu`, kept
-//! apart from the device so that it is tested without one.
+//! Division of a batch of queries among blocks. The arithmetic is that of `kernels.cu`; it is apart
+//! from the device so that tests need none.
 
 use base::{Error, Result};
 
 /// Threads of a block, and rows of a tile (`THREADS` in `kernels.cu`).
 pub const TILE_ROWS: usize = 128;
-/// Places of all lists of a block together (`PLACES` in `kernels.cu`).
-const PLACES: usize = 2048;
+/// Slots of all lists of a block together (`PLACES` in `kernels.cu`).
+const LIST_SLOTS: usize = 2048;
 /// Bytes of a piece, the unit in which codes are read.
 pub const PIECE_BYTES: usize = 16;
-/// Most queries of one group, that is of one pass over the codes.
+/// Most queries of one group, which share one pass over the codes.
 const GROUP_MAX: usize = 8;
-/// Rows that one search may ask for at most: one list of a block and room for the next tile fill
-/// its shared memory.
-pub const K_MAX: usize = PLACES - TILE_ROWS;
-/// Queries of one search at most, so that what goes back and forth stays a few megabytes.
+/// Most rows that one search may return: one list of a block and room for the next tile fill its
+/// shared memory.
+pub const K_MAX: usize = LIST_SLOTS - TILE_ROWS;
+/// Most queries of one search: the transfers stay a few megabytes.
 pub const QUERIES_MAX: usize = 1024;
-/// Values of a vector at most, as in the index.
+/// Most values of a vector, as in the index.
 pub const DIMS_MAX: usize = 4096;
-/// Rows at most, as in the index: tiles and rows are counted in 32 bits.
+/// Most rows, as in the index: tiles and rows are counted in 32 bits.
 pub const ROWS_MAX: usize = 1 << 30;
-/// Blocks of one group that are wanted for each multiprocessor, so that one computes while another
-/// waits.
+/// Blocks of one group for each multiprocessor, so that one computes while another waits.
 const BLOCKS_PER_PROCESSOR: usize = 4;
-/// Keys of all lists of one query together at most, so that merging them stays a small part of the
-/// work.
+/// Most keys of all lists of one query together, so that merging stays a small part of the work.
 const LISTED_MAX: usize = 1 << 18;
 
-/// How rows are coded.
+/// Coding of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coding {
     /// Symmetric bytes, with scales.
@@ -46,7 +44,7 @@ impl Coding {
         (dims * width).div_ceil(PIECE_BYTES)
     }
 
-    /// The kernel for groups of `group` queries.
+    /// Name of the kernel for groups of `group` queries.
     pub fn kernel(self, group: usize) -> String {
         match self {
             Coding::Bytes => format!("rank_bytes_{group}"),
@@ -55,21 +53,21 @@ impl Coding {
     }
 }
 
-/// The division of one search.
+/// Division of one search among blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SearchPlan {
-    /// Queries that a block takes through the codes together: 1, 2, 4 or 8.
+    /// Queries that a block compares in one pass over the codes: 1, 2, 4 or 8.
     pub group: usize,
     /// Groups of queries.
     pub groups: usize,
-    /// Parts of the rows, each a block.
+    /// Parts of the rows, each one block.
     pub parts: usize,
     /// Tiles of each part; the last has fewer.
     pub tiles_per_part: usize,
 }
 
 impl SearchPlan {
-    /// The division for `queries` queries and `k` hits each over `rows` rows, on a device with
+    /// Divides a search of `queries` queries for `k` hits each over `rows` rows on a device with
     /// `processors` multiprocessors.
     ///
     /// # Errors
@@ -89,9 +87,9 @@ impl SearchPlan {
             )));
         }
         let mut group = GROUP_MAX;
-        // A list needs room for what it keeps and one more tile; narrow groups for single queries
-        // leave out idle sums.
-        while group > 1 && (PLACES / group < k + TILE_ROWS || group / 2 >= queries) {
+        // A list needs room for its k and one more tile. Narrow groups for single queries avoid
+        // idle sums.
+        while group > 1 && (LIST_SLOTS / group < k + TILE_ROWS || group / 2 >= queries) {
             group /= 2;
         }
         let groups = queries.div_ceil(group);
@@ -105,8 +103,8 @@ impl SearchPlan {
     }
 }
 
-/// A cost and a row out of the key that `key_of` in `kernels.cu` makes; nothing for the key of no
-/// row.
+/// Returns the cost and row of a key that `key_of` in `kernels.cu` made; `None` for the key that
+/// stands for no row.
 pub fn parts(key: u64) -> Option<(f32, u32)> {
     if key == u64::MAX {
         return None;
@@ -123,7 +121,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_row_and_query_is_in_exactly_one_block_and_every_list_fits(
+        fn each_row_and_query_is_in_one_block(
             rows in 1_usize..3_000_000, queries in 1_usize..=QUERIES_MAX, k in 1_usize..=K_MAX,
             processors in 0_usize..200,
         ) {
@@ -131,7 +129,7 @@ mod tests {
             let tiles = rows.div_ceil(TILE_ROWS);
             prop_assert!(plan.parts * plan.tiles_per_part >= tiles && (plan.parts - 1) * plan.tiles_per_part < tiles);
             prop_assert!(plan.groups * plan.group >= queries && (plan.groups - 1) * plan.group < queries);
-            prop_assert!(PLACES / plan.group >= k + TILE_ROWS);
+            prop_assert!(LIST_SLOTS / plan.group >= k + TILE_ROWS);
             prop_assert!(plan.parts * k <= LISTED_MAX);
             prop_assert!([1, 2, 4, 8].contains(&plan.group));
         }
@@ -153,7 +151,7 @@ mod tests {
 
     #[test]
     fn constants_are_those_of_the_kernels() {
-        for (name, value) in [("THREADS", TILE_ROWS), ("PLACES", PLACES)] {
+        for (name, value) in [("THREADS", TILE_ROWS), ("PLACES", LIST_SLOTS)] {
             assert!(crate::SOURCE.contains(&format!("#define {name} {value}\n")), "{name}");
         }
     }

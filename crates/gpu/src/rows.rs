@@ -11,13 +11,13 @@ use cudarc::driver::{
 use crate::device::{Gpu, driver_error};
 use crate::plan::{Coding, DIMS_MAX, PIECE_BYTES, ROWS_MAX, SearchPlan, TILE_ROWS, parts};
 
-/// Bytes that are made ready on the host before they are sent, where rows must be widened.
+/// Bytes prepared on the host per transfer if rows must be widened.
 const STAGING_BYTES: usize = 16 << 20;
 
 /// Codes of rows, row by row.
 #[derive(Clone, Copy, Debug)]
 pub enum Codes<'a> {
-    /// Symmetric bytes, `rows * dims`, and what a code of each row is worth.
+    /// Symmetric bytes, `rows * dims`, with the scale of each row.
     Bytes {
         /// The codes.
         codes: &'a [i8],
@@ -28,15 +28,15 @@ pub enum Codes<'a> {
     Bfloats(&'a [u16]),
 }
 
-/// Rows to bring to the device.
+/// Rows to upload.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
     /// Values of a row.
     pub dims: usize,
     /// Their codes.
     pub codes: Codes<'a>,
-    /// Squared lengths, one a row; costs are squared distances without the query's part then.
-    /// Without: minus the products.
+    /// Squared lengths, one a row, for costs that are squared distances without the query's part.
+    /// `None`: costs are negated products.
     pub squares: Option<&'a [f32]>,
 }
 
@@ -54,19 +54,19 @@ pub enum Queries<'a> {
     Floats(&'a [f32]),
 }
 
-/// Where rows are kept.
+/// Memory that holds rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowPlacement {
-    /// On the device where they fit, else in pinned memory where they may.
+    /// On the device if they fit, else in pinned memory if allowed.
     Auto,
-    /// In the device's memory.
+    /// The device's memory.
     Device,
-    /// In host memory that the device reads through its bus.
+    /// Host memory that the device reads through its bus.
     Pinned,
 }
 
-/// Codes where the device reads them.
-enum Kept {
+/// Codes in memory that the device reads.
+enum DeviceCodes {
     Device(CudaSlice<u8>),
     Pinned(PinnedHostSlice<u8>),
 }
@@ -74,7 +74,7 @@ enum Kept {
 /// Rows that the device can search.
 pub struct DeviceRows {
     gpu: Arc<Gpu>,
-    codes: Kept,
+    codes: DeviceCodes,
     scales: Option<CudaSlice<f32>>,
     squares: Option<CudaSlice<f32>>,
     coding: Coding,
@@ -98,13 +98,13 @@ struct Shape {
 // SAFETY: six 32-bit numbers without padding, laid out as in the kernels.
 unsafe impl DeviceRepr for Shape {}
 
-/// Waits for the device when it goes, so that nothing is in the queue that uses memory which goes
-/// too.
-struct Waits<'a>(&'a CudaStream);
+/// SynchronizeOnDrop for the device on drop, so that the queue has no work that uses memory about
+/// to be freed.
+struct SynchronizeOnDrop<'a>(&'a CudaStream);
 
-impl Drop for Waits<'_> {
+impl Drop for SynchronizeOnDrop<'_> {
     fn drop(&mut self) {
-        // Where this fails, so did what came before, and that was reported.
+        // If this fails, so did an earlier call, which reported it.
         let _ = self.0.synchronize();
     }
 }
@@ -117,10 +117,10 @@ impl Rows<'_> {
         }
     }
 
-    /// The number of rows.
+    /// Returns the number of rows.
     ///
     /// # Errors
-    /// `InvalidArgument` where lengths do not fit together or are over their maxima.
+    /// `InvalidArgument` if lengths do not fit together or are over their maxima.
     pub fn check(&self) -> Result<usize> {
         let (values, scales) = match self.codes {
             Codes::Bytes { codes, scales } => (codes.len(), Some(scales.len())),
@@ -143,7 +143,7 @@ impl Rows<'_> {
         )))
     }
 
-    /// Rows `range` as the kernels read them: each widened with zeros to whole pieces.
+    /// Writes rows `range` as the kernels read them: each widened with zeros to whole pieces.
     pub fn widened(&self, range: std::ops::Range<usize>, out: &mut Vec<u8>) {
         let width = self.coding().row_pieces(self.dims) * PIECE_BYTES;
         out.clear();
@@ -163,11 +163,11 @@ impl Rows<'_> {
 }
 
 impl Queries<'_> {
-    /// The number of queries, and their values as the kernels read them: widened with zeros as the
-    /// rows are.
+    /// Returns the number of queries, and their values as the kernels read them: widened with zeros
+    /// like the rows.
     ///
     /// # Errors
-    /// `InvalidArgument` if they are not whole queries of the kind that goes with `coding`.
+    /// `InvalidArgument` if they are not whole queries of the type that `coding` needs.
     pub fn widened(&self, coding: Coding, dims: usize) -> Result<(usize, Vec<u8>)> {
         let count = match (self, coding) {
             (Queries::Bytes { codes, scales }, Coding::Bytes)
@@ -204,27 +204,27 @@ impl Queries<'_> {
 }
 
 impl Gpu {
-    /// Brings rows to where the device reads them.
+    /// Uploads rows to memory that the device reads.
     ///
     /// # Errors
-    /// What [`Rows::check`] refuses; `ResourceExhausted` if there is no room for them, by
-    /// [`crate::GpuOptions`] or on the device; `Internal` with what the driver said.
-    pub fn upload(self: &Arc<Gpu>, rows: &Rows, home: RowPlacement) -> Result<DeviceRows> {
+    /// As [`Rows::check`]; `ResourceExhausted` if [`crate::GpuOptions`] or the device leave no
+    /// room; `Internal` with the driver's message.
+    pub fn upload(self: &Arc<Gpu>, rows: &Rows, placement: RowPlacement) -> Result<DeviceRows> {
         self.check()?;
         let count = rows.check()?;
-        let _waits = Waits(&self.stream);
+        let _synchronized = SynchronizeOnDrop(&self.stream);
         let bytes = count as u64 * (rows.coding().row_pieces(rows.dims) * PIECE_BYTES) as u64;
         let beside = if rows.squares.is_some() { 8 * count as u64 } else { 4 * count as u64 };
         let on_device =
-            home != RowPlacement::Pinned && bytes + beside <= self.device_bytes_left()?;
-        let codes = match (on_device, home) {
-            (true, _) => Kept::Device(self.send(rows, count, bytes)?),
+            placement != RowPlacement::Pinned && bytes + beside <= self.device_bytes_left()?;
+        let codes = match (on_device, placement) {
+            (true, _) => DeviceCodes::Device(self.send(rows, count, bytes)?),
             (false, RowPlacement::Device) => {
                 return Err(Error::exhausted(format!(
                     "{bytes} bytes of codes do not fit the GPU's memory"
                 )));
             }
-            _ => Kept::Pinned(self.pin(rows, count, bytes)?),
+            _ => DeviceCodes::Pinned(self.pin(rows, count, bytes)?),
         };
         let send =
             |values: &[f32]| self.stream.clone_htod(values).map_err(|error| self.failed(error));
@@ -234,8 +234,8 @@ impl Gpu {
         };
         let squares = rows.squares.map(send).transpose()?;
         self.stream.synchronize().map_err(|error| self.failed(error))?;
-        let home = if on_device { &self.device_bytes } else { &self.pinned_bytes };
-        home.fetch_add(bytes, Ordering::Relaxed);
+        let taken = if on_device { &self.device_bytes } else { &self.pinned_bytes };
+        taken.fetch_add(bytes, Ordering::Relaxed);
         Ok(DeviceRows {
             gpu: self.clone(),
             codes,
@@ -248,7 +248,7 @@ impl Gpu {
         })
     }
 
-    /// Codes on the device, a staging buffer at a time.
+    /// Copies codes to the device, one staging buffer at a time.
     fn send(&self, rows: &Rows, count: usize, bytes: u64) -> Result<CudaSlice<u8>> {
         let width = rows.coding().row_pieces(rows.dims) * PIECE_BYTES;
         // SAFETY: every byte is written below before a kernel is started.
@@ -262,13 +262,13 @@ impl Gpu {
                 .try_slice_mut(start * width..end * width)
                 .ok_or_else(|| Error::internal("rows do not fit what was taken for them"))?;
             self.stream.memcpy_htod(&staging, &mut place).map_err(|error| self.failed(error))?;
-            // The staging buffer is written again next.
+            // The loop writes the staging buffer again.
             self.stream.synchronize().map_err(|error| self.failed(error))?;
         }
         Ok(kept)
     }
 
-    /// Codes in host memory that cannot be swapped out and that the device sees.
+    /// Copies codes to pinned host memory that the device sees.
     fn pin(&self, rows: &Rows, count: usize, bytes: u64) -> Result<PinnedHostSlice<u8>> {
         let left =
             self.options.pinned_bytes_max.saturating_sub(self.pinned_bytes.load(Ordering::Relaxed));
@@ -293,7 +293,7 @@ impl Gpu {
 }
 
 impl DeviceRows {
-    /// How many rows there are.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -303,19 +303,20 @@ impl DeviceRows {
         self.dims
     }
 
-    /// Bytes of codes, and whether they are in pinned host memory rather than on the device.
+    /// Bytes of codes, and true if they are in pinned host memory.
     pub fn bytes(&self) -> (u64, bool) {
-        (self.bytes, matches!(self.codes, Kept::Pinned(_)))
+        (self.bytes, matches!(self.codes, DeviceCodes::Pinned(_)))
     }
 
-    /// The `k` rows of least cost for each query, best first, equal costs by row; fewer where fewer
-    /// are allowed or have a finite cost. Row `r` is allowed where bit `r % 64` of word `r / 64` of
-    /// `allowed` is set; all are where it is not given.
+    /// Returns the `k` rows of least cost for each query, best first, equal costs by row; fewer if
+    /// fewer are allowed or have a finite cost. Row `r` is allowed if bit `r % 64` of word `r / 64`
+    /// of `allowed` is set; `None` allows all.
     ///
     /// # Errors
-    /// `InvalidArgument` where queries or the bitmap do not fit the rows, or over [`crate::K_MAX`]
-    /// hits or [`crate::QUERIES_MAX`] queries are wanted; `ResourceExhausted` where the device has
-    /// no memory left; `Internal` with what the driver said; `Unavailable` after such a failure.
+    /// `InvalidArgument` if queries or the bitmap do not fit the rows, or for more than
+    /// [`crate::K_MAX`] hits or [`crate::QUERIES_MAX`] queries; `ResourceExhausted` if the device
+    /// has no memory left; `Internal` with the driver's message; `Unavailable` after such a
+    /// failure.
     pub fn search(
         &self,
         queries: &Queries,
@@ -338,7 +339,7 @@ impl DeviceRows {
             .collect())
     }
 
-    /// The `count * k` best keys.
+    /// Returns the `count * k` best keys.
     fn rank(
         &self,
         queries: &Queries,
@@ -360,7 +361,7 @@ impl DeviceRows {
         let lists = stream.alloc_zeros::<u64>(count * plan.parts * k).map_err(failed)?;
         let best = stream.alloc_zeros::<u64>(count * k).map_err(failed)?;
         // Declared after the buffers, so it goes before them.
-        let _waits = Waits(stream);
+        let _synchronized = SynchronizeOnDrop(stream);
         let shape = Shape {
             rows: self.rows as u32,
             row_pieces: self.coding.row_pieces(self.dims) as u32,
@@ -379,7 +380,7 @@ impl DeviceRows {
         launch.arg(&device_queries).arg(&query_scales).arg(&bitmap).arg(&lists);
         // SAFETY: arguments are those of RANK in kernels.cu in order and kind; buffers have the
         // sizes that the kernel computes from the same shape and the same division (tested against
-        // each other), and live until `_waits`.
+        // each other), and live until `_synchronized`.
         unsafe { launch.launch(grid(plan.parts, plan.groups)) }.map_err(failed)?;
         let (listed, kept) = ((plan.parts * k) as u32, k as u32);
         let mut launch = stream.launch_builder(&gpu.merge);
@@ -391,11 +392,11 @@ impl DeviceRows {
         Ok(found)
     }
 
-    /// Where the device reads the codes.
+    /// Returns the address at which the device reads the codes.
     fn codes_address(&self) -> Result<u64> {
         match &self.codes {
-            Kept::Device(codes) => Ok(address(Some(codes), &self.gpu.stream)),
-            Kept::Pinned(codes) => {
+            DeviceCodes::Device(codes) => Ok(address(Some(codes), &self.gpu.stream)),
+            DeviceCodes::Pinned(codes) => {
                 let host = codes.as_ptr().map_err(|error| self.gpu.failed(error))?;
                 let mut address: sys::CUdeviceptr = 0;
                 // SAFETY: the memory was taken with the flag that makes it visible, in the context
@@ -419,12 +420,12 @@ impl std::fmt::Debug for DeviceRows {
 impl Drop for DeviceRows {
     fn drop(&mut self) {
         let (device, pinned) = (&self.gpu.device_bytes, &self.gpu.pinned_bytes);
-        let home = if matches!(self.codes, Kept::Pinned(_)) { pinned } else { device };
-        home.fetch_sub(self.bytes, Ordering::Relaxed);
-        // What is dropped next is freed in the context of this thread, which need not have searched
-        // before: without one it stays taken, and the next call finds the failure.
+        let taken = if matches!(self.codes, DeviceCodes::Pinned(_)) { pinned } else { device };
+        taken.fetch_sub(self.bytes, Ordering::Relaxed);
+        // The codes are freed in the context of this thread, which may never have searched. Without
+        // a context they stay allocated, and the next call finds the failure.
         if let Err(error) = self.gpu.context.bind_to_thread() {
-            // Told instead of binding: what a call that cannot fail has left behind.
+            // This reports an earlier failure of a call that returns none, and did not bind.
             self.gpu.failed(error);
             let _ = self.gpu.context.bind_to_thread();
         }

@@ -1,44 +1,46 @@
-//! Photographs: points match only where their descriptors do, and lengths only up to a scale.
+//! Photographs: points match only if their descriptors do, and lengths only up to a scale.
 //!
-//! Descriptors leave few candidates, so the order of work is the other way round than for
-//! fingerprints. First each point gets the one partner whose descriptor is nearest, where both
-//! agree on that and the descriptors differ in few bits. Then edges between near ones of these
-//! tentative pairs are compared in both images: angles have to agree as they do for fingerprints,
-//! the ratio of lengths is taken as a scale. Each pair's scale is the one that most of its edges
-//! agree on; the pairs with the most such edges are the roots. An edge of a root says how one
-//! picture lies over the other; all pairs that agree with that, wherever they are, speak for it,
-//! and it is fitted to them.
+//! Descriptors leave few candidates, so the steps run in another order than for fingerprints.
+//!
+//! 1. Each point gets the partner with the nearest descriptor, if both points agree on that and
+//!    the descriptors differ in few bits. These are the tentative pairs.
+//! 2. Edges between neighbouring tentative pairs are compared in both images. Angles must agree as
+//!    for fingerprints; the ratio of lengths is a scale.
+//! 3. Each pair takes the scale that most of its edges agree on. The pairs with the most such
+//!    edges are the roots.
+//! 4. An edge of a root gives a pose of one image over the other. All pairs that agree with the
+//!    pose count, at any position, and the pose is fitted to them.
 
 use std::cmp::Reverse;
 
 use kernels::binary::hamming256_many;
 use kernels::graph::NEAREST;
 
-use crate::edge::{Edge, PER_PIXEL, apart};
+use crate::edge::{Edge, PER_PIXEL, angle_between};
 use crate::evidence::{ERROR_SCALE, Evidence, Pair};
 use crate::graph::{DESCRIPTOR_BYTES, VERTICES_MAX, Vertex};
-use crate::pose::{Agreed, Two, near, verify};
+use crate::pose::{PointPair, PoseMatch, near, verify};
 use crate::star::{Coordinates, Star, stars};
 use crate::tuning::{ANGLE_ERROR_MAX, PHOTO_ROOTS_MAX};
 
-/// Steps of a scale of 1.
+/// A scale of 1 in the fixed-point unit of scales.
 const SCALE_ONE: u32 = 1024;
-/// Scales from a quarter to four times are looked for.
+/// Largest and smallest accepted scale: four times and a quarter.
 const SCALE_MAX: u32 = 4 * SCALE_ONE;
 const SCALE_MIN: u32 = SCALE_ONE / 4;
-/// Two scales are the same if they are within a part of this of each other: a sixth.
+/// PointPair scales are equal if they differ by at most one part in this.
 const SCALE_PART: u32 = 6;
-/// Edges shorter than this in either image say nothing about scale.
+/// Shortest edge, in either image, that gives a scale.
 const LENGTH_MIN: u16 = (4 * PER_PIXEL) as u16;
 
-/// One image: its points and their descriptors.
+/// Points of one image and their descriptors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Described<'a> {
     pub(crate) vertices: &'a [Vertex],
     pub(crate) descriptors: &'a [[u8; DESCRIPTOR_BYTES]],
 }
 
-/// Two points whose descriptors are alike.
+/// PointPair points with similar descriptors.
 #[derive(Clone, Copy, Debug)]
 struct Tentative {
     pair: Pair,
@@ -48,26 +50,26 @@ struct Tentative {
 /// An edge between two tentative pairs, compared in both images.
 #[derive(Clone, Copy, Debug, Default)]
 struct Link {
-    /// The other pair.
+    /// Index of the tentative pair at the other end.
     to: u8,
-    /// Length in the record by length in the probe; 0 if the edges are not alike.
+    /// Length in the record by length in the probe; 0 if the edges are not similar.
     scale: u32,
 }
 
-/// Where to grow from.
+/// A tentative pair to start from.
 #[derive(Clone, Copy, Debug)]
-struct Root {
+struct PhotoRoot {
     tentative: u8,
-    /// The pair at the other end of the edge.
+    /// Index of the pair at the other end of the edge.
     to: u8,
     votes: u8,
 }
 
-/// Working memory, reused from record to record.
+/// Working memory of the comparison, reused from record to record.
 #[derive(Debug, Default)]
-pub(crate) struct Desk {
+pub(crate) struct PhotoScratch {
     distances: Vec<u16>,
-    /// For each probe vertex the nearest record vertex and how many bits it is away.
+    /// For each probe vertex: bits to the nearest record vertex, and that vertex.
     nearest: Vec<(u16, u8)>,
     tentative: Vec<Tentative>,
     points: Vec<Vertex>,
@@ -75,13 +77,13 @@ pub(crate) struct Desk {
     coordinates: Coordinates,
     stars: Vec<Star>,
     links: Vec<[Link; NEAREST]>,
-    roots: Vec<Root>,
-    twos: Vec<Two>,
-    agreed: Vec<Agreed>,
+    roots: Vec<PhotoRoot>,
+    point_pairs: Vec<PointPair>,
+    agreed: Vec<PoseMatch>,
 }
 
-impl Desk {
-    /// The best pairing of two photographs, into `pairs`, and what speaks for it.
+impl PhotoScratch {
+    /// Writes the best pairing of two photographs into `pairs` and returns its evidence.
     pub(crate) fn compare(
         &mut self,
         probe: Described<'_>,
@@ -101,13 +103,13 @@ impl Desk {
                 continue;
             }
             verify(
-                &self.twos,
+                &self.point_pairs,
                 (usize::from(root.tentative), usize::from(root.to)),
                 near,
                 &mut self.agreed,
             );
             let evidence =
-                evidence(&self.twos, &self.agreed, |at| self.tentative[at].bits, bits_max);
+                evidence(&self.point_pairs, &self.agreed, |at| self.tentative[at].bits, bits_max);
             if evidence.weight() > best.weight() {
                 best = evidence;
                 pairs.clear();
@@ -117,7 +119,8 @@ impl Desk {
         best
     }
 
-    /// Pairs of points that are each other's nearest by descriptor, and near enough.
+    /// Proposes pairs of points that are each other's nearest and differ in at most `bits_max`
+    /// bits.
     fn propose(&mut self, probe: Described<'_>, record: Described<'_>, bits_max: u32) {
         self.tentative.clear();
         self.nearest.clear();
@@ -129,13 +132,12 @@ impl Desk {
         {
             hamming256_many(descriptor, probe.descriptors, &mut self.distances);
             let least = self.distances.iter().fold(u16::MAX, |least, &bits| least.min(bits));
-            // Most points have no partner at all; one that is too far from everything is nobody's
-            // either.
+            // Most points have no partner: every descriptor is too far away.
             if u32::from(least) > bits_max {
                 continue;
             }
             for (&bits, nearest) in self.distances.iter().zip(&mut self.nearest) {
-                // Strictly less: of equal ones the lower index stays.
+                // Strictly less: of equal distances the lower index stays.
                 if bits < nearest.0 {
                     *nearest = (bits, index as u8);
                 }
@@ -152,7 +154,7 @@ impl Desk {
         }
     }
 
-    /// Compares the edges between near pairs.
+    /// Compares the edges between neighbouring tentative pairs.
     fn link(&mut self, probe: Described<'_>, record: Described<'_>) {
         self.points.clear();
         self.others.clear();
@@ -160,8 +162,9 @@ impl Desk {
             .extend(self.tentative.iter().map(|t| probe.vertices[usize::from(t.pair.probe)]));
         self.others
             .extend(self.tentative.iter().map(|t| record.vertices[usize::from(t.pair.record)]));
-        self.twos.clear();
-        self.twos.extend(self.points.iter().copied().zip(self.others.iter().copied()));
+        self.point_pairs.clear();
+        let paired = self.points.iter().zip(&self.others);
+        self.point_pairs.extend(paired.map(|(&probe, &record)| PointPair { probe, record }));
         stars(&self.points, &mut self.coordinates, &mut self.stars);
         self.links.clear();
         for (star, &from) in self.stars.iter().zip(&self.others) {
@@ -173,7 +176,7 @@ impl Desk {
         }
     }
 
-    /// The pairs with the most edges that agree on a scale, most first.
+    /// Picks the pairs with the most edges that agree on a scale, most first.
     fn pick(&mut self) {
         self.roots.clear();
         for (index, links) in self.links.iter().enumerate() {
@@ -185,27 +188,31 @@ impl Desk {
                 if count > best.0 { (count, link.to) } else { best }
             });
             if best.0 > 0 {
-                self.roots.push(Root { tentative: index as u8, to: best.1, votes: best.0 as u8 });
+                self.roots.push(PhotoRoot {
+                    tentative: index as u8,
+                    to: best.1,
+                    votes: best.0 as u8,
+                });
             }
         }
-        // Stable: equal ones stay in their order.
+        // Stable: equal counts keep their order.
         self.roots.sort_by_key(|root| Reverse(root.votes));
         self.roots.truncate(PHOTO_ROOTS_MAX);
     }
 }
 
-/// What speaks for the pairs that agreed; `bits` is what the descriptors of a pair differ in.
+/// Sums up the pairs that agreed. `bits` returns the bits by which a pair's descriptors differ.
 pub(crate) fn evidence(
-    twos: &[Two],
-    agreed: &[Agreed],
+    point_pairs: &[PointPair],
+    agreed: &[PoseMatch],
     bits: impl Fn(usize) -> u16,
     bits_max: u32,
 ) -> Evidence {
     let mut evidence = Evidence { described: true, ..Evidence::default() };
     for it in agreed {
-        let Some((own, other)) = twos.get(it.index) else { continue };
+        let Some(pair) = point_pairs.get(it.index) else { continue };
         evidence.pairs += 1;
-        evidence.kinds += u32::from(own.kind == other.kind);
+        evidence.kinds += u32::from(pair.probe.kind == pair.record.kind);
         evidence.length_error += (it.place * ERROR_SCALE as f32) as u32;
         evidence.angle_error += (it.turn * ERROR_SCALE as f32) as u32;
         evidence.descriptor_error += u32::from(bits(it.index)) * ERROR_SCALE / bits_max.max(1);
@@ -215,7 +222,8 @@ pub(crate) fn evidence(
 
 impl Link {
     fn between(to: u8, probe: Edge, record: Edge) -> Link {
-        let (start, end) = (apart(probe.start, record.start), apart(probe.end, record.end));
+        let (start, end) =
+            (angle_between(probe.start, record.start), angle_between(probe.end, record.end));
         if start.max(end) > ANGLE_ERROR_MAX || probe.length.min(record.length) < LENGTH_MIN {
             return Link { to, ..Link::default() };
         }

@@ -1,4 +1,4 @@
-//! Edges: what stays the same between two points when an image is moved or turned.
+//! Edges: quantities between two points that stay the same when an image is moved or turned.
 //!
 //! Lengths are in quarters of a pixel and angles in 65536 steps of a turn, so that both fit 16
 //! bits, angles wrap by themselves, and a vector register holds eight of them. Square roots are
@@ -30,7 +30,8 @@ pub(crate) struct Edge {
 }
 
 impl Edge {
-    /// The edge from `a` to `b`; positions are within [`COORDINATE_MAX`], see [`tame`].
+    /// Returns the edge from `a` to `b`. Positions must be within [`COORDINATE_MAX`]: see
+    /// [`clamp_position`].
     pub(crate) fn between(a: Vertex, b: Vertex) -> Edge {
         let dx = i32::from(b.x) - i32::from(a.x);
         // Rows count downwards, directions turn counter-clockwise as seen.
@@ -38,14 +39,14 @@ impl Edge {
         let way = heading(dx, dy);
         Edge {
             length: length(dx, dy),
-            start: turn(a.direction).wrapping_sub(way),
-            end: turn(b.direction).wrapping_sub(way).wrapping_add(1 << 15),
+            start: to_angle(a.direction).wrapping_sub(way),
+            end: to_angle(b.direction).wrapping_sub(way).wrapping_add(1 << 15),
         }
     }
 }
 
-/// A vertex with its position inside what the arithmetic here can hold.
-pub(crate) fn tame(vertex: Vertex) -> Vertex {
+/// Returns the vertex with its coordinates clamped to [`COORDINATE_MAX`].
+pub(crate) fn clamp_position(vertex: Vertex) -> Vertex {
     Vertex {
         x: vertex.x.clamp(-COORDINATE_MAX, COORDINATE_MAX),
         y: vertex.y.clamp(-COORDINATE_MAX, COORDINATE_MAX),
@@ -53,24 +54,24 @@ pub(crate) fn tame(vertex: Vertex) -> Vertex {
     }
 }
 
-/// A direction of 256 steps as an angle of 65536.
-pub(crate) fn turn(direction: u8) -> u16 {
+/// Converts a direction of 256 steps to an angle of 65536 steps.
+pub(crate) fn to_angle(direction: u8) -> u16 {
     u16::from(direction) << 8
 }
 
-/// How far apart two angles are, at most half a turn.
-pub(crate) fn apart(a: u16, b: u16) -> u16 {
+/// Returns the difference of two angles, at most half a turn.
+pub(crate) fn angle_between(a: u16, b: u16) -> u16 {
     (a.wrapping_sub(b) as i16).unsigned_abs()
 }
 
-/// The length of (dx, dy) pixels in quarters of a pixel, at most [`LENGTH_MAX`].
+/// Returns the length of (dx, dy) pixels in quarters of a pixel, at most [`LENGTH_MAX`].
 fn length(dx: i32, dy: i32) -> u16 {
     let square = dx.unsigned_abs().pow(2) + dy.unsigned_abs().pow(2);
     let quarters = (square as f32).sqrt() * PER_PIXEL as f32 + 0.5;
     (quarters as u32).min(u32::from(LENGTH_MAX)) as u16
 }
 
-/// The direction of (dx, dy), dy upwards, as an angle of 65536 steps; 0 for no way at all.
+/// Returns the direction of (dx, dy), dy upwards, as an angle of 65536 steps; 0 for (0, 0).
 ///
 /// For a quotient q in 0 to 1 the arc tangent is q(45° + (1 - q)(14.02° + 3.80° q)) within 0.1°
 /// (Rajan, Wang, Inkol and Joyal, "Efficient approximations for the arctangent function", 2006): a

@@ -1,13 +1,13 @@
-//! What a pairing has to show for itself, and what that is worth.
+//! The evidence for a pairing, and its score.
 
 use crate::tuning::{
     ANGLE_ERROR, COVERED, DESCRIPTOR_ERROR, LENGTH_ERROR, OFFSET, PAIR, PHOTO_PAIR, SAME_KIND,
     SUPPORT,
 };
 
-/// Pairs below this are no pairing.
+/// Fewest pairs of a pairing that scores.
 pub(crate) const PAIRS_MIN: u32 = 2;
-/// An edge or a descriptor that is just tolerated.
+/// Error of an edge or a descriptor at its tolerance.
 pub(crate) const ERROR_SCALE: u32 = 256;
 
 /// Two vertices taken for the same point.
@@ -19,25 +19,25 @@ pub struct Pair {
     pub record: u8,
 }
 
-/// What speaks for a pairing. Errors are sums over edges, each 0 (the same) to 256 (just
-/// tolerated).
+/// Evidence for a pairing. Errors are sums over edges, each from 0 (equal) to 256 (at the
+/// tolerance).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Evidence {
     /// Pairs of vertices.
     pub pairs: u32,
     /// Pairs of the same kind.
     pub kinds: u32,
-    /// Edges between paired vertices that both graphs have, beyond those that the pairing grew
+    /// Edges between paired vertices that both graphs have, without the edges that the pairing grew
     /// along.
     pub supports: u32,
-    /// Of the lengths of edges the pairing grew along; of photographs, how far the places of pairs
-    /// are off.
+    /// Error of the lengths of the edges that the pairing grew along; for photographs, of the
+    /// positions of pairs.
     pub length_error: u32,
-    /// Of their angles; of photographs, how far the directions of pairs are off.
+    /// Error of the angles of these edges; for photographs, of the directions of pairs.
     pub angle_error: u32,
-    /// Of supporting edges, length and angles together: up to 512 each.
+    /// Error of supporting edges, lengths and angles together: up to 512 each.
     pub support_error: u32,
-    /// Vertices of the probe that lie within the record's outline when the pairing is laid over it.
+    /// Vertices of the probe within the record's outline when the images are aligned.
     pub probe_covered: u32,
     /// Vertices of the record within the probe's outline.
     pub record_covered: u32,
@@ -45,21 +45,20 @@ pub struct Evidence {
     pub probe_vertices: u32,
     /// Vertices of the record.
     pub record_vertices: u32,
-    /// Of descriptors.
+    /// Error of descriptors.
     pub descriptor_error: u32,
-    /// Whether descriptors were compared.
+    /// True if descriptors were compared.
     pub described: bool,
 }
 
 impl Evidence {
-    /// The score: 0 and up, finite. Every pair of vertices is an event that rarely happens by
-    /// chance, less so the more its edge is off; every vertex in the shared part that found no
-    /// partner speaks against the pairing.
+    /// Returns the score: finite, at least 0. A pair of vertices rarely agrees by chance, the less
+    /// the smaller its error. Each unmatched vertex in the shared part lowers the score.
     pub(crate) fn score(&self) -> f32 {
         self.weight().max(0.0)
     }
 
-    /// The score before it is cut off at 0: pairings of one match are compared by it.
+    /// Returns the score before it is cut off at 0, which compares the pairings of one match.
     pub(crate) fn weight(&self) -> f32 {
         if self.pairs < PAIRS_MIN {
             return f32::MIN;

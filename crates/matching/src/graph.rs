@@ -1,8 +1,8 @@
-//! The graph and its record: the bytes that lie in a page and are scored where they lie.
+//! The graph and its record: the bytes of a page, scored in place.
 
 use base::{Error, Result};
 
-/// The most vertices of a graph: an index of one fits a byte.
+/// Most vertices of a graph: an index fits a byte.
 pub const VERTICES_MAX: usize = 256;
 /// Bytes of a descriptor.
 pub const DESCRIPTOR_BYTES: usize = 32;
@@ -24,8 +24,8 @@ pub struct Vertex {
     pub y: i16,
     /// Direction in 256 steps of a turn, counter-clockwise as seen, 0 to the right.
     pub direction: u8,
-    /// What it is: for minutiae 0 other, 1 ridge ending, 2 bifurcation; for photographs whatever
-    /// the extractor says.
+    /// Kind: for minutiae 0 other, 1 ridge ending, 2 bifurcation; for photographs as the extractor
+    /// defines it.
     pub kind: u8,
 }
 
@@ -36,14 +36,14 @@ pub struct Graph {
     pub width: u16,
     /// Height of the image in pixels, 0 if unknown.
     pub height: u16,
-    /// At most [`VERTICES_MAX`]; what is beyond is neither encoded nor matched.
+    /// At most [`VERTICES_MAX`]; further ones are neither encoded nor matched.
     pub vertices: Vec<Vertex>,
     /// Empty, or one per vertex.
     pub descriptors: Vec<[u8; DESCRIPTOR_BYTES]>,
 }
 
 impl Graph {
-    /// Whether each vertex has a descriptor.
+    /// Returns true if each vertex has a descriptor.
     #[must_use]
     pub fn described(&self) -> bool {
         !self.vertices.is_empty() && self.descriptors.len() == self.vertices.len()
@@ -70,10 +70,10 @@ impl Graph {
         }
     }
 
-    /// The graph of a record.
+    /// Reads the graph of a record.
     ///
     /// # Errors
-    /// `DataLoss` where the bytes are not a whole record of a known version.
+    /// `DataLoss` if the bytes are not a whole record of a known version.
     pub fn decode(record: &[u8]) -> Result<Graph> {
         let view = View::open(record)?;
         Ok(Graph {
@@ -85,7 +85,7 @@ impl Graph {
     }
 }
 
-/// A record that was found to be whole, read where it lies.
+/// A checked record, read in place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a> {
     width: u16,
@@ -96,7 +96,7 @@ pub(crate) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// Checks the version and that the length is exactly that of what the header announces.
+    /// Checks the version, and that the length is exactly the announced one.
     pub(crate) fn open(record: &'a [u8]) -> Result<View<'a>> {
         let Some((&[version, flags, n0, n1, w0, w1, h0, h1], body)) =
             record.split_first_chunk::<HEADER_BYTES>()

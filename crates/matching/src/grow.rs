@@ -1,21 +1,21 @@
-//! From a root to a pairing: along edges that both graphs have, the most similar first.
+//! Growth of a pairing from a root along edges that both graphs have, the most similar first.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::edge::{Edge, apart, turn};
+use crate::edge::{Edge, angle_between, to_angle};
 use crate::evidence::{ERROR_SCALE, Evidence, Pair};
 use crate::graph::{VERTICES_MAX, Vertex};
 use crate::roots::Root;
-use crate::star::{Star, places};
+use crate::star::{Star, set_lanes};
 use crate::tuning::{ANGLE_ERROR_MAX, LENGTH_ERROR_MAX, TURN_ERROR_MAX};
 
-/// The mark of a vertex without a partner.
+/// Stands for "no partner".
 const ALONE: u16 = u16::MAX;
 
-/// One graph, as the growth sees it.
+/// Vertices and edges of one graph.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Side<'a> {
+pub(crate) struct GraphSide<'a> {
     pub(crate) vertices: &'a [Vertex],
     pub(crate) stars: &'a [Star],
 }
@@ -25,15 +25,15 @@ pub(crate) struct Side<'a> {
 pub(crate) struct Pairing {
     pub(crate) pairs: Vec<Pair>,
     pub(crate) evidence: Evidence,
-    /// Partner of each probe vertex, and of each record vertex.
+    /// Partner of each probe vertex.
     partner: [u16; VERTICES_MAX],
     partner_back: [u16; VERTICES_MAX],
-    /// Error, then probe and record vertex: the smallest error first, ties by index.
-    waiting: BinaryHeap<Reverse<Waiting>>,
+    /// Candidate pairs: the smallest error first, ties by probe and record vertex.
+    waiting: BinaryHeap<Reverse<CandidatePair>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Waiting {
+struct CandidatePair {
     error: u32,
     probe: u8,
     record: u8,
@@ -54,7 +54,7 @@ impl Default for Pairing {
 }
 
 impl Pairing {
-    /// Whether the two vertices are partners.
+    /// Returns true if the two vertices are partners.
     pub(crate) fn holds(&self, probe: u8, record: u8) -> bool {
         self.partner[usize::from(probe)] == u16::from(record)
     }
@@ -70,14 +70,14 @@ impl Pairing {
     }
 
     /// Grows a pairing from `root`.
-    pub(crate) fn grow(&mut self, root: Root, probe: Side<'_>, record: Side<'_>) {
+    pub(crate) fn grow(&mut self, root: Root, probe: GraphSide<'_>, record: GraphSide<'_>) {
         self.clear();
         let turned = |i: u8, j: u8| {
-            turn(probe.vertices[usize::from(i)].direction)
-                .wrapping_sub(turn(record.vertices[usize::from(j)].direction))
+            to_angle(probe.vertices[usize::from(i)].direction)
+                .wrapping_sub(to_angle(record.vertices[usize::from(j)].direction))
         };
         let about = turned(root.probe, root.record);
-        let mut next = Some(Waiting {
+        let mut next = Some(CandidatePair {
             error: 0,
             probe: root.probe,
             record: root.record,
@@ -86,10 +86,10 @@ impl Pairing {
         });
         while let Some(pair) = next {
             if self.both_alone(pair.probe, pair.record)
-                && apart(turned(pair.probe, pair.record), about) <= TURN_ERROR_MAX
+                && angle_between(turned(pair.probe, pair.record), about) <= TURN_ERROR_MAX
             {
                 self.accept(pair, probe, record);
-                self.look_around(pair.probe, pair.record, probe, record);
+                self.compare_edges(pair.probe, pair.record, probe, record);
             }
             next = self.waiting.pop().map(|Reverse(waiting)| waiting);
         }
@@ -99,7 +99,7 @@ impl Pairing {
         self.partner[usize::from(probe)] == ALONE && self.partner_back[usize::from(record)] == ALONE
     }
 
-    fn accept(&mut self, pair: Waiting, probe: Side<'_>, record: Side<'_>) {
+    fn accept(&mut self, pair: CandidatePair, probe: GraphSide<'_>, record: GraphSide<'_>) {
         let (i, j) = (usize::from(pair.probe), usize::from(pair.record));
         self.partner[i] = u16::from(pair.record);
         self.partner_back[j] = u16::from(pair.probe);
@@ -110,12 +110,12 @@ impl Pairing {
         self.evidence.angle_error += u32::from(pair.angle_error);
     }
 
-    /// Compares the edges of a new pair: those to two free vertices offer a pair, those to two
-    /// partners support it.
-    fn look_around(&mut self, i: u8, j: u8, probe: Side<'_>, record: Side<'_>) {
+    /// Compares the edges of a new pair. An edge to two free vertices proposes a pair, an edge to
+    /// two partners supports it.
+    fn compare_edges(&mut self, i: u8, j: u8, probe: GraphSide<'_>, record: GraphSide<'_>) {
         let (star, other) = (&probe.stars[usize::from(i)], &record.stars[usize::from(j)]);
         for (lane, edge) in star.edges().enumerate() {
-            for other_lane in places(other.similar(edge)) {
+            for other_lane in set_lanes(other.similar(edge)) {
                 let (k, l) = (star.to[lane], other.to[other_lane]);
                 if self.holds(k, l) {
                     self.support(edge, other.edge(other_lane));
@@ -135,7 +135,7 @@ impl Pairing {
     fn offer(&mut self, edge: Edge, candidate: Edge, k: u8, l: u8) {
         let (length_error, angle_error) = errors(edge, candidate);
         let error = u32::from(length_error) + u32::from(angle_error);
-        self.waiting.push(Reverse(Waiting {
+        self.waiting.push(Reverse(CandidatePair {
             error,
             probe: k,
             record: l,
@@ -145,11 +145,13 @@ impl Pairing {
     }
 }
 
-/// The errors of two edges that are similar: of the length, and of both angles together, 0 to
-/// [`ERROR_SCALE`] each.
+/// Returns the errors of two similar edges: of the length, and of both angles together, each 0 to
+/// [`ERROR_SCALE`].
 fn errors(a: Edge, b: Edge) -> (u16, u16) {
     let length = u32::from(a.length.abs_diff(b.length)) * ERROR_SCALE / u32::from(LENGTH_ERROR_MAX);
-    let angle = (u32::from(apart(a.start, b.start)) + u32::from(apart(a.end, b.end))) * ERROR_SCALE
+    let angle = (u32::from(angle_between(a.start, b.start))
+        + u32::from(angle_between(a.end, b.end)))
+        * ERROR_SCALE
         / (2 * u32::from(ANGLE_ERROR_MAX));
     (length as u16, angle as u16)
 }

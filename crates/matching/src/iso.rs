@@ -12,21 +12,21 @@ use base::{Error, Result};
 use crate::graph::{Graph, VERTICES_MAX, Vertex};
 
 const MAGIC: &[u8; 8] = b"FMR\0 20\0";
-/// Of the header: magic, length, equipment, size, resolution, views, reserved.
+/// Bytes of magic, length, equipment, size, resolution, views and reserved.
 const HEADER_BYTES: usize = 24;
 const MINUTIA_BYTES: usize = 6;
-/// 500 dots per inch in pixels per centimetre, as the standard rounds it: graphs of fingerprints
-/// have this resolution.
+/// 500 dots per inch in pixels per centimetre, as the standard rounds it: the resolution of
+/// fingerprint graphs.
 const PER_CENTIMETRE: u32 = 197;
 /// Coordinates have 14 bits.
 const COORDINATE_MAX: i32 = 0x3FFF;
-/// The most minutiae a view can announce, in a byte.
+/// Most minutiae of a view: the count is a byte.
 const MINUTIAE_MAX: usize = 255;
 
-/// The finger views of a template, each a graph at 500 dots per inch.
+/// Reads the finger views of a template, each as a graph at 500 dots per inch.
 ///
 /// # Errors
-/// `InvalidArgument` where the bytes are not such a template: it says what is wrong and where.
+/// `InvalidArgument` if the bytes are not such a template. The text says what is wrong and where.
 pub fn read(bytes: &[u8]) -> Result<Vec<Graph>> {
     let mut input = Input { bytes, at: 0 };
     let magic = input.take(MAGIC.len())?;
@@ -85,7 +85,7 @@ fn view(input: &mut Input<'_>, across: u32, down: u32) -> Result<Vec<Vertex>> {
     Ok(vertices)
 }
 
-/// `pixels` of an image with `resolution` pixels per centimetre, at 500 dots per inch.
+/// Converts `pixels` at `resolution` pixels per centimetre to 500 dots per inch.
 fn scaled(pixels: u32, resolution: u32) -> u32 {
     if resolution == PER_CENTIMETRE {
         pixels
@@ -94,11 +94,11 @@ fn scaled(pixels: u32, resolution: u32) -> u32 {
     }
 }
 
-/// The template of one graph: one view, 500 dots per inch, no extended data.
+/// Writes the template of one graph: one view, 500 dots per inch, no extended data.
 ///
 /// # Errors
-/// `InvalidArgument` where the format cannot hold it: descriptors, more than 255 vertices,
-/// coordinates outside 0 to 16383, a kind above 2.
+/// `InvalidArgument` if the format cannot hold the graph: descriptors, more than 255 vertices,
+/// coordinates outside 0 to 16383, or a kind above 2.
 pub fn write(graph: &Graph) -> Result<Vec<u8>> {
     let count = graph.vertices.len();
     if count > MINUTIAE_MAX || !graph.descriptors.is_empty() {
@@ -157,7 +157,7 @@ impl<'a> Input<'a> {
         Ok(taken)
     }
 
-    /// A number of up to four bytes.
+    /// Reads a number of up to four bytes.
     fn number(&mut self, bytes: usize) -> Result<u32> {
         Ok(self.take(bytes)?.iter().fold(0, |number, &byte| number << 8 | u32::from(byte)))
     }

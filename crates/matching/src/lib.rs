@@ -1,20 +1,20 @@
-//! Keypoint graphs and how alike two of them are.
+//! Keypoint graphs and the similarity of two graphs.
 //!
-//! A graph is up to 256 points of an image, each with a position, a direction, a type and, for
-//! photographs, a 32-byte binary descriptor. Its edges join each point to near ones; an edge has a
-//! length and the angles of its two ends against it, which stay the same when the image is moved or
-//! turned. Matching looks for edges that both graphs have, lets them vote for pairs of points to
-//! start from, grows a pairing from each such root along further edges (photographs, which are
-//! rigid: takes all that agree with the pose that the root's edge gives), and scores how unlikely
-//! the best pairing is as a coincidence. The idea is that of the published description of
-//! `SourceAFIS`; the voting, the growth, the score and the extension to descriptors and scale are
-//! our own.
+//! A graph has up to 256 points of an image. A point has a position, a direction, a type and, in
+//! photographs, a 32-byte binary descriptor. Edges join each point to its neighbours. An edge has a
+//! length and the angles of its two ends against it, which do not change when the image is moved
+//! or turned.
 //!
-//! This crate owns the graph, its record (what lies in a page of a segment), ISO/IEC 19794-2
-//! templates, the matcher and graphs made up for tests and benches. It does no I/O, starts no
-//! thread, and its scores depend on nothing but the two graphs. Lengths and scores are
-//! single-precision floats in a fixed order of operations, so they are the same on every machine
-//! that rounds as IEEE 754 says.
+//! Matching finds edges that both graphs have and lets them vote for pairs of points, the roots.
+//! It grows a pairing from each root along further edges. Photographs are rigid: there it takes
+//! all pairs that agree with the pose of the root's edge. The score says how unlikely the best
+//! pairing is as a coincidence. The idea is that of the published description of `SourceAFIS`; the
+//! voting, the growth, the score and the extension to descriptors and scale are our own.
+//!
+//! This crate owns the graph, its record in a page of a segment, ISO/IEC 19794-2 templates, the
+//! matcher, and synthetic graphs for tests and benches. It does no I/O and starts no thread.
+//! Scores depend on the two graphs alone: lengths and scores are single-precision floats in a
+//! fixed order of operations, so all machines that round as IEEE 754 says give the same ones.
 
 mod described;
 mod edge;

@@ -1,30 +1,29 @@
-//! A query against a record.
+//! Scores of a query against a record.
 
 use base::Result;
 
-use crate::described::{Described, Desk};
-use crate::edge::tame;
+use crate::described::{Described, PhotoScratch};
+use crate::edge::clamp_position;
 use crate::evidence::{Evidence, PAIRS_MIN, Pair};
 use crate::graph::{Vertex, View};
-use crate::grow::{Pairing, Side};
-use crate::overlap::{Outline, cover};
+use crate::grow::{GraphSide, Pairing};
+use crate::overlap::{Outline, measure_overlap};
 use crate::probe::Probe;
 use crate::roots::{Root, pick, vote};
 use crate::star::{Coordinates, Star, stars};
 
-/// Why a record has its score.
+/// A score and its reasons.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Explanation {
     /// The score, as [`score`] gives it.
     pub score: f32,
     /// The vertices taken for the same points, in the order they were found.
     pub pairs: Vec<Pair>,
-    /// What speaks for them.
+    /// Evidence for these pairs.
     pub evidence: Evidence,
 }
 
-/// Working memory of one thread, reused from record to record: nothing is allocated once it has
-/// grown.
+/// Working memory of one thread. Reused from record to record, it soon allocates nothing.
 #[derive(Debug, Default)]
 pub struct Scratch {
     vertices: Vec<Vertex>,
@@ -34,27 +33,27 @@ pub struct Scratch {
     roots: Vec<Root>,
     pairing: Pairing,
     best: Vec<Pair>,
-    desk: Desk,
+    photo: PhotoScratch,
 }
 
 impl Scratch {
-    /// Fresh working memory.
+    /// Returns empty working memory.
     #[must_use]
     pub fn new() -> Scratch {
         Scratch::default()
     }
 }
 
-/// How alike the probe and the record are: 0 and up, never NaN, the same on every machine and in
-/// every thread.
+/// Scores the similarity of the probe and the record: at least 0, never NaN, the same on every
+/// machine and in every thread.
 ///
 /// # Errors
-/// `DataLoss` where the bytes are not a record of a graph.
+/// `DataLoss` if the bytes are not a record of a graph.
 pub fn score(probe: &Probe, record: &[u8], scratch: &mut Scratch) -> Result<f32> {
     Ok(evidence(probe, record, scratch)?.score())
 }
 
-/// The score with what it rests on.
+/// Returns the score with its evidence.
 ///
 /// # Errors
 /// As [`score`].
@@ -63,19 +62,19 @@ pub fn explain(probe: &Probe, record: &[u8], scratch: &mut Scratch) -> Result<Ex
     Ok(Explanation { score: evidence.score(), pairs: scratch.best.clone(), evidence })
 }
 
-/// What speaks for the best pairing, which is left in `scratch.best`.
+/// Returns the evidence for the best pairing, which it leaves in `scratch.best`.
 fn evidence(probe: &Probe, record: &[u8], scratch: &mut Scratch) -> Result<Evidence> {
     let view = View::open(record)?;
     scratch.vertices.clear();
-    scratch.vertices.extend(view.vertices().map(tame));
+    scratch.vertices.extend(view.vertices().map(clamp_position));
     scratch.best.clear();
-    // Where one of the two has no descriptors, what both have is compared.
+    // Without descriptors on one side only the geometry can be compared.
     if probe.descriptors.is_empty() || view.descriptors.is_empty() {
         return Ok(scratch.geometry(probe));
     }
     let own = Described { vertices: &probe.vertices, descriptors: &probe.descriptors };
     let other = Described { vertices: &scratch.vertices, descriptors: view.descriptors };
-    Ok(scratch.desk.compare(own, other, probe.options.descriptor_bits_max, &mut scratch.best))
+    Ok(scratch.photo.compare(own, other, probe.options.descriptor_bits_max, &mut scratch.best))
 }
 
 impl Scratch {
@@ -85,11 +84,11 @@ impl Scratch {
         vote(&probe.cells, probe.vertices.len(), &self.stars, &mut self.votes);
         pick(&self.votes, probe.vertices.len(), &mut self.roots);
         let outline = Outline::around(&self.vertices);
-        let own = Side { vertices: &probe.vertices, stars: &probe.stars };
-        let other = Side { vertices: &self.vertices, stars: &self.stars };
+        let own = GraphSide { vertices: &probe.vertices, stars: &probe.stars };
+        let other = GraphSide { vertices: &self.vertices, stars: &self.stars };
         let mut best = Evidence::default();
         for &root in &self.roots {
-            // What a pairing already holds would mostly grow into the same one again.
+            // A root within the best pairing would mostly grow into the same one again.
             if self.best.contains(&Pair { probe: root.probe, record: root.record }) {
                 continue;
             }
@@ -98,7 +97,7 @@ impl Scratch {
             if pairing.evidence.pairs < PAIRS_MIN {
                 continue;
             }
-            cover(
+            measure_overlap(
                 &pairing.pairs,
                 (own.vertices, &probe.outline),
                 (other.vertices, &outline),

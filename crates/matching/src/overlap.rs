@@ -1,4 +1,4 @@
-//! Laying one image over the other, and what of each lies within the other's outline.
+//! Alignment of two images, and the vertices of each within the other's outline.
 //!
 //! Two impressions of a finger share a part of it; within that part most points should have
 //! partners. The outline is an octagon (the extent along eight directions): nearly as tight as a
@@ -7,8 +7,8 @@
 use crate::evidence::{Evidence, Pair};
 use crate::graph::Vertex;
 
-/// How far outside of the outline a point may lie, in pixels; not a whole number, so that rounding
-/// decides nothing about points on the outline of an image laid over itself.
+/// Margin of the outline in pixels. It is not a whole number, so that rounding decides nothing
+/// about points on the outline of an image aligned with itself.
 const MARGIN: f32 = 6.4;
 
 /// The extent of points across, down and along both diagonals.
@@ -44,7 +44,7 @@ fn directions(x: f32, y: f32) -> [f32; 4] {
     [x, y, x + y, x - y]
 }
 
-/// A rotation and a shift, of probe to record.
+/// A rotation and a shift from probe to record.
 #[derive(Clone, Copy, Debug)]
 struct Placement {
     cos: f32,
@@ -54,8 +54,9 @@ struct Placement {
 }
 
 impl Placement {
-    /// The rotation and shift with the least squared distance between partners: the two-dimensional
-    /// case of Kabsch's solution (1976). Sums are of integers, so their order does not matter.
+    /// Returns the rotation and shift with the least squared distance between partners: the
+    /// two-dimensional case of Kabsch's solution (1976). Sums are of integers, so their order does
+    /// not matter.
     fn of(pairs: &[Pair], probe: &[Vertex], record: &[Vertex]) -> Option<Placement> {
         let count = pairs.len() as i64;
         let (mut p, mut r) = ([0_i64; 2], [0_i64; 2]);
@@ -90,8 +91,8 @@ impl Placement {
     }
 }
 
-/// Fills in what of each graph lies within the other.
-pub(crate) fn cover(
+/// Counts the vertices of each graph that lie within the other.
+pub(crate) fn measure_overlap(
     pairs: &[Pair],
     probe: (&[Vertex], &Outline),
     record: (&[Vertex], &Outline),

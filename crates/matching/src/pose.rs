@@ -1,9 +1,10 @@
-//! How one photograph lies over another: turned, scaled and shifted, found from two pairs and
+//! The pose of one photograph over another: rotation, scale and shift, found from two pairs and
 //! fitted to all that agree.
 //!
-//! All in single precision and in the order of the pairs; complex numbers spare every angle's sine.
+//! All arithmetic is in single precision and in the order of the pairs. Complex numbers avoid the
+//! sine of every angle.
 
-use crate::edge::{apart, turn};
+use crate::edge::{angle_between, to_angle};
 use crate::graph::Vertex;
 use crate::tuning::{POSE_ANGLE_ERROR_MAX, POSE_CONE, POSE_CONE_FITTED, POSE_NEAR, POSE_SCALE_MAX};
 
@@ -11,7 +12,7 @@ use crate::tuning::{POSE_ANGLE_ERROR_MAX, POSE_CONE, POSE_CONE_FITTED, POSE_NEAR
 const FITS: usize = 2;
 /// Steps of a vertex's kind to a doubling of its scale.
 const KINDS_PER_DOUBLING: i32 = 8;
-/// How far the scales of two points may be off, in such steps.
+/// Most by which the scales of two points may differ, in such steps.
 const KIND_ERROR_MAX: i32 = 5;
 /// 2^(0/8), 2^(1/8) and so on.
 const DOUBLING: [f32; 8] = [
@@ -25,8 +26,8 @@ const DOUBLING: [f32; 8] = [
     1.834_008,
 ];
 
-/// From places of the probe to those of the record: a shift of `from` to `to`, turned and scaled by
-/// (re, im) about it.
+/// A map from probe positions to record positions: `from` goes to `to`, turned and scaled about it
+/// by (re, im).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Pose {
     from: (f32, f32),
@@ -35,42 +36,46 @@ pub(crate) struct Pose {
     im: f32,
 }
 
-/// Two vertices that may be one point: the probe's and the record's.
-pub(crate) type Two = (Vertex, Vertex);
+/// PointPair vertices that may be one point.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PointPair {
+    pub(crate) probe: Vertex,
+    pub(crate) record: Vertex,
+}
 
-/// A pair that agrees with a pose: which, and how far off it is, each 0 to 1.
+/// A pair that agrees with a pose, and its errors, each 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Agreed {
+pub(crate) struct PoseMatch {
     pub(crate) index: usize,
     pub(crate) place: f32,
     pub(crate) turn: f32,
 }
 
 impl Pose {
-    /// The one that lays `a` and `b` over each other; `None` if they are one place or the scale is
-    /// out of range.
-    fn between(a: Two, b: Two) -> Option<Pose> {
-        let (px, py) = minus(b.0, a.0);
-        let (rx, ry) = minus(b.1, a.1);
+    /// Returns the pose that lays `a` and `b` over each other; `None` if they are one position or
+    /// the scale is out of range.
+    fn between(a: PointPair, b: PointPair) -> Option<Pose> {
+        let (px, py) = minus(b.probe, a.probe);
+        let (rx, ry) = minus(b.record, a.record);
         let square = px * px + py * py;
         if square == 0.0 {
             return None;
         }
         let (re, im) = ((rx * px + ry * py) / square, (ry * px - rx * py) / square);
-        Pose { from: place(a.0), to: place(a.1), re, im }.checked()
+        Pose { from: place(a.probe), to: place(a.record), re, im }.checked()
     }
 
-    /// The one with the least squares of distances over the `pairs` that agreed.
-    fn fitted(pairs: &[Two], agreed: &[Agreed]) -> Option<Pose> {
+    /// Returns the pose with the least sum of squared distances over the `pairs` that agreed.
+    fn fitted(pairs: &[PointPair], agreed: &[PoseMatch]) -> Option<Pose> {
         let of = || agreed.iter().filter_map(|it| pairs.get(it.index));
         let share = 1.0 / agreed.len().max(1) as f32;
         let (mut from, mut to) = ((0.0, 0.0), (0.0, 0.0));
-        for (probe, record) in of() {
+        for PointPair { probe, record } in of() {
             from = (from.0 + f32::from(probe.x) * share, from.1 + f32::from(probe.y) * share);
             to = (to.0 + f32::from(record.x) * share, to.1 + f32::from(record.y) * share);
         }
         let (mut square, mut re, mut im) = (0.0, 0.0, 0.0);
-        for (probe, record) in of() {
+        for PointPair { probe, record } in of() {
             let (px, py) = (f32::from(probe.x) - from.0, f32::from(probe.y) - from.1);
             let (rx, ry) = (f32::from(record.x) - to.0, f32::from(record.y) - to.1);
             square += px * px + py * py;
@@ -89,42 +94,52 @@ impl Pose {
         (square <= most && square * most >= 1.0).then_some(self)
     }
 
-    /// How far from where it should be the record's vertex lies, and how far the probe's is from
-    /// the pose's centre in the record's pixels; both squared.
-    fn off(&self, (probe, record): Two) -> (f32, f32) {
-        let (x, y) = (f32::from(probe.x) - self.from.0, f32::from(probe.y) - self.from.1);
+    /// Returns two squared distances in the record's pixels: of the record's vertex from its
+    /// expected position, and of the probe's vertex from the pose's centre.
+    fn off(&self, pair: PointPair) -> (f32, f32) {
+        let (x, y) = (f32::from(pair.probe.x) - self.from.0, f32::from(pair.probe.y) - self.from.1);
         let (sx, sy) = (self.re * x - self.im * y, self.re * y + self.im * x);
-        let (dx, dy) = (self.to.0 + sx - f32::from(record.x), self.to.1 + sy - f32::from(record.y));
+        let (dx, dy) =
+            (self.to.0 + sx - f32::from(pair.record.x), self.to.1 + sy - f32::from(pair.record.y));
         (dx * dx + dy * dy, sx * sx + sy * sy)
     }
 
-    /// Leaves the pairs that agree with it in `agreed`. A place may be off by `near` and this share
-    /// `cone` of the distance from the centre; a direction and a scale by what is usual between two
-    /// pictures of one thing.
-    fn agree(&self, pairs: &[Two], near: f32, cone: f32, agreed: &mut Vec<Agreed>) {
+    /// Leaves the pairs that agree with the pose in `agreed`. A position may be off by `near` plus
+    /// the share `cone` of the distance from the centre. The tolerances of direction and scale are
+    /// fixed.
+    fn agree(&self, pairs: &[PointPair], near: f32, cone: f32, agreed: &mut Vec<PoseMatch>) {
         agreed.clear();
         // Rows count downwards, so a turn towards greater y is one clockwise as seen.
         let turned = crate::edge::heading((self.re * 1024.0) as i32, (-self.im * 1024.0) as i32);
         let square = self.re * self.re + self.im * self.im;
-        for (index, &(probe, record)) in pairs.iter().enumerate() {
-            let (off, away) = self.off((probe, record));
+        for (index, &pair) in pairs.iter().enumerate() {
+            let PointPair { probe, record } = pair;
+            let (off, away) = self.off(pair);
             let reach = near + cone * away.sqrt();
             if off > reach * reach || !same_scale(probe.kind, record.kind, square) {
                 continue;
             }
-            let error = apart(turn(record.direction).wrapping_sub(turn(probe.direction)), turned);
+            let error = angle_between(
+                to_angle(record.direction).wrapping_sub(to_angle(probe.direction)),
+                turned,
+            );
             if error <= POSE_ANGLE_ERROR_MAX {
                 let turn = f32::from(error) / f32::from(POSE_ANGLE_ERROR_MAX);
-                agreed.push(Agreed { index, place: (off / (reach * reach)).sqrt(), turn });
+                agreed.push(PoseMatch { index, place: (off / (reach * reach)).sqrt(), turn });
             }
         }
     }
 }
 
-/// The pairs that agree with the pose of two of them, into `agreed`: first with that pose, whose
-/// error grows with the distance, then with the one fitted to them. `near` is how far off a place
-/// may be, in the record's pixels.
-pub(crate) fn verify(pairs: &[Two], root: (usize, usize), near: f32, agreed: &mut Vec<Agreed>) {
+/// Leaves the pairs that agree with the pose of the pairs `root` in `agreed`: first with that pose,
+/// whose error grows with the distance, then with the pose fitted to them. `near` is the tolerance
+/// of a position in the record's pixels.
+pub(crate) fn verify(
+    pairs: &[PointPair],
+    root: (usize, usize),
+    near: f32,
+    agreed: &mut Vec<PoseMatch>,
+) {
     agreed.clear();
     let (Some(&a), Some(&b)) = (pairs.get(root.0), pairs.get(root.1)) else { return };
     let Some(mut pose) = Pose::between(a, b) else { return };
@@ -138,7 +153,7 @@ pub(crate) fn verify(pairs: &[Two], root: (usize, usize), near: f32, agreed: &mu
     }
 }
 
-/// How far off a place may be where the record's vertices are `vertices`.
+/// Returns the tolerance of a position for a record with these vertices, in pixels.
 pub(crate) fn near(vertices: &[Vertex]) -> f32 {
     let span = |of: fn(&Vertex) -> i16| {
         let (low, high) = vertices
@@ -150,8 +165,8 @@ pub(crate) fn near(vertices: &[Vertex]) -> f32 {
     1.0 + POSE_NEAR * span(|vertex| vertex.x).max(span(|vertex| vertex.y))
 }
 
-/// Whether the scales of two points differ as the images do; `square` is the square of the images'
-/// scale.
+/// Returns true if the scales of two points differ as the images do. `square` is the squared scale
+/// of the images.
 pub(crate) fn same_scale(probe: u8, record: u8, square: f32) -> bool {
     if probe == 0 || record == 0 {
         return true;

@@ -1,17 +1,17 @@
-//! The query's side: its edges, filed so that those like a given edge are found at once.
+//! The query: its edges, filed by angle so that one lookup finds all similar ones.
 
 use kernels::graph::{EDGES, Edges};
 
-use crate::edge::{Edge, tame};
+use crate::edge::{Edge, clamp_position};
 use crate::graph::{DESCRIPTOR_BYTES, Graph, VERTICES_MAX, Vertex};
 use crate::overlap::Outline;
 use crate::star::{Coordinates, Star, stars};
 use crate::tuning::{ANGLE_ERROR_MAX, LENGTH_ERROR_MAX};
 
-/// What a search may choose.
+/// Options of a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatchOptions {
-    /// The most bits by which two descriptors of the same point may differ, of 256.
+    /// Most bits by which two descriptors of the same point may differ, of 256.
     pub descriptor_bits_max: u32,
 }
 
@@ -21,7 +21,7 @@ impl Default for MatchOptions {
     }
 }
 
-/// A query, ready to be scored against many records. Immutable: threads share it.
+/// A query, prepared for scoring many records. Immutable and shared by threads.
 #[derive(Clone, Debug)]
 pub struct Probe {
     pub(crate) vertices: Vec<Vertex>,
@@ -34,11 +34,11 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Files the edges of `graph`; its first [`VERTICES_MAX`] vertices count.
+    /// Prepares `graph`. Only its first [`VERTICES_MAX`] vertices count.
     #[must_use]
     pub fn new(graph: &Graph, options: MatchOptions) -> Probe {
         let vertices: Vec<Vertex> =
-            graph.vertices.iter().take(VERTICES_MAX).copied().map(tame).collect();
+            graph.vertices.iter().take(VERTICES_MAX).copied().map(clamp_position).collect();
         let mut own = Vec::new();
         stars(&vertices, &mut Coordinates::default(), &mut own);
         let cells = Cells::new(&own);
@@ -49,15 +49,15 @@ impl Probe {
     }
 }
 
-/// Bits of an angle that choose a cell: 16 columns a turn, each 22.5° wide.
+/// Bits of an angle that select a cell: 16 columns a turn, each 22.5° wide.
 const CELL_BITS: u32 = 4;
 const CELLS: usize = 1 << (2 * CELL_BITS);
 
-/// All edges of a probe by the angles of their two ends. An edge lies in every cell that an edge
-/// like it can fall into, so that one look finds all that are like a given edge.
+/// The edges of a probe by the angles of their two ends. An edge lies in every cell that a similar
+/// edge can fall into, so one lookup finds all edges similar to a given one.
 #[derive(Clone, Debug)]
 pub(crate) struct Cells {
-    /// Where each cell begins in `blocks`; one more marks the end.
+    /// Index of each cell's first block, and the end.
     first: Vec<u32>,
     blocks: Vec<Block>,
 }
@@ -66,7 +66,7 @@ pub(crate) struct Cells {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
     edges: Edges,
-    /// The vertex each starts at.
+    /// Vertex that each edge starts at.
     pub(crate) from: [u8; EDGES],
 }
 
@@ -91,8 +91,8 @@ impl Cells {
         cells
     }
 
-    /// The edges that an edge with these angles can be like, and some that it is not.
-    pub(crate) fn like(&self, start: u16, end: u16) -> &[Block] {
+    /// Returns the edges that can be similar to an edge with these angles, and some others.
+    pub(crate) fn candidates(&self, start: u16, end: u16) -> &[Block] {
         let cell = column(start) << CELL_BITS | column(end);
         &self.blocks[self.first[cell] as usize..self.first[cell + 1] as usize]
     }
@@ -110,7 +110,7 @@ impl Block {
         block
     }
 
-    /// The places of the edges that are like `edge`, as bits.
+    /// Returns the lanes of the edges similar to `edge`, as bits.
     pub(crate) fn similar(&self, edge: Edge) -> u32 {
         self.edges
             .similar([edge.length, edge.start, edge.end], LENGTH_ERROR_MAX, ANGLE_ERROR_MAX)
@@ -122,7 +122,7 @@ fn column(angle: u16) -> usize {
     usize::from(angle >> (16 - CELL_BITS))
 }
 
-/// The columns of all angles like this one, each once: the tolerance is less than half a turn.
+/// Columns of all angles similar to this one, each once: the tolerance is below half a turn.
 fn reached(angle: u16) -> impl Iterator<Item = usize> {
     let low = column(angle.wrapping_sub(ANGLE_ERROR_MAX));
     let high = column(angle.wrapping_add(ANGLE_ERROR_MAX));

@@ -1,32 +1,31 @@
-//! The order of what both stages found.
+//! The order of results of both stages.
 //!
-//! A score over the threshold is proof enough, and proofs come first. Below it a score says hardly
-//! anything, least of all about pictures with few points; there the likeness of embeddings is the
-//! better guess. So the answer is never worse than that of the coarse stage, as long as nothing
-//! wrong is accepted.
+//! A score over the threshold is proof, and proofs come first. A score below it says little, least
+//! of all for images with few points; there the similarity of embeddings is the better guess. So
+//! the result is never worse than that of the coarse stage unless a wrong candidate is accepted.
 
 use std::cmp::Ordering;
 
-/// What the two stages say of one picture.
+/// Scores of the two stages for one image.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StageScores {
     /// The matcher's score.
     pub score: f32,
-    /// How alike the embeddings are; higher is more alike.
+    /// Similarity of the embeddings; higher is more similar.
     pub coarse: f32,
 }
 
 impl StageScores {
-    /// Whether the matcher's score alone says that it is the same thing.
+    /// Returns true if the matcher's score alone proves the match.
     #[must_use]
     pub fn accepted(&self, accept: f32) -> bool {
         self.score >= accept
     }
 }
 
-/// The order of an answer: what is accepted, by score, before the others by the likeness of their
-/// embeddings. Equal ones stay equal: whoever sorts adds the id. Use it on all candidates of a
-/// query before it is cut to its k best.
+/// Orders results: accepted ones by score, before the others by similarity of embeddings. Equal
+/// ones compare equal, so the caller adds the id. Sort all candidates of a query with it before the
+/// k best are taken.
 #[must_use]
 pub fn best_first(accept: f32, a: StageScores, b: StageScores) -> Ordering {
     match (a.accepted(accept), b.accepted(accept)) {

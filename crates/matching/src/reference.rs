@@ -1,16 +1,15 @@
-//! The matcher once more, as plainly as it can be said: the fast one must give the same evidence
-//! bit by bit.
+//! The matcher once more, in its plainest form. The fast one must give the same evidence bit by
+//! bit.
 //!
-//! No filing of edges, no vector registers, no heap, no reuse of memory: sorts, and loops over
-//! everything. What is arithmetic rather than search (an edge, what lies within an outline, the
-//! worth of evidence) is shared.
+//! It has no filing of edges, no vector registers, no heap and no reused memory: it sorts, and
+//! loops over everything. The arithmetic (an edge, an outline, a score) is shared.
 
 use crate::described::evidence;
-use crate::edge::{Edge, apart, tame, turn};
+use crate::edge::{Edge, angle_between, clamp_position, to_angle};
 use crate::evidence::{ERROR_SCALE, Evidence, PAIRS_MIN, Pair};
 use crate::graph::{Graph, VERTICES_MAX, Vertex};
-use crate::overlap::{Outline, cover};
-use crate::pose::{near, verify};
+use crate::overlap::{Outline, measure_overlap};
+use crate::pose::{PointPair, near, verify};
 use crate::tuning::{
     ANGLE_ERROR_MAX, LENGTH_ERROR_MAX, PHOTO_ROOTS_MAX, ROOTS_MAX, TURN_ERROR_MAX, VOTES_MIN,
 };
@@ -23,7 +22,7 @@ type To = (usize, Edge);
 /// The evidence of the best pairing and its pairs.
 pub(crate) fn compare(probe: &Graph, record: &Graph, bits_max: u32) -> (Evidence, Vec<Pair>) {
     let points = |graph: &Graph| -> Vec<Vertex> {
-        graph.vertices.iter().take(VERTICES_MAX).copied().map(tame).collect()
+        graph.vertices.iter().take(VERTICES_MAX).copied().map(clamp_position).collect()
     };
     let (own, other) = (points(probe), points(record));
     if probe.described() && record.described() {
@@ -39,7 +38,7 @@ fn geometry(probe: &[Vertex], record: &[Vertex]) -> (Evidence, Vec<Pair>) {
         for (i, ours) in own.iter().enumerate() {
             let votes = theirs
                 .iter()
-                .map(|b| ours.iter().filter(|a| alike(a.1, b.1)).count())
+                .map(|b| ours.iter().filter(|a| similar(a.1, b.1)).count())
                 .sum::<usize>();
             if votes >= usize::from(VOTES_MIN) {
                 roots.push((votes, i, j));
@@ -56,7 +55,7 @@ fn geometry(probe: &[Vertex], record: &[Vertex]) -> (Evidence, Vec<Pair>) {
         }
         let (mut evidence, grown) = grow((i, j), (probe, &own), (record, &other));
         if evidence.pairs >= PAIRS_MIN {
-            cover(&grown, (probe, &outlines.0), (record, &outlines.1), &mut evidence);
+            measure_overlap(&grown, (probe, &outlines.0), (record, &outlines.1), &mut evidence);
             if evidence.weight() > best.weight() {
                 (best, pairs) = (evidence, grown);
             }
@@ -84,10 +83,10 @@ fn edges(vertices: &[Vertex]) -> Vec<Vec<To>> {
     (0..vertices.len()).map(of).collect()
 }
 
-fn alike(a: Edge, b: Edge) -> bool {
+fn similar(a: Edge, b: Edge) -> bool {
     a.length.abs_diff(b.length) <= LENGTH_ERROR_MAX
-        && apart(a.start, b.start) <= ANGLE_ERROR_MAX
-        && apart(a.end, b.end) <= ANGLE_ERROR_MAX
+        && angle_between(a.start, b.start) <= ANGLE_ERROR_MAX
+        && angle_between(a.end, b.end) <= ANGLE_ERROR_MAX
 }
 
 fn errors(a: Edge, b: Edge) -> (u32, u32) {
@@ -96,7 +95,7 @@ fn errors(a: Edge, b: Edge) -> (u32, u32) {
 }
 
 fn angle_error(a: Edge, b: Edge) -> u32 {
-    let sum = u32::from(apart(a.start, b.start)) + u32::from(apart(a.end, b.end));
+    let sum = u32::from(angle_between(a.start, b.start)) + u32::from(angle_between(a.end, b.end));
     sum * ERROR_SCALE / (2 * u32::from(ANGLE_ERROR_MAX))
 }
 
@@ -105,8 +104,9 @@ fn grow(
     probe: (&[Vertex], &[Vec<To>]),
     record: (&[Vertex], &[Vec<To>]),
 ) -> (Evidence, Vec<Pair>) {
-    let turned =
-        |i: usize, j: usize| turn(probe.0[i].direction).wrapping_sub(turn(record.0[j].direction));
+    let turned = |i: usize, j: usize| {
+        to_angle(probe.0[i].direction).wrapping_sub(to_angle(record.0[j].direction))
+    };
     let about = turned(root.0, root.1);
     let (mut evidence, mut pairs) = (Evidence::default(), Vec::<Pair>::new());
     // Error of the edge, pair, errors of length and angles.
@@ -116,7 +116,7 @@ fn grow(
         let taken = |i: usize, j: usize| {
             pairs.iter().any(|pair| usize::from(pair.probe) == i || usize::from(pair.record) == j)
         };
-        if taken(i, j) || apart(turned(i, j), about) > TURN_ERROR_MAX {
+        if taken(i, j) || angle_between(turned(i, j), about) > TURN_ERROR_MAX {
             continue;
         }
         pairs.push(pair(i, j));
@@ -125,7 +125,7 @@ fn grow(
         evidence.length_error += length;
         evidence.angle_error += angle;
         for &(k, ours) in &probe.1[i] {
-            for &(l, theirs) in record.1[j].iter().filter(|theirs| alike(ours, theirs.1)) {
+            for &(l, theirs) in record.1[j].iter().filter(|theirs| similar(ours, theirs.1)) {
                 let (length, angle) = errors(ours, theirs);
                 if pairs.contains(&pair(k, l)) {
                     evidence.supports += 1;
@@ -139,7 +139,7 @@ fn grow(
     (evidence, pairs)
 }
 
-/// A pair, its neighbours among the pairs with scale, and the bits its descriptors differ in.
+/// A tentative pair, its links to other pairs with scale, and the differing bits.
 struct Tentative {
     pair: Pair,
     bits: u32,
@@ -160,11 +160,11 @@ fn described(
         for (to, ours) in edges {
             let theirs = Edge::between(others[from], others[to]);
             let scale = u32::from(theirs.length) * 1024 / u32::from(ours.length).max(1);
-            let alike = apart(ours.start, theirs.start) <= ANGLE_ERROR_MAX
-                && apart(ours.end, theirs.end) <= ANGLE_ERROR_MAX
+            let similar = angle_between(ours.start, theirs.start) <= ANGLE_ERROR_MAX
+                && angle_between(ours.end, theirs.end) <= ANGLE_ERROR_MAX
                 && ours.length.min(theirs.length) >= 16
                 && (256..=4096).contains(&scale);
-            if alike {
+            if similar {
                 tentative[from].links.push((to, scale));
             }
         }
@@ -179,13 +179,14 @@ fn described(
     }
     roots.sort_by_key(|&(votes, ..)| std::cmp::Reverse(votes));
     roots.truncate(PHOTO_ROOTS_MAX);
-    let twos: Vec<_> = points.iter().copied().zip(others.iter().copied()).collect();
+    let point_pairs: Vec<_> =
+        points.iter().zip(&others).map(|(&probe, &record)| PointPair { probe, record }).collect();
     let (mut best, mut pairs) = (Evidence { described: true, ..Evidence::default() }, Vec::new());
     for (_, root, to) in roots {
         if !pairs.contains(&tentative[root].pair) {
             let mut agreed = Vec::new();
-            verify(&twos, (root, to), near(other), &mut agreed);
-            let found = evidence(&twos, &agreed, |at| tentative[at].bits as u16, bits_max);
+            verify(&point_pairs, (root, to), near(other), &mut agreed);
+            let found = evidence(&point_pairs, &agreed, |at| tentative[at].bits as u16, bits_max);
             if found.weight() > best.weight() {
                 best = found;
                 pairs = agreed.iter().map(|it| tentative[it.index].pair).collect();

@@ -1,14 +1,14 @@
-//! Where to start: pairs of vertices that many edges of their surroundings speak for.
+//! Roots: pairs of vertices that many edges around them vote for.
 //!
-//! Every vertex has a direction, so a pair of vertices says how one image lies over the other. Two
-//! edges that are similar, one of each graph, vote for the pair of vertices they start at; edges
-//! that vote for the same pair agree on how the images lie. The pairs with the most votes are grown
-//! first, and few of them suffice.
+//! Every vertex has a direction, so a pair of vertices gives a pose of one image over the other.
+//! Two similar edges, one of each graph, vote for the pair of vertices they start at. Edges that
+//! vote for the same pair agree on the pose. The pairs with the most votes are grown first, and few
+//! of them suffice.
 
 use std::cmp::Reverse;
 
 use crate::probe::Cells;
-use crate::star::{Star, places};
+use crate::star::{Star, set_lanes};
 use crate::tuning::{ROOTS_MAX, VOTES_MIN};
 
 /// A pair of vertices to grow from.
@@ -28,10 +28,9 @@ pub(crate) fn vote(cells: &Cells, probes: usize, record: &[Star], votes: &mut Ve
     }
     for (star, row) in record.iter().zip(votes.chunks_exact_mut(probes)) {
         for edge in star.edges() {
-            for block in cells.like(edge.start, edge.end) {
-                for place in places(block.similar(edge)) {
-                    // A row is as long as the probe has vertices, of which this is one; at most 81
-                    // votes.
+            for block in cells.candidates(edge.start, edge.end) {
+                for place in set_lanes(block.similar(edge)) {
+                    // A row has one count for each vertex of the probe; at most 81 votes.
                     row[usize::from(block.from[place])] += 1;
                 }
             }
@@ -39,24 +38,24 @@ pub(crate) fn vote(cells: &Cells, probes: usize, record: &[Star], votes: &mut Ve
     }
 }
 
-/// The pairs with the most votes, best first, at most [`ROOTS_MAX`]; of equal ones those of lower
-/// record and probe vertices.
+/// Picks the pairs with the most votes, best first, at most [`ROOTS_MAX`]; of equal ones those with
+/// lower record and probe vertices.
 pub(crate) fn pick(votes: &[u8], probes: usize, roots: &mut Vec<Root>) {
     roots.clear();
     let (eights, rest) = votes.as_chunks::<8>();
     for (chunk, eight) in eights.iter().enumerate() {
-        // Most pairs have too few votes: eight of them are passed at once.
+        // Most pairs have too few votes: eight of them are skipped at once.
         if u64::from_ne_bytes(*eight) & TOO_FEW != 0 {
             gather(eight, chunk * 8, probes, roots);
         }
     }
     gather(rest, eights.len() * 8, probes, roots);
-    // Stable: equal ones stay in the order of their vertices.
+    // Stable: equal counts stay in the order of their vertices.
     roots.sort_by_key(|root| Reverse(root.votes));
     roots.truncate(ROOTS_MAX);
 }
 
-/// Has no bit in common with eight counts below [`VOTES_MIN`].
+/// A mask that has no bit in common with eight counts below [`VOTES_MIN`].
 const TOO_FEW: u64 = u64::from_ne_bytes([!(VOTES_MIN - 1); 8]);
 const _: () = assert!(VOTES_MIN.is_power_of_two());
 

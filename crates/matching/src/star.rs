@@ -6,7 +6,7 @@ use crate::edge::Edge;
 use crate::graph::Vertex;
 use crate::tuning::{ANGLE_ERROR_MAX, LENGTH_ERROR_MAX};
 
-/// Places for edges: two registers.
+/// Lanes for edges: two registers.
 const LANES: usize = 2 * EDGES;
 
 /// The edges of a vertex to its [`NEAREST`] neighbours, nearest first.
@@ -21,18 +21,18 @@ pub(crate) struct Star {
 impl Star {
     const EMPTY: Star = Star { edges: [Edges::NONE; 2], to: [0; LANES], count: 0 };
 
-    /// The edge at place `lane`.
+    /// Returns the edge in `lane`.
     pub(crate) fn edge(&self, lane: usize) -> Edge {
         let (edges, place) = (&self.edges[lane / EDGES], lane % EDGES);
         Edge { length: edges.length[place], start: edges.start[place], end: edges.end[place] }
     }
 
-    /// The edges, nearest first.
+    /// Iterates over the edges, nearest first.
     pub(crate) fn edges(&self) -> impl Iterator<Item = Edge> {
         (0..usize::from(self.count)).map(|lane| self.edge(lane))
     }
 
-    /// The places of the edges that are like `edge`, as bits.
+    /// Returns the lanes of the edges similar to `edge`, as bits.
     pub(crate) fn similar(&self, edge: Edge) -> u32 {
         let properties = [edge.length, edge.start, edge.end];
         let [low, high] = &self.edges;
@@ -51,8 +51,8 @@ impl Star {
     }
 }
 
-/// The places whose bits are set, lowest first.
-pub(crate) fn places(mut bits: u32) -> impl Iterator<Item = usize> {
+/// Iterates over the lanes whose bits are set, lowest first.
+pub(crate) fn set_lanes(mut bits: u32) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let place = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
         bits &= bits - 1;

@@ -1,20 +1,20 @@
-//! Graphs made up for tests and benches, with the statistics of real ones.
+//! Synthetic graphs for tests and benches, with the statistics of real ones.
 //!
-//! Fingerprints: 25 to 50 minutiae in an ellipse of 200 by 280 pixels, no two nearer than a ridge
-//! period (9 pixels), directions following a field that turns slowly across the finger.
-//! Photographs: 256 points, in clusters as corners are, with random descriptors. A distorted copy
-//! is what another impression of the same thing is: turned, shifted, bent, jittered, with points
-//! lost and false ones added, and some descriptor bits flipped.
+//! Fingerprints have 25 to 50 minutiae in an ellipse of 200 by 280 pixels. No two are nearer than a
+//! ridge period (9 pixels), and directions follow a field that turns slowly across the finger.
+//! Photographs have 256 points in clusters, as corners are, with random descriptors. A distorted
+//! copy stands for another impression of the same thing: turned, shifted, bent, jittered, with
+//! points lost and false ones added, and some descriptor bits flipped.
 
 use crate::graph::{DESCRIPTOR_BYTES, Graph, VERTICES_MAX, Vertex};
 
-/// The nearest that two minutiae come, in pixels.
+/// Least distance of two minutiae, in pixels.
 const RIDGE_PERIOD: f32 = 9.0;
 /// Attempts to place a point before a graph is left with fewer.
 const ATTEMPTS_MAX: usize = 64;
 const PHOTO_SIZE: (u16, u16) = (640, 480);
 
-/// A finger.
+/// Returns the graph of a finger; the same one for the same seed.
 #[must_use]
 pub fn fingerprint(seed: u64) -> Graph {
     let mut random = Random::new(seed, 1);
@@ -35,7 +35,7 @@ pub fn fingerprint(seed: u64) -> Graph {
     graph
 }
 
-/// A photograph of 640 by 480 pixels.
+/// Returns the graph of a photograph of 640 by 480 pixels.
 #[must_use]
 pub fn photo(seed: u64) -> Graph {
     let mut random = Random::new(seed, 2);
@@ -53,7 +53,7 @@ pub fn photo(seed: u64) -> Graph {
     graph
 }
 
-/// Another impression of the same finger or scene; the same one for the same seed.
+/// Returns another impression of the same finger or scene; the same one for the same seed.
 #[must_use]
 pub fn distorted(graph: &Graph, seed: u64) -> Graph {
     let mut random = Random::new(seed, 3);
@@ -112,7 +112,7 @@ fn vertex(x: f32, y: f32, direction: u8, kind: u8) -> Vertex {
     Vertex { x: x as i16, y: y as i16, direction, kind }
 }
 
-/// A place not too near to those taken; none if the graph is full.
+/// Returns a position with enough distance to `taken`; `None` if the graph is full.
 fn free_place(
     random: &mut Random,
     taken: &[Vertex],
@@ -128,7 +128,7 @@ fn free_place(
     })
 }
 
-/// A part of a turn in 256 steps.
+/// Converts a fraction of a turn to 256 steps.
 fn steps(turns: f32) -> u8 {
     ((turns * 256.0).round() as i32).rem_euclid(256) as u8
 }
@@ -150,7 +150,7 @@ impl Field {
         }
     }
 
-    /// In turns.
+    /// Returns the direction at a position, in turns.
     fn ridge(&self, x: f32, y: f32) -> f32 {
         let angle = |(cx, cy): (f32, f32)| (cy - y).atan2(x - cx) / std::f32::consts::TAU;
         0.5 * (angle(self.core) - angle(self.delta)) + self.offset
@@ -184,7 +184,7 @@ impl Random {
         ((self.bits() >> 32) as usize * count) >> 32
     }
 
-    /// About normal: the sum of twelve uniform numbers less six.
+    /// Returns a nearly normal number: the sum of twelve uniform numbers less six.
     fn normal(&mut self) -> f32 {
         (0..12).map(|_| self.unit()).sum::<f32>() - 6.0
     }
@@ -193,7 +193,7 @@ impl Random {
         std::array::from_fn(|_| self.bits() as u8)
     }
 
-    /// With a tenth of the bits flipped.
+    /// Returns the descriptor with a tenth of its bits flipped.
     fn flipped(&mut self, descriptor: &[u8; DESCRIPTOR_BYTES]) -> [u8; DESCRIPTOR_BYTES] {
         let mut out = *descriptor;
         for _ in 0..DESCRIPTOR_BYTES * 8 / 10 {

@@ -1,9 +1,8 @@
-//! From the bytes of a file to an upright [`Image`], within limits.
+//! Decodes the bytes of a file to an upright [`Image`], within limits.
 //!
-//! The format is told by the bytes, never by a name. What the header announces is checked before a
-//! pixel is allocated, so that a small file cannot ask for gigabytes. A file that ends early is
-//! refused, not filled up with grey: a collection that holds half of an image would find the wrong
-//! ones.
+//! The bytes tell the format, never a name. The header's claims are checked before a pixel is
+//! allocated, so a small file cannot ask for gigabytes. A file that ends early is refused and not
+//! filled up with grey: half of an image would find the wrong ones.
 
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,28 +21,27 @@ use crate::{Format, Header, Image, Limits, density, jpeg, png, tiff, webp};
 /// A decoded file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decoded {
-    /// Its pixels, upright.
+    /// Upright pixels.
     pub image: Image,
-    /// What the file is.
+    /// Format of the file.
     pub format: Format,
     /// The orientation that was undone, as EXIF numbers it: 1 (upright) to 8.
     pub orientation: u8,
-    /// The resolution that the file claims, in dots per inch, along its rows; `None` if it names
-    /// none. Not to be trusted.
+    /// Resolution that the file claims along its rows, in dots per inch; `None` if it names none.
+    /// Not to be trusted.
     pub dots_per_inch: Option<f32>,
 }
 
-/// Decodes a JPEG, PNG, WebP, TIFF or BMP file: EXIF orientation undone, transparency over white,
-/// CMYK, 16-bit, grey and palettes as 8-bit RGB (colour profiles are not applied), of several
-/// images the first.
+/// Decodes a JPEG, PNG, WebP, TIFF or BMP file, the first image if it has several. Undoes the EXIF
+/// orientation, puts transparency over white, and converts CMYK, 16-bit, grey and palettes to 8-bit
+/// RGB. Colour profiles are not applied.
 ///
 /// # Errors
-/// `InvalidArgument` for bytes that are no such file, are damaged or end early, or that use what is
-/// not supported; `TooLarge` where the header announces more than `limits`, before anything is
-/// allocated.
+/// `InvalidArgument` if the bytes are no such file, are damaged, end early, or use an unsupported
+/// feature; `TooLarge` if the header announces more than `limits`, before anything is allocated.
 pub fn decode(bytes: &[u8], limits: &Limits) -> Result<Decoded> {
-    // The decoders are meant for foreign bytes and do not panic by design; if one does, it is the
-    // image that is refused.
+    // The decoders are meant for foreign bytes and do not panic by design. A panic refuses the
+    // image.
     let decoded = catch_unwind(AssertUnwindSafe(|| {
         let header = Header::read(bytes, limits)?;
         decode_as(&header, bytes, limits).map(|decoded| (header.format, decoded))
@@ -97,8 +95,8 @@ fn decode_as(
     }
 }
 
-/// Returns the image turned as it is meant to be seen, on white. Pixels become 8-bit RGB before
-/// they are turned, so that the copy that turning makes is a small one.
+/// Returns the image upright and on white. Pixels become 8-bit RGB before they are turned, so that
+/// the copy for turning is small.
 fn upright(image: DynamicImage, orientation: Orientation) -> Image {
     let (width, height) = (image.width(), image.height());
     let rgb = match image {

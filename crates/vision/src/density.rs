@@ -1,40 +1,30 @@
-//! The resolution that a file claims: JFIF's density, EXIF's and TIFF's tags, PNG's pHYs, BMP's
+//! The resolution that a file claims in JFIF's density, EXIF's and TIFF's tags, PNG's pHYs or BMP's
 //! header.
 
 use crate::Format;
+use crate::bytes::{be16, be32, le32};
 
-/// Metres of an inch.
+/// Metres per inch.
 const INCH: f32 = 0.0254;
 /// Tags of TIFF 6.0.
 const X_RESOLUTION: u16 = 282;
 const RESOLUTION_UNIT: u16 = 296;
-/// Entries of a directory that are looked at.
+/// Most entries of a directory that are read.
 const ENTRIES_MAX: usize = 512;
-/// Segments of a JPEG file and chunks of a PNG file that are looked at.
+/// Most segments of a JPEG file, or chunks of a PNG file, that are read.
 const PARTS_MAX: usize = 256;
 
-/// Dots per inch along the rows, where the file says something believable (1 to 20,000).
+/// Returns the claimed dots per inch along the rows; `None` without a plausible claim (1 to
+/// 20,000).
 pub fn dots_per_inch(format: Format, bytes: &[u8]) -> Option<f32> {
     let claimed = match format {
         Format::Jpeg => jpeg(bytes),
         Format::Png => png(bytes),
         Format::Tiff => tiff(bytes),
-        Format::Bmp => bytes.get(38..42).and_then(le32).map(|metre| metre as f32 * INCH),
+        Format::Bmp => le32(bytes, 38).map(|metre| metre as f32 * INCH),
         Format::WebP => None,
     };
     claimed.filter(|dots| (1.0..=20_000.0).contains(dots))
-}
-
-fn be16(bytes: &[u8]) -> Option<u16> {
-    bytes.first_chunk().map(|field| u16::from_be_bytes(*field))
-}
-
-fn be32(bytes: &[u8]) -> Option<u32> {
-    bytes.first_chunk().map(|field| u32::from_be_bytes(*field))
-}
-
-fn le32(bytes: &[u8]) -> Option<u32> {
-    bytes.first_chunk().map(|field| u32::from_le_bytes(*field))
 }
 
 fn jpeg(bytes: &[u8]) -> Option<f32> {
@@ -44,10 +34,10 @@ fn jpeg(bytes: &[u8]) -> Option<f32> {
         if !(0xe0..=0xef).contains(&marker) && marker != 0xfe && marker != 0xdb {
             return exif;
         }
-        let length = usize::from(be16(bytes.get(at + 2..)?)?);
+        let length = usize::from(be16(bytes, at + 2)?);
         let segment = bytes.get(at + 4..at + 2 + length.max(2))?;
         if marker == 0xe0 && segment.starts_with(b"JFIF\0") {
-            let dots = f32::from(be16(segment.get(8..)?)?);
+            let dots = f32::from(be16(segment, 8)?);
             match segment.get(7)? {
                 1 => return Some(dots),
                 2 => return Some(dots * 2.54),
@@ -64,11 +54,11 @@ fn jpeg(bytes: &[u8]) -> Option<f32> {
 fn png(bytes: &[u8]) -> Option<f32> {
     let mut at = 8;
     for _ in 0..PARTS_MAX {
-        let length = be32(bytes.get(at..)?)? as usize;
+        let length = be32(bytes, at)? as usize;
         let kind = bytes.get(at + 4..at + 8)?;
         if kind == b"pHYs" {
             let field = bytes.get(at + 8..at + 17)?;
-            return (field.get(8) == Some(&1)).then_some(be32(field)? as f32 * INCH);
+            return (field.get(8) == Some(&1)).then_some(be32(field, 0)? as f32 * INCH);
         }
         if kind == b"IDAT" {
             return None;
@@ -78,18 +68,18 @@ fn png(bytes: &[u8]) -> Option<f32> {
     None
 }
 
-/// The first directory of a TIFF file, which EXIF data is too.
+/// The first directory of a TIFF file or of EXIF data.
 pub(crate) struct Directory<'a> {
     bytes: &'a [u8],
-    /// Whether numbers have their low byte first.
+    /// True if numbers are little-endian.
     pub(crate) little: bool,
-    /// Where its entries begin, and how many there are.
+    /// Offset and number of the entries.
     first: usize,
     count: usize,
 }
 
 impl<'a> Directory<'a> {
-    /// `None` for what is no TIFF file of the usual kind.
+    /// Opens the directory; `None` if the bytes are not a classic TIFF file.
     pub(crate) fn open(bytes: &'a [u8]) -> Option<Directory<'a>> {
         let mut directory =
             Directory { bytes, little: bytes.starts_with(b"II"), first: 0, count: 0 };
@@ -102,19 +92,19 @@ impl<'a> Directory<'a> {
         Some(directory)
     }
 
-    /// Where each entry begins: tag, type, count, and at 8 the value.
+    /// Offsets of the entries: tag, type, count, and at 8 the value.
     pub(crate) fn entries(&self) -> impl Iterator<Item = usize> {
         let first = self.first;
         (0..self.count).map(move |entry| first + 12 * entry)
     }
 
-    /// Sixteen bits.
+    /// Reads 16 bits.
     pub(crate) fn number(&self, at: usize) -> Option<u16> {
         let field = *self.bytes.get(at..)?.first_chunk()?;
         Some(if self.little { u16::from_le_bytes(field) } else { u16::from_be_bytes(field) })
     }
 
-    /// Thirty-two bits.
+    /// Reads 32 bits.
     fn long(&self, at: usize) -> Option<u32> {
         let field = *self.bytes.get(at..)?.first_chunk()?;
         Some(if self.little { u32::from_le_bytes(field) } else { u32::from_be_bytes(field) })

@@ -1,4 +1,4 @@
-//! An image as the input of an embedding model.
+//! Converts an image to the input of an embedding model.
 
 use base::{Error, Result};
 
@@ -22,35 +22,35 @@ pub enum Order {
     Bgr,
 }
 
-/// How an image of any shape becomes one of the model's.
+/// Method that brings an image to the shape of the model's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// All of it, its sides scaled apart.
+    /// Scale each side on its own.
     Stretch,
-    /// Scaled until it covers, then its middle.
+    /// Scale until the image covers the input, then take its middle.
     CentreCrop,
-    /// Scaled until it fits, then grey around it: the colour that becomes the mean.
+    /// Scale until the image fits, then pad with the colour that becomes the mean.
     Pad,
 }
 
-/// What a model expects of its input; [`Preprocess::default`] is ImageNet's convention.
+/// Input format of a model. [`Preprocess::default`] is ImageNet's convention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Preprocess {
     /// Columns of the input.
     pub width: u32,
     /// Rows of the input.
     pub height: u32,
-    /// The order of its axes.
+    /// Order of the axes.
     pub layout: Layout,
-    /// The order of its channels.
+    /// Order of the channels.
     pub order: Order,
-    /// What a byte is multiplied by first.
+    /// First step: factor of each byte.
     pub scale: f32,
-    /// What is subtracted from red, green and blue then.
+    /// Second step: subtracted from red, green and blue.
     pub mean: [f32; 3],
-    /// What they are divided by last.
+    /// Last step: divisor of red, green and blue.
     pub std: [f32; 3],
-    /// How the shape is made to fit.
+    /// Method that fits the image's shape.
     pub fit: Fit,
 }
 
@@ -72,20 +72,20 @@ impl Default for Preprocess {
 }
 
 impl Preprocess {
-    /// Numbers of one image's input: 3 * width * height.
+    /// Number of values of one image's input: 3 * width * height.
     pub fn len(&self) -> usize {
         3 * self.width as usize * self.height as usize
     }
 
-    /// Whether the input has no pixels.
+    /// Returns true if the input has no pixels.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Writes one image's input.
+    /// Writes the input of one image.
     ///
     /// # Errors
-    /// `InvalidArgument` when `out` does not have [`Preprocess::len`] numbers.
+    /// `InvalidArgument` if `out` does not have [`Preprocess::len`] values.
     pub fn write(&self, image: &Image, out: &mut [f32]) -> Result<()> {
         if out.len() != self.len() || self.is_empty() {
             let (room, needed) = (out.len(), self.len());
@@ -118,8 +118,7 @@ impl Preprocess {
             f64::from(self.height) / f64::from(image.height),
         );
         let factor = if self.fit == Fit::Pad { wide.min(high) } else { wide.max(high) };
-        // A side of one pixel may have to become very long to keep a shape; it is cut to what is
-        // looked at.
+        // A side of one pixel may have to become very long to keep the shape, so it is cut.
         let side = |length: u32, wanted: u32| {
             let scaled = ((f64::from(length) * factor).round() as u32).max(1);
             if self.fit == Fit::Pad {
@@ -131,8 +130,8 @@ impl Preprocess {
         self.placed(&image.resized(side(image.width, self.width), side(image.height, self.height)))
     }
 
-    /// `inner` in the middle of the input's frame; what lies outside is cut, what is missing is the
-    /// mean's colour.
+    /// Returns `inner` in the middle of the input's frame: cut outside, the mean's colour around
+    /// it.
     fn placed(&self, inner: &Image) -> Image {
         let colour = self.mean.map(|mean| (mean / self.scale).clamp(0.0, 255.0) as u8);
         let (width, height) = (self.width as usize, self.height as usize);

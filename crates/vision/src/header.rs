@@ -1,11 +1,12 @@
-//! Reads what a file's header says, and bounds the memory that decoding the file takes.
+//! Reads the header of a file and bounds the memory that decoding the file takes.
 //!
-//! A decoder allocates by what the file announces, so the announcement is checked before a decoder
-//! is built. The bound covers the decoder's buffers, the conversion to 8-bit RGB, the rotation, and
-//! the keypoints of a photograph.
+//! A decoder allocates by the header's claims, so they are checked before a decoder is built. The
+//! bound covers the decoder's buffers, the conversion to 8-bit RGB, the rotation, and the keypoints
+//! of a photograph.
 
 use base::{Error, Result};
 
+use crate::bytes::{be32, le16, le32};
 use crate::limits::{Announced, within};
 use crate::{Format, Limits, jpeg, tiff, webp};
 
@@ -19,7 +20,7 @@ const CONVERTED_BYTES: u64 = 4;
 /// Size of an image, and the memory that decoding it takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What the file is.
+    /// Format of the file.
     pub format: Format,
     /// Columns, as stored.
     pub width: u32,
@@ -67,21 +68,9 @@ impl Header {
 /// alone.
 ///
 /// # Errors
-/// Those of [`Header::read`].
+/// As [`Header::read`].
 pub fn decode_bytes(bytes: &[u8], limits: &Limits) -> Result<u64> {
     Header::read(bytes, limits).map(|header| header.decode_bytes)
-}
-
-fn be32(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..)?.first_chunk().map(|field| u32::from_be_bytes(*field))
-}
-
-fn le16(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..)?.first_chunk().map(|field| u16::from_le_bytes(*field))
-}
-
-fn le32(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..)?.first_chunk().map(|field| u32::from_le_bytes(*field))
 }
 
 /// PNG, third edition, 11.2.1: IHDR is the first chunk. The decoder expands palettes and
@@ -95,7 +84,7 @@ fn png(bytes: &[u8]) -> Option<Announced> {
         3 => 4,
         _ => 4 * sample,
     };
-    // The file without its ancillary chunks, the chunk that is read, and two rows.
+    // The file without its ancillary chunks, the current chunk, and two rows.
     let beside = 2 * bytes.len() as u64 + 16 * u64::from(width);
     Some(Announced { width, height, depth_bytes, beside_bytes: beside })
 }

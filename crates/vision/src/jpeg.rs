@@ -1,10 +1,11 @@
-//! Whether a JPEG file is whole: its markers are followed to the end of the image.
+//! JPEG files: the size in the header, and a check that the file is whole.
 //!
-//! Decoders fill what is missing with grey and say nothing, so the end is looked for here. Marker
+//! Decoders silently fill missing data with grey, so the end of the image is searched here. Marker
 //! syntax after ITU-T T.81, annex B.
 
 use base::{Error, Result};
 
+use crate::bytes::be16;
 use crate::limits::Announced;
 
 /// Bytes per column of a JPEG decoder's rows: 8 rows of up to 4 components, upsampled.
@@ -15,15 +16,15 @@ const SAMPLING_MAX: u64 = 4;
 const END_OF_IMAGE: u8 = 0xd9;
 const START_OF_SCAN: u8 = 0xda;
 
-/// Follows the markers from the start of the file to the end of the image; what comes after that
-/// does not matter.
+/// Follows the markers from the start of the file to the end of the image. Later bytes do not
+/// matter.
 ///
 /// # Errors
-/// `InvalidArgument` for a file without an end.
+/// `InvalidArgument` if the image has no end.
 pub(crate) fn check(bytes: &[u8]) -> Result<()> {
     let truncated =
         || Error::invalid("this jpeg image ends early: the file is truncated; send all of it");
-    // After the start of image.
+    // After the start-of-image marker.
     let mut rest = bytes.get(2..).ok_or_else(truncated)?;
     loop {
         let (marker, after) = next_marker(rest).ok_or_else(truncated)?;
@@ -35,7 +36,7 @@ pub(crate) fn check(bytes: &[u8]) -> Result<()> {
                 let &[high, low, ..] = after else { return Err(truncated()) };
                 let length = usize::from(u16::from_be_bytes([high, low]));
                 let segment_end = after.get(length.max(2)..).ok_or_else(truncated)?;
-                // A scan's data follows its header and is searched for the next marker.
+                // A scan's data follows its header; the next marker is searched in it.
                 if marker == START_OF_SCAN && segment_end.is_empty() {
                     return Err(truncated());
                 }
@@ -45,7 +46,7 @@ pub(crate) fn check(bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// The next marker's code, and what follows it.
+/// Returns the code of the next marker and the bytes after it.
 pub(crate) fn next_marker(mut bytes: &[u8]) -> Option<(u8, &[u8])> {
     loop {
         let start = bytes.iter().position(|&byte| byte == 0xff)?;
@@ -59,8 +60,8 @@ pub(crate) fn next_marker(mut bytes: &[u8]) -> Option<(u8, &[u8])> {
     }
 }
 
-/// The decoder copies the file and its application segments. It keeps the coefficients of all
-/// components if the scans do not have all of them at once.
+/// Reads the frame's header. The decoder copies the file and its application segments. It keeps the
+/// coefficients of all components if the scans do not have all of them at once.
 pub(crate) fn announced(bytes: &[u8]) -> Option<Announced> {
     let mut rest = bytes.get(2..)?;
     let (mut frame, mut aside) = (None, 0);
@@ -72,7 +73,7 @@ pub(crate) fn announced(bytes: &[u8]) -> Option<Announced> {
                 let length = usize::from(be16(after, 0)?);
                 let segment = after.get(2..length)?;
                 match marker {
-                    // Start of frame, all kinds of coding.
+                    // Start of frame, all codings.
                     0xc0..=0xc3 | 0xc5..=0xc7 | 0xc9..=0xcb | 0xcd..=0xcf => {
                         frame = frame.or(Some((marker, segment)));
                     }
@@ -110,8 +111,4 @@ fn frame_size(frame: &[u8], several_scans: bool, file_bytes: u64) -> Option<Anno
         depth_bytes: if components == 1 { 1 } else { 3 },
         beside_bytes: coefficients + columns + file_bytes,
     })
-}
-
-fn be16(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..)?.first_chunk().map(|field| u16::from_be_bytes(*field))
 }

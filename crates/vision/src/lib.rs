@@ -1,10 +1,10 @@
-//! Images: from the bytes of a file to what search compares.
+//! Images, from the bytes of a file to the input of search.
 //!
-//! A file becomes an upright [`Image`]; that becomes the input of an embedding model, a
-//! thumbnail, and a keypoint graph ([`matching::Graph`]), of described keypoints for photographs
-//! and of minutiae for fingerprints. This crate does no I/O, runs no model and starts no thread;
-//! whoever calls it decides where the time is spent.
+//! A file becomes an upright [`Image`]. The image becomes the input of an embedding model, a
+//! thumbnail, and a keypoint graph ([`matching::Graph`]): described keypoints of photographs, or
+//! minutiae of fingerprints. This crate does no I/O, runs no model and starts no thread.
 
+mod bytes;
 mod decode;
 mod density;
 mod embed;

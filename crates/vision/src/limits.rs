@@ -1,4 +1,4 @@
-//! Formats, limits of what is decoded, and the checks that all decoders share.
+//! Formats, limits, and the checks that all decoders share.
 
 use base::{Error, Result};
 use image::metadata::Orientation;
@@ -6,23 +6,23 @@ use image::{DynamicImage, ImageDecoder, ImageError, ImageResult};
 
 use crate::Header;
 
-/// What a file may be.
+/// Format of an image file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// JPEG, baseline or progressive, grey, YCbCr, RGB, CMYK or YCCK.
     Jpeg,
-    /// PNG of any depth; of an animated one the still image.
+    /// PNG of any depth; the still image of an animated one.
     Png,
-    /// WebP, lossy or lossless; of an animated one the first frame.
+    /// WebP, lossy or lossless; the first frame of an animated one.
     WebP,
-    /// TIFF; of several pages the first.
+    /// TIFF; the first page.
     Tiff,
     /// Windows bitmap.
     Bmp,
 }
 
 impl Format {
-    /// The format that `bytes` begin as; `None` for any other file.
+    /// Returns the format that `bytes` begin with; `None` for other files.
     pub fn sniff(bytes: &[u8]) -> Option<Format> {
         match bytes {
             [0xff, 0xd8, 0xff, ..] => Some(Format::Jpeg),
@@ -34,7 +34,7 @@ impl Format {
         }
     }
 
-    /// Its name in answers and payloads: "jpeg", "png", "webp", "tiff", "bmp".
+    /// Name in responses and payloads: "jpeg", "png", "webp", "tiff", "bmp".
     pub fn name(self) -> &'static str {
         match self {
             Format::Jpeg => "jpeg",
@@ -45,7 +45,7 @@ impl Format {
         }
     }
 
-    /// Its media type.
+    /// Media type, as in `image/jpeg`.
     pub fn media_type(self) -> &'static str {
         match self {
             Format::Jpeg => "image/jpeg",
@@ -57,14 +57,14 @@ impl Format {
     }
 }
 
-/// What an image may need; all of it is checked on the header.
+/// Largest image that is decoded. All limits are checked on the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Pixels: width times height.
+    /// Width times height in pixels.
     pub pixels_max: u64,
-    /// Pixels of a side.
+    /// Longer side in pixels.
     pub side_max: u32,
-    /// Bytes of memory for the pixels in the file's own depth: 3 a pixel for most, 8 for 16-bit
+    /// Bytes of memory for the pixels in the file's own depth: mostly 3 a pixel, 8 for 16-bit
     /// colour with alpha.
     pub bytes_max: u64,
 }
@@ -76,7 +76,7 @@ impl Default for Limits {
     }
 }
 
-/// What one format's header announces.
+/// Size and memory that a format's header announces.
 pub(crate) struct Announced {
     pub(crate) width: u32,
     pub(crate) height: u32,
@@ -86,8 +86,8 @@ pub(crate) struct Announced {
     pub(crate) beside_bytes: u64,
 }
 
-/// Reads the pixels if the decoder sees the image that the header announced: memory was bounded by
-/// the header.
+/// Reads the pixels if the decoder sees the image that the header announced, whose memory is
+/// bounded.
 pub(crate) fn checked<D: ImageDecoder>(
     header: &Header,
     mut decoder: D,
@@ -105,7 +105,7 @@ pub(crate) fn checked<D: ImageDecoder>(
             format.name()
         )));
     }
-    // An image with unreadable EXIF data is taken to be upright.
+    // An image with unreadable EXIF data counts as upright.
     let orientation = orientation(&mut decoder).unwrap_or(Orientation::NoTransforms);
     let unreadable = |error: ImageError| refused(format, &error);
     decoder.set_limits(allowed(limits)).map_err(unreadable)?;
@@ -113,7 +113,7 @@ pub(crate) fn checked<D: ImageDecoder>(
     Ok((image, orientation))
 }
 
-/// Compares a header with the limits.
+/// Checks an announced size against the limits.
 pub(crate) fn within(width: u32, height: u32, bytes: u64, limits: &Limits) -> Result<()> {
     if width == 0 || height == 0 {
         return Err(Error::invalid("this image has no pixels"));

@@ -1,4 +1,4 @@
-//! Pixels.
+//! Images in memory.
 
 use image::imageops::{self, FilterType};
 use image::{ImageBuffer, Rgb};
@@ -21,12 +21,12 @@ pub struct Gray {
     pub width: u32,
     /// Rows, at least 1.
     pub height: u32,
-    /// Row by row: width * height bytes.
+    /// Brightness row by row: width * height bytes.
     pub pixels: Vec<u8>,
 }
 
 impl Image {
-    /// Its brightness, weighted as ITU-R BT.601 has it.
+    /// Returns the brightness, weighted as in ITU-R BT.601.
     pub fn gray(&self) -> Gray {
         let luma = |pixel: &[u8; 3]| {
             let [red, green, blue] = pixel.map(u32::from);
@@ -36,8 +36,8 @@ impl Image {
         Gray { width: self.width, height: self.height, pixels }
     }
 
-    /// The same in another size; where it becomes smaller, each new pixel is the mean of those it
-    /// covers.
+    /// Returns the image in another size. When it shrinks, each new pixel is the mean of the pixels
+    /// it covers.
     pub fn resized(&self, width: u32, height: u32) -> Image {
         let (width, height) = (width.max(1), height.max(1));
         let whole = ImageBuffer::<Rgb<u8>, &[u8]>::from_raw(self.width, self.height, &self.rgb);
@@ -48,7 +48,7 @@ impl Image {
         Image { width, height, rgb }
     }
 
-    /// The same with its longer side at most `longest`; never enlarged.
+    /// Returns the image with its longer side at most `longest`; never enlarged.
     pub fn fitted(&self, longest: u32) -> Image {
         let side = self.width.max(self.height);
         if side <= longest {

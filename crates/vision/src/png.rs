@@ -1,23 +1,23 @@
 //! PNG files without the chunks that decoding does not need.
 //!
-//! The decoder inflates colour profiles and texts before it reads a pixel, and keeps what it
-//! inflates. Neither is used here, so their chunks never reach it.
+//! The decoder inflates colour profiles and texts before it reads a pixel, and keeps them. They are
+//! not used here, so their chunks never reach it.
 
 use std::borrow::Cow;
 
-/// Bytes of an `eXIf` chunk that is kept for its orientation.
+/// Largest `eXIf` chunk that is kept for its orientation, in bytes.
 const EXIF_BYTES_MAX: usize = 64 << 10;
 /// Bytes of a chunk beside its data: length, kind, checksum.
 const FRAME_BYTES: usize = 12;
 
-/// Returns the file with its critical chunks, transparency and small EXIF data. What is not a whole
-/// chunk stays, for the decoder to refuse.
+/// Returns the file with its critical chunks, transparency and small EXIF data. An incomplete chunk
+/// stays, and the decoder refuses it.
 pub(crate) fn essential(file: &[u8]) -> Cow<'_, [u8]> {
     let mut kept = Vec::new();
     let (mut from, mut at, mut has_exif) = (0, 8, false);
     while let Some((length, kind)) = chunk(file, at) {
         let end = at.saturating_add(length).saturating_add(FRAME_BYTES);
-        // The first letter of a critical chunk is a capital.
+        // A critical chunk begins with a capital letter.
         let exif = &kind == b"eXIf" && length <= EXIF_BYTES_MAX && !has_exif;
         has_exif |= exif;
         if !(kind[0].is_ascii_uppercase() || &kind == b"tRNS" || exif) {

@@ -1,4 +1,4 @@
-//! Small copies for lists.
+//! Thumbnails.
 
 use base::{Error, Result};
 use image::ExtendedColorType;
@@ -9,7 +9,7 @@ use crate::Image;
 /// JPEG quality of thumbnails.
 const QUALITY: u8 = 82;
 
-/// A JPEG file of the image with its longer side at most `longest` pixels; never enlarged.
+/// Encodes the image as JPEG with its longer side at most `longest` pixels; never enlarged.
 ///
 /// # Errors
 /// `InvalidArgument` for a side that JPEG cannot have (above 65,535).

@@ -1,4 +1,4 @@
-//! TIFF files: what `image` reads, and palettes and small depths, which it leaves out.
+//! TIFF files: those `image` reads, and also palettes and small depths.
 
 use std::io::Cursor;
 
@@ -14,10 +14,10 @@ use crate::density::Directory;
 use crate::limits::{Announced, checked, refused, within};
 use crate::{Format, Header, Limits, jpeg};
 
-/// Bytes that the decoder allocates for a value of a directory's entry: the value, and its
-/// converted copy.
+/// Bytes that the decoder allocates for one value of a directory entry: the value and its converted
+/// copy.
 const VALUE_BYTES: u64 = 48;
-/// Directory entries that are looked at.
+/// Most directory entries that are read.
 const ENTRIES_MAX: u64 = 65_535;
 
 /// Reads the size and depth of the first page.
@@ -40,10 +40,10 @@ pub(crate) fn announced(bytes: &[u8], limits: &Limits) -> Result<Announced> {
     let bits =
         decoder.find_tag_unsigned_vec::<u16>(Tag::BitsPerSample).ok().flatten().unwrap_or_default();
     let bits = bits.iter().copied().max().unwrap_or(1);
-    // One sample becomes three colours if it is an index.
+    // A sample that is an index becomes three colours.
     let depth_bytes = (u64::from(samples) * u64::from(bits).div_ceil(8)).max(3);
     let pixels = u64::from(width) * u64::from(height);
-    // The decoder's buffer and the output, and the file of a palette, which is copied.
+    // The decoder's buffer, the output, and the copied file of a palette.
     let beside =
         pixels.saturating_mul(depth_bytes).saturating_add(values.saturating_mul(VALUE_BYTES));
     let beside = beside.saturating_add(2 * bytes.len() as u64);
@@ -51,19 +51,17 @@ pub(crate) fn announced(bytes: &[u8], limits: &Limits) -> Result<Announced> {
     Ok(Announced { width, height, depth_bytes, beside_bytes: beside.saturating_add(strips) })
 }
 
+/// Reads a number of `width` bytes in the byte order of the file.
+fn number(bytes: &[u8], at: usize, width: usize) -> Option<u64> {
+    let field = bytes.get(at..at.checked_add(width)?)?;
+    let append = |number: u64, &byte: &u8| number << 8 | u64::from(byte);
+    let little = bytes.starts_with(b"II");
+    Some(if little { field.iter().rev().fold(0, append) } else { field.iter().fold(0, append) })
+}
+
 /// Counts the values of the first directory's entries; `None` if one lies outside the file.
 fn values(bytes: &[u8]) -> Option<u64> {
-    let little = bytes.starts_with(b"II");
-    let number = |at: u64, length: usize| -> Option<u64> {
-        let at = usize::try_from(at).ok()?;
-        let field = bytes.get(at..at.checked_add(length)?)?;
-        let shifted = |sum: u64, byte: &u8| (sum << 8) | u64::from(*byte);
-        Some(if little {
-            field.iter().rev().fold(0, shifted)
-        } else {
-            field.iter().fold(0, shifted)
-        })
-    };
+    let number = |at: u64, width| number(bytes, usize::try_from(at).ok()?, width);
     let big = number(2, 2)? == 43;
     let (wide, entry_bytes) = if big { (8, 20) } else { (4, 12) };
     let start = if big { number(8, 8)? } else { number(4, 4)? };
@@ -96,8 +94,8 @@ fn values(bytes: &[u8]) -> Option<u64> {
     Some(values)
 }
 
-/// Returns the memory of the costliest strip or tile that is a JPEG file of its own, 0 if there is
-/// none. Its size is announced by its own header, and not bounded by the directory.
+/// Returns the memory of the costliest strip or tile that is itself a JPEG file, 0 without one. Its
+/// own header announces its size; the directory does not bound it.
 fn jpeg_strips(decoder: &mut Decoder<Cursor<&[u8]>>, bytes: &[u8], limits: &Limits) -> Result<u64> {
     const JPEG: u16 = 7;
     if decoder.find_tag_unsigned::<u16>(Tag::Compression).ok().flatten() != Some(JPEG) {
@@ -110,8 +108,7 @@ fn jpeg_strips(decoder: &mut Decoder<Cursor<&[u8]>>, bytes: &[u8], limits: &Limi
     let (mut offsets, mut lengths) = (list(Tag::StripOffsets), list(Tag::StripByteCounts));
     offsets.extend(list(Tag::TileOffsets));
     lengths.extend(list(Tag::TileByteCounts));
-    // Tables come before each strip without the marker that ends them; a frame in them would be the
-    // strip's.
+    // Tables precede each strip without their end marker; a frame in them would be the strip's.
     let tables = decoder.get_tag_u8_vec(Tag::JPEGTables).unwrap_or_default();
     let tables = tables.get(..tables.len().saturating_sub(2)).unwrap_or_default();
     let mut most = 0;
@@ -130,21 +127,20 @@ fn jpeg_strips(decoder: &mut Decoder<Cursor<&[u8]>>, bytes: &[u8], limits: &Limi
         };
         let found = found.ok_or_else(broken)?;
         let pixels = u64::from(found.width) * u64::from(found.height);
-        // The colours stay those of the strip, of which there may be four.
+        // A strip may have four colours, and they stay.
         within(found.width, found.height, pixels * 4, limits)?;
         most = most.max(pixels * 4 + found.beside_bytes + tables.len() as u64);
     }
     Ok(most)
 }
 
-/// Values that one tag may have. The decoder reserves 32 bytes for each as soon as a header
-/// announces them.
+/// Most values of one tag. The decoder reserves 32 bytes for each announced value.
 const VALUES_MAX: u64 = 1 << 20;
-/// The last tag of TIFF 6.0. Those after it (profiles, metadata, layers) may be long, and the
-/// decoder does not read them.
+/// The last tag of TIFF 6.0. Later ones (profiles, metadata, layers) may be long, and the decoder
+/// does not read them.
 const TAG_LAST: u64 = 532;
 
-/// The first page of a file.
+/// Decodes the first page of a file.
 ///
 /// # Errors
 /// As [`crate::decode()`].
@@ -187,16 +183,11 @@ pub(crate) fn decode(
     }
 }
 
-/// Refuses a first page with a tag of more than [`VALUES_MAX`] values. A page that is cut off is
-/// left to the decoder.
+/// Refuses a first page with a tag of more than [`VALUES_MAX`] values. The decoder refuses a page
+/// that is cut off.
 fn check_counts(bytes: &[u8]) -> Result<()> {
     const BIG: u64 = 43;
-    let little = bytes.starts_with(b"II");
-    let field = |at: usize, width: usize| {
-        let field = bytes.get(at..at.checked_add(width)?)?;
-        let append = |number: u64, &byte: &u8| number << 8 | u64::from(byte);
-        Some(if little { field.iter().rev().fold(0, append) } else { field.iter().fold(0, append) })
-    };
+    let field = |at, width| number(bytes, at, width);
     // Offsets and counts have 8 bytes in a BigTIFF file and 4 in others.
     let (width, number_width, entry_bytes) =
         if field(2, 2) == Some(BIG) { (8, 8, 20) } else { (4, 2, 12) };
@@ -218,8 +209,8 @@ fn check_counts(bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// A file of a palette with its pixels called grey: the decoder leaves palettes out, and the
-/// numbers of grey pixels as they are. `None` for any other file.
+/// Returns a palette file with its pixels called grey: the decoder refuses palettes and keeps the
+/// numbers of grey pixels. `None` for any other file.
 fn palette_as_grey(bytes: &[u8]) -> Option<Vec<u8>> {
     const PHOTOMETRIC: u16 = 262;
     const PALETTE: u16 = 3;
@@ -236,7 +227,7 @@ fn palette_as_grey(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(file)
 }
 
-/// The colours of a palette: all reds, all greens, all blues in the file, 16 bits each.
+/// Reads the colours of a palette: in the file all reds, all greens, all blues, 16 bits each.
 fn palette(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<Vec<[u8; 3]>> {
     let map = decoder.get_tag_u16_vec(Tag::ColorMap).map_err(|error| damaged(&error))?;
     let (reds, rest) = map.split_at(map.len() / 3);
@@ -247,7 +238,7 @@ fn palette(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<Vec<[u8; 3]>> {
         .collect())
 }
 
-/// A page whose pixels are numbers of colours, `bits` each, rows beginning on a byte.
+/// Decodes a page whose pixels are colour numbers of `bits` each. Rows begin on a byte.
 fn indexed(
     mut decoder: Decoder<Cursor<&[u8]>>,
     bits: u8,

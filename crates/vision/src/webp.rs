@@ -1,12 +1,16 @@
-//! WebP containers (RFC 9649): the size of what they hold, and their EXIF data.
+//! WebP containers (RFC 9649): their size and their EXIF data.
 
 use crate::limits::Announced;
 
-/// Bytes of a token partition that a lossy frame may announce: 24 bits of length.
+/// Largest token partition that a lossy frame can announce: 24 bits of length.
 const PARTITION_BYTES: u64 = 16 << 20;
 
 /// A chunk's kind and data. The data ends with the file if the chunk claims more.
-type Chunk<'a> = ([u8; 4], &'a [u8]);
+#[derive(Clone, Copy)]
+struct Chunk<'a> {
+    kind: [u8; 4],
+    data: &'a [u8],
+}
 
 /// Chunks one after the other.
 struct Chunks<'a>(&'a [u8]);
@@ -20,7 +24,7 @@ impl<'a> Iterator for Chunks<'a> {
         let data = self.0.get(8..)?;
         let end = length.saturating_add(length % 2).min(data.len());
         self.0 = data.get(end..)?;
-        Some(([a, b, c, d], data.get(..length.min(data.len()))?))
+        Some(Chunk { kind: [a, b, c, d], data: data.get(..length.min(data.len()))? })
     }
 }
 
@@ -28,23 +32,23 @@ fn chunks(file: &[u8]) -> Chunks<'_> {
     Chunks(file.get(12..).unwrap_or_default())
 }
 
-/// Returns the EXIF data of a file. The decoder allocates what the chunk claims, so it is never
-/// asked.
+/// Returns the EXIF data of a file. The decoder is not used for it: it allocates as many bytes as
+/// the chunk claims.
 pub(crate) fn exif(file: &[u8]) -> Option<&[u8]> {
-    chunks(file).find(|(kind, _)| kind == b"EXIF").map(|(_, data)| data)
+    chunks(file).find(|chunk| &chunk.kind == b"EXIF").map(|chunk| chunk.data)
 }
 
 /// Reads size and coding. `None` if a frame is larger than its canvas: the decoder would allocate
 /// the frame first.
 pub(crate) fn announced(file: &[u8]) -> Option<Announced> {
-    let (kind, data) = chunks(file).next()?;
+    let Chunk { kind, data } = chunks(file).next()?;
     let partitions = PARTITION_BYTES + 2 * file.len() as u64;
     let (size, depth_bytes, work) = match &kind {
         b"VP8 " => (lossy(data)?, 3, 2),
         b"VP8L" => (lossless(data)?, 4, 4),
         b"VP8X" => {
             let canvas = (u24(data, 4)? + 1, u24(data, 7)? + 1);
-            for (kind, data) in chunks(file).flat_map(frames) {
+            for Chunk { kind, data } in chunks(file).flat_map(frames) {
                 let fits = |(width, height)| width <= canvas.0 && height <= canvas.1;
                 if kind == *b"VP8 " && !fits(lossy(data)?)
                     || kind == *b"VP8L" && !fits(lossless(data)?)
@@ -64,10 +68,10 @@ pub(crate) fn announced(file: &[u8]) -> Option<Announced> {
     Some(Announced { width, height, depth_bytes, beside_bytes: padded * work + partitions })
 }
 
-/// A chunk, and if it is a frame of an animation, the chunks in it.
-fn frames((kind, data): Chunk<'_>) -> impl Iterator<Item = Chunk<'_>> {
-    let inner = if &kind == b"ANMF" { data.get(16..).unwrap_or_default() } else { &[] };
-    std::iter::once((kind, data)).chain(Chunks(inner))
+/// Yields a chunk and, if it is a frame of an animation, the chunks in it.
+fn frames(chunk: Chunk<'_>) -> impl Iterator<Item = Chunk<'_>> {
+    let inner = if &chunk.kind == b"ANMF" { chunk.data.get(16..).unwrap_or_default() } else { &[] };
+    std::iter::once(chunk).chain(Chunks(inner))
 }
 
 fn u24(data: &[u8], at: usize) -> Option<u32> {

@@ -29,7 +29,7 @@ fn kernels_compile_without_a_warning() {
 }
 
 #[test]
-fn a_compiler_that_is_not_there_is_said_so() {
+fn a_missing_compiler_is_reported() {
     let search =
         CompilerSearch { explicit: Some("/nowhere/libnvrtc.so".into()), virtual_env: None };
     let error = Nvrtc::open(&search).unwrap_err();

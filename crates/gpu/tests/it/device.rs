@@ -18,7 +18,7 @@ fn open(test: &str) -> Option<Arc<Gpu>> {
     match Gpu::open(&options) {
         Ok(gpu) => Some(gpu),
         Err(error) => {
-            // Whatever is missing, it is named.
+            // The error names the missing part.
             assert!(
                 ["libcuda", "shows no GPU", "libnvrtc"]
                     .iter()
@@ -32,21 +32,21 @@ fn open(test: &str) -> Option<Arc<Gpu>> {
 }
 
 #[test]
-fn the_device_gives_what_sorting_gives_from_either_memory() {
-    let Some(gpu) = open("the_device_gives_what_sorting_gives_from_either_memory") else { return };
+fn the_device_ranks_as_sorting_does() {
+    let Some(gpu) = open("the_device_ranks_as_sorting_does") else { return };
     println!("on {}", gpu.name());
     let mut runner = TestRunner::default();
     let mut all: Vec<Case> =
         (0..CASES).map(|_| cases().new_tree(&mut runner).unwrap().current()).collect();
     all.push(Case::new(3, (Coding::Bytes, 512, 60_000, 9, 100), 120, true, 0));
     for case in &all {
-        for home in [RowPlacement::Device, RowPlacement::Pinned] {
-            let rows = gpu.upload(&case.rows(), home).unwrap();
-            assert_eq!(rows.bytes().1, home == RowPlacement::Pinned);
+        for placement in [RowPlacement::Device, RowPlacement::Pinned] {
+            let rows = gpu.upload(&case.rows(), placement).unwrap();
+            assert_eq!(rows.bytes().1, placement == RowPlacement::Pinned);
             let found = rows.search(&case.queries(), case.k, case.allowed.as_deref()).unwrap();
             assert!(
                 found == case.naive(),
-                "{:?} {home:?}",
+                "{:?} {placement:?}",
                 (case.coding(), case.dims, rows.rows(), case.k)
             );
         }
@@ -54,25 +54,25 @@ fn the_device_gives_what_sorting_gives_from_either_memory() {
     assert_eq!(gpu.bytes(), (0, 0));
 }
 
-/// A segment is dropped by whoever held it last, on a thread that need not know the device.
+/// The last holder of a segment drops it, on a thread that may never have used the device.
 #[test]
-fn rows_that_another_thread_drops_are_freed_and_the_device_lives_on() {
-    let Some(gpu) = open("rows_that_another_thread_drops_are_freed_and_the_device_lives_on") else {
+fn another_thread_may_drop_rows() {
+    let Some(gpu) = open("another_thread_may_drop_rows") else {
         return;
     };
     let case = Case::new(7, (Coding::Bytes, 32, 300, 2, 10), 120, true, 0);
-    for home in [RowPlacement::Device, RowPlacement::Pinned] {
-        let rows = gpu.upload(&case.rows(), home).unwrap();
+    for placement in [RowPlacement::Device, RowPlacement::Pinned] {
+        let rows = gpu.upload(&case.rows(), placement).unwrap();
         std::thread::spawn(move || drop(rows)).join().unwrap();
         assert_eq!(gpu.bytes(), (0, 0));
-        let rows = gpu.upload(&case.rows(), home).unwrap();
+        let rows = gpu.upload(&case.rows(), placement).unwrap();
         assert_eq!(rows.search(&case.queries(), case.k, None).unwrap(), case.naive());
     }
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_the_device_lives_on() {
-    let Some(gpu) = open("what_does_not_fit_is_refused_and_the_device_lives_on") else { return };
+fn oversized_rows_are_refused_without_harm() {
+    let Some(gpu) = open("oversized_rows_are_refused_without_harm") else { return };
     let case = Case::new(5, (Coding::Bytes, 32, 300, 2, 10), 120, false, 0);
     let rows = gpu.upload(&case.rows(), RowPlacement::Auto).unwrap();
     assert!(rows.search(&case.queries(), gpu::K_MAX + 1, None).is_err());

@@ -65,10 +65,10 @@ fn encode(case: &Case, out: &mut Vec<u8>) -> usize {
 }
 
 #[test]
-fn executed_as_c_plus_plus_they_give_what_sorting_gives() {
+fn kernels_as_cpp_rank_as_sorting_does() {
     let directory = tempfile::tempdir().unwrap();
     let Some(program) = build(directory.path()) else {
-        return skipped("executed_as_c_plus_plus_they_give_what_sorting_gives", "there is no g++");
+        return skipped("kernels_as_cpp_rank_as_sorting_does", "there is no g++");
     };
     let mut runner = TestRunner::default();
     let mut all: Vec<Case> =

@@ -15,7 +15,7 @@ fn skipped(test: &str, reason: impl std::fmt::Display) {
     println!("SKIPPED {test}: {reason}");
 }
 
-/// Where the run-time compiler is looked for.
+/// Search path of the run-time compiler.
 fn search() -> gpu::CompilerSearch {
     gpu::CompilerSearch {
         explicit: std::env::var_os("MILLPOND_NVRTC").map(Into::into),

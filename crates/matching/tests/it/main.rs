@@ -3,7 +3,7 @@
 
 extern crate millpond_matching as matching;
 
-mod likeness;
 mod ranks;
 mod records;
+mod scores;
 mod templates;

@@ -1,4 +1,4 @@
-//! What is accepted comes first, by score; the rest by the likeness of embeddings.
+//! Accepted results come first, by score; the others by similarity of embeddings.
 
 use matching::rank::{StageScores, best_first};
 

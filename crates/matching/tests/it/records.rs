@@ -1,4 +1,4 @@
-//! Records: whatever bytes come, there is an error or a score.
+//! Records: any bytes give an error or a score.
 
 use matching::{Graph, MatchOptions, Probe, Scratch, Vertex, explain, score, synthetic};
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! What of the image is fingerprint, and which ends of lines are minutiae.
+//! Selection: the area of the fingerprint, and the line ends that are minutiae.
 
 use std::f32::consts::TAU;
 
@@ -8,35 +8,35 @@ use super::plane::Plane;
 use super::ridges::CELL;
 use super::trace::End;
 
-/// Share of the variance that passes the filters in a fingerprint, at least.
+/// Least share of the variance that passes the filters in a fingerprint.
 const QUALITY_MIN: f32 = 0.12;
-/// Deviation in cells of smoothing that share, and the area in which it is enough.
+/// Deviations, in cells, that smooth this share and the area in which it is enough.
 const SHARE: f32 = 2.0;
 const AREA: f32 = 3.0;
-/// Contrast of a fingerprint: this share of what the better parts of the image have, and steps of
-/// brightness.
+/// Least contrast of a fingerprint: this share of the contrast of the better parts of the image,
+/// and this many steps of brightness.
 const CONTRAST_SHARE: f32 = 0.25;
 const CONTRAST_MIN: f32 = 4.0;
-/// The rank, in hundredths, of those better parts.
+/// Percentile of contrast that stands for the better parts.
 const BETTER: usize = 85;
-/// Pixels that a minutia is inside of the area: lines end at its border.
+/// Pixels from a minutia to the border of the area, where all lines end.
 const MARGIN: f32 = 6.0;
-/// Pixels ahead of a line's end at which there must be ridges too.
+/// Pixels ahead of a line's end at which ridges must continue.
 const AHEAD: f32 = 16.0;
-/// Ends that face each other nearer than this in pixels are a broken line.
+/// Two ends that face each other within this many pixels are a broken line.
 const GAP: f32 = 12.0;
-/// How far, in turns, they may point past each other.
+/// Most, in turns, by which they may point past each other.
 const GAP_ANGLE: f32 = 0.14;
-/// Minutiae with this many others nearer than so many pixels are noise.
+/// A minutia with this many others within this radius in pixels is noise.
 const CROWD: usize = 5;
 const CROWD_RADIUS: f32 = 24.0;
-/// Minutiae that are looked at, the best of them.
+/// Most minutiae that are examined, the best ones.
 const CANDIDATES_MAX: usize = 1024;
-/// Minutiae that are kept, the best of them. A fingerprint has fewer; more are from dirt, and help
-/// impostors.
+/// Most minutiae that are kept, the best ones. A fingerprint has fewer; more come from dirt and
+/// help impostors.
 pub(super) const KEPT_MAX: usize = 80;
 
-/// The least contrast of a fingerprint in this image.
+/// Returns the least contrast of a fingerprint in this image.
 pub(super) fn contrast_min(contrast: &Plane) -> f32 {
     let mut sorted = contrast.values.clone();
     sorted.sort_by(f32::total_cmp);
@@ -44,16 +44,16 @@ pub(super) fn contrast_min(contrast: &Plane) -> f32 {
     (better * CONTRAST_SHARE).max(CONTRAST_MIN)
 }
 
-/// How good each cell is, and which belong to the fingerprint.
+/// Quality of each cell, and the cells of the fingerprint.
 #[derive(Clone, Debug)]
 pub(super) struct Area {
-    /// The share of the variance that the filters let pass, 0 to about 1.
+    /// Share of the variance that the filters let pass, 0 to about 1.
     pub(super) quality: Plane,
     inside: Vec<bool>,
 }
 
 impl Area {
-    /// `ridges` is what the filters left of `even`.
+    /// Finds the area. `ridges` is the filtered `even`.
     pub(super) fn of(even: &Plane, ridges: &Plane, contrast: &Plane, contrast_min: f32) -> Area {
         let power = |plane: &Plane| plane.squared().cells(CELL).smoothed(SHARE);
         let quality = power(ridges).with(&power(even), |passed, whole| passed / (whole + 0.05));
@@ -64,7 +64,7 @@ impl Area {
         Area { quality, inside }
     }
 
-    /// The quality in 256 steps, 0 outside of the fingerprint.
+    /// Returns the quality in 256 steps, 0 outside of the fingerprint.
     pub(super) fn map(&self) -> Vec<u8> {
         let step = |(&quality, &inside): (&f32, &bool)| {
             if inside { (quality * 255.0).clamp(0.0, 255.0) as u8 } else { 0 }
@@ -72,12 +72,12 @@ impl Area {
         self.quality.values.iter().zip(&self.inside).map(step).collect()
     }
 
-    /// Whether the pixel belongs to the fingerprint.
+    /// Returns true if the pixel belongs to the fingerprint.
     pub(super) fn holds(&self, x: usize, y: usize) -> bool {
         self.inside[y / CELL * self.quality.width + x / CELL]
     }
 
-    /// The cell of a place, none outside of the image.
+    /// Returns the cell of a position; `None` outside of the image.
     fn cell(&self, x: f32, y: f32) -> Option<usize> {
         let (column, row) = ((x / CELL as f32).floor(), (y / CELL as f32).floor());
         let within = column >= 0.0 && row >= 0.0 && (column as usize) < self.quality.width;
@@ -86,7 +86,7 @@ impl Area {
             .filter(|&cell| cell < self.inside.len())
     }
 
-    /// Whether the place and its surroundings belong to the fingerprint.
+    /// Returns true if the end and its surroundings belong to the fingerprint.
     fn surrounds(&self, end: &End) -> bool {
         let inside = |x: f32, y: f32| {
             self.cell(x, y).and_then(|cell| self.inside.get(cell)).copied().unwrap_or(false)
@@ -100,14 +100,14 @@ impl Area {
     }
 }
 
-/// A minutia and how good its surroundings are.
+/// A minutia and the quality of its surroundings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate {
     pub(super) vertex: Vertex,
     quality: f32,
 }
 
-/// Appends those of `ends` (from the top down) that are no break of a line and not at the border.
+/// Appends the `ends` (sorted from the top down) that are no break of a line and not at the border.
 pub(super) fn candidates(ends: &[End], kind: u8, area: &Area, out: &mut Vec<Candidate>) {
     for (index, end) in ends.iter().enumerate() {
         let near = |other: &&End| (other.y - end.y).abs() <= GAP;
@@ -127,7 +127,7 @@ pub(super) fn candidates(ends: &[End], kind: u8, area: &Area, out: &mut Vec<Cand
     }
 }
 
-/// Whether two ends are those of one broken line.
+/// Returns true if two ends belong to one broken line.
 fn facing(one: &End, other: &End) -> bool {
     let (right, up) = (other.x - one.x, one.y - other.y);
     let way = up.atan2(right) / TAU;
@@ -140,7 +140,7 @@ fn facing(one: &End, other: &End) -> bool {
         && apart(other.angle, way) < GAP_ANGLE
 }
 
-/// The best of them, best first, without crowds.
+/// Returns the best minutiae, best first, without crowds.
 pub(super) fn chosen(mut candidates: Vec<Candidate>) -> Vec<Vertex> {
     candidates.sort_by(|a, b| b.quality.total_cmp(&a.quality));
     candidates.truncate(CANDIDATES_MAX);
@@ -150,7 +150,7 @@ pub(super) fn chosen(mut candidates: Vec<Candidate>) -> Vec<Vertex> {
     };
     candidates
         .iter()
-        // Everyone is near to itself.
+        // A minutia is near to itself.
         .filter(|one| candidates.iter().filter(|other| near(one, other)).count() <= CROWD)
         .map(|candidate| candidate.vertex)
         .take(KEPT_MAX)

@@ -1,5 +1,5 @@
-//! Filters that let ridges of one direction and one distance pass: a wave under a bell (Gabor), as
-//! Hong, Wan and Jain use them in "Fingerprint image enhancement" (1998).
+//! Gabor filters that pass ridges of one direction and one distance: a wave under a bell, as in
+//! Hong, Wan and Jain, "Fingerprint image enhancement" (1998).
 
 use std::f32::consts::{PI, TAU};
 use std::sync::LazyLock;
@@ -7,15 +7,15 @@ use std::sync::LazyLock;
 use super::plane::Plane;
 use super::ridges::{CELL, Flow};
 
-/// Directions of filters in half a turn.
+/// Filter directions in half a turn.
 const ANGLES: usize = 32;
-/// Distances of ridges.
+/// Number of ridge distances.
 pub(super) const PERIODS: usize = 8;
-/// The shortest distance in pixels, and by how much each is longer than the one before: 5.5 to 13.8
-/// pixels, where at 500 dots per inch adults' ridges lie 8 to 11 apart and children's 6 to 7.
+/// The shortest distance in pixels, and the factor from each to the next: 5.5 to 13.8 pixels. At
+/// 500 dots per inch adults' ridges lie 8 to 11 apart and children's 6 to 7.
 const PERIOD_MIN: f32 = 5.5;
 const PERIOD_STEP: f32 = 1.14;
-/// Deviation of the bell along the ridge in pixels, and across it in distances of ridges.
+/// Deviation of the bell along the ridge in pixels, and across it in ridge distances.
 const ALONG: f32 = 4.5;
 const ACROSS: f32 = 0.42;
 /// Pixels from the middle of a filter to its edge.
@@ -34,7 +34,7 @@ pub(super) struct Kernel {
 }
 
 impl Bank {
-    /// The filters, made once.
+    /// Returns the filters, made once.
     pub(super) fn shared() -> &'static Bank {
         static BANK: LazyLock<Bank> = LazyLock::new(Bank::new);
         &BANK
@@ -48,7 +48,7 @@ impl Bank {
         Bank { kernels: (0..ANGLES * PERIODS).map(kernel).collect() }
     }
 
-    /// The filter for ridges at this angle, in half turns.
+    /// Returns the filter for ridges at this angle, in half turns.
     pub(super) fn kernel(&self, angle: f32, period: usize) -> &Kernel {
         let angle = (angle * ANGLES as f32 + 0.5) as usize % ANGLES;
         &self.kernels[angle * PERIODS + period.min(PERIODS - 1)]
@@ -56,8 +56,8 @@ impl Bank {
 }
 
 impl Kernel {
-    /// For ridges at `angle` (radians, counter-clockwise), `period` pixels apart: 0 for even
-    /// brightness, 1 on the crest of a wave of height 1.
+    /// Makes the filter for ridges at `angle` (radians, counter-clockwise), `period` pixels apart.
+    /// It responds with 0 to even brightness and 1 on the crest of a wave of height 1.
     fn new(angle: f32, period: f32) -> Kernel {
         let (sin, cos) = angle.sin_cos();
         let each = |of: &dyn Fn(f32, f32) -> f32| -> [[f32; SIDE]; SIDE] {
@@ -85,9 +85,9 @@ impl Kernel {
         Kernel { weights }
     }
 
-    /// The response at a place at least [`RADIUS`] inside.
+    /// Returns the response at a position at least [`RADIUS`] inside the plane.
     pub(super) fn response(&self, plane: &Plane, x: usize, y: usize) -> f32 {
-        // Four sums, as the order of adding floats is not the compiler's to change.
+        // Four sums: the compiler may not change the order of adding floats.
         let mut sums = [0.0_f32; 4];
         for (row, weights) in self.weights.iter().enumerate() {
             let start = (y + row - RADIUS) * plane.width + x - RADIUS;
@@ -105,7 +105,7 @@ impl Kernel {
         sums.iter().sum()
     }
 
-    /// The responses of one cell; `corner` is where the filter of its upper left pixel begins in
+    /// Returns the responses of one cell. The filter of its upper left pixel begins at `corner` in
     /// `padded`.
     fn cell(&self, padded: &[f32], stride: usize, corner: usize) -> [[f32; CELL]; CELL] {
         let mut sums = [[0.0_f32; CELL]; CELL];
@@ -125,7 +125,7 @@ impl Kernel {
     }
 }
 
-/// The image with each cell filtered for its direction and distance; 0 if it is not `wanted`.
+/// Filters each cell for its direction and distance; 0 in a cell that is not `wanted`.
 pub(super) fn filtered(
     plane: &Plane,
     flow: &Flow,

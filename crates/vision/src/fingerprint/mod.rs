@@ -1,16 +1,18 @@
-//! Minutiae of fingerprints: where ridges end and fork.
+//! Minutiae of fingerprints: the points at which ridges end and fork.
 //!
-//! The image is brought to 500 dots per inch and to even brightness and contrast. The structure
-//! tensor gives the way ridges run, a bank of filters their distance; filtered accordingly, ridges
-//! come out as waves, and breaks and scratches mostly close. That is done twice, the second time
-//! with the way ridges run in what the first left. What passes of the variance is the quality, and
-//! decides with the contrast what is fingerprint. Ridges and the valleys between them are thinned
-//! to lines: an end of a ridge is an ending, an end of a valley a bifurcation, so both are found in
-//! the same way and their directions are those of ISO/IEC 19794-2. Ends at the border, of spurs, of
-//! short pieces and of broken lines are left out.
+//! 1. The image is brought to 500 dots per inch and to even brightness and contrast.
+//! 2. The structure tensor gives the direction of the ridges, a bank of filters their distance.
+//!    Filtered accordingly, ridges become waves, and most breaks and scratches close. This is done
+//!    twice: the second pass takes the directions from the first one's result.
+//! 3. The share of the variance that passes is the quality. Quality and contrast decide which parts
+//!    are fingerprint.
+//! 4. Ridges, and the valleys between them, are thinned to lines. The end of a ridge is an ending,
+//!    the end of a valley a bifurcation. Both are found in the same way, and their directions are
+//!    those of ISO/IEC 19794-2. Ends at the border, of spurs, of short pieces and of broken lines
+//!    are left out.
 //!
-//! Sums are single-precision floats in a fixed order; directions use the platform's arc tangent, so
-//! that two kinds of machine may rarely differ in a minutia. About 0.2 Gflop for 388 x 374 pixels.
+//! Sums are single-precision floats in a fixed order. Directions use the platform's arc tangent, so
+//! two kinds of machine may rarely differ in a minutia. Costs about 0.2 Gflop for 388 x 374 pixels.
 
 mod choose;
 mod gabor;
@@ -29,34 +31,33 @@ use plane::Plane;
 use ridges::{CELL, Flow, distances, evened};
 use thin::Bits;
 
-/// Two fingerprints with a score (of [`matching::score`]) of at least this are taken for the same
-/// finger.
+/// Least score (of [`matching::score`]) that accepts two fingerprints as the same finger.
 ///
-/// Of 12,160 pairs of different fingers of FVC2002's DB1_B and DB2_B, with which the constants here
-/// were chosen, the highest score is 156; of 113,216 of six other databases of FVC2002 and FVC2004
-/// it is 173, and six have 160. The margin above that is for what changes with the image: DB2_B
-/// taken at its true 569 dots per inch instead of 500 has one pair of 223. It is meant for searches
-/// among many: of the pairs of the same finger 3.9 % stay below it in the first two databases, a
-/// fifth in the six others, whose fingers were pressed, turned, dried and wetted on purpose.
+/// Of 12,160 pairs of different fingers of FVC2002's DB1_B and DB2_B, which the constants here were
+/// chosen with, the highest score is 156. Of 113,216 pairs of six other databases of FVC2002 and
+/// FVC2004 it is 173, and six have 160. The margin covers changes of the image: DB2_B taken at its
+/// true 569 dots per inch instead of 500 has one pair of 223. The value suits searches among many:
+/// of the pairs of the same finger 3.9 % stay below it in the first two databases, and a fifth in
+/// the six others, whose fingers were pressed, turned, dried and wetted on purpose.
 pub const ACCEPT: f32 = 200.0;
 
 /// Dots per inch of graphs.
 const RESOLUTION: f32 = 500.0;
-/// Resolutions that are believed.
+/// Accepted resolutions.
 const RESOLUTION_MIN: f32 = 100.0;
 const RESOLUTION_MAX: f32 = 2_500.0;
-/// Sides of an image at 500 dots per inch: less than three ridges are no fingerprint, coordinates
-/// have 15 bits.
+/// Sides of an image at 500 dots per inch: fewer than three ridges are no fingerprint, and
+/// coordinates have 15 bits.
 const SIDE_MIN: f32 = 32.0;
 const SIDE_MAX: f32 = 16_000.0;
-/// Pixels at 500 dots per inch: four fingers side by side have two and a half million. The most
+/// Most pixels at 500 dots per inch: four fingers side by side have two and a half million. As many
 /// need 150 MB and less than 2 s of a core.
 const PIXELS_MAX: f32 = 4e6;
 
-/// What is known of an image.
+/// Properties of a fingerprint image.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MinutiaeOptions {
-    /// Its resolution, 100 to 2,500.
+    /// Resolution, 100 to 2,500.
     pub dots_per_inch: f32,
 }
 
@@ -66,29 +67,27 @@ impl Default for MinutiaeOptions {
     }
 }
 
-/// What was found.
+/// Result of [`minutiae`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Extraction {
-    /// The minutiae, the best first, at 500 dots per inch; without descriptors. Empty if there is
-    /// no fingerprint.
-    pub graph: Graph,
-    /// How good the image is, 0 to 255, for each square of [`Extraction::CELL`] pixels at 500 dots
-    /// per inch, row by row: the share of the variance that is ridges, 0 outside of the
+    /// Minutiae, the best first, at 500 dots per inch, without descriptors. Empty if there is no
     /// fingerprint.
+    pub graph: Graph,
+    /// Quality, 0 to 255, of each square of [`Extraction::CELL`] pixels at 500 dots per inch, row
+    /// by row: the share of the variance that is ridges, 0 outside of the fingerprint.
     pub quality: Vec<u8>,
     /// Squares in a row of `quality`.
     pub quality_width: u32,
 }
 
 impl Extraction {
-    /// Pixels at 500 dots per inch across a square of `quality`.
+    /// Side of a square of `quality`, in pixels at 500 dots per inch.
     pub const CELL: u32 = CELL as u32;
 }
 
 /// Largest resolution that the bound of memory covers, in dots per inch.
 const SCAN_RESOLUTION_MAX: u64 = 1_200;
-/// Bytes per pixel of the image as it was scanned: brightness, its numbers, and their smoothed
-/// copies.
+/// Bytes per pixel of the scanned image: brightness, its floats, and their smoothed copies.
 const SCANNED_BYTES: u64 = 16;
 /// Bytes per pixel at 500 dots per inch: planes that are evened and filtered twice, and lines.
 const PLANE_BYTES: u64 = 80;
@@ -105,11 +104,11 @@ pub fn work_bytes(width: u32, height: u32) -> u64 {
     scanned * SCANNED_BYTES + (4 * pixels).min(most) * PLANE_BYTES
 }
 
-/// The minutiae of an image with dark ridges.
+/// Finds the minutiae of an image with dark ridges.
 ///
 /// # Errors
-/// `InvalidArgument` where the resolution is not believable, the pixels are not width times height,
-/// or the image at 500 dots per inch is too small or too large for a fingerprint.
+/// `InvalidArgument` if the resolution is implausible, the pixels are not width times height, or
+/// the image at 500 dots per inch is too small or too large for a fingerprint.
 pub fn minutiae(image: &Gray, options: &MinutiaeOptions) -> Result<Extraction> {
     let plane = Plane::scaled(image, factor(image, options)?);
     let (even, contrast) = evened(&plane);
@@ -140,7 +139,7 @@ pub fn minutiae(image: &Gray, options: &MinutiaeOptions) -> Result<Extraction> {
     Ok(Extraction { graph, quality: area.map(), quality_width: area.quality.width as u32 })
 }
 
-/// By how much the image is made larger, where everything about it is as it should be.
+/// Returns the enlargement to 500 dots per inch, or an error if the image is not valid.
 fn factor(image: &Gray, options: &MinutiaeOptions) -> Result<f32> {
     let resolution = options.dots_per_inch;
     if !(RESOLUTION_MIN..=RESOLUTION_MAX).contains(&resolution) {

@@ -1,8 +1,8 @@
-//! Planes of numbers: smoothing, shrinking, changing their size.
+//! Planes of numbers: smoothing, shrinking, resizing.
 
 use crate::Gray;
 
-/// A Gaussian is cut off at this many deviations.
+/// Deviations at which a Gaussian is cut off.
 const TAIL: f32 = 2.5;
 
 /// Numbers on a grid, row by row; neither side is 0.
@@ -14,13 +14,13 @@ pub(super) struct Plane {
 }
 
 impl Plane {
-    /// All zero.
+    /// Returns a plane of zeros.
     pub(super) fn new(width: usize, height: usize) -> Plane {
         Plane { width, height, values: vec![0.0; width * height] }
     }
 
-    /// The brightness of an image, made `factor` times as large by linear interpolation; where it
-    /// shrinks much, it is smoothed first.
+    /// Returns the brightness of an image, enlarged by `factor` with linear interpolation. An image
+    /// that shrinks much is smoothed first.
     pub(super) fn scaled(image: &Gray, factor: f32) -> Plane {
         let source = Plane {
             width: image.width as usize,
@@ -50,31 +50,31 @@ impl Plane {
         out
     }
 
-    /// One value from two of the same place.
+    /// Combines the values of two planes of the same size.
     pub(super) fn with(&self, other: &Plane, of: impl Fn(f32, f32) -> f32) -> Plane {
         let values = self.values.iter().zip(&other.values).map(|(&a, &b)| of(a, b)).collect();
         Plane { width: self.width, height: self.height, values }
     }
 
-    /// Each value times itself.
+    /// Squares each value.
     pub(super) fn squared(&self) -> Plane {
         self.with(self, |a, b| a * b)
     }
 
-    /// The value at a place, moved inside where it lies outside.
+    /// Returns the value at a position; outside, that of the nearest pixel.
     fn at(&self, x: isize, y: isize) -> f32 {
         let inside = |place: isize, length: usize| place.clamp(0, length as isize - 1) as usize;
         self.values[inside(y, self.height) * self.width + inside(x, self.width)]
     }
 
-    /// Smoothed by a Gaussian of this deviation; beyond the border its outermost values go on.
+    /// Smooths by a Gaussian of this deviation. Beyond the border the outermost values continue.
     pub(super) fn smoothed(&self, deviation: f32) -> Plane {
         let radius = (deviation * TAIL).ceil() as usize;
         let mut weights: Vec<f32> =
             (0..=radius).map(|at| (-0.5 * (at as f32 / deviation).powi(2)).exp()).collect();
         let sum = 2.0 * weights.iter().sum::<f32>() - 1.0;
         weights.iter_mut().for_each(|weight| *weight /= sum);
-        // The middle is added twice.
+        // The middle is added twice below.
         weights[0] *= 0.5;
         self.across(&weights).down(&weights)
     }
@@ -117,7 +117,7 @@ impl Plane {
         out
     }
 
-    /// The mean of each square of `side` pixels; those at the right and lower border may be
+    /// Returns the mean of each square of `side` pixels; those at the right and lower border may be
     /// smaller.
     pub(super) fn cells(&self, side: usize) -> Plane {
         let across = self.width.div_ceil(side);

@@ -1,30 +1,30 @@
-//! Which way ridges run and how far apart they lie.
+//! Direction and distance of ridges.
 
 use std::f32::consts::TAU;
 
 use super::gabor::{Bank, PERIODS, RADIUS};
 use super::plane::Plane;
 
-/// Pixels across a cell: direction, distance and quality are known for each.
+/// Side of a cell in pixels; each cell has a direction, a distance and a quality.
 pub(super) const CELL: usize = 4;
 
-/// Deviation in pixels of the window in which brightness and contrast are made even: somewhat more
-/// than a ridge.
+/// Deviation in pixels of the window that evens brightness and contrast: somewhat more than a
+/// ridge.
 const EVEN: f32 = 10.0;
-/// Steps of brightness that count as noise, and are not blown up.
+/// Steps of brightness that count as noise and are not amplified.
 const NOISE: f32 = 3.0;
-/// Deviations of brightness beyond which a value is cut off.
+/// Deviations of brightness at which a value is cut off.
 const STEEPEST: f32 = 2.5;
-/// Deviation in pixels of smoothing before gradients are taken.
+/// Deviation in pixels of the smoothing before gradients are taken.
 const BEFORE: f32 = 1.4;
-/// Deviations in cells of smoothing the structure tensor, and the directions that it gives.
+/// Deviations in cells that smooth the structure tensor and its directions.
 const TENSOR: f32 = 1.6;
 const DIRECTIONS: f32 = 2.0;
-/// Deviation in cells of smoothing distances, twice.
+/// Deviation in cells that smooths distances, twice.
 const DISTANCES: f32 = 4.0;
 
-/// The image with its local mean taken away and its local deviation made one; ridges, which are
-/// dark, are positive. With it the deviation as it was, in steps of brightness, per cell.
+/// Subtracts the local mean and divides by the local deviation; ridges, which are dark, become
+/// positive. Also returns the original deviation per cell, in steps of brightness.
 pub(super) fn evened(image: &Plane) -> (Plane, Plane) {
     let darker = image.smoothed(EVEN).with(image, |mean, value| mean - value);
     let spread = darker.squared().smoothed(EVEN);
@@ -36,7 +36,7 @@ pub(super) fn evened(image: &Plane) -> (Plane, Plane) {
     (even, contrast)
 }
 
-/// The way ridges run, per cell: the unit vector of twice the angle, shorter if it is uncertain.
+/// Direction of ridges per cell: the unit vector of twice the angle, shorter if it is uncertain.
 #[derive(Clone, Debug)]
 pub(super) struct Flow {
     pub(super) cos: Plane,
@@ -44,10 +44,10 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// Across the gradients, averaged as the structure tensor: gradients on the two sides of a
-    /// ridge are opposite, twice their angles are the same (Kass and Witkin, "Analyzing oriented
-    /// patterns", 1987). What is smoothed the second time has the length of the coherence, so that
-    /// a scratch counts less than the ridges around it.
+    /// Averages the directions across the gradients as the structure tensor: gradients on the two
+    /// sides of a ridge are opposite, but twice their angles are equal (Kass and Witkin, "Analyzing
+    /// oriented patterns", 1987). The second smoothing weighs by coherence, so a scratch counts
+    /// less than the ridges around it.
     pub(super) fn of(plane: &Plane) -> Flow {
         let (width, height) = (plane.width, plane.height);
         let soft = plane.smoothed(BEFORE);
@@ -71,14 +71,14 @@ impl Flow {
         Flow { cos: cos.smoothed(DIRECTIONS), sin: sin.smoothed(DIRECTIONS) }
     }
 
-    /// The angle at a cell, counter-clockwise as seen, in half turns: 0 to 1.
+    /// Returns the angle at a cell, counter-clockwise as seen, in half turns: 0 to 1.
     pub(super) fn angle(&self, cell: usize) -> f32 {
         (self.sin.values[cell].atan2(self.cos.values[cell]) / TAU).rem_euclid(1.0)
     }
 }
 
-/// The distance of ridges per cell, as an index into the bank's distances, not whole: that whose
-/// filter lets most pass in the neighbourhood. Only `wanted` cells are looked at.
+/// Returns the ridge distance per cell, as a fractional index into the bank's distances: the one
+/// whose filter passes most in the neighbourhood. Only `wanted` cells are examined.
 pub(super) fn distances(
     plane: &Plane,
     flow: &Flow,
@@ -105,7 +105,7 @@ pub(super) fn distances(
     best.smoothed(DISTANCES)
 }
 
-/// Where the largest value lies, refined by the parabola through its neighbours.
+/// Returns the position of the largest value, refined by the parabola through its neighbours.
 fn peak(values: &[f32; PERIODS]) -> f32 {
     let peak = (0..PERIODS).fold(0, |peak, at| if values[at] > values[peak] { at } else { peak });
     if peak == 0 || peak + 1 == PERIODS {

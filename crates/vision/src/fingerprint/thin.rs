@@ -1,17 +1,17 @@
-//! Lines one pixel wide (Zhang and Suen, "A fast parallel algorithm for thinning digital patterns",
-//! 1984).
+//! Thinning to lines one pixel wide (Zhang and Suen, "A fast parallel algorithm for thinning
+//! digital patterns", 1984).
 
 /// An image of black and white with a border of white around it.
 #[derive(Clone)]
 pub(super) struct Bits {
-    /// With the border.
+    /// Width with the border.
     pub(super) width: usize,
     /// 0 or 1, row by row.
     pub(super) pixels: Vec<u8>,
 }
 
 impl Bits {
-    /// `set` says whether the pixel at x, y is black; the border is added.
+    /// Makes an image and adds the border. `set` returns true if the pixel at x, y is black.
     pub(super) fn new(width: usize, height: usize, set: impl Fn(usize, usize) -> bool) -> Bits {
         let mut pixels = vec![0; (width + 2) * (height + 2)];
         for y in 0..height {
@@ -22,13 +22,13 @@ impl Bits {
         Bits { width: width + 2, pixels }
     }
 
-    /// How far on in `pixels` the eight neighbours are: right, then counter-clockwise.
+    /// Offsets in `pixels` of the eight neighbours: right, then counter-clockwise.
     pub(super) fn neighbours(&self) -> [isize; 8] {
         let width = self.width as isize;
         [1, 1 - width, -width, -width - 1, -1, width - 1, width, width + 1]
     }
 
-    /// The neighbours as bits, in the order of [`Bits::neighbours`].
+    /// Returns the neighbours as bits, in the order of [`Bits::neighbours`].
     pub(super) fn around(&self, at: usize, neighbours: &[isize; 8]) -> u8 {
         neighbours
             .iter()
@@ -36,7 +36,7 @@ impl Bits {
             .fold(0, |bits, (place, &way)| bits | self.pixels[at.wrapping_add_signed(way)] << place)
     }
 
-    /// Thins all that is black to lines one pixel wide.
+    /// Thins black areas to lines one pixel wide.
     pub(super) fn thin(&mut self) {
         let neighbours = self.neighbours();
         let mut black: Vec<usize> =
@@ -64,7 +64,7 @@ impl Bits {
                 break;
             }
         }
-        // Corners of stairs: what is left connected without them.
+        // Corners of stairs: the rest stays connected without them.
         for &at in &black {
             let bits = self.around(at, &neighbours);
             if bits.count_ones() >= 2 && components(bits) == 1 {
@@ -74,7 +74,8 @@ impl Bits {
     }
 }
 
-/// Whether a pixel with these neighbours goes in the first (0) or second (1) half of a round.
+/// True for each set of neighbours with which a pixel goes in the first (0) or second (1) half of a
+/// round.
 fn removable_table(half: usize) -> [bool; 256] {
     std::array::from_fn(|bits| {
         let bits = bits as u8;
@@ -89,7 +90,7 @@ fn removable_table(half: usize) -> [bool; 256] {
     })
 }
 
-/// Into how many parts the neighbours fall that touch one another without the pixel between them.
+/// Counts the connected parts of the neighbours without the pixel between them.
 fn components(bits: u8) -> u32 {
     let is = |place: usize| bits >> (place % 8) & 1 == 1;
     // Yokoi's connectivity number for neighbours that touch at corners.

@@ -1,14 +1,14 @@
-//! Ends of thin lines, and which way their lines run.
+//! Ends of thin lines, and the directions of their lines.
 
 use std::f32::consts::TAU;
 
 use super::thin::Bits;
 
-/// Pixels along a line by which its direction is told.
+/// Pixels along a line that give its direction.
 const FAR: usize = 14;
-/// An end of a line that forks nearer than this is a spur.
+/// Longest spur: an end of a line that forks sooner is none.
 const SPUR: usize = 10;
-/// A line shorter than this is dirt, or a pore.
+/// Shortest line; a shorter one is dirt or a pore.
 const ISLAND: usize = 14;
 
 /// An end of a line.
@@ -16,11 +16,11 @@ const ISLAND: usize = 14;
 pub(super) struct End {
     pub(super) x: f32,
     pub(super) y: f32,
-    /// From the end along its line, counter-clockwise as seen, in turns: 0 to 1.
+    /// Direction from the end along its line, counter-clockwise as seen, in turns: 0 to 1.
     pub(super) angle: f32,
 }
 
-/// All ends of lines of black pixels that go on long enough, from the top down.
+/// Finds the ends of all black lines that are long enough, from the top down.
 pub(super) fn ends(bits: &Bits) -> Vec<End> {
     let neighbours = bits.neighbours();
     let place = |at: usize| ((at % bits.width) as f32 - 1.0, (at / bits.width) as f32 - 1.0);
@@ -45,7 +45,7 @@ pub(super) fn ends(bits: &Bits) -> Vec<End> {
     found
 }
 
-/// Why a line was left.
+/// Reason at which following a line stopped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stop {
     Fork,
@@ -53,7 +53,7 @@ enum Stop {
     Far,
 }
 
-/// Fills `path` with the pixels of the line that ends at `start`, that one first.
+/// Fills `path` with the pixels of the line that ends at `start`, beginning there.
 fn follow(bits: &Bits, start: usize, neighbours: &[isize; 8], path: &mut Vec<usize>) -> Stop {
     path.clear();
     path.push(start);

@@ -1,4 +1,4 @@
-//! What a keypoint looks like, in 256 bits.
+//! Descriptors: the appearance of a keypoint in 256 bits.
 
 use matching::DESCRIPTOR_BYTES;
 
@@ -8,18 +8,18 @@ use super::tables::{cos_sin, direction};
 
 /// Cells along each side of the patch.
 const CELLS: usize = 4;
-/// Directions of a cell.
+/// Directions counted in a cell.
 const TURNS: usize = 8;
-/// Numbers of the histogram.
+/// Values of the histogram.
 pub(super) const NUMBERS: usize = CELLS * CELLS * TURNS;
 /// Samples along each side of a cell.
 const SAMPLES: usize = 4;
-/// Samples along each side of the patch: half a cell more on either side, which counts in part.
+/// Samples along each side of the patch: half a cell more on either side counts in part.
 const SIDE: usize = (CELLS + 1) * SAMPLES;
 /// Length of a cell in the keypoint's standard deviations (Lowe).
 const CELL: f32 = 3.0;
 
-/// The descriptor; `None` if nothing is to be seen.
+/// Returns the descriptor; `None` if the patch is flat.
 pub(super) fn descriptor(
     space: &ScaleSpace,
     keypoint: &Keypoint,
@@ -28,15 +28,15 @@ pub(super) fn descriptor(
     Some(bits(&numbers))
 }
 
-/// The histogram of gradients: the square roots of its shares ("three things everyone should know
-/// to improve object retrieval", Arandjelović and Zisserman, 2012).
+/// Returns the histogram of gradients as the square roots of its shares (Arandjelović and
+/// Zisserman, "Three things everyone should know to improve object retrieval", 2012).
 fn numbers(space: &ScaleSpace, keypoint: &Keypoint) -> Option<[f32; NUMBERS]> {
     let plane = space.octaves.get(keypoint.octave)?.levels.get(keypoint.level)?;
     let shrunk = 1.0 / (1_u32 << keypoint.octave) as f32;
     let (x, y) = (keypoint.x * shrunk, keypoint.y * shrunk);
     let (cos, sin) = cos_sin(keypoint.direction);
     let step = keypoint.sigma * CELL / SAMPLES as f32;
-    // One more sample on each side, for gradients.
+    // One more sample on each side for gradients.
     const ROW: usize = SIDE + 2;
     let mut patch = [0.0_f32; ROW * ROW];
     for (index, value) in patch.iter_mut().enumerate() {
@@ -50,15 +50,24 @@ fn numbers(space: &ScaleSpace, keypoint: &Keypoint) -> Option<[f32; NUMBERS]> {
         for column in 0..SIDE {
             let at = (row + 1) * ROW + column + 1;
             let (dx, dy) = (patch[at + 1] - patch[at - 1], patch[at - ROW] - patch[at + ROW]);
-            add(&mut sums, (column, row), dx, dy);
+            add(&mut sums, Sample { column, row, dx, dy });
         }
     }
     let sum: f32 = sums.iter().sum();
     (sum > 0.0).then(|| sums.map(|value| (value / sum).sqrt()))
 }
 
-/// Shares a gradient among the four cells and two directions next to it.
-fn add(sums: &mut [f32; NUMBERS], (column, row): (usize, usize), dx: f32, dy: f32) {
+/// A gradient at one sample of the patch.
+struct Sample {
+    column: usize,
+    row: usize,
+    dx: f32,
+    dy: f32,
+}
+
+/// Shares a gradient among the nearest four cells and two directions.
+fn add(sums: &mut [f32; NUMBERS], sample: Sample) {
+    let Sample { column, row, dx, dy } = sample;
     let strength = (dx * dx + dy * dy).sqrt();
     if strength == 0.0 {
         return;
@@ -68,7 +77,7 @@ fn add(sums: &mut [f32; NUMBERS], (column, row): (usize, usize), dx: f32, dy: f3
     let turn = direction(dx, dy) * TURNS as f32;
     let (first, part) = (turn as usize % TURNS, turn - turn.floor());
     let (left, top) = (cx.floor(), cy.floor());
-    // From the middle of the patch; the outer cells count less, as they move most.
+    // From the middle of the patch; the outer cells count less because they move most.
     let (ox, oy) = (cx - 1.5, cy - 1.5);
     let strength = strength * (1.0 - (ox * ox + oy * oy) * 0.06).max(0.0);
     for (y, wy) in [(top, 1.0 - (cy - top)), (top + 1.0, cy - top)] {
@@ -83,9 +92,9 @@ fn add(sums: &mut [f32; NUMBERS], (column, row): (usize, usize), dx: f32, dy: f3
     }
 }
 
-/// Each bit compares what two cells have of one direction. Which ones is drawn once and for all: of
-/// balanced sums of several, of any two numbers, and of two directions in one cell, none told real
-/// points apart better.
+/// Each bit compares the values that two cells have of one direction. The pairs are drawn once.
+/// Balanced sums of several values, any two values, and two directions of one cell separated real
+/// points no better.
 const TESTS: [(u8, u8); DESCRIPTOR_BYTES * 8] = tests();
 
 const fn tests() -> [(u8, u8); DESCRIPTOR_BYTES * 8] {

@@ -1,36 +1,36 @@
-//! Finds points that differ most from their surroundings, each at the scale of the largest
+//! Finds the points that differ most from their surroundings, each at the scale of the largest
 //! difference.
 
 use super::Keypoint;
 use super::scale_space::{INTERVALS, LEVELS, Octave, Plane, SIGMA, ScaleSpace};
 
-/// A difference below this, of a brightness of 0 to 1, is noise.
+/// Least difference, of a brightness of 0 to 1; smaller ones are noise.
 const RESPONSE_MIN: f32 = 0.004;
-/// Points along an edge slide: the ratio of the two curvatures is at most this (Lowe).
+/// Largest ratio of the two curvatures (Lowe): points along an edge slide.
 const EDGE_RATIO: f32 = 10.0;
-/// Extrema lie this far from the border.
+/// Distance of extrema from the border, in pixels.
 const BORDER: usize = 5;
-/// Extrema kept of one image before the best are chosen: noise has many.
+/// Most extrema of one image before the best are chosen: noise has many.
 const EXTREMA_MAX: usize = 20_000;
 /// 2^(1/3).
 const STEP: f32 = 1.259_921;
 /// Cells along the longer side of the image that share the points among them.
 const CELLS: usize = 6;
 
-/// The best `count` keypoints, best first.
+/// Returns the best `count` keypoints, best first.
 pub(super) fn keypoints(space: &ScaleSpace, count: usize) -> Vec<Keypoint> {
     let mut found = Vec::new();
     for (index, octave) in space.octaves.iter().enumerate() {
         extrema(index, octave, &mut found);
     }
-    // Stable: equal ones stay in the order they were found.
+    // Stable: equal ones keep the order in which they were found.
     found.sort_by(|a, b| b.response.total_cmp(&a.response));
     let size = space.octaves.first().and_then(|octave| octave.levels.first());
     size.map_or_else(Vec::new, |plane| spread(&found, plane, count))
 }
 
-/// Half of the points are the best of the whole image, the others the best of each cell in turn,
-/// so that a plain corner is not left without any.
+/// Selects keypoints: half of them are the best of the whole image, the others the best of each
+/// cell in turn, so that a plain corner has some too.
 fn spread(found: &[Keypoint], plane: &Plane, count: usize) -> Vec<Keypoint> {
     let side = plane.width.max(plane.height).div_ceil(CELLS).max(1);
     let mut ranks = [0_u32; CELLS * CELLS];
@@ -38,7 +38,7 @@ fn spread(found: &[Keypoint], plane: &Plane, count: usize) -> Vec<Keypoint> {
     for (index, keypoint) in found.iter().enumerate() {
         let cell = (keypoint.y as usize / side) * CELLS + keypoint.x as usize / side;
         let Some(rank) = ranks.get_mut(cell) else { continue };
-        // The better half of what may be kept competes with nobody.
+        // The better half of the result is ranked by response alone.
         ranked.push((if index < count / 2 { 0 } else { *rank }, index));
         *rank += 1;
     }
@@ -83,7 +83,7 @@ fn extrema(index: usize, octave: &Octave, found: &mut Vec<Keypoint>) {
 
 fn is_extremum(around: [&Vec<f32>; 3], at: usize, width: usize, value: f32) -> bool {
     let beats = |other: f32| if value > 0.0 { value >= other } else { value <= other };
-    // Its own level first: most fail there.
+    // Its own level first: most candidates fail there.
     let rows = [at - width, at, at + width];
     [1, 0, 2].into_iter().all(|level| {
         rows.into_iter().all(|middle| {
@@ -93,7 +93,7 @@ fn is_extremum(around: [&Vec<f32>; 3], at: usize, width: usize, value: f32) -> b
     })
 }
 
-/// The extremum between pixels and scales: offsets of at most half a step.
+/// An extremum between pixels and scales: offsets of at most half a step.
 struct Extremum {
     x: f32,
     y: f32,
@@ -101,7 +101,7 @@ struct Extremum {
     response: f32,
 }
 
-/// A parabola along each axis; `None` on edges.
+/// Fits a parabola along each axis; `None` on edges.
 fn refined(around: [&Vec<f32>; 3], at: usize, width: usize) -> Option<Extremum> {
     let now = around[1];
     let value = now[at];

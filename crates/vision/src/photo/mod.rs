@@ -1,14 +1,13 @@
-//! Keypoints of photographs: what stays of an image when it is cropped, turned, scaled,
-//! recompressed or drawn over.
+//! Keypoints of photographs, which survive cropping, turning, scaling, recompression and
+//! overdrawing.
 //!
 //! Points are extrema of the difference of Gaussians (Lowe, "Distinctive image features from
-//! scale-invariant keypoints", 2004), at the scale where they stand out most and turned to their
-//! strongest gradient. What a point looks like is a histogram of gradients around it, of which 256
-//! comparisons are kept: two points are compared by the bits they differ in. An image is brought
-//! to one working size first, so that its cost and its points do not depend on how large it was
-//! stored.
+//! scale-invariant keypoints", 2004), at their scale of strongest response and turned to their
+//! strongest gradient. A descriptor is 256 comparisons in a histogram of gradients around the
+//! point; two points are compared by the bits in which they differ. An image is first brought to
+//! one working size, so that its cost and its points do not depend on its stored size.
 //!
-//! All arithmetic is single precision in a fixed order, with no function of the system's
+//! All arithmetic is single precision in a fixed order, without functions of the system's
 //! mathematics library: the same image gives the same graph on every machine.
 
 mod describe;
@@ -21,21 +20,20 @@ use matching::{Graph, VERTICES_MAX, Vertex};
 
 use crate::Gray;
 
-/// A pair of photographs that scores this is one scene; see `matching::rank` for what is made of
-/// it.
+/// Least score that accepts two photographs as one scene. `matching::rank` uses it.
 pub const ACCEPT: f32 = 125.0;
 
-/// Sides shorter than this have no room for a keypoint.
+/// Shortest side with room for a keypoint.
 const SIDE_MIN: u32 = 16;
-/// Coordinates reach up to here, so that they fit what the matcher calculates with.
+/// Largest coordinate of a graph; the matcher's arithmetic holds it.
 const COORDINATE_MAX: u32 = 16_000;
 
-/// How keypoints are looked for.
+/// Options of keypoint detection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KeypointOptions {
-    /// The longer side that an image is brought to, in pixels. It is enlarged twice at most.
+    /// Longer side of the working image, in pixels. An image is enlarged at most twice.
     pub working: u32,
-    /// Points at most, up to [`VERTICES_MAX`].
+    /// Most points, up to [`VERTICES_MAX`].
     pub vertices_max: usize,
 }
 
@@ -45,29 +43,29 @@ impl Default for KeypointOptions {
     }
 }
 
-/// A place in the working image.
+/// A point of the working image.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Keypoint {
-    /// Columns of the working image.
+    /// Column in the working image.
     x: f32,
     y: f32,
-    /// Which octave, and which of its levels.
+    /// Octave, and the level in it.
     octave: usize,
     level: usize,
     /// Standard deviation of the Gaussian, in pixels of its octave.
     sigma: f32,
-    /// How much it stands out.
+    /// Difference from the surroundings.
     response: f32,
-    /// In turns, counter-clockwise as seen.
+    /// Direction in turns, counter-clockwise as seen.
     direction: f32,
 }
 
-/// The keypoints of an image, at most 256, the most distinct first; none if it is flat or narrower
-/// than 16 pixels.
+/// Finds the keypoints of an image, at most 256, the most distinct first; none if it is flat or
+/// narrower than 16 pixels.
 ///
-/// Positions are pixels of `image`, of the image scaled so that its longer side is 16,000 if it
-/// is longer than that: the graph's width and height say which. A vertex's kind is its scale: 1 and
-/// up, eight steps to a doubling in the graph's pixels.
+/// Positions are pixels of `image`, or of `image` scaled to a longer side of 16,000 if it is
+/// longer: the graph has that width and height. A vertex's kind is its scale: from 1 in eight steps
+/// to a doubling, in the graph's pixels.
 #[must_use]
 pub fn keypoints(image: &Gray, options: &KeypointOptions) -> Graph {
     let frame = Frame::of(image, options);
@@ -90,7 +88,7 @@ pub fn keypoints(image: &Gray, options: &KeypointOptions) -> Graph {
     graph
 }
 
-/// How the pixels of the working image lie in those of the graph.
+/// The map from pixels of the working image to those of the graph.
 struct Frame {
     width: u32,
     height: u32,

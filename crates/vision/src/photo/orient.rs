@@ -1,19 +1,19 @@
-//! Which way a keypoint points: along the strongest gradients around it.
+//! Directions of keypoints: along the strongest gradients around them.
 
 use super::Keypoint;
 use super::scale_space::ScaleSpace;
 use super::tables::{direction, exp_minus};
 
-/// Directions that gradients are counted in.
+/// Number of directions in which gradients are counted.
 const BINS: usize = 36;
 /// The window's standard deviation, in those of the keypoint (Lowe).
 const WINDOW: f32 = 1.5;
-/// A second direction with this share of the strongest makes a second keypoint (Lowe).
+/// Least share of the strongest direction with which another one makes a second keypoint (Lowe).
 const SECOND: f32 = 0.8;
-/// Times that the histogram is smoothed.
+/// Smoothings of the histogram.
 const SMOOTHINGS: usize = 3;
 
-/// The keypoints with their directions, at most `count`.
+/// Returns the keypoints with their directions, at most `count`.
 pub(super) fn turned(space: &ScaleSpace, found: &[Keypoint], count: usize) -> Vec<Keypoint> {
     let mut out = Vec::with_capacity(count);
     for keypoint in found {

@@ -1,5 +1,4 @@
-//! An image at all scales: octaves of Gaussian levels, each with half the pixels of the one
-//! before.
+//! An image at all scales: octaves of Gaussian levels, each with half the side of the one before.
 
 use image::imageops::{self, FilterType};
 use image::{ImageBuffer, Luma};
@@ -7,20 +6,20 @@ use image::{ImageBuffer, Luma};
 use super::tables::exp_minus;
 use crate::Gray;
 
-/// Steps of scale to a doubling.
+/// Steps of scale per doubling.
 pub(super) const INTERVALS: usize = 3;
-/// Gaussian levels of an octave: one more on either side for differences, and one more for their
+/// Gaussian levels of an octave: one more on either side for differences, and one for their
 /// neighbours.
 pub(super) const LEVELS: usize = INTERVALS + 3;
 /// Standard deviation of an octave's first level, in its pixels (Lowe).
 pub(super) const SIGMA: f32 = 1.6;
-/// How much an image is taken to be blurred already, in its pixels.
-const SIGMA_OF_PICTURE: f32 = 0.5;
+/// Assumed blur of an image, in its pixels.
+const SIGMA_OF_IMAGE: f32 = 0.5;
 /// 2^(1/3).
 const STEP: f32 = 1.259_921;
-/// No octave has a shorter side than this.
+/// Shortest side of an octave.
 const OCTAVE_SIDE_MIN: usize = 12;
-/// Octaves at most.
+/// Most octaves.
 const OCTAVES_MAX: usize = 8;
 
 /// Brightness, 0 to 1.
@@ -36,7 +35,7 @@ impl Plane {
         self.values.get(y * self.width..(y + 1) * self.width).unwrap_or(&[])
     }
 
-    /// Between pixels, linearly; at the border what is nearest.
+    /// Interpolates linearly between pixels; outside, the nearest pixel counts.
     pub(super) fn at(&self, x: f32, y: f32) -> f32 {
         let x = x.clamp(0.0, (self.width - 1) as f32);
         let y = y.clamp(0.0, (self.height - 1) as f32);
@@ -54,7 +53,7 @@ fn mix(a: f32, b: f32, part: f32) -> f32 {
     a + (b - a) * part
 }
 
-/// An octave's levels; level i has the standard deviation [`SIGMA`] * 2^(i / [`INTERVALS`]).
+/// Levels of an octave. Level i has the standard deviation [`SIGMA`] * 2^(i / [`INTERVALS`]).
 #[derive(Debug)]
 pub(super) struct Octave {
     pub(super) levels: Vec<Plane>,
@@ -67,11 +66,11 @@ pub(super) struct ScaleSpace {
 }
 
 impl ScaleSpace {
-    /// Of `image`, brought to `size` columns and rows.
+    /// Builds the octaves of `image`, brought to `size` columns and rows.
     pub(super) fn of(image: &Gray, size: (usize, usize)) -> ScaleSpace {
-        let base = resized(halved(image, size), size);
+        let base = resized(halved(image, size), size.0, size.1);
         let enlarged = size.0 as f32 / image.width.max(1) as f32;
-        let blurred = SIGMA_OF_PICTURE * enlarged.max(1.0);
+        let blurred = SIGMA_OF_IMAGE * enlarged.max(1.0);
         let mut scratch = Plane::default();
         let mut first =
             blur(&base, (SIGMA * SIGMA - blurred * blurred).max(0.01).sqrt(), &mut scratch);
@@ -95,8 +94,8 @@ impl ScaleSpace {
     }
 }
 
-/// The image as numbers of 0 to 1, halved while it stays larger than `size`. The first halving
-/// reads the bytes, so that a large image is never held as numbers.
+/// Converts the image to values of 0 to 1, halved while it stays larger than `size`. The first
+/// halving reads the bytes, so a large image is never held as floats.
 fn halved(image: &Gray, size: (usize, usize)) -> Plane {
     let (width, height) = (image.width as usize, image.height as usize);
     let unit = |value: u8| f32::from(value) / 255.0;
@@ -120,7 +119,7 @@ fn halves(width: usize, height: usize, size: (usize, usize)) -> bool {
     width >= 2 * size.0 && height >= 2 * size.1 && height > 1
 }
 
-/// Means of two by two values, read row by row.
+/// Averages two by two values, read row by row.
 fn half<'a, T: Copy + 'a>(
     width: usize,
     height: usize,
@@ -138,7 +137,7 @@ fn half<'a, T: Copy + 'a>(
     Plane { width, height, values }
 }
 
-fn resized(plane: Plane, (width, height): (usize, usize)) -> Plane {
+fn resized(plane: Plane, width: usize, height: usize) -> Plane {
     if (plane.width, plane.height) == (width, height) {
         return plane;
     }
@@ -162,7 +161,7 @@ fn every_second(plane: &Plane) -> Plane {
     Plane { width, height, values }
 }
 
-/// Half of a Gaussian, its middle first; the whole sums to 1.
+/// Returns half of a Gaussian, its middle first; the whole sums to 1.
 fn kernel(sigma: f32) -> Vec<f32> {
     let radius = (sigma * 3.0 + 0.999) as usize;
     let half: Vec<f32> =
@@ -171,7 +170,7 @@ fn kernel(sigma: f32) -> Vec<f32> {
     half.into_iter().map(|value| value / sum).collect()
 }
 
-/// Blurred by `sigma`; beyond the border lies what is nearest.
+/// Blurs by `sigma`. Beyond the border the outermost values continue.
 fn blur(plane: &Plane, sigma: f32, scratch: &mut Plane) -> Plane {
     let kernel = kernel(sigma);
     let (width, height) = (plane.width, plane.height);

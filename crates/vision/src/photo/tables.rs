@@ -1,7 +1,7 @@
-//! Functions that the system's mathematics library would give other last bits of on another system.
+//! Functions whose last bits differ between systems' mathematics libraries.
 
-/// e to the power of -x, for x of 0 to about 50: the limit of (1 - x/n)^n, with n of 2^20, in
-/// double precision.
+/// Returns e^-x for x of 0 to about 50: the limit of (1 - x/n)^n, with n of 2^20, in double
+/// precision.
 pub(super) fn exp_minus(x: f32) -> f32 {
     let mut power = (1.0 - f64::from(x) / f64::from(1 << 20)).max(0.0);
     for _ in 0..20 {
@@ -10,8 +10,8 @@ pub(super) fn exp_minus(x: f32) -> f32 {
     power as f32
 }
 
-/// Cosine and sine of an angle in turns: Taylor series within an eighth of a turn, folded to all
-/// others.
+/// Returns cosine and sine of an angle in turns: Taylor series within an eighth of a turn, folded
+/// to all others.
 pub(super) fn cos_sin(turns: f32) -> (f32, f32) {
     let turns = turns - turns.floor();
     let quarter = (turns * 4.0 + 0.5) as i32;
@@ -28,7 +28,7 @@ pub(super) fn cos_sin(turns: f32) -> (f32, f32) {
     }
 }
 
-/// The direction of (x, y) in turns, 0 to 1; 0 for no direction at all. The arc tangent is that of
+/// Returns the direction of (x, y) in turns, 0 to 1; 0 for (0, 0). The arc tangent is that of
 /// Rajan, Wang, Inkol and Joyal ("Efficient approximations for the arctangent function", 2006),
 /// within 0.1 degrees.
 pub(super) fn direction(x: f32, y: f32) -> f32 {
@@ -42,7 +42,7 @@ pub(super) fn direction(x: f32, y: f32) -> f32 {
     if turns >= 1.0 { 0.0 } else { turns }
 }
 
-/// 1 and up: eight steps to a doubling, 1 for half a pixel and less.
+/// Returns the scale as a vertex's kind: 1 for half a pixel or less, then eight steps per doubling.
 pub(super) fn eighths_of_doubling(sigma: f32) -> u8 {
     /// 2^(1/8).
     const STEP: f32 = 1.090_507_7;

@@ -1,4 +1,4 @@
-//! Decoding: what every kind of file becomes, and what becomes of those that are not right.
+//! Decoding of every kind of file, and of damaged files.
 
 use base::ErrorKind;
 use image::{DynamicImage, ImageFormat, RgbImage};
@@ -60,7 +60,7 @@ fn every_format_and_depth_becomes_the_same_image() {
 }
 
 #[test]
-fn what_is_transparent_is_white() {
+fn transparency_becomes_white() {
     let image = image::RgbaImage::from_fn(8, 8, |x, _| {
         image::Rgba(if x < 4 { [0, 0, 0, 0] } else { [0, 0, 0, 255] })
     });
@@ -74,8 +74,8 @@ fn what_is_transparent_is_white() {
 }
 
 #[test]
-fn a_camera_that_was_turned_is_turned_back() {
-    // What an upright image looks like when it is stored with each orientation: EXIF 2.32, 4.6.4,
+fn exif_orientation_is_undone() {
+    // An upright image as stored with each orientation: EXIF 2.32, 4.6.4,
     // tag 0x0112.
     let upright = DynamicImage::ImageRgb8(corners(40, 24));
     let stored = [
@@ -136,7 +136,7 @@ fn tiff_files_of_printers_scanners_and_old_programs() {
 }
 
 #[test]
-fn of_an_animation_the_first_frame() {
+fn an_animation_gives_its_first_frame() {
     let file = animated(&[corners(16, 16), RgbImage::from_pixel(16, 16, image::Rgb([9, 9, 9]))]);
     let decoded = decoded(&file);
     assert_eq!((decoded.format, decoded.image.width), (Format::WebP, 16));
@@ -189,7 +189,7 @@ fn files() -> Vec<Vec<u8>> {
 fn a_file_that_ends_early_is_refused_and_says_so() {
     for file in files() {
         let format = Format::sniff(&file).unwrap();
-        // TIFF and BMP may end with what nobody needs; half of any is too little.
+        // TIFF and BMP may end with bytes without a use; half of any file is too little.
         let error = decode(&file[..file.len() / 2], &Limits::default()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{format:?}: {error}");
     }
@@ -210,7 +210,7 @@ fn a_file_that_ends_early_is_refused_and_says_so() {
 }
 
 fn check(file: &[u8]) -> Result<(), TestCaseError> {
-    // Small limits: what a damaged header claims must not be allocated.
+    // Small limits: the claims of a damaged header must not be allocated.
     let limits = Limits { pixels_max: 1 << 16, side_max: 1 << 12, bytes_max: 1 << 20 };
     match decode(file, &limits) {
         Ok(decoded) => {
@@ -232,7 +232,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn any_bytes_are_survived(
+    fn any_bytes_decode_without_panic(
         head in prop::sample::select(vec![
             &b"\xff\xd8\xff"[..], b"\x89PNG\r\n\x1a\n", b"RIFF\xff\0\0\0WEBP", b"II*\0\x08\0\0\0", b"MM\0*", b"BM",
         ]),
@@ -243,7 +243,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_files_are_survived(
+    fn damaged_files_decode_without_panic(
         which in 0_usize..9,
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
         cut in any::<prop::sample::Index>(),

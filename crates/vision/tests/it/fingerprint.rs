@@ -1,4 +1,4 @@
-//! Minutiae of images that are made so that it is known where they lie.
+//! Minutiae of synthetic images with known positions.
 
 use std::f32::consts::TAU;
 
@@ -38,7 +38,7 @@ fn nearest(found: &[Vertex], x: f32, y: f32) -> (f32, Vertex) {
 }
 
 #[test]
-fn dislocations_are_found_where_they_are_and_nothing_else() {
+fn exactly_the_dislocations_are_found() {
     let places = [(45.0, 50.0, 1.0), (95.0, 60.0, -1.0), (60.0, 100.0, -1.0)];
     let found = extract(&ridges(140, 1.0, &places), 500.0).graph;
     assert_eq!((found.width, found.height), (140, 140));
@@ -68,7 +68,7 @@ fn a_finer_image_gives_the_same_minutiae() {
 }
 
 #[test]
-fn what_is_no_fingerprint_has_no_minutiae() {
+fn other_images_have_no_minutiae() {
     let blank = Gray { width: 96, height: 64, pixels: vec![255; 96 * 64] };
     let nothing = extract(&blank, 500.0);
     assert!(nothing.graph.vertices.is_empty());

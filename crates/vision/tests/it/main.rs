@@ -1,4 +1,4 @@
-//! Tests of images from file to what search compares.
+//! Tests of images from the file to the input of search.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 extern crate millpond_vision as vision;

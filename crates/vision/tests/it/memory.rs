@@ -1,5 +1,4 @@
-//! Memory: what decoding a file allocates stays within what its header lets expect, whatever else
-//! the file holds.
+//! Memory: decoding allocates at most the bound of the header, for any contents of the file.
 
 use base::{ErrorKind, Result};
 use flate2::{Compress, Compression, FlushCompress};
@@ -51,7 +50,7 @@ fn png_chunk(kind: &[u8; 4], data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_png_holds_beside_its_pixels_is_not_unpacked() {
+fn png_metadata_is_not_unpacked() {
     let file = encoded(&DynamicImage::ImageRgb8(corners(32, 24)), ImageFormat::Png);
     let bomb = bomb();
     assert!((3 << 20..8 << 20).contains(&bomb.len()), "{}", bomb.len());
@@ -73,7 +72,7 @@ fn what_a_png_holds_beside_its_pixels_is_not_unpacked() {
             assert_eq!(bounded(&name, &held).unwrap().image, plain.image, "{name} at {at}");
         }
     }
-    // What matters is kept: transparency of a palette's colours is in a chunk, and so is the
+    // Kept: transparency of a palette's colours is in a chunk, and so is the
     // orientation.
     let exif = Tiff { entries: vec![(274, 3, vec![3])], dots: None }.file(&[]);
     let held = [&file[..33], &png_chunk(b"eXIf", &exif), &file[33..]].concat();
@@ -190,7 +189,7 @@ fn keypoints_of_a_large_image_are_within_the_bound_of_decoding() {
 }
 
 #[test]
-fn what_can_never_be_decoded_is_told_from_the_header() {
+fn the_header_alone_refuses_what_cannot_be_decoded() {
     let file = crate::files::claiming(10_000, 10_000);
     let (refused, spent) = spent(|| decode_bytes(&file, &Limits::default()));
     assert_eq!(refused.unwrap_err().kind(), ErrorKind::TooLarge);

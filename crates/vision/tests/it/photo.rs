@@ -1,5 +1,4 @@
-//! Keypoints of photographs: of anything at all, in its own pixels, the same every time, and enough
-//! to find a copy by.
+//! Keypoints of photographs: of any image, in its own pixels, reproducible, enough to find a copy.
 
 use matching::rank::StageScores;
 use matching::{Graph, Probe, Scratch};

@@ -1,10 +1,10 @@
-//! What is alike gets a high score, however it lies; what is not, a low one.
+//! Similar graphs score high in any position, others score low.
 
 use std::collections::HashSet;
 
 use matching::{Graph, MatchOptions, Pair, Probe, Scratch, Vertex, explain, score, synthetic};
 
-fn likeness(probe: &Graph, other: &Graph) -> f32 {
+fn similarity(probe: &Graph, other: &Graph) -> f32 {
     let mut bytes = Vec::new();
     other.encode(&mut bytes);
     score(&Probe::new(probe, MatchOptions::default()), &bytes, &mut Scratch::new()).unwrap()
@@ -46,11 +46,11 @@ fn quarter_turns_and_shifts_change_nothing() {
     for seed in 0..20 {
         let finger = synthetic::fingerprint(seed);
         let other = synthetic::distorted(&finger, seed + 7);
-        let straight = likeness(&finger, &other);
+        let straight = similarity(&finger, &other);
         for quarters in 0..4 {
             let moved = moved(&other, quarters, (37, -90));
             assert!(
-                (likeness(&finger, &moved) - straight).abs() < 1e-3,
+                (similarity(&finger, &moved) - straight).abs() < 1e-3,
                 "seed {seed}, {quarters} quarter turns"
             );
         }
@@ -60,21 +60,21 @@ fn quarter_turns_and_shifts_change_nothing() {
 #[test]
 fn any_turn_keeps_most_of_the_score() {
     let finger = synthetic::fingerprint(5);
-    let itself = likeness(&finger, &finger);
+    let itself = similarity(&finger, &finger);
     for degrees in (0..360).step_by(7) {
-        let turned = likeness(&finger, &placed(&finger, degrees as f32, 1.0));
+        let turned = similarity(&finger, &placed(&finger, degrees as f32, 1.0));
         assert!(turned > 0.8 * itself, "{degrees} degrees: {turned} of {itself}");
     }
 }
 
 #[test]
-fn fingers_are_told_apart() {
+fn fingers_differ() {
     let mut wrong = 0;
     for seed in 0..40 {
         let finger = synthetic::fingerprint(seed);
-        let genuine = likeness(&finger, &synthetic::distorted(&finger, seed));
+        let genuine = similarity(&finger, &synthetic::distorted(&finger, seed));
         let impostor =
-            likeness(&finger, &synthetic::distorted(&synthetic::fingerprint(seed + 1000), seed));
+            similarity(&finger, &synthetic::distorted(&synthetic::fingerprint(seed + 1000), seed));
         wrong += u32::from(genuine <= impostor);
     }
     assert!(wrong <= 1, "{wrong} of 40");
@@ -83,16 +83,16 @@ fn fingers_are_told_apart() {
 #[test]
 fn photographs_are_found_at_any_scale_and_turn() {
     let photo = synthetic::photo(1);
-    let stranger = likeness(&photo, &synthetic::photo(2));
+    let stranger = similarity(&photo, &synthetic::photo(2));
     for (degrees, scale) in [(0.0, 1.0), (33.0, 0.5), (180.0, 2.0), (271.0, 0.8)] {
-        let placed = likeness(&photo, &placed(&photo, degrees, scale));
+        let placed = similarity(&photo, &placed(&photo, degrees, scale));
         assert!(
             placed > 20.0 * (stranger + 10.0),
             "{degrees} degrees, {scale}: {placed} against {stranger}"
         );
     }
     for seed in 0..5 {
-        let distorted = likeness(&photo, &synthetic::distorted(&photo, seed));
+        let distorted = similarity(&photo, &synthetic::distorted(&photo, seed));
         assert!(distorted > 5.0 * (stranger + 10.0), "seed {seed}: {distorted} against {stranger}");
     }
 }
@@ -106,7 +106,7 @@ fn descriptors_that_differ_keep_points_apart() {
         .descriptors
         .iter_mut()
         .for_each(|descriptor| descriptor.iter_mut().for_each(|byte| *byte ^= 0x55));
-    assert_eq!(likeness(&photo, &other), 0.0);
+    assert_eq!(similarity(&photo, &other), 0.0);
 }
 
 #[test]
@@ -119,14 +119,17 @@ fn scales_of_points_that_contradict_the_images_count_for_nothing() {
     let photo = synthetic::photo(4);
     let enlarged = placed(&photo, 20.0, 2.0);
     let (small, large) = (kinds(&photo, |_| 20), kinds(&enlarged, |_| 28));
-    let agreeing = likeness(&small, &large);
-    assert!((agreeing - likeness(&photo, &enlarged)).abs() < 1e-3, "scales that agree add nothing");
+    let agreeing = similarity(&small, &large);
+    assert!(
+        (agreeing - similarity(&photo, &enlarged)).abs() < 1e-3,
+        "scales that agree add nothing"
+    );
     assert_eq!(
-        likeness(&small, &kinds(&enlarged, |_| 20)),
+        similarity(&small, &kinds(&enlarged, |_| 20)),
         0.0,
         "twice as large, but of the same scale"
     );
-    let mixed = likeness(&small, &kinds(&enlarged, |at| if at % 2 == 0 { 28 } else { 40 }));
+    let mixed = similarity(&small, &kinds(&enlarged, |at| if at % 2 == 0 { 28 } else { 40 }));
     assert!((0.3..0.7).contains(&(mixed / agreeing)), "{mixed} of {agreeing}");
 }
 
@@ -171,12 +174,12 @@ fn threads_and_order_change_nothing() {
 }
 
 #[test]
-fn empty_and_tiny_graphs_are_like_nothing() {
+fn empty_and_tiny_graphs_match_nothing() {
     let finger = synthetic::fingerprint(1);
     for count in 0..2 {
         let tiny = Graph { vertices: finger.vertices[..count].to_vec(), ..Graph::default() };
         assert_eq!(
-            (likeness(&tiny, &finger), likeness(&finger, &tiny), likeness(&tiny, &tiny)),
+            (similarity(&tiny, &finger), similarity(&finger, &tiny), similarity(&tiny, &tiny)),
             (0.0, 0.0, 0.0)
         );
     }
