@@ -42,8 +42,9 @@ impl IngestJob {
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let work = self.runtime.spawn_blocking(work);
-        let ended = self.runtime.block_on(work);
+        // A new thread has the priority of the thread that starts it, so the runtime starts it.
+        let work = self.runtime.spawn(async { tokio::task::spawn_blocking(work).await });
+        let ended = self.runtime.block_on(work).and_then(|ended| ended);
         ended.map_err(|error| {
             Error::internal(format!("work on a collection ended early: {error}"))
         })?

@@ -193,7 +193,7 @@ pub struct LifecycleConfig {
     pub background: bool,
     /// A load that has waited for a core so long, and four times as long as it ran, goes on at
     /// ordinary priority.
-    pub patience: Duration,
+    pub starvation_limit: Duration,
     /// Inference threads of the server. A model that wants more for its runs is refused: its
     /// threads would only take the cores from each other. `usize::MAX` refuses none.
     pub threads_max: usize,
@@ -216,7 +216,7 @@ impl LifecycleConfig {
             converter,
             home: ParameterHome::Pool,
             background: true,
-            patience: Duration::from_secs(5),
+            starvation_limit: Duration::from_secs(5),
             threads_max: usize::MAX,
         }
     }

@@ -14,10 +14,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result, VersionId};
-use os::{Turns, private};
+use os::background::{Attempt, Priority, StarvationWatch};
+use os::{SchedStat, private};
 
 use crate::Converter;
-use crate::gentle::{Attempt, Pace, Share};
 
 /// A conversion that takes longer is killed.
 pub(crate) const CONVERT_TIME_MAX: Duration = Duration::from_secs(3600);
@@ -209,8 +209,9 @@ fn run(
     // The command holds the other end of the pipe as well.
     drop(command);
     let said = listen(said)?;
-    let share = Share::new(&Turns::of_process(child.0.id()), attempt.patience)
-        .filter(|_| attempt.pace == Pace::Gentle);
+    let stat = SchedStat::of_process(child.0.id());
+    let watch = StarvationWatch::new(&stat, attempt.starvation_limit)
+        .filter(|_| attempt.priority == Priority::Background);
     let started = Instant::now();
     loop {
         if let Some(status) =
@@ -221,7 +222,7 @@ fn run(
         if attempt.stop.load(Ordering::Relaxed) {
             return Err(Error::cancelled("the conversion was stopped"));
         }
-        if share.as_ref().is_some_and(Share::starves) {
+        if watch.as_ref().is_some_and(StarvationWatch::starves) {
             return Err(Error::cancelled("the converter starves"));
         }
         if started.elapsed() > CONVERT_TIME_MAX {

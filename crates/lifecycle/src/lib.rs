@@ -15,7 +15,6 @@ mod admission;
 mod catalog;
 mod config;
 mod convert;
-mod gentle;
 mod lifecycle;
 mod loader;
 mod manager;

@@ -10,10 +10,10 @@ use base::{Error, Result};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use engine::Engine;
 use memory::ParameterStore;
+use os::background::BackgroundRunner;
 
 use crate::admission::Ledger;
 use crate::convert::Cache;
-use crate::gentle::Gentle;
 use crate::loader::Loader;
 use crate::manager::{Manager, Retries, Setup, Wires};
 use crate::message::{LoadJob, MESSAGES_MAX, Message, RETIRED_MAX, Retired};
@@ -195,7 +195,7 @@ impl Lifecycle {
             cache: open_cache(config),
             home: config.home,
             background: config.background && config.home == ParameterHome::Pool,
-            patience: config.patience,
+            starvation_limit: config.starvation_limit,
             settled: self.settled.clone(),
             threads_max: config.threads_max,
             out: self.to.clone(),
@@ -231,9 +231,9 @@ impl Lifecycle {
         // One wish waiting is enough: the next look asks again.
         let (to, wanted) = bounded(1);
         let (pool, stop, out) = (store.pool().clone(), self.stop_backing.clone(), self.to.clone());
-        let gentle = Gentle::new("backing", "backing the pool", config.patience);
+        let runner = BackgroundRunner::new("backing", "backing the pool", config.starvation_limit);
         let settled = self.settled.clone();
-        let body = move || source_thread::back(&pool, &wanted, &settled, gentle, &stop, &out);
+        let body = move || source_thread::back(&pool, &wanted, &settled, runner, &stop, &out);
         self.spawn("backing".into(), body)?;
         Ok(to)
     }

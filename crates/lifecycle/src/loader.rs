@@ -15,11 +15,11 @@ use crossbeam_channel::{Receiver, Sender};
 use engine::layout::{Artifact, FileEntry, TensorEntry};
 use engine::{Arena, BoundTensor, Engine, LoadRequest, ParameterUse, Servable, Session};
 use memory::{Chunk, Loaded, ParameterStore, SlotPool};
+use os::background::{Attempt, BackgroundRunner, Priority};
 use os::thread;
 
 use crate::admission::{Admission, Ledger, Promise};
 use crate::convert::{Cache, Converted};
-use crate::gentle::{Attempt, Gentle, Pace};
 use crate::message::{Fresh, LoadJob, Message, Outcome};
 use crate::settled::Settled;
 use crate::source::Kind;
@@ -49,7 +49,7 @@ pub(crate) struct Loader {
     /// Whether loads give way to everybody else once the first load is finished.
     pub(crate) background: bool,
     /// How long they may wait for a core.
-    pub(crate) patience: Duration,
+    pub(crate) starvation_limit: Duration,
     pub(crate) settled: Arc<Settled>,
     /// Inference threads of the server.
     pub(crate) threads_max: usize,
@@ -85,10 +85,10 @@ impl Loader {
         if self.background {
             os::jemalloc::use_background_arena();
         }
-        let mut gentle = Gentle::new(name, "loading", self.patience);
+        let mut runner = BackgroundRunner::new(name, "loading", self.starvation_limit);
         while let Ok(job) = jobs.recv() {
             let (id, fingerprint) = (job.id.clone(), job.fingerprint);
-            let outcome = self.convert_and_load(&mut gentle, job);
+            let outcome = self.convert_and_load(&mut runner, job);
             let outcome = outcome.unwrap_or_else(|error| Outcome::Failed { error, fingerprint });
             if self.out.send(Message::LoadEnded { id, outcome }).is_err() {
                 return;
@@ -98,7 +98,7 @@ impl Loader {
 
     fn convert_and_load(
         self: &Arc<Self>,
-        gentle: &mut Gentle,
+        runner: &mut BackgroundRunner,
         mut job: LoadJob,
     ) -> Result<Outcome> {
         threads::check(&job.session, &job.schedule, self.threads_max)?;
@@ -110,7 +110,7 @@ impl Loader {
             let convert = move |attempt: &Attempt| loader.convert(&of, attempt);
             let what = format!("converting {}", job.id);
             job.converted =
-                Some((job.fingerprint, self.attempt(gentle, &what, &job.stop, convert)?));
+                Some((job.fingerprint, self.attempt(runner, &what, &job.stop, convert)?));
         }
         if job.converts_only
             && let Some((of, converted)) = job.converted
@@ -119,14 +119,14 @@ impl Loader {
         }
         let (loader, stop) = (self.clone(), job.stop.clone());
         let what = format!("loading {}", job.id);
-        self.attempt(gentle, &what, &stop, move |attempt| loader.load(&job, attempt))
+        self.attempt(runner, &what, &stop, move |attempt| loader.load(&job, attempt))
     }
 
     /// Does `work` behind everybody else, once the first load is finished. That one disturbs
     /// nobody, as the server is not ready before its end.
     fn attempt<T: Send + 'static>(
         &self,
-        gentle: &mut Gentle,
+        runner: &mut BackgroundRunner,
         what: &str,
         stop: &Arc<AtomicBool>,
         work: impl Fn(&Attempt) -> Result<T> + Send + Sync + 'static,
@@ -137,7 +137,7 @@ impl Loader {
             outcome.unwrap_or_else(|_| Err(Error::internal("the load panicked; see the log")))
         };
         match self.background && self.settled.get() {
-            true => gentle.run(what, stop, work),
+            true => runner.run(what, stop, work),
             false => work(&Attempt::ordinary(stop.clone())),
         }
     }
@@ -167,7 +167,7 @@ impl Loader {
         cost.warm_seconds = started.elapsed().as_secs_f64();
         go_on(&attempt.stop)?;
         meter.count(&mut cost);
-        cost.hurried = attempt.pace == Pace::Hurried;
+        cost.escalated = attempt.priority == Priority::Escalated;
         servable.ready_at = SystemTime::now();
         Ok(Outcome::Ready(Box::new(Fresh {
             servable: Arc::new(servable),

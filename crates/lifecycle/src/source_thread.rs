@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use base::{Error, ErrorKind, Result};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use memory::SlotPool;
+use os::background::{Attempt, BackgroundRunner};
 
-use crate::gentle::{Attempt, Gentle};
 use crate::message::Message;
 use crate::settled::Settled;
 use crate::source::Scanner;
@@ -72,7 +72,7 @@ pub(crate) fn back(
     pool: &Arc<SlotPool>,
     wanted: &Receiver<u64>,
     settled: &Settled,
-    mut gentle: Gentle,
+    mut runner: BackgroundRunner,
     stop: &Arc<AtomicBool>,
     out: &Sender<Message>,
 ) {
@@ -80,7 +80,7 @@ pub(crate) fn back(
         let pool = pool.clone();
         let work = move |attempt: &Attempt| back_to(&pool, bytes, &attempt.stop);
         let backed = match settled.get() {
-            true => gentle.run("backing the pool", stop, work),
+            true => runner.run("backing the pool", stop, work),
             false => work(&Attempt::ordinary(stop.clone())),
         };
         match backed {

@@ -144,7 +144,7 @@ pub struct LoadCost {
     pub loader_cpu_seconds: f64,
     /// Whether it went on at ordinary priority, because at idle priority it got next to no
     /// processor time.
-    pub hurried: bool,
+    pub escalated: bool,
 }
 
 /// One version became ready where another served before, and the other's memory has been given

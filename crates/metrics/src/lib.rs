@@ -164,7 +164,7 @@ pub struct Metrics {
     /// CPU time that loaders used.
     pub loader_cpu_seconds: Family<ModelLabels, Counter<f64, AtomicU64>>,
     /// Loads that went on at ordinary priority, because they starved at idle priority.
-    pub loads_hurried: Family<ModelLabels, Counter>,
+    pub loads_escalated: Family<ModelLabels, Counter>,
     /// Parameter bytes read from storage.
     pub loader_read_bytes: Family<ModelLabels, Counter>,
     /// Parameter bytes taken over from a version that was there.
@@ -234,7 +234,7 @@ impl Default for Metrics {
             swap_seconds: Family::default(),
             loader_minor_faults: Family::default(),
             loader_cpu_seconds: Family::default(),
-            loads_hurried: Family::default(),
+            loads_escalated: Family::default(),
             loader_read_bytes: Family::default(),
             loader_shared_bytes: Family::default(),
             queue: Family::default(),
@@ -361,7 +361,7 @@ impl Metrics {
         r.register(
             "loads_hurried",
             "Loads that went on at ordinary priority, because they starved at idle priority",
-            self.loads_hurried.clone(),
+            self.loads_escalated.clone(),
         );
         r.register_with_unit(
             "loader_read",

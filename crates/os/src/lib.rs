@@ -10,16 +10,17 @@
 
 #![allow(unsafe_code)]
 
+pub mod background;
 mod cpu_quota;
 mod direct_file;
 pub mod jemalloc;
 pub mod private;
 pub mod process;
 mod rate;
-mod run_time;
+mod sched_stat;
 pub mod thread;
 
 pub use cpu_quota::CpuQuota;
 pub use direct_file::{DIRECT_ALIGNMENT, DirectFile};
 pub use rate::{Pacer, Rate};
-pub use run_time::Turns;
+pub use sched_stat::{SchedStat, SchedTimes};

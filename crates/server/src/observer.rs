@@ -36,7 +36,7 @@ impl Observer for MetricsObserver {
                 let metrics = &self.metrics;
                 metrics.loader_minor_faults.get_or_create(&labels).inc_by(cost.loader_minor_faults);
                 metrics.loader_cpu_seconds.get_or_create(&labels).inc_by(cost.loader_cpu_seconds);
-                metrics.loads_hurried.get_or_create(&labels).inc_by(cost.hurried.into());
+                metrics.loads_escalated.get_or_create(&labels).inc_by(cost.escalated.into());
                 metrics.loader_read_bytes.get_or_create(&labels).inc_by(cost.bytes_read);
                 metrics.loader_shared_bytes.get_or_create(&labels).inc_by(cost.bytes_shared);
             }

@@ -47,7 +47,7 @@ fn a_load_that_starves_inside_an_engine_goes_on_beside_it_and_reads_nothing_twic
     let models = vec![cold(&world, "m")];
     world.start(Setting {
         models,
-        change: |config| config.patience = Duration::from_millis(300),
+        change: |config| config.starvation_limit = Duration::from_millis(300),
         ..Setting::default()
     });
     world.until_ready("m", 1);
@@ -62,9 +62,9 @@ fn a_load_that_starves_inside_an_engine_goes_on_beside_it_and_reads_nothing_twic
     world.until_ready("m", 2);
     assert_eq!(world.ask("m").unwrap(), 2.0);
     drop(hogs);
-    let hurried = cost(&world, 2);
-    assert!(hurried.hurried && hurried.load_seconds > 0.3, "{hurried:?}");
-    assert_eq!(hurried.bytes_shared, 4 * MIB, "the other thread has read them: {hurried:?}");
+    let escalated = cost(&world, 2);
+    assert!(escalated.escalated && escalated.load_seconds > 0.3, "{escalated:?}");
+    assert_eq!(escalated.bytes_shared, 4 * MIB, "the other thread has read them: {escalated:?}");
     world.remove("m", 1);
     eventually("the old version is gone", || world.status("m").unwrap().versions.len() == 1);
     // The other thread has an end, and what it made goes with it.
@@ -79,7 +79,7 @@ fn a_load_that_starves_inside_an_engine_goes_on_beside_it_and_reads_nothing_twic
     let gentle = (3..20).any(|version| {
         world.publish_tables("m", version, &[5.0]);
         world.until_ready("m", version);
-        !cost(&world, version).hurried
+        !cost(&world, version).escalated
     });
     assert!(gentle);
     let loads = world.threads.loads.lock().unwrap().clone();

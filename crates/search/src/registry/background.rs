@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use base::{Error, Result};
+use os::background::Priority;
 
 use super::core::RegistryCore;
 use super::named::{BackgroundTask, NamedCollection};
@@ -16,38 +17,32 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 const RELIEF_BYTES_MIN: u64 = 256 << 10;
 
 pub(super) fn start(core: &Arc<RegistryCore>) -> Result<Vec<JoinHandle<()>>> {
-    let spawn = |name: &str, work: fn(&RegistryCore)| {
-        let core = core.clone();
-        let spawned = std::thread::Builder::new().name(name.into()).spawn(move || work(&core));
-        spawned.map_err(|error| Error::exhausted(format!("thread {name}: {error}")))
-    };
-    let threads = [
-        spawn("search-open", RegistryCore::open_all)?,
-        spawn("search-flush", |core| {
-            os::thread::enter_low_priority("flushing");
-            repeat(core, BackgroundTask::Flush, |named| named.collection().flush_oldest(), relieve);
-        })?,
-        spawn("search-flush-hi", |core| {
-            let work = |named: &NamedCollection| {
-                named.collection().record_progress();
-                named.collection().flush_if_stalled()
-            };
-            repeat(core, BackgroundTask::Flush, work, |_| false);
-        })?,
-        spawn("search-merge", |core| {
-            os::thread::enter_low_priority("merging");
-            repeat(core, BackgroundTask::Merge, |named| named.collection().merge(), |_| false);
-        })?,
-        spawn("search-merge-hi", |core| {
-            repeat(
-                core,
-                BackgroundTask::Merge,
-                |named| named.collection().merge_if_behind(),
-                |_| false,
-            );
-        })?,
-    ];
-    Ok(threads.into())
+    let opening = core.clone();
+    let open = std::thread::Builder::new()
+        .name("search-open".into())
+        .spawn(move || opening.open_all())
+        .map_err(|error| Error::exhausted(format!("thread search-open: {error}")))?;
+    let flushing = core.clone();
+    let flush = os::background::spawn_pair("search-flush", "flushing", move |priority| {
+        let escalated = |named: &NamedCollection| {
+            named.collection().record_progress();
+            named.collection().flush_if_stalled()
+        };
+        let paced = |named: &NamedCollection| named.collection().flush_oldest();
+        match priority {
+            Priority::Background => repeat(&flushing, BackgroundTask::Flush, paced, relieve),
+            _ => repeat(&flushing, BackgroundTask::Flush, escalated, |_| false),
+        }
+    })?;
+    let merging = core.clone();
+    let merge = os::background::spawn_pair("search-merge", "merging", move |priority| {
+        let merge = |named: &NamedCollection| match priority {
+            Priority::Background => named.collection().merge(),
+            _ => named.collection().merge_if_behind(),
+        };
+        repeat(&merging, BackgroundTask::Merge, merge, |_| false);
+    })?;
+    Ok(std::iter::once(open).chain(flush).chain(merge).collect())
 }
 
 /// Runs `one` on every collection. If there was nothing to do, runs `otherwise`, and then waits for

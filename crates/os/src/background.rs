@@ -1,0 +1,413 @@
+//! Work at low priority that gets done on a busy machine too.
+//!
+//! A thread of idle priority costs other threads nothing, and gets next to no time on a machine
+//! that is fully busy: a version that is to end an overload would never be loaded. No thread can
+//! leave idle priority again without a privilege. So [`BackgroundRunner`] runs work on an idle
+//! thread and watches it from a thread of ordinary priority. If the idle thread starves, the runner
+//! stops it and does the work again itself.
+//!
+//! [`spawn_pair`] is for repeated work with its own rule for escalation, such as the flushes of a
+//! collection: both threads exist all the time, and the one of ordinary priority finds work only if
+//! the other one has fallen behind.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use base::{Error, ErrorKind, Result};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+
+use crate::sched_stat::{SchedStat, SchedTimes};
+use crate::thread;
+
+/// A thread starves if it has waited for a core longer than its limit, and longer than this
+/// multiple of the time that it ran.
+const STARVING: u32 = 4;
+/// Time between two checks of the idle thread and of the stop flag.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Priority at which work runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// Ordinary from the start.
+    Ordinary,
+    /// Low or idle. The work may be stopped and begin anew at [`Priority::Escalated`].
+    Background,
+    /// Ordinary, because the background thread got too little time.
+    Escalated,
+}
+
+/// One attempt at some work.
+#[derive(Clone)]
+pub struct Attempt {
+    /// Start of the first attempt at this work.
+    pub began: Instant,
+    /// Request to end early with `Cancelled`.
+    pub stop: Arc<AtomicBool>,
+    /// Priority of this attempt.
+    pub priority: Priority,
+    /// Longest time that a background attempt may wait for a core.
+    pub starvation_limit: Duration,
+}
+
+impl Attempt {
+    /// Returns the first and only attempt at work that runs at ordinary priority from now on.
+    pub fn ordinary(stop: Arc<AtomicBool>) -> Attempt {
+        Attempt {
+            began: Instant::now(),
+            stop,
+            priority: Priority::Ordinary,
+            starvation_limit: Duration::MAX,
+        }
+    }
+}
+
+/// Detects that a thread or a child process starves.
+pub struct StarvationWatch {
+    stat: SchedStat,
+    start: SchedTimes,
+    limit: Duration,
+}
+
+impl StarvationWatch {
+    /// Starts to watch. `None` if the kernel does not count the times of the thread.
+    pub fn new(stat: &SchedStat, limit: Duration) -> Option<StarvationWatch> {
+        Some(StarvationWatch { start: stat.read()?, stat: stat.clone(), limit })
+    }
+
+    /// Returns true if the thread has waited for a core for `limit` and four times as long as it
+    /// ran, both since the watch began.
+    pub fn starves(&self) -> bool {
+        let Some(now) = self.stat.read() else { return false };
+        let ran = now.ran.saturating_sub(self.start.ran);
+        let waited = now.waited.saturating_sub(self.start.waited);
+        waited >= self.limit && waited >= ran * STARVING
+    }
+}
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// The thread of idle priority.
+struct IdleThread {
+    tasks: Sender<Task>,
+    stat: Option<SchedStat>,
+}
+
+impl IdleThread {
+    fn start(name: &str, doing: &'static str) -> Result<IdleThread> {
+        let (tasks, queue) = bounded::<Task>(1);
+        let (send_stat, stat) = bounded(1);
+        let body = move || {
+            // Still at ordinary priority, because the caller waits for this.
+            let _ = send_stat.send(SchedStat::of_this_thread());
+            thread::enter_background(doing);
+            queue.iter().for_each(|task| task());
+        };
+        spawn(format!("{name}-idle"), body)?;
+        Ok(IdleThread { tasks, stat: stat.recv().unwrap_or_default() })
+    }
+}
+
+/// Runs work at idle priority, and at ordinary priority if it starves. Belongs to a thread of
+/// ordinary priority.
+pub struct BackgroundRunner {
+    name: String,
+    doing: &'static str,
+    starvation_limit: Duration,
+    /// Absent before the first work, and after work that did not stop in time.
+    idle: Option<IdleThread>,
+}
+
+impl BackgroundRunner {
+    /// Creates a runner for the thread `name`. `doing` ("loading") is for the log.
+    ///
+    /// Work escalates after it has waited for a core for `starvation_limit`. The runner then waits
+    /// as long again for the work to stop. Work that does not notice its stop flag, such as a call
+    /// into an engine, keeps its thread and ends on its own.
+    pub fn new(name: &str, doing: &'static str, starvation_limit: Duration) -> BackgroundRunner {
+        BackgroundRunner { name: name.to_owned(), doing, starvation_limit, idle: None }
+    }
+
+    /// Runs `work` until it ends or `stop` is set. `work` must be able to begin anew, and checks
+    /// [`Attempt::stop`]. `what` names it in the log.
+    ///
+    /// # Errors
+    /// Those of `work`; `Cancelled` if `stop` was set.
+    pub fn run<T: Send + 'static>(
+        &mut self,
+        what: &str,
+        stop: &Arc<AtomicBool>,
+        work: impl Fn(&Attempt) -> Result<T> + Send + Sync + 'static,
+    ) -> Result<T> {
+        let work = Arc::new(work);
+        let attempt = Attempt {
+            began: Instant::now(),
+            stop: Arc::default(),
+            priority: Priority::Background,
+            starvation_limit: self.starvation_limit,
+        };
+        let outcome = match self.begin(&work, &attempt) {
+            Ok(outcome) => self.wait(&outcome, &attempt, stop),
+            Err(error) => {
+                tracing::warn!(%error, "{what}: not at idle priority");
+                None
+            }
+        };
+        match outcome {
+            Some(Err(error))
+                if error.kind() == ErrorKind::Cancelled && !stop.load(Ordering::Relaxed) => {}
+            Some(outcome) => return outcome,
+            None if stop.load(Ordering::Relaxed) => {
+                return Err(Error::cancelled("stopped; what got no processor time ends by itself"));
+            }
+            None => {}
+        }
+        tracing::info!("{what}: goes on at ordinary priority, as it got next to no processor time");
+        work(&Attempt { stop: stop.clone(), priority: Priority::Escalated, ..attempt })
+    }
+
+    /// Starts `work` on the idle thread and returns the channel of its outcome.
+    fn begin<T: Send + 'static>(
+        &mut self,
+        work: &Arc<impl Fn(&Attempt) -> Result<T> + Send + Sync + 'static>,
+        attempt: &Attempt,
+    ) -> Result<Receiver<Result<T>>> {
+        let idle = match self.idle.take() {
+            Some(idle) => idle,
+            None => IdleThread::start(&self.name, self.doing)?,
+        };
+        let (send, outcome) = bounded(1);
+        let (work, attempt) = (work.clone(), attempt.clone());
+        // If the runner waits no longer, the outcome is dropped here.
+        let task = Box::new(move || drop(send.send(work(&attempt))));
+        idle.tasks
+            .send(task)
+            .map_err(|_| Error::internal("the thread of idle priority has ended"))?;
+        self.idle = Some(idle);
+        Ok(outcome)
+    }
+
+    /// Waits for the outcome. Returns `None` if the thread has panicked, or if it starves and does
+    /// not stop; it is then left to itself.
+    fn wait<T>(
+        &mut self,
+        outcome: &Receiver<Result<T>>,
+        attempt: &Attempt,
+        stop: &AtomicBool,
+    ) -> Option<Result<T>> {
+        let stat = self.idle.as_ref().and_then(|idle| idle.stat.as_ref());
+        let start_watch = || stat.and_then(|it| StarvationWatch::new(it, self.starvation_limit));
+        let mut watch = start_watch();
+        loop {
+            match outcome.recv_timeout(CHECK_INTERVAL) {
+                Ok(outcome) => return Some(outcome),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            let starves = watch.as_ref().is_some_and(StarvationWatch::starves);
+            if stop.load(Ordering::Relaxed) {
+                if !attempt.stop.swap(true, Ordering::Relaxed) {
+                    // Stopping is all that the work still has to do.
+                    watch = start_watch();
+                } else if starves {
+                    break;
+                }
+            } else if starves {
+                attempt.stop.store(true, Ordering::Relaxed);
+                if let Ok(outcome) = outcome.recv_timeout(self.starvation_limit) {
+                    return Some(outcome);
+                }
+                break;
+            }
+        }
+        self.idle = None;
+        None
+    }
+}
+
+/// Starts the two threads of repeated work: `name` at low priority, and `name`-hi at ordinary
+/// priority. `body` runs on both until it returns. `doing` ("flushing") is for the log.
+///
+/// # Errors
+/// `ResourceExhausted` if a thread cannot be started.
+pub fn spawn_pair(
+    name: &str,
+    doing: &'static str,
+    body: impl Fn(Priority) + Send + Sync + 'static,
+) -> Result<[JoinHandle<()>; 2]> {
+    let escalated = Arc::new(body);
+    let background = escalated.clone();
+    Ok([
+        spawn(name.to_owned(), move || {
+            thread::enter_low_priority(doing);
+            background(Priority::Background);
+        })?,
+        spawn(format!("{name}-hi"), move || escalated(Priority::Escalated))?,
+    ])
+}
+
+fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new()
+        .name(name.clone())
+        .spawn(body)
+        .map_err(|error| Error::exhausted(format!("thread {name}: {error}")).with_source(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keeps all cores busy.
+    struct Hogs(Arc<AtomicBool>, Vec<JoinHandle<()>>);
+
+    impl Hogs {
+        fn start() -> Hogs {
+            let stop = Arc::new(AtomicBool::new(false));
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            let hog = |_| {
+                let stop = stop.clone();
+                std::thread::spawn(move || while !stop.load(Ordering::Relaxed) {})
+            };
+            let hogs = (0..2 * cores).map(hog).collect();
+            Hogs(stop, hogs)
+        }
+    }
+
+    impl Drop for Hogs {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+            self.1.drain(..).for_each(|hog| hog.join().unwrap());
+        }
+    }
+
+    fn runner() -> BackgroundRunner {
+        BackgroundRunner::new("test", "testing", Duration::from_millis(300))
+    }
+
+    /// Works until `stop`, or for `so_long` of processor time.
+    fn busy(attempt: &Attempt, so_long: Duration) -> Result<()> {
+        let began = thread::cpu_time();
+        while thread::cpu_time() - began < so_long {
+            if attempt.stop.load(Ordering::Relaxed) {
+                return Err(Error::cancelled("stopped"));
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn work_runs_at_idle_priority() {
+        let mut runner = runner();
+        for _ in 0..2 {
+            let here = std::thread::current().id();
+            let work = move |attempt: &Attempt| {
+                Ok((attempt.priority, std::thread::current().id() != here))
+            };
+            assert_eq!(runner.run("test", &Arc::default(), work), Ok((Priority::Background, true)));
+        }
+        let failing = |_: &Attempt| Err::<(), _>(Error::invalid("no"));
+        assert_eq!(
+            runner.run("test", &Arc::default(), failing).unwrap_err().kind(),
+            ErrorKind::InvalidArgument
+        );
+    }
+
+    #[test]
+    fn starving_work_escalates() {
+        let (mut runner, hogs) = (runner(), Hogs::start());
+        let here = std::thread::current().id();
+        let work = move |attempt: &Attempt| match attempt.priority {
+            Priority::Background => busy(attempt, Duration::from_secs(3600)).map(|()| false),
+            _ => Ok(std::thread::current().id() == here),
+        };
+        assert_eq!(runner.run("test", &Arc::default(), work), Ok(true));
+        drop(hogs);
+        assert_eq!(
+            runner.run("test", &Arc::default(), |attempt| Ok(attempt.priority)),
+            Ok(Priority::Background),
+            "afterwards"
+        );
+    }
+
+    #[test]
+    fn an_engine_that_ignores_stop_is_left_alone_and_its_outcome_dropped() {
+        let (mut runner, hogs) = (runner(), Hogs::start());
+        let (held, ended) = (Arc::new(()), Arc::new(AtomicBool::new(false)));
+        let (has, end) = (held.clone(), ended.clone());
+        let work = move |attempt: &Attempt| {
+            // Ignores the stop flag, as an engine does.
+            while attempt.priority == Priority::Background && !end.load(Ordering::Relaxed) {}
+            Ok((attempt.priority, has.clone()))
+        };
+        let outcome = runner.run("test", &Arc::default(), work).unwrap();
+        assert_eq!(outcome.0, Priority::Escalated);
+        assert_eq!(
+            runner.run("test", &Arc::default(), |_| Ok(7)),
+            Ok(7),
+            "another thread takes its place"
+        );
+        drop((hogs, outcome));
+        ended.store(true, Ordering::Relaxed);
+        while Arc::strong_count(&held) > 1 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn the_stop_flag_ends_the_work() {
+        let (mut runner, stop) = (runner(), Arc::new(AtomicBool::new(false)));
+        let set = stop.clone();
+        let work = move |attempt: &Attempt| {
+            set.store(true, Ordering::Relaxed);
+            busy(attempt, Duration::from_secs(3600))
+        };
+        assert_eq!(runner.run("test", &stop, work).unwrap_err().kind(), ErrorKind::Cancelled);
+    }
+
+    #[test]
+    fn stopping_starving_work_takes_no_longer() {
+        let (mut runner, hogs) = (runner(), Hogs::start());
+        let (stop, end) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let (set, ended) = (stop.clone(), end.clone());
+        let work = move |attempt: &Attempt| {
+            assert_eq!(attempt.priority, Priority::Background, "stopped work does not escalate");
+            set.store(true, Ordering::Relaxed);
+            // Ignores the stop flag, as an engine does.
+            while !ended.load(Ordering::Relaxed) {}
+            Ok(())
+        };
+        assert_eq!(runner.run("test", &stop, work).unwrap_err().kind(), ErrorKind::Cancelled);
+        assert!(runner.idle.is_none(), "the thread that is inside the work is left alone");
+        drop(hogs);
+        end.store(true, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_panic_escalates() {
+        let mut runner = runner();
+        let work = |attempt: &Attempt| match attempt.priority {
+            Priority::Background => panic!("on purpose"),
+            _ => Ok(()),
+        };
+        assert_eq!(runner.run("test", &Arc::default(), work), Ok(()));
+    }
+
+    #[test]
+    fn a_pair_has_both_priorities() {
+        let (send, priorities) = bounded(2);
+        let body = move |priority| {
+            // SAFETY: takes numbers only; 0 names the calling thread.
+            let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };
+            let name = std::thread::current().name().map(str::to_owned);
+            send.send((priority == Priority::Background, nice >= 15, name)).unwrap();
+        };
+        for thread in spawn_pair("p", "testing", body).unwrap() {
+            thread.join().unwrap();
+        }
+        let mut seen: Vec<_> = priorities.iter().collect();
+        seen.sort();
+        let name = |name: &str| Some(name.to_owned());
+        assert_eq!(seen, [(false, false, name("p-hi")), (true, true, name("p"))]);
+    }
+}
