@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use base::Error;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use protocol::inference as pb;
 use tokio::sync::watch;
 use transport::RequestBody;
@@ -54,6 +55,9 @@ impl tower::Service<Request> for GrpcService {
     }
 
     fn call(&mut self, request: Request) -> ResponseFuture {
+        if !is_grpc(request.headers()) {
+            return unsupported_media_type();
+        }
         let mut segments = request.uri().path().split('/').skip(1);
         let service = segments.next().unwrap_or_default();
         let method = segments.next().unwrap_or_default();
@@ -146,6 +150,25 @@ impl GrpcService {
             handle(&app, call.message)
         }))
     }
+}
+
+/// Returns true for the content type `application/grpc`, alone or followed by a format or by
+/// parameters (gRPC over HTTP/2, "Content-Type").
+fn is_grpc(headers: &HeaderMap) -> bool {
+    let value = headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    value.split_at_checked(response::CONTENT_TYPE.len()).is_some_and(|(start, rest)| {
+        start.eq_ignore_ascii_case(response::CONTENT_TYPE.as_bytes())
+            && matches!(rest.first(), None | Some(b'+' | b';'))
+    })
+}
+
+/// Answers a request that is no gRPC call. Other clients must not take the answer for a success,
+/// so its HTTP status is 415.
+fn unsupported_media_type() -> ResponseFuture {
+    let text = "this port takes gRPC calls, of content type application/grpc; HTTP/1.1 has a port of its own";
+    let mut response = response::failed(&Error::invalid(text));
+    *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+    boxed(std::future::ready(response))
 }
 
 fn boxed(response: impl Future<Output = Response> + Send + 'static) -> ResponseFuture {

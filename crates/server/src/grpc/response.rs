@@ -16,6 +16,9 @@ use super::messages::PREFIX_BYTES;
 use super::status::{GRPC_STATUS, status_headers};
 use crate::app::App;
 
+/// Content type of calls and responses.
+pub(super) const CONTENT_TYPE: &str = "application/grpc";
+
 pub(super) type Response = http::Response<ResponseFrames>;
 
 /// Returns the response with one message or an error. The reservation is that of the call.
@@ -40,9 +43,7 @@ pub(super) fn failed(error: &Error) -> Response {
 
 fn respond(frames: ResponseFrames) -> Response {
     let mut response = http::Response::new(frames);
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(CONTENT_TYPE));
     response
 }
 

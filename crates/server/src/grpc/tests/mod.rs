@@ -78,6 +78,9 @@ macro_rules! client {
     }};
 }
 
+// After the macro, which it uses.
+mod framing;
+
 fn request(elements: usize) -> pb::ModelInferRequest {
     let x = NamedTensor::new("x", Tensor::from_vec(&[elements][..], vec![1f32; elements]).unwrap());
     oip::grpc::encode_request("echo", None, &[x], &[]).unwrap()
@@ -87,6 +90,8 @@ fn post(served: &Loopback, path: &str) -> http::request::Builder {
     let uri = format!("http://{}/inference.GRPCInferenceService/{path}", served.grpc);
     http::Request::post(uri).header("content-type", "application/grpc").header("te", "trailers")
 }
+
+const BUDGET: u64 = 16 << 20;
 
 type Pieces =
     std::pin::Pin<Box<dyn Stream<Item = Result<Frame<Bytes>, std::convert::Infallible>> + Send>>;
@@ -167,11 +172,11 @@ fn each_message_of_a_stream_is_admitted() {
         let (sender, receiver) = mpsc::channel(1);
         let requests = ReceiverStream::new(receiver);
         let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
-        let place = served.app.requests.admit().unwrap();
+        let permit = served.app.requests.admit().unwrap();
         sender.send(request(1)).await.unwrap();
         let refused = answers.next().await.unwrap().unwrap();
         assert!(refused.error_message.contains("--max-requests"), "{}", refused.error_message);
-        drop(place);
+        drop(permit);
         sender.send(request(1)).await.unwrap();
         assert_eq!(answers.next().await.unwrap().unwrap().error_message, "");
         until(|| served.app.requests.admitted() == 0).await;
@@ -190,6 +195,13 @@ fn a_silent_stream_ends_when_the_server_stops() {
         let status = answers.next().await.unwrap().unwrap_err();
         assert_eq!(status.code(), Code::Unavailable, "{status}");
     });
+}
+
+fn prefixed(flag: u8, message: &[u8], length: usize) -> Bytes {
+    let mut frame = vec![flag];
+    frame.extend_from_slice(&(length as u32).to_be_bytes());
+    frame.extend_from_slice(message);
+    frame.into()
 }
 
 /// A gate that opens again even if a test fails; otherwise a waiting worker would never end.
@@ -265,160 +277,6 @@ fn a_load_takes_a_version_and_no_settings_of_its_own() {
         assert!(unknown.is_err(), "there is no version 7");
         assert_eq!(ask("version", ParameterChoice::Int64Param(1)).await, Ok(()));
     });
-}
-
-#[test]
-fn compressed_requests_are_read_within_the_limit() {
-    let dir = tempfile::tempdir().unwrap();
-    let (served, _engine) = served(dir.path(), |config| config.listeners.body_bytes_max = 64 << 10);
-    run(async {
-        for encoding in [CompressionEncoding::Gzip, CompressionEncoding::Deflate] {
-            let mut client = client!(served).send_compressed(encoding);
-            let answer = client.model_infer(request(10_000)).await.unwrap().into_inner();
-            assert_eq!(answer.raw_output_contents[0].len(), 40_000);
-            let status = client.model_infer(request(20_000)).await.unwrap_err();
-            assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
-        }
-    });
-}
-
-/// Sends a body in these pieces. Returns the gRPC status and the message.
-async fn call(served: &Loopback, pieces: Vec<Bytes>) -> (String, Bytes) {
-    let pieces = tokio_stream::iter(pieces.into_iter().map(|piece| Ok(Frame::data(piece))));
-    let body: StreamBody<Pieces> = StreamBody::new(Box::pin(pieces));
-    let answer = connect(served)
-        .await
-        .send_request(post(served, "ModelInfer").body(body).unwrap())
-        .await
-        .unwrap();
-    let refused = answer.headers().get("grpc-status").cloned();
-    let collected = answer.into_body().collect().await.unwrap();
-    let status = refused.or_else(|| collected.trailers()?.get("grpc-status").cloned()).unwrap();
-    (status.to_str().unwrap().to_owned(), collected.to_bytes())
-}
-
-fn prefixed(flag: u8, message: &[u8], length: usize) -> Bytes {
-    let mut frame = vec![flag];
-    frame.extend_from_slice(&(length as u32).to_be_bytes());
-    frame.extend_from_slice(message);
-    frame.into()
-}
-
-#[test]
-fn a_message_may_arrive_in_pieces_of_any_size() {
-    let dir = tempfile::tempdir().unwrap();
-    let (served, _engine) = served(dir.path(), |_| {});
-    let message = request(5000).encode_to_vec();
-    let frame = prefixed(0, &message, message.len());
-    run(async {
-        let bytes: Vec<_> = (1..16).collect();
-        let cuts: [&[usize]; 7] = [&[], &[1], &[4], &[5], &[6], &[frame.len() - 1], &bytes];
-        for cuts in cuts {
-            let ends = cuts.iter().copied().chain([frame.len()]);
-            let pieces = std::iter::once(0).chain(cuts.iter().copied()).zip(ends);
-            let pieces = pieces.map(|(from, to)| frame.slice(from..to)).collect();
-            let (status, answer) = call(&served, pieces).await;
-            assert_eq!(status, "0", "{cuts:?}");
-            assert_eq!(answer[0], 0);
-            assert_eq!(
-                u32::from_be_bytes(answer[1..5].try_into().unwrap()) as usize,
-                answer.len() - 5
-            );
-            let answer = pb::ModelInferResponse::decode(answer.slice(5..)).unwrap();
-            assert_eq!(answer.raw_output_contents[0].len(), 20_000);
-        }
-    });
-}
-
-#[test]
-fn a_body_that_is_not_one_message_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let (served, _engine) = served(dir.path(), |config| config.listeners.body_bytes_max = 1 << 20);
-    let message = request(4).encode_to_vec();
-    let whole = prefixed(0, &message, message.len());
-    let wrong: [(&str, Vec<Bytes>, &str); 8] = [
-        ("nothing", vec![], "3"),
-        ("half a prefix", vec![whole.slice(..3)], "3"),
-        ("cut off", vec![whole.slice(..whole.len() - 1)], "3"),
-        ("two messages", vec![whole.clone(), whole.clone()], "3"),
-        ("a byte too many", vec![whole.clone(), Bytes::from_static(&[7])], "3"),
-        ("compressed in secret", vec![prefixed(1, &message, message.len())], "3"),
-        ("no protobuf", vec![prefixed(0, &[0xff; 9], 9)], "3"),
-        ("announced too large", vec![prefixed(0, &message, (1 << 20) + 1)], "8"),
-    ];
-    run(async {
-        for (what, pieces, wanted) in wrong {
-            let (status, answer) = call(&served, pieces).await;
-            assert_eq!((status.as_str(), answer.len()), (wanted, 0), "{what}");
-        }
-        until(|| served.app.requests.admitted() == 0).await;
-        assert_eq!(call(&served, vec![whole]).await.0, "0");
-    });
-    let refused = |status| {
-        let labels =
-            metrics::RequestLabels { model: "".into(), version: 0, protocol: "oip-grpc", status };
-        served.app.metrics.requests.get_or_create(&labels).get()
-    };
-    assert_eq!((refused("invalid_argument"), refused("too_large")), (7, 1));
-}
-
-/// A field that holds `inner`.
-fn within(tag: u8, inner: &[u8]) -> Vec<u8> {
-    let mut out = vec![(tag << 3) | 2];
-    let mut length = inner.len();
-    while length >= 0x80 {
-        out.push(length as u8 | 0x80);
-        length >>= 7;
-    }
-    out.push(length as u8);
-    out.extend_from_slice(inner);
-    out
-}
-
-fn gzip(bytes: &[u8]) -> Vec<u8> {
-    use std::io::Write;
-    let mut to = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
-    to.write_all(bytes).unwrap();
-    to.finish().unwrap()
-}
-
-const BUDGET: u64 = 16 << 20;
-
-/// Two million empty elements in 4 MB, or in 4 KB of gzip: `tag` of the request, or of the contents
-/// of an input.
-fn bomb(tag: u8, within_contents: bool) -> Vec<u8> {
-    let elements = [(tag << 3) | 2, 0].repeat(2_000_000);
-    if within_contents { within(5, &within(5, &elements)) } else { elements }
-}
-
-#[test]
-fn bombs_of_empty_elements_are_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let (served, _engine) =
-        served(dir.path(), |config| config.listeners.request_memory_bytes = Some(BUDGET));
-    run(async {
-        for (bomb, wanted) in [(bomb(5, false), "3"), (bomb(6, false), "3"), (bomb(8, true), "8")] {
-            let (status, _) = call(&served, vec![prefixed(0, &bomb, bomb.len())]).await;
-            assert_eq!(status, wanted);
-            let packed = gzip(&bomb);
-            let asked = post(&served, "ModelInfer").header("grpc-encoding", "gzip");
-            let body = http_body_util::Full::new(prefixed(1, &packed, packed.len()));
-            let answer =
-                connect(&served).await.send_request(asked.body(body).unwrap()).await.unwrap();
-            assert_eq!(answer.headers()["grpc-status"], wanted);
-        }
-        // Other methods take messages of 4 MiB, which may become 256 times as much.
-        let strings = [0x0a, 0].repeat(200_000);
-        let asked = post(&served, "ModelReady");
-        let body = http_body_util::Full::new(prefixed(0, &strings, strings.len()));
-        let answer = connect(&served).await.send_request(asked.body(body).unwrap()).await.unwrap();
-        assert_eq!(answer.headers()["grpc-status"], "8");
-        until(|| served.app.requests.memory.used() == 0).await;
-        client!(served).model_infer(request(1)).await.unwrap();
-        until(|| served.app.requests.memory.used() == 0 && served.app.requests.admitted() == 0)
-            .await;
-    });
-    assert!(served.app.requests.memory.peak() <= BUDGET, "{}", served.app.requests.memory.peak());
 }
 
 #[test]
@@ -571,10 +429,10 @@ fn every_declared_method_is_routed() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |_| {});
     let mut methods =
-        declared_methods("inference", include_str!("../../../protocol/proto/inference.proto"));
+        declared_methods("inference", include_str!("../../../../protocol/proto/inference.proto"));
     methods.extend(declared_methods(
         "tensorflow.serving",
-        include_str!("../../../protocol/proto/tensorflow_serving.proto"),
+        include_str!("../../../../protocol/proto/tensorflow_serving.proto"),
     ));
     assert_eq!(methods.len(), 19);
     run(async {
@@ -650,15 +508,12 @@ async fn predicted(served: &Loopback) -> protocol::tensorflow::serving::PredictR
     let x = NamedTensor::new("x", Tensor::from_vec(&[2][..], vec![1.5f32, -2.0]).unwrap());
     let target = protocol::tfs::grpc::PredictTarget { name: "echo".into(), ..Default::default() };
     let message = protocol::tfs::grpc::encode_request(&target, &[x], &[]).encode_to_vec();
-    let mut frame = vec![0];
-    frame.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
-    frame.extend_from_slice(&message);
     let mut sender = connect(served).await;
     let uri = format!("http://{}/tensorflow.serving.PredictionService/Predict", served.grpc);
     let request = http::Request::post(uri)
         .header("content-type", "application/grpc")
         .header("te", "trailers");
-    let body = http_body_util::Full::new(Bytes::from(frame));
+    let body = http_body_util::Full::new(prefixed(0, &message, message.len()));
     let answer = sender.send_request(request.body(body).unwrap()).await.unwrap();
     let bytes = answer.into_body().collect().await.unwrap().to_bytes();
     Message::decode(bytes.slice(5..)).unwrap()
