@@ -17,7 +17,7 @@ pub enum TfsState {
     Loading,
     /// Serving.
     Available,
-    /// Unloading: takes no new requests.
+    /// Unloading: accepts no new requests.
     Unloading,
     /// Unloaded or failed.
     End,

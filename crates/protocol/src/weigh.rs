@@ -38,10 +38,10 @@ const FIELDS_MAX: usize = 16;
 pub struct Weight {
     /// Upper bound of the bytes that decoding and conversion allocate.
     pub bytes: u64,
-    /// Number of fields and elements. Each takes the decoder some nanoseconds.
+    /// Number of fields and elements. Each costs the decoder some nanoseconds.
     pub work: u64,
     /// True if the whole message was read. Otherwise the limit of `work` was reached, and `bytes`
-    /// is no bound.
+    /// is not a bound.
     pub whole: bool,
 }
 
@@ -141,7 +141,7 @@ const CONTENTS: MessageLayout = MessageLayout(&[
     (7, fixed(8)),
     (8, STRINGS),
 ]);
-/// Axes have no limit here: the decoder's refusal names the tensor, and an axis takes 8 bytes only.
+/// Axes have no limit here: an axis has only 8 bytes, and the decoder's refusal names the tensor.
 const INPUT: MessageLayout = MessageLayout(&[
     (1, FieldLayout::Text),
     (2, FieldLayout::Text),
@@ -197,7 +197,7 @@ impl Weighed for PredictRequest {
 /// with `whole` false.
 ///
 /// # Errors
-/// `InvalidArgument` for bytes that are no message and for too many elements.
+/// `InvalidArgument` for bytes that are not a message and for too many elements.
 pub fn weigh<M: Weighed>(message: &[u8], work_max: u64) -> Result<Weight> {
     let mut scale = Weigher { weight: Weight::default(), work_max };
     match scale.message(M::LAYOUT, message) {
@@ -389,7 +389,7 @@ mod tests {
     const BOMB: usize = 1 << 20;
 
     #[test]
-    fn bombs_are_refused_or_weigh_what_they_become() {
+    fn bombs_are_refused_or_weighed() {
         let inputs = weigh::<ModelInferRequest>(&empties(5, BOMB), u64::MAX).unwrap_err();
         assert!(inputs.message().contains("at most 1024 are taken"), "{inputs}");
         let outputs = weigh::<ModelInferRequest>(&empties(6, BOMB), u64::MAX).unwrap_err();
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn the_look_ends_where_the_work_is_too_much() {
+    fn weighing_ends_at_the_limit_of_work() {
         let raw = within(7, &vec![0; BOMB]);
         let weight = weigh::<ModelInferRequest>(&raw, 10).unwrap();
         assert!(weight.whole && weight.work == 1 && weight.bytes < 1024, "{weight:?}");
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn other_messages_expand_no_more_than_is_said() {
+    fn other_messages_stay_below_the_expansion() {
         for size in [size_of::<ModelConfig>(), size_of::<InferenceTask>()] {
             assert!((size as u64) * GROWTH / 2 <= EXPANSION_MAX, "{size}");
         }

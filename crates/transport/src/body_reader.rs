@@ -42,7 +42,7 @@ impl BodyLimits {
     }
 }
 
-/// Resources that a body takes while it arrives.
+/// Resources that a body holds while it arrives.
 pub struct BodyAccounting<'a> {
     /// Grows with the body.
     pub reservation: Reservation,
@@ -116,8 +116,8 @@ where
     read_framed(body, |_| announced, limits, accounting).await
 }
 
-/// Reads a whole body as [`read`] does. `length_of` returns the length of a body that begins with
-/// the given bytes, if they tell it.
+/// Reads a whole body as [`read`] does. `length_of` returns the length of a body from its
+/// first bytes, if they contain it.
 ///
 /// # Errors
 /// Those of [`read`].

@@ -1,5 +1,5 @@
-//! Threads that decode and encode large messages: on a connection's thread they would delay all its
-//! connections.
+//! Threads that decode and encode large messages. Done on a connection's thread, that work would
+//! delay all connections of the thread.
 //!
 //! Small messages are handled on the connection's thread, which takes microseconds. The queue is
 //! unbounded: its entries belong to admitted requests, and their bytes are counted in the budget.
@@ -72,7 +72,7 @@ impl CodecThreads {
         self.metrics.decoded.get_or_create(&KindLabels { kind: step.label() }).inc();
         let (sender, receiver) = oneshot::channel();
         let work: Work = Box::new(move || {
-            // The receiver is gone if the client has disconnected.
+            // The receiver was dropped if the client has disconnected.
             if !sender.is_closed() {
                 let _ = sender.send(work());
             }

@@ -1,4 +1,4 @@
-//! Threads that share nothing: each has its own event queue and keeps the connections it was given.
+//! Threads that share nothing: each has its own event queue and its own connections.
 //!
 //! A work-stealing runtime passes its one event queue from thread to thread: the thread that takes
 //! an event wakes another one to watch the sockets. That costs two context switches an event and
@@ -47,7 +47,7 @@ impl ConnectionThreads {
             threads.push(ConnectionThread { handle: runtime.handle().clone(), connections });
             let mut stopped = stop.subscribe();
             let thread = std::thread::Builder::new().name("connection".into()).spawn(move || {
-                // An error means that the sender is gone, which also ends the thread.
+                // An error means that the sender was dropped, which also ends the thread.
                 let _ = runtime.block_on(stopped.wait_for(|stop| *stop)).map(|_| ());
                 runtime.shutdown_timeout(SHUTDOWN_WAIT);
             });

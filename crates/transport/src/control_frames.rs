@@ -176,7 +176,7 @@ impl FrameCounter {
         Err(kind)
     }
 
-    /// Counts what was written to the client.
+    /// Counts the frames in `bytes` to the client.
     pub(crate) fn sent(&mut self, bytes: &[u8]) {
         let credit = &mut self.credit;
         self.sent.scan(bytes, |header| {
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_and_data_earn_credit_and_answers_to_a_flood_do_not() {
+    fn requests_and_data_earn_credit() {
         let mut frames = FrameCounter::new(&Arc::new(Metrics::default()));
         frames.refilled = Instant::now() + Duration::from_secs(3600);
         frames.credit = 0;

@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(written.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
-    /// The client reads nothing before it has sent all, which takes far longer than the limit.
+    /// The client reads nothing before it has sent everything, far later than the limit.
     #[test]
     fn a_client_that_still_sends_does_not_time_out() {
         let (mut client, stream) = full();

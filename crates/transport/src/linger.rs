@@ -45,8 +45,8 @@ impl LingeringStream {
 }
 
 impl Linger {
-    /// Discards what the client still sends until it closes, within the limits. Call it after the
-    /// stream was dropped.
+    /// Discards bytes from the client until it closes, within the limits. Call it after the stream
+    /// was dropped.
     pub(crate) async fn until_closed(self) {
         let incoming = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(incoming) = incoming else { return };

@@ -153,7 +153,7 @@ where
                 drop(stream);
                 continue;
             };
-            // The event queue of the connection thread takes the socket over.
+            // The event queue of the connection thread registers the socket anew.
             let Ok(stream) = stream.into_std() else { continue };
             open.inc();
             let shutdown = ShutdownSignals {
@@ -244,7 +244,8 @@ where
                 }
             };
             if let Err(error) = ended {
-                // Clients that hang up, send garbage or are too slow are no failure of the server.
+                // A client that hangs up, sends garbage or is too slow is not a failure of the
+                // server.
                 tracing::debug!(listener = name, %address, %error, "connection ended");
             }
         }

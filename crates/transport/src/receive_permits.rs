@@ -1,11 +1,11 @@
 //! Permits of requests that wait for their body.
 //!
 //! A client that sends a request's head and then nothing must not hold one of the permits of
-//! requests being answered: a thousand of them cost it a thousand packets. A request takes such a
-//! permit only once its body is complete. A request whose body is there, or arrives at once, needs
-//! no other permit. A request that has to wait for its body takes a receive permit, of which there
-//! are more, so that requests which never end cannot keep out complete ones. That concerns HTTP/2,
-//! where a connection has many requests; over HTTP/1.1 the number of connections is the limit.
+//! requests being answered. Otherwise it could take a thousand of them with a thousand packets. So
+//! a request takes such a permit only once its body is complete. A request that waits for its body
+//! takes a receive permit. There are more of these, so that requests which never end cannot keep
+//! out complete ones. A body that arrives at once needs no receive permit. Only HTTP/2 needs them,
+//! as a connection has many requests; over HTTP/1.1 the number of connections is the limit.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! A request's body for a handler, and what happens to the part that the handler does not read.
+//! A request's body, and the fate of the part that the handler does not read.
 //!
 //! hyper closes a connection whose request was not read to its end, but only after an answer that
 //! promised to keep it open. So the unread part comes back here. If it is small and arrives at once
@@ -33,7 +33,7 @@ pub struct RequestBody {
 /// Receives the unread part of a [`RequestBody`].
 pub(crate) struct BodyReclaim {
     slot: ReturnSlot,
-    /// True if the client sends nothing before the server asks for it (`expect: 100-continue`).
+    /// True if the client waits for permission to send the body (`expect: 100-continue`).
     expects_continue: bool,
 }
 
@@ -98,8 +98,8 @@ impl Body for RequestBody {
 }
 
 impl BodyReclaim {
-    /// Finishes with the body once there is an answer. If the connection cannot be kept, says so in
-    /// the answer's `headers`.
+    /// Finishes with the body once there is an answer. Adds `connection: close` to the answer's
+    /// `headers` if the connection cannot be kept.
     pub(crate) async fn finish(self, headers: &mut HeaderMap) {
         if !headers.contains_key(header::CONNECTION) && !self.ends_reusable().await {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -110,7 +110,7 @@ impl BodyReclaim {
     async fn ends_reusable(self) -> bool {
         let rest = self.slot.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(UnreadBody { incoming, begun }) = rest else { return true };
-        // The first read would ask a waiting client to send a body that is not wanted.
+        // The first read would make a waiting client send the body.
         if incoming.size_hint().lower() > DISCARD_BYTES_MAX || (self.expects_continue && !begun) {
             return false;
         }

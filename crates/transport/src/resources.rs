@@ -18,10 +18,10 @@ use crate::receive_permits::ReceivePermits;
 /// The state that a router's handlers share.
 pub type Shared<S> = axum::extract::State<Arc<S>>;
 
-/// Bytes that a JSON value takes at most besides its text while a list of such values grows.
+/// Most bytes of a JSON value besides its text, while a list of such values grows.
 const JSON_VALUE_BYTES: u64 = 96;
-/// Bytes that a JSON object takes at most besides its members: a node of a B-tree has room for
-/// eleven of them.
+/// Most bytes of a JSON object besides its members: a node of a B-tree has room for eleven of
+/// them.
 const JSON_OBJECT_BYTES: u64 = 704;
 
 /// Limits of requests.
@@ -134,8 +134,8 @@ impl RequestResources {
         self.codec.run(CodecStep::Decompress, decompress).await
     }
 
-    /// Reads a body that becomes a tree of JSON values, and reserves the memory of that tree for as
-    /// long as the returned bytes live.
+    /// Reads a body that becomes a tree of JSON values. The returned bytes hold a reservation for
+    /// the memory of that tree.
     ///
     /// # Errors
     /// Those of [`RequestResources::read_body`] and of the budget.
@@ -175,7 +175,7 @@ impl RequestResources {
     }
 }
 
-/// Returns an upper bound of the bytes that `json` takes as a tree of values, besides its text.
+/// Returns an upper bound of the bytes of `json` as a tree of values, besides its text.
 fn json_tree_bytes_max(json: &[u8]) -> u64 {
     let objects = json.iter().filter(|byte| **byte == b'{').count() as u64;
     json_values_max(json) * JSON_VALUE_BYTES + objects * JSON_OBJECT_BYTES

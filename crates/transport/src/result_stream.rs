@@ -1,10 +1,10 @@
 //! Long answers: from the thread that writes them to the connection, with a bound on the bytes that
 //! wait.
 //!
-//! ResultStream are written while the upload still arrives, and many clients read nothing before
-//! they have sent everything. ResultStream therefore wait here, up to [`RESULTS_BYTES_MAX`]; then
-//! the thread waits too, and with it the upload. A client that reads nothing for
-//! [`RESULTS_STALL_MAX`] while the thread waits is cut off, as both would wait for each other.
+//! The thread writes results while the upload still arrives, and many clients read nothing before
+//! they have sent everything. So up to [`RESULTS_BYTES_MAX`] bytes of results wait here. Then the
+//! thread waits too, and with it the upload. If the client reads nothing for [`RESULTS_STALL_MAX`]
+//! while the thread waits, it is cut off: each would wait for the other.
 
 use std::collections::VecDeque;
 use std::io;
@@ -30,7 +30,7 @@ struct ResultQueue {
     /// The outcome, set once.
     ended: Option<Result<()>>,
     /// True once the reader was dropped.
-    gone: bool,
+    closed: bool,
     reader: Option<Waker>,
 }
 
@@ -70,7 +70,7 @@ fn bounded(
 }
 
 impl ResultWriter {
-    /// Sends bytes, after a wait if too many wait already.
+    /// Sends bytes. Waits first if too many are unread.
     ///
     /// # Errors
     /// `Cancelled` if the client has disconnected, `ClientTimeout` if it reads nothing.
@@ -79,7 +79,7 @@ impl ResultWriter {
             return Ok(());
         }
         let mut state = self.0.lock();
-        while !state.gone && state.bytes >= self.0.bytes_max {
+        while !state.closed && state.bytes >= self.0.bytes_max {
             let before = state.bytes;
             let (after, waited) = self
                 .0
@@ -91,8 +91,8 @@ impl ResultWriter {
                 return Err(stalled(self.0.bytes_max, self.0.stall));
             }
         }
-        if state.gone {
-            return Err(Error::cancelled("the client has gone"));
+        if state.closed {
+            return Err(Error::cancelled("the client has disconnected"));
         }
         state.bytes += bytes.len();
         state.waiting.push_back(bytes);
@@ -183,7 +183,7 @@ impl Drop for ResultStream {
     fn drop(&mut self) {
         self.0.stop.store(true, Ordering::Relaxed);
         let mut state = self.0.lock();
-        state.gone = true;
+        state.closed = true;
         state.bytes = 0;
         state.waiting.clear();
         drop(state);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_disconnects_or_stalls_ends_the_work() {
+    fn disconnects_and_stalls_end_the_work() {
         let (writer, results, stop) = pair(2, LONG);
         writer.send(Bytes::from_static(b"xyz")).unwrap();
         let waiting = std::thread::spawn(move || writer.send(Bytes::from_static(b"more")));

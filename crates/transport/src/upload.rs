@@ -68,7 +68,7 @@ pub enum UploadPieces {
     Raw(Box<BodyDataStream>),
     /// A field of a form is the file. The noun of [`UploadLimits`] belongs to it.
     Form(Box<Field<'static>>, &'static str),
-    /// The given pieces, and then the end or, if true, silence.
+    /// The pieces; then the upload ends, or stalls if the flag is true.
     #[cfg(test)]
     Test(std::collections::VecDeque<Vec<u8>>, bool),
 }
@@ -83,7 +83,7 @@ impl UploadPieces {
     ///
     /// # Errors
     /// `ClientTimeout` if none arrives in time, `Cancelled` if the body breaks off,
-    /// `InvalidArgument` if it is no form.
+    /// `InvalidArgument` if it is not a form.
     pub async fn next(&mut self, timeout: Duration) -> Result<Option<Bytes>> {
         in_time(timeout, self.piece()).await
     }
@@ -117,7 +117,7 @@ impl UploadPieces {
                 }
             }
         };
-        // Pieces that arrive later meet a closed connection.
+        // The connection is closed for pieces that arrive later.
         let _ = tokio::time::timeout(DISCARD_TIME_MAX, all).await;
     }
 }
@@ -137,7 +137,7 @@ impl FormFile {
     /// `content_type` is that of the request.
     ///
     /// # Errors
-    /// `InvalidArgument` for a body that is no form, `TooLarge` for a form above the limit, and
+    /// `InvalidArgument` for a body that is not a form, `TooLarge` for a form above the limit, and
     /// those of [`UploadPieces::next`].
     pub async fn first(
         content_type: &str,
@@ -211,11 +211,11 @@ pub struct UploadReader {
     pieces: mpsc::Receiver<Bytes>,
     current: Bytes,
     failure: UploadFailure,
-    /// Held as long as the upload can be read.
+    /// Released when the reader is dropped.
     _permit: Option<Arc<UploadPermit>>,
 }
 
-/// The reason for an early end of an upload. A decoder takes an early end for a short file.
+/// The reason for an early end of an upload. To a decoder an early end looks like a short file.
 #[derive(Clone, Default)]
 pub struct UploadFailure(Arc<OnceLock<Error>>);
 

@@ -68,7 +68,7 @@ impl PendingWrites {
         Poll::Ready(Ok(()))
     }
 
-    /// Gives the memory back, so that ten thousand idle connections hold none.
+    /// Frees the memory, so that ten thousand idle connections hold none.
     fn clear(&mut self) {
         self.written = 0;
         if self.buffer.capacity() == 0 {
@@ -326,7 +326,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
     }
 
-    /// Counts bytes that are not HTTP/2: one of 16 MiB, which no test ends.
+    /// Counts bytes that are not HTTP/2. They look like one frame of 16 MiB, longer than any test.
     fn any_frames() -> FrameCounter {
         FrameCounter::new(&std::sync::Arc::new(metrics::Metrics::default()))
     }

@@ -10,7 +10,7 @@ use super::nesting::{Nesting, Ragged};
 use super::reader::Reader;
 use crate::wire;
 
-/// Base64 with padding or without, as TensorFlow Serving takes it.
+/// Base64 with or without padding, as TensorFlow Serving accepts it.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &base64::alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
@@ -112,7 +112,7 @@ impl<L: ElementReader + 'static> Column for TypedColumn<L> {
 
 /// A number that can be parsed from JSON text.
 trait Number: Element {
-    /// Parses a number; `None` if the text is no value of this type.
+    /// Parses a number; `None` if the text is not a value of this type.
     fn parse(text: &str, whole: bool) -> Option<Self>;
 
     /// Parses a number as [`Number::parse`] does, but a finite number out of range becomes infinite
@@ -176,8 +176,9 @@ impl<T: Number> ElementReader for T {
     fn read(reader: &mut Reader<'_>) -> Result<T> {
         let token = reader.number()?;
         let parse = if reader.is_tensorflow() { T::parse_unbounded } else { T::parse };
-        parse(token.text, token.whole)
-            .ok_or_else(|| reader.error(format_args!("{} is no {} value", token.shown(), T::DTYPE)))
+        parse(token.text, token.whole).ok_or_else(|| {
+            reader.error(format_args!("{} is not a valid {} value", token.shown(), T::DTYPE))
+        })
     }
 
     fn tensor(values: Vec<T>, shape: Shape) -> Result<Tensor> {
@@ -185,7 +186,7 @@ impl<T: Number> ElementReader for T {
     }
 }
 
-/// `true` and `false`, or 1 and 0; TensorFlow Serving takes no numbers.
+/// `true` and `false`, or 1 and 0; TensorFlow Serving accepts no numbers.
 struct Booleans;
 
 impl ElementReader for Booleans {
@@ -196,7 +197,7 @@ impl ElementReader for Booleans {
             Some(b'0' | b'1') if !reader.is_tensorflow() => match reader.number()?.text {
                 "0" => Ok(0),
                 "1" => Ok(1),
-                other => Err(reader.error(format_args!("{other} is no bool value"))),
+                other => Err(reader.error(format_args!("{other} is not a valid bool value"))),
             },
             _ => reader.boolean().map(u8::from),
         }
@@ -219,7 +220,7 @@ impl<const SIGNED: bool> ElementReader for Nibbles<SIGNED> {
         let value = token.text.parse::<i8>().ok().filter(|value| range.contains(value));
         value.map(|value| value as u8).ok_or_else(|| {
             reader.error(format_args!(
-                "{} is no {} value",
+                "{} is not a valid {} value",
                 token.shown(),
                 if SIGNED { "int4" } else { "uint4" }
             ))
@@ -238,7 +239,7 @@ impl<const SIGNED: bool> ElementReader for Nibbles<SIGNED> {
     }
 }
 
-/// Text, or TensorFlow Serving's `{"b64": "..."}` for bytes that are no text.
+/// Text, or TensorFlow Serving's `{"b64": "..."}` for bytes that are not text.
 struct Strings;
 
 impl ElementReader for Strings {
@@ -254,8 +255,9 @@ impl ElementReader for Strings {
                 return Err(reader.error("expected a string or {\"b64\": \"...\"}"));
             }
             let text = reader.string()?;
-            let bytes =
-                BASE64.decode(text.as_bytes()).map_err(|_| reader.error("\"b64\" is no base64"))?;
+            let bytes = BASE64
+                .decode(text.as_bytes())
+                .map_err(|_| reader.error("\"b64\" is not base64"))?;
             decoded = Some(Bytes::from(bytes));
             Ok(())
         })?;

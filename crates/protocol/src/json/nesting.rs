@@ -12,7 +12,7 @@ pub(crate) struct Nesting {
     leaf: Option<usize>,
 }
 
-/// The reason why lists are no tensor.
+/// The reason why lists do not form a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ragged {
     /// Lists of one depth differ in length, or a value stands where another has a list.

@@ -23,7 +23,7 @@ pub(crate) struct Reader<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NumberToken<'a> {
     pub(crate) text: &'a str,
-    /// True for a number without fraction and exponent that is no bare token.
+    /// True for a number without fraction and exponent; false for a bare token.
     pub(crate) whole: bool,
 }
 
@@ -35,7 +35,7 @@ impl<'a> NumberToken<'a> {
     }
 }
 
-/// A value that is no list and no object, such as a parameter's.
+/// A value other than a list or an object, such as a parameter's.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Scalar<'a> {
     Bool(bool),
@@ -83,7 +83,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns the next byte that is no white space, without consuming it.
+    /// Returns the next byte after white space, without consuming it.
     pub(crate) fn peek(&mut self) -> Option<u8> {
         while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.body.get(self.at) {
             self.at += 1;
@@ -317,10 +317,9 @@ impl<'a> Reader<'a> {
     /// Reads a number without fraction that fits an `i64`.
     pub(crate) fn whole(&mut self) -> Result<i64> {
         let token = self.number()?;
-        token
-            .text
-            .parse()
-            .map_err(|_| self.error(format_args!("{} is no whole number in range", token.shown())))
+        token.text.parse().map_err(|_| {
+            self.error(format_args!("{} is not a whole number in range", token.shown()))
+        })
     }
 
     /// Reads any value; see [`Scalar`].

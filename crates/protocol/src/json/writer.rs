@@ -11,13 +11,13 @@ use crate::wire;
 /// Most lists of a tensor without elements. A shape such as [10^12, 0] would be endless.
 const EMPTY_LISTS_MAX: usize = 1 << 16;
 
-/// The form of bytes that may be no text.
+/// The form of bytes that may not be text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TextEncoding {
-    /// A string. Bytes that are no UTF-8 are refused.
+    /// A string. Bytes that are not UTF-8 are refused.
     Plain,
     /// A string if the bytes are UTF-8, otherwise `{"b64": ...}`.
-    Base64WhereNeeded,
+    Base64IfNeeded,
     /// Always `{"b64": ...}`.
     Base64,
 }
@@ -87,7 +87,7 @@ pub(crate) fn key(out: &mut Vec<u8>, name: &str) {
 /// Appends all elements as one list.
 ///
 /// # Errors
-/// `InvalidArgument` if the type has no form in JSON, or if a string is no UTF-8 and must be
+/// `InvalidArgument` if the type has no form in JSON, or if a string is not UTF-8 and must be
 /// [`TextEncoding::Plain`].
 pub(crate) fn write_flat(out: &mut Vec<u8>, tensor: &Tensor) -> Result<()> {
     write(out, tensor, TextEncoding::Plain, &[tensor.elements()], 0)
@@ -230,10 +230,10 @@ fn double(out: &mut Vec<u8>, value: f64) {
 
 fn write_text(out: &mut Vec<u8>, bytes: &[u8], text: TextEncoding) -> Result<()> {
     match (std::str::from_utf8(bytes), text) {
-        (Ok(plain), TextEncoding::Plain | TextEncoding::Base64WhereNeeded) => string(out, plain),
+        (Ok(plain), TextEncoding::Plain | TextEncoding::Base64IfNeeded) => string(out, plain),
         (Err(_), TextEncoding::Plain) => {
             return Err(Error::invalid(
-                "an output holds bytes that are no UTF-8 text; ask for binary data",
+                "an output holds bytes that are not UTF-8 text; ask for binary data",
             ));
         }
         _ => {
@@ -278,12 +278,12 @@ mod tests {
     }
 
     #[test]
-    fn text_and_what_is_not() {
+    fn text_and_other_bytes() {
         let strings = vec![Bytes::from_static(b"a\"\n"), Bytes::from_static(&[0xff])];
         let tensor = Tensor::from_strings([2usize].as_slice(), strings).unwrap();
         assert!(nested(&tensor, TextEncoding::Plain).is_err());
         assert_eq!(
-            nested(&tensor, TextEncoding::Base64WhereNeeded).unwrap(),
+            nested(&tensor, TextEncoding::Base64IfNeeded).unwrap(),
             r#"["a\"\n",{"b64":"/w=="}]"#
         );
         assert_eq!(
@@ -309,7 +309,7 @@ mod tests {
             ),
         ];
         for tensor in tensors.map(Result::unwrap) {
-            let text = nested(&tensor, TextEncoding::Base64WhereNeeded).unwrap().len();
+            let text = nested(&tensor, TextEncoding::Base64IfNeeded).unwrap().len();
             let elements = elements_bytes_max(&tensor) + lists_bytes_max(&tensor);
             assert!(elements >= text, "{text} {elements} {:?}", tensor.dtype());
             assert!(text_bytes_max(&[NamedTensor::new("y", tensor)]) > elements);

@@ -148,7 +148,8 @@ where
     T: Element + TryFrom<W>,
 {
     let element = |value: W| {
-        T::try_from(value).map_err(|_| Error::invalid(format!("{value} is no {} value", T::DTYPE)))
+        T::try_from(value)
+            .map_err(|_| Error::invalid(format!("{value} is not a valid {} value", T::DTYPE)))
     };
     Tensor::from_vec(shape, wide.into_iter().map(element).collect::<Result<Vec<T>>>()?)
 }

@@ -39,8 +39,8 @@ pub struct GrpcInferRequest {
 const VERSION: &str = "version";
 
 /// Returns an upper bound of the bytes that [`decode_request`] allocates for strings in raw
-/// contents. The length of the message does not bound them: an empty string takes a reference in
-/// the list and in the tensor.
+/// contents. The length of the message does not bound them: an empty string has a reference in
+/// the list and one in the tensor.
 pub fn strings_bytes_max(request: &ModelInferRequest) -> u64 {
     let strings = request.inputs.iter().zip(&request.raw_input_contents);
     let strings = strings

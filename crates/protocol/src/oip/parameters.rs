@@ -63,7 +63,7 @@ pub(super) fn input(input: &str, name: &str, value: &Scalar<'_>) -> Result<Optio
     match (name, value) {
         (BINARY_SIZE, Scalar::Whole(size)) => usize::try_from(*size)
             .map(Some)
-            .map_err(|_| Error::invalid(format!("{BINARY_SIZE} is {size}, which is no length"))),
+            .map_err(|_| Error::invalid(format!("{BINARY_SIZE} is {size}, which is not a length"))),
         (BINARY_SIZE, _) => Err(Error::invalid(format!("{BINARY_SIZE} must be a whole number"))),
         _ if is_shared_memory(name) => Err(no_shared_memory(input)),
         _ if is_plain_content(name, value) => Ok(None),

@@ -59,7 +59,7 @@ pub fn target(spec: Option<&ModelSpec>) -> Result<PredictTarget> {
         None => {}
         Some(VersionChoice::Version(version)) => {
             let number = u64::try_from(*version)
-                .map_err(|_| Error::invalid(format!("{version} is no version number")))?;
+                .map_err(|_| Error::invalid(format!("{version} is not a version number")))?;
             target.version = Some(number);
         }
         Some(VersionChoice::VersionLabel(label)) => {
@@ -77,7 +77,7 @@ pub fn filled_bytes_max(request: &PredictRequest) -> u64 {
     let mut strings = 0u64;
     for message in request.inputs.values() {
         let Some(dtype) = super::from_datatype(message.dtype) else { continue };
-        // A string takes a reference in the list and in the tensor, and its length before that.
+        // A string has a reference in the list and one in the tensor, and its length before that.
         let width = dtype.bits().map_or(2 * size_of::<bytes::Bytes>() + 8, |bits| bits.div_ceil(8));
         let sizes = message.tensor_shape.iter().flat_map(|shape| &shape.dim);
         let sizes = sizes.map(|dim| u64::try_from(dim.size).unwrap_or(0));
@@ -200,7 +200,7 @@ pub fn model_metadata(
 ) -> Result<GetModelMetadataResponse> {
     if fields.is_empty() || fields.iter().any(|field| field != METADATA_FIELD) {
         return Err(Error::invalid(format!(
-            "the only metadata_field there is, is \"{METADATA_FIELD}\"; name it"
+            "metadata_field must be \"{METADATA_FIELD}\", the only one there is"
         )));
     }
     let map = SignatureDefMap {

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_mean_two_things_stays() {
+    fn ambiguous_shapes_stay() {
         let open = Dim::Dynamic(None);
         for dims in
             [&[open.clone(), Dim::Fixed(4)][..], &[open.clone(), open.clone()], &[Dim::Fixed(1)]]

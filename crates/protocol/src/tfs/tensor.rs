@@ -125,7 +125,7 @@ fn from_values(
         DType::U4 | DType::I4 => {
             let allowed = if dtype == DType::I4 { -8..=7 } else { 0..=15 };
             if let Some(wrong) = message.int_val.iter().find(|value| !allowed.contains(*value)) {
-                return Err(Error::invalid(format!("{wrong} is no {dtype} value")));
+                return Err(Error::invalid(format!("{wrong} is not a valid {dtype} value")));
             }
             let elements = message.int_val.iter().map(|value| *value as u8).collect();
             plain(dtype, shape, wire::pack(&budget.fill::<u8>(elements, count)?))

@@ -187,7 +187,7 @@ proptest! {
     }
 
     #[test]
-    fn good_bodies_gone_bad(
+    fn damaged_bodies(
         inputs in any::tensors(any::has_json, 1, false),
         changes in vec(change(), 1..5),
         shift in 0..8usize,

@@ -118,7 +118,7 @@ fn parameter(choice: ParameterChoice) -> InferParameter {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_fault() {
     let typed = InferTensorContents { fp32_contents: vec![1.0, 2.0], ..Default::default() };
     let cases = [
         (refusal(|r| r.raw_input_contents.truncate(1)), "2 inputs but 1 raw contents"),
@@ -188,11 +188,11 @@ fn narrow_integers_must_fit() {
         grpc::decode_request(ModelInferRequest { inputs: vec![input], ..Default::default() })
     };
     assert!(request("INT8", -128).is_ok());
-    assert!(request("INT8", 128).unwrap_err().message().contains("128 is no int8 value"));
+    assert!(request("INT8", 128).unwrap_err().message().contains("128 is not a valid int8 value"));
 }
 
 #[test]
-fn what_is_not_offered_is_refused_by_name() {
+fn missing_features_are_refused_by_name() {
     let shared = parameter(ParameterChoice::StringParam("region".into()));
     let refused =
         refusal(|r| drop(r.inputs[0].parameters.insert("shared_memory_region".into(), shared)));

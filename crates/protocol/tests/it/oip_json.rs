@@ -100,7 +100,7 @@ fn outputs_and_parameters_are_understood() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_fault() {
     for (body, wanted) in [
         ("", "expected an object"),
         ("{}", "no \"inputs\""),
@@ -135,7 +135,7 @@ fn what_is_wrong_is_named() {
         ),
         (
             r#"{"inputs":[{"name":"x","datatype":"INT32","shape":[1],"data":[1.5]}]}"#,
-            "1.5 is no int32 value",
+            "1.5 is not a valid int32 value",
         ),
         (
             r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":["1"]}]}"#,
@@ -155,7 +155,7 @@ fn what_is_wrong_is_named() {
         ),
         (
             r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"parameters":{"binary_data_size":-4}}]}"#,
-            "no length",
+            "not a length",
         ),
         (
             r#"{"inputs":[{"name":"x","datatype":"COMPLEX64","shape":[1],"data":[1]}]}"#,
@@ -170,7 +170,7 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn what_is_not_offered_is_refused_by_name() {
+fn missing_features_are_refused_by_name() {
     for body in [
         r#"{"inputs":[{"name":"x","parameters":{"shared_memory_region":"r"}}]}"#,
         r#"{"inputs":[],"outputs":[{"name":"y","parameters":{"classification":3}}]}"#,

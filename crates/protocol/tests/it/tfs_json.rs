@@ -117,7 +117,7 @@ fn base64_is_a_value_not_a_name() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_fault() {
     for (body, wanted) in [
         ("{", "expected a string"),
         ("{}", "neither \"instances\" nor \"inputs\""),
@@ -131,7 +131,7 @@ fn what_is_wrong_is_named() {
         (r#"{"inputs":{"x":[[1],[1,2]]}}"#, "do not make a tensor"),
         (r#"{"inputs":{"x":["a"]}}"#, "expected a number"),
         (r#"{"inputs":{"s":[1]}}"#, "expected a string"),
-        (r#"{"inputs":{"s":[{"b64":"%"}]}}"#, "no base64"),
+        (r#"{"inputs":{"s":[{"b64":"%"}]}}"#, "not base64"),
         (r#"{"instances":[{"x":1,"s":"a"},{"x":1}]}"#, "an instance has no \"s\""),
         (r#"{"instances":[{"x":1},{"x":1,"s":"a"}]}"#, "the first instance has no \"s\""),
         (r#"{"instances":[{"x":1,"x":2,"s":"a"}]}"#, "\"x\" is given twice"),

@@ -116,7 +116,7 @@ proptest! {
 
     /// A message that cannot be weighed cannot be decoded either, except for counts.
     #[test]
-    fn what_can_be_decoded_can_be_weighed(noise in vec(any::<u8>(), 0..64)) {
+    fn decodable_messages_can_be_weighed(noise in vec(any::<u8>(), 0..64)) {
         let weight = weigh::<ModelInferRequest>(&noise, u64::MAX);
         if let Err(error) = weight {
             prop_assert!(ModelInferRequest::decode(&noise[..]).is_err(), "{error}");

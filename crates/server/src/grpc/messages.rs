@@ -18,7 +18,7 @@ use crate::app::App;
 
 /// Names the compression of a call's messages.
 const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
-/// Bytes before each message: whether it is compressed, and its length (gRPC over HTTP/2,
+/// Bytes before each message: a flag for compression, and its length (gRPC over HTTP/2,
 /// "Length-Prefixed-Message").
 pub(super) const PREFIX_BYTES: usize = 5;
 
@@ -42,7 +42,7 @@ pub(super) struct Decoded<M> {
 /// Decodes `message`.
 ///
 /// # Errors
-/// `InvalidArgument` for bytes that are no such message.
+/// `InvalidArgument` for bytes that are not such a message.
 pub(super) fn parse<M: Message + Default>(message: Bytes) -> Result<M> {
     M::decode(message)
         .map_err(|error| Error::invalid(format!("the message cannot be read: {error}")))
@@ -51,7 +51,8 @@ pub(super) fn parse<M: Message + Default>(message: Bytes) -> Result<M> {
 /// Weighs and decodes a message, on a codec thread if it is large.
 ///
 /// # Errors
-/// `InvalidArgument` for bytes that are no such message, and those of [`weigh`] and of the budget.
+/// `InvalidArgument` for bytes that are not such a message, and those of [`weigh`] and of the
+/// budget.
 pub(super) async fn decode<M: Weighed + Send + 'static>(
     app: &App,
     message: Bytes,
@@ -79,7 +80,7 @@ pub(super) async fn message(
     let length = frame_length(&frame).ok_or_else(|| Error::invalid("the call has no message"))?;
     if frame.len() as u64 != length {
         return Err(Error::invalid(format!(
-            "the call has {} bytes where its one message has {length}",
+            "the call has {} bytes, but its one message has {length}",
             frame.len()
         )));
     }
@@ -96,7 +97,7 @@ pub(super) async fn message(
             app.requests.codec.run(CodecStep::Decompress, decompress).await
         }
         _ => Err(Error::invalid(
-            "the message is marked as compressed, but grpc-encoding does not say how",
+            "the message is marked as compressed, but grpc-encoding names no compression",
         )),
     }
 }

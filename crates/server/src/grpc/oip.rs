@@ -29,7 +29,9 @@ fn parse_version(text: &str) -> Result<Option<u64>> {
     if text.is_empty() {
         return Ok(None);
     }
-    text.parse().map(Some).map_err(|_| Error::invalid(format!("\"{text}\" is no version number")))
+    text.parse()
+        .map(Some)
+        .map_err(|_| Error::invalid(format!("\"{text}\" is not a version number")))
 }
 
 async fn infer(

@@ -109,5 +109,5 @@ pub(super) async fn write_answer<T: Send + 'static>(
 
 /// Parses a version number from a path segment.
 pub(super) fn parse_version(text: &str) -> Result<u64> {
-    text.parse().map_err(|_| Error::invalid(format!("\"{text}\" is no version number")))
+    text.parse().map_err(|_| Error::invalid(format!("\"{text}\" is not a version number")))
 }

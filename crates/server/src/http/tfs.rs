@@ -72,7 +72,7 @@ fn parse(rest: &str) -> Result<ServingPath<'_>> {
 fn version_number(text: &str) -> Result<u64> {
     parse_version(text).and_then(|version| match i64::try_from(version) {
         Ok(_) => Ok(version),
-        Err(_) => Err(Error::invalid(format!("\"{text}\" is no version number"))),
+        Err(_) => Err(Error::invalid(format!("\"{text}\" is not a version number"))),
     })
 }
 

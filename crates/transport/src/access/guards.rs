@@ -40,7 +40,7 @@ impl AccessPolicy {
         }))
     }
 
-    /// Makes `routes` want the API key, if the server has one. Other paths stay 404.
+    /// Requires the API key on `routes`, if the server has one. Other paths stay 404.
     pub fn guard_key<S>(self: &Arc<Self>, routes: Router<S>) -> Router<S>
     where
         S: Clone + Send + Sync + 'static,
@@ -65,7 +65,7 @@ async fn run_if(checked: Result<()>, request: Request, next: Next) -> Response {
 
 fn key_refusal() -> Response {
     let error = Error::denied(
-        "this server wants its key: send it as \"api-key: KEY\" or \"authorization: Bearer KEY\"",
+        "this server requires its key: send it as \"api-key: KEY\" or \"authorization: Bearer KEY\"",
     );
     let challenge = HeaderValue::from_static("Bearer");
     Reply::error(&error)

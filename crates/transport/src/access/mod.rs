@@ -1,9 +1,9 @@
-//! Decides which requests a server accepts: by the name it is called by, the page a browser shows,
-//! the key, and the machine they come from.
+//! Decides which requests a server accepts: by the host name they use, the page that sends them,
+//! their key, and the machine they come from.
 //!
 //! A site can point its own name at this machine (DNS rebinding). Its pages then count as pages of
 //! this server, and a browser lets them send requests and read the answers; only the Host header
-//! shows where they come from. A server that only this machine reaches and that wants no key
+//! shows where they come from. A server that only this machine reaches and that has no key
 //! therefore refuses every request under a name that another site may own. gRPC needs no such
 //! check: no page can speak it.
 
@@ -19,7 +19,7 @@ use crate::listen::Peer;
 
 /// Header of the key in requests of Qdrant's clients.
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
-/// Header by which browsers say which page a request comes from; no page can change it.
+/// Header in which browsers describe the page that sends a request; no page can change it.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 /// Headers that proxies add: a request with one of them comes from the proxy's client.
 const FORWARDED: [HeaderName; 4] = [
@@ -55,7 +55,7 @@ pub struct AccessPolicy {
 }
 
 impl AccessPolicy {
-    /// Returns true if only this machine reaches the server and no key is wanted, so that every
+    /// Returns true if only this machine reaches the server and there is no API key, so that every
     /// request that reaches it may do everything.
     fn is_private(&self) -> bool {
         self.host.is_loopback() && !self.allow_remote_admin && self.api_key.is_none()
@@ -110,7 +110,7 @@ impl AccessPolicy {
     }
 
     /// Refuses a browser whose page is not this server's, for changes that `change` describes as in
-    /// "collections are changed". Callers of a server that other machines reach, or that wants a
+    /// "collections are changed". Callers of a server that other machines reach, or that has a
     /// key, may know it by any name.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ impl AccessPolicy {
         Ok(())
     }
 
-    /// Checks every name that the request calls the server by.
+    /// Checks every host name in the request.
     ///
     /// # Errors
     /// `PermissionDenied`, with a remedy.
@@ -172,8 +172,8 @@ pub fn check_same_site(headers: &HeaderMap) -> Result<()> {
     }
 }
 
-/// Returns host and port of an origin; `None` for "null" and anything else that is no origin of a
-/// page.
+/// Returns host and port of an origin; `None` for "null" and any other text that is not the origin
+/// of a page.
 fn authority(origin: &str) -> Option<&str> {
     origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"))
 }
@@ -191,7 +191,7 @@ fn shows_key(headers: &HeaderMap, key: Option<&Secret>) -> bool {
         scheme.eq_ignore_ascii_case(b"bearer ").then_some(token)
     });
     let own = headers.get(API_KEY).map(HeaderValue::as_bytes);
-    // Hashes are compared, so that the time says nothing about how much of the key was right.
+    // Hashes are compared, so that the time does not show how much of the key was right.
     own.into_iter().chain(bearer).any(|shown| blake3::hash(shown) == blake3::hash(key.as_bytes()))
 }
 

@@ -41,8 +41,8 @@ pub fn response_bytes_max(
 /// Writes the response. An empty `id` is left out.
 ///
 /// # Errors
-/// `InvalidArgument` if an output in JSON has a type without a form in JSON, or strings that are no
-/// UTF-8. The client must request binary data.
+/// `InvalidArgument` if an output in JSON has a type without a form in JSON, or strings that are
+/// not UTF-8. The client must request binary data.
 pub fn infer_response(
     version: &VersionId,
     id: &str,
@@ -66,7 +66,7 @@ pub fn infer_response(
 /// Reads a response, for a client.
 ///
 /// # Errors
-/// `DataLoss` for a body that is no response.
+/// `DataLoss` for a body that is not a response.
 pub fn parse_response(body: Bytes, header_length: Option<usize>) -> Result<InferResponse> {
     parse(body, header_length)
         .map_err(|error| Error::data_loss(error.message()).context("the server's answer"))

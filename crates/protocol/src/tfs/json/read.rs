@@ -31,7 +31,7 @@ pub fn parse_predict(body: &Bytes, signature: &Signature) -> Result<RestPredict>
 /// Reads a response, for a client that knows the signature.
 ///
 /// # Errors
-/// `DataLoss` for a body that is no response.
+/// `DataLoss` for a body that is not a response.
 pub fn parse_response(body: &Bytes, signature: &Signature) -> Result<Vec<NamedTensor>> {
     match parse(body, &signature.outputs, RESPONSE) {
         Ok((outputs, _)) => Ok(outputs),
@@ -169,12 +169,12 @@ fn read_row(
         return Err(reader.error(format_args!("\"{member}\" must be a list")));
     }
     let mut first = None;
-    // The first instance shows the form of all.
-    let look = reader.clone().array(|reader| {
+    // The first instance decides the form of all.
+    let ahead = reader.clone().array(|reader| {
         first = Some(is_named(reader));
         Err(reader.error("seen"))
     });
-    match (first, look) {
+    match (first, ahead) {
         (Some(false), _) => read_unnamed(reader, only(specs)?).map(|tensor| vec![tensor]),
         (Some(true), _) => read_instances(reader, specs),
         (None, Ok(_)) => Err(reader.error(format_args!("\"{member}\" is empty"))),

@@ -43,7 +43,7 @@ fn write(out: &mut Vec<u8>, named: &NamedTensor, shape: &[usize], start: usize) 
     let text = if named.name.ends_with(BYTES_SUFFIX) {
         TextEncoding::Base64
     } else {
-        TextEncoding::Base64WhereNeeded
+        TextEncoding::Base64IfNeeded
     };
     write_nested(out, &named.tensor, text, shape, start)
         .map_err(|error| error.context(format_args!("\"{}\"", named.name)))
