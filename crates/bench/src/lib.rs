@@ -16,6 +16,7 @@ mod models;
 pub mod overhead;
 pub mod overload;
 mod plot;
+mod report;
 pub mod swap;
 pub mod tiers;
 pub mod vectors;

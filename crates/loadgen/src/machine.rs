@@ -112,6 +112,21 @@ impl Noise {
     }
 }
 
+/// The machine, and what else it did during a run. It is part of every report.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunContext {
+    /// The machine and the software.
+    pub machine: MachineFacts,
+    /// Other load during the run.
+    pub noise: Noise,
+}
+
+impl std::fmt::Display for RunContext {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}\n{}", self.machine.line(), self.noise.line())
+    }
+}
+
 /// Watches the machine from its making to [`NoiseWatch::end`].
 #[derive(Debug)]
 pub struct NoiseWatch {
@@ -128,7 +143,13 @@ impl NoiseWatch {
         NoiseWatch { start: Instant::now(), load: load_average(), ticks: Ticks::now(), stops }
     }
 
-    /// What happened since.
+    /// Returns the machine with the load since the start. `onnxruntime` is the version of ONNX
+    /// Runtime, if the run used it.
+    pub fn context(&self, onnxruntime: Option<String>) -> RunContext {
+        RunContext { machine: MachineFacts::detect(onnxruntime), noise: self.end() }
+    }
+
+    /// Returns the load since the start.
     pub fn end(&self) -> Noise {
         let now = Ticks::now();
         let total = now.total.saturating_sub(self.ticks.total).max(1) as f64;

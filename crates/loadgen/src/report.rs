@@ -90,7 +90,7 @@ pub fn print_text(text: std::fmt::Arguments<'_>) {
 ///
 /// # Errors
 /// When the file cannot be written.
-pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+pub fn write_json(path: &Path, value: &(impl Serialize + ?Sized)) -> Result<()> {
     let text =
         serde_json::to_vec_pretty(value).map_err(|e| Error::internal(format!("report: {e}")))?;
     write_file(path, &text)

@@ -29,7 +29,7 @@ use engine_onnx::OnnxEngine;
 
 use journal::Journal;
 use loadgen::BenchEnv;
-use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::machine::{MachineFacts, NoiseWatch, RunContext};
 use loadgen::process::handle_interrupts;
 use loadgen::report::{StepProgress, write_file, write_json};
 use loadgen::{print, println};
@@ -145,7 +145,7 @@ pub fn run(args: &TuneArgs, env: &BenchEnv) -> Result<()> {
         searched(args, &grid, journal, &progress).map_err(|error| resumable(error, &state))?;
     drop(progress);
     let settings = write::with_point(&subject.text, &found.best.point)?;
-    let noise = watch.end();
+    let context = RunContext { machine, noise: watch.end() };
     let summary = TuneSummary {
         model: &subject.name,
         dir: subject.dir.display().to_string(),
@@ -155,8 +155,7 @@ pub fn run(args: &TuneArgs, env: &BenchEnv) -> Result<()> {
         grid_points: grid.len(),
         found: &found,
         grid: full.as_ref(),
-        machine: &machine,
-        noise: &noise,
+        context: &context,
         command: command(args),
         settings: &settings,
     };

@@ -13,7 +13,7 @@ use serde::Serialize;
 use loadgen::BenchEnv;
 use loadgen::connection::{Endpoint, RawResponse};
 use loadgen::drive::{DrivePlan, Judge, Judgement, LoadLoop};
-use loadgen::machine::{MachineFacts, Noise, NoiseWatch};
+use loadgen::machine::{NoiseWatch, RunContext};
 use loadgen::measure::{Measurement, measure};
 use loadgen::random::RandomSequence;
 use loadgen::report::{StepProgress, TextTable, ms, write_file, write_json};
@@ -122,8 +122,8 @@ struct LoadReport {
     reasons: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     server_cpu_us_per_request: Option<f64>,
-    machine: MachineFacts,
-    noise: Noise,
+    #[serde(flatten)]
+    context: RunContext,
 }
 
 /// Counts every answer with a good status as right: the caller's model is not known here.
@@ -166,8 +166,7 @@ pub fn run(args: &BenchLoadArgs, _env: &BenchEnv) -> Result<()> {
         &args.pid,
         Some(&StepProgress::new(plan.duration.as_secs())),
     )?;
-    let noise = watch.end();
-    report(args, &measured, noise)
+    report(args, &measured, watch.context(None))
 }
 
 fn pace(args: &BenchLoadArgs) -> Result<LoadLoop> {
@@ -180,7 +179,7 @@ fn pace(args: &BenchLoadArgs) -> Result<LoadLoop> {
     }
 }
 
-fn report(args: &BenchLoadArgs, measured: &Measurement, noise: Noise) -> Result<()> {
+fn report(args: &BenchLoadArgs, measured: &Measurement, context: RunContext) -> Result<()> {
     let counted = &measured.counted;
     let report = LoadReport {
         url: args.url.clone(),
@@ -196,8 +195,7 @@ fn report(args: &BenchLoadArgs, measured: &Measurement, noise: Noise) -> Result<
         failed: counted.faults.failed,
         reasons: counted.faults.lines(),
         server_cpu_us_per_request: measured.cpu_us_per_request,
-        machine: MachineFacts::detect(None),
-        noise,
+        context,
     };
     print_table(&report);
     if let Some(path) = &args.json {
@@ -238,7 +236,7 @@ fn print_table(report: &LoadReport) {
     ]);
     print!("{table}");
     report.reasons.iter().take(REASONS_SHOWN).for_each(|reason| println!("  {reason}"));
-    println!("{}\n{}", report.machine.line(), report.noise.line());
+    println!("{}", report.context);
 }
 
 fn requests(args: &BenchLoadArgs, door: &ModelEndpoint) -> Result<Vec<Vec<NamedTensor>>> {

@@ -8,7 +8,7 @@ use super::chart::{ChartLine, chart};
 use super::score::{ClientStep, ScoredPoint};
 use super::search::{GridFound, Rung, SearchResult};
 use super::space::TunePoint;
-use loadgen::machine::{MachineFacts, Noise};
+use loadgen::machine::RunContext;
 use loadgen::report::escape;
 use loadgen::report::{TextTable, ms};
 use loadgen::stats::ratio;
@@ -27,8 +27,7 @@ pub(super) struct TuneSummary<'a> {
     pub(super) grid_points: usize,
     pub(super) found: &'a SearchResult,
     pub(super) grid: Option<&'a GridFound>,
-    pub(super) machine: &'a MachineFacts,
-    pub(super) noise: &'a Noise,
+    pub(super) context: &'a RunContext,
     /// What was typed to get here.
     pub(super) command: String,
     /// What the model's settings file becomes.
@@ -97,8 +96,8 @@ pub(super) struct TuneReport<'a> {
     seconds: f64,
     requests: &'a str,
     points: Vec<RungRow<'a>>,
-    machine: &'a MachineFacts,
-    noise: &'a Noise,
+    #[serde(flatten)]
+    context: &'a RunContext,
 }
 
 impl<'a> TuneSummary<'a> {
@@ -163,8 +162,7 @@ impl<'a> TuneSummary<'a> {
             seconds: self.found.seconds,
             requests: self.requests,
             points: self.rungs().flat_map(row).collect(),
-            machine: self.machine,
-            noise: self.noise,
+            context: self.context,
         }
     }
 
@@ -214,7 +212,7 @@ impl<'a> TuneSummary<'a> {
                 self.chosen().best.qps
             );
         }
-        println!("{}\n{}", self.machine.line(), self.noise.line());
+        println!("{}", self.context);
     }
 
     /// The page: everything in one file that needs nothing else.
@@ -300,8 +298,8 @@ impl<'a> TuneSummary<'a> {
                     self.found.tried, self.grid_points, self.found.seconds
                 ),
             ),
-            ("Machine", self.machine.line()),
-            ("Meanwhile", self.noise.line()),
+            ("Machine", self.context.machine.line()),
+            ("Meanwhile", self.context.noise.line()),
             ("Again", self.command.clone()),
         ];
         *page += "<h2>How it was measured</h2>\n<table class=\"facts\">";

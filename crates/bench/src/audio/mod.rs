@@ -19,9 +19,10 @@ use std::time::Duration;
 use base::{Error, Result};
 use clap::{Args, ValueEnum};
 
+use crate::report::BenchReport as _;
 use child::{ChildJob, ChildRun, ThreadSetting};
 use loadgen::BenchEnv;
-use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 use memory::AllocatorMemory;
 use python::Reference;
@@ -204,13 +205,9 @@ pub fn run(args: &BenchAudioArgs, env: &BenchEnv) -> Result<()> {
     let (jemalloc, system) =
         if args.wants(AudioPart::Memory) { setup.memory()? } else { (None, None) };
     let against = if args.wants(AudioPart::Python) { setup.python()? } else { None };
-    let machine = MachineFacts::detect(None);
     let measured = report::AudioFigures { cells, jemalloc, system, against, clips: count, cores };
-    let report = AudioReport::new(&args, measured, machine, watch.end());
-    report.print();
-    if let Some(path) = &args.json {
-        loadgen::report::write_json(path, &report)?;
-    }
+    let report = AudioReport::new(&args, measured, watch.context(None));
+    report.finish(args.json.as_deref())?;
     if let Some(path) = &args.report {
         loadgen::report::write_file(path, report.html()?.as_bytes())?;
     }

@@ -13,7 +13,8 @@ use super::memory::AllocatorMemory;
 use super::python::{PythonRun, differ_ms};
 use super::sweep::{SweepCell, seconds};
 use crate::plot::{Chart, Series};
-use loadgen::machine::{MachineFacts, Noise};
+use crate::report::{BenchReport, Goal};
+use loadgen::machine::RunContext;
 use loadgen::println;
 use loadgen::report::{TextTable, escape, write_file};
 use loadgen::stats::{median, ratio};
@@ -83,10 +84,10 @@ pub(super) struct AudioReport {
     speedup_vs_python: Option<f64>,
     segments_differ_ms: Option<f64>,
     python: Option<Against>,
-    wanted: Vec<AudioGoal>,
+    wanted: Vec<Goal>,
     setting: AudioSetting,
-    machine: MachineFacts,
-    noise: Noise,
+    #[serde(flatten)]
+    context: RunContext,
 }
 
 #[derive(Debug, Serialize)]
@@ -101,86 +102,31 @@ struct AudioSetting {
     quick: bool,
 }
 
-/// Something wanted, and what came of it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct AudioGoal {
-    what: &'static str,
-    value: f64,
-    met: bool,
-    /// Where it is not met.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    not_met_at: Vec<String>,
-}
-
-impl AudioGoal {
-    fn new(what: &'static str, value: f64, met: bool) -> AudioGoal {
-        AudioGoal { what, value, met, not_met_at: Vec::new() }
-    }
-
-    fn line(&self) -> String {
-        let mark = if self.met { "met" } else { "NOT met" };
-        let places: String = self.not_met_at.iter().map(|place| format!("\n  {place}")).collect();
-        format!("{} ({:.2}: {mark}){places}", self.what, self.value)
-    }
-}
-
 impl AudioReport {
     pub(super) fn new(
         args: &BenchAudioArgs,
         figures: AudioFigures,
-        machine: MachineFacts,
-        noise: Noise,
+        context: RunContext,
     ) -> AudioReport {
         let AudioFigures { cells, jemalloc, system, against, clips, cores } = figures;
         let scaling_2 =
             seconds(&cells, 1, 1).zip(seconds(&cells, 2, 1)).map(|(one, two)| ratio(one, two));
-        let mut wanted: Vec<AudioGoal> =
-            [fastest_column(&cells), never_rises(&cells, cores)].into_iter().flatten().collect();
-        let scaling = |value| {
-            AudioGoal::new(
-                "2 threads over 1: at least 1.85 times as fast",
-                value,
-                value >= SCALING_MIN,
-            )
-        };
-        wanted.extend(scaling_2.filter(|_| cores >= 2).map(scaling));
-        wanted.extend(jemalloc.as_ref().map(|own| {
-            let met = own.growth_pct <= GROWTH_MAX_PCT;
-            AudioGoal::new(
-                "memory growth from minute 10 to the end: at most 3 %",
-                own.growth_pct,
-                met,
-            )
-        }));
-        if let (Some(own), Some(other)) = (&jemalloc, &system) {
-            let (peak, mean) =
-                (ratio(own.peak_mb, other.peak_mb), ratio(own.mean_mb, other.mean_mb));
-            wanted.push(AudioGoal::new(
-                "peak memory, jemalloc / system: at most 1",
-                peak,
-                peak <= 1.0,
-            ));
-            wanted.push(AudioGoal::new(
-                "mean memory, jemalloc / system: at most 1",
-                mean,
-                mean <= 1.0,
-            ));
-        }
         let speedup_vs_python = against.as_ref().map(|own| ratio(own.python_seconds, own.seconds));
-        wanted.extend(speedup_vs_python.map(|value| {
-            AudioGoal::new(
-                "speed against the Python package, one thread: at least 1.3 times",
-                value,
-                value >= SPEEDUP_MIN,
-            )
-        }));
         let segments_differ_ms = against.as_ref().and_then(|own| own.differ_ms);
+        let mut wanted: Vec<Goal> =
+            [fastest_column(&cells), never_rises(&cells, cores)].into_iter().flatten().collect();
+        wanted.extend(scaling_2.filter(|_| cores >= 2).map(|value| {
+            let what = "2 threads over 1: at least 1.85 times as fast";
+            Goal::new(what, value, value >= SCALING_MIN)
+        }));
+        wanted.extend(memory_goals(jemalloc.as_ref(), system.as_ref()));
+        wanted.extend(speedup_vs_python.map(|value| {
+            let what = "speed against the Python package, one thread: at least 1.3 times";
+            Goal::new(what, value, value >= SPEEDUP_MIN)
+        }));
         wanted.extend(segments_differ_ms.map(|value| {
-            AudioGoal::new(
-                "labels' ends against the Python package: at most 32 ms apart",
-                value,
-                value < DIFFER_MAX_MS + ROUNDING_MS,
-            )
+            let what = "labels' ends against the Python package: at most 32 ms apart";
+            Goal::new(what, value, value < DIFFER_MAX_MS + ROUNDING_MS)
         }));
         let memory = [("jemalloc", jemalloc), ("system", system)];
         AudioReport {
@@ -200,14 +146,8 @@ impl AudioReport {
                 cores,
                 quick: args.quick,
             },
-            machine,
-            noise,
+            context,
         }
-    }
-
-    /// Tables and lines for people.
-    pub(super) fn print(&self) {
-        println!("{}", self.text());
     }
 
     fn text(&self) -> String {
@@ -242,9 +182,8 @@ impl AudioReport {
                 against.seconds, against.segments, against.python_seconds, against.python_segments
             );
         }
-        let lines: Vec<String> = self.wanted.iter().map(AudioGoal::line).collect();
-        let _ =
-            write!(text, "\n{}\n{}\n{}", lines.join("\n"), self.machine.line(), self.noise.line());
+        let lines: Vec<String> = self.wanted.iter().map(Goal::to_string).collect();
+        let _ = write!(text, "\n{}\n{}", lines.join("\n"), self.context);
         text
     }
 
@@ -337,6 +276,26 @@ impl AudioReport {
     }
 }
 
+impl BenchReport for AudioReport {
+    fn print(&self) {
+        println!("{}", self.text());
+    }
+}
+
+/// Returns the goals for memory that can be judged with the allocators that were measured.
+fn memory_goals(jemalloc: Option<&AllocatorMemory>, system: Option<&AllocatorMemory>) -> Vec<Goal> {
+    let Some(own) = jemalloc else { return Vec::new() };
+    let growth = "memory growth from minute 10 to the end: at most 3 %";
+    let mut goals = vec![Goal::new(growth, own.growth_pct, own.growth_pct <= GROWTH_MAX_PCT)];
+    if let Some(other) = system {
+        let peak = ratio(own.peak_mb, other.peak_mb);
+        let mean = ratio(own.mean_mb, other.mean_mb);
+        goals.push(Goal::new("peak memory, jemalloc / system: at most 1", peak, peak <= 1.0));
+        goals.push(Goal::new("mean memory, jemalloc / system: at most 1", mean, mean <= 1.0));
+    }
+    goals
+}
+
 fn sweep_table(cells: &[SweepCell], minutes: u32) -> TextTable {
     let mut table =
         TextTable::new(&["threads", "inside", "cores", "seconds", "cpu %", "times real time"]);
@@ -355,7 +314,7 @@ fn sweep_table(cells: &[SweepCell], minutes: u32) -> TextTable {
 
 /// Whether one thread inside an operator is the fastest wherever there are two engine threads or
 /// more: its time over that of the fastest other, at worst.
-fn fastest_column(cells: &[SweepCell]) -> Option<AudioGoal> {
+fn fastest_column(cells: &[SweepCell]) -> Option<Goal> {
     let share = |cell: &SweepCell| {
         let others = cells.iter().filter(|other| other.threads == cell.threads && other.intra > 1);
         let best = others.map(|other| other.seconds).reduce(f64::min)?;
@@ -368,8 +327,8 @@ fn fastest_column(cells: &[SweepCell]) -> Option<AudioGoal> {
         .collect();
     let worst = own.iter().map(|(_, share)| *share).reduce(f64::max)?;
     let slower = own.iter().filter(|(_, share)| *share > 1.0);
-    Some(AudioGoal {
-        what: "one thread inside an operator, time over the fastest other at 2 threads and more: at most 1",
+    Some(Goal {
+        what: "one thread inside an operator, time over the fastest other at 2 threads and more: at most 1".into(),
         value: worst,
         met: worst <= 1.0,
         not_met_at: slower
@@ -380,7 +339,7 @@ fn fastest_column(cells: &[SweepCell]) -> Option<AudioGoal> {
 
 /// Whether more threads ever take longer, up to one a core: time over that of the next lower
 /// number, at worst.
-fn never_rises(cells: &[SweepCell], cores: usize) -> Option<AudioGoal> {
+fn never_rises(cells: &[SweepCell], cores: usize) -> Option<Goal> {
     let share = |cell: &SweepCell| {
         let fewer =
             cells.iter().filter(|other| other.intra == cell.intra && other.threads < cell.threads);
@@ -394,8 +353,8 @@ fn never_rises(cells: &[SweepCell], cores: usize) -> Option<AudioGoal> {
         cells.iter().filter(|cell| cell.threads <= cores).filter_map(share).collect();
     let worst = own.iter().map(|(_, share)| *share).reduce(f64::max)?;
     let rises = own.iter().filter(|(_, share)| *share > 1.0);
-    Some(AudioGoal {
-        what: "time over that with fewer threads, up to the cores: at most 1",
+    Some(Goal {
+        what: "time over that with fewer threads, up to the cores: at most 1".into(),
         value: worst,
         met: worst <= 1.0,
         not_met_at: rises.map(|(place, share)| format!("{place}: {share:.3}")).collect(),
@@ -448,7 +407,7 @@ mod tests {
             cores: 2,
         };
         let args = super::super::tests::parse("--minutes 120").unwrap();
-        AudioReport::new(&args, figures, MachineFacts::detect(None), NoiseWatch::start().end())
+        AudioReport::new(&args, figures, NoiseWatch::start().context(None))
     }
 
     #[test]

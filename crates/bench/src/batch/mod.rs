@@ -19,11 +19,12 @@ use clap::{Args, ValueEnum};
 
 pub use crate::models::workload::WorkloadModel;
 use crate::models::workload::{Workload, WorkloadFolders};
+use crate::report::BenchReport as _;
 use arm::Arms;
 pub(crate) use arm::publish;
 use loadgen::BenchEnv;
 use loadgen::drive::CONNECTIONS_MAX;
-use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 use point::BatchTurn;
 
@@ -191,13 +192,8 @@ pub fn run(args: &BatchArgs, env: &BenchEnv) -> Result<()> {
             .map_err(|e| e.context(format!("model {}", model.name())))?;
         measured.push((model, turns));
     }
-    let machine = MachineFacts::detect(engine_version);
-    let report = report::BatchReport::new(&args, &measured, machine, watch.end());
-    report.print();
-    if let Some(path) = &args.json {
-        loadgen::report::write_json(path, &report)?;
-    }
-    report.verdict()
+    let report = report::BatchReport::new(&args, &measured, watch.context(engine_version));
+    report.finish(args.json.as_deref())
 }
 
 fn prepare(model: WorkloadModel, env: &BenchEnv, places: &WorkloadFolders) -> Result<Workload> {

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use base::{Error, Result};
+use base::Result;
 use clap::ValueEnum as _;
 use serde::Serialize;
 
 use super::point::{BatchPoint, BatchTurn};
 use super::{BatchArgs, BatchArm, WorkloadModel};
-use loadgen::machine::{MachineFacts, Noise};
+use crate::report::{BenchReport, Goal, check_faults};
+use loadgen::machine::RunContext;
 use loadgen::report::{TextTable, ms};
 use loadgen::stats::ratio;
 use loadgen::{print, println};
@@ -30,15 +31,15 @@ pub(super) struct BatchReport {
     /// Why requests failed, most frequent first.
     reasons: Vec<String>,
     models: BTreeMap<&'static str, ModelReport>,
-    wanted: Vec<BatchGoal>,
+    wanted: Vec<Goal>,
     clients: Vec<usize>,
     rounds: usize,
     passes: usize,
     time_s: f64,
     max_batch: usize,
     always_merge: bool,
-    machine: MachineFacts,
-    noise: Noise,
+    #[serde(flatten)]
+    context: RunContext,
 }
 
 /// One model.
@@ -55,17 +56,6 @@ struct MergingGain {
     error: f64,
     /// Nothing was merged, so both did the same.
     alone: bool,
-}
-
-/// Something wanted, and what came of it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct BatchGoal {
-    what: String,
-    value: f64,
-    met: bool,
-    /// Where it is not met.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    not_met_at: Vec<String>,
 }
 
 impl ModelReport {
@@ -101,8 +91,7 @@ impl BatchReport {
     pub(super) fn new(
         args: &BatchArgs,
         measured: &[(WorkloadModel, Vec<BatchTurn>)],
-        machine: MachineFacts,
-        noise: Noise,
+        context: RunContext,
     ) -> BatchReport {
         let models: BTreeMap<_, _> = measured
             .iter()
@@ -110,14 +99,9 @@ impl BatchReport {
             .collect();
         let points = || models.values().flat_map(|model| model.arms.values().flatten());
         let wrong = points().map(|point| point.wrong).sum();
-        let mut wanted: Vec<BatchGoal> = gain(&models).into_iter().flatten().collect();
+        let mut wanted: Vec<Goal> = gain(&models).into_iter().flatten().collect();
         wanted.extend(never_loses(&models, &args.clients));
-        wanted.push(BatchGoal {
-            what: "wrong answers: none".into(),
-            value: wrong as f64,
-            met: wrong == 0,
-            not_met_at: Vec::new(),
-        });
+        wanted.push(Goal::new("wrong answers: none", wrong as f64, wrong == 0));
         let mut reasons = BTreeMap::new();
         for turn in measured.iter().flat_map(|(_, turns)| turns) {
             for (reason, count) in &turn.seen.faults.reasons {
@@ -141,8 +125,7 @@ impl BatchReport {
             time_s: args.time.as_secs_f64(),
             max_batch: args.max_batch,
             always_merge: args.always_merge,
-            machine,
-            noise,
+            context,
         }
     }
 
@@ -152,9 +135,10 @@ impl BatchReport {
             .iter()
             .filter_map(|model| Some((model.name(), self.models.get(model.name())?)))
     }
+}
 
-    /// Prints everything for people.
-    pub(super) fn print(&self) {
+impl BenchReport for BatchReport {
+    fn print(&self) {
         for (name, model) in self.in_order() {
             println!(
                 "\n{name}: closed loop over gRPC, one item a request; milliseconds; {} rounds, {} times forth and back, of {:.1} s",
@@ -165,25 +149,15 @@ impl BatchReport {
             println!("largest difference from the model alone: {drift:.1e}");
         }
         println!("");
-        for wanted in &self.wanted {
-            let mark = if wanted.met { "met" } else { "NOT met" };
-            println!("{} ({:.2}: {mark})", wanted.what, wanted.value);
-            wanted.not_met_at.iter().for_each(|place| println!("  {place}"));
-        }
+        self.wanted.iter().for_each(|goal| println!("{goal}"));
         println!("failed {}, wrong {}", self.failed, self.wrong);
         self.reasons.iter().for_each(|line| println!("  {line}"));
-        println!("{}\n{}", self.machine.line(), self.noise.line());
+        println!("{}", self.context);
     }
 
     /// Whether all answers came and were right.
-    pub(super) fn verdict(&self) -> Result<()> {
-        match self.failed + self.wrong {
-            0 => Ok(()),
-            _ => Err(Error::internal(format!(
-                "{} requests failed, {} answers were wrong",
-                self.failed, self.wrong
-            ))),
-        }
+    fn verdict(&self) -> Result<()> {
+        check_faults(self.failed, self.wrong)
     }
 }
 
@@ -231,34 +205,25 @@ fn table(model: &ModelReport, clients: &[usize]) -> TextTable {
 }
 
 /// Whether merging brings what it should where it must.
-fn gain(models: &BTreeMap<&'static str, ModelReport>) -> Option<[BatchGoal; 2]> {
+fn gain(models: &BTreeMap<&'static str, ModelReport>) -> Option<[Goal; 2]> {
     let model = models.get(GAIN_MODEL.name())?;
     let sync = model.point(BatchArm::Sync, GAIN_CLIENTS)?;
     let merged = model.point(BatchArm::Async, GAIN_CLIENTS)?;
     let place = format!("{} at {GAIN_CLIENTS} clients", GAIN_MODEL.name());
-    let wanted = |what: String, value: f64, met: bool| BatchGoal {
-        what,
-        value,
-        met,
-        not_met_at: Vec::new(),
-    };
     let gain = ratio(merged.qps, sync.qps);
     let tail = ratio(merged.p99_ms, sync.p99_ms);
     Some([
-        wanted(
+        Goal::new(
             format!("{place}, requests a second, async / sync: at least {GAIN_MIN}"),
             gain,
             gain >= GAIN_MIN,
         ),
-        wanted(format!("{place}, p99, async / sync: at most 1"), tail, tail <= 1.0),
+        Goal::new(format!("{place}, p99, async / sync: at most 1"), tail, tail <= 1.0),
     ])
 }
 
 /// Whether merging costs anywhere.
-fn never_loses(
-    models: &BTreeMap<&'static str, ModelReport>,
-    clients: &[usize],
-) -> Option<BatchGoal> {
+fn never_loses(models: &BTreeMap<&'static str, ModelReport>, clients: &[usize]) -> Option<Goal> {
     let shares: Vec<(String, MergingGain)> = models
         .iter()
         .flat_map(|(name, model)| {
@@ -274,7 +239,7 @@ fn never_loses(
         let why = if *alone { ", where nothing was merged" } else { "" };
         format!("{place}: {value:.3} ±{error:.3}{why}")
     };
-    Some(BatchGoal {
+    Some(Goal {
         what: format!("better of async and padding / sync, everywhere: at least {SHARE_MIN}"),
         value: least,
         met: least >= SHARE_MIN,

@@ -23,8 +23,9 @@ use search::registry::{
     CollectionSettings, MediumChoice, NamedCollection, Registry, RegistryOptions,
 };
 
+use crate::report::BenchReport as _;
 use loadgen::BenchEnv;
-use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::machine::NoiseWatch;
 
 /// Kills at most.
 const KILLS_MAX: u32 = 100_000;
@@ -165,10 +166,6 @@ pub fn run(args: &CrashArgs, env: &BenchEnv) -> Result<()> {
     }
     let watch = NoiseWatch::start();
     let figures = parent::run(args, env)?;
-    let report = report::CrashReport::new(args, figures, MachineFacts::detect(None), watch.end());
-    report.print();
-    if let Some(path) = &args.json {
-        loadgen::report::write_json(path, &report)?;
-    }
-    report.verdict()
+    let report = report::CrashReport::new(args, figures, watch.context(None));
+    report.finish(args.json.as_deref())
 }

@@ -5,7 +5,8 @@ use serde::Serialize;
 
 use super::CrashArgs;
 use super::parent::CrashFigures;
-use loadgen::machine::{MachineFacts, Noise};
+use crate::report::BenchReport;
+use loadgen::machine::RunContext;
 use loadgen::println;
 use loadgen::report::TextTable;
 
@@ -30,17 +31,12 @@ pub(super) struct CrashReport {
     writers: u64,
     ids: u64,
     seed: u64,
-    machine: MachineFacts,
-    noise: Noise,
+    #[serde(flatten)]
+    context: RunContext,
 }
 
 impl CrashReport {
-    pub(super) fn new(
-        args: &CrashArgs,
-        figures: CrashFigures,
-        machine: MachineFacts,
-        noise: Noise,
-    ) -> CrashReport {
+    pub(super) fn new(args: &CrashArgs, figures: CrashFigures, context: RunContext) -> CrashReport {
         CrashReport {
             kills: figures.kills,
             acknowledged: figures.acknowledged,
@@ -57,12 +53,13 @@ impl CrashReport {
             writers: args.writers,
             ids: args.ids,
             seed: args.seed,
-            machine,
-            noise,
+            context,
         }
     }
+}
 
-    pub(super) fn print(&self) {
+impl BenchReport for CrashReport {
+    fn print(&self) {
         let mut table = TextTable::new(&["crash", ""]);
         let rows = [
             ("kills", self.kills.to_string()),
@@ -79,12 +76,12 @@ impl CrashReport {
             ("longest start, ms", format!("{:.1}", self.open_ms_max)),
         ];
         rows.into_iter().for_each(|(name, value)| table.row(vec![name.into(), value]));
-        println!("{table}\n{}\n{}", self.machine.line(), self.noise.line());
+        println!("{table}\n{}", self.context);
     }
 
     /// # Errors
     /// `DataLoss` where anything was lost or corrupt.
-    pub(super) fn verdict(&self) -> Result<()> {
+    fn verdict(&self) -> Result<()> {
         if self.lost + self.corrupt == 0 {
             return Ok(());
         }

@@ -12,9 +12,10 @@ use clap::Args;
 use matching::{Graph, MatchOptions, Probe, Scratch, score, synthetic};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::report::BenchReport as _;
 use images::Extractor;
 use loadgen::BenchEnv;
-use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 use rates::Scores;
 use report::MatchReport;
@@ -137,16 +138,9 @@ pub fn run(args: &MatchArgs, _env: &BenchEnv) -> Result<()> {
     }
     drop(progress);
     let scores = Scores::new(&impressions, &scores.unwrap_or_default());
-    let report = MatchReport::new(
-        args,
-        &impressions,
-        &scores,
-        &costs,
-        &extractor,
-        (MachineFacts::detect(None), watch.end()),
-    )?;
-    report.print();
-    args.json.as_ref().map_or(Ok(()), |path| loadgen::report::write_json(path, &report))
+    let report =
+        MatchReport::new(args, &impressions, &scores, &costs, &extractor, watch.context(None))?;
+    report.finish(args.json.as_deref())
 }
 
 /// Scores of all unordered pairs, in order, and what they cost.

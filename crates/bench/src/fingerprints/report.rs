@@ -8,7 +8,8 @@ use serde::Serialize;
 use super::images::Extractor;
 use super::rates::{ErrorRates, Scores};
 use super::{Cost, Impression, MatchArgs};
-use loadgen::machine::{MachineFacts, Noise};
+use crate::report::BenchReport;
+use loadgen::machine::RunContext;
 use loadgen::println;
 use loadgen::report::TextTable;
 
@@ -38,8 +39,8 @@ pub(super) struct MatchReport {
     vertices_mean: f64,
     record_bytes_mean: f64,
     rounds: usize,
-    machine: MachineFacts,
-    noise: Noise,
+    #[serde(flatten)]
+    context: RunContext,
 }
 
 impl MatchReport {
@@ -49,7 +50,7 @@ impl MatchReport {
         scores: &Scores<'_>,
         costs: &[Cost],
         extractor: &Extractor<'_>,
-        (machine, noise): (MachineFacts, Noise),
+        context: RunContext,
     ) -> Result<MatchReport> {
         let median = |of: fn(&Cost) -> f64| {
             let mut values: Vec<f64> = costs.iter().map(of).collect();
@@ -79,12 +80,13 @@ impl MatchReport {
             vertices_mean: mean(|impression| impression.graph.vertices.len()),
             record_bytes_mean: mean(|impression| impression.record.len()),
             rounds: costs.len(),
-            machine,
-            noise,
+            context,
         })
     }
+}
 
-    pub(super) fn print(&self) {
+impl BenchReport for MatchReport {
+    fn print(&self) {
         let made_up = if self.source == "synthetic" {
             " (made up: these rates say nothing about real fingers)"
         } else {
@@ -129,6 +131,6 @@ impl MatchReport {
                 "{median:.1} ms for the minutiae of an image on one core, 95 of 100 within {p95:.1}"
             );
         }
-        println!("{}\n{}", self.machine.line(), self.noise.line());
+        println!("{}", self.context);
     }
 }

@@ -14,11 +14,12 @@ use base::{Error, Result};
 use clap::Args;
 use serde_json::json;
 
+use crate::report::BenchReport as _;
 use embed::PhotoEmbedder;
 pub use index::IndexMedium;
 use index::PhotoIndex;
 use loadgen::BenchEnv;
-use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::machine::NoiseWatch;
 use loadgen::report::{StepProgress, write_json};
 use queries::{CopyQuery, Pipeline};
 use report::{ImagesReport, ImagesRun};
@@ -179,9 +180,8 @@ pub fn run(args: &BenchImagesArgs, env: &BenchEnv) -> Result<()> {
         strangers: &strangers,
         left,
     };
-    let report = ImagesReport::new(&run, MachineFacts::detect(None), watch.end());
-    report.print();
-    args.json.as_ref().map_or(Ok(()), |path| write_json(path, &report))
+    let report = ImagesReport::new(&run, watch.context(None));
+    report.finish(args.json.as_deref())
 }
 
 /// What the written copies are, for a program that does the same.

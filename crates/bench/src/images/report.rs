@@ -9,7 +9,8 @@ use super::attacks::Attack;
 use super::index::IndexedPhoto;
 use super::queries::{Pipeline, QueryResult, Times};
 use super::{BenchImagesArgs, QueryPlan};
-use loadgen::machine::{MachineFacts, Noise};
+use crate::report::BenchReport;
+use loadgen::machine::RunContext;
 use loadgen::println;
 use loadgen::report::{TextTable, ms};
 use loadgen::stats::{median, ratio};
@@ -49,8 +50,8 @@ pub(super) struct ImagesReport {
     threads: usize,
     seed: u64,
     source: String,
-    machine: MachineFacts,
-    noise: Noise,
+    #[serde(flatten)]
+    context: RunContext,
 }
 
 /// Of one attack.
@@ -151,7 +152,7 @@ impl IndexFacts {
 }
 
 impl ImagesReport {
-    pub(super) fn new(run: &ImagesRun<'_>, machine: MachineFacts, noise: Noise) -> ImagesReport {
+    pub(super) fn new(run: &ImagesRun<'_>, context: RunContext) -> ImagesReport {
         let ImagesRun { args, plan, pipeline, answers, strangers, .. } = *run;
         let of = |attack: &'static str| {
             let some: Vec<&QueryResult> =
@@ -213,12 +214,13 @@ impl ImagesReport {
                 .as_ref()
                 .map_or_else(|| "made up".into(), |dir| dir.display().to_string()),
             attacks,
-            machine,
-            noise,
+            context,
         }
     }
+}
 
-    pub(super) fn print(&self) {
+impl BenchReport for ImagesReport {
+    fn print(&self) {
         let made_up =
             if self.source == "made up" { " (they say nothing about real ones)" } else { "" };
         println!(
@@ -272,6 +274,6 @@ impl ImagesReport {
             ms(self.stages_p50_ms.search),
             self.threads
         );
-        println!("{}\n{}", self.machine.line(), self.noise.line());
+        println!("{}", self.context);
     }
 }

@@ -14,8 +14,9 @@ use base::{Error, Result};
 use clap::Args;
 use engine_onnx::OnnxEngine;
 
+use crate::report::BenchReport as _;
 use loadgen::BenchEnv;
-use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 use subject::IngestSubject;
 
@@ -114,16 +115,6 @@ pub fn run(args: &IngestArgs, env: &BenchEnv) -> Result<()> {
     drop(progress);
     let version =
         OnnxEngine::find_library(&env.onnxruntime).ok().map(|path| path.display().to_string());
-    let report = report::IngestReport::new(
-        measured,
-        killed,
-        memory,
-        MachineFacts::detect(version),
-        watch.end(),
-    );
-    report.print();
-    if let Some(path) = &args.json {
-        loadgen::report::write_json(path, &report)?;
-    }
-    report.verdict()
+    let report = report::IngestReport::new(measured, killed, memory, watch.context(version));
+    report.finish(args.json.as_deref())
 }

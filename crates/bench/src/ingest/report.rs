@@ -5,7 +5,8 @@ use serde::Serialize;
 
 use super::arms::{IngestArm, IngestResults, IngestRound, pooled};
 use super::kills::Killed;
-use loadgen::machine::{MachineFacts, Noise};
+use crate::report::BenchReport;
+use loadgen::machine::RunContext;
 use loadgen::println;
 use loadgen::report::{TextTable, ms};
 use loadgen::stats::{LatencySummary, median, ratio};
@@ -65,8 +66,8 @@ pub(super) struct IngestReport {
     search_memory: String,
     rounds: Vec<RoundReport>,
     reasons: Vec<String>,
-    machine: MachineFacts,
-    noise: Noise,
+    #[serde(flatten)]
+    context: RunContext,
 }
 
 fn arm_report(rounds: &[IngestRound], arm: IngestArm) -> IngestArmReport {
@@ -84,8 +85,7 @@ impl IngestReport {
         measured: IngestResults,
         killed: Killed,
         search_memory: String,
-        machine: MachineFacts,
-        noise: Noise,
+        context: RunContext,
     ) -> IngestReport {
         let IngestResults { rounds, rate, alone_ms, fill_per_s, points, segments } = measured;
         let (control, ingest) =
@@ -127,12 +127,13 @@ impl IngestReport {
                     fed: round.fed,
                 })
                 .collect(),
-            machine,
-            noise,
+            context,
         }
     }
+}
 
-    pub(super) fn print(&self) {
+impl BenchReport for IngestReport {
+    fn print(&self) {
         let mut table = TextTable::new(&[
             "searches", "n", "p50 ms", "p99 ms", "p99.9 ms", "max ms", "failed", "wrong",
         ]);
@@ -164,11 +165,11 @@ impl IngestReport {
              at most",
             self.kills, self.lost, self.acknowledged, self.damaged, self.read, self.start_ms_max
         );
-        println!("{}\n{}", self.machine.line(), self.noise.line());
+        println!("{}", self.context);
     }
 
     /// Whether what must hold does; how fast it was is for who reads the figures.
-    pub(super) fn verdict(&self) -> Result<()> {
+    fn verdict(&self) -> Result<()> {
         if self.lost + self.damaged > 0 {
             return Err(Error::data_loss(format!(
                 "{} pictures lost, {} damaged",

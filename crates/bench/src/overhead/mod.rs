@@ -16,16 +16,17 @@ use serde::Serialize;
 
 use crate::bare::{Bare, BareRun};
 use crate::models::dense::DenseModel;
+use crate::report::{BenchReport, check_faults};
 use demo::ctr::Ctr;
 use demo::layers::TOLERANCE;
 use loadgen::BenchEnv;
 use loadgen::cache;
 use loadgen::connection::RawResponse;
 use loadgen::drive::{DrivePlan, Judge, Judgement, LoadLoop, beside_a_client_that_spins};
-use loadgen::machine::{MachineFacts, Noise, NoiseWatch};
+use loadgen::machine::{NoiseWatch, RunContext};
 use loadgen::measure::{Measurement, measure};
 use loadgen::process::{ServerPlan, ServerProcess};
-use loadgen::report::{StepProgress, TextTable, write_json};
+use loadgen::report::{StepProgress, TextTable};
 use loadgen::stats::{LatencySummary, median, ratio};
 use loadgen::wire::{Api, ModelEndpoint, read_answer};
 use loadgen::{print, println};
@@ -124,8 +125,8 @@ struct OverheadReport {
     threads: usize,
     clients: usize,
     rounds: Vec<OverheadRound>,
-    machine: MachineFacts,
-    noise: Noise,
+    #[serde(flatten)]
+    context: RunContext,
 }
 
 /// Compares answers with those of the bare loop, which ran the same library on the same parameters.
@@ -165,7 +166,6 @@ pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let watch = NoiseWatch::start();
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let (subject, bare) = prepare(&args, env)?;
-    let machine = MachineFacts::detect(Some(bare.engine_version()));
     let expected = bare.answers(&subject.requests)?;
 
     let server = start_server(&args, env, &subject, threads)?;
@@ -200,19 +200,15 @@ pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     }
     drop(progress);
     server.stop()?;
-    let report =
-        OverheadReport::new(&args, threads, &subject, request_bytes, rounds, machine, watch.end());
-    report.print(&args);
-    if let Some(path) = &args.json {
-        write_json(path, &report)?;
-    }
-    match report.failed + report.wrong {
-        0 => Ok(()),
-        _ => Err(Error::internal(format!(
-            "{} requests failed, {} answers were wrong",
-            report.failed, report.wrong
-        ))),
-    }
+    let report = OverheadReport::new(
+        &args,
+        threads,
+        &subject,
+        request_bytes,
+        rounds,
+        watch.context(Some(bare.engine_version())),
+    );
+    report.finish(args.json.as_deref())
 }
 
 fn resolved(args: &OverheadArgs) -> Result<OverheadArgs> {
@@ -338,8 +334,7 @@ impl OverheadReport {
         subject: &OverheadSubject,
         request_bytes: usize,
         rounds: Vec<OverheadRound>,
-        machine: MachineFacts,
-        noise: Noise,
+        context: RunContext,
     ) -> OverheadReport {
         let middle = |of: &dyn Fn(&OverheadRound) -> f64| median(rounds.iter().map(of));
         OverheadReport {
@@ -359,15 +354,20 @@ impl OverheadReport {
             threads,
             clients: args.clients,
             rounds,
-            machine,
-            noise,
+            context,
         }
     }
+}
 
-    fn print(&self, args: &OverheadArgs) {
+impl BenchReport for OverheadReport {
+    fn print(&self) {
         println!(
             "overhead over gRPC: {} model, {} rows ({} byte requests), {} threads each; median of {} rounds",
-            self.model, self.rows, self.request_bytes, self.threads, args.rounds
+            self.model,
+            self.rows,
+            self.request_bytes,
+            self.threads,
+            self.rounds.len()
         );
         let us = |value: f64| format!("{value:.1}");
         let one = |of: fn(&OverheadRound) -> f64| us(1e3 * median(self.rounds.iter().map(of)));
@@ -395,7 +395,7 @@ impl OverheadReport {
         }
         print!("{table}");
         let mark = |met: bool| if met { "met" } else { "NOT met" };
-        if args.model == OverheadModel::Dense {
+        if self.model == "dense" {
             println!(
                 "CPU ratio bare / server: {:.3} (wanted at least {RATIO_MIN}: {})",
                 self.ratio,
@@ -413,6 +413,10 @@ impl OverheadReport {
             );
         }
         println!("failed {}, wrong {}", self.failed, self.wrong);
-        println!("{}\n{}", self.machine.line(), self.noise.line());
+        println!("{}", self.context);
+    }
+
+    fn verdict(&self) -> Result<()> {
+        check_faults(self.failed, self.wrong)
     }
 }

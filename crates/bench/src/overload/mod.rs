@@ -21,10 +21,11 @@ use clap::Args;
 use self::memory::MemoryWatch;
 use crate::batch::publish;
 use crate::models::workload::{Workload, small_workload};
+use crate::report::BenchReport as _;
 use loadgen::BenchEnv;
 use loadgen::connection::Template;
 use loadgen::drive::{DrivePlan, Judge, LoadLoop, SampleSink, drive};
-use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::machine::NoiseWatch;
 use loadgen::measure::measure;
 use loadgen::process::{ServerPlan, ServerProcess};
 use loadgen::report::StepProgress;
@@ -154,7 +155,7 @@ pub fn run(args: &OverloadArgs, env: &BenchEnv) -> Result<()> {
     let progress = StepProgress::new(3);
     progress.say("making the model and computing the right answers");
     let workload = small_workload(env, REQUESTS, args.rows)?;
-    let machine = MachineFacts::detect(Some(workload.engine_version.clone()));
+    let engine_version = workload.engine_version.clone();
     let stage = OverloadSetup::start(&args, env, workload)?;
     progress.say("measuring the capacity");
     let capacity = stage.capacity()?;
@@ -170,13 +171,15 @@ pub fn run(args: &OverloadArgs, env: &BenchEnv) -> Result<()> {
     let (overload, memory) = stage.load(capacity * args.factor, args.time)?;
     drop(progress);
     stage.server.stop()?;
-    let report =
-        OverloadReport::new(&args, capacity, at_capacity, overload, memory, machine, watch.end());
-    report.print();
-    if let Some(path) = &args.json {
-        loadgen::report::write_json(path, &report)?;
-    }
-    report.verdict()
+    let report = OverloadReport::new(
+        &args,
+        capacity,
+        at_capacity,
+        overload,
+        memory,
+        watch.context(Some(engine_version)),
+    );
+    report.finish(args.json.as_deref())
 }
 
 /// The server and what it is asked.

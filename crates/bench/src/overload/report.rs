@@ -5,7 +5,8 @@ use serde::Serialize;
 
 use super::OverloadArgs;
 use super::phase::OverloadPhase;
-use loadgen::machine::{MachineFacts, Noise};
+use crate::report::{BenchReport, Goal};
+use loadgen::machine::RunContext;
 use loadgen::report::{TextTable, ms};
 use loadgen::stats::ratio;
 use loadgen::{print, println};
@@ -35,23 +36,15 @@ pub(super) struct OverloadReport {
     rss_end_mb: f64,
     rss_peak_mb: f64,
     wrong: u64,
-    wanted: Vec<OverloadGoal>,
+    wanted: Vec<Goal>,
     factor: f64,
     time_s: f64,
     rows: usize,
     max_batch: usize,
     queue: usize,
     clients: usize,
-    machine: MachineFacts,
-    noise: Noise,
-}
-
-/// Something wanted, and what came of it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct OverloadGoal {
-    what: String,
-    value: f64,
-    met: bool,
+    #[serde(flatten)]
+    context: RunContext,
 }
 
 impl OverloadReport {
@@ -61,8 +54,7 @@ impl OverloadReport {
         at_capacity: OverloadPhase,
         overload: OverloadPhase,
         memory: ResidentMemory,
-        machine: MachineFacts,
-        noise: Noise,
+        context: RunContext,
     ) -> OverloadReport {
         OverloadReport {
             capacity_rps: capacity,
@@ -80,13 +72,13 @@ impl OverloadReport {
             max_batch: args.max_batch,
             queue: args.queue,
             clients: args.clients,
-            machine,
-            noise,
+            context,
         }
     }
+}
 
-    /// Prints everything for people.
-    pub(super) fn print(&self) {
+impl BenchReport for OverloadReport {
+    fn print(&self) {
         println!(
             "overload over gRPC: requests of {} items, batches of at most {}, at most {} waiting; {:.0} s at {} x capacity",
             self.rows, self.max_batch, self.queue, self.time_s, self.factor
@@ -141,15 +133,12 @@ impl OverloadReport {
             "resident memory: {:.0} MiB settled, {:.0} at the end, {:.0} at most",
             self.rss_start_mb, self.rss_end_mb, self.rss_peak_mb
         );
-        for wanted in &self.wanted {
-            let mark = if wanted.met { "met" } else { "NOT met" };
-            println!("{} ({:.2}: {mark})", wanted.what, wanted.value);
-        }
-        println!("{}\n{}", self.machine.line(), self.noise.line());
+        self.wanted.iter().for_each(|goal| println!("{goal}"));
+        println!("{}", self.context);
     }
 
     /// Whether every request was served rightly or refused.
-    pub(super) fn verdict(&self) -> Result<()> {
+    fn verdict(&self) -> Result<()> {
         match self.at_capacity.failed + self.overload.failed + self.wrong {
             0 => Ok(()),
             _ => Err(Error::internal(format!(
@@ -165,35 +154,34 @@ fn wanted(
     at_capacity: &OverloadPhase,
     overload: &OverloadPhase,
     memory: ResidentMemory,
-) -> Vec<OverloadGoal> {
-    let wanted = |what: String, value: f64, met: bool| OverloadGoal { what, value, met };
+) -> Vec<Goal> {
     let tail = ratio(overload.p99_ms, at_capacity.p99_ms);
     let waited = ratio(overload.refusal_p99_ms, overload.p50_ms);
     let growth = ratio(memory.end_mb, memory.start_mb);
     let failed = at_capacity.failed + overload.failed;
     let wrong = at_capacity.wrong + overload.wrong;
     vec![
-        wanted(
+        Goal::new(
             format!("p99 of the served, overload / capacity: at most {RATIO_P99_MAX}"),
             tail,
             overload.served > 0 && tail <= RATIO_P99_MAX,
         ),
-        wanted(
-            "neither served nor refused with RESOURCE_EXHAUSTED or UNAVAILABLE: none".into(),
+        Goal::new(
+            "neither served nor refused with RESOURCE_EXHAUSTED or UNAVAILABLE: none",
             failed as f64,
             failed == 0,
         ),
-        wanted(
-            "p99 of refusals / p50 of the served: below 1".into(),
+        Goal::new(
+            "p99 of refusals / p50 of the served: below 1",
             waited,
             overload.refused > 0 && waited < 1.0,
         ),
-        wanted(
+        Goal::new(
             format!("memory, end / settled: at most {MEMORY_RATIO_MAX}"),
             growth,
             growth > 0.0 && growth <= MEMORY_RATIO_MAX,
         ),
-        wanted("wrong answers: none".into(), wrong as f64, wrong == 0),
+        Goal::new("wrong answers: none", wrong as f64, wrong == 0),
     ]
 }
 

@@ -20,13 +20,14 @@ use engine::Engine as _;
 use engine_onnx::OnnxEngine;
 use engine_onnx::publish::build::MODEL_BYTES_MAX;
 
+use crate::report::BenchReport as _;
 use arm::{SwapRound, SwapSetup};
 use demo::contents::SwapContents;
 use demo::ctr::Ctr;
 use demo::traffic::{MODEL, Traffic};
 use loadgen::BenchEnv;
 use loadgen::cpu_group::CpuGroup;
-use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 
 /// What --quick makes of the sizes.
@@ -186,7 +187,6 @@ impl SwapArgs {
 pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let engine = OnnxEngine::open(&env.onnxruntime)?;
-    let machine = MachineFacts::detect(Some(engine.version()));
     let watch = NoiseWatch::start();
     let setup = prepare(&args, env)?;
 
@@ -215,12 +215,14 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
         }
     }
     drop(progress);
-    let report = report::SwapReport::new(&args, capacity, rate, &rounds, machine, watch.end());
-    report.print();
-    if let Some(path) = &args.json {
-        loadgen::report::write_json(path, &report)?;
-    }
-    report.verdict()
+    let report = report::SwapReport::new(
+        &args,
+        capacity,
+        rate,
+        &rounds,
+        watch.context(Some(engine.version())),
+    );
+    report.finish(args.json.as_deref())
 }
 
 /// Makes or finds the models, the requests and their right answers.

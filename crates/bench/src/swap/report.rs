@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use super::arm::SwapRound;
 use super::{SwapArgs, SwapArm};
-use loadgen::machine::{MachineFacts, Noise};
+use crate::report::BenchReport;
+use loadgen::machine::RunContext;
 use loadgen::report::{TextTable, ms};
 use loadgen::stats::{LatencySummary, median, ratio};
 use loadgen::{print, println};
@@ -29,8 +30,8 @@ pub(super) struct SwapReport {
     ratios: Ratios,
     setting: SwapSetting,
     rounds: Vec<SwapRound>,
-    machine: MachineFacts,
-    noise: Noise,
+    #[serde(flatten)]
+    context: RunContext,
 }
 
 #[derive(Debug, Serialize)]
@@ -101,8 +102,7 @@ impl SwapReport {
         capacity_rps: f64,
         rate_rps: f64,
         rounds: &[SwapRound],
-        machine: MachineFacts,
-        noise: Noise,
+        context: RunContext,
     ) -> SwapReport {
         let arms: BTreeMap<&'static str, SwapArmReport> = args
             .arms
@@ -134,13 +134,13 @@ impl SwapReport {
             arms,
             setting,
             rounds: rounds.to_vec(),
-            machine,
-            noise,
+            context,
         }
     }
+}
 
-    /// The table for people.
-    pub(super) fn print(&self) {
+impl BenchReport for SwapReport {
+    fn print(&self) {
         let setting = &self.setting;
         println!(
             "{}: swap of {} under {:.0} requests/s ({} rows each, capacity {:.0}/s); {} swaps a round, median of {} rounds",
@@ -195,11 +195,11 @@ impl SwapReport {
         for round in self.rounds.iter().filter(|round| !round.reasons.is_empty()) {
             println!("{}: {}", round.arm.name(), round.reasons.join("; "));
         }
-        println!("{}\n{}", self.machine.line(), self.noise.line());
+        println!("{}", self.context);
     }
 
     /// Whether all answers came and were right, and all swaps happened.
-    pub(super) fn verdict(&self) -> Result<()> {
+    fn verdict(&self) -> Result<()> {
         for (name, arm) in &self.arms {
             if arm.failed + arm.wrong > 0 {
                 return Err(Error::internal(format!(

@@ -21,8 +21,9 @@ use clap::{Args, ValueEnum};
 use search::rerank::{IN_FLIGHT_MAX, SearchLimits};
 use serde::{Deserialize, Serialize};
 
+use crate::report::BenchReport as _;
 use loadgen::BenchEnv;
-use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 pub use worker::TierArm;
 
@@ -205,7 +206,7 @@ pub fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
     if let Some(job) = &args.worker {
         return worker::run(args, &dir, job);
     }
-    let (watch, machine) = (NoiseWatch::start(), MachineFacts::detect(None));
+    let watch = NoiseWatch::start();
     let progress = StepProgress::new(args.rounds as u64 + args.curve.len() as u64);
     let outcome = rounds::measure(args, env, &dir, &progress);
     if !args.keep {
@@ -214,10 +215,6 @@ pub fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
     }
     let _ = loadgen::cache::remove(&args.tmpfs.join(PMEM));
     drop(progress);
-    let report = report::TiersReport::new(args, outcome?, machine, watch.end());
-    report.print();
-    if let Some(path) = &args.json {
-        loadgen::report::write_json(path, &report)?;
-    }
-    report.verdict()
+    let report = report::TiersReport::new(args, outcome?, watch.context(None));
+    report.finish(args.json.as_deref())
 }

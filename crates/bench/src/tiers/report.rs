@@ -10,7 +10,8 @@ use super::rounds::{ArmTurns, CurvePoint, TierResults};
 use super::turn::TurnResult;
 use super::worker::TierArm;
 use super::{RecordKind, TiersArgs};
-use loadgen::machine::{MachineFacts, Noise};
+use crate::report::{BenchReport, Goal};
+use loadgen::machine::RunContext;
 use loadgen::report::{TextTable, ms};
 use loadgen::stats::{median, ratio};
 use loadgen::{print, println};
@@ -31,11 +32,11 @@ pub(super) struct TiersReport {
     curve: Vec<CurveReport>,
     wrong: usize,
     not_found: usize,
-    wanted: Vec<TierGoal>,
+    wanted: Vec<Goal>,
     conditions: Conditions,
     notes: Vec<String>,
-    machine: MachineFacts,
-    noise: Noise,
+    #[serde(flatten)]
+    context: RunContext,
 }
 
 #[derive(Debug, Serialize)]
@@ -102,14 +103,6 @@ struct CurveReport {
     measured_us: f64,
     throughput_ratio: BTreeMap<String, f64>,
     cpu_ratio: BTreeMap<String, f64>,
-}
-
-/// Something wanted, and what came of it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct TierGoal {
-    what: String,
-    value: f64,
-    met: bool,
 }
 
 fn per_query(turn: &TurnResult, value: f64) -> f64 {
@@ -233,12 +226,7 @@ impl CurveReport {
 }
 
 impl TiersReport {
-    pub(super) fn new(
-        args: &TiersArgs,
-        measured: TierResults,
-        machine: MachineFacts,
-        noise: Noise,
-    ) -> TiersReport {
+    pub(super) fn new(args: &TiersArgs, measured: TierResults, context: RunContext) -> TiersReport {
         let mut arms: BTreeMap<&'static str, TierArmReport> = BTreeMap::new();
         let dram = measured.arms.iter().find(|arm| arm.arm == TierArm::Dram);
         let mut caches = BTreeMap::new();
@@ -282,8 +270,7 @@ impl TiersReport {
                 skew: "none: targets are spread evenly, no query is asked twice",
             },
             notes: measured.notes,
-            machine,
-            noise,
+            context,
         }
     }
 
@@ -305,42 +292,6 @@ impl TiersReport {
             }
         }
         rows
-    }
-
-    /// Prints everything for people.
-    pub(super) fn print(&self) {
-        let own = &self.conditions;
-        println!(
-            "{} records ({} in {} of pages), {} candidates a query, {} threads with {} queries each; {:.1} us a candidate",
-            own.records,
-            format_bytes(own.record_bytes),
-            format_bytes(own.page_bytes),
-            own.candidates,
-            own.threads,
-            own.clients_per_thread,
-            self.us_per_candidate
-        );
-        println!(
-            "candidates: {:.0} % from the nearest of {} clusters of {} records, the rest from the others; no favourites",
-            own.near * 100.0,
-            own.probes,
-            own.cluster
-        );
-        self.notes.iter().for_each(|note| println!("{note}"));
-        if let Some(budget) = own.memory_budget_mb {
-            println!(
-                "memory budget {budget:.0} MiB, a quarter of the segments; dram has the first {} records, which fit in it",
-                own.dram_records
-            );
-        }
-        self.print_arms();
-        self.print_curve();
-        println!("answers that differ: {}; records not found: {}", self.wrong, self.not_found);
-        for wanted in &self.wanted {
-            let mark = if wanted.met { "met" } else { "NOT met" };
-            println!("{} ({:.3}: {mark})", wanted.what, wanted.value);
-        }
-        println!("{}\n{}", self.machine.line(), self.noise.line());
     }
 
     fn print_arms(&self) {
@@ -398,9 +349,43 @@ impl TiersReport {
         }
         print!("{table}");
     }
+}
+
+impl BenchReport for TiersReport {
+    fn print(&self) {
+        let own = &self.conditions;
+        println!(
+            "{} records ({} in {} of pages), {} candidates a query, {} threads with {} queries each; {:.1} us a candidate",
+            own.records,
+            format_bytes(own.record_bytes),
+            format_bytes(own.page_bytes),
+            own.candidates,
+            own.threads,
+            own.clients_per_thread,
+            self.us_per_candidate
+        );
+        println!(
+            "candidates: {:.0} % from the nearest of {} clusters of {} records, the rest from the others; no favourites",
+            own.near * 100.0,
+            own.probes,
+            own.cluster
+        );
+        self.notes.iter().for_each(|note| println!("{note}"));
+        if let Some(budget) = own.memory_budget_mb {
+            println!(
+                "memory budget {budget:.0} MiB, a quarter of the segments; dram has the first {} records, which fit in it",
+                own.dram_records
+            );
+        }
+        self.print_arms();
+        self.print_curve();
+        println!("answers that differ: {}; records not found: {}", self.wrong, self.not_found);
+        self.wanted.iter().for_each(|goal| println!("{goal:.3}"));
+        println!("{}", self.context);
+    }
 
     /// Whether every answer was right.
-    pub(super) fn verdict(&self) -> Result<()> {
+    fn verdict(&self) -> Result<()> {
         let partial: usize = self.rows().iter().map(|(_, figures)| figures.partial).sum();
         match self.wrong + partial {
             0 => Ok(()),
@@ -412,24 +397,24 @@ impl TiersReport {
     }
 }
 
-fn wanted(args: &TiersArgs, caches: &BTreeMap<String, TierFigures>) -> Vec<TierGoal> {
+fn wanted(args: &TiersArgs, caches: &BTreeMap<String, TierFigures>) -> Vec<Goal> {
     let Some(figures) =
         caches.get(&CLAIM_CACHE.to_string()).filter(|_| args.kind == RecordKind::Fingerprint)
     else {
         return Vec::new();
     };
     vec![
-        TierGoal {
-            what: format!(
+        Goal::new(
+            format!(
                 "nvme with cache {CLAIM_CACHE}, throughput to dram: at least {THROUGHPUT_RATIO_MIN}"
             ),
-            value: figures.throughput_ratio,
-            met: figures.throughput_ratio >= THROUGHPUT_RATIO_MIN,
-        },
-        TierGoal {
-            what: format!("nvme with cache {CLAIM_CACHE}, p50 to dram: at most {P50_RATIO_MAX}"),
-            value: figures.p50_ratio,
-            met: figures.p50_ratio <= P50_RATIO_MAX,
-        },
+            figures.throughput_ratio,
+            figures.throughput_ratio >= THROUGHPUT_RATIO_MIN,
+        ),
+        Goal::new(
+            format!("nvme with cache {CLAIM_CACHE}, p50 to dram: at most {P50_RATIO_MAX}"),
+            figures.p50_ratio,
+            figures.p50_ratio <= P50_RATIO_MAX,
+        ),
     ]
 }

@@ -17,9 +17,10 @@ use std::path::PathBuf;
 use base::{Error, Result};
 use clap::{Args, ValueEnum};
 
+use crate::report::BenchReport as _;
 use data::VectorData;
 use loadgen::BenchEnv;
-use loadgen::machine::{MachineFacts, NoiseWatch};
+use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 use ours::OurIndex;
 use peers::Peers;
@@ -149,11 +150,6 @@ pub fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
         progress.step();
     }
     drop(progress);
-    let report =
-        VectorsReport::new(&data, &ours, &peers, curves, MachineFacts::detect(None), watch.end());
-    report.print();
-    match &args.json {
-        Some(path) => loadgen::report::write_json(path, &report),
-        None => Ok(()),
-    }
+    let report = VectorsReport::new(&data, &ours, &peers, curves, watch.context(None));
+    report.finish(args.json.as_deref())
 }

@@ -9,7 +9,8 @@ use super::curve::{Curve, VectorPoint};
 use super::data::VectorData;
 use super::ours::OurIndex;
 use super::peers::Peers;
-use loadgen::machine::{MachineFacts, Noise};
+use crate::report::BenchReport;
+use loadgen::machine::RunContext;
 use loadgen::println;
 use loadgen::report::TextTable;
 
@@ -36,8 +37,8 @@ pub(super) struct VectorsReport {
     peers_absent: Option<String>,
     /// What engines said that failed.
     peers_failed: BTreeMap<String, String>,
-    machine: MachineFacts,
-    noise: Noise,
+    #[serde(flatten)]
+    context: RunContext,
 }
 
 /// Queries per second of processor time on one core at one recall; nothing where no setting reached
@@ -65,8 +66,7 @@ impl VectorsReport {
         ours: &OurIndex,
         peers: &Peers,
         theirs: Vec<Curve>,
-        machine: MachineFacts,
-        noise: Noise,
+        context: RunContext,
     ) -> VectorsReport {
         let own = ours.curve();
         let (at95, at99) = (At::new(0.95, &own, &theirs), At::new(0.99, &own, &theirs));
@@ -89,14 +89,14 @@ impl VectorsReport {
             passes: ours.passes(),
             peers_absent: peers.absent.clone(),
             peers_failed: peers.failed.clone(),
-            machine,
-            noise,
+            context,
         }
     }
+}
 
-    pub(super) fn print(&self) {
-        println!("{}", self.machine.line());
-        println!("{}", self.noise.line());
+impl BenchReport for VectorsReport {
+    fn print(&self) {
+        println!("{}", self.context);
         println!(
             "{} vectors of {} dimensions, {} queries{}; one query a call on one core, by processor time",
             self.rows,

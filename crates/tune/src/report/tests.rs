@@ -24,8 +24,7 @@ fn found() -> SearchResult {
 }
 
 fn with_summary<T>(grid: Option<&GridFound>, then: impl FnOnce(&TuneSummary<'_>) -> T) -> T {
-    let (machine, noise) =
-        (MachineFacts::detect(None), loadgen::machine::NoiseWatch::start().end());
+    let context = loadgen::machine::NoiseWatch::start().context(None);
     then(&TuneSummary {
         model: "<m>",
         dir: "/models/a&b".into(),
@@ -35,8 +34,7 @@ fn with_summary<T>(grid: Option<&GridFound>, then: impl FnOnce(&TuneSummary<'_>)
         grid_points: 87,
         found: &found(),
         grid,
-        machine: &machine,
-        noise: &noise,
+        context: &context,
         command: "millpond tune '<m>'".into(),
         settings: "[schedule]\nmode = \"async\"\n",
     })

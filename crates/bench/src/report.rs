@@ -1,0 +1,60 @@
+//! Parts that the reports of all benchmarks share: goals, and printing, writing and judging.
+
+use std::fmt;
+use std::path::Path;
+
+use base::{Error, Result};
+use serde::Serialize;
+
+/// Goal of a benchmark beside the measured value.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Goal {
+    pub(crate) what: String,
+    pub(crate) value: f64,
+    pub(crate) met: bool,
+    /// Conditions under which the goal is missed.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) not_met_at: Vec<String>,
+}
+
+impl Goal {
+    pub(crate) fn new(what: impl Into<String>, value: f64, met: bool) -> Goal {
+        Goal { what: what.into(), value, met, not_met_at: Vec::new() }
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mark = if self.met { "met" } else { "NOT met" };
+        write!(f, "{} ({:.*}: {mark})", self.what, f.precision().unwrap_or(2), self.value)?;
+        self.not_met_at.iter().try_for_each(|condition| write!(f, "\n  {condition}"))
+    }
+}
+
+/// Report of a benchmark. Its JSON is the form for programs.
+pub(crate) trait BenchReport: Serialize {
+    /// Prints the report for people.
+    fn print(&self);
+
+    /// Fails if the subject did something wrong. Slow figures are no error.
+    fn verdict(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Prints the report, writes it to `json` and returns the verdict.
+    fn finish(&self, json: Option<&Path>) -> Result<()> {
+        self.print();
+        if let Some(path) = json {
+            loadgen::report::write_json(path, self)?;
+        }
+        self.verdict()
+    }
+}
+
+/// Fails if requests failed or answers were wrong.
+pub(crate) fn check_faults(failed: u64, wrong: u64) -> Result<()> {
+    match failed + wrong {
+        0 => Ok(()),
+        _ => Err(Error::internal(format!("{failed} requests failed, {wrong} answers were wrong"))),
+    }
+}
