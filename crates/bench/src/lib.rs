@@ -8,6 +8,7 @@ pub mod arguments;
 pub mod audio;
 mod bare;
 pub mod batch;
+mod burner;
 pub mod crash;
 pub mod fingerprints;
 pub mod images;

@@ -35,7 +35,7 @@ use loadgen::cache;
 use loadgen::drive::{DrivePlan, Judge, LoadLoop, SampleSink, drive};
 use loadgen::machine::memory_bytes;
 use loadgen::println;
-use loadgen::process::{self, ServerPlan, ServerProcess};
+use loadgen::process::{self, ServerPlan, ServerPorts, ServerProcess};
 use loadgen::report::StepProgress;
 use loadgen::samples::SampleLog;
 use loadgen::schedule::Arrivals;
@@ -118,13 +118,10 @@ pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()
     let gallery = Gallery::find(&args.images);
     let repository = publish_all(args, env, &contents, gallery.as_ref())?;
 
-    let plan = ServerPlan {
-        name: "demo".into(),
-        args: server_args(env, &repository, gallery.is_some())?,
-        malloc_conf: None,
-        detached: true,
-        ports: Some((args.http_port, args.grpc_port)),
-    };
+    let server_args = server_args(env, &repository, gallery.is_some())?;
+    let ports = ServerPorts { http: args.http_port, grpc: args.grpc_port };
+    let plan =
+        ServerPlan { detached: true, ports: Some(ports), ..ServerPlan::new("demo", server_args) };
     let server = ServerProcess::start(env, &plan)?;
     println!(
         "Millpond serves \"{TEXT_MODEL}\", \"{VOICE_MODEL}\" and \"{MODEL}\" ({} of parameters) from {}",

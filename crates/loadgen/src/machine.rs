@@ -41,7 +41,7 @@ impl MachineFacts {
         let cpuinfo = read("/proc/cpuinfo");
         MachineFacts {
             cpu: field(&cpuinfo, "model name").unwrap_or_default(),
-            cores: std::thread::available_parallelism().map_or(0, usize::from),
+            cores: cores(),
             kernel: read("/proc/sys/kernel/osrelease").trim().into(),
             kernel_build: read("/proc/sys/kernel/version").trim().into(),
             memory_mb: memory_bytes() >> 20,
@@ -63,6 +63,11 @@ impl MachineFacts {
             self.cpu, self.cores, self.memory_mb, self.kernel, self.millpond
         )
     }
+}
+
+/// Returns the number of cores that this process may use, at least 1.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Memory of this machine in bytes; 0 where it cannot be read.

@@ -47,15 +47,30 @@ pub struct ServerPlan {
     pub malloc_conf: Option<&'static str>,
     /// HTTP and gRPC ports to take where they are free; any others where they are not, or where
     /// this is absent.
-    pub ports: Option<(u16, u16)>,
+    pub ports: Option<ServerPorts>,
+}
+
+impl ServerPlan {
+    /// Returns a plan with any free ports, the group of this process and Millpond's allocator.
+    pub fn new(name: impl Into<String>, args: Vec<String>) -> ServerPlan {
+        ServerPlan { name: name.into(), args, detached: false, malloc_conf: None, ports: None }
+    }
+}
+
+/// Ports of a server on 127.0.0.1; 0 is any.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ServerPorts {
+    /// Port of the HTTP endpoints.
+    pub http: u16,
+    /// Port of the gRPC endpoints.
+    pub grpc: u16,
 }
 
 /// A running server. Dropping it ends it.
 #[derive(Debug)]
 pub struct ServerProcess {
     child: Child,
-    http_port: u16,
-    grpc_port: u16,
+    ports: ServerPorts,
     log: PathBuf,
     pages: ureq::Agent,
 }
@@ -77,24 +92,24 @@ impl ServerProcess {
         group: Option<&CpuGroup>,
     ) -> Result<ServerProcess> {
         let log = env.cache_dir.join("logs").join(format!("{}.log", plan.name));
-        let (http_port, grpc_port) = free_ports(plan.ports.unwrap_or((0, 0)))?;
+        let ports = free_ports(plan.ports.unwrap_or_default())?;
         let command =
             group.map_or_else(|| Command::new(&env.millpond), |group| group.command(&env.millpond));
-        let child = spawn(command, env, plan, &log, (http_port, grpc_port))?;
+        let child = spawn(command, env, plan, &log, ports)?;
         end_with_us(child.id());
-        let mut server = ServerProcess { child, http_port, grpc_port, log, pages: agent() };
+        let mut server = ServerProcess { child, ports, log, pages: agent() };
         server.wait_ready()?;
         Ok(server)
     }
 
     /// Where its gRPC door is.
     pub fn grpc(&self) -> Endpoint {
-        Endpoint { transport: Transport::Grpc, authority: format!("127.0.0.1:{}", self.grpc_port) }
+        Endpoint { transport: Transport::Grpc, authority: format!("127.0.0.1:{}", self.ports.grpc) }
     }
 
     /// Where its HTTP door is.
     pub fn http(&self) -> Endpoint {
-        Endpoint { transport: Transport::Http, authority: format!("127.0.0.1:{}", self.http_port) }
+        Endpoint { transport: Transport::Http, authority: format!("127.0.0.1:{}", self.ports.http) }
     }
 
     /// Its log file.
@@ -125,7 +140,7 @@ impl ServerProcess {
     /// # Errors
     /// When it does not answer or answers with an error status.
     pub fn page(&self, path: &str) -> Result<String> {
-        page(&self.pages, &format!("http://127.0.0.1:{}{path}", self.http_port))
+        page(&self.pages, &format!("http://127.0.0.1:{}{path}", self.ports.http))
     }
 
     /// Asks it to end and waits.
@@ -200,7 +215,7 @@ fn spawn(
     env: &BenchEnv,
     plan: &ServerPlan,
     log: &Path,
-    (http_port, grpc_port): (u16, u16),
+    ports: ServerPorts,
 ) -> Result<Child> {
     use std::os::unix::process::CommandExt as _;
     if let Some(parent) = log.parent() {
@@ -212,7 +227,7 @@ fn spawn(
         .arg("serve")
         .args(&plan.args)
         .args(["--host", "127.0.0.1"])
-        .args(["--http-port", &http_port.to_string(), "--grpc-port", &grpc_port.to_string()])
+        .args(["--http-port", &ports.http.to_string(), "--grpc-port", &ports.grpc.to_string()])
         .arg("--onnxruntime")
         .arg(OnnxEngine::find_library(&env.onnxruntime)?)
         // Absent where nobody made it: then no model needs it, or the server says which does.
@@ -239,17 +254,17 @@ fn spawn(
 }
 
 /// Two ports that were free a moment ago: the wanted ones where they were.
-fn free_ports(wanted: (u16, u16)) -> Result<(u16, u16)> {
+fn free_ports(wanted: ServerPorts) -> Result<ServerPorts> {
     let bind = |port| {
         TcpListener::bind(("127.0.0.1", port))
             .and_then(|held| Ok((held.local_addr()?.port(), held)))
     };
     let listen = |port| bind(port).or_else(|_| bind(0));
     // Both are held until both are known, so that they differ.
-    let pair = listen(wanted.0).and_then(|first| Ok((first, listen(wanted.1)?)));
-    let (first, second) =
+    let pair = listen(wanted.http).and_then(|http| Ok((http, listen(wanted.grpc)?)));
+    let (http, grpc) =
         pair.map_err(|e| Error::exhausted(format!("no free port on 127.0.0.1: {e}")))?;
-    Ok((first.0, second.0))
+    Ok(ServerPorts { http: http.0, grpc: grpc.0 })
 }
 
 /// A client for pages, with limits.
@@ -337,13 +352,13 @@ mod tests {
 
     #[test]
     fn ports_differ() {
-        let (first, second) = free_ports((0, 0)).unwrap();
-        assert_ne!(first, second);
+        let free = free_ports(ServerPorts::default()).unwrap();
+        assert_ne!(free.http, free.grpc);
         let held = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let taken = held.local_addr().unwrap().port();
-        let (other, wanted) = free_ports((taken, second)).unwrap();
-        assert_ne!(other, taken);
-        assert_eq!(wanted, second);
+        let other = free_ports(ServerPorts { http: taken, ..free }).unwrap();
+        assert_ne!(other.http, taken);
+        assert_eq!(other.grpc, free.grpc);
     }
 
     #[test]
@@ -359,13 +374,7 @@ mod tests {
             audio_data: None,
             cache_dir: dir.path().into(),
         };
-        let plan = ServerPlan {
-            name: "echo".into(),
-            args: vec!["models".into()],
-            detached: false,
-            malloc_conf: None,
-            ports: None,
-        };
+        let plan = ServerPlan::new("echo", vec!["models".into()]);
         let error = ServerProcess::start(&env, &plan).unwrap_err();
         assert!(error.message().contains("serve models --host 127.0.0.1"), "{error}");
         assert!(error.message().contains("--collections-dir none"), "{error}");

@@ -42,7 +42,7 @@ pub struct SettleTime {
 
 /// Keeps all cores busy until none of them has stopped for five seconds, a minute at most.
 pub fn settle() -> SettleTime {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = crate::machine::cores();
     until_even(Instant::now(), || longest_gap(cores, LOOK))
 }
 

@@ -119,7 +119,7 @@ pub fn run(args: &TuneArgs, env: &BenchEnv) -> Result<()> {
     check(args)?;
     handle_interrupts();
     let subject = TuneSubject::open(&args.model, env)?;
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = loadgen::machine::cores();
     let watch = NoiseWatch::start();
     let mut servers = Servers::new(env, &subject, cores);
     let wishes = RequestSettings {

@@ -128,13 +128,8 @@ impl<'a> Servers<'a> {
             self.subject.link(&dir, &write::with_point(&self.subject.settings, &current)?)?;
             sessions.push(Served { name, dir, current, exercised: false });
         }
-        let plan = ServerPlan {
-            name: format!("tune-{}", self.subject.name),
-            args: self.arguments(&root),
-            detached: true,
-            malloc_conf: None,
-            ports: None,
-        };
+        let name = format!("tune-{}", self.subject.name);
+        let plan = ServerPlan { detached: true, ..ServerPlan::new(name, self.arguments(&root)) };
         let server = ServerProcess::start(self.env, &plan)?;
         for session in sessions {
             let ready = server.page(&format!("/v2/models/{}/ready", session.name));

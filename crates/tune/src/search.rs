@@ -127,7 +127,7 @@ impl PointSearch<'_, '_, '_> {
             let name = format!("round {}", rung + 1);
             let (readings, time) = match rung {
                 0 => (self.first(&name, &alive, &hints, slice)?, slice),
-                _ => self.next(&name, &alive, (&hints, &fresh), until, slice)?,
+                _ => self.next(&name, &alive, &hints, &fresh, until, slice)?,
             };
             let scored = self.scores(&readings, lenient);
             // What the budget left unmeasured keeps its place behind what was measured.
@@ -256,7 +256,8 @@ impl PointSearch<'_, '_, '_> {
         &mut self,
         name: &str,
         alive: &[TunePoint],
-        (hints, fresh): (&BTreeMap<TunePoint, usize>, &BTreeSet<TunePoint>),
+        hints: &BTreeMap<TunePoint, usize>,
+        fresh: &BTreeSet<TunePoint>,
         until_s: f64,
         slice: Duration,
     ) -> Result<(Readings, Duration)> {

@@ -199,7 +199,7 @@ pub fn run(args: &BenchAudioArgs, env: &BenchEnv) -> Result<()> {
     } else {
         short.clone()
     };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = loadgen::machine::cores();
     let setup = AudioSetup { args: &args, env, recording, short, cores };
     let cells = if args.wants(AudioPart::Sweep) { setup.sweep()? } else { Vec::new() };
     let (jemalloc, system) =

@@ -64,13 +64,7 @@ impl<'a> Arms<'a> {
             settings::POLL.into(),
         ];
         server_args.extend(args.server_arg.iter().cloned());
-        let plan = ServerPlan {
-            name: format!("batch-{}", model.name()),
-            args: server_args,
-            detached: false,
-            malloc_conf: None,
-            ports: None,
-        };
+        let plan = ServerPlan::new(format!("batch-{}", model.name()), server_args);
         let server = ServerProcess::start(env, &plan)?;
         let door = ModelEndpoint {
             endpoint: server.grpc(),

@@ -34,40 +34,45 @@ pub(super) fn over(picture: &Image, lines: usize, random: &mut RandomSequence) -
             (0..LINE_WORDS).map(|_| WORDS[(random.bits() % WORDS.len() as u64) as usize]).collect();
         let height = f64::from(picture.height) * (0.06 + 0.06 * random.unit());
         let left = f64::from(picture.width) * 0.3 * random.unit();
-        let foot = f64::from(picture.height) * (0.1 + 0.88 * random.unit());
+        let baseline = f64::from(picture.height) * (0.1 + 0.88 * random.unit());
         let tone = random.bits();
         let colour = if tone & 1 == 0 {
             [(tone >> 8) as u8, (tone >> 16) as u8, (tone >> 24) as u8]
         } else {
             [255; 3]
         };
-        write(&mut out, &font, &words.join(" "), (left, foot, height), colour);
+        let line = TextLine { left, baseline, height, colour };
+        write(&mut out, &font, &words.join(" "), line);
     }
     Ok(out)
 }
 
-fn write(
-    picture: &mut Image,
-    font: &FontRef<'_>,
-    text: &str,
-    (left, foot, height): (f64, f64, f64),
+/// Position, height (pixels) and colour of a line of text.
+#[derive(Clone, Copy)]
+struct TextLine {
+    left: f64,
+    baseline: f64,
+    height: f64,
     colour: [u8; 3],
-) {
-    let font = font.as_scaled(PxScale::from(height as f32));
-    let mut right = left as f32;
+}
+
+fn write(picture: &mut Image, font: &FontRef<'_>, text: &str, line: TextLine) {
+    let font = font.as_scaled(PxScale::from(line.height as f32));
+    let mut right = line.left as f32;
     for id in text.chars().map(|letter| font.glyph_id(letter)) {
-        let glyph = id.with_scale_and_position(font.scale(), point(right, foot as f32));
+        let glyph = id.with_scale_and_position(font.scale(), point(right, line.baseline as f32));
         right += font.h_advance(id);
         let Some(outline) = font.outline_glyph(glyph) else { continue };
         let corner = outline.px_bounds().min;
         outline.draw(|x, y, cover| {
-            let (x, y) = (corner.x as i64 + i64::from(x), corner.y as i64 + i64::from(y));
-            blend(picture, (x, y), colour, cover.clamp(0.0, 1.0));
+            let x = corner.x as i64 + i64::from(x);
+            let y = corner.y as i64 + i64::from(y);
+            blend(picture, x, y, line.colour, cover.clamp(0.0, 1.0));
         });
     }
 }
 
-fn blend(picture: &mut Image, (x, y): (i64, i64), colour: [u8; 3], cover: f32) {
+fn blend(picture: &mut Image, x: i64, y: i64, colour: [u8; 3], cover: f32) {
     if x < 0 || y < 0 || x >= i64::from(picture.width) || y >= i64::from(picture.height) {
         return;
     }

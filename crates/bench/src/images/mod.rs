@@ -132,8 +132,7 @@ impl QueryPlan {
 /// `InvalidArgument` for arguments that cannot work, `NotFound` where there is no model, otherwise
 /// what the collection says.
 pub fn run(args: &BenchImagesArgs, env: &BenchEnv) -> Result<()> {
-    let threads =
-        args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let threads = args.threads.unwrap_or_else(loadgen::machine::cores);
     if !(1..=THREADS_MAX).contains(&threads) || args.candidates == 0 {
         return Err(Error::invalid(format!(
             "--threads must be 1 to {THREADS_MAX}, --candidates at least 1"

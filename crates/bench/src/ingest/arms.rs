@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::IngestArgs;
 use super::subject::{Acknowledged, BackgroundCounts, COLLECTION, IngestSubject};
+use crate::burner::IdleBurners;
 use loadgen::connection::{RawResponse, Template};
 use loadgen::drive::{DrivePlan, Judge, Judgement, LoadLoop};
 use loadgen::measure::measure;
@@ -46,8 +47,8 @@ pub(super) struct IngestRound {
     pub(super) arm: IngestArm,
     pub(super) counted: TallyCounts,
     /// What happened in the background.
-    pub(super) pictures: f64,
-    pub(super) seals: f64,
+    pub(super) images: f64,
+    pub(super) flushes: f64,
     pub(super) merges: f64,
     /// Whether there were always pictures to put in.
     pub(super) fed: bool,
@@ -80,94 +81,27 @@ impl Judge for Own {
     }
 }
 
-/// Threads of idle priority that do nothing but arithmetic, one a core.
-struct Burners {
-    stop: Arc<AtomicBool>,
-    threads: Vec<std::thread::JoinHandle<Result<()>>>,
-}
-
-impl Burners {
-    fn start() -> Result<Burners> {
-        let mut burners = Burners { stop: Arc::default(), threads: Vec::new() };
-        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
-            let stop = burners.stop.clone();
-            let burn = move || {
-                os::thread::set_idle_priority()?;
-                let mut value = 1;
-                while !stop.load(Ordering::Relaxed) {
-                    for step in 0..10_000 {
-                        value = std::hint::black_box(loadgen::random::at(value, step));
-                    }
-                }
-                Ok(())
-            };
-            let burner = std::thread::Builder::new().name("burner".into()).spawn(burn);
-            burners.threads.push(
-                burner.map_err(|e| Error::exhausted(format!("cannot start the burner: {e}")))?,
-            );
-        }
-        Ok(burners)
-    }
-
-    fn end(mut self) -> Result<()> {
-        self.stop.store(true, Ordering::Relaxed);
-        let ended = self.threads.drain(..).map(|thread| thread.join());
-        ended.into_iter().try_for_each(|ended| {
-            ended.unwrap_or_else(|_| Err(Error::internal("a burner panicked")))
-        })
-    }
-}
-
-impl Drop for Burners {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Runs both arms in turn.
 pub(super) fn run(
     args: &IngestArgs,
     subject: &mut IngestSubject,
     progress: &StepProgress,
 ) -> Result<IngestResults> {
-    progress.say(format!("drawing and putting in {} pictures", args.pictures));
-    let folder = subject.draw("start", args.pictures)?;
-    let began = Instant::now();
-    let mut acknowledged = Acknowledged::new();
-    let whole = subject.ingest(&folder)?.run(&AtomicBool::new(false), |id, file| {
-        acknowledged.insert(id, file);
-    })?;
-    if !whole || (acknowledged.len() as u64) < args.pictures {
-        return Err(Error::internal(format!("only {} pictures were put in", acknowledged.len())));
-    }
-    let fill_per_s = args.pictures as f64 / began.elapsed().as_secs_f64();
-    let step = acknowledged.len().div_ceil(SEARCHES).max(1);
-    let ids: Vec<String> = acknowledged.keys().step_by(step).cloned().collect();
-    subject.acknowledged.append(&mut acknowledged);
-    progress.line(&format!("{} pictures put in, {fill_per_s:.0} a second", args.pictures));
-    subject.wait_quiet()?;
-    let judge: Arc<dyn Judge> = Arc::new(Own { ids: ids.clone() });
-    let alone = measure(
-        &plan(subject, &ids, LoadLoop::Closed { clients: 1 }, CALIBRATION)?,
-        Duration::ZERO,
-        &judge,
-        &[],
-        None,
-    )?;
-    let alone_ms = alone.counted.latencies.mean_ms();
-    if alone.counted.faults.failed + alone.counted.faults.wrong > 0 || alone_ms <= 0.0 {
-        return Err(Error::internal(format!("searches fail: {:?}", alone.counted.faults.lines())));
-    }
+    let filled = fill(args, subject, progress)?;
+    let fill_per_s = filled.images_per_s;
+    let judge: Arc<dyn Judge> = Arc::new(Own { ids: filled.ids.clone() });
+    let alone_ms = search_alone_ms(subject, &filled.ids, &judge)?;
     let rate = args.rate.unwrap_or(CORE_SHARE * 1000.0 / alone_ms);
     let each = (fill_per_s * (args.seconds + 2) as f64 * SPARE) as u64 + 64;
     let folders: Vec<_> = (0..args.rounds)
         .map(|round| {
-            progress.say(format!("drawing {each} pictures for round {}", round + 1));
+            progress.say(format!("drawing {each} images for round {}", round + 1));
             subject.draw(&format!("round{round}"), each)
         })
         .collect::<Result<_>>()?;
     progress.line(&format!("a search takes {alone_ms:.2} ms alone; {rate:.1} a second are sent"));
-    let setup = IngestSetup { ids, judge, rate, length: Duration::from_secs(args.seconds) };
+    let length = Duration::from_secs(args.seconds);
+    let setup = IngestSetup { ids: filled.ids, judge, rate, length };
     let mut rounds = Vec::new();
     for (number, folder) in folders.iter().enumerate() {
         let both = [IngestArm::Control, IngestArm::Ingest];
@@ -179,11 +113,11 @@ pub(super) fn run(
                 IngestArm::Ingest => setup.ingest(subject, folder)?,
             };
             progress.line(&format!(
-                "round {} {arm:?}: p99 {:.2} ms, {} pictures, {} seals, {} merges",
+                "round {} {arm:?}: p99 {:.2} ms, {} images, {} flushes, {} merges",
                 number + 1,
                 round.counted.latencies.quantile_ms(0.99),
-                round.pictures,
-                round.seals,
+                round.images,
+                round.flushes,
                 round.merges
             ));
             progress.step();
@@ -199,6 +133,49 @@ pub(super) fn run(
         points: last.points,
         segments: last.segments,
     })
+}
+
+/// Images that the collection starts with.
+struct FilledCollection {
+    /// Ids that searches ask for.
+    ids: Vec<String>,
+    images_per_s: f64,
+}
+
+/// Puts the first images in, without other load.
+fn fill(
+    args: &IngestArgs,
+    subject: &mut IngestSubject,
+    progress: &StepProgress,
+) -> Result<FilledCollection> {
+    progress.say(format!("drawing and putting in {} images", args.pictures));
+    let folder = subject.draw("start", args.pictures)?;
+    let began = Instant::now();
+    let mut acknowledged = Acknowledged::new();
+    let whole = subject.ingest(&folder)?.run(&AtomicBool::new(false), |id, file| {
+        acknowledged.insert(id, file);
+    })?;
+    if !whole || (acknowledged.len() as u64) < args.pictures {
+        return Err(Error::internal(format!("only {} images were put in", acknowledged.len())));
+    }
+    let images_per_s = args.pictures as f64 / began.elapsed().as_secs_f64();
+    let step = acknowledged.len().div_ceil(SEARCHES).max(1);
+    let ids: Vec<String> = acknowledged.keys().step_by(step).cloned().collect();
+    subject.acknowledged.append(&mut acknowledged);
+    progress.line(&format!("{} images put in, {images_per_s:.0} a second", args.pictures));
+    subject.wait_quiet()?;
+    Ok(FilledCollection { ids, images_per_s })
+}
+
+/// Measures the mean latency of one client's searches without other load.
+fn search_alone_ms(subject: &IngestSubject, ids: &[String], judge: &Arc<dyn Judge>) -> Result<f64> {
+    let plan = plan(subject, ids, LoadLoop::Closed { clients: 1 }, CALIBRATION)?;
+    let counted = measure(&plan, Duration::ZERO, judge, &[], None)?.counted;
+    let mean_ms = counted.latencies.mean_ms();
+    if counted.faults.failed + counted.faults.wrong > 0 || mean_ms <= 0.0 {
+        return Err(Error::internal(format!("searches fail: {:?}", counted.faults.lines())));
+    }
+    Ok(mean_ms)
 }
 
 fn plan(
@@ -230,7 +207,7 @@ impl IngestSetup {
 
     fn control(&self, subject: &IngestSubject) -> Result<IngestRound> {
         let before = subject.wait_quiet()?;
-        let burners = Burners::start()?;
+        let burners = IdleBurners::start(loadgen::machine::cores())?;
         let counted = self.search(subject)?;
         burners.end()?;
         Ok(IngestRound::new(IngestArm::Control, counted, before, subject.counters()?, true))
@@ -288,8 +265,8 @@ impl IngestRound {
         IngestRound {
             arm,
             counted,
-            pictures: after.pictures - before.pictures,
-            seals: after.seals - before.seals,
+            images: after.images - before.images,
+            flushes: after.flushes - before.flushes,
             merges: after.merges - before.merges,
             fed,
         }

@@ -85,7 +85,7 @@ pub(super) fn write(folder: &Path, first: u64, count: u64) -> Result<()> {
         }
     };
     std::thread::scope(|scope| {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = loadgen::machine::cores();
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         let joined = workers.into_iter().map(|worker| worker.join());
         joined.into_iter().try_for_each(|ended| {

@@ -109,8 +109,8 @@ impl IngestReport {
             searches_per_s: rate,
             search_alone_ms: alone_ms,
             pictures_per_s_alone: fill_per_s,
-            pictures_per_s: ratio(sum(|round| round.pictures), seconds),
-            seals: sum(|round| round.seals),
+            pictures_per_s: ratio(sum(|round| round.images), seconds),
+            seals: sum(|round| round.flushes),
             merges: sum(|round| round.merges),
             points,
             segments,
@@ -121,8 +121,8 @@ impl IngestReport {
                 .map(|round| RoundReport {
                     arm: format!("{:?}", round.arm).to_lowercase(),
                     latency: round.counted.latencies.summary(),
-                    pictures: round.pictures,
-                    seals: round.seals,
+                    pictures: round.images,
+                    seals: round.flushes,
                     merges: round.merges,
                     fed: round.fed,
                 })

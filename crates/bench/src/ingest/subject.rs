@@ -38,12 +38,12 @@ pub(super) type Acknowledged = BTreeMap<String, PathBuf>;
 /// What happened in the background since a server's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct BackgroundCounts {
-    pub(super) pictures: f64,
+    pub(super) images: f64,
     pub(super) failed: f64,
     pub(super) waiting: f64,
     pub(super) points: f64,
     pub(super) segments: f64,
-    pub(super) seals: f64,
+    pub(super) flushes: f64,
     pub(super) merges: f64,
 }
 
@@ -73,13 +73,7 @@ impl IngestSubject {
             .extend(["--collections-dir".into(), root.join("collections").display().to_string()]);
         plan_args.extend(["--search-memory".into(), args.search_memory.clone()]);
         plan_args.extend(["--search-cache".into(), CACHE.into()]);
-        let plan = ServerPlan {
-            name: "ingest".into(),
-            args: plan_args,
-            detached: false,
-            malloc_conf: None,
-            ports: None,
-        };
+        let plan = ServerPlan::new("ingest", plan_args);
         let agent = ureq::Agent::config_builder()
             .timeout_connect(Some(CALL_TIMEOUT))
             .http_status_as_error(false)
@@ -142,12 +136,12 @@ impl IngestSubject {
         let added = metrics.sum("millpond_images_total", &[("kind", "added")]);
         let present = metrics.sum("millpond_images_total", &[("kind", "present")]);
         Ok(BackgroundCounts {
-            pictures: added,
+            images: added,
             failed: all - added - present,
             waiting: metrics.sum("millpond_images_waiting", &[("kind", "bulk")]),
             points: of("points"),
             segments: of("segments"),
-            seals: of("seals"),
+            flushes: of("seals"),
             merges: of("merges"),
         })
     }

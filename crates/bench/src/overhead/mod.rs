@@ -164,7 +164,7 @@ struct OverheadSubject {
 pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let args = resolved(args)?;
     let watch = NoiseWatch::start();
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = loadgen::machine::cores();
     let (subject, bare) = prepare(&args, env)?;
     let expected = bare.answers(&subject.requests)?;
 
@@ -270,16 +270,7 @@ fn start_server(
     let mut server_args = vec![format!("{MODEL}={}", model_dir.display())];
     server_args.extend(["--workers".to_owned(), threads.to_string()]);
     server_args.extend(args.server_arg.iter().cloned());
-    ServerProcess::start(
-        env,
-        &ServerPlan {
-            name: "overhead".into(),
-            args: server_args,
-            detached: false,
-            malloc_conf: None,
-            ports: None,
-        },
-    )
+    ServerProcess::start(env, &ServerPlan::new("overhead", server_args))
 }
 
 /// Both sides, ready.

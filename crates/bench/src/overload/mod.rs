@@ -201,13 +201,7 @@ impl<'a> OverloadSetup<'a> {
         publish(&workload.artifact, &dir, &args.settings())?;
         let mut server_args = vec![format!("{MODEL}={}", dir.display())];
         server_args.extend(args.server_arg.iter().cloned());
-        let plan = ServerPlan {
-            name: MODEL.into(),
-            args: server_args,
-            detached: false,
-            malloc_conf: None,
-            ports: None,
-        };
+        let plan = ServerPlan::new(MODEL, server_args);
         let server = ServerProcess::start(env, &plan)?;
         let door = ModelEndpoint { endpoint: server.grpc(), api: Api::Oip, model: MODEL.into() };
         let encoded = door.encode(&workload.requests)?;

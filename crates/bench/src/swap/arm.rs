@@ -12,6 +12,7 @@ use base::{Error, Result, VersionNumber};
 use serde::Serialize;
 
 use super::{EngineName, MODEL, SwapArgs, SwapArm, SwapContents, Traffic};
+use crate::burner::burn_idle;
 use demo::module;
 use loadgen::BenchEnv;
 use loadgen::cache;
@@ -105,8 +106,7 @@ fn arm_name<S: serde::Serializer>(arm: &SwapArm, serializer: S) -> Result<S::Ok,
 pub(super) fn capacity(setup: &SwapSetup<'_>) -> Result<f64> {
     let arm = if setup.layouts.is_none() { SwapArm::Heap } else { SwapArm::Pool };
     let server = SwapServer::start(setup, arm, "capacity")?;
-    let clients =
-        CAPACITY_CLIENTS_PER_CORE * std::thread::available_parallelism().map_or(1, usize::from);
+    let clients = CAPACITY_CLIENTS_PER_CORE * loadgen::machine::cores();
     let tally = Arc::new(Tally::new(WARM_UP));
     server.send(setup, LoadLoop::Closed { clients }, WARM_UP + CAPACITY_TIME, tally.clone())?;
     server.process.stop()?;
@@ -209,24 +209,6 @@ impl Swaps<'_> {
     }
 }
 
-/// Keeps one core busy with arithmetic for `time`, at idle priority, as a loader that touches no
-/// memory would.
-pub(crate) fn burn_idle(time: Duration) -> Result<()> {
-    let burner = std::thread::Builder::new().name("burner".into()).spawn(move || {
-        os::thread::set_idle_priority()?;
-        let end = Instant::now() + time;
-        let mut value = 1u64;
-        while Instant::now() < end {
-            for step in 0..10_000 {
-                value = std::hint::black_box(loadgen::random::at(value, step));
-            }
-        }
-        Ok(())
-    });
-    let burner = burner.map_err(|e| Error::exhausted(format!("cannot start the burner: {e}")))?;
-    burner.join().unwrap_or_else(|_| Err(Error::internal("the burner panicked")))
-}
-
 /// jemalloc as it is without Millpond's settings, which are part of what is compared: kept for ten
 /// seconds, freed pages of the old version would come back under the next one, at a quarter of the
 /// faults that a malloc costs.
@@ -256,13 +238,7 @@ impl SwapServer {
         args.extend(["--poll", "100ms", "--parameter-home", home].map(String::from));
         args.extend(setup.args.server_arg.iter().cloned());
         let malloc_conf = (arm == SwapArm::Heap).then_some(MALLOC_DEFAULTS);
-        let plan = ServerPlan {
-            name: format!("swap-{name}"),
-            args,
-            detached: false,
-            malloc_conf,
-            ports: None,
-        };
+        let plan = ServerPlan { malloc_conf, ..ServerPlan::new(format!("swap-{name}"), args) };
         let process = ServerProcess::start_in(setup.env, &plan, setup.group.as_ref())?;
         Ok(SwapServer { process, model_dir })
     }

@@ -241,6 +241,7 @@ impl TiersReport {
         }
         let wanted = wanted(args, &caches);
         arms.insert(TierArm::Nvme.name(), TierArmReport::Caches { cache: caches });
+        let segments = &measured.segments;
         let cost = |turn: &TurnResult| ratio(turn.cpu_us, turn.scored as f64);
         let turns = || measured.arms.iter().flat_map(|arm| arm.turns.iter().chain(&arm.alone));
         TiersReport {
@@ -253,12 +254,12 @@ impl TiersReport {
             wanted,
             conditions: Conditions {
                 kind: args.kind,
-                records: measured.shape.records,
-                segments: measured.shape.segments,
-                dram_records: measured.dram_shape.records,
-                record_bytes: measured.written.record_bytes,
-                page_bytes: measured.written.bytes,
-                memory_budget_mb: measured.budget.map(|budget| budget as f64 / f64::from(1 << 20)),
+                records: segments.shape.records,
+                segments: segments.shape.segments,
+                dram_records: segments.dram_shape.records,
+                record_bytes: segments.written.record_bytes,
+                page_bytes: segments.written.bytes,
+                memory_budget_mb: segments.budget.map(|budget| budget as f64 / f64::from(1 << 20)),
                 queries: args.queries,
                 candidates: args.candidates,
                 threads: args.threads,

@@ -42,14 +42,20 @@ const COPY_BYTES: usize = 4 << 20;
 
 /// What was measured.
 pub(super) struct TierResults {
-    pub(super) shape: TierShape,
-    pub(super) dram_shape: TierShape,
-    pub(super) written: WrittenSegment,
-    /// What an arm may have in memory, where that is bounded.
-    pub(super) budget: Option<u64>,
+    pub(super) segments: SegmentSet,
     pub(super) arms: Vec<ArmTurns>,
     pub(super) curve: Vec<CurvePoint>,
     pub(super) notes: Vec<String>,
+}
+
+/// Segments that the arms read.
+pub(super) struct SegmentSet {
+    pub(super) shape: TierShape,
+    /// Segments that fit in memory, for the dram arm.
+    pub(super) dram_shape: TierShape,
+    pub(super) written: WrittenSegment,
+    /// Memory that an arm may use in bytes, if it is bounded.
+    pub(super) budget: Option<u64>,
 }
 
 /// All turns of one arm.
@@ -97,8 +103,9 @@ pub(super) fn measure(
         format_bytes(written.record_bytes),
         format_bytes(written.bytes)
     ));
-    let mut arms = start(args, env, (&shape, &dram_shape), &written, budget, &mut notes)?;
-    if written.bytes > SETTLE_BYTES {
+    let segments = SegmentSet { shape, dram_shape, written, budget };
+    let mut arms = start(args, env, &segments, &mut notes)?;
+    if segments.written.bytes > SETTLE_BYTES {
         // The page cache has held the segments and let go of them.
         progress.say("waiting for the machine to run evenly");
         settle();
@@ -106,7 +113,7 @@ pub(super) fn measure(
     let mut taken = all_rounds(args, &mut arms, progress)?;
     let curve = curve(args, &mut arms, progress)?;
     taken.iter_mut().zip(&arms).for_each(|(turns, arm)| turns.warmed = arm.ready.warmed);
-    Ok(TierResults { shape, dram_shape, written, budget, arms: taken, curve, notes })
+    Ok(TierResults { segments, arms: taken, curve, notes })
 }
 
 /// How many records the disk has room for.
@@ -172,22 +179,21 @@ fn copy(from: &dyn Medium, to: &dyn Medium, name: &str) -> Result<()> {
 fn start(
     args: &TiersArgs,
     env: &BenchEnv,
-    (whole, part): (&TierShape, &TierShape),
-    written: &WrittenSegment,
-    budget: Option<u64>,
+    segments: &SegmentSet,
     notes: &mut Vec<String>,
 ) -> Result<Vec<ArmProcess>> {
-    let record_bytes = (written.record_bytes / u64::from(whole.records)).max(1) as u32;
+    let stored_bytes = segments.written.record_bytes;
+    let record_bytes = (stored_bytes / u64::from(segments.shape.records)).max(1) as u32;
     let most = args.cache.iter().copied().fold(0.0, f64::max);
     let share = |cache: f64| {
-        let wanted = (written.record_bytes as f64 * cache) as u64;
-        budget.map_or(wanted, |budget| wanted.min(budget.saturating_sub(BESIDE_BYTES)))
+        let wanted = (stored_bytes as f64 * cache) as u64;
+        segments.budget.map_or(wanted, |budget| wanted.min(budget.saturating_sub(BESIDE_BYTES)))
     };
     let mut arms = Vec::new();
     for arm in args.arms() {
         let caches = if arm == TierArm::Nvme { args.cache.clone() } else { vec![0.0] };
         for cache in caches {
-            let shape = if arm == TierArm::Dram { part } else { whole };
+            let shape = if arm == TierArm::Dram { &segments.dram_shape } else { &segments.shape };
             let job = WorkerJob {
                 arm,
                 cache_bytes: if arm == TierArm::Nvme { share(cache) } else { 0 },
