@@ -10,7 +10,7 @@ use audio::recogniser::{Recogniser, RecogniserKind};
 use axum::body::Body;
 use base::{Error, ErrorKind, Result};
 use http::{HeaderMap, header};
-use metrics::{KindLabels, Metrics, ModelLabels, RecordingLabels};
+use metrics::{AudioLabels, KindLabels, Metrics, ModelLabels};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::config::AudioConfig;
@@ -66,7 +66,7 @@ impl ProgressCounter {
 }
 
 fn ended(metrics: &Metrics, recogniser: Arc<str>, outcome: &'static str) {
-    metrics.recordings.ended.get_or_create(&RecordingLabels { recogniser, outcome }).inc();
+    metrics.recordings.ended.get_or_create(&AudioLabels { recogniser, outcome }).inc();
 }
 
 /// Headers, body and connection of a request.

@@ -289,7 +289,7 @@ fn allocated_parameters(suite: &ConformanceSuite<'_>) {
         return;
     }
     let table_bytes = TABLE_ROWS * TABLE_COLUMNS * size_of::<f32>();
-    suite.pool.ensure_backed(128 << 20).expect("memory for the table");
+    suite.pool.prefault(128 << 20).expect("memory for the table");
     let before = resident_bytes();
     let session = suite.load("pick", vec![]);
     let grown = resident_bytes().saturating_sub(before);

@@ -25,7 +25,7 @@ pub(crate) fn adjust(queued: usize, workers: usize) {
         let wanted = if batch.get() { queued > LOW * workers } else { queued >= HIGH * workers };
         // If the system refuses, it is tried again once the pressure changes.
         if wanted != batch.replace(wanted)
-            && let Err(error) = os::thread::set_yielding(wanted)
+            && let Err(error) = os::thread::set_batch_scheduling(wanted)
         {
             tracing::debug!(%error, "connection threads keep their scheduling class");
         }

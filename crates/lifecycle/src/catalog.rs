@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use base::{Error, ErrorKind, Result, nearest};
 use engine::Servable;
 
-use crate::status::{ModelStatus, State, VersionStatus};
+use crate::status::{LifecycleState, ModelStatus, VersionStatus};
 
 /// Most names of models in a message.
 const NAMES_SHOWN_MAX: usize = 8;
@@ -204,7 +204,7 @@ fn summary(status: &ModelStatus) -> String {
 
 fn describe(version: &VersionStatus) -> String {
     match &version.reason {
-        Some(reason) if version.state == State::Failed => {
+        Some(reason) if version.state == LifecycleState::Failed => {
             format!("version {} failed: {reason}", version.version)
         }
         Some(reason) => format!("version {} is {}: {reason}", version.version, version.state),

@@ -107,7 +107,7 @@ impl ModelConfig {
 
 /// A directory whose subdirectories are models, and the settings they start from.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Root {
+pub struct ModelRoot {
     /// The directory.
     pub dir: PathBuf,
     /// Which versions of its models serve.
@@ -118,10 +118,10 @@ pub struct Root {
     pub schedule: ScheduleOptions,
 }
 
-impl Root {
+impl ModelRoot {
     /// A root whose models have the settings of [`ModelConfig::new`].
-    pub fn new(dir: impl Into<PathBuf>) -> Root {
-        Root { dir: dir.into(), ..Root::default() }
+    pub fn new(dir: impl Into<PathBuf>) -> ModelRoot {
+        ModelRoot { dir: dir.into(), ..ModelRoot::default() }
     }
 
     pub(crate) fn model(&self, name: &str) -> ModelConfig {
@@ -136,7 +136,7 @@ impl Root {
 
 /// Where parameters live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ParameterHome {
+pub enum ParameterPlacement {
     /// In the slot pool.
     #[default]
     Pool,
@@ -170,7 +170,7 @@ pub struct LifecycleConfig {
     /// Named models.
     pub models: Vec<ModelConfig>,
     /// Directories whose subdirectories are models.
-    pub roots: Vec<Root>,
+    pub roots: Vec<ModelRoot>,
     /// Time between two looks at the directories.
     pub poll: Duration,
     /// Threads that load; at least one.
@@ -188,7 +188,7 @@ pub struct LifecycleConfig {
     /// What converts them.
     pub converter: Converter,
     /// Where parameters live.
-    pub home: ParameterHome,
+    pub placement: ParameterPlacement,
     /// Loaders and unloaders run at idle priority.
     pub background: bool,
     /// A load that has waited for a core so long, and four times as long as it ran, goes on at
@@ -214,7 +214,7 @@ impl LifecycleConfig {
             swap_reserve: None,
             cache_dir: cache_dir.into(),
             converter,
-            home: ParameterHome::Pool,
+            placement: ParameterPlacement::Pool,
             background: true,
             starvation_limit: Duration::from_secs(5),
             threads_max: usize::MAX,

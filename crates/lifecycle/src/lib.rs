@@ -33,15 +33,17 @@ use std::time::Duration;
 
 pub use catalog::Catalog;
 pub use config::{
-    Converter, LifecycleConfig, ModelConfig, ParameterHome, Root, Transition, VersionPolicy,
-    WarmupConfig,
+    Converter, LifecycleConfig, ModelConfig, ModelRoot, ParameterPlacement, Transition,
+    VersionPolicy, WarmupConfig,
 };
-pub use lifecycle::{Done, Lifecycle, LoadSpec, POLL_MIN, THREADS_MAX};
+pub use lifecycle::{AdminCallback, Lifecycle, LoadSpec, POLL_MIN, THREADS_MAX};
 pub use status::{
-    Event, LoadCost, ModelStatus, Observer, Silent, State, SwapReport, Transitioned, VersionStatus,
+    LifecycleEvent, LifecycleState, LoadCost, ModelStatus, Observer, SilentObserver, StateChange,
+    SwapReport, VersionStatus,
 };
 pub use warmup::{
-    Recorded, Unrecorded, WARMUP_REQUESTS_MAX, WARMUP_RUNS_MIN, WARMUP_TIME_MAX, WarmupSource,
+    NoRecordedRequests, WARMUP_REQUESTS_MAX, WARMUP_RUNS_MIN, WARMUP_TIME_MAX, WarmupRequests,
+    WarmupSource,
 };
 
 /// Exposes parsers to the fuzz targets. Not part of the API.

@@ -15,15 +15,17 @@ use os::background::BackgroundRunner;
 use crate::admission::Ledger;
 use crate::convert::Cache;
 use crate::loader::Loader;
-use crate::manager::{Manager, Retries, Setup, Wires};
+use crate::manager::{Channels, Manager, Retries, Setup};
 use crate::message::{LoadJob, MESSAGES_MAX, Message, RETIRED_MAX, Retired};
 use crate::settled::Settled;
-use crate::source::Kind;
+use crate::source::ForeignKind;
 use crate::source::Scanner;
-use crate::source_thread::{self, Looks};
+use crate::source_thread::{self, ScanRequests};
 use crate::unloader::Unloader;
 use crate::warmup::WarmupSource;
-use crate::{Catalog, LifecycleConfig, ModelStatus, Observer, ParameterHome, SHUTDOWN_WAIT_MAX};
+use crate::{
+    Catalog, LifecycleConfig, ModelStatus, Observer, ParameterPlacement, SHUTDOWN_WAIT_MAX,
+};
 
 /// Load or unload threads; more are refused.
 pub const THREADS_MAX: usize = 64;
@@ -44,14 +46,14 @@ pub struct LoadSpec {
 
 /// Is told how an administrator's request ended, on the `lifecycle` thread (or at once on the
 /// caller's, where it cannot be passed on).
-pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
+pub type AdminCallback = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// The running lifecycle. Dropping it shuts it down.
 pub struct Lifecycle {
     catalog: Arc<Catalog>,
     settled: Arc<Settled>,
     to: Sender<Message>,
-    stop_backing: Arc<AtomicBool>,
+    stop_prefault: Arc<AtomicBool>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -74,23 +76,23 @@ impl Lifecycle {
             catalog: Arc::new(Catalog::default()),
             settled: Arc::new(Settled::default()),
             to,
-            stop_backing: Arc::default(),
+            stop_prefault: Arc::default(),
             threads: Mutex::default(),
         };
         let ledger = Arc::new(Ledger::default());
-        let kinds = Kind::all(&engines);
+        let kinds = ForeignKind::all(&engines);
         let jobs = lifecycle.start_loaders(&config, (engines, warmup), &store, &ledger)?;
         let abandon = Arc::new(AtomicBool::new(false));
         let retired = lifecycle.start_unloaders(&config, &abandon)?;
-        let backing = lifecycle.start_backing(&config, &store)?;
-        let (looks, asked) = Looks::new();
+        let prefault = lifecycle.start_prefault(&config, &store)?;
+        let (scans, asked) = ScanRequests::new();
         let setup = Setup {
             catalog: lifecycle.catalog.clone(),
             observer,
             ledger,
             retries: Retries { max: config.retries, interval: config.retry_interval },
             threads_max: config.threads_max,
-            home: config.home,
+            placement: config.placement,
             pool_bytes_max: store.pool().stats().bytes_max,
             swap_reserve: config.swap_reserve,
             settled: lifecycle.settled.clone(),
@@ -98,14 +100,14 @@ impl Lifecycle {
         let load_threads = config.load_threads.max(1);
         let manager = Manager::new(
             setup,
-            Wires { inbox, jobs, load_threads, retired, looks, backing, abandon },
+            Channels { inbox, jobs, load_threads, retired, scans, prefault, abandon },
         );
         lifecycle.spawn("lifecycle".into(), move || manager.run())?;
         let poll = config.poll.max(POLL_MIN);
         let (scanner, out) =
             (Scanner::new(config.models, config.roots, poll, kinds), lifecycle.to.clone());
         lifecycle
-            .spawn("source".into(), move || source_thread::look(scanner, poll, &asked, &out))?;
+            .spawn("source".into(), move || source_thread::scan(scanner, poll, &asked, &out))?;
         Ok(Arc::new(lifecycle))
     }
 
@@ -119,16 +121,16 @@ impl Lifecycle {
         self.catalog.statuses()
     }
 
-    /// Looks at the directories again and loads `name`, also where an administrator unloaded it or
-    /// a version failed before. Returns at once; `done` is told when everything asked for is ready,
-    /// or when the first try of it has failed. A load that is under way already is joined.
-    pub fn load(&self, name: &str, spec: LoadSpec, done: Done) {
+    /// Scans the directories again and loads `name`, also where an administrator unloaded
+    /// it or a version failed before. Returns at once; `done` is told when everything asked for is
+    /// ready, or when the first try of it has failed. A load that is under way already is joined.
+    pub fn load(&self, name: &str, spec: LoadSpec, done: AdminCallback) {
         self.pass_on(Message::Load { name: name.into(), spec, done });
     }
 
     /// Unloads every version of `name` and keeps it down until the next load. Returns at once;
     /// `done` is told when the memory has been given back.
-    pub fn unload(&self, name: &str, done: Done) {
+    pub fn unload(&self, name: &str, done: AdminCallback) {
         self.pass_on(Message::Unload { name: name.into(), done });
     }
 
@@ -151,7 +153,7 @@ impl Lifecycle {
         if threads.is_empty() {
             return;
         }
-        self.stop_backing.store(true, Ordering::Relaxed);
+        self.stop_prefault.store(true, Ordering::Relaxed);
         // Fails only when the thread has ended already.
         let _ = self.to.send(Message::Stop);
         let deadline = Instant::now() + SHUTDOWN_WAIT_MAX + JOIN_WAIT_MAX;
@@ -193,8 +195,8 @@ impl Lifecycle {
             warmup,
             converter: config.converter.clone(),
             cache: open_cache(config),
-            home: config.home,
-            background: config.background && config.home == ParameterHome::Pool,
+            placement: config.placement,
+            background: config.background && config.placement == ParameterPlacement::Pool,
             starvation_limit: config.starvation_limit,
             settled: self.settled.clone(),
             threads_max: config.threads_max,
@@ -214,7 +216,7 @@ impl Lifecycle {
         abandon: &Arc<AtomicBool>,
     ) -> Result<Sender<Retired>> {
         let (retired, queue): (_, Receiver<Retired>) = bounded(RETIRED_MAX);
-        let background = config.background && config.home == ParameterHome::Pool;
+        let background = config.background && config.placement == ParameterPlacement::Pool;
         for number in 0..config.unload_threads.max(1) {
             let unloader = Unloader { background, abandon: abandon.clone(), out: self.to.clone() };
             let queue = queue.clone();
@@ -223,18 +225,19 @@ impl Lifecycle {
         Ok(retired)
     }
 
-    fn start_backing(
+    fn start_prefault(
         &self,
         config: &LifecycleConfig,
         store: &Arc<ParameterStore>,
     ) -> Result<Sender<u64>> {
         // One wish waiting is enough: the next look asks again.
         let (to, wanted) = bounded(1);
-        let (pool, stop, out) = (store.pool().clone(), self.stop_backing.clone(), self.to.clone());
-        let runner = BackgroundRunner::new("backing", "backing the pool", config.starvation_limit);
+        let (pool, stop, out) = (store.pool().clone(), self.stop_prefault.clone(), self.to.clone());
+        let runner =
+            BackgroundRunner::new("prefault", "faulting the pool in", config.starvation_limit);
         let settled = self.settled.clone();
-        let body = move || source_thread::back(&pool, &wanted, &settled, runner, &stop, &out);
-        self.spawn("backing".into(), body)?;
+        let body = move || source_thread::prefault(&pool, &wanted, &settled, runner, &stop, &out);
+        self.spawn("prefault".into(), body)?;
         Ok(to)
     }
 
@@ -278,7 +281,7 @@ fn check(config: &LifecycleConfig, engines: &[Arc<dyn Engine>]) -> Result<()> {
 }
 
 fn open_cache(config: &LifecycleConfig) -> Option<Arc<Cache>> {
-    if config.home == ParameterHome::Heap {
+    if config.placement == ParameterPlacement::Heap {
         return None;
     }
     Cache::open(&config.cache_dir)

@@ -22,11 +22,11 @@ use crate::admission::{Admission, Ledger, Promise};
 use crate::convert::{Cache, Converted};
 use crate::message::{Fresh, LoadJob, Message, Outcome};
 use crate::settled::Settled;
-use crate::source::Kind;
+use crate::source::ForeignKind;
 use crate::status::LoadCost;
 use crate::threads;
 use crate::warmup::{self, WarmupSource};
-use crate::{Converter, ParameterHome, State};
+use crate::{Converter, LifecycleState, ParameterPlacement};
 
 /// A graph is hashed in pieces of this size.
 const HASH_PIECE_BYTES: usize = 1 << 20;
@@ -45,7 +45,7 @@ pub(crate) struct Loader {
     pub(crate) converter: Converter,
     /// Absent where nothing is converted.
     pub(crate) cache: Option<Arc<Cache>>,
-    pub(crate) home: ParameterHome,
+    pub(crate) placement: ParameterPlacement,
     /// Whether loads give way to everybody else once the first load is finished.
     pub(crate) background: bool,
     /// How long they may wait for a core.
@@ -105,7 +105,7 @@ impl Loader {
         // Of files that were replaced while the load waited. Removed here, as it may be large.
         job.converted.take_if(|(of, _)| *of != job.fingerprint);
         let foreign = job.kind.is_some_and(|kind| kind.converted);
-        if self.home == ParameterHome::Pool && foreign && job.converted.is_none() {
+        if self.placement == ParameterPlacement::Pool && foreign && job.converted.is_none() {
             let (loader, of) = (self.clone(), job.clone());
             let convert = move |attempt: &Attempt| loader.convert(&of, attempt);
             let what = format!("converting {}", job.id);
@@ -159,7 +159,7 @@ impl Loader {
         servable.threads_per_run = job.session.intra_op_threads.max(1);
         servable.recogniser = job.recogniser.clone();
         let started = Instant::now();
-        self.stage(&job.id, State::Warming, None);
+        self.stage(&job.id, LifecycleState::Warming, None);
         let of = (&servable, &signature);
         let note = warmup::warm(of, &job.dir, &*self.warmup, &job.warmup, &attempt.stop)?;
         let ignored = ignored_settings(&job.id, &job.dir);
@@ -184,20 +184,24 @@ impl Loader {
                 "this version must be published first: the cache for conversions cannot be used",
             )
         })?;
-        self.stage(&job.id, State::Discovered, Some("being converted by a child process".into()));
+        self.stage(
+            &job.id,
+            LifecycleState::Discovered,
+            Some("being converted by a child process".into()),
+        );
         cache.convert(&self.converter, &job.id, &job.dir, attempt)
     }
 
     fn place(&self, job: &LoadJob, attempt: &Attempt) -> Result<Placing> {
         if let Some(kind) = job.kind
-            && (self.home == ParameterHome::Heap || !kind.converted)
+            && (self.placement == ParameterPlacement::Heap || !kind.converted)
         {
             return self.place_as_is(job, kind, attempt);
         }
         let dir =
             job.converted.as_ref().map_or(job.dir.as_path(), |(_, converted)| converted.dir());
         let artifact = Artifact::open(dir)?;
-        if self.home == ParameterHome::Heap && !artifact.manifest.tensors.is_empty() {
+        if self.placement == ParameterPlacement::Heap && !artifact.manifest.tensors.is_empty() {
             let reason =
                 "parameters in the heap take a model file that holds them; this version has none";
             return Err(Error::precondition(reason));
@@ -207,7 +211,7 @@ impl Loader {
 
     /// A model file that its engine opens as it is: into an arena of the pool, or wherever it
     /// likes.
-    fn place_as_is(&self, job: &LoadJob, kind: Kind, attempt: &Attempt) -> Result<Placing> {
+    fn place_as_is(&self, job: &LoadJob, kind: ForeignKind, attempt: &Attempt) -> Result<Placing> {
         let (engine, graph) = (self.engine(kind.engine)?, job.dir.join(kind.file));
         let mut placed = Placed {
             engine,
@@ -217,7 +221,7 @@ impl Loader {
             parameter_bytes: 0,
             promise: None,
         };
-        if self.home == ParameterHome::Pool {
+        if self.placement == ParameterPlacement::Pool {
             let bytes = placed.engine.arena_bytes(&placed.graph)?;
             match self.ledger.admit_bytes(
                 &self.store,
@@ -230,8 +234,8 @@ impl Loader {
             placed.arena =
                 Some(Arena { store: self.store.clone(), bytes, stop: attempt.stop.clone() });
         }
-        self.stage(&job.id, State::Admitted, None);
-        self.stage(&job.id, State::Loading, None);
+        self.stage(&job.id, LifecycleState::Admitted, None);
+        self.stage(&job.id, LifecycleState::Loading, None);
         Ok(Placing::Placed(placed, LoadCost::default()))
     }
 
@@ -253,8 +257,8 @@ impl Loader {
             Admission::Admitted(promise) => promise,
             Admission::Deferred(reason) => return Ok(Placing::Deferred(reason)),
         };
-        self.stage(&job.id, State::Admitted, None);
-        self.stage(&job.id, State::Loading, None);
+        self.stage(&job.id, LifecycleState::Admitted, None);
+        self.stage(&job.id, LifecycleState::Loading, None);
         let graph = artifact.graph();
         check_hash(&graph, &artifact.manifest.graph, &attempt.stop)?;
         let (mut cost, mut parameters) = (LoadCost::default(), Vec::new());
@@ -308,7 +312,7 @@ impl Loader {
         Ok(session)
     }
 
-    fn stage(&self, id: &VersionId, state: State, reason: Option<String>) {
+    fn stage(&self, id: &VersionId, state: LifecycleState, reason: Option<String>) {
         // Fails only at shutdown, when nobody looks any more.
         let _ = self.out.send(Message::Stage { id: id.clone(), state, reason });
     }

@@ -1,10 +1,10 @@
 //! The `lifecycle` thread: owns all state, takes one message at a time, and waits for nobody.
 
 mod admin;
-mod backing;
 mod load;
-mod looked;
 mod model;
+mod prefault;
+mod scan;
 mod settle;
 mod stop;
 mod unload;
@@ -21,13 +21,13 @@ use crate::admission::Ledger;
 use crate::message::{LoadJob, Message, Retired};
 use crate::policy::{self, Action};
 use crate::settled::Settled;
-use crate::source_thread::Looks;
-use crate::status::Event;
-use crate::{Catalog, Observer, ParameterHome, State};
+use crate::source_thread::ScanRequests;
+use crate::status::LifecycleEvent;
+use crate::{Catalog, LifecycleState, Observer, ParameterPlacement};
 
 use admin::Waiter;
-use backing::Backing;
 use model::Model;
+use prefault::Prefault;
 
 /// Without anything to do, the thread still looks around this often.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -47,21 +47,21 @@ pub(crate) struct Retries {
 }
 
 /// The way to the other threads.
-pub(crate) struct Wires {
+pub(crate) struct Channels {
     pub(crate) inbox: Receiver<Message>,
     pub(crate) jobs: Sender<LoadJob>,
     pub(crate) load_threads: usize,
     pub(crate) retired: Sender<Retired>,
-    pub(crate) looks: Looks,
+    pub(crate) scans: ScanRequests,
     /// Bytes that the pool is to be backed with.
-    pub(crate) backing: Sender<u64>,
+    pub(crate) prefault: Sender<u64>,
     /// Tells unload threads to leave behind what is still in use.
     pub(crate) abandon: Arc<AtomicBool>,
 }
 
 /// Everything a model needs to act. Apart from the models, so that one of them and this can be
 /// borrowed at once.
-pub(crate) struct Gear {
+pub(crate) struct ManagerContext {
     observer: Arc<dyn Observer>,
     ledger: Arc<Ledger>,
     retries: Retries,
@@ -78,17 +78,17 @@ pub(crate) struct Gear {
 pub(crate) struct Manager {
     catalog: Arc<Catalog>,
     models: BTreeMap<Arc<str>, Model>,
-    gear: Gear,
+    context: ManagerContext,
     /// Whether foreign versions are converted at all.
     converts: bool,
     inbox: Receiver<Message>,
     jobs: Sender<LoadJob>,
     free_loaders: usize,
-    looks: Looks,
+    scans: ScanRequests,
     /// The highest request for a look that has been answered; `None` before the first look.
     answered: Option<u64>,
     waiters: Vec<Waiter>,
-    backing: Backing,
+    prefault: Prefault,
     settled: Arc<Settled>,
     started: Instant,
     abandon: Arc<AtomicBool>,
@@ -101,44 +101,51 @@ pub(crate) struct Setup {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) retries: Retries,
     pub(crate) threads_max: usize,
-    pub(crate) home: ParameterHome,
+    pub(crate) placement: ParameterPlacement,
     pub(crate) pool_bytes_max: u64,
     pub(crate) swap_reserve: Option<u64>,
     pub(crate) settled: Arc<Settled>,
 }
 
 impl Manager {
-    pub(crate) fn new(setup: Setup, wires: Wires) -> Manager {
+    pub(crate) fn new(setup: Setup, channels: Channels) -> Manager {
         let Setup {
             catalog,
             observer,
             ledger,
             retries,
             threads_max,
-            home,
+            placement,
             pool_bytes_max,
             swap_reserve,
             settled,
         } = setup;
         let (queue, backlog) = (VecDeque::new(), VecDeque::new());
-        let gear =
-            Gear { observer, ledger, retries, threads_max, queue, retired: wires.retired, backlog };
-        let bytes_max = if home == ParameterHome::Pool { pool_bytes_max } else { 0 };
+        let context = ManagerContext {
+            observer,
+            ledger,
+            retries,
+            threads_max,
+            queue,
+            retired: channels.retired,
+            backlog,
+        };
+        let bytes_max = if placement == ParameterPlacement::Pool { pool_bytes_max } else { 0 };
         Manager {
             catalog,
             models: BTreeMap::new(),
-            gear,
-            converts: home == ParameterHome::Pool,
-            inbox: wires.inbox,
-            jobs: wires.jobs,
-            free_loaders: wires.load_threads,
-            looks: wires.looks,
+            context,
+            converts: placement == ParameterPlacement::Pool,
+            inbox: channels.inbox,
+            jobs: channels.jobs,
+            free_loaders: channels.load_threads,
+            scans: channels.scans,
             answered: None,
             waiters: Vec::new(),
-            backing: Backing::new(wires.backing, bytes_max, swap_reserve),
+            prefault: Prefault::new(channels.prefault, bytes_max, swap_reserve),
             settled,
             started: Instant::now(),
-            abandon: wires.abandon,
+            abandon: channels.abandon,
         }
     }
 
@@ -157,27 +164,30 @@ impl Manager {
 
     fn handle(&mut self, message: Message) -> Touched {
         match message {
-            Message::Look(snapshot) => {
-                self.looked(snapshot);
+            Message::Scanned(snapshot) => {
+                self.on_scan(snapshot);
                 return Touched::All;
             }
             Message::Stage { id, state, reason } => {
-                return self.on(&id, |model, gear| model.stage(gear, id.version, state, reason));
+                return self
+                    .on(&id, |model, context| model.stage(context, id.version, state, reason));
             }
             Message::LoadEnded { id, outcome } => {
                 self.free_loaders += 1;
-                return self.on(&id, |model, gear| model.load_ended(gear, id.version, outcome));
+                return self
+                    .on(&id, |model, context| model.load_ended(context, id.version, outcome));
             }
             Message::Released { id, drain, unload } => {
-                return self.on(&id, |model, gear| model.released(gear, id.version, drain, unload));
+                return self
+                    .on(&id, |model, context| model.released(context, id.version, drain, unload));
             }
             Message::DrainSlow { id } => {
                 tracing::warn!(model = %id.model, version = id.version, "a retired version is still in use");
-                self.gear
+                self.context
                     .observer
-                    .event(&Event::DrainSlow { model: id.model, version: id.version });
+                    .event(&LifecycleEvent::DrainSlow { model: id.model, version: id.version });
             }
-            Message::Backed { bytes } => self.backing.backed(bytes),
+            Message::Prefaulted { bytes } => self.prefault.done_to(bytes),
             Message::Load { name, spec, done } => self.admin_load(name.into(), spec, done),
             Message::Unload { name, done } => return self.admin_unload(name.into(), done),
             Message::Stop => {}
@@ -185,9 +195,9 @@ impl Manager {
         Touched::Nothing
     }
 
-    fn on(&mut self, id: &VersionId, act: impl FnOnce(&mut Model, &mut Gear)) -> Touched {
+    fn on(&mut self, id: &VersionId, act: impl FnOnce(&mut Model, &mut ManagerContext)) -> Touched {
         if let Some(model) = self.models.get_mut(&id.model) {
-            act(model, &mut self.gear);
+            act(model, &mut self.context);
         }
         Touched::One(id.model.clone())
     }
@@ -206,11 +216,11 @@ impl Manager {
         for name in &names {
             self.step(name);
         }
-        self.gear.flush();
+        self.context.flush();
         self.dispatch();
         self.answer_waiters();
         if all {
-            self.backing.want(self.models.values());
+            self.prefault.want(self.models.values());
         }
         self.check_settled();
     }
@@ -220,13 +230,13 @@ impl Manager {
         let Some(model) = self.models.get_mut(name) else { return };
         for _ in 0..STEPS_MAX {
             let now = Instant::now();
-            model.drop_pointless_loads(&self.gear, now);
+            model.drop_pointless_loads(&self.context, now);
             model.drop_vain_reloads();
             let views = model.views(now);
             let choice = model.choice(&views);
             match policy::plan(model.config.transition, &views, &choice) {
-                Some(Action::Load(version)) => model.begin_load(&mut self.gear, version),
-                Some(Action::Unload(version)) => model.unload(&mut self.gear, version),
+                Some(Action::Load(version)) => model.begin_load(&mut self.context, version),
+                Some(Action::Unload(version)) => model.unload(&mut self.context, version),
                 None => break,
             }
         }
@@ -235,7 +245,7 @@ impl Manager {
             self.models.remove(name);
             self.catalog.remove(name);
             tracing::info!(model = %name, "its directory has gone");
-            self.gear.observer.event(&Event::Forgotten { model: name.clone() });
+            self.context.observer.event(&LifecycleEvent::Forgotten { model: name.clone() });
         }
     }
 
@@ -251,7 +261,7 @@ impl Manager {
     }
 
     fn check_settled(&self) {
-        if self.settled.get() || self.answered.is_none() || !self.backing.done() {
+        if self.settled.get() || self.answered.is_none() || !self.prefault.done() {
             return;
         }
         let now = Instant::now();
@@ -275,9 +285,15 @@ enum Touched {
     All,
 }
 
-impl Gear {
+impl ManagerContext {
     /// Tells of a state; see [`Model::set_state`].
-    fn set_state(&self, model: &mut Model, version: u64, state: State, reason: Option<String>) {
+    fn set_state(
+        &self,
+        model: &mut Model,
+        version: u64,
+        state: LifecycleState,
+        reason: Option<String>,
+    ) {
         model.set_state(&*self.observer, version, state, reason);
     }
 

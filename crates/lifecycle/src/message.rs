@@ -10,10 +10,10 @@ use engine::{ScheduleOptions, Servable, SessionOptions};
 
 use crate::admission::Releasing;
 use crate::convert::Converted;
-use crate::lifecycle::{Done, LoadSpec};
-use crate::source::{Fingerprint, Kind, Snapshot};
+use crate::lifecycle::{AdminCallback, LoadSpec};
+use crate::source::{DirectoryScan, Fingerprint, ForeignKind};
 use crate::status::LoadCost;
-use crate::{State, Transition, WarmupConfig};
+use crate::{LifecycleState, Transition, WarmupConfig};
 
 /// Messages that may wait for the `lifecycle` thread. Senders that may not wait are refused beyond
 /// it.
@@ -24,9 +24,9 @@ pub(crate) const RETIRED_MAX: usize = 256;
 /// To the `lifecycle` thread.
 pub(crate) enum Message {
     /// The directories were looked at.
-    Look(Snapshot),
+    Scanned(DirectoryScan),
     /// A load reached another state.
-    Stage { id: VersionId, state: State, reason: Option<String> },
+    Stage { id: VersionId, state: LifecycleState, reason: Option<String> },
     /// A load ended.
     LoadEnded { id: VersionId, outcome: Outcome },
     /// A retired version takes long to drain.
@@ -34,11 +34,11 @@ pub(crate) enum Message {
     /// A retired version's memory has been given back.
     Released { id: VersionId, drain: Duration, unload: Duration },
     /// The pool was backed as far as asked, or as far as it goes.
-    Backed { bytes: u64 },
+    Prefaulted { bytes: u64 },
     /// An administrator wants a model loaded.
-    Load { name: String, spec: LoadSpec, done: Done },
+    Load { name: String, spec: LoadSpec, done: AdminCallback },
     /// An administrator wants a model unloaded.
-    Unload { name: String, done: Done },
+    Unload { name: String, done: AdminCallback },
     /// Everything is to end.
     Stop,
 }
@@ -49,7 +49,7 @@ pub(crate) struct LoadJob {
     pub(crate) id: VersionId,
     pub(crate) dir: PathBuf,
     /// What the directory without a manifest is a version of; `None` for one with a manifest.
-    pub(crate) kind: Option<Kind>,
+    pub(crate) kind: Option<ForeignKind>,
     pub(crate) fingerprint: Fingerprint,
     /// What an earlier try converted the files of that fingerprint to.
     pub(crate) converted: Option<(Fingerprint, Converted)>,

@@ -2,7 +2,7 @@
 //!
 //! A version with a manifest is complete when its files have the stated lengths: the manifest is
 //! written last. A version without one has nothing that says so; it is taken as complete when two
-//! looks, at least a poll apart, saw the same files. What cannot be looked at is reported as such
+//! scans, at least a poll apart, saw the same files. What cannot be looked at is reported as such
 //! and never as absent, so that a directory that cannot be read for a moment takes nothing down.
 
 mod files;
@@ -18,11 +18,11 @@ use std::time::{Duration, Instant, SystemTime};
 use base::{Error, Result};
 
 use crate::model_file::{self, MODEL_FILE, ModelFile};
-use crate::{ModelConfig, Root};
+use crate::{ModelConfig, ModelRoot};
 
 pub(crate) use files::Fingerprint;
-use version::Memory;
-pub(crate) use version::{Found, Kind, Parameters, VersionScan};
+use version::VersionMemory;
+pub(crate) use version::{ForeignKind, Parameters, VersionContents, VersionScan};
 
 /// Only so many versions of a model, the highest, are looked at.
 pub(crate) const VERSIONS_MAX: usize = 1024;
@@ -34,7 +34,7 @@ const LISTINGS_MAX: usize = 3;
 
 /// What one look saw.
 #[derive(Debug)]
-pub(crate) struct Snapshot {
+pub(crate) struct DirectoryScan {
     /// The highest request for a look that this one answers.
     pub(crate) answers: u64,
     pub(crate) models: Vec<ModelScan>,
@@ -59,16 +59,16 @@ pub(crate) struct Contents {
 /// A model's `millpond.toml`, if it has one, or what is wrong with it.
 pub(crate) type Settings = Arc<Result<Option<ModelFile>, String>>;
 
-/// Looks, and remembers what it saw before.
+/// ScanRequests, and remembers what it saw before.
 pub(crate) struct Scanner {
     configured: Vec<ModelConfig>,
-    roots: Vec<Root>,
+    roots: Vec<ModelRoot>,
     poll: Duration,
-    kinds: Vec<Kind>,
+    kinds: Vec<ForeignKind>,
     /// What each root held when it could last be read.
     known: HashMap<PathBuf, BTreeSet<String>>,
     unreadable: BTreeSet<PathBuf>,
-    versions: HashMap<PathBuf, Memory>,
+    versions: HashMap<PathBuf, VersionMemory>,
     settings: HashMap<PathBuf, SettingsMemory>,
 }
 
@@ -92,9 +92,9 @@ struct Listing {
 impl Scanner {
     pub(crate) fn new(
         configured: Vec<ModelConfig>,
-        roots: Vec<Root>,
+        roots: Vec<ModelRoot>,
         poll: Duration,
-        kinds: Vec<Kind>,
+        kinds: Vec<ForeignKind>,
     ) -> Scanner {
         Scanner {
             configured,
@@ -109,12 +109,12 @@ impl Scanner {
     }
 
     /// One look at everything.
-    pub(crate) fn look(&mut self, answers: u64, now: Instant) -> Snapshot {
+    pub(crate) fn scan(&mut self, answers: u64, now: Instant) -> DirectoryScan {
         let bases = self.bases();
         let models: Vec<ModelScan> =
-            bases.into_iter().map(|base| self.look_at(base, now)).collect();
+            bases.into_iter().map(|base| self.scan_model(base, now)).collect();
         self.forget(&models);
-        Snapshot { answers, models }
+        DirectoryScan { answers, models }
     }
 
     /// All models; where two have a name, the configured one and then the one of the first root.
@@ -143,7 +143,7 @@ impl Scanner {
         bases.into_values().collect()
     }
 
-    fn look_at(&mut self, base: ModelConfig, now: Instant) -> ModelScan {
+    fn scan_model(&mut self, base: ModelConfig, now: Instant) -> ModelScan {
         let contents = steady(&base.base_path, || self.contents_of(&base.base_path, now));
         ModelScan { base, contents }
     }

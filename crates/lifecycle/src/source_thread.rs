@@ -15,26 +15,29 @@ use crate::settled::Settled;
 use crate::source::Scanner;
 
 /// The pool is backed in steps of so many bytes, and between two steps it may be told to stop.
-const BACKING_STEP_BYTES: u64 = 64 << 20;
+const PREFAULT_STEP_BYTES: u64 = 64 << 20;
 
-/// Asks the `source` thread for looks. It ends when this is dropped.
-pub(crate) struct Looks {
+/// Asks the `source` thread for scans. It ends when this is dropped.
+pub(crate) struct ScanRequests {
     asked: Arc<AtomicU64>,
     wake: Option<Sender<()>>,
 }
 
-/// The other end of [`Looks`].
-pub(crate) struct Asked {
+/// The other end of [`ScanRequests`].
+pub(crate) struct ScanTrigger {
     asked: Arc<AtomicU64>,
     wake: Receiver<()>,
 }
 
-impl Looks {
-    pub(crate) fn new() -> (Looks, Asked) {
+impl ScanRequests {
+    pub(crate) fn new() -> (ScanRequests, ScanTrigger) {
         // One wake-up waiting is enough: the look that follows answers all who asked before it.
         let (wake, woken) = bounded(1);
         let asked = Arc::new(AtomicU64::new(0));
-        (Looks { asked: asked.clone(), wake: Some(wake) }, Asked { asked, wake: woken })
+        (
+            ScanRequests { asked: asked.clone(), wake: Some(wake) },
+            ScanTrigger { asked, wake: woken },
+        )
     }
 
     /// Asks for a look; the ticket says which look answers.
@@ -53,10 +56,15 @@ impl Looks {
 }
 
 /// The body of the `source` thread: a look every `poll`, and whenever asked.
-pub(crate) fn look(mut scanner: Scanner, poll: Duration, asked: &Asked, out: &Sender<Message>) {
+pub(crate) fn scan(
+    mut scanner: Scanner,
+    poll: Duration,
+    asked: &ScanTrigger,
+    out: &Sender<Message>,
+) {
     loop {
         let answers = asked.asked.load(Ordering::SeqCst);
-        if out.send(Message::Look(scanner.look(answers, Instant::now()))).is_err() {
+        if out.send(Message::Scanned(scanner.scan(answers, Instant::now()))).is_err() {
             return;
         }
         match asked.wake.recv_timeout(poll) {
@@ -68,7 +76,7 @@ pub(crate) fn look(mut scanner: Scanner, poll: Duration, asked: &Asked, out: &Se
 
 /// The body of the `backing` thread: faults the pool in as far as asked, at the pool's own pace
 /// and, once the first load is finished, behind everybody else.
-pub(crate) fn back(
+pub(crate) fn prefault(
     pool: &Arc<SlotPool>,
     wanted: &Receiver<u64>,
     settled: &Settled,
@@ -78,9 +86,9 @@ pub(crate) fn back(
 ) {
     for bytes in wanted {
         let pool = pool.clone();
-        let work = move |attempt: &Attempt| back_to(&pool, bytes, &attempt.stop);
+        let work = move |attempt: &Attempt| prefault_to(&pool, bytes, &attempt.stop);
         let backed = match settled.get() {
-            true => runner.run("backing the pool", stop, work),
+            true => runner.run("faulting the pool in", stop, work),
             false => work(&Attempt::ordinary(stop.clone())),
         };
         match backed {
@@ -88,20 +96,20 @@ pub(crate) fn back(
             Err(error) if error.kind() == ErrorKind::Cancelled => return,
             Err(error) => tracing::warn!(bytes, %error, "loads fault in what is missing"),
         }
-        if out.send(Message::Backed { bytes }).is_err() {
+        if out.send(Message::Prefaulted { bytes }).is_err() {
             return;
         }
     }
 }
 
-fn back_to(pool: &SlotPool, bytes: u64, stop: &AtomicBool) -> Result<()> {
+fn prefault_to(pool: &SlotPool, bytes: u64, stop: &AtomicBool) -> Result<()> {
     let mut backed = pool.stats().backed.min(bytes);
     while backed < bytes {
         if stop.load(Ordering::Relaxed) {
-            return Err(Error::cancelled("backing the pool was stopped"));
+            return Err(Error::cancelled("faulting the pool in was stopped"));
         }
-        backed = (backed + BACKING_STEP_BYTES).min(bytes);
-        pool.ensure_backed(backed)?;
+        backed = (backed + PREFAULT_STEP_BYTES).min(bytes);
+        pool.prefault(backed)?;
     }
     Ok(())
 }

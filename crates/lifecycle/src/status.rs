@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 /// Where a version is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum State {
+pub enum LifecycleState {
     /// Seen on disk; not (or not yet) chosen, not complete, or waiting for its turn.
     Discovered,
     /// Its bytes are reserved.
@@ -24,23 +24,23 @@ pub enum State {
     Failed,
 }
 
-impl State {
+impl LifecycleState {
     /// The lower-case name used in messages, logs and metrics.
     pub const fn name(self) -> &'static str {
         match self {
-            State::Discovered => "discovered",
-            State::Admitted => "admitted",
-            State::Loading => "loading",
-            State::Warming => "warming",
-            State::Ready => "ready",
-            State::Draining => "draining",
-            State::Released => "released",
-            State::Failed => "failed",
+            LifecycleState::Discovered => "discovered",
+            LifecycleState::Admitted => "admitted",
+            LifecycleState::Loading => "loading",
+            LifecycleState::Warming => "warming",
+            LifecycleState::Ready => "ready",
+            LifecycleState::Draining => "draining",
+            LifecycleState::Released => "released",
+            LifecycleState::Failed => "failed",
         }
     }
 }
 
-impl std::fmt::Display for State {
+impl std::fmt::Display for LifecycleState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())
     }
@@ -52,7 +52,7 @@ pub struct VersionStatus {
     /// Its number.
     pub version: u64,
     /// Where it is in its life.
-    pub state: State,
+    pub state: LifecycleState,
     /// Why it is there, where that needs saying: why it failed, what it waits for.
     pub reason: Option<String>,
     /// Something worth knowing that does not stop it: its files changed since it was loaded, its
@@ -86,7 +86,7 @@ impl ModelStatus {
 
     /// Whether any version is ready.
     pub fn ready(&self) -> bool {
-        self.versions.iter().any(|version| version.state == State::Ready)
+        self.versions.iter().any(|version| version.state == LifecycleState::Ready)
     }
 
     /// Returns why the model serves nothing although it should: no version is ready and one has
@@ -96,7 +96,8 @@ impl ModelStatus {
         if self.unloaded || self.ready() {
             return None;
         }
-        let failed = self.versions.iter().rev().find(|version| version.state == State::Failed);
+        let failed =
+            self.versions.iter().rev().find(|version| version.state == LifecycleState::Failed);
         match failed {
             Some(version) => {
                 let reason = version.reason.as_deref().unwrap_or("no reason is known");
@@ -110,15 +111,15 @@ impl ModelStatus {
 
 /// A version changed its state.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Transitioned {
+pub struct StateChange {
     /// The model.
     pub model: Arc<str>,
     /// The version.
     pub version: u64,
     /// The state it left; `None` when it has just been discovered.
-    pub from: Option<State>,
+    pub from: Option<LifecycleState>,
     /// The state it entered.
-    pub to: State,
+    pub to: LifecycleState,
     /// Why.
     pub reason: Option<String>,
     /// When.
@@ -178,9 +179,9 @@ pub struct SwapReport {
 /// Something happened.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum Event {
+pub enum LifecycleEvent {
     /// A version changed its state.
-    State(Transitioned),
+    StateChanged(StateChange),
     /// A version was loaded and warmed.
     Loaded {
         /// The model.
@@ -217,13 +218,13 @@ pub enum Event {
 /// Is told what happens, on the `lifecycle` thread. Must return quickly.
 pub trait Observer: Send + Sync {
     /// Something happened.
-    fn event(&self, event: &Event);
+    fn event(&self, event: &LifecycleEvent);
 }
 
 /// An observer that does nothing.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
+pub struct SilentObserver;
 
-impl Observer for Silent {
-    fn event(&self, _event: &Event) {}
+impl Observer for SilentObserver {
+    fn event(&self, _event: &LifecycleEvent) {}
 }

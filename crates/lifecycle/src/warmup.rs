@@ -30,7 +30,7 @@ const INPUT_BYTES_MAX: usize = 256 << 20;
 
 /// What a source has for a version.
 #[derive(Clone, Debug, Default)]
-pub struct Recorded {
+pub struct WarmupRequests {
     /// The requests, each a full set of inputs.
     pub requests: Vec<Vec<NamedTensor>>,
     /// What is worth knowing of them, such as records that were left out; shown as the version's
@@ -38,9 +38,9 @@ pub struct Recorded {
     pub note: Option<String>,
 }
 
-impl From<Vec<Vec<NamedTensor>>> for Recorded {
-    fn from(requests: Vec<Vec<NamedTensor>>) -> Recorded {
-        Recorded { requests, note: None }
+impl From<Vec<Vec<NamedTensor>>> for WarmupRequests {
+    fn from(requests: Vec<Vec<NamedTensor>>) -> WarmupRequests {
+        WarmupRequests { requests, note: None }
     }
 }
 
@@ -60,16 +60,16 @@ pub trait WarmupSource: Send + Sync {
     ///
     /// # Errors
     /// When there are some and they cannot be used; that fails the load.
-    fn requests(&self, version_dir: &Path, signature: &Signature) -> Result<Recorded>;
+    fn requests(&self, version_dir: &Path, signature: &Signature) -> Result<WarmupRequests>;
 }
 
 /// No recorded requests.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Unrecorded;
+pub struct NoRecordedRequests;
 
-impl WarmupSource for Unrecorded {
-    fn requests(&self, _version_dir: &Path, _signature: &Signature) -> Result<Recorded> {
-        Ok(Recorded::default())
+impl WarmupSource for NoRecordedRequests {
+    fn requests(&self, _version_dir: &Path, _signature: &Signature) -> Result<WarmupRequests> {
+        Ok(WarmupRequests::default())
     }
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn warm(
         return Ok(None);
     }
     let recorded = source.requests(version_dir, servable.signature());
-    let Recorded { requests: mut recorded, note } =
+    let WarmupRequests { requests: mut recorded, note } =
         recorded.map_err(|e| e.context("recorded warm-up requests"))?;
     if !recorded.is_empty() {
         recorded.truncate(WARMUP_REQUESTS_MAX);

@@ -9,9 +9,9 @@ use os::DIRECT_ALIGNMENT;
 
 /// A load, worked out. `R` is what stands for a region that is alive already.
 #[derive(Debug)]
-pub(crate) struct Plan<R> {
+pub(crate) struct LoadPlan<R> {
     /// Where each chunk will be, in the order of the chunks.
-    pub(crate) homes: Vec<Home<R>>,
+    pub(crate) places: Vec<ChunkPlace<R>>,
     /// The regions to allocate, in bytes: whole blocks.
     pub(crate) regions: Vec<usize>,
     /// What to read, in file order.
@@ -20,7 +20,7 @@ pub(crate) struct Plan<R> {
 
 /// Where a chunk will be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Home<R> {
+pub(crate) enum ChunkPlace<R> {
     /// In a region that another load filled.
     Alive(R),
     /// In one of this load's regions, by index.
@@ -55,29 +55,32 @@ impl Span {
     }
 }
 
-impl<R> Plan<R> {
+impl<R> LoadPlan<R> {
     /// Places `chunks`. `alive` finds the region that holds a chunk already.
     ///
     /// # Errors
     /// `DataLoss` for a chunk that cannot be: not aligned, or past all addresses.
-    pub(crate) fn new(chunks: &[Chunk], alive: impl Fn(&Chunk) -> Option<R>) -> Result<Plan<R>> {
+    pub(crate) fn new(
+        chunks: &[Chunk],
+        alive: impl Fn(&Chunk) -> Option<R>,
+    ) -> Result<LoadPlan<R>> {
         let mut order: Vec<usize> = (0..chunks.len()).collect();
         order.sort_by_key(|&index| chunks[index].offset);
-        let mut homes: Vec<Option<Home<R>>> = chunks.iter().map(|_| None).collect();
+        let mut places: Vec<Option<ChunkPlace<R>>> = chunks.iter().map(|_| None).collect();
         let mut builder = Builder::default();
         for index in order {
             let chunk = &chunks[index];
             let bytes = checked_bytes(index, chunk)?;
-            homes[index] = Some(if chunk.bytes < SHARE_MIN {
+            places[index] = Some(if chunk.bytes < SHARE_MIN {
                 builder.pack(index, chunk, bytes)
             } else if let Some(region) = alive(chunk) {
-                Home::Alive(region)
+                ChunkPlace::Alive(region)
             } else {
                 builder.place(index, chunk, bytes)
             });
         }
-        Ok(Plan {
-            homes: homes.into_iter().flatten().collect(),
+        Ok(LoadPlan {
+            places: places.into_iter().flatten().collect(),
             regions: builder.regions,
             spans: builder.spans,
         })
@@ -96,7 +99,7 @@ struct Builder {
 
 impl Builder {
     /// A large chunk: a region of its own, or its twin's.
-    fn place<R>(&mut self, index: usize, chunk: &Chunk, bytes: usize) -> Home<R> {
+    fn place<R>(&mut self, index: usize, chunk: &Chunk, bytes: usize) -> ChunkPlace<R> {
         let next = self.regions.len();
         let region = *self.twins.entry((chunk.hash, chunk.bytes)).or_insert(next);
         if region == next {
@@ -109,12 +112,12 @@ impl Builder {
                 chunks: vec![index],
             });
         }
-        Home::Fresh { region, offset: 0 }
+        ChunkPlace::Fresh { region, offset: 0 }
     }
 
     /// A small chunk: the next blocks of the packed region, in one span with its neighbour if it
     /// has one.
-    fn pack<R>(&mut self, index: usize, chunk: &Chunk, bytes: usize) -> Home<R> {
+    fn pack<R>(&mut self, index: usize, chunk: &Chunk, bytes: usize) -> ChunkPlace<R> {
         let region = *self.packed.get_or_insert_with(|| {
             self.regions.push(0);
             self.regions.len() - 1
@@ -141,7 +144,7 @@ impl Builder {
                 self.spans.push(span);
             }
         }
-        Home::Fresh { region, offset }
+        ChunkPlace::Fresh { region, offset }
     }
 }
 
@@ -168,9 +171,9 @@ mod tests {
         Chunk { hash: blake3::hash(&[name]), offset, bytes }
     }
 
-    fn plan(chunks: &[Chunk]) -> Plan<u8> {
+    fn plan(chunks: &[Chunk]) -> LoadPlan<u8> {
         let nine = blake3::hash(&[9]);
-        Plan::new(chunks, |chunk| (chunk.hash == nine).then_some(9)).unwrap()
+        LoadPlan::new(chunks, |chunk| (chunk.hash == nine).then_some(9)).unwrap()
     }
 
     #[test]
@@ -182,7 +185,7 @@ mod tests {
             chunk(3, 16384, 4096),
         ]);
         assert_eq!(plan.regions, [4096 + 8192 + 4096]);
-        assert_eq!(plan.homes[3], Home::Fresh { region: 0, offset: 12288 });
+        assert_eq!(plan.places[3], ChunkPlace::Fresh { region: 0, offset: 12288 });
         assert_eq!(plan.spans.len(), 2);
         assert_eq!((plan.spans[0].bytes, &plan.spans[0].chunks[..]), (12288, &[0, 1, 2][..]));
         assert_eq!((plan.spans[1].offset, plan.spans[1].region_offset), (16384, 12288));
@@ -204,8 +207,8 @@ mod tests {
     fn large_chunks_are_shared_with_the_living_and_with_twins() {
         let plan =
             plan(&[chunk(1, 2 * MIB, 2 * MIB), chunk(9, 4 * MIB, 2 * MIB), chunk(1, 0, 2 * MIB)]);
-        let fresh = Home::Fresh { region: 0, offset: 0 };
-        assert_eq!(plan.homes, [fresh.clone(), Home::Alive(9), fresh]);
+        let fresh = ChunkPlace::Fresh { region: 0, offset: 0 };
+        assert_eq!(plan.places, [fresh.clone(), ChunkPlace::Alive(9), fresh]);
         assert_eq!(plan.regions, [2 << 20]);
         assert_eq!(plan.spans.len(), 1);
         assert_eq!(plan.spans[0].chunks, [2]);
@@ -226,7 +229,7 @@ mod tests {
     #[test]
     fn impossible_chunks_are_refused() {
         for bad in [chunk(0, 1, 5), chunk(0, 0, u64::MAX), chunk(0, u64::MAX - 4095, 4096)] {
-            let error = Plan::<u8>::new(&[bad], |_| None).unwrap_err();
+            let error = LoadPlan::<u8>::new(&[bad], |_| None).unwrap_err();
             assert_eq!(error.kind(), base::ErrorKind::DataLoss);
         }
     }

@@ -9,7 +9,7 @@ use base::{Error, Result};
 
 use crate::RegionMut;
 use crate::reservation::{Reservation, SLOT_BYTES};
-use crate::slots::{Shortage, SlotMap, Taken};
+use crate::slots::{Shortage, SlotMap, TakenSlots};
 use os::{Pacer, Rate};
 
 /// Slots given back to the system by one call, so that no call holds the address space's lock for
@@ -64,7 +64,7 @@ pub struct SlotPool {
 }
 
 impl SlotPool {
-    /// Reserves address space; memory comes with [`ensure_backed`](Self::ensure_backed) or when it
+    /// Reserves address space; memory comes with [`prefault`](Self::prefault) or when it
     /// is needed.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl SlotPool {
     ///
     /// # Errors
     /// `ResourceExhausted` beyond the budget, or when the machine has no memory.
-    pub fn ensure_backed(&self, bytes: u64) -> Result<()> {
+    pub fn prefault(&self, bytes: u64) -> Result<()> {
         let wanted = slots_for(bytes)?;
         if wanted > self.slots_max {
             return Err(Error::exhausted(format!(
@@ -102,9 +102,9 @@ impl SlotPool {
                 format_bytes(bytes_of(self.slots_max))
             )));
         }
-        while let Some(slot) = self.begin_backing(wanted) {
+        while let Some(slot) = self.begin_prefault(wanted) {
             let outcome = self.fault_in(slot);
-            self.map().end_backing(slot, outcome.is_ok());
+            self.map().end_prefault(slot, outcome.is_ok());
             self.settled.notify_all();
             outcome?;
         }
@@ -185,12 +185,12 @@ impl SlotPool {
     }
 
     /// A slot to fault in next, unless the pool holds `wanted` already.
-    fn begin_backing(&self, wanted: usize) -> Option<usize> {
+    fn begin_prefault(&self, wanted: usize) -> Option<usize> {
         let mut map = self.map();
-        if map.committed() >= wanted { None } else { map.begin_backing() }
+        if map.committed() >= wanted { None } else { map.begin_prefault() }
     }
 
-    fn take(&self, bytes: usize) -> Result<Taken> {
+    fn take(&self, bytes: usize) -> Result<TakenSlots> {
         let count = bytes.div_ceil(SLOT_BYTES);
         let mut map = self.map();
         loop {
@@ -220,8 +220,8 @@ impl SlotPool {
         })
     }
 
-    /// Gives back what [`Taken::release`] names, striking it off as it goes.
-    fn release_slots(&self, taken: &mut Taken, stop: &AtomicBool) -> Result<()> {
+    /// Gives back what [`TakenSlots::release`] names, striking it off as it goes.
+    fn release_slots(&self, taken: &mut TakenSlots, stop: &AtomicBool) -> Result<()> {
         while let Some(slots) = taken.release.last_mut() {
             let piece = slots.start..slots.end.min(slots.start + RELEASE_SLOTS_MAX);
             go_on(stop)?;
@@ -238,8 +238,8 @@ impl SlotPool {
         Ok(())
     }
 
-    /// Faults in what [`Taken::unbacked`] names, striking it off as it goes.
-    fn fault_in_slots(&self, taken: &mut Taken, stop: &AtomicBool) -> Result<()> {
+    /// Faults in what [`TakenSlots::unbacked`] names, striking it off as it goes.
+    fn fault_in_slots(&self, taken: &mut TakenSlots, stop: &AtomicBool) -> Result<()> {
         while let Some(&slot) = taken.unbacked.last() {
             go_on(stop)?;
             self.fault_in(slot)?;

@@ -18,7 +18,7 @@ pub(crate) enum Slot {
     /// Belongs to a region (and, until its owner has faulted it in, may have no memory yet).
     Used,
     /// Being faulted in for nobody in particular; will be free.
-    Backing,
+    Prefaulting,
     /// Its memory is on the way back to the system; will be unbacked.
     Releasing,
 }
@@ -26,7 +26,7 @@ pub(crate) enum Slot {
 /// The answer to [`SlotMap::take`]: a run that is now in use, and what its taker must do, in this
 /// order.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Taken {
+pub(crate) struct TakenSlots {
     /// The run.
     pub(crate) run: Range<usize>,
     /// Slots elsewhere, now releasing, to give back to the system first; then call
@@ -58,13 +58,19 @@ pub(crate) struct SlotMap {
     committed_max: usize,
     used: usize,
     free: usize,
-    backing: usize,
+    prefaulting: usize,
 }
 
 impl SlotMap {
     /// `total` slots of address space of which `committed_max` may have memory.
     pub(crate) fn new(total: usize, committed_max: usize) -> SlotMap {
-        SlotMap { slots: vec![Slot::Unbacked; total], committed_max, used: 0, free: 0, backing: 0 }
+        SlotMap {
+            slots: vec![Slot::Unbacked; total],
+            committed_max,
+            used: 0,
+            free: 0,
+            prefaulting: 0,
+        }
     }
 
     /// Slots that belong to regions.
@@ -74,11 +80,11 @@ impl SlotMap {
 
     /// Slots that have memory or are promised it.
     pub(crate) fn committed(&self) -> usize {
-        self.used + self.free + self.backing
+        self.used + self.free + self.prefaulting
     }
 
     /// Takes a run of `count` slots.
-    pub(crate) fn take(&mut self, count: usize) -> Result<Taken, Shortage> {
+    pub(crate) fn take(&mut self, count: usize) -> Result<TakenSlots, Shortage> {
         if count > self.committed_max - self.used {
             return Err(Shortage::Budget);
         }
@@ -95,7 +101,7 @@ impl SlotMap {
         for slots in &release {
             self.mark(slots.clone(), Slot::Releasing);
         }
-        Ok(Taken { run, release, unbacked })
+        Ok(TakenSlots { run, release, unbacked })
     }
 
     /// A run is no longer in use; its memory stays.
@@ -110,9 +116,9 @@ impl SlotMap {
         self.mark(slots, Slot::Unbacked);
     }
 
-    /// Undoes what is left of a [`Taken`] whose taker failed: `release` and `unbacked` hold what
-    /// was not done.
-    pub(crate) fn undo(&mut self, taken: &Taken) {
+    /// Undoes what is left of a [`TakenSlots`] whose taker failed: `release` and `unbacked` hold
+    /// what was not done.
+    pub(crate) fn undo(&mut self, taken: &TakenSlots) {
         self.give_back(taken.run.clone());
         for &slot in &taken.unbacked {
             self.mark(slot..slot + 1, Slot::Unbacked);
@@ -124,18 +130,18 @@ impl SlotMap {
 
     /// Takes one slot to fault in ahead of need, the lowest, so that the memory lies together;
     /// `None` when the budget is spent.
-    pub(crate) fn begin_backing(&mut self) -> Option<usize> {
+    pub(crate) fn begin_prefault(&mut self) -> Option<usize> {
         if self.committed() == self.committed_max {
             return None;
         }
         let slot = self.slots.iter().position(|&slot| slot == Slot::Unbacked)?;
-        self.mark(slot..slot + 1, Slot::Backing);
+        self.mark(slot..slot + 1, Slot::Prefaulting);
         Some(slot)
     }
 
-    /// Ends [`begin_backing`](Self::begin_backing), with or without success.
-    pub(crate) fn end_backing(&mut self, slot: usize, backed: bool) {
-        debug_assert_eq!(self.slots[slot], Slot::Backing);
+    /// Ends [`begin_prefault`](Self::begin_prefault), with or without success.
+    pub(crate) fn end_prefault(&mut self, slot: usize, backed: bool) {
+        debug_assert_eq!(self.slots[slot], Slot::Prefaulting);
         self.mark(slot..slot + 1, if backed { Slot::Free } else { Slot::Unbacked });
     }
 
@@ -154,7 +160,7 @@ impl SlotMap {
         let (mut length, mut cost) = (0, 0);
         for (end, &slot) in self.slots.iter().enumerate() {
             match slot {
-                Slot::Used | Slot::Backing | Slot::Releasing => {
+                Slot::Used | Slot::Prefaulting | Slot::Releasing => {
                     (length, cost) = (0, 0);
                     continue;
                 }
@@ -175,7 +181,8 @@ impl SlotMap {
 
     /// Why there is no run: addresses that are busy for a moment only are worth waiting for.
     fn no_run(&self) -> Shortage {
-        let busy = self.slots.iter().any(|slot| matches!(slot, Slot::Backing | Slot::Releasing));
+        let busy =
+            self.slots.iter().any(|slot| matches!(slot, Slot::Prefaulting | Slot::Releasing));
         if busy { Shortage::Busy } else { Shortage::Addresses }
     }
 
@@ -226,7 +233,7 @@ impl SlotMap {
         match state {
             Slot::Used => Some(&mut self.used),
             Slot::Free => Some(&mut self.free),
-            Slot::Backing => Some(&mut self.backing),
+            Slot::Prefaulting => Some(&mut self.prefaulting),
             Slot::Unbacked | Slot::Releasing => None,
         }
     }
@@ -246,14 +253,14 @@ mod tests {
     #[test]
     fn best_fit_keeps_long_runs() {
         let mut map = free(20, &[0..8, 10..13, 15..19]);
-        assert_eq!(map.take(3), Ok(Taken { run: 10..13, release: vec![], unbacked: vec![] }));
+        assert_eq!(map.take(3), Ok(TakenSlots { run: 10..13, release: vec![], unbacked: vec![] }));
         assert_eq!(map.take(3).map(|taken| taken.run), Ok(15..18));
     }
 
     #[test]
     fn the_run_that_needs_least_memory_is_extended() {
         let mut map = free(20, &[2..4, 10..13]);
-        assert_eq!(map.take(4), Ok(Taken { run: 9..13, release: vec![], unbacked: vec![9] }));
+        assert_eq!(map.take(4), Ok(TakenSlots { run: 9..13, release: vec![], unbacked: vec![9] }));
     }
 
     #[test]
@@ -303,9 +310,9 @@ mod tests {
     struct World {
         map: SlotMap,
         resident: Vec<bool>,
-        takers: Vec<Taken>,
+        takers: Vec<TakenSlots>,
         regions: Vec<Range<usize>>,
-        backing: Vec<usize>,
+        prefaulting: Vec<usize>,
     }
 
     fn pick<T>(items: &mut Vec<T>, index: usize) -> Option<T> {
@@ -320,7 +327,7 @@ mod tests {
                 resident: vec![false; total],
                 takers: vec![],
                 regions: vec![],
-                backing: vec![],
+                prefaulting: vec![],
             }
         }
 
@@ -338,17 +345,17 @@ mod tests {
                         self.map.give_back(run);
                     }
                 }
-                Op::BeginBacking => match self.map.begin_backing() {
-                    Some(slot) => self.backing.push(slot),
+                Op::BeginBacking => match self.map.begin_prefault() {
+                    Some(slot) => self.prefaulting.push(slot),
                     None => assert!(
                         self.map.committed() == self.map.committed_max
                             || !self.map.slots.contains(&Slot::Unbacked)
                     ),
                 },
                 Op::EndBacking(index, backed) => {
-                    if let Some(slot) = pick(&mut self.backing, index) {
+                    if let Some(slot) = pick(&mut self.prefaulting, index) {
                         self.resident[slot] = backed;
-                        self.map.end_backing(slot, backed);
+                        self.map.end_prefault(slot, backed);
                     }
                 }
             }
@@ -360,7 +367,7 @@ mod tests {
             let (used, committed) = (self.map.used(), self.map.committed());
             let naive = naive_choice(&before, count);
             let settled =
-                !before.iter().any(|slot| matches!(slot, Slot::Backing | Slot::Releasing));
+                !before.iter().any(|slot| matches!(slot, Slot::Prefaulting | Slot::Releasing));
             match self.map.take(count) {
                 Ok(taken) => {
                     let cost = taken.run.clone().filter(|&slot| before[slot] == Slot::Unbacked);
@@ -409,7 +416,7 @@ mod tests {
             assert_eq!(self.map.used(), count(Slot::Used));
             assert_eq!(
                 self.map.committed(),
-                count(Slot::Used) + count(Slot::Free) + count(Slot::Backing)
+                count(Slot::Used) + count(Slot::Free) + count(Slot::Prefaulting)
             );
             let held = self
                 .takers
@@ -421,7 +428,7 @@ mod tests {
             assert_eq!(held, self.map.used(), "two owners of one slot");
             assert!(self.map.committed() <= self.map.committed_max);
             let resident = self.resident.iter().filter(|&&resident| resident).count();
-            assert!(resident + self.backing.len() <= self.map.committed_max, "over the budget");
+            assert!(resident + self.prefaulting.len() <= self.map.committed_max, "over the budget");
             for (slot, &state) in self.map.slots.iter().enumerate() {
                 assert!(
                     state != Slot::Free || self.resident[slot],

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use base::{Error, Result};
 
-use crate::plan::{Home, Plan, Span};
+use crate::plan::{ChunkPlace, LoadPlan, Span};
 use crate::pool::go_on;
 use crate::{PacedReader, Region, RegionMut, SlotPool};
 use os::{DIRECT_ALIGNMENT, DirectFile, Pacer, Rate};
@@ -173,7 +173,7 @@ impl ParameterStore {
             direct: reader.source.is_direct(),
             seconds: 0.0,
         };
-        let placed = place(plan.homes, chunks, &regions);
+        let placed = place(plan.places, chunks, &regions);
         self.count(&report);
         report.seconds = started.elapsed().as_secs_f64();
         Ok(Loaded { placed, report })
@@ -205,13 +205,13 @@ impl ParameterStore {
         }
     }
 
-    fn plan(&self, chunks: &[Chunk]) -> Result<Plan<Arc<Region>>> {
+    fn plan(&self, chunks: &[Chunk]) -> Result<LoadPlan<Arc<Region>>> {
         let alive = self.alive();
-        Plan::new(chunks, |chunk| alive.get(&(chunk.hash, chunk.bytes))?.upgrade())
+        LoadPlan::new(chunks, |chunk| alive.get(&(chunk.hash, chunk.bytes))?.upgrade())
     }
 
     /// Makes the regions that hold one whole chunk known to later loads, and forgets the dead ones.
-    fn register(&self, plan: &Plan<Arc<Region>>, chunks: &[Chunk], regions: &[Arc<Region>]) {
+    fn register(&self, plan: &LoadPlan<Arc<Region>>, chunks: &[Chunk], regions: &[Arc<Region>]) {
         let mut alive = self.alive();
         alive.retain(|_, region| region.strong_count() > 0);
         for span in &plan.spans {
@@ -244,19 +244,19 @@ impl ParameterStore {
 }
 
 fn place(
-    homes: Vec<Home<Arc<Region>>>,
+    places: Vec<ChunkPlace<Arc<Region>>>,
     chunks: &[Chunk],
     regions: &[Arc<Region>],
 ) -> Vec<Placement> {
-    homes
+    places
         .into_iter()
         .zip(chunks)
         .map(|(home, chunk)| {
             // The plan refused lengths that do not fit.
             let bytes = chunk.bytes as usize;
             match home {
-                Home::Alive(region) => Placement { region, offset: 0, bytes },
-                Home::Fresh { region, offset } => {
+                ChunkPlace::Alive(region) => Placement { region, offset: 0, bytes },
+                ChunkPlace::Fresh { region, offset } => {
                     Placement { region: regions[region].clone(), offset, bytes }
                 }
             }

@@ -5,44 +5,44 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::{KindLabels, Level, ModelKindLabels};
+use crate::{KindLabels, LevelGauge, ModelKindLabels};
 
 /// Bounds of a search's stages: a millisecond to a minute.
 const BOUNDS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
 
 /// The metrics of pictures and collections.
-pub struct Images {
+pub struct ImageMetrics {
     /// Pictures by what became of them: "added", "present" or the error kind in snake case.
     pub put: Family<KindLabels, Counter>,
     /// Time of a search's stages: "decode", "embed", "keypoints", "search".
     pub search_seconds: Family<KindLabels, Histogram, fn() -> Histogram>,
     /// Pictures that wait: "interactive", "bulk".
-    pub waiting: Family<KindLabels, Level>,
+    pub waiting: Family<KindLabels, LevelGauge>,
     /// Collections by state: "opening", "ready", "broken".
-    pub collections: Family<KindLabels, Level>,
+    pub collections: Family<KindLabels, LevelGauge>,
     /// Of each collection (as `model`): "points", "segments".
-    pub collection: Family<ModelKindLabels, Level>,
+    pub collection: Family<ModelKindLabels, LevelGauge>,
     /// Memory of all collections: "used", "max".
-    pub memory_bytes: Family<KindLabels, Level>,
+    pub memory_bytes: Family<KindLabels, LevelGauge>,
     /// Queries of search threads: "waiting", "max", "done", "refused".
-    pub queries: Family<KindLabels, Level>,
+    pub queries: Family<KindLabels, LevelGauge>,
     /// Writes that found no room for their points: "waiting", "waited", "refused"; those that were
     /// "slowed" down so that others need not wait for long; and "hurried", 1 while sealing is
     /// hurried for them at the cost of queries.
-    pub writes: Family<KindLabels, Level>,
+    pub writes: Family<KindLabels, LevelGauge>,
     /// What the exact stage's caches have done, those of single records and of blocks of their
     /// files: "record_lookups", "record_hits", "records_in", "records_out", "block_lookups",
     /// "block_hits", "blocks_in", "blocks_out", "blocks", "blocks_max".
-    pub cache: Family<KindLabels, Level>,
+    pub cache: Family<KindLabels, LevelGauge>,
     /// The GPU of the coarse stage: "queries", "fallbacks" (times the processor did its work),
     /// "device_bytes", "pinned_bytes".
-    pub gpu: Family<KindLabels, Level>,
+    pub gpu: Family<KindLabels, LevelGauge>,
 }
 
-impl Default for Images {
+impl Default for ImageMetrics {
     fn default() -> Self {
-        Images {
+        ImageMetrics {
             put: Family::default(),
             search_seconds: Family::new_with_constructor(|| Histogram::new(BOUNDS)),
             waiting: Family::default(),
@@ -57,7 +57,7 @@ impl Default for Images {
     }
 }
 
-impl Images {
+impl ImageMetrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         let r = registry;
         r.register("images", "Pictures put in, by what became of them", self.put.clone());

@@ -4,8 +4,8 @@
 //! where the thing happens; gauges that mirror another component's state (pool bytes, queue length)
 //! are set by the exporter just before it encodes, so that nothing has to poll.
 
+mod audio;
 mod images;
-mod recordings;
 mod scheduling;
 mod sliding;
 
@@ -22,16 +22,16 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-pub use images::Images;
+pub use audio::{AudioLabels, AudioMetrics};
+pub use images::ImageMetrics;
 pub use prometheus_client;
-pub use recordings::{RecordingLabels, Recordings};
-pub use scheduling::{Counted, ModelKindLabels, PriorityLabels, Scheduling};
+pub use scheduling::{Counted, ModelKindLabels, PriorityLabels, SchedulingMetrics};
 pub use sliding::{Percentiles, SlidingHistogram, WINDOW_SECONDS_MAX};
 
 /// A value that goes up and down, in whole units.
-pub type Level = Gauge<i64, AtomicI64>;
+pub type LevelGauge = Gauge<i64, AtomicI64>;
 /// A value in seconds that goes up and down.
-pub type Seconds = Gauge<f64, AtomicU64>;
+pub type SecondsGauge = Gauge<f64, AtomicU64>;
 
 /// The protocols that requests are counted by.
 pub const PROTOCOLS: [&str; 4] = ["oip-grpc", "oip-http", "tfs-grpc", "tfs-http"];
@@ -134,21 +134,21 @@ pub struct Metrics {
     /// Requests refused before they were queued, by reason.
     pub refused: Family<KindLabels, Counter>,
     /// Quantiles of the total latency over the sliding window.
-    pub window_seconds: Family<QuantileLabels, Seconds>,
+    pub window_seconds: Family<QuantileLabels, SecondsGauge>,
     /// Requests per second over the sliding window.
-    pub window_rate: Family<ModelLabels, Seconds>,
+    pub window_rate: Family<ModelLabels, SecondsGauge>,
     /// Parameter bytes by home and version.
-    pub parameter_bytes: Family<BytesLabels, Level>,
+    pub parameter_bytes: Family<BytesLabels, LevelGauge>,
     /// The slot pool: "max", "backed", "used".
-    pub pool_bytes: Family<KindLabels, Level>,
+    pub pool_bytes: Family<KindLabels, LevelGauge>,
     /// The process: "rss", "heap_allocated", "heap_resident".
-    pub process_bytes: Family<KindLabels, Level>,
+    pub process_bytes: Family<KindLabels, LevelGauge>,
     /// Cores' worth of processor time that the control group allows; 0 without a limit.
     pub cpu_limit_cores: Gauge<f64, AtomicU64>,
     /// How long the control group's threads were stopped by that limit, added over cores.
-    pub cpu_throttled_seconds: Seconds,
+    pub cpu_throttled_seconds: SecondsGauge,
     /// 1 for the state each version is in.
-    pub model_state: Family<StateLabels, Level>,
+    pub model_state: Family<StateLabels, LevelGauge>,
     /// Versions published in place of another.
     pub swaps: Family<ModelLabels, Counter>,
     /// Loads that failed.
@@ -156,7 +156,7 @@ pub struct Metrics {
     /// Settings that ready versions took over without a load.
     pub settings_taken_over: Family<ModelLabels, Counter>,
     /// Seconds of the last load, warm-up, drain and unload.
-    pub swap_last_seconds: Family<SwapLabels, Seconds>,
+    pub swap_last_seconds: Family<SwapLabels, SecondsGauge>,
     /// Sums of the same.
     pub swap_seconds: Family<SwapLabels, Counter<f64, AtomicU64>>,
     /// Page faults that loaders took.
@@ -170,27 +170,27 @@ pub struct Metrics {
     /// Parameter bytes taken over from a version that was there.
     pub loader_shared_bytes: Family<ModelLabels, Counter>,
     /// Requests waiting for a worker, and how many may.
-    pub queue: Family<KindLabels, Level>,
+    pub queue: Family<KindLabels, LevelGauge>,
     /// Memory of requests in flight: "max", "used", and the "peak" since the start.
-    pub request_memory_bytes: Family<KindLabels, Level>,
+    pub request_memory_bytes: Family<KindLabels, LevelGauge>,
     /// Work done on the threads that decode, by step: "unpack", "decode", "encode".
     pub decoded: Family<KindLabels, Counter>,
     /// Work that waits for one of these threads ("waiting").
-    pub decode_queue: Family<KindLabels, Level>,
+    pub decode_queue: Family<KindLabels, LevelGauge>,
     /// Open connections by door.
-    pub connections: Family<KindLabels, Level>,
+    pub connections: Family<KindLabels, LevelGauge>,
     /// Connections ended for a flood of HTTP/2 control frames, by the kind of frame.
     pub connections_ended: Family<KindLabels, Counter>,
     /// File descriptors: "open" and "limit".
-    pub descriptors: Family<KindLabels, Level>,
+    pub descriptors: Family<KindLabels, LevelGauge>,
     /// Threads by kind.
-    pub threads: Family<KindLabels, Level>,
+    pub threads: Family<KindLabels, LevelGauge>,
     /// What the scheduler counts.
-    pub scheduling: Scheduling,
+    pub scheduling: SchedulingMetrics,
     /// What is counted of pictures and collections.
-    pub images: Images,
+    pub images: ImageMetrics,
     /// What is counted of recordings.
-    pub recordings: Recordings,
+    pub recordings: AudioMetrics,
 }
 
 /// A model and a step of its swap.
@@ -225,7 +225,7 @@ impl Default for Metrics {
             pool_bytes: Family::default(),
             process_bytes: Family::default(),
             cpu_limit_cores: Gauge::default(),
-            cpu_throttled_seconds: Seconds::default(),
+            cpu_throttled_seconds: SecondsGauge::default(),
             model_state: Family::default(),
             swaps: Family::default(),
             load_failures: Family::default(),
@@ -245,9 +245,9 @@ impl Default for Metrics {
             connections_ended: Family::default(),
             descriptors: Family::default(),
             threads: Family::default(),
-            scheduling: Scheduling::default(),
-            images: Images::default(),
-            recordings: Recordings::default(),
+            scheduling: SchedulingMetrics::default(),
+            images: ImageMetrics::default(),
+            recordings: AudioMetrics::default(),
         };
         metrics.register();
         metrics

@@ -10,7 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::Registry;
 
-use crate::{KindLabels, Level, ModelLabels};
+use crate::{KindLabels, LevelGauge, ModelLabels};
 
 /// A model and what became of its requests, or of the elements of its inputs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -32,7 +32,7 @@ pub struct PriorityLabels {
 
 /// The scheduler's metrics.
 #[derive(Default)]
-pub struct Scheduling {
+pub struct SchedulingMetrics {
     /// Items of runs: the count is the runs, the sum their items.
     pub batch_size: Family<ModelLabels, Counted>,
     /// Elements of padded inputs: "real" and "padding".
@@ -42,14 +42,14 @@ pub struct Scheduling {
     /// Merged runs that failed and were run again one request at a time.
     pub reruns: Family<ModelLabels, Counter>,
     /// Requests waiting by priority level.
-    pub queued: Family<PriorityLabels, Level>,
+    pub queued: Family<PriorityLabels, LevelGauge>,
     /// Runs in progress.
-    pub running: Family<ModelLabels, Level>,
+    pub running: Family<ModelLabels, LevelGauge>,
     /// Inference threads: "all" and "busy".
-    pub workers: Family<KindLabels, Level>,
+    pub workers: Family<KindLabels, LevelGauge>,
 }
 
-impl Scheduling {
+impl SchedulingMetrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         let r = registry;
         r.register("batch_size", "Items of runs", self.batch_size.clone());
@@ -145,8 +145,8 @@ mod tests {
             .batch_size
             .get_or_create(&labels)
             .set(13.0, vec![(1.0, 3), (2.0, 1), (4.0, 0), (f64::INFINITY, 1)]);
-        Scheduling::count(&scheduling.reruns.get_or_create(&labels), 7);
-        Scheduling::count(&scheduling.reruns.get_or_create(&labels), 9);
+        SchedulingMetrics::count(&scheduling.reruns.get_or_create(&labels), 7);
+        SchedulingMetrics::count(&scheduling.reruns.get_or_create(&labels), 9);
         let text = metrics.encode();
         for line in [
             "# TYPE millpond_batch_size histogram",

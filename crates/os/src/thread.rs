@@ -24,7 +24,7 @@ pub fn set_idle_priority() -> Result<()> {
 ///
 /// # Errors
 /// `Internal` when the system refuses.
-pub fn set_yielding(yielding: bool) -> Result<()> {
+pub fn set_batch_scheduling(yielding: bool) -> Result<()> {
     let policy = if yielding { libc::SCHED_BATCH } else { libc::SCHED_OTHER };
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: reads one struct of ours; 0 names the calling thread.

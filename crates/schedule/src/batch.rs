@@ -6,10 +6,10 @@ use base::{DType, Error, NamedTensor, Result, Shape, Tensor};
 use bytes::Bytes;
 use engine::{BatchPlan, InputPlan, OutputPlan};
 
+use crate::batch_key::BatchKey;
 use crate::block;
 use crate::bounds;
 use crate::fill::element;
-use crate::form::Form;
 
 /// One request's part of a run.
 #[derive(Clone, Copy)]
@@ -21,7 +21,7 @@ pub(crate) struct Part<'a> {
 }
 
 /// Whether `inputs` already have the sizes of `form`.
-pub(crate) fn fits(plan: &BatchPlan, form: &Form, inputs: &[NamedTensor]) -> bool {
+pub(crate) fn fits(plan: &BatchPlan, form: &BatchKey, inputs: &[NamedTensor]) -> bool {
     plan.inputs.iter().enumerate().all(|(index, input)| {
         let given = inputs.iter().find(|given| given.name == input.name);
         given.is_none_or(|given| given.tensor.shape().get(1..) == form.sizes(index))
@@ -33,7 +33,11 @@ pub(crate) fn fits(plan: &BatchPlan, form: &Form, inputs: &[NamedTensor]) -> boo
 /// # Errors
 /// `Unimplemented` for a type that cannot be joined or padded, `InvalidArgument` where padding
 /// makes too much of it.
-pub(crate) fn join(plan: &BatchPlan, form: &Form, parts: &[Part<'_>]) -> Result<Vec<NamedTensor>> {
+pub(crate) fn join(
+    plan: &BatchPlan,
+    form: &BatchKey,
+    parts: &[Part<'_>],
+) -> Result<Vec<NamedTensor>> {
     let items = parts.iter().map(|part| part.items).sum();
     let mut joined = Vec::with_capacity(plan.inputs.len());
     for (index, input) in plan.inputs.iter().enumerate() {
@@ -120,7 +124,7 @@ pub(crate) struct Misfit(pub(crate) String);
 /// foretells: then the model does not keep its items apart, or the rule is wrong.
 pub(crate) fn split(
     plan: &BatchPlan,
-    form: &Form,
+    form: &BatchKey,
     parts: &[Part<'_>],
     outputs: Vec<NamedTensor>,
 ) -> Result<Vec<Vec<NamedTensor>>, Misfit> {
@@ -154,7 +158,7 @@ pub(crate) fn split(
     Ok(answers)
 }
 
-fn foretold(rule: &OutputPlan, form: &Form, output: &NamedTensor) -> Result<(), Misfit> {
+fn foretold(rule: &OutputPlan, form: &BatchKey, output: &NamedTensor) -> Result<(), Misfit> {
     for axis in &rule.axes {
         let Some(&padded) =
             form.sizes(axis.source).and_then(|sizes| sizes.get(axis.source_axis - 1))

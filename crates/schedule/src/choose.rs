@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use engine::{BatchPlan, ScheduleMode, ScheduleOptions};
 
+use crate::batch_key::BatchKey;
 use crate::entry::Entry;
-use crate::form::Form;
 use crate::model_queue::ModelQueue;
 
 /// Different forms looked at for one that is ready; what is behind them waits for the next look.
@@ -23,7 +23,7 @@ const LINGER_WEIGHT: f64 = 0.1;
 pub(crate) struct Batch {
     pub(crate) entries: Vec<Entry>,
     /// What all are padded to; `None` where the only one runs as it is.
-    pub(crate) form: Option<Form>,
+    pub(crate) form: Option<BatchKey>,
     /// Cores that the run is charged for.
     pub(crate) cores: usize,
     /// Cores that nobody else may have meanwhile.
@@ -57,7 +57,7 @@ type Place = (usize, usize);
 /// Those that run together, and what they are padded to.
 struct Group {
     places: Vec<Place>,
-    form: Option<Form>,
+    form: Option<BatchKey>,
     /// What was decided by measured costs: the shape's number, and the items that will be measured
     /// as its (none where other shapes joined them).
     decided: Option<(u64, Option<usize>)>,
@@ -227,7 +227,7 @@ impl ModelQueue {
     fn pad(
         &mut self,
         places: &mut Vec<Place>,
-        form: &mut Option<Form>,
+        form: &mut Option<BatchKey>,
         order: &[Place],
         plan: &BatchPlan,
         options: &ScheduleOptions,

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use crate::line::Line;
+use crate::linear_fit::LinearFit;
 
 /// Batch sizes are told apart by powers of two: 1, 2, 3..4, 5..8 and so on up to 4096.
 const SIZES: usize = 13;
@@ -200,7 +200,7 @@ impl ShapeCost {
 pub(crate) struct ModelCost {
     shapes: HashMap<u64, (String, ShapeCost)>,
     steps: [Step; SIZES],
-    line: Line,
+    fit: LinearFit,
     /// Looks at a shape.
     clock: u64,
     /// Decisions that led to a run.
@@ -254,18 +254,18 @@ impl ModelCost {
         if let Some((class, ratio)) = step {
             self.steps[class].add(ratio);
         }
-        self.line.add(elements, us);
+        self.fit.add(elements, us);
     }
 
     /// A run over different shapes, `elements` padded elements in all, took `us` microseconds.
     pub(crate) fn add_padded(&mut self, elements: f64, us: f64) {
-        self.line.add(elements, us);
+        self.fit.add(elements, us);
     }
 
     /// Whether one run over `together` elements is cheaper than one over each of `apart`; see
-    /// [`Line::pays`].
+    /// [`LinearFit::pays`].
     pub(crate) fn padding_pays(&mut self, together: f64, apart: [f64; 2]) -> bool {
-        self.line.pays(together, apart)
+        self.fit.pays(together, apart)
     }
 
     /// Names and costs of the shapes seen most.

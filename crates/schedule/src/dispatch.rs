@@ -14,9 +14,9 @@ use std::time::Instant;
 
 use crate::SchedulerConfig;
 use crate::choose::{Batch, Next};
-use crate::entry::{Dead, Entry};
+use crate::entry::{Entry, ExpiredEntry};
 use crate::model_queue::{ModelQueue, Ran};
-use crate::snapshot::Snapshot;
+use crate::snapshot::SchedulerSnapshot;
 
 /// Models with a queue; above it those whose versions are gone are forgotten before a new one is
 /// added.
@@ -33,7 +33,7 @@ pub(crate) enum Refusal {
 /// What a worker is given.
 pub(crate) enum Work {
     /// Requests nobody waits for, to be answered.
-    Bury(Vec<Dead>),
+    Expire(Vec<ExpiredEntry>),
     /// A run.
     Run(Batch),
 }
@@ -97,7 +97,11 @@ impl Dispatch {
 
     /// Takes the entries of one request and wakes a worker. Entries that nobody waits for any more
     /// may be added to `dead`, to be answered by the caller.
-    pub(crate) fn push(&self, entries: Vec<Entry>, dead: &mut Vec<Dead>) -> Result<(), Refusal> {
+    pub(crate) fn push(
+        &self,
+        entries: Vec<Entry>,
+        dead: &mut Vec<ExpiredEntry>,
+    ) -> Result<(), Refusal> {
         let Some(first) = entries.first() else { return Ok(()) };
         let (model, now, count) = (first.servable.id.model.clone(), first.submitted, entries.len());
         let mut state = self.lock();
@@ -146,11 +150,11 @@ impl Dispatch {
             let now = Instant::now();
             let mut dead = Vec::new();
             let stale = state.models.values_mut().filter(|queue| look || queue.stale(now));
-            stale.for_each(|queue| queue.bury(now, &mut dead));
+            stale.for_each(|queue| queue.expire(now, &mut dead));
             look = false;
             if !dead.is_empty() {
                 self.count(&mut state, 0, dead.len());
-                return Some(Work::Bury(dead));
+                return Some(Work::Expire(dead));
             }
             let until = match state.pick(now, self.wakers.len()) {
                 Next::Run(batch) => {
@@ -210,11 +214,11 @@ impl Dispatch {
         self.wakers.iter().for_each(Condvar::notify_one);
     }
 
-    pub(crate) fn snapshot(&self) -> Snapshot {
+    pub(crate) fn snapshot(&self) -> SchedulerSnapshot {
         let mut state = self.lock();
         state.models.retain(|_, queue| !queue.gone());
         let models = state.models.values();
-        Snapshot {
+        SchedulerSnapshot {
             workers: self.wakers.len(),
             busy: models.clone().map(|queue| queue.running).sum(),
             queued: self.queued(),

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use base::{Error, NamedTensor, Result};
 use engine::{BatchPlan, Servable};
 
-use crate::form::{self, Form, same_question};
-use crate::{Completion, Done, Job, batch, bounds, fill};
+use crate::batch_key::{self, BatchKey, same_question};
+use crate::{Completion, CompletionCallback, Job, batch, bounds, fill};
 
 /// What waits.
 pub(crate) struct Entry {
@@ -21,7 +21,7 @@ pub(crate) struct Entry {
     /// Index of its priority level.
     pub(crate) level: usize,
     /// What it can be joined with; `None` where it runs as it is.
-    pub(crate) form: Option<Form>,
+    pub(crate) form: Option<BatchKey>,
     /// The form's number; 0 without one.
     pub(crate) key: u64,
     /// Items; 1 without a form.
@@ -32,12 +32,12 @@ pub(crate) struct Entry {
 }
 
 /// An entry that nobody waits for any more, and why.
-pub(crate) type Dead = (Entry, Error);
+pub(crate) type ExpiredEntry = (Entry, Error);
 
 /// Where an entry's outcome goes.
 pub(crate) enum Finish {
     /// To the client.
-    Whole(Done),
+    Whole(CompletionCallback),
     /// To where the parts of a request are put together again.
     Part(Arc<Rejoin>, usize),
 }
@@ -51,7 +51,7 @@ impl Entry {
     pub(crate) fn from_job(mut job: Job, now: Instant) -> Result<Vec<Entry>> {
         let (plan, options) = (job.servable.plan(), job.servable.schedule());
         let joinable = plan.batchable || plan.pads();
-        if joinable && let Some(items) = form::items(plan, &job.inputs) {
+        if joinable && let Some(items) = batch_key::items(plan, &job.inputs) {
             bounds::items(plan, items, options.max_batch)?;
         }
         if plan.fills() {
@@ -60,10 +60,10 @@ impl Entry {
         let levels = options.levels();
         let asked = if job.priority == 0 { options.default_priority } else { job.priority };
         let level = asked.clamp(1, levels) - 1;
-        let form = if joinable { Form::of(plan, &job.inputs) } else { None };
+        let form = if joinable { BatchKey::of(plan, &job.inputs) } else { None };
         let (form, items) = form.map_or((None, 1), |(form, items)| (Some(form), items));
         let max = options.max_batch;
-        let key = form.as_ref().map_or(0, Form::key);
+        let key = form.as_ref().map_or(0, BatchKey::key);
         let servable = job.servable.clone();
         let part = move |inputs, outputs, cancelled, form, items, finish| Entry {
             servable: servable.clone(),
@@ -129,7 +129,7 @@ impl Entry {
             self.form.is_some() && other.form.is_some() && self.servable.plan().batchable;
         joinable
             && same_question((&self.servable, &self.outputs), (&other.servable, &other.outputs))
-            && form::same_shared(self.servable.plan(), &self.inputs, &other.inputs)
+            && batch_key::same_shared(self.servable.plan(), &self.inputs, &other.inputs)
     }
 
     /// Whether it can be joined with `other` without padding.
@@ -176,7 +176,7 @@ struct Parts {
     queue: Duration,
     compute: Duration,
     batch: usize,
-    done: Option<Done>,
+    done: Option<CompletionCallback>,
 }
 
 impl Rejoin {
@@ -184,7 +184,7 @@ impl Rejoin {
         items: Vec<usize>,
         inputs: Vec<NamedTensor>,
         outputs: Vec<Arc<str>>,
-        done: Done,
+        done: CompletionCallback,
     ) -> Rejoin {
         let state = Parts {
             answers: vec![None; items.len()],
@@ -214,7 +214,7 @@ impl Rejoin {
         index: usize,
         completion: Completion,
         again: impl FnOnce(&[NamedTensor], &[Arc<str>]) -> Result<Vec<NamedTensor>>,
-    ) -> Option<(Done, Completion)> {
+    ) -> Option<(CompletionCallback, Completion)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match completion.result {
             Ok(outputs) => state.answers[index] = Some(outputs),

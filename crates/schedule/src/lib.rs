@@ -6,15 +6,16 @@
 //! outcome to its callback. There is no async runtime here and no lock is held while a model runs.
 //!
 //! From the inside out: [`bounds`] is what one request may ask for, [`merge`] the padding rule,
-//! [`form`] what decides whether requests fit together, [`batch`] joins and splits, [`cost`] learns
-//! what merging brings and [`line`] what padding costs, [`choose`] picks among one model's requests
-//! in its [`model_queue`], [`dispatch`] among models, [`run`] calls the engine.
+//! [`batch_key`] what decides whether requests fit together, [`batch`] joins and splits, [`cost`]
+//! learns what merging brings and [`linear_fit`] what padding costs, [`choose`] picks among one
+//! model's requests in its [`model_queue`], [`dispatch`] among models, [`run`] calls the engine.
 //!
 //! Invariant: every submitted job's callback is called exactly once, also when the model panics,
 //! the deadline passes in the queue, or the scheduler shuts down; and what it is given does not
 //! depend on its batch-mates.
 
 mod batch;
+mod batch_key;
 mod block;
 mod bounds;
 mod choose;
@@ -22,8 +23,7 @@ mod cost;
 mod dispatch;
 mod entry;
 mod fill;
-mod form;
-mod line;
+mod linear_fit;
 mod merge;
 mod model_queue;
 mod run;
@@ -42,7 +42,9 @@ use engine::Servable;
 
 use dispatch::{Dispatch, Refusal, Work};
 use entry::Entry;
-pub use snapshot::{BATCH_SIZE_BOUNDS, CLASSES_SHOWN_MAX, ClassSnapshot, ModelSnapshot, Snapshot};
+pub use snapshot::{
+    BATCH_SIZE_BOUNDS, CLASSES_SHOWN_MAX, ClassSnapshot, ModelSnapshot, SchedulerSnapshot,
+};
 pub use threads::{ThreadPlan, ThreadPolicy};
 
 /// Most workers a scheduler starts.
@@ -79,7 +81,7 @@ pub struct Completion {
 }
 
 /// Called once with the outcome, on a worker thread; must not block.
-pub type Done = Box<dyn FnOnce(Completion) + Send>;
+pub type CompletionCallback = Box<dyn FnOnce(Completion) + Send>;
 
 /// One request for one version.
 pub struct Job {
@@ -97,7 +99,7 @@ pub struct Job {
     /// Set when the client has gone: the job is dropped before it runs.
     pub cancelled: Arc<AtomicBool>,
     /// Where the outcome goes.
-    pub done: Done,
+    pub done: CompletionCallback,
 }
 
 /// The inference workers and their queues.
@@ -160,7 +162,7 @@ impl Scheduler {
         let parts = entries.len();
         let mut dead = Vec::new();
         let pushed = self.dispatch.push(entries, &mut dead);
-        run::bury(dead);
+        run::expire(dead);
         pushed.map_err(|refusal| match refusal {
             Refusal::Full { limit, waiting } if parts == 1 || waiting >= limit => Error::exhausted(format!(
                 "{waiting} requests are waiting already; try again later or raise the model's queue"
@@ -186,7 +188,7 @@ impl Scheduler {
     }
 
     /// What has been done and is being done.
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> SchedulerSnapshot {
         self.dispatch.snapshot()
     }
 
@@ -230,7 +232,7 @@ fn work(jobs: &Dispatch, worker: usize, pin: bool) {
     let (mut ran, mut meter) = (None, run::Meter::start());
     while let Some(work) = jobs.next(worker, ran.take()) {
         match work {
-            Work::Bury(dead) => run::bury(dead),
+            Work::Expire(dead) => run::expire(dead),
             Work::Run(batch) => {
                 let (model, taken) = (batch.model(), batch.taken);
                 ran = Some((model, run::run(batch, &mut meter), taken));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use engine::Session;
 
 use crate::cost::ModelCost;
-use crate::entry::{Dead, Entry};
+use crate::entry::{Entry, ExpiredEntry};
 use crate::snapshot::{BATCH_SIZE_BOUNDS, CLASSES_SHOWN_MAX, ClassSnapshot, ModelSnapshot};
 
 /// Instances of versions remembered as not to be merged.
@@ -128,7 +128,7 @@ impl ModelQueue {
         entries: Vec<Entry>,
         server_max: usize,
         now: Instant,
-        dead: &mut Vec<Dead>,
+        dead: &mut Vec<ExpiredEntry>,
     ) -> Result<(), (usize, usize)> {
         let Some(first) = entries.first() else { return Ok(()) };
         let options = first.servable.schedule();
@@ -145,7 +145,7 @@ impl ModelQueue {
             bounds.into_iter().find(|&(max, waiting)| waiting + room(max) > max)
         };
         if full(self).is_some() {
-            self.bury(now, dead);
+            self.expire(now, dead);
         }
         if let Some(full) = full(self) {
             self.counts.refused += 1;
@@ -170,7 +170,7 @@ impl ModelQueue {
     }
 
     /// Takes out those nobody waits for.
-    pub(crate) fn bury(&mut self, now: Instant, dead: &mut Vec<Dead>) {
+    pub(crate) fn expire(&mut self, now: Instant, dead: &mut Vec<ExpiredEntry>) {
         self.looked = Some(now);
         for level in &mut self.levels {
             if !level.iter().any(|entry| entry.dead(now).is_some()) {

@@ -8,11 +8,11 @@ use base::{Error, NamedTensor, Result};
 use engine::Servable;
 
 use crate::batch::{self, Misfit, Part};
+use crate::batch_key::BatchKey;
 use crate::choose::Batch;
-use crate::entry::{Dead, Entry, Finish};
-use crate::form::Form;
+use crate::entry::{Entry, ExpiredEntry, Finish};
 use crate::model_queue::{Lesson, Ran};
-use crate::{Completion, Done};
+use crate::{Completion, CompletionCallback};
 
 /// What every request of a run has been given.
 type Answers = Vec<Result<Vec<NamedTensor>>>;
@@ -58,7 +58,7 @@ impl Meter {
 }
 
 /// Each entry's answer, and what the run has shown.
-fn answer(servable: &Servable, entries: &[Entry], form: Option<&Form>) -> (Answers, Ran) {
+fn answer(servable: &Servable, entries: &[Entry], form: Option<&BatchKey>) -> (Answers, Ran) {
     let items = entries.iter().map(|entry| entry.items).sum();
     let mut ran = Ran { requests: entries.len(), items, ..Ran::default() };
     let failure = match together(servable, entries, form) {
@@ -96,7 +96,7 @@ fn answer(servable: &Servable, entries: &[Entry], form: Option<&Form>) -> (Answe
 fn together(
     servable: &Servable,
     entries: &[Entry],
-    form: Option<&Form>,
+    form: Option<&BatchKey>,
 ) -> std::result::Result<Vec<Vec<NamedTensor>>, Failure> {
     let plan = servable.plan();
     let (form, outputs) = match (entries, form) {
@@ -139,7 +139,7 @@ fn guarded<T>(servable: &Servable, what: &str, work: impl FnOnce() -> Result<T>)
 }
 
 /// What a run that went well teaches.
-fn learn(ran: &mut Ran, servable: &Servable, entries: &[Entry], form: Option<&Form>) {
+fn learn(ran: &mut Ran, servable: &Servable, entries: &[Entry], form: Option<&BatchKey>) {
     let (plan, Some(form)) = (servable.plan(), form) else { return };
     let elements = form.elements(plan);
     if plan.pads() {
@@ -171,7 +171,7 @@ fn deliver(
     answers: Answers,
     (started, compute, batch): (Instant, Duration, usize),
 ) {
-    let mut calls: Vec<(Done, Completion)> = Vec::with_capacity(entries.len());
+    let mut calls: Vec<(CompletionCallback, Completion)> = Vec::with_capacity(entries.len());
     for (entry, result) in entries.into_iter().zip(answers) {
         let queue = started.saturating_duration_since(entry.submitted);
         let completion = Completion { result, queue, compute, batch };
@@ -182,7 +182,7 @@ fn deliver(
 }
 
 /// The callback that an outcome is for, unless other parts of the request are still missing.
-fn finish(entry: Entry, completion: Completion) -> Option<(Done, Completion)> {
+fn finish(entry: Entry, completion: Completion) -> Option<(CompletionCallback, Completion)> {
     let servable = entry.servable;
     match entry.finish {
         Finish::Whole(done) => Some((done, completion)),
@@ -193,7 +193,7 @@ fn finish(entry: Entry, completion: Completion) -> Option<(Done, Completion)> {
 }
 
 /// Answers requests that never ran.
-pub(crate) fn bury(dead: Vec<Dead>) {
+pub(crate) fn expire(dead: Vec<ExpiredEntry>) {
     let now = Instant::now();
     for (entry, error) in dead {
         let queue = now.saturating_duration_since(entry.submitted);

@@ -11,7 +11,7 @@ pub const CLASSES_SHOWN_MAX: usize = 16;
 
 /// The scheduler at one moment. Counts are since the start.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Snapshot {
+pub struct SchedulerSnapshot {
     /// Inference threads.
     pub workers: usize,
     /// Of these, how many run a model.

@@ -7,7 +7,7 @@ use api_audio::AudioState;
 use api_images::ImagesState;
 use base::{Error, Result};
 use inference::InferenceService;
-use lifecycle::{Lifecycle, ParameterHome};
+use lifecycle::{Lifecycle, ParameterPlacement};
 use metrics::Metrics;
 use schedule::Scheduler;
 use search::registry::Registry;
@@ -88,7 +88,7 @@ impl App {
             collections,
             scrape: Mutex::new(()),
             stopping: AtomicBool::new(false),
-            parameters_in_pool: config.memory.home == ParameterHome::Pool,
+            parameters_in_pool: config.memory.placement == ParameterPlacement::Pool,
             requests,
             access,
             tfs_tensor_content: config.listeners.tfs_tensor_content,

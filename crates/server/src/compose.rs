@@ -153,7 +153,7 @@ fn lifecycle_config(config: &Config, run_threads_max: Option<usize>) -> Lifecycl
         retries: models.load_retries,
         retry_interval: models.load_retry_interval,
         swap_reserve: config.memory.swap_reserve,
-        home: config.memory.home,
+        placement: config.memory.placement,
         background: models.background,
         threads_max: run_threads_max.unwrap_or(usize::MAX),
         ..LifecycleConfig::new(models.cache_dir.clone(), converter)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use api_audio::AudioConfig;
 use base::units::{GIB, MIB};
 use engine::LibrarySearch;
-use lifecycle::{ModelConfig, ParameterHome, Root};
+use lifecycle::{ModelConfig, ModelRoot, ParameterPlacement};
 use transport::access::{AccessPolicy, Secret};
 use transport::{ByteBudget, ConnectionLimits, RequestLimits};
 
@@ -178,7 +178,7 @@ impl Default for DataConfig {
 #[derive(Clone, Debug)]
 pub struct MemoryConfig {
     /// The kind of memory that holds parameters.
-    pub home: ParameterHome,
+    pub placement: ParameterPlacement,
     /// Largest size of the slot pool; `None` is 80 % of the machine's memory.
     pub pool_bytes_max: Option<u64>,
     /// Bytes kept free for an incoming version; `None` is the size of the largest served version.
@@ -196,7 +196,7 @@ pub struct MemoryConfig {
 impl Default for MemoryConfig {
     fn default() -> Self {
         MemoryConfig {
-            home: ParameterHome::Pool,
+            placement: ParameterPlacement::Pool,
             pool_bytes_max: None,
             swap_reserve: None,
             load_rate: 800_000_000,
@@ -213,7 +213,7 @@ pub struct ModelsConfig {
     /// Named models.
     pub models: Vec<ModelConfig>,
     /// Directories whose subdirectories are models.
-    pub roots: Vec<Root>,
+    pub roots: Vec<ModelRoot>,
     /// Time between two scans of the directories.
     pub poll: Duration,
     /// Threads that load.

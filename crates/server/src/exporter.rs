@@ -7,10 +7,10 @@ use metrics::prometheus_client::metrics::counter::Counter;
 use metrics::prometheus_client::metrics::family::Family;
 use metrics::{
     BytesLabels, KindLabels, ModelKindLabels, ModelLabels, PriorityLabels, QuantileLabels,
-    Scheduling, StateLabels,
+    SchedulingMetrics, StateLabels,
 };
 use os::CpuQuota;
-use schedule::{BATCH_SIZE_BOUNDS, Snapshot};
+use schedule::{BATCH_SIZE_BOUNDS, SchedulerSnapshot};
 
 use crate::app::App;
 use crate::threads;
@@ -74,7 +74,9 @@ pub(crate) fn exposition(app: &App) -> String {
     windows(app);
     memory(app);
     versions(app);
-    let level = |family: &Family<KindLabels, metrics::Level>, kind: &'static str, value: u64| {
+    let level = |family: &Family<KindLabels, metrics::LevelGauge>,
+                 kind: &'static str,
+                 value: u64| {
         family.get_or_create(&KindLabels { kind }).set(i64::try_from(value).unwrap_or(i64::MAX));
     };
     let metrics = &app.metrics;
@@ -110,7 +112,9 @@ pub(crate) fn exposition(app: &App) -> String {
 /// Sets the gauges of images, and of collections if they are open.
 fn collections(app: &App) {
     let images = &app.metrics.images;
-    let level = |family: &Family<KindLabels, metrics::Level>, kind: &'static str, value: u64| {
+    let level = |family: &Family<KindLabels, metrics::LevelGauge>,
+                 kind: &'static str,
+                 value: u64| {
         family.get_or_create(&KindLabels { kind }).set(i64::try_from(value).unwrap_or(i64::MAX));
     };
     level(&images.waiting, "interactive", app.images.interactive_waiting() as u64);
@@ -170,18 +174,18 @@ fn search_cache(stats: &search::registry::RegistryStats, level: &dyn Fn(&'static
 }
 
 /// Rebuilds the metrics of the scheduler, so that a removed model leaves no series.
-fn scheduling(metrics: &Scheduling, snapshot: &Snapshot) {
+fn scheduling(metrics: &SchedulingMetrics, snapshot: &SchedulerSnapshot) {
     metrics.clear();
     for model in &snapshot.models {
         let labels = ModelLabels { model: model.model.clone() };
         let bounds = BATCH_SIZE_BOUNDS.iter().map(|&bound| bound as f64).chain([f64::INFINITY]);
         let sizes = bounds.zip(model.batch_sizes).collect();
         metrics.batch_size.get_or_create(&labels).set(model.items as f64, sizes);
-        Scheduling::count(&metrics.reruns.get_or_create(&labels), model.reruns);
+        SchedulingMetrics::count(&metrics.reruns.get_or_create(&labels), model.reruns);
         metrics.running.get_or_create(&labels).set(model.running as i64);
         let count = |family: &Family<ModelKindLabels, Counter>, kind: &'static str, value: u64| {
             let labels = ModelKindLabels { model: model.model.clone(), kind };
-            Scheduling::count(&family.get_or_create(&labels), value);
+            SchedulingMetrics::count(&family.get_or_create(&labels), value);
         };
         count(&metrics.input_elements, "real", model.real_elements);
         count(&metrics.input_elements, "padding", model.padding_elements);
@@ -288,7 +292,10 @@ mod tests {
             refused: 1,
             ..ModelSnapshot::default()
         };
-        scheduling(&metrics.scheduling, &Snapshot { models: vec![model], ..Snapshot::default() });
+        scheduling(
+            &metrics.scheduling,
+            &SchedulerSnapshot { models: vec![model], ..SchedulerSnapshot::default() },
+        );
         let text = metrics.encode();
         for line in [
             "millpond_batch_size_count{model=\"m\"} 3",
@@ -302,7 +309,7 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} not in\n{text}");
         }
-        scheduling(&metrics.scheduling, &Snapshot::default());
+        scheduling(&metrics.scheduling, &SchedulerSnapshot::default());
         assert!(!metrics.encode().contains("\"m\""));
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use api_audio::{ServedModel, find_recogniser};
 use audio::recogniser::Recogniser;
 use base::{Error, Result};
-use lifecycle::{ModelStatus, State};
+use lifecycle::{LifecycleState, ModelStatus};
 
 use crate::compose::Core;
 use crate::config::Config;
@@ -125,7 +125,7 @@ fn lines(status: &ModelStatus) -> Vec<((Arc<str>, u64), String)> {
 
 /// Why a model will not serve.
 fn failure(status: &ModelStatus) -> Option<Error> {
-    let failed = || status.versions.iter().find(|version| version.state == State::Failed);
+    let failed = || status.versions.iter().find(|version| version.state == LifecycleState::Failed);
     let reason = match &status.error {
         Some(error) => error.clone(),
         None if status.ready() => return None,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use engine::Engine;
-use lifecycle::{ParameterHome, Root};
+use lifecycle::{ModelRoot, ParameterPlacement};
 use serde_json::Value;
 use tokio::sync::watch;
 
@@ -35,7 +35,7 @@ pub(crate) struct Loopback {
 pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
     let models = ModelsConfig {
         models: Vec::new(),
-        roots: vec![Root::new(root)],
+        roots: vec![ModelRoot::new(root)],
         poll: Duration::from_millis(50),
         load_threads: 1,
         unload_threads: 1,
@@ -46,7 +46,7 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
         converter: (dir.join("none"), Vec::new()),
     };
     let memory = MemoryConfig {
-        home: ParameterHome::Pool,
+        placement: ParameterPlacement::Pool,
         pool_bytes_max: Some(64 << 20),
         huge_pages: false,
         direct: false,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use base::VersionId;
-use lifecycle::{Event, Observer, State, SwapReport};
+use lifecycle::{LifecycleEvent, LifecycleState, Observer, SwapReport};
 use metrics::{Metrics, ModelLabels, SwapLabels};
 
 use crate::page::Page;
@@ -17,20 +17,20 @@ pub(crate) struct MetricsObserver {
 }
 
 impl Observer for MetricsObserver {
-    fn event(&self, event: &Event) {
+    fn event(&self, event: &LifecycleEvent) {
         match event {
-            Event::State(change) if change.to == State::Released => {
+            LifecycleEvent::StateChanged(change) if change.to == LifecycleState::Released => {
                 self.metrics.forget_version(&change.model, change.version);
                 self.stats
                     .forget(&VersionId { model: change.model.clone(), version: change.version });
             }
-            Event::State(change) if change.to == State::Failed => {
+            LifecycleEvent::StateChanged(change) if change.to == LifecycleState::Failed => {
                 self.metrics
                     .load_failures
                     .get_or_create(&ModelLabels { model: change.model.clone() })
                     .inc();
             }
-            Event::Loaded { model, version, cost } => {
+            LifecycleEvent::Loaded { model, version, cost } => {
                 self.page.loaded(&VersionId { model: model.clone(), version: *version });
                 let labels = ModelLabels { model: model.clone() };
                 let metrics = &self.metrics;
@@ -40,13 +40,13 @@ impl Observer for MetricsObserver {
                 metrics.loader_read_bytes.get_or_create(&labels).inc_by(cost.bytes_read);
                 metrics.loader_shared_bytes.get_or_create(&labels).inc_by(cost.bytes_shared);
             }
-            Event::Settled { model, .. } => {
+            LifecycleEvent::Settled { model, .. } => {
                 self.metrics
                     .settings_taken_over
                     .get_or_create(&ModelLabels { model: model.clone() })
                     .inc();
             }
-            Event::Swapped(report) => self.swapped(report),
+            LifecycleEvent::Swapped(report) => self.swapped(report),
             _ => {}
         }
     }

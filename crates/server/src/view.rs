@@ -6,7 +6,7 @@ use std::time::Duration;
 use base::{Error, Result, VersionId};
 use engine::{ScheduleMode, Servable};
 use inference::{RunSize, TimeTotal, VersionStats};
-use lifecycle::{ModelStatus, State, VersionStatus};
+use lifecycle::{LifecycleState, ModelStatus, VersionStatus};
 use protocol::status::{
     BatchTotal, Batching, IndexEntry, QueueLimits, StatisticsEntry, Total, VersionState,
 };
@@ -68,13 +68,18 @@ fn version_state(status: &VersionStatus) -> VersionState {
     VersionState {
         version: status.version,
         state: match status.state {
-            State::Discovered | State::Admitted => protocol::status::TfsState::Start,
-            State::Loading | State::Warming => protocol::status::TfsState::Loading,
-            State::Ready => protocol::status::TfsState::Available,
-            State::Draining => protocol::status::TfsState::Unloading,
-            State::Released | State::Failed => protocol::status::TfsState::End,
+            LifecycleState::Discovered | LifecycleState::Admitted => {
+                protocol::status::TfsState::Start
+            }
+            LifecycleState::Loading | LifecycleState::Warming => {
+                protocol::status::TfsState::Loading
+            }
+            LifecycleState::Ready => protocol::status::TfsState::Available,
+            LifecycleState::Draining => protocol::status::TfsState::Unloading,
+            LifecycleState::Released | LifecycleState::Failed => protocol::status::TfsState::End,
         },
-        error: (status.state == State::Failed).then(|| status.reason.clone().unwrap_or_default()),
+        error: (status.state == LifecycleState::Failed)
+            .then(|| status.reason.clone().unwrap_or_default()),
     }
 }
 
@@ -104,13 +109,16 @@ fn index_entries(model: &ModelStatus) -> Vec<IndexEntry> {
         name: model.name.clone(),
         version: Some(version.version),
         state: match version.state {
-            State::Ready => "READY",
-            State::Discovered | State::Admitted | State::Loading | State::Warming => "LOADING",
-            State::Draining => "UNLOADING",
-            State::Released | State::Failed => "UNAVAILABLE",
+            LifecycleState::Ready => "READY",
+            LifecycleState::Discovered
+            | LifecycleState::Admitted
+            | LifecycleState::Loading
+            | LifecycleState::Warming => "LOADING",
+            LifecycleState::Draining => "UNLOADING",
+            LifecycleState::Released | LifecycleState::Failed => "UNAVAILABLE",
         },
         reason: match (version.state, &version.reason) {
-            (State::Released, None) if model.unloaded => UNLOADED.into(),
+            (LifecycleState::Released, None) if model.unloaded => UNLOADED.into(),
             _ => reason(version, model.error.as_deref()),
         },
     };
@@ -232,14 +240,17 @@ mod tests {
             let model = ModelStatus { name, versions: vec![version], error, unloaded: false };
             index_entries(&model).remove(0).reason
         };
-        assert_eq!(shown(version(State::Ready, None), None), "a note");
+        assert_eq!(shown(version(LifecycleState::Ready, None), None), "a note");
         let error = "m/millpond.toml: line 1: unknown field `polcy`";
-        assert_eq!(shown(version(State::Ready, None), Some(error)), format!("a note; {error}"));
         assert_eq!(
-            shown(version(State::Failed, Some("why")), Some(error)),
+            shown(version(LifecycleState::Ready, None), Some(error)),
+            format!("a note; {error}")
+        );
+        assert_eq!(
+            shown(version(LifecycleState::Failed, Some("why")), Some(error)),
             format!("why; {error}")
         );
-        let (name, versions) = ("m".into(), vec![version(State::Released, None)]);
+        let (name, versions) = ("m".into(), vec![version(LifecycleState::Released, None)]);
         let unloaded = ModelStatus { name, versions, error: None, unloaded: true };
         assert_eq!(index_entries(&unloaded).remove(0).reason, UNLOADED);
     }

@@ -127,7 +127,7 @@ impl CodecThreads {
 
 fn serve(queue: &Receiver<Work>) {
     // Connection threads preempt this one when a socket has data.
-    if let Err(error) = os::thread::set_yielding(true) {
+    if let Err(error) = os::thread::set_batch_scheduling(true) {
         tracing::debug!(%error, "a codec thread keeps its scheduling class");
     }
     // A panic fails only its own request, whose channel closes.

@@ -107,7 +107,7 @@ fn try_huge_page() -> base::Result<u64> {
         huge_pages: true,
         fault_rate: Rate::unlimited(),
     })?;
-    pool.ensure_backed(bytes)?;
+    pool.prefault(bytes)?;
     pool.huge_bytes()
 }
 

@@ -2,9 +2,7 @@
 
 use std::path::Path;
 
-use lifecycle::{
-    Converter, LifecycleConfig, ModelConfig, ParameterHome, Root, Transition, VersionPolicy,
-};
+use lifecycle::{Converter, LifecycleConfig, ModelConfig, ModelRoot, Transition, VersionPolicy};
 use server::{
     AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig,
     Secret,
@@ -81,10 +79,10 @@ fn memory(options: &MemoryOptions) -> MemoryConfig {
     let default = MemoryConfig::default();
     let rate = |rate: Option<ByteRate>, default| rate.map_or(default, |ByteRate(bytes)| bytes);
     MemoryConfig {
-        home: match options.parameter_home {
-            None => default.home,
-            Some(ParameterPlacement::Pool) => ParameterHome::Pool,
-            Some(ParameterPlacement::Heap) => ParameterHome::Heap,
+        placement: match options.parameter_home {
+            None => default.placement,
+            Some(ParameterPlacement::Pool) => lifecycle::ParameterPlacement::Pool,
+            Some(ParameterPlacement::Heap) => lifecycle::ParameterPlacement::Heap,
         },
         pool_bytes_max: options.pool.map(|ByteSize(bytes)| bytes),
         swap_reserve: options.swap_reserve.map(|ByteSize(bytes)| bytes),
@@ -186,9 +184,9 @@ fn model_config(name: &str, model: &ServedModel, settings: &ServeSettings) -> Mo
 
 /// Builds the configuration of a directory of models. Models that appear later get the same
 /// settings.
-fn root(dir: &Path, settings: &ServeSettings) -> Root {
+fn root(dir: &Path, settings: &ServeSettings) -> ModelRoot {
     let all = &settings.lifecycle;
-    Root {
+    ModelRoot {
         dir: dir.to_owned(),
         policy: policy(all.versions.as_ref()),
         transition: transition(all.transition),

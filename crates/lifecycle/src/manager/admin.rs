@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 
 use super::model::{Disk, Model, Version};
-use super::{Gear, Manager, Touched};
-use crate::State;
-use crate::lifecycle::{Done, LoadSpec};
-use crate::source::Found;
+use super::{Manager, ManagerContext, Touched};
+use crate::LifecycleState;
+use crate::lifecycle::{AdminCallback, LoadSpec};
+use crate::source::VersionContents;
 
 /// Requests of administrators that wait at the same time.
 const WAITERS_MAX: usize = 256;
@@ -25,14 +25,14 @@ pub(super) const PAUSE: Duration = Duration::from_millis(100);
 /// A request that has not been answered.
 pub(super) struct Waiter {
     pub(super) model: Arc<str>,
-    wish: Wish,
+    goal: WaiterGoal,
     since: Instant,
-    done: Done,
+    done: AdminCallback,
 }
 
-enum Wish {
+enum WaiterGoal {
     /// A look that answers `ticket` must come first.
-    Look { ticket: u64, spec: LoadSpec },
+    Scan { ticket: u64, spec: LoadSpec },
     /// Perhaps a version still settles.
     Choose { spec: LoadSpec },
     /// These versions are to be ready.
@@ -42,18 +42,23 @@ enum Wish {
 }
 
 /// What a look at a waiter gave.
-enum Verdict {
+enum WaiterVerdict {
     Wait,
     Done(Result<()>),
 }
 
 impl Manager {
-    pub(super) fn admin_load(&mut self, model: Arc<str>, spec: LoadSpec, done: Done) {
-        let ticket = self.looks.ask();
-        self.wait(Waiter { model, wish: Wish::Look { ticket, spec }, since: Instant::now(), done });
+    pub(super) fn admin_load(&mut self, model: Arc<str>, spec: LoadSpec, done: AdminCallback) {
+        let ticket = self.scans.ask();
+        self.wait(Waiter {
+            model,
+            goal: WaiterGoal::Scan { ticket, spec },
+            since: Instant::now(),
+            done,
+        });
     }
 
-    pub(super) fn admin_unload(&mut self, name: Arc<str>, done: Done) -> Touched {
+    pub(super) fn admin_unload(&mut self, name: Arc<str>, done: AdminCallback) -> Touched {
         let Some(model) = self.models.get_mut(&name) else {
             done(Err(unknown(&name)));
             return Touched::Nothing;
@@ -65,14 +70,19 @@ impl Manager {
         }
         let (overtaken, rest) = std::mem::take(&mut self.waiters)
             .into_iter()
-            .partition(|waiter| waiter.model == name && !matches!(waiter.wish, Wish::Unload));
+            .partition(|waiter| waiter.model == name && !matches!(waiter.goal, WaiterGoal::Unload));
         self.waiters = rest;
         for waiter in overtaken {
             (waiter.done)(Err(Error::cancelled(format!(
                 "model \"{name}\" was unloaded by an administrator"
             ))));
         }
-        self.wait(Waiter { model: name.clone(), wish: Wish::Unload, since: Instant::now(), done });
+        self.wait(Waiter {
+            model: name.clone(),
+            goal: WaiterGoal::Unload,
+            since: Instant::now(),
+            done,
+        });
         Touched::One(name)
     }
 
@@ -98,20 +108,20 @@ impl Manager {
     }
 
     fn begin(&mut self, waiter: &mut Waiter, now: Instant) -> Result<()> {
-        if let Wish::Look { ticket, spec } = &waiter.wish {
+        if let WaiterGoal::Scan { ticket, spec } = &waiter.goal {
             if self.answered.is_none_or(|answered| answered < *ticket) {
                 return Ok(());
             }
             let model = self.models.get_mut(&waiter.model).filter(|model| !model.gone);
             let model = model.ok_or_else(|| unknown(&waiter.model))?;
-            model.forgive(&self.gear);
-            waiter.wish = Wish::Choose { spec: spec.clone() };
+            model.forgive(&self.context);
+            waiter.goal = WaiterGoal::Choose { spec: spec.clone() };
         }
-        if let Wish::Choose { spec } = &waiter.wish {
+        if let WaiterGoal::Choose { spec } = &waiter.goal {
             let model = self.models.get_mut(&waiter.model).ok_or_else(|| unknown(&waiter.model))?;
             let patient = now.duration_since(waiter.since) < SETTLE_WAIT_MAX;
             if let Some(targets) = model.targets(spec, patient)? {
-                waiter.wish = Wish::Load { targets };
+                waiter.goal = WaiterGoal::Load { targets };
             }
         }
         Ok(())
@@ -123,8 +133,8 @@ impl Manager {
         for waiter in std::mem::take(&mut self.waiters) {
             let model = self.models.get(&waiter.model);
             match waiter.verdict(model, now) {
-                Verdict::Wait => self.waiters.push(waiter),
-                Verdict::Done(result) => (waiter.done)(result),
+                WaiterVerdict::Wait => self.waiters.push(waiter),
+                WaiterVerdict::Done(result) => (waiter.done)(result),
             }
         }
     }
@@ -138,28 +148,28 @@ impl Manager {
 }
 
 impl Waiter {
-    fn verdict(&self, model: Option<&Model>, now: Instant) -> Verdict {
+    fn verdict(&self, model: Option<&Model>, now: Instant) -> WaiterVerdict {
         if now.duration_since(self.since) > WAIT_MAX {
-            return Verdict::Done(Err(Error::deadline(
+            return WaiterVerdict::Done(Err(Error::deadline(
                 "gave up waiting; what was asked for goes on",
             )));
         }
-        match (&self.wish, model) {
-            (Wish::Look { .. } | Wish::Choose { .. }, _) => Verdict::Wait,
-            (Wish::Unload, Some(model)) if !model.down => {
-                Verdict::Done(Err(Error::cancelled("it was loaded again by an administrator")))
-            }
-            (Wish::Unload, Some(model)) if !model.at_rest() => Verdict::Wait,
-            (Wish::Unload, _) => Verdict::Done(Ok(())),
-            (Wish::Load { .. }, None) => Verdict::Done(Err(unknown(&self.model))),
-            (Wish::Load { targets }, Some(model)) => model.loaded(targets, now),
+        match (&self.goal, model) {
+            (WaiterGoal::Scan { .. } | WaiterGoal::Choose { .. }, _) => WaiterVerdict::Wait,
+            (WaiterGoal::Unload, Some(model)) if !model.down => WaiterVerdict::Done(Err(
+                Error::cancelled("it was loaded again by an administrator"),
+            )),
+            (WaiterGoal::Unload, Some(model)) if !model.at_rest() => WaiterVerdict::Wait,
+            (WaiterGoal::Unload, _) => WaiterVerdict::Done(Ok(())),
+            (WaiterGoal::Load { .. }, None) => WaiterVerdict::Done(Err(unknown(&self.model))),
+            (WaiterGoal::Load { targets }, Some(model)) => model.loaded(targets, now),
         }
     }
 }
 
 impl Model {
     /// An administrator asked for it: it may load, and what failed may be tried again.
-    fn forgive(&mut self, gear: &Gear) {
+    fn forgive(&mut self, context: &ManagerContext) {
         self.down = false;
         let failed: Vec<u64> = self
             .versions
@@ -171,7 +181,7 @@ impl Model {
             if let Some(version) = self.versions.get_mut(&number) {
                 version.failure = None;
             }
-            self.show_disk(gear, number);
+            self.show_disk(context, number);
         }
     }
 
@@ -235,7 +245,10 @@ impl Model {
     fn nothing_to_load(&self) -> Error {
         let reason = self.versions.iter().rev().find_map(|(number, version)| match &version.disk {
             Some(Disk {
-                found: Found::Settling(reason) | Found::Unusable(reason) | Found::Unreadable(reason),
+                found:
+                    VersionContents::Settling(reason)
+                    | VersionContents::Unusable(reason)
+                    | VersionContents::Unreadable(reason),
                 ..
             }) => Some(format!("version {number}: {reason}")),
             _ => None,
@@ -246,17 +259,19 @@ impl Model {
     }
 
     /// Whether all of `targets` are ready.
-    fn loaded(&self, targets: &BTreeSet<u64>, now: Instant) -> Verdict {
+    fn loaded(&self, targets: &BTreeSet<u64>, now: Instant) -> WaiterVerdict {
         let aspired = self.choice(&self.views(now)).aspired;
         for number in targets {
             let Some(version) = self.versions.get(number) else {
-                return Verdict::Done(Err(Error::not_found(format!("version {number} has gone"))));
+                return WaiterVerdict::Done(Err(Error::not_found(format!(
+                    "version {number} has gone"
+                ))));
             };
             if version.load.is_some() || version.reload {
-                return Verdict::Wait;
+                return WaiterVerdict::Wait;
             }
             if let Some(failure) = &version.failure {
-                return Verdict::Done(Err(failure
+                return WaiterVerdict::Done(Err(failure
                     .error
                     .clone()
                     .context(format!("version {number}"))));
@@ -264,9 +279,9 @@ impl Model {
             if version.serving.is_some() {
                 continue;
             }
-            if version.state == State::Failed {
+            if version.state == LifecycleState::Failed {
                 let reason = version.reason.clone().unwrap_or_default();
-                return Verdict::Done(Err(Error::precondition(format!(
+                return WaiterVerdict::Done(Err(Error::precondition(format!(
                     "version {number}: {reason}"
                 ))));
             }
@@ -274,10 +289,10 @@ impl Model {
             if aspired.contains(number)
                 || !self.versions.values().any(|version| version.serving.is_some())
             {
-                return Verdict::Wait;
+                return WaiterVerdict::Wait;
             }
         }
-        Verdict::Done(Ok(()))
+        WaiterVerdict::Done(Ok(()))
     }
 }
 
@@ -287,11 +302,13 @@ impl Version {
         let wrong = |reason: &str| Err(Error::precondition(format!("version {number}: {reason}")));
         match self.disk.as_ref().map(|disk| &disk.found) {
             None => wrong("its directory has gone"),
-            Some(Found::Settling(_)) if patient => Ok(false),
-            Some(Found::Settling(reason) | Found::Unusable(reason) | Found::Unreadable(reason)) => {
-                wrong(reason)
-            }
-            Some(Found::Published(_) | Found::Foreign { .. }) => Ok(true),
+            Some(VersionContents::Settling(_)) if patient => Ok(false),
+            Some(
+                VersionContents::Settling(reason)
+                | VersionContents::Unusable(reason)
+                | VersionContents::Unreadable(reason),
+            ) => wrong(reason),
+            Some(VersionContents::Published(_) | VersionContents::Foreign { .. }) => Ok(true),
         }
     }
 }

@@ -7,12 +7,12 @@ use base::Error;
 use base::units::format_bytes;
 
 use super::model::{Disk, Failure, Load, Model, Serving};
-use super::{DEFER_PAUSE, Gear, Manager};
+use super::{DEFER_PAUSE, Manager, ManagerContext};
 use crate::convert::Converted;
 use crate::message::{Fresh, LoadJob, Outcome};
-use crate::source::{Fingerprint, Found};
+use crate::source::{Fingerprint, VersionContents};
 use crate::status::LoadCost;
-use crate::{Event, State, Transition};
+use crate::{LifecycleEvent, LifecycleState, Transition};
 
 impl Manager {
     /// Gives queued loads to free threads.
@@ -20,7 +20,7 @@ impl Manager {
         let now = Instant::now();
         let mut later = Vec::new();
         while self.free_loaders > 0
-            && let Some(id) = self.gear.queue.pop_front()
+            && let Some(id) = self.context.queue.pop_front()
         {
             let Some(model) = self.models.get_mut(&id.model) else { continue };
             match model.job(id.version, now) {
@@ -32,7 +32,7 @@ impl Manager {
                 Ready::Never => {}
             }
         }
-        self.gear.queue.extend(later);
+        self.context.queue.extend(later);
     }
 }
 
@@ -44,7 +44,7 @@ enum Ready {
 
 impl Model {
     /// Queues a load of `number`.
-    pub(super) fn begin_load(&mut self, gear: &mut Gear, number: u64) {
+    pub(super) fn begin_load(&mut self, context: &mut ManagerContext, number: u64) {
         let vacates = self.config.transition == Transition::ResourcePreserving
             && self.versions.values().any(|version| version.serving.is_some());
         let Some(version) = self.versions.get_mut(&number) else { return };
@@ -52,9 +52,9 @@ impl Model {
         let converted = version.converted.take();
         version.load = Some(Load { converts_only, converted, ..Load::default() });
         version.reload = false;
-        gear.queue.push_back(self.id(number));
+        context.queue.push_back(self.id(number));
         if self.versions.get(&number).is_some_and(|version| version.serving.is_none()) {
-            gear.set_state(self, number, State::Discovered, None);
+            context.set_state(self, number, LifecycleState::Discovered, None);
         }
     }
 
@@ -92,7 +92,7 @@ impl Model {
     /// the policy no longer chooses, or whose files are being changed: those are for a later load.
     /// A load under way that was overtaken by a newer version goes on: otherwise versions that come
     /// faster than they load would keep each other from ever serving.
-    pub(super) fn drop_pointless_loads(&mut self, gear: &Gear, now: Instant) {
+    pub(super) fn drop_pointless_loads(&mut self, context: &ManagerContext, now: Instant) {
         let choice = self.choice(&self.views(now));
         let none = self.down || self.gone;
         for (number, version) in &mut self.versions {
@@ -115,7 +115,7 @@ impl Model {
                 version.stop_load();
                 // Whoever asked for another load of what serves still waits for one.
                 version.reload |= queued && incomplete && !none && version.serving.is_some();
-                self.show_disk(gear, number);
+                self.show_disk(context, number);
             }
         }
     }
@@ -125,10 +125,10 @@ impl Model {
     pub(super) fn drop_vain_reloads(&mut self) {
         for version in self.versions.values_mut().filter(|version| version.reload) {
             let (error, fingerprint) = match &version.disk {
-                Some(Disk { found: Found::Unusable(reason), fingerprint, .. }) => {
+                Some(Disk { found: VersionContents::Unusable(reason), fingerprint, .. }) => {
                     (Error::precondition(reason.as_str()), Some(*fingerprint))
                 }
-                Some(Disk { found: Found::Unreadable(reason), fingerprint, .. }) => {
+                Some(Disk { found: VersionContents::Unreadable(reason), fingerprint, .. }) => {
                     (Error::unavailable(reason.as_str()), Some(*fingerprint))
                 }
                 None => (Error::unavailable("its directory has gone"), None),
@@ -145,52 +145,63 @@ impl Model {
 
     /// A load reached another state. While the version serves, what its next load does is not its
     /// state.
-    pub(super) fn stage(&mut self, gear: &Gear, number: u64, state: State, reason: Option<String>) {
+    pub(super) fn stage(
+        &mut self,
+        context: &ManagerContext,
+        number: u64,
+        state: LifecycleState,
+        reason: Option<String>,
+    ) {
         let loading =
             |version: &super::model::Version| version.load.is_some() && version.serving.is_none();
         if self.versions.get(&number).is_some_and(loading) {
-            gear.set_state(self, number, state, reason);
+            context.set_state(self, number, state, reason);
         }
     }
 
-    pub(super) fn load_ended(&mut self, gear: &mut Gear, number: u64, outcome: Outcome) {
+    pub(super) fn load_ended(
+        &mut self,
+        context: &mut ManagerContext,
+        number: u64,
+        outcome: Outcome,
+    ) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let Some(load) = version.load.take() else { return };
         let stopped = load.stop.load(Ordering::Relaxed);
         match outcome {
-            Outcome::Ready(fresh) if stopped => self.discard(gear, number, *fresh),
-            Outcome::Ready(fresh) => self.serve(gear, number, *fresh),
+            Outcome::Ready(fresh) if stopped => self.discard(context, number, *fresh),
+            Outcome::Ready(fresh) => self.serve(context, number, *fresh),
             Outcome::Deferred { .. } | Outcome::Converted(..) | Outcome::Failed { .. }
                 if stopped =>
             {
-                self.put_back(gear, number, None);
+                self.put_back(context, number, None);
             }
             Outcome::Deferred { reason, converted } => {
-                self.defer(gear, number, (load, reason), converted)
+                self.defer(context, number, (load, reason), converted)
             }
             Outcome::Converted(fingerprint, converted) => {
                 version.converted = Some((fingerprint, converted));
                 // Whoever asked for another load of what serves still waits for it.
                 version.reload |= version.serving.is_some();
                 let reason = "converted; loaded once what it takes the place of has been unloaded";
-                self.put_back(gear, number, Some(reason.to_owned()));
+                self.put_back(context, number, Some(reason.to_owned()));
             }
             Outcome::Failed { error, fingerprint } => {
-                self.fail(gear, number, (error, fingerprint), load.converts_only);
+                self.fail(context, number, (error, fingerprint), load.converts_only);
             }
         }
     }
 
     /// A load ended without an outcome for the version; one that serves goes on as it did.
-    fn put_back(&mut self, gear: &Gear, number: u64, reason: Option<String>) {
+    fn put_back(&mut self, context: &ManagerContext, number: u64, reason: Option<String>) {
         if self.versions.get(&number).is_some_and(|version| version.serving.is_none()) {
-            gear.set_state(self, number, State::Discovered, reason);
+            context.set_state(self, number, LifecycleState::Discovered, reason);
         }
     }
 
     fn defer(
         &mut self,
-        gear: &mut Gear,
+        context: &mut ManagerContext,
         number: u64,
         (load, reason): (Load, String),
         converted: Option<(Fingerprint, Converted)>,
@@ -199,36 +210,39 @@ impl Model {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let not_before = Some(Instant::now() + DEFER_PAUSE);
         version.load = Some(Load { dispatched: false, not_before, converted, ..load });
-        gear.queue.push_back(id);
+        context.queue.push_back(id);
         if version.serving.is_none() {
             if version.reason.as_ref() != Some(&reason) {
                 tracing::info!("{} {number} waits: {reason}", self.name);
             }
-            gear.set_state(self, number, State::Discovered, Some(reason));
+            context.set_state(self, number, LifecycleState::Discovered, Some(reason));
         }
     }
 
     /// Publishes a version that has just become able to answer.
-    fn serve(&mut self, gear: &mut Gear, number: u64, fresh: Fresh) {
+    fn serve(&mut self, context: &mut ManagerContext, number: u64, fresh: Fresh) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let Fresh { servable, converted, fingerprint, cost, note } = fresh;
         let parameter_bytes = servable.parameter_bytes;
         let old = version.serving.replace(Serving::new(servable, converted, fingerprint));
         (version.failure, version.note) = (None, note);
         // They may have changed while it was loaded.
-        self.settle(gear);
+        self.settle(context);
         self.publish();
-        gear.set_state(self, number, State::Ready, None);
+        context.set_state(self, number, LifecycleState::Ready, None);
         tracing::info!("{}", ready_line(&self.name, number, &cost, parameter_bytes));
-        let loaded =
-            Event::Loaded { model: self.name.clone(), version: number, cost: cost.clone() };
-        gear.observer.event(&loaded);
+        let loaded = LifecycleEvent::Loaded {
+            model: self.name.clone(),
+            version: number,
+            cost: cost.clone(),
+        };
+        context.observer.event(&loaded);
         match (old, self.vacated.take()) {
             // Nothing was unloaded for it, whatever went before.
-            (Some(old), _) => self.retire(gear, number, old, Some((number, cost))),
+            (Some(old), _) => self.retire(context, number, old, Some((number, cost))),
             (None, Some(vacated)) => {
                 self.tell_swap(
-                    gear,
+                    context,
                     (vacated.version, vacated.drain, vacated.unload),
                     (number, cost),
                 );
@@ -239,7 +253,7 @@ impl Model {
 
     fn fail(
         &mut self,
-        gear: &Gear,
+        context: &ManagerContext,
         number: u64,
         (error, fingerprint): (Error, Fingerprint),
         converting: bool,
@@ -256,11 +270,12 @@ impl Model {
         let before = version.failure.take().filter(|failure| failure.fingerprint == fingerprint);
         let tries = before.map_or(0, |failure| failure.tries) + 1;
         let serving = version.serving.is_some();
-        let again = !serving && !costly && error.is_retryable() && tries <= gear.retries.max;
-        let retry_at = again.then(|| Instant::now() + gear.retries.interval);
+        let again = !serving && !costly && error.is_retryable() && tries <= context.retries.max;
+        let retry_at = again.then(|| Instant::now() + context.retries.interval);
         let reason = match (again, tries) {
             (true, _) => {
-                let (of, seconds) = (gear.retries.max + 1, gear.retries.interval.as_secs_f64());
+                let (of, seconds) =
+                    (context.retries.max + 1, context.retries.interval.as_secs_f64());
                 format!("{error} (try {tries} of {of}; the next in {seconds} s)")
             }
             (false, 1) => error.to_string(),
@@ -280,10 +295,10 @@ impl Model {
         if again {
             tracing::warn!("{} {number} did not load: {reason}", self.name);
         }
-        gear.set_state(
+        context.set_state(
             self,
             number,
-            if again { State::Discovered } else { State::Failed },
+            if again { LifecycleState::Discovered } else { LifecycleState::Failed },
             Some(reason),
         );
     }

@@ -13,9 +13,9 @@ use engine::Servable;
 use crate::catalog::{Entry, ReadySet};
 use crate::convert::Converted;
 use crate::policy::{self, Choice, View};
-use crate::source::{Fingerprint, Found};
-use crate::status::{LoadCost, Transitioned};
-use crate::{Event, ModelConfig, ModelStatus, Observer, State, VersionStatus};
+use crate::source::{Fingerprint, VersionContents};
+use crate::status::{LoadCost, StateChange};
+use crate::{LifecycleEvent, LifecycleState, ModelConfig, ModelStatus, Observer, VersionStatus};
 
 /// One model.
 pub(crate) struct Model {
@@ -48,7 +48,7 @@ pub(crate) struct Vacated {
 
 /// One version of it.
 pub(crate) struct Version {
-    pub(crate) state: State,
+    pub(crate) state: LifecycleState,
     pub(crate) since: SystemTime,
     pub(crate) reason: Option<String>,
     pub(crate) note: Option<String>,
@@ -70,19 +70,19 @@ pub(crate) struct Version {
 pub(crate) struct Disk {
     pub(crate) dir: PathBuf,
     pub(crate) fingerprint: Fingerprint,
-    pub(crate) found: Found,
+    pub(crate) found: VersionContents,
 }
 
 impl Disk {
     /// Whether it holds other files than those of `fingerprint`. What could not be looked at is not
     /// known to.
     pub(crate) fn differs_from(&self, fingerprint: Fingerprint) -> bool {
-        !matches!(self.found, Found::Unreadable(_)) && self.fingerprint != fingerprint
+        !matches!(self.found, VersionContents::Unreadable(_)) && self.fingerprint != fingerprint
     }
 
     /// Whether it holds a version.
     pub(crate) fn complete(&self) -> bool {
-        matches!(self.found, Found::Published(_) | Found::Foreign { .. })
+        matches!(self.found, VersionContents::Published(_) | VersionContents::Foreign { .. })
     }
 }
 
@@ -132,7 +132,7 @@ pub(crate) struct Failure {
 impl Version {
     pub(crate) fn new(disk: Disk) -> Version {
         Version {
-            state: State::Discovered,
+            state: LifecycleState::Discovered,
             since: SystemTime::now(),
             reason: None,
             note: None,
@@ -150,7 +150,7 @@ impl Version {
     /// Whether it lies on disk and nothing was ever done or is awaited with it: what a policy
     /// leaves out, which is not on its way to serve and so is not shown.
     fn passed_over(&self) -> bool {
-        self.state == State::Discovered
+        self.state == LifecycleState::Discovered
             && self.reason.is_none()
             && self.load.is_none()
             && self.failure.is_none()
@@ -167,7 +167,7 @@ impl Version {
     }
 
     pub(crate) fn settling(&self) -> bool {
-        matches!(self.disk, Some(Disk { found: Found::Settling(_), .. }))
+        matches!(self.disk, Some(Disk { found: VersionContents::Settling(_), .. }))
     }
 
     /// Whether what is on disk must be converted, and has not been.
@@ -261,7 +261,7 @@ impl Model {
         &mut self,
         observer: &dyn Observer,
         number: u64,
-        state: State,
+        state: LifecycleState,
         reason: Option<String>,
     ) {
         let Some(version) = self.versions.get_mut(&number) else { return };
@@ -274,7 +274,7 @@ impl Model {
         }
         (version.state, version.reason) = (state, reason.clone());
         log(&self.name, number, state, reason.as_deref());
-        observer.event(&Event::State(Transitioned {
+        observer.event(&LifecycleEvent::StateChanged(StateChange {
             model: self.name.clone(),
             version: number,
             from: Some(from),
@@ -287,10 +287,10 @@ impl Model {
     /// Adds a version that was just found.
     pub(crate) fn discover(&mut self, observer: &dyn Observer, number: u64, disk: Disk) {
         let version = Version::new(disk);
-        let (model, to, at) = (self.name.clone(), State::Discovered, version.since);
+        let (model, to, at) = (self.name.clone(), LifecycleState::Discovered, version.since);
         self.versions.insert(number, version);
         log(&model, number, to, None);
-        observer.event(&Event::State(Transitioned {
+        observer.event(&LifecycleEvent::StateChanged(StateChange {
             model,
             version: number,
             from: None,
@@ -375,12 +375,12 @@ fn status(number: u64, version: &Version) -> VersionStatus {
     }
 }
 
-fn log(model: &str, version: u64, state: State, reason: Option<&str>) {
+fn log(model: &str, version: u64, state: LifecycleState, reason: Option<&str>) {
     match (state, reason) {
-        (State::Failed, reason) => {
+        (LifecycleState::Failed, reason) => {
             tracing::warn!("{model} {version} failed: {}", reason.unwrap_or_default())
         }
-        (State::Released, None) => tracing::info!("{model} {version} released"),
+        (LifecycleState::Released, None) => tracing::info!("{model} {version} released"),
         // The load tells of `Ready`, with what it took.
         _ => tracing::debug!(model, version, state = state.name(), reason, "version changed state"),
     }

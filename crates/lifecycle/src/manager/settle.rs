@@ -12,20 +12,20 @@ use std::time::Instant;
 use base::Result;
 use engine::{Servable, SessionOptions};
 
-use super::Gear;
+use super::ManagerContext;
 use super::model::Model;
 use crate::message::Retired;
-use crate::{Event, ModelConfig, threads};
+use crate::{LifecycleEvent, ModelConfig, threads};
 
 impl Model {
     /// Gives every ready version the settings as they are now. One that cannot take them over
     /// serves as it did, and its note says why.
-    pub(super) fn settle(&mut self, gear: &mut Gear) {
+    pub(super) fn settle(&mut self, context: &mut ManagerContext) {
         let mut replaced = Vec::new();
         for (&number, version) in &mut self.versions {
             let Some(serving) = &mut version.serving else { continue };
             serving.unsettled = None;
-            match settled(&serving.servable, &self.config, gear.threads_max) {
+            match settled(&serving.servable, &self.config, context.threads_max) {
                 Ok(None) => {}
                 Ok(Some(servable)) => {
                     replaced.push((
@@ -46,13 +46,13 @@ impl Model {
         self.publish();
         for (version, servable) in replaced {
             tracing::info!(model = %self.name, version, "took over new settings");
-            gear.retire(Retired {
+            context.retire(Retired {
                 id: self.id(version),
                 servable,
                 release: None,
                 since: Instant::now(),
             });
-            gear.observer.event(&Event::Settled { model: self.name.clone(), version });
+            context.observer.event(&LifecycleEvent::Settled { model: self.name.clone(), version });
         }
     }
 }

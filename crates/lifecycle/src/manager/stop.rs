@@ -12,7 +12,7 @@ impl Manager {
     /// Stops loads, retires every version and waits for their release, but not for ever.
     pub(super) fn stop(mut self) {
         self.refuse_waiters();
-        self.looks.stop();
+        self.scans.stop();
         for model in self.models.values_mut() {
             model.down = true;
             let numbers: Vec<u64> = model.versions.keys().copied().collect();
@@ -20,13 +20,13 @@ impl Manager {
                 if let Some(version) = model.versions.get_mut(&number) {
                     version.stop_load();
                 }
-                model.unload(&mut self.gear, number);
+                model.unload(&mut self.context, number);
             }
             model.report();
         }
         let deadline = Instant::now() + SHUTDOWN_WAIT_MAX;
         while !self.models.values().all(super::Model::at_rest) {
-            self.gear.flush();
+            self.context.flush();
             let Ok(message) = self.inbox.recv_deadline(deadline) else {
                 tracing::warn!("something is still in use; it ends with the process");
                 break;
@@ -35,7 +35,7 @@ impl Manager {
         }
         self.abandon.store(true, Ordering::Relaxed);
         // Whoever still uses them must not be the one to release them.
-        self.gear.backlog.drain(..).for_each(|retired| std::mem::forget(retired.servable));
+        self.context.backlog.drain(..).for_each(|retired| std::mem::forget(retired.servable));
     }
 
     fn wind_down(&mut self, message: Message) {

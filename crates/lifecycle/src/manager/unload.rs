@@ -2,31 +2,31 @@
 
 use std::time::{Duration, Instant};
 
-use super::Gear;
+use super::ManagerContext;
 use super::model::{Model, Serving, Vacated};
 use crate::message::{Fresh, Release, Retired};
 use crate::status::{LoadCost, SwapReport};
-use crate::{Event, State, Transition};
+use crate::{LifecycleEvent, LifecycleState, Transition};
 
 impl Model {
     /// Takes `number` out of the catalogue and has it released once nobody uses it.
-    pub(super) fn unload(&mut self, gear: &mut Gear, number: u64) {
+    pub(super) fn unload(&mut self, context: &mut ManagerContext, number: u64) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let Some(serving) = version.serving.take() else { return };
         // It is that of another load, and no reason to refuse a load of this version once it is
         // wanted again.
         version.failure = version.failure.take().filter(|failure| !failure.error.is_retryable());
         self.publish();
-        gear.set_state(self, number, State::Draining, None);
+        context.set_state(self, number, LifecycleState::Draining, None);
         let successor =
             self.published.take().filter(|(to, _)| *to != number && !self.down && !self.gone);
-        self.retire(gear, number, serving, successor);
+        self.retire(context, number, serving, successor);
     }
 
     /// Hands an instance that is out of the catalogue to an unload thread.
     pub(super) fn retire(
         &mut self,
-        gear: &mut Gear,
+        context: &mut ManagerContext,
         number: u64,
         serving: Serving,
         successor: Option<(u64, LoadCost)>,
@@ -35,34 +35,34 @@ impl Model {
         let Some(version) = self.versions.get_mut(&number) else { return };
         version.draining.push(successor);
         let Serving { servable, converted, .. } = serving;
-        let release = Some(Release { converted, releasing: gear.ledger.releasing() });
-        gear.retire(Retired { id, servable, release, since: Instant::now() });
+        let release = Some(Release { converted, releasing: context.ledger.releasing() });
+        context.retire(Retired { id, servable, release, since: Instant::now() });
     }
 
     /// A version became able to answer after it had become unwanted.
-    pub(super) fn discard(&mut self, gear: &mut Gear, number: u64, fresh: Fresh) {
+    pub(super) fn discard(&mut self, context: &mut ManagerContext, number: u64, fresh: Fresh) {
         let serving = Serving::new(fresh.servable, fresh.converted, fresh.fingerprint);
         if self.versions.get(&number).is_some_and(|version| version.serving.is_none()) {
-            gear.set_state(self, number, State::Draining, None);
+            context.set_state(self, number, LifecycleState::Draining, None);
         }
-        self.retire(gear, number, serving, None);
+        self.retire(context, number, serving, None);
     }
 
     pub(super) fn released(
         &mut self,
-        gear: &mut Gear,
+        context: &mut ManagerContext,
         number: u64,
         drain: Duration,
         unload: Duration,
     ) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let successor = if version.draining.is_empty() { None } else { version.draining.remove(0) };
-        if version.state == State::Draining && version.draining.is_empty() {
-            gear.set_state(self, number, State::Released, None);
-            self.show_disk(gear, number);
+        if version.state == LifecycleState::Draining && version.draining.is_empty() {
+            context.set_state(self, number, LifecycleState::Released, None);
+            self.show_disk(context, number);
         }
         match successor {
-            Some(successor) => self.tell_swap(gear, (number, drain, unload), successor),
+            Some(successor) => self.tell_swap(context, (number, drain, unload), successor),
             None if self.config.transition == Transition::ResourcePreserving
                 && !self.down
                 && !self.gone =>
@@ -75,7 +75,7 @@ impl Model {
 
     pub(super) fn tell_swap(
         &self,
-        gear: &Gear,
+        context: &ManagerContext,
         old: (u64, Duration, Duration),
         new: (u64, LoadCost),
     ) {
@@ -106,6 +106,6 @@ impl Model {
             loader_minor_faults = report.loader_minor_faults,
             "swapped"
         );
-        gear.observer.event(&Event::Swapped(report));
+        context.observer.event(&LifecycleEvent::Swapped(report));
     }
 }

@@ -14,8 +14,9 @@ struct Bench {
 impl Bench {
     fn new() -> Bench {
         let root = tempfile::tempdir().unwrap();
-        let kinds = vec![Kind { file: "model.onnx", engine: "fake", converted: true }];
-        let scanner = Scanner::new(Vec::new(), vec![crate::Root::new(root.path())], POLL, kinds);
+        let kinds = vec![ForeignKind { file: "model.onnx", engine: "fake", converted: true }];
+        let scanner =
+            Scanner::new(Vec::new(), vec![crate::ModelRoot::new(root.path())], POLL, kinds);
         Bench { root, scanner, now: Instant::now() }
     }
 
@@ -26,13 +27,13 @@ impl Bench {
     }
 
     /// One look, a poll after the last, as "model/version:what" words.
-    fn look(&mut self) -> String {
+    fn scan(&mut self) -> String {
         self.now += POLL;
         self.look_again()
     }
 
     fn look_again(&mut self) -> String {
-        let snapshot = self.scanner.look(0, self.now);
+        let snapshot = self.scanner.scan(0, self.now);
         let mut words = Vec::new();
         for model in snapshot.models {
             match model.contents.map(|contents| contents.versions) {
@@ -42,11 +43,11 @@ impl Bench {
                 }
                 Ok(versions) => words.extend(versions.into_iter().map(|version| {
                     let what = match version.found {
-                        Found::Published(_) => "published",
-                        Found::Foreign { .. } => "foreign",
-                        Found::Settling(_) => "settling",
-                        Found::Unusable(_) => "unusable",
-                        Found::Unreadable(_) => "cannot-be-read",
+                        VersionContents::Published(_) => "published",
+                        VersionContents::Foreign { .. } => "foreign",
+                        VersionContents::Settling(_) => "settling",
+                        VersionContents::Unusable(_) => "unusable",
+                        VersionContents::Unreadable(_) => "cannot-be-read",
                     };
                     format!("{}/{}:{what}", model.base.name, version.version)
                 })),
@@ -63,27 +64,27 @@ const MANIFEST: &str = r#"{"format":1,"engine":"fake","created_by":"test","graph
 fn a_foreign_version_must_be_seen_twice_alike() {
     let mut bench = Bench::new();
     bench.write("m/1/model.onnx", "half");
-    assert_eq!(bench.look(), "m/1:settling");
+    assert_eq!(bench.scan(), "m/1:settling");
     assert_eq!(bench.look_again(), "m/1:settling", "two looks at the same time are one");
     bench.write("m/1/model.onnx", "half and more");
-    assert_eq!(bench.look(), "m/1:settling");
+    assert_eq!(bench.scan(), "m/1:settling");
     bench.write("m/1/weights.data", "external");
-    assert_eq!(bench.look(), "m/1:settling");
-    assert_eq!(bench.look(), "m/1:foreign");
+    assert_eq!(bench.scan(), "m/1:settling");
+    assert_eq!(bench.scan(), "m/1:foreign");
     bench.write("m/1/model.onnx", "changed later on");
-    assert_eq!(bench.look(), "m/1:settling");
+    assert_eq!(bench.scan(), "m/1:settling");
 }
 
 #[test]
 fn a_manifest_completes_a_version_at_once() {
     let mut bench = Bench::new();
     bench.write("m/1/millpond.json", MANIFEST);
-    assert_eq!(bench.look(), "m/1:settling");
+    assert_eq!(bench.scan(), "m/1:settling");
     bench.write("m/1/graph", "g");
-    assert_eq!(bench.look(), "m/1:settling");
-    assert_eq!(bench.look(), "m/1:unusable");
+    assert_eq!(bench.scan(), "m/1:settling");
+    assert_eq!(bench.scan(), "m/1:unusable");
     bench.write("m/1/graph", "gg");
-    assert_eq!(bench.look(), "m/1:published");
+    assert_eq!(bench.scan(), "m/1:published");
 }
 
 #[test]
@@ -97,21 +98,21 @@ fn what_is_no_version() {
     bench.write("m/9223372036854775808/model.onnx", "too large a number");
     bench.write("n/notes/readme.txt", "no model");
     std::os::unix::fs::symlink("6", bench.root.path().join("m/6")).unwrap();
-    assert_eq!(bench.look(), "m/1:settling m/2:settling m/6:cannot-be-read");
-    assert_eq!(bench.look(), "m/1:unusable m/2:unusable m/6:cannot-be-read");
+    assert_eq!(bench.scan(), "m/1:settling m/2:settling m/6:cannot-be-read");
+    assert_eq!(bench.scan(), "m/1:unusable m/2:unusable m/6:cannot-be-read");
 }
 
 #[test]
 fn models_come_and_go_with_their_directories() {
     let mut bench = Bench::new();
-    assert_eq!(bench.look(), "");
+    assert_eq!(bench.scan(), "");
     bench.write("m/1/millpond.json", MANIFEST);
     bench.write("m/1/graph", "gg");
-    assert_eq!(bench.look(), "m/1:published");
+    assert_eq!(bench.scan(), "m/1:published");
     fs::remove_dir_all(bench.root.path().join("m/1")).unwrap();
-    assert_eq!(bench.look(), "m:empty");
+    assert_eq!(bench.scan(), "m:empty");
     fs::remove_dir_all(bench.root.path().join("m")).unwrap();
-    assert_eq!(bench.look(), "");
+    assert_eq!(bench.scan(), "");
     assert!(bench.scanner.versions.is_empty() && bench.scanner.settings.is_empty());
 }
 
@@ -119,12 +120,12 @@ fn models_come_and_go_with_their_directories() {
 fn an_unreadable_root_keeps_its_models() {
     let mut bench = Bench::new();
     bench.write("m/1/millpond.json", MANIFEST);
-    assert_eq!(bench.look(), "m/1:settling");
+    assert_eq!(bench.scan(), "m/1:settling");
     let (path, aside) = (bench.root.path().to_owned(), bench.root.path().with_extension("aside"));
     fs::rename(&path, &aside).unwrap();
-    assert_eq!(bench.look(), "m:unreadable");
+    assert_eq!(bench.scan(), "m:unreadable");
     fs::rename(&aside, &path).unwrap();
-    assert_eq!(bench.look(), "m/1:unusable");
+    assert_eq!(bench.scan(), "m/1:unusable");
 }
 
 /// A link that leads nowhere for a moment, or cannot be followed, is no directory that has gone.
@@ -139,17 +140,17 @@ fn a_model_that_cannot_be_looked_at_stays_a_model() {
         std::os::unix::fs::symlink(to, &link).unwrap();
     };
     lead_to("m");
-    assert_eq!(bench.look(), "", "what never was a model does not become one");
+    assert_eq!(bench.scan(), "", "what never was a model does not become one");
     lead_to(".real");
-    assert_eq!(bench.look(), "m/1:published");
+    assert_eq!(bench.scan(), "m/1:published");
     lead_to("m");
-    assert_eq!(bench.look(), "m:unreadable", "it leads to itself");
+    assert_eq!(bench.scan(), "m:unreadable", "it leads to itself");
     lead_to(".elsewhere");
-    assert_eq!(bench.look(), "m:unreadable", "it leads nowhere");
+    assert_eq!(bench.scan(), "m:unreadable", "it leads nowhere");
     lead_to(".real");
-    assert_eq!(bench.look(), "m/1:published");
+    assert_eq!(bench.scan(), "m/1:published");
     fs::remove_file(&link).unwrap();
-    assert_eq!(bench.look(), "");
+    assert_eq!(bench.scan(), "");
 }
 
 /// Where the file system does not say in the listing what an entry is, asking can fail.
@@ -164,7 +165,7 @@ fn an_entry_of_unknown_kind_may_be_a_version() {
 }
 
 fn settings(bench: &mut Bench) -> Settings {
-    let snapshot = bench.scanner.look(0, bench.now);
+    let snapshot = bench.scanner.scan(0, bench.now);
     snapshot.models.into_iter().next().unwrap().contents.unwrap().settings
 }
 
@@ -193,16 +194,16 @@ fn what_could_not_be_read_is_not_a_last_answer() {
     let mut bench = Bench::new();
     bench.write("m/1/graph", "gg");
     bench.write("m/1/millpond.json", "{}");
-    bench.look();
-    assert_eq!(bench.look(), "m/1:unusable");
+    bench.scan();
+    assert_eq!(bench.scan(), "m/1:unusable");
     let kept = |bench: &Bench| bench.scanner.versions.values().any(|memory| memory.knows());
     assert!(kept(&bench));
     // Reading it fails; its length is as before.
     fs::remove_file(bench.root.path().join("m/1/millpond.json")).unwrap();
     std::os::unix::fs::symlink("/proc/self/mem", bench.root.path().join("m/1/millpond.json"))
         .unwrap();
-    bench.look();
-    assert_eq!(bench.look(), "m/1:cannot-be-read");
+    bench.scan();
+    assert_eq!(bench.scan(), "m/1:cannot-be-read");
     assert!(!kept(&bench));
 }
 
@@ -240,7 +241,7 @@ fn a_directory_that_moves_while_it_is_looked_at_is_never_seen_empty() {
             }
         });
         let seen: BTreeSet<String> = (0..2000).map(|_| bench.look_again()).collect();
-        let models = (0..2000).flat_map(|_| bench.scanner.look(0, bench.now).models);
+        let models = (0..2000).flat_map(|_| bench.scanner.scan(0, bench.now).models);
         let without =
             models.filter_map(|model| model.contents.ok()).filter(|it| *it.settings == Ok(None));
         let without = without.count();

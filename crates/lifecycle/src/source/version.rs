@@ -11,12 +11,12 @@ use memory::{SHARE_MIN, SlotPool};
 
 use super::files::{self, File, Fingerprint};
 
-/// Looks that must agree before a directory without a manifest is taken as complete.
-const LOOKS_MIN: u32 = 2;
+/// ScanRequests that must agree before a directory without a manifest is taken as complete.
+const SCANS_MIN: u32 = 2;
 
 /// What makes a directory without a manifest a version, and what becomes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Kind {
+pub(crate) struct ForeignKind {
     /// The file that must be there.
     pub(crate) file: &'static str,
     /// The engine it is for.
@@ -25,13 +25,13 @@ pub(crate) struct Kind {
     pub(crate) converted: bool,
 }
 
-impl Kind {
+impl ForeignKind {
     /// The kinds that `engines` open, in their order.
-    pub(crate) fn all(engines: &[Arc<dyn Engine>]) -> Vec<Kind> {
+    pub(crate) fn all(engines: &[Arc<dyn Engine>]) -> Vec<ForeignKind> {
         let kinds = |engine: &Arc<dyn Engine>| {
             let (capabilities, engine) = (engine.capabilities(), engine.name());
             let converted = capabilities.parameters == ParameterUse::Bound;
-            capabilities.files.into_iter().map(move |file| Kind { file, engine, converted })
+            capabilities.files.into_iter().map(move |file| ForeignKind { file, engine, converted })
         };
         engines.iter().flat_map(kinds).collect()
     }
@@ -44,16 +44,16 @@ pub(crate) struct VersionScan {
     pub(crate) dir: PathBuf,
     /// Of the files that make the version.
     pub(crate) fingerprint: Fingerprint,
-    pub(crate) found: Found,
+    pub(crate) found: VersionContents,
 }
 
 /// What a version directory holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum VersionContents {
     /// The mappable layout, complete.
     Published(Arc<Parameters>),
     /// A model file of another making, unchanged for a while. `bytes` is what its files have.
-    Foreign { bytes: u64, kind: Kind },
+    Foreign { bytes: u64, kind: ForeignKind },
     /// Perhaps still being written.
     Settling(String),
     /// Complete, and no version.
@@ -62,11 +62,11 @@ pub(crate) enum Found {
     Unreadable(String),
 }
 
-impl Found {
+impl VersionContents {
     /// What it is a version of, where no manifest says so.
-    pub(crate) fn kind(&self) -> Option<Kind> {
+    pub(crate) fn kind(&self) -> Option<ForeignKind> {
         match self {
-            Found::Foreign { kind, .. } => Some(*kind),
+            VersionContents::Foreign { kind, .. } => Some(*kind),
             _ => None,
         }
     }
@@ -103,23 +103,23 @@ impl Parameters {
 
 /// What was seen before.
 #[derive(Default)]
-pub(crate) struct Memory {
+pub(crate) struct VersionMemory {
     last: Option<Seen>,
 }
 
 struct Seen {
     files: Fingerprint,
     since: Instant,
-    looks: u32,
+    scans: u32,
     /// The answer, once it is final for these files.
-    answer: Option<(Fingerprint, Found)>,
+    answer: Option<(Fingerprint, VersionContents)>,
 }
 
 /// One look at `dir`. `None` when it has just gone.
 pub(crate) fn look(
     (version, dir): (u64, PathBuf),
-    kinds: &[Kind],
-    memory: &mut Memory,
+    kinds: &[ForeignKind],
+    memory: &mut VersionMemory,
     poll: Duration,
     now: Instant,
 ) -> Option<VersionScan> {
@@ -129,13 +129,13 @@ pub(crate) fn look(
         Err(error) => {
             memory.last = None;
             let (fingerprint, found) =
-                (files::fingerprint(&[], |_| true), Found::Unreadable(error.to_string()));
+                (files::fingerprint(&[], |_| true), VersionContents::Unreadable(error.to_string()));
             return Some(VersionScan { version, dir, fingerprint, found });
         }
     };
     let seen = memory.see(files::fingerprint(&files, |_| true), now);
     // A little less than a poll, because timers are not exact.
-    let settled = seen.looks >= LOOKS_MIN && now.duration_since(seen.since) >= poll.mul_f64(0.9);
+    let settled = seen.scans >= SCANS_MIN && now.duration_since(seen.since) >= poll.mul_f64(0.9);
     let (fingerprint, found) = seen.answer.clone().unwrap_or_else(|| {
         let (answer, last) = classify(&dir, kinds, &files, (seen.files, settled));
         if last {
@@ -146,7 +146,7 @@ pub(crate) fn look(
     Some(VersionScan { version, dir, fingerprint, found })
 }
 
-impl Memory {
+impl VersionMemory {
     /// Whether an answer is kept.
     #[cfg(test)]
     pub(crate) fn knows(&self) -> bool {
@@ -156,9 +156,9 @@ impl Memory {
     fn see(&mut self, files: Fingerprint, now: Instant) -> &mut Seen {
         let seen = match self.last.take() {
             Some(seen) if seen.files == files => {
-                Seen { looks: seen.looks.saturating_add(1), ..seen }
+                Seen { scans: seen.scans.saturating_add(1), ..seen }
             }
-            _ => Seen { files, since: now, looks: 1, answer: None },
+            _ => Seen { files, since: now, scans: 1, answer: None },
         };
         self.last.insert(seen)
     }
@@ -167,13 +167,17 @@ impl Memory {
 /// What `files` are, and whether that holds for as long as they stay the same.
 fn classify(
     dir: &Path,
-    kinds: &[Kind],
+    kinds: &[ForeignKind],
     files: &[File],
     (all, settled): (Fingerprint, bool),
-) -> ((Fingerprint, Found), bool) {
+) -> ((Fingerprint, VersionContents), bool) {
     let has = |name: &str| files.iter().any(|file| file.path == Path::new(name));
     let unless_settled = |reason: String| {
-        let found = if settled { Found::Unusable(reason) } else { Found::Settling(reason) };
+        let found = if settled {
+            VersionContents::Unusable(reason)
+        } else {
+            VersionContents::Settling(reason)
+        };
         (all, found)
     };
     if has(MANIFEST_NAME) {
@@ -182,7 +186,7 @@ fn classify(
         return match opened {
             Ok((parameters, artifact)) => {
                 let own = files::fingerprint(files, |path| is_of(&artifact, path));
-                ((own, Found::Published(Arc::new(parameters))), true)
+                ((own, VersionContents::Published(Arc::new(parameters))), true)
             }
             Err(error) => match error.kind() {
                 ErrorKind::DataLoss | ErrorKind::InvalidArgument => {
@@ -191,7 +195,7 @@ fn classify(
                 // Never there, or moved away for a moment.
                 ErrorKind::NotFound => (unless_settled(error.to_string()), false),
                 // The same files may be readable another time.
-                _ => ((all, Found::Unreadable(error.to_string())), false),
+                _ => ((all, VersionContents::Unreadable(error.to_string())), false),
             },
         };
     }
@@ -205,9 +209,15 @@ fn classify(
         return (unless_settled(reason), settled);
     };
     if !settled {
-        return ((all, Found::Settling("waiting for its files to stop changing".into())), false);
+        return (
+            (all, VersionContents::Settling("waiting for its files to stop changing".into())),
+            false,
+        );
     }
-    ((all, Found::Foreign { bytes: files.iter().map(|file| file.bytes).sum(), kind }), true)
+    (
+        (all, VersionContents::Foreign { bytes: files.iter().map(|file| file.bytes).sum(), kind }),
+        true,
+    )
 }
 
 fn is_of(artifact: &Artifact, path: &Path) -> bool {

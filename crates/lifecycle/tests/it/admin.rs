@@ -1,7 +1,7 @@
 //! Loads and unloads that an administrator asks for.
 
 use base::ErrorKind;
-use lifecycle::{LoadSpec, State};
+use lifecycle::{LifecycleState, LoadSpec};
 
 use crate::world::{World, eventually};
 
@@ -84,7 +84,7 @@ fn a_changed_version_is_loaded_again_when_a_load_is_asked_for() {
     let servable = world.lifecycle().catalog().get("m", None).unwrap();
     let answer = servable.run(&[crate::world::input(1.0)], &[]).unwrap();
     assert_eq!(answer[0].tensor.to_vec::<f32>().unwrap(), [6.0]);
-    assert_eq!(world.state("m", 1), Some(State::Ready));
+    assert_eq!(world.state("m", 1), Some(LifecycleState::Ready));
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn a_reload_that_fails_changes_nothing() {
     assert!(error.message().contains("told to fail a load"), "{error}");
     assert_eq!(world.ask("m").unwrap(), 1.0);
     let status = world.version("m", 1).unwrap();
-    assert_eq!(status.state, State::Ready);
+    assert_eq!(status.state, LifecycleState::Ready);
     assert!(status.note.unwrap().contains("loading it again failed"));
     world.load("m", RELOAD).unwrap();
     assert_eq!(world.version("m", 1).unwrap().note, None);
@@ -138,11 +138,11 @@ fn a_reload_that_failed_for_a_while_does_not_stand_in_the_way_of_going_back() {
     let world = World::with_model();
     world.publish("m", 2);
     world.until_ready("m", 2);
-    world.until("m", 1, State::Released);
+    world.until("m", 1, LifecycleState::Released);
     world.fake.fail_loads(1);
     assert!(world.load("m", RELOAD).is_err());
     world.publish("m", 3);
-    world.until("m", 2, State::Released);
+    world.until("m", 2, LifecycleState::Released);
     world.remove("m", 3);
     eventually("back at 2", || world.ready("m") == "2");
 }
@@ -175,7 +175,7 @@ fn the_instance_that_a_reload_replaces_is_released_by_an_unload_thread() {
 fn a_named_version_stays_beside_the_latest() {
     let world = World::with_model();
     world.publish("m", 2);
-    world.until("m", 1, State::Released);
+    world.until("m", 1, LifecycleState::Released);
     world.load("m", version(1)).unwrap();
     assert_eq!(world.ready("m"), "1 2");
     world.publish("m", 3);

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use base::{Error, NamedTensor, Result, Signature};
 use engine::fake::FakeEngine;
 use engine::{Capabilities, Device, Engine, LoadRequest, ParameterUse, Session, SessionOptions};
-use lifecycle::{ParameterHome, State};
+use lifecycle::{LifecycleState, ParameterPlacement};
 use memory::RegionMut;
 
 use crate::world::{MIB, Setting, World, eventually};
@@ -99,7 +99,7 @@ fn they_are_opened_as_they_are_and_give_their_memory_back() {
     );
     drop(servable);
     place(&world, 2, &graph(2));
-    world.until("m", 1, State::Released);
+    world.until("m", 1, LifecycleState::Released);
     assert_eq!(world.ask("m").unwrap(), 2.0);
     assert_eq!(world.used(), used, "one version's memory");
 }
@@ -111,7 +111,7 @@ fn what_does_not_fit_is_refused_and_the_old_version_stays() {
     world.start(Setting::default());
     world.until_ready("m", 1);
     place(&world, 2, &(graph(2) + &"\n".repeat(400)));
-    let status = world.until("m", 2, State::Failed);
+    let status = world.until("m", 2, LifecycleState::Failed);
     assert!(status.reason.as_deref().unwrap().contains("raise --pool"), "{:?}", status.reason);
     assert_eq!(world.ask("m").unwrap(), 1.0);
 }
@@ -126,7 +126,7 @@ fn a_load_that_waits_for_memory_waits_for_files_too() {
     world.until_ready("big", 1);
     let held = world.lifecycle().catalog().get("big", None).unwrap();
     fs::rename(world.model_dir("big"), world.root.path().join(".big")).unwrap();
-    eventually("it drains", || world.state("big", 1) == Some(State::Draining));
+    eventually("it drains", || world.state("big", 1) == Some(LifecycleState::Draining));
     let text = graph(2) + &"\n".repeat(80);
     place(&world, 2, &text);
     eventually("it waits", || {
@@ -137,7 +137,12 @@ fn a_load_that_waits_for_memory_waits_for_files_too() {
         fs::write(world.dir("m", 2).join("model.pt"), text.clone() + &"\n".repeat(round % 2))
             .unwrap();
         world.looks();
-        assert_ne!(world.state("m", 2), Some(State::Failed), "{:?}", world.version("m", 2));
+        assert_ne!(
+            world.state("m", 2),
+            Some(LifecycleState::Failed),
+            "{:?}",
+            world.version("m", 2)
+        );
     }
     drop(held);
     world.until_ready("m", 2);
@@ -148,7 +153,8 @@ fn a_load_that_waits_for_memory_waits_for_files_too() {
 fn in_the_heap_there_is_no_arena() {
     let mut world = World::prepare(16 * MIB);
     place(&world, 1, &graph(1));
-    let change = |config: &mut lifecycle::LifecycleConfig| config.home = ParameterHome::Heap;
+    let change =
+        |config: &mut lifecycle::LifecycleConfig| config.placement = ParameterPlacement::Heap;
     world.start(Setting { change, ..Setting::default() });
     world.until_ready("m", 1);
     assert_eq!((world.ask("m").unwrap(), world.used()), (1.0, 0));

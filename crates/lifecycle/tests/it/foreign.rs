@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Write;
 
-use lifecycle::{LoadSpec, ParameterHome, State};
+use lifecycle::{LifecycleState, LoadSpec, ParameterPlacement};
 
 use crate::world::{MIB, Setting, World, cold, eventually};
 
@@ -42,7 +42,7 @@ fn they_are_converted_and_served() {
     assert_eq!(world.ask("m").unwrap(), 1.0);
     assert_eq!(cached(&world), 1);
     world.publish("m", 2);
-    world.until("m", 1, State::Released);
+    world.until("m", 1, LifecycleState::Released);
     assert_eq!(cached(&world), 0, "removed with the version");
     world.lifecycle().shutdown();
 }
@@ -56,7 +56,7 @@ fn only_the_first_load_runs_at_ordinary_priority() {
     assert!(world.lifecycle().wait_settled(std::time::Duration::from_secs(30)));
     assert_eq!(policies(&world), ordinary);
     foreign(&world, 2, &GRAPH.replace("affine x 1", "affine x 2"));
-    world.until("m", 1, State::Released);
+    world.until("m", 1, LifecycleState::Released);
     assert_eq!(policies(&world), idle);
 }
 
@@ -65,7 +65,7 @@ fn a_conversion_that_fails_says_why() {
     let world = start();
     world.until_ready("m", 1);
     foreign(&world, 2, "bad");
-    let status = world.until("m", 2, State::Failed);
+    let status = world.until("m", 2, LifecycleState::Failed);
     assert_eq!(status.reason.as_deref(), Some("conversion failed: no operator bad"));
     assert_eq!(world.ask("m").unwrap(), 1.0);
     assert_eq!(cached(&world), 1);
@@ -89,10 +89,10 @@ fn resource_preserving_converts_first() {
     world.start(Setting::default());
     world.until_ready("m", 1);
     foreign(&world, 2, "bad");
-    world.until("m", 2, State::Failed);
+    world.until("m", 2, LifecycleState::Failed);
     assert!(!world.events.states("m").contains("1:draining"));
     foreign_again(&world);
-    world.until("m", 1, State::Released);
+    world.until("m", 1, LifecycleState::Released);
     let states = world.events.states("m");
     assert!(states.find("1:released").unwrap() < states.find("2:loading").unwrap(), "{states}");
     assert_eq!(
@@ -153,7 +153,7 @@ fn files_that_are_replaced_while_their_load_waits_are_converted_anew() {
     world.until_ready("big", 1);
     let held = world.lifecycle().catalog().get("big", None).unwrap();
     fs::rename(world.model_dir("big"), world.root.path().join(".big")).unwrap();
-    eventually("it drains", || world.state("big", 1) == Some(State::Draining));
+    eventually("it drains", || world.state("big", 1) == Some(LifecycleState::Draining));
     let fill = |dir: &std::path::Path, factor: f32| {
         world.publish_tables("scratch", factor as u64, &[3.0, 4.0]);
         let _ = fs::remove_dir_all(dir.join("published"));
@@ -192,7 +192,7 @@ fn heap_opens_them_as_they_are() {
     foreign(&world, 1, GRAPH);
     world.publish("n", 1);
     world.start(Setting {
-        change: |config| config.home = ParameterHome::Heap,
+        change: |config| config.placement = ParameterPlacement::Heap,
         ..Setting::default()
     });
     world.until_ready("m", 1);
@@ -200,9 +200,9 @@ fn heap_opens_them_as_they_are() {
     assert_eq!(world.version("m", 1).unwrap().parameter_bytes, 0);
     assert_eq!(world.used(), 0);
     assert_eq!(fs::read_dir(world.cache.path()).unwrap().count(), 0);
-    let status = world.until("n", 1, State::Failed);
+    let status = world.until("n", 1, LifecycleState::Failed);
     assert!(status.reason.unwrap().contains("a model file"));
     foreign(&world, 2, &GRAPH.replace("affine x 1", "affine x 2"));
-    world.until("m", 1, State::Released);
+    world.until("m", 1, LifecycleState::Released);
     eventually("2 answers", || world.ask("m") == Ok(2.0));
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use lifecycle::{Event, LoadSpec, State};
+use lifecycle::{LifecycleEvent, LifecycleState, LoadSpec};
 
 use crate::world::{MIB, Setting, World, cold, eventually};
 
@@ -38,7 +38,7 @@ fn policies_change_while_serving() {
 fn deleting_the_newest_version_goes_back() {
     let world = World::with_model();
     world.publish("m", 2);
-    world.until("m", 1, State::Released);
+    world.until("m", 1, LifecycleState::Released);
     world.remove("m", 2);
     eventually("back at 1", || world.ready("m") == "1");
     assert_eq!(world.ask("m").unwrap(), 1.0);
@@ -60,7 +60,7 @@ fn resource_preserving_unloads_first() {
     let states = world.events.states("m");
     assert!(states.find("1:released").unwrap() < states.find("2:loading").unwrap(), "{states}");
     eventually("the swap is reported", || {
-        let is = |event: &Event| matches!(event, Event::Swapped(report) if (report.from, report.to) == (1, 2));
+        let is = |event: &LifecycleEvent| matches!(event, LifecycleEvent::Swapped(report) if (report.from, report.to) == (1, 2));
         world.events.all().iter().any(is)
     });
 }
@@ -75,7 +75,7 @@ fn resource_preserving_goes_back_when_the_new_version_fails() {
     world.place("m", 2, |dir| {
         engine::fake::publish::publish(dir, "millpond-fake 1\nfail-load broken\n", &[]).unwrap();
     });
-    world.until("m", 2, State::Failed);
+    world.until("m", 2, LifecycleState::Failed);
     world.until_ready("m", 1);
     assert_eq!(world.ask("m").unwrap(), 1.0);
 }
@@ -104,7 +104,7 @@ fn a_directory_that_cannot_be_read_takes_nothing_down() {
 
 /// Tried again, it would cost the version that serves another time.
 #[test]
-fn what_is_known_to_be_broken_stays_so_while_it_cannot_be_looked_at() {
+fn what_is_known_to_be_broken_stays_so_while_it_cannot_be_on_model_scan() {
     let mut world = World::prepare(64 * MIB);
     world.settings("m", "transition = \"resource-preserving\"");
     world.publish("m", 1);
@@ -112,7 +112,7 @@ fn what_is_known_to_be_broken_stays_so_while_it_cannot_be_looked_at() {
     world.until_ready("m", 1);
     let graph = "millpond-fake 1\nfail-load broken\n";
     world.place("m", 7, |dir| engine::fake::publish::publish(dir, graph, &[]).unwrap());
-    world.until("m", 7, State::Failed);
+    world.until("m", 7, LifecycleState::Failed);
     world.until_ready("m", 1);
     // Its own name leads elsewhere from now on, in one step each time.
     let real = world.model_dir("m").join("real");
@@ -125,7 +125,7 @@ fn what_is_known_to_be_broken_stays_so_while_it_cannot_be_looked_at() {
     fs::create_dir(&real).unwrap();
     engine::fake::publish::publish(&real, graph, &[]).unwrap();
     lead_to(&real);
-    world.until("m", 2, State::Failed);
+    world.until("m", 2, LifecycleState::Failed);
     world.until_ready("m", 1);
     let counted = || (world.fake.counters().loads(), world.fake.counters().failed_loads());
     let before = counted();
@@ -133,7 +133,7 @@ fn what_is_known_to_be_broken_stays_so_while_it_cannot_be_looked_at() {
     world.looks();
     lead_to(&real);
     world.looks();
-    assert_eq!((world.state("m", 1), counted()), (Some(State::Ready), before));
+    assert_eq!((world.state("m", 1), counted()), (Some(LifecycleState::Ready), before));
     assert_eq!(world.version("m", 2).unwrap().reason.as_deref(), Some("broken"));
 }
 
@@ -154,7 +154,7 @@ fn models_of_a_root_come_and_go() {
             .events
             .all()
             .iter()
-            .any(|event| matches!(event, Event::Forgotten { model } if &**model == "n"))
+            .any(|event| matches!(event, LifecycleEvent::Forgotten { model } if &**model == "n"))
     });
     assert_eq!(world.fake.counters().live(), 1);
     assert_eq!(world.ask("m").unwrap(), 1.0);

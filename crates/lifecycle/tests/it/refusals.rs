@@ -3,14 +3,14 @@
 use std::fs;
 
 use engine::layout::MANIFEST_NAME;
-use lifecycle::State;
+use lifecycle::LifecycleState;
 
 use crate::world::{MIB, Setting, World};
 
 /// Version 2 is refused with a reason that holds `reason`; version 1 serves.
 #[track_caller]
 fn refused(world: &World, reason: &str) {
-    let status = world.until("m", 2, State::Failed);
+    let status = world.until("m", 2, LifecycleState::Failed);
     let told = status.reason.unwrap_or_default();
     assert!(told.contains(reason), "{told}");
     assert_eq!(world.ready("m"), "1");
@@ -132,7 +132,7 @@ fn settings_of_triton_are_a_note() {
     let model = world.dir("m", 1).parent().unwrap().to_owned();
     fs::write(model.join("config.pbtxt"), "name: \"m\"\nmax_batch_size: 8\n").unwrap();
     world.publish("m", 2);
-    let note = world.until("m", 2, State::Ready).note.unwrap();
+    let note = world.until("m", 2, LifecycleState::Ready).note.unwrap();
     assert!(
         note.contains("config.pbtxt is not read") && note.contains("max-batch in [schedule]"),
         "{note}"
@@ -235,7 +235,7 @@ fn nothing_ready_says_why() {
     let mut world = World::prepare(64 * MIB);
     damage(&world, |dir| fs::write(dir.join("weights.bin"), vec![7; 8192]).unwrap());
     world.start(Setting::default());
-    world.until("m", 2, State::Failed);
+    world.until("m", 2, LifecycleState::Failed);
     let catalog = world.lifecycle().catalog();
     let error = catalog.get("m", None).unwrap_err();
     assert_eq!(error.kind(), base::ErrorKind::Unavailable);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lifecycle::{LoadSpec, State};
+use lifecycle::{LifecycleState, LoadSpec};
 
 use crate::world::{MIB, Setting, World};
 
@@ -30,13 +30,13 @@ fn tries_end() {
         (config.retries, config.retry_interval) = (2, Duration::from_millis(5));
     };
     let world = world(retries, 100);
-    let status = world.until("m", 1, State::Failed);
+    let status = world.until("m", 1, LifecycleState::Failed);
     assert_eq!(status.reason.as_deref(), Some("told to fail a load (after 3 tries)"));
     world.looks();
     assert_eq!(world.fake.counters().failed_loads(), 3);
     world.fake.fail_loads(0);
     world.load("m", LoadSpec::default()).unwrap();
-    assert_eq!(world.state("m", 1), Some(State::Ready));
+    assert_eq!(world.state("m", 1), Some(LifecycleState::Ready));
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn between_tries_the_reason_shows() {
         "a first try that failed ends the first load"
     );
     let status = world.version("m", 1).unwrap();
-    assert_eq!(status.state, State::Discovered);
+    assert_eq!(status.state, LifecycleState::Discovered);
     assert_eq!(
         status.reason.as_deref(),
         Some("told to fail a load (try 1 of 2; the next in 1000 s)")
@@ -70,7 +70,7 @@ fn a_broken_model_is_not_tried_again() {
         change: |config| (config.retries, config.retry_interval) = (5, Duration::from_millis(1)),
         ..Setting::default()
     });
-    assert_eq!(world.until("m", 1, State::Failed).reason.as_deref(), Some("broken"));
+    assert_eq!(world.until("m", 1, LifecycleState::Failed).reason.as_deref(), Some("broken"));
     world.looks();
     assert_eq!(world.fake.counters().failed_loads(), 1);
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use engine::ScheduleMode;
 use engine::fake::publish;
-use lifecycle::{Event, LoadSpec, State};
+use lifecycle::{LifecycleEvent, LifecycleState, LoadSpec};
 
 use crate::world::{MIB, Setting, World, cold, eventually, input};
 
@@ -38,7 +38,9 @@ fn a_schedule_is_taken_over_without_a_load() {
     assert_eq!(held.run(&[input(3.0)], &[]).unwrap()[0].tensor.to_vec::<f32>().unwrap(), [3.0]);
     assert_eq!((loads(&world), releases(&world).len(), world.used()), (1, 0, used));
     assert_eq!(world.version("m", 1).unwrap().note, None);
-    assert!(world.events.all().contains(&Event::Settled { model: "m".into(), version: 1 }));
+    assert!(
+        world.events.all().contains(&LifecycleEvent::Settled { model: "m".into(), version: 1 })
+    );
     assert!(world.events.states("m").ends_with("1:ready"), "{}", world.events.states("m"));
 }
 
@@ -62,12 +64,12 @@ fn who_came_under_earlier_settings_holds_up_the_release() {
     eventually("the new schedule", || mode(&world) == ScheduleMode::Async);
     world.publish("m", 2);
     world.until_ready("m", 2);
-    world.until("m", 1, State::Draining);
+    world.until("m", 1, LifecycleState::Draining);
     world.looks();
-    assert_eq!((world.state("m", 1), releases(&world).len()), (Some(State::Draining), 0));
+    assert_eq!((world.state("m", 1), releases(&world).len()), (Some(LifecycleState::Draining), 0));
     assert_eq!(held.run(&[input(3.0)], &[]).unwrap()[0].tensor.to_vec::<f32>().unwrap(), [3.0]);
     drop(held);
-    world.until("m", 1, State::Released);
+    world.until("m", 1, LifecycleState::Released);
     let releases = releases(&world);
     assert_eq!(releases.len(), 1);
     assert!(releases[0].starts_with("unload-0 "), "{releases:?}");
@@ -162,7 +164,11 @@ fn settings_that_stay_are_taken_over_once() {
     for _ in 0..4 {
         world.looks();
     }
-    let told =
-        world.events.all().iter().filter(|event| matches!(event, Event::Settled { .. })).count();
+    let told = world
+        .events
+        .all()
+        .iter()
+        .filter(|event| matches!(event, LifecycleEvent::Settled { .. }))
+        .count();
     assert_eq!((told, world.version("m", 1).unwrap().note), (1, None));
 }

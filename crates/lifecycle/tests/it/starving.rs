@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use lifecycle::{Event, LoadCost};
+use lifecycle::{LifecycleEvent, LoadCost};
 
 use crate::world::{MIB, Setting, World, cold, eventually};
 
@@ -34,7 +34,7 @@ impl Drop for Hogs {
 
 fn cost(world: &World, wanted: u64) -> LoadCost {
     let cost = world.events.all().into_iter().find_map(|event| match event {
-        Event::Loaded { version, cost, .. } if version == wanted => Some(cost),
+        LifecycleEvent::Loaded { version, cost, .. } if version == wanted => Some(cost),
         _ => None,
     });
     cost.unwrap()

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use lifecycle::{Event, State};
+use lifecycle::{LifecycleEvent, LifecycleState};
 
 use crate::world::{MIB, Setting, World, cold, eventually, input};
 
@@ -28,7 +28,7 @@ fn requests_never_fail_while_versions_change() {
             let before = answers.load(Ordering::Relaxed);
             world.publish("m", version);
             world.until_ready("m", version);
-            world.until("m", version - 1, State::Released);
+            world.until("m", version - 1, LifecycleState::Released);
             eventually("answers go on", || answers.load(Ordering::Relaxed) > before + 10);
         }
         stop.store(true, Ordering::Relaxed);
@@ -44,12 +44,12 @@ fn the_unload_thread_releases_and_nobody_else() {
     let world = World::with_model();
     let held = world.lifecycle().catalog().get("m", None).unwrap();
     world.publish("m", 2);
-    world.until("m", 1, State::Draining);
+    world.until("m", 1, LifecycleState::Draining);
     assert_eq!(world.ask("m").unwrap(), 2.0);
     assert_eq!(held.run(&[input(3.0)], &[]).unwrap()[0].tensor.to_vec::<f32>().unwrap(), [3.0]);
     assert!(world.threads.releases.lock().unwrap().is_empty());
     drop(held);
-    world.until("m", 1, State::Released);
+    world.until("m", 1, LifecycleState::Released);
     let releases = world.threads.releases.lock().unwrap().clone();
     assert_eq!(releases.len(), 1);
     assert!(releases[0].starts_with("unload-0 "), "{releases:?}");
@@ -73,19 +73,19 @@ fn a_slow_request_holds_up_its_own_version_only() {
         let request = scope.spawn(|| slow.run(&[input(1.0)], &[]));
         world.fake.run_gate().wait_for(1);
         world.publish("a", 2);
-        world.until("a", 1, State::Draining);
+        world.until("a", 1, LifecycleState::Draining);
         world.publish("b", 2);
         world.until_ready("b", 2);
-        world.until("b", 1, State::Released);
+        world.until("b", 1, LifecycleState::Released);
         world.publish("a", 3);
         world.until_ready("a", 3);
-        world.until("a", 2, State::Released);
-        assert_eq!(world.state("a", 1), Some(State::Draining));
+        world.until("a", 2, LifecycleState::Released);
+        assert_eq!(world.state("a", 1), Some(LifecycleState::Draining));
         world.fake.run_gate().open();
         assert!(request.join().unwrap().is_ok());
     });
     drop(slow);
-    world.until("a", 1, State::Released);
+    world.until("a", 1, LifecycleState::Released);
 }
 
 #[test]
@@ -110,8 +110,12 @@ fn two_hundred_swaps_leave_no_trace() {
     assert_eq!(threads(&world.threads.loads.lock().unwrap()), 2, "the first load, and all others");
     assert_eq!(threads(&world.threads.releases.lock().unwrap()), 1);
     assert_eq!(world.lifecycle().catalog().names().len(), 1);
-    let swaps =
-        world.events.all().into_iter().filter(|event| matches!(event, Event::Swapped(_))).count();
+    let swaps = world
+        .events
+        .all()
+        .into_iter()
+        .filter(|event| matches!(event, LifecycleEvent::Swapped(_)))
+        .count();
     assert_eq!(swaps, 200);
 }
 
@@ -122,9 +126,9 @@ fn what_two_versions_have_in_common_is_shared() {
     world.start(Setting::default());
     world.until_ready("m", 1);
     world.publish_tables("m", 2, &[1.0, 2.0, 4.0]);
-    world.until("m", 1, State::Released);
+    world.until("m", 1, LifecycleState::Released);
     let report = world.events.all().into_iter().find_map(|event| match event {
-        Event::Swapped(report) => Some(report),
+        LifecycleEvent::Swapped(report) => Some(report),
         _ => None,
     });
     let report = report.expect("a swap was reported");

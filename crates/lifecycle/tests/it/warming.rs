@@ -5,15 +5,19 @@ use std::sync::Arc;
 
 use base::{NamedTensor, Result, Signature, Tensor};
 use engine::Servable;
-use lifecycle::{State, WarmupSource};
+use lifecycle::{LifecycleState, WarmupSource};
 
 use crate::world::{MIB, Setting, World, input};
 
 /// Recorded requests: as many as there are lines in the version's file "recorded".
-struct Recorded;
+struct WarmupRequests;
 
-impl WarmupSource for Recorded {
-    fn requests(&self, version_dir: &Path, _signature: &Signature) -> Result<lifecycle::Recorded> {
+impl WarmupSource for WarmupRequests {
+    fn requests(
+        &self,
+        version_dir: &Path,
+        _signature: &Signature,
+    ) -> Result<lifecycle::WarmupRequests> {
         let text = std::fs::read_to_string(version_dir.join("recorded")).unwrap_or_default();
         let input = |line: &str| match line.parse() {
             Ok(number) if line.contains('.') => {
@@ -48,7 +52,7 @@ fn serve(recorded: &str, graph: &str, settings: &str) -> World {
             std::fs::write(dir.join("recorded"), recorded).unwrap();
         }
     });
-    world.start(Setting { warmup: Arc::new(Recorded), ..Setting::default() });
+    world.start(Setting { warmup: Arc::new(WarmupRequests), ..Setting::default() });
     world
 }
 
@@ -84,10 +88,10 @@ fn recorded_requests_are_preferred() {
 #[test]
 fn a_recorded_request_that_fails_fails_the_load() {
     let world = serve("1\n", FAILING, "");
-    let reason = world.until("m", 1, State::Failed).reason.unwrap();
+    let reason = world.until("m", 1, LifecycleState::Failed).reason.unwrap();
     assert_eq!(reason, "warm-up with recorded requests: out of range");
     let world = serve("1\nnot an input\n", GRAPH, "");
-    let reason = world.until("m", 1, State::Failed).reason.unwrap();
+    let reason = world.until("m", 1, LifecycleState::Failed).reason.unwrap();
     assert_eq!(reason, "recorded warm-up request 1: input \"x\" is missing");
 }
 
@@ -108,6 +112,6 @@ fn a_generated_request_that_fails_is_a_note() {
     world.until_ready("m", 1);
     assert!(world.version("m", 1).unwrap().note.unwrap().contains("out of range"));
     let world = serve("", FAILING, "[warmup]\nfail-on-error = true");
-    let reason = world.until("m", 1, State::Failed).reason.unwrap();
+    let reason = world.until("m", 1, LifecycleState::Failed).reason.unwrap();
     assert_eq!(reason, "warm-up with generated requests: out of range");
 }

@@ -12,8 +12,8 @@ use engine::fake::publish::{self, FakeParameter};
 use engine::fake::{FakeEngine, NAME};
 use engine::{Capabilities, Engine, LoadRequest, Session, SessionOptions};
 use lifecycle::{
-    Converter, Event, Lifecycle, LifecycleConfig, LoadSpec, ModelConfig, ModelStatus, Observer,
-    State, Unrecorded, VersionStatus, WarmupConfig, WarmupSource,
+    Converter, Lifecycle, LifecycleConfig, LifecycleEvent, LifecycleState, LoadSpec, ModelConfig,
+    ModelStatus, NoRecordedRequests, Observer, VersionStatus, WarmupConfig, WarmupSource,
 };
 use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
 use os::Rate;
@@ -109,16 +109,16 @@ impl Drop for WatchedSession {
 
 /// Remembers every event.
 #[derive(Default)]
-pub(crate) struct Recorder(Mutex<Vec<Event>>);
+pub(crate) struct Recorder(Mutex<Vec<LifecycleEvent>>);
 
 impl Observer for Recorder {
-    fn event(&self, event: &Event) {
+    fn event(&self, event: &LifecycleEvent) {
         self.0.lock().unwrap().push(event.clone());
     }
 }
 
 impl Recorder {
-    pub(crate) fn all(&self) -> Vec<Event> {
+    pub(crate) fn all(&self) -> Vec<LifecycleEvent> {
         self.0.lock().unwrap().clone()
     }
 
@@ -126,7 +126,7 @@ impl Recorder {
     pub(crate) fn states(&self, model: &str) -> String {
         let mut words = Vec::new();
         for event in self.all() {
-            if let Event::State(change) = event
+            if let LifecycleEvent::StateChanged(change) = event
                 && *change.model == *model
                 && change.from != Some(change.to)
             {
@@ -146,7 +146,7 @@ pub(crate) struct Setting {
 
 impl Default for Setting {
     fn default() -> Self {
-        Setting { models: Vec::new(), warmup: Arc::new(Unrecorded), change: |_| {} }
+        Setting { models: Vec::new(), warmup: Arc::new(NoRecordedRequests), change: |_| {} }
     }
 }
 
@@ -191,7 +191,7 @@ impl World {
     pub(crate) fn start(&mut self, setting: Setting) {
         let mut config = LifecycleConfig::new(self.cache.path(), converter());
         config.models = setting.models;
-        config.roots = vec![lifecycle::Root::new(self.root.path())];
+        config.roots = vec![lifecycle::ModelRoot::new(self.root.path())];
         config.poll = POLL;
         config.retries = 0;
         (setting.change)(&mut config);
@@ -281,12 +281,12 @@ impl World {
         self.status(model)?.version(version).cloned()
     }
 
-    pub(crate) fn state(&self, model: &str, version: u64) -> Option<State> {
+    pub(crate) fn state(&self, model: &str, version: u64) -> Option<LifecycleState> {
         self.version(model, version).map(|status| status.state)
     }
 
     #[track_caller]
-    pub(crate) fn until(&self, model: &str, version: u64, state: State) -> VersionStatus {
+    pub(crate) fn until(&self, model: &str, version: u64, state: LifecycleState) -> VersionStatus {
         let what = format!("{model}/{version} {state}; {:?}", self.status(model));
         eventually(&what, || self.state(model, version) == Some(state));
         self.version(model, version).unwrap()
@@ -294,7 +294,7 @@ impl World {
 
     #[track_caller]
     pub(crate) fn until_ready(&self, model: &str, version: u64) {
-        self.until(model, version, State::Ready);
+        self.until(model, version, LifecycleState::Ready);
     }
 
     /// Waits until the directories have been looked at twice more, and everything seen was acted

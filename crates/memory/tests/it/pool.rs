@@ -12,8 +12,8 @@ use crate::{bytes_of, pool, pool_with};
 fn start_up_takes_memory_and_loads_recycle_it() {
     let pool = pool(4);
     assert_eq!(pool.stats().backed, 0);
-    pool.ensure_backed(bytes_of(3) - 1).unwrap();
-    pool.ensure_backed(bytes_of(2)).unwrap();
+    pool.prefault(bytes_of(3) - 1).unwrap();
+    pool.prefault(bytes_of(2)).unwrap();
     assert_eq!((pool.stats().backed, pool.stats().used), (bytes_of(3), 0));
     for _ in 0..10 {
         let mut region = pool.allocate(2 * SLOT_BYTES + 1).unwrap();
@@ -34,10 +34,7 @@ fn start_up_takes_memory_and_loads_recycle_it() {
 #[test]
 fn the_budget_holds() {
     let pool = pool(4);
-    assert_eq!(
-        pool.ensure_backed(bytes_of(4) + 1).unwrap_err().kind(),
-        ErrorKind::ResourceExhausted
-    );
+    assert_eq!(pool.prefault(bytes_of(4) + 1).unwrap_err().kind(), ErrorKind::ResourceExhausted);
     let held = pool.allocate(2 * SLOT_BYTES).unwrap();
     let error = pool.allocate(3 * SLOT_BYTES).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ResourceExhausted);
@@ -120,7 +117,7 @@ fn many_threads_share_a_pool() {
             .collect();
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                pool.ensure_backed(pool.stats().bytes_max).unwrap();
+                pool.prefault(pool.stats().bytes_max).unwrap();
                 let stats = pool.stats();
                 assert!(stats.used <= stats.backed && stats.backed <= stats.bytes_max);
             }
@@ -142,7 +139,7 @@ fn small_pages_on_request() {
         fault_rate: Rate::unlimited(),
     });
     let before = os::thread::minor_faults();
-    pool.ensure_backed(bytes_of(2)).unwrap();
+    pool.prefault(bytes_of(2)).unwrap();
     assert!(os::thread::minor_faults() - before >= bytes_of(2) / 4096);
     assert!(!pool.stats().huge_pages);
     assert_eq!(pool.huge_bytes(), Ok(0));
@@ -151,7 +148,7 @@ fn small_pages_on_request() {
 #[test]
 fn huge_pages_where_the_system_agrees() {
     let pool = pool(4);
-    pool.ensure_backed(bytes_of(4)).unwrap();
+    pool.prefault(bytes_of(4)).unwrap();
     let stats = pool.stats();
     // The kernel may agree and still have no huge page left: only the direction can be asserted.
     assert!(pool.huge_bytes().unwrap() <= stats.backed);

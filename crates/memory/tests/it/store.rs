@@ -195,7 +195,7 @@ fn a_stopped_load_gives_everything_back() {
     let pieces = vec![noise(80, 32 * MIB), noise(81, 32 * MIB)];
     let file = weights(dir.path(), "weights.bin", &pieces);
     let pool = pool(32);
-    pool.ensure_backed(bytes_of(32)).unwrap();
+    pool.prefault(bytes_of(32)).unwrap();
     let slow = StoreConfig { read_rate: Rate::per_second(32 << 20), direct: true };
     let stopped = ParameterStore::new(pool.clone(), slow);
     let stop = AtomicBool::new(false);

@@ -150,7 +150,7 @@ fn late_and_cancelled_requests_leave_the_batch() {
     assert_eq!((model.expired, model.cancelled), (1, 1));
 }
 
-/// Dead requests make room before a living one is refused.
+/// Expired requests make room before a living one is refused.
 #[test]
 fn a_queue_full_of_dead_requests_takes_living_ones() {
     let bench = Bench::new(1, 2);

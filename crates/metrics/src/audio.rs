@@ -8,11 +8,11 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::{Level, ModelLabels};
+use crate::{LevelGauge, ModelLabels};
 
 /// A recogniser and what became of its recordings.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct RecordingLabels {
+pub struct AudioLabels {
     /// The recogniser's name, which is its model's; empty where a request named none that exists.
     pub recogniser: Arc<str>,
     /// "ok", "partial" (something in it was damaged) or the error kind in snake case.
@@ -21,25 +21,25 @@ pub struct RecordingLabels {
 
 /// The metrics of recordings.
 #[derive(Default)]
-pub struct Recordings {
+pub struct AudioMetrics {
     /// Recordings that have ended.
-    pub ended: Family<RecordingLabels, Counter>,
+    pub ended: Family<AudioLabels, Counter>,
     /// Seconds of sound that were listened to.
     pub seconds: Family<ModelLabels, Counter<f64, AtomicU64>>,
     /// Recordings that are being listened to.
-    pub active: Level,
+    pub active: LevelGauge,
 }
 
-impl Recordings {
+impl AudioMetrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         let r = registry;
-        r.register("recordings", "Recordings by what became of them", self.ended.clone());
+        r.register("recordings", "AudioMetrics by what became of them", self.ended.clone());
         r.register_with_unit(
             "recording",
             "Sound listened to, by the recogniser's model",
             Unit::Seconds,
             self.seconds.clone(),
         );
-        r.register("recordings_active", "Recordings being listened to", self.active.clone());
+        r.register("recordings_active", "AudioMetrics being listened to", self.active.clone());
     }
 }

@@ -15,13 +15,13 @@ pub(crate) const SHARED_BYTES_MAX: usize = 4096;
 /// The sizes of every input's axes but the first, in the order of the plan; `None` where an
 /// optional input is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Form(Vec<Option<Shape>>);
+pub(crate) struct BatchKey(Vec<Option<Shape>>);
 
-impl Form {
+impl BatchKey {
     /// The form of `inputs` with buckets applied, and the items they hold: the common size of axis
     /// 0. `None` where the request cannot be joined with others: no common, or no positive, number
     /// of items, or shared inputs of more than [`SHARED_BYTES_MAX`] bytes.
-    pub(crate) fn of(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<(Form, usize)> {
+    pub(crate) fn of(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<(BatchKey, usize)> {
         let items = items(plan, inputs)?;
         if shared(plan, inputs).map(|(_, given)| shared_bytes(given)).sum::<usize>()
             > SHARED_BYTES_MAX
@@ -31,7 +31,7 @@ impl Form {
         let rest = |given: &NamedTensor| given.tensor.shape().get(1..).map(Shape::from_slice);
         let sizes =
             |input: &InputPlan| inputs.iter().find(|given| given.name == input.name).and_then(rest);
-        let mut form = Form(plan.inputs.iter().map(sizes).collect());
+        let mut form = BatchKey(plan.inputs.iter().map(sizes).collect());
         if !form.masks_fit(plan) {
             return None;
         }
@@ -90,7 +90,7 @@ impl Form {
     }
 
     /// The smallest form that holds both, where only axes that may grow differ.
-    pub(crate) fn cover(&self, other: &Form, plan: &BatchPlan) -> Option<Form> {
+    pub(crate) fn cover(&self, other: &BatchKey, plan: &BatchPlan) -> Option<BatchKey> {
         let mut covered = Vec::with_capacity(self.0.len());
         for (input, (a, b)) in plan.inputs.iter().zip(self.0.iter().zip(&other.0)) {
             covered.push(match (a, b) {
@@ -106,11 +106,11 @@ impl Form {
                 _ => return None,
             });
         }
-        Some(Form(covered))
+        Some(BatchKey(covered))
     }
 
     /// Whether a request of this form may be padded to `padded`.
-    pub(crate) fn may_pad(&self, padded: &Form, plan: &BatchPlan) -> bool {
+    pub(crate) fn may_pad(&self, padded: &BatchKey, plan: &BatchPlan) -> bool {
         plan.inputs.iter().zip(self.0.iter().zip(&padded.0)).all(|(input, pair)| {
             match (&input.rule, pair) {
                 (Some(rule), (Some(own), Some(padded))) => {

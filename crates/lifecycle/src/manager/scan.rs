@@ -4,17 +4,17 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::model::{Disk, Model};
-use super::{Gear, Manager};
-use crate::State;
+use super::{Manager, ManagerContext};
+use crate::LifecycleState;
 use crate::model_file::MODEL_FILE;
-use crate::source::{Contents, Found, ModelScan, Settings, Snapshot, VersionScan};
+use crate::source::{Contents, DirectoryScan, ModelScan, Settings, VersionContents, VersionScan};
 
 impl Manager {
-    pub(super) fn looked(&mut self, snapshot: Snapshot) {
+    pub(super) fn on_scan(&mut self, snapshot: DirectoryScan) {
         let seen: BTreeSet<Arc<str>> =
             snapshot.models.iter().map(|scan| scan.base.name.clone()).collect();
         for scan in snapshot.models {
-            self.looked_at(scan);
+            self.on_model_scan(scan);
         }
         for (name, model) in &mut self.models {
             if !seen.contains(name) && !model.gone {
@@ -25,7 +25,7 @@ impl Manager {
         self.answered = Some(snapshot.answers);
     }
 
-    fn looked_at(&mut self, scan: ModelScan) {
+    fn on_model_scan(&mut self, scan: ModelScan) {
         let ModelScan { base, contents } = scan;
         let name = base.name.clone();
         let model = self.models.entry(name.clone()).or_insert_with(|| {
@@ -36,8 +36,8 @@ impl Manager {
         match contents {
             Ok(Contents { settings, versions }) => {
                 model.path_error = None;
-                model.configure(&mut self.gear, &base, &settings);
-                model.see(&self.gear, versions);
+                model.configure(&mut self.context, &base, &settings);
+                model.see(&self.context, versions);
             }
             // Its settings stay as they are too.
             Err(error) => model.not_seen(error.to_string()),
@@ -47,7 +47,12 @@ impl Manager {
 
 impl Model {
     /// Takes over new settings; wrong ones are told and change nothing.
-    fn configure(&mut self, gear: &mut Gear, base: &crate::ModelConfig, settings: &Settings) {
+    fn configure(
+        &mut self,
+        context: &mut ManagerContext,
+        base: &crate::ModelConfig,
+        settings: &Settings,
+    ) {
         let settings =
             settings.as_ref().as_ref().map_err(String::clone).and_then(|file| match file {
                 None => Ok(base.clone()),
@@ -70,7 +75,7 @@ impl Model {
         if config != self.config {
             tracing::info!(model = %self.name, ?config, "settings changed");
             self.config = config;
-            self.settle(gear);
+            self.settle(context);
             self.publish();
         }
     }
@@ -82,21 +87,21 @@ impl Model {
         self.path_error = Some(error);
     }
 
-    fn see(&mut self, gear: &Gear, versions: Vec<VersionScan>) {
+    fn see(&mut self, context: &ManagerContext, versions: Vec<VersionScan>) {
         let seen: BTreeSet<u64> = versions.iter().map(|scan| scan.version).collect();
         for (_, version) in self.versions.iter_mut().filter(|(number, _)| !seen.contains(number)) {
             version.disk = None;
             version.pinned = false;
         }
         for VersionScan { version, dir, fingerprint, found } in versions {
-            self.see_version(gear, version, Disk { dir, fingerprint, found });
+            self.see_version(context, version, Disk { dir, fingerprint, found });
         }
     }
 
-    fn see_version(&mut self, gear: &Gear, number: u64, disk: Disk) {
+    fn see_version(&mut self, context: &ManagerContext, number: u64, disk: Disk) {
         let Some(version) = self.versions.get_mut(&number) else {
-            self.discover(&*gear.observer, number, disk);
-            self.show_disk(gear, number);
+            self.discover(&*context.observer, number, disk);
+            self.show_disk(context, number);
             return;
         };
         if version.disk.as_ref() != Some(&disk) {
@@ -108,12 +113,12 @@ impl Model {
                 version.failure = None;
             }
             version.disk = Some(disk);
-            self.show_disk(gear, number);
+            self.show_disk(context, number);
         }
     }
 
     /// Shows what lies on disk as the state of a version that nothing is being done with.
-    pub(super) fn show_disk(&mut self, gear: &Gear, number: u64) {
+    pub(super) fn show_disk(&mut self, context: &ManagerContext, number: u64) {
         let Some(version) = self.versions.get(&number) else { return };
         let busy =
             version.serving.is_some() || version.load.is_some() || !version.draining.is_empty();
@@ -121,13 +126,15 @@ impl Model {
             return;
         }
         let (state, reason) = match version.disk.as_ref().map(|disk| &disk.found) {
-            Some(Found::Settling(reason)) => (State::Discovered, Some(reason.clone())),
-            Some(Found::Unusable(reason) | Found::Unreadable(reason)) => {
-                (State::Failed, Some(reason.clone()))
+            Some(VersionContents::Settling(reason)) => {
+                (LifecycleState::Discovered, Some(reason.clone()))
             }
-            _ if version.state == State::Released => return,
-            _ => (State::Discovered, None),
+            Some(VersionContents::Unusable(reason) | VersionContents::Unreadable(reason)) => {
+                (LifecycleState::Failed, Some(reason.clone()))
+            }
+            _ if version.state == LifecycleState::Released => return,
+            _ => (LifecycleState::Discovered, None),
         };
-        gear.set_state(self, number, state, reason);
+        context.set_state(self, number, state, reason);
     }
 }

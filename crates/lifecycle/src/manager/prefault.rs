@@ -9,10 +9,10 @@ use memory::SlotPool;
 
 use super::model::Model;
 use crate::Transition;
-use crate::source::{Found, Parameters};
+use crate::source::{Parameters, VersionContents};
 
 /// Asks the `backing` thread for as much as is needed, and never for less than before.
-pub(super) struct Backing {
+pub(super) struct Prefault {
     to: Sender<u64>,
     bytes_max: u64,
     swap_reserve: Option<u64>,
@@ -20,9 +20,9 @@ pub(super) struct Backing {
     backed: u64,
 }
 
-impl Backing {
-    pub(super) fn new(to: Sender<u64>, bytes_max: u64, swap_reserve: Option<u64>) -> Backing {
-        Backing { to, bytes_max, swap_reserve, asked: 0, backed: 0 }
+impl Prefault {
+    pub(super) fn new(to: Sender<u64>, bytes_max: u64, swap_reserve: Option<u64>) -> Prefault {
+        Prefault { to, bytes_max, swap_reserve, asked: 0, backed: 0 }
     }
 
     /// Asks for what `models` need now, if that is more than was asked for before.
@@ -33,7 +33,7 @@ impl Backing {
         }
     }
 
-    pub(super) fn backed(&mut self, bytes: u64) {
+    pub(super) fn done_to(&mut self, bytes: u64) {
         self.backed = self.backed.max(bytes);
     }
 
@@ -49,11 +49,11 @@ impl Backing {
             let choice = model.choice(&model.views(now));
             for version in choice.aspired.iter().filter_map(|number| model.versions.get(number)) {
                 let own = match version.disk.as_ref().map(|disk| &disk.found) {
-                    Some(Found::Published(parameters)) => {
+                    Some(VersionContents::Published(parameters)) => {
                         bytes += unshared(parameters, &mut shared);
                         parameters.footprint()
                     }
-                    Some(Found::Foreign { bytes: files, .. }) => {
+                    Some(VersionContents::Foreign { bytes: files, .. }) => {
                         bytes += SlotPool::footprint(*files);
                         SlotPool::footprint(*files)
                     }

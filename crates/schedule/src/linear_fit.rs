@@ -14,7 +14,7 @@ const PADDING_GAIN_MIN: f64 = 0.05;
 /// A run's time as a fixed part and a part for each element: least squares over the last runs, and
 /// how far the fixed part may be off.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Line {
+pub(crate) struct LinearFit {
     weight: f64,
     x: f64,
     y: f64,
@@ -44,7 +44,7 @@ impl Fit {
     }
 }
 
-impl Line {
+impl LinearFit {
     /// A run over `elements` elements took `us` microseconds.
     pub(crate) fn add(&mut self, elements: f64, us: f64) {
         for sum in
@@ -100,8 +100,8 @@ mod tests {
 
     /// A model whose run takes `fixed` and one microsecond an element, with noise; sizes differ by
     /// a third.
-    fn measured(fixed: f64) -> Line {
-        let mut cost = Line::default();
+    fn measured(fixed: f64) -> LinearFit {
+        let mut cost = LinearFit::default();
         for run in 0..60 {
             let elements = 100.0 + 5.0 * f64::from(run % 7);
             let noise = [0.9, 1.3, 1.0, 0.95, 1.05][run as usize % 5];
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn padding_is_tried_before_anything_is_known_and_now_and_then() {
-        let mut cost = Line::default();
+        let mut cost = LinearFit::default();
         let tried = (0..1000).filter(|_| cost.pays(200.0, [100.0, 90.0])).count();
         assert_eq!(tried as u64, PADDINGS_TO_TRY + 1000 / PADDING_TRY_EVERY);
     }
