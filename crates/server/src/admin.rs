@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use base::{Error, Result};
-use lifecycle::LoadSpec;
+use lifecycle::{Lifecycle, LoadSpec};
 use tokio::sync::oneshot;
-
-use crate::app::App;
 
 /// Describes these calls in the errors of the access check.
 pub(crate) const ADMIN_CALL: &str = "models are loaded and unloaded";
@@ -18,9 +16,9 @@ const ADMIN_TIMEOUT: Duration = Duration::from_secs(600);
 ///
 /// # Errors
 /// Those of the load, with its reason. The versions that served before still do.
-pub(crate) async fn load(app: &App, name: &str, spec: LoadSpec) -> Result<()> {
+pub(crate) async fn load(lifecycle: &Lifecycle, name: &str, spec: LoadSpec) -> Result<()> {
     let (sender, receiver) = oneshot::channel();
-    app.lifecycle.load(name, spec, Box::new(move |result| drop(sender.send(result))));
+    lifecycle.load(name, spec, Box::new(move |result| drop(sender.send(result))));
     outcome(receiver).await
 }
 
@@ -28,9 +26,9 @@ pub(crate) async fn load(app: &App, name: &str, spec: LoadSpec) -> Result<()> {
 ///
 /// # Errors
 /// `NotFound` for an unknown model.
-pub(crate) async fn unload(app: &App, name: &str) -> Result<()> {
+pub(crate) async fn unload(lifecycle: &Lifecycle, name: &str) -> Result<()> {
     let (sender, receiver) = oneshot::channel();
-    app.lifecycle.unload(name, Box::new(move |result| drop(sender.send(result))));
+    lifecycle.unload(name, Box::new(move |result| drop(sender.send(result))));
     outcome(receiver).await
 }
 

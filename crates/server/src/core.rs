@@ -7,7 +7,7 @@ use base::Result;
 use engine::Engine;
 use engine_onnx::{LazyOnnxEngine, OnnxEngine};
 use engine_torch::TorchEngine;
-use lifecycle::{Lifecycle, LifecycleConfig};
+use lifecycle::{Lifecycle, LifecycleConfig, ParameterPlacement};
 use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
 use metrics::Metrics;
 use os::Rate;
@@ -15,7 +15,7 @@ use schedule::{Scheduler, SchedulerConfig, ThreadPolicy};
 
 use crate::config::{Config, MemoryConfig};
 use crate::observer::MetricsObserver;
-use crate::page::Page;
+use crate::page::history::PageHistory;
 use crate::warmup::RecordedRequests;
 use inference::InferenceStats;
 
@@ -23,15 +23,18 @@ use inference::InferenceStats;
 const POOL_SHARE: f64 = 0.8;
 
 /// Models, workers, and their metrics.
+#[derive(Clone)]
 pub(crate) struct Core {
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) scheduler: Arc<Scheduler>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) stats: Arc<InferenceStats>,
-    pub(crate) page: Arc<Page>,
+    pub(crate) history: Arc<PageHistory>,
     pub(crate) memory: Arc<ParameterStore>,
     /// Name and version of ONNX Runtime; empty if it is opened on demand.
     pub(crate) engine_version: String,
+    /// True if parameters live in the slot pool, false if in malloc.
+    pub(crate) parameters_in_pool: bool,
 }
 
 impl Config {
@@ -96,7 +99,7 @@ impl Core {
         let store = parameter_store(&config.memory)?;
         let metrics = Arc::new(Metrics::default());
         let stats = Arc::new(InferenceStats::default());
-        let page = Arc::new(Page::default());
+        let history = Arc::new(PageHistory::default());
         let scheduler = Scheduler::start(&SchedulerConfig {
             workers: config.data.workers,
             queue_max: config.data.queue_max,
@@ -106,7 +109,7 @@ impl Core {
         let observer = Arc::new(MetricsObserver {
             metrics: metrics.clone(),
             stats: stats.clone(),
-            page: page.clone(),
+            history: history.clone(),
         });
         let lifecycle = Lifecycle::start(
             lifecycle_config(config, run_threads_max),
@@ -115,7 +118,16 @@ impl Core {
             Arc::new(RecordedRequests),
             observer,
         )?;
-        Ok(Core { lifecycle, scheduler, metrics, stats, page, memory: store, engine_version })
+        Ok(Core {
+            lifecycle,
+            scheduler,
+            metrics,
+            stats,
+            history,
+            memory: store,
+            engine_version,
+            parameters_in_pool: config.memory.placement == ParameterPlacement::Pool,
+        })
     }
 }
 

@@ -1,8 +1,10 @@
 //! Serves `/metrics`: copies the state of the components into gauges, then encodes all metrics.
 
-use std::sync::{Arc, LazyLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Instant;
 
+use api_audio::AudioState;
+use api_images::ImagesState;
 use metrics::prometheus_client::metrics::counter::Counter;
 use metrics::prometheus_client::metrics::family::Family;
 use metrics::{
@@ -11,8 +13,10 @@ use metrics::{
 };
 use os::CpuQuota;
 use schedule::{BATCH_SIZE_BOUNDS, SchedulerSnapshot};
+use transport::RequestResources;
 
-use crate::app::App;
+use crate::collections::Collections;
+use crate::core::Core;
 use crate::threads;
 
 /// Content type of OpenMetrics.
@@ -26,11 +30,6 @@ static STARTED: LazyLock<f64> = LazyLock::new(|| {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0.0, |since| since.as_secs_f64())
 });
-
-/// Sets the start of the process to now. Later calls change nothing.
-pub(crate) fn started() {
-    LazyLock::force(&STARTED);
-}
 
 /// Returns true if a scraper accepts the older text format and not OpenMetrics.
 pub(crate) fn wants_classic(accept: &str) -> bool {
@@ -68,32 +67,58 @@ pub(crate) fn classic(exposition: &str) -> String {
     text
 }
 
+/// Writes all metrics.
+pub(crate) struct Exporter {
+    core: Core,
+    requests: Arc<RequestResources>,
+    audio: Arc<AudioState>,
+    images: Arc<ImagesState>,
+    collections: Arc<Collections>,
+    /// Held while gauges are rebuilt and encoded, so that scrapes do not clear each other's series.
+    scrape: Mutex<()>,
+}
+
+impl Exporter {
+    /// Creates the exporter, and sets the start of the process to now at the first call.
+    pub(crate) fn new(
+        core: Core,
+        requests: Arc<RequestResources>,
+        audio: Arc<AudioState>,
+        images: Arc<ImagesState>,
+        collections: Arc<Collections>,
+    ) -> Exporter {
+        LazyLock::force(&STARTED);
+        Exporter { core, requests, audio, images, collections, scrape: Mutex::new(()) }
+    }
+}
+
 /// Returns the current metrics as OpenMetrics.
-pub(crate) fn exposition(app: &App) -> String {
-    let _alone = app.scrape.lock().unwrap_or_else(PoisonError::into_inner);
-    windows(app);
-    memory(app);
-    versions(app);
+pub(crate) fn exposition(exporter: &Exporter) -> String {
+    let core = &exporter.core;
+    let _alone = exporter.scrape.lock().unwrap_or_else(PoisonError::into_inner);
+    windows(core);
+    memory(core);
+    versions(core);
     let level = |family: &Family<KindLabels, metrics::LevelGauge>,
                  kind: &'static str,
                  value: u64| {
         family.get_or_create(&KindLabels { kind }).set(i64::try_from(value).unwrap_or(i64::MAX));
     };
-    let metrics = &app.metrics;
-    level(&metrics.queue, "length", app.scheduler.queued() as u64);
-    level(&metrics.queue, "max", app.scheduler.queue_max() as u64);
-    level(&metrics.request_memory_bytes, "max", app.requests.memory.max());
-    level(&metrics.request_memory_bytes, "used", app.requests.memory.used());
-    level(&metrics.request_memory_bytes, "peak", app.requests.memory.peak());
+    let metrics = &core.metrics;
+    level(&metrics.queue, "length", core.scheduler.queued() as u64);
+    level(&metrics.queue, "max", core.scheduler.queue_max() as u64);
+    level(&metrics.request_memory_bytes, "max", exporter.requests.memory.max());
+    level(&metrics.request_memory_bytes, "used", exporter.requests.memory.used());
+    level(&metrics.request_memory_bytes, "peak", exporter.requests.memory.peak());
     level(&metrics.descriptors, "open", transport::descriptors::open());
     level(&metrics.descriptors, "limit", transport::descriptors::limit());
-    level(&metrics.decode_queue, "waiting", app.requests.codec.waiting() as u64);
+    level(&metrics.decode_queue, "waiting", exporter.requests.codec.waiting() as u64);
     for (kind, count) in threads::KINDS.into_iter().zip(threads::count()) {
         level(&metrics.threads, kind, count);
     }
-    metrics.recordings.active.set(app.audio.active() as i64);
-    collections(app);
-    let snapshot = app.scheduler.snapshot();
+    metrics.recordings.active.set(exporter.audio.active() as i64);
+    collections(exporter);
+    let snapshot = core.scheduler.snapshot();
     level(&metrics.scheduling.workers, "all", snapshot.workers as u64);
     level(&metrics.scheduling.workers, "busy", snapshot.busy as u64);
     scheduling(&metrics.scheduling, &snapshot);
@@ -110,22 +135,22 @@ pub(crate) fn exposition(app: &App) -> String {
 }
 
 /// Sets the gauges of images, and of collections if they are open.
-fn collections(app: &App) {
-    let images = &app.metrics.images;
+fn collections(exporter: &Exporter) {
+    let images = &exporter.core.metrics.images;
     let level = |family: &Family<KindLabels, metrics::LevelGauge>,
                  kind: &'static str,
                  value: u64| {
         family.get_or_create(&KindLabels { kind }).set(i64::try_from(value).unwrap_or(i64::MAX));
     };
-    level(&images.waiting, "interactive", app.images.interactive_waiting() as u64);
-    level(&images.waiting, "bulk", app.images.bulk_waiting() as u64);
+    level(&images.waiting, "interactive", exporter.images.interactive_waiting() as u64);
+    level(&images.waiting, "bulk", exporter.images.bulk_waiting() as u64);
     let gpu = search::coarse::device::counters();
     level(&images.gpu, "queries", gpu.queries);
     level(&images.gpu, "fallbacks", gpu.fallbacks);
     level(&images.gpu, "device_bytes", gpu.device_bytes);
     level(&images.gpu, "pinned_bytes", gpu.pinned_bytes);
     images.collection.clear();
-    let Some(registry) = app.collections.opened() else { return };
+    let Some(registry) = exporter.collections.opened() else { return };
     let stats = registry.stats();
     for (state, count) in ["opening", "ready", "broken"].into_iter().zip(stats.collections) {
         level(&images.collections, state, count as u64);
@@ -200,8 +225,8 @@ fn scheduling(metrics: &SchedulingMetrics, snapshot: &SchedulerSnapshot) {
     }
 }
 
-fn windows(app: &App) {
-    for (model, seen) in app.inference.stats().percentiles(Instant::now()) {
+fn windows(core: &Core) {
+    for (model, seen) in core.stats.percentiles(Instant::now()) {
         let quantiles = [
             ("0.5", seen.p50),
             ("0.8", seen.p80),
@@ -211,22 +236,22 @@ fn windows(app: &App) {
         ];
         for (quantile, value) in quantiles {
             let labels = QuantileLabels { model: model.clone(), quantile };
-            app.metrics.window_seconds.get_or_create(&labels).set(value.as_secs_f64());
+            core.metrics.window_seconds.get_or_create(&labels).set(value.as_secs_f64());
         }
-        app.metrics.window_rate.get_or_create(&ModelLabels { model }).set(seen.rate);
+        core.metrics.window_rate.get_or_create(&ModelLabels { model }).set(seen.rate);
     }
 }
 
-fn memory(app: &App) {
+fn memory(core: &Core) {
     let set = |kind: &'static str, bytes: u64| {
-        app.metrics.pool_bytes.get_or_create(&KindLabels { kind }).set(bytes as i64);
+        core.metrics.pool_bytes.get_or_create(&KindLabels { kind }).set(bytes as i64);
     };
-    let pool = app.memory.pool().stats();
+    let pool = core.memory.pool().stats();
     set("max", pool.bytes_max);
     set("backed", pool.backed);
     set("used", pool.used);
     let set = |kind: &'static str, bytes: u64| {
-        app.metrics.process_bytes.get_or_create(&KindLabels { kind }).set(bytes as i64);
+        core.metrics.process_bytes.get_or_create(&KindLabels { kind }).set(bytes as i64);
     };
     if let Ok(process) = os::process::memory() {
         set("rss", process.rss);
@@ -238,16 +263,18 @@ fn memory(app: &App) {
     }
     // Read each time: the limit of a running container can change.
     let quota = CpuQuota::of_this_process();
-    app.metrics.cpu_limit_cores.set(quota.map_or(0.0, |quota| quota.cores));
-    app.metrics.cpu_throttled_seconds.set(quota.map_or(0.0, |quota| quota.throttled.as_secs_f64()));
+    core.metrics.cpu_limit_cores.set(quota.map_or(0.0, |quota| quota.cores));
+    core.metrics
+        .cpu_throttled_seconds
+        .set(quota.map_or(0.0, |quota| quota.throttled.as_secs_f64()));
 }
 
 /// Rebuilds the gauges of versions, so that a released version leaves no series.
-fn versions(app: &App) {
-    app.metrics.model_state.clear();
-    app.metrics.parameter_bytes.clear();
-    let home = if app.parameters_in_pool { "dram" } else { "heap" };
-    for model in app.lifecycle.status() {
+fn versions(core: &Core) {
+    core.metrics.model_state.clear();
+    core.metrics.parameter_bytes.clear();
+    let home = if core.parameters_in_pool { "dram" } else { "heap" };
+    for model in core.lifecycle.status() {
         let name: &Arc<str> = &model.name;
         for version in model.versions {
             let labels = StateLabels {
@@ -255,10 +282,10 @@ fn versions(app: &App) {
                 version: version.version,
                 state: version.state.name(),
             };
-            app.metrics.model_state.get_or_create(&labels).set(1);
+            core.metrics.model_state.get_or_create(&labels).set(1);
             if version.parameter_bytes > 0 {
                 let labels = BytesLabels { home, model: name.clone(), version: version.version };
-                app.metrics
+                core.metrics
                     .parameter_bytes
                     .get_or_create(&labels)
                     .set(version.parameter_bytes as i64);

@@ -1,14 +1,15 @@
 //! The composition root: joins memory, engines, lifecycle and scheduler, and listens.
 //!
-//! A handler decodes, [`app`] finds the version, checks, queues and counts, and the handler
-//! encodes. Handlers never block: inference runs on the scheduler's workers, loading on the
+//! [`core`] starts models and workers, [`compose`] the state of each router, and [`run`] the
+//! listeners. A handler decodes a request, `inference` runs it, and the handler encodes the
+//! response. Handlers never block: inference runs on the scheduler's workers, loading on the
 //! lifecycle's threads, and both answer through a channel.
 
 mod admin;
-mod app;
 mod collections;
 mod compose;
 mod config;
+mod core;
 pub mod descriptors;
 mod exporter;
 mod grpc;
@@ -16,8 +17,10 @@ mod http;
 pub mod local;
 #[cfg(test)]
 mod loopback;
+mod models;
 mod observer;
 mod page;
+mod readiness;
 mod run;
 #[cfg(test)]
 mod tests;

@@ -11,8 +11,8 @@ use audio::recogniser::Recogniser;
 use base::{Error, Result};
 use lifecycle::{LifecycleState, ModelStatus};
 
-use crate::compose::Core;
 use crate::config::Config;
+use crate::core::Core;
 
 /// Time between two looks at what is being loaded.
 const LOOK: Duration = Duration::from_millis(50);

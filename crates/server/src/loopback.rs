@@ -13,9 +13,9 @@ use tokio::sync::watch;
 
 use api_audio::AudioConfig;
 
-use crate::app::App;
-use crate::compose::Core;
+use crate::compose::Server;
 use crate::config::{Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig};
+use crate::core::Core;
 use crate::{grpc, http};
 use transport::{HttpVersion, Listener};
 
@@ -24,7 +24,7 @@ pub(crate) const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// A server in this process, stopped when dropped.
 pub(crate) struct Loopback {
-    pub(crate) app: Arc<App>,
+    pub(crate) server: Server,
     pub(crate) address: SocketAddr,
     pub(crate) grpc: SocketAddr,
     stop: watch::Sender<bool>,
@@ -72,7 +72,7 @@ impl Loopback {
     pub(crate) fn start(config: &Config, engine: Arc<dyn Engine>) -> Loopback {
         let core = Core::start(config, vec![engine], "fake 1".to_owned(), Some(2)).unwrap();
         assert!(core.lifecycle.wait_settled(WAIT_MAX));
-        let app = Arc::new(App::new(config, core));
+        let server = Server::new(config, core);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -87,8 +87,8 @@ impl Loopback {
             name: "http",
             version: HttpVersion::Http1,
             socket: http,
-            service: http::service(app.clone()),
-            metrics: app.metrics.clone(),
+            service: http::service(&server),
+            metrics: server.core.metrics.clone(),
             limits,
             threads: None,
         };
@@ -97,13 +97,13 @@ impl Loopback {
             name: "grpc",
             version: HttpVersion::Http2,
             socket: grpc,
-            service: grpc::service(app.clone(), stopped.clone()),
-            metrics: app.metrics.clone(),
+            service: grpc::service(server.models.clone(), stopped.clone()),
+            metrics: server.core.metrics.clone(),
             limits,
             threads: None,
         };
         runtime.spawn(listener.serve(stopped));
-        Loopback { app, address, grpc: grpc_address, stop, runtime: Some(runtime) }
+        Loopback { server, address, grpc: grpc_address, stop, runtime: Some(runtime) }
     }
 
     /// Stops the server as a signal does.
@@ -136,10 +136,7 @@ impl Drop for Loopback {
     fn drop(&mut self) {
         self.stop.send_replace(true);
         self.runtime.take().unwrap().shutdown_timeout(Duration::from_secs(1));
-        self.app.audio.wait_ended();
-        self.app.scheduler.shutdown();
-        self.app.lifecycle.shutdown();
-        self.app.collections.close();
+        self.server.shutdown();
     }
 }
 

@@ -6,14 +6,14 @@ use base::VersionId;
 use lifecycle::{LifecycleEvent, LifecycleState, Observer, SwapReport};
 use metrics::{Metrics, ModelLabels, SwapLabels};
 
-use crate::page::Page;
+use crate::page::history::PageHistory;
 use inference::InferenceStats;
 
 /// Counts loads, swaps and what they cost.
 pub(crate) struct MetricsObserver {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) stats: Arc<InferenceStats>,
-    pub(crate) page: Arc<Page>,
+    pub(crate) history: Arc<PageHistory>,
 }
 
 impl Observer for MetricsObserver {
@@ -31,7 +31,7 @@ impl Observer for MetricsObserver {
                     .inc();
             }
             LifecycleEvent::Loaded { model, version, cost } => {
-                self.page.loaded(&VersionId { model: model.clone(), version: *version });
+                self.history.loaded(&VersionId { model: model.clone(), version: *version });
                 let labels = ModelLabels { model: model.clone() };
                 let metrics = &self.metrics;
                 metrics.loader_minor_faults.get_or_create(&labels).inc_by(cost.loader_minor_faults);
@@ -54,7 +54,7 @@ impl Observer for MetricsObserver {
 
 impl MetricsObserver {
     fn swapped(&self, report: &SwapReport) {
-        self.page.swapped(report);
+        self.history.swapped(report);
         self.metrics.swaps.get_or_create(&ModelLabels { model: report.model.clone() }).inc();
         let steps = [
             ("load", report.load_seconds),

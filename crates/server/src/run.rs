@@ -8,9 +8,9 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::app::App;
-use crate::compose::Core;
+use crate::compose::Server;
 use crate::config::Config;
+use crate::core::Core;
 use transport::{ConnectionLimits, ConnectionThreads, HttpVersion, Listener, bind};
 
 use crate::descriptors::{self, DescriptorPlan};
@@ -28,9 +28,9 @@ pub fn run(mut config: Config) -> Result<()> {
     let http = bind(config.listeners.host, config.listeners.http_port, "--http-port")?;
     let grpc = bind(config.listeners.host, config.listeners.grpc_port, "--grpc-port")?;
     warn_if_open(&config);
-    let app = Arc::new(App::new(&config, Core::compose(&config)?));
+    let server = Server::new(&config, Core::compose(&config)?);
     start_gpu(&config);
-    app.collections.start()?;
+    server.collections.start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.listeners.threads)
         .thread_name("connection")
@@ -39,7 +39,7 @@ pub fn run(mut config: Config) -> Result<()> {
         .map_err(|e| Error::exhausted(format!("the connection threads cannot be started: {e}")))?;
     let threads = ConnectionThreads::start(config.listeners.threads)?;
     let served = runtime.block_on(serve(
-        app.clone(),
+        &server,
         config.listeners.connection_limits(),
         threads.clone(),
         http,
@@ -47,10 +47,7 @@ pub fn run(mut config: Config) -> Result<()> {
     ));
     threads.shutdown();
     runtime.shutdown_timeout(Duration::from_secs(1));
-    app.audio.wait_ended();
-    app.collections.close();
-    app.scheduler.shutdown();
-    app.lifecycle.shutdown();
+    server.shutdown();
     if served.is_ok() {
         tracing::info!("stopped");
     }
@@ -68,7 +65,7 @@ fn start_gpu(config: &Config) {
 }
 
 async fn serve(
-    app: Arc<App>,
+    server: &Server,
     limits: ConnectionLimits,
     threads: Arc<ConnectionThreads>,
     http: std::net::TcpListener,
@@ -92,8 +89,8 @@ async fn serve(
         name: "http",
         version: HttpVersion::Http1,
         socket: http,
-        service: http::service(app.clone()),
-        metrics: app.metrics.clone(),
+        service: http::service(server),
+        metrics: server.core.metrics.clone(),
         limits,
         threads: None,
     };
@@ -101,22 +98,22 @@ async fn serve(
         name: "grpc",
         version: HttpVersion::Http2,
         socket: grpc,
-        service: grpc::service(app.clone(), stopped.clone()),
-        metrics: app.metrics.clone(),
+        service: grpc::service(server.models.clone(), stopped.clone()),
+        metrics: server.core.metrics.clone(),
         limits,
         threads: Some(threads),
     };
-    tokio::spawn(page::watch(app.clone(), stopped.clone()));
+    tokio::spawn(page::watch(server.page.clone(), stopped.clone()));
     let listeners = [
         tokio::spawn(http_listener.serve(stopped.clone())),
         tokio::spawn(grpc_listener.serve(stopped)),
     ];
     let mut signals = EndSignals::install()?;
     announce(&format!("serving http://{http_address} grpc://{grpc_address}"));
-    tracing::info!(http = %http_address, grpc = %grpc_address, engine = %app.engine_version, "serving");
+    tracing::info!(http = %http_address, grpc = %grpc_address, engine = %server.core.engine_version, "serving");
     signals.wait().await;
     tracing::info!("stopping: no new connections, finishing what is in flight");
-    app.stop();
+    server.readiness.stop();
     // Fails if both listeners have ended already, and then there is nothing to stop.
     let _ = stop.send(true);
     for listener in listeners {

@@ -5,13 +5,11 @@ use std::time::Duration;
 
 use base::{Error, Result, VersionId};
 use engine::{ScheduleMode, Servable};
-use inference::{RunSize, TimeTotal, VersionStats};
-use lifecycle::{LifecycleState, ModelStatus, VersionStatus};
+use inference::{InferenceService, RunSize, TimeTotal, VersionStats};
+use lifecycle::{Catalog, Lifecycle, LifecycleState, ModelStatus, VersionStatus};
 use protocol::status::{
     BatchTotal, Batching, IndexEntry, QueueLimits, StatisticsEntry, Total, VersionState,
 };
-
-use crate::app::App;
 
 /// Why a model serves nothing after an administrator's unload; the catalogue says the same to a
 /// request.
@@ -28,8 +26,8 @@ pub(crate) fn platform(engine: &'static str) -> &'static str {
 }
 
 /// The versions of a model that answer now, oldest first.
-pub(crate) fn ready_versions(app: &App, model: &str) -> Vec<u64> {
-    app.lifecycle.catalog().ready(model).unwrap_or_default()
+pub(crate) fn ready_versions(catalog: &Catalog, model: &str) -> Vec<u64> {
+    catalog.ready(model).unwrap_or_default()
 }
 
 /// The states of a model's versions, newest first as TensorFlow Serving lists them.
@@ -37,11 +35,10 @@ pub(crate) fn ready_versions(app: &App, model: &str) -> Vec<u64> {
 /// # Errors
 /// `NotFound` for an unknown model or version, and for a model that has no versions.
 pub(crate) fn version_states(
-    app: &App,
+    catalog: &Catalog,
     model: &str,
     version: Option<u64>,
 ) -> Result<Vec<VersionState>> {
-    let catalog = app.lifecycle.catalog();
     let status = catalog.status(model).ok_or_else(|| catalog.unknown(model))?;
     states_of(&status, version)
 }
@@ -84,9 +81,8 @@ fn version_state(status: &VersionStatus) -> VersionState {
 }
 
 /// The repository index: one entry a version, one without a version for a model that has none.
-pub(crate) fn repository_index(app: &App, ready_only: bool) -> Vec<IndexEntry> {
-    let mut entries: Vec<IndexEntry> =
-        app.lifecycle.status().iter().flat_map(index_entries).collect();
+pub(crate) fn repository_index(lifecycle: &Lifecycle, ready_only: bool) -> Vec<IndexEntry> {
+    let mut entries: Vec<IndexEntry> = lifecycle.status().iter().flat_map(index_entries).collect();
     entries.retain(|entry| !ready_only || entry.state == "READY");
     entries
 }
@@ -137,28 +133,28 @@ fn reason(version: &VersionStatus, of_model: Option<&str>) -> String {
 /// # Errors
 /// `NotFound` for an unknown model, `Unavailable` for one that serves nothing.
 pub(crate) fn statistics(
-    app: &App,
+    inference: &InferenceService,
     model: &str,
     version: Option<u64>,
 ) -> Result<Vec<StatisticsEntry>> {
     let mut ids: Vec<VersionId> = Vec::new();
     if model.is_empty() {
-        for name in app.lifecycle.catalog().names() {
-            ids.extend(ready_ids(app, &name));
+        for name in inference.catalog().names() {
+            ids.extend(ready_ids(inference.catalog(), &name));
         }
     } else {
-        let found = app.inference.find(model, version, None)?;
+        let found = inference.find(model, version, None)?;
         match version {
             Some(_) => ids.push(found.id.clone()),
-            None => ids.extend(ready_ids(app, &found.id.model)),
+            None => ids.extend(ready_ids(inference.catalog(), &found.id.model)),
         }
     }
-    Ok(ids.iter().map(|id| entry(id, &app.inference.stats().version(id))).collect())
+    Ok(ids.iter().map(|id| entry(id, &inference.stats().version(id))).collect())
 }
 
-fn ready_ids(app: &App, model: &Arc<str>) -> impl Iterator<Item = VersionId> {
+fn ready_ids(catalog: &Catalog, model: &Arc<str>) -> impl Iterator<Item = VersionId> {
     let model = model.clone();
-    ready_versions(app, &model)
+    ready_versions(catalog, &model)
         .into_iter()
         .map(move |version| VersionId { model: model.clone(), version })
 }

@@ -13,7 +13,7 @@ use transport::{Peer, RequestBody, Reservation};
 
 use super::messages::{self, Decoded};
 use super::response::{self, Response};
-use crate::app::App;
+use crate::models::ModelsState;
 
 /// Largest message of a call that runs no model, in bytes: the default of gRPC's own servers.
 const SMALL_BYTES_MAX: usize = 4 << 20;
@@ -35,20 +35,23 @@ impl<M: Weighed + Send + 'static> InferenceCall<M> {
     /// message, and `ResourceExhausted` if the budget is used up or too many requests are being
     /// answered.
     pub(super) async fn read(
-        app: &App,
+        state: &ModelsState,
         protocol: &'static str,
         request: http::Request<RequestBody>,
     ) -> Result<InferenceCall<M>> {
         let (head, body) = request.into_parts();
-        let frame = messages::frame(app, body, app.requests.limits.body_bytes_max).await;
+        let frame =
+            messages::frame(&state.requests, body, state.requests.limits.body_bytes_max).await;
         let ticket = RequestTicket::start(protocol);
         let read = async {
-            let message = messages::message(app, messages::coding(&head.headers)?, frame?).await?;
-            let decoded = messages::decode(app, message).await?;
-            Ok((decoded, app.requests.admit()?))
+            let message =
+                messages::message(&state.requests, messages::coding(&head.headers)?, frame?)
+                    .await?;
+            let decoded = messages::decode(&state.requests, message).await?;
+            Ok((decoded, state.requests.admit()?))
         };
         let (decoded, permit) =
-            read.await.inspect_err(|error| app.inference.reject(&ticket, error))?;
+            read.await.inspect_err(|error| state.inference.reject(&ticket, error))?;
         Ok(InferenceCall { ticket, decoded, timeout: timeout(&head.headers), _permit: permit })
     }
 }
@@ -63,19 +66,19 @@ pub(super) struct SmallCall<M> {
 impl<M: Message + Default> SmallCall<M> {
     /// Reads a call, and reserves the largest size of its decoded message.
     async fn read(
-        app: &App,
+        state: &ModelsState,
         request: http::Request<RequestBody>,
     ) -> Result<(SmallCall<M>, Reservation)> {
         let (head, body) = request.into_parts();
         let coding = messages::coding(&head.headers)?;
-        let frame = messages::frame(app, body, SMALL_BYTES_MAX).await?;
-        let message = messages::message(app, coding, frame).await?;
+        let frame = messages::frame(&state.requests, body, SMALL_BYTES_MAX).await?;
+        let message = messages::message(&state.requests, coding, frame).await?;
         if message.len() > SMALL_BYTES_MAX {
             return Err(Error::too_large(format!(
                 "the message is larger than {SMALL_BYTES_MAX} bytes when decompressed"
             )));
         }
-        let mut reservation = app.requests.memory.empty();
+        let mut reservation = state.requests.memory.empty();
         reservation.cover(message.len() as u64 * EXPANSION_MAX)?;
         let message = messages::parse(message)?;
         let peer = head.extensions.get::<Peer>().copied();
@@ -85,7 +88,7 @@ impl<M: Message + Default> SmallCall<M> {
 
 /// Reads a call that runs no model and answers it by `handle`.
 pub(super) async fn answer<M, R>(
-    app: Arc<App>,
+    state: Arc<ModelsState>,
     request: http::Request<RequestBody>,
     handle: impl AsyncFnOnce(SmallCall<M>) -> Result<R>,
 ) -> Response
@@ -94,10 +97,10 @@ where
     R: Message,
 {
     let answered = async {
-        let (call, reservation) = SmallCall::read(&app, request).await?;
+        let (call, reservation) = SmallCall::read(&state, request).await?;
         Ok((handle(call).await?, reservation))
     };
-    response::single(&app, answered.await)
+    response::single(&state.requests, answered.await)
 }
 
 /// Returns the client's deadline from the `grpc-timeout` header: digits and one of H, M, S, m, u,

@@ -12,9 +12,9 @@ use protocol::Message;
 use protocol::weigh::{Weighed, weigh};
 use transport::body_reader::{self, BodyAccounting};
 use transport::decompress::{self, ContentCoding};
-use transport::{CodecStep, INLINE_WORK_MAX, ProgressTimeout, RequestBody, Reservation};
-
-use crate::app::App;
+use transport::{
+    CodecStep, INLINE_WORK_MAX, ProgressTimeout, RequestBody, RequestResources, Reservation,
+};
 
 /// Names the compression of a call's messages.
 const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
@@ -54,10 +54,10 @@ pub(super) fn parse<M: Message + Default>(message: Bytes) -> Result<M> {
 /// `InvalidArgument` for bytes that are not such a message, and those of [`weigh`] and of the
 /// budget.
 pub(super) async fn decode<M: Weighed + Send + 'static>(
-    app: &App,
+    requests: &RequestResources,
     message: Bytes,
 ) -> Result<Decoded<M>> {
-    let mut reservation = app.requests.memory.empty();
+    let mut reservation = requests.memory.empty();
     let first = weigh::<M>(&message, INLINE_WORK_MAX)?;
     let large = !first.whole;
     let decode = move || {
@@ -65,7 +65,7 @@ pub(super) async fn decode<M: Weighed + Send + 'static>(
         reservation.cover(weight.bytes)?;
         Ok(Decoded { message: parse(message)?, reservation, large })
     };
-    app.requests.codec.run_if(large, CodecStep::Decode, decode).await
+    requests.codec.run_if(large, CodecStep::Decode, decode).await
 }
 
 /// Returns the decompressed message of a frame.
@@ -73,7 +73,7 @@ pub(super) async fn decode<M: Weighed + Send + 'static>(
 /// # Errors
 /// `InvalidArgument` for a frame that is not one message, and those of [`decompress::decompress`].
 pub(super) async fn message(
-    app: &App,
+    requests: &RequestResources,
     coding: Option<ContentCoding>,
     frame: Bytes,
 ) -> Result<Bytes> {
@@ -90,11 +90,11 @@ pub(super) async fn message(
         (1, Some(coding)) => {
             // From here on only the closure holds the frame's memory, which it frees early.
             drop(frame);
-            let reservation = app.requests.memory.empty();
-            let bytes_max = app.requests.limits.body_bytes_max;
+            let reservation = requests.memory.empty();
+            let bytes_max = requests.limits.body_bytes_max;
             let decompress =
                 move || decompress::decompress(coding, &message, bytes_max, reservation);
-            app.requests.codec.run(CodecStep::Decompress, decompress).await
+            requests.codec.run(CodecStep::Decompress, decompress).await
         }
         _ => Err(Error::invalid(
             "the message is marked as compressed, but grpc-encoding names no compression",
@@ -114,11 +114,15 @@ fn frame_length(first: &[u8]) -> Option<u64> {
 ///
 /// # Errors
 /// Those of [`body_reader::read_framed`].
-pub(super) async fn frame(app: &App, body: RequestBody, bytes_max: usize) -> Result<Bytes> {
-    let limits = app.requests.body_limits(bytes_max, PREFIX_BYTES);
+pub(super) async fn frame(
+    requests: &RequestResources,
+    body: RequestBody,
+    bytes_max: usize,
+) -> Result<Bytes> {
+    let limits = requests.body_limits(bytes_max, PREFIX_BYTES);
     let accounting = BodyAccounting {
-        reservation: app.requests.memory.empty(),
-        receive_permits: Some(&app.requests.receive_permits),
+        reservation: requests.memory.empty(),
+        receive_permits: Some(&requests.receive_permits),
     };
     body_reader::read_framed(body, frame_length, limits, accounting).await
 }
@@ -144,20 +148,20 @@ impl Messages {
     ///
     /// # Errors
     /// Those of a call with one message.
-    pub(super) async fn next(&mut self, app: &App) -> Result<Option<Bytes>> {
-        let limits = &app.requests.limits;
-        let mut reservation = app.requests.memory.empty();
+    pub(super) async fn next(&mut self, requests: &RequestResources) -> Result<Option<Bytes>> {
+        let limits = &requests.limits;
+        let mut reservation = requests.memory.empty();
         let mut timeout = ProgressTimeout::new(limits.client_timeout, limits.request_timeout);
         let mut length = None;
         loop {
             if length.is_none()
                 && let Some(bytes) = frame_length(&self.buffer)
             {
-                length = Some(self.reserve(app, bytes, &mut reservation)?);
+                length = Some(self.reserve(requests, bytes, &mut reservation)?);
             }
             if let Some(length) = length.filter(|length| self.buffer.len() >= *length) {
                 let frame = reservation.attach(self.buffer.split_to(length).freeze());
-                return message(app, self.coding, frame).await.map(Some);
+                return message(requests, self.coding, frame).await.map(Some);
             }
             let frame = match self.buffer.is_empty() {
                 true => poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await,
@@ -178,8 +182,13 @@ impl Messages {
     }
 
     /// Makes room for a frame of `length` bytes, and returns the length.
-    fn reserve(&mut self, app: &App, length: u64, reservation: &mut Reservation) -> Result<usize> {
-        let bytes_max = app.requests.limits.body_bytes_max;
+    fn reserve(
+        &mut self,
+        requests: &RequestResources,
+        length: u64,
+        reservation: &mut Reservation,
+    ) -> Result<usize> {
+        let bytes_max = requests.limits.body_bytes_max;
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         if length > bytes_max.saturating_add(PREFIX_BYTES) {
             return Err(Error::too_large(format!(

@@ -27,21 +27,21 @@ use transport::RequestBody;
 
 use self::call::{SmallCall, answer};
 use self::response::Response;
-use crate::app::App;
+use crate::models::ModelsState;
 
 type Request = http::Request<RequestBody>;
 type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
 /// Returns the service of all calls. Streams end after their current request once `stopped` is
 /// true.
-pub(crate) fn service(app: Arc<App>, stopped: watch::Receiver<bool>) -> GrpcService {
-    GrpcService { app, stopped }
+pub(crate) fn service(state: Arc<ModelsState>, stopped: watch::Receiver<bool>) -> GrpcService {
+    GrpcService { state, stopped }
 }
 
 /// Answers calls by the service and method that they name.
 #[derive(Clone)]
 pub(crate) struct GrpcService {
-    app: Arc<App>,
+    state: Arc<ModelsState>,
     stopped: watch::Receiver<bool>,
 }
 
@@ -63,20 +63,20 @@ impl tower::Service<Request> for GrpcService {
         let method = segments.next().unwrap_or_default();
         match service {
             "inference.GRPCInferenceService" => match method {
-                "ModelInfer" => match self.app.requests.check_room() {
-                    Ok(()) => boxed(oip::model_infer(self.app.clone(), request)),
+                "ModelInfer" => match self.state.requests.check_room() {
+                    Ok(()) => boxed(oip::model_infer(self.state.clone(), request)),
                     Err(error) => refuse(&error),
                 },
                 "ModelStreamInfer" => {
                     let response =
-                        oip::model_stream_infer(&self.app, self.stopped.clone(), request);
+                        oip::model_stream_infer(&self.state, self.stopped.clone(), request);
                     boxed(std::future::ready(response))
                 }
                 _ => self.inference_service(request),
             },
             "tensorflow.serving.PredictionService" => match method {
-                "Predict" => match self.app.requests.check_room() {
-                    Ok(()) => boxed(tfs::predict(self.app.clone(), request)),
+                "Predict" => match self.state.requests.check_room() {
+                    Ok(()) => boxed(tfs::predict(self.state.clone(), request)),
                     Err(error) => refuse(&error),
                 },
                 "GetModelMetadata" => self.small(request, tfs::model_metadata),
@@ -110,8 +110,8 @@ impl GrpcService {
             "ServerLive" => self.small(request, |_, _: pb::ServerLiveRequest| {
                 Ok(pb::ServerLiveResponse { live: true })
             }),
-            "ServerReady" => self.small(request, |app, _: pb::ServerReadyRequest| {
-                Ok(pb::ServerReadyResponse { ready: app.ready().is_ok() })
+            "ServerReady" => self.small(request, |state, _: pb::ServerReadyRequest| {
+                Ok(pb::ServerReadyResponse { ready: state.readiness.check().is_ok() })
             }),
             "ModelReady" => self.small(request, oip::model_ready),
             "ServerMetadata" => self.small(request, oip::server_metadata),
@@ -120,15 +120,15 @@ impl GrpcService {
             "ModelStatistics" => self.small(request, oip::model_statistics),
             "RepositoryIndex" => self.small(request, oip::repository_index),
             "RepositoryModelLoad" => {
-                let app = self.app.clone();
-                boxed(answer(self.app.clone(), request, async move |call| {
-                    oip::load(&app, call).await
+                let state = self.state.clone();
+                boxed(answer(self.state.clone(), request, async move |call| {
+                    oip::load(&state, call).await
                 }))
             }
             "RepositoryModelUnload" => {
-                let app = self.app.clone();
-                boxed(answer(self.app.clone(), request, async move |call| {
-                    oip::unload(&app, call).await
+                let state = self.state.clone();
+                boxed(answer(self.state.clone(), request, async move |call| {
+                    oip::unload(&state, call).await
                 }))
             }
             _ => unknown_method(service, method),
@@ -139,15 +139,15 @@ impl GrpcService {
     fn small<M, R>(
         &self,
         request: Request,
-        handle: fn(&App, M) -> base::Result<R>,
+        handle: fn(&ModelsState, M) -> base::Result<R>,
     ) -> ResponseFuture
     where
         M: protocol::Message + Default + 'static,
         R: protocol::Message + 'static,
     {
-        let app = self.app.clone();
-        boxed(answer(self.app.clone(), request, async move |call: SmallCall<M>| {
-            handle(&app, call.message)
+        let state = self.state.clone();
+        boxed(answer(self.state.clone(), request, async move |call: SmallCall<M>| {
+            handle(&state, call.message)
         }))
     }
 }

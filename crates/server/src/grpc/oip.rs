@@ -14,7 +14,7 @@ use transport::{CodecStep, INLINE_WORK_MAX, RequestBody, Reservation, ResponseBo
 use super::call::{InferenceCall, SmallCall};
 use super::messages::{self, Decoded, Messages};
 use super::response::{self, Response};
-use crate::app::App;
+use crate::models::ModelsState;
 use crate::{admin, view};
 
 /// Most answers of one stream that wait for a slow client.
@@ -35,28 +35,28 @@ fn parse_version(text: &str) -> Result<Option<u64>> {
 }
 
 async fn infer(
-    app: &App,
+    state: &ModelsState,
     ticket: &RequestTicket,
     decoded: Decoded<pb::ModelInferRequest>,
     timeout: Option<std::time::Duration>,
 ) -> Result<(pb::ModelInferResponse, Reservation)> {
     let Decoded { message: request, mut reservation, large } = decoded;
     let found = parse_version(&request.model_version)
-        .and_then(|version| app.inference.find(&request.model_name, version, None));
-    let servable = found.inspect_err(|error| app.inference.reject(ticket, error))?;
+        .and_then(|version| state.inference.find(&request.model_name, version, None));
+    let servable = found.inspect_err(|error| state.inference.reject(ticket, error))?;
     let strings = oip::grpc::strings_bytes_max(&request);
     let large = large || strings > INLINE_WORK_MAX * oip::grpc::STRING_REFERENCES_BYTES;
     let decode = move || {
         reservation.cover(strings)?;
         Ok((oip::grpc::decode_request(request)?, reservation))
     };
-    let (decoded, reservation) = app
+    let (decoded, reservation) = state
         .requests
         .codec
         .run_if(large, CodecStep::Decode, decode)
         .await
         .map_err(|error| error.context(&servable.id))
-        .inspect_err(|error| app.inference.reject_version(ticket, &servable.id, error))?;
+        .inspect_err(|error| state.inference.reject_version(ticket, &servable.id, error))?;
     let timeout = [timeout, decoded.timeout].into_iter().flatten().min();
     let call = InferenceRequest {
         servable,
@@ -65,20 +65,23 @@ async fn infer(
         timeout,
         priority: decoded.priority,
     };
-    let answer = app.inference.infer(ticket, call).await?;
+    let answer = state.inference.infer(ticket, call).await?;
     Ok((oip::grpc::encode_response(&answer.id, decoded.id, answer.outputs)?, reservation))
 }
 
-pub(super) async fn model_infer(app: Arc<App>, request: http::Request<RequestBody>) -> Response {
-    let answer = match InferenceCall::read(&app, PROTOCOL, request).await {
-        Ok(call) => infer(&app, &call.ticket, call.decoded, call.timeout).await,
+pub(super) async fn model_infer(
+    state: Arc<ModelsState>,
+    request: http::Request<RequestBody>,
+) -> Response {
+    let answer = match InferenceCall::read(&state, PROTOCOL, request).await {
+        Ok(call) => infer(&state, &call.ticket, call.decoded, call.timeout).await,
         Err(error) => Err(error),
     };
-    response::single(&app, answer)
+    response::single(&state.requests, answer)
 }
 
 pub(super) fn model_stream_infer(
-    app: &Arc<App>,
+    state: &Arc<ModelsState>,
     stopped: watch::Receiver<bool>,
     request: http::Request<RequestBody>,
 ) -> Response {
@@ -88,14 +91,14 @@ pub(super) fn model_stream_infer(
         Err(error) => return response::failed(&error),
     };
     let (sender, receiver) = mpsc::channel(STREAM_ANSWERS_MAX);
-    tokio::spawn(converse(app.clone(), requests, sender, stopped));
+    tokio::spawn(converse(state.clone(), requests, sender, stopped));
     response::stream(receiver)
 }
 
 /// Answers the requests of one stream in turn, until it ends, the client disconnects, or the server
 /// stops.
 async fn converse(
-    app: Arc<App>,
+    state: Arc<ModelsState>,
     mut requests: Messages,
     answers: mpsc::Sender<Result<ResponseBody>>,
     mut stopped: watch::Receiver<bool>,
@@ -105,14 +108,14 @@ async fn converse(
             biased;
             _ = stopped.wait_for(|stopped| *stopped) => Err(Error::unavailable("the server is shutting down")),
             () = answers.closed() => return,
-            request = requests.next(&app) => request,
+            request = requests.next(&state.requests) => request,
         };
         let (answer, last) = match request {
             Ok(None) => return,
             // A broken message ends the stream with its error.
             Err(error) => (Err(error), true),
             Ok(Some(request)) => tokio::select! {
-                answer = streamed_infer(&app, request) => { let last = answer.is_err(); (answer, last) },
+                answer = streamed_infer(&state, request) => { let last = answer.is_err(); (answer, last) },
                 // Dropping the request removes it from its queue.
                 () = answers.closed() => return,
             },
@@ -124,16 +127,16 @@ async fn converse(
 }
 
 /// Answers one request of a stream. Its error does not end the stream.
-async fn streamed_infer(app: &App, request: Bytes) -> Result<ResponseBody> {
+async fn streamed_infer(state: &ModelsState, request: Bytes) -> Result<ResponseBody> {
     let ticket = RequestTicket::start(PROTOCOL);
     let admitted = async {
-        let permit = app.requests.admit()?;
-        Ok((permit, messages::decode(app, request).await?))
+        let permit = state.requests.admit()?;
+        Ok((permit, messages::decode(&state.requests, request).await?))
     };
     let answer = match admitted.await {
-        Ok((_permit, decoded)) => infer(app, &ticket, decoded, None).await,
+        Ok((_permit, decoded)) => infer(state, &ticket, decoded, None).await,
         Err(error) => {
-            app.inference.reject(&ticket, &error);
+            state.inference.reject(&ticket, &error);
             Err(error)
         }
     };
@@ -143,25 +146,25 @@ async fn streamed_infer(app: &App, request: Bytes) -> Result<ResponseBody> {
             error_message: String::new(),
             infer_response: Some(response),
         };
-        response::encode(app, &answer, reservation)
+        response::encode(&state.requests, &answer, reservation)
     });
     answer.or_else(|error| {
         let answer =
             pb::ModelStreamInferResponse { error_message: error.to_string(), infer_response: None };
-        response::encode(app, &answer, app.requests.memory.empty())
+        response::encode(&state.requests, &answer, state.requests.memory.empty())
     })
 }
 
 pub(super) fn model_ready(
-    app: &App,
+    state: &ModelsState,
     request: pb::ModelReadyRequest,
 ) -> Result<pb::ModelReadyResponse> {
     let version = parse_version(&request.version)?;
-    Ok(pb::ModelReadyResponse { ready: app.inference.find(&request.name, version, None).is_ok() })
+    Ok(pb::ModelReadyResponse { ready: state.inference.find(&request.name, version, None).is_ok() })
 }
 
 pub(super) fn server_metadata(
-    _: &App,
+    _: &ModelsState,
     _: pb::ServerMetadataRequest,
 ) -> Result<pb::ServerMetadataResponse> {
     Ok(pb::ServerMetadataResponse {
@@ -172,12 +175,12 @@ pub(super) fn server_metadata(
 }
 
 pub(super) fn model_metadata(
-    app: &App,
+    state: &ModelsState,
     request: pb::ModelMetadataRequest,
 ) -> Result<pb::ModelMetadataResponse> {
-    let servable = app.inference.find(&request.name, parse_version(&request.version)?, None)?;
+    let servable = state.inference.find(&request.name, parse_version(&request.version)?, None)?;
     let model = &servable.id.model;
-    let versions = view::ready_versions(app, model);
+    let versions = view::ready_versions(state.inference.catalog(), model);
     Ok(oip::grpc::model_metadata(
         model,
         &versions,
@@ -187,10 +190,10 @@ pub(super) fn model_metadata(
 }
 
 pub(super) fn model_config(
-    app: &App,
+    state: &ModelsState,
     request: pb::ModelConfigRequest,
 ) -> Result<pb::ModelConfigResponse> {
-    let servable = app.inference.find(&request.name, parse_version(&request.version)?, None)?;
+    let servable = state.inference.find(&request.name, parse_version(&request.version)?, None)?;
     let config = oip::grpc::model_config(
         &servable.id.model,
         view::platform(servable.engine),
@@ -202,35 +205,41 @@ pub(super) fn model_config(
 }
 
 pub(super) fn model_statistics(
-    app: &App,
+    state: &ModelsState,
     request: pb::ModelStatisticsRequest,
 ) -> Result<pb::ModelStatisticsResponse> {
-    let entries = view::statistics(app, &request.name, parse_version(&request.version)?)?;
+    let entries =
+        view::statistics(&state.inference, &request.name, parse_version(&request.version)?)?;
     Ok(oip::grpc::model_statistics(&entries))
 }
 
 pub(super) fn repository_index(
-    app: &App,
+    state: &ModelsState,
     request: pb::RepositoryIndexRequest,
 ) -> Result<pb::RepositoryIndexResponse> {
-    Ok(oip::grpc::repository_index(&view::repository_index(app, request.ready)))
+    Ok(oip::grpc::repository_index(&view::repository_index(&state.lifecycle, request.ready)))
 }
 
 pub(super) async fn load(
-    app: &App,
+    state: &ModelsState,
     call: SmallCall<pb::RepositoryModelLoadRequest>,
 ) -> Result<pb::RepositoryModelLoadResponse> {
-    app.access.check_admin(admin::ADMIN_CALL, call.peer, &call.headers)?;
+    state.access.check_admin(admin::ADMIN_CALL, call.peer, &call.headers)?;
     let version = oip::grpc::load_version(&call.message.parameters)?;
-    admin::load(app, &call.message.model_name, LoadSpec { version, ..LoadSpec::default() }).await?;
+    admin::load(
+        &state.lifecycle,
+        &call.message.model_name,
+        LoadSpec { version, ..LoadSpec::default() },
+    )
+    .await?;
     Ok(pb::RepositoryModelLoadResponse {})
 }
 
 pub(super) async fn unload(
-    app: &App,
+    state: &ModelsState,
     call: SmallCall<pb::RepositoryModelUnloadRequest>,
 ) -> Result<pb::RepositoryModelUnloadResponse> {
-    app.access.check_admin(admin::ADMIN_CALL, call.peer, &call.headers)?;
-    admin::unload(app, &call.message.model_name).await?;
+    state.access.check_admin(admin::ADMIN_CALL, call.peer, &call.headers)?;
+    admin::unload(&state.lifecycle, &call.message.model_name).await?;
     Ok(pb::RepositoryModelUnloadResponse {})
 }

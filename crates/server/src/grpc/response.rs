@@ -10,11 +10,10 @@ use http::{HeaderMap, HeaderValue, header};
 use hyper::body::Frame;
 use protocol::Message;
 use tokio::sync::mpsc;
-use transport::{Reservation, ResponseBody};
+use transport::{RequestResources, Reservation, ResponseBody};
 
 use super::messages::PREFIX_BYTES;
 use super::status::{GRPC_STATUS, status_headers};
-use crate::app::App;
 
 /// Content type of calls and responses.
 pub(super) const CONTENT_TYPE: &str = "application/grpc";
@@ -22,8 +21,11 @@ pub(super) const CONTENT_TYPE: &str = "application/grpc";
 pub(super) type Response = http::Response<ResponseFrames>;
 
 /// Returns the response with one message or an error. The reservation is that of the call.
-pub(super) fn single<M: Message>(app: &App, answer: Result<(M, Reservation)>) -> Response {
-    match answer.and_then(|(message, reservation)| encode(app, &message, reservation)) {
+pub(super) fn single<M: Message>(
+    requests: &RequestResources,
+    answer: Result<(M, Reservation)>,
+) -> Response {
+    match answer.and_then(|(message, reservation)| encode(requests, &message, reservation)) {
         Err(error) => failed(&error),
         Ok(frame) => respond(ResponseFrames { frame: Some(frame), ..ResponseFrames::default() }),
     }
@@ -52,7 +54,7 @@ fn respond(frames: ResponseFrames) -> Response {
 /// # Errors
 /// `ResourceExhausted` for more than 4 GiB, and those of the budget.
 pub(super) fn encode<M: Message>(
-    app: &App,
+    requests: &RequestResources,
     message: &M,
     mut reservation: Reservation,
 ) -> Result<ResponseBody> {
@@ -69,7 +71,7 @@ pub(super) fn encode<M: Message>(
     message
         .encode(&mut frame)
         .map_err(|error| Error::internal(format!("encoding the answer: {error}")))?;
-    Ok(ResponseBody::new(&app.requests, frame.into(), reservation))
+    Ok(ResponseBody::new(requests, frame.into(), reservation))
 }
 
 /// Frames of messages, and then the status of the call.

@@ -12,7 +12,7 @@ use transport::{CodecStep, RequestBody, Reservation};
 use super::call::InferenceCall;
 use super::messages::Decoded;
 use super::response::{self, Response};
-use crate::app::App;
+use crate::models::ModelsState;
 use crate::view;
 
 const PROTOCOL: &str = "tfs-grpc";
@@ -20,29 +20,29 @@ const PROTOCOL: &str = "tfs-grpc";
 const INLINE_FILLED_BYTES_MAX: u64 = 1 << 20;
 
 async fn run(
-    app: &App,
+    state: &ModelsState,
     ticket: &RequestTicket,
     decoded: Decoded<pb::PredictRequest>,
     timeout: Option<Duration>,
 ) -> Result<(tfs::SharedPredictResponse, Reservation)> {
     let Decoded { message: request, mut reservation, large } = decoded;
     let found = tfs::grpc::target(request.model_spec.as_ref()).and_then(|target| {
-        app.inference.find(&target.name, target.version, target.label.as_deref())
+        state.inference.find(&target.name, target.version, target.label.as_deref())
     });
-    let servable = found.inspect_err(|error| app.inference.reject(ticket, error))?;
+    let servable = found.inspect_err(|error| state.inference.reject(ticket, error))?;
     let filled = tfs::grpc::filled_bytes_max(&request);
     let large = large || filled > INLINE_FILLED_BYTES_MAX;
     let decode = move || {
         reservation.cover(filled)?;
         Ok((tfs::grpc::decode_predict(request)?, reservation))
     };
-    let (mut decoded, reservation) = app
+    let (mut decoded, reservation) = state
         .requests
         .codec
         .run_if(large, CodecStep::Decode, decode)
         .await
         .map_err(|error| error.context(&servable.id))
-        .inspect_err(|error| app.inference.reject_version(ticket, &servable.id, error))?;
+        .inspect_err(|error| state.inference.reject_version(ticket, &servable.id, error))?;
     let ranks = tfs::adapt_ranks(servable.signature(), &mut decoded.inputs);
     let call = InferenceRequest {
         servable: servable.clone(),
@@ -51,35 +51,41 @@ async fn run(
         timeout,
         priority: 0,
     };
-    let mut answer = app.inference.infer(ticket, call).await?;
+    let mut answer = state.inference.infer(ticket, call).await?;
     ranks.restore(servable.signature(), &mut answer.outputs);
-    let elements =
-        if app.tfs_tensor_content { tfs::TensorFields::Content } else { tfs::TensorFields::Typed };
+    let elements = if state.tfs_tensor_content {
+        tfs::TensorFields::Content
+    } else {
+        tfs::TensorFields::Typed
+    };
     Ok((tfs::grpc::encode_predict(&answer.id, answer.outputs, elements), reservation))
 }
 
-pub(super) async fn predict(app: Arc<App>, request: http::Request<RequestBody>) -> Response {
-    let answer = match InferenceCall::read(&app, PROTOCOL, request).await {
-        Ok(call) => run(&app, &call.ticket, call.decoded, call.timeout).await,
+pub(super) async fn predict(
+    state: Arc<ModelsState>,
+    request: http::Request<RequestBody>,
+) -> Response {
+    let answer = match InferenceCall::read(&state, PROTOCOL, request).await {
+        Ok(call) => run(&state, &call.ticket, call.decoded, call.timeout).await,
         Err(error) => Err(error),
     };
-    response::single(&app, answer)
+    response::single(&state.requests, answer)
 }
 
 pub(super) fn model_metadata(
-    app: &App,
+    state: &ModelsState,
     request: pb::GetModelMetadataRequest,
 ) -> Result<pb::GetModelMetadataResponse> {
     let target = tfs::grpc::target(request.model_spec.as_ref())?;
-    let servable = app.inference.find(&target.name, target.version, target.label.as_deref())?;
+    let servable = state.inference.find(&target.name, target.version, target.label.as_deref())?;
     tfs::grpc::model_metadata(&servable.id, servable.signature(), &request.metadata_field)
 }
 
 pub(super) fn model_status(
-    app: &App,
+    state: &ModelsState,
     request: pb::GetModelStatusRequest,
 ) -> Result<pb::GetModelStatusResponse> {
     let target = tfs::grpc::target(request.model_spec.as_ref())?;
-    let versions = view::version_states(app, &target.name, target.version)?;
+    let versions = view::version_states(state.inference.catalog(), &target.name, target.version)?;
     Ok(tfs::grpc::model_status(&versions))
 }

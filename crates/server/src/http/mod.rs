@@ -12,32 +12,32 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use api_images::ImageRemoval;
-use api_qdrant::CollectionsState;
 use axum::Router;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use base::Error;
 use http::{HeaderMap, StatusCode, header};
-use transport::{Reply, RequestBody, count_body};
+use transport::{Reply, RequestBody, RequestResources, Shared, count_body};
 
-use crate::app::{App, Shared};
+use crate::compose::Server;
+use crate::exporter::Exporter;
+use crate::models::ModelsState;
 use crate::{exporter, page};
 
 /// Path of the metrics.
 const METRICS: &str = "/metrics";
 
 /// Returns the service of all routes.
-pub(crate) fn service(app: Arc<App>) -> HttpService {
-    HttpService { router: router(app.clone()), app }
+pub(crate) fn service(server: &Server) -> HttpService {
+    HttpService { router: router(server), requests: server.requests.clone() }
 }
 
 /// A router whose answers are counted in the memory of requests.
 #[derive(Clone)]
 pub(crate) struct HttpService {
     router: Router,
-    app: Arc<App>,
+    requests: Arc<RequestResources>,
 }
 
 impl tower::Service<http::Request<RequestBody>> for HttpService {
@@ -54,39 +54,47 @@ impl tower::Service<http::Request<RequestBody>> for HttpService {
         // Metrics must be readable when the memory of requests is used up.
         let exempt = request.uri().path() == METRICS;
         let answer = self.router.call(request);
-        let app = self.app.clone();
+        let requests = self.requests.clone();
         Box::pin(async move {
             let Ok(response) = answer.await;
             if exempt {
                 return Ok(response);
             }
-            let counted = count_body(&app.requests, response).await;
+            let counted = count_body(&requests, response).await;
             Ok(counted.unwrap_or_else(|error| Reply::error(&error).into_response()))
         })
     }
 }
 
-fn router(app: Arc<App>) -> Router {
-    let access = app.access.clone();
-    let qdrant = Arc::new(CollectionsState::new(
-        app.requests.clone(),
-        app.collections.clone(),
-        Arc::new(ImageRemoval::new(&app.images)),
-    ));
-    let images = api_images::routes().with_state(app.images.clone());
-    let collections = api_qdrant::routes().with_state(qdrant.clone()).merge(images);
-    let collections = access.guard_pages(collections, "collections and images are changed");
-    let routes = Router::new()
-        .route("/", get(front))
-        .route("/events", get(page::events))
+fn router(server: &Server) -> Router {
+    let access = &server.access;
+    let images = api_images::routes().with_state(server.images.clone());
+    let qdrant = api_qdrant::routes().with_state(server.qdrant.clone());
+    let collections =
+        access.guard_pages(images.merge(qdrant), "collections and images are changed");
+    let routes = models()
+        .with_state(server.models.clone())
+        .route("/events", get(page::events).with_state(server.page.clone()))
         .merge(page::routes())
-        .route(METRICS, get(exposition))
+        .route(METRICS, get(exposition).with_state(server.exporter.clone()))
+        .merge(api_audio::routes().with_state(server.audio.clone()))
+        .merge(access.guard_key(collections))
+        .merge(api_qdrant::probes().with_state(server.qdrant.clone()))
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method);
+    access.guard_hosts(routes)
+}
+
+/// Returns the routes of models, and the front page.
+fn models() -> Router<Arc<ModelsState>> {
+    Router::new()
+        .route("/", get(front))
         .route("/v2", get(oip::server_metadata))
         .route("/v2/", get(oip::server_metadata))
         .route("/v2/health/live", get(oip::server_live))
         .route("/v2/health/ready", get(oip::server_ready))
-        .route("/v1/models", get(models))
-        .route("/v2/models", get(models))
+        .route("/v1/models", get(model_names))
+        .route("/v2/models", get(model_names))
         .route("/v2/models/stats", get(oip::all_stats))
         .route("/v2/models/{model}", get(oip::metadata))
         .route("/v2/models/{model}/ready", get(oip::ready))
@@ -101,18 +109,11 @@ fn router(app: Arc<App>) -> Router {
         .route("/v2/repository/index", post(repository::index))
         .route("/v2/repository/models/{model}/load", post(repository::load))
         .route("/v2/repository/models/{model}/unload", post(repository::unload))
-        .merge(api_audio::routes().with_state(app.audio.clone()))
-        .merge(access.guard_key(collections))
-        .merge(api_qdrant::probes().with_state(qdrant))
         .route("/v1/models/{*rest}", get(tfs::read).post(tfs::predict))
-        .fallback(unknown)
-        .method_not_allowed_fallback(wrong_method)
-        .with_state(app);
-    access.guard_hosts(routes)
 }
 
 /// Answers browsers with the page, and other clients with a few lines of text.
-async fn front(State(app): Shared, headers: HeaderMap) -> Reply {
+async fn front(State(state): Shared<ModelsState>, headers: HeaderMap) -> Reply {
     if page::wants_page(&headers) {
         return page::page();
     }
@@ -121,16 +122,16 @@ async fn front(State(app): Shared, headers: HeaderMap) -> Reply {
             .with_header(header::VARY, http::HeaderValue::from_static("accept, user-agent"));
     }
     let mut text =
-        format!("{} {} ({})\n\nmodels:\n", crate::NAME, crate::VERSION, app.engine_version);
-    for name in app.lifecycle.catalog().names() {
+        format!("{} {} ({})\n\nmodels:\n", crate::NAME, crate::VERSION, state.engine_version);
+    for name in state.lifecycle.catalog().names() {
         text.push_str(&format!("  /v2/models/{name}    /v1/models/{name}\n"));
     }
     text.push_str("\nmetrics: /metrics    health: /v2/health/ready\n");
     Reply::text(text).with_header(header::VARY, http::HeaderValue::from_static("accept"))
 }
 
-async fn exposition(State(app): Shared, headers: HeaderMap) -> Reply {
-    let text = exporter::exposition(&app);
+async fn exposition(State(exporter): Shared<Exporter>, headers: HeaderMap) -> Reply {
+    let text = exporter::exposition(&exporter);
     let accept =
         headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     let reply = match exporter::wants_classic(accept) {
@@ -141,8 +142,8 @@ async fn exposition(State(app): Shared, headers: HeaderMap) -> Reply {
 }
 
 /// Lists the names of the models as KServe's `/v1/models` and `/v2/models` do.
-async fn models(State(app): Shared) -> Reply {
-    let names = app.lifecycle.catalog().names();
+async fn model_names(State(state): Shared<ModelsState>) -> Reply {
+    let names = state.lifecycle.catalog().names();
     let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
     Reply::json(serde_json::json!({ "models": names }).to_string())
 }

@@ -13,8 +13,9 @@ use transport::Reply;
 use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write_answer};
 use inference::{InferenceRequest, RequestTicket, tensor_bytes};
 
-use crate::app::{App, Shared};
+use crate::models::ModelsState;
 use crate::view;
+use transport::Shared;
 
 const PROTOCOL: &str = "oip-http";
 /// Header with the length of the JSON before raw tensors in a body.
@@ -32,8 +33,8 @@ impl ModelPath {
         self.version.as_deref().map(parse_version).transpose()
     }
 
-    fn find(&self, app: &App) -> Result<Arc<engine::Servable>> {
-        app.inference.find(&self.model, self.version()?, None)
+    fn find(&self, state: &ModelsState) -> Result<Arc<engine::Servable>> {
+        state.inference.find(&self.model, self.version()?, None)
     }
 }
 
@@ -61,8 +62,8 @@ pub(super) async fn server_metadata() -> Reply {
     Reply::json(oip::json::server_metadata(crate::NAME, crate::VERSION))
 }
 
-pub(super) async fn server_ready(State(app): Shared) -> Reply {
-    match app.ready() {
+pub(super) async fn server_ready(State(state): Shared<ModelsState>) -> Reply {
+    match state.readiness.check() {
         Ok(()) => Reply::json(oip::json::ready(None)),
         Err(error) => {
             let body = oip::json::ready(Some(error.message()));
@@ -75,15 +76,21 @@ pub(super) async fn server_live() -> Reply {
     Reply::json(oip::json::live())
 }
 
-pub(super) async fn ready(State(app): Shared, Path(target): Path<ModelPath>) -> Reply {
+pub(super) async fn ready(
+    State(state): Shared<ModelsState>,
+    Path(target): Path<ModelPath>,
+) -> Reply {
     Reply::of(
-        target.find(&app).map(|servable| Reply::json(oip::json::model_ready(&servable.id.model))),
+        target.find(&state).map(|servable| Reply::json(oip::json::model_ready(&servable.id.model))),
     )
 }
 
-pub(super) async fn metadata(State(app): Shared, Path(target): Path<ModelPath>) -> Reply {
-    Reply::of(target.find(&app).map(|servable| {
-        let versions = view::ready_versions(&app, &servable.id.model);
+pub(super) async fn metadata(
+    State(state): Shared<ModelsState>,
+    Path(target): Path<ModelPath>,
+) -> Reply {
+    Reply::of(target.find(&state).map(|servable| {
+        let versions = view::ready_versions(state.inference.catalog(), &servable.id.model);
         let body = oip::json::model_metadata(
             &servable.id.model,
             &versions,
@@ -94,8 +101,11 @@ pub(super) async fn metadata(State(app): Shared, Path(target): Path<ModelPath>) 
     }))
 }
 
-pub(super) async fn config(State(app): Shared, Path(target): Path<ModelPath>) -> Reply {
-    Reply::of(target.find(&app).map(|servable| {
+pub(super) async fn config(
+    State(state): Shared<ModelsState>,
+    Path(target): Path<ModelPath>,
+) -> Reply {
+    Reply::of(target.find(&state).map(|servable| {
         let (id, signature) = (&servable.id, servable.signature());
         let batching = view::batching(&servable);
         let (engine, facts) = (view::platform(servable.engine), servable.metadata());
@@ -103,53 +113,57 @@ pub(super) async fn config(State(app): Shared, Path(target): Path<ModelPath>) ->
     }))
 }
 
-pub(super) async fn stats(State(app): Shared, Path(target): Path<ModelPath>) -> Reply {
-    let entries =
-        target.version().and_then(|version| view::statistics(&app, &target.model, version));
+pub(super) async fn stats(
+    State(state): Shared<ModelsState>,
+    Path(target): Path<ModelPath>,
+) -> Reply {
+    let entries = target
+        .version()
+        .and_then(|version| view::statistics(&state.inference, &target.model, version));
     Reply::of(entries.map(|entries| Reply::json(oip::json::statistics(&entries))))
 }
 
-pub(super) async fn all_stats(State(app): Shared) -> Reply {
+pub(super) async fn all_stats(State(state): Shared<ModelsState>) -> Reply {
     Reply::of(
-        view::statistics(&app, "", None)
+        view::statistics(&state.inference, "", None)
             .map(|entries| Reply::json(oip::json::statistics(&entries))),
     )
 }
 
 pub(super) async fn infer(
-    State(app): Shared,
+    State(state): Shared<ModelsState>,
     Path(target): Path<ModelPath>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
     let ticket = RequestTicket::start(PROTOCOL);
-    Reply::of(answer(&app, &ticket, &target, &headers, body).await)
+    Reply::of(answer(&state, &ticket, &target, &headers, body).await)
 }
 
 async fn answer(
-    app: &App,
+    state: &ModelsState,
     ticket: &RequestTicket,
     target: &ModelPath,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Reply> {
     let admitted = async {
-        app.requests.check_room()?;
-        let servable = target.find(app)?;
+        state.requests.check_room()?;
+        let servable = target.find(state)?;
         let header_length = header_length(headers)?;
-        let body = app.requests.read_body(headers, body).await?;
-        let permit = app.requests.admit()?;
+        let body = state.requests.read_body(headers, body).await?;
+        let permit = state.requests.admit()?;
         Ok((permit, servable, header_length, body))
     };
     let (_permit, servable, header_length, body) =
-        admitted.await.inspect_err(|error| app.inference.reject(ticket, error))?;
+        admitted.await.inspect_err(|error| state.inference.reject(ticket, error))?;
     let tensors = TensorBody::new(body, header_length, servable.signature());
     let model = servable.clone();
     let parse = move |body| oip::json::parse_infer(body, header_length, model.signature());
-    let (request, held) = parse_tensors(&app.requests, tensors, parse)
+    let (request, held) = parse_tensors(&state.requests, tensors, parse)
         .await
         .map_err(|error| error.context(&servable.id))
-        .inspect_err(|error| app.inference.reject_version(ticket, &servable.id, error))?;
+        .inspect_err(|error| state.inference.reject_version(ticket, &servable.id, error))?;
     let (id, encoding) = (request.id.clone(), request.encoding());
     let call = InferenceRequest {
         servable,
@@ -158,18 +172,18 @@ async fn answer(
         timeout: request.timeout,
         priority: request.priority,
     };
-    let answer = app.inference.infer(ticket, call).await?;
+    let answer = state.inference.infer(ticket, call).await?;
     let size = oip::json::response_bytes_max(&id, &answer.outputs, &encoding);
     let memory = (size.text + size.raw) as u64 + tensor_bytes(&answer.outputs);
     let write = move || oip::json::infer_response(&answer.id, &id, &answer.outputs, &encoding);
     let (response, held) =
-        write_answer(&app.requests, held, AnswerSize { text: size.text, memory }, write).await?;
+        write_answer(&state.requests, held, AnswerSize { text: size.text, memory }, write).await?;
     let reply = match response.header_length {
         None => Reply::json(response.body),
         Some(length) => Reply::body("application/octet-stream", response.body)
             .with_header(HEADER_LENGTH, HeaderValue::from(length)),
     };
-    Ok(reply.with_reservation(&app.requests, held))
+    Ok(reply.with_reservation(&state.requests, held))
 }
 
 fn header_length(headers: &HeaderMap) -> Result<Option<usize>> {

@@ -12,8 +12,9 @@ use protocol::oip;
 use transport::{Peer, Reply};
 
 use super::oip::ModelPath;
-use crate::app::{App, Shared};
+use crate::models::ModelsState;
 use crate::{admin, view};
+use transport::Shared;
 
 #[derive(Default, serde::Deserialize)]
 struct IndexRequest {
@@ -21,10 +22,14 @@ struct IndexRequest {
     ready: bool,
 }
 
-pub(super) async fn index(State(app): Shared, headers: HeaderMap, body: Body) -> Reply {
-    let request = json_or_default::<IndexRequest>(&app, &headers, body).await;
+pub(super) async fn index(
+    State(state): Shared<ModelsState>,
+    headers: HeaderMap,
+    body: Body,
+) -> Reply {
+    let request = json_or_default::<IndexRequest>(&state, &headers, body).await;
     Reply::of(request.map(|request| {
-        let entries = view::repository_index(&app, request.ready);
+        let entries = view::repository_index(&state.lifecycle, request.ready);
         Reply::json(oip::json::repository_index(&entries))
     }))
 }
@@ -45,44 +50,44 @@ struct LoadParameters {
 }
 
 pub(super) async fn load(
-    State(app): Shared,
+    State(state): Shared<ModelsState>,
     Path(target): Path<ModelPath>,
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
     let loaded = async {
-        app.access.check_admin(admin::ADMIN_CALL, Some(peer), &headers)?;
-        app.access.check_admin_page(&headers)?;
-        let request = json_or_default::<RepositoryLoadRequest>(&app, &headers, body).await?;
+        state.access.check_admin(admin::ADMIN_CALL, Some(peer), &headers)?;
+        state.access.check_admin_page(&headers)?;
+        let request = json_or_default::<RepositoryLoadRequest>(&state, &headers, body).await?;
         request.parameters.others.keys().try_for_each(|name| oip::check_load_parameter(name))?;
         let spec = LoadSpec { version: request.parameters.version, ..LoadSpec::default() };
-        admin::load(&app, &target.model, spec).await
+        admin::load(&state.lifecycle, &target.model, spec).await
     };
     Reply::of(loaded.await.map(|()| Reply::json("{}")))
 }
 
 pub(super) async fn unload(
-    State(app): Shared,
+    State(state): Shared<ModelsState>,
     Path(target): Path<ModelPath>,
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
 ) -> Reply {
     let unloaded = async {
-        app.access.check_admin(admin::ADMIN_CALL, Some(peer), &headers)?;
-        app.access.check_admin_page(&headers)?;
-        admin::unload(&app, &target.model).await
+        state.access.check_admin(admin::ADMIN_CALL, Some(peer), &headers)?;
+        state.access.check_admin_page(&headers)?;
+        admin::unload(&state.lifecycle, &target.model).await
     };
     Reply::of(unloaded.await.map(|()| Reply::json("{}")))
 }
 
-async fn json_or_default<T>(app: &App, headers: &HeaderMap, body: Body) -> Result<T>
+async fn json_or_default<T>(state: &ModelsState, headers: &HeaderMap, body: Body) -> Result<T>
 where
     T: Default + serde::de::DeserializeOwned + Send + 'static,
 {
-    let body = app.requests.read_json_body(headers, body).await?;
+    let body = state.requests.read_json_body(headers, body).await?;
     if body.iter().all(u8::is_ascii_whitespace) {
         return Ok(T::default());
     }
-    app.requests.parse_json(body).await
+    state.requests.parse_json(body).await
 }

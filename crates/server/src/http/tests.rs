@@ -124,7 +124,7 @@ fn pages_of_other_sites_change_no_collections() {
             ..SearchConfig::default()
         };
     });
-    served.app.collections.start().unwrap();
+    served.server.collections.start().unwrap();
     let own = format!("Origin: http://{}\r\n", served.address);
     let foreign =
         ["Origin: http://evil.example\r\n", "Sec-Fetch-Site: cross-site\r\n", "Origin: null\r\n"];
@@ -227,12 +227,13 @@ fn until(what: impl Fn() -> bool) {
 }
 
 fn refused(served: &Loopback, kind: &'static str) -> u64 {
-    served.app.metrics.refused.get_or_create(&metrics::KindLabels { kind }).get()
+    served.server.core.metrics.refused.get_or_create(&metrics::KindLabels { kind }).get()
 }
 
 fn decoded(served: &Loopback) -> [u64; 3] {
-    let count =
-        |kind| served.app.metrics.decoded.get_or_create(&metrics::KindLabels { kind }).get();
+    let count = |kind| {
+        served.server.core.metrics.decoded.get_or_create(&metrics::KindLabels { kind }).get()
+    };
     ["unpack", "decode", "encode"].map(count)
 }
 
@@ -246,7 +247,7 @@ fn numbers(count: usize) -> String {
 fn all_requests_together_stay_within_the_budget() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(1 << 20));
-    let memory = &served.app.requests.memory;
+    let memory = &served.server.requests.memory;
     let body = numbers(4000);
     assert_eq!(served.ask("POST", INFER, "", body.as_bytes()).status, 200);
     until(|| memory.used() == 0);
@@ -264,7 +265,7 @@ fn all_requests_together_stay_within_the_budget() {
     // Its numbers could never be held.
     let large = served.ask("POST", INFER, "", numbers(60_000).as_bytes());
     assert_eq!(large.status, 413, "{}", large.text());
-    until(|| memory.used() == 0 && served.app.requests.admitted() == 0);
+    until(|| memory.used() == 0 && served.server.requests.admitted() == 0);
     assert_eq!(refused(&served, "request_memory"), 2);
     // A client that disconnects before its body is complete leaves no reservation.
     let mut stream = served.connect();
@@ -298,8 +299,8 @@ fn decompressed_and_parsed_bodies_are_counted_first() {
         let refused = served.ask("POST", INFER, headers, &gzip(&bomb));
         assert!(matches!(refused.status, 413 | 429), "{} {}", refused.status, refused.text());
     }
-    until(|| served.app.requests.memory.used() == 0);
-    assert!(served.app.requests.memory.peak() <= 4 << 20);
+    until(|| served.server.requests.memory.used() == 0);
+    assert!(served.server.requests.memory.peak() <= 4 << 20);
     assert_eq!(decoded(&served)[0], 2);
 }
 
@@ -328,7 +329,7 @@ fn a_slow_reader_is_cut_off() {
     let dir = tempfile::tempdir().unwrap();
     let served =
         served(dir.path(), |config| config.listeners.answer_window = Duration::from_secs(2));
-    let memory = &served.app.requests.memory;
+    let memory = &served.server.requests.memory;
     let body = numbers(1_000_000);
     let mut stream = served.connect();
     write!(
@@ -364,7 +365,7 @@ fn scrapes_at_the_same_time_all_see_the_models() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..300 {
-                    let text = exporter::exposition(&served.app);
+                    let text = exporter::exposition(&served.server.exporter);
                     assert!(text.contains("millpond_model_state{model=\"echo\""));
                 }
             });

@@ -13,8 +13,9 @@ use transport::Reply;
 use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write_answer};
 use inference::{InferenceRequest, RequestTicket, tensor_bytes};
 
-use crate::app::{App, Shared};
+use crate::models::ModelsState;
 use crate::view;
+use transport::Shared;
 
 const PROTOCOL: &str = "tfs-http";
 
@@ -30,8 +31,8 @@ struct ServingPath<'a> {
 }
 
 impl ServingPath<'_> {
-    fn find(&self, app: &App) -> Result<Arc<Servable>> {
-        app.inference.find(self.model, self.version, self.label)
+    fn find(&self, state: &ModelsState) -> Result<Arc<Servable>> {
+        state.inference.find(self.model, self.version, self.label)
     }
 }
 
@@ -77,33 +78,37 @@ fn version_number(text: &str) -> Result<u64> {
 }
 
 /// Answers GET: the status of versions, or the metadata.
-pub(super) async fn read(State(app): Shared, Path(rest): Path<String>) -> Reply {
+pub(super) async fn read(State(state): Shared<ModelsState>, Path(rest): Path<String>) -> Reply {
     reply(parse(&rest).and_then(|target| {
         if let Some(verb) = target.verb {
             let error = Error::invalid(format!("{verb} takes POST"));
             return Ok(wrong_method(Reply::error(&error), "POST"));
         }
         if target.metadata {
-            let servable = target.find(&app)?;
+            let servable = target.find(&state)?;
             return Ok(Reply::json(tfs::json::metadata(&servable.id, servable.signature())));
         }
         let version = match target.label {
-            Some(_) => Some(target.find(&app)?.id.version),
+            Some(_) => Some(target.find(&state)?.id.version),
             None => target.version,
         };
-        Ok(Reply::json(tfs::json::status(&view::version_states(&app, target.model, version)?)))
+        Ok(Reply::json(tfs::json::status(&view::version_states(
+            state.inference.catalog(),
+            target.model,
+            version,
+        )?)))
     }))
 }
 
 /// Answers POST: predict. Classify and regress are not offered.
 pub(super) async fn predict(
-    State(app): Shared,
+    State(state): Shared<ModelsState>,
     Path(rest): Path<String>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
     let ticket = RequestTicket::start(PROTOCOL);
-    let reply = reply(answer(&app, &ticket, &rest, &headers, body).await);
+    let reply = reply(answer(&state, &ticket, &rest, &headers, body).await);
     match parse(&rest) {
         Ok(ServingPath { verb: None, .. }) => wrong_method(reply, "GET"),
         _ => reply,
@@ -127,14 +132,14 @@ fn wrong_method(reply: Reply, allowed: &'static str) -> Reply {
 }
 
 async fn answer(
-    app: &App,
+    state: &ModelsState,
     ticket: &RequestTicket,
     rest: &str,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<Reply> {
     let admitted = async {
-        app.requests.check_room()?;
+        state.requests.check_room()?;
         let target = parse(rest)?;
         match target.verb {
             Some("predict") => {}
@@ -153,20 +158,20 @@ async fn answer(
                 )));
             }
         }
-        let servable = target.find(app)?;
-        let body = app.requests.read_body(headers, body).await?;
-        let permit = app.requests.admit()?;
+        let servable = target.find(state)?;
+        let body = state.requests.read_body(headers, body).await?;
+        let permit = state.requests.admit()?;
         Ok((permit, servable, body))
     };
     let (_permit, servable, body) =
-        admitted.await.inspect_err(|error| app.inference.reject(ticket, error))?;
+        admitted.await.inspect_err(|error| state.inference.reject(ticket, error))?;
     let tensors = TensorBody::new(body, None, servable.signature());
     let model = servable.clone();
     let parse = move |body| tfs::json::parse_predict(&body, model.signature());
-    let (mut request, held) = parse_tensors(&app.requests, tensors, parse)
+    let (mut request, held) = parse_tensors(&state.requests, tensors, parse)
         .await
         .map_err(|error| error.context(&servable.id))
-        .inspect_err(|error| app.inference.reject_version(ticket, &servable.id, error))?;
+        .inspect_err(|error| state.inference.reject_version(ticket, &servable.id, error))?;
     let ranks = tfs::adapt_ranks(servable.signature(), &mut request.inputs);
     let call = InferenceRequest {
         servable: servable.clone(),
@@ -175,14 +180,14 @@ async fn answer(
         timeout: None,
         priority: 0,
     };
-    let mut answer = app.inference.infer(ticket, call).await?;
+    let mut answer = state.inference.infer(ticket, call).await?;
     ranks.restore(servable.signature(), &mut answer.outputs);
     let text = protocol::text_bytes_max(&answer.outputs);
     let memory = text as u64 + tensor_bytes(&answer.outputs);
     let write = move || tfs::json::predict_response(&answer.outputs, request.form);
     let (body, held) =
-        write_answer(&app.requests, held, AnswerSize { text, memory }, write).await?;
-    Ok(Reply::json(body).with_reservation(&app.requests, held))
+        write_answer(&state.requests, held, AnswerSize { text, memory }, write).await?;
+    Ok(Reply::json(body).with_reservation(&state.requests, held))
 }
 
 #[cfg(test)]

@@ -19,11 +19,8 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{EVENTS_VIEWERS_MAX, News, tick};
-use crate::app::App;
-use transport::Reply;
-
-use crate::app::Shared;
 use crate::page::Page;
+use transport::{Reply, Shared};
 
 /// Events that wait for one viewer's connection.
 const EVENTS_WAITING_MAX: usize = 1;
@@ -35,24 +32,23 @@ const RECONNECT_MS: u64 = 1000;
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// The handler.
-pub(crate) async fn events(State(app): Shared, headers: HeaderMap) -> Response {
-    match stream(&app, &headers) {
+pub(crate) async fn events(State(page): Shared<Page>, headers: HeaderMap) -> Response {
+    match stream(&page, &headers) {
         Ok(response) => response,
         Err(error) => Reply::error(&error).into_response(),
     }
 }
 
-fn stream(app: &Arc<App>, headers: &HeaderMap) -> Result<Response> {
+fn stream(page: &Page, headers: &HeaderMap) -> Result<Response> {
     transport::access::check_same_site(headers)?;
-    let page = &app.page;
-    let permit = page.room.clone().try_acquire_owned().map_err(|_| full())?;
+    let permit = page.viewers.clone().try_acquire_owned().map_err(|_| full())?;
     // Subscribed before the past is read, so that no second falls between them.
     let news = page.news.subscribe();
     if matches!(*news.borrow(), News::End) {
         return Err(Error::unavailable("the server is shutting down"));
     }
     let (sender, receiver) = mpsc::channel(EVENTS_WAITING_MAX);
-    let first = first_event(app, page);
+    let first = first_event(page);
     tokio::spawn(feed(first, news, sender, VIEWER_STALL_MAX, permit));
     let body = ReceiverStream::new(receiver).map(Ok::<Bytes, Infallible>);
     let mut response = Response::new(Body::from_stream(body));
@@ -67,9 +63,9 @@ fn full() -> Error {
     Error::unavailable(text).with_retry_after(RETRY_AFTER)
 }
 
-fn first_event(app: &App, page: &Page) -> Bytes {
+fn first_event(page: &Page) -> Bytes {
     let mut text = format!("retry: {RECONNECT_MS}\n").into_bytes();
-    text.extend_from_slice(&frame("history", &tick::past(app, page)));
+    text.extend_from_slice(&frame("history", &tick::past(page)));
     text.into()
 }
 

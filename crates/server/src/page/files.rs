@@ -1,12 +1,9 @@
 //! The page's files, built into the binary. They ask nothing of any other host.
 
-use std::sync::Arc;
-
 use axum::Router;
 use axum::routing::get;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
-use crate::app::App;
 use transport::Reply;
 
 /// Only what this server itself sends may run, be shown or be asked; nothing may frame the page.
@@ -62,8 +59,8 @@ async fn images_page() -> Reply {
     guarded(Reply::body("text/html; charset=utf-8", include_str!("images.html")), IMAGES_POLICY)
 }
 
-/// What the pages are made of, and those for recordings and for images.
-pub(crate) fn routes() -> Router<Arc<App>> {
+/// Returns the routes of the pages for audio and images, and of the files of all pages.
+pub(crate) fn routes() -> Router {
     let router = Router::new().route("/audio", get(audio_page)).route("/images", get(images_page));
     FILES.iter().fold(router, |router, &(path, content_type, text)| {
         router.route(

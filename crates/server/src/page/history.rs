@@ -3,14 +3,16 @@
 //! nothing of it.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use base::VersionId;
+use lifecycle::SwapReport;
 use metrics::{Percentiles, SlidingHistogram};
 use schedule::{BATCH_SIZE_BOUNDS, ModelSnapshot};
 use serde::Serialize;
 
-/// Seconds the page can look back.
+/// Seconds of the history.
 pub(crate) const HISTORY_SECONDS_MAX: usize = 120;
 /// Models the page shows; of more, the first by name.
 pub(crate) const MODELS_SHOWN_MAX: usize = 64;
@@ -184,7 +186,7 @@ impl Track {
 }
 
 /// What a look at one model found.
-pub(crate) struct Look<'a> {
+pub(crate) struct ModelScan<'a> {
     pub(crate) model: &'a Arc<str>,
     /// Its latencies, if it was ever asked.
     pub(crate) latencies: Option<Arc<SlidingHistogram>>,
@@ -195,24 +197,24 @@ pub(crate) struct Look<'a> {
 /// All models' past. At most [`MODELS_SHOWN_MAX`] models, but for marks that come between two
 /// looks.
 #[derive(Default)]
-pub(crate) struct History {
+pub(super) struct History {
     tracks: BTreeMap<Arc<str>, Track>,
 }
 
 impl History {
     /// Reads what has ended since the last look; models that are not looked at are forgotten.
-    pub(crate) fn look(&mut self, start: Instant, now: Instant, looks: &[Look<'_>]) {
-        self.tracks.retain(|name, _| looks.iter().any(|look| look.model == name));
-        for look in looks {
-            let track = self.tracks.entry(look.model.clone()).or_default();
-            track.count(look.counters);
-            match &look.latencies {
+    pub(crate) fn scan(&mut self, start: Instant, now: Instant, scans: &[ModelScan<'_>]) {
+        self.tracks.retain(|name, _| scans.iter().any(|scan| scan.model == name));
+        for scan in scans {
+            let track = self.tracks.entry(scan.model.clone()).or_default();
+            track.count(scan.counters);
+            match &scan.latencies {
                 Some(window) => {
                     track.read(
                         start,
                         now,
                         window,
-                        look.counters.map_or(0, |counters| counters.queued),
+                        scan.counters.map_or(0, |counters| counters.queued),
                     );
                 }
                 None => track.forget(now.saturating_duration_since(start).as_secs_f64()),
@@ -245,6 +247,46 @@ impl History {
     }
 }
 
+/// The history of all models since the server started, which the observer of versions fills too.
+pub(crate) struct PageHistory {
+    start: Instant,
+    history: Mutex<History>,
+}
+
+impl Default for PageHistory {
+    fn default() -> PageHistory {
+        PageHistory { start: Instant::now(), history: Mutex::default() }
+    }
+}
+
+impl PageHistory {
+    /// Marks that a version was loaded and takes requests.
+    pub(crate) fn loaded(&self, id: &VersionId) {
+        let at = self.seconds(Instant::now());
+        self.lock().loaded(&id.model, id.version, at);
+    }
+
+    /// Adds to the mark of a version the version that it has replaced.
+    pub(crate) fn swapped(&self, report: &SwapReport) {
+        self.lock().swapped(&report.model, report.from, report.to);
+    }
+
+    /// Reads the seconds that have ended since the last scan.
+    pub(super) fn scan(&self, scans: &[ModelScan<'_>]) {
+        self.lock().scan(self.start, Instant::now(), scans);
+    }
+
+    /// Returns the seconds since the server started, in milliseconds precision.
+    pub(super) fn seconds(&self, now: Instant) -> f64 {
+        let seconds = now.saturating_duration_since(self.start).as_secs_f64();
+        (seconds * 1e3).round() / 1e3
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The names of the buckets of [`Window::batch_sizes`], for people.
 pub(crate) fn batch_size_names() -> Vec<String> {
     let mut below = 0;
@@ -269,7 +311,7 @@ mod tests {
         found
     }
 
-    fn look(
+    fn scan(
         history: &mut History,
         start: Instant,
         now: Instant,
@@ -277,9 +319,9 @@ mod tests {
         requests: u64,
     ) {
         let (model, counters) = ("m".into(), counters(requests, requests));
-        let look =
-            Look { model: &model, latencies: Some(window.clone()), counters: Some(&counters) };
-        history.look(start, now, &[look]);
+        let scan =
+            ModelScan { model: &model, latencies: Some(window.clone()), counters: Some(&counters) };
+        history.scan(start, now, &[scan]);
     }
 
     #[test]
@@ -291,7 +333,7 @@ mod tests {
         let mut history = History::default();
         window.record(Duration::from_millis(4), at(2.6));
         for second in 3..10 {
-            look(&mut history, start, at(f64::from(second) + 0.9), &window, 1);
+            scan(&mut history, start, at(f64::from(second) + 0.9), &window, 1);
         }
         let points = history.track("m").map(|track| track.points(100)).unwrap_or_default();
         let seen: Vec<(u64, u64)> = points.iter().map(|point| (point.at, point.count)).collect();
@@ -299,7 +341,7 @@ mod tests {
         assert!(points[0].p50 >= 3900 && points[0].queued == 3);
         assert_eq!(history.track("m").map(|track| track.points(2).len()), Some(2));
         for second in 10..400 {
-            look(&mut history, start, at(f64::from(second) + 0.9), &window, 1);
+            scan(&mut history, start, at(f64::from(second) + 0.9), &window, 1);
         }
         let kept = history.track("m").map_or(0, |track| track.points(1000).len());
         assert_eq!(kept, HISTORY_SECONDS_MAX);
@@ -310,16 +352,16 @@ mod tests {
         let start = Instant::now();
         let window = Arc::new(SlidingHistogram::new(10, start));
         let mut history = History::default();
-        look(&mut history, start, start, &window, 5);
+        scan(&mut history, start, start, &window, 5);
         let first = history.track("m").and_then(Track::window).map(|(window, _)| window.requests);
         assert_eq!(first, Some(5), "the first look counts what came before it");
         for step in 1..=30 {
-            look(&mut history, start, start + Duration::from_secs(step), &window, 5 + 2 * step);
+            scan(&mut history, start, start + Duration::from_secs(step), &window, 5 + 2 * step);
         }
         let (seen, now) = history.track("m").and_then(Track::window).unwrap();
         assert_eq!((seen.seconds, seen.requests, seen.padding_elements), (10, 20, 20));
         assert_eq!((seen.batch_sizes[2], now.requests), (20, 65));
-        look(&mut history, start, start + Duration::from_secs(31), &window, 1);
+        scan(&mut history, start, start + Duration::from_secs(31), &window, 1);
         assert_eq!(
             history.track("m").and_then(Track::window).map(|(seen, _)| seen.requests),
             Some(0)
@@ -339,17 +381,17 @@ mod tests {
         };
         let came = |at, version, from| Mark { at, version, from };
         assert_eq!(marks(&history), [came(1.0, 1, None), came(30.0, 2, Some(1))]);
-        history.look(
+        history.scan(
             start,
             start + Duration::from_secs(125),
-            &[Look { model: &model, latencies: None, counters: None }],
+            &[ModelScan { model: &model, latencies: None, counters: None }],
         );
         assert_eq!(marks(&history), [came(30.0, 2, Some(1))]);
         for version in 0..100 {
             history.loaded(&model, version, 130.0);
         }
         assert_eq!(marks(&history).len(), MARKS_MAX);
-        history.look(start, start, &[]);
+        history.scan(start, start, &[]);
         assert!(history.track("m").is_none());
     }
 

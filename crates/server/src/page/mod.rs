@@ -1,36 +1,35 @@
-//! The live page: what it remembers, what it is told, and the files it is made of.
+//! The live page: its history, its events and its files.
 //!
-//! A ticker on the doors' runtime looks at the server once a second and keeps two minutes
-//! ([`history`]); open pages are told by server-sent events ([`events`]). Nothing here is on the
-//! path of a request: the ticker reads what the components count anyway.
+//! A task on the connection threads reads the counters of the server once a second and keeps two
+//! minutes of them ([`history`]). Open pages get server-sent events ([`events`]). No request calls
+//! this module.
 
 mod events;
 mod files;
-mod history;
+pub(crate) mod history;
 mod threads;
 mod tick;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use base::VersionId;
 use bytes::Bytes;
-use lifecycle::SwapReport;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::MissedTickBehavior;
 
-use crate::app::App;
+use crate::core::Core;
+use crate::readiness::Readiness;
 pub(crate) use events::events;
 pub(crate) use files::{page, routes, wants_page};
-use history::{HISTORY_SECONDS_MAX, History, Look, MODELS_SHOWN_MAX};
+use history::{HISTORY_SECONDS_MAX, MODELS_SHOWN_MAX, ModelScan};
 use threads::{ThreadWatch, Threads};
 
-/// Open pages; the next one is refused.
-pub(crate) const EVENTS_VIEWERS_MAX: usize = 32;
-/// Time between two looks.
+/// Most open pages. A further one is refused.
+const EVENTS_VIEWERS_MAX: usize = 32;
+/// Time between two scans.
 const TICK: Duration = Duration::from_secs(1);
 
-/// What open pages are told next.
+/// Next event of open pages.
 #[derive(Clone, Default)]
 enum News {
     /// Nothing yet.
@@ -42,82 +41,58 @@ enum News {
     End,
 }
 
-/// The page's memory and its viewers.
+/// State of the page's routes.
 pub(crate) struct Page {
-    start: Instant,
-    history: Mutex<History>,
+    core: Core,
+    readiness: Arc<Readiness>,
     threads: Mutex<ThreadWatch>,
     news: watch::Sender<News>,
-    room: Arc<Semaphore>,
-}
-
-impl Default for Page {
-    fn default() -> Page {
-        Page {
-            start: Instant::now(),
-            history: Mutex::default(),
-            threads: Mutex::default(),
-            news: watch::Sender::new(News::Quiet),
-            room: Arc::new(Semaphore::new(EVENTS_VIEWERS_MAX)),
-        }
-    }
+    viewers: Arc<Semaphore>,
 }
 
 impl Page {
-    /// A version was loaded and takes requests.
-    pub(crate) fn loaded(&self, id: &VersionId) {
-        let at = self.seconds(Instant::now());
-        self.history().loaded(&id.model, id.version, at);
-    }
-
-    /// A swap is complete: the mark that [`Page::loaded`] made is told what it replaced.
-    pub(crate) fn swapped(&self, report: &SwapReport) {
-        self.history().swapped(&report.model, report.from, report.to);
-    }
-
-    /// Seconds since the server started.
-    fn seconds(&self, now: Instant) -> f64 {
-        let seconds = now.saturating_duration_since(self.start).as_secs_f64();
-        (seconds * 1e3).round() / 1e3
-    }
-
-    fn history(&self) -> MutexGuard<'_, History> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn new(core: Core, readiness: Arc<Readiness>) -> Page {
+        Page {
+            core,
+            readiness,
+            threads: Mutex::default(),
+            news: watch::Sender::new(News::Quiet),
+            viewers: Arc::new(Semaphore::new(EVENTS_VIEWERS_MAX)),
+        }
     }
 
     fn threads(&self, now: Instant) -> Vec<Threads> {
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner).look(now)
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).scan(now)
     }
 
-    /// Remembers the seconds that have ended.
-    fn look(&self, app: &App) {
-        let statuses = app.lifecycle.status();
-        let snapshot = app.scheduler.snapshot();
-        let look = |name| Look {
+    /// Adds the seconds that have ended to the history.
+    fn scan(&self) {
+        let statuses = self.core.lifecycle.status();
+        let snapshot = self.core.scheduler.snapshot();
+        let scan = |name| ModelScan {
             model: name,
-            latencies: app.inference.stats().known_window(name),
+            latencies: self.core.stats.known_window(name),
             counters: snapshot.models.iter().find(|counters| counters.model == *name),
         };
-        let looks: Vec<Look<'_>> =
-            statuses.iter().take(MODELS_SHOWN_MAX).map(|status| look(&status.name)).collect();
-        self.history().look(self.start, Instant::now(), &looks);
+        let scans: Vec<ModelScan<'_>> =
+            statuses.iter().take(MODELS_SHOWN_MAX).map(|status| scan(&status.name)).collect();
+        self.core.history.scan(&scans);
     }
 }
 
-/// Looks once a second until the server stops, then ends the open event streams.
-pub(crate) async fn watch(app: Arc<App>, mut stop: watch::Receiver<bool>) {
-    let page = &app.page;
+/// Scans once a second until the server stops, then ends the open event streams.
+pub(crate) async fn watch(page: Arc<Page>, mut stop: watch::Receiver<bool>) {
     let mut ticks = tokio::time::interval(TICK);
-    // Late looks read several seconds at once; there is no use in catching up with more looks.
+    // A late scan reads several seconds at once, so missed scans are not repeated.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
             _ = stop.wait_for(|stop| *stop) => break,
         }
-        page.look(&app);
+        page.scan();
         if page.news.receiver_count() > 0 {
-            page.news.send_replace(News::Tick(events::frame("tick", &tick::tick(&app, page))));
+            page.news.send_replace(News::Tick(events::frame("tick", &tick::tick(&page))));
         }
     }
     page.news.send_replace(News::End);

@@ -29,7 +29,7 @@ pub(crate) struct ThreadWatch {
 
 impl ThreadWatch {
     /// The threads now; empty where /proc cannot be read.
-    pub(crate) fn look(&mut self, now: Instant) -> Vec<Threads> {
+    pub(crate) fn scan(&mut self, now: Instant) -> Vec<Threads> {
         let found = threads::named();
         let last = self.last.replace((now, found.clone()));
         let last = last.filter(|(at, _)| now.saturating_duration_since(*at) <= APART_MAX);
@@ -54,12 +54,12 @@ mod tests {
     fn this_process_has_threads() {
         let mut watch = ThreadWatch::default();
         let now = Instant::now();
-        let first = watch.look(now);
+        let first = watch.scan(now);
         assert!(
             !first.is_empty() && first.iter().all(|kind| kind.count > 0 && kind.cores.is_none())
         );
-        let second = watch.look(now + Duration::from_secs(1));
+        let second = watch.scan(now + Duration::from_secs(1));
         assert!(second.iter().any(|kind| kind.cores.is_some()));
-        assert!(watch.look(now + Duration::from_secs(60)).iter().all(|kind| kind.cores.is_none()));
+        assert!(watch.scan(now + Duration::from_secs(60)).iter().all(|kind| kind.cores.is_none()));
     }
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::history::{History, MODELS_SHOWN_MAX, Mark, Point, Window, batch_size_names};
 use super::threads::Threads;
 use super::{HISTORY_SECONDS_MAX, Page};
-use crate::app::App;
+use crate::core::Core;
 
 /// Points of a model in a tick: a viewer that missed a few ticks still gets every second.
 const POINTS_TICK: usize = 5;
@@ -114,21 +114,21 @@ struct Class {
 }
 
 /// The `history` event's JSON.
-pub(super) fn past(app: &App, page: &Page) -> String {
+pub(super) fn past(page: &Page) -> String {
     let server = Server {
         name: crate::NAME,
         version: crate::VERSION,
-        engine: app.engine_version.clone(),
+        engine: page.core.engine_version.clone(),
         seconds: HISTORY_SECONDS_MAX,
         batch_sizes: batch_size_names(),
-        home: if app.parameters_in_pool { "dram" } else { "heap" },
+        home: if page.core.parameters_in_pool { "dram" } else { "heap" },
     };
-    json(&Past { server, now: now(app, page, HISTORY_SECONDS_MAX) })
+    json(&Past { server, now: now(page, HISTORY_SECONDS_MAX) })
 }
 
 /// The `tick` event's JSON.
-pub(super) fn tick(app: &App, page: &Page) -> String {
-    json(&now(app, page, POINTS_TICK))
+pub(super) fn tick(page: &Page) -> String {
+    json(&now(page, POINTS_TICK))
 }
 
 /// Plain structs with string keys always serialise.
@@ -139,27 +139,27 @@ fn json(value: &impl Serialize) -> String {
     })
 }
 
-fn now(app: &App, page: &Page, points_max: usize) -> Now {
+fn now(page: &Page, points_max: usize) -> Now {
     let instant = Instant::now();
     let threads = page.threads(instant);
-    let statuses = app.lifecycle.status();
-    let history = page.history();
+    let statuses = page.core.lifecycle.status();
+    let history = page.core.history.lock();
     let shown = statuses.iter().take(MODELS_SHOWN_MAX);
     Now {
-        at: page.seconds(instant),
-        ready: app.ready().is_ok(),
+        at: page.core.history.seconds(instant),
+        ready: page.readiness.check().is_ok(),
         models: shown.map(|status| model(status, &history, points_max)).collect(),
         more: statuses.len().saturating_sub(MODELS_SHOWN_MAX),
-        machine: machine(app, threads),
+        machine: machine(&page.core, threads),
     }
 }
 
-fn machine(app: &App, threads: Vec<Threads>) -> Machine {
-    let scheduler = app.scheduler.snapshot();
-    let pool = app.memory.pool().stats();
+fn machine(core: &Core, threads: Vec<Threads>) -> Machine {
+    let scheduler = core.scheduler.snapshot();
+    let pool = core.memory.pool().stats();
     let process = os::process::memory().unwrap_or_default();
     let heap = os::jemalloc::stats();
-    let connections = |kind| app.metrics.connections.get_or_create(&KindLabels { kind }).get();
+    let connections = |kind| core.metrics.connections.get_or_create(&KindLabels { kind }).get();
     Machine {
         workers: scheduler.workers,
         busy: scheduler.busy,

@@ -139,7 +139,7 @@ impl Served {
 
     fn until_active(&self, count: usize) {
         let deadline = Instant::now() + WAIT_MAX;
-        while self.app.audio.active() != count {
+        while self.server.audio.active() != count {
             assert!(Instant::now() < deadline, "never {count} recordings");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -279,7 +279,7 @@ fn an_error_is_told_while_the_upload_is_silent_and_no_thread_outlives_the_client
     read_until(&mut stream, &mut Vec::new(), "internal");
     // The reader may be gone (it had more to hand over when the run failed) or wait for the rest:
     // both are right.
-    assert!(served.app.audio.active() <= 1);
+    assert!(served.server.audio.active() <= 1);
     drop(stream);
     served.until_active(0);
 }

@@ -145,7 +145,7 @@ fn a_busy_stream_may_send_control_frames() {
         answer(&mut stream);
         stream.write_all(&control(50)).unwrap();
     }
-    assert!(!served.app.metrics.encode().contains("connections_ended_total{"));
+    assert!(!served.server.core.metrics.encode().contains("connections_ended_total{"));
 }
 
 /// A body whose first byte arrives and whose rest never does.
@@ -187,7 +187,7 @@ fn half_calls_take_no_permits() {
         tokio::spawn(connection);
         let halves =
             [(); 4].map(|()| tokio::spawn(sender.send_request(call(&served, half_body()))));
-        while served.app.requests.receive_permits.taken() < halves.len() {
+        while served.server.requests.receive_permits.taken() < halves.len() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         client(&served).await.model_infer(request()).await.unwrap();
@@ -209,7 +209,8 @@ fn half_requests_take_no_permits() {
         stream
     };
     let halves: Vec<TcpStream> = (0..40).map(|_| half()).collect();
-    let open = served.app.metrics.connections.get_or_create_owned(&KindLabels { kind: "http" });
+    let open =
+        served.server.core.metrics.connections.get_or_create_owned(&KindLabels { kind: "http" });
     until("all are accepted", || open.get() == 40);
     assert_eq!(served.ask("POST", INFER, "", INPUT).status, 200);
     drop(halves);
@@ -228,12 +229,13 @@ fn half_calls_are_bounded_and_whole_ones_answered() {
         let half =
             |sender: &mut http2::SendRequest<Body>| sender.send_request(call(&served, half_body()));
         let halves: Vec<_> = (0..2).map(|_| tokio::spawn(half(&mut sender))).collect();
-        while served.app.requests.receive_permits.taken() < halves.len() {
+        while served.server.requests.receive_permits.taken() < halves.len() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         // The other receive permits; a connection has at most two streams.
-        let places: Vec<_> =
-            (2..32).map(|_| served.app.requests.receive_permits.try_acquire().unwrap()).collect();
+        let places: Vec<_> = (2..32)
+            .map(|_| served.server.requests.receive_permits.try_acquire().unwrap())
+            .collect();
         let (mut other, connection) = handshake(&served).await;
         tokio::spawn(connection);
         let refused = half(&mut other).await.unwrap();

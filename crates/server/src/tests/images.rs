@@ -47,7 +47,7 @@ fn serve(dir: &Path, change: impl FnOnce(&mut Config)) -> Served {
     };
     change(&mut config);
     let served = Loopback::start(&config, Arc::new(FakeEngine::new()));
-    served.app.collections.start().unwrap();
+    served.server.collections.start().unwrap();
     Served(served)
 }
 
@@ -319,7 +319,7 @@ fn decoding_stays_within_the_memory_of_requests() {
     let needed = vision::decode_bytes(&picture(1), &vision::Limits::default()).unwrap();
     let max = needed * 3 / 2;
     let served = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(max));
-    let budget = served.app.requests.memory.clone();
+    let budget = served.server.requests.memory.clone();
     let id = served.put("/v1/images/photos", &picture(1)).good()["id"].as_str().unwrap().to_owned();
     assert!(budget.used() == 0 && budget.peak() >= needed, "{} {}", budget.used(), budget.peak());
     let others = budget.reserve(needed).unwrap();
@@ -342,7 +342,7 @@ fn decoding_stays_within_the_memory_of_requests() {
     let (_, summary) = std::thread::scope(|scope| {
         let sent = scope.spawn(|| served.zip("/v1/images/photos", &body).lines());
         let give_up = Instant::now() + WAIT_MAX;
-        while served.app.images.bulk_bytes() == 0 && Instant::now() < give_up {
+        while served.server.images.bulk_bytes() == 0 && Instant::now() < give_up {
             std::thread::sleep(Duration::from_millis(5));
         }
         drop(others);
@@ -350,7 +350,7 @@ fn decoding_stays_within_the_memory_of_requests() {
     });
     assert_eq!(summary, json!({ "added": 2, "present": 0, "failed": 1, "ignored": 0 }));
     served.get(&small).good_bytes();
-    assert_eq!((budget.used(), served.app.images.bulk_bytes()), (0, 0));
+    assert_eq!((budget.used(), served.server.images.bulk_bytes()), (0, 0));
     assert!(budget.peak() <= max);
 }
 
@@ -362,7 +362,7 @@ fn a_picture_that_can_never_be_decoded_in_the_memory_of_requests_is_too_large() 
     let (lines, summary) =
         served.zip("/v1/images/photos", &archive(&[("one.jpg", &picture(1))])).lines();
     assert!(lines[0]["error"].as_str().unwrap().contains("--request-memory"), "{lines:?}");
-    assert_eq!((&summary["failed"], served.app.requests.memory.used()), (&json!(1), 0));
+    assert_eq!((&summary["failed"], served.server.requests.memory.used()), (&json!(1), 0));
 }
 
 #[test]
@@ -427,7 +427,7 @@ fn what_was_acknowledged_is_there_after_a_restart() {
             .to_owned()
     };
     let served = served(dir.path(), |_| {});
-    assert!(served.app.registry().unwrap().wait_open(WAIT_MAX));
+    assert!(served.server.collections.registry().unwrap().wait_open(WAIT_MAX));
     assert_eq!(served.get(&format!("/v1/images/photos/{id}")).body, picture(9));
     let found = served.search("/v1/images/photos/search?k=1", &picture(9)).good();
     assert_eq!(
@@ -485,7 +485,16 @@ fn a_rebuild_does_not_go_over_while_pictures_cannot_be_seen() {
     publish(&dir.path().join("models/other/1"), OTHER, &[]).unwrap();
     let begun = served(dir.path(), |_| {});
     begun.put("/v1/images/photos?model=colour", &picture(0)).good();
-    begun.app.registry().unwrap().get("photos").unwrap().collection().flush().unwrap();
+    begun
+        .server
+        .collections
+        .registry()
+        .unwrap()
+        .get("photos")
+        .unwrap()
+        .collection()
+        .flush()
+        .unwrap();
     drop(begun);
     let segment =
         |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("segment-");
@@ -494,7 +503,7 @@ fn a_rebuild_does_not_go_over_while_pictures_cannot_be_seen() {
     bytes[100] ^= 1;
     std::fs::write(&path, &bytes).unwrap();
     let served = serve(dir.path(), |_| {});
-    assert!(served.app.registry().unwrap().wait_open(WAIT_MAX));
+    assert!(served.server.collections.registry().unwrap().wait_open(WAIT_MAX));
     let refused = rebuilt(&served, &json!({ "model": "other", "switch": true }));
     assert_eq!(refused["state"], "failed", "{refused}");
     assert!(refused["error"].as_str().unwrap().contains("could be seen"), "{refused}");

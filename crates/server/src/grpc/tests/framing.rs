@@ -97,13 +97,13 @@ fn a_body_that_is_not_one_message_is_refused() {
             let (status, answer) = call(&served, pieces).await;
             assert_eq!((status.as_str(), answer.len()), (wanted, 0), "{what}");
         }
-        until(|| served.app.requests.admitted() == 0).await;
+        until(|| served.server.requests.admitted() == 0).await;
         assert_eq!(call(&served, vec![whole]).await.0, "0");
     });
     let refused = |status| {
         let labels =
             metrics::RequestLabels { model: "".into(), version: 0, protocol: "oip-grpc", status };
-        served.app.metrics.requests.get_or_create(&labels).get()
+        served.server.core.metrics.requests.get_or_create(&labels).get()
     };
     assert_eq!((refused("invalid_argument"), refused("too_large")), (7, 1));
 }
@@ -131,7 +131,7 @@ fn a_small_call_takes_one_message_of_4_mib() {
             assert_eq!((answer.status.as_str(), answer.body.len()), (wanted, 0), "{what}");
         }
         assert_eq!(send(&served, request(), vec![whole]).await.status, "0");
-        until(|| served.app.requests.memory.used() == 0).await;
+        until(|| served.server.requests.memory.used() == 0).await;
     });
 }
 
@@ -232,10 +232,16 @@ fn bombs_of_empty_elements_are_refused() {
         let body = http_body_util::Full::new(prefixed(0, &strings, strings.len()));
         let answer = connect(&served).await.send_request(asked.body(body).unwrap()).await.unwrap();
         assert_eq!(answer.headers()["grpc-status"], "8");
-        until(|| served.app.requests.memory.used() == 0).await;
+        until(|| served.server.requests.memory.used() == 0).await;
         client!(served).model_infer(request(1)).await.unwrap();
-        until(|| served.app.requests.memory.used() == 0 && served.app.requests.admitted() == 0)
-            .await;
+        until(|| {
+            served.server.requests.memory.used() == 0 && served.server.requests.admitted() == 0
+        })
+        .await;
     });
-    assert!(served.app.requests.memory.peak() <= BUDGET, "{}", served.app.requests.memory.peak());
+    assert!(
+        served.server.requests.memory.peak() <= BUDGET,
+        "{}",
+        served.server.requests.memory.peak()
+    );
 }

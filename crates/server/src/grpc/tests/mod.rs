@@ -172,14 +172,14 @@ fn each_message_of_a_stream_is_admitted() {
         let (sender, receiver) = mpsc::channel(1);
         let requests = ReceiverStream::new(receiver);
         let mut answers = client!(served).model_stream_infer(requests).await.unwrap().into_inner();
-        let permit = served.app.requests.admit().unwrap();
+        let permit = served.server.requests.admit().unwrap();
         sender.send(request(1)).await.unwrap();
         let refused = answers.next().await.unwrap().unwrap();
         assert!(refused.error_message.contains("--max-requests"), "{}", refused.error_message);
         drop(permit);
         sender.send(request(1)).await.unwrap();
         assert_eq!(answers.next().await.unwrap().unwrap().error_message, "");
-        until(|| served.app.requests.admitted() == 0).await;
+        until(|| served.server.requests.admitted() == 0).await;
     });
 }
 
@@ -235,16 +235,24 @@ fn a_closed_stream_cancels_its_request() {
         let answers =
             client!(served).model_stream_infer(ReceiverStream::new(receiver)).await.unwrap();
         requests.send(request(1)).await.unwrap();
-        until(|| served.app.scheduler.queued() == 1).await;
+        until(|| served.server.core.scheduler.queued() == 1).await;
         // A stream is cancelled once neither of its ends is held.
         drop((requests, answers));
-        until(|| served.app.requests.admitted() == 2).await;
+        until(|| served.server.requests.admitted() == 2).await;
         drop(closed);
         for answered in busy {
             answered.await.unwrap().unwrap();
         }
         let cancelled = || {
-            served.app.scheduler.snapshot().models.iter().map(|model| model.cancelled).sum::<u64>()
+            served
+                .server
+                .core
+                .scheduler
+                .snapshot()
+                .models
+                .iter()
+                .map(|model| model.cancelled)
+                .sum::<u64>()
         };
         until(|| cancelled() == 1).await;
     });
@@ -310,20 +318,33 @@ fn a_bomb_in_a_stream_is_refused_and_the_stream_goes_on() {
                 answer.error_message
             );
         }
-        until(|| served.app.requests.memory.used() == 0 && served.app.requests.admitted() == 0)
-            .await;
+        until(|| {
+            served.server.requests.memory.used() == 0 && served.server.requests.admitted() == 0
+        })
+        .await;
         drop(sender);
         assert!(answers.next().await.is_none());
     });
-    assert!(served.app.requests.memory.peak() <= BUDGET, "{}", served.app.requests.memory.peak());
+    assert!(
+        served.server.requests.memory.peak() <= BUDGET,
+        "{}",
+        served.server.requests.memory.peak()
+    );
 }
 
 #[test]
 fn large_typed_contents_are_decoded_on_codec_threads() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) = served(dir.path(), |_| {});
-    let decoded =
-        || served.app.metrics.decoded.get_or_create(&metrics::KindLabels { kind: "decode" }).get();
+    let decoded = || {
+        served
+            .server
+            .core
+            .metrics
+            .decoded
+            .get_or_create(&metrics::KindLabels { kind: "decode" })
+            .get()
+    };
     run(async {
         // Raw contents are shared, however large they are.
         client!(served).model_infer(request(200_000)).await.unwrap();
@@ -343,7 +364,7 @@ fn answers_are_counted_until_they_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let (served, _engine) =
         served(dir.path(), |config| config.listeners.request_memory_bytes = Some(BUDGET));
-    let memory = &served.app.requests.memory;
+    let memory = &served.server.requests.memory;
     run(async {
         let message = request(1_000_000).encode_to_vec();
         let frame = prefixed(0, &message, message.len());
@@ -352,7 +373,7 @@ fn answers_are_counted_until_they_are_read() {
         let answer =
             sender.send_request(post(&served, "ModelInfer").body(body).unwrap()).await.unwrap();
         // The window of the stream is smaller than the answer, which is not read.
-        until(|| served.app.requests.admitted() == 0).await;
+        until(|| served.server.requests.admitted() == 0).await;
         assert!(memory.used() >= 4_000_000, "{}", memory.used());
         let collected = answer.into_body().collect().await.unwrap().to_bytes();
         assert_eq!(

@@ -1,0 +1,111 @@
+//! Composes the server: the state of each router, above models and workers.
+
+use std::sync::Arc;
+
+use api_audio::AudioState;
+use api_images::{ImageRemoval, ImagesState};
+use api_qdrant::CollectionsState;
+use inference::InferenceService;
+use transport::RequestResources;
+use transport::access::AccessPolicy;
+
+use crate::collections::Collections;
+use crate::config::Config;
+use crate::core::Core;
+use crate::exporter::Exporter;
+use crate::models::ModelsState;
+use crate::page::Page;
+use crate::readiness::Readiness;
+
+/// A running server without its listeners. Each router gets its own state only.
+pub(crate) struct Server {
+    pub(crate) core: Core,
+    pub(crate) requests: Arc<RequestResources>,
+    pub(crate) access: Arc<AccessPolicy>,
+    pub(crate) readiness: Arc<Readiness>,
+    pub(crate) collections: Arc<Collections>,
+    pub(crate) models: Arc<ModelsState>,
+    pub(crate) audio: Arc<AudioState>,
+    pub(crate) images: Arc<ImagesState>,
+    pub(crate) qdrant: Arc<CollectionsState>,
+    pub(crate) page: Arc<Page>,
+    pub(crate) exporter: Arc<Exporter>,
+}
+
+impl Server {
+    pub(crate) fn new(config: &Config, core: Core) -> Server {
+        let limits = config.listeners.request_limits();
+        let requests = Arc::new(RequestResources::new(
+            limits,
+            config.listeners.request_memory(),
+            core.metrics.clone(),
+        ));
+        let access = Arc::new(config.access_policy());
+        let inference = Arc::new(InferenceService::new(
+            core.lifecycle.clone(),
+            core.scheduler.clone(),
+            core.metrics.clone(),
+            core.stats.clone(),
+            limits.request_timeout,
+        ));
+        let readiness = Arc::new(Readiness::new(core.lifecycle.clone()));
+        let collections = Arc::new(Collections::new(config.search.clone()));
+        let audio = Arc::new(AudioState::new(
+            config.audio.clone(),
+            requests.clone(),
+            access.clone(),
+            inference.clone(),
+            core.scheduler.clone(),
+        ));
+        let images = Arc::new(ImagesState::new(
+            config.search.images(),
+            requests.clone(),
+            access.clone(),
+            inference.clone(),
+            collections.clone(),
+        ));
+        let qdrant = Arc::new(CollectionsState::new(
+            requests.clone(),
+            collections.clone(),
+            Arc::new(ImageRemoval::new(&images)),
+        ));
+        let models = Arc::new(ModelsState {
+            requests: requests.clone(),
+            access: access.clone(),
+            inference,
+            lifecycle: core.lifecycle.clone(),
+            readiness: readiness.clone(),
+            engine_version: core.engine_version.clone(),
+            tfs_tensor_content: config.listeners.tfs_tensor_content,
+        });
+        let exporter = Arc::new(Exporter::new(
+            core.clone(),
+            requests.clone(),
+            audio.clone(),
+            images.clone(),
+            collections.clone(),
+        ));
+        let page = Arc::new(Page::new(core.clone(), readiness.clone()));
+        Server {
+            core,
+            requests,
+            access,
+            readiness,
+            collections,
+            models,
+            audio,
+            images,
+            qdrant,
+            page,
+            exporter,
+        }
+    }
+
+    /// Ends the background work. Called after the listeners have ended.
+    pub(crate) fn shutdown(&self) {
+        self.audio.wait_ended();
+        self.collections.close();
+        self.core.scheduler.shutdown();
+        self.core.lifecycle.shutdown();
+    }
+}

@@ -1,0 +1,23 @@
+//! The state of the routes of models: the Open Inference Protocol, TensorFlow Serving and admin
+//! calls, over HTTP and gRPC.
+
+use std::sync::Arc;
+
+use inference::InferenceService;
+use lifecycle::Lifecycle;
+use transport::RequestResources;
+use transport::access::AccessPolicy;
+
+use crate::readiness::Readiness;
+
+pub(crate) struct ModelsState {
+    pub(crate) requests: Arc<RequestResources>,
+    pub(crate) access: Arc<AccessPolicy>,
+    pub(crate) inference: Arc<InferenceService>,
+    pub(crate) lifecycle: Arc<Lifecycle>,
+    pub(crate) readiness: Arc<Readiness>,
+    /// Name and version of the engine, for people.
+    pub(crate) engine_version: String,
+    /// Encode responses of Predict over gRPC with `tensor_content`.
+    pub(crate) tfs_tensor_content: bool,
+}
