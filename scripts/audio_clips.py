@@ -1,8 +1,8 @@
-"""Makes a folder of real speech that any machine can have, 16 kHz mono.
+"""Collects real speech from public packages in one folder, 16 kHz mono.
 
 voice-NAME.wav  eight short announcements by one woman (Debian's alsa-utils)
-meeting.wav     30 s of two people talking over each other (AMI corpus, CC BY 4.0, out of pyannote-audio's wheel)
-meeting.rttm    who speaks when in it, by hand
+meeting.wav     30 s of two people talking over each other (AMI corpus, CC BY 4.0, from pyannote-audio's wheel)
+meeting.rttm    its speakers and times, labelled by hand
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def announcements(to: pathlib.Path) -> float:
-    """Debian's announcements; how many seconds."""
+    """Writes Debian's announcements; returns their seconds."""
     seconds = 0.0
     with tempfile.TemporaryDirectory() as scratch:
         for path in sorted(find_voice(pathlib.Path(scratch)).parent.glob("*.wav")):
@@ -45,7 +45,7 @@ def announcements(to: pathlib.Path) -> float:
 
 
 def meeting(wheels: pathlib.Path, to: pathlib.Path) -> float:
-    """The meeting and its labels; how many seconds."""
+    """Writes the meeting and its labels; returns its seconds."""
     (wheel,) = wheels.glob("pyannote_audio-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (to / "meeting.rttm").write_bytes(archive.read(f"{MEETING}.rttm"))

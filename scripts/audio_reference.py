@@ -1,13 +1,13 @@
-"""What the Python package of a recogniser says about a recording, and how long it takes, as one line of JSON.
+"""Prints the answer of a recogniser's Python package for a recording, and its time, as one line of JSON.
 
     scripts/torch_python.sh .venv-audio/bin/python scripts/audio_reference.py --recogniser vad FILE
 
 vad, vad-onnx, vad-sequence   {"seconds", "segments": [[start, end], ...]}, silero-vad with its defaults
-voiceprint                    {"seconds", "embedding": [256 numbers]}, resemblyzer; --prepared also writes the wave as
-                              the package prepares it (louder, without pauses), which the embedding is of
+voiceprint                    {"seconds", "embedding": [256 numbers]}, resemblyzer; --prepared also writes the wave that
+                              the package embeds (louder, without pauses)
 
-"seconds" includes reading the file, not importing packages or loading the model. FILE may be -: then every line of
-standard input names a recording, and each gets its line.
+"seconds" includes reading the file, not importing packages or loading the model. If FILE is -, every line of
+standard input names a recording and gets one line of output.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import numpy as np
 import soundfile
 
 RATE_HZ = 16_000
-# What an untimed first run takes: TorchScript compiles while it runs.
+# Length of the untimed first run: TorchScript compiles while it runs.
 WARM_UP_SECONDS = 2
 
 
@@ -82,7 +82,7 @@ def voiceprint(arguments: argparse.Namespace):
 
 
 def read(path: pathlib.Path) -> np.ndarray:
-    """The mean of the channels at 16 kHz."""
+    """Returns the mean of the channels at 16 kHz."""
     samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
     samples = samples.mean(axis=1)
     if rate != RATE_HZ:

@@ -10,7 +10,7 @@ import pathlib
 
 
 def module():
-    """relu(linear(x)) and x.sum(1), all weights 0.5 and biases 1: what crates/engine-torch/tests/it/package.rs expects."""
+    """relu(linear(x)) and x.sum(1), all weights 0.5 and biases 1, as crates/engine-torch/tests/it/package.rs expects."""
     import torch
 
     class Module(torch.nn.Module):

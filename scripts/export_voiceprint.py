@@ -1,4 +1,4 @@
-"""Writes Resemblyzer's voiceprint, published as bare weights, as a TorchScript module: mels in, unit vectors out.
+"""Writes Resemblyzer's voiceprint, which is published as weights only, as a TorchScript module.
 
 Runs under scripts/torch_python.sh.
 """
@@ -16,7 +16,7 @@ WINDOW_ROWS = 160
 
 
 class Voiceprint(torch.nn.Module):
-    """f32[n, 160, 40] -> f32[n, 256], each of length one."""
+    """Maps mels f32[n, 160, 40] to unit vectors f32[n, 256]."""
 
     def __init__(self, state: dict[str, torch.Tensor]):
         super().__init__()
@@ -35,7 +35,7 @@ class Voiceprint(torch.nn.Module):
         ]  # fmt: skip
         _, hidden, _ = torch._VF.lstm(mels, [zeros, zeros], weights, True, 3, 0.0, False, False, True)
         embedding = torch.relu(torch.nn.functional.linear(hidden[-1], self.weight, self.bias))
-        # A vector of zeros has no direction; it stays zeros instead of becoming "not a number".
+        # A vector of zeros has no direction. It stays zeros instead of becoming NaN.
         return embedding / torch.norm(embedding, dim=1, keepdim=True).clamp_min(1e-12)
 
 
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--to", type=pathlib.Path, required=True, help="the module's file")
     arguments = parser.parse_args()
     state = torch.load(arguments.weights, map_location="cpu", weights_only=True)["model_state"]
-    # The package's own advice is to move on to torch.export, whose files only Python and compiled packages can run.
+    # torch.export, which torch recommends, writes files that only Python and compiled packages can run.
     warnings.filterwarnings("ignore", message=".*torch.jit.*", category=FutureWarning)
     module = torch.jit.script(Voiceprint(state).eval())
     check(module, state)
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def check(module: torch.jit.ScriptModule, state: dict[str, torch.Tensor]) -> None:
-    """The module's answer is that of torch's own layers with the same weights."""
+    """Checks the module against torch's own layers with the same weights."""
     lstm = torch.nn.LSTM(MELS, HIDDEN, LAYERS, batch_first=True)
     weights = [name for name in state if name.startswith("lstm.")]
     lstm.load_state_dict({name.removeprefix("lstm."): state[name] for name in weights})

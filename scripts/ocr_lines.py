@@ -1,7 +1,7 @@
-"""Draws lines of text for `millpond bench batch`: what a text recogniser is given one after another.
+"""Draws lines of text for `millpond bench batch`.
 
-NN.png      black on white, 48 pixels high, 64 to 640 wide in steps of 8, no two neighbours alike
-lines.txt   their words, one line each, in the order of the pictures
+NN.png      black on white, 48 pixels high, 64 to 640 wide in steps of 8, neighbours differ
+lines.txt   their words, one line each, in the order of the images
 
 The same words on every machine: the seed is fixed.
 """
@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 HEIGHT_PX = 48
 WIDTH_MIN_PX = 64
 WIDTH_MAX_PX = 640
-# The recogniser looks at eight columns for one step of its answer.
+# The recogniser reads eight columns for one step of its answer.
 STEP_PX = 8
 LINES = 40
 SEED = 2026
@@ -23,7 +23,7 @@ MARGIN_PX = 6
 FONTS = pathlib.Path("/usr/share/fonts/truetype/dejavu")
 FACES = ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSerif.ttf", "DejaVuSansMono.ttf")
 SIZES_PX = (26, 28, 30, 32)
-# Without "ff", "fi" and "fl": drawn as one sign, the recogniser misreads them with any margin.
+# Without "ff", "fi" and "fl": drawn as one glyph, the recogniser misreads them.
 WORDS = """
 a act air all and any arch area arm art ask at back ball bank barn base bath bay beam bed bell best bird blue boat
 body bold bone book born both bowl box brave bread bright broad brown build burn calm camp card care carry chair chalk
@@ -66,7 +66,7 @@ def draw(to: pathlib.Path) -> None:
 
 
 def line_of(rng: random.Random, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """Words that fill `width` as far as words can."""
+    """Returns words that fill `width` as far as possible."""
     room = width - 2 * MARGIN_PX
     text = ""
     while True:
@@ -78,7 +78,7 @@ def line_of(rng: random.Random, font: ImageFont.FreeTypeFont, width: int) -> str
 
 
 def render(text: str, font: ImageFont.FreeTypeFont, width: int) -> Image.Image:
-    """`text` in black on white."""
+    """Draws `text` in black on white."""
     image = Image.new("RGB", (width, HEIGHT_PX), "white")
     ImageDraw.Draw(image).text((MARGIN_PX, HEIGHT_PX / 2), text, fill="black", font=font, anchor="lm")
     return image

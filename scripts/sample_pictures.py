@@ -1,8 +1,8 @@
-"""Makes a folder of real pictures that any machine can have, and changed copies of some of them to search with.
+"""Collects real images from public packages in one folder, and makes changed copies of some for queries.
 
-pictures/     photographs and scans out of scikit-image's and scikit-learn's wheels, as they are there
-changed/      cropped, turned and recompressed copies of some, each under its original's name
-LICENCES.txt  who made each and under which terms, as those packages say
+pictures/     photographs and scans from scikit-image's and scikit-learn's wheels, unchanged
+changed/      cropped, rotated and recompressed copies of some, each under its original's name
+LICENCES.txt  author and licence of each, as those packages state them
 """
 
 import argparse
@@ -12,7 +12,7 @@ import zipfile
 
 from PIL import Image
 
-# Per wheel: the folder in it, and of each picture who gave it and on which terms.
+# Each wheel's folder, and the author and licence of each image.
 WANTED = {
     "scikit_image": ("skimage/data", {
         "astronaut.png": "NASA, no known copyright restrictions, public domain",
@@ -38,7 +38,7 @@ WANTED = {
         "flower.jpg": "vultilion, CC BY 2.0",
     }),
 }  # fmt: skip
-# Searched with: what is cropped away in all, how far the rest is turned, what JPEG's quality it is stored at.
+# Queries: cropped share, rotation in degrees, JPEG quality.
 CHANGED = {"coffee.png": (0.3, 20, 35), "chelsea.png": (0.4, -30, 30), "china.jpg": (0.5, 12, 40)}
 
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def changed_copy(data: bytes, share: float, degrees: float) -> Image.Image:
-    """What is left of a picture when `share` of it is cropped off its top and its right, turned by `degrees`."""
+    """Crops `share` of an image off its top and its right, and rotates the rest by `degrees`."""
     picture = Image.open(io.BytesIO(data)).convert("RGB")
     keep = (1 - share) ** 0.5
     width, height = round(picture.width * keep), round(picture.height * keep)

@@ -1,4 +1,4 @@
-"""One ONNX graph out of openWakeWord's two and a head: samples in, probabilities of classes out.
+"""Joins openWakeWord's two ONNX graphs and a head: samples in, probabilities of classes out.
 
 samples f32[n, 12640] in -1..1 -> mel spectrum [n, 1, 76, 32] -> embedding [n, 96] -> probabilities f32[n, classes]
 """
@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, compose, helper, numpy_helper
 
-# What one embedding looks at: 76 rows of the mel spectrum, 10 ms apart. 0.79 s at 16 kHz.
+# Input of one embedding: 76 rows of the mel spectrum, 10 ms apart. 0.79 s at 16 kHz.
 WINDOW_SAMPLES = 12_640
 EMBEDDING = 96
 OPSET = 13
@@ -17,7 +17,7 @@ IR_VERSION = 8
 
 
 def embedding_graph(models: pathlib.Path) -> onnx.ModelProto:
-    """samples -> embedding f32[n, 96]."""
+    """Builds samples -> embedding f32[n, 96]."""
     mel = onnx.load(models / "melspectrogram.onnx")
     floor_of_each_item(mel.graph)
     mel = compose.add_prefix(mel, "mel/")
@@ -32,7 +32,7 @@ def embedding_graph(models: pathlib.Path) -> onnx.ModelProto:
 
 
 def with_head(graph: onnx.ModelProto, weight: np.ndarray, bias: np.ndarray) -> onnx.ModelProto:
-    """embedding -> probabilities: a logistic regression, f32[96, classes] and f32[classes]."""
+    """Builds embedding -> probabilities: a logistic regression of f32[96, classes] and f32[classes]."""
     nodes = [
         helper.make_node("Gemm", ["vector", "head_weight", "head_bias"], ["logits"]),
         helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
@@ -48,30 +48,30 @@ def with_head(graph: onnx.ModelProto, weight: np.ndarray, bias: np.ndarray) -> o
 
 
 def floor_of_each_item(graph: onnx.GraphProto) -> None:
-    """Lets the spectrum's floor, 80 dB below the maximum, be each item's own.
+    """Computes the spectrum's floor, 80 dB below the maximum, for each item.
 
-    As shipped it is taken from the maximum over the whole batch, so that an answer would depend on its neighbours.
+    The shipped graph takes the maximum over the whole batch, so an answer would depend on its batch-mates.
     """
     (highest,) = [node for node in graph.node if node.op_type == "ReduceMax"]
     del highest.attribute[:]
     highest.attribute.extend([helper.make_attribute("axes", [1, 2, 3]), helper.make_attribute("keepdims", 1)])
     clip = [node for node in graph.node if node.op_type == "Clip"][-1]
     assert list(clip.output) == [graph.output[0].name], clip
-    # Clip takes one floor for all; Max takes one for each. Its upper end is infinity.
+    # Clip takes one floor for all items, Max one for each. Clip's upper end is infinity.
     clip.op_type = "Max"
     unlimited = clip.input.pop(2)
     graph.initializer.remove(next(value for value in graph.initializer if value.name == unlimited))
 
 
 def scale() -> onnx.ModelProto:
-    """-1..1 -> the 16-bit numbers that the spectrum was made for."""
+    """Scales -1..1 to 16-bit numbers, which the spectrum expects."""
     nodes = [helper.make_node("Mul", ["samples", "full_scale"], ["scaled"])]
     values = [numpy_helper.from_array(np.float32(32768.0), "full_scale")]
     return model("scale", nodes, ("samples", ["n", WINDOW_SAMPLES]), ("scaled", ["n", WINDOW_SAMPLES]), values)
 
 
 def adapt() -> onnx.ModelProto:
-    """[n, 1, 76, 32] decibels -> x / 10 + 2 as [n, 76, 32, 1]."""
+    """Maps [n, 1, 76, 32] decibels to x / 10 + 2 as [n, 76, 32, 1]."""
     nodes = [
         helper.make_node("Div", ["spectrum", "ten"], ["tenth"]),
         helper.make_node("Add", ["tenth", "two"], ["shifted"]),

@@ -2,9 +2,9 @@
 
     .venv-audio/bin/python scripts/train_head.py --clips my-sounds --to models/my-sounds
 
-`my-sounds/CLASS/*.wav` (or flac, ogg, mp3) are recordings of each class; a recording is cut into windows of 0.79 s.
-Without --clips it trains on what any machine has: --speech, a folder of voices, and sounds that are made up here.
-What it prints is measured on recordings that it has not been trained on, one in four of each class.
+`my-sounds/CLASS/*.wav` (or flac, ogg, mp3) are recordings of each class, which are cut into windows of 0.79 s. Without
+--clips it trains on --speech, a folder of voices, and on generated sounds. The printed accuracy is measured on one
+recording in four of each class, which is not trained on.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import sound_graph
 
 RATE_HZ = 16_000
 HOP_SAMPLES = sound_graph.WINDOW_SAMPLES // 2
-# Windows of a class that are quieter than this teach nothing about it; its own class is "silence".
+# Windows that are quieter than this belong to the class "silence" and are not used for others.
 LEVEL_MIN_DB = -45.0
 SILENCE = "silence"
 SUFFIXES = {".wav", ".flac", ".ogg", ".mp3"}
@@ -30,7 +30,7 @@ RATE_OF_LEARNING = 0.5
 WEIGHT_DECAY = 1e-3
 HELD_OUT = 4
 
-# A class to its recordings, each f32[samples] at 16 kHz.
+# Class to its recordings, each f32[samples] at 16 kHz.
 Clips = dict[str, list[np.ndarray]]
 
 
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def read(folder: pathlib.Path) -> Clips:
-    """The user's recordings."""
+    """Reads the user's recordings."""
     paths = sorted(path for path in folder.glob("*/*") if path.suffix.lower() in SUFFIXES)
     clips: Clips = {}
     for path in paths:
@@ -66,7 +66,7 @@ def read(folder: pathlib.Path) -> Clips:
 
 
 def made_up(speech: pathlib.Path) -> Clips:
-    """Real voices, and noise, tones and silence out of a random generator."""
+    """Returns real voices, and generated noise, tones and silence."""
     random = np.random.default_rng(2026)
     count = MADE_UP_SECONDS * RATE_HZ
     time = np.arange(count) / RATE_HZ
@@ -86,7 +86,7 @@ def made_up(speech: pathlib.Path) -> Clips:
 
 
 def coloured(random: np.random.Generator, count: int) -> np.ndarray:
-    """Noise between white and brown."""
+    """Generates noise between white and brown."""
     spectrum = np.fft.rfft(random.normal(size=count))
     frequency = np.maximum(np.fft.rfftfreq(count, 1 / RATE_HZ), 20.0)
     noise = np.fft.irfft(spectrum * frequency ** -random.uniform(0, 1), count)
@@ -94,7 +94,7 @@ def coloured(random: np.random.Generator, count: int) -> np.ndarray:
 
 
 def embed(graph, name: str, recordings: list[np.ndarray]) -> list[np.ndarray]:
-    """Per recording, the vectors f32[windows, 96] of its windows."""
+    """Returns the vectors f32[windows, 96] of each recording."""
     session = onnxruntime.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
     found = []
     for samples in recordings:
@@ -111,7 +111,7 @@ def embed(graph, name: str, recordings: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def report(classes: list[str], vectors: dict[str, list[np.ndarray]]) -> None:
-    """Prints how a head does on recordings that it has not seen."""
+    """Prints the accuracy of a head on recordings that it was not trained on."""
     train, test = {}, {}
     for name, parts in vectors.items():
         held = [part for index, part in enumerate(parts) if index % HELD_OUT == 0]
@@ -124,7 +124,7 @@ def report(classes: list[str], vectors: dict[str, list[np.ndarray]]) -> None:
 
 
 def fit(classes: list[str], vectors: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Logistic regression by gradient descent, every class of equal weight: f32[96, classes], f32[classes]."""
+    """Fits a logistic regression by gradient descent, all classes of equal weight: f32[96, classes], f32[classes]."""
     inputs = np.concatenate([vectors[name] for name in classes]).astype(np.float64)
     answers = np.concatenate([np.full(len(vectors[name]), index) for index, name in enumerate(classes)])
     shares = np.bincount(answers, minlength=len(classes))
@@ -139,13 +139,13 @@ def fit(classes: list[str], vectors: dict[str, np.ndarray]) -> tuple[np.ndarray,
         error = (odds / odds.sum(axis=1, keepdims=True) - wanted) * importance
         weight -= RATE_OF_LEARNING * (inputs.T @ error + WEIGHT_DECAY * weight)
         bias -= RATE_OF_LEARNING * error.sum(axis=0)
-    # The head takes vectors as they are, so what was done to them is put into it.
+    # The head takes raw vectors, so their normalisation becomes part of it.
     weight /= deviation[:, None]
     return weight, bias - mean @ weight
 
 
 def write(model, classes: list[str], arguments: argparse.Namespace) -> None:
-    """The version and the settings beside it, each whole or not at all."""
+    """Writes the version and the settings beside it, each completely or not at all."""
     version = arguments.to / str(arguments.version)
     version.mkdir(parents=True, exist_ok=True)
     partial = version / ".model.onnx.tmp"

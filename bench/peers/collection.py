@@ -2,11 +2,11 @@
 
     collection.py --data DIR --json OUT [--engine NAME ...] [--recall R ...] [--core N] [--seconds S] [--threads T]
 
-DIR holds base.fvecs, query.fvecs and truth.ivecs, as for vectors.py, which does the measuring: each engine in a process
-of its own, so that memory is its own. Memory is what the process grew by from before the build to after the searches
-(most over the variants): its own, and pages of files that are mapped, which the system takes back when it needs them.
-The vectors that it was given are not in it. The rate at a recall is interpolated between the neighbouring settings of one variant, the best
-variant counts; null where none reaches it. An engine that is not installed is left out and named.
+DIR holds base.fvecs, query.fvecs and truth.ivecs, as for vectors.py, which measures each engine in its own process.
+Memory is the growth of the process from before the build to after the searches (the largest of the variants): anonymous
+memory, and pages of mapped files, which the system may reclaim. It does not include the input vectors. The rate at a
+recall is interpolated between neighbouring settings of one variant, and the best variant counts; null if none reaches
+the recall. An engine that is not installed is named and left out.
 """
 
 import argparse
@@ -18,12 +18,12 @@ import tempfile
 
 ENGINES = ("qdrant-edge", "faiss-ivfpq", "faiss-hnsw", "lancedb")
 RECALLS = (0.9, 0.95, 0.99)
-# vectors.py ends with this where an engine is not installed.
+# Exit status of vectors.py if an engine is not installed.
 MISSING = 3
 
 
 def measured(engine, arguments):
-    """What vectors.py found; else its exit status."""
+    """Returns the result of vectors.py, or its exit status."""
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vectors.py")
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         command = [sys.executable, script, "--data", arguments.data, "--engine", engine, "--json", out.name]
@@ -34,7 +34,7 @@ def measured(engine, arguments):
 
 
 def rate_at(recall, points):
-    """Queries a second at a recall: the best of all variants, linearly between settings of one."""
+    """Returns queries a second at a recall: the best variant, interpolated linearly between its settings."""
     best, variants = None, {}
     for point in points:
         variants.setdefault(point["setting"].rsplit(", ", 1)[0], []).append(point)

@@ -3,14 +3,14 @@
     millpond bench images --dir PHOTOS --json ours.json --write-queries QUERIES
     images.py --photos PHOTOS --queries QUERIES --json OUT [--candidates N] [--per-attack N] [--core N]
 
-QUERIES holds manifest.json, {"base": [pictures in PHOTOS], "queries": [{"attack", "file", "source"}]}, and the very files
-that Millpond was asked with; `source` is null for a picture that is not in the set. A query is matched with its
-source and seeded others, N candidates in all, as after a coarse filter that never fails: this measures the exact part
-alone. The score is the number of matches that one similarity transform (RANSAC) explains; recall@1 asks whether the
-source has the best score, `final` also whether it reaches the threshold. A match under the threshold is a miss, one of
-a wrong picture over it a false accept. `threshold_0` is the least one without a false accept on this data.
+QUERIES holds manifest.json, {"base": [images in PHOTOS], "queries": [{"attack", "file", "source"}]}, and Millpond's query
+files; `source` is null for an image outside the set. A query is matched with its source and seeded others, N candidates
+in all, as after a perfect coarse filter, so this measures the exact stage only. The score is the number of matches that
+one similarity transform (RANSAC) explains. recall@1 counts queries whose source has the best score, `final` those whose
+source also reaches the threshold. A match below the threshold is a miss, one of a wrong image above it a false accept.
+`threshold_0` is the lowest threshold without a false accept on this data.
 
-Times are of the processor, on one core, with one thread: an extraction (decoding aside) and a match of two pictures.
+Times are processor times on one core with one thread: an extraction without decoding, and a match of two images.
 """
 
 import argparse
@@ -23,19 +23,19 @@ import statistics
 import sys
 import time
 
-# Matches that agree on one transform; a common rule of thumb is 10 to 15.
+# Minimum matches that agree on one transform; 10 to 15 is common.
 THRESHOLD = 12
-# Lowe's ratio (IJCV 2004 has 0.8; 0.75 is what OpenCV's tutorials take).
+# Lowe's ratio (0.8 in IJCV 2004, 0.75 in OpenCV's tutorials).
 RATIO = 0.75
-# Pixels that a match may be off.
+# Largest error of a match in pixels.
 TOLERANCE = 4.0
 LEAST_MATCHES = 3
-# A transform that shrinks or grows more is one point that many others look like, not the same picture.
+# A transform with a larger change of scale means that many points resemble one point, not that the images match.
 SCALE_MAX = 5.0
 
 
 class Matcher:
-    """Keypoints of pictures, kept by file; and the score of two."""
+    """Keypoints of images, cached by file, and the score of two images."""
 
     def __init__(self, features):
         import cv2
@@ -74,7 +74,7 @@ class Matcher:
     def agreeing(self, query, reference):
         pairs = self.pairs.knnMatch(query[1], reference[1], k=2)
         good = [pair[0] for pair in pairs if len(pair) == 2 and pair[0].distance < RATIO * pair[1].distance]
-        # A point of the reference counts once: for the query's point that is nearest.
+        # A point of the reference counts once, for the nearest point of the query.
         nearest = {match.trainIdx: match for match in sorted(good, key=lambda match: -match.distance)}
         good = list(nearest.values())
         if len(good) < LEAST_MATCHES:
@@ -91,7 +91,7 @@ class Matcher:
 
 
 def chosen(manifest, per_attack, chance):
-    """Queries of each attack, those of pictures that are not in the set included; the same for the same seed."""
+    """Selects queries of each attack, also of images outside the set. The seed determines them."""
     by_attack = {}
     for query in manifest["queries"]:
         by_attack.setdefault((query["attack"], query["source"] is None), []).append(query)

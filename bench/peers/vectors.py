@@ -1,12 +1,12 @@
-"""One vector engine on the data that `millpond bench vectors` measures, in the same way.
+"""Measures one vector engine on the data of `millpond bench vectors`, in the same way.
 
     vectors.py --data DIR --engine NAME --json OUT [--core N] [--seconds S] [--threads T]
     vectors.py --list
 
-DIR holds base.fvecs, query.fvecs and truth.ivecs (L2). The index is built with T threads; then the whole process is
-pinned to core N, every engine is told to use one thread, and queries go in one a call. A setting gets 100 queries to
-warm up and all queries once for recall@10, then S seconds. `qps` divides queries by the processor time of the process,
-so that what else runs on the machine does not count; `qps_wall` divides by the time on the clock.
+DIR holds base.fvecs, query.fvecs and truth.ivecs (L2). The index is built with T threads. Then the process is
+pinned to core N, every engine is set to one thread, and each call has one query. A setting gets 100 queries to warm up,
+all queries once for recall@10, then S seconds. `qps` divides queries by the processor time of the process, so other work
+on the machine does not count; `qps_wall` divides by the elapsed time.
 
 An engine that is not installed gives one line on stderr and exit status 3.
 """
@@ -25,7 +25,7 @@ import time
 K = 10
 RECALL_ENOUGH = 0.9965
 SWEEP_SECONDS_MAX = 60
-# A sweep ends where two further settings brought less than this.
+# A sweep ends if two further settings gain less than this.
 RECALL_STEP = 0.001
 MISSING = 3
 
@@ -48,7 +48,7 @@ def power_of_two_near(value):
 
 
 def faiss_ivfpq(base, threads):
-    """IVF, 4-bit product quantisation with fast scan, refined with the vectors themselves."""
+    """IVF, 4-bit product quantisation with fast scan, refined with the full vectors."""
     import faiss
 
     rows, dims = base.shape
@@ -73,7 +73,7 @@ def faiss_ivfpq(base, threads):
 
 
 def faiss_hnsw(base, threads):
-    """A graph over the vectors themselves."""
+    """A graph over the full vectors."""
     import faiss
 
     for links in (16, 32):
@@ -93,7 +93,7 @@ def faiss_hnsw(base, threads):
 
 
 def scann(base, threads):
-    """Clusters, anisotropic 4-bit codes in registers, reordered with the vectors themselves."""
+    """Clusters, anisotropic 4-bit codes in registers, reordered with the full vectors."""
     import scann as library
 
     rows, started = len(base), time.monotonic()
@@ -112,7 +112,7 @@ def scann(base, threads):
 
 
 def scalable_vs(base, threads):
-    """A Vamana graph over the vectors themselves (its LVQ codes refuse to run on other makers' processors)."""
+    """A Vamana graph over the full vectors (its LVQ codes do not run on other makers' processors)."""
     import svs
 
     for degree in (32, 64):
@@ -130,7 +130,7 @@ def scalable_vs(base, threads):
 
 
 def usearch(base, threads):
-    """A graph over the vectors themselves."""
+    """A graph over the full vectors."""
     import numpy as np
     from usearch.index import Index
 
@@ -147,7 +147,7 @@ def usearch(base, threads):
 
 
 def qdrant_edge(base, threads):
-    """Qdrant's own segments, in this process: a graph over the vectors themselves, no payload."""
+    """Qdrant's segments in this process: a graph over the full vectors, no payload."""
     import qdrant_edge as library
 
     started = time.monotonic()
@@ -184,13 +184,13 @@ def qdrant_edge(base, threads):
 
 
 def lancedb_ivfpq(base, threads):
-    """LanceDB's table on disk: IVF, product quantisation, refined with the vectors themselves."""
+    """LanceDB's table on disk: IVF, product quantisation, refined with the full vectors."""
     import lancedb as library
     import pyarrow as arrow
     from lancedb.index import IvfPq
 
     rows, dims = base.shape
-    # Its own threads; the process is pinned to one core before it searches.
+    # It has its own threads. The process is pinned to one core before it searches.
     os.environ.setdefault("LANCE_CPU_THREADS", str(threads))
     started = time.monotonic()
     directory = tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR"))
@@ -198,7 +198,7 @@ def lancedb_ivfpq(base, threads):
     table = library.connect(directory.name).create_table(
         "rows", arrow.table({"id": arrow.array(range(rows)), "vector": vectors})
     )
-    # The number of lists is its own choice.
+    # LanceDB chooses the number of lists.
     parts = max(1, dims // 8)
     table.create_index("vector", config=IvfPq(distance_type="l2", num_sub_vectors=parts))
     built = time.monotonic() - started
@@ -240,7 +240,7 @@ def pin(cores):
 
 
 def resident_bytes():
-    """Memory of this process by kind: its own, after what was freed went back, and pages of files."""
+    """Returns this process's memory: anonymous, after freed memory was returned, and pages of files."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/status") as file:
@@ -281,7 +281,7 @@ def sweep(arguments, base, query, truth):
         grown = {kind: bytes - before[kind] for kind, bytes in resident_bytes().items()}
         memory = {kind: max(memory[kind], bytes) for kind, bytes in grown.items()}
         pin(every_core)
-    # Variants may share one build.
+    # Variants may share a build.
     return {"build_s": sum(set(build_seconds.values())), "memory_bytes": memory, "points": points}
 
 

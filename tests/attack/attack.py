@@ -1,10 +1,10 @@
-"""Attacks the program as strangers could, and writes down what it took.
+"""Attacks the program as strangers could, and records its memory and answers.
 
     python tests/attack/attack.py --json OUT [--smoke] [--only NAME ...]
 
 Bombs of every format and encoding, floods, slow clients, damaged files, a full tmpfs and kills by signal 9. The server runs
-at normal priority and the attackers at the lowest, so that on a small machine the answers that a probe gets show what the
-server does, not what the attackers' own work takes. Exit status 1 if something is not as it should be.
+at normal priority and the attackers at the lowest, so that a probe on a small machine measures the server and not the
+attackers. The exit status is 1 if a requirement fails.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def models(root: pathlib.Path, scratch: pathlib.Path) -> pathlib.Path:
 
 
 def warm(server: Server) -> None:
-    """Uses every part once, so that what it keeps for good is in the first measurement."""
+    """Uses every part once, so that the first measurement includes memory that is kept for good."""
     import points
 
     points.create(server.url, "attacked")
@@ -60,7 +60,7 @@ def warm(server: Server) -> None:
 
 
 def attacked(root: pathlib.Path, scratch: pathlib.Path, names: list[str], seconds: float) -> dict:
-    """The attacks on a running server, one after another, each in a process of its own."""
+    """Runs the attacks on a running server, one after another, each in its own process."""
     flags = (
         "--request-memory", f"{REQUEST_MEMORY_MB}MiB", "--search-memory", f"{SEARCH_MEMORY_MB}MiB", "--search-cache", "32MiB",
         "--collections-dir", str(scratch / "attacked"), "--embedding-model", "patches", "--client-timeout", "5s",
@@ -120,7 +120,7 @@ def stored(root: pathlib.Path, scratch: pathlib.Path, smoke: bool) -> storage.Ou
 
 
 def wrong(report: dict) -> list[str]:
-    """The wishes that do not hold."""
+    """Returns the requirements that do not hold."""
     zero = ("aborts", "lost", "silent_damage", "leaked_fds", "leftover_files", "failed_probes")
     found = [f"{key} is {report[key]}" for key in zero if report.get(key)]
     if report.get("worst_rss_mb", 0) > report.get("budget_mb", 0) * RSS_SLACK:
@@ -154,7 +154,7 @@ def main() -> int:
     print(json.dumps({key: value for key, value in report.items() if key != "phases"}, indent=1))
     found = wrong(report)
     if options.smoke:
-        # Other work on the machine decides on these in a short run.
+        # In a short run other work on the machine decides these.
         found = [what for what in found if "_ms is" not in what]
     for what in found:
         print(f"WRONG: {what}")

@@ -1,6 +1,6 @@
-"""The attacks on a running server: each runs in processes of the lowest priority, for a time or a number of requests.
+"""Attacks on a running server. Each runs in processes of the lowest priority, for a time or a number of requests.
 
-Every function takes the target and the seconds it may last, and returns counts of what came back.
+Every function takes the target and a number of seconds, and returns counts of the answers.
 """
 
 import collections
@@ -30,7 +30,7 @@ def lowest_priority() -> None:
 
 
 def answers(send, bodies_to_send: list, at_once: int, seconds: float) -> dict:
-    """Sends bodies in turn from `at_once` threads until the time is over, each at least once; counts the answers."""
+    """Sends bodies in turn from `at_once` threads until the time is over, each at least once. Counts the answers."""
     counts, lock, end = collections.Counter(), threading.Lock(), time.monotonic() + seconds
     todo = iter(range(1 << 30))
 
@@ -51,7 +51,7 @@ def answers(send, bodies_to_send: list, at_once: int, seconds: float) -> dict:
 
 
 def post(target: Target, path: str, body: bytes, method: str = "POST", **headers) -> str:
-    """One request; the status or the kind of error."""
+    """Sends one request. Returns the status or the kind of error."""
     try:
         answer = requests.request(method, target.url + path, data=body, headers=headers, timeout=REQUEST_S, stream=True)
         with contextlib.closing(answer):
@@ -85,7 +85,7 @@ def protobuf_bombs(target: Target, seconds: float) -> dict:
 
 
 def json_bombs(target: Target, seconds: float) -> dict:
-    """Eight at once, 60 MB each once unpacked; the answers are larger still."""
+    """Sends eight at once, 60 MB each when unpacked. The answers are larger."""
     made = [
         ("/v2/models/half_plus_two/infer", bodies.json_tensor(30_000_000)),
         ("/v1/models/half_plus_two:predict", bodies.json_instances(30_000_000)),
@@ -147,7 +147,7 @@ def audio_bombs(target: Target, seconds: float) -> dict:
 
 
 def slow_readers(target: Target, seconds: float) -> dict:
-    """Ask for answers of a hundred megabytes and take a few bytes a second."""
+    """Requests answers of a hundred megabytes and reads a few bytes a second."""
     body = bodies.json_tensor(10_000_000)
     head = (
         f"POST /v2/models/half_plus_two/infer HTTP/1.1\r\nhost: {target.host}:{target.http_port}\r\n"
@@ -182,7 +182,7 @@ def slow_readers(target: Target, seconds: float) -> dict:
 
 
 def half_requests(target: Target, seconds: float) -> dict:
-    """Connections that never finish: no byte, half a head, half a body, half a frame; meanwhile whole ones are asked."""
+    """Opens connections that never finish: no byte, half a header, half a body, half a frame. Sends whole requests too."""
     half = [
         (target.http_port, b""),
         (target.http_port, b"POST /v2/models/half_plus_two/infer HTTP/1.1\r\nhost: a"),
@@ -233,7 +233,7 @@ FLOODS = {
 
 
 def h2_floods(target: Target, seconds: float) -> dict:
-    """Two connections a kind of frame, each kind in turn; a connection that is ended is opened again."""
+    """Floods with each kind of frame in turn, on two connections. Reopens a connection that the server ends."""
     ended = collections.Counter()
 
     def flood(name: str, until: float) -> None:
@@ -264,7 +264,7 @@ def h2_floods(target: Target, seconds: float) -> dict:
 
 
 def connections(target: Target, seconds: float) -> dict:
-    """Thousands of connections that say nothing, opened as fast as it goes and closed again."""
+    """Opens thousands of silent connections as fast as possible and closes them again."""
     opened = []
     with contextlib.suppress(OSError):
         for number in range(6000):

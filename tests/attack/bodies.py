@@ -1,4 +1,4 @@
-"""Small bodies that become large: one function for each kind of bomb, each of which returns the bytes to send."""
+"""Small bodies that become large. Each function returns the bytes of one kind of bomb."""
 
 import functools
 import gzip
@@ -13,7 +13,7 @@ EMPTY_ELEMENTS = 33_000_000
 
 
 def packed(piece: bytes, times: int) -> bytes:
-    """`piece` repeated, compressed with gzip, without holding it whole."""
+    """Compresses repeated copies of `piece` with gzip as a stream."""
     out = io.BytesIO()
     block = piece * max(1, MIB // len(piece))
     whole, rest = divmod(times, len(block) // len(piece))
@@ -133,7 +133,7 @@ def png(width: int, height: int, depth: int = 8, colour: int = 2, extra: bytes =
 
 
 def png_profile(inflated: int) -> bytes:
-    """A small picture with a colour profile that unpacks to `inflated` bytes."""
+    """A small image with a colour profile that unpacks to `inflated` bytes."""
     return png(8, 8, extra=chunk(b"iCCP", b"p\0\0" + zeros(inflated)))
 
 
@@ -171,11 +171,11 @@ def zip_of(name: str, inflated: int) -> bytes:
     return out.getvalue()
 
 
-# ---- recordings
+# ---- audio
 
 
 def wave_lie() -> bytes:
-    """A header that announces 4 GiB of sound, and none."""
+    """A header that announces 4 GiB of sound, without any sound."""
     return b"RIFF\xff\xff\xff\xffWAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 65535, 192_000, 2**31, 4, 16) + b"data\xff\xff\xff\xff"
 
 

@@ -1,4 +1,4 @@
-"""A writer that remembers what was acknowledged, and a check that all of it is found."""
+"""A writer that records acknowledged points, and a check that all of them are found."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ def create(url: str, name: str = COLLECTION) -> None:
 
 @dataclasses.dataclass
 class Ledger:
-    """For each id the values that may be found: the last acknowledged one, and one that was sent and not answered."""
+    """For each id the permitted values: the last acknowledged one, and one that was sent without an answer."""
 
     acknowledged: dict[int, int] = dataclasses.field(default_factory=dict)
     in_doubt: dict[int, set[int]] = dataclasses.field(default_factory=dict)
@@ -29,7 +29,7 @@ class Ledger:
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     def write(self, url: str, ids: list[int], value: int, name: str = COLLECTION) -> int:
-        """One upsert that waits; the status, 0 without an answer."""
+        """Sends one upsert and waits. Returns the status, 0 without an answer."""
         with self.lock:
             for point in ids:
                 self.in_doubt.setdefault(point, set()).add(value)
@@ -48,7 +48,7 @@ class Ledger:
         return answer.status_code
 
     def missing(self, found: dict[int, int]) -> list[int]:
-        """The acknowledged ids that are gone or have a value that they may not have."""
+        """Returns the acknowledged ids that are missing or have a wrong value."""
         with self.lock:
             return [
                 point
@@ -58,7 +58,7 @@ class Ledger:
 
 
 def scroll(url: str, name: str = COLLECTION) -> tuple[dict[int, int], bool]:
-    """All points with their values; whether an answer said that it was partial."""
+    """Returns all points with their values, and true if an answer was partial."""
     found, partial, offset = {}, False, None
     while True:
         body = {"limit": PAGE, "with_payload": True, "offset": offset}
@@ -78,13 +78,13 @@ def info(url: str, name: str = COLLECTION) -> dict:
 
 
 def told(url: str, partial: bool, name: str = COLLECTION) -> bool:
-    """Whether the server says that something is wrong with the collection."""
+    """Returns true if the server reports damage of the collection."""
     about = info(url, name)
     return partial or about.get("status") != "green" or bool(about.get("warnings"))
 
 
 class Writers:
-    """Threads that upsert until they are stopped, half of it new ids and half of it ids that are there."""
+    """Threads that upsert until they are stopped, half of the time new ids, half existing ones."""
 
     def __init__(self, url: str, ledger: Ledger, first: int, count: int = 2):
         self.stopped = threading.Event()
@@ -93,7 +93,7 @@ class Writers:
             thread.start()
 
     def run(self, url: str, ledger: Ledger, first: int, step: int) -> None:
-        """Each writer has ids of its own, so that the order of values is known."""
+        """Each writer has its own ids, so that the order of values is known."""
         rng, point = random.Random(first), first
         while not self.stopped.is_set():
             new = [point + step * number for number in range(BATCH)]

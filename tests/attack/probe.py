@@ -1,7 +1,7 @@
-"""Asks a server for its health and for one inference, again and again, and writes down how long each answer took.
+"""Requests a server's health and one inference repeatedly, and prints the time of each answer.
 
-A process of its own, so that the attackers' load on Python is not measured. Each health check opens a connection, as an
-orchestrator's probe does; inference keeps one. Lines on standard output: KIND TIME MILLISECONDS OK.
+It is a process of its own, so that the attackers' load on Python is not measured. Each health check opens a connection,
+as an orchestrator's probe does. Inference keeps one. Lines on standard output: KIND TIME MILLISECONDS OK.
 
     python probe.py PORT MODEL
 """
@@ -25,7 +25,7 @@ def tell(kind: str, begun: float, good: bool) -> None:
 
 
 def answer(connection: socket.socket) -> bytes:
-    """One response with a content length, whole."""
+    """Reads one complete response with a content length."""
     got = b""
     while b"\r\n\r\n" not in got:
         piece = connection.recv(65536)

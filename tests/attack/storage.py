@@ -1,4 +1,4 @@
-"""Attacks on what a server keeps: kill -9 while it writes, damaged files, a full disk."""
+"""Attacks on a server's files: kill -9 while it writes, damaged files, a full disk."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 @dataclasses.dataclass
 class Outcome:
-    """What the attacks on storage found."""
+    """Findings of the attacks on storage."""
 
     kills: int = 0
     acknowledged: int = 0
@@ -52,7 +52,7 @@ def starter(models: pathlib.Path, logs: pathlib.Path) -> Start:
 
 
 def found(server: Server, wait_s: float = ROUNDS_WAIT_S) -> tuple[dict[int, int], bool]:
-    """All points once the collection answers; it may need a moment to open."""
+    """Returns all points once the collection has opened."""
     deadline = time.monotonic() + wait_s
     while True:
         try:
@@ -64,7 +64,7 @@ def found(server: Server, wait_s: float = ROUNDS_WAIT_S) -> tuple[dict[int, int]
 
 
 def kills(start: Start, directory: pathlib.Path, count: int, rng: random.Random) -> Outcome:
-    """Kills the server at random moments under writes, and looks for every acknowledged point after each start."""
+    """Kills the server at random moments under writes, and checks every acknowledged point after each start."""
     ledger, outcome = Ledger(), Outcome(kills=count)
     for number in range(count):
         server = start(directory, "kills")
@@ -115,7 +115,7 @@ def flip(file: pathlib.Path, rng: random.Random) -> None:
 
 
 def damage(start: Start, directory: pathlib.Path, rounds: int, rng: random.Random) -> Outcome:
-    """Damages one file of a collection that was closed well. A point may be missing only if the server says so."""
+    """Damages one file of a cleanly closed collection. A point may be missing only if the server reports it."""
     outcome, ledger = Outcome(), Ledger()
     server = start(directory, "damage")
     points.create(server.url)
@@ -142,7 +142,7 @@ def damaged(start: Start, directory: pathlib.Path, ledger: Ledger, what: str) ->
     try:
         rows, partial = found(server, 3)
     except Exception:
-        # A collection that refuses to answer does not hide anything.
+        # A collection that refuses to answer hides nothing.
         rows, partial = None, True
     if rows is not None and ledger.missing(rows) and not points.told(server.url, partial):
         outcome.silent_damage = 1
@@ -168,7 +168,7 @@ def tmpfs(place: pathlib.Path, megabytes: int) -> Iterator[pathlib.Path]:
 
 
 def fill(place: pathlib.Path) -> None:
-    """Takes every byte that is left."""
+    """Fills the disk."""
     with (place / BALLAST).open("ab", buffering=0) as file, contextlib.suppress(OSError):
         for size in (MIB, 4096, 1):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The server under attack, its address, and what is read about it from outside."""
+"""The server under attack, its address, and its figures in /proc."""
 
 import dataclasses
 import os
@@ -17,7 +17,7 @@ IDLE_DESCRIPTORS_S = 100
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Where attackers connect to. All of it can be sent to another process."""
+    """Address for the attackers. It can be sent to another process."""
 
     http_port: int
     grpc_port: int
@@ -37,7 +37,7 @@ def target_of(server: Server) -> Target:
 
 
 def status_kb(pid: int, field: str) -> int:
-    """A field of /proc/PID/status in KiB, 0 if the process has ended."""
+    """Reads a field of /proc/PID/status in KiB, 0 if the process has ended."""
     try:
         for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith(field + ":"):
@@ -48,12 +48,12 @@ def status_kb(pid: int, field: str) -> int:
 
 
 def rss_mb(pid: int) -> float:
-    """Memory that the process has resident now, in MiB."""
+    """Returns the resident memory of the process in MiB."""
     return status_kb(pid, "VmRSS") / 1024
 
 
 def descriptors(pid: int) -> int:
-    """Open file descriptors of the process."""
+    """Counts the open file descriptors of the process."""
     try:
         return len(os.listdir(f"/proc/{pid}/fd"))
     except OSError:
@@ -61,7 +61,7 @@ def descriptors(pid: int) -> int:
 
 
 def descriptors_at_rest(pid: int, wanted: int, wait_s: float = IDLE_DESCRIPTORS_S) -> int:
-    """Waits until the process holds `wanted` descriptors or fewer; the number it holds then or at the end of the wait."""
+    """Waits until the process has at most `wanted` descriptors. Returns their number then or at the end of the wait."""
     deadline = time.monotonic() + wait_s
     while (now := descriptors(pid)) > wanted and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Follows a server while it is attacked: memory, and the answers that a probe gets meanwhile."""
+"""Watches a server under attack: its memory, and its answers to a probe."""
 
 import dataclasses
 import pathlib
@@ -15,7 +15,7 @@ PROBE = pathlib.Path(__file__).with_name("probe.py")
 
 @dataclasses.dataclass
 class Seen:
-    """The worst that was seen during one attack."""
+    """The worst figures during one attack."""
 
     rss_mb: float = 0.0
     health_ms: float = 0.0
@@ -25,7 +25,7 @@ class Seen:
 
 
 class Watch:
-    """Use it as a context around the attacks; `during` gives what was seen in one of them."""
+    """Used as a context around the attacks. `during` returns the figures of one of them."""
 
     def __init__(self, pid: int, target: Target, model: str):
         self.pid = pid
@@ -67,13 +67,13 @@ class Watch:
                     seen.infer_ms = max(seen.infer_ms, float(took))
 
     def take(self) -> Seen:
-        """What was seen since the last call."""
+        """Returns the figures since the last call."""
         with self.lock:
             seen, self.seen = self.seen, Seen()
         return seen
 
     def wait_probes(self, count: int, wait_s: float) -> None:
-        """Waits until `count` more answers came, so that an answer which is late is counted where it belongs."""
+        """Waits for `count` more answers, so that a late answer counts for the attack that delayed it."""
         deadline = time.monotonic() + wait_s
         with self.lock:
             wanted = self.seen.probes + count

@@ -1,4 +1,4 @@
-"""A server with every ready recogniser, and the recordings that most tests share."""
+"""A server with every ready recogniser, and shared recordings."""
 
 import pathlib
 import sys
@@ -30,5 +30,5 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def long(tmp_path_factory) -> pathlib.Path:
-    """Longer than two of the pieces that a long recording is cut into."""
+    """A recording of more than two pieces."""
     return wave(tmp_path_factory.mktemp("long") / "long.wav", speech(540))

@@ -1,4 +1,4 @@
-"""`millpond audio` and the server's door for recordings, as a user calls them."""
+"""`millpond audio` and the audio endpoint, as a user calls them."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ READ_BYTES = 1 << 16
 
 @dataclasses.dataclass
 class Heard:
-    """What was recognised in one recording."""
+    """The labels of one recording."""
 
     labels: list[dict]
     faults: list[dict]
@@ -46,7 +46,7 @@ def command(*arguments) -> subprocess.CompletedProcess:
 
 
 def listen(recogniser: str, path: pathlib.Path, *flags) -> Heard:
-    """One recording through `millpond audio`; whatever is wrong with it is in the answer."""
+    """Runs `millpond audio` on one recording. The answer includes its faults."""
     done = command("audio", path, "--recogniser", recogniser, "--format", "json", *flags)
     if not done.stdout.strip():
         return Heard([], [], done.returncode, done.stderr, {})
@@ -55,7 +55,7 @@ def listen(recogniser: str, path: pathlib.Path, *flags) -> Heard:
 
 
 def lines(answer: requests.Response) -> Heard:
-    """The door's lines of JSON."""
+    """Parses the endpoint's lines of JSON."""
     events = [json.loads(line) for line in answer.text.splitlines()]
     kinds = {"label": [], "fault": [], "error": [], "summary": []}
     for event in events:
@@ -93,13 +93,13 @@ class Upload:
         self.socket.sendall(b"0\r\n\r\n")
 
     def read_now(self, wait_s: float = 0.02) -> bytes:
-        """Everything received so far, after a short wait for more."""
+        """Returns the bytes received so far, after a short wait for more."""
         if select.select([self.socket], [], [], wait_s)[0]:
             self.received += self.socket.recv(READ_BYTES)
         return self.received
 
     def read_until(self, wanted: bytes) -> bytes:
-        """Everything received so far, once `wanted` is in it."""
+        """Waits for `wanted`. Returns the bytes received so far."""
         while wanted not in self.received:
             more = self.socket.recv(READ_BYTES)
             assert more, self.received[-2000:]

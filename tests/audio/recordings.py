@@ -1,4 +1,4 @@
-"""Recordings for the tests: real speech of any machine, cut, joined, encoded, and broken in known places."""
+"""Recordings for the tests: real speech from public packages, cut, joined, encoded, and damaged in known places."""
 
 import io
 import pathlib
@@ -12,13 +12,13 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 CLIPS = REPOSITORY / ".cache/audio/clips"
 MEETING = CLIPS / "meeting.wav"
 RATE_HZ = 16_000
-# Stretches of the meeting in which one person speaks alone, in seconds.
+# Parts of the meeting with one speaker, in seconds.
 FIRST_SPEAKER = [(10.8, 14.4), (8.4, 9.9), (18.7, 21.4)]
 SECOND_SPEAKER = [(14.75, 17.9), (21.8, 24.8), (24.8, 27.8)]
 
 
 def read(path: pathlib.Path, rate: int | None = None) -> np.ndarray:
-    """The mean of the channels, at its own rate or another."""
+    """Returns the mean of the channels, at the file's rate or another."""
     samples, own = soundfile.read(path, dtype="float32", always_2d=True)
     samples = samples.mean(axis=1)
     return samples if rate in (None, own) else librosa.resample(samples, orig_sr=own, target_sr=rate)
@@ -29,7 +29,7 @@ def cut(samples: np.ndarray, start: float, end: float) -> np.ndarray:
 
 
 def speech(seconds: float) -> np.ndarray:
-    """Every clip one after the other, with pauses, over and over, for so long."""
+    """Repeats all clips, with pauses between them, for the given time."""
     pause = np.zeros(RATE_HZ // 2, np.float32)
     parts, length = [], 0
     clips = [read(path) for path in sorted(CLIPS.glob("*.wav"))]
@@ -46,12 +46,12 @@ def wave(path: pathlib.Path, samples: np.ndarray, rate: int = RATE_HZ, subtype: 
 
 
 def encoded(path: pathlib.Path, samples: np.ndarray, rate: int = RATE_HZ) -> pathlib.Path:
-    """In the form that the file name asks for."""
+    """Writes a recording in the format of the file name."""
     form = {".wav": ("WAV", "PCM_16"), ".flac": ("FLAC", "PCM_16"), ".ogg": ("OGG", "VORBIS"), ".mp3": ("MP3", None)}
     kind, subtype = form[path.suffix]
     channels = 1 if samples.ndim == 1 else samples.shape[1]
     with soundfile.SoundFile(path, "w", rate, channels, subtype, format=kind) as file:
-        # The Vorbis encoder's stack overflows on minutes at once.
+        # The Vorbis encoder's stack overflows if it gets minutes in one call.
         for start in range(0, len(samples), rate):
             file.write(samples[start : start + rate])
     return path
@@ -64,13 +64,13 @@ def wave_bytes(samples: np.ndarray) -> bytes:
 
 
 def with_data_length(recording: bytes, length: int) -> bytes:
-    """A wav file whose header says that `length` bytes of samples follow."""
+    """Writes a wav file whose header announces `length` bytes of samples."""
     at = recording.index(b"data") + 4
     return recording[:at] + struct.pack("<I", length) + recording[at + 4 :]
 
 
 def tones(notes: list[tuple[int, float, float]], seconds: float, rate: int) -> np.ndarray:
-    """Plucked strings: (MIDI key, start, end)."""
+    """Synthesises plucked strings: (MIDI key, start, end)."""
     samples = np.zeros(int(seconds * rate), np.float32)
     for key, start, end in notes:
         time = np.arange(int((end - start) * rate)) / rate

@@ -1,4 +1,4 @@
-"""The Python packages' own answers. Each package is loaded once, each recording asked about once."""
+"""Answers of the Python packages. Each package is loaded once, each recording processed once."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ def command(recogniser: str, *arguments) -> list[str]:
 
 @functools.cache
 def started(recogniser: str) -> subprocess.Popen:
-    """A process that answers one line for each line; it ends with its standard input, that is with the tests."""
+    """Starts a process that answers each line with one line. It ends with its standard input, and so with the tests."""
     pipe = subprocess.PIPE
     return subprocess.Popen(command(recogniser, "-"), cwd=REPOSITORY, text=True, bufsize=1, stdin=pipe, stdout=pipe)
 
@@ -33,7 +33,7 @@ def segments(path: pathlib.Path, recogniser: str = "vad") -> list[tuple[float, f
 
 
 def embedding(path: pathlib.Path, prepared: pathlib.Path) -> list[float]:
-    """Of a recording; `prepared` is written: the wave that the package makes of it first."""
+    """Returns the package's embedding. Writes the package's prepared wave to `prepared`."""
     done = subprocess.run(
         command("voiceprint", "--prepared", prepared, path),
         cwd=REPOSITORY, text=True, capture_output=True, timeout=TIMEOUT_S, check=False,

@@ -1,4 +1,4 @@
-"""Recordings that are broken, lie or are unusual: a clear word for each, and what could be heard is kept."""
+"""Damaged, wrong and unusual recordings: a clear message for each, and labels of the sound parts are kept."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ HEADER_LIES_HOURS = 2
 
 @pytest.fixture(params=["file", "upload"])
 def hear(request):
-    """The same recording as a file and as an upload."""
+    """Sends the same recording as a file and as an upload."""
     if request.param == "file":
         return lambda path: listen("vad", path)
     server = request.getfixturevalue("server")
@@ -27,7 +27,7 @@ def hear(request):
 
 
 def lines_or_error(answer) -> Heard:
-    """What the door said; a refusal before anything was heard is one document."""
+    """Parses the endpoint's answer. A refusal before any label is one document."""
     if answer.status_code == 200:
         heard = lines(answer)
         heard.code = int(bool(heard.errors) or heard.summary.get("partial", False))
@@ -53,7 +53,7 @@ def test_a_text_file_named_wav(hear, tmp_path):
 
 
 def test_a_truncated_flac(hear, tmp_path):
-    """Two thirds of the file: what is in them is heard, and that the rest is missing is said."""
+    """Two thirds of the file are labelled, and the missing rest is reported."""
     path = encoded(tmp_path / "cut.flac", read(MEETING))
     whole = path.read_bytes()
     path.write_bytes(whole[: 2 * len(whole) // 3])
@@ -66,8 +66,8 @@ def test_a_truncated_flac(hear, tmp_path):
     assert_same(heard.spans()[: len(kept)], kept)
 
 
-def test_a_corrupt_stretch_inside_an_mp3(hear, tmp_path):
-    """Labels before and behind it are those of the whole file, and the fault is told with its time."""
+def test_a_damaged_part_of_an_mp3(hear, tmp_path):
+    """Labels before and after it are those of the whole file, and the fault has its time."""
     path = encoded(tmp_path / "broken.mp3", speech(90))
     wanted = segments(path)
     whole = bytearray(path.read_bytes())
@@ -83,7 +83,7 @@ def test_a_corrupt_stretch_inside_an_mp3(hear, tmp_path):
     assert_same(heard.spans()[: len(before)], before)
     behind = [span for span in heard.spans() if span[0] > 52]
     expected = [span for span in wanted if span[0] > 52]
-    # The time of what follows is right to within the frames that were lost.
+    # Later times are right to within the lost frames.
     assert abs(len(behind) - len(expected)) <= 1 and behind
     assert min(abs(behind[-1][0] - span[0]) for span in expected) < 0.5
 
@@ -99,8 +99,8 @@ def test_a_header_that_promises_two_hours(hear, tmp_path):
 
 
 @pytest.mark.parametrize("length", [0, 0xFFFFFFFF])
-def test_a_header_of_a_recorder_that_did_not_know_the_length(hear, length, tmp_path):
-    """As programs write that record into a pipe: all that follows is sound."""
+def test_a_header_without_a_known_length(hear, length, tmp_path):
+    """Programs that record into a pipe write such a header: all later bytes are sound."""
     path = tmp_path / "stream.wav"
     path.write_bytes(with_data_length(wave_bytes(read(MEETING)), length))
     assert_same(hear(path).spans(), segments(MEETING))

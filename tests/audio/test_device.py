@@ -1,4 +1,4 @@
-"""Recognisers whose models are on a GPU: on one that is none (`engines/torch/pretend`), as these machines have none."""
+"""Recognisers with their models on a GPU, pretended by `engines/torch/pretend`, so that no real GPU is needed."""
 
 import pathlib
 import shutil
@@ -10,13 +10,13 @@ from millpond import REPOSITORY, Server
 from recordings import MEETING
 
 PRETENDED = REPOSITORY / ".cache/pretend-gpu"
-# Sums of floats may be taken in another order.
+# Floats may be summed in another order.
 TOLERANCE = 1e-5
 
 
 @pytest.fixture
 def gpu(tmp_path, monkeypatch) -> pathlib.Path:
-    """Programs that start from here on find the pretended GPU; the log of what goes there and back."""
+    """Lets programs that start from now on find the pretended GPU. Returns its log of copies."""
     assert (PRETENDED / "libtorch_cuda.so").exists(), "no pretended GPU: run `make test-audio`"
     log = tmp_path / "transfers"
     monkeypatch.setenv("LD_LIBRARY_PATH", str(PRETENDED))
@@ -25,7 +25,7 @@ def gpu(tmp_path, monkeypatch) -> pathlib.Path:
 
 
 def moved(recogniser: str, root: pathlib.Path) -> pathlib.Path:
-    """The recogniser in `root`, where its model is asked to run on a GPU."""
+    """Copies the recogniser to `root`, with its model set to run on a GPU."""
     place = shutil.copytree(RECOGNISERS / recogniser, root / recogniser)
     settings = (place / "millpond.toml").read_text()
     (place / "millpond.toml").write_text(f'device = "cuda:0"\n{settings}')
@@ -54,7 +54,7 @@ def test_voiceprint(gpu, tmp_path):
     assert "copy pinned to device" in gpu.read_text()
 
 
-def test_a_server_swaps_what_is_on_a_gpu(gpu, tmp_path):
+def test_a_server_swaps_a_model_on_a_gpu(gpu, tmp_path):
     root = tmp_path / "models"
     place = moved("vad", root)
     server = Server(root, log=tmp_path / "server.log").wait_ready()

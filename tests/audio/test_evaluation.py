@@ -1,4 +1,4 @@
-"""Evaluations on recordings that do not come with the project.
+"""Evaluations on recordings outside the project.
 
 MILLPOND_AUDIO_DATA names a folder with speech/*.flac (one speaker each) and speakers/NAME/*.flac (five or more each).
 """
@@ -28,7 +28,7 @@ def test_voice_activity_on_many_speakers(clip):
 
 
 def test_voice_activity_of_all_clips_joined(tmp_path):
-    """Many borders of pieces, in speech as different as there is: the clips of all speakers, one after the other."""
+    """Many borders of pieces in varied speech: the clips of all speakers, one after the other."""
     joined = np.concatenate([read(path) for path in sorted(pathlib.Path(DATA, "speech").glob("*.flac"))])
     path = wave(tmp_path / "joined.wav", joined)
     assert_same(listen("vad", path).spans(), segments(path, "vad"))

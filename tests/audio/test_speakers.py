@@ -1,4 +1,4 @@
-"""Enrolled voices outlive the server that enrolled them, however it ends."""
+"""Enrolled voices survive any end of the server."""
 
 import pathlib
 import sys
@@ -49,7 +49,7 @@ def test_enrolled_voices_survive_a_kill(start):
         for recording in recordings[:2]:
             answer = call("PUT", server, f"speakers/{name}", recording)
             assert answer.status_code == 200, answer.text
-    # The answer is the promise: nothing is given time to be written afterwards.
+    # The answer promises durability, so the server is killed right after it.
     server.process.kill()
     server.process.wait()
 
@@ -80,6 +80,6 @@ def test_speakers_of_a_recording_are_named(start):
     assert "first" in named and "zweite" in named and "announcer" not in named, answer.text
 
 
-def test_recognisers_of_other_kinds_know_no_speakers(start):
+def test_other_recognisers_have_no_speakers(start):
     answer = requests.get(f"{start().url}/v1/audio/vad/speakers", timeout=20)
     assert answer.status_code in (400, 409, 412) and "vad" in answer.text

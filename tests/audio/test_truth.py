@@ -1,4 +1,4 @@
-"""Every ready recogniser, on real recordings, against the Python package that its model comes from."""
+"""Every ready recogniser on real recordings, against the Python package of its model."""
 
 import json
 
@@ -18,7 +18,7 @@ def assert_same(found: list[tuple[float, float]], wanted: list[tuple[float, floa
     assert len(found) == len(wanted), (found, wanted)
     times = zip(sum(found, ()), sum(wanted, ()), strict=True)
     worst = max((abs(ours - theirs) for ours, theirs in times), default=0.0)
-    # A millisecond for times that are written with three digits.
+    # Times are written with three digits.
     assert worst <= TOLERANCE_S + 1e-3, (worst, found, wanted)
 
 
@@ -32,7 +32,7 @@ def test_voice_activity_is_the_packages(recogniser):
 
 @pytest.mark.parametrize("recogniser", ["vad", "vad-onnx", "vad-sequence"])
 def test_pieces_of_a_long_recording_join_without_a_seam(recogniser, long):
-    """Each piece starts with a fresh memory, and yet the whole is what one memory would have said."""
+    """Each piece starts with a new state, and the result still equals that of a single state."""
     assert_same(listen(recogniser, long).spans(), segments(long))
 
 
@@ -48,8 +48,8 @@ def test_short_clips(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".flac", ".ogg", ".mp3"])
-def test_every_form_of_file(suffix, tmp_path):
-    """The package hears the same file through libsndfile."""
+def test_every_file_format(suffix, tmp_path):
+    """The package reads the same file through libsndfile."""
     path = encoded(tmp_path / f"meeting{suffix}", read(MEETING))
     heard = listen("vad-sequence", path)
     assert heard.code == 0 and not heard.faults, heard.errors
@@ -58,7 +58,7 @@ def test_every_form_of_file(suffix, tmp_path):
 
 @pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])
 def test_other_rates_and_two_channels(rate, tmp_path):
-    """The package hears what librosa makes of it: the mean of the channels, resampled."""
+    """The package gets librosa's result: the mean of the channels, resampled."""
     samples = librosa.resample(read(MEETING), orig_sr=RATE_HZ, target_sr=rate)
     path = wave(tmp_path / f"{rate}.wav", np.stack([samples, 0.8 * samples], axis=1), rate)
     heard = listen("vad-sequence", path)
@@ -67,7 +67,7 @@ def test_other_rates_and_two_channels(rate, tmp_path):
 
 
 def test_the_voiceprint_is_the_packages(tmp_path):
-    """Of the wave as the package prepares it."""
+    """Compares embeddings of the package's prepared wave."""
     prepared, store = tmp_path / "prepared.wav", tmp_path / "speakers.json"
     wanted = np.array(embedding(MEETING, prepared))
     enrolled = command("speakers", "--speakers", store, "enrol", "both", prepared)
@@ -77,14 +77,14 @@ def test_the_voiceprint_is_the_packages(tmp_path):
 
 
 def vectors(document) -> list[np.ndarray]:
-    """Every list of 256 numbers in a document."""
+    """Yields every list of 256 numbers in a document."""
     if isinstance(document, list) and len(document) == 256:
         return [np.array(document)]
     parts = document.values() if isinstance(document, dict) else document if isinstance(document, list) else []
     return [vector for part in parts for vector in vectors(part)]
 
 
-def test_three_speakers_are_told_apart(tmp_path):
+def test_three_speakers_are_distinguished(tmp_path):
     meeting, store = read(MEETING), tmp_path / "speakers.json"
     voices = {
         "first": [wave(tmp_path / f"first-{n}.wav", cut(meeting, *part)) for n, part in enumerate(FIRST_SPEAKER)],
@@ -102,7 +102,7 @@ def test_three_speakers_are_told_apart(tmp_path):
     assert len(rows) == len(unseen) and not wrong, done.stdout
 
 
-def test_sounds_tell_voices_from_noise(tmp_path):
+def test_sounds_distinguishes_voices_from_noise(tmp_path):
     noise = np.random.default_rng(5).normal(0, 0.1, 6 * RATE_HZ).astype(np.float32)
     joined = np.concatenate([cut(read(MEETING), 8, 14), noise])
     heard = listen("sounds", wave(tmp_path / "both.wav", joined))
@@ -113,8 +113,8 @@ def test_sounds_tell_voices_from_noise(tmp_path):
         assert covered >= 0.7 * (end - start), (name, heard.labels)
 
 
-def test_sounds_are_the_models_own_answer(tmp_path):
-    """Classes of windows as the graph alone gives them."""
+def test_sounds_equals_the_models_answer(tmp_path):
+    """Compares with the classes of windows from the graph alone."""
     session = onnxruntime.InferenceSession(RECOGNISERS / "sounds/1/model.onnx")
     samples = read(MEETING)
     windows = np.lib.stride_tricks.sliding_window_view(samples, 12_640)[::6_320]
@@ -123,11 +123,11 @@ def test_sounds_are_the_models_own_answer(tmp_path):
     wanted = [names[row.argmax()] if row.max() >= 0.5 else None for row in odds]
     runs = [name for index, name in enumerate(wanted) if name and (index == 0 or wanted[index - 1] != name)]
     found = listen("sounds", MEETING).texts()
-    # The window after the last whole one is padded and may add a label of its own.
+    # The window after the last complete one is padded and may add a label.
     assert found[: len(runs)] == runs and len(found) <= len(runs) + 1
 
 
-def test_notes_are_those_that_were_played(tmp_path):
+def test_notes_are_the_played_ones(tmp_path):
     """A melody across the seam of two windows (1.64 s apart), a chord, and one key struck twice."""
     melody = [(60, 0.5, 1.2), (64, 1.3, 2.1), (69, 2.3, 3.0)]
     played = [*melody, (72, 3.2, 4.2), (48, 3.2, 4.2), (65, 4.6, 5.1), (65, 5.15, 5.8)]
@@ -138,12 +138,12 @@ def test_notes_are_those_that_were_played(tmp_path):
     for key, start, end in played:
         near = [note for note in found if note[0] == key and abs(note[1] - start) < 0.08]
         assert near and abs(near[0][2] - end) < 0.4, (key, start, end, found)
-    # Overtones may be heard as notes too; most of what is heard has been played.
+    # Overtones may be labelled as notes too, but most labels are notes that were played.
     assert len(found) <= 2 * len(played), found
 
 
 def key_of(text: str) -> int:
-    """The MIDI key of a name like C#4."""
+    """Returns the MIDI key of a name like C#4."""
     names = ["C", "C#", "D", "D#", "E", "F", "F#", "G", "G#", "A", "A#", "B"]
     name = text.rstrip("-0123456789")
     return 12 * (int(text[len(name) :]) + 1) + names.index(name)

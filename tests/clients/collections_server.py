@@ -1,4 +1,4 @@
-"""A server that keeps collections and serves no model."""
+"""A server with collections and without models."""
 
 import pathlib
 
@@ -6,7 +6,7 @@ from millpond import Server
 
 
 def start(scratch: pathlib.Path, *flags: str, name: str = "server") -> Server:
-    """Its collections are in `scratch/collections`, whichever server is started there."""
+    """Starts a server with its collections in `scratch/collections`."""
     models = scratch / "models"
     models.mkdir(exist_ok=True)
     log = scratch / f"{name}.log"

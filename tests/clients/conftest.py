@@ -1,4 +1,4 @@
-"""One server with every model for most tests; a server of its own for tests that end, flood or starve it."""
+"""One server with every model for most tests; own servers for tests that stop, flood or starve one."""
 
 import pathlib
 import resource
@@ -15,14 +15,14 @@ from models import MODELS, Reference, half_plus_two  # noqa: E402
 @pytest.fixture(scope="session", autouse=True)
 def binary() -> None:
     assert BINARY.exists(), f"no {BINARY}: run `make build`, or `make tests-built` for the tests' own"
-    # Children inherit it; the test of idle connections needs it here and in the server.
+    # Children inherit the limit. The test of idle connections needs it here and in the server.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @pytest.fixture(scope="session")
 def sources(tmp_path_factory) -> dict[str, pathlib.Path]:
-    """The ONNX file (or directory) of each model."""
+    """Returns the ONNX file (or directory) of each model."""
     scratch = tmp_path_factory.mktemp("sources")
     return {model.name: model.source(scratch) for model in MODELS}
 
@@ -46,7 +46,7 @@ def server(tmp_path_factory, sources):
 
 @pytest.fixture
 def serve(tmp_path):
-    """Starts servers that only this test uses: `serve(root, *flags)`. Each gets half_plus_two to be asked for."""
+    """Starts servers for one test: `serve(root, *flags)`. Each serves half_plus_two."""
     started = []
 
     def start(root: pathlib.Path, *flags: str, ready: bool = True) -> Server:

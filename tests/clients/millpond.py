@@ -1,4 +1,4 @@
-"""The program under test, as a user starts it: what MILLPOND_PROGRAM names, else the release build."""
+"""The program under test, started as a user starts it: MILLPOND_PROGRAM, else the release build."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ class Server:
             *flags,
         ]  # fmt: skip
         with log.open("wb") as output:
-            # Collections that nobody placed are the test's own, and not those of the user who runs it.
+            # Without a flag, collections go to the test's directory and not to the user's.
             environment = {**os.environ, "XDG_DATA_HOME": str(log.parent / "data")}
             self.process = subprocess.Popen(
                 command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, env=environment
@@ -53,28 +53,28 @@ class Server:
                 raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log_text()}")
             with contextlib.suppress(requests.ConnectionError):
                 answer = requests.get(f"{self.url}/v2/health/ready", timeout=5)
-                # With a model that failed the server serves the others and says that it is not ready.
+                # If one model fails, the server serves the others and is not ready.
                 if answer.status_code == 200 or "does not serve" in answer.text:
                     return self
             time.sleep(0.05)
-        # Nobody has it yet who would end it.
+        # No caller owns the process yet, so it is ended here.
         self.process.kill()
         raise AssertionError(f"not ready after {START_TIMEOUT_S} s:\n{self.log_text()}")
 
     def infer(self, model: str, values: list[float]) -> requests.Response:
-        """One vector `x` of float32 for a model, as a person would write it."""
+        """Sends one vector `x` of float32 to a model, written by hand."""
         tensor = {"name": "x", "datatype": "FP32", "shape": [len(values)], "data": values}
         return requests.post(f"{self.url}/v2/models/{model}/infer", json={"inputs": [tensor]}, timeout=20)
 
     def assert_serving(self) -> None:
-        """The process lives and a plain request is answered rightly."""
+        """Checks that the process lives and answers a plain request correctly."""
         assert self.process.poll() is None, self.log_text()
         answer = self.infer("half_plus_two", [1.0, 2.0, 5.0])
         assert answer.status_code == 200, answer.text
         assert answer.json()["outputs"][0]["data"] == [2.5, 3.0, 4.5]
 
     def versions(self, model: str) -> dict[int, dict]:
-        """TensorFlow Serving's status of each version of a model."""
+        """Returns TensorFlow Serving's status of each version of a model."""
         answer = requests.get(f"{self.url}/v1/models/{model}", timeout=10)
         if answer.status_code == 404:
             return {}
@@ -82,13 +82,13 @@ class Server:
         return {int(entry["version"]): entry for entry in answer.json()["model_version_status"]}
 
     def index(self, model: str) -> list[dict]:
-        """The repository index's entries of a model."""
+        """Returns the entries of a model in the repository index."""
         answer = requests.post(f"{self.url}/v2/repository/index", json={}, timeout=10)
         assert answer.status_code == 200, answer.text
         return [entry for entry in answer.json() if entry["name"] == model]
 
     def wait_version(self, model: str, version: int, state: str = "AVAILABLE", timeout_s: float = 30) -> dict:
-        """Waits until a version is in a state; its status."""
+        """Waits until a version is in a state. Returns its status."""
         entry = None
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -99,7 +99,7 @@ class Server:
         raise AssertionError(f"{model} version {version} is not {state}: {entry}\n{self.log_text()[-4000:]}")
 
     def wait_refused(self, model: str, version: int, timeout_s: float = 30) -> str:
-        """Waits until a version is listed, not serving, with a reason; the reason."""
+        """Waits until a version is listed as not serving. Returns the reason."""
         entry = None
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -113,7 +113,7 @@ class Server:
         self.process.send_signal(signal.SIGTERM)
 
     def stop(self) -> int:
-        """Ends the server as an operator would; its exit code."""
+        """Stops the server as an operator would. Returns its exit code."""
         if self.process.poll() is None:
             self.terminate()
         try:
@@ -128,7 +128,7 @@ class Server:
 
 
 def free_ports() -> tuple[int, int]:
-    """Both are held until both are known, so that they differ."""
+    """Returns two free ports. Both are bound until both are known, so they differ."""
     with socket.socket() as one, socket.socket() as other:
         one.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
@@ -136,7 +136,7 @@ def free_ports() -> tuple[int, int]:
 
 
 def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess:
-    """One command of the binary, with its output as text."""
+    """Runs one command of the binary. Its output is text."""
     done = subprocess.run(
         [str(BINARY), *arguments], cwd=REPOSITORY, text=True, capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False
     )
@@ -146,13 +146,13 @@ def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess:
 
 
 def publish(source: pathlib.Path, model_dir: pathlib.Path, version: int) -> pathlib.Path:
-    """A version in the mappable layout, as `millpond publish` writes it."""
+    """Writes a version in the layout of `millpond publish`."""
     run("publish", str(source), "--to", str(model_dir), "--version", str(version))
     return model_dir / str(version)
 
 
 def drop_in(source: pathlib.Path, model_dir: pathlib.Path, version: int) -> pathlib.Path:
-    """A version as other tools leave it: an ONNX file, copied aside and renamed into place."""
+    """Writes a version as other tools do: an ONNX file, copied beside its place and renamed."""
     model_dir.mkdir(parents=True, exist_ok=True)
     aside = model_dir / f".{version}.partial"
     if source.is_dir():

@@ -1,6 +1,6 @@
-"""The models that the tests serve: small ones made here, pretrained ones out of wheels.
+"""The models of the tests: small generated ones, and pretrained ones from wheels.
 
-Each made model is there for one thing that a server can get wrong; its docstring says which.
+Each generated model tests one thing that a server can get wrong, named in its docstring.
 """
 
 import ctypes
@@ -44,11 +44,11 @@ def constant(name: str, array: np.ndarray) -> onnx.TensorProto:
     return numpy_helper.from_array(np.asarray(array), name)
 
 
-# ---- models made here
+# ---- generated models
 
 
 def half_plus_two(path: pathlib.Path) -> pathlib.Path:
-    """TensorFlow Serving's example: y = x / 2 + 2, rank 1 so that its documented curl call works as printed."""
+    """TensorFlow Serving's example: y = x / 2 + 2, with rank 1, so that its documented curl call works unchanged."""
     return save(
         path,
         [helper.make_node("Mul", ["x", "a"], ["ax"]), helper.make_node("Add", ["ax", "b"], ["y"])],
@@ -105,7 +105,7 @@ def gather(path: pathlib.Path) -> pathlib.Path:
 
 
 def external_gather(path: pathlib.Path) -> pathlib.Path:
-    """The same with its table in a second file, as large models come; `path` is the directory."""
+    """The same with its table in a second file, as large models have it. `path` is the directory."""
     model = onnx.load(gather(path.parent / "embedded" / f"{path.name}.onnx"))
     path.mkdir(parents=True, exist_ok=True)
     onnx.save(model, path / "model.onnx", save_as_external_data=True, location="table.data", size_threshold=1024)
@@ -128,7 +128,7 @@ def symbolic(path: pathlib.Path) -> pathlib.Path:
 
 
 def unnamed_batches(path: pathlib.Path) -> pathlib.Path:
-    """Two inputs joined item by item, whose batch has a name of its own in each, as tf2onnx writes it."""
+    """Two inputs joined item by item. The batch has another name in each, as tf2onnx writes it."""
     return save(
         path,
         [helper.make_node("Concat", ["uid", "price"], ["joined"], axis=1)],
@@ -167,7 +167,7 @@ SPIN_ROUNDS_MAX = 20_000
 
 
 def spin(path: pathlib.Path) -> pathlib.Path:
-    """As slow as asked: `rounds` matrix products of SPIN_WIDTH squared, one after another."""
+    """A slow model: `rounds` matrix products of SPIN_WIDTH squared, one after another."""
     body = helper.make_graph(
         [
             helper.make_node("MatMul", ["state", "weights"], ["next"]),
@@ -178,7 +178,7 @@ def spin(path: pathlib.Path) -> pathlib.Path:
          value("state", TensorProto.FLOAT, [SPIN_WIDTH, SPIN_WIDTH])],
         [value("go_on", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, [SPIN_WIDTH, SPIN_WIDTH])],
     )  # fmt: skip
-    # Halving keeps the numbers finite for ever.
+    # Halving keeps the numbers finite.
     weights = np.eye(SPIN_WIDTH, dtype=np.float32) * np.float32(0.5)
     return save(
         path,
@@ -202,8 +202,8 @@ def spin(path: pathlib.Path) -> pathlib.Path:
 
 
 def stamped(path: pathlib.Path, version: int, megabytes: float = 4) -> pathlib.Path:
-    """y = x + version, with the version written all over a table of the given size and read from its end, so that
-    an answer shows which version's bytes gave it."""
+    """y = x + version. The version fills a table of the given size and is read from its end, so an answer shows the
+    version whose bytes it came from."""
     rows = int(megabytes * 1e6 / 4 / 64)
     return save(
         path,
@@ -218,11 +218,11 @@ def stamped(path: pathlib.Path, version: int, megabytes: float = 4) -> pathlib.P
     )
 
 
-# ---- what is asked of them
+# ---- requests
 
 
 def recogniser_input() -> np.ndarray:
-    """The demo's line of text as PP-OCR wants it: BGR, scaled to [-1, 1], channels first."""
+    """Returns the demo's line of text for PP-OCR: BGR, scaled to [-1, 1], channels first."""
     pixels = np.asarray(Image.open(ASSETS / "text.png").convert("RGB"), np.float32)[:, :, ::-1]
     return np.ascontiguousarray(((pixels / 255 - 0.5) / 0.5).transpose(2, 0, 1)[None])
 
@@ -232,7 +232,7 @@ def direction_input() -> np.ndarray:
 
 
 def voice_windows(name: str = "voice") -> np.ndarray:
-    """A recording as Silero wants it: windows of 512 samples, each after the 64 before it."""
+    """Returns a recording for Silero: windows of 512 samples, each preceded by the 64 samples before it."""
     with wave.open(str(ASSETS / f"{name}.wav")) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
     samples = np.concatenate([np.zeros(64, np.float32), samples])
@@ -269,7 +269,7 @@ def plain_type_inputs() -> Arrays:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model, how it is put into the repository, and one request for it."""
+    """A model, its way into the repository, and one request for it."""
 
     name: str
     make: Callable[[pathlib.Path], pathlib.Path]
@@ -324,7 +324,7 @@ MODELS = [
 
 
 class Reference:
-    """What ONNX Runtime in Python says of the same model and request."""
+    """Returns the answer of ONNX Runtime in Python for the same model and request."""
 
     def __init__(self, source: pathlib.Path):
         path = source / "model.onnx" if source.is_dir() else source
@@ -343,7 +343,7 @@ class Reference:
 
 
 def brain_value(array: np.ndarray) -> onnxruntime.OrtValue:
-    """numpy knows no bfloat16, so ONNX Runtime takes the bits and is told what they are."""
+    """numpy has no bfloat16, so ONNX Runtime gets the bits and the type."""
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), TensorProto.BFLOAT16)
 
 

@@ -1,4 +1,4 @@
-"""The exposition format, as much of it as the tests read."""
+"""The part of the exposition format that the tests read."""
 
 import re
 
@@ -7,7 +7,7 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def samples(text: str) -> list[tuple[str, dict[str, str], float]]:
-    """Every sample: name, labels, value."""
+    """Yields every sample: name, labels, value."""
     found = []
     for line in text.splitlines():
         if line.startswith("#") or not line:

@@ -1,4 +1,4 @@
-"""Random points and filters, and answers in a form that can be compared with those of the client's local mode."""
+"""Random points and filters, and answers in a form for comparison with the client's local mode."""
 
 import random
 
@@ -15,7 +15,7 @@ def vectors(rng: np.random.Generator, count: int, dims: int = DIMS) -> list[list
 
 
 def payload(rng: random.Random) -> dict:
-    """Every field may be absent, null or, where that makes sense, a list."""
+    """Any field may be absent, null or, if possible, a list."""
     made = {
         "city": rng.choice([*CITIES, None, [CITIES[0], CITIES[1]], []]),
         "n": rng.choice([*range(10), None, [1, 2, 3]]),
@@ -60,7 +60,7 @@ def a_filter(rng: random.Random, depth: int = 2) -> models.Filter:
 
 
 def scored(client: QdrantClient, collection: str, **query) -> list[tuple]:
-    """Ids with scores and whatever else was asked for."""
+    """Returns ids with scores and the other requested fields."""
     found = client.query_points(collection, **query).points
     return [(point.id, point.score, point.payload, point.vector) for point in found]
 
@@ -76,7 +76,7 @@ def assert_alike(ours: list[tuple], theirs: list[tuple], what: str) -> None:
 
 
 def everything(client: QdrantClient, collection: str, page: int = 17) -> list[tuple]:
-    """All points, page by page."""
+    """Returns all points, read page by page."""
     rows, offset = [], None
     while True:
         found, offset = client.scroll(collection, limit=page, offset=offset, with_vectors=True)

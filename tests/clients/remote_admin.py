@@ -1,5 +1,5 @@
-"""Run by test_server.py inside a network namespace of its own: a server there is asked from an address that is
-not the loopback's. Prints what each call was answered, as JSON.
+"""Run by test_server.py inside its own network namespace: calls a server from an address other than the loopback's.
+Prints the answer of each call as JSON.
 
 usage: unshare --map-root-user --net python remote_admin.py ROOT LOG [FLAGS...]
 """
@@ -17,9 +17,9 @@ from tritonclient.utils import InferenceServerException
 
 from millpond import Server
 
-# What calls show; a server without an admin key does not look at it.
+# Key of all calls. A server without an admin key ignores it.
 KEY = "adm1n"
-# From the block for documentation; in this namespace it is a second address of the loopback device.
+# An address of the block for documentation. In this namespace it belongs to the loopback device.
 ADDRESS = "192.0.2.1"
 SIOCSIFADDR, SIOCSIFFLAGS = 0x8916, 0x8914
 IFF_UP_RUNNING = 0x1 | 0x40

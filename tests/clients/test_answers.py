@@ -1,9 +1,9 @@
-"""Every model through every door gives what ONNX Runtime in Python gives."""
+"""Every model through every endpoint answers as ONNX Runtime in Python does."""
 
 import numpy as np
 import pytest
 
-from doors import CANNOT_SAY, DOORS
+from endpoints import ENDPOINTS, UNSUPPORTED
 from models import MODELS
 
 TOLERANCE = 1e-5
@@ -18,37 +18,37 @@ def assert_equal(found: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-CASES = [(door, model) for model in MODELS for door in DOORS if (door, model.name) not in CANNOT_SAY]
+CASES = [(endpoint, model) for model in MODELS for endpoint in ENDPOINTS if (endpoint, model.name) not in UNSUPPORTED]
 
 
-@pytest.mark.parametrize(("door", "model"), CASES, ids=[f"{door}-{model.name}" for door, model in CASES])
-def test_the_answer_is_that_of_onnx_runtime(server, references, door, model):
+@pytest.mark.parametrize(("endpoint", "model"), CASES, ids=[f"{endpoint}-{model.name}" for endpoint, model in CASES])
+def test_the_answer_is_that_of_onnx_runtime(server, references, endpoint, model):
     reference, inputs = references[model.name], model.inputs()
     expected = reference.run(inputs)
-    found = DOORS[door](server, model.name, inputs, reference.outputs)
+    found = ENDPOINTS[endpoint](server, model.name, inputs, reference.outputs)
     for name in reference.outputs:
         assert_equal(found[name], expected[name])
 
 
 @pytest.mark.parametrize("batch", [1, 3, 17])
-@pytest.mark.parametrize("door", DOORS)
-def test_shapes_may_change_from_request_to_request(server, references, door, batch):
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_shapes_may_change_from_request_to_request(server, references, endpoint, batch):
     inputs = {
         "items": np.random.default_rng(batch).normal(size=(batch, batch + 1, 4)).astype(np.float32),
         "bias": np.ones((batch, 4), np.float32),
     }
     expected = references["symbolic"].run(inputs)
-    found = DOORS[door](server, "symbolic", inputs, ["shifted", "total"])
+    found = ENDPOINTS[endpoint](server, "symbolic", inputs, ["shifted", "total"])
     for name, array in expected.items():
         assert_equal(found[name], array)
 
 
 def test_the_recogniser_reads_the_line(server, references):
-    """What a person would check: the words in the picture come out."""
+    """The answer has the words of the image."""
     from models import ASSETS, recogniser_input
 
     (name,) = references["text_recogniser"].outputs
-    found = DOORS["oip-grpc"](server, "text_recogniser", {"x": recogniser_input()}, [name])[name]
+    found = ENDPOINTS["oip-grpc"](server, "text_recogniser", {"x": recogniser_input()}, [name])[name]
     characters = references["text_recogniser"].session.get_modelmeta().custom_metadata_map["character"].split("\n")
     table = ["", *characters, " "]
     indexes = found[0].argmax(-1)
@@ -61,7 +61,7 @@ def test_the_detector_hears_the_voice(server):
 
     def loudest(windows: np.ndarray) -> float:
         inputs = voice_sequence() | {"input": windows}
-        return DOORS["oip-grpc"](server, "voice_sequence", inputs, ["speech_probs"])["speech_probs"].max()
+        return ENDPOINTS["oip-grpc"](server, "voice_sequence", inputs, ["speech_probs"])["speech_probs"].max()
 
     assert loudest(voice_windows("voice")) > 0.9
     assert loudest(voice_windows("silence")) < 0.5

@@ -1,4 +1,4 @@
-"""Wrong requests get the right status and a message that says what is wrong, and the server goes on serving."""
+"""Wrong requests get the right status and a message that names the mistake, and the server keeps serving."""
 
 import json
 import socket
@@ -12,7 +12,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from doors import triton_inputs
+from endpoints import triton_inputs
 from millpond import Server
 
 IDLE_CONNECTIONS = 10_000
@@ -41,7 +41,7 @@ def assert_refused(answer: requests.Response, status: int, *words: str) -> None:
     assert all(word in message for word in words), message
 
 
-# ---- well-formed requests for the wrong thing, by both of tritonclient's clients
+# ---- well-formed requests that cannot be served, by both of tritonclient's clients
 
 WRONG = {
     "shape": ("half_plus_two", {"x": np.ones((2, 2), np.float32)}, "", "INVALID_ARGUMENT", 400, ["x"]),
@@ -71,7 +71,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_http_client_is_told(server, case):
+def test_errors_of_the_http_client(server, case):
     model, inputs, version, _, status, words = WRONG[case]
     with tritonclient.http.InferenceServerClient(server.http) as client, pytest.raises(InferenceServerException) as caught:
         client.infer(model, triton_inputs(tritonclient.http, inputs), model_version=version)
@@ -80,7 +80,7 @@ def test_http_client_is_told(server, case):
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_grpc_client_is_told(server, case):
+def test_errors_of_the_grpc_client(server, case):
     model, inputs, version, code, _, words = WRONG[case]
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client, pytest.raises(InferenceServerException) as caught:
         client.infer(model, triton_inputs(tritonclient.grpc, inputs), model_version=version)
@@ -156,7 +156,7 @@ def test_wrong_binary_length(server, data, size, shift):
 
 
 @pytest.mark.parametrize("value", ["x", "-5", "99999999999999999999999", ""])
-def test_a_header_length_that_is_no_length(server, value):
+def test_an_invalid_header_length(server, value):
     body, _ = binary_body(GOOD, 8)
     assert_refused(post(server, body, **{"Inference-Header-Content-Length": value}), 400)
 
@@ -165,7 +165,7 @@ def test_a_header_length_that_is_no_length(server, value):
     "raw", [b"\xff\xff\xff\xff", b"\x05\x00\x00\x00abc", b"\x01\x00\x00\x00a", b"\x00\x00\x00\x00" * 5, b"\x00"]
 )
 def test_strings_with_wrong_lengths(server, raw):
-    """Each string of a BYTES tensor comes after its own length, which may lie."""
+    """The length before each string of a BYTES tensor may be wrong."""
     body, length = binary_body(raw, len(raw), name="text", shape=[1, 2], datatype="BYTES")
     headers = {"Inference-Header-Content-Length": str(length)}
     assert_refused(post(server, body, "/v2/models/strings/infer", **headers), 400)
@@ -201,12 +201,12 @@ def test_malformed_protobuf(server, method, garbage):
 
 
 def test_unknown_method(server):
-    # The code says it all; gRPC's libraries send no words with it.
+    # gRPC's libraries send the code without a message.
     assert call_raw(server, "/inference.GRPCInferenceService/ModelSing", b"").code() == grpc.StatusCode.UNIMPLEMENTED
 
 
 def grpc_infer(server: Server, **fields) -> grpc.StatusCode:
-    """A ModelInfer for half_plus_two whose tensor or message is changed by `fields`."""
+    """Sends a ModelInfer to half_plus_two with `fields` of its tensor or message changed."""
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
     raw = fields.pop("raw_input_contents", [GOOD])
@@ -248,7 +248,7 @@ def test_tensor_protos_that_contradict_themselves(server):
             setattr(made, name, value)
         return made
 
-    # One value stands for all the elements there are: a few bytes that ask for four terabytes.
+    # One value for all elements: a few bytes that stand for four terabytes.
     huge = proto(tensor_content=b"")
     huge.tensor_shape.dim[0].size = 2**40
     huge.float_val.append(1)
@@ -268,7 +268,7 @@ def test_tensor_protos_that_contradict_themselves(server):
             assert caught.value.code() in codes, f"{name}: {caught.value.details()}"
 
 
-# ---- too large, too slow, gone, too many
+# ---- too large, too slow, disconnected, too many
 
 
 def test_oversized_bodies(serve, tmp_path):
@@ -277,7 +277,7 @@ def test_oversized_bodies(serve, tmp_path):
     fits = {"x": np.zeros(1 << 15, np.float32)}
     answer = requests.post(server.url + INFER, data=b" " * (2 << 20), timeout=20)
     assert_refused(answer, 413)
-    # A body of unknown length is counted as it comes.
+    # A body of unknown length is counted while it arrives.
     answer = requests.post(server.url + INFER, data=(b" " * 65536 for _ in range(64)), timeout=20)
     assert answer.status_code == 413
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
@@ -314,19 +314,19 @@ def test_a_truncated_body(server):
     assert received == b"" or received.startswith(b"HTTP/1.1 400"), received
 
 
-def test_a_client_that_hangs_up_in_the_middle(server):
+def test_a_client_that_disconnects_in_its_body(server):
     for _ in range(50):
         with connect(server) as connection:
             connection.sendall(request_head(1000) + b'{"inputs"')
 
 
-def test_no_http_at_all(server):
+def test_bytes_that_are_not_http(server):
     with connect(server) as connection:
         connection.sendall(b"\x16\x03\x01 this is not HTTP\r\n\r\n")
         assert b"200" not in read_to_end(connection)[:20]
 
 
-def test_a_client_that_stalls_in_its_body_is_let_go(serve, tmp_path):
+def test_a_client_that_stalls_in_its_body_is_disconnected(serve, tmp_path):
     server = serve(tmp_path / "root", "--client-timeout", "1s")
     with connect(server) as connection:
         connection.sendall(request_head(1000) + b"{")
@@ -336,7 +336,7 @@ def test_a_client_that_stalls_in_its_body_is_let_go(serve, tmp_path):
     server.assert_serving()
 
 
-def test_a_client_that_dribbles_its_headers_is_let_go(serve, tmp_path):
+def test_a_client_that_dribbles_its_headers_is_disconnected(serve, tmp_path):
     server = serve(tmp_path / "root", "--client-timeout", "1s")
     started = time.monotonic()
     with connect(server) as connection:
@@ -384,8 +384,8 @@ def test_connections_over_the_limit_are_closed_at_once(serve, tmp_path):
     server.assert_serving()
 
 
-def test_overload_is_refused_not_queued_for_ever(serve, tmp_path, sources):
-    """More at once than may be answered: some are served, the rest told so at once, with 429 or 503."""
+def test_overload_is_refused(serve, tmp_path, sources):
+    """More requests than the limit: some are served, the others refused at once with 429 or 503."""
     import concurrent.futures
 
     from millpond import publish
@@ -406,7 +406,7 @@ def test_overload_is_refused_not_queued_for_ever(serve, tmp_path, sources):
     server.assert_serving()
 
 
-def test_a_deadline_that_passes(server):
+def test_an_expired_deadline(server):
     with tritonclient.grpc.InferenceServerClient(server.grpc) as client:
         inputs = triton_inputs(tritonclient.grpc, {"rounds": np.array([20_000], np.int64)})
         with pytest.raises(InferenceServerException) as caught:

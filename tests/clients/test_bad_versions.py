@@ -14,7 +14,7 @@ from models import stamped
 
 
 def answer_of(server: Server) -> float:
-    """What the serving version of `stamped` says: its own number."""
+    """Returns the answer of the serving version of `stamped`, which is its number."""
     answer = server.infer("stamped", [0.0])
     assert answer.status_code == 200, answer.text
     return answer.json()["outputs"][0]["data"][0]
@@ -30,7 +30,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def second(tmp_path) -> pathlib.Path:
-    """Version 2, published elsewhere, to be spoilt on the way in."""
+    """Publishes version 2 elsewhere, to be damaged before it is copied in."""
     return publish(stamped(tmp_path / "two.onnx", 2), tmp_path / "elsewhere" / "stamped", 2)
 
 
@@ -45,7 +45,7 @@ def truncated_weights(place, second, tmp_path):
 
 
 def damaged_weights(place, second, tmp_path):
-    """The right length, the wrong bytes: only the hash can tell."""
+    """Right length, wrong bytes: only the hash shows it."""
     with (second / "weights.bin").open("r+b") as file:
         file.seek(100_000)
         file.write(b"not what was published")
@@ -90,7 +90,7 @@ def empty_onnx(place, second, tmp_path):
 
 
 def unreadable(place, second, tmp_path):
-    """A link to itself: not even root can read it."""
+    """A link to itself, which even root cannot read."""
     (place / "2").mkdir()
     (place / "2" / "model.onnx").symlink_to("model.onnx")
 
@@ -100,7 +100,7 @@ def unreadable_directory(place, second, tmp_path):
 
 
 def bigger_than_memory(place, second, tmp_path):
-    """A sparse weights file that says it holds a terabyte."""
+    """A sparse weights file of one terabyte."""
     path = second / "millpond.json"
     manifest = json.loads(path.read_text())
     rows = 1 << 32
@@ -136,7 +136,7 @@ def test_a_version_that_cannot_serve(serve, place, second, tmp_path, spoil):
     assert server.versions("stamped")[1]["state"] == "AVAILABLE"
     server.assert_serving()
 
-    # The next good version takes over as if nothing had been.
+    # The next good version takes over.
     publish(stamped(tmp_path / "three.onnx", 3), place, 3)
     server.wait_version("stamped", 3)
     assert answer_of(server) == 3
@@ -153,7 +153,7 @@ def test_a_version_that_the_pool_cannot_hold(serve, place, tmp_path):
     assert answer_of(server) == 3
 
 
-def test_a_copy_in_progress_waits_until_it_is_whole(serve, place, tmp_path):
+def test_a_copy_in_progress_waits_until_it_is_complete(serve, place, tmp_path):
     """An ONNX file that another program writes piece by piece into its final place."""
     server = serve(place.parent)
     data = stamped(tmp_path / "two.onnx", 2, megabytes=2).read_bytes()
@@ -169,7 +169,7 @@ def test_a_copy_in_progress_waits_until_it_is_whole(serve, place, tmp_path):
     assert answer_of(server) == 2
 
 
-def test_a_refused_version_serves_once_it_is_mended(serve, place, second, tmp_path):
+def test_a_refused_version_serves_once_it_is_repaired(serve, place, second, tmp_path):
     whole = tmp_path / "whole"
     shutil.copytree(second, whole)
     server = serve(place.parent, "--load-retries", "0")
@@ -180,8 +180,8 @@ def test_a_refused_version_serves_once_it_is_mended(serve, place, second, tmp_pa
     assert answer_of(server) == 2
 
 
-def test_a_repository_with_nothing_good_still_answers(serve, tmp_path):
-    """A model none of whose versions can serve does not keep the others, or the server, from starting."""
+def test_a_repository_without_a_good_version_still_answers(serve, tmp_path):
+    """A model without a version that can serve does not prevent the start of the server or of other models."""
     (tmp_path / "root" / "hopeless" / "1").mkdir(parents=True)
     (tmp_path / "root" / "hopeless" / "1" / "model.onnx").write_bytes(b"no model")
     server = serve(tmp_path / "root", "--load-retries", "0", ready=False)

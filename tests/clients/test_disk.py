@@ -1,4 +1,4 @@
-"""Disks that are full, and files that are gone or cut off: told, survived, and nothing is served as it was before."""
+"""Full disks, and files that are missing or cut off: reported, survived, and no older state is served."""
 
 import contextlib
 import os
@@ -44,7 +44,7 @@ def small_disk(tmp_path):
 
 
 def fill(path: pathlib.Path) -> None:
-    """Writes to a file until its disk is full."""
+    """Fills a disk by writing to a file."""
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
@@ -69,7 +69,7 @@ def upsert(server: Server, first: int, count: int = 1, seed: int = 0) -> request
 def info(server: Server) -> dict:
     answer = wait_for(
         lambda: requests.get(f"{server.url}/collections/c", timeout=20),
-        # Not while the collection is being opened.
+        # Wait until the collection is open.
         lambda answer: answer.status_code != 503,
     )
     assert answer.status_code == 200, answer.text
@@ -81,7 +81,7 @@ def get(server: Server, point: int) -> requests.Response:
 
 
 def wait_for(what, wanted):
-    """Waits until `what()` is as wanted; the last it was."""
+    """Waits until `what()` has the wanted value. Returns its last value."""
     deadline = time.monotonic() + WAIT_S
     while not wanted(found := what()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -93,7 +93,7 @@ def logs(scratch: pathlib.Path) -> list[pathlib.Path]:
     return sorted((scratch / "collections/c").glob("points-*/log-*"))
 
 
-def test_a_full_disk_refuses_writes_leaves_nothing_behind_and_is_over_once_there_is_room(tmp_path, small_disk):
+def test_a_full_disk_refuses_writes_until_there_is_room(tmp_path, small_disk):
     small_disk(tmp_path / "collections", "16m")
     ballast = tmp_path / "collections/.ballast"
     server = start(tmp_path)
@@ -115,7 +115,7 @@ def test_a_full_disk_refuses_writes_leaves_nothing_behind_and_is_over_once_there
         assert get(server, 7).status_code == 200
     finally:
         assert server.stop() == 0, server.log_text()
-    # Versions before this one left such files, and wanted room for each of them.
+    # Earlier versions left such files and needed room for each of them.
     place = logs(tmp_path)[0].parent
     for number in range(900_000, 901_000):
         (place / f"log-{number:012}").touch()
@@ -136,7 +136,7 @@ def test_a_full_disk_refuses_writes_leaves_nothing_behind_and_is_over_once_there
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut", "end"])
-def test_a_log_that_lost_acknowledged_points_is_named_and_answers_say_so(tmp_path, harm):
+def test_a_log_that_lost_acknowledged_points_is_named(tmp_path, harm):
     server = start(tmp_path)
     create(server)
     assert upsert(server, 0, 300).status_code == 200
@@ -149,7 +149,7 @@ def test_a_log_that_lost_acknowledged_points_is_named_and_answers_say_so(tmp_pat
         os.truncate(log, 2172)
     else:
         with log.open("r+b") as file:
-            # In the last change: the keys of the flush are behind it.
+            # Inside the last change: the keys of the flush are behind it.
             file.seek(length - 300 * 8 - 200)
             file.write(b"\xa5")
     server = start(tmp_path, name="again")
@@ -163,7 +163,7 @@ def test_a_log_that_lost_acknowledged_points_is_named_and_answers_say_so(tmp_pat
             assert answers.count(200) == 299, "the point is known by its key"
         else:
             assert answers.count(200) < 100
-        # Until it is given up.
+        # Until it is dropped.
         given_up = requests.delete(f"{server.url}/collections/c/segments/{log.name}", timeout=20)
         assert given_up.status_code == 200, given_up.text
         found = info(server)
@@ -173,7 +173,7 @@ def test_a_log_that_lost_acknowledged_points_is_named_and_answers_say_so(tmp_pat
         assert server.stop() == 0, server.log_text()
 
 
-def test_a_converter_without_room_says_so_and_what_to_do(tmp_path, small_disk):
+def test_a_converter_without_room_names_the_remedy(tmp_path, small_disk):
     cache = small_disk(tmp_path / "cache", "1m")
     weights = helper.make_tensor("w", TensorProto.FLOAT, [1 << 20], np.ones(1 << 20, np.float32).tobytes(), raw=True)
     large = save(
@@ -187,7 +187,7 @@ def test_a_converter_without_room_says_so_and_what_to_do(tmp_path, small_disk):
     for full in (False, True):
         server = Server(tmp_path / "models", log=tmp_path / "server.log")
         try:
-            # It is refused while it is being tried again, whether there was room to begin with or not.
+            # It is refused while it is retried, with or without room at the start.
             if full:
                 wait_for(lambda: list(cache.rglob("lock")), bool)
                 fill(cache / "ballast")
@@ -198,7 +198,7 @@ def test_a_converter_without_room_says_so_and_what_to_do(tmp_path, small_disk):
             server.stop()
 
 
-def test_originals_on_a_full_disk_are_refused_and_leave_nothing(tmp_path, small_disk):
+def test_originals_on_a_full_disk_are_refused(tmp_path, small_disk):
     drop_in(patches(tmp_path / "patches.onnx"), tmp_path / "models/patches", 1)
     place = small_disk(tmp_path / "originals", "1m")
     flags = ["--collections-dir", str(tmp_path / "collections"), "--originals", str(place)]
@@ -220,7 +220,7 @@ def test_originals_on_a_full_disk_are_refused_and_leave_nothing(tmp_path, small_
         assert server.stop() == 0, server.log_text()
 
 
-def test_what_the_server_writes_is_not_for_other_users(tmp_path):
+def test_files_are_private_to_the_user(tmp_path):
     drop_in(patches(tmp_path / "patches.onnx"), tmp_path / "models/patches", 1)
     place = tmp_path / "data"
     flags = ["--collections-dir", str(place / "collections"), "--originals", str(place / "originals")]

@@ -1,4 +1,4 @@
-"""Few descriptors, and the names and keys of a server, as a user meets them."""
+"""Few descriptors, and host names and keys of a server, as a user sees them."""
 
 import contextlib
 import socket
@@ -11,7 +11,7 @@ import requests
 from millpond import BINARY, Server
 from prometheus_text import samples
 
-# The open-file limit of the server alone.
+# Open-file limit of the server only.
 FEW_FILES = 256
 LIMITED = ("bash", "-c", f'ulimit -n {FEW_FILES} && exec "$@"', "limited")
 COLLECTION = {"vectors": {"size": 2, "distance": "Dot"}}
@@ -39,7 +39,7 @@ def test_collections_and_connections_share_few_descriptors(limited):
     idle = [socket.create_connection(("127.0.0.1", limited.http_port), timeout=20) for _ in range(300)]
     closed = 0
     for connection in idle[150:]:
-        # What has no room is closed at once.
+        # A connection without room is closed at once.
         connection.settimeout(20)
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(1) == b""

@@ -1,4 +1,4 @@
-"""Pictures against the real server: put in, found, looked at; and everything that people and programs send instead."""
+"""Images against the real server: added, found, fetched; and the other things that clients send."""
 
 import io
 import json
@@ -25,7 +25,7 @@ BULK_TIMEOUT_S = 170
 
 
 def patches(path: pathlib.Path) -> pathlib.Path:
-    """A picture's mean colours in 4 x 4 cells: enough to tell made pictures apart."""
+    """Returns an image's mean colours in 4 x 4 cells, which differ for generated images."""
     cell = SIDE // CELLS
     return save(
         path,
@@ -83,7 +83,7 @@ def images(models, tmp_path_factory):
 
 
 def pixels(seed: int, width: int = 320, height: int = 240) -> np.ndarray:
-    """A scene of rectangles, another for each seed."""
+    """Draws a scene of rectangles by seed."""
     random = np.random.default_rng(seed)
     scene = np.empty((height, width, 3), np.uint8)
     scene[:] = random.integers(0, 256, 3)
@@ -105,7 +105,7 @@ def picture(seed: int, form: str = "JPEG", **options) -> bytes:
 
 
 def tiny(seed: int) -> bytes:
-    """A picture of a few hundred bytes."""
+    """Returns an image of a few hundred bytes."""
     random = np.random.default_rng(seed)
     return encoded(Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)), "PNG")
 
@@ -119,7 +119,7 @@ def archive(entries: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) 
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG file of that many white pixels, whole and small."""
+    """Returns a complete, small PNG file of that many white pixels."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -132,12 +132,12 @@ def bomb(width: int, height: int) -> bytes:
 
 
 def resident(server: Server) -> int:
-    """Bytes of memory that the server has touched at most."""
+    """Returns the server's peak of resident bytes."""
     status = pathlib.Path(f"/proc/{server.process.pid}/status").read_text()
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
-def test_a_cropped_turned_and_recompressed_copy_finds_its_original(images):
+def test_a_changed_copy_finds_its_original(images):
     ids = []
     for seed in range(20):
         answer = images.put("finding", picture(seed), name=f"{seed}.jpg", payload=json.dumps({"seed": seed}))
@@ -158,7 +158,7 @@ def test_a_cropped_turned_and_recompressed_copy_finds_its_original(images):
     assert len(stranger["results"]) == 5
 
 
-def test_every_kind_of_picture_is_read(images):
+def test_every_image_format_is_read(images):
     scene = Image.fromarray(pixels(100))
     turned = Image.Exif()
     turned[0x0112] = 6
@@ -194,7 +194,7 @@ def test_every_kind_of_picture_is_read(images):
         ids[name] = entry["id"]
     found = images.search("kinds", files["png"], k=len(files))
     accepted = {result["name"] for result in found["results"] if result["accepted"]}
-    # One channel alone and black and white look different to keypoints, too.
+    # One channel alone and black and white have different keypoints, too.
     assert accepted >= set(files) - {"16-bit-png", "bilevel-tiff"}, set(files) - accepted
     for name, identity in ids.items():
         original = requests.get(f"{images.url}/kinds/{identity}", timeout=20)
@@ -220,7 +220,7 @@ def test_bombs_are_refused_before_they_are_unpacked(images):
 
 
 @pytest.mark.parametrize("kind", ["iCCP", "zTXt", "iTXt"])
-def test_what_a_png_holds_beside_its_pixels_is_not_unpacked(images, kind):
+def test_png_metadata_is_not_unpacked(images, kind):
     deflate = zlib.compressobj(1, wbits=-15)
     block = deflate.compress(bytes(16 << 20)) + deflate.flush(zlib.Z_FULL_FLUSH)
     stream = b"\x78\x01" + block * 64 + b"\x03\x00"
@@ -234,7 +234,7 @@ def test_what_a_png_holds_beside_its_pixels_is_not_unpacked(images, kind):
     assert resident(images.server) - before < 128 << 20
 
 
-def test_a_truncated_picture_is_refused_by_name(images):
+def test_a_truncated_image_is_refused_by_name(images):
     for form in ["JPEG", "PNG", "WEBP", "TIFF", "BMP"]:
         whole = picture(3, form)
         answer = images.put("truncated", whole[: len(whole) // 2], name=f"half.{form}")
@@ -245,7 +245,7 @@ def test_a_truncated_picture_is_refused_by_name(images):
     assert requests.get(f"{images.url}/truncated", timeout=10).status_code == 404, "a refused picture makes no collection"
 
 
-def test_an_archive_that_climbs_links_nests_and_hides(images, tmp_path):
+def test_hostile_entries_of_an_archive(images, tmp_path):
     inside, names = picture(1), ["../../climb.jpg", "/tmp/millpond-absolute.jpg", "..\\..\\windows.jpg", "plain/ok.jpg"]
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as writer:
@@ -295,7 +295,7 @@ def raw(server: Server, head: str, body: bytes) -> socket.socket:
     return connection
 
 
-def test_an_upload_that_stops_half_way(images):
+def test_an_interrupted_upload(images):
     whole = picture(900)
     head = f"PUT /v1/images/halves HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/jpeg\r\nContent-Length: {len(whole)}"
     raw(images.server, head, whole[: len(whole) // 2]).close()
@@ -304,14 +304,14 @@ def test_an_upload_that_stops_half_way(images):
     with raw(images.server, head, many[: len(many) // 2]) as connection:
         connection.shutdown(socket.SHUT_WR)
         answer = connection.recv(65536).decode()
-    # Nothing of it is there, and where the client still listens it is told.
+    # Nothing was stored, and a client that still listens gets the reason.
     assert not answer or "broke off" in answer or "ended early" in answer, answer
     time.sleep(0.5)
     assert requests.get(f"{images.url}/halves", timeout=10).status_code == 404
     assert images.put("halves", whole).json()["status"] == "added"
     _, summary = images.zip("halves", many)
     assert summary["added"] == 5
-    # The places of uploads that ended are free again: there are only a few.
+    # The permits of ended uploads are free again; there are only a few.
     for _ in range(6):
         raw(images.server, head, many[:100]).close()
     deadline = time.monotonic() + 20
@@ -320,7 +320,7 @@ def test_an_upload_that_stops_half_way(images):
         time.sleep(0.1)
 
 
-def test_a_folder_is_read_for_this_machine_and_links_are_not_followed(images, tmp_path):
+def test_a_folder_is_read_without_following_links(images, tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep/one.jpg").write_bytes(picture(300))
     (tmp_path / "notes.txt").write_text("no picture")
@@ -338,7 +338,7 @@ def test_a_folder_is_read_for_this_machine_and_links_are_not_followed(images, tm
     assert foreign.status_code == 403, foreign.text
 
 
-def test_what_was_acknowledged_survives_kill_9(models, tmp_path):
+def test_acknowledged_writes_survive_kill_9(models, tmp_path):
     flags = ("--collections-dir", str(tmp_path / "collections"))
     acknowledged: list[tuple[str, bytes]] = []
     for round_ in range(3):
@@ -386,7 +386,7 @@ def test_what_was_acknowledged_survives_kill_9(models, tmp_path):
     assert server.stop() == 0, server.log_text()[-4000:]
 
 
-def test_a_key_is_wanted_where_there_is_one(models, tmp_path):
+def test_a_server_with_a_key_requires_it(models, tmp_path):
     flags = ("--collections-dir", str(tmp_path / "collections"), "--api-key", "s3cret")
     server = Server(models, *flags, log=tmp_path / "server.log").wait_ready()
     try:

@@ -15,7 +15,7 @@ TEXTS = ["the cat sleeps", "a dog barks", "rivers flow to the sea", "the sea is 
 
 
 class Words(Embeddings):
-    """A text's embedding is the sum of its words' directions, each made from the word's hash."""
+    """Embeds a text as the sum of its words' directions, each derived from the word's hash."""
 
     def embed_query(self, text: str) -> list[float]:
         total = np.zeros(DIMS)
@@ -70,7 +70,7 @@ def test_the_basic_flow(server, options, request):
     assert kept.as_retriever(search_kwargs={"k": 1}).invoke("a dog barks")[0].page_content == "a dog barks"
 
 
-def test_an_existing_collection_is_opened_and_another_shape_is_refused(server):
+def test_an_existing_collection_of_another_shape_is_refused(server):
     store(server, "existing")
     again = QdrantVectorStore.from_existing_collection("existing", embedding=Words(), url=server.url)
     assert again.similarity_search("rivers flow", k=1)[0].page_content == TEXTS[2]

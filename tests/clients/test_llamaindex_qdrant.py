@@ -1,4 +1,4 @@
-"""LlamaIndex's Qdrant store, unmodified: added to, queried, filtered, deleted from, and under an index."""
+"""LlamaIndex's Qdrant store, unmodified: adding, querying, filtering, deleting, and an index on top."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def where(*conditions: tuple, condition=FilterCondition.AND) -> MetadataFilters:
     return MetadataFilters(filters=filters, condition=condition)
 
 
-def test_the_store_by_itself(client):
+def test_the_store_alone(client):
     store = QdrantVectorStore("store", client=client)
     made = nodes()
     assert store.add(made) == [node.node_id for node in made]
@@ -80,7 +80,7 @@ def test_the_store_by_itself(client):
     assert not client.collection_exists("store")
 
 
-def test_under_an_index(client):
+def test_an_index_on_the_store(client):
     store = QdrantVectorStore("index", client=client)
     context = StorageContext.from_defaults(vector_store=store)
     documents = [Document(text=f"number {number}", doc_id=f"d{number}", metadata={"n": number}) for number in range(6)]

@@ -11,7 +11,7 @@ import tritonclient.http
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
-from doors import triton_inputs
+from endpoints import triton_inputs
 from millpond import Server, drop_in
 from models import stamped
 
@@ -41,7 +41,7 @@ def module_of(client):
 
 
 def as_dict(answer) -> dict:
-    """The HTTP client gives dictionaries, the gRPC one messages."""
+    """Reads a field: the HTTP client returns dictionaries, the gRPC client messages."""
     if isinstance(answer, dict | list):
         return answer
     from google.protobuf import json_format
@@ -99,7 +99,7 @@ def test_infer_by_version_and_id(client):
     np.testing.assert_array_equal(result.as_numpy("y"), Y)
 
 
-def test_only_the_outputs_asked_for(client):
+def test_only_the_requested_outputs(client):
     module = module_of(client)
     inputs = {"items": np.ones((1, 2, 4), np.float32), "bias": np.zeros((1, 4), np.float32)}
     wanted = [module.InferRequestedOutput("total")]
@@ -126,7 +126,7 @@ def test_http_mixes_json_and_binary(http):
 
 
 def test_http_without_outputs_answers_all_as_json(server):
-    """A request made by hand, as KServe's examples have it."""
+    """A request written by hand, as in KServe's examples."""
     body = {"inputs": [{"name": "x", "shape": [2], "datatype": "FP32", "data": [1.0, 2.0]}]}
     answer = requests.post(f"{server.url}/v2/models/half_plus_two/infer", json=body, timeout=10)
     assert answer.status_code == 200, answer.text
@@ -134,7 +134,7 @@ def test_http_without_outputs_answers_all_as_json(server):
 
 
 def test_http_takes_nested_json_data(server):
-    """The protocol lets `data` be nested as the tensor is, or flat."""
+    """In the protocol `data` may be nested like the tensor, or flat."""
     data = [[[1, 2, 3, 4], [1, 1, 1, 1]]]
     body = {
         "inputs": [
@@ -148,7 +148,7 @@ def test_http_takes_nested_json_data(server):
     assert answer.json()["outputs"][0]["data"] == [14.0]
 
 
-def test_http_answers_all_outputs_as_binary_where_asked(server):
+def test_http_answers_all_outputs_as_binary(server):
     body = {
         "inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0]}],
         "parameters": {"binary_data_output": True},
@@ -167,7 +167,7 @@ def test_compressed_requests(client, algorithm):
     np.testing.assert_array_equal(result.as_numpy("y"), Y)
 
 
-def test_a_sequence_is_refused_and_not_answered_without_state(client):
+def test_a_sequence_is_refused(client):
     inputs = triton_inputs(module_of(client), X)
     with pytest.raises(InferenceServerException, match="sequences are not offered"):
         client.infer("half_plus_two", inputs, sequence_id=7, sequence_start=True)
@@ -175,22 +175,22 @@ def test_a_sequence_is_refused_and_not_answered_without_state(client):
         client.infer("half_plus_two", inputs, parameters={"temperature": 1})
 
 
-def test_a_load_takes_no_settings_along(client):
+def test_a_load_with_settings_is_refused(client):
     with pytest.raises(InferenceServerException, match=r"millpond\.toml"):
         client.load_model("half_plus_two", config="{}")
     with pytest.raises(InferenceServerException, match=r"millpond\.toml"):
         client.load_model("half_plus_two", config="{}", files={"file:1/model.onnx": b"onnx"})
 
 
-def test_an_output_is_asked_for_once(client):
+def test_a_repeated_output_is_refused(client):
     module = module_of(client)
     wanted = [module.InferRequestedOutput("y")] * 2
     with pytest.raises(InferenceServerException, match="twice"):
         client.infer("half_plus_two", triton_inputs(module, X), outputs=wanted)
 
 
-def test_bytes_that_are_no_text(client):
-    """BYTES are bytes: nothing may ask whether they are UTF-8."""
+def test_bytes_that_are_not_text(client):
+    """BYTES need not be UTF-8."""
     module = module_of(client)
     array = np.array([[b"\xff\xfe", b"\x80"]], object)
     result = client.infer("strings", triton_inputs(module, {"text": array}))
@@ -203,7 +203,7 @@ def test_an_empty_batch(client):
 
 
 def test_grpc_typed_contents(server):
-    """Tensors in the typed fields instead of raw bytes, which other clients than Triton's send."""
+    """Tensors in typed fields instead of raw bytes, as clients other than Triton's send them."""
     import grpc as grpc_core
     from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -279,7 +279,7 @@ def test_unload_and_load(serve, tmp_path, kind):
         assert entries(client.get_model_repository_index())["stamped", "1"]["state"] != "READY"
         with pytest.raises(InferenceServerException):
             client.infer("stamped", triton_inputs(module, X))
-        # An unloaded model stays unloaded although its directory is there and is looked at again.
+        # An unloaded model stays unloaded, although its directory exists and is scanned again.
         import time
 
         time.sleep(1)

@@ -1,4 +1,4 @@
-"""qdrant-client over REST, unmodified; its local mode says what the answers should be."""
+"""qdrant-client over REST, unmodified. Its local mode gives the expected answers."""
 
 import itertools
 import random
@@ -33,7 +33,7 @@ def client(server):
 
 @pytest.fixture
 def collection(client, request):
-    """A name of a collection that is gone after the test."""
+    """A name of a collection that is deleted after the test."""
     name = request.node.name.replace("[", "-").replace("]", "")
     yield name
     client.delete_collection(name)
@@ -44,7 +44,7 @@ def params(distance=models.Distance.COSINE, size: int = DIMS) -> models.VectorPa
 
 
 def both(client, collection, distance, count=COUNT) -> QdrantClient:
-    """Makes the same collection here and in the client's local mode."""
+    """Creates the same collection here and in the client's local mode."""
     local = QdrantClient(":memory:")
     for each in (client, local):
         each.create_collection(collection, vectors_config=params(distance))
@@ -58,7 +58,7 @@ def refusal(call, *arguments, **keywords) -> UnexpectedResponse:
     return caught.value
 
 
-def test_the_root_tells_qdrants_clients_its_version_and_others_what_is_here(server, recwarn):
+def test_the_root_answers_qdrants_clients_and_others(server, recwarn):
     QdrantClient(url=server.url, check_compatibility=True).close()
     assert not [warning for warning in recwarn if "version" in str(warning.message).lower()]
     json = requests.get(server.url, timeout=5, headers={"accept": "application/json"}).json()
@@ -74,7 +74,7 @@ def test_the_root_tells_qdrants_clients_its_version_and_others_what_is_here(serv
     assert requests.get(f"{server.url}/issues", timeout=5).json()["result"] == {"issues": []}
 
 
-def test_a_collection_comes_is_described_and_goes(client, collection):
+def test_a_collection_is_created_described_and_deleted(client, collection):
     assert not client.collection_exists(collection)
     schema = models.KeywordIndexParams(type="keyword", is_tenant=True)
     assert client.create_collection(
@@ -172,11 +172,11 @@ def test_values_are_counted_as_in_the_local_mode(client, collection):
     assert client.facet(collection, "city").hits == []
 
 
-def test_changes_leave_what_they_leave_in_the_local_mode(client, collection):
+def test_changes_act_as_in_the_local_mode(client, collection):
     local = both(client, collection, models.Distance.DOT, 120)
     rng = random.Random(9)
     for number in range(30):
-        # The local mode knows nothing to do for an id that is not there.
+        # The local mode does nothing for an unknown id.
         alive = [row[0] for row in everything(local, collection)]
         chosen, ids = a_filter(rng, 1), rng.sample(alive, 5)
         target = rng.choice([models.FilterSelector(filter=chosen), models.PointIdsList(points=ids)])
@@ -295,7 +295,7 @@ def test_an_alias_is_switched_and_switched_back(client, collection):
             client.delete_collection(name)
 
 
-def test_what_is_not_supported_says_so(client, collection):
+def test_unsupported_calls_are_refused_with_a_reason(client, collection):
     client.create_collection(collection, vectors_config=params())
     client.upsert(collection, points(1, 3))
     query, one = client.query_points, vectors(np.random.default_rng(1), 1)[0]
@@ -341,7 +341,7 @@ def test_what_is_not_supported_says_so(client, collection):
     assert requests.get(f"{client._client.rest_uri}/cluster/recover", timeout=5).status_code == 405
 
 
-def test_ids_are_read_however_a_uuid_is_written_and_vectors_by_either_name(server, client, collection):
+def test_every_spelling_of_ids_and_vector_names_is_read(server, client, collection):
     client.create_collection(collection, vectors_config=params())
     one = str(uuid.uuid4())
     vector = vectors(np.random.default_rng(1), 1)[0]
@@ -366,7 +366,7 @@ def test_a_collection_moves_into_a_local_one(client, collection):
     assert_alike(sorted(everything(client, collection)), sorted(everything(local, collection)), "after migrate")
 
 
-def test_what_is_wrong_is_named(server, client, collection):
+def test_mistakes_are_named(server, client, collection):
     client.create_collection(collection, vectors_config=params())
     base = f"{server.url}/collections/{collection}"
 
@@ -415,7 +415,7 @@ def test_what_is_wrong_is_named(server, client, collection):
 
 
 def acknowledged(url: str, collection: str, worker: int, into: list[int], stop: threading.Event) -> None:
-    """Upserts until the server is gone, remembering every id that was acknowledged."""
+    """Upserts until the server ends, and records every acknowledged id."""
     client = QdrantClient(url=url, timeout=10, check_compatibility=False)
     rows = vectors(np.random.default_rng(worker), 400)
     for first in itertools.count(worker * 1_000_000, 10):
@@ -429,7 +429,7 @@ def acknowledged(url: str, collection: str, worker: int, into: list[int], stop: 
             return
 
 
-def test_what_was_acknowledged_survives_kill_9(tmp_path):
+def test_acknowledged_writes_survive_kill_9(tmp_path):
     server = start(tmp_path, name="first")
     client = QdrantClient(url=server.url)
     client.create_collection("kept", vectors_config=params())
@@ -458,7 +458,7 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path):
 
 
 def wait_open(client: QdrantClient, collection: str) -> None:
-    """A collection is opened behind the start."""
+    """Waits for the collection, which opens after the server has started."""
     for _ in range(200):
         try:
             client.get_collection(collection)
@@ -471,8 +471,8 @@ def wait_open(client: QdrantClient, collection: str) -> None:
     raise AssertionError(f"{collection} is still being opened")
 
 
-def test_sealed_segments_answer_as_well_and_after_a_restart(tmp_path):
-    """So little memory that points are sealed and merged while they are added."""
+def test_segments_answer_before_and_after_a_restart(tmp_path):
+    """Little memory, so that points are flushed and merged while they are added."""
     count, memory = 15_000, ("--search-memory", "40MiB", "--search-cache", "4MiB")
     rows = np.random.default_rng(1).standard_normal((count, DIMS)).astype(np.float32)
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -492,7 +492,7 @@ def test_sealed_segments_answer_as_well_and_after_a_restart(tmp_path):
         if start_number == 1:
             client.create_collection("sealed", vectors_config=params())
             payloads = ({"even": number % 2 == 0, "number": number} for number in range(count))
-            # A client that is told to wait because points come faster than they are sealed does so.
+            # A client that is told to wait for flushes does so.
             client.upload_collection("sealed", rows, payload=payloads, ids=range(count), batch_size=500, max_retries=10)
         wait_whole(client, "sealed")
         info = client.get_collection("sealed")
@@ -512,7 +512,7 @@ def test_sealed_segments_answer_as_well_and_after_a_restart(tmp_path):
 
 
 def wait_whole(client: QdrantClient, collection: str) -> None:
-    """Segments are opened one by one behind the start; until then answers are partial."""
+    """Segments open one by one after the start. Answers are partial until then."""
     wait_open(client, collection)
     for _ in range(200):
         if client.get_collection(collection).status == "green":
@@ -544,7 +544,7 @@ def test_a_corrupt_collection_is_named_and_the_others_serve(tmp_path):
     assert again.stop() == 0, again.log_text()
 
 
-def test_the_key_is_wanted_where_there_is_one(tmp_path):
+def test_a_server_with_a_key_requires_it(tmp_path):
     server = start(tmp_path, "--api-key", "s3cret")
     with_key = QdrantClient(url=server.url, api_key="s3cret", check_compatibility=False)
     with_key.create_collection("c", vectors_config=params())

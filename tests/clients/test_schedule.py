@@ -1,4 +1,4 @@
-"""Batching seen from outside: merged answers equal ONNX Runtime's, padding never shows, limits are typed refusals."""
+"""Batching as clients see it: merged answers equal ONNX Runtime's, padding never shows, limits refuse with a status."""
 
 import concurrent.futures
 import pathlib
@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from prometheus_text import samples
 from tritonclient.utils import InferenceServerException
 
-from doors import triton_inputs
+from endpoints import triton_inputs
 from millpond import BINARY, REPOSITORY, Server, publish
 from models import Arrays, Reference, constant, save, value
 
@@ -54,7 +54,7 @@ MODULES = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 
 
 def ranker(path: pathlib.Path) -> pathlib.Path:
-    """Rows through one layer: what is worth merging. Whole numbers, so that the order of sums does not show."""
+    """Rows through one layer, which gains from merging. Whole numbers, so that the order of sums does not matter."""
     weights = np.random.default_rng(3).integers(-4, 5, (FEATURES, 8)).astype(np.float32)
     return save(
         path,
@@ -66,7 +66,7 @@ def ranker(path: pathlib.Path) -> pathlib.Path:
 
 
 def lines(path: pathlib.Path) -> pathlib.Path:
-    """Lines of any width with a mask and a length that the server can fill; each output shows it if it did not."""
+    """Lines of any width with a mask and a length for the server to fill. Each output shows a wrong value."""
     return save(
         path,
         [
@@ -98,7 +98,7 @@ def configure(root: pathlib.Path, model: str, settings: str) -> None:
 
 @pytest.fixture(scope="module")
 def scheduled(tmp_path_factory, sources):
-    """A server whose models merge; and what ONNX Runtime says of them."""
+    """Starts a server whose models merge. Also returns ONNX Runtime's answers."""
     scratch, root = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("repository")
     found = {"ranker": ranker(scratch / "ranker.onnx"), "lines": lines(scratch / "lines.onnx"), "spin": sources["spin"]}
     settings = {"ranker": BATCHED, "lines": PADDED, "spin": OVERFLOWING}
@@ -110,14 +110,14 @@ def scheduled(tmp_path_factory, sources):
     assert server.stop() == 0, server.log_text()
 
 
-def ask(server: Server, door: str, model: str, inputs: Arrays, **options) -> tritonclient.http.InferResult:
-    module = MODULES[door]
-    with module.InferenceServerClient(server.http if door == "http" else server.grpc) as client:
+def ask(server: Server, endpoint: str, model: str, inputs: Arrays, **options) -> tritonclient.http.InferResult:
+    module = MODULES[endpoint]
+    with module.InferenceServerClient(server.http if endpoint == "http" else server.grpc) as client:
         return client.infer(model, triton_inputs(module, inputs), **options)
 
 
 def from_many_clients(task, requests_each: int) -> list:
-    """`task(client, request)` from CLIENTS threads at once; all results."""
+    """Runs `task(client, request)` on CLIENTS threads at once. Returns all results."""
 
     def work(client: int) -> list:
         return [task(client, request) for request in range(requests_each)]
@@ -142,7 +142,7 @@ def statistics(server: Server, model: str) -> dict:
 
 
 def test_merged_answers_equal_onnx_runtimes(scheduled):
-    """Requests of one to forty items, so that some are joined and some are split, through two doors."""
+    """Requests of one to forty items, so that some are joined and some are split, through two endpoints."""
     server, references = scheduled
 
     def task(client: int, request: int) -> int:
@@ -167,7 +167,7 @@ def test_merged_answers_equal_onnx_runtimes(scheduled):
 
 
 def test_padding_never_shows(scheduled):
-    """Lines of many widths share batches, and each answer is what the line's own would have been."""
+    """Lines of many widths share batches, and each answer equals that of the line alone."""
     server, references = scheduled
 
     def task(client: int, request: int) -> int:
@@ -186,20 +186,20 @@ def test_padding_never_shows(scheduled):
     assert runs < len(elements), "some were joined"
 
 
-@pytest.mark.parametrize("door", ["http", "grpc"])
-def test_what_the_server_fills_may_still_be_sent(scheduled, door):
+@pytest.mark.parametrize("endpoint", ["http", "grpc"])
+def test_inputs_that_the_server_fills_may_be_sent(scheduled, endpoint):
     server, references = scheduled
     inputs = {
         "x": np.array([[1, 2, 3, 4]], np.float32),
         "mask": np.array([[1, 1, 0, 0]], np.float32),
         "length": np.array([2], np.int64),
     }
-    answer = ask(server, door, "lines", inputs)
+    answer = ask(server, endpoint, "lines", inputs)
     for name, wanted in references["lines"].run(inputs).items():
         np.testing.assert_array_equal(answer.as_numpy(name), wanted, err_msg=name)
 
 
-# ---- what clients are told
+# ---- metadata and parameters
 
 
 def test_the_configuration_shows_the_batching(scheduled):
@@ -217,17 +217,17 @@ def test_the_configuration_shows_the_batching(scheduled):
         assert config.HasField("dynamic_batching")
 
 
-@pytest.mark.parametrize("door", ["http", "grpc"])
-def test_a_priority_is_accepted(scheduled, door):
+@pytest.mark.parametrize("endpoint", ["http", "grpc"])
+def test_a_priority_is_accepted(scheduled, endpoint):
     server, references = scheduled
     features = np.ones((2, FEATURES), np.float32)
     wanted = references["ranker"].run({"features": features})["scores"]
     for priority in [0, 1, 99]:
-        answer = ask(server, door, "ranker", {"features": features}, priority=priority)
+        answer = ask(server, endpoint, "ranker", {"features": features}, priority=priority)
         np.testing.assert_array_equal(answer.as_numpy("scores"), wanted)
 
 
-def test_a_priority_that_is_none_is_refused(scheduled):
+def test_an_unknown_priority_is_refused(scheduled):
     server, _ = scheduled
     tensor = {"name": "features", "datatype": "FP32", "shape": [1, FEATURES], "data": [0] * FEATURES}
     for wrong in [-1, "high", 1.5]:
@@ -240,8 +240,8 @@ def test_a_priority_that_is_none_is_refused(scheduled):
 # ---- limits
 
 
-def test_a_full_queue_is_a_typed_refusal_with_advice(scheduled):
-    """Two may wait; of the others each is told so at once, over HTTP and gRPC."""
+def test_a_full_queue_refuses_with_advice(scheduled):
+    """Two may wait. The others are refused at once, over HTTP and gRPC."""
     server, _ = scheduled
     rounds = {"rounds": np.array([1500], np.int64)}
 
@@ -269,11 +269,11 @@ def test_a_full_queue_is_a_typed_refusal_with_advice(scheduled):
     assert grpc <= {"200", "StatusCode.RESOURCE_EXHAUSTED", "StatusCode.UNAVAILABLE"}
     assert grpc & {"StatusCode.RESOURCE_EXHAUSTED", "StatusCode.UNAVAILABLE"}
     assert metric(server, "scheduled_requests_total", model="spin", kind="refused") > 0
-    # The other models are not the ones that are overrun.
+    # Other models are not affected.
     ask(server, "grpc", "ranker", {"features": np.ones((1, FEATURES), np.float32)})
 
 
-def test_a_models_own_deadline_holds_for_requests_without_one(serve, tmp_path, sources):
+def test_a_models_deadline_applies_to_requests_without_one(serve, tmp_path, sources):
     root = tmp_path / "root"
     configure(root, "spin", '[schedule]\ntimeout = "100ms"\n')
     publish(sources["spin"], root / "spin", 1)
@@ -284,7 +284,7 @@ def test_a_models_own_deadline_holds_for_requests_without_one(serve, tmp_path, s
     ask(server, "grpc", "spin", {"rounds": np.array([1], np.int64)})
 
 
-def test_a_rule_that_does_not_fit_the_model_is_refused_while_the_old_version_serves(serve, tmp_path):
+def test_a_rule_that_does_not_fit_the_model_is_refused(serve, tmp_path):
     root = tmp_path / "root"
     source = ranker(tmp_path / "ranker.onnx")
     publish(source, root / "ranker", 1)

@@ -1,4 +1,4 @@
-"""The process: how it ends, what it exports, whom it lets administer it, what it says when it cannot start."""
+"""The process: shutdown, metrics, access to admin calls, errors at start."""
 
 import concurrent.futures
 import json
@@ -15,17 +15,17 @@ import requests
 import tritonclient.grpc
 from prometheus_text import samples
 
-from doors import triton_inputs
+from endpoints import triton_inputs
 from millpond import BINARY, REPOSITORY, drop_in, publish, run
 from models import SPIN_ROUNDS_MAX
 
-# How long a request is to take that must still run when a signal comes, and the rounds that tell how many that takes.
+# Duration of a request that must still run at the signal, and the rounds that measure it.
 SPIN_S = 1.0
 SPIN_TRIAL = 1000
 
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
-def test_sigterm_finishes_what_is_in_flight(serve, tmp_path, sources, kind):
+def test_sigterm_finishes_requests_in_flight(serve, tmp_path, sources, kind):
     publish(sources["spin"], tmp_path / "root" / "spin", 1)
     server = serve(tmp_path / "root", "--threads", "2", "--oversubscribe")
 
@@ -148,7 +148,7 @@ def test_a_missing_library_is_one_line_with_the_remedy(tmp_path):
     assert "panicked" not in done.stderr
 
 
-def test_a_library_that_is_none(tmp_path):
+def test_a_file_that_is_not_a_library(tmp_path):
     (tmp_path / "root").mkdir()
     wrong = tmp_path / "libonnxruntime.so"
     wrong.write_bytes(b"not a library")
@@ -165,13 +165,13 @@ def test_a_port_in_use(server, tmp_path):
     assert str(server.http_port) in done.stderr
 
 
-def test_a_directory_that_is_not_there(tmp_path):
+def test_a_missing_directory(tmp_path):
     done = start(str(tmp_path / "nowhere"), "--http-port", "0", "--grpc-port", "0")
     assert done.returncode in (1, 2, 3)
     assert "nowhere" in done.stderr
 
 
-def test_publish_refuses_and_leaves_nothing(tmp_path: pathlib.Path):
+def test_a_refused_publish_leaves_no_files(tmp_path: pathlib.Path):
     wrong = tmp_path / "wrong.onnx"
     wrong.write_bytes(b"no model")
     done = run("publish", str(wrong), "--to", str(tmp_path / "model"), "--version", "1", check=False)
@@ -195,7 +195,7 @@ def test_publish_takes_the_next_number(tmp_path, sources):
     assert (tmp_path / "model/5/millpond.json").exists()
 
 
-def test_models_and_doctor_talk_to_people(server):
+def test_models_and_doctor_print_for_people(server):
     listing = run("models", "ls", "--url", server.url).stdout
     assert "half_plus_two" in listing
     assert "ready" in listing.lower()

@@ -1,4 +1,4 @@
-"""Versions change under load, and nobody notices: no request fails, every answer is its version's own."""
+"""Versions change under load: no request fails, and every answer is that of its version."""
 
 import dataclasses
 import threading
@@ -9,7 +9,7 @@ import requests
 import tritonclient.grpc
 import tritonclient.http
 
-from doors import triton_inputs
+from endpoints import triton_inputs
 from millpond import Server, drop_in, publish
 from models import stamped
 
@@ -19,7 +19,7 @@ X = np.array([10, 20], np.float32)
 
 @dataclasses.dataclass
 class Tally:
-    """What one client saw. Versions in the order in which they first answered."""
+    """The answers of one client. Versions are in the order of their first answer."""
 
     answers: int = 0
     failures: list = dataclasses.field(default_factory=list)
@@ -61,7 +61,7 @@ def ask_rest(server: Server, tally: Tally, stop: threading.Event) -> None:
 def guarded(ask, server: Server, tally: Tally, stop: threading.Event) -> None:
     try:
         ask(server, tally, stop)
-    except Exception as error:  # noqa: BLE001 - any failure of a client is what the test is about
+    except Exception as error:  # noqa: BLE001 - the test counts any failure of a client
         tally.failures.append(repr(error))
 
 
@@ -77,7 +77,7 @@ def test_swaps_under_load_lose_nothing(serve, tmp_path):
         thread.start()
     try:
         for version in VERSIONS:
-            # Both ways a version can come: ready to map, and as another tool's plain file.
+            # Both forms of a version: published, and another tool's plain file.
             (publish if version % 2 else drop_in)(models[version], place, version)
             server.wait_version("stamped", version)
             time.sleep(0.5)
@@ -95,8 +95,8 @@ def test_swaps_under_load_lose_nothing(serve, tmp_path):
         time.sleep(0.1)
 
 
-def test_removing_the_newest_version_goes_back(serve, tmp_path):
-    """Rolling back is deleting a directory."""
+def test_removing_the_newest_version_rolls_back(serve, tmp_path):
+    """Deleting a directory rolls back."""
     import shutil
 
     place = tmp_path / "root" / "stamped"
@@ -130,7 +130,7 @@ def test_two_versions_at_once(serve, tmp_path):
 
 
 def test_equal_parameters_are_read_once(serve, tmp_path):
-    """A version that shares its table with the one that serves loads without reading it again."""
+    """A version that shares its table with the serving version loads without reading it again."""
     import shutil
 
     place = tmp_path / "root" / "stamped"

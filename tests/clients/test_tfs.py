@@ -13,7 +13,7 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
-from doors import b64, tfs_channel
+from endpoints import b64, tfs_channel
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def refused(call, code: grpc.StatusCode, *words: str) -> None:
 def test_predict(prediction):
     answer = prediction.Predict(predict_request("half_plus_two", x=np.array([1, 2, 5], np.float32)), timeout=10)
     np.testing.assert_array_equal(tf.make_ndarray(answer.outputs["y"]), np.array([2.5, 3, 4.5], np.float32))
-    # As TensorFlow Serving's own example clients read it.
+    # As in TensorFlow Serving's example clients.
     assert list(answer.outputs["y"].float_val) == [2.5, 3, 4.5]
     assert answer.model_spec.name == "half_plus_two"
     assert answer.model_spec.version.value == 1
@@ -64,7 +64,7 @@ def test_predict(prediction):
 
 
 def test_predict_in_typed_fields(prediction):
-    """Small tensors come in float_val, long ones of one value in a single entry: both are TensorFlow's own habit."""
+    """Small tensors use float_val; long ones of one value use a single entry, as in TensorFlow."""
     request = predict_request("half_plus_two")
     proto = request.inputs["x"]
     proto.dtype = tf.float32.as_datatype_enum
@@ -75,14 +75,14 @@ def test_predict_in_typed_fields(prediction):
 
 
 def test_predict_without_values(prediction):
-    """A tensor with a shape and no values is one of zeros, as TensorFlow reads it."""
+    """A tensor with a shape and no values is all zeros, as in TensorFlow."""
     request = predict_request("half_plus_two")
     request.inputs["x"].dtype = tf.float32.as_datatype_enum
     request.inputs["x"].tensor_shape.dim.add(size=2)
     assert tf.make_ndarray(prediction.Predict(request, timeout=10).outputs["y"]).tolist() == [2, 2]
 
 
-def test_predict_only_the_outputs_asked_for(prediction):
+def test_predict_only_the_requested_outputs(prediction):
     request = predict_request("symbolic", items=np.ones((1, 2, 4), np.float32), bias=np.zeros((1, 4), np.float32))
     request.output_filter.append("total")
     answer = prediction.Predict(request, timeout=10)
@@ -95,7 +95,7 @@ def test_predict_by_version(prediction):
     refused(lambda: prediction.Predict(predict_request("half_plus_two", 9, x=x), timeout=10), grpc.StatusCode.NOT_FOUND, "9")
 
 
-def test_predict_refuses_what_is_wrong(prediction):
+def test_predict_refuses_mistakes(prediction):
     x = np.array([1], np.float32)
     invalid = grpc.StatusCode.INVALID_ARGUMENT
     ask = lambda **inputs: prediction.Predict(predict_request("half_plus_two", **inputs), timeout=10)  # noqa: E731
@@ -112,11 +112,11 @@ def test_predict_refuses_what_is_wrong(prediction):
     refused(lambda: prediction.Predict(request, timeout=10), invalid, "none")
 
 
-def test_batches_of_different_sizes_are_the_clients_mistake(prediction, server):
+def test_batches_of_different_sizes_are_refused(prediction, server):
     items, bias = np.ones((2, 2, 4), np.float32), np.zeros((3, 4), np.float32)
     request = predict_request("symbolic", items=items, bias=bias)
     refused(lambda: prediction.Predict(request, timeout=10), grpc.StatusCode.INVALID_ARGUMENT, "bias")
-    # As tf2onnx names the batch: anew for each input, so that only the engine can tell.
+    # tf2onnx names the batch differently in each input, so only the engine finds the mistake.
     body = {"inputs": {"uid": [[5.0], [6.0]], "price": [[1.0]]}}
     answer = post(server, "unnamed_batches:predict", json=body)
     assert answer.status_code == 400 and "batch" in answer.json()["error"], answer.text
@@ -136,7 +136,7 @@ def test_get_model_metadata(prediction):
     assert signature.method_name == "tensorflow/serving/predict"
 
 
-def test_get_model_metadata_refuses_what_is_wrong(prediction):
+def test_get_model_metadata_refuses_mistakes(prediction):
     request = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=["signature_def"])
     request.model_spec.name = "nobody"
     refused(lambda: prediction.GetModelMetadata(request, timeout=10), grpc.StatusCode.NOT_FOUND, "nobody")
@@ -192,14 +192,14 @@ def test_rest_bytes(server):
     row = [b64(b"\x00\xff raw"), "plain"]
     answer = post(server, "strings:predict", json={"instances": [["a", "b"], ["c", b64(b"d")]]})
     assert (answer.status_code, answer.json()) == (200, {"predictions": [["a", "b"], ["c", "d"]]})
-    # Bytes that are no text cannot be a JSON string; an output whose name does not end in _bytes has no other
-    # form, so the server may refuse but not break.
+    # Bytes that are not text cannot be a JSON string. An output whose name does not end in _bytes has no other
+    # form, so the server may refuse but must not fail.
     assert post(server, "strings:predict", json={"instances": [row]}).status_code in (200, 400)
     server.assert_serving()
 
 
 def test_rest_numbers_that_json_lacks(server):
-    """TensorFlow Serving takes and gives NaN and Infinity as bare words."""
+    """TensorFlow Serving reads and writes NaN and Infinity as bare words."""
     answer = post(server, "half_plus_two:predict", data='{"instances": [NaN, Infinity, -Infinity]}')
     assert answer.status_code == 200, answer.text
     first, *rest = answer.json()["predictions"]
@@ -252,7 +252,7 @@ def test_rest_metadata(server):
         ("half_plus_two:predict", '{"instances": [' * 5000, 400, []),
     ],
 )
-def test_rest_refuses_what_is_wrong(server, path, body, status, words):
+def test_rest_refuses_mistakes(server, path, body, status, words):
     answer = post(server, path, data=body)
     assert answer.status_code in (status if isinstance(status, tuple) else (status,)), answer.text
     message = answer.json()["error"]

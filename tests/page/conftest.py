@@ -1,4 +1,4 @@
-"""A server with real models under light traffic, and a headless Chromium that looks at its page."""
+"""A server with real models under light traffic, and a headless Chromium that opens its page."""
 
 import concurrent.futures
 import pathlib
@@ -17,7 +17,7 @@ from millpond import BINARY, Server, drop_in, publish  # noqa: E402
 from models import MODELS, half_plus_two, stamped  # noqa: E402
 from screen import DESKTOP, PICTURES, SWAPPED, UNLOADED, look  # noqa: E402
 
-# The pretrained models that are asked, beside the one that is swapped and the one that is unloaded.
+# Pretrained models under traffic, beside a model that is swapped and one that is unloaded.
 REAL = ("text_direction", "voice_step")
 
 
@@ -42,7 +42,7 @@ def server(tmp_path_factory):
 
 
 def ask(server: Server, model: str, arrays: dict[str, np.ndarray], stop: threading.Event) -> None:
-    """Requests one after another, with pauses, until told to stop; a model that is unloaded meanwhile is no error."""
+    """Sends requests with pauses until stopped. A model that is unloaded meanwhile is not an error."""
     inputs = []
     with tritonclient.http.InferenceServerClient(server.http) as client:
         for name, array in arrays.items():
@@ -84,11 +84,11 @@ def chromium():
 
 @pytest.fixture
 def browser(chromium):
-    """Chromium as each test should find it: a desktop's window, light, nothing open."""
+    """Resets Chromium before each test: a desktop window, light scheme, no open page."""
     chromium.get("about:blank")
     look(chromium, DESKTOP)
     chromium.get_log("browser")
     chromium.get_log("performance")
     yield chromium
-    # A page that is left open would hold a place at the server that the next test may end.
+    # An open page would hold a connection to a server that the next test may stop.
     chromium.get("about:blank")

@@ -1,4 +1,4 @@
-"""What the browser is made to look like, and what is read off its page."""
+"""Sizes and schemes of the browser, and figures read from its page."""
 
 import base64
 import pathlib
@@ -13,7 +13,7 @@ WAIT_S = 20
 # WCAG 2.2 AA: text, and graphics that carry meaning.
 TEXT_CONTRAST_MIN, GRAPHIC_CONTRAST_MIN = 4.5, 3.0
 
-# Every visible text and every line of a chart with its contrast to what lies behind it.
+# Every visible text and every line of a chart with its contrast to its background.
 CONTRASTS = """
 const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
 const rgba = (colour) => {
@@ -50,7 +50,7 @@ return { texts, lines };
 
 
 def look(driver, size: tuple[int, int], scheme: str = "light", motion: str = "no-preference") -> None:
-    """A screen of this size that prefers this scheme."""
+    """Sets a screen of this size that prefers this scheme."""
     width, height = size
     phone = width < 500
     driver.execute_cdp_cmd(
@@ -65,7 +65,7 @@ def look(driver, size: tuple[int, int], scheme: str = "light", motion: str = "no
 
 
 def wait(what: Callable[[], object], words: str, timeout_s: float = WAIT_S):
-    """What `what` returns once that is true."""
+    """Waits until `what` returns a true value. Returns that value."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if found := what():
@@ -79,7 +79,7 @@ def js(driver, expression: str, *arguments):
 
 
 def open_page(driver, url: str) -> None:
-    """Opens the page and waits until it lives."""
+    """Opens the page and waits until it shows data."""
     driver.get(f"{url}/")
     wait(lambda: connection(driver) == "live", "the page is live")
 
@@ -89,13 +89,13 @@ def connection(driver) -> str:
 
 
 def in_card(driver, model: str, selector: str) -> list[str]:
-    """The texts of the elements of a model's card."""
+    """Returns the texts of the elements of a model's card."""
     script = "[...document.querySelectorAll(`[data-model=\"${arguments[0]}\"] ${arguments[1]}`)].map((e) => e.textContent)"
     return js(driver, script, model, selector)
 
 
 def picture(driver, path: pathlib.Path) -> None:
-    """The whole page, also what lies below the window."""
+    """Takes a screenshot of the whole page, also below the window."""
     width, height = js(driver, "[innerWidth, document.documentElement.scrollHeight]")
     clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
     taken = driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})

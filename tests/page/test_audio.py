@@ -1,4 +1,4 @@
-"""The page for recordings as people see it: a recording is chosen, drawn, labelled and played."""
+"""The audio page as people see it: a recording is chosen, drawn, labelled and played."""
 
 import json
 import pathlib
@@ -48,7 +48,7 @@ def texts(browser, selector: str) -> list[str]:
 
 
 def drawn(browser) -> bool:
-    """Whether the picture has more than one colour."""
+    """Returns true if the image has more than one colour."""
     return js(
         browser,
         "new Set(new Uint32Array(document.getElementById('wave').getContext('2d')"
@@ -61,7 +61,7 @@ def position(browser) -> float:
 
 
 def clock(seconds: float) -> str:
-    """As the page writes it."""
+    """Formats a time as the page does."""
     whole = int(seconds)
     return f"{whole // 60}:{whole % 60:02}" + f"{seconds - whole:.1f}"[1:]
 
@@ -76,13 +76,13 @@ def lengthened(path: pathlib.Path, times: int) -> pathlib.Path:
     return path
 
 
-def test_it_asks_no_other_host_and_reports_no_error(browser, server):
+def test_no_other_host_and_no_error(browser, server):
     open_audio(browser, server)
     listen(browser, CLIP)
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
     assert len(asked) >= 5
-    # The browser's own buttons for playing are data: addresses.
+    # The browser's buttons for playing have data: addresses.
     asked = [url.removeprefix("blob:") for url in asked if not url.startswith("data:")]
     assert [url for url in asked if not url.startswith(server.url)] == []
     assert browser.get_log("browser") == []
@@ -101,7 +101,7 @@ def test_labels_are_those_of_the_server(browser, server):
     wait(lambda: drawn(browser), "the recording is drawn")
 
 
-def test_labels_come_while_it_listens(browser, server, tmp_path):
+def test_labels_arrive_during_the_upload(browser, server, tmp_path):
     open_audio(browser, server)
     listen(browser, lengthened(tmp_path / "long.wav", 60), until=("listening",))
     wait(lambda: texts(browser, "#labels .text") and state(browser) == "listening", "labels before the end")
@@ -156,7 +156,7 @@ def test_a_click_seeks_and_playing_moves(browser, server):
     js(browser, "document.getElementById('audio').pause()")
 
 
-def test_what_is_no_recording_and_what_is_damaged_is_said(browser, server, tmp_path):
+def test_damaged_and_wrong_files_are_reported(browser, server, tmp_path):
     open_audio(browser, server)
     text = tmp_path / "notes.wav"
     text.write_text("This is no recording.\n" * 100)
@@ -170,7 +170,7 @@ def test_what_is_no_recording_and_what_is_damaged_is_said(browser, server, tmp_p
     assert texts(browser, "#labels .text"), "what is there is labelled"
 
 
-def test_the_pages_lead_to_each_other(browser, server):
+def test_the_pages_link_to_each_other(browser, server):
     browser.get(f"{server.url}/")
     browser.find_element("link text", "recordings").click()
     wait(lambda: browser.title == "Millpond: recordings", "the page for recordings")
@@ -200,7 +200,7 @@ def test_everything_is_legible(browser, server, scheme):
 @pytest.mark.parametrize(
     ("name", "size", "scheme"), [("audio-light", DESKTOP, "light"), ("audio-dark", DESKTOP, "dark"), ("audio-phone", PHONE, "light")]
 )
-def test_pictures(browser, server, name, size, scheme):
+def test_screenshots(browser, server, name, size, scheme):
     look(browser, size, scheme)
     open_audio(browser, server)
     listen(browser, CLIP)

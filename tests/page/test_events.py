@@ -1,4 +1,4 @@
-"""What the page is served by: its files, its events, and who may ask what."""
+"""The page's files, its events, and access to them."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ VIEWERS_MAX = 32
 
 @pytest.fixture
 def serve(tmp_path):
-    """A server of half_plus_two alone: `serve(*flags)`."""
+    """Starts a server of half_plus_two only: `serve(*flags)`."""
     started = []
 
     def start(*flags: str) -> Server:
@@ -32,7 +32,7 @@ def serve(tmp_path):
 
 
 def events(answer: requests.Response):
-    """Names and contents, as they come."""
+    """Yields names and contents of events as they arrive."""
     name = None
     for line in answer.iter_lines(chunk_size=1, decode_unicode=True):
         if line.startswith("event: "):
@@ -46,7 +46,7 @@ def watch(server: Server, **headers: str) -> requests.Response:
 
 
 def test_programs_get_text_and_browsers_the_page(server):
-    # Libraries get Qdrant's title and version, which tools built on them read.
+    # Libraries get Qdrant's title and version, which tools read.
     assert requests.get(f"{server.url}/", timeout=5).json()["version"]
     text = requests.get(f"{server.url}/", headers={"User-Agent": "curl/8.5.0"}, timeout=5)
     assert text.headers["Content-Type"].startswith("text/plain")
@@ -67,7 +67,7 @@ def test_programs_get_text_and_browsers_the_page(server):
 
 
 @pytest.mark.usefixtures("traffic")
-def test_the_past_comes_first_then_a_tick_a_second(server):
+def test_the_history_precedes_a_tick_a_second(server):
     time.sleep(3)
     with watch(server) as answer:
         assert answer.headers["Content-Type"] == "text/event-stream"
@@ -88,7 +88,7 @@ def test_the_past_comes_first_then_a_tick_a_second(server):
     assert models[SWAPPED]["marks"][0]["version"] == 1
 
 
-def test_viewers_are_bounded_and_places_come_free(serve):
+def test_viewers_are_bounded_and_leave_room(serve):
     server = serve()
     with contextlib.ExitStack() as open_pages:
         for _ in range(VIEWERS_MAX):
@@ -110,7 +110,7 @@ def test_open_pages_take_no_room_from_requests(serve):
         server.assert_serving()
 
 
-def test_open_pages_end_at_once_when_the_server_stops(serve):
+def test_open_pages_end_with_the_server(serve):
     server = serve("--shutdown-grace", "30s")
     with watch(server) as answer:
         stream = events(answer)
@@ -122,7 +122,7 @@ def test_open_pages_end_at_once_when_the_server_stops(serve):
         assert time.monotonic() - started < 15, "it must not use up the grace time"
 
 
-def test_a_page_that_reads_nothing_does_not_hold_the_server_up(serve):
+def test_a_page_that_reads_nothing_does_not_delay_shutdown(serve):
     server = serve("--shutdown-grace", "30s")
     with socket.create_connection(("127.0.0.1", server.http_port)) as asleep:
         asleep.sendall(f"GET /events HTTP/1.1\r\nHost: {server.http}\r\n\r\n".encode())
@@ -145,7 +145,7 @@ def test_a_page_that_reads_nothing_does_not_hold_the_server_up(serve):
         ({"Origin": "http://127.0.0.1:1"}, 403),
         ({"Sec-Fetch-Site": "cross-site"}, 403),
         ({"Sec-Fetch-Site": "same-site"}, 403),
-        # A name of another site that was pointed at this machine: page and server look alike to the browser.
+        # A host name of another site that points at this machine: to the browser, page and server have the same origin.
         ({"Origin": "http://evil.example:80", "Host": "evil.example:80", "Sec-Fetch-Site": "same-origin"}, 403),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The page for images as people see it: pictures are dropped in, found by changed copies, filtered, deleted."""
+"""The images page as people see it: images are dropped in, found by changed copies, filtered, deleted."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from selenium.webdriver import ActionChains, Keys
 MADE = pathlib.Path(__file__).resolve().parents[2] / ".cache/images"
 MODEL = "mobilenet-v2"
 KEY = "a key for the test"
-# More than the page shows at once.
+# More than one page of results.
 MANY = 55
 LINES_MIN = 8
 
@@ -66,7 +66,7 @@ def names(browser, where: str) -> list[str]:
 
 
 def drop(browser, target: str, *paths: pathlib.Path) -> None:
-    """Drops files on an element, as the browser would tell the page."""
+    """Drops files on an element by the browser's events."""
     browser.execute_script(
         "const input = Object.assign(document.createElement('input'), { type: 'file', multiple: true, id: 'hand' });"
         "input.className = 'hidden'; document.body.append(input);"
@@ -84,13 +84,13 @@ def drop(browser, target: str, *paths: pathlib.Path) -> None:
 
 
 def found(browser) -> list[str]:
-    """The results' names, once a search has ended."""
+    """Waits for the end of a search. Returns the names of its results."""
     wait(lambda: state(browser) == "ready" and names(browser, "#results"), "results")
     return names(browser, "#results")
 
 
 def drawn(browser) -> bool:
-    """Both pictures are there, and so are lines between them."""
+    """Checks that both images and lines between them are shown."""
     return js(browser, "document.querySelectorAll('#match image[data-loaded]').length === 2 && document.querySelectorAll('#match line').length > 0")
 
 
@@ -102,19 +102,19 @@ def search(browser, copy: str) -> list[str]:
 
 
 def press(browser, selector: str) -> None:
-    # Away from the head of the page, which stays where it is and may lie over it.
+    # Scroll it away from the fixed header, which may cover it.
     js(browser, "document.querySelector(arguments[0]).scrollIntoView({ block: 'center' })", selector)
     browser.find_element("css selector", selector).click()
 
 
-def test_an_address_of_a_collection_that_is_not_there_says_so(browser, server):
+def test_the_address_of_an_unknown_collection(browser, server):
     browser.get(f"{server.url}/images?collection=nope")
     wait(lambda: "nope" in text(browser, "problem"), "the page says what is missing")
     assert state(browser) == "none" and names(browser, "#pictures") == []
     assert js(browser, "location.search") == "?collection=nope"
 
 
-def test_pictures_come_in_by_drop(browser, server, tmp_path):
+def test_images_are_added_by_drop(browser, server, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_text("This is no picture.")
     chosen = [MADE / "pictures" / name for name in ("coffee.png", "chelsea.png", "rocket.jpg")]
@@ -131,14 +131,14 @@ def test_pictures_come_in_by_drop(browser, server, tmp_path):
     wait(lambda: "3 pictures" in text(browser, "about"), "they are counted")
     drop(browser, "#add", chosen[0])
     wait(lambda: js(browser, rows) == {"coffee.png": "present"}, "what is there is not added twice")
-    # Away with it by the page's own means.
+    # Delete it by the page's own button.
     press(browser, "#remove")
     press(browser, "#confirm-delete")
     gone = lambda: [entry["name"] for entry in requests.get(f"{server.url}/v1/images", timeout=10).json()["collections"]]
     wait(lambda: "dropped" not in gone(), "the collection is deleted")
 
 
-def test_a_zip_comes_in_by_drop(browser, server, tmp_path):
+def test_a_zip_is_added_by_drop(browser, server, tmp_path):
     import zipfile
 
     with zipfile.ZipFile(tmp_path / "some.zip", "w") as archive:
@@ -167,7 +167,7 @@ def test_a_dropped_copy_finds_its_original(browser, server, copy, original):
     for x1, y1, x2, y2 in ends:
         for (x, y), (left, top, width, height) in zip([(x1, y1), (x2, y2)], frames, strict=True):
             assert left <= x <= left + width and top <= y <= top + height
-    # The thumbnails have arrived.
+    # The thumbnails are loaded.
     wait(lambda: js(browser, "[...document.querySelectorAll('#results img')].slice(0, 4).every((i) => i.naturalWidth > 0)"), "thumbnails")
 
 
@@ -183,7 +183,7 @@ def test_arrows_go_through_the_results(browser, server):
     assert js(browser, "getComputedStyle(document.activeElement).outlineStyle") == "solid", "the focus is visible"
 
 
-def test_a_pasted_picture_and_one_of_the_collection(browser, server):
+def test_a_pasted_image_and_one_of_the_collection(browser, server):
     open_images(browser, server)
     browser.execute_async_script(
         "const done = arguments[1]; fetch(arguments[0]).then((a) => a.blob()).then((blob) => {"
@@ -199,7 +199,7 @@ def test_a_pasted_picture_and_one_of_the_collection(browser, server):
     assert found(browser)[0] == other
 
 
-def test_filters_apply_to_pictures_and_to_searches(browser, server):
+def test_filters_apply_to_images_and_searches(browser, server):
     open_images(browser, server)
     browser.find_element("id", "value").send_keys("coffee.png", Keys.ENTER)
     wait(lambda: names(browser, "#pictures") == ["coffee.png"], "the names are filtered")
@@ -233,13 +233,13 @@ def test_pages_and_deleting(browser, server):
     wait(lambda: names(browser, "#pictures") == first, "the first page")
 
 
-def test_what_is_no_picture_is_said(browser, server, tmp_path):
+def test_a_file_that_is_not_an_image_is_reported(browser, server, tmp_path):
     (tmp_path / "notes.png").write_text("no picture")
     open_images(browser, server)
     drop(browser, "#find", tmp_path / "notes.png")
     wait(lambda: state(browser) == "failed", "it is refused")
     assert len(text(browser, "problem")) > 10
-    # And the next one works.
+    # The next one works.
     assert search(browser, "coffee.jpg")[0] == "coffee.png"
 
 
@@ -267,7 +267,7 @@ def test_a_key_is_asked_for_and_kept_for_the_session(browser, tmp_path_factory):
         assert server.stop() == 0, server.log_text()
 
 
-def test_it_asks_no_other_host_and_reports_no_error(browser, server):
+def test_no_other_host_and_no_error(browser, server):
     open_images(browser, server)
     search(browser, "coffee.jpg")
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
@@ -277,7 +277,7 @@ def test_it_asks_no_other_host_and_reports_no_error(browser, server):
     assert browser.get_log("browser") == []
 
 
-def test_the_pages_lead_to_each_other(browser, server):
+def test_the_pages_link_to_each_other(browser, server):
     for page, title in (("/", "Millpond"), ("/audio", "Millpond: recordings")):
         browser.get(f"{server.url}{page}")
         browser.find_element("link text", "images").click()
@@ -310,7 +310,7 @@ def test_everything_is_legible(browser, server, scheme):
     ("name", "size", "scheme"),
     [("images-light", DESKTOP, "light"), ("images-dark", DESKTOP, "dark"), ("images-phone", PHONE, "light")],
 )
-def test_pictures(browser, server, name, size, scheme):
+def test_screenshots(browser, server, name, size, scheme):
     look(browser, size, scheme)
     open_images(browser, server)
     search(browser, "chelsea.jpg" if scheme == "dark" else "coffee.jpg")

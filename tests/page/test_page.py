@@ -1,4 +1,4 @@
-"""The live page as people see it: in headless Chromium, at a desk, in the dark, on a phone, by keyboard."""
+"""The live page in headless Chromium: desktop, dark scheme, phone, keyboard."""
 
 import json
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("traffic")
 
 TABS_MAX = 80
 
-def test_it_asks_no_other_host_and_reports_no_error(browser, server):
+def test_no_other_host_and_no_error(browser, server):
     open_page(browser, server.url)
     wait(lambda: in_card(browser, SWAPPED, ".percentiles td"), "a model is shown")
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
@@ -60,7 +60,7 @@ def test_percentiles_numbers_and_threads_appear(browser, server):
     assert "p999" in described
 
 
-def test_a_page_opened_later_shows_the_past(browser, server):
+def test_a_page_opened_later_shows_the_history(browser, server):
     open_page(browser, server.url)
     joined = "[...document.querySelectorAll(`[data-model='${arguments[0]}'] .series`)].map((e) => e.getAttribute('d'))"
     assert all("L" in path for path in wait(lambda: js(browser, joined, SWAPPED), "lines")), "more than one second at once"
@@ -128,10 +128,10 @@ def test_a_second_is_chosen_with_the_arrows(browser, server):
     assert in_card(browser, SWAPPED, name) == ["last second"]
 
 
-def test_what_the_server_refuses_is_told(browser, server):
+def test_refusals_of_the_server_are_shown(browser, server):
     open_page(browser, server.url)
     wait(lambda: in_card(browser, SWAPPED, "button"), "buttons")
-    # As if the model had gone since the page was drawn: the call names one that is not there.
+    # The call names an unknown model, as if it had been removed since the page was drawn.
     browser.execute_script("const post = fetch; window.fetch = (path, options) => post(path.replace('stamped', 'nowhere'), options)")
     js(browser, "document.querySelector(`[data-model='${arguments[0]}'] .load`).click()", SWAPPED)
     told = wait(lambda: js(browser, "document.querySelector('.message.bad')?.textContent"), "a message")
@@ -173,7 +173,7 @@ def test_dark_is_dark(browser, server):
     assert sum(int(part) for part in dark[0][4:-1].split(",")) < 150
 
 
-def test_every_button_has_a_name_of_its_own(browser, server):
+def test_button_names_are_unique(browser, server):
     open_page(browser, server.url)
     wait(lambda: in_card(browser, SWAPPED, "button"), "buttons")
     names = [button.accessible_name for button in browser.find_elements("css selector", "main button")]
@@ -181,7 +181,7 @@ def test_every_button_has_a_name_of_its_own(browser, server):
     assert len(names) == len(set(names))
 
 
-def test_nothing_moves_for_who_wants_no_motion(browser, server):
+def test_reduced_motion_is_respected(browser, server):
     look(browser, DESKTOP, motion="reduce")
     open_page(browser, server.url)
     moving = "[...document.querySelectorAll('*')].map((e) => getComputedStyle(e)).filter((s) => s.animationName !== 'none' || s.transitionDuration !== '0s').length"
@@ -189,7 +189,7 @@ def test_nothing_moves_for_who_wants_no_motion(browser, server):
 
 
 def test_it_reconnects(browser, tmp_path, monkeypatch):
-    # Both servers get the same two.
+    # Both servers get the same two models.
     ports = millpond.free_ports()
     monkeypatch.setattr(millpond, "free_ports", lambda: ports)
     (tmp_path / "root").mkdir()
@@ -207,7 +207,7 @@ def test_it_reconnects(browser, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "size", "scheme"), [("desktop-light", DESKTOP, "light"), ("desktop-dark", DESKTOP, "dark"), ("phone", PHONE, "light")]
 )
-def test_pictures(browser, server, name, size, scheme):
+def test_screenshots(browser, server, name, size, scheme):
     look(browser, size, scheme)
     open_page(browser, server.url)
     wait(lambda: in_card(browser, SWAPPED, ".series-label"), "there are values")

@@ -11,7 +11,7 @@ from reference import segments
 from test_truth import assert_same
 
 LEAVING_MAX_S = 30
-# Silence that a client may keep is 10 s; a recording's last windows wait 1 s for company.
+# A client may be silent for 10 s. The last windows wait 1 s for a full batch.
 SILENCE_MAX_S = 8
 
 
@@ -44,8 +44,8 @@ def test_a_form(server):
 
 
 @pytest.mark.parametrize("recogniser", ["vad", "vad-onnx", "sounds"])
-def test_results_come_while_the_upload_still_runs(server, recogniser):
-    """As from a microphone, only faster: the first label is there long before the recording ends."""
+def test_results_arrive_during_the_upload(server, recogniser):
+    """An upload as from a microphone, but faster: the first label arrives long before the recording ends."""
     recording = wave_bytes(speech(90))
     upload = Upload(server.http, f"/v1/audio/{recogniser}")
     half = len(recording) // 2
@@ -62,10 +62,10 @@ def test_results_come_while_the_upload_still_runs(server, recogniser):
 
 
 @pytest.mark.parametrize("recogniser", ["vad", "vad-onnx", "sounds", "notes"])
-def test_an_upload_that_stops_half_way_gets_the_labels_of_what_it_sent(server, recogniser):
+def test_an_interrupted_upload_gets_its_labels(server, recogniser):
     recording = wave_bytes(speech(60))
     half = recording[: len(recording) // 2]
-    # All that certainly has ended: what begins so late may go on in the other half.
+    # Only events that certainly have ended; a later one may continue in the other half.
     whole = lines(post(server.url, recogniser, recording))
     sent_s = (len(half) - 44) / 2 / RATE_HZ
     wanted = [span for span in whole.spans() if span[1] < sent_s - 3]
@@ -84,13 +84,13 @@ def test_an_upload_that_stops_half_way_gets_the_labels_of_what_it_sent(server, r
     upload.close()
 
 
-def test_a_client_that_leaves_frees_its_place(server):
+def test_a_client_that_disconnects_frees_its_permit(server):
     recording = wave_bytes(speech(60))
     for _ in range(8):
         upload = Upload(server.http, "/v1/audio/vad-onnx")
         upload.send(recording[: len(recording) // 2])
         upload.close()
-    # Places are free once the server has seen that the clients are gone, not at once.
+    # Permits become free once the server has noticed that the clients disconnected.
     deadline = time.monotonic() + LEAVING_MAX_S
     while (answer := post(server.url, "vad-onnx", recording)).status_code == 429 and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -107,27 +107,27 @@ def test_formats_are_those_of_the_command(server, form):
     if form == "json":
         assert json.loads(answer.text)["labels"] == json.loads(done.stdout)["labels"]
     elif form == "rttm":
-        # The first columns say which file it is.
+        # The first column names the file.
         spans = [[line.split()[3:5] for line in text.splitlines()] for text in (answer.text, done.stdout)]
         assert spans[0] == spans[1] and len(spans[0]) == len(segments(MEETING))
     else:
         assert len(answer.text.splitlines()) == len(done.stdout.splitlines())
 
 
-def test_the_command_by_way_of_a_server(server):
+def test_the_command_with_a_server(server):
     done = command("audio", MEETING, "--recogniser", "vad", "--format", "json", "--url", server.url)
     assert done.returncode == 0, done.stderr
     assert_same([(label["start"], label["end"]) for label in json.loads(done.stdout)["labels"]], segments(MEETING))
 
 
-def test_what_cannot_be_asked(server):
+def test_mistakes_are_refused(server):
     assert post(server.url, "nobody", b"x").status_code == 404
     assert post(server.url, "vad?format=wax", b"x").status_code == 400
     assert post(server.url, "vad", b"").status_code == 400
 
 
-def test_a_model_with_a_memory_begins_anew_with_each_request(server):
-    """The plain protocol's requests know no streams: every one starts from the state as loaded."""
+def test_each_request_starts_from_the_state_as_loaded(server):
+    """Plain requests have no streams: each starts from the state as loaded."""
     frame = read(MEETING)[160_000:160_512].tolist()
     tensors = [
         {"name": "x", "datatype": "FP32", "shape": [1, 512], "data": frame},

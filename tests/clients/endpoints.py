@@ -1,4 +1,4 @@
-"""One request through each public door, by that door's usual client, unmodified."""
+"""One request through each public endpoint, by the endpoint's usual client, unmodified."""
 
 import base64
 from collections.abc import Callable
@@ -23,7 +23,7 @@ GRPC_OPTIONS = [
 
 
 def to_triton(array: np.ndarray) -> np.ndarray:
-    """Strings as the client wants them: arrays of bytes objects."""
+    """Converts strings for the client: arrays of bytes objects."""
     if array.dtype != object:
         return array
     encoded = [text if isinstance(text, bytes) else text.encode() for text in array.ravel()]
@@ -38,7 +38,7 @@ def from_triton(array: np.ndarray) -> np.ndarray:
 
 
 def triton_inputs(module, inputs: Arrays, **options) -> list:
-    """The client's input objects for a request; `module` is tritonclient.http or .grpc."""
+    """Returns the client's input objects for a request. `module` is tritonclient.http or .grpc."""
     out = []
     for name, array in inputs.items():
         array = to_triton(array)
@@ -74,7 +74,7 @@ def tfs_channel(server: Server) -> grpc.Channel:
 
 
 def tfs_grpc(server: Server, model: str, inputs: Arrays, outputs: list[str]) -> Arrays:
-    # Importing TensorFlow takes seconds; only those who need it pay.
+    # Importing TensorFlow takes seconds, so only its users import it.
     import tensorflow as tf
     from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
@@ -92,7 +92,7 @@ def tfs_rest_column(server: Server, model: str, inputs: Arrays, outputs: list[st
     answer = requests.post(f"{server.url}/v1/models/{model}:predict", json=body, timeout=REQUEST_TIMEOUT_S)
     assert answer.status_code == 200, answer.text[:1000]
     found = answer.json()["outputs"]
-    # A single output comes without its name.
+    # A single output has no name.
     return {name: np.array(found[name] if len(outputs) > 1 else found) for name in outputs}
 
 
@@ -103,13 +103,13 @@ def to_json(array: np.ndarray):
 
 
 def b64(data: bytes) -> dict:
-    """Bytes in TensorFlow Serving's JSON."""
+    """Encodes bytes for TensorFlow Serving's JSON."""
     return {"b64": base64.b64encode(data).decode()}
 
 
-Door = Callable[[Server, str, Arrays, list[str]], Arrays]
+EndpointCall = Callable[[Server, str, Arrays, list[str]], Arrays]
 
-DOORS: dict[str, Door] = {
+ENDPOINTS: dict[str, EndpointCall] = {
     "oip-http-binary": oip_http_binary,
     "oip-http-json": oip_http_json,
     "oip-grpc": oip_grpc,
@@ -117,6 +117,5 @@ DOORS: dict[str, Door] = {
     "tfs-rest": tfs_rest_column,
 }
 
-# What a protocol itself cannot say: the Open Inference Protocol's JSON has no 16-bit floats, and its client
-# refuses them there.
-CANNOT_SAY = {("oip-http-json", "half_precision"), ("oip-http-json", "brain_float")}
+# Limits of a protocol: the Open Inference Protocol's JSON has no 16-bit floats, and its client refuses them.
+UNSUPPORTED = {("oip-http-json", "half_precision"), ("oip-http-json", "brain_float")}
