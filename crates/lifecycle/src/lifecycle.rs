@@ -234,10 +234,10 @@ impl Lifecycle {
         let (to, wanted) = bounded(1);
         let (pool, stop, out) = (store.pool().clone(), self.stop_prefault.clone(), self.to.clone());
         let runner =
-            BackgroundRunner::new("prefault", "faulting the pool in", config.starvation_limit);
+            BackgroundRunner::new("backing", "faulting the pool in", config.starvation_limit);
         let settled = self.settled.clone();
         let body = move || source_thread::prefault(&pool, &wanted, &settled, runner, &stop, &out);
-        self.spawn("prefault".into(), body)?;
+        self.spawn("backing".into(), body)?;
         Ok(to)
     }
 
