@@ -36,13 +36,14 @@ pub use config::{
     Converter, LifecycleConfig, ModelConfig, ModelRoot, ParameterPlacement, Transition,
     VersionPolicy, WarmupConfig,
 };
-pub use lifecycle::{AdminCallback, Lifecycle, LoadSpec, POLL_MIN, THREADS_MAX};
+pub use lifecycle::{Lifecycle, POLL_MIN, THREADS_MAX};
+pub use message::{AdminCallback, LoadSpec};
 pub use status::{
     LifecycleEvent, LifecycleState, LoadCost, ModelStatus, Observer, SilentObserver, StateChange,
     SwapReport, VersionStatus,
 };
 pub use warmup::{
-    NoRecordedRequests, WARMUP_REQUESTS_MAX, WARMUP_RUNS_MIN, WARMUP_TIME_MAX, WarmupRequests,
+    NoRecordedRequests, WARMUP_REQUESTS_MAX, WARMUP_RUNS_MIN, WARMUP_TIME_MAX, WarmupSet,
     WarmupSource,
 };
 

@@ -16,7 +16,9 @@ use crate::admission::Ledger;
 use crate::convert::Cache;
 use crate::loader::Loader;
 use crate::manager::{Channels, Manager, Retries, Setup};
-use crate::message::{LoadJob, MESSAGES_MAX, Message, RETIRED_MAX, Retired};
+use crate::message::{
+    AdminCallback, LoadJob, LoadSpec, MESSAGES_MAX, Message, RETIRED_MAX, Retired,
+};
 use crate::settled::Settled;
 use crate::source::ForeignKind;
 use crate::source::Scanner;
@@ -33,20 +35,6 @@ pub const THREADS_MAX: usize = 64;
 pub const POLL_MIN: Duration = Duration::from_millis(5);
 /// After the wait for requests, threads get so long to end.
 const JOIN_WAIT_MAX: Duration = Duration::from_secs(5);
-
-/// What an administrator's load asks for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LoadSpec {
-    /// Load again what is ready already, from the files as they are now.
-    pub reload: bool,
-    /// Load this version and keep it beside what the policy picks, until an unload or its directory
-    /// goes.
-    pub version: Option<u64>,
-}
-
-/// Is told how an administrator's request ended, on the `lifecycle` thread (or at once on the
-/// caller's, where it cannot be passed on).
-pub type AdminCallback = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// The running lifecycle. Dropping it shuts it down.
 pub struct Lifecycle {
@@ -81,7 +69,21 @@ impl Lifecycle {
         };
         let ledger = Arc::new(Ledger::default());
         let kinds = ForeignKind::all(&engines);
-        let jobs = lifecycle.start_loaders(&config, (engines, warmup), &store, &ledger)?;
+        let loader = Loader {
+            engines,
+            store: store.clone(),
+            ledger: ledger.clone(),
+            warmup,
+            converter: config.converter.clone(),
+            cache: open_cache(&config),
+            placement: config.placement,
+            background: config.background && config.placement == ParameterPlacement::Pool,
+            starvation_limit: config.starvation_limit,
+            settled: lifecycle.settled.clone(),
+            threads_max: config.threads_max,
+            out: lifecycle.to.clone(),
+        };
+        let jobs = lifecycle.start_loaders(loader, config.load_threads.max(1))?;
         let abandon = Arc::new(AtomicBool::new(false));
         let retired = lifecycle.start_unloaders(&config, &abandon)?;
         let prefault = lifecycle.start_prefault(&config, &store)?;
@@ -178,30 +180,10 @@ impl Lifecycle {
         }
     }
 
-    fn start_loaders(
-        &self,
-        config: &LifecycleConfig,
-        (engines, warmup): (Vec<Arc<dyn Engine>>, Arc<dyn WarmupSource>),
-        store: &Arc<ParameterStore>,
-        ledger: &Arc<Ledger>,
-    ) -> Result<Sender<LoadJob>> {
-        let count = config.load_threads.max(1);
-        // One waiting job a thread at most: jobs are only sent to free threads.
+    fn start_loaders(&self, loader: Loader, count: usize) -> Result<Sender<LoadJob>> {
+        // Jobs are only sent to free threads, so at most one waits for each.
         let (jobs, queue): (_, Receiver<LoadJob>) = bounded(count);
-        let loader = Arc::new(Loader {
-            engines,
-            store: store.clone(),
-            ledger: ledger.clone(),
-            warmup,
-            converter: config.converter.clone(),
-            cache: open_cache(config),
-            placement: config.placement,
-            background: config.background && config.placement == ParameterPlacement::Pool,
-            starvation_limit: config.starvation_limit,
-            settled: self.settled.clone(),
-            threads_max: config.threads_max,
-            out: self.to.clone(),
-        });
+        let loader = Arc::new(loader);
         for number in 0..count {
             let (loader, queue) = (loader.clone(), queue.clone());
             let name = format!("load-{number}");

@@ -25,7 +25,7 @@ use crate::settled::Settled;
 use crate::source::ForeignKind;
 use crate::status::LoadCost;
 use crate::threads;
-use crate::warmup::{self, WarmupSource};
+use crate::warmup::{self, WarmupSource, WarmupVersion};
 use crate::{Converter, LifecycleState, ParameterPlacement};
 
 /// A graph is hashed in pieces of this size.
@@ -160,8 +160,8 @@ impl Loader {
         servable.recogniser = job.recogniser.clone();
         let started = Instant::now();
         self.stage(&job.id, LifecycleState::Warming, None);
-        let of = (&servable, &signature);
-        let note = warmup::warm(of, &job.dir, &*self.warmup, &job.warmup, &attempt.stop)?;
+        let version = WarmupVersion { servable: &servable, signature: &signature, dir: &job.dir };
+        let note = warmup::warm(version, &*self.warmup, &job.warmup, &attempt.stop)?;
         let ignored = ignored_settings(&job.id, &job.dir);
         let note = note.into_iter().chain(ignored).reduce(|all, next| format!("{all}; {next}"));
         cost.warm_seconds = started.elapsed().as_secs_f64();

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use base::{Error, VersionId};
+use base::{Error, Result, VersionId};
 use engine::{ScheduleOptions, Servable, SessionOptions};
 
 use crate::admission::Releasing;
 use crate::convert::Converted;
-use crate::lifecycle::{AdminCallback, LoadSpec};
 use crate::source::{DirectoryScan, Fingerprint, ForeignKind};
 use crate::status::LoadCost;
 use crate::{LifecycleState, Transition, WarmupConfig};
@@ -20,6 +19,20 @@ use crate::{LifecycleState, Transition, WarmupConfig};
 pub(crate) const MESSAGES_MAX: usize = 1024;
 /// Retired versions that may wait for an unload thread; more are kept by the `lifecycle` thread.
 pub(crate) const RETIRED_MAX: usize = 256;
+
+/// Versions that an administrator's request loads.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadSpec {
+    /// Loads ready versions again, from the files as they are now.
+    pub reload: bool,
+    /// Version to load and to keep beside those that the policy chooses, until it is unloaded or
+    /// its directory is removed. `None`: the versions that the policy chooses.
+    pub version: Option<u64>,
+}
+
+/// Callback for the end of an administrator's request. Runs on the `lifecycle` thread, or on the
+/// caller's thread if the request cannot be queued.
+pub type AdminCallback = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// To the `lifecycle` thread.
 pub(crate) enum Message {

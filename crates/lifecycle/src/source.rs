@@ -153,7 +153,7 @@ impl Scanner {
         let Some(listing) = list(base_path)? else { return Ok(None) };
         let look = |(version, dir): (u64, PathBuf)| {
             let memory = self.versions.entry(dir.clone()).or_default();
-            version::look((version, dir), &self.kinds, memory, self.poll, now)
+            version::scan(version, dir, &self.kinds, memory, self.poll, now)
         };
         let Some(versions) = listing.versions.into_iter().map(look).collect() else {
             return Ok(None);

@@ -30,7 +30,7 @@ const INPUT_BYTES_MAX: usize = 256 << 20;
 
 /// What a source has for a version.
 #[derive(Clone, Debug, Default)]
-pub struct WarmupRequests {
+pub struct WarmupSet {
     /// The requests, each a full set of inputs.
     pub requests: Vec<Vec<NamedTensor>>,
     /// What is worth knowing of them, such as records that were left out; shown as the version's
@@ -38,9 +38,9 @@ pub struct WarmupRequests {
     pub note: Option<String>,
 }
 
-impl From<Vec<Vec<NamedTensor>>> for WarmupRequests {
-    fn from(requests: Vec<Vec<NamedTensor>>) -> WarmupRequests {
-        WarmupRequests { requests, note: None }
+impl From<Vec<Vec<NamedTensor>>> for WarmupSet {
+    fn from(requests: Vec<Vec<NamedTensor>>) -> WarmupSet {
+        WarmupSet { requests, note: None }
     }
 }
 
@@ -60,7 +60,7 @@ pub trait WarmupSource: Send + Sync {
     ///
     /// # Errors
     /// When there are some and they cannot be used; that fails the load.
-    fn requests(&self, version_dir: &Path, signature: &Signature) -> Result<WarmupRequests>;
+    fn requests(&self, version_dir: &Path, signature: &Signature) -> Result<WarmupSet>;
 }
 
 /// No recorded requests.
@@ -68,29 +68,37 @@ pub trait WarmupSource: Send + Sync {
 pub struct NoRecordedRequests;
 
 impl WarmupSource for NoRecordedRequests {
-    fn requests(&self, _version_dir: &Path, _signature: &Signature) -> Result<WarmupRequests> {
-        Ok(WarmupRequests::default())
+    fn requests(&self, _version_dir: &Path, _signature: &Signature) -> Result<WarmupSet> {
+        Ok(WarmupSet::default())
     }
 }
 
-/// Runs what `source` has for the version, or generated requests: those fill all inputs that the
-/// session's own `signature` has. Gives a note where something is worth knowing.
+/// The version that is warmed up.
+pub(crate) struct WarmupVersion<'a> {
+    pub(crate) servable: &'a Servable,
+    /// The session's own signature, whose inputs generated requests fill.
+    pub(crate) signature: &'a Signature,
+    pub(crate) dir: &'a Path,
+}
+
+/// Runs the recorded requests of the version, or generated requests if there are none. Returns a
+/// note for the version's status, if there is something to know.
 ///
 /// # Errors
-/// When a recorded request fails, or a generated one where the settings say that this matters;
-/// `Cancelled` when stopped.
+/// The error of a recorded request, or of a generated one if `config.fail_on_error` is set;
+/// `Cancelled` after `stop`.
 pub(crate) fn warm(
-    (servable, signature): (&Servable, &Signature),
-    version_dir: &Path,
+    version: WarmupVersion<'_>,
     source: &dyn WarmupSource,
     config: &WarmupConfig,
     stop: &AtomicBool,
 ) -> Result<Option<String>> {
+    let WarmupVersion { servable, signature, dir } = version;
     if !config.enabled {
         return Ok(None);
     }
-    let recorded = source.requests(version_dir, servable.signature());
-    let WarmupRequests { requests: mut recorded, note } =
+    let recorded = source.requests(dir, servable.signature());
+    let WarmupSet { requests: mut recorded, note } =
         recorded.map_err(|e| e.context("recorded warm-up requests"))?;
     if !recorded.is_empty() {
         recorded.truncate(WARMUP_REQUESTS_MAX);

@@ -292,7 +292,8 @@ impl Metrics {
         r.register("model_state", "1 for the state each version is in", self.model_state.clone());
         self.register_cpu_limit();
         self.register_connections();
-        self.register_swaps();
+        self.register_loads();
+        self.register_queues();
     }
 
     fn register_cpu_limit(&mut self) {
@@ -326,7 +327,7 @@ impl Metrics {
         r.register("threads", "Threads by kind", self.threads.clone());
     }
 
-    fn register_swaps(&mut self) {
+    fn register_loads(&mut self) {
         let r = &mut self.registry;
         r.register("swaps", "Versions published in place of another", self.swaps.clone());
         r.register("load_failures", "Loads that failed", self.load_failures.clone());
@@ -375,6 +376,10 @@ impl Metrics {
             Unit::Bytes,
             self.loader_shared_bytes.clone(),
         );
+    }
+
+    fn register_queues(&mut self) {
+        let r = &mut self.registry;
         r.register(
             "queue",
             "Requests waiting for a worker (kind=length) and how many may (kind=max)",

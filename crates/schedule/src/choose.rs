@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use engine::{BatchPlan, ScheduleMode, ScheduleOptions};
 
 use crate::batch_key::BatchKey;
+use crate::cost::Offer;
 use crate::entry::Entry;
 use crate::model_queue::ModelQueue;
 
@@ -51,12 +52,16 @@ pub(crate) enum Next {
     Nothing,
 }
 
-/// Level and position.
-type Place = (usize, usize);
+/// Position of a waiting request. Ordered by priority and then by arrival.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct QueueSlot {
+    level: usize,
+    index: usize,
+}
 
 /// Those that run together, and what they are padded to.
 struct Group {
-    places: Vec<Place>,
+    slots: Vec<QueueSlot>,
     form: Option<BatchKey>,
     /// What was decided by measured costs: the shape's number, and the items that will be measured
     /// as its (none where other shapes joined them).
@@ -70,18 +75,16 @@ impl ModelQueue {
             return Next::Nothing;
         }
         let (order, threads) = (self.order(), self.threads(workers));
-        let mut heads: Vec<Place> = Vec::new();
+        let mut heads: Vec<QueueSlot> = Vec::new();
         let mut earliest: Option<Instant> = None;
-        for &place in &order {
+        for &slot in &order {
             if heads.len() >= HEADS_MAX
-                || heads.iter().any(|&head| self.at(head).same_form(self.at(place)))
+                || heads.iter().any(|&head| self.at(head).same_form(self.at(slot)))
             {
                 continue;
             }
-            match self.group(place, &order, threads, now, closed) {
-                Ok(group)
-                    if group.places.iter().any(|&place| self.at(place).dead(now).is_some()) =>
-                {
+            match self.group(slot, &order, threads, now, closed) {
+                Ok(group) if group.slots.iter().any(|&slot| self.at(slot).dead(now).is_some()) => {
                     return Next::Stale;
                 }
                 Ok(group) => return Next::Run(self.take(group, workers)),
@@ -89,7 +92,7 @@ impl ModelQueue {
                     earliest = Some(earliest.map_or(until, |earliest| earliest.min(until)))
                 }
             }
-            heads.push(place);
+            heads.push(slot);
         }
         earliest.map_or(Next::Nothing, Next::Wait)
     }
@@ -116,23 +119,23 @@ impl ModelQueue {
         self.running >= self.threads(workers)
     }
 
-    /// All places, by priority and then by arrival.
-    fn order(&self) -> Vec<Place> {
+    /// All slots, by priority and then by arrival.
+    fn order(&self) -> Vec<QueueSlot> {
         let level = |(level, queue): (usize, &VecDeque<Entry>)| {
-            (0..queue.len()).map(move |index| (level, index))
+            (0..queue.len()).map(move |index| QueueSlot { level, index })
         };
         self.levels.iter().enumerate().flat_map(level).collect()
     }
 
-    fn at(&self, (level, index): Place) -> &Entry {
-        &self.levels[level][index]
+    fn at(&self, slot: QueueSlot) -> &Entry {
+        &self.levels[slot.level][slot.index]
     }
 
     /// Those that run together with `head`, or when it is time to ask again.
     fn group(
         &mut self,
-        head: Place,
-        order: &[Place],
+        head: QueueSlot,
+        order: &[QueueSlot],
         threads: usize,
         now: Instant,
         closed: bool,
@@ -144,19 +147,19 @@ impl ModelQueue {
             options.mode == ScheduleMode::Async && plan.batchable && options.max_batch > 1;
         if !mergeable || self.at(head).form.is_none() || misfit {
             let form = self.at(head).form.clone().filter(|_| !misfit);
-            return Ok(Group { places: vec![head], form, decided: None });
+            return Ok(Group { slots: vec![head], form, decided: None });
         }
-        let (mut places, mut items) = (vec![], 0);
+        let (mut slots, mut items) = (vec![], 0);
         let mut waiting = 0;
         // A full batch for each run that may be under way: more waiting changes nothing.
         let enough = options.max_batch * threads;
-        for &place in order {
-            let entry = self.at(place);
+        for &slot in order {
+            let entry = self.at(slot);
             if entry.same_form(self.at(head)) {
                 waiting += entry.items;
                 if items + entry.items <= options.max_batch {
                     items += entry.items;
-                    places.push(place);
+                    slots.push(slot);
                 }
                 if waiting >= enough {
                     break;
@@ -168,82 +171,85 @@ impl ModelQueue {
         let preferred =
             options.preferred_batch_sizes.iter().copied().filter(|&size| size <= target).max();
         let target = preferred.unwrap_or(target);
-        let until = self.linger_until(&places, options.max_queue_delay);
+        let until = self.linger_until(&slots, options.max_queue_delay);
         let full = items >= options.max_batch || preferred.is_some();
         if !full && more_may_pay && now < until && !closed && self.lingers() {
-            let entry = &mut self.levels[head.0][head.1];
-            entry.lingered = entry.lingered.or(Some(places.len()));
+            let entry = &mut self.levels[head.level][head.index];
+            entry.lingered = entry.lingered.or(Some(slots.len()));
             return Err(until);
         }
         let whole = target >= items;
-        self.shorten(&mut places, target);
-        let (key, count) = (self.at(head).key, places.len());
-        let items: usize = places.iter().map(|&place| self.at(place).items).sum();
+        self.shorten(&mut slots, target);
+        let (key, count) = (self.at(head).key, slots.len());
+        let items: usize = slots.iter().map(|&slot| self.at(slot).items).sum();
         let mut form = self.at(head).form.clone();
         if whole
             && items < options.max_batch
             && plan.inputs.iter().any(|i| i.rule.as_ref().is_some_and(|r| r.merge))
         {
-            self.pad(&mut places, &mut form, order, plan, options);
+            self.pad(&mut slots, &mut form, order, plan, options);
         }
-        let measured = (places.len() == count).then_some(items);
-        Ok(Group { places, form, decided: Some((key, measured)) })
+        let measured = (slots.len() == count).then_some(items);
+        Ok(Group { slots, form, decided: Some((key, measured)) })
     }
 
     /// How many items to take of those offered, and whether more might pay.
     fn target(
         &mut self,
-        head: Place,
+        head: QueueSlot,
         plan: &BatchPlan,
         options: &ScheduleOptions,
         offered: usize,
         share: usize,
     ) -> (usize, bool) {
-        let entry = &self.levels[head.0][head.1];
+        let entry = &self.levels[head.level][head.index];
         let describe = || entry.form.as_ref().map_or_else(String::new, |form| form.describe(plan));
-        let choice =
-            self.cost.choose(entry.key, describe, offered, (share.max(1), options.max_batch));
+        let choice = self.cost.choose(
+            entry.key,
+            describe,
+            Offer { items: offered, share: share.max(1), max: options.max_batch },
+        );
         if options.always_merge {
             return (offered, true);
         }
         (choice.items, choice.more_may_pay)
     }
 
-    /// Leaves the first places whose items fit `target`, at least one.
-    fn shorten(&self, places: &mut Vec<Place>, target: usize) {
+    /// Leaves the first slots whose items fit `target`, at least one.
+    fn shorten(&self, slots: &mut Vec<QueueSlot>, target: usize) {
         let mut items = 0;
         let mut keep = 0;
-        for &place in &*places {
-            items += self.at(place).items;
+        for &slot in &*slots {
+            items += self.at(slot).items;
             if items > target && keep > 0 {
                 break;
             }
             keep += 1;
         }
-        places.truncate(keep.max(1));
+        slots.truncate(keep.max(1));
     }
 
     /// Adds requests of other forms that may be padded and for which padding pays.
     fn pad(
         &mut self,
-        places: &mut Vec<Place>,
+        slots: &mut Vec<QueueSlot>,
         form: &mut Option<BatchKey>,
-        order: &[Place],
+        order: &[QueueSlot],
         plan: &BatchPlan,
         options: &ScheduleOptions,
     ) {
         let Some(mut padded) = form.take() else { return };
-        let mut items: usize = places.iter().map(|&place| self.at(place).items).sum();
+        let mut items: usize = slots.iter().map(|&slot| self.at(slot).items).sum();
         let mut forms = vec![padded.clone()];
-        for &place in order {
+        for &slot in order {
             if items >= options.max_batch {
                 break;
             }
-            let entry = self.at(place);
-            let (Some(own), true) = (&entry.form, entry.same_question(self.at(places[0]))) else {
+            let entry = self.at(slot);
+            let (Some(own), true) = (&entry.form, entry.same_question(self.at(slots[0]))) else {
                 continue;
             };
-            if places.contains(&place) || items + entry.items > options.max_batch {
+            if slots.contains(&slot) || items + entry.items > options.max_batch {
                 continue;
             }
             let Some(cover) = padded.cover(own, plan) else { continue };
@@ -260,18 +266,18 @@ impl ModelQueue {
                 forms.push(own);
             }
             (padded, items) = (cover, items + count);
-            places.push(place);
+            slots.push(slot);
         }
         *form = Some(padded);
     }
 
     /// When the oldest has waited for its delay, or one of them for half of the time it has.
-    fn linger_until(&self, places: &[Place], delay: Duration) -> Instant {
+    fn linger_until(&self, slots: &[QueueSlot], delay: Duration) -> Instant {
         let until = |entry: &Entry| {
             let half = entry.deadline.saturating_duration_since(entry.submitted) / 2;
             entry.submitted + delay.min(half)
         };
-        places.iter().map(|&place| until(self.at(place))).min().unwrap_or_else(Instant::now)
+        slots.iter().map(|&slot| until(self.at(slot))).min().unwrap_or_else(Instant::now)
     }
 
     /// Whether to wait for company, seen from how often waiting brought any.
@@ -282,21 +288,21 @@ impl ModelQueue {
 
     /// Takes a group out of the queue.
     fn take(&mut self, group: Group, workers: usize) -> Batch {
-        let servable = self.at(group.places[0]).servable.clone();
+        let servable = self.at(group.slots[0]).servable.clone();
         // Only who waited for company has seen whether any comes.
-        let lingered = group.places.iter().filter_map(|&place| self.at(place).lingered).min();
+        let lingered = group.slots.iter().filter_map(|&slot| self.at(slot).lingered).min();
         if let Some(before) = lingered {
-            let brought = f64::from(u8::from(group.places.len() > before));
+            let brought = f64::from(u8::from(group.slots.len() > before));
             self.linger_useful += LINGER_WEIGHT * (brought - self.linger_useful);
         }
         if let Some((key, measured)) = group.decided {
             self.cost.decided(key, measured);
         }
-        let mut entries = Vec::with_capacity(group.places.len());
-        // From the back, so that the places before stay where they are.
-        let mut places = group.places;
-        places.sort_unstable();
-        for &(level, index) in places.iter().rev() {
+        let mut entries = Vec::with_capacity(group.slots.len());
+        // From the back, so that the slots before stay where they are.
+        let mut slots = group.slots;
+        slots.sort_unstable();
+        for &QueueSlot { level, index } in slots.iter().rev() {
             entries.extend(self.levels[level].remove(index));
         }
         entries.reverse();

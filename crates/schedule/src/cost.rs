@@ -75,6 +75,17 @@ pub(crate) struct ShapeCost {
     last_used: u64,
 }
 
+/// Waiting items of one shape.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    /// Items that could run together, at most `max`.
+    pub(crate) items: usize,
+    /// Items that leave as many to each other worker.
+    pub(crate) share: usize,
+    /// Largest batch.
+    pub(crate) max: usize,
+}
+
 /// How many items are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
@@ -126,10 +137,11 @@ impl ShapeCost {
         Some((class, self.sizes[class].median()? / self.sizes[class - 1].median()?))
     }
 
-    /// How many of `offered` items to take (`offered` is at most `max`); `share` is what leaves as
-    /// much for each other worker.
-    fn choose(&self, offered: usize, share: usize, max: usize, steps: &[Step; SIZES]) -> Choice {
-        let (top, limit) = (size_class(offered), size_class(max));
+    /// Returns how many items of `offer` to take.
+    fn choose(&self, offer: Offer, steps: &[Step; SIZES]) -> Choice {
+        let Offer { items: offered, share, max } = offer;
+        let top = size_class(offered);
+        let limit = size_class(max);
         let probe = (self.decisions + 1).is_multiple_of(PROBE_EVERY);
         let begun = |class: usize| self.sizes[class].count > 0;
         let worth = |&class: &usize| class == 0 || probe || steps[class].worth_a_try(begun(class));
@@ -227,11 +239,10 @@ impl ModelCost {
         &mut self,
         key: u64,
         name: impl FnOnce() -> String,
-        offered: usize,
-        (share, max): (usize, usize),
+        offer: Offer,
     ) -> Choice {
         let steps = self.steps;
-        self.shape(key, name).choose(offered, share, max, &steps)
+        self.shape(key, name).choose(offer, &steps)
     }
 
     /// A choice for a shape leads to a run, of so many `items` where it will be measured.
@@ -294,7 +305,7 @@ mod tests {
     ) -> (Vec<usize>, ShapeCost) {
         let mut cost = ShapeCost::default();
         let taken = (0..rounds).map(|_| {
-            let choice = cost.choose(offered, share, 32, &UNTAUGHT);
+            let choice = cost.choose(Offer { items: offered, share: share, max: 32 }, &UNTAUGHT);
             cost.decisions += 1;
             cost.add(choice.items, us(choice.items));
             choice.items
@@ -339,7 +350,7 @@ mod tests {
         let (_, mut cost) = learn(8, 8, |n| 1000.0 * n as f64, 100);
         let mut last = 0;
         for _ in 0..20_000 {
-            last = cost.choose(8, 8, 32, &UNTAUGHT).items;
+            last = cost.choose(Offer { items: 8, share: 8, max: 32 }, &UNTAUGHT).items;
             cost.decisions += 1;
             cost.add(last, 1000.0 + 10.0 * last as f64);
         }
@@ -349,9 +360,9 @@ mod tests {
     #[test]
     fn lingering_makes_sense_only_where_more_would_pay() {
         let (_, gains) = learn(32, 32, |n| 1000.0 + 20.0 * n as f64, 40);
-        assert!(gains.choose(1, 1, 32, &UNTAUGHT).more_may_pay);
+        assert!(gains.choose(Offer { items: 1, share: 1, max: 32 }, &UNTAUGHT).more_may_pay);
         let (_, linear) = learn(32, 32, |n| 1000.0 * n as f64, 40);
-        assert!(!linear.choose(1, 1, 32, &UNTAUGHT).more_may_pay);
+        assert!(!linear.choose(Offer { items: 1, share: 1, max: 32 }, &UNTAUGHT).more_may_pay);
     }
 
     /// Six shapes begin before three have taught the others.
@@ -361,7 +372,7 @@ mod tests {
         let mut merged = 0;
         for round in 0..1000 {
             let key = round % 100;
-            let items = cost.choose(key, String::new, 2, (2, 32)).items;
+            let items = cost.choose(key, String::new, Offer { items: 2, share: 2, max: 32 }).items;
             cost.decided(key, Some(items));
             merged += usize::from(items > 1);
             cost.add(key, items, items as f64, 1000.0 * items as f64);

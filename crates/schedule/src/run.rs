@@ -17,6 +17,13 @@ use crate::{Completion, CompletionCallback};
 /// What every request of a run has been given.
 type Answers = Vec<Result<Vec<NamedTensor>>>;
 
+struct RunTimes {
+    started: Instant,
+    /// Wall time in the engine.
+    compute: Duration,
+    items: usize,
+}
+
 /// Why there is no answer for each request of a joined run.
 enum Failure {
     Engine(Error),
@@ -34,9 +41,11 @@ pub(crate) fn run(work: Batch, meter: &mut Meter) -> Ran {
     let processor = meter.lap();
     // It does not count what others took of the core, but knows of this thread only.
     ran.time = if servable.threads_per_run == 1 { processor } else { compute };
-    (ran.charge, ran.cores) = (charge, cores);
-    (ran.instance, ran.weight) = (servable.instance(), servable.schedule().weight);
-    deliver(servable, entries, answers, (started, compute, ran.items));
+    ran.charge = charge;
+    ran.cores = cores;
+    ran.instance = servable.instance();
+    ran.weight = servable.schedule().weight;
+    deliver(servable, entries, answers, RunTimes { started, compute, items: ran.items });
     ran
 }
 
@@ -75,7 +84,8 @@ fn answer(servable: &Servable, entries: &[Entry], form: Option<&BatchKey>) -> (A
         Failure::Engine(_) => ran.rerun = true,
         Failure::Misfit(Misfit(why)) => {
             tracing::warn!(version = %servable.id, why, "requests are not merged or padded any more");
-            (ran.rerun, ran.misfit) = (true, true);
+            ran.rerun = true;
+            ran.misfit = true;
         }
     }
     let form_of = |entry: &Entry| if ran.misfit { None } else { entry.form.clone() };
@@ -165,12 +175,8 @@ fn real_elements(entry: &Entry) -> f64 {
 
 /// Gives each entry its outcome. Every hold on the servable is let go before the first callback, so
 /// that a waiting unload is not held up by a slow client.
-fn deliver(
-    servable: Arc<Servable>,
-    entries: Vec<Entry>,
-    answers: Answers,
-    (started, compute, batch): (Instant, Duration, usize),
-) {
+fn deliver(servable: Arc<Servable>, entries: Vec<Entry>, answers: Answers, times: RunTimes) {
+    let RunTimes { started, compute, items: batch } = times;
     let mut calls: Vec<(CompletionCallback, Completion)> = Vec::with_capacity(entries.len());
     for (entry, result) in entries.into_iter().zip(answers) {
         let queue = started.saturating_duration_since(entry.submitted);

@@ -9,7 +9,7 @@ use base::units::MIB;
 use base::{Error, NamedTensor, Result, Signature};
 use bytes::Bytes;
 use engine::Servable;
-use lifecycle::{WarmupRequests, WarmupSource};
+use lifecycle::{WarmupSet, WarmupSource};
 
 /// Where TensorFlow Serving keeps recorded requests.
 const TF_RECORDS: &str = "assets.extra/tf_serving_warmup_requests";
@@ -24,7 +24,7 @@ const FILE_BYTES_MAX: u64 = 256 * MIB;
 pub(crate) struct RecordedRequests;
 
 impl WarmupSource for RecordedRequests {
-    fn requests(&self, version_dir: &Path, signature: &Signature) -> Result<WarmupRequests> {
+    fn requests(&self, version_dir: &Path, signature: &Signature) -> Result<WarmupSet> {
         let records = version_dir.join(TF_RECORDS);
         if records.is_file() {
             let bytes = read(&records)?;
@@ -36,11 +36,11 @@ impl WarmupSource for RecordedRequests {
                     "only predict records are replayed: {skipped} warm-up records were left out"
                 )
             });
-            return Ok(WarmupRequests { requests: recorded.requests, note });
+            return Ok(WarmupSet { requests: recorded.requests, note });
         }
         let files = json_files(&version_dir.join(JSON_DIR))?;
         let requests: Result<Vec<_>> = files.iter().map(|path| request(path, signature)).collect();
-        requests.map(WarmupRequests::from)
+        requests.map(WarmupSet::from)
     }
 
     fn complete(&self, servable: &Servable, inputs: &mut Vec<NamedTensor>) -> Result<()> {

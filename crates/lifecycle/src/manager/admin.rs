@@ -10,7 +10,7 @@ use base::{Error, Result};
 use super::model::{Disk, Model, Version};
 use super::{Manager, ManagerContext, Touched};
 use crate::LifecycleState;
-use crate::lifecycle::{AdminCallback, LoadSpec};
+use crate::message::{AdminCallback, LoadSpec};
 use crate::source::VersionContents;
 
 /// Requests of administrators that wait at the same time.
@@ -64,9 +64,11 @@ impl Manager {
             return Touched::Nothing;
         };
         tracing::info!(model = %name, "unloaded by an administrator");
-        (model.down, model.vacated) = (true, None);
+        model.down = true;
+        model.vacated = None;
         for version in model.versions.values_mut() {
-            (version.pinned, version.reload) = (false, false);
+            version.pinned = false;
+            version.reload = false;
         }
         let (overtaken, rest) = std::mem::take(&mut self.waiters)
             .into_iter()

@@ -6,9 +6,8 @@ use std::time::Instant;
 use base::Error;
 use base::units::format_bytes;
 
-use super::model::{Disk, Failure, Load, Model, Serving};
+use super::model::{Disk, Failure, Load, Model, Serving, Successor};
 use super::{DEFER_PAUSE, Manager, ManagerContext};
-use crate::convert::Converted;
 use crate::message::{Fresh, LoadJob, Outcome};
 use crate::source::{Fingerprint, VersionContents};
 use crate::status::LoadCost;
@@ -24,22 +23,28 @@ impl Manager {
         {
             let Some(model) = self.models.get_mut(&id.model) else { continue };
             match model.job(id.version, now) {
-                Ready::Now(job) => match self.jobs.try_send(*job) {
+                Readiness::Now(job) => match self.jobs.try_send(*job) {
                     Ok(()) => self.free_loaders -= 1,
                     Err(_) => tracing::error!(model = %id.model, "no load thread takes its load"),
                 },
-                Ready::Later => later.push(id),
-                Ready::Never => {}
+                Readiness::Later => later.push(id),
+                Readiness::Never => {}
             }
         }
         self.context.queue.extend(later);
     }
 }
 
-enum Ready {
+enum Readiness {
     Now(Box<LoadJob>),
     Later,
     Never,
+}
+
+struct FailedLoad {
+    error: Error,
+    fingerprint: Fingerprint,
+    converting: bool,
 }
 
 impl Model {
@@ -59,20 +64,21 @@ impl Model {
     }
 
     /// The job of a queued load, built from what is on disk and configured now.
-    fn job(&mut self, number: u64, now: Instant) -> Ready {
+    fn job(&mut self, number: u64, now: Instant) -> Readiness {
         let id = self.id(number);
-        let Some(version) = self.versions.get_mut(&number) else { return Ready::Never };
+        let Some(version) = self.versions.get_mut(&number) else { return Readiness::Never };
         let (Some(load), Some(disk)) = (&mut version.load, &version.disk) else {
-            return Ready::Never;
+            return Readiness::Never;
         };
         if load.dispatched {
-            return Ready::Never;
+            return Readiness::Never;
         }
         if load.not_before.is_some_and(|at| at > now) {
-            return Ready::Later;
+            return Readiness::Later;
         }
-        (load.dispatched, load.not_before) = (true, None);
-        Ready::Now(Box::new(LoadJob {
+        load.dispatched = true;
+        load.not_before = None;
+        Readiness::Now(Box::new(LoadJob {
             id,
             dir: disk.dir.clone(),
             kind: disk.found.kind(),
@@ -177,7 +183,7 @@ impl Model {
                 self.put_back(context, number, None);
             }
             Outcome::Deferred { reason, converted } => {
-                self.defer(context, number, (load, reason), converted)
+                self.defer(context, number, Load { converted, ..load }, reason)
             }
             Outcome::Converted(fingerprint, converted) => {
                 version.converted = Some((fingerprint, converted));
@@ -187,7 +193,8 @@ impl Model {
                 self.put_back(context, number, Some(reason.to_owned()));
             }
             Outcome::Failed { error, fingerprint } => {
-                self.fail(context, number, (error, fingerprint), load.converts_only);
+                let failed = FailedLoad { error, fingerprint, converting: load.converts_only };
+                self.fail(context, number, failed);
             }
         }
     }
@@ -199,17 +206,11 @@ impl Model {
         }
     }
 
-    fn defer(
-        &mut self,
-        context: &mut ManagerContext,
-        number: u64,
-        (load, reason): (Load, String),
-        converted: Option<(Fingerprint, Converted)>,
-    ) {
+    fn defer(&mut self, context: &mut ManagerContext, number: u64, load: Load, reason: String) {
         let id = self.id(number);
         let Some(version) = self.versions.get_mut(&number) else { return };
         let not_before = Some(Instant::now() + DEFER_PAUSE);
-        version.load = Some(Load { dispatched: false, not_before, converted, ..load });
+        version.load = Some(Load { dispatched: false, not_before, ..load });
         context.queue.push_back(id);
         if version.serving.is_none() {
             if version.reason.as_ref() != Some(&reason) {
@@ -225,7 +226,8 @@ impl Model {
         let Fresh { servable, converted, fingerprint, cost, note } = fresh;
         let parameter_bytes = servable.parameter_bytes;
         let old = version.serving.replace(Serving::new(servable, converted, fingerprint));
-        (version.failure, version.note) = (None, note);
+        version.failure = None;
+        version.note = note;
         // They may have changed while it was loaded.
         self.settle(context);
         self.publish();
@@ -237,27 +239,19 @@ impl Model {
             cost: cost.clone(),
         };
         context.observer.event(&loaded);
+        let successor = Successor { version: number, cost };
         match (old, self.vacated.take()) {
             // Nothing was unloaded for it, whatever went before.
-            (Some(old), _) => self.retire(context, number, old, Some((number, cost))),
+            (Some(old), _) => self.retire(context, number, old, Some(successor)),
             (None, Some(vacated)) => {
-                self.tell_swap(
-                    context,
-                    (vacated.version, vacated.drain, vacated.unload),
-                    (number, cost),
-                );
+                self.report_swap(context, vacated, successor);
             }
-            (None, None) => self.published = Some((number, cost)),
+            (None, None) => self.published = Some(successor),
         }
     }
 
-    fn fail(
-        &mut self,
-        context: &ManagerContext,
-        number: u64,
-        (error, fingerprint): (Error, Fingerprint),
-        converting: bool,
-    ) {
+    fn fail(&mut self, context: &ManagerContext, number: u64, failed: FailedLoad) {
+        let FailedLoad { error, fingerprint, converting } = failed;
         // While something else could serve, a try that must unload it first would cost more than it
         // gives.
         let costly = self.config.transition == Transition::ResourcePreserving

@@ -33,9 +33,15 @@ pub(crate) struct Model {
     /// Its directory has gone.
     pub(crate) gone: bool,
     /// The version published last and what it cost, until a swap report has told of it.
-    pub(crate) published: Option<(u64, LoadCost)>,
+    pub(crate) published: Option<Successor>,
     /// A version unloaded before its successor was loaded.
     pub(crate) vacated: Option<Vacated>,
+}
+
+/// A version that took the place of another.
+pub(crate) struct Successor {
+    pub(crate) version: u64,
+    pub(crate) cost: LoadCost,
 }
 
 /// The first half of a swap that unloads first.
@@ -57,7 +63,7 @@ pub(crate) struct Version {
     pub(crate) serving: Option<Serving>,
     pub(crate) load: Option<Load>,
     /// Instances that are draining or being released, each with the version that took its place.
-    pub(crate) draining: Vec<Option<(u64, LoadCost)>>,
+    pub(crate) draining: Vec<Option<Successor>>,
     /// What was made of the files of that fingerprint, for the load that comes next.
     pub(crate) converted: Option<(Fingerprint, Converted)>,
     pub(crate) failure: Option<Failure>,
@@ -272,7 +278,8 @@ impl Model {
         if from != state {
             version.since = SystemTime::now();
         }
-        (version.state, version.reason) = (state, reason.clone());
+        version.state = state;
+        version.reason.clone_from(&reason);
         log(&self.name, number, state, reason.as_deref());
         observer.event(&LifecycleEvent::StateChanged(StateChange {
             model: self.name.clone(),

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::ManagerContext;
-use super::model::{Model, Serving, Vacated};
+use super::model::{Model, Serving, Successor, Vacated};
 use crate::message::{Fresh, Release, Retired};
-use crate::status::{LoadCost, SwapReport};
+use crate::status::SwapReport;
 use crate::{LifecycleEvent, LifecycleState, Transition};
 
 impl Model {
@@ -19,7 +19,7 @@ impl Model {
         self.publish();
         context.set_state(self, number, LifecycleState::Draining, None);
         let successor =
-            self.published.take().filter(|(to, _)| *to != number && !self.down && !self.gone);
+            self.published.take().filter(|new| new.version != number && !self.down && !self.gone);
         self.retire(context, number, serving, successor);
     }
 
@@ -29,7 +29,7 @@ impl Model {
         context: &mut ManagerContext,
         number: u64,
         serving: Serving,
-        successor: Option<(u64, LoadCost)>,
+        successor: Option<Successor>,
     ) {
         let id = self.id(number);
         let Some(version) = self.versions.get_mut(&number) else { return };
@@ -62,7 +62,9 @@ impl Model {
             self.show_disk(context, number);
         }
         match successor {
-            Some(successor) => self.tell_swap(context, (number, drain, unload), successor),
+            Some(successor) => {
+                self.report_swap(context, Vacated { version: number, drain, unload }, successor)
+            }
             None if self.config.transition == Transition::ResourcePreserving
                 && !self.down
                 && !self.gone =>
@@ -73,13 +75,9 @@ impl Model {
         }
     }
 
-    pub(super) fn tell_swap(
-        &self,
-        context: &ManagerContext,
-        old: (u64, Duration, Duration),
-        new: (u64, LoadCost),
-    ) {
-        let ((from, drain, unload), (to, cost)) = (old, new);
+    pub(super) fn report_swap(&self, context: &ManagerContext, old: Vacated, new: Successor) {
+        let Vacated { version: from, drain, unload } = old;
+        let Successor { version: to, cost } = new;
         let report = SwapReport {
             model: self.name.clone(),
             from,

@@ -115,9 +115,10 @@ struct Seen {
     answer: Option<(Fingerprint, VersionContents)>,
 }
 
-/// One look at `dir`. `None` when it has just gone.
-pub(crate) fn look(
-    (version, dir): (u64, PathBuf),
+/// Scans `dir`, the directory of `version`. `None` if it was just removed.
+pub(crate) fn scan(
+    version: u64,
+    dir: PathBuf,
     kinds: &[ForeignKind],
     memory: &mut VersionMemory,
     poll: Duration,
@@ -128,8 +129,8 @@ pub(crate) fn look(
         Err(_) if super::gone(&dir) => return None,
         Err(error) => {
             memory.last = None;
-            let (fingerprint, found) =
-                (files::fingerprint(&[], |_| true), VersionContents::Unreadable(error.to_string()));
+            let fingerprint = files::fingerprint(&[], |_| true);
+            let found = VersionContents::Unreadable(error.to_string());
             return Some(VersionScan { version, dir, fingerprint, found });
         }
     };
@@ -137,8 +138,10 @@ pub(crate) fn look(
     // A little less than a poll, because timers are not exact.
     let settled = seen.scans >= SCANS_MIN && now.duration_since(seen.since) >= poll.mul_f64(0.9);
     let (fingerprint, found) = seen.answer.clone().unwrap_or_else(|| {
-        let (answer, last) = classify(&dir, kinds, &files, (seen.files, settled));
-        if last {
+        let classified = classify(&dir, kinds, &files, settled);
+        let fingerprint = classified.fingerprint.unwrap_or(seen.files);
+        let answer = (fingerprint, classified.contents);
+        if classified.is_final {
             seen.answer = Some(answer.clone());
         }
         answer
@@ -164,38 +167,43 @@ impl VersionMemory {
     }
 }
 
-/// What `files` are, and whether that holds for as long as they stay the same.
-fn classify(
-    dir: &Path,
-    kinds: &[ForeignKind],
-    files: &[File],
-    (all, settled): (Fingerprint, bool),
-) -> ((Fingerprint, VersionContents), bool) {
+/// Contents of a version directory, and for how long they are known.
+struct Classified {
+    contents: VersionContents,
+    /// Fingerprint of the files that make the version; `None` stands for all files.
+    fingerprint: Option<Fingerprint>,
+    /// True if the contents stay the same until a file changes.
+    is_final: bool,
+}
+
+impl Classified {
+    fn of_all(contents: VersionContents, is_final: bool) -> Classified {
+        Classified { contents, fingerprint: None, is_final }
+    }
+}
+
+/// Says what `files` are. `settled` is true if they have stopped changing.
+fn classify(dir: &Path, kinds: &[ForeignKind], files: &[File], settled: bool) -> Classified {
     let has = |name: &str| files.iter().any(|file| file.path == Path::new(name));
-    let unless_settled = |reason: String| {
-        let found = if settled {
-            VersionContents::Unusable(reason)
-        } else {
-            VersionContents::Settling(reason)
-        };
-        (all, found)
+    let no_version = |reason: String| match settled {
+        true => VersionContents::Unusable(reason),
+        false => VersionContents::Settling(reason),
     };
     if has(MANIFEST_NAME) {
-        let opened =
-            Artifact::open(dir).and_then(|artifact| Ok((Parameters::of(&artifact)?, artifact)));
-        return match opened {
-            Ok((parameters, artifact)) => {
-                let own = files::fingerprint(files, |path| is_of(&artifact, path));
-                ((own, VersionContents::Published(Arc::new(parameters))), true)
-            }
+        return match Artifact::open(dir).and_then(|it| Ok((Parameters::of(&it)?, it))) {
+            Ok((parameters, artifact)) => Classified {
+                contents: VersionContents::Published(Arc::new(parameters)),
+                fingerprint: Some(files::fingerprint(files, |path| is_of(&artifact, path))),
+                is_final: true,
+            },
             Err(error) => match error.kind() {
                 ErrorKind::DataLoss | ErrorKind::InvalidArgument => {
-                    (unless_settled(error.to_string()), settled)
+                    Classified::of_all(no_version(error.to_string()), settled)
                 }
                 // Never there, or moved away for a moment.
-                ErrorKind::NotFound => (unless_settled(error.to_string()), false),
+                ErrorKind::NotFound => Classified::of_all(no_version(error.to_string()), false),
                 // The same files may be readable another time.
-                _ => ((all, VersionContents::Unreadable(error.to_string())), false),
+                _ => Classified::of_all(VersionContents::Unreadable(error.to_string()), false),
             },
         };
     }
@@ -206,18 +214,14 @@ fn classify(
         {
             reason = format!("{reason}: {foreign}");
         }
-        return (unless_settled(reason), settled);
+        return Classified::of_all(no_version(reason), settled);
     };
-    if !settled {
-        return (
-            (all, VersionContents::Settling("waiting for its files to stop changing".into())),
-            false,
-        );
-    }
-    (
-        (all, VersionContents::Foreign { bytes: files.iter().map(|file| file.bytes).sum(), kind }),
-        true,
-    )
+    let contents = if settled {
+        VersionContents::Foreign { bytes: files.iter().map(|file| file.bytes).sum(), kind }
+    } else {
+        VersionContents::Settling("waiting for its files to stop changing".into())
+    };
+    Classified::of_all(contents, settled)
 }
 
 fn is_of(artifact: &Artifact, path: &Path) -> bool {

@@ -10,14 +10,14 @@ use lifecycle::{LifecycleState, WarmupSource};
 use crate::world::{MIB, Setting, World, input};
 
 /// Recorded requests: as many as there are lines in the version's file "recorded".
-struct WarmupRequests;
+struct WarmupSet;
 
-impl WarmupSource for WarmupRequests {
+impl WarmupSource for WarmupSet {
     fn requests(
         &self,
         version_dir: &Path,
         _signature: &Signature,
-    ) -> Result<lifecycle::WarmupRequests> {
+    ) -> Result<lifecycle::WarmupSet> {
         let text = std::fs::read_to_string(version_dir.join("recorded")).unwrap_or_default();
         let input = |line: &str| match line.parse() {
             Ok(number) if line.contains('.') => {
@@ -52,7 +52,7 @@ fn serve(recorded: &str, graph: &str, settings: &str) -> World {
             std::fs::write(dir.join("recorded"), recorded).unwrap();
         }
     });
-    world.start(Setting { warmup: Arc::new(WarmupRequests), ..Setting::default() });
+    world.start(Setting { warmup: Arc::new(WarmupSet), ..Setting::default() });
     world
 }
 
