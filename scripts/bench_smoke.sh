@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# bench_smoke.sh MILLPOND DIR: runs each benchmark and the demo so briefly that their figures mean nothing, and checks
-# that they end well, answer nothing wrongly and write the JSON they promise.
+# bench_smoke.sh MILLPOND DIR: runs each benchmark and the demo for a few seconds. Checks that they succeed, get no wrong
+# answer and write their JSON. The figures mean nothing.
 set -euo pipefail
 millpond=$1 dir=$2
 mkdir -p "$dir"
@@ -21,7 +21,7 @@ PYTHON
 "$millpond" bench swap --quick --json "$dir/swap.json"
 check "$dir/swap.json" "all(arm['failed'] == arm['wrong'] == 0 for arm in report['arms'].values())"
 check "$dir/swap.json" "report['arms']['pool']['swaps'] >= 1 and report['arms']['pool']['swap']['n'] > 0"
-# The one claim that holds on any machine: the pool's loader touches almost no fresh memory.
+# True on any machine: the pool's loader touches almost no fresh memory.
 check "$dir/swap.json" "report['arms']['pool']['loader_minor_faults'] < report['arms']['heap']['loader_minor_faults']"
 
 "$millpond" bench swap --quick --engine torch --json "$dir/swap-torch.json"
@@ -31,7 +31,7 @@ check "$dir/swap-torch.json" "report['arms']['pool']['swaps'] >= 1 and report['a
 "$millpond" bench overhead --quick --json "$dir/overhead.json"
 check "$dir/overhead.json" "all(report[key] > 0 for key in ('bare_rps', 'server_rps', 'ratio'))"
 
-# Merging although it may not pay, so that batches and padding are there to be checked.
+# Always merge, so that batches and padding are checked.
 "$millpond" bench batch --quick --always-merge --json "$dir/batch.json"
 check "$dir/batch.json" "report['wrong'] == report['failed'] == 0 and set(report['models']) == {'small', 'ocr', 'conv'}"
 check "$dir/batch.json" "all(set(model['arms']) == {'sync', 'async', 'padding'} for model in report['models'].values())"
@@ -42,16 +42,16 @@ check "$dir/batch.json" "all(report['models'][model]['arms']['padding'][-1]['pad
 "$millpond" bench overload --quick --json "$dir/overload.json"
 check "$dir/overload.json" "report['wrong'] == 0 and report['capacity_rps'] > 0 and report['ratio_p99'] > 0"
 check "$dir/overload.json" "all(report[load][key] >= 0 for load in ('at_capacity', 'overload') for key in ('p50_ms', 'p99_ms', 'served', 'refused', 'failed'))"
-# Three times what it can do: somebody is refused, and with the status that says so.
+# Three times the capacity: some requests are refused, with the right status.
 check "$dir/overload.json" "report['overload']['refused'] > 0 and report['overload']['failed'] == 0 and 'refusal_p99_ms' in report['overload']"
 check "$dir/overload.json" "all(report[key] > 0 for key in ('rss_start_mb', 'rss_end_mb', 'rss_peak_mb'))"
 
-# Without the program of the other allocator, which takes minutes to build: this one stands in for it.
+# The program with the other allocator takes minutes to build, so this one replaces it.
 "$millpond" bench audio --quick --minutes 1 --system-binary "$millpond" --json "$dir/audio.json" --report "$dir/audio.html" --png "$dir"
 check "$dir/audio.json" "len(report['sweep']) == 4 and all(cell[key] > 0 for cell in report['sweep'] for key in ('threads', 'intra', 'seconds', 'cpu_pct'))"
 check "$dir/audio.json" "all(report['memory'][arm][key] > 0 for arm in ('jemalloc', 'system') for key in ('peak_mb', 'mean_mb'))"
 check "$dir/audio.json" "report['speedup_vs_python'] > 0"
-grep -q '<svg' "$dir/audio.html" && ls "$dir"/*.png && echo "ok: bench audio wrote its page and its pictures"
+grep -q '<svg' "$dir/audio.html" && ls "$dir"/*.png && echo "ok: bench audio wrote its page and its charts"
 
 rm -rf "$dir/turned" && "$millpond" publish .cache/models/ch_ppocr_mobile_v2.0_cls_infer.onnx --to "$dir/turned"
 "$millpond" tune "$dir/turned" --target-p99 50ms --time 30s --dims x=1x3x48x192 --fresh --json "$dir/tune.json" --report "$dir/tune.html"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes sure that Chromium and its driver are there, which only the test of the live page needs: installs the Debian
-# packages where it may, says what to install where it may not.
+# Installs the Debian packages of Chromium and its driver, for the test of the live page. Without the right to install,
+# prints the command.
 set -euo pipefail
 
 missing=()

@@ -2,7 +2,7 @@
 # demo_images.sh MILLPOND DIR: serves image search with DIR/pictures in its collection "pictures", until Ctrl-C.
 set -euo pipefail
 millpond=$1 dir=$2
-# The pictures are for the server that is started here, and for no other that the environment may name.
+# Send the images to this server, not to one named in the environment.
 unset MILLPOND_URL
 
 "$millpond" serve "$dir/models" --collections-dir "$dir/collections" &
@@ -15,12 +15,12 @@ until "$millpond" models status mobilenet-v2 >/dev/null 2>&1; do
     runs
     sleep 0.2
 done
-# Another server at that port answers too; this one ends within a moment where it cannot listen.
+# Another server at that port would answer too. This one exits at once if it cannot listen.
 sleep 1
 runs
 "$millpond" images index "$dir/pictures" --collection pictures
 for copy in "$dir"/changed/*; do
-    printf '\n%s, cropped, turned and recompressed:\n' "$(basename "$copy")"
+    printf '\n%s, cropped, rotated and recompressed:\n' "$(basename "$copy")"
     "$millpond" images search "$copy" --collection pictures -k 3
 done
 printf '\nTry it: http://127.0.0.1:8501/images?collection=pictures (drop %s/changed/* there; Ctrl-C ends it)\n' "$dir"

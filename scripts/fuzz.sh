@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # fuzz.sh DIR SECONDS [TARGET...]: builds the fuzz targets with coverage on the stable toolchain and runs each for SECONDS,
-# all of them if none is named. What libFuzzer learns stays in DIR/corpus/TARGET, findings in DIR/findings/TARGET.
-# Ends with 1 if there is a finding, and says how to reproduce it.
+# or all targets if none is named. The corpus stays in DIR/corpus/TARGET, findings in DIR/findings/TARGET. Exits with 1 if
+# there is a finding, and prints the command that reproduces it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=$1 seconds=$2
 shift 2
 
-# What cargo-fuzz passes to a nightly compiler, less the sanitizers, which need one. Only the code for the target machine gets
-# it, not build scripts, because --target is given.
+# The flags of cargo-fuzz without the sanitizers, which need a nightly compiler. Because of --target, build scripts do not
+# get them.
 coverage="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4"
 for kind in inline-8bit-counters pc-table trace-compares; do
     coverage+=" -Cllvm-args=-sanitizer-coverage-$kind"

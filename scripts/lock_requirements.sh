@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# lock_requirements.sh PYTHON: resolves each requirements/NAME.in in an empty environment and writes every
-# package that came of it, pinned, to requirements/NAME.txt.
+# lock_requirements.sh PYTHON: resolves each requirements/NAME.in in an empty environment and writes all packages, with
+# their versions, to requirements/NAME.txt.
 set -euo pipefail
 python=$1
-# Without their own requirements: those name the full tensorflow package, which test.in replaces by tensorflow-cpu,
-# and torch with all of CUDA, which make torch replaces by the two packages it needs.
+# Without dependencies: they name the full tensorflow package, which test.in replaces by tensorflow-cpu, and torch with
+# all of CUDA, which `make torch` replaces by the two packages that it needs.
 no_deps='^(tensorflow-serving-api|silero-vad|resemblyzer)=='
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

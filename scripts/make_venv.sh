@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# make_venv.sh DIR PYTHON REQUIREMENTS: a fresh virtual environment with exactly the packages listed.
+# make_venv.sh DIR PYTHON REQUIREMENTS: makes a new virtual environment with exactly the listed packages.
 set -euo pipefail
 dir=$1 python=$2 requirements=$3
 

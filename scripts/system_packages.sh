@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes sure that the Debian packages and the Rust toolchain are there: installs missing packages where it may,
-# says what to install where it may not. Does nothing when all is there.
+# Installs missing Debian packages and checks the Rust toolchain. Without the right to install, prints the command. Does
+# nothing if nothing is missing.
 set -euo pipefail
 PYTHON=${PYTHON:-python3}
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # torch_python.sh PYTHON ARGUMENT...: runs a Python whose `import torch` works without CUDA.
 #
-# The official wheel's Python half insists on a dozen CUDA libraries that a machine without a graphics card never
-# calls, gigabytes of them. Empty libraries of the same names stand in for them here. Only tools that write or check
-# models need this: the server opens the wheel's C++ half, which wants none of it.
+# The Python part of the official wheel needs a dozen CUDA libraries, gigabytes that a machine without a GPU never
+# calls. This script puts empty libraries of the same names in their place. Only tools that write or check models need
+# it: the server opens the wheel's C++ part, which does not need CUDA.
 #
-# torch itself is the one in .venv (`make torch`); PYTHON brings everything else.
+# torch comes from .venv (`make torch`), everything else from PYTHON.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 site=$(echo "$root"/.venv/lib/python3.*/site-packages)
@@ -15,7 +15,7 @@ stubs=$root/.cache/torch-stubs
 
 libraries="libcublas.so.13 libcublasLt.so.13 libcuda.so.1 libcudnn.so.9 libcufft.so.12 libcufile.so.0 libcusolver.so.12
 libcusparse.so.12 libcusparseLt.so.0 libnccl.so.2 libnvrtc.so.13"
-# This one's symbols carry a version, and some of them are variables, which are looked up before anything is called.
+# The symbols of this library have a version, and some are variables, which are resolved at load time.
 versioned=libnvshmem_host.so.3 version=NVSHMEM
 if [ ! -f "$stubs/ready" ]; then
     mkdir -p "$stubs"
@@ -29,7 +29,7 @@ if [ ! -f "$stubs/ready" ]; then
     cc -shared -fPIC -o "$stubs/$versioned" "$stubs/versioned.c" "-Wl,-soname,$versioned" \
         "-Wl,--version-script=$stubs/versioned.map"
     mkdir -p "$stubs/python"
-    # Function symbols of the stand-ins stay unresolved until they are called, which is never.
+    # Functions of the empty libraries stay unresolved until a call, which never happens.
     printf 'import os, sys\n\nsys.setdlopenflags(os.RTLD_LAZY | os.RTLD_GLOBAL)\n' >"$stubs/python/sitecustomize.py"
     touch "$stubs/ready"
 fi

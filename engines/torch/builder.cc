@@ -1,4 +1,4 @@
-// Writes modules, for tests and benchmarks: no Python is needed to have something to load.
+// Writes modules for tests and benchmarks, which then need no Python.
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
@@ -16,7 +16,7 @@ namespace {
 
 using millpond::guarded;
 
-// Knows `fork`, as saved modules write `torch.jit.fork`.
+// Resolves `fork`, which saved modules write for `torch.jit.fork`.
 struct Names final : torch::jit::NativeResolver {
   std::shared_ptr<torch::jit::SugaredValue> resolveValue(const std::string &name, torch::jit::GraphFunction &function,
                                                          const torch::jit::SourceRange &at) override {

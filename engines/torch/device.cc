@@ -14,10 +14,10 @@ namespace {
 
 constexpr const char *kLibrary = "libtorch_cuda.so";
 
-// Whether the machine has a GPU of NVIDIA's, as Linux shows it or as Windows shows it to Linux.
+// Returns true if the machine has an NVIDIA GPU, as Linux or the Windows subsystem for Linux shows it.
 bool has_gpu() { return access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0; }
 
-// It registers itself; its symbols are for nobody else.
+// The library registers itself. No other code needs its symbols.
 bool open_library() {
   return c10::impl::hasDeviceGuardImpl(at::kCUDA) || dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL) != nullptr;
 }
@@ -28,7 +28,7 @@ namespace millpond {
 
 void open_cuda() {
   if (has_gpu()) {
-    // Whoever asks for the device is told why it does not load.
+    // Stored for the error of a later call that requests the device.
     (void)open_library();
   }
 }

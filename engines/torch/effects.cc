@@ -31,7 +31,7 @@ void each_node(Block *block, const std::function<void(Node *)> &act) {
   }
 }
 
-// What runs beside the rest (`torch.jit.fork`) or only when it is asked for (an awaitable).
+// Nodes whose code runs in parallel (`torch.jit.fork`) or on demand (an awaitable).
 bool runs_apart(const Node *node) {
   return node->kind() == c10::prim::fork || node->kind() == c10::prim::awaitable;
 }
@@ -40,8 +40,8 @@ bool is_wait(const Node *node) {
   return node->kind() == c10::aten::wait || node->kind() == c10::prim::awaitable_wait;
 }
 
-// Puts a copy of the body of `node`, which is an attribute that no analysis looks into, in front of it. Gives whether
-// `node` is still there.
+// Inserts a copy of the body of `node` before it, since no analysis reads the attribute that holds the body. Returns
+// true if `node` still exists.
 bool unfold(Graph &graph, Node *node) {
   torch::jit::WithInsertPoint here(node);
   const auto results = torch::jit::insertGraph(graph, *node->g(c10::attr::Subgraph), node->inputs());
@@ -49,8 +49,8 @@ bool unfold(Graph &graph, Node *node) {
   const bool plain = results.size() == 1 &&
                      std::all_of(uses.begin(), uses.end(), [](const auto &use) { return is_wait(use.user); });
   if (!plain) {
-    // Somebody keeps the future and waits for it where that cannot be followed. What goes into a fork is taken as
-    // something that any wait may give and write to, and so its results are.
+    // The future is stored, and this analysis cannot follow where it is awaited. So any wait may return and write
+    // to the inputs and results of a fork.
     for (Value *result : results) {
       node->addInput(result);
     }
@@ -66,7 +66,7 @@ bool unfold(Graph &graph, Node *node) {
 
 bool hides_its_body(const Node *node) { return node->hasAttribute(c10::attr::Subgraph) && !runs_apart(node); }
 
-// Puts all that `graph` calls into the graph itself. Gives whether some of it is forked.
+// Inlines all calls of `graph`. Returns true if some of them are forked.
 bool flatten(Graph &graph) {
   bool forked = false;
   std::unordered_set<const Node *> kept;
@@ -90,8 +90,8 @@ bool flatten(Graph &graph) {
   }
 }
 
-// `self.training` is false from here on, and what it guards is gone: a normalisation layer counts its batches in
-// training only.
+// Sets `self.training` to false and removes the code it guards: a normalisation layer counts its batches in training
+// only.
 void evaluate(std::shared_ptr<Graph> &graph) {
   std::vector<Node *> flags;
   each_node(graph->block(), [&](Node *node) {
@@ -108,7 +108,7 @@ void evaluate(std::shared_ptr<Graph> &graph) {
   torch::jit::EliminateDeadCode(graph);
 }
 
-// Normalisation in training mode updates its statistics, which its declaration does not say.
+// Normalisation in training mode updates its statistics, although its declaration does not say so.
 bool updates_statistics(Node *node) {
   static const std::vector<std::pair<const char *, const char *>> kinds = {
       {"aten::batch_norm", "training"},
@@ -126,7 +126,7 @@ bool updates_statistics(Node *node) {
   return false;
 }
 
-// The names that lead from the module to what `node` reads.
+// Returns the attribute names from the module to the value that `node` reads.
 bool path_of(const Graph &graph, const Node *node, std::vector<std::string> &path) {
   path.push_back(node->s(c10::attr::name));
   for (const Value *from = node->input(); from != graph.inputs().at(0); from = from->node()->input()) {
@@ -169,19 +169,19 @@ Effects effects_of(const torch::jit::Module &module) {
     if (kind == c10::prim::SetAttr) {
       effects.stateful = true;
     } else if (kind == c10::prim::CallMethod || hides_its_body(node) || updates_statistics(node)) {
-      // A call through an interface: what is behind it shows only when it runs.
+      // A call through an interface: its target is known only at run time.
       effects.stateful = effects.written_unknown = true;
       effects.threads = effects.threads || kind == c10::prim::CallMethod;
     } else if (kind == c10::prim::GetAttr) {
-      // What an object holds is read by itself.
+      // The attributes of an object are read one by one.
       if (node->output()->type()->kind() != c10::TypeKind::ClassType) {
         reads.push_back(node);
       }
       containers = containers || holds_tensors_inside(node->output()->type());
     }
   });
-  // With attributes as objects of their own, which keeps a write to an input from counting as one to every
-  // attribute. What lies in a container has no object of its own.
+  // Attributes count as separate objects, so a write to an input does not count as a write to every attribute.
+  // Elements of a container do not.
   const AliasDb aliases(graph, /*isFrozen=*/!containers);
   for (const Node *node : reads) {
     if (!aliases.hasWriters(node->output())) {

@@ -1,4 +1,4 @@
-// What a run of a module leaves behind, told from its graph.
+// Side effects of a run on the module, found in its graph.
 #pragma once
 
 #include <string>
@@ -9,19 +9,19 @@
 namespace millpond {
 
 struct Effects {
-  // An attribute is set, or a tensor that is one is written to.
+  // An attribute is set, or a tensor in an attribute is written to.
   bool stateful = false;
-  // A tensor among the inputs is written to.
+  // An input tensor is written to.
   bool writes_inputs = false;
-  // Tensors that are written to, as names from the module down.
+  // Written tensors, as attribute names from the module down.
   std::vector<std::vector<std::string>> written;
-  // Some that are written to could not be named: any may be.
+  // Some written tensors have no name, so any tensor may be written to.
   bool written_unknown = false;
   // Parts may run on LibTorch's own threads.
   bool threads = false;
 };
 
-// Looks at `forward` as it is in evaluation. Where the graph leaves doubt, the answer is the careful one.
+// Analyses `forward` in evaluation mode. If the graph is ambiguous, the result assumes a side effect.
 Effects effects_of(const torch::jit::Module &module);
 
 } // namespace millpond

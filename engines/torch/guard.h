@@ -1,4 +1,4 @@
-// No exception leaves the shim: every entry runs its body through `guarded`.
+// No exception leaves the shim: every entry point runs its body through `guarded`.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@
 
 namespace millpond {
 
-// A device that was asked for is not there.
+// The requested device does not exist.
 struct NoDevice {
   std::string why;
 };
 
-// Stores what the exception in flight says for `millpond_torch_message`.
+// Stores the message of the current exception for `millpond_torch_message`.
 int32_t caught() noexcept;
 
 template <typename Body>

@@ -18,8 +18,8 @@ using millpond::Argument;
 using millpond::Common;
 using millpond::guarded;
 
-// The caller's file. A failed read gives 0 bytes, which LibTorch reports as a damaged archive; the caller knows better
-// and says so instead.
+// Reads the caller's file. A failed read returns 0 bytes, which LibTorch reports as a damaged archive. The caller
+// replaces that message by the real reason.
 class Source final : public caffe2::serialize::ReadAdapterInterface {
  public:
   explicit Source(const mpt_load &load) : load_(load) {}
@@ -67,14 +67,14 @@ mpt_module *load_script(const mpt_load &load) {
   common->device = millpond::device_of(load.cuda);
   auto module = [&] {
     const millpond::PoolScope pool(load.arena, load.arena_bytes);
-    // At once to where it runs: what a graph holds as a constant cannot be moved there later.
+    // Loaded straight to its device: constants of a graph cannot be moved there later.
     auto loaded = torch::jit::load(std::make_shared<Source>(load), common->device, /*load_debug_files=*/false);
     common->arena_used = pool.used();
     return loaded;
   }();
   TORCH_CHECK(module.find_method("forward").has_value(), "the module has no method forward");
   module.eval();
-  // Other streams read what was loaded.
+  // Other streams read the loaded parameters.
   millpond::finish(common->device);
   common->effects = millpond::effects_of(module);
   common->written = millpond::written_storages(module, common->effects);
@@ -88,11 +88,11 @@ mpt_module *load_script(const mpt_load &load) {
   return new mpt_module{std::move(common), std::move(forward), stream};
 }
 
-// The trap: LibTorch keeps the count a thread, and a thread that never said gets as many as there are processors.
+// LibTorch keeps this count for each thread. A thread that never set it uses all processors.
 void use_threads(int32_t threads) {
   thread_local int32_t set = 0;
   if (set != threads) {
-    // The first question makes LibTorch take over the count of some other thread, which must not happen later.
+    // The first query makes LibTorch copy the count of another thread. It must not happen later.
     (void)at::get_num_threads();
     at::set_num_threads(threads);
     set = threads;
@@ -118,10 +118,10 @@ c10::IValue argument(const mpt_value &value, const Argument &wanted, const Commo
   if (c10::multiply_integers(sizes) == 0) {
     return at::empty(sizes, options.device(common.device));
   }
-  // LibTorch takes a mutable pointer for all tensors alike; what writes to an input gets a copy of it.
+  // LibTorch takes a mutable pointer for every tensor. Code that writes to an input gets a copy.
   const auto borrowed = at::from_blob(const_cast<void *>(value.data), sizes, options);
   const auto tensor = millpond::incoming(borrowed, common.device);
-  // A module with a state may keep the tensor beyond the run, and with it the caller's memory.
+  // A module with a state may keep the tensor, and so the caller's memory, after the run.
   const bool own = common.device.is_cpu() && (common.effects.writes_inputs || common.effects.stateful);
   return own ? tensor.clone() : tensor;
 }
@@ -135,7 +135,7 @@ std::vector<millpond::Result> run_package(const Common &common, const mpt_value 
   const auto outputs = common.package->boxed_run(std::move(inputs));
   std::vector<millpond::Result> results;
   for (size_t i = 0; i < outputs.size(); i++) {
-    // A constant of the package's lies in memory that goes with it.
+    // A constant of the package lies in memory that is freed with the package.
     const auto &output = outputs[i];
     const bool shared = output.use_count() > 1 || output.storage().use_count() > 1;
     results.push_back({"output_" + std::to_string(i), millpond::outgoing(output, shared)});
@@ -176,11 +176,10 @@ MPT_EXPORT int32_t millpond_torch_start(void) {
     millpond::install_allocator();
     at::set_num_threads(1);
     at::set_num_interop_threads(1);
-    // A module runs as it was compiled, from the first request on. The profiling executor would watch the first run,
-    // compile again in the second, and again for shapes that it has not seen; without its fusion (off on a processor)
-    // it gains nothing for that.
+    // A module runs as compiled from the first request on. The profiling executor would observe the first run and
+    // compile again in the second and for each new shape. Without fusion, which is off on a processor, it gains nothing.
     torch::jit::getProfilingMode() = false;
-    // Nobody reads them, and a client that sends nonsense must not buy milliseconds of looking up symbols.
+    // Stack traces are not used, and a client's bad request must not cost milliseconds of symbol lookup.
     c10::SetStackTraceFetcher([]() -> std::string { return ""; });
   });
 }

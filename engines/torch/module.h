@@ -23,11 +23,11 @@ struct Argument {
   std::string type;
   int32_t kind;
   bool optional;
-  // What stands where a run leaves it out.
+  // Default for a run without this argument.
   c10::IValue otherwise;
 };
 
-// What all forks of a module have in common.
+// Data that all forks of a module share.
 struct Common {
   std::vector<Argument> arguments;
   std::optional<std::vector<std::string>> results;
@@ -46,9 +46,9 @@ struct mpt_module {
   std::shared_ptr<const millpond::Common> common;
   // Absent in a package.
   std::optional<torch::jit::Method> forward;
-  // Where a fork on a GPU is made and runs, whichever thread asks for it: work on one stream is done in order, and the
-  // memory of a state goes back to the stream that it was taken on. Without one it is the asking thread's. A module
-  // whose parts run on LibTorch's own threads, which are on the default stream, is there as a whole: nothing would have
+  // Stream on which a fork on a GPU is made and runs, on any thread. Work on one stream is done in order, and a state's
+  // memory returns to the stream that it was allocated on. Without a value, the calling thread's stream is used. If parts
+  // of a module run on LibTorch's threads, which use the default stream, the whole module does, since nothing would make
   // one stream wait for the other.
   std::optional<c10::Stream> stream;
 };

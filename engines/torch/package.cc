@@ -1,4 +1,4 @@
-// Packages of AOTInductor: a model compiled to a shared library.
+// AOTInductor packages: a model compiled to a shared library.
 
 #include <dlfcn.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char *kModel = "model";
 
-// A package runs on the kind of device that it was compiled for, and takes tensors of another for its own.
+// A package runs on the kind of device that it was compiled for. It does not notice tensors of another kind.
 void check_device(const char *path, bool cuda) {
   const auto metadata = torch::inductor::AOTIModelPackageLoader::load_metadata_from_package(path, kModel);
   const auto known = metadata.find("AOTI_DEVICE_KEY");
@@ -26,8 +26,8 @@ void check_device(const char *path, bool cuda) {
 
 MPT_EXPORT int32_t mpt_package_load(const char *path, int32_t cuda, mpt_module **out) {
   return millpond::guarded([&] {
-    // A package asks for libtorch.so, which in the wheel does nothing but ask for all of CUDA. An empty library of that
-    // name lies beside this one; once it is open, the package finds it by name.
+    // A package needs libtorch.so, which in the wheel only links to all of CUDA. An empty library of that name lies
+    // beside this one. Once it is open, the loader finds it by name.
     TORCH_CHECK(dlopen("libtorch.so", RTLD_NOW | RTLD_LOCAL) != nullptr, "the empty libtorch.so is missing beside ",
                 "libmillpond_torch.so");
     const c10::InferenceMode inference;
@@ -36,7 +36,7 @@ MPT_EXPORT int32_t mpt_package_load(const char *path, int32_t cuda, mpt_module *
     common->device = millpond::device_of(cuda);
     common->package = std::make_unique<torch::inductor::AOTIModelPackageLoader>(
         path, kModel, /*run_single_threaded=*/true, /*num_runners=*/1, static_cast<c10::DeviceIndex>(cuda));
-    // Other streams read what was loaded.
+    // Other streams read the loaded parameters.
     millpond::finish(common->device);
     *out = new mpt_module{std::move(common), std::nullopt, std::nullopt};
   });

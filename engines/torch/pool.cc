@@ -7,9 +7,9 @@
 
 namespace {
 
-// As LibTorch aligns its own memory, for the widest vector instructions.
+// LibTorch's own alignment, for the widest vector instructions.
 constexpr size_t kAlignment = 64;
-// Above the priority of everything that LibTorch registers itself.
+// Above the priority of LibTorch's own allocators.
 constexpr uint8_t kPriority = 0xff;
 
 struct Bump {
@@ -36,15 +36,15 @@ class Allocator final : public at::Allocator {
   at::DataPtr allocate(size_t bytes) override {
     if (bytes > 0) {
       if (void *data = bump.take(bytes)) {
-        // No context, so nothing is freed: the memory belongs to whoever gave the pool.
+        // No context, so nothing is freed: the memory belongs to the owner of the pool.
         return {data, nullptr, &c10::detail::deleteNothing, at::kCPU};
       }
     }
     return rest_->allocate(bytes);
   }
 
-  // Holds outside a load, which is the only time at which LibTorch asks: its own check (data and context equal)
-  // refuses memory of a pool.
+  // True outside a load, the only time at which LibTorch calls this. Its own check (data and context equal) refuses
+  // memory of a pool.
   at::DeleterFnPtr raw_deleter() const override { return rest_->raw_deleter(); }
 
   void copy_data(void *to, const void *from, size_t bytes) const override { default_copy_data(to, from, bytes); }
@@ -58,7 +58,7 @@ class Allocator final : public at::Allocator {
 namespace millpond {
 
 void install_allocator() {
-  // For ever: tensors hold the allocator's address.
+  // Never freed: tensors hold the allocator's address.
   c10::SetCPUAllocator(new Allocator(c10::GetCPUAllocator()), kPriority);
 }
 

@@ -1,15 +1,15 @@
-// Where LibTorch puts what it allocates: while a model loads, in memory of the caller's.
+// LibTorch's allocator: while a model loads, it allocates from the caller's memory.
 #pragma once
 
 #include <cstddef>
 
 namespace millpond {
 
-// Replaces LibTorch's allocator for the processor by one that knows `PoolScope`. Once a process.
+// Replaces LibTorch's allocator for the processor by one that uses `PoolScope`. Called once a process.
 void install_allocator();
 
-// While it lives, what the thread allocates comes from [base, base + bytes), until that is full. Nothing is ever
-// given back to it: it is for a model's parameters, which come once and stay.
+// While it exists, the thread allocates from [base, base + bytes) until that is full. Memory is never returned to it: it
+// holds a model's parameters, which stay.
 class PoolScope {
  public:
   PoolScope(void *base, size_t bytes);

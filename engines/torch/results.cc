@@ -16,7 +16,7 @@ std::string at_key(const std::string &prefix, const std::string &key) {
   return prefix.empty() ? key : prefix + "_" + key;
 }
 
-// The name of element `index` of a tuple: its field's, where it has some.
+// Returns the name of element `index` of a tuple: the name of its field if it has one.
 std::string in_tuple(const std::string &prefix, const c10::TypePtr &type, size_t index) {
   const auto tuple = type ? type->cast<c10::TupleType>() : nullptr;
   const auto names = tuple ? tuple->names() : std::nullopt;

@@ -1,4 +1,4 @@
-// What forward gives, as a flat list of named tensors.
+// Results of forward as a flat list of named tensors.
 #pragma once
 
 #include <optional>
@@ -15,15 +15,15 @@ struct Result {
   at::Tensor tensor;
 };
 
-// The names, where the type alone tells them: a list or dictionary may have any length.
+// Returns the names if the type determines them; a list or a dictionary may have any length.
 std::optional<std::vector<std::string>> result_names(const c10::TypePtr &type);
 
-// The tensors of `value`, which is of `type`, contiguous and on the processor: those of a GPU on their way to pinned
-// memory, there once the stream has been waited for. `shared` says that the module may go on using their memory, so that
-// they are copied.
+// Returns the tensors of `value` of type `type`, contiguous and on the processor. Tensors of a GPU are copied to pinned
+// memory and are valid once the stream has been waited for. If `shared`, the module may still use their memory, so they
+// are copied.
 std::vector<Result> results_of(const c10::IValue &value, const c10::TypePtr &type, bool shared);
 
-// One tensor as it goes out.
+// One output tensor.
 at::Tensor outgoing(const at::Tensor &tensor, bool shared);
 
 } // namespace millpond

@@ -54,7 +54,7 @@ class Fork {
     if (from.isList() || from.isGenericDict() || from.isTuple()) {
       return from.deepcopy(values_);
     }
-    // An object of C++ (packed weights) has no attributes that a graph could set.
+    // A C++ object (packed weights) has no attributes that a graph can set.
     const bool native = from.isObject() && from.toObjectRef().slots().size() == 1 &&
                         from.toObjectRef().slots()[0].isCapsule();
     return from.isObject() && !native ? IValue(object(from.toObjectRef())) : from;

@@ -1,5 +1,5 @@
-# The LibTorch engine: the wheel, without the parts of CUDA that only a GPU needs, and the shim that the server opens at
-# the first model of this kind. Included by the Makefile; `.venv` itself is made there.
+# The LibTorch engine: the wheel without the parts of CUDA that only a GPU needs, and the shim that the server opens at
+# the first TorchScript model. The Makefile includes this file and makes `.venv`.
 
 TORCH_SHIM_DIR := .venv/millpond
 TORCH_SHIM := $(TORCH_SHIM_DIR)/libmillpond_torch.so
@@ -9,7 +9,7 @@ TORCH_CXX ?= g++
 TORCH_CXXFLAGS := -std=c++20 -O2 -fPIC -fvisibility=hidden -Wall -Wextra -Wno-unused-parameter
 
 .PHONY: torch
-torch: .venv/torch-ready ## the LibTorch engine in .venv (550 MB to fetch the first time)
+torch: .venv/torch-ready ## install the LibTorch engine in .venv (fetches 550 MB the first time)
 
 .venv/torch-packages: requirements/torch.txt .venv/ready
 	$(call say,LibTorch into .venv (550 MB the first time))
@@ -18,7 +18,7 @@ torch: .venv/torch-ready ## the LibTorch engine in .venv (550 MB to fetch the fi
 	@touch $@
 
 .PHONY: torch-cuda
-torch-cuda: .venv/torch-ready requirements/torch-cuda.txt ## CUDA beside the LibTorch engine, for `device = "cuda"` (3 GB in .venv)
+torch-cuda: .venv/torch-ready requirements/torch-cuda.txt ## install CUDA for `device = "cuda"` beside the LibTorch engine (3 GB in .venv)
 	$(call say,CUDA libraries of LibTorch into .venv (3 GB))
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
 		--requirement requirements/torch-cuda.txt
@@ -29,7 +29,7 @@ $(TORCH_SHIM_DIR)/%.o: engines/torch/%.cc $(TORCH_HEADERS) .venv/torch-packages
 	@torch=$$(echo .venv/lib/python3*/site-packages/torch); \
 	$(TORCH_CXX) $(TORCH_CXXFLAGS) -isystem "$$torch/include" -isystem "$$torch/include/torch/csrc/api/include" -c $< -o $@
 
-# The wheel's own libtorch.so needs all of CUDA and holds nothing; compiled packages ask for it by name.
+# The wheel's libtorch.so is empty and needs all of CUDA. Compiled packages need a library of that name.
 $(TORCH_SHIM): $(TORCH_SOURCES:engines/torch/%.cc=$(TORCH_SHIM_DIR)/%.o)
 	@$(TORCH_CXX) -shared -Wl,-soname,libtorch.so -o $(TORCH_SHIM_DIR)/libtorch.so -x c /dev/null
 	@torch=$$(echo .venv/lib/python3*/site-packages/torch); site=$${torch#.venv/}; \
@@ -40,7 +40,8 @@ $(TORCH_SHIM): $(TORCH_SOURCES:engines/torch/%.cc=$(TORCH_SHIM_DIR)/%.o)
 .venv/torch-ready: $(TORCH_SHIM)
 	@touch $@
 
-# GPUs that are none, for tests on machines without one: under the name of LibTorch's CUDA library, away from the server.
+# Pretended GPUs for tests on machines without one: a library with the name of LibTorch's CUDA library, in a directory
+# where the server does not search.
 PRETEND_GPU := $(CACHE)/pretend-gpu/libtorch_cuda.so
 $(PRETEND_GPU): engines/torch/pretend/gpu.cc .venv/torch-packages
 	$(call say,Pretended GPUs for tests: $@)

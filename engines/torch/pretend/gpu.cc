@@ -1,13 +1,12 @@
-// Two GPUs that are none, for tests on machines without one. It stands in for LibTorch's CUDA library under that
-// library's name and registers what the real one does with LibTorch: a device, streams, memory and kernels. It cannot
-// show that CUDA computes rightly; it shows that what is said to a device of that kind is right, because it does all that
-// a real one may do to those who are careless:
-// * memory of a device cannot be touched by anything but copies and kernels: it is mapped without any rights, and its
-//   bytes lie at another address;
-// * what need not be waited for, kernels' results too, is there as late as can be: when its own stream is waited for;
-// * memory that was freed is overwritten, in the order of the stream it was taken on, and given out again there only;
-// * pinned memory is read late; other memory is read at once.
-// Kernels are the processor's. With PRETEND_GPU_LOG, each transfer and each new stream is a line of that file, and so is
+// Two pretended GPUs, for tests on machines without one. This library replaces LibTorch's CUDA library under its name
+// and registers the same things with LibTorch: a device, streams, memory and kernels. It cannot show that CUDA computes
+// correctly. It shows that the shim uses a device correctly, since it punishes mistakes as a real device may:
+// * only copies and kernels can access memory of a device: it is mapped without any rights, and its bytes lie at
+//   another address;
+// * asynchronous results, of kernels too, become visible as late as possible: at the wait for their stream;
+// * freed memory is overwritten, in the order of the stream it was allocated on, and reused on that stream only;
+// * pinned memory is read late, other memory at once.
+// Kernels are the processor's. With PRETEND_GPU_LOG, the file gets a line for each transfer, for each new stream, and
 // "empty" whenever no memory of the devices is in use.
 
 #include <fcntl.h>
@@ -39,7 +38,7 @@ constexpr size_t kMemory = size_t{1} << 31;
 constexpr size_t kPage = 4096;
 constexpr int kFreed = 0xFF;
 constexpr c10::DeviceIndex kDevices = 2;
-// As many as CUDA's own pool has.
+// The size of CUDA's own pool.
 constexpr c10::StreamId kStreams = 32;
 
 using Queue = std::deque<std::function<void()>>;
@@ -54,13 +53,13 @@ void log(const std::string &line) {
   }
 }
 
-// All of both devices, never taken down: threads may end after the library.
+// State of both devices, never destroyed: threads may end after the library.
 struct Machine {
   std::recursive_mutex lock;
   std::map<Lane, Queue> pending;
   std::map<std::pair<Lane, size_t>, std::vector<char *>> freed;
   std::map<const char *, size_t> pinned;
-  // Where tensors point to, and where the bytes are.
+  // Address that tensors hold, and address of the bytes.
   char *shown = nullptr;
   char *real = nullptr;
   size_t taken = 0;
@@ -118,7 +117,7 @@ using Guard = std::lock_guard<std::recursive_mutex>;
 
 thread_local c10::DeviceIndex current_device = 0;
 thread_local c10::StreamId current_streams[kDevices] = {};
-// What a kernel copies is not the caller's doing.
+// Copies inside a kernel are not the caller's.
 thread_local bool in_kernel = false;
 
 Lane current_lane(c10::DeviceIndex device) { return {device, current_streams[device]}; }
@@ -243,7 +242,7 @@ class CUDAHooks final : public at::CUDAHooksInterface {
   }
 };
 
-// The same elements where they can be touched.
+// Returns the same elements at an accessible address.
 at::Tensor touchable(const at::Tensor &tensor) {
   TORCH_CHECK(!tensor.is_conj() && !tensor.is_neg(), "copies of lazy tensors are not pretended");
   auto *data = static_cast<char *>(tensor.data_ptr());
@@ -268,12 +267,12 @@ at::Tensor &copy(at::Tensor &self, const at::Tensor &src, bool non_blocking) {
   }
   const auto pinned = [](const at::Tensor &host) { return is_pinned(host.data_ptr()); };
   auto from = touchable(src.expand(self.sizes()));
-  // A kernel's results are there when the stream gets to them.
+  // A kernel's results become visible when the stream reaches them.
   const bool waits = !in_kernel && !non_blocking;
   if (!src.is_cuda() && !waits && !pinned(src)) {
     from = from.clone();
   }
-  // Pinned memory is kept, as CUDA's allocator does with an event; a device's is not.
+  // Pinned memory is kept, as CUDA's allocator does with an event. Device memory is not.
   const auto kept = self.is_cuda() ? (src.is_cuda() ? at::Tensor() : src) : self;
   machine().pending[lane].push_back([to = touchable(self), from, kept] {
     const c10::InferenceMode inference;
@@ -308,7 +307,7 @@ at::Tensor &set(at::Tensor &self, at::Storage storage, int64_t offset, at::IntAr
   return self;
 }
 
-// What a kernel of the processor's gives back.
+// Results of a kernel of the processor.
 at::Tensor copy_back(const at::Tensor &self, const at::Tensor &destination) {
   if (self.sizes() != destination.sizes()) {
     const auto fresh = at::empty(self.sizes(), destination.options());
@@ -330,7 +329,7 @@ void kernel(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
   in_kernel = before;
 }
 
-// The one operator of recurrent networks that the processor does not have: gates in the order of `at::lstm_cell`.
+// The only recurrent operator that the processor lacks: gates in the order of `at::lstm_cell`.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> lstm_cell(const at::Tensor &input, const at::Tensor &hidden,
                                                          const at::Tensor &cell, const std::optional<at::Tensor> &input_bias,
                                                          const std::optional<at::Tensor> &hidden_bias) {
