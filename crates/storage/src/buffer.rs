@@ -1,4 +1,4 @@
-//! Memory for direct reads: whole pages straight from the system, huge ones where they fit.
+//! Memory for direct reads: whole pages from the kernel, huge ones if they fit.
 
 use std::ptr::{NonNull, null_mut};
 
@@ -8,7 +8,7 @@ use crate::page::PAGE_BYTES;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Zeroed memory that starts at a page, and is there from the beginning.
+/// Zeroed, prefaulted memory that starts at a page.
 pub(crate) struct Buffer {
     start: NonNull<u8>,
     bytes: usize,
@@ -20,7 +20,7 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// Memory of `bytes`, rounded up to whole pages.
+    /// Allocates `bytes`, rounded up to whole pages.
     ///
     /// # Errors
     /// `ResourceExhausted` if the system has none.

@@ -1,5 +1,5 @@
-//! Little-endian numbers in byte slices. Beyond the slice they read as 0, so that no parser can
-//! panic; parsers check lengths themselves.
+//! Little-endian numbers in byte slices. Beyond the slice they read as 0, so no parser can panic;
+//! parsers check lengths themselves.
 
 /// The number of `N` bytes at `at`.
 fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
@@ -19,7 +19,7 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array_at(bytes, at))
 }
 
-/// Puts `part` at `at`, which the caller knows to be within.
+/// Copies `part` to `at`, which must be within `bytes`.
 pub(crate) fn put(bytes: &mut [u8], at: usize, part: &[u8]) {
     bytes[at..at + part.len()].copy_from_slice(part);
 }

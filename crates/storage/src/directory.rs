@@ -1,9 +1,8 @@
-//! A directory as a flat place for files: what all media that stand on a file system share.
+//! A directory as a flat space of files: the code that all media on a file system share.
 //!
-//! Writing goes through the page cache, because that is what logs of small frames want, but does
-//! not fill it: what was written is sent to the disk every few MiB and dropped from the cache. What
-//! a failed fsync may have lost is never taken for good again: after one, the writer refuses
-//! everything.
+//! Writes go through the page cache, because logs of small frames need it, but do not fill it:
+//! written bytes go to the disk every few MiB and leave the cache. Bytes that a failed fsync may
+//! have lost are never trusted again: the writer refuses everything afterwards.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -21,11 +20,16 @@ use crate::medium::{Salvaged, Space, Writer, loadable};
 use crate::names;
 use crate::page::PAGE_BYTES;
 
-/// Bytes written before they are sent to the disk and those before them dropped from the page
-/// cache.
+/// Bytes written before they are sent to the disk and the ones before them leave the page cache.
 const WRITE_BACK_BYTES: u64 = 4 << 20;
 
-/// A directory that exists.
+/// A file opened for writing, and its path.
+pub(crate) struct OpenFile {
+    pub(crate) file: File,
+    pub(crate) path: PathBuf,
+}
+
+/// An existing directory.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
@@ -38,25 +42,25 @@ impl Directory {
         Ok(Directory { path })
     }
 
-    /// Where the file of a checked name lies.
+    /// Returns the path of a file after checking its name.
     pub(crate) fn file(&self, name: &str) -> Result<PathBuf> {
         names::check(name)?;
         Ok(self.path.join(name))
     }
 
-    pub(crate) fn create(&self, name: &str) -> Result<(File, PathBuf)> {
+    pub(crate) fn create(&self, name: &str) -> Result<OpenFile> {
         let path = self.file(name)?;
         match private::options().read(true).write(true).create_new(true).open(&path) {
-            Ok(file) => Ok((file, path)),
+            Ok(file) => Ok(OpenFile { file, path }),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(names::taken(name)),
             Err(error) => Err(io_error(&path, &error)),
         }
     }
 
-    pub(crate) fn reopen(&self, name: &str) -> Result<(File, PathBuf)> {
+    pub(crate) fn reopen(&self, name: &str) -> Result<OpenFile> {
         let path = self.file(name)?;
         let file = File::options().read(true).write(true).open(&path);
-        Ok((file.map_err(|error| io_error(&path, &error))?, path))
+        Ok(OpenFile { file: file.map_err(|error| io_error(&path, &error))?, path })
     }
 
     pub(crate) fn remove(&self, name: &str) -> Result<()> {
@@ -64,7 +68,7 @@ impl Directory {
         std::fs::remove_file(&path).map_err(|error| io_error(&path, &error))
     }
 
-    /// Names and lengths, by name. Files of other names are somebody else's.
+    /// Lists names and lengths, sorted by name. Files with invalid names are foreign and left out.
     pub(crate) fn list(&self) -> Result<Vec<(String, u64)>> {
         let fail = |error: io::Error| io_error(&self.path, &error);
         let mut files = Vec::new();
@@ -85,7 +89,7 @@ impl Directory {
         Ok(files)
     }
 
-    /// fsync of the directory: creations and removals are durable afterwards.
+    /// Makes creations and removals durable with an fsync of the directory.
     pub(crate) fn persist_names(&self) -> Result<()> {
         let synced = File::open(&self.path).and_then(|directory| directory.sync_all());
         synced.map_err(|error| {
@@ -93,8 +97,7 @@ impl Directory {
         })
     }
 
-    /// Returns the free space of the directory's file system, as its user without privileges has
-    /// it.
+    /// Returns the free space of the directory's file system for unprivileged users.
     pub(crate) fn space(&self) -> Result<Option<Space>> {
         let path = CString::new(self.path.as_os_str().as_bytes()).map_err(|_| {
             Error::invalid(format!("{}: a path with a zero byte", self.path.display()))
@@ -113,7 +116,7 @@ impl Directory {
         Ok(Some(Space { free: bytes(found.f_bavail), total: bytes(found.f_blocks), files_free }))
     }
 
-    /// The whole file, through the page cache and out of it again.
+    /// Reads the whole file through the page cache and then drops it there.
     pub(crate) fn load(&self, name: &str) -> Result<Vec<u8>> {
         let path = self.file(name)?;
         let fail = |error: io::Error| io_error(&path, &error);
@@ -138,8 +141,7 @@ impl Directory {
     }
 }
 
-/// An I/O error as a client should see it. What the disk lost is `DataLoss`, what it has no room
-/// for is `StorageFull`.
+/// Converts an I/O error: bytes that the disk lost are `DataLoss`, a full disk is `StorageFull`.
 pub(crate) fn io_error(path: &Path, error: &io::Error) -> Error {
     let context = path.display();
     match error.raw_os_error() {
@@ -160,8 +162,8 @@ pub(crate) fn io_error(path: &Path, error: &io::Error) -> Error {
     }
 }
 
-/// Advises the kernel to drop what it caches of a range; 0 bytes mean the rest of the file. Costs
-/// nothing but cache space if it is refused.
+/// Advises the kernel to drop cached pages of a range; 0 bytes mean the rest of the file. If the
+/// kernel refuses, only cache space is lost.
 pub(crate) fn drop_cached(file: &File, offset: u64, bytes: u64) {
     let (Ok(offset), Ok(bytes)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes))
     else {
@@ -171,21 +173,22 @@ pub(crate) fn drop_cached(file: &File, offset: u64, bytes: u64) {
     unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, bytes, libc::POSIX_FADV_DONTNEED) };
 }
 
-/// Writes a file of a directory.
+/// Writes one file of a directory.
 #[derive(Debug)]
 pub(crate) struct FileWriter {
     file: File,
     path: PathBuf,
     bytes: u64,
-    /// End of the bytes sent to the disk, and of those that were also dropped from the
-    /// cache.
+    /// End of the bytes sent to the disk.
     sent: u64,
+    /// End of the bytes that also left the page cache.
     dropped: u64,
     failed: Option<Error>,
 }
 
 impl FileWriter {
-    pub(crate) fn new((file, path): (File, PathBuf)) -> Result<FileWriter> {
+    pub(crate) fn new(opened: OpenFile) -> Result<FileWriter> {
+        let OpenFile { file, path } = opened;
         let bytes = file.metadata().map_err(|error| io_error(&path, &error))?.len();
         Ok(FileWriter { file, path, bytes, sent: bytes, dropped: bytes, failed: None })
     }
@@ -197,11 +200,11 @@ impl FileWriter {
         }
     }
 
-    /// Keeps the page cache small while a long file is written: sends the last stretch to the disk
-    /// without waiting, and waits for the stretch before it and drops that.
+    /// Keeps the page cache small while a long file is written: starts sending the last stretch to
+    /// the disk, waits for the stretch before it and drops that.
     ///
-    /// Waiting takes an error of the disk away from fsync, which would then report that all is
-    /// well: so such an error ends the writer as one of fsync does.
+    /// Waiting consumes a disk error that fsync would then no longer report, so such an error ends
+    /// the writer like one of fsync.
     fn write_back(&mut self) -> Result<()> {
         let end = self.bytes;
         if end < self.sent + WRITE_BACK_BYTES {
@@ -229,7 +232,7 @@ impl FileWriter {
             libc::sync_file_range(self.file.as_raw_fd(), offset as i64, bytes as i64, flags)
         };
         let error = io::Error::last_os_error();
-        // File systems that do not know the call lose nothing by it.
+        // File systems without this call lose nothing.
         let unknown =
             matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::ESPIPE));
         if sent == 0 || unknown { Ok(()) } else { Err(self.fail(&error)) }
@@ -243,7 +246,7 @@ impl FileWriter {
     }
 }
 
-/// What every writer answers after a persist that failed.
+/// Returns the error of every writer after a failed persist.
 pub(crate) fn refusal(what: &str, error: &Error) -> Error {
     Error::precondition(format!(
         "{what}: nothing more is written after a failure to make it durable ({error}); write it anew under another \
@@ -270,8 +273,8 @@ impl Writer for FileWriter {
         self.fit()?;
         check_write(&self.path.display().to_string(), self.bytes, offset, bytes.len())?;
         if let Err(error) = self.file.write_all_at(bytes, offset) {
-            // What was written beyond the end, if anything, is not part of the file. If it stays,
-            // the next write covers it, or whoever reads it checks it.
+            // Bytes written beyond the end are not part of the file. If they stay, the next write
+            // covers them, and readers check them.
             let _ = self.file.set_len(self.bytes);
             return Err(io_error(&self.path, &error));
         }
@@ -295,10 +298,10 @@ impl Writer for FileWriter {
     fn persist(&mut self) -> Result<()> {
         self.fit()?;
         if let Err(error) = self.file.sync_data() {
-            // The kernel may have marked the lost pages clean: another fsync would say all is well.
+            // The kernel may have marked the lost pages clean: another fsync would report success.
             return Err(self.fail(&error));
         }
-        // Not the last page, if it is not full: the next append would have to read it back.
+        // A last page that is not full stays cached: the next append would read it back.
         let whole = self.bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64;
         if whole > self.dropped {
             drop_cached(&self.file, self.dropped, whole - self.dropped);

@@ -1,4 +1,4 @@
-//! Memory: files in slots of the pool, copied there when they are opened.
+//! Memory: files in slots of the pool, copied there when opened.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,8 +16,8 @@ use crate::names;
 /// Bytes copied from disk at once when a file is opened.
 const COPY_BYTES: usize = 1 << 20;
 
-/// Files in memory. With a directory behind it they are durable there, and opening one copies it
-/// into slots past the page cache; without one they are gone with the medium.
+/// Files in memory. With a directory they are durable there, and opening one copies it into slots
+/// past the page cache. Without one they vanish with the medium.
 #[derive(Debug)]
 pub struct DramMedium {
     pool: Arc<SlotPool>,
@@ -30,14 +30,14 @@ enum Files {
     Volatile(Mutex<BTreeMap<String, Shared>>),
 }
 
-/// The bytes of a volatile file while it is being written.
+/// The bytes of a volatile file.
 type Shared = Arc<Mutex<Vec<u8>>>;
 
 impl DramMedium {
-    /// Files in `pool`, and in `directory` where one is given, which is made if it is missing.
+    /// Opens the medium in `pool`, and in `directory` if given, which is created if it is missing.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     pub fn new(pool: Arc<SlotPool>, directory: Option<PathBuf>) -> Result<DramMedium> {
         let files = match directory {
             Some(directory) => Files::Durable(Directory::new(directory)?),
@@ -46,7 +46,7 @@ impl DramMedium {
         Ok(DramMedium { pool, files })
     }
 
-    /// Memory for `bytes` and a page more at the end, since direct reads are of whole blocks.
+    /// Allocates memory for `bytes`, rounded up to whole blocks for direct reads, and fills it.
     fn sealed(
         &self,
         bytes: u64,

@@ -1,19 +1,19 @@
 //! Mapped pages that the hardware has lost.
 //!
-//! Loading from such a page (a poisoned line of persistent memory, a disk error, a file cut short)
-//! raises SIGBUS, which ends the process. Here the page is replaced by one of zeros, and the load
-//! is repeated: its reader sees bytes that do not match their checksum, and reports one damaged
-//! page like any other. A signal for any other address goes to whoever handled it before.
+//! Loading from such a page (a poisoned line of persistent memory, a disk error, a truncated file)
+//! raises SIGBUS, which ends the process. The handler here replaces the page by zeros, and the load
+//! is repeated: its reader sees a wrong checksum and reports one damaged page like any other. A
+//! signal for any other address goes to the previous handler.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
 use crate::page::PAGE_BYTES;
 
-/// Mappings guarded at once, at most; further ones are not guarded, and say so.
+/// Most mappings guarded at once; further ones are not guarded, which is logged.
 pub const GUARDED_MAX: usize = 4096;
 
-/// A guarded range of addresses. Free while `start` is 0.
+/// A guarded range of addresses; unused if `start` is 0.
 struct Range {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -30,18 +30,18 @@ static RANGES: [Range; GUARDED_MAX] = [const {
     }
 }; GUARDED_MAX];
 
-/// How many entries of the table were ever used, so that the handler looks no further.
+/// Number of table entries ever used, which bounds the handler's search.
 static USED: AtomicUsize = AtomicUsize::new(0);
 static CHANGES: Mutex<()> = Mutex::new(());
 static LOST: AtomicU64 = AtomicU64::new(0);
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// Mapped pages of this process that were lost and read as zeros since, over all files.
+/// Number of mapped pages of this process that were lost and read as zeros, over all files.
 pub fn lost_pages() -> u64 {
     LOST.load(Ordering::Relaxed)
 }
 
-/// Guards a mapping until it is dropped, which must be before the mapping is.
+/// Guards a mapping until it is dropped, which must happen before the mapping is.
 #[derive(Debug)]
 pub(crate) struct Guard {
     place: Option<usize>,
@@ -69,7 +69,7 @@ impl Guard {
         Guard { place }
     }
 
-    /// Pages of the mapping that were lost.
+    /// Number of lost pages of the mapping.
     pub(crate) fn lost(&self) -> u32 {
         self.place
             .and_then(|place| RANGES.get(place))
@@ -122,7 +122,7 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
     pass_on(signal, info, context);
 }
 
-/// Puts a page of zeros where the lost one was.
+/// Replaces the lost page by a page of zeros.
 fn replace(page: usize, writable: bool) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
     let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
@@ -133,8 +133,8 @@ fn replace(page: usize, writable: bool) -> bool {
     mapped != libc::MAP_FAILED
 }
 
-/// Hands the signal to the handler before ours; without one, the default ends the process when the
-/// load is repeated.
+/// Passes the signal to the handler before ours. Without one the default action ends the process
+/// when the load is repeated.
 fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let before =
         BEFORE.get().map_or((libc::SIG_DFL, 0), |action| (action.sa_sigaction, action.sa_flags));

@@ -1,5 +1,4 @@
-//! Reading what the processor can load from directly: nothing is moved, a completion is a slice of
-//! the file.
+//! Reads of files that the processor can load from directly: a completion is a slice of the file.
 
 use std::collections::VecDeque;
 
@@ -9,7 +8,7 @@ use crate::medium::{Read, Reader, ReaderOptions};
 use crate::options;
 use crate::table::Table;
 
-/// The reader of every medium whose files are [`Sealed::in_place`](crate::Sealed::in_place).
+/// Reader of every medium whose files are [`Sealed::in_place`](crate::Sealed::in_place).
 pub(crate) struct InPlaceReader {
     options: ReaderOptions,
     files: Table,
@@ -57,7 +56,7 @@ impl Reader for InPlaceReader {
     }
 
     fn complete(&mut self, wait: usize, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize> {
-        // All are ready at once; as many are handed over as a real queue would, so that callers can
+        // All reads are ready at once. The caller gets as many as from a real queue, so that it can
         // refill.
         let count = self.queue.len().min(options::handed_at_once(&self.options, wait));
         for _ in 0..count {

@@ -1,22 +1,23 @@
-//! Where index segments live: media behind one trait, and what makes bytes on them trustworthy.
+//! Storage of index segments: media behind one trait, and formats that detect damage.
 //!
-//! The same bytes lie on DRAM (slots of `memory`), on persistent memory (mapped with DAX) and on
-//! NVMe (read through io_uring past the page cache). What is written is written once, checksummed
-//! page by page, and never changed.
+//! The same bytes lie in DRAM (slots of `memory`), in persistent memory (mapped with DAX) or on
+//! NVMe (read through io_uring past the page cache). Bytes of a segment are written once,
+//! checksummed page by page, and never changed.
 //!
-//! # What is promised
-//! After `persist` of a file and `persist_names` of its medium, the file is found as it was,
-//! whatever happens. Before, anything may be found, so everything here that is read back checks
-//! itself: [`page`], [`superblock`], [`manifest`] and [`log`] give an error or a report for damaged
-//! bytes, never a wrong answer and never a panic.
+//! # Guarantees
+//! After `persist` of a file and `persist_names` of its medium, the file survives any crash as it
+//! was. Before that, anything may remain. So everything that is read back checks itself: [`page`],
+//! [`superblock`], [`manifest`] and [`log`] give an error or a report for damaged bytes, never a
+//! wrong result and never a panic.
 //!
 //! # Not here
-//! What segments hold and which of them there are: that is the search crate's. No thread of its
-//! own.
+//! The contents of segments and their list: those are in the search crate. This crate starts no
+//! thread.
 
 #![allow(unsafe_code)]
 
 mod buffer;
+mod buffered;
 mod bytes;
 pub mod dax;
 mod directory;

@@ -1,10 +1,10 @@
-//! Which files count: a list, swapped as a whole.
+//! The manifest: the list of valid files, replaced as a whole.
 //!
-//! The list is a file of its own, named by its epoch and never changed. The file `manifest` has two
-//! slots of a page, A for even epochs and B for odd ones; each names a list by epoch, length and
-//! hash. Publishing writes the new list, makes it durable, then overwrites the older slot, and only
-//! then removes the list before the last. Whatever happens in between, one slot is whole and its
-//! list is there. Opening takes the newest slot that is whole and whose list is.
+//! A list is a file of its own, named by its epoch and never changed. The file `manifest` has two
+//! slots of a page, A for even epochs and B for odd ones. Each names a list by epoch, length and
+//! hash. Publishing writes the new list, makes it durable, overwrites the older slot, and only then
+//! removes the list before the last. So after any crash one slot and its list are whole. Opening
+//! takes the newest whole slot with a whole list.
 //!
 //! Slot, 4096 bytes: `MPMANIF` and a zero, version u32, zero u32, epoch u64, bytes of the list u64,
 //! its BLAKE3 hash in 32 bytes, zeros, crc32c of bytes 0..4092 at 4092. List: `MPLIST` and two
@@ -20,7 +20,7 @@ use crate::directory::refusal;
 use crate::medium::{Medium, Writer};
 use crate::page::PAGE_BYTES;
 
-/// Bytes of the longest list.
+/// Most bytes of a list.
 pub const LIST_BYTES_MAX: usize = 64 << 20;
 
 const FILE: &str = "manifest";
@@ -31,7 +31,7 @@ const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 64;
 const SLOT_SUM_AT: usize = PAGE_BYTES - 4;
 
-/// The list that counts, and the way to another one. One thread publishes at a time.
+/// The current list, and the way to replace it. One thread publishes at a time.
 pub struct Manifest {
     medium: Arc<dyn Medium>,
     writer: Box<dyn Writer>,
@@ -41,12 +41,11 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Opens the manifest, or makes an empty one, and gives the newest valid payload. What is
-    /// damaged is passed over as long as something whole is there, and told by
-    /// [`problems`](Self::problems).
+    /// Opens the manifest, or creates an empty one, and returns the newest valid payload. Damaged
+    /// parts are skipped if something whole is left, and reported by [`problems`](Self::problems).
     ///
     /// # Errors
-    /// `DataLoss` if there are lists and none is whole, otherwise what the medium says.
+    /// `DataLoss` if there are lists and none is whole, otherwise the medium's error.
     pub fn open(medium: &Arc<dyn Medium>) -> Result<(Manifest, Option<Vec<u8>>)> {
         let (writer, slots) = match medium.reopen(FILE) {
             Ok(writer) => (writer, medium.load(FILE)),
@@ -76,14 +75,13 @@ impl Manifest {
         Ok((manifest, payload))
     }
 
-    /// Makes a list the one that counts, and gives its epoch. Once this returns it survives a loss
-    /// of power.
+    /// Makes a list the current one and returns its epoch. After this returns, the list survives a
+    /// loss of power.
     ///
     /// # Errors
-    /// `InvalidArgument` for more than [`LIST_BYTES_MAX`], otherwise what the medium says. While
-    /// the list itself is written a failure changes nothing. If the slot cannot be made durable,
-    /// either list may count after a crash, so this manifest refuses to go on:
-    /// `FailedPrecondition`.
+    /// `InvalidArgument` for more than [`LIST_BYTES_MAX`], otherwise the medium's error. A failure
+    /// to write the list changes nothing. If the slot cannot be made durable, either list may be
+    /// current after a crash, so this manifest refuses to continue: `FailedPrecondition`.
     pub fn publish(&mut self, payload: &[u8]) -> Result<u64> {
         if let Some(error) = &self.failed {
             return Err(refusal("the manifest", error));
@@ -108,20 +106,14 @@ impl Manifest {
         Ok(epoch)
     }
 
-    /// The epoch of the list that counts; 0 before the first.
+    /// Epoch of the current list; 0 before the first.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// What was found damaged when it was opened, in words.
+    /// Descriptions of the damage found at opening.
     pub fn problems(&self) -> &[String] {
         &self.problems
-    }
-
-    /// Whether a file of that name is the manifest's own: those who remove what no list names leave
-    /// it alone.
-    pub fn owns(name: &str) -> bool {
-        name == FILE || epoch_of(name).is_some()
     }
 
     fn newest(
@@ -143,14 +135,14 @@ impl Manifest {
                 Err(error) => problems.push(error.to_string()),
             }
         }
-        // Both slots are lost. A whole list was durable before its slot was written, so the newest
-        // one is what counted or what was about to.
+        // Both slots are lost. A list is durable before its slot is written, so the newest whole
+        // list was current or about to be.
         let mut epochs: Vec<u64> =
             medium.list()?.iter().filter_map(|(name, _)| epoch_of(name)).collect();
         epochs.sort_unstable_by_key(|&epoch| std::cmp::Reverse(epoch));
         for &epoch in &epochs {
             match read_list(medium, epoch) {
-                // The first list of all may have been written and its slot never.
+                // The first list may have been written and its slot not.
                 Ok(_) if epoch == 1 && valid.is_empty() && slots.iter().all(|&byte| byte == 0) => {
                     return Ok(None);
                 }
@@ -163,8 +155,7 @@ impl Manifest {
                 Err(error) => problems.push(error.to_string()),
             }
         }
-        // A list that never became whole was never named by a slot; without a trace of slots,
-        // nothing is lost.
+        // A slot never named a list that is not whole, so without a trace of slots nothing is lost.
         if slots.iter().all(|&byte| byte == 0) && epochs.iter().all(|&epoch| epoch <= 1) {
             return Ok(None);
         }
@@ -174,7 +165,7 @@ impl Manifest {
         )))
     }
 
-    /// Brings the file to two slots, and the slot of the list that counts to what it should be.
+    /// Brings the file to two slots, and the slot of the current list to its content.
     fn repair(&mut self, length: usize) -> Result<()> {
         if length != 2 * PAGE_BYTES {
             self.writer.truncate(self.writer.bytes().min(2 * PAGE_BYTES as u64))?;
@@ -187,7 +178,7 @@ impl Manifest {
 
     fn write_list(&mut self, epoch: u64, payload: &[u8]) -> Result<()> {
         let name = list_name(epoch);
-        // Left over from a publication that did not come to its end.
+        // Left by an unfinished publication.
         match self.medium.remove(&name) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -199,7 +190,7 @@ impl Manifest {
         self.medium.persist_names()
     }
 
-    /// Costs only space where it fails: the next publication tries again.
+    /// Removes old lists. A failure costs only space: the next publication tries again.
     fn remove_lists_before(&self, epoch: u64) {
         let removed = self.medium.list().and_then(|files| {
             let old = |name: &String| epoch_of(name).is_some_and(|found| found < epoch);
@@ -243,7 +234,7 @@ fn encode_slot(epoch: u64, payload: &[u8]) -> [u8; PAGE_BYTES] {
     slot
 }
 
-/// One of the two slots, if it is whole; one of zeros was never written.
+/// Reads one of the two slots if it is whole; a slot of zeros was never written.
 fn decode_slot(slots: &[u8], index: usize, problems: &mut Vec<String>) -> Option<Slot> {
     let slot = slots.get(index * PAGE_BYTES..(index + 1) * PAGE_BYTES)?;
     if slot.iter().all(|&byte| byte == 0) {
@@ -282,7 +273,7 @@ fn list_header(epoch: u64, payload: &[u8]) -> [u8; HEADER_BYTES] {
     header
 }
 
-/// The hash and the payload of a list that is whole.
+/// Reads the hash and the payload of a list if it is whole.
 fn read_list(medium: &Arc<dyn Medium>, epoch: u64) -> Result<([u8; 32], Vec<u8>)> {
     let name = list_name(epoch);
     let mut list = medium.load(&name)?;

@@ -1,4 +1,4 @@
-//! A file in the address space.
+//! Mapped files.
 
 use std::fs::File;
 use std::io;
@@ -7,22 +7,22 @@ use std::ptr::{NonNull, null_mut};
 
 use crate::guard::Guard;
 
-/// The first bytes of a file, mapped and guarded against pages that are lost.
+/// The first bytes of a file, mapped and guarded against lost pages.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
-    /// Dropped by hand, before the range is unmapped and may be given to somebody else.
+    /// Dropped explicitly before the range is unmapped, after which it may be reused.
     guard: Option<Guard>,
 }
 
-// SAFETY: the struct owns its range of addresses; who may write to it is decided by its owner.
+// SAFETY: the struct owns its range of addresses; its owner decides who writes to it.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; shared references only read.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `bytes` of a file, at least 1, with `flags` that say how it is shared.
+    /// Maps `bytes` of a file, at least 1, with the sharing `flags`.
     pub(crate) fn new(
         file: &File,
         bytes: usize,
@@ -51,19 +51,19 @@ impl Mapping {
         self.bytes
     }
 
-    /// The bytes. Only for files that nobody changes while they are mapped.
+    /// Returns the bytes. The file must not change while it is mapped.
     pub(crate) fn as_slice(&self) -> &[u8] {
         // SAFETY: mapped for reading; files of a medium are written once, and a page that is lost
         // becomes zeros before the load that met it is repeated.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
     }
 
-    /// Pages that were lost since it was mapped.
+    /// Number of pages lost since the file was mapped.
     pub(crate) fn lost(&self) -> u32 {
         self.guard.as_ref().map_or(0, Guard::lost)
     }
 
-    /// Lets go of pages of a file that is only read: the next load finds them in the file again.
+    /// Drops pages of a read-only file: the next load reads them from the file again.
     pub(crate) fn forget(&self, start: usize, bytes: usize) {
         assert!(
             start.checked_add(bytes).is_some_and(|end| end <= self.bytes),
@@ -73,7 +73,7 @@ impl Mapping {
         unsafe { libc::madvise(self.start.as_ptr().add(start).cast(), bytes, libc::MADV_DONTNEED) };
     }
 
-    /// Advice to the kernel about the whole range; refusal costs speed only.
+    /// Advises the kernel about the whole range; a refusal costs only speed.
     pub(crate) fn advise(&self, advice: i32) {
         // SAFETY: about our own range. The advice given here never changes what the bytes are.
         unsafe { libc::madvise(self.start.as_ptr().cast(), self.bytes, advice) };

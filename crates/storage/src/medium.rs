@@ -1,4 +1,4 @@
-//! What every medium can do.
+//! Traits of media, files and readers.
 
 use std::fmt::{self, Debug, Display};
 use std::ops::Range;
@@ -8,16 +8,16 @@ use base::{Error, ErrorKind, Result};
 
 use crate::page::PAGE_BYTES;
 
-/// What a medium is made of.
+/// Technology of a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MediumKind {
-    /// Slots of the pool; gone with the process unless a directory stands behind it.
+    /// Slots of the pool; they vanish with the process unless there is a directory.
     Dram,
     /// Persistent memory, mapped with MAP_SYNC.
     Dax,
     /// Files read past the page cache through io_uring.
     Nvme,
-    /// Files mapped through the page cache: what the reference system did, kept to compare with.
+    /// Files mapped through the page cache: the reference system's way, kept for comparison.
     Mmap,
 }
 
@@ -32,31 +32,31 @@ impl Display for MediumKind {
     }
 }
 
-/// A flat place for named files. Names are one path component of `[a-z0-9._-]`.
+/// A flat space of named files. Names are one path component of `[a-z0-9._-]`.
 pub trait Medium: Send + Sync + Debug {
-    /// What it is made of.
+    /// Technology of the medium.
     fn kind(&self) -> MediumKind;
 
-    /// A new, empty file.
+    /// Creates an empty file.
     ///
     /// # Errors
-    /// `AlreadyExists` if there is one of that name, otherwise what the medium says.
+    /// `AlreadyExists` if there is one of that name, otherwise the medium's error.
     fn create(&self, name: &str) -> Result<Box<dyn Writer>>;
 
-    /// An existing file, to write more to it: a log, a manifest.
+    /// Opens an existing file for further writes: a log, a manifest.
     ///
     /// # Errors
-    /// `NotFound`, otherwise what the medium says.
+    /// `NotFound`, otherwise the medium's error.
     fn reopen(&self, name: &str) -> Result<Box<dyn Writer>>;
 
-    /// An existing file, for reading. What is written to it later need not be visible.
+    /// Opens an existing file for reading. Later writes need not become visible.
     ///
     /// # Errors
-    /// `NotFound`, `ResourceExhausted` where it must be held in memory and there is no room,
-    /// otherwise what the medium says.
+    /// `NotFound`, `ResourceExhausted` if there is no room for a file that must be held in memory,
+    /// otherwise the medium's error.
     fn open(&self, name: &str) -> Result<Arc<dyn Sealed>>;
 
-    /// All of a small file, into ordinary memory: a log, a manifest.
+    /// Reads a whole small file into ordinary memory: a log, a manifest.
     ///
     /// # Errors
     /// As [`Medium::open`], and `ResourceExhausted` for more than [`LOAD_BYTES_MAX`].
@@ -68,48 +68,47 @@ pub trait Medium: Send + Sync + Debug {
         Ok(all)
     }
 
-    /// As [`Medium::load`], but pages that the medium has lost are zeros and named, so that one of
-    /// them does not cost the others.
+    /// As [`Medium::load`], but lost pages are zeros and listed, so that the others are kept.
     ///
     /// # Errors
-    /// As [`Medium::load`], but for lost pages.
+    /// As [`Medium::load`], except for lost pages.
     fn salvage(&self, name: &str) -> Result<Salvaged> {
         let file = self.open(name)?;
         let bytes = loadable(name, file.bytes())?;
         Salvaged::read(bytes, |offset, buffer| file.read_at(offset, buffer))
     }
 
-    /// Removes a file. Those who have it open can go on reading it.
+    /// Removes a file. Open handles can still read it.
     ///
     /// # Errors
-    /// `NotFound`, otherwise what the medium says.
+    /// `NotFound`, otherwise the medium's error.
     fn remove(&self, name: &str) -> Result<()>;
 
-    /// The names and lengths in bytes of all files, by name.
+    /// Lists names and lengths in bytes of all files, sorted by name.
     ///
     /// # Errors
-    /// What the medium says.
+    /// The medium's error.
     fn list(&self) -> Result<Vec<(String, u64)>>;
 
     /// Makes creations and removals so far durable.
     ///
     /// # Errors
-    /// What the medium says; afterwards they may or may not be durable.
+    /// The medium's error. Afterwards they may or may not be durable.
     fn persist_names(&self) -> Result<()>;
 
-    /// Returns the free space of what the files lie on; `None` if the medium has no limit of its
+    /// Returns the free space of the file system below; `None` if the medium has no limit of its
     /// own.
     ///
     /// # Errors
-    /// What the medium says.
+    /// The medium's error.
     fn space(&self) -> Result<Option<Space>> {
         Ok(None)
     }
 
-    /// A reader for one thread.
+    /// Makes a reader for one thread.
     ///
     /// # Errors
-    /// `Unimplemented` with the reason where the system refuses what it needs.
+    /// `Unimplemented` with the reason if the system refuses a needed call.
     fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>>;
 }
 
@@ -124,23 +123,23 @@ pub struct Space {
     pub files_free: Option<u64>,
 }
 
-/// What could be read of a file.
+/// Readable contents of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Salvaged {
-    /// As many as the file has; zeros where they could not be read.
+    /// All bytes of the file; zeros in unreadable pages.
     pub bytes: Vec<u8>,
-    /// The numbers of the pages that could not be read, ascending.
+    /// Numbers of the unreadable pages, ascending.
     pub lost: Vec<u64>,
 }
 
 impl Salvaged {
-    /// Reads so many bytes with `read`, whose `DataLoss` means that something in the range is lost.
+    /// Reads `bytes` bytes with `read`. A `DataLoss` of it means that part of the range is lost.
     pub(crate) fn read(
         bytes: usize,
         read: impl Fn(u64, &mut [u8]) -> Result<()>,
     ) -> Result<Salvaged> {
         let mut found = Salvaged { bytes: vec![0; bytes], lost: Vec::new() };
-        // Whether it could be read. What came of a failed read is not to be trusted.
+        // Returns true if the range could be read. Bytes of a failed read are not trusted.
         let attempt = |at: usize, part: &mut [u8]| match read(at as u64, part) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::DataLoss => {
@@ -164,7 +163,7 @@ impl Salvaged {
         Ok(found)
     }
 
-    /// Whether one of the pages that hold this range could not be read.
+    /// Returns true if a page of this range could not be read.
     pub fn lacks(&self, range: Range<u64>) -> bool {
         let page = PAGE_BYTES as u64;
         !range.is_empty()
@@ -175,15 +174,14 @@ impl Salvaged {
     }
 }
 
-/// Bytes that [`Medium::salvage`] reads at once, as long as they can be read; a whole number of
-/// pages.
+/// Bytes that [`Medium::salvage`] reads at once while they are readable; a whole number of pages.
 const SALVAGE_BYTES: usize = 1 << 20;
 
-/// Bytes of the longest file that [`Medium::load`] reads: more than any log or list has, so that a
-/// damaged length cannot use up the memory.
+/// Longest file that [`Medium::load`] reads: more than any log or list has, so that a damaged
+/// length cannot use up the memory.
 pub const LOAD_BYTES_MAX: u64 = 1 << 30;
 
-/// A length that may be loaded.
+/// Checks a length that is to be loaded.
 ///
 /// # Errors
 /// `ResourceExhausted`.
@@ -197,17 +195,17 @@ pub(crate) fn loadable(name: &str, bytes: u64) -> Result<usize> {
 
 /// A file being written.
 pub trait Writer: Send {
-    /// How long it is, in bytes.
+    /// Length in bytes.
     fn bytes(&self) -> u64;
 
-    /// Writes at `offset`, which may lie in what is there or at its end, not beyond it.
+    /// Writes at `offset`, which may be up to the end of the file.
     ///
     /// # Errors
-    /// `StorageFull` if the medium is full, otherwise what it says. The bytes of the range may then
-    /// be old, new or mixed.
+    /// `StorageFull` if the medium is full, otherwise its error. The bytes of the range may then be
+    /// old, new or mixed.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()>;
 
-    /// Writes at the end and says where that was.
+    /// Writes at the end and returns that offset.
     ///
     /// # Errors
     /// As [`Writer::write_at`].
@@ -220,46 +218,46 @@ pub trait Writer: Send {
     /// Cuts the file at `bytes`.
     ///
     /// # Errors
-    /// What the medium says.
+    /// The medium's error.
     fn truncate(&mut self, bytes: u64) -> Result<()>;
 
-    /// Makes what was written so far durable: afterwards it survives a loss of power.
+    /// Makes all writes so far durable: afterwards they survive a loss of power.
     ///
     /// # Errors
-    /// What the medium says; what was written may then be lost, and writing it again is the only
-    /// way to be sure.
+    /// The medium's error. The writes may then be lost, and only writing them again makes them
+    /// safe.
     fn persist(&mut self) -> Result<()>;
 }
 
-/// A file that is only read.
+/// A read-only file.
 pub trait Sealed: Send + Sync + Debug {
     /// A number that no other open file of this process has.
     fn id(&self) -> u64;
 
-    /// How long it is, in bytes.
+    /// Length in bytes.
     fn bytes(&self) -> u64;
 
-    /// Fills `buffer` from `offset`, on the calling thread: for opening a segment, not for queries.
+    /// Fills `buffer` from `offset` on the calling thread: for opening a segment, not for queries.
     ///
     /// # Errors
-    /// `DataLoss` past the end or where the medium has lost the bytes, otherwise what it says.
+    /// `DataLoss` past the end or if the medium has lost the bytes, otherwise its error.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()>;
 
-    /// The whole file, if the processor can load from it directly.
+    /// Returns the whole file if the processor can load from it directly.
     fn in_place(&self) -> Option<&[u8]> {
         None
     }
 
-    /// The descriptor to read it by, if it has one.
+    /// Returns the descriptor to read it by, if it has one.
     fn descriptor(&self) -> Option<std::os::fd::RawFd> {
         None
     }
 }
 
-/// How much a [`Reader`] may have under way.
+/// Limits of a [`Reader`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReaderOptions {
-    /// Reads in flight at once, at most.
+    /// Most reads in flight.
     pub depth: usize,
     /// Bytes of the largest read; a multiple of 4096.
     pub read_bytes_max: usize,
@@ -268,38 +266,38 @@ pub struct ReaderOptions {
 /// One read.
 #[derive(Clone, Copy, Debug)]
 pub struct Read<'a> {
-    /// The file, which the reader keeps open until the read is done.
+    /// The file, kept open until the read is done.
     pub file: &'a Arc<dyn Sealed>,
-    /// Where it starts; a multiple of 4096.
+    /// Offset in the file; a multiple of 4096.
     pub offset: u64,
-    /// How many bytes; a multiple of 4096, and within the file.
+    /// Number of bytes; a multiple of 4096, within the file.
     pub bytes: usize,
-    /// What the completion is called by.
+    /// Identifies the completion.
     pub tag: u64,
 }
 
-/// Reads many pages at once, for one thread. The order of completions is the medium's.
+/// Reads many pages at once for one thread. Completions come in any order.
 pub trait Reader: Send {
-    /// Reads that may be submitted now before one must complete.
+    /// Reads that may be submitted before one must complete.
     fn room(&self) -> usize;
 
-    /// Reads submitted and not yet handed to [`Reader::complete`]'s caller.
+    /// Reads submitted and not yet passed to the caller of [`Reader::complete`].
     fn in_flight(&self) -> usize;
 
     /// Queues a read. It may start only when [`Reader::complete`] is called.
     ///
     /// # Errors
     /// `ResourceExhausted` if there is no room, `InvalidArgument` for a misplaced read. A read that
-    /// fails later says so when it completes.
+    /// fails later reports that when it completes.
     fn submit(&mut self, read: Read<'_>) -> Result<()>;
 
-    /// Starts what is queued, waits until at least `wait` reads are done (0: does not wait; more
-    /// than are in flight: all), and hands them to `each` with their tags: at most `wait`, or a
-    /// quarter of the depth where that is more, so that new reads can be put behind them before the
-    /// queue runs dry; the others with the next call. The bytes are valid during `each` only. Gives
-    /// how many there were.
+    /// Starts the queued reads, waits until at least `wait` are done (0: does not wait; more than
+    /// are in flight: waits for all), and passes them to `each` with their tags. It passes at most
+    /// `wait`, or a quarter of the depth if that is more, so that the caller can submit new reads
+    /// before the queue runs dry; the others come with the next call. The bytes are valid only
+    /// during `each`. Returns the number of reads passed.
     ///
     /// # Errors
-    /// What the medium says where the queue itself fails; the reads in flight are then lost.
+    /// The medium's error if the queue itself fails; the reads in flight are then lost.
     fn complete(&mut self, wait: usize, each: &mut dyn FnMut(u64, Result<&[u8]>)) -> Result<usize>;
 }

@@ -1,5 +1,5 @@
 //! Files mapped through the page cache: every first touch of a page is a fault that waits for the
-//! disk. Kept to compare with, since it is what the reference system did.
+//! disk. Kept for comparison: the reference system worked this way.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -15,26 +15,25 @@ use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Salvaged, Sealed,
 use crate::names;
 use crate::page::PAGE_BYTES;
 
-/// Files of a directory, mapped when they are opened.
+/// Files of a directory, mapped when opened.
 #[derive(Debug)]
 pub struct MmapMedium {
     directory: Directory,
-    /// Those that were opened, by number.
+    /// Opened files by number.
     open: Mutex<HashMap<u64, Weak<MappedFile>>>,
 }
 
 impl MmapMedium {
-    /// Files in `directory`, which is made if it is missing.
+    /// Opens the medium in `directory`, which is created if it is missing.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     pub fn new(directory: PathBuf) -> Result<MmapMedium> {
         Ok(MmapMedium { directory: Directory::new(directory)?, open: Mutex::default() })
     }
 
-    /// Has the kernel forget a stretch of an open file, in the mapping and in the page cache, whole
-    /// pages of it: the next touch waits for the disk again. For measuring with less memory than
-    /// there is.
+    /// Drops whole pages of a range of an open file from the mapping and the page cache, so that
+    /// the next touch waits for the disk. For measurements with less memory than the machine has.
     ///
     /// # Errors
     /// `NotFound` for a file that is not open on this medium.
@@ -73,8 +72,7 @@ impl Medium for MmapMedium {
             None
         } else {
             let mapping = Mapping::new(&file, bytes, false, libc::MAP_SHARED).map_err(fail)?;
-            // Without it a fault would read pages around the one that is wanted, which random reads
-            // never use.
+            // Without it a fault would also read the pages around, which random reads never use.
             mapping.advise(libc::MADV_RANDOM);
             Some(mapping)
         };
@@ -115,7 +113,7 @@ impl Medium for MmapMedium {
     }
 }
 
-/// A file that is mapped for reading, from `start` of the mapping on.
+/// A file mapped for reading, from `start` of the mapping on.
 #[derive(Debug)]
 pub(crate) struct MappedFile {
     pub(crate) id: u64,
@@ -138,7 +136,7 @@ impl MappedFile {
         let end = offset.saturating_add(bytes as u64) / PAGE_BYTES as u64 * PAGE_BYTES as u64;
         let end = end.min(self.bytes as u64);
         if let Some(mapping) = self.mapping.as_ref().filter(|_| start < end) {
-            // Before the cache can drop a page, nothing may map it.
+            // The cache can drop a page only if nothing maps it.
             mapping.forget(self.start + start as usize, (end - start) as usize);
             drop_cached(&self.file, self.start as u64 + start, end - start);
         }

@@ -1,10 +1,10 @@
-//! Names of files, and numbers for open ones.
+//! Names of files, and numbers of open ones.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::{Error, Result};
 
-/// Bytes of the longest name.
+/// Most bytes of a name.
 pub const NAME_BYTES_MAX: usize = 100;
 
 /// Checks that a name is one path component of `[a-z0-9._-]` that does not start with a dot.
@@ -34,7 +34,7 @@ pub(crate) fn taken(name: &str) -> Error {
     Error::new(base::ErrorKind::AlreadyExists, format!("there is a file {name} already"))
 }
 
-/// A number that no other open file of this process has.
+/// Returns a number that no other open file of this process has.
 pub(crate) fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)

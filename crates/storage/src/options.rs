@@ -1,4 +1,4 @@
-//! What a reader may be asked for, checked the same way by all of them.
+//! Limits of readers, checked the same way by all of them.
 
 use base::{Error, Result};
 
@@ -48,9 +48,8 @@ pub(crate) fn check_read(options: &ReaderOptions, read: &Read<'_>, room: usize) 
     Ok(())
 }
 
-/// How many completions one call hands over: what it was asked to wait for, and otherwise a quarter
-/// of the depth, so that a caller who works on each can put new reads behind them before the queue
-/// runs dry.
+/// Returns the number of completions that one call passes on: as many as it waits for, or a quarter
+/// of the depth if that is more, so that the caller can submit new reads before the queue runs dry.
 pub(crate) fn handed_at_once(options: &ReaderOptions, wait: usize) -> usize {
     wait.max(options.depth.div_ceil(4))
 }

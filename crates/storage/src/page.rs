@@ -1,9 +1,9 @@
-//! Record pages: what one read of the re-rank stage brings, and can check without anything else.
+//! Record pages: the unit of one read of the re-rank stage, which checks itself.
 //!
-//! A page is 4096 bytes. A record never straddles two of them; one that does not fit in a page
-//! takes whole pages of its own. The checksum covers all bytes of the page (of all its pages, for a
-//! long record), so that one flipped bit anywhere is seen, and the page's number is in it, so that
-//! a page which came from another place is seen too.
+//! A page has 4096 bytes. A record never straddles two pages; one that does not fit takes whole
+//! pages of its own. The checksum covers all bytes of the page (of all its pages, for a long
+//! record), so any flipped bit is detected. It also covers the page's number, so a page from
+//! another position is detected.
 //!
 //! Layout, little-endian:
 //!
@@ -13,7 +13,7 @@
 //! | 4..8 | number of the first page, as [`Placed::page`] gave it |
 //! | 8..10 | records n, at least 1; exactly 1 if there are several pages |
 //! | 10..12 | pages p that belong together, at least 1 |
-//! | p = 1: 12..12+2(n+1) | where each record starts, and where the last one ends, from the page's start |
+//! | p = 1: 12..12+2(n+1) | start of each record and end of the last, from the page's start |
 //! | p > 1: 12..16 | length of the record, which starts at 16 |
 //! | then | the records, then zeros |
 
@@ -23,47 +23,47 @@ use crate::bytes::{u16_at, u32_at};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
-/// Bytes of the longest record.
+/// Most bytes of a record.
 pub const RECORD_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes before the table of offsets.
 const HEADER_BYTES: usize = 12;
-/// Where the record of several pages starts.
+/// Offset of the record in a run of several pages.
 const LONG_START: usize = 16;
-/// Bytes of the longest record that fits in a page beside its two offsets.
+/// Most bytes of a record that fits in a page beside its two offsets.
 const SHORT_BYTES_MAX: usize = PAGE_BYTES - HEADER_BYTES - 4;
 
-/// Where a record was put.
+/// Position of a packed record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// Its first page, counted from the packer's start.
+    /// Number of its first page, from the packer's start.
     pub page: u32,
-    /// How many pages to read for it: 1, or more for a long record.
+    /// Number of pages to read for it: 1, or more for a long record.
     pub pages: u16,
-    /// Which record of the page it is.
+    /// Index of the record in the page.
     pub slot: u16,
 }
 
 /// Packs records into pages in the order they come.
 #[derive(Debug, Default)]
 pub struct Packer {
-    /// Records of the page that is being filled, one after another.
+    /// Records of the current page, one after another.
     records: Vec<u8>,
-    /// Where each of them ends in `records`.
+    /// End of each of them in `records`.
     ends: Vec<usize>,
     /// Finished pages not yet drained.
     finished: Vec<u8>,
-    /// Number of the page that is being filled.
+    /// Number of the current page.
     page: u32,
 }
 
 impl Packer {
-    /// An empty packer, whose first page has number 0.
+    /// Returns an empty packer, whose first page has number 0.
     pub fn new() -> Packer {
         Packer::default()
     }
 
-    /// Puts a record behind those before it. Where it lies is final.
+    /// Appends a record and returns its final position.
     ///
     /// # Errors
     /// `InvalidArgument` for a record longer than [`RECORD_BYTES_MAX`], `ResourceExhausted` after
@@ -89,12 +89,12 @@ impl Packer {
         Ok(Placed { page: self.page, pages: 1, slot })
     }
 
-    /// Appends the finished pages to `out`; the page that is being filled stays.
+    /// Appends the finished pages to `out`, without the current one.
     pub fn drain(&mut self, out: &mut Vec<u8>) {
         out.append(&mut self.finished);
     }
 
-    /// Ends the last page, and appends to `out` what was not drained yet.
+    /// Ends the last page and appends the remaining pages to `out`.
     ///
     /// # Errors
     /// `ResourceExhausted` after 2^32 pages.
@@ -104,7 +104,7 @@ impl Packer {
         Ok(())
     }
 
-    /// How many pages there are so far, the one that is being filled included.
+    /// Number of pages so far, with the current one.
     pub fn pages(&self) -> u64 {
         u64::from(self.page) + u64::from(!self.ends.is_empty())
     }
@@ -134,7 +134,7 @@ impl Packer {
         self.end(start, 1)
     }
 
-    /// Starts a page run and says where it starts in `finished`.
+    /// Begins a run of pages and returns its start in `finished`.
     fn begin(&mut self, count: u16, pages: u16) -> usize {
         let start = self.finished.len();
         self.finished.extend_from_slice(&[0; 4]);
@@ -155,7 +155,7 @@ impl Packer {
     }
 }
 
-/// A page whose checksum was right.
+/// A page with a valid checksum.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordPage<'a> {
     bytes: &'a [u8],
@@ -165,11 +165,11 @@ pub struct RecordPage<'a> {
 }
 
 impl<'a> RecordPage<'a> {
-    /// Checks the page, or the pages of a long record, at the start of `bytes`; what comes after
-    /// them is left alone.
+    /// Checks the page, or the pages of a long record, at the start of `bytes`. Later bytes are
+    /// ignored.
     ///
     /// # Errors
-    /// `DataLoss` where the bytes are not a whole undamaged page.
+    /// `DataLoss` if the bytes are not a whole undamaged page.
     pub fn open(bytes: &'a [u8]) -> Result<RecordPage<'a>> {
         let page = RecordPage::trusted(bytes)?;
         if crc32c::crc32c(&page.bytes[4..]) != u32_at(page.bytes, 0) {
@@ -184,7 +184,7 @@ impl<'a> RecordPage<'a> {
     /// As [`RecordPage::open`] without the checksum: for a page in memory that was opened before.
     ///
     /// # Errors
-    /// `DataLoss` where the bytes cannot be a page.
+    /// `DataLoss` if the bytes cannot be a page.
     pub fn trusted(bytes: &'a [u8]) -> Result<RecordPage<'a>> {
         let short = || Error::data_loss(format!("{} bytes are not a page", bytes.len()));
         if bytes.len() < PAGE_BYTES {
@@ -202,22 +202,22 @@ impl<'a> RecordPage<'a> {
         Ok(RecordPage { bytes: &bytes[..run], number, count, pages })
     }
 
-    /// Its number, as [`Placed::page`] gave it.
+    /// Number of the page, as [`Placed::page`] gave it.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// How many records it holds.
+    /// Number of records.
     pub fn count(&self) -> u16 {
         self.count
     }
 
-    /// How many pages belong together.
+    /// Number of pages that belong together.
     pub fn pages(&self) -> u16 {
         self.pages
     }
 
-    /// One record; `None` if the page has no such slot.
+    /// Returns one record; `None` if the page has no such slot.
     pub fn record(&self, slot: u16) -> Option<&'a [u8]> {
         if slot >= self.count {
             return None;
@@ -226,8 +226,8 @@ impl<'a> RecordPage<'a> {
             let length = u32_at(self.bytes, HEADER_BYTES) as usize;
             return self.bytes.get(LONG_START..LONG_START.checked_add(length)?);
         }
-        // A checksum says that the bytes are what was written, not that the writer was right, so
-        // the table is read with care all the same.
+        // A checksum proves that the bytes are as written, not that the writer was correct, so the
+        // table is checked too.
         let at = HEADER_BYTES + 2 * usize::from(slot);
         let table = self.bytes.get(at..at + 4)?;
         self.bytes.get(usize::from(u16_at(table, 0))..usize::from(u16_at(table, 2)))

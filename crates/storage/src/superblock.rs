@@ -1,10 +1,10 @@
-//! The first page of a segment: what it is, and where its sections lie.
+//! The superblock: the first page of a segment, with the table of its sections.
 //!
 //! | bytes | what |
 //! |---|---|
 //! | 0..8 | `MPSEGMNT` |
 //! | 8..12 | version of the format, 1 |
-//! | 12..16 | 0x01020304, which reads otherwise where the bytes were swapped |
+//! | 12..16 | 0x01020304, which differs if the bytes were swapped |
 //! | 16..32 | uuid of the segment |
 //! | 32..40 | rows |
 //! | 40..44 | sections n, at most [`SECTIONS_MAX`] |
@@ -18,9 +18,9 @@ use base::{Error, Result};
 use crate::bytes::{put, u32_at, u64_at};
 use crate::page::PAGE_BYTES;
 
-/// The version this program writes.
+/// Version of the format that this program writes.
 pub const VERSION: u32 = 1;
-/// Most sections a superblock holds.
+/// Most sections of a superblock.
 pub const SECTIONS_MAX: usize = 120;
 
 const MAGIC: &[u8; 8] = b"MPSEGMNT";
@@ -34,33 +34,33 @@ const _: () = assert!(SECTION_START + SECTIONS_MAX * SECTION_BYTES <= SUM_AT);
 /// A part of a segment's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Section {
-    /// What it holds; the numbers are given by whoever writes it.
+    /// Type of the contents; the writer assigns the numbers.
     pub kind: u32,
-    /// Where it starts in the file; a multiple of 4096.
+    /// Offset in the file; a multiple of 4096.
     pub offset: u64,
-    /// How long it is.
+    /// Length in bytes.
     pub bytes: u64,
     /// Checksum of all its bytes, or 0 if its pages check themselves.
     pub crc32c: u32,
-    /// One number more for whoever writes it.
+    /// A further number, defined by the writer.
     pub aux: u64,
 }
 
-/// What the first page of a segment says.
+/// Contents of the first page of a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// Which segment it is, wherever the file lies.
+    /// Identity of the segment, independent of the file's location.
     pub uuid: [u8; 16],
     /// Version of the format: [`VERSION`].
     pub version: u32,
     /// Rows of the segment.
     pub rows: u64,
-    /// Its sections.
+    /// Sections of the file.
     pub sections: Vec<Section>,
 }
 
 impl Superblock {
-    /// The page.
+    /// Encodes the page.
     ///
     /// # Errors
     /// `InvalidArgument` for more than [`SECTIONS_MAX`] sections.
@@ -94,7 +94,7 @@ impl Superblock {
     ///
     /// # Errors
     /// `DataLoss` for bytes that are no undamaged superblock, `FailedPrecondition` for a version
-    /// this program does not read.
+    /// that this program does not read.
     pub fn decode(bytes: &[u8]) -> Result<Superblock> {
         let Some(page) = bytes.get(..PAGE_BYTES) else {
             return Err(Error::data_loss(format!("{} bytes are no superblock", bytes.len())));
@@ -124,7 +124,7 @@ impl Superblock {
         Ok(Superblock { uuid, version, rows: u64_at(page, 32), sections })
     }
 
-    /// The section of a kind.
+    /// Returns the section of a kind.
     ///
     /// # Errors
     /// `DataLoss` if there is none.
@@ -133,11 +133,11 @@ impl Superblock {
         found.ok_or_else(|| Error::data_loss(format!("the segment has no section of kind {kind}")))
     }
 
-    /// Checks that all sections lie in a file of `file_bytes`, behind the superblock, aligned and
-    /// apart.
+    /// Checks that all sections lie in a file of `file_bytes`, after the superblock, aligned and
+    /// without overlap.
     ///
     /// # Errors
-    /// `DataLoss` with the section that does not.
+    /// `DataLoss` naming the first section that does not.
     pub fn check(&self, file_bytes: u64) -> Result<()> {
         let mut sections: Vec<&Section> = self.sections.iter().collect();
         sections.sort_by_key(|section| (section.offset, section.bytes));

@@ -1,38 +1,38 @@
-//! The files a reader is reading from.
+//! The files that a reader reads from.
 //!
-//! A file is held while reads of it are under way. Between reads it is only remembered: a
-//! registered descriptor stays registered, so that the next query finds it, but the file can go
-//! when its last holder lets it go.
+//! A file is held while reads of it are in flight. Between reads only its entry is kept: a
+//! registered descriptor stays registered for the next query, but the file closes with its last
+//! other holder.
 
 use std::sync::{Arc, Weak};
 
 use crate::medium::Sealed;
 
-/// Idle files remembered, at most; and files registered with a ring, at most.
+/// Most idle entries kept, and most files registered with a ring.
 pub(crate) const FILES_MAX: usize = 64;
 
 /// A file that was read from.
 pub(crate) struct Entry {
     id: u64,
     weak: Weak<dyn Sealed>,
-    /// Set while reads are under way.
+    /// The file while reads are in flight.
     held: Option<Arc<dyn Sealed>>,
     under_way: usize,
 }
 
-/// Files by place. Places below [`FILES_MAX`] keep their meaning until they are handed to another
-/// file; places beyond are for reads of very many files at once, of which there are at most as many
-/// as reads in flight.
+/// Files by index. Indexes below [`FILES_MAX`] stay with their file until another one takes them.
+/// Indexes beyond are for reads of very many files at once, at most as many as reads in flight.
 #[derive(Default)]
 pub(crate) struct Table {
     entries: Vec<Entry>,
-    /// Where the last file was found, and where to look first for a place to give away.
+    /// Index of the last file found; the search for a free index starts here.
     last: usize,
     hand: usize,
 }
 
 impl Table {
-    /// Holds `file` for one read. Says its place, and whether that place has just become its own.
+    /// Holds `file` for one read. Returns its index, and true if the file has just taken that
+    /// index.
     pub(crate) fn hold(&mut self, file: &Arc<dyn Sealed>) -> (usize, bool) {
         let id = file.id();
         let found = match self.entries.get(self.last) {
@@ -49,7 +49,7 @@ impl Table {
         (place, found.is_none())
     }
 
-    /// One read of the file at `place` is done.
+    /// Ends one read of the file at `place`.
     pub(crate) fn release(&mut self, place: usize) {
         if let Some(entry) = self.entries.get_mut(place) {
             entry.under_way -= 1;
@@ -59,12 +59,12 @@ impl Table {
         }
     }
 
-    /// The file at `place`, while a read of it is under way.
+    /// Returns the file at `place` while a read of it is in flight.
     pub(crate) fn file(&self, place: usize) -> Option<&Arc<dyn Sealed>> {
         self.entries.get(place)?.held.as_ref()
     }
 
-    /// Forgets the files that nobody else has open any more, and gives their places.
+    /// Forgets files without other holders and passes their indexes to `gone`.
     pub(crate) fn sweep(&mut self, mut gone: impl FnMut(usize)) {
         for (place, entry) in self.entries.iter_mut().enumerate() {
             if entry.id != 0 && entry.under_way == 0 && entry.weak.strong_count() == 0 {

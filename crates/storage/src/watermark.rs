@@ -1,10 +1,10 @@
-//! Up to where each log of a directory was durable: a second place that knows it, since a log whose
-//! file is cut off or gone cannot say what it held.
+//! The watermark: a second record of the durable position of each log, because a log whose file is
+//! cut off or missing cannot tell it.
 //!
 //! The file `watermark` has two slots of a page, A for even epochs and B for odd ones. Recording
-//! overwrites the older slot in place, so it needs no room, and makes it durable. It happens after
-//! the logs were flushed and never on behalf of a flush. So a watermark may be behind its logs, by
-//! what was written since it was last recorded, and is ahead of them only if bytes were lost.
+//! overwrites the older slot in place, so it needs no room, and makes it durable. It follows a
+//! flush of the logs and never triggers one. So a watermark may be behind its logs by the writes
+//! since it was last recorded, and is ahead of them only if bytes were lost.
 //!
 //! Slot, 4096 bytes: `MPMARKS` and a zero, version u32, count u32, epoch u64, zero u64, then for
 //! each log its number u64, its durable bytes u64 and the number before which its payloads are
@@ -20,7 +20,7 @@ use crate::log::LogPosition;
 use crate::medium::{Medium, Writer};
 use crate::page::PAGE_BYTES;
 
-/// Logs that a watermark keeps, at most: those with the highest numbers.
+/// Most logs of a watermark: the ones with the highest numbers.
 pub const MARKS_MAX: usize = (SUM_AT - HEADER_BYTES) / MARK_BYTES;
 
 const FILE: &str = "watermark";
@@ -30,10 +30,10 @@ const HEADER_BYTES: usize = 32;
 const MARK_BYTES: usize = 24;
 const SUM_AT: usize = PAGE_BYTES - 4;
 
-/// LogPositions by the numbers of their logs.
+/// Positions by the numbers of their logs.
 pub type LogPositions = BTreeMap<u64, LogPosition>;
 
-/// The file, for one thread at a time.
+/// The watermark file, for one thread at a time.
 pub struct Watermark {
     medium: Arc<dyn Medium>,
     /// `None` until the file is there, and after a failure.
@@ -43,11 +43,11 @@ pub struct Watermark {
 }
 
 impl Watermark {
-    /// Opens the watermark and returns what was recorded last; `None` if there is no file, or both
-    /// of its slots are damaged. The file is made by [`record`](Self::record).
+    /// Opens the watermark and returns the positions recorded last; `None` if there is no file or
+    /// both slots are damaged. [`record`](Self::record) creates the file.
     ///
     /// # Errors
-    /// What the medium says. Damage is no error.
+    /// The medium's error. Damage is no error.
     pub fn open(medium: &Arc<dyn Medium>) -> Result<(Watermark, Option<LogPositions>)> {
         let bytes = match medium.salvage(FILE) {
             Ok(found) => found.bytes,
@@ -61,11 +61,11 @@ impl Watermark {
         Ok((Watermark { medium: medium.clone(), writer: None, epoch, recorded: None }, marks))
     }
 
-    /// Makes `marks` durable; nothing if they are those recorded last. Whoever calls this has made
-    /// the logs durable up to there before.
+    /// Makes `marks` durable, unless they are equal to the last ones. The caller has made the logs
+    /// durable up to there before.
     ///
     /// # Errors
-    /// What the medium says. What was recorded before stays valid.
+    /// The medium's error. The positions recorded before stay valid.
     pub fn record(&mut self, marks: LogPositions) -> Result<()> {
         if self.recorded.as_ref() == Some(&marks) {
             return Ok(());
@@ -82,7 +82,7 @@ impl Watermark {
         Ok(())
     }
 
-    /// The file with room for both slots.
+    /// Opens the file and gives it room for both slots.
     fn file(&self) -> Result<Box<dyn Writer>> {
         let mut writer = match self.medium.reopen(FILE) {
             Err(error) if error.kind() == ErrorKind::NotFound => self.medium.create(FILE)?,
@@ -122,7 +122,7 @@ fn encode(epoch: u64, marks: &LogPositions) -> [u8; PAGE_BYTES] {
     slot
 }
 
-/// The epoch and the marks of a slot that is whole.
+/// Reads the epoch and the positions of a whole slot.
 fn decode(slot: &[u8]) -> Option<(u64, LogPositions)> {
     let count = u32_at(slot, 12) as usize;
     let whole = crc32c::crc32c(slot.get(..SUM_AT)?) == u32_at(slot, SUM_AT);

@@ -1,35 +1,34 @@
-//! Stores to persistent memory, and what makes them last: lines of the processor's cache are
-//! flushed, and a fence waits for the flushes. Every such step goes through here, where a watcher
-//! can see it.
+//! Durable stores to persistent memory: lines of the processor's cache are flushed, and a fence
+//! waits for the flushes. Every such step goes through here, where a watcher can observe it.
 
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of a line of the cache, which is flushed as a whole.
+/// Bytes of a cache line, which is flushed as a whole.
 pub const LINE_BYTES: usize = 64;
-/// Bytes of the only stores that are never seen in part after a loss of power.
+/// Bytes of a word: only such stores are never seen in part after a loss of power.
 pub const WORD_BYTES: usize = 8;
 
-/// Sees every store, flush and fence in the order the processor does them. Offsets are from the
-/// start of the mapped file, whose number is the writer's own.
+/// Observes every store, flush and fence in the order the processor does them. Offsets are from the
+/// start of the mapped file. The writer numbers its files.
 pub trait Watch: Send + Sync + Debug {
     /// `bytes` were stored at `offset`, in no particular order.
     fn stored(&self, file: u64, offset: u64, bytes: &[u8]);
     /// The lines that `bytes` bytes at `offset` touch are being flushed.
     fn flushed(&self, file: u64, offset: u64, bytes: usize);
-    /// Every flush before this is done.
+    /// All earlier flushes are done.
     fn fenced(&self, file: u64);
 }
 
-/// How this processor writes a line back.
+/// Instruction by which this processor writes a line back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Instruction {
-    /// Keeps the line in the cache.
+    /// CLWB: keeps the line in the cache.
     WriteBack,
-    /// Drops it, without waiting for others.
+    /// CLFLUSHOPT: drops the line without waiting for others.
     FlushOptimised,
-    /// Drops it, one after another.
+    /// CLFLUSH: drops one line after another.
     Flush,
 }
 
@@ -49,7 +48,7 @@ impl Lines {
     /// Stores bytes at `offset` of the mapping at `start`.
     ///
     /// # Safety
-    /// The mapping is writable there, and nobody else accesses these bytes meanwhile.
+    /// The mapping is writable there, and no other access to these bytes happens meanwhile.
     pub(super) unsafe fn store(&self, start: *mut u8, offset: u64, bytes: &[u8]) {
         // SAFETY: by the caller.
         unsafe {
@@ -60,7 +59,7 @@ impl Lines {
         }
     }
 
-    /// Stores one word, which lasts as a whole or not at all.
+    /// Stores one word, which becomes durable as a whole or not at all.
     ///
     /// # Safety
     /// As for [`store`](Self::store); `offset` is a multiple of 8, and so is `start`.
@@ -73,7 +72,7 @@ impl Lines {
         }
     }
 
-    /// Starts the way back to memory for every line of a range.
+    /// Starts writing every line of a range back to memory.
     ///
     /// # Safety
     /// The range is mapped.
@@ -143,10 +142,10 @@ fn instruction() -> Instruction {
     Instruction::Flush
 }
 
-/// Only the simulated medium comes here: the real one is refused where lines cannot be flushed.
+/// Only the simulated medium calls this: the real one is refused if lines cannot be flushed.
 ///
 /// # Safety
-/// Nothing is required; it is unsafe as its namesake is.
+/// Requires nothing; it is unsafe like its namesake.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn flush_line(_instruction: Instruction, _line: *mut u8) {}
 
@@ -155,5 +154,5 @@ fn fence() {
     std::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// Whether stores can be made to last on this processor.
+/// True if stores can be made durable on this processor.
 pub(super) const SUPPORTED: bool = cfg!(target_arch = "x86_64");

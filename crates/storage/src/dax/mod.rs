@@ -1,14 +1,14 @@
 //! Persistent memory: files on a file system with DAX, loaded from and stored to in place.
 //!
-//! There is no fsync on the way of a write. Bytes are stored, their lines flushed, a fence awaited;
-//! then one word of eight bytes, the length of the file, is stored, flushed and fenced. The
-//! processor writes such a word as a whole or not at all, so after a loss of power a file has its
-//! old length or its new one, and every byte up to it.
+//! A write needs no fsync. Bytes are stored, their lines flushed and fenced. Then one word of eight
+//! bytes, the length of the file, is stored, flushed and fenced. The processor writes such a word
+//! as a whole or not at all. So after a loss of power a file has its old length or its new one, and
+//! every byte up to it.
 //!
-//! That word has to lie somewhere, so on this medium a file starts with a page of its own, which
-//! readers never see: `MPDAXFIL`, then the word (the length in its low 48 bits, the low 16 bits of
-//! the crc32c of those six bytes above them), then zeros. Behind it come the same bytes as on any
-//! other medium, and room that the file may grow into.
+//! On this medium a file starts with a page for that word, which readers never see: `MPDAXFIL`,
+//! then the word (the length in its low 48 bits, above them the low 16 bits of the crc32c of those
+//! six bytes), then zeros. After it come the same bytes as on any other medium, and room to grow
+//! into.
 
 mod lines;
 mod recorder;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use base::{Error, Result};
 
 use crate::bytes::u64_at;
-use crate::directory::{Directory, io_error};
+use crate::directory::{Directory, OpenFile, io_error};
 use crate::in_place::InPlaceReader;
 use crate::mapping::Mapping;
 use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Space, Writer};
@@ -37,10 +37,10 @@ pub use recorder::{Recorder, StoreEvent, crash_images};
 pub const PREFIX_BYTES: usize = PAGE_BYTES;
 
 const MAGIC: &[u8; 8] = b"MPDAXFIL";
-/// Where the length word is.
+/// Offset of the length word.
 const WORD_AT: u64 = 8;
 const LENGTH_BITS: u32 = 48;
-/// A file nobody lists, to try a mapping with.
+/// An unlisted file to test a mapping with.
 const PROBE: &str = ".dax-probe";
 
 /// Files in persistent memory.
@@ -52,20 +52,21 @@ pub struct DaxMedium {
 }
 
 impl DaxMedium {
-    /// Files in `directory`, which is made if it is missing. With `simulate` they are mapped like
-    /// any file, which keeps every step and promises nothing: for tests and for measuring on tmpfs.
+    /// Opens the medium in `directory`, which is created if it is missing. With `simulate` files
+    /// are mapped like any others: the same steps, but no durability. For tests and measurements on
+    /// tmpfs.
     ///
     /// # Errors
-    /// `Unimplemented` with a remedy where the file system has no DAX and `simulate` is not set,
-    /// otherwise what the file system says.
+    /// `Unimplemented` with a remedy if the file system has no DAX and `simulate` is not set,
+    /// otherwise the file system's error.
     pub fn new(directory: PathBuf, simulate: bool) -> Result<DaxMedium> {
         DaxMedium::make(directory, simulate, None)
     }
 
-    /// A simulated one that tells `watch` about every store, flush and fence.
+    /// Opens a simulated medium that reports every store, flush and fence to `watch`.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     pub fn watched(directory: PathBuf, watch: Arc<dyn Watch>) -> Result<DaxMedium> {
         DaxMedium::make(directory, true, Some(watch))
     }
@@ -83,19 +84,19 @@ impl DaxMedium {
         Ok(DaxMedium { directory, simulate, watch })
     }
 
-    fn writer(&self, (file, path): (File, PathBuf)) -> Result<Box<dyn Writer>> {
+    fn writer(&self, opened: OpenFile) -> Result<Box<dyn Writer>> {
         let lines = lines::Lines::new(names::next_id(), self.watch.clone());
-        Ok(Box::new(writer::DaxWriter::new(file, path, flags(self.simulate), lines)?))
+        Ok(Box::new(writer::DaxWriter::new(opened, flags(self.simulate), lines)?))
     }
 }
 
-/// How a file is mapped: with MAP_SYNC the file system has made a page's place durable before it
-/// can be stored to.
+/// Flags of a mapping. With MAP_SYNC the file system makes a page's location durable before it can
+/// be stored to.
 fn flags(simulate: bool) -> i32 {
     if simulate { libc::MAP_SHARED } else { libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC }
 }
 
-/// Tries whether the directory's file system maps with MAP_SYNC.
+/// Tests if the directory's file system maps with MAP_SYNC.
 fn probe(directory: &Path) -> Result<()> {
     let path = directory.join(PROBE);
     let tried = (|| {
@@ -124,17 +125,17 @@ fn probe(directory: &Path) -> Result<()> {
     }
 }
 
-/// The word for a length.
+/// Returns the word for a length.
 fn encode_length(length: u64) -> u64 {
     let check = crc32c::crc32c(&length.to_le_bytes()[..6]) & 0xffff;
     length | u64::from(check) << LENGTH_BITS
 }
 
-/// The length of a file from its first page and how long the file itself is.
+/// Returns the length of a file by its first page and the size of the file on disk.
 ///
-/// A prefix that is lost costs the length and nothing else: all that is there is given then, since
-/// everything in a file checks itself. Only a file that was never committed to has neither a prefix
-/// nor bytes.
+/// If the prefix is damaged, only the length is lost: the whole file is returned then, because
+/// everything in a file checks itself. Only a file without any commit has neither a prefix nor
+/// bytes.
 fn length(prefix: &[u8], file_bytes: u64) -> u64 {
     let room = file_bytes.saturating_sub(PREFIX_BYTES as u64);
     let word = u64_at(prefix, WORD_AT as usize);
@@ -149,7 +150,7 @@ fn length_of(file: &File) -> std::io::Result<u64> {
     match file.read_exact_at(&mut prefix, 0) {
         Ok(()) => Ok(length(&prefix, bytes)),
         Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(0),
-        // The page with the length is lost, not the file.
+        // Only the page with the length is lost.
         Err(error) if error.raw_os_error() == Some(libc::EIO) => Ok(length(&[], bytes)),
         Err(error) => Err(error),
     }
@@ -162,7 +163,7 @@ impl Medium for DaxMedium {
 
     fn create(&self, name: &str) -> Result<Box<dyn Writer>> {
         let created = self.writer(self.directory.create(name)?);
-        // Without room for its first page there is no file.
+        // Without room for its first page the file does not exist.
         created.inspect_err(|_| drop(self.directory.remove(name)))
     }
 

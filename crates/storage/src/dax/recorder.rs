@@ -1,44 +1,43 @@
-//! What memory may hold after a loss of power, worked out from the stores, flushes and fences
-//! before it.
+//! Possible contents of memory after a loss of power, by the stores, flushes and fences before it.
 //!
 //! The model is that of persistent memory on x86 (Intel SDM, volume 1, chapter on persistent
-//! memory; also "Yat", USENIX ATC 2014). The unit that reaches memory is a line of 64 bytes, in
-//! which stores of a word of 8 aligned bytes are whole. A line may go there at any time, flushed or
-//! not, as it is at that moment; a line that was flushed is there, at least as it was then, once a
-//! fence came after. So each line is, independently of the others, in any state it had since it was
-//! last sure.
+//! memory; also "Yat", USENIX ATC 2014). The unit that reaches memory is a line of 64 bytes, and
+//! stores of an aligned word of 8 bytes are whole in it. A line may reach memory at any time,
+//! flushed or not, with its contents at that moment. A flushed line is in memory after the next
+//! fence, at least with the contents it had when flushed. So each line, independently of the
+//! others, has any of the states since it was last certain.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::lines::{LINE_BYTES, WORD_BYTES, Watch};
 
-/// One step of the processor, or a mark of the test.
+/// One step of the processor, or a note of the test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreEvent {
     /// Bytes were stored at an offset of a file.
     Stored(u64, u64, Vec<u8>),
-    /// So many bytes at an offset of a file are being flushed.
+    /// This many bytes at an offset of a file are being flushed.
     Flushed(u64, u64, usize),
-    /// All flushes before are done.
+    /// All earlier flushes are done.
     Fenced(u64),
-    /// The test was told that something is durable.
+    /// The test noted a promise of durability.
     Noted(u64),
 }
 
-/// Keeps every step.
+/// Records every step.
 #[derive(Debug, Default)]
 pub struct Recorder {
     events: Mutex<Vec<StoreEvent>>,
 }
 
 impl Recorder {
-    /// LogPositions the moment at which a caller was told something.
+    /// Notes the moment at which a caller got a promise.
     pub fn note(&self, what: u64) {
         self.events().push(StoreEvent::Noted(what));
     }
 
-    /// What happened so far.
+    /// Takes the steps so far.
     pub fn take(&self) -> Vec<StoreEvent> {
         std::mem::take(&mut self.events())
     }
@@ -62,11 +61,11 @@ impl Watch for Recorder {
     }
 }
 
-/// A line: the states it had since it was last sure, the first of which is the sure one.
+/// States of a line since it was last certain; the first is the certain one.
 #[derive(Clone)]
 struct LineStates {
     states: Vec<[u8; LINE_BYTES]>,
-    /// The state it had when it was last flushed; sure with the next fence.
+    /// Index of the state at the last flush, which the next fence makes certain.
     flushed: Option<usize>,
 }
 
@@ -76,10 +75,11 @@ impl LineStates {
     }
 }
 
-/// What a file of zeros may be after these events and then a loss of power: every combination of
-/// states of its lines if there are at most `images_max`, else so many, among them the oldest and
-/// the newest state of all, the others drawn by `seed`. Words of one store are taken to come in
-/// order or in reverse, which is less than all orders. The events are of one file, `bytes` long.
+/// Returns possible contents of a file of zeros after these events and a loss of power: every
+/// combination of states of its lines if there are at most `images_max`. Otherwise it returns that
+/// many: the oldest and the newest state of all lines, and others drawn by `seed`. Words of one
+/// store land in order or in reverse, which is less than all orders. The events are of one file,
+/// `bytes` long.
 pub fn crash_images(
     events: &[StoreEvent],
     bytes: usize,
@@ -156,8 +156,8 @@ fn states_of(events: &[StoreEvent]) -> BTreeMap<usize, LineStates> {
     lines
 }
 
-/// Adds the states that the lines of one store go through: each word of it alone after the other,
-/// from the front, and from the back.
+/// Adds the states that the lines of one store pass through: word after word from the front, and
+/// from the back.
 fn store(lines: &mut BTreeMap<usize, LineStates>, offset: usize, bytes: &[u8]) {
     let end = offset + bytes.len();
     for number in offset / LINE_BYTES..end.div_ceil(LINE_BYTES) {

@@ -1,4 +1,4 @@
-//! Writing a file in place: store, flush, fence, and commit by the length word.
+//! Writes a file in place: store, flush, fence, and commit by the length word.
 
 use std::fs::File;
 use std::ops::Range;
@@ -8,19 +8,19 @@ use base::{Error, Result};
 
 use super::lines::Lines;
 use super::{MAGIC, PREFIX_BYTES, WORD_AT, encode_length, length_of};
-use crate::directory::{check_write, io_error, refusal};
+use crate::directory::{OpenFile, check_write, io_error, refusal};
 use crate::mapping::Mapping;
 use crate::medium::Writer;
 use crate::page::PAGE_BYTES;
 
-/// Room is taken from the file system in multiples of this, and at least as much as the file has:
-/// growing costs an fsync, so it is done rarely.
+/// A file grows in multiples of this, and doubles up to [`GROWTH_BYTES_MAX`]: growing costs an
+/// fsync, so it is rare.
 const GROWTH_BYTES: u64 = 2 << 20;
-/// Most room taken at once.
+/// Most bytes that a file grows by at once.
 const GROWTH_BYTES_MAX: u64 = 64 << 20;
-/// Ranges stored to and not flushed, at most; then they are flushed without being asked for.
+/// Most ranges that are stored to and not flushed; more are flushed at once.
 const DIRTY_MAX: usize = 1024;
-/// Longest file: what 48 bits of the length word can say.
+/// Longest file: the largest number of 48 bits.
 const FILE_BYTES_MAX: u64 = (1 << 48) - 1;
 
 pub(super) struct DaxWriter {
@@ -31,13 +31,14 @@ pub(super) struct DaxWriter {
     lines: Lines,
     bytes: u64,
     committed: u64,
-    /// Ranges of the file, counted from its first byte, that were stored to since the last fence.
+    /// Ranges of the file, from its first byte, that were stored to since the last fence.
     dirty: Vec<Range<u64>>,
     failed: Option<Error>,
 }
 
 impl DaxWriter {
-    pub(super) fn new(file: File, path: PathBuf, flags: i32, lines: Lines) -> Result<DaxWriter> {
+    pub(super) fn new(opened: OpenFile, flags: i32, lines: Lines) -> Result<DaxWriter> {
+        let OpenFile { file, path } = opened;
         let fail = |error: std::io::Error| io_error(&path, &error);
         let physical = file.metadata().map_err(fail)?.len();
         let bytes = length_of(&file).map_err(fail)?;
@@ -59,7 +60,7 @@ impl DaxWriter {
         };
         if physical < PREFIX_BYTES as u64 || writer.mapping.as_slice().get(..8) != Some(MAGIC) {
             writer.commit(bytes);
-            // SAFETY: within the first page; nobody else writes to the file.
+            // SAFETY: within the first page; this is the only writer of the file.
             unsafe {
                 writer.lines.store(writer.mapping.as_ptr(), 0, MAGIC);
                 writer.lines.flush(writer.mapping.as_ptr(), 0, MAGIC.len());
@@ -76,7 +77,7 @@ impl DaxWriter {
         }
     }
 
-    /// Has room for `bytes` bytes of the file.
+    /// Makes room for `bytes` bytes of the file.
     fn grow(&mut self, bytes: u64) -> Result<()> {
         let wanted = PREFIX_BYTES as u64 + bytes;
         let have = self.mapping.len() as u64;
@@ -87,17 +88,17 @@ impl DaxWriter {
         let step = have.clamp(GROWTH_BYTES, GROWTH_BYTES_MAX);
         let generous = wanted.max(have + step).next_multiple_of(GROWTH_BYTES);
         let exact = wanted.next_multiple_of(PAGE_BYTES as u64);
-        // A full medium may still have room for what is needed now.
+        // A full medium may still have room for the bytes needed now.
         let whole = reserve(&self.file, generous).map(|()| generous);
         let whole = whole.or_else(|_| reserve(&self.file, exact).map(|()| exact)).map_err(fail)?;
-        // What was stored through the old mapping lies in the same memory.
+        // Bytes stored through the old mapping lie in the same memory.
         self.mapping = Mapping::new(&self.file, whole as usize, true, self.flags).map_err(fail)?;
         Ok(())
     }
 
-    /// Makes a length the one that counts. Everything up to it is in memory already.
+    /// Makes a length the valid one. Everything up to it must be in memory already.
     fn commit(&mut self, length: u64) {
-        // SAFETY: within the first page, aligned; nobody else writes to the file.
+        // SAFETY: within the first page, aligned; this is the only writer of the file.
         unsafe {
             self.lines.store_word(self.mapping.as_ptr(), WORD_AT, encode_length(length));
             self.lines.flush(self.mapping.as_ptr(), WORD_AT, 8);
@@ -106,7 +107,7 @@ impl DaxWriter {
         self.committed = length;
     }
 
-    /// Has the stores since the last fence reach memory.
+    /// Flushes the stores since the last fence and waits for them.
     fn settle(&mut self) {
         if self.dirty.is_empty() {
             return;
@@ -133,7 +134,7 @@ impl DaxWriter {
     }
 }
 
-/// Takes room from the file system, zeroed, and makes that durable.
+/// Allocates zeroed room in the file system and makes that durable.
 fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
     use std::os::fd::AsRawFd;
     let length = libc::off_t::try_from(bytes).map_err(|_| std::io::ErrorKind::FileTooLarge)?;
@@ -157,8 +158,8 @@ impl Writer for DaxWriter {
             return Err(Error::invalid(format!("a file has at most {FILE_BYTES_MAX} bytes")));
         }
         self.grow(end)?;
-        // SAFETY: `grow` mapped as much; nobody else writes to the file, and readers of what is
-        // overwritten check it.
+        // SAFETY: `grow` mapped as much; this is the only writer of the file, and readers of
+        // overwritten bytes check them.
         unsafe { self.lines.store(self.mapping.as_ptr(), PREFIX_BYTES as u64 + offset, bytes) };
         match self.dirty.last_mut() {
             Some(last) if last.end == offset => last.end = end,
@@ -178,7 +179,7 @@ impl Writer for DaxWriter {
         }
         self.bytes = bytes;
         if bytes < self.committed {
-            // At once, so that what is written there next is not within the length that counts.
+            // At once, so that later writes there are not within the valid length.
             self.settle();
             self.commit(bytes);
         }
@@ -197,8 +198,8 @@ impl Writer for DaxWriter {
 }
 
 impl Drop for DaxWriter {
-    /// What was written stays, and room that was never used goes back. Neither is promised, so
-    /// failures are not told.
+    /// Keeps the written bytes and returns unused room. Neither is promised, so failures are not
+    /// reported.
     fn drop(&mut self) {
         if self.failed.is_none() && self.persist().is_ok() {
             let used = PREFIX_BYTES as u64 + self.committed;

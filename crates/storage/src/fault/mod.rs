@@ -1,64 +1,60 @@
-//! A medium on which everything goes wrong that can, at will: for tests of whoever stores
-//! something.
+//! A medium that fails on request, for tests of everything that stores data.
 //!
-//! It stands before another medium and keeps, beside what was written, what would be left of it
-//! after a loss of power: what was persisted is, as it was then; of what was not, each sector of
-//! 512 bytes may be. Crashing at the n-th operation for every n, and looking at what a second
-//! opening makes of the remains, tests all orders of events there are.
+//! It wraps another medium and tracks what would remain after a loss of power: persisted bytes
+//! remain as they were then; of the others, each sector of 512 bytes may. Crashing at the n-th
+//! operation for every n, and reopening what remains, tests all orders of events.
 
 mod model;
-mod reader;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::{Error, Result};
 
+use crate::buffered::BufferedReader;
 use crate::directory::{check_write, refusal};
 use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Sealed, Space, Writer};
 use crate::names;
 use crate::page::PAGE_BYTES;
 
-use model::{Change, Model};
-use reader::FaultReader;
+use model::{Change, Draw, Model};
 
-/// What goes wrong with a page that is read.
+/// Fault of a page that is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadFault {
     /// The disk reports an error.
     Error,
-    /// Fewer bytes come than were asked for.
+    /// Fewer bytes arrive than requested.
     Short,
-    /// The second half is of an earlier time: zeros.
+    /// The second half is from an earlier time: zeros.
     Torn,
-    /// One bit is not what it was.
+    /// One bit is flipped.
     Flip,
 }
 
-/// What goes wrong and when. The default is nothing.
+/// Faults and their times. The default has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FaultPlan {
-    /// What is left to chance follows from this number.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// The power fails during this operation that changes something, counted from 1: it and
-    /// everything after it fails.
+    /// The power fails during this changing operation, counted from 1: it and all later ones fail.
     pub crash_at: Option<u64>,
-    /// So many bytes fit on the medium.
+    /// Bytes that fit on the medium.
     pub space: Option<u64>,
-    /// This write, counted from 1, fails as a disk's does, with half of it done.
+    /// This write, counted from 1, fails like a disk's, half done.
     pub write_error_at: Option<u64>,
-    /// This persist of a file, counted from 1, fails as a disk's does: what it should have saved
-    /// may be lost.
+    /// This persist of a file, counted from 1, fails like a disk's: the bytes it should save may be
+    /// lost.
     pub persist_error_at: Option<u64>,
-    /// Of 1000 pages, so many cannot be read, always the same ones.
+    /// Pages of 1000 that cannot be read, always the same ones.
     pub read_errors: u16,
-    /// Of 1000 pages, so many come short.
+    /// Pages of 1000 that come short.
     pub short_reads: u16,
-    /// Of 1000 pages, so many are torn.
+    /// Pages of 1000 that are torn.
     pub torn_pages: u16,
-    /// Of 1000 pages, so many have a bit flipped.
+    /// Pages of 1000 with a flipped bit.
     pub bit_flips: u16,
-    /// Pages that are damaged for certain: the file's name, the number of its page, how.
+    /// Pages that are always damaged: name of the file, number of its page, fault.
     pub damage: Vec<(String, u64, ReadFault)>,
     /// Completions come in an order drawn by the seed.
     pub reorder: bool,
@@ -88,8 +84,8 @@ impl Shared {
         self.space.load(Ordering::SeqCst)
     }
 
-    /// Counts an operation that changes something; the error of a crash, if it is the one that
-    /// crashes or comes later.
+    /// Counts a changing operation. Returns the crash's error if this operation crashes or comes
+    /// later.
     fn step(&self, model: &mut Model) -> Result<()> {
         model.operations += 1;
         model.crashed |= self.plan.crash_at.is_some_and(|at| model.operations >= at);
@@ -102,10 +98,10 @@ fn alive(model: &Model) -> Result<()> {
 }
 
 impl FaultMedium {
-    /// `inner`, to which `plan` happens. What `inner` holds already counts as durable.
+    /// Wraps `inner` with the faults of `plan`. The contents of `inner` count as durable.
     ///
     /// # Errors
-    /// What `inner` says when its files are read.
+    /// The error of `inner` if its files cannot be read.
     pub fn new(inner: Arc<dyn Medium>, plan: FaultPlan) -> Result<FaultMedium> {
         let mut model = Model::default();
         for (name, _) in inner.list()? {
@@ -117,27 +113,26 @@ impl FaultMedium {
         })
     }
 
-    /// How many operations changed something so far: crashing at each number up to this tests every
-    /// moment.
+    /// Number of changing operations so far. Crashing at each number up to this tests every moment.
     pub fn operations(&self) -> u64 {
         self.shared.model().operations
     }
 
-    /// Changes how many bytes fit on the medium; `None` is no limit.
+    /// Sets the bytes that fit on the medium; `None` is no limit.
     pub fn set_space(&self, bytes: Option<u64>) {
         self.shared.space.store(bytes.unwrap_or(u64::MAX), Ordering::SeqCst);
     }
 
-    /// Whether the power has failed.
+    /// Returns true if the power has failed.
     pub fn crashed(&self) -> bool {
         self.shared.model().crashed
     }
 
-    /// Writes to `target`, an empty medium, what is found after the power failed now. What is left
-    /// to chance is drawn by `seed`.
+    /// Writes to `target`, an empty medium, what remains if the power fails now, with random
+    /// choices by `seed`.
     ///
     /// # Errors
-    /// What `target` says.
+    /// The error of `target`.
     pub fn remains(&self, target: &dyn Medium, seed: u64) -> Result<()> {
         let files = self.shared.model().remains(seed ^ self.shared.plan.seed);
         for (name, bytes) in files {
@@ -215,7 +210,9 @@ impl Medium for FaultMedium {
     }
 
     fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>> {
-        Ok(Box::new(FaultReader::new(options, self.shared.plan.reorder, self.shared.plan.seed)?))
+        let mut draw = self.shared.plan.reorder.then_some(Draw(self.shared.plan.seed));
+        let pick = move |queued| draw.as_mut().map_or(0, |draw| draw.next() as usize % queued);
+        Ok(Box::new(BufferedReader::new(options, Box::new(pick))?))
     }
 }
 
@@ -232,7 +229,7 @@ impl FaultWriter {
         self.failed.as_ref().map_or(Ok(()), |error| Err(refusal(&self.name, error)))
     }
 
-    /// How many of `bytes` at `offset` fit on the medium.
+    /// Returns how many of `bytes` at `offset` fit on the medium.
     fn fitting(&self, model: &Model, offset: u64, bytes: usize) -> usize {
         let free = self.shared.space().saturating_sub(model.live_bytes());
         let end = self.inner.bytes().saturating_add(free);
@@ -343,8 +340,7 @@ impl Sealed for FaultSealed {
         self.inner.read_at(offset, buffer)?;
         let (size, end) = (PAGE_BYTES as u64, offset + buffer.len() as u64);
         for page in offset / size..end.div_ceil(size) {
-            // The part of the buffer that is of this page, and the part of that in the page's
-            // second half.
+            // The buffer's part of this page, and the part of that in the page's second half.
             let within = |at: u64| (at.clamp(offset, end) - offset) as usize;
             let (start, half, stop) = (page * size, page * size + size / 2, (page + 1) * size);
             match self.fault(page) {

@@ -1,8 +1,8 @@
-//! What was written, what of it is durable, and what is found after a loss of power.
+//! The written bytes, the durable ones, and what remains after a loss of power.
 
 use std::collections::BTreeMap;
 
-/// What a disk writes as a whole.
+/// Bytes that a disk writes as a whole.
 const SECTOR_BYTES: u64 = 512;
 
 /// A change that is not durable yet.
@@ -15,7 +15,7 @@ pub(super) enum Change {
 #[derive(Clone, Debug, Default)]
 struct File {
     durable: Vec<u8>,
-    /// As it is for those who read it now.
+    /// Current length in bytes, with the pending changes.
     live: u64,
     pending: Vec<Change>,
 }
@@ -33,7 +33,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// A file that was there before.
+    /// Adds an existing, durable file.
     pub(super) fn adopt(&mut self, name: &str, bytes: Vec<u8>) {
         self.create(name);
         if let Some(file) = self.files.last_mut() {
@@ -52,7 +52,7 @@ impl Model {
         self.live.remove(name);
     }
 
-    /// The file of a name, as a number for the calls below.
+    /// Returns the number of the file with a name, for the calls below.
     pub(super) fn file(&self, name: &str) -> Option<u64> {
         self.live.get(name).copied()
     }
@@ -84,7 +84,7 @@ impl Model {
         }
     }
 
-    /// A persist failed: of what it should have saved, some is saved and the rest forgotten.
+    /// Records a failed persist: of its bytes, some are saved and the rest forgotten.
     pub(super) fn lose(&mut self, file: u64, seed: u64) {
         let Some(file) = self.files.get_mut(file as usize) else { return };
         file.durable = torn(file, &mut Draw(seed ^ 0x5eed));
@@ -95,8 +95,8 @@ impl Model {
         self.durable = self.live.clone();
     }
 
-    /// The files that are found after a loss of power. A name that changed since names were
-    /// persisted is the old or the new one.
+    /// Returns the files after a loss of power. A name that changed since names were persisted is
+    /// the old or the new one.
     pub(super) fn remains(&self, seed: u64) -> Vec<(String, Vec<u8>)> {
         let mut draw = Draw(seed);
         let mut names: Vec<&String> = self.live.keys().chain(self.durable.keys()).collect();
@@ -114,10 +114,10 @@ impl Model {
     }
 }
 
-/// What is durable of a file, and of each later change, sector by sector, what chance lets through.
+/// Returns a file's durable bytes with a random selection of the sectors of later changes.
 fn torn(file: &File, draw: &mut Draw) -> Vec<u8> {
     let mut bytes = file.durable.clone();
-    // All of it, nothing, or each sector by itself.
+    // The whole change, nothing of it, or each sector by itself.
     let luck = draw.next() % 3;
     let passes = move |draw: &mut Draw| luck == 0 || (luck == 1 && draw.one_in(2));
     for change in &file.pending {
@@ -141,7 +141,7 @@ fn torn(file: &File, draw: &mut Draw) -> Vec<u8> {
     bytes
 }
 
-/// Writes with zeros if nothing was before.
+/// Writes bytes, with zeros in a gap before them.
 fn put(file: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
     let (start, end) = (offset as usize, offset as usize + bytes.len());
     if file.len() < end {
@@ -150,7 +150,7 @@ fn put(file: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
     file[start..end].copy_from_slice(bytes);
 }
 
-/// Numbers that look random and follow from a seed.
+/// Pseudo-random numbers from a seed.
 #[derive(Debug)]
 pub(super) struct Draw(pub(super) u64);
 

@@ -13,23 +13,23 @@
 //! | 20..28 | the number before which all was durable when it was written |
 //! | 28..32 | crc32c of bytes 0..28 |
 //!
-//! A hole that opening found is closed by such a head with `mpcl`, whose length is that of the rest
-//! of the hole, whose number is the next frame's, and behind which anything may lie.
+//! A hole that opening found is closed by such a head with `mpcl`. Its length is that of the rest
+//! of the hole, its number that of the next frame, and any bytes may follow it in the hole.
 //!
-//! Where payloads were appended with keys, each flush ends with such a head as well. Behind it lie
-//! the keys of the frames of that flush and of some before it: `mpky`, crc32c of what follows u32,
-//! number of the first of these frames u64, count u32, zero u32, then a key u64 for each. Damage of
-//! a frame then leaves its key.
+//! After payloads with keys, each flush ends with such a head too. After it come the keys of the
+//! frames of that flush and of some earlier ones: `mpky`, crc32c of the rest u32, number of the
+//! first of these frames u64, count u32, zero u32, then a key u64 for each. So a damaged frame
+//! leaves its key.
 
 use base::{Error, Result};
 
 use crate::bytes::{put, u32_at, u64_at};
 
-/// Bytes of the longest payload.
+/// Most bytes of a payload.
 pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 /// Bytes of the log's header.
 pub(super) const HEADER_BYTES: usize = 64;
-/// Frames start at multiples of this.
+/// Alignment of frames in bytes.
 pub(super) const ALIGNMENT: usize = 8;
 /// Bytes before a frame's payload.
 pub(super) const FRAME_BYTES: usize = 32;
@@ -39,10 +39,10 @@ const VERSION: u32 = 1;
 const MARK: &[u8; 4] = b"mpfr";
 const CLOSED: &[u8; 4] = b"mpcl";
 const KEYS: &[u8; 4] = b"mpky";
-/// Bytes before the keys behind a head.
+/// Bytes between a head and the keys after it.
 const KEYS_HEAD_BYTES: usize = 24;
 
-/// The header of a new log.
+/// Returns the header of a new log.
 pub(super) fn header(first: u64) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     put(&mut header, 0, MAGIC);
@@ -53,14 +53,14 @@ pub(super) fn header(first: u64) -> [u8; HEADER_BYTES] {
     header
 }
 
-/// The number of a log's first payload; `None` for a damaged header.
+/// Returns the number of a log's first payload; `None` for a damaged header.
 pub(super) fn first(log: &[u8]) -> Option<u64> {
     let header = log.get(..HEADER_BYTES)?;
     let whole = crc32c::crc32c(&header[..60]) == u32_at(header, 60);
     (whole && &header[..8] == MAGIC && u32_at(header, 8) == VERSION).then(|| u64_at(header, 16))
 }
 
-/// How many bytes a payload takes in the log.
+/// Returns the bytes that a payload takes in the log.
 pub(super) fn frame_bytes(payload: usize) -> Result<usize> {
     if payload > PAYLOAD_BYTES_MAX {
         return Err(Error::invalid(format!(
@@ -70,7 +70,7 @@ pub(super) fn frame_bytes(payload: usize) -> Result<usize> {
     Ok(FRAME_BYTES + payload.next_multiple_of(ALIGNMENT))
 }
 
-/// Appends a frame, whose payload is known to be short enough.
+/// Appends a frame. The payload must be short enough.
 pub(super) fn encode(number: u64, durable: u64, payload: &[u8], out: &mut Vec<u8>) {
     let sum = crc32c::crc32c(payload);
     out.extend_from_slice(&encode_head(MARK, payload.len() as u32, number, sum, durable));
@@ -78,12 +78,12 @@ pub(super) fn encode(number: u64, durable: u64, payload: &[u8], out: &mut Vec<u8
     out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
 }
 
-/// Returns the bytes that [`encode_keys`] appends for so many keys.
+/// Returns the bytes that [`encode_keys`] appends for `count` keys.
 pub(super) fn keys_bytes(count: usize) -> usize {
     FRAME_BYTES + KEYS_HEAD_BYTES + 8 * count
 }
 
-/// Appends the keys of the last frames before the one of number `next`.
+/// Appends the keys of the last frames before the one with number `next`.
 pub(super) fn encode_keys(next: u64, durable: u64, keys: &[u64], out: &mut Vec<u8>) {
     let mut section = vec![0; KEYS_HEAD_BYTES];
     put(&mut section, 0, KEYS);
@@ -96,8 +96,8 @@ pub(super) fn encode_keys(next: u64, durable: u64, keys: &[u64], out: &mut Vec<u
     out.extend_from_slice(&section);
 }
 
-/// Returns the number of the first frame and the keys that lie behind the head at the start of
-/// `bytes`; `None` if there are none, or they are damaged.
+/// Returns the number of the first frame and the keys after the head at the start of `bytes`;
+/// `None` if there are none or they are damaged.
 pub(super) fn keys<'a>(
     bytes: &'a [u8],
     head: &Head,
@@ -111,7 +111,8 @@ pub(super) fn keys<'a>(
     whole.then(|| (u64_at(section, 8), listed.chunks_exact(8).map(|key| u64_at(key, 0))))
 }
 
-/// What closes a hole of `bytes` before the frame of that number; `None` if it is too short for it.
+/// Returns the head that closes a hole of `bytes` before frame `number`; `None` if the hole is too
+/// short.
 pub(super) fn closing(bytes: u64, number: u64) -> Option<[u8; FRAME_BYTES]> {
     let rest = u32::try_from(bytes.checked_sub(FRAME_BYTES as u64)?).ok()?;
     Some(encode_head(CLOSED, rest, number, 0, 0))
@@ -135,27 +136,27 @@ fn encode_head(
     head
 }
 
-/// What a head stands before.
+/// Content that follows a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FrameKind {
     Payload,
-    /// A hole that was closed.
+    /// A closed hole.
     Closed,
 }
 
-/// A frame's head, whose own checksum was right.
+/// A frame's head with a valid checksum.
 pub(super) struct Head {
     pub(super) kind: FrameKind,
     pub(super) number: u64,
     /// The number before which all was durable when the frame was written.
     pub(super) durable: u64,
-    /// Where the next frame starts, from the start of this one.
+    /// Offset of the next frame from the start of this one.
     pub(super) next: usize,
     payload_end: usize,
     sum: u32,
 }
 
-/// The head at the start of `bytes`.
+/// Reads the head at the start of `bytes`.
 pub(super) fn head(bytes: &[u8]) -> Option<Head> {
     let head = bytes.get(..FRAME_BYTES)?;
     let kind = match &head[..4] {
@@ -183,8 +184,8 @@ pub(super) fn head(bytes: &[u8]) -> Option<Head> {
     })
 }
 
-/// The payload behind a head, if it is whole: nothing, behind a closed hole. The zeros after a
-/// payload are checked by nothing.
+/// Returns the payload after a head if it is whole; empty after a closed hole. The zeros after a
+/// payload are not checked.
 pub(super) fn payload<'a>(bytes: &'a [u8], head: &Head) -> Option<&'a [u8]> {
     if bytes.len() < head.next {
         return None;

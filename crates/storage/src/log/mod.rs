@@ -1,16 +1,16 @@
-//! The write-ahead log: what was acknowledged is found again, whatever happened.
+//! The write-ahead log: acknowledged payloads survive any crash.
 //!
-//! Threads append payloads, each of which becomes a frame with a sequence number, and then wait for
-//! theirs to be durable. One of the waiting threads persists for all: while it does, the others'
-//! frames gather for the next turn, so the number of flushes does not grow with the number of
+//! Threads append payloads, each of which becomes a frame with a sequence number, and then wait
+//! until theirs is durable. One of the waiting threads persists for all. Meanwhile the others'
+//! frames gather for the next flush, so the number of flushes does not grow with the number of
 //! threads.
 //!
-//! A failed write or flush ends the log: every wait after it fails, nothing more is appended, and
-//! the file must be opened again, which keeps what is whole. What a failed fsync may have lost is
-//! never counted as safe.
+//! A failed write or flush ends the log: every later wait fails and nothing more is appended. The
+//! file must be opened again, which keeps the whole frames. Bytes that a failed fsync may have lost
+//! never count as safe.
 //!
-//! A log does not know where it ended when its file is cut off. [`Log::durable`] says up to which
-//! frame it was durable, for whoever keeps that elsewhere ([`crate::watermark`]) and opens the log
+//! A log whose file is cut off cannot know its end. [`Log::durable`] returns the position up to
+//! which it was durable. A caller stores that elsewhere ([`crate::watermark`]) and opens the log
 //! with it ([`Log::open_at`]).
 
 mod frame;
@@ -26,20 +26,19 @@ use crate::medium::{Medium, Salvaged, Writer};
 pub use frame::PAYLOAD_BYTES_MAX;
 pub use replay::{Damage, Replay};
 
-/// Bytes of frames that gather before an appender must write them out itself.
-pub const PENDING_BYTES_MAX: usize = 32 << 20;
-/// Bytes of the longest log. It is read whole when it is opened, so whoever seals starts a new one
-/// long before.
+/// Bytes of unwritten frames at which an appender must flush them itself.
+const PENDING_BYTES_MAX: usize = 32 << 20;
+/// Most bytes of a log. Opening reads it whole, so its user starts a new one long before.
 pub const LOG_BYTES_MAX: u64 = 256 << 20;
 
-/// Keys of earlier payloads that each flush repeats, for damage that takes the keys of a flush as
-/// well: as many as a page holds of embeddings of 100 values.
+/// Keys of earlier payloads that each flush repeats, for damage that also takes a flush's keys: as
+/// many as payloads in a page of embeddings of 100 values.
 const KEYS_REPEATED: usize = 8;
 
-/// Up to where a log was durable at some time.
+/// Position up to which a log was durable at some time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogPosition {
-    /// Bytes of its file.
+    /// Bytes of the file.
     pub bytes: u64,
     /// The number before which all payloads were durable; 0 or 1 if none was.
     pub next: u64,
@@ -56,17 +55,17 @@ pub struct Log {
 struct LogState {
     /// `None` while a thread writes with it.
     writer: Option<Box<dyn Writer>>,
-    /// Frames not yet written, and an empty buffer to take their place.
+    /// Frames not yet written.
     pending: Vec<u8>,
     spare: Vec<u8>,
     /// Keys of the last payloads, those since the last flush included.
     keys: Vec<u64>,
-    /// How many of them came since the last flush.
+    /// Number of those keys since the last flush.
     keys_fresh: usize,
     next: u64,
-    /// Everything before this number is durable.
+    /// All payloads before this number are durable.
     durable: u64,
-    /// Bytes of the file that are durable.
+    /// Durable bytes of the file.
     durable_bytes: u64,
     bytes: u64,
     flushes: u64,
@@ -74,59 +73,46 @@ struct LogState {
 }
 
 impl Log {
-    /// Opens a log, or makes an empty one whose numbers start at 1, and says what was in it. A torn
-    /// end is cut off, holes before it are closed, and what is damaged is reported and skipped. A
-    /// log with pages that cannot be read stays as it is, in case they can be later, and takes no
-    /// more payloads: appending to it fails as after a failed flush.
+    /// Opens a log, or creates an empty one whose numbers start at 1, and returns its contents. A
+    /// torn end is cut off, holes before it are closed, and damaged parts are reported and skipped.
+    /// A log with unreadable pages stays unchanged, in case they can be read later, and takes no
+    /// more payloads: appending fails as after a failed flush.
     ///
     /// # Errors
-    /// What the medium says. Damaged bytes are no error, nor are pages that it cannot read.
+    /// The medium's error. Damaged bytes and unreadable pages are no error.
     pub fn open(medium: &Arc<dyn Medium>, name: &str) -> Result<(Log, Replay)> {
-        Log::open_from(medium, name, 1)
-    }
-
-    /// As [`open`](Self::open); in a new log the first payload gets number `first`, or 1 if that is
-    /// 0.
-    ///
-    /// # Errors
-    /// Those of `open`.
-    pub fn open_from(medium: &Arc<dyn Medium>, name: &str, first: u64) -> Result<(Log, Replay)> {
         match medium.reopen(name) {
             Ok(writer) => {
-                let (log, replay) =
-                    Log::reopened(medium, name, writer, first.max(1), LogPosition::default())?;
+                let (log, replay) = Log::reopened(medium, name, writer, LogPosition::default())?;
                 match log.failure() {
                     Some(error) if error.kind() == ErrorKind::StorageFull => Err(error),
                     _ => Ok((log, replay)),
                 }
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let made = medium
-                    .create(name)
-                    .and_then(|writer| Log::made(medium, name, writer, first.max(1)));
-                // A log without its header is of no use to anybody.
+                let made = medium.create(name).and_then(|writer| Log::made(medium, name, writer));
+                // A log without its header is useless.
                 made.inspect_err(|_| drop(medium.remove(name)))
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Opens a log that was durable up to `mark` before. If its file ends earlier, or is not there
-    /// at all, that is reported as damage, and the log stays as it is and takes no more payloads.
-    /// The same holds if the medium has no room to put the log in order: it can be read, and is put
-    /// in order when it is opened again.
+    /// Opens a log that was durable up to `mark`. If its file ends earlier or is missing, that is
+    /// reported as damage; the log stays unchanged and takes no more payloads. The same holds if
+    /// the medium has no room to repair the log: it can be read, and the next opening repairs it.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open), but for a full medium.
+    /// As [`open`](Self::open), except for a full medium.
     pub fn open_at(
         medium: &Arc<dyn Medium>,
         name: &str,
         mark: LogPosition,
     ) -> Result<(Log, Replay)> {
         match medium.reopen(name) {
-            Ok(writer) => Log::reopened(medium, name, writer, 1, mark),
+            Ok(writer) => Log::reopened(medium, name, writer, mark),
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let mut replay = replay::replay(&Salvaged::default(), 1, mark);
+                let mut replay = replay::replay(&Salvaged::default(), mark);
                 if !replay.cut {
                     replay.damaged.push(Damage { offset: 0, bytes: mark.bytes, lost: 1..1 });
                     replay.cut = true;
@@ -142,9 +128,8 @@ impl Log {
         medium: &Arc<dyn Medium>,
         name: &str,
         mut writer: Box<dyn Writer>,
-        first: u64,
     ) -> Result<(Log, Replay)> {
-        let replay = replay::replay(&Salvaged::default(), first, LogPosition::default());
+        let replay = replay::replay(&Salvaged::default(), LogPosition::default());
         mend(&mut *writer, &replay)?;
         medium.persist_names()?;
         Ok((Log::new(name, Some(writer), &replay, LogPosition::default(), None), replay))
@@ -154,10 +139,9 @@ impl Log {
         medium: &Arc<dyn Medium>,
         name: &str,
         mut writer: Box<dyn Writer>,
-        first: u64,
         mark: LogPosition,
     ) -> Result<(Log, Replay)> {
-        let replay = replay::replay(&medium.salvage(name)?, first, mark);
+        let replay = replay::replay(&medium.salvage(name)?, mark);
         let mut failed = None;
         if replay.unreadable > 0 {
             let pages = replay.unreadable;
@@ -206,22 +190,22 @@ impl Log {
         Log { name: name.to_owned(), state: Mutex::new(state), flushed: Condvar::new() }
     }
 
-    /// Takes a payload into the log and gives its number; numbers only grow. It is durable once
-    /// [`commit`](Self::commit) of that number says so.
+    /// Appends a payload and returns its number; numbers only grow. The payload is durable once
+    /// [`commit`](Self::commit) of that number returns.
     ///
     /// # Errors
-    /// `InvalidArgument` for more than [`PAYLOAD_BYTES_MAX`], `ResourceExhausted` when the log is
-    /// at its [`LOG_BYTES_MAX`] or has no number left, `FailedPrecondition` after a failure.
+    /// `InvalidArgument` for more than [`PAYLOAD_BYTES_MAX`], `ResourceExhausted` if the log is at
+    /// its [`LOG_BYTES_MAX`] or has no number left, `FailedPrecondition` after a failure.
     pub fn append(&self, payload: &[u8]) -> Result<u64> {
         self.append_frame(payload, None)
     }
 
-    /// As [`append`](Self::append), for a payload that changes what `key` stands for. If the
-    /// payload is damaged later, its key is most probably still known ([`Replay::lost_keys`]): it
-    /// is written a second time.
+    /// As [`append`](Self::append), for a payload that changes the value of `key`. The key is
+    /// written a second time, so that it is most probably still known if the payload is damaged
+    /// ([`Replay::lost_keys`]).
     ///
     /// # Errors
-    /// Those of `append`.
+    /// As [`append`](Self::append).
     pub fn append_keyed(&self, payload: &[u8], key: u64) -> Result<u64> {
         self.append_frame(payload, Some(key))
     }
@@ -238,7 +222,7 @@ impl Log {
                 state.bytes
             )));
         }
-        // Replay takes no frame of the last number, so none is written.
+        // Replay accepts no frame with the last number, so none is written.
         if state.next == u64::MAX {
             return Err(Error::exhausted(format!(
                 "log {} has no number left; seal what is in it",
@@ -260,7 +244,7 @@ impl Log {
                 state.keys.push(key);
                 state.keys_fresh += 1;
             }
-            // Keys are of payloads one after another.
+            // Keys belong to consecutive payloads.
             None => {
                 state.keys.clear();
                 state.keys_fresh = 0;
@@ -272,8 +256,8 @@ impl Log {
     /// Waits until the payload of that number, and all before it, are durable.
     ///
     /// # Errors
-    /// Those of the medium when it failed to make them durable, to each who waited;
-    /// `FailedPrecondition` after that; `InvalidArgument` for a number not given yet.
+    /// The medium's error if it failed to make them durable, for every waiting caller;
+    /// `FailedPrecondition` after that; `InvalidArgument` for a number not assigned yet.
     pub fn commit(&self, number: u64) -> Result<()> {
         let state = self.state();
         if number >= state.next {
@@ -282,35 +266,35 @@ impl Log {
         self.flush_to(state, number).map(drop)
     }
 
-    /// How long the log is, in bytes, frames that are not written yet included.
+    /// Length of the log in bytes, with frames that are not written yet.
     pub fn bytes(&self) -> u64 {
         self.state().bytes
     }
 
-    /// The number that the next payload will get.
+    /// Number of the next payload.
     pub fn next(&self) -> u64 {
         self.state().next
     }
 
-    /// Returns up to where the log is durable. Of a log that was found cut off, what
-    /// [`open_at`](Self::open_at) was told.
+    /// Returns the position up to which the log is durable; for a log that was found cut off, the
+    /// position passed to [`open_at`](Self::open_at).
     pub fn durable(&self) -> LogPosition {
         let state = self.state();
         LogPosition { bytes: state.durable_bytes, next: state.durable }
     }
 
-    /// Returns why the log takes no more payloads, if it does not.
+    /// Returns the reason why the log takes no more payloads, if it does not.
     pub fn failure(&self) -> Option<Error> {
         self.state().failed.clone()
     }
 
-    /// How often it was made durable since it was opened.
+    /// Number of flushes since the log was opened.
     pub fn flushes(&self) -> u64 {
         self.state().flushes
     }
 
-    /// Until `number` is durable: takes the writer if nobody has it, waits for whoever has it
-    /// otherwise.
+    /// Flushes or waits until `number` is durable: takes the writer if it is free, else waits for
+    /// the thread that has it.
     fn flush_to<'a>(
         &'a self,
         mut state: MutexGuard<'a, LogState>,
@@ -328,7 +312,7 @@ impl Log {
         Ok(state)
     }
 
-    /// Writes and persists all that is pending, without the lock.
+    /// Writes and persists all pending frames, without the lock.
     fn flush<'a>(
         &'a self,
         mut state: MutexGuard<'a, LogState>,
@@ -374,7 +358,7 @@ impl Log {
     }
 }
 
-/// Puts what a loss of power left of a log in order.
+/// Repairs a log after a loss of power: cuts the torn end and closes holes.
 fn mend(writer: &mut dyn Writer, replay: &Replay) -> Result<()> {
     if let Some(end) = replay.torn_tail {
         writer.truncate(end)?;

@@ -1,13 +1,13 @@
-//! Reading a log back.
+//! Replay: reads a log back.
 //!
-//! Frames that are not whole are one of three things. With no whole frame of a higher number after
-//! them they are the torn end of the log. Otherwise, each frame says up to which number all was
-//! durable when it was written: a frame that was durable by that and is not whole is *damage*; one
-//! that was not is a *hole* in in what was being written when the power failed, as sectors reach a
-//! disk in any order. Nothing in the bytes can stop the opening.
+//! A frame that is not whole is one of three things. If no whole frame with a higher number
+//! follows, it is the torn end of the log. Otherwise it is *damage* if it was durable by what the
+//! whole frames say: each holds the number before which all was durable when it was written. If it
+//! was not durable, it is a *hole* in the bytes being written when the power failed, because
+//! sectors reach a disk in any order. No bytes can make the opening fail.
 //!
-//! A frame tells nothing about frames after it. So whoever opens a log may say up to which number
-//! it was durable at some time ([`LogPosition`]): if the log ends before, its end is damaged and not torn.
+//! A frame tells nothing about later frames. So the caller may pass the position up to which the
+//! log was durable ([`LogPosition`]): a log that ends before it is damaged at its end and not torn.
 
 use std::collections::BTreeMap;
 
@@ -19,40 +19,40 @@ use super::frame::{self, ALIGNMENT, FRAME_BYTES, FrameKind, HEADER_BYTES, Head};
 /// A part of a log that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// Where it starts in the file, in bytes.
+    /// Offset in the file, in bytes.
     pub offset: u64,
-    /// How long it is, in bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// The numbers that are missing, at most: where the header is lost too, where they began is a
-    /// guess. Empty if nothing but the header is lost.
+    /// Numbers of payloads that may be missing; their start is a guess if the header is lost too.
+    /// Empty if only the header is lost.
     pub lost: std::ops::Range<u64>,
 }
 
-/// What a log held when it was opened.
+/// Contents of a log when it was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replay {
-    /// The payloads with their numbers, in order.
+    /// Payloads with their numbers, in order.
     pub records: Vec<(u64, Vec<u8>)>,
-    /// Where the torn end that was cut off started, if there was one. It was never acknowledged,
-    /// unless the medium lost what it had promised to keep.
+    /// Start of the torn end that was cut off, if there was one. It was never acknowledged, unless
+    /// the medium lost bytes that it had made durable.
     pub torn_tail: Option<u64>,
-    /// What is missing among the last frames, and whole frames after it. As far as the log can tell
-    /// it was never acknowledged. Opening closes these holes, so that they are not met again.
+    /// Missing parts among the last frames, with whole frames after them. As far as the log can
+    /// tell they were never acknowledged. Opening closes these holes, so they appear once.
     pub holes: Vec<Damage>,
-    /// What was durable and is lost, or cannot be read, which may have been.
+    /// Lost parts that were durable, and unreadable parts, which may have been.
     pub damaged: Vec<Damage>,
-    /// Pages that the medium could not read. Where there are any, nothing of the log is changed.
+    /// Pages that the medium could not read. If there are any, the log stays unchanged.
     pub unreadable: usize,
-    /// Whether the log ends before its [`LogPosition`]. Nothing of it is changed then.
+    /// True if the log ends before its [`LogPosition`]. The log stays unchanged then.
     pub cut: bool,
-    /// The keys of payloads that are damaged, by number, as far as they are known.
+    /// Known keys of damaged payloads, by number.
     pub lost_keys: BTreeMap<u64, u64>,
-    /// The number that the next payload gets.
+    /// Number of the next payload.
     pub next: u64,
 }
 
 impl Replay {
-    /// Returns the keys of the payloads of `damage`; `None` if some are not known.
+    /// Returns the keys of the payloads of `damage`; `None` if some are unknown.
     pub fn keys_of(&self, damage: &Damage) -> Option<Vec<u64>> {
         let known =
             self.lost_keys.range(damage.lost.clone()).map(|(_, key)| *key).collect::<Vec<u64>>();
@@ -61,10 +61,9 @@ impl Replay {
     }
 }
 
-/// Reads the bytes of a log; in an empty one, numbers start at `first`. The log was durable up to
-/// `mark`.
-pub(super) fn replay(found: &Salvaged, first: u64, mark: LogPosition) -> Replay {
-    let mut replay = replay_bytes(found, first, mark.next);
+/// Replays the bytes of a log that was durable up to `mark`. Numbers of an empty one start at 1.
+pub(super) fn replay(found: &Salvaged, mark: LogPosition) -> Replay {
+    let mut replay = replay_bytes(found, mark.next);
     let end = replay.torn_tail.unwrap_or(found.bytes.len() as u64);
     if replay.next < mark.next {
         let (bytes, lost) = (mark.bytes.saturating_sub(end), replay.next..mark.next);
@@ -76,15 +75,15 @@ pub(super) fn replay(found: &Salvaged, first: u64, mark: LogPosition) -> Replay 
     replay
 }
 
-fn replay_bytes(found: &Salvaged, first: u64, durable: u64) -> Replay {
+fn replay_bytes(found: &Salvaged, durable: u64) -> Replay {
     let log = &found.bytes[..];
-    let (next, unreadable) = (frame::first(log).unwrap_or(first).max(1), found.lost.len());
+    let (next, unreadable) = (frame::first(log).unwrap_or(1).max(1), found.lost.len());
     let mut replay = Replay { next, unreadable, ..Replay::default() };
     if log.is_empty() {
         return replay;
     }
-    // A header is written with the first flush of the log, so a damaged one without frames is a log
-    // that never was.
+    // The first flush of a log writes its header, so a log with a damaged header and no frames was
+    // never used.
     let header_lost = frame::first(log).is_none();
     let mut gaps = Vec::new();
     let durable = durable.max(scan(log, !header_lost, &mut replay, &mut gaps));
@@ -99,8 +98,7 @@ fn replay_bytes(found: &Salvaged, first: u64, durable: u64) -> Replay {
     } else if header_lost {
         replay.damaged.insert(0, Damage { offset: 0, bytes: HEADER_BYTES as u64, lost: 0..0 });
     }
-    // What cannot be read at the end may have been acknowledged, unlike what is there and not
-    // whole.
+    // An unreadable end may have been acknowledged, unlike one that is readable and not whole.
     if let Some(offset) = replay.torn_tail.filter(|&start| found.lacks(start..log.len() as u64)) {
         let bytes = log.len() as u64 - offset;
         let most = bytes.div_ceil(FRAME_BYTES as u64);
@@ -114,7 +112,7 @@ fn replay_bytes(found: &Salvaged, first: u64, durable: u64) -> Replay {
     replay
 }
 
-/// Takes all whole frames, and gives what lies between them. Says up to which number all was
+/// Collects all whole frames, and the gaps between them. Returns the number before which all was
 /// durable.
 fn scan(log: &[u8], mut numbers_known: bool, replay: &mut Replay, gaps: &mut Vec<Damage>) -> u64 {
     let (mut at, mut durable) = (HEADER_BYTES.min(log.len()), 0);
@@ -124,8 +122,7 @@ fn scan(log: &[u8], mut numbers_known: bool, replay: &mut Replay, gaps: &mut Vec
             replay.torn_tail = Some(at as u64);
             break;
         };
-        // Numbers jump where bytes are missing, and over a hole that was closed; elsewhere they do
-        // not.
+        // Numbers jump only over missing bytes and closed holes.
         let jumps = numbers_known && head.kind == FrameKind::Payload && head.number > replay.next;
         if found > at || jumps {
             let lost = replay.next.min(head.number)..head.number;
@@ -148,10 +145,10 @@ fn scan(log: &[u8], mut numbers_known: bool, replay: &mut Replay, gaps: &mut Vec
     durable
 }
 
-/// Keeps the keys behind a head that are of frames which are not whole: those of gaps found so far.
+/// Keeps the keys after a head that belong to frames in the gaps found so far.
 fn keep_keys(bytes: &[u8], head: &Head, replay: &mut Replay, gaps: &[Damage]) {
     let Some((first, keys)) = frame::keys(bytes, head) else { return };
-    // Gaps are in the order of the log, and only the last few can have frames as young as these.
+    // Gaps are in log order, and only the last few can hold frames as young as these.
     let recent: Vec<&Damage> = gaps.iter().rev().take_while(|gap| gap.lost.end > first).collect();
     if recent.is_empty() {
         return;
@@ -163,9 +160,9 @@ fn keep_keys(bytes: &[u8], head: &Head, replay: &mut Replay, gaps: &[Damage]) {
     }
 }
 
-/// The first whole frame from `at` on whose number is not below `least`: where, its head, its
-/// payload. What lies within a frame whose head is good is not looked at: a payload may hold
-/// anything, frames too.
+/// Finds the first whole frame from `at` on with a number of at least `least`: its offset, head and
+/// payload. The inside of a frame with a good head is skipped: a payload may hold anything, frames
+/// too.
 fn next_whole(log: &[u8], at: usize, least: u64) -> Option<(usize, Head, &[u8])> {
     let mut at = at;
     while let Some(bytes) = log.get(at..) {
@@ -174,8 +171,8 @@ fn next_whole(log: &[u8], at: usize, least: u64) -> Option<(usize, Head, &[u8])>
         }
         let head = frame::head(bytes);
         let step = head.as_ref().map_or(ALIGNMENT, |head| head.next);
-        // Numbers begin at 1: a head with number 0 was not written here, even if its checksum is
-        // right.
+        // Numbers begin at 1: a head with number 0 was not written here, even with a valid
+        // checksum.
         let numbered = head.filter(|head| head.number >= least.max(1) && head.number < u64::MAX);
         if let Some(head) = numbered
             && let Some(payload) = frame::payload(bytes, &head)

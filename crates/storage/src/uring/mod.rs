@@ -1,11 +1,9 @@
-//! NVMe: files read past the page cache, many at once, through io_uring.
+//! NVMe: many files read at once, past the page cache, through io_uring.
 //!
-//! A mapped file makes every read a page fault: one at a time, the thread waiting. Here a thread
-//! hands the kernel a whole batch with one call, works while the reads fly, and gets each where it
-//! will be used, in a buffer that the kernel knows already. Nothing but the reader's own buffers
-//! holds memory.
+//! A mapped file makes every read a page fault: one at a time, with the thread waiting. Here a
+//! thread submits a whole batch with one call, works while the reads are in flight, and gets each
+//! one in a registered buffer, where it is used. Only the reader's own buffers take memory.
 
-mod plain;
 mod reader;
 mod ring;
 
@@ -18,12 +16,12 @@ use std::sync::{Arc, OnceLock};
 use base::{Error, Result};
 
 use crate::buffer::Buffer;
+use crate::buffered::BufferedReader;
 use crate::directory::{Directory, FileWriter, io_error};
 use crate::medium::{Medium, MediumKind, Reader, ReaderOptions, Salvaged, Sealed, Space, Writer};
 use crate::names;
 use crate::page::PAGE_BYTES;
 
-use plain::PlainReader;
 use reader::UringReader;
 
 /// Bytes read at once by [`Sealed::read_at`].
@@ -33,18 +31,18 @@ const BOUNCE_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub struct UringMedium {
     directory: Directory,
-    /// Whether reads go one after the other, without io_uring.
+    /// True if reads go one after the other, without io_uring.
     plain: bool,
-    /// Why reads go through the page cache, if they do.
+    /// The reason why reads go through the page cache, if they do.
     refusal: OnceLock<String>,
 }
 
 impl UringMedium {
-    /// Files in `directory`, which is made if it is missing.
+    /// Opens the medium in `directory`, which is created if it is missing.
     ///
     /// # Errors
-    /// `Unimplemented` with a remedy if the system does not allow io_uring, otherwise what the file
-    /// system says.
+    /// `Unimplemented` with a remedy if the system does not allow io_uring, otherwise the file
+    /// system's error.
     pub fn new(directory: PathBuf) -> Result<UringMedium> {
         ring::probe()?;
         Ok(UringMedium {
@@ -54,11 +52,11 @@ impl UringMedium {
         })
     }
 
-    /// The same files, read one after the other with ordinary calls: slower, and allowed
+    /// Opens the same medium with ordinary reads, one after the other: slower, and allowed
     /// everywhere.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     pub fn plain(directory: PathBuf) -> Result<UringMedium> {
         Ok(UringMedium {
             directory: Directory::new(directory)?,
@@ -67,7 +65,7 @@ impl UringMedium {
         })
     }
 
-    /// Why reads go through the page cache, once a file was opened and they do.
+    /// Returns the reason why reads go through the page cache, once a file was opened and they do.
     pub fn refusal(&self) -> Option<&str> {
         self.refusal.get().map(String::as_str)
     }
@@ -90,8 +88,8 @@ impl UringMedium {
         File::open(path).map_err(fail)
     }
 
-    /// Some file systems open a file with O_DIRECT and refuse to read it: gives the refusal. Other
-    /// failures are left to the reads that meet them.
+    /// Tests a direct read: some file systems open a file with O_DIRECT and refuse to read it.
+    /// Returns that refusal. Other failures are left to later reads.
     fn try_direct(file: &File) -> Result<Option<std::io::Error>> {
         let mut buffer = Buffer::new(PAGE_BYTES)?;
         let read = file.read_at(buffer.as_mut_slice(), 0);
@@ -149,7 +147,7 @@ impl Medium for UringMedium {
 
     fn reader(&self, options: ReaderOptions) -> Result<Box<dyn Reader>> {
         if self.plain {
-            return Ok(Box::new(PlainReader::new(options)?));
+            return Ok(Box::new(BufferedReader::new(options, Box::new(|_| 0))?));
         }
         Ok(Box::new(UringReader::new(options)?))
     }
@@ -173,7 +171,7 @@ impl Sealed for UringSealed {
         self.bytes
     }
 
-    /// Through a buffer of whole pages, since direct reads are of those.
+    /// Reads through a buffer of whole pages, which direct reads need.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
         names::within(self.path.display(), self.bytes, offset, buffer.len())?;
         let page = PAGE_BYTES as u64;

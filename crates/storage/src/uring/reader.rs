@@ -1,4 +1,4 @@
-//! A thread's reads: one ring, and as many page-aligned buffers as reads may be under way.
+//! The reader of one thread: one ring, and a page-aligned buffer for each read in flight.
 
 use std::collections::VecDeque;
 use std::thread::ThreadId;
@@ -12,22 +12,22 @@ use crate::options;
 use crate::page::PAGE_BYTES;
 use crate::table::{FILES_MAX, Table};
 
-/// How often one read is submitted again after the system asked for that, or after part of it came.
+/// Most resubmissions of one read, after the system asked for one or part of it came.
 const RETRIES_MAX: u8 = 16;
 
-/// A read from its submission until its completion was handed over.
+/// A read from its submission until its completion was passed on.
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
     tag: u64,
     offset: u64,
     bytes: usize,
-    /// How much of it has come.
+    /// Bytes that have arrived.
     done: usize,
     place: usize,
     retries: u8,
 }
 
-/// A completion that waits to be handed over.
+/// A completion not yet passed on.
 struct Done {
     slot: usize,
     outcome: Outcome,
@@ -42,15 +42,15 @@ enum Outcome {
 
 pub(super) struct UringReader {
     options: ReaderOptions,
-    /// Made by the first call of the thread that reads, since a ring is one thread's.
+    /// Made by the first call of the reading thread, because a ring belongs to one thread.
     ring: Option<(ThreadId, Ring)>,
     files: Table,
-    /// Which places of the table the ring knows.
+    /// True for each index of the table that the ring knows.
     registered: Vec<bool>,
     buffer: Option<Buffer>,
     slots: Vec<Slot>,
     free: Vec<usize>,
-    /// Entries pushed and not yet submitted; and those that the kernel works on.
+    /// Entries pushed and not yet submitted.
     queued: usize,
     flying: usize,
     ready: VecDeque<Done>,
@@ -74,8 +74,8 @@ impl UringReader {
         })
     }
 
-    /// The ring of the calling thread. A reader may move to another thread between reads, not
-    /// during them.
+    /// Returns the ring of the calling thread. A reader may move to another thread between reads,
+    /// not during them.
     fn ring(&mut self) -> Result<&mut Ring> {
         let thread = std::thread::current().id();
         if self.ring.as_ref().is_some_and(|(owner, _)| *owner != thread) {
@@ -95,7 +95,7 @@ impl UringReader {
         self.ring.as_mut().map(|(_, ring)| ring).ok_or_else(gone)
     }
 
-    /// Queues what is left of a slot's read.
+    /// Queues the rest of a slot's read.
     fn push(&mut self, index: usize) -> Result<()> {
         let slot = self.slots[index];
         let file = self.files.file(slot.place).ok_or_else(gone)?;
@@ -107,8 +107,8 @@ impl UringReader {
         let start = self.address(index)?;
         let (_, ring) = self.ring.as_mut().ok_or_else(gone)?;
         // SAFETY: each slot owns `read_bytes_max` bytes of the buffer, `done <= bytes <=
-        // read_bytes_max`, nobody looks at them until the completion is reaped, and the buffer
-        // stays until no read flies.
+        // read_bytes_max`, nothing accesses them until the completion is reaped, and the buffer
+        // stays until no read is in flight.
         unsafe {
             let address = start.add(slot.done);
             // At most BUFFER_BYTES_MAX.
@@ -119,7 +119,7 @@ impl UringReader {
         Ok(())
     }
 
-    /// Where a slot's bytes are.
+    /// Returns the address of a slot's bytes.
     fn address(&self, index: usize) -> Result<*mut u8> {
         let buffer = self.buffer.as_ref().ok_or_else(gone)?;
         debug_assert!((index + 1) * self.options.read_bytes_max <= buffer.len());
@@ -127,12 +127,12 @@ impl UringReader {
         Ok(unsafe { buffer.as_ptr().add(index * self.options.read_bytes_max) })
     }
 
-    /// Submits what is queued, and with `wait` sleeps for so many more completions.
+    /// Submits the queued reads and, with `wait`, sleeps for that many more completions.
     fn enter(&mut self, wait: usize) -> Result<()> {
         let queued = self.queued;
         let Some((_, ring)) = self.ring.as_mut() else { return Ok(()) };
-        // Counted as flying even if the call fails: the kernel may have taken some, and the buffer
-        // must outlive them.
+        // Counted as in flight even if the call fails: the kernel may have taken some, and the
+        // buffer must outlive them.
         self.flying += queued;
         self.queued = 0;
         ring.enter(queued, wait).map_err(|error| {
@@ -140,14 +140,14 @@ impl UringReader {
         })
     }
 
-    /// Takes completions from the ring. What came in part, or not yet, is queued again.
+    /// Takes completions from the ring. A partial or refused read is queued again.
     fn reap(&mut self) -> Result<()> {
         let Some((_, ring)) = self.ring.as_mut() else { return Ok(()) };
         let mut again = Vec::new();
         let (slots, ready, flying) = (&mut self.slots, &mut self.ready, &mut self.flying);
         ring.reap(|user_data, result| {
             *flying -= 1;
-            // Our own number back.
+            // The slot's index, set at submission.
             let index = user_data as usize;
             match judge(&mut slots[index], result) {
                 Some(outcome) => ready.push_back(Done { slot: index, outcome }),
@@ -184,7 +184,7 @@ impl UringReader {
         Ok(())
     }
 
-    /// Lets go of files that nobody else has open, so that their space on disk is free.
+    /// Forgets files without other holders, so that their disk space is freed.
     fn sweep(&mut self) {
         let (registered, ring) = (&mut self.registered, &self.ring);
         self.files.sweep(|place| {
@@ -196,7 +196,7 @@ impl UringReader {
         });
     }
 
-    /// Waits until the kernel writes to the buffer no more; whether that worked.
+    /// Waits until the kernel no longer writes to the buffer. Returns true on success.
     fn drain(&mut self) -> bool {
         if self.flying == 0 {
             return true;
@@ -215,12 +215,12 @@ impl UringReader {
     }
 }
 
-/// What a result means for a slot; `None` if the rest is to be read again.
+/// Returns the outcome of a result for a slot; `None` if the rest is to be read again.
 fn judge(slot: &mut Slot, result: i32) -> Option<Outcome> {
     let may_retry = slot.retries < RETRIES_MAX;
     match usize::try_from(result) {
         Ok(got) if slot.done + got >= slot.bytes => return Some(Outcome::Whole),
-        // Less than a page is the end of the file: a direct read goes on from a whole page.
+        // Less than a page is the end of the file: a direct read continues from a whole page.
         Ok(got) if got < PAGE_BYTES || !may_retry => return Some(Outcome::Ended),
         Ok(got) => slot.done += got / PAGE_BYTES * PAGE_BYTES,
         Err(_) if may_retry && [-libc::EAGAIN, -libc::EINTR].contains(&result) => {}
@@ -270,7 +270,7 @@ impl Reader for UringReader {
         if wait > 0 || self.queued + self.flying > 0 {
             self.ring()?;
             self.reap()?;
-            // Everything that is queued flies before anything is worked on.
+            // All queued reads are submitted before any completion is processed.
             self.enter(wait.saturating_sub(self.ready.len()))?;
             self.reap()?;
             while self.ready.len() < wait {
@@ -293,8 +293,8 @@ impl Reader for UringReader {
 impl Drop for UringReader {
     fn drop(&mut self) {
         if !self.drain() {
-            // The kernel may still write there: better lost than handed out. The ring goes before
-            // the buffer would.
+            // The kernel may still write to the buffer, so it is leaked. The ring is dropped
+            // before the buffer would be.
             tracing::error!(
                 "reads were in flight when their reader was dropped; its buffers are lost"
             );

@@ -1,4 +1,4 @@
-//! One ring: its flags, what is registered with it, and the calls that submit and wait.
+//! One ring: its flags, its registrations, and the calls that submit and wait.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -10,14 +10,13 @@ use io_uring::{IoUring, opcode, types};
 use crate::buffer::Buffer;
 use crate::table::FILES_MAX;
 
-/// IORING_ENTER_GETEVENTS of `linux/io_uring.h`: run what has completed, even if there is nothing
-/// to wait for.
+/// IORING_ENTER_GETEVENTS of `linux/io_uring.h`: process completions even without waiting.
 const ENTER_GETEVENTS: u32 = 1;
 
-/// Where a read comes from.
+/// File of a read.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
-    /// A place in the ring's table of files.
+    /// An index in the ring's table of files.
     Registered(u32),
     /// A descriptor.
     Plain(RawFd),
@@ -30,7 +29,7 @@ pub(super) struct Ring {
     fixed_files: bool,
 }
 
-/// Checks that the system gives rings at all.
+/// Checks that the system allows rings.
 ///
 /// # Errors
 /// `Unimplemented` with a remedy if it does not.
@@ -38,8 +37,8 @@ pub(super) fn probe() -> Result<()> {
     build(8).map(drop)
 }
 
-/// The best ring there is: completions are run by this thread when it asks for them, and by nothing
-/// else (kernel 6.1); else without interrupting it (5.19); else any.
+/// Builds the best available ring: one whose completions run only when this thread asks for them
+/// (kernel 6.1); else one that does not interrupt it (5.19); else any.
 fn build(entries: u32) -> Result<IoUring> {
     let best = IoUring::builder()
         .setup_single_issuer()
@@ -66,16 +65,15 @@ fn build(entries: u32) -> Result<IoUring> {
 }
 
 impl Ring {
-    /// A ring with room for `entries` reads, which go into `buffer`. It belongs to the calling
-    /// thread.
+    /// Makes a ring for `entries` reads into `buffer`. It belongs to the calling thread.
     ///
     /// # Errors
     /// As [`probe`].
     pub(super) fn new(entries: u32, buffer: &Buffer) -> Result<Ring> {
         let ring = build(entries)?;
         let whole = libc::iovec { iov_base: buffer.as_ptr().cast(), iov_len: buffer.len() };
-        // SAFETY: the kernel pins the pages until the ring is gone, so they stay valid whoever
-        // unmaps them.
+        // SAFETY: the kernel pins the pages until the ring is gone, so they stay valid even if
+        // they are unmapped.
         let buffers = unsafe { ring.submitter().register_buffers(&[whole]) };
         let files = ring.submitter().register_files(&[-1; FILES_MAX]);
         for (what, outcome) in [("buffers", &buffers), ("files", &files)] {
@@ -86,8 +84,8 @@ impl Ring {
         Ok(Ring { ring, fixed_buffer: buffers.is_ok(), fixed_files: files.is_ok() })
     }
 
-    /// Puts a descriptor at a place of the table, or empties the place; says whether it is there
-    /// now.
+    /// Registers a descriptor at an index of the table, or empties the index. Returns true if it is
+    /// registered now.
     pub(super) fn register(&self, place: usize, descriptor: Option<RawFd>) -> bool {
         let known = self.fixed_files && place < FILES_MAX;
         let descriptor = [descriptor.unwrap_or(-1)];
@@ -128,8 +126,8 @@ impl Ring {
         pushed.map_err(|_| Error::internal("the ring is full although its reader has room"))
     }
 
-    /// Submits what is queued and, with `wait`, sleeps until so many completions are there. Without
-    /// anything to do it makes no call.
+    /// Submits the queued reads and, with `wait`, sleeps until that many have completed. Makes no
+    /// call if there is nothing to do.
     pub(super) fn enter(&mut self, queued: usize, wait: usize) -> io::Result<()> {
         if queued == 0 && wait == 0 {
             let submission = self.ring.submission();
@@ -159,7 +157,7 @@ impl Ring {
         }
     }
 
-    /// Takes the completions that are there: user data and result.
+    /// Takes the finished completions: user data and result.
     pub(super) fn reap(&mut self, mut each: impl FnMut(u64, i32)) {
         for completion in self.ring.completion() {
             each(completion.user_data(), completion.result());

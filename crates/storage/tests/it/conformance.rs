@@ -1,4 +1,4 @@
-//! What every medium promises, run by every medium.
+//! Promises of every medium, run on every medium.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn kind_of<T>(outcome: Result<T>) -> Option<ErrorKind> {
     outcome.err().map(|error| error.kind())
 }
 
-/// Waits for `wait` reads and gives what came.
+/// Waits for `wait` reads and returns the completions.
 fn complete(reader: &mut dyn Reader, wait: usize) -> Vec<(u64, Result<Vec<u8>>)> {
     let mut came = Vec::new();
     let count = reader
@@ -145,7 +145,7 @@ fn a_removed_file_is_readable_while_it_is_open() {
         write(&**medium, "f", &pattern(PAGE, 5));
         let mut reader = medium.reader(OPTIONS).unwrap();
         reader.submit(Read { file: &file, offset: 0, bytes: 2 * PAGE, tag: 9 }).unwrap();
-        // The reader holds it from here on.
+        // From here on only the reader holds it.
         drop(file);
         assert_eq!(complete(&mut *reader, 1), [(9, Ok(bytes))]);
     });
@@ -207,7 +207,7 @@ fn a_reader_keeps_its_limits() {
 fn a_reader_reads_many_files_and_forgets_them() {
     on_every_medium(|medium| {
         let mut reader = medium.reader(ReaderOptions { depth: 100, read_bytes_max: PAGE }).unwrap();
-        // More files than are registered at once, all under way together, and then others in their
+        // More files than are registered at once, all in flight together, then others in their
         // places.
         for round in 0..3_u64 {
             let files: Vec<Arc<dyn Sealed>> = (0..70)
@@ -316,7 +316,7 @@ proptest! {
 }
 
 #[test]
-fn memory_that_is_not_there_is_an_error() {
+fn missing_memory_is_an_error() {
     let directory = TempDir::new().unwrap();
     let medium = storage::DramMedium::new(crate::pool(1), Some(directory.path().into())).unwrap();
     write(&medium, "large", &vec![1; 3 << 20]);

@@ -1,4 +1,4 @@
-//! The power fails at every operation there is: what was acknowledged is found again.
+//! Power failures at every operation: acknowledged data survives.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use storage::{FaultMedium, FaultPlan, Medium, Read, ReadFault, ReaderOptions};
 
 use crate::{PAGE, pattern, volatile, write};
 
-/// How many draws of chance each crash point gets.
+/// Random draws of each crash point.
 const SEEDS: u64 = 12;
 
-/// Runs `work` with a crash at every operation, and hands what is left each time, with what `work`
-/// was told, to `check`.
+/// Runs `work` with a crash at every operation. Passes what remains, and the result of `work`, to
+/// `check`.
 fn at_every_crash<T: Default>(
     work: impl Fn(&Arc<dyn Medium>, &mut T) -> Result<()>,
     check: impl Fn(&Arc<dyn Medium>, &T),
@@ -28,7 +28,7 @@ fn at_every_crash<T: Default>(
         let fault = Arc::new(FaultMedium::new(volatile(), plan).unwrap());
         let medium: Arc<dyn Medium> = fault.clone();
         let mut told = T::default();
-        // It need not notice: what only tidies up may fail in silence.
+        // It need not notice: cleanup may fail silently.
         assert!(work(&medium, &mut told).is_ok() || fault.crashed());
         for seed in 0..SEEDS {
             let left = volatile();
@@ -46,7 +46,7 @@ fn acknowledged_payloads_survive_a_crash_at_any_operation() {
             let (log, _) = Log::open(medium, "log")?;
             for number in 1..=25 {
                 log.append(&payload(number))?;
-                // Some wait, some are taken along.
+                // Some wait, others are flushed along.
                 if number % 5 == 0 || number == 2 {
                     log.commit(number)?;
                     *acknowledged = number;
@@ -55,7 +55,7 @@ fn acknowledged_payloads_survive_a_crash_at_any_operation() {
             Ok(())
         },
         |left, &acknowledged| {
-            // Twice, since opening repairs what it finds.
+            // Twice, because opening repairs damage.
             let mut expected: Option<Vec<u64>> = None;
             for _ in 0..3 {
                 let (log, replay) = Log::open(left, "log").unwrap();
@@ -67,10 +67,10 @@ fn acknowledged_payloads_survive_a_crash_at_any_operation() {
                     (1..=acknowledged).all(|number| found.contains(&number)),
                     "{found:?}, {acknowledged}"
                 );
-                // A loss of power damages nothing, whatever it left of what was not acknowledged.
+                // A loss of power never counts as damage.
                 assert_eq!(replay.damaged, []);
                 assert!(expected.is_none_or(|expected| expected == found), "{found:?}");
-                // What comes after a hole does not make damage of it later.
+                // Later payloads do not turn a hole into damage.
                 let number = log.append(&payload(replay.next)).unwrap();
                 log.commit(number).unwrap();
                 expected = Some(found.into_iter().chain([number]).collect());
@@ -130,7 +130,7 @@ fn a_persisted_file_survives_a_crash_at_any_operation() {
 }
 
 #[test]
-fn the_fault_medium_does_lose_what_was_not_persisted() {
+fn the_fault_medium_loses_unpersisted_bytes() {
     let lost = (0..20).filter(|&seed| {
         let fault = FaultMedium::new(volatile(), FaultPlan::default()).unwrap();
         let mut writer = fault.create("f").unwrap();
@@ -144,7 +144,7 @@ fn the_fault_medium_does_lose_what_was_not_persisted() {
 }
 
 #[test]
-fn damaged_pages_are_errors_of_their_own_reads_only() {
+fn damaged_pages_fail_only_their_own_reads() {
     let (mut packer, mut pages) = (Packer::new(), Vec::new());
     for index in 0..400 {
         packer.push(&pattern(500, index)).unwrap();

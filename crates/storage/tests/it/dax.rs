@@ -1,4 +1,4 @@
-//! Persistent memory, simulated: what a loss of power leaves of a file that is stored to in place.
+//! Simulated persistent memory: files stored to in place survive a loss of power.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::pattern;
 
 const IMAGES_MAX: usize = 300;
 
-/// What a fresh opening finds in a file whose memory is `image`.
+/// Contents of a file whose memory is `image`, opened anew.
 fn open_image(directory: &TempDir, image: &[u8]) -> Vec<u8> {
     let medium = DaxMedium::new(directory.path().join("after"), true).unwrap();
     std::fs::write(directory.path().join("after/f"), image).unwrap();
@@ -27,7 +27,7 @@ fn dax_is_refused_where_the_file_system_has_none() {
             assert_eq!(error.kind(), ErrorKind::Unimplemented);
             assert!(error.message().contains("-o dax"), "{error}");
         }
-        // A machine that has it.
+        // This machine has DAX.
         Ok(medium) => crate::write(&medium, "f", b"x"),
     }
     assert!(
@@ -61,7 +61,7 @@ fn a_length_is_never_ahead_of_its_bytes() {
             StoreEvent::Noted(length) => Some(*length),
             _ => None,
         });
-        // Before the prefix is there the file was not given to anybody.
+        // Before the prefix is written, no caller has the file.
         let started =
             events[..moment].iter().filter(|event| matches!(event, StoreEvent::Fenced(_))).count()
                 >= 2;
@@ -79,9 +79,9 @@ fn a_length_is_never_ahead_of_its_bytes() {
     assert!(images > 1000, "{images}");
 }
 
-/// The same for a log: whatever is acknowledged is replayed from every image.
+/// The same for a log: acknowledged payloads are replayed from every image.
 #[test]
-fn a_log_in_persistent_memory_keeps_what_it_acknowledged() {
+fn acknowledged_payloads_survive_in_persistent_memory() {
     let directory = TempDir::new().unwrap();
     let recorder = Arc::new(Recorder::default());
     let medium: Arc<dyn Medium> =
@@ -115,8 +115,7 @@ fn a_log_in_persistent_memory_keeps_what_it_acknowledged() {
     }
 }
 
-/// The enumeration finds what it is there to find: without a fence between bytes and length, some
-/// image has the length and not the bytes.
+/// Without a fence between bytes and length, some image has the length and not the bytes.
 #[test]
 fn a_missing_fence_is_found() {
     let store = |offset: u64, bytes: &[u8]| StoreEvent::Stored(1, offset, bytes.to_vec());
@@ -137,7 +136,7 @@ fn a_missing_fence_is_found() {
         careless.remove(missing);
         assert!(wrong(&careless), "without event {missing}");
     }
-    // A flush before the store is none of it.
+    // A flush before the store does not count.
     let mut early = careful.to_vec();
     early.swap(0, 1);
     assert!(wrong(&early));
@@ -160,7 +159,7 @@ fn lines_and_words_are_what_tears() {
 }
 
 #[test]
-fn a_lost_prefix_costs_the_length_and_not_the_file() {
+fn a_lost_prefix_costs_only_the_length() {
     let directory = TempDir::new().unwrap();
     let medium: Arc<dyn Medium> = Arc::new(DaxMedium::new(directory.path().into(), true).unwrap());
     let (log, _) = Log::open(&medium, "log").unwrap();
@@ -180,7 +179,7 @@ fn a_lost_prefix_costs_the_length_and_not_the_file() {
 }
 
 #[test]
-fn a_file_grows_far_and_gives_back_what_it_does_not_use() {
+fn a_file_grows_far_and_returns_unused_room() {
     let directory = TempDir::new().unwrap();
     let medium = DaxMedium::new(directory.path().into(), true).unwrap();
     let bytes = pattern(5 << 20, 3);
@@ -196,7 +195,7 @@ fn a_file_grows_far_and_gives_back_what_it_does_not_use() {
     assert_eq!(medium.load("f").unwrap(), bytes);
 }
 
-/// A watcher that sees nothing is as good as none.
+/// A watcher that ignores all steps.
 #[derive(Debug)]
 struct Blind;
 

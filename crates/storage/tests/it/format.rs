@@ -14,7 +14,7 @@ fn pack(records: &[Vec<u8>]) -> (Vec<Placed>, Vec<u8>) {
     (placed, out)
 }
 
-/// A record as one who knows only its place would read it.
+/// Reads a record by its position alone.
 fn find<'a>(pages: &'a [u8], placed: &Placed) -> Option<&'a [u8]> {
     let start = placed.page as usize * PAGE;
     let page = RecordPage::open(&pages[start..start + usize::from(placed.pages) * PAGE]).unwrap();
@@ -40,7 +40,7 @@ proptest! {
         for (record, placed) in records.iter().zip(&placed) {
             prop_assert_eq!(find(&pages, placed), Some(&record[..]));
         }
-        // Draining on the way gives the same bytes.
+        // Draining in between gives the same bytes.
         let (mut packer, mut drained) = (Packer::new(), Vec::new());
         for (index, record) in records.iter().enumerate() {
             packer.push(record).unwrap();
@@ -59,8 +59,7 @@ proptest! {
     ) {
         let mut page = bytes;
         page.resize(length, 0);
-        // With a checksum that is right, the parser is what stands between the bytes and the
-        // reader.
+        // With a valid checksum only the parser protects the reader.
         if sum && page.len() >= PAGE {
             let pages = (page.len() / PAGE).min(2) as u16;
             page[10..12].copy_from_slice(&pages.to_le_bytes());
@@ -194,7 +193,7 @@ fn sections_lie_apart_and_within_the_file() {
     assert!(!check(&[at(4096, 5000), at(8192, 1)]));
 }
 
-/// The bytes of format version 1, as they were written when it was decided on.
+/// Bytes of format version 1, which never change.
 #[test]
 fn the_layout_is_what_the_document_says() {
     let (_, page) = pack(&[b"abc".to_vec(), b"de".to_vec()]);

@@ -1,5 +1,4 @@
-//! Pages that are lost while they are mapped: a real SIGBUS, from a file that is cut short under
-//! its mapping.
+//! Pages lost while mapped: a real SIGBUS from a file truncated under its mapping.
 
 use std::sync::Arc;
 
@@ -20,7 +19,7 @@ fn segment() -> Vec<u8> {
 }
 
 #[test]
-fn a_lost_page_is_damage_and_not_the_end_of_the_process() {
+fn a_lost_page_does_not_end_the_process() {
     let directory = TempDir::new().unwrap();
     let media: [Arc<dyn Medium>; 2] = [
         Arc::new(MmapMedium::new(directory.path().join("mmap")).unwrap()),
@@ -79,7 +78,7 @@ fn a_copy_of_lost_pages_is_an_error() {
 }
 
 #[test]
-fn a_writer_in_place_that_loses_a_page_says_so() {
+fn a_writer_in_place_reports_a_lost_page() {
     let directory = TempDir::new().unwrap();
     let medium = DaxMedium::new(directory.path().into(), true).unwrap();
     let mut writer = medium.create("f").unwrap();

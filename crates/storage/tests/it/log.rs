@@ -20,7 +20,7 @@ fn payload(number: u64) -> Vec<u8> {
     pattern((number as usize * 37) % 300, number)
 }
 
-/// A log of so many payloads, as bytes.
+/// Bytes of a log with this many payloads.
 fn log_of(count: u64) -> Vec<u8> {
     let medium = volatile();
     let (log, _) = Log::open(&medium, "log").unwrap();
@@ -49,7 +49,7 @@ fn head(mark: &[u8; 4], bytes: u32, number: u64, payload_sum: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_closed_hole_with_number_0_does_not_make_the_next_payload_vanish() {
+fn a_closed_hole_with_number_0_hides_no_payload() {
     let bytes = [vec![0; HEADER], head(b"mpcl", 16, 0, 0), vec![0; 24]].concat();
     let (log, replay, medium) = open_bytes(&bytes);
     assert_eq!(replay.next, 1);
@@ -70,28 +70,28 @@ fn a_log_without_numbers_left_refuses_payloads() {
 }
 
 #[test]
-fn what_was_committed_comes_back_on_every_medium() {
+fn committed_payloads_return_on_every_medium() {
     let directory = TempDir::new().unwrap();
     for (name, medium) in media(&directory) {
-        let (log, replay) = Log::open_from(&medium, "log", 100).unwrap();
+        let (log, replay) = Log::open(&medium, "log").unwrap();
         assert!(
             replay.records.is_empty() && replay.damaged.is_empty() && replay.torn_tail.is_none(),
             "{name}"
         );
-        for number in 100..150 {
+        for number in 1..51 {
             assert_eq!(log.append(&payload(number)).unwrap(), number);
         }
-        log.commit(149).unwrap();
+        log.commit(50).unwrap();
         assert_eq!(log.flushes(), 1);
         drop(log);
         for round in 0..2 {
             let (log, replay) = Log::open(&medium, "log").unwrap();
             let expected: Vec<_> =
-                (100..150 + round).map(|number| (number, payload(number))).collect();
+                (1..51 + round).map(|number| (number, payload(number))).collect();
             assert_eq!(replay.records, expected, "{name}");
             assert_eq!((replay.torn_tail, replay.damaged.len()), (None, 0));
-            let number = log.append(&payload(150 + round)).unwrap();
-            assert_eq!((number, log.next()), (150 + round, 151 + round));
+            let number = log.append(&payload(51 + round)).unwrap();
+            assert_eq!((number, log.next()), (51 + round, 52 + round));
             log.commit(number).unwrap();
             assert_eq!(log.bytes(), medium.load("log").unwrap().len() as u64);
         }
@@ -115,7 +115,7 @@ fn limits_are_kept() {
     };
     assert_eq!(full.kind(), ErrorKind::ResourceExhausted);
     assert_eq!(count, LOG_BYTES_MAX / PAYLOAD_BYTES_MAX as u64 - 1);
-    // Most of it was written on the way, since only so much may be pending.
+    // Most of it was written before, because pending bytes are limited.
     assert!(log.flushes() >= count / 2 - 1);
     log.commit(count).unwrap();
 }
@@ -149,7 +149,7 @@ fn a_zeroed_header_does_not_stop_the_opening() {
     assert_eq!(replay.records.len(), 5);
     assert_eq!((replay.damaged.len(), replay.damaged[0].offset), (1, 0));
     assert_eq!(log.append(b"x").unwrap(), 6);
-    // Nothing but zeros is a log that never was.
+    // Zeros alone are a log that was never used.
     for length in [1, HEADER, 5000] {
         let (log, replay, _) = open_bytes(&vec![0; length]);
         assert_eq!((replay.records.len(), replay.damaged.len(), replay.torn_tail), (0, 0, Some(0)));
@@ -176,10 +176,9 @@ fn a_payload_that_looks_like_a_log_is_a_payload() {
     assert_eq!((replay.holes.len(), replay.holes[0].lost.clone()), (1, 2..3));
 }
 
-/// The same bytes lost are damage where a later frame says that they were durable, and a hole if
-/// none does.
+/// Lost bytes are damage if a later frame says that they were durable, else a hole.
 #[test]
-fn what_was_durable_is_damage_and_what_was_not_is_a_hole() {
+fn lost_durable_bytes_are_damage_others_a_hole() {
     for (commits, durable) in [(vec![1, 4], false), (vec![2, 4], true), (vec![1, 2, 3, 4], true)] {
         let medium = volatile();
         let (log, _) = Log::open(&medium, "log").unwrap();
@@ -205,7 +204,7 @@ fn what_was_durable_is_damage_and_what_was_not_is_a_hole() {
             (lost[0].offset, lost[0].bytes, lost[0].lost.clone()),
             (second as u64, 72, 2..3)
         );
-        // A hole is closed by the opening; damage stays what it is, for whoever looks into it.
+        // Opening closes a hole; damage stays for an investigation.
         log.commit(log.append(b"more").unwrap()).unwrap();
         drop(log);
         let (_, again) = Log::open(&medium, "log").unwrap();
@@ -217,8 +216,7 @@ fn what_was_durable_is_damage_and_what_was_not_is_a_hole() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Damage costs the frames it touches and no other, except that what it leaves of the end may
-    /// be cut.
+    /// Damage costs only the frames it touches; the rest of a damaged end may be cut.
     #[test]
     fn damage_costs_what_it_touches(
         count in 1_u64..12, place in any::<prop::sample::Index>(),
@@ -254,7 +252,7 @@ proptest! {
             }
         }
         prop_assert!(replay.next > replay.records.last().map_or(0, |(number, _)| *number));
-        // What was found once is found again.
+        // The next opening finds the same.
         let (_, again) = Log::open(&medium, "log").unwrap();
         prop_assert_eq!(again.records, replay.records);
     }
@@ -321,7 +319,7 @@ impl Medium for Void {
     }
 }
 
-/// A medium whose persists wait until the test lets them go.
+/// A medium whose persists wait until the test releases them.
 #[derive(Debug)]
 struct Slow {
     inner: Arc<dyn Medium>,
@@ -412,7 +410,7 @@ fn one_flush_serves_all_who_wait() {
     std::thread::scope(|scope| {
         let leader = scope.spawn(|| log.commit(first));
         started.recv().unwrap();
-        // While the first is on its way to the disk, twenty more come.
+        // Twenty more arrive while the first is being written.
         let last = (0..20).map(|index| log.append(&payload(index)).unwrap()).last().unwrap();
         let others: Vec<_> = (first + 1..=last)
             .map(|number| {
@@ -432,7 +430,7 @@ fn one_flush_serves_all_who_wait() {
 }
 
 #[test]
-fn a_failed_flush_fails_all_who_wait_and_ends_the_log() {
+fn a_failed_flush_fails_all_waiters_and_ends_the_log() {
     let (medium, started, go, persists) = slow();
     go.send(true).unwrap();
     go.send(true).unwrap();
@@ -462,7 +460,7 @@ fn a_failed_flush_fails_all_who_wait_and_ends_the_log() {
         log.append(b"more").err().map(|error| error.kind()),
         Some(ErrorKind::FailedPrecondition)
     );
-    // What was durable before stays so, and nothing was tried again.
+    // Earlier payloads stay durable, and nothing was retried.
     assert_eq!(log.commit(kept), Ok(()));
     assert_eq!(persists.load(Ordering::SeqCst), 3);
     drop(started);
@@ -489,7 +487,7 @@ fn a_full_medium_ends_the_log_until_it_is_opened_again() {
 }
 
 #[test]
-fn a_failed_write_ends_the_log_and_loses_nothing_acknowledged() {
+fn a_failed_write_ends_the_log() {
     // The header is the first write.
     for write_error_at in 2..6 {
         let plan = FaultPlan { write_error_at: Some(write_error_at), ..FaultPlan::default() };
@@ -510,31 +508,31 @@ fn a_failed_write_ends_the_log_and_loses_nothing_acknowledged() {
     }
 }
 
-/// The bytes of format version 1, as they were written when it was decided on.
+/// Bytes of format version 1, which never change.
 #[test]
 fn the_layout_is_what_the_document_says() {
     let medium = volatile();
-    let (log, _) = Log::open_from(&medium, "log", 7).unwrap();
+    let (log, _) = Log::open(&medium, "log").unwrap();
     log.commit(log.append(b"abc").unwrap()).unwrap();
     log.commit(log.append(b"").unwrap()).unwrap();
     let bytes = medium.load("log").unwrap();
-    assert_eq!(&bytes[..24], b"MPLOG\0\0\0\x01\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0");
+    assert_eq!(&bytes[..24], b"MPLOG\0\0\0\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0");
     assert_eq!(bytes[60..64], crc32c::crc32c(&bytes[..60]).to_le_bytes());
-    assert_eq!(&bytes[64..80], b"mpfr\x03\0\0\0\x07\0\0\0\0\0\0\0");
+    assert_eq!(&bytes[64..80], b"mpfr\x03\0\0\0\x01\0\0\0\0\0\0\0");
     assert_eq!(bytes[80..84], crc32c::crc32c(b"abc").to_le_bytes());
-    assert_eq!(bytes[84..92], 7_u64.to_le_bytes());
+    assert_eq!(bytes[84..92], 1_u64.to_le_bytes());
     assert_eq!(bytes[92..96], crc32c::crc32c(&bytes[64..92]).to_le_bytes());
     assert_eq!(&bytes[96..104], b"abc\0\0\0\0\0");
     // The second was written when the first was durable.
     assert_eq!(
         (&bytes[104..108], &bytes[112..120], &bytes[124..132]),
-        (&b"mpfr"[..], &[8, 0, 0, 0, 0, 0, 0, 0][..], &[8, 0, 0, 0, 0, 0, 0, 0][..])
+        (&b"mpfr"[..], &[2, 0, 0, 0, 0, 0, 0, 0][..], &[2, 0, 0, 0, 0, 0, 0, 0][..])
     );
     assert_eq!(bytes.len(), 136);
 }
 
 #[test]
-fn a_page_that_cannot_be_read_costs_what_is_on_it_and_nothing_is_changed() {
+fn an_unreadable_page_costs_only_its_frames() {
     const COUNT: u64 = 200;
     let whole = log_of(COUNT);
     for page in 0..whole.len().div_ceil(4096) as u64 {
@@ -551,7 +549,7 @@ fn a_page_that_cannot_be_read_costs_what_is_on_it_and_nothing_is_changed() {
         assert!(there.len() > 150 && there.len() < COUNT as usize, "page {page}: {}", there.len());
         let named = |number: &u64| replay.damaged.iter().any(|damage| damage.lost.contains(number));
         assert!((1..=COUNT).all(|number| there.contains(&number) != named(&number)), "page {page}");
-        // It can be read again one day: nothing is cut off, closed or appended.
+        // It may be readable later: nothing is cut off, closed or appended.
         assert_eq!(
             log.append(b"x").err().map(|error| error.kind()),
             Some(ErrorKind::FailedPrecondition)
@@ -577,13 +575,13 @@ fn keyed(count: u64) -> (Vec<usize>, Vec<u8>, Arc<dyn Medium>) {
 }
 
 #[test]
-fn keys_do_not_change_what_is_read_back() {
+fn keys_do_not_change_the_replay() {
     let (_, bytes, medium) = keyed(30);
     let (log, replay) = Log::open(&medium, "log").unwrap();
     let wanted: Vec<_> = (1..=30).map(|number| (number, payload(number))).collect();
     assert_eq!((replay.records, replay.damaged, replay.holes), (wanted, vec![], vec![]));
     assert_eq!((replay.torn_tail, log.next(), log.bytes()), (None, 31, bytes.len() as u64));
-    // As many at once share one list of keys.
+    // Payloads of one flush share one list of keys.
     let shared = volatile();
     let (log, _) = Log::open(&shared, "log").unwrap();
     let last = (1..=30).map(|number| log.append_keyed(&payload(number), number).unwrap()).last();
@@ -624,7 +622,7 @@ fn several_damaged_flushes_leave_their_keys_to_the_next_one() {
     let (_, replay) = Log::open(&medium, "log").unwrap();
     let lost = &replay.damaged[0];
     assert_eq!((lost.lost.clone(), replay.keys_of(lost)), (11..16, Some((1011..1016).collect())));
-    // More than are repeated are not all known, and that is said.
+    // Of more frames than are repeated, some keys are unknown, which is reported.
     damaged[starts[10]..starts[25]].fill(0xa5);
     let medium = volatile();
     write(&*medium, "log", &damaged);
@@ -636,7 +634,7 @@ fn several_damaged_flushes_leave_their_keys_to_the_next_one() {
 }
 
 #[test]
-fn a_log_that_ends_before_its_mark_is_damaged_and_stays_as_it_is() {
+fn a_log_cut_before_its_mark_stays_unchanged() {
     let (_, bytes, _) = keyed(12);
     let mark = LogPosition { bytes: bytes.len() as u64, next: 13 };
     for length in (0..=bytes.len()).step_by(7).chain([bytes.len()]) {
@@ -657,10 +655,10 @@ fn a_log_that_ends_before_its_mark_is_damaged_and_stays_as_it_is() {
             log.append(b"x").err().map(|error| error.kind()),
             Some(ErrorKind::FailedPrecondition)
         );
-        // It says the same the next time.
+        // The next opening reports the same.
         assert_eq!((log.durable(), log.next()), (mark, 13));
         assert_eq!(medium.load("log").unwrap().len(), length);
-        // Without a mark it cannot be told from a torn end.
+        // Without a mark it looks like a torn end.
         let (_, replay) = Log::open(&medium, "log").unwrap();
         assert!(replay.damaged.is_empty() && !replay.cut, "{length}");
     }
@@ -670,7 +668,7 @@ fn a_log_that_ends_before_its_mark_is_damaged_and_stays_as_it_is() {
 }
 
 #[test]
-fn a_full_medium_leaves_no_new_log_and_an_old_one_can_be_read() {
+fn a_full_medium_creates_no_log_and_reads_old_ones() {
     let inner = volatile();
     let fault = Arc::new(FaultMedium::new(inner.clone(), FaultPlan::default()).unwrap());
     let medium: Arc<dyn Medium> = fault.clone();

@@ -52,7 +52,7 @@ fn media(directory: &TempDir) -> Vec<(&'static str, Arc<dyn Medium>)> {
     media
 }
 
-/// The io_uring medium, where the system allows it.
+/// The io_uring medium, if the system allows it.
 fn uring(directory: PathBuf) -> Option<UringMedium> {
     match UringMedium::new(directory) {
         Ok(medium) => Some(medium),

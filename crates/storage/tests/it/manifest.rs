@@ -1,4 +1,4 @@
-//! The manifest: the newest list wins, a damaged one is passed over.
+//! The manifest: the newest list wins, a damaged one is skipped.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ fn list(epoch: u64) -> Vec<u8> {
     pattern(epoch as usize * 100, epoch)
 }
 
-/// A medium whose manifest has so many epochs.
+/// A medium whose manifest has this many epochs.
 fn published(count: u64) -> Arc<dyn Medium> {
     let medium = volatile();
     let (mut manifest, _) = Manifest::open(&medium).unwrap();
@@ -48,9 +48,6 @@ fn the_newest_list_counts_on_every_medium() {
         }
         // The last list and the one before it stay.
         assert_eq!(names(&*medium), ["list-0000000000000004", "list-0000000000000005", "manifest"]);
-        assert!(
-            names(&*medium).iter().all(|name| Manifest::owns(name)) && !Manifest::owns("segment-1")
-        );
         let kind = manifest.publish(&vec![0; LIST_BYTES_MAX + 1]).err().map(|error| error.kind());
         assert_eq!(kind, Some(ErrorKind::InvalidArgument));
     }
@@ -89,7 +86,7 @@ fn without_slots_the_newest_whole_list_counts() {
 }
 
 #[test]
-fn a_manifest_of_which_nothing_is_whole_is_an_error_and_never_an_empty_one() {
+fn a_manifest_without_a_whole_list_is_an_error() {
     let medium = published(4);
     overwrite(&*medium, "manifest", 0, &pattern(2 * PAGE, 3));
     for name in ["list-0000000000000003", "list-0000000000000004"] {
@@ -100,8 +97,7 @@ fn a_manifest_of_which_nothing_is_whole_is_an_error_and_never_an_empty_one() {
 
 #[test]
 fn a_failed_flip_is_not_tried_again() {
-    // Opening persists once and publishing twice; so each persist of the second publication in
-    // turn.
+    // Opening persists once and publishing twice: each persist of the second publication in turn.
     for (persist, refuses) in [(4, false), (5, true)] {
         let plan = FaultPlan { persist_error_at: Some(persist), ..FaultPlan::default() };
         let medium: Arc<dyn Medium> = Arc::new(FaultMedium::new(volatile(), plan).unwrap());

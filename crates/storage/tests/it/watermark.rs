@@ -1,4 +1,4 @@
-//! The watermark: what was recorded last is found, on every medium and whatever happens.
+//! The watermark: the last record is found on every medium and after every crash.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ fn marks(seed: u64) -> LogPositions {
 }
 
 #[test]
-fn what_was_recorded_last_is_found_on_every_medium() {
+fn the_last_record_is_found_on_every_medium() {
     let directory = tempfile::tempdir().unwrap();
     for (name, medium) in media(&directory) {
         let (mut watermark, found) = Watermark::open(&medium).unwrap();
@@ -59,7 +59,7 @@ fn a_damaged_slot_leaves_the_other_one() {
 }
 
 #[test]
-fn the_newest_logs_are_kept_where_there_are_many() {
+fn of_many_logs_the_newest_are_kept() {
     let medium = volatile();
     let many: LogPositions =
         (0..1000).map(|log| (log, LogPosition { bytes: log, next: 1 })).collect();
@@ -80,7 +80,7 @@ fn the_power_may_fail_at_any_moment_of_a_record() {
             let left = volatile();
             fault.remains(&*left, seed).unwrap();
             let (_, found) = Watermark::open(&left).unwrap();
-            // What was recorded, or what was being recorded.
+            // The last record, or the one being written.
             let next = recorded.map_or(1, |seed| seed + 1);
             let is = |seed: Option<u64>| found == seed.map(marks);
             assert!(is(recorded) || is(Some(next)), "{at} {seed}: {found:?}");
