@@ -5,7 +5,7 @@
 
 use divan::{Bencher, black_box};
 use millpond_kernels::cpu::{self, SimdLevel};
-use millpond_kernels::{TopK, bfloat, binary, integer, pq, rabitq};
+use millpond_kernels::{TopK, bfloat, integer, pq, rabitq};
 
 const LEVELS: [SimdLevel; 3] = [SimdLevel::Scalar, SimdLevel::Avx2, SimdLevel::Avx512];
 const DIMS: usize = 768;
@@ -102,16 +102,5 @@ fn rabitq_nibble_dot(bencher: Bencher<'_, '_>, level: SimdLevel) {
     bencher.bench_local(|| {
         let rows = black_box(&rows).chunks_exact(row_bytes);
         rows.map(|row| rabitq::nibble_dot(row, &query)).fold(0i32, i32::wrapping_add)
-    });
-}
-
-#[divan::bench(args = [SimdLevel::Scalar, SimdLevel::Avx2])]
-fn hamming(bencher: Bencher<'_, '_>, level: SimdLevel) {
-    cpu::limit(level);
-    let rows = bytes(ROWS * DIMS / 8);
-    let query = bytes(DIMS / 8);
-    bencher.bench_local(|| {
-        let rows = black_box(&rows).chunks_exact(DIMS / 8);
-        rows.map(|row| binary::hamming(row, &query)).sum::<u32>()
     });
 }

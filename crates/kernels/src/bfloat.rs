@@ -30,12 +30,7 @@ fn dots_at<const N: usize>(level: SimdLevel, queries: &[f32], row: &[bf16]) -> [
     }
 }
 
-/// Computes the dot products of one query with `out.len()` consecutive rows. Panics if the lengths
-/// do not fit.
-pub fn dot_many(query: &[f32], rows: &[bf16], out: &mut [f32]) {
-    dot_many_at(cpu::level(), query, rows, out);
-}
-
+/// Computes the dot products of one query with `out.len()` consecutive rows.
 fn dot_many_at(level: SimdLevel, query: &[f32], rows: &[bf16], out: &mut [f32]) {
     assert_eq!(rows.len(), query.len() * out.len(), "rows do not fill the output");
     if query.is_empty() {
@@ -104,7 +99,7 @@ mod avx2 {
     /// Computes the dot products of `N` consecutive queries with one row.
     ///
     /// # Safety
-    /// The processor has AVX2 and FMA, and `queries` holds `N` vectors as long as `row`.
+    /// The processor has AVX2 and FMA, and `queries` holds `N` vectors of the length of `row`.
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn dot<const N: usize>(queries: &[f32], row: &[bf16]) -> [f32; N] {
         let dims = row.len();
@@ -119,8 +114,8 @@ mod avx2 {
             }
             for (query, sums) in sums.iter_mut().enumerate() {
                 for half in 0..2 {
-                    // SAFETY: eight values from there are inside the query, which is as long as the
-                    // row.
+                    // SAFETY: eight values from there are inside the query, whose length is the
+                    // row's.
                     let value = unsafe {
                         _mm256_loadu_ps(queries.as_ptr().add(query * dims + at + 8 * half))
                     };

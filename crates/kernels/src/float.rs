@@ -279,7 +279,8 @@ mod wide {
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
         let whole = a.len() / LANES * LANES;
-        // SAFETY: `two_sums` gives offsets with LANES values left in `a`, and `b` is as long.
+        // SAFETY: `two_sums` gives offsets with LANES values left in `a`, and `b` has the same
+        // length.
         let body = two_sums(whole, |sums, at| unsafe {
             _mm256_fmadd_ps(
                 _mm256_loadu_ps(a.as_ptr().add(at)),
@@ -293,7 +294,8 @@ mod wide {
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn l2(a: &[f32], b: &[f32]) -> f32 {
         let whole = a.len() / LANES * LANES;
-        // SAFETY: `two_sums` gives offsets with LANES values left in `a`, and `b` is as long.
+        // SAFETY: `two_sums` gives offsets with LANES values left in `a`, and `b` has the same
+        // length.
         let body = two_sums(whole, |sums, at| unsafe {
             let gap = _mm256_sub_ps(
                 _mm256_loadu_ps(a.as_ptr().add(at)),
@@ -331,7 +333,7 @@ mod wide {
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn dot_bytes(scaled: &[f32], codes: &[u8]) -> f32 {
         let whole = codes.len() / LANES * LANES;
-        // SAFETY: `two_sums` gives offsets with LANES codes left, and `scaled` is as long.
+        // SAFETY: `two_sums` gives offsets with LANES codes left, and `scaled` has the same length.
         let body = two_sums(whole, |sums, at| unsafe {
             _mm256_fmadd_ps(
                 _mm256_loadu_ps(scaled.as_ptr().add(at)),
@@ -378,13 +380,13 @@ mod wide {
             (_mm256_movemask_ps(low) as u32) | (_mm256_movemask_ps(high) as u32) << LANES
         };
         let so_far = _mm256_set1_ps(best.1);
-        // What is no number is not less.
+        // NaN is not less.
         let less = |cost| _mm256_cmp_ps::<_CMP_LT_OQ>(cost, so_far);
         let (low_less, high_less) = (less(low), less(high));
         if where_both(low_less, high_less) == 0 {
             return;
         }
-        // Those that are not less, or no number, must not hide the least of those that are.
+        // Values that are not less, and NaN, must not hide the least of the others.
         let (low, high) =
             (_mm256_blendv_ps(so_far, low, low_less), _mm256_blendv_ps(so_far, high, high_less));
         let least = _mm256_min_ps(low, high);
@@ -454,7 +456,7 @@ mod tests {
             prop_assert!(close(l2_bytes(&a, &step, &codes), l2_bytes_scalar(&a, &step, &codes)));
         }
 
-        /// Few different values, so that there are equals; and some that are no numbers.
+        /// Few different values, so that some are equal, and some NaN.
         #[test]
         fn the_nearest_is_the_first_of_equals_and_a_number(
             rounds in prop::collection::vec(prop::array::uniform16((0_u8..12, 0_u8..3)), 1..5),

@@ -35,11 +35,6 @@ fn dot_at(level: SimdLevel, left: &[i8], right: &[i8]) -> i32 {
 }
 
 /// Computes the dot products of one query with `out.len()` consecutive rows of the query's length.
-/// Panics if the lengths do not fit.
-pub fn dot_many(query: &[i8], rows: &[i8], out: &mut [i32]) {
-    dot_many_at(cpu::level(), query, rows, out);
-}
-
 fn dot_many_at(level: SimdLevel, query: &[i8], rows: &[i8], out: &mut [i32]) {
     assert_eq!(rows.len(), query.len() * out.len(), "rows do not fill the output");
     if query.is_empty() {
@@ -94,7 +89,7 @@ fn dot_four(level: SimdLevel, queries: &[i8], row: &[i8]) -> [i32; QUERIES_PER_P
         // SAFETY: the processor has AVX-512 with VNNI.
         #[cfg(target_arch = "x86_64")]
         SimdLevel::Avx512 => unsafe { avx512::dot_four(queries, row) },
-        // SAFETY: the processor has AVX2; there are four queries as long as the row.
+        // SAFETY: the processor has AVX2; there are four queries of the row's length.
         #[cfg(target_arch = "x86_64")]
         SimdLevel::Avx2 => unsafe { avx2::dot_four(queries, row) },
         _ => std::array::from_fn(|query| {
@@ -172,7 +167,7 @@ mod avx2 {
     }
 
     /// # Safety
-    /// The processor has AVX2, and `queries` holds four vectors as long as `row`.
+    /// The processor has AVX2, and `queries` holds four vectors of the length of `row`.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn dot_four(queries: &[i8], row: &[i8]) -> [i32; QUERIES_PER_PASS] {
         let dims = row.len();
@@ -214,7 +209,7 @@ mod avx512 {
     fn load(codes: &[i8], at: usize) -> __m512i {
         let left = codes.len().saturating_sub(at);
         let mask = if left < LANES { (1 << left) - 1 } else { u64::MAX };
-        // SAFETY: what the mask leaves out, all that lies beyond the codes, is not read.
+        // SAFETY: the mask excludes all bytes beyond the codes, so they are not read.
         unsafe { _mm512_maskz_loadu_epi8(mask, codes.as_ptr().wrapping_add(at)) }
     }
 
@@ -239,7 +234,7 @@ mod avx512 {
         _mm512_reduce_add_epi32(_mm512_add_epi32(sums[0], sums[1]))
     }
 
-    /// `queries` are four vectors as long as `row`.
+    /// `queries` are four vectors of the length of `row`.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     pub(super) fn dot_four(queries: &[i8], row: &[i8]) -> [i32; QUERIES_PER_PASS] {
         let dims = row.len();

@@ -313,7 +313,7 @@ mod avx2 {
     }
 
     /// # Safety
-    /// The processor has AVX2; the query is twice as long as the code and a multiple of 64.
+    /// The processor has AVX2; the query has twice the code's length, a multiple of 64.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn nibble_dot(code: &[u8], query: &[i8]) -> i32 {
         // A product of pairs is at most 2 * 15 * 127, so eight of them fit into 16 bits.
@@ -357,7 +357,7 @@ mod avx2 {
 mod avx512 {
     use std::arch::x86_64::*;
 
-    /// `query` is twice as long as the code and a multiple of 64.
+    /// `query` has twice the code's length, a multiple of 64.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     pub(super) fn nibble_dot(code: &[u8], query: &[i8]) -> i32 {
         let low = _mm256_set1_epi8(15);
