@@ -61,13 +61,13 @@ struct MachineArgs {
     /// program]
     #[arg(long, value_name = "PATH", global = true)]
     libtorch: Option<PathBuf>,
-    /// Where made models and logs are kept [default: the user's cache directory]
+    /// Directory of generated models and logs [default: the user's cache directory]
     #[arg(long, value_name = "DIR", global = true)]
     cache_dir: Option<PathBuf>,
 }
 
 impl MachineArgs {
-    /// Fills in what was not given from the variables that `millpond bench` sets or passes on.
+    /// Completes the arguments by the variables that `millpond bench` sets or passes on.
     fn environment(self) -> Result<BenchEnv> {
         let variable =
             |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -86,7 +86,7 @@ impl MachineArgs {
     }
 }
 
-/// The arguments with their help texts.
+/// Returns the arguments with their help texts.
 #[must_use]
 pub fn command() -> clap::Command {
     Arguments::command()

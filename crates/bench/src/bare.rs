@@ -15,23 +15,23 @@ use os::Rate;
 use loadgen::BenchEnv;
 use loadgen::stats::Latencies;
 
-/// How long each size is run to judge it.
+/// Time of a run that judges a number of rows.
 const CALIBRATION_TURN: Duration = Duration::from_millis(250);
-/// How long sizes are tried at least, as a core that was idle is slow at first, and at most.
+/// Minimum and maximum time of the calibration. A core that was idle is slow at first.
 const CALIBRATION_MIN: Duration = Duration::from_secs(1);
 const CALIBRATION_MAX: Duration = Duration::from_secs(5);
-/// Two guesses are the same where they differ by no more than one part of so many.
+/// Two guesses count as equal if they differ by at most one part in this many.
 const CALIBRATION_STEPS: usize = 16;
-/// Rows tried at most.
+/// Maximum number of rows tried.
 const ROWS_MAX: usize = 4096;
 
-/// A session and what it needs.
+/// A session of the model.
 pub(crate) struct Bare {
     engine: OnnxEngine,
     session: Box<dyn Session>,
 }
 
-/// What a loop gave.
+/// Figures of a loop.
 pub(crate) struct BareRun {
     pub(crate) latencies: Latencies,
     /// Runs a second of all threads together.
@@ -57,22 +57,22 @@ impl Bare {
         self.engine.version()
     }
 
-    /// What the model takes and gives.
+    /// Returns the inputs and outputs of the model.
     pub(crate) fn signature(&self) -> &Signature {
         self.session.signature()
     }
 
-    /// The first output's name.
+    /// Returns the first output's name.
     pub(crate) fn output_name(&self) -> String {
         self.signature().outputs.first().map(|output| output.name.clone()).unwrap_or_default()
     }
 
-    /// What the first output is for each request.
+    /// Returns the first output's numbers for each request.
     pub(crate) fn answers(&self, requests: &[Vec<NamedTensor>]) -> Result<Vec<Vec<f32>>> {
         self.first_outputs(requests)?.iter().map(Tensor::to_vec::<f32>).collect()
     }
 
-    /// The first output for each request, with its shape.
+    /// Returns the first output for each request, with its shape.
     pub(crate) fn first_outputs(&self, requests: &[Vec<NamedTensor>]) -> Result<Vec<Tensor>> {
         let first = |inputs: &Vec<NamedTensor>| {
             let outputs = self.session.run(inputs, &[])?;
@@ -84,7 +84,7 @@ impl Bare {
         requests.iter().map(first).collect()
     }
 
-    /// How many rows take about `wanted`, once the processor runs as fast as it will.
+    /// Returns the number of rows that take about `wanted`, once the processor runs at full speed.
     pub(crate) fn rows_for(
         &self,
         wanted: Duration,
@@ -93,13 +93,13 @@ impl Bare {
         let mut rows = 1;
         let start = Instant::now();
         loop {
-            // As the bench itself runs it: on the thread that had just made the model's files it
-            // took a third longer.
+            // Runs as the benchmark itself does. On the thread that had just made the model's files
+            // it took a third longer.
             let run = self.run(&[inputs(rows)?], 1, Duration::ZERO, CALIBRATION_TURN)?;
             let time = run.latencies.summary().p50_ms / 1e3;
             let share = wanted.as_secs_f64() / time.max(f64::MIN_POSITIVE);
-            // A row more costs little where the parameters are read for all of them: the next guess
-            // may be too high.
+            // A further row costs little if the parameters are read once for all of them: the next
+            // guess may be too high.
             let next = (rows as f64 * share.min(2.0)).round().clamp(1.0, ROWS_MAX as f64) as usize;
             let found = next.abs_diff(rows) <= rows / CALIBRATION_STEPS;
             if (found && start.elapsed() >= CALIBRATION_MIN) || start.elapsed() >= CALIBRATION_MAX {
@@ -180,13 +180,13 @@ impl Bare {
     }
 }
 
-/// One thread's part.
+/// Counts of one thread.
 struct BareThread {
     latencies: Vec<Duration>,
     cpu: Duration,
 }
 
-/// Brings a published model's parameters into a pool of their size.
+/// Loads a published model's parameters into a pool of their size.
 fn parameters(dir: &Path) -> Result<Vec<BoundTensor>> {
     let artifact = Artifact::open(dir)?;
     let Some(weights) = artifact.weights() else { return Ok(Vec::new()) };

@@ -1,8 +1,8 @@
 //! The benchmarks of `millpond bench`: arms and reports.
 //!
-//! Everything here measures a server from outside, over its own protocols, in a process of its own,
-//! or a crate's own functions in this process. `loadgen` has the load generator, `demo` the models
-//! that are made here.
+//! They measure a server from outside, over its own protocols, in a process of its own, or a
+//! crate's functions in this process. `loadgen` has the load generator, `demo` the generated
+//! models.
 
 pub mod arguments;
 pub mod audio;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use base::{Error, ErrorKind};
 use millpond_bench::arguments;
 
-/// The server's allocator: benchmarks compare what runs here with what runs there.
+/// The server's allocator, because benchmarks compare this process with the server.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static GLOBAL: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints `error` as `millpond` does, and gives its exit code.
+/// Prints `error` as `millpond` does and returns its exit code.
 fn report(error: &Error) -> ExitCode {
     eprintln!("error: {}", error.message());
     ExitCode::from(match error.kind() {

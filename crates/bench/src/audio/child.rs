@@ -1,5 +1,5 @@
-//! `millpond audio` as a child: how long it took without loading, what it used, and its memory
-//! meanwhile.
+//! A run of `millpond audio` in a child process: its time without loading, its use of the
+//! processor, and its memory over time.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -15,40 +15,38 @@ use loadgen::BenchEnv;
 use loadgen::machine::{rss_kb_of, usage_of};
 use loadgen::process::{end_with_us, let_go};
 
-/// Time between two looks whether it has ended.
 const POLL: Duration = Duration::from_millis(20);
-/// Time between two samples of its memory.
+/// Time between two samples of the child's memory.
 pub(super) const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
-/// Samples kept at most: thirteen hours of them.
+/// Maximum number of samples: thirteen hours of them.
 const SAMPLES_MAX: usize = 100_000;
-/// How long it may take beside the recording's own length.
+/// Maximum time of a run beyond the recording's length.
 const LOAD_MAX: Duration = Duration::from_secs(600);
-/// Bytes of a child's words that are shown when it fails.
+/// Bytes of a failed child's output that an error shows.
 const WORDS_SHOWN: usize = 2000;
 
-/// How to run it.
+/// Arguments of a run.
 #[derive(Clone, Debug)]
 pub(super) struct ChildJob<'a> {
     pub(super) env: &'a BenchEnv,
-    /// The program, where it is not the usual one.
+    /// The program to run.
     pub(super) program: &'a Path,
     pub(super) recogniser: &'a str,
     pub(super) recognisers: Option<&'a Path>,
     pub(super) recording: &'a Path,
-    /// Length of the recording: a run may take that long and some.
+    /// Length of the recording. It bounds the time of the run.
     pub(super) length: Duration,
 }
 
-/// Threads and cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ThreadSetting {
     pub(super) threads: usize,
     pub(super) intra: usize,
-    /// Cores it may use; all of them where absent.
+    /// Cores that the child may use, or `None` for all.
     pub(super) cores: Option<usize>,
 }
 
-/// What it says of itself.
+/// Timing that the child prints.
 #[derive(Clone, Debug, Deserialize)]
 struct Timing {
     load_s: Option<f64>,
@@ -63,28 +61,29 @@ struct FileTiming {
     partial: bool,
 }
 
-/// What a run gave.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub(super) struct ChildRun {
-    /// Seconds of work, loading apart.
+    /// Seconds of work, without loading.
     pub(super) seconds: f64,
-    /// Processor seconds of that time.
+    /// Processor seconds of the work.
     pub(super) cpu_s: f64,
-    /// Seconds of loading before.
+    /// Seconds of loading.
     pub(super) load_s: f64,
     /// Start and end of each label in seconds.
     pub(super) labels: Vec<(f64, f64)>,
-    /// Seconds since its start, and resident memory in MiB.
+    /// Seconds since the start of the process, and resident memory in MiB.
     pub(super) samples: Vec<(f64, f64)>,
-    /// Most resident memory it ever had, in MiB, as the kernel counts it.
+    /// Peak resident memory in MiB, as the kernel counts it.
     pub(super) peak_mb: f64,
 }
 
 impl ChildJob<'_> {
-    /// Runs it to its end.
+    /// Runs the child to its end.
     ///
     /// # Errors
-    /// When it cannot be started, fails, does not end in time, or did not hear the whole recording.
+    /// If the child cannot be started, fails, does not end in time, or did not read the whole
+    /// recording.
     pub(super) fn run(&self, threads: ThreadSetting) -> Result<ChildRun> {
         let dir = self.env.cache_dir.join("run").join("audio");
         std::fs::create_dir_all(&dir).map_err(|e| Error::io(&dir, &e))?;
@@ -136,13 +135,13 @@ impl ChildJob<'_> {
     }
 }
 
-/// What was seen of a child.
+/// Observations of a child.
 struct ChildUsage {
     samples: Vec<(f64, f64)>,
     peak_mb: f64,
 }
 
-/// A child that does not outlive us.
+/// A child that is killed when this is dropped.
 struct ChildGuard(Child);
 
 impl Drop for ChildGuard {
@@ -192,7 +191,7 @@ fn watch(mut command: Command, log: &Path, patience: Duration) -> Result<ChildUs
     }
 }
 
-/// The end of what a child said.
+/// Returns the end of a child's output.
 pub(super) fn words(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let start = text.len().saturating_sub(WORDS_SHOWN);
@@ -205,7 +204,7 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T> {
     serde_json::from_slice(&bytes).map_err(|e| Error::internal(format!("{}: {e}", path.display())))
 }
 
-/// Start and end of each label of a track: three columns, apart by tabs.
+/// Reads start and end of each label of a track: three columns, separated by tabs.
 fn read_labels(path: &Path) -> Result<Vec<(f64, f64)>> {
     let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, &e))?;
     let label = |line: &str| {
@@ -219,11 +218,11 @@ fn read_labels(path: &Path) -> Result<Vec<(f64, f64)>> {
         .collect()
 }
 
-/// Runs `start` while the calling thread, and so what it starts, may use only the first `count` of
-/// its cores.
+/// Runs `start` while this thread, and every process that it starts, may use only the first `count`
+/// cores.
 ///
 /// # Errors
-/// When the system refuses; those of `start`.
+/// If the system refuses, and those of `start`.
 pub(super) fn on_cores<T>(count: usize, start: impl FnOnce() -> Result<T>) -> Result<T> {
     let refused =
         |e: rustix::io::Errno| Error::internal(format!("the cores cannot be chosen: {e}"));

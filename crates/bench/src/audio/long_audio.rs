@@ -1,5 +1,5 @@
-//! A long recording made of real clips: decoded, mixed to one channel, one after another until it
-//! is long enough.
+//! A long recording made of real clips: decoded, mixed to one channel, and joined until it is long
+//! enough.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,22 +13,22 @@ use loadgen::BenchEnv;
 use loadgen::cache;
 use loadgen::report::StepProgress;
 
-/// Samples a second of what is made.
+/// Sampling rate of the recording in Hz.
 pub(super) const RATE: u32 = 16_000;
 /// Silence between two clips.
 const PAUSE_SAMPLES: usize = RATE as usize / 2;
-/// Clips looked for at most.
+/// Maximum number of clips.
 const CLIPS_MAX: usize = 4096;
-/// Directories below each other that are looked into.
+/// Maximum depth of directories that are searched.
 const DEPTH_MAX: usize = 8;
-/// Files that may be clips.
+/// Extensions of clips.
 const EXTENSIONS: [&str; 6] = ["wav", "flac", "mp3", "ogg", "m4a", "aiff"];
-/// Where clips usually are.
+/// Default directory of clips.
 const USUAL_DIR: &str = ".cache/audio/clips";
-/// The file in its directory of the cache.
+/// Name of the recording in its directory of the cache.
 const FILE: &str = "recording.wav";
 
-/// The directory of clips: given, named by the environment, or where the project's own are put.
+/// Returns the directory of clips: the given one, the one of the environment, or the project's own.
 ///
 /// # Errors
 /// `NotFound` with the remedy.
@@ -49,11 +49,11 @@ pub(super) fn clips_dir(env: &BenchEnv, given: Option<&Path>) -> Result<PathBuf>
     })
 }
 
-/// A recording of `minutes` from the clips in `dir`; made where the cache does not have it. Also
-/// how many clips there were.
+/// Returns a recording of `minutes` from the clips in `dir`, and the number of clips. The cache
+/// keeps the recording.
 ///
 /// # Errors
-/// When there is no clip, none can be decoded, or the disk is full.
+/// If there is no clip, no clip can be decoded, or the disk is full.
 pub(super) fn make(env: &BenchEnv, dir: &Path, minutes: u32) -> Result<(PathBuf, usize)> {
     let clips = clips(dir)?;
     let wanted = u64::from(minutes) * 60 * u64::from(RATE);
@@ -64,7 +64,7 @@ pub(super) fn make(env: &BenchEnv, dir: &Path, minutes: u32) -> Result<(PathBuf,
     Ok((made.join(FILE), clips.len()))
 }
 
-/// Clips with their lengths in bytes, by path.
+/// Returns the clips with their lengths in bytes, by path.
 fn clips(dir: &Path) -> Result<Vec<(PathBuf, u64)>> {
     let mut found = Vec::new();
     scan(dir, 0, &mut found)?;
@@ -97,7 +97,7 @@ fn scan(dir: &Path, depth: usize, found: &mut Vec<(PathBuf, u64)>) -> Result<()>
     Ok(())
 }
 
-/// What tells two sets of clips apart.
+/// Returns a hash of a set of clips.
 fn key(clips: &[(PathBuf, u64)]) -> u64 {
     let bytes = clips.iter().flat_map(|(path, length)| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -149,7 +149,7 @@ fn write(clips: &[(PathBuf, u64)], wanted: u64, path: &Path) -> Result<()> {
     file.finalize().map_err(failed)
 }
 
-/// Puts one clip; whether the recording is full.
+/// Appends a clip. Returns true once the recording is full.
 fn one(clip: &Path, put: &mut dyn FnMut(&[f32]) -> Result<bool>) -> Result<bool> {
     let file = File::open(clip).map_err(|e| Error::io(clip, &e))?;
     let hint = clip.extension().and_then(|extension| extension.to_str());

@@ -1,25 +1,24 @@
-//! Resident memory over time: how high, how much in the mean, and whether it grows.
+//! Resident memory over time: peak, mean and growth.
 
 use serde::Serialize;
 
 use super::child::ChildRun;
 
-/// Where growth is counted from: this far into the recording.
+/// Minute of the recording from which growth counts.
 const START_MINUTE: f64 = 10.0;
-/// The same as a share of the run, where the recording is not twice as long.
+/// Share of the run from which growth counts if the recording is shorter than twice that.
 const START_SHARE: f64 = 0.1;
-/// Samples this share of the run before and after that place are its mean.
+/// Samples within this share of the run around that moment make the mean at the start.
 const AROUND_SHARE: f64 = 0.025;
-/// Samples of this share of the run are its end.
+/// Share of the run whose samples make the mean at the end.
 const END_SHARE: f64 = 0.1;
 
-/// One allocator's memory.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct AllocatorMemory {
     pub(super) peak_mb: f64,
-    /// While the recording was worked on.
+    /// Mean during the work on the recording.
     pub(super) mean_mb: f64,
-    /// From about minute ten of the recording to the end, in percent.
+    /// Growth from about minute ten of the recording to its end, in percent.
     pub(super) growth_pct: f64,
     /// Seconds of work.
     pub(super) seconds: f64,
@@ -28,7 +27,8 @@ pub(super) struct AllocatorMemory {
 }
 
 impl AllocatorMemory {
-    /// From a run over a recording of `minutes`; `None` where it ended before there were samples.
+    /// Evaluates a run over a recording of `minutes`. Returns `None` if the run ended before there
+    /// were samples.
     pub(super) fn of(ran: &ChildRun, minutes: f64) -> Option<AllocatorMemory> {
         let working: Vec<(f64, f64)> = ran
             .samples
@@ -58,7 +58,7 @@ fn mean<'a>(samples: impl Iterator<Item = &'a (f64, f64)>) -> Option<f64> {
     (count > 0).then(|| sum / f64::from(count))
 }
 
-/// What the sample nearest to a share of the run says.
+/// Returns the sample nearest to a share of the run.
 fn nearest(samples: &[(f64, f64)], share: f64) -> Option<f64> {
     let apart = |sample: &&(f64, f64)| (sample.0 - share).abs();
     samples.iter().min_by(|one, other| apart(one).total_cmp(&apart(other))).map(|(_, mb)| *mb)

@@ -1,9 +1,8 @@
-//! `bench audio`: a long recording through a recogniser, on more and more threads, for as long as
-//! it takes.
+//! `bench audio`: a long recording through a recogniser, with more and more threads.
 //!
-//! Each figure is of a `millpond audio` of its own: what a person would run. (a) engine threads
-//! against threads inside an operator, (b) resident memory over the whole recording against the
-//! same program on the system's allocator, (c) the same model and recording through its Python
+//! Each figure is of a `millpond audio` process, as a user would run it: (a) engine threads against
+//! threads inside an operator, (b) resident memory over the whole recording against the same
+//! program with the system's allocator, (c) the same model and recording through its Python
 //! package.
 
 mod child;
@@ -29,23 +28,23 @@ use python::Reference;
 use report::{Against, AudioReport};
 use sweep::SweepRun;
 
-/// Minutes of a recording at most: a day.
+/// Maximum length of a recording in minutes: a day.
 const MINUTES_MAX: u32 = 1440;
-/// Minutes that the sweep and the comparison with Python take of it, where nothing is said.
-/// Recognisers with a state cut a recording into pieces of some minutes that run side by side: with
-/// few of them, what is left over at the end would show instead of what a thread brings.
+/// Default for the minutes of the recording that the sweep and the comparison with Python take.
+/// Recognisers with a state cut a recording into pieces of some minutes that run in parallel. With
+/// few pieces, the remainder at the end would hide the effect of a thread.
 const SWEEP_MINUTES: u32 = 64;
-/// A pair of the sweep that took so many times as long as the fastest is not measured again.
+/// Ratio to the fastest pair of the sweep from which a pair is not measured again.
 const SLOW_FACTOR: f64 = 8.0;
-/// Rounds at most.
+/// Maximum number of rounds.
 const ROUNDS_MAX: usize = 100;
-/// Different numbers of threads of one kind at most.
+/// Maximum number of thread counts of one kind.
 const COUNTS_MAX: usize = 16;
-/// Threads of one kind at most.
+/// Maximum number of threads of one kind.
 const THREADS_MAX: usize = 256;
-/// What --quick makes of the sizes.
+/// Minutes of the recording with --quick.
 const QUICK_MINUTES: u32 = 1;
-/// The program built with the system's allocator.
+/// Path of the program that was built with the system's allocator.
 const SYSTEM_BINARY: &str = "target/system/release/millpond";
 
 /// Measure a long recording: threads, memory over time, the Python package.
@@ -68,7 +67,7 @@ pub struct BenchAudioArgs {
     /// Minutes of it that the sweep and the comparison with Python take [default: at most 64]
     #[arg(long, value_name = "MINUTES")]
     pub sweep_minutes: Option<u32>,
-    /// What to recognise with
+    /// Recogniser to run
     #[arg(long, value_name = "NAME", default_value = "vad")]
     pub recogniser: String,
     /// Directory of recognisers [default: as for `millpond audio`]
@@ -83,7 +82,7 @@ pub struct BenchAudioArgs {
     /// Rounds of the sweep and of the comparison with Python; each figure is the median over them
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
-    /// What to measure
+    /// Parts to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "sweep,memory,python")]
     pub parts: Vec<AudioPart>,
     /// Directory of clips to make the recording of [default: .cache/audio/clips, where `make
@@ -107,12 +106,12 @@ pub struct BenchAudioArgs {
     /// Write figures and charts as a page
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
-    /// Write the charts as pictures into this directory
+    /// Write the charts as PNG images into this directory
     #[arg(long, value_name = "DIR")]
     pub png: Option<PathBuf>,
 }
 
-/// What is measured.
+/// Parts of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum AudioPart {
     /// Threads against threads inside an operator.
@@ -124,7 +123,7 @@ pub enum AudioPart {
 }
 
 impl BenchAudioArgs {
-    /// What shall be done: `--quick` applied, the rest checked.
+    /// Applies `--quick` and checks the arguments.
     fn resolved(&self) -> Result<BenchAudioArgs> {
         let mut args = self.clone();
         if args.quick {
@@ -165,8 +164,8 @@ impl BenchAudioArgs {
     }
 }
 
-/// A path of the checkout: below the current directory, or in the one that the program was built
-/// in.
+/// Returns a path of the checkout: below the current directory, or in the checkout in which the
+/// program was built.
 fn in_checkout(env: &BenchEnv, path: &str) -> Option<PathBuf> {
     // The program is target/release/millpond.
     let checkout = env.millpond.ancestors().nth(3).map(|root| root.join(path));
@@ -174,11 +173,10 @@ fn in_checkout(env: &BenchEnv, path: &str) -> Option<PathBuf> {
     here.into_iter().chain(checkout).find(|path| path.exists())
 }
 
-/// What all measurements share.
 struct AudioSetup<'a> {
     args: &'a BenchAudioArgs,
     env: &'a BenchEnv,
-    /// The whole recording, and the part for the sweep.
+    /// The whole recording, and its beginning for the sweep.
     recording: PathBuf,
     short: PathBuf,
     cores: usize,
@@ -187,8 +185,8 @@ struct AudioSetup<'a> {
 /// Runs `bench audio`.
 ///
 /// # Errors
-/// When an argument is out of range, there are no clips or no recogniser, or a run fails. What is
-/// missing for a comparison (the other program, Python) is told and leaves its figures out.
+/// If an argument is out of range, there are no clips or no recogniser, or a run fails. If the
+/// other program or Python is missing, its figures are left out with a message.
 pub fn run(args: &BenchAudioArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();
@@ -230,7 +228,7 @@ impl AudioSetup<'_> {
         self.job(&self.env.millpond, &self.short, self.args.sweep_minutes())
     }
 
-    /// All rounds of all pairs.
+    /// Runs all rounds of all pairs.
     fn sweep(&self) -> Result<Vec<sweep::SweepCell>> {
         let args = self.args;
         let pairs = |round| sweep::order(&args.threads, &args.intra, self.cores, round);
@@ -260,7 +258,8 @@ impl AudioSetup<'_> {
         Ok(sweep::cells(&pairs(0), &measured, self.cores))
     }
 
-    /// This program's memory and the other one's, where there is another one.
+    /// Measures the memory of this program, and of the program with the system's allocator if there
+    /// is one.
     fn memory(&self) -> Result<(Option<AllocatorMemory>, Option<AllocatorMemory>)> {
         let progress = StepProgress::new(2);
         let one = |program: &Path, name: &str| -> Result<Option<AllocatorMemory>> {
@@ -283,7 +282,7 @@ impl AudioSetup<'_> {
         Ok((jemalloc, one(&other, "the system's allocator")?))
     }
 
-    /// This program and the package in turn, on one thread and one core.
+    /// Runs this program and the package in turn, on one thread and one core.
     fn python(&self) -> Result<Option<Against>> {
         let args = self.args;
         let progress = StepProgress::new(2 * args.rounds as u64);

@@ -1,4 +1,5 @@
-//! The same model and recording through its Python package, on as many threads and cores.
+//! The same model and recording through its Python package, with the same number of threads and
+//! cores.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,16 +10,15 @@ use serde::Deserialize;
 use super::child::on_cores;
 use loadgen::BenchEnv;
 
-/// What runs Python with the libraries that the torch wheel needs, where the checkout has it.
+/// Script that runs Python with the libraries of the torch wheel, if the checkout has it.
 const WRAPPER: &str = "scripts/torch_python.sh";
-/// What runs the package.
+/// Script that runs the package.
 const SCRIPT: &str = "scripts/audio_reference.py";
-/// The environment that has the packages.
+/// Python of the environment that has the packages.
 const PYTHON: &str = ".venv-audio/bin/python";
-/// What to do where they are missing.
 const REMEDY: &str = "run `make recognisers`, or give --python PATH";
 
-/// Where the reference is.
+/// Paths of the reference.
 #[derive(Clone, Debug)]
 pub(super) struct Reference {
     python: PathBuf,
@@ -26,7 +26,7 @@ pub(super) struct Reference {
     wrapper: Option<PathBuf>,
 }
 
-/// What the script prints: one line of JSON.
+/// The script's output: one line of JSON.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct PythonRun {
     /// Seconds of work, without imports and loading.
@@ -51,10 +51,10 @@ impl Reference {
         Ok(Reference { python, script: place(SCRIPT)?, wrapper: place(WRAPPER).ok() })
     }
 
-    /// Runs it on `threads` threads and as many cores.
+    /// Runs the package on `threads` threads and as many cores.
     ///
     /// # Errors
-    /// When it fails or prints something else.
+    /// If it fails or its output is not understood.
     pub(super) fn run(
         &self,
         recogniser: &str,
@@ -93,7 +93,7 @@ impl Reference {
     }
 }
 
-/// The last line that is an answer: packages may print before it.
+/// Parses the last line that is a result. Packages may print before it.
 fn parse(said: &str) -> Result<PythonRun> {
     said.lines()
         .rev()
@@ -101,11 +101,10 @@ fn parse(said: &str) -> Result<PythonRun> {
         .ok_or_else(|| Error::internal("the reference printed no answer"))
 }
 
-/// One end of a label.
 type LabelEnd = fn(&(f64, f64)) -> f64;
 
-/// The largest distance in milliseconds of a start or an end in one list from the nearest one of
-/// its kind in the other; `None` where only one of them has any.
+/// Returns the largest distance in milliseconds of a start or an end in one list from the nearest
+/// in the other, or `None` if only one list has labels.
 pub(super) fn differ_ms(ours: &[(f64, f64)], theirs: &[(f64, f64)]) -> Option<f64> {
     if ours.is_empty() && theirs.is_empty() {
         return Some(0.0);

@@ -1,4 +1,4 @@
-//! What `bench audio` says: JSON, tables, charts, and whether what was wanted is met.
+//! The report of `bench audio`: JSON, tables, charts and goals.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,22 +19,21 @@ use loadgen::println;
 use loadgen::report::{TextTable, escape, write_file};
 use loadgen::stats::{median, ratio};
 
-/// Most that memory may grow, in percent.
+/// Maximum growth of memory in percent.
 const GROWTH_MAX_PCT: f64 = 3.0;
-/// Least that two threads must bring.
+/// Minimum speed-up of two threads over one.
 const SCALING_MIN: f64 = 1.85;
-/// Least that must be gained on the Python package.
+/// Minimum speed-up over the Python package.
 const SPEEDUP_MIN: f64 = 1.3;
-/// Most that a label's end may differ from the package's: the length of a window.
+/// Maximum distance of a label's end from the package's: the length of a window.
 const DIFFER_MAX_MS: f64 = 32.0;
 /// Labels are written with six digits.
 const ROUNDING_MS: f64 = 0.01;
-/// How the page looks.
+/// Style sheet of the page.
 const STYLE: &str = "body{background:#fff;color:#1b1f24;font:15px/1.5 system-ui,sans-serif;max-width:60rem;\
     margin:1.5rem auto;padding:0 1rem}h1{font-size:1.4rem}svg{width:100%;height:auto;margin:.5rem 0}\
     pre{overflow-x:auto;padding:.8rem;border:1px solid #d9dee3}";
 
-/// What was measured.
 pub(super) struct AudioFigures {
     pub(super) cells: Vec<SweepCell>,
     pub(super) jemalloc: Option<AllocatorMemory>,
@@ -47,7 +46,7 @@ pub(super) struct AudioFigures {
 /// This program and the Python package on the same recording.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Against {
-    /// Medians over the rounds, loading apart.
+    /// Medians over the rounds, without loading.
     seconds: f64,
     python_seconds: f64,
     segments: usize,
@@ -74,11 +73,11 @@ impl Against {
     }
 }
 
-/// What `bench audio` writes as JSON.
+/// JSON of `bench audio`.
 #[derive(Debug, Serialize)]
 pub(super) struct AudioReport {
     sweep: Vec<SweepCell>,
-    /// Time on one thread over time on two, one inside an operator.
+    /// Time on one thread over time on two, with one thread inside an operator.
     scaling_2: Option<f64>,
     memory: BTreeMap<&'static str, AllocatorMemory>,
     speedup_vs_python: Option<f64>,
@@ -94,7 +93,7 @@ pub(super) struct AudioReport {
 struct AudioSetting {
     recogniser: String,
     minutes: u32,
-    /// The beginning of the recording that the sweep and the comparison with Python took.
+    /// Length of the beginning of the recording that the sweep and the comparison with Python use.
     sweep_minutes: u32,
     rounds: usize,
     clips: usize,
@@ -187,7 +186,7 @@ impl AudioReport {
         text
     }
 
-    /// The charts with the names of their files.
+    /// Returns the charts with the names of their files.
     fn charts(&self) -> Vec<(&'static str, Chart)> {
         let mut charts = Vec::new();
         if !self.sweep.is_empty() {
@@ -249,7 +248,7 @@ impl AudioReport {
         }
     }
 
-    /// Figures and charts as one page that needs nothing else.
+    /// Returns figures and charts as a self-contained HTML page.
     ///
     /// # Errors
     /// `Internal` if a chart cannot be drawn.
@@ -264,10 +263,10 @@ impl AudioReport {
         ))
     }
 
-    /// Each chart as a picture in `dir`.
+    /// Writes each chart as a PNG image into `dir`.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// If a file cannot be written.
     pub(super) fn write_png(&self, dir: &Path) -> Result<()> {
         let write = |(name, chart): &(&str, Chart)| {
             write_file(&dir.join(format!("audio-{name}.png")), &chart.png()?)
@@ -312,8 +311,8 @@ fn sweep_table(cells: &[SweepCell], minutes: u32) -> TextTable {
     table
 }
 
-/// Whether one thread inside an operator is the fastest wherever there are two engine threads or
-/// more: its time over that of the fastest other, at worst.
+/// Judges if one thread inside an operator is the fastest for every number of engine threads from
+/// two. The value is the worst ratio of its time to that of the fastest other.
 fn fastest_column(cells: &[SweepCell]) -> Option<Goal> {
     let share = |cell: &SweepCell| {
         let others = cells.iter().filter(|other| other.threads == cell.threads && other.intra > 1);
@@ -337,8 +336,8 @@ fn fastest_column(cells: &[SweepCell]) -> Option<Goal> {
     })
 }
 
-/// Whether more threads ever take longer, up to one a core: time over that of the next lower
-/// number, at worst.
+/// Judges if time ever rises with the number of threads, up to one a core. The value is the worst
+/// ratio to the time with the next lower number.
 fn never_rises(cells: &[SweepCell], cores: usize) -> Option<Goal> {
     let share = |cell: &SweepCell| {
         let fewer =
@@ -441,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_and_the_pictures_have_all_charts() {
+    fn the_page_and_the_images_have_all_charts() {
         let dir = tempfile::tempdir().unwrap();
         let report = report();
         let html = report.html().unwrap();

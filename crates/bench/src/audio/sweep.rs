@@ -1,27 +1,26 @@
-//! Threads against threads inside an operator: each pair measured once a round, rounds forth and
-//! back.
+//! Threads against threads inside an operator: each pair is measured once a round, in alternating
+//! order.
 
 use serde::Serialize;
 
 use super::child::ThreadSetting;
 use loadgen::stats::median;
 
-/// One pair, as measured.
+/// Figures of one pair.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct SweepCell {
     pub(super) threads: usize,
     pub(super) intra: usize,
-    /// Median over the rounds, loading apart.
+    /// Median over the rounds, without loading.
     pub(super) seconds: f64,
     /// Processor time over time, in percent of one core.
     pub(super) cpu_pct: f64,
     /// Cores that the run could use.
     pub(super) cores: usize,
-    /// Of each round in which it was measured: one that is far slower than others is measured once.
+    /// Time of each round. A pair that is far slower than others is measured once.
     pub(super) seconds_rounds: Vec<f64>,
 }
 
-/// One measurement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SweepRun {
     pub(super) threads: ThreadSetting,
@@ -29,8 +28,8 @@ pub(super) struct SweepRun {
     pub(super) cpu_s: f64,
 }
 
-/// All pairs in the order of a round. A run with no more threads than cores gets as many cores as
-/// it has threads, so that the thread that decodes has none of its own.
+/// Returns all pairs in the order of a round. A run with no more threads than cores gets as many
+/// cores as threads, so that the decoding thread has no core of its own.
 pub(super) fn order(
     threads: &[usize],
     intra: &[usize],
@@ -75,7 +74,8 @@ pub(super) fn cells(
     pairs.iter().map(cell).collect()
 }
 
-/// Whether a pair took more than `factor` times as long as the fastest one in the rounds so far.
+/// Returns true if a pair took more than `factor` times the time of the fastest in the rounds so
+/// far.
 pub(super) fn is_slow(measured: &[SweepRun], pair: ThreadSetting, factor: f64) -> bool {
     let fastest = measured.iter().map(|one| one.seconds).fold(f64::INFINITY, f64::min);
     measured.iter().any(|one| one.threads == pair && one.seconds > factor * fastest)

@@ -21,16 +21,16 @@ use loadgen::scrape::Scrape;
 use loadgen::settings;
 use loadgen::wire::{Api, ModelEndpoint};
 
-/// Connections are made in this time.
+/// Time in which connections are made.
 const LEAD_IN: Duration = Duration::from_millis(100);
-/// Left out at the start of each measurement.
+/// Time at the start of each measurement that does not count.
 const WARM_UP: Duration = Duration::from_millis(400);
-/// Each arm is asked this long, by this many clients, before anything is measured: the server
-/// learns what merging costs from what it runs, and all models settle in memory.
+/// Time and number of clients of the requests that each arm gets before anything is measured. The
+/// server learns from them what merging costs, and all models settle in memory.
 const ACQUAINTANCE: Duration = Duration::from_secs(2);
 const ACQUAINTANCE_CLIENTS: usize = 32;
 
-/// A running server and what its arms are asked.
+/// A running server, and the requests of its arms.
 pub(super) struct Arms<'a> {
     args: &'a BatchArgs,
     model: WorkloadModel,
@@ -40,14 +40,13 @@ pub(super) struct Arms<'a> {
     template: Template,
     bodies: Arc<[Bytes]>,
     round: usize,
-    /// Whose settings hold.
+    /// Arm whose settings the server has.
     current: Cell<Option<BatchArm>>,
 }
 
 impl<'a> Arms<'a> {
-    /// Publishes the model and starts the server. All arms use the one loaded session: what the
-    /// engine makes of the weights lies where it lies for all of them, and where it lies shows in
-    /// its speed.
+    /// Publishes the model and starts the server. All arms use one loaded session, because the
+    /// position of the weights in memory shows in the engine's speed.
     pub(super) fn start(
         args: &'a BatchArgs,
         env: &BenchEnv,
@@ -66,18 +65,18 @@ impl<'a> Arms<'a> {
         server_args.extend(args.server_arg.iter().cloned());
         let plan = ServerPlan::new(format!("batch-{}", model.name()), server_args);
         let server = ServerProcess::start(env, &plan)?;
-        let door = ModelEndpoint {
+        let endpoint = ModelEndpoint {
             endpoint: server.grpc(),
             api: Api::Oip,
             model: model.name().to_owned(),
         };
-        let encoded = door.encode(&workload.requests)?;
+        let encoded = endpoint.encode(&workload.requests)?;
         let (template, bodies) = (encoded.template, encoded.bodies.into());
         let (answers, current) = (workload.answers.clone(), Cell::new(first));
         Ok(Arms { args, model, dir, server, answers, template, bodies, round, current })
     }
 
-    /// Has the server take over the settings of `arm`.
+    /// Makes the server take over the settings of `arm`.
     fn switch(&self, arm: BatchArm) -> Result<()> {
         if self.current.get() == Some(arm) {
             return Ok(());
@@ -92,7 +91,7 @@ impl<'a> Arms<'a> {
         Ok(())
     }
 
-    /// Asks every arm for a while, unmeasured.
+    /// Sends requests to every arm for a while, without measuring.
     pub(super) fn acquaint(&self) -> Result<()> {
         let clients =
             self.args.clients.iter().copied().max().unwrap_or(1).min(ACQUAINTANCE_CLIENTS);
@@ -100,7 +99,7 @@ impl<'a> Arms<'a> {
         self.args.arms.iter().try_for_each(|&arm| self.measure(arm, clients, time).map(drop))
     }
 
-    /// One measurement of `time`.
+    /// Measures an arm for `time`.
     pub(super) fn measure(
         &self,
         arm: BatchArm,
@@ -135,13 +134,12 @@ impl<'a> Arms<'a> {
         })
     }
 
-    /// Ends the server.
     pub(super) fn stop(self) -> Result<()> {
         self.server.stop()
     }
 }
 
-/// What the server counted of a model during a measurement, its warm-up included.
+/// Counters of a model during a measurement, its warm-up included.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct ModelCounts {
     pub(super) batches: f64,
@@ -165,7 +163,7 @@ impl ModelCounts {
         }
     }
 
-    /// Both together.
+    /// Returns the sum of both.
     pub(super) fn and(self, other: ModelCounts) -> ModelCounts {
         ModelCounts {
             batches: self.batches + other.batches,
@@ -176,7 +174,7 @@ impl ModelCounts {
     }
 }
 
-/// The arm's `millpond.toml`.
+/// Returns the arm's `millpond.toml`.
 fn text(model: WorkloadModel, arm: BatchArm, args: &BatchArgs) -> String {
     let schedule = match arm {
         BatchArm::Sync => "mode = \"sync\"\n".to_owned(),
@@ -188,7 +186,7 @@ fn text(model: WorkloadModel, arm: BatchArm, args: &BatchArgs) -> String {
     model.settings(&schedule, arm == BatchArm::Padding)
 }
 
-/// Makes version 1 of a model at `dir` from `artifact`, with `text` as its settings.
+/// Publishes `artifact` as version 1 of a model at `dir`, with the settings `text`.
 pub(crate) fn publish(artifact: &Path, dir: &Path, text: &str) -> Result<()> {
     cache::fresh(dir)?;
     settings::put(dir, text)?;

@@ -1,10 +1,10 @@
-//! `bench batch`: what merging requests brings, and whether it ever costs.
+//! `bench batch`: the gain of merging requests, and its cost.
 //!
 //! One server serves a model whose `[schedule]` changes from turn to turn: each request alone,
-//! requests of equal shape merged, requests of similar shape padded and merged. The loaded session
-//! is the same for all of them, because where it lies in memory moves its speed by several percent.
-//! The arms take turns, so that what the machine does meanwhile falls on all of them. Clients wait
-//! for their answers. Every answer is compared with that of the model run alone in this process.
+//! requests of equal shape merged, requests of similar shape padded and merged. All turns use the
+//! same loaded session, because its position in memory changes its speed by several percent. The
+//! arms take turns, so that disturbances of the machine affect all of them. Clients wait for their
+//! answers. Every answer is compared with that of the model run alone in this process.
 
 mod arm;
 mod point;
@@ -28,30 +28,30 @@ use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 use point::BatchTurn;
 
-/// Rounds at most.
+/// Maximum number of rounds.
 const ROUNDS_MAX: usize = 100;
-/// Times forth and back at most.
+/// Maximum number of passes.
 const PASSES_MAX: usize = 100;
-/// Different numbers of clients at most.
+/// Maximum number of client counts.
 const CLIENT_COUNTS_MAX: usize = 64;
-/// What --quick makes of the sizes.
+/// Sizes with --quick.
 const QUICK_TIME: Duration = Duration::from_millis(500);
 const QUICK_CLIENTS: [usize; 2] = [1, 8];
 
 /// Compare running requests one by one with merging them.
 ///
 /// Arms: sync runs each request alone; async merges waiting requests of equal shape; padding also
-/// merges requests of similar shape, padded to the largest, and cuts the answers back. All arms of
-/// a model are served by one server from one loaded session, whose schedule changes from turn to
-/// turn. Over gRPC on this machine, one item a request; each client waits for its answer before it
-/// asks again.
+/// merges requests of similar shape, padded to the largest, and cuts the answers back. One server
+/// serves all arms of a model from one loaded session, whose schedule changes from turn to turn.
+/// Over gRPC on this machine, one item a request; each client waits for its answer before it sends
+/// the next request.
 ///
 /// Models: small is a ranking model whose layers exceed the L2 cache; ocr is the PP-OCR text
 /// recogniser on lines of text 64 to 640 pixels wide (right is the same text as alone, spaces at
-/// its ends aside); conv is a convolutional network on pictures of 224±50 pixels, with a mask that
-/// the server fills. ocr needs `make bench` to have fetched and drawn things.
+/// its ends aside); conv is a convolutional network on images of 224±50 pixels, with a mask that
+/// the server fills. ocr needs the files that `make bench` fetches and draws.
 ///
-/// Wanted: small at 70 clients async at least twice sync's requests a second with p99 not above; on
+/// Goals: small at 70 clients async at least twice sync's requests a second with p99 not above; on
 /// every model and number of clients the better of async and padding at least 0.98 of sync; no
 /// wrong answer.
 #[derive(Args, Clone, Debug)]
@@ -59,16 +59,16 @@ pub struct BatchArgs {
     /// Numbers of clients
     #[arg(long, value_delimiter = ',', default_value = "1,5,10,20,30,40,50,70")]
     pub clients: Vec<usize>,
-    /// Which models
+    /// Models to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "small,ocr,conv")]
     pub models: Vec<WorkloadModel>,
-    /// Which arms take turns
+    /// Arms to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "sync,async,padding")]
     pub arms: Vec<BatchArm>,
-    /// Rounds, each with a server of its own, whose arms load in another order
+    /// Rounds, each with a server of its own and another order of the arms
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
-    /// How often a round asks all arms forth and back: many short turns, as a shared machine's
+    /// Times that a round runs all arms forth and back: many short turns, as a shared machine's
     /// speed drifts within seconds. Figures are the mean over the rounds of the median over their
     /// turns
     #[arg(long, default_value_t = 3)]
@@ -76,11 +76,11 @@ pub struct BatchArgs {
     /// Time of one turn, after its warm-up
     #[arg(long, default_value = "1s", value_parser = units::parse_duration)]
     pub time: Duration,
-    /// Items of a merged batch at most
+    /// Maximum number of items in a merged batch
     #[arg(long, default_value_t = 32)]
     pub max_batch: usize,
-    /// Merge and pad even where the server finds that it does not pay: shows what it would cost,
-    /// and checks the answers of batches that would not be made otherwise
+    /// Merge and pad even if the server finds that it does not pay: shows the cost, and checks the
+    /// answers of batches that would not be made otherwise
     #[arg(long)]
     pub always_merge: bool,
     /// One short round with 1 and 8 clients: shows that it works, its figures mean nothing
@@ -101,7 +101,7 @@ pub struct BatchArgs {
     pub json: Option<PathBuf>,
 }
 
-/// How requests become batches.
+/// Way in which requests become batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum BatchArm {
     /// Each request alone.
@@ -113,7 +113,7 @@ pub enum BatchArm {
 }
 
 impl BatchArm {
-    /// Its name in JSON, tables and model names.
+    /// Returns the name in JSON, tables and model names.
     pub fn name(self) -> &'static str {
         match self {
             BatchArm::Sync => "sync",
@@ -124,7 +124,7 @@ impl BatchArm {
 }
 
 impl BatchArgs {
-    /// What shall be done: `--quick` applied, the rest checked.
+    /// Applies `--quick` and checks the arguments.
     fn resolved(&self) -> Result<BatchArgs> {
         let mut args = self.clone();
         if args.quick {
@@ -156,7 +156,7 @@ impl BatchArgs {
         Ok(args)
     }
 
-    /// The arms' order forth and back, so that none always comes first.
+    /// Returns the arms forth or back, so that no arm always comes first.
     fn order(&self, back: bool) -> Vec<BatchArm> {
         let mut arms = self.arms.clone();
         if back {
@@ -177,8 +177,8 @@ fn distinct<T: PartialEq>(values: &[T]) -> bool {
 /// Runs `bench batch`.
 ///
 /// # Errors
-/// When a server cannot be started, an argument is out of range, or what a model needs is missing.
-/// Failed and wrong answers are figures, and make the run fail after its report.
+/// If a server cannot be started, an argument is out of range, or a file of a model is missing.
+/// Failed requests and wrong answers are figures, and make the run fail after its report.
 pub fn run(args: &BatchArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let watch = NoiseWatch::start();
@@ -202,7 +202,7 @@ fn prepare(model: WorkloadModel, env: &BenchEnv, places: &WorkloadFolders) -> Re
     model.prepare(env, places)
 }
 
-/// All turns of one model.
+/// Measures all turns of one model.
 fn measure_model(args: &BatchArgs, env: &BenchEnv, workload: &Workload) -> Result<Vec<BatchTurn>> {
     let model = workload.model.name();
     let progress = StepProgress::new(args.measurements());

@@ -1,4 +1,4 @@
-//! What one measurement gives, and one point of an arm's curve from its turns.
+//! Figures of one measurement, and one point of an arm's curve from its turns.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -12,11 +12,10 @@ use loadgen::drive::{Judgement, RequestSample, SampleSink};
 use loadgen::samples::Faults;
 use loadgen::stats::{Latencies, median, ratio};
 
-/// Counts what falls between two moments of a closed loop.
+/// Counts the requests of a closed loop between two moments.
 ///
-/// Requests a second are answers that came in the window: what was asked before counts if it was
-/// answered in it, as what is asked in it and answered later does not. Latencies are those of the
-/// requests sent in the window.
+/// The rate counts answers that came in the window, also to requests sent before it. Latencies are
+/// those of the requests sent in the window.
 #[derive(Debug)]
 pub(super) struct BatchWindow {
     from: Duration,
@@ -24,26 +23,25 @@ pub(super) struct BatchWindow {
     seen: Mutex<WindowCounts>,
 }
 
-/// What a window has seen.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WindowCounts {
     /// Answers in the window.
     pub(super) answered: u64,
-    /// The window's length.
+    /// Length of the window.
     pub(super) time: Duration,
-    /// Of the requests sent in the window.
+    /// Latencies of the requests sent in the window.
     pub(super) latencies: Latencies,
-    /// Of the whole run.
+    /// Faults of the whole run.
     pub(super) faults: Faults,
 }
 
 impl BatchWindow {
-    /// From `from` to `to` after the start.
+    /// Counts from `from` to `to` after the start.
     pub(super) fn new(from: Duration, to: Duration) -> BatchWindow {
         BatchWindow { from, to, seen: Mutex::default() }
     }
 
-    /// What was seen since the last call.
+    /// Returns the counts since the last call.
     pub(super) fn take(&self) -> WindowCounts {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         WindowCounts { time: self.to.saturating_sub(self.from), ..std::mem::take(&mut *seen) }
@@ -70,7 +68,6 @@ impl SampleSink for BatchWindow {
     }
 }
 
-/// One measurement.
 #[derive(Clone, Debug)]
 pub(super) struct BatchTurn {
     pub(super) arm: BatchArm,
@@ -83,15 +80,15 @@ pub(super) struct BatchTurn {
 }
 
 impl BatchTurn {
-    /// Answers a second.
+    /// Returns answers a second.
     fn qps(&self) -> f64 {
         ratio(self.seen.answered as f64, self.seen.time.as_secs_f64())
     }
 }
 
 /// One point of an arm's curve. Each figure is the mean over the rounds of the median over a
-/// round's turns: the median keeps a hiccup of the machine out, and each round has a server, and so
-/// a session in memory, of its own.
+/// round's turns. The median removes short disturbances of the machine. Each round has a server of
+/// its own, and so its own session in memory.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct BatchPoint {
     pub(super) clients: usize,
@@ -99,23 +96,23 @@ pub(super) struct BatchPoint {
     pub(super) qps: f64,
     pub(super) p50_ms: f64,
     pub(super) p99_ms: f64,
-    /// Requests whose latency was counted, all turns together.
+    /// Requests whose latency was counted, in all turns together.
     pub(super) n: u64,
     pub(super) failed: u64,
     pub(super) wrong: u64,
-    /// Items of a run in the mean, where the server counts them.
+    /// Mean number of items in a run, if the server counts them.
     pub(super) mean_batch: Option<f64>,
-    /// Share of the padded inputs' elements that was padding, where the server counts them.
+    /// Share of padding in the elements of the padded inputs, if the server counts them.
     pub(super) padding_share: Option<f64>,
     /// Largest difference of a number from that of the model alone, relative above 1 (ocr: of a
     /// winning score).
     pub(super) drift: f32,
-    /// Of each turn, in the order in which arms were asked in turn.
+    /// Rate of each turn, in order.
     pub(super) qps_turns: Vec<f64>,
 }
 
 impl BatchPoint {
-    /// From the turns of `arm` at `clients`.
+    /// Summarises the turns of `arm` at `clients`.
     pub(super) fn of(turns: &[BatchTurn], arm: BatchArm, clients: usize) -> BatchPoint {
         let own: Vec<&BatchTurn> =
             turns.iter().filter(|turn| (turn.arm, turn.clients) == (arm, clients)).collect();
@@ -137,8 +134,8 @@ impl BatchPoint {
         }
     }
 
-    /// By how much the ratio of this arm's answers a second to those of `other` may be off: the
-    /// standard error of the mean of the ratios of turns that followed each other.
+    /// Returns the uncertainty of the ratio of this arm's rate to that of `other`: the standard
+    /// error of the mean of the ratios of consecutive turns.
     pub(super) fn ratio_error(&self, other: &BatchPoint) -> f64 {
         let ratios: Vec<f64> =
             self.qps_turns.iter().zip(&other.qps_turns).map(|(a, b)| ratio(*a, *b)).collect();
@@ -153,7 +150,7 @@ impl BatchPoint {
     }
 }
 
-/// The mean over rounds of the median over a round's turns.
+/// Returns the mean over rounds of the median over a round's turns.
 fn settled(turns: &[&BatchTurn], of: impl Fn(&BatchTurn) -> f64) -> f64 {
     let rounds: BTreeSet<usize> = turns.iter().map(|turn| turn.round).collect();
     let round = |round: &usize| {
@@ -162,7 +159,7 @@ fn settled(turns: &[&BatchTurn], of: impl Fn(&BatchTurn) -> f64) -> f64 {
     ratio(rounds.iter().map(round).sum(), rounds.len() as f64)
 }
 
-/// JSON has no infinity.
+/// Limits infinity, which JSON does not have.
 fn finite(value: f32) -> f32 {
     value.min(f32::MAX)
 }

@@ -1,4 +1,4 @@
-//! What `bench batch` says: JSON, tables, and whether what was wanted is met.
+//! The report of `bench batch`: JSON, tables and goals.
 
 use std::collections::BTreeMap;
 
@@ -14,21 +14,21 @@ use loadgen::report::{TextTable, ms};
 use loadgen::stats::ratio;
 use loadgen::{print, println};
 
-/// Where merging must pay: this model with this many clients, by this factor.
+/// Goal for merging: this factor for this model with this many clients.
 const GAIN_MODEL: WorkloadModel = WorkloadModel::Small;
 const GAIN_CLIENTS: usize = 70;
 const GAIN_MIN: f64 = 2.0;
-/// The better of async and padding, as a share of sync, anywhere.
+/// Minimum share of sync that the better of async and padding must reach everywhere.
 const SHARE_MIN: f64 = 0.98;
-/// Below this mean batch, nothing was merged.
+/// Mean batch below which nothing was merged.
 const ALONE_MAX: f64 = 1.02;
 
-/// What `bench batch` writes as JSON.
+/// JSON of `bench batch`.
 #[derive(Debug, Serialize)]
 pub(super) struct BatchReport {
     wrong: u64,
     failed: u64,
-    /// Why requests failed, most frequent first.
+    /// Reasons of failed requests, most frequent first.
     reasons: Vec<String>,
     models: BTreeMap<&'static str, ModelReport>,
     wanted: Vec<Goal>,
@@ -42,19 +42,18 @@ pub(super) struct BatchReport {
     context: RunContext,
 }
 
-/// One model.
 #[derive(Debug, Serialize)]
 struct ModelReport {
     arms: BTreeMap<&'static str, Vec<BatchPoint>>,
 }
 
-/// The better of the merging arms beside sync.
+/// The better of the merging arms relative to sync.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct MergingGain {
     value: f64,
     /// Standard error.
     error: f64,
-    /// Nothing was merged, so both did the same.
+    /// True if nothing was merged, so both did the same.
     alone: bool,
 }
 
@@ -66,7 +65,7 @@ impl ModelReport {
         ModelReport { arms: args.arms.iter().map(|&arm| (arm.name(), points(arm))).collect() }
     }
 
-    /// The arms that were measured, sync first.
+    /// Returns the arms that were measured, sync first.
     fn in_order(&self) -> impl Iterator<Item = (BatchArm, &Vec<BatchPoint>)> {
         BatchArm::value_variants().iter().filter_map(|arm| Some((*arm, self.arms.get(arm.name())?)))
     }
@@ -75,7 +74,7 @@ impl ModelReport {
         self.arms.get(arm.name())?.iter().find(|point| point.clients == clients)
     }
 
-    /// The better of the merging arms as a share of sync, and how far off that may be.
+    /// Returns the better of the merging arms as a share of sync, with its standard error.
     fn share(&self, clients: usize) -> Option<MergingGain> {
         let sync = self.point(BatchArm::Sync, clients)?;
         let merged = [BatchArm::Async, BatchArm::Padding]
@@ -129,7 +128,7 @@ impl BatchReport {
         }
     }
 
-    /// The models that were measured, as the help lists them.
+    /// Returns the models that were measured, in the order of the help.
     fn in_order(&self) -> impl Iterator<Item = (&'static str, &ModelReport)> {
         WorkloadModel::value_variants()
             .iter()
@@ -155,7 +154,6 @@ impl BenchReport for BatchReport {
         println!("{}", self.context);
     }
 
-    /// Whether all answers came and were right.
     fn verdict(&self) -> Result<()> {
         check_faults(self.failed, self.wrong)
     }
@@ -204,7 +202,7 @@ fn table(model: &ModelReport, clients: &[usize]) -> TextTable {
     table
 }
 
-/// Whether merging brings what it should where it must.
+/// Judges the gain of merging at [`GAIN_MODEL`] and [`GAIN_CLIENTS`].
 fn gain(models: &BTreeMap<&'static str, ModelReport>) -> Option<[Goal; 2]> {
     let model = models.get(GAIN_MODEL.name())?;
     let sync = model.point(BatchArm::Sync, GAIN_CLIENTS)?;
@@ -222,7 +220,7 @@ fn gain(models: &BTreeMap<&'static str, ModelReport>) -> Option<[Goal; 2]> {
     ])
 }
 
-/// Whether merging costs anywhere.
+/// Judges the worst share of sync over all models and numbers of clients.
 fn never_loses(models: &BTreeMap<&'static str, ModelReport>, clients: &[usize]) -> Option<Goal> {
     let shares: Vec<(String, MergingGain)> = models
         .iter()

@@ -1,4 +1,4 @@
-//! The writer, until it is killed.
+//! The writer process, which runs until it is killed.
 
 use std::io::Write;
 use std::path::Path;
@@ -12,11 +12,11 @@ use search::registry::NamedCollection;
 use super::CrashArgs;
 use super::content::{Script, new_point, point};
 
-/// Bytes of a report: the thread, then the number of its change.
+/// Size of a report: the thread, then the number of its change.
 pub(super) const REPORT_BYTES: usize = 9;
-/// Writer's number in the report that the collection is open.
+/// Thread number in the report that the collection is open.
 pub(super) const READY: u8 = 0xff;
-/// Wait before a change that found no room is tried again.
+/// Wait before a change is tried again that found no room.
 const NO_ROOM: Duration = Duration::from_millis(20);
 
 /// Opens the collection and writes to it until the process is killed.

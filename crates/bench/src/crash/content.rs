@@ -6,14 +6,13 @@ use serde_json::Map;
 
 /// Values of an embedding.
 pub(super) const DIMS: usize = 32;
-/// Of so many changes, one removes a point.
+/// Number of changes of which one removes a point.
 const DELETE_EVERY: u64 = 5;
-/// Bytes of a record, at most; every so many records there is a long one.
+/// Maximum size of a record. One in this many records is long.
 const RECORD_BYTES: u64 = 900;
 const LONG_EVERY: u64 = 40;
 const LONG_BYTES: u64 = 9000;
 
-/// One change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ScriptedChange {
     pub(super) id: u64,
@@ -21,7 +20,7 @@ pub(super) struct ScriptedChange {
     pub(super) version: Option<u64>,
 }
 
-/// The changes of one thread, of `writers`, each with `ids` points.
+/// Changes of one thread of `writers`, each with `ids` points.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Script {
     pub(super) seed: u64,
@@ -30,7 +29,7 @@ pub(super) struct Script {
 }
 
 impl Script {
-    /// The change `number` of the thread `writer`; threads have no point in common.
+    /// Returns the change `number` of the thread `writer`. Threads have no point in common.
     pub(super) fn change(&self, writer: u64, number: u64) -> ScriptedChange {
         let draw = random::at(self.seed ^ writer << 48, number);
         let id = (draw >> 8) % self.ids * self.writers + writer;

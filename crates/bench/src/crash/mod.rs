@@ -27,11 +27,11 @@ use crate::report::BenchReport as _;
 use loadgen::BenchEnv;
 use loadgen::machine::NoiseWatch;
 
-/// Kills at most.
+/// Maximum number of kills.
 const KILLS_MAX: u32 = 100_000;
-/// Writing threads at most: their number is one byte of a report.
+/// Maximum number of writing threads: their number is one byte of a report.
 const WRITERS_MAX: u64 = 64;
-/// Ids of one writer at most.
+/// Maximum number of ids of one writer.
 const IDS_MAX: u64 = 100_000;
 /// Memory for the points of the largest run.
 const MEMORY_BYTES: u64 = 64 << 20;
@@ -39,7 +39,6 @@ const MEMORY_BYTES: u64 = 64 << 20;
 const DRAM_BYTES: u64 = 2 << 30;
 /// Bytes of a memtable: few, so that flushes and merges never stop.
 const MEMTABLE_BYTES: u64 = 128 << 10;
-/// The collection's name.
 const COLLECTION: &str = "crash";
 /// Longest time for a collection and its segments to open.
 const OPEN_WAIT_MAX: Duration = Duration::from_secs(60);
@@ -47,40 +46,40 @@ const OPEN_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Crash-recovery test: kill a writer at random moments, and check that every acknowledged write is
 /// there.
 ///
-/// Each time the collection is opened anew, and every point that must be there is read and compared
-/// with what was written. A change that was under way when the writer died may be there or not. The
-/// same files are used from the first kill to the last.
+/// After each kill the collection is opened again, and every point that must be there is read and
+/// compared with the written content. A change under way when the writer died may be there or not.
+/// All kills use the same files.
 ///
-/// Wanted: nothing lost, nothing corrupt. Killing a process is not a loss of power: the system
-/// keeps what it was given. That is tested with a medium that forgets what was not flushed, by
-/// `cargo test -p millpond-search`.
+/// Goals: nothing lost, nothing corrupt. Killing a process is not a loss of power: the system keeps
+/// what it was given. That is tested with a medium that forgets what was not flushed, by `cargo
+/// test -p millpond-search`.
 #[derive(Args, Clone, Debug)]
 pub struct CrashArgs {
-    /// How often
+    /// Number of kills
     #[arg(long, default_value_t = 200)]
     pub kills: u32,
-    /// Threads that write
+    /// Writing threads
     #[arg(long, default_value_t = 3)]
     pub writers: u64,
-    /// Points of each of them
+    /// Points of each writing thread
     #[arg(long, default_value_t = 150)]
     pub ids: u64,
-    /// The longest life of a writer in milliseconds
+    /// Longest life of a writer in milliseconds
     #[arg(long, default_value_t = 800)]
     pub life_ms: u64,
-    /// What holds the collection
+    /// Medium of the collection
     #[arg(long, value_enum, default_value = "nvme")]
     pub medium: CrashMedium,
-    /// Where the chances come from
+    /// Seed of the changes and of the moments of kills
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Be the writer, on the collection in this directory: what this program starts
+    /// Run as the writer, on the collection in this directory. Started by this program itself
     #[arg(long, hide = true, value_name = "DIR")]
     pub child: Option<PathBuf>,
-    /// The first change of each writing thread
+    /// First change of each writing thread
     #[arg(long, hide = true, value_delimiter = ',')]
     pub from: Vec<u64>,
 }
@@ -157,8 +156,8 @@ struct OpenCollection {
 /// Runs `bench crash`.
 ///
 /// # Errors
-/// When an argument is out of range, the writer fails on its own, or, as `DataLoss`, when something
-/// was lost or corrupt: after the figures were written.
+/// If an argument is out of range or the writer fails on its own. `DataLoss`, after the report, if
+/// data was lost or corrupt.
 pub fn run(args: &CrashArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     if let Some(directory) = &args.child {

@@ -1,4 +1,4 @@
-//! Starts the writer, kills it, and looks.
+//! Starts the writer, kills it, and checks the collection.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -17,45 +17,43 @@ use loadgen::BenchEnv;
 use loadgen::random::RandomSequence;
 use loadgen::report::StepProgress;
 
-/// One life of so many ends while the collection is being opened, or is meant to: after so small a
-/// share of a life.
+/// One in this many lives ends early, to be killed while the collection is being opened.
 const EARLY_EVERY: u64 = 8;
 const EARLY_SHARE: u32 = 16;
-/// Wrong points that are told one by one.
+/// Maximum number of wrong points that are printed.
 const TOLD_MAX: u64 = 20;
 
-/// What was seen.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CrashFigures {
     pub(super) kills: u32,
     /// Kills before the collection was open.
     pub(super) early: u32,
-    /// Kills that left a file behind which was being written: a seal or a merge was under way.
+    /// Kills that left a partly written file behind: a flush or a merge was under way.
     pub(super) interrupted: u32,
     pub(super) acknowledged: u64,
     /// Changes under way when the writer died.
     pub(super) in_flight: u64,
-    /// Those of them that were found.
+    /// Changes under way that were found.
     pub(super) in_flight_found: u64,
-    /// Points compared with what was written.
+    /// Points compared with the written content.
     pub(super) checked: u64,
     pub(super) lost: u64,
     pub(super) corrupt: u64,
     /// Segments that were begun.
     pub(super) files: u64,
-    /// The longest time until a collection was open for changes.
+    /// Longest time until a collection was open for changes.
     pub(super) open_ms_max: f64,
 }
 
-/// What must be there, and how far each thread has come.
+/// Expected content, and the progress of each thread.
 struct Expected {
     script: Script,
-    /// By id: the version, or `None` for no point.
+    /// Version by id, or `None` for no point.
     points: BTreeMap<u64, Option<u64>>,
     next: Vec<u64>,
 }
 
-/// Kills as often as asked.
+/// Kills the writer as often as the arguments say.
 pub(super) fn run(args: &CrashArgs, env: &BenchEnv) -> Result<CrashFigures> {
     let directory = env.cache_dir.join(format!("crash-{}", std::process::id()));
     let cleared = Cleared(directory.clone());
@@ -98,17 +96,17 @@ pub(super) fn run(args: &CrashArgs, env: &BenchEnv) -> Result<CrashFigures> {
     Ok(figures)
 }
 
-/// Removes the collection's files in the end.
+/// Directory of the collection. It is removed when this is dropped.
 struct Cleared(PathBuf);
 
 impl Drop for Cleared {
     fn drop(&mut self) {
-        // What stays is overwritten by nobody and found by its name.
+        // What remains is harmless: no other run uses it, and its name tells its origin.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Everything that a writer of this life reported before it was killed.
+/// Returns the reports of one life of the writer, which is killed at its end.
 fn live_and_die(
     args: &CrashArgs,
     env: &BenchEnv,
@@ -144,7 +142,7 @@ fn live_and_die(
                 0 => return Ok(all),
                 count => all.extend_from_slice(&some[..count]),
             }
-            // Whether anybody still waits for it does not matter.
+            // The receiver may have stopped waiting.
             let _ = sender.send(());
         }
     });
@@ -170,10 +168,10 @@ fn live_and_die(
 }
 
 impl Expected {
-    /// Takes in what was acknowledged; how many changes.
+    /// Applies the reports to the expected content. Returns the number of changes.
     fn acknowledge(&mut self, reports: &[u8]) -> Result<u64> {
         let mut count = 0;
-        // A last report may be cut off; the change it is about counts as under way.
+        // The last report may be cut off; its change counts as under way.
         for report in reports.chunks_exact(REPORT_BYTES) {
             let (writer, number) = report.split_at(1);
             let number = number.try_into().map_or(u64::MAX, u64::from_le_bytes);
@@ -195,7 +193,8 @@ impl Expected {
         Ok(count)
     }
 
-    /// Compares every point, and settles what became of the change that each thread had under way.
+    /// Compares every point, and finds out if the change that each thread had under way was
+    /// applied.
     fn check(
         &mut self,
         named: &NamedCollection,
@@ -204,7 +203,7 @@ impl Expected {
     ) {
         for (writer, next) in (0..).zip(&mut self.next) {
             let change = self.script.change(writer, *next);
-            // It may never have been begun; then it is never made, which changes nothing.
+            // The change may never have been begun. Then it is skipped, which changes nothing.
             *next += 1;
             figures.in_flight += 1;
             let wanted = change.version.map(|version| point(self.script.seed, change.id, version));
@@ -261,7 +260,8 @@ fn is_some_version(script: Script, found: &FetchedPoint) -> bool {
     version.is_some_and(|version| point(script.seed, id, version) == *found)
 }
 
-/// Names of the files of segments, in the only directory of points that the collection has.
+/// Returns the names of the segments' files, in the only directory of points that the collection
+/// has.
 fn segment_files(directory: &Path) -> Vec<String> {
     let list = |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten();
     let points = list(&directory.join(COLLECTION)).filter(|entry| entry.path().is_dir());

@@ -1,4 +1,4 @@
-//! What `bench crash` says.
+//! The report of `bench crash`.
 
 use base::{Error, Result};
 use serde::Serialize;
@@ -10,7 +10,7 @@ use loadgen::machine::RunContext;
 use loadgen::println;
 use loadgen::report::TextTable;
 
-/// What `bench crash` writes as JSON.
+/// JSON of `bench crash`.
 #[derive(Debug, Serialize)]
 pub(super) struct CrashReport {
     kills: u32,
@@ -20,8 +20,8 @@ pub(super) struct CrashReport {
     /// Kills before the collection was open, and kills while a segment was being written.
     killed_early: u32,
     killed_while_sealing_or_merging: u32,
-    /// Changes that were not acknowledged when the writer died, and those of them that are there
-    /// all the same.
+    /// Changes that were not acknowledged when the writer died, and the number of them that were
+    /// found.
     unacknowledged: u64,
     unacknowledged_found: u64,
     checked: u64,
@@ -79,8 +79,6 @@ impl BenchReport for CrashReport {
         println!("{table}\n{}", self.context);
     }
 
-    /// # Errors
-    /// `DataLoss` where anything was lost or corrupt.
     fn verdict(&self) -> Result<()> {
         if self.lost + self.corrupt == 0 {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Finding databases of templates or images in a folder.
+//! Search for databases of templates or images in a folder.
 
 use std::path::{Path, PathBuf};
 
@@ -7,12 +7,12 @@ use matching::{Graph, iso};
 
 use super::{IMPRESSIONS_MAX, Impression};
 
-/// Folders within folders at most.
+/// Maximum depth of folders.
 const DEPTH_MAX: usize = 8;
 
-/// All files named FINGER_IMPRESSION and one of the `extensions` below `dir`, ordered by path. A
-/// database is a folder and has its name; where two have the same one, their paths below `dir`.
-/// `graph` makes a graph of the name of the database and a file's bytes.
+/// Reads all files below `dir` that are named FINGER_IMPRESSION and have one of the `extensions`,
+/// ordered by path. A database is a folder and has its name; databases of equal names have their
+/// paths below `dir`. `graph` converts the database's name and a file's bytes to a graph.
 pub(super) fn read(
     dir: &Path,
     extensions: &[&str],
@@ -51,7 +51,7 @@ pub(super) fn read(
         .collect()
 }
 
-/// The graph of a template's file.
+/// Decodes a template's file.
 pub(super) fn template(bytes: &[u8]) -> Result<Graph> {
     let first = iso::read(bytes)?.into_iter().next();
     first.ok_or_else(|| Error::invalid("the template holds no finger view"))
@@ -74,7 +74,7 @@ fn collect(
     Ok(())
 }
 
-/// The finger in a file's name, where it has one of the extensions.
+/// Returns the finger in a file's name, if it has one of the extensions.
 fn finger_of(path: &Path, extensions: &[&str]) -> Option<String> {
     let extension = path.extension()?.to_str()?.to_ascii_lowercase();
     let stem = extensions.contains(&extension.as_str()).then_some(path.file_stem()?.to_str()?)?;

@@ -1,4 +1,4 @@
-//! From images of fingerprints to graphs, and what that costs.
+//! Extraction of graphs from images of fingerprints, and its cost.
 
 use base::Result;
 use matching::Graph;
@@ -7,13 +7,12 @@ use vision::{Limits, decode};
 
 use super::thread_microseconds;
 
-/// How the names of images end.
+/// Extensions of images.
 pub(super) const EXTENSIONS: &[&str] = &["tif", "tiff", "png", "bmp", "jpg", "jpeg", "webp"];
-/// Resolutions of fingerprints in dots per inch that a file is believed: many say 72 or 96 without
-/// having measured.
+/// Plausible resolutions in dots per inch. Many files say 72 or 96 although they were not measured.
 const BELIEVED: std::ops::RangeInclusive<f32> = 250.0..=1200.0;
 
-/// A resolution for all folders, or for one.
+/// Resolution of the images in all folders, or in one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolution {
     folder: Option<String>,
@@ -34,7 +33,7 @@ impl std::str::FromStr for Resolution {
     }
 }
 
-/// Extracts minutiae on this thread, and notes the processor time that each image takes.
+/// Extracts minutiae on this thread, and records the processor time of each image.
 #[derive(Debug)]
 pub(super) struct Extractor<'a> {
     resolutions: &'a [Resolution],
@@ -48,7 +47,7 @@ impl<'a> Extractor<'a> {
         Extractor { resolutions, limits: Limits::default(), milliseconds: Vec::new() }
     }
 
-    /// The graph of an image's file that lies in the folder `database`.
+    /// Returns the graph of an image's file in the folder `database`.
     pub(super) fn graph(&mut self, database: &str, bytes: &[u8]) -> Result<Graph> {
         let decoded = decode(bytes, &self.limits)?;
         let gray = decoded.image.gray();
@@ -60,7 +59,7 @@ impl<'a> Extractor<'a> {
         Ok(extraction.graph)
     }
 
-    /// What was said for this folder, else for all, else by the file, else 500.
+    /// Returns the given resolution of this folder, else of all, else that of the file, else 500.
     fn resolution(&self, database: &str, of_file: Option<f32>) -> f32 {
         let said = |folder: Option<&str>| {
             let of = |resolution: &&Resolution| resolution.folder.as_deref() == folder;
@@ -72,7 +71,7 @@ impl<'a> Extractor<'a> {
             .unwrap_or(MinutiaeOptions::default().dots_per_inch)
     }
 
-    /// The processor time of an image: of `share` of all it was not more.
+    /// Returns the quantile `share` of the processor times of images.
     pub(super) fn milliseconds(&self, share: f64) -> Option<f64> {
         let mut sorted = self.milliseconds.clone();
         sorted.sort_by(f64::total_cmp);

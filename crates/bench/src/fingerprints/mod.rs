@@ -1,4 +1,4 @@
-//! `millpond bench match`: how well and how fast fingerprints are told apart.
+//! `millpond bench match`: error rates and speed of fingerprint matching.
 
 mod folder;
 mod images;
@@ -20,9 +20,9 @@ use loadgen::report::StepProgress;
 use rates::Scores;
 use report::MatchReport;
 
-/// Impressions that are compared, all with all, at most: 2048 make two million pairs a round.
+/// Maximum number of impressions, all compared with all: 2048 make two million pairs a round.
 const IMPRESSIONS_MAX: usize = 2048;
-/// Rounds at most.
+/// Maximum number of rounds.
 const ROUNDS_MAX: usize = 100;
 /// Seed of synthetic fingers.
 const SEED: u64 = 2002;
@@ -30,20 +30,20 @@ const SEED: u64 = 2002;
 /// Compare fingerprints, all with all: how many are missed and confused, and what a match costs.
 ///
 /// Every unordered pair of impressions is scored once. Two of one finger of one database are a
-/// genuine pair, all others impostors, also across databases; that is more impostors than in the
-/// protocol of FVC, which takes only first impressions: with those alone a false match rate of 0.1
-/// % could not be told from none. FNMR is the share of genuine pairs that are not accepted at the
+/// genuine pair, all others impostors, also across databases. That is more impostors than in the
+/// protocol of FVC, which takes only first impressions: those alone are too few to tell a false
+/// match rate of 0.1 % from none. FNMR is the share of genuine pairs that are not accepted at the
 /// lowest threshold with a false match rate of at most 0.1 %.
 ///
 /// A match is scored from a record's bytes. Its cost is processor time of one thread, the median of
-/// the rounds, and includes what the probe's preparation costs, shared among its matches.
+/// the rounds, with the probe's preparation shared among its matches.
 ///
-/// Wanted on the templates of FVC2002 DB1_B and DB2_B: pooled FNMR not above that of `SourceAFIS`
-/// on the same templates (bench/peers/sourceafis), at most 50 us a match. Without --dir the fingers
+/// Goals on the templates of FVC2002 DB1_B and DB2_B: pooled FNMR not above that of `SourceAFIS` on
+/// the same templates (bench/peers/sourceafis), at most 50 us a match. Without --dir the fingers
 /// are made up, and the rates say nothing about real ones.
 ///
-/// With --images the minutiae are extracted from images first, one image at a time. What that costs
-/// is processor time of one thread, without decoding the file. Wanted on the images of the same
+/// With --images the minutiae are extracted from images first, one image at a time. Its cost is
+/// processor time of one thread, without decoding the file. Goals on the images of the same
 /// databases: pooled FNMR not above that of `SourceAFIS` on the same images, 6.1 %, and at most 90
 /// ms an image.
 #[derive(Args, Clone, Debug)]
@@ -56,17 +56,17 @@ pub struct MatchArgs {
     /// of .iso
     #[arg(long, requires = "dir")]
     pub images: bool,
-    /// Dots per inch of the images, of all or in one folder; default: what a file says if 250 to
-    /// 1200, else 500
+    /// Resolution of the images in dots per inch, of all or in one folder [default: that of the
+    /// file if it is 250 to 1200, else 500]
     #[arg(long, value_name = "[FOLDER=]DPI", requires = "images")]
     pub dpi: Vec<images::Resolution>,
-    /// Fingers made up without --dir
+    /// Number of made-up fingers without --dir
     #[arg(long, default_value_t = 20)]
     pub fingers: usize,
-    /// Impressions of each without --dir
+    /// Impressions of each made-up finger without --dir
     #[arg(long, default_value_t = 8)]
     pub impressions: usize,
-    /// How often all pairs are scored
+    /// Number of times that all pairs are scored
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
     /// Write the figures as JSON
@@ -74,7 +74,6 @@ pub struct MatchArgs {
     pub json: Option<PathBuf>,
 }
 
-/// One impression of a finger.
 #[derive(Debug)]
 struct Impression {
     database: String,
@@ -95,7 +94,7 @@ impl Impression {
     }
 }
 
-/// What a round cost, per match, in microseconds of processor time.
+/// Cost of a round per match, in microseconds of processor time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cost {
     genuine: f64,
@@ -106,8 +105,8 @@ struct Cost {
 /// Runs `bench match`.
 ///
 /// # Errors
-/// `InvalidArgument` where the folder holds no two fingers, a template is damaged or an argument is
-/// out of range; `Internal` where two rounds give different scores.
+/// `InvalidArgument` if the folder holds no two fingers, a template is damaged or an argument is
+/// out of range; `Internal` if two rounds give different scores.
 pub fn run(args: &MatchArgs, _env: &BenchEnv) -> Result<()> {
     if args.rounds == 0 || args.rounds > ROUNDS_MAX {
         return Err(Error::invalid(format!("--rounds must be 1 to {ROUNDS_MAX}")));
@@ -143,7 +142,7 @@ pub fn run(args: &MatchArgs, _env: &BenchEnv) -> Result<()> {
     report.finish(args.json.as_deref())
 }
 
-/// Scores of all unordered pairs, in order, and what they cost.
+/// Scores all unordered pairs, in order, and measures the cost.
 fn compare(impressions: &[Impression]) -> Result<(Vec<f32>, Cost)> {
     let mut scratch = Scratch::new();
     let mut scores = Vec::with_capacity(impressions.len() * impressions.len() / 2);
@@ -168,7 +167,7 @@ fn compare(impressions: &[Impression]) -> Result<(Vec<f32>, Cost)> {
     Ok((scores, Cost { genuine: each(genuine), impostor: each(impostor), all }))
 }
 
-/// Processor time of this thread.
+/// Returns the processor time of this thread in microseconds.
 fn thread_microseconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3

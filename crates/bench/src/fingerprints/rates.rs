@@ -1,30 +1,30 @@
-//! From scores to rates of error.
+//! Error rates from scores.
 
 use base::{Error, Result};
 use serde::Serialize;
 
 use super::Impression;
 
-/// The false match rate at which misses are counted.
+/// False match rate at which misses are counted.
 pub(super) const FALSE_MATCH_RATE: f64 = 0.001;
 
-/// How often pairs are taken wrongly.
+/// Error rates of a matcher.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct ErrorRates {
-    /// Where as many genuine pairs are missed as impostors accepted, in per cent.
+    /// Equal error rate in percent: as many genuine pairs are missed as impostors accepted.
     pub(super) eer_pct: f64,
-    /// Genuine pairs that are not accepted where at most 0.1 % of impostors are, in per cent.
+    /// Genuine pairs that are not accepted at a false match rate of at most 0.1 %, in percent.
     pub(super) fnmr_pct: f64,
-    /// Pairs are accepted above this score.
+    /// Score above which pairs are accepted.
     pub(super) threshold: f32,
     /// Pairs of one finger.
     pub(super) genuine: usize,
-    /// Pairs of two.
+    /// Pairs of two fingers.
     pub(super) impostor: usize,
 }
 
 impl ErrorRates {
-    /// Of scores in any order. Neither may be empty.
+    /// Computes the rates of scores in any order. Returns `None` if either is empty.
     fn of(genuine: &mut [f32], impostor: &mut [f32]) -> Option<ErrorRates> {
         genuine.sort_by(f32::total_cmp);
         impostor.sort_by(f32::total_cmp);
@@ -41,7 +41,8 @@ impl ErrorRates {
     }
 }
 
-/// Half of both rates in per cent at the genuine score where they are closest; both slices sorted.
+/// Returns half of both rates in percent at the genuine score where they are closest. Both slices
+/// are sorted.
 fn equal_error(genuine: &[f32], impostor: &[f32]) -> Option<f64> {
     let share = |count: usize, of: &[f32]| count as f64 / of.len() as f64;
     genuine
@@ -58,17 +59,16 @@ fn equal_error(genuine: &[f32], impostor: &[f32]) -> Option<f64> {
         .map(|(_, rate)| rate)
 }
 
-/// A pair's score.
 #[derive(Clone, Copy, Debug)]
 struct ScoredPair<'a> {
     first: &'a Impression,
     second: &'a Impression,
     score: f32,
-    /// Whether both are the first impressions of their fingers.
+    /// True if both are the first impressions of their fingers.
     leading: bool,
 }
 
-/// All pairs' scores.
+/// Scores of all pairs.
 #[derive(Debug)]
 pub(super) struct Scores<'a> {
     pairs: Vec<ScoredPair<'a>>,
@@ -93,7 +93,7 @@ impl<'a> Scores<'a> {
         Scores { pairs }
     }
 
-    /// Of all pairs.
+    /// Returns the rates of all pairs.
     pub(super) fn pooled(&self) -> Result<ErrorRates> {
         self.rates(|_| true).ok_or_else(|| {
             Error::invalid(
@@ -102,12 +102,13 @@ impl<'a> Scores<'a> {
         })
     }
 
-    /// Of the pairs within one database; none where it has no genuine or no impostor pair.
+    /// Returns the rates within one database, or `None` if it has no genuine or no impostor pair.
     pub(super) fn within(&self, database: &str) -> Option<ErrorRates> {
         self.rates(|pair| pair.first.database == database && pair.second.database == database)
     }
 
-    /// By the protocol of FVC: all genuine pairs, of impostors only those of first impressions.
+    /// Returns the rates by the protocol of FVC: all genuine pairs, of impostors only those of
+    /// first impressions.
     pub(super) fn first_impressions(&self) -> Option<ErrorRates> {
         self.rates(|pair| pair.leading || pair.first.same_finger(pair.second))
     }

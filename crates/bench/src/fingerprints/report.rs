@@ -1,4 +1,4 @@
-//! What `bench match` says: JSON, and a table.
+//! The report of `bench match`: JSON and a table.
 
 use std::collections::BTreeMap;
 
@@ -13,27 +13,27 @@ use loadgen::machine::RunContext;
 use loadgen::println;
 use loadgen::report::TextTable;
 
-/// What `bench match` writes as JSON.
+/// JSON of `bench match`.
 #[derive(Debug, Serialize)]
 pub(super) struct MatchReport {
-    /// All databases, pairs across them included.
+    /// Rates of all databases, with the pairs across them.
     pooled: ErrorRates,
-    /// Processor time of one thread for a match, its share of the probe's preparation included.
+    /// Processor time of one thread for a match, with its share of the probe's preparation.
     us_per_match: f64,
     us_per_genuine_match: f64,
     us_per_impostor_match: f64,
-    /// Processor time of one thread for the minutiae of an image, the median of all.
+    /// Processor time of one thread for the minutiae of an image, the median of all images.
     #[serde(skip_serializing_if = "Option::is_none")]
     ms_per_extraction: Option<f64>,
-    /// What 95 of 100 do not exceed.
+    /// 95th percentile of the same.
     #[serde(skip_serializing_if = "Option::is_none")]
     ms_per_extraction_p95: Option<f64>,
-    /// Pairs within each.
+    /// Rates within each database.
     databases: BTreeMap<String, ErrorRates>,
-    /// Pooled, with the impostors of FVC's protocol: first impressions only.
+    /// Pooled rates with the impostors of FVC's protocol: first impressions only.
     #[serde(skip_serializing_if = "Option::is_none")]
     first_impressions: Option<ErrorRates>,
-    /// Where the impressions are from.
+    /// Origin of the impressions.
     source: String,
     impressions: usize,
     vertices_mean: f64,

@@ -1,4 +1,4 @@
-//! What is done to a photograph before it is looked for.
+//! Modifications of a photograph before it is searched for.
 
 use base::{Error, Result};
 use image::codecs::jpeg::JpegEncoder;
@@ -9,35 +9,34 @@ use vision::Image;
 use super::lettering;
 use loadgen::random::RandomSequence;
 
-/// Quality that copies are stored with where their quality is not the attack.
+/// JPEG quality of copies whose attack is another one.
 const QUALITY: u8 = 90;
-/// The quality that is.
+/// JPEG quality of the attack on quality.
 const QUALITY_ATTACKED: u8 = 30;
 
-/// One kind of attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Attack {
-    /// A part is kept: half of the area, or half of both sides.
+    /// A crop of half of the area, or half of both sides.
     Crop,
-    /// Turned by 30 degrees, to the left or the right; on a larger black canvas, or within its own
+    /// Rotation by 30 degrees to the left or the right, on a larger black canvas or within its own
     /// frame.
     Rotate,
-    /// Half as wide and half as high.
+    /// Half the width and height.
     Scale,
-    /// Recompressed, on its own or on a shifted grid of blocks.
+    /// Recompression, on its own or on a shifted grid of blocks.
     Jpeg,
-    /// A Gaussian of 1 to 2.5 pixels.
+    /// A Gaussian blur of 1 to 2.5 pixels.
     Blur,
-    /// Brighter or darker by a factor of up to 1.7, or by its gamma.
+    /// A change of brightness by a factor of up to 1.7, or by its gamma.
     Brightness,
-    /// Two to four lines of text over it.
+    /// Two to four lines of text over the image.
     Text,
-    /// A frame of 10 to 25 % of each side that mirrors what is beside it.
+    /// A frame of 10 to 25 % of each side that mirrors the pixels beside it.
     Border,
 }
 
 impl Attack {
-    /// All of them, each with its name and how many of a picture's 20 copies it makes.
+    /// All attacks with their names and the number of an image's 20 copies that each makes.
     pub(super) const ALL: [(Attack, &'static str, usize); 8] = [
         (Attack::Crop, "crop50", 3),
         (Attack::Rotate, "rotate30", 3),
@@ -49,65 +48,64 @@ impl Attack {
         (Attack::Border, "mirror_border", 3),
     ];
 
-    /// Copy number `variant` of this attack as a JPEG file; what is random in it comes from
-    /// `random`.
+    /// Returns copy number `variant` of this attack as a JPEG file, with random values of `random`.
     pub(super) fn copy(
         self,
-        picture: &Image,
+        image: &Image,
         variant: usize,
         random: &mut RandomSequence,
     ) -> Result<Vec<u8>> {
         let mut quality = QUALITY;
         let copy = match self {
-            Attack::Crop => crop(picture, variant, random),
-            Attack::Rotate => rotate(picture, variant),
-            Attack::Scale => scale(picture, variant)?,
+            Attack::Crop => crop(image, variant, random),
+            Attack::Rotate => rotate(image, variant),
+            Attack::Scale => scale(image, variant)?,
             Attack::Jpeg => {
                 quality = QUALITY_ATTACKED;
-                if variant == 0 { picture.clone() } else { part(picture, (3, 5), (4, 7)) }
+                if variant == 0 { image.clone() } else { part(image, (3, 5), (4, 7)) }
             }
-            Attack::Blur => blur(picture, 1.0 + 0.75 * (variant as f64 + random.unit()))?,
-            Attack::Brightness => brightness(picture, variant, random),
-            Attack::Text => lettering::over(picture, 2 + variant, random)?,
-            Attack::Border => border(picture, 0.10 + 0.05 * (variant as f64 + random.unit())),
+            Attack::Blur => blur(image, 1.0 + 0.75 * (variant as f64 + random.unit()))?,
+            Attack::Brightness => brightness(image, variant, random),
+            Attack::Text => lettering::over(image, 2 + variant, random)?,
+            Attack::Border => border(image, 0.10 + 0.05 * (variant as f64 + random.unit())),
         };
         encode(&copy, quality)
     }
 }
 
-/// A JPEG file.
-pub(super) fn encode(picture: &Image, quality: u8) -> Result<Vec<u8>> {
+/// Encodes a JPEG file.
+pub(super) fn encode(image: &Image, quality: u8) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     JpegEncoder::new_with_quality(&mut bytes, quality)
-        .encode(&picture.rgb, picture.width, picture.height, ExtendedColorType::Rgb8)
+        .encode(&image.rgb, image.width, image.height, ExtendedColorType::Rgb8)
         .map_err(|error| Error::internal(format!("a copy cannot be encoded: {error}")))?;
     Ok(bytes)
 }
 
-fn pixels(picture: &Image) -> Result<ImageBuffer<Rgb<u8>, &[u8]>> {
-    ImageBuffer::from_raw(picture.width, picture.height, picture.rgb.as_slice())
-        .ok_or_else(|| Error::internal("a picture has fewer pixels than its size says"))
+fn pixels(image: &Image) -> Result<ImageBuffer<Rgb<u8>, &[u8]>> {
+    ImageBuffer::from_raw(image.width, image.height, image.rgb.as_slice())
+        .ok_or_else(|| Error::internal("a image has fewer pixels than its size says"))
 }
 
-/// A picture whose pixel at (x, y) is `of` that place.
+/// Makes an image whose pixel at (x, y) is `of(x, y)`.
 fn made(width: u32, height: u32, of: impl Fn(u32, u32) -> [u8; 3]) -> Image {
     let places = (0..height).flat_map(|y| (0..width).map(move |x| (x, y)));
     Image { width, height, rgb: places.flat_map(|(x, y)| of(x, y)).collect() }
 }
 
-fn pixel(picture: &Image, x: u32, y: u32) -> [u8; 3] {
-    let at = y as usize * picture.width as usize + x as usize;
-    picture.rgb.as_chunks().0.get(at).copied().unwrap_or_default()
+fn pixel(image: &Image, x: u32, y: u32) -> [u8; 3] {
+    let at = y as usize * image.width as usize + x as usize;
+    image.rgb.as_chunks().0.get(at).copied().unwrap_or_default()
 }
 
-/// Without so many columns at the left and right, and rows at the top and bottom.
-fn part(picture: &Image, columns: (u32, u32), rows: (u32, u32)) -> Image {
-    let width = picture.width.saturating_sub(columns.0 + columns.1).max(1);
-    let height = picture.height.saturating_sub(rows.0 + rows.1).max(1);
-    made(width, height, |x, y| pixel(picture, x + columns.0, y + rows.0))
+/// Cuts off so many columns at the left and right, and rows at the top and bottom.
+fn part(image: &Image, columns: (u32, u32), rows: (u32, u32)) -> Image {
+    let width = image.width.saturating_sub(columns.0 + columns.1).max(1);
+    let height = image.height.saturating_sub(rows.0 + rows.1).max(1);
+    made(width, height, |x, y| pixel(image, x + columns.0, y + rows.0))
 }
 
-fn crop(picture: &Image, variant: usize, random: &mut RandomSequence) -> Image {
+fn crop(image: &Image, variant: usize, random: &mut RandomSequence) -> Image {
     // The last variant keeps half of both sides, the others half of the area.
     let share = if variant == 2 { 0.5 } else { std::f64::consts::FRAC_1_SQRT_2 };
     let mut sides = |side: u32| {
@@ -115,14 +113,14 @@ fn crop(picture: &Image, variant: usize, random: &mut RandomSequence) -> Image {
         let before = (f64::from(off) * random.unit()) as u32;
         (before, off - before)
     };
-    let columns = sides(picture.width);
-    part(picture, columns, sides(picture.height))
+    let columns = sides(image.width);
+    part(image, columns, sides(image.height))
 }
 
-fn rotate(picture: &Image, variant: usize) -> Image {
+fn rotate(image: &Image, variant: usize) -> Image {
     let angle = if variant == 1 { -30.0_f64 } else { 30.0 };
     let (sin, cos) = angle.to_radians().sin_cos();
-    let (width, height) = (f64::from(picture.width), f64::from(picture.height));
+    let (width, height) = (f64::from(image.width), f64::from(image.height));
     // The second and third variant keep the frame, so their corners are lost.
     let (wide, high) = if variant == 0 {
         (width * cos + height * sin.abs(), width * sin.abs() + height * cos)
@@ -133,22 +131,22 @@ fn rotate(picture: &Image, variant: usize) -> Image {
     made(wide as u32, high as u32, |x, y| {
         let (along, down) = (f64::from(x) - (wide - 1.0) / 2.0, f64::from(y) - (high - 1.0) / 2.0);
         let (from_x, from_y) = (cos * along - sin * down, sin * along + cos * down);
-        between(picture, from_x + (width - 1.0) / 2.0, from_y + (height - 1.0) / 2.0)
+        between(image, from_x + (width - 1.0) / 2.0, from_y + (height - 1.0) / 2.0)
     })
 }
 
-/// Between pixels, linearly; black outside.
-fn between(picture: &Image, x: f64, y: f64) -> [u8; 3] {
+/// Interpolates linearly between pixels; black outside.
+fn between(image: &Image, x: f64, y: f64) -> [u8; 3] {
     let inside = |at: f64, side: u32| at > -0.5 && at < f64::from(side) - 0.5;
-    if !inside(x, picture.width) || !inside(y, picture.height) {
+    if !inside(x, image.width) || !inside(y, image.height) {
         return [0; 3];
     }
     let (x, y) = (x.max(0.0), y.max(0.0));
     let (left, top) = (x as u32, y as u32);
-    let (right, below) = ((left + 1).min(picture.width - 1), (top + 1).min(picture.height - 1));
+    let (right, below) = ((left + 1).min(image.width - 1), (top + 1).min(image.height - 1));
     let (px, py) = (x - f64::from(left), y - f64::from(top));
-    let corners = [pixel(picture, left, top), pixel(picture, right, top)];
-    let lower = [pixel(picture, left, below), pixel(picture, right, below)];
+    let corners = [pixel(image, left, top), pixel(image, right, top)];
+    let lower = [pixel(image, left, below), pixel(image, right, below)];
     std::array::from_fn(|channel| {
         let mix = |pair: &[[u8; 3]; 2]| {
             f64::from(pair[0][channel]) * (1.0 - px) + f64::from(pair[1][channel]) * px
@@ -157,19 +155,19 @@ fn between(picture: &Image, x: f64, y: f64) -> [u8; 3] {
     })
 }
 
-fn scale(picture: &Image, variant: usize) -> Result<Image> {
+fn scale(image: &Image, variant: usize) -> Result<Image> {
     let filter = if variant == 0 { FilterType::Triangle } else { FilterType::Lanczos3 };
-    let (width, height) = ((picture.width / 2).max(1), (picture.height / 2).max(1));
-    let rgb = imageops::resize(&pixels(picture)?, width, height, filter).into_raw();
+    let (width, height) = ((image.width / 2).max(1), (image.height / 2).max(1));
+    let rgb = imageops::resize(&pixels(image)?, width, height, filter).into_raw();
     Ok(Image { width, height, rgb })
 }
 
-fn blur(picture: &Image, sigma: f64) -> Result<Image> {
-    let rgb = imageops::blur(&pixels(picture)?, sigma as f32).into_raw();
-    Ok(Image { rgb, ..*picture })
+fn blur(image: &Image, sigma: f64) -> Result<Image> {
+    let rgb = imageops::blur(&pixels(image)?, sigma as f32).into_raw();
+    Ok(Image { rgb, ..*image })
 }
 
-fn brightness(picture: &Image, variant: usize, random: &mut RandomSequence) -> Image {
+fn brightness(image: &Image, variant: usize, random: &mut RandomSequence) -> Image {
     let strength = 1.3 + 0.4 * random.unit();
     let upwards = random.bits() & 1 == 0;
     let table: Vec<u8> = (0..=255_u16)
@@ -184,24 +182,24 @@ fn brightness(picture: &Image, variant: usize, random: &mut RandomSequence) -> I
             (changed.min(1.0) * 255.0).round() as u8
         })
         .collect();
-    let rgb = picture
+    let rgb = image
         .rgb
         .iter()
         .map(|&value| table.get(usize::from(value)).copied().unwrap_or(value))
         .collect();
-    Image { rgb, ..*picture }
+    Image { rgb, ..*image }
 }
 
-fn border(picture: &Image, share: f64) -> Image {
+fn border(image: &Image, share: f64) -> Image {
     let (wide, high) =
-        ((f64::from(picture.width) * share) as u32, (f64::from(picture.height) * share) as u32);
-    // Ever further out, the picture is passed forwards and backwards.
+        ((f64::from(image.width) * share) as u32, (f64::from(image.height) * share) as u32);
+    // Ever further out, the image is passed forwards and backwards.
     let mirrored = |at: u32, border: u32, side: u32| {
         let place = (i64::from(at) - i64::from(border)).rem_euclid(2 * i64::from(side)) as u32;
         if place < side { place } else { 2 * side - 1 - place }
     };
-    made(picture.width + 2 * wide, picture.height + 2 * high, |x, y| {
-        pixel(picture, mirrored(x, wide, picture.width), mirrored(y, high, picture.height))
+    made(image.width + 2 * wide, image.height + 2 * high, |x, y| {
+        pixel(image, mirrored(x, wide, image.width), mirrored(y, high, image.height))
     })
 }
 
@@ -211,9 +209,9 @@ mod tests {
 
     #[test]
     fn copies_have_the_size_and_the_pixels_they_should() {
-        let picture = made(60, 40, |x, y| [4 * x as u8, 6 * y as u8, 100]);
+        let image = made(60, 40, |x, y| [4 * x as u8, 6 * y as u8, 100]);
         let size = |attack: Attack, variant| {
-            let bytes = attack.copy(&picture, variant, &mut RandomSequence::new(5)).unwrap();
+            let bytes = attack.copy(&image, variant, &mut RandomSequence::new(5)).unwrap();
             let copy = vision::decode(&bytes, &vision::Limits::default()).unwrap().image;
             (copy.width, copy.height)
         };
@@ -223,14 +221,14 @@ mod tests {
         for same in [Attack::Blur, Attack::Brightness, Attack::Text] {
             assert_eq!(size(same, 1), (60, 40));
         }
-        let framed = border(&picture, 0.1);
+        let framed = border(&image, 0.1);
         assert_eq!((framed.width, framed.height), (72, 48));
-        // The frame mirrors about the picture's edge; inside, all is where it was.
-        assert_eq!(pixel(&framed, 5, 4), pixel(&picture, 0, 0));
-        assert_eq!(pixel(&framed, 0, 10), pixel(&picture, 5, 6));
-        assert_eq!(pixel(&framed, 71, 10), pixel(&picture, 54, 6));
-        assert_eq!(pixel(&framed, 6 + 20, 4 + 30), pixel(&picture, 20, 30));
-        let turned = rotate(&picture, 1);
+        // The frame mirrors about the image's edge; inside, all is where it was.
+        assert_eq!(pixel(&framed, 5, 4), pixel(&image, 0, 0));
+        assert_eq!(pixel(&framed, 0, 10), pixel(&image, 5, 6));
+        assert_eq!(pixel(&framed, 71, 10), pixel(&image, 54, 6));
+        assert_eq!(pixel(&framed, 6 + 20, 4 + 30), pixel(&image, 20, 30));
+        let turned = rotate(&image, 1);
         assert_eq!((pixel(&turned, 0, 0), pixel(&turned, 30, 20)[2]), ([0; 3], 100));
     }
 

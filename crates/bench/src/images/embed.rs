@@ -1,5 +1,4 @@
-//! The coarse stage's view of a picture: the embedding of a model, or where there is none, of a
-//! thumbnail.
+//! Embeddings of images for the coarse stage: from a model, or from a thumbnail if there is none.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +9,12 @@ use vision::{Image, Preprocess};
 
 use loadgen::BenchEnv;
 
-/// Where `make images-model` puts the model.
+/// Path at which `make images-model` puts the model.
 const USUAL_MODEL: &str = ".cache/images/models/mobilenet-v2/1/model.onnx";
-/// Sides of the thumbnail that stands in for a model.
+/// Side in pixels of the thumbnail that replaces a model.
 const THUMBNAIL: u32 = 8;
 
-/// What makes embeddings.
+/// Source of embeddings.
 pub(super) enum PhotoEmbedder {
     Model {
         session: Box<dyn Session>,
@@ -28,7 +27,7 @@ pub(super) enum PhotoEmbedder {
 }
 
 impl PhotoEmbedder {
-    /// The model that was named, or the usual one. Only pictures made up may do without.
+    /// Opens the named model, or the default one. Only made-up images may do without.
     pub(super) fn open(
         named: Option<&Path>,
         made_up: bool,
@@ -63,7 +62,7 @@ impl PhotoEmbedder {
             }
             _ => {
                 return Err(invalid(
-                    "its input is not pictures, channels first: [n, 3, height, width]",
+                    "its input is not images, channels first: [n, 3, height, width]",
                 ));
             }
         };
@@ -72,7 +71,7 @@ impl PhotoEmbedder {
         Ok(PhotoEmbedder::Model { session, input, output, preprocess, path: path.to_owned() })
     }
 
-    /// What it is.
+    /// Returns a description of the source.
     pub(super) fn name(&self) -> String {
         match self {
             PhotoEmbedder::Model { path, .. } => path.display().to_string(),
@@ -80,12 +79,12 @@ impl PhotoEmbedder {
         }
     }
 
-    /// The embedding of a picture.
-    pub(super) fn embed(&self, picture: &Image) -> Result<Vec<f32>> {
+    /// Returns the embedding of an image.
+    pub(super) fn embed(&self, image: &Image) -> Result<Vec<f32>> {
         match self {
             PhotoEmbedder::Model { session, input, output, preprocess, .. } => {
                 let mut values = vec![0.0; preprocess.len()];
-                preprocess.write(picture, &mut values)?;
+                preprocess.write(image, &mut values)?;
                 let shape = [1, 3, preprocess.height as usize, preprocess.width as usize];
                 let tensor = Tensor::from_vec(shape.as_slice(), values)?;
                 let outputs = session
@@ -95,7 +94,7 @@ impl PhotoEmbedder {
                 first.tensor.to_vec::<f32>()
             }
             PhotoEmbedder::Thumbnail => {
-                let small = picture.resized(THUMBNAIL, THUMBNAIL);
+                let small = image.resized(THUMBNAIL, THUMBNAIL);
                 let mean = small.rgb.iter().map(|&value| f32::from(value)).sum::<f32>()
                     / small.rgb.len() as f32;
                 Ok(small.rgb.iter().map(|&value| f32::from(value) - mean + 0.01).collect())

@@ -1,4 +1,4 @@
-//! The collection that is searched, opened as the server does.
+//! The searched collection, opened as the server does.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const MEMORY_BYTES: u64 = 4 << 30;
 /// Memory of the record cache.
 const CACHE_BYTES: u64 = 8 << 20;
 
-/// Where records lie.
+/// Medium of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum IndexMedium {
     /// Files read by `io_uring` past the page cache
@@ -31,21 +31,21 @@ pub enum IndexMedium {
     Dram,
 }
 
-/// A picture as a point.
+/// An image as a point.
 pub(super) struct IndexedPhoto {
     pub(super) id: u64,
     pub(super) embedding: Vec<f32>,
     pub(super) graph: Graph,
 }
 
-/// A picture that was found.
+/// A hit of a search.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PhotoHit {
     pub(super) id: u64,
     pub(super) likeness: StageScores,
 }
 
-/// The collection and its folder, which is removed in the end.
+/// The collection and its folder, which is removed at the end.
 pub(super) struct PhotoIndex {
     named: Arc<NamedCollection>,
     _registry: Arc<Registry>,
@@ -61,7 +61,7 @@ impl Drop for IndexFolder {
 }
 
 impl PhotoIndex {
-    /// Of `entries`, in a segment, in `folder`.
+    /// Builds an index of `entries` as one segment in `folder`.
     pub(super) fn build(
         entries: &[IndexedPhoto],
         medium: IndexMedium,
@@ -95,23 +95,23 @@ impl PhotoIndex {
         Ok(PhotoIndex { named, _registry: registry, _folder: folder })
     }
 
-    /// Takes pictures out.
+    /// Removes images.
     pub(super) fn remove(&self, ids: impl Iterator<Item = u64>) -> Result<()> {
         let ids: Vec<PointId> = ids.map(PointId::Number).collect();
         self.named.delete(&ids).map(drop)
     }
 
-    /// Pictures in it.
+    /// Returns the number of images.
     pub(super) fn count(&self) -> u64 {
         self.named.collection().count()
     }
 
-    /// What one thread needs.
+    /// Returns the search state of one thread.
     pub(super) fn thread(&self) -> Result<SearchThread> {
         self.named.collection().thread(SearchLimits::default())
     }
 
-    /// All candidates of a query, best first.
+    /// Returns all candidates of a query, best first.
     pub(super) fn search(
         &self,
         thread: &mut SearchThread,

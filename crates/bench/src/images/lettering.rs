@@ -1,4 +1,4 @@
-//! Text laid over a picture. The font lies in the program.
+//! Text drawn over an image. The font is part of the program.
 
 use ab_glyph::{Font, FontRef, PxScale, ScaleFont, point};
 use base::{Error, Result};
@@ -6,7 +6,6 @@ use vision::Image;
 
 use loadgen::random::RandomSequence;
 
-/// What it says.
 const WORDS: [&str; 12] = [
     "SALE",
     "breaking",
@@ -24,17 +23,17 @@ const WORDS: [&str; 12] = [
 /// Words of a line.
 const LINE_WORDS: usize = 4;
 
-/// The picture with `lines` lines of text over it, each of a size, a place and a colour of its own.
-pub(super) fn over(picture: &Image, lines: usize, random: &mut RandomSequence) -> Result<Image> {
+/// Draws `lines` lines of text over the image, each with its own size, position and colour.
+pub(super) fn over(image: &Image, lines: usize, random: &mut RandomSequence) -> Result<Image> {
     let font = FontRef::try_from_slice(dejavu::sans::bold())
         .map_err(|error| Error::internal(format!("the font that lies in the program: {error}")))?;
-    let mut out = picture.clone();
+    let mut out = image.clone();
     for _ in 0..lines {
         let words: Vec<&str> =
             (0..LINE_WORDS).map(|_| WORDS[(random.bits() % WORDS.len() as u64) as usize]).collect();
-        let height = f64::from(picture.height) * (0.06 + 0.06 * random.unit());
-        let left = f64::from(picture.width) * 0.3 * random.unit();
-        let baseline = f64::from(picture.height) * (0.1 + 0.88 * random.unit());
+        let height = f64::from(image.height) * (0.06 + 0.06 * random.unit());
+        let left = f64::from(image.width) * 0.3 * random.unit();
+        let baseline = f64::from(image.height) * (0.1 + 0.88 * random.unit());
         let tone = random.bits();
         let colour = if tone & 1 == 0 {
             [(tone >> 8) as u8, (tone >> 16) as u8, (tone >> 24) as u8]
@@ -56,7 +55,7 @@ struct TextLine {
     colour: [u8; 3],
 }
 
-fn write(picture: &mut Image, font: &FontRef<'_>, text: &str, line: TextLine) {
+fn write(image: &mut Image, font: &FontRef<'_>, text: &str, line: TextLine) {
     let font = font.as_scaled(PxScale::from(line.height as f32));
     let mut right = line.left as f32;
     for id in text.chars().map(|letter| font.glyph_id(letter)) {
@@ -67,17 +66,17 @@ fn write(picture: &mut Image, font: &FontRef<'_>, text: &str, line: TextLine) {
         outline.draw(|x, y, cover| {
             let x = corner.x as i64 + i64::from(x);
             let y = corner.y as i64 + i64::from(y);
-            blend(picture, x, y, line.colour, cover.clamp(0.0, 1.0));
+            blend(image, x, y, line.colour, cover.clamp(0.0, 1.0));
         });
     }
 }
 
-fn blend(picture: &mut Image, x: i64, y: i64, colour: [u8; 3], cover: f32) {
-    if x < 0 || y < 0 || x >= i64::from(picture.width) || y >= i64::from(picture.height) {
+fn blend(image: &mut Image, x: i64, y: i64, colour: [u8; 3], cover: f32) {
+    if x < 0 || y < 0 || x >= i64::from(image.width) || y >= i64::from(image.height) {
         return;
     }
-    let at = (y * i64::from(picture.width) + x) as usize;
-    if let Some(pixel) = picture.rgb.as_chunks_mut::<3>().0.get_mut(at) {
+    let at = (y * i64::from(image.width) + x) as usize;
+    if let Some(pixel) = image.rgb.as_chunks_mut::<3>().0.get_mut(at) {
         for (below, over) in pixel.iter_mut().zip(colour) {
             *below = (f32::from(*below) * (1.0 - cover) + f32::from(over) * cover).round() as u8;
         }

@@ -1,4 +1,4 @@
-//! `millpond bench images`: whether copies of photographs find what they were made of.
+//! `millpond bench images`: recall of searches with copies of photographs.
 
 mod attacks;
 mod embed;
@@ -24,55 +24,55 @@ use loadgen::report::{StepProgress, write_json};
 use queries::{CopyQuery, Pipeline};
 use report::{ImagesReport, ImagesRun};
 
-/// Threads at most.
+/// Maximum number of threads.
 const THREADS_MAX: usize = 64;
 
 /// Search for modified copies of photographs: cropped, turned, scaled, recompressed, blurred,
 /// brightened, written over, framed.
 ///
-/// All photographs go into a collection: embedding of a model, keypoints. Of some of them 20 copies
-/// are made each (three by crop, rotation, text and mirrored border, two by the others; what is
-/// random is drawn from a seed) and looked for: the coarse stage's candidates by embedding, then by
-/// keypoints. Then other photographs are taken out of the collection, and they and their copies are
-/// looked for: whatever is accepted is a false accept, and so is any wrong picture that is accepted
-/// for a copy of one that is in.
+/// All photographs go into a collection: embedding of a model, keypoints. From some of them 20
+/// copies each are made (three by crop, rotation, text and mirrored border, two by the others;
+/// random values follow from a seed) and searched for: the coarse stage's candidates by embedding,
+/// then by keypoints. Then other photographs are removed from the collection, and they and their
+/// copies are searched for. Every accepted image is then a false accept, and so is every wrong
+/// image that is accepted for a copy of a photograph in the collection.
 ///
 /// Recall is the share of copies whose photograph comes first, by embedding alone and in the end. A
 /// query's time is that of decoding, embedding, keypoints and search, with as many queries at once
 /// as there are threads.
 ///
-/// Wanted on 500 photographs with copies of 100: recall 0.98 in the end on average, at least 0.95
+/// Goals on 500 photographs with copies of 100: recall 0.98 in the end on average, at least 0.95
 /// for each attack, never below that of the coarse stage, no false accepts. Without --dir the
-/// pictures are made up, and the figures say nothing about real ones.
+/// images are made up, and the figures say nothing about real ones.
 #[derive(Args, Clone, Debug)]
 pub struct BenchImagesArgs {
     /// A folder of photographs, at any depth
     #[arg(long, value_name = "PHOTOS")]
     pub dir: Option<PathBuf>,
-    /// Photographs made up without --dir
+    /// Number of made-up photographs without --dir
     #[arg(long, default_value_t = 8)]
     pub made: usize,
-    /// Photographs that 20 copies each are made of [default: 100, a quarter of those made up]
+    /// Photographs of which 20 copies each are made [default: 100, a quarter of made-up ones]
     #[arg(long)]
     pub attacked: Option<usize>,
-    /// Photographs that are taken out, each then looked for as it is and by 20 copies [default: 50,
-    /// an eighth of those made up]
+    /// Photographs that are removed, then searched for as they are and by 20 copies [default: 50,
+    /// an eighth of made-up ones]
     #[arg(long)]
     pub held_out: Option<usize>,
-    /// Pictures that the coarse stage hands to the matcher
+    /// Images that the coarse stage passes to the matcher
     #[arg(long, default_value_t = 100)]
     pub candidates: usize,
     /// Embedding model (ONNX, [n, 3, height, width]) [default:
     /// .cache/images/models/mobilenet-v2/1/model.onnx]
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
-    /// Where records lie
+    /// Medium of records
     #[arg(long, value_enum, default_value_t = IndexMedium::Dram)]
     pub medium: IndexMedium,
     /// Queries at once [default: one a core]
     #[arg(long)]
     pub threads: Option<usize>,
-    /// What is random in the attacks
+    /// Seed of the attacks' random values
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Also write the copies and a manifest.json for other programs
@@ -83,12 +83,12 @@ pub struct BenchImagesArgs {
     pub json: Option<PathBuf>,
 }
 
-/// Which photographs are asked with.
+/// Photographs of the queries.
 #[derive(Debug)]
 struct QueryPlan {
-    /// In the collection all the time.
+    /// Photographs that stay in the collection.
     attacked: Vec<usize>,
-    /// Taken out.
+    /// Photographs that are removed.
     held_out: Vec<usize>,
 }
 
@@ -129,8 +129,8 @@ impl QueryPlan {
 /// Runs `bench images`.
 ///
 /// # Errors
-/// `InvalidArgument` for arguments that cannot work, `NotFound` where there is no model, otherwise
-/// what the collection says.
+/// `InvalidArgument` for arguments that cannot work, `NotFound` if there is no model, and those of
+/// the collection.
 pub fn run(args: &BenchImagesArgs, env: &BenchEnv) -> Result<()> {
     let threads = args.threads.unwrap_or_else(loadgen::machine::cores);
     if !(1..=THREADS_MAX).contains(&threads) || args.candidates == 0 {
@@ -183,7 +183,7 @@ pub fn run(args: &BenchImagesArgs, env: &BenchEnv) -> Result<()> {
     report.finish(args.json.as_deref())
 }
 
-/// What the written copies are, for a program that does the same.
+/// Describes the written copies for other programs.
 fn manifest(
     pipeline: &Pipeline<'_>,
     plan: &QueryPlan,

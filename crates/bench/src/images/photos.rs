@@ -1,4 +1,4 @@
-//! The photographs: those of a folder, or some made up.
+//! Photographs of a folder, or made-up images.
 
 use std::path::{Path, PathBuf};
 
@@ -8,41 +8,40 @@ use vision::{Image, Limits, decode};
 use super::attacks::encode;
 use loadgen::random::RandomSequence;
 
-/// Files that are taken for pictures.
+/// Extensions of images.
 const EXTENSIONS: [&str; 7] = ["jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp"];
-/// Folders within folders at most.
+/// Maximum depth of folders.
 const DEPTH_MAX: usize = 8;
-/// Photographs at most: their files are kept in memory.
+/// Maximum number of photographs: their files are kept in memory.
 const PHOTOS_MAX: usize = 20_000;
-/// Size of a picture made up.
+/// Size of a made-up image in pixels.
 const MADE: (u32, u32) = (320, 240);
-/// Shapes in it.
+/// Shapes in a made-up image.
 const SHAPES: usize = 90;
 
-/// One photograph.
 #[derive(Clone, Debug)]
 pub(super) struct Photo {
-    /// Its path, or what it is called where it was made up.
+    /// Path, or the name of a made-up image.
     pub(super) name: String,
-    /// The file.
+    /// Content of the file.
     pub(super) bytes: Vec<u8>,
 }
 
 impl Photo {
-    /// Its pixels.
-    pub(super) fn picture(&self) -> Result<Image> {
+    /// Decodes the pixels.
+    pub(super) fn image(&self) -> Result<Image> {
         Ok(decode(&self.bytes, &Limits::default())
             .map_err(|error| error.context(&self.name))?
             .image)
     }
 
-    /// Its name without folders and extension.
+    /// Returns the name without folders and extension.
     pub(super) fn stem(&self) -> &str {
         Path::new(&self.name).file_stem().and_then(|stem| stem.to_str()).unwrap_or("photo")
     }
 }
 
-/// All pictures below `dir`, by path; those that cannot be read are named in `skipped`.
+/// Reads all images below `dir`, by path. `skipped` gets the names of unreadable files.
 pub(super) fn read(dir: &Path, skipped: &mut Vec<String>) -> Result<Vec<Photo>> {
     let mut paths = Vec::new();
     if !dir.is_dir() {
@@ -52,7 +51,7 @@ pub(super) fn read(dir: &Path, skipped: &mut Vec<String>) -> Result<Vec<Photo>> 
     paths.sort();
     if paths.len() > PHOTOS_MAX {
         return Err(Error::invalid(format!(
-            "--dir {}: {} pictures, at most {PHOTOS_MAX} are taken: name a folder with fewer",
+            "--dir {}: {} images, at most {PHOTOS_MAX} are taken: name a folder with fewer",
             dir.display(),
             paths.len()
         )));
@@ -61,7 +60,7 @@ pub(super) fn read(dir: &Path, skipped: &mut Vec<String>) -> Result<Vec<Photo>> 
     for path in paths {
         let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, &e))?;
         let photo = Photo { name: path.display().to_string(), bytes };
-        match photo.picture() {
+        match photo.image() {
             Ok(_) => photos.push(photo),
             Err(error) => skipped.push(error.message().to_owned()),
         }
@@ -83,8 +82,8 @@ fn collect(dir: &Path, depth: usize, paths: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Pictures of overlapping boxes and discs in random colours: nothing like photographs, but with
-/// corners.
+/// Draws images of overlapping boxes and discs in random colours. They do not look like
+/// photographs, but have corners.
 pub(super) fn made(count: usize) -> Result<Vec<Photo>> {
     (0..count)
         .map(|number| {
@@ -97,13 +96,13 @@ pub(super) fn made(count: usize) -> Result<Vec<Photo>> {
 fn scene(seed: u64) -> Image {
     let (width, height) = MADE;
     let mut random = RandomSequence::new(seed);
-    let mut picture = Image { width, height, rgb: vec![128; (width * height * 3) as usize] };
+    let mut image = Image { width, height, rgb: vec![128; (width * height * 3) as usize] };
     for _ in 0..SHAPES {
         let colour = random.bits().to_le_bytes();
         let (x, y) = (random.unit() * f64::from(width), random.unit() * f64::from(height));
         let (wide, high) = (4.0 + 40.0 * random.unit(), 4.0 + 40.0 * random.unit());
         let round = random.bits() & 1 == 0;
-        for (index, pixel) in picture.rgb.as_chunks_mut::<3>().0.iter_mut().enumerate() {
+        for (index, pixel) in image.rgb.as_chunks_mut::<3>().0.iter_mut().enumerate() {
             let (column, row) = (index as u32 % width, index as u32 / width);
             let (off_x, off_y) = ((f64::from(column) - x) / wide, (f64::from(row) - y) / high);
             let inside =
@@ -113,5 +112,5 @@ fn scene(seed: u64) -> Image {
             }
         }
     }
-    picture
+    image
 }

@@ -1,4 +1,4 @@
-//! What is asked, and what came of it.
+//! Queries and their results.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -19,34 +19,34 @@ use super::photos::Photo;
 use loadgen::random::{RandomSequence, at};
 use loadgen::report::{StepProgress, write_file};
 
-/// A copy of a photograph to look for.
+/// A copy of a photograph to search for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopyQuery {
-    /// Which photograph.
+    /// Number of the photograph.
     pub(super) photo: usize,
-    /// Which of [`Attack::ALL`], and which copy; `None` for the file as it is.
+    /// Index into [`Attack::ALL`] and number of the copy, or `None` for the unmodified file.
     pub(super) attack: Option<(usize, usize)>,
 }
 
 impl CopyQuery {
-    /// All copies of a photograph.
+    /// Returns all copies of a photograph.
     pub(super) fn copies(photo: usize) -> impl Iterator<Item = CopyQuery> {
         Attack::ALL.iter().enumerate().flat_map(move |(attack, &(_, _, copies))| {
             (0..copies).map(move |variant| CopyQuery { photo, attack: Some((attack, variant)) })
         })
     }
 
-    /// The file that is asked with.
+    /// Returns the file of the query.
     pub(super) fn file(&self, photos: &[Photo], seed: u64) -> Result<Vec<u8>> {
         let photo =
             photos.get(self.photo).ok_or_else(|| Error::internal("a query of no photograph"))?;
         let Some((attack, variant)) = self.attack else { return Ok(photo.bytes.clone()) };
         let number = (self.photo * Attack::ALL.len() + attack) * 16 + variant;
         let (attack, ..) = Attack::ALL[attack];
-        attack.copy(&photo.picture()?, variant, &mut RandomSequence::new(at(seed, number as u64)))
+        attack.copy(&photo.image()?, variant, &mut RandomSequence::new(at(seed, number as u64)))
     }
 
-    /// What was done to the photograph.
+    /// Returns the name of the attack.
     pub(super) fn name(&self) -> &'static str {
         self.attack.map_or("as_it_is", |(attack, _)| Attack::ALL[attack].1)
     }
@@ -67,28 +67,26 @@ impl Times {
     }
 }
 
-/// What came of one query.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct QueryResult {
     pub(super) ask: CopyQuery,
-    /// Whether the photograph is the most alike by embedding, among the candidates, first in the
-    /// end.
+    /// True if the photograph is first by embedding, among the candidates, and first in the end.
     pub(super) coarse_first: bool,
     pub(super) is_candidate: bool,
     pub(super) final_first: bool,
-    /// Its score, where it is a candidate, and whether that is accepted.
+    /// Its score if it is a candidate, and true if that is accepted.
     pub(super) score: f32,
     pub(super) accepted: bool,
-    /// Other pictures that were accepted, the best score of one, and which it was.
+    /// Number of other images that were accepted, the best score of one, and its number.
     pub(super) wrong: usize,
     pub(super) wrong_score: f32,
     pub(super) wrong_photo: Option<usize>,
-    /// Pictures that were matched.
+    /// Number of images that were matched.
     pub(super) compared: usize,
     pub(super) times: Times,
 }
 
-/// What turns files into answers.
+/// Stages from a file to a result.
 pub(super) struct Pipeline<'a> {
     pub(super) photos: &'a [Photo],
     pub(super) embedder: &'a PhotoEmbedder,
@@ -99,7 +97,7 @@ pub(super) struct Pipeline<'a> {
 }
 
 impl Pipeline<'_> {
-    /// The points of all photographs; a point's id is the number of its photograph.
+    /// Describes all photographs as points. A point's id is the number of its photograph.
     pub(super) fn entries(&self, progress: &StepProgress) -> Result<Vec<IndexedPhoto>> {
         self.each(
             self.photos.len(),
@@ -116,7 +114,7 @@ impl Pipeline<'_> {
         )
     }
 
-    /// The answers to `asks`, in their order. The file of each is also written below `to`.
+    /// Returns the results of `asks` in order. The file of each is also written below `to`.
     pub(super) fn answers(
         &self,
         index: &PhotoIndex,
@@ -141,7 +139,7 @@ impl Pipeline<'_> {
         )
     }
 
-    /// Where the file of a query is written.
+    /// Returns the path of a query's file.
     pub(super) fn place(&self, ask: &CopyQuery) -> String {
         let stem = self.photos.get(ask.photo).map_or("photo", Photo::stem);
         let variant = ask.attack.map_or(0, |(_, variant)| variant);
@@ -183,22 +181,23 @@ impl Pipeline<'_> {
         })
     }
 
-    /// What search compares of a file.
+    /// Computes the embedding and keypoints of a file.
     fn describe(&self, bytes: &[u8]) -> Result<(Vec<f32>, Graph, Times)> {
         let mut times = Times::default();
         let start = Instant::now();
-        let picture = decode(bytes, &Limits::default())?.image;
+        let image = decode(bytes, &Limits::default())?.image;
         times.decode = ms_since(start);
         let start = Instant::now();
-        let embedding = self.embedder.embed(&picture)?;
+        let embedding = self.embedder.embed(&image)?;
         times.embed = ms_since(start);
         let start = Instant::now();
-        let graph = keypoints(&picture.gray(), &self.options);
+        let graph = keypoints(&image.gray(), &self.options);
         times.keypoints = ms_since(start);
         Ok((embedding, graph, times))
     }
 
-    /// `work` on 0 to `count`, by several threads, each with what `own` gives it; results in order.
+    /// Runs `work` on 0 to `count` in several threads, each with a value of `own`. Returns the
+    /// results in order.
     fn each<T: Send, O>(
         &self,
         count: usize,

@@ -1,4 +1,4 @@
-//! What `bench images` says: JSON, and a table.
+//! The report of `bench images`: JSON and a table.
 
 use std::collections::BTreeMap;
 
@@ -15,27 +15,27 @@ use loadgen::println;
 use loadgen::report::{TextTable, ms};
 use loadgen::stats::{median, ratio};
 
-/// What `bench images` writes as JSON.
+/// JSON of `bench images`.
 #[derive(Debug, Serialize)]
 pub(super) struct ImagesReport {
     attacks: BTreeMap<&'static str, AttackRates>,
     final_recall1_mean: f64,
     final_recall1_min: f64,
     coarse_recall1_mean: f64,
-    /// Whether no attack's recall in the end is below that of the coarse stage.
+    /// True if no attack's final recall is below that of the coarse stage.
     final_never_below_coarse: bool,
     /// Copies whose photograph came first by embedding and not in the end.
     spoilt: usize,
-    /// Wrong pictures accepted: for pictures that are not in the set, and for copies of those that
-    /// are.
+    /// Accepted wrong images: for images that are not in the set, and for copies of those in the
+    /// set.
     false_accepts: usize,
     false_accepts_held_out: usize,
     false_accepts_in_set: usize,
-    /// The best score of a wrong picture, and the threshold.
+    /// Best score of a wrong image, and the threshold.
     wrong_score_max: f32,
     wrong_pair: Option<[String; 2]>,
     accept: f32,
-    /// Pairs of a query and a wrong picture that were matched.
+    /// Pairs of a query and a wrong image that were matched.
     wrong_pairs_matched: usize,
     query_p50_ms: f64,
     stages_p50_ms: StageTimes,
@@ -54,15 +54,15 @@ pub(super) struct ImagesReport {
     context: RunContext,
 }
 
-/// Of one attack.
+/// Rates of one attack.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct AttackRates {
     copies: usize,
     coarse_recall1: f64,
-    /// Whether the photograph is among those that are matched at all.
+    /// Share of queries whose photograph is among the candidates.
     coarse_recall_at_candidates: f64,
     final_recall1: f64,
-    /// Whether its score is over the threshold.
+    /// Share of queries whose photograph scores above the threshold.
     accepted: f64,
     score_p50: f64,
 }
@@ -87,17 +87,17 @@ struct IndexFacts {
 struct HeldOut {
     photographs: usize,
     queries: usize,
-    /// Left in the collection for them.
+    /// Photographs left in the collection.
     photographs_left: usize,
 }
 
-/// What a run consisted of.
+/// Parts of a run.
 pub(super) struct ImagesRun<'a> {
     pub(super) args: &'a BenchImagesArgs,
     pub(super) plan: &'a QueryPlan,
     pub(super) pipeline: &'a Pipeline<'a>,
     pub(super) entries: &'a [IndexedPhoto],
-    /// To copies of photographs that are in, and to queries for what is not.
+    /// Results of copies of photographs in the collection, and of queries for removed ones.
     pub(super) answers: &'a [QueryResult],
     pub(super) strangers: &'a [QueryResult],
     /// Photographs left in the collection for the latter.
@@ -257,7 +257,7 @@ impl BenchReport for ImagesReport {
             self.final_recall1_mean, self.final_recall1_min, self.coarse_recall1_mean
         );
         println!(
-            "false accepts {} ({} of {} queries for what is not there); best score of a wrong picture {:.0}, accepted \
+            "false accepts {} ({} of {} queries for what is not there); best score of a wrong image {:.0}, accepted \
              from {:.0}",
             self.false_accepts,
             self.false_accepts_held_out,

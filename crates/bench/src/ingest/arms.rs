@@ -1,4 +1,4 @@
-//! The two arms: searches while pictures come in, and searches while threads of idle priority do
+//! The two arms: searches while images come in, and searches while threads of idle priority do
 //! arithmetic.
 
 use std::sync::Arc;
@@ -21,52 +21,49 @@ use loadgen::samples::TallyCounts;
 use loadgen::schedule::Arrivals;
 use loadgen::stats::Latencies;
 
-/// Different searches, sent in turn.
+/// Number of different searches.
 const SEARCHES: usize = 64;
-/// How long one client searches to find out what a search costs.
+/// Time for measuring one client's search latency.
 const CALIBRATION: Duration = Duration::from_millis(1500);
-/// The share of one core that searches shall keep busy.
+/// Share of one core that searches shall keep busy.
 const CORE_SHARE: f64 = 0.4;
-/// Not counted at the beginning of an arm.
+/// Time at the start of an arm that does not count.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// How long the server may take to put the first picture of a folder in.
+/// Timeout for the first image of a folder.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(30);
-/// A folder has this many times as many pictures as the server put in at the start in the same
-/// time.
+/// Size of a folder relative to the images that the server put in at the start in the same time.
 const SPARE: f64 = 1.5;
 
-/// What is done beside the searches.
+/// Load beside the searches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IngestArm {
     Control,
     Ingest,
 }
 
-/// One arm of one round.
 pub(super) struct IngestRound {
     pub(super) arm: IngestArm,
     pub(super) counted: TallyCounts,
-    /// What happened in the background.
+    /// Events in the background.
     pub(super) images: f64,
     pub(super) flushes: f64,
     pub(super) merges: f64,
-    /// Whether there were always pictures to put in.
+    /// True if there were images to put in at all times.
     pub(super) fed: bool,
 }
 
-/// What the arms gave.
 pub(super) struct IngestResults {
     pub(super) rounds: Vec<IngestRound>,
     pub(super) rate: f64,
-    /// Latency of a search when nothing else is done.
+    /// Latency of a search without other load.
     pub(super) alone_ms: f64,
-    /// Pictures a second when nobody searches.
+    /// Images a second without searches.
     pub(super) fill_per_s: f64,
     pub(super) points: f64,
     pub(super) segments: f64,
 }
 
-/// An answer must have the picture that was asked with.
+/// Checks that a response has the image of its query.
 struct Own {
     ids: Vec<String>,
 }
@@ -190,7 +187,7 @@ fn plan(
     Ok(DrivePlan::new(endpoint, template, shots.into(), pace, duration))
 }
 
-/// What all rounds have in common.
+/// State that all rounds share.
 struct IngestSetup {
     ids: Vec<String>,
     judge: Arc<dyn Judge>,
@@ -234,20 +231,19 @@ impl IngestSetup {
             stop.store(true, Ordering::Relaxed);
             (round, feeder.join())
         });
-        ended.unwrap_or_else(|_| {
-            Err(Error::internal("the thread that puts pictures in panicked"))
-        })?;
+        ended
+            .unwrap_or_else(|_| Err(Error::internal("the thread that puts images in panicked")))?;
         subject.acknowledged.append(&mut acknowledged);
         round
     }
 }
 
-/// Waits for the first picture of a folder.
+/// Waits for the first image of a folder.
 fn first(seen: &AtomicU64, ended: impl Fn() -> bool) -> Result<()> {
     let deadline = Instant::now() + FIRST_TIMEOUT;
     while seen.load(Ordering::Relaxed) == 0 {
         if ended() || Instant::now() > deadline {
-            return Err(Error::internal("no picture of the folder was put in"));
+            return Err(Error::internal("no image of the folder was put in"));
         }
         sleep(Duration::from_millis(5));
     }
@@ -273,7 +269,7 @@ impl IngestRound {
     }
 }
 
-/// The latencies of all rounds of an arm together.
+/// Merges the latencies of all rounds of an arm.
 pub(super) fn pooled<'a>(rounds: impl Iterator<Item = &'a IngestRound>) -> Latencies {
     let mut all = Latencies::default();
     rounds.for_each(|round| all.add(&round.counted.latencies));

@@ -1,5 +1,5 @@
-//! Pictures that are made up: shapes of random colours, places and sizes, as JPEG files in folders.
-//! Each is another one.
+//! Made-up images: shapes of random colours, positions and sizes, as JPEG files in folders. No two
+//! are equal.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,33 +9,29 @@ use image::codecs::jpeg::JpegEncoder;
 
 use loadgen::random::{RandomSequence, at};
 
-/// Sides of a picture.
+/// Size of an image in pixels.
 const WIDTH: usize = 320;
 const HEIGHT: usize = 240;
-/// Shapes of a picture.
+/// Shapes of an image.
 const SHAPES: usize = 60;
-/// JPEG quality.
 const QUALITY: u8 = 85;
-/// Seed of the pictures.
+/// Seed of the images.
 const SEED: u64 = 62;
 
-/// Picture `number` as a JPEG file.
+/// Returns image `number` as a JPEG file.
 ///
 /// # Errors
-/// `Internal` where the encoder refuses.
+/// `Internal` if the encoder refuses.
 pub(super) fn jpeg(number: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let (width, height) = (WIDTH as u32, HEIGHT as u32);
     JpegEncoder::new_with_quality(&mut bytes, QUALITY)
         .encode(&drawn(number), width, height, image::ExtendedColorType::Rgb8)
-        .map_err(|error| {
-            Error::internal(format!("a made-up picture cannot be encoded: {error}"))
-        })?;
+        .map_err(|error| Error::internal(format!("a made-up image cannot be encoded: {error}")))?;
     Ok(bytes)
 }
 
-/// Its pixels, three bytes each: a shaded ground, and shapes with edges and corners on it, the last
-/// on top.
+/// Draws a shaded ground and shapes with edges and corners on it, three bytes a pixel.
 fn drawn(number: u64) -> Vec<u8> {
     let mut random = RandomSequence::new(at(SEED, number));
     let mut below = |limit: usize| (random.bits() % limit.max(1) as u64) as usize;
@@ -66,11 +62,11 @@ fn drawn(number: u64) -> Vec<u8> {
     pixels
 }
 
-/// Writes pictures `first` to before `first + count` into the new folder `folder`, as NUMBER.jpg,
-/// on all cores.
+/// Writes images `first` to before `first + count` into the new folder `folder`, as NUMBER.jpg, on
+/// all cores.
 ///
 /// # Errors
-/// When the disk cannot be written.
+/// If the disk cannot be written.
 pub(super) fn write(folder: &Path, first: u64, count: u64) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|error| Error::io(folder, &error))?;
     let (next, end) = (AtomicU64::new(first), first + count);
@@ -89,12 +85,12 @@ pub(super) fn write(folder: &Path, first: u64, count: u64) -> Result<()> {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         let joined = workers.into_iter().map(|worker| worker.join());
         joined.into_iter().try_for_each(|ended| {
-            ended.unwrap_or_else(|_| Err(Error::internal("a thread that draws pictures panicked")))
+            ended.unwrap_or_else(|_| Err(Error::internal("a thread that draws images panicked")))
         })
     })
 }
 
-/// Where picture `number` of a folder is.
+/// Returns the path of image `number` in a folder.
 pub(super) fn path(folder: &Path, number: u64) -> PathBuf {
     folder.join(format!("{number:08}.jpg"))
 }
@@ -104,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pictures_are_pictures_and_different() {
+    fn images_are_images_and_different() {
         let [first, second] = [1, 2].map(|number| jpeg(number).unwrap());
         assert_ne!(first, second);
         assert_eq!(first, jpeg(1).unwrap());
@@ -113,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_gets_the_pictures_asked_for() {
+    fn a_folder_gets_the_images_asked_for() {
         let dir = tempfile::tempdir().unwrap();
         write(&dir.path().join("a"), 5, 7).unwrap();
         let names: Vec<_> = std::fs::read_dir(dir.path().join("a")).unwrap().collect();

@@ -1,4 +1,4 @@
-//! Kills: whatever was acknowledged must be there in the next life.
+//! Kills: every acknowledged image must be there in the next life.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -13,27 +13,27 @@ use super::subject::{Acknowledged, IngestSubject};
 use loadgen::random::RandomSequence;
 use loadgen::report::StepProgress;
 
-/// Pictures whose files are read after each kill, of those that were acknowledged last.
+/// Number of last acknowledged images whose files are read after each kill.
 const READ_BACK: usize = 40;
-/// The shortest life.
+/// Shortest life.
 const LIFE_MIN: Duration = Duration::from_millis(50);
 
-/// What the kills gave.
+/// Results of the kills.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Killed {
     pub(super) kills: u32,
-    /// Pictures that were acknowledged in any life, and how many of them were asked for in all
-    /// lives together.
+    /// Images acknowledged in any life, and the number of checks of them in all lives together.
     pub(super) acknowledged: u64,
     pub(super) checked: u64,
     pub(super) lost: u64,
-    /// Files that were read and compared, and those of them that were not what was sent.
+    /// Files that were read and compared, and the number of them that differ.
     pub(super) read: u64,
     pub(super) damaged: u64,
     pub(super) start_ms_max: f64,
 }
 
-/// Puts pictures in, kills, starts again and looks, as often as asked for.
+/// Puts images in, kills the server, starts it again and checks its images, as often as the
+/// arguments say.
 pub(super) fn run(
     args: &IngestArgs,
     subject: &mut IngestSubject,
@@ -65,7 +65,7 @@ pub(super) fn run(
             feeder
                 .join()
                 .map(drop)
-                .map_err(|_| Error::internal("the thread that puts pictures in panicked"))
+                .map_err(|_| Error::internal("the thread that puts images in panicked"))
         })?;
         let fresh = fresh.into_inner().unwrap_or_else(PoisonError::into_inner);
         let began = Instant::now();
@@ -76,7 +76,7 @@ pub(super) fn run(
         killed.kills += 1;
         scan(subject, &mut killed, &fresh)?;
         progress.line(&format!(
-            "kill {} after {} ms: {} pictures acknowledged in this life, {} of {} lost",
+            "kill {} after {} ms: {} images acknowledged in this life, {} of {} lost",
             number + 1,
             life.as_millis(),
             fresh.len(),
@@ -89,7 +89,7 @@ pub(super) fn run(
     Ok(killed)
 }
 
-/// Asks for all that was ever acknowledged, and reads some of what was last.
+/// Checks that all acknowledged images are there, and reads some of the last ones.
 fn scan(subject: &IngestSubject, killed: &mut Killed, fresh: &Acknowledged) -> Result<()> {
     let ids: Vec<&String> = subject.acknowledged.keys().collect();
     let missing = subject.missing(&ids)?;

@@ -1,5 +1,4 @@
-//! `millpond bench ingest`: what putting pictures in does to those who look for some, and what a
-//! kill costs.
+//! `millpond bench ingest`: the effect of ingest on searches, and of a kill on acknowledged images.
 
 mod arms;
 mod images;
@@ -20,34 +19,34 @@ use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 use subject::IngestSubject;
 
-/// Rounds at most.
+/// Maximum number of rounds.
 const ROUNDS_MAX: u32 = 1000;
-/// Kills at most.
+/// Maximum number of kills.
 const KILLS_MAX: u32 = 1000;
-/// Pictures at the start at most.
-const PICTURES_MAX: u64 = 1_000_000;
-/// Seconds of an arm at most.
+/// Maximum number of images at the start.
+const IMAGES_MAX: u64 = 1_000_000;
+/// Maximum length of an arm in seconds.
 const SECONDS_MAX: u64 = 3600;
 
-/// Look for pictures while others are put in at full speed; then kill the server, and look for what
-/// it had acknowledged.
+/// Search images while others are put in at full speed; then kill the server, and check the images
+/// that it had acknowledged.
 ///
-/// Searches are sent in an open loop at a fixed rate, by the id of a picture that is there: the
+/// Searches are sent in an open loop at a fixed rate, by the id of an image in the collection: the
 /// coarse filter, then the matcher over 200 candidates. Latency counts from the moment a search was
-/// due. In the ingest arm the server reads a folder of new pictures meanwhile, embeds them, finds
-/// their keypoints, and seals and merges segments, all in the background. In the control arm there
-/// are threads of idle priority in its place, one a core, which do nothing but arithmetic: what
-/// remains is what the ingest does beyond being there. The arms take turns on one server. The
-/// report says how many pictures came in and how often segments were sealed and merged meanwhile.
+/// due. In the ingest arm the server reads a folder of new images meanwhile, embeds them, finds
+/// their keypoints, and flushes and merges segments, all in the background. In the control arm
+/// there are threads of idle priority in its place, one a core, which only do arithmetic: the
+/// difference is what the ingest costs beyond its use of idle time. The arms take turns on one
+/// server. The report has the number of images put in and of flushes and merges meanwhile.
 ///
-/// Then pictures are put in, the server is killed at a random moment, started again, and asked for
-/// every picture that any of its lives had acknowledged; of some the file is read and compared.
+/// Then images are put in, the server is killed at a random moment, started again, and asked for
+/// every image that any of its lives had acknowledged; of some the file is read and compared.
 ///
-/// Wanted: p99 within 1.25 times that of the control arm, nothing lost. Pictures and model are made
+/// Goals: p99 within 1.25 times that of the control arm, nothing lost. Images and model are made
 /// up.
 #[derive(Args, Clone, Debug)]
 pub struct IngestArgs {
-    /// Pictures that are there at the start
+    /// Images in the collection at the start
     #[arg(long, default_value_t = 600)]
     pub pictures: u64,
     /// Rounds; each has both arms
@@ -59,17 +58,17 @@ pub struct IngestArgs {
     /// Searches a second [default: as many as keep 0.4 of one core busy]
     #[arg(long)]
     pub rate: Option<f64>,
-    /// How often the server is killed
+    /// Number of kills of the server
     #[arg(long, default_value_t = 5)]
     pub kills: u32,
-    /// The longest life of a server that is to be killed, in milliseconds
+    /// Longest life of a server that is to be killed, in milliseconds
     #[arg(long, default_value_t = 4000)]
     pub life_ms: u64,
-    /// Memory of the collections: little, so that segments are small and are sealed and merged
-    /// often
+    /// Memory of the collections: little, so that segments are small and flushes and merges
+    /// frequent
     #[arg(long, default_value = "48MiB", value_name = "BYTES")]
     pub search_memory: String,
-    /// Where the moments of the kills come from
+    /// Seed of the moments of the kills
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Write the figures as JSON
@@ -86,7 +85,7 @@ impl IngestArgs {
                     Err(Error::invalid(format!("--{what} must be {least} to {most}, not {value}")))
                 }
             };
-        within("pictures", self.pictures, 10, PICTURES_MAX)?;
+        within("pictures", self.pictures, 10, IMAGES_MAX)?;
         within("rounds", self.rounds.into(), 1, ROUNDS_MAX.into())?;
         within("seconds", self.seconds, 1, SECONDS_MAX)?;
         within("kills", self.kills.into(), 0, KILLS_MAX.into())?;
@@ -101,9 +100,8 @@ impl IngestArgs {
 /// Runs `bench ingest`.
 ///
 /// # Errors
-/// When an argument is out of range or a server cannot be had; after the figures were written:
-/// `DataLoss` when an acknowledged picture was lost, `Internal` when searches failed or were
-/// answered wrongly.
+/// If an argument is out of range or a server cannot be started. After the report: `DataLoss` if an
+/// acknowledged image was lost, `Internal` if searches failed or were answered wrongly.
 pub fn run(args: &IngestArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     let watch = NoiseWatch::start();

@@ -1,6 +1,6 @@
-//! A small convolutional network that makes a vector of a picture. Nobody trained it: what is
-//! measured does not depend on the values, and the features of random filters still tell made-up
-//! pictures apart.
+//! A small convolutional network that makes a vector of an image. It is not trained: the
+//! measurement does not depend on the values, and features of random filters distinguish made-up
+//! images well enough.
 
 use std::path::{Path, PathBuf};
 
@@ -12,36 +12,36 @@ use loadgen::BenchEnv;
 use loadgen::cache;
 use loadgen::random::{at, signed_unit};
 
-/// The name it is served under.
+/// Name under which the model is served.
 pub(super) const NAME: &str = "embedder";
-/// Channels before and behind each layer; every layer halves both sides, the first one twice.
+/// Channels before and after each layer. Every layer halves both sides; the first one quarters
+/// them.
 const CHANNELS: [usize; 5] = [3, 32, 64, 128, 256];
-/// Sides of a filter.
+/// Side of a filter.
 const KERNEL: usize = 3;
-/// Sides of a picture as the model wants it.
+/// Side of an input image in pixels.
 const SIDE: usize = 224;
-/// Operators' version.
+/// Version of the operator set.
 const OPSET: i64 = 18;
 /// Seed of the parameters.
 const SEED: u64 = 61;
-/// Changes when the graph does, so that an older one in a cache is not taken for this one.
+/// Revision of the graph, part of the cache key.
 const REVISION: u32 = 1;
 
-/// Publishes it into the cache, once; where it is.
+/// Publishes the model into the cache if it is not there, and returns its path.
 ///
 /// # Errors
-/// When the disk cannot be written.
+/// If the disk cannot be written.
 pub(super) fn publish(env: &BenchEnv) -> Result<PathBuf> {
     let key = format!("embedder-r{REVISION}-s{SEED}");
     cache::ensure(&env.cache_dir, &key, 0, write_layout)
 }
 
-/// The filters of layer `layer`.
 fn weights(layer: usize, from: usize, to: usize) -> OnnxParameter {
     OnnxParameter::new(format!("layer{layer}.w"), DType::F32, [to, from, KERNEL, KERNEL])
 }
 
-/// Writes the mappable layout into `dir`, which is empty.
+/// Writes the mappable layout into the empty directory `dir`.
 fn write_layout(dir: &Path) -> Result<()> {
     let mut writer = LayoutWriter::create(dir, WriteOptions::default())?;
     let mut builder = graph();
@@ -60,13 +60,13 @@ fn write_layout(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The graph without its filters.
+/// Returns the graph without its filters.
 fn graph() -> ModelBuilder {
     let batch = || Dim::Dynamic(Some("batch".into()));
     let dims = CHANNELS[CHANNELS.len() - 1];
-    let picture = [batch(), Dim::Fixed(CHANNELS[0]), Dim::Fixed(SIDE), Dim::Fixed(SIDE)];
+    let image = [batch(), Dim::Fixed(CHANNELS[0]), Dim::Fixed(SIDE), Dim::Fixed(SIDE)];
     let mut builder = ModelBuilder::new(NAME, OPSET)
-        .input("image", DType::F32, &picture)
+        .input("image", DType::F32, &image)
         .output("embedding", DType::F32, &[batch(), Dim::Fixed(dims)])
         .ints("plane", &[2], &[2, 3])
         .ints("values", &[1], &[1]);
@@ -95,11 +95,11 @@ mod tests {
     use base::{NamedTensor, Tensor};
 
     #[test]
-    fn different_pictures_get_different_vectors_of_length_one() {
+    fn different_images_get_different_vectors_of_length_one() {
         let dir = tempfile::tempdir().unwrap();
         write_layout(dir.path()).unwrap();
         let bare = Bare::open(&env(dir.path()), dir.path()).unwrap();
-        let picture = |seed: u64| {
+        let image = |seed: u64| {
             let values: Vec<f32> =
                 (0..(3 * SIDE * SIDE) as u64).map(|at| signed_unit(seed, at / 97)).collect();
             vec![NamedTensor::new(
@@ -107,7 +107,7 @@ mod tests {
                 Tensor::from_vec([1, 3, SIDE, SIDE].as_slice(), values).unwrap(),
             )]
         };
-        let answers = bare.answers(&[picture(1), picture(2)]).unwrap();
+        let answers = bare.answers(&[image(1), image(2)]).unwrap();
         for answer in &answers {
             assert_eq!(answer.len(), CHANNELS[CHANNELS.len() - 1]);
             assert!((answer.iter().map(|value| value * value).sum::<f32>() - 1.0).abs() < 1e-4);

@@ -1,4 +1,4 @@
-//! What `bench ingest` says.
+//! The report of `bench ingest`.
 
 use base::{Error, Result};
 use serde::Serialize;
@@ -11,21 +11,21 @@ use loadgen::println;
 use loadgen::report::{TextTable, ms};
 use loadgen::stats::{LatencySummary, median, ratio};
 
-/// The most that the ingest arm's p99 may be, in times of the control arm's.
+/// Maximum p99 of the ingest arm as a multiple of the control arm's.
 const RATIO_WANTED: f64 = 1.25;
 
-/// One arm: all its rounds together.
+/// Figures of an arm over all its rounds.
 #[derive(Debug, Serialize)]
 struct IngestArmReport {
     #[serde(flatten)]
     all: LatencySummary,
-    /// The median of the rounds' own p99.
+    /// Median of the p99 of the rounds.
     p99_ms_round_median: f64,
     failed: u64,
     wrong: u64,
 }
 
-/// One arm of one round.
+/// Figures of one arm in one round.
 #[derive(Debug, Serialize)]
 struct RoundReport {
     arm: String,
@@ -34,19 +34,19 @@ struct RoundReport {
     pictures: f64,
     seals: f64,
     merges: f64,
-    /// Whether there were always pictures to put in.
+    /// True if there were images to put in at all times.
     fed: bool,
 }
 
-/// What `bench ingest` writes as JSON.
+/// JSON of `bench ingest`.
 #[derive(Debug, Serialize)]
 pub(super) struct IngestReport {
     control: IngestArmReport,
     ingest: IngestArmReport,
-    /// The ingest arm's p99 in times of the control arm's, and what is wanted of it.
+    /// The ingest arm's p99 as a multiple of the control arm's, and the goal for it.
     p99_ratio: f64,
     p99_ratio_wanted: f64,
-    /// Acknowledged pictures that were not there after a kill.
+    /// Acknowledged images that were missing after a kill.
     lost: u64,
     damaged: u64,
     kills: u32,
@@ -57,7 +57,7 @@ pub(super) struct IngestReport {
     searches_per_s: f64,
     search_alone_ms: f64,
     pictures_per_s_alone: f64,
-    /// In the ingest arm: pictures a second, and how often segments were sealed and merged.
+    /// Ingest arm: images a second, flushes of memtables to segments, and merges.
     pictures_per_s: f64,
     seals: f64,
     merges: f64,
@@ -151,7 +151,7 @@ impl BenchReport for IngestReport {
             self.p99_ratio, self.searches_per_s
         );
         println!(
-            "meanwhile: {:.0} pictures a second ({:.0} when nobody searches), {} segments sealed, {} merges; {} points in \
+            "meanwhile: {:.0} images a second ({:.0} without searches), {} flushes, {} merges; {} points in \
              {} segments at the end",
             self.pictures_per_s,
             self.pictures_per_s_alone,
@@ -161,18 +161,17 @@ impl BenchReport for IngestReport {
             self.segments
         );
         println!(
-            "{} kills: {} of {} acknowledged pictures lost, {} of {} files that were read differ; ready again after {:.0} ms \
+            "{} kills: {} of {} acknowledged images lost, {} of {} files that were read differ; ready again after {:.0} ms \
              at most",
             self.kills, self.lost, self.acknowledged, self.damaged, self.read, self.start_ms_max
         );
         println!("{}", self.context);
     }
 
-    /// Whether what must hold does; how fast it was is for who reads the figures.
     fn verdict(&self) -> Result<()> {
         if self.lost + self.damaged > 0 {
             return Err(Error::data_loss(format!(
-                "{} pictures lost, {} damaged",
+                "{} images lost, {} damaged",
                 self.lost, self.damaged
             )));
         }
@@ -186,7 +185,7 @@ impl BenchReport for IngestReport {
         }
         if let Some(round) = self.rounds.iter().position(|round| !round.fed) {
             return Err(Error::internal(format!(
-                "part {} ran out of pictures to put in",
+                "measurement {} ran out of images to put in",
                 round + 1
             )));
         }

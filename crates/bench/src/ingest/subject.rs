@@ -1,4 +1,4 @@
-//! The server that is measured: a process with a collection of pictures, and calls to it.
+//! The measured server: a process with a collection of images, and calls to it.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -16,26 +16,25 @@ use loadgen::cache;
 use loadgen::process::{ServerPlan, ServerProcess};
 use loadgen::scrape::Scrape;
 
-/// The collection's name.
 pub(super) const COLLECTION: &str = "photos";
-/// The record cache of the server: little, so that searches read the disk.
+/// Record cache of the server: small, so that searches read the disk.
 const CACHE: &str = "4MiB";
-/// Ids that one call asks for.
+/// Maximum number of ids in a call.
 const IDS_AT_ONCE: usize = 1000;
-/// How long the server may take until a call is answered.
+/// Timeout of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long background work may take until it is done.
+/// Timeout of background work.
 const QUIET_TIMEOUT: Duration = Duration::from_secs(120);
-/// Nothing may have happened for so long.
+/// Time without events after which background work counts as done.
 const QUIET: Duration = Duration::from_millis(1500);
 const QUIET_POLL: Duration = Duration::from_millis(100);
-/// An answer that is longer is refused.
+/// Maximum size of a response.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
-/// A picture that the server has acknowledged: its id, and the file it came from.
+/// Acknowledged images: their ids with the files that they came from.
 pub(super) type Acknowledged = BTreeMap<String, PathBuf>;
 
-/// What happened in the background since a server's start.
+/// Background events since a server's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct BackgroundCounts {
     pub(super) images: f64,
@@ -47,15 +46,15 @@ pub(super) struct BackgroundCounts {
     pub(super) merges: f64,
 }
 
-/// The server and what it must have.
+/// The server, and the images that it must have.
 pub(super) struct IngestSubject {
     env: BenchEnv,
     plan: ServerPlan,
     root: PathBuf,
     server: Option<ServerProcess>,
-    /// Everything that was ever acknowledged.
+    /// All images that were ever acknowledged.
     pub(super) acknowledged: Acknowledged,
-    /// Pictures are made up by number; this is the next.
+    /// Number of the next image that is drawn.
     next: u64,
     agent: ureq::Agent,
 }
@@ -91,14 +90,13 @@ impl IngestSubject {
         Ok(subject)
     }
 
-    /// Starts the server where none runs.
     pub(super) fn start(&mut self) -> Result<()> {
         self.server = None;
         self.server = Some(ServerProcess::start(&self.env, &self.plan)?);
         Ok(())
     }
 
-    /// Kills it, as a fault would.
+    /// Kills the server, as a fault would.
     pub(super) fn kill(&mut self) {
         self.server = None;
     }
@@ -111,15 +109,15 @@ impl IngestSubject {
         Ok(format!("http://{}{path}", self.server()?.http().authority))
     }
 
-    /// Draws `count` new pictures into a new folder.
+    /// Draws `count` new images into a new folder.
     pub(super) fn draw(&mut self, name: &str, count: u64) -> Result<PathBuf> {
-        let folder = self.root.join("pictures").join(name);
+        let folder = self.root.join("images").join(name);
         images::write(&folder, self.next, count)?;
         self.next += count;
         Ok(folder)
     }
 
-    /// How to have a folder put in.
+    /// Returns the request that puts a folder in.
     pub(super) fn ingest(&self, folder: &Path) -> Result<IngestFolder> {
         Ok(IngestFolder {
             agent: self.agent.clone(),
@@ -128,7 +126,7 @@ impl IngestSubject {
         })
     }
 
-    /// What happened in the background.
+    /// Reads the server's counters of background work.
     pub(super) fn counters(&self) -> Result<BackgroundCounts> {
         let metrics: Scrape = self.server()?.metrics()?;
         let of = |kind| metrics.sum("millpond_collection", &[("kind", kind)]);
@@ -146,7 +144,7 @@ impl IngestSubject {
         })
     }
 
-    /// Waits until nothing happens in the background any more.
+    /// Waits until background work has ended.
     pub(super) fn wait_quiet(&self) -> Result<BackgroundCounts> {
         let deadline = Instant::now() + QUIET_TIMEOUT;
         let (mut last, mut since) = (self.counters()?, Instant::now());
@@ -164,7 +162,7 @@ impl IngestSubject {
         }
     }
 
-    /// Of `ids`, those that the server does not have.
+    /// Returns the ids of `ids` that the server does not have.
     pub(super) fn missing(&self, ids: &[&String]) -> Result<Vec<String>> {
         let mut missing = Vec::new();
         for chunk in ids.chunks(IDS_AT_ONCE) {
@@ -172,13 +170,13 @@ impl IngestSubject {
                 self.call(&format!("/v1/images/{COLLECTION}/missing"), &json!({ "ids": chunk }))?;
             let list = answer.get("missing").and_then(Value::as_array);
             let list =
-                list.ok_or_else(|| Error::internal("the answer has no list of missing pictures"))?;
+                list.ok_or_else(|| Error::internal("the answer has no list of missing images"))?;
             missing.extend(list.iter().filter_map(Value::as_str).map(str::to_owned));
         }
         Ok(missing)
     }
 
-    /// Waits until the collection answers, which it does not while it is being opened.
+    /// Waits until the collection answers. It does not while it is being opened.
     pub(super) fn wait_open(&self) -> Result<()> {
         let deadline = Instant::now() + CALL_TIMEOUT;
         loop {
@@ -190,7 +188,7 @@ impl IngestSubject {
         }
     }
 
-    /// Whether the picture that the server gives for an id is the file it came from.
+    /// Returns true if the server's image for an id equals the file that it came from.
     pub(super) fn is_whole(&self, id: &str, file: &Path) -> Result<bool> {
         let url = self.url(&format!("/v1/images/{COLLECTION}/{id}"))?;
         let failed = |error: ureq::Error| Error::unavailable(format!("{url}: {error}"));
@@ -227,12 +225,11 @@ impl IngestSubject {
 impl Drop for IngestSubject {
     fn drop(&mut self) {
         self.server = None;
-        // The pictures are of no use to anybody else.
+        // The images are of no use to another run.
         let _ = cache::remove(&self.root);
     }
 }
 
-/// A folder to be put in.
 pub(super) struct IngestFolder {
     agent: ureq::Agent,
     url: String,
@@ -240,11 +237,11 @@ pub(super) struct IngestFolder {
 }
 
 impl IngestFolder {
-    /// Has the server read the folder, and takes note of what it acknowledges, until the folder's
-    /// end, until `stop`, or until the server is no more. Whether the end was reached.
+    /// Makes the server read the folder and calls `acknowledged` for every image that it confirms.
+    /// Returns true at the folder's end, false after `stop` or the server's end.
     ///
     /// # Errors
-    /// When the server refuses.
+    /// If the server refuses.
     pub(super) fn run(
         &self,
         stop: &AtomicBool,
@@ -269,9 +266,7 @@ impl IngestFolder {
                 }
                 _ if line.get("summary").is_some() => return Ok(true),
                 _ => {
-                    return Err(Error::internal(format!(
-                        "a made-up picture was not put in: {line}"
-                    )));
+                    return Err(Error::internal(format!("a made-up image was not put in: {line}")));
                 }
             }
             if stop.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! Right answers, and what an answer must share with the right one.
+//! Expected answers of models, and the comparison of an answer with them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,29 +10,28 @@ use loadgen::connection::RawResponse;
 use loadgen::drive::{Judge, Judgement};
 use loadgen::wire::{Outputs, read_answer};
 
-/// What the model answers to each request when it runs alone, and how near an answer must come.
+/// Answers of the model to each request when it runs alone, and the tolerance of the comparison.
 #[derive(Debug)]
 pub(crate) struct ExpectedAnswers {
     kind: AnswerKind,
-    /// Bits of the largest difference that was seen; as they are never negative, bits order as
+    /// Bits of the largest difference seen. Differences are never negative, so their bits order as
     /// numbers do.
     drift: AtomicU32,
 }
 
 #[derive(Debug)]
 enum AnswerKind {
-    /// Numbers, each within `tolerance` of the expected one (of its size, where that is above 1).
+    /// Numbers within `tolerance` of the expected ones (relative above 1).
     Numbers { output: String, shapes: Vec<Vec<i64>>, expected: Vec<Vec<f32>>, tolerance: f32 },
-    /// Text read from scores: the characters must be the same, how sure the model is of them may
-    /// change.
+    /// Text read from scores. The characters must be the same; their scores may change.
     Text { output: String, lines: Vec<TextLine>, characters: Vec<String> },
 }
 
-/// What the model reads in one picture.
+/// Text of one image.
 #[derive(Clone, Debug, PartialEq)]
 struct TextLine {
     text: String,
-    /// The winning score of each step.
+    /// Winning score of each step.
     scores: Vec<f32>,
 }
 
@@ -47,7 +46,7 @@ impl TextLine {
 }
 
 impl ExpectedAnswers {
-    /// Numbers: what `bare` gives for `requests`, within `tolerance`.
+    /// Expects the output of `bare` for `requests`, within `tolerance`.
     pub(crate) fn numbers(
         bare: &Bare,
         requests: &[Vec<NamedTensor>],
@@ -64,7 +63,7 @@ impl ExpectedAnswers {
         }))
     }
 
-    /// Text: what `bare` reads in `requests`.
+    /// Expects the text that `bare` reads in `requests`.
     pub(crate) fn text(
         bare: &Bare,
         requests: &[Vec<NamedTensor>],
@@ -81,7 +80,7 @@ impl ExpectedAnswers {
         ExpectedAnswers { kind, drift: AtomicU32::new(0) }
     }
 
-    /// How many of `words` the model reads exactly; `None` where it does not read.
+    /// Returns how many of `words` the model reads exactly, or `None` if it does not read text.
     pub(crate) fn read_exactly(&self, words: &[String]) -> Option<usize> {
         match &self.kind {
             AnswerKind::Text { lines, .. } => {
@@ -91,8 +90,8 @@ impl ExpectedAnswers {
         }
     }
 
-    /// The largest difference of a number (of a winning score, for text) from the expected one
-    /// since the last call.
+    /// Returns the largest difference of a number (for text, of a winning score) from the expected
+    /// one since the last call.
     pub(crate) fn take_drift(&self) -> f32 {
         f32::from_bits(self.drift.swap(0, Ordering::Relaxed))
     }
@@ -102,7 +101,7 @@ impl ExpectedAnswers {
             .iter()
             .zip(wanted)
             .map(|(got, wanted)| (got - wanted).abs() / wanted.abs().max(1.0));
-        // Not `max`, which passes over what is no number.
+        // Not `max`, which ignores NaN.
         let most =
             apart.fold(0.0, |most: f32, one| if most.is_nan() || one <= most { most } else { one });
         let known = if most.is_nan() { f32::INFINITY } else { most };

@@ -1,10 +1,10 @@
-//! A small residual network over pictures of any size that padding cannot change.
+//! A small residual network over images of any size that padding cannot change.
 //!
-//! Beside the picture `x` it takes a `mask`, 1 where the picture is and 0 where it was padded, and
-//! multiplies by it after every layer, so that what lies beyond a picture is what lies beyond any
-//! edge: zeros. All convolutions pad by one on each side whatever the size, so position i of a
-//! layer with stride 2 covers 2i-1 to 2i+1, and the mask of that layer is every second element. The
-//! mean at the end is over real positions only. Nobody trained it; what is measured does not depend
+//! Beside the image `x` it takes a `mask`, which is 1 inside the image and 0 in the padding. Every
+//! layer's result is multiplied by the mask, so beyond an image there are zeros, as beyond any
+//! edge. All convolutions pad by one on each side at every size. So position i of a layer with
+//! stride 2 covers 2i-1 to 2i+1, and the mask of that layer is every second element. The mean at
+//! the end is over real positions only. The network is not trained; the measurement does not depend
 //! on the values.
 
 use std::path::{Path, PathBuf};
@@ -18,63 +18,60 @@ use loadgen::cache;
 use loadgen::random::{RandomSequence, at, signed_unit};
 
 /// Input that clients send.
-pub(crate) const PICTURE: &str = "x";
+pub(crate) const IMAGE: &str = "x";
 /// Input that the server fills.
 pub(crate) const MASK: &str = "mask";
-/// The output.
 const LOGITS: &str = "logits";
-/// Colours of a picture.
+/// Colours of a pixel.
 const COLOURS: usize = 3;
 /// Channels of the stages: a quarter of ResNet-18's.
 const CHANNELS: [usize; 4] = [16, 32, 64, 128];
-/// Residual blocks of a stage.
 const BLOCKS: usize = 2;
 /// Numbers in an answer.
 const CLASSES: usize = 100;
-/// Sides of the pictures: 224 plus or minus 50.
+/// Range of the images' sides: 224 plus or minus 50.
 const SIDE_MIN: usize = 174;
 const SIDE_MAX: usize = 274;
-/// Operators' version.
+/// Version of the operator set.
 const OPSET: i64 = 18;
 /// Seed of the parameters.
 const MODEL_SEED: u64 = 41;
 /// Seed of the requests.
 const REQUEST_SEED: u64 = 42;
-/// Changes when the graph does, so that an older one in a cache is not taken for this one.
+/// Revision of the graph, part of the cache key.
 const REVISION: u32 = 1;
 
-/// Publishes it into the cache, once; where it is.
+/// Publishes the model into the cache if it is not there, and returns its path.
 ///
 /// # Errors
-/// When the disk cannot be written.
+/// If the disk cannot be written.
 pub(crate) fn publish(env: &BenchEnv) -> Result<PathBuf> {
     let key = format!("conv-r{REVISION}-s{MODEL_SEED}");
     cache::ensure(&env.cache_dir, &key, 0, |dir| write_layout(MODEL_SEED, dir))
 }
 
-/// `count` pictures of random sizes, one a request, without masks.
+/// Returns `count` images of random sizes, one a request, without masks.
 pub(crate) fn requests(count: u64) -> Result<Vec<Vec<NamedTensor>>> {
     (0..count)
         .map(|index| {
             let mut random = RandomSequence::new(at(REQUEST_SEED, index));
             let mut side = || SIDE_MIN + random.bits() as usize % (SIDE_MAX - SIDE_MIN + 1);
             let (height, width) = (side(), side());
-            Ok(vec![picture(at(REQUEST_SEED, index), height, width)?])
+            Ok(vec![image(at(REQUEST_SEED, index), height, width)?])
         })
         .collect()
 }
 
-fn picture(seed: u64, height: usize, width: usize) -> Result<NamedTensor> {
+fn image(seed: u64, height: usize, width: usize) -> Result<NamedTensor> {
     let values: Vec<f32> =
         (0..(COLOURS * height * width) as u64).map(|place| signed_unit(seed, place)).collect();
-    Ok(NamedTensor::new(PICTURE, Tensor::from_vec([1, COLOURS, height, width].as_slice(), values)?))
+    Ok(NamedTensor::new(IMAGE, Tensor::from_vec([1, COLOURS, height, width].as_slice(), values)?))
 }
 
-/// `request` with the mask that says all of it is real: what the model takes when nobody fills the
-/// mask.
+/// Adds a mask of ones to `request`: the model's input if no server fills the mask.
 ///
 /// # Errors
-/// When the request's shape is not that of a picture.
+/// If the request's shape is not that of an image.
 pub(crate) fn with_mask(request: &[NamedTensor]) -> Result<Vec<NamedTensor>> {
     let mut inputs = request.to_vec();
     for input in request {
@@ -89,7 +86,6 @@ pub(crate) fn with_mask(request: &[NamedTensor]) -> Result<Vec<NamedTensor>> {
     Ok(inputs)
 }
 
-/// One convolution.
 #[derive(Clone, Debug)]
 struct Layer {
     name: String,
@@ -122,7 +118,7 @@ impl Layer {
     }
 }
 
-/// One residual block: two layers and, where the shape changes, one beside them.
+/// Residual block: two layers, and one in parallel if the shape changes.
 #[derive(Clone, Debug)]
 struct ResidualBlock {
     first: Layer,
@@ -157,7 +153,7 @@ fn layers() -> Vec<Layer> {
     std::iter::once(stem()).chain(blocks().into_iter().flat_map(in_block).flatten()).collect()
 }
 
-/// A graph being drawn, and the mask that fits the value drawn last.
+/// A graph under construction, and the mask that fits its last value.
 struct Drawing {
     builder: ModelBuilder,
     mask: String,
@@ -168,7 +164,7 @@ impl Drawing {
         self.builder = self.builder.clone().node(node);
     }
 
-    /// Applies `layer` to `value`; the result's name.
+    /// Applies `layer` to `value` and returns the result's name.
     fn convolve(&mut self, layer: &Layer, value: &str) -> String {
         let (weights, bias) = (format!("{}.w", layer.name), format!("{}.b", layer.name));
         let inputs: &[&str] =
@@ -182,8 +178,7 @@ impl Drawing {
         layer.name.clone()
     }
 
-    /// Every second element of the mask, as every second element of a value is what stride 2
-    /// leaves.
+    /// Takes every second element of the mask, as stride 2 does with a value.
     fn halve_mask(&mut self, name: &str) {
         let node = Node::new("MaxPool", &[&self.mask], &[name])
             .ints("kernel_shape", &[1, 1])
@@ -192,7 +187,7 @@ impl Drawing {
         self.mask = name.to_owned();
     }
 
-    /// What is below zero becomes zero, and so does what is beyond the edge.
+    /// Applies ReLU and the mask.
     fn activate(&mut self, value: &str) -> String {
         let (positive, masked) = (format!("{value}.relu"), format!("{value}.masked"));
         self.add(Node::new("Relu", &[value], &[&positive]));
@@ -217,7 +212,7 @@ impl Drawing {
         self.activate(&sum)
     }
 
-    /// The mean over real positions, and one layer on it.
+    /// Appends the mean over real positions and a last layer.
     fn classify(&mut self, value: &str) {
         let mask = self.mask.clone();
         self.add(Node::new("ReduceSum", &[value, "plane"], &["total"]).int("keepdims", 0));
@@ -227,13 +222,13 @@ impl Drawing {
     }
 }
 
-/// The graph without its convolutions' weights.
+/// Returns the graph without its convolutions' weights.
 fn graph(seed: u64) -> ModelBuilder {
     let free = |symbol: &str| Dim::Dynamic(Some(symbol.into()));
     let plane = |channels| [free("batch"), Dim::Fixed(channels), free("height"), free("width")];
     let features = CHANNELS[CHANNELS.len() - 1];
     let mut builder = ModelBuilder::new("conv", OPSET)
-        .input(PICTURE, DType::F32, &plane(COLOURS))
+        .input(IMAGE, DType::F32, &plane(COLOURS))
         .input(MASK, DType::F32, &plane(1))
         .output(LOGITS, DType::F32, &[free("batch"), Dim::Fixed(CLASSES)])
         .ints("plane", &[2], &[2, 3])
@@ -248,7 +243,7 @@ fn graph(seed: u64) -> ModelBuilder {
         builder = builder.floats(&name, &[layer.to], &uniform(seed, &name, layer.to, 0.1));
     }
     let mut drawing = Drawing { builder, mask: MASK.into() };
-    drawing.add(Node::new("Mul", &[PICTURE, MASK], &["seen"]));
+    drawing.add(Node::new("Mul", &[IMAGE, MASK], &["seen"]));
     let stem = drawing.convolve(&stem(), "seen");
     drawing.halve_mask("stem.mask");
     let mut value = drawing.activate(&stem);
@@ -259,13 +254,13 @@ fn graph(seed: u64) -> ModelBuilder {
     drawing.builder
 }
 
-/// `count` values of the stream that `name` names, uniform in plus or minus `scale`.
+/// Returns `count` values of the stream `name`, uniform within plus or minus `scale`.
 fn uniform(seed: u64, name: &str, count: usize, scale: f32) -> Vec<f32> {
     let stream = name.bytes().fold(seed, |hash, byte| at(hash, u64::from(byte)));
     (0..count as u64).map(|index| signed_unit(stream, index) * scale).collect()
 }
 
-/// Writes the mappable layout into `dir`, which is empty.
+/// Writes the mappable layout into the empty directory `dir`.
 fn write_layout(seed: u64, dir: &Path) -> Result<()> {
     let mut writer = LayoutWriter::create(dir, WriteOptions::default())?;
     let mut builder = graph(seed);
@@ -273,7 +268,7 @@ fn write_layout(seed: u64, dir: &Path) -> Result<()> {
         let parameter = layer.weights();
         let count = layer.to * layer.fan_in();
         // Values keep their size from layer to layer: half of them survive the activation, and two
-        // ways are added.
+        // paths are added.
         let scale = (3.0 / layer.fan_in() as f32).sqrt();
         let values = uniform(seed, &parameter.name, count, scale);
         let bytes = values.iter().map(|value| value.to_le_bytes());
@@ -289,12 +284,10 @@ mod tests {
     use super::*;
     use crate::bare::{Bare, tests::env};
 
-    /// `request` in the corner of a larger picture of zeros, with the mask that says so.
+    /// `request` in the corner of a larger image of zeros, with the mask that says so.
     fn padded(request: &[NamedTensor], height: usize, width: usize) -> Vec<NamedTensor> {
         let place = |tensor: &Tensor| {
-            let [_, channels, own_height, own_width] = *tensor.shape() else {
-                panic!("no picture")
-            };
+            let [_, channels, own_height, own_width] = *tensor.shape() else { panic!("no image") };
             let values = tensor.to_vec::<f32>().unwrap();
             let mut larger = vec![0.0; channels * height * width];
             for (row, line) in values.chunks_exact(own_width).enumerate() {
@@ -315,7 +308,7 @@ mod tests {
         let bare = Bare::open(&env(dir.path()), dir.path()).unwrap();
         // Odd and even sides, so that every way of halving is met.
         for (height, width) in [(33, 50), (64, 47), (40, 41)] {
-            let request = [picture(7, height, width).unwrap()];
+            let request = [image(7, height, width).unwrap()];
             let alone = with_mask(&request).unwrap();
             let others = [padded(&request, 64, 61), padded(&request, 65, 96)];
             let answers = bare.answers(&[vec![alone], others.to_vec()].concat()).unwrap();
@@ -326,8 +319,8 @@ mod tests {
                 assert!(answers[0].iter().zip(padded).all(near), "{height}x{width}");
             }
         }
-        // Without the mask's help the same padding is another picture: the test can fail.
-        let request = [picture(7, 33, 50).unwrap()];
+        // Without the mask the same padding is another image: the test can fail.
+        let request = [image(7, 33, 50).unwrap()];
         let mut unmasked = padded(&request, 64, 61);
         unmasked[1] = with_mask(&unmasked[..1]).unwrap()[1].clone();
         let answers = bare.answers(&[with_mask(&request).unwrap(), unmasked]).unwrap();
@@ -335,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn pictures_have_all_sizes_and_their_own_content() {
+    fn images_have_all_sizes_and_their_own_content() {
         let requests = requests(24).unwrap();
         let sides: Vec<usize> =
             requests.iter().flat_map(|request| request[0].tensor.shape()[2..].to_vec()).collect();

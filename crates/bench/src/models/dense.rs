@@ -1,4 +1,4 @@
-//! A plain chain of layers whose time is set by the number of rows in a request.
+//! A plain chain of layers whose time depends on the number of rows in a request.
 
 use std::path::Path;
 
@@ -9,12 +9,11 @@ use engine_onnx::publish::{LayoutWriter, WriteOptions};
 use demo::layers::Layers;
 use loadgen::random::signed_unit;
 
-/// Numbers in a row of input: few, so that a request stays small beside its compute.
+/// Numbers in a row of input: few, so that a request is small beside its compute.
 const WIDTH: usize = 128;
-/// Operators' version.
+/// Version of the operator set.
 const OPSET: i64 = 18;
 
-/// The model.
 #[derive(Clone, Debug)]
 pub(crate) struct DenseModel {
     layers: Layers,
@@ -25,13 +24,13 @@ impl DenseModel {
         DenseModel { layers: Layers { widths: vec![WIDTH, 1024, 1024, 1024, 64], sigmoid: false } }
     }
 
-    /// What names it in a cache, seed aside.
+    /// Returns the cache key without the seed.
     pub(crate) fn key(&self) -> String {
         let widths: Vec<String> = self.layers.widths.iter().map(usize::to_string).collect();
         format!("dense-{}", widths.join("-"))
     }
 
-    /// Writes the mappable layout into `dir`, which is empty.
+    /// Writes the mappable layout into the empty directory `dir`.
     pub(crate) fn write_layout(&self, seed: u64, dir: &Path) -> Result<()> {
         let mut writer = LayoutWriter::create(dir, WriteOptions::default())?;
         let rows = || Dim::Dynamic(Some("rows".into()));
@@ -44,7 +43,7 @@ impl DenseModel {
         Ok(())
     }
 
-    /// The inputs of request `index`.
+    /// Returns the inputs of request `index`.
     pub(crate) fn inputs(&self, seed: u64, index: u64, rows: usize) -> Result<Vec<NamedTensor>> {
         let stream = loadgen::random::at(seed, index);
         let values: Vec<f32> =

@@ -1,5 +1,5 @@
-//! Models that only benchmarks need: seeded, so that any parameter and any answer can be computed
-//! again without the model.
+//! Models that only benchmarks need. They are seeded, so any parameter and any answer can be
+//! computed again without the model.
 
 pub(crate) mod answers;
 pub(crate) mod conv;

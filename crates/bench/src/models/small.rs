@@ -10,15 +10,13 @@ use demo::ctr::Ctr;
 use loadgen::BenchEnv;
 use loadgen::cache;
 
-/// Seed of the parameters.
 const MODEL_SEED: u64 = 31;
-/// Seed of the requests.
 const REQUEST_SEED: u64 = 32;
 
-/// Publishes it into the cache, once; where it is.
+/// Publishes the model into the cache if it is not there, and returns its path.
 ///
 /// # Errors
-/// When the disk is too small or cannot be written.
+/// If the disk is too small or cannot be written.
 pub(crate) fn publish(env: &BenchEnv) -> Result<PathBuf> {
     let ctr = Ctr::ranking();
     let key = format!("{}-s{MODEL_SEED}", ctr.key());
@@ -27,7 +25,7 @@ pub(crate) fn publish(env: &BenchEnv) -> Result<PathBuf> {
     })
 }
 
-/// `count` different requests of `rows` items each.
+/// Returns `count` different requests of `rows` items each.
 pub(crate) fn requests(count: u64, rows: usize) -> Result<Vec<Vec<NamedTensor>>> {
     let ctr = Ctr::ranking();
     (0..count).map(|index| ctr.inputs(REQUEST_SEED, index, rows).tensors()).collect()

@@ -1,4 +1,4 @@
-//! The three models that scheduling is measured with, ready to be served, asked and checked.
+//! The three models of the scheduling benchmarks, with requests and expected answers.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,33 +15,33 @@ use demo::ocr;
 use loadgen::BenchEnv;
 use loadgen::println;
 
-/// Different requests, sent in turn, of the models that are asked with made-up inputs.
+/// Number of different requests to the models with made-up inputs.
 const SMALL_REQUESTS: u64 = 32;
 const CONV_REQUESTS: u64 = 24;
 
-/// Which model.
+/// Model of the scheduling benchmarks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum WorkloadModel {
     /// Embedding look-ups and layers that exceed the L2 cache, shapes fixed.
     Small,
     /// The PP-OCR text recogniser on lines 64 to 640 pixels wide.
     Ocr,
-    /// A convolutional network on pictures of 224±50 pixels a side, masked.
+    /// A convolutional network on images of 224±50 pixels a side, masked.
     Conv,
 }
 
-/// Where what is not made here lies.
+/// Folders of files that this program does not make.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkloadFolders {
-    /// The text lines' parent directory.
+    /// Parent directory of the text lines.
     pub(crate) assets: PathBuf,
-    /// The fetched models.
+    /// Directory of the fetched models.
     pub(crate) models: PathBuf,
 }
 
 impl WorkloadFolders {
-    /// What the arguments say; without them, `.cache/demo` and `.cache/models` in the current
-    /// directory or in the checkout that the program was built in.
+    /// Returns the given folders, else `.cache/demo` and `.cache/models` in the current directory
+    /// or in the checkout in which the program was built.
     pub(crate) fn find(
         env: &BenchEnv,
         assets: Option<&Path>,
@@ -60,23 +60,22 @@ impl WorkloadFolders {
     }
 }
 
-/// A model with its requests and their right answers.
+/// A model with requests and expected answers.
 #[derive(Debug)]
 pub(crate) struct Workload {
-    /// Which.
     pub(crate) model: WorkloadModel,
-    /// The published version.
+    /// Path of the published version.
     pub(crate) artifact: PathBuf,
-    /// What clients send, one item each.
+    /// Requests of one item each.
     pub(crate) requests: Vec<Vec<NamedTensor>>,
-    /// What they must be answered.
+    /// Expected answers of the requests.
     pub(crate) answers: Arc<ExpectedAnswers>,
-    /// The library that computed those.
+    /// Version of the library that computed the answers.
     pub(crate) engine_version: String,
 }
 
 impl WorkloadModel {
-    /// Its name in arguments, JSON and tables.
+    /// Returns the name in arguments, JSON and tables.
     pub fn name(self) -> &'static str {
         match self {
             WorkloadModel::Small => "small",
@@ -88,7 +87,7 @@ impl WorkloadModel {
     /// Publishes the model, makes its requests and runs each alone.
     ///
     /// # Errors
-    /// When something is missing or the disk is too small.
+    /// If a file is missing or the disk is too small.
     pub(crate) fn prepare(self, env: &BenchEnv, places: &WorkloadFolders) -> Result<Workload> {
         match self {
             WorkloadModel::Small => small_workload(env, SMALL_REQUESTS, 1),
@@ -131,8 +130,8 @@ impl WorkloadModel {
         }
     }
 
-    /// The `millpond.toml` that the model needs whatever the schedule: what the server fills, how
-    /// it warms up. `schedule` is the rest of the `[schedule]` section; `pad` adds the rules for
+    /// Returns the `millpond.toml` that the model needs with every schedule: filled inputs and
+    /// warm-up. `schedule` is the rest of the `[schedule]` section; `pad` adds the rules for
     /// padding.
     pub(crate) fn settings(self, schedule: &str, pad: bool) -> String {
         let merge = if pad { "merge = \"pad\"\n" } else { "" };
@@ -149,7 +148,7 @@ impl WorkloadModel {
             ),
             (WorkloadModel::Conv, _) => format!(
                 "[schedule.inputs.{}]\naxes = [2, 3]\nmask = \"{}\"\nsimilarity = 0.5\n",
-                conv::PICTURE,
+                conv::IMAGE,
                 conv::MASK
             ),
         };
@@ -162,7 +161,7 @@ impl WorkloadModel {
     }
 }
 
-/// `small` with `count` requests of `rows` items each.
+/// Prepares `small` with `count` requests of `rows` items each.
 pub(crate) fn small_workload(env: &BenchEnv, count: u64, rows: usize) -> Result<Workload> {
     let artifact = small::publish(env)?;
     let requests = small::requests(count, rows)?;
@@ -184,7 +183,7 @@ mod tests {
     use base::{DType, Dim, Signature, TensorSpec};
     use engine::{BatchPlan, InputFill, Merge, ScheduleFile, ScheduleOptions};
 
-    /// What a server makes of the model's settings.
+    /// Options that a server reads from the model's settings.
     fn options(model: WorkloadModel, pad: bool) -> ScheduleOptions {
         let text = model.settings("mode = \"async\"\nmax-batch = 8\n", pad);
         let table: toml::Table = text.parse().unwrap();

@@ -1,9 +1,9 @@
-//! `bench overhead`: what serving adds to the model itself.
+//! `bench overhead`: the cost of serving a model beside running it.
 //!
 //! The same model runs in two ways that take turns: in a loop in this process, and behind a server
 //! over gRPC. The load generator shares the machine's cores with the server, so requests a second
-//! would charge the server for the client; what is compared instead is the processor time that each
-//! side's own process uses for a request.
+//! would charge the server for the client. The comparison therefore uses the processor time that
+//! each side's own process spends on a request.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,29 +31,26 @@ use loadgen::stats::{LatencySummary, median, ratio};
 use loadgen::wire::{Api, ModelEndpoint, read_answer};
 use loadgen::{print, println};
 
-/// Seed of the parameters.
 const MODEL_SEED: u64 = 11;
-/// Seed of the requests.
 const REQUEST_SEED: u64 = 12;
-/// Different requests, sent in turn.
+/// Number of different requests.
 const REQUESTS: u64 = 16;
-/// Left out at the start of each phase.
+/// Time at the start of each phase that does not count.
 const WARM_UP: Duration = Duration::from_millis(250);
-/// Rounds at most.
+/// Maximum number of rounds.
 const ROUNDS_MAX: usize = 100;
-/// The name the model is served under.
+/// Name under which the model is served.
 const MODEL: &str = "overhead";
-/// Least `ratio` and most added latency that are wanted.
+/// Goals: minimum of `ratio` and maximum of the added latency.
 const RATIO_MIN: f64 = 0.90;
 const ADDED_P50_US_MAX: f64 = 150.0;
 
 /// Measure what the server costs beside the model's own compute.
 ///
 /// ratio is processor seconds a request of the bare ONNX Runtime loop divided by those of the
-/// server's process at saturation, so 1.0 is a server that costs nothing. added is the latency one
-/// client sees above the bare run; that client polls its socket without sleeping, so that what is
-/// added is the server's and not the client's own waking up, and the bare run has such a client
-/// beside it.
+/// server's process at saturation, so 1.0 is a server that costs nothing. added is the latency of
+/// one client above the bare run. That client polls its socket without sleeping, so its own wake-up
+/// is not counted, and the bare run has such a client beside it.
 #[derive(Args, Clone, Debug)]
 pub struct OverheadArgs {
     /// The model: dense is sized to --compute; light is an embedding model of about 0.075 ms
@@ -83,16 +80,16 @@ pub struct OverheadArgs {
     pub json: Option<PathBuf>,
 }
 
-/// Which model.
+/// Model that both ways run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OverheadModel {
-    /// Layers over as many rows as take the wanted time.
+    /// Layers over as many rows as the wanted time allows.
     Dense,
     /// 26 small embedding tables and three layers, one row a request.
     Light,
 }
 
-/// What one round gave.
+/// Figures of one round.
 #[derive(Clone, Debug, Serialize)]
 struct OverheadRound {
     bare_one: LatencySummary,
@@ -106,7 +103,7 @@ struct OverheadRound {
     wrong: u64,
 }
 
-/// What `bench overhead` writes as JSON.
+/// JSON of `bench overhead`.
 #[derive(Debug, Serialize)]
 struct OverheadReport {
     bare_rps: f64,
@@ -149,7 +146,7 @@ impl Judge for Same {
     }
 }
 
-/// The model as it lies on disk, and its requests.
+/// The published model, and its requests.
 struct OverheadSubject {
     dir: PathBuf,
     rows: usize,
@@ -159,8 +156,8 @@ struct OverheadSubject {
 /// Runs `bench overhead`.
 ///
 /// # Errors
-/// When the library or the server cannot be started, an argument is out of range, or an answer
-/// failed or was wrong.
+/// If the library or the server cannot be started, an argument is out of range, or an answer failed
+/// or was wrong.
 pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let args = resolved(args)?;
     let watch = NoiseWatch::start();
@@ -169,12 +166,12 @@ pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let expected = bare.answers(&subject.requests)?;
 
     let server = start_server(&args, env, &subject, threads)?;
-    let door = ModelEndpoint { endpoint: server.grpc(), api: Api::Oip, model: MODEL.into() };
-    let encoded = door.encode(&subject.requests)?;
+    let endpoint = ModelEndpoint { endpoint: server.grpc(), api: Api::Oip, model: MODEL.into() };
+    let encoded = endpoint.encode(&subject.requests)?;
     let request_bytes = encoded.bodies[0].len();
     let pace = LoadLoop::Closed { clients: 1 };
     let plan = DrivePlan::new(
-        door.endpoint,
+        endpoint.endpoint,
         encoded.template,
         encoded.bodies.into(),
         pace,

@@ -1,4 +1,4 @@
-//! A server's resident memory, looked at beside the load.
+//! A server's resident memory during the load.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,12 +10,12 @@ use base::{Error, Result};
 use super::report::ResidentMemory;
 use loadgen::machine::rss_kb_of;
 
-/// Time between two looks.
-const LOOK: Duration = Duration::from_millis(250);
-/// Looks kept; a longer run keeps its first.
-const LOOKS_MAX: usize = 1 << 20;
+/// Time between two samples.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
+/// Maximum number of samples; a longer run keeps its first.
+const SAMPLES_MAX: usize = 1 << 20;
 
-/// Looks at a process's memory from its start to [`MemoryWatch::end`].
+/// Samples a process's memory from its start to [`MemoryWatch::end`].
 pub(super) struct MemoryWatch {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Vec<(Duration, u64)>>,
@@ -25,20 +25,20 @@ impl MemoryWatch {
     /// Watches process `pid`; moments count from `start`.
     ///
     /// # Errors
-    /// When no thread can be started.
+    /// If no thread can be started.
     pub(super) fn start(pid: u32, start: Instant) -> Result<MemoryWatch> {
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let stopped = stop.clone();
         let watch = move || {
-            let mut looks = Vec::new();
-            while !told.load(Ordering::Relaxed) {
+            let mut samples = Vec::new();
+            while !stopped.load(Ordering::Relaxed) {
                 let rss_kb = rss_kb_of(pid);
-                if rss_kb > 0 && looks.len() < LOOKS_MAX {
-                    looks.push((Instant::now().saturating_duration_since(start), rss_kb));
+                if rss_kb > 0 && samples.len() < SAMPLES_MAX {
+                    samples.push((Instant::now().saturating_duration_since(start), rss_kb));
                 }
-                std::thread::sleep(LOOK);
+                std::thread::sleep(SAMPLE_INTERVAL);
             }
-            looks
+            samples
         };
         let thread = std::thread::Builder::new()
             .name("memory-watch".into())
@@ -47,23 +47,24 @@ impl MemoryWatch {
         Ok(MemoryWatch { stop, thread })
     }
 
-    /// What was seen: at `settled` after the start, at the end, and at most.
+    /// Returns the memory at `settled` after the start, at the end, and at most.
     ///
     /// # Errors
-    /// When the process was never seen.
+    /// If there was no sample.
     pub(super) fn end(self, settled: Duration) -> Result<ResidentMemory> {
         self.stop.store(true, Ordering::Relaxed);
-        let looks = self.thread.join().map_err(|_| Error::internal("the memory watch panicked"))?;
-        of_looks(&looks, settled)
+        let samples =
+            self.thread.join().map_err(|_| Error::internal("the memory watch panicked"))?;
+        of_samples(&samples, settled)
             .ok_or_else(|| Error::internal("the server's memory cannot be read"))
     }
 }
 
-fn of_looks(looks: &[(Duration, u64)], settled: Duration) -> Option<ResidentMemory> {
+fn of_samples(samples: &[(Duration, u64)], settled: Duration) -> Option<ResidentMemory> {
     let mb = |kb: u64| kb as f64 / 1024.0;
-    let (_, last) = looks.last()?;
-    let (_, first) = looks.iter().find(|(moment, _)| *moment >= settled)?;
-    let most = looks.iter().map(|(_, rss)| *rss).max()?;
+    let (_, last) = samples.last()?;
+    let (_, first) = samples.iter().find(|(moment, _)| *moment >= settled)?;
+    let most = samples.iter().map(|(_, rss)| *rss).max()?;
     Some(ResidentMemory { start_mb: mb(*first), end_mb: mb(*last), peak_mb: mb(most) })
 }
 
@@ -74,11 +75,11 @@ mod tests {
     #[test]
     fn the_start_is_when_it_has_settled() {
         let seconds = Duration::from_secs;
-        let looks = [(0, 1024), (9, 2048), (10, 4096), (20, 8192), (30, 5120)]
+        let samples = [(0, 1024), (9, 2048), (10, 4096), (20, 8192), (30, 5120)]
             .map(|(moment, rss_kb)| (seconds(moment), rss_kb));
-        let memory = of_looks(&looks, seconds(10)).unwrap();
+        let memory = of_samples(&samples, seconds(10)).unwrap();
         assert_eq!((memory.start_mb, memory.end_mb, memory.peak_mb), (4.0, 5.0, 8.0));
-        assert!(of_looks(&[], seconds(0)).is_none());
+        assert!(of_samples(&[], seconds(0)).is_none());
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! `bench overload`: what a server does with more than it can.
+//! `bench overload`: a server under more load than its capacity.
 //!
 //! The capacity is measured first, with clients that wait for their answers. Then requests come at
-//! that rate, and then at a multiple of it, on a schedule that does not wait for anybody: some are
-//! served, the others must be refused at once, with a status that says so. Every answer is compared
-//! with that of the model run alone.
+//! that rate, and then at a multiple of it, on a fixed schedule. Some are served; the others must
+//! be refused at once, with a status that says so. Every answer is compared with that of the model
+//! run alone.
 
 mod memory;
 mod phase;
@@ -34,61 +34,61 @@ use loadgen::wire::{Api, ModelEndpoint};
 use phase::{Outcomes, OverloadPhase};
 use report::OverloadReport;
 
-/// The name the model is served under.
+/// Name under which the model is served.
 const MODEL: &str = "overload";
-/// Different requests, sent in turn.
+/// Number of different requests.
 const REQUESTS: u64 = 32;
-/// How long the capacity is measured, after its warm-up.
+/// Time of the capacity measurement after its warm-up.
 const CAPACITY_TIME: Duration = Duration::from_secs(5);
-/// Left out at the start of each phase: queues fill in it.
+/// Time at the start of each phase that does not count: queues fill in it.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// The load at capacity lasts this share of the overload's time, at least and at most this long.
+/// Length of the load at capacity as a share of the overload's, and its maximum.
 const AT_CAPACITY_SHARE: u32 = 3;
 const AT_CAPACITY_MAX: Duration = Duration::from_secs(20);
-/// Memory before this moment of the overload is the server's growth to its working size.
+/// Moment of the overload until which memory may grow to its working size.
 const SETTLED: Duration = Duration::from_secs(10);
-/// Answers that may be missing at a time; further requests are not sent and counted.
+/// Maximum number of outstanding answers. Further requests are counted and not sent.
 const IN_FLIGHT_MAX: usize = 2048;
-/// Connections of the client.
 const CONNECTIONS: usize = 16;
-/// From here to the first request: connections are made in this time.
+/// Time before the first request, in which connections are made.
 const LEAD_IN: Duration = Duration::from_millis(200);
 /// Seed of the gaps between requests.
 const SEED: u64 = 51;
-/// What --quick makes of the times.
+/// Times with --quick.
 const QUICK_TIME: Duration = Duration::from_secs(3);
 const QUICK_CAPACITY_TIME: Duration = Duration::from_secs(1);
 
-/// Send a multiple of what the server can do, and see who is served, who is refused, and how fast.
+/// Send a multiple of the server's capacity, and report which requests are served, which are
+/// refused, and how fast.
 ///
-/// The capacity is what 64 waiting clients get answered; then requests come at random moments
-/// (Poisson) at that rate, and then at --factor times it. At capacity the queue fills too, only
-/// later: p99 there is about that of a full queue, and what is compared is whether three times the
+/// The capacity is the rate at which 64 waiting clients are answered; then requests come at random
+/// moments (Poisson) at that rate, and then at --factor times it. At capacity the queue fills too,
+/// only later: p99 there is about that of a full queue, and the comparison shows if three times the
 /// load makes it worse. The model is the ranking model of `bench batch` with --rows items a
-/// request, so that one thread can send three times what the server can do; the client shares the
-/// machine with it, so what is served in the overload is less than the capacity.
+/// request, so that one thread can send three times the server's capacity. The client shares the
+/// machine with the server, so fewer requests are served in the overload than at capacity.
 ///
-/// Wanted: p99 of the served at most twice that at capacity; the others refused with
+/// Goals: p99 of the served at most twice that at capacity; the others refused with
 /// RESOURCE_EXHAUSTED or UNAVAILABLE, faster than half of the served are answered; memory at the
 /// end at most 1.1 of that after 10 s; no wrong answer.
 #[derive(Args, Clone, Debug)]
 pub struct OverloadArgs {
-    /// How many times the capacity
+    /// Rate of the overload as a multiple of the capacity
     #[arg(long, default_value_t = 3.0)]
     pub factor: f64,
-    /// Time of the overload
+    /// Length of the overload
     #[arg(long, default_value = "60s", value_parser = units::parse_duration)]
     pub time: Duration,
     /// Items of a request
     #[arg(long, default_value_t = 16)]
     pub rows: usize,
-    /// Items of a merged batch at most
+    /// Maximum number of items in a merged batch
     #[arg(long, default_value_t = 64)]
     pub max_batch: usize,
-    /// Requests of the model that may wait: what bounds how long those that are served wait
+    /// Maximum queued requests of the model. Bounds queueing delay
     #[arg(long, default_value_t = 64)]
     pub queue: usize,
-    /// Clients that the capacity is measured with
+    /// Clients of the capacity measurement
     #[arg(long, default_value_t = 64)]
     pub clients: usize,
     /// A few seconds: shows that it works, its figures mean nothing
@@ -103,7 +103,7 @@ pub struct OverloadArgs {
 }
 
 impl OverloadArgs {
-    /// What shall be done: `--quick` applied, the rest checked.
+    /// Applies `--quick` and checks the arguments.
     fn resolved(&self) -> Result<OverloadArgs> {
         let mut args = self.clone();
         if args.quick {
@@ -121,7 +121,8 @@ impl OverloadArgs {
                 engine::BATCH_MAX
             )));
         }
-        // More waiting clients than may wait would be refused while the capacity is measured.
+        // More waiting clients than the queue holds would be refused while the capacity is
+        // measured.
         args.clients = args.clients.min(args.queue);
         Ok(args)
     }
@@ -134,7 +135,7 @@ impl OverloadArgs {
         (self.time / AT_CAPACITY_SHARE).clamp(WARM_UP * 2, AT_CAPACITY_MAX.max(WARM_UP * 2))
     }
 
-    /// The server's `millpond.toml`.
+    /// Returns the server's `millpond.toml`.
     fn settings(&self) -> String {
         format!(
             "[schedule]\nmode = \"async\"\nmax-batch = {}\nqueue = {}\n",
@@ -146,7 +147,7 @@ impl OverloadArgs {
 /// Runs `bench overload`.
 ///
 /// # Errors
-/// When the server cannot be started or does not survive, or an argument is out of range. A request
+/// If the server cannot be started or does not survive, or an argument is out of range. A request
 /// that was neither served nor refused, and a wrong answer, are figures and make the run fail after
 /// its report.
 pub fn run(args: &OverloadArgs, env: &BenchEnv) -> Result<()> {
@@ -182,7 +183,7 @@ pub fn run(args: &OverloadArgs, env: &BenchEnv) -> Result<()> {
     report.finish(args.json.as_deref())
 }
 
-/// The server and what it is asked.
+/// The server and its requests.
 struct OverloadSetup<'a> {
     args: &'a OverloadArgs,
     server: ServerProcess,
@@ -203,8 +204,9 @@ impl<'a> OverloadSetup<'a> {
         server_args.extend(args.server_arg.iter().cloned());
         let plan = ServerPlan::new(MODEL, server_args);
         let server = ServerProcess::start(env, &plan)?;
-        let door = ModelEndpoint { endpoint: server.grpc(), api: Api::Oip, model: MODEL.into() };
-        let encoded = door.encode(&workload.requests)?;
+        let endpoint =
+            ModelEndpoint { endpoint: server.grpc(), api: Api::Oip, model: MODEL.into() };
+        let encoded = endpoint.encode(&workload.requests)?;
         Ok(OverloadSetup {
             args,
             server,
@@ -224,7 +226,7 @@ impl<'a> OverloadSetup<'a> {
         )
     }
 
-    /// Answers a second that clients get who wait for them.
+    /// Returns the answers a second of clients that wait for them.
     fn capacity(&self) -> Result<f64> {
         let plan = self.plan(
             LoadLoop::Closed { clients: self.args.clients },
@@ -242,7 +244,7 @@ impl<'a> OverloadSetup<'a> {
         }
     }
 
-    /// `rate` requests a second for `time`; what became of them, and of the server's memory.
+    /// Sends `rate` requests a second for `time`. Returns their results and the server's memory.
     fn load(&self, rate: f64, time: Duration) -> Result<(OverloadPhase, report::ResidentMemory)> {
         let pace = LoadLoop::Open { arrivals: Arrivals::Poisson, rate, seed: SEED };
         let mut plan = self.plan(pace, time);

@@ -1,4 +1,4 @@
-//! What became of the requests of one phase.
+//! Results of the requests of one phase.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,15 +10,15 @@ use loadgen::drive::{Judgement, NO_ROOM, RequestSample, SampleSink};
 use loadgen::samples::Faults;
 use loadgen::stats::{Latencies, ratio};
 
-/// What gRPC calls RESOURCE_EXHAUSTED and UNAVAILABLE.
+/// gRPC codes and names of a refusal.
 const REFUSALS: [(u32, &str); 2] = [(8, "RESOURCE_EXHAUSTED"), (14, "UNAVAILABLE")];
-/// How [`loadgen::connection`] begins the reason of a request that the server answered with a
+/// Beginning of the reason in [`loadgen::connection`] for a request that the server answered with a
 /// status.
 const STATUS_PREFIX: &str = "gRPC status ";
-/// Late by this much at the 99th percentile, requests no longer come when they are due.
+/// Lateness at the 99th percentile above which requests no longer come when they are due.
 const LATE_P99_MS_MAX: f64 = 20.0;
 
-/// Sorts finished requests by what became of them.
+/// Sorts finished requests by their results.
 #[derive(Debug)]
 pub(super) struct Outcomes {
     warm_up: Duration,
@@ -36,18 +36,18 @@ struct PhaseCounts {
     failed: Faults,
 }
 
-/// What became of a request that was not served.
+/// Result of a request that was not served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Unserved {
     /// Refused with this status.
     Refused(&'static str),
-    /// The client itself did not send it.
+    /// Not sent by the client.
     Unsent,
-    /// Anything else.
+    /// Any other failure.
     Failed,
 }
 
-/// Reads the reason of a failure.
+/// Parses the reason of a failure.
 fn unserved(reason: Option<&str>) -> Unserved {
     if reason == Some(NO_ROOM) {
         return Unserved::Unsent;
@@ -60,12 +60,12 @@ fn unserved(reason: Option<&str>) -> Unserved {
 }
 
 impl Outcomes {
-    /// Leaves out what is due before `warm_up`, wrong answers and failures excepted.
+    /// Leaves out requests due before `warm_up`, except wrong answers and failures.
     pub(super) fn new(warm_up: Duration) -> Outcomes {
         Outcomes { warm_up, seen: Mutex::default() }
     }
 
-    /// All of it, of requests that came at `rate` a second for `time`.
+    /// Returns the figures of requests that came at `rate` a second for `time`.
     pub(super) fn phase(&self, rate: f64, time: Duration) -> OverloadPhase {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let sent = seen.late.count();
@@ -119,17 +119,17 @@ impl SampleSink for Outcomes {
     }
 }
 
-/// One phase, as JSON has it. Latencies count from when a request was due.
+/// JSON of one phase. Latencies count from the moment a request was due.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct OverloadPhase {
     /// Requests a second that were due.
     pub(super) rate_rps: f64,
-    /// Of the served.
+    /// Latencies of the served.
     pub(super) p50_ms: f64,
     pub(super) p99_ms: f64,
     pub(super) served: u64,
     pub(super) refused: u64,
-    /// Neither served nor refused.
+    /// Requests neither served nor refused.
     pub(super) failed: u64,
     pub(super) wrong: u64,
     pub(super) served_rps: f64,
@@ -137,22 +137,22 @@ pub(super) struct OverloadPhase {
     pub(super) refusals: BTreeMap<String, u64>,
     pub(super) refusal_p50_ms: f64,
     pub(super) refusal_p99_ms: f64,
-    /// Why requests failed, most frequent first.
+    /// Reasons of failed requests, most frequent first.
     pub(super) failures: Vec<String>,
     pub(super) generator: Generator,
 }
 
-/// How well the client kept its own schedule.
+/// Punctuality of the client.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Generator {
     /// Requests sent.
     pub(super) sent: u64,
-    /// Requests that were not, because too many answers were missing.
+    /// Requests not sent because too many answers were outstanding.
     pub(super) unsent: u64,
-    /// How late requests were sent.
+    /// Lateness of sent requests.
     pub(super) late_p50_ms: f64,
     pub(super) late_p99_ms: f64,
-    /// Whether requests did not come when they were due.
+    /// True if requests did not come when they were due.
     pub(super) fell_behind: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What `bench overload` says: JSON, a table, and whether what was wanted is met.
+//! The report of `bench overload`: JSON, a table and goals.
 
 use base::{Error, Result};
 use serde::Serialize;
@@ -11,9 +11,9 @@ use loadgen::report::{TextTable, ms};
 use loadgen::stats::ratio;
 use loadgen::{print, println};
 
-/// p99 of the served, overload over capacity, at most.
+/// Maximum p99 of the served, overload over capacity.
 const RATIO_P99_MAX: f64 = 2.0;
-/// Memory at the end, over that when the load had settled, at most.
+/// Maximum of memory at the end over that when the load had settled.
 const MEMORY_RATIO_MAX: f64 = 1.1;
 
 /// The server's resident memory during the overload.
@@ -24,14 +24,14 @@ pub(super) struct ResidentMemory {
     pub(super) peak_mb: f64,
 }
 
-/// What `bench overload` writes as JSON.
+/// JSON of `bench overload`.
 #[derive(Debug, Serialize)]
 pub(super) struct OverloadReport {
     capacity_rps: f64,
     at_capacity: OverloadPhase,
     overload: OverloadPhase,
     ratio_p99: f64,
-    /// After the first ten seconds (the first sixth of a shorter run).
+    /// Memory after the first ten seconds (the first sixth of a shorter run).
     rss_start_mb: f64,
     rss_end_mb: f64,
     rss_peak_mb: f64,
@@ -137,7 +137,6 @@ impl BenchReport for OverloadReport {
         println!("{}", self.context);
     }
 
-    /// Whether every request was served rightly or refused.
     fn verdict(&self) -> Result<()> {
         match self.at_capacity.failed + self.overload.failed + self.wrong {
             0 => Ok(()),

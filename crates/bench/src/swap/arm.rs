@@ -1,5 +1,5 @@
-//! One round of one arm: a server of its own, traffic on schedule, and swaps (or what stands for
-//! them).
+//! One round of one arm: a server of its own, traffic on schedule, and swaps (or the control arm's
+//! burner).
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -26,36 +26,33 @@ use loadgen::scrape::Scrape;
 use loadgen::settle::{SettleTime, settle};
 use loadgen::stats::{Latencies, LatencySummary, ratio};
 
-/// Clients for each core while the capacity is measured.
 const CAPACITY_CLIENTS_PER_CORE: usize = 4;
-/// How long the capacity is measured after its warm-up.
+/// Time of the capacity measurement after its warm-up.
 const CAPACITY_TIME: Duration = Duration::from_secs(5);
-/// Requests sent before anything is measured.
+/// Time of requests before the measurement.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// From the server being ready for traffic to the first request.
+/// Time between the server's readiness and the first request.
 const LEAD_IN: Duration = Duration::from_millis(200);
-/// How long one swap may take; the next one waits for it.
+/// Timeout of a swap. The next one waits for it.
 const SWAP_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time between two looks whether it is done. None is made within its window.
+/// Time between two checks for the end of a swap. None is made within its window.
 const SWAP_POLL: Duration = Duration::from_millis(200);
-/// Parameter bytes a second that a load moves where no load has been measured: the server's
-/// default.
+/// Assumed rate of loading in bytes a second if no load was measured: the server's default.
 const LOAD_RATE: f64 = 800e6;
-/// The settings file of a model.
 const MODEL_FILE: &str = "millpond.toml";
 /// Versions kept on disk.
 const VERSIONS_KEPT: u64 = 2;
 
-/// What all rounds share.
+/// State that all rounds share.
 pub(super) struct SwapSetup<'a> {
     pub(super) args: &'a SwapArgs,
     pub(super) env: &'a BenchEnv,
-    /// Both contents in the mappable layout, where an arm needs them.
+    /// Both contents in the mappable layout, if an arm needs them.
     pub(super) layouts: Option<SwapContents>,
-    /// Both contents as ordinary files with everything embedded, where the heap arm needs them.
+    /// Both contents as ordinary files with everything embedded, if the heap arm needs them.
     pub(super) embedded: Option<SwapContents>,
     pub(super) traffic: Arc<Traffic>,
-    /// Where the servers run, if their processor time is limited.
+    /// Control group of the servers, if their processor time is limited.
     pub(super) group: Option<CpuGroup>,
 }
 
@@ -66,34 +63,35 @@ impl SwapSetup<'_> {
     }
 }
 
-/// What one round gave.
+/// Figures of one round.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct SwapRound {
     #[serde(serialize_with = "arm_name")]
     pub(super) arm: SwapArm,
-    /// Before the first swap.
+    /// Latencies before the first swap.
     pub(super) steady: LatencySummary,
-    /// Within the window of a swap.
+    /// Latencies within the window of a swap.
     pub(super) swap: LatencySummary,
     pub(super) failed: u64,
     pub(super) wrong: u64,
     pub(super) reasons: Vec<String>,
     /// Swaps that the server counted.
     pub(super) swaps: u64,
-    /// Per swap, from the server.
+    /// Seconds per swap, from the server.
     pub(super) load_s: f64,
     pub(super) warm_s: f64,
     pub(super) unload_s: f64,
     pub(super) loader_minor_faults: f64,
     pub(super) loader_cpu_s: f64,
-    /// How long a limit on processor time stopped threads in the whole round, added over cores.
+    /// Seconds for which a limit on processor time stopped threads in the whole round, added over
+    /// cores.
     pub(super) throttled_s: f64,
     pub(super) peak_rss_mb: f64,
-    /// Versions that answered: proof that traffic went over to each.
+    /// Versions that answered, which proves that traffic reached each.
     pub(super) versions: BTreeSet<u64>,
     /// Slowest request of each window in milliseconds.
     pub(super) worst_ms: Vec<f64>,
-    /// Waited before the first request, for what the arm before had freed.
+    /// Wait before the first request, for memory that the former arm had freed.
     pub(super) settled: SettleTime,
     pub(super) noise: Noise,
 }
@@ -102,7 +100,7 @@ fn arm_name<S: serde::Serializer>(arm: &SwapArm, serializer: S) -> Result<S::Ok,
     serializer.serialize_str(arm.name())
 }
 
-/// Answers a second that a pool server gives at most to clients on this machine.
+/// Measures the answers a second of a pool server at saturation.
 pub(super) fn capacity(setup: &SwapSetup<'_>) -> Result<f64> {
     let arm = if setup.layouts.is_none() { SwapArm::Heap } else { SwapArm::Pool };
     let server = SwapServer::start(setup, arm, "capacity")?;
@@ -122,7 +120,8 @@ pub(super) fn capacity(setup: &SwapSetup<'_>) -> Result<f64> {
     }
 }
 
-/// One round of `arm` at `rate` requests a second; `burn` is how long a pool load took, in seconds.
+/// Runs one round of `arm` at `rate` requests a second. `burn` is the time of a pool load in
+/// seconds.
 pub(super) fn run(
     setup: &SwapSetup<'_>,
     arm: SwapArm,
@@ -169,7 +168,7 @@ pub(super) fn run(
     Ok(figures.round(args, &starts, log.take()))
 }
 
-/// What happens beside the traffic.
+/// Load beside the traffic.
 struct Swaps<'a> {
     setup: &'a SwapSetup<'a>,
     arm: SwapArm,
@@ -179,8 +178,8 @@ struct Swaps<'a> {
 }
 
 impl Swaps<'_> {
-    /// Does what the arm does, a period apart or as soon as the one before is done; the start of
-    /// each, since `start`.
+    /// Makes the arm's swaps, a period apart or as soon as the former is done. Returns the start of
+    /// each, counted from `start`.
     fn make(&self, start: Instant) -> Result<Vec<Duration>> {
         let args = self.setup.args;
         let mut starts = Vec::with_capacity(args.swaps);
@@ -209,12 +208,12 @@ impl Swaps<'_> {
     }
 }
 
-/// jemalloc as it is without Millpond's settings, which are part of what is compared: kept for ten
-/// seconds, freed pages of the old version would come back under the next one, at a quarter of the
-/// faults that a malloc costs.
+/// jemalloc's own defaults instead of Millpond's settings, which are part of the comparison. If
+/// freed pages of the old version were kept for ten seconds as Millpond does, the next version
+/// would reuse them, at a quarter of malloc's page faults.
 const MALLOC_DEFAULTS: &str = "background_thread:false,dirty_decay_ms:10000,muzzy_decay_ms:0";
 
-/// A server of one arm and the model directory it watches.
+/// A server of one arm, and the model directory that it watches.
 struct SwapServer {
     process: ServerProcess,
     model_dir: PathBuf,
@@ -263,7 +262,7 @@ impl SwapServer {
         drive(&self.plan(setup, pace, duration)?, &judge, &sink)
     }
 
-    /// Waits until the server has swapped `swaps` times since `before`; whether it has.
+    /// Waits until the server has swapped `swaps` times since `before`. Returns true if it has.
     fn wait_swaps(&self, before: &Scrape, swaps: u64) -> Result<bool> {
         let deadline = Instant::now() + SWAP_TIMEOUT;
         loop {
@@ -283,7 +282,7 @@ fn delta(before: &Scrape, after: &Scrape, name: &str, labels: &[(&str, &str)]) -
     after.sum(name, &all) - before.sum(name, &all)
 }
 
-/// What was read from outside the traffic.
+/// Figures from outside the traffic.
 struct SwapFigures {
     arm: SwapArm,
     before: Scrape,
@@ -336,7 +335,7 @@ impl SwapFigures {
     }
 }
 
-/// Samples cut into before and during swaps.
+/// Samples before and during swaps.
 struct Cut {
     steady: Latencies,
     all_windows: Latencies,
@@ -344,8 +343,8 @@ struct Cut {
 }
 
 impl Cut {
-    /// By the time at which requests were due: `window` from each start, and everything before the
-    /// first. A failed request counts with the time until it failed.
+    /// Sorts samples by the time at which requests were due: `window` from each start, and
+    /// everything before the first. A failed request counts with the time until it failed.
     fn new(args: &SwapArgs, starts: &[Duration], samples: &[RequestSample]) -> Cut {
         let mut cut = Cut {
             steady: Latencies::default(),

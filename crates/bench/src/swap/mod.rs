@@ -1,10 +1,10 @@
-//! `bench swap`: what requests notice of a large model being replaced under them.
+//! `bench swap`: latency of requests while a large model is replaced.
 //!
-//! Self-contained: it makes two versions of a click-through model, starts its own server for each
-//! arm and round, and sends requests on a fixed schedule over gRPC while versions are renamed into
-//! place. The arms take turns, so that what the machine does meanwhile falls on all of them, and
-//! each figure is the median of its rounds. Every answer is compared with what the version that
-//! gave it must answer.
+//! It makes two versions of a click-through model and starts its own server for each arm and round.
+//! Requests are sent on a fixed schedule over gRPC while versions are renamed into place. The arms
+//! take turns, so that disturbances of the machine affect all of them, and each figure is the
+//! median of its rounds. Every answer is compared with the expected answer of the version that gave
+//! it.
 
 mod arm;
 mod report;
@@ -30,27 +30,27 @@ use loadgen::cpu_group::CpuGroup;
 use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 
-/// What --quick makes of the sizes.
+/// Size of the model with --quick.
 const QUICK_BYTES: u64 = 24 * MIB;
-/// Rounds at most.
+/// Maximum number of rounds.
 const ROUNDS_MAX: usize = 100;
-/// Swaps of one round at most.
+/// Maximum number of swaps of a round.
 const SWAPS_MAX: usize = 1000;
 
-/// Swap a large model under load and compare what requests notice with not swapping at all.
+/// Swap a large model under load, and compare request latency with that of a server without swaps.
 ///
-/// Arms: heap keeps parameters in the engine's own allocations (jemalloc as it comes, without
+/// Arms: heap keeps parameters in the engine's own allocations (jemalloc with its defaults, without
 /// Millpond's settings), loads at normal priority and frees at once; pool is Millpond; control
-/// swaps nothing and only burns arithmetic at idle priority for as long as a load takes, which is
-/// the least that any background work costs on this machine.
+/// swaps nothing and only does arithmetic at idle priority for the time of a load, which is the
+/// minimum cost of any background work on this machine.
 ///
 /// With --engine torch the same model is a TorchScript module, checked against the same answers.
 #[derive(Args, Clone, Debug)]
 pub struct SwapArgs {
-    /// What runs the model
+    /// Engine of the model
     #[arg(long, value_enum, default_value = "onnx")]
     pub engine: EngineName,
-    /// Parameters of the model
+    /// Size of the model's parameters
     #[arg(long, default_value = "1.6GiB", value_parser = units::parse_bytes)]
     pub bytes: u64,
     /// Swaps in each round
@@ -65,7 +65,7 @@ pub struct SwapArgs {
     /// Rounds; each figure is the median over them
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
-    /// Which arms take turns
+    /// Arms to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "heap,pool,control")]
     pub arms: Vec<SwapArm>,
     /// Share of the capacity measured at the start that requests use
@@ -74,8 +74,8 @@ pub struct SwapArgs {
     /// Requests a second instead of a share of the capacity
     #[arg(long)]
     pub rate: Option<f64>,
-    /// Run the servers in a control group with so many cores' worth of processor time, as a
-    /// container with a CPU limit does [needs root]
+    /// Run the servers in a control group with this many cores of processor time, like a container
+    /// with a CPU limit [needs root]
     #[arg(long, value_name = "CORES")]
     pub cpu_limit: Option<f64>,
     /// Rows of a request
@@ -96,7 +96,7 @@ pub struct SwapArgs {
     pub json: Option<PathBuf>,
 }
 
-/// What runs the model.
+/// Engine of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum EngineName {
     /// ONNX Runtime.
@@ -106,7 +106,7 @@ pub enum EngineName {
 }
 
 impl EngineName {
-    /// Its name in JSON.
+    /// Returns the name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             EngineName::Onnx => "onnx",
@@ -115,19 +115,19 @@ impl EngineName {
     }
 }
 
-/// How a version's parameters are brought in, or what is done instead.
+/// Way in which a version's parameters are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum SwapArm {
     /// Parameters in malloc, as ONNX Runtime does it by itself.
     Heap,
     /// Parameters in Millpond's slot pool.
     Pool,
-    /// No swap, an idle-priority burner instead.
+    /// No swap, but an idle-priority burner.
     Control,
 }
 
 impl SwapArm {
-    /// Its name in JSON and tables.
+    /// Returns the name in JSON and tables.
     pub fn name(self) -> &'static str {
         match self {
             SwapArm::Heap => "heap",
@@ -138,7 +138,7 @@ impl SwapArm {
 }
 
 impl SwapArgs {
-    /// What shall be done: `--quick` applied, the rest checked.
+    /// Applies `--quick` and checks the arguments.
     fn resolved(&self) -> Result<SwapArgs> {
         let mut args = self.clone();
         if args.quick {
@@ -182,8 +182,9 @@ impl SwapArgs {
 /// Runs `bench swap`.
 ///
 /// # Errors
-/// When a server cannot be started or does not survive, an argument is out of range, or the disk is
-/// too small. Failed and wrong answers are figures, and make the run fail after its report.
+/// If a server cannot be started or does not survive, an argument is out of range, or the disk is
+/// too small. Failed requests and wrong answers are figures, and make the run fail after its
+/// report.
 pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
     let args = args.resolved()?;
     let engine = OnnxEngine::open(&env.onnxruntime)?;
@@ -225,7 +226,7 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
     report.finish(args.json.as_deref())
 }
 
-/// Makes or finds the models, the requests and their right answers.
+/// Makes or finds the models, the requests and the expected answers.
 fn prepare<'a>(args: &'a SwapArgs, env: &'a BenchEnv) -> Result<SwapSetup<'a>> {
     let (layouts, embedded) = match args.engine {
         EngineName::Onnx => {

@@ -1,5 +1,4 @@
-//! The figures of `bench swap`: medians of the rounds, ratios between arms, and what was wanted of
-//! them.
+//! The report of `bench swap`: medians of the rounds, ratios between arms, and goals.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +14,14 @@ use loadgen::report::{TextTable, ms};
 use loadgen::stats::{LatencySummary, median, ratio};
 use loadgen::{print, println};
 
-/// Most that the pool's p999 may be above the control's.
+/// Maximum of the pool's p999 over the control's.
 const POOL_OVER_CONTROL_MAX: f64 = 1.25;
-/// Least that the heap's p999 must be above the pool's for the comparison to show anything.
+/// Minimum of the heap's p999 over the pool's.
 const HEAP_OVER_POOL_MIN: f64 = 10.0;
-/// Most that the pool's loader may fault, as a share of the heap's.
+/// Maximum of the pool loader's page faults as a share of the heap's.
 const POOL_FAULTS_SHARE_MAX: f64 = 0.01;
 
-/// What `bench swap` writes as JSON.
+/// JSON of `bench swap`.
 #[derive(Debug, Serialize)]
 pub(super) struct SwapReport {
     engine: &'static str,
@@ -49,7 +48,7 @@ struct SwapArmReport {
     peak_rss_mb: f64,
 }
 
-/// Between arms; absent where an arm did not run.
+/// Ratios between arms; absent if an arm did not run.
 #[derive(Debug, Default, Serialize)]
 struct Ratios {
     pool_over_control_p999: Option<f64>,
@@ -198,7 +197,6 @@ impl BenchReport for SwapReport {
         println!("{}", self.context);
     }
 
-    /// Whether all answers came and were right, and all swaps happened.
     fn verdict(&self) -> Result<()> {
         for (name, arm) in &self.arms {
             if arm.failed + arm.wrong > 0 {

@@ -15,7 +15,7 @@ use loadgen::BenchEnv;
 /// A running arm. Dropping it ends its process.
 pub(super) struct ArmProcess {
     pub(super) arm: TierArm,
-    /// The share of the records' bytes that its cache has.
+    /// Size of its cache as a share of the records' bytes.
     pub(super) cache: f64,
     pub(super) job: WorkerJob,
     pub(super) ready: WorkerReady,
@@ -69,7 +69,7 @@ impl ArmProcess {
         Ok(process)
     }
 
-    /// What the report calls it.
+    /// Returns the name in the report.
     pub(super) fn name(&self) -> String {
         match self.arm {
             TierArm::Nvme => format!("nvme {}", self.cache),
@@ -77,7 +77,6 @@ impl ArmProcess {
         }
     }
 
-    /// One turn.
     pub(super) fn turn(&mut self, order: &TurnOrder) -> Result<TurnResult> {
         self.tell(order)?;
         self.hear()
@@ -111,7 +110,7 @@ impl ArmProcess {
 
 impl Drop for ArmProcess {
     fn drop(&mut self) {
-        // The end of its input is its sign to end; it has nothing to lose if it does not.
+        // The process ends at the end of its input. It has nothing to lose if it does not.
         drop(self.to.take());
         let _ = self.child.wait();
     }

@@ -1,9 +1,8 @@
-//! `bench tiers`: how near the exact stage on NVMe comes to the exact stage in DRAM, and under
-//! which conditions.
+//! `bench tiers`: the exact stage on NVMe compared with the exact stage in DRAM.
 //!
 //! Each arm is a process of its own over the bytes of the same segments, so that its resident
-//! memory is its own, and the arms take turns, round by round. All answer the same queries, none of
-//! them twice, and every answer is compared with that of every other arm.
+//! memory is its own. The arms take turns, round by round. All answer the same queries, which never
+//! repeat, and every answer is compared with that of every other arm.
 
 mod arm;
 mod report;
@@ -27,17 +26,17 @@ use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
 pub use worker::TierArm;
 
-/// Under the run's directory: segments, and under the tmpfs: those of the simulated persistent
-/// memory.
+/// Folder of the segments in the run's directory, and of the simulated persistent memory on the
+/// tmpfs.
 const DATA: &str = "data";
 const PMEM: &str = "millpond-bench-tiers";
-/// Rounds at most.
+/// Maximum number of rounds.
 const ROUNDS_MAX: usize = 100;
-/// Threads at most.
+/// Maximum number of threads.
 const THREADS_MAX: usize = 256;
-/// Bytes of the longest record's pages.
+/// Size of the longest record's pages in bytes.
 const READ_BYTES: usize = 16 << 10;
-/// Disk that a run leaves free.
+/// Bytes of disk that a run leaves free.
 const DISK_SPARE_BYTES: u64 = 2 * GIB;
 
 /// Compare the exact stage of image search on NVMe with the same in DRAM.
@@ -46,28 +45,28 @@ const DISK_SPARE_BYTES: u64 = 2 * GIB;
 /// caches (of blocks of the file, and of single records) of each --cache share of the records'
 /// bytes; mmap maps the file, as the reference system did, with page cache of the largest of these
 /// shares (a thread drops pages beyond that, and every turn starts cold); pmem is the code path of
-/// persistent memory on a tmpfs: simulated, which shows that it works and not how fast the real
-/// thing is.
+/// persistent memory on a tmpfs: simulated, which shows that it works and not how fast real
+/// persistent memory is.
 ///
-/// A query is a distorted copy of a stored record. Its candidates are made up as a coarse stage
-/// over clusters gives them: --near of them from the record's own cluster, the others from --probes
-/// - 1 clusters anywhere, in each anywhere; records of a cluster lie together. Targets are spread
-/// evenly, without favourites. Before the first round the cache is filled by other queries of the
-/// same kind. Each thread has --clients queries at a time in every arm, and latency counts from a
-/// query's coming to its answer; "alone" is with one query at a time.
+/// A query is a distorted copy of a stored record. Its candidates simulate a coarse stage over
+/// clusters: --near of them from the record's own cluster, the others from --probes - 1 random
+/// clusters, at random positions in each; records of a cluster lie together. Targets are spread
+/// evenly. Before the first round other queries of the same kind fill the cache. Each thread has
+/// --clients queries at a time in every arm, and latency counts from a query's arrival to its
+/// answer; "alone" is with one query at a time.
 ///
 /// Ratios are to dram of the same round; figures are medians over rounds. cpu_ratio is processor
-/// time of a query in dram over that in the arm: on a machine that is busy otherwise it says more
-/// than throughput does. The curve spins for a set time in place of the matcher.
+/// time of a query in dram over that in the arm: on a machine with other load it is more reliable
+/// than throughput. The curve spins for a set time in place of the matcher.
 ///
-/// Wanted with cache 0.25: nvme throughput_ratio at least 0.90, p50_ratio at most 1.10; no wrong
+/// Goals with cache 0.25: nvme throughput_ratio at least 0.90, p50_ratio at most 1.10; no wrong
 /// answer.
 #[derive(Args, Clone, Debug)]
 pub struct TiersArgs {
-    /// What records are
+    /// Content of records
     #[arg(long, value_enum, default_value = "fingerprint")]
     pub kind: RecordKind,
-    /// How many records
+    /// Number of records
     #[arg(long, default_value_t = 2_000_000)]
     pub records: u32,
     /// Queries of a round
@@ -82,16 +81,16 @@ pub struct TiersArgs {
     /// Queries that a thread has at a time
     #[arg(long, default_value_t = 3)]
     pub clients: usize,
-    /// Caches of the nvme arm, in parts of the records' bytes
+    /// Caches of the nvme arm, as shares of the records' bytes
     #[arg(long, value_delimiter = ',', default_value = "0,0.1,0.25")]
     pub cache: Vec<f64>,
     /// Rounds; each figure is the median over them
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
-    /// Which arms take turns [default: all; for photographs dram and nvme]
+    /// Arms to measure [default: all; for photographs dram and nvme]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub arms: Vec<TierArm>,
-    /// Costs of a candidate in microseconds that the curve is measured at (0: no curve)
+    /// Costs of a candidate in microseconds at which the curve is measured (0: no curve)
     #[arg(long, value_delimiter = ',', default_value = "1,3,10,30,100,300")]
     pub curve: Vec<f64>,
     /// Records of a cluster
@@ -100,7 +99,7 @@ pub struct TiersArgs {
     /// Clusters that a query's candidates come from
     #[arg(long, default_value_t = 32)]
     pub probes: u32,
-    /// The share of candidates that comes from the nearest cluster
+    /// Share of candidates from the nearest cluster
     #[arg(long, default_value_t = 0.25)]
     pub near: f64,
     /// Reads that a query has in flight
@@ -109,14 +108,14 @@ pub struct TiersArgs {
     /// Bytes of a read that joins pages side by side
     #[arg(long, default_value_t = SearchLimits::default().joined_bytes_max)]
     pub join: usize,
-    /// Unwanted bytes between two pages that are read along to join them
+    /// Unwanted bytes between two pages that are read as well to join them
     #[arg(long, default_value_t = SearchLimits::default().gap_bytes_max)]
     pub gap: usize,
-    /// Disk that the segments may take; with less than they need there are fewer records. What a
-    /// killed run leaves on it, the next one removes [default: what is free but 2 GiB]
+    /// Disk space for the segments; if it is too small, there are fewer records. Files of a killed
+    /// run are removed by the next one [default: free space less 2 GiB]
     #[arg(long, value_parser = parse_bytes)]
     pub disk: Option<u64>,
-    /// Where a tmpfs is, for the pmem arm
+    /// Directory of a tmpfs, for the pmem arm
     #[arg(long, default_value = "/dev/shm")]
     pub tmpfs: PathBuf,
     /// Leave the segments on disk
@@ -125,19 +124,19 @@ pub struct TiersArgs {
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Be the process of one arm
+    /// Run as the process of one arm
     #[arg(long, hide = true)]
     pub worker: Option<String>,
 }
 
-/// What records are.
+/// Content of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RecordKind {
     /// Minutiae of a finger: about 240 bytes, 16 to a page.
     Fingerprint,
     /// Keypoints of a photograph with descriptors: about 10 KB, three pages each. The segments are
-    /// then to be four times what an arm may have in memory.
+    /// then four times the memory of an arm.
     Photo,
 }
 
@@ -179,7 +178,7 @@ impl TiersArgs {
         Ok(())
     }
 
-    /// The arms; those that others are compared with come first.
+    /// Returns the arms in order. Dram, to which others are compared, comes first.
     fn arms(&self) -> Vec<TierArm> {
         let mut arms = match (self.arms.is_empty(), self.kind) {
             (false, _) => self.arms.clone(),
@@ -198,8 +197,8 @@ impl TiersArgs {
 /// Runs `bench tiers`.
 ///
 /// # Errors
-/// When the disk has no room, io_uring is not allowed, or an argument is out of range. Answers that
-/// differ between arms or lack the record that was asked for make the run fail after its report.
+/// If the disk has no room, io_uring is not allowed, or an argument is out of range. Answers that
+/// differ between arms or lack the wanted record make the run fail after its report.
 pub fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
     args.check()?;
     let dir = env.cache_dir.join("run").join("tiers");
@@ -210,7 +209,7 @@ pub fn run(args: &TiersArgs, env: &BenchEnv) -> Result<()> {
     let progress = StepProgress::new(args.rounds as u64 + args.curve.len() as u64);
     let outcome = rounds::measure(args, env, &dir, &progress);
     if !args.keep {
-        // What was measured is worth more than a complaint about a file that could not be removed.
+        // The figures matter more than a file that could not be removed.
         let _ = loadgen::cache::remove(&dir);
     }
     let _ = loadgen::cache::remove(&args.tmpfs.join(PMEM));

@@ -1,4 +1,4 @@
-//! What `bench tiers` says: JSON, tables, and whether what was wanted is met.
+//! The report of `bench tiers`: JSON, tables and goals.
 
 use std::collections::BTreeMap;
 
@@ -16,13 +16,13 @@ use loadgen::report::{TextTable, ms};
 use loadgen::stats::{median, ratio};
 use loadgen::{print, println};
 
-/// With this share of cache the claim is made; least throughput and most median latency to dram
-/// that are wanted.
+/// Share of cache at which the goals hold, minimum throughput and maximum median latency relative
+/// to dram.
 const CLAIM_CACHE: f64 = 0.25;
 const THROUGHPUT_RATIO_MIN: f64 = 0.90;
 const P50_RATIO_MAX: f64 = 1.10;
 
-/// What `bench tiers` writes as JSON.
+/// JSON of `bench tiers`.
 #[derive(Debug, Serialize)]
 pub(super) struct TiersReport {
     rounds: usize,
@@ -46,7 +46,7 @@ enum TierArmReport {
     Caches { cache: BTreeMap<String, TierFigures> },
 }
 
-/// What holds for all arms.
+/// Conditions of all arms.
 #[derive(Debug, Serialize)]
 struct Conditions {
     kind: RecordKind,
@@ -99,7 +99,7 @@ struct TierFigures {
 #[derive(Debug, Serialize)]
 struct CurveReport {
     us: f64,
-    /// What a candidate took of the processor in the dram arm.
+    /// Processor time of a candidate in the dram arm.
     measured_us: f64,
     throughput_ratio: BTreeMap<String, f64>,
     cpu_ratio: BTreeMap<String, f64>,
@@ -162,7 +162,7 @@ impl TierFigures {
     }
 }
 
-/// Queries whose hits differ from dram's, over all turns of arms that have the same records.
+/// Counts queries whose hits differ from dram's, over all turns of arms that have the same records.
 fn wrong(measured: &TierResults, dram: &ArmTurns) -> usize {
     let differ = |own: &[TurnResult], base: &[TurnResult]| -> usize {
         let turn = |(own, base): (&TurnResult, &TurnResult)| {
@@ -385,7 +385,6 @@ impl BenchReport for TiersReport {
         println!("{}", self.context);
     }
 
-    /// Whether every answer was right.
     fn verdict(&self) -> Result<()> {
         let partial: usize = self.rows().iter().map(|(_, figures)| figures.partial).sum();
         match self.wrong + partial {

@@ -1,4 +1,4 @@
-//! Making the segments, starting the arms, and letting them take turns.
+//! Makes the segments, starts the arms, and runs their turns.
 
 use std::path::Path;
 
@@ -18,29 +18,28 @@ use loadgen::machine::memory_bytes;
 use loadgen::report::StepProgress;
 use loadgen::settle::settle;
 
-/// Pages of a photograph's record, in bytes.
+/// Size of the pages of a photograph's record in bytes.
 const PHOTO_BYTES: u64 = 3 * 4096;
-/// About what a fingerprint's record takes.
+/// Approximate size of a fingerprint's record in bytes.
 const FINGERPRINT_BYTES: u64 = 260;
-/// Segments of photographs, so that the first of them fit in the memory that the whole does not.
+/// Number of segments of photographs. The first of them fit in the memory that is too small for
+/// all.
 const PHOTO_SEGMENTS: u32 = 16;
-/// The segments are so many times what an arm may have in memory, for photographs.
+/// Size of the segments relative to the memory of an arm, for photographs.
 const OVER_MEMORY: u64 = 4;
-/// Of that memory, what an arm needs beside its cache or its segments: program, buffers, where
-/// records are.
+/// Memory that an arm needs beside its cache or segments: program, buffers, positions of records.
 const BESIDE_BYTES: u64 = 160 << 20;
 /// Processor time of a curve's turn with the default number of queries, in microseconds, over all
 /// threads.
 const CURVE_US: f64 = 1_500_000.0;
 const CURVE_QUERIES_MIN: f64 = 4.0;
-/// Queries of a turn with one client: a part of the others.
+/// Number by which the queries of a turn are divided for one client.
 const ALONE_SHARE: usize = 5;
-/// Segments larger than this disturb the machine for a while after they were made.
+/// Size from which freshly made segments disturb the machine for a while.
 const SETTLE_BYTES: u64 = 256 << 20;
 /// Bytes copied at once.
 const COPY_BYTES: usize = 4 << 20;
 
-/// What was measured.
 pub(super) struct TierResults {
     pub(super) segments: SegmentSet,
     pub(super) arms: Vec<ArmTurns>,
@@ -65,12 +64,12 @@ pub(super) struct ArmTurns {
     pub(super) name: String,
     pub(super) job: WorkerJob,
     pub(super) warmed: u64,
-    /// A turn a round: with the arguments' clients, and with one.
+    /// One turn a round: with the arguments' clients, and with one.
     pub(super) turns: Vec<TurnResult>,
     pub(super) alone: Vec<TurnResult>,
 }
 
-/// All arms' turns at one cost of a candidate.
+/// Turns of all arms at one cost of a candidate.
 pub(super) struct CurvePoint {
     pub(super) us: f64,
     /// For each round, a turn of each arm.
@@ -106,7 +105,7 @@ pub(super) fn measure(
     let segments = SegmentSet { shape, dram_shape, written, budget };
     let mut arms = start(args, env, &segments, &mut notes)?;
     if segments.written.bytes > SETTLE_BYTES {
-        // The page cache has held the segments and let go of them.
+        // The page cache held the segments and has freed their pages.
         progress.say("waiting for the machine to run evenly");
         settle();
     }
@@ -116,7 +115,7 @@ pub(super) fn measure(
     Ok(TierResults { segments, arms: taken, curve, notes })
 }
 
-/// How many records the disk has room for.
+/// Returns the number of records and segments that fit on the disk.
 fn shape(args: &TiersArgs, dir: &Path, notes: &mut Vec<String>) -> Result<TierShape> {
     let (bytes, segments) = match args.kind {
         RecordKind::Fingerprint => (FINGERPRINT_BYTES, 1),
@@ -157,7 +156,7 @@ fn write(args: &TiersArgs, dir: &Path, shape: &TierShape) -> Result<WrittenSegme
     Ok(all)
 }
 
-/// What was just written is in the page cache, where no arm shall find it.
+/// Drops a file just written from the page cache, so that no arm finds it there.
 fn drop_from_page_cache(path: &Path) -> Result<()> {
     let file = std::fs::File::open(path).map_err(|e| Error::io(path, &e))?;
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
@@ -237,7 +236,7 @@ fn all_rounds(
             clients: 1,
             spin_rounds: None,
         };
-        // The order goes round, and every other round backwards, so that no arm always comes after
+        // The order rotates, and every other round runs backwards, so that no arm always follows
         // the same one.
         for step in 0..count {
             let at = (step + round) % count;
@@ -266,8 +265,8 @@ fn all_rounds(
     Ok(taken)
 }
 
-/// Dram and nvme at every cost. Each turn takes about the same time, so there are fewer queries
-/// where they are dearer.
+/// Runs dram and nvme at every cost. Each turn takes about the same time, so it has fewer queries
+/// at a higher cost.
 fn curve(
     args: &TiersArgs,
     arms: &mut [ArmProcess],

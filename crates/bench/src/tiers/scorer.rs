@@ -1,12 +1,12 @@
-//! The two ways records are scored here: by the matcher, and by work of a set cost.
+//! The two scorers of records: the matcher, and work of a set cost.
 
 use base::{Error, Result};
 use matching::{MatchOptions, Probe, Scratch};
 use rustix::time::{ClockId, clock_gettime};
 use search::Scorer;
 
-/// Rounds of work that the cost of one is measured over, and how often; the quickest counts, since
-/// whatever disturbs makes it slower.
+/// Rounds of work of a calibration, and number of calibrations. The quickest counts, since
+/// disturbances only slow it down.
 const CALIBRATION_ROUNDS: u64 = 2_000_000;
 const CALIBRATIONS: usize = 9;
 
@@ -33,10 +33,9 @@ impl Scorer for GraphScorer {
     }
 }
 
-/// Looks at every byte and then works for a set time: the same work on every medium, whatever the
-/// clock says.
+/// Reads every byte and then works for a set number of rounds: the same work on every medium.
 pub(super) struct Spinner {
-    /// What makes one query differ from another.
+    /// Seed that distinguishes queries.
     pub(super) seed: u64,
     pub(super) rounds: u64,
 }
@@ -53,14 +52,14 @@ impl Scorer for Spinner {
         let words = record.as_chunks::<8>().0.iter();
         let sum =
             words.fold(self.seed, |sum, word| (sum ^ u64::from_le_bytes(*word)).rotate_left(9));
-        // The score is of the bytes alone, so that it can be compared between arms; the work is
-        // thrown away.
+        // The score depends on the bytes alone, so that it can be compared between arms. The result
+        // of the work is unused.
         std::hint::black_box(spin(sum, self.rounds));
         Ok((sum >> 40) as f32)
     }
 }
 
-/// Rounds that each need the one before (xorshift).
+/// Runs rounds that each depend on the former (xorshift).
 fn spin(mut state: u64, rounds: u64) -> u64 {
     state |= 1;
     for _ in 0..rounds {
@@ -71,13 +70,13 @@ fn spin(mut state: u64, rounds: u64) -> u64 {
     state
 }
 
-/// Nanoseconds of a clock.
+/// Returns the time of a clock in nanoseconds.
 pub(super) fn clock_ns(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);
     (time.tv_sec as u64) * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Rounds of work that take one microsecond of this thread's processor time.
+/// Returns the rounds of work that take one microsecond of this thread's processor time.
 pub(super) fn rounds_per_us() -> f64 {
     let measure = |_| {
         let start = clock_ns(ClockId::ThreadCPUTime);

@@ -1,5 +1,5 @@
-//! What is searched: records, where they lie, what is asked of them. All of it follows from the
-//! arguments, so that the processes of the arms need to share nothing but the segments' bytes.
+//! Records, their positions, and queries. All follow from the arguments, so that the processes of
+//! the arms share only the segments' bytes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use storage::{Medium, Sealed};
 use super::{RecordKind, TiersArgs};
 use loadgen::random::{RandomSequence, at};
 
-/// Seeds of what is made up.
+/// Seeds of the generated data.
 const RECORD_SEED: u64 = 71;
 const QUERY_SEED: u64 = 72;
 const CANDIDATE_SEED: u64 = 73;
-/// Photographs that others are put together from.
+/// Number of photographs from which others are composed.
 const PHOTO_BASES: u64 = 512;
 /// Records made and written at a time.
 const BATCH_RECORDS: usize = 8192;
-/// Bytes of a place in its file: page (u32), pages (u16), slot (u16).
+/// Size of a record's position in its file: page (u32), pages (u16), slot (u16).
 const PLACE_BYTES: usize = 8;
 
 /// Sizes that follow from the arguments.
@@ -36,7 +36,7 @@ pub(super) struct TierShape {
     pub(super) probes: u32,
     /// Candidates of a query.
     pub(super) candidates: u32,
-    /// Those of them that come from the nearest cluster, in thousandths.
+    /// Candidates from the nearest cluster, in thousandths.
     pub(super) near: u32,
 }
 
@@ -57,19 +57,19 @@ impl TierShape {
         self.records.div_ceil(self.segments.max(1))
     }
 
-    /// The segment and row of record `number`.
-    fn home(&self, number: u32) -> (u32, u32) {
+    /// Returns the position of record `number`.
+    fn position(&self, number: u32) -> (u32, u32) {
         (number / self.segment_records(), number % self.segment_records())
     }
 
-    /// The same with fewer records: those of the first segments.
+    /// Returns the shape of the first segments only.
     pub(super) fn first_segments(self, segments: u32) -> TierShape {
         let records = (self.segment_records() * segments).min(self.records);
         TierShape { records, segments, ..self }
     }
 }
 
-/// Makes records.
+/// Generator of records.
 pub(super) struct Maker {
     kind: RecordKind,
     bases: Vec<Graph>,
@@ -86,7 +86,7 @@ impl Maker {
         Maker { kind, bases }
     }
 
-    /// The graph of record `number`.
+    /// Returns the graph of record `number`.
     pub(super) fn graph(&self, number: u32) -> Graph {
         match self.kind {
             RecordKind::Fingerprint => synthetic::fingerprint(at(RECORD_SEED, u64::from(number))),
@@ -94,9 +94,9 @@ impl Maker {
         }
     }
 
-    /// A photograph put together from several: columns of one, rows of another, descriptors of a
-    /// third with bits of its own. Two of them have nothing in common, and it is made as fast as it
-    /// is written.
+    /// Composes a photograph of several: columns of one, rows of another, descriptors of a third
+    /// with its own bits. Two of them have nothing in common, and making one is as fast as writing
+    /// it.
     fn mixed(&self, number: u32) -> Graph {
         let mut random = RandomSequence::new(at(RECORD_SEED, u64::from(number)));
         let mut base = || &self.bases[(random.bits() % self.bases.len() as u64) as usize];
@@ -121,27 +121,25 @@ impl Maker {
     }
 }
 
-/// One query.
 pub(super) struct TierQuery {
-    /// Another impression of the record it looks for.
+    /// Another impression of the wanted record.
     pub(super) graph: Graph,
-    /// Where that record is.
+    /// Position of that record.
     pub(super) target: (u32, u32),
     pub(super) candidates: Vec<RerankCandidate>,
 }
 
-/// The query `index` of a stream.
+/// Returns the query `index` of a stream.
 pub(super) fn ask(shape: &TierShape, maker: &Maker, stream: u64, index: u32) -> TierQuery {
     let seed = at(QUERY_SEED + stream, u64::from(index));
     let target = (at(seed, 1) % u64::from(shape.records)) as u32;
     let graph = synthetic::distorted(&maker.graph(target), seed);
     let candidates = candidates(shape, target, at(CANDIDATE_SEED + stream, u64::from(index)));
-    TierQuery { graph, target: shape.home(target), candidates }
+    TierQuery { graph, target: shape.position(target), candidates }
 }
 
-/// Candidates as a coarse stage over clusters gives them: a share from the cluster that the record
-/// is in, the others spread over further clusters, which lie anywhere in the segments; within a
-/// cluster anywhere. Each once, best first.
+/// Simulates the candidates of a coarse stage over clusters: a share from the record's cluster, the
+/// others from random clusters, at random positions in each. Each once, best first.
 pub(super) fn candidates(shape: &TierShape, target: u32, seed: u64) -> Vec<RerankCandidate> {
     let mut random = RandomSequence::new(seed);
     let clusters = shape.records.div_ceil(shape.cluster).max(1);
@@ -149,8 +147,8 @@ pub(super) fn candidates(shape: &TierShape, target: u32, seed: u64) -> Vec<Reran
     let others: Vec<u32> =
         (1..shape.probes.max(2)).map(|_| (random.bits() % u64::from(clusters)) as u32).collect();
     let (mut numbers, mut seen) = (vec![target], std::collections::HashSet::from([target]));
-    // Where clusters are nearly used up, anything is taken in the end.
-    let mut patience = 20 * wanted;
+    // If clusters are nearly used up, any record is taken in the end.
+    let mut tries_left = 20 * wanted;
     while (numbers.len() as u32) < wanted {
         let near = (random.bits() % 1000) < u64::from(shape.near);
         let cluster = if near {
@@ -160,8 +158,8 @@ pub(super) fn candidates(shape: &TierShape, target: u32, seed: u64) -> Vec<Reran
         };
         let mut number =
             cluster * shape.cluster + (random.bits() % u64::from(shape.cluster)) as u32;
-        patience = patience.saturating_sub(1);
-        if number >= shape.records || patience == 0 {
+        tries_left = tries_left.saturating_sub(1);
+        if number >= shape.records || tries_left == 0 {
             number = (random.bits() % u64::from(shape.records)) as u32;
         }
         if seen.insert(number) {
@@ -172,32 +170,33 @@ pub(super) fn candidates(shape: &TierShape, target: u32, seed: u64) -> Vec<Reran
     let place = (random.bits() % numbers.len() as u64) as usize;
     numbers.swap(0, place);
     let candidate = |(rank, number): (usize, u32)| {
-        let (segment, row) = shape.home(number);
+        let (segment, row) = shape.position(number);
         RerankCandidate { segment, row, coarse: -(rank as f32) }
     };
     numbers.into_iter().enumerate().map(candidate).collect()
 }
 
-/// The name of a segment's file, and of the one that says where its records are.
+/// Returns the name of a segment's file. The file with the positions of its records has another
+/// extension.
 pub(super) fn segment_name(segment: u32) -> String {
     format!("records-{segment}.seg")
 }
 
-fn places_path(dir: &Path, segment: u32) -> std::path::PathBuf {
+fn positions_path(dir: &Path, segment: u32) -> std::path::PathBuf {
     dir.join("places").join(format!("places-{segment}.bin"))
 }
 
-/// What writing gave.
+/// Sizes of written segments.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct WrittenSegment {
-    /// Of all pages.
+    /// Bytes of all pages.
     pub(super) bytes: u64,
-    /// Of all records, without pages' heads and gaps.
+    /// Bytes of all records, without page headers and gaps.
     pub(super) record_bytes: u64,
 }
 
-/// Records `numbers`, made by `threads` threads: their bytes one after another, and where each
-/// ends.
+/// Encodes the records `numbers` in `threads` threads. Returns their bytes one after another, and
+/// the end of each.
 fn encode(
     maker: &Maker,
     numbers: std::ops::Range<u32>,
@@ -231,7 +230,6 @@ fn encode(
     Ok((bytes, ends))
 }
 
-/// Writes one segment.
 pub(super) fn write_segment(
     shape: &TierShape,
     maker: &Maker,
@@ -265,7 +263,7 @@ pub(super) fn write_segment(
     writer.append(&pages)?;
     writer.persist()?;
     written.bytes = writer.bytes();
-    let path = places_path(dir, segment);
+    let path = positions_path(dir, segment);
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, &e))?;
     }
@@ -273,7 +271,6 @@ pub(super) fn write_segment(
     Ok(written)
 }
 
-/// An open segment.
 #[derive(Debug)]
 pub(super) struct OpenSegment {
     file: Arc<dyn Sealed>,
@@ -281,10 +278,10 @@ pub(super) struct OpenSegment {
 }
 
 impl OpenSegment {
-    /// Opens segment `segment` on `medium`; where its records are is read from `dir`.
+    /// Opens segment `segment` on `medium`. The positions of its records are read from `dir`.
     pub(super) fn open(medium: &dyn Medium, dir: &Path, segment: u32) -> Result<OpenSegment> {
         let file = medium.open(&segment_name(segment))?;
-        let path = places_path(dir, segment);
+        let path = positions_path(dir, segment);
         let bytes = std::fs::read(&path).map_err(|e| Error::io(&path, &e))?;
         let place = |bytes: &[u8; PLACE_BYTES]| {
             let &[p0, p1, p2, p3, n0, n1, s0, s1] = bytes;

@@ -1,4 +1,4 @@
-//! One turn of an arm: a number of queries, by a number of threads, and what it cost.
+//! One turn of an arm: a number of queries in several threads, and its cost.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,17 +16,15 @@ use super::scorer::clock_ns;
 use super::subject::TierQuery;
 use loadgen::stats::Latencies;
 
-/// Hits of a query.
 const HITS: usize = 10;
 
-/// What an arm is told.
+/// Order of the parent to an arm.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct TurnOrder {
-    /// Which queries: those of a stream are the same for every arm, and none is asked twice, else
-    /// the second time would find its records in the cache. From 1 on; 0 are those that warm the
-    /// cache.
+    /// Stream of the queries. All arms get the same queries of a stream, each once, since a
+    /// repeated query would find its records in the cache. Streams count from 1; 0 warms the cache.
     pub(super) stream: u64,
-    /// How many of them.
+    /// Number of queries.
     pub(super) queries: usize,
     /// Queries that a thread has at a time.
     pub(super) clients: usize,
@@ -34,7 +32,7 @@ pub(super) struct TurnOrder {
     pub(super) spin_rounds: Option<u64>,
 }
 
-/// What it measured.
+/// Figures of a turn.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct TurnResult {
     pub(super) seconds: f64,
@@ -52,12 +50,12 @@ pub(super) struct TurnResult {
     /// Queries whose record was among the hits.
     pub(super) found: usize,
     pub(super) partial: usize,
-    /// A digest of each query's hits and scores.
+    /// Digest of each query's hits and scores.
     pub(super) digests: Vec<u64>,
 }
 
-/// What a thread answers: queries by a shared counter, each with the time from its coming to its
-/// answer.
+/// A thread that takes queries by a shared counter, and measures the time from a query's arrival to
+/// its answer.
 struct AnswerThread<'q, S, F> {
     asked: &'q [TierQuery],
     segments: &'q Arc<[Arc<dyn Records>]>,
@@ -92,16 +90,16 @@ impl<'q, S: Scorer, F: Fn(usize) -> S> QuerySource<'q, S> for AnswerThread<'q, S
     }
 }
 
-/// What is asked, and where.
+/// Queries and segments of a turn.
 pub(super) struct QueryStage<'q> {
     pub(super) asked: &'q [TierQuery],
     pub(super) segments: &'q Arc<[Arc<dyn Records>]>,
 }
 
-/// Answers `count` queries with these searchers, a thread for each.
+/// Answers `count` queries with these searchers, one thread each.
 ///
 /// # Errors
-/// When a reader fails.
+/// If a reader fails.
 pub(super) fn take_turn<S: Scorer>(
     stage: &QueryStage<'_>,
     searchers: &mut [Searcher],

@@ -1,5 +1,5 @@
-//! The process of one arm. Each arm has its own, so that its resident memory is its own, and waits
-//! for its turn on its standard input.
+//! The process of one arm. It waits for its turns on its standard input. Each arm has its own
+//! process, so that its resident memory is its own.
 
 use std::io::{BufRead, Write};
 use std::path::Path;
@@ -20,17 +20,17 @@ use super::subject::{Maker, OpenSegment, TierQuery, TierShape, ask};
 use super::turn::{QueryStage, TurnOrder, TurnResult, take_turn};
 use super::{DATA, PMEM, TiersArgs};
 
-/// Time between two looks at the memory of the mapped arm.
+/// Time between two checks of the mapped arm's memory.
 const RECLAIM_PERIOD: Duration = Duration::from_millis(2);
-/// The mapped file is dropped from memory in so many stretches, in turn.
+/// Number of stretches in which the mapped file is dropped from memory, in turn.
 const RECLAIM_STRETCHES: u64 = 64;
-/// Queries of a batch that warms the cache, and such batches at most.
+/// Queries of a batch that warms the cache, and maximum number of such batches.
 const WARM_QUERIES: usize = 64;
 const WARM_BATCHES_MAX: u32 = 4096;
-/// The stream of the queries before those that are measured.
+/// Stream of the queries before the measured ones.
 const EARLIER: u64 = 0;
 
-/// Where an arm's records are.
+/// Medium of an arm's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TierArm {
@@ -55,7 +55,7 @@ impl TierArm {
     }
 }
 
-/// What the parent tells a worker when it starts it.
+/// The parent's message to a worker at its start.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct WorkerJob {
     pub(super) arm: TierArm,
@@ -67,19 +67,19 @@ pub(super) struct WorkerJob {
     pub(super) shape: (u32, u32),
 }
 
-/// What a worker says first.
+/// First message of a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct WorkerReady {
     /// Queries that warmed the cache.
     pub(super) warmed: u64,
-    /// What the medium could not do, in words.
+    /// Limitation of the medium, in words.
     pub(super) note: Option<String>,
 }
 
 /// Runs the process of an arm until its standard input ends.
 ///
 /// # Errors
-/// When the medium or a reader fails.
+/// If the medium or a reader fails.
 pub(super) fn run(args: &TiersArgs, dir: &Path, job: &str) -> Result<()> {
     let job: WorkerJob =
         serde_json::from_str(job).map_err(|e| Error::invalid(format!("--worker: {e}")))?;
@@ -105,7 +105,7 @@ fn say(value: &impl Serialize) -> Result<()> {
         .map_err(|e| Error::internal(format!("standard output: {e}")))
 }
 
-/// The files of the mapped arm, and how many bytes of them may be in memory.
+/// The files of the mapped arm, and the maximum of their bytes in memory.
 struct Mapped {
     medium: Arc<MmapMedium>,
     files: Vec<Arc<dyn Sealed>>,
@@ -173,9 +173,9 @@ impl TierWorker {
         (0..self.threads).map(searcher).collect()
     }
 
-    /// Lets earlier queries, which are not those that are measured, fill the cache until records
-    /// leave it again and there is no room for another block. Pages in memory are verified on the
-    /// way by the first turn. How many queries that took.
+    /// Runs earlier queries, which are not the measured ones, until records leave the cache and no
+    /// further block fits. The first turn verifies pages in memory on the way. Returns the number
+    /// of queries.
     fn warm(&self) -> Result<u64> {
         let mut warmed = 0;
         for batch in 0..WARM_BATCHES_MAX {
@@ -228,9 +228,9 @@ impl TierWorker {
     }
 }
 
-/// Keeps what is in memory of mapped files within bounds, as a smaller machine would: stretch by
-/// stretch, in turn, which for accesses spread evenly is as good as dropping what was used longest
-/// ago.
+/// Keeps the resident bytes of mapped files within bounds, as a smaller machine would. It drops
+/// stretch by stretch, in turn. For evenly spread accesses that is as good as dropping the least
+/// recently used.
 fn reclaim(mapped: &Mapped, stop: &AtomicBool) {
     let Mapped { medium, files, bytes_max } = mapped;
     let resident = || os::process::memory().map_or(0, |memory| memory.file);
@@ -254,7 +254,7 @@ fn reclaim(mapped: &Mapped, stop: &AtomicBool) {
     }
 }
 
-/// Bytes of slots that the segments take, with room for their last pages.
+/// Returns the bytes of slots that the segments take, with room for their last pages.
 fn memory_for(data: &Path, segments: u32) -> Result<u64> {
     let bytes = |segment| {
         let path = data.join(super::subject::segment_name(segment));

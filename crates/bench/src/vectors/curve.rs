@@ -1,17 +1,17 @@
-//! Points of recall and speed, and what lies between them.
+//! Points of recall and speed, and interpolation between them.
 
 use serde::{Deserialize, Serialize};
 
 /// One setting of one engine.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub(super) struct VectorPoint {
-    /// What was set.
+    /// Description of the setting.
     pub(super) setting: String,
-    /// Share of the true nearest that were found, 0 to 1.
+    /// Share of the true nearest neighbours that were found, 0 to 1.
     pub(super) recall: f64,
     /// Queries a second of processor time on one core.
     pub(super) qps: f64,
-    /// Queries a second by the clock.
+    /// Queries a second of wall-clock time.
     #[serde(default)]
     pub(super) qps_wall: f64,
 }
@@ -20,17 +20,17 @@ pub(super) struct VectorPoint {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(super) struct Curve {
     pub(super) engine: String,
-    /// The engine's version, where it has one of its own.
+    /// Version of the engine, if it has its own.
     #[serde(default)]
     pub(super) version: Option<String>,
-    /// Building, in seconds of the clock.
+    /// Wall-clock time of building in seconds.
     pub(super) build_s: f64,
     pub(super) points: Vec<VectorPoint>,
 }
 
 impl Curve {
-    /// Queries per second at a recall on the upper envelope; none where no setting reaches it.
-    /// Where every setting exceeds it, the fastest of them.
+    /// Returns queries per second at a recall on the upper envelope, or `None` if no setting
+    /// reaches it. If every setting exceeds it, returns the fastest.
     pub(super) fn qps_at(&self, recall: f64) -> Option<f64> {
         let envelope = self.envelope();
         let above = envelope.iter().position(|point| point.recall >= recall)?;
@@ -40,7 +40,7 @@ impl Curve {
         Some((low.qps.ln() * (1.0 - share) + high.qps.ln() * share).exp())
     }
 
-    /// The points that no other beats in both, in ascending order of recall.
+    /// Returns the points that no other beats in both, in ascending order of recall.
     fn envelope(&self) -> Vec<&VectorPoint> {
         let mut points: Vec<&VectorPoint> =
             self.points.iter().filter(|point| point.qps > 0.0).collect();

@@ -1,4 +1,4 @@
-//! The vectors that are searched: from files in the format of the TEXMEX collections, or made.
+//! The searched vectors: from files in the format of the TEXMEX collections, or generated.
 
 use std::path::Path;
 
@@ -17,18 +17,18 @@ pub(super) struct VectorData {
     pub(super) queries: Vec<f32>,
     /// The nearest [`HITS`] of each query.
     pub(super) truth: Vec<Vec<u32>>,
-    /// Whether the vectors were made here.
+    /// True if the vectors were generated.
     pub(super) made: bool,
 }
 
-/// Clusters of the made set.
+/// Clusters of the generated set.
 const CLUSTERS: usize = 200;
-/// Queries of the made set.
+/// Queries of the generated set.
 const QUERIES: usize = 500;
-/// How far a made vector lies from its cluster's centre in each dimension, relative to how far
-/// centres lie apart.
+/// Distance of a generated vector from its cluster's centre in each dimension, relative to that
+/// between centres.
 const SPREAD: f64 = 0.5;
-/// Values of a vector in a file at most.
+/// Maximum number of values of a vector in a file.
 const DIMS_MAX: usize = search::coarse::DIMS_MAX;
 /// Vectors that are compared with all queries at a time.
 const ROWS_AT_A_TIME: usize = 96;
@@ -59,7 +59,7 @@ impl VectorData {
         Ok(VectorData { dims, base, queries, truth, made: false })
     }
 
-    /// Clusters of uneven size and shape, and their exact neighbours.
+    /// Generates clusters of uneven size and shape, and their exact neighbours.
     pub(super) fn made(rows: usize, dims: usize) -> VectorData {
         let mut random = RandomSequence::new(17);
         let centres: Vec<f64> = (0..CLUSTERS * dims).map(|_| normal(&mut random)).collect();
@@ -84,7 +84,7 @@ impl VectorData {
         self.base.len() / self.dims
     }
 
-    /// One line for people.
+    /// Returns one line for people.
     pub(super) fn line(&self) -> String {
         format!(
             "{} vectors of {} dimensions, {} queries{}",
@@ -96,7 +96,7 @@ impl VectorData {
     }
 }
 
-/// Normally distributed, nearly: the sum of twelve uniform numbers.
+/// Returns an approximately normal number: the sum of twelve uniform ones.
 fn normal(random: &mut RandomSequence) -> f64 {
     (0..12).map(|_| random.unit()).sum::<f64>() - 6.0
 }
@@ -121,8 +121,8 @@ fn nearest(base: &[f32], queries: &[f32], dims: usize) -> Vec<Vec<u32>> {
     tops.iter_mut().map(|top| top.sorted().map(|(_, row)| row).collect()).collect()
 }
 
-/// Values of one vector, and all vectors of a file whose every vector starts with its number of
-/// values. Whole numbers come as the float with the same bits.
+/// Reads the number of values of one vector, and all vectors of a file. Each vector starts with its
+/// number of values. Integers are returned as the float with the same bits.
 fn read_vectors(path: &Path) -> Result<(usize, Vec<f32>)> {
     let bytes = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
     let wrong = |what: &str| Error::invalid(format!("{}: {what}", path.display()));

@@ -1,10 +1,10 @@
 //! `bench vectors`: recall against queries per second of the coarse filter, beside other engines.
 //!
-//! One query a call on one core, as a server's thread would: our thread and every other engine's
-//! process are pinned to the same core, and queries are divided by processor time, so that what
-//! else runs on the machine takes nothing away from either. Our settings are gone through before,
-//! between and after the other engines, and the median of those passes is the figure, so that a
-//! machine whose memory is busier at one time than at another does not decide.
+//! Each call has one query and runs on one core, as a server's thread would. Our thread and every
+//! other engine's process are pinned to the same core. The figure is queries per processor time, so
+//! other load on the machine does not count. Passes over our settings run before, between and after
+//! the other engines. The figure is the median of the passes, so that changes of memory load during
+//! the run do not decide.
 
 mod curve;
 mod data;
@@ -26,17 +26,17 @@ use ours::OurIndex;
 use peers::Peers;
 use report::VectorsReport;
 
-/// Hits that a query asks for, and that recall is counted in.
+/// Hits that a query asks for and that recall counts.
 const HITS: usize = 10;
-/// Passes over our settings where no other engine runs between them.
+/// Passes over our settings if there is no other engine.
 const PASSES_ALONE: usize = 3;
 
 /// Measure recall@10 against queries per second on one core, beside other vector engines.
 ///
 /// DIR holds base.fvecs, query.fvecs and truth.ivecs (squared distances). Without it a small
-/// clustered set is made, whose figures show only that everything works. The other engines need a
-/// Python environment with the packages of bench/peers/requirements.txt; without one only ours is
-/// measured.
+/// clustered set is generated, whose figures only show that everything works. The other engines
+/// need a Python environment with the packages of bench/peers/requirements.txt; without one only
+/// ours is measured.
 ///
 /// Queries per second at a recall: between the two measured points around it on the upper envelope,
 /// linear in recall and logarithmic in speed.
@@ -45,16 +45,16 @@ pub struct VectorsArgs {
     /// Folder with base.fvecs, query.fvecs and truth.ivecs
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
-    /// Vectors of the made set
+    /// Vectors of the generated set
     #[arg(long, default_value_t = 20_000)]
     pub rows: usize,
-    /// Dimensions of the made set
+    /// Dimensions of the generated set
     #[arg(long, default_value_t = 64)]
     pub dims: usize,
-    /// Which index of ours
+    /// Index of Millpond to measure
     #[arg(long, value_enum, default_value = "auto")]
     pub index: IndexKind,
-    /// The core that searches run on
+    /// Core that searches run on
     #[arg(long, default_value_t = 0)]
     pub core: usize,
     /// Threads for building indexes, ours and theirs
@@ -66,10 +66,10 @@ pub struct VectorsArgs {
     /// Only these engines (may be given several times) [default: all that are installed]
     #[arg(long, value_name = "NAME")]
     pub engine: Vec<String>,
-    /// Python with the other engines [default: .cache/peers/bin/python where it is there]
+    /// Python with the other engines [default: .cache/peers/bin/python if it is there]
     #[arg(long, value_name = "PATH")]
     pub peers_python: Option<PathBuf>,
-    /// The script that runs them
+    /// Script that runs the other engines
     #[arg(long, value_name = "FILE", default_value = "bench/peers/vectors.py")]
     pub peers_script: PathBuf,
     /// Write the figures as JSON
@@ -77,7 +77,7 @@ pub struct VectorsArgs {
     pub json: Option<PathBuf>,
 }
 
-/// Which index of ours is measured.
+/// Index of Millpond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum IndexKind {
     /// By rows and dimensions
@@ -115,7 +115,7 @@ impl VectorsArgs {
 /// Runs `bench vectors`.
 ///
 /// # Errors
-/// When data cannot be read, the core is not there, or a named engine cannot run.
+/// If data cannot be read, the core does not exist, or a named engine cannot run.
 pub fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
     args.check()?;
     let watch = NoiseWatch::start();
@@ -139,7 +139,7 @@ pub fn run(args: &VectorsArgs, _env: &BenchEnv) -> Result<()> {
         progress.say(engine.clone());
         match peers.run(engine, args) {
             Ok(curve) => curves.push(curve),
-            // One engine that fails after minutes shall not cost what was measured of the others.
+            // An engine that fails after minutes must not discard the figures of the others.
             Err(error) => {
                 progress.line(&format!("{engine} failed: {}", error.message()));
                 peers.failed.insert(engine.clone(), error.message().to_owned());

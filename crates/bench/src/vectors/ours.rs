@@ -1,4 +1,4 @@
-//! Our own index, measured in passes over its settings.
+//! Millpond's own index, measured in passes over its settings.
 
 use std::time::{Duration, Instant};
 
@@ -15,18 +15,18 @@ use super::data::VectorData;
 use super::{HITS, IndexKind, VectorsArgs};
 use loadgen::stats::median;
 
-/// Candidates compared with finer codes.
+/// Numbers of candidates compared with finer codes.
 const REFINE: [usize; 4] = [40, 80, 160, 320];
-/// Clusters looked into.
+/// Numbers of probed clusters.
 const PROBES: [usize; 13] = [4, 8, 12, 16, 24, 32, 40, 52, 64, 80, 96, 128, 192];
-/// A setting that finds more is not made any slower.
+/// Recall from which a setting is not made slower.
 const RECALL_ENOUGH: f64 = 0.9965;
-/// A setting is measured for this long in a pass, at least once through all queries.
+/// Time of a setting in a pass. It covers all queries at least once.
 const TIME: Duration = Duration::from_millis(150);
-/// The same for the made set, whose figures mean nothing.
+/// The same for the generated set, whose figures mean nothing.
 const TIME_MADE: Duration = Duration::from_millis(20);
 
-/// The index and what was measured.
+/// The index and its figures.
 pub(super) struct OurIndex {
     index: Box<dyn Coarse>,
     order: Vec<u32>,
@@ -36,12 +36,11 @@ pub(super) struct OurIndex {
     cells: Vec<OurSetting>,
 }
 
-/// One setting.
 struct OurSetting {
     name: String,
     params: ScanParams,
     recall: f64,
-    /// One of each pass.
+    /// Rate of each pass.
     qps: Vec<f64>,
     qps_wall: Vec<f64>,
 }
@@ -78,7 +77,7 @@ impl OurIndex {
         Ok(ours)
     }
 
-    /// The settings to measure, with their recall. A flat index has only one.
+    /// Chooses the settings to measure, with their recall. A flat index has only one.
     fn choose_cells(&mut self, data: &VectorData) -> Result<()> {
         self.add_cell("own choice".into(), ScanParams::default(), data)?;
         if self.kind == CoarseKind::Flat {
@@ -108,7 +107,7 @@ impl OurIndex {
         Ok(recall)
     }
 
-    /// One pass over all settings, on a thread pinned to `core`.
+    /// Measures all settings once, on a thread pinned to `core`.
     pub(super) fn pass(&mut self, data: &VectorData, core: usize) -> Result<()> {
         let time = if data.made { TIME_MADE } else { TIME };
         std::thread::scope(|scope| {
@@ -141,7 +140,7 @@ impl OurIndex {
         })
     }
 
-    /// Medians over the passes.
+    /// Returns the medians over the passes.
     pub(super) fn curve(&self) -> Curve {
         let points = self.cells.iter().map(|cell| VectorPoint {
             setting: cell.name.clone(),
@@ -169,7 +168,7 @@ impl OurIndex {
         self.cells.first().map_or(0, |cell| cell.qps.len())
     }
 
-    /// One line for people.
+    /// Returns one line for people.
     pub(super) fn line(&self) -> String {
         let (kind, memory) = (self.kind(), self.memory_mb());
         format!("millpond: {kind} built in {:.1} s, {memory:.0} MB", self.build_s)

@@ -9,26 +9,26 @@ use base::{Error, Result};
 use super::VectorsArgs;
 use super::curve::Curve;
 
-/// Where a Python environment with the engines is looked for.
+/// Default path of a Python with the engines.
 const USUAL_PYTHON: &str = ".cache/peers/bin/python";
 
-/// Which engines there are and how they are run.
+/// The available engines, and the script that runs them.
 #[derive(Debug)]
 pub(super) struct Peers {
     python: PathBuf,
     script: PathBuf,
     pub(super) engines: Vec<String>,
-    /// What those said that failed.
+    /// Messages of engines that failed.
     pub(super) failed: BTreeMap<String, String>,
-    /// Why there are none.
+    /// Reason why there are none.
     pub(super) absent: Option<String>,
 }
 
 impl Peers {
-    /// Looks which engines can run.
+    /// Finds out which engines can run.
     ///
     /// # Errors
-    /// Where a Python that was named does not work, or an engine that was named is not installed.
+    /// If a named Python does not work, or a named engine is not installed.
     pub(super) fn find(args: &VectorsArgs) -> Result<Peers> {
         let python = args.peers_python.clone().unwrap_or_else(|| USUAL_PYTHON.into());
         let mut peers = Peers {
@@ -107,7 +107,7 @@ impl Peers {
         serde_json::from_slice(&text).map_err(|e| self.failure(engine, e.to_string().as_bytes()))
     }
 
-    /// One line for people.
+    /// Returns one line for people.
     pub(super) fn line(&self) -> String {
         self.absent.clone().unwrap_or_else(|| format!("beside {}", self.engines.join(", ")))
     }

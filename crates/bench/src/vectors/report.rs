@@ -1,4 +1,4 @@
-//! What `bench vectors` says.
+//! The report of `bench vectors`.
 
 use std::collections::BTreeMap;
 
@@ -14,35 +14,34 @@ use loadgen::machine::RunContext;
 use loadgen::println;
 use loadgen::report::TextTable;
 
-/// What `bench vectors` writes as JSON.
+/// JSON of `bench vectors`.
 #[derive(Debug, Serialize)]
 pub(super) struct VectorsReport {
     dims: usize,
     at95: At,
     at99: At,
-    /// Engine to its points.
+    /// Points by engine.
     curves: BTreeMap<String, Vec<VectorPoint>>,
     build_s: BTreeMap<String, f64>,
     versions: BTreeMap<String, String>,
     rows: usize,
     queries: usize,
     hits: usize,
-    /// Whether the vectors were made here: then the figures show only that it works.
+    /// True if the vectors were generated: then the figures only show that it works.
     made: bool,
     index: String,
     memory_mb: f64,
     /// Passes over our settings; the figures are their medians.
     passes: usize,
-    /// Why no other engines were run, where none were.
+    /// Reason why no other engines were run.
     peers_absent: Option<String>,
-    /// What engines said that failed.
+    /// Messages of engines that failed.
     peers_failed: BTreeMap<String, String>,
     #[serde(flatten)]
     context: RunContext,
 }
 
-/// Queries per second of processor time on one core at one recall; nothing where no setting reached
-/// it.
+/// Queries per second of processor time on one core at one recall. `None` if no setting reaches it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct At {
     millpond_qps: Option<f64>,
