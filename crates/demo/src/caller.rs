@@ -1,4 +1,4 @@
-//! Single requests, one after another on one connection, for checks that a person can follow.
+//! Single requests, one after another on one connection, for checks that a user can follow.
 
 use base::{Error, NamedTensor, Result};
 use tokio::runtime::Runtime;
@@ -6,7 +6,7 @@ use tokio::runtime::Runtime;
 use loadgen::connection::{Connection, Endpoint};
 use loadgen::wire::{Api, ModelEndpoint, Outputs, read_answer};
 
-/// A connection to a gRPC door.
+/// A connection to a gRPC listener.
 pub struct GrpcCaller {
     runtime: Runtime,
     connection: Connection,
@@ -14,7 +14,7 @@ pub struct GrpcCaller {
 }
 
 impl GrpcCaller {
-    /// Connects.
+    /// Connects to `endpoint`.
     pub fn connect(endpoint: Endpoint) -> Result<GrpcCaller> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -24,11 +24,11 @@ impl GrpcCaller {
         Ok(GrpcCaller { runtime, connection, endpoint })
     }
 
-    /// Asks `model` and waits for the answer.
+    /// Sends `inputs` to `model` and returns the response.
     pub fn ask(&mut self, model: &str, inputs: Vec<NamedTensor>) -> Result<Outputs> {
-        let door =
+        let target =
             ModelEndpoint { endpoint: self.endpoint.clone(), api: Api::Oip, model: model.into() };
-        let mut encoded = door.encode(&[inputs])?;
+        let mut encoded = target.encode(&[inputs])?;
         let body = encoded.bodies.pop().ok_or_else(|| Error::internal("a request was lost"))?;
         read_answer(&self.runtime.block_on(self.connection.call(&encoded.template, body))?)
     }

@@ -1,4 +1,4 @@
-//! The two contents that versions of the swapped model have in turn.
+//! The two contents that alternate in the versions of the swapped model.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use loadgen::BenchEnv;
 use loadgen::cache;
 use loadgen::report::StepProgress;
 
-/// Their seeds: nothing of one can be taken over from the other.
+/// Seeds of the contents. Two contents share no values.
 pub const SEEDS: [u64; 2] = [1, 2];
 
-/// Which of the contents version `version` has: they alternate.
+/// Returns the index of the content of `version`: they alternate.
 pub fn index_of(version: VersionNumber) -> usize {
     (version.saturating_sub(1) % SEEDS.len() as u64) as usize
 }
@@ -29,7 +29,7 @@ pub struct SwapContents {
 }
 
 impl SwapContents {
-    /// In the mappable layout; made where the cache does not have them.
+    /// Returns both contents in the mappable layout. The cache keeps them.
     pub fn layouts(env: &BenchEnv, bytes: u64) -> Result<SwapContents> {
         let ctr = Ctr::of_bytes(bytes);
         SwapContents::make(env, &ctr, "", &|seed, dir, progress| {
@@ -37,7 +37,7 @@ impl SwapContents {
         })
     }
 
-    /// As ordinary files with everything embedded.
+    /// Returns both contents as ordinary files with everything embedded.
     pub fn embedded(env: &BenchEnv, bytes: u64) -> Result<SwapContents> {
         let ctr = Ctr::of_bytes(bytes);
         let write = |seed, dir: &Path, progress: &dyn Fn(u64)| {
@@ -46,7 +46,7 @@ impl SwapContents {
         SwapContents::make(env, &ctr, "-embedded", &write)
     }
 
-    /// As TorchScript modules, which are what every arm serves.
+    /// Returns both contents as TorchScript modules, which every arm serves.
     pub fn modules(env: &BenchEnv, bytes: u64) -> Result<SwapContents> {
         let ctr = Ctr::of_bytes(bytes);
         let engine = TorchEngine::new(env.libtorch.clone());
@@ -56,18 +56,18 @@ impl SwapContents {
         SwapContents::make(env, &ctr, "-torch", &write)
     }
 
-    /// The model they are versions of.
+    /// Returns the model.
     pub fn ctr(&self) -> &Ctr {
         &self.ctr
     }
 
-    /// The directory whose files version `version` has.
+    /// Returns the directory with the files of `version`.
     pub fn of(&self, version: VersionNumber) -> &Path {
         &self.dirs[index_of(version)]
     }
 
-    /// Reads all files once, so that they lie in the page cache: the heap arm reads through it, and
-    /// shall not be charged for a cold one.
+    /// Reads all files once, so that they are in the page cache. The heap arm reads through it, and
+    /// must not be charged for a cold one.
     pub fn read_ahead(&self) -> Result<()> {
         for dir in &self.dirs {
             for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, &e))? {
@@ -99,5 +99,5 @@ impl SwapContents {
     }
 }
 
-/// Writes the content of a seed into an empty directory, telling how many bytes it has put.
+/// Writes the content of a seed into an empty directory, and reports the number of bytes written.
 type Write<'a> = dyn Fn(u64, &Path, &dyn Fn(u64)) -> Result<()> + 'a;

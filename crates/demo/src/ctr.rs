@@ -1,7 +1,7 @@
 //! The click-through model: 26 embedding tables of very different sizes, joined with 13 dense
-//! features, and three layers. No trained one of this size is to be had, so the tables are seeded;
-//! what is measured (bytes moved, cache misses, small matrices) does not depend on the values, and
-//! the seed gives every right answer.
+//! features, and three layers. There is no trained model of this size to download, so the tables
+//! are seeded. The measurements (bytes moved, cache misses, small matrices) do not depend on the
+//! values, and the right answers follow from the seed.
 
 use std::path::Path;
 
@@ -12,24 +12,24 @@ use engine_onnx::publish::{LayoutWriter, WriteOptions};
 use super::layers::Layers;
 use loadgen::random::{RandomSequence, at, signed_unit};
 
-/// Embedding tables.
+/// Number of embedding tables.
 pub const TABLES: usize = 26;
 /// Numbers in one embedding.
 pub const DIMENSION: usize = 32;
-/// Dense features.
+/// Number of dense features.
 pub const DENSE: usize = 13;
 /// Rows of the tables at the natural size (1.6 GB): six big, ten middling, ten small.
 const NATURAL_ROWS: [(usize, u64); 3] = [(6, 1_600_000), (10, 310_000), (10, 4_000)];
-/// Operators' version.
+/// Version of the operator set.
 const OPSET: i64 = 18;
-/// Bytes handed to a writer at a time.
+/// Size of a chunk of written bytes.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Tables' random streams start here, so that they never meet the layers'.
+/// First random stream of the tables, beyond the streams of the layers.
 const TABLE_STREAM: u64 = 1 << 32;
-/// Embeddings are uniform in plus or minus this.
+/// Embeddings are uniform within plus or minus this.
 const TABLE_SCALE: f32 = 0.5;
 
-/// A model of this kind.
+/// Sizes of a click-through model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ctr {
     rows: Vec<u64>,
@@ -37,7 +37,7 @@ pub struct Ctr {
 }
 
 impl Ctr {
-    /// One whose parameters take about `bytes`.
+    /// Returns a model whose parameters take about `bytes`.
     pub fn of_bytes(bytes: u64) -> Ctr {
         let layers = Ctr::layers(512, 256);
         let natural: u64 = NATURAL_ROWS.iter().map(|(count, rows)| *count as u64 * rows).sum();
@@ -52,12 +52,12 @@ impl Ctr {
         Ctr { rows, layers }
     }
 
-    /// A light one: about 0.075 ms a request of one row.
+    /// Returns a light model: about 0.075 ms a request of one row.
     pub fn light() -> Ctr {
         Ctr { rows: vec![10_000; TABLES], layers: Ctr::layers(1024, 512) }
     }
 
-    /// One whose layers (17 MB) are far larger than the L2 cache.
+    /// Returns a model whose layers (17 MB) are far larger than the L2 cache.
     pub fn ranking() -> Ctr {
         let widths = vec![TABLES * DIMENSION + DENSE, 2048, 1024, 512, 1];
         Ctr { rows: vec![10_000; TABLES], layers: Layers { widths, sigmoid: true } }
@@ -71,12 +71,12 @@ impl Ctr {
         4 * DIMENSION as u64
     }
 
-    /// Bytes of all parameters.
+    /// Returns the bytes of all parameters.
     pub fn bytes(&self) -> u64 {
         self.rows.iter().sum::<u64>() * Ctr::row_bytes() + self.layers.bytes()
     }
 
-    /// What tells two models of this kind apart in a cache, seed aside.
+    /// Returns the cache key without the seed.
     pub fn key(&self) -> String {
         let rows: Vec<String> = self.rows.iter().map(u64::to_string).collect();
         let shape = format!("{} {:?}", rows.join(","), self.layers.widths);
@@ -84,7 +84,7 @@ impl Ctr {
         format!("ctr-{}m-{:08x}", self.bytes() >> 20, hash >> 32)
     }
 
-    /// Writes the mappable layout into `dir`, which is empty. `progress` gets the bytes of each
+    /// Writes the mappable layout into the empty directory `dir`. `progress` gets the bytes of each
     /// chunk.
     pub fn write_layout(&self, seed: u64, dir: &Path, progress: &dyn Fn(u64)) -> Result<()> {
         let mut writer = LayoutWriter::create(dir, WriteOptions::default())?;
@@ -125,8 +125,8 @@ impl Ctr {
         Ok(())
     }
 
-    /// The inputs of request `index` of the stream `seed`: popular rows much more often than
-    /// others.
+    /// Returns the inputs of request `index` of the stream `seed`. Popular rows are much more
+    /// frequent than others.
     pub fn inputs(&self, seed: u64, index: u64, batch: usize) -> CtrInputs {
         let mut random = RandomSequence::new(at(seed, index));
         let sparse = (0..batch)
@@ -137,7 +137,7 @@ impl Ctr {
         CtrInputs { batch, sparse, dense }
     }
 
-    /// The right answers of version content `seed`.
+    /// Returns the expected answers of version content `seed`.
     pub fn reference<'a>(
         &'a self,
         seed: u64,
@@ -154,7 +154,7 @@ impl Ctr {
         requests.into_iter().map(answer).collect()
     }
 
-    /// Row `row` of a request as the first layer sees it.
+    /// Returns row `row` of a request as the input of the first layer.
     fn joined(&self, seed: u64, request: &CtrInputs, row: usize) -> Vec<f32> {
         let mut joined = Vec::with_capacity(TABLES * DIMENSION + DENSE);
         for (table, &index) in request.sparse[row * TABLES..(row + 1) * TABLES].iter().enumerate() {
@@ -169,7 +169,7 @@ impl Ctr {
         joined
     }
 
-    /// The tables of content `seed`, in order.
+    /// Returns the tables of content `seed`, in order.
     pub fn tables(&self, seed: u64) -> Vec<EmbeddingTable> {
         let table = |(index, &rows): (usize, &u64)| EmbeddingTable {
             dims: [rows as usize, DIMENSION],
@@ -178,13 +178,13 @@ impl Ctr {
         self.rows.iter().enumerate().map(table).collect()
     }
 
-    /// The layers' parameters of content `seed`, with their values.
+    /// Returns the layers' parameters of content `seed`, with their values.
     pub fn layer_values(&self, seed: u64) -> Vec<(OnnxParameter, Vec<f32>)> {
         let parameters = self.layers.parameters().into_iter().enumerate();
         parameters.map(|(index, parameter)| (parameter, self.layers.values(seed, index))).collect()
     }
 
-    /// The layers.
+    /// Returns the layers.
     pub fn own_layers(&self) -> &Layers {
         &self.layers
     }
@@ -217,7 +217,7 @@ impl Ctr {
         Ok(())
     }
 
-    /// The graph without its large parameters.
+    /// Returns the graph without its large parameters.
     fn graph(&self) -> ModelBuilder {
         let batch = || Dim::Dynamic(Some("batch".into()));
         let names = |prefix: &str| -> Vec<String> {
@@ -259,19 +259,19 @@ fn table_stream(seed: u64, table: usize) -> u64 {
 /// One embedding table of one content.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddingTable {
-    /// Rows and numbers in a row.
+    /// Number of rows, and of numbers in a row.
     pub dims: [usize; 2],
     stream: u64,
 }
 
 impl EmbeddingTable {
-    /// The number at `place`, row by row.
+    /// Returns the number at `place`, row by row.
     pub fn value(&self, place: u64) -> f32 {
         signed_unit(self.stream, place) * TABLE_SCALE
     }
 }
 
-/// One request's inputs.
+/// Inputs of one request.
 #[derive(Clone, Debug)]
 pub struct CtrInputs {
     batch: usize,
@@ -280,7 +280,7 @@ pub struct CtrInputs {
 }
 
 impl CtrInputs {
-    /// As tensors.
+    /// Converts the inputs to tensors.
     pub fn tensors(&self) -> Result<Vec<NamedTensor>> {
         Ok(vec![
             NamedTensor::new(

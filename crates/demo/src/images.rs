@@ -1,4 +1,4 @@
-//! Image search for everyone to see: pictures are put into a collection, and cropped, turned and
+//! Demonstration of image search: images are put into a collection, and cropped, turned and
 //! recompressed copies of some of them find their originals.
 
 use std::path::{Path, PathBuf};
@@ -7,92 +7,91 @@ use std::time::{Duration, Instant};
 use base::{Error, Result};
 use serde_json::Value;
 
-/// The embedding model's name, which is its directory's too.
+/// Name of the embedding model and of its directory.
 pub(super) const MODEL: &str = "mobilenet-v2";
-/// The collection.
 const COLLECTION: &str = "pictures";
-/// Pictures of the folder that are taken: one request each.
-const PICTURES_MAX: usize = 200;
-/// How long one picture may take, also on a busy machine.
+/// Maximum number of images of the folder: one request each.
+const IMAGES_MAX: usize = 200;
+/// Timeout of one image, also on a busy machine.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
-/// An answer that is larger is refused.
+/// Maximum size of a response.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
-/// What `make images-model` has made.
+/// Files that `make images-model` makes.
 #[derive(Debug)]
 pub(super) struct Gallery {
-    /// The embedding model's file.
+    /// File of the embedding model.
     pub(super) model: PathBuf,
-    pictures: Vec<PathBuf>,
+    images: Vec<PathBuf>,
     changed: Vec<PathBuf>,
 }
 
 impl Gallery {
-    /// What is in `dir`; `None` where the model or the pictures are missing.
+    /// Finds the files in `dir`. Returns `None` if the model or the images are missing.
     pub(super) fn find(dir: &Path) -> Option<Gallery> {
         let model = dir.join("models").join(MODEL).join("1/model.onnx");
-        let (pictures, changed) = (files(&dir.join("pictures")), files(&dir.join("changed")));
-        let there = model.is_file() && !pictures.is_empty() && !changed.is_empty();
-        there.then_some(Gallery { model, pictures, changed })
+        let (images, changed) = (files(&dir.join("pictures")), files(&dir.join("changed")));
+        let there = model.is_file() && !images.is_empty() && !changed.is_empty();
+        there.then_some(Gallery { model, images, changed })
     }
 }
 
 fn files(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let mut files: Vec<PathBuf> = entries
-        .map(|entry| entry.path())
-        .filter(|path| path.is_file())
-        .take(PICTURES_MAX)
-        .collect();
+    let mut files: Vec<PathBuf> =
+        entries.map(|entry| entry.path()).filter(|path| path.is_file()).take(IMAGES_MAX).collect();
     files.sort();
     files
 }
 
-/// The pictures in a server's collection.
-pub(super) struct Wall<'a> {
+/// The images in a server's collection.
+pub(super) struct IndexedGallery<'a> {
     gallery: &'a Gallery,
     agent: ureq::Agent,
     base: String,
 }
 
-impl<'a> Wall<'a> {
-    /// Puts every picture into the collection; a line that says so.
+impl<'a> IndexedGallery<'a> {
+    /// Puts every image into the collection. Returns a line for people.
     ///
     /// # Errors
-    /// When the server does not take one.
-    pub(super) fn hang(gallery: &'a Gallery, base: String) -> Result<(Wall<'a>, String)> {
+    /// If the server refuses an image.
+    pub(super) fn index(
+        gallery: &'a Gallery,
+        base: String,
+    ) -> Result<(IndexedGallery<'a>, String)> {
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .timeout_global(Some(ANSWER_MAX))
             .build()
             .into();
-        let wall = Wall { gallery, agent, base };
+        let indexed = IndexedGallery { gallery, agent, base };
         let started = Instant::now();
-        for picture in &gallery.pictures {
-            let query = format!("?name={}&model={MODEL}", escaped(&name(picture)));
-            let request = ureq::http::Request::put(wall.url(&query));
-            wall.ask(request, picture)?;
+        for image in &gallery.images {
+            let query = format!("?name={}&model={MODEL}", escaped(&name(image)));
+            let request = ureq::http::Request::put(indexed.url(&query));
+            indexed.ask(request, image)?;
         }
-        let count = gallery.pictures.len();
-        let line = format!("{count} pictures indexed in {:.1} s", started.elapsed().as_secs_f64());
-        Ok((wall, line))
+        let count = gallery.images.len();
+        let line = format!("{count} images indexed in {:.1} s", started.elapsed().as_secs_f64());
+        Ok((indexed, line))
     }
 
-    /// The page that shows them.
+    /// Returns the address of the page that shows the images.
     pub(super) fn page(&self) -> String {
         format!("{}/images?collection={COLLECTION}", self.base)
     }
 
-    /// Searches with each changed copy; a line for each.
+    /// Searches with each changed copy. Returns a line for each.
     ///
     /// # Errors
-    /// When a copy does not find its original.
+    /// If a copy does not find its original.
     pub(super) fn find(&self) -> Result<Vec<String>> {
         self.gallery.changed.iter().map(|copy| self.find_one(copy)).collect()
     }
 
     fn find_one(&self, copy: &Path) -> Result<String> {
-        let query = format!("/search?k={}", self.gallery.pictures.len());
+        let query = format!("/search?k={}", self.gallery.images.len());
         let answer = self.ask(ureq::http::Request::post(self.url(&query)), copy)?;
         let found = FirstHit::parse(&answer).ok_or_else(|| {
             Error::data_loss(format!("the answer to a search has no results: {answer}"))
@@ -113,10 +112,10 @@ impl<'a> Wall<'a> {
         format!("{}/v1/images/{COLLECTION}{rest}", self.base)
     }
 
-    fn ask(&self, request: ureq::http::request::Builder, picture: &Path) -> Result<Value> {
-        let bytes = std::fs::read(picture).map_err(|e| Error::io(picture, &e))?;
+    fn ask(&self, request: ureq::http::request::Builder, image: &Path) -> Result<Value> {
+        let bytes = std::fs::read(image).map_err(|e| Error::io(image, &e))?;
         let wrong = |e: &dyn std::fmt::Display| {
-            Error::unavailable(format!("image search, {}: {e}", picture.display()))
+            Error::unavailable(format!("image search, {}: {e}", image.display()))
         };
         let request = request.header("content-type", "application/octet-stream").body(bytes);
         let mut answer = self.agent.run(request.map_err(|e| wrong(&e))?).map_err(|e| wrong(&e))?;
@@ -134,7 +133,7 @@ fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// As a value in an address.
+/// Escapes a value for an address.
 fn escaped(text: &str) -> String {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
     text.bytes()
@@ -146,7 +145,7 @@ fn stem(name: &str) -> &str {
     name.split_once('.').map_or(name, |(stem, _)| stem)
 }
 
-/// The first result, and where the coarse stage had it.
+/// First result, and its rank in the coarse stage.
 #[derive(Debug, PartialEq)]
 struct FirstHit {
     name: String,
@@ -173,7 +172,7 @@ impl FirstHit {
         })
     }
 
-    /// Which stage found it, in words.
+    /// Describes the stage that found it.
     fn line(&self, copy: &str) -> String {
         let stage = match self.coarse_rank {
             1 => "the embedding had it first and the keypoints confirm it".to_owned(),
@@ -223,6 +222,6 @@ mod tests {
             std::fs::create_dir(dir.path().join(folder)).unwrap();
             std::fs::write(dir.path().join(folder).join("a.png"), "x").unwrap();
         }
-        assert_eq!(Gallery::find(dir.path()).unwrap().pictures.len(), 1);
+        assert_eq!(Gallery::find(dir.path()).unwrap().images.len(), 1);
     }
 }

@@ -1,5 +1,4 @@
-//! Fully connected layers: parameters from a seed, ONNX nodes, and the reference that answers are
-//! checked with.
+//! Fully connected layers: parameters from a seed, ONNX nodes, and the reference for answers.
 
 use base::{DType, Result};
 use engine_onnx::publish::LayoutWriter;
@@ -7,18 +6,18 @@ use engine_onnx::publish::build::{ModelBuilder, Node, OnnxParameter};
 
 use loadgen::random::signed_unit;
 
-/// What an answer of the engine may differ from the reference by: sums in another order, not
-/// another model.
+/// Tolerance between an answer of the engine and the reference: sums in another order, not another
+/// model.
 pub const TOLERANCE: f32 = 1e-4;
-/// Streams of random numbers from here on are biases; layers' weights are below.
+/// First random stream of biases; streams of layers' weights are below.
 const BIAS_STREAM: u64 = 1 << 16;
 
-/// A chain of `Gemm` layers with `Relu` between them; the sizes of its values from input to output.
+/// A chain of `Gemm` layers with `Relu` between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layers {
     /// Sizes of the input, of each layer's output in between, and of the output.
     pub widths: Vec<usize>,
-    /// The last layer ends in `Sigmoid`.
+    /// True if the last layer ends in `Sigmoid`.
     pub sigmoid: bool,
 }
 
@@ -27,12 +26,12 @@ impl Layers {
         self.widths.windows(2).enumerate().map(|(layer, pair)| (layer, pair[0], pair[1]))
     }
 
-    /// Bytes of all weights and biases.
+    /// Returns the bytes of all weights and biases.
     pub fn bytes(&self) -> u64 {
         self.pairs().map(|(_, rows, columns)| 4 * (rows * columns + columns) as u64).sum()
     }
 
-    /// The parameters in file order: w0, b0, w1, b1, ...
+    /// Returns the parameters in file order: w0, b0, w1, b1, ...
     pub fn parameters(&self) -> Vec<OnnxParameter> {
         self.pairs()
             .flat_map(|(layer, rows, columns)| {
@@ -44,8 +43,8 @@ impl Layers {
             .collect()
     }
 
-    /// Values of parameter `index` of [`Layers::parameters`], scaled so that activations keep their
-    /// size from layer to layer.
+    /// Returns the values of parameter `index` of [`Layers::parameters`], scaled so that
+    /// activations keep their size from layer to layer.
     pub fn values(&self, seed: u64, index: usize) -> Vec<f32> {
         let (layer, rows, columns) =
             (index / 2, self.widths[index / 2], self.widths[index / 2 + 1]);
@@ -55,7 +54,7 @@ impl Layers {
         stream(seed, layer as u64, rows * columns, (6.0 / rows as f32).sqrt())
     }
 
-    /// Adds the nodes: `input` is the name of the first value, `output` of the last.
+    /// Adds the nodes. `input` is the name of the first value, `output` of the last.
     pub fn nodes(&self, mut builder: ModelBuilder, input: &str, output: &str) -> ModelBuilder {
         let last = self.widths.len() - 2;
         let mut value = input.to_owned();
@@ -93,7 +92,7 @@ impl Layers {
         Ok(builder)
     }
 
-    /// The reference for one row of input.
+    /// Returns the reference output for one row of input.
     pub fn reference(&self, parameters: &[Vec<f32>], input: &[f32]) -> Vec<f32> {
         let last = self.widths.len() - 2;
         let mut value = input.to_vec();
@@ -113,7 +112,7 @@ impl Layers {
     }
 }
 
-/// `count` values of stream `stream` of `seed`, uniform in plus or minus `scale`.
+/// Returns `count` values of stream `stream` of `seed`, uniform within plus or minus `scale`.
 fn stream(seed: u64, stream: u64, count: usize, scale: f32) -> Vec<f32> {
     let seed = loadgen::random::at(seed, stream);
     (0..count as u64).map(|index| signed_unit(seed, index) * scale).collect()

@@ -1,5 +1,5 @@
-//! `millpond demo`: real models with answers a person can check, and a large one swapped under load
-//! before their eyes.
+//! `millpond demo`: real models with answers that a user can check, and a large model that is
+//! swapped under load.
 
 pub mod caller;
 pub mod contents;
@@ -28,8 +28,8 @@ use os::Rate;
 use caller::GrpcCaller;
 use contents::SwapContents;
 use ctr::{DENSE, TABLES};
-use images::{Gallery, Wall};
-use live::{LiveCounts, Screen, homes};
+use images::{Gallery, IndexedGallery};
+use live::{LiveCounts, Screen, placements};
 use loadgen::BenchEnv;
 use loadgen::cache;
 use loadgen::drive::{DrivePlan, Judge, LoadLoop, SampleSink, drive};
@@ -41,31 +41,31 @@ use loadgen::samples::SampleLog;
 use loadgen::schedule::Arrivals;
 use traffic::{MODEL, Traffic};
 
-/// The models' names.
+/// Names of the models.
 const TEXT_MODEL: &str = "text";
 const VOICE_MODEL: &str = "voice";
-/// Their files among the fetched ones.
+/// Files of the fetched models.
 const TEXT_FILE: &str = ocr::FILE;
 const VOICE_FILE: &str = "silero_vad.onnx";
-/// A probability from here on means speech.
+/// Probability from which a window counts as speech.
 const SPEECH_MIN: f32 = 0.5;
-/// The click-through model: this much, or this share of memory where that is less.
+/// Size of the click-through model: this much, or this share of memory if that is less.
 const BYTES_MAX: u64 = 512 * MIB;
 const MEMORY_SHARE: u64 = 16;
 /// Rows of a request.
 const BATCH: usize = 32;
-/// Time between two looks.
+/// Time between two updates.
 const TICK: Duration = Duration::from_millis(500);
 /// Versions kept on disk.
 const VERSIONS_KEPT: u64 = 2;
-/// How long the last swap may take after the traffic has ended.
+/// Timeout of the last swap after the traffic has ended.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Serve real models under load and watch them being swapped.
 ///
-/// Reads a line of text from a picture and finds speech in a recording with pretrained models, puts
-/// pictures into a collection and finds them again by changed copies, then sends requests on a
-/// fixed schedule to a click-through model that is replaced every few seconds. Runs until Ctrl-C.
+/// Reads a line of text from an image and finds speech in a recording with pretrained models, puts
+/// images into a collection and finds them again by changed copies, then sends requests on a fixed
+/// schedule to a click-through model that is replaced every few seconds. Runs until Ctrl-C.
 #[derive(Args, Clone, Debug)]
 pub struct DemoArgs {
     /// Directory with text.png, text.txt, voice.wav and silence.wav (`make demo` makes it)
@@ -74,12 +74,11 @@ pub struct DemoArgs {
     /// Directory with the pretrained models (`make demo` fetches them)
     #[arg(long, default_value = ".cache/models")]
     pub models: PathBuf,
-    /// Directory with the embedding model and the pictures of image search (`make images-model`
-    /// makes it); without them that part is left out
+    /// Directory with the embedding model and the images of image search (`make images-model` makes
+    /// it); without them that part is left out
     #[arg(long, default_value = ".cache/images")]
     pub images: PathBuf,
-    /// Parameters of the click-through model [default: 512 MiB, or 1/16 of memory where that is
-    /// less]
+    /// Size of the click-through model [default: 512 MiB, or 1/16 of memory if that is less]
     #[arg(long, value_parser = units::parse_bytes)]
     pub bytes: Option<u64>,
     /// Requests a second to the click-through model
@@ -88,10 +87,10 @@ pub struct DemoArgs {
     /// Time from one swap to the next
     #[arg(long, default_value = "5", value_parser = units::parse_duration)]
     pub swap_every: Duration,
-    /// HTTP port; another free one is taken where it is in use
+    /// HTTP port; replaced by a free one if it is in use
     #[arg(long, default_value_t = 8501)]
     pub http_port: u16,
-    /// gRPC port; another free one is taken where it is in use
+    /// gRPC port; replaced by a free one if it is in use
     #[arg(long, default_value_t = 8500)]
     pub grpc_port: u16,
 }
@@ -99,8 +98,8 @@ pub struct DemoArgs {
 /// Runs the demo.
 ///
 /// # Errors
-/// When something it needs is missing, or at its end when any request failed, any answer was wrong
-/// or a swap did not happen.
+/// If something it needs is missing, or at its end if any request failed, any answer was wrong or a
+/// swap did not happen.
 pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()> {
     if args.swap_every < Duration::from_secs(1) || !(args.rate > 0.0 && args.rate.is_finite()) {
         return Err(Error::invalid("--swap-every must be at least 1s, --rate above 0"));
@@ -131,8 +130,8 @@ pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()
     let mut caller = GrpcCaller::connect(server.grpc())?;
     let first = checks.run(&mut caller)?;
     first.iter().for_each(|line| println!("  {line}"));
-    let wall = search_pictures(args, gallery.as_ref(), &server)?;
-    print_urls(&server, wall.as_ref());
+    let indexed = search_images(args, gallery.as_ref(), &server)?;
+    print_urls(&server, indexed.as_ref());
 
     let stage = TrafficStage {
         args,
@@ -144,8 +143,8 @@ pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()
     let seen = stage.play(&traffic)?;
     let swapped = stage.wait_swapped(seen.swaps)?;
     let mut again = checks.run(&mut caller)?;
-    if let Some(wall) = &wall {
-        again.extend(wall.find()?);
+    if let Some(indexed) = &indexed {
+        again.extend(indexed.find()?);
     }
     drop(caller);
     server.stop()?;
@@ -175,8 +174,8 @@ fn verdict(seen: &LiveCounts, swapped: u64) -> Result<()> {
     Ok(())
 }
 
-/// What the server is started with: an empty place for collections, where there is something to put
-/// into one.
+/// Returns the arguments of the server, with an empty directory for collections if there are
+/// images.
 fn server_args(env: &BenchEnv, repository: &Path, images: bool) -> Result<Vec<String>> {
     let mut args = vec![repository.display().to_string(), "--poll".into(), "200ms".into()];
     let collections = env.cache_dir.join("run").join("demo-collections");
@@ -186,26 +185,27 @@ fn server_args(env: &BenchEnv, repository: &Path, images: bool) -> Result<Vec<St
     Ok(args)
 }
 
-/// Indexes the pictures and finds them by changed copies; says so where there are none.
-fn search_pictures<'a>(
+/// Indexes the images and finds them by changed copies. Prints a line if there are none.
+fn search_images<'a>(
     args: &DemoArgs,
     gallery: Option<&'a Gallery>,
     server: &ServerProcess,
-) -> Result<Option<Wall<'a>>> {
+) -> Result<Option<IndexedGallery<'a>>> {
     let Some(gallery) = gallery else {
         println!(
-            "  no image search: {} lacks the model or the pictures; run `make images-model`",
+            "  no image search: {} lacks the model or the images; run `make images-model`",
             args.images.display()
         );
         return Ok(None);
     };
-    let (wall, line) = Wall::hang(gallery, format!("http://{}", server.http().authority))?;
+    let (indexed, line) =
+        IndexedGallery::index(gallery, format!("http://{}", server.http().authority))?;
     println!("  {line}");
-    wall.find()?.iter().for_each(|line| println!("  {line}"));
-    Ok(Some(wall))
+    indexed.find()?.iter().for_each(|line| println!("  {line}"));
+    Ok(Some(indexed))
 }
 
-/// Puts the models' first versions into a new repository.
+/// Publishes the models' first versions into a new repository.
 fn publish_all(
     args: &DemoArgs,
     env: &BenchEnv,
@@ -234,12 +234,12 @@ fn publish_all(
     Ok(repository)
 }
 
-fn print_urls(server: &ServerProcess, wall: Option<&Wall<'_>>) {
+fn print_urls(server: &ServerProcess, indexed: Option<&IndexedGallery<'_>>) {
     let http = format!("http://{}", server.http().authority);
     let zeros = |count: usize| vec!["0"; count].join(",");
     println!("\nIn a browser:\n  {http}/  models, their latency, swaps");
-    if let Some(wall) = wall {
-        println!("  {}  drop a picture, see what it matches", wall.page());
+    if let Some(indexed) = indexed {
+        println!("  {}  drop a image, see what it matches", indexed.page());
     }
     println!("\nTry it from another terminal:");
     println!("  curl {http}/v2/models/{TEXT_MODEL}");
@@ -257,7 +257,7 @@ fn print_urls(server: &ServerProcess, wall: Option<&Wall<'_>>) {
     println!("  server's log: {}\n", server.log().display());
 }
 
-/// Inputs with answers a person can check.
+/// Inputs with answers that a user can check.
 struct Checks<'a> {
     assets: &'a Path,
     text: String,
@@ -274,15 +274,15 @@ impl<'a> Checks<'a> {
         Ok(Checks { assets: &args.assets, text: text.trim().to_owned(), characters })
     }
 
-    /// What the models answer, a line each.
+    /// Returns the models' answers, a line each.
     ///
     /// # Errors
-    /// When an answer is wrong.
+    /// If an answer is wrong.
     fn run(&self, caller: &mut GrpcCaller) -> Result<Vec<String>> {
         let read = text::read(caller, TEXT_MODEL, &self.assets.join("text.png"), &self.characters)?;
         if read != self.text {
             return Err(Error::internal(format!(
-                "the picture says \"{}\", the model read \"{read}\"",
+                "the image says \"{}\", the model read \"{read}\"",
                 self.text
             )));
         }
@@ -305,7 +305,7 @@ impl<'a> Checks<'a> {
 /// The part with traffic and swaps.
 struct TrafficStage<'a> {
     args: &'a DemoArgs,
-    /// The demo ends by itself after this time.
+    /// Time after which the demo ends by itself.
     time: Option<Duration>,
     contents: &'a SwapContents,
     server: &'a ServerProcess,
@@ -332,12 +332,12 @@ impl TrafficStage<'_> {
         })
     }
 
-    /// Requests due within this time from a swap's start count as during it.
+    /// Returns the time after a swap's start in which a due request counts as during the swap.
     fn window(&self) -> Duration {
         self.swap_every() / 2
     }
 
-    /// As asked for, or so often that a short demo shows a swap or two.
+    /// Returns the given period, shortened so that a short demo shows a swap or two.
     fn swap_every(&self) -> Duration {
         let short = self.time.map_or(Duration::MAX, |time| time / 3);
         self.args.swap_every.min(short).max(TICK)
@@ -366,12 +366,12 @@ impl TrafficStage<'_> {
             seen.add(log.take(), &starts, self.window(), last_look.elapsed());
             last_look = Instant::now();
             seen.swaps = starts.len() as u64;
-            screen.show(&seen, &homes(&self.server.metrics()?), elapsed);
+            screen.show(&seen, &placements(&self.server.metrics()?), elapsed);
         }
         Ok((seen, starts))
     }
 
-    /// Waits until the server has made `wanted` swaps; how many it made.
+    /// Waits until the server has made `wanted` swaps. Returns the number of its swaps.
     fn wait_swapped(&self, wanted: u64) -> Result<u64> {
         let deadline = Instant::now() + SETTLE_TIMEOUT;
         loop {

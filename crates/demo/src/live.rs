@@ -1,4 +1,4 @@
-//! What the demo shows while it runs: one table that is drawn over itself, or a line now and then.
+//! Output while the demo runs: one table that is redrawn, or a line now and then.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -13,15 +13,15 @@ use loadgen::samples::{Faults, KeptSamples};
 use loadgen::scrape::Scrape;
 use loadgen::stats::Latencies;
 
-/// Time between two lines where nobody watches a terminal.
+/// Time between two lines without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
-/// Width of a terminal that does not tell, and the least that is drawn.
+/// Width of a terminal whose width is unknown, and minimum width of the output.
 const COLUMNS: usize = 80;
 const COLUMNS_MIN: usize = 20;
-/// The rate shown is over this time.
+/// Time over which the shown rate is computed.
 const RATE_TIME: Duration = Duration::from_secs(1);
 
-/// Everything seen so far.
+/// Counts since the start.
 #[derive(Debug, Default)]
 pub(super) struct LiveCounts {
     pub(super) steady: Latencies,
@@ -33,8 +33,8 @@ pub(super) struct LiveCounts {
 }
 
 impl LiveCounts {
-    /// Adds what came since the last look; `swaps` are the times at which swaps began and `window`
-    /// how long one is counted.
+    /// Adds samples. `swaps` are the times at which swaps began, `window` the time for which one
+    /// counts.
     pub(super) fn add(
         &mut self,
         kept: KeptSamples,
@@ -65,7 +65,7 @@ impl LiveCounts {
         }
     }
 
-    /// The latency table.
+    /// Returns the latency table.
     pub(super) fn table(&self) -> String {
         let mut table =
             TextTable::new(&["ctr requests", "count", "p50 ms", "p99 ms", "p999 ms", "max ms"]);
@@ -78,7 +78,7 @@ impl LiveCounts {
         table.to_string()
     }
 
-    /// One line.
+    /// Returns one line.
     fn line(&self) -> String {
         let (steady, swap) = (self.steady.summary(), self.swap.summary());
         format!(
@@ -94,8 +94,8 @@ impl LiveCounts {
     }
 }
 
-/// Bytes by home, for people.
-pub(super) fn homes(metrics: &Scrape) -> String {
+/// Returns the bytes by placement, for people.
+pub(super) fn placements(metrics: &Scrape) -> String {
     let bytes =
         |name: &str, labels: &[(&str, &str)]| format_bytes(metrics.sum(name, labels) as u64);
     let versions = metrics.label_values(
@@ -114,7 +114,7 @@ pub(super) fn homes(metrics: &Scrape) -> String {
     )
 }
 
-/// Where it is shown.
+/// Destination of the output.
 #[derive(Debug)]
 pub(super) struct Screen {
     terminal: bool,
@@ -131,8 +131,8 @@ impl Screen {
         }
     }
 
-    /// Shows the state `elapsed` into the demo.
-    pub(super) fn show(&mut self, seen: &LiveCounts, homes: &str, elapsed: Duration) {
+    /// Shows the counts at `elapsed` since the demo's start.
+    pub(super) fn show(&mut self, seen: &LiveCounts, placements: &str, elapsed: Duration) {
         if !self.terminal {
             if self.last_line.elapsed() >= LINE_INTERVAL {
                 self.last_line = Instant::now();
@@ -141,7 +141,7 @@ impl Screen {
             return;
         }
         let text = format!(
-            "{} s  {:.0} requests/s   version {}   {} swaps   {} failed   {} wrong\n{}{homes}\nCtrl-C ends it\n",
+            "{} s  {:.0} requests/s   version {}   {} swaps   {} failed   {} wrong\n{}{placements}\nCtrl-C ends it\n",
             elapsed.as_secs(),
             seen.rate,
             seen.version,
@@ -158,18 +158,18 @@ impl Screen {
         };
         self.lines_drawn = text.lines().count();
         let mut out = std::io::stdout().lock();
-        // A closed pipe is no reason to stop serving.
+        // The server goes on after the pipe is closed.
         let _ = write!(out, "{up}{text}").and_then(|()| out.flush());
     }
 }
 
-/// Width of the terminal.
+/// Returns the width of the terminal.
 fn columns() -> usize {
     rustix::termios::tcgetwinsize(std::io::stdout())
         .map_or(COLUMNS, |size| usize::from(size.ws_col).max(COLUMNS_MIN))
 }
 
-/// Cuts lines to `columns`: one that the terminal wraps could not be drawn over.
+/// Cuts lines to `columns`: a line that the terminal wraps could not be redrawn.
 fn clip(text: &str, columns: usize) -> String {
     text.lines().flat_map(|line| line.chars().take(columns).chain(['\n'])).collect()
 }
@@ -209,7 +209,7 @@ mod tests {
              millpond_model_state{model=\"ctr\",version=\"2\",state=\"ready\"} 1\n\
              millpond_model_state{model=\"ctr\",version=\"1\",state=\"ready\"} 0\n",
         );
-        let text = homes(&metrics);
+        let text = placements(&metrics);
         assert!(text.contains("2.00 MiB in dram") && text.contains("ready: 2\n"), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! The click-through model as a TorchScript module: the same parameters and the same answers as in
+//! The click-through model as a TorchScript module, with the same parameters and answers as in
 //! ONNX.
 
 use std::fmt::Write as _;
@@ -11,10 +11,10 @@ use engine_torch::build::{TorchParameter, module};
 use super::ctr::{Ctr, DENSE, TABLES};
 use super::layers::Layers;
 
-/// The file in a version's directory.
+/// Name of the file in a version's directory.
 pub const FILE: &str = "model.pt";
 
-/// The `millpond.toml` that the model needs: TorchScript says neither types nor shapes.
+/// Returns the `millpond.toml` of the model: TorchScript has neither types nor shapes.
 pub fn settings() -> String {
     format!(
         "[signature]\n\
@@ -47,7 +47,7 @@ pub fn write(
     Ok(())
 }
 
-/// The method in TorchScript's language.
+/// Returns the method in TorchScript's language.
 fn source(layers: &Layers) -> String {
     let parts: Vec<String> = (0..TABLES)
         .map(|table| format!("self.emb_{table}.index_select(0, sparse[:, {table}])"))
@@ -91,8 +91,8 @@ mod tests {
         signature.check().unwrap();
     }
 
-    /// LibTorch computes from the file what the reference computes from the seed. `make torch`
-    /// makes it.
+    /// LibTorch computes from the file the reference's answers from the seed. `make torch` makes
+    /// it.
     #[test]
     fn the_engine_agrees_with_the_reference() {
         let search = LibrarySearch::around_process(None, None);

@@ -1,5 +1,5 @@
-//! The PP-OCR text recogniser: the one model here that somebody trained. It takes pictures 48 high
-//! and of any width and gives, for each eight columns, how likely each character is.
+//! The PP-OCR text recogniser, the only trained model here. It takes images 48 pixels high and of
+//! any width, and gives scores of all characters for each eight columns.
 
 use std::path::{Path, PathBuf};
 
@@ -13,30 +13,31 @@ use os::Rate;
 use loadgen::BenchEnv;
 use loadgen::cache;
 
-/// Its file among the fetched models.
+/// Name of its file among the fetched models.
 pub const FILE: &str = "ch_PP-OCRv4_rec_infer.onnx";
-/// Its input.
+/// Name of the model's input.
 pub const INPUT: &str = "x";
-/// Its output.
+/// Name of the model's output.
 pub const OUTPUT: &str = "softmax_11.tmp_0";
-/// Columns of the picture for one step of the answer.
+/// Columns of the image for one step of the output.
 pub const STEP_PX: usize = 8;
-/// Height of the pictures that the model takes.
+/// Height of the model's images in pixels.
 const HEIGHT_PX: u32 = 48;
-/// Widest picture after scaling.
+/// Maximum width of an image after scaling.
 const WIDTH_PX_MAX: u32 = 4096;
-/// Where the model's metadata has its characters, one a line.
+/// Key of the model's metadata with its characters, one a line.
 const CHARACTERS_KEY: &str = "character";
-/// The directory of text lines among the assets, and the words in them.
+/// Directory of text lines among the assets, and the file of their words.
 const LINES_DIR: &str = "lines";
 const LINES_FILE: &str = "lines.txt";
-/// Lines read at most.
+/// Maximum number of lines.
 const LINES_MAX: usize = 4096;
 
-/// Publishes the model that was fetched into `models`, once; where it is.
+/// Publishes the model that was fetched into `models`, if the cache does not have it, and returns
+/// its path.
 ///
 /// # Errors
-/// `NotFound` when it was not fetched.
+/// `NotFound` if it was not fetched.
 pub fn publish(env: &BenchEnv, models: &Path) -> Result<PathBuf> {
     let source = models.join(FILE);
     if !source.is_file() {
@@ -46,8 +47,8 @@ pub fn publish(env: &BenchEnv, models: &Path) -> Result<PathBuf> {
         )));
     }
     let bytes = std::fs::metadata(&source).map_err(|e| Error::io(&source, &e))?.len();
-    // A published version is what the cache holds, so the publisher's numbered directory becomes
-    // the cache's own.
+    // The cache holds published versions, so the publisher's numbered directory becomes the cache's
+    // own.
     let dir = cache::ensure(&env.cache_dir, &format!("ocr-{bytes}"), bytes, |part| {
         let options = PublishOptions {
             source,
@@ -61,20 +62,20 @@ pub fn publish(env: &BenchEnv, models: &Path) -> Result<PathBuf> {
     Ok(dir.join("1"))
 }
 
-/// Lines of text as requests, and the words in them.
+/// Lines of text as requests, and their words.
 #[derive(Clone, Debug)]
 pub struct OcrLines {
-    /// One picture a request.
+    /// Requests of one image each.
     pub requests: Vec<Vec<NamedTensor>>,
-    /// What they say.
+    /// Text of each image.
     pub words: Vec<String>,
 }
 
 /// Reads the lines drawn into `assets`.
 ///
 /// # Errors
-/// `NotFound` when they were not drawn; `InvalidArgument` for a width that does not come in whole
-/// steps, whose answer no rule could cut back exactly.
+/// `NotFound` if they were not drawn; `InvalidArgument` for a width that is no multiple of a step,
+/// because no rule could cut its output back exactly.
 pub fn lines(assets: &Path) -> Result<OcrLines> {
     let dir = assets.join(LINES_DIR);
     let list = dir.join(LINES_FILE);
@@ -99,11 +100,11 @@ pub fn lines(assets: &Path) -> Result<OcrLines> {
     Ok(OcrLines { requests: (0..words.len()).map(request).collect::<Result<_>>()?, words })
 }
 
-/// The characters that the model's outputs stand for; the first output is "no character", the last
-/// a space.
+/// Reads the characters of the model's outputs. The first output is "no character", the last a
+/// space.
 ///
 /// # Errors
-/// When the model cannot be opened or does not carry them.
+/// If the model cannot be opened or has no characters.
 pub fn characters(engine: &OnnxEngine, model: &Path) -> Result<Vec<String>> {
     let request = LoadRequest { graph: model.to_owned(), ..LoadRequest::default() };
     let session = engine.load(&request)?;
@@ -113,18 +114,18 @@ pub fn characters(engine: &OnnxEngine, model: &Path) -> Result<Vec<String>> {
     Ok(listed.lines().map(str::to_owned).chain([" ".to_owned()]).collect())
 }
 
-/// A picture scaled to the model's height, channels first, -1 to 1.
+/// Returns an image scaled to the model's height, channels first, -1 to 1.
 ///
 /// # Errors
-/// When it cannot be read.
+/// If it cannot be read.
 pub fn pixels(path: &Path) -> Result<Tensor> {
-    let picture = image::open(path)
+    let image = image::open(path)
         .map_err(|e| Error::invalid(format!("{}: {e}", path.display())))?
         .to_rgb8();
-    let width = (u64::from(picture.width()) * u64::from(HEIGHT_PX)
-        / u64::from(picture.height().max(1))) as u32;
+    let width =
+        (u64::from(image.width()) * u64::from(HEIGHT_PX) / u64::from(image.height().max(1))) as u32;
     let width = width.clamp(1, WIDTH_PX_MAX);
-    let scaled = image::imageops::resize(&picture, width, HEIGHT_PX, FilterType::Triangle);
+    let scaled = image::imageops::resize(&image, width, HEIGHT_PX, FilterType::Triangle);
     let channel = |channel: usize| {
         scaled.pixels().map(move |pixel| f32::from(pixel.0[channel]) / 127.5 - 1.0)
     };
@@ -132,8 +133,8 @@ pub fn pixels(path: &Path) -> Result<Tensor> {
     Tensor::from_vec([1, 3, HEIGHT_PX as usize, width as usize].as_slice(), values)
 }
 
-/// The most likely character of each step; repetitions without a gap between them are one, and
-/// spaces at the ends, which white margins read as, are left out.
+/// Returns the most likely character of each step. Repetitions without a gap between them are one
+/// character. Spaces at the ends, which come from white margins, are left out.
 pub fn decode(scores: &[f32], classes: usize, characters: &[String]) -> String {
     let mut steps: Vec<usize> =
         scores.chunks_exact(classes.max(1)).map(|step| best(step).0).collect();
@@ -146,8 +147,8 @@ pub fn decode(scores: &[f32], classes: usize, characters: &[String]) -> String {
     text.trim().to_owned()
 }
 
-/// The largest score and where it is; two passes that a compiler turns into wide instructions,
-/// because answers are judged while servers are measured.
+/// Returns the position and value of the largest score. Two passes let the compiler use wide
+/// instructions, because answers are judged while servers are measured.
 pub fn best(step: &[f32]) -> (usize, f32) {
     let most =
         step.iter().fold(f32::NEG_INFINITY, |most, &score| if score > most { score } else { most });
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn pictures_become_tensors_of_the_models_height() {
+    fn images_become_tensors_of_the_models_height() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("white.png");
         image::RgbImage::from_pixel(200, 96, image::Rgb([255, 255, 255])).save(&path).unwrap();
@@ -187,8 +188,8 @@ mod tests {
         std::fs::create_dir(&to).unwrap();
         std::fs::write(to.join(LINES_FILE), "one\ntwo words\n").unwrap();
         for (number, width) in [(0, 64), (1, 128)] {
-            let picture = image::RgbImage::from_pixel(width, 48, image::Rgb([255, 255, 255]));
-            picture.save(to.join(format!("{number:02}.png"))).unwrap();
+            let image = image::RgbImage::from_pixel(width, 48, image::Rgb([255, 255, 255]));
+            image.save(to.join(format!("{number:02}.png"))).unwrap();
         }
         let read = lines(dir.path()).unwrap();
         assert_eq!(read.words, ["one", "two words"]);

@@ -1,4 +1,4 @@
-//! Reads a line of text from a picture with the PP-OCR recogniser.
+//! Reads a line of text from an image with the PP-OCR recogniser.
 
 use std::path::Path;
 
@@ -7,17 +7,17 @@ use base::{Error, NamedTensor, Result};
 use crate::caller::GrpcCaller;
 use crate::ocr;
 
-/// The text in `picture`.
+/// Returns the text in the image.
 ///
 /// # Errors
-/// When the picture cannot be read or the server does not answer as the model's signature says.
+/// If the image cannot be read, or the response does not fit the model's signature.
 pub(super) fn read(
     caller: &mut GrpcCaller,
     model: &str,
-    picture: &Path,
+    image: &Path,
     characters: &[String],
 ) -> Result<String> {
-    let answer = caller.ask(model, vec![NamedTensor::new(ocr::INPUT, ocr::pixels(picture)?)])?;
+    let answer = caller.ask(model, vec![NamedTensor::new(ocr::INPUT, ocr::pixels(image)?)])?;
     let output = answer.tensors.first().map(|(name, ..)| name.clone()).unwrap_or_default();
     let (shape, scores) = answer.floats(&output)?;
     match shape {

@@ -1,4 +1,4 @@
-//! The requests and what each version must answer.
+//! Requests, and the expected answers of each version.
 
 use std::sync::Arc;
 
@@ -12,22 +12,21 @@ use loadgen::connection::{Endpoint, RawResponse, Template};
 use loadgen::drive::{Judge, Judgement};
 use loadgen::wire::{Api, ModelEndpoint, read_answer};
 
-/// Different requests, sent in turn.
+/// Number of different requests.
 const REQUESTS: u64 = 32;
-/// Seed of the requests.
 const REQUEST_SEED: u64 = 2026;
-/// The name the model is served under.
+/// Name under which the model is served.
 pub const MODEL: &str = "ctr";
 
-/// Requests and right answers.
+/// Requests and expected answers.
 pub struct Traffic {
     requests: Vec<Vec<NamedTensor>>,
-    /// By content and request.
+    /// Expected answers by content and request.
     expected: Vec<Vec<Vec<f32>>>,
 }
 
 impl Traffic {
-    /// Makes the requests and computes what both contents answer.
+    /// Makes the requests and computes the answers of both contents.
     pub fn new(ctr: &Ctr, batch: usize) -> Result<Traffic> {
         let features: Vec<CtrInputs> =
             (0..REQUESTS).map(|index| ctr.inputs(REQUEST_SEED, index, batch)).collect();
@@ -37,10 +36,11 @@ impl Traffic {
         })
     }
 
-    /// The requests as bodies for a gRPC door.
+    /// Encodes the requests for a gRPC listener.
     pub fn encode(&self, endpoint: &Endpoint) -> Result<(Template, Arc<[Bytes]>)> {
-        let door = ModelEndpoint { endpoint: endpoint.clone(), api: Api::Oip, model: MODEL.into() };
-        let encoded = door.encode(&self.requests)?;
+        let target =
+            ModelEndpoint { endpoint: endpoint.clone(), api: Api::Oip, model: MODEL.into() };
+        let encoded = target.encode(&self.requests)?;
         Ok((encoded.template, encoded.bodies.into()))
     }
 }

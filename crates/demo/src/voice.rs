@@ -1,4 +1,4 @@
-//! Finds speech in a recording with the Silero detector, which carries its state from window to
+//! Finds speech in a recording with the Silero detector, which keeps its state from window to
 //! window.
 
 use std::path::Path;
@@ -7,21 +7,19 @@ use base::{Error, NamedTensor, Result, Tensor};
 
 use crate::caller::GrpcCaller;
 
-/// The rate the model takes here.
+/// Sampling rate of the model's input.
 const RATE_HZ: u32 = 16_000;
-/// Samples of one step, and of the step before that the model sees again.
+/// Samples of one step, and of the former step that the model gets again.
 const WINDOW: usize = 512;
 const CONTEXT: usize = 64;
-/// Axes of the state.
 const STATE_SHAPE: [usize; 3] = [2, 1, 128];
 /// Longest recording, in windows (about 30 s).
 const WINDOWS_MAX: usize = 1000;
 
-/// The highest probability of speech in any window of `recording`.
+/// Returns the highest probability of speech in any window of `recording`.
 ///
 /// # Errors
-/// When the recording is not 16 kHz mono, or the server does not answer as the model's signature
-/// says.
+/// If the recording is not 16 kHz mono, or the response does not fit the model's signature.
 pub(super) fn speech(caller: &mut GrpcCaller, model: &str, recording: &Path) -> Result<f32> {
     let samples = samples(recording)?;
     let mut state = vec![0f32; STATE_SHAPE.iter().product()];

@@ -1,4 +1,4 @@
-//! Models made once and kept, and model repositories made from them without copying a byte.
+//! Cache of generated models, and model repositories that link to it without copying.
 
 use std::path::{Path, PathBuf};
 
@@ -8,11 +8,12 @@ use base::{Error, Result, VersionNumber};
 /// Free disk space that making a model leaves.
 const DISK_SPARE_BYTES: u64 = 1 << 30;
 
-/// The directory `key` of `cache_dir`, made by `make` when it is not there. `make` writes into an
-/// empty directory beside it that is renamed when complete, so a directory that is there is whole.
+/// Returns the directory `key` of `cache_dir`, made by `make` if it is not there. `make` writes
+/// into an empty directory beside it that is renamed when complete, so an existing directory is
+/// complete.
 ///
 /// # Errors
-/// `ResourceExhausted` when `bytes` do not fit the disk; those of `make`.
+/// `ResourceExhausted` if `bytes` do not fit the disk; those of `make`.
 pub fn ensure(
     cache_dir: &Path,
     key: &str,
@@ -30,7 +31,7 @@ pub fn ensure(
     remove(&part)?;
     std::fs::create_dir(&part).map_err(|e| Error::io(&part, &e))?;
     if let Err(error) = make(&part) {
-        // The first error is the one to report; what is left is removed by the next run.
+        // The first error is reported; the next run removes the rest.
         let _ = remove(&part);
         return Err(error);
     }
@@ -52,7 +53,7 @@ fn check_space(dir: &Path, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// An empty directory at `path`, whatever was there.
+/// Makes `path` an empty directory.
 pub fn fresh(path: &Path) -> Result<()> {
     remove(path)?;
     std::fs::create_dir_all(path).map_err(|e| Error::io(path, &e))
@@ -66,8 +67,8 @@ pub fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// Makes version `version` of the model at `model_dir` appear in one step, as hard links to the
-/// files of `cached`.
+/// Publishes version `version` of the model at `model_dir` in one step, as hard links to the files
+/// of `cached`.
 pub fn publish_link(cached: &Path, model_dir: &Path, version: VersionNumber) -> Result<()> {
     let part = model_dir.join(format!(".part-{version}"));
     fresh(&part)?;
@@ -80,8 +81,8 @@ pub fn publish_link(cached: &Path, model_dir: &Path, version: VersionNumber) -> 
     std::fs::rename(&part, &place).map_err(|e| Error::io(&place, &e))
 }
 
-/// Keeps only the newest `keep` versions of a model's directory, so that a long run does not fill
-/// it.
+/// Removes all but the newest `keep` versions of a model's directory, so that a long run does not
+/// fill the disk.
 pub fn prune(model_dir: &Path, newest: VersionNumber, keep: u64) -> Result<()> {
     match newest.checked_sub(keep) {
         Some(old) if old > 0 => remove(&model_dir.join(old.to_string())),

@@ -1,9 +1,9 @@
 //! Connections to a server under test: HTTP/2 for gRPC, HTTP/1.1 with keep-alive for REST.
 //!
-//! gRPC is spoken by hand on HTTP/2 because a benchmark needs only unary calls with bodies that are
-//! encoded already: no stub, no channel task and no codec stands between the pacing thread and the
-//! socket. A request leaves in one piece, headers and body, as gRPC's own clients send it: in two,
-//! the server would be woken twice for each.
+//! gRPC is implemented directly on HTTP/2, because a benchmark needs only unary calls with encoded
+//! bodies. There is no stub, channel task or codec between the pacing thread and the socket. A
+//! request is written at once, headers and body, as gRPC's own clients do. Two writes would wake
+//! the server twice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,19 +20,20 @@ use base::{Error, ErrorKind, Result};
 
 use crate::port::{Spoken, spoken};
 
-/// An answer larger than this is counted as failed.
+/// Size from which a response counts as failed.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
-/// Bytes of a server's own words that are kept of a failure.
+/// Bytes of a server's error message that are kept.
 const REASON_BYTES_MAX: usize = 300;
-/// How long a single call may take.
+/// Timeout of a single call.
 const CALL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
-/// Before each gRPC message: a flag for compression and the length.
+/// Size of the prefix of a gRPC message: a flag for compression and the length.
 const GRPC_PREFIX_BYTES: usize = 5;
-/// Bytes that a server may send before they are taken: of one answer, and of all of a connection.
+/// Flow-control windows: bytes of one response and of a whole connection that a server may send
+/// ahead.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 24;
 
-/// How to talk to a server.
+/// Protocol of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// gRPC over cleartext HTTP/2.
@@ -44,7 +45,7 @@ pub enum Transport {
 /// A server's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// How to talk to it.
+    /// Protocol of the server.
     pub transport: Transport,
     /// "host:port".
     pub authority: String,
@@ -72,7 +73,7 @@ impl Endpoint {
     }
 }
 
-/// What all requests of a run have in common.
+/// Method, path and headers that all requests of a run share.
 #[derive(Clone, Debug)]
 pub struct Template {
     uri: Uri,
@@ -81,10 +82,10 @@ pub struct Template {
 }
 
 impl Template {
-    /// Calls the gRPC method `path` ("/package.Service/Method").
+    /// Builds calls of the gRPC method `path` ("/package.Service/Method").
     ///
     /// # Errors
-    /// `InvalidArgument` when endpoint and path make no URI.
+    /// `InvalidArgument` if endpoint and path make no URI.
     pub fn grpc(endpoint: &Endpoint, path: &str) -> Result<Template> {
         let mut headers = HeaderMap::new();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
@@ -96,11 +97,10 @@ impl Template {
         })
     }
 
-    /// Posts to `path`, with `extra` headers.
+    /// Builds posts to `path` with `extra` headers.
     ///
     /// # Errors
-    /// `InvalidArgument` when endpoint and path make no URI, or a header has unprintable
-    /// characters.
+    /// `InvalidArgument` if endpoint and path make no URI, or a header has unprintable characters.
     pub fn post(
         endpoint: &Endpoint,
         path: &str,
@@ -135,7 +135,7 @@ fn uri(text: &str) -> Result<Uri> {
     text.parse().map_err(|_| Error::invalid(format!("\"{text}\" is no address to call")))
 }
 
-/// A gRPC message with its prefix, ready to be sent as a body.
+/// Returns a gRPC message with its prefix, to be sent as a body.
 pub fn grpc_frame(message: &[u8]) -> Bytes {
     let mut frame = BytesMut::with_capacity(GRPC_PREFIX_BYTES + message.len());
     frame.put_u8(0);
@@ -144,14 +144,14 @@ pub fn grpc_frame(message: &[u8]) -> Bytes {
     frame.freeze()
 }
 
-/// An answer's message, for gRPC without its prefix.
+/// A response's message, for gRPC without its prefix.
 #[derive(Clone, Debug, Default)]
 pub struct RawResponse {
-    /// The message.
+    /// Bytes of the message.
     pub body: Bytes,
 }
 
-/// One connection.
+/// A connection of either protocol.
 pub enum Connection {
     /// HTTP/2 with a gRPC server.
     Grpc(Grpc),
@@ -163,12 +163,12 @@ pub enum Connection {
 #[derive(Clone)]
 pub struct Grpc {
     sender: h2::client::SendRequest<Bytes>,
-    /// Whether the server still holds it open.
+    /// True until the server closes the connection.
     open: Arc<AtomicBool>,
 }
 
 impl Connection {
-    /// Connects; the connection's own task runs on the current runtime.
+    /// Connects. The connection's own task runs on the current runtime.
     pub async fn open(endpoint: &Endpoint) -> Result<Connection> {
         let refused = |e: &dyn std::fmt::Display| {
             Error::unavailable(format!("cannot connect to {}: {e}", endpoint.authority))
@@ -186,7 +186,7 @@ impl Connection {
                 let open = Arc::new(AtomicBool::new(true));
                 let ended = open.clone();
                 tokio::spawn(async move {
-                    // Calls under way hear of what ended it.
+                    // Calls under way get the reason of its end.
                     let _ = driver.await;
                     ended.store(false, Ordering::Relaxed);
                 });
@@ -202,7 +202,8 @@ impl Connection {
         }
     }
 
-    /// Another handle on the same connection; `None` where it carries one request at a time.
+    /// Returns another handle on the same connection, or `None` if it carries one request at a
+    /// time.
     pub fn share(&self) -> Option<Connection> {
         match self {
             Connection::Grpc(grpc) => Some(Connection::Grpc(grpc.clone())),
@@ -210,7 +211,7 @@ impl Connection {
         }
     }
 
-    /// Whether the server still holds it open.
+    /// Returns true until the server closes the connection.
     pub fn is_open(&self) -> bool {
         match self {
             Connection::Grpc(grpc) => grpc.open.load(Ordering::Relaxed),
@@ -218,10 +219,10 @@ impl Connection {
         }
     }
 
-    /// One request and its answer.
+    /// Sends a request and returns the response.
     ///
     /// # Errors
-    /// The status the server gave, or what broke on the way, as a message.
+    /// The server's error status or the failure of the connection, as a message.
     pub async fn call(&mut self, template: &Template, body: Bytes) -> Result<RawResponse> {
         match self {
             Connection::Grpc(grpc) => grpc.call(template, body).await,
@@ -246,10 +247,10 @@ impl Grpc {
     }
 }
 
-/// One call on a connection of its own, outside any measurement.
+/// Makes one call on a connection of its own, outside any measurement.
 ///
 /// # Errors
-/// As [`Connection::call`], and `DeadlineExceeded` when no answer comes.
+/// Those of [`Connection::call`], and `DeadlineExceeded` if no response comes.
 pub fn call_once(endpoint: &Endpoint, template: &Template, body: Bytes) -> Result<RawResponse> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -269,7 +270,7 @@ pub fn call_once(endpoint: &Endpoint, template: &Template, body: Bytes) -> Resul
     })
 }
 
-/// Says that the port speaks the other protocol, if it does.
+/// Returns an error that names the other protocol if the port speaks it.
 pub fn other_protocol(endpoint: &Endpoint) -> Option<Error> {
     let authority = &endpoint.authority;
     let message = match (endpoint.transport, spoken(authority)?) {
@@ -339,7 +340,7 @@ fn grpc_status(headers: &HeaderMap) -> Result<()> {
     }
 }
 
-/// Undoes the encoding that gRPC gives its messages in headers; what is malformed stays as it is.
+/// Decodes gRPC's percent-encoding of messages in headers. Malformed text stays as it is.
 fn percent_decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -1,30 +1,30 @@
-//! A control group with a limit on processor time, as a container has that is given "limits: cpu".
+//! A control group with a limit on processor time, like that of a container with "limits: cpu".
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use base::{Error, Result};
 
-/// Where control groups are, of version 1 and of version 2.
+/// Directories of control groups, of version 1 and of version 2.
 const VERSION_1: &str = "/sys/fs/cgroup/cpu";
 const VERSION_2: &str = "/sys/fs/cgroup";
-/// What the kernel and containers use by default.
+/// Default period of the kernel and of containers in microseconds.
 const PERIOD_US: f64 = 100_000.0;
-/// Less than this the kernel refuses.
+/// Minimum that the kernel accepts.
 const CORES_MIN: f64 = 0.01;
 
-/// A group of processes that may use so much processor time together. Dropping it removes it, once
-/// it is empty.
+/// A group of processes that share a limit on processor time. Dropping it removes the group, if it
+/// is empty.
 #[derive(Debug)]
 pub struct CpuGroup {
     dirs: Vec<PathBuf>,
 }
 
 impl CpuGroup {
-    /// A group with `cores` cores' worth of time.
+    /// Creates a group with the time of `cores` cores.
     ///
     /// # Errors
-    /// When the system does not let this process make one, or `cores` is out of range.
+    /// If this process may not create one, or `cores` is out of range.
     pub fn new(cores: f64) -> Result<CpuGroup> {
         if !(CORES_MIN..=1e4).contains(&cores) {
             return Err(Error::invalid(format!("a limit is {CORES_MIN} to 10000 cores")));
@@ -58,7 +58,7 @@ impl CpuGroup {
         Ok(group)
     }
 
-    /// A command that runs `program` in this group, from its first instruction.
+    /// Returns a command that runs `program` in this group from its first instruction.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("/bin/sh");
         let script = "while [ \"$1\" != -- ]; do echo $$ > \"$1\" || exit 1; shift; done; shift; exec \"$@\"";
@@ -76,7 +76,7 @@ fn refused(path: &Path, error: &std::io::Error) -> Error {
 impl Drop for CpuGroup {
     fn drop(&mut self) {
         for dir in &self.dirs {
-            // Not empty where a server is still there; then it stays.
+            // A group with a running server is not empty. It stays.
             let _ = std::fs::remove_dir(dir);
         }
     }
@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn a_program_runs_in_its_group() {
         assert!(CpuGroup::new(0.0).is_err() && CpuGroup::new(f64::NAN).is_err());
-        // Without the right to make groups there is nothing to see but the error.
+        // Without the right to make groups, the test can only check the error.
         let group = match CpuGroup::new(1.5) {
             Ok(group) => group,
             Err(error) => return assert!(error.to_string().contains("needs root"), "{error}"),

@@ -1,10 +1,10 @@
-//! Drives a server: an open loop that sends when requests are due, or a closed loop of clients that
-//! wait.
+//! Load on a server: an open loop that sends when requests are due, or a closed loop of waiting
+//! clients.
 //!
-//! Each client thread runs its own single-threaded runtime in which pacing, sending and receiving
-//! happen. In the open loop nothing ever waits for an answer before sending the next request; when
-//! more than [`DrivePlan::in_flight_max`] answers are missing, further requests count as failed, so
-//! that a stalled server shows as failures and not as a quieter client.
+//! Each client thread runs its own single-threaded runtime for pacing, sending and receiving. The
+//! open loop never waits for an answer before it sends the next request. If more than
+//! [`DrivePlan::in_flight_max`] answers are outstanding, further requests count as failed. So a
+//! stalled server shows as failures and not as a quieter client.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -22,113 +22,113 @@ use crate::connection::{Connection, Endpoint, RawResponse, Template, Transport};
 use crate::schedule::{ArrivalSchedule, Arrivals};
 use crate::timer::Timer;
 
-/// How long a finished schedule waits for the last answers unless it is told otherwise.
+/// Default time for which a finished schedule waits for the last answers.
 pub const DRAIN: Duration = Duration::from_secs(20);
-/// The priority client threads ask for: a real client would not compete for the server's cores, so
-/// it is woken at once where the system allows it. Without the right to ask, the run goes on at
-/// normal priority.
+/// Priority of client threads. A real client would not compete for the server's cores, so it is
+/// woken at once if the system allows it. Without the right to it, the run continues at normal
+/// priority.
 const CLIENT_NICE: i32 = -15;
-/// Client threads at most.
+/// Maximum number of client threads.
 pub const THREADS_MAX: usize = 64;
-/// Connections at most.
+/// Maximum number of connections.
 pub const CONNECTIONS_MAX: usize = 4096;
 
-/// The reason given for a request that was not sent because [`DrivePlan::in_flight_max`] answers
-/// were missing.
+/// Reason of a request that was not sent because [`DrivePlan::in_flight_max`] answers were
+/// outstanding.
 pub const NO_ROOM: &str = "more answers are missing than may be in flight";
 
-/// What an answer was worth.
+/// Verdict on an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judgement {
     /// As expected.
     Right,
     /// An answer, but not the right one.
     Wrong,
-    /// No answer: an error status, a broken connection, or no room to send.
+    /// No answer: an error status, a broken connection, or too many outstanding answers.
     Failed,
 }
 
-/// Looks at answers. Called on the client thread, so it must be quick.
+/// Judge of answers. It runs on the client thread, so it must be quick.
 pub trait Judge: Send + Sync {
-    /// Whether the answer to body `shot` is right, and the version that gave it (0 where it does
-    /// not say).
+    /// Judges the answer to body `shot`. Returns the verdict, and the version that answered (0 if
+    /// unknown).
     fn judge(&self, shot: usize, answer: &RawResponse) -> (Judgement, u64);
 }
 
 /// One finished request.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestSample {
-    /// When it was due, since [`DrivePlan::start`].
+    /// Time at which it was due, since [`DrivePlan::start`].
     pub due: Duration,
-    /// From then to its answer.
+    /// Time from then to its answer.
     pub latency: Duration,
-    /// What the answer was worth.
+    /// Verdict on the answer.
     pub verdict: Judgement,
-    /// The version that answered; 0 where unknown.
+    /// Version that answered; 0 if unknown.
     pub version: u64,
 }
 
-/// Takes samples as they come, from all client threads.
+/// Receiver of samples from all client threads.
 pub trait SampleSink: Send + Sync {
-    /// One finished request; for a failed one, why.
+    /// Records one finished request, with the reason of a failure.
     fn record(&self, sample: RequestSample, reason: Option<&str>);
 
-    /// Open loop: a request that was due `late` ago is about to be sent.
+    /// Called in an open loop just before a request is sent that was due `late` ago.
     fn sending(&self, _late: Duration) {}
 }
 
-/// When requests are sent.
+/// Times at which requests are sent.
 #[derive(Clone, Copy, Debug)]
 pub enum LoadLoop {
     /// At times that do not depend on answers.
     Open {
-        /// How the gaps are distributed.
+        /// Distribution of the gaps.
         arrivals: Arrivals,
         /// Requests a second.
         rate: f64,
-        /// Of the gaps.
+        /// Seed of the gaps.
         seed: u64,
     },
     /// Each client sends its next request when it has its answer.
     Closed {
-        /// How many wait at the same time.
+        /// Number of clients.
         clients: usize,
     },
 }
 
-/// A run.
+/// Parameters of a run.
 #[derive(Clone)]
 pub struct DrivePlan {
-    /// Where to.
+    /// Server.
     pub endpoint: Endpoint,
-    /// What all requests share.
+    /// Parts that all requests share.
     pub template: Template,
-    /// The bodies, used in turn.
+    /// Bodies, used in turn.
     pub shots: Arc<[Bytes]>,
-    /// When they are sent.
+    /// Times at which requests are sent.
     pub pace: LoadLoop,
-    /// When the first is due.
+    /// Moment at which the first request is due.
     pub start: Instant,
-    /// How long requests are sent.
+    /// Time for which requests are sent.
     pub duration: Duration,
     /// Connections of all threads together.
     pub connections: usize,
     /// Client threads.
     pub threads: usize,
-    /// Open loop: answers that may be missing at a time, of all threads together.
+    /// Open loop: maximum number of outstanding answers of all threads together.
     pub in_flight_max: usize,
-    /// How long a finished schedule waits for the last answers; those still missing count as
-    /// failed.
+    /// Time for which a finished schedule waits for the last answers. Requests without an answer
+    /// then count as failed.
     pub drain: Duration,
-    /// Never sleep while waiting: the client's own wake-up, which is dear on a virtual machine,
-    /// stays out of the latency. It takes a whole core.
+    /// Never sleep while waiting. This excludes the client's own wake-up, which is slow on a
+    /// virtual machine, from the latency. It takes a whole core.
     pub spin: bool,
-    /// Set to end early.
+    /// Set to end the run early.
     pub stop: Arc<AtomicBool>,
 }
 
 impl DrivePlan {
-    /// A plan with one thread, starting now.
+    /// Creates a plan with one thread that starts now.
     pub fn new(
         endpoint: Endpoint,
         template: Template,
@@ -177,10 +177,10 @@ impl DrivePlan {
     }
 }
 
-/// Runs `plan` to its end on threads of its own and waits for them.
+/// Runs `plan` to its end on threads of its own.
 ///
 /// # Errors
-/// `Unavailable` when the server cannot be reached at the start; later failures are samples.
+/// `Unavailable` if the server cannot be reached at the start; later failures are samples.
 pub fn drive(plan: &DrivePlan, judge: &Arc<dyn Judge>, sink: &Arc<dyn SampleSink>) -> Result<()> {
     plan.check()?;
     std::thread::scope(|scope| {
@@ -199,10 +199,10 @@ pub fn drive(plan: &DrivePlan, judge: &Arc<dyn Judge>, sink: &Arc<dyn SampleSink
     })
 }
 
-/// Runs `work` beside a client that never sleeps, as with [`DrivePlan::spin`], and asks nothing.
+/// Runs `work` beside a client that never sleeps, as with [`DrivePlan::spin`], and sends nothing.
 ///
 /// # Errors
-/// `ResourceExhausted` when there is no thread for the client.
+/// `ResourceExhausted` if there is no thread for the client.
 pub fn beside_a_client_that_spins<T>(work: impl FnOnce() -> T) -> Result<T> {
     struct StopOnDrop<'a>(&'a AtomicBool);
     impl Drop for StopOnDrop<'_> {
@@ -232,7 +232,7 @@ pub fn beside_a_client_that_spins<T>(work: impl FnOnce() -> T) -> Result<T> {
     })
 }
 
-/// What a client's thread runs on, and how.
+/// Builds the runtime of a client thread, and sets the thread's priority.
 fn client_runtime() -> Result<tokio::runtime::Runtime> {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), CLIENT_NICE);
     os::thread::set_serving_timers();
@@ -253,8 +253,8 @@ fn client_thread(
     local.block_on(&runtime, async move {
         let client = Rc::new(ClientThread::connect(plan, index, judge, sink).await?);
         if client.plan.spin {
-            // A task that is always ready keeps the runtime from parking; it looks at its sockets
-            // in between.
+            // A task that is always ready keeps the runtime from parking; it checks its sockets in
+            // between.
             tokio::task::spawn_local(async {
                 loop {
                     tokio::task::yield_now().await;
@@ -270,12 +270,12 @@ fn client_thread(
     })
 }
 
-/// The share of item `index` when `total` are dealt to `parts`.
+/// Returns the share of part `index` if `total` items are split into `parts`.
 fn share(total: usize, parts: usize, index: usize) -> usize {
     total / parts + usize::from(index < total % parts)
 }
 
-/// One thread's part of a run.
+/// One thread of a run.
 struct ClientThread {
     plan: DrivePlan,
     index: usize,
@@ -336,8 +336,7 @@ impl ClientThread {
         Ok(())
     }
 
-    /// Waits for the answers that are missing; what is missing then was not recorded and is
-    /// recorded as failed.
+    /// Waits for outstanding answers. Those still missing at its end are recorded as failed.
     async fn drain(&self) {
         let all = async {
             while self.in_flight.get() > 0 {
@@ -410,8 +409,7 @@ impl ClientThread {
         answer
     }
 
-    /// A connection to use: the next in turn where they are shared, an idle or a new one where they
-    /// are not.
+    /// Returns a connection: the next in turn if they are shared, else an idle or a new one.
     async fn take(&self) -> Result<Connection> {
         let known = self.idle.borrow_mut().pop();
         match known {

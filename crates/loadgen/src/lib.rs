@@ -1,5 +1,5 @@
-//! Load generator, server processes, statistics and text reports: what `millpond tune`, `bench` and
-//! `demo` share.
+//! Load generator, server processes, statistics and text reports for `millpond tune`, `bench` and
+//! `demo`.
 //!
 //! A client shares the machine with the server it measures, so it is built to cost little: bodies
 //! are encoded before the clock starts, one thread paces, sends and receives, and a caller's own
@@ -9,12 +9,13 @@
 //! Nothing here reads arguments or the environment: the programs fill the `Args` structs and
 //! [`BenchEnv`].
 
-/// Prints as the standard library does, but a closed standard output (`... | head`) does not panic.
+/// Prints as the standard library does, but does not panic if standard output is closed (`... |
+/// head`).
 #[macro_export]
 macro_rules! print {
     ($($text:tt)*) => { $crate::report::print_text(format_args!($($text)*)) };
 }
-/// The same with a line feed after it.
+/// The same with a line feed.
 #[macro_export]
 macro_rules! println {
     ($($text:tt)*) => { $crate::print!("{}\n", format_args!($($text)*)) };
@@ -48,12 +49,12 @@ use engine::LibrarySearch;
 pub struct BenchEnv {
     /// The `millpond` program to start as a server: usually this one.
     pub millpond: PathBuf,
-    /// Where to look for ONNX Runtime.
+    /// Search for ONNX Runtime.
     pub onnxruntime: LibrarySearch,
-    /// Where to look for the LibTorch shim.
+    /// Search for the LibTorch shim.
     pub libtorch: LibrarySearch,
-    /// A folder of recordings that the user named, if any.
+    /// Folder of audio data that the user named, if any.
     pub audio_data: Option<PathBuf>,
-    /// Where models, logs and run directories are kept; a second run finds its models there.
+    /// Directory of models, logs and run directories. A second run finds its models there.
     pub cache_dir: PathBuf,
 }

@@ -1,5 +1,4 @@
-//! What a figure was measured on, and what else the machine did meanwhile: recorded beside every
-//! figure.
+//! The machine and its load during a run, recorded with every figure.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,7 @@ use crate::settle::StopWatch;
 /// The machine and the software, fixed for a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct MachineFacts {
-    /// The processor's own name.
+    /// Model name of the processor.
     pub cpu: String,
     /// Cores that this process may use.
     pub cores: usize,
@@ -20,9 +19,9 @@ pub struct MachineFacts {
     pub kernel_build: String,
     /// Memory in MiB.
     pub memory_mb: u64,
-    /// Millpond's version, and that it is no release where it is none.
+    /// Millpond's version, marked if it is a debug build.
     pub millpond: String,
-    /// ONNX Runtime's version, where the run used it.
+    /// ONNX Runtime's version, if the run used it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub onnxruntime: Option<String>,
     /// Transparent huge page setting.
@@ -36,7 +35,7 @@ const VERSION: &str = if cfg!(debug_assertions) {
 };
 
 impl MachineFacts {
-    /// Looks at this machine; what cannot be read is left empty.
+    /// Reads the facts of this machine. Facts that cannot be read are empty.
     pub fn detect(onnxruntime: Option<String>) -> MachineFacts {
         let cpuinfo = read("/proc/cpuinfo");
         MachineFacts {
@@ -51,7 +50,7 @@ impl MachineFacts {
         }
     }
 
-    /// One line for people.
+    /// Returns one line for people.
     pub fn line(&self) -> String {
         let onnx = self
             .onnxruntime
@@ -70,7 +69,7 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Memory of this machine in bytes; 0 where it cannot be read.
+/// Returns the memory of this machine in bytes, or 0 if it cannot be read.
 pub fn memory_bytes() -> u64 {
     field(&read("/proc/meminfo"), "MemTotal")
         .and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok())
@@ -78,28 +77,28 @@ pub fn memory_bytes() -> u64 {
         << 10
 }
 
-/// What the machine did between two moments.
+/// Load of the machine between two moments.
 #[derive(Clone, Debug, Serialize)]
 pub struct Noise {
     /// Load averages (1, 5, 15 minutes) at the start.
     pub load_before: [f64; 3],
-    /// And at the end.
+    /// Load averages at the end.
     pub load_after: [f64; 3],
-    /// Share of all cores' time that was used by anyone, 0 to 1.
+    /// Share of all cores' time in use, 0 to 1.
     pub busy: f64,
-    /// Share that the hypervisor gave to others, 0 to 1.
+    /// Share that the hypervisor gave to other machines, 0 to 1.
     pub steal: f64,
-    /// How often the machine stood still for more than 10 ms, which steal need not show: a host
-    /// that bounds a machine's processor time does so.
+    /// Number of stops of the machine for more than 10 ms. Steal may not show them, if the host
+    /// limits a machine's processor time.
     pub stops: u64,
-    /// The longest of these in milliseconds.
+    /// Longest stop in milliseconds.
     pub longest_stop_ms: f64,
     /// Seconds observed.
     pub seconds: f64,
 }
 
 impl Noise {
-    /// One line for people.
+    /// Returns one line for people.
     pub fn line(&self) -> String {
         let stops = match self.stops {
             0 => String::new(),
@@ -132,7 +131,7 @@ impl std::fmt::Display for RunContext {
     }
 }
 
-/// Watches the machine from its making to [`NoiseWatch::end`].
+/// Watches the machine until [`NoiseWatch::end`].
 #[derive(Debug)]
 pub struct NoiseWatch {
     start: Instant,
@@ -142,7 +141,7 @@ pub struct NoiseWatch {
 }
 
 impl NoiseWatch {
-    /// Begins to watch.
+    /// Starts the watch.
     pub fn start() -> NoiseWatch {
         let stops = StopWatch::start();
         NoiseWatch { start: Instant::now(), load: load_average(), ticks: Ticks::now(), stops }
@@ -193,7 +192,7 @@ impl Ticks {
             .skip(1)
             .filter_map(|value| value.parse().ok())
             .collect();
-        // user nice system idle iowait irq softirq steal; guest time is part of user already.
+        // user nice system idle iowait irq softirq steal; user already includes guest time.
         let at = |index: usize| values.get(index).copied().unwrap_or(0);
         let busy = at(0) + at(1) + at(2) + at(5) + at(6);
         Ticks { busy, steal: at(7), total: busy + at(3) + at(4) + at(7) }
@@ -209,10 +208,10 @@ fn load_average() -> [f64; 3] {
 /// A process's use of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Usage {
-    /// Processor time of all its threads, ended ones included.
+    /// Processor time of all its threads, including ended ones.
     #[serde(rename = "cpu_s", serialize_with = "seconds")]
     pub cpu: Duration,
-    /// Most resident memory it ever had, in KiB.
+    /// Peak of resident memory in KiB.
     pub peak_rss_kb: u64,
 }
 
@@ -223,7 +222,7 @@ fn seconds<S: serde::Serializer>(value: &Duration, serializer: S) -> Result<S::O
 /// Clock ticks a second in /proc/PID/stat: fixed by the kernel's interface to user space.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// What process `pid` has used; zeros once it is gone.
+/// Returns the usage of process `pid`, or zeros if it has ended.
 pub fn usage_of(pid: u32) -> Usage {
     Usage {
         cpu: cpu_from_stat(&read(&format!("/proc/{pid}/stat"))),
@@ -233,7 +232,7 @@ pub fn usage_of(pid: u32) -> Usage {
     }
 }
 
-/// Resident memory of process `pid` now, in KiB; 0 once it is gone.
+/// Returns the resident memory of process `pid` in KiB, or 0 if it has ended.
 pub fn rss_kb_of(pid: u32) -> u64 {
     field(&read(&format!("/proc/{pid}/status")), "VmRSS")
         .and_then(|value| value.split_whitespace().next()?.parse().ok())
@@ -241,7 +240,7 @@ pub fn rss_kb_of(pid: u32) -> u64 {
 }
 
 fn cpu_from_stat(stat: &str) -> Duration {
-    // The name in parentheses may hold anything, spaces and parentheses included: count from its
+    // The name in parentheses may hold any text, spaces and parentheses included: count from its
     // end.
     let Some((_, rest)) = stat.rsplit_once(')') else { return Duration::ZERO };
     let ticks: u64 =

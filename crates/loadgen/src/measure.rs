@@ -1,4 +1,4 @@
-//! One run with the processor time that the server's processes used meanwhile.
+//! A run with the processor time of the server's processes.
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -11,21 +11,21 @@ use crate::machine::usage_of;
 use crate::report::StepProgress;
 use crate::samples::{Tally, TallyCounts};
 
-/// From here to the first request: connections are made in this time.
+/// Time before the first request, in which connections are made.
 const LEAD_IN: Duration = Duration::from_millis(100);
-/// Time between two looks at a run for the bar.
-const LOOK: Duration = Duration::from_millis(200);
+/// Time between two updates of the progress bar.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What a run gave.
+/// Figures of a run.
 #[derive(Debug)]
 pub struct Measurement {
     /// Requests and latencies after the warm-up.
     pub counted: TallyCounts,
-    /// Of all processes asked for together; absent where none was or nothing was answered.
+    /// Processor time of all given processes together, or `None` without processes or answers.
     pub cpu_us_per_request: Option<f64>,
 }
 
-/// Runs `plan` with its first `warm_up` left out of all figures.
+/// Runs `plan`. All figures leave out its first `warm_up`.
 pub fn measure(
     plan: &DrivePlan,
     warm_up: Duration,
@@ -43,14 +43,14 @@ pub fn measure(
     };
     std::thread::scope(|scope| {
         let driver = scope.spawn(|| drive(&plan, judge, &sink));
-        // Not the whole run: the warm-up is left out, and so is the end, where clients fall silent
-        // one by one.
+        // Not the whole run: the warm-up is left out, and so is the end, when clients stop one by
+        // one.
         let watcher =
             scope.spawn(|| (look_at(plan.start + warm_up), look_at(plan.start + plan.duration)));
         while let Some(progress) = progress.filter(|_| !driver.is_finished()) {
             progress.at(plan.start.elapsed().min(plan.duration).as_secs(), plan.duration.as_secs());
             progress.say(format!("{} answers", tally.count()));
-            sleep(LOOK);
+            sleep(PROGRESS_INTERVAL);
         }
         driver.join().unwrap_or_else(|_| Err(Error::internal("the driver panicked")))?;
         let (before, after) =

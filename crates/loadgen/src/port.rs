@@ -1,4 +1,4 @@
-//! What a port speaks, asked once a client of the wrong protocol got no answer from it.
+//! Detection of a port's protocol, after a client of the wrong protocol got no answer from it.
 
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 /// Longest wait for a connection, and for each piece of an answer.
 const WAIT_MAX: Duration = Duration::from_secs(2);
-/// How an HTTP/2 client begins, with empty settings behind it.
+/// Preface of an HTTP/2 client, with empty settings.
 const HTTP2_PREFACE: &[u8] =
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
-/// Place and value of a SETTINGS frame's type, which is how an HTTP/2 server begins.
+/// Offset and value of a SETTINGS frame's type, with which an HTTP/2 server begins.
 const SETTINGS: (usize, u8) = (3, 4);
 /// Length of an HTTP/2 frame's head.
 const FRAME_HEAD_BYTES: usize = 9;
@@ -23,7 +23,7 @@ pub enum Spoken {
     Http2,
 }
 
-/// Returns what the server at `authority` ("host:port") speaks, or `None` if it cannot be told.
+/// Returns what the server at `authority` ("host:port") speaks, or `None` if it is unknown.
 pub fn spoken(authority: &str) -> Option<Spoken> {
     let frame = ask(authority, HTTP2_PREFACE)?;
     if frame.len() == FRAME_HEAD_BYTES && frame.get(SETTINGS.0) == Some(&SETTINGS.1) {

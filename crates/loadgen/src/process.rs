@@ -1,5 +1,4 @@
-//! A Millpond server as a child process: started on free ports, watched, ended with whoever started
-//! it.
+//! A Millpond server as a child process: started on free ports, watched, and ended with its parent.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -20,33 +19,33 @@ use crate::cpu_group::CpuGroup;
 use crate::machine::{Usage, usage_of};
 use crate::scrape::Scrape;
 
-/// How long a server may take until it is ready: it converts, reads and warms models first.
+/// Timeout of a start: the server converts, reads and warms models first.
 const READY_TIMEOUT: Duration = Duration::from_secs(300);
-/// Time between two looks whether it is.
+/// Time between two checks of readiness.
 const READY_POLL: Duration = Duration::from_millis(20);
-/// How long it may take to end when asked to.
+/// Timeout of a graceful shutdown.
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
-/// A page of the server's that is larger is refused.
+/// Maximum size of a page of the server.
 const PAGE_BYTES_MAX: u64 = 16 << 20;
-/// Lines of the server's log that are shown when it fails.
+/// Lines of the server's log that an error shows.
 const LOG_LINES_SHOWN: usize = 12;
 
-/// The flag that says where a server's collections are.
+/// Flag for the directory of a server's collections.
 const COLLECTIONS_FLAG: &str = "--collections-dir";
 
-/// What to start.
+/// Parameters of a server's start.
 #[derive(Clone, Debug)]
 pub struct ServerPlan {
     /// Name of the log file in the cache directory.
     pub name: String,
     /// Arguments after `serve`, without ports and library.
     pub args: Vec<String>,
-    /// Its own process group, so that a Ctrl-C in the terminal reaches only us.
+    /// True for a process group of its own, so that a Ctrl-C in the terminal reaches only this
+    /// process.
     pub detached: bool,
     /// Settings of the allocator in place of Millpond's own (jemalloc's MALLOC_CONF).
     pub malloc_conf: Option<&'static str>,
-    /// HTTP and gRPC ports to take where they are free; any others where they are not, or where
-    /// this is absent.
+    /// Preferred ports. Other free ports replace ports that are in use.
     pub ports: Option<ServerPorts>,
 }
 
@@ -79,13 +78,12 @@ impl ServerProcess {
     /// Starts a server and waits until it is ready.
     ///
     /// # Errors
-    /// When it cannot be started, ends, or is not ready in time; the message has the end of its
-    /// log.
+    /// If it cannot be started, ends, or is not ready in time. The message has the end of its log.
     pub fn start(env: &BenchEnv, plan: &ServerPlan) -> Result<ServerProcess> {
         ServerProcess::start_in(env, plan, None)
     }
 
-    /// As [`ServerProcess::start`], in a control group.
+    /// Starts a server like [`ServerProcess::start`], in a control group.
     pub fn start_in(
         env: &BenchEnv,
         plan: &ServerPlan,
@@ -102,52 +100,52 @@ impl ServerProcess {
         Ok(server)
     }
 
-    /// Where its gRPC door is.
+    /// Returns the address of its gRPC endpoints.
     pub fn grpc(&self) -> Endpoint {
         Endpoint { transport: Transport::Grpc, authority: format!("127.0.0.1:{}", self.ports.grpc) }
     }
 
-    /// Where its HTTP door is.
+    /// Returns the address of its HTTP endpoints.
     pub fn http(&self) -> Endpoint {
         Endpoint { transport: Transport::Http, authority: format!("127.0.0.1:{}", self.ports.http) }
     }
 
-    /// Its log file.
+    /// Returns the path of its log file.
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    /// Its process id.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it has used so far.
+    /// Returns its usage so far.
     pub fn usage(&self) -> Usage {
         usage_of(self.child.id())
     }
 
-    /// Its metrics now.
+    /// Returns its metrics now.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If it does not answer.
     pub fn metrics(&self) -> Result<Scrape> {
         Ok(Scrape::parse(&self.page("/metrics")?))
     }
 
-    /// The text of a page of its HTTP door.
+    /// Returns the text of an HTTP page of the server.
     ///
     /// # Errors
-    /// When it does not answer or answers with an error status.
+    /// If it does not answer or answers with an error status.
     pub fn page(&self, path: &str) -> Result<String> {
         page(&self.pages, &format!("http://127.0.0.1:{}{path}", self.ports.http))
     }
 
-    /// Asks it to end and waits.
+    /// Shuts the server down and waits for its end.
     ///
     /// # Errors
-    /// `Internal` when it does not end in time or ends with an error: graceful shutdown is part of
-    /// what is shown.
+    /// `Internal` if it does not end in time or ends with an error: graceful shutdown is part of
+    /// the test.
     pub fn stop(mut self) -> Result<()> {
         signal(self.child.id(), rustix::process::Signal::TERM);
         let deadline = Instant::now() + STOP_TIMEOUT;
@@ -230,7 +228,7 @@ fn spawn(
         .args(["--http-port", &ports.http.to_string(), "--grpc-port", &ports.grpc.to_string()])
         .arg("--onnxruntime")
         .arg(OnnxEngine::find_library(&env.onnxruntime)?)
-        // Absent where nobody made it: then no model needs it, or the server says which does.
+        // Without the shim no model needs it, or the server names the model that does.
         .args(
             TorchEngine::find_library(&env.libtorch)
                 .iter()
@@ -239,7 +237,7 @@ fn spawn(
         .stdin(Stdio::null())
         .stdout(file)
         .stderr(second);
-    // The user's own collections may be served by another process, which would keep this one from
+    // Another process may serve the user's own collections, which would keep this server from
     // starting.
     if !plan.args.iter().any(|argument| argument == COLLECTIONS_FLAG) {
         command.args([COLLECTIONS_FLAG, "none"]);
@@ -253,7 +251,7 @@ fn spawn(
     command.spawn().map_err(|e| Error::io(&env.millpond, &e).context("cannot start the server"))
 }
 
-/// Two ports that were free a moment ago: the wanted ones where they were.
+/// Returns two ports that were free a moment ago: the wanted ones if they were.
 fn free_ports(wanted: ServerPorts) -> Result<ServerPorts> {
     let bind = |port| {
         TcpListener::bind(("127.0.0.1", port))
@@ -267,7 +265,7 @@ fn free_ports(wanted: ServerPorts) -> Result<ServerPorts> {
     Ok(ServerPorts { http: http.0, grpc: grpc.0 })
 }
 
-/// A client for pages, with limits.
+/// Returns a client for pages, with limits.
 pub fn agent() -> ureq::Agent {
     ureq::Agent::config_builder()
         .timeout_global(Some(Duration::from_secs(10)))
@@ -289,7 +287,7 @@ fn signal(pid: u32, signal: rustix::process::Signal) {
     }
 }
 
-/// Servers that must not outlive us.
+/// Servers that must end with this process.
 static CHILDREN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 static WATCHING: Once = Once::new();
 
@@ -298,7 +296,7 @@ pub fn let_go(pid: u32) {
     CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).retain(|&child| child != pid);
 }
 
-/// Ends process `pid` when this one is told to end, which a destructor would not see.
+/// Ends process `pid` if a signal ends this process, which runs no destructors then.
 pub fn end_with_us(pid: u32) {
     CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).push(pid);
     WATCHING.call_once(|| {
@@ -306,16 +304,16 @@ pub fn end_with_us(pid: u32) {
     });
 }
 
-/// Whether an interrupt is to be handled by [`interrupted`]'s caller, and whether one has come.
+/// True if [`interrupted`]'s caller handles interrupts, and true once one has come.
 static HANDLED: AtomicBool = AtomicBool::new(false);
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// From here on the first interrupt only makes [`interrupted`] true; the second ends the process.
+/// From now on the first interrupt only makes [`interrupted`] true. The second ends the process.
 pub fn handle_interrupts() {
     HANDLED.store(true, Ordering::SeqCst);
 }
 
-/// Whether this process was told to end.
+/// Returns true after an interrupt.
 pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::SeqCst)
 }

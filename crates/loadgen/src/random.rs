@@ -1,7 +1,6 @@
-//! Seeded numbers that are the same on every machine and can be had at any position without those
-//! before.
+//! Seeded numbers that are the same on every machine, and can be computed at any position.
 
-/// A well-mixed 64-bit value of `index` in the stream `seed` (the finaliser of SplitMix64).
+/// Returns a well-mixed 64-bit value of `index` in the stream `seed` (the finaliser of SplitMix64).
 pub fn at(seed: u64, index: u64) -> u64 {
     let mut z = seed
         .wrapping_mul(0xD134_2543_DE82_EF95)
@@ -11,7 +10,8 @@ pub fn at(seed: u64, index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The number at `index` of the stream `seed`, uniform in -1 to 1, exact in a single.
+/// Returns the number at `index` of the stream `seed`, uniform in -1 to 1, exact in single
+/// precision.
 pub fn signed_unit(seed: u64, index: u64) -> f32 {
     let bits = (at(seed, index) >> 40) as i32;
     (bits - (1 << 23)) as f32 / (1 << 23) as f32
@@ -25,24 +25,24 @@ pub struct RandomSequence {
 }
 
 impl RandomSequence {
-    /// The stream `seed` from its start.
+    /// Starts the stream `seed`.
     pub fn new(seed: u64) -> RandomSequence {
         RandomSequence { seed, index: 0 }
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.index += 1;
         at(self.seed, self.index)
     }
 
-    /// The next number in 0 to 1, 1 excluded.
+    /// Returns the next number in 0 to 1, 1 excluded.
     pub fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// The next index below `count`, skewed to the low ones as popular items are: the cube of a
-    /// uniform number.
+    /// Returns the next index below `count`, skewed to the low ones like popular items: the cube of
+    /// a uniform number.
     pub fn skewed(&mut self, count: u64) -> u64 {
         let u = self.unit();
         ((u * u * u * count as f64) as u64).min(count.saturating_sub(1))

@@ -1,4 +1,4 @@
-//! Tables for people, JSON for programs, bars for those who wait.
+//! Tables and progress for people, JSON for programs.
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -16,7 +16,7 @@ pub struct TextTable {
 }
 
 impl TextTable {
-    /// A table with these column names.
+    /// Creates a table with these column names.
     pub fn new(columns: &[&str]) -> TextTable {
         TextTable { rows: vec![columns.iter().map(|name| (*name).to_owned()).collect()] }
     }
@@ -65,7 +65,7 @@ impl std::fmt::Display for TextTable {
     }
 }
 
-/// Milliseconds with as many digits as mean something.
+/// Formats milliseconds with their significant digits.
 pub fn ms(value: f64) -> String {
     match value {
         v if v >= 100.0 => format!("{v:.0}"),
@@ -74,8 +74,7 @@ pub fn ms(value: f64) -> String {
     }
 }
 
-/// Writes to standard output. One that has no reader any more takes nothing, and nothing is lost:
-/// programs read the JSON file.
+/// Writes to standard output. A closed standard output is no error: programs read the JSON file.
 pub fn print_text(text: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout().lock();
     match out.write_fmt(text).and_then(|()| out.flush()) {
@@ -86,10 +85,10 @@ pub fn print_text(text: std::fmt::Arguments<'_>) {
     }
 }
 
-/// Writes `value` as JSON to `path`, in one step so that a reader never sees half of it.
+/// Writes `value` as JSON to `path` in one step, so that a reader never sees half of it.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// If the file cannot be written.
 pub fn write_json(path: &Path, value: &(impl Serialize + ?Sized)) -> Result<()> {
     let text =
         serde_json::to_vec_pretty(value).map_err(|e| Error::internal(format!("report: {e}")))?;
@@ -99,7 +98,7 @@ pub fn write_json(path: &Path, value: &(impl Serialize + ?Sized)) -> Result<()> 
 /// Writes a file in one step.
 ///
 /// # Errors
-/// When it cannot be written.
+/// If it cannot be written.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, &e))?;
@@ -110,19 +109,19 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     std::fs::rename(&part, path).map_err(|e| Error::io(path, &e))
 }
 
-/// Time between two lines about the progress where stderr is no terminal.
-const TELL_EVERY: Duration = Duration::from_secs(15);
+/// Time between two lines about the progress if stderr is no terminal.
+const LINE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// A bar on stderr where somebody watches, and elsewhere a line now and then.
+/// A progress bar if stderr is a terminal, else a line now and then.
 #[derive(Debug)]
 pub struct StepProgress {
     bar: ProgressBar,
-    /// When a line was last printed where there is no terminal.
-    told: Mutex<Instant>,
+    /// Time of the last line if there is no terminal.
+    last_line: Mutex<Instant>,
 }
 
 impl StepProgress {
-    /// A bar of `steps` steps.
+    /// Creates a bar of `steps` steps.
     pub fn new(steps: u64) -> StepProgress {
         let visible = std::io::stderr().is_terminal();
         let target =
@@ -133,18 +132,18 @@ impl StepProgress {
         {
             bar.set_style(style.progress_chars("=> "));
         }
-        // A tick a second is enough to see that it lives and too little to disturb a measurement.
+        // A tick a second shows that the program runs and does not disturb a measurement.
         bar.enable_steady_tick(Duration::from_secs(1));
-        StepProgress { bar, told: Mutex::new(Instant::now()) }
+        StepProgress { bar, last_line: Mutex::new(Instant::now()) }
     }
 
-    /// Says what is going on.
+    /// Sets the message of the current step.
     pub fn say(&self, what: impl Into<String>) {
         self.bar.set_message(what.into());
-        self.tell();
+        self.print_line();
     }
 
-    /// Prints a line above the bar; also where nobody watches.
+    /// Prints a line above the bar, also without a terminal.
     pub fn line(&self, text: &str) {
         if self.bar.is_hidden() {
             eprintln!("{text}");
@@ -153,24 +152,24 @@ impl StepProgress {
         }
     }
 
-    /// One step is done.
+    /// Counts a finished step.
     pub fn step(&self) {
         self.bar.inc(1);
-        self.tell();
+        self.print_line();
     }
 
     /// Sets position and length (bytes, seconds).
     pub fn at(&self, position: u64, length: u64) {
         self.bar.set_length(length);
         self.bar.set_position(position);
-        self.tell();
+        self.print_line();
     }
 
-    /// A line now and then where nobody sees the bar, so that a log shows that the work goes on.
-    fn tell(&self) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.bar.is_hidden() && told.elapsed() >= TELL_EVERY {
-            *told = Instant::now();
+    /// Prints a line now and then if the bar is hidden, so that a log shows progress.
+    fn print_line(&self) {
+        let mut last_line = self.last_line.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.bar.is_hidden() && last_line.elapsed() >= LINE_INTERVAL {
+            *last_line = Instant::now();
             let (bar, seconds) = (&self.bar, self.bar.elapsed().as_secs());
             let length = bar.length().unwrap_or_default();
             eprintln!("{seconds:>5} s  {}/{length}  {}", bar.position(), bar.message());

@@ -1,5 +1,4 @@
-//! Where samples go: kept one by one for a run that is cut into windows afterwards, or counted as
-//! they come.
+//! Sinks of samples: a log for a run that is cut into windows afterwards, or running counts.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,19 +7,19 @@ use std::time::Duration;
 use crate::drive::{Judgement, RequestSample, SampleSink};
 use crate::stats::Latencies;
 
-/// Samples a [`SampleLog`] keeps; further ones are counted but not kept.
+/// Samples that a [`SampleLog`] keeps; further ones are counted but not kept.
 const SAMPLES_MAX: usize = 20_000_000;
-/// Different reasons for failure that are kept.
+/// Maximum number of different reasons for failure.
 const REASONS_MAX: usize = 16;
 
-/// How many requests went wrong, and why.
+/// Numbers of failed and wrong requests, with reasons.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     /// Requests without a usable answer.
     pub failed: u64,
-    /// Answers that were not right.
+    /// Wrong answers.
     pub wrong: u64,
-    /// Reasons of failures and how often each was given.
+    /// Reasons of failures and their numbers.
     pub reasons: BTreeMap<String, u64>,
 }
 
@@ -40,7 +39,7 @@ impl Faults {
         }
     }
 
-    /// The reasons, most frequent first, one a line.
+    /// Returns the reasons, most frequent first, one a line.
     pub fn lines(&self) -> Vec<String> {
         let mut reasons: Vec<_> = self.reasons.iter().collect();
         reasons.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
@@ -48,23 +47,23 @@ impl Faults {
     }
 }
 
-/// Keeps every sample.
+/// A sink that keeps every sample.
 #[derive(Debug, Default)]
 pub struct SampleLog {
     inner: Mutex<KeptSamples>,
 }
 
-/// What a [`SampleLog`] has kept.
+/// Content of a [`SampleLog`].
 #[derive(Clone, Debug, Default)]
 pub struct KeptSamples {
-    /// The samples in the order in which their answers came.
+    /// Samples in the order of their answers.
     pub samples: Vec<RequestSample>,
-    /// What went wrong.
+    /// Failed and wrong requests.
     pub faults: Faults,
 }
 
 impl SampleLog {
-    /// What was kept since the last call.
+    /// Returns the samples since the last call.
     pub fn take(&self) -> KeptSamples {
         std::mem::take(&mut *lock(&self.inner))
     }
@@ -80,28 +79,28 @@ impl SampleSink for SampleLog {
     }
 }
 
-/// Counts samples that were due after a warm-up.
+/// A sink that counts samples that were due after a warm-up.
 #[derive(Debug)]
 pub struct Tally {
     warm_up: Duration,
     inner: Mutex<TallyCounts>,
 }
 
-/// What a [`Tally`] has counted.
+/// Counts of a [`Tally`].
 #[derive(Clone, Debug, Default)]
 pub struct TallyCounts {
     /// Latencies of right and wrong answers.
     pub latencies: Latencies,
-    /// What went wrong, warm-up included.
+    /// Failed and wrong requests, warm-up included.
     pub faults: Faults,
-    /// When the last answer came, since the start.
+    /// Time of the last answer since the start.
     pub last: Duration,
-    /// When the first counted request was due, since the start.
+    /// Time at which the first counted request was due, since the start.
     pub first: Option<Duration>,
 }
 
 impl TallyCounts {
-    /// Answers a second between the first counted request and the last answer.
+    /// Returns answers a second between the first counted request and the last answer.
     pub fn rate(&self) -> f64 {
         let seconds = self.last.saturating_sub(self.first.unwrap_or_default()).as_secs_f64();
         if seconds > 0.0 { self.latencies.count() as f64 / seconds } else { 0.0 }
@@ -109,17 +108,17 @@ impl TallyCounts {
 }
 
 impl Tally {
-    /// Counts what is due `warm_up` after the start or later.
+    /// Counts requests due `warm_up` after the start or later.
     pub fn new(warm_up: Duration) -> Tally {
         Tally { warm_up, inner: Mutex::default() }
     }
 
-    /// What was counted so far.
+    /// Returns the counts so far.
     pub fn counted(&self) -> TallyCounts {
         lock(&self.inner).clone()
     }
 
-    /// How many answers were counted so far.
+    /// Returns the number of answers so far.
     pub fn count(&self) -> u64 {
         lock(&self.inner).latencies.count()
     }

@@ -1,10 +1,10 @@
-//! When each request of an open loop is due, as a pure function of rate, kind and seed.
+//! Times of an open loop's requests, as a pure function of rate, kind and seed.
 
 use std::time::Duration;
 
 use crate::random::RandomSequence;
 
-/// How the gaps between arrivals are distributed.
+/// Distribution of the gaps between arrivals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Arrivals {
     /// One request every 1/rate seconds.
@@ -24,7 +24,7 @@ pub struct ArrivalSchedule {
 }
 
 impl ArrivalSchedule {
-    /// `rate` requests a second. The same seed gives the same times.
+    /// Schedules `rate` requests a second. The same seed gives the same times.
     pub fn new(arrivals: Arrivals, rate: f64, seed: u64) -> ArrivalSchedule {
         let gap_s = 1.0 / rate.max(f64::MIN_POSITIVE);
         ArrivalSchedule {

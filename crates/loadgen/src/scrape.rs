@@ -1,4 +1,4 @@
-//! Reading a server's own figures from its exposition.
+//! A server's metrics, read from its exposition.
 
 /// One exposition.
 #[derive(Clone, Debug, Default)]
@@ -7,7 +7,7 @@ pub struct Scrape {
 }
 
 impl Scrape {
-    /// Parses exposition text; lines that are no series are passed over.
+    /// Parses exposition text; lines that are no series are ignored.
     pub fn parse(text: &str) -> Scrape {
         let series = text
             .lines()
@@ -22,7 +22,7 @@ impl Scrape {
         Scrape { series }
     }
 
-    /// The series called `name` that carry all of `labels`.
+    /// Returns the series called `name` that carry all of `labels`.
     fn matching<'a>(
         &'a self,
         name: &'a str,
@@ -35,13 +35,14 @@ impl Scrape {
         })
     }
 
-    /// The sum of the series called `name` that carry all of `labels`; 0 where there is none.
+    /// Returns the sum of the series called `name` that carry all of `labels`, or 0 if there is
+    /// none.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         self.matching(name, labels).map(|(_, value)| value).sum()
     }
 
-    /// The values of label `key` of the series called `name` with `labels` whose value is not 0,
-    /// sorted.
+    /// Returns the sorted values of label `key` of the series called `name` with `labels` whose
+    /// value is not 0.
     pub fn label_values(&self, name: &str, labels: &[(&str, &str)], key: &str) -> Vec<String> {
         let mut values: Vec<String> = self
             .matching(name, labels)

@@ -1,5 +1,5 @@
-//! Changing the settings of a model that is being served, as an operator would: its `millpond.toml`
-//! is replaced, and the version that serves takes it over without a load.
+//! Changes of a served model's settings, made as an operator would: its `millpond.toml` is
+//! replaced, and the served version takes it over without a load.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,35 +8,35 @@ use base::{Error, Result};
 
 use crate::process::ServerProcess;
 
-/// The file beside a model's versions that says how it is scheduled.
+/// Settings file beside a model's versions.
 pub const SETTINGS_FILE: &str = "millpond.toml";
-/// How often a server whose settings change looks for that: its `--poll`.
+/// Value of `--poll` for a server whose settings change.
 pub const POLL: &str = "10ms";
-/// Settings are taken over within this time, or never.
+/// Timeout of taking settings over.
 const TAKE_OVER_MAX: Duration = Duration::from_secs(20);
-/// Time between two looks whether they are.
+/// Time between two checks.
 const PAUSE: Duration = Duration::from_millis(3);
-/// What counts those that were taken over.
+/// Metric that counts settings taken over.
 const TAKEN_OVER: &str = "millpond_settings_taken_over_total";
-/// How the server's log says that they were not.
+/// Log messages of a server that refuses settings.
 const REFUSALS: [&str; 2] = ["cannot take the settings over", "settings are not used"];
 
-/// Puts `text` in place at once, so that a server never reads half of it.
+/// Writes the settings in one step, so that a server never reads half of them.
 ///
 /// # Errors
-/// When it cannot be written.
+/// If the file cannot be written.
 pub fn put(dir: &Path, text: &str) -> Result<()> {
     let (aside, path) = (dir.join(".settings"), dir.join(SETTINGS_FILE));
     std::fs::write(&aside, text).map_err(|e| Error::io(&aside, &e))?;
     std::fs::rename(&aside, &path).map_err(|e| Error::io(&path, &e))
 }
 
-/// Has `server` take over `text` for `model`, whose directory is `dir`. The text must differ in
-/// what it says of schedules from what the model has.
+/// Makes `server` take over `text` for `model`, whose directory is `dir`. The text must change the
+/// model's schedule.
 ///
 /// # Errors
-/// `FailedPrecondition` with the server's words where it does not take them over,
-/// `DeadlineExceeded` where nothing happens.
+/// `FailedPrecondition` with the server's message if it refuses, `DeadlineExceeded` if nothing
+/// happens.
 pub fn take_over(server: &ServerProcess, model: &str, dir: &Path, text: &str) -> Result<()> {
     let taken = || Ok(server.metrics()?.sum(TAKEN_OVER, &[("model", model)]));
     let (before, said) = (taken()?, log(server).len());
@@ -63,7 +63,7 @@ fn log(server: &ServerProcess) -> String {
     std::fs::read_to_string(server.log()).unwrap_or_default()
 }
 
-/// Why the log says that settings of `model` are not taken over.
+/// Returns the reason in the log for which settings of `model` are not taken over.
 fn refusal(log: &str, model: &str) -> Option<String> {
     let of_model = format!("model={model} ");
     let refuses =

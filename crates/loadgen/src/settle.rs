@@ -1,12 +1,12 @@
-//! Waiting until the machine runs evenly, and counting when it does not.
+//! Waits until the machine runs evenly, and counts its stops.
 //!
-//! A virtual machine whose balloon reports free pages hands memory that processes have freed back
-//! to its host: a sixteenth of what is free every two seconds (`mm/page_reporting.c` of Linux), so
-//! for about half a minute after a process with gigabytes has ended. Where the host bounds the
-//! machine's processor time, that work is taken from it, and all cores stop at once: after 6 GiB
-//! were freed, for 34 ms of every 100, three times every two seconds, during half a minute. A guest
-//! sees neither steal nor a busy core meanwhile, only that nothing moves. An arm that comes right
-//! after one which frees much would be charged for it.
+//! A virtual machine whose balloon reports free pages returns freed memory to its host: a sixteenth
+//! of the free memory every two seconds (`mm/page_reporting.c` of Linux). That takes about half a
+//! minute after a process with gigabytes has ended. If the host limits the machine's processor
+//! time, this work counts against it, and all cores stop at once. After 6 GiB were freed, they
+//! stopped for 34 ms of every 100, three times every two seconds, for half a minute. A guest sees
+//! neither steal nor a busy core meanwhile. An arm that follows one which frees much would be
+//! charged for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,41 +15,40 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-/// Longer than this is a stop. Threads that share a core take turns of 3 ms.
+/// Minimum length of a stop. Threads that share a core take turns of 3 ms.
 const STOP: Duration = Duration::from_millis(10);
-/// The machine is even when this much time has passed without a stop: reports are two to four
-/// seconds apart.
+/// Time without a stop after which the machine is even: reports are two to four seconds apart.
 const EVEN_FOR: Duration = Duration::from_secs(5);
-/// One look.
-const LOOK: Duration = Duration::from_millis(500);
-/// Waits no longer than this: on some machines it never gets better.
+/// Length of one check.
+const CHECK_TIME: Duration = Duration::from_millis(500);
+/// Maximum wait: some machines never run evenly.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// The time between two looks of a [`StopWatch`].
+/// Time between two checks of a [`StopWatch`].
 const WATCH_PERIOD: Duration = Duration::from_millis(5);
-/// The priority that its thread asks for, so that it waits for nobody but the machine.
+/// Priority of its thread, so that only the machine delays it.
 const WATCH_NICE: i32 = -20;
 
-/// How long it took until the machine was even.
+/// Time until the machine was even.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct SettleTime {
     /// Seconds waited.
     pub seconds: f64,
-    /// The longest that a core stood still meanwhile.
+    /// Longest stop of a core meanwhile.
     pub longest_stop_ms: f64,
-    /// False where it was not even after a minute.
+    /// False if it was not even after a minute.
     pub even: bool,
 }
 
 /// Keeps all cores busy until none of them has stopped for five seconds, a minute at most.
 pub fn settle() -> SettleTime {
     let cores = crate::machine::cores();
-    until_even(Instant::now(), || longest_gap(cores, LOOK))
+    until_even(Instant::now(), || longest_gap(cores, CHECK_TIME))
 }
 
-fn until_even(start: Instant, mut look: impl FnMut() -> Duration) -> SettleTime {
+fn until_even(start: Instant, mut check: impl FnMut() -> Duration) -> SettleTime {
     let (mut longest, mut even_since) = (Duration::ZERO, start);
     loop {
-        let gap = look();
+        let gap = check();
         let now = Instant::now();
         longest = longest.max(gap);
         if gap > STOP {
@@ -63,7 +62,8 @@ fn until_even(start: Instant, mut look: impl FnMut() -> Duration) -> SettleTime 
     }
 }
 
-/// The longest time between two looks at the clock of threads that do nothing else, one a core.
+/// Returns the longest time between two readings of the clock by threads that do nothing else, one
+/// a core.
 fn longest_gap(cores: usize, time: Duration) -> Duration {
     let spin = || {
         let start = Instant::now();
@@ -82,18 +82,18 @@ fn longest_gap(cores: usize, time: Duration) -> Duration {
     })
 }
 
-/// When the machine stood still.
+/// Stops of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stops {
-    /// Times that a core stood still for more than 10 ms.
+    /// Number of stops of a core for more than 10 ms.
     pub count: u64,
-    /// The longest of them.
+    /// Longest stop.
     pub longest: Duration,
 }
 
-/// Counts stops from its making until it is dropped: a thread of the highest ordinary priority
-/// wakes every 5 ms, and is late where the machine stood still (or where the system refuses the
-/// priority and all cores were busy).
+/// Counts stops until it is dropped. A thread of the highest ordinary priority wakes every 5 ms,
+/// and is late if the machine stopped (or if the system refuses the priority and all cores were
+/// busy).
 #[derive(Debug)]
 pub struct StopWatch {
     seen: Arc<StopCounts>,
@@ -108,7 +108,7 @@ struct StopCounts {
 }
 
 impl StopWatch {
-    /// Begins to count. Where no thread can be had, nothing is counted.
+    /// Starts to count. Without a thread, nothing is counted.
     pub fn start() -> StopWatch {
         let seen = Arc::new(StopCounts::default());
         let watched = Arc::clone(&seen);
@@ -119,7 +119,7 @@ impl StopWatch {
         StopWatch { seen, thread }
     }
 
-    /// What was counted so far.
+    /// Returns the stops so far.
     pub fn stops(&self) -> Stops {
         Stops {
             count: self.seen.count.load(Ordering::Relaxed),
@@ -161,12 +161,12 @@ mod tests {
     #[test]
     fn waits_until_no_core_has_stopped_for_a_while() {
         let start = Instant::now().checked_sub(Duration::from_secs(10)).unwrap();
-        let mut looks = 0;
+        let mut checks = 0;
         let settled = until_even(start, || {
-            looks += 1;
+            checks += 1;
             Duration::from_millis(1)
         });
-        assert!(settled.even && looks == 1, "ten seconds without a stop are enough");
+        assert!(settled.even && checks == 1, "ten seconds without a stop are enough");
         assert_eq!(settled.longest_stop_ms, 1.0);
     }
 

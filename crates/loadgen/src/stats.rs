@@ -1,4 +1,4 @@
-//! Latencies as people compare them: percentiles of a histogram, medians over rounds.
+//! Latency statistics: percentiles of a histogram, medians over rounds.
 
 use std::time::Duration;
 
@@ -32,19 +32,18 @@ impl Latencies {
             .saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX).max(1));
     }
 
-    /// Counts all that `other` has counted.
+    /// Adds all counts of `other`.
     pub fn add(&mut self, other: &Latencies) {
-        // Both have the same bounds, so nothing of `other` is out of range.
+        // Both have the same bounds, so no value of `other` is out of range.
         let _ = self.histogram.add(&other.histogram);
     }
 
-    /// How many were counted.
+    /// Returns the number of latencies.
     pub fn count(&self) -> u64 {
         self.histogram.len()
     }
 
-    /// The latency that the share `quantile` (0 to 1) stays within, in milliseconds; 0 when nothing
-    /// was counted.
+    /// Returns the quantile `quantile` (0 to 1) in milliseconds, or 0 without latencies.
     pub fn quantile_ms(&self, quantile: f64) -> f64 {
         if self.histogram.is_empty() {
             return 0.0;
@@ -52,7 +51,7 @@ impl Latencies {
         self.histogram.value_at_quantile(quantile) as f64 / 1e6
     }
 
-    /// The figures that every report shows.
+    /// Returns the figures of every report.
     pub fn summary(&self) -> LatencySummary {
         LatencySummary {
             n: self.count(),
@@ -63,12 +62,12 @@ impl Latencies {
         }
     }
 
-    /// Mean in milliseconds.
+    /// Returns the mean in milliseconds.
     pub fn mean_ms(&self) -> f64 {
         self.histogram.mean() / 1e6
     }
 
-    /// The percentile distribution in the text form that HdrHistogram's plotter reads, in
+    /// Returns the percentile distribution in the text form of HdrHistogram's plotter, in
     /// milliseconds.
     pub fn percentile_log(&self) -> String {
         use std::fmt::Write as _;
@@ -104,7 +103,7 @@ impl FromIterator<Duration> for Latencies {
     }
 }
 
-/// What is reported of one distribution. Milliseconds.
+/// Figures of one distribution in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LatencySummary {
     /// Requests counted.
@@ -120,7 +119,7 @@ pub struct LatencySummary {
 }
 
 impl LatencySummary {
-    /// Field by field the median over rounds; `n` is the total.
+    /// Returns field by field the median over rounds; `n` is the total.
     pub fn median_of(rounds: &[LatencySummary]) -> LatencySummary {
         let of = |field: fn(&LatencySummary) -> f64| median(rounds.iter().map(field));
         LatencySummary {
@@ -133,7 +132,7 @@ impl LatencySummary {
     }
 }
 
-/// The middle value, the mean of the two middle ones for an even count, 0 for none.
+/// Returns the median: the mean of the two middle values for an even count, 0 for none.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut sorted: Vec<f64> = values.into_iter().collect();
     sorted.sort_by(f64::total_cmp);
@@ -145,7 +144,8 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// `a / b`, 0 where `b` is 0: JSON has no infinity.
+/// Returns `a
+/// b`, or 0 if `b` is 0: JSON has no infinity.
 pub fn ratio(a: f64, b: f64) -> f64 {
     if b == 0.0 { 0.0 } else { a / b }
 }

@@ -7,16 +7,16 @@ use base::{Error, Result};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use tokio::net::unix::pipe::Receiver;
 
-/// One alarm, waited for by one task at a time.
+/// An alarm for one waiting task at a time.
 #[derive(Debug)]
 pub(crate) struct Timer {
-    /// A kernel timer, read as a pipe is: the runtime's own wrapper of any descriptor has no safe
+    /// A kernel timer, read like a pipe: the runtime's own wrapper of any descriptor has no safe
     /// constructor.
     descriptor: Receiver,
 }
 
 impl Timer {
-    /// A timer registered with the current runtime.
+    /// Creates a timer that is registered with the current runtime.
     pub(crate) fn new() -> Result<Timer> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let descriptor = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
@@ -26,7 +26,7 @@ impl Timer {
         Ok(Timer { descriptor })
     }
 
-    /// Returns at `due`, at once when that has passed.
+    /// Returns at `due`, or at once if that has passed.
     pub(crate) async fn until(&self, due: Instant) -> Result<()> {
         loop {
             let left = due.saturating_duration_since(Instant::now());
@@ -36,8 +36,7 @@ impl Timer {
             self.arm(left)?;
             self.descriptor.readable().await.map_err(|e| Error::internal(format!("timer: {e}")))?;
             let mut expirations = [0u8; 8];
-            // An error here means that it has not fired yet; the loop looks at the clock either
-            // way.
+            // An error means that it has not fired yet. The loop reads the clock in both cases.
             let _ = self.descriptor.try_read(&mut expirations);
         }
     }

@@ -13,19 +13,19 @@ const LEFT: f64 = 64.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 16.0;
 const BOTTOM: f64 = 48.0;
-/// Ticks of the lower axis, about.
+/// Approximate number of ticks of the lower axis.
 const TICKS: f64 = 6.0;
 
-/// One line.
+/// One line of the chart.
 pub(super) struct ChartLine<'a> {
-    /// Class of its colour: "s0" to "s3".
+    /// CSS class of its colour: "s0" to "s3".
     pub(super) class: &'static str,
-    /// Its name, unescaped.
+    /// Name, unescaped.
     pub(super) name: &'a str,
     pub(super) steps: &'a [ClientStep],
 }
 
-/// From figures to places.
+/// Mapping from figures to positions.
 struct ChartAxes {
     qps_max: f64,
     low: f64,
@@ -87,7 +87,7 @@ impl ChartAxes {
     }
 }
 
-/// The chart as one `<svg>` element.
+/// Returns the chart as one `<svg>` element.
 pub(super) fn chart(lines: &[ChartLine<'_>], target_ms: f64) -> String {
     let axes = ChartAxes::new(lines, target_ms);
     let mut svg = format!(
@@ -140,7 +140,7 @@ pub(super) fn chart(lines: &[ChartLine<'_>], target_ms: f64) -> String {
     svg
 }
 
-/// 1, 2 or 5 times a power of ten, at least `step`.
+/// Returns 1, 2 or 5 times a power of ten, at least `step`.
 fn nice(step: f64) -> f64 {
     let power = 10f64.powf(step.max(1.0).log10().floor());
     [1.0, 2.0, 5.0, 10.0]

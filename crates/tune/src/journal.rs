@@ -1,9 +1,9 @@
-//! Everything that was measured, in a file as it comes: what makes a search resumable.
+//! Journal of all measurements in a file, which makes a search resumable.
 //!
-//! The search is a function of what it measures and of nothing else. So a resumed search simply
-//! runs again from its start and is given from the journal what it had measured before it was
-//! interrupted; from there on it measures. It takes the same decisions, spends the same budget and
-//! ends where it would have ended.
+//! The search is a function of its measurements alone. So a resumed search runs again from its
+//! start and gets from the journal what was measured before the interruption. From there on it
+//! measures. It takes the same decisions, spends the same budget and ends where the uninterrupted
+//! search would have ended.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,46 +16,46 @@ use serde::{Deserialize, Serialize};
 
 use super::space::TunePoint;
 
-/// Form of the file; another one is not read.
+/// Version of the file's format; other versions are not read.
 const FORMAT: u32 = 2;
-/// A larger file is none of ours.
+/// Maximum size of a journal's file.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// What is to be measured. It also names the result: no search asks the same twice.
+/// Parameters of a measurement. They also identify the result: a search measures nothing twice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct SliceKey {
     /// Part of the search.
     pub(super) stage: String,
-    /// How often all points of this part were measured before.
+    /// Number of earlier passes over all points of this part.
     pub(super) pass: usize,
     pub(super) point: TunePoint,
     /// Clients that each wait for their answer.
     pub(super) clients: usize,
-    /// How long, after warming up.
+    /// Length in milliseconds, after warming up.
     pub(super) millis: u64,
 }
 
-/// What was measured.
+/// Result of a measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Slice {
     /// Answers a second.
     pub(super) qps: f64,
     pub(super) p50_ms: f64,
     pub(super) p99_ms: f64,
-    /// Answers that the percentiles are of.
+    /// Answers in the percentiles.
     pub(super) n: u64,
     /// Requests without an answer.
     pub(super) failed: u64,
-    /// Time that it took in all, starting servers included: what is charged to the budget.
+    /// Total time including starts of servers. It is charged to the budget.
     pub(super) seconds: f64,
-    /// Why the server would not serve the point.
+    /// Reason for which the server does not serve the point.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) refused: Option<String>,
 }
 
 impl Slice {
-    /// To a thousandth of each unit. Such figures come back from the file as exactly what they
-    /// were, which all the digits of a double would not.
+    /// Rounds to a thousandth of each unit. Such figures survive the file unchanged, unlike all
+    /// digits of a double.
     fn rounded(self) -> Slice {
         let round = |value: f64| (value * 1e3).round() / 1e3;
         Slice {
@@ -68,17 +68,18 @@ impl Slice {
     }
 }
 
-/// Who measures.
+/// Source of measurements.
 pub(super) trait Measurer {
-    /// One slice. A point that cannot be served is a result ([`Slice::refused`]), not an error.
+    /// Measures one slice. A point that cannot be served is a result ([`Slice::refused`]), not an
+    /// error.
     fn measure(&mut self, ask: &SliceKey) -> Result<Slice>;
 }
 
-/// The first line: what the search is about.
+/// The first line: identity of the search.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct JournalHeader {
     millpond_tune: u32,
-    /// What must be equal for figures to be comparable.
+    /// Facts that must be equal for figures to be comparable.
     search: serde_json::Value,
 }
 
@@ -88,17 +89,17 @@ struct JournalLine {
     slice: Slice,
 }
 
-/// A measurer that remembers.
+/// A measurer that remembers its results.
 pub(super) struct Journal<'m> {
     measurer: &'m mut dyn Measurer,
-    /// Measured by an earlier run and not asked for yet.
+    /// Measurements of an earlier run that were not requested yet.
     known: HashMap<SliceKey, Slice>,
     file: Option<(PathBuf, File)>,
     spent: f64,
 }
 
 impl<'m> Journal<'m> {
-    /// A journal that is kept in memory only.
+    /// Creates a journal in memory only.
     #[cfg(test)]
     pub(super) fn in_memory(measurer: &'m mut dyn Measurer) -> Journal<'m> {
         Journal::with(measurer, HashMap::new(), None)
@@ -112,12 +113,12 @@ impl<'m> Journal<'m> {
         Journal { measurer, known, file, spent: 0.0 }
     }
 
-    /// The journal at `path` of the search that `search` describes: continued where it is there and
-    /// fits, else a new one. What cannot be used is kept beside it under a name with `.old`. `tell`
-    /// is told which.
+    /// Opens the journal at `path` of the search that `search` identifies. An existing journal of
+    /// the same search is continued. An unusable file is kept under a name with `.old`. `tell` gets
+    /// a message about both.
     ///
     /// # Errors
-    /// When the file cannot be read or written.
+    /// If the file cannot be read or written.
     pub(super) fn open(
         measurer: &'m mut dyn Measurer,
         path: &Path,
@@ -132,8 +133,8 @@ impl<'m> Journal<'m> {
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent).map_err(|e| Error::io(parent, &e))?;
         }
-        // Written anew even where it is continued: a line that was cut short by the interruption
-        // goes.
+        // A continued journal is written anew as well, which drops a line that the interruption cut
+        // short.
         let mut text = header + "\n";
         for (ask, slice) in known.iter().flatten() {
             text += &line(ask, slice)?;
@@ -150,15 +151,15 @@ impl<'m> Journal<'m> {
         Ok(Journal::with(measurer, known, Some((path.to_owned(), file))))
     }
 
-    /// Seconds that were spent on what was asked for so far, by this run or an earlier one.
+    /// Returns the seconds of all measurements requested so far, by this run or an earlier one.
     pub(super) fn spent(&self) -> f64 {
         self.spent
     }
 
-    /// The result of `ask`: remembered, or measured now.
+    /// Returns the result of `ask`, from the journal or measured now.
     ///
     /// # Errors
-    /// Those of the measurer, and when the file cannot be written.
+    /// Those of the measurer, and if the file cannot be written.
     pub(super) fn ask(&mut self, ask: SliceKey) -> Result<Slice> {
         let slice = match self.known.remove(&ask) {
             Some(slice) => slice,
@@ -175,16 +176,16 @@ impl<'m> Journal<'m> {
         Ok(slice)
     }
 
-    /// The search is over: there is nothing to resume.
+    /// Removes the file: the search is over.
     pub(super) fn finish(self) {
         if let Some((path, _)) = self.file {
-            // What stays only costs a note at the next start.
+            // A file that remains only causes a message at the next start.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// The length of a slice as asks carry it.
+/// Returns the length of a slice in milliseconds.
 pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -194,7 +195,8 @@ fn line(ask: &SliceKey, slice: &Slice) -> Result<String> {
     Ok(serde_json::to_string(&line).map_err(|e| Error::internal(format!("state: {e}")))? + "\n")
 }
 
-/// What the file at `path` holds of this search; `None` where there is none to continue.
+/// Reads this search's measurements from the file at `path`, or `None` if there are none to
+/// continue.
 fn read(
     path: &Path,
     header: &JournalHeader,
@@ -215,7 +217,7 @@ fn read(
 
 fn parse(bytes: &[u8], header: &JournalHeader) -> Result<HashMap<SliceKey, Slice>, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "it is no text".to_owned())?;
-    // Whoever ends the process may cut the last line short; that measurement is made again.
+    // The end of the process may cut the last line short. That measurement is made again.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let mut lines = whole.lines();
     let first: JournalHeader = lines
@@ -240,7 +242,7 @@ fn parse(bytes: &[u8], header: &JournalHeader) -> Result<HashMap<SliceKey, Slice
         .collect()
 }
 
-/// Keeps a file that cannot be used under another name.
+/// Keeps an unusable file under another name.
 fn aside(path: &Path, why: &str, tell: &dyn Fn(&str)) -> Result<Option<HashMap<SliceKey, Slice>>> {
     let mut old = path.as_os_str().to_owned();
     old.push(".old");
@@ -277,11 +279,11 @@ mod tests {
         SliceKey { stage: "s".into(), pass: 0, point: TunePoint::sync(1, 1), clients, millis: 5 }
     }
 
-    /// Opens the journal at `path`, asks for `clients`, and gives what was told, measured and
-    /// spent.
+    /// Opens the journal at `path` and asks for `clients`. Returns the messages, measurements and
+    /// seconds.
     fn session(path: &Path, search: &str, clients: &[usize]) -> (Vec<String>, usize, f64) {
-        let told = RefCell::new(Vec::new());
-        let tell = |text: &str| told.borrow_mut().push(text.to_owned());
+        let messages = RefCell::new(Vec::new());
+        let tell = |text: &str| messages.borrow_mut().push(text.to_owned());
         let mut counter = Counter::default();
         let mut journal = Journal::open(&mut counter, path, json!(search), false, &tell).unwrap();
         clients.iter().for_each(|&clients| {
@@ -292,7 +294,7 @@ mod tests {
         });
         let spent = journal.spent();
         drop(journal);
-        (told.into_inner(), counter.measured, spent)
+        (messages.into_inner(), counter.measured, spent)
     }
 
     #[test]
@@ -300,8 +302,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("new/state");
         assert_eq!(session(&path, "a", &[1, 2]), (vec![], 2, 1.0));
-        let (told, measured, spent) = session(&path, "a", &[1, 2]);
-        assert!(told[0].starts_with("resuming: 2 measurements"), "{told:?}");
+        let (messages, measured, spent) = session(&path, "a", &[1, 2]);
+        assert!(messages[0].starts_with("resuming: 2 measurements"), "{messages:?}");
         assert_eq!((measured, spent), (0, 1.0), "what is known is not measured");
         // The last line was cut short: that one is measured again.
         let text = std::fs::read_to_string(&path).unwrap();
@@ -321,8 +323,8 @@ mod tests {
             (b"{\"millpond_tune\":2,\"search\":\"a\"}\n{\"ask\":1}\n".to_vec(), "line 2"),
         ] {
             std::fs::write(&path, &content).unwrap();
-            let (told, measured, _) = session(&path, "a", &[1]);
-            assert!(told[0].contains(why), "{told:?}");
+            let (messages, measured, _) = session(&path, "a", &[1]);
+            assert!(messages[0].contains(why), "{messages:?}");
             assert_eq!(measured, 1);
             assert_eq!(std::fs::read(dir.path().join("state.old")).unwrap(), content);
         }

@@ -1,9 +1,9 @@
-//! `tune`: finds the configuration with which a model serves the most on this machine within a
+//! `tune`: finds the configuration with the highest throughput of a model on this machine within a
 //! latency target.
 //!
-//! [`space`] says what can be chosen, [`search`] decides what to measure, [`probe`] and [`score`]
-//! how measurements are made and compared, [`measure`] makes them, [`journal`] remembers them, and
-//! [`write`] and [`report`] say what came of it. Everything but [`measure`] is a function of
+//! [`space`] lists the configurations, [`search`] decides what to measure, [`probe`] and [`score`]
+//! how measurements are made and compared, [`measure`] makes them, [`journal`] keeps them, and
+//! [`write`] and [`report`] present the result. Everything but [`measure`] is a function of
 //! measurements and is tested against made-up ones.
 
 mod chart;
@@ -41,21 +41,21 @@ use search::{GridFound, PointSearch, SearchResult};
 use space::{TunePoint, grid};
 use subject::TuneSubject;
 
-/// Shortest time in which anything can be found.
+/// Minimum time of a search.
 const TIME_MIN: Duration = Duration::from_secs(2);
-/// Seed of everything that is random in the search.
+/// Seed of all random choices in the search.
 const SEED: u64 = 1;
 
 /// Find the configuration with the highest throughput within a latency target, and write it.
 ///
 /// Starts a server of its own on this machine, sends requests from growing numbers of clients, and
 /// searches workers, batch size, max-queue-delay and threads inside a run: all of them briefly, the
-/// better half for twice as long, and so on. What it finds is written to the model's own
+/// better half for twice as long, and so on. The result is written to the model's own
 /// millpond.toml; a server that serves the model applies it without a reload, except for threads
 /// inside a run.
 ///
-/// Ctrl-C stops the search and keeps what was measured: the same command goes on from there.
-/// Nothing else should run on the machine meanwhile.
+/// Ctrl-C stops the search and keeps its measurements: the same command resumes from there. Nothing
+/// else should run on the machine meanwhile.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 Examples:
@@ -71,10 +71,10 @@ pub struct TuneArgs {
     /// The model's directory, which holds its numbered version directories
     #[arg(value_name = "DIR|NAME=DIR")]
     pub model: String,
-    /// 99 of 100 requests are to be answered within this time
+    /// Target for the 99th percentile of the latency
     #[arg(long, default_value = "10ms", value_name = "TIME", value_parser = units::parse_duration)]
     pub target_p99: Duration,
-    /// How long the search may take
+    /// Time of the search
     #[arg(long, default_value = "4m", value_name = "TIME", value_parser = units::parse_duration)]
     pub time: Duration,
     /// Real requests: files, or directories of .json files, sent in turn
@@ -83,7 +83,7 @@ pub struct TuneArgs {
     /// Shape of an input in made-up requests; several for one input are used in turn
     #[arg(long, value_name = "INPUT=1x3x48x320", conflicts_with = "requests")]
     pub dims: Vec<String>,
-    /// Integers in made-up requests are below this
+    /// Upper bound (excluded) of integers in made-up requests
     #[arg(long, value_name = "N", default_value_t = 2, conflicts_with = "requests")]
     pub index_max: u64,
     /// Write a page with a throughput-latency chart and all figures
@@ -92,20 +92,19 @@ pub struct TuneArgs {
     /// Write the figures as JSON
     #[arg(long, value_name = "OUT")]
     pub json: Option<PathBuf>,
-    /// Write what was found to the model's millpond.toml; the default
+    /// Write the result to the model's millpond.toml (default)
     #[arg(long, overrides_with = "no_write")]
     pub write: bool,
-    /// Only say what would be written
+    /// Only print what would be written
     #[arg(long)]
     pub no_write: bool,
-    /// Where measurements are kept for resuming [default: in the cache directory]
+    /// File of measurements for resuming [default: in the cache directory]
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
-    /// Start anew although an interrupted search could be resumed
+    /// Start anew even if an interrupted search could be resumed
     #[arg(long)]
     pub fresh: bool,
-    /// Afterwards measure every configuration, which takes minutes, and say how near to the best
-    /// the search came
+    /// Then measure every configuration, which takes minutes, and compare the result with the best
     #[arg(long)]
     pub full_grid: bool,
 }
@@ -113,8 +112,8 @@ pub struct TuneArgs {
 /// Runs `tune`.
 ///
 /// # Errors
-/// `InvalidArgument` for arguments that make no search; `Cancelled` when interrupted, with how to
-/// go on; `Unavailable` when the model cannot be served; when a file cannot be written.
+/// `InvalidArgument` for arguments that make no search; `Cancelled` after an interruption, with the
+/// way to resume; `Unavailable` if the model cannot be served; and if a file cannot be written.
 pub fn run(args: &TuneArgs, env: &BenchEnv) -> Result<()> {
     check(args)?;
     handle_interrupts();
@@ -182,7 +181,7 @@ fn check(args: &TuneArgs) -> Result<()> {
     Ok(())
 }
 
-/// The search, and the full grid where it is wanted.
+/// Runs the search, and the full grid if it is requested.
 fn searched<'m>(
     args: &TuneArgs,
     grid: &[TunePoint],
@@ -208,13 +207,13 @@ fn searched<'m>(
     Ok((found, full, journal))
 }
 
-/// The version in a library's file name, where it has one.
+/// Returns the version in a library's file name, if it has one.
 fn library_version(library: &Path) -> Option<String> {
     let real = std::fs::canonicalize(library).ok()?;
     real.file_name()?.to_str()?.split_once(".so.").map(|(_, version)| version.to_owned())
 }
 
-/// What figures must have in common to be of one search.
+/// Returns the facts that all figures of a search have in common.
 fn identity(
     args: &TuneArgs,
     subject: &TuneSubject,
@@ -246,7 +245,7 @@ fn state_path(env: &BenchEnv, subject: &TuneSubject, search: &serde_json::Value)
     env.cache_dir.join("tune").join(format!("{name}-{:016x}.jsonl", hasher.finish()))
 }
 
-/// An interruption with what to do to go on; other errors as they are.
+/// Adds the way to resume to an interruption. Other errors stay as they are.
 fn resumable(error: Error, state: &Path) -> Error {
     match error.kind() {
         ErrorKind::Cancelled => Error::cancelled(format!(
@@ -257,7 +256,7 @@ fn resumable(error: Error, state: &Path) -> Error {
     }
 }
 
-/// Shows the change of the settings file, and makes it.
+/// Prints the change of the settings file, and makes it.
 fn put(args: &TuneArgs, subject: &TuneSubject, settings: &str, within: bool) -> Result<()> {
     let path = subject.dir.join(write::MODEL_FILE);
     let difference = write::difference(&subject.text, settings);
@@ -273,7 +272,7 @@ fn put(args: &TuneArgs, subject: &TuneSubject, settings: &str, within: bool) -> 
         println!("not written (--no-write)");
         return Ok(());
     }
-    // Whoever changed it meanwhile keeps the change.
+    // A change by another program in the meantime is kept.
     if write::read(&subject.dir)? != subject.text {
         return Err(Error::precondition(format!(
             "{} was changed during the search; put the lines above into it",
@@ -291,7 +290,7 @@ fn target_ms(args: &TuneArgs) -> f64 {
     args.target_p99.as_secs_f64() * 1e3
 }
 
-/// What was typed, as far as it decides what is measured.
+/// Returns the command with the arguments that decide what is measured.
 fn command(args: &TuneArgs) -> String {
     let mut words = vec!["millpond".to_owned(), "tune".into(), quoted(&args.model)];
     words.extend(["--target-p99".into(), format!("{}ms", target_ms(args))]);
@@ -308,7 +307,7 @@ fn command(args: &TuneArgs) -> String {
     words.join(" ")
 }
 
-/// A word for a shell.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

@@ -1,5 +1,5 @@
-//! `bench load`: drives any server that speaks one of the protocols, so that others can be measured
-//! with the same client.
+//! `bench load`: load on any server that speaks one of the protocols, so that other servers can be
+//! measured with the same client.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,33 +22,32 @@ use loadgen::stats::LatencySummary;
 use loadgen::wire::{Api, ModelEndpoint, from_json};
 use loadgen::{print, println};
 
-/// Different requests that are generated and sent in turn.
+/// Number of different generated requests.
 const REQUESTS: u64 = 64;
 /// Reasons of failures that the table shows; the JSON has more.
 const REASONS_SHOWN: usize = 4;
-/// Bytes of one generated request at most.
+/// Maximum size of a generated request in bytes.
 const REQUEST_BYTES_MAX: usize = 256 << 20;
-/// Generated integers are below this unless --index-max says otherwise: small enough for any
-/// embedding table.
+/// Default upper bound of generated integers: small enough for any embedding table.
 const INDEX_MAX: u64 = 2;
 
 /// Measure a server from outside: requests a second and latency from the moment each request was
 /// due.
 ///
-/// With --rate the loop is open: requests are sent on schedule whatever the server does, so a stall
-/// shows as the latency of every request that fell into it. With --clients it is closed: each
-/// client waits for its answer, and the figure of interest is how many answers a second come.
+/// With --rate the loop is open: requests are sent on schedule regardless of the server, so a stall
+/// shows as the latency of every request that was due in it. With --clients it is closed: each
+/// client waits for its answer, and the figure of interest is the number of answers a second.
 /// Requests are made up from the model's own metadata unless --request gives one.
 #[derive(Args, Clone, Debug)]
 #[command(group = clap::ArgGroup::new("pace").required(true).args(["rate", "clients"]))]
 pub struct BenchLoadArgs {
-    /// Where the server listens: grpc://HOST:PORT or http://HOST:PORT
+    /// Address of the server: grpc://HOST:PORT or http://HOST:PORT
     #[arg(long)]
     pub url: String,
-    /// The API to speak: oip (Open Inference Protocol v2) or tfs (TensorFlow Serving)
+    /// API of the server: oip (Open Inference Protocol v2) or tfs (TensorFlow Serving)
     #[arg(long, value_enum, default_value = "oip")]
     pub api: Api,
-    /// The model to ask
+    /// Name of the model
     #[arg(long)]
     pub model: String,
     /// Open loop: requests a second
@@ -57,23 +56,23 @@ pub struct BenchLoadArgs {
     /// Closed loop: clients that each wait for their answer
     #[arg(long)]
     pub clients: Option<usize>,
-    /// Open loop: how the gaps between requests are distributed
+    /// Open loop: distribution of the gaps between requests
     #[arg(long, value_enum, default_value = "fixed")]
     pub arrivals: Arrivals,
-    /// How long to measure
+    /// Time of the measurement
     #[arg(long, default_value = "10s", value_parser = units::parse_duration)]
     pub duration: Duration,
-    /// How long to send before measuring
+    /// Time of requests before the measurement
     #[arg(long, default_value = "2s", value_parser = units::parse_duration)]
     pub warm_up: Duration,
-    /// Size of the first axis where the model leaves it open
+    /// Size of the first axis if the model leaves it open
     #[arg(long, default_value_t = 1)]
     pub batch: usize,
     /// Size of every other axis that the model leaves open, or of one input's shape: SIZE or
     /// NAME=4,3,224,224
     #[arg(long, value_name = "SIZE|NAME=SHAPE")]
     pub dims: Vec<String>,
-    /// Integers in generated requests are below this
+    /// Upper bound (excluded) of integers in generated requests
     #[arg(long, default_value_t = INDEX_MAX)]
     pub index_max: u64,
     /// Send this request instead of generated ones: {"inputs": [{"name", "datatype", "shape",
@@ -86,10 +85,10 @@ pub struct BenchLoadArgs {
     /// Client threads; one drives some 20,000 requests a second
     #[arg(long, default_value_t = 1)]
     pub threads: usize,
-    /// Open loop: answers that may be missing at a time; further requests count as failed
+    /// Open loop: maximum number of outstanding answers; further requests count as failed
     #[arg(long, default_value_t = 1024)]
     pub in_flight: usize,
-    /// How long to wait for the last answers; those still missing then count as failed
+    /// Time to wait for the last answers; requests still without an answer then count as failed
     #[arg(long, default_value = "20s", value_parser = units::parse_duration)]
     pub drain: Duration,
     /// Process of the server on this machine, for its CPU time a request (may be given several
@@ -107,7 +106,7 @@ pub struct BenchLoadArgs {
     pub hdr: Option<PathBuf>,
 }
 
-/// What `bench load` writes as JSON.
+/// JSON of `bench load`.
 #[derive(Debug, Serialize)]
 struct LoadReport {
     url: String,
@@ -126,7 +125,8 @@ struct LoadReport {
     context: RunContext,
 }
 
-/// Counts every answer with a good status as right: the caller's model is not known here.
+/// Counts every answer with a good status as right: the right answers of the caller's model are
+/// unknown.
 struct StatusOnly;
 
 impl Judge for StatusOnly {
@@ -138,15 +138,15 @@ impl Judge for StatusOnly {
 /// Runs `bench load`.
 ///
 /// # Errors
-/// When the server cannot be reached, the arguments make no request, every request failed, or a
-/// file cannot be written.
+/// If the server cannot be reached, the arguments make no request, every request failed, or a file
+/// cannot be written.
 pub fn run(args: &BenchLoadArgs, _env: &BenchEnv) -> Result<()> {
     let endpoint = Endpoint::parse(&args.url)?;
-    let door = ModelEndpoint { endpoint, api: args.api, model: args.model.clone() };
-    let encoded = door.encode(&requests(args, &door)?)?;
+    let target = ModelEndpoint { endpoint, api: args.api, model: args.model.clone() };
+    let encoded = target.encode(&requests(args, &target)?)?;
     let pace = pace(args)?;
     let mut plan = DrivePlan::new(
-        door.endpoint.clone(),
+        target.endpoint.clone(),
         encoded.template,
         Arc::<[Bytes]>::from(encoded.bodies),
         pace,
@@ -239,13 +239,13 @@ fn print_table(report: &LoadReport) {
     println!("{}", report.context);
 }
 
-fn requests(args: &BenchLoadArgs, door: &ModelEndpoint) -> Result<Vec<Vec<NamedTensor>>> {
+fn requests(args: &BenchLoadArgs, target: &ModelEndpoint) -> Result<Vec<Vec<NamedTensor>>> {
     if let Some(path) = &args.request {
         let text = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
         return Ok(vec![from_json(&text).map_err(|e| e.context(path.display()))?]);
     }
     let shapes = Shapes::parse(args.batch, &args.dims)?;
-    let specs = door.inputs()?;
+    let specs = target.inputs()?;
     (0..REQUESTS)
         .map(|index| {
             let mut random = RandomSequence::new(loadgen::random::at(args.seed, index));
@@ -298,10 +298,10 @@ impl Shapes {
     }
 }
 
-/// One made-up input.
+/// Generates an input.
 ///
 /// # Errors
-/// When it would be too large, or is of a type that cannot be made up.
+/// If it would be too large, or there is no generator for its type.
 pub(crate) fn generate(
     spec: &TensorSpec,
     shapes: &Shapes,
@@ -330,7 +330,7 @@ pub(crate) fn generate(
     Ok(NamedTensor::new(spec.name.as_str(), tensor))
 }
 
-/// Floats in -1 to 1, integers skewed below `index_max`, bits.
+/// Returns floats in -1 to 1, integers skewed below `index_max`, or bits.
 fn element_bytes(
     dtype: DType,
     count: usize,

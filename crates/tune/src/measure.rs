@@ -1,11 +1,11 @@
-//! Measuring points: a server of our own that serves the model, whose settings change from slice to
+//! Measurement of points by a server of its own, whose settings for the model change from slice to
 //! slice.
 //!
-//! Points that have the same number of threads inside a run share one loaded session: they are one
-//! model directory, whose settings become those of the point that is measured. So a point costs
-//! nothing beside the others, and none is faster only because its session lies better in memory.
-//! The server is as it is by default, with a worker a core; what a point says about threads is in
-//! its settings, exactly as it will be in the model's.
+//! Points with the same number of threads inside a run share one loaded session. They are one model
+//! directory, which gets the settings of the measured point. So further points cost no memory, and
+//! none is faster only because of its session's position in memory. The server has its default
+//! arguments, with a worker a core. The threads of a point are in its settings, exactly as they
+//! will be in the model's.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -28,18 +28,18 @@ use loadgen::settings;
 use loadgen::stats::Latencies;
 use loadgen::wire::{Api, ModelEndpoint};
 
-/// From the plan to its start: connections are made in this time, and a little longer for each
+/// Time between the plan and its start, in which connections are made, and an addition for each
 /// client.
 const LEAD_IN: Duration = Duration::from_millis(15);
 const LEAD_IN_PER_CLIENT: Duration = Duration::from_micros(300);
-/// Requests of this time are not counted.
+/// Time of requests that are not counted.
 const WARM_UP: Duration = Duration::from_millis(25);
-/// How long the last answers are waited for.
+/// Wait for the last answers.
 const DRAIN: Duration = Duration::from_secs(5);
-/// Clients and time with which a session is exercised when it is new.
+/// Clients and time of the first requests to a new session.
 const FIRST_CLIENTS: usize = 8;
 const FIRST_TIME: Duration = Duration::from_millis(100);
-/// Waiting requests of a server: more than there are clients.
+/// Queue of a server: longer than the number of clients.
 const QUEUE: usize = 1024;
 
 /// A server for points, started when needed.
@@ -49,27 +49,26 @@ pub(super) struct Servers<'a> {
     cores: usize,
     requests: Vec<Vec<NamedTensor>>,
     running: Option<ServerProcess>,
-    /// Sessions by their threads inside a run, or why there is none.
+    /// Sessions by their threads inside a run, or the reason why there is none.
     served: BTreeMap<usize, std::result::Result<Served, String>>,
-    /// Points that the server would not take over, and why.
+    /// Points that the server refused, with its reasons.
     refused: HashMap<TunePoint, String>,
-    /// End of what was charged to the budget so far.
+    /// End of the time charged to the budget so far.
     charged: Instant,
 }
 
-/// One session.
 struct Served {
-    /// Its model's name and directory.
+    /// Name and directory of its model.
     name: String,
     dir: PathBuf,
-    /// Whose settings it has.
+    /// Point whose settings it has.
     current: TunePoint,
-    /// It has answered something.
+    /// True if it has answered a request.
     exercised: bool,
 }
 
 impl<'a> Servers<'a> {
-    /// None yet; `requests` are set before anything is measured.
+    /// Creates it without a server. `send` must be called before any measurement.
     pub(super) fn new(env: &'a BenchEnv, subject: &'a TuneSubject, cores: usize) -> Servers<'a> {
         Servers {
             env,
@@ -83,18 +82,18 @@ impl<'a> Servers<'a> {
         }
     }
 
-    /// What the model takes, as a server says that serves `point`.
+    /// Returns the model's inputs, from a server that serves `point`.
     ///
     /// # Errors
-    /// `Unavailable` when the model cannot be served at all, with the server's reason.
+    /// `Unavailable` if the model cannot be served at all, with the server's reason.
     pub(super) fn inputs(&mut self, point: TunePoint) -> Result<Vec<TensorSpec>> {
         match self.name_of(point)? {
-            Ok(name) => self.door(name)?.inputs(),
+            Ok(name) => self.model_endpoint(name)?.inputs(),
             Err(why) => Err(Error::unavailable(format!("the model cannot be served: {why}"))),
         }
     }
 
-    /// What is sent from here on, in turn.
+    /// Sets the requests that are sent in turn from now on.
     pub(super) fn send(&mut self, requests: Vec<Vec<NamedTensor>>) {
         self.requests = requests;
     }
@@ -102,7 +101,7 @@ impl<'a> Servers<'a> {
     /// Ends the server.
     ///
     /// # Errors
-    /// When it does not end well.
+    /// If it does not end well.
     pub(super) fn stop(&mut self) -> Result<()> {
         self.served.clear();
         self.running.take().map_or(Ok(()), ServerProcess::stop)
@@ -112,11 +111,11 @@ impl<'a> Servers<'a> {
         self.running.as_ref().ok_or_else(|| Error::internal("no server was started"))
     }
 
-    fn door(&self, model: String) -> Result<ModelEndpoint> {
+    fn model_endpoint(&self, model: String) -> Result<ModelEndpoint> {
         Ok(ModelEndpoint { endpoint: self.server()?.grpc(), api: Api::Oip, model })
     }
 
-    /// A server with a session for each number of threads inside a run.
+    /// Starts a server with a session for each number of threads inside a run.
     fn start(&mut self) -> Result<()> {
         let root = run_dir(self.env);
         cache::fresh(&root)?;
@@ -159,7 +158,7 @@ impl<'a> Servers<'a> {
         args
     }
 
-    /// Why the server does not serve a model, in its own words.
+    /// Returns the server's reason for not serving a model.
     fn reason(&self, server: &ServerProcess, model: &str) -> String {
         let log = std::fs::read_to_string(server.log()).unwrap_or_default();
         let line = log.lines().rev().find(|line| line.contains(&format!("model={model} ")));
@@ -167,7 +166,8 @@ impl<'a> Servers<'a> {
         line.unwrap_or("it says nothing about it").trim().to_owned()
     }
 
-    /// The name under which `point` is served from here on, or why it is not.
+    /// Applies the settings of `point`. Returns the name under which it is served, or the reason
+    /// why it is not.
     fn name_of(&mut self, point: TunePoint) -> Result<std::result::Result<String, String>> {
         if self.running.is_none() {
             self.start()?;
@@ -204,11 +204,11 @@ impl<'a> Servers<'a> {
     }
 
     fn run(&self, name: &str, clients: usize, time: Duration) -> Result<Slice> {
-        let door = self.door(name.to_owned())?;
-        let encoded = door.encode(&self.requests)?;
+        let target = self.model_endpoint(name.to_owned())?;
+        let encoded = target.encode(&self.requests)?;
         let window = Arc::new(ProbeWindow::new(WARM_UP, WARM_UP + time));
         let mut plan = DrivePlan::new(
-            door.endpoint.clone(),
+            target.endpoint.clone(),
             encoded.template,
             Arc::<[Bytes]>::from(encoded.bodies),
             LoadLoop::Closed { clients },
@@ -227,7 +227,7 @@ impl<'a> Servers<'a> {
 
 impl Measurer for Servers<'_> {
     fn measure(&mut self, ask: &SliceKey) -> Result<Slice> {
-        stop_if_told()?;
+        stop_if_interrupted()?;
         let mut slice = match self.name_of(ask.point)? {
             Err(why) => Slice { failed: 1, refused: Some(why), ..Slice::default() },
             Ok(name) => self.run(&name, ask.clients, Duration::from_millis(ask.millis))?,
@@ -241,7 +241,7 @@ impl Measurer for Servers<'_> {
 
 impl Drop for Servers<'_> {
     fn drop(&mut self) {
-        // Left where a start failed.
+        // A failed start leaves it.
         let _ = cache::remove(&run_dir(self.env));
     }
 }
@@ -250,12 +250,12 @@ fn run_dir(env: &BenchEnv) -> PathBuf {
     env.cache_dir.join("run").join(format!("tune-{}", std::process::id()))
 }
 
-/// Ends the search between two slices.
-fn stop_if_told() -> Result<()> {
+/// Ends the search between two slices after an interrupt.
+fn stop_if_interrupted() -> Result<()> {
     if interrupted() { Err(Error::cancelled("interrupted")) } else { Ok(()) }
 }
 
-/// What an answer says is not known here; that it is one is enough.
+/// Counts every answer as right: the right ones are unknown.
 struct StatusOnly;
 
 impl Judge for StatusOnly {
@@ -264,8 +264,9 @@ impl Judge for StatusOnly {
     }
 }
 
-/// Counts answers that came within a window, and the latency of requests that were due within it,
-/// however late they were answered: counted by their answers, the slowest would be missing.
+/// Counts answers that came within a window, and the latency of requests due within it, however
+/// late their answers. If latencies counted by the time of the answer, the slowest would be
+/// missing.
 struct ProbeWindow {
     from: Duration,
     to: Duration,

@@ -1,5 +1,5 @@
-//! The ways of measuring that the search is made of: climbing to the number of clients that suits a
-//! point, and measuring many points in turn.
+//! Strategies of measuring: climbing to the best number of clients of a point, and measuring many
+//! points in turn.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,36 +15,35 @@ use loadgen::stats::{median, ratio};
 /// Numbers of clients that are tried.
 pub(super) const LADDER: [usize; 16] =
     [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256];
-/// Twice as many clients must bring this much more, or there is no use in more.
+/// Minimum gain of throughput from twice as many clients. Below it, more clients are of no use.
 const GROWTH_MIN: f64 = 1.03;
-/// Points measured between two looks at the reference.
+/// Points measured between two measurements of the reference.
 const BLOCK: usize = 8;
 
-/// A latency of so many times the target is far beyond it.
+/// Factor to the target from which a latency is far beyond it.
 const FAR: f64 = 4.0;
-/// A machine is not believed to drift by more than this factor within a sweep; what looks like it
-/// is noise.
+/// Maximum drift of the machine within a sweep. A larger apparent drift is noise.
 const DRIFT_MAX: f64 = 2.0;
 
-/// What each point read.
+/// Readings of each point.
 pub(super) type Readings = BTreeMap<TunePoint, Vec<SliceReading>>;
 
-/// Points measured shortly after each other, and what the reference gave before and after them.
+/// Points measured shortly after each other, and the reference's throughput before and after them.
 struct ProbeBlock {
     read: Vec<(TunePoint, Vec<SliceReading>)>,
-    looks: [f64; 2],
+    references: [f64; 2],
 }
 
-/// Sets the throughput of each block right for how fast the reference was meanwhile: the median of
-/// the looks before and after the block and those beside them, because a single look is as noisy as
-/// any other slice.
+/// Corrects the throughput of each block for the speed of the reference meanwhile. That speed is
+/// the median of the measurements before and after the block and those of its neighbours, because a
+/// single one is as noisy as any other slice.
 fn leveled(blocks: Vec<ProbeBlock>) -> Readings {
-    let looks: Vec<[f64; 2]> = blocks.iter().map(|block| block.looks).collect();
-    let overall = median(looks.iter().flatten().copied());
+    let references: Vec<[f64; 2]> = blocks.iter().map(|block| block.references).collect();
+    let overall = median(references.iter().flatten().copied());
     let mut all = Readings::new();
     for (index, ProbeBlock { read, .. }) in blocks.into_iter().enumerate() {
-        let beside = index.saturating_sub(1)..=(index + 1).min(looks.len() - 1);
-        let own = median(looks[beside].iter().flatten().copied());
+        let beside = index.saturating_sub(1)..=(index + 1).min(references.len() - 1);
+        let own = median(references[beside].iter().flatten().copied());
         let scale = ratio(overall, own).clamp(1.0 / DRIFT_MAX, DRIFT_MAX);
         for (point, mut readings) in read {
             readings.iter_mut().for_each(|reading| reading.qps *= scale);
@@ -54,12 +53,12 @@ fn leveled(blocks: Vec<ProbeBlock>) -> Readings {
     all
 }
 
-/// The rung of the ladder with at least `clients`.
+/// Returns the index in [`LADDER`] of the first number that is at least `clients`.
 fn rung_of(clients: usize) -> usize {
     LADDER.iter().position(|&step| step >= clients).unwrap_or(LADDER.len() - 1)
 }
 
-/// `clients` and the next rung on either side.
+/// Returns `clients` and the next number of [`LADDER`] on either side.
 pub(super) fn around(clients: usize) -> Vec<usize> {
     let at = rung_of(clients);
     (at.saturating_sub(1)..=(at + 1).min(LADDER.len() - 1)).map(|rung| LADDER[rung]).collect()
@@ -70,14 +69,14 @@ pub(super) struct Prober<'j, 'm> {
     pub(super) journal: &'j mut Journal<'m>,
     pub(super) target_ms: f64,
     pub(super) seed: u64,
-    /// No slice is begun when this many seconds are spent.
+    /// Seconds after which no slice begins.
     pub(super) limit_s: f64,
-    /// Told before each slice: seconds spent, and what is measured.
+    /// Called before each slice with the seconds spent and a description.
     pub(super) watch: &'j dyn Fn(f64, &str),
 }
 
 impl Prober<'_, '_> {
-    /// Whether the budget is spent.
+    /// Returns true if the budget is spent.
     pub(super) fn over(&self) -> bool {
         self.journal.spent() >= self.limit_s
     }
@@ -100,8 +99,8 @@ impl Prober<'_, '_> {
         })
     }
 
-    /// Measures `points` in turn at growing numbers of clients up to `most`, `passes` times; a
-    /// point whose latency is far beyond the target is not asked for more.
+    /// Measures `points` in turn at growing numbers of clients up to `most`, `passes` times. A
+    /// point whose latency is far beyond the target gets no more clients.
     pub(super) fn ladder(
         &mut self,
         stage: &str,
@@ -131,9 +130,9 @@ impl Prober<'_, '_> {
         Ok(all)
     }
 
-    /// Measures `point` at `start` clients and from there with twice as many while that helps and
-    /// stays within the target, or with half as many until it is within the target; `steps` slices
-    /// at most.
+    /// Measures `point` at `start` clients, then with twice as many while that helps and stays
+    /// within the target, or with half as many until it is within the target. Takes at most `steps`
+    /// slices.
     pub(super) fn climb(
         &mut self,
         stage: &str,
@@ -170,8 +169,7 @@ impl Prober<'_, '_> {
     }
 
     /// Climbs with every point once, in random order. As that takes long, the reference is measured
-    /// between blocks of points, and each block's throughput is scaled by what the machine did to
-    /// the reference meanwhile.
+    /// between blocks of points, and each block's throughput is scaled by the reference's change.
     pub(super) fn sweep(
         &mut self,
         stage: &str,
@@ -183,8 +181,8 @@ impl Prober<'_, '_> {
         let mut order = points.to_vec();
         shuffle(&mut order, self.seed);
         let mut blocks: Vec<ProbeBlock> = Vec::new();
-        let look = format!("{stage} reference");
-        let mut before = self.slice(&look, 0, reference.0, reference.1, time)?.qps;
+        let name = format!("{stage} reference");
+        let mut before = self.slice(&name, 0, reference.0, reference.1, time)?.qps;
         for (index, block) in order.chunks(BLOCK).enumerate() {
             let mut read = Vec::new();
             for &(point, clients) in block {
@@ -195,9 +193,9 @@ impl Prober<'_, '_> {
             }
             let after = match self.over() {
                 true => before,
-                false => self.slice(&look, 1 + index, reference.0, reference.1, time)?.qps,
+                false => self.slice(&name, 1 + index, reference.0, reference.1, time)?.qps,
             };
-            blocks.push(ProbeBlock { read, looks: [before, after] });
+            blocks.push(ProbeBlock { read, references: [before, after] });
             before = after;
         }
         Ok(leveled(blocks))
@@ -205,7 +203,7 @@ impl Prober<'_, '_> {
 
     /// Measures every point at its numbers of clients, all of them in each of at most `passes`
     /// passes (A B C, then C A B, ...), until `until_s` seconds are spent. A pass that the budget
-    /// cuts short counts only where it is the first.
+    /// cuts short counts only if it is the first.
     pub(super) fn interleave(
         &mut self,
         stage: &str,
@@ -246,7 +244,7 @@ impl Prober<'_, '_> {
     }
 }
 
-/// Fisher and Yates's shuffle, the same for the same seed.
+/// Shuffles by Fisher and Yates, the same for the same seed.
 pub(super) fn shuffle<T>(items: &mut [T], seed: u64) {
     let mut random = RandomSequence::new(seed);
     for end in (1..items.len()).rev() {

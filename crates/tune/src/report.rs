@@ -1,4 +1,4 @@
-//! What was found: a table for the terminal, JSON for programs, one HTML file for people.
+//! The result: a table for the terminal, JSON for programs, one HTML file for people.
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ use loadgen::{print, println};
 /// Classes of the finalists' colours; the baseline has the last.
 const CLASSES: [&str; 4] = ["s0", "s1", "s2", "s3"];
 
-/// Everything that the reports say.
+/// Content of all reports.
 pub(super) struct TuneSummary<'a> {
     pub(super) model: &'a str,
     pub(super) dir: String,
@@ -28,13 +28,13 @@ pub(super) struct TuneSummary<'a> {
     pub(super) found: &'a SearchResult,
     pub(super) grid: Option<&'a GridFound>,
     pub(super) context: &'a RunContext,
-    /// What was typed to get here.
+    /// Command that repeats the search.
     pub(super) command: String,
-    /// What the model's settings file becomes.
+    /// New content of the model's settings file.
     pub(super) settings: &'a str,
 }
 
-/// A point as the settings file names its parts.
+/// A point in the terms of the settings file.
 #[derive(Serialize)]
 struct PointJson {
     mode: &'static str,
@@ -72,7 +72,7 @@ struct RungRow<'a> {
     steps: &'a [ClientStep],
 }
 
-/// What `--json` writes.
+/// JSON of `--json`.
 #[derive(Serialize)]
 pub(super) struct TuneReport<'a> {
     model: &'a str,
@@ -108,13 +108,14 @@ impl<'a> TuneSummary<'a> {
             .chain(self.grid.into_iter().flat_map(|grid| [&grid.sweep, &grid.duel]))
     }
 
-    /// The search's choice as it was measured last: beside the grid's best where there was a grid.
+    /// Returns the search's choice in its last measurement, which is that beside the grid's best if
+    /// there was a grid.
     fn chosen(&self) -> &'a ScoredPoint {
         self.grid.map_or(&self.found.best, |grid| &grid.found)
     }
 
-    /// The grid's best and the share of it that was found: of throughput where both are within the
-    /// target; where neither is, of latency.
+    /// Returns the grid's best and the share of it that was found: of throughput if both are within
+    /// the target, of latency if neither is.
     fn verdict(&self) -> Option<(&'a ScoredPoint, f64)> {
         let best = self.grid?.duel.points.first()?;
         let own = self.chosen();
@@ -126,7 +127,7 @@ impl<'a> TuneSummary<'a> {
         Some((best, share))
     }
 
-    /// The form of `--json`.
+    /// Returns the content of `--json`.
     pub(super) fn json(&self) -> TuneReport<'a> {
         let (chosen, verdict) = (self.chosen(), self.verdict());
         let sync = self.found.baseline.as_ref();
@@ -166,7 +167,7 @@ impl<'a> TuneSummary<'a> {
         }
     }
 
-    /// The table for the terminal.
+    /// Prints the table for the terminal.
     pub(super) fn print(&self) {
         println!(
             "{} version {}: p99 at most {} ms, {}; {} of {} configurations tried in {:.0} s",
@@ -215,7 +216,7 @@ impl<'a> TuneSummary<'a> {
         println!("{}", self.context);
     }
 
-    /// The page: everything in one file that needs nothing else.
+    /// Returns a self-contained HTML page.
     pub(super) fn html(&self) -> String {
         let lines = self.lines();
         let title = format!("{}: throughput and latency", self.model);
@@ -352,7 +353,7 @@ impl<'a> TuneSummary<'a> {
     }
 }
 
-/// A line of the chart with a name of its own.
+/// A line of the chart with an owned name.
 struct NamedLine<'a> {
     class: &'static str,
     name: String,

@@ -1,4 +1,4 @@
-//! What is sent: requests from files, or made up from the model's signature.
+//! Requests from files, or made up from the model's signature.
 
 use std::path::{Path, PathBuf};
 
@@ -9,31 +9,31 @@ use crate::load::{Shapes, generate};
 use loadgen::random::RandomSequence;
 use loadgen::wire::from_json;
 
-/// Different requests that are made up, and the bytes of all of them at most.
+/// Number of different made-up requests, and the maximum of their bytes.
 const MADE_UP: usize = 64;
 const MADE_UP_BYTES: usize = 16 << 20;
-/// Made-up requests at least, however large they are.
+/// Minimum number of made-up requests, however large they are.
 const MADE_UP_MIN: usize = 4;
-/// Files that are read at most, and their bytes together.
+/// Maximum number of files, and of their bytes together.
 const FILES_MAX: usize = 1024;
 const FILES_BYTES_MAX: u64 = 256 << 20;
 
-/// What was said about requests.
+/// Arguments for requests.
 pub(super) struct RequestSettings<'a> {
     /// Files, or directories of files, with one request each.
     pub(super) files: &'a [PathBuf],
     /// `INPUT=1x3x48x320`, several for one input in turn.
     pub(super) dims: &'a [String],
-    /// Made-up integers are below this.
+    /// Upper bound (excluded) of made-up integers.
     pub(super) index_max: u64,
     /// The model's own settings.
     pub(super) settings: &'a Table,
 }
 
-/// The requests to send in turn, and where they are from, for people.
+/// Returns the requests to send in turn, and a description of their origin.
 ///
 /// # Errors
-/// `InvalidArgument` when a file is no request or dims are no shape; when a file cannot be read.
+/// `InvalidArgument` if a file is no request or dims are no shape; and if a file cannot be read.
 pub(super) fn requests(
     specs: &[TensorSpec],
     wishes: &RequestSettings<'_>,
@@ -69,7 +69,7 @@ pub(super) fn requests(
     Ok((requests, what))
 }
 
-/// Whether requests of this model can be merged at all: each input's first axis is open.
+/// Returns true if requests of this model can be merged: each input's first axis is open.
 pub(super) fn mergeable(specs: &[TensorSpec]) -> bool {
     let open = |spec: &TensorSpec| match &spec.shape {
         None => true,
@@ -82,7 +82,8 @@ fn turns(named: &[(String, Vec<Vec<usize>>)]) -> usize {
     named.iter().map(|(_, shapes)| shapes.len()).max().unwrap_or(0).min(MADE_UP)
 }
 
-/// Shapes by input: those given, else those of the model's warm-up with its open sizes as 1.
+/// Returns the shapes by input: the given ones, else those of the model's warm-up with its open
+/// sizes as 1.
 fn dims(wishes: &RequestSettings<'_>) -> Result<Vec<(String, Vec<Vec<usize>>)>> {
     let mut named: Vec<(String, Vec<Vec<usize>>)> = Vec::new();
     for text in wishes.dims {
@@ -111,7 +112,7 @@ fn dims(wishes: &RequestSettings<'_>) -> Result<Vec<(String, Vec<Vec<usize>>)>> 
     Ok(named)
 }
 
-/// Inputs that the server fills by itself, as the model's settings say.
+/// Returns the inputs that the server fills, according to the model's settings.
 fn filled_by_server(settings: &Table) -> Vec<String> {
     let inputs = settings
         .get("schedule")
@@ -153,7 +154,7 @@ fn from_files(given: &[PathBuf]) -> Result<Vec<Vec<NamedTensor>>> {
     paths.iter().map(&mut read).collect()
 }
 
-/// The `.json` files of a directory by name.
+/// Returns the `.json` files of a directory by name.
 fn json_files(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, &e))? {

@@ -1,4 +1,4 @@
-//! From slices to a figure by which points are compared.
+//! Scores of points, computed from slices.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::journal::Slice;
 use super::space::TunePoint;
 use loadgen::stats::median;
 
-/// One slice of one point, its throughput set right for what the machine did meanwhile.
+/// One slice of one point, with its throughput corrected for the machine's speed.
 #[derive(Clone, Debug)]
 pub(super) struct SliceReading {
     pub(super) pass: usize,
@@ -18,7 +18,7 @@ pub(super) struct SliceReading {
     pub(super) slice: Slice,
 }
 
-/// What several slices at one number of clients come to.
+/// Summary of several slices at one number of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct ClientStep {
     /// Clients that waited for their answers.
@@ -34,30 +34,30 @@ pub(super) struct ClientStep {
 }
 
 impl ClientStep {
-    /// Whether everything was answered and 99 of 100 within `target_ms`.
+    /// Returns true if every request was answered and the 99th percentile is within `target_ms`.
     pub(super) fn meets(&self, target_ms: f64) -> bool {
         self.failed == 0 && self.qps > 0.0 && self.p99_ms <= target_ms
     }
 }
 
-/// A point and what it was worth.
+/// A point with its score.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct ScoredPoint {
     pub(super) point: TunePoint,
-    /// Its best step: the most answers a second within the target, or where none is, the lowest
-    /// 99th percentile.
+    /// Best step: the highest throughput within the target, or if there is none, the lowest 99th
+    /// percentile.
     pub(super) best: ClientStep,
-    /// Whether that is within the target.
+    /// True if that is within the target.
     pub(super) within: bool,
     /// All steps by clients.
     pub(super) steps: Vec<ClientStep>,
-    /// What the server said against it, where it would not serve it.
+    /// Reason for which the server does not serve it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) refused: Option<String>,
 }
 
 impl ScoredPoint {
-    /// The worth of `readings`, of which there is at least one; `None` for none.
+    /// Scores `readings`. Returns `None` if there are none.
     pub(super) fn new(
         point: TunePoint,
         readings: &[SliceReading],
@@ -83,8 +83,8 @@ impl ScoredPoint {
         Some(ScoredPoint { point, best, within: fastest.is_some(), steps, refused })
     }
 
-    /// Best first; equal ones in the order of points, so that a search that is repeated decides as
-    /// before.
+    /// Sorts the best first. Equal ones keep the order of points, so that a repeated search decides
+    /// as before.
     pub(super) fn rank(all: &mut [ScoredPoint]) {
         all.sort_by(|a, b| {
             let infeasible = |s: &ScoredPoint| s.best.failed > 0 || s.best.qps == 0.0;
@@ -111,9 +111,9 @@ fn step(clients: usize, readings: &[&SliceReading]) -> ClientStep {
     }
 }
 
-/// Takes out of throughput what the machine did between passes: each pass is scaled so that its
-/// geometric mean over what every pass measured is that of all passes. A machine that was slow for
-/// a pass then does not decide between points, as each of them was measured in that pass.
+/// Removes the machine's changes between passes from throughput. Each pass is scaled so that its
+/// geometric mean over the points of all passes is that of all passes. A pass on a slow machine
+/// then does not decide between points, as each was measured in it.
 pub(super) fn level(all: &mut BTreeMap<TunePoint, Vec<SliceReading>>) {
     let mut logs: BTreeMap<(TunePoint, usize), BTreeMap<usize, f64>> = BTreeMap::new();
     for (point, readings) in all.iter() {

@@ -1,18 +1,18 @@
 //! Successive halving over the grid.
 //!
 //! All candidates are measured briefly, the better half is kept and measured for twice as long, and
-//! so on until few are left: each rung costs the same, most of the budget goes to those that may
-//! win, and a grid of n points costs log2(n) rungs and not n long measurements. Where the
-//! throughput of a point only becomes known better with time, this finds the best one with high
+//! so on until few are left. Each rung costs the same, most of the budget goes to candidates that
+//! may win, and a grid of n points costs log2(n) rungs and not n long measurements. If longer
+//! measurements only make the throughput of a point more exact, this finds the best one with high
 //! probability: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter
 //! Optimization", AISTATS 2016 (the method itself is Karnin, Koren and Somekh's, ICML 2013).
 //!
 //! Three things differ from the book. A machine's speed drifts, so no candidate is measured in one
 //! piece: every rung goes through all of its candidates several times and medians of levelled
 //! throughput are compared (see [`super::score::level`]). A point has a throughput for each number
-//! of clients, so a rung looks around the number that was best on the rung before. And points
-//! beside each other on the grid are alike: where the first rung had no time for the whole grid,
-//! the neighbours of its best join the next ones.
+//! of clients, so a rung tries numbers around the best one of the rung before. And neighbours on
+//! the grid are similar: if the first rung had no time for the whole grid, the neighbours of its
+//! best join the next ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,37 +26,38 @@ use super::space::{TunePoint, neighbours};
 
 /// Candidates of the last comparison.
 const FINALISTS: usize = 3;
-/// Share of the budget that the last comparison gets, and the slack for what cannot be foreseen.
+/// Share of the budget for the last comparison, and for unexpected delays.
 const FINAL_SHARE: f64 = 0.25;
 const SLACK_SHARE: f64 = 0.03;
 /// Shortest and longest slice.
 const SLICE_MIN: Duration = Duration::from_millis(100);
 const SLICE_MAX: Duration = Duration::from_secs(1);
-/// A slice lasts at least as long as this many answers to a single client take.
+/// Minimum length of a slice in answers to a single client.
 const SLICE_ANSWERS: f64 = 8.0;
-/// What a slice costs beside its own time: connecting, warming up, waiting for the last answers.
+/// Cost of a slice in seconds beside its own time: connecting, warming up, waiting for the last
+/// answers.
 const OVERHEAD_S: f64 = 0.1;
-/// Slices that a candidate takes on the first rung: on average, and at most.
+/// Slices of a candidate on the first rung: mean and maximum.
 const STEPS_MEAN: f64 = 2.5;
 const STEPS_MAX: usize = 4;
-/// Clients at most that the defaults are measured with at first, and the budget from which that is
-/// done twice.
+/// Maximum number of clients in the first measurement of the defaults, and the budget in seconds
+/// from which that is done twice.
 const SCOUT_CLIENTS: usize = 64;
 const SCOUT_TWICE_S: f64 = 60.0;
-/// Slices that a candidate takes in a pass of a further rung.
+/// Slices of a candidate in a pass of a further rung.
 const STEPS_NEXT: f64 = 3.0;
-/// Passes of a rung and of the last comparison at most.
+/// Maximum number of passes of a rung and of the last comparison.
 const PASSES_MAX: usize = 9;
-/// On the first rung a percentile over the target by this share is forgiven, on each further one
-/// half of it: a short slice holds few requests, and what is dropped does not come back.
+/// Share by which a percentile may exceed the target on the first rung. It halves on each further
+/// one. A short slice holds few requests, and a dropped point does not come back.
 const LENIENCE: f64 = 0.25;
-/// After this many rungs nobody joins any more; so many of the best bring their neighbours; so many
-/// join at most.
+/// Rungs after which no point joins; number of best points whose neighbours join; maximum number of
+/// points that join.
 const JOIN_RUNGS: usize = 2;
 const JOIN_BEST: usize = 3;
 const JOIN_MAX: usize = 12;
 
-/// What a rung found.
+/// Result of a rung.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Rung {
     /// "round 1", "final", ...
@@ -67,10 +68,9 @@ pub(super) struct Rung {
     pub(super) points: Vec<ScoredPoint>,
 }
 
-/// What the search found.
+/// Result of the search.
 #[derive(Clone, Debug)]
 pub(super) struct SearchResult {
-    /// The best.
     pub(super) best: ScoredPoint,
     /// The sync default, measured beside the finalists.
     pub(super) baseline: Option<ScoredPoint>,
@@ -78,28 +78,28 @@ pub(super) struct SearchResult {
     pub(super) finalists: Vec<ScoredPoint>,
     /// All rungs, the last comparison included.
     pub(super) rungs: Vec<Rung>,
-    /// What the search cost in seconds.
+    /// Cost of the search in seconds.
     pub(super) seconds: f64,
-    /// Candidates that were tried, of the grid's points.
+    /// Points of the grid that were tried.
     pub(super) tried: usize,
 }
 
-/// What the full grid came to.
+/// Result of the full grid.
 #[derive(Clone, Debug)]
 pub(super) struct GridFound {
     /// Every point once.
     pub(super) sweep: Rung,
-    /// The best of them and what the search had found, measured side by side.
+    /// The best of them beside the search's choice.
     pub(super) duel: Rung,
     /// The search's choice in that comparison.
     pub(super) found: ScoredPoint,
 }
 
-/// A search over `grid`, whose first point is the one that all is compared with.
+/// A search over `grid`, whose first point is the reference.
 pub(super) struct PointSearch<'p, 'j, 'm> {
     pub(super) prober: &'p mut Prober<'j, 'm>,
     pub(super) grid: &'p [TunePoint],
-    /// Told at the end of each rung.
+    /// Called at the end of each rung.
     pub(super) tell: &'p dyn Fn(&str),
 }
 
@@ -107,11 +107,11 @@ impl PointSearch<'_, '_, '_> {
     /// Finds the best point of the grid within the prober's budget.
     ///
     /// # Errors
-    /// Those of measuring; `Unavailable` when not even the default can be served.
+    /// Those of measuring; `Unavailable` if not even the default can be served.
     pub(super) fn run(&mut self) -> Result<SearchResult> {
         let budget = self.prober.limit_s;
         let (mut hints, slice) = self.scout()?;
-        // What is kept for the last comparison is kept, whatever the rungs turn out to cost.
+        // The share of the last comparison is reserved, however long the rungs take.
         self.prober.limit_s = budget * (1.0 - FINAL_SHARE - SLACK_SHARE);
         let rungs_s = (self.prober.limit_s - self.prober.journal.spent()).max(0.0);
         let candidates = self.candidates(rungs_s, slice);
@@ -130,7 +130,7 @@ impl PointSearch<'_, '_, '_> {
                 _ => self.next(&name, &alive, &hints, &fresh, until, slice)?,
             };
             let scored = self.scores(&readings, lenient);
-            // What the budget left unmeasured keeps its place behind what was measured.
+            // Points that the budget left unmeasured stay, behind the measured ones.
             let unmeasured = standing
                 .drain(..)
                 .filter(|old| scored.iter().all(|new| new.point != old.point))
@@ -163,10 +163,10 @@ impl PointSearch<'_, '_, '_> {
         self.found(standing, finalists, rungs, tried.len())
     }
 
-    /// Measures the defaults, to learn how many clients it takes and how long an answer does.
+    /// Measures the defaults, to find their number of clients and the time of an answer.
     fn scout(&mut self) -> Result<(BTreeMap<TunePoint, usize>, Duration)> {
         let defaults: Vec<TunePoint> = self.grid.iter().copied().take(2).collect();
-        // Where time is short, a glance has to do.
+        // With little time, one pass must be enough.
         let passes = if self.prober.limit_s < SCOUT_TWICE_S { 1 } else { 2 };
         let readings = self.prober.ladder("scout", &defaults, SCOUT_CLIENTS, passes, SLICE_MIN)?;
         let first =
@@ -184,13 +184,13 @@ impl PointSearch<'_, '_, '_> {
         Ok((hints, slice))
     }
 
-    /// Rungs for so many candidates: one more where others will join them.
+    /// Returns the rungs for so many candidates: one more if others will join them.
     fn rungs(&self, candidates: usize) -> usize {
         rungs_for(candidates).max(1) + usize::from(candidates < self.grid.len())
     }
 
-    /// As much of the grid as the first rung can measure in its share of the time: the defaults,
-    /// and of the others a random choice.
+    /// Returns as much of the grid as the first rung can measure in its time: the defaults, and a
+    /// random choice of the others.
     fn candidates(&self, rungs_s: f64, slice: Duration) -> Vec<TunePoint> {
         let each = STEPS_MEAN * (slice.as_secs_f64() + OVERHEAD_S);
         let fits = |&count: &usize| count as f64 * each <= rungs_s / self.rungs(count) as f64;
@@ -204,7 +204,7 @@ impl PointSearch<'_, '_, '_> {
         chosen
     }
 
-    /// Points beside the best that nobody has tried, with the clients to begin with.
+    /// Returns untried points beside the best, with the clients to begin with.
     fn joined(
         &self,
         standing: &[ScoredPoint],
@@ -223,7 +223,7 @@ impl PointSearch<'_, '_, '_> {
         joined
     }
 
-    /// The first rung.
+    /// Measures the first rung.
     fn first(
         &mut self,
         name: &str,
@@ -250,8 +250,8 @@ impl PointSearch<'_, '_, '_> {
         self.prober.sweep(name, &points, (reference, busy), slice, STEPS_MAX)
     }
 
-    /// A further rung: fewer candidates in the same time, so each for longer. Gives the length of a
-    /// slice too.
+    /// Measures a further rung: fewer candidates in the same time, so each for longer. Returns the
+    /// length of a slice too.
     fn next(
         &mut self,
         name: &str,
@@ -263,8 +263,7 @@ impl PointSearch<'_, '_, '_> {
     ) -> Result<(Readings, Duration)> {
         let clients = |point: &TunePoint| {
             let hint = hints.get(point).copied().unwrap_or(1);
-            // Who was never measured has the number of the neighbour it came with, and may want
-            // more.
+            // A point that was never measured has the number of its neighbour, and may need more.
             let more = fresh.contains(point).then(|| 2 * hint).filter(|more| LADDER.contains(more));
             around(hint).into_iter().chain(more).collect()
         };
@@ -274,7 +273,7 @@ impl PointSearch<'_, '_, '_> {
         Ok((self.prober.interleave(name, &points, PASSES_MAX, time, until_s)?, time))
     }
 
-    /// The best few and the default, at all numbers of clients that matter for any of them.
+    /// Compares the best few and the default at all numbers of clients that matter for any of them.
     fn last(&mut self, standing: &[ScoredPoint], slice: Duration) -> Result<Rung> {
         let name = "final".to_owned();
         let mut points: Vec<TunePoint> = standing.iter().map(|scored| scored.point).collect();
@@ -284,7 +283,7 @@ impl PointSearch<'_, '_, '_> {
         let bests = standing.iter().map(|scored| scored.best.clients);
         let top = bests.clone().max().unwrap_or(1) * 2;
         let mut clients: Vec<usize> = bests.flat_map(around).collect();
-        // The powers of two only draw the line; they are left out where time is short.
+        // The powers of two only serve the chart; they are left out if time is short.
         let left = self.prober.limit_s - self.prober.journal.spent();
         let line = LADDER.into_iter().filter(|&c| c <= top && c.is_power_of_two());
         let slices = (line.clone().count() + clients.len()) * points.len();
@@ -312,7 +311,7 @@ impl PointSearch<'_, '_, '_> {
         mut rungs: Vec<Rung>,
         tried: usize,
     ) -> Result<SearchResult> {
-        // Where no time was left for the last comparison, the last rung decides.
+        // Without time for the last comparison, the last rung decides.
         let compared =
             standing.iter().all(|one| last.points.iter().any(|other| other.point == one.point));
         if compared {
@@ -340,7 +339,7 @@ impl PointSearch<'_, '_, '_> {
         })
     }
 
-    /// All that was read, best first; `lenient` is what the target is multiplied with.
+    /// Scores all readings, best first. `lenient` multiplies the target.
     fn scores(&self, readings: &Readings, lenient: f64) -> Vec<ScoredPoint> {
         let target = self.prober.target_ms * lenient;
         let mut all: Vec<ScoredPoint> = readings
@@ -366,7 +365,7 @@ impl PointSearch<'_, '_, '_> {
     }
 }
 
-/// Rungs until few of `candidates` are left.
+/// Returns the rungs until few of `candidates` are left.
 fn rungs_for(candidates: usize) -> usize {
     let mut rungs = 0;
     let mut left = candidates;
@@ -377,7 +376,7 @@ fn rungs_for(candidates: usize) -> usize {
     rungs
 }
 
-/// The longest slice that leaves time for three passes.
+/// Returns the longest slice that leaves time for three passes.
 fn slice_for(points: &[(TunePoint, Vec<usize>)], seconds: f64, min: Duration) -> Duration {
     let slices = 3 * points.iter().map(|(_, clients)| clients.len()).sum::<usize>().max(1);
     let each = (seconds / slices as f64 - OVERHEAD_S).clamp(0.0, 60.0);

@@ -1,4 +1,4 @@
-//! What can be chosen: the points of the grid.
+//! Points of the grid.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,30 +8,28 @@ use serde::{Deserialize, Serialize};
 
 /// Batch sizes that are tried.
 const BATCHES: [usize; 7] = [2, 4, 8, 16, 32, 64, 128];
-/// Lingers that are tried, in microseconds, as far as they leave half of the target for everything
-/// else.
+/// Lingers that are tried, in microseconds, if they leave half of the target for everything else.
 const DELAYS_US: [u64; 4] = [0, 500, 2000, 5000];
-/// The batch size of a model that asks for batches and says nothing more: `ScheduleOptions`' own.
+/// Default batch size of a model that merges: that of `ScheduleOptions`.
 const DEFAULT_BATCH: usize = 32;
 
-/// One configuration. Batch and delay are 1 and 0 where nothing is merged, so that equal points are
-/// equal.
+/// One configuration. Without merging, batch is 1 and delay 0, so that equal points are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct TunePoint {
-    /// Whether requests are merged.
+    /// True if requests are merged.
     pub(super) merged: bool,
-    /// Runs of the model at the same time.
+    /// Concurrent runs of the model.
     pub(super) threads: usize,
     /// Threads inside one run.
     pub(super) intra_op: usize,
-    /// Items of a batch at most.
+    /// Maximum number of items in a batch.
     pub(super) max_batch: usize,
-    /// How long the oldest request waits for company, in microseconds.
+    /// Maximum time in microseconds for which the oldest request waits for others.
     pub(super) delay_us: u64,
 }
 
 impl TunePoint {
-    /// One by one on `threads` threads: what a server does that was told nothing.
+    /// Single requests on `threads` threads: the default of a server.
     pub(super) fn sync(threads: usize, intra_op: usize) -> TunePoint {
         TunePoint { merged: false, threads, intra_op, max_batch: 1, delay_us: 0 }
     }
@@ -41,12 +39,12 @@ impl TunePoint {
         TunePoint { merged: true, threads, intra_op: 1, max_batch: DEFAULT_BATCH, delay_us: 0 }
     }
 
-    /// The linger.
+    /// Returns the linger.
     pub(super) fn delay(&self) -> Duration {
         Duration::from_micros(self.delay_us)
     }
 
-    /// The keys of `[schedule]` that make this point, as the model's own settings file has them.
+    /// Returns the keys of `[schedule]` of this point, for the model's settings file.
     pub(super) fn schedule(&self) -> ScheduleFile {
         let mode =
             if self.merged { engine::ScheduleMode::Async } else { engine::ScheduleMode::Sync };
@@ -78,8 +76,8 @@ impl fmt::Display for TunePoint {
     }
 }
 
-/// All points for `cores` cores and a target of `target`; without batches where the model's
-/// requests cannot be merged. The two that a server does by default come first.
+/// Returns all points for `cores` cores and a target of `target`; without batches if `batched` is
+/// false. The two defaults of a server come first.
 pub(super) fn grid(cores: usize, target: Duration, batched: bool) -> Vec<TunePoint> {
     let cores = cores.max(1);
     let mut points = vec![TunePoint::sync(cores, 1)];
@@ -103,8 +101,8 @@ pub(super) fn grid(cores: usize, target: Duration, batched: bool) -> Vec<TunePoi
     points
 }
 
-/// Points of `grid` that are one step away from `point` in one direction: half or twice the batch
-/// or the threads, the next linger.
+/// Returns the points of `grid` that are one step away from `point` in one direction: half or twice
+/// the batch or the threads, the next linger.
 pub(super) fn neighbours(point: &TunePoint, grid: &[TunePoint]) -> Vec<TunePoint> {
     let steps = |a: usize, b: usize| a.max(b) as f64 / a.min(b).max(1) as f64;
     let delay = |us: u64| DELAYS_US.iter().position(|&own| own == us).unwrap_or(0);
@@ -121,7 +119,7 @@ pub(super) fn neighbours(point: &TunePoint, grid: &[TunePoint]) -> Vec<TunePoint
     grid.iter().filter(near).copied().collect()
 }
 
-/// Powers of two up to `cores`, and `cores`.
+/// Returns powers of two up to `cores`, and `cores`.
 pub(super) fn sizes(cores: usize) -> impl Iterator<Item = usize> {
     let powers = (0..usize::BITS).map(|bit| 1usize << bit).take_while(move |&size| size < cores);
     powers.chain([cores])

@@ -1,4 +1,4 @@
-//! The model that is tuned: where it is, its newest version, and its own settings.
+//! The tuned model: its directory, newest version and settings.
 
 use std::path::{Path, PathBuf};
 
@@ -12,39 +12,39 @@ use toml::Table;
 use super::write;
 use loadgen::BenchEnv;
 
-/// Keys of the model's own settings that say which versions are served. A point serves the newest,
-/// whatever they say, and without the server's own warm-up, whose runs are spaced out: points are
-/// exercised before they are measured.
+/// Keys of the model's own settings that choose the served versions. A point serves the newest
+/// version in any case. It does so without the server's own warm-up, whose runs are spaced out:
+/// points get requests before they are measured.
 const NOT_FOR_POINTS: [&str; 3] = ["policy", "transition", "labels"];
 
 /// A model's directory.
 #[derive(Debug)]
 pub(super) struct TuneSubject {
-    /// For people.
+    /// Name for people.
     pub(super) name: String,
     /// The model's directory, without links.
     pub(super) dir: PathBuf,
     pub(super) version: VersionNumber,
     /// The version's directory in the mappable layout: its own, or a converted copy.
     pub(super) artifact: PathBuf,
-    /// The text of its settings file.
+    /// Text of its settings file.
     pub(super) text: String,
-    /// The text that the points' settings are made from.
+    /// Text from which the points' settings are made.
     pub(super) settings: String,
     /// The settings as values.
     pub(super) table: Table,
 }
 
 impl TuneSubject {
-    /// Looks at `DIR` or `NAME=DIR`, and converts the newest version where it is not in the
-    /// mappable layout.
+    /// Opens `DIR` or `NAME=DIR`, and converts the newest version if it is not in the mappable
+    /// layout.
     ///
     /// # Errors
-    /// `InvalidArgument` for what is no model's directory or has settings that cannot be read;
-    /// those of the conversion.
+    /// `InvalidArgument` if it is no model's directory or has unreadable settings; those of the
+    /// conversion.
     pub(super) fn open(given: &str, env: &BenchEnv) -> Result<TuneSubject> {
         let (name, dir) = match given.split_once('=') {
-            // A path may hold "=" too: only what could be a name counts as one.
+            // A path may hold "=" too: only a valid name counts as one.
             Some((name, dir)) if !name.contains('/') => (Some(name.to_owned()), Path::new(dir)),
             _ => (None, Path::new(given)),
         };
@@ -69,7 +69,7 @@ impl TuneSubject {
         Ok(TuneSubject { name, dir: real, version: newest.0, artifact, text, settings, table })
     }
 
-    /// A model directory at `dir` with these settings and the version as a link.
+    /// Makes a model directory at `dir` with these settings and a link to the version.
     pub(super) fn link(&self, dir: &Path, settings: &str) -> Result<()> {
         std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, &e))?;
         let file = dir.join(write::MODEL_FILE);
@@ -78,7 +78,7 @@ impl TuneSubject {
         std::os::unix::fs::symlink(&self.artifact, &link).map_err(|e| Error::io(&link, &e))
     }
 
-    /// What a measurement of this model depends on.
+    /// Returns the facts on which measurements of this model depend.
     pub(super) fn identity(&self) -> serde_json::Value {
         let manifest = std::fs::metadata(self.artifact.join(MANIFEST_NAME)).ok();
         let modified = manifest.and_then(|meta| meta.modified().ok());
@@ -92,7 +92,7 @@ impl TuneSubject {
     }
 }
 
-/// The version directory with the highest number.
+/// Returns the version directory with the highest number.
 fn newest(dir: &Path) -> Result<Option<(VersionNumber, PathBuf)>> {
     let mut newest = None;
     for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, &e))? {
@@ -106,8 +106,8 @@ fn newest(dir: &Path) -> Result<Option<(VersionNumber, PathBuf)>> {
     Ok(newest)
 }
 
-/// `version` itself, or a converted copy in the cache: a server would convert it once for every
-/// point.
+/// Returns `version` itself, or a converted copy in the cache: a server would convert it once for
+/// every point.
 fn mappable(dir: &Path, version: VersionNumber, env: &BenchEnv) -> Result<PathBuf> {
     let dir = std::fs::canonicalize(dir).map_err(|e| Error::io(dir, &e))?;
     if dir.join(MANIFEST_NAME).is_file() {
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(made["schedule"]["inputs"]["x"]["axes"][0].as_integer(), Some(3));
         assert!(made.contains_key("intra-op-threads") && !made.contains_key("policy"));
         assert!(!made.contains_key("labels"));
-        // And can be given a point's settings.
+        // And it accepts a point's settings.
         let text = toml::to_string(&made).unwrap();
         assert!(write::with_point(&text, &crate::space::TunePoint::batches(2)).is_ok());
     }

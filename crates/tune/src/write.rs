@@ -1,9 +1,8 @@
-//! Putting settings into a model's own file and leaving every other line of it as it is.
+//! Edits of a model's settings file that leave every other line unchanged.
 //!
-//! The text is edited and not written anew from its values, because people write comments into such
-//! files. What comes out is parsed and compared with what was meant; a form of writing that the
-//! edit does not know is then an error that shows the lines to add, never a file that says
-//! something else.
+//! The text is edited and not rewritten from its values, because such files have comments. The
+//! result is parsed and compared with the intended settings. A form that the edit does not know is
+//! then an error that shows the lines to add, never a file with another meaning.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -14,21 +13,21 @@ use toml::{Table, Value};
 
 use super::space::TunePoint;
 
-/// The file's name in a model's directory.
+/// Name of the file in a model's directory.
 pub(super) const MODEL_FILE: &str = "millpond.toml";
-/// A larger file is refused, as the server does.
+/// Maximum size of the file, as in the server.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Lines compared for the difference that is shown.
+/// Maximum number of lines for a printed difference.
 const DIFF_LINES_MAX: usize = 2000;
 
 const SECTION: &str = "schedule";
 const INTRA_OP: &str = "intra-op-threads";
 const PREFERRED: &str = "preferred-batch-sizes";
 
-/// The text of the model's file; empty where there is none.
+/// Returns the text of the model's file; empty if there is none.
 ///
 /// # Errors
-/// When it cannot be read, or is too large.
+/// If it cannot be read, or is too large.
 pub(super) fn read(model_dir: &Path) -> Result<String> {
     let path = model_dir.join(MODEL_FILE);
     match std::fs::metadata(&path) {
@@ -45,10 +44,10 @@ pub(super) fn read(model_dir: &Path) -> Result<String> {
     std::fs::read_to_string(&path).map_err(|e| Error::io(&path, &e))
 }
 
-/// `text` with the settings of `point`; all other lines stay.
+/// Returns `text` with the settings of `point`; all other lines stay.
 ///
 /// # Errors
-/// `InvalidArgument` when `text` is no TOML, or is written in a way that this cannot edit.
+/// `InvalidArgument` if `text` is no TOML, or has a form that this cannot edit.
 pub(super) fn with_point(text: &str, point: &TunePoint) -> Result<String> {
     let broken = |e: toml::de::Error| {
         Error::invalid(format!(
@@ -80,11 +79,11 @@ pub(super) fn with_point(text: &str, point: &TunePoint) -> Result<String> {
     }
 }
 
-/// The keys of `[schedule]` to set.
+/// Returns the keys of `[schedule]` to set.
 fn settings(point: &TunePoint, before: &Table) -> Result<Table> {
     let internal = |e: &dyn std::fmt::Display| Error::internal(format!("settings: {e}"));
     let mut settings = Table::try_from(point.schedule()).map_err(|e| internal(&e))?;
-    // Preferred sizes above the batch's own are refused by the server.
+    // The server refuses preferred sizes above the batch's own.
     let preferred =
         before.get(SECTION).and_then(|section| section.get(PREFERRED)).and_then(Value::as_array);
     if let Some(sizes) = preferred.filter(|_| point.merged) {
@@ -140,7 +139,7 @@ fn edit(text: &str, settings: &Table, intra_op: Option<&Value>) -> Result<String
     if let Some(value) = intra_op {
         changes.push(match value_at(root, INTRA_OP) {
             Some(at) => TextChange { at, text: value.to_string() },
-            // Before the first section, where it belongs to none.
+            // Before the first section, because it belongs to none.
             None => TextChange { at: 0..0, text: format!("{INTRA_OP} = {value}\n") },
         });
     }
@@ -150,7 +149,7 @@ fn edit(text: &str, settings: &Table, intra_op: Option<&Value>) -> Result<String
     Ok(edited)
 }
 
-/// The start of the line after `[schedule]`.
+/// Returns the start of the line after `[schedule]`.
 fn header_end(text: &str) -> Option<usize> {
     let mut start = 0;
     for line in text.split_inclusive('\n') {
@@ -165,17 +164,17 @@ fn header_end(text: &str) -> Option<usize> {
     None
 }
 
-/// `addition`, after a line break where the text before `at` does not end with one.
+/// Returns `addition`, after a line break if the text before `at` does not end with one.
 fn at_line_start(text: &str, at: usize, addition: &str) -> String {
     let broken = text[..at].is_empty() || text[..at].ends_with('\n');
     if broken { addition.to_owned() } else { format!("\n{addition}") }
 }
 
-/// Puts `text` in the place of the model's file in one step, after a copy of the old one to `.bak`.
-/// Gives the copy's path where there was something to copy.
+/// Replaces the model's file by `text` in one step, after a copy of the old one to `.bak`. Returns
+/// the copy's path if there was a file.
 ///
 /// # Errors
-/// When a file cannot be written; the old one is then still there.
+/// If a file cannot be written; the old one then still exists.
 pub(super) fn replace(model_dir: &Path, text: &str) -> Result<Option<PathBuf>> {
     let path = model_dir.join(MODEL_FILE);
     let part = model_dir.join(format!(".{MODEL_FILE}.part"));
@@ -191,7 +190,7 @@ pub(super) fn replace(model_dir: &Path, text: &str) -> Result<Option<PathBuf>> {
     Ok(backup)
 }
 
-/// The lines that differ, with `-` and `+` before them, in the order of the texts.
+/// Returns the lines that differ, with `-` and `+` before them, in the order of the texts.
 pub(super) fn difference(before: &str, after: &str) -> String {
     let (old, new): (Vec<&str>, Vec<&str>) = (before.lines().collect(), after.lines().collect());
     if old.len().max(new.len()) > DIFF_LINES_MAX {

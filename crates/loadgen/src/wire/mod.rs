@@ -13,12 +13,12 @@ use crate::connection::{Endpoint, RawResponse, Template, Transport};
 pub use oip::{Outputs, read_answer};
 pub use values::from_json;
 
-/// The API a server is addressed in.
+/// API of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Api {
     /// Open Inference Protocol v2 (KServe, Triton).
     Oip,
-    /// TensorFlow Serving's.
+    /// TensorFlow Serving.
     Tfs,
 }
 
@@ -33,10 +33,10 @@ pub struct ModelEndpoint {
     pub model: String,
 }
 
-/// Requests ready to be sent.
+/// Encoded requests.
 #[derive(Clone, Debug)]
 pub struct EncodedRequests {
-    /// Method, path and headers of all of them.
+    /// Method, path and headers of all requests.
     pub template: Template,
     /// One body a request.
     pub bodies: Vec<Bytes>,
@@ -53,10 +53,10 @@ impl ModelEndpoint {
         }
     }
 
-    /// What the server says the model takes.
+    /// Reads the model's inputs from the server.
     ///
     /// # Errors
-    /// When it does not answer, or does not know the model.
+    /// If it does not answer, or does not know the model.
     pub fn inputs(&self) -> Result<Vec<TensorSpec>> {
         let inputs = match (self.api, self.endpoint.transport) {
             (Api::Oip, Transport::Grpc) => oip::inputs_grpc(self),
@@ -67,7 +67,7 @@ impl ModelEndpoint {
         inputs.map_err(|e| e.context(format!("cannot learn what \"{}\" takes", self.model)))
     }
 
-    /// One unary gRPC call outside any measurement.
+    /// Makes a unary gRPC call outside any measurement.
     fn grpc_call(&self, path: &str, message: &[u8]) -> Result<RawResponse> {
         let template = Template::grpc(&self.endpoint, path)?;
         crate::connection::call_once(
@@ -77,7 +77,7 @@ impl ModelEndpoint {
         )
     }
 
-    /// A JSON page of the server's.
+    /// Gets a JSON page of the server.
     fn json_page(&self, path: &str) -> Result<serde_json::Value> {
         let text = crate::process::page(
             &crate::process::agent(),
@@ -88,7 +88,7 @@ impl ModelEndpoint {
     }
 }
 
-/// A spec from what the APIs' metadata say.
+/// Builds a spec from the fields of the APIs' metadata.
 fn spec(name: &str, dtype: base::DType, shape: impl IntoIterator<Item = i64>) -> TensorSpec {
     let dim = |size: i64| usize::try_from(size).map_or(base::Dim::Dynamic(None), base::Dim::Fixed);
     TensorSpec {
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use base::Tensor;
 
-    fn door(url: &str, api: Api) -> ModelEndpoint {
+    fn target(url: &str, api: Api) -> ModelEndpoint {
         ModelEndpoint { endpoint: Endpoint::parse(url).unwrap(), api, model: "m".into() }
     }
 
@@ -120,7 +120,7 @@ mod tests {
         for (url, api) in
             [("grpc://h:1", Api::Oip), ("grpc://h:1", Api::Tfs), ("http://h:1", Api::Oip)]
         {
-            let encoded = door(url, api).encode(&[request(), request()]).unwrap();
+            let encoded = target(url, api).encode(&[request(), request()]).unwrap();
             assert_eq!(encoded.bodies.len(), 2);
             let raw: Vec<u8> =
                 [1.5f32, -2.0].iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -129,7 +129,7 @@ mod tests {
                 "{api:?} carries raw bytes"
             );
         }
-        let encoded = door("http://h:1", Api::Tfs).encode(&[request()]).unwrap();
+        let encoded = target("http://h:1", Api::Tfs).encode(&[request()]).unwrap();
         assert_eq!(&encoded.bodies[0][..], br#"{"inputs":{"x":[[1.5,-2.0]]}}"#);
     }
 

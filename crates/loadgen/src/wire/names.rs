@@ -1,4 +1,4 @@
-//! What the two APIs call element types.
+//! Names of element types in the two APIs.
 
 use base::{DType, Error, Result};
 use protocol::tensorflow::DataType;
@@ -21,7 +21,7 @@ const NAMES: [(DType, &str, DataType); 15] = [
     (DType::Complex64, "", DataType::DtComplex64),
 ];
 
-/// The Open Inference Protocol's name.
+/// Returns the Open Inference Protocol's name.
 pub(super) fn oip(dtype: DType) -> Result<&'static str> {
     NAMES
         .iter()
@@ -32,7 +32,7 @@ pub(super) fn oip(dtype: DType) -> Result<&'static str> {
         })
 }
 
-/// The type that the Open Inference Protocol calls `name`.
+/// Returns the type that the Open Inference Protocol calls `name`.
 pub(super) fn from_oip(name: &str) -> Result<DType> {
     let known = NAMES.iter().find(|(_, oip, _)| !name.is_empty() && *oip == name);
     known
@@ -40,7 +40,7 @@ pub(super) fn from_oip(name: &str) -> Result<DType> {
         .ok_or_else(|| Error::invalid(format!("unknown element type \"{name}\"")))
 }
 
-/// TensorFlow's code.
+/// Returns TensorFlow's code.
 pub(super) fn tfs(dtype: DType) -> Result<i32> {
     let known = NAMES.iter().find(|(own, ..)| *own == dtype);
     known
@@ -48,7 +48,7 @@ pub(super) fn tfs(dtype: DType) -> Result<i32> {
         .ok_or_else(|| Error::unimplemented(format!("{dtype} has no TensorFlow type")))
 }
 
-/// The type of TensorFlow's `code`.
+/// Returns the type of TensorFlow's `code`.
 pub(super) fn from_tfs(code: i32) -> Result<DType> {
     let known = NAMES.iter().find(|(.., own)| *own as i32 == code);
     known
@@ -56,7 +56,7 @@ pub(super) fn from_tfs(code: i32) -> Result<DType> {
         .ok_or_else(|| Error::invalid(format!("unknown TensorFlow type {code}")))
 }
 
-/// The type of TensorFlow's `name` ("DT_FLOAT").
+/// Returns the type of TensorFlow's `name` ("DT_FLOAT").
 pub(super) fn from_tfs_name(name: &str) -> Result<DType> {
     let known = NAMES.iter().find(|(.., own)| own.as_str_name() == name);
     known

@@ -13,7 +13,7 @@ use crate::connection::{RawResponse, Template, grpc_frame};
 const INFER_METHOD: &str = "/inference.GRPCInferenceService/ModelInfer";
 const METADATA_METHOD: &str = "/inference.GRPCInferenceService/ModelMetadata";
 
-/// Raw little-endian bytes; strings with a 4-byte length before each.
+/// Returns raw little-endian bytes; strings with a 4-byte length before each.
 fn raw(tensor: &base::Tensor) -> Bytes {
     match tensor.data() {
         Data::Bytes(bytes) => bytes.clone(),
@@ -50,20 +50,21 @@ fn message(model: &str, inputs: &[NamedTensor]) -> Result<ModelInferRequest> {
 }
 
 pub(super) fn encode_grpc(
-    door: &ModelEndpoint,
+    target: &ModelEndpoint,
     requests: &[Vec<NamedTensor>],
 ) -> Result<EncodedRequests> {
-    let body =
-        |inputs: &Vec<NamedTensor>| Ok(grpc_frame(&message(&door.model, inputs)?.encode_to_vec()));
+    let body = |inputs: &Vec<NamedTensor>| {
+        Ok(grpc_frame(&message(&target.model, inputs)?.encode_to_vec()))
+    };
     Ok(EncodedRequests {
-        template: Template::grpc(&door.endpoint, INFER_METHOD)?,
+        template: Template::grpc(&target.endpoint, INFER_METHOD)?,
         bodies: requests.iter().map(body).collect::<Result<_>>()?,
     })
 }
 
-/// JSON for the shapes, bytes for the values: the binary-tensor extension.
+/// Encodes shapes as JSON and values as bytes: the binary-tensor extension.
 pub(super) fn encode_http(
-    door: &ModelEndpoint,
+    target: &ModelEndpoint,
     requests: &[Vec<NamedTensor>],
 ) -> Result<EncodedRequests> {
     let encoded: Vec<(usize, Bytes)> =
@@ -81,9 +82,9 @@ pub(super) fn encode_http(
         ("inference-header-content-length", header_bytes.to_string()),
         ("content-type", "application/octet-stream".to_owned()),
     ];
-    let path = format!("/v2/models/{}/infer", door.model);
+    let path = format!("/v2/models/{}/infer", target.model);
     Ok(EncodedRequests {
-        template: Template::post(&door.endpoint, &path, &headers)?,
+        template: Template::post(&target.endpoint, &path, &headers)?,
         bodies: encoded.iter().map(pad).collect(),
     })
 }
@@ -107,10 +108,10 @@ fn binary_body(inputs: &[NamedTensor]) -> Result<(usize, Bytes)> {
     Ok((header.len(), body.freeze()))
 }
 
-pub(super) fn inputs_grpc(door: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
+pub(super) fn inputs_grpc(target: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
     let request =
-        ModelMetadataRequest { name: door.model.clone(), ..ModelMetadataRequest::default() };
-    let answer = door.grpc_call(METADATA_METHOD, &request.encode_to_vec())?;
+        ModelMetadataRequest { name: target.model.clone(), ..ModelMetadataRequest::default() };
+    let answer = target.grpc_call(METADATA_METHOD, &request.encode_to_vec())?;
     let metadata = ModelMetadataResponse::decode(answer.body)
         .map_err(|e| Error::data_loss(format!("the server's metadata: {e}")))?;
     let input = |input: &protocol::inference::model_metadata_response::TensorMetadata| {
@@ -119,8 +120,8 @@ pub(super) fn inputs_grpc(door: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
     metadata.inputs.iter().map(input).collect()
 }
 
-pub(super) fn inputs_http(door: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
-    let page = door.json_page(&format!("/v2/models/{}", door.model))?;
+pub(super) fn inputs_http(target: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
+    let page = target.json_page(&format!("/v2/models/{}", target.model))?;
     let unusable = || Error::data_loss("the server's metadata has no usable inputs");
     let input = |input: &Value| {
         let name = input["name"].as_str().ok_or_else(unusable)?;
@@ -131,17 +132,17 @@ pub(super) fn inputs_http(door: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
     page["inputs"].as_array().ok_or_else(unusable)?.iter().map(input).collect()
 }
 
-/// What a gRPC answer holds.
+/// Content of a gRPC response.
 #[derive(Clone, Debug, Default)]
 pub struct Outputs {
-    /// The version that answered; 0 where it does not say.
+    /// Version that answered; 0 if unknown.
     pub version: u64,
-    /// Each output's name, shape and raw bytes.
+    /// Name, shape and raw bytes of each output.
     pub tensors: Vec<(String, Vec<i64>, Bytes)>,
 }
 
 impl Outputs {
-    /// The output called `name` as singles.
+    /// Returns the output called `name` in single precision.
     pub fn floats(&self, name: &str) -> Result<(&[i64], Vec<f32>)> {
         let (_, shape, raw) = self
             .tensors
@@ -155,10 +156,10 @@ impl Outputs {
     }
 }
 
-/// Reads a gRPC answer without copying its tensors.
+/// Decodes a gRPC response without copying its tensors.
 ///
 /// # Errors
-/// `DataLoss` when it is no such answer, or has tensors that are not raw.
+/// `DataLoss` if it is malformed, or has tensors that are not raw.
 pub fn read_answer(answer: &RawResponse) -> Result<Outputs> {
     let message = protocol::inference::ModelInferResponse::decode(answer.body.clone())
         .map_err(|e| Error::data_loss(format!("the answer cannot be read: {e}")))?;

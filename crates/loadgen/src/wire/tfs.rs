@@ -32,31 +32,31 @@ fn tensor(tensor: &base::Tensor) -> Result<TensorProto> {
     Ok(proto)
 }
 
-fn model_spec(door: &ModelEndpoint) -> Option<ModelSpec> {
-    Some(ModelSpec { name: door.model.clone(), ..ModelSpec::default() })
+fn model_spec(target: &ModelEndpoint) -> Option<ModelSpec> {
+    Some(ModelSpec { name: target.model.clone(), ..ModelSpec::default() })
 }
 
 pub(super) fn encode_grpc(
-    door: &ModelEndpoint,
+    target: &ModelEndpoint,
     requests: &[Vec<NamedTensor>],
 ) -> Result<EncodedRequests> {
     let body = |inputs: &Vec<NamedTensor>| {
         let named = |input: &NamedTensor| Ok((input.name.to_string(), tensor(&input.tensor)?));
         let request = PredictRequest {
-            model_spec: model_spec(door),
+            model_spec: model_spec(target),
             inputs: inputs.iter().map(named).collect::<Result<_>>()?,
             ..PredictRequest::default()
         };
         Ok(grpc_frame(&request.encode_to_vec()))
     };
     Ok(EncodedRequests {
-        template: Template::grpc(&door.endpoint, PREDICT_METHOD)?,
+        template: Template::grpc(&target.endpoint, PREDICT_METHOD)?,
         bodies: requests.iter().map(body).collect::<Result<_>>()?,
     })
 }
 
 pub(super) fn encode_http(
-    door: &ModelEndpoint,
+    target: &ModelEndpoint,
     requests: &[Vec<NamedTensor>],
 ) -> Result<EncodedRequests> {
     let body = |inputs: &Vec<NamedTensor>| {
@@ -67,20 +67,20 @@ pub(super) fn encode_http(
     };
     Ok(EncodedRequests {
         template: Template::post(
-            &door.endpoint,
-            &format!("/v1/models/{}:predict", door.model),
+            &target.endpoint,
+            &format!("/v1/models/{}:predict", target.model),
             &[],
         )?,
         bodies: requests.iter().map(body).collect::<Result<_>>()?,
     })
 }
 
-pub(super) fn inputs_grpc(door: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
+pub(super) fn inputs_grpc(target: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
     let request = GetModelMetadataRequest {
-        model_spec: model_spec(door),
+        model_spec: model_spec(target),
         metadata_field: vec![SIGNATURE_FIELD.into()],
     };
-    let answer = door.grpc_call(METADATA_METHOD, &request.encode_to_vec())?;
+    let answer = target.grpc_call(METADATA_METHOD, &request.encode_to_vec())?;
     let unusable = |e: prost::DecodeError| Error::data_loss(format!("the server's metadata: {e}"));
     let metadata = GetModelMetadataResponse::decode(answer.body).map_err(unusable)?;
     let packed = metadata
@@ -100,8 +100,8 @@ pub(super) fn inputs_grpc(door: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
     signature.inputs.iter().map(input).collect()
 }
 
-pub(super) fn inputs_http(door: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
-    let page = door.json_page(&format!("/v1/models/{}/metadata", door.model))?;
+pub(super) fn inputs_http(target: &ModelEndpoint) -> Result<Vec<TensorSpec>> {
+    let page = target.json_page(&format!("/v1/models/{}/metadata", target.model))?;
     let unusable = || Error::data_loss("the server's metadata has no usable signature_def");
     // TensorFlow Serving nests the map inside a message of the same name.
     let signatures = &page["metadata"][SIGNATURE_FIELD][SIGNATURE_FIELD];

@@ -30,7 +30,7 @@ fn numbers<T: base::Element + serde::Serialize>(bytes: &[u8]) -> Result<Vec<Valu
     values.iter().map(value).collect()
 }
 
-/// The elements in a flat list.
+/// Returns the elements in a flat list.
 pub(super) fn flat(tensor: &Tensor) -> Result<Vec<Value>> {
     match tensor.data() {
         Data::Strings(strings) => Ok(strings
@@ -47,7 +47,7 @@ pub(super) fn flat(tensor: &Tensor) -> Result<Vec<Value>> {
     }
 }
 
-/// The elements in lists nested as deep as the shape.
+/// Returns the elements in lists nested as deep as the shape.
 pub(super) fn nested(tensor: &Tensor) -> Result<Value> {
     let mut values = flat(tensor)?;
     for &size in tensor.shape().iter().skip(1).rev() {
@@ -77,11 +77,11 @@ fn flatten(value: &Value, into: &mut Vec<Value>) {
     }
 }
 
-/// The inputs of a request in the Open Inference Protocol's JSON form, in which `bench load
-/// --request` files are written whatever API they are sent over.
+/// Parses the inputs of a request in the Open Inference Protocol's JSON form, in which `bench load
+/// --request` files are written for any API.
 ///
 /// # Errors
-/// `InvalidArgument` when a field is missing or a value does not fit its type.
+/// `InvalidArgument` if a field is missing or a value does not fit its type.
 pub fn from_json(text: &[u8]) -> Result<Vec<NamedTensor>> {
     let root: Value =
         serde_json::from_slice(text).map_err(|e| Error::invalid(format!("not JSON: {e}")))?;

@@ -66,7 +66,7 @@ fn the_ratio_is_that_of_the_comparison_side_by_side() {
         (&2100.0.into(), &1995.0.into())
     );
     assert!((report["ratio"].as_f64().unwrap() - 0.95).abs() < 1e-9);
-    // Not within the target beside one that is: nothing of it was found.
+    // Not within the target, while the best is: its share is 0.
     let late = scored(TunePoint::batches(2), 2200.0, 11.0);
     let best = scored(TunePoint::batches(1), 2100.0, 9.0);
     let grid = GridFound { sweep: rung(vec![]), duel: rung(vec![best, late.clone()]), found: late };

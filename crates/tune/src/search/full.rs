@@ -1,4 +1,4 @@
-//! The full grid, measured after the search to say how near to its best the search came.
+//! The full grid, measured after the search to compare its result with the best.
 
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ const GRID_SLICE: Duration = Duration::from_millis(300);
 const GRID_PASSES: usize = 5;
 
 impl PointSearch<'_, '_, '_> {
-    /// Measures every point of the grid, whatever it takes, then the best of them beside `found`.
+    /// Measures every point of the grid, however long it takes, then the best of them beside
+    /// `found`.
     ///
     /// # Errors
     /// Those of measuring.

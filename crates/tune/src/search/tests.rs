@@ -20,13 +20,13 @@ fn truth(point: &TunePoint, clients: usize) -> (f64, f64) {
         false => 1.0,
     };
     let run_ms = (0.9 + 0.1 * batch) / speed;
-    // Who lingers and does not fill the batch loses the linger.
+    // A batch that lingers and is not filled loses the linger.
     let wait_ms = if batch < point.max_batch as f64 { point.delay_us as f64 / 1e3 } else { 0.0 };
     let qps = runs * batch / (run_ms + wait_ms) * 1e3;
     (qps, 1.3 * clients as f64 / qps * 1e3)
 }
 
-/// What the point is worth without noise.
+/// Score of the point without noise.
 fn worth(point: &TunePoint) -> f64 {
     let steps = LADDER.iter().map(|&clients| truth(point, clients));
     steps.filter(|(_, p99)| *p99 <= 10.0).map(|(qps, _)| qps).fold(0.0, f64::max)
@@ -39,7 +39,7 @@ struct Machine {
     drifts: bool,
     clock_s: f64,
     measured: usize,
-    /// Fails after this many slices, as an interruption does.
+    /// Number of slices after which it fails, as after an interruption.
     stop_after: Option<usize>,
 }
 
@@ -66,8 +66,7 @@ impl Measurer for Machine {
         let spread = (100.0 / ask.millis as f64).sqrt();
         let (qps, p99) = truth(&ask.point, ask.clients);
         let qps = qps * drift * (1.0 + 0.06 * spread * noise());
-        // Latency does not drift: with it, another point would really be the best for as long as
-        // that lasts.
+        // Latency does not drift: with it, another point would really be the best meanwhile.
         let p99_ms = p99 * (1.0 + 0.1 * spread * noise()).max(0.5);
         let seconds = ask.millis as f64 / 1e3 + 0.07;
         self.clock_s += seconds;
@@ -117,12 +116,12 @@ fn a_search_that_was_interrupted_ends_as_if_it_had_not_been() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("state");
     let whole = search(&mut Journal::in_memory(&mut Machine::new(5, false)), 5).unwrap();
-    let told = Cell::new(0);
+    let reported = Cell::new(0);
     let mut slices = 0;
     for stop_after in [Some(100), Some(1), Some(300), None] {
         let mut machine = Machine { stop_after, ..Machine::new(5, false) };
         let key = serde_json::json!("a search");
-        let tell = |_: &str| told.set(told.get() + 1);
+        let tell = |_: &str| reported.set(reported.get() + 1);
         let mut journal = Journal::open(&mut machine, &path, key, false, &tell).unwrap();
         let outcome = search(&mut journal, 5);
         drop(journal);
@@ -139,7 +138,7 @@ fn a_search_that_was_interrupted_ends_as_if_it_had_not_been() {
     }
     let mut once = Machine::new(5, false);
     search(&mut Journal::in_memory(&mut once), 5).unwrap();
-    assert_eq!((slices, told.get()), (once.measured, 3), "nothing was measured twice");
+    assert_eq!((slices, reported.get()), (once.measured, 3), "nothing was measured twice");
 }
 
 #[test]
