@@ -1,4 +1,4 @@
-//! `bench load` counts every request it was to send, whatever became of it.
+//! `bench load` counts every scheduled request, with any result.
 
 use std::sync::atomic::Ordering;
 
@@ -15,7 +15,7 @@ struct Cli {
     args: BenchLoadArgs,
 }
 
-/// Runs `bench load` with `flags` and gives its JSON, or its error.
+/// Runs `bench load` with `flags` and returns its JSON, or its error.
 fn load(target: &Target, scheme: &str, flags: &str) -> Result<Value, String> {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("out.json");
@@ -88,8 +88,7 @@ fn a_closed_loop_keeps_its_clients_busy() {
 #[test]
 fn a_silent_server_shows_as_failures_not_as_a_quiet_client() {
     let target = Target::start(true, Manner::Silent);
-    // All but the four that may be in flight fail at once; those when the run has waited long
-    // enough for them.
+    // All but the four in flight fail at once; those fail when the run's wait for answers ends.
     let error = load(&target, "grpc", "--rate 400 --duration 500ms --in-flight 4 --drain 300ms")
         .unwrap_err();
     assert!(error.contains("no request succeeded"), "{error}");

@@ -1,4 +1,4 @@
-//! Targets that answer as they are told to: one over HTTP/1.1, one over HTTP/2 as a gRPC door.
+//! Targets with a set behaviour: one over HTTP/1.1, one over HTTP/2 with gRPC.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -17,22 +17,22 @@ use protocol::inference::model_metadata_response::TensorMetadata;
 use protocol::inference::{ModelInferRequest, ModelInferResponse, ModelMetadataResponse};
 use tokio::net::TcpListener;
 
-/// What the target does with an inference.
+/// Behaviour of a target.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Manner {
     /// Answers all.
     Answers,
     /// Refuses every n-th.
     RefusesEach(u64),
-    /// Takes all and answers none.
+    /// Accepts all and answers none.
     Silent,
 }
 
 /// A running target; it ends with the test's process.
 pub(crate) struct Target {
-    /// Where it listens.
+    /// Its address.
     pub(crate) address: SocketAddr,
-    /// Inferences it has taken.
+    /// Inferences that it accepted.
     pub(crate) taken: Arc<AtomicU64>,
 }
 
@@ -43,7 +43,7 @@ fn full(text: impl Into<Bytes>) -> Body {
 }
 
 impl Target {
-    /// Starts one; `grpc` chooses HTTP/2.
+    /// Starts a target; `grpc` chooses HTTP/2.
     pub(crate) fn start(grpc: bool, manner: Manner) -> Target {
         let taken = Arc::new(AtomicU64::new(0));
         let (count, (tell, told)) = (taken.clone(), std::sync::mpsc::channel());
@@ -79,8 +79,7 @@ async fn serve(
             })
         }
     });
-    // A client that goes away ends its connection with an error, which is none of the test's
-    // business.
+    // A client that disconnects ends its connection with an error, which does not matter here.
     let _ = match grpc {
         true => {
             hyper::server::conn::http2::Builder::new(TokioExecutor::new())
@@ -91,7 +90,7 @@ async fn serve(
     };
 }
 
-/// Whether this inference is to be answered; never returns where it is not to be heard of again.
+/// Returns true if this inference is to be answered. Never returns if it gets no response.
 async fn take(manner: Manner, taken: &AtomicU64) -> bool {
     let number = taken.fetch_add(1, Ordering::SeqCst) + 1;
     match manner {
@@ -150,7 +149,7 @@ fn grpc_answer(message: &[u8], status: &'static str) -> Response<Body> {
     Response::new(StreamBody::new(Frames(frames.into_iter())).boxed())
 }
 
-/// A stream of frames that are there already.
+/// A stream of given frames.
 struct Frames<I>(I);
 
 impl<I: Iterator + Unpin> futures_core::Stream for Frames<I> {
