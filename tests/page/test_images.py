@@ -121,14 +121,14 @@ def test_images_are_added_by_drop(browser, server, tmp_path):
     open_images(browser, server)
     press(browser, "#create")
     browser.find_element("id", "name").send_keys("dropped", Keys.ENTER)
-    wait(lambda: "first picture" in text(browser, "about"), "the collection is waited for")
+    wait(lambda: "first image" in text(browser, "about"), "the collection is waited for")
     drop(browser, "#add", *chosen, broken)
     rows = "Object.fromEntries([...document.querySelectorAll('#sent li')].map((e) => [e.querySelector('.name').textContent, e.dataset.state]))"
     wait(lambda: len(js(browser, rows)) == 4 and "sending" not in js(browser, rows).values(), "all were sent")
     assert js(browser, rows) == {path.name: "added" for path in chosen} | {"broken.png": "failed"}
     assert len(js(browser, "document.querySelector('#sent [data-state=failed] .what').textContent")) > 10
     wait(lambda: sorted(names(browser, "#pictures")) == sorted(path.name for path in chosen), "they are listed")
-    wait(lambda: "3 pictures" in text(browser, "about"), "they are counted")
+    wait(lambda: "3 images" in text(browser, "about"), "they are counted")
     drop(browser, "#add", chosen[0])
     wait(lambda: js(browser, rows) == {"coffee.png": "present"}, "what is there is not added twice")
     # Delete it by the page's own button.
@@ -147,7 +147,7 @@ def test_a_zip_is_added_by_drop(browser, server, tmp_path):
     open_images(browser, server)
     press(browser, "#create")
     browser.find_element("id", "name").send_keys("zipped", Keys.ENTER)
-    wait(lambda: "first picture" in text(browser, "about"), "the collection is waited for")
+    wait(lambda: "first image" in text(browser, "about"), "the collection is waited for")
     drop(browser, "#add", tmp_path / "some.zip")
     wait(lambda: len(names(browser, "#pictures")) == 2, "both are listed")
     sent = names(browser, "#sent")
@@ -228,7 +228,7 @@ def test_pages_and_deleting(browser, server):
     press(browser, "#pictures .delete")
     assert second[0] in text(browser, "confirm-title")
     press(browser, "#confirm-delete")
-    wait(lambda: f"{MANY - 1} pictures" in text(browser, "about"), "one is gone")
+    wait(lambda: f"{MANY - 1} images" in text(browser, "about"), "one is gone")
     press(browser, "#back")
     wait(lambda: names(browser, "#pictures") == first, "the first page")
 

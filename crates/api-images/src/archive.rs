@@ -1,5 +1,5 @@
-//! Archives of images. Entries are read one after the other into memory, each within limits;
-//! nothing is ever written by an entry's name, which is only what the image is called afterwards.
+//! Zip archives of images. Entries are read into memory in turn, each within limits. The name of an
+//! entry becomes the name of its image, and never a path of a file.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -12,15 +12,16 @@ use super::bulk::{Source, SourceEntry};
 use super::features::IMAGE_BYTES_MAX;
 use transport::upload::UploadReader;
 
-/// Bytes of an archive at most.
+/// Most bytes of an archive.
 pub(crate) const ARCHIVE_BYTES_MAX: u64 = 8 << 30;
-/// Entries of an archive at most.
+/// Most entries of an archive.
 const ENTRIES_MAX: usize = 1_000_000;
-/// How often as large as the archive its contents may be, and how large they may be in any case:
-/// images hardly shrink, so one that grows more is made to do harm.
+/// Largest ratio of the contents to the archive. Images hardly shrink in an archive, so a larger
+/// ratio means a zip bomb.
 const RATIO_MAX: u64 = 50;
+/// Bytes that the contents may have at any ratio.
 const CONTENTS_BYTES_FREE: u64 = 1 << 30;
-/// Bytes that tell what an entry is.
+/// Bytes at the start of an entry that show its format.
 const HEAD_BYTES: usize = 16;
 /// Bytes copied at once to the temporary file.
 const COPY_BYTES: usize = 64 << 10;
@@ -29,16 +30,17 @@ const COPY_BYTES: usize = 64 << 10;
 pub(crate) struct Archive {
     entries: zip::ZipArchive<File>,
     next: usize,
-    /// Bytes that contents may still have.
+    /// Bytes that the remaining contents may have.
     left: u64,
 }
 
 impl Archive {
-    /// Takes an upload into a file in `directory`, or the system's, and opens it.
+    /// Copies an upload to an unnamed file in `directory`, or the system's, and opens it as an
+    /// archive.
     ///
     /// # Errors
-    /// What ended the upload; `InvalidArgument` for what is no archive; `ResourceExhausted` where
-    /// there is no room.
+    /// The error that ended the upload; `InvalidArgument` if it is no archive; `ResourceExhausted`
+    /// if the disk is full.
     pub(crate) fn receive(
         mut upload: UploadReader,
         directory: Option<&std::path::Path>,
@@ -148,14 +150,14 @@ fn broken_off(error: &io::Error) -> Error {
     Error::cancelled(format!("the upload ended early, and nothing of it was put in: {error}"))
 }
 
-/// What an entry is called, without the directories it claims to lie in.
+/// Returns the last part of an entry's name, without directories and control characters.
 fn last_part(name: &str) -> String {
     let last = name.rsplit(['/', '\\']).find(|part| !part.is_empty()).unwrap_or("picture");
     last.chars().filter(|c| !c.is_control()).take(255).collect()
 }
 
-/// Whether a name says that this should have been an image, so that a damaged one is told and not
-/// passed over.
+/// Returns true if the extension is that of an image. A damaged file with such a name is reported
+/// instead of ignored.
 pub(crate) fn looks_like_an_image(name: &str) -> bool {
     // Resource forks of a Mac's archives have the image's name after "._".
     let extension = name.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase());
@@ -169,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_labels_without_places() {
+    fn names_have_no_directories() {
         for (name, wanted) in [
             ("a.jpg", "a.jpg"),
             ("../../etc/passwd.png", "passwd.png"),

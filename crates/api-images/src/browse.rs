@@ -1,4 +1,4 @@
-//! Looking at collections and images, and removing them.
+//! Lists, reads and removes collections and images.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ use super::query::at;
 use super::services::ImageServices;
 use super::state::ImagesState;
 
-/// Images of one page at most.
+/// Most images of one page.
 const PAGE_MAX: usize = 1000;
-/// Ids of one question at most.
+/// Most ids of one request.
 const IDS_MAX: usize = 1000;
-/// Sides of thumbnails.
+/// Allowed sides of thumbnails in pixels.
 const SIDES: std::ops::RangeInclusive<u32> = 16..=1024;
 
-/// The collections of images.
+/// Returns the collections of images as JSON.
 ///
 /// # Errors
 /// Those of the registry.
@@ -55,7 +55,7 @@ pub(crate) fn collections(services: &ImageServices) -> Result<Value> {
     Ok(json!({ "collections": listed }))
 }
 
-/// A page of a collection's images.
+/// Returns a page of a collection's images as JSON.
 ///
 /// # Errors
 /// Those of [`NamedCollection::scroll`]; `InvalidArgument` for a page that is too large.
@@ -94,10 +94,10 @@ fn entry(point: FetchedPoint) -> Value {
     })
 }
 
-/// Which of these ids are not there.
+/// Returns the ids that the collection does not have, as JSON.
 ///
 /// # Errors
-/// `InvalidArgument` for too many or for what is no id; those of the collection.
+/// `InvalidArgument` for too many ids or an invalid one; errors of the collection.
 pub(crate) async fn missing(
     services: &Arc<ImageServices>,
     name: &str,
@@ -111,7 +111,7 @@ pub(crate) async fn missing(
     let registry = services.registry()?;
     let target = match ImageCollection::open(&registry, name) {
         Ok(target) => target,
-        // Nothing is there yet, so all are missing.
+        // A collection that does not exist has no image.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(json!({ "missing": ids })),
         Err(error) => return Err(error),
     };
@@ -128,7 +128,7 @@ pub(crate) async fn missing(
     services.pool.run(work).await
 }
 
-/// An image's point.
+/// Reads the point of an image.
 async fn point(
     services: &Arc<ImageServices>,
     named: &Arc<NamedCollection>,
@@ -143,16 +143,16 @@ async fn point(
     services.pool.run(work).await
 }
 
-/// The key of a point's original.
+/// Returns the key of a point's original.
 fn key(point: &FetchedPoint) -> Result<String> {
     let key = point.payload.get(BLOCK).and_then(|block| block.get("original")?.as_str());
     key.map(str::to_owned).ok_or_else(|| Error::not_found("this point was put in without an image"))
 }
 
-/// An image as it was sent, and its media type.
+/// Returns an image as it was sent, and its media type.
 ///
 /// # Errors
-/// `NotFound`; those of the place of originals.
+/// `NotFound`; errors of the store of originals.
 pub(crate) async fn original(
     services: &Arc<ImageServices>,
     name: &str,
@@ -166,7 +166,7 @@ pub(crate) async fn original(
     Ok((media, bytes))
 }
 
-/// A small JPEG of an image.
+/// Returns a JPEG of an image that is scaled to `size` pixels.
 ///
 /// # Errors
 /// As [`original`]; `InvalidArgument` for a side out of range.
@@ -188,7 +188,7 @@ pub(crate) async fn small(
     services.pool.run(work).await
 }
 
-/// An image's keypoints, in its own pixels.
+/// Returns an image's keypoints in its own pixels, as JSON.
 ///
 /// # Errors
 /// As [`original`]; `DataLoss` for a damaged record.
@@ -220,7 +220,7 @@ pub(crate) async fn keypoints(
     }))
 }
 
-/// Removes an image, and its original where no other version of the collection has it.
+/// Removes an image, and its original if no other version of the collection has the image.
 ///
 /// # Errors
 /// `NotFound`; those of the collection.
@@ -244,7 +244,7 @@ pub(crate) async fn delete(services: &Arc<ImageServices>, name: &str, id: PointI
     Ok(())
 }
 
-/// Removes a collection, and its originals where no other version has them.
+/// Removes a collection, and its originals if it is the last version.
 ///
 /// # Errors
 /// `NotFound`; those of the registry.
@@ -259,7 +259,7 @@ pub(crate) async fn drop_collection(services: &Arc<ImageServices>, name: &str) -
     Ok(())
 }
 
-/// The image collections as Qdrant's interface sees them.
+/// The collections of images as Qdrant's interface uses them.
 pub struct ImageRemoval(Arc<ImageServices>);
 
 impl ImageRemoval {
@@ -276,7 +276,7 @@ impl api_qdrant::ImageCollections for ImageRemoval {
 
     fn remove<'a>(&'a self, name: &'a str) -> api_qdrant::BoxFuture<'a, Result<bool>> {
         Box::pin(async move {
-            // A collection that is missing or unreadable is left to the other interface.
+            // Qdrant's interface handles a collection that is missing or unreadable.
             let images = |named: Arc<NamedCollection>| {
                 named.name() == name && ImageCollection::of(&named).is_some()
             };
@@ -288,7 +288,7 @@ impl api_qdrant::ImageCollections for ImageRemoval {
     }
 }
 
-/// Whether it was the last that had its originals.
+/// Removes the collection. Returns true if no other collection has its originals.
 fn remove(registry: &Registry, target: &ImageCollection) -> Result<bool> {
     let last = target.siblings(registry).len() <= 1 && target.siblings_are_known(registry);
     registry.remove(target.named.name())?;

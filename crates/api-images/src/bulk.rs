@@ -1,4 +1,4 @@
-//! Many images of one caller: an archive or a folder, told line by line as they are done.
+//! Puts in the images of an archive or a folder, and reports each as a line once it is done.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -16,27 +16,27 @@ use super::store::PutOutcome;
 use transport::UploadPermit;
 use transport::result_stream::ResultWriter;
 
-/// Images of one caller that are under way.
-const UNDER_WAY_MAX: usize = 64;
+/// Most images of one request in flight.
+const IN_FLIGHT_MAX: usize = 64;
 
-/// What a source has next.
+/// Next entry of a source.
 pub(crate) enum SourceEntry {
-    /// An image, and what it is called.
+    /// Name and bytes of an image.
     Image(String, Bytes),
-    /// Something that should have been one.
+    /// Name and error of an image that cannot be read.
     Failed(String, Error),
-    /// A file that is none.
+    /// A file that is no image.
     Ignored,
     /// No file.
     Nothing,
 }
 
-/// Where images come from, one after the other.
+/// A sequence of images.
 pub(crate) trait Source {
     fn next(&mut self) -> Option<SourceEntry>;
 }
 
-/// What became of all.
+/// Counts of results.
 #[derive(Default)]
 struct Summary {
     added: u64,
@@ -45,10 +45,10 @@ struct Summary {
     ignored: u64,
 }
 
-/// Starts a thread that puts the images of a source in, and writes lines to `writer`.
+/// Starts a thread that puts in the images of a source, and writes lines to `writer`.
 ///
 /// # Errors
-/// `ResourceExhausted` where there can be no more threads.
+/// `ResourceExhausted` if no thread can be started.
 pub(crate) fn start<S: Source>(
     state: &Arc<ImagesState>,
     wanted: CollectionSpec,
@@ -63,7 +63,7 @@ pub(crate) fn start<S: Source>(
     let body = move || {
         os::thread::enter_background("reading images");
         let ended = open().map(|mut source| Bulk::new(state, job, &writer).run(&mut source));
-        // An error while images are put in is a line, too: the status has long been said.
+        // The status is sent already, so an error is a line too.
         if let Ok(Err(error)) = &ended {
             let line = json!({ "error": error.message() });
             let _ = writer.send(format!("{line}\n").into());
@@ -77,21 +77,27 @@ pub(crate) fn start<S: Source>(
         .map_err(|error| Error::exhausted(format!("no thread for the images: {error}")))
 }
 
-type Told = (String, Result<PutOutcome>);
+/// Result of one image.
+struct ImageReport {
+    name: String,
+    outcome: Result<PutOutcome>,
+}
 
 struct Bulk<'a> {
     state: Arc<ImagesState>,
     job: Arc<IngestJob>,
     writer: &'a ResultWriter,
-    told: (Sender<Told>, Receiver<Told>),
-    under_way: usize,
+    sender: Sender<ImageReport>,
+    reports: Receiver<ImageReport>,
+    in_flight: usize,
     summary: Summary,
 }
 
 impl<'a> Bulk<'a> {
     fn new(state: Arc<ImagesState>, job: Arc<IngestJob>, writer: &'a ResultWriter) -> Bulk<'a> {
-        // Bounded by what is under way.
-        Bulk { state, job, writer, told: unbounded(), under_way: 0, summary: Summary::default() }
+        // At most IN_FLIGHT_MAX reports are in the channel.
+        let (sender, reports) = unbounded();
+        Bulk { state, job, writer, sender, reports, in_flight: 0, summary: Summary::default() }
     }
 
     fn run(mut self, source: &mut impl Source) -> Result<()> {
@@ -99,20 +105,22 @@ impl<'a> Bulk<'a> {
             let Some(found) = source.next() else { break };
             match found {
                 SourceEntry::Image(name, bytes) => self.send(name, bytes)?,
-                SourceEntry::Failed(name, error) => self.tell((name, Err(error)))?,
+                SourceEntry::Failed(name, error) => {
+                    self.report(ImageReport { name, outcome: Err(error) })?
+                }
                 SourceEntry::Ignored => self.summary.ignored += 1,
                 SourceEntry::Nothing => {}
             }
-            while self.under_way >= UNDER_WAY_MAX {
-                self.hear()?;
+            while self.in_flight >= IN_FLIGHT_MAX {
+                self.wait_report()?;
             }
-            while let Ok(told) = self.told.1.try_recv() {
-                self.under_way -= 1;
-                self.tell(told)?;
+            while let Ok(report) = self.reports.try_recv() {
+                self.in_flight -= 1;
+                self.report(report)?;
             }
         }
-        while self.under_way > 0 {
-            self.hear()?;
+        while self.in_flight > 0 {
+            self.wait_report()?;
         }
         let Summary { added, present, failed, ignored } = self.summary;
         let summary =
@@ -121,9 +129,9 @@ impl<'a> Bulk<'a> {
     }
 
     fn send(&mut self, name: String, bytes: Bytes) -> Result<()> {
-        let answer = Answer { told: Some((self.told.0.clone(), name.clone())) };
-        let done = Box::new(move |outcome| answer.give(outcome));
-        self.under_way += 1;
+        let reporter = Reporter { target: Some((self.sender.clone(), name.clone())) };
+        let done = Box::new(move |outcome| reporter.send(outcome));
+        self.in_flight += 1;
         self.state.ingest.send(IngestImage {
             job: self.job.clone(),
             name,
@@ -133,23 +141,22 @@ impl<'a> Bulk<'a> {
         })
     }
 
-    fn hear(&mut self) -> Result<()> {
-        let told = self
-            .told
-            .1
-            .recv()
-            .map_err(|_| Error::internal("nobody tells what became of images"))?;
-        self.under_way -= 1;
-        self.tell(told)
+    fn wait_report(&mut self) -> Result<()> {
+        let report =
+            self.reports.recv().map_err(|_| Error::internal("the results of images are lost"))?;
+        self.in_flight -= 1;
+        self.report(report)
     }
 
-    fn tell(&mut self, (name, outcome): Told) -> Result<()> {
-        let line: Value = match outcome {
+    /// Counts a result and writes its line.
+    fn report(&mut self, report: ImageReport) -> Result<()> {
+        let name = &report.name;
+        let line: Value = match report.outcome {
             Ok(outcome) => {
                 let count =
                     if outcome.added { &mut self.summary.added } else { &mut self.summary.present };
                 *count += 1;
-                outcome.line(&name)
+                outcome.line(name)
             }
             Err(error) => {
                 self.summary.failed += 1;
@@ -160,25 +167,26 @@ impl<'a> Bulk<'a> {
     }
 }
 
-/// Answers exactly once, also where the thread that works on the image ends by panic.
-struct Answer {
-    told: Option<(Sender<Told>, String)>,
+/// Reports the result of an image exactly once, even if its thread panics.
+struct Reporter {
+    target: Option<(Sender<ImageReport>, String)>,
 }
 
-impl Answer {
-    fn give(mut self, outcome: Result<PutOutcome>) {
-        if let Some((told, name)) = self.told.take() {
-            // The caller's thread has gone when its client has.
-            let _ = told.send((name, outcome));
+impl Reporter {
+    fn send(mut self, outcome: Result<PutOutcome>) {
+        self.send_once(outcome);
+    }
+
+    fn send_once(&mut self, outcome: Result<PutOutcome>) {
+        if let Some((sender, name)) = self.target.take() {
+            // The send fails only if the client has disconnected and the thread has ended.
+            let _ = sender.send(ImageReport { name, outcome });
         }
     }
 }
 
-impl Drop for Answer {
+impl Drop for Reporter {
     fn drop(&mut self) {
-        if let Some((told, name)) = self.told.take() {
-            let _ =
-                told.send((name, Err(Error::internal("looking at this image ended in a panic"))));
-        }
+        self.send_once(Err(Error::internal("looking at this image ended in a panic")));
     }
 }

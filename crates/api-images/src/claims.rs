@@ -1,25 +1,24 @@
-//! Images that bulk threads have in hand, so that a file which is sent twice is put in once and
-//! told so.
+//! Ids of the images that bulk threads work on, so that a file that is sent twice is put in once.
 
 use std::collections::HashSet;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// The ids in hand.
+/// The claimed ids.
 #[derive(Default)]
 pub(crate) struct Claims {
     taken: Mutex<HashSet<[u8; 16]>>,
     changed: Condvar,
 }
 
-/// Ids that nobody else has in hand, until this is dropped.
+/// Ids that only the caller works on, until this is dropped.
 pub(crate) struct Claim<'a> {
     claims: &'a Claims,
     ids: HashSet<[u8; 16]>,
 }
 
 impl Claims {
-    /// Waits until nobody has any of `ids`, and takes all of them at once: who waits has none, so
-    /// nobody waits in a ring.
+    /// Waits until all of `ids` are free, and claims them at once. A waiting thread holds no ids,
+    /// so there is no deadlock.
     pub(crate) fn take(&self, ids: &[[u8; 16]]) -> Claim<'_> {
         let ids: HashSet<[u8; 16]> = ids.iter().copied().collect();
         let taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
@@ -45,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_has_what_another_has() {
+    fn an_id_has_one_claim() {
         let (claims, inside) = (Claims::default(), [AtomicU32::new(0), AtomicU32::new(0)]);
         std::thread::scope(|scope| {
             for order in [[0, 1], [1, 0], [0, 0], [1, 1]] {

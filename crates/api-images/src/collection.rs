@@ -1,8 +1,8 @@
-//! Collections of images: what the service keeps with one, and how it is made.
+//! Collections of images and their settings.
 //!
-//! A collection that the service makes for a name is called "NAME.v1", and NAME is an alias of it.
-//! A rebuild makes "NAME.v2" and changes the alias, and back again: that is what an alias is for,
-//! and one cannot have a collection's own name.
+//! The first put to NAME creates the collection "NAME.v1" and the alias NAME. A rebuild creates
+//! "NAME.v2" and changes the alias. An alias can be changed back; it cannot have the name of a
+//! collection.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use search::registry::{
 };
 use serde_json::{Value, json};
 
-/// Where the service's settings lie among those that doors keep with a collection.
+/// Key of these settings in the settings that a collection keeps for its endpoints.
 const SECTION: &str = "images";
 
-/// What images show, which decides on their keypoints.
+/// Subject of the images, which decides how keypoints are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ImageKind {
     Photo,
@@ -50,16 +50,16 @@ pub(crate) struct ImageCollection {
     pub(crate) kind: ImageKind,
     /// The model that embeds its images.
     pub(crate) model: String,
-    /// Where its originals lie; versions of a collection share them.
+    /// Prefix of the keys of its originals, which the versions of a collection share.
     pub(crate) space: String,
 }
 
-/// Whether a collection is one of images.
+/// Returns true if the collection holds images.
 pub(crate) fn has_images(named: &NamedCollection) -> bool {
     named.settings().extra.get(SECTION).is_some()
 }
 
-/// What a collection of images is to be.
+/// Name and wanted properties of a collection of images.
 #[derive(Clone, Debug)]
 pub(crate) struct CollectionSpec {
     /// Its name, which may be an alias.
@@ -69,7 +69,7 @@ pub(crate) struct CollectionSpec {
 }
 
 impl ImageCollection {
-    /// The collection of a name or an alias.
+    /// Opens the collection of a name or an alias.
     ///
     /// # Errors
     /// Those of [`Registry::get`]; `FailedPrecondition` for a collection without images.
@@ -82,10 +82,10 @@ impl ImageCollection {
         })
     }
 
-    /// HeldBytes while images are written to it, which was found as `name`.
+    /// Locks the collection, which was found as `name`, while images are written to it.
     ///
     /// # Errors
-    /// `Unavailable` where the name stands for another collection since.
+    /// `Unavailable` if the name means another collection by now.
     pub(crate) fn writing<'a>(
         &self,
         registry: &'a Registry,
@@ -100,7 +100,7 @@ impl ImageCollection {
         )))
     }
 
-    /// A collection as one of images, if it is.
+    /// Returns `named` as a collection of images, or `None` if it holds none.
     pub(crate) fn of(named: &Arc<NamedCollection>) -> Option<ImageCollection> {
         let settings = named.settings();
         let section = settings.extra.get(SECTION)?;
@@ -113,7 +113,7 @@ impl ImageCollection {
         })
     }
 
-    /// The collection, if there is one, checked against what the caller wants it to be.
+    /// Returns the collection, or `None` if it does not exist.
     ///
     /// # Errors
     /// As [`ImageCollection::open`], and `FailedPrecondition` for another kind or model.
@@ -142,8 +142,8 @@ impl ImageCollection {
         Ok(Some(target))
     }
 
-    /// Makes the collection for embeddings of `dims` values of `model`, or finds the one that
-    /// somebody else has made meanwhile.
+    /// Creates the collection for embeddings of `dims` values of `model`, or returns the one that
+    /// another request has created meanwhile.
     ///
     /// # Errors
     /// Those of [`Registry::create`] and [`ImageCollection::existing`].
@@ -170,7 +170,7 @@ impl ImageCollection {
         })
     }
 
-    /// Makes the next version of a collection, empty, for embeddings of another model.
+    /// Creates the next version of a collection, empty, for embeddings of another model.
     ///
     /// # Errors
     /// Those of [`Registry::create`].
@@ -190,7 +190,7 @@ impl ImageCollection {
             .ok_or_else(|| Error::internal("a new collection has lost its settings"))
     }
 
-    /// Refuses an embedding that does not fit.
+    /// Checks that an embedding has the collection's number of values.
     ///
     /// # Errors
     /// `FailedPrecondition` with the remedy.
@@ -206,7 +206,7 @@ impl ImageCollection {
         )))
     }
 
-    /// All collections that share its originals, itself included.
+    /// Returns all collections that share its originals, itself included.
     pub(crate) fn siblings(&self, registry: &Registry) -> Vec<ImageCollection> {
         let ready = registry.list().into_iter().filter_map(|listed| match listed.state {
             ListedState::Ready(named) => ImageCollection::of(&named),
@@ -215,8 +215,8 @@ impl ImageCollection {
         ready.filter(|target| target.space == self.space).collect()
     }
 
-    /// Whether all that share its originals can be asked. One that is being opened, or is broken,
-    /// may need them too: then they stay, which costs only their place.
+    /// Returns true if every collection of the server is open. A collection that is being opened,
+    /// or is broken, may share the originals; they are kept then.
     pub(crate) fn siblings_are_known(&self, registry: &Registry) -> bool {
         let unknown = |listed: &ListedCollection| !matches!(listed.state, ListedState::Ready(_));
         let found = registry.list().into_iter().find(unknown);

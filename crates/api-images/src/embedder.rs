@@ -1,4 +1,4 @@
-//! Served models that embed images: which they are, what they take, what they give.
+//! Served models that embed images: how they are found, their inputs and outputs.
 
 use std::sync::Arc;
 
@@ -7,36 +7,36 @@ use engine::Servable;
 use lifecycle::Catalog;
 use vision::{Fit, Image, Layout, Order, Preprocess};
 
-/// A side of an input that the model leaves open.
+/// Side of an input whose size is dynamic.
 const SIDE_DEFAULT: u32 = 224;
-/// Sides that an input may have.
+/// Largest side of an input.
 const SIDE_MAX: usize = 2048;
-/// Images of one run.
+/// Most images of one run.
 const BATCH_MAX: usize = 16;
-/// A model that nobody names gives at least so many values for an image: fewer are a classifier's
-/// answer (two for whether it is upside down), by which images would be searched without
-/// anybody's noticing. The smallest embeddings in use have 64.
+/// Fewest values of an embedding of a model that is chosen without a name. Fewer values are the
+/// classes of a classifier (such as two for upside down), which would make a useless search. The
+/// smallest embeddings in use have 64.
 const DIMS_MIN: usize = 16;
 
-/// A version of a model that takes images and gives a vector for each.
+/// A version of a model that turns images into vectors.
 #[derive(Clone)]
 pub(crate) struct Embedder {
     pub(crate) servable: Arc<Servable>,
     input: Arc<str>,
     output: Arc<str>,
     preprocess: Preprocess,
-    /// Images of one run at most.
+    /// Most images of one run.
     pub(crate) batch_max: usize,
-    /// Values for each image, where the signature says.
+    /// Values of one vector, if the signature fixes them.
     dims: Option<usize>,
 }
 
 impl Embedder {
-    /// The served model called `name`, or where there is no name, the only one that takes images
-    /// and gives at least [`DIMS_MIN`] values for each.
+    /// Returns the served model `name`. Without a name, returns the only served model that embeds
+    /// images in at least [`DIMS_MIN`] values.
     ///
     /// # Errors
-    /// `FailedPrecondition`, with the remedy, where there is no such model, none, or several;
+    /// `FailedPrecondition`, with the remedy, if there is no such model or several;
     /// `Unavailable` while it is loading.
     pub(crate) fn find(catalog: &Catalog, name: Option<&str>) -> Result<Embedder> {
         if let Some(name) = name {
@@ -79,10 +79,10 @@ impl Embedder {
         }
     }
 
-    /// A version as an embedder.
+    /// Creates the embedder of a version.
     ///
     /// # Errors
-    /// `FailedPrecondition` where its signature does not look like images in, a vector out.
+    /// `FailedPrecondition` if its signature does not take images or return vectors.
     fn of(servable: Arc<Servable>) -> Result<Embedder> {
         let found = io(servable.signature()).ok_or_else(|| {
             Error::precondition(format!(
@@ -104,19 +104,18 @@ impl Embedder {
         })
     }
 
-    /// The model's name.
     pub(crate) fn name(&self) -> &str {
         &self.servable.id.model
     }
 
-    /// An image as the model's input.
+    /// Returns the values of an image as the model's input.
     pub(crate) fn tensor(&self, image: &Image) -> Result<Vec<f32>> {
         let mut values = vec![0.0; self.preprocess.len()];
         self.preprocess.write(image, &mut values)?;
         Ok(values)
     }
 
-    /// The inputs of one run, of images' inputs.
+    /// Joins the values of several images to the inputs of one run.
     pub(crate) fn inputs(&self, images: &[Vec<f32>]) -> Result<Vec<NamedTensor>> {
         let (height, width) = (self.preprocess.height as usize, self.preprocess.width as usize);
         let count = images.len();
@@ -128,16 +127,15 @@ impl Embedder {
         Ok(vec![NamedTensor::new(self.input.clone(), tensor)])
     }
 
-    /// The outputs to ask for.
+    /// Returns the names of the outputs that a run must return.
     pub(crate) fn outputs(&self) -> Vec<Arc<str>> {
         vec![self.output.clone()]
     }
 
-    /// The vectors of `count` images.
+    /// Returns the vectors of `count` images.
     ///
     /// # Errors
-    /// `FailedPrecondition` for an answer that is no such vectors, or that has values which are no
-    /// numbers.
+    /// `FailedPrecondition` if the outputs are not `count` vectors of finite numbers.
     pub(crate) fn embeddings(
         &self,
         outputs: &[NamedTensor],
@@ -157,7 +155,7 @@ impl Embedder {
         Ok(values.chunks_exact(dims).map(<[f32]>::to_vec).collect())
     }
 
-    /// Runs on the calling thread, as bulk work at idle priority does.
+    /// Embeds images on the calling thread, as bulk work at idle priority does.
     ///
     /// # Errors
     /// Those of the engine, and of [`Embedder::embeddings`].
@@ -167,7 +165,7 @@ impl Embedder {
     }
 }
 
-/// Values that an output has for each image, where its shape says.
+/// Returns the values of an output per image, if its shape fixes them.
 fn dims(output: &TensorSpec) -> Option<usize> {
     match output.shape.as_deref()?.get(1)? {
         Dim::Fixed(dims) => Some(*dims),
@@ -175,7 +173,7 @@ fn dims(output: &TensorSpec) -> Option<usize> {
     }
 }
 
-/// Input and output, what the input's shape says, and the batch; `None` for what is no embedder.
+/// Returns input, output, preprocessing and largest batch; `None` if the model is no embedder.
 fn io(signature: &Signature) -> Option<(&TensorSpec, &TensorSpec, Preprocess, usize)> {
     let mut needed = signature.inputs.iter().filter(|input| !input.optional);
     let (input, None) = (needed.next()?, needed.next()) else { return None };
@@ -212,8 +210,9 @@ fn io(signature: &Signature) -> Option<(&TensorSpec, &TensorSpec, Preprocess, us
     Some((input, output, preprocess, batch_max))
 }
 
-/// What the model's own facts say of its input: "image.mean" and "image.std" (three numbers of red,
-/// green and blue), "image.scale", "image.order" (rgb, bgr), "image.fit" (stretch, crop, pad).
+/// Reads the preprocessing from the model's metadata: "image.mean" and "image.std" (three numbers
+/// for red, green and blue), "image.scale", "image.order" (rgb, bgr), "image.fit" (stretch, crop,
+/// pad).
 fn settings(servable: &Servable, preprocess: &mut Preprocess) -> Result<()> {
     let facts = servable.metadata();
     let odd = |key: &str, text: &str| {

@@ -1,4 +1,4 @@
-//! `/v1/images`: requests become calls of the service, and their outcomes answers.
+//! The handlers of `/v1/images`.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -31,14 +31,16 @@ use transport::UploadPermit;
 use transport::result_stream::result_channel;
 use transport::upload::{UploadLimits, UploadPieces, upload_channel};
 
-/// Where the routes are described.
+/// Description of the routes.
 const OPENAPI: &str = include_str!("openapi.json");
-/// Images of a page, and the side of a thumbnail, where the caller does not say.
+/// Default number of images on a page.
 const PAGE_DEFAULT: usize = 50;
+/// Default side of a thumbnail in pixels.
 const SIDE_DEFAULT: u32 = 256;
+/// Default number of hits of a search.
 const HITS_DEFAULT: usize = 10;
 
-/// The routes, with their paths as [`OPENAPI`] has them.
+/// Returns the routes, with the paths of the OpenAPI description.
 pub fn routes() -> Router<Arc<ImagesState>> {
     Router::new()
         .route("/v1/images", get(collections))
@@ -48,14 +50,14 @@ pub fn routes() -> Router<Arc<ImagesState>> {
         .route("/v1/images/{collection}/missing", post(missing))
         .route("/v1/images/{collection}/rebuild", post(begin_rebuild).get(rebuild_progress))
         .route("/v1/images/{collection}/{id}", get(original).delete(delete))
-        .route("/v1/images/{collection}/{id}/thumbnail", get(small))
+        .route("/v1/images/{collection}/{id}/thumbnail", get(thumbnail))
         .route("/v1/images/{collection}/{id}/keypoints", get(keypoints))
 }
 
-type Given<T> = std::result::Result<Query<T>, QueryRejection>;
+type QueryResult<T> = std::result::Result<Query<T>, QueryRejection>;
 
-fn given<T>(query: Given<T>) -> Result<T> {
-    query.map(|Query(given)| given).map_err(|error| Error::invalid(error.body_text()))
+fn parameters<T>(query: QueryResult<T>) -> Result<T> {
+    query.map(|Query(parameters)| parameters).map_err(|error| Error::invalid(error.body_text()))
 }
 
 fn flag(name: &str, value: Option<&str>) -> Result<bool> {
@@ -70,7 +72,7 @@ fn answer(outcome: Result<Value>) -> Reply {
     Reply::of(outcome.map(|body| Reply::json(body.to_string())))
 }
 
-/// The body, where it is read whole. A body that ends early puts nothing in.
+/// Reads a whole body. A body that ends early puts nothing in.
 async fn whole(services: &ImageServices, headers: &HeaderMap, body: Body) -> Result<bytes::Bytes> {
     services.requests.read_body(headers, body).await
 }
@@ -85,10 +87,10 @@ async fn collections(State(state): Shared<ImagesState>) -> Reply {
     answer(browse::collections(&state.services))
 }
 
-/// What the query of a PUT may say.
+/// Query parameters of a put.
 #[derive(Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Put {
+struct PutParameters {
     name: Option<String>,
     kind: Option<String>,
     model: Option<String>,
@@ -99,20 +101,20 @@ struct Put {
 async fn put_in(
     State(state): Shared<ImagesState>,
     Path(collection): Path<String>,
-    asked: Given<Put>,
+    asked: QueryResult<PutParameters>,
     Extension(peer): Extension<Peer>,
     Extension(watch): Extension<HeaderTimeout>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
-    let sent = Sent { collection, peer, watch, headers, body };
+    let sent = PutRequest { collection, peer, watch, headers, body };
     match sent.answered(&state, asked).await {
         Ok(response) => response,
         Err(error) => Reply::error(&error).into_response(),
     }
 }
 
-struct Sent {
+struct PutRequest {
     collection: String,
     peer: Peer,
     watch: HeaderTimeout,
@@ -120,9 +122,13 @@ struct Sent {
     body: Body,
 }
 
-impl Sent {
-    async fn answered(self, state: &Arc<ImagesState>, asked: Given<Put>) -> Result<Response> {
-        let asked = given(asked)?;
+impl PutRequest {
+    async fn answered(
+        self,
+        state: &Arc<ImagesState>,
+        asked: QueryResult<PutParameters>,
+    ) -> Result<Response> {
+        let asked = parameters(asked)?;
         let kind = asked.kind.as_deref().map(ImageKind::parse).transpose()?;
         let wanted =
             CollectionSpec { name: self.collection.clone(), kind, model: asked.model.clone() };
@@ -144,7 +150,7 @@ impl Sent {
         self,
         state: &Arc<ImagesState>,
         wanted: CollectionSpec,
-        asked: Put,
+        asked: PutParameters,
     ) -> Result<Response> {
         state.services.requests.check_room()?;
         let name = checked_name(asked.name.as_deref().unwrap_or_default())?;
@@ -169,7 +175,7 @@ impl Sent {
             bytes_max: ARCHIVE_BYTES_MAX,
             piece_timeout: state.services.requests.limits.client_timeout,
         };
-        // While the body comes, its bytes are not those of a next request.
+        // Until the body is complete, its bytes do not belong to a next request.
         let receiving = self.watch.complete();
         let (sender, reader, failure) = upload_channel(None);
         let pieces = UploadPieces::raw(self.body);
@@ -204,8 +210,8 @@ impl Sent {
     }
 }
 
-/// An answer of lines, made by a thread that opens the source first: what is wrong with that is the
-/// answer's status.
+/// Returns a response of lines that a thread writes. The thread opens the source first, whose error
+/// becomes the status of the response.
 async fn lines<S: bulk::Source>(
     state: &Arc<ImagesState>,
     wanted: CollectionSpec,
@@ -223,7 +229,7 @@ async fn lines<S: bulk::Source>(
     Ok(response)
 }
 
-/// Reads a body that is JSON.
+/// Reads a JSON body.
 async fn parsed<T>(services: &ImageServices, headers: &HeaderMap, body: Body) -> Result<T>
 where
     T: serde::de::DeserializeOwned + Send + 'static,
@@ -231,10 +237,10 @@ where
     services.requests.parse_json(services.requests.read_json_body(headers, body).await?).await
 }
 
-/// What the query of a page may say.
+/// Query parameters of a page.
 #[derive(Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Page {
+struct PageParameters {
     limit: Option<usize>,
     offset: Option<String>,
     filter: Option<String>,
@@ -243,10 +249,10 @@ struct Page {
 async fn page(
     State(state): Shared<ImagesState>,
     Path(collection): Path<String>,
-    asked: Given<Page>,
+    asked: QueryResult<PageParameters>,
 ) -> Reply {
     let page = async {
-        let asked = given(asked)?;
+        let asked = parameters(asked)?;
         let offset = asked.offset.as_deref().map(str::parse::<PointId>).transpose()?;
         let limit = asked.limit.unwrap_or(PAGE_DEFAULT);
         browse::page(&state.services, &collection, limit, offset, asked.filter).await
@@ -265,10 +271,10 @@ async fn drop_collection(
     )
 }
 
-/// What the query of a search may say.
+/// Query parameters of a search.
 #[derive(Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Find {
+struct SearchParameters {
     k: Option<usize>,
     threshold: Option<f32>,
     candidates: Option<usize>,
@@ -279,12 +285,12 @@ struct Find {
 async fn find(
     State(state): Shared<ImagesState>,
     Path(collection): Path<String>,
-    asked: Given<Find>,
+    asked: QueryResult<SearchParameters>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
     let found = async {
-        let asked = given(asked)?;
+        let asked = parameters(asked)?;
         state.services.requests.check_room()?;
         let explain = flag("explain", asked.explain.as_deref())?;
         let sample = if media(&headers) == "application/json" {
@@ -351,8 +357,8 @@ async fn rebuild_progress(
     answer(state.rebuilds.progress(&collection))
 }
 
-/// An image's bytes never change under its id.
-fn kept(reply: Reply) -> Reply {
+/// Lets clients cache a reply, because the bytes of an id never change.
+fn cacheable(reply: Reply) -> Reply {
     reply
         .with_header(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=86400"))
         .with_header(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"))
@@ -363,7 +369,7 @@ async fn original(
     Path((collection, id)): Path<(String, String)>,
 ) -> Reply {
     let found = async { browse::original(&state.services, &collection, id.parse()?).await };
-    Reply::of(found.await.map(|(media, bytes)| kept(Reply::body(media, bytes))))
+    Reply::of(found.await.map(|(media, bytes)| cacheable(Reply::body(media, bytes))))
 }
 
 async fn delete(
@@ -374,23 +380,23 @@ async fn delete(
     answer(deleted.await.map(|()| json!({ "deleted": id })))
 }
 
-/// What the query of a thumbnail may say.
+/// Query parameters of a thumbnail.
 #[derive(Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Small {
+struct ThumbnailParameters {
     size: Option<u32>,
 }
 
-async fn small(
+async fn thumbnail(
     State(state): Shared<ImagesState>,
     Path((collection, id)): Path<(String, String)>,
-    asked: Given<Small>,
+    asked: QueryResult<ThumbnailParameters>,
 ) -> Reply {
     let made = async {
-        let size = given(asked)?.size.unwrap_or(SIDE_DEFAULT);
+        let size = parameters(asked)?.size.unwrap_or(SIDE_DEFAULT);
         browse::small(&state.services, &collection, id.parse()?, size).await
     };
-    Reply::of(made.await.map(|bytes| kept(Reply::body("image/jpeg", bytes))))
+    Reply::of(made.await.map(|bytes| cacheable(Reply::body("image/jpeg", bytes))))
 }
 
 async fn keypoints(

@@ -1,5 +1,5 @@
-//! What is made of an image's bytes: its id, its embedding model's input, its keypoints, its
-//! facts.
+//! Extracts from an image's bytes its id, its facts, its keypoints and the input of its embedding
+//! model.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,21 +15,21 @@ use super::embedder::Embedder;
 use super::job::IngestJob;
 use transport::{ByteBudget, Reservation};
 
-/// The service's own block of a payload.
+/// Key of a payload that the service owns.
 pub(crate) const BLOCK: &str = "image";
-/// Bytes of an image's file at most.
+/// Most bytes of an image's file.
 pub(crate) const IMAGE_BYTES_MAX: usize = 64 << 20;
-/// Bytes of an image's name at most.
+/// Most bytes of an image's name.
 const NAME_BYTES_MAX: usize = 512;
-/// Resolutions of fingerprint scanners; a file that claims another one was made by something that
-/// does not know.
+/// Resolutions of fingerprint scanners in dots per inch. Any other resolution in a file is ignored.
 const SCAN_DOTS: std::ops::RangeInclusive<f32> = 250.0..=1200.0;
-/// How often, and for how long, bulk work looks for memory to decode in.
+/// Time between two attempts of bulk work to reserve memory for decoding.
 const MEMORY_RETRY: Duration = Duration::from_millis(50);
+/// Longest wait of bulk work for that memory.
 const MEMORY_WAIT_MAX: Duration = Duration::from_secs(120);
 
-/// An image's id: the first 16 bytes of its file's BLAKE3 hash, as a UUID of version 8 (RFC 9562,
-/// 5.8).
+/// Returns an image's id: the first 16 bytes of its file's BLAKE3 hash as a UUID of version 8 (RFC
+/// 9562, 5.8).
 pub(crate) fn id_of(bytes: &[u8]) -> [u8; 16] {
     let hash = blake3::hash(bytes);
     let number = hash.as_bytes().first_chunk::<16>().copied().map_or(0, u128::from_be_bytes);
@@ -38,7 +38,7 @@ pub(crate) fn id_of(bytes: &[u8]) -> [u8; 16] {
     variant.to_be_bytes()
 }
 
-/// An image's facts, as its payload has them.
+/// Properties of an image that its payload contains.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     pub(crate) id: [u8; 16],
@@ -51,13 +51,13 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// The key of its original in `space`.
+    /// Returns the key of its original in `space`.
     pub(crate) fn original(&self, space: &str) -> String {
         let id = PointId::Uuid(self.id).to_string();
         format!("{space}/{}/{id}.{}", id.get(..2).unwrap_or("00"), self.format.name())
     }
 
-    /// The user's payload with the service's block.
+    /// Returns the user's payload with the service's block.
     pub(crate) fn payload(&self, own: &Map<String, Value>, space: &str) -> Map<String, Value> {
         let mut payload = own.clone();
         let block = json!({
@@ -69,7 +69,7 @@ impl Facts {
     }
 }
 
-/// What search compares, and the facts.
+/// Features that search compares, and the facts.
 pub(crate) struct Features {
     pub(crate) facts: Facts,
     pub(crate) graph: Graph,
@@ -78,7 +78,7 @@ pub(crate) struct Features {
 }
 
 impl Features {
-    /// The record of the keypoints.
+    /// Returns the record of the keypoints.
     pub(crate) fn record(&self) -> Vec<u8> {
         let mut record = Vec::new();
         self.graph.encode(&mut record);
@@ -86,7 +86,7 @@ impl Features {
     }
 }
 
-/// An error with the name of the image that it is about, where it has one.
+/// Adds the name of the image to an error, if it has one.
 pub(crate) fn of_image(error: Error, name: &str) -> Error {
     if name.is_empty() { error } else { error.context(name) }
 }
@@ -120,7 +120,7 @@ pub(crate) fn reserve(
 ///
 /// # Errors
 /// Those of [`reserve`], after having waited.
-pub(crate) fn reserve_patiently(
+pub(crate) fn reserve_or_wait(
     job: &IngestJob,
     kind: ImageKind,
     bytes: &[u8],
@@ -131,7 +131,7 @@ pub(crate) fn reserve_patiently(
     let give_up = Instant::now() + MEMORY_WAIT_MAX;
     loop {
         let waits = Instant::now() < give_up && !job.stopped();
-        // Looked at first, so that waiting is not counted as refusals.
+        // Checked first, so that waiting does not count refusals.
         let full = needed > budget.max().saturating_sub(budget.used()) && needed <= budget.max();
         if !(full && waits) {
             match budget.reserve(needed) {
@@ -151,10 +151,10 @@ pub(crate) fn decoded(_memory: &Reservation, bytes: &[u8], name: &str) -> Result
     decode(bytes, &Limits::default()).map_err(|error| of_image(error, name))
 }
 
-/// The keypoints of a decoded image.
+/// Returns the keypoints of a decoded image.
 ///
 /// # Errors
-/// `InvalidArgument` for what cannot be a fingerprint.
+/// `InvalidArgument` for an image that cannot be a fingerprint.
 pub(crate) fn keypoints(kind: ImageKind, decoded: &Decoded) -> Result<Graph> {
     let gray = decoded.image.gray();
     match kind {
@@ -171,7 +171,7 @@ pub(crate) fn keypoints(kind: ImageKind, decoded: &Decoded) -> Result<Graph> {
     }
 }
 
-/// Everything about an image but its embedding. The pixels do not outlive this.
+/// Decodes an image and extracts its features. The pixels are freed before this returns.
 ///
 /// # Errors
 /// `InvalidArgument` or `TooLarge` for an image that cannot be read, with its name.
@@ -197,7 +197,7 @@ pub(crate) fn extract(
     Ok(Features { facts, graph, tensor })
 }
 
-/// An image's name, checked; it is shown and never opened.
+/// Checks an image's name, which is shown and never opened as a file.
 ///
 /// # Errors
 /// `InvalidArgument` for one that is too long.
@@ -208,10 +208,10 @@ pub(crate) fn checked_name(name: &str) -> Result<String> {
     Ok(name.to_owned())
 }
 
-/// The caller's payload, checked.
+/// Parses and checks the caller's payload.
 ///
 /// # Errors
-/// `InvalidArgument` for what is no JSON object, or has the service's own key.
+/// `InvalidArgument` if it is no JSON object or has the service's own key.
 pub(crate) fn checked_payload(text: Option<&str>) -> Result<Map<String, Value>> {
     let Some(text) = text else { return Ok(Map::new()) };
     let payload: Map<String, Value> = serde_json::from_str(text)
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_are_objects_without_our_key() {
+    fn a_payload_is_an_object_without_the_services_key() {
         assert!(checked_payload(None).unwrap().is_empty());
         assert_eq!(checked_payload(Some(r#"{"a":1}"#)).unwrap().len(), 1);
         for wrong in ["[]", "1", "{", r#"{"image":{}}"#] {

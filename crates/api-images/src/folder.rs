@@ -1,4 +1,4 @@
-//! A directory of the server's machine, for callers who may administer it. Links are not followed.
+//! A directory of the server's machine, which only administrators may read. Links are not followed.
 
 use std::fs::{DirEntry, File};
 use std::io::Read;
@@ -12,23 +12,25 @@ use super::archive::looks_like_an_image;
 use super::bulk::{Source, SourceEntry};
 use super::features::IMAGE_BYTES_MAX;
 
-/// Directories below each other.
+/// Most levels of directories.
 const DEPTH_MAX: usize = 64;
-/// Entries of one directory.
+/// Most entries of one directory.
 const ENTRIES_MAX: usize = 1_000_000;
-/// Bytes that tell what a file is.
+/// Bytes at the start of a file that show its format.
 const HEAD_BYTES: u64 = 16;
 
-/// A directory that is being walked, in the order of names.
+/// A walk of a directory in the order of names.
 pub(crate) struct Folder {
     root: PathBuf,
-    /// What is still to be looked at, last first, with its depth.
+    /// Paths that are still to be read, last first, with their depths.
     waiting: Vec<(PathBuf, usize)>,
 }
 
 impl Folder {
+    /// Opens a directory.
+    ///
     /// # Errors
-    /// `InvalidArgument` for what is no absolute path of a directory that can be read.
+    /// `InvalidArgument` if `path` is no absolute path of a readable directory.
     pub(crate) fn open(path: &str) -> Result<Folder> {
         let root = PathBuf::from(path);
         if !root.is_absolute() || !root.is_dir() {
@@ -55,7 +57,7 @@ impl Folder {
         path.strip_prefix(&self.root).unwrap_or(path).to_string_lossy().into_owned()
     }
 
-    fn look(&mut self, path: &Path, depth: usize) -> SourceEntry {
+    fn visit(&mut self, path: &Path, depth: usize) -> SourceEntry {
         let name = self.name(path);
         if path.is_dir() {
             if depth >= DEPTH_MAX {
@@ -80,17 +82,17 @@ impl Folder {
 impl Source for Folder {
     fn next(&mut self) -> Option<SourceEntry> {
         let (path, depth) = self.waiting.pop()?;
-        Some(self.look(&path, depth))
+        Some(self.visit(&path, depth))
     }
 }
 
-/// Regular files and directories, no links and no devices.
+/// Returns the path of a regular file or a directory; `None` for links and devices.
 fn wanted(entry: &DirEntry) -> Option<PathBuf> {
     let kind = entry.file_type().ok()?;
     (kind.is_file() || kind.is_dir()).then(|| entry.path())
 }
 
-/// A file's bytes; `None` for what is no image.
+/// Reads a file; `None` if it is no image.
 fn read(path: &Path) -> Result<Option<Bytes>> {
     let wrong = |error: std::io::Error| Error::invalid(format!("it cannot be read: {error}"));
     let mut file = File::open(path).map_err(wrong)?;

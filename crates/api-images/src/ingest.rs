@@ -1,9 +1,8 @@
 //! Bulk work: images of an archive, a folder, a rebuild, or sent with `background=1`.
 //!
-//! Threads "ingest-N" take images from one bounded queue, several of a collection at a time, and
-//! do what takes long themselves at idle priority, the model's runs included: so a query meets an
-//! idle machine however much is being put in. Collections they leave to threads of ordinary
-//! priority. What fails, fails for one image.
+//! Threads "ingest-N" take images from one bounded queue, several of a collection at a time. They
+//! do long work at idle priority, the model's runs included, so that bulk work does not slow
+//! queries. Threads of ordinary priority access the collections. An error fails only its own image.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,16 +23,16 @@ use super::job::IngestJob;
 use super::pool::threads;
 use super::store::{self, PutOutcome, ReadyImage};
 
-/// Images that wait, with their bytes.
+/// Most queued images, with their bytes.
 const QUEUE_MAX: usize = 16;
-/// Share of the budget of request memory that the files of bulk work may take beside it: one part
-/// of so many.
+/// The files of bulk work may take, besides the budget of request memory, that budget divided by
+/// this number.
 const FILES_SHARE: u64 = 8;
-/// How often bulk work looks whether files that wait have left room for the next one.
+/// Time between two checks if the next file fits.
 const FILES_RETRY: Duration = Duration::from_millis(20);
-/// Images that one thread works on at a time.
+/// Most images that one thread handles together.
 const BATCH_MAX: usize = 8;
-/// What a caller that was refused is told to wait.
+/// Retry advice to a refused client.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// One image of a job.
@@ -42,11 +41,11 @@ pub(crate) struct IngestImage {
     pub(crate) name: String,
     pub(crate) bytes: Bytes,
     pub(crate) payload: Map<String, Value>,
-    /// Told once what became of it; dropped where a thread ends by panic.
+    /// Called with the result; dropped if the thread panics.
     pub(crate) done: Box<dyn FnOnce(Result<PutOutcome>) + Send>,
 }
 
-/// Bytes of a file in bulk work, counted until the file has been worked on.
+/// Bytes of a file in bulk work, counted until this is dropped.
 struct HeldBytes {
     all: Arc<AtomicU64>,
     bytes: u64,
@@ -58,23 +57,23 @@ impl Drop for HeldBytes {
     }
 }
 
-/// An image in the queue. One that a client sent by itself is counted with its request.
+/// An image in the queue. The bytes of an image from a request of its own count in that request.
 type Queued = (IngestImage, Option<HeldBytes>);
 
-/// The threads and their queue, started when there is something to do.
+/// The threads and their queue, started with the first image.
 #[derive(Default)]
 pub(crate) struct Ingest {
     claims: Arc<Claims>,
     queue: OnceLock<Result<Sender<Queued>>>,
-    /// Bytes of the files of archives, folders and rebuilds that wait or are worked on.
+    /// Bytes of the files of archives, folders and rebuilds that are queued or processed.
     held: Arc<AtomicU64>,
 }
 
 impl Ingest {
-    /// Waits for room, and hands an image over.
+    /// Queues an image, and waits for room in the queue.
     ///
     /// # Errors
-    /// `ResourceExhausted` where there can be no threads.
+    /// `ResourceExhausted` if no thread can be started.
     pub(crate) fn send(&self, piece: IngestImage) -> Result<()> {
         let queue = self.queue()?;
         let held = self.hold(&piece);
@@ -87,23 +86,23 @@ impl Ingest {
         self.queue.get_or_init(|| start(&self.claims)).clone()
     }
 
-    /// Waits until the files in bulk work leave room for one more. One file is always let in.
+    /// Waits until the files in bulk work leave room for one more. A single file always fits.
     fn hold(&self, piece: &IngestImage) -> HeldBytes {
         let (bytes, most) =
             (piece.bytes.len() as u64, piece.job.services.requests.memory.max() / FILES_SHARE);
         let room =
             |all: u64| (all == 0 || all.saturating_add(bytes) <= most).then_some(all + bytes);
-        // What holds the rest is worked on by threads that wait for nothing of this one.
+        // The threads that process the other files do not wait for this thread.
         while self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_err() {
             std::thread::sleep(FILES_RETRY);
         }
         HeldBytes { all: self.held.clone(), bytes }
     }
 
-    /// The same without waiting.
+    /// Queues an image without waiting.
     ///
     /// # Errors
-    /// `ResourceExhausted`, with advice, where there is no room.
+    /// `ResourceExhausted` with retry advice if the queue is full.
     pub(crate) fn try_send(&self, piece: IngestImage) -> Result<()> {
         let services = piece.job.services.clone();
         let queue = self.queue()?;
@@ -121,12 +120,12 @@ impl Ingest {
         })
     }
 
-    /// Bytes of the files of archives, folders and rebuilds that wait or are worked on.
+    /// Returns the bytes of the files of archives, folders and rebuilds in bulk work.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Images that wait.
+    /// Returns the number of queued images.
     pub(crate) fn waiting(&self) -> usize {
         self.queue.get().and_then(|queue| queue.as_ref().ok()).map_or(0, Sender::len)
     }
@@ -141,8 +140,7 @@ fn start(claims: &Arc<Claims>) -> Result<Sender<Queued>> {
             os::thread::enter_background("putting images in");
             while let Ok(first) = queue.recv() {
                 let batch = std::iter::once(first).chain(queue.try_iter().take(BATCH_MAX - 1));
-                // A panic costs the images that it is about, whose callers learn of it because
-                // nobody tells them more.
+                // A panic fails only the images of this batch: it drops their callbacks.
                 let (batch, held): (Vec<IngestImage>, Vec<Option<HeldBytes>>) = batch.unzip();
                 drop(catch_unwind(AssertUnwindSafe(|| by_job(batch, &claims))));
                 drop(held);
@@ -154,7 +152,7 @@ fn start(claims: &Arc<Claims>) -> Result<Sender<Queued>> {
     Ok(sender)
 }
 
-/// Puts together what belongs together.
+/// Groups images by job, and processes each group.
 fn by_job(pieces: Vec<IngestImage>, claims: &Claims) {
     let mut jobs: Vec<Vec<IngestImage>> = Vec::new();
     for piece in pieces {
@@ -176,23 +174,23 @@ fn by_job(pieces: Vec<IngestImage>, claims: &Claims) {
     }
 }
 
-/// What becomes of images of one job, in their order.
+/// Returns the results of images of one job, in their order.
 fn outcomes(job: &IngestJob, pieces: &[IngestImage], claims: &Claims) -> Vec<Result<PutOutcome>> {
     let ids: Vec<[u8; 16]> = pieces.iter().map(|piece| features::id_of(&piece.bytes)).collect();
-    // First: another thread may put one of them in, and make the collection for it, while this one
-    // waits.
+    // Claimed first: while this thread waits, another may put one of them in and create the
+    // collection.
     let _claim = claims.take(&ids);
     let services = job.services.clone();
     let wanted = job.wanted.clone();
     let sought = ids.clone();
-    let looked = job.at_ordinary_priority(move || {
+    let prepared = job.at_ordinary_priority(move || {
         let existing = ImageCollection::existing(&*services.registry()?, &wanted)?;
         let embedder = services.embedder(existing.as_ref(), wanted.model.as_deref())?;
         let known = existing.as_ref().map(|target| store::present(&target.named, &sought));
         let known = known.unwrap_or_else(|| sought.iter().map(|_| Ok(None)).collect());
         Ok((existing, embedder, known))
     });
-    match looked {
+    match prepared {
         Ok((existing, embedder, known)) => {
             Batch { job, embedder, existing }.put(pieces, &ids, known)
         }
@@ -203,12 +201,12 @@ fn outcomes(job: &IngestJob, pieces: &[IngestImage], claims: &Claims) -> Vec<Res
 struct Batch<'a> {
     job: &'a IngestJob,
     embedder: Embedder,
-    /// The collection, if it is there yet.
+    /// The collection, if it exists.
     existing: Option<ImageCollection>,
 }
 
 impl Batch<'_> {
-    /// `known` of their `ids` are there already.
+    /// Puts images in. `known` are the results of images that the collection has.
     fn put(
         &self,
         pieces: &[IngestImage],
@@ -217,7 +215,7 @@ impl Batch<'_> {
     ) -> Vec<Result<PutOutcome>> {
         let mut outcomes: Vec<Option<Result<PutOutcome>>> =
             known.into_iter().map(Result::transpose).collect();
-        // The same file twice in a batch is worked on once.
+        // A file that occurs twice in a batch is processed once.
         let mut first: HashMap<[u8; 16], usize> = HashMap::new();
         let new: Vec<usize> = (0..pieces.len())
             .filter(|&at| outcomes.get(at).is_some_and(Option::is_none))
@@ -228,7 +226,7 @@ impl Batch<'_> {
         for at in new {
             let Some(piece) = pieces.get(at) else { continue };
             let kind = kind.unwrap_or(ImageKind::Photo);
-            let extracted = features::reserve_patiently(self.job, kind, &piece.bytes, &piece.name)
+            let extracted = features::reserve_or_wait(self.job, kind, &piece.bytes, &piece.name)
                 .and_then(|memory| {
                     features::extract(&memory, kind, &piece.bytes, &piece.name, &self.embedder)
                 });
@@ -276,7 +274,7 @@ impl Batch<'_> {
         outcomes
     }
 
-    /// The collection, which is made where it is not there yet.
+    /// Returns the collection, which is created if it does not exist.
     fn target(&self, embeddings: &[Result<Vec<f32>>]) -> Result<ImageCollection> {
         if let Some(existing) = &self.existing {
             return Ok(existing.clone());
@@ -291,7 +289,7 @@ impl Batch<'_> {
         })
     }
 
-    /// Keeps the original of an image that fits.
+    /// Writes the original of an image, if its embedding fits the collection.
     fn keep(
         &self,
         piece: &IngestImage,
@@ -309,7 +307,7 @@ impl Batch<'_> {
         Ok(ReadyImage { features, embedding, payload })
     }
 
-    /// Writes all at once, and where that fails, one by one.
+    /// Writes all images together, and one by one if that fails.
     fn write(
         &self,
         target: &ImageCollection,
@@ -320,7 +318,7 @@ impl Batch<'_> {
         }
         let (places, images): (Vec<usize>, Vec<ReadyImage>) = kept.into_iter().unzip();
         let images = Arc::new(images);
-        let write = |which| store::write_patiently(self.job, target, &images, which);
+        let write = |which| store::write_or_wait(self.job, target, &images, which);
         let all = write(0..images.len());
         let outcomes = images.iter().enumerate().map(|(at, image)| {
             all.clone().or_else(|_| write(at..at + 1)).map(|()| PutOutcome::added(&image.features))
@@ -328,8 +326,8 @@ impl Batch<'_> {
         places.into_iter().zip(outcomes).collect()
     }
 
-    /// A vector for each input. A batch that fails is tried one by one, so that one image costs
-    /// no other.
+    /// Returns a vector per input. If a batch fails, each image runs alone, so that one bad image
+    /// does not fail others.
     fn embed(&self, tensors: &[&Vec<f32>]) -> Vec<Result<Vec<f32>>> {
         let mut embeddings = Vec::with_capacity(tensors.len());
         for batch in tensors.chunks(self.embedder.batch_max.max(1)) {

@@ -1,7 +1,7 @@
-//! Images as they were sent: in a directory, or wherever `object_store` can reach.
+//! Images as they were sent, in a directory or in object storage.
 //!
-//! An original's key is made of its own hash, so writing it twice changes nothing, and one whose
-//! point never came to be hinders nobody: the next upload of the same image takes its place.
+//! The key of an original contains its hash, so writing it twice changes nothing. An original
+//! without a point, as a crash can leave, is replaced by the next upload of the same image.
 
 use std::path::Path as FilePath;
 use std::sync::{Arc, OnceLock};
@@ -15,55 +15,54 @@ use tokio_stream::StreamExt;
 
 use super::config::ImagesConfig;
 
-/// The directory beside the collections, where no other place is named. The dot keeps it apart from
-/// collections.
+/// Default directory, beside the collections. No collection has a name that starts with a dot.
 const DIRECTORY: &str = ".originals";
 
-/// Where originals are.
+/// The store of originals, opened when it is first used.
 pub(crate) struct Originals {
     config: ImagesConfig,
-    place: OnceLock<Place>,
+    store: OnceLock<OriginalStore>,
 }
 
 #[derive(Clone)]
-struct Place {
-    store: Arc<dyn ObjectStore>,
-    /// What keys begin with.
+struct OriginalStore {
+    objects: Arc<dyn ObjectStore>,
+    /// Prefix of all keys.
     prefix: Path,
 }
 
 impl Originals {
     pub(crate) fn new(config: ImagesConfig) -> Originals {
-        Originals { config, place: OnceLock::new() }
+        Originals { config, store: OnceLock::new() }
     }
 
-    /// Keeps an image; durable once this returns.
+    /// Writes an image; durable once this returns.
     ///
     /// # Errors
-    /// Those of the place.
+    /// Those of the store.
     pub(crate) async fn put(&self, key: &str, bytes: Bytes) -> Result<()> {
-        let place = self.place()?;
-        let put = place.store.put(&place.path(key)?, PutPayload::from_bytes(bytes)).await;
+        let store = self.store()?;
+        let put = store.objects.put(&store.path(key)?, PutPayload::from_bytes(bytes)).await;
         put.map(drop).map_err(|error| failed(&error))
     }
 
-    /// An image.
+    /// Reads an image.
     ///
     /// # Errors
-    /// `NotFound` where it is not there, otherwise those of the place.
+    /// `NotFound` if it does not exist; otherwise those of the store.
     pub(crate) async fn get(&self, key: &str) -> Result<Bytes> {
-        let place = self.place()?;
-        let got = place.store.get(&place.path(key)?).await.map_err(|error| failed(&error))?;
+        let store = self.store()?;
+        let got = store.objects.get(&store.path(key)?).await.map_err(|error| failed(&error))?;
         got.bytes().await.map_err(|error| failed(&error))
     }
 
-    /// Removes an image, if it is there.
+    /// Removes an image if it exists.
     ///
     /// # Errors
-    /// Those of the place.
+    /// Those of the store.
     pub(crate) async fn delete(&self, key: &str) -> Result<()> {
-        let place = self.place()?;
-        match place.store.delete(&place.path(key)?).await {
+        let store = self.store()?;
+        match store.objects.delete(&store.path(key)?).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(failed(&error)),
         }
@@ -72,29 +71,29 @@ impl Originals {
     /// Removes all images of a space.
     ///
     /// # Errors
-    /// Those of the place.
+    /// Those of the store.
     pub(crate) async fn delete_all(&self, space: &str) -> Result<()> {
-        let place = self.place()?;
-        let prefix = place.path(space)?;
-        let mut objects = place.store.list(Some(&prefix));
+        let store = self.store()?;
+        let prefix = store.path(space)?;
+        let mut objects = store.objects.list(Some(&prefix));
         while let Some(object) = objects.next().await {
             let object = object.map_err(|error| failed(&error))?;
-            place.store.delete(&object.location).await.map_err(|error| failed(&error))?;
+            store.objects.delete(&object.location).await.map_err(|error| failed(&error))?;
         }
         Ok(())
     }
 
-    fn place(&self) -> Result<&Place> {
-        if let Some(place) = self.place.get() {
-            return Ok(place);
+    fn store(&self) -> Result<&OriginalStore> {
+        if let Some(store) = self.store.get() {
+            return Ok(store);
         }
-        // What cannot be opened now is tried again by the next caller.
-        let place = open(&self.config)?;
-        Ok(self.place.get_or_init(|| place))
+        // After a failure the next caller tries again.
+        let store = open(&self.config)?;
+        Ok(self.store.get_or_init(|| store))
     }
 }
 
-impl Place {
+impl OriginalStore {
     fn path(&self, key: &str) -> Result<Path> {
         let parts = self.prefix.parts().map(|part| part.as_ref().to_owned());
         let whole: Vec<String> = parts.chain(key.split('/').map(str::to_owned)).collect();
@@ -102,7 +101,7 @@ impl Place {
     }
 }
 
-fn open(config: &ImagesConfig) -> Result<Place> {
+fn open(config: &ImagesConfig) -> Result<OriginalStore> {
     match &config.originals {
         Some(url) if url.contains("://") => remote(url, config),
         Some(directory) => local(FilePath::new(directory)),
@@ -117,30 +116,29 @@ fn open(config: &ImagesConfig) -> Result<Place> {
     }
 }
 
-fn local(directory: &FilePath) -> Result<Place> {
+fn local(directory: &FilePath) -> Result<OriginalStore> {
     os::private::create_dir_all(directory).map_err(|error| Error::io(directory, &error))?;
     let store = LocalFileSystem::new_with_prefix(directory).map_err(|error| failed(&error))?;
-    // An acknowledged image survives a loss of power.
+    // An acknowledged image survives a power failure.
     let store = store.with_fsync(true).with_automatic_cleanup(true);
-    Ok(Place { store: Arc::new(store), prefix: Path::default() })
+    Ok(OriginalStore { objects: Arc::new(store), prefix: Path::default() })
 }
 
 #[cfg(feature = "object-storage")]
-fn remote(url: &str, config: &ImagesConfig) -> Result<Place> {
+fn remote(url: &str, config: &ImagesConfig) -> Result<OriginalStore> {
     let wrong =
         |error: &dyn std::fmt::Display| Error::invalid(format!("--originals {url}: {error}"));
     let parsed = url::Url::parse(url).map_err(|error| wrong(&error))?;
-    // reqwest asks for a provider and brings none here; an error only says that there is one
-    // already.
+    // reqwest needs a provider and brings none here. An error means that one is installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let options = config.originals_options.iter().cloned();
     let (store, prefix) =
         object_store::parse_url_opts(&parsed, options).map_err(|error| wrong(&error))?;
-    Ok(Place { store: store.into(), prefix })
+    Ok(OriginalStore { objects: store.into(), prefix })
 }
 
 #[cfg(not(feature = "object-storage"))]
-fn remote(url: &str, _config: &ImagesConfig) -> Result<Place> {
+fn remote(url: &str, _config: &ImagesConfig) -> Result<OriginalStore> {
     Err(Error::precondition(format!(
         "--originals {url}: this program was built without object storage; build it with --features object-storage, or name a \
          directory"
@@ -162,7 +160,7 @@ fn failed(error: &object_store::Error) -> Error {
     Error::new(kind, format!("the images' place: {error}"))
 }
 
-/// Returns whether an error stems from a disk or a quota that is used up.
+/// Returns true if the cause of an error is a full disk or an exhausted quota.
 fn is_full(error: &object_store::Error) -> bool {
     use std::io::{Error as IoError, ErrorKind::QuotaExceeded, ErrorKind::StorageFull};
     let causes =

@@ -1,5 +1,4 @@
-//! Threads for what a request must wait for and a door must not do: decoding, keypoints,
-//! thumbnails, writes.
+//! Threads for work that would block a connection thread: decoding, keypoints, thumbnails, writes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -10,14 +9,14 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use metrics::{KindLabels, Metrics};
 use tokio::sync::oneshot;
 
-/// Work that waits for a thread; the next is refused. An image's bytes wait with it.
+/// Most queued work. Further work is refused. The bytes of images are queued too.
 const QUEUE_MAX: usize = 64;
-/// What a caller that was refused is told to wait.
+/// Retry advice to a refused client.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Threads "images-N", started when there is something to do.
+/// Threads "images-N", started with the first work.
 pub(crate) struct Pool {
     metrics: Arc<Metrics>,
     queue: OnceLock<Result<Sender<Work>>>,
@@ -31,13 +30,13 @@ impl Pool {
     /// Runs `work` on one of the threads.
     ///
     /// # Errors
-    /// `ResourceExhausted`, with advice, when too much waits; those of `work`.
+    /// `ResourceExhausted` with retry advice if the queue is full; those of `work`.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (sender, receiver) = oneshot::channel();
-        // A send fails only when the caller has gone, and then nobody wants the answer.
+        // The send fails only if the caller has disconnected, and wants no result.
         let work: Work = Box::new(move || drop(sender.send(work())));
         let queue = self.queue.get_or_init(start).clone()?;
         queue.try_send(work).map_err(|error| match error {
@@ -55,7 +54,7 @@ impl Pool {
             .unwrap_or_else(|_| Err(Error::internal("looking at this image ended in a panic")))
     }
 
-    /// Work that waits for a thread.
+    /// Returns the amount of queued work.
     pub(crate) fn waiting(&self) -> usize {
         self.queue.get().and_then(|queue| queue.as_ref().ok()).map_or(0, Sender::len)
     }
@@ -69,14 +68,14 @@ fn start() -> Result<Sender<Work>> {
     Ok(sender)
 }
 
-/// As many as there are cores.
+/// Returns the number of threads: one per core.
 pub(crate) fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn spawn(name: String, queue: Receiver<Work>) -> Result<()> {
     let body = move || {
-        // A panic costs the image that it is about, whose caller learns of it by its channel.
+        // A panic fails only its own image, because it drops the channel to the caller.
         queue.iter().for_each(|work| drop(catch_unwind(AssertUnwindSafe(work))));
     };
     let spawned = std::thread::Builder::new().name(name).spawn(body);

@@ -1,4 +1,4 @@
-//! Progress of rebuilds, by the name that was asked for.
+//! Progress of rebuilds.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::{Error, Result};
 use serde_json::{Value, json};
 
-/// Rebuilds, running and ended, by the name that was asked for.
+/// Running and ended rebuilds by the requested name.
 #[derive(Default)]
 pub(crate) struct Rebuilds {
     all: Mutex<BTreeMap<String, Arc<Rebuild>>>,
@@ -18,10 +18,10 @@ impl Rebuilds {
         held(&self.all)
     }
 
-    /// How far the rebuild of a name is.
+    /// Returns the progress of the rebuild of a name.
     ///
     /// # Errors
-    /// `NotFound` where there was none since the server was started.
+    /// `NotFound` if there was none since the server's start.
     pub(crate) fn progress(&self, name: &str) -> Result<Value> {
         let rebuild = self.lock().get(name).cloned();
         let rebuild =
@@ -36,7 +36,7 @@ pub(crate) struct Rebuild {
     pub(crate) to: Mutex<Option<String>>,
     pub(crate) model: String,
     pub(crate) switch: bool,
-    /// Images that it may do without.
+    /// Most images that may fail.
     pub(crate) max_failed: usize,
     pub(crate) total: AtomicU64,
     pub(crate) done: AtomicU64,
@@ -53,7 +53,7 @@ impl Rebuild {
         held(&self.ended).is_none()
     }
 
-    /// How far it is.
+    /// Returns the progress.
     pub(crate) fn to_json(&self) -> Value {
         let (state, error) = match &*held(&self.ended) {
             None => ("running", None),

@@ -1,5 +1,5 @@
-//! Finding images by an image: embedding and keypoints of the query, the coarse filter, the
-//! matcher, and why.
+//! Finds images by an image: embedding and keypoints of the query, coarse filter, exact comparison
+//! of keypoints, and the matched pairs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,34 +20,34 @@ use super::collection::{ImageCollection, ImageKind};
 use super::features::{self, BLOCK};
 use super::services::ImageServices;
 
-/// Hits of one answer at most.
+/// Most hits of one response.
 const HITS_MAX: usize = 1000;
-/// Candidates that the exact stage compares if the caller does not say. Photographs that show the
-/// same are near each other by their embeddings; fingerprints are not, as models of photographs see
-/// them, so all are compared up to this number. An answer is partial if a collection has more.
+/// Default number of candidates that the exact stage compares. Embeddings of photographs of one
+/// object are near each other. Those of fingerprints are not, so all are compared up to this
+/// number, and a response is partial if a collection has more.
 const PHOTO_CANDIDATES: usize = 100;
 const FINGERPRINT_CANDIDATES: usize = search::collection::CANDIDATES_MAX;
 
-/// Candidates whose embeddings are read, so that those which no keypoints speak for are ranked
-/// exactly.
+/// Most candidates whose embeddings are read, so that candidates without matching keypoints are
+/// ranked by their exact similarity.
 const EXACT_MAX: usize = 1000;
 
-/// What a search asks for.
+/// Parameters of a search.
 pub(crate) struct ImageQuery {
     pub(crate) k: usize,
-    /// From which score on an image is accepted; `None` is the kind's own.
+    /// Smallest score of an accepted image; `None` is the default of the kind.
     pub(crate) threshold: Option<f32>,
     pub(crate) candidates: Option<usize>,
     pub(crate) explain: bool,
-    /// In Qdrant's words.
+    /// Filter in Qdrant's JSON.
     pub(crate) filter: Option<String>,
 }
 
-/// An image to look for.
+/// The image to search for.
 pub(crate) enum QueryImage {
-    /// A file.
+    /// Bytes of a file.
     File(Bytes),
-    /// One of the collection.
+    /// Id of an image in the collection.
     Point(PointId),
 }
 
@@ -62,7 +62,7 @@ impl search::Scorer for Matcher {
     }
 
     fn score(&self, record: &[u8], scratch: &mut matching::Scratch) -> Result<f32> {
-        // A point that was put in without an image has no keypoints that could match.
+        // A point without an image has no keypoints that could match.
         if record.is_empty() {
             return Ok(0.0);
         }
@@ -70,7 +70,7 @@ impl search::Scorer for Matcher {
     }
 }
 
-/// The query's side.
+/// Features of the query.
 struct QueryFeatures {
     width: f64,
     height: f64,
@@ -86,7 +86,7 @@ struct Stages {
     keypoints: Duration,
 }
 
-/// The answer, as JSON.
+/// Searches, and returns the response as JSON.
 ///
 /// # Errors
 /// Those of the image, the model and the collection; `InvalidArgument` for numbers out of range.
@@ -115,11 +115,11 @@ pub(crate) async fn search(
         .as_deref()
         .map(|filter| api_qdrant::parse_filter(&target.named, filter))
         .transpose()?;
-    let looked = match sample {
-        QueryImage::File(bytes) => look(services, &target, bytes).await?,
+    let features = match sample {
+        QueryImage::File(bytes) => extract(services, &target, bytes).await?,
         QueryImage::Point(id) => stored(services, &target, id).await?,
     };
-    let probe = Arc::new(Probe::new(&looked.graph, matching::MatchOptions::default()));
+    let probe = Arc::new(Probe::new(&features.graph, matching::MatchOptions::default()));
     let threshold = asked.threshold.unwrap_or_else(|| accept(target.kind));
     let deadline = Instant::now() + services.requests.limits.request_timeout;
     let exhaustive = target.kind == ImageKind::Fingerprint && asked.candidates.is_none();
@@ -134,9 +134,9 @@ pub(crate) async fn search(
     };
     let (sender, receiver) = oneshot::channel();
     let started = Instant::now();
-    let (embedding, shared) = (looked.embedding.clone(), probe.clone());
+    let (embedding, shared) = (features.embedding.clone(), probe.clone());
     let work = move |named: &NamedCollection, thread: &mut SearchThread| {
-        // A send fails only when the caller has gone.
+        // The send fails only if the client has disconnected.
         drop(sender.send(plan.run(named, thread, &embedding, shared)));
     };
     registry.submit(&target.named, Box::new(work))?;
@@ -145,11 +145,11 @@ pub(crate) async fn search(
             .with_retry_after(Duration::from_secs(1))
     })??;
     let took = started.elapsed();
-    record(services, &looked.stages, took);
-    Ok(answer(&looked, &found, threshold, asked.explain, took))
+    record(services, &features.stages, took);
+    Ok(answer(&features, &found, threshold, asked.explain, took))
 }
 
-/// From which score on an image of this kind is the same.
+/// Returns the smallest score at which images of this kind show the same subject.
 pub(crate) fn accept(kind: ImageKind) -> f32 {
     match kind {
         ImageKind::Photo => vision::photo::ACCEPT,
@@ -157,8 +157,8 @@ pub(crate) fn accept(kind: ImageKind) -> f32 {
     }
 }
 
-/// A file's embedding and keypoints.
-async fn look(
+/// Extracts the features of a file.
+async fn extract(
     services: &ImageServices,
     target: &ImageCollection,
     bytes: Bytes,
@@ -181,15 +181,15 @@ async fn look(
         let (width, height) = (f64::from(decoded.image.width), f64::from(decoded.image.height));
         Ok((QueryFeatures { width, height, graph, embedding: Vec::new(), stages }, tensor))
     };
-    let (mut looked, tensor) = services.pool.run(work).await?;
+    let (mut features, tensor) = services.pool.run(work).await?;
     let started = Instant::now();
-    looked.embedding = services.embed(&embedder, tensor).await?;
-    looked.stages.embed += started.elapsed();
-    target.check_dims(looked.embedding.len())?;
-    Ok(looked)
+    features.embedding = services.embed(&embedder, tensor).await?;
+    features.stages.embed += started.elapsed();
+    target.check_dims(features.embedding.len())?;
+    Ok(features)
 }
 
-/// An image of the collection as a query.
+/// Reads the features of an image in the collection.
 async fn stored(
     services: &ImageServices,
     target: &ImageCollection,
@@ -207,7 +207,7 @@ async fn stored(
     services.pool.run(work).await
 }
 
-/// Width and height of a stored image.
+/// Returns width and height of a stored image.
 fn size(point: &FetchedPoint) -> (f64, f64) {
     let of = |key: &str| {
         point.payload.get(BLOCK).and_then(|block| block.get(key)?.as_f64()).unwrap_or(0.0)
@@ -218,7 +218,7 @@ fn size(point: &FetchedPoint) -> (f64, f64) {
 struct SearchPlan {
     k: usize,
     most: usize,
-    /// Whether the search is one that compares every record.
+    /// True if the search should compare every record.
     exhaustive: bool,
     threshold: f32,
     explain: bool,
@@ -226,16 +226,16 @@ struct SearchPlan {
     deadline: Instant,
 }
 
-/// A found image's keypoints and which of them matched, where that was asked for.
-type Why = Option<(Graph, Explanation)>;
+/// Keypoints of a found image and the matched pairs, if the query wants them.
+type Matches = Option<(Graph, Explanation)>;
 
 struct SearchResult {
-    hits: Vec<(QueryHit, FetchedPoint, Why)>,
+    hits: Vec<(QueryHit, FetchedPoint, Matches)>,
     coverage: Coverage,
     partial: bool,
 }
 
-/// How many records were compared with the query's keypoints, out of those that the filter allows.
+/// Numbers of compared records and of records that the filter allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Coverage {
     compared: u64,
@@ -243,15 +243,15 @@ struct Coverage {
 }
 
 impl Coverage {
-    /// Whether a search that is to compare every record reached its limit of `most` and left some
-    /// out. Records that come while the search runs are not left out.
+    /// Returns true if a search that should compare every record has left some out, because it
+    /// reached its limit of `most`. Records that are added during the search do not count.
     fn is_cut(self, exhaustive: bool, most: usize) -> bool {
         exhaustive && self.compared >= most as u64 && self.compared < self.of
     }
 }
 
 impl SearchPlan {
-    /// On a search thread.
+    /// Runs on a search thread.
     fn run(
         self,
         named: &NamedCollection,
@@ -259,8 +259,8 @@ impl SearchPlan {
         embedding: &[f32],
         probe: Arc<Probe>,
     ) -> Result<SearchResult> {
-        // All candidates come back, because those that no keypoints speak for are ranked by their
-        // embeddings.
+        // All candidates are returned, because candidates without matching keypoints are ranked by
+        // their embeddings.
         let query = CollectionQuery {
             k: self.most.max(self.k),
             candidates: self.most.max(self.k),
@@ -274,7 +274,7 @@ impl SearchPlan {
             Some(clause) => named.count(Some(clause)).map(|count| (count.count, count.partial))?,
             None => (named.collection().count(), false),
         };
-        // Points may go while they are counted.
+        // Points may be deleted during the count.
         let compared = found.hits.len() as u64;
         let coverage = Coverage { compared, of: of.max(compared) };
         let hits = ranked(found.hits, self.threshold, self.k);
@@ -285,7 +285,8 @@ impl SearchPlan {
         let mut scratch = matching::Scratch::new();
         let mut kept = Vec::with_capacity(hits.len());
         for (hit, point) in hits.into_iter().zip(points) {
-            // A point that was removed meanwhile is none; one that is damaged is missed.
+            // A point that was removed meanwhile is no hit. A damaged point makes the result
+            // partial.
             partial |= point.is_err();
             let Ok(Some(point)) = point else { continue };
             let explained = if self.explain { explain(&probe, &point, &mut scratch) } else { None };
@@ -304,7 +305,7 @@ fn explain(
     Some((graph, matching::explain(probe, &point.record, scratch).ok()?))
 }
 
-/// The best `k` by the rule of [`matching::rank`], equal ones by id.
+/// Returns the best `k` hits by the rule of [`matching::rank`], and by id if they are equal.
 fn ranked(mut hits: Vec<QueryHit>, threshold: f32, k: usize) -> Vec<QueryHit> {
     let likeness = |hit: &QueryHit| StageScores { score: hit.score, coarse: hit.coarse };
     hits.sort_by(|a, b| best_first(threshold, likeness(a), likeness(b)).then(a.id.cmp(&b.id)));
@@ -313,7 +314,7 @@ fn ranked(mut hits: Vec<QueryHit>, threshold: f32, k: usize) -> Vec<QueryHit> {
 }
 
 fn answer(
-    looked: &QueryFeatures,
+    features: &QueryFeatures,
     found: &SearchResult,
     threshold: f32,
     explained: bool,
@@ -331,15 +332,15 @@ fn answer(
                 "name": of("name"), "payload": payload, "width": of("width"), "height": of("height"),
             });
             if explained {
-                result["pairs"] = pairs(looked, point, why.as_ref());
+                result["pairs"] = pairs(features, point, why.as_ref());
             }
             result
         })
         .collect();
-    let stages = &looked.stages;
+    let stages = &features.stages;
     json!({
         "results": results,
-        "query": { "width": looked.width as u64, "height": looked.height as u64, "keypoints": looked.graph.vertices.len() },
+        "query": { "width": features.width as u64, "height": features.height as u64, "keypoints": features.graph.vertices.len() },
         "compared": found.coverage.compared, "of": found.coverage.of, "partial": found.partial,
         "stages": {
             "decode_ms": milliseconds(stages.decode), "embed_ms": milliseconds(stages.embed),
@@ -348,23 +349,23 @@ fn answer(
     })
 }
 
-/// The matched keypoints: x and y in the query's image, x and y in the found one.
+/// Returns the matched keypoints: x and y in the query, then x and y in the found image.
 fn pairs(
-    looked: &QueryFeatures,
+    features: &QueryFeatures,
     point: &FetchedPoint,
     why: Option<&(Graph, Explanation)>,
 ) -> Value {
     let Some((graph, explanation)) = why else { return json!([]) };
     let (width, height) = size(point);
     let pairs = explanation.pairs.iter().filter_map(|pair| {
-        let probe = at(&looked.graph, usize::from(pair.probe), looked.width, looked.height)?;
+        let probe = at(&features.graph, usize::from(pair.probe), features.width, features.height)?;
         let record = at(graph, usize::from(pair.record), width, height)?;
         Some([probe.0, probe.1, record.0, record.1])
     });
     json!(pairs.collect::<Vec<_>>())
 }
 
-/// A vertex's place in the pixels of its image, to a tenth.
+/// Returns the position of a vertex in pixels of its image, to a tenth.
 pub(crate) fn at(graph: &Graph, vertex: usize, width: f64, height: f64) -> Option<(f64, f64)> {
     let vertex = graph.vertices.get(vertex)?;
     let scaled = |place: i16, frame: u16, side: f64| {
@@ -401,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_accepted_comes_first_and_the_rest_as_the_coarse_stage_has_it() {
+    fn accepted_hits_come_first_and_others_by_coarse_score() {
         let hit = |id, score, coarse| QueryHit { id, score, coarse };
         let hits = vec![
             hit(1, 99.0, 0.1),
@@ -417,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_that_compares_all_records_is_cut_if_it_leaves_some_out() {
+    fn an_exhaustive_search_is_cut_if_it_leaves_records_out() {
         let most = FINGERPRINT_CANDIDATES;
         let cut = |compared: usize, of: usize, exhaustive| {
             Coverage { compared: compared as u64, of: of as u64 }.is_cut(exhaustive, most)
@@ -428,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_without_keypoints_is_like_nothing_and_no_damage() {
+    fn a_point_without_keypoints_scores_zero() {
         use search::Scorer;
         let matcher =
             Matcher(Arc::new(Probe::new(&Graph::default(), matching::MatchOptions::default())));
@@ -437,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_in_the_pictures_own_pixels() {
+    fn positions_are_in_pixels_of_the_image() {
         let vertex = matching::Vertex { x: 50, y: 10, ..matching::Vertex::default() };
         let graph =
             Graph { width: 100, height: 100, vertices: vec![vertex], descriptors: Vec::new() };

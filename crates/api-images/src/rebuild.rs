@@ -1,11 +1,10 @@
-//! A collection's images under another embedding model, while the old collection serves.
+//! Embeds a collection's images by another model while the old collection serves.
 //!
-//! The next version is filled from the originals as bulk work is, pass after pass: what came to the
-//! old collection during one pass is taken over by the next, payloads that were changed there are
-//! changed, what was removed there is removed. Once a pass finds nothing to do and nothing has
-//! changed since, writers of every door are held up for a moment and the alias is changed. The old
-//! collection stays until it is deleted, so that changing the alias back undoes it all. Started
-//! again, after a crash too, a rebuild goes on where it was.
+//! Bulk work fills the next version from the originals in passes. Each pass copies images that are
+//! new in the old collection, copies changed payloads, and removes deleted images. After a pass
+//! without changes, all writers are paused for a moment and the alias is changed. The old
+//! collection is kept, so that changing the alias back undoes the rebuild. A rebuild that is
+//! started again, even after a crash, continues.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,34 +24,33 @@ use super::job::IngestJob;
 use super::progress::{Rebuild, held};
 use super::state::ImagesState;
 
-/// Points looked at together.
+/// Points of one page.
 const PAGE: usize = 32;
-/// Passes; a collection that changes faster than it can be copied is not switched.
+/// Most passes. A collection that changes faster than it can be copied is not switched.
 const PASSES_MAX: usize = 50;
-/// Images that may fail before a rebuild ends early: their names and reasons are kept, some 20 MB
-/// of them.
+/// Most failed images of a rebuild. Their names and reasons take about 20 MB of memory.
 const FAILURES_MAX: usize = 100_000;
 
-/// What is asked of a rebuild.
+/// Body of a request to rebuild.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RebuildRequest {
     /// The embedding model.
     model: String,
-    /// Whether the alias goes over once everything is there.
+    /// True to change the alias once the copy is complete.
     #[serde(default)]
     switch: bool,
-    /// Images that the new version may lack, because they cannot be read or embedded.
+    /// Most images that may be missing in the new version because they cannot be read or embedded.
     #[serde(default)]
     max_failed: usize,
 }
 
-/// Starts to rebuild.
+/// Starts a rebuild, and returns its progress.
 ///
 /// # Errors
 /// `InvalidArgument` for more than [`FAILURES_MAX`] failures; `FailedPrecondition` for a model that
-/// is not served, and where `switch` cannot be, as the name is no alias; `AlreadyExists` while one
-/// runs; `ResourceExhausted` where too much goes on already.
+/// is not served, or to switch a name that is no alias; `AlreadyExists` while a rebuild of the name
+/// runs; `ResourceExhausted` if too many rebuilds and uploads run.
 pub(crate) fn begin(state: &Arc<ImagesState>, name: &str, asked: &RebuildRequest) -> Result<Value> {
     let (model, switch) = (asked.model.as_str(), asked.switch);
     if asked.max_failed > FAILURES_MAX {
@@ -101,7 +99,7 @@ pub(crate) fn begin(state: &Arc<ImagesState>, name: &str, asked: &RebuildRequest
     let ended = rebuild.clone();
     let state = state.clone();
     let spawned = thread.spawn(move || {
-        // Not idle priority: it takes locks that queries take too.
+        // Not idle priority, because it takes locks of queries.
         os::thread::enter_low_priority("rebuilding a collection");
         let work = RebuildWork { state, registry, rebuild: &rebuild, old, name };
         let outcome = work.run(&job, &embedder);
@@ -124,12 +122,12 @@ struct RebuildWork<'a> {
     registry: Arc<Registry>,
     rebuild: &'a Rebuild,
     old: ImageCollection,
-    /// What was asked for, an alias where it is to be switched.
+    /// The requested name; an alias if it is to be switched.
     name: String,
 }
 
 impl RebuildWork<'_> {
-    /// Whether the alias was changed.
+    /// Runs the rebuild. Returns true if the alias was changed.
     fn run(&self, job: &IngestJob, embedder: &Embedder) -> Result<bool> {
         let new = self.version(embedder)?;
         *held(&self.rebuild.to) = Some(new.named.name().to_owned());
@@ -171,7 +169,7 @@ impl RebuildWork<'_> {
                 .change_aliases_if(&switch, || self.old.named.generation() == generation)
             {
                 Ok(true) => return Ok(true),
-                // Somebody has written, or still does.
+                // The collection has been written to, or still is.
                 Ok(false) => {}
                 Err(error) if error.kind() == ErrorKind::Unavailable => {}
                 Err(error) => return Err(error),
@@ -182,21 +180,21 @@ impl RebuildWork<'_> {
         ))
     }
 
-    /// The version that an earlier rebuild with this model has begun, or a new one.
+    /// Returns the version that an earlier rebuild with this model has begun, or a new one.
     fn version(&self, embedder: &Embedder) -> Result<ImageCollection> {
         let begun = self.old.siblings(&self.registry).into_iter();
         let mut begun = begun.filter(|target| target.model == self.rebuild.model);
         if let Some(begun) = begun.next() {
             return Ok(begun);
         }
-        // Whatever is in it: how long the vectors are.
+        // A blank image shows the number of values of an embedding.
         let blank = vision::Image { width: 1, height: 1, rgb: vec![0; 3] };
         let dims = embedder.run(&[embedder.tensor(&blank)?])?.first().map_or(0, Vec::len);
         self.old.next_version(&self.registry, dims, &self.rebuild.model)
     }
 
-    /// Takes over what the new collection does not have, and payloads that have changed. How many;
-    /// in `unseen`, why that may not be all.
+    /// Copies missing images and changed payloads to the new collection, and returns their number.
+    /// Sets `unseen` if damage may have hidden images.
     fn copy(
         &self,
         job: &Arc<IngestJob>,
@@ -204,7 +202,8 @@ impl RebuildWork<'_> {
         unseen: &mut Option<Error>,
     ) -> Result<u64> {
         let (mut from, mut moved, mut seen) = (None, 0, 0);
-        // What failed in an earlier pass is not tried again, and is no failure once it is removed.
+        // An image that failed in an earlier pass is not tried again. It is no failure once
+        // removed.
         let before: BTreeSet<String> = held(&self.rebuild.failures).keys().cloned().collect();
         let mut lacking = BTreeSet::new();
         loop {
@@ -242,18 +241,18 @@ impl RebuildWork<'_> {
         Ok(moved)
     }
 
-    /// Puts images into the new collection. How many arrived.
+    /// Puts images into the new collection, and returns how many succeeded.
     fn send(&self, job: &Arc<IngestJob>, points: Vec<FetchedPoint>) -> Result<u64> {
-        let (told, outcomes) = crossbeam_channel::bounded(PAGE);
+        let (sender, outcomes) = crossbeam_channel::bounded(PAGE);
         for point in points {
             let id = point.id;
             match self.piece(job, point) {
                 Ok((name, bytes, payload)) => {
-                    let told = told.clone();
-                    // There is room for all; where a thread panics, nothing is told and the next
-                    // pass tries again.
+                    let sender = sender.clone();
+                    // The channel has room for a page. If a thread panics, the next pass tries
+                    // again.
                     let done = Box::new(move |outcome: Result<_>| {
-                        drop(told.try_send((id, outcome.map(drop))))
+                        drop(sender.try_send((id, outcome.map(drop))))
                     });
                     self.state.ingest.send(IngestImage {
                         job: job.clone(),
@@ -263,10 +262,10 @@ impl RebuildWork<'_> {
                         done,
                     })?;
                 }
-                Err(error) => drop(told.try_send((id, Err(error)))),
+                Err(error) => drop(sender.try_send((id, Err(error)))),
             }
         }
-        drop(told);
+        drop(sender);
         let mut arrived = 0;
         for (id, outcome) in outcomes {
             match outcome {
@@ -277,7 +276,7 @@ impl RebuildWork<'_> {
         Ok(arrived)
     }
 
-    /// Notes an image that could not be taken over.
+    /// Records an image that could not be copied.
     fn failed(&self, id: PointId, error: &Error) -> Result<()> {
         let mut failures = held(&self.rebuild.failures);
         if failures.len() >= FAILURES_MAX {
@@ -303,7 +302,8 @@ impl RebuildWork<'_> {
         Ok((text("name").unwrap_or_default().to_owned(), bytes, payload))
     }
 
-    /// Removes what the old collection has no more. How many; in `unseen`, why that may not be all.
+    /// Removes images that the old collection does not have, and returns their number. Sets
+    /// `unseen` if damage may have hidden images.
     fn prune(&self, new: &ImageCollection, unseen: &mut Option<Error>) -> Result<u64> {
         let (mut from, mut removed) = (None, 0);
         loop {

@@ -1,5 +1,4 @@
-//! Putting images into a collection: what is there already is passed over, the original goes
-//! before the point.
+//! Writes images as points of a collection. The original is written before the point.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,14 +14,15 @@ use super::collection::ImageCollection;
 use super::features::{BLOCK, Features};
 use super::job::IngestJob;
 
-/// How often, and for how long, bulk work waits for memory that sealing will free.
+/// Time between two attempts of bulk work to write while memory is short.
 const WRITE_RETRY: Duration = Duration::from_millis(100);
+/// Longest time of such attempts.
 const WRITE_WAIT_MAX: Duration = Duration::from_secs(120);
 
-/// What became of an image that was put in.
+/// Result of putting an image in.
 #[derive(Clone, Debug)]
 pub(crate) struct PutOutcome {
-    /// Whether it was not there before.
+    /// True if the collection did not have it before.
     pub(crate) added: bool,
     id: [u8; 16],
     /// The service's block of its payload.
@@ -42,7 +42,7 @@ impl PutOutcome {
         PutOutcome { added: false, id, block: payload.get(BLOCK).cloned().unwrap_or_default() }
     }
 
-    /// The same image, said to have been there.
+    /// Returns the outcome of a repetition of the same image.
     pub(crate) fn again(&self) -> PutOutcome {
         PutOutcome { added: false, ..self.clone() }
     }
@@ -51,7 +51,7 @@ impl PutOutcome {
         if self.added { "added" } else { "present" }
     }
 
-    /// As the answer to one image has it.
+    /// Returns the response to one image.
     pub(crate) fn to_json(&self) -> Value {
         let of = |key: &str| self.block.get(key).cloned().unwrap_or_default();
         json!({
@@ -60,7 +60,7 @@ impl PutOutcome {
         })
     }
 
-    /// As a line of many has it, under the name that the caller knows it by.
+    /// Returns the line in a response to many images. `name` is its name in the request.
     pub(crate) fn line(&self, name: &str) -> Value {
         json!({ "name": name, "id": PointId::Uuid(self.id), "status": self.status() })
     }
@@ -71,10 +71,10 @@ pub(crate) fn status_of(outcome: &Result<PutOutcome>) -> &'static str {
     outcome.as_ref().map_or_else(|error| error.kind().name(), PutOutcome::status)
 }
 
-/// Which of these images are there.
+/// Returns the outcome of each image that the collection has, and `None` for others.
 ///
 /// # Errors
-/// For each, those of [`NamedCollection::get`].
+/// Per image, those of [`NamedCollection::get`].
 pub(crate) fn present(
     named: &NamedCollection,
     ids: &[[u8; 16]],
@@ -94,7 +94,7 @@ pub(crate) struct ReadyImage {
     pub(crate) payload: Map<String, Value>,
 }
 
-/// Writes a point; acknowledged once this returns.
+/// Writes a point; durable once this returns.
 ///
 /// # Errors
 /// Those of [`NamedCollection::upsert`].
@@ -116,14 +116,14 @@ fn with_points(
     then(&points.collect::<Vec<_>>())
 }
 
-/// The same for some of the images of a bulk job, which waits while there is no memory for more.
-/// It waits here and not where the points are kept, so that it holds up no writer and sealing is
-/// not hurried for it. Aliases are kept as they are only during each try.
+/// Writes some images of a bulk job, and waits while there is no memory for them. It waits here and
+/// not in the collection, so that other writers are not blocked and no flush is escalated. The
+/// alias is locked only during each attempt.
 ///
 /// # Errors
-/// Those of [`NamedCollection::try_upsert`], after having waited, and at once those of
-/// [`ImageCollection::writing`].
-pub(crate) fn write_patiently(
+/// Those of [`NamedCollection::try_upsert`] after the wait; those of [`ImageCollection::writing`]
+/// at once.
+pub(crate) fn write_or_wait(
     job: &IngestJob,
     target: &ImageCollection,
     images: &Arc<Vec<ReadyImage>>,

@@ -1,6 +1,6 @@
-//! The collections of this server: opened at the start where their directory is there or was asked
-//! for, else when they are first used, so that a server of models alone makes no directory and
-//! starts no threads for them.
+//! The collections of this server. They are opened at the start if their directory exists or is
+//! required, and otherwise at the first use, so that a server of models alone creates no directory
+//! and no threads for them.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use search::registry::{Registry, RegistryOptions};
 
 use crate::config::SearchConfig;
 
-/// The registry, or why there is none.
+/// The registry, opened on demand.
 pub(crate) struct Collections {
     config: SearchConfig,
     registry: Mutex<Option<Arc<Registry>>>,
@@ -21,11 +21,11 @@ impl Collections {
         Collections { config, registry: Mutex::default() }
     }
 
-    /// Opens a directory that is there or was asked for.
+    /// Opens the registry if its directory exists or is required.
     ///
     /// # Errors
-    /// Those of the registry, if the directory was asked for or another process serves it;
-    /// otherwise they are logged.
+    /// Those of the registry if the directory is required or another process uses it. Others are
+    /// logged.
     pub(crate) fn start(&self) -> Result<()> {
         let Some(directory) = &self.config.directory else { return Ok(()) };
         if !self.config.required && !directory.exists() {
@@ -33,7 +33,7 @@ impl Collections {
         }
         match self.registry() {
             Err(error) if self.config.required => Err(error),
-            // A server that went on would answer searches with errors until somebody reads its log.
+            // Otherwise the server would start and answer all searches with errors.
             Err(error) if error.kind() == ErrorKind::FailedPrecondition => {
                 let message = error.message();
                 Err(Error::precondition(format!(
@@ -48,11 +48,11 @@ impl Collections {
         }
     }
 
-    /// The registry, opened now where it has not been.
+    /// Returns the registry, and opens it if it is not open yet.
     ///
     /// # Errors
-    /// `FailedPrecondition` where there is no directory for collections, or another process has it;
-    /// those of the file system.
+    /// `FailedPrecondition` if there is no directory for collections or another process uses it;
+    /// errors of the file system.
     pub(crate) fn registry(&self) -> Result<Arc<Registry>> {
         let mut registry = self.lock();
         if let Some(registry) = registry.as_ref() {
@@ -69,12 +69,12 @@ impl Collections {
         Ok(registry.insert(opened).clone())
     }
 
-    /// The registry where it is open.
+    /// Returns the registry if it is open.
     pub(crate) fn opened(&self) -> Option<Arc<Registry>> {
         self.lock().clone()
     }
 
-    /// Closes it, once the last request has let go of it.
+    /// Closes the registry once the last request has released it.
     pub(crate) fn close(&self) {
         drop(self.lock().take());
     }

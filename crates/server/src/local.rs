@@ -1,5 +1,4 @@
-//! The same composition without doors: models and workers inside one program, for recordings from
-//! files.
+//! Models and workers inside one program, without listeners, for recordings in files.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,23 +13,23 @@ use lifecycle::{LifecycleState, ModelStatus};
 use crate::config::Config;
 use crate::core::Core;
 
-/// Time between two looks at what is being loaded.
-const LOOK: Duration = Duration::from_millis(50);
+/// Time between two reads of the models' states.
+const STATE_POLL: Duration = Duration::from_millis(50);
 
-/// Models that are served to this program alone; stopped when dropped. What [`Local::recogniser`]
-/// gave should be dropped before: a model that is still held is waited for.
+/// Models that only this program uses; stopped when dropped. Drop the results of
+/// [`Local::recogniser`] before, because a model in use delays the stop.
 pub struct Local {
     core: Core,
 }
 
 impl Local {
-    /// Starts the workers, loads the models of `config` and waits until all serve. Doors and audio
-    /// limits are not used. `progress` is told a line, such as "vad: loading", when something has
-    /// changed.
+    /// Starts the workers, loads the models of `config` and waits until all serve. Listeners and
+    /// audio limits are not used. Calls `progress` with a line, such as "vad: loading", at each
+    /// change.
     ///
     /// # Errors
-    /// A model's own reason where one fails, `NotFound` where there is none, `DeadlineExceeded`
-    /// after `timeout`; those of the engines' libraries.
+    /// The reason of a model that fails; `NotFound` for a model without a version;
+    /// `DeadlineExceeded` after `timeout`; errors of the engines' libraries.
     pub fn open(
         config: &Config,
         timeout: Duration,
@@ -47,7 +46,7 @@ impl Local {
         let deadline = Instant::now() + timeout;
         let mut told = BTreeMap::new();
         loop {
-            let settled = self.core.lifecycle.wait_settled(LOOK);
+            let settled = self.core.lifecycle.wait_settled(STATE_POLL);
             let statuses = self.core.lifecycle.status();
             for (key, line) in statuses.iter().flat_map(lines) {
                 if told.get(&key) != Some(&line) {
@@ -73,31 +72,30 @@ impl Local {
         }
     }
 
-    /// The models that serve, sorted.
+    /// Returns the names of the served models, sorted.
     pub fn names(&self) -> Vec<Arc<str>> {
         self.core.lifecycle.catalog().names()
     }
 
-    /// Inference threads.
+    /// Returns the number of inference threads.
     pub fn workers(&self) -> usize {
         self.core.scheduler.workers()
     }
 
-    /// A recogniser and the model that it runs. Runs that wait are dropped when `stop` is set,
-    /// which should be the flag that also stops the pipeline. From now on the calling thread, which
-    /// should be the pipeline's, takes its core in short turns: workers that wait for their next
-    /// run would otherwise wait for each other's turns as well.
+    /// Returns a recogniser and the model that it runs. Queued runs are dropped once `stop` is set,
+    /// which should be the flag that stops the pipeline. The calling thread, which should be the
+    /// pipeline's, runs in short time slices from now on. Otherwise workers that wait for their
+    /// next run also wait for its long time slices.
     ///
     /// # Errors
-    /// `NotFound` for a model that is not served or is no recogniser, `FailedPrecondition` where
-    /// its section `[recogniser]` is wrong or does not fit the model.
+    /// Those of [`find_recogniser`].
     pub fn recogniser(
         &self,
         name: &str,
         stop: &Arc<AtomicBool>,
     ) -> Result<(Recogniser, Arc<dyn audio::AudioModel>)> {
         if let Err(error) = os::thread::set_short_turns() {
-            tracing::debug!(%error, "the pipeline waits for whole turns");
+            tracing::debug!(%error, "the pipeline keeps long time slices");
         }
         let (recogniser, servable) = find_recogniser(self.core.lifecycle.catalog(), name)?;
         let model = ServedModel::new(self.core.scheduler.clone(), servable, stop.clone());
@@ -112,7 +110,7 @@ impl Drop for Local {
     }
 }
 
-/// What there is to tell of a model: a line a version.
+/// Returns one line per version of a model.
 fn lines(status: &ModelStatus) -> Vec<((Arc<str>, u64), String)> {
     let line = |version: &lifecycle::VersionStatus| {
         let reason = version.reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
@@ -123,7 +121,7 @@ fn lines(status: &ModelStatus) -> Vec<((Arc<str>, u64), String)> {
     status.versions.iter().map(line).collect()
 }
 
-/// Why a model will not serve.
+/// Returns the error of a model that will not serve.
 fn failure(status: &ModelStatus) -> Option<Error> {
     let failed = || status.versions.iter().find(|version| version.state == LifecycleState::Failed);
     let reason = match &status.error {

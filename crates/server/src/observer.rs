@@ -1,4 +1,4 @@
-//! What happens to versions, turned into metrics.
+//! Counts the events of versions in the metrics.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use metrics::{Metrics, ModelLabels, SwapLabels};
 use crate::page::history::PageHistory;
 use inference::InferenceStats;
 
-/// Counts loads, swaps and what they cost.
+/// Counts loads, swaps and their costs.
 pub(crate) struct MetricsObserver {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) stats: Arc<InferenceStats>,

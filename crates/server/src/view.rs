@@ -1,4 +1,4 @@
-//! What the doors show of the lifecycle's state and the statistics.
+//! Converts the state of models and their statistics to the types of the protocols.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +11,11 @@ use protocol::status::{
     BatchTotal, Batching, IndexEntry, QueueLimits, StatisticsEntry, Total, VersionState,
 };
 
-/// Why a model serves nothing after an administrator's unload; the catalogue says the same to a
-/// request.
+/// Reason of a model that an administrator unloaded. The catalog uses the same text in errors.
 const UNLOADED: &str = "an administrator unloaded it";
 
-/// What the Open Inference Protocol calls an engine. Clients know LibTorch by the name that Triton
-/// gave it.
+/// Returns the name of an engine in the Open Inference Protocol. Clients know LibTorch by Triton's
+/// name for it.
 pub(crate) fn platform(engine: &'static str) -> &'static str {
     match engine {
         "libtorch" => "pytorch_libtorch",
@@ -25,12 +24,12 @@ pub(crate) fn platform(engine: &'static str) -> &'static str {
     }
 }
 
-/// The versions of a model that answer now, oldest first.
+/// Returns the ready versions of a model, oldest first.
 pub(crate) fn ready_versions(catalog: &Catalog, model: &str) -> Vec<u64> {
     catalog.ready(model).unwrap_or_default()
 }
 
-/// The states of a model's versions, newest first as TensorFlow Serving lists them.
+/// Returns the states of a model's versions, newest first as TensorFlow Serving lists them.
 ///
 /// # Errors
 /// `NotFound` for an unknown model or version, and for a model that has no versions.
@@ -80,7 +79,8 @@ fn version_state(status: &VersionStatus) -> VersionState {
     }
 }
 
-/// The repository index: one entry a version, one without a version for a model that has none.
+/// Returns the repository index: an entry per version, or one without a version for a model that
+/// has none.
 pub(crate) fn repository_index(lifecycle: &Lifecycle, ready_only: bool) -> Vec<IndexEntry> {
     let mut entries: Vec<IndexEntry> = lifecycle.status().iter().flat_map(index_entries).collect();
     entries.retain(|entry| !ready_only || entry.state == "READY");
@@ -121,14 +121,14 @@ fn index_entries(model: &ModelStatus) -> Vec<IndexEntry> {
     model.versions.iter().map(entry).collect()
 }
 
-/// What there is to say of a version, and of its model's directory and settings file, which may be
-/// why it is as it is.
+/// Joins the reason or note of a version with the error of its model's directory and settings.
 fn reason(version: &VersionStatus, of_model: Option<&str>) -> String {
     let own = version.reason.as_deref().or(version.note.as_deref());
     own.into_iter().chain(of_model).collect::<Vec<_>>().join("; ")
 }
 
-/// Statistics of one version, of all ready versions of a model, or (empty name) of all models.
+/// Returns the statistics of one version, of all ready versions of a model, or of all models if
+/// `model` is empty.
 ///
 /// # Errors
 /// `NotFound` for an unknown model, `Unavailable` for one that serves nothing.
@@ -179,7 +179,7 @@ fn entry(id: &VersionId, stats: &VersionStats) -> StatisticsEntry {
     }
 }
 
-/// How a version's requests are merged; `None` for one that runs each by itself.
+/// Returns the batching settings of a version, or `None` if each request runs alone.
 pub(crate) fn batching(servable: &Servable) -> Option<Batching> {
     let options = servable.schedule();
     if options.mode == ScheduleMode::Sync {
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_settings_file_that_is_not_used_shows_beside_what_serves() {
+    fn the_error_of_a_settings_file_shows_beside_the_version() {
         let version = |state, reason: Option<&str>| VersionStatus {
             version: 1,
             state,

@@ -11,16 +11,16 @@ use bytes::Bytes;
 use engine::Servable;
 use lifecycle::{WarmupSet, WarmupSource};
 
-/// Where TensorFlow Serving keeps recorded requests.
+/// Path of TensorFlow Serving's recorded requests in a version directory.
 const TF_RECORDS: &str = "assets.extra/tf_serving_warmup_requests";
-/// Where Open Inference Protocol bodies lie.
+/// Path of Open Inference Protocol bodies in a version directory.
 const JSON_DIR: &str = "warmup";
 /// Most requests that are read; TensorFlow Serving's limit.
 const REQUESTS_MAX: usize = 1000;
 /// Most bytes that one file of recorded requests may have.
 const FILE_BYTES_MAX: u64 = 256 * MIB;
 
-/// Reads whichever is there.
+/// Reads the recorded requests of a version directory.
 pub(crate) struct RecordedRequests;
 
 impl WarmupSource for RecordedRequests {

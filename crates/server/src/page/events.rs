@@ -1,11 +1,9 @@
 //! `GET /events`: the page's server-sent events. First `history`, then `tick` once a second.
 //!
-//! A viewer takes ticks as fast as it reads: while one waits to be sent, newer ones replace each
-//! other. One that takes nothing for [`VIEWER_STALL_MAX`] is given up, so that its place is free
-//! for another.
+//! While an event waits for a slow viewer, newer events replace each other. A viewer that reads
+//! nothing for [`VIEWER_STALL_MAX`] is disconnected, so that another can connect.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -22,16 +20,16 @@ use super::{EVENTS_VIEWERS_MAX, News, tick};
 use crate::page::Page;
 use transport::{Reply, Shared};
 
-/// Events that wait for one viewer's connection.
+/// Most events that wait for one viewer.
 const EVENTS_WAITING_MAX: usize = 1;
-/// How long a viewer may take nothing before it is given up.
+/// Longest time in which a viewer may read nothing.
 const VIEWER_STALL_MAX: Duration = Duration::from_secs(30);
-/// What a browser waits before it connects again, in milliseconds.
+/// Time before a browser reconnects, in milliseconds.
 const RECONNECT_MS: u64 = 1000;
-/// What a viewer that found no place is told to wait.
+/// Retry advice to a refused viewer.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 
-/// The handler.
+/// Answers with the stream of events.
 pub(crate) async fn events(State(page): Shared<Page>, headers: HeaderMap) -> Response {
     match stream(&page, &headers) {
         Ok(response) => response,
@@ -42,7 +40,7 @@ pub(crate) async fn events(State(page): Shared<Page>, headers: HeaderMap) -> Res
 fn stream(page: &Page, headers: &HeaderMap) -> Result<Response> {
     transport::access::check_same_site(headers)?;
     let permit = page.viewers.clone().try_acquire_owned().map_err(|_| full())?;
-    // Subscribed before the past is read, so that no second falls between them.
+    // Subscribed before the history is read, so that no second is missing between them.
     let news = page.news.subscribe();
     if matches!(*news.borrow(), News::End) {
         return Err(Error::unavailable("the server is shutting down"));
@@ -69,13 +67,13 @@ fn first_event(page: &Page) -> Bytes {
     text.into()
 }
 
-/// One event; JSON has no line breaks, so its data is one line.
+/// Returns one event. JSON has no line breaks, so its data is one line.
 pub(super) fn frame(event: &str, json: &str) -> Bytes {
     format!("event: {event}\ndata: {json}\n\n").into()
 }
 
-/// Hands events to one viewer until it goes, takes nothing for `stall`, or the server stops. The
-/// permit is its place.
+/// Sends events to one viewer until it disconnects, reads nothing for `stall`, or the server stops.
+/// Then the permit is free again.
 async fn feed(
     first: Bytes,
     mut news: watch::Receiver<News>,
@@ -109,6 +107,8 @@ async fn feed(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use tokio::sync::Semaphore;
 
@@ -119,7 +119,7 @@ mod tests {
         runtime.block_on(async { tokio::time::timeout(LONG, future).await.unwrap() })
     }
 
-    /// Lets the other task of the runtime do all that it can.
+    /// Runs the other task of the runtime until it waits.
     async fn settle() {
         for _ in 0..20 {
             tokio::task::yield_now().await;
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_past_comes_first_and_the_stop_ends_it() {
+    fn the_history_comes_first_and_the_stop_ends_it() {
         run(async {
             let mut viewer = viewer(LONG);
             assert_eq!(viewer.events.recv().await.unwrap(), "first");
@@ -180,14 +180,14 @@ mod tests {
             for _ in 0..3 {
                 seen.push(viewer.events.recv().await.unwrap());
             }
-            assert_eq!(seen, ["first", "one", "four"], "what waited was replaced");
+            assert_eq!(seen, ["first", "one", "four"], "the waiting event was replaced");
             settle().await;
             assert!(viewer.events.try_recv().is_err());
         });
     }
 
     #[test]
-    fn a_stalled_viewer_loses_its_place() {
+    fn a_stalled_viewer_loses_its_permit() {
         run(async {
             let viewer = viewer(Duration::from_millis(20));
             settle().await;
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_viewer_that_leaves_gives_its_place_back() {
+    fn a_viewer_that_disconnects_frees_its_permit() {
         run(async {
             let viewer = viewer(LONG);
             drop(viewer.events);

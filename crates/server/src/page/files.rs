@@ -1,4 +1,4 @@
-//! The page's files, built into the binary. They ask nothing of any other host.
+//! The pages' files, built into the binary. They load nothing from other hosts.
 
 use axum::Router;
 use axum::routing::get;
@@ -6,20 +6,20 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use transport::Reply;
 
-/// Only what this server itself sends may run, be shown or be asked; nothing may frame the page.
+/// Allows scripts, styles, images and requests of this server only, and no frame around the page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The same for the page for recordings, which also plays the one that it was given.
+/// Policy of the page for audio, which also plays the user's file.
 const AUDIO_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                             img-src 'self'; media-src blob:; base-uri 'none'; form-action 'none'; \
                             frame-ancestors 'none'";
 
-/// The same for the page for images, which also shows those that it was given.
+/// Policy of the page for images, which also shows the user's files.
 const IMAGES_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                              img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Paths, types, contents.
+/// Path, content type and contents of each file.
 const FILES: [(&str, &str, &str); 15] = [
     ("/page.css", "text/css; charset=utf-8", include_str!("page.css")),
     ("/page-audio.css", "text/css; charset=utf-8", include_str!("page-audio.css")),
@@ -39,22 +39,20 @@ const FILES: [(&str, &str, &str); 15] = [
     ("/page-chart.js", "text/javascript; charset=utf-8", include_str!("page-chart.js")),
     ("/page-dom.js", "text/javascript; charset=utf-8", include_str!("page-dom.js")),
     ("/page-icon.svg", "image/svg+xml", include_str!("page-icon.svg")),
-    // What browsers ask for that were shown no page of ours, such as for JSON.
+    // Browsers request this path if a response, such as JSON, names no icon.
     ("/favicon.ico", "image/svg+xml", include_str!("page-icon.svg")),
 ];
 
-/// The page.
+/// Returns the live page.
 pub(crate) fn page() -> Reply {
     guarded(Reply::body("text/html; charset=utf-8", include_str!("page.html")), POLICY)
         .with_header(header::VARY, HeaderValue::from_static("accept"))
 }
 
-/// The page for recordings.
 async fn audio_page() -> Reply {
     guarded(Reply::body("text/html; charset=utf-8", include_str!("audio.html")), AUDIO_POLICY)
 }
 
-/// The page for images.
 async fn images_page() -> Reply {
     guarded(Reply::body("text/html; charset=utf-8", include_str!("images.html")), IMAGES_POLICY)
 }
@@ -82,8 +80,8 @@ fn guarded(reply: Reply, policy: &'static str) -> Reply {
         )
 }
 
-/// Whether a client wants to look at the page rather than read text: it names `text/html`, and no
-/// less than `text/plain`. What accepts anything (curl) gets the text.
+/// Returns true if a client prefers the page to text: it accepts `text/html` by name, at least as
+/// much as `text/plain`. A client that accepts anything (curl) gets the text.
 pub(crate) fn wants_page(headers: &HeaderMap) -> bool {
     let accepted: Vec<&str> =
         headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
@@ -95,7 +93,7 @@ pub(crate) fn wants_page(headers: &HeaderMap) -> bool {
     html > 0.0 && html >= quality("text/plain")
 }
 
-/// The quality of a media range, if it names `wanted`.
+/// Returns the quality of a media range if it is for `wanted`.
 fn named(range: &str, wanted: &str) -> Option<f32> {
     let mut parts = range.split(';').map(str::trim);
     if !parts.next()?.eq_ignore_ascii_case(wanted) {

@@ -1,6 +1,5 @@
-//! What the page shows of each model's past: a point a second, marks where versions came, and the
-//! scheduler's counters of the last seconds. Filled once a second by the ticker; requests know
-//! nothing of it.
+//! History of each model: a point a second, a mark for each new version, and the scheduler's
+//! counters of the last seconds. The page's task adds to it once a second; requests do not.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,9 +13,9 @@ use serde::Serialize;
 
 /// Seconds of the history.
 pub(crate) const HISTORY_SECONDS_MAX: usize = 120;
-/// Models the page shows; of more, the first by name.
+/// Most models on the page, the first by name.
 pub(crate) const MODELS_SHOWN_MAX: usize = 64;
-/// Marks kept of a model.
+/// Most marks of a model.
 const MARKS_MAX: usize = 32;
 /// Seconds over which batch sizes, padding and refusals are summed.
 pub(crate) const WINDOW_SECONDS: usize = 10;
@@ -61,22 +60,21 @@ impl Point {
     }
 }
 
-/// A version has come.
+/// A mark for a new version.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Mark {
     /// Seconds since the server started.
     pub(crate) at: f64,
-    /// The version that came.
+    /// The new version.
     pub(crate) version: u64,
-    /// The version that it replaced, once that has been released; equal to `version` after a
-    /// reload.
+    /// The version that it replaced, once that is released; equal to `version` after a reload.
     pub(crate) from: Option<u64>,
 }
 
-/// What the scheduler did in the last [`WINDOW_SECONDS`].
+/// Counters of the scheduler over the last [`WINDOW_SECONDS`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Window {
-    /// Seconds it spans.
+    /// Length in seconds.
     pub(crate) seconds: usize,
     pub(crate) requests: u64,
     pub(crate) batches: u64,
@@ -92,8 +90,8 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// From `before` to `after`; counters that went back (a model that left and returned) count as
-    /// still.
+    /// Returns the differences from `before` to `after`. A counter that decreased (a model that was
+    /// removed and added again) gives 0.
     fn between(before: &ModelSnapshot, after: &ModelSnapshot, seconds: usize) -> Window {
         let sizes = after.batch_sizes.iter().zip(&before.batch_sizes);
         Window {
@@ -112,7 +110,7 @@ impl Window {
     }
 }
 
-/// One model's past.
+/// History of one model.
 #[derive(Default)]
 pub(crate) struct Track {
     points: VecDeque<Point>,
@@ -124,7 +122,7 @@ pub(crate) struct Track {
 }
 
 impl Track {
-    /// The newest `max` points, oldest first.
+    /// Returns the newest `max` points, oldest first.
     pub(crate) fn points(&self, max: usize) -> Vec<Point> {
         self.points.range(self.points.len().saturating_sub(max)..).copied().collect()
     }
@@ -133,17 +131,17 @@ impl Track {
         &self.marks
     }
 
-    /// What the scheduler did lately, and its counters now; `None` for a model that it has not met.
+    /// Returns the scheduler's counters over the window, and its current counters; `None` before
+    /// the model's first request.
     pub(crate) fn window(&self) -> Option<(Window, &ModelSnapshot)> {
         let (first, last) = (self.totals.front()?, self.totals.back()?);
         let seconds = self.totals.len() - 1;
         Some((Window::between(first, last, seconds), last))
     }
 
-    /// Takes over what has ended since the last look. `start` is second 0 of the page.
+    /// Adds the seconds that have ended since the last scan. `start` is second 0 of the history.
     fn read(&mut self, start: Instant, now: Instant, window: &SlidingHistogram, queued: usize) {
-        // The histogram's seconds begin anywhere within one of ours; all are moved by the same part
-        // of a second.
+        // The histogram's seconds are offset from the history's by the same part of a second.
         let offset = window.start().saturating_duration_since(start).as_secs();
         for (second, seen) in window.finished(self.next_second, now) {
             self.next_second = second + 1;
@@ -152,7 +150,7 @@ impl Track {
         self.forget(now.saturating_duration_since(start).as_secs_f64());
     }
 
-    /// Drops what is older than the page looks back.
+    /// Drops points and marks that are older than the history.
     fn forget(&mut self, now: f64) {
         let oldest = now - HISTORY_SECONDS_MAX as f64;
         while self.points.front().is_some_and(|point| (point.at as f64) < oldest) {
@@ -165,11 +163,12 @@ impl Track {
         }
     }
 
-    /// Keeps the counters of the last seconds; a model that the scheduler forgot starts anew.
+    /// Keeps the counters of the last seconds. A model that the scheduler has forgotten starts at
+    /// 0.
     fn count(&mut self, counters: Option<&ModelSnapshot>) {
         let Some(counters) = counters else { return self.totals.clear() };
         if self.totals.is_empty() {
-            // What a model did before it was first looked at, it did in the second that ends now.
+            // Counts from before the first scan belong to the second that ends now.
             self.totals.push_back(ModelSnapshot {
                 model: counters.model.clone(),
                 ..ModelSnapshot::default()
@@ -185,24 +184,23 @@ impl Track {
     }
 }
 
-/// What a look at one model found.
+/// State of one model at a scan.
 pub(crate) struct ModelScan<'a> {
     pub(crate) model: &'a Arc<str>,
-    /// Its latencies, if it was ever asked.
+    /// Its latencies, if it has had a result.
     pub(crate) latencies: Option<Arc<SlidingHistogram>>,
-    /// The scheduler's counters, if it has met the model.
+    /// The scheduler's counters, if the model has had a request.
     pub(crate) counters: Option<&'a ModelSnapshot>,
 }
 
-/// All models' past. At most [`MODELS_SHOWN_MAX`] models, but for marks that come between two
-/// looks.
+/// History of all models: at most [`MODELS_SHOWN_MAX`], and models with marks since the last scan.
 #[derive(Default)]
 pub(super) struct History {
     tracks: BTreeMap<Arc<str>, Track>,
 }
 
 impl History {
-    /// Reads what has ended since the last look; models that are not looked at are forgotten.
+    /// Adds the seconds that have ended since the last scan. Drops models that are not in `scans`.
     pub(crate) fn scan(&mut self, start: Instant, now: Instant, scans: &[ModelScan<'_>]) {
         self.tracks.retain(|name, _| scans.iter().any(|scan| scan.model == name));
         for scan in scans {
@@ -226,7 +224,7 @@ impl History {
         self.tracks.get(model)
     }
 
-    /// A version became ready `at` seconds after the start.
+    /// Marks a version that became ready `at` seconds after the start.
     pub(crate) fn loaded(&mut self, model: &Arc<str>, version: u64, at: f64) {
         if self.tracks.len() >= 2 * MODELS_SHOWN_MAX && !self.tracks.contains_key(model) {
             return;
@@ -238,7 +236,7 @@ impl History {
         }
     }
 
-    /// The version that `version` replaced is known now.
+    /// Adds to the mark of `version` the version that it replaced.
     pub(crate) fn swapped(&mut self, model: &str, from: u64, version: u64) {
         let Some(track) = self.tracks.get_mut(model) else { return };
         if let Some(mark) = track.marks.iter_mut().rev().find(|mark| mark.version == version) {
@@ -287,7 +285,7 @@ impl PageHistory {
     }
 }
 
-/// The names of the buckets of [`Window::batch_sizes`], for people.
+/// Returns the labels of the buckets of [`Window::batch_sizes`].
 pub(crate) fn batch_size_names() -> Vec<String> {
     let mut below = 0;
     let mut names: Vec<String> = Vec::with_capacity(BATCH_SIZE_BOUNDS.len() + 1);
@@ -354,7 +352,7 @@ mod tests {
         let mut history = History::default();
         scan(&mut history, start, start, &window, 5);
         let first = history.track("m").and_then(Track::window).map(|(window, _)| window.requests);
-        assert_eq!(first, Some(5), "the first look counts what came before it");
+        assert_eq!(first, Some(5), "the first scan counts the requests before it");
         for step in 1..=30 {
             scan(&mut history, start, start + Duration::from_secs(step), &window, 5 + 2 * step);
         }

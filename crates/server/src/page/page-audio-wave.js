@@ -1,13 +1,13 @@
-// The picture of a recording: its waveform, and under it a lane of labels for each class, over the same seconds.
+// Draws a recording: its waveform, and below it a row of labels per class on the same time axis.
 
 const RULER = 18, WAVE = 0.5, LANE_MIN = 15, LANE_MAX = 40, LANES_MAX = 6, GUTTER = 2;
-// Peaks are taken of so many samples; at the rate below that is a hundredth of a second.
+// Samples per drawn peak: a hundredth of a second at the rate below.
 const PEAK_SAMPLES = 80, PEAK_RATE = 8000;
-// The browser holds a decoded recording in memory whole; larger files are labelled, but not drawn.
+// Largest file that is drawn, because the browser decodes it into memory. Larger files are only labelled.
 const FILE_BYTES_MAX = 256 * 2 ** 20;
 const STEPS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200];
 const STEP_PIXELS_MIN = 64;
-// One a lane; classes beyond the last share it.
+// One color per row. Classes beyond the last share it.
 const COLOURS = ["--p50", "--p99", "--p80", "--p999", "--p90", "--soft"];
 
 export function clock(seconds, digits = 0) {
@@ -17,7 +17,7 @@ export function clock(seconds, digits = 0) {
   return digits ? words + (seconds - whole).toFixed(digits).slice(1) : words;
 }
 
-// The largest and smallest sample of every hundredth of a second, or why there are none.
+// Returns the largest and smallest sample of each hundredth of a second, or the reason if there are none.
 export async function peaksOf(file) {
   if (file.size > FILE_BYTES_MAX) throw new Error("The recording is too large to be drawn here; it is labelled all the same.");
   let sound;
@@ -37,7 +37,7 @@ export async function peaksOf(file) {
       }
     }
   }
-  // Quiet recordings are drawn as high as loud ones.
+  // Scaled to the loudest sample.
   let most = 0.01;
   for (let at = 0; at < count; at++) most = Math.max(most, high[at], -low[at]);
   return { high, low, most, seconds: sound.duration };
@@ -64,20 +64,20 @@ export class Wave {
     this.draw();
   }
 
-  // What is shown: from and to, in seconds.
+  // The visible range in seconds.
   get view() {
     const all = Math.max(this.seconds, 0.001), span = this.span && this.span < all ? this.span : all;
     const from = Math.min(Math.max(0, this.position - span / 2), all - span);
     return { from, span };
   }
 
-  // The second under a place on the canvas.
+  // Returns the second at a position on the canvas.
   secondAt(x) {
     const { from, span } = this.view;
     return Math.min(this.seconds, Math.max(0, from + (x / this.canvas.clientWidth) * span));
   }
 
-  // Drawn at most once a frame, however much has changed.
+  // Draws at most once per frame.
   draw() {
     this.waiting ??= requestAnimationFrame(() => { this.waiting = null; this.paint(); });
   }

@@ -1,13 +1,13 @@
-// The page for recordings: sends one, draws it, shows its labels as they come, plays it.
+// The page for audio: sends a recording, draws it, shows its labels as they arrive, and plays it.
 
 import { Wave, clock, peaksOf } from "./page-audio-wave.js";
 import { bytes, el, rows, text } from "./page-dom.js";
 
-// More labels are drawn, but not listed.
+// Most listed labels. All are drawn.
 const LISTED_MAX = 2000;
-// More classes are drawn, but not named under the picture.
+// Most classes in the legend. All are drawn.
 const LEGEND_MAX = 24;
-// A line of results longer than this is no line of ours.
+// Longest line of a response in characters.
 const LINE_MAX = 2 ** 20;
 const ARROW_S = { ArrowLeft: -1, ArrowRight: 1, PageDown: -10, PageUp: 10 };
 
@@ -179,7 +179,7 @@ async function start() {
   describe();
   state("listening", "listening");
   progress(0, null);
-  // Browsers read nothing before they have sent everything; so the server takes it all first, where it has room.
+  // Browsers read a response only after the whole upload, so the server stores the upload first if it fits.
   const query = file.size <= (limits.spool_bytes ?? 0) ? "?spool=1" : "";
   const path = `/v1/audio/${encodeURIComponent($("recogniser").value)}${query}`;
   try {
@@ -214,7 +214,7 @@ function seek(seconds, play = false) {
   const place = Math.min(Math.max(0, seconds), wave.seconds);
   wave.position = place;
   if (audio.readyState > 0) audio.currentTime = place;
-  // A browser may refuse to play what it cannot read; the position is shown all the same.
+  // If the browser cannot play the format, only the position is shown.
   if (play) audio.play().catch(() => {});
   moved();
 }
@@ -253,7 +253,7 @@ $("wave").addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-// One stop for Tab; arrows go from label to label.
+// Tab reaches the list once; the arrow keys move between labels.
 function land(item) {
   if (!item) return;
   $("labels").querySelector("[tabindex='0']")?.setAttribute("tabindex", "-1");

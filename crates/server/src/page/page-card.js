@@ -1,4 +1,4 @@
-// One model: its card is made once from the template, then filled at every tick.
+// The card of one model: created from the template, and updated at each tick.
 
 import { age, bytes, count, el, ms, rows, svg, text } from "./page-dom.js";
 import { AT, COUNT, LINES, MAX, draw, markWords } from "./page-chart.js";
@@ -38,7 +38,7 @@ export class Card {
     });
   }
 
-  // A pointer over the chart, or the arrow keys on it, choose the second whose numbers the table shows.
+  // The pointer on the chart, or the arrow keys, choose the second whose numbers the table shows.
   follow(chart) {
     const choose = (at) => { this.cursor = at; this.redraw(); };
     chart.addEventListener("pointermove", (event) => this.second && choose(this.within(this.second(event.offsetX))));
@@ -119,7 +119,7 @@ export class Card {
     if (!this.busy) this.part(".unload").setAttribute("aria-disabled", String(!up));
   }
 
-  // While a call is under way both buttons rest; `verb` is null when it is over.
+  // Both buttons are disabled during a call; `verb` is null afterwards.
   working(verb) {
     this.busy = verb;
     for (const name of ["load", "unload"]) this.part(`.${name}`).setAttribute("aria-disabled", String(verb !== null));

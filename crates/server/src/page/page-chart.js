@@ -1,16 +1,16 @@
-// The chart of a model's last two minutes: percentiles on a logarithmic scale, requests and queue below, all over
-// the same seconds.
+// The chart of a model's last two minutes: percentiles on a logarithmic scale, and requests and queue below on the
+// same time axis.
 
 import { ms, svg, count } from "./page-dom.js";
 
-// Places in a point: [at, count, p50, p80, p90, p99, p999, max, queued], as crates/server/src/page/history.rs has it.
+// Indexes in a point: [at, count, p50, p80, p90, p99, p999, max, queued], as in crates/server/src/page/history.rs.
 export const AT = 0, COUNT = 1, MAX = 7, QUEUED = 8;
 export const LINES = [["p50", 2], ["p80", 3], ["p90", 4], ["p99", 5], ["p999", 6]];
 
 const LEFT = 46, RIGHT = 66, TOP = 32, BOTTOM = 18, STRIP = 30, GAP = 20;
 const LABEL_HEIGHT = 13, MARK_GAP = 6, MARK_CHARACTER = 6.4;
 
-// The 1, 2 and 5 of every power of ten from `low` to `high`, reaching just beyond both.
+// Returns 1, 2 and 5 times each power of ten, from just below `low` to just above `high`.
 function steps(low, high) {
   const all = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)) + 1; power++) {
@@ -50,7 +50,7 @@ function grid(scale, frame) {
   });
 }
 
-// Seconds without requests break a line; a lone second is a dot.
+// A second without requests interrupts a line; a single second is a dot.
 function series(points, place, x, scale) {
   let path = "", last = null;
   for (const point of points) {
@@ -62,7 +62,7 @@ function series(points, place, x, scale) {
   return path;
 }
 
-// The newest values beside their lines, moved apart where they would lie on each other.
+// Writes the newest values beside their lines, moved apart if they overlap.
 function endLabels(point, scale, frame) {
   const wanted = LINES.map(([name, place]) => ({ name, y: scale.at(point[place]) + 4, words: `${name} ${ms(point[place])}` }));
   for (let index = 1; index < wanted.length; index++) {
@@ -99,7 +99,7 @@ function marks(list, x, frame) {
   });
 }
 
-// Bars of one number a second, with its name at the left and its largest at the right.
+// Draws bars of one number per second, with its name at the left and its maximum at the right.
 function strip(points, place, x, frame, top, name) {
   const most = Math.max(1, ...points.map((point) => point[place])), width = x(1) - x(0);
   const bars = points.map((point) => {
@@ -123,7 +123,7 @@ function seconds(x, frame, span) {
   });
 }
 
-// Draws into `chart`; returns what turns a place on it into a second.
+// Draws into `chart`. Returns a function from a position to a second.
 export function draw(chart, model, now, span, cursor) {
   const [width, height] = [Math.max(chart.clientWidth, 240), chart.clientHeight || 300];
   const end = height - BOTTOM, queue = end - STRIP, requests = queue - GAP - STRIP;

@@ -1,4 +1,4 @@
-// Elements and numbers: what the other parts draw with.
+// Helpers for elements and numbers.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -11,14 +11,14 @@ function build(node, attributes, children) {
 export const el = (tag, attributes = {}, ...children) => build(document.createElement(tag), attributes, children);
 export const svg = (tag, attributes = {}, ...children) => build(document.createElementNS(SVG, tag), attributes, children);
 
-// Sets text only where it differs, so that selections and screen readers are left alone.
+// Sets a text only if it differs, so that selections stay and screen readers are silent.
 export function text(node, value) {
   if (node.textContent !== value) node.textContent = value;
 }
 
 const shown = new WeakMap();
 
-// Replaces rows only when what they show, told by `key`, has changed.
+// Replaces rows only if their content, identified by `key`, has changed.
 export function rows(body, key, make) {
   if (shown.get(body) === key) return;
   shown.set(body, key);
@@ -33,7 +33,7 @@ export function bytes(count) {
   return `${unit === 0 || count >= 100 ? Math.round(count) : count.toFixed(1)} ${UNITS[unit]}`;
 }
 
-// Milliseconds with three digits that count.
+// Formats milliseconds with three significant digits.
 export function ms(us) {
   const value = us / 1000;
   if (value >= 100) return String(Math.round(value));
@@ -48,7 +48,7 @@ export function duration(seconds) {
   return hours < 48 ? `${hours} h ${Math.floor((whole % 3600) / 60)} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
-// The same where there is little room.
+// Formats milliseconds in little space.
 export function age(seconds) {
   return duration(seconds).split(" ").slice(0, 2).join(" ");
 }
@@ -58,7 +58,7 @@ export function count(value) {
   return value >= 10 || Number.isInteger(value) ? String(Math.round(value)) : value.toFixed(1);
 }
 
-// A bar that shows `value` of `max`, in words and in length.
+// Shows `value` of `max` as a bar with text.
 export function gauge(node, label, value, max, words) {
   if (!node.firstChild) {
     const track = el("div", { class: "track", "aria-hidden": "true" }, el("i"));

@@ -1,20 +1,20 @@
-// Pictures on their way into a collection: several at a time, each with what came of it.
+// Adds images to a collection, several at a time, and lists the result of each.
 
 import { path, put, putZip } from "./page-images-api.js";
 import { el, text } from "./page-dom.js";
 
 const CONNECTIONS = 4;
-// From so many pictures on the server works on them in the background, so that searches stay quick.
+// Number of images from which the server adds them in the background, so that searches stay fast.
 const BULK_MIN = 16;
-// Pictures that are listed; beyond, only what failed is.
+// Most listed images. Beyond it only failures are listed.
 const LISTED_MAX = 100;
-// Files of one drop; more are left to the command line, which can be taken up again.
+// Most files of one drop. The command line handles more, and can be resumed.
 const FILES_MAX = 20000;
 
 const WORDS = { waiting: "waiting", sending: "being sent", added: "added", present: "already there", failed: "failed" };
 
 export class Adding {
-  // `done` is told after each drop; `changed` when pictures came in meanwhile.
+  // `done` is called after each drop, and `changed` when images were added meanwhile.
   constructor(nodes, { done, changed }) {
     Object.assign(this, { nodes, done, changed, work: null });
     nodes.halt.addEventListener("click", () => this.work?.stop.abort());
@@ -32,7 +32,7 @@ export class Adding {
     this.nodes.halt.hidden = false;
     this.progress();
     const queue = [...files];
-    // The first alone: it makes the collection where there is none.
+    // The first file is sent alone, because it creates the collection if there is none.
     if (queue.length) await this.one(queue.shift(), { collection, kind, background });
     await Promise.all(Array.from({ length: CONNECTIONS }, async () => {
       while (queue.length && !work.stop.signal.aborted) await this.one(queue.shift(), { collection, kind, background });
@@ -65,7 +65,7 @@ export class Adding {
     this.changed();
   }
 
-  // A picture of a zip.
+  // An image in a zip.
   inside(zip, entry) {
     if (!entry.status) return;
     this.work.counts[entry.status] += 1;
@@ -88,7 +88,7 @@ export class Adding {
   mark(row, name, state, words) {
     if (!row && state === "failed") row = el("li", {}, el("span", { class: "name" }, name), el("span", { class: "what" }));
     if (!row) return;
-    // What failed stands first, where it is seen.
+    // Failures come first, where they are visible.
     if (state === "failed") this.nodes.list.prepend(row);
     row.dataset.state = state;
     text(row.querySelector(".what"), words ?? WORDS[state]);
@@ -103,7 +103,7 @@ export class Adding {
   }
 }
 
-// Every file of a drop, also those in folders, with its place below the folder as `place`.
+// Returns every file of a drop, also in folders, with its path in the folder as `place`.
 export async function dropped(transfer) {
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
   if (!entries.some((entry) => entry.isDirectory)) return [...transfer.files];
@@ -116,7 +116,7 @@ export async function dropped(transfer) {
       continue;
     }
     const reader = entry.createReader();
-    // A reader gives some at a time, and nothing at the end.
+    // A reader returns a part at a time, and an empty one at the end.
     for (let some; (some = await new Promise((give) => reader.readEntries(give, () => give([])))).length;) folders.push(...some);
   }
   return files;

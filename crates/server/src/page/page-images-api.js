@@ -1,9 +1,9 @@
-// What the page asks the server, with its key where it wants one.
+// Requests of the page, with the API key if the server has one.
 
 const STORED = "millpond-key";
-// A line of an answer that is longer is no line of ours.
+// Longest line of a response in characters.
 const LINE_MAX = 2 ** 20;
-// An upload that the server has no room for is tried again so often.
+// Most retries of an upload that a busy server refuses.
 const TRIES_MAX = 6;
 const WAIT_MS = 500;
 
@@ -23,7 +23,7 @@ export function unlock(value) {
 
 export const hasKey = () => key !== null;
 
-// The path of a collection, and what follows, with the parameters that have a value.
+// Returns the path of a collection, with the parameters that have a value.
 export function path(collection, rest = "", query = {}) {
   const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
   const words = new URLSearchParams(given).toString();
@@ -53,7 +53,7 @@ export const remove = (where) => ask("DELETE", where);
 export const post = async (where, body, stop) =>
   (await (body instanceof Blob ? ask("POST", where, body, "application/octet-stream", stop) : ask("POST", where, JSON.stringify(body), "application/json", stop))).json();
 
-// Sends a file; tries again while the server is busy.
+// Sends a file, and retries while the server is busy.
 async function send(where, file, type, stop) {
   for (let tries = 1; ; tries++) {
     try {
@@ -67,7 +67,7 @@ async function send(where, file, type, stop) {
 
 export const put = async (where, file, stop) => (await send(where, file, "application/octet-stream", stop)).json();
 
-// Sends a zip; `each` is told of every picture in it as the server gets to it.
+// Sends a zip. Calls `each` with the result of each image.
 export async function putZip(where, file, each, stop) {
   const reader = (await send(where, file, "application/zip", stop)).body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "", ended = false;
@@ -87,7 +87,7 @@ export async function putZip(where, file, each, stop) {
   if (!ended) throw new Refused(500, "the answer ended early; what is listed as added is there");
 }
 
-// Shows a picture of the server's: plainly, or fetched with the key, which an address cannot carry.
+// Shows an image of the server: by its address, or fetched with the key, which an address cannot carry.
 export async function show(node, attribute, where) {
   node.dataset.wanted = where;
   if (!key) {
@@ -98,5 +98,5 @@ export async function show(node, attribute, where) {
     const address = URL.createObjectURL(await (await ask("GET", where)).blob());
     node.addEventListener("load", () => URL.revokeObjectURL(address), { once: true });
     if (node.dataset.wanted === where) node.setAttribute(attribute, address); else URL.revokeObjectURL(address);
-  } catch { /* The place stays empty, as for any picture that cannot be had. */ }
+  } catch { /* An image that cannot be loaded stays empty. */ }
 }

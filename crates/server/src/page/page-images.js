@@ -1,15 +1,15 @@
-// The page for images: finds pictures by a picture, shows what matched, adds and deletes.
+// The page for images: finds images by an image, shows the matches, adds and deletes.
 
 import { Adding, dropped } from "./page-images-add.js";
 import { Refused, get, hasKey, path, post, remove, show, unlock } from "./page-images-api.js";
 import { Match, points } from "./page-images-match.js";
 import { bytes, count, el, text } from "./page-dom.js";
 
-// Pictures of the collection that are shown at once.
+// Images on one page of the collection.
 const PAGE = 48;
 const TILE_PIXELS = 256;
 const MESSAGE_MS = 8000;
-// While pictures come in, the collection is looked at again no sooner than this.
+// Shortest time between two updates of the collection while images are added.
 const LOOK_MS = 1500;
 const NAME_KEY = "image.name";
 
@@ -20,7 +20,7 @@ const adding = new Adding(
   { done: added, changed: () => { if (performance.now() - looked > LOOK_MS) refresh(); } },
 );
 let collections = [], made = null, filter = null, query = null, results = [], running = null, looked = 0;
-// The offsets of the pages before the one that is shown, which is the last.
+// Offsets of the pages up to the current one, which is the last.
 let offsets = [null], following = null;
 
 function state(name, words) {
@@ -45,7 +45,7 @@ function enable(button, on) {
 
 const on = (button) => button.getAttribute("aria-disabled") !== "true";
 
-// What went wrong, where a person can see it; a key is asked for where one is wanted.
+// Shows an error, and the field for the key if the server needs one.
 function failed(error) {
   if (error.name === "AbortError") return;
   if (error.status === 401) {
@@ -53,7 +53,7 @@ function failed(error) {
     $("key").focus();
     if (hasKey()) unlock(null);
     state("failed", "locked");
-    problem("This server wants a key for its pictures.");
+    problem("This server needs a key for its images.");
     return;
   }
   state("failed", "failed");
@@ -80,7 +80,7 @@ async function load() {
   $("collection").replaceChildren(...known.map(({ name }) => el("option", { value: name }, name)));
   if (known.some(({ name }) => name === wanted)) $("collection").value = wanted;
   else if (wanted && wanted === asked) {
-    // Another collection under an address that names this one would be taken for it.
+    // The address names a collection that does not exist, so another one must not be shown instead.
     $("collection").selectedIndex = -1;
     problem(`There is no collection of images called "${wanted}". Choose or create one.`);
   }
@@ -96,7 +96,7 @@ function describe() {
     state("none", "no collection");
     return;
   }
-  const facts = [found === made ? "made with its first picture" : `${count(found.count ?? 0)} ${found.count === 1 ? "picture" : "pictures"}`,
+  const facts = [found === made ? "created with its first image" : `${count(found.count ?? 0)} ${found.count === 1 ? "image" : "images"}`,
     found.kind === "fingerprint" ? "fingerprints" : "photographs", found.model && `embeddings by ${found.model}`];
   text($("about"), found.reason ?? (found.state === "opening" ? "being opened" : facts.filter(Boolean).join(" · ")));
   if (found.reason) state("failed", "broken"); else if (found.state === "opening") state("busy", "opening"); else if (!running && !adding.busy) state("ready", "ready");
@@ -116,7 +116,7 @@ async function refresh() {
   await list();
 }
 
-// ---- the pictures of a collection
+// ---- images of a collection
 
 async function list() {
   const collection = chosen(), found = entry();
@@ -127,7 +127,7 @@ async function list() {
   }
   try {
     const answer = await get(path(collection, "", { limit: PAGE, offset: offsets.at(-1), filter: filter && JSON.stringify(filter) }));
-    // A point that was put in without a picture has no name.
+    // A point without an image has no name.
     for (const image of answer.images) image.name ??= image.id;
     if (collection === chosen()) page(answer.images, answer.next ?? null, answer.count);
   } catch (error) {
@@ -142,16 +142,16 @@ function page(images, next, total) {
   const first = (offsets.length - 1) * PAGE, range = images.length ? `${first + 1}–${first + images.length}` : "none";
   text($("shown"), filter ? `${range}${Number.isInteger(total) ? ` of ${total}` : ""}, filtered` : images.length ? `${range} of ${entry()?.count ?? total ?? images.length}` : "none yet");
   $("pictures").replaceChildren(...images.map((image) => tile(image, [
-    el("button", { class: "small search", "aria-label": `Find pictures like ${image.name}` }, "Like this"),
+    el("button", { class: "small search", "aria-label": `Find images like ${image.name}` }, "Like this"),
     el("button", { class: "small delete", "aria-label": `Delete ${image.name}` }, "Delete…"),
   ])));
 }
 
 function tile(image, below) {
-  const picture = el("img", { alt: "", loading: "lazy", decoding: "async" });
-  show(picture, "src", path(chosen(), `/${image.id}/thumbnail`, { size: TILE_PIXELS }));
+  const preview = el("img", { alt: "", loading: "lazy", decoding: "async" });
+  show(preview, "src", path(chosen(), `/${image.id}/thumbnail`, { size: TILE_PIXELS }));
   const size = `${image.width} × ${image.height}${image.bytes ? ` · ${bytes(image.bytes)}` : ""}`;
-  const item = el("li", { "data-id": image.id }, picture, el("p", { class: "name", title: image.name }, image.name), el("p", { class: "note" }, size), el("div", { class: "buttons" }, ...below));
+  const item = el("li", { "data-id": image.id }, preview, el("p", { class: "name", title: image.name }, image.name), el("p", { class: "note" }, size), el("div", { class: "buttons" }, ...below));
   item.image = image;
   return item;
 }
@@ -168,7 +168,7 @@ $("pictures").addEventListener("click", async (event) => {
     search({ id: image.id, name: image.name, width: image.width, height: image.height });
     return;
   }
-  if (!(await confirmed(`Delete ${image.name}?`, "The picture and everything that is known of it are removed from the collection."))) return;
+  if (!(await confirmed(`Delete ${image.name}?`, "The image and its data are removed from the collection."))) return;
   try {
     await remove(path(chosen(), `/${image.id}`));
     say(`${image.name} is deleted.`);
@@ -190,15 +190,15 @@ function confirmed(title, words) {
 
 // ---- search
 
-// A file to search with, or a picture of the collection.
+// Searches by a file, or by an image of the collection.
 function picked(file) {
-  search({ file, name: file.name || "pasted picture", address: URL.createObjectURL(file) });
+  search({ file, name: file.name || "pasted image", address: URL.createObjectURL(file) });
 }
 
 async function search(wanted) {
   const collection = chosen();
   if (!collection || entry() === made) {
-    problem("There is nothing to search yet: add pictures first.");
+    problem("There is nothing to search yet: add images first.");
     return;
   }
   running?.abort();
@@ -238,11 +238,11 @@ function present(answer) {
 }
 
 function found(result, rank) {
-  const picture = el("img", { alt: "", loading: "lazy", decoding: "async" });
-  show(picture, "src", path(chosen(), `/${result.id}/thumbnail`, { size: TILE_PIXELS }));
+  const preview = el("img", { alt: "", loading: "lazy", decoding: "async" });
+  show(preview, "src", path(chosen(), `/${result.id}/thumbnail`, { size: TILE_PIXELS }));
   const verdict = el("span", { class: "verdict", "data-accepted": String(result.accepted) }, result.accepted ? "accepted" : "only similar");
   const numbers = el("span", { class: "note" }, `score ${points(result.score)} · coarse ${result.coarse.toFixed(2)}`);
-  const button = el("button", { class: "result", tabindex: rank === 0 ? "0" : "-1" }, picture, el("span", { class: "name" }, result.name), verdict, numbers);
+  const button = el("button", { class: "result", tabindex: rank === 0 ? "0" : "-1" }, preview, el("span", { class: "name" }, result.name), verdict, numbers);
   const item = el("li", { "data-id": result.id }, button);
   item.result = result;
   return item;
@@ -278,7 +278,7 @@ function close() {
 
 // ---- filter
 
-// What the fields say as Qdrant's filter; null where nothing is wanted.
+// Returns the fields as a filter of Qdrant; null if they are empty.
 function wantedFilter() {
   const where = $("where").value, value = $("value").value.trim(), field = $("field").value.trim();
   if (!value) return null;
@@ -301,7 +301,7 @@ async function apply() {
   enable($("unfilter"), filter !== null);
   offsets = [null];
   await list();
-  // What is shown was found under another filter.
+  // The results belong to another filter.
   $("again").hidden = $("found").hidden;
 }
 
@@ -322,7 +322,7 @@ $("again").addEventListener("click", () => query && search(query));
 async function add(files) {
   if (files.length === 0) return;
   if (adding.busy) {
-    say("Pictures are on their way already. Wait for them, or stop them first.", true);
+    say("Images are being added already. Wait, or stop first.", true);
     return;
   }
   if (!chosen() && !(await make())) return;
@@ -336,7 +336,7 @@ async function added(words, counts) {
   await refresh();
 }
 
-// Asks for a new collection; whether there is one then.
+// Asks for a new collection. Returns true if there is one then.
 function make() {
   const dialog = $("make");
   dialog.returnValue = "cancel";
@@ -361,7 +361,7 @@ $("make-cancel").addEventListener("click", () => $("make").close("cancel"));
 $("remove").addEventListener("click", async () => {
   const found = entry();
   if (!on($("remove")) || !found) return;
-  if (!(await confirmed(`Delete the collection ${found.name}?`, `All its ${count(found.count ?? 0)} pictures are removed with it. This cannot be undone.`))) return;
+  if (!(await confirmed(`Delete the collection ${found.name}?`, `All its ${count(found.count ?? 0)} images are removed with it. This cannot be undone.`))) return;
   try {
     await remove(path(found.name));
     say(`${found.name} is deleted.`);
@@ -400,9 +400,9 @@ document.addEventListener("drop", async (event) => {
   undrag();
   const toAdd = $("add").contains(event.target), files = event.dataTransfer.files;
   if (toAdd) add(await dropped(event.dataTransfer));
-  // Elsewhere a single picture is looked for, which changes nothing.
+  // Anywhere else, a single image starts a search, which changes nothing.
   else if (files.length === 1) picked(files[0]);
-  else if (files.length) say("Drop several pictures on \"Add pictures\"; one can be searched with.", true);
+  else if (files.length) say("Drop several images on \"Add images\". Only one can be searched for.", true);
 });
 
 function undrag() {

@@ -1,11 +1,11 @@
-// The live page: follows the server's events, shows its state, asks for loads and unloads.
+// The live page: shows the server's state from its events, and loads and unloads models.
 
 import { Card } from "./page-card.js";
 import { bytes, count, duration, el, gauge, rows, text } from "./page-dom.js";
 
-// Events come once a second; after this long without one the figures are old.
+// Time without an event, which normally comes each second, after which the figures are old.
 const STALE_MS = 4000;
-// A refused stream (too many pages, a server that is starting) is tried again.
+// Time before a refused stream is retried, as when too many pages are open or the server starts.
 const RETRY_MS = 2000;
 const MESSAGE_MS = 8000;
 
@@ -101,7 +101,7 @@ function message(words, bad = false) {
   if (!bad) setTimeout(() => node.remove(), MESSAGE_MS);
 }
 
-// Asks before an unload; Escape and "Keep it" mean no.
+// Asks before an unload. Escape and "Keep it" mean no.
 function confirmed(name) {
   const dialog = $("confirm");
   text($("confirm-title"), `Unload ${name}?`);
@@ -129,7 +129,7 @@ async function act(verb, card) {
   }
 }
 
-// A page that nobody sees holds no place; it is told everything again when it is back.
+// A hidden page disconnects. Once it is visible again, it gets the whole history.
 document.addEventListener("visibilitychange", () => {
   clearTimeout(stale);
   connect();

@@ -1,4 +1,4 @@
-//! The processor time that each kind of thread uses: read from /proc, only while somebody looks.
+//! CPU time of each kind of thread, read from /proc while a page is open.
 
 use std::time::{Duration, Instant};
 
@@ -6,29 +6,28 @@ use serde::Serialize;
 
 use crate::threads::{self, Named};
 
-/// Processor time is told in ticks of this length (USER_HZ, which is 100 wherever Linux runs
-/// Millpond).
+/// Length of a tick of CPU time (USER_HZ, which is 100 on all supported Linux systems).
 const TICK_SECONDS: f64 = 0.01;
-/// Two looks further apart than this say nothing about now.
+/// Longest time between two scans whose difference describes the current load.
 const APART_MAX: Duration = Duration::from_secs(5);
 
-/// Threads that share a name but for its number.
+/// Threads whose names differ only in a number.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Threads {
     pub(crate) name: String,
     pub(crate) count: usize,
-    /// Cores in use since the last look; `None` where that was long ago.
+    /// Cores in use since the last scan; `None` if that was too long ago.
     pub(crate) cores: Option<f64>,
 }
 
-/// What the last look found.
+/// Compares the threads' CPU time with that of the last scan.
 #[derive(Default)]
 pub(crate) struct ThreadWatch {
     last: Option<(Instant, Named)>,
 }
 
 impl ThreadWatch {
-    /// The threads now; empty where /proc cannot be read.
+    /// Returns the current threads; empty if /proc cannot be read.
     pub(crate) fn scan(&mut self, now: Instant) -> Vec<Threads> {
         let found = threads::named();
         let last = self.last.replace((now, found.clone()));

@@ -1,5 +1,4 @@
-//! The page's JSON: what the events carry. Documented field by field here; `page.js` is its only
-//! reader.
+//! JSON of the page's events. `page.js` is its only reader.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -17,7 +16,7 @@ use crate::core::Core;
 /// Points of a model in a tick: a viewer that missed a few ticks still gets every second.
 const POINTS_TICK: usize = 5;
 
-/// The first event: what stays the same, and everything remembered.
+/// The first event: constants of the server, and the whole history.
 #[derive(Serialize)]
 struct Past {
     server: Server,
@@ -30,24 +29,24 @@ struct Server {
     name: &'static str,
     version: &'static str,
     engine: String,
-    /// Seconds that points go back.
+    /// Length of the history in seconds.
     seconds: usize,
-    /// Names of the buckets of `window.batch_sizes`.
+    /// Labels of the buckets of `window.batch_sizes`.
     batch_sizes: Vec<String>,
     /// "dram" (the slot pool) or "heap".
     home: &'static str,
 }
 
-/// One moment.
+/// State of the server at one time.
 #[derive(Serialize)]
 struct Now {
     /// Seconds since the start.
     at: f64,
-    /// Every model that was to be loaded at start is, and the server is not stopping.
+    /// True if every model that should serve does, and the server is not stopping.
     ready: bool,
     machine: Machine,
     models: Vec<Model>,
-    /// Models beyond [`MODELS_SHOWN_MAX`], which are not shown.
+    /// Number of models beyond [`MODELS_SHOWN_MAX`], which are not shown.
     more: usize,
 }
 
@@ -77,7 +76,7 @@ struct Model {
     versions: Vec<Version>,
     points: Vec<Point>,
     marks: Vec<Mark>,
-    /// Absent until the scheduler has met the model.
+    /// Absent before the model's first request.
     schedule: Option<Schedule>,
 }
 
@@ -85,11 +84,11 @@ struct Model {
 struct Version {
     version: u64,
     state: &'static str,
-    /// Why it failed or what it waits for, or what else is worth knowing.
+    /// Reason of a failure or a wait, or a note.
     reason: Option<String>,
-    /// Of its parameters.
+    /// Bytes of its parameters.
     bytes: u64,
-    /// Milliseconds since the epoch at which it entered the state.
+    /// Time at which it entered the state, in milliseconds since the epoch.
     since: u64,
 }
 
@@ -103,17 +102,17 @@ struct Schedule {
     classes: Vec<Class>,
 }
 
-/// What was learned of requests of one shape.
+/// Learned costs of requests of one shape.
 #[derive(Serialize)]
 struct Class {
     shape: String,
     runs: u64,
     best: usize,
-    /// Batch size and microseconds an item.
+    /// Batch size and microseconds per item.
     item_us: Vec<(usize, f64)>,
 }
 
-/// The `history` event's JSON.
+/// Returns the JSON of the `history` event.
 pub(super) fn past(page: &Page) -> String {
     let server = Server {
         name: crate::NAME,
@@ -126,12 +125,12 @@ pub(super) fn past(page: &Page) -> String {
     json(&Past { server, now: now(page, HISTORY_SECONDS_MAX) })
 }
 
-/// The `tick` event's JSON.
+/// Returns the JSON of the `tick` event.
 pub(super) fn tick(page: &Page) -> String {
     json(&now(page, POINTS_TICK))
 }
 
-/// Plain structs with string keys always serialise.
+/// Serialises structs with string keys, which cannot fail.
 fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_else(|error| {
         tracing::error!(%error, "the page's figures cannot be written");

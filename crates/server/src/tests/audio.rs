@@ -1,6 +1,5 @@
-//! The routes as clients meet them: over a socket, with the fake engine behind real workers. A
-//! recording here has 1000 samples a second, and the model says of each sample how sure it is: the
-//! sample itself.
+//! The routes of audio over a socket, with the fake engine behind real workers. A recording here
+//! has 1000 samples per second, and the model's score for each sample is the sample itself.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -43,9 +42,9 @@ features = { kind = "raw" }
 embeddings = { threshold = 0.6 }
 "#;
 
-/// A server; its directories go with it.
+/// A server and its directories.
 struct Served {
-    door: Loopback,
+    loopback: Loopback,
     fake: FakeEngine,
     _dirs: tempfile::TempDir,
 }
@@ -54,7 +53,7 @@ impl std::ops::Deref for Served {
     type Target = Loopback;
 
     fn deref(&self) -> &Loopback {
-        &self.door
+        &self.loopback
     }
 }
 
@@ -70,17 +69,17 @@ fn served(change: impl FnOnce(&mut Config)) -> Served {
     place("plain", LOUD, "");
     place("broken", LOUD, "[recogniser]\nkind = \"riddles\"\n");
     let mut config = loopback::configuration(dirs.path(), &root);
-    // Smaller and shorter than any recording here: neither may count.
+    // These limits do not apply to recordings, which are all larger and longer here.
     config.listeners.body_bytes_max = 16;
     config.listeners.request_timeout = Duration::from_millis(1);
     config.audio.speakers_dir = Some(dirs.path().join("speakers"));
     change(&mut config);
     let fake = FakeEngine::new();
-    Served { door: Loopback::start(&config, Arc::new(fake.clone())), fake, _dirs: dirs }
+    Served { loopback: Loopback::start(&config, Arc::new(fake.clone())), fake, _dirs: dirs }
 }
 
-/// A WAV file of these samples; with `endless`, one whose length nobody knows, as of a recording
-/// that still goes on.
+/// Returns a WAV file of these samples. If `endless`, its header has no length, as that of a
+/// recording in progress.
 fn wave(samples: &[f32], endless: bool) -> Vec<u8> {
     let bytes = samples.len() as u32 * 2;
     let (riff, data) = if endless { (u32::MAX, u32::MAX) } else { (36 + bytes, bytes) };
@@ -95,7 +94,7 @@ fn wave(samples: &[f32], endless: bool) -> Vec<u8> {
     file
 }
 
-/// Silence with one loud second from `at`, all of it `seconds` long.
+/// Returns `seconds` of silence with one loud second from `at`.
 fn loud_at(at: usize, seconds: usize) -> Vec<f32> {
     let rate = RATE as usize;
     (0..seconds * rate)
@@ -103,7 +102,7 @@ fn loud_at(at: usize, seconds: usize) -> Vec<f32> {
         .collect()
 }
 
-/// The lines of one type.
+/// Returns the lines of one type.
 trait Lines {
     fn lines(&self, kind: &str) -> Vec<Value>;
 }
@@ -118,14 +117,14 @@ impl Lines for Answer {
 
 impl Served {
     fn ask(&self, method: &str, path: &str, content_type: &str, body: &[u8]) -> Answer {
-        self.door.ask(method, path, &format!("Content-Type: {content_type}\r\n"), body)
+        self.loopback.ask(method, path, &format!("Content-Type: {content_type}\r\n"), body)
     }
 
     fn post(&self, path: &str, body: &[u8]) -> Answer {
         self.ask("POST", path, "application/octet-stream", body)
     }
 
-    /// A recording in chunks, of which nothing has been sent yet.
+    /// Begins a recording in chunks, of which none is sent yet.
     fn begin(&self, path: &str) -> TcpStream {
         let mut stream = self.connect();
         let head = format!(
@@ -152,7 +151,7 @@ fn chunk(stream: &mut TcpStream, bytes: &[u8]) {
     stream.write_all(b"\r\n").unwrap();
 }
 
-/// Reads on until `wanted` has come.
+/// Reads until `wanted` has arrived.
 fn read_until(stream: &mut TcpStream, all: &mut Vec<u8>, wanted: &str) {
     let mut buffer = [0; 4096];
     while !String::from_utf8_lossy(all).contains(wanted) {
@@ -175,7 +174,7 @@ fn form(file_name: &str, file: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_recording_becomes_labels_in_every_way_of_sending_and_answering() {
+fn a_recording_becomes_labels_in_every_format() {
     let served = served(|_| {});
     let file = wave(&loud_at(3, 10), false);
     let raw = served.post("/v1/audio/loud", &file);
@@ -212,7 +211,7 @@ fn a_recording_becomes_labels_in_every_way_of_sending_and_answering() {
             answer.text()
         );
     }
-    // A place is given back just after the last byte of its answer.
+    // A permit is freed just after the last byte of its response.
     served.until_active(0);
     let metrics = served.ask("GET", "/metrics", "", b"");
     assert!(
@@ -227,7 +226,7 @@ fn a_recording_becomes_labels_in_every_way_of_sending_and_answering() {
 }
 
 #[test]
-fn results_come_while_the_recording_still_does() {
+fn results_arrive_during_the_upload() {
     let served = served(|_| {});
     let file = wave(&loud_at(3, 120), true);
     let mut stream = served.begin("/v1/audio/loud");
@@ -244,11 +243,11 @@ fn results_come_while_the_recording_still_does() {
 }
 
 #[test]
-fn labels_of_what_was_sent_come_although_the_upload_is_silent() {
+fn labels_arrive_while_the_upload_pauses() {
     let served = served(|config| config.listeners.client_timeout = WAIT_MAX);
     let file = wave(&loud_at(1, 10), true);
     let head = file.len() - 10 * 2 * RATE as usize;
-    // All of the label, and not enough for a run after it to be full.
+    // The whole label, and not enough samples for another full run.
     let (first, rest) = file.split_at(head + 2 * 4100);
     let mut stream = served.begin("/v1/audio/loud");
     chunk(&mut stream, first);
@@ -261,7 +260,7 @@ fn labels_of_what_was_sent_come_although_the_upload_is_silent() {
     assert_eq!(answer.lines("label").len(), 1);
     close_to(&answer.lines("label")[0]["end"], 2.0);
     close_to(&answer.lines("summary")[0]["seconds"], 10.0);
-    // A client that leaves while it is silent leaves no thread behind.
+    // No thread remains after a silent client disconnects.
     let mut stream = served.begin("/v1/audio/loud");
     chunk(&mut stream, first);
     read_until(&mut stream, &mut Vec::new(), "\"label\"");
@@ -271,21 +270,20 @@ fn labels_of_what_was_sent_come_although_the_upload_is_silent() {
 }
 
 #[test]
-fn an_error_is_told_while_the_upload_is_silent_and_no_thread_outlives_the_client() {
+fn an_error_arrives_while_the_upload_pauses() {
     let served = served(|config| config.listeners.client_timeout = WAIT_MAX);
     served.fake.fail_runs(1000);
     let mut stream = served.begin("/v1/audio/loud");
     chunk(&mut stream, &wave(&loud_at(1, 60), true));
     read_until(&mut stream, &mut Vec::new(), "internal");
-    // The reader may be gone (it had more to hand over when the run failed) or wait for the rest:
-    // both are right.
+    // The reader may have ended (it had more samples when the run failed) or wait for the rest.
     assert!(served.server.audio.active() <= 1);
     drop(stream);
     served.until_active(0);
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_a_status() {
+fn wrong_requests_are_refused_with_a_status() {
     let served = served(|config| config.audio.bytes_max = 100_000);
     let file = wave(&loud_at(0, 2), false);
     for (path, status) in [
@@ -311,7 +309,7 @@ fn what_cannot_be_is_refused_with_a_status() {
 }
 
 #[test]
-fn places_are_bounded_and_given_back_by_clients_that_go() {
+fn permits_are_bounded_and_freed_by_disconnected_clients() {
     let served = served(|config| config.audio.recordings_max = 1);
     let mut stream = served.begin("/v1/audio/loud");
     chunk(&mut stream, &wave(&loud_at(3, 60), true));
@@ -325,7 +323,7 @@ fn places_are_bounded_and_given_back_by_clients_that_go() {
 }
 
 #[test]
-fn a_client_that_goes_ends_runs_that_wait() {
+fn a_disconnected_client_ends_its_queued_runs() {
     let served = served(|_| {});
     served.fake.run_gate().close();
     let mut stream = served.begin("/v1/audio/loud");
@@ -344,7 +342,7 @@ fn a_client_that_goes_ends_runs_that_wait() {
 
 #[test]
 fn a_client_that_reads_only_at_the_end_gets_its_answer() {
-    // Refused at once, while megabytes still come; and answered while they do.
+    // Refused at once, and answered while megabytes still arrive.
     let served = served(|_| {});
     let refused = served.post("/v1/audio/nobody", &vec![0; 20 << 20]);
     assert_eq!(refused.status, 404);
@@ -354,7 +352,7 @@ fn a_client_that_reads_only_at_the_end_gets_its_answer() {
 }
 
 #[test]
-fn a_client_that_falls_silent_is_told() {
+fn a_silent_client_gets_an_error() {
     let served = served(|config| config.listeners.client_timeout = Duration::from_millis(200));
     let mut stream = served.begin("/v1/audio/loud");
     chunk(&mut stream, &wave(&loud_at(3, 60), true));
@@ -367,7 +365,7 @@ fn a_client_that_falls_silent_is_told() {
 }
 
 #[test]
-fn a_failed_run_is_told_in_the_answer() {
+fn a_failed_run_is_reported_in_the_response() {
     let served = served(|_| {});
     served.fake.fail_runs(1000);
     let answer = served.post("/v1/audio/loud", &wave(&loud_at(3, 60), false));
@@ -399,7 +397,7 @@ fn recognisers_are_listed_and_described() {
     assert_eq!(served.ask("DELETE", "/v1/audio/loud", "", b"").status, 405);
 }
 
-/// A voice that is one of four samples.
+/// Returns a voice, which is one of four samples.
 fn voice(place: usize, seconds: usize) -> Vec<u8> {
     let samples: Vec<f32> =
         (0..seconds * RATE as usize).map(|n| if n % 4 == place { 0.9 } else { 0.01 }).collect();
@@ -407,7 +405,7 @@ fn voice(place: usize, seconds: usize) -> Vec<u8> {
 }
 
 #[test]
-fn speakers_are_enrolled_told_apart_and_forgotten() {
+fn speakers_are_enrolled_identified_and_forgotten() {
     let served = served(|_| {});
     let nobody = served.post("/v1/audio/voice/identify", &voice(0, 4)).json();
     assert_eq!((&nobody["speaker"], &nobody["accepted"]), (&Value::Null, &false.into()));

@@ -1,6 +1,5 @@
-//! The routes as clients meet them: over a socket, with the fake engine behind real workers. A
-//! picture's embedding here is the colours of six regions, as the model takes pictures of three by
-//! two pixels.
+//! The routes of images over a socket, with the fake engine behind real workers. An embedding here
+//! is the colours of six regions, because the model takes images of three by two pixels.
 
 use std::io::{Cursor, Read, Write};
 use std::path::{Path, PathBuf};
@@ -17,11 +16,11 @@ use crate::loopback::{self, Answer, Loopback, WAIT_MAX};
 
 const COLOUR: &str =
     "millpond-fake 1\ninput x float32 n 3 2 3\noutput y float32 n 18\ny = echo x\n";
-/// The same turned round, for rebuilds.
+/// The negative of these values, for rebuilds.
 const OTHER: &str =
     "millpond-fake 1\ninput x float32 n 3 2 3\noutput y float32 n 18\ny = affine x -1 0\n";
 
-/// One value for each colour of a picture of one pixel.
+/// One value per colour of an image of one pixel.
 const CLASSES: &str =
     "millpond-fake 1\ninput x float32 n 3 1 1\noutput y float32 n 3 1 1\ny = echo x\n";
 
@@ -33,7 +32,7 @@ fn served(dir: &Path, change: impl FnOnce(&mut Config)) -> Served {
     serve(dir, change)
 }
 
-/// The same with the models that are there.
+/// Starts a server with the models in `dir`.
 fn serve(dir: &Path, change: impl FnOnce(&mut Config)) -> Served {
     let root = dir.join("models");
     let mut config = loopback::configuration(dir, &root);
@@ -59,7 +58,7 @@ impl std::ops::Deref for Served {
     }
 }
 
-/// What an answer should be.
+/// Checks of an answer.
 trait Expected {
     fn good(&self) -> Value;
     fn bad(&self, status: u16, words: &str);
@@ -89,7 +88,7 @@ impl Expected for Answer {
         assert_eq!(self.status, 200, "{}", self.text());
     }
 
-    /// The lines but the last, by name, and the summary.
+    /// Returns all lines but the last, by name, and the summary.
     #[track_caller]
     fn lines(&self) -> (Vec<Value>, Value) {
         let mut lines: Vec<Value> =
@@ -126,7 +125,7 @@ impl Served {
     }
 }
 
-/// A JPEG file of rectangles on a ground, another one for each seed.
+/// Returns a JPEG file of rectangles on a ground, different for each seed.
 fn picture(seed: u64) -> Vec<u8> {
     let (width, height) = (160_u32, 120_u32);
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -171,7 +170,7 @@ fn files_below(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn pictures_are_put_in_found_looked_at_and_removed() {
+fn images_are_put_in_found_read_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     served.get("/v1/images/photos").bad(404, "there is no collection");
@@ -276,7 +275,7 @@ fn pictures_are_put_in_found_looked_at_and_removed() {
 }
 
 #[test]
-fn what_is_wrong_is_told_and_nothing_is_put_in() {
+fn a_wrong_request_puts_nothing_in() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     let whole = picture(1);
@@ -293,7 +292,7 @@ fn what_is_wrong_is_told_and_nothing_is_put_in() {
         .ask("PUT", "/v1/images/photos", "Content-Type: text/html\r\n", &whole)
         .bad(400, "text/html");
     served.get("/v1/images/photos").bad(404, "there is no collection");
-    // An upload that stops half-way: the connection ends, and nothing of it is there.
+    // An upload that stops half-way is not put in.
     let mut stream = served.connect();
     let head = format!(
         "PUT /v1/images/photos HTTP/1.1\r\nHost: {}\r\nContent-Type: image/jpeg\r\nContent-Length: {}\r\n\r\n",
@@ -355,7 +354,7 @@ fn decoding_stays_within_the_memory_of_requests() {
 }
 
 #[test]
-fn a_picture_that_can_never_be_decoded_in_the_memory_of_requests_is_too_large() {
+fn an_image_beyond_the_memory_of_requests_is_too_large() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| config.listeners.request_memory_bytes = Some(1 << 20));
     served.put("/v1/images/photos", &picture(1)).bad(413, "--request-memory");
@@ -366,7 +365,7 @@ fn a_picture_that_can_never_be_decoded_in_the_memory_of_requests_is_too_large() 
 }
 
 #[test]
-fn an_archive_is_told_line_by_line_and_written_nowhere_by_name() {
+fn an_archive_is_reported_line_by_line() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});
     let pictures: Vec<Vec<u8>> = (0..5).map(picture).collect();
@@ -417,7 +416,7 @@ fn an_archive_is_told_line_by_line_and_written_nowhere_by_name() {
 }
 
 #[test]
-fn what_was_acknowledged_is_there_after_a_restart() {
+fn an_acknowledged_image_survives_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let id = {
         let served = served(dir.path(), |_| {});
@@ -436,7 +435,7 @@ fn what_was_acknowledged_is_there_after_a_restart() {
     );
 }
 
-/// Has "photos" rebuilt, and what it says at its end.
+/// Rebuilds "photos" and returns the final progress.
 fn rebuilt(served: &Served, asked: &Value) -> Value {
     let begun = served.json("POST", "/v1/images/photos/rebuild", asked);
     assert_eq!(begun.status, 202, "{}", begun.text());
@@ -452,7 +451,7 @@ fn rebuilt(served: &Served, asked: &Value) -> Value {
 }
 
 #[test]
-fn a_rebuild_does_without_lost_originals_only_where_that_is_said() {
+fn a_rebuild_lacks_lost_originals_only_within_max_failed() {
     let dir = tempfile::tempdir().unwrap();
     publish(&dir.path().join("models/other/1"), OTHER, &[]).unwrap();
     let served = served(dir.path(), |_| {});
@@ -480,7 +479,7 @@ fn a_rebuild_does_without_lost_originals_only_where_that_is_said() {
 }
 
 #[test]
-fn a_rebuild_does_not_go_over_while_pictures_cannot_be_seen() {
+fn a_rebuild_does_not_switch_while_images_are_damaged() {
     let dir = tempfile::tempdir().unwrap();
     publish(&dir.path().join("models/other/1"), OTHER, &[]).unwrap();
     let begun = served(dir.path(), |_| {});
@@ -554,12 +553,12 @@ fn a_collection_gets_another_model_while_it_serves_and_goes_back() {
     );
     let found = served.search("/v1/images/photos/search?k=1", &picture(3)).good();
     assert_eq!(found["results"][0]["name"], "3");
-    // What comes and goes now is what the way back takes over.
+    // The rebuild back copies later changes.
     let new = served.put("/v1/images/photos?name=new", &picture(50)).good()["id"]
         .as_str()
         .unwrap()
         .to_owned();
-    // And what another door changes of a picture that the other version has as well.
+    // Qdrant's API changes an image that both versions have.
     let third = found["results"][0]["id"].as_str().unwrap();
     let shelf = json!({ "payload": { "shelf": 7 }, "points": [third] });
     served.json("POST", "/collections/photos/points/payload?wait=true", &shelf).good();
@@ -571,12 +570,12 @@ fn a_collection_gets_another_model_while_it_serves_and_goes_back() {
     let alias = json!({ "actions": [{ "create_alias": { "collection_name": "photos.v2", "alias_name": "photos" } }] });
     served.json("POST", "/collections/aliases", &alias).good();
     assert_eq!(listed("photos")["model"], "other");
-    // An original stays for as long as one of the versions has its picture.
+    // An original stays while any version has its image.
     served.ask("DELETE", &format!("/v1/images/photos/{new}"), "", b"").good();
     assert_eq!(served.get(&format!("/v1/images/photos.v1/{new}")).body, picture(50));
     served.ask("DELETE", "/v1/images/photos", "", b"").good();
     assert_eq!(served.get(&format!("/v1/images/photos.v1/{new}")).body, picture(50));
-    // The last version takes the originals with it, whichever door it goes through.
+    // Deleting the last version deletes the originals, in either API.
     let originals = dir.path().join("collections/.originals");
     assert!(!files_below(&originals).is_empty());
     served.ask("DELETE", "/collections/photos.v1", "", b"").good();
@@ -587,7 +586,7 @@ fn a_collection_gets_another_model_while_it_serves_and_goes_back() {
 }
 
 #[test]
-fn with_a_key_every_route_of_collections_wants_it() {
+fn every_route_of_collections_needs_the_key() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| config.search.api_key = Some("s3cret".to_owned()));
     for path in ["/v1/images", "/v1/images/photos", "/v1/images/openapi.json", "/collections"] {
@@ -612,7 +611,7 @@ fn a_server_without_collections_says_how_to_get_them() {
 }
 
 #[test]
-fn the_default_directory_is_made_when_it_is_needed() {
+fn the_default_directory_is_created_on_demand() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |config| config.search.required = false);
     assert!(!dir.path().join("collections").exists());
