@@ -5,12 +5,13 @@
 //! now is deferred as long as something else is on its way out or in, and refused when nothing is
 //! left to wait for.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::units::format_bytes;
 use base::{Error, Result};
 use memory::{Chunk, ParameterStore};
+use parking_lot::Mutex;
 
 use crate::Transition;
 
@@ -70,7 +71,7 @@ impl Ledger {
         needed: impl FnOnce() -> u64,
         transition: Transition,
     ) -> Result<Admission> {
-        let mut promised = self.promised();
+        let mut promised = self.promised.lock();
         // Before the pool is asked: what is released in between is then seen as free.
         let releasing = self.releasing.load(Ordering::SeqCst);
         let needed = needed();
@@ -105,15 +106,11 @@ impl Ledger {
         self.releasing.fetch_add(1, Ordering::SeqCst);
         Releasing(self.clone())
     }
-
-    fn promised(&self) -> MutexGuard<'_, u64> {
-        self.promised.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        *self.ledger.promised() -= self.bytes;
+        *self.ledger.promised.lock() -= self.bytes;
     }
 }
 

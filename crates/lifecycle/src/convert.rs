@@ -8,14 +8,15 @@ use std::fs::{File, TryLockError};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result, VersionId};
 use os::background::{Attempt, Priority, StarvationWatch};
 use os::{SchedStat, private};
+use parking_lot::Mutex;
 
 use crate::Converter;
 
@@ -102,7 +103,7 @@ impl Cache {
     /// temporary files do.
     fn make_home(&self) -> Result<()> {
         let path = self.dir.join(LOCK_NAME);
-        let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lock = self.lock.lock();
         if path.exists() {
             return Ok(());
         }
@@ -260,7 +261,7 @@ fn listen(mut pipe: impl Read + Send + 'static) -> Result<Said> {
         let _open: Sender<()> = open;
         let mut bytes = [0; SAID_BYTES_MAX];
         while let Ok(count @ 1..) = pipe.read(&mut bytes) {
-            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = kept.lock();
             kept.extend_from_slice(&bytes[..count]);
             let old = kept.len().saturating_sub(SAID_BYTES_MAX);
             kept.drain(..old);
@@ -276,7 +277,7 @@ impl Said {
     fn last_line(&self) -> Option<String> {
         // Ends when the pipe is closed. A process that the child left behind may hold it open.
         let _ = self.closed.recv_timeout(SAID_WAIT_MAX);
-        let end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = self.end.lock();
         let text = String::from_utf8_lossy(&end);
         text.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
     }

@@ -1,8 +1,8 @@
 //! The handle: starts the threads, passes requests to them, stops them.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use engine::Engine;
 use memory::ParameterStore;
 use os::background::BackgroundRunner;
+use parking_lot::Mutex;
 
 use crate::admission::Ledger;
 use crate::convert::Cache;
@@ -151,7 +152,7 @@ impl Lifecycle {
     /// threads. Waits at most [`SHUTDOWN_WAIT_MAX`] for requests that still run; what they hold
     /// then is left to the end of the process. May be called more than once.
     pub fn shutdown(&self) {
-        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut threads = self.threads.lock();
         if threads.is_empty() {
             return;
         }
@@ -229,7 +230,7 @@ impl Lifecycle {
                 Error::internal(format!("cannot start thread \"{name}\": {error}"))
                     .with_source(error)
             })?;
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+        self.threads.lock().push(thread);
         Ok(())
     }
 }

@@ -1,9 +1,10 @@
-//! "The first load is finished", for those who wait for it.
+//! The flag that the first load is finished.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Becomes true once and stays so.
+use parking_lot::{Condvar, Mutex};
+
+/// True once everything chosen at the start is ready or has failed. Stays true.
 #[derive(Default)]
 pub(crate) struct Settled {
     is: Mutex<bool>,
@@ -12,21 +13,18 @@ pub(crate) struct Settled {
 
 impl Settled {
     pub(crate) fn get(&self) -> bool {
-        *self.lock()
+        *self.is.lock()
     }
 
     pub(crate) fn set(&self) {
-        *self.lock() = true;
+        *self.is.lock() = true;
         self.changed.notify_all();
     }
 
-    /// Whether it is, after waiting for at most `timeout`.
+    /// Waits for at most `timeout` and returns true if it is settled.
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
-        let waited = self.changed.wait_timeout_while(self.lock(), timeout, |is| !*is);
-        *waited.unwrap_or_else(PoisonError::into_inner).0
-    }
-
-    fn lock(&self) -> MutexGuard<'_, bool> {
-        self.is.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut is = self.is.lock();
+        self.changed.wait_while_for(&mut is, |is| !*is, timeout);
+        *is
     }
 }

@@ -1,11 +1,12 @@
 //! The slot pool: memory for parameters, taken from the system once and recycled ever after.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use base::units::format_bytes;
 use base::{Error, Result};
+use parking_lot::{Condvar, Mutex};
 
 use crate::RegionMut;
 use crate::reservation::{Reservation, SLOT_BYTES};
@@ -104,7 +105,7 @@ impl SlotPool {
         }
         while let Some(slot) = self.begin_prefault(wanted) {
             let outcome = self.fault_in(slot);
-            self.map().end_prefault(slot, outcome.is_ok());
+            self.map.lock().end_prefault(slot, outcome.is_ok());
             self.settled.notify_all();
             outcome?;
         }
@@ -133,7 +134,7 @@ impl SlotPool {
             .release_slots(&mut taken, stop)
             .and_then(|()| self.fault_in_slots(&mut taken, stop));
         if let Err(error) = outcome {
-            self.map().undo(&taken);
+            self.map.lock().undo(&taken);
             self.settled.notify_all();
             return Err(error);
         }
@@ -143,7 +144,7 @@ impl SlotPool {
     /// What it holds now.
     pub fn stats(&self) -> PoolStats {
         let (backed, used) = {
-            let map = self.map();
+            let map = self.map.lock();
             (map.committed(), map.used())
         };
         PoolStats {
@@ -177,28 +178,22 @@ impl SlotPool {
     }
 
     pub(crate) fn give_back(&self, run: Range<usize>) {
-        self.map().give_back(run);
-    }
-
-    fn map(&self) -> MutexGuard<'_, SlotMap> {
-        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+        self.map.lock().give_back(run);
     }
 
     /// A slot to fault in next, unless the pool holds `wanted` already.
     fn begin_prefault(&self, wanted: usize) -> Option<usize> {
-        let mut map = self.map();
+        let mut map = self.map.lock();
         if map.committed() >= wanted { None } else { map.begin_prefault() }
     }
 
     fn take(&self, bytes: usize) -> Result<TakenSlots> {
         let count = bytes.div_ceil(SLOT_BYTES);
-        let mut map = self.map();
+        let mut map = self.map.lock();
         loop {
             match map.take(count) {
                 Ok(taken) => return Ok(taken),
-                Err(Shortage::Busy) => {
-                    map = self.settled.wait(map).unwrap_or_else(PoisonError::into_inner)
-                }
+                Err(Shortage::Busy) => self.settled.wait(&mut map),
                 Err(shortage) => return Err(self.shortage(shortage, bytes, map.used())),
             }
         }
@@ -232,7 +227,7 @@ impl SlotPool {
             if slots.start == slots.end {
                 taken.release.pop();
             }
-            self.map().released(piece);
+            self.map.lock().released(piece);
             self.settled.notify_all();
         }
         Ok(())

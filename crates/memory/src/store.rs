@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use base::{Error, Result};
+use parking_lot::Mutex;
 
 use crate::plan::{ChunkPlace, LoadPlan, Span};
 use crate::pool::go_on;
@@ -195,7 +196,7 @@ impl ParameterStore {
     /// What it did so far.
     pub fn stats(&self) -> StoreStats {
         let regions =
-            self.alive().values().filter(|region| region.strong_count() > 0).count() as u64;
+            self.alive.lock().values().filter(|region| region.strong_count() > 0).count() as u64;
         StoreStats {
             loads: self.loads.load(Ordering::Relaxed),
             bytes_read: self.bytes_read.load(Ordering::Relaxed),
@@ -206,13 +207,13 @@ impl ParameterStore {
     }
 
     fn plan(&self, chunks: &[Chunk]) -> Result<LoadPlan<Arc<Region>>> {
-        let alive = self.alive();
+        let alive = self.alive.lock();
         LoadPlan::new(chunks, |chunk| alive.get(&(chunk.hash, chunk.bytes))?.upgrade())
     }
 
     /// Makes the regions that hold one whole chunk known to later loads, and forgets the dead ones.
     fn register(&self, plan: &LoadPlan<Arc<Region>>, chunks: &[Chunk], regions: &[Arc<Region>]) {
-        let mut alive = self.alive();
+        let mut alive = self.alive.lock();
         alive.retain(|_, region| region.strong_count() > 0);
         for span in &plan.spans {
             if let [index] = span.chunks[..]
@@ -236,10 +237,6 @@ impl ParameterStore {
         self.loads.fetch_add(1, Ordering::Relaxed);
         self.bytes_read.fetch_add(report.bytes_read, Ordering::Relaxed);
         self.bytes_shared.fetch_add(report.bytes_shared, Ordering::Relaxed);
-    }
-
-    fn alive(&self) -> MutexGuard<'_, HashMap<(blake3::Hash, u64), Weak<Region>>> {
-        self.alive.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

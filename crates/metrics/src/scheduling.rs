@@ -1,9 +1,10 @@
 //! What the scheduler counts itself: mirrored whole just before the exposition is encoded.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -111,7 +112,7 @@ impl Counted {
     /// Takes over the counts: the sum of all values, and for each upper bound how many values were
     /// above the one before it; the last bound is `f64::INFINITY`, which holds everything above.
     pub fn set(&self, sum: f64, buckets: Vec<(f64, u64)>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Counts { sum, buckets };
+        *self.0.lock() = Counts { sum, buckets };
     }
 }
 
@@ -121,7 +122,7 @@ impl TypedMetric for Counted {
 
 impl EncodeMetric for Counted {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = self.0.lock();
         let count = counts.buckets.iter().map(|(_, count)| count).sum();
         encoder.encode_histogram::<NoLabelSet>(counts.sum, count, &counts.buckets, None)
     }

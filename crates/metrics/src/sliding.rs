@@ -3,10 +3,10 @@
 //! Recording takes one uncontended lock and no allocation; the merge is paid by the reader, once a
 //! scrape.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+use parking_lot::Mutex;
 
 /// The longest window a [`SlidingHistogram`] may have, in seconds.
 pub const WINDOW_SECONDS_MAX: usize = 60;
@@ -64,7 +64,7 @@ impl SlidingHistogram {
     /// Records one latency that ended at `now`.
     pub fn record(&self, latency: Duration, now: Instant) {
         let second = now.saturating_duration_since(self.start).as_secs();
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.slots.lock();
         let index = second as usize % slots.len();
         let slot = &mut slots[index];
         if slot.second != second {
@@ -86,7 +86,7 @@ impl SlidingHistogram {
         let current = now.saturating_duration_since(self.start).as_secs();
         // Copied under the lock, evaluated outside: recording never waits for a percentile.
         let copies: Vec<(u64, Option<Histogram<u32>>)> = {
-            let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+            let slots = self.slots.lock();
             let oldest = (current + 1).saturating_sub(slots.len() as u64);
             let copy = |second: u64| {
                 let slot = &slots[second as usize % slots.len()];
@@ -106,7 +106,7 @@ impl SlidingHistogram {
         let second = now.saturating_duration_since(self.start).as_secs();
         let mut merged = histogram();
         let window = {
-            let slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+            let slots = self.slots.lock();
             for slot in slots
                 .iter()
                 .filter(|slot| slot.second <= second && slot.second + slots.len() as u64 > second)

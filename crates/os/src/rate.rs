@@ -4,8 +4,9 @@
 //! There is no bucket that fills while nobody works: a pause earns no credit, because a burst after
 //! a pause is exactly what pacing is there to prevent.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 /// Bytes per second, or no limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,7 +62,7 @@ impl Pacer {
     /// Takes the next turn and says when it starts. Not before `now`, so that nothing is ever
     /// caught up.
     fn turn(&self, bytes: u64, now: Instant) -> Instant {
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = self.next.lock();
         let turn = (*next).max(now);
         *next = turn.checked_add(self.rate.duration_of(bytes)).unwrap_or(turn);
         turn

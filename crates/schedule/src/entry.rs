@@ -1,11 +1,12 @@
 //! A request in the queue: whole, or one part of a request larger than a batch.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::{Error, NamedTensor, Result};
 use engine::{BatchPlan, Servable};
+use parking_lot::Mutex;
 
 use crate::batch_key::{self, BatchKey, same_question};
 use crate::{Completion, CompletionCallback, Job, batch, bounds, fill};
@@ -215,7 +216,7 @@ impl Rejoin {
         completion: Completion,
         again: impl FnOnce(&[NamedTensor], &[Arc<str>]) -> Result<Vec<NamedTensor>>,
     ) -> Option<(CompletionCallback, Completion)> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         match completion.result {
             Ok(outputs) => state.answers[index] = Some(outputs),
             Err(error) => drop(state.failure.get_or_insert(error)),

@@ -32,8 +32,8 @@ mod threads;
 #[cfg(test)]
 mod trial;
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -42,6 +42,7 @@ use engine::Servable;
 
 use dispatch::{Dispatch, Refusal, Work};
 use entry::Entry;
+use parking_lot::Mutex;
 pub use snapshot::{
     BATCH_SIZE_BOUNDS, CLASSES_SHOWN_MAX, ClassSnapshot, ModelSnapshot, SchedulerSnapshot,
 };
@@ -200,8 +201,7 @@ impl Scheduler {
     /// Refuses new jobs, finishes those that are queued, ends the workers.
     pub fn shutdown(&self) {
         self.dispatch.close();
-        let workers =
-            std::mem::take(&mut *self.workers.lock().unwrap_or_else(PoisonError::into_inner));
+        let workers = std::mem::take(&mut *self.workers.lock());
         for worker in workers {
             if worker.join().is_err() {
                 tracing::error!("a worker ended by panic");

@@ -13,11 +13,7 @@ use crate::world::{MIB, Setting, World, input};
 struct WarmupSet;
 
 impl WarmupSource for WarmupSet {
-    fn requests(
-        &self,
-        version_dir: &Path,
-        _signature: &Signature,
-    ) -> Result<lifecycle::WarmupSet> {
+    fn requests(&self, version_dir: &Path, _signature: &Signature) -> Result<lifecycle::WarmupSet> {
         let text = std::fs::read_to_string(version_dir.join("recorded")).unwrap_or_default();
         let input = |line: &str| match line.parse() {
             Ok(number) if line.contains('.') => {
