@@ -1,5 +1,5 @@
-//! Writes `fuzz/seeds/TARGET/*`: small whole inputs from the crates' own encoders, and the clips of
-//! the audio tests.
+//! Writes `fuzz/seeds/TARGET/*`: small complete inputs from the crates' own encoders, and the clips
+//! of the audio tests.
 
 use std::io::{Cursor, Write};
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ fn seed(target: &str, name: &str, bytes: impl AsRef<[u8]>) {
     std::fs::write(folder.join(name), bytes).unwrap();
 }
 
-/// `bytes` behind the bytes that choose what a target does with them.
+/// Returns `bytes` behind the bytes that select the target's action.
 fn chosen(choice: &[u8], bytes: &[u8]) -> Vec<u8> {
     [choice, bytes].concat()
 }
@@ -80,7 +80,7 @@ fn protocols() {
     seed("tfs_json", "column", br#"{"signature_name":"serving_default","inputs":{"x":[[1,2]],"n":[-9],"b":[true],"u":[18446744073709551615],"d":[NaN,Infinity]}}"#);
     seed("tfs_json", "answer", br#"{"predictions":[{"x":1.0,"s":"a"}]}"#);
     seed("tfs_warmup", "file", tfs::warmup::write_requests("m", &[tensors.clone(), tensors[..1].to_vec()]));
-    // A record without its length and checksums, which the target adds.
+    // A record without its length and checksums; the target adds them.
     let file = tfs::warmup::write_requests("m", &[tensors]);
     seed("tfs_warmup", "record", &file[12..file.len() - 4]);
 }
@@ -153,7 +153,7 @@ fn images() {
         image.write_to(&mut bytes, format).unwrap();
         seed("image_decode", name, bytes.into_inner());
     }
-    // A JPEG file that lies on its side and claims 300 dots per inch, by EXIF.
+    // A JPEG file whose EXIF data says rotated and 300 dots per inch.
     let mut jpeg = Cursor::new(Vec::new());
     image.write_to(&mut jpeg, ImageFormat::Jpeg).unwrap();
     let mut tags = b"Exif\0\0MM\0*\0\0\0\x08\0\x03".to_vec();
@@ -278,7 +278,7 @@ fn settings() {
     let recognisers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../recognisers");
     for name in ["vad", "sounds", "notes", "voiceprint"] {
         let text = std::fs::read_to_string(recognisers.join(name).join("millpond.toml")).unwrap();
-        // The body of the section: its keys at the top, as the server hands it over.
+        // The body of the section, its keys at the top, as the server passes it.
         let mut body = String::new();
         let mut inside = false;
         for line in text.lines() {
@@ -298,7 +298,7 @@ fn settings() {
     }
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/model.toml");
     let text = std::fs::read_to_string(model).unwrap();
-    // Every setting of the documented example switched on.
+    // Every setting of the documented example, enabled.
     let on = |line: &str| {
         line.strip_prefix("# ")
             .filter(|rest| rest.contains(" = ") || rest.starts_with('['))

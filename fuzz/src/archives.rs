@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::bounded;
 
-/// A directory in memory where there is one, with `data` as the file `name`.
+/// Creates a directory with `data` as the file `name`, in memory if possible.
 fn file_of(name: &str, data: &[u8]) -> (TempDir, PathBuf) {
     let memory = std::path::Path::new("/dev/shm");
     let made = if memory.is_dir() { TempDir::new_in(memory) } else { TempDir::new() };
@@ -18,10 +18,9 @@ fn file_of(name: &str, data: &[u8]) -> (TempDir, PathBuf) {
     (directory, path)
 }
 
-/// ONNX models as `millpond publish` reads them.
+/// Fuzzes ONNX models as `millpond publish` reads them.
 ///
-/// A model that converts is one that `inspect` accepts, and its published version is accepted as
-/// published.
+/// Asserts that `inspect` accepts a model that converts, and that its published version is complete.
 pub fn onnx(data: &[u8]) {
     let (directory, path) = file_of("model.onnx", data);
     let inspected = bounded(data, 0, || publish::inspect(&path));
@@ -36,8 +35,8 @@ pub fn onnx(data: &[u8]) {
     }
 }
 
-/// TorchScript archives as a load opens them, without LibTorch.
-/// Asserts nothing beyond no panic and bounded memory.
+/// Fuzzes TorchScript archives as a load opens them, without LibTorch. Asserts only bounded memory
+/// and no panic.
 pub fn torch_archive(data: &[u8]) {
     let (_directory, path) = file_of("model.pt", data);
     let _ = bounded(data, 0, || engine_torch::fuzzing::archive(&path));

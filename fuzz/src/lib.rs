@@ -1,8 +1,7 @@
 //! Entry points of the fuzz targets: one function for each parser of foreign bytes.
 //!
 //! A function takes any bytes and returns. It panics if the parser does, if the parser holds more
-//! memory than the input justifies, or if what was parsed does not survive being written and parsed
-//! again. libFuzzer (`fuzz_targets/NAME.rs`) and the replay of the seeds (`tests/replay.rs`) call
+//! memory than the input justifies, or if the result changes when it is written and parsed again. libFuzzer (`fuzz_targets/NAME.rs`) and the replay of the seeds (`tests/replay.rs`) call
 //! the same functions.
 
 mod archives;
@@ -21,7 +20,7 @@ pub use protocols::{oip_json, oip_protobuf, qdrant_json, tfs_json, tfs_protobuf,
 pub use settings::{model_toml, recogniser_toml};
 pub use storage_files::{coarse_index, log_frames, manifest, record_page, segment_parts, superblock};
 
-/// An entry point.
+/// Entry point of a target.
 pub type Entry = fn(&[u8]);
 
 /// Every target by name, in the order in which `make fuzz` runs them. Each has a file in
@@ -48,13 +47,13 @@ pub const TARGETS: &[(&str, Entry)] = &[
     ("recogniser_toml", recogniser_toml),
 ];
 
-/// Bytes a parser may hold for an input of any length.
+/// Bytes that a parser may hold for an input of any length.
 const MEMORY_BYTES_FREE: usize = 64 << 20;
-/// Bytes a parser may hold for each byte of input.
+/// Bytes that a parser may hold for each byte of input.
 const MEMORY_PER_BYTE_MAX: usize = 64;
 
-/// Runs a parser and panics if it held more than the usual bound and `beyond` bytes, which is the
-/// format's own documented limit, or 0.
+/// Runs a parser. Panics if it held more than the usual bound plus `beyond` bytes: the documented
+/// limit of the format, or 0.
 fn bounded<T>(data: &[u8], beyond: usize, parse: impl FnOnce() -> T) -> T {
     let (result, peak) = memory::peak_of(parse);
     let most = MEMORY_BYTES_FREE + MEMORY_PER_BYTE_MAX * data.len() + beyond;
@@ -66,7 +65,7 @@ fn bounded<T>(data: &[u8], beyond: usize, parse: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The message and place of the last panic.
+/// Message and place of the last panic.
 static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 
 /// Makes panics silent until one leaves an entry point. Decoders of other crates may panic inside a

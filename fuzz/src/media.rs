@@ -8,18 +8,18 @@ use vision::{Format, Limits};
 
 use crate::bounded;
 
-/// Blocks read of a recording: enough to pass through every codec's state, and few enough for
-/// thousands of runs a minute.
+/// Blocks to read of a recording: enough to reach every state of a codec, few enough for thousands
+/// of runs a minute.
 const BLOCKS_MAX: usize = 64;
-/// Pixels of an image: what is larger is refused by its header, as in the server.
+/// Maximum pixels of an image. Larger ones are refused by their header, as in the server.
 const PIXELS_MAX: u64 = 1 << 20;
-/// Bytes of an image's pixels, and of a decoder's own copies of them.
+/// Bytes of an image's pixels and of a decoder's copies of them.
 const IMAGE_BYTES: usize = 8 << 20;
 
-/// Recordings of every format, as a file and as a stream.
+/// Fuzzes recordings of every format, as a file and as a stream.
 ///
-/// Blocks follow each other without gaps, have whole frames and finite samples, and no more
-/// channels than the limit.
+/// Asserts that blocks follow each other without gaps, with complete frames, finite samples and at
+/// most the permitted channels.
 pub fn audio_decode(data: &[u8]) {
     let mut file = tempfile::tempfile().expect("a temporary file");
     file.write_all(data).expect("a temporary file");
@@ -46,10 +46,10 @@ fn recording(input: AudioInput) {
     }
 }
 
-/// Images: pixels, EXIF orientation and the resolution that the file claims.
+/// Fuzzes images: pixels, EXIF orientation and the resolution in the file.
 ///
-/// What is decoded has the size that its pixels say and is within the limits. The resolution is
-/// also read from bytes that are no whole image.
+/// Asserts that a decoded image has the size of its pixels and is within the limits. The resolution
+/// is also read from incomplete images.
 pub fn image_decode(data: &[u8]) {
     let limits = Limits { pixels_max: PIXELS_MAX, side_max: 65_535, bytes_max: IMAGE_BYTES as u64 };
     for format in [Format::Jpeg, Format::Png, Format::WebP, Format::Tiff, Format::Bmp] {
@@ -63,7 +63,7 @@ pub fn image_decode(data: &[u8]) {
     assert!(u64::from(width) * u64::from(height) <= PIXELS_MAX);
 }
 
-/// ISO/IEC 19794-2 templates and graph records: read, written, read again, and scored.
+/// Fuzzes ISO/IEC 19794-2 templates and graph records: parses, writes, parses again, and scores.
 pub fn iso_template(data: &[u8]) {
     if let Ok(graphs) = bounded(data, 0, || iso::read(data)) {
         for graph in graphs {

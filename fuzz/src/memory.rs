@@ -5,11 +5,11 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Bytes held now, and the most since [`peak_of`] last started to count.
+/// Bytes held now, and their peak since [`peak_of`] last started to count.
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// Wraps the system's allocator and counts.
+/// The system's allocator with counts.
 struct Counting;
 
 #[global_allocator]
@@ -48,8 +48,8 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Runs `work` and returns its result and the most bytes that were allocated during it beyond those
-/// before it. Counts all threads of the process.
+/// Runs `work`. Returns its result and the peak of bytes allocated beyond those before it, over all
+/// threads of the process.
 pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.load(Relaxed);
     PEAK.store(before, Relaxed);

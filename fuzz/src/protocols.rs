@@ -7,8 +7,8 @@ use protocol::{Message, inference, oip, tensorflow, tfs};
 
 use crate::bounded;
 
-/// Bytes that filling in repeated values of one request may take (`tfs::fill`), twice for the copy
-/// on the way.
+/// Bytes of the repeated values that `tfs::fill` may write for one request, twice for a temporary
+/// copy.
 const FILLED_BYTES: usize = 2 * (64 << 20);
 
 fn spec(name: &str, dtype: DType, shape: Option<&[Option<usize>]>) -> TensorSpec {
@@ -17,7 +17,7 @@ fn spec(name: &str, dtype: DType, shape: Option<&[Option<usize>]>) -> TensorSpec
     TensorSpec { name: name.to_owned(), dtype, shape, optional: name != "x" }
 }
 
-/// A signature with inputs of each kind that JSON treats in its own way.
+/// Returns a signature with an input of each kind that JSON encodes differently.
 fn signature() -> Signature {
     Signature {
         inputs: vec![
@@ -33,7 +33,7 @@ fn signature() -> Signature {
     }
 }
 
-/// The header's length as the first byte chooses it, and the body behind that.
+/// Returns a header length, selected by the first byte, and the body after that byte.
 fn with_header(data: &[u8]) -> (Option<usize>, Bytes) {
     match data {
         [0, rest @ ..] => (Some(0), Bytes::copy_from_slice(rest)),
@@ -45,10 +45,10 @@ fn with_header(data: &[u8]) -> (Option<usize>, Bytes) {
     }
 }
 
-/// Open Inference Protocol over HTTP: infer requests and answers, JSON with and without raw
-/// tensors.
+/// Fuzzes the Open Inference Protocol over HTTP: infer requests and answers, JSON with and without
+/// raw tensors.
 ///
-/// A request that was read, encoded with raw tensors, is read as the same request.
+/// Asserts that a parsed request, encoded with raw tensors, parses to the same request.
 pub fn oip_json(data: &[u8]) {
     let signature = signature();
     let (header, body) = with_header(data);
@@ -61,7 +61,7 @@ pub fn oip_json(data: &[u8]) {
     assert_eq!(again.id, request.id);
     let names: Vec<&str> = again.outputs.iter().map(|output| &*output.name).collect();
     assert_eq!(names, outputs);
-    // JSON has no form for some types and values; what it has a form for is read back.
+    // JSON cannot encode some types and values. The others must survive.
     if let Ok(written) = oip::json::encode_request("", &request.inputs, &[], false) {
         let again =
             oip::json::parse_infer(written.body, written.header_length, &signature).expect("own JSON");
@@ -73,9 +73,9 @@ fn shapes(tensors: &[NamedTensor]) -> Vec<(&str, DType, &[usize])> {
     tensors.iter().map(|named| (&*named.name, named.tensor.dtype(), named.tensor.shape())).collect()
 }
 
-/// TensorFlow Serving over HTTP: predict requests and answers in row and column form.
+/// Fuzzes TensorFlow Serving over HTTP: predict requests and answers in row and column form.
 ///
-/// A request in column form whose tensors are not empty, encoded, is read as one with the same
+/// Asserts that a parsed request in column form with non-empty tensors, encoded, parses to the same
 /// names and shapes.
 pub fn tfs_json(data: &[u8]) {
     let signature = signature();
@@ -86,7 +86,7 @@ pub fn tfs_json(data: &[u8]) {
     if predict.inputs.iter().any(|input| input.tensor.elements() == 0) {
         return;
     }
-    // One input goes without its name, so it is the only one of the signature that reads it.
+    // A single input has no name, so the signature for parsing has only this input.
     let given = |spec: &&TensorSpec| predict.inputs.iter().any(|input| *input.name == *spec.name);
     let own =
         Signature { inputs: signature.inputs.iter().filter(given).cloned().collect(), ..signature.clone() };
@@ -97,9 +97,9 @@ pub fn tfs_json(data: &[u8]) {
     assert_eq!(again, first);
 }
 
-/// Open Inference Protocol over gRPC: `ModelInferRequest` and `ModelInferResponse`.
+/// Fuzzes the Open Inference Protocol over gRPC: `ModelInferRequest` and `ModelInferResponse`.
 ///
-/// A request that was read, encoded, is read as the same inputs and outputs.
+/// Asserts that a parsed request, encoded, parses to the same inputs and outputs.
 pub fn oip_protobuf(data: &[u8]) {
     let body = Bytes::copy_from_slice(data);
     bounded(data, 0, || {
@@ -121,9 +121,9 @@ pub fn oip_protobuf(data: &[u8]) {
     assert_eq!(again.outputs, request.outputs);
 }
 
-/// TensorFlow Serving over gRPC: `PredictRequest` and `PredictResponse`.
+/// Fuzzes TensorFlow Serving over gRPC: `PredictRequest` and `PredictResponse`.
 ///
-/// A request that was read, encoded, is read as the same inputs.
+/// Asserts that a parsed request, encoded, parses to the same inputs.
 pub fn tfs_protobuf(data: &[u8]) {
     let body = Bytes::copy_from_slice(data);
     bounded(data, FILLED_BYTES, || {
@@ -145,17 +145,17 @@ pub fn tfs_protobuf(data: &[u8]) {
     assert_eq!(again.outputs, predict.outputs);
 }
 
-/// Warm-up records of TensorFlow Serving: the file as it is, and the bytes as one record with right
+/// Fuzzes warm-up records of TensorFlow Serving: the input as a file, and as one record with correct
 /// checksums.
 ///
-/// Requests that were read, written to a file, are read as the same requests.
+/// Asserts that parsed requests, written to a file, parse to the same requests.
 pub fn tfs_warmup(data: &[u8]) {
     let masked =
         |bytes: &[u8]| crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes();
     let length = (data.len() as u64).to_le_bytes();
     let mended = [&length[..], &masked(&length), data, &masked(data)].concat();
     for file in [Bytes::copy_from_slice(data), Bytes::from(mended)] {
-        // Values are filled in for each record apart.
+        // Values are filled in for each record.
         let records = data.len() / 16 + 1;
         let read = bounded(data, FILLED_BYTES * records, || tfs::warmup::read_requests(&file));
         let Ok(warmup) = read else { continue };
@@ -165,7 +165,7 @@ pub fn tfs_warmup(data: &[u8]) {
     }
 }
 
-/// Qdrant's REST bodies. The first byte chooses the request.
+/// Fuzzes Qdrant's REST bodies. The first byte selects the request.
 pub fn qdrant_json(data: &[u8]) {
     let Some((kind, body)) = data.split_first() else { return };
     bounded(data, 0, || match kind % 15 {
@@ -187,7 +187,7 @@ pub fn qdrant_json(data: &[u8]) {
     });
 }
 
-/// A query, its limits, and its filter on its own.
+/// Parses a query, checks its limits, and parses its filter alone.
 fn query(body: &[u8]) {
     if let Ok(query) = json::parse::<json::QueryRequest>(body) {
         let _ = (query.limit(), query.offset());

@@ -2,7 +2,7 @@
 
 use crate::bounded;
 
-/// The `millpond.toml` of a model's directory. Errors are one line.
+/// Fuzzes the `millpond.toml` of a model's directory. Asserts that errors are one line.
 pub fn model_toml(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     if let Err(error) = bounded(data, 0, || lifecycle::fuzzing::model_file(text)) {
@@ -10,7 +10,7 @@ pub fn model_toml(data: &[u8]) {
     }
 }
 
-/// The body of a `[recogniser]` section. Errors name the recogniser.
+/// Fuzzes the body of a `[recogniser]` section. Asserts that errors name the recogniser.
 pub fn recogniser_toml(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match bounded(data, 0, || audio::recogniser::Recogniser::parse("r", text)) {

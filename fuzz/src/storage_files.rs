@@ -1,5 +1,5 @@
 //! Files of collections. Checksums would stop nearly every mutation at the first check, so each
-//! target also runs with the checksums of the input put right.
+//! target also runs with corrected checksums.
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -20,7 +20,7 @@ use crate::bounded;
 
 const POOL_BYTES: u64 = 64 << 20;
 
-/// An empty medium in memory.
+/// Returns an empty medium in memory.
 fn medium() -> Arc<dyn Medium> {
     static POOL: OnceLock<Arc<SlotPool>> = OnceLock::new();
     let config = PoolConfig { bytes_max: POOL_BYTES, huge_pages: false, fault_rate: Rate::unlimited() };
@@ -43,7 +43,8 @@ fn seal(bytes: &mut [u8], covered: std::ops::Range<usize>, at: usize) {
     bytes[at..at + 4].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// A page of records. Every record lies inside the page, and slots beyond the count hold none.
+/// Fuzzes a page of records. Asserts that every record lies inside the page, and that slots beyond
+/// the count have none.
 pub fn record_page(data: &[u8]) {
     let mut mended = data.to_vec();
     mended.resize(data.len().next_multiple_of(PAGE_BYTES).max(PAGE_BYTES), 0);
@@ -60,8 +61,8 @@ pub fn record_page(data: &[u8]) {
     }
 }
 
-/// The first page of a segment. One that was read is written as it was read, apart from bytes that
-/// mean nothing.
+/// Fuzzes the first page of a segment. Asserts that a parsed one is written unchanged, apart from
+/// bytes without a meaning.
 pub fn superblock(data: &[u8]) {
     let mut mended = data.to_vec();
     mended.resize(PAGE_BYTES, 0);
@@ -74,10 +75,10 @@ pub fn superblock(data: &[u8]) {
     }
 }
 
-/// The manifest's slots and lists, damaged: two lists are published, then the input is laid over
-/// one of the files.
+/// Fuzzes the manifest's slots and lists: publishes two lists, then overwrites a part of one file
+/// with the input.
 ///
-/// Opening gives one of the two lists, or an error; never other bytes.
+/// Asserts that opening returns one of the two lists or an error, never other bytes.
 pub fn manifest(data: &[u8]) {
     let Some((&[file, low, high], patch)) = data.split_first_chunk() else { return };
     let medium = medium();
@@ -111,7 +112,7 @@ pub fn manifest(data: &[u8]) {
 const LOG_HEADER_BYTES: usize = 64;
 const FRAME_BYTES: usize = 32;
 
-/// Puts the checksums of a log's header and of everything that looks like a frame right.
+/// Corrects the checksums of a log's header and of everything that looks like a frame.
 fn mend_log(log: &mut [u8]) {
     if log.len() >= LOG_HEADER_BYTES {
         seal(log, 0..60, 60);
@@ -132,10 +133,10 @@ fn mend_log(log: &mut [u8]) {
     }
 }
 
-/// A log of a collection, replayed.
+/// Fuzzes the replay of a collection's log.
 ///
-/// Numbers rise; what a second opening finds, after one more payload, is what the first one found
-/// and that payload.
+/// Asserts that numbers rise, and that after one more payload a second opening finds the payloads of
+/// the first one and the new one.
 pub fn log_frames(data: &[u8]) {
     let mut mended = data.to_vec();
     mend_log(&mut mended);
@@ -158,11 +159,11 @@ pub fn log_frames(data: &[u8]) {
     }
 }
 
-/// The coarse index's header and sections. The first byte chooses an index that was built, the
-/// second a section of it, two more a place in it, over which the rest is laid.
+/// Fuzzes the coarse index's header and sections. The first byte selects an index, the second a
+/// section of it, and two more an offset. The rest of the input is written there.
 ///
-/// A header that was read is written as it was read. An index that opens answers a query with rows
-/// that it has.
+/// Asserts that a parsed header is written unchanged, and that an index that opens answers a query
+/// with its own rows.
 pub fn coarse_index(data: &[u8]) {
     if let Ok(header) = bounded(data, 0, || CoarseHeader::decode(data)) {
         let again = CoarseHeader::decode(&header.encode()).expect("own header");
@@ -189,7 +190,7 @@ pub fn coarse_index(data: &[u8]) {
     }
 }
 
-/// Sections of a small index of each kind.
+/// Returns the sections of a small index of each kind.
 fn built(kind: u8) -> &'static Vec<(u32, Vec<u8>)> {
     static BUILT: OnceLock<Vec<Vec<(u32, Vec<u8>)>>> = OnceLock::new();
     const DIMS: usize = 16;
@@ -214,8 +215,8 @@ fn built(kind: u8) -> &'static Vec<(u32, Vec<u8>)> {
     &all[usize::from(kind) % all.len()]
 }
 
-/// Smaller sections of a segment: settings, the map from rows to pages, ids, deletes, and changes
-/// of the log.
+/// Fuzzes smaller sections of a segment: settings, the map from rows to pages, ids, deletes, and
+/// changes of the log.
 pub fn segment_parts(data: &[u8]) {
     let Some((&[part, rows], rest)) = data.split_first_chunk() else { return };
     let rows = u32::from(rows);
@@ -271,6 +272,6 @@ fn change(data: &[u8], rest: &[u8]) {
             Op::Upsert(PointRef { id: point.id, embedding, record, payload }).encode(&mut written);
         }
     }
-    // Three bytes behind the kind mean nothing and are not read.
+    // Three bytes behind the kind are unused.
     assert_eq!((written[0], &written[4..]), (rest[0], &rest[4..]));
 }

@@ -4,18 +4,17 @@ use std::path::Path;
 
 use millpond_fuzz::TARGETS;
 
-/// Mutations of each seed: enough to leave the paths of whole files, and few enough for every run
-/// of the tests.
+/// Mutations of each seed: enough to leave the paths of valid files, few enough for every test run.
 const MUTATIONS: u64 = 40;
 
-/// A generator of numbers that are the same on every machine (SplitMix64).
+/// Generates the same numbers on every machine (SplitMix64).
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 16
 }
 
-/// `seed` with a few bytes changed, or cut off.
+/// Returns `seed` with a few bytes changed, or cut off.
 fn mutated(seed: &[u8], state: &mut u64) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     for _ in 0..1 + next(state) % 4 {
@@ -45,7 +44,7 @@ fn every_seed_and_mutations_of_it_are_read_or_refused() {
         entry(&[]);
         for file in files {
             let seed = std::fs::read(&file).unwrap();
-            // Named before it runs, so that a panic below says which input it was.
+            // Printed before the run, so that a panic below follows its input's name.
             println!("{}", file.display());
             entry(&seed);
             for _ in 0..MUTATIONS {
