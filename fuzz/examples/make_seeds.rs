@@ -14,7 +14,7 @@ use protocol::{Message, oip, tfs};
 use search::coarse::{CoarseHeader, CoarseKind, Metric};
 use search::deletes::{Deletes, DeletesFile};
 use search::ingest::{Op, PointRef};
-use search::segment::{VectorEncoding, SegmentIds, RowMapBuilder, SegmentSettings};
+use search::segment::{RowMapBuilder, SegmentIds, SegmentSettings, VectorEncoding};
 use storage::log::Log;
 use storage::page::Packer;
 use storage::superblock::{Section, Superblock};
@@ -50,7 +50,10 @@ fn main() {
 fn tensors() -> Vec<NamedTensor> {
     let strings: Vec<Bytes> = vec![Bytes::from_static(b"a"), Bytes::from_static(b"\xff\x00")];
     vec![
-        NamedTensor::new("x", Tensor::from_vec(vec![2, 2], vec![1.0f32, -0.5, 3.5e10, 0.0]).unwrap()),
+        NamedTensor::new(
+            "x",
+            Tensor::from_vec(vec![2, 2], vec![1.0f32, -0.5, 3.5e10, 0.0]).unwrap(),
+        ),
         NamedTensor::new("n", Tensor::from_vec(vec![2], vec![i64::MIN, 7]).unwrap()),
         NamedTensor::new("s", Tensor::from_strings(vec![2], strings).unwrap()),
     ]
@@ -76,10 +79,18 @@ fn protocols() {
         br#"{"id":"a","parameters":{"timeout":5,"priority":1,"binary_data_output":true},"inputs":[{"name":"h","datatype":"FP16","shape":[1],"data":[1.5]},{"name":"b","shape":[1,2],"datatype":"BOOL","data":[[true,false]]},{"name":"s","datatype":"BYTES","shape":[1],"data":["\u00e9\n"]}],"outputs":[{"name":"x","parameters":{"binary_data":false}}]}"#,
     );
     seed("oip_json", "only-input", chosen(&[0], &[0; 16]));
-    seed("tfs_json", "row", br#"{"instances":[{"x":[1,2.5],"s":"a"},{"x":[3,4e-3],"s":{"b64":"/w=="}}]}"#);
+    seed(
+        "tfs_json",
+        "row",
+        br#"{"instances":[{"x":[1,2.5],"s":"a"},{"x":[3,4e-3],"s":{"b64":"/w=="}}]}"#,
+    );
     seed("tfs_json", "column", br#"{"signature_name":"serving_default","inputs":{"x":[[1,2]],"n":[-9],"b":[true],"u":[18446744073709551615],"d":[NaN,Infinity]}}"#);
     seed("tfs_json", "answer", br#"{"predictions":[{"x":1.0,"s":"a"}]}"#);
-    seed("tfs_warmup", "file", tfs::warmup::write_requests("m", &[tensors.clone(), tensors[..1].to_vec()]));
+    seed(
+        "tfs_warmup",
+        "file",
+        tfs::warmup::write_requests("m", &[tensors.clone(), tensors[..1].to_vec()]),
+    );
     // A record without its length and checksums; the target adds them.
     let file = tfs::warmup::write_requests("m", &[tensors]);
     seed("tfs_warmup", "record", &file[12..file.len() - 4]);
@@ -126,11 +137,15 @@ fn models() {
     seed("onnx", "large", large.encode());
 
     let mut writer = zip::ZipWriter::new(Cursor::new(Vec::new()));
-    let stored = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
+    let stored =
+        zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
     let deflated = zip::write::SimpleFileOptions::default();
-    for (name, options) in
-        [("data.pkl", stored), ("constants.pkl", stored), ("code/a.py", deflated), ("data/0", stored)]
-    {
+    for (name, options) in [
+        ("data.pkl", stored),
+        ("constants.pkl", stored),
+        ("code/a.py", deflated),
+        ("data/0", stored),
+    ] {
         writer.start_file(format!("m/{name}"), options).unwrap();
         writer.write_all(&[name.as_bytes(), &[7; 90]].concat()).unwrap();
     }
@@ -168,7 +183,8 @@ fn images() {
 
 fn sounds() {
     let clips = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/audio/tests/data");
-    for name in ["clip-alac.m4a", "clip-last.m4a", "clip.aiff", "clip.flac", "clip.mp3", "clip.ogg"] {
+    for name in ["clip-alac.m4a", "clip-last.m4a", "clip.aiff", "clip.flac", "clip.mp3", "clip.ogg"]
+    {
         seed("audio_decode", name, std::fs::read(clips.join(name)).unwrap());
     }
     let mut wave = Cursor::new(Vec::new());
@@ -186,8 +202,10 @@ fn sounds() {
 
 fn templates() {
     let graph = matching::synthetic::fingerprint(1);
-    let few =
-        matching::Graph { vertices: graph.vertices.iter().take(12).copied().collect(), ..graph.clone() };
+    let few = matching::Graph {
+        vertices: graph.vertices.iter().take(12).copied().collect(),
+        ..graph.clone()
+    };
     seed("iso_template", "template", matching::iso::write(&few).unwrap());
     let photo = matching::synthetic::photo(1);
     let described = matching::Graph {
@@ -217,14 +235,19 @@ fn storage_files() {
     let block = Superblock { uuid: *b"0123456789abcdef", version: 1, rows: 9, sections };
     seed("superblock", "three", block.encode().unwrap());
 
-    for (name, choice) in
-        [("slot", [0, 16, 0]), ("list", [1, 70, 0]), ("cut", [0x82, 40, 0]), ("other-slot", [2, 24, 16])]
-    {
+    for (name, choice) in [
+        ("slot", [0, 16, 0]),
+        ("list", [1, 70, 0]),
+        ("cut", [0x82, 40, 0]),
+        ("other-slot", [2, 24, 16]),
+    ] {
         seed("manifest", name, chosen(&choice, b"\x03\0\0\0"));
     }
 
-    let config = PoolConfig { bytes_max: 64 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
-    let medium: Arc<dyn Medium> = Arc::new(DramMedium::new(SlotPool::new(config).unwrap(), None).unwrap());
+    let config =
+        PoolConfig { bytes_max: 64 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+    let medium: Arc<dyn Medium> =
+        Arc::new(DramMedium::new(SlotPool::new(config).unwrap(), None).unwrap());
     let (log, _) = Log::open(&medium, "log").unwrap();
     for payload in [&b"one"[..], b"", b"three, which is longer"] {
         let number = log.append(payload).unwrap();
@@ -238,7 +261,9 @@ fn storage_files() {
     seed("log_frames", "damaged", hole);
     seed("log_frames", "torn", &bytes[..bytes.len() - 9]);
 
-    for (at, kind) in [CoarseKind::Flat, CoarseKind::IvfPq, CoarseKind::Rabitq].into_iter().enumerate() {
+    for (at, kind) in
+        [CoarseKind::Flat, CoarseKind::IvfPq, CoarseKind::Rabitq].into_iter().enumerate()
+    {
         let header = CoarseHeader { kind, metric: Metric::L2, dims: 16, rows: 400, recall: None };
         seed("coarse_index", &format!("header-{at}"), header.encode());
         for section in 0..8 {
@@ -249,7 +274,8 @@ fn storage_files() {
 }
 
 fn segment_parts() {
-    let settings = SegmentSettings { dims: 16, metric: Metric::Dot, encoding: VectorEncoding::Bf16 };
+    let settings =
+        SegmentSettings { dims: 16, metric: Metric::Dot, encoding: VectorEncoding::Bf16 };
     seed("segment_parts", "settings", chosen(&[0, 0], &settings.encode()));
 
     let (mut packer, mut map) = (Packer::new(), RowMapBuilder::default());
@@ -266,7 +292,8 @@ fn segment_parts() {
     let file = DeletesFile { segment: *b"0123456789abcdef", deletes, pending_deletes: vec![5, 6] };
     seed("segment_parts", "deletes", chosen(&[3, 40], &file.encode()));
 
-    let point = PointRef { id: 7, embedding: &[0.5, -1.0], record: b"record", payload: b"{\"a\":1}" };
+    let point =
+        PointRef { id: 7, embedding: &[0.5, -1.0], record: b"record", payload: b"{\"a\":1}" };
     for (name, op) in [("upsert", Op::Upsert(point)), ("delete", Op::Delete(7))] {
         let mut bytes = Vec::new();
         op.encode(&mut bytes);
@@ -289,7 +316,9 @@ fn settings() {
                     body += &format!("[{}\n", rest.trim_start_matches('.'));
                 }
                 None if line.starts_with('[') => inside = false,
-                None if inside => body += &format!("{}\n", line.split("  #").next().unwrap_or(line)),
+                None if inside => {
+                    body += &format!("{}\n", line.split("  #").next().unwrap_or(line))
+                }
                 None => {}
             }
         }

@@ -20,14 +20,16 @@ fn file_of(name: &str, data: &[u8]) -> (TempDir, PathBuf) {
 
 /// Fuzzes ONNX models as `millpond publish` reads them.
 ///
-/// Asserts that `inspect` accepts a model that converts, and that its published version is complete.
+/// Asserts that `inspect` accepts a model that converts, and that its published version is
+/// complete.
 pub fn onnx(data: &[u8]) {
     let (directory, path) = file_of("model.onnx", data);
     let inspected = bounded(data, 0, || publish::inspect(&path));
     let version = directory.path().join("version");
     std::fs::create_dir(&version).expect("a temporary directory");
     let options = WriteOptions { rate: Rate::unlimited(), direct: false };
-    let converted = bounded(data, 0, || publish::convert_into(&path, &version, options, &mut |_| {}));
+    let converted =
+        bounded(data, 0, || publish::convert_into(&path, &version, options, &mut |_| {}));
     if converted.is_ok() {
         assert!(inspected.is_ok(), "converted, but not inspected: {inspected:?}");
         let summary = publish::inspect(&version).expect("own version");

@@ -1,8 +1,9 @@
 //! Entry points of the fuzz targets: one function for each parser of foreign bytes.
 //!
 //! A function takes any bytes and returns. It panics if the parser does, if the parser holds more
-//! memory than the input justifies, or if the result changes when it is written and parsed again. libFuzzer (`fuzz_targets/NAME.rs`) and the replay of the seeds (`tests/replay.rs`) call
-//! the same functions.
+//! memory than the input justifies, or if the result changes when it is written and parsed again.
+//! libFuzzer (`fuzz_targets/NAME.rs`) and the replay of the seeds (`tests/replay.rs`) call the same
+//! functions.
 
 mod archives;
 mod media;
@@ -18,7 +19,9 @@ pub use archives::{onnx, torch_archive};
 pub use media::{audio_decode, image_decode, iso_template};
 pub use protocols::{oip_json, oip_protobuf, qdrant_json, tfs_json, tfs_protobuf, tfs_warmup};
 pub use settings::{model_toml, recogniser_toml};
-pub use storage_files::{coarse_index, log_frames, manifest, record_page, segment_parts, superblock};
+pub use storage_files::{
+    coarse_index, log_frames, manifest, record_page, segment_parts, superblock,
+};
 
 /// Entry point of a target.
 pub type Entry = fn(&[u8]);

@@ -2,7 +2,7 @@
 
 use std::io::{Cursor, Write};
 
-use audio::decode::{CHANNELS_MAX, Decoder, AudioInput};
+use audio::decode::{AudioInput, CHANNELS_MAX, Decoder};
 use matching::{Graph, MatchOptions, Probe, Scratch, iso};
 use vision::{Format, Limits};
 
@@ -38,7 +38,11 @@ fn recording(input: AudioInput) {
         assert_eq!(block.samples.len() % format.channels, 0, "a block of whole frames");
         assert!(block.samples.iter().all(|sample| sample.is_finite()), "a sample is no number");
         let expected = frames as f64 / f64::from(format.rate);
-        assert!((block.start - expected).abs() < 1e-6, "a block at {} and not {expected}", block.start);
+        assert!(
+            (block.start - expected).abs() < 1e-6,
+            "a block at {} and not {expected}",
+            block.start
+        );
         frames += block.samples.len() / format.channels;
     }
     for fault in decoder.take_faults() {
@@ -57,7 +61,9 @@ pub fn image_decode(data: &[u8]) {
         assert!(dots.is_none_or(|dots| (1.0..=20_000.0).contains(&dots)));
     }
     // The file's own depth, the 8-bit pixels, and the upright copy.
-    let Ok(decoded) = bounded(data, 4 * IMAGE_BYTES, || vision::decode(data, &limits)) else { return };
+    let Ok(decoded) = bounded(data, 4 * IMAGE_BYTES, || vision::decode(data, &limits)) else {
+        return;
+    };
     assert!((1..=8).contains(&decoded.orientation));
     let (width, height) = (decoded.image.width, decoded.image.height);
     assert!(u64::from(width) * u64::from(height) <= PIXELS_MAX);

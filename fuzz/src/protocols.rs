@@ -53,18 +53,22 @@ pub fn oip_json(data: &[u8]) {
     let signature = signature();
     let (header, body) = with_header(data);
     let _ = bounded(data, 0, || oip::json::parse_response(body.clone(), header));
-    let Ok(request) = bounded(data, 0, || oip::json::parse_infer(body, header, &signature)) else { return };
+    let Ok(request) = bounded(data, 0, || oip::json::parse_infer(body, header, &signature)) else {
+        return;
+    };
     let outputs: Vec<&str> = request.outputs.iter().map(|output| &*output.name).collect();
-    let written = oip::json::encode_request(&request.id, &request.inputs, &outputs, true).expect("raw form");
-    let again = oip::json::parse_infer(written.body, written.header_length, &signature).expect("own request");
+    let written =
+        oip::json::encode_request(&request.id, &request.inputs, &outputs, true).expect("raw form");
+    let again = oip::json::parse_infer(written.body, written.header_length, &signature)
+        .expect("own request");
     assert_eq!(again.inputs, request.inputs);
     assert_eq!(again.id, request.id);
     let names: Vec<&str> = again.outputs.iter().map(|output| &*output.name).collect();
     assert_eq!(names, outputs);
     // JSON cannot encode some types and values. The others must survive.
     if let Ok(written) = oip::json::encode_request("", &request.inputs, &[], false) {
-        let again =
-            oip::json::parse_infer(written.body, written.header_length, &signature).expect("own JSON");
+        let again = oip::json::parse_infer(written.body, written.header_length, &signature)
+            .expect("own JSON");
         assert_eq!(shapes(&again.inputs), shapes(&request.inputs));
     }
 }
@@ -81,15 +85,19 @@ pub fn tfs_json(data: &[u8]) {
     let signature = signature();
     let body = Bytes::copy_from_slice(data);
     let _ = bounded(data, 0, || tfs::json::parse_response(&body, &signature));
-    let Ok(predict) = bounded(data, 0, || tfs::json::parse_predict(&body, &signature)) else { return };
+    let Ok(predict) = bounded(data, 0, || tfs::json::parse_predict(&body, &signature)) else {
+        return;
+    };
     let Ok(written) = tfs::json::encode_request(&predict.inputs, predict.form) else { return };
     if predict.inputs.iter().any(|input| input.tensor.elements() == 0) {
         return;
     }
     // A single input has no name, so the signature for parsing has only this input.
     let given = |spec: &&TensorSpec| predict.inputs.iter().any(|input| *input.name == *spec.name);
-    let own =
-        Signature { inputs: signature.inputs.iter().filter(given).cloned().collect(), ..signature.clone() };
+    let own = Signature {
+        inputs: signature.inputs.iter().filter(given).cloned().collect(),
+        ..signature.clone()
+    };
     let again = tfs::json::parse_predict(&written, &own).expect("own request");
     let (mut again, mut first) = (shapes(&again.inputs), shapes(&predict.inputs));
     again.sort_unstable();
@@ -113,9 +121,10 @@ pub fn oip_protobuf(data: &[u8]) {
     });
     let Some(request) = request else { return };
     let outputs: Vec<&str> = request.outputs.iter().map(|output| &**output).collect();
-    let written = oip::grpc::encode_request("m", Some(1), &request.inputs, &outputs).expect("raw form");
-    let message =
-        inference::ModelInferRequest::decode(Bytes::from(written.encode_to_vec())).expect("own message");
+    let written =
+        oip::grpc::encode_request("m", Some(1), &request.inputs, &outputs).expect("raw form");
+    let message = inference::ModelInferRequest::decode(Bytes::from(written.encode_to_vec()))
+        .expect("own message");
     let again = oip::grpc::decode_request(message).expect("own request");
     assert_eq!(again.inputs, request.inputs);
     assert_eq!(again.outputs, request.outputs);
@@ -138,20 +147,22 @@ pub fn tfs_protobuf(data: &[u8]) {
     });
     let Some(predict) = predict else { return };
     let outputs: Vec<&str> = predict.outputs.iter().map(|output| &**output).collect();
-    let message = tfs::grpc::encode_request(&tfs::grpc::PredictTarget::default(), &predict.inputs, &outputs);
+    let message =
+        tfs::grpc::encode_request(&tfs::grpc::PredictTarget::default(), &predict.inputs, &outputs);
     let message = tensorflow::serving::PredictRequest::decode(Bytes::from(message.encode_to_vec()));
     let again = tfs::grpc::decode_predict(message.expect("own message")).expect("own request");
     assert_eq!(again.inputs, predict.inputs);
     assert_eq!(again.outputs, predict.outputs);
 }
 
-/// Fuzzes warm-up records of TensorFlow Serving: the input as a file, and as one record with correct
-/// checksums.
+/// Fuzzes warm-up records of TensorFlow Serving: the input as a file, and as one record with
+/// correct checksums.
 ///
 /// Asserts that parsed requests, written to a file, parse to the same requests.
 pub fn tfs_warmup(data: &[u8]) {
-    let masked =
-        |bytes: &[u8]| crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes();
+    let masked = |bytes: &[u8]| {
+        crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
+    };
     let length = (data.len() as u64).to_le_bytes();
     let mended = [&length[..], &masked(&length), data, &masked(data)].concat();
     for file in [Bytes::copy_from_slice(data), Bytes::from(mended)] {
@@ -171,7 +182,9 @@ pub fn qdrant_json(data: &[u8]) {
     bounded(data, 0, || match kind % 15 {
         0 => drop(json::parse::<json::UpsertRequest>(body).and_then(|upsert| upsert.points(""))),
         1 => drop(json::parse::<json::UpsertRequest>(body).and_then(|upsert| upsert.points("v"))),
-        2 => drop(json::parse::<json::PointsSelector>(body).and_then(json::PointsSelector::selection)),
+        2 => drop(
+            json::parse::<json::PointsSelector>(body).and_then(json::PointsSelector::selection),
+        ),
         3 => drop(json::parse::<json::UpdateBatch>(body)),
         4 => query(body),
         5 => drop(json::parse::<json::QueryBatchRequest>(body)),
@@ -179,10 +192,14 @@ pub fn qdrant_json(data: &[u8]) {
         7 => drop(json::parse::<json::CountRequest>(body)),
         8 => drop(json::parse::<json::FacetRequest>(body).map(|facet| facet.limit())),
         9 => drop(json::parse::<json::RetrieveRequest>(body)),
-        10 => drop(json::parse::<json::CreateCollection>(body).and_then(|create| create.settings())),
+        10 => {
+            drop(json::parse::<json::CreateCollection>(body).and_then(|create| create.settings()))
+        }
         11 => drop(json::parse::<json::ChangeAliases>(body)),
         12 => drop(json::parse::<json::SetPayload>(body).and_then(|mut set| set.selection())),
-        13 => drop(json::parse::<json::DeletePayload>(body).and_then(|mut delete| delete.selection())),
+        13 => {
+            drop(json::parse::<json::DeletePayload>(body).and_then(|mut delete| delete.selection()))
+        }
         _ => drop(json::parse::<json::CreateIndex>(body).map(|index| drop(index.schema()))),
     });
 }

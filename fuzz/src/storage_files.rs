@@ -6,10 +6,12 @@ use std::sync::{Arc, OnceLock};
 
 use memory::{PoolConfig, SlotPool};
 use os::Rate;
-use search::coarse::{self, CoarseRequest, BuildThreads, CoarseHeader, CoarseKind, Metric, CoarseScratch, section};
+use search::coarse::{
+    self, BuildThreads, CoarseHeader, CoarseKind, CoarseRequest, CoarseScratch, Metric, section,
+};
 use search::deletes::DeletesFile;
 use search::ingest::{LoggedOp, Op, PointRef};
-use search::segment::{SegmentIds, RowMap, SegmentSettings};
+use search::segment::{RowMap, SegmentIds, SegmentSettings};
 use storage::log::Log;
 use storage::manifest::Manifest;
 use storage::page::{PAGE_BYTES, RecordPage};
@@ -23,7 +25,8 @@ const POOL_BYTES: u64 = 64 << 20;
 /// Returns an empty medium in memory.
 fn medium() -> Arc<dyn Medium> {
     static POOL: OnceLock<Arc<SlotPool>> = OnceLock::new();
-    let config = PoolConfig { bytes_max: POOL_BYTES, huge_pages: false, fault_rate: Rate::unlimited() };
+    let config =
+        PoolConfig { bytes_max: POOL_BYTES, huge_pages: false, fault_rate: Rate::unlimited() };
     let pool = POOL.get_or_init(|| SlotPool::new(config).expect("a pool of 64 MiB"));
     Arc::new(DramMedium::new(pool.clone(), None).expect("a medium without a directory"))
 }
@@ -70,7 +73,8 @@ pub fn superblock(data: &[u8]) {
     for bytes in [data, &mended] {
         let Ok(block) = bounded(data, 0, || Superblock::decode(bytes)) else { continue };
         let _ = (block.check(0), block.check(1 << 40), block.check(u64::MAX));
-        let again = Superblock::decode(&block.encode().expect("as many sections")).expect("own page");
+        let again =
+            Superblock::decode(&block.encode().expect("as many sections")).expect("own page");
         assert_eq!(again, block);
     }
 }
@@ -105,7 +109,10 @@ pub fn manifest(data: &[u8]) {
     medium.remove(name).expect("a file in memory");
     put(&medium, name, &bytes);
     if let Ok((_, payload)) = bounded(data, 0, || Manifest::open(&medium)) {
-        assert!(payload.is_none_or(|payload| lists.contains(&&payload[..])), "a list that nobody published");
+        assert!(
+            payload.is_none_or(|payload| lists.contains(&&payload[..])),
+            "a list that nobody published"
+        );
     }
 }
 
@@ -135,8 +142,8 @@ fn mend_log(log: &mut [u8]) {
 
 /// Fuzzes the replay of a collection's log.
 ///
-/// Asserts that numbers rise, and that after one more payload a second opening finds the payloads of
-/// the first one and the new one.
+/// Asserts that numbers rise, and that after one more payload a second opening finds the payloads
+/// of the first one and the new one.
 pub fn log_frames(data: &[u8]) {
     let mut mended = data.to_vec();
     mend_log(&mut mended);
@@ -179,14 +186,20 @@ pub fn coarse_index(data: &[u8]) {
     if section & 0x80 != 0 {
         bytes.truncate(at);
     }
-    let sections: Vec<(u32, &[u8])> = sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
+    let sections: Vec<(u32, &[u8])> =
+        sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
     assert!(section::find(&sections, section::HEADER).is_ok());
     let Ok(index) = bounded(data, 0, || coarse::open(&sections)) else { return };
     let query = vec![0.5; index.dims()];
     let mut hits = Vec::new();
-    let found = bounded(data, 0, || index.search(&query, &CoarseRequest::best(10), &mut CoarseScratch::default(), &mut hits));
+    let found = bounded(data, 0, || {
+        index.search(&query, &CoarseRequest::best(10), &mut CoarseScratch::default(), &mut hits)
+    });
     if found.is_ok() {
-        assert!(hits.len() <= 10 && hits.iter().all(|hit| hit.row < index.rows()), "rows that are not there");
+        assert!(
+            hits.len() <= 10 && hits.iter().all(|hit| hit.row < index.rows()),
+            "rows that are not there"
+        );
     }
 }
 
@@ -223,12 +236,17 @@ pub fn segment_parts(data: &[u8]) {
     match part % 5 {
         0 => {
             if let Ok(settings) = bounded(data, 0, || SegmentSettings::decode(rest)) {
-                assert_eq!(SegmentSettings::decode(&settings.encode()).expect("own settings"), settings);
+                assert_eq!(
+                    SegmentSettings::decode(&settings.encode()).expect("own settings"),
+                    settings
+                );
             }
         }
         1 => {
             let section_bytes = u64::from(u32_at(rest, 4)) * PAGE_BYTES as u64;
-            let Ok(map) = bounded(data, 0, || RowMap::decode(rest, rows, section_bytes)) else { return };
+            let Ok(map) = bounded(data, 0, || RowMap::decode(rest, rows, section_bytes)) else {
+                return;
+            };
             for row in 0..rows {
                 let place = map.locate(row).expect("every row has a place");
                 assert!(u64::from(place.page) + u64::from(place.pages) <= u64::from(map.pages()));
@@ -237,7 +255,9 @@ pub fn segment_parts(data: &[u8]) {
         }
         2 => {
             let (ids, order) = rest.split_at((rows as usize * 8).min(rest.len()));
-            let Ok(read) = bounded(data, 0, || SegmentIds::decode(ids, order, rows)) else { return };
+            let Ok(read) = bounded(data, 0, || SegmentIds::decode(ids, order, rows)) else {
+                return;
+            };
             assert_eq!(read.encode(), (ids.to_vec(), order.to_vec()));
             assert!((0..rows).all(|row| read.id(row).and_then(|id| read.find(id)) == Some(row)));
         }
@@ -252,9 +272,12 @@ fn deletes(data: &[u8], rest: &[u8], rows: u32) {
     seal(&mut mended, 4..PAGE_BYTES, 0);
     let segment = std::array::from_fn(|at| mended[24 + at]);
     for bytes in [rest, &mended] {
-        let Ok((file, _)) = bounded(data, 0, || DeletesFile::decode(bytes, segment, rows)) else { continue };
+        let Ok((file, _)) = bounded(data, 0, || DeletesFile::decode(bytes, segment, rows)) else {
+            continue;
+        };
         assert!(file.deletes.count() <= rows);
-        let (again, damaged) = DeletesFile::decode(&file.encode(), segment, rows).expect("own file");
+        let (again, damaged) =
+            DeletesFile::decode(&file.encode(), segment, rows).expect("own file");
         assert_eq!(
             (again.deletes.count(), again.pending_deletes, damaged),
             (file.deletes.count(), file.pending_deletes, vec![])
@@ -268,7 +291,8 @@ fn change(data: &[u8], rest: &[u8]) {
     match &logged {
         LoggedOp::Delete(id) => Op::Delete(*id).encode(&mut written),
         LoggedOp::Upsert(point) => {
-            let (embedding, record, payload) = (&point.embedding[..], &point.record[..], &point.payload[..]);
+            let (embedding, record, payload) =
+                (&point.embedding[..], &point.record[..], &point.payload[..]);
             Op::Upsert(PointRef { id: point.id, embedding, record, payload }).encode(&mut written);
         }
     }
