@@ -98,51 +98,6 @@ pub struct SignatureDef {
         TensorProto,
     >,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct BytesList {
-    #[prost(bytes = "bytes", repeated, tag = "1")]
-    pub value: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct FloatList {
-    #[prost(float, repeated, tag = "1")]
-    pub value: ::prost::alloc::vec::Vec<f32>,
-}
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Int64List {
-    #[prost(int64, repeated, tag = "1")]
-    pub value: ::prost::alloc::vec::Vec<i64>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Feature {
-    #[prost(oneof = "feature::Kind", tags = "1, 2, 3")]
-    pub kind: ::core::option::Option<feature::Kind>,
-}
-/// Nested message and enum types in `Feature`.
-pub mod feature {
-    #[derive(Clone, PartialEq, ::prost::Oneof)]
-    pub enum Kind {
-        #[prost(message, tag = "1")]
-        BytesList(super::BytesList),
-        #[prost(message, tag = "2")]
-        FloatList(super::FloatList),
-        #[prost(message, tag = "3")]
-        Int64List(super::Int64List),
-    }
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Features {
-    #[prost(btree_map = "string, message", tag = "1")]
-    pub feature: ::prost::alloc::collections::BTreeMap<
-        ::prost::alloc::string::String,
-        Feature,
-    >,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Example {
-    #[prost(message, optional, tag = "1")]
-    pub features: ::core::option::Option<Features>,
-}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum DataType {

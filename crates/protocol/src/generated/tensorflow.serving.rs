@@ -147,240 +147,6 @@ pub struct GetModelStatusResponse {
     #[prost(message, repeated, tag = "1")]
     pub model_version_status: ::prost::alloc::vec::Vec<ModelVersionStatus>,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct FileSystemStoragePathSourceConfig {}
-/// Nested message and enum types in `FileSystemStoragePathSourceConfig`.
-pub mod file_system_storage_path_source_config {
-    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-    pub struct ServableVersionPolicy {
-        #[prost(oneof = "servable_version_policy::PolicyChoice", tags = "100, 101, 102")]
-        pub policy_choice: ::core::option::Option<servable_version_policy::PolicyChoice>,
-    }
-    /// Nested message and enum types in `ServableVersionPolicy`.
-    pub mod servable_version_policy {
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-        pub struct Latest {
-            /// 0 means 1.
-            #[prost(uint32, tag = "1")]
-            pub num_versions: u32,
-        }
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-        pub struct All {}
-        #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-        pub struct Specific {
-            #[prost(int64, repeated, tag = "1")]
-            pub versions: ::prost::alloc::vec::Vec<i64>,
-        }
-        #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
-        pub enum PolicyChoice {
-            #[prost(message, tag = "100")]
-            Latest(Latest),
-            #[prost(message, tag = "101")]
-            All(All),
-            #[prost(message, tag = "102")]
-            Specific(Specific),
-        }
-    }
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ModelConfig {
-    #[prost(string, tag = "1")]
-    pub name: ::prost::alloc::string::String,
-    #[prost(string, tag = "2")]
-    pub base_path: ::prost::alloc::string::String,
-    #[prost(string, tag = "4")]
-    pub model_platform: ::prost::alloc::string::String,
-    #[prost(message, optional, tag = "7")]
-    pub model_version_policy: ::core::option::Option<
-        file_system_storage_path_source_config::ServableVersionPolicy,
-    >,
-    #[prost(btree_map = "string, int64", tag = "8")]
-    pub version_labels: ::prost::alloc::collections::BTreeMap<
-        ::prost::alloc::string::String,
-        i64,
-    >,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ModelConfigList {
-    #[prost(message, repeated, tag = "1")]
-    pub config: ::prost::alloc::vec::Vec<ModelConfig>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ModelServerConfig {
-    #[prost(oneof = "model_server_config::Config", tags = "1, 2")]
-    pub config: ::core::option::Option<model_server_config::Config>,
-}
-/// Nested message and enum types in `ModelServerConfig`.
-pub mod model_server_config {
-    #[derive(Clone, PartialEq, ::prost::Oneof)]
-    pub enum Config {
-        #[prost(message, tag = "1")]
-        ModelConfigList(super::ModelConfigList),
-        #[prost(message, tag = "2")]
-        CustomModelConfig(::prost_types::Any),
-    }
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ReloadConfigRequest {
-    #[prost(message, optional, tag = "1")]
-    pub config: ::core::option::Option<ModelServerConfig>,
-    #[prost(string, repeated, tag = "2")]
-    pub metric_names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-}
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Metric {
-    #[prost(string, tag = "1")]
-    pub name: ::prost::alloc::string::String,
-    #[prost(oneof = "metric::ValueIncrease", tags = "2")]
-    pub value_increase: ::core::option::Option<metric::ValueIncrease>,
-}
-/// Nested message and enum types in `Metric`.
-pub mod metric {
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
-    pub enum ValueIncrease {
-        #[prost(int64, tag = "2")]
-        Int64ValueIncrease(i64),
-    }
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ReloadConfigResponse {
-    #[prost(message, optional, tag = "1")]
-    pub status: ::core::option::Option<StatusProto>,
-    #[prost(message, repeated, tag = "2")]
-    pub metric: ::prost::alloc::vec::Vec<Metric>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ExampleList {
-    #[prost(message, repeated, tag = "1")]
-    pub examples: ::prost::alloc::vec::Vec<super::Example>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ExampleListWithContext {
-    #[prost(message, repeated, tag = "1")]
-    pub examples: ::prost::alloc::vec::Vec<super::Example>,
-    #[prost(message, optional, tag = "2")]
-    pub context: ::core::option::Option<super::Example>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Input {
-    #[prost(oneof = "input::Kind", tags = "1, 2")]
-    pub kind: ::core::option::Option<input::Kind>,
-}
-/// Nested message and enum types in `Input`.
-pub mod input {
-    #[derive(Clone, PartialEq, ::prost::Oneof)]
-    pub enum Kind {
-        #[prost(message, tag = "1")]
-        ExampleList(super::ExampleList),
-        #[prost(message, tag = "2")]
-        ExampleListWithContext(super::ExampleListWithContext),
-    }
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Class {
-    #[prost(string, tag = "1")]
-    pub label: ::prost::alloc::string::String,
-    #[prost(float, tag = "2")]
-    pub score: f32,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Classifications {
-    #[prost(message, repeated, tag = "1")]
-    pub classes: ::prost::alloc::vec::Vec<Class>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ClassificationResult {
-    #[prost(message, repeated, tag = "1")]
-    pub classifications: ::prost::alloc::vec::Vec<Classifications>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ClassificationRequest {
-    #[prost(message, optional, tag = "1")]
-    pub model_spec: ::core::option::Option<ModelSpec>,
-    #[prost(message, optional, tag = "2")]
-    pub input: ::core::option::Option<Input>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ClassificationResponse {
-    #[prost(message, optional, tag = "1")]
-    pub result: ::core::option::Option<ClassificationResult>,
-    #[prost(message, optional, tag = "2")]
-    pub model_spec: ::core::option::Option<ModelSpec>,
-}
-#[derive(Clone, Copy, PartialEq, ::prost::Message)]
-pub struct Regression {
-    #[prost(float, tag = "1")]
-    pub value: f32,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct RegressionResult {
-    #[prost(message, repeated, tag = "1")]
-    pub regressions: ::prost::alloc::vec::Vec<Regression>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct RegressionRequest {
-    #[prost(message, optional, tag = "1")]
-    pub model_spec: ::core::option::Option<ModelSpec>,
-    #[prost(message, optional, tag = "2")]
-    pub input: ::core::option::Option<Input>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct RegressionResponse {
-    #[prost(message, optional, tag = "1")]
-    pub result: ::core::option::Option<RegressionResult>,
-    #[prost(message, optional, tag = "2")]
-    pub model_spec: ::core::option::Option<ModelSpec>,
-}
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct InferenceTask {
-    #[prost(message, optional, tag = "1")]
-    pub model_spec: ::core::option::Option<ModelSpec>,
-    #[prost(string, tag = "2")]
-    pub method_name: ::prost::alloc::string::String,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct InferenceResult {
-    #[prost(message, optional, tag = "1")]
-    pub model_spec: ::core::option::Option<ModelSpec>,
-    #[prost(oneof = "inference_result::Result", tags = "2, 3")]
-    pub result: ::core::option::Option<inference_result::Result>,
-}
-/// Nested message and enum types in `InferenceResult`.
-pub mod inference_result {
-    #[derive(Clone, PartialEq, ::prost::Oneof)]
-    pub enum Result {
-        #[prost(message, tag = "2")]
-        ClassificationResult(super::ClassificationResult),
-        #[prost(message, tag = "3")]
-        RegressionResult(super::RegressionResult),
-    }
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct MultiInferenceRequest {
-    #[prost(message, repeated, tag = "1")]
-    pub tasks: ::prost::alloc::vec::Vec<InferenceTask>,
-    #[prost(message, optional, tag = "2")]
-    pub input: ::core::option::Option<Input>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct MultiInferenceResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub results: ::prost::alloc::vec::Vec<InferenceResult>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ClassifyLog {
-    #[prost(message, optional, tag = "1")]
-    pub request: ::core::option::Option<ClassificationRequest>,
-    #[prost(message, optional, tag = "2")]
-    pub response: ::core::option::Option<ClassificationResponse>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct RegressLog {
-    #[prost(message, optional, tag = "1")]
-    pub request: ::core::option::Option<RegressionRequest>,
-    #[prost(message, optional, tag = "2")]
-    pub response: ::core::option::Option<RegressionResponse>,
-}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PredictLog {
     #[prost(message, optional, tag = "1")]
@@ -388,29 +154,16 @@ pub struct PredictLog {
     #[prost(message, optional, tag = "2")]
     pub response: ::core::option::Option<PredictResponse>,
 }
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct MultiInferenceLog {
-    #[prost(message, optional, tag = "1")]
-    pub request: ::core::option::Option<MultiInferenceRequest>,
-    #[prost(message, optional, tag = "2")]
-    pub response: ::core::option::Option<MultiInferenceResponse>,
-}
 /// One record of a warm-up file.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PredictionLog {
-    #[prost(oneof = "prediction_log::LogType", tags = "2, 3, 4, 6")]
+    #[prost(oneof = "prediction_log::LogType", tags = "6")]
     pub log_type: ::core::option::Option<prediction_log::LogType>,
 }
 /// Nested message and enum types in `PredictionLog`.
 pub mod prediction_log {
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum LogType {
-        #[prost(message, tag = "2")]
-        ClassifyLog(super::ClassifyLog),
-        #[prost(message, tag = "3")]
-        RegressLog(super::RegressLog),
-        #[prost(message, tag = "4")]
-        MultiInferenceLog(super::MultiInferenceLog),
         #[prost(message, tag = "6")]
         PredictLog(super::PredictLog),
     }
@@ -427,7 +180,7 @@ pub mod prediction_service_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// Predictions and what a model takes and gives.
+    /// Predictions and the signatures of models.
     #[derive(Debug, Clone)]
     pub struct PredictionServiceClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -497,60 +250,6 @@ pub mod prediction_service_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Declared so that it is refused by name: it needs TensorFlow's examples.
-        pub async fn classify(
-            &mut self,
-            request: impl tonic::IntoRequest<super::ClassificationRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::ClassificationResponse>,
-            tonic::Status,
-        > {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/tensorflow.serving.PredictionService/Classify",
-            );
-            let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(
-                    GrpcMethod::new("tensorflow.serving.PredictionService", "Classify"),
-                );
-            self.inner.unary(req, path, codec).await
-        }
-        /// Likewise.
-        pub async fn regress(
-            &mut self,
-            request: impl tonic::IntoRequest<super::RegressionRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::RegressionResponse>,
-            tonic::Status,
-        > {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/tensorflow.serving.PredictionService/Regress",
-            );
-            let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(
-                    GrpcMethod::new("tensorflow.serving.PredictionService", "Regress"),
-                );
-            self.inner.unary(req, path, codec).await
-        }
         /// Tensors in, tensors out.
         pub async fn predict(
             &mut self,
@@ -575,36 +274,6 @@ pub mod prediction_service_client {
             req.extensions_mut()
                 .insert(
                     GrpcMethod::new("tensorflow.serving.PredictionService", "Predict"),
-                );
-            self.inner.unary(req, path, codec).await
-        }
-        /// Refused like Classify.
-        pub async fn multi_inference(
-            &mut self,
-            request: impl tonic::IntoRequest<super::MultiInferenceRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::MultiInferenceResponse>,
-            tonic::Status,
-        > {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/tensorflow.serving.PredictionService/MultiInference",
-            );
-            let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(
-                    GrpcMethod::new(
-                        "tensorflow.serving.PredictionService",
-                        "MultiInference",
-                    ),
                 );
             self.inner.unary(req, path, codec).await
         }
@@ -652,7 +321,7 @@ pub mod model_service_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// States of versions and the list of models.
+    /// States of versions.
     #[derive(Debug, Clone)]
     pub struct ModelServiceClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -746,36 +415,6 @@ pub mod model_service_client {
             req.extensions_mut()
                 .insert(
                     GrpcMethod::new("tensorflow.serving.ModelService", "GetModelStatus"),
-                );
-            self.inner.unary(req, path, codec).await
-        }
-        /// Replaces the list of models.
-        pub async fn handle_reload_config_request(
-            &mut self,
-            request: impl tonic::IntoRequest<super::ReloadConfigRequest>,
-        ) -> std::result::Result<
-            tonic::Response<super::ReloadConfigResponse>,
-            tonic::Status,
-        > {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/tensorflow.serving.ModelService/HandleReloadConfigRequest",
-            );
-            let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(
-                    GrpcMethod::new(
-                        "tensorflow.serving.ModelService",
-                        "HandleReloadConfigRequest",
-                    ),
                 );
             self.inner.unary(req, path, codec).await
         }

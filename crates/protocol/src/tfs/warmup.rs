@@ -96,23 +96,26 @@ fn request(record: Bytes) -> Result<Option<Vec<NamedTensor>>> {
             grpc::decode_predict(request).map(|predict| Some(predict.inputs))
         }
         Some(LogType::PredictLog(_)) => Err(Error::invalid("it has no request")),
-        Some(LogType::ClassifyLog(_) | LogType::RegressLog(_) | LogType::MultiInferenceLog(_)) => {
-            Ok(None)
-        }
-        None if is_session_run(record) => Ok(None),
+        None if is_skipped(record) => Ok(None),
         None => Err(Error::unimplemented("it is of an unknown kind")),
     }
 }
 
-/// Returns true if `record` holds a request of TensorFlow's SessionService, which is not supported
-/// and whose messages are not compiled in.
-fn is_session_run(record: Bytes) -> bool {
+/// Returns true if `record` is of a known kind that is not replayed. The messages of those kinds are
+/// not compiled in.
+fn is_skipped(record: Bytes) -> bool {
     #[derive(Clone, PartialEq, Message)]
-    struct SessionRun {
+    struct SkippedLog {
+        #[prost(bytes = "bytes", optional, tag = "2")]
+        classify: Option<Bytes>,
+        #[prost(bytes = "bytes", optional, tag = "3")]
+        regress: Option<Bytes>,
+        #[prost(bytes = "bytes", optional, tag = "4")]
+        multi_inference: Option<Bytes>,
         #[prost(bytes = "bytes", optional, tag = "5")]
-        log: Option<Bytes>,
+        session_run: Option<Bytes>,
     }
-    SessionRun::decode(record).is_ok_and(|record| record.log.is_some())
+    SkippedLog::decode(record).is_ok_and(|record| record != SkippedLog::default())
 }
 
 /// Writes a file of predict requests, as the inverse of [`read_requests`].

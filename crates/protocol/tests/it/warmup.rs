@@ -5,7 +5,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use protocol::Message;
 use protocol::tensorflow::serving::prediction_log::LogType;
-use protocol::tensorflow::serving::{ClassifyLog, PredictLog, PredictionLog};
+use protocol::tensorflow::serving::{PredictLog, PredictionLog};
 use protocol::tfs::grpc;
 use protocol::tfs::warmup::{self, RECORDS_MAX};
 
@@ -72,22 +72,19 @@ fn predict(signature: &str) -> Vec<u8> {
 }
 
 #[test]
-fn records_of_other_methods_are_counted_and_left_out() {
-    let classify =
-        one(&PredictionLog { log_type: Some(LogType::ClassifyLog(ClassifyLog::default())) }
-            .encode_to_vec());
-    // Field 5, an empty message: a session-run record.
-    let session_run = one(&[0x2a, 0]);
-    let file = Bytes::from([classify, session_run, predict("")].concat());
+fn records_of_other_methods_are_skipped() {
+    // Fields 2 to 5, each an empty message: classify, regress, multi-inference, session-run.
+    let others = [0x12, 0x1a, 0x22, 0x2a].map(|key| one(&[key, 0])).concat();
+    let file = Bytes::from([others, predict("")].concat());
     let recorded = warmup::read_requests(&file).unwrap();
-    assert_eq!((recorded.requests.len(), recorded.skipped), (1, 2));
+    assert_eq!((recorded.requests.len(), recorded.skipped), (1, 4));
     assert_eq!(kind(&one(&[])), Some(ErrorKind::Unimplemented), "a record of no kind");
     let empty = PredictionLog { log_type: Some(LogType::PredictLog(PredictLog::default())) };
     assert_eq!(kind(&one(&empty.encode_to_vec())), Some(ErrorKind::InvalidArgument));
 }
 
 #[test]
-fn a_record_of_another_signature_is_refused_as_a_request_is() {
+fn a_record_of_another_signature_is_refused() {
     assert_eq!(kind(&predict("serving_default")), None);
     let file = Bytes::from([predict(""), predict("other")].concat());
     let error = warmup::read_requests(&file).unwrap_err();
