@@ -23,4 +23,3 @@ mod wire;
 pub use generated::{inference, tensorflow};
 pub use json::text_bytes_max;
 pub use prost::Message;
-pub use wire::{NAME_BYTES_MAX, RANK_MAX, TENSORS_MAX};

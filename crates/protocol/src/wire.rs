@@ -4,13 +4,13 @@ use base::{DType, Error, Result, Shape, Tensor};
 use bytes::Bytes;
 
 /// Most axes of a tensor that a client may send.
-pub const RANK_MAX: usize = 64;
+pub(crate) const RANK_MAX: usize = 64;
 /// Most inputs or requested outputs of one request. Checks that compare them pairwise rely on it.
-pub const TENSORS_MAX: usize = 1024;
+pub(crate) const TENSORS_MAX: usize = 1024;
 
 /// Longest name of a model, version label or tensor, in bytes. Messages repeat names, and a gRPC
 /// status is a header.
-pub const NAME_BYTES_MAX: usize = 1024;
+pub(crate) const NAME_BYTES_MAX: usize = 1024;
 
 /// Refuses a name longer than [`NAME_BYTES_MAX`].
 pub(crate) fn check_name(name: &str) -> Result<()> {

@@ -23,9 +23,9 @@ pub struct Config {
     pub memory: MemoryConfig,
     /// Models, and how they are loaded.
     pub models: ModelsConfig,
-    /// Places that may hold the library of ONNX Runtime.
+    /// Search path of the library of ONNX Runtime.
     pub onnxruntime: LibrarySearch,
-    /// Places that may hold LibTorch. It is opened when the first TorchScript model is loaded.
+    /// Search path of LibTorch, which is opened when the first TorchScript model is loaded.
     pub libtorch: engine::LibrarySearch,
     /// Audio.
     pub audio: AudioConfig,
@@ -50,7 +50,7 @@ pub struct ListenerConfig {
     pub allowed_hosts: Vec<String>,
     /// Accept admin calls from other machines if they show the admin key.
     pub allow_remote_admin: bool,
-    /// Key of admin calls. Without one, other machines are refused.
+    /// Key of admin calls. Without it, other machines are refused.
     pub admin_key: Option<Secret>,
     /// Largest request body in bytes.
     pub body_bytes_max: usize,
@@ -69,7 +69,7 @@ pub struct ListenerConfig {
     pub answer_window: Duration,
     /// Longest wait for running requests at shutdown.
     pub shutdown_grace: Duration,
-    /// Part of that time in which idle HTTP/1.1 connections stay open for a request on its way.
+    /// Part of that time in which idle HTTP/1.1 connections wait for a request in flight.
     pub drain_time: Duration,
     /// Threads of connections, which receive, decode and encode. 0 is one per core.
     pub threads: usize,
@@ -151,8 +151,8 @@ impl Config {
 pub struct DataConfig {
     /// Inference workers; 0 is one per core.
     pub workers: usize,
-    /// Most merged batches of one model at the same time, for models whose settings do not say. 0
-    /// is the number of workers. It is only checked here.
+    /// Most merged batches of one model at the same time, if the model's settings do not set it. 0
+    /// is the number of workers. Only its consistency is checked here.
     pub runtime_threads: usize,
     /// Most queued requests of one model. A further one is refused.
     pub queue_max: usize,
@@ -257,7 +257,7 @@ pub struct SearchConfig {
     pub embedding_model: Option<String>,
     /// Most collections.
     pub collections_max: usize,
-    /// Key of the routes of collections and images; `None` wants no key.
+    /// Key of the routes of collections and images; `None` needs no key.
     pub api_key: Option<String>,
     /// GPU that ranks large segments; `None` uses the processor only.
     pub gpu: Option<search::coarse::device::GpuOptions>,
@@ -276,7 +276,7 @@ impl SearchConfig {
 }
 
 impl std::fmt::Debug for SearchConfig {
-    /// Leaves out keys, which would end up in a log.
+    /// Leaves out keys, as the text may be logged.
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
             .debug_struct("SearchConfig")

@@ -3,7 +3,7 @@
 /// Descriptors that the server needs besides connections and collections: files, timers, signals,
 /// engines.
 const OWN_MAX: u64 = 256;
-/// Descriptors that a collection is counted with: its logs and its segments.
+/// Descriptors planned for each collection: its logs and its segments.
 const PER_COLLECTION: u64 = 4;
 /// Most collections of a server whose limit is high enough.
 pub(crate) const COLLECTIONS_MAX: usize = 1000;
@@ -18,7 +18,7 @@ pub struct DescriptorPlan {
 }
 
 /// Shares `limit` descriptors among the server itself, its collections and the connections of both
-/// listeners, each of which wants `connections_max`.
+/// listeners, of which each may have `connections_max`.
 pub fn plan(limit: u64, connections_max: usize) -> DescriptorPlan {
     let left = limit - OWN_MAX.min(limit / 4);
     let collections = (COLLECTIONS_MAX as u64 * PER_COLLECTION).min(left / 4);

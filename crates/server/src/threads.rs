@@ -46,7 +46,7 @@ fn kind(name: &str) -> usize {
 
 fn read(tasks: &Path) -> Named {
     let mut named = Named::new();
-    // A thread may end between the listing and the reading; it is not counted then.
+    // A thread that ends between the listing and the reading is not counted.
     for task in std::fs::read_dir(tasks).into_iter().flatten().flatten().take(THREADS_READ_MAX) {
         let Ok(stat) = std::fs::read_to_string(task.path().join("stat")) else { continue };
         let Some((name, ticks)) = parse(&stat) else { continue };

@@ -45,5 +45,5 @@ pub use receive_permits::ReceivePermits;
 pub use reply::Reply;
 pub use request_body::RequestBody;
 pub use resources::{RequestLimits, RequestResources, Shared, json_values_max};
-pub use response_body::{ANSWER_WINDOW, ANSWER_WINDOW_BYTES_MIN, ResponseBody, count_body};
+pub use response_body::{ANSWER_WINDOW, ResponseBody, count_body};
 pub use upload_permits::{UploadPermit, UploadPermits};

@@ -21,7 +21,7 @@ pub struct ProgressTimeout {
 
 impl ProgressTimeout {
     /// Allows at most `piece` between two pieces.
-    pub fn between_pieces(piece: Duration) -> ProgressTimeout {
+    pub(crate) fn between_pieces(piece: Duration) -> ProgressTimeout {
         ProgressTimeout { piece, total: None, end: None, progressed: false, timer: None }
     }
 
@@ -37,7 +37,7 @@ impl ProgressTimeout {
     }
 
     /// Returns `Ready` once the peer has made no progress for too long. Wakes the task then.
-    pub fn poll_elapsed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_elapsed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.progressed || self.timer.is_none() {
             self.progressed = false;
             let now = Instant::now();

@@ -25,7 +25,7 @@ use crate::resources::RequestResources;
 /// Default time between two checks of a large body.
 pub const ANSWER_WINDOW: Duration = Duration::from_secs(30);
 /// Fewest bytes of a large body that a client must read in a window: about 9 KB/s.
-pub const ANSWER_WINDOW_BYTES_MIN: u64 = 256 << 10;
+const ANSWER_WINDOW_BYTES_MIN: u64 = 256 << 10;
 /// Largest body that is handed over whole, in bytes.
 const WHOLE_BYTES_MAX: usize = 256 << 10;
 /// Bytes of a piece of a larger body.

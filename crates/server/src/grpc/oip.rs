@@ -17,11 +17,11 @@ use super::response::{self, Response};
 use crate::models::ModelsState;
 use crate::{admin, view};
 
-/// Most answers of one stream that wait for a slow client.
+/// Most unread answers of one stream.
 const STREAM_ANSWERS_MAX: usize = 8;
 const PROTOCOL: &str = "oip-grpc";
-/// Triton's parameter of a streamed answer: no other answer to the request follows. Every request
-/// has one answer here.
+/// Triton's parameter that marks the last streamed answer to a request. Every request has one
+/// answer here.
 const FINAL_RESPONSE: &str = "triton_final_response";
 
 /// Parses the version that a request names; `None` if the field is empty.

@@ -170,7 +170,7 @@ async fn wrong_method(method: http::Method, uri: http::Uri) -> Reply {
     Reply::error(&error).with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
-/// Returns the request that a client most likely meant by `method` on a path that does not take it.
+/// Returns the request that a client most likely meant; `path` does not accept `method`.
 fn meant(method: &http::Method, path: &str) -> Option<String> {
     let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
     match (method.as_str(), segments.as_slice()) {

@@ -4,8 +4,8 @@ use base::{DType, Error, Result, Signature};
 use bytes::Bytes;
 use transport::{CodecStep, INLINE_BYTES_MAX, RequestResources, Reservation, json_values_max};
 
-/// Most bytes of a number while its list grows: the new list holds two, the old one is not freed
-/// yet.
+/// Most bytes of a number while its list grows: the new list has twice the room, and the old one is
+/// not freed yet.
 const NUMBER_BYTES: u64 = 3 * size_of::<u64>() as u64;
 /// Most bytes of a string while its list grows.
 const STRING_BYTES: u64 = 3 * size_of::<Bytes>() as u64;
@@ -91,8 +91,8 @@ pub(super) struct AnswerSize {
     pub(super) memory: u64,
 }
 
-/// Writes an answer by `write`, on a codec thread if its text is large. `reservation` is that of
-/// the request; returns that of the answer.
+/// Writes an answer by `write`, on a codec thread if its text is large. Turns the `reservation` of
+/// the request into the answer's.
 pub(super) async fn write_answer<T: Send + 'static>(
     resources: &RequestResources,
     mut reservation: Reservation,

@@ -36,7 +36,7 @@ impl ServingPath<'_> {
     }
 }
 
-/// Returns the error for a path that TensorFlow Serving calls malformed.
+/// Returns the error for a malformed path, in TensorFlow Serving's words.
 pub(super) fn malformed(path: &str) -> Error {
     Error::invalid(format!(
         "Malformed request: {path}; paths are /v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]"
@@ -124,7 +124,7 @@ fn reply(result: Result<Reply>) -> Reply {
     })
 }
 
-/// Turns `reply` into the answer to a method that the path does not take.
+/// Turns `reply` into a 405 answer that lists the `allowed` method.
 fn wrong_method(reply: Reply, allowed: &'static str) -> Reply {
     reply
         .with_status(StatusCode::METHOD_NOT_ALLOWED)

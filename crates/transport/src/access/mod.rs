@@ -115,7 +115,7 @@ impl AccessPolicy {
     ///
     /// # Errors
     /// `PermissionDenied`, with a remedy.
-    pub fn check_page(&self, change: &str, headers: &HeaderMap) -> Result<()> {
+    pub(super) fn check_page(&self, change: &str, headers: &HeaderMap) -> Result<()> {
         check_same_site(headers)?;
         if self.is_private() && self.is_foreign_page(headers) {
             return Err(Error::denied(format!(

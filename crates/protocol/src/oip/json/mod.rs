@@ -25,11 +25,3 @@ pub struct Body {
     /// The value of the header; `None` if the whole body is JSON.
     pub header_length: Option<usize>,
 }
-
-/// Returns the body `{"error": message}`.
-pub fn error(message: &str) -> Bytes {
-    let mut out = b"{\"error\":".to_vec();
-    crate::json::string(&mut out, message);
-    out.push(b'}');
-    out.into()
-}

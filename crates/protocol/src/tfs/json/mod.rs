@@ -12,8 +12,6 @@ pub use describe::{metadata, status};
 pub use read::{RestPredict, parse_predict, parse_response};
 pub use write::{encode_request, predict_response};
 
-pub use crate::oip::json::error;
-
 /// The arrangement of tensors in a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PredictFormat {
