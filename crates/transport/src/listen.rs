@@ -214,7 +214,9 @@ where
             // The parsers' own timers and their shutdown start with the first byte. A client that
             // never sends one is timed, and disconnected at a shutdown, here.
             let spoke = tokio::select! {
-                spoke = tokio::time::timeout(IDLE_TIMEOUT, stream.readable()) => matches!(spoke, Ok(Ok(()))),
+                spoke = tokio::time::timeout(IDLE_TIMEOUT, stream.readable()) => {
+                    matches!(spoke, Ok(Ok(())))
+                }
                 _ = drained.wait_for(|drained| *drained) => false,
             };
             if !spoke {
@@ -228,7 +230,9 @@ where
                         builder.serve_connection(TokioIo::new(stream), answer).into_owned();
                     let ended = tokio::select! {
                         ended = watcher.watch(connection) => ended,
-                        () = header_timeout.elapsed(header_limit) => Err("the client took too long to send its headers".into()),
+                        () = header_timeout.elapsed(header_limit) => {
+                            Err("the client took too long to send its headers".into())
+                        }
                     };
                     if said_close.load(Ordering::Relaxed) {
                         linger.until_closed().await;
@@ -379,7 +383,8 @@ impl AcceptFailures {
     /// Closes the next connection if no descriptor is left for it, otherwise waits for a moment.
     async fn after(&mut self, error: &std::io::Error, listener: &TcpListener, metrics: &Metrics) {
         if let Some(count) = self.warnings.count(Instant::now()) {
-            tracing::warn!(listener = self.listener, %error, count, "connections could not be accepted");
+            let listener = self.listener;
+            tracing::warn!(listener, %error, count, "connections could not be accepted");
         }
         if descriptors::exhausted(error)
             && let Some(spare) = &mut self.spare

@@ -28,24 +28,17 @@ pub fn adapt_ranks(signature: &Signature, inputs: &mut [NamedTensor]) -> AddedAx
 /// Adds the axes that `input` lacks, and returns their number.
 fn adapt(signature: &Signature, input: &mut NamedTensor) -> usize {
     let spec = signature.inputs.iter().find(|spec| *spec.name == *input.name);
-    let (Some(dims), rank) =
-        (spec.and_then(|spec| spec.shape.as_ref()), input.tensor.shape().len())
-    else {
-        return 0;
-    };
+    let Some(dims) = spec.and_then(|spec| spec.shape.as_ref()) else { return 0 };
+    let rank = input.tensor.shape().len();
     let lacking = dims.get(rank..).unwrap_or_default();
     if lacking.is_empty() || rank == 0 || !lacking.iter().all(|dim| *dim == Dim::Fixed(1)) {
         return 0;
     }
     let ones = std::iter::repeat_n(1, lacking.len());
     let shape: Shape = input.tensor.shape().iter().copied().chain(ones).collect();
-    match reshaped(&input.tensor, shape) {
-        Some(tensor) => {
-            input.tensor = tensor;
-            lacking.len()
-        }
-        None => 0,
-    }
+    let Some(tensor) = reshaped(&input.tensor, shape) else { return 0 };
+    input.tensor = tensor;
+    lacking.len()
 }
 
 impl AddedAxes {
@@ -103,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn last_axes_of_one_are_added_and_taken_again() {
+    fn last_axes_of_one_are_added_and_removed() {
         let open = Dim::Dynamic(None);
         let one = [open.clone(), Dim::Fixed(1)];
         let signature = Signature {

@@ -101,8 +101,8 @@ fn request(record: Bytes) -> Result<Option<Vec<NamedTensor>>> {
     }
 }
 
-/// Returns true if `record` is of a known kind that is not replayed. The messages of those kinds are
-/// not compiled in.
+/// Returns true if `record` is of a known kind that is not replayed. The messages of those kinds
+/// are not compiled in.
 fn is_skipped(record: Bytes) -> bool {
     #[derive(Clone, PartialEq, Message)]
     struct SkippedLog {

@@ -1,9 +1,8 @@
 //! gRPC: both protocols on one port. The path of a call names its service and method.
 //!
-//! Calls are routed and framed here rather than by tonic's server, which is made for streams of
-//! messages: it copies what arrives into a buffer of its own, doubles that buffer before it
-//! decodes, and decodes without a look at what the message becomes. Here a message that arrives in
-//! one piece is weighed and decoded in place (ADR 0006).
+//! Calls are routed and framed here, not by a general gRPC server. Such a server copies a message
+//! into a growing buffer and decodes it before the memory of the result is known. Here a message
+//! that arrives in one piece is weighed and decoded in place (ADR 0006).
 
 mod call;
 mod messages;
@@ -32,13 +31,13 @@ use crate::models::ModelsState;
 type Request = http::Request<RequestBody>;
 type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
-/// Returns the service of all calls. Streams end after their current request once `stopped` is
-/// true.
+/// Returns the service of all calls. Once `stopped` is true, streams end after their current
+/// request.
 pub(crate) fn service(state: Arc<ModelsState>, stopped: watch::Receiver<bool>) -> GrpcService {
     GrpcService { state, stopped }
 }
 
-/// Answers calls by the service and method that they name.
+/// Answers calls, routed by service and method.
 #[derive(Clone)]
 pub(crate) struct GrpcService {
     state: Arc<ModelsState>,
@@ -58,80 +57,71 @@ impl tower::Service<Request> for GrpcService {
         if !is_grpc(request.headers()) {
             return unsupported_media_type();
         }
-        let mut segments = request.uri().path().split('/').skip(1);
-        let service = segments.next().unwrap_or_default();
-        let method = segments.next().unwrap_or_default();
-        match service {
-            "inference.GRPCInferenceService" => match method {
-                "ModelInfer" => match self.state.requests.check_room() {
-                    Ok(()) => boxed(oip::model_infer(self.state.clone(), request)),
-                    Err(error) => refuse(&error),
-                },
-                "ModelStreamInfer" => {
-                    let response =
-                        oip::model_stream_infer(&self.state, self.stopped.clone(), request);
-                    boxed(std::future::ready(response))
-                }
-                _ => self.inference_service(request),
-            },
-            "tensorflow.serving.PredictionService" => match method {
-                "Predict" => match self.state.requests.check_room() {
-                    Ok(()) => boxed(tfs::predict(self.state.clone(), request)),
-                    Err(error) => refuse(&error),
-                },
-                "GetModelMetadata" => self.small(request, tfs::model_metadata),
-                "Classify" | "Regress" | "MultiInference" => {
-                    refuse(&Error::unimplemented(format!("{method} is not offered; use Predict")))
-                }
-                _ => unknown_method(service, method),
-            },
-            "tensorflow.serving.ModelService" => match method {
-                "GetModelStatus" => self.small(request, tfs::model_status),
-                "HandleReloadConfigRequest" => refuse(&Error::unimplemented(
-                    "the list of models is not changed this way; put versions into the served directories, or use the \
-                     repository API",
-                )),
-                _ => unknown_method(service, method),
-            },
-            _ => refuse(&Error::unimplemented(format!(
-                "there is no gRPC service \"{service}\" here"
-            ))),
+        match request.uri().path() {
+            "/inference.GRPCInferenceService/ModelInfer" => {
+                self.inference(request, oip::model_infer)
+            }
+            "/inference.GRPCInferenceService/ModelStreamInfer" => {
+                let response = oip::model_stream_infer(&self.state, self.stopped.clone(), request);
+                boxed(std::future::ready(response))
+            }
+            "/inference.GRPCInferenceService/ServerLive" => self
+                .small(request, |_, _: pb::ServerLiveRequest| {
+                    Ok(pb::ServerLiveResponse { live: true })
+                }),
+            "/inference.GRPCInferenceService/ServerReady" => {
+                self.small(request, |state, _: pb::ServerReadyRequest| {
+                    Ok(pb::ServerReadyResponse { ready: state.readiness.check().is_ok() })
+                })
+            }
+            "/inference.GRPCInferenceService/ModelReady" => self.small(request, oip::model_ready),
+            "/inference.GRPCInferenceService/ServerMetadata" => {
+                self.small(request, oip::server_metadata)
+            }
+            "/inference.GRPCInferenceService/ModelMetadata" => {
+                self.small(request, oip::model_metadata)
+            }
+            "/inference.GRPCInferenceService/ModelConfig" => self.small(request, oip::model_config),
+            "/inference.GRPCInferenceService/ModelStatistics" => {
+                self.small(request, oip::model_statistics)
+            }
+            "/inference.GRPCInferenceService/RepositoryIndex" => {
+                self.small(request, oip::repository_index)
+            }
+            "/inference.GRPCInferenceService/RepositoryModelLoad" => {
+                boxed(oip::load(self.state.clone(), request))
+            }
+            "/inference.GRPCInferenceService/RepositoryModelUnload" => {
+                boxed(oip::unload(self.state.clone(), request))
+            }
+            "/tensorflow.serving.PredictionService/Predict" => {
+                self.inference(request, tfs::predict)
+            }
+            "/tensorflow.serving.PredictionService/GetModelMetadata" => {
+                self.small(request, tfs::model_metadata)
+            }
+            "/tensorflow.serving.ModelService/GetModelStatus" => {
+                self.small(request, tfs::model_status)
+            }
+            path => refuse(&unknown_method(path)),
         }
     }
 }
 
 impl GrpcService {
-    /// Answers the calls of the Open Inference Protocol that run no model.
-    fn inference_service(&self, request: Request) -> ResponseFuture {
-        let mut segments = request.uri().path().split('/').skip(1);
-        let service = segments.next().unwrap_or_default();
-        let method = segments.next().unwrap_or_default();
-        match method {
-            "ServerLive" => self.small(request, |_, _: pb::ServerLiveRequest| {
-                Ok(pb::ServerLiveResponse { live: true })
-            }),
-            "ServerReady" => self.small(request, |state, _: pb::ServerReadyRequest| {
-                Ok(pb::ServerReadyResponse { ready: state.readiness.check().is_ok() })
-            }),
-            "ModelReady" => self.small(request, oip::model_ready),
-            "ServerMetadata" => self.small(request, oip::server_metadata),
-            "ModelMetadata" => self.small(request, oip::model_metadata),
-            "ModelConfig" => self.small(request, oip::model_config),
-            "ModelStatistics" => self.small(request, oip::model_statistics),
-            "RepositoryIndex" => self.small(request, oip::repository_index),
-            "RepositoryModelLoad" => {
-                let state = self.state.clone();
-                boxed(answer(self.state.clone(), request, async move |call| {
-                    oip::load(&state, call).await
-                }))
-            }
-            "RepositoryModelUnload" => {
-                let state = self.state.clone();
-                boxed(answer(self.state.clone(), request, async move |call| {
-                    oip::unload(&state, call).await
-                }))
-            }
-            _ => unknown_method(service, method),
+    /// Answers a call that runs a model by `run`. Refuses it before its body is read if no request
+    /// could be admitted now.
+    fn inference<F>(
+        &self,
+        request: Request,
+        run: fn(Arc<ModelsState>, Request) -> F,
+    ) -> ResponseFuture
+    where
+        F: Future<Output = Response> + Send + 'static,
+    {
+        match self.state.requests.check_room() {
+            Ok(()) => boxed(run(self.state.clone(), request)),
+            Err(error) => refuse(&error),
         }
     }
 
@@ -162,10 +152,10 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Answers a request that is no gRPC call. Other clients must not take the answer for a success,
-/// so its HTTP status is 415.
+/// Answers a request that is not a gRPC call. The HTTP status is 415, so that no other client takes
+/// the answer for a success.
 fn unsupported_media_type() -> ResponseFuture {
-    let text = "this port takes gRPC calls, of content type application/grpc; HTTP/1.1 has a port of its own";
+    let text = "this port takes gRPC calls (content type application/grpc) only; use the HTTP port";
     let mut response = response::failed(&Error::invalid(text));
     *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
     boxed(std::future::ready(response))
@@ -179,7 +169,25 @@ fn refuse(error: &Error) -> ResponseFuture {
     boxed(std::future::ready(response::failed(error)))
 }
 
-/// Refuses a method that Triton or TensorFlow Serving has and this server has not.
-fn unknown_method(service: &str, method: &str) -> ResponseFuture {
-    refuse(&Error::unimplemented(format!("{service}/{method} is not offered")))
+/// Returns the error for the path of a method that this server does not have.
+fn unknown_method(path: &str) -> Error {
+    let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
+    Error::unimplemented(match (service, method) {
+        (
+            "tensorflow.serving.PredictionService",
+            "Classify" | "Regress" | "MultiInference",
+        ) => format!("{method} is not offered; use Predict"),
+        ("tensorflow.serving.ModelService", "HandleReloadConfigRequest") => {
+            "the list of models is not changed this way; put versions into the served directories, or use the repository \
+             API"
+            .to_owned()
+        }
+        (
+            "inference.GRPCInferenceService"
+            | "tensorflow.serving.PredictionService"
+            | "tensorflow.serving.ModelService",
+            _,
+        ) => format!("{service}/{method} is not offered"),
+        _ => format!("there is no gRPC service \"{service}\" here"),
+    })
 }

@@ -11,7 +11,7 @@ use protocol::oip;
 use tokio::sync::{mpsc, watch};
 use transport::{CodecStep, INLINE_WORK_MAX, RequestBody, Reservation, ResponseBody};
 
-use super::call::{InferenceCall, SmallCall};
+use super::call::{InferenceCall, SmallCall, answer};
 use super::messages::{self, Decoded, Messages};
 use super::response::{self, Response};
 use crate::models::ModelsState;
@@ -106,7 +106,9 @@ async fn converse(
     loop {
         let request = tokio::select! {
             biased;
-            _ = stopped.wait_for(|stopped| *stopped) => Err(Error::unavailable("the server is shutting down")),
+            _ = stopped.wait_for(|stopped| *stopped) => {
+                Err(Error::unavailable("the server is shutting down"))
+            }
             () = answers.closed() => return,
             request = requests.next(&state.requests) => request,
         };
@@ -115,7 +117,10 @@ async fn converse(
             // A broken message ends the stream with its error.
             Err(error) => (Err(error), true),
             Ok(Some(request)) => tokio::select! {
-                answer = streamed_infer(&state, request) => { let last = answer.is_err(); (answer, last) },
+                answer = streamed_infer(&state, request) => {
+                    let last = answer.is_err();
+                    (answer, last)
+                }
                 // Dropping the request removes it from its queue.
                 () = answers.closed() => return,
             },
@@ -220,26 +225,25 @@ pub(super) fn repository_index(
     Ok(oip::grpc::repository_index(&view::repository_index(&state.lifecycle, request.ready)))
 }
 
-pub(super) async fn load(
-    state: &ModelsState,
-    call: SmallCall<pb::RepositoryModelLoadRequest>,
-) -> Result<pb::RepositoryModelLoadResponse> {
-    state.access.check_admin(admin::ADMIN_CALL, call.peer, &call.headers)?;
-    let version = oip::grpc::load_version(&call.message.parameters)?;
-    admin::load(
-        &state.lifecycle,
-        &call.message.model_name,
-        LoadSpec { version, ..LoadSpec::default() },
-    )
-    .await?;
-    Ok(pb::RepositoryModelLoadResponse {})
+pub(super) async fn load(state: Arc<ModelsState>, request: http::Request<RequestBody>) -> Response {
+    answer(state.clone(), request, async |call: SmallCall<pb::RepositoryModelLoadRequest>| {
+        state.access.check_admin(admin::ADMIN_CALL, call.peer, &call.headers)?;
+        let version = oip::grpc::load_version(&call.message.parameters)?;
+        let spec = LoadSpec { version, ..LoadSpec::default() };
+        admin::load(&state.lifecycle, &call.message.model_name, spec).await?;
+        Ok(pb::RepositoryModelLoadResponse {})
+    })
+    .await
 }
 
 pub(super) async fn unload(
-    state: &ModelsState,
-    call: SmallCall<pb::RepositoryModelUnloadRequest>,
-) -> Result<pb::RepositoryModelUnloadResponse> {
-    state.access.check_admin(admin::ADMIN_CALL, call.peer, &call.headers)?;
-    admin::unload(&state.lifecycle, &call.message.model_name).await?;
-    Ok(pb::RepositoryModelUnloadResponse {})
+    state: Arc<ModelsState>,
+    request: http::Request<RequestBody>,
+) -> Response {
+    answer(state.clone(), request, async |call: SmallCall<pb::RepositoryModelUnloadRequest>| {
+        state.access.check_admin(admin::ADMIN_CALL, call.peer, &call.headers)?;
+        admin::unload(&state.lifecycle, &call.message.model_name).await?;
+        Ok(pb::RepositoryModelUnloadResponse {})
+    })
+    .await
 }

@@ -84,7 +84,13 @@ pub fn model_config(
             "optional": input.optional,
         })
     };
-    let output = |output: &crate::inference::ModelOutput| json!({ "name": output.name, "data_type": dtype(output.data_type), "dims": output.dims });
+    let output = |output: &crate::inference::ModelOutput| {
+        json!({
+            "name": output.name,
+            "data_type": dtype(output.data_type),
+            "dims": output.dims,
+        })
+    };
     let parameters: serde_json::Map<String, Value> = message
         .parameters
         .iter()
