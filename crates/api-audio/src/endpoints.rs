@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use audio::recogniser::RecogniserKind;
 use axum::body::Body;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Extension, Router};
-use base::{Error, Result};
+use base::Result;
 use http::{HeaderMap, HeaderValue, header};
 
 use super::response::{self, ResponseFormat};
@@ -18,8 +17,8 @@ use super::upload::{AudioRequest, AudioUpload};
 use super::{recognisers, speakers};
 use transport::HeaderTimeout;
 use transport::Reply;
-use transport::Shared;
 use transport::result_stream::result_channel;
+use transport::{QueryResult, Shared, query_flag, query_parameters};
 
 /// Description of the routes.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -83,24 +82,16 @@ pub(crate) struct RecogniseParameters {
     spool: Option<String>,
 }
 
-fn flag(name: &str, value: Option<&str>) -> Result<bool> {
-    match value {
-        None | Some("0" | "false") => Ok(false),
-        Some("" | "1" | "true") => Ok(true),
-        Some(other) => Err(Error::invalid(format!("{name}={other} is neither 0 nor 1"))),
-    }
-}
-
 async fn recognise(
     State(state): Shared<AudioState>,
     Path(name): Path<String>,
-    asked: std::result::Result<Query<RecogniseParameters>, QueryRejection>,
+    query: QueryResult<RecogniseParameters>,
     Extension(watch): Extension<HeaderTimeout>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
     let request = AudioRequest { headers, body, watch };
-    match answered(&state, &name, asked, request).await {
+    match answered(&state, &name, query, request).await {
         Ok(response) => response,
         Err(error) => Reply::error(&error).into_response(),
     }
@@ -109,13 +100,13 @@ async fn recognise(
 async fn answered(
     state: &AudioState,
     name: &str,
-    asked: std::result::Result<Query<RecogniseParameters>, QueryRejection>,
+    query: QueryResult<RecogniseParameters>,
     request: AudioRequest,
 ) -> Result<Response> {
-    let Query(asked) = asked.map_err(|error| Error::invalid(error.body_text()))?;
-    let format = ResponseFormat::parse(asked.format.as_deref().unwrap_or("ndjson"))?;
-    let embeddings = flag("embeddings", asked.embeddings.as_deref())?;
-    let spool = flag("spool", asked.spool.as_deref())?;
+    let parameters = query_parameters(query)?;
+    let format = ResponseFormat::parse(parameters.format.as_deref().unwrap_or("ndjson"))?;
+    let embeddings = query_flag("embeddings", parameters.embeddings.as_deref())?;
+    let spool = query_flag("spool", parameters.spool.as_deref())?;
     let mut upload = AudioUpload::begin(state, name, request).await?;
     upload.options.embeddings = embeddings;
     let (writer, results) = result_channel(upload.stop());
@@ -127,18 +118,4 @@ async fn answered(
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     Ok(response)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn flags_are_0_or_1() {
-        assert_eq!(
-            [None, Some("0"), Some("1"), Some("")].map(|value| flag("x", value).unwrap()),
-            [false, false, true, true]
-        );
-        assert!(flag("x", Some("maybe")).is_err());
-    }
 }

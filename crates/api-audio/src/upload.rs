@@ -140,15 +140,14 @@ impl AudioUpload {
             recogniser: name.into(),
             seconds: 0.0,
         };
-        let (hint, file_name) = (sent.hint, sent.file_name);
         Ok(AudioUpload {
             recogniser,
             model,
             options,
             upload,
             failure,
-            hint,
-            file_name,
+            hint: sent.hint,
+            file_name: sent.file_name,
             config,
             progress,
             permit,

@@ -221,10 +221,9 @@ impl ImageCollection {
         let unknown = |listed: &ListedCollection| !matches!(listed.state, ListedState::Ready(_));
         let found = registry.list().into_iter().find(unknown);
         if let Some(other) = &found {
-            let (of, other) = (self.named.name(), &other.name);
             tracing::warn!(
-                collection = of,
-                other,
+                collection = self.named.name(),
+                other = other.name,
                 "originals stay, as another collection may need them"
             );
         }

@@ -84,22 +84,21 @@ impl Embedder {
     /// # Errors
     /// `FailedPrecondition` if its signature does not take images or return vectors.
     fn of(servable: Arc<Servable>) -> Result<Embedder> {
-        let found = io(servable.signature()).ok_or_else(|| {
+        let found = EmbedderShape::of(servable.signature()).ok_or_else(|| {
             Error::precondition(format!(
                 "model \"{}\" takes no images: that needs one float input [n, 3, height, width] or [n, height, width, 3] \
                  and an output [n, d]",
                 servable.id.model
             ))
         })?;
-        let (input, output, mut preprocess, batch_max) = found;
+        let mut preprocess = found.preprocess;
         settings(&servable, &mut preprocess)?;
-        let (input, dims) = (input.name.as_str().into(), dims(output));
         Ok(Embedder {
-            input,
-            output: output.name.as_str().into(),
+            input: found.input.name.as_str().into(),
+            output: found.output.name.as_str().into(),
             preprocess,
-            batch_max,
-            dims,
+            batch_max: found.batch_max,
+            dims: dims(found.output),
             servable: servable.clone(),
         })
     }
@@ -173,41 +172,55 @@ fn dims(output: &TensorSpec) -> Option<usize> {
     }
 }
 
-/// Returns input, output, preprocessing and largest batch; `None` if the model is no embedder.
-fn io(signature: &Signature) -> Option<(&TensorSpec, &TensorSpec, Preprocess, usize)> {
-    let mut needed = signature.inputs.iter().filter(|input| !input.optional);
-    let (input, None) = (needed.next()?, needed.next()) else { return None };
-    let axes = input.shape.as_deref().filter(|_| input.dtype == DType::F32)?;
-    let [batch, a, b, c] = axes else { return None };
-    let three = |dim: &Dim| *dim == Dim::Fixed(3);
-    let (layout, height, width) = match (three(a), three(c)) {
-        (true, _) => (Layout::Nchw, b, c),
-        (false, true) => (Layout::Nhwc, a, b),
-        _ => return None,
-    };
-    let side = |dim: &Dim| match dim {
-        Dim::Fixed(side) => Some(*side as u32).filter(|_| (1..=SIDE_MAX).contains(side)),
-        Dim::Dynamic(_) => Some(SIDE_DEFAULT),
-    };
-    let batch_max = match batch {
-        Dim::Fixed(size) => Some(*size).filter(|size| *size == 1)?,
-        Dim::Dynamic(_) => BATCH_MAX,
-    };
-    let vector = |output: &&TensorSpec| {
-        output.dtype == DType::F32
-            && output.shape.as_deref().is_some_and(|shape| match shape {
-                [_, Dim::Fixed(dims)] => *dims > 1,
-                [_, Dim::Dynamic(_)] => true,
-                [_, _, Dim::Fixed(1), Dim::Fixed(1)] => true,
-                _ => false,
-            })
-    };
-    let mut outputs = signature.outputs.iter().filter(vector);
-    let named = outputs.clone().find(|output| output.name.contains("embedding"));
-    let output = named.or_else(|| outputs.next())?;
-    let preprocess =
-        Preprocess { width: side(width)?, height: side(height)?, layout, ..Preprocess::default() };
-    Some((input, output, preprocess, batch_max))
+/// Parts of a signature that make its model an embedder.
+struct EmbedderShape<'a> {
+    input: &'a TensorSpec,
+    output: &'a TensorSpec,
+    preprocess: Preprocess,
+    batch_max: usize,
+}
+
+impl<'a> EmbedderShape<'a> {
+    /// Finds the parts, or returns `None` if the model is no embedder.
+    fn of(signature: &'a Signature) -> Option<EmbedderShape<'a>> {
+        let mut needed = signature.inputs.iter().filter(|input| !input.optional);
+        let (input, None) = (needed.next()?, needed.next()) else { return None };
+        let axes = input.shape.as_deref().filter(|_| input.dtype == DType::F32)?;
+        let [batch, a, b, c] = axes else { return None };
+        let three = |dim: &Dim| *dim == Dim::Fixed(3);
+        let (layout, height, width) = match (three(a), three(c)) {
+            (true, _) => (Layout::Nchw, b, c),
+            (false, true) => (Layout::Nhwc, a, b),
+            _ => return None,
+        };
+        let side = |dim: &Dim| match dim {
+            Dim::Fixed(side) => Some(*side as u32).filter(|_| (1..=SIDE_MAX).contains(side)),
+            Dim::Dynamic(_) => Some(SIDE_DEFAULT),
+        };
+        let batch_max = match batch {
+            Dim::Fixed(size) => Some(*size).filter(|size| *size == 1)?,
+            Dim::Dynamic(_) => BATCH_MAX,
+        };
+        let vector = |output: &&TensorSpec| {
+            output.dtype == DType::F32
+                && output.shape.as_deref().is_some_and(|shape| match shape {
+                    [_, Dim::Fixed(dims)] => *dims > 1,
+                    [_, Dim::Dynamic(_)] => true,
+                    [_, _, Dim::Fixed(1), Dim::Fixed(1)] => true,
+                    _ => false,
+                })
+        };
+        let mut outputs = signature.outputs.iter().filter(vector);
+        let named = outputs.clone().find(|output| output.name.contains("embedding"));
+        let output = named.or_else(|| outputs.next())?;
+        let preprocess = Preprocess {
+            width: side(width)?,
+            height: side(height)?,
+            layout,
+            ..Preprocess::default()
+        };
+        Some(EmbedderShape { input, output, preprocess, batch_max })
+    }
 }
 
 /// Reads the preprocessing from the model's metadata: "image.mean" and "image.std" (three numbers

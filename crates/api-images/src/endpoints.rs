@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use axum::body::Body;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
 use axum::{Extension, Router};
@@ -26,10 +25,10 @@ use super::{browse, bulk, rebuild};
 use transport::HeaderTimeout;
 use transport::Peer;
 use transport::Reply;
-use transport::Shared;
 use transport::UploadPermit;
 use transport::result_stream::result_channel;
 use transport::upload::{UploadLimits, UploadPieces, upload_channel};
+use transport::{QueryResult, Shared, query_flag, query_parameters};
 
 /// Description of the routes.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -52,20 +51,6 @@ pub fn routes() -> Router<Arc<ImagesState>> {
         .route("/v1/images/{collection}/{id}", get(original).delete(delete))
         .route("/v1/images/{collection}/{id}/thumbnail", get(thumbnail))
         .route("/v1/images/{collection}/{id}/keypoints", get(keypoints))
-}
-
-type QueryResult<T> = std::result::Result<Query<T>, QueryRejection>;
-
-fn parameters<T>(query: QueryResult<T>) -> Result<T> {
-    query.map(|Query(parameters)| parameters).map_err(|error| Error::invalid(error.body_text()))
-}
-
-fn flag(name: &str, value: Option<&str>) -> Result<bool> {
-    match value {
-        None | Some("0" | "false") => Ok(false),
-        Some("" | "1" | "true") => Ok(true),
-        Some(other) => Err(Error::invalid(format!("{name}={other} is neither 0 nor 1"))),
-    }
 }
 
 fn answer(outcome: Result<Value>) -> Reply {
@@ -101,14 +86,14 @@ struct PutParameters {
 async fn put_in(
     State(state): Shared<ImagesState>,
     Path(collection): Path<String>,
-    asked: QueryResult<PutParameters>,
+    query: QueryResult<PutParameters>,
     Extension(peer): Extension<Peer>,
     Extension(watch): Extension<HeaderTimeout>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
     let sent = PutRequest { collection, peer, watch, headers, body };
-    match sent.answered(&state, asked).await {
+    match sent.answered(&state, query).await {
         Ok(response) => response,
         Err(error) => Reply::error(&error).into_response(),
     }
@@ -126,19 +111,19 @@ impl PutRequest {
     async fn answered(
         self,
         state: &Arc<ImagesState>,
-        asked: QueryResult<PutParameters>,
+        query: QueryResult<PutParameters>,
     ) -> Result<Response> {
-        let asked = parameters(asked)?;
-        let kind = asked.kind.as_deref().map(ImageKind::parse).transpose()?;
+        let parameters = query_parameters(query)?;
+        let kind = parameters.kind.as_deref().map(ImageKind::parse).transpose()?;
         let wanted =
-            CollectionSpec { name: self.collection.clone(), kind, model: asked.model.clone() };
+            CollectionSpec { name: self.collection.clone(), kind, model: parameters.model.clone() };
         match media(&self.headers).as_str() {
             "application/zip" | "application/x-zip-compressed" => self.archive(state, wanted).await,
             "application/json" => self.folder(state, wanted).await,
             "" | "application/octet-stream" | "application/x-www-form-urlencoded" => {
-                self.image(state, wanted, asked).await
+                self.image(state, wanted, parameters).await
             }
-            image if image.starts_with("image/") => self.image(state, wanted, asked).await,
+            image if image.starts_with("image/") => self.image(state, wanted, parameters).await,
             other => Err(Error::invalid(format!(
                 "the body's type is \"{other}\"; send an image as image/* or application/octet-stream, many as \
                  application/zip, or {{\"folder\": PATH}} as application/json"
@@ -150,12 +135,12 @@ impl PutRequest {
         self,
         state: &Arc<ImagesState>,
         wanted: CollectionSpec,
-        asked: PutParameters,
+        parameters: PutParameters,
     ) -> Result<Response> {
         state.services.requests.check_room()?;
-        let name = checked_name(asked.name.as_deref().unwrap_or_default())?;
-        let payload = checked_payload(asked.payload.as_deref())?;
-        let background = flag("background", asked.background.as_deref())?;
+        let name = checked_name(parameters.name.as_deref().unwrap_or_default())?;
+        let payload = checked_payload(parameters.payload.as_deref())?;
+        let background = query_flag("background", parameters.background.as_deref())?;
         let bytes = whole(&state.services, &self.headers, self.body).await?;
         let _admitted = state.services.requests.admit()?;
         let new = NewImage { wanted, name, payload, bytes };
@@ -249,13 +234,13 @@ struct PageParameters {
 async fn page(
     State(state): Shared<ImagesState>,
     Path(collection): Path<String>,
-    asked: QueryResult<PageParameters>,
+    query: QueryResult<PageParameters>,
 ) -> Reply {
     let page = async {
-        let asked = parameters(asked)?;
-        let offset = asked.offset.as_deref().map(str::parse::<PointId>).transpose()?;
-        let limit = asked.limit.unwrap_or(PAGE_DEFAULT);
-        browse::page(&state.services, &collection, limit, offset, asked.filter).await
+        let parameters = query_parameters(query)?;
+        let offset = parameters.offset.as_deref().map(str::parse::<PointId>).transpose()?;
+        let limit = parameters.limit.unwrap_or(PAGE_DEFAULT);
+        browse::page(&state.services, &collection, limit, offset, parameters.filter).await
     };
     answer(page.await)
 }
@@ -285,15 +270,15 @@ struct SearchParameters {
 async fn find(
     State(state): Shared<ImagesState>,
     Path(collection): Path<String>,
-    asked: QueryResult<SearchParameters>,
+    query: QueryResult<SearchParameters>,
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
     let found = async {
-        let asked = parameters(asked)?;
+        let parameters = query_parameters(query)?;
         state.services.requests.check_room()?;
-        let explain = flag("explain", asked.explain.as_deref())?;
-        let sample = if media(&headers) == "application/json" {
+        let explain = query_flag("explain", parameters.explain.as_deref())?;
+        let image = if media(&headers) == "application/json" {
             #[derive(serde::Deserialize)]
             #[serde(deny_unknown_fields)]
             struct Named {
@@ -304,14 +289,14 @@ async fn find(
             QueryImage::File(whole(&state.services, &headers, body).await?)
         };
         let _admitted = state.services.requests.admit()?;
-        let asked = ImageQuery {
-            k: asked.k.unwrap_or(HITS_DEFAULT),
-            threshold: asked.threshold,
-            candidates: asked.candidates,
+        let query = ImageQuery {
+            k: parameters.k.unwrap_or(HITS_DEFAULT),
+            threshold: parameters.threshold,
+            candidates: parameters.candidates,
             explain,
-            filter: asked.filter,
+            filter: parameters.filter,
         };
-        query::search(&state.services, &collection, asked, sample).await
+        query::search(&state.services, &collection, query, image).await
     };
     answer(found.await)
 }
@@ -328,8 +313,8 @@ async fn missing(
         ids: Vec<Value>,
     }
     let missing = async {
-        let asked: Ids = parsed(&state.services, &headers, body).await?;
-        browse::missing(&state.services, &collection, asked.ids).await
+        let request: Ids = parsed(&state.services, &headers, body).await?;
+        browse::missing(&state.services, &collection, request.ids).await
     };
     answer(missing.await)
 }
@@ -341,8 +326,8 @@ async fn begin_rebuild(
     body: Body,
 ) -> Reply {
     let begun = async {
-        let asked: rebuild::RebuildRequest = parsed(&state.services, &headers, body).await?;
-        rebuild::begin(&state, &collection, &asked)
+        let request: rebuild::RebuildRequest = parsed(&state.services, &headers, body).await?;
+        rebuild::begin(&state, &collection, &request)
     };
     let begun = begun
         .await
@@ -390,10 +375,10 @@ struct ThumbnailParameters {
 async fn thumbnail(
     State(state): Shared<ImagesState>,
     Path((collection, id)): Path<(String, String)>,
-    asked: QueryResult<ThumbnailParameters>,
+    query: QueryResult<ThumbnailParameters>,
 ) -> Reply {
     let made = async {
-        let size = parameters(asked)?.size.unwrap_or(SIDE_DEFAULT);
+        let size = query_parameters(query)?.size.unwrap_or(SIDE_DEFAULT);
         browse::small(&state.services, &collection, id.parse()?, size).await
     };
     Reply::of(made.await.map(|bytes| cacheable(Reply::body("image/jpeg", bytes))))

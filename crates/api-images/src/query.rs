@@ -93,16 +93,16 @@ struct Stages {
 pub(crate) async fn search(
     services: &ImageServices,
     name: &str,
-    asked: ImageQuery,
-    sample: QueryImage,
+    wanted: ImageQuery,
+    image: QueryImage,
 ) -> Result<Value> {
     let registry = services.registry()?;
     let target = ImageCollection::open(&registry, name)?;
-    let most = asked.candidates.unwrap_or(match target.kind {
+    let most = wanted.candidates.unwrap_or(match target.kind {
         ImageKind::Photo => PHOTO_CANDIDATES,
         ImageKind::Fingerprint => FINGERPRINT_CANDIDATES,
     });
-    if !(1..=HITS_MAX).contains(&asked.k)
+    if !(1..=HITS_MAX).contains(&wanted.k)
         || !(1..=search::collection::CANDIDATES_MAX).contains(&most)
     {
         let candidates_max = search::collection::CANDIDATES_MAX;
@@ -110,34 +110,34 @@ pub(crate) async fn search(
             "k is 1 to {HITS_MAX} and candidates 1 to {candidates_max}"
         )));
     }
-    let clause = asked
+    let clause = wanted
         .filter
         .as_deref()
         .map(|filter| api_qdrant::parse_filter(&target.named, filter))
         .transpose()?;
-    let features = match sample {
+    let features = match image {
         QueryImage::File(bytes) => extract(services, &target, bytes).await?,
         QueryImage::Point(id) => stored(services, &target, id).await?,
     };
     let probe = Arc::new(Probe::new(&features.graph, matching::MatchOptions::default()));
-    let threshold = asked.threshold.unwrap_or_else(|| accept(target.kind));
+    let threshold = wanted.threshold.unwrap_or_else(|| accept(target.kind));
     let deadline = Instant::now() + services.requests.limits.request_timeout;
-    let exhaustive = target.kind == ImageKind::Fingerprint && asked.candidates.is_none();
+    let exhaustive = target.kind == ImageKind::Fingerprint && wanted.candidates.is_none();
     let plan = SearchPlan {
-        k: asked.k,
+        k: wanted.k,
         most,
         exhaustive,
         threshold,
-        explain: asked.explain,
+        explain: wanted.explain,
         clause,
         deadline,
     };
     let (sender, receiver) = oneshot::channel();
     let started = Instant::now();
-    let (embedding, shared) = (features.embedding.clone(), probe.clone());
+    let embedding = features.embedding.clone();
     let work = move |named: &NamedCollection, thread: &mut SearchThread| {
         // The send fails only if the client has disconnected.
-        drop(sender.send(plan.run(named, thread, &embedding, shared)));
+        drop(sender.send(plan.run(named, thread, &embedding, probe)));
     };
     registry.submit(&target.named, Box::new(work))?;
     let found = receiver.await.map_err(|_| {
@@ -146,7 +146,7 @@ pub(crate) async fn search(
     })??;
     let took = started.elapsed();
     record(services, &features.stages, took);
-    Ok(answer(&features, &found, threshold, asked.explain, took))
+    Ok(answer(&features, &found, threshold, wanted.explain, took))
 }
 
 /// Returns the smallest score at which images of this kind show the same subject.
@@ -164,7 +164,9 @@ async fn extract(
     bytes: Bytes,
 ) -> Result<QueryFeatures> {
     let embedder = services.embedder(Some(target), None)?;
-    let (kind, own, budget) = (target.kind, embedder.clone(), services.requests.memory.clone());
+    let kind = target.kind;
+    let own = embedder.clone();
+    let budget = services.requests.memory.clone();
     let work = move || {
         let memory = features::reserve(&budget, kind, &bytes, "")?;
         let started = Instant::now();
@@ -178,7 +180,8 @@ async fn extract(
             keypoints: after_keypoints - after_decode,
             embed: after_keypoints.elapsed(),
         };
-        let (width, height) = (f64::from(decoded.image.width), f64::from(decoded.image.height));
+        let width = f64::from(decoded.image.width);
+        let height = f64::from(decoded.image.height);
         Ok((QueryFeatures { width, height, graph, embedding: Vec::new(), stages }, tensor))
     };
     let (mut features, tensor) = services.pool.run(work).await?;
@@ -226,11 +229,21 @@ struct SearchPlan {
     deadline: Instant,
 }
 
-/// Keypoints of a found image and the matched pairs, if the query wants them.
-type Matches = Option<(Graph, Explanation)>;
+/// Keypoints of a found image, and the matched pairs.
+struct ImageMatch {
+    graph: Graph,
+    explanation: Explanation,
+}
+
+struct SearchHit {
+    hit: QueryHit,
+    point: FetchedPoint,
+    /// Present if the query wants it.
+    matched: Option<ImageMatch>,
+}
 
 struct SearchResult {
-    hits: Vec<(QueryHit, FetchedPoint, Matches)>,
+    hits: Vec<SearchHit>,
     coverage: Coverage,
     partial: bool,
 }
@@ -289,8 +302,8 @@ impl SearchPlan {
             // partial.
             partial |= point.is_err();
             let Ok(Some(point)) = point else { continue };
-            let explained = if self.explain { explain(&probe, &point, &mut scratch) } else { None };
-            kept.push((hit, point, explained));
+            let matched = if self.explain { explain(&probe, &point, &mut scratch) } else { None };
+            kept.push(SearchHit { hit, point, matched });
         }
         Ok(SearchResult { hits: kept, coverage, partial })
     }
@@ -300,15 +313,16 @@ fn explain(
     probe: &Probe,
     point: &FetchedPoint,
     scratch: &mut matching::Scratch,
-) -> Option<(Graph, Explanation)> {
+) -> Option<ImageMatch> {
     let graph = Graph::decode(&point.record).ok()?;
-    Some((graph, matching::explain(probe, &point.record, scratch).ok()?))
+    let explanation = matching::explain(probe, &point.record, scratch).ok()?;
+    Some(ImageMatch { graph, explanation })
 }
 
 /// Returns the best `k` hits by the rule of [`matching::rank`], and by id if they are equal.
 fn ranked(mut hits: Vec<QueryHit>, threshold: f32, k: usize) -> Vec<QueryHit> {
-    let likeness = |hit: &QueryHit| StageScores { score: hit.score, coarse: hit.coarse };
-    hits.sort_by(|a, b| best_first(threshold, likeness(a), likeness(b)).then(a.id.cmp(&b.id)));
+    let scores = |hit: &QueryHit| StageScores { score: hit.score, coarse: hit.coarse };
+    hits.sort_by(|a, b| best_first(threshold, scores(a), scores(b)).then(a.id.cmp(&b.id)));
     hits.truncate(k);
     hits
 }
@@ -323,7 +337,7 @@ fn answer(
     let results: Vec<Value> = found
         .hits
         .iter()
-        .map(|(hit, point, why)| {
+        .map(|SearchHit { hit, point, matched }| {
             let mut payload = point.payload.clone();
             let block = payload.remove(BLOCK).unwrap_or_default();
             let of = |key: &str| block.get(key).cloned().unwrap_or_default();
@@ -332,7 +346,7 @@ fn answer(
                 "name": of("name"), "payload": payload, "width": of("width"), "height": of("height"),
             });
             if explained {
-                result["pairs"] = pairs(features, point, why.as_ref());
+                result["pairs"] = pairs(features, point, matched.as_ref());
             }
             result
         })
@@ -350,12 +364,8 @@ fn answer(
 }
 
 /// Returns the matched keypoints: x and y in the query, then x and y in the found image.
-fn pairs(
-    features: &QueryFeatures,
-    point: &FetchedPoint,
-    why: Option<&(Graph, Explanation)>,
-) -> Value {
-    let Some((graph, explanation)) = why else { return json!([]) };
+fn pairs(features: &QueryFeatures, point: &FetchedPoint, matched: Option<&ImageMatch>) -> Value {
+    let Some(ImageMatch { graph, explanation }) = matched else { return json!([]) };
     let (width, height) = size(point);
     let pairs = explanation.pairs.iter().filter_map(|pair| {
         let probe = at(&features.graph, usize::from(pair.probe), features.width, features.height)?;

@@ -51,9 +51,14 @@ pub(crate) struct RebuildRequest {
 /// `InvalidArgument` for more than [`FAILURES_MAX`] failures; `FailedPrecondition` for a model that
 /// is not served, or to switch a name that is no alias; `AlreadyExists` while a rebuild of the name
 /// runs; `ResourceExhausted` if too many rebuilds and uploads run.
-pub(crate) fn begin(state: &Arc<ImagesState>, name: &str, asked: &RebuildRequest) -> Result<Value> {
-    let (model, switch) = (asked.model.as_str(), asked.switch);
-    if asked.max_failed > FAILURES_MAX {
+pub(crate) fn begin(
+    state: &Arc<ImagesState>,
+    name: &str,
+    request: &RebuildRequest,
+) -> Result<Value> {
+    let model = request.model.as_str();
+    let switch = request.switch;
+    if request.max_failed > FAILURES_MAX {
         return Err(Error::invalid(format!("\"max_failed\" is {FAILURES_MAX} at most")));
     }
     let registry = state.services.registry()?;
@@ -82,7 +87,7 @@ pub(crate) fn begin(state: &Arc<ImagesState>, name: &str, asked: &RebuildRequest
         to: Mutex::default(),
         model: model.to_owned(),
         switch,
-        max_failed: asked.max_failed,
+        max_failed: request.max_failed,
         total: AtomicU64::new(old.named.collection().count()),
         done: AtomicU64::new(0),
         ended: Mutex::default(),
@@ -162,8 +167,8 @@ impl RebuildWork<'_> {
             if !self.rebuild.switch {
                 return Ok(false);
             }
-            let (alias, collection) = (self.name.clone(), new.named.name().to_owned());
-            let switch = [AliasChange::Create { alias, collection }];
+            let collection = new.named.name().to_owned();
+            let switch = [AliasChange::Create { alias: self.name.clone(), collection }];
             match self
                 .registry
                 .change_aliases_if(&switch, || self.old.named.generation() == generation)
@@ -246,8 +251,8 @@ impl RebuildWork<'_> {
         let (sender, outcomes) = crossbeam_channel::bounded(PAGE);
         for point in points {
             let id = point.id;
-            match self.piece(job, point) {
-                Ok((name, bytes, payload)) => {
+            match read(job, point) {
+                Ok(ImageFile { name, bytes, payload }) => {
                     let sender = sender.clone();
                     // The channel has room for a page. If a thread panics, the next pass tries
                     // again.
@@ -288,20 +293,6 @@ impl RebuildWork<'_> {
         Ok(())
     }
 
-    fn piece(
-        &self,
-        job: &IngestJob,
-        point: FetchedPoint,
-    ) -> Result<(String, bytes::Bytes, serde_json::Map<String, Value>)> {
-        let mut payload = point.payload;
-        let block = payload.remove(BLOCK).unwrap_or_default();
-        let text = |key: &str| block.get(key).and_then(Value::as_str);
-        let key = text("original")
-            .ok_or_else(|| Error::precondition("this point was put in without an image"))?;
-        let bytes = job.runtime.block_on(job.services.originals.get(key))?;
-        Ok((text("name").unwrap_or_default().to_owned(), bytes, payload))
-    }
-
     /// Removes images that the old collection does not have, and returns their number. Sets
     /// `unseen` if damage may have hidden images.
     fn prune(&self, new: &ImageCollection, unseen: &mut Option<Error>) -> Result<u64> {
@@ -322,4 +313,22 @@ impl RebuildWork<'_> {
             }
         }
     }
+}
+
+/// An image of the old collection.
+struct ImageFile {
+    name: String,
+    bytes: bytes::Bytes,
+    payload: serde_json::Map<String, Value>,
+}
+
+/// Reads the original of a point.
+fn read(job: &IngestJob, point: FetchedPoint) -> Result<ImageFile> {
+    let mut payload = point.payload;
+    let block = payload.remove(BLOCK).unwrap_or_default();
+    let text = |key: &str| block.get(key).and_then(Value::as_str);
+    let key = text("original")
+        .ok_or_else(|| Error::precondition("this point was put in without an image"))?;
+    let bytes = job.runtime.block_on(job.services.originals.get(key))?;
+    Ok(ImageFile { name: text("name").unwrap_or_default().to_owned(), bytes, payload })
 }

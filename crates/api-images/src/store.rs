@@ -131,8 +131,11 @@ pub(crate) fn write_or_wait(
 ) -> Result<()> {
     let give_up = Instant::now() + WRITE_WAIT_MAX;
     loop {
-        let (registry, name) = (job.services.registry()?, job.wanted.name.clone());
-        let (target, images, which) = (target.clone(), images.clone(), which.clone());
+        let registry = job.services.registry()?;
+        let name = job.wanted.name.clone();
+        let target = target.clone();
+        let images = images.clone();
+        let which = which.clone();
         let tried = job.at_ordinary_priority(move || {
             let writing = target.writing(&registry, &name)?;
             with_points(images.get(which).unwrap_or_default(), |points| writing.try_upsert(points))
