@@ -44,6 +44,8 @@ pub(crate) enum RequestContent<'a> {
     Json(&'a Value),
     /// Bytes whose type the server detects.
     Bytes(&'a [u8]),
+    /// JSON of `json_bytes`, followed by raw tensors.
+    Tensors { json_bytes: usize, body: &'a [u8] },
 }
 
 /// A response with any status.
@@ -51,6 +53,8 @@ pub(crate) struct HttpReply {
     pub(crate) status: u16,
     /// Requested delay before the next attempt.
     pub(crate) retry_after: Option<Duration>,
+    /// `Inference-Header-Content-Length`, if binary tensors follow the JSON.
+    pub(crate) json_bytes: Option<usize>,
     /// The body.
     pub(crate) body: Vec<u8>,
 }
@@ -80,14 +84,6 @@ impl HttpReply {
     pub(crate) fn error(&self) -> String {
         error_text(&self.body)
     }
-}
-
-/// A response with status 2xx.
-pub(crate) struct InferReply {
-    /// `Inference-Header-Content-Length`, if binary tensors follow the JSON.
-    pub(crate) json_bytes: Option<usize>,
-    /// The body.
-    pub(crate) body: Vec<u8>,
 }
 
 impl HttpClient {
@@ -125,7 +121,7 @@ impl HttpClient {
         })
     }
 
-    /// Sets the key that [`HttpClient::call`] and [`HttpClient::post`] send.
+    /// Sets the key that every request sends.
     pub(crate) fn with_key(self, key: Option<String>) -> HttpClient {
         HttpClient { key, ..self }
     }
@@ -163,16 +159,25 @@ impl HttpClient {
                 let request = request.header("content-type", "application/octet-stream");
                 self.agent.run(request.body(bytes).map_err(wrong)?)
             }
+            RequestContent::Tensors { json_bytes, body } => {
+                let request = request
+                    .header("content-type", "application/octet-stream")
+                    .header("inference-header-content-length", json_bytes.to_string());
+                self.agent.run(request.body(body).map_err(wrong)?)
+            }
         };
         let mut response = answer.map_err(|error| self.unreachable(&error))?;
-        let seconds = response
-            .headers()
-            .get("retry-after")
-            .and_then(|value| value.to_str().ok()?.parse().ok());
+        let number = |name: &str| -> Option<u64> {
+            response.headers().get(name)?.to_str().ok()?.parse().ok()
+        };
+        let retry_after = number("retry-after").map(Duration::from_secs);
+        let json_bytes =
+            number("inference-header-content-length").and_then(|bytes| bytes.try_into().ok());
         let body = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_vec();
         Ok(HttpReply {
             status: response.status().as_u16(),
-            retry_after: seconds.map(Duration::from_secs),
+            retry_after,
+            json_bytes,
             body: body.map_err(|error| self.unreachable(&error))?,
         })
     }
@@ -182,8 +187,7 @@ impl HttpClient {
     /// # Errors
     /// Returns the server's own message, or the reason why it could not be reached.
     pub(crate) fn get(&self, path: &str) -> CommandResult<Value> {
-        let answer = self.agent.get(format!("{}{path}", self.base)).call();
-        parse_json(&self.read(answer)?.body)
+        self.call("GET", path, RequestContent::None)?.json()
     }
 
     /// POSTs JSON to `path` and parses the response. An empty one is null.
@@ -191,55 +195,8 @@ impl HttpClient {
     /// # Errors
     /// As [`HttpClient::get`].
     pub(crate) fn post(&self, path: &str, body: &Value) -> CommandResult<Value> {
-        let mut request = self
-            .agent
-            .post(format!("{}{path}", self.base))
-            .header("content-type", "application/json");
-        if let Some(key) = &self.key {
-            request = request.header("api-key", key);
-        }
-        let answer = self.read(request.send(body.to_string()))?;
-        if answer.body.is_empty() { Ok(Value::Null) } else { parse_json(&answer.body) }
-    }
-
-    /// POSTs JSON of `json_bytes` followed by raw tensors to `path`.
-    ///
-    /// # Errors
-    /// As [`HttpClient::get`].
-    pub(crate) fn post_binary(
-        &self,
-        path: &str,
-        json_bytes: usize,
-        body: &[u8],
-    ) -> CommandResult<InferReply> {
-        let request = self
-            .agent
-            .post(format!("{}{path}", self.base))
-            .header("content-type", "application/octet-stream")
-            .header("inference-header-content-length", json_bytes.to_string());
-        self.read(request.send(body))
-    }
-
-    fn read(
-        &self,
-        answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
-    ) -> CommandResult<InferReply> {
-        let mut response = answer.map_err(|error| self.unreachable(&error))?;
-        let status = response.status();
-        let json_bytes = response
-            .headers()
-            .get("inference-header-content-length")
-            .and_then(|value| value.to_str().ok()?.parse().ok());
-        let body = response
-            .body_mut()
-            .with_config()
-            .limit(ANSWER_BYTES_MAX)
-            .read_to_vec()
-            .map_err(|error| self.unreachable(&error))?;
-        if status.is_success() {
-            return Ok(InferReply { json_bytes, body });
-        }
-        Err(refusal(status.as_u16(), &body))
+        let reply = self.call("POST", path, RequestContent::Json(body))?;
+        if reply.good()?.is_empty() { Ok(Value::Null) } else { reply.json() }
     }
 
     fn unreachable(&self, error: &ureq::Error) -> CommandError {
@@ -294,19 +251,6 @@ fn parse_json(body: &[u8]) -> CommandResult<Value> {
     })
 }
 
-/// Escapes `text` as one segment of a URL path.
-pub(crate) fn segment(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
-            escaped.push(byte as char);
-        } else {
-            escaped.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    escaped
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -326,6 +270,5 @@ mod tests {
     fn messages_of_errors() {
         assert_eq!(error_text(br#"{"error":"no such model"}"#), "no such model");
         assert_eq!(error_text(b"gone"), "gone");
-        assert_eq!(segment("a b/c"), "a%20b%2Fc");
     }
 }

@@ -9,100 +9,56 @@ pub(crate) struct Variable {
     pub(crate) help: &'static str,
 }
 
-/// The key of admin calls.
-pub(crate) const ADMIN_KEY: Variable = Variable {
-    name: "MILLPOND_ADMIN_KEY",
-    help: "default of `serve --admin-key`, and what `models load` and `unload` show",
-};
-/// The key of collections and images.
-pub(crate) const API_KEY: Variable = Variable {
-    name: "MILLPOND_API_KEY",
-    help: "default of `serve --api-key`, and what client commands show",
-};
-/// Recordings that benchmarks may use.
-pub(crate) const AUDIO_DATA: Variable = Variable {
-    name: "MILLPOND_AUDIO_DATA",
-    help: "default of `bench audio --clips`: a folder of recordings",
-};
-/// Where converted models and benchmark models are kept.
-pub(crate) const CACHE_DIR: Variable = Variable {
-    name: "MILLPOND_CACHE_DIR",
-    help: "default of --cache-dir [else the user's cache directory]",
-};
-/// The settings file of `serve`.
-pub(crate) const CONFIG: Variable =
-    Variable { name: "MILLPOND_CONFIG", help: "default of `serve --config`" };
-/// How long `demo` runs.
-pub(crate) const DEMO_SECONDS: Variable = Variable {
-    name: "MILLPOND_DEMO_SECONDS",
-    help: "`demo` ends by itself after this many seconds",
-};
-/// The LibTorch shim.
-pub(crate) const LIBTORCH: Variable =
-    Variable { name: "MILLPOND_LIBTORCH", help: "default of --libtorch" };
-/// The log filter.
-pub(crate) const LOG: Variable = Variable { name: "MILLPOND_LOG", help: "default of --log" };
-/// Settings of the allocator.
+pub(crate) const ADMIN_KEY: Variable = Variable::new(
+    "MILLPOND_ADMIN_KEY",
+    "default of `serve --admin-key`, and the key that `models load` and `unload` send",
+);
+pub(crate) const API_KEY: Variable = Variable::new(
+    "MILLPOND_API_KEY",
+    "default of `serve --api-key`, and the key that client commands send",
+);
+pub(crate) const AUDIO_DATA: Variable = Variable::new(
+    "MILLPOND_AUDIO_DATA",
+    "default of `bench audio --clips`: a folder of recordings",
+);
+pub(crate) const CACHE_DIR: Variable =
+    Variable::new("MILLPOND_CACHE_DIR", "default of --cache-dir [else the user's cache directory]");
+pub(crate) const CONFIG: Variable = Variable::new("MILLPOND_CONFIG", "default of `serve --config`");
+pub(crate) const DEMO_SECONDS: Variable =
+    Variable::new("MILLPOND_DEMO_SECONDS", "`demo` ends by itself after this many seconds");
+pub(crate) const LIBTORCH: Variable = Variable::new("MILLPOND_LIBTORCH", "default of --libtorch");
+pub(crate) const LOG: Variable = Variable::new("MILLPOND_LOG", "default of --log");
 pub(crate) const MALLOC_CONF: Variable =
-    Variable { name: "MALLOC_CONF", help: "jemalloc's settings, in place of Millpond's own" };
-/// NVIDIA's run-time compiler (NVRTC).
-pub(crate) const NVRTC: Variable = Variable {
-    name: "MILLPOND_NVRTC",
-    help: "NVIDIA's run-time compiler (libnvrtc) or its directory, for `serve --gpu`",
-};
-/// ONNX Runtime's library.
+    Variable::new("MALLOC_CONF", "jemalloc's settings, in place of Millpond's own");
+pub(crate) const NVRTC: Variable = Variable::new(
+    "MILLPOND_NVRTC",
+    "NVIDIA's run-time compiler (libnvrtc) or its directory, for `serve --gpu`",
+);
 pub(crate) const ONNXRUNTIME: Variable =
-    Variable { name: "MILLPOND_ONNXRUNTIME", help: "default of --onnxruntime" };
-/// Program that `millpond-bench` starts as a server.
-pub(crate) const PROGRAM: Variable = Variable {
-    name: "MILLPOND_PROGRAM",
-    help: "set for millpond-bench: the `millpond` to measure",
-};
-/// Search path of programs.
-pub(crate) const PATH: Variable = Variable {
-    name: "PATH",
-    help: "where millpond-bench is looked for unless it is beside this program",
-};
-/// Directory of recognisers.
-pub(crate) const RECOGNISERS: Variable = Variable {
-    name: "MILLPOND_RECOGNISERS",
-    help: "default of --recognisers [else .cache/recognisers]",
-};
-/// Enrolled voices.
-pub(crate) const SPEAKERS: Variable = Variable {
-    name: "MILLPOND_SPEAKERS",
-    help: "default of --speakers [else in the user's data directory]",
-};
-/// The server that client commands talk to.
-pub(crate) const URL: Variable = Variable { name: "MILLPOND_URL", help: "default of --url" };
-/// A Python virtual environment.
+    Variable::new("MILLPOND_ONNXRUNTIME", "default of --onnxruntime");
+pub(crate) const PROGRAM: Variable =
+    Variable::new("MILLPOND_PROGRAM", "set for millpond-bench: the `millpond` to measure");
+pub(crate) const PATH: Variable =
+    Variable::new("PATH", "search path of millpond-bench if it is not beside this program");
+pub(crate) const RECOGNISERS: Variable =
+    Variable::new("MILLPOND_RECOGNISERS", "default of --recognisers [else .cache/recognisers]");
+pub(crate) const SPEAKERS: Variable =
+    Variable::new("MILLPOND_SPEAKERS", "default of --speakers [else in the user's data directory]");
+pub(crate) const URL: Variable = Variable::new("MILLPOND_URL", "default of --url");
 pub(crate) const VIRTUAL_ENV: Variable =
-    Variable { name: "VIRTUAL_ENV", help: "where the engines' libraries are looked for first" };
-/// The user's cache directory.
+    Variable::new("VIRTUAL_ENV", "first place to search for the engines' libraries");
 pub(crate) const XDG_CACHE_HOME: Variable =
-    Variable { name: "XDG_CACHE_HOME", help: "the user's cache directory [else ~/.cache]" };
-/// The user's data directory.
+    Variable::new("XDG_CACHE_HOME", "the user's cache directory [else ~/.cache]");
 pub(crate) const XDG_DATA_HOME: Variable =
-    Variable { name: "XDG_DATA_HOME", help: "the user's data directory [else ~/.local/share]" };
-/// The user's home directory.
-pub(crate) const HOME: Variable = Variable { name: "HOME", help: "the user's home directory" };
-/// Switches colours off.
-pub(crate) const NO_COLOR: Variable =
-    Variable { name: "NO_COLOR", help: "set to anything: no colours" };
-
-/// Colours of the terminal.
+    Variable::new("XDG_DATA_HOME", "the user's data directory [else ~/.local/share]");
+pub(crate) const HOME: Variable = Variable::new("HOME", "the user's home directory");
+pub(crate) const NO_COLOR: Variable = Variable::new("NO_COLOR", "set to anything: no colours");
 pub(crate) const COLORTERM: Variable =
-    Variable { name: "COLORTERM", help: "whether `images search` may draw pictures in colours" };
-/// The kind of terminal.
-pub(crate) const TERM: Variable = Variable {
-    name: "TERM",
-    help: "whether `images search` may send pictures as kitty takes them",
-};
-/// The terminal's program.
-pub(crate) const TERM_PROGRAM: Variable = Variable {
-    name: "TERM_PROGRAM",
-    help: "whether `images search` may send pictures as iTerm2 takes them",
-};
+    Variable::new("COLORTERM", "whether `images search` may draw images in colours");
+pub(crate) const TERM: Variable =
+    Variable::new("TERM", "whether `images search` may send images in kitty's form");
+pub(crate) const TERM_PROGRAM: Variable =
+    Variable::new("TERM_PROGRAM", "whether `images search` may send images in iTerm2's form");
 
 /// All variables, in the order of the help text.
 pub(crate) const ALL: [&Variable; 24] = [
@@ -133,6 +89,10 @@ pub(crate) const ALL: [&Variable; 24] = [
 ];
 
 impl Variable {
+    const fn new(name: &'static str, help: &'static str) -> Variable {
+        Variable { name, help }
+    }
+
     /// Returns its value as text; `None` if it is unset, empty or not UTF-8.
     pub(crate) fn text(&self) -> Option<String> {
         std::env::var(self.name).ok().filter(|value| !value.is_empty())
@@ -157,11 +117,7 @@ pub(crate) fn cache_dir() -> PathBuf {
 /// Returns the file of enrolled voices: the variable, else one in the user's data directory; `None`
 /// for users without a home.
 pub(crate) fn speakers_file() -> Option<PathBuf> {
-    let dir = || {
-        let own = || HOME.path().map(|home| home.join(".local/share"));
-        XDG_DATA_HOME.path().or_else(own).map(|dir| dir.join("millpond/speakers.json"))
-    };
-    SPEAKERS.path().or_else(dir)
+    SPEAKERS.path().or_else(|| data_dir().map(|dir| dir.join("speakers.json")))
 }
 
 /// Returns the variables of object storage providers, with lower-case names.
@@ -178,8 +134,12 @@ pub(crate) fn object_stores() -> Vec<(String, String)> {
 /// Returns the default directory of collections, in the user's data directory; `None` for users
 /// without a home.
 pub(crate) fn collections_dir() -> Option<PathBuf> {
+    data_dir().map(|dir| dir.join("collections"))
+}
+
+fn data_dir() -> Option<PathBuf> {
     let own = || HOME.path().map(|home| home.join(".local/share"));
-    XDG_DATA_HOME.path().or_else(own).map(|dir| dir.join("millpond/collections"))
+    XDG_DATA_HOME.path().or_else(own).map(|dir| dir.join("millpond"))
 }
 
 /// Returns where to search for NVIDIA's run-time compiler.

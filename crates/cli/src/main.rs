@@ -21,7 +21,6 @@ mod models;
 mod publish;
 mod serve;
 mod speakers;
-mod table;
 mod tune;
 mod values;
 

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
+use loadgen::report::TextTable;
 use serde_json::{Value, json};
 
-use crate::client::{HttpClient, ServerArgs, segment};
+use crate::client::{HttpClient, ServerArgs};
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
-use crate::table::TextTable;
+use loadgen::connection::url_segment;
 
 /// Maximum length of a reason in `models ls`, in characters.
 const REASON_CHARS_MAX: usize = 80;
@@ -112,14 +113,14 @@ fn list(args: &LsArgs) -> CommandResult {
     if rows.is_empty() {
         return print("no models\n");
     }
-    let mut table = TextTable::new(["NAME", "VERSION", "STATE", "REASON"]);
+    let mut table = TextTable::left(&["NAME", "VERSION", "STATE", "REASON"]);
     let mut cut = false;
     for VersionRow { name, version, state, reason } in rows {
         let (shown, more) = excerpt(&reason);
         cut |= more;
         table.row([name, version, state.to_owned(), shown]);
     }
-    print(&table.text())?;
+    print(&table.to_string())?;
     if cut {
         eprintln!("hint: millpond models status NAME shows reasons in full");
     }
@@ -144,8 +145,10 @@ fn rows(client: &HttpClient, index: &Value) -> CommandResult<Vec<VersionRow>> {
         let mut failed = false;
         if text(entry, "state") == "UNAVAILABLE" && !version.is_empty() {
             if !statuses.contains_key(&name) {
-                statuses
-                    .insert(name.clone(), client.get(&format!("/v1/models/{}", segment(&name)))?);
+                statuses.insert(
+                    name.clone(),
+                    client.get(&format!("/v1/models/{}", url_segment(&name)))?,
+                );
             }
             let same = |known: &&Value| text(known, "version") == version;
             let status = statuses.get(&name).and_then(|status| versions(status).iter().find(same));
@@ -198,20 +201,20 @@ fn load(args: &ModelLoadArgs) -> CommandResult {
         None => json!({}),
     };
     let client = HttpClient::new(&args.server)?.with_key(args.key.key());
-    client.post(&format!("/v2/repository/models/{}/load", segment(&args.name)), &body)?;
+    client.post(&format!("/v2/repository/models/{}/load", url_segment(&args.name)), &body)?;
     let versions = ready_versions(&client, &args.name)?;
     print(&format!("loaded {} ({versions})\n", args.name))
 }
 
 fn unload(args: &ModelUnloadArgs) -> CommandResult {
-    let path = format!("/v2/repository/models/{}/unload", segment(&args.name));
+    let path = format!("/v2/repository/models/{}/unload", url_segment(&args.name));
     HttpClient::new(&args.server)?.with_key(args.key.key()).post(&path, &json!({}))?;
     print(&format!("unloaded {}\n", args.name))
 }
 
 /// Returns "version 3", "versions 3, 4" or "no version is ready".
 fn ready_versions(client: &HttpClient, name: &str) -> CommandResult<String> {
-    let status = client.get(&format!("/v1/models/{}", segment(name)))?;
+    let status = client.get(&format!("/v1/models/{}", url_segment(name)))?;
     let ready: Vec<String> = versions(&status)
         .iter()
         .filter(|version| text(version, "state") == "AVAILABLE")
@@ -233,14 +236,14 @@ fn status(args: &StatusArgs) -> CommandResult {
     };
     let mut models = Vec::new();
     for name in names {
-        models.push((client.get(&format!("/v1/models/{}", segment(&name)))?, name));
+        models.push((client.get(&format!("/v1/models/{}", url_segment(&name)))?, name));
     }
     if args.json {
         let object: serde_json::Map<String, Value> =
             models.into_iter().map(|(status, name)| (name, status)).collect();
         return print(&pretty(&Value::Object(object)));
     }
-    let mut table = TextTable::new(["NAME", "VERSION", "STATE"]);
+    let mut table = TextTable::left(&["NAME", "VERSION", "STATE"]);
     let (mut answering, mut reasons) = (true, String::new());
     for (status, name) in &models {
         answering &= versions(status).iter().any(|version| text(version, "state") == "AVAILABLE");
@@ -253,7 +256,7 @@ fn status(args: &StatusArgs) -> CommandResult {
             table.row([name.clone(), number, status_state(version).to_owned()]);
         }
     }
-    print(&format!("{}{reasons}", table.text()))?;
+    print(&format!("{table}{reasons}"))?;
     match &args.name {
         // Scripts ask about one model to learn whether it answers.
         Some(_) if !answering => Err(CommandError::silent(ExitStatus::Failed)),

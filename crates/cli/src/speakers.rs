@@ -6,13 +6,13 @@ use audio::pipeline;
 use audio::recogniser::RecogniserKind;
 use audio::speakers::Speakers;
 use clap::{Args, Subcommand};
+use loadgen::report::TextTable;
 
 use crate::audio::model::{EngineArgs, LoadedRecogniser};
 use crate::audio::recognise;
 use crate::audio::recognisers::RecogniserDirArgs;
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
-use crate::table::TextTable;
 
 /// Minimum similarity of a known voice, if the recogniser sets none.
 const THRESHOLD: f32 = 0.6;
@@ -135,13 +135,13 @@ fn identify(args: &SpeakersArgs, speakers: &Speakers, files: &[PathBuf]) -> Comm
     }
     let opened = open(args)?;
     let threshold = opened.recogniser.threshold().unwrap_or(THRESHOLD);
-    let mut table = TextTable::new(["FILE", "SPEAKER", "SIMILARITY"]);
+    let mut table = TextTable::left(&["FILE", "SPEAKER", "SIMILARITY"]);
     for file in files {
         let Some((name, similarity)) = speakers.nearest(&embed(&opened, file)?) else { continue };
         let who = if similarity >= threshold { name } else { format!("unknown (nearest: {name})") };
         table.row([file.display().to_string(), who, format!("{similarity:.3}")]);
     }
-    print(&table.text())
+    print(&table.to_string())
 }
 
 /// Returns true, and prints "yes", if the voice in `file` is `name`'s.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use base::{Error, Result};
+use loadgen::connection::url_segment;
 use serde_json::Value;
 
 /// Name of the embedding model and of its directory.
@@ -68,7 +69,7 @@ impl<'a> IndexedGallery<'a> {
         let indexed = IndexedGallery { gallery, agent, base };
         let started = Instant::now();
         for image in &gallery.images {
-            let query = format!("?name={}&model={MODEL}", escaped(&name(image)));
+            let query = format!("?name={}&model={MODEL}", url_segment(&name(image)));
             let request = ureq::http::Request::put(indexed.url(&query));
             indexed.ask(request, image)?;
         }
@@ -131,14 +132,6 @@ impl<'a> IndexedGallery<'a> {
 
 fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-}
-
-/// Escapes a value for an address.
-fn escaped(text: &str) -> String {
-    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
-    text.bytes()
-        .map(|byte| if plain(&byte) { char::from(byte).into() } else { format!("%{byte:02X}") })
-        .collect()
 }
 
 fn stem(name: &str) -> &str {
@@ -207,7 +200,7 @@ mod tests {
         );
         assert_eq!(FirstHit::parse(&serde_json::json!({"results": []})), None);
         assert_eq!(stem("coffee.jpg"), stem("coffee.png"));
-        assert_eq!(escaped("a b&é.png"), "a%20b%26%C3%A9.png");
+        assert_eq!(url_segment("a b&é.png"), "a%20b%26%C3%A9.png");
     }
 
     #[test]

@@ -73,7 +73,7 @@ impl LiveCounts {
             let figures = latencies.summary();
             let cells = [figures.p50_ms, figures.p99_ms, figures.p999_ms, figures.max_ms].map(ms);
             let row = [name.to_owned(), figures.n.to_string()];
-            table.row(row.into_iter().chain(cells).collect());
+            table.row(row.into_iter().chain(cells));
         }
         table.to_string()
     }

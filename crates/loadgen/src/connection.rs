@@ -340,6 +340,14 @@ fn grpc_status(headers: &HeaderMap) -> Result<()> {
     }
 }
 
+/// Escapes `text` as one segment or value of a URL.
+pub fn url_segment(text: &str) -> String {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~".contains(byte);
+    text.bytes()
+        .map(|byte| if plain(&byte) { char::from(byte).into() } else { format!("%{byte:02X}") })
+        .collect()
+}
+
 /// Decodes gRPC's percent-encoding of messages in headers. Malformed text stays as it is.
 fn percent_decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
@@ -412,6 +420,7 @@ mod tests {
     fn frames_and_clips() {
         assert_eq!(&grpc_frame(b"ab")[..], &[0, 0, 0, 0, 2, b'a', b'b']);
         assert_eq!(percent_decoded("no%20%22m%22 100%"), "no \"m\" 100%");
+        assert_eq!(url_segment("a b/c"), "a%20b%2Fc");
         assert_eq!(clip(" short "), "short");
         assert_eq!(clip(&"é".repeat(400)).len(), REASON_BYTES_MAX);
     }

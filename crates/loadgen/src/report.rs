@@ -9,21 +9,29 @@ use base::{Error, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
-/// A table of text cells; the first column is left-aligned, the others right-aligned.
-#[derive(Debug, Default)]
+/// A table of text cells, two spaces apart.
+#[derive(Debug)]
 pub struct TextTable {
     rows: Vec<Vec<String>>,
+    /// True for figures: a line below the header, and all columns but the first right-aligned.
+    figures: bool,
 }
 
 impl TextTable {
-    /// Creates a table with these column names.
+    /// Creates a table of figures with these column names.
     pub fn new(columns: &[&str]) -> TextTable {
-        TextTable { rows: vec![columns.iter().map(|name| (*name).to_owned()).collect()] }
+        TextTable { figures: true, ..TextTable::left(columns) }
     }
 
-    /// Adds a row.
-    pub fn row(&mut self, cells: Vec<String>) {
-        self.rows.push(cells);
+    /// Creates a table of left-aligned text with these column names.
+    pub fn left(columns: &[&str]) -> TextTable {
+        let header = columns.iter().map(|name| (*name).to_owned()).collect();
+        TextTable { rows: vec![header], figures: false }
+    }
+
+    /// Adds a row. Line breaks in cells become spaces.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().map(|cell| cell.replace('\n', " ")).collect());
     }
 }
 
@@ -42,18 +50,16 @@ impl std::fmt::Display for TextTable {
         for (index, row) in self.rows.iter().enumerate() {
             let mut line = String::new();
             for (column, cell) in row.iter().enumerate() {
-                let (before, after) = if column == 0 { ("", "") } else { ("  ", "") };
-                let pad = " ".repeat(widths[column] - cell.chars().count());
-                line.push_str(before);
-                line.push_str(&if column == 0 {
-                    format!("{cell}{pad}")
+                let width = widths[column];
+                let gap = if column == 0 { "" } else { "  " };
+                line.push_str(&if self.figures && column > 0 {
+                    format!("{gap}{cell:>width$}")
                 } else {
-                    format!("{pad}{cell}")
+                    format!("{gap}{cell:width$}")
                 });
-                line.push_str(after);
             }
             writeln!(f, "{}", line.trim_end())?;
-            if index == 0 {
+            if index == 0 && self.figures {
                 writeln!(
                     f,
                     "{}",
@@ -206,8 +212,8 @@ mod tests {
     #[test]
     fn tables_line_up() {
         let mut table = TextTable::new(&["arm", "p50 ms"]);
-        table.row(vec!["pool".into(), "0.9".into()]);
-        table.row(vec!["control".into(), "10.25".into()]);
+        table.row(["pool".into(), "0.9".into()]);
+        table.row(["control".into(), "10.25".into()]);
         assert_eq!(
             table.to_string(),
             "arm      p50 ms\n---------------\npool        0.9\ncontrol   10.25\n"

@@ -224,7 +224,7 @@ fn print_table(report: &LoadReport) {
         "server CPU us",
     ]);
     let latency = &report.latency;
-    table.row(vec![
+    table.row([
         latency.n.to_string(),
         format!("{:.0}", report.rps),
         ms(latency.p50_ms),

@@ -194,7 +194,7 @@ impl<'a> TuneSummary<'a> {
             shown.push(sync);
         }
         for ScoredPoint { point, best, within, .. } in shown {
-            table.row(vec![
+            table.row([
                 point.to_string(),
                 best.clients.to_string(),
                 format!("{:.0}", best.qps),

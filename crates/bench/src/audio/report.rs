@@ -299,7 +299,7 @@ fn sweep_table(cells: &[SweepCell], minutes: u32) -> TextTable {
     let mut table =
         TextTable::new(&["threads", "inside", "cores", "seconds", "cpu %", "times real time"]);
     for cell in cells {
-        table.row(vec![
+        table.row([
             cell.threads.to_string(),
             cell.intra.to_string(),
             cell.cores.to_string(),

@@ -75,7 +75,7 @@ impl BenchReport for CrashReport {
             ("corrupt", self.corrupt.to_string()),
             ("longest start, ms", format!("{:.1}", self.open_ms_max)),
         ];
-        rows.into_iter().for_each(|(name, value)| table.row(vec![name.into(), value]));
+        rows.into_iter().for_each(|(name, value)| table.row([name.into(), value]));
         println!("{table}\n{}", self.context);
     }
 

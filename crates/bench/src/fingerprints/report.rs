@@ -105,7 +105,7 @@ impl BenchReport for MatchReport {
             "accepted above",
         ]);
         let mut row = |name: &str, rates: &ErrorRates| {
-            table.row(vec![
+            table.row([
                 name.into(),
                 rates.genuine.to_string(),
                 rates.impostor.to_string(),

@@ -242,7 +242,7 @@ impl BenchReport for ImagesReport {
         ]);
         for (name, rates) in &self.attacks {
             let share = |value: f64| format!("{value:.4}");
-            table.row(vec![
+            table.row([
                 (*name).into(),
                 rates.copies.to_string(),
                 share(rates.coarse_recall1),

@@ -141,9 +141,7 @@ impl BenchReport for IngestReport {
             let LatencySummary { n, p50_ms, p99_ms, p999_ms, max_ms } = arm.all;
             let figures = [p50_ms, p99_ms, p999_ms, max_ms].map(ms);
             let counts = [arm.failed.to_string(), arm.wrong.to_string()];
-            table.row(
-                [name.to_owned(), n.to_string()].into_iter().chain(figures).chain(counts).collect(),
-            );
+            table.row([name.to_owned(), n.to_string()].into_iter().chain(figures).chain(counts));
         }
         println!("{table}");
         println!(

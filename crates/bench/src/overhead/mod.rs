@@ -379,7 +379,7 @@ impl BenchReport for OverheadReport {
         for (name, cells) in
             [("bare ONNX Runtime loop", bare), ("server", server), ("added", added)]
         {
-            table.row(std::iter::once(name.to_owned()).chain(cells).collect());
+            table.row(std::iter::once(name.to_owned()).chain(cells));
         }
         print!("{table}");
         let mark = |met: bool| if met { "met" } else { "NOT met" };

@@ -101,7 +101,7 @@ impl BenchReport for OverloadReport {
         ];
         let mut table = TextTable::new(&columns);
         for (name, phase) in [("at capacity", &self.at_capacity), ("overload", &self.overload)] {
-            table.row(vec![
+            table.row([
                 name.into(),
                 format!("{:.0}", phase.rate_rps),
                 format!("{:.0}", phase.served_rps),

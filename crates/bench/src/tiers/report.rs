@@ -313,7 +313,7 @@ impl TiersReport {
         ];
         let mut table = TextTable::new(&columns);
         for (name, figures) in self.rows() {
-            table.row(vec![
+            table.row([
                 name,
                 format!("{:.3}", figures.throughput_ratio),
                 format!("{:.3}", figures.p50_ratio),

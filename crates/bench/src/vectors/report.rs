@@ -115,7 +115,7 @@ impl BenchReport for VectorsReport {
             let at = |recall| curve.qps_at(recall).map_or("-".into(), |qps| format!("{qps:.0}"));
             let best = points.iter().map(|point| point.recall).fold(0.0, f64::max);
             let build = self.build_s.get(engine).copied().unwrap_or(0.0);
-            table.row(vec![
+            table.row([
                 engine.clone(),
                 format!("{build:.1}"),
                 at(0.95),

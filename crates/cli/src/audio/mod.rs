@@ -13,9 +13,9 @@ mod streaming;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use loadgen::report::TextTable;
 
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
-use crate::table::TextTable;
 use model::EngineArgs;
 use output::LabelOutput;
 use recognise::{Backend, FileResult};
@@ -138,7 +138,7 @@ pub(crate) fn run(args: &AudioCommand) -> CommandResult {
 }
 
 fn list(directory: &RecogniserDirArgs) -> CommandResult {
-    let mut table = TextTable::new(["NAME", "TITLE", "KIND", "RATE"]);
+    let mut table = TextTable::left(&["NAME", "TITLE", "KIND", "RATE"]);
     for found in directory.all()? {
         match audio::recogniser::Recogniser::parse(&found.name, &found.text) {
             Ok(recogniser) => table.row([
@@ -153,5 +153,5 @@ fn list(directory: &RecogniserDirArgs) -> CommandResult {
             }
         }
     }
-    print(&table.text())
+    print(&table.to_string())
 }

@@ -12,8 +12,8 @@ use audio::pipeline::{AudioSummary, PipelineEvent};
 use base::{Error, Result};
 
 use crate::audio::ndjson::{LINE_BYTES_MAX, ServerLine, parse};
-use crate::client::segment;
 use crate::exit::{CommandError, CommandResult};
+use loadgen::connection::url_segment;
 
 /// Timeout for connecting.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
@@ -59,7 +59,10 @@ impl StreamingClient {
         let has_port =
             authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
         let authority = if has_port { authority.to_owned() } else { format!("{authority}:80") };
-        Ok(StreamingClient { authority, path: format!("/v1/audio/{}{query}", segment(recogniser)) })
+        Ok(StreamingClient {
+            authority,
+            path: format!("/v1/audio/{}{query}", url_segment(recogniser)),
+        })
     }
 
     /// Sends a recording and passes the server's events to `sink`.

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::{Check, CheckVerdict};
+use super::Check;
 use crate::environment;
 use crate::serve::file::SettingsFile;
 use crate::values::Host;
@@ -13,7 +13,7 @@ pub(super) fn check() -> Check {
     match file {
         Some(Err(failure)) => {
             let meaning = format!("{}; serve would not start with it.", failure.message());
-            Check::new("access", CheckVerdict::Warn, "unknown", meaning)
+            Check::warn("access", "unknown", meaning)
         }
         Some(Ok(file)) => {
             access(file.server.host, file.search.api_key.or_else(|| environment::API_KEY.text()))
@@ -27,20 +27,21 @@ fn access(host: Option<Host>, api_key: Option<String>) -> Check {
     let found = format!("{host}, {}", if api_key.is_some() { "API key" } else { "no API key" });
     if host.is_loopback() {
         let meaning = "Only this machine reaches the server, unless serve --host says otherwise.";
-        return Check::new("access", CheckVerdict::Ok, found, meaning);
+        return Check::ok("access", found, meaning);
     }
     if api_key.is_none() {
         let meaning = "Anyone who reaches this address can run models, read metrics, pictures and collections, and change \
                        and delete collections. Set MILLPOND_API_KEY or api-key, or host = \"127.0.0.1\".";
-        return Check::new("access", CheckVerdict::Warn, found, meaning);
+        return Check::warn("access", found, meaning);
     }
     let meaning = "Collections and pictures want the key. Models, metrics and the live page are open to anyone who reaches \
                    this address.";
-    Check::new("access", CheckVerdict::Ok, found, meaning)
+    Check::ok("access", found, meaning)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::CheckVerdict;
     use super::*;
 
     #[test]

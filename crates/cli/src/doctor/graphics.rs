@@ -2,7 +2,7 @@
 
 use base::ErrorKind;
 
-use super::{Check, CheckVerdict};
+use super::Check;
 use crate::environment;
 
 /// Opens the GPU as `serve --gpu auto` does: driver, device, compiled kernels.
@@ -15,25 +15,18 @@ pub(super) fn check() -> Check {
 /// A missing GPU is fine. A GPU that cannot be used is a warning, since it may be intended for use.
 fn judge(opened: base::Result<String>) -> Check {
     match opened {
-        Ok(name) => Check::new(
+        Ok(name) => Check::ok(
             "GPU",
-            CheckVerdict::Ok,
             name,
             "With `serve --gpu auto` large segments of collections are compared whole on it.",
         ),
         Err(error)
             if error.kind() == ErrorKind::NotFound && !error.message().contains("libnvrtc") =>
         {
-            Check::new(
-                "GPU",
-                CheckVerdict::Ok,
-                "none",
-                format!("Everything is done by the processor: {error}."),
-            )
+            Check::ok("GPU", "none", format!("Everything is done by the processor: {error}."))
         }
-        Err(error) => Check::new(
+        Err(error) => Check::warn(
             "GPU",
-            CheckVerdict::Warn,
             "not usable",
             format!("Everything is done by the processor: {error}."),
         ),
@@ -44,6 +37,7 @@ fn judge(opened: base::Result<String>) -> Check {
 mod tests {
     use base::Error;
 
+    use super::super::CheckVerdict;
     use super::*;
 
     #[test]

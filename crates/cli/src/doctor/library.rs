@@ -6,24 +6,20 @@ use engine::Engine;
 use engine_onnx::OnnxEngine;
 use engine_torch::TorchEngine;
 
-use super::{Check, CheckVerdict};
+use super::Check;
 use crate::serve::{library_search, torch_search};
 
 /// Finds and loads ONNX Runtime.
 pub(super) fn check(explicit: Option<PathBuf>) -> Check {
     match OnnxEngine::open(&library_search(explicit)) {
-        Ok(engine) => Check::new(
+        Ok(engine) => Check::ok(
             "ONNX Runtime",
-            CheckVerdict::Ok,
             format!("{} in {}", engine.version(), engine.library().display()),
             "It loads; ONNX models can be served.",
         ),
-        Err(error) => Check::new(
-            "ONNX Runtime",
-            CheckVerdict::Fail,
-            "not usable",
-            format!("No model can be served: {error}."),
-        ),
+        Err(error) => {
+            Check::fail("ONNX Runtime", "not usable", format!("No model can be served: {error}."))
+        }
     }
 }
 
@@ -31,15 +27,13 @@ pub(super) fn check(explicit: Option<PathBuf>) -> Check {
 /// The server opens it with the first TorchScript model.
 pub(super) fn torch(explicit: Option<PathBuf>) -> Check {
     match TorchEngine::find_library(&torch_search(explicit)) {
-        Ok(path) => Check::new(
+        Ok(path) => Check::ok(
             "LibTorch",
-            CheckVerdict::Ok,
             format!("shim in {}", path.display()),
             "TorchScript models can be served; the library is opened when the first of them loads.",
         ),
-        Err(error) => Check::new(
+        Err(error) => Check::warn(
             "LibTorch",
-            CheckVerdict::Warn,
             "not there",
             format!(
                 "TorchScript models (model.pt) cannot be served; ONNX models can. {}.",

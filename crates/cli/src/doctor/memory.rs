@@ -45,22 +45,20 @@ fn reports_free_pages(devices: &Path) -> Option<bool> {
 fn balloon(reports: Option<bool>) -> Check {
     let name = "freed memory";
     match reports {
-        Some(true) => Check::new(
+        Some(true) => Check::warn(
             name,
-            CheckVerdict::Warn,
             "goes back to the host",
             "This virtual machine hands free memory to its host within half a minute. While it does, a host that bounds the \
              machine's processor time may stop all cores (34 ms of every 100 where this was measured), and taking memory \
              again costs about 17 us per page. Models in the pool are not affected: it keeps its memory. The first start takes \
              longer; do not end large programs beside a server that must answer evenly.",
         ),
-        Some(false) => Check::new(
+        Some(false) => Check::ok(
             name,
-            CheckVerdict::Ok,
             "stays",
             "The virtual machine's balloon takes no free memory by itself.",
         ),
-        None => Check::new(name, CheckVerdict::Ok, "stays", "No host takes free memory away."),
+        None => Check::ok(name, "stays", "No host takes free memory away."),
     }
 }
 
@@ -73,12 +71,7 @@ fn chosen(text: &str) -> &str {
 
 fn size(machine: base::Result<(u64, u64)>) -> Check {
     match machine {
-        Err(error) => Check::new(
-            "memory",
-            CheckVerdict::Warn,
-            "unknown",
-            format!("{error}; give --pool BYTES."),
-        ),
+        Err(error) => Check::warn("memory", "unknown", format!("{error}; give --pool BYTES.")),
         Ok((total, available)) => {
             let meaning = if available < AVAILABLE_MIN {
                 "Too little is free to hold a model and its next version."
@@ -115,40 +108,34 @@ fn huge_pages(mode: Option<&str>, defrag: Option<&str>, got: base::Result<u64>) 
     let settings = format!("enabled={}, defrag={}", mode.unwrap_or("?"), defrag.unwrap_or("?"));
     let name = "huge pages";
     match got {
-        Ok(bytes) if bytes >= SLOT_BYTES as u64 => Check::new(
+        Ok(bytes) if bytes >= SLOT_BYTES as u64 => Check::ok(
             name,
-            CheckVerdict::Ok,
             format!("available (2 MiB pages, {settings})"),
             "Parameters lie in 2 MiB pages: fewer address look-ups, and a swap costs next to no page fault.",
         ),
-        Ok(_) if mode == Some("never") => Check::new(
+        Ok(_) if mode == Some("never") => Check::warn(
             name,
-            CheckVerdict::Warn,
             format!("switched off ({settings})"),
             "Parameters lie in 4 KiB pages, which costs speed in large tables; as root: \
              echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         ),
-        Ok(_) => Check::new(
+        Ok(_) => Check::warn(
             name,
-            CheckVerdict::Warn,
             format!("allowed, but not available ({settings})"),
             "Free memory is in pieces or the container forbids it; as root: echo 1 > /proc/sys/vm/compact_memory, or \
              start Millpond early after booting.",
         ),
-        Err(error) => {
-            Check::new(name, CheckVerdict::Warn, format!("not tried ({settings})"), error.message())
-        }
+        Err(error) => Check::warn(name, format!("not tried ({settings})"), error.message()),
     }
 }
 
 fn allocator(jemalloc: bool) -> Check {
     if jemalloc {
         let meaning = "Requests and the engines' scratch memory share one allocator that returns memory in the background.";
-        return Check::new("allocator", CheckVerdict::Ok, "jemalloc, process-wide", meaning);
+        return Check::ok("allocator", "jemalloc, process-wide", meaning);
     }
-    Check::new(
+    Check::warn(
         "allocator",
-        CheckVerdict::Warn,
         "not jemalloc",
         "This program was built without jemalloc, or another allocator was loaded before it (LD_PRELOAD?); memory of \
          unloaded models may stay taken.",

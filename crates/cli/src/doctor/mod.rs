@@ -92,6 +92,30 @@ impl Check {
     ) -> Check {
         Check { name, verdict, found: found.into(), meaning: meaning.into() }
     }
+
+    pub(crate) fn ok(
+        name: &'static str,
+        found: impl Into<String>,
+        meaning: impl Into<String>,
+    ) -> Check {
+        Check::new(name, CheckVerdict::Ok, found, meaning)
+    }
+
+    pub(crate) fn warn(
+        name: &'static str,
+        found: impl Into<String>,
+        meaning: impl Into<String>,
+    ) -> Check {
+        Check::new(name, CheckVerdict::Warn, found, meaning)
+    }
+
+    pub(crate) fn fail(
+        name: &'static str,
+        found: impl Into<String>,
+        meaning: impl Into<String>,
+    ) -> Check {
+        Check::new(name, CheckVerdict::Fail, found, meaning)
+    }
 }
 
 /// Runs all checks and prints the findings.
@@ -199,10 +223,8 @@ mod tests {
 
     #[test]
     fn text_for_people() {
-        let checks = [
-            Check::new("cores", CheckVerdict::Ok, "8", "Enough."),
-            Check::new("clock", CheckVerdict::Warn, "hpet", "Slow to read."),
-        ];
+        let checks =
+            [Check::ok("cores", "8", "Enough."), Check::warn("clock", "hpet", "Slow to read.")];
         let text = text(&checks);
         assert!(
             text.starts_with("ok    cores           8\n                      Enough.\n"),

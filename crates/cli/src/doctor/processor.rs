@@ -85,15 +85,13 @@ fn cores(usable: usize, online: usize) -> Check {
 
 fn quota(cores: Option<f64>) -> Check {
     match cores {
-        None => Check::new(
+        None => Check::ok(
             "CPU limit",
-            CheckVerdict::Ok,
             "none",
             "No control group stops the threads in the middle of a request.",
         ),
-        Some(cores) => Check::new(
+        Some(cores) => Check::warn(
             "CPU limit",
-            CheckVerdict::Warn,
             format!("{cores:.2} cores"),
             "The control group stops all threads when the time of a period is used up, which shows as tens of \
              milliseconds in p999; give whole cores (a cpuset, or requests equal to limits) instead of a quota.",
@@ -105,33 +103,29 @@ fn quota(cores: Option<f64>) -> Check {
 fn idle(info: &str, governor: Option<&str>, halt_poll: Option<&str>) -> Check {
     let name = "idle cores";
     if !info.split_whitespace().any(|word| word == "hypervisor") {
-        return Check::new(
+        return Check::ok(
             name,
-            CheckVerdict::Ok,
             "no virtual machine",
             "Idle cores are woken without a host in between.",
         );
     }
     let polls = halt_poll.and_then(|text| text.trim().parse::<u64>().ok());
     match (governor.map(str::trim), polls) {
-        (Some("haltpoll"), Some(0)) => Check::new(
+        (Some("haltpoll"), Some(0)) => Check::warn(
             name,
-            CheckVerdict::Warn,
             "virtual, halt at once",
             "At low load every request waits until the host has woken a core: where this was measured, one client's p99 was \
              2.0 to 3.7 ms with polling and 4.4 to 8.8 without. `echo 200000 > \
              /sys/module/haltpoll/parameters/guest_halt_poll_ns` has idle cores look out for 200 us before they halt, which \
              takes processor time.",
         ),
-        (Some("haltpoll"), Some(ns)) => Check::new(
+        (Some("haltpoll"), Some(ns)) => Check::ok(
             name,
-            CheckVerdict::Ok,
             format!("virtual, poll for {} us", ns / 1000),
             "Idle cores look out for work before they halt.",
         ),
-        _ => Check::new(
+        _ => Check::ok(
             name,
-            CheckVerdict::Ok,
             "virtual",
             "Whether idle cores halt at once is the host's business; cpuidle-haltpoll would let this machine decide.",
         ),

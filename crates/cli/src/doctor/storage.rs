@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use os::{DIRECT_ALIGNMENT, DirectFile};
 
-use super::{Check, CheckVerdict, read};
+use super::{Check, read};
 
 /// Maximum depth of the search for a file to read.
 const DEPTH_MAX: usize = 3;
@@ -24,22 +24,20 @@ fn direct(what: &str, dir: &Path, tried: Result<Option<String>, String>) -> Chec
     let name = "direct reads";
     let shown = format!("{what} {}", dir.display());
     match tried {
-        Ok(None) => Check::new(
+        Ok(None) => Check::ok(
             name,
-            CheckVerdict::Ok,
             shown,
             "O_DIRECT works here: weights are read past the page cache and push nothing out of it.",
         ),
-        Ok(Some(refusal)) => Check::new(
+        Ok(Some(refusal)) => Check::warn(
             name,
-            CheckVerdict::Warn,
             shown,
             format!(
                 "Read through the page cache instead ({refusal}): loads are felt more. Keep models on ext4, xfs or \
                  btrfs."
             ),
         ),
-        Err(why) => Check::new(name, CheckVerdict::Warn, shown, format!("Not tried: {why}.")),
+        Err(why) => Check::warn(name, shown, format!("Not tried: {why}.")),
     }
 }
 
@@ -114,11 +112,12 @@ fn io_uring(disabled: Option<&str>) -> Check {
         None => "not said (Linux before 6.6)",
     };
     let meaning = "Serving models does not use it; parameters and indexes on NVMe will.";
-    Check::new("io_uring", CheckVerdict::Ok, found, meaning)
+    Check::ok("io_uring", found, meaning)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::CheckVerdict;
     use super::*;
 
     #[test]

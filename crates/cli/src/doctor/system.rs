@@ -30,18 +30,13 @@ fn open_file_limit(limits: &str) -> Option<u64> {
 fn open_files(limit: Option<u64>) -> Check {
     let name = "open files";
     let Some(limit) = limit else {
-        return Check::new(
-            name,
-            CheckVerdict::Warn,
-            "unknown",
-            "The limit could not be read from /proc/self/limits.",
-        );
+        return Check::warn(name, "unknown", "The limit could not be read from /proc/self/limits.");
     };
     let found = if limit == u64::MAX { "unlimited".to_owned() } else { limit.to_string() };
     if limit < 2 * DESCRIPTORS_OWN {
         let meaning =
             "Too few for the server itself; raise it with `ulimit -Hn 65536` or LimitNOFILE=65536.";
-        return Check::new(name, CheckVerdict::Fail, found, meaning);
+        return Check::fail(name, found, meaning);
     }
     let room = server::descriptors::plan(limit, CONNECTIONS_MAX).connections_max;
     if room < CONNECTIONS_MAX {
@@ -49,9 +44,9 @@ fn open_files(limit: Option<u64>) -> Check {
             "Room for about {room} connections a door instead of 16384; give --max-connections {room}, or raise the \
              limit with LimitNOFILE=65536 in the service's unit."
         );
-        return Check::new(name, CheckVerdict::Warn, found, meaning);
+        return Check::warn(name, found, meaning);
     }
-    Check::new(name, CheckVerdict::Ok, found, "Enough for 16384 connections on each door.")
+    Check::ok(name, found, "Enough for 16384 connections on each door.")
 }
 
 fn kernel(release: Option<&str>) -> Check {

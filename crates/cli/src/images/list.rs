@@ -1,13 +1,13 @@
 //! `millpond images list` and `delete`.
 
 use clap::Args;
+use loadgen::report::TextTable;
 use serde_json::Value;
 
 use super::{ImagesServerArgs, path};
 use crate::client::{HttpClient, RequestContent};
 use crate::exit::{CommandError, CommandResult, print};
 use crate::models::pretty;
-use crate::table::TextTable;
 
 /// Number of images per request.
 const PAGE: u32 = 250;
@@ -66,11 +66,11 @@ fn collections(args: &ListArgs, client: &HttpClient) -> CommandResult {
             "no collections; make one with `millpond images index DIR --collection NAME`\n",
         );
     }
-    let mut table = TextTable::new(["NAME", "KIND", "IMAGES", "MODEL", "STATE"]);
+    let mut table = TextTable::left(&["NAME", "KIND", "IMAGES", "MODEL", "STATE"]);
     for entry in found {
         table.row(["name", "kind", "count", "model", "state"].map(|key| text(entry, key)));
     }
-    print(&table.text())
+    print(&table.to_string())
 }
 
 fn list_images(args: &ListArgs, client: &HttpClient, collection: &str) -> CommandResult {

@@ -9,9 +9,10 @@ mod walk;
 
 use clap::{Args, Subcommand};
 
-use crate::client::{HttpClient, ServerArgs, segment};
+use crate::client::{HttpClient, ServerArgs};
 use crate::environment;
 use crate::exit::CommandResult;
+use loadgen::connection::url_segment;
 
 /// `millpond images ACTION`.
 #[derive(Args, Debug)]
@@ -74,11 +75,11 @@ impl ImagesServerArgs {
 
 /// Returns `/v1/images/COLLECTION` with `rest` and the parameters that have a value.
 fn path(collection: &str, rest: &str, query: &[(&str, Option<String>)]) -> String {
-    let mut path = format!("/v1/images/{}{rest}", segment(collection));
+    let mut path = format!("/v1/images/{}{rest}", url_segment(collection));
     let mut sign = '?';
     for (name, value) in query {
         if let Some(value) = value {
-            path.push_str(&format!("{sign}{name}={}", segment(value)));
+            path.push_str(&format!("{sign}{name}={}", url_segment(value)));
             sign = '&';
         }
     }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use loadgen::report::TextTable;
 use serde_json::{Value, json};
 
 use super::terminal::{Terminal, show};
@@ -10,7 +11,6 @@ use super::{ImagesServerArgs, path};
 use crate::client::{HttpClient, RequestContent};
 use crate::exit::{CommandError, CommandResult, print};
 use crate::models::pretty;
-use crate::table::TextTable;
 
 /// Maximum number of results shown as images.
 const SHOWN_MAX: usize = 5;
@@ -162,8 +162,8 @@ fn table(results: &[Value], explain: bool) -> String {
     let text =
         |value: &Value, key: &str| value.get(key).and_then(Value::as_str).unwrap_or("-").to_owned();
     let mut table = match explain {
-        true => TextTable::new(["RANK", "SCORE", "COARSE", "ACCEPTED", "MATCHED", "NAME", "ID"]),
-        false => TextTable::new(["RANK", "SCORE", "COARSE", "ACCEPTED", "NAME", "ID"]),
+        true => TextTable::left(&["RANK", "SCORE", "COARSE", "ACCEPTED", "MATCHED", "NAME", "ID"]),
+        false => TextTable::left(&["RANK", "SCORE", "COARSE", "ACCEPTED", "NAME", "ID"]),
     };
     for (rank, result) in results.iter().enumerate() {
         let accepted = result.get("accepted") == Some(&json!(true));
@@ -183,7 +183,7 @@ fn table(results: &[Value], explain: bool) -> String {
             table.row([rank, score, coarse, accepted, name, id]);
         }
     }
-    table.text()
+    table.to_string()
 }
 
 /// "decode 3.1 ms, embed 20.4 ms, keypoints 9.0 ms, search 1.2 ms".

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     fn reply(status: u16, body: &str) -> HttpReply {
-        HttpReply { status, retry_after: Some(Duration::ZERO), body: body.into() }
+        HttpReply { status, retry_after: Some(Duration::ZERO), json_bytes: None, body: body.into() }
     }
 
     #[test]

@@ -141,7 +141,7 @@ mod tests {
         let names: Vec<&str> = walked.found.iter().map(|found| found.name.as_str()).collect();
         assert_eq!(names, ["a.png", "b/a.JPG", "b/c/d.webp"]);
         assert_eq!((walked.ignored, walked.unread.len()), (2, 0));
-        // A file given by name is taken whatever its extension, and only once.
+        // A file given by name is taken with any extension, and only once.
         let file = dir.path().join("e");
         assert_eq!(
             walk(&[file.clone(), file.clone()]).unwrap().found,

@@ -36,7 +36,7 @@ fn spec(input: &Value) -> Option<InputSpec> {
 
 impl InputSpec {
     /// Returns the shape for `elements` elements in one row: fixed axes as they are, the last free
-    /// axis as long as needed, other free axes 1.
+    /// axis of the needed size, other free axes 1.
     ///
     /// # Errors
     /// Returns an error that names the input if no shape fits.

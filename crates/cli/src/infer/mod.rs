@@ -17,9 +17,10 @@ use base::NamedTensor;
 use clap::Args;
 use serde_json::Value;
 
-use crate::client::{HttpClient, ServerArgs, segment};
+use crate::client::{HttpClient, RequestContent, ServerArgs};
 use crate::exit::{CommandError, CommandResult, print};
 use input::InputArg;
+use loadgen::connection::url_segment;
 
 /// Maximum size of an input file.
 const FILE_BYTES_MAX: u64 = 1 << 30;
@@ -67,13 +68,14 @@ pub(crate) struct InferArgs {
 pub(crate) fn run(args: &InferArgs) -> CommandResult {
     let client = HttpClient::new(&args.server)?;
     let version = args.version.map(|version| format!("/versions/{version}")).unwrap_or_default();
-    let model = format!("/v2/models/{}{version}", segment(&args.model));
+    let model = format!("/v2/models/{}{version}", url_segment(&args.model));
     let request = request(args, &client, &model)?;
     let started = Instant::now();
-    let answer =
-        client.post_binary(&format!("{model}/infer"), request.json_bytes, &request.body)?;
+    let wire::EncodedRequest { json_bytes, body } = &request;
+    let content = RequestContent::Tensors { json_bytes: *json_bytes, body };
+    let answer = client.call("POST", &format!("{model}/infer"), content)?;
     let elapsed = started.elapsed();
-    let answer = wire::decode(&answer)?;
+    let answer = wire::decode(answer.good()?, answer.json_bytes)?;
     if args.json {
         return print(&crate::models::pretty(&show::json(&answer)));
     }

@@ -1,10 +1,10 @@
 //! Formats responses as text and as JSON.
 
 use base::{DType, Data, NamedTensor, Tensor};
+use loadgen::report::TextTable;
 use serde_json::{Value, json};
 
 use crate::infer::wire::{self, DecodedResponse};
-use crate::table::TextTable;
 
 /// Maximum number of values shown per output.
 const VALUES_SHOWN: usize = 6;
@@ -15,7 +15,7 @@ const ROWS_SHOWN: usize = 16;
 
 /// Formats one line per output.
 pub(crate) fn table(outputs: &[NamedTensor]) -> String {
-    let mut table = TextTable::new(["OUTPUT", "TYPE", "SHAPE", "VALUES"]);
+    let mut table = TextTable::left(&["OUTPUT", "TYPE", "SHAPE", "VALUES"]);
     for output in outputs {
         let tensor = &output.tensor;
         let mut values: Vec<String> =
@@ -30,7 +30,7 @@ pub(crate) fn table(outputs: &[NamedTensor]) -> String {
             values.join("  "),
         ]);
     }
-    table.text()
+    table.to_string()
 }
 
 /// Formats the `count` highest values of each row (along the last axis) of each numeric output.

@@ -4,7 +4,6 @@ use base::{DType, Data, NamedTensor, Tensor};
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use crate::client::InferReply;
 use crate::exit::{CommandError, CommandResult};
 use crate::infer::json;
 
@@ -80,14 +79,15 @@ pub(crate) fn encode(inputs: &[NamedTensor]) -> EncodedRequest {
     EncodedRequest { json_bytes, body }
 }
 
-/// Decodes a response. The server chose binary or JSON for each output.
+/// Decodes a response. The server chose binary or JSON for each output; with binary ones, the JSON
+/// has `json_bytes`.
 ///
 /// # Errors
 /// Returns an error if the response does not follow the protocol.
-pub(crate) fn decode(answer: &InferReply) -> CommandResult<DecodedResponse> {
+pub(crate) fn decode(answer: &[u8], json_bytes: Option<usize>) -> CommandResult<DecodedResponse> {
     let broken = || CommandError::failed("the answer is not that of the Open Inference Protocol");
-    let body = Bytes::copy_from_slice(&answer.body);
-    let split = answer.json_bytes.unwrap_or(body.len());
+    let body = Bytes::copy_from_slice(answer);
+    let split = json_bytes.unwrap_or(body.len());
     if split > body.len() {
         return Err(broken());
     }
@@ -172,15 +172,14 @@ mod tests {
             .unwrap()
             .replace("inputs", "outputs");
         let body = [head.as_bytes(), &request.body[request.json_bytes..]].concat();
-        let answer = InferReply { json_bytes: Some(head.len()), body };
-        assert_eq!(decode(&answer).unwrap().outputs, tensors);
+        assert_eq!(decode(&body, Some(head.len())).unwrap().outputs, tensors);
     }
 
     #[test]
     fn json_answers() {
         let body = br#"{"model_name":"m","model_version":"3","outputs":[
             {"name":"y","datatype":"FP32","shape":[1,2],"data":[2.5,3]}]}"#;
-        let decoded = decode(&InferReply { json_bytes: None, body: body.to_vec() }).unwrap();
+        let decoded = decode(body, None).unwrap();
         assert_eq!((decoded.model.as_str(), decoded.version.as_str()), ("m", "3"));
         assert_eq!(decoded.outputs[0].tensor.to_vec::<f32>().unwrap(), [2.5, 3.0]);
     }
@@ -193,7 +192,7 @@ mod tests {
             (None, br#"{"outputs":[{"name":"y","datatype":"FP32","shape":[3],"parameters":{"binary_data_size":12}}]}"#),
             (None, br#"{"outputs":[{"name":"y","datatype":"FP32","shape":[3],"data":[1]}]}"#),
         ] {
-            assert!(decode(&InferReply { json_bytes, body: body.to_vec() }).is_err());
+            assert!(decode(body, json_bytes).is_err());
         }
     }
 }

@@ -280,47 +280,63 @@ pub(crate) enum TransitionOrder {
     ResourcePreserving,
 }
 
-impl ServerOptions {
-    /// Returns these values, with `under`'s for unset ones.
-    pub(crate) fn over(self, under: ServerOptions) -> ServerOptions {
-        ServerOptions {
-            host: self.host.or(under.host),
-            http_port: self.http_port.or(under.http_port),
-            grpc_port: self.grpc_port.or(under.grpc_port),
-            allowed_hosts: if self.allowed_hosts.is_empty() {
-                under.allowed_hosts
-            } else {
-                self.allowed_hosts
-            },
-            allow_remote_admin: self.allow_remote_admin || under.allow_remote_admin,
-            admin_key: self.admin_key.or(under.admin_key),
-            door_threads: self.door_threads.or(under.door_threads),
-            max_body: self.max_body.or(under.max_body),
-            max_connections: self.max_connections.or(under.max_connections),
-            max_requests: self.max_requests.or(under.max_requests),
-            request_memory: self.request_memory.or(under.request_memory),
-            request_timeout: self.request_timeout.or(under.request_timeout),
-            client_timeout: self.client_timeout.or(under.client_timeout),
-            shutdown_grace: self.shutdown_grace.or(under.shutdown_grace),
-            tfs_tensor_content: self.tfs_tensor_content || under.tfs_tensor_content,
-            onnxruntime: self.onnxruntime.or(under.onnxruntime),
-            libtorch: self.libtorch.or(under.libtorch),
-            log_format: self.log_format.or(under.log_format),
-            log: self.log.or(under.log),
-        }
+/// Value of a setting that another source of settings may complete.
+trait Setting {
+    /// Returns this value, or `under` if this one is unset.
+    fn over(self, under: Self) -> Self;
+}
+
+impl<T> Setting for Option<T> {
+    fn over(self, under: Option<T>) -> Option<T> {
+        self.or(under)
     }
 }
 
-impl InferenceOptions {
-    /// Returns these values, with `under`'s for unset ones.
-    pub(crate) fn over(self, under: InferenceOptions) -> InferenceOptions {
-        InferenceOptions {
-            threads: self.threads.or(under.threads),
-            runtime_threads: self.runtime_threads.or(under.runtime_threads),
-            queue: self.queue.or(under.queue),
-            pin: self.pin || under.pin,
-            oversubscribe: self.oversubscribe || under.oversubscribe,
+impl Setting for bool {
+    fn over(self, under: bool) -> bool {
+        self || under
+    }
+}
+
+impl<T> Setting for Vec<T> {
+    fn over(self, under: Vec<T>) -> Vec<T> {
+        if self.is_empty() { under } else { self }
+    }
+}
+
+/// Implements `over` for sections of settings, field by field.
+macro_rules! sections {
+    ($($section:ident { $($field:ident),* $(,)? })*) => { $(
+        impl $section {
+            /// Returns these values, with `under`'s for unset ones.
+            pub(crate) fn over(self, under: $section) -> $section {
+                $section { $($field: self.$field.over(under.$field)),* }
+            }
         }
+    )* };
+}
+sections! {
+    ServerOptions {
+        host, http_port, grpc_port, allowed_hosts, allow_remote_admin, admin_key, door_threads,
+        max_body, max_connections, max_requests, request_memory, request_timeout, client_timeout,
+        shutdown_grace, tfs_tensor_content, onnxruntime, libtorch, log_format, log,
+    }
+    InferenceOptions {
+        threads, runtime_threads, queue, pin, oversubscribe,
+    }
+    MemoryOptions {
+        parameter_home, pool, swap_reserve, load_rate, fault_rate, no_huge_pages, no_direct_io,
+    }
+    LifecycleOptions {
+        poll, versions, transition, load_threads, unload_threads, load_retries, load_retry_interval,
+        cache_dir,
+    }
+    AudioOptions {
+        recordings, max_recording, max_spool, spool_dir, speakers_dir,
+    }
+    SearchOptions {
+        collections_dir, search_memory, search_cache, search_disk_reserve, search_threads,
+        originals, embedding_model, gpu, gpu_pinned, api_key,
     }
 }
 
@@ -334,68 +350,6 @@ impl ScheduleFlags {
                 .map(|TimeSpan(time)| time)
                 .or(under.max_queue_delay),
             ..under
-        }
-    }
-}
-
-impl MemoryOptions {
-    /// Returns these values, with `under`'s for unset ones.
-    pub(crate) fn over(self, under: MemoryOptions) -> MemoryOptions {
-        MemoryOptions {
-            parameter_home: self.parameter_home.or(under.parameter_home),
-            pool: self.pool.or(under.pool),
-            swap_reserve: self.swap_reserve.or(under.swap_reserve),
-            load_rate: self.load_rate.or(under.load_rate),
-            fault_rate: self.fault_rate.or(under.fault_rate),
-            no_huge_pages: self.no_huge_pages || under.no_huge_pages,
-            no_direct_io: self.no_direct_io || under.no_direct_io,
-        }
-    }
-}
-
-impl LifecycleOptions {
-    /// Returns these values, with `under`'s for unset ones.
-    pub(crate) fn over(self, under: LifecycleOptions) -> LifecycleOptions {
-        LifecycleOptions {
-            poll: self.poll.or(under.poll),
-            versions: self.versions.or(under.versions),
-            transition: self.transition.or(under.transition),
-            load_threads: self.load_threads.or(under.load_threads),
-            unload_threads: self.unload_threads.or(under.unload_threads),
-            load_retries: self.load_retries.or(under.load_retries),
-            load_retry_interval: self.load_retry_interval.or(under.load_retry_interval),
-            cache_dir: self.cache_dir.or(under.cache_dir),
-        }
-    }
-}
-
-impl AudioOptions {
-    /// Returns these values, with `under`'s for unset ones.
-    pub(crate) fn over(self, under: AudioOptions) -> AudioOptions {
-        AudioOptions {
-            recordings: self.recordings.or(under.recordings),
-            max_recording: self.max_recording.or(under.max_recording),
-            max_spool: self.max_spool.or(under.max_spool),
-            spool_dir: self.spool_dir.or(under.spool_dir),
-            speakers_dir: self.speakers_dir.or(under.speakers_dir),
-        }
-    }
-}
-
-impl SearchOptions {
-    /// Returns these values, with `under`'s for unset ones.
-    pub(crate) fn over(self, under: SearchOptions) -> SearchOptions {
-        SearchOptions {
-            collections_dir: self.collections_dir.or(under.collections_dir),
-            search_memory: self.search_memory.or(under.search_memory),
-            search_cache: self.search_cache.or(under.search_cache),
-            search_disk_reserve: self.search_disk_reserve.or(under.search_disk_reserve),
-            search_threads: self.search_threads.or(under.search_threads),
-            originals: self.originals.or(under.originals),
-            embedding_model: self.embedding_model.or(under.embedding_model),
-            gpu: self.gpu.or(under.gpu),
-            gpu_pinned: self.gpu_pinned.or(under.gpu_pinned),
-            api_key: self.api_key.or(under.api_key),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::process::Stdio;
 use crate::program::{Run, check_error, command, run, write_model};
 use crate::serve::{Server, publish};
 
-/// A user without rights: "nobody".
+/// Number of a user without rights.
 const NOBODY: u32 = 65534;
 
 fn models(dir: &Path) -> String {
@@ -136,7 +136,7 @@ fn a_second_server_on_the_same_collections_does_not_start() {
         "--log",
         "off",
     ];
-    // The user's usual directory, which nobody asked for.
+    // The user's default directory, which no flag names.
     let second: Run = command(&serve).env("XDG_DATA_HOME", &data).output().unwrap().into();
     assert_eq!(second.code, 3, "{second:?}");
     for part in
@@ -150,7 +150,7 @@ fn a_second_server_on_the_same_collections_does_not_start() {
     assert_eq!(server.terminate(), Some(0));
 }
 
-/// Whether permissions do not hold for this user.
+/// Returns true if permissions do not hold for this user.
 fn is_root() -> bool {
     std::fs::metadata("/proc/self").unwrap().uid() == 0
 }

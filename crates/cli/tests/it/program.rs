@@ -6,12 +6,11 @@ use std::process::{Command, Output};
 use base::{DType, Dim};
 use engine_onnx::publish::build::{ModelBuilder, Node};
 
-/// The binary with `arguments` and no environment but what it needs to be found by nobody else's
-/// settings.
+/// The binary with `arguments`, without the environment of the user.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
     command.args(arguments).env_clear().env("MILLPOND_CACHE_DIR", env!("CARGO_TARGET_TMPDIR"));
-    // The library of the virtual environment that runs the tests, for those that need a real
+    // The library of the virtual environment that runs the tests, for tests that need a real
     // engine.
     if let Some(environment) = std::env::var_os("VIRTUAL_ENV") {
         command.env("VIRTUAL_ENV", environment);
@@ -19,7 +18,7 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// What a finished run left.
+/// Result of a finished run.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: i32,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::program::{Run, check_error, command, run, write_model};
 
-/// How long a server may take to be ready, and to end.
+/// Timeout of a server's start, and of its end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server on ports of its own; killed when dropped.

@@ -6,7 +6,7 @@
 //! output y float32 n 3
 //! parameter half float32 1           must be bound, with this type and shape
 //! y = echo x                         the same elements
-//! y = affine x half 2                x times half plus 2: float32, a number or a parameter's first element
+//! y = affine x half 2                x times half plus 2; number or parameter's first element
 //! y = pick table x                   rows of a parameter by int64 index
 //! metadata author the test           key and value
 //! load-delay 20                      milliseconds
