@@ -1,9 +1,8 @@
 //! Reserving bytes of the pool before a load begins.
 //!
-//! Between the decision and the moment the pool itself counts the bytes as used, a second load
-//! could be promised the same ones; the ledger keeps what was promised. A load that does not fit
-//! now is deferred as long as something else is on its way out or in, and refused when nothing is
-//! left to wait for.
+//! The pool counts bytes as used only when they are allocated. Until then the ledger keeps what was
+//! promised, so that no second load gets the same bytes. A load that does not fit is deferred while
+//! another version is being loaded or released, and refused if no memory will become free.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,34 +14,34 @@ use parking_lot::Mutex;
 
 use crate::Transition;
 
-/// What was promised and what will come back.
+/// Bytes promised to loads, and versions about to release memory.
 #[derive(Default)]
 pub(crate) struct Ledger {
     promised: Mutex<u64>,
     releasing: AtomicUsize,
 }
 
-/// A promise; given back when dropped.
+/// Bytes promised to one load, returned on drop.
 pub(crate) struct Promise {
     ledger: Arc<Ledger>,
     bytes: u64,
 }
 
-/// A version that gives its memory back soon; counted until dropped.
+/// A version that releases its memory soon, counted until dropped.
 pub(crate) struct Releasing(Arc<Ledger>);
 
-/// What became of a request for bytes.
+/// Answer to a request for bytes.
 pub(crate) enum Admission {
     Admitted(Promise),
-    /// Try again soon: memory is about to come back.
+    /// No room now, but memory is about to be released; the reason.
     Deferred(String),
 }
 
 impl Ledger {
-    /// Asks for the bytes that loading `chunks` takes.
+    /// Reserves the bytes that loading `chunks` takes.
     ///
     /// # Errors
-    /// `ResourceExhausted` when they do not fit and nothing is about to come back.
+    /// `ResourceExhausted` if they do not fit and no memory is about to be released.
     pub(crate) fn admit(
         self: &Arc<Self>,
         store: &ParameterStore,
@@ -52,7 +51,7 @@ impl Ledger {
         self.admit_when(store, || store.bytes_needed(chunks), transition)
     }
 
-    /// Asks for so many bytes of the pool.
+    /// Reserves `bytes` of the pool.
     ///
     /// # Errors
     /// Those of [`Ledger::admit`].
@@ -72,7 +71,7 @@ impl Ledger {
         transition: Transition,
     ) -> Result<Admission> {
         let mut promised = self.promised.lock();
-        // Before the pool is asked: what is released in between is then seen as free.
+        // Read before the pool, so that memory released in between is seen as free.
         let releasing = self.releasing.load(Ordering::SeqCst);
         let needed = needed();
         let stats = store.pool().stats();
@@ -101,7 +100,7 @@ impl Ledger {
         Err(Error::exhausted(format!("{short}; {remedy}")))
     }
 
-    /// Counts a version that is about to give memory back.
+    /// Counts a version that is about to release memory.
     pub(crate) fn releasing(self: &Arc<Self>) -> Releasing {
         self.releasing.fetch_add(1, Ordering::SeqCst);
         Releasing(self.clone())

@@ -1,8 +1,8 @@
-//! The ready versions, as requests find them.
+//! The ready versions, as requests see them.
 //!
-//! One atomic load finds the model, a second its versions; nothing is locked and nothing waits.
-//! Each model has an immutable set of its own, so publishing a version is one store and never
-//! touches another model.
+//! One atomic load finds the model and a second one its versions, without locks or waits. Each
+//! model has its own immutable set, so publishing a version is one store and never touches another
+//! model.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::status::{LifecycleState, ModelStatus, VersionStatus};
 
 /// Most names of models in a message.
 const NAMES_SHOWN_MAX: usize = 8;
-/// Most models among which the nearest name is looked for, so that a wrong name stays cheap.
+/// Most names that are compared to find the nearest one, so that a wrong name stays cheap.
 const NAMES_COMPARED_MAX: usize = 256;
 
 /// The ready versions of every model.
@@ -24,13 +24,13 @@ pub struct Catalog {
     models: ArcSwap<HashMap<Arc<str>, Arc<Entry>>>,
 }
 
-/// One model's place in the catalogue. Written by the `lifecycle` thread only.
+/// One model in the catalogue. Written by the `lifecycle` thread only.
 pub(crate) struct Entry {
     ready: ArcSwap<ReadySet>,
     status: ArcSwap<ModelStatus>,
 }
 
-/// What requests may use of one model at one moment.
+/// Versions and labels of one model at one moment.
 #[derive(Default)]
 pub(crate) struct ReadySet {
     /// Lowest version first.
@@ -47,11 +47,11 @@ impl ReadySet {
 }
 
 impl Catalog {
-    /// The version of `name` numbered `version`, or its highest ready one.
+    /// Returns version `version` of `name`, or its highest ready version.
     ///
     /// # Errors
-    /// `NotFound` for an unknown model or version; `Unavailable` with state and reason when the
-    /// model, or the version, is known and not ready.
+    /// `NotFound` for an unknown model or version; `Unavailable`, with state and reason, if the
+    /// model or version is known but not ready.
     pub fn get(&self, name: &str, version: Option<u64>) -> Result<Arc<Servable>> {
         let models = self.models.load();
         let entry = models.get(name).ok_or_else(|| self.unknown(name))?;
@@ -63,11 +63,11 @@ impl Catalog {
         found.cloned().ok_or_else(|| entry.missing(version))
     }
 
-    /// The version of `name` that `label` names.
+    /// Returns the version of `name` that has the label `label`.
     ///
     /// # Errors
-    /// `NotFound` for an unknown model, `InvalidArgument` for an unknown label; otherwise those of
-    /// [`Catalog::get`].
+    /// `NotFound` for an unknown model, `InvalidArgument` for an unknown label; otherwise the
+    /// errors of [`Catalog::get`].
     pub fn by_label(&self, name: &str, label: &str) -> Result<Arc<Servable>> {
         let models = self.models.load();
         let entry = models.get(name).ok_or_else(|| self.unknown(name))?;
@@ -81,8 +81,8 @@ impl Catalog {
             .ok_or_else(|| entry.missing(Some(version)).context(format!("label \"{label}\"")))
     }
 
-    /// Says that no model has `name`: `NotFound`, with the name that was most likely meant or the
-    /// names there are.
+    /// Builds the `NotFound` error for the unknown model `name`, with the nearest known name or all
+    /// known names.
     pub fn unknown(&self, name: &str) -> Error {
         let models = self.models.load();
         let compared = models.keys().map(AsRef::as_ref).take(NAMES_COMPARED_MAX);
@@ -99,21 +99,21 @@ impl Catalog {
         Error::not_found(format!("no model \"{name}\" is served here{known}"))
     }
 
-    /// The names of all models, ready or not, in order.
+    /// Returns the names of all models in order, ready or not.
     pub fn names(&self) -> Vec<Arc<str>> {
         let mut names: Vec<Arc<str>> = self.models.load().keys().cloned().collect();
         names.sort();
         names
     }
 
-    /// The ready versions of `name`, lowest first; `None` for an unknown model.
+    /// Returns the ready versions of `name`, lowest first; `None` for an unknown model.
     pub fn ready(&self, name: &str) -> Option<Vec<u64>> {
         let models = self.models.load();
         let ready = models.get(name)?.ready.load();
         Some(ready.versions.iter().map(|servable| servable.id.version).collect())
     }
 
-    /// The status of `name`; `None` for an unknown model.
+    /// Returns the status of `name`; `None` for an unknown model.
     pub fn status(&self, name: &str) -> Option<Arc<ModelStatus>> {
         self.models.load().get(name).map(|entry| entry.status.load_full())
     }
@@ -163,7 +163,7 @@ impl Entry {
         Entry { ready: ArcSwap::default(), status: ArcSwap::from_pointee(status) }
     }
 
-    /// Publishes: from here on requests see `ready`.
+    /// Publishes `ready`: all later requests see it.
     pub(crate) fn publish(&self, ready: ReadySet) {
         self.ready.store(Arc::new(ready));
     }

@@ -1,4 +1,4 @@
-//! What the lifecycle is told: which models, where they lie, and how their versions may change.
+//! Configuration of the lifecycle: models, directories, and how versions change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use engine::{ScheduleOptions, SessionOptions};
 
-/// Which of the versions on disk should serve.
+/// Versions on disk that should serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VersionPolicy {
-    /// The so many highest version numbers; 0 means 1.
+    /// This many of the highest version numbers; 0 means 1.
     Latest(usize),
     /// Every version.
     All,
-    /// These versions, as far as they exist.
+    /// These versions, if they exist.
     Specific(BTreeSet<u64>),
 }
 
@@ -24,30 +24,32 @@ impl Default for VersionPolicy {
     }
 }
 
-/// What comes first when versions change.
+/// Order of load and unload during a change of versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transition {
-    /// Load the new version, then unload the old: never without an answer, needs room for both.
+    /// Load the new version, then unload the old one. The model always answers; the pool needs room
+    /// for both.
     #[default]
     AvailabilityPreserving,
-    /// Unload the old version, then load the new: a gap, and room for one. A new version that must
-    /// be converted first is, while the old one still serves.
+    /// Unload the old version, then load the new one. The pool needs room for one only, and the
+    /// model does not answer meanwhile. A new version is converted, if necessary, while the old one
+    /// still serves.
     ResourcePreserving,
 }
 
-/// How a version is exercised before it takes requests.
+/// Warm-up of a version before it takes requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WarmupConfig {
-    /// Whether at all.
+    /// True if versions are warmed up.
     pub enabled: bool,
-    /// Sizes for a dynamic first axis when requests are generated.
+    /// Sizes of a dynamic first axis in generated requests.
     pub batch_sizes: Vec<usize>,
-    /// Runs of each request; `None` chooses so that there are at least ten runs in all.
+    /// Runs of each request; `None` chooses a number that gives at least ten runs in all.
     pub iterations: Option<u32>,
-    /// Axes by input name, for generated requests; -1 leaves an axis as the signature has it.
+    /// Axis sizes of generated requests by input name; -1 keeps the size of the signature.
     pub dims: BTreeMap<String, Vec<i64>>,
-    /// A generated request that the model refuses fails the load. Off by default: generated values
-    /// may break rules of the model that its signature does not state.
+    /// True if a load fails when the model refuses a generated request. Off by default: generated
+    /// values may break rules that the signature does not state.
     pub fail_on_error: bool,
 }
 
@@ -64,32 +66,34 @@ impl Default for WarmupConfig {
     }
 }
 
-/// One model. `millpond.toml` in its base path overrides everything but name and path.
+/// Configuration of one model. `millpond.toml` in its base path overrides everything but name and
+/// path.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// The name requests use.
+    /// Name that requests use.
     pub name: Arc<str>,
-    /// The directory that holds one directory per version.
+    /// Directory with one subdirectory per version.
     pub base_path: PathBuf,
-    /// Which versions serve.
+    /// Versions that should serve.
     pub policy: VersionPolicy,
-    /// What comes first.
+    /// Order of load and unload during a change.
     pub transition: Transition,
-    /// How a version is exercised.
+    /// Warm-up before the first request.
     pub warmup: WarmupConfig,
     /// Threads inside one run.
     pub session: SessionOptions,
-    /// How requests are queued, merged and run.
+    /// Settings for queueing, merging and running requests.
     pub schedule: ScheduleOptions,
-    /// Names for versions ("stable" is 3).
+    /// Version numbers by label ("stable" is 3).
     pub labels: BTreeMap<String, u64>,
-    /// The section `[recogniser]` of its file, as text: passed on to
+    /// Text of the section `[recogniser]` of its file, passed on to
     /// [`engine::Servable::recogniser`].
     pub recogniser: Option<Arc<str>>,
 }
 
 impl ModelConfig {
-    /// A model with default settings: the latest version, availability first, warm-up on.
+    /// Configures a model with default settings: the latest version, availability first, warm-up
+    /// on.
     pub fn new(name: impl Into<Arc<str>>, base_path: impl Into<PathBuf>) -> ModelConfig {
         ModelConfig {
             name: name.into(),
@@ -105,21 +109,21 @@ impl ModelConfig {
     }
 }
 
-/// A directory whose subdirectories are models, and the settings they start from.
+/// A directory whose subdirectories are models, and their initial settings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelRoot {
-    /// The directory.
+    /// Path of the directory.
     pub dir: PathBuf,
-    /// Which versions of its models serve.
+    /// Versions of its models that should serve.
     pub policy: VersionPolicy,
-    /// In which order its models change versions.
+    /// Order of load and unload during a change.
     pub transition: Transition,
-    /// How requests for its models are queued, merged and run.
+    /// Settings for queueing, merging and running requests.
     pub schedule: ScheduleOptions,
 }
 
 impl ModelRoot {
-    /// A root whose models have the settings of [`ModelConfig::new`].
+    /// Configures a root whose models have the settings of [`ModelConfig::new`].
     pub fn new(dir: impl Into<PathBuf>) -> ModelRoot {
         ModelRoot { dir: dir.into(), ..ModelRoot::default() }
     }
@@ -134,73 +138,73 @@ impl ModelRoot {
     }
 }
 
-/// Where parameters live.
+/// Memory that holds the parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ParameterPlacement {
-    /// In the slot pool.
+    /// The slot pool.
     #[default]
     Pool,
-    /// Wherever the engine puts them: `model.onnx` is opened as it is, by loaders of normal
-    /// priority, without a child process and without the pool. The baseline that `bench swap`
-    /// compares with.
+    /// The engine's own allocations. Loaders of ordinary priority open `model.onnx` as it is,
+    /// without a child process and without the pool. This is the baseline of `bench swap`.
     Heap,
 }
 
-/// The program that turns a foreign version directory into the mappable layout. The source
-/// directory and an empty destination directory are appended to its arguments. Where it fails, the
-/// last line of its standard error is the reason, and [`Converter::TRY_AGAIN`] as its exit code
-/// says that the same files may do another time.
+/// Program that turns a foreign version directory into the mappable layout. The source directory
+/// and an empty destination directory are appended to its arguments. If it fails, the last line of
+/// its standard error is the reason. The exit code [`Converter::TRY_AGAIN`] means that another try
+/// with the same files may succeed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Converter {
-    /// The program.
+    /// Path of the program.
     pub program: PathBuf,
-    /// Its leading arguments.
+    /// First arguments.
     pub args: Vec<String>,
 }
 
 impl Converter {
-    /// What it exits with where the reason may pass (no space left, no memory): `EX_TEMPFAIL` of
-    /// sysexits(3).
+    /// Exit code for a temporary failure, such as a full disk or too little memory: `EX_TEMPFAIL`
+    /// of sysexits(3).
     pub const TRY_AGAIN: i32 = 75;
 }
 
-/// Everything the lifecycle is told.
+/// Configuration of the lifecycle.
 #[derive(Clone, Debug)]
 pub struct LifecycleConfig {
     /// Named models.
     pub models: Vec<ModelConfig>,
     /// Directories whose subdirectories are models.
     pub roots: Vec<ModelRoot>,
-    /// Time between two looks at the directories.
+    /// Time between two scans of the directories.
     pub poll: Duration,
-    /// Threads that load; at least one.
+    /// Load threads, at least one.
     pub load_threads: usize,
-    /// Threads that release; at least one.
+    /// Unload threads, at least one.
     pub unload_threads: usize,
-    /// Tries after the first that fails, where trying again can help.
+    /// Most further tries of a load that failed with a retryable error.
     pub retries: u32,
     /// Time between tries.
     pub retry_interval: Duration,
-    /// Bytes of the pool kept backed for an incoming version; `None` is the largest version served.
+    /// Bytes of the pool kept faulted in for an incoming version; `None` takes the size of the
+    /// largest version.
     pub swap_reserve: Option<u64>,
-    /// Where converted foreign versions are kept while they serve.
+    /// Directory of converted foreign versions while they serve.
     pub cache_dir: PathBuf,
-    /// What converts them.
+    /// Program that converts foreign versions.
     pub converter: Converter,
-    /// Where parameters live.
+    /// Memory that holds the parameters.
     pub placement: ParameterPlacement,
-    /// Loaders and unloaders run at idle priority.
+    /// True if loaders and unloaders run at idle priority.
     pub background: bool,
-    /// A load that has waited for a core so long, and four times as long as it ran, goes on at
-    /// ordinary priority.
+    /// A load goes on at ordinary priority after it has waited for a core for this long, and four
+    /// times as long as it ran.
     pub starvation_limit: Duration,
-    /// Inference threads of the server. A model that wants more for its runs is refused: its
-    /// threads would only take the cores from each other. `usize::MAX` refuses none.
+    /// Inference threads of the server. A model that wants more for its runs is refused, because
+    /// its threads would only take cores from each other. `usize::MAX` refuses none.
     pub threads_max: usize,
 }
 
 impl LifecycleConfig {
-    /// Defaults for everything but the models: a look every second, one loader, one unloader, five
+    /// Configures everything but the models: a scan every second, one loader, one unloader, five
     /// retries a minute apart, parameters in the pool.
     pub fn new(cache_dir: impl Into<PathBuf>, converter: Converter) -> LifecycleConfig {
         LifecycleConfig {

@@ -1,8 +1,8 @@
-//! Foreign versions: a child process converts them, so that their weights never pass through this
+//! Conversion of foreign versions by a child process, so that their weights never pass through this
 //! process.
 //!
-//! Results lie in a directory of this run, which an exclusive lock marks as in use: what a run that
-//! died left behind is recognised by its free lock and removed by the next.
+//! Results lie in a directory of this run, with a file under an exclusive lock. The next run
+//! removes directories whose lock is free.
 
 use std::fs::{File, TryLockError};
 use std::io::Read;
@@ -22,25 +22,25 @@ use crate::Converter;
 
 /// A conversion that takes longer is killed.
 pub(crate) const CONVERT_TIME_MAX: Duration = Duration::from_secs(3600);
-/// Time between two looks at the child.
+/// Time between two checks of the child.
 const CHILD_POLL: Duration = Duration::from_millis(20);
-/// Of what the child said, only this much of the end is read.
+/// Bytes kept of the end of the child's standard error.
 const SAID_BYTES_MAX: usize = 4096;
-/// How long the end of it is waited for after the child has ended.
+/// Longest wait for the end of that text after the child has ended.
 const SAID_WAIT_MAX: Duration = Duration::from_secs(1);
-/// Runs left behind that one start cleans up.
+/// Most stale directories that one start removes.
 const STALE_RUNS_MAX: usize = 1024;
 const RUN_PREFIX: &str = "run-";
 const LOCK_NAME: &str = "lock";
 
-/// Where this run's conversions lie. The directory is removed when dropped.
+/// Directory of this run's conversions, removed on drop.
 pub(crate) struct Cache {
     dir: PathBuf,
     next: AtomicU64,
     lock: Mutex<File>,
 }
 
-/// A converted version; its directory is removed when the last holder drops it.
+/// A converted version. Its directory is removed on the last drop.
 #[derive(Clone)]
 pub(crate) struct Converted(Arc<Directory>);
 
@@ -50,7 +50,7 @@ struct Directory {
 }
 
 impl Cache {
-    /// Removes what dead runs left in `cache_dir` and makes a place for this one.
+    /// Removes the directories of dead runs in `cache_dir` and creates one for this run.
     ///
     /// # Errors
     /// Those of the file system.
@@ -59,7 +59,7 @@ impl Cache {
         remove_stale(cache_dir);
         let nanoseconds = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
         let unique = format!("{}-{nanoseconds}", std::process::id());
-        // Locked before it has the name that a cleaner looks for.
+        // Locked before it has the name for which other runs check the lock.
         let (starting, dir) = (
             cache_dir.join(format!("new-{unique}")),
             cache_dir.join(format!("{RUN_PREFIX}{unique}")),
@@ -71,15 +71,14 @@ impl Cache {
         Ok(Arc::new(Cache { dir, next: AtomicU64::new(0), lock: Mutex::new(lock) }))
     }
 
-    /// Converts `source` with a child process; see [`Converter`]. Ends early when the attempt is
-    /// stopped, and a gentle one where the child starves.
+    /// Converts `source` with a child process; see [`Converter`]. Ends early if the attempt is
+    /// stopped, or if a background attempt starves.
     ///
     /// # Errors
-    /// `InvalidArgument` with the last line the child said, or `Unavailable` where it said that
-    /// another time may do (see [`Converter`]); `StorageFull` if the cache's disk is full;
-    /// `ResourceExhausted` when it was killed, as the system does where memory is short;
-    /// `Cancelled` when ended early, `DeadlineExceeded` when it took too long, `Internal` when it
-    /// could not be started.
+    /// `InvalidArgument` with the child's last line, or `Unavailable` if it exited with
+    /// [`Converter::TRY_AGAIN`]; `StorageFull` if the cache's disk is full; `ResourceExhausted` if
+    /// it was killed, which the system does if memory is short; `Cancelled` if it was stopped,
+    /// `DeadlineExceeded` if it took too long, `Internal` if it could not be started.
     pub(crate) fn convert(
         self: &Arc<Self>,
         converter: &Converter,
@@ -99,8 +98,7 @@ impl Cache {
         Err(failure(status, said, &self.dir))
     }
 
-    /// Makes the directory of this run again where somebody has removed it, as those who clean up
-    /// temporary files do.
+    /// Creates the directory of this run again if a cleaner of temporary files has removed it.
     fn make_home(&self) -> Result<()> {
         let path = self.dir.join(LOCK_NAME);
         let mut lock = self.lock.lock();
@@ -119,8 +117,8 @@ fn lock_file(path: &Path) -> std::io::Result<File> {
     private::options().write(true).create(true).truncate(true).open(path)
 }
 
-/// An error of the file system about what is our own: that it is not there says nothing about the
-/// version.
+/// Builds the error of an operation on the cache. `NotFound` becomes `Internal`, because it says
+/// nothing about the version.
 fn here(path: &Path, error: &std::io::Error) -> Error {
     let error = Error::io(path, error);
     match error.kind() {
@@ -137,8 +135,8 @@ fn no_space(cache: &Path, reason: &str) -> Error {
     ))
 }
 
-/// Returns whether a child's reason is that a disk, or its user's share of it, is full. The text is
-/// the standard library's: it ends with the system's number.
+/// Returns true if the child's reason is a full disk or quota. The text is the standard library's:
+/// it ends with the system's error number.
 fn is_full(reason: &str) -> bool {
     ["(os error 28)", "(os error 122)"].iter().any(|number| reason.contains(number))
 }
@@ -196,18 +194,18 @@ fn run(
     dir: &Path,
     attempt: &Attempt,
 ) -> Result<(ExitStatus, Option<String>)> {
-    // Not into a file: the cache's disk may be full, and then the reason would be lost.
+    // Not into a file: if the cache's disk is full, the reason would be lost.
     let (said, stderr) =
         std::io::pipe().map_err(|e| Error::internal(format!("cannot make a pipe: {e}")))?;
     let mut command = Command::new(&converter.program);
     command.args(&converter.args).arg(source).arg(dir);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
-    // It has the priority of this thread.
+    // The child inherits the priority of this thread.
     let child = command.spawn().map_err(|e| {
         Error::internal(format!("cannot start the converter {}: {e}", converter.program.display()))
     })?;
     let mut child = Guard(child);
-    // The command holds the other end of the pipe as well.
+    // The command holds the writing end of the pipe.
     drop(command);
     let said = listen(said)?;
     let stat = SchedStat::of_process(child.0.id());
@@ -236,19 +234,19 @@ fn run(
     }
 }
 
-/// A child that does not outlive its reader.
+/// A child that is killed on drop.
 struct Guard(Child);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Both fail only for a child that has ended and been waited for.
+        // Both fail only for a child that has ended and was waited for.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The end of what a child says, read on a thread of its own so that the child never waits for its
-/// reader.
+/// Last bytes of a child's standard error, read on a separate thread so that the child never blocks
+/// on a full pipe.
 struct Said {
     end: Arc<Mutex<Vec<u8>>>,
     closed: Receiver<()>,
@@ -275,7 +273,7 @@ fn listen(mut pipe: impl Read + Send + 'static) -> Result<Said> {
 impl Said {
     /// Returns the last line that is not empty, once the child has ended.
     fn last_line(&self) -> Option<String> {
-        // Ends when the pipe is closed. A process that the child left behind may hold it open.
+        // Ends when the pipe is closed. A process left behind by the child may hold it open.
         let _ = self.closed.recv_timeout(SAID_WAIT_MAX);
         let end = self.end.lock();
         let text = String::from_utf8_lossy(&end);
@@ -360,7 +358,7 @@ mod tests {
         assert!(error.is_retryable(), "there may be room later");
     }
 
-    /// More than a pipe holds, so that the child would wait for ever if nobody read.
+    /// More than a pipe holds, so that the child would block for ever if its output were not read.
     #[test]
     fn a_child_that_says_much_is_read_to_its_end() {
         let root = tempfile::tempdir().unwrap();

@@ -1,15 +1,16 @@
-//! The life of a version: found on disk, chosen by policy, admitted, loaded, warmed, published,
+//! The life of a version: found on disk, chosen by policy, admitted, loaded, warmed up, published,
 //! drained, released.
 //!
-//! Threads: `source` looks at the directories, `lifecycle` decides, `load-N` load and warm,
-//! `unload-N` wait for the last user and release, `backing` faults the pool in; `load-N` and
-//! `backing` have that done by threads of idle priority (`load-N-idle`, `backing-idle`) while those
-//! get on. One bounded channel leads to `lifecycle`, which owns all state and never waits for
-//! another thread; the others are told what to do and report what became of it. Requests meet none
-//! of them: they read the [`Catalog`], two atomic loads.
+//! Threads: `source` scans the directories, `lifecycle` decides, `load-N` load and warm up,
+//! `unload-N` wait for the last user and release, `backing` faults the pool in. `load-N` and
+//! `backing` run their work on threads of idle priority (`load-N-idle`, `backing-idle`), and do it
+//! themselves if it starves. One bounded channel leads to `lifecycle`, which owns all state and
+//! never waits for another thread. It sends the other threads their work, and they report the
+//! outcome. Requests use none of these threads: they read the [`Catalog`], two atomic loads.
 //!
-//! What to do next is a pure function (`policy`) of what is on disk and what is loaded. Whatever
-//! goes wrong on the way to ready, the version that serves goes on serving.
+//! The next step is a pure function (`policy`) of the versions on disk and in memory. A version
+//! that serves goes on serving until its successor is ready, unless the model is configured to free
+//! memory first.
 
 mod admission;
 mod catalog;
@@ -50,16 +51,16 @@ pub use warmup::{
 /// Exposes parsers to the fuzz targets. Not part of the API.
 #[doc(hidden)]
 pub mod fuzzing {
-    /// Parses the text of a `millpond.toml` in a model's directory, and drops what it says.
+    /// Parses the text of a `millpond.toml` in a model's directory, and drops the result.
     ///
     /// # Errors
-    /// Says in one line what is wrong.
+    /// The message of the parser, in one line.
     pub fn model_file(text: &str) -> Result<(), String> {
         crate::model_file::ModelFile::parse(text).map(drop)
     }
 }
 
-/// A retired version that is still in use after this long is reported, and waited for further.
+/// Time after which a retired version that is still in use is reported. The wait goes on.
 pub const DRAIN_LONG: Duration = Duration::from_secs(30);
-/// Shutdown waits so long for requests that still run.
+/// Longest wait of a shutdown for running requests.
 pub const SHUTDOWN_WAIT_MAX: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! The handle: starts the threads, passes requests to them, stops them.
+//! The handle of the lifecycle. It starts the threads, passes requests to them and stops them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,11 +30,11 @@ use crate::{
     Catalog, LifecycleConfig, ModelStatus, Observer, ParameterPlacement, SHUTDOWN_WAIT_MAX,
 };
 
-/// Load or unload threads; more are refused.
+/// Most load threads, and most unload threads.
 pub const THREADS_MAX: usize = 64;
-/// A shorter poll is lengthened to this.
+/// Shortest poll; a shorter one is lengthened to this.
 pub const POLL_MIN: Duration = Duration::from_millis(5);
-/// After the wait for requests, threads get so long to end.
+/// Longest wait for the threads to end, after the wait for requests.
 const JOIN_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The running lifecycle. Dropping it shuts it down.
@@ -47,10 +47,10 @@ pub struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// Starts the threads and the first look at the directories; returns at once.
+    /// Starts the threads and the first scan of the directories. Returns at once.
     ///
     /// # Errors
-    /// `InvalidArgument` for a configuration that cannot work, `Internal` when a thread cannot be
+    /// `InvalidArgument` for a configuration that cannot work, `Internal` if a thread cannot be
     /// started.
     pub fn start(
         config: LifecycleConfig,
@@ -114,50 +114,50 @@ impl Lifecycle {
         Ok(Arc::new(lifecycle))
     }
 
-    /// The ready versions.
+    /// Returns the ready versions.
     pub fn catalog(&self) -> &Catalog {
         &self.catalog
     }
 
-    /// Every model and version, in order of name and number.
+    /// Returns every model and version, in order of name and number.
     pub fn status(&self) -> Vec<ModelStatus> {
         self.catalog.statuses()
     }
 
-    /// Scans the directories again and loads `name`, also where an administrator unloaded
-    /// it or a version failed before. Returns at once; `done` is told when everything asked for is
-    /// ready, or when the first try of it has failed. A load that is under way already is joined.
+    /// Scans the directories again and loads `name`, even if an administrator unloaded it or a
+    /// version failed before. Returns at once. Calls `done` when every requested version is ready,
+    /// or when the first try of one has failed. Joins a load that is already under way.
     pub fn load(&self, name: &str, spec: LoadSpec, done: AdminCallback) {
         self.pass_on(Message::Load { name: name.into(), spec, done });
     }
 
-    /// Unloads every version of `name` and keeps it down until the next load. Returns at once;
-    /// `done` is told when the memory has been given back.
+    /// Unloads every version of `name` until the next load. Returns at once. Calls `done` when the
+    /// memory is released.
     pub fn unload(&self, name: &str, done: AdminCallback) {
         self.pass_on(Message::Unload { name: name.into(), done });
     }
 
-    /// Whether the first load is finished: everything chosen at start is ready or has failed, and
-    /// the pool is backed. Stays true.
+    /// Returns true once the first load is finished: every version chosen at the start is ready or
+    /// has failed, and the pool is faulted in. Stays true.
     pub fn settled(&self) -> bool {
         self.settled.get()
     }
 
-    /// Waits for [`Lifecycle::settled`]; false when `timeout` passed first.
+    /// Waits for [`Lifecycle::settled`]. Returns false after `timeout`.
     pub fn wait_settled(&self, timeout: Duration) -> bool {
         self.settled.wait(timeout)
     }
 
-    /// Stops loading, takes every version out of the catalogue, releases what is idle and joins the
-    /// threads. Waits at most [`SHUTDOWN_WAIT_MAX`] for requests that still run; what they hold
-    /// then is left to the end of the process. May be called more than once.
+    /// Stops all loads, takes every version out of the catalogue, releases idle versions and joins
+    /// the threads. Waits at most [`SHUTDOWN_WAIT_MAX`] for running requests; versions still in use
+    /// then end with the process. May be called more than once.
     pub fn shutdown(&self) {
         let mut threads = self.threads.lock();
         if threads.is_empty() {
             return;
         }
         self.stop_prefault.store(true, Ordering::Relaxed);
-        // Fails only when the thread has ended already.
+        // Fails only if the thread has ended already.
         let _ = self.to.send(Message::Stop);
         let deadline = Instant::now() + SHUTDOWN_WAIT_MAX + JOIN_WAIT_MAX;
         for thread in threads.drain(..) {
@@ -213,7 +213,7 @@ impl Lifecycle {
         config: &LifecycleConfig,
         store: &Arc<ParameterStore>,
     ) -> Result<Sender<u64>> {
-        // One wish waiting is enough: the next look asks again.
+        // One request in the channel is enough: the next scan asks again.
         let (to, wanted) = bounded(1);
         let (pool, stop, out) = (store.pool().clone(), self.stop_prefault.clone(), self.to.clone());
         let runner =
@@ -278,7 +278,7 @@ fn open_cache(config: &LifecycleConfig) -> Option<Arc<Cache>> {
         .ok()
 }
 
-/// Waits for a thread until `deadline`; one that is stuck in an engine ends with the process.
+/// Waits for a thread until `deadline`. A thread stuck in an engine ends with the process.
 fn join(thread: JoinHandle<()>, deadline: Instant) {
     const POLL: Duration = Duration::from_millis(2);
     while !thread.is_finished() && Instant::now() < deadline {

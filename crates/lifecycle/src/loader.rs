@@ -1,8 +1,8 @@
 //! The load threads: from a directory to a version that can answer.
 //!
-//! Foreign versions are converted first, by a child. Then bytes are reserved, read into the pool
-//! and checked, the engine opens the graph over them, and the version is exercised. Nothing here
-//! decides anything: the outcome goes to the `lifecycle` thread, which publishes it or not.
+//! A child process first converts a foreign version. Then memory is reserved, the parameters are
+//! read into the pool and checked, the engine opens the graph over them, and the version is warmed
+//! up. The `lifecycle` thread gets the outcome and decides if the version is published.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -28,27 +28,27 @@ use crate::threads;
 use crate::warmup::{self, WarmupSource, WarmupVersion};
 use crate::{Converter, LifecycleState, ParameterPlacement};
 
-/// A graph is hashed in pieces of this size.
+/// Bytes of a graph that are hashed at once.
 const HASH_PIECE_BYTES: usize = 1 << 20;
 
-/// Triton's settings of a model, beside its versions.
+/// Triton's settings of a model, in the directory above its versions.
 const TRITON_FILE: &str = "config.pbtxt";
-/// So many bytes of it are looked at.
+/// Most bytes read of that file.
 const TRITON_FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What the load threads share.
+/// State shared by the load threads.
 pub(crate) struct Loader {
     pub(crate) engines: Vec<Arc<dyn Engine>>,
     pub(crate) store: Arc<ParameterStore>,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) warmup: Arc<dyn WarmupSource>,
     pub(crate) converter: Converter,
-    /// Absent where nothing is converted.
+    /// `None` if nothing is converted.
     pub(crate) cache: Option<Arc<Cache>>,
     pub(crate) placement: ParameterPlacement,
-    /// Whether loads give way to everybody else once the first load is finished.
+    /// True if loads run at idle priority once the first load is finished.
     pub(crate) background: bool,
-    /// How long they may wait for a core.
+    /// Longest time that a load at idle priority may wait for a core.
     pub(crate) starvation_limit: Duration,
     pub(crate) settled: Arc<Settled>,
     /// Inference threads of the server.
@@ -56,31 +56,31 @@ pub(crate) struct Loader {
     pub(crate) out: Sender<Message>,
 }
 
-/// What the engine is to open, and what of it is ours.
+/// Input of the engine, and the memory that belongs to it.
 struct Placed {
     engine: Arc<dyn Engine>,
     graph: PathBuf,
     parameters: Vec<BoundTensor>,
     arena: Option<Arena>,
     parameter_bytes: u64,
-    /// Bytes of the pool that nobody else may take until the engine has allocated them.
+    /// Bytes of the pool reserved until the engine has allocated them.
     promise: Option<Promise>,
 }
 
-/// Where a try to place parameters led.
+/// Result of a try to place parameters.
 enum Placing {
     Placed(Placed, LoadCost),
     Deferred(String),
 }
 
-/// A thread's page faults and processor time at one moment.
+/// Page faults and processor time of a thread at one moment.
 struct Meter {
     faults: u64,
     cpu: Duration,
 }
 
 impl Loader {
-    /// The body of load thread `name`: until the channel closes.
+    /// Runs load thread `name` until the channel is closed.
     pub(crate) fn run(self: &Arc<Self>, name: &str, jobs: &Receiver<LoadJob>) {
         if self.background {
             os::jemalloc::use_background_arena();
@@ -102,7 +102,7 @@ impl Loader {
         mut job: LoadJob,
     ) -> Result<Outcome> {
         threads::check(&job.session, &job.schedule, self.threads_max)?;
-        // Of files that were replaced while the load waited. Removed here, as it may be large.
+        // A conversion of files that were replaced meanwhile. Dropped here, as it may be large.
         job.converted.take_if(|(of, _)| *of != job.fingerprint);
         let foreign = job.kind.is_some_and(|kind| kind.converted);
         if self.placement == ParameterPlacement::Pool && foreign && job.converted.is_none() {
@@ -122,8 +122,8 @@ impl Loader {
         self.attempt(runner, &what, &stop, move |attempt| loader.load(&job, attempt))
     }
 
-    /// Does `work` behind everybody else, once the first load is finished. That one disturbs
-    /// nobody, as the server is not ready before its end.
+    /// Runs `work` at idle priority once the first load is finished. The first load needs no idle
+    /// priority, because the server takes no requests before its end.
     fn attempt<T: Send + 'static>(
         &self,
         runner: &mut BackgroundRunner,
@@ -209,8 +209,8 @@ impl Loader {
         self.place_artifact(job, &artifact, attempt)
     }
 
-    /// A model file that its engine opens as it is: into an arena of the pool, or wherever it
-    /// likes.
+    /// Prepares a model file that its engine opens as it is, into an arena of the pool or into its
+    /// own memory.
     fn place_as_is(&self, job: &LoadJob, kind: ForeignKind, attempt: &Attempt) -> Result<Placing> {
         let (engine, graph) = (self.engine(kind.engine)?, job.dir.join(kind.file));
         let mut placed = Placed {
@@ -293,8 +293,7 @@ impl Loader {
     ) -> Result<Box<dyn Session>> {
         go_on(&attempt.stop)?;
         placed.engine.capabilities().check_device(placed.engine.name(), job.session.device)?;
-        // Whatever the engine logs meanwhile names the model. An error's span, so that no filter
-        // leaves it out.
+        // All log lines of the engine name the model. An error span, so that no filter drops it.
         let _named =
             tracing::error_span!("load", model = %job.id.model, version = job.id.version).entered();
         let session = placed.engine.load(&LoadRequest {
@@ -303,17 +302,17 @@ impl Loader {
             arena: placed.arena.clone(),
             options: job.session.clone(),
         });
-        // What was promised is in use by now, or not needed any more.
+        // The promised bytes are in use now, or not needed any more.
         placed.promise = None;
         let session = session?;
-        // Opening may have taken long, and nobody could stop it.
+        // Opening may have taken long, and it cannot be stopped.
         go_on(&attempt.stop)?;
         placed.parameter_bytes += session.parameter_bytes();
         Ok(session)
     }
 
     fn stage(&self, id: &VersionId, state: LifecycleState, reason: Option<String>) {
-        // Fails only at shutdown, when nobody looks any more.
+        // Fails only at shutdown, when the message is not needed.
         let _ = self.out.send(Message::Stage { id: id.clone(), state, reason });
     }
 }
@@ -330,7 +329,8 @@ impl Meter {
     }
 }
 
-/// Returns a note on Triton's settings beside the version, which are not read; also logs it.
+/// Returns a note about Triton's settings beside the version, which Millpond does not use; also
+/// logs it.
 fn ignored_settings(id: &VersionId, dir: &Path) -> Option<String> {
     use std::io::Read;
     let path = dir.parent()?.join(TRITON_FILE);
@@ -357,7 +357,7 @@ fn chunk(tensor: &TensorEntry) -> Result<Chunk> {
     Ok(Chunk { hash: tensor.hash()?, offset: tensor.offset, bytes: tensor.bytes })
 }
 
-/// Joins tensors and the places they were loaded to.
+/// Joins tensors with their placements.
 fn bind(tensors: &[TensorEntry], loaded: Loaded) -> Result<Vec<BoundTensor>> {
     let bind = |(tensor, placement): (&TensorEntry, memory::Placement)| {
         Ok(BoundTensor {

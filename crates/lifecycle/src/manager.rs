@@ -1,4 +1,5 @@
-//! The `lifecycle` thread: owns all state, takes one message at a time, and waits for nobody.
+//! The `lifecycle` thread. It owns all state, handles one message at a time and never waits for
+//! another thread.
 
 mod admin;
 mod load;
@@ -29,37 +30,37 @@ use admin::Waiter;
 use model::Model;
 use prefault::Prefault;
 
-/// Without anything to do, the thread still looks around this often.
+/// Longest time between two rounds without a message.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// A load that did not fit is tried again after this long.
+/// Time before a load that did not fit is tried again.
 const DEFER_PAUSE: Duration = Duration::from_millis(50);
-/// The first load counts as finished after this long even where a version without a manifest never
+/// Time after which the first load counts as finished, even if a version without a manifest never
 /// stops changing.
 const SETTLING_WAIT_MAX: Duration = Duration::from_secs(30);
-/// Steps that one model may take at once; more than it could ever need.
+/// Most steps that one model takes at once; more than it could ever need.
 const STEPS_MAX: usize = 4 * crate::source::VERSIONS_MAX;
 
-/// How loads are tried again.
+/// Settings for repeated tries of a load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Retries {
     pub(crate) max: u32,
     pub(crate) interval: Duration,
 }
 
-/// The way to the other threads.
+/// Channels and flags to the other threads.
 pub(crate) struct Channels {
     pub(crate) inbox: Receiver<Message>,
     pub(crate) jobs: Sender<LoadJob>,
     pub(crate) load_threads: usize,
     pub(crate) retired: Sender<Retired>,
     pub(crate) scans: ScanRequests,
-    /// Bytes that the pool is to be backed with.
+    /// Bytes up to which the pool is to be faulted in.
     pub(crate) prefault: Sender<u64>,
-    /// Tells unload threads to leave behind what is still in use.
+    /// Order to the unload threads to leave versions in use behind.
     pub(crate) abandon: Arc<AtomicBool>,
 }
 
-/// Everything a model needs to act. Apart from the models, so that one of them and this can be
+/// State that models need to act. It is separate from the models, so that a model and this can be
 /// borrowed at once.
 pub(crate) struct ManagerContext {
     observer: Arc<dyn Observer>,
@@ -70,22 +71,22 @@ pub(crate) struct ManagerContext {
     /// Loads that wait for a thread.
     queue: VecDeque<VersionId>,
     retired: Sender<Retired>,
-    /// Retired versions that did not fit into the channel.
+    /// Retired versions for which the channel had no room.
     backlog: VecDeque<Retired>,
 }
 
-/// The `lifecycle` thread's state.
+/// State of the `lifecycle` thread.
 pub(crate) struct Manager {
     catalog: Arc<Catalog>,
     models: BTreeMap<Arc<str>, Model>,
     context: ManagerContext,
-    /// Whether foreign versions are converted at all.
+    /// True if foreign versions are converted.
     converts: bool,
     inbox: Receiver<Message>,
     jobs: Sender<LoadJob>,
     free_loaders: usize,
     scans: ScanRequests,
-    /// The highest request for a look that has been answered; `None` before the first look.
+    /// Number of the last scan request that has been answered; `None` before the first scan.
     answered: Option<u64>,
     waiters: Vec<Waiter>,
     prefault: Prefault,
@@ -94,7 +95,7 @@ pub(crate) struct Manager {
     abandon: Arc<AtomicBool>,
 }
 
-/// What the manager is told once.
+/// Settings and shared objects of a new manager.
 pub(crate) struct Setup {
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) observer: Arc<dyn Observer>,
@@ -149,7 +150,7 @@ impl Manager {
         }
     }
 
-    /// The body of the thread: until told to stop.
+    /// Runs the thread until [`Message::Stop`].
     pub(crate) fn run(mut self) {
         loop {
             let touched = match self.inbox.recv_timeout(self.pause(Instant::now())) {
@@ -202,7 +203,7 @@ impl Manager {
         Touched::One(id.model.clone())
     }
 
-    /// Takes every step that can be taken now.
+    /// Takes every step that is possible now.
     fn advance(&mut self, touched: Touched) {
         self.begin_loads();
         let all = matches!(touched, Touched::All);
@@ -225,7 +226,7 @@ impl Manager {
         self.check_settled();
     }
 
-    /// Lets one model act as its policy says, and shows how it stands.
+    /// Takes the steps of one model's policy and reports its status.
     fn step(&mut self, name: &Arc<str>) {
         let Some(model) = self.models.get_mut(name) else { return };
         for _ in 0..STEPS_MAX {
@@ -249,7 +250,7 @@ impl Manager {
         }
     }
 
-    /// How long there is nothing to do unless a message comes.
+    /// Returns the time until the next work that no message announces.
     fn pause(&self, now: Instant) -> Duration {
         let versions = || self.models.values().flat_map(|model| model.versions.values());
         let retries = versions().filter_map(|version| version.failure.as_ref()?.retry_at);
@@ -278,7 +279,7 @@ impl Manager {
     }
 }
 
-/// Which models a message may let act.
+/// Models that a message may let act.
 enum Touched {
     Nothing,
     One(Arc<str>),
@@ -286,7 +287,7 @@ enum Touched {
 }
 
 impl ManagerContext {
-    /// Tells of a state; see [`Model::set_state`].
+    /// Sets and reports a state; see [`Model::set_state`].
     fn set_state(
         &self,
         model: &mut Model,

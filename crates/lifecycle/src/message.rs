@@ -1,4 +1,4 @@
-//! What the threads tell each other.
+//! Messages between the threads.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,10 +14,11 @@ use crate::source::{DirectoryScan, Fingerprint, ForeignKind};
 use crate::status::LoadCost;
 use crate::{LifecycleState, Transition, WarmupConfig};
 
-/// Messages that may wait for the `lifecycle` thread. Senders that may not wait are refused beyond
-/// it.
+/// Most messages in the channel to the `lifecycle` thread. Senders that must not wait are refused
+/// beyond it.
 pub(crate) const MESSAGES_MAX: usize = 1024;
-/// Retired versions that may wait for an unload thread; more are kept by the `lifecycle` thread.
+/// Most retired versions in the channel to the unload threads. The `lifecycle` thread keeps the
+/// others.
 pub(crate) const RETIRED_MAX: usize = 256;
 
 /// Versions that an administrator's request loads.
@@ -34,58 +35,58 @@ pub struct LoadSpec {
 /// caller's thread if the request cannot be queued.
 pub type AdminCallback = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// To the `lifecycle` thread.
+/// Messages to the `lifecycle` thread.
 pub(crate) enum Message {
-    /// The directories were looked at.
+    /// Result of a scan of the directories.
     Scanned(DirectoryScan),
     /// A load reached another state.
     Stage { id: VersionId, state: LifecycleState, reason: Option<String> },
     /// A load ended.
     LoadEnded { id: VersionId, outcome: Outcome },
-    /// A retired version takes long to drain.
+    /// A retired version is in use for longer than [`crate::DRAIN_LONG`].
     DrainSlow { id: VersionId },
-    /// A retired version's memory has been given back.
+    /// The memory of a retired version is released.
     Released { id: VersionId, drain: Duration, unload: Duration },
-    /// The pool was backed as far as asked, or as far as it goes.
+    /// The pool is faulted in up to `bytes`, or as far as possible.
     Prefaulted { bytes: u64 },
-    /// An administrator wants a model loaded.
+    /// Request of an administrator to load a model.
     Load { name: String, spec: LoadSpec, done: AdminCallback },
-    /// An administrator wants a model unloaded.
+    /// Request of an administrator to unload a model.
     Unload { name: String, done: AdminCallback },
-    /// Everything is to end.
+    /// Request to stop everything.
     Stop,
 }
 
-/// To a load thread.
+/// Work for a load thread.
 #[derive(Clone)]
 pub(crate) struct LoadJob {
     pub(crate) id: VersionId,
     pub(crate) dir: PathBuf,
-    /// What the directory without a manifest is a version of; `None` for one with a manifest.
+    /// Kind of a version without a manifest; `None` if there is a manifest.
     pub(crate) kind: Option<ForeignKind>,
     pub(crate) fingerprint: Fingerprint,
-    /// What an earlier try converted the files of that fingerprint to.
+    /// Fingerprint of the files that an earlier try converted, and the result.
     pub(crate) converted: Option<(Fingerprint, Converted)>,
-    /// Whether it ends once they are converted.
+    /// True if the job ends after the conversion.
     pub(crate) converts_only: bool,
     pub(crate) session: SessionOptions,
     pub(crate) schedule: ScheduleOptions,
     pub(crate) warmup: WarmupConfig,
     pub(crate) recogniser: Option<Arc<str>>,
     pub(crate) transition: Transition,
-    /// Set to end the load early.
+    /// Request to end the load early.
     pub(crate) stop: Arc<AtomicBool>,
 }
 
-/// How a load ended.
+/// Outcome of a load.
 pub(crate) enum Outcome {
     Ready(Box<Fresh>),
-    /// There is no room yet; what was converted is kept for the next try.
+    /// The pool has no room yet. The next try reuses the conversion.
     Deferred {
         reason: String,
         converted: Option<(Fingerprint, Converted)>,
     },
-    /// It was to be converted, and no more.
+    /// The version was converted, and the job asked for no more.
     Converted(Fingerprint, Converted),
     Failed {
         error: Error,
@@ -93,7 +94,7 @@ pub(crate) enum Outcome {
     },
 }
 
-/// A version that has just become able to answer.
+/// A version that was loaded and warmed up.
 pub(crate) struct Fresh {
     pub(crate) servable: Arc<Servable>,
     pub(crate) converted: Option<Converted>,
@@ -102,16 +103,16 @@ pub(crate) struct Fresh {
     pub(crate) note: Option<String>,
 }
 
-/// To an unload thread.
+/// Work for an unload thread.
 pub(crate) struct Retired {
     pub(crate) id: VersionId,
     pub(crate) servable: Arc<Servable>,
-    /// `None` where its session serves on under other settings.
+    /// `None` if the session goes on serving under other settings.
     pub(crate) release: Option<Release>,
     pub(crate) since: Instant,
 }
 
-/// What goes with a session.
+/// Resources that are released together with a session.
 pub(crate) struct Release {
     pub(crate) converted: Option<Converted>,
     pub(crate) releasing: Releasing,

@@ -1,4 +1,4 @@
-//! `millpond.toml`: a model's own settings, beside its versions.
+//! `millpond.toml`: the settings of one model, in the directory above its versions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,20 +9,20 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::{ModelConfig, Transition, VersionPolicy};
 
-/// The file's name in a model's base path.
+/// Name of the file in a model's base path.
 pub(crate) const MODEL_FILE: &str = "millpond.toml";
-/// A larger settings file is refused.
+/// Largest settings file.
 pub(crate) const MODEL_FILE_BYTES_MAX: u64 = 1 << 20;
-/// More threads inside one run are refused.
+/// Most threads inside one run.
 const INTRA_OP_THREADS_MAX: usize = 1024;
-/// A larger batch in a generated warm-up request is refused.
+/// Largest batch in a generated warm-up request.
 const BATCH_SIZE_MAX: usize = 1 << 20;
 
-/// What the file may say; what it leaves out stays as configured.
+/// Content of the file. Keys that are absent keep the configured value.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct ModelFile {
-    /// The server's own settings call it `versions`.
+    /// `versions` is the name in the server's own settings.
     #[serde(default, alias = "versions", deserialize_with = "policy")]
     policy: Option<PolicyText>,
     transition: Option<TransitionText>,
@@ -47,7 +47,7 @@ enum PolicyText {
 impl FromStr for PolicyText {
     type Err = String;
 
-    /// As the server's own settings have it: "latest", "latest:2", "all", "3,5".
+    /// Parses the form of the server's own settings: "latest", "latest:2", "all", "3,5".
     fn from_str(text: &str) -> Result<PolicyText, String> {
         let wrong =
             |_| format!("\"{text}\" is no policy; use latest, latest:N, all, or numbers as in 3,5");
@@ -66,7 +66,7 @@ impl FromStr for PolicyText {
     }
 }
 
-/// A text, or a table such as `{ latest = 2 }`.
+/// Reads a text, or a table such as `{ latest = 2 }`.
 fn policy<'de, D: Deserializer<'de>>(from: D) -> Result<Option<PolicyText>, D::Error> {
     match toml::Value::deserialize(from)? {
         toml::Value::String(text) => text.parse().map(Some).map_err(de::Error::custom),
@@ -92,7 +92,7 @@ struct WarmupFile {
 }
 
 impl ModelFile {
-    /// Parses the file's text. The error is one line that names the place.
+    /// Parses the text of the file. The error is one line that names the position.
     pub(crate) fn parse(text: &str) -> Result<ModelFile, String> {
         let file: ModelFile = toml::from_str(text).map_err(|error| one_line(text, &error))?;
         file.check()?;
@@ -126,8 +126,8 @@ impl ModelFile {
         Ok(())
     }
 
-    /// `base` with what the file says instead. The error names the setting that does not go with
-    /// the others.
+    /// Returns `base` with the settings of the file in place of its own. The error names the
+    /// setting that conflicts with the others.
     pub(crate) fn apply(&self, base: &ModelConfig) -> Result<ModelConfig, String> {
         let mut config = base.clone();
         match &self.policy {
@@ -180,7 +180,7 @@ impl ModelFile {
     }
 }
 
-/// The text of the file at `path`, which has so many bytes.
+/// Reads the file at `path`, whose length is `bytes`.
 pub(crate) fn read(path: &Path, bytes: u64) -> Result<String, String> {
     if bytes > MODEL_FILE_BYTES_MAX {
         return Err("larger than a settings file can be".into());
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(applied("versions = { latest = 2 }").policy, VersionPolicy::Latest(2));
     }
 
-    /// `docs/model.toml` with every line of it switched on.
+    /// `docs/model.toml` with every line switched on.
     #[test]
     fn the_documented_file_has_every_key() {
         let text = include_str!("../../../docs/model.toml");
@@ -267,7 +267,7 @@ mod tests {
         let lines =
             text.lines().map(|line| line.strip_prefix("# ").filter(setting).unwrap_or(line));
         let file = ModelFile::parse(&lines.collect::<Vec<_>>().join("\n")).unwrap();
-        // Taken apart, so that a new key is documented as well.
+        // Destructured, so that a new key must be documented too.
         let ModelFile {
             policy,
             transition,
@@ -293,7 +293,7 @@ mod tests {
         assert!(enabled.is_some() && batch_sizes.is_some() && iterations.is_some());
         assert!(dims.is_some() && fail_on_error.is_some());
         documents_every_key(schedule.unwrap());
-        // The settings go together, and those with a default are it.
+        // The settings are consistent, and documented defaults are the real ones.
         let (base, config) = (
             ModelConfig::new("m", "/models/m"),
             ModelFile::apply(&file, &ModelConfig::new("m", "/models/m")),

@@ -1,10 +1,11 @@
-//! What should serve, and what to do next. Pure: the same picture always gives the same answer.
+//! Which versions should serve, and the next step towards that. Pure: the result depends on the
+//! arguments only.
 
 use std::collections::BTreeSet;
 
 use crate::{Transition, VersionPolicy};
 
-/// One version, as far as the decision depends on it.
+/// State of one version, as far as decisions depend on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct View {
     pub(crate) version: u64,
@@ -22,32 +23,31 @@ pub(crate) struct View {
     pub(crate) pinned: bool,
     /// An administrator asked for it to be loaded again.
     pub(crate) reload: bool,
-    /// It must be converted before it can be loaded, which takes nothing of what those that serve
-    /// need.
+    /// It must be converted before the load. A conversion needs no memory of the versions that
+    /// serve.
     pub(crate) foreign: bool,
     /// The load that is queued or under way only converts it.
     pub(crate) converting: bool,
 }
 
-/// What should serve.
+/// Versions that should serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Choice {
-    /// The versions that should be ready, all of them loadable or loaded.
+    /// Versions that should be ready, all of them loadable or loaded.
     pub(crate) aspired: BTreeSet<u64>,
-    /// Versions that are held would be chosen otherwise. What serves is kept for as long as nothing
-    /// else is chosen.
+    /// True if a held version would be chosen otherwise. Versions that serve are then kept until
+    /// another one is chosen.
     pub(crate) hoped: bool,
 }
 
-/// One step.
+/// Next step of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Load(u64),
     Unload(u64),
 }
 
-/// Chooses among the versions on disk. A held version is passed over, so that the one before it
-/// serves.
+/// Chooses among the versions on disk. A held version is skipped, so that the one before it serves.
 pub(crate) fn choose(policy: &VersionPolicy, views: &[View]) -> Choice {
     let wanted = |view: &&View| view.on_disk && (view.pinned || allowed(policy, view.version));
     let candidates = || views.iter().filter(wanted).filter(|view| view.ready || !view.held);
@@ -67,7 +67,7 @@ fn allowed(policy: &VersionPolicy, version: u64) -> bool {
     }
 }
 
-/// The next step towards `choice`, if one may be taken now: one load at a time for each model.
+/// Returns the next step towards `choice`, if one is possible now. A model has one load at a time.
 pub(crate) fn plan(transition: Transition, views: &[View], choice: &Choice) -> Option<Action> {
     match transition {
         Transition::AvailabilityPreserving => plan_availability(views, choice),
@@ -92,8 +92,8 @@ fn plan_availability(views: &[View], choice: &Choice) -> Option<Action> {
     highest_missing(views, choice).or_else(again).map(Action::Load)
 }
 
-/// What must be converted is, before anything goes for it: the gap is as long as a load, and none
-/// where it cannot be done.
+/// Converts a foreign version before any other version is unloaded for it. The gap is then as long
+/// as a load, and there is none if the conversion fails.
 fn plan_resource(views: &[View], choice: &Choice) -> Option<Action> {
     let again = || views.iter().find(|view| again(view)).map(|view| view.version);
     let missing = highest_missing(views, choice);
@@ -118,7 +118,7 @@ fn plan_resource(views: &[View], choice: &Choice) -> Option<Action> {
     missing.map(Action::Load)
 }
 
-/// Whether what is not chosen may go although nothing takes its place.
+/// Returns true if versions that are not chosen may be unloaded without a replacement.
 fn may_empty(choice: &Choice) -> bool {
     !choice.aspired.is_empty() || !choice.hoped
 }

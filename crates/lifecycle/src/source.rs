@@ -1,9 +1,9 @@
-//! Looking at the directories: which models and versions there are, and which of them are complete.
+//! Scans of the directories: which models and versions exist, and which versions are complete.
 //!
-//! A version with a manifest is complete when its files have the stated lengths: the manifest is
-//! written last. A version without one has nothing that says so; it is taken as complete when two
-//! scans, at least a poll apart, saw the same files. What cannot be looked at is reported as such
-//! and never as absent, so that a directory that cannot be read for a moment takes nothing down.
+//! A version with a manifest is complete if its files have the lengths in the manifest, which is
+//! written last. A version without a manifest counts as complete if two scans, at least a poll
+//! apart, saw the same files. A directory that cannot be read is reported as unreadable and never
+//! as absent, so that a short failure unloads no version.
 
 mod files;
 mod version;
@@ -24,68 +24,68 @@ pub(crate) use files::Fingerprint;
 use version::VersionMemory;
 pub(crate) use version::{ForeignKind, Parameters, VersionContents, VersionScan};
 
-/// Only so many versions of a model, the highest, are looked at.
+/// Most versions of a model that are scanned: the highest numbers.
 pub(crate) const VERSIONS_MAX: usize = 1024;
-/// Only so many subdirectories of a root, the first by name, become models.
+/// Most subdirectories of a root that become models: the first by name.
 pub(crate) const ROOT_MODELS_MAX: usize = 4096;
 
-/// A directory whose entries keep going while they are looked at is listed so often in one look.
+/// Most listings of a directory in one scan, if entries vanish meanwhile.
 const LISTINGS_MAX: usize = 3;
 
-/// What one look saw.
+/// Result of one scan.
 #[derive(Debug)]
 pub(crate) struct DirectoryScan {
-    /// The highest request for a look that this one answers.
+    /// Number of the last scan request that this scan answers.
     pub(crate) answers: u64,
     pub(crate) models: Vec<ModelScan>,
 }
 
-/// One model, as seen.
+/// Result of the scan of one model.
 #[derive(Debug)]
 pub(crate) struct ModelScan {
-    /// As configured; roots give their models default settings.
+    /// Settings before its `millpond.toml`. Models of a root start with the root's settings.
     pub(crate) base: ModelConfig,
-    /// What its directory holds, or why it could not be looked at.
+    /// Contents of its directory, or why it could not be read.
     pub(crate) contents: Result<Contents>,
 }
 
-/// What a model's directory holds.
+/// Contents of a model's directory.
 #[derive(Debug)]
 pub(crate) struct Contents {
     pub(crate) settings: Settings,
     pub(crate) versions: Vec<VersionScan>,
 }
 
-/// A model's `millpond.toml`, if it has one, or what is wrong with it.
+/// A model's `millpond.toml` if it has one, or the error in it.
 pub(crate) type Settings = Arc<Result<Option<ModelFile>, String>>;
 
-/// ScanRequests, and remembers what it saw before.
+/// Scans the directories and remembers earlier scans.
 pub(crate) struct Scanner {
     configured: Vec<ModelConfig>,
     roots: Vec<ModelRoot>,
     poll: Duration,
     kinds: Vec<ForeignKind>,
-    /// What each root held when it could last be read.
+    /// Models of each root at the last successful read.
     known: HashMap<PathBuf, BTreeSet<String>>,
     unreadable: BTreeSet<PathBuf>,
     versions: HashMap<PathBuf, VersionMemory>,
     settings: HashMap<PathBuf, SettingsMemory>,
 }
 
-/// Length, modification time and inode: what a file's content is told apart by.
+/// Length, modification time and inode of a file, which change with its content.
 type Stamp = (u64, Option<SystemTime>, u64);
 
-/// What a file that could be read said.
+/// Settings of a file that could be read.
 struct SettingsMemory {
     stamp: Stamp,
     settings: Settings,
 }
 
-/// The entries of a model's directory that matter.
+/// Relevant entries of a model's directory.
 struct Listing {
-    /// The version directories, lowest first.
+    /// Version directories, lowest first.
     versions: Vec<(u64, PathBuf)>,
-    /// Whether there is a settings file.
+    /// True if there is a settings file.
     settings: bool,
 }
 
@@ -108,7 +108,7 @@ impl Scanner {
         }
     }
 
-    /// One look at everything.
+    /// Scans all directories.
     pub(crate) fn scan(&mut self, answers: u64, now: Instant) -> DirectoryScan {
         let bases = self.bases();
         let models: Vec<ModelScan> =
@@ -117,7 +117,8 @@ impl Scanner {
         DirectoryScan { answers, models }
     }
 
-    /// All models; where two have a name, the configured one and then the one of the first root.
+    /// Returns all models. If two have the same name, the configured one wins, then the one of the
+    /// first root.
     fn bases(&mut self) -> Vec<ModelConfig> {
         let mut bases: BTreeMap<Arc<str>, ModelConfig> = BTreeMap::new();
         for config in &self.configured {
@@ -130,7 +131,7 @@ impl Scanner {
                     *known = names;
                     self.unreadable.remove(&root.dir);
                 }
-                // Told once, not at every look.
+                // Logged once, not at every scan.
                 Err(error) if self.unreadable.insert(root.dir.clone()) => {
                     tracing::error!(root = %root.dir.display(), %error, "a directory of models cannot be read");
                 }
@@ -148,7 +149,7 @@ impl Scanner {
         ModelScan { base, contents }
     }
 
-    /// As for [`steady`].
+    /// Reads the contents of a model's directory. `None` as in [`steady`].
     fn contents_of(&mut self, base_path: &Path, now: Instant) -> Result<Option<Contents>> {
         let Some(listing) = list(base_path)? else { return Ok(None) };
         let look = |(version, dir): (u64, PathBuf)| {
@@ -161,9 +162,9 @@ impl Scanner {
         Ok(Some(Contents { settings: self.settings_of(base_path, listing.settings), versions }))
     }
 
-    /// The settings beside the versions. There are none only where the file cannot be found and was
-    /// not `listed` either: a directory that is moved away for a moment must not make a model
-    /// forget its settings.
+    /// Reads the settings beside the versions. There are none only if the file cannot be found and
+    /// was not `listed` either: a model must not lose its settings while its directory is moved for
+    /// a moment.
     fn settings_of(&mut self, base_path: &Path, listed: bool) -> Settings {
         let path = base_path.join(MODEL_FILE);
         let unreadable =
@@ -181,8 +182,8 @@ impl Scanner {
         {
             return memory.settings.clone();
         }
-        // What could not be read is read again at the next look: nothing about the file need change
-        // for it to go well.
+        // A file that could not be read is read again at the next scan: success needs no change of
+        // the file.
         let text = match model_file::read(&path, stamp.0) {
             Ok(text) => text,
             Err(error) => return unreadable(&error),
@@ -194,7 +195,7 @@ impl Scanner {
         settings
     }
 
-    /// Drops the memory of what has gone.
+    /// Drops the memory of removed models and versions.
     fn forget(&mut self, models: &[ModelScan]) {
         let bases: BTreeSet<&Path> =
             models.iter().map(|model| model.base.base_path.as_path()).collect();
@@ -222,9 +223,9 @@ fn stamp(path: &Path) -> std::io::Result<Stamp> {
     Ok((meta.len(), meta.modified().ok(), meta.ino()))
 }
 
-/// What `list` sees in `dir`. It returns `None` where something that it found listed had gone when
-/// it looked there: the directory is being changed, moved away or replaced by another, and what is
-/// half seen must not be taken for what is there.
+/// Calls `list` until it gets a consistent view of `dir`. `list` returns `None` if an entry
+/// vanished between listing and reading: the directory is being changed or replaced, and a partial
+/// view must not count.
 fn steady<T>(dir: &Path, mut list: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     for _ in 0..LISTINGS_MAX {
         if let Some(all) = list()? {
@@ -237,8 +238,8 @@ fn steady<T>(dir: &Path, mut list: impl FnMut() -> Result<Option<T>>) -> Result<
     )))
 }
 
-/// The subdirectories of `root` that are models: those that hold a version, and those that were
-/// models before. As for [`steady`].
+/// Returns the subdirectories of `root` that are models: those with a version, and earlier models.
+/// `None` as in [`steady`].
 fn subdirectories(root: &Path, known: &BTreeSet<String>) -> Result<Option<BTreeSet<String>>> {
     let mut names = BTreeSet::new();
     for entry in std::fs::read_dir(root).map_err(|e| Error::io(root, &e))? {
@@ -251,8 +252,7 @@ fn subdirectories(root: &Path, known: &BTreeSet<String>) -> Result<Option<BTreeS
         let model = match std::fs::metadata(&path) {
             Ok(meta) => meta.is_dir() && (known.contains(&name) || holds_versions(&path)),
             Err(error) if error.kind() == ErrorKind::NotFound && gone(&path) => return Ok(None),
-            // It may still be there. What a look at the model itself then says is shown as the
-            // model's error.
+            // It may still be there. The scan of the model reports the error.
             Err(_) => known.contains(&name),
         };
         if model {
@@ -265,7 +265,7 @@ fn subdirectories(root: &Path, known: &BTreeSet<String>) -> Result<Option<BTreeS
     Ok(Some(names))
 }
 
-/// Whether nothing of that name is there any more, not even a link that leads nowhere.
+/// Returns true if `path` does not exist, not even as a dangling link.
 fn gone(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
@@ -274,7 +274,7 @@ fn holds_versions(dir: &Path) -> bool {
     matches!(list(dir), Ok(Some(listing)) if !listing.versions.is_empty())
 }
 
-/// What is in `base_path`. As for [`steady`].
+/// Lists `base_path`. `None` as in [`steady`].
 fn list(base_path: &Path) -> Result<Option<Listing>> {
     let (mut found, mut settings) = (BTreeMap::new(), false);
     for entry in std::fs::read_dir(base_path).map_err(|e| Error::io(base_path, &e))? {

@@ -1,5 +1,5 @@
-//! The `source` and `backing` threads: both do slow things with the system so that `lifecycle` need
-//! not.
+//! The `source` and `backing` threads. Both make slow system calls that the `lifecycle` thread must
+//! not wait for.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,16 +14,16 @@ use crate::message::Message;
 use crate::settled::Settled;
 use crate::source::Scanner;
 
-/// The pool is backed in steps of so many bytes, and between two steps it may be told to stop.
+/// Bytes that are faulted in between two checks of the stop flag.
 const PREFAULT_STEP_BYTES: u64 = 64 << 20;
 
-/// Asks the `source` thread for scans. It ends when this is dropped.
+/// Handle that asks the `source` thread for scans. The thread ends when this is dropped.
 pub(crate) struct ScanRequests {
     asked: Arc<AtomicU64>,
     wake: Option<Sender<()>>,
 }
 
-/// The other end of [`ScanRequests`].
+/// Receiving end of [`ScanRequests`].
 pub(crate) struct ScanTrigger {
     asked: Arc<AtomicU64>,
     wake: Receiver<()>,
@@ -31,7 +31,7 @@ pub(crate) struct ScanTrigger {
 
 impl ScanRequests {
     pub(crate) fn new() -> (ScanRequests, ScanTrigger) {
-        // One wake-up waiting is enough: the look that follows answers all who asked before it.
+        // One wake-up in the channel is enough: the next scan answers all earlier requests.
         let (wake, woken) = bounded(1);
         let asked = Arc::new(AtomicU64::new(0));
         (
@@ -40,11 +40,11 @@ impl ScanRequests {
         )
     }
 
-    /// Asks for a look; the ticket says which look answers.
+    /// Asks for a scan. Returns the ticket of the scan that answers the request.
     pub(crate) fn ask(&self) -> u64 {
         let ticket = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
         if let Some(wake) = &self.wake {
-            // Full means that a wake-up is waiting already.
+            // A full channel means that a wake-up is already under way.
             let _ = wake.try_send(());
         }
         ticket
@@ -55,7 +55,7 @@ impl ScanRequests {
     }
 }
 
-/// The body of the `source` thread: a look every `poll`, and whenever asked.
+/// Runs the `source` thread: a scan every `poll`, and on request.
 pub(crate) fn scan(
     mut scanner: Scanner,
     poll: Duration,
@@ -74,8 +74,8 @@ pub(crate) fn scan(
     }
 }
 
-/// The body of the `backing` thread: faults the pool in as far as asked, at the pool's own pace
-/// and, once the first load is finished, behind everybody else.
+/// Runs the `backing` thread: faults the pool in up to the requested bytes, at the pool's own rate.
+/// Works at idle priority once the first load is finished.
 pub(crate) fn prefault(
     pool: &Arc<SlotPool>,
     wanted: &Receiver<u64>,

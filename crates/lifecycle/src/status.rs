@@ -1,31 +1,31 @@
-//! What can be seen from outside: states, reasons, events and swap reports.
+//! The public view of the lifecycle: states, reasons, events and swap reports.
 
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// Where a version is in its life.
+/// Stage in the life of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LifecycleState {
-    /// Seen on disk; not (or not yet) chosen, not complete, or waiting for its turn.
+    /// On disk; not chosen yet, not complete, or waiting for its turn.
     Discovered,
-    /// Its bytes are reserved.
+    /// Memory is reserved.
     Admitted,
     /// Being read and opened.
     Loading,
-    /// Being exercised.
+    /// Being warmed up.
     Warming,
     /// Answers requests.
     Ready,
-    /// Takes no new requests, waits for the last one.
+    /// Takes no new requests and waits for the last one.
     Draining,
-    /// Its memory has been given back.
+    /// Its memory is released.
     Released,
     /// Refused or broken; the reason says why.
     Failed,
 }
 
 impl LifecycleState {
-    /// The lower-case name used in messages, logs and metrics.
+    /// Returns the lower-case name used in messages, logs and metrics.
     pub const fn name(self) -> &'static str {
         match self {
             LifecycleState::Discovered => "discovered",
@@ -46,45 +46,45 @@ impl std::fmt::Display for LifecycleState {
     }
 }
 
-/// One version, as seen from outside.
+/// Public status of one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionStatus {
-    /// Its number.
+    /// Version number.
     pub version: u64,
-    /// Where it is in its life.
+    /// Current stage.
     pub state: LifecycleState,
-    /// Why it is there, where that needs saying: why it failed, what it waits for.
+    /// Why it failed, or what it waits for.
     pub reason: Option<String>,
-    /// Something worth knowing that does not stop it: its files changed since it was loaded, its
-    /// generated warm-up was refused, it is being reloaded, it cannot take the model's new settings
-    /// over.
+    /// A remark that does not stop the version: its files changed since it was loaded, its
+    /// generated warm-up was refused, it is being reloaded, or it cannot take over the model's new
+    /// settings.
     pub note: Option<String>,
-    /// Bytes of its parameters in regions of ours; 0 while it is not loaded.
+    /// Bytes of its parameters in the pool; 0 while it is not loaded.
     pub parameter_bytes: u64,
-    /// When it entered the state.
+    /// Time at which it entered the state.
     pub since: SystemTime,
 }
 
-/// One model, as seen from outside.
+/// Public status of one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelStatus {
-    /// Its name.
+    /// Name that requests use.
     pub name: Arc<str>,
-    /// Its versions, lowest first.
+    /// Versions, lowest first.
     pub versions: Vec<VersionStatus>,
-    /// What is wrong with its base path or its `millpond.toml`; what serves goes on serving.
+    /// Problem with its base path or its `millpond.toml`. Versions that serve go on serving.
     pub error: Option<String>,
-    /// An administrator unloaded it; it stays down until an administrator loads it.
+    /// True if an administrator unloaded it. It stays unloaded until an administrator loads it.
     pub unloaded: bool,
 }
 
 impl ModelStatus {
-    /// The version numbered `version`.
+    /// Returns the status of a version number.
     pub fn version(&self, version: u64) -> Option<&VersionStatus> {
         self.versions.iter().find(|status| status.version == version)
     }
 
-    /// Whether any version is ready.
+    /// Returns true if a version is ready.
     pub fn ready(&self) -> bool {
         self.versions.iter().any(|version| version.state == LifecycleState::Ready)
     }
@@ -109,31 +109,30 @@ impl ModelStatus {
     }
 }
 
-/// A version changed its state.
+/// Change of a version's state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StateChange {
-    /// The model.
+    /// Name of the model.
     pub model: Arc<str>,
-    /// The version.
+    /// Version number.
     pub version: u64,
-    /// The state it left; `None` when it has just been discovered.
+    /// Previous state; `None` for a version that was just discovered.
     pub from: Option<LifecycleState>,
-    /// The state it entered.
+    /// New state.
     pub to: LifecycleState,
-    /// Why.
+    /// Reason for the new state.
     pub reason: Option<String>,
-    /// When.
+    /// Time of the change.
     pub at: SystemTime,
 }
 
-/// What a load cost, counted on the loader thread; of one that was begun anew, since then, but for
-/// `load_seconds`.
+/// Cost of a load, counted on the loader thread. After an escalation only the second attempt
+/// counts, except in `load_seconds`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoadCost {
-    /// From the start of the load to the end of opening the session, in seconds; conversion not
-    /// included.
+    /// Seconds from the start of the load until the session is open, without conversion.
     pub load_seconds: f64,
-    /// Warm-up, in seconds.
+    /// Seconds of warm-up.
     pub warm_seconds: f64,
     /// Bytes read from disk.
     pub bytes_read: u64,
@@ -143,24 +142,22 @@ pub struct LoadCost {
     pub loader_minor_faults: u64,
     /// Processor time of the loader thread, in seconds.
     pub loader_cpu_seconds: f64,
-    /// Whether it went on at ordinary priority, because at idle priority it got next to no
-    /// processor time.
+    /// True if the load starved at idle priority and ran again at ordinary priority.
     pub escalated: bool,
 }
 
-/// One version became ready where another served before, and the other's memory has been given
-/// back.
+/// Report of a swap: one version became ready in place of another, whose memory is released.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwapReport {
-    /// The model.
+    /// Name of the model.
     pub model: Arc<str>,
-    /// The version that went. Equal to `to` after a reload.
+    /// Old version. Equal to `to` after a reload.
     pub from: u64,
-    /// The version that came.
+    /// New version.
     pub to: u64,
-    /// Seconds of loading.
+    /// Seconds of loading the new version.
     pub load_seconds: f64,
-    /// Seconds of warm-up.
+    /// Seconds of warming it up.
     pub warm_seconds: f64,
     /// Seconds from the last new request of the old version to the end of its last request.
     pub drain_seconds: f64,
@@ -176,48 +173,48 @@ pub struct SwapReport {
     pub loader_cpu_seconds: f64,
 }
 
-/// Something happened.
+/// Events of the lifecycle.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum LifecycleEvent {
     /// A version changed its state.
     StateChanged(StateChange),
-    /// A version was loaded and warmed.
+    /// A version was loaded and warmed up.
     Loaded {
-        /// The model.
+        /// Name of the model.
         model: Arc<str>,
-        /// The version.
+        /// Version number.
         version: u64,
-        /// What it cost.
+        /// Cost of the load.
         cost: LoadCost,
     },
     /// A swap is complete.
     Swapped(SwapReport),
-    /// The last holder of a retired version took longer than [`crate::DRAIN_LONG`] to let go; it is
-    /// waited for.
+    /// The last user of a retired version needs longer than [`crate::DRAIN_LONG`]. The wait goes
+    /// on.
     DrainSlow {
-        /// The model.
+        /// Name of the model.
         model: Arc<str>,
-        /// The version.
+        /// Version number.
         version: u64,
     },
-    /// A ready version has taken over changed settings without being loaded again.
+    /// A ready version took over changed settings without a load.
     Settled {
-        /// The model.
+        /// Name of the model.
         model: Arc<str>,
-        /// The version.
+        /// Version number.
         version: u64,
     },
-    /// A model's directory has gone and everything of it is released.
+    /// The directory of a model was removed, and all its versions are released.
     Forgotten {
-        /// The model.
+        /// Name of the model.
         model: Arc<str>,
     },
 }
 
-/// Is told what happens, on the `lifecycle` thread. Must return quickly.
+/// Receiver of events, called on the `lifecycle` thread.
 pub trait Observer: Send + Sync {
-    /// Something happened.
+    /// Handles an event. Must return quickly.
     fn event(&self, event: &LifecycleEvent);
 }
 

@@ -1,13 +1,13 @@
-//! Whether the inference threads suffice for what a model wants of them.
+//! Check of a model's threads against the server's inference threads.
 
 use base::{Error, Result};
 use engine::{ScheduleOptions, SessionOptions};
 
-/// Checks that one run, and all runs that the model may have at the same time, fit on `threads_max`
-/// inference threads. Without `threads` of its own a model has as many runs as fit.
+/// Checks that one run, and all concurrent runs of the model, fit on `threads_max` inference
+/// threads. A model without a setting for `threads` has as many runs as fit.
 ///
 /// # Errors
-/// `InvalidArgument` that says what to change.
+/// `InvalidArgument` with what to change.
 pub(crate) fn check(
     session: &SessionOptions,
     schedule: &ScheduleOptions,

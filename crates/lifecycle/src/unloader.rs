@@ -1,9 +1,9 @@
-//! The unload threads: wait for the last user of a retired version, then release it here and
-//! nowhere else.
+//! The unload threads: they wait for the last user of a retired version and release it. No other
+//! thread releases a session.
 //!
-//! A thread watches all its retired versions at once, so that one slow request holds up only its
-//! own version. The catalogue has let go of a version before it comes here, so the number of its
-//! holders only falls.
+//! A thread watches all its retired versions at once, so that a slow request delays only its own
+//! version. The catalogue dropped a version before it comes here, so its number of holders only
+//! falls.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use engine::Servable;
 use crate::DRAIN_LONG;
 use crate::message::{Message, Release, Retired};
 
-/// Time between two looks at retired versions that are still in use.
+/// Time between two checks of retired versions in use.
 const DRAIN_POLL: Duration = Duration::from_millis(2);
 
-/// What the unload threads share.
+/// State shared by the unload threads.
 pub(crate) struct Unloader {
     pub(crate) background: bool,
-    /// Set when what is still in use is to be left behind.
+    /// Order to leave versions in use behind.
     pub(crate) abandon: Arc<AtomicBool>,
     pub(crate) out: Sender<Message>,
 }
@@ -34,7 +34,7 @@ struct Draining {
 }
 
 impl Unloader {
-    /// The body of an unload thread: until the channel closes and everything is released.
+    /// Runs an unload thread until the channel is closed and everything is released.
     pub(crate) fn run(&self, retired: &Receiver<Retired>) {
         if self.background {
             os::thread::enter_background("unloading");
@@ -50,8 +50,8 @@ impl Unloader {
         }
     }
 
-    /// Waits for the next retired version, or until it is time to look again. False when there will
-    /// be no more.
+    /// Waits for the next retired version, or until the next check is due. Returns false if there
+    /// will be no more.
     fn receive(
         &self,
         retired: &Receiver<Retired>,
@@ -78,7 +78,7 @@ impl Unloader {
     fn try_release(&self, one: Draining) -> Option<Draining> {
         let Draining { retired, mut reported } = one;
         let Retired { id, servable, release, since } = retired;
-        // Those with other settings around the same session come here as well, and go first.
+        // Servables with other settings around the same session are retired too, and dropped first.
         let shared = release.is_some() && servable.shares_session();
         let servable = if shared { Err(servable) } else { Arc::try_unwrap(servable) };
         match (servable, release) {
@@ -94,7 +94,7 @@ impl Unloader {
                 let unload = started.elapsed();
                 os::jemalloc::empty_thread_cache();
                 drop(converted);
-                // Fails only at shutdown, when nobody counts any more.
+                // Fails only at shutdown, when the message is not needed.
                 let _ = self.out.send(Message::Released { id, drain, unload });
                 None
             }
@@ -115,8 +115,7 @@ fn drop_session(id: &VersionId, servable: Servable) {
     }
 }
 
-/// The process ends: what a request still uses stays where it is, so that no request thread
-/// releases it.
+/// Leaks a servable that a request still uses at shutdown, so that no request thread releases it.
 fn abandon(one: Draining) {
     tracing::warn!(model = %one.retired.id.model, version = one.retired.id.version, "still in use at shutdown");
     std::mem::forget(one.retired.servable);

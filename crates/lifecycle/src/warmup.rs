@@ -1,10 +1,9 @@
-//! Exercising a version before it takes requests.
+//! Warm-up: running a version before it takes requests.
 //!
-//! Recorded requests are the model's own truth: one that fails, fails the load. Without them
-//! requests are made up from the signature; they may break rules that the signature does not state
-//! (an index range, a token that must be there), so a refusal is noted and does no harm unless the
-//! model's settings say otherwise. Runs are spaced out, so that warming one version never takes
-//! more than half a core from the others.
+//! A recorded request must succeed, or the load fails. Without recorded requests, requests are
+//! generated from the signature. They may break rules that the signature does not state (an index
+//! range, a required token), so a refusal is only noted, unless the model's settings say otherwise.
+//! Pauses between the runs keep the warm-up of one version below half a core.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,25 +15,25 @@ use engine::Servable;
 
 use crate::WarmupConfig;
 
-/// Runs in all, unless configured.
+/// Least runs in all, unless configured.
 pub const WARMUP_RUNS_MIN: usize = 10;
-/// Warm-up ends after this long, if every request ran once.
+/// Time after which warm-up ends, if every request ran once.
 pub const WARMUP_TIME_MAX: Duration = Duration::from_secs(10);
-/// Recorded requests beyond this many are left out, as TensorFlow Serving does.
+/// Most recorded requests that are used, as in TensorFlow Serving.
 pub const WARMUP_REQUESTS_MAX: usize = 1000;
-/// Shortest and longest pause between two runs; in between it is as long as the run before it.
+/// Shortest and longest pause between two runs. In between, a pause is as long as the run before
+/// it.
 const PAUSE_MIN: Duration = Duration::from_micros(500);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
-/// A generated input larger than this is not made.
+/// Largest generated input.
 const INPUT_BYTES_MAX: usize = 256 << 20;
 
-/// What a source has for a version.
+/// Recorded requests of a version.
 #[derive(Clone, Debug, Default)]
 pub struct WarmupSet {
-    /// The requests, each a full set of inputs.
+    /// Requests, each a full set of inputs.
     pub requests: Vec<Vec<NamedTensor>>,
-    /// What is worth knowing of them, such as records that were left out; shown as the version's
-    /// note.
+    /// Remark for the version's status, such as the number of skipped records.
     pub note: Option<String>,
 }
 
@@ -44,26 +43,25 @@ impl From<Vec<Vec<NamedTensor>>> for WarmupSet {
     }
 }
 
-/// Where recorded requests come from.
+/// Source of recorded requests.
 pub trait WarmupSource: Send + Sync {
-    /// Adds to recorded `inputs` what the server fills for its clients where they leave it out
-    /// (masks, real sizes).
+    /// Adds to recorded `inputs` what the server fills in for its clients (masks, real sizes).
     ///
     /// # Errors
-    /// When there is nothing to fill them from.
+    /// If there is nothing to fill them from.
     fn complete(&self, _servable: &Servable, _inputs: &mut Vec<NamedTensor>) -> Result<()> {
         Ok(())
     }
 
-    /// The recorded requests of the version in `version_dir`, each a full set of inputs. None:
-    /// requests are generated from the signature.
+    /// Returns the recorded requests of the version in `version_dir`. If there are none, requests
+    /// are generated from the signature.
     ///
     /// # Errors
-    /// When there are some and they cannot be used; that fails the load.
+    /// If there are some and they cannot be used. The load then fails.
     fn requests(&self, version_dir: &Path, signature: &Signature) -> Result<WarmupSet>;
 }
 
-/// No recorded requests.
+/// A source without recorded requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoRecordedRequests;
 
@@ -153,7 +151,7 @@ fn run_all(
     Ok(())
 }
 
-/// One request for each batch size; one in all where no input has a dynamic first axis.
+/// Generates one request for each batch size, or one in all if no input has a dynamic first axis.
 fn generate(signature: &Signature, config: &WarmupConfig) -> Result<Vec<Vec<NamedTensor>>> {
     let batched = signature.inputs.iter().any(|spec| {
         spec.shape.as_ref().is_none_or(|dims| matches!(dims.first(), Some(Dim::Dynamic(_))))
@@ -165,8 +163,7 @@ fn generate(signature: &Signature, config: &WarmupConfig) -> Result<Vec<Vec<Name
 
 fn request(signature: &Signature, config: &WarmupConfig, batch: usize) -> Result<Vec<NamedTensor>> {
     let needed = || signature.inputs.iter().filter(|spec| !spec.optional);
-    // Sizes of symbols: what the settings say about any input holds for all inputs that share the
-    // symbol.
+    // Sizes of symbols. A configured size of any input holds for all inputs that share the symbol.
     let mut symbols: BTreeMap<&str, usize> = BTreeMap::new();
     for spec in needed() {
         for (position, dim) in spec.shape.iter().flatten().enumerate() {
@@ -217,7 +214,8 @@ fn shape(
     dims.iter().enumerate().map(size).collect()
 }
 
-/// Zeros, empty strings, and for floats small numbers that look random and are the same each time.
+/// Fills a tensor with zeros, empty strings, or small pseudo-random floats that are the same each
+/// time.
 fn fill(spec: &TensorSpec, shape: Shape) -> Result<Tensor> {
     let count = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
     let bytes = |count| {
@@ -259,7 +257,7 @@ fn halves(
     Tensor::from_bytes(dtype, shape, bytes.into())
 }
 
-/// xorshift64*: enough to be unlike zeros.
+/// Generator of pseudo-random numbers, xorshift64*.
 struct Random(u64);
 
 impl Random {
@@ -270,7 +268,7 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// From -0.1 to 0.1.
+    /// Returns a number from -0.1 to 0.1.
     fn small(&mut self) -> f64 {
         ((self.next() >> 11) as f64 / (1u64 << 53) as f64 - 0.5) * 0.2
     }

@@ -1,4 +1,4 @@
-//! What administrators ask for: a load waits for a fresh look at the directories, then for its
+//! Requests of administrators. A load waits for a new scan of the directories, and then for its
 //! versions.
 
 use std::collections::BTreeSet;
@@ -13,16 +13,16 @@ use crate::LifecycleState;
 use crate::message::{AdminCallback, LoadSpec};
 use crate::source::VersionContents;
 
-/// Requests of administrators that wait at the same time.
+/// Most requests of administrators that wait at the same time.
 const WAITERS_MAX: usize = 256;
-/// A load waits so long for files without a manifest to stop changing.
+/// Longest wait of a load for files without a manifest to stop changing.
 const SETTLE_WAIT_MAX: Duration = Duration::from_secs(10);
-/// A request is given up after this long; what it asked for goes on.
+/// Longest wait of a request. The load or unload goes on after it.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
-/// While somebody waits, the thread looks around this often.
+/// Time between two rounds while a request waits.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
-/// A request that has not been answered.
+/// A request that is not answered yet.
 pub(super) struct Waiter {
     pub(super) model: Arc<str>,
     goal: WaiterGoal,
@@ -31,17 +31,17 @@ pub(super) struct Waiter {
 }
 
 enum WaiterGoal {
-    /// A look that answers `ticket` must come first.
+    /// The scan that answers `ticket` must come first.
     Scan { ticket: u64, spec: LoadSpec },
-    /// Perhaps a version still settles.
+    /// The versions are not chosen yet; one may still change on disk.
     Choose { spec: LoadSpec },
-    /// These versions are to be ready.
+    /// These versions must be ready.
     Load { targets: BTreeSet<u64> },
-    /// Nothing of it is to be left.
+    /// No version may be left in memory.
     Unload,
 }
 
-/// What a look at a waiter gave.
+/// Result of a check of a waiting request.
 enum WaiterVerdict {
     Wait,
     Done(Result<()>),
@@ -98,7 +98,7 @@ impl Manager {
         }
     }
 
-    /// Turns loads that have had their look into wishes for versions.
+    /// Chooses the versions of loads whose scan is complete.
     pub(super) fn begin_loads(&mut self) {
         let now = Instant::now();
         for mut waiter in std::mem::take(&mut self.waiters) {
@@ -129,7 +129,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Tells those whose wish has come true, or cannot.
+    /// Answers requests that are fulfilled or cannot be.
     pub(super) fn answer_waiters(&mut self) {
         let now = Instant::now();
         for waiter in std::mem::take(&mut self.waiters) {
@@ -141,7 +141,7 @@ impl Manager {
         }
     }
 
-    /// Tells everybody that nothing will happen any more.
+    /// Refuses all waiting requests at shutdown.
     pub(super) fn refuse_waiters(&mut self) {
         for waiter in self.waiters.drain(..) {
             (waiter.done)(Err(Error::unavailable("the server is shutting down")));
@@ -170,7 +170,7 @@ impl Waiter {
 }
 
 impl Model {
-    /// An administrator asked for it: it may load, and what failed may be tried again.
+    /// Lets the model load at an administrator's request, and clears earlier failures.
     fn forgive(&mut self, context: &ManagerContext) {
         self.down = false;
         let failed: Vec<u64> = self
@@ -187,7 +187,7 @@ impl Model {
         }
     }
 
-    /// The versions that `spec` asks for; `None` while that is not known yet.
+    /// Returns the versions that `spec` asks for; `None` while they are not known yet.
     fn targets(&mut self, spec: &LoadSpec, patient: bool) -> Result<Option<BTreeSet<u64>>> {
         let targets = match spec.version {
             Some(number) => match self.pin(number, patient)? {
@@ -224,7 +224,8 @@ impl Model {
         Ok(Some(targets))
     }
 
-    /// Whether a ready version is to be loaded again: because its files have changed, or `anyway`.
+    /// Returns true if a ready version must be loaded again, because its files changed or because
+    /// of `anyway`.
     fn stale(&self, number: u64, anyway: bool) -> bool {
         let Some(version) = self.versions.get(&number) else { return false };
         let changed =
@@ -232,7 +233,7 @@ impl Model {
         version.serving.as_ref().is_some_and(|serving| anyway || changed(serving.fingerprint))
     }
 
-    /// Pins a version that an administrator named. False while it still settles.
+    /// Pins a version that an administrator named. Returns false while its files still change.
     fn pin(&mut self, number: u64, patient: bool) -> Result<bool> {
         let name = self.name.clone();
         let missing =
@@ -260,7 +261,7 @@ impl Model {
         Error::precondition(format!("model \"{}\" has no version to load: {reason}", self.name))
     }
 
-    /// Whether all of `targets` are ready.
+    /// Checks if all of `targets` are ready.
     fn loaded(&self, targets: &BTreeSet<u64>, now: Instant) -> WaiterVerdict {
         let aspired = self.choice(&self.views(now)).aspired;
         for number in targets {
@@ -287,7 +288,8 @@ impl Model {
                     "version {number}: {reason}"
                 ))));
             }
-            // Chosen and on its way; what a newer version has replaced meanwhile counts as done.
+            // Chosen and on its way. A version that a newer one has replaced meanwhile counts as
+            // done.
             if aspired.contains(number)
                 || !self.versions.values().any(|version| version.serving.is_some())
             {
@@ -299,7 +301,7 @@ impl Model {
 }
 
 impl Version {
-    /// Whether its files are there to be loaded; false while they still settle.
+    /// Returns true if its files can be loaded, and false while they still change.
     fn complete(&self, number: u64, patient: bool) -> Result<bool> {
         let wrong = |reason: &str| Err(Error::precondition(format!("version {number}: {reason}")));
         match self.disk.as_ref().map(|disk| &disk.found) {

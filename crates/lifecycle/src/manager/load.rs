@@ -1,4 +1,4 @@
-//! Loads: queued, handed to a thread, ended one way or the other.
+//! Loads: queueing, dispatch to a thread, and outcome.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::status::LoadCost;
 use crate::{LifecycleEvent, LifecycleState, Transition};
 
 impl Manager {
-    /// Gives queued loads to free threads.
+    /// Sends queued loads to free threads.
     pub(super) fn dispatch(&mut self) {
         let now = Instant::now();
         let mut later = Vec::new();
@@ -63,7 +63,7 @@ impl Model {
         }
     }
 
-    /// The job of a queued load, built from what is on disk and configured now.
+    /// Builds the job of a queued load from the current files and settings.
     fn job(&mut self, number: u64, now: Instant) -> Readiness {
         let id = self.id(number);
         let Some(version) = self.versions.get_mut(&number) else { return Readiness::Never };
@@ -94,10 +94,10 @@ impl Model {
         }))
     }
 
-    /// Stops loads whose version has gone or is not wanted at all, and takes back queued ones that
-    /// the policy no longer chooses, or whose files are being changed: those are for a later load.
-    /// A load under way that was overtaken by a newer version goes on: otherwise versions that come
-    /// faster than they load would keep each other from ever serving.
+    /// Stops loads whose version was removed or is not wanted at all. Takes back queued loads that
+    /// the policy no longer chooses, or whose files are being changed; a later load takes those. A
+    /// running load that a newer version has overtaken goes on: otherwise versions that come faster
+    /// than they load would keep each other from ever serving.
     pub(super) fn drop_pointless_loads(&mut self, context: &ManagerContext, now: Instant) {
         let choice = self.choice(&self.views(now));
         let none = self.down || self.gone;
@@ -119,15 +119,15 @@ impl Model {
                 || (queued && (incomplete || !choice.aspired.contains(&number)))
             {
                 version.stop_load();
-                // Whoever asked for another load of what serves still waits for one.
+                // An administrator who asked for another load still waits for one.
                 version.reload |= queued && incomplete && !none && version.serving.is_some();
                 self.show_disk(context, number);
             }
         }
     }
 
-    /// Ends the wish for another load where there is nothing that could be loaded, and will not be
-    /// without somebody's doing.
+    /// Drops the wish to load a version again if its files cannot be loaded and will not be without
+    /// a change.
     pub(super) fn drop_vain_reloads(&mut self) {
         for version in self.versions.values_mut().filter(|version| version.reload) {
             let (error, fingerprint) = match &version.disk {
@@ -141,7 +141,7 @@ impl Model {
                 Some(_) => continue,
             };
             version.reload = false;
-            // Without anything that serves, the version's state says it.
+            // If no version serves, the state tells the reason.
             let Some(serving) = &version.serving else { continue };
             version.note = Some(format!("loading it again failed: {error}"));
             let fingerprint = fingerprint.unwrap_or(serving.fingerprint);
@@ -149,8 +149,7 @@ impl Model {
         }
     }
 
-    /// A load reached another state. While the version serves, what its next load does is not its
-    /// state.
+    /// Handles another state of a load. A version that serves keeps its own state during a reload.
     pub(super) fn stage(
         &mut self,
         context: &ManagerContext,
@@ -187,7 +186,7 @@ impl Model {
             }
             Outcome::Converted(fingerprint, converted) => {
                 version.converted = Some((fingerprint, converted));
-                // Whoever asked for another load of what serves still waits for it.
+                // An administrator who asked for another load still waits for it.
                 version.reload |= version.serving.is_some();
                 let reason = "converted; loaded once what it takes the place of has been unloaded";
                 self.put_back(context, number, Some(reason.to_owned()));
@@ -199,7 +198,7 @@ impl Model {
         }
     }
 
-    /// A load ended without an outcome for the version; one that serves goes on as it did.
+    /// Handles a load that ended without an outcome. A version that serves goes on as before.
     fn put_back(&mut self, context: &ManagerContext, number: u64, reason: Option<String>) {
         if self.versions.get(&number).is_some_and(|version| version.serving.is_none()) {
             context.set_state(self, number, LifecycleState::Discovered, reason);
@@ -220,7 +219,7 @@ impl Model {
         }
     }
 
-    /// Publishes a version that has just become able to answer.
+    /// Publishes a version that was loaded and warmed up.
     fn serve(&mut self, context: &mut ManagerContext, number: u64, fresh: Fresh) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let Fresh { servable, converted, fingerprint, cost, note } = fresh;
@@ -228,7 +227,7 @@ impl Model {
         let old = version.serving.replace(Serving::new(servable, converted, fingerprint));
         version.failure = None;
         version.note = note;
-        // They may have changed while it was loaded.
+        // The settings may have changed during the load.
         self.settle(context);
         self.publish();
         context.set_state(self, number, LifecycleState::Ready, None);
@@ -241,7 +240,7 @@ impl Model {
         context.observer.event(&loaded);
         let successor = Successor { version: number, cost };
         match (old, self.vacated.take()) {
-            // Nothing was unloaded for it, whatever went before.
+            // No version was unloaded for this one.
             (Some(old), _) => self.retire(context, number, old, Some(successor)),
             (None, Some(vacated)) => {
                 self.report_swap(context, vacated, successor);
@@ -252,7 +251,7 @@ impl Model {
 
     fn fail(&mut self, context: &ManagerContext, number: u64, failed: FailedLoad) {
         let FailedLoad { error, fingerprint, converting } = failed;
-        // While something else could serve, a try that must unload it first would cost more than it
+        // If another version could serve, a try that must unload it first would cost more than it
         // gives.
         let costly = self.config.transition == Transition::ResourcePreserving
             && !converting
@@ -281,8 +280,7 @@ impl Model {
             version.note = Some(format!("loading it again failed: {reason}"));
             return;
         }
-        // Files that changed meanwhile are another matter: they are tried as soon as they are
-        // complete.
+        // Files that changed meanwhile are tried as soon as they are complete.
         if version.disk.as_ref().is_none_or(|disk| disk.differs_from(fingerprint)) {
             version.failure = None;
         }
@@ -298,7 +296,7 @@ impl Model {
     }
 }
 
-/// The log line of a load: "iris 1 ready in 39 ms (8.30 MiB)", with load and warm-up in the time.
+/// Formats the log line of a load: "iris 1 ready in 39 ms (8.30 MiB)". The time includes warm-up.
 fn ready_line(model: &str, version: u64, cost: &LoadCost, parameter_bytes: u64) -> String {
     let millis = (cost.load_seconds + cost.warm_seconds) * 1e3;
     let time = if millis < 10_000.0 {

@@ -1,5 +1,4 @@
-//! One model as the `lifecycle` thread knows it: its versions, what each of them is doing, and what
-//! of that is visible.
+//! One model on the `lifecycle` thread: its versions, their state, and its public status.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -17,22 +16,21 @@ use crate::source::{Fingerprint, VersionContents};
 use crate::status::{LoadCost, StateChange};
 use crate::{LifecycleEvent, LifecycleState, ModelConfig, ModelStatus, Observer, VersionStatus};
 
-/// One model.
 pub(crate) struct Model {
     pub(crate) name: Arc<str>,
     pub(crate) entry: Arc<Entry>,
-    /// Whether foreign versions are converted at all.
+    /// True if foreign versions are converted.
     pub(crate) converts: bool,
-    /// As configured, with its `millpond.toml` on top.
+    /// Configuration, with its `millpond.toml` applied.
     pub(crate) config: ModelConfig,
     pub(crate) versions: BTreeMap<u64, Version>,
     pub(crate) path_error: Option<String>,
     pub(crate) settings_error: Option<String>,
-    /// An administrator unloaded it.
+    /// True if an administrator unloaded it.
     pub(crate) down: bool,
-    /// Its directory has gone.
+    /// True if its directory was removed.
     pub(crate) gone: bool,
-    /// The version published last and what it cost, until a swap report has told of it.
+    /// Last published version, until a swap report includes it.
     pub(crate) published: Option<Successor>,
     /// A version unloaded before its successor was loaded.
     pub(crate) vacated: Option<Vacated>,
@@ -44,7 +42,7 @@ pub(crate) struct Successor {
     pub(crate) cost: LoadCost,
 }
 
-/// The first half of a swap that unloads first.
+/// First half of a swap that unloads first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vacated {
     pub(crate) version: u64,
@@ -52,26 +50,25 @@ pub(crate) struct Vacated {
     pub(crate) unload: Duration,
 }
 
-/// One version of it.
 pub(crate) struct Version {
     pub(crate) state: LifecycleState,
     pub(crate) since: SystemTime,
     pub(crate) reason: Option<String>,
     pub(crate) note: Option<String>,
-    /// What its directory holds; `None` once it has gone.
+    /// Contents of its directory; `None` once it was removed.
     pub(crate) disk: Option<Disk>,
     pub(crate) serving: Option<Serving>,
     pub(crate) load: Option<Load>,
-    /// Instances that are draining or being released, each with the version that took its place.
+    /// Instances that are draining or being released, each with the version that replaced it.
     pub(crate) draining: Vec<Option<Successor>>,
-    /// What was made of the files of that fingerprint, for the load that comes next.
+    /// Fingerprint of converted files and the result, for the next load.
     pub(crate) converted: Option<(Fingerprint, Converted)>,
     pub(crate) failure: Option<Failure>,
     pub(crate) pinned: bool,
     pub(crate) reload: bool,
 }
 
-/// What was seen on disk.
+/// State of a version directory at the last scan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Disk {
     pub(crate) dir: PathBuf,
@@ -80,13 +77,12 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Whether it holds other files than those of `fingerprint`. What could not be looked at is not
-    /// known to.
+    /// Returns true if it is known to hold other files than those of `fingerprint`.
     pub(crate) fn differs_from(&self, fingerprint: Fingerprint) -> bool {
         !matches!(self.found, VersionContents::Unreadable(_)) && self.fingerprint != fingerprint
     }
 
-    /// Whether it holds a version.
+    /// Returns true if it holds a complete version.
     pub(crate) fn complete(&self) -> bool {
         matches!(self.found, VersionContents::Published(_) | VersionContents::Foreign { .. })
     }
@@ -97,7 +93,7 @@ pub(crate) struct Serving {
     pub(crate) servable: Arc<Servable>,
     pub(crate) converted: Option<Converted>,
     pub(crate) fingerprint: Fingerprint,
-    /// Why it does not take the model's settings over; it serves with those it has.
+    /// Reason why it does not take over the model's settings. It serves with its own.
     pub(crate) unsettled: Option<String>,
 }
 
@@ -115,23 +111,23 @@ impl Serving {
 #[derive(Default)]
 pub(crate) struct Load {
     pub(crate) stop: Arc<AtomicBool>,
-    /// A load thread has it.
+    /// True once a load thread has it.
     pub(crate) dispatched: bool,
-    /// Not before then.
+    /// Earliest time of the next try.
     pub(crate) not_before: Option<Instant>,
-    /// It ends once the version is converted.
+    /// True if it ends after the conversion.
     pub(crate) converts_only: bool,
-    /// What an earlier try made of the files of that fingerprint.
+    /// Fingerprint of files that an earlier try converted, and the result.
     pub(crate) converted: Option<(Fingerprint, Converted)>,
 }
 
-/// What went wrong.
+/// Last failure of a load.
 pub(crate) struct Failure {
     pub(crate) error: Error,
-    /// For which files.
+    /// Fingerprint of the files that failed.
     pub(crate) fingerprint: Fingerprint,
     pub(crate) tries: u32,
-    /// When to try again; `None`: not until the files change or an administrator asks.
+    /// Time of the next try. `None`: the files must change, or an administrator must ask.
     pub(crate) retry_at: Option<Instant>,
 }
 
@@ -153,8 +149,8 @@ impl Version {
         }
     }
 
-    /// Whether it lies on disk and nothing was ever done or is awaited with it: what a policy
-    /// leaves out, which is not on its way to serve and so is not shown.
+    /// Returns true if the policy skips the version: it is on disk, and nothing was or will be done
+    /// with it. Such versions are not shown.
     fn passed_over(&self) -> bool {
         self.state == LifecycleState::Discovered
             && self.reason.is_none()
@@ -162,7 +158,7 @@ impl Version {
             && self.failure.is_none()
     }
 
-    /// Whether a load of it may be tried at `now`.
+    /// Returns true if a load may be tried at `now`.
     pub(crate) fn loadable(&self, now: Instant) -> bool {
         let complete = self.disk.as_ref().is_some_and(Disk::complete);
         complete
@@ -176,7 +172,7 @@ impl Version {
         matches!(self.disk, Some(Disk { found: VersionContents::Settling(_), .. }))
     }
 
-    /// Whether what is on disk must be converted, and has not been.
+    /// Returns true if the version must be converted and is not converted yet.
     pub(crate) fn foreign(&self) -> bool {
         let Some(disk) = &self.disk else { return false };
         let converted = self.converted.as_ref().is_some_and(|(of, _)| *of == disk.fingerprint);
@@ -198,7 +194,7 @@ impl Version {
         }
     }
 
-    /// Ends a load that has become pointless; one that no thread has yet is simply forgotten.
+    /// Ends a load that is not wanted. A load that no thread has yet is dropped.
     pub(crate) fn stop_load(&mut self) {
         if let Some(load) = &self.load {
             load.stop.store(true, Ordering::Relaxed);
@@ -244,7 +240,7 @@ impl Model {
             .collect()
     }
 
-    /// What should serve; nothing while it is down or gone.
+    /// Returns the versions that should serve; none while the model is unloaded or removed.
     pub(crate) fn choice(&self, views: &[View]) -> Choice {
         if self.down || self.gone {
             Choice::default()
@@ -253,7 +249,7 @@ impl Model {
         }
     }
 
-    /// Whether nothing of it is in memory or on its way there.
+    /// Returns true if no version is in memory or being loaded.
     pub(crate) fn at_rest(&self) -> bool {
         let idle = |version: &Version| {
             version.serving.is_none() && version.load.is_none() && version.draining.is_empty()
@@ -261,8 +257,8 @@ impl Model {
         self.versions.values().all(idle)
     }
 
-    /// Moves `version` to `state`, tells the observer and the log. The same state with another
-    /// reason is told too; nothing is told twice.
+    /// Moves `version` to `state` and reports a change of state or reason to the observer and the
+    /// log.
     pub(crate) fn set_state(
         &mut self,
         observer: &dyn Observer,
@@ -291,7 +287,7 @@ impl Model {
         }));
     }
 
-    /// Adds a version that was just found.
+    /// Adds a version that was just discovered.
     pub(crate) fn discover(&mut self, observer: &dyn Observer, number: u64, disk: Disk) {
         let version = Version::new(disk);
         let (model, to, at) = (self.name.clone(), LifecycleState::Discovered, version.since);
@@ -307,14 +303,14 @@ impl Model {
         }));
     }
 
-    /// Lets requests see what is ready now: one store.
+    /// Publishes the ready versions to requests with one store.
     pub(crate) fn publish(&self) {
         let versions = self.versions.values().filter_map(|version| version.serving.as_ref());
         let versions = versions.map(|serving| serving.servable.clone()).collect();
         self.entry.publish(ReadySet { versions, labels: self.config.labels.clone() });
     }
 
-    /// Lets everybody see how it stands, and forgets versions of which nothing is left.
+    /// Publishes the status of the model, and drops versions that no longer exist.
     pub(crate) fn report(&mut self) {
         self.versions.retain(|_, version| !version.forgettable());
         let aspired = self.choice(&self.views(Instant::now())).aspired;
@@ -339,7 +335,7 @@ impl Model {
         });
     }
 
-    /// Versions whose first try is still ahead.
+    /// Returns true if a version has not had its first try yet.
     pub(crate) fn unsettled(&self, now: Instant) -> bool {
         let views = self.views(now);
         let choice = self.choice(&views);
@@ -348,8 +344,8 @@ impl Model {
         views.iter().any(|view| view.loading) || choice.aspired.iter().any(waiting)
     }
 
-    /// What a settling version may still change about the answer: it is higher than all of
-    /// `chosen`.
+    /// Returns true if a version that still changes on disk is higher than all of `chosen`, and may
+    /// replace them.
     pub(crate) fn settling_above(&self, chosen: &BTreeSet<u64>) -> bool {
         let above = chosen.last().copied();
         self.versions
@@ -388,7 +384,7 @@ fn log(model: &str, version: u64, state: LifecycleState, reason: Option<&str>) {
             tracing::warn!("{model} {version} failed: {}", reason.unwrap_or_default())
         }
         (LifecycleState::Released, None) => tracing::info!("{model} {version} released"),
-        // The load tells of `Ready`, with what it took.
+        // The load logs `Ready` itself, with its cost.
         _ => tracing::debug!(model, version, state = state.name(), reason, "version changed state"),
     }
 }

@@ -1,5 +1,4 @@
-//! How much of the pool should be backed by memory: what is to serve, and room for the next
-//! version.
+//! How much of the pool is faulted in: the versions that should serve, and room for the next one.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -11,7 +10,7 @@ use super::model::Model;
 use crate::Transition;
 use crate::source::{Parameters, VersionContents};
 
-/// Asks the `backing` thread for as much as is needed, and never for less than before.
+/// Requests to the `backing` thread, which only grow.
 pub(super) struct Prefault {
     to: Sender<u64>,
     bytes_max: u64,
@@ -25,7 +24,7 @@ impl Prefault {
         Prefault { to, bytes_max, swap_reserve, asked: 0, backed: 0 }
     }
 
-    /// Asks for what `models` need now, if that is more than was asked for before.
+    /// Requests the bytes that `models` need now, if they are more than before.
     pub(super) fn want<'a>(&mut self, models: impl Iterator<Item = &'a Model>) {
         let wanted = self.need(models).min(self.bytes_max);
         if wanted > self.asked && self.to.try_send(wanted).is_ok() {
@@ -37,7 +36,7 @@ impl Prefault {
         self.backed = self.backed.max(bytes);
     }
 
-    /// Whether everything asked for is there.
+    /// Returns true if all requested bytes are faulted in.
     pub(super) fn done(&self) -> bool {
         self.backed >= self.asked
     }
@@ -68,7 +67,7 @@ impl Prefault {
     }
 }
 
-/// What `parameters` add to those in `shared`.
+/// Returns the bytes of `parameters` that are not in `shared`, and adds them to it.
 fn unshared(parameters: &Parameters, shared: &mut BTreeSet<([u8; 32], u64)>) -> u64 {
     let fresh =
         parameters.large.iter().filter(|(hash, bytes)| shared.insert((*hash.as_bytes(), *bytes)));

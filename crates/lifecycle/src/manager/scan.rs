@@ -1,4 +1,4 @@
-//! Taking in what a look at the directories saw.
+//! Handling of a scan of the directories.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl Manager {
 }
 
 impl Model {
-    /// Takes over new settings; wrong ones are told and change nothing.
+    /// Takes over new settings. Wrong ones are reported and change nothing.
     fn configure(
         &mut self,
         context: &mut ManagerContext,
@@ -117,7 +117,7 @@ impl Model {
         }
     }
 
-    /// Shows what lies on disk as the state of a version that nothing is being done with.
+    /// Shows the state on disk of a version that is neither loaded nor being loaded.
     pub(super) fn show_disk(&mut self, context: &ManagerContext, number: u64) {
         let Some(version) = self.versions.get(&number) else { return };
         let busy =

@@ -1,10 +1,9 @@
-//! Settings that a version takes over while it serves: how its requests are scheduled, and what it
-//! is as a recogniser.
+//! Settings that a version takes over while it serves: scheduling, and its settings as a
+//! recogniser.
 //!
-//! Nothing is loaded for that. The version gets a second servable around the same session; requests
-//! that hold the first one end under the settings under which they came, and then an unload thread
-//! drops it, as it does with whole versions: so no request thread is ever the one that releases a
-//! session.
+//! No load is needed. The version gets a second servable around the same session. Requests that
+//! hold the first one keep its settings, and then an unload thread drops it, as it does with whole
+//! versions. So no request thread ever releases a session.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,8 +17,8 @@ use crate::message::Retired;
 use crate::{LifecycleEvent, ModelConfig, threads};
 
 impl Model {
-    /// Gives every ready version the settings as they are now. One that cannot take them over
-    /// serves as it did, and its note says why.
+    /// Gives every ready version the current settings. A version that cannot take them over keeps
+    /// its own, and its note says why.
     pub(super) fn settle(&mut self, context: &mut ManagerContext) {
         let mut replaced = Vec::new();
         for (&number, version) in &mut self.versions {
@@ -57,7 +56,7 @@ impl Model {
     }
 }
 
-/// `servable` under the settings of `config`; `None` where it has them.
+/// Returns `servable` with the settings of `config`; `None` if it has them already.
 fn settled(
     servable: &Servable,
     config: &ModelConfig,

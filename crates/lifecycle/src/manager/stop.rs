@@ -1,5 +1,4 @@
-//! The end: nothing new, everything out of the catalogue, and a bounded wait for what is still in
-//! use.
+//! Shutdown: no new loads, an empty catalogue, and a bounded wait for versions in use.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -9,7 +8,7 @@ use crate::SHUTDOWN_WAIT_MAX;
 use crate::message::Message;
 
 impl Manager {
-    /// Stops loads, retires every version and waits for their release, but not for ever.
+    /// Stops loads, retires every version and waits for their release, for a bounded time.
     pub(super) fn stop(mut self) {
         self.refuse_waiters();
         self.scans.stop();
@@ -34,7 +33,7 @@ impl Manager {
             self.wind_down(message);
         }
         self.abandon.store(true, Ordering::Relaxed);
-        // Whoever still uses them must not be the one to release them.
+        // A request that still uses one must not be the one to release it.
         self.context.backlog.drain(..).for_each(|retired| std::mem::forget(retired.servable));
     }
 

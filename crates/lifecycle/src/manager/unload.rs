@@ -1,4 +1,4 @@
-//! Unloads: out of the catalogue, to an unload thread, and the account of what a swap cost.
+//! Unloads: out of the catalogue, to an unload thread, and the report of a swap's cost.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,11 @@ use crate::status::SwapReport;
 use crate::{LifecycleEvent, LifecycleState, Transition};
 
 impl Model {
-    /// Takes `number` out of the catalogue and has it released once nobody uses it.
+    /// Takes `number` out of the catalogue. It is released after its last use.
     pub(super) fn unload(&mut self, context: &mut ManagerContext, number: u64) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let Some(serving) = version.serving.take() else { return };
-        // It is that of another load, and no reason to refuse a load of this version once it is
-        // wanted again.
+        // A retryable failure of another load is no reason to refuse a later load of this version.
         version.failure = version.failure.take().filter(|failure| !failure.error.is_retryable());
         self.publish();
         context.set_state(self, number, LifecycleState::Draining, None);
@@ -23,7 +22,7 @@ impl Model {
         self.retire(context, number, serving, successor);
     }
 
-    /// Hands an instance that is out of the catalogue to an unload thread.
+    /// Sends an instance that is out of the catalogue to an unload thread.
     pub(super) fn retire(
         &mut self,
         context: &mut ManagerContext,
@@ -39,7 +38,7 @@ impl Model {
         context.retire(Retired { id, servable, release, since: Instant::now() });
     }
 
-    /// A version became able to answer after it had become unwanted.
+    /// Retires a version that was loaded after it had become unwanted.
     pub(super) fn discard(&mut self, context: &mut ManagerContext, number: u64, fresh: Fresh) {
         let serving = Serving::new(fresh.servable, fresh.converted, fresh.fingerprint);
         if self.versions.get(&number).is_some_and(|version| version.serving.is_none()) {

@@ -1,4 +1,4 @@
-//! One version directory: is it complete, and of which kind?
+//! Scan of one version directory: is it complete, and of which kind?
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,22 +11,23 @@ use memory::{SHARE_MIN, SlotPool};
 
 use super::files::{self, File, Fingerprint};
 
-/// ScanRequests that must agree before a directory without a manifest is taken as complete.
+/// Scans that must agree before a directory without a manifest counts as complete.
 const SCANS_MIN: u32 = 2;
 
-/// What makes a directory without a manifest a version, and what becomes of it.
+/// A kind of model file that makes a directory without a manifest a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ForeignKind {
-    /// The file that must be there.
+    /// File that must exist.
     pub(crate) file: &'static str,
-    /// The engine it is for.
+    /// Name of the engine that loads it.
     pub(crate) engine: &'static str,
-    /// It is converted to the mappable layout first; otherwise the engine opens it as it is.
+    /// True if it is converted to the mappable layout first. Otherwise the engine opens it as it
+    /// is.
     pub(crate) converted: bool,
 }
 
 impl ForeignKind {
-    /// The kinds that `engines` open, in their order.
+    /// Returns the kinds that `engines` open, in the order of the engines.
     pub(crate) fn all(engines: &[Arc<dyn Engine>]) -> Vec<ForeignKind> {
         let kinds = |engine: &Arc<dyn Engine>| {
             let (capabilities, engine) = (engine.capabilities(), engine.name());
@@ -37,33 +38,34 @@ impl ForeignKind {
     }
 }
 
-/// One version, as seen.
+/// Result of the scan of one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VersionScan {
     pub(crate) version: u64,
     pub(crate) dir: PathBuf,
-    /// Of the files that make the version.
+    /// Fingerprint of the files that make the version.
     pub(crate) fingerprint: Fingerprint,
     pub(crate) found: VersionContents,
 }
 
-/// What a version directory holds.
+/// Contents of a version directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VersionContents {
     /// The mappable layout, complete.
     Published(Arc<Parameters>),
-    /// A model file of another making, unchanged for a while. `bytes` is what its files have.
+    /// A model file without a manifest, unchanged for a while. `bytes` is the length of all its
+    /// files.
     Foreign { bytes: u64, kind: ForeignKind },
-    /// Perhaps still being written.
+    /// Perhaps still being written; the reason.
     Settling(String),
-    /// Complete, and no version.
+    /// Complete, but not a version; the reason.
     Unusable(String),
-    /// It could not be looked at, which says nothing about what it holds.
+    /// Not readable, so its contents are unknown; the reason.
     Unreadable(String),
 }
 
 impl VersionContents {
-    /// What it is a version of, where no manifest says so.
+    /// Returns the kind of a version without a manifest.
     pub(crate) fn kind(&self) -> Option<ForeignKind> {
         match self {
             VersionContents::Foreign { kind, .. } => Some(*kind),
@@ -72,12 +74,12 @@ impl VersionContents {
     }
 }
 
-/// What the parameters of a published version take of the pool.
+/// Pool memory that the parameters of a published version take.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Parameters {
-    /// Hash and bytes of those that can be shared between versions.
+    /// Hash and bytes of the parameters that versions can share.
     pub(crate) large: Vec<(blake3::Hash, u64)>,
-    /// Bytes of the others together.
+    /// Bytes of all other parameters.
     pub(crate) packed: u64,
 }
 
@@ -94,14 +96,14 @@ impl Parameters {
         Ok(parameters)
     }
 
-    /// Bytes of the pool when nothing is shared.
+    /// Returns the bytes of the pool if nothing is shared.
     pub(crate) fn footprint(&self) -> u64 {
         let large: u64 = self.large.iter().map(|(_, bytes)| SlotPool::footprint(*bytes)).sum();
         large + SlotPool::footprint(self.packed)
     }
 }
 
-/// What was seen before.
+/// Result of earlier scans.
 #[derive(Default)]
 pub(crate) struct VersionMemory {
     last: Option<Seen>,
@@ -111,7 +113,7 @@ struct Seen {
     files: Fingerprint,
     since: Instant,
     scans: u32,
-    /// The answer, once it is final for these files.
+    /// Result, once it is final for these files.
     answer: Option<(Fingerprint, VersionContents)>,
 }
 
@@ -150,7 +152,7 @@ pub(crate) fn scan(
 }
 
 impl VersionMemory {
-    /// Whether an answer is kept.
+    /// Returns true if a final result is kept.
     #[cfg(test)]
     pub(crate) fn knows(&self) -> bool {
         self.last.as_ref().is_some_and(|seen| seen.answer.is_some())
