@@ -1,13 +1,11 @@
-//! Element types: the ones ONNX Runtime has as tensors, which is a superset of what the protocols
-//! name.
+//! Element types: those of ONNX Runtime's tensors, a superset of the protocols' types.
 
 use bytemuck::Pod;
 
-/// The type of one tensor element.
+/// Type of a tensor element.
 ///
-/// The names are ONNX's. `String` elements are byte strings of any content (the protocols call them
-/// BYTES or `DT_STRING`); the 4-bit types are packed two to a byte, low nibble first, as ONNX
-/// stores them.
+/// The names are ONNX's. `String` elements are byte strings of any content (BYTES or `DT_STRING` in
+/// the protocols). The 4-bit types are packed two to a byte, low nibble first, as in ONNX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum DType {
@@ -84,7 +82,7 @@ impl DType {
         DType::String,
     ];
 
-    /// Bits of one element; `None` for strings, which have no fixed size.
+    /// Returns the bits of one element; `None` for strings, which have no fixed size.
     pub const fn bits(self) -> Option<usize> {
         Some(match self {
             DType::U4 | DType::I4 => 4,
@@ -98,15 +96,14 @@ impl DType {
         })
     }
 
-    /// Bytes that `elements` elements take, rounded up to a whole byte; `None` for strings or when
-    /// the count does not fit a `usize`.
+    /// Returns the bytes of `elements` elements, rounded up to a whole byte; `None` for strings, or
+    /// if the number does not fit a `usize`.
     pub fn bytes_for(self, elements: usize) -> Option<usize> {
         let bits = self.bits()?;
         Some(elements.checked_mul(bits)?.div_ceil(8))
     }
 
-    /// The alignment in bytes that a buffer of this type needs so that a C++ engine may read it as
-    /// its own type.
+    /// Returns the alignment in bytes that a C++ engine needs to read a buffer of this type.
     pub const fn alignment(self) -> usize {
         match self {
             DType::U16 | DType::I16 | DType::F16 | DType::BF16 => 2,
@@ -116,8 +113,8 @@ impl DType {
         }
     }
 
-    /// The lower-case name used in messages, configuration and manifests ("float32", "int64",
-    /// "string").
+    /// Returns the lower-case name used in messages, configuration and manifests ("float32",
+    /// "int64", "string").
     pub const fn name(self) -> &'static str {
         match self {
             DType::Bool => "bool",
@@ -145,7 +142,7 @@ impl DType {
         }
     }
 
-    /// The inverse of [`DType::name`].
+    /// Returns the type with this [`DType::name`].
     pub fn from_name(name: &str) -> Option<DType> {
         DType::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
@@ -159,7 +156,7 @@ impl std::fmt::Display for DType {
 
 /// A Rust type whose memory is one tensor element.
 pub trait Element: Pod + Send + Sync {
-    /// The element type this Rust type stores.
+    /// Element type that this Rust type stores.
     const DTYPE: DType;
 }
 

@@ -1,5 +1,4 @@
-//! One error for everything a client or operator may see: a kind that maps to a status, and a
-//! sentence.
+//! The error type of the workspace: a kind that maps to a status, and a message.
 
 use std::io;
 use std::path::Path;

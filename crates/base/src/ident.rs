@@ -1,17 +1,16 @@
-//! Names of things.
+//! Identifiers.
 
 use std::sync::Arc;
 
-/// A version number: the name of a version's directory. TensorFlow Serving's is an `int64`, so ours
-/// fits one.
+/// Version number, the name of a version's directory. It fits an `int64`, as in TensorFlow Serving.
 pub type VersionNumber = u64;
 
 /// One version of one model. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct VersionId {
-    /// The model's name.
+    /// Name of the model.
     pub model: Arc<str>,
-    /// The version's number.
+    /// Number of the version.
     pub version: VersionNumber,
 }
 

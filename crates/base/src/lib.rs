@@ -1,8 +1,8 @@
-//! The vocabulary every other crate speaks: element types, tensors, signatures, errors, units.
+//! The common vocabulary of all crates: element types, tensors, signatures, errors, units.
 //!
-//! Nothing here does I/O, holds a lock or contains `unsafe`, so nothing here can fail for a reason
-//! outside its arguments. Bytes are little-endian and row-major, as on the wire of every protocol
-//! Millpond speaks.
+//! Nothing here does I/O, holds a lock or contains `unsafe`, so results depend on the arguments
+//! only. Bytes are little-endian and row-major, as on the wire of every protocol that Millpond
+//! speaks.
 
 #[cfg(target_endian = "big")]
 compile_error!("Millpond's tensors are little-endian in memory and on the wire");

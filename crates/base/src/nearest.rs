@@ -1,13 +1,13 @@
-//! The candidate that a mistyped word was most likely meant to be.
+//! The most likely correction of a mistyped word.
 
-/// Longest word that is compared, in characters; longer ones have no nearest candidate.
+/// Most characters of a word that is compared; longer words have no nearest candidate.
 const WORD_CHARS_MAX: usize = 64;
-/// Characters of a word for each edit that a candidate may be away.
+/// Characters of a word for each allowed edit.
 const CHARS_PER_EDIT: usize = 3;
 
 /// Returns the candidate that the fewest edits (insert, delete, replace, swap of neighbours) turn
 /// `word` into, or `None` if none is near: one edit for every three characters, and at least one.
-/// Case, `_` and `-` are not told apart.
+/// Ignores case and treats `_` as `-`.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = plain(word)?;
     let edits_max = (word.len() / CHARS_PER_EDIT).max(1);
@@ -19,14 +19,14 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     candidates.into_iter().filter_map(near).min().map(|(_, candidate)| candidate)
 }
 
-/// The characters that are compared; `None` for a word that is empty or too long.
+/// Returns the characters to compare; `None` for an empty or too long word.
 fn plain(word: &str) -> Option<Vec<char>> {
     let chars: Vec<char> = word.chars().take(WORD_CHARS_MAX + 1).collect();
     let plain = |c: &char| if *c == '_' { '-' } else { c.to_ascii_lowercase() };
     (1..=WORD_CHARS_MAX).contains(&chars.len()).then(|| chars.iter().map(plain).collect())
 }
 
-/// The distance of two words, where a swap of two neighbours counts once.
+/// Returns the edit distance of two words; a swap of two neighbours counts once.
 fn edits(a: &[char], b: &[char]) -> usize {
     let mut before: Vec<usize> = Vec::new();
     let mut last: Vec<usize> = (0..=b.len()).collect();

@@ -1,18 +1,18 @@
-//! What a model takes and gives.
+//! Inputs and outputs of a model.
 
 use crate::{DType, Error, NamedTensor, Result};
 
 /// One axis of a signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dim {
-    /// Always this size.
+    /// A fixed size.
     Fixed(usize),
-    /// Any size, with the symbolic name the model gives it, if it does.
+    /// Any size, with the symbolic name in the model, if there is one.
     Dynamic(Option<String>),
 }
 
 impl Dim {
-    /// The size, or -1 where it is dynamic: the form all protocols use.
+    /// Returns the size, or -1 for a dynamic axis, as all protocols write it.
     pub fn as_wire(&self) -> i64 {
         match self {
             Dim::Fixed(size) => *size as i64,
@@ -24,48 +24,48 @@ impl Dim {
 /// One input or output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Its name.
+    /// Name in the model.
     pub name: String,
-    /// Its element type.
+    /// Element type.
     pub dtype: DType,
-    /// Its axes, outermost first; `None` where the model does not even fix the rank.
+    /// Axes, outermost first; `None` if the model does not fix the rank.
     pub shape: Option<Vec<Dim>>,
-    /// Whether a request may leave it out.
+    /// True if a request may leave it out.
     pub optional: bool,
 }
 
 impl TensorSpec {
-    /// The shape as protocols write it: -1 for a dynamic axis, empty for unknown rank.
+    /// Returns the shape as protocols write it: -1 for a dynamic axis, empty for an unknown rank.
     pub fn wire_shape(&self) -> Vec<i64> {
         self.shape.iter().flatten().map(Dim::as_wire).collect()
     }
 }
 
-/// The inputs and outputs of a model, in its own order.
+/// Inputs and outputs of a model, in its own order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Signature {
-    /// What it takes.
+    /// Inputs of the model.
     pub inputs: Vec<TensorSpec>,
-    /// What it gives.
+    /// Outputs of the model.
     pub outputs: Vec<TensorSpec>,
 }
 
 impl Signature {
-    /// The input called `name`.
+    /// Returns the input called `name`.
     pub fn input(&self, name: &str) -> Option<&TensorSpec> {
         self.inputs.iter().find(|spec| spec.name == name)
     }
 
-    /// The output called `name`.
+    /// Returns the output called `name`.
     pub fn output(&self, name: &str) -> Option<&TensorSpec> {
         self.outputs.iter().find(|spec| spec.name == name)
     }
 
-    /// Checks that `inputs` are what the model takes: each known, of the right type and rank, fixed
-    /// axes equal, equal symbolic names of equal size, none missing and none twice.
+    /// Checks that `inputs` fit the model: each known, of the right type and rank, fixed axes
+    /// equal, equal symbolic names of equal size, none missing and none twice.
     ///
     /// # Errors
-    /// `InvalidArgument` naming the first input that is wrong and what was expected.
+    /// `InvalidArgument` with the first wrong input and the expected value.
     pub fn check_inputs(&self, inputs: &[NamedTensor]) -> Result<()> {
         let mut symbols: Vec<(&str, usize, &str)> = Vec::new();
         for (position, input) in inputs.iter().enumerate() {
@@ -93,11 +93,11 @@ impl Signature {
         }
     }
 
-    /// Checks that every requested output exists and is asked for once: each would be copied into
-    /// the answer.
+    /// Checks that every requested output exists and is requested once, because each is copied into
+    /// the response.
     ///
     /// # Errors
-    /// `InvalidArgument` naming the first that does not, or that comes again.
+    /// `InvalidArgument` with the first unknown or repeated name.
     pub fn check_outputs<'a>(&self, names: impl Iterator<Item = &'a str> + Clone) -> Result<()> {
         for (position, name) in names.clone().enumerate() {
             self.output(name).ok_or_else(|| self.unknown("output", name, &self.outputs))?;

@@ -1,4 +1,4 @@
-//! The one table from an error's kind to its status in HTTP, gRPC and metrics.
+//! The mapping from an error's kind to its status in HTTP, gRPC and metrics.
 
 use crate::ErrorKind;
 
@@ -28,7 +28,7 @@ impl ErrorKind {
         ErrorKind::Internal,
     ];
 
-    /// Returns the kind in snake case, as metrics and answers spell it.
+    /// Returns the kind in snake case, as in metrics and responses.
     pub fn name(self) -> &'static str {
         self.statuses().name
     }

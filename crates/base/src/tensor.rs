@@ -1,4 +1,4 @@
-//! Tensors: an element type, a shape, and bytes that are shared rather than copied.
+//! Tensors: an element type, a shape, and shared bytes.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use smallvec::SmallVec;
 
 use crate::{DType, Element, Error, Result};
 
-/// The sizes of a tensor's axes, outermost first. Empty for a scalar.
+/// Sizes of a tensor's axes, outermost first. Empty for a scalar.
 pub type Shape = SmallVec<[usize; 6]>;
 
-/// A tensor's elements.
+/// Elements of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Data {
     /// Elements of fixed size, little-endian, row-major. May start at any address: see
@@ -28,24 +28,24 @@ pub struct Tensor {
     data: Data,
 }
 
-/// A tensor with the name of the input or output it is for.
+/// A tensor and the name of its input or output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedTensor {
-    /// The name in the model's signature.
+    /// Name in the model's signature.
     pub name: Arc<str>,
-    /// The tensor.
+    /// Value of the input or output.
     pub tensor: Tensor,
 }
 
 impl NamedTensor {
-    /// Joins a name and a tensor.
+    /// Builds a tensor with a name.
     pub fn new(name: impl Into<Arc<str>>, tensor: Tensor) -> NamedTensor {
         NamedTensor { name: name.into(), tensor }
     }
 }
 
-/// An input whose value is an output of the item before: the state of a model that does not keep it
-/// inside.
+/// An input whose value is an output of the previous item: the state of a model that does not keep
+/// it inside.
 #[derive(Clone, Debug)]
 pub struct CarriedInput {
     /// Name of the input.
@@ -64,7 +64,7 @@ impl<T: Element> AsRef<[u8]> for Owner<T> {
     }
 }
 
-/// The number of elements of `shape`, or an error where it overflows.
+/// Returns the number of elements of `shape`.
 fn count(shape: &[usize]) -> Result<usize> {
     shape
         .iter()
@@ -73,10 +73,10 @@ fn count(shape: &[usize]) -> Result<usize> {
 }
 
 impl Tensor {
-    /// A tensor over bytes that are already there; nothing is copied.
+    /// Builds a tensor over existing bytes, without a copy.
     ///
     /// # Errors
-    /// `InvalidArgument` when the byte length is not exactly what type and shape need, or `dtype`
+    /// `InvalidArgument` if the number of bytes is not exactly that of type and shape, or `dtype`
     /// is `String`.
     pub fn from_bytes(dtype: DType, shape: impl Into<Shape>, bytes: Bytes) -> Result<Tensor> {
         let shape = shape.into();
@@ -96,10 +96,10 @@ impl Tensor {
         Ok(Tensor { dtype, shape, data: Data::Bytes(bytes) })
     }
 
-    /// A tensor that takes over a vector's memory.
+    /// Builds a tensor from the memory of a vector.
     ///
     /// # Errors
-    /// `InvalidArgument` when the length does not match the shape.
+    /// `InvalidArgument` if the length does not match the shape.
     pub fn from_vec<T: Element>(shape: impl Into<Shape>, elements: Vec<T>) -> Result<Tensor> {
         let shape = shape.into();
         if count(&shape)? != elements.len() {
@@ -113,10 +113,10 @@ impl Tensor {
         Ok(Tensor { dtype: T::DTYPE, shape, data: Data::Bytes(Bytes::from_owner(Owner(elements))) })
     }
 
-    /// A tensor of byte strings.
+    /// Builds a tensor of byte strings.
     ///
     /// # Errors
-    /// `InvalidArgument` when the length does not match the shape.
+    /// `InvalidArgument` if the length does not match the shape.
     pub fn from_strings(
         shape: impl Into<Shape>,
         strings: impl Into<Arc<[Bytes]>>,
@@ -133,27 +133,27 @@ impl Tensor {
         Ok(Tensor { dtype: DType::String, shape, data: Data::Strings(strings) })
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The sizes of the axes.
+    /// Returns the sizes of the axes.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// The elements as they are stored.
+    /// Returns the stored elements.
     pub fn data(&self) -> &Data {
         &self.data
     }
 
-    /// The bytes of a tensor of fixed-size elements; `None` for strings.
+    /// Returns the bytes of fixed-size elements; `None` for strings.
     pub fn bytes(&self) -> Option<&Bytes> {
         match &self.data {
             Data::Bytes(bytes) => Some(bytes),
@@ -161,7 +161,7 @@ impl Tensor {
         }
     }
 
-    /// The strings of a `String` tensor; `None` for others.
+    /// Returns the strings of a `String` tensor; `None` for other types.
     pub fn strings(&self) -> Option<&[Bytes]> {
         match &self.data {
             Data::Strings(strings) => Some(strings),
@@ -169,7 +169,7 @@ impl Tensor {
         }
     }
 
-    /// Payload bytes (strings without their lengths).
+    /// Returns the number of payload bytes (strings without their lengths).
     pub fn byte_len(&self) -> usize {
         match &self.data {
             Data::Bytes(bytes) => bytes.len(),
@@ -177,8 +177,8 @@ impl Tensor {
         }
     }
 
-    /// The bytes at an address fit for `dtype`, copied only where the shared buffer is misaligned
-    /// (a tensor may start anywhere inside a request body); `None` for strings.
+    /// Returns the bytes at an address aligned for `dtype`; `None` for strings. Copies only a
+    /// misaligned buffer, because a tensor may start anywhere inside a request body.
     pub fn aligned_bytes(&self) -> Option<Bytes> {
         let bytes = self.bytes()?;
         if (bytes.as_ptr() as usize).is_multiple_of(self.dtype.alignment()) {
@@ -189,10 +189,10 @@ impl Tensor {
         Some(Bytes::from_owner(Owner(words)).slice(..bytes.len()))
     }
 
-    /// The elements as a vector of `T`.
+    /// Returns the elements as a vector of `T`.
     ///
     /// # Errors
-    /// `InvalidArgument` when the tensor holds another type.
+    /// `InvalidArgument` if the tensor has another type.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         match &self.data {
             Data::Bytes(bytes) if self.dtype == T::DTYPE => Ok(bytemuck::pod_collect_to_vec(bytes)),

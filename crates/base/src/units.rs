@@ -1,4 +1,4 @@
-//! Quantities as people write them: "1.6GiB", "250ms", and back.
+//! Quantities in text form: "1.6GiB", "250ms".
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn split(text: &str) -> Result<(f64, String)> {
 /// (powers of 1024).
 ///
 /// # Errors
-/// `InvalidArgument` when it is not a number with one of these units.
+/// `InvalidArgument` if it is not a number with one of these units.
 pub fn parse_bytes(text: &str) -> Result<u64> {
     let (value, unit) = split(text)?;
     let factor = match unit.as_str() {
@@ -49,7 +49,7 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
 /// Parses a duration: a number and ns, us, ms, s, m or h; a bare number is seconds.
 ///
 /// # Errors
-/// `InvalidArgument` when it is not a number with one of these units.
+/// `InvalidArgument` if it is not a number with one of these units.
 pub fn parse_duration(text: &str) -> Result<Duration> {
     let (value, unit) = split(text)?;
     let seconds = match unit.as_str() {
@@ -69,7 +69,7 @@ pub fn parse_duration(text: &str) -> Result<Duration> {
         .map_err(|_| Error::invalid(format!("\"{text}\" is no usable duration")))
 }
 
-/// A byte size for people: three significant digits and a binary unit.
+/// Formats a byte size with three significant digits and a binary unit.
 pub fn format_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;

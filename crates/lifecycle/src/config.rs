@@ -195,8 +195,8 @@ pub struct LifecycleConfig {
     pub placement: ParameterPlacement,
     /// True if loaders and unloaders run at idle priority.
     pub background: bool,
-    /// A load goes on at ordinary priority after it has waited for a core for this long, and four
-    /// times as long as it ran.
+    /// A load goes on at ordinary priority after it has waited for a core for this long, and for
+    /// four times its running time.
     pub starvation_limit: Duration,
     /// Inference threads of the server. A model that wants more for its runs is refused, because
     /// its threads would only take cores from each other. `usize::MAX` refuses none.

@@ -26,8 +26,8 @@ pub(crate) const RETIRED_MAX: usize = 256;
 pub struct LoadSpec {
     /// Loads ready versions again, from the files as they are now.
     pub reload: bool,
-    /// Version to load and to keep beside those that the policy chooses, until it is unloaded or
-    /// its directory is removed. `None`: the versions that the policy chooses.
+    /// Version to load and to keep, besides the policy's choice, until it is unloaded or its
+    /// directory is removed. `None`: the versions that the policy chooses.
     pub version: Option<u64>,
 }
 

@@ -286,7 +286,7 @@ fn list(base_path: &Path) -> Result<Option<Listing>> {
             Some(false) => continue,
             None => return Ok(None),
         }
-        // "7" and "007" are one version: the shorter name wins, whatever the order.
+        // "7" and "007" are one version: the shorter name wins in any order of the listing.
         let path = entry.path();
         let dir = found.entry(version).or_insert_with(|| path.clone());
         if path.as_os_str().len() < dir.as_os_str().len() {
@@ -299,8 +299,9 @@ fn list(base_path: &Path) -> Result<Option<Listing>> {
     Ok(Some(Listing { versions: found.into_iter().collect(), settings }))
 }
 
-/// Whether an entry is a directory or may be one; `None` where it has gone. Some file systems do
-/// not say in the listing, and asking can fail: that is no reason to take a version for absent.
+/// Returns true if an entry is a directory or may be one; `None` if it vanished. Some file systems
+/// do not store the kind in the listing, and reading it can fail. The entry then counts as a
+/// version.
 fn perhaps_directory(kind: std::io::Result<std::fs::FileType>) -> Option<bool> {
     match kind {
         Ok(kind) => Some(kind.is_dir() || kind.is_symlink()),
@@ -309,7 +310,7 @@ fn perhaps_directory(kind: std::io::Result<std::fs::FileType>) -> Option<bool> {
     }
 }
 
-/// A version number is decimal digits that fit an `int64`, as TensorFlow Serving has it.
+/// Parses decimal digits that fit an `int64`, the version numbers of TensorFlow Serving.
 fn version_number(name: &OsStr) -> Option<u64> {
     let name = name.to_str()?;
     let digits = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());

@@ -21,8 +21,8 @@ pub const WARMUP_RUNS_MIN: usize = 10;
 pub const WARMUP_TIME_MAX: Duration = Duration::from_secs(10);
 /// Most recorded requests that are used, as in TensorFlow Serving.
 pub const WARMUP_REQUESTS_MAX: usize = 1000;
-/// Shortest and longest pause between two runs. In between, a pause is as long as the run before
-/// it.
+/// Shortest and longest pause between two runs. In between, a pause takes the time of the run
+/// before it.
 const PAUSE_MIN: Duration = Duration::from_micros(500);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// Largest generated input.

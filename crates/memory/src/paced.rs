@@ -1,4 +1,4 @@
-//! Reading a file for a library that asks for any bytes of it: past the page cache, at the store's
+//! Reading a file for a library that asks for arbitrary ranges: past the page cache, at the store's
 //! rate.
 
 #[cfg(target_arch = "x86_64")]
@@ -13,25 +13,24 @@ use crate::ParameterStore;
 use crate::pool::go_on;
 use os::{DIRECT_ALIGNMENT, DirectFile};
 
-/// Bytes read at once. They are hashed and copied to where they are wanted while still in the
-/// core's cache.
+/// Bytes read at once. They are hashed and copied while they are still in the core's cache.
 const WINDOW_BYTES: usize = 1 << 20;
 
 const _: () = assert!(WINDOW_BYTES.is_multiple_of(DIRECT_ALIGNMENT));
 
-/// A file open for reading by [`ParameterStore::reader`]. What was read last is kept, so that many
-/// small reads beside each other cost one read of the disk.
+/// A file opened by [`ParameterStore::reader`]. It keeps the last window, so that many small reads
+/// close to each other cost one read of the disk.
 #[derive(Debug)]
 pub struct PacedReader {
     store: Arc<ParameterStore>,
     source: DirectFile,
     path: PathBuf,
     stop: Arc<AtomicBool>,
-    /// One alignment larger than the window, so that an aligned window lies in it.
+    /// Longer than the window by one alignment, so that an aligned window fits.
     buffer: Vec<u8>,
-    /// Where the window starts in the buffer.
+    /// Offset of the window in the buffer.
     aligned: usize,
-    /// Where it starts in the file, and how many bytes of it are valid.
+    /// Offset of the window in the file, and its number of valid bytes.
     start: u64,
     valid: usize,
 }
@@ -59,23 +58,23 @@ impl PacedReader {
         })
     }
 
-    /// The file's length when it was opened.
+    /// Returns the length of the file when it was opened.
     pub fn bytes(&self) -> u64 {
         self.source.bytes()
     }
 
-    /// Whether reads go past the page cache.
+    /// Returns true if reads bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.source.is_direct()
     }
 
-    /// Fills `buffer` from `offset`, past the cache: it is not read again soon, and what the
-    /// serving threads have in the cache shall stay there. `each` sees every part before it goes
-    /// there, in order: the time to hash it.
+    /// Fills `buffer` from `offset` without bringing it into the processor's cache: the data is not
+    /// read again soon, and must not evict the data of serving threads. Calls `each` on every part
+    /// in order before it is copied, so that the caller can hash it.
     ///
     /// # Errors
-    /// `DataLoss` when the file ends before that, `Cancelled` once the load was stopped, otherwise
-    /// what the disk says.
+    /// `DataLoss` if the file is too short, `Cancelled` if the load was stopped, otherwise the
+    /// error of the disk.
     pub fn read_exact_at(
         &mut self,
         buffer: &mut [u8],
@@ -102,7 +101,7 @@ impl PacedReader {
         Ok(())
     }
 
-    /// What the window holds from `at` on; at least one byte.
+    /// Returns the bytes of the window from `at` on; at least one.
     fn window(&mut self, at: u64) -> Result<&[u8]> {
         if at < self.start || at >= self.start + self.valid as u64 {
             self.slide(at)?;
@@ -129,13 +128,13 @@ impl PacedReader {
     }
 }
 
-/// Less than this is copied through the cache: whoever reads a few bytes looks at them at once.
+/// Shorter copies go through the cache, because the reader uses a few bytes at once.
 #[cfg(target_arch = "x86_64")]
 const PAST_CACHE_MIN: usize = 16 << 10;
 
-/// Copies `from` to `to`, which have the same length, without bringing `to` into the cache. There
-/// it would push out what the threads that serve have in it, and each of its lines would first be
-/// read from memory to be overwritten.
+/// Copies `from` to `to`, which have the same length, without bringing `to` into the cache. Cached
+/// stores would evict the data of serving threads, and would first read each line from memory only
+/// to overwrite it.
 #[cfg(target_arch = "x86_64")]
 fn copy_past_cache(to: &mut [u8], from: &[u8]) {
     // SAFETY: any 16 bytes are a vector of 16.
@@ -197,7 +196,7 @@ mod tests {
         let reader = std::cell::RefCell::new(reader);
         proptest!(ProptestConfig::with_cases(64), |(start in 0..whole.len(), bytes in 0..2 * WINDOW_BYTES)| {
             let bytes = bytes.min(whole.len() - start);
-            // Not every buffer starts where a vector register does.
+            // Buffers that do not start at a vector register's alignment.
             let (skip, mut seen) = (start % 17, Vec::new());
             let mut buffer = vec![0; skip + bytes];
             let each = |part: &[u8]| seen.extend_from_slice(part);

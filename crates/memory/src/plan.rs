@@ -1,4 +1,4 @@
-//! What a load reads and where it puts it. Pure: chunks in, places out.
+//! Plan of a load: which spans of the file go where. Pure: chunks in, places out.
 
 use std::collections::HashMap;
 
@@ -7,59 +7,59 @@ use base::{Error, Result};
 use crate::store::{Chunk, SHARE_MIN, SLICE_BYTES};
 use os::DIRECT_ALIGNMENT;
 
-/// A load, worked out. `R` is what stands for a region that is alive already.
+/// Plan of a load. `R` stands for a region that is alive already.
 #[derive(Debug)]
 pub(crate) struct LoadPlan<R> {
-    /// Where each chunk will be, in the order of the chunks.
+    /// Place of each chunk, in the order of the chunks.
     pub(crate) places: Vec<ChunkPlace<R>>,
-    /// The regions to allocate, in bytes: whole blocks.
+    /// Bytes of the regions to allocate, in whole blocks.
     pub(crate) regions: Vec<usize>,
-    /// What to read, in file order.
+    /// Spans to read, in file order.
     pub(crate) spans: Vec<Span>,
 }
 
-/// Where a chunk will be.
+/// Place of a chunk in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ChunkPlace<R> {
     /// In a region that another load filled.
     Alive(R),
-    /// In one of this load's regions, by index.
+    /// In a region of this load.
     Fresh {
-        /// Which.
+        /// Index of the region.
         region: usize,
-        /// Where in it.
+        /// Offset in the region.
         offset: usize,
     },
 }
 
 /// A contiguous part of the file that goes to a contiguous part of a region: one large chunk, or
-/// neighbouring small ones of [`SLICE_BYTES`] together at most.
+/// neighbouring small chunks of at most [`SLICE_BYTES`] together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// Where it starts in the file.
+    /// Offset in the file.
     pub(crate) offset: u64,
-    /// Bytes up to the end of its last chunk.
+    /// Bytes up to the end of the last chunk.
     pub(crate) bytes: usize,
-    /// The region, by index.
+    /// Index of the region.
     pub(crate) region: usize,
-    /// Where in the region it goes.
+    /// Offset in the region.
     pub(crate) region_offset: usize,
-    /// Its chunks, by index.
+    /// Indices of the chunks.
     pub(crate) chunks: Vec<usize>,
 }
 
 impl Span {
-    /// Bytes it takes in file and region: whole blocks.
+    /// Returns the bytes in file and region, in whole blocks.
     pub(crate) fn whole(&self) -> usize {
         self.bytes.next_multiple_of(DIRECT_ALIGNMENT)
     }
 }
 
 impl<R> LoadPlan<R> {
-    /// Places `chunks`. `alive` finds the region that holds a chunk already.
+    /// Places `chunks`. `alive` finds the region that already holds a chunk.
     ///
     /// # Errors
-    /// `DataLoss` for a chunk that cannot be: not aligned, or past all addresses.
+    /// `DataLoss` for a chunk that is not aligned, or that ends beyond all addresses.
     pub(crate) fn new(
         chunks: &[Chunk],
         alive: impl Fn(&Chunk) -> Option<R>,
@@ -91,14 +91,14 @@ impl<R> LoadPlan<R> {
 struct Builder {
     regions: Vec<usize>,
     spans: Vec<Span>,
-    /// Regions of this load by what they will hold, for chunks that occur twice.
+    /// Regions of this load by content, for chunks that occur twice.
     twins: HashMap<(blake3::Hash, u64), usize>,
-    /// The region of the small chunks, once there is one.
+    /// Region of the small chunks, once there is one.
     packed: Option<usize>,
 }
 
 impl Builder {
-    /// A large chunk: a region of its own, or its twin's.
+    /// Places a large chunk in a separate region, or in that of an equal chunk.
     fn place<R>(&mut self, index: usize, chunk: &Chunk, bytes: usize) -> ChunkPlace<R> {
         let next = self.regions.len();
         let region = *self.twins.entry((chunk.hash, chunk.bytes)).or_insert(next);
@@ -115,8 +115,8 @@ impl Builder {
         ChunkPlace::Fresh { region, offset: 0 }
     }
 
-    /// A small chunk: the next blocks of the packed region, in one span with its neighbour if it
-    /// has one.
+    /// Places a small chunk in the next blocks of the packed region. It joins its neighbour's span
+    /// if possible.
     fn pack<R>(&mut self, index: usize, chunk: &Chunk, bytes: usize) -> ChunkPlace<R> {
         let region = *self.packed.get_or_insert_with(|| {
             self.regions.push(0);
@@ -150,7 +150,7 @@ impl Builder {
 
 fn checked_bytes(index: usize, chunk: &Chunk) -> Result<usize> {
     let aligned = chunk.offset.is_multiple_of(DIRECT_ALIGNMENT as u64);
-    // Half of all addresses, so that rounding up and adding up a few never overflows.
+    // Half of all addresses, so that rounding up and a few sums never overflow.
     let bytes = usize::try_from(chunk.bytes).ok().filter(|&bytes| bytes <= isize::MAX as usize / 2);
     match bytes {
         Some(bytes) if aligned && chunk.offset.checked_add(chunk.bytes).is_some() => Ok(bytes),

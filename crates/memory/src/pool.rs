@@ -1,4 +1,4 @@
-//! The slot pool: memory for parameters, taken from the system once and recycled ever after.
+//! The slot pool: parameter memory that is taken from the system once and then recycled.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,51 +13,51 @@ use crate::reservation::{Reservation, SLOT_BYTES};
 use crate::slots::{Shortage, SlotMap, TakenSlots};
 use os::{Pacer, Rate};
 
-/// Slots given back to the system by one call, so that no call holds the address space's lock for
-/// long.
+/// Slots released by one call, so that no call holds the address space's lock for long.
 const RELEASE_SLOTS_MAX: usize = 2;
 
-/// What a pool may use.
+/// Limits of a pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PoolConfig {
-    /// Most bytes of memory to hold, used or not; rounded up to whole slots.
+    /// Most bytes of memory, used or not; rounded up to whole slots.
     pub bytes_max: u64,
-    /// Ask for huge pages. Without them the pool works, with more faults at start and slower
-    /// look-ups later.
+    /// True to request huge pages. Without them the pool works, with more faults at the start and
+    /// slower address translation.
     pub huge_pages: bool,
-    /// How fast memory is taken from the system and given back.
+    /// Rate at which memory is taken from the system and released.
     pub fault_rate: Rate,
 }
 
-/// What a pool holds. All sizes are in bytes.
+/// Figures of a pool. All sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolStats {
-    /// The size of a slot.
+    /// Size of a slot.
     pub slot_bytes: u64,
-    /// The budget.
+    /// Budget.
     pub bytes_max: u64,
-    /// Held: in use, free, or being faulted in.
+    /// Memory in use, free, or being faulted in.
     pub backed: u64,
-    /// In use by regions, in whole slots.
+    /// Memory in use by regions, in whole slots.
     pub used: u64,
-    /// Taken from the system since the start, again after each release.
+    /// Memory taken from the system since the start; counted again after each release.
     pub faulted: u64,
-    /// Given back to the system since the start.
+    /// Memory released to the system since the start.
     pub released: u64,
-    /// Whether the system agreed to huge pages; [`SlotPool::huge_bytes`] tells how many it gave.
+    /// True if huge pages were requested and granted. [`SlotPool::huge_bytes`] returns how many
+    /// bytes they hold.
     pub huge_pages: bool,
-    /// What the system refused that was wanted, in words.
+    /// Requests that the system refused, in words.
     pub fallback: Option<String>,
 }
 
-/// Memory for parameters. Safe to use from several threads at once; calls that need new memory take
-/// as long as the fault rate says and hold no lock meanwhile.
+/// Memory for parameters. Several threads may use it at once. Calls that need new memory take the
+/// time of the fault rate and hold no lock meanwhile.
 pub struct SlotPool {
     reservation: Reservation,
     slots_max: usize,
     fallback: Option<String>,
     map: Mutex<SlotMap>,
-    /// Signalled when slots that were being faulted in or released are done.
+    /// Signalled when slots were faulted in or released.
     settled: Condvar,
     pacer: Pacer,
     faulted: AtomicU64,
@@ -65,11 +65,10 @@ pub struct SlotPool {
 }
 
 impl SlotPool {
-    /// Reserves address space; memory comes with [`prefault`](Self::prefault) or when it
-    /// is needed.
+    /// Reserves address space. Memory follows with [`prefault`](Self::prefault), or on demand.
     ///
     /// # Errors
-    /// `ResourceExhausted` when the system gives no address space.
+    /// `ResourceExhausted` if the system has no address space.
     pub fn new(config: PoolConfig) -> Result<Arc<SlotPool>> {
         let slots_max = slots_for(config.bytes_max)?.max(1);
         let (reservation, fallback) = Reservation::new(slots_max, config.huge_pages)?;
@@ -89,11 +88,11 @@ impl SlotPool {
         }))
     }
 
-    /// Takes memory from the system, paced, until the pool holds `bytes` of it, used and free
+    /// Takes memory from the system at the fault rate until the pool holds `bytes`, used and free
     /// together.
     ///
     /// # Errors
-    /// `ResourceExhausted` beyond the budget, or when the machine has no memory.
+    /// `ResourceExhausted` beyond the budget, or if the machine has no memory.
     pub fn prefault(&self, bytes: u64) -> Result<()> {
         let wanted = slots_for(bytes)?;
         if wanted > self.slots_max {
@@ -112,16 +111,15 @@ impl SlotPool {
         Ok(())
     }
 
-    /// A region of `bytes`, in slots of its own. It holds whatever the slots held before.
+    /// Allocates a region of `bytes` in whole slots. It has the slots' old content.
     ///
     /// # Errors
-    /// `ResourceExhausted` when the budget does not leave that much, or the machine has no memory.
+    /// `ResourceExhausted` if the budget or the machine has too little memory.
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<RegionMut> {
         self.allocate_unless(bytes, &AtomicBool::new(false))
     }
 
-    /// As [`allocate`](Self::allocate), but gives up when `stop` is set while new memory is being
-    /// faulted in.
+    /// Allocates as [`allocate`](Self::allocate), but stops faulting in memory once `stop` is set.
     ///
     /// # Errors
     /// Those of `allocate`, and `Cancelled`.
@@ -141,7 +139,7 @@ impl SlotPool {
         Ok(RegionMut::new(self.clone(), taken.run, bytes))
     }
 
-    /// What it holds now.
+    /// Returns the current figures.
     pub fn stats(&self) -> PoolStats {
         let (backed, used) = {
             let map = self.map.lock();
@@ -159,16 +157,16 @@ impl SlotPool {
         }
     }
 
-    /// Bytes that lie in huge pages at this moment. Costs milliseconds: for start-up, doctors and
+    /// Returns the bytes in huge pages. Takes milliseconds, so it is for the start, diagnosis and
     /// tests.
     ///
     /// # Errors
-    /// `Internal` when the kernel does not tell.
+    /// `Internal` if the kernel's figures cannot be read.
     pub fn huge_bytes(&self) -> Result<u64> {
         self.reservation.huge_bytes()
     }
 
-    /// How many bytes of slots a region of `bytes` takes.
+    /// Returns the bytes of slots that a region of `bytes` takes.
     pub fn footprint(bytes: u64) -> u64 {
         bytes.div_ceil(SLOT_BYTES as u64).saturating_mul(SLOT_BYTES as u64)
     }
@@ -181,7 +179,7 @@ impl SlotPool {
         self.map.lock().give_back(run);
     }
 
-    /// A slot to fault in next, unless the pool holds `wanted` already.
+    /// Takes the next slot to fault in, unless the pool holds `wanted` slots already.
     fn begin_prefault(&self, wanted: usize) -> Option<usize> {
         let mut map = self.map.lock();
         if map.committed() >= wanted { None } else { map.begin_prefault() }
@@ -215,7 +213,7 @@ impl SlotPool {
         })
     }
 
-    /// Gives back what [`TakenSlots::release`] names, striking it off as it goes.
+    /// Releases the slots of [`TakenSlots::release`] and removes them from it one by one.
     fn release_slots(&self, taken: &mut TakenSlots, stop: &AtomicBool) -> Result<()> {
         while let Some(slots) = taken.release.last_mut() {
             let piece = slots.start..slots.end.min(slots.start + RELEASE_SLOTS_MAX);
@@ -233,7 +231,7 @@ impl SlotPool {
         Ok(())
     }
 
-    /// Faults in what [`TakenSlots::unbacked`] names, striking it off as it goes.
+    /// Faults in the slots of [`TakenSlots::unbacked`] and removes them from it one by one.
     fn fault_in_slots(&self, taken: &mut TakenSlots, stop: &AtomicBool) -> Result<()> {
         while let Some(&slot) = taken.unbacked.last() {
             go_on(stop)?;
@@ -257,7 +255,7 @@ impl std::fmt::Debug for SlotPool {
     }
 }
 
-/// `Cancelled` once `stop` is set.
+/// Returns `Cancelled` once `stop` is set.
 pub(crate) fn go_on(stop: &AtomicBool) -> Result<()> {
     if stop.load(Ordering::Relaxed) {
         Err(Error::cancelled("the load was stopped"))

@@ -1,4 +1,5 @@
-//! Regions: runs of slots that hold parameters, first written by one owner and then read by many.
+//! Regions: runs of slots that hold parameters. One owner writes them, then many readers share
+//! them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,12 +9,12 @@ use base::{Error, Result};
 
 use crate::{SLOT_BYTES, SlotPool};
 
-/// A run of slots in use. Gives them back when dropped; that is bookkeeping, no system call.
+/// A run of slots in use. Dropping it returns them to the pool, without a system call.
 struct Run {
     pool: Arc<SlotPool>,
     slots: Range<usize>,
     bytes: usize,
-    /// The slots can only be read.
+    /// True if the slots are read-only.
     sealed: AtomicBool,
 }
 
@@ -22,12 +23,12 @@ impl Run {
         self.pool.slot_address(self.slots.start)
     }
 
-    /// Lets the slots be written, or not.
+    /// Sets the access rights of the slots.
     fn protect(&self, protection: libc::c_int) -> std::io::Result<()> {
         let bytes = self.slots.len() * SLOT_BYTES;
-        // SAFETY: the slots are mapped and this run's alone. Taking the right to write away is safe
-        // as nobody holds a mutable reference: `seal` is on a frozen region, whose bytes nobody
-        // writes; giving it back always is.
+        // SAFETY: the slots are mapped and this run's alone. Removing write access is safe because
+        // no mutable reference exists: `seal` is on a frozen region, whose bytes are never written.
+        // Restoring it always is.
         match unsafe { libc::mprotect(self.start().cast(), bytes, protection) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
@@ -40,7 +41,7 @@ impl Drop for Run {
         if *self.sealed.get_mut()
             && let Err(error) = self.protect(libc::PROT_READ | libc::PROT_WRITE)
         {
-            // The next owner could not write; better lost than handed out.
+            // The next owner could not write, so the slots are lost.
             tracing::error!(slots = ?self.slots, %error, "slots stay read-only and are lost to the pool");
             return;
         }
@@ -48,8 +49,8 @@ impl Drop for Run {
     }
 }
 
-/// Memory being filled by its only owner. It starts at a multiple of the slot size and holds
-/// whatever the slots held before.
+/// Memory that its only owner fills. It starts at a multiple of the slot size and has the slots'
+/// old content.
 pub struct RegionMut(Run);
 
 impl RegionMut {
@@ -57,13 +58,13 @@ impl RegionMut {
         RegionMut(Run { pool, slots, bytes, sealed: AtomicBool::new(false) })
     }
 
-    /// How many bytes were asked for.
+    /// Returns the requested number of bytes.
     #[expect(clippy::len_without_is_empty, reason = "nobody asks whether parameters are empty")]
     pub fn len(&self) -> usize {
         self.0.bytes
     }
 
-    /// The bytes, to be filled.
+    /// Returns the bytes, to be filled.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the pool mapped, faulted in and handed these slots to this run alone; `bytes`
         // lies within them, every byte pattern is a valid `u8`, and `&mut self` excludes other
@@ -71,34 +72,34 @@ impl RegionMut {
         unsafe { std::slice::from_raw_parts_mut(self.0.start(), self.0.bytes) }
     }
 
-    /// Ends the filling: from now on the bytes never change.
+    /// Ends the filling: the bytes never change again.
     pub fn freeze(self) -> Region {
         Region(self.0)
     }
 }
 
-/// Parameters in place: immutable, shared through `Arc<Region>`. The slots return to the pool with
-/// the last holder.
+/// Immutable parameters, shared through `Arc<Region>`. The slots return to the pool with the last
+/// holder.
 pub struct Region(Run);
 
 impl Region {
-    /// How many bytes it has.
+    /// Returns the number of bytes.
     #[expect(clippy::len_without_is_empty, reason = "nobody asks whether parameters are empty")]
     pub fn len(&self) -> usize {
         self.0.bytes
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: as in `RegionMut::as_mut_slice`, and nothing writes to a frozen region.
         unsafe { std::slice::from_raw_parts(self.0.start(), self.0.bytes) }
     }
 
-    /// Has the processor refuse writes from now on, until the slots return to the pool: for a
-    /// library that is handed pointers it could write through.
+    /// Makes the processor refuse writes until the slots return to the pool: for a library that
+    /// gets pointers it could write through.
     ///
     /// # Errors
-    /// `ResourceExhausted` when the system cannot divide its mappings any further.
+    /// `ResourceExhausted` if the system cannot split its mappings further.
     pub fn seal(&self) -> Result<()> {
         self.0
             .protect(libc::PROT_READ)
@@ -107,7 +108,7 @@ impl Region {
         Ok(())
     }
 
-    /// Where it starts; a multiple of the slot size. Valid as long as the region lives.
+    /// Returns the start address, a multiple of the slot size. Valid during the life of the region.
     pub fn as_ptr(&self) -> *const u8 {
         self.0.start()
     }
@@ -145,7 +146,7 @@ mod tests {
         }
     }
 
-    /// The rights of the mapping that holds `address`.
+    /// Returns the access rights of the mapping that holds `address`.
     fn mapping_of(address: usize) -> String {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let holds = |line: &&str| {

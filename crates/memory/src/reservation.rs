@@ -1,4 +1,5 @@
-//! The one place that talks to the kernel about address space: a reservation, cut in slots.
+//! A reservation of address space, cut into slots. Only this module talks to the kernel about
+//! address space.
 
 use std::io;
 use std::ptr::{NonNull, null_mut};
@@ -6,24 +7,23 @@ use std::ptr::{NonNull, null_mut};
 use base::units::format_bytes;
 use base::{Error, Result};
 
-/// The unit of the pool: one huge page.
+/// Bytes of a slot: one huge page.
 pub const SLOT_BYTES: usize = 2 << 20;
 
-/// The small page, the unit of faults without huge pages.
+/// Bytes of a small page, the unit of faults without huge pages.
 const PAGE_BYTES: usize = 4096;
-/// How many times the budget is reserved as address space, best first. More than once, so that a
-/// long run can always be found at fresh addresses however the used slots lie; less where the
-/// system limits address space.
+/// Address space as a multiple of the budget, best first. With more than the budget, a long run can
+/// always be found at fresh addresses. The smaller factors are for systems that limit address
+/// space.
 const SPREADS: [usize; 4] = [8, 4, 2, 1];
-/// Where the kernel says whether it gives huge pages; either may say "never".
+/// Files in which the kernel says if it grants huge pages; either may say "never".
 const HUGE_PAGE_SETTINGS: [&str; 2] = [
     "/sys/kernel/mm/transparent_hugepage/enabled",
     "/sys/kernel/mm/transparent_hugepage/hugepages-2048kB/enabled",
 ];
 
 /// Private anonymous address space, aligned to slots, with a guard on either side, so that the
-/// kernel never merges it with a neighbour. Unmapped when dropped, which is when the process is
-/// done with all its parameters.
+/// kernel never merges it with a neighbour. Unmapped on drop.
 pub(crate) struct Reservation {
     /// The whole mapping, guards included.
     mapping: NonNull<u8>,
@@ -34,18 +34,18 @@ pub(crate) struct Reservation {
     huge_pages: bool,
 }
 
-// SAFETY: the struct only names an address range; who may touch which slot is decided by its
-// owner's bookkeeping.
+// SAFETY: the struct only names an address range; its owner's bookkeeping decides which thread may
+// touch which slot.
 unsafe impl Send for Reservation {}
 // SAFETY: as above; no method changes a field.
 unsafe impl Sync for Reservation {}
 
 impl Reservation {
-    /// Reserves several times `slots_min` slots. Also says, in words, what the system refused that
-    /// was wanted.
+    /// Reserves several times `slots_min` slots. Also returns, in words, the requests that the
+    /// system refused.
     ///
     /// # Errors
-    /// `ResourceExhausted` when the system gives no address space.
+    /// `ResourceExhausted` if the system has no address space.
     pub(crate) fn new(
         slots_min: usize,
         want_huge_pages: bool,
@@ -60,15 +60,15 @@ impl Reservation {
                 }
             }
         } else {
-            // Honours the wish where the system's default is "always"; without huge pages in the
-            // kernel it fails and nothing is lost.
+            // Has an effect if the system's default is "always". Fails harmlessly in a kernel
+            // without huge pages.
             let _ = reservation.advise_all(libc::MADV_NOHUGEPAGE);
         }
-        // Parameters are on disk already: keep them out of core dumps, and out of forked children,
-        // whose birth would otherwise copy page tables and write-protect every page.
+        // Parameters are on disk already, so core dumps leave them out. So do forked children: a
+        // fork would copy page tables and write-protect every page.
         let _ = reservation.advise_all(libc::MADV_DONTDUMP);
         let _ = reservation.advise_all(libc::MADV_DONTFORK);
-        // Advice on no bytes only asks whether the kernel knows the word.
+        // Advice on no bytes only asks if the kernel knows it.
         reservation.populates = reservation.advise(0, 0, libc::MADV_POPULATE_WRITE).is_ok();
         if !reservation.populates {
             refusals.push(
@@ -99,7 +99,7 @@ impl Reservation {
         )))
     }
 
-    /// Maps `mapping_bytes`, without access, and opens `bytes` in the middle.
+    /// Maps `mapping_bytes` without access, and opens `bytes` in the middle.
     fn map_guarded(bytes: usize, mapping_bytes: usize) -> io::Result<Reservation> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a fresh mapping at an address of the kernel's choice disturbs nothing.
@@ -123,7 +123,7 @@ impl Reservation {
             populates: false,
             huge_pages: false,
         };
-        // SAFETY: the range lies within the mapping made above, which nobody else knows yet.
+        // SAFETY: the range lies within the mapping made above, which no other code knows yet.
         match unsafe {
             libc::mprotect(base.as_ptr().cast(), bytes, libc::PROT_READ | libc::PROT_WRITE)
         } {
@@ -132,27 +132,27 @@ impl Reservation {
         }
     }
 
-    /// How many slots there are.
+    /// Returns the number of slots.
     pub(crate) fn slots(&self) -> usize {
         self.slots
     }
 
-    /// Whether huge pages were wanted and the kernel agreed.
+    /// Returns true if huge pages were requested and granted.
     pub(crate) fn huge_pages(&self) -> bool {
         self.huge_pages
     }
 
-    /// Where slot number `slot` starts; `slots()` gives the end.
+    /// Returns the address of slot number `slot`; `slots()` gives the end.
     pub(crate) fn address(&self, slot: usize) -> *mut u8 {
         assert!(slot <= self.slots, "slot {slot} of {}", self.slots);
         // SAFETY: within the mapping or one past its open part, by the assertion.
         unsafe { self.base.add(slot * SLOT_BYTES) }.as_ptr()
     }
 
-    /// Puts memory behind a slot, which must be the caller's alone.
+    /// Takes memory from the system for a slot. The caller must own the slot.
     ///
     /// # Errors
-    /// `ResourceExhausted` when the machine has none.
+    /// `ResourceExhausted` if the machine has no memory.
     pub(crate) fn fault_in(&self, slot: usize) -> Result<()> {
         if self.populates {
             return self.advise(slot, 1, libc::MADV_POPULATE_WRITE).map_err(|error| {
@@ -170,21 +170,21 @@ impl Reservation {
         Ok(())
     }
 
-    /// Takes the memory from slots, which must be the caller's alone.
+    /// Returns the memory of slots to the system. The caller must own the slots.
     ///
     /// # Errors
-    /// `Internal` when the system refuses, which it has no reason to.
+    /// `Internal` if the system refuses, for which there is no known reason.
     pub(crate) fn release(&self, slot: usize, count: usize) -> Result<()> {
         self.advise(slot, count, libc::MADV_DONTNEED).map_err(|error| {
             Error::internal(format!("parameter memory cannot be given back: {error}"))
         })
     }
 
-    /// Bytes of the reservation that lie in huge pages at this moment. Walks the process's
-    /// mappings: milliseconds.
+    /// Returns the bytes of the reservation in huge pages. Reads all mappings of the process, which
+    /// takes milliseconds.
     ///
     /// # Errors
-    /// `Internal` when the kernel does not tell.
+    /// `Internal` if the kernel's figures cannot be read.
     pub(crate) fn huge_bytes(&self) -> Result<u64> {
         let path = std::path::Path::new("/proc/self/smaps");
         let text = std::fs::read_to_string(path).map_err(|e| Error::io(path, &e))?;
@@ -205,7 +205,7 @@ impl Reservation {
         self.advise(0, self.slots, advice)
     }
 
-    /// `madvise` on slots. Private, because some advice discards what the slots hold.
+    /// Calls `madvise` on slots. Private, because some advice discards their content.
     fn advise(&self, slot: usize, count: usize, advice: libc::c_int) -> io::Result<()> {
         let start = self.address(slot);
         assert!(count <= self.slots - slot, "{count} slots from {slot} of {}", self.slots);
@@ -231,7 +231,7 @@ impl Drop for Reservation {
     }
 }
 
-/// Sums `AnonHugePages` over the mappings of `smaps` that lie between two addresses.
+/// Sums `AnonHugePages` over the mappings of `smaps` between two addresses.
 fn huge_bytes_in(smaps: &str, start: usize, end: usize) -> u64 {
     let mut inside = false;
     let mut sum = 0;
@@ -246,7 +246,7 @@ fn huge_bytes_in(smaps: &str, start: usize, end: usize) -> u64 {
     sum
 }
 
-/// The addresses in a mapping's headline, "7f00-7f10 rw-p ...".
+/// Parses the addresses of a mapping's first line, "7f00-7f10 rw-p ...".
 fn mapping_range(line: &str) -> Option<(usize, usize)> {
     let (start, end) = line.split(' ').next()?.split_once('-')?;
     Some((usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?))
@@ -272,7 +272,7 @@ mod tests {
         let last = reservation.slots() - 1;
         assert_eq!(reservation.address(last).addr() % SLOT_BYTES, 0);
         reservation.fault_in(last).unwrap();
-        // SAFETY: the slot was just faulted in and nobody else knows it.
+        // SAFETY: the slot was just faulted in and no other code knows it.
         unsafe { reservation.address(last).add(SLOT_BYTES - 1).write(7) };
         reservation.release(last, 1).unwrap();
         // SAFETY: as above; released anonymous memory reads as zero.

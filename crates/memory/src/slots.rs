@@ -1,57 +1,57 @@
-//! Which slots are in use, which have memory behind them, and which to take next. Pure bookkeeping:
-//! no memory is touched here, so it can be tested against a naive reference.
+//! State of the slots: which are in use, which have memory, and which to take next. Pure
+//! bookkeeping without access to memory, so it is tested against a naive reference.
 //!
-//! Slots are what the pool recycles. Taking them prefers memory that is already there (best fit, so
-//! that long runs stay whole); failing that it takes the run that needs the least new memory, and
-//! names slots elsewhere whose memory must go back first so that the budget holds. Address space is
-//! plentiful, so fragmentation is solved by moving on to fresh addresses.
+//! Taking a run prefers slots with memory (best fit, so that long runs stay whole). If there are
+//! too few, it takes the run that needs the least new memory, and names slots elsewhere to release
+//! first, so that the budget holds. Address space is plentiful, so fresh addresses solve
+//! fragmentation.
 
 use std::ops::Range;
 
-/// What one slot is doing.
+/// State of one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
-    /// Address space only.
+    /// Address space without memory.
     Unbacked,
-    /// Has memory, belongs to nobody.
+    /// Has memory and belongs to no region.
     Free,
-    /// Belongs to a region (and, until its owner has faulted it in, may have no memory yet).
+    /// Belongs to a region. It may have no memory until its owner has faulted it in.
     Used,
-    /// Being faulted in for nobody in particular; will be free.
+    /// Being faulted in ahead of need; will be free.
     Prefaulting,
-    /// Its memory is on the way back to the system; will be unbacked.
+    /// Its memory is being returned to the system; will be unbacked.
     Releasing,
 }
 
-/// The answer to [`SlotMap::take`]: a run that is now in use, and what its taker must do, in this
-/// order.
+/// Result of [`SlotMap::take`]: a run that is now in use, and the steps that its taker must do, in
+/// this order.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TakenSlots {
-    /// The run.
+    /// The slots in use.
     pub(crate) run: Range<usize>,
-    /// Slots elsewhere, now releasing, to give back to the system first; then call
+    /// Slots elsewhere, in state `Releasing`. Return their memory to the system, then call
     /// [`SlotMap::released`].
     pub(crate) release: Vec<Range<usize>>,
     /// Slots of the run to fault in.
     pub(crate) unbacked: Vec<usize>,
 }
 
-/// Why [`SlotMap::take`] found nothing.
+/// Reason why [`SlotMap::take`] found no run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shortage {
-    /// More than the budget leaves.
+    /// The budget has too little left.
     Budget,
     /// No run of address space is long enough.
     Addresses,
-    /// Slots are being faulted in or released; there will be room when they are done.
+    /// Slots are being faulted in or released; a later try will find room.
     Busy,
 }
 
-/// The states of all slots and the budget of how many may have memory.
+/// States of all slots, and the budget of slots with memory.
 ///
-/// Invariant: used, free and backing slots together, the *committed* ones, never exceed
+/// Invariant: used, free and prefaulting slots together, the *committed* ones, never exceed
 /// `committed_max`. A releasing slot still has memory, but its taker releases before it faults in,
-/// so the resident slots never exceed the budget either.
+/// so resident slots never exceed the budget either.
 #[derive(Debug)]
 pub(crate) struct SlotMap {
     slots: Vec<Slot>,
@@ -62,7 +62,7 @@ pub(crate) struct SlotMap {
 }
 
 impl SlotMap {
-    /// `total` slots of address space of which `committed_max` may have memory.
+    /// Creates `total` slots of address space, of which `committed_max` may have memory.
     pub(crate) fn new(total: usize, committed_max: usize) -> SlotMap {
         SlotMap {
             slots: vec![Slot::Unbacked; total],
@@ -73,12 +73,12 @@ impl SlotMap {
         }
     }
 
-    /// Slots that belong to regions.
+    /// Returns the number of slots that belong to regions.
     pub(crate) fn used(&self) -> usize {
         self.used
     }
 
-    /// Slots that have memory or are promised it.
+    /// Returns the number of slots that have memory or will have it.
     pub(crate) fn committed(&self) -> usize {
         self.used + self.free + self.prefaulting
     }
@@ -104,20 +104,20 @@ impl SlotMap {
         Ok(TakenSlots { run, release, unbacked })
     }
 
-    /// A run is no longer in use; its memory stays.
+    /// Ends the use of a run. Its memory stays.
     pub(crate) fn give_back(&mut self, run: Range<usize>) {
         debug_assert!(self.slots[run.clone()].iter().all(|&slot| slot == Slot::Used));
         self.mark(run, Slot::Free);
     }
 
-    /// The slots' memory has gone back to the system.
+    /// Records that the slots' memory was returned to the system.
     pub(crate) fn released(&mut self, slots: Range<usize>) {
         debug_assert!(self.slots[slots.clone()].iter().all(|&slot| slot == Slot::Releasing));
         self.mark(slots, Slot::Unbacked);
     }
 
-    /// Undoes what is left of a [`TakenSlots`] whose taker failed: `release` and `unbacked` hold
-    /// what was not done.
+    /// Undoes a [`TakenSlots`] after a failure. `release` and `unbacked` hold the steps that were
+    /// not done.
     pub(crate) fn undo(&mut self, taken: &TakenSlots) {
         self.give_back(taken.run.clone());
         for &slot in &taken.unbacked {
@@ -128,8 +128,8 @@ impl SlotMap {
         }
     }
 
-    /// Takes one slot to fault in ahead of need, the lowest, so that the memory lies together;
-    /// `None` when the budget is spent.
+    /// Takes the lowest unbacked slot to fault in ahead of need, so that the memory lies together;
+    /// `None` if the budget is spent.
     pub(crate) fn begin_prefault(&mut self) -> Option<usize> {
         if self.committed() == self.committed_max {
             return None;
@@ -145,7 +145,7 @@ impl SlotMap {
         self.mark(slot..slot + 1, if backed { Slot::Free } else { Slot::Unbacked });
     }
 
-    /// The shortest run of free slots that holds `count`; the lowest among equals.
+    /// Returns the shortest run of free slots that holds `count`; the lowest among equals.
     fn best_fit(&self, count: usize) -> Option<Range<usize>> {
         self.free_runs()
             .filter(|run| run.len() >= count)
@@ -153,8 +153,8 @@ impl SlotMap {
             .map(|run| run.start..run.start + count)
     }
 
-    /// The window of free and unbacked slots with the fewest unbacked ones; the lowest among
-    /// equals.
+    /// Returns the window of free and unbacked slots with the fewest unbacked ones; the lowest
+    /// among equals.
     fn cheapest(&self, count: usize) -> Option<Range<usize>> {
         let mut best: Option<(usize, usize)> = None;
         let (mut length, mut cost) = (0, 0);
@@ -179,15 +179,16 @@ impl SlotMap {
         best.map(|(_, start)| start..start + count)
     }
 
-    /// Why there is no run: addresses that are busy for a moment only are worth waiting for.
+    /// Returns the reason for a failed search. Addresses that are busy for a moment are worth a
+    /// wait.
     fn no_run(&self) -> Shortage {
         let busy =
             self.slots.iter().any(|slot| matches!(slot, Slot::Prefaulting | Slot::Releasing));
         if busy { Shortage::Busy } else { Shortage::Addresses }
     }
 
-    /// `count` free slots to release: from the shortest runs first, and from their ends, so that
-    /// long runs stay.
+    /// Chooses `count` free slots to release, from the ends of the shortest runs, so that long runs
+    /// stay.
     fn pick_releases(&self, count: usize) -> Vec<Range<usize>> {
         if count == 0 {
             return Vec::new();
@@ -207,7 +208,7 @@ impl SlotMap {
         picked
     }
 
-    /// Maximal runs of free slots, in order.
+    /// Returns the maximal runs of free slots, in order.
     fn free_runs(&self) -> impl Iterator<Item = Range<usize>> {
         let mut start = 0;
         self.slots.chunk_by(|a, b| a == b).filter_map(move |run| {
@@ -286,7 +287,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Op {
         Take(usize),
-        /// Does the next thing that a taker must do.
+        /// Does the next step of a taker.
         Step(usize),
         Fail(usize),
         GiveBack(usize),
@@ -306,7 +307,7 @@ mod tests {
         ]
     }
 
-    /// A naive picture of the pool: which slots have memory in truth, and who is doing what.
+    /// A naive model of the pool: which slots really have memory, and the open steps of each taker.
     struct World {
         map: SlotMap,
         resident: Vec<bool>,
@@ -361,7 +362,7 @@ mod tests {
             }
         }
 
-        /// Takes, and compares the answer with what trying every window says.
+        /// Takes a run and compares it with the result of trying every window.
         fn take(&mut self, count: usize) {
             let before = self.map.slots.clone();
             let (used, committed) = (self.map.used(), self.map.committed());
@@ -442,8 +443,8 @@ mod tests {
         }
     }
 
-    /// Every window is tried: least new memory first, then the shortest run of free slots around
-    /// it, then the lowest.
+    /// Tries every window: least new memory first, then the shortest run of free slots around it,
+    /// then the lowest.
     fn naive_choice(slots: &[Slot], count: usize) -> Option<Range<usize>> {
         let windows =
             (0..(slots.len() + 1).saturating_sub(count)).map(|start| start..start + count);

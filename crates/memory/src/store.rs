@@ -1,4 +1,4 @@
-//! Loading weights: read into recycled memory, hashed on the way, shared by hash.
+//! Loads of weights: read into recycled memory, hashed on the way, shared by hash.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,8 +14,8 @@ use crate::pool::go_on;
 use crate::{PacedReader, Region, RegionMut, SlotPool};
 use os::{DIRECT_ALIGNMENT, DirectFile, Pacer, Rate};
 
-/// Chunks of at least this many bytes get slots of their own, so that other versions can share
-/// them; smaller ones are packed together, one region a load.
+/// Least bytes of a chunk that gets slots of its own, so that other versions can share it. Smaller
+/// chunks of a load are packed into one region.
 pub const SHARE_MIN: u64 = 1 << 20;
 
 /// Bytes read, hashed and paced at once. Large enough for a disk's full speed, small enough to be
@@ -28,87 +28,86 @@ const _: () =
 /// One tensor in a weights file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// BLAKE3 of its bytes.
+    /// BLAKE3 hash of its bytes.
     pub hash: blake3::Hash,
-    /// Where it starts in the file; a multiple of 4096.
+    /// Offset in the file, a multiple of 4096.
     pub offset: u64,
-    /// How many bytes it has; may be 0.
+    /// Number of bytes; may be 0.
     pub bytes: u64,
 }
 
-/// How a store reads.
+/// Configuration of reads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StoreConfig {
-    /// How fast, all loads together.
+    /// Read rate of all loads together.
     pub read_rate: Rate,
-    /// Read past the page cache where the file system allows it.
+    /// True to bypass the page cache if the file system allows it.
     pub direct: bool,
 }
 
 /// A chunk in memory.
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// The region that holds it.
+    /// Region that holds it.
     pub region: Arc<Region>,
-    /// Where in the region it starts; a multiple of 4096.
+    /// Offset in the region, a multiple of 4096.
     pub offset: usize,
-    /// How many bytes it has.
+    /// Number of bytes.
     pub bytes: usize,
 }
 
 impl Placement {
-    /// The chunk's bytes.
+    /// Returns the chunk's bytes.
     pub fn as_slice(&self) -> &[u8] {
         &self.region.as_slice()[self.offset..self.offset + self.bytes]
     }
 }
 
-/// A finished load.
+/// Result of a load.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// Where each chunk is, in the order asked for.
+    /// Placement of each chunk, in the requested order.
     pub placed: Vec<Placement>,
-    /// What it took.
+    /// Figures of the load.
     pub report: LoadReport,
 }
 
-/// What a load took.
+/// Figures of a load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadReport {
     /// Bytes of chunks read from the file.
     pub bytes_read: u64,
     /// Bytes of chunks that were in memory already, or twice in the file.
     pub bytes_shared: u64,
-    /// Whether the reads went past the page cache.
+    /// True if the reads bypassed the page cache.
     pub direct: bool,
-    /// How long it took, faulting in new slots included.
+    /// Duration, including the time to fault in new slots.
     pub seconds: f64,
 }
 
-/// What a store did since it was made.
+/// Figures of a store since it was created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreStats {
     /// Loads that succeeded.
     pub loads: u64,
-    /// Bytes that they read.
+    /// Bytes read by these loads.
     pub bytes_read: u64,
-    /// Bytes that they shared instead.
+    /// Bytes shared by these loads.
     pub bytes_shared: u64,
-    /// Regions alive now that a load could share.
+    /// Live regions that a load could share.
     pub regions: u64,
-    /// Why O_DIRECT was refused, the first time it was.
+    /// First reason why O_DIRECT was refused.
     pub direct_refusal: Option<String>,
 }
 
-/// Loads parameters into a [`SlotPool`] and knows which are there, by hash. Loads may run at the
-/// same time; they share the read rate.
+/// Loads parameters into a [`SlotPool`] and finds loaded ones by hash. Concurrent loads share the
+/// read rate.
 #[derive(Debug)]
 pub struct ParameterStore {
     pool: Arc<SlotPool>,
     direct: bool,
     pacer: Pacer,
-    /// Regions that hold one whole chunk, by its hash and length, as long as somebody else keeps
-    /// them alive.
+    /// Regions that hold one whole chunk, by its hash and length, while a version keeps them alive.
     alive: Mutex<HashMap<(blake3::Hash, u64), Weak<Region>>>,
     direct_refusal: OnceLock<String>,
     loads: AtomicU64,
@@ -117,7 +116,7 @@ pub struct ParameterStore {
 }
 
 impl ParameterStore {
-    /// A store that places parameters in `pool`.
+    /// Creates a store that places parameters in `pool`.
     pub fn new(pool: Arc<SlotPool>, config: StoreConfig) -> Arc<ParameterStore> {
         Arc::new(ParameterStore {
             pool,
@@ -131,28 +130,27 @@ impl ParameterStore {
         })
     }
 
-    /// Where parameters are placed.
+    /// Returns the pool of the parameters.
     pub fn pool(&self) -> &Arc<SlotPool> {
         &self.pool
     }
 
-    /// Bytes of slots that a load of `chunks` would take now, given what could be shared. 0 for
-    /// chunks that no load would accept.
+    /// Returns the bytes of slots that a load of `chunks` would take now, without shared chunks. 0
+    /// for chunks that no load would accept.
     pub fn bytes_needed(&self, chunks: &[Chunk]) -> u64 {
         self.plan(chunks).map_or(0, |plan| {
             plan.regions.iter().map(|&bytes| SlotPool::footprint(bytes as u64)).sum()
         })
     }
 
-    /// Reads `chunks` of `file` into memory, checking each against its hash; those that are alive
-    /// in another load's region are shared and not read. On the calling thread, at the store's
-    /// rate. Setting `stop` ends it within a slice. Whatever the outcome, slots not handed out are
-    /// back in the pool.
+    /// Reads `chunks` of `file` into memory and checks each against its hash. Chunks in another
+    /// load's region are shared and not read. Runs on the calling thread at the store's rate, and
+    /// ends within a slice of setting `stop`. In every case, slots that are not in the result
+    /// return to the pool.
     ///
     /// # Errors
-    /// `DataLoss` when the file is truncated or a chunk does not match its hash,
-    /// `ResourceExhausted` when the pool has no room, `Cancelled` after `stop`, and those of
-    /// opening and reading a file.
+    /// `DataLoss` if the file is truncated or a chunk does not match its hash, `ResourceExhausted`
+    /// if the pool has no room, `Cancelled` after `stop`, and those of opening and reading a file.
     pub fn load(&self, file: &Path, chunks: &[Chunk], stop: &AtomicBool) -> Result<Loaded> {
         let started = Instant::now();
         let plan = self.plan(chunks).map_err(|e| e.context(file.display()))?;
@@ -180,7 +178,7 @@ impl ParameterStore {
         Ok(Loaded { placed, report })
     }
 
-    /// Opens `file` for a library that reads it itself: past the page cache where possible, at the
+    /// Opens `file` for a library that reads it itself: past the page cache if possible, at the
     /// store's rate, until `stop` is set.
     ///
     /// # Errors
@@ -193,7 +191,7 @@ impl ParameterStore {
         &self.pacer
     }
 
-    /// What it did so far.
+    /// Returns the current figures.
     pub fn stats(&self) -> StoreStats {
         let regions =
             self.alive.lock().values().filter(|region| region.strong_count() > 0).count() as u64;
@@ -211,7 +209,7 @@ impl ParameterStore {
         LoadPlan::new(chunks, |chunk| alive.get(&(chunk.hash, chunk.bytes))?.upgrade())
     }
 
-    /// Makes the regions that hold one whole chunk known to later loads, and forgets the dead ones.
+    /// Registers the regions that hold one whole chunk for later loads, and drops dead ones.
     fn register(&self, plan: &LoadPlan<Arc<Region>>, chunks: &[Chunk], regions: &[Arc<Region>]) {
         let mut alive = self.alive.lock();
         alive.retain(|_, region| region.strong_count() > 0);
@@ -261,7 +259,7 @@ fn place(
         .collect()
 }
 
-/// One file being read into regions.
+/// A file that is read into regions.
 struct Reader<'a> {
     path: &'a Path,
     source: DirectFile,
@@ -282,7 +280,7 @@ impl<'a> Reader<'a> {
         go_on(stop)?;
         let source = DirectFile::open(path, direct)?;
         let reader = Reader { path, source, chunks, pacer, stop, bytes_read: 0 };
-        // Before any memory is taken.
+        // Checked before memory is taken.
         match chunks.iter().position(|chunk| chunk.offset + chunk.bytes > reader.source.bytes()) {
             Some(index) => Err(reader.damaged(index, "lies past the end of the file")),
             None => Ok(reader),

@@ -1,4 +1,4 @@
-//! The files of a version directory, and telling whether they are still the same.
+//! Files of a version directory, and their fingerprint.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 
-/// Directories inside a version directory are looked at to this depth.
+/// Most directory levels inside a version directory.
 const DEPTH_MAX: usize = 4;
-/// A version directory with more files is refused.
+/// Most files of a version directory.
 const FILES_MAX: usize = 4096;
 
-/// Stands for names, lengths, modification times, modes and inodes of a set of files.
+/// Hash of the names, lengths, modification times, modes and inodes of a set of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Fingerprint([u8; 16]);
 
@@ -21,10 +21,9 @@ impl std::fmt::Display for Fingerprint {
     }
 }
 
-/// One file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct File {
-    /// Relative to the version directory.
+    /// Path relative to the version directory.
     pub(crate) path: PathBuf,
     pub(crate) bytes: u64,
     modified: (i64, i64),
@@ -32,11 +31,10 @@ pub(crate) struct File {
     inode: u64,
 }
 
-/// All files below `dir`, in order of path; `None` where one that was listed had gone when it was
-/// looked at.
+/// Lists all files below `dir`, in order of path. `None` if one vanished after it was listed.
 ///
 /// # Errors
-/// When something cannot be looked at, or there is too much of it.
+/// If a file or directory cannot be read, or there are too many.
 pub(crate) fn list(dir: &Path) -> Result<Option<Vec<File>>> {
     let mut files = Vec::new();
     if !walk(dir, Path::new(""), 0, &mut files)? {
@@ -46,7 +44,7 @@ pub(crate) fn list(dir: &Path) -> Result<Option<Vec<File>>> {
     Ok(Some(files))
 }
 
-/// False where something had gone.
+/// Adds the files of `dir/below`. Returns false if an entry vanished.
 fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<File>) -> Result<bool> {
     let here = dir.join(below);
     let entries = match std::fs::read_dir(&here) {
@@ -90,7 +88,7 @@ fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<File>) -> Result
     Ok(true)
 }
 
-/// The fingerprint of those of `files` that `chosen` picks.
+/// Returns the fingerprint of the `files` that `chosen` selects.
 pub(crate) fn fingerprint(files: &[File], chosen: impl Fn(&Path) -> bool) -> Fingerprint {
     use std::os::unix::ffi::OsStrExt;
     let mut hasher = blake3::Hasher::new();

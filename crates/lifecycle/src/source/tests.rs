@@ -26,7 +26,8 @@ impl Bench {
         fs::write(path, content).unwrap();
     }
 
-    /// One look, a poll after the last, as "model/version:what" words.
+    /// Scans once, a poll after the last scan, and returns words of the form
+    /// "model/version:contents".
     fn scan(&mut self) -> String {
         self.now += POLL;
         self.look_again()
@@ -128,7 +129,7 @@ fn an_unreadable_root_keeps_its_models() {
     assert_eq!(bench.scan(), "m/1:unusable");
 }
 
-/// A link that leads nowhere for a moment, or cannot be followed, is no directory that has gone.
+/// A dangling link, or one that cannot be followed, is no removed directory.
 #[test]
 fn a_model_that_cannot_be_looked_at_stays_a_model() {
     let mut bench = Bench::new();
@@ -153,7 +154,7 @@ fn a_model_that_cannot_be_looked_at_stays_a_model() {
     assert_eq!(bench.scan(), "");
 }
 
-/// Where the file system does not say in the listing what an entry is, asking can fail.
+/// If a listing does not say the kind of an entry, reading the kind can fail.
 #[test]
 fn an_entry_of_unknown_kind_may_be_a_version() {
     let failing = |kind: ErrorKind| perhaps_directory(Err(kind.into()));
@@ -174,7 +175,7 @@ fn settings_that_cannot_be_read_are_not_absent_and_are_read_again() {
     let mut bench = Bench::new();
     bench.write("m/1/model.onnx", "x");
     let file = bench.root.path().join("m/millpond.toml");
-    // What was read and what could not be have the same length, time and inode.
+    // Length, time and inode are the same before and after.
     fs::create_dir(&file).unwrap();
     assert!(settings(&mut bench).as_ref().as_ref().unwrap_err().contains("millpond.toml: "));
     assert!(bench.scanner.settings.is_empty(), "an error of reading is not kept");
@@ -187,8 +188,7 @@ fn settings_that_cannot_be_read_are_not_absent_and_are_read_again() {
     assert_eq!(*settings(&mut bench), Ok(None));
 }
 
-/// Unlike a manifest that is wrong, one that cannot be read may be fine another time, although
-/// nothing about it changes.
+/// A manifest that cannot be read, unlike a wrong one, may be readable later without a change.
 #[test]
 fn what_could_not_be_read_is_not_a_last_answer() {
     let mut bench = Bench::new();
@@ -220,8 +220,8 @@ fn settings_are_read_again_when_they_change() {
     assert!(Arc::ptr_eq(&first, &settings(&mut bench)), "not parsed again");
 }
 
-/// Moved away and back all the time, a model's directory is there or cannot be read; seen without
-/// versions, what serves would be taken down, and seen without settings, the model would have
+/// The directory of a model is moved away and back all the time. A scan must see it whole or as
+/// unreadable: without its versions it would be unloaded, and without its settings it would get
 /// others.
 #[test]
 fn a_directory_that_moves_while_it_is_looked_at_is_never_seen_empty() {

@@ -19,7 +19,7 @@ const ARENA_FACTOR: usize = 1 << 16;
 /// The fake, as an engine that allocates while it loads.
 pub(crate) struct Allocating {
     pub(crate) fake: FakeEngine,
-    /// What the last load was told.
+    /// Options of the last load.
     pub(crate) told: Arc<Mutex<Option<SessionOptions>>>,
 }
 

@@ -13,7 +13,7 @@ fn foreign(world: &World, version: u64, text: &str) {
     world.place("m", version, |dir| fs::write(dir.join("model.onnx"), text).unwrap());
 }
 
-/// What lies in the cache: converted versions of this run.
+/// Number of converted versions in the cache of this run.
 fn cached(world: &World) -> usize {
     let run = fs::read_dir(world.cache.path()).unwrap().next().unwrap().unwrap().path();
     fs::read_dir(run).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_dir()).count()
@@ -80,7 +80,7 @@ fn foreign_again(world: &World) {
     assert_eq!(world.ask("m").unwrap(), 2.0);
 }
 
-/// Where the old version goes first, it does not go for one that cannot be converted.
+/// The old version is not unloaded for one that cannot be converted.
 #[test]
 fn resource_preserving_converts_first() {
     let mut world = World::prepare(64 * MIB);
@@ -138,7 +138,7 @@ fn a_file_that_grows_is_never_loaded() {
     assert_eq!(world.fake.counters().failed_loads(), 0);
 }
 
-/// What the version's directory has in "published" is the conversion.
+/// A converter that copies the directory "published" of the version.
 fn copying() -> lifecycle::Converter {
     let args = vec!["-c".into(), "cp \"$1\"/published/* \"$2\"/".into(), "sh".into()];
     lifecycle::Converter { program: "/bin/sh".into(), args }

@@ -1,4 +1,4 @@
-//! One version takes another's place, and nobody who asks notices.
+//! Swaps of versions under load, without a failed request.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

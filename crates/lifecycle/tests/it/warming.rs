@@ -28,7 +28,7 @@ impl WarmupSource for WarmupSet {
         Ok(text.lines().map(input).collect::<Vec<_>>().into())
     }
 
-    /// What `schedule` does: ones of the masked input's shape.
+    /// Adds ones of the masked input's shape, as `schedule` does.
     fn complete(&self, servable: &Servable, inputs: &mut Vec<NamedTensor>) -> Result<()> {
         if servable.plan().fills() {
             let count = inputs[0].tensor.elements();

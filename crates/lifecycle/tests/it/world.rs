@@ -34,7 +34,7 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Which threads loaded and released.
+/// Names of the threads that loaded and released.
 #[derive(Default)]
 pub(crate) struct Threads {
     pub(crate) loads: Mutex<Vec<String>>,
@@ -137,7 +137,7 @@ impl Recorder {
     }
 }
 
-/// What a test may choose.
+/// Settings of a test.
 pub(crate) struct Setting {
     pub(crate) models: Vec<ModelConfig>,
     pub(crate) warmup: Arc<dyn WarmupSource>,
@@ -158,7 +158,7 @@ pub(crate) struct World {
     pub(crate) threads: Arc<Threads>,
     pub(crate) store: Arc<ParameterStore>,
     pub(crate) events: Arc<Recorder>,
-    /// What the last load of the engine that allocates was told.
+    /// Options of the last load of the allocating engine.
     pub(crate) told: Arc<Mutex<Option<SessionOptions>>>,
     lifecycle: Option<Arc<Lifecycle>>,
     next: AtomicU64,
