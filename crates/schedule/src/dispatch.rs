@@ -8,8 +8,8 @@
 //! it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use crate::SchedulerConfig;
@@ -17,6 +17,7 @@ use crate::choose::{Batch, Next};
 use crate::entry::{Entry, ExpiredEntry};
 use crate::model_queue::{ModelQueue, Ran};
 use crate::snapshot::SchedulerSnapshot;
+use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
 /// Models with a queue; above it those whose versions are gone are forgotten before a new one is
 /// added.
@@ -277,7 +278,7 @@ impl State {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(millpond_loom)))]
 mod tests {
     use std::sync::mpsc;
     use std::time::Duration;

@@ -24,10 +24,13 @@ mod dispatch;
 mod entry;
 mod fill;
 mod linear_fit;
+#[cfg(all(test, millpond_loom))]
+mod loom_tests;
 mod merge;
 mod model_queue;
 mod run;
 mod snapshot;
+mod sync;
 mod threads;
 #[cfg(test)]
 mod trial;
