@@ -10,15 +10,13 @@ use axum::routing::{get, post, put};
 use axum::{Extension, Router};
 use base::Result;
 use http::{HeaderMap, HeaderValue, header};
+use transport::result_stream::result_channel;
+use transport::{HeaderTimeout, QueryResult, Reply, Shared, query_flag, query_parameters};
 
 use super::response::{self, ResponseFormat};
 use super::state::AudioState;
 use super::upload::{AudioRequest, AudioUpload};
 use super::{recognisers, speakers};
-use transport::HeaderTimeout;
-use transport::Reply;
-use transport::result_stream::result_channel;
-use transport::{QueryResult, Shared, query_flag, query_parameters};
 
 /// Description of the routes.
 const OPENAPI: &str = include_str!("openapi.json");

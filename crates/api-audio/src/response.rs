@@ -8,10 +8,10 @@ use audio::pipeline::{AudioSummary, PipelineEvent};
 use audio::write::{self, LabelFormat, LabelWriter};
 use base::{Error, Result};
 use bytes::Bytes;
+use transport::result_stream::ResultWriter;
 
 use super::spool;
 use super::upload::{AudioUpload, blamed};
-use transport::result_stream::ResultWriter;
 
 /// Fewest bytes of a document that are sent together.
 const DOCUMENT_PIECE: usize = 4 << 10;

@@ -7,17 +7,14 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use base::{Error, Result};
 use http::HeaderMap;
+use inference::CancelOnDrop;
 use serde_json::json;
 use tokio::sync::oneshot;
+use transport::{HeaderTimeout, Peer, Reply, Shared};
 
 use super::recognisers::find_recogniser;
 use super::state::AudioState;
 use super::upload::{AudioRequest, AudioUpload};
-use inference::CancelOnDrop;
-use transport::HeaderTimeout;
-use transport::Reply;
-
-use transport::{Peer, Shared};
 
 /// Describes the admin calls of this module in errors.
 const ADMIN_CALL: &str = "speakers are enrolled and forgotten";

@@ -12,15 +12,14 @@ use base::{Error, ErrorKind, Result};
 use http::{HeaderMap, header};
 use metrics::{AudioLabels, KindLabels, Metrics, ModelLabels};
 use tokio::sync::OwnedSemaphorePermit;
+use transport::upload::{UploadFailure, UploadLimits, UploadPieces, UploadReader, upload_channel};
+use transport::{HeaderTimeout, UploadPermit};
 
 use super::config::AudioConfig;
 use super::recognisers::find_recogniser;
 use super::served_model::ServedModel;
 use super::state::AudioState;
 use super::{body, spool};
-use transport::HeaderTimeout;
-use transport::UploadPermit;
-use transport::upload::{UploadFailure, UploadLimits, UploadPieces, UploadReader, upload_channel};
 
 /// Runs of one recording in flight per worker: one that runs and one in the queue.
 const RUNS_PER_WORKER: usize = 2;

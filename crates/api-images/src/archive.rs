@@ -6,11 +6,11 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use base::{Error, Result};
 use bytes::Bytes;
+use transport::upload::UploadReader;
 use vision::Format;
 
 use super::bulk::{Source, SourceEntry};
 use super::features::IMAGE_BYTES_MAX;
-use transport::upload::UploadReader;
 
 /// Most bytes of an archive.
 pub(crate) const ARCHIVE_BYTES_MAX: u64 = 8 << 30;

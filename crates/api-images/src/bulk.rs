@@ -7,14 +7,14 @@ use base::{Error, Result};
 use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use serde_json::{Map, Value, json};
+use transport::UploadPermit;
+use transport::result_stream::ResultWriter;
 
 use super::collection::CollectionSpec;
 use super::ingest::IngestImage;
 use super::job::IngestJob;
 use super::state::ImagesState;
 use super::store::PutOutcome;
-use transport::UploadPermit;
-use transport::result_stream::ResultWriter;
 
 /// Most images of one request in flight.
 const IN_FLIGHT_MAX: usize = 64;

@@ -12,6 +12,11 @@ use base::{Error, Result};
 use http::{HeaderMap, HeaderValue, header};
 use search::points::PointId;
 use serde_json::{Value, json};
+use transport::result_stream::result_channel;
+use transport::upload::{UploadLimits, UploadPieces, upload_channel};
+use transport::{
+    HeaderTimeout, Peer, QueryResult, Reply, Shared, UploadPermit, query_flag, query_parameters,
+};
 
 use super::add::{self, NewImage};
 use super::archive::{ARCHIVE_BYTES_MAX, Archive};
@@ -22,13 +27,6 @@ use super::query::{self, ImageQuery, QueryImage};
 use super::services::ImageServices;
 use super::state::ImagesState;
 use super::{browse, bulk, rebuild};
-use transport::HeaderTimeout;
-use transport::Peer;
-use transport::Reply;
-use transport::UploadPermit;
-use transport::result_stream::result_channel;
-use transport::upload::{UploadLimits, UploadPieces, upload_channel};
-use transport::{QueryResult, Shared, query_flag, query_parameters};
 
 /// Description of the routes.
 const OPENAPI: &str = include_str!("openapi.json");

@@ -8,12 +8,12 @@ use base::{Error, ErrorKind, Result};
 use matching::Graph;
 use search::points::PointId;
 use serde_json::{Map, Value, json};
+use transport::{ByteBudget, Reservation};
 use vision::{Decoded, Format, Header, Limits, decode};
 
 use super::collection::ImageKind;
 use super::embedder::Embedder;
 use super::job::IngestJob;
-use transport::{ByteBudget, Reservation};
 
 /// Key of a payload that the service owns.
 pub(crate) const BLOCK: &str = "image";

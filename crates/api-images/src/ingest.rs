@@ -74,11 +74,11 @@ impl Ingest {
     ///
     /// # Errors
     /// `ResourceExhausted` if no thread can be started.
-    pub(crate) fn send(&self, piece: IngestImage) -> Result<()> {
+    pub(crate) fn send(&self, item: IngestImage) -> Result<()> {
         let queue = self.queue()?;
-        let held = self.hold(&piece);
+        let held = self.hold(&item);
         queue
-            .send((piece, Some(held)))
+            .send((item, Some(held)))
             .map_err(|_| Error::internal("the threads for bulk work have ended"))
     }
 
@@ -87,9 +87,9 @@ impl Ingest {
     }
 
     /// Waits until the files in bulk work leave room for one more. A single file always fits.
-    fn hold(&self, piece: &IngestImage) -> HeldBytes {
+    fn hold(&self, item: &IngestImage) -> HeldBytes {
         let (bytes, most) =
-            (piece.bytes.len() as u64, piece.job.services.requests.memory.max() / FILES_SHARE);
+            (item.bytes.len() as u64, item.job.services.requests.memory.max() / FILES_SHARE);
         let room =
             |all: u64| (all == 0 || all.saturating_add(bytes) <= most).then_some(all + bytes);
         // The threads that process the other files do not wait for this thread.
@@ -103,10 +103,10 @@ impl Ingest {
     ///
     /// # Errors
     /// `ResourceExhausted` with retry advice if the queue is full.
-    pub(crate) fn try_send(&self, piece: IngestImage) -> Result<()> {
-        let services = piece.job.services.clone();
+    pub(crate) fn try_send(&self, item: IngestImage) -> Result<()> {
+        let services = item.job.services.clone();
         let queue = self.queue()?;
-        queue.try_send((piece, None)).map_err(|error| match error {
+        queue.try_send((item, None)).map_err(|error| match error {
             TrySendError::Full(_) => {
                 services.count_refusal("ingest_queue_max");
                 Error::exhausted(format!(
@@ -153,30 +153,30 @@ fn start(claims: &Arc<Claims>) -> Result<Sender<Queued>> {
 }
 
 /// Groups images by job, and processes each group.
-fn by_job(pieces: Vec<IngestImage>, claims: &Claims) {
+fn by_job(items: Vec<IngestImage>, claims: &Claims) {
     let mut jobs: Vec<Vec<IngestImage>> = Vec::new();
-    for piece in pieces {
+    for item in items {
         match jobs
             .iter_mut()
-            .find(|job| job.first().is_some_and(|first| Arc::ptr_eq(&first.job, &piece.job)))
+            .find(|job| job.first().is_some_and(|first| Arc::ptr_eq(&first.job, &item.job)))
         {
-            Some(job) => job.push(piece),
-            None => jobs.push(vec![piece]),
+            Some(job) => job.push(item),
+            None => jobs.push(vec![item]),
         }
     }
-    for pieces in jobs {
-        let Some(job) = pieces.first().map(|piece| piece.job.clone()) else { continue };
-        let outcomes = outcomes(&job, &pieces, claims);
-        for (piece, outcome) in pieces.into_iter().zip(outcomes) {
+    for items in jobs {
+        let Some(job) = items.first().map(|item| item.job.clone()) else { continue };
+        let outcomes = outcomes(&job, &items, claims);
+        for (item, outcome) in items.into_iter().zip(outcomes) {
             job.services.count_put(store::status_of(&outcome));
-            (piece.done)(outcome);
+            (item.done)(outcome);
         }
     }
 }
 
 /// Returns the results of images of one job, in their order.
-fn outcomes(job: &IngestJob, pieces: &[IngestImage], claims: &Claims) -> Vec<Result<PutOutcome>> {
-    let ids: Vec<[u8; 16]> = pieces.iter().map(|piece| features::id_of(&piece.bytes)).collect();
+fn outcomes(job: &IngestJob, items: &[IngestImage], claims: &Claims) -> Vec<Result<PutOutcome>> {
+    let ids: Vec<[u8; 16]> = items.iter().map(|item| features::id_of(&item.bytes)).collect();
     // Claimed first: while this thread waits, another may put one of them in and create the
     // collection.
     let _claim = claims.take(&ids);
@@ -192,9 +192,9 @@ fn outcomes(job: &IngestJob, pieces: &[IngestImage], claims: &Claims) -> Vec<Res
     });
     match prepared {
         Ok((existing, embedder, known)) => {
-            Batch { job, embedder, existing }.put(pieces, &ids, known)
+            Batch { job, embedder, existing }.put(items, &ids, known)
         }
-        Err(error) => pieces.iter().map(|_| Err(error.clone())).collect(),
+        Err(error) => items.iter().map(|_| Err(error.clone())).collect(),
     }
 }
 
@@ -209,7 +209,7 @@ impl Batch<'_> {
     /// Puts images in. `known` are the results of images that the collection has.
     fn put(
         &self,
-        pieces: &[IngestImage],
+        items: &[IngestImage],
         ids: &[[u8; 16]],
         known: Vec<Result<Option<PutOutcome>>>,
     ) -> Vec<Result<PutOutcome>> {
@@ -217,21 +217,21 @@ impl Batch<'_> {
             known.into_iter().map(Result::transpose).collect();
         // A file that occurs twice in a batch is processed once.
         let mut first: HashMap<[u8; 16], usize> = HashMap::new();
-        let new: Vec<usize> = (0..pieces.len())
+        let new: Vec<usize> = (0..items.len())
             .filter(|&at| outcomes.get(at).is_some_and(Option::is_none))
             .filter(|&at| ids.get(at).is_some_and(|id| *first.entry(*id).or_insert(at) == at))
             .collect();
         let kind = self.existing.as_ref().map(|target| target.kind).or(self.job.wanted.kind);
         let mut ready = Vec::new();
         for at in new {
-            let Some(piece) = pieces.get(at) else { continue };
+            let Some(item) = items.get(at) else { continue };
             let kind = kind.unwrap_or(ImageKind::Photo);
-            let extracted = features::reserve_or_wait(self.job, kind, &piece.bytes, &piece.name)
+            let extracted = features::reserve_or_wait(self.job, kind, &item.bytes, &item.name)
                 .and_then(|memory| {
-                    features::extract(&memory, kind, &piece.bytes, &piece.name, &self.embedder)
+                    features::extract(&memory, kind, &item.bytes, &item.name, &self.embedder)
                 });
             match extracted {
-                Ok(features) => ready.push((at, piece, features)),
+                Ok(features) => ready.push((at, item, features)),
                 Err(error) => set(&mut outcomes, at, Err(error)),
             }
         }
@@ -246,7 +246,7 @@ impl Batch<'_> {
             twin.unwrap_or_else(|| Err(Error::internal("an image was lost on its way in")))
                 .map(|outcome| outcome.again())
         };
-        (0..pieces.len())
+        (0..items.len())
             .map(|at| outcomes.get(at).cloned().flatten().unwrap_or_else(|| twin(at)))
             .collect()
     }
@@ -262,10 +262,10 @@ impl Batch<'_> {
         let target = self.target(&embeddings);
         let mut outcomes = Vec::new();
         let mut kept = Vec::new();
-        for ((at, piece, features), embedding) in ready.into_iter().zip(embeddings) {
-            match self.keep(piece, features, embedding, &target) {
+        for ((at, item, features), embedding) in ready.into_iter().zip(embeddings) {
+            match self.keep(item, features, embedding, &target) {
                 Ok(image) => kept.push((at, image)),
-                Err(error) => outcomes.push((at, Err(features::of_image(error, &piece.name)))),
+                Err(error) => outcomes.push((at, Err(features::of_image(error, &item.name)))),
             }
         }
         if let Ok(target) = &target {
@@ -292,7 +292,7 @@ impl Batch<'_> {
     /// Writes the original of an image, if its embedding fits the collection.
     fn keep(
         &self,
-        piece: &IngestImage,
+        item: &IngestImage,
         mut features: Features,
         embedding: Result<Vec<f32>>,
         target: &Result<ImageCollection>,
@@ -301,8 +301,8 @@ impl Batch<'_> {
         let target = target.as_ref().map_err(Clone::clone)?;
         target.check_dims(embedding.len())?;
         let key = features.facts.original(&target.space);
-        self.job.runtime.block_on(self.job.services.originals.put(&key, piece.bytes.clone()))?;
-        let payload = features.facts.payload(&piece.payload, &target.space);
+        self.job.runtime.block_on(self.job.services.originals.put(&key, item.bytes.clone()))?;
+        let payload = features.facts.payload(&item.payload, &target.space);
         features.tensor = Vec::new();
         Ok(ReadyImage { features, embedding, payload })
     }

@@ -7,6 +7,7 @@ use base::Result;
 use engine::Engine;
 use engine_onnx::{LazyOnnxEngine, OnnxEngine};
 use engine_torch::TorchEngine;
+use inference::InferenceStats;
 use lifecycle::{Lifecycle, LifecycleConfig, ParameterPlacement};
 use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
 use metrics::Metrics;
@@ -17,7 +18,6 @@ use crate::config::{Config, MemoryConfig};
 use crate::observer::MetricsObserver;
 use crate::page::history::PageHistory;
 use crate::warmup::RecordedRequests;
-use inference::InferenceStats;
 
 /// Default limit of the slot pool as a share of the machine's memory.
 const POOL_SHARE: f64 = 0.8;

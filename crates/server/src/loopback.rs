@@ -6,18 +6,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api_audio::AudioConfig;
 use engine::Engine;
 use lifecycle::{ModelRoot, ParameterPlacement};
 use serde_json::Value;
 use tokio::sync::watch;
-
-use api_audio::AudioConfig;
+use transport::{HttpVersion, Listener};
 
 use crate::compose::Server;
 use crate::config::{Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig};
 use crate::core::Core;
 use crate::{grpc, http};
-use transport::{HttpVersion, Listener};
 
 /// Longest wait of a test.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(60);

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use base::VersionId;
+use inference::InferenceStats;
 use lifecycle::{LifecycleEvent, LifecycleState, Observer, SwapReport};
 use metrics::{Metrics, ModelLabels, SwapLabels};
 
 use crate::page::history::PageHistory;
-use inference::InferenceStats;
 
 /// Counts loads, swaps and their costs.
 pub(crate) struct MetricsObserver {

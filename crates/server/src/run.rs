@@ -7,12 +7,11 @@ use base::{Error, Result};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+use transport::{ConnectionLimits, ConnectionThreads, HttpVersion, Listener, bind};
 
 use crate::compose::Server;
 use crate::config::Config;
 use crate::core::Core;
-use transport::{ConnectionLimits, ConnectionThreads, HttpVersion, Listener, bind};
-
 use crate::descriptors::{self, DescriptorPlan};
 use crate::{grpc, http, page};
 

@@ -7,15 +7,13 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use base::{Error, Result};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use inference::{InferenceRequest, RequestTicket, tensor_bytes};
 use protocol::oip;
-use transport::Reply;
+use transport::{Reply, Shared};
 
 use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write_answer};
-use inference::{InferenceRequest, RequestTicket, tensor_bytes};
-
 use crate::models::ModelsState;
 use crate::view;
-use transport::Shared;
 
 const PROTOCOL: &str = "oip-http";
 /// Header with the length of the JSON before raw tensors in a body.

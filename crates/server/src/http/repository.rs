@@ -9,12 +9,11 @@ use base::Result;
 use http::HeaderMap;
 use lifecycle::LoadSpec;
 use protocol::oip;
-use transport::{Peer, Reply};
+use transport::{Peer, Reply, Shared};
 
 use super::oip::ModelPath;
 use crate::models::ModelsState;
 use crate::{admin, view};
-use transport::Shared;
 
 #[derive(Default, serde::Deserialize)]
 struct IndexRequest {

@@ -7,15 +7,13 @@ use axum::extract::{Path, State};
 use base::{Error, ErrorKind, Result};
 use engine::Servable;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
+use inference::{InferenceRequest, RequestTicket, tensor_bytes};
 use protocol::tfs;
-use transport::Reply;
+use transport::{Reply, Shared};
 
 use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write_answer};
-use inference::{InferenceRequest, RequestTicket, tensor_bytes};
-
 use crate::models::ModelsState;
 use crate::view;
-use transport::Shared;
 
 const PROTOCOL: &str = "tfs-http";
 

@@ -15,10 +15,10 @@ use http::{HeaderMap, HeaderValue, header};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
+use transport::{Reply, Shared};
 
 use super::{EVENTS_VIEWERS_MAX, News, tick};
 use crate::page::Page;
-use transport::{Reply, Shared};
 
 /// Most events that wait for one viewer.
 const EVENTS_WAITING_MAX: usize = 1;

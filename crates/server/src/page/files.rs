@@ -3,7 +3,6 @@
 use axum::Router;
 use axum::routing::get;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-
 use transport::Reply;
 
 /// Allows scripts, styles, images and requests of this server only, and no frame around the page.

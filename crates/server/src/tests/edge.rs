@@ -21,7 +21,6 @@ use protocol::{Message, oip};
 use tokio_stream::StreamExt;
 use tonic::Code;
 use tonic::body::Body;
-
 use transport::access::Secret;
 
 use crate::config::Config;
