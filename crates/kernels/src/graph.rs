@@ -17,7 +17,7 @@ pub struct Edges {
 
 impl Edges {
     /// Length of an unused slot, which is similar to no edge.
-    pub const NO_EDGE: u16 = u16::MAX;
+    const NO_EDGE: u16 = u16::MAX;
     /// No edges.
     pub const NONE: Edges =
         Edges { length: [Edges::NO_EDGE; EDGES], start: [0; EDGES], end: [0; EDGES] };

@@ -78,6 +78,21 @@ impl MergeSource<'_> {
             .and_then(|&(view, row)| Some((self.views.get(view as usize)?, row)));
         found.ok_or_else(|| Error::internal(format!("there is no row {row} to merge")))
     }
+
+    /// Returns the rows of the merged segment that were deleted since the merge began. `now` has
+    /// the current views of the old segments. `places` maps the source's rows to merged ones.
+    fn deletes_since(&self, now: &[Option<&SegmentView>], places: &[u32]) -> Deletes {
+        let mut deletes = Deletes::none(self.rows());
+        for (at, (before, now)) in (0..).zip(self.views.iter().zip(now)) {
+            for row in now.iter().flat_map(|now| now.deletes.since(&before.deletes)) {
+                let from = self.rows.binary_search(&(at, row)).ok();
+                if let Some(&row) = from.and_then(|from| places.get(from)) {
+                    deletes.insert(row);
+                }
+            }
+        }
+        deletes
+    }
 }
 
 impl RowSource for MergeSource<'_> {
@@ -227,7 +242,6 @@ impl CollectionInner {
         self.filters.warm(&opened, &self.budget);
         let segment = Arc::new(opened);
         let places = written.rows();
-        let mut deletes = Deletes::none(segment.rows());
         // Queries wait for this lock and this thread may have low priority, so only new deletes are
         // processed under it.
         let mut live = self.live.lock();
@@ -248,15 +262,7 @@ impl CollectionInner {
                 "a segment was dropped while it was merged",
             ));
         }
-        for (at, (before, now)) in (0..).zip(source.views.iter().zip(&now)) {
-            for row in now.iter().flat_map(|now| now.deletes.since(&before.deletes)) {
-                let place =
-                    source.rows.binary_search(&(at, row)).ok().and_then(|from| places.get(from));
-                if let Some(&row) = place {
-                    deletes.insert(row);
-                }
-            }
-        }
+        let deletes = source.deletes_since(&now, &places);
         let view = SegmentView::new(segment, Arc::new(deletes));
         let rows = view.segment.rows();
         live.merged(
