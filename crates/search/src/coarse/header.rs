@@ -117,11 +117,7 @@ impl CoarseHeader {
             CoarseKind::IvfPq | CoarseKind::Auto => 1,
             CoarseKind::Rabitq => 2,
         };
-        let metric = match self.metric {
-            Metric::Cosine => 0_u32,
-            Metric::Dot => 1,
-            Metric::L2 => 2,
-        };
+        let metric = u32::from(self.metric.code());
         let points = self.recall.as_ref().map_or(&[][..], |recall| &recall.points);
         let points = &points[..points.len().min(POINTS_MAX)];
         let fixed =
@@ -159,12 +155,7 @@ impl CoarseHeader {
             2 => CoarseKind::Rabitq,
             _ => return Err(wrong("unknown kind")),
         };
-        let metric = match metric {
-            0 => Metric::Cosine,
-            1 => Metric::Dot,
-            2 => Metric::L2,
-            _ => return Err(wrong("unknown metric")),
-        };
+        let metric = Metric::from_code(metric).ok_or_else(|| wrong("unknown metric"))?;
         let dims = dims as usize;
         let rows = rows as usize;
         let count = count as usize;

@@ -27,6 +27,7 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 
 use base::{Error, Result};
+use serde::{Deserialize, Serialize};
 
 pub use build_threads::BuildThreads;
 use flat::FlatIndex;
@@ -52,8 +53,9 @@ const FLAT_ROWS: usize = 2048;
 /// is better.
 const RABITQ_DIMS: usize = 384;
 
-/// Measure of similarity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Measure of similarity; in JSON `cosine`, `dot` or `l2`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Metric {
     /// Cosine of the angle between two vectors; a zero vector has cosine 0 to everything.
     Cosine,
@@ -61,6 +63,22 @@ pub enum Metric {
     Dot,
     /// Minus the squared Euclidean distance.
     L2,
+}
+
+impl Metric {
+    /// Number of the metric in binary formats.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Metric::Cosine => 0,
+            Metric::Dot => 1,
+            Metric::L2 => 2,
+        }
+    }
+
+    /// Returns the metric of a number; `None` for an unknown one.
+    pub(crate) fn from_code(code: u32) -> Option<Metric> {
+        [Metric::Cosine, Metric::Dot, Metric::L2].get(code as usize).copied()
+    }
 }
 
 /// Row that was found.

@@ -9,7 +9,7 @@ use base::{Error, Result};
 use parking_lot::Mutex;
 use storage::{Medium, Space};
 
-use super::inner::CollectionInner;
+use super::inner::Collection;
 use crate::ingest::{Op, row_bytes};
 
 /// Time for which a measurement of free space is used.
@@ -109,7 +109,7 @@ pub(crate) fn check_room_to_create(medium: &dyn Medium, reserve: Option<u64>) ->
     lacks.map_or(Ok(()), |why| Err(Error::storage_full(format!("{why}; make room"))))
 }
 
-impl CollectionInner {
+impl Collection {
     /// Returns the reason why writes are refused for lack of space; `None` if they are not.
     pub(super) fn low_disk(&self) -> Option<String> {
         self.disk.lacks(self.disk.space(&*self.medium, 0)?, 0, 1)

@@ -6,7 +6,7 @@ use base::{Error, Result};
 use serde_json::Value;
 
 use super::filters::{PayloadScan, value_of};
-use super::inner::CollectionInner;
+use super::inner::Collection;
 use crate::budget::BudgetReservation;
 use crate::filter::{Filter, each_value};
 
@@ -122,9 +122,16 @@ impl FacetCounts {
     }
 }
 
-impl CollectionInner {
-    /// Counts the points that match `clause` by their value of `key`. Reads every payload.
-    pub(super) fn facet(&self, key: &str, clause: Option<&Filter>, max: usize) -> Result<Facet> {
+impl Collection {
+    /// Counts the points that match `filter` by the value of the payload field `key` (a path as in
+    /// a filter) and returns the `max` most frequent values. Counts are exact: every payload is
+    /// read, which is as slow as the first use of a filter.
+    ///
+    /// # Errors
+    /// As [`Collection::ids_from`]; `InvalidArgument` for an empty key or more than
+    /// [`FACET_VALUES_MAX`] values; `ResourceExhausted` if the memory limit has no room for the
+    /// values.
+    pub fn facet(&self, key: &str, clause: Option<&Filter>, max: usize) -> Result<Facet> {
         if key.is_empty() {
             return Err(Error::invalid("a facet names no field; give its key"));
         }

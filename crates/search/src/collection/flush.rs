@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use base::{Error, ErrorKind, Result};
 
-use super::inner::{CollectionInner, PendingFile, outlive};
+use super::inner::{Collection, PendingFile, outlive};
 use super::manifest::new_uuid;
 use super::names::CollectionFile;
 use super::options::headroom_bytes;
@@ -59,7 +59,7 @@ impl RowSource for MemtableSource {
     }
 }
 
-impl CollectionInner {
+impl Collection {
     /// Returns the time after which the flush of the oldest memtable is late; `None` if there is
     /// nothing to flush.
     fn due(&self, state: &CollectionState) -> Option<Instant> {
@@ -67,11 +67,15 @@ impl CollectionInner {
         state.memtables.get(1).map(|next| next.begun() + self.options.flush_wait)
     }
 
-    /// Flushes at full speed if writers wait or the flush is late. Returns false otherwise, or if
-    /// there is nothing to flush.
-    pub(super) fn flush_if_stalled(&self) -> Result<bool> {
+    /// Flushes at full speed if writers or a full memtable have waited too long for the flush of
+    /// low priority. Writers of other collections with the same [`Resources`] count too. Returns
+    /// false if there was no such wait. For a thread of ordinary priority.
+    ///
+    /// # Errors
+    /// As [`Collection::flush_oldest`].
+    pub fn flush_if_stalled(&self) -> Result<bool> {
         let is_due = || self.due(&self.state()).is_some_and(|due| Instant::now() >= due);
-        Ok((self.stall.is_escalated() || is_due()) && self.flush_oldest(Urgency::Escalated)?)
+        Ok((self.stall.is_escalated() || is_due()) && self.flush_once(Urgency::Escalated)?)
     }
 
     /// Flushes the oldest frozen memtable. Returns false if there is none, or if the escalated
@@ -81,7 +85,7 @@ impl CollectionInner {
     /// # Errors
     /// The error of the medium; `ResourceExhausted` if queries still hold memory reserved for
     /// flushes.
-    pub(super) fn flush_oldest(&self, urgency: Urgency) -> Result<bool> {
+    pub(super) fn flush_once(&self, urgency: Urgency) -> Result<bool> {
         let mut headroom = self.flushing.lock();
         let state = self.state();
         let Some(due) = self.due(&state) else {

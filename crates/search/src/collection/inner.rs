@@ -30,7 +30,8 @@ use crate::segment::Quarantined;
 /// Maximum quarantined items kept by name. Further ones are only counted.
 const QUARANTINED_MAX: usize = 256;
 
-pub(super) struct CollectionInner {
+/// Points of one shape on one medium. Shared by threads.
+pub struct Collection {
     pub(super) medium: Arc<dyn Medium>,
     pub(super) options: CollectionOptions,
     /// Bytes at which a memtable is flushed.
@@ -131,7 +132,7 @@ pub(super) fn outlive<T: ?Sized>(held: &Arc<T>) {
     }
 }
 
-impl CollectionInner {
+impl Collection {
     /// Returns the current state.
     pub(super) fn state(&self) -> Arc<CollectionState> {
         self.live.lock().state.clone()
@@ -218,20 +219,20 @@ impl CollectionInner {
     pub(super) fn busy(&self, file: CollectionFile) -> PendingFile<'_> {
         let name = file.name();
         self.busy.lock().insert(name.clone());
-        PendingFile { inner: self, name }
+        PendingFile { collection: self, name }
     }
 }
 
 /// File that is being written. Protected from removal until this is dropped.
 pub(super) struct PendingFile<'a> {
-    inner: &'a CollectionInner,
+    collection: &'a Collection,
     pub(super) name: String,
 }
 
 impl PendingFile<'_> {
     /// Removes the file. A failure only costs space.
     pub(super) fn remove(&self) {
-        if let Err(error) = self.inner.medium.remove(&self.name) {
+        if let Err(error) = self.collection.medium.remove(&self.name) {
             tracing::debug!(%error, name = self.name, "a file that came to nothing stays until the next start");
         }
     }
@@ -239,11 +240,11 @@ impl PendingFile<'_> {
 
 impl Drop for PendingFile<'_> {
     fn drop(&mut self) {
-        self.inner.busy.lock().remove(&self.name);
+        self.collection.busy.lock().remove(&self.name);
     }
 }
 
-impl Drop for CollectionInner {
+impl Drop for Collection {
     fn drop(&mut self) {
         self.record_progress_now();
         let live = self.live.get_mut();

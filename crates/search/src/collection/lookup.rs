@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use base::{Error, ErrorKind, Result};
 
-use super::inner::CollectionInner;
+use super::inner::Collection;
 use super::search::SearchThread;
 use super::state::{CollectionState, PointLocation, SegmentContent, SegmentView};
 use crate::coarse::{self, Exact};
@@ -62,14 +62,14 @@ pub struct PointCount {
     pub partial: bool,
 }
 
-impl CollectionInner {
-    /// Returns the first ids from `from` on that match `clause`, at most `max`.
-    pub(super) fn ids_from(
-        &self,
-        from: u64,
-        max: usize,
-        clause: Option<&Filter>,
-    ) -> Result<IdList> {
+impl Collection {
+    /// Returns the ids from `from` on, ascending, of points that match `filter`: at most `max`, up
+    /// to [`IDS_MAX`].
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an invalid filter or a `max` that is too large; otherwise the error
+    /// of the medium.
+    pub fn ids_from(&self, from: u64, max: usize, clause: Option<&Filter>) -> Result<IdList> {
         if max > IDS_MAX {
             return Err(Error::invalid(format!(
                 "{max} ids are more than the {IDS_MAX} that one call gives"
@@ -110,8 +110,11 @@ impl CollectionInner {
         Ok(list)
     }
 
-    /// Counts the points that match `clause`.
-    pub(super) fn count_where(&self, clause: Option<&Filter>) -> Result<PointCount> {
+    /// Counts the points that match `filter`.
+    ///
+    /// # Errors
+    /// As [`Collection::ids_from`].
+    pub(crate) fn count_where(&self, clause: Option<&Filter>) -> Result<PointCount> {
         let state = self.state();
         let partial = self.is_partial(&state);
         let Some(clause) = clause else { return Ok(PointCount { count: state.live(), partial }) };
@@ -127,8 +130,9 @@ impl CollectionInner {
         Ok(counted)
     }
 
-    /// Returns true if a segment is still to be opened for the first time.
-    pub(super) fn opening(&self) -> bool {
+    /// Returns true while segments are opened for the first time since the start, so that results
+    /// lack their points. Segments that are damaged or wait for another try do not count.
+    pub fn opening(&self) -> bool {
         self.state().segments.iter().any(|slot| match &slot.content {
             SegmentContent::Closed(closed) => closed.reason.is_none() && closed.delayed.is_none(),
             SegmentContent::Open(_) => false,
@@ -187,12 +191,10 @@ impl CollectionInner {
         ids.iter().map(place).collect()
     }
 
-    /// Returns the requested parts of points, in the order of `ids`.
-    pub(super) fn points(
-        &self,
-        ids: &[u64],
-        parts: PointParts,
-    ) -> Vec<Result<Option<StoredPoint>>> {
+    /// Returns the requested parts of several points, in the order of `ids` and all from one
+    /// state; `None` for ids without a point. A damaged point fails alone, as in
+    /// [`Collection::get`].
+    pub fn points(&self, ids: &[u64], parts: PointParts) -> Vec<Result<Option<StoredPoint>>> {
         let places = self.places(ids);
         // Neighbouring rows lie in the same pages.
         let mut order: Vec<usize> = (0..ids.len()).collect();
@@ -216,9 +218,12 @@ impl CollectionInner {
         points
     }
 
-    /// Returns the exact similarity of the points of `ids` to `query`; `None` for points that do
-    /// not exist or cannot be read.
-    pub(super) fn scores(
+    /// Returns the exact similarity of `embedding` to the embedding of each point of `ids`, in
+    /// their order; `None` for points that do not exist or cannot be read.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an embedding that does not fit the collection.
+    pub fn scores(
         &self,
         thread: &mut SearchThread,
         query: &[f32],

@@ -18,7 +18,7 @@ const VERSION: u32 = 1;
 pub(super) struct ManifestContent {
     version: u32,
     dims: usize,
-    metric: String,
+    metric: Metric,
     encoding: VectorEncoding,
     /// First log with changes that no segment has.
     pub(super) first_log: u64,
@@ -95,15 +95,10 @@ impl ManifestContent {
         next: u64,
         segments: Vec<SegmentEntry>,
     ) -> ManifestContent {
-        let metric = match shape.metric {
-            Metric::Cosine => "cosine",
-            Metric::Dot => "dot",
-            Metric::L2 => "l2",
-        };
         ManifestContent {
             version: VERSION,
             dims: shape.dims,
-            metric: metric.into(),
+            metric: shape.metric,
             encoding: shape.encoding,
             first_log,
             next,
@@ -132,16 +127,8 @@ impl ManifestContent {
         Ok(manifest)
     }
 
-    pub(super) fn shape(&self) -> Result<CollectionShape> {
-        let metric = match self.metric.as_str() {
-            "cosine" => Metric::Cosine,
-            "dot" => Metric::Dot,
-            "l2" => Metric::L2,
-            other => {
-                return Err(Error::data_loss(format!("the collection's metric is \"{other}\"")));
-            }
-        };
-        Ok(CollectionShape { dims: self.dims, metric, encoding: self.encoding })
+    pub(super) fn shape(&self) -> CollectionShape {
+        CollectionShape { dims: self.dims, metric: self.metric, encoding: self.encoding }
     }
 }
 
@@ -191,7 +178,7 @@ mod tests {
             doubtful: true,
         });
         let back = ManifestContent::decode(&manifest.encode().unwrap()).unwrap();
-        assert_eq!((back.shape().unwrap(), &back), (shape, &manifest));
+        assert_eq!((back.shape(), &back), (shape, &manifest));
         let newer = ManifestContent { version: 2, ..manifest };
         assert_eq!(
             ManifestContent::decode(&newer.encode().unwrap()).unwrap_err().kind(),

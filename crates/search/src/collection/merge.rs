@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use base::{Error, ErrorKind, Result};
 
-use super::inner::{CollectionInner, outlive};
+use super::inner::{Collection, outlive};
 use super::manifest::new_uuid;
 use super::names::CollectionFile;
 use super::options::Merging;
@@ -62,7 +62,7 @@ fn choose(sizes: &[SegmentSize], merging: &Merging, rows_max: u32) -> Option<Vec
 
 /// Live rows of several segments.
 struct MergeSource<'a> {
-    inner: &'a CollectionInner,
+    collection: &'a Collection,
     views: Vec<SegmentView>,
     /// Index of the view, and the row.
     rows: Vec<(u32, u32)>,
@@ -106,7 +106,7 @@ impl RowSource for MergeSource<'_> {
     }
 
     fn vectors(&mut self, out: &mut Vec<f32>) -> Result<()> {
-        let step = |bytes| self.inner.merge_step(bytes, self.urgency);
+        let step = |bytes| self.collection.merge_step(bytes, self.urgency);
         for view in &self.views {
             view.segment.vectors(&step, &mut |row, vector| {
                 if !view.deletes.contains(row) {
@@ -130,9 +130,13 @@ impl RowSource for MergeSource<'_> {
     }
 }
 
-impl CollectionInner {
-    /// Merges at full speed if segments pile up; returns false otherwise.
-    pub(super) fn merge_if_behind(&self) -> Result<bool> {
+impl Collection {
+    /// Merges at full speed if segments pile up; otherwise returns false. For a thread of ordinary
+    /// priority.
+    ///
+    /// # Errors
+    /// As [`Collection::merge`].
+    pub fn merge_if_behind(&self) -> Result<bool> {
         let state = self.state();
         let chosen = self.chosen(&state, &BTreeSet::new());
         drop(state);
@@ -164,7 +168,7 @@ impl CollectionInner {
         if !self.may_merge(urgency) {
             return self.check_open().map(|()| false);
         }
-        let outcome = self.merge(&chosen, views.clone(), urgency);
+        let outcome = self.merge_segments(&chosen, views.clone(), urgency);
         if outcome.is_err() && !self.may_merge(urgency) {
             return self.check_open().map(|()| false);
         }
@@ -210,7 +214,12 @@ impl CollectionInner {
         Some(state.segments.iter().filter(wanted).map(|slot| slot.number).collect())
     }
 
-    fn merge(&self, numbers: &[u64], views: Vec<SegmentView>, urgency: Urgency) -> Result<()> {
+    fn merge_segments(
+        &self,
+        numbers: &[u64],
+        views: Vec<SegmentView>,
+        urgency: Urgency,
+    ) -> Result<()> {
         let rows: Vec<(u32, u32)> = (0..)
             .zip(&views)
             .flat_map(|(at, view)| (0..view.segment.rows()).map(move |row| (at, view, row)))
@@ -228,8 +237,13 @@ impl CollectionInner {
         let number = self.number();
         let busy = self.busy(CollectionFile::Segment(number));
         let uuid = new_uuid();
-        let mut source =
-            MergeSource { inner: self, views, rows, cache: PageCache::new(CACHED_PAGES), urgency };
+        let mut source = MergeSource {
+            collection: self,
+            views,
+            rows,
+            cache: PageCache::new(CACHED_PAGES),
+            urgency,
+        };
         let crew = BuildThreads {
             threads: self.options.build_threads,
             should_continue: &|| self.may_merge(urgency),

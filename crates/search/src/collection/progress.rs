@@ -11,7 +11,7 @@ use storage::log::{Damage, Log, LogPosition, Replay};
 use storage::page::PAGE_BYTES;
 use storage::watermark::{LogPositions, Watermark};
 
-use super::inner::{CollectionInner, LogWriter};
+use super::inner::{Collection, LogWriter};
 use super::manifest::{DamagedLog, ManifestContent};
 use super::names::CollectionFile;
 use super::state::LiveState;
@@ -105,10 +105,11 @@ impl LogProgress {
     }
 }
 
-impl CollectionInner {
-    /// Records how far the logs are durable, unless that was done within the last second or is in
-    /// progress. A failure is retried by the next call.
-    pub(super) fn record_progress(&self) {
+impl Collection {
+    /// Records how far the logs are durable, at most once a second. The record later shows that a
+    /// log was truncated ([`storage::watermark`]). It costs a sync, so idle threads should call
+    /// this.
+    pub fn record_progress(&self) {
         if let Some(mut progress) = self.progress.try_lock() {
             let recent = |at: Instant| at.elapsed() < RECORD_INTERVAL;
             if !progress.recorded.is_some_and(recent) {
@@ -324,12 +325,12 @@ impl CollectionInner {
         {
             let mut writer = self.writer.lock();
             if writer.logs.last().is_some_and(|(last, _)| *last <= number) {
-                self.freeze(&mut writer)?;
+                self.freeze_active(&mut writer)?;
             }
         }
         // A flush makes sure that no list names the log any more.
         while self.writer.lock().logs.iter().any(|(log, _)| *log <= number) {
-            if !self.flush_oldest(super::stall::Urgency::Escalated)? {
+            if !self.flush_once(super::stall::Urgency::Escalated)? {
                 break;
             }
         }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use base::Result;
 
-use super::inner::{CollectionInner, Publisher};
+use super::inner::{Collection, Publisher};
 use super::manifest::{ManifestContent, NamedLog, SegmentEntry, uuid_text};
 use super::names::CollectionFile;
 use super::state::{CollectionState, SegmentContent, SegmentSlot};
@@ -16,7 +16,7 @@ use crate::deletes::{Deletes, DeletesFile};
 /// Maximum damaged logs kept after their readable part was flushed.
 const KEPT_LOGS_MAX: usize = 16;
 
-impl CollectionInner {
+impl Collection {
     /// Publishes the current state. May be called at any time. Afterwards a start finds this state
     /// or a later one.
     ///

@@ -13,7 +13,7 @@ use storage::manifest::Manifest;
 
 use super::disk::DiskGuard;
 use super::filters::FilterCache;
-use super::inner::{CollectionHealth, CollectionInner, LogWriter, Publisher, SegmentFiles};
+use super::inner::{Collection, CollectionHealth, LogWriter, Publisher, SegmentFiles};
 use super::manifest::{ManifestContent, SegmentEntry, uuid_of};
 use super::names::CollectionFile;
 use super::options::CollectionOptions;
@@ -28,14 +28,27 @@ use crate::segment::{self, Quarantined, Segment, SegmentIds};
 /// MB of points per second, and 4 MB with queries running.
 const FLUSH_BYTES_A_SECOND: f64 = 4e6;
 
-impl CollectionInner {
-    /// Opens the collection on `medium`, or creates one. Segments are not open yet.
-    pub(super) fn open(
+impl Collection {
+    /// Opens the collection on `medium`, or creates an empty one. It starts no threads and shares
+    /// `resources` with other collections. `shared` holds the record caches.
+    ///
+    /// The caller calls [`Collection::open_segments`] once. It calls [`Collection::flush_oldest`]
+    /// and [`Collection::merge`] on threads of low priority while they return true, and
+    /// [`Collection::flush_if_stalled`] and [`Collection::merge_if_behind`] on threads of ordinary
+    /// priority. [`Resources`] counts an event when there is new work. A write that finds no room
+    /// waits for this work.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for invalid options, `FailedPrecondition` if the collection has another
+    /// shape or was written by a newer program, `DataLoss` if its manifest is lost,
+    /// `ResourceExhausted` if its log does not fit the memory; otherwise the error of the medium.
+    pub fn open(
         medium: Arc<dyn Medium>,
         options: CollectionOptions,
         resources: &Resources,
         shared: Arc<SharedCaches>,
-    ) -> Result<Arc<CollectionInner>> {
+    ) -> Result<Collection> {
+        options.check(resources.memory().limit, resources.memtable_bytes)?;
         let (manifest, content) = read_list(&medium, &options)?;
         let problems = manifest.problems().to_vec();
         let is_new = content.is_none();
@@ -58,7 +71,7 @@ impl CollectionInner {
         let there = |log: &&u64| found.contains(&CollectionFile::Log(**log));
         let kept_logs = content.kept_logs.iter().filter(there).copied().collect();
         let first_seconds = resources.memtable_bytes as f64 / FLUSH_BYTES_A_SECOND;
-        let inner = Arc::new(CollectionInner {
+        let collection = Collection {
             medium,
             pacer: resources.pacer.clone(),
             disk: DiskGuard::new(options.disk_reserve),
@@ -82,19 +95,19 @@ impl CollectionInner {
             shared,
             health: Mutex::new(CollectionHealth::default()),
             progress: Mutex::new(progress),
-        });
-        inner.remove_leftovers(&content);
-        inner.read_pending_deletes(&content);
-        inner.restore_damaged(&content);
-        inner.replay_logs(&logs)?;
-        inner.record_progress();
+        };
+        collection.remove_leftovers(&content);
+        collection.read_pending_deletes(&content);
+        collection.restore_damaged(&content);
+        collection.replay_logs(&logs)?;
+        collection.record_progress();
         // A power loss during a write of the manifest leaves one slot torn; the other slot still
         // has the list.
         if is_new || logs.numbers.is_empty() || !problems.is_empty() {
-            inner.publish_first(is_new)?;
+            collection.publish_first(is_new)?;
         }
-        inner.health.lock().mended.extend(problems);
-        Ok(inner)
+        collection.health.lock().mended.extend(problems);
+        Ok(collection)
     }
 
     fn publish_first(&self, is_new: bool) -> Result<()> {
@@ -142,9 +155,10 @@ impl CollectionInner {
         }
     }
 
-    /// Opens all closed segments, the one with the highest number first, because it gets most
-    /// changes. Returns true if one must be retried later.
-    pub(super) fn open_segments(&self) -> bool {
+    /// Opens the segments on the calling thread; each is searched as soon as it is open. Returns
+    /// true if some segments could not be opened yet, for lack of memory for example, so the
+    /// caller should call this again later.
+    pub fn open_segments(&self) -> bool {
         let state = self.state();
         let mut again = false;
         for slot in state.segments.iter().rev() {
@@ -237,11 +251,11 @@ fn read_list(
     let (manifest, payload) = Manifest::open(medium)?;
     let content = payload.as_deref().map(ManifestContent::decode).transpose()?;
     if let Some(content) = &content
-        && content.shape()? != options.shape
+        && content.shape() != options.shape
     {
         return Err(Error::precondition(format!(
             "the collection is of {:?}, not of {:?}; open it with its own shape, or create another one",
-            content.shape()?,
+            content.shape(),
             options.shape
         )));
     }

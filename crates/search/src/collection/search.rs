@@ -9,7 +9,7 @@ use base::{Error, Result};
 use storage::Reader;
 
 use super::filters::allows;
-use super::inner::CollectionInner;
+use super::inner::Collection;
 use super::options::CANDIDATES_MAX;
 use super::state::{CollectionState, SegmentView};
 use crate::coarse::{self, Coarse, CoarseRequest, CoarseScratch, ScanParams};
@@ -154,9 +154,13 @@ fn better(a: (f32, u64), b: (f32, u64)) -> Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
-impl CollectionInner {
-    /// Ranks by embedding alone.
-    pub(super) fn nearest(
+impl Collection {
+    /// Returns the points whose embeddings are most similar to the query.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a query that does not fit the collection. Damaged data makes the
+    /// result partial.
+    pub fn nearest(
         &self,
         thread: &mut SearchThread,
         query: &CollectionQuery<'_>,
@@ -172,8 +176,11 @@ impl CollectionInner {
         Ok(found)
     }
 
-    /// Ranks the best of the coarse stage by `scorer`.
-    pub(super) fn search<S: Scorer>(
+    /// Returns the best points by `scorer` among those with the most similar embeddings.
+    ///
+    /// # Errors
+    /// As [`Collection::nearest`].
+    pub fn search<S: Scorer>(
         &self,
         thread: &mut SearchThread,
         query: &CollectionQuery<'_>,

@@ -2,7 +2,7 @@
 
 use base::Error;
 
-use super::inner::{CollectionHealth, CollectionInner};
+use super::inner::{Collection, CollectionHealth};
 use super::names::CollectionFile;
 use super::state::{ClosedSegment, SegmentContent, SegmentSlot};
 use crate::budget::BudgetStats;
@@ -73,13 +73,13 @@ fn delayed(slot: &SegmentSlot) -> Option<Quarantined> {
 }
 
 /// Returns the error of the last log. The next change starts another log if there is room.
-fn write_error(inner: &CollectionInner, health: &CollectionHealth) -> Option<Error> {
-    let (number, log) = inner.writer.lock().logs.last().cloned()?;
+fn write_error(collection: &Collection, health: &CollectionHealth) -> Option<Error> {
+    let (number, log) = collection.writer.lock().logs.last().cloned()?;
     log.failure().filter(|_| !health.damaged_logs.contains_key(&number))
 }
 
-pub(super) fn of(inner: &CollectionInner) -> Status {
-    let state = inner.state();
+pub(super) fn of(collection: &Collection) -> Status {
+    let state = collection.state();
     let segments = state.segments.iter().map(|slot| {
         let view = slot.view();
         SegmentStatus {
@@ -93,8 +93,8 @@ pub(super) fn of(inner: &CollectionInner) -> Status {
     let segments = segments.collect();
     let pages: Vec<Quarantined> =
         state.open().flat_map(|(_, _, view)| view.segment.damaged()).collect();
-    let health = inner.health.lock().clone();
-    let write_error = health.write_error.clone().or_else(|| write_error(inner, &health));
+    let health = collection.health.lock().clone();
+    let write_error = health.write_error.clone().or_else(|| write_error(collection, &health));
     let log_damaged = health.log_damaged();
     let delayed: Vec<Quarantined> = state.segments.iter().filter_map(delayed).collect();
     let quarantined_count = health.quarantined_count + (pages.len() + delayed.len()) as u64;
@@ -114,13 +114,13 @@ pub(super) fn of(inner: &CollectionInner) -> Status {
         quarantined_count,
         log_damaged,
         mended: health.mended,
-        memory: inner.budget.stats(),
+        memory: collection.budget.stats(),
         flushes: health.flushes,
         merges: health.merges,
         flush_error: health.flush_error.map(|error| error.to_string()),
         merge_error: health.merge_error.map(|error| error.to_string()),
-        low_disk: inner.low_disk(),
+        low_disk: collection.low_disk(),
         write_error: write_error.map(|error| error.to_string()),
-        disk_refused: inner.disk.refused(),
+        disk_refused: collection.disk.refused(),
     }
 }

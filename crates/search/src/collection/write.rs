@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use base::{Error, ErrorKind, Result};
 use storage::log::{LOG_BYTES_MAX, Log};
 
-use super::inner::{CollectionInner, LogWriter};
+use super::inner::{Collection, LogWriter};
 use super::names::CollectionFile;
 use super::options::{PAYLOAD_BYTES_MAX, RECORD_BYTES_MAX};
 use super::stall::Urgency;
@@ -62,15 +62,20 @@ enum WriteOutcome {
     NoRoom(Error),
 }
 
-impl CollectionInner {
-    /// Applies changes in order and waits until all are durable. After an error the first changes
-    /// may have been applied, but none is acknowledged.
-    pub(super) fn write(&self, ops: &[Op<'_>]) -> Result<()> {
-        self.apply(ops, RoomPolicy::Wait)?.commit()
+impl Collection {
+    /// Makes several changes in order, with one sync of the log. Not a transaction: after an error
+    /// or a crash, the first changes may have been made without the later ones.
+    ///
+    /// # Errors
+    /// As [`Collection::upsert`]; no change is then acknowledged.
+    pub fn write(&self, ops: &[Op<'_>]) -> Result<()> {
+        self.apply_in(ops, RoomPolicy::Wait)?.commit()
     }
 
-    /// Waits while the active memtable fills faster than the frozen one is flushed.
-    pub(super) fn throttle(&self) {
+    /// Slows the caller down, for at most one second, while memtables fill faster than they are
+    /// flushed. Many short waits replace one wait of seconds once memory is full. Call this before
+    /// [`Collection::apply`] and before taking a lock.
+    pub fn throttle(&self) {
         let give_up_at = Instant::now() + SLOWED_MAX;
         let mut slowed = false;
         loop {
@@ -106,7 +111,7 @@ impl CollectionInner {
 
     /// Applies changes in order, to the log and to memory. [`Applied::commit`] makes them durable
     /// and may be called without the lock that keeps changes in order.
-    pub(super) fn apply(&self, ops: &[Op<'_>], room: RoomPolicy) -> Result<Applied> {
+    pub(super) fn apply_in(&self, ops: &[Op<'_>], room: RoomPolicy) -> Result<Applied> {
         self.check_room(ops)?;
         for op in ops {
             self.check(op)?;
@@ -261,7 +266,7 @@ impl CollectionInner {
             if !can_freeze {
                 return Ok(Err(self.no_room()));
             }
-            self.freeze(writer)?;
+            self.freeze_active(writer)?;
         }
         let held = match self.budget.reserve(bytes, "a point") {
             Ok(held) => held,
@@ -269,7 +274,7 @@ impl CollectionInner {
                 // A flush turns rows into codes, which frees memory, but not for a handful of rows.
                 // Other collections may have more to flush.
                 if !full && can_freeze && active_bytes >= self.memtable_bytes / 4 {
-                    self.freeze(writer)?;
+                    self.freeze_active(writer)?;
                 }
                 return Ok(Err(refusal));
             }
@@ -315,7 +320,7 @@ impl CollectionInner {
                     None => Ok(Err(refusal)),
                 };
             }
-            self.freeze(writer)?;
+            self.freeze_active(writer)?;
         }
         Err(refusal)
     }
@@ -338,7 +343,7 @@ impl CollectionInner {
     }
 
     /// Freezes the active memtable. New changes go to a new memtable with its own log.
-    pub(super) fn freeze(&self, writer: &mut LogWriter) -> Result<()> {
+    pub(super) fn freeze_active(&self, writer: &mut LogWriter) -> Result<()> {
         let number = *writer.unused.get_or_insert_with(|| self.number());
         let opened = Log::open(&self.medium, &CollectionFile::Log(number).name());
         self.health.lock().write_error = opened.as_ref().err().cloned();
@@ -411,7 +416,7 @@ impl CollectionInner {
     /// Flushes until `memtables` are left, including the active one.
     pub(super) fn flush_down_to(&self, memtables: usize) -> Result<()> {
         while self.live.lock().state.memtables.len() > memtables {
-            self.flush_oldest(Urgency::Escalated)?;
+            self.flush_once(Urgency::Escalated)?;
         }
         Ok(())
     }

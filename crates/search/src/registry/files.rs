@@ -65,7 +65,7 @@ impl CollectionSettings {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct StoredSettings {
     dims: usize,
-    metric: String,
+    metric: Metric,
     #[serde(default)]
     vector_name: String,
     #[serde(default)]
@@ -77,14 +77,9 @@ pub(super) struct StoredSettings {
 
 impl StoredSettings {
     pub(super) fn new(settings: &CollectionSettings, points: &str) -> StoredSettings {
-        let metric = match settings.metric {
-            Metric::Cosine => "cosine",
-            Metric::Dot => "dot",
-            Metric::L2 => "l2",
-        };
         StoredSettings {
             dims: settings.dims,
-            metric: metric.into(),
+            metric: settings.metric,
             vector_name: settings.vector_name.clone(),
             extra: settings.extra.clone(),
             points: points.into(),
@@ -92,21 +87,14 @@ impl StoredSettings {
     }
 
     pub(super) fn settings(&self) -> Result<CollectionSettings> {
-        let metric = match self.metric.as_str() {
-            "cosine" => Metric::Cosine,
-            "dot" => Metric::Dot,
-            "l2" => Metric::L2,
-            other => {
-                return Err(Error::data_loss(format!("the collection's metric is \"{other}\"")));
-            }
-        };
+        let (dims, metric) = (self.dims, self.metric);
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         if !self.points.starts_with("points-") || !self.points.bytes().all(plain) {
             return Err(Error::data_loss("the settings do not say where the points are"));
         }
         let vector_name = self.vector_name.clone();
         let extra = self.extra.clone();
-        let settings = CollectionSettings { dims: self.dims, metric, vector_name, extra };
+        let settings = CollectionSettings { dims, metric, vector_name, extra };
         settings.check().map_err(|error| Error::data_loss(error.message()))?;
         Ok(settings)
     }

@@ -133,11 +133,7 @@ impl SegmentSettings {
         let mut out = [0; SETTINGS_BYTES];
         out[..4].copy_from_slice(&SETTINGS_VERSION.to_le_bytes());
         out[4..8].copy_from_slice(&(self.dims as u32).to_le_bytes());
-        out[8] = match self.metric {
-            Metric::Cosine => 0,
-            Metric::Dot => 1,
-            Metric::L2 => 2,
-        };
+        out[8] = self.metric.code();
         out[9] = match self.encoding {
             VectorEncoding::F32 => 0,
             VectorEncoding::Bf16 => 1,
@@ -160,12 +156,7 @@ impl SegmentSettings {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
         let dims = field(4) as usize;
-        let metric = match bytes[8] {
-            0 => Metric::Cosine,
-            1 => Metric::Dot,
-            2 => Metric::L2,
-            _ => return Err(odd()),
-        };
+        let metric = Metric::from_code(bytes[8].into()).ok_or_else(odd)?;
         let encoding = match bytes[9] {
             0 => VectorEncoding::F32,
             1 => VectorEncoding::Bf16,
