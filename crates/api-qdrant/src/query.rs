@@ -366,7 +366,8 @@ impl QueryRun<'_> {
         }
         let candidates: Vec<u64> =
             candidates.into_iter().filter(|id| !query.examples.contains(id)).collect();
-        let similarities = self.named.scores(self.thread, &query.embedding, &candidates)?;
+        let similarities =
+            self.named.collection().scores(self.thread, &query.embedding, &candidates)?;
         partial |= similarities.iter().any(Option::is_none);
         let mut ranked: Vec<(u64, f32)> = candidates
             .into_iter()

@@ -62,15 +62,6 @@ impl TopK {
         }
     }
 
-    /// Returns the `k`-th smallest cost so far; infinite if fewer were pushed.
-    pub fn worst(&mut self) -> f32 {
-        if self.k == 0 || self.keys.len() < self.k {
-            return f32::INFINITY;
-        }
-        self.shrink();
-        self.threshold
-    }
-
     /// Returns the `k` smallest, smallest first.
     pub fn sorted(&mut self) -> impl ExactSizeIterator<Item = (f32, u32)> + '_ {
         self.shrink();
@@ -147,8 +138,6 @@ mod tests {
             }
             all.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
             all.truncate(k);
-            let worst = top.worst();
-            prop_assert_eq!(worst, if k > 0 && all.len() == k { all[k - 1].0 } else { f32::INFINITY });
             prop_assert_eq!(top.sorted().collect::<Vec<_>>(), all);
         }
     }

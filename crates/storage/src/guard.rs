@@ -5,13 +5,13 @@
 //! is repeated: its reader sees a wrong checksum and reports one damaged page like any other. A
 //! signal for any other address goes to the previous handler.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
 use crate::page::PAGE_BYTES;
 
 /// Most mappings guarded at once; further ones are not guarded, which is logged.
-pub const GUARDED_MAX: usize = 4096;
+const GUARDED_MAX: usize = 4096;
 
 /// A guarded range of addresses; unused if `start` is 0.
 struct Range {
@@ -33,13 +33,7 @@ static RANGES: [Range; GUARDED_MAX] = [const {
 /// Number of table entries ever used, which bounds the handler's search.
 static USED: AtomicUsize = AtomicUsize::new(0);
 static CHANGES: Mutex<()> = Mutex::new(());
-static LOST: AtomicU64 = AtomicU64::new(0);
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
-
-/// Number of mapped pages of this process that were lost and read as zeros, over all files.
-pub fn lost_pages() -> u64 {
-    LOST.load(Ordering::Relaxed)
-}
 
 /// Guards a mapping until it is dropped, which must happen before the mapping is.
 #[derive(Debug)]
@@ -113,7 +107,6 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
         if start != 0 && (start..range.end.load(Ordering::Relaxed)).contains(&page) {
             if replace(page, range.writable.load(Ordering::Relaxed) != 0) {
                 range.lost.fetch_add(1, Ordering::Release);
-                LOST.fetch_add(1, Ordering::Relaxed);
                 return;
             }
             break;

@@ -41,7 +41,6 @@ pub mod watermark;
 pub use dax::DaxMedium;
 pub use dram::DramMedium;
 pub use fault::{FaultMedium, FaultPlan, ReadFault};
-pub use guard::{GUARDED_MAX, lost_pages};
 pub use medium::{
     LOAD_BYTES_MAX, Medium, MediumKind, Read, Reader, ReaderOptions, Salvaged, Sealed, Space,
     Writer,

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::core::{SETTINGS, SETTINGS_KIND};
 use super::files::{self, CollectionSettings, StoredSettings};
-use crate::collection::{Collection, Facet, IDS_MAX, PointCount, PointParts, SearchThread};
+use crate::collection::{Collection, Facet, IDS_MAX, PointCount, PointParts};
 use crate::filter::Filter;
 use crate::ingest::StoredPoint;
 use crate::points::{self, FetchedPoint, NUMBERS_MAX, PointId};
@@ -190,20 +190,6 @@ impl NamedCollection {
             .into_iter()
             .map(|point| point?.map(|point| given(point, parts)).transpose())
             .collect()
-    }
-
-    /// Returns the exact similarity of `embedding` to the points of `internal`, in their order, to
-    /// rank the hits of another search. `None` for points that do not exist or cannot be read.
-    ///
-    /// # Errors
-    /// `InvalidArgument` for an embedding that does not fit the collection.
-    pub fn scores(
-        &self,
-        thread: &mut SearchThread,
-        embedding: &[f32],
-        internal: &[u64],
-    ) -> Result<Vec<Option<f32>>> {
-        self.collection.scores(thread, embedding, internal)
     }
 
     /// Returns at most `limit` points from `from` on that match `filter`, with the requested parts.

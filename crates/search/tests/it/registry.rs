@@ -292,7 +292,7 @@ impl Subject {
             let query = [1.0, 200.0, 3.0, 90.0];
             let found =
                 named.collection().nearest(thread, &CollectionQuery::nearest(&query, 50)).unwrap();
-            let scores = named.scores(thread, &query, &wanted).unwrap();
+            let scores = named.collection().scores(thread, &query, &wanted).unwrap();
             let by_id: BTreeMap<u64, f32> =
                 found.hits.iter().map(|hit| (hit.id, hit.score)).collect();
             let same =

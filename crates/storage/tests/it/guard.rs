@@ -38,7 +38,6 @@ fn a_lost_page_does_not_end_the_process() {
             .unwrap()
             .set_len(whole - 3 * PAGE as u64)
             .unwrap();
-        let before = storage::lost_pages();
         let mut reader = medium.reader(ReaderOptions { depth: 64, read_bytes_max: PAGE }).unwrap();
         let count = (pages.len() / PAGE) as u64;
         for tag in 0..count {
@@ -56,7 +55,6 @@ fn a_lost_page_does_not_end_the_process() {
             })
             .unwrap();
         assert_eq!(damaged, [count - 3, count - 2, count - 1], "{name}");
-        assert!(storage::lost_pages() >= before + 3);
     }
 }
 
