@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_pass_is_told_from_what_the_model_is() {
+    fn temporary_failures_of_the_converter() {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path()).unwrap();
         let kind =
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_named_with_what_to_do() {
+    fn a_full_disk_is_named_with_a_remedy() {
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(root.path()).unwrap();
         let script = "echo '/c/weights.bin: No space left on device (os error 28)' >&2; exit 75";
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_converted_is_not_for_other_users() {
+    fn conversions_are_private() {
         use std::os::unix::fs::PermissionsExt;
         let root = tempfile::tempdir().unwrap();
         let cache = Cache::open(&root.path().join("cache")).unwrap();
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_run_left_is_removed() {
+    fn directories_of_dead_runs_are_removed() {
         let root = tempfile::tempdir().unwrap();
         let stale = root.path().join("run-1-1");
         std::fs::create_dir(&stale).unwrap();

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_foreign_is_converted_before_anything_goes_for_it() {
+    fn foreign_versions_are_converted_before_an_unload() {
         let check = |state, expected| check(VersionPolicy::Latest(1), Resource, state, expected);
         check("1r 2f", Some(Load(2)));
         check("1r 2flc", None);

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_elsewhere_goes_back_from_the_shortest_runs() {
+    fn releases_come_from_the_shortest_runs() {
         let mut map = SlotMap::new(40, 9);
         [0..2, 4..5, 10..16].into_iter().for_each(|slots| map.mark(slots, Slot::Free));
         let taken = map.take(8).unwrap();

@@ -1,4 +1,4 @@
-//! Recordings that were listened to.
+//! Metrics of audio recognition.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -10,23 +10,23 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::{LevelGauge, ModelLabels};
 
-/// A recogniser and what became of its recordings.
+/// A recogniser and the outcome of its audio.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct AudioLabels {
-    /// The recogniser's name, which is its model's; empty where a request named none that exists.
+    /// Name of the recogniser, which is its model's; empty if a request named none that exists.
     pub recogniser: Arc<str>,
     /// "ok", "partial" (something in it was damaged) or the error kind in snake case.
     pub outcome: &'static str,
 }
 
-/// The metrics of recordings.
+/// Metrics of audio recognition.
 #[derive(Default)]
 pub struct AudioMetrics {
-    /// Recordings that have ended.
+    /// Finished recordings.
     pub ended: Family<AudioLabels, Counter>,
-    /// Seconds of sound that were listened to.
+    /// Seconds of processed sound.
     pub seconds: Family<ModelLabels, Counter<f64, AtomicU64>>,
-    /// Recordings that are being listened to.
+    /// Recordings in progress.
     pub active: LevelGauge,
 }
 

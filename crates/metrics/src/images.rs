@@ -1,4 +1,4 @@
-//! Pictures put in and looked for, and the collections they are in.
+//! Metrics of images and their collections.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -11,32 +11,32 @@ use crate::{KindLabels, LevelGauge, ModelKindLabels};
 const BOUNDS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
 
-/// The metrics of pictures and collections.
+/// Metrics of images and collections.
 pub struct ImageMetrics {
-    /// Pictures by what became of them: "added", "present" or the error kind in snake case.
+    /// Images by outcome: "added", "present" or the error kind in snake case.
     pub put: Family<KindLabels, Counter>,
-    /// Time of a search's stages: "decode", "embed", "keypoints", "search".
+    /// Duration of the stages of a search: "decode", "embed", "keypoints", "search".
     pub search_seconds: Family<KindLabels, Histogram, fn() -> Histogram>,
-    /// Pictures that wait: "interactive", "bulk".
+    /// Waiting images: "interactive", "bulk".
     pub waiting: Family<KindLabels, LevelGauge>,
     /// Collections by state: "opening", "ready", "broken".
     pub collections: Family<KindLabels, LevelGauge>,
-    /// Of each collection (as `model`): "points", "segments".
+    /// Size of each collection (as `model`): "points", "segments".
     pub collection: Family<ModelKindLabels, LevelGauge>,
     /// Memory of all collections: "used", "max".
     pub memory_bytes: Family<KindLabels, LevelGauge>,
     /// Queries of search threads: "waiting", "max", "done", "refused".
     pub queries: Family<KindLabels, LevelGauge>,
-    /// Writes that found no room for their points: "waiting", "waited", "refused"; those that were
-    /// "slowed" down so that others need not wait for long; and "hurried", 1 while sealing is
-    /// hurried for them at the cost of queries.
+    /// Writes that found no room for their points: "waiting", "waited", "refused"; writes "slowed"
+    /// down so that other writes need not wait for long; and "hurried", 1 during an escalated
+    /// flush, which slows queries down.
     pub writes: Family<KindLabels, LevelGauge>,
-    /// What the exact stage's caches have done, those of single records and of blocks of their
-    /// files: "record_lookups", "record_hits", "records_in", "records_out", "block_lookups",
-    /// "block_hits", "blocks_in", "blocks_out", "blocks", "blocks_max".
+    /// Figures of the exact stage's caches, of single records and of blocks of their files:
+    /// "record_lookups", "record_hits", "records_in", "records_out", "block_lookups", "block_hits",
+    /// "blocks_in", "blocks_out", "blocks", "blocks_max".
     pub cache: Family<KindLabels, LevelGauge>,
-    /// The GPU of the coarse stage: "queries", "fallbacks" (times the processor did its work),
-    /// "device_bytes", "pinned_bytes".
+    /// Figures of the coarse stage's GPU: "queries", "fallbacks" (searches done by the processor
+    /// instead), "device_bytes", "pinned_bytes".
     pub gpu: Family<KindLabels, LevelGauge>,
 }
 

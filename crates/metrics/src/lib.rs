@@ -1,8 +1,8 @@
-//! Every number Millpond exports: typed handles made once, one registry, one list of names.
+//! Every figure that Millpond exports: typed handles in one registry.
 //!
-//! A metric that is not a field of [`Metrics`] does not exist. Counters and histograms are recorded
-//! where the thing happens; gauges that mirror another component's state (pool bytes, queue length)
-//! are set by the exporter just before it encodes, so that nothing has to poll.
+//! A metric that is not a field of [`Metrics`] does not exist. Code records counters and histograms
+//! directly. The exporter sets gauges that mirror another component's state (pool bytes, queue
+//! length) just before it encodes, so that nothing has to poll.
 
 mod audio;
 mod images;
@@ -28,14 +28,14 @@ pub use prometheus_client;
 pub use scheduling::{Counted, ModelKindLabels, PriorityLabels, SchedulingMetrics};
 pub use sliding::{Percentiles, SlidingHistogram, WINDOW_SECONDS_MAX};
 
-/// A value that goes up and down, in whole units.
+/// A gauge in whole units.
 pub type LevelGauge = Gauge<i64, AtomicI64>;
-/// A value in seconds that goes up and down.
+/// A gauge in seconds.
 pub type SecondsGauge = Gauge<f64, AtomicU64>;
 
-/// The protocols that requests are counted by.
+/// Protocols in request labels.
 pub const PROTOCOLS: [&str; 4] = ["oip-grpc", "oip-http", "tfs-grpc", "tfs-http"];
-/// How a request may end.
+/// Outcomes in request labels.
 pub const STATUSES: [&str; 16] = [
     "ok",
     "invalid_argument",
@@ -55,12 +55,12 @@ pub const STATUSES: [&str; 16] = [
     "internal",
 ];
 
-/// One answered request.
+/// Labels of answered requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RequestLabels {
-    /// Model name; empty where the request named none that exists.
+    /// Model name; empty if the request named none that exists.
     pub model: Arc<str>,
-    /// Version that answered; 0 where none did.
+    /// Version that answered; 0 if none did.
     pub version: u64,
     /// One of [`PROTOCOLS`].
     pub protocol: &'static str,
@@ -79,7 +79,7 @@ pub struct PhaseLabels {
     pub phase: &'static str,
 }
 
-/// A model.
+/// Label of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ModelLabels {
     /// Model name.
@@ -95,7 +95,7 @@ pub struct QuantileLabels {
     pub quantile: &'static str,
 }
 
-/// Bytes of one version on one home.
+/// Label of a version's bytes in one kind of memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct BytesLabels {
     /// "dram" (slot pool) or "heap".
@@ -106,7 +106,7 @@ pub struct BytesLabels {
     pub version: u64,
 }
 
-/// A version and the state it is in.
+/// A version and its state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct StateLabels {
     /// Model name.
@@ -120,11 +120,11 @@ pub struct StateLabels {
 /// One label called `kind`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct KindLabels {
-    /// What kind.
+    /// Kind of the counted thing.
     pub kind: &'static str,
 }
 
-/// All metrics. Made once by the server and shared.
+/// All metrics, created once by the server and shared.
 pub struct Metrics {
     registry: Registry,
     /// Answered requests.
@@ -137,15 +137,15 @@ pub struct Metrics {
     pub window_seconds: Family<QuantileLabels, SecondsGauge>,
     /// Requests per second over the sliding window.
     pub window_rate: Family<ModelLabels, SecondsGauge>,
-    /// Parameter bytes by home and version.
+    /// Parameter bytes by kind of memory and version.
     pub parameter_bytes: Family<BytesLabels, LevelGauge>,
-    /// The slot pool: "max", "backed", "used".
+    /// Slot pool: "max", "backed", "used".
     pub pool_bytes: Family<KindLabels, LevelGauge>,
-    /// The process: "rss", "heap_allocated", "heap_resident".
+    /// Process: "rss", "heap_allocated", "heap_resident".
     pub process_bytes: Family<KindLabels, LevelGauge>,
-    /// Cores' worth of processor time that the control group allows; 0 without a limit.
+    /// Cores that the control group's quota allows; 0 without a limit.
     pub cpu_limit_cores: Gauge<f64, AtomicU64>,
-    /// How long the control group's threads were stopped by that limit, added over cores.
+    /// Time for which that quota stopped the control group's threads, summed over cores.
     pub cpu_throttled_seconds: SecondsGauge,
     /// 1 for the state each version is in.
     pub model_state: Family<StateLabels, LevelGauge>,
@@ -157,7 +157,7 @@ pub struct Metrics {
     pub settings_taken_over: Family<ModelLabels, Counter>,
     /// Seconds of the last load, warm-up, drain and unload.
     pub swap_last_seconds: Family<SwapLabels, SecondsGauge>,
-    /// Sums of the same.
+    /// Sums of the same durations.
     pub swap_seconds: Family<SwapLabels, Counter<f64, AtomicU64>>,
     /// Page faults that loaders took.
     pub loader_minor_faults: Family<ModelLabels, Counter>,
@@ -167,29 +167,29 @@ pub struct Metrics {
     pub loads_escalated: Family<ModelLabels, Counter>,
     /// Parameter bytes read from storage.
     pub loader_read_bytes: Family<ModelLabels, Counter>,
-    /// Parameter bytes taken over from a version that was there.
+    /// Parameter bytes shared with a live version.
     pub loader_shared_bytes: Family<ModelLabels, Counter>,
-    /// Requests waiting for a worker, and how many may.
+    /// Requests waiting for a worker, and their limit.
     pub queue: Family<KindLabels, LevelGauge>,
     /// Memory of requests in flight: "max", "used", and the "peak" since the start.
     pub request_memory_bytes: Family<KindLabels, LevelGauge>,
-    /// Work done on the threads that decode, by step: "unpack", "decode", "encode".
+    /// Work done on the decoder threads, by step: "unpack", "decode", "encode".
     pub decoded: Family<KindLabels, Counter>,
-    /// Work that waits for one of these threads ("waiting").
+    /// Work that waits for a decoder thread ("waiting").
     pub decode_queue: Family<KindLabels, LevelGauge>,
-    /// Open connections by door.
+    /// Open connections by listener.
     pub connections: Family<KindLabels, LevelGauge>,
-    /// Connections ended for a flood of HTTP/2 control frames, by the kind of frame.
+    /// Connections ended for a flood of HTTP/2 control frames, by kind of frame.
     pub connections_ended: Family<KindLabels, Counter>,
     /// File descriptors: "open" and "limit".
     pub descriptors: Family<KindLabels, LevelGauge>,
     /// Threads by kind.
     pub threads: Family<KindLabels, LevelGauge>,
-    /// What the scheduler counts.
+    /// Metrics of the scheduler.
     pub scheduling: SchedulingMetrics,
-    /// What is counted of pictures and collections.
+    /// Metrics of images and collections.
     pub images: ImageMetrics,
-    /// What is counted of recordings.
+    /// Metrics of audio recognition.
     pub recordings: AudioMetrics,
 }
 
@@ -421,10 +421,9 @@ impl Metrics {
         }
     }
 
-    /// Forgets the per-version series of a version that is gone, so that swaps do not grow the
-    /// exposition.
+    /// Removes the series of a version that is gone, so that swaps do not grow the exposition.
     pub fn forget_version(&self, model: &Arc<str>, version: u64) {
-        // A family does not tell which series it has.
+        // A family cannot list its series.
         for (protocol, status) in
             PROTOCOLS.iter().flat_map(|by| STATUSES.iter().map(move |how| (by, how)))
         {
@@ -443,7 +442,7 @@ impl Metrics {
         }
     }
 
-    /// The exposition in OpenMetrics text, which Prometheus reads.
+    /// Encodes the exposition as OpenMetrics text, which Prometheus reads.
     pub fn encode(&self) -> String {
         let mut text = String::with_capacity(16 << 10);
         if encode(&mut text, &self.registry).is_err() {

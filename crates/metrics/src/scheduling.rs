@@ -1,4 +1,4 @@
-//! What the scheduler counts itself: mirrored whole just before the exposition is encoded.
+//! Counts of the scheduler, copied just before the exposition is encoded.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use prometheus_client::registry::Registry;
 
 use crate::{KindLabels, LevelGauge, ModelLabels};
 
-/// A model and what became of its requests, or of the elements of its inputs.
+/// A model, and an outcome of its requests or a kind of its elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ModelKindLabels {
     /// Model name.
     pub model: Arc<str>,
-    /// What kind.
+    /// Outcome or kind.
     pub kind: &'static str,
 }
 
@@ -34,11 +34,11 @@ pub struct PriorityLabels {
 /// The scheduler's metrics.
 #[derive(Default)]
 pub struct SchedulingMetrics {
-    /// Items of runs: the count is the runs, the sum their items.
+    /// Items of runs: the count is the number of runs, the sum that of their items.
     pub batch_size: Family<ModelLabels, Counted>,
     /// Elements of padded inputs: "real" and "padding".
     pub input_elements: Family<ModelKindLabels, Counter>,
-    /// Requests by what became of them: "run", "refused", "expired", "cancelled".
+    /// Requests by outcome: "run", "refused", "expired", "cancelled".
     pub requests: Family<ModelKindLabels, Counter>,
     /// Merged runs that failed and were run again one request at a time.
     pub reruns: Family<ModelLabels, Counter>,
@@ -82,7 +82,7 @@ impl SchedulingMetrics {
         );
     }
 
-    /// Forgets all models, so that those that are gone leave no series behind.
+    /// Removes all models, so that released models leave no series behind.
     pub fn clear(&self) {
         self.batch_size.clear();
         self.input_elements.clear();
@@ -92,13 +92,13 @@ impl SchedulingMetrics {
         self.running.clear();
     }
 
-    /// Sets a counter to what was counted elsewhere.
+    /// Sets a counter to a value counted elsewhere.
     pub fn count(counter: &Counter, value: u64) {
         counter.inner().store(value, Ordering::Relaxed);
     }
 }
 
-/// A histogram that was counted elsewhere.
+/// A histogram of values counted elsewhere.
 #[derive(Clone, Debug, Default)]
 pub struct Counted(Arc<Mutex<Counts>>);
 
@@ -109,8 +109,8 @@ struct Counts {
 }
 
 impl Counted {
-    /// Takes over the counts: the sum of all values, and for each upper bound how many values were
-    /// above the one before it; the last bound is `f64::INFINITY`, which holds everything above.
+    /// Sets the sum of all values and the number of values up to each upper bound and above the one
+    /// before. The last bound is `f64::INFINITY`.
     pub fn set(&self, sum: f64, buckets: Vec<(f64, u64)>) {
         *self.0.lock() = Counts { sum, buckets };
     }

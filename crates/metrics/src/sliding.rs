@@ -1,6 +1,6 @@
-//! Percentiles over the last seconds: a ring of one histogram a second, merged when somebody looks.
+//! Percentiles over the last seconds: a ring of one histogram a second, merged by the reader.
 //!
-//! Recording takes one uncontended lock and no allocation; the merge is paid by the reader, once a
+//! Recording takes one uncontended lock and no allocation. The reader pays for the merge, once a
 //! scrape.
 
 use std::time::{Duration, Instant};
@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 
-/// The longest window a [`SlidingHistogram`] may have, in seconds.
+/// Longest window of a [`SlidingHistogram`], in seconds.
 pub const WINDOW_SECONDS_MAX: usize = 60;
-/// Longest latency that is told apart, in microseconds (100 s); longer ones count as this.
+/// Longest latency in microseconds (100 s); longer ones count as this.
 const LATENCY_US_MAX: u64 = 100_000_000;
 /// Two significant digits: a p999 is known to 1 %.
 const DIGITS: u8 = 2;
 
-/// What a window held.
+/// Figures of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Percentiles {
     /// Requests in the window.
     pub count: u64,
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
     /// Median latency.
     pub p50: Duration,
@@ -32,7 +32,7 @@ pub struct Percentiles {
     pub p99: Duration,
     /// 99.9th percentile.
     pub p999: Duration,
-    /// Slowest.
+    /// Longest latency.
     pub max: Duration,
 }
 
@@ -54,7 +54,8 @@ fn histogram() -> Histogram<u32> {
 }
 
 impl SlidingHistogram {
-    /// A window of `seconds` (at most [`WINDOW_SECONDS_MAX`], at least 1), starting at `now`.
+    /// Creates a window of `seconds` (at most [`WINDOW_SECONDS_MAX`], at least 1) that starts at
+    /// `now`.
     pub fn new(seconds: usize, now: Instant) -> SlidingHistogram {
         let count = seconds.clamp(1, WINDOW_SECONDS_MAX);
         let slots = (0..count).map(|_| Slot { second: u64::MAX, histogram: histogram() }).collect();
@@ -74,14 +75,14 @@ impl SlidingHistogram {
         slot.histogram.saturating_record((latency.as_micros() as u64).clamp(1, LATENCY_US_MAX));
     }
 
-    /// When second 0 began.
+    /// Returns the start of second 0.
     pub fn start(&self) -> Instant {
         self.start
     }
 
-    /// The seconds numbered `from` and later that are over and still in the window, oldest first,
-    /// each with its number; idle ones are empty. A latency recorded late into a second that was
-    /// read already is not seen again.
+    /// Returns the finished seconds in the window from number `from` on, oldest first, with their
+    /// numbers. Idle seconds are empty. A latency recorded late into a second that was read already
+    /// is not seen again.
     pub fn finished(&self, from: u64, now: Instant) -> Vec<(u64, Percentiles)> {
         let current = now.saturating_duration_since(self.start).as_secs();
         // Copied under the lock, evaluated outside: recording never waits for a percentile.
@@ -101,7 +102,7 @@ impl SlidingHistogram {
         copies.into_iter().map(|(second, histogram)| (second, read(histogram))).collect()
     }
 
-    /// The percentiles of the window that ends at `now`.
+    /// Returns the percentiles of the window that ends at `now`.
     pub fn percentiles(&self, now: Instant) -> Percentiles {
         let second = now.saturating_duration_since(self.start).as_secs();
         let mut merged = histogram();
@@ -121,7 +122,7 @@ impl SlidingHistogram {
 }
 
 impl Percentiles {
-    /// Of all that a histogram holds, collected in `seconds`.
+    /// Returns the percentiles of a histogram collected in `seconds`.
     fn of(histogram: &Histogram<u32>, seconds: f64) -> Percentiles {
         if histogram.is_empty() {
             return Percentiles::default();
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn finished_seconds_are_told_once_each() {
+    fn finished_seconds_are_read_once_each() {
         let start = Instant::now();
         let sliding = SlidingHistogram::new(4, start);
         let at = |s: f64| start + Duration::from_secs_f64(s);

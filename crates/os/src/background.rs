@@ -76,8 +76,8 @@ impl StarvationWatch {
         Some(StarvationWatch { start: stat.read()?, stat: stat.clone(), limit })
     }
 
-    /// Returns true if the thread has waited for a core for `limit` and four times as long as it
-    /// ran, both since the watch began.
+    /// Returns true if the thread has waited for a core for `limit`, and for four times its running
+    /// time. Both count from the start of the watch.
     pub fn starves(&self) -> bool {
         let Some(now) = self.stat.read() else { return false };
         let ran = now.ran.saturating_sub(self.start.ran);
@@ -122,9 +122,9 @@ pub struct BackgroundRunner {
 impl BackgroundRunner {
     /// Creates a runner for the thread `name`. `doing` ("loading") is for the log.
     ///
-    /// Work escalates after it has waited for a core for `starvation_limit`. The runner then waits
-    /// as long again for the work to stop. Work that does not notice its stop flag, such as a call
-    /// into an engine, keeps its thread and ends on its own.
+    /// Work escalates after it has waited for a core for `starvation_limit`. The runner then gives
+    /// it the same time to stop. Work that does not notice its stop flag, such as a call into an
+    /// engine, keeps its thread and ends on its own.
     pub fn new(name: &str, doing: &'static str, starvation_limit: Duration) -> BackgroundRunner {
         BackgroundRunner { name: name.to_owned(), doing, starvation_limit, idle: None }
     }
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_ignores_stop_is_left_alone_and_its_outcome_dropped() {
+    fn an_engine_that_ignores_stop_is_left_alone() {
         let (mut runner, hogs) = (runner(), Hogs::start());
         let (held, ended) = (Arc::new(()), Arc::new(AtomicBool::new(false)));
         let (has, end) = (held.clone(), ended.clone());

@@ -1,35 +1,35 @@
-//! The processor time that a control group allows.
+//! Processor time that a control group allows.
 //!
 //! A limit on processor time ("limits: cpu" of a container) is a quota for each period, usually of
-//! 100 ms: when all threads of the group together have used it up, all of them stop until the next
-//! period, whatever their priority. Letting loads wait while the quota is nearly used up was tried
-//! and dropped (ADR 0002).
+//! 100 ms. When all threads of the group together have used it up, all of them stop until the next
+//! period, at any priority. Delaying loads while the quota is nearly used up was tried and dropped
+//! (ADR 0002).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Where the kernel shows control groups, on nearly all systems.
+/// Usual mount point of control groups.
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// The tightest limit on processor time of this process's control group and those above it, of
-/// version 2 or 1.
+/// Tightest limit on processor time of this process's control group and its ancestors, of version 2
+/// or 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CpuQuota {
-    /// Cores' worth of time, above zero.
+    /// Allowed cores, above zero.
     pub cores: f64,
-    /// How long the group's threads have been kept from running because the quota was used up,
-    /// added over cores, since the group was made.
+    /// Time for which the used-up quota has stopped the group's threads since the group was
+    /// created, summed over cores.
     pub throttled: Duration,
 }
 
 impl CpuQuota {
-    /// The limit of this process; `None` without one, or where it cannot be read.
+    /// Returns the limit of this process; `None` if there is none or it cannot be read.
     pub fn of_this_process() -> Option<CpuQuota> {
         let membership = std::fs::read_to_string("/proc/self/cgroup").ok()?;
         CpuQuota::find(Path::new(ROOT), &membership)
     }
 
-    /// Looks for the limit under `root`, given the text of /proc/self/cgroup.
+    /// Finds the limit under `root`. `membership` is the text of /proc/self/cgroup.
     fn find(root: &Path, membership: &str) -> Option<CpuQuota> {
         let path_of = |kind: &str| {
             membership.lines().find_map(|line| {
@@ -61,8 +61,8 @@ impl CpuQuota {
     }
 }
 
-/// The directories of the group `path` and those above it, nearest first. In a container the path
-/// may be that of the host, which is not there: its own group is the root then.
+/// Returns the directories of the group `path` and its ancestors, nearest first. In a container the
+/// path may be the host's and not exist; the root is then the container's own group.
 fn groups(root: PathBuf, path: &str) -> Vec<PathBuf> {
     let group = root.join(path.trim_start_matches('/'));
     let group = if group.is_dir() && !path.contains("..") { group } else { root.clone() };
@@ -73,13 +73,13 @@ fn read(group: &Path, name: &str) -> Option<String> {
     std::fs::read_to_string(group.join(name)).ok()
 }
 
-/// "200000" in "100000" is two cores; "max" and -1 are no limit.
+/// Parses a quota: "200000" in "100000" is two cores; "max" and -1 are no limit.
 fn cores(quota: &str, period: &str) -> Option<f64> {
     let (quota, period): (f64, f64) = (quota.trim().parse().ok()?, period.trim().parse().ok()?);
     (quota > 0.0 && period > 0.0).then(|| quota / period)
 }
 
-/// A number of the group's cpu.stat; 0 where it is not there.
+/// Returns a figure of the group's cpu.stat; 0 if it is absent.
 fn stat(group: &Path, name: &str) -> u64 {
     let text = read(group, "cpu.stat").unwrap_or_default();
     let line = |line: &str| line.strip_prefix(name)?.trim().parse().ok();
@@ -95,7 +95,7 @@ mod tests {
         std::fs::write(dir.join(name), text).unwrap();
     }
 
-    /// A group of version 2 that may use `quota` microseconds of every 100 ms.
+    /// Creates a group of version 2 that may use `quota` microseconds of every 100 ms.
     fn group(dir: &Path, quota: &str, throttled_us: u64) {
         write(dir, "cpu.max", &format!("{quota} 100000\n"));
         write(

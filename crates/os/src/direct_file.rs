@@ -1,5 +1,5 @@
-//! Reading a file once, past the page cache: what is read once and kept elsewhere must not push out
-//! what others use, and filling the cache is the part of a cold load that stalls a machine.
+//! Reading a file once, past the page cache. Data that is kept elsewhere must not evict other
+//! pages, and filling the cache is the part of a cold load that stalls a machine.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -9,12 +9,11 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 
-/// Offsets in the file and buffers in memory start at multiples of this; lengths are rounded up to
-/// it.
+/// Alignment of file offsets and buffers; lengths are rounded up to it.
 pub const DIRECT_ALIGNMENT: usize = 4096;
 
-/// A file read with O_DIRECT, or, where its file system refuses that, through the page cache and
-/// dropped from it again after each read.
+/// A file read with O_DIRECT. If its file system refuses that, it is read through the page cache
+/// and dropped from the cache after each read.
 #[derive(Debug)]
 pub struct DirectFile {
     file: File,
@@ -25,10 +24,10 @@ pub struct DirectFile {
 }
 
 impl DirectFile {
-    /// Opens `path` for reading, with O_DIRECT if `direct` is wished and possible.
+    /// Opens `path` for reading, with O_DIRECT if `direct` is set and possible.
     ///
     /// # Errors
-    /// `NotFound`, `PermissionDenied` or `Internal` when the file cannot be opened.
+    /// `NotFound`, `PermissionDenied` or `Internal` if the file cannot be opened.
     pub fn open(path: &Path, direct: bool) -> Result<DirectFile> {
         let fail = |error: io::Error| Error::io(path, &error);
         let open = |flags| OpenOptions::new().read(true).custom_flags(flags).open(path);
@@ -49,28 +48,28 @@ impl DirectFile {
         })
     }
 
-    /// The file's length when it was opened.
+    /// Returns the length of the file when it was opened.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether reads go past the page cache.
+    /// Returns true if reads bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
 
-    /// Why they do not although they were meant to.
+    /// Returns the reason why direct reads were refused.
     pub fn refusal(&self) -> Option<&str> {
         self.refusal.as_deref()
     }
 
-    /// Reads `bytes` at `offset` to the start of `buffer`, which must start at a multiple of
-    /// [`DIRECT_ALIGNMENT`], as `offset` must, and have room for `bytes` rounded up to it: whole
-    /// blocks are read.
+    /// Reads `bytes` at `offset` to the start of `buffer`. Buffer and `offset` must start at a
+    /// multiple of [`DIRECT_ALIGNMENT`], and the buffer must have room for `bytes` rounded up to
+    /// it: whole blocks are read.
     ///
     /// # Errors
-    /// `DataLoss` when the file ends early, `InvalidArgument` for a misplaced buffer or offset,
-    /// otherwise what the disk says.
+    /// `DataLoss` if the file ends early, `InvalidArgument` for a misaligned buffer or offset,
+    /// otherwise the error of the disk.
     pub fn read_exact_at(&mut self, buffer: &mut [u8], offset: u64, bytes: usize) -> Result<()> {
         let block = DIRECT_ALIGNMENT as u64;
         let whole = bytes.next_multiple_of(DIRECT_ALIGNMENT);
@@ -87,8 +86,9 @@ impl DirectFile {
             if done + count >= bytes {
                 break;
             }
-            // A short read is the end of the file or an interruption. A direct read goes on from a
-            // whole block, so less than a block is no progress: only the end of a file gives that.
+            // A short read is the end of the file or an interruption. A direct read continues from
+            // a whole block, so less than a block is no progress: only the end of a file causes
+            // that.
             let next = if self.direct {
                 (done + count) / DIRECT_ALIGNMENT * DIRECT_ALIGNMENT
             } else {
@@ -114,7 +114,8 @@ impl DirectFile {
         }
     }
 
-    /// Some file systems open a file with O_DIRECT and refuse to read it.
+    /// Continues through the page cache. Some file systems open a file with O_DIRECT and then
+    /// refuse to read it.
     fn go_buffered(&mut self, error: &io::Error) -> Result<()> {
         self.file = File::open(&self.path).map_err(|e| Error::io(&self.path, &e))?;
         self.direct = false;

@@ -1,16 +1,16 @@
-//! What jemalloc holds for requests and load scratch, where it is the process's allocator. With the
-//! feature `jemalloc` off, or under another allocator, everything here answers `None`.
+//! Figures and settings of jemalloc, if it is the process's allocator. Without the feature
+//! `jemalloc`, or under another allocator, all functions return `None`.
 
-/// jemalloc's own figures. All sizes are in bytes.
+/// Figures of jemalloc. All sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Asked for by the program and not yet freed.
+    /// Memory allocated by the program and not yet freed.
     pub allocated: u64,
-    /// In pages with at least one allocation.
+    /// Memory in pages with at least one allocation.
     pub active: u64,
-    /// In pages that have memory behind them.
+    /// Memory in resident pages.
     pub resident: u64,
-    /// Address space kept for later without memory.
+    /// Address space kept for later, without memory.
     pub retained: u64,
 }
 
@@ -23,12 +23,12 @@ mod imp {
         None
     }
 
-    /// Has the calling thread allocate from the arena of the background threads.
+    /// Lets the calling thread allocate from the arena of the background threads.
     pub fn use_background_arena() -> Option<u32> {
         None
     }
 
-    /// Gives back what the calling thread's cache holds; whether there is such a cache.
+    /// Returns the calling thread's cached memory to its arena. True if there is such a cache.
     pub fn empty_thread_cache() -> bool {
         false
     }
@@ -42,7 +42,7 @@ mod imp {
 
     use super::Stats;
 
-    /// Reads the figures; `None` when jemalloc is not the process's allocator.
+    /// Reads the figures; `None` if jemalloc is not the process's allocator.
     pub fn stats() -> Option<Stats> {
         if !serves_this_process() {
             return None;
@@ -56,10 +56,10 @@ mod imp {
         })
     }
 
-    /// Has the calling thread allocate from now on from the one arena of the background threads: a
-    /// thread of idle priority that is preempted inside an arena's lock must not hold up one that
-    /// serves, and what a loader leaves behind must not lie between the allocations of requests.
-    /// Returns the arena's number, or `None` when jemalloc is not the process's allocator.
+    /// Lets the calling thread allocate from the one arena of the background threads. A thread of
+    /// idle priority that is preempted inside an arena's lock must not delay a serving thread, and
+    /// memory kept by a loader must not lie between the allocations of requests. Returns the
+    /// arena's number, or `None` if jemalloc is not the process's allocator.
     pub fn use_background_arena() -> Option<u32> {
         static ARENA: OnceLock<Option<u32>> = OnceLock::new();
         if !serves_this_process() {
@@ -73,9 +73,9 @@ mod imp {
         Some(arena)
     }
 
-    /// Gives back what the calling thread's cache holds, for a thread that has done a large piece
-    /// of work and may now wait for hours: such caches shrink only as their threads go on
-    /// allocating. False where jemalloc is not the process's allocator.
+    /// Returns the calling thread's cached memory to its arena, after a large piece of work and
+    /// before a long wait: a cache shrinks only while its thread allocates. Returns false if
+    /// jemalloc is not the process's allocator.
     pub fn empty_thread_cache() -> bool {
         if !serves_this_process() {
             return false;
@@ -84,11 +84,11 @@ mod imp {
         // zero.
         let set =
             |enabled: bool| unsafe { raw::write(b"thread.tcache.enabled\0", enabled) }.is_ok();
-        // Off is what empties it.
+        // Switching the cache off empties it.
         set(false) && set(true)
     }
 
-    /// Whether allocations of this process reach jemalloc: it may be linked and unused.
+    /// Returns true if allocations of this process reach jemalloc: it may be linked and unused.
     fn serves_this_process() -> bool {
         static ANSWER: OnceLock<bool> = OnceLock::new();
         *ANSWER.get_or_init(|| {

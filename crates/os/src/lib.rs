@@ -1,12 +1,12 @@
-//! What Millpond needs of Linux and the allocator: priorities and names of threads, figures of the
-//! process, CPU quotas, rates, files read past the page cache.
+//! Services of Linux and the allocator: thread priorities and names, background work, figures of
+//! the process, CPU quotas, rates, files read past the page cache.
 //!
 //! # The invariant
 //! A refusal of the system costs precision or speed, never correctness: every setting here either
 //! returns an error or is logged and ignored.
 //!
 //! # Not here
-//! No policy and no thread of its own, except those of a background runner, which end with it.
+//! No policy, and no threads except those of [`background`].
 
 #![allow(unsafe_code)]
 

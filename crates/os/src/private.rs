@@ -1,5 +1,5 @@
-//! Files and directories that other users of the machine cannot read: mode 0640 and 0750, less what
-//! the process's umask forbids.
+//! Files and directories that other users of the machine cannot read: mode 0640 and 0750, reduced
+//! by the process's umask.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io;
@@ -10,7 +10,7 @@ use std::path::Path;
 pub const FILE_MODE: u32 = 0o640;
 /// Mode of a directory that the server creates.
 pub const DIRECTORY_MODE: u32 = 0o750;
-/// Permissions that the server's umask forbids: writing for the group, everything for others.
+/// Permissions that the server's umask removes: write for the group, everything for others.
 const UMASK: libc::mode_t = 0o027;
 
 /// Returns options that create files with [`FILE_MODE`]. The caller chooses how the file is opened.
@@ -23,7 +23,7 @@ pub fn options() -> OpenOptions {
 /// Creates a directory with [`DIRECTORY_MODE`].
 ///
 /// # Errors
-/// What the file system says, also if the directory exists.
+/// The error of the file system, also if the directory exists.
 pub fn create_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(DIRECTORY_MODE).create(path)
 }
@@ -32,7 +32,7 @@ pub fn create_dir(path: &Path) -> io::Result<()> {
 /// their mode.
 ///
 /// # Errors
-/// What the file system says.
+/// The error of the file system.
 pub fn create_dir_all(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)
 }

@@ -1,5 +1,4 @@
-//! What the process and the machine say about memory: read from /proc and, in a container, from its
-//! cgroup.
+//! Memory of the process and the machine, read from /proc and, in a container, from its cgroup.
 
 use std::path::{Path, PathBuf};
 
@@ -8,29 +7,29 @@ use base::{Error, Result};
 /// Memory of this process. All sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// Resident now (VmRSS).
+    /// Resident memory (VmRSS).
     pub rss: u64,
-    /// The most it ever was (VmHWM).
+    /// Peak of resident memory (VmHWM).
     pub rss_peak: u64,
-    /// Resident and not backed by a file (RssAnon): heap, stacks, the pool.
+    /// Resident memory without a file (RssAnon): heap, stacks, the pool.
     pub anonymous: u64,
-    /// Resident file pages (RssFile).
+    /// Resident pages of files (RssFile).
     pub file: u64,
 }
 
 /// Memory that this process may use. All sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MachineMemory {
-    /// Of the machine, or of the container where that is less.
+    /// Memory of the machine, or the limit of the container if that is less.
     pub total: u64,
-    /// What could be used now without pushing anything out that is in use.
+    /// Memory available without evicting pages in use.
     pub available: u64,
 }
 
-/// What the kernel says of this process.
+/// Returns the memory of this process.
 ///
 /// # Errors
-/// When /proc cannot be read.
+/// If /proc cannot be read.
 pub fn memory() -> Result<ProcessMemory> {
     let text = read(Path::new("/proc/self/status"))?;
     let field = |name| kib_field(&text, name).unwrap_or(0);
@@ -42,10 +41,10 @@ pub fn memory() -> Result<ProcessMemory> {
     })
 }
 
-/// What the machine, or the cgroup (version 2) that this process is in, leaves to it.
+/// Returns the memory that the machine, or the cgroup (version 2) of this process, allows.
 ///
 /// # Errors
-/// When /proc cannot be read.
+/// If /proc cannot be read.
 pub fn machine() -> Result<MachineMemory> {
     let path = Path::new("/proc/meminfo");
     let text = read(path)?;
@@ -59,7 +58,7 @@ pub fn machine() -> Result<MachineMemory> {
 }
 
 /// Lowers `machine` to the limits of the group named in `membership` (the text of
-/// /proc/self/cgroup) and of all groups above it.
+/// /proc/self/cgroup) and of its ancestors.
 fn within_cgroup(machine: MachineMemory, root: &Path, membership: &str) -> MachineMemory {
     let name = membership.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
     let leaf = root.join(name);
@@ -73,12 +72,12 @@ fn within_cgroup(machine: MachineMemory, root: &Path, membership: &str) -> Machi
     })
 }
 
-/// A group's own limit and what is left of it; `None` without one.
+/// Returns a group's own limit and the rest of it; `None` without a limit.
 fn group_limit(group: &Path) -> Option<MachineMemory> {
     let number =
         |name: &str| std::fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
     let total = number("memory.max")?;
-    // The page cache counts as use and is given up before the limit hurts.
+    // The page cache counts as use, and the kernel drops it before it enforces the limit.
     let stat = std::fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
     let cache = stat
         .lines()
@@ -92,7 +91,7 @@ fn read(path: &Path) -> Result<String> {
     std::fs::read_to_string(PathBuf::from(path)).map_err(|error| Error::io(path, &error))
 }
 
-/// The value of "Name:   123 kB", in bytes.
+/// Returns the value of "Name:   123 kB" in bytes.
 fn kib_field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)

@@ -1,56 +1,55 @@
-//! Pacing background work, so that it never takes a burst of memory bandwidth, disk or page
-//! clearing at once.
+//! Pacing of background work, so that it never takes a burst of memory bandwidth, disk or page
+//! clearing.
 //!
-//! There is no bucket that fills while nobody works: a pause earns no credit, because a burst after
-//! a pause is exactly what pacing is there to prevent.
+//! A pause earns no credit, unlike in a token bucket, because pacing exists to prevent the burst
+//! after a pause.
 
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Bytes per second, or no limit.
+/// A rate in bytes per second, or no limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate(f64);
 
 impl Rate {
-    /// No limit.
+    /// Returns the rate without a limit.
     pub fn unlimited() -> Rate {
         Rate(f64::INFINITY)
     }
 
-    /// At most so many bytes a second; 0 means no limit.
+    /// Returns a rate of `bytes` per second; 0 means no limit.
     pub fn per_second(bytes: u64) -> Rate {
         if bytes == 0 { Rate::unlimited() } else { Rate(bytes as f64) }
     }
 
-    /// Bytes a second; infinite without a limit.
+    /// Returns the bytes per second; infinite without a limit.
     pub fn bytes_per_second(self) -> f64 {
         self.0
     }
 
-    /// How long `bytes` take at this rate.
+    /// Returns the time of `bytes` at this rate.
     pub fn duration_of(self, bytes: u64) -> Duration {
         Duration::try_from_secs_f64(bytes as f64 / self.0).unwrap_or(Duration::MAX)
     }
 }
 
-/// Hands out turns at a [`Rate`]. Shared by all threads whose work counts against the same rate.
+/// Schedules work at a [`Rate`]. Shared by all threads whose work counts against the same rate.
 #[derive(Debug)]
 pub struct Pacer {
     rate: Rate,
-    /// When the next turn may start.
+    /// Earliest start of the next work.
     next: Mutex<Instant>,
 }
 
 impl Pacer {
-    /// A pacer whose first turn is free.
+    /// Creates a pacer whose first work starts at once.
     pub fn new(rate: Rate) -> Pacer {
         Pacer { rate, next: Mutex::new(Instant::now()) }
     }
 
-    /// Sleeps until the calling thread may do work of `bytes`; call it before the work. The time
-    /// that the work itself takes counts: the next turn starts `bytes / rate` after this one, or at
-    /// once if that has passed.
+    /// Sleeps until the calling thread may do work of `bytes`. Call it before the work. The next
+    /// work starts `bytes / rate` after this one, or at once if this one takes longer.
     pub fn wait(&self, bytes: u64) {
         let now = Instant::now();
         let turn = self.turn(bytes, now);
@@ -59,7 +58,7 @@ impl Pacer {
         }
     }
 
-    /// Takes the next turn and says when it starts. Not before `now`, so that nothing is ever
+    /// Reserves the next start and returns it. It is never before `now`, so that lost time is not
     /// caught up.
     fn turn(&self, bytes: u64, now: Instant) -> Instant {
         let mut next = self.next.lock();

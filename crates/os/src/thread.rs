@@ -1,4 +1,4 @@
-//! The calling thread: its priority, name and core, and what the kernel counted for it.
+//! The calling thread: its priority, name, core, and the kernel's figures about it.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use base::{Error, Result};
 /// Longest thread name that Linux keeps.
 const NAME_BYTES_MAX: usize = 15;
 
-/// Makes the calling thread run only when nobody else wants the core (SCHED_IDLE). For loaders and
-/// unloaders; a thread cannot always leave this class again without privilege.
+/// Makes the calling thread run only on idle cores (SCHED_IDLE). For loaders and unloaders. A
+/// thread may need a privilege to leave this class again.
 ///
 /// # Errors
-/// `PermissionDenied` when the system refuses.
+/// `PermissionDenied` if the system refuses.
 pub fn set_idle_priority() -> Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: reads one struct of ours; 0 names the calling thread.
@@ -19,11 +19,12 @@ pub fn set_idle_priority() -> Result<()> {
     check(status, "idle priority")
 }
 
-/// Whether the calling thread, when it wakes, lets the thread that runs on its core finish its turn
-/// (SCHED_BATCH) or takes over (SCHED_OTHER, the default). Allowed to every thread, both ways.
+/// Sets batch scheduling of the calling thread. With it, a waking thread lets the running thread of
+/// its core finish its time slice (SCHED_BATCH). Without it, it preempts that thread (SCHED_OTHER,
+/// the default). Every thread may switch, both ways.
 ///
 /// # Errors
-/// `Internal` when the system refuses.
+/// `Internal` if the system refuses.
 pub fn set_batch_scheduling(yielding: bool) -> Result<()> {
     let policy = if yielding { libc::SCHED_BATCH } else { libc::SCHED_OTHER };
     let parameters = libc::sched_param { sched_priority: 0 };
@@ -32,31 +33,29 @@ pub fn set_batch_scheduling(yielding: bool) -> Result<()> {
     check(status, "a scheduling class")
 }
 
-/// Nice value of background work that others wait for in the end: 1/28 of an ordinary thread's
-/// share. With 10 queries noticed it more, and with 19 it often fell so far behind that it had to
-/// be hurried (docs/adr/0010).
+/// Nice value of background work that other threads wait for in the end: 1/28 of an ordinary
+/// thread's share. At 10, queries noticed it more. At 19 it often fell so far behind that it had to
+/// be escalated (docs/adr/0010).
 const LOW_NICE: libc::c_int = 15;
-/// Longest turn of a thread before others that want its core are looked at, where it should be
-/// short. The kernel's shortest.
+/// Short time slice, before the core may go to another thread. The kernel's shortest.
 const SHORT_TURN: Duration = Duration::from_micros(100);
 
-/// Gives the calling thread 1/28 of what an ordinary thread gets of a core that both want, in turns
-/// of 0.1 ms (from Linux 6.12 on; older systems choose the turn). For work that must get on however
-/// busy others are, which work of idle priority does not.
+/// Gives the calling thread 1/28 of an ordinary thread's share of a core, in slices of 0.1 ms (from
+/// Linux 6.12 on; older systems choose the slice). For work that must progress on a busy machine,
+/// unlike work of idle priority.
 ///
 /// # Errors
-/// `PermissionDenied` when the system refuses.
+/// `PermissionDenied` if the system refuses.
 pub fn set_low_priority() -> Result<()> {
     check(set_short_turns_at(LOW_NICE), "low priority")
 }
 
-/// Lets the calling thread, and those that it starts, take its core in turns of 0.1 ms (from Linux
-/// 6.12 on): its share stays, but when it wakes it need not wait for the whole turn of a thread
-/// that computes. For threads that give others their work. A thread of another class than the
-/// ordinary one stays as it is.
+/// Gives the calling thread, and threads that it starts, slices of 0.1 ms (from Linux 6.12 on). Its
+/// share stays, but after a wake-up it does not wait for a whole slice of a computing thread. For
+/// threads that pass work to other threads. Has no effect on a thread of another scheduling class.
 ///
 /// # Errors
-/// `PermissionDenied` when the system refuses.
+/// `PermissionDenied` if the system refuses.
 pub fn set_short_turns() -> Result<()> {
     // SAFETY: takes a number only; 0 names the calling thread.
     if unsafe { libc::sched_getscheduler(0) } != libc::SCHED_OTHER {
@@ -95,9 +94,9 @@ fn set_short_turns_at(nice: libc::c_int) -> libc::c_int {
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) as libc::c_int }
 }
 
-/// What a background thread does first that others wait for in the end: low priority, and
-/// allocations from the arena of its kind. `doing` ("sealing") is for the log line where the system
-/// refuses the priority; the work is done all the same.
+/// Prepares a background thread that other threads wait for in the end: low priority, and
+/// allocations from the background arena. `doing` ("flushing") is for the log. If the system
+/// refuses the priority, that is logged and the work goes on.
 pub fn enter_low_priority(doing: &str) {
     if let Err(error) = set_low_priority() {
         tracing::warn!(%error, "{doing} runs at ordinary priority");
@@ -105,9 +104,9 @@ pub fn enter_low_priority(doing: &str) {
     crate::jemalloc::use_background_arena();
 }
 
-/// What every other background thread does first: idle priority, and allocations from the arena of
-/// its kind. `doing` ("loading") is for the log line where the system refuses the priority; the
-/// work is done all the same.
+/// Prepares any other background thread: idle priority, and allocations from the background arena.
+/// `doing` ("loading") is for the log. If the system refuses the priority, that is logged and the
+/// work goes on.
 pub fn enter_background(doing: &str) {
     if let Err(error) = set_idle_priority() {
         tracing::warn!(%error, "{doing} runs at ordinary priority");
@@ -115,7 +114,7 @@ pub fn enter_background(doing: &str) {
     crate::jemalloc::use_background_arena();
 }
 
-/// Names the calling thread for `top -H` and debuggers; cut to 15 bytes.
+/// Names the calling thread for `top -H` and debuggers. The name is cut to 15 bytes.
 pub fn set_name(name: &str) {
     let mut text = [0u8; NAME_BYTES_MAX + 1];
     let bytes = name.as_bytes();
@@ -125,11 +124,11 @@ pub fn set_name(name: &str) {
     unsafe { libc::prctl(libc::PR_SET_NAME, text.as_ptr()) };
 }
 
-/// Keeps the calling thread on one core.
+/// Pins the calling thread to one core.
 ///
 /// # Errors
-/// `InvalidArgument` for a core number beyond what the system can name, `PermissionDenied` when the
-/// system refuses (no such core, or it is outside the container's set).
+/// `InvalidArgument` for a core number beyond the system's largest, `PermissionDenied` if the
+/// system refuses (no such core, or outside the container's set).
 pub fn pin(core: usize) -> Result<()> {
     if core >= libc::CPU_SETSIZE as usize {
         return Err(Error::invalid(format!("core {core} is beyond the largest core number")));
@@ -144,11 +143,11 @@ pub fn pin(core: usize) -> Result<()> {
     check(status, "pinning to a core")
 }
 
-/// Lets timers of the calling thread fire within `slack` of their time. For threads that serve: 1
-/// us instead of the usual 50.
+/// Sets the timer slack of the calling thread: its timers fire within `slack` of their time.
+/// Serving threads use 1 us instead of the usual 50.
 ///
 /// # Errors
-/// `PermissionDenied` when the system refuses.
+/// `PermissionDenied` if the system refuses.
 pub fn set_timer_slack(slack: Duration) -> Result<()> {
     let nanoseconds =
         libc::c_ulong::try_from(slack.as_nanos().max(1)).unwrap_or(libc::c_ulong::MAX);
@@ -157,24 +156,24 @@ pub fn set_timer_slack(slack: Duration) -> Result<()> {
     check(status, "timer slack")
 }
 
-/// What a thread that serves wants: timers that fire within 1 us. A refusal costs only precision.
+/// Lets timers of a serving thread fire within 1 us. A refusal costs only precision.
 pub fn set_serving_timers() {
     if let Err(error) = set_timer_slack(Duration::from_micros(1)) {
         tracing::debug!(%error, "serving thread keeps the default timer slack");
     }
 }
 
-/// Page faults of the calling thread that needed no disk.
+/// Returns the page faults of the calling thread that needed no disk.
 pub fn minor_faults() -> u64 {
     usage().ru_minflt.try_into().unwrap_or(0)
 }
 
-/// Page faults of the calling thread that waited for a disk.
+/// Returns the page faults of the calling thread that waited for a disk.
 pub fn major_faults() -> u64 {
     usage().ru_majflt.try_into().unwrap_or(0)
 }
 
-/// Processor time of the calling thread.
+/// Returns the processor time of the calling thread.
 pub fn cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes one struct of ours; this clock always exists.
@@ -202,7 +201,7 @@ fn check(status: libc::c_int, what: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// On a thread of its own, because the settings stay.
+    /// Runs `f` on a separate thread, because its settings stay.
     fn aside<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
         std::thread::spawn(f).join().unwrap()
     }

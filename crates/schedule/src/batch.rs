@@ -1,4 +1,4 @@
-//! Joining requests to one run and cutting the answers apart.
+//! Joining requests to one run, and splitting its outputs.
 
 use std::sync::Arc;
 
@@ -11,45 +11,45 @@ use crate::block;
 use crate::bounds;
 use crate::fill::element;
 
-/// One request's part of a run.
+/// One request of a run.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'a> {
-    /// Its inputs; each has `items` on axis 0.
+    /// Inputs; each has `items` on axis 0.
     pub(crate) inputs: &'a [NamedTensor],
-    /// How many items it has.
+    /// Number of items.
     pub(crate) items: usize,
 }
 
-/// Whether `inputs` already have the sizes of `form`.
-pub(crate) fn fits(plan: &BatchPlan, form: &BatchKey, inputs: &[NamedTensor]) -> bool {
+/// Returns true if `inputs` already have the sizes of `batch_key`.
+pub(crate) fn fits(plan: &BatchPlan, batch_key: &BatchKey, inputs: &[NamedTensor]) -> bool {
     plan.inputs.iter().enumerate().all(|(index, input)| {
         let given = inputs.iter().find(|given| given.name == input.name);
-        given.is_none_or(|given| given.tensor.shape().get(1..) == form.sizes(index))
+        given.is_none_or(|given| given.tensor.shape().get(1..) == batch_key.sizes(index))
     })
 }
 
-/// The inputs of one run over all `parts`, in order, each padded to `form`.
+/// Builds the inputs of one run over all `parts`, in order, each padded to `batch_key`.
 ///
 /// # Errors
-/// `Unimplemented` for a type that cannot be joined or padded, `InvalidArgument` where padding
-/// makes too much of it.
+/// `Unimplemented` for a type that cannot be joined or padded, `InvalidArgument` if padding makes
+/// an input too large.
 pub(crate) fn join(
     plan: &BatchPlan,
-    form: &BatchKey,
+    batch_key: &BatchKey,
     parts: &[Part<'_>],
 ) -> Result<Vec<NamedTensor>> {
     let items = parts.iter().map(|part| part.items).sum();
     let mut joined = Vec::with_capacity(plan.inputs.len());
     for (index, input) in plan.inputs.iter().enumerate() {
         if input.shared {
-            // All parts have the same bits, or they would not have been joined.
+            // All parts have the same bits, or they would not be joined.
             let first = parts
                 .first()
                 .and_then(|part| part.inputs.iter().find(|given| given.name == input.name));
             joined.extend(first.cloned());
             continue;
         }
-        let Some(sizes) = form.sizes(index) else { continue };
+        let Some(sizes) = batch_key.sizes(index) else { continue };
         let find = |part: &Part<'_>| {
             part.inputs.iter().find(|given| given.name == input.name).map(|i| i.tensor.clone())
         };
@@ -103,7 +103,7 @@ fn join_input(
     Tensor::from_bytes(input.dtype, shape, Bytes::from(bytes))
 }
 
-/// `count` bytes of the input's padding value.
+/// Returns `count` bytes of the input's padding value.
 fn padding(input: &InputPlan, count: usize, width: usize) -> Result<Vec<u8>> {
     let mut one = Vec::with_capacity(width);
     element(input.dtype, input.value, &mut one)?;
@@ -113,18 +113,18 @@ fn padding(input: &InputPlan, count: usize, width: usize) -> Result<Vec<u8>> {
     Ok(one.repeat(count / width.max(1)))
 }
 
-/// Why the outputs of a run cannot be cut apart.
+/// Reason why the outputs of a run cannot be split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Misfit(pub(crate) String);
 
-/// Each part's outputs from those of the run over `form`.
+/// Splits the outputs of the run over `batch_key` into those of each part.
 ///
 /// # Errors
-/// [`Misfit`] where an output has not the run's items on axis 0, or not the size that its rule
-/// foretells: then the model does not keep its items apart, or the rule is wrong.
+/// [`Misfit`] if an output does not have the run's items on axis 0, or not the size that its rule
+/// predicts: the model mixes its items, or the rule is wrong.
 pub(crate) fn split(
     plan: &BatchPlan,
-    form: &BatchKey,
+    batch_key: &BatchKey,
     parts: &[Part<'_>],
     outputs: Vec<NamedTensor>,
 ) -> Result<Vec<Vec<NamedTensor>>, Misfit> {
@@ -141,7 +141,7 @@ pub(crate) fn split(
         }
         let rule = plan.cuts.iter().find(|cut| cut.name == output.name);
         if let Some(rule) = rule {
-            foretold(rule, form, &output)?;
+            foretold(rule, batch_key, &output)?;
         }
         let mut first = 0;
         for (part, answer) in parts.iter().zip(&mut answers) {
@@ -158,10 +158,10 @@ pub(crate) fn split(
     Ok(answers)
 }
 
-fn foretold(rule: &OutputPlan, form: &BatchKey, output: &NamedTensor) -> Result<(), Misfit> {
+fn foretold(rule: &OutputPlan, batch_key: &BatchKey, output: &NamedTensor) -> Result<(), Misfit> {
     for axis in &rule.axes {
         let Some(&padded) =
-            form.sizes(axis.source).and_then(|sizes| sizes.get(axis.source_axis - 1))
+            batch_key.sizes(axis.source).and_then(|sizes| sizes.get(axis.source_axis - 1))
         else {
             continue;
         };
@@ -176,7 +176,7 @@ fn foretold(rule: &OutputPlan, form: &BatchKey, output: &NamedTensor) -> Result<
     Ok(())
 }
 
-/// Cuts a part's output to the sizes that its own inputs give.
+/// Cuts a part's output to the sizes of its own inputs.
 fn cut(plan: &BatchPlan, rule: &OutputPlan, part: &Part<'_>, tensor: Tensor) -> Result<Tensor> {
     let mut shape: Shape = tensor.shape().into();
     for axis in &rule.axes {
@@ -197,11 +197,11 @@ fn cut(plan: &BatchPlan, rule: &OutputPlan, part: &Part<'_>, tensor: Tensor) -> 
     Tensor::from_bytes(tensor.dtype(), shape, Bytes::from(corner))
 }
 
-/// Items `first..first + items` of a tensor; bytes are shared.
+/// Returns items `first..first + items` of a tensor, with shared bytes.
 ///
 /// # Errors
-/// `InvalidArgument` where the tensor has no such items, `Unimplemented` where they do not start at
-/// a byte.
+/// `InvalidArgument` if the tensor has no such items, `Unimplemented` if they do not start at a
+/// byte.
 pub(crate) fn slice(tensor: &Tensor, first: usize, items: usize) -> Result<Tensor> {
     let mut shape: Shape = tensor.shape().into();
     let total = *shape.first().ok_or_else(|| Error::invalid("a scalar has no items"))?;
@@ -233,10 +233,10 @@ pub(crate) fn slice(tensor: &Tensor, first: usize, items: usize) -> Result<Tenso
     }
 }
 
-/// The outputs of several runs, one after the other along axis 0.
+/// Joins the outputs of several runs along axis 0.
 ///
 /// # Errors
-/// `Internal` where the runs do not agree on names, types or the other axes.
+/// `Internal` if the runs differ in names, types or the other axes.
 pub(crate) fn concatenate(runs: &[Vec<NamedTensor>]) -> Result<Vec<NamedTensor>> {
     let differ = || Error::internal("the parts of a request gave outputs of different shape");
     let first = runs.first().ok_or_else(differ)?;

@@ -1,4 +1,4 @@
-//! The form of a request: what decides with which others it can share a run.
+//! The batch key of a request: requests with equal keys can share a run without padding.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use engine::{BatchPlan, InputPlan, Servable};
 
 use crate::merge;
 
-/// Bytes of a request's inputs without a batch axis, for it to be compared with others in the
-/// queue; one with more runs alone.
+/// Most bytes of a request's inputs without a batch axis. They are compared with those of other
+/// requests in the queue. A request with more runs alone.
 pub(crate) const SHARED_BYTES_MAX: usize = 4096;
 
-/// The sizes of every input's axes but the first, in the order of the plan; `None` where an
-/// optional input is left out.
+/// Sizes of every input's axes but the first, in the order of the plan; `None` for an optional
+/// input that is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct BatchKey(Vec<Option<Shape>>);
 
 impl BatchKey {
-    /// The form of `inputs` with buckets applied, and the items they hold: the common size of axis
-    /// 0. `None` where the request cannot be joined with others: no common, or no positive, number
-    /// of items, or shared inputs of more than [`SHARED_BYTES_MAX`] bytes.
+    /// Returns the key of `inputs` with buckets applied, and their number of items: the common size
+    /// of axis 0. `None` if the request cannot be joined with others: the number of items is not
+    /// common or not positive, or the shared inputs have more than [`SHARED_BYTES_MAX`] bytes.
     pub(crate) fn of(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<(BatchKey, usize)> {
         let items = items(plan, inputs)?;
         if shared(plan, inputs).map(|(_, given)| shared_bytes(given)).sum::<usize>()
@@ -31,12 +31,12 @@ impl BatchKey {
         let rest = |given: &NamedTensor| given.tensor.shape().get(1..).map(Shape::from_slice);
         let sizes =
             |input: &InputPlan| inputs.iter().find(|given| given.name == input.name).and_then(rest);
-        let mut form = BatchKey(plan.inputs.iter().map(sizes).collect());
-        if !form.masks_fit(plan) {
+        let mut batch_key = BatchKey(plan.inputs.iter().map(sizes).collect());
+        if !batch_key.masks_fit(plan) {
             return None;
         }
-        form.round_up(plan);
-        Some((form, items))
+        batch_key.round_up(plan);
+        Some((batch_key, items))
     }
 
     fn round_up(&mut self, plan: &BatchPlan) {
@@ -52,7 +52,7 @@ impl BatchKey {
         self.follow(plan);
     }
 
-    /// Whether masks that clients sent have the sizes of what they mask.
+    /// Returns true if masks from the client have the sizes of the masked inputs.
     fn masks_fit(&self, plan: &BatchPlan) -> bool {
         plan.inputs.iter().enumerate().filter(|(_, input)| input.rule.is_none()).all(
             |(index, input)| {
@@ -66,7 +66,7 @@ impl BatchKey {
         )
     }
 
-    /// Gives masks the sizes of what they mask.
+    /// Gives masks the sizes of the masked inputs.
     fn follow(&mut self, plan: &BatchPlan) {
         for (index, input) in
             plan.inputs.iter().enumerate().filter(|(_, input)| input.rule.is_none())
@@ -84,12 +84,12 @@ impl BatchKey {
         }
     }
 
-    /// The sizes of input `index` without axis 0.
+    /// Returns the sizes of input `index` without axis 0.
     pub(crate) fn sizes(&self, index: usize) -> Option<&[usize]> {
         self.0.get(index)?.as_deref()
     }
 
-    /// The smallest form that holds both, where only axes that may grow differ.
+    /// Returns the smallest key that covers both, if only axes that may grow differ.
     pub(crate) fn cover(&self, other: &BatchKey, plan: &BatchPlan) -> Option<BatchKey> {
         let mut covered = Vec::with_capacity(self.0.len());
         for (input, (a, b)) in plan.inputs.iter().zip(self.0.iter().zip(&other.0)) {
@@ -109,7 +109,7 @@ impl BatchKey {
         Some(BatchKey(covered))
     }
 
-    /// Whether a request of this form may be padded to `padded`.
+    /// Returns true if a request with this key may be padded to `padded`.
     pub(crate) fn may_pad(&self, padded: &BatchKey, plan: &BatchPlan) -> bool {
         plan.inputs.iter().zip(self.0.iter().zip(&padded.0)).all(|(input, pair)| {
             match (&input.rule, pair) {
@@ -128,7 +128,7 @@ impl BatchKey {
         })
     }
 
-    /// Elements an item has: of the inputs that are padded, or of all where none is.
+    /// Returns the elements of an item: those of padded inputs, or of all inputs if none is padded.
     pub(crate) fn elements(&self, plan: &BatchPlan) -> f64 {
         let pads = plan.pads();
         let counted =
@@ -137,14 +137,14 @@ impl BatchKey {
         counted.filter_map(|(_, sizes)| sizes.as_ref().map(elements)).sum()
     }
 
-    /// A number for this form, the same in every version of a model.
+    /// Returns the hash of the key, which is the same in every version of a model.
     pub(crate) fn key(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
         hasher.finish()
     }
 
-    /// For people: "x[3,48,320] m[320]".
+    /// Formats the sizes for people: "x[3,48,320] m[320]".
     pub(crate) fn describe(&self, plan: &BatchPlan) -> String {
         let one = |(input, sizes): (&InputPlan, &Option<Shape>)| {
             let sizes = sizes.as_ref()?.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
@@ -154,8 +154,8 @@ impl BatchKey {
     }
 }
 
-/// The items that `inputs` hold: the common size of axis 0. `None` where there is no common, or no
-/// positive, one.
+/// Returns the number of items of `inputs`: the common size of axis 0. `None` if it is not common
+/// or not positive.
 pub(crate) fn items(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<usize> {
     let mut items = None;
     for input in plan.inputs.iter().filter(|input| !input.shared) {
@@ -168,7 +168,7 @@ pub(crate) fn items(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<usize> {
     items.filter(|&items| items > 0)
 }
 
-/// The inputs without a batch axis, with their names.
+/// Returns the inputs without a batch axis, with their names.
 fn shared<'a>(
     plan: &'a BatchPlan,
     inputs: &'a [NamedTensor],
@@ -185,13 +185,13 @@ fn shared_bytes(given: &NamedTensor) -> usize {
     texts + given.tensor.bytes().map_or(0, |bytes| bytes.len())
 }
 
-/// Whether two requests have the same bits in every input without a batch axis.
+/// Returns true if two requests have the same bits in every input without a batch axis.
 pub(crate) fn same_shared(plan: &BatchPlan, a: &[NamedTensor], b: &[NamedTensor]) -> bool {
     !plan.shares()
         || shared(plan, a).map(|(_, given)| given).eq(shared(plan, b).map(|(_, given)| given))
 }
 
-/// Whether two requests ask the same of the same version.
+/// Returns true if two requests want the same outputs of the same version.
 pub(crate) fn same_question(
     a: (&Arc<Servable>, &[Arc<str>]),
     b: (&Arc<Servable>, &[Arc<str>]),

@@ -1,8 +1,7 @@
 //! Copies between a tensor and a larger tensor that holds it at the origin of every axis.
 
-/// Copies all of a tensor of shape `small` into `large`, whose shape is at least as large on every
-/// axis and the same on none or more; both row-major, `width` bytes an element. Elements of `large`
-/// outside stay as they are.
+/// Copies a tensor of shape `small` into `large`, whose shape is at least as large on every axis.
+/// Both are row-major, with `width` bytes an element. Other elements of `large` keep their value.
 pub(crate) fn embed(
     large: &mut [u8],
     large_shape: &[usize],
@@ -15,7 +14,7 @@ pub(crate) fn embed(
     });
 }
 
-/// The reverse: the corner of shape `small` out of `large`.
+/// Copies the corner of shape `small` out of `large`: the reverse of [`embed`].
 pub(crate) fn corner(
     large: &[u8],
     large_shape: &[usize],
@@ -63,7 +62,7 @@ mod tests {
 
     use super::*;
 
-    /// Element by element: where index (i, j, ..) lies in a row-major tensor.
+    /// Returns the offset of index (i, j, ..) in a row-major tensor, element by element.
     fn offset(shape: &[usize], index: &[usize]) -> usize {
         shape.iter().zip(index).fold(0, |offset, (size, i)| offset * size + i)
     }

@@ -1,25 +1,25 @@
-//! What one request may make the server do, whatever sizes it states: a tensor without elements may
-//! have any size on its other axes and still takes no bytes.
+//! Limits on the work of one request. A tensor without elements may have any size on its other
+//! axes, and still takes no bytes on the wire.
 
 use base::{DType, Error, Result};
 use engine::BatchPlan;
 
-/// Parts that one request is cut into at most. A queue that is half empty takes so many, however
-/// short it is, so that a large batch need not be cut by the client; each part costs every look at
-/// the queue.
+/// Most parts of one request. A queue that is at most half full accepts that many, even if it is
+/// shorter, so that clients need not split large batches. Each part costs time at every scan of the
+/// queue.
 pub(crate) const PARTS_MAX: usize = 4096;
-/// Items of a request that is padded but not cut: only a tensor without elements has more.
+/// Most items of a request that is padded but not split: only a tensor without elements has more.
 const ITEMS_MAX: usize = u32::MAX as usize;
-/// Bytes of a tensor that the server may make (a mask, a length, a padded input) whatever was
-/// received.
+/// Most bytes of a tensor that the server makes (a mask, a length, a padded input), for any number
+/// of received bytes.
 const MADE_BYTES_MAX: usize = 256 << 20;
-/// Where more was received: how many times those bytes it may make.
+/// Limit for larger requests: bytes made, as a multiple of the bytes received.
 const GROWTH_MAX: usize = 4;
 
-/// Refuses a request of so many items that would become too many parts of at most `max_batch`.
+/// Refuses a request whose items would become too many parts of at most `max_batch`.
 ///
 /// # Errors
-/// `InvalidArgument` saying how many items are taken.
+/// `InvalidArgument` with the allowed number of items.
 pub(crate) fn items(plan: &BatchPlan, items: usize, max_batch: usize) -> Result<()> {
     let most = if plan.batchable { max_batch.saturating_mul(PARTS_MAX) } else { ITEMS_MAX };
     if items > most {
@@ -30,10 +30,10 @@ pub(crate) fn items(plan: &BatchPlan, items: usize, max_batch: usize) -> Result<
     Ok(())
 }
 
-/// Bytes of the tensor of `shape` that is made for input `name` from `received` bytes.
+/// Returns the bytes of the tensor of `shape` that is made for input `name` from `received` bytes.
 ///
 /// # Errors
-/// `InvalidArgument` where it would be out of proportion, `Unimplemented` for types without a size.
+/// `InvalidArgument` if it would be out of proportion, `Unimplemented` for types without a size.
 pub(crate) fn made(name: &str, dtype: DType, shape: &[usize], received: usize) -> Result<usize> {
     if dtype.bits().is_none() {
         return Err(Error::unimplemented(format!("{dtype} cannot be padded")));
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_made_is_in_proportion() {
+    fn made_tensors_are_in_proportion() {
         let made = |shape: &[usize], received| {
             made("x", DType::F32, shape, received).map_err(|e| e.kind())
         };
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(made(&[usize::MAX, 2], usize::MAX), Err(ErrorKind::InvalidArgument));
     }
 
-    /// 100,000 rows to a model of the default batch, and to one that ranks, are ordinary.
+    /// 100,000 rows are usual, for a model with the default batch and for one that ranks.
     #[test]
     fn large_batches_are_taken_and_absurd_ones_are_not() {
         let plan = |batchable| BatchPlan { batchable, inputs: vec![], cuts: vec![] };

@@ -1,4 +1,4 @@
-//! Which of a model's waiting requests run next, and together.
+//! Choice of a model's waiting requests that run next, and together.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,11 +11,12 @@ use crate::cost::Offer;
 use crate::entry::Entry;
 use crate::model_queue::ModelQueue;
 
-/// Different forms looked at for one that is ready; what is behind them waits for the next look.
+/// Most different keys that are checked for a ready batch. Requests behind them wait for the next
+/// check.
 const HEADS_MAX: usize = 16;
-/// Below this share of lingers that brought company, lingering stops.
+/// Share of useful lingers below which lingering stops. A linger is useful if more requests arrive.
 const LINGER_USEFUL_MIN: f64 = 0.1;
-/// Then one batch in so many still lingers, to find out whether times have changed.
+/// One batch in this many still lingers then, to detect a change.
 const LINGER_TRY_EVERY: u64 = 32;
 /// Weight of the last linger in that share.
 const LINGER_WEIGHT: f64 = 0.1;
@@ -23,32 +24,30 @@ const LINGER_WEIGHT: f64 = 0.1;
 /// Requests for one run.
 pub(crate) struct Batch {
     pub(crate) entries: Vec<Entry>,
-    /// What all are padded to; `None` where the only one runs as it is.
-    pub(crate) form: Option<BatchKey>,
+    /// Sizes to which all requests are padded; `None` if the only request runs as it is.
+    pub(crate) batch_key: Option<BatchKey>,
     /// Cores that the run is charged for.
     pub(crate) cores: usize,
-    /// Cores that nobody else may have meanwhile.
+    /// Cores that other runs cannot use meanwhile.
     pub(crate) taken: usize,
     /// Time charged to the model in advance.
     pub(crate) charge: f64,
 }
 
 impl Batch {
-    /// The model it is for.
+    /// Returns the name of the model.
     pub(crate) fn model(&self) -> Arc<str> {
         self.entries.first().map_or_else(|| Arc::from(""), |entry| entry.servable.id.model.clone())
     }
 }
 
-/// What a model has for a worker.
+/// Next step of a worker for one model.
 pub(crate) enum Next {
-    /// Run this.
     Run(Batch),
-    /// Not before then.
+    /// Nothing to run before this time.
     Wait(Instant),
-    /// Nobody waits any more for some of those that would run: look for them and ask again.
+    /// Some of the chosen requests have expired. Remove them and ask again.
     Stale,
-    /// Nothing.
     Nothing,
 }
 
@@ -59,17 +58,17 @@ struct QueueSlot {
     index: usize,
 }
 
-/// Those that run together, and what they are padded to.
+/// Requests that run together.
 struct Group {
     slots: Vec<QueueSlot>,
-    form: Option<BatchKey>,
-    /// What was decided by measured costs: the shape's number, and the items that will be measured
-    /// as its (none where other shapes joined them).
+    batch_key: Option<BatchKey>,
+    /// Decision by measured costs: the hash of the key, and the items that will be measured for it
+    /// (`None` if requests with other keys joined).
     decided: Option<(u64, Option<usize>)>,
 }
 
 impl ModelQueue {
-    /// What the next free worker of `workers` should run.
+    /// Returns the next batch for a free worker, out of `workers`.
     pub(crate) fn next(&mut self, now: Instant, workers: usize, closed: bool) -> Next {
         if self.runs_enough(workers) {
             return Next::Nothing;
@@ -79,7 +78,7 @@ impl ModelQueue {
         let mut earliest: Option<Instant> = None;
         for &slot in &order {
             if heads.len() >= HEADS_MAX
-                || heads.iter().any(|&head| self.at(head).same_form(self.at(slot)))
+                || heads.iter().any(|&head| self.at(head).same_batch_key(self.at(slot)))
             {
                 continue;
             }
@@ -101,12 +100,12 @@ impl ModelQueue {
         self.levels.iter().find_map(VecDeque::front)
     }
 
-    /// Cores that a run of the request at the head takes.
+    /// Returns the cores that a run of the first request takes.
     pub(crate) fn cores(&self, workers: usize) -> usize {
         self.head().map_or(1, |entry| entry.servable.threads_per_run.min(workers))
     }
 
-    /// Runs at the same time at most, as the request at the head has it.
+    /// Returns the most concurrent runs, by the settings of the first request.
     fn threads(&self, workers: usize) -> usize {
         self.head()
             .and_then(|entry| entry.servable.schedule().threads)
@@ -114,12 +113,12 @@ impl ModelQueue {
             .min(workers)
     }
 
-    /// Whether no more of its requests may run now.
+    /// Returns true if the model has its most concurrent runs.
     pub(crate) fn runs_enough(&self, workers: usize) -> bool {
         self.running >= self.threads(workers)
     }
 
-    /// All slots, by priority and then by arrival.
+    /// Returns all slots, by priority and then by arrival.
     fn order(&self) -> Vec<QueueSlot> {
         let level = |(level, queue): (usize, &VecDeque<Entry>)| {
             (0..queue.len()).map(move |index| QueueSlot { level, index })
@@ -131,7 +130,7 @@ impl ModelQueue {
         &self.levels[slot.level][slot.index]
     }
 
-    /// Those that run together with `head`, or when it is time to ask again.
+    /// Returns the requests that run together with `head`, or the time to ask again.
     fn group(
         &mut self,
         head: QueueSlot,
@@ -145,17 +144,17 @@ impl ModelQueue {
         let misfit = self.misfit.contains(&servable.instance());
         let mergeable =
             options.mode == ScheduleMode::Async && plan.batchable && options.max_batch > 1;
-        if !mergeable || self.at(head).form.is_none() || misfit {
-            let form = self.at(head).form.clone().filter(|_| !misfit);
-            return Ok(Group { slots: vec![head], form, decided: None });
+        if !mergeable || self.at(head).batch_key.is_none() || misfit {
+            let batch_key = self.at(head).batch_key.clone().filter(|_| !misfit);
+            return Ok(Group { slots: vec![head], batch_key, decided: None });
         }
         let (mut slots, mut items) = (vec![], 0);
         let mut waiting = 0;
-        // A full batch for each run that may be under way: more waiting changes nothing.
+        // A full batch for each run that may be in progress: more requests change nothing.
         let enough = options.max_batch * threads;
         for &slot in order {
             let entry = self.at(slot);
-            if entry.same_form(self.at(head)) {
+            if entry.same_batch_key(self.at(head)) {
                 waiting += entry.items;
                 if items + entry.items <= options.max_batch {
                     items += entry.items;
@@ -182,18 +181,18 @@ impl ModelQueue {
         self.shorten(&mut slots, target);
         let (key, count) = (self.at(head).key, slots.len());
         let items: usize = slots.iter().map(|&slot| self.at(slot).items).sum();
-        let mut form = self.at(head).form.clone();
+        let mut batch_key = self.at(head).batch_key.clone();
         if whole
             && items < options.max_batch
             && plan.inputs.iter().any(|i| i.rule.as_ref().is_some_and(|r| r.merge))
         {
-            self.pad(&mut slots, &mut form, order, plan, options);
+            self.pad(&mut slots, &mut batch_key, order, plan, options);
         }
         let measured = (slots.len() == count).then_some(items);
-        Ok(Group { slots, form, decided: Some((key, measured)) })
+        Ok(Group { slots, batch_key, decided: Some((key, measured)) })
     }
 
-    /// How many items to take of those offered, and whether more might pay.
+    /// Returns the number of items to take of `offered`, and if more could pay.
     fn target(
         &mut self,
         head: QueueSlot,
@@ -203,7 +202,9 @@ impl ModelQueue {
         share: usize,
     ) -> (usize, bool) {
         let entry = &self.levels[head.level][head.index];
-        let describe = || entry.form.as_ref().map_or_else(String::new, |form| form.describe(plan));
+        let describe = || {
+            entry.batch_key.as_ref().map_or_else(String::new, |batch_key| batch_key.describe(plan))
+        };
         let choice = self.cost.choose(
             entry.key,
             describe,
@@ -215,7 +216,7 @@ impl ModelQueue {
         (choice.items, choice.more_may_pay)
     }
 
-    /// Leaves the first slots whose items fit `target`, at least one.
+    /// Keeps the first slots whose items fit `target`, at least one.
     fn shorten(&self, slots: &mut Vec<QueueSlot>, target: usize) {
         let mut items = 0;
         let mut keep = 0;
@@ -229,31 +230,32 @@ impl ModelQueue {
         slots.truncate(keep.max(1));
     }
 
-    /// Adds requests of other forms that may be padded and for which padding pays.
+    /// Adds requests with other keys if they may be padded and padding pays.
     fn pad(
         &mut self,
         slots: &mut Vec<QueueSlot>,
-        form: &mut Option<BatchKey>,
+        batch_key: &mut Option<BatchKey>,
         order: &[QueueSlot],
         plan: &BatchPlan,
         options: &ScheduleOptions,
     ) {
-        let Some(mut padded) = form.take() else { return };
+        let Some(mut padded) = batch_key.take() else { return };
         let mut items: usize = slots.iter().map(|&slot| self.at(slot).items).sum();
-        let mut forms = vec![padded.clone()];
+        let mut keys = vec![padded.clone()];
         for &slot in order {
             if items >= options.max_batch {
                 break;
             }
             let entry = self.at(slot);
-            let (Some(own), true) = (&entry.form, entry.same_question(self.at(slots[0]))) else {
+            let (Some(own), true) = (&entry.batch_key, entry.same_question(self.at(slots[0])))
+            else {
                 continue;
             };
             if slots.contains(&slot) || items + entry.items > options.max_batch {
                 continue;
             }
             let Some(cover) = padded.cover(own, plan) else { continue };
-            if !forms.iter().chain([own]).all(|form| form.may_pad(&cover, plan)) {
+            if !keys.iter().chain([own]).all(|batch_key| batch_key.may_pad(&cover, plan)) {
                 continue;
             }
             let (count, own) = (entry.items, own.clone());
@@ -262,16 +264,17 @@ impl ModelQueue {
             if !options.always_merge && !self.cost.padding_pays(together, apart) {
                 continue;
             }
-            if !forms.contains(&own) {
-                forms.push(own);
+            if !keys.contains(&own) {
+                keys.push(own);
             }
             (padded, items) = (cover, items + count);
             slots.push(slot);
         }
-        *form = Some(padded);
+        *batch_key = Some(padded);
     }
 
-    /// When the oldest has waited for its delay, or one of them for half of the time it has.
+    /// Returns the end of lingering: the oldest request has waited for `delay`, or one of them for
+    /// half of its time limit.
     fn linger_until(&self, slots: &[QueueSlot], delay: Duration) -> Instant {
         let until = |entry: &Entry| {
             let half = entry.deadline.saturating_duration_since(entry.submitted) / 2;
@@ -280,7 +283,7 @@ impl ModelQueue {
         slots.iter().map(|&slot| until(self.at(slot))).min().unwrap_or_else(Instant::now)
     }
 
-    /// Whether to wait for company, seen from how often waiting brought any.
+    /// Returns true if lingering has been useful often enough.
     fn lingers(&self) -> bool {
         self.linger_useful >= LINGER_USEFUL_MIN
             || self.batches_taken.is_multiple_of(LINGER_TRY_EVERY)
@@ -289,7 +292,7 @@ impl ModelQueue {
     /// Takes a group out of the queue.
     fn take(&mut self, group: Group, workers: usize) -> Batch {
         let servable = self.at(group.slots[0]).servable.clone();
-        // Only who waited for company has seen whether any comes.
+        // Only a request that lingered shows if lingering is useful.
         let lingered = group.slots.iter().filter_map(|&slot| self.at(slot).lingered).min();
         if let Some(before) = lingered {
             let brought = f64::from(u8::from(group.slots.len() > before));
@@ -299,7 +302,7 @@ impl ModelQueue {
             self.cost.decided(key, measured);
         }
         let mut entries = Vec::with_capacity(group.slots.len());
-        // From the back, so that the slots before stay where they are.
+        // From the back, so that the slots before keep their index.
         let mut slots = group.slots;
         slots.sort_unstable();
         for &QueueSlot { level, index } in slots.iter().rev() {
@@ -312,7 +315,7 @@ impl ModelQueue {
         let weight = f64::from(servable.schedule().weight);
         self.used += self.charge / weight;
         let cores = servable.threads_per_run.min(workers);
-        Batch { entries, form: group.form, cores, taken: cores, charge: self.charge }
+        Batch { entries, batch_key: group.batch_key, cores, taken: cores, charge: self.charge }
     }
 }
 
@@ -329,7 +332,7 @@ mod tests {
         assert!(queue.push(request(servable, 1, now), 512, now, &mut Vec::new()).is_ok());
     }
 
-    /// How many entries run now; 0 where they wait.
+    /// Returns the number of entries that run now; 0 if they wait.
     fn runs(queue: &mut ModelQueue, now: Instant) -> usize {
         match queue.next(now, 1, false) {
             Next::Run(batch) => {
@@ -340,9 +343,9 @@ mod tests {
         }
     }
 
-    /// Six shapes may begin to try a size. Looks at requests that go on waiting are no tries.
+    /// Six shapes may begin to try a size. A check of waiting requests is no try.
     #[test]
-    fn waiting_for_company_uses_no_tries_up() {
+    fn lingering_uses_no_tries_up() {
         let (servable, start) = (model("m", lingering(DELAY)), Instant::now());
         let mut queue = ModelQueue::new(&servable.id.model);
         for _ in 0..2 {
@@ -360,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn who_never_waited_has_not_waited_in_vain() {
+    fn only_lingering_requests_count_as_useless_lingers() {
         let options = ScheduleOptions { always_merge: true, ..lingering(DELAY) };
         let (servable, start) = (model("m", options), Instant::now());
         let mut queue = ModelQueue::new(&servable.id.model);
@@ -371,7 +374,7 @@ mod tests {
         push(&mut queue, &servable, start);
         assert_eq!(runs(&mut queue, start), 0, "company is still waited for");
         assert_eq!(runs(&mut queue, start + DELAY), 1);
-        // Two that wait together, and nobody comes.
+        // Two that linger together, without a third.
         for _ in 0..50 {
             push(&mut queue, &servable, start);
             push(&mut queue, &servable, start);

@@ -1,47 +1,45 @@
-//! What merging brings: measured time an item by batch size, for each shape.
+//! Measured benefit of merging: time per item by batch size, for each shape.
 //!
-//! Merging is an assumption about the model: that a run of n items costs less than n runs. For a
-//! ranking model whose weights do not fit the cache it is right many times over; for a convolution
-//! that already fills a core it is wrong, and then every merged request only waits for its
-//! batch-mates. So nothing is assumed: sizes are tried, cheapest first, and a size is used where
-//! its median time an item is clearly the best known.
+//! Merging pays if a run of n items costs less than n runs. For a ranking model whose weights do
+//! not fit the cache it pays many times over. For a convolution that already fills a core it does
+//! not, and merged requests only wait for each other. So nothing is assumed: sizes are tried,
+//! cheapest first, and a size is used if its median time per item is clearly the best known.
 
 use std::collections::HashMap;
 
 use crate::linear_fit::LinearFit;
 
-/// Batch sizes are told apart by powers of two: 1, 2, 3..4, 5..8 and so on up to 4096.
+/// Number of size classes, by powers of two: 1, 2, 3..4, 5..8 and so on up to 4096.
 const SIZES: usize = 13;
-/// Runs whose median is taken.
+/// Last runs of a size whose median is used.
 const RUNS_KEPT: usize = 9;
-/// A size is known after so many runs.
+/// Runs after which a size is known.
 const RUNS_TO_KNOW: usize = 2;
-/// A larger batch must be this much cheaper an item than a smaller one: below it, noise decides and
-/// requests wait for nothing.
+/// Least gain per item of a larger batch over a smaller one. Below it noise decides, and requests
+/// would wait for nothing.
 const GAIN_MIN: f64 = 0.04;
-/// What it must gain to take more than its share of the queue, which would leave other workers
-/// without.
+/// Least gain of a batch that takes more than its share of the queue and leaves other workers
+/// without work.
 const GAIN_BEYOND_SHARE: f64 = 0.10;
-/// An untried size is tried while the size below costs at most this much more an item than the
-/// best.
+/// Most cost per item of the size below, against the best, at which an untried size is tried.
 const TRY_ABOVE: f64 = 1.10;
-/// Every so many decisions a size beside the best is measured again: models and machines change.
+/// Decisions between two measurements of a size beside the best, because models and machines
+/// change.
 const PROBE_EVERY: u64 = 200;
-/// Shapes from which a model's other shapes learn that a size is not worth a try.
+/// Shapes whose results decide for a model's other shapes that a size is not worth a try.
 const SHAPES_TO_TEACH: u32 = 3;
-/// Decisions after which shapes that began a try, but were not seen again, are no longer waited
-/// for.
+/// Decisions after which shapes that began a try and did not return are dropped.
 const FORGET_EVERY: u64 = 1024;
-/// Weight of the last shape in that lesson, once there are enough.
+/// Weight of the last shape in the mean, once there are enough shapes.
 const LESSON_WEIGHT: f64 = 0.1;
-/// Shapes remembered of a model.
+/// Most shapes that are remembered of a model.
 const SHAPES_MAX: usize = 256;
 
 fn size_class(items: usize) -> usize {
     (items.max(1).next_power_of_two().trailing_zeros() as usize).min(SIZES - 1)
 }
 
-/// The last runs of one size class.
+/// Last runs of one size class.
 #[derive(Clone, Debug, Default)]
 struct Runs {
     item_us: [f32; RUNS_KEPT],
@@ -61,16 +59,16 @@ impl Runs {
         let mut kept = self.item_us;
         let kept = &mut kept[..(self.count as usize).min(RUNS_KEPT)];
         kept.sort_unstable_by(f32::total_cmp);
-        // The lower one of two: noise only ever adds.
+        // The lower one of two: noise only adds.
         Some(f64::from(kept[(kept.len() - 1) / 2]))
     }
 }
 
-/// What is known of one shape.
+/// Measurements of one shape.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ShapeCost {
     sizes: [Runs; SIZES],
-    /// Decisions that led to a run.
+    /// Number of decisions that led to a run.
     decisions: u64,
     last_used: u64,
 }
@@ -80,29 +78,29 @@ pub(crate) struct ShapeCost {
 pub(crate) struct Offer {
     /// Items that could run together, at most `max`.
     pub(crate) items: usize,
-    /// Items that leave as many to each other worker.
+    /// Items that leave the same number to each other worker.
     pub(crate) share: usize,
     /// Largest batch.
     pub(crate) max: usize,
 }
 
-/// How many items are wanted.
+/// Number of items to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     /// Items to take, at most what was offered.
     pub(crate) items: usize,
-    /// Whether more items than were offered might pay, so that lingering makes sense.
+    /// True if more items could pay, so that lingering makes sense.
     pub(crate) more_may_pay: bool,
 }
 
-/// What the step to a size class from the one below has brought in the model's shapes.
+/// Gain of a size class over the one below, over the model's shapes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Step {
-    /// Shapes that know what it has brought.
+    /// Shapes that have measured the gain.
     shapes: u32,
-    /// Shapes that have begun to try it while nothing was known.
+    /// Shapes that began to try it before enough had measured it.
     begun: u32,
-    /// Mean of the time an item against the class below.
+    /// Mean time per item, relative to the class below.
     ratio: f64,
 }
 
@@ -117,7 +115,7 @@ impl Step {
         self.ratio += weight * (ratio - self.ratio);
     }
 
-    /// Whether a shape may try the size; `begun` says that it has done so already.
+    /// Returns true if a shape may try the size. `begun` is true if it has tried already.
     fn worth_a_try(&self, begun: bool) -> bool {
         match self.shapes < SHAPES_TO_TEACH {
             true => begun || self.begun < 2 * SHAPES_TO_TEACH,
@@ -127,7 +125,8 @@ impl Step {
 }
 
 impl ShapeCost {
-    /// Takes a run; where it made a size class known, what the step to it has brought.
+    /// Adds a run. Returns the class and its time per item relative to the class below, if the run
+    /// made the class known.
     fn add(&mut self, items: usize, us: f64) -> Option<(usize, f64)> {
         let class = size_class(items);
         self.sizes[class].add(us / items.max(1) as f64);
@@ -156,7 +155,7 @@ impl ShapeCost {
         Choice { items: items.min(offered), more_may_pay }
     }
 
-    /// The lowest size that is unknown and worth a try.
+    /// Returns the lowest unknown size that is worth a try.
     fn untried(&self, limit: usize) -> Option<usize> {
         let mut cheapest = f64::INFINITY;
         for class in 0..=limit {
@@ -169,7 +168,7 @@ impl ShapeCost {
         None
     }
 
-    /// The known size class up to `top` that pays best.
+    /// Returns the known size class up to `top` that pays best.
     fn best(&self, top: usize, share: usize) -> usize {
         let share = size_class(share);
         let (mut best, mut cost) = (0, self.sizes[0].median().unwrap_or(f64::INFINITY));
@@ -183,44 +182,44 @@ impl ShapeCost {
         best
     }
 
-    /// A size beside the best, above and below in turn.
+    /// Returns a size beside the best, above and below in turn.
     fn neighbour(&self, best: usize, top: usize) -> usize {
         let above = ((self.decisions + 1) / PROBE_EVERY).is_multiple_of(2);
         if above { (best + 1).min(top) } else { best.saturating_sub(1) }
     }
 
-    /// Median microseconds an item by the size class's largest batch, where known.
+    /// Returns the largest batch and the median microseconds per item of each known size class.
     pub(crate) fn known(&self) -> Vec<(usize, f64)> {
         let known =
             |(class, runs): (usize, &Runs)| runs.median().map(|item_us| (1 << class, item_us));
         self.sizes.iter().enumerate().filter_map(known).collect()
     }
 
-    /// Runs measured.
+    /// Returns the number of measured runs.
     pub(crate) fn runs(&self) -> u64 {
         self.sizes.iter().map(|runs| runs.count).sum()
     }
 
-    /// The batch size that pays best.
+    /// Returns the batch size that pays best.
     pub(crate) fn best_size(&self) -> usize {
         1 << self.best(SIZES - 1, 1 << (SIZES - 1))
     }
 }
 
-/// What is known of one model.
+/// Measurements of one model.
 #[derive(Debug, Default)]
 pub(crate) struct ModelCost {
     shapes: HashMap<u64, (String, ShapeCost)>,
     steps: [Step; SIZES],
     fit: LinearFit,
-    /// Looks at a shape.
+    /// Number of uses of a shape, for the least recently used one.
     clock: u64,
-    /// Decisions that led to a run.
+    /// Number of decisions that led to a run.
     decisions: u64,
 }
 
 impl ModelCost {
-    /// What is known of a shape, called `name` for people when it is new.
+    /// Returns the measurements of a shape. A new one gets the display name `name`.
     fn shape(&mut self, key: u64, name: impl FnOnce() -> String) -> &mut ShapeCost {
         self.clock += 1;
         if !self.shapes.contains_key(&key) && self.shapes.len() >= SHAPES_MAX {
@@ -233,8 +232,8 @@ impl ModelCost {
         cost
     }
 
-    /// See [`ShapeCost::choose`]. Nothing is counted before [`ModelCost::decided`]: requests that
-    /// go on waiting for company are looked at again.
+    /// Chooses as [`ShapeCost::choose`]. Counts nothing: requests that go on lingering are checked
+    /// again. [`ModelCost::decided`] counts.
     pub(crate) fn choose(
         &mut self,
         key: u64,
@@ -245,7 +244,7 @@ impl ModelCost {
         self.shape(key, name).choose(offer, &steps)
     }
 
-    /// A choice for a shape leads to a run, of so many `items` where it will be measured.
+    /// Counts a decision that leads to a run, and its `items` if the run will be measured.
     pub(crate) fn decided(&mut self, key: u64, items: Option<usize>) {
         let Some((_, cost)) = self.shapes.get_mut(&key) else { return };
         cost.decisions += 1;
@@ -254,12 +253,13 @@ impl ModelCost {
         }
         self.decisions += 1;
         if self.decisions.is_multiple_of(FORGET_EVERY) {
-            // Those that began may never come again.
+            // Shapes that began a try may never return.
             self.steps.iter_mut().for_each(|step| step.begun = 0);
         }
     }
 
-    /// A run of `items` items and `elements` elements, all of one shape, took `us` microseconds.
+    /// Adds a run of `items` items and `elements` elements of one shape that took `us`
+    /// microseconds.
     pub(crate) fn add(&mut self, key: u64, items: usize, elements: f64, us: f64) {
         let step = self.shapes.get_mut(&key).and_then(|(_, cost)| cost.add(items, us));
         if let Some((class, ratio)) = step {
@@ -268,18 +268,19 @@ impl ModelCost {
         self.fit.add(elements, us);
     }
 
-    /// A run over different shapes, `elements` padded elements in all, took `us` microseconds.
+    /// Adds a run over different shapes, with `elements` padded elements, that took `us`
+    /// microseconds.
     pub(crate) fn add_padded(&mut self, elements: f64, us: f64) {
         self.fit.add(elements, us);
     }
 
-    /// Whether one run over `together` elements is cheaper than one over each of `apart`; see
-    /// [`LinearFit::pays`].
+    /// Returns true if one run over `together` elements is cheaper than one over each of `apart`;
+    /// see [`LinearFit::pays`].
     pub(crate) fn padding_pays(&mut self, together: f64, apart: [f64; 2]) -> bool {
         self.fit.pays(together, apart)
     }
 
-    /// Names and costs of the shapes seen most.
+    /// Returns names and costs of the most frequent shapes.
     pub(crate) fn top(&self, count: usize) -> Vec<(&str, &ShapeCost)> {
         let mut all: Vec<(&str, &ShapeCost)> =
             self.shapes.values().map(|(name, cost)| (name.as_str(), cost)).collect();
@@ -295,8 +296,8 @@ mod tests {
 
     const UNTAUGHT: [Step; SIZES] = [Step { shapes: 0, begun: 0, ratio: 0.0 }; SIZES];
 
-    /// Feeds the choices back as runs of a model whose run of n items takes `us(n)`; the last
-    /// choice.
+    /// Feeds the choices back as runs of a model whose run of n items takes `us(n)`. Returns all
+    /// choices.
     fn learn(
         offered: usize,
         share: usize,
@@ -325,7 +326,7 @@ mod tests {
     fn a_model_that_does_not_gain_is_not_merged() {
         let (taken, cost) = learn(32, 16, |n| 1000.0 * n as f64, 190);
         assert_eq!(*taken.last().unwrap_or(&0), 1);
-        // Each size is tried twice: that is all it costs.
+        // Each size is tried twice, which is the whole cost.
         assert_eq!(taken.iter().filter(|&&n| n > 1).count(), 10);
         assert_eq!(cost.best_size(), 1);
     }
@@ -358,14 +359,14 @@ mod tests {
     }
 
     #[test]
-    fn lingering_makes_sense_only_where_more_would_pay() {
+    fn lingering_only_if_more_items_pay() {
         let (_, gains) = learn(32, 32, |n| 1000.0 + 20.0 * n as f64, 40);
         assert!(gains.choose(Offer { items: 1, share: 1, max: 32 }, &UNTAUGHT).more_may_pay);
         let (_, linear) = learn(32, 32, |n| 1000.0 * n as f64, 40);
         assert!(!linear.choose(Offer { items: 1, share: 1, max: 32 }, &UNTAUGHT).more_may_pay);
     }
 
-    /// Six shapes begin before three have taught the others.
+    /// Six shapes begin before three have measured.
     #[test]
     fn shapes_learn_from_each_other() {
         let mut cost = ModelCost::default();

@@ -1,11 +1,11 @@
-//! Which worker runs which model's requests: one lock over all queues, held for microseconds.
+//! Choice of worker and model: one lock over all queues, held for microseconds.
 //!
-//! Fairness between models is start-time fair queueing (Goyal, Vin and Cheng, 1996) with processor
-//! time as the good: the model that has used the least, divided by its weight, goes first, and one
-//! that comes back from idleness starts at the virtual time of the others, so that it cannot save
-//! up. A run of a model with several threads takes as many cores as it has threads, unless these
-//! are on top of the workers, and is charged for them all; while too few are free nobody overtakes
-//! it.
+//! Fairness between models is start-time fair queueing (Goyal, Vin and Cheng, 1996) over processor
+//! time. The model that has used the least time, divided by its weight, goes first. A model that
+//! was idle starts at the virtual time of the others, so that it cannot save up. A run of a model
+//! with several threads takes as many cores as it has threads, unless these come on top of the
+//! workers, and is charged for all of them. While too few cores are free for it, no other model
+//! overtakes it.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -19,47 +19,45 @@ use crate::model_queue::{ModelQueue, Ran};
 use crate::snapshot::SchedulerSnapshot;
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 
-/// Models with a queue; above it those whose versions are gone are forgotten before a new one is
-/// added.
+/// Most models with a queue. Before another is added, models whose versions are gone are dropped.
 const MODELS_MAX: usize = 4096;
 
-/// Why a request was not taken.
+/// Reason to refuse a request.
 pub(crate) enum Refusal {
-    /// So many may wait, and so many do: there is no room for the request.
+    /// The queue has no room for the request.
     Full { limit: usize, waiting: usize },
-    /// No more requests are taken.
+    /// The scheduler is shutting down.
     Closed,
 }
 
-/// What a worker is given.
+/// Work for a worker.
 pub(crate) enum Work {
-    /// Requests nobody waits for, to be answered.
+    /// Expired requests to answer.
     Expire(Vec<ExpiredEntry>),
-    /// A run.
     Run(Batch),
 }
 
 struct State {
     models: HashMap<Arc<str>, ModelQueue>,
-    /// Workers that wait, the one that worked last on top: its core still has the model in its
+    /// Waiting workers. The last one to work is on top, because its core has the model in its
     /// cache.
     idle: Vec<usize>,
-    /// The one of them that wakes by itself when a lingering batch is due, and when that is.
+    /// Worker that wakes by itself for a lingering batch, and the time.
     timer: Option<(usize, Instant)>,
     cores_free: usize,
-    /// Whether a run takes as many of them as it has threads.
+    /// True if a run takes one core for each of its threads.
     count_threads: bool,
     virtual_time: f64,
     closed: bool,
 }
 
-/// All queues and the workers that wait for them.
+/// All queues and the waiting workers.
 pub(crate) struct Dispatch {
     state: Mutex<State>,
-    /// One a worker, so that it can be chosen who wakes.
+    /// One for each worker, so that a certain worker can be woken.
     wakers: Vec<Condvar>,
     queue_max: usize,
-    /// The sum of all queues, readable without the lock.
+    /// Sum of all queues, readable without the lock.
     queued: AtomicUsize,
 }
 
@@ -96,8 +94,8 @@ impl Dispatch {
         self.queued.load(Ordering::Relaxed)
     }
 
-    /// Takes the entries of one request and wakes a worker. Entries that nobody waits for any more
-    /// may be added to `dead`, to be answered by the caller.
+    /// Adds the entries of one request and wakes a worker. May add expired entries to `dead`, which
+    /// the caller answers.
     pub(crate) fn push(
         &self,
         entries: Vec<Entry>,
@@ -123,8 +121,8 @@ impl Dispatch {
         pushed.map_err(|(limit, waiting)| Refusal::Full { limit, waiting })
     }
 
-    /// Counts what was added and taken. The lock is still held, so nobody counts as taken what is
-    /// not counted as added.
+    /// Counts added and taken requests. The lock is still held, so a request is never counted as
+    /// taken before it is counted as added.
     fn count(&self, _held: &mut State, added: usize, taken: usize) {
         self.queued.fetch_add(added, Ordering::Relaxed);
         self.queued.fetch_sub(taken, Ordering::Relaxed);
@@ -136,8 +134,8 @@ impl Dispatch {
         }
     }
 
-    /// The next work for `worker`, waiting for some; `None` once closed and empty. `ran` is what
-    /// its last run has shown.
+    /// Waits for the next work of `worker`; `None` once closed and empty. `ran` is the outcome of
+    /// its last run.
     pub(crate) fn next(&self, worker: usize, ran: Option<(Arc<str>, Ran, usize)>) -> Option<Work> {
         let mut state = self.lock();
         if let Some((model, ran, taken)) = ran {
@@ -192,7 +190,7 @@ impl Dispatch {
             state.idle.push(worker);
         }
         let waker = &self.wakers[worker];
-        // Who would wake sooner takes over; the one before then wakes for nothing, at worst.
+        // The worker that would wake first takes over. At worst the other one wakes without need.
         let sooner = |until: &Instant| state.timer.is_none_or(|(_, due)| *until < due);
         let mut state = match until.filter(sooner) {
             Some(until) => {
@@ -209,7 +207,7 @@ impl Dispatch {
         state
     }
 
-    /// Takes no more; workers end when what waits is done.
+    /// Refuses new requests. Workers end once the queues are empty.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.wakers.iter().for_each(Condvar::notify_one);
@@ -237,12 +235,12 @@ impl State {
         self.models.entry(model.clone()).or_insert_with(|| ModelQueue::new(model))
     }
 
-    /// The worker to wake for new work.
+    /// Returns the worker to wake for new work.
     fn wake_one(&mut self) -> Option<usize> {
         self.idle.pop()
     }
 
-    /// The next run among all models, the one that has used the least first.
+    /// Returns the next run of all models. The model that has used the least time goes first.
     fn pick(&mut self, now: Instant, workers: usize) -> Next {
         let mut waiting: Vec<&mut ModelQueue> =
             self.models.values_mut().filter(|queue| queue.queued() > 0).collect();
@@ -253,15 +251,14 @@ impl State {
                 continue;
             }
             if self.count_threads && queue.cores(workers) > self.cores_free {
-                // Nobody overtakes it: it would never find enough cores free.
+                // No model overtakes it, or it would never find enough free cores.
                 break;
             }
             let used = queue.used;
             match queue.next(now, workers, self.closed) {
                 Next::Run(mut batch) => {
                     self.virtual_time = self.virtual_time.max(used);
-                    // Another version than the one at the head may want more cores than were asked
-                    // about.
+                    // Another version than that of the first request may want more cores.
                     batch.taken =
                         if self.count_threads { batch.cores.min(self.cores_free) } else { 1 };
                     self.cores_free -= batch.taken;
@@ -294,10 +291,10 @@ mod tests {
         }
     }
 
-    /// One worker waits for a batch that is due late, the other sleeps: it must not sleep on when
-    /// it is woken for one that is due soon.
+    /// One worker waits for a batch that is due late, the other sleeps. The other must not sleep on
+    /// when it is woken for a batch that is due soon.
     #[test]
-    fn a_batch_that_is_due_soon_does_not_wait_for_one_that_is_due_late() {
+    fn an_early_batch_does_not_wait_for_a_late_one() {
         let long = ScheduleOptions { always_merge: true, ..lingering(Duration::from_secs(10)) };
         let short = ScheduleOptions { max_queue_delay: Duration::from_millis(1), ..long.clone() };
         let (late, soon) = (model("late", long), model("soon", short));

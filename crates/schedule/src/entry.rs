@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::batch_key::{self, BatchKey, same_question};
 use crate::{Completion, CompletionCallback, Job, batch, bounds, fill};
 
-/// What waits.
+/// A waiting request or part of one.
 pub(crate) struct Entry {
     pub(crate) servable: Arc<Servable>,
     pub(crate) inputs: Vec<NamedTensor>,
@@ -21,34 +21,34 @@ pub(crate) struct Entry {
     pub(crate) submitted: Instant,
     /// Index of its priority level.
     pub(crate) level: usize,
-    /// What it can be joined with; `None` where it runs as it is.
-    pub(crate) form: Option<BatchKey>,
-    /// The form's number; 0 without one.
+    /// Sizes that decide which requests it can be joined with; `None` if it runs as it is.
+    pub(crate) batch_key: Option<BatchKey>,
+    /// Hash of the batch key; 0 without one.
     pub(crate) key: u64,
-    /// Items; 1 without a form.
+    /// Number of items; 1 without a batch key.
     pub(crate) items: usize,
-    /// How many would have run together when it first waited for company.
+    /// Size of its batch when it first lingered.
     pub(crate) lingered: Option<usize>,
     pub(crate) finish: Finish,
 }
 
-/// An entry that nobody waits for any more, and why.
+/// An expired or cancelled entry, and the reason.
 pub(crate) type ExpiredEntry = (Entry, Error);
 
-/// Where an entry's outcome goes.
+/// Receiver of an entry's outcome.
 pub(crate) enum Finish {
-    /// To the client.
+    /// The client.
     Whole(CompletionCallback),
-    /// To where the parts of a request are put together again.
+    /// The collector of a request's parts, and the index of the part.
     Part(Arc<Rejoin>, usize),
 }
 
 impl Entry {
-    /// Entries for a job: one, or several where it has more items than a batch may have.
+    /// Builds the entries of a job: one, or several if it has more items than a batch may have.
     ///
     /// # Errors
-    /// `InvalidArgument` where there are too many items for the parts, or an input that the server
-    /// fills would be too large or has nothing to be filled from.
+    /// `InvalidArgument` if there are too many items for the parts, or an input that the server
+    /// fills in would be too large or has no source.
     pub(crate) fn from_job(mut job: Job, now: Instant) -> Result<Vec<Entry>> {
         let (plan, options) = (job.servable.plan(), job.servable.schedule());
         let joinable = plan.batchable || plan.pads();
@@ -61,12 +61,13 @@ impl Entry {
         let levels = options.levels();
         let asked = if job.priority == 0 { options.default_priority } else { job.priority };
         let level = asked.clamp(1, levels) - 1;
-        let form = if joinable { BatchKey::of(plan, &job.inputs) } else { None };
-        let (form, items) = form.map_or((None, 1), |(form, items)| (Some(form), items));
+        let batch_key = if joinable { BatchKey::of(plan, &job.inputs) } else { None };
+        let (batch_key, items) =
+            batch_key.map_or((None, 1), |(batch_key, items)| (Some(batch_key), items));
         let max = options.max_batch;
-        let key = form.as_ref().map_or(0, BatchKey::key);
+        let key = batch_key.as_ref().map_or(0, BatchKey::key);
         let servable = job.servable.clone();
-        let part = move |inputs, outputs, cancelled, form, items, finish| Entry {
+        let part = move |inputs, outputs, cancelled, batch_key, items, finish| Entry {
             servable: servable.clone(),
             inputs,
             outputs,
@@ -74,7 +75,7 @@ impl Entry {
             cancelled,
             submitted: now,
             level,
-            form,
+            batch_key,
             key,
             items,
             lingered: None,
@@ -85,13 +86,13 @@ impl Entry {
                 job.inputs,
                 job.outputs,
                 job.cancelled,
-                form,
+                batch_key,
                 items,
                 Finish::Whole(job.done),
             )]);
         }
         let Ok(pieces) = pieces(job.servable.plan(), &job.inputs, items, max) else {
-            // Packed elements cannot be cut: it runs whole.
+            // Packed elements cannot be split, so it runs whole.
             return Ok(vec![part(
                 job.inputs,
                 job.outputs,
@@ -105,12 +106,19 @@ impl Entry {
         let rejoin = Arc::new(Rejoin::new(counts, job.inputs, job.outputs.clone(), job.done));
         let entry = |(index, (inputs, count))| {
             let finish = Finish::Part(rejoin.clone(), index);
-            part(inputs, job.outputs.clone(), job.cancelled.clone(), form.clone(), count, finish)
+            part(
+                inputs,
+                job.outputs.clone(),
+                job.cancelled.clone(),
+                batch_key.clone(),
+                count,
+                finish,
+            )
         };
         Ok(pieces.into_iter().enumerate().map(entry).collect())
     }
 
-    /// Whether nobody waits for it any more, and why.
+    /// Returns the reason if the entry has expired or was cancelled.
     pub(crate) fn dead(&self, now: Instant) -> Option<Error> {
         if self.cancelled.load(Ordering::Relaxed) {
             return Some(Error::cancelled("the client has gone"));
@@ -124,23 +132,24 @@ impl Entry {
         })
     }
 
-    /// Whether it asks the same of the same version as `other`, and both can be joined.
+    /// Returns true if it wants the same outputs of the same version as `other`, and both can be
+    /// joined.
     pub(crate) fn same_question(&self, other: &Entry) -> bool {
         let joinable =
-            self.form.is_some() && other.form.is_some() && self.servable.plan().batchable;
+            self.batch_key.is_some() && other.batch_key.is_some() && self.servable.plan().batchable;
         joinable
             && same_question((&self.servable, &self.outputs), (&other.servable, &other.outputs))
             && batch_key::same_shared(self.servable.plan(), &self.inputs, &other.inputs)
     }
 
-    /// Whether it can be joined with `other` without padding.
-    pub(crate) fn same_form(&self, other: &Entry) -> bool {
-        self.key == other.key && self.same_question(other) && self.form == other.form
+    /// Returns true if it can be joined with `other` without padding.
+    pub(crate) fn same_batch_key(&self, other: &Entry) -> bool {
+        self.key == other.key && self.same_question(other) && self.batch_key == other.batch_key
     }
 }
 
-/// The inputs in pieces of at most `max` items, and how many each has. Inputs without a batch axis
-/// are in every piece.
+/// Splits the inputs into pieces of at most `max` items, with their number of items. Every piece
+/// has the inputs without a batch axis.
 fn pieces(
     plan: &BatchPlan,
     inputs: &[NamedTensor],
@@ -161,7 +170,7 @@ fn pieces(
     (0..items).step_by(max).map(piece).collect()
 }
 
-/// The parts of a request, until all have an outcome.
+/// Collects the outcomes of a request's parts.
 pub(crate) struct Rejoin {
     /// Items of each part.
     items: Vec<usize>,
@@ -199,8 +208,8 @@ impl Rejoin {
         Rejoin { items, inputs, outputs, state: Mutex::new(state) }
     }
 
-    /// Whether every output of every part has the part's items on axis 0: else the model mixes its
-    /// items, and what the parts gave is not the answer's parts.
+    /// Returns true if every output of every part has the part's items on axis 0. Otherwise the
+    /// model mixes its items, and the parts' outputs are not parts of the answer.
     fn kept_apart(&self, runs: &[Vec<NamedTensor>]) -> bool {
         let kept = |(run, items): (&Vec<NamedTensor>, &usize)| {
             run.iter().all(|output| output.tensor.shape().first() == Some(items))
@@ -208,8 +217,8 @@ impl Rejoin {
         runs.len() == self.items.len() && runs.iter().zip(&self.items).all(kept)
     }
 
-    /// Takes one part's outcome; the last one's gives the request's. `again` runs the whole
-    /// request, for a model whose parts do not fit together.
+    /// Adds the outcome of one part. The last one gives the outcome of the request. `again` runs
+    /// the whole request if the parts do not fit together.
     pub(crate) fn add(
         &self,
         index: usize,

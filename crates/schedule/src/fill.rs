@@ -1,4 +1,4 @@
-//! Masks and lengths that the server makes for its clients.
+//! Masks and lengths that the server adds to requests.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use engine::{BatchPlan, InputFill, InputPlan};
 
 use crate::bounds;
 
-/// Adds the inputs that the plan fills and the client left out: masks of ones and real sizes.
+/// Adds the inputs that the plan fills in and the client left out: masks of ones and real sizes.
 ///
 /// # Errors
-/// `InvalidArgument` where the input that is masked or measured is missing or has not the axes that
-/// are, or where what would be made is too large.
+/// `InvalidArgument` if the masked or measured input is missing or lacks an axis, or if the new
+/// input would be too large.
 pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()> {
     for input in &plan.inputs {
         let Some(fill) = &input.fill else { continue };
@@ -63,7 +63,7 @@ pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()
     Ok(())
 }
 
-/// A tensor of `values` over and over, made because of `received` bytes.
+/// Builds a tensor that repeats `values`, for a request of `received` bytes.
 fn constant(input: &InputPlan, shape: Shape, values: &[usize], received: usize) -> Result<Tensor> {
     let count = bounds::made(&input.name, input.dtype, &shape, received)?;
     let mut pattern = Vec::new();
@@ -72,11 +72,10 @@ fn constant(input: &InputPlan, shape: Shape, values: &[usize], received: usize) 
     Tensor::from_bytes(input.dtype, shape, Bytes::from(bytes))
 }
 
-/// Appends `value` as an element of `dtype`, converted as `as` does.
+/// Appends `value` as an element of `dtype`, converted like `as`.
 ///
 /// # Errors
-/// `Unimplemented` for types that padding and masks do not have (strings, 4-bit and 8-bit floats,
-/// complex).
+/// `Unimplemented` for types without padding and masks (strings, 4-bit and 8-bit floats, complex).
 pub(crate) fn element(dtype: DType, value: f64, to: &mut Vec<u8>) -> Result<()> {
     match dtype {
         DType::Bool => to.push(u8::from(value != 0.0)),

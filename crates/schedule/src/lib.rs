@@ -1,18 +1,18 @@
-//! The life of a request: admitted, queued, run.
+//! The scheduler of inference requests: admission, queues, runs.
 //!
-//! Doors call [`Scheduler::submit`], which never blocks: the request is queued or refused. Named OS
-//! threads, one per core by default, take requests, or batches of requests that can be joined
-//! without changing an answer, run them with the engine at one thread, and hand each request's
-//! outcome to its callback. There is no async runtime here and no lock is held while a model runs.
+//! Endpoints call [`Scheduler::submit`], which never blocks: it queues or refuses the request.
+//! Named OS threads, one per core by default, take requests, or batches of requests that can be
+//! joined without changing an answer. They run them with the engine at one thread and pass each
+//! outcome to its callback. There is no async runtime here, and no lock is held while a model runs.
 //!
-//! From the inside out: [`bounds`] is what one request may ask for, [`merge`] the padding rule,
-//! [`batch_key`] what decides whether requests fit together, [`batch`] joins and splits, [`cost`]
-//! learns what merging brings and [`linear_fit`] what padding costs, [`choose`] picks among one
-//! model's requests in its [`model_queue`], [`dispatch`] among models, [`run`] calls the engine.
+//! From the inside out: [`bounds`] limits one request, [`merge`] is the padding rule, [`batch_key`]
+//! decides which requests fit together, [`batch`] joins and splits, [`cost`] measures merging and
+//! [`linear_fit`] the price of padding, [`choose`] picks among one model's requests in its
+//! [`model_queue`], [`dispatch`] among models, [`run`] calls the engine.
 //!
-//! Invariant: every submitted job's callback is called exactly once, also when the model panics,
-//! the deadline passes in the queue, or the scheduler shuts down; and what it is given does not
-//! depend on its batch-mates.
+//! Invariant: the callback of every submitted job is called exactly once, even if the model panics,
+//! the deadline passes in the queue, or the scheduler shuts down. The outcome does not depend on
+//! the other requests of its batch.
 
 mod batch;
 mod batch_key;
@@ -51,62 +51,62 @@ pub use snapshot::{
 };
 pub use threads::{ThreadPlan, ThreadPolicy};
 
-/// Most workers a scheduler starts.
+/// Most workers of a scheduler.
 pub const WORKERS_MAX: usize = 256;
-/// What a refused client is told to wait before it tries again.
+/// Advice to refused clients before the next try.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// How many workers, how long a queue.
+/// Number of workers and length of queues.
 #[derive(Clone, Debug)]
 pub struct SchedulerConfig {
     /// Inference threads, 1 to [`WORKERS_MAX`].
     pub workers: usize,
-    /// Requests of one model that may wait; the next is refused. A model may have its own bound.
+    /// Most waiting requests of one model, if it has no limit of its own.
     pub queue_max: usize,
     /// Pin worker `i` to core `i`.
     pub pin: bool,
-    /// Whether the threads of all runs together are no more than the workers: a run of several
-    /// threads then waits until as many workers are free as it has threads. Otherwise as many runs
-    /// go side by side as there are workers.
+    /// True if the threads of all runs together are at most the workers: a run of several threads
+    /// waits until as many workers are free. Otherwise there are as many concurrent runs as
+    /// workers.
     pub count_threads: bool,
 }
 
-/// What became of a job.
+/// Outcome of a job.
 #[derive(Debug)]
 pub struct Completion {
-    /// The outputs, or why there are none.
+    /// Outputs, or the error.
     pub result: Result<Vec<NamedTensor>>,
-    /// From submission to the start of the run (or to the refusal).
+    /// Time from submission to the start of the run, or to the refusal.
     pub queue: Duration,
-    /// Time in the engine; of a merged run, the whole run's.
+    /// Time in the engine; that of the whole run if requests were merged.
     pub compute: Duration,
-    /// Items of the run that answered, those of batch-mates included; 0 where nothing ran.
+    /// Items of the whole run, including other requests; 0 if nothing ran.
     pub batch: usize,
 }
 
-/// Called once with the outcome, on a worker thread; must not block.
+/// Callback for the outcome, called once on a worker thread; must not block.
 pub type CompletionCallback = Box<dyn FnOnce(Completion) + Send>;
 
 /// One request for one version.
 pub struct Job {
-    /// Who answers. Held until the callback has been called.
+    /// Version that answers. Held until the callback has been called.
     pub servable: Arc<Servable>,
     /// Inputs, already checked against the signature.
     pub inputs: Vec<NamedTensor>,
-    /// Wanted outputs in order; all of them when empty.
+    /// Wanted outputs in order; empty for all outputs.
     pub outputs: Vec<Arc<str>>,
-    /// Priority level, 1 first; 0 is the model's default. A level that the model does not have is
-    /// its last.
+    /// Priority level, 1 first; 0 is the model's default. A level beyond the model's last is its
+    /// last.
     pub priority: usize,
-    /// After this the client no longer waits.
+    /// Time after which the client no longer waits.
     pub deadline: Instant,
-    /// Set when the client has gone: the job is dropped before it runs.
+    /// True once the client has disconnected. The job is then dropped before it runs.
     pub cancelled: Arc<AtomicBool>,
-    /// Where the outcome goes.
+    /// Receiver of the outcome.
     pub done: CompletionCallback,
 }
 
-/// The inference workers and their queues.
+/// Inference workers and their queues.
 pub struct Scheduler {
     dispatch: Arc<Dispatch>,
     workers: Mutex<Vec<JoinHandle<()>>>,
@@ -117,7 +117,7 @@ impl Scheduler {
     /// Starts the workers.
     ///
     /// # Errors
-    /// `InvalidArgument` for a count out of range, `ResourceExhausted` when a thread cannot be
+    /// `InvalidArgument` for a number out of range, `ResourceExhausted` if a thread cannot be
     /// started.
     pub fn start(config: &SchedulerConfig) -> Result<Arc<Scheduler>> {
         if config.workers == 0 || config.workers > WORKERS_MAX {
@@ -153,14 +153,13 @@ impl Scheduler {
         }))
     }
 
-    /// Queues a job; never blocks. A job that is refused is dropped with its callback uncalled.
+    /// Queues a job; never blocks. A refused job is dropped without a call of its callback.
     ///
     /// # Errors
-    /// `ResourceExhausted` with retry advice when the model's queue, or that of the job's priority,
-    /// has no room for all parts of the request (one that is half empty has); `Unavailable` when
-    /// the scheduler is shutting down; `InvalidArgument` where the request would become too many
-    /// parts, or an input that the server fills would be too large or has nothing to be filled
-    /// from.
+    /// `ResourceExhausted` with retry advice if the model's queue, or that of the job's priority,
+    /// has no room for all parts of the request (a queue that is at most half full has);
+    /// `Unavailable` during shutdown; `InvalidArgument` if the request would have too many parts,
+    /// or an input that the server fills in would be too large or has no source.
     pub fn submit(&self, job: Job) -> Result<()> {
         let entries = Entry::from_job(job, Instant::now())?;
         let parts = entries.len();
@@ -181,27 +180,27 @@ impl Scheduler {
         })
     }
 
-    /// Requests waiting now.
+    /// Returns the number of waiting requests.
     pub fn queued(&self) -> usize {
         self.dispatch.queued()
     }
 
-    /// How many of one model may wait.
+    /// Returns the most waiting requests of one model.
     pub fn queue_max(&self) -> usize {
         self.dispatch.queue_max()
     }
 
-    /// What has been done and is being done.
+    /// Returns the current figures.
     pub fn snapshot(&self) -> SchedulerSnapshot {
         self.dispatch.snapshot()
     }
 
-    /// Inference threads.
+    /// Returns the number of inference threads.
     pub fn workers(&self) -> usize {
         self.worker_count
     }
 
-    /// Refuses new jobs, finishes those that are queued, ends the workers.
+    /// Refuses new jobs, finishes queued ones and ends the workers.
     pub fn shutdown(&self) {
         self.dispatch.close();
         let workers = std::mem::take(&mut *self.workers.lock());
@@ -219,11 +218,11 @@ impl Drop for Scheduler {
     }
 }
 
-/// Adds the inputs that the server makes for `servable`'s clients (masks, real sizes), as for every
-/// request. For those who run it without a scheduler.
+/// Adds the inputs that the server fills in for clients (masks, real sizes), for runs without a
+/// scheduler.
 ///
 /// # Errors
-/// `InvalidArgument` where there is nothing to fill one from.
+/// `InvalidArgument` if there is nothing to fill one from.
 pub fn fill_inputs(servable: &Servable, inputs: &mut Vec<NamedTensor>) -> Result<()> {
     fill::fill(servable.plan(), inputs)
 }

@@ -1,18 +1,18 @@
-//! What padding costs: a line through the runs of a model, whatever their shape.
+//! Price of padding: a linear fit through the runs of a model of all shapes.
 
-/// Weight of past runs in the padding estimate; an observation's weight halves in about 140 runs.
+/// Weight of past runs in the fit. The weight of a run halves in about 140 runs.
 const DECAY: f64 = 0.995;
-/// Runs before the padding estimate is used.
+/// Runs before the fit is used.
 const RUNS_TO_ESTIMATE: u64 = 16;
-/// Paddings that are tried before anything is known.
+/// Paddings that are tried without a fit.
 const PADDINGS_TO_TRY: u64 = 16;
-/// Later, one in so many of those that may pay is tried.
+/// Later, one of this many paddings that may pay is tried.
 const PADDING_TRY_EVERY: u64 = 100;
-/// A padded run must be this much cheaper than separate runs.
+/// Least gain of a padded run over separate runs.
 const PADDING_GAIN_MIN: f64 = 0.05;
 
-/// A run's time as a fixed part and a part for each element: least squares over the last runs, and
-/// how far the fixed part may be off.
+/// Time of a run as a fixed part and a part for each element: least squares over the last runs,
+/// with the error of the fixed part.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinearFit {
     weight: f64,
@@ -25,7 +25,7 @@ pub(crate) struct LinearFit {
     asked: u64,
 }
 
-/// Bounds on a run's fixed part, and the mean run that every line goes through.
+/// Bounds on the fixed part of a run, and the mean run, which every fit goes through.
 #[derive(Clone, Copy, Debug)]
 struct Fit {
     fixed_low: f64,
@@ -35,8 +35,8 @@ struct Fit {
 }
 
 impl Fit {
-    /// Whether one run over `together` elements is cheaper than one over each of `apart`, where a
-    /// run's fixed part is `fixed`.
+    /// Returns true if one run over `together` elements is cheaper than one over each of `apart`,
+    /// for a fixed part of `fixed`.
     fn pays(&self, fixed: f64, together: f64, apart: [f64; 2]) -> bool {
         let element = ((self.mean_us - fixed) / self.mean_elements).max(0.0);
         let separate = 2.0 * fixed + element * (apart[0] + apart[1]);
@@ -45,7 +45,7 @@ impl Fit {
 }
 
 impl LinearFit {
-    /// A run over `elements` elements took `us` microseconds.
+    /// Adds a run over `elements` elements that took `us` microseconds.
     pub(crate) fn add(&mut self, elements: f64, us: f64) {
         for sum in
             [&mut self.weight, &mut self.x, &mut self.y, &mut self.xx, &mut self.xy, &mut self.yy]
@@ -61,8 +61,8 @@ impl LinearFit {
         self.runs += 1;
     }
 
-    /// `None` while too little, or only one size, was seen. The error of the fixed part is that of
-    /// the intercept in simple linear regression; two of them either way.
+    /// Returns the bounds; `None` after too few runs, or runs of one size only. They are two
+    /// standard errors of the intercept in simple linear regression on either side.
     fn fit(&self) -> Option<Fit> {
         let (mean_x, mean_y) = (self.x / self.weight, self.y / self.weight);
         let spread = self.xx - self.x * mean_x;
@@ -83,8 +83,8 @@ impl LinearFit {
         })
     }
 
-    /// Whether one run over `together` elements is cheaper than one over each of `apart`: where
-    /// that is certain, and now and then where it is possible, because only padded runs can tell.
+    /// Returns true if one run over `together` elements is cheaper than one over each of `apart`.
+    /// Sometimes also returns true if that is only possible, because padded runs must be measured.
     pub(crate) fn pays(&mut self, together: f64, apart: [f64; 2]) -> bool {
         self.asked += 1;
         let try_it = self.asked <= PADDINGS_TO_TRY || self.asked.is_multiple_of(PADDING_TRY_EVERY);
@@ -98,8 +98,7 @@ impl LinearFit {
 mod tests {
     use super::*;
 
-    /// A model whose run takes `fixed` and one microsecond an element, with noise; sizes differ by
-    /// a third.
+    /// Runs of `fixed` plus one microsecond an element, with noise. Sizes differ by a third.
     fn measured(fixed: f64) -> LinearFit {
         let mut cost = LinearFit::default();
         for run in 0..60 {
@@ -112,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_pays_where_the_fixed_part_is_large() {
+    fn padding_pays_if_the_fixed_part_is_large() {
         let (mut fixed, mut linear) = (measured(2000.0), measured(0.0));
         assert!(fixed.pays(320.0, [160.0, 100.0]));
         assert!(!fixed.pays(32_000.0, [16_000.0, 10_000.0]), "too much padding");

@@ -1,20 +1,20 @@
-//! When requests of different shape may share a padded batch: a pure function of shapes.
+//! Rule for padding requests of different shape to one batch: a pure function of shapes.
 //!
-//! The rule is the one that Paddle Serving documents for dynamic padding: two shapes of equal rank
-//! are padded to the largest size of each axis if that wastes little, where little is either an
-//! absolute number of bytes or a share. Here the share is a/M in floating point, the part of the
-//! padded shape M that the request's own a elements fill, and it is asked of every request of the
-//! batch, so that a batch that grows step by step cannot leave its first members behind.
+//! The rule is that of Paddle Serving's documentation for dynamic padding. Two shapes of equal rank
+//! are padded to the largest size of each axis if that wastes little: an absolute number of bytes,
+//! or a share. Here the share is a/M in floating point, the part of the padded shape M that the
+//! request's own a elements fill. Every request of the batch must meet it, so that a batch that
+//! grows step by step does not break it for its first members.
 
 use engine::PadRule;
 
-/// The smallest shape that holds both; `None` where the ranks differ.
+/// Returns the smallest shape that holds both; `None` if the ranks differ.
 pub(crate) fn cover(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     (a.len() == b.len()).then(|| a.iter().zip(b).map(|(&a, &b)| a.max(b)).collect())
 }
 
-/// Whether a request of shape `own` may be padded to `padded`, which holds it; elements have
-/// `element_bytes` bytes. Total for any sizes: zero is no divisor and nothing overflows.
+/// Returns true if a request of shape `own` may be padded to `padded`, which holds it. Elements
+/// have `element_bytes` bytes. Total for any sizes: no division by zero and no overflow.
 pub(crate) fn may_pad(
     own: &[usize],
     padded: &[usize],
@@ -30,12 +30,12 @@ pub(crate) fn may_pad(
     similarity > rule.similarity || waste_bytes < rule.slack_bytes as f64
 }
 
-/// The size of `own` after rounding up to a bucket; larger than every bucket stays.
+/// Rounds `own` up to a bucket. A size above every bucket stays.
 pub(crate) fn round_up(own: usize, buckets: &[usize]) -> usize {
     buckets.get(buckets.partition_point(|&bucket| bucket < own)).copied().unwrap_or(own)
 }
 
-/// In floats: a product of sizes from outside may be any number.
+/// Floats, because a product of sizes from a client may be any number.
 fn elements(shape: &[usize]) -> f64 {
     shape.iter().map(|&size| size as f64).product()
 }
@@ -48,13 +48,13 @@ mod tests {
         PadRule { merge: true, buckets: vec![], similarity: 0.5, slack_bytes: 1024 }
     }
 
-    /// Whether two single-precision requests share a batch.
+    /// Returns true if two single-precision requests share a batch.
     fn merge(a: &[usize], b: &[usize]) -> bool {
         cover(a, b).is_some_and(|padded| [a, b].iter().all(|own| may_pad(own, &padded, 4, &rule())))
     }
 
-    /// The three scenarios of Paddle Serving's page, and the cases in which its code does not do
-    /// what the page says.
+    /// The three scenarios of Paddle Serving's page, and cases in which its code differs from the
+    /// page.
     #[test]
     fn the_table_of_the_reference() {
         let cases: [(&[usize], &[usize], bool, &str); 15] = [

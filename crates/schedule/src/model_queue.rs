@@ -1,4 +1,4 @@
-//! One model's waiting requests, and which of them run next.
+//! The waiting requests of one model.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -10,47 +10,46 @@ use crate::cost::ModelCost;
 use crate::entry::{Entry, ExpiredEntry};
 use crate::snapshot::{BATCH_SIZE_BOUNDS, CLASSES_SHOWN_MAX, ClassSnapshot, ModelSnapshot};
 
-/// Instances of versions remembered as not to be merged.
+/// Most version instances that are remembered as not mergeable.
 const MISFITS_MAX: usize = 16;
 
-/// How long those whose client has gone may take a place in the queue. They are not run in any
-/// case; only looking at all that wait whenever a worker is free would make each run dearer the
-/// longer the queue is.
+/// Time between two scans for requests of disconnected clients. They never run. A scan of the whole
+/// queue for every free worker would make runs dearer the longer the queue is.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// What a run has shown.
+/// Outcome of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ran {
-    /// Instance that ran.
+    /// Version instance that ran.
     pub(crate) instance: u64,
-    /// Its model's weight.
+    /// Weight of its model.
     pub(crate) weight: u32,
-    /// Cores that the run took.
+    /// Cores of the run.
     pub(crate) cores: usize,
-    /// What was charged in advance, in microseconds.
+    /// Microseconds charged in advance.
     pub(crate) charge: f64,
-    /// Requests it answered.
+    /// Requests answered.
     pub(crate) requests: usize,
-    /// Their items.
+    /// Items of these requests.
     pub(crate) items: usize,
-    /// Elements of padded inputs: real, and padding.
+    /// Real and padding elements of padded inputs.
     pub(crate) elements: (u64, u64),
-    /// Processor time of the run, or wall time where other threads take part.
+    /// Processor time of the run, or wall time if other threads take part.
     pub(crate) time: Duration,
-    /// What the time teaches; nothing after a failure.
+    /// Measurement of the run; `None` after a failure.
     pub(crate) lesson: Option<Lesson>,
-    /// The requests were run again one by one.
+    /// True if the requests were run again one by one.
     pub(crate) rerun: bool,
-    /// The outputs could not be cut apart.
+    /// True if the outputs could not be split.
     pub(crate) misfit: bool,
 }
 
-/// What was measured.
+/// Measurement of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lesson {
-    /// The shape's number; `None` where different shapes were padded.
+    /// Hash of the batch key; `None` if different keys were padded together.
     pub(crate) shape: Option<u64>,
-    /// Elements an item, padding included.
+    /// Elements per item, including padding.
     pub(crate) elements: f64,
 }
 
@@ -58,22 +57,21 @@ pub(crate) struct Lesson {
 pub(crate) struct ModelQueue {
     pub(crate) levels: Vec<VecDeque<Entry>>,
     pub(crate) queued: usize,
-    /// Before then no deadline passes.
+    /// Earliest deadline.
     due: Option<Instant>,
-    /// When all that wait were last looked at.
+    /// Time of the last scan.
     looked: Option<Instant>,
-    /// Those of the versions that were asked and are not known to be released.
+    /// Sessions of used versions that are not known to be released.
     sessions: Vec<Weak<dyn Session>>,
-    /// Instances whose requests are not merged, because their outputs could not be cut apart.
+    /// Instances whose requests are not merged, because their outputs could not be split.
     pub(crate) misfit: Vec<u64>,
     pub(crate) cost: ModelCost,
-    /// Time used, of all cores together, divided by the weight: the model with the least goes
-    /// first.
+    /// Time used by all cores, divided by the weight. The model with the least goes first.
     pub(crate) used: f64,
-    /// What the last run used, charged in advance.
+    /// Time of the last run, charged in advance.
     pub(crate) charge: f64,
     pub(crate) running: usize,
-    /// Share of lingers that brought company, and the delay that it was seen with.
+    /// Share of useful lingers at the current `delay`.
     pub(crate) linger_useful: f64,
     delay: Duration,
     pub(crate) batches_taken: u64,
@@ -104,15 +102,15 @@ impl ModelQueue {
         self.queued
     }
 
-    /// Whether nothing waits or runs and every version that was asked is released. Nothing is
-    /// upgraded here: a version must be dropped on an unload thread only.
+    /// Returns true if nothing waits or runs and every used version is released. Upgrades no weak
+    /// reference: only an unload thread may drop a version.
     pub(crate) fn gone(&self) -> bool {
         self.queued == 0
             && self.running == 0
             && self.sessions.iter().all(|session| session.strong_count() == 0)
     }
 
-    /// Remembers the session of a version that was asked.
+    /// Remembers the session of a used version.
     fn watch(&mut self, session: Weak<dyn Session>) {
         if !self.sessions.iter().any(|known| std::ptr::addr_eq(known.as_ptr(), session.as_ptr())) {
             self.sessions.retain(|known| known.strong_count() > 0);
@@ -120,9 +118,9 @@ impl ModelQueue {
         }
     }
 
-    /// Takes the entries of one request; or gives how many may wait and how many do, where the
-    /// model's or their level's queue has no room for all. One that is half empty has room for any
-    /// request: a large one would otherwise wait for a moment in which nobody else asks.
+    /// Adds the entries of one request. Returns the limit and the waiting entries if the queue of
+    /// the model or level has no room for all. A queue that is at most half full has room for any
+    /// request: otherwise a large one would have to find the queue nearly empty.
     pub(crate) fn push(
         &mut self,
         entries: Vec<Entry>,
@@ -162,14 +160,14 @@ impl ModelQueue {
         Ok(())
     }
 
-    /// Whether it is time to look for those nobody waits for.
+    /// Returns true if a scan for expired requests is due.
     pub(crate) fn stale(&self, now: Instant) -> bool {
         let passed = |looked: Instant| now.saturating_duration_since(looked) >= LOOK_EVERY;
         self.queued > 0
             && (self.due.is_some_and(|due| now >= due) || self.looked.is_none_or(passed))
     }
 
-    /// Takes out those nobody waits for.
+    /// Removes expired and cancelled requests.
     pub(crate) fn expire(&mut self, now: Instant, dead: &mut Vec<ExpiredEntry>) {
         self.looked = Some(now);
         for level in &mut self.levels {
@@ -193,7 +191,7 @@ impl ModelQueue {
         self.due = self.levels.iter().flatten().map(|entry| entry.deadline).min();
     }
 
-    /// Learns from a run.
+    /// Takes over the outcome of a run.
     pub(crate) fn finish(&mut self, ran: &Ran) {
         let us = ran.time.as_secs_f64() * 1e6;
         self.running -= 1;

@@ -1,4 +1,4 @@
-//! One run: joining its requests, calling the engine, and answering each request once.
+//! A run: joins its requests, calls the engine, and answers each request once.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::entry::{Entry, ExpiredEntry, Finish};
 use crate::model_queue::{Lesson, Ran};
 use crate::{Completion, CompletionCallback};
 
-/// What every request of a run has been given.
+/// Outcome of each request of a run.
 type Answers = Vec<Result<Vec<NamedTensor>>>;
 
 struct RunTimes {
@@ -24,7 +24,7 @@ struct RunTimes {
     items: usize,
 }
 
-/// Why there is no answer for each request of a joined run.
+/// Reason for the failure of a joined run.
 enum Failure {
     Engine(Error),
     Misfit(Misfit),
@@ -32,14 +32,14 @@ enum Failure {
 
 /// Runs a batch and answers its requests.
 pub(crate) fn run(work: Batch, meter: &mut Meter) -> Ran {
-    let Batch { entries, form, charge, cores, .. } = work;
+    let Batch { entries, batch_key, charge, cores, .. } = work;
     let Some(first) = entries.first() else { return Ran::default() };
     let servable = first.servable.clone();
     let started = Instant::now();
-    let (answers, mut ran) = answer(&servable, &entries, form.as_ref());
+    let (answers, mut ran) = answer(&servable, &entries, batch_key.as_ref());
     let compute = started.elapsed();
     let processor = meter.lap();
-    // It does not count what others took of the core, but knows of this thread only.
+    // Processor time leaves out what other threads took of the core, but covers this thread only.
     ran.time = if servable.threads_per_run == 1 { processor } else { compute };
     ran.charge = charge;
     ran.cores = cores;
@@ -49,38 +49,38 @@ pub(crate) fn run(work: Batch, meter: &mut Meter) -> Ran {
     ran
 }
 
-/// A worker's processor time: read once a run, as the kernel is asked for it. So the few
-/// microseconds of giving out a run's answers are charged to the next.
+/// Processor time of a worker, read once a run, because it takes a system call. The few
+/// microseconds of answering a run are charged to the next.
 pub(crate) struct Meter(Duration);
 
 impl Meter {
-    /// Of the calling thread, from now on.
+    /// Starts to measure the calling thread.
     pub(crate) fn start() -> Meter {
         Meter(os::thread::cpu_time())
     }
 
-    /// What was used since it was last asked.
+    /// Returns the time since the last call.
     fn lap(&mut self) -> Duration {
         let before = std::mem::replace(&mut self.0, os::thread::cpu_time());
         self.0.saturating_sub(before)
     }
 }
 
-/// Each entry's answer, and what the run has shown.
-fn answer(servable: &Servable, entries: &[Entry], form: Option<&BatchKey>) -> (Answers, Ran) {
+/// Returns the outcome of each entry and of the run.
+fn answer(servable: &Servable, entries: &[Entry], batch_key: Option<&BatchKey>) -> (Answers, Ran) {
     let items = entries.iter().map(|entry| entry.items).sum();
     let mut ran = Ran { requests: entries.len(), items, ..Ran::default() };
-    let failure = match together(servable, entries, form) {
+    let failure = match together(servable, entries, batch_key) {
         Ok(answers) => {
-            learn(&mut ran, servable, entries, form);
+            learn(&mut ran, servable, entries, batch_key);
             return (answers.into_iter().map(Ok).collect(), ran);
         }
         Err(failure) => failure,
     };
     match failure {
-        // The request's own fault: nobody else's answer is in question.
+        // The fault of the only request.
         Failure::Engine(error) if entries.len() == 1 => return (vec![Err(error)], ran),
-        // One of them may be at fault; the others must not suffer.
+        // One of them may be at fault, and must not fail the others.
         Failure::Engine(_) => ran.rerun = true,
         Failure::Misfit(Misfit(why)) => {
             tracing::warn!(version = %servable.id, why, "requests are not merged or padded any more");
@@ -88,11 +88,11 @@ fn answer(servable: &Servable, entries: &[Entry], form: Option<&BatchKey>) -> (A
             ran.misfit = true;
         }
     }
-    let form_of = |entry: &Entry| if ran.misfit { None } else { entry.form.clone() };
+    let key_of = |entry: &Entry| if ran.misfit { None } else { entry.batch_key.clone() };
     let alone = |entry: &Entry| match together(
         servable,
         std::slice::from_ref(entry),
-        form_of(entry).as_ref(),
+        key_of(entry).as_ref(),
     ) {
         Ok(mut answers) => answers.pop().ok_or_else(|| Error::internal("a run without an answer")),
         Err(Failure::Engine(error)) => Err(error),
@@ -101,34 +101,37 @@ fn answer(servable: &Servable, entries: &[Entry], form: Option<&BatchKey>) -> (A
     (entries.iter().map(alone).collect(), ran)
 }
 
-/// Runs all entries at once, each padded to `form`; one that needs nothing done to it runs as it
-/// is.
+/// Runs all entries at once, each padded to `batch_key`. A single entry of the right sizes runs as
+/// it is.
 fn together(
     servable: &Servable,
     entries: &[Entry],
-    form: Option<&BatchKey>,
+    batch_key: Option<&BatchKey>,
 ) -> std::result::Result<Vec<Vec<NamedTensor>>, Failure> {
     let plan = servable.plan();
-    let (form, outputs) = match (entries, form) {
+    let (batch_key, outputs) = match (entries, batch_key) {
         ([only], None) => {
             let outputs = call(servable, &only.inputs, &only.outputs).map_err(Failure::Engine)?;
             return Ok(vec![outputs]);
         }
-        ([only], Some(form)) if batch::fits(plan, form, &only.inputs) => {
+        ([only], Some(batch_key)) if batch::fits(plan, batch_key, &only.inputs) => {
             let outputs = call(servable, &only.inputs, &only.outputs).map_err(Failure::Engine)?;
             return Ok(vec![outputs]);
         }
         ([], _) | (_, None) => {
-            return Err(Failure::Engine(Error::internal("requests without a form were joined")));
+            return Err(Failure::Engine(Error::internal(
+                "requests without a batch key were joined",
+            )));
         }
-        ([first, ..], Some(form)) => (form, &first.outputs),
+        ([first, ..], Some(batch_key)) => (batch_key, &first.outputs),
     };
     let parts: Vec<Part<'_>> =
         entries.iter().map(|entry| Part { inputs: &entry.inputs, items: entry.items }).collect();
-    let joined = guarded(servable, "joining", || batch::join(plan, form, &parts));
+    let joined = guarded(servable, "joining", || batch::join(plan, batch_key, &parts));
     let inputs = joined.map_err(Failure::Engine)?;
     let outputs = call(servable, &inputs, outputs).map_err(Failure::Engine)?;
-    let answers = guarded(servable, "splitting", || Ok(batch::split(plan, form, &parts, outputs)));
+    let answers =
+        guarded(servable, "splitting", || Ok(batch::split(plan, batch_key, &parts, outputs)));
     answers.map_err(Failure::Engine)?.map_err(Failure::Misfit)
 }
 
@@ -140,7 +143,7 @@ fn call(
     guarded(servable, "the engine", || servable.run(inputs, outputs))
 }
 
-/// Turns a panic of `what` into an error: a worker outlives whatever a request does to it.
+/// Turns a panic of `what` into an error, so that the worker survives.
 fn guarded<T>(servable: &Servable, what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         tracing::error!(version = %servable.id, what, "a run panicked");
@@ -148,21 +151,21 @@ fn guarded<T>(servable: &Servable, what: &str, work: impl FnOnce() -> Result<T>)
     })
 }
 
-/// What a run that went well teaches.
-fn learn(ran: &mut Ran, servable: &Servable, entries: &[Entry], form: Option<&BatchKey>) {
-    let (plan, Some(form)) = (servable.plan(), form) else { return };
-    let elements = form.elements(plan);
+/// Records the measurement of a successful run.
+fn learn(ran: &mut Ran, servable: &Servable, entries: &[Entry], batch_key: Option<&BatchKey>) {
+    let (plan, Some(batch_key)) = (servable.plan(), batch_key) else { return };
+    let elements = batch_key.elements(plan);
     if plan.pads() {
         let real: f64 = entries.iter().map(|entry| real_elements(entry) * entry.items as f64).sum();
         let all = elements * ran.items as f64;
         ran.elements = (real as u64, (all - real).max(0.0) as u64);
     }
-    let same = entries.iter().all(|entry| entry.form.as_ref() == Some(form));
+    let same = entries.iter().all(|entry| entry.batch_key.as_ref() == Some(batch_key));
     let shape = entries.first().filter(|_| same).map(|entry| entry.key);
     ran.lesson = Some(Lesson { shape, elements });
 }
 
-/// Elements an item of the padded inputs has by itself.
+/// Returns the elements per item of the padded inputs, without padding.
 fn real_elements(entry: &Entry) -> f64 {
     let plan = entry.servable.plan();
     let padded = plan.inputs.iter().filter(|input| input.rule.is_some());
@@ -173,8 +176,8 @@ fn real_elements(entry: &Entry) -> f64 {
     padded.filter_map(sizes).sum()
 }
 
-/// Gives each entry its outcome. Every hold on the servable is let go before the first callback, so
-/// that a waiting unload is not held up by a slow client.
+/// Gives each entry its outcome. Drops all references to the servable before the first callback, so
+/// that a slow client does not delay an unload.
 fn deliver(servable: Arc<Servable>, entries: Vec<Entry>, answers: Answers, times: RunTimes) {
     let RunTimes { started, compute, items: batch } = times;
     let mut calls: Vec<(CompletionCallback, Completion)> = Vec::with_capacity(entries.len());
@@ -187,7 +190,7 @@ fn deliver(servable: Arc<Servable>, entries: Vec<Entry>, answers: Answers, times
     calls.into_iter().for_each(|(done, completion)| done(completion));
 }
 
-/// The callback that an outcome is for, unless other parts of the request are still missing.
+/// Returns the callback and its outcome, unless other parts of the request are missing.
 fn finish(entry: Entry, completion: Completion) -> Option<(CompletionCallback, Completion)> {
     let servable = entry.servable;
     match entry.finish {
@@ -226,15 +229,14 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Internal);
     }
 
-    /// What a run is charged is the time of all its cores; what is learned from it is how long it
-    /// took.
+    /// A run is charged for the time of all its cores. Its measurement is the wall time.
     #[test]
     fn a_run_is_charged_for_all_its_cores() {
         let servable = model("m", lingering(Duration::ZERO));
         let entries = request(&servable, 1, Instant::now());
-        let form = entries[0].form.clone();
+        let batch_key = entries[0].batch_key.clone();
         let mut ran =
-            run(Batch { entries, form, cores: 4, taken: 4, charge: 0.0 }, &mut Meter::start());
+            run(Batch { entries, batch_key, cores: 4, taken: 4, charge: 0.0 }, &mut Meter::start());
         assert_eq!(ran.cores, 4);
         ran.time = Duration::from_millis(1);
         let mut queue = ModelQueue::new(&servable.id.model);

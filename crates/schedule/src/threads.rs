@@ -1,56 +1,55 @@
-//! How many threads there are of each kind: the one place that decides.
+//! Number of threads of each kind, decided in this module only.
 //!
-//! Inference threads are the parallelism of the server. Each runs the engine at one thread, so more
-//! of them than cores only take the cores from each other: every run gets longer, and with it every
-//! tail. That is refused rather than done. A model that asks for more threads inside one run takes
-//! them from the same number (checked by `lifecycle` when it loads). Doors come on top: they are
-//! bound by the network, and give way to the inference threads when requests pile up. Background
-//! threads run at idle priority and are not counted.
+//! Inference threads are the parallelism of the server. Each runs the engine at one thread. More of
+//! them than cores only take the cores from each other and make every run longer, so that is
+//! refused. A model that asks for more threads inside one run takes them from the same number
+//! (`lifecycle` checks it during the load). Connection threads come on top: they are bound by the
+//! network, and use batch scheduling when requests pile up. Background threads run at idle priority
+//! and are not counted.
 
 use base::{Error, Result};
 
 use crate::WORKERS_MAX;
 
-/// What somebody asked for, and the machine it is asked of.
+/// Requested numbers, and the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadPolicy {
     /// Cores this process may use.
     pub cores: usize,
-    /// Inference threads; 0 is one a core.
+    /// Inference threads; 0 means one a core.
     pub workers: usize,
-    /// Merged batches of one model at the same time, for models that do not say; 0 is as many as
-    /// there are inference threads.
+    /// Concurrent merged batches of one model that has no setting of its own; 0 means the number of
+    /// inference threads.
     pub runtime_threads: usize,
-    /// Threads that receive, decode and encode; 0 is one a core.
+    /// Threads that receive, decode and encode; 0 means one a core.
     pub connection_threads: usize,
-    /// Pin inference thread i to core i.
+    /// True to pin inference thread i to core i.
     pub pin: bool,
-    /// Allow more inference threads than cores.
+    /// True to allow more inference threads than cores.
     pub oversubscribe: bool,
 }
 
-/// How many threads there will be.
+/// Resulting numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadPlan {
-    /// Inference threads, at least 1. Also the most threads that the runs of one model may take
-    /// together.
+    /// Inference threads, at least 1. Also the most threads of one model's runs together.
     pub workers: usize,
     /// Threads that receive, decode and encode, at least 1.
     pub connection_threads: usize,
-    /// Whether inference thread i is pinned to core i.
+    /// True if inference thread i is pinned to core i.
     pub pin: bool,
 }
 
 impl ThreadPolicy {
-    /// Decides.
+    /// Decides the numbers.
     ///
     /// # Errors
-    /// `InvalidArgument` naming the flag and what to use instead, for more inference threads than
-    /// cores (unless allowed), more than [`WORKERS_MAX`], pinned ones without a core each, or more
-    /// batches at the same time than inference threads.
+    /// `InvalidArgument` with the flag and its remedy, for more inference threads than cores
+    /// (unless allowed), more than [`WORKERS_MAX`], pinned ones without a core each, or more
+    /// concurrent batches than inference threads.
     pub fn plan(&self) -> Result<ThreadPlan> {
         let cores = self.cores.max(1);
-        // One a core is a default, so it yields to the bound; a number that somebody gave does not.
+        // One a core is a default, so it yields to the limit. An explicit number does not.
         let workers = if self.workers == 0 { cores.min(WORKERS_MAX) } else { self.workers };
         let connection_threads =
             if self.connection_threads == 0 { cores } else { self.connection_threads };

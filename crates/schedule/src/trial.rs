@@ -1,4 +1,4 @@
-//! For tests: a model that gives back what it is given, and requests to it.
+//! Test support: a model that returns its input, and requests to it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub(crate) fn model(name: &str, options: ScheduleOptions) -> Arc<Servable> {
     Arc::new(Servable::new(id, "test", session, options).unwrap())
 }
 
-/// Merging, with so long a wait for company.
+/// Settings that merge, with this delay.
 pub(crate) fn lingering(max_queue_delay: Duration) -> ScheduleOptions {
     ScheduleOptions {
         mode: ScheduleMode::Async,
@@ -51,7 +51,7 @@ pub(crate) fn lingering(max_queue_delay: Duration) -> ScheduleOptions {
     }
 }
 
-/// A request of `rows` rows that came at `now`; nobody hears the answer.
+/// A request of `rows` rows submitted at `now`, whose answer is dropped.
 pub(crate) fn request(servable: &Arc<Servable>, rows: usize, now: Instant) -> Vec<Entry> {
     let x = Tensor::from_vec([rows, 3].as_slice(), vec![1f32; rows * 3]).unwrap();
     let job = Job {

@@ -89,7 +89,7 @@ fn a_manifest_completes_a_version_at_once() {
 }
 
 #[test]
-fn what_is_no_version() {
+fn entries_that_are_no_version() {
     let mut bench = Bench::new();
     fs::create_dir_all(bench.root.path().join("m/1")).unwrap();
     bench.write("m/2/readme.txt", "x");
@@ -171,7 +171,7 @@ fn settings(bench: &mut Bench) -> Settings {
 }
 
 #[test]
-fn settings_that_cannot_be_read_are_not_absent_and_are_read_again() {
+fn unreadable_settings_are_read_again() {
     let mut bench = Bench::new();
     bench.write("m/1/model.onnx", "x");
     let file = bench.root.path().join("m/millpond.toml");
@@ -190,7 +190,7 @@ fn settings_that_cannot_be_read_are_not_absent_and_are_read_again() {
 
 /// A manifest that cannot be read, unlike a wrong one, may be readable later without a change.
 #[test]
-fn what_could_not_be_read_is_not_a_last_answer() {
+fn an_unreadable_version_is_scanned_again() {
     let mut bench = Bench::new();
     bench.write("m/1/graph", "gg");
     bench.write("m/1/millpond.json", "{}");
@@ -224,7 +224,7 @@ fn settings_are_read_again_when_they_change() {
 /// unreadable: without its versions it would be unloaded, and without its settings it would get
 /// others.
 #[test]
-fn a_directory_that_moves_while_it_is_looked_at_is_never_seen_empty() {
+fn a_moving_directory_is_never_seen_empty() {
     let mut bench = Bench::new();
     bench.write("m/millpond.toml", "policy = \"all\"");
     bench.write("m/1/millpond.json", MANIFEST);

@@ -38,7 +38,7 @@ fn unknown_names_are_not_found() {
 }
 
 #[test]
-fn a_load_sees_what_was_published_just_before() {
+fn a_load_sees_a_version_published_just_before() {
     let world = World::with_model();
     world.publish("m", 2);
     world.load("m", LoadSpec::default()).unwrap();
@@ -102,7 +102,7 @@ fn a_reload_that_fails_changes_nothing() {
 }
 
 #[test]
-fn a_reload_of_what_is_no_version_any_more_is_refused() {
+fn a_reload_of_a_removed_version_is_refused() {
     let world = World::with_model();
     let manifest = world.dir("m", 1).join("millpond.json");
     let good = std::fs::read(&manifest).unwrap();
@@ -134,7 +134,7 @@ fn a_reload_of_what_is_no_version_any_more_is_refused() {
 }
 
 #[test]
-fn a_reload_that_failed_for_a_while_does_not_stand_in_the_way_of_going_back() {
+fn a_failed_reload_does_not_prevent_a_rollback() {
     let world = World::with_model();
     world.publish("m", 2);
     world.until_ready("m", 2);
@@ -150,7 +150,7 @@ fn a_reload_that_failed_for_a_while_does_not_stand_in_the_way_of_going_back() {
 /// A swap that began by unloading is finished by the load after it; one that needs nothing unloaded
 /// has its own end.
 #[test]
-fn the_instance_that_a_reload_replaces_is_released_by_an_unload_thread() {
+fn an_unload_thread_releases_the_replaced_instance() {
     let mut world = World::prepare(64 * crate::world::MIB);
     world.settings("m", "transition = \"resource-preserving\"\npolicy = \"all\"");
     (1..=3).for_each(|version| world.publish("m", version));

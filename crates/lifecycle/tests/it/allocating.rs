@@ -105,7 +105,7 @@ fn they_are_opened_as_they_are_and_give_their_memory_back() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_the_old_version_stays() {
+fn a_version_that_does_not_fit_is_refused() {
     let mut world = World::prepare(16 * MIB);
     place(&world, 1, &graph(1));
     world.start(Setting::default());
@@ -161,7 +161,7 @@ fn in_the_heap_there_is_no_arena() {
 }
 
 #[test]
-fn the_models_file_says_what_the_graph_does_not() {
+fn the_models_file_completes_the_signature() {
     let mut world = World::prepare(64 * MIB);
     world.settings(
         "m",

@@ -146,7 +146,7 @@ fn copying() -> lifecycle::Converter {
 
 /// A conversion that waits for memory is one of files that may be replaced meanwhile.
 #[test]
-fn files_that_are_replaced_while_their_load_waits_are_converted_anew() {
+fn replaced_files_are_converted_again() {
     let mut world = World::prepare(8 * MIB);
     world.publish_tables("big", 1, &[1.0, 2.0]);
     world.start(Setting { change: |config| config.converter = copying(), ..Setting::default() });

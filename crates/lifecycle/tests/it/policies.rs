@@ -104,7 +104,7 @@ fn a_directory_that_cannot_be_read_takes_nothing_down() {
 
 /// Tried again, it would cost the version that serves another time.
 #[test]
-fn what_is_known_to_be_broken_stays_so_while_it_cannot_be_on_model_scan() {
+fn a_broken_version_stays_broken_while_unreadable() {
     let mut world = World::prepare(64 * MIB);
     world.settings("m", "transition = \"resource-preserving\"");
     world.publish("m", 1);

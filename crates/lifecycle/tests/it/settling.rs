@@ -57,7 +57,7 @@ fn a_section_for_recordings_is_taken_over_as_well() {
 }
 
 #[test]
-fn who_came_under_earlier_settings_holds_up_the_release() {
+fn requests_under_earlier_settings_delay_the_release() {
     let world = World::with_model();
     let held = world.lifecycle().catalog().get("m", None).unwrap();
     world.settings("m", ASYNC);
@@ -76,7 +76,7 @@ fn who_came_under_earlier_settings_holds_up_the_release() {
 }
 
 #[test]
-fn what_cannot_be_taken_over_is_said_and_the_version_serves_on() {
+fn refused_settings_are_noted_and_the_version_serves() {
     let world = World::with_model();
     world.settings("m", "[schedule]\nmode = \"async\"\n[schedule.inputs.x]\naxes = [7]");
     eventually("a note", || world.version("m", 1).unwrap().note.is_some());
@@ -105,7 +105,7 @@ fn more_runs_than_there_are_threads_are_not_taken_over() {
 }
 
 #[test]
-fn settings_that_change_during_a_load_hold_from_its_first_request() {
+fn settings_changed_during_a_load_hold_at_once() {
     let mut world = World::prepare(64 * MIB);
     world.publish("m", 1);
     let models = vec![cold(&world, "m")];
@@ -120,7 +120,7 @@ fn settings_that_change_during_a_load_hold_from_its_first_request() {
 }
 
 #[test]
-fn nobody_notices_settings_that_change_all_the_time() {
+fn settings_that_change_all_the_time_fail_no_request() {
     let world = World::with_model();
     let (stop, used) = (AtomicBool::new(false), world.used());
     std::thread::scope(|scope| {

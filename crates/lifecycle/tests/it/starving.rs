@@ -41,7 +41,7 @@ fn cost(world: &World, wanted: u64) -> LoadCost {
 }
 
 #[test]
-fn a_load_that_starves_inside_an_engine_goes_on_beside_it_and_reads_nothing_twice() {
+fn a_load_that_starves_in_an_engine_escalates_beside_it() {
     let mut world = World::prepare(64 * MIB);
     world.publish_tables("m", 1, &[1.0, 2.0]);
     let models = vec![cold(&world, "m")];

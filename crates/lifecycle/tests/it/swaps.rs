@@ -40,7 +40,7 @@ fn requests_never_fail_while_versions_change() {
 }
 
 #[test]
-fn the_unload_thread_releases_and_nobody_else() {
+fn only_the_unload_thread_releases() {
     let world = World::with_model();
     let held = world.lifecycle().catalog().get("m", None).unwrap();
     world.publish("m", 2);
@@ -120,7 +120,7 @@ fn two_hundred_swaps_leave_no_trace() {
 }
 
 #[test]
-fn what_two_versions_have_in_common_is_shared() {
+fn common_parameters_are_shared() {
     let mut world = World::prepare(64 * MIB);
     world.publish_tables("m", 1, &[1.0, 2.0, 3.0]);
     world.start(Setting::default());

@@ -93,7 +93,7 @@ fn a_recorded_request_that_fails_fails_the_load() {
 
 /// They are requests as clients send them.
 #[test]
-fn recorded_requests_leave_out_what_the_server_fills() {
+fn recorded_requests_are_filled_in() {
     let graph = "millpond-fake 1\ninput x float32 n w\ninput mask float32 n w\noutput y float32 n w\ny = echo mask\n";
     let settings = "[schedule.inputs.x]\naxes = [1]\nmask = \"mask\"\n\
         [[schedule.outputs.y]]\naxis = 1\ninput = \"x\"\ninput-axis = 1\n[warmup]\niterations = 1\n";

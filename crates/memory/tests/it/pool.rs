@@ -44,7 +44,7 @@ fn the_budget_holds() {
 }
 
 #[test]
-fn fragments_are_given_back_where_a_long_run_is_needed() {
+fn fragments_are_released_for_a_long_run() {
     let pool = pool(8);
     let mut kept: Vec<RegionMut> = (0..8).map(|_| pool.allocate(SLOT_BYTES).unwrap()).collect();
     kept.iter_mut().enumerate().for_each(|(index, region)| region.as_mut_slice().fill(index as u8));
@@ -146,7 +146,7 @@ fn small_pages_on_request() {
 }
 
 #[test]
-fn huge_pages_where_the_system_agrees() {
+fn huge_pages_if_granted() {
     let pool = pool(4);
     pool.prefault(bytes_of(4)).unwrap();
     let stats = pool.stats();

@@ -99,7 +99,7 @@ fn a_load_into_recycled_slots_hardly_faults() {
 }
 
 #[test]
-fn what_is_alive_is_shared_and_not_read() {
+fn live_chunks_are_shared_and_not_read() {
     let dir = scratch();
     let pieces: Vec<_> = (30..33).map(|seed| noise(seed, 3 * MIB)).collect();
     let pool = pool(16);

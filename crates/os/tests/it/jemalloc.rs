@@ -44,7 +44,7 @@ fn background_threads_share_an_arena_of_their_own() {
 #[test]
 #[expect(unsafe_code, reason = "the one way to read what an arena's caches hold")]
 fn a_thread_can_empty_its_cache_and_keeps_its_arena() {
-    /// What the caches of an arena's threads hold.
+    /// Returns the bytes cached by an arena's threads.
     fn cached(arena: u32) -> usize {
         tikv_jemalloc_ctl::epoch::advance().unwrap();
         let name = format!("stats.arenas.{arena}.tcache_bytes\0");

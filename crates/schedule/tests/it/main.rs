@@ -1,4 +1,5 @@
-//! The scheduler's promises: each job answered exactly once, bounds kept, nothing run for nobody.
+//! The scheduler's promises: each job is answered exactly once, limits hold, and nothing runs for a
+//! client that has left.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
@@ -126,7 +127,7 @@ impl Rig {
 }
 
 #[test]
-fn a_full_queue_refuses_with_advice_and_the_rest_is_answered_once() {
+fn a_full_queue_refuses_with_advice() {
     let rig = rig(1, 2, false);
     rig.submit().unwrap();
     rig.wait_running(1);
@@ -171,7 +172,7 @@ fn a_panicking_model_answers_and_the_worker_lives() {
 }
 
 #[test]
-fn shutdown_answers_what_was_queued_and_refuses_the_rest() {
+fn shutdown_answers_queued_requests_and_refuses_others() {
     let rig = rig(2, 8, false);
     for _ in 0..5 {
         rig.submit().unwrap();

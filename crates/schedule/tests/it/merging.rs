@@ -10,7 +10,7 @@ const MASKED: Kind = Kind { masked: true, mixes: false, scaled: false };
 const PLAIN: Kind = Kind { masked: false, mixes: false, scaled: false };
 const SCALED: Kind = Kind { masked: false, mixes: false, scaled: true };
 
-/// What the model says to each request by itself, without a scheduler and without padding.
+/// Returns the model's answer to each request alone, without a scheduler and without padding.
 fn alone(
     options: &ScheduleOptions,
     kind: Kind,
@@ -159,7 +159,7 @@ fn different_shapes_share_a_padded_run() {
 }
 
 #[test]
-fn what_wastes_too_much_is_not_padded() {
+fn wasteful_padding_is_refused() {
     let mut options = padding();
     if let Some(pad) = options.inputs.get_mut("x") {
         (pad.similarity, pad.slack_bytes) = (0.5, 0);
@@ -211,7 +211,7 @@ fn a_request_that_fails_does_not_fail_its_batch_mates() {
 }
 
 #[test]
-fn counters_say_what_was_merged_and_padded() {
+fn merged_and_padded_requests_are_counted() {
     let bench = Bench::new(1, 100);
     let (rows, servable) = model("m", padding(), MASKED);
     bench.ask(0, &servable, x(1, 2, 0.0));

@@ -92,9 +92,9 @@ fn lingering_ends_with_the_delay() {
     assert_eq!(rows.runs(), [(3, 4)]);
 }
 
-/// Where waiting never brings company it stops, except for a try now and then.
+/// Lingering that never brings more requests stops, except for a try now and then.
 #[test]
-fn a_linger_that_brings_nobody_is_given_up() {
+fn useless_lingering_stops() {
     let options = ScheduleOptions { max_queue_delay: Duration::from_millis(2), ..merging() };
     let bench = Bench::new(1, 100);
     let (rows, servable) = model("m", options, PLAIN);
@@ -190,8 +190,7 @@ fn a_model_with_one_thread_leaves_the_others_free() {
     assert!(bench.answers(2).iter().all(|answer| !ok(answer).is_empty()));
 }
 
-/// A model that may not have another run now stands in nobody's way, however many cores its runs
-/// take.
+/// A model at its limit of runs delays no other model, however many cores its runs take.
 #[test]
 fn a_wide_model_at_its_limit_leaves_cores_to_others() {
     let one = ScheduleOptions { threads: Some(1), ..ScheduleOptions::default() };
@@ -215,9 +214,9 @@ fn a_wide_model_at_its_limit_leaves_cores_to_others() {
     assert_eq!(bench.answers(2).len(), 2);
 }
 
-/// Threads inside runs that are on top of the workers hold nobody back.
+/// Threads inside runs that come on top of the workers delay no other run.
 #[test]
-fn wide_runs_go_side_by_side_where_their_threads_are_extra() {
+fn wide_runs_with_extra_threads_are_concurrent() {
     let config = SchedulerConfig { workers: 2, queue_max: 100, pin: false, count_threads: false };
     let bench = Bench::with(&config);
     let (rows, servable) = wide_model("m", ScheduleOptions::default(), 4, PLAIN);
@@ -231,7 +230,7 @@ fn wide_runs_go_side_by_side_where_their_threads_are_extra() {
 }
 
 #[test]
-fn shutdown_does_not_wait_for_company() {
+fn shutdown_does_not_linger() {
     let options = ScheduleOptions { max_queue_delay: Duration::from_secs(10), ..merging() };
     let bench = Bench::new(2, 100);
     let (rows, servable) = model("m", options, PLAIN);

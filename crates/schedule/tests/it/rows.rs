@@ -39,7 +39,7 @@ pub(crate) struct Rows {
     metadata: BTreeMap<String, String>,
 }
 
-/// What the servable holds; the test keeps the rest.
+/// Session of the servable. The test keeps the other reference.
 struct Shared(Arc<Rows>);
 
 impl std::ops::Deref for Shared {
@@ -117,7 +117,7 @@ pub(crate) fn padding() -> ScheduleOptions {
     options
 }
 
-/// Async, equal shapes, whatever it costs.
+/// Merges equal shapes at any cost.
 pub(crate) fn merging() -> ScheduleOptions {
     ScheduleOptions {
         mode: ScheduleMode::Async,
@@ -127,7 +127,7 @@ pub(crate) fn merging() -> ScheduleOptions {
     }
 }
 
-/// What a rig's model is like.
+/// Settings of a test's model.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Kind {
     pub(crate) masked: bool,
@@ -185,7 +185,7 @@ pub(crate) struct Bench {
     receiver: mpsc::Receiver<Tagged>,
 }
 
-/// How a request differs from the usual.
+/// Differences of a request from the default.
 #[derive(Clone)]
 pub(crate) struct With {
     pub(crate) priority: usize,

@@ -37,7 +37,7 @@ fn servable_alone(servable: &Servable, columns: usize) -> Vec<base::NamedTensor>
 }
 
 #[test]
-fn who_came_before_a_change_shares_no_run_with_who_came_after() {
+fn requests_before_and_after_a_change_share_no_run() {
     let bench = Bench::new(1, 100);
     let (rows, before) = model("m", merging(), Kind::default());
     let after = under(&before, ScheduleOptions { max_batch: 4, ..merging() });
@@ -76,8 +76,7 @@ fn another_delay_is_tried_although_lingering_was_given_up() {
     assert!(waits(&under(&servable, lingering(4)), 4));
 }
 
-/// What was counted and learned of a model stays while any version of it is there, whichever was
-/// asked last.
+/// Counts and measurements of a model stay while any of its versions exists.
 #[test]
 fn counters_outlive_streams_and_versions() {
     let bench = Bench::new(1, 100);
