@@ -15,7 +15,7 @@ const ADMIN_TIMEOUT: Duration = Duration::from_secs(600);
 /// Loads or reloads a model and waits until it serves.
 ///
 /// # Errors
-/// Those of the load, with its reason. The versions that served before still do.
+/// Those of the load, with its reason. Earlier versions then continue to serve.
 pub(crate) async fn load(lifecycle: &Lifecycle, name: &str, spec: LoadSpec) -> Result<()> {
     let (sender, receiver) = oneshot::channel();
     lifecycle.load(name, spec, Box::new(move |result| drop(sender.send(result))));
@@ -37,7 +37,7 @@ async fn outcome(receiver: oneshot::Receiver<Result<()>>) -> Result<()> {
         Ok(Ok(result)) => result,
         Ok(Err(_)) => Err(Error::unavailable("the server is shutting down")),
         Err(_) => Err(Error::deadline(
-            "it takes longer than ten minutes; it goes on, see the model's status",
+            "it takes longer than ten minutes and continues; see the model's status",
         )),
     }
 }

@@ -92,6 +92,10 @@ impl Exporter {
     }
 }
 
+fn level(family: &Family<KindLabels, metrics::LevelGauge>, kind: &'static str, value: u64) {
+    family.get_or_create(&KindLabels { kind }).set(i64::try_from(value).unwrap_or(i64::MAX));
+}
+
 /// Returns the current metrics as OpenMetrics.
 pub(crate) fn exposition(exporter: &Exporter) -> String {
     let core = &exporter.core;
@@ -99,11 +103,6 @@ pub(crate) fn exposition(exporter: &Exporter) -> String {
     windows(core);
     memory(core);
     versions(core);
-    let level = |family: &Family<KindLabels, metrics::LevelGauge>,
-                 kind: &'static str,
-                 value: u64| {
-        family.get_or_create(&KindLabels { kind }).set(i64::try_from(value).unwrap_or(i64::MAX));
-    };
     let metrics = &core.metrics;
     level(&metrics.queue, "length", core.scheduler.queued() as u64);
     level(&metrics.queue, "max", core.scheduler.queue_max() as u64);
@@ -137,11 +136,6 @@ pub(crate) fn exposition(exporter: &Exporter) -> String {
 /// Sets the gauges of images, and of collections if they are open.
 fn collections(exporter: &Exporter) {
     let images = &exporter.core.metrics.images;
-    let level = |family: &Family<KindLabels, metrics::LevelGauge>,
-                 kind: &'static str,
-                 value: u64| {
-        family.get_or_create(&KindLabels { kind }).set(i64::try_from(value).unwrap_or(i64::MAX));
-    };
     level(&images.waiting, "interactive", exporter.images.interactive_waiting() as u64);
     level(&images.waiting, "bulk", exporter.images.bulk_waiting() as u64);
     let gpu = search::coarse::device::counters();
@@ -166,7 +160,7 @@ fn collections(exporter: &Exporter) {
     level(&images.writes, "refused", stats.stalls.refused);
     level(&images.writes, "slowed", stats.stalls.slowed);
     level(&images.writes, "hurried", stats.stalls.escalated.into());
-    search_cache(&stats, &|kind, value| level(&images.cache, kind, value));
+    search_cache(&images.cache, &stats);
     for listed in registry.list() {
         let search::registry::ListedState::Ready(named) = listed.state else { continue };
         let status = named.collection().status();
@@ -183,19 +177,22 @@ fn collections(exporter: &Exporter) {
 }
 
 /// Sets the gauges of the caches of the exact stage.
-fn search_cache(stats: &search::registry::RegistryStats, level: &dyn Fn(&'static str, u64)) {
+fn search_cache(
+    cache: &Family<KindLabels, metrics::LevelGauge>,
+    stats: &search::registry::RegistryStats,
+) {
     let records = stats.cache.unwrap_or_default();
-    level("record_lookups", records.lookups);
-    level("record_hits", records.hits);
-    level("records_in", records.inserted);
-    level("records_out", records.evicted);
+    level(cache, "record_lookups", records.lookups);
+    level(cache, "record_hits", records.hits);
+    level(cache, "records_in", records.inserted);
+    level(cache, "records_out", records.evicted);
     let blocks = stats.blocks.unwrap_or_default();
-    level("block_lookups", blocks.lookups);
-    level("block_hits", blocks.hits);
-    level("blocks_in", blocks.filled);
-    level("blocks_out", blocks.evicted);
-    level("blocks", blocks.blocks);
-    level("blocks_max", blocks.blocks_max);
+    level(cache, "block_lookups", blocks.lookups);
+    level(cache, "block_hits", blocks.hits);
+    level(cache, "blocks_in", blocks.filled);
+    level(cache, "blocks_out", blocks.evicted);
+    level(cache, "blocks", blocks.blocks);
+    level(cache, "blocks_max", blocks.blocks_max);
 }
 
 /// Rebuilds the metrics of the scheduler, so that a removed model leaves no series.
@@ -243,16 +240,12 @@ fn windows(core: &Core) {
 }
 
 fn memory(core: &Core) {
-    let set = |kind: &'static str, bytes: u64| {
-        core.metrics.pool_bytes.get_or_create(&KindLabels { kind }).set(bytes as i64);
-    };
+    let set = |kind, bytes| level(&core.metrics.pool_bytes, kind, bytes);
     let pool = core.memory.pool().stats();
     set("max", pool.bytes_max);
     set("backed", pool.backed);
     set("used", pool.used);
-    let set = |kind: &'static str, bytes: u64| {
-        core.metrics.process_bytes.get_or_create(&KindLabels { kind }).set(bytes as i64);
-    };
+    let set = |kind, bytes| level(&core.metrics.process_bytes, kind, bytes);
     if let Ok(process) = os::process::memory() {
         set("rss", process.rss);
         set("rss_peak", process.rss_peak);
@@ -302,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_schedulers_counts_are_shown_and_go_with_the_model() {
+    fn counts_of_the_scheduler_end_with_the_model() {
         let metrics = Metrics::default();
         let mut sizes = [0; BATCH_SIZE_BOUNDS.len() + 1];
         (sizes[0], sizes[3]) = (2, 1);

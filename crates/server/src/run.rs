@@ -19,8 +19,8 @@ use crate::{grpc, http, page};
 ///
 /// # Errors
 /// `Unavailable` if a port is taken, `NotFound` or `FailedPrecondition` if ONNX Runtime cannot be
-/// used, `InvalidArgument` for contradicting settings. Models that fail to load are no error here:
-/// their state says why.
+/// used, `InvalidArgument` for contradicting settings. A model that fails to load is not an error here:
+/// its state gives the reason.
 pub fn run(mut config: Config) -> Result<()> {
     config.plan_threads()?;
     share_descriptors(&mut config);
@@ -53,8 +53,8 @@ pub fn run(mut config: Config) -> Result<()> {
     served
 }
 
-/// Opens the GPU if the configuration asks for one. Runs before any collection is opened. Without a
-/// GPU the processor does its work.
+/// Opens the GPU if one is configured, before any collection is opened. If it fails, the processor
+/// does its work.
 fn start_gpu(config: &Config) {
     let Some(options) = &config.search.gpu else { return };
     match search::coarse::device::start(options) {
@@ -109,11 +109,12 @@ async fn serve(
     ];
     let mut signals = EndSignals::install()?;
     announce(&format!("serving http://{http_address} grpc://{grpc_address}"));
-    tracing::info!(http = %http_address, grpc = %grpc_address, engine = %server.core.engine_version, "serving");
+    let engine = &server.core.engine_version;
+    tracing::info!(http = %http_address, grpc = %grpc_address, %engine, "serving");
     signals.wait().await;
-    tracing::info!("stopping: no new connections, finishing what is in flight");
+    tracing::info!("stopping: no new connections; requests in flight are finished");
     server.readiness.stop();
-    // Fails if both listeners have ended already, and then there is nothing to stop.
+    // Fails only if both listeners have ended already.
     let _ = stop.send(true);
     for listener in listeners {
         if let Err(error) = listener.await {
@@ -123,8 +124,8 @@ async fn serve(
     Ok(())
 }
 
-/// Prints the line from which programs that start a server read the ports. A closed output is no
-/// error.
+/// Prints the line with the ports for the program that started the server. A closed output is not
+/// an error.
 fn announce(line: &str) {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
@@ -151,7 +152,7 @@ fn share_descriptors(config: &mut Config) {
     config.search.collections_max = config.search.collections_max.min(collections_max);
 }
 
-/// Warns if other machines reach the server and it wants no key.
+/// Warns if other machines reach the server and there is no API key.
 fn warn_if_open(config: &Config) {
     let host = config.listeners.host;
     if !host.is_loopback() && config.search.api_key.is_none() {
