@@ -26,7 +26,7 @@ fn store(state: &AudioState, name: &str) -> Result<(Speakers, f32)> {
         recogniser.threshold().filter(|_| recogniser.kind == RecogniserKind::Embeddings);
     let threshold = threshold.ok_or_else(|| {
         Error::precondition(format!(
-            "recogniser \"{name}\" tells no speakers apart: its kind is not embeddings"
+            "recogniser \"{name}\" cannot tell speakers apart: its kind is not embeddings"
         ))
     })?;
     Ok((state.speakers(name)?, threshold))

@@ -213,7 +213,7 @@ fn prepare(state: &AudioState, name: &str) -> Result<PreparedUpload> {
     let permit = state.permits.try_acquire().ok_or_else(|| {
         state.requests.metrics.refused.get_or_create(&KindLabels { kind: "recordings_max" }).inc();
         let text = format!(
-            "{} recordings are being listened to already; try again later or raise --recordings",
+            "{} recordings are in progress already; try again later or raise --recordings",
             state.config.recordings_max
         );
         Error::exhausted(text).with_retry_after(RETRY_AFTER)

@@ -111,7 +111,5 @@ pub(crate) async fn add_in_background(state: &ImagesState, new: NewImage) -> Res
         payload: new.payload,
         done,
     })?;
-    receiver
-        .await
-        .unwrap_or_else(|_| Err(Error::internal("putting this image in ended in a panic")))
+    receiver.await.unwrap_or_else(|_| Err(Error::internal("a panic ended the work on this image")))
 }

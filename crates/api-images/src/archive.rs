@@ -113,7 +113,7 @@ impl Archive {
         if bytes.len() as u64 > self.left {
             self.next = usize::MAX;
             let text =
-                "the archive's contents are far larger than it is; the rest of it is not looked at";
+                "the archive's contents are far larger than the archive; the rest is not read";
             return SourceEntry::Failed(name, Error::too_large(text));
         }
         self.left -= bytes.len() as u64;

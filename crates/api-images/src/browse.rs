@@ -146,7 +146,7 @@ async fn point(
 /// Returns the key of a point's original.
 fn key(point: &FetchedPoint) -> Result<String> {
     let key = point.payload.get(BLOCK).and_then(|block| block.get("original")?.as_str());
-    key.map(str::to_owned).ok_or_else(|| Error::not_found("this point was put in without an image"))
+    key.map(str::to_owned).ok_or_else(|| Error::not_found("this point has no image"))
 }
 
 /// Returns an image as it was sent, and its media type.

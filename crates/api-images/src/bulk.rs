@@ -187,6 +187,6 @@ impl Reporter {
 
 impl Drop for Reporter {
     fn drop(&mut self) {
-        self.send_once(Err(Error::internal("looking at this image ended in a panic")));
+        self.send_once(Err(Error::internal("a panic ended the work on this image")));
     }
 }

@@ -60,11 +60,11 @@ impl Embedder {
             [only] => Ok(only.clone()),
             [] if !names.is_empty() && names.iter().any(|name| catalog.ready(name).is_none()) => {
                 Err(Error::unavailable(
-                    "no model that takes images serves yet; models are still loading",
+                    "no model that takes images is ready yet; models are still loading",
                 ))
             }
             [] if !small.is_empty() => Err(Error::precondition(format!(
-                "no embedding model is served: what takes images ({}) gives fewer than {DIMS_MIN} values for each, as classifiers \
+                "no embedding model is served: the models that take images ({}) give fewer than {DIMS_MIN} values each, as classifiers \
                  do; serve one, or if these are embeddings, name the model with model= or --embedding-model",
                 listed(&small)
             ))),
@@ -149,7 +149,7 @@ impl Embedder {
             return Err(odd("its embeddings are not one vector for each image"));
         }
         if !values.iter().all(|value| value.is_finite()) {
-            return Err(odd("an embedding has values that are no numbers"));
+            return Err(odd("an embedding has values that are not finite"));
         }
         Ok(values.chunks_exact(dims).map(<[f32]>::to_vec).collect())
     }
@@ -230,7 +230,7 @@ fn settings(servable: &Servable, preprocess: &mut Preprocess) -> Result<()> {
     let facts = servable.metadata();
     let odd = |key: &str, text: &str| {
         Error::precondition(format!(
-            "model \"{}\": \"{key}\" is \"{text}\", which means nothing",
+            "model \"{}\": \"{key}\" is \"{text}\", which is not valid",
             servable.id.model
         ))
     };

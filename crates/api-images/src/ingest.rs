@@ -110,7 +110,7 @@ impl Ingest {
             TrySendError::Full(_) => {
                 services.count_refusal("ingest_queue_max");
                 Error::exhausted(format!(
-                    "{QUEUE_MAX} images wait to be put in already; try again later"
+                    "{QUEUE_MAX} images are queued for bulk work already; try again later"
                 ))
                 .with_retry_after(RETRY_AFTER)
             }
@@ -243,7 +243,7 @@ impl Batch<'_> {
                 .get(at)
                 .and_then(|id| first.get(id))
                 .and_then(|&first| outcomes.get(first)?.clone());
-            twin.unwrap_or_else(|| Err(Error::internal("an image was lost on its way in")))
+            twin.unwrap_or_else(|| Err(Error::internal("an image has no result")))
                 .map(|outcome| outcome.again())
         };
         (0..items.len())

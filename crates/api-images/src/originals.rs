@@ -108,7 +108,7 @@ fn open(config: &ImagesConfig) -> Result<OriginalStore> {
         None => {
             let directory = config.directory.as_deref().ok_or_else(|| {
                 Error::precondition(
-                    "this server has no place for images; start it with --originals DIR or URL",
+                    "this server has no store of original images; start it with --originals DIR or URL",
                 )
             })?;
             local(&directory.join(DIRECTORY))
@@ -152,12 +152,12 @@ fn failed(error: &object_store::Error) -> Error {
         | object_store::Error::Unauthenticated { .. } => ErrorKind::FailedPrecondition,
         error if is_full(error) => {
             return Error::storage_full(format!(
-                "the images' place is full: {error}; make room, or give it another disk"
+                "the store of original images is full: {error}; free space, or use another disk"
             ));
         }
         _ => ErrorKind::Unavailable,
     };
-    Error::new(kind, format!("the images' place: {error}"))
+    Error::new(kind, format!("the store of original images: {error}"))
 }
 
 /// Returns true if the cause of an error is a full disk or an exhausted quota.

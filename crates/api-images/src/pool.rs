@@ -42,16 +42,14 @@ impl Pool {
         queue.try_send(work).map_err(|error| match error {
             TrySendError::Full(_) => {
                 self.metrics.refused.get_or_create(&KindLabels { kind: "images_queue_max" }).inc();
-                Error::exhausted(format!(
-                    "{QUEUE_MAX} images wait to be looked at already; try again later"
-                ))
-                .with_retry_after(RETRY_AFTER)
+                Error::exhausted(format!("{QUEUE_MAX} images are queued already; try again later"))
+                    .with_retry_after(RETRY_AFTER)
             }
             TrySendError::Disconnected(_) => Error::internal("the threads for images have ended"),
         })?;
         receiver
             .await
-            .unwrap_or_else(|_| Err(Error::internal("looking at this image ended in a panic")))
+            .unwrap_or_else(|_| Err(Error::internal("a panic ended the work on this image")))
     }
 
     /// Returns the amount of queued work.

@@ -71,7 +71,7 @@ pub(crate) fn begin(
     }
     if switch && !registry.aliases().iter().any(|(alias, _)| alias == name) {
         return Err(Error::precondition(format!(
-            "\"{name}\" is a collection's own name, which cannot be switched; rebuild its alias, or without \"switch\""
+            "\"{name}\" is no alias and cannot be switched; rebuild its alias, or leave out \"switch\""
         )));
     }
     let mut all = state.rebuilds.lock();
@@ -152,14 +152,14 @@ impl RebuildWork<'_> {
             }
             if let Some(error) = unseen {
                 return Err(error.context(format!(
-                    "\"{}\" stays what it is, since not all images could be seen",
+                    "\"{}\" is unchanged, because not all images could be seen",
                     self.name
                 )));
             }
             let failed = held(&self.rebuild.failures).len();
             if failed > self.rebuild.max_failed {
                 return Err(Error::precondition(format!(
-                    "{failed} images could not be taken over, so \"{}\" stays what it is; see \"failures\". To do \
+                    "{failed} images could not be copied, so \"{}\" is unchanged; see \"failures\". To do \
                      without them, rebuild with \"max_failed\": {failed}",
                     self.name
                 )));
@@ -286,7 +286,7 @@ impl RebuildWork<'_> {
         let mut failures = held(&self.rebuild.failures);
         if failures.len() >= FAILURES_MAX {
             return Err(Error::exhausted(format!(
-                "more than {FAILURES_MAX} images could not be taken over"
+                "more than {FAILURES_MAX} images could not be copied"
             )));
         }
         failures.insert(id.to_string(), error.message().to_owned());
@@ -327,8 +327,7 @@ fn read(job: &IngestJob, point: FetchedPoint) -> Result<ImageFile> {
     let mut payload = point.payload;
     let block = payload.remove(BLOCK).unwrap_or_default();
     let text = |key: &str| block.get(key).and_then(Value::as_str);
-    let key = text("original")
-        .ok_or_else(|| Error::precondition("this point was put in without an image"))?;
+    let key = text("original").ok_or_else(|| Error::precondition("this point has no image"))?;
     let bytes = job.runtime.block_on(job.services.originals.get(key))?;
     Ok(ImageFile { name: text("name").unwrap_or_default().to_owned(), bytes, payload })
 }

@@ -513,7 +513,7 @@ fn a_classifier_is_no_embedding_model_unless_it_is_named() {
     let dir = tempfile::tempdir().unwrap();
     publish(&dir.path().join("models/classes/1"), CLASSES, &[]).unwrap();
     let served = serve(dir.path(), |_| {});
-    served.put("/v1/images/photos", &picture(0)).bad(409, "(classes) gives fewer than 16 values");
+    served.put("/v1/images/photos", &picture(0)).bad(409, "(classes) give fewer than 16 values");
     served.put("/v1/images/classes?model=classes", &picture(0)).good();
     drop(served);
     let served = self::served(dir.path(), |_| {});
