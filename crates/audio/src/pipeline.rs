@@ -131,7 +131,7 @@ pub fn recognise(
         found: Vec::new(),
         recogniser,
         total: None,
-        told: (Instant::now(), 0.0),
+        reported: (Instant::now(), 0.0),
     };
     let ending = drive(input, hint, recogniser, model, options, &mut labels)?;
     labels.finish(&ending)
@@ -261,7 +261,7 @@ struct LabelSink<'a> {
     /// Announced length in seconds.
     total: Option<f64>,
     /// Time and value of the last report of progress.
-    told: (Instant, f64),
+    reported: (Instant, f64),
 }
 
 impl LabelSink<'_> {
@@ -294,8 +294,10 @@ impl WindowSink for LabelSink<'_> {
         self.post.window(frames, &mut self.found)?;
         self.hand_over()?;
         self.order.release(self.post.settled())?;
-        if seconds - self.told.1 >= PROGRESS_SECONDS || self.told.0.elapsed() >= PROGRESS_EVERY {
-            self.told = (Instant::now(), seconds);
+        if seconds - self.reported.1 >= PROGRESS_SECONDS
+            || self.reported.0.elapsed() >= PROGRESS_EVERY
+        {
+            self.reported = (Instant::now(), seconds);
             self.order.pass(PipelineEvent::Progress { seconds, total: self.total })?;
         }
         Ok(())

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use base::{Error, Result};
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use engine::LibrarySearch;
-use loadgen::BenchEnv;
+use loadgen::{BenchEnv, MachineArgs};
 use tune::load::BenchLoadArgs;
 
 use crate::audio::BenchAudioArgs;
@@ -49,41 +49,22 @@ enum Benchmark {
     Vectors(VectorsArgs),
 }
 
-/// Libraries and directories of this machine.
-#[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "This machine")]
-struct MachineArgs {
-    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program
-    /// or in the system]
-    #[arg(long, value_name = "PATH", global = true)]
-    onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the
-    /// program]
-    #[arg(long, value_name = "PATH", global = true)]
-    libtorch: Option<PathBuf>,
-    /// Directory of generated models and logs [default: the user's cache directory]
-    #[arg(long, value_name = "DIR", global = true)]
-    cache_dir: Option<PathBuf>,
-}
-
-impl MachineArgs {
-    /// Completes the arguments by the variables that `millpond bench` sets or passes on.
-    fn environment(self) -> Result<BenchEnv> {
-        let variable =
-            |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let required =
-            |name| variable(name).ok_or_else(|| Error::invalid("start this as `millpond bench`"));
-        let search = |given: Option<PathBuf>, name| {
-            LibrarySearch::around_process(given.or_else(|| variable(name)), variable("VIRTUAL_ENV"))
-        };
-        Ok(BenchEnv {
-            millpond: required("MILLPOND_PROGRAM")?,
-            onnxruntime: search(self.onnxruntime, "MILLPOND_ONNXRUNTIME"),
-            libtorch: search(self.libtorch, "MILLPOND_LIBTORCH"),
-            audio_data: variable("MILLPOND_AUDIO_DATA"),
-            cache_dir: self.cache_dir.map_or_else(|| required("MILLPOND_CACHE_DIR"), Ok)?,
-        })
-    }
+/// Completes the arguments by the variables that `millpond bench` sets or passes on.
+fn environment(machine: MachineArgs) -> Result<BenchEnv> {
+    let variable =
+        |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let required =
+        |name| variable(name).ok_or_else(|| Error::invalid("start this as `millpond bench`"));
+    let search = |given: Option<PathBuf>, name| {
+        LibrarySearch::around_process(given.or_else(|| variable(name)), variable("VIRTUAL_ENV"))
+    };
+    Ok(BenchEnv {
+        millpond: required("MILLPOND_PROGRAM")?,
+        onnxruntime: search(machine.onnxruntime, "MILLPOND_ONNXRUNTIME"),
+        libtorch: search(machine.libtorch, "MILLPOND_LIBTORCH"),
+        audio_data: variable("MILLPOND_AUDIO_DATA"),
+        cache_dir: machine.cache_dir.map_or_else(|| required("MILLPOND_CACHE_DIR"), Ok)?,
+    })
 }
 
 /// Returns the arguments with their help texts.
@@ -99,7 +80,7 @@ pub fn command() -> clap::Command {
 /// Those of the benchmark; `InvalidArgument` if `millpond` did not start this process.
 pub fn run() -> Result<()> {
     let arguments = Arguments::parse();
-    let env = arguments.machine.environment()?;
+    let env = environment(arguments.machine)?;
     match &arguments.benchmark {
         Benchmark::Load(args) => tune::load::run(args, &env),
         Benchmark::Swap(args) => swap::run(args, &env),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use base::ErrorKind;
 use clap::{Args, Subcommand};
 use demo::DemoArgs;
-use loadgen::BenchEnv;
+use loadgen::{BenchEnv, MachineArgs};
 use tune::load::BenchLoadArgs;
 
 use crate::environment;
@@ -43,23 +43,6 @@ pub(crate) struct DemoCommand {
     demo: DemoArgs,
     #[command(flatten)]
     machine: MachineArgs,
-}
-
-/// Libraries and directories of this machine.
-#[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "This machine")]
-pub(crate) struct MachineArgs {
-    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program
-    /// or in the system]
-    #[arg(long, value_name = "PATH", global = true)]
-    onnxruntime: Option<PathBuf>,
-    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the
-    /// program]
-    #[arg(long, value_name = "PATH", global = true)]
-    libtorch: Option<PathBuf>,
-    /// Directory of generated models and logs [default: the user's cache directory]
-    #[arg(long, value_name = "DIR", global = true)]
-    cache_dir: Option<PathBuf>,
 }
 
 /// Runs a linked benchmark.

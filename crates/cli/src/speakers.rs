@@ -25,7 +25,7 @@ Examples:
   millpond speakers identify unknown.wav
   millpond audio meeting.mp3 --recogniser voiceprint --format rttm
 
-verify ends with 0 when the voice is that speaker's, with 1 when it is not, and with 2 or 3 when that cannot be told.")]
+verify ends with 0 when the voice is that speaker's, with 1 when it is not, and with 2 or 3 if that is unknown.")]
 pub(crate) struct SpeakersArgs {
     #[command(subcommand)]
     action: SpeakersAction,
@@ -129,9 +129,8 @@ pub(crate) fn run(args: &SpeakersArgs) -> CommandResult {
 
 fn identify(args: &SpeakersArgs, speakers: &Speakers, files: &[PathBuf]) -> CommandResult {
     if speakers.names().is_empty() {
-        return Err(
-            CommandError::failed("nobody is enrolled").hint("millpond speakers enrol NAME FILE...")
-        );
+        return Err(CommandError::failed("no voice is enrolled")
+            .hint("millpond speakers enrol NAME FILE..."));
     }
     let opened = open(args)?;
     let threshold = opened.recogniser.threshold().unwrap_or(THRESHOLD);

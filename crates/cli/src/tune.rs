@@ -4,7 +4,9 @@ use base::ErrorKind;
 use clap::Args;
 use tune::TuneArgs;
 
-use crate::bench::{MachineArgs, bench_env, finished};
+use loadgen::MachineArgs;
+
+use crate::bench::{bench_env, finished};
 use crate::exit::CommandResult;
 
 /// `millpond tune MODEL`.

@@ -175,7 +175,7 @@ impl FirstHit {
             ),
         };
         format!(
-            "{copy}, cropped, turned and recompressed, is {}: score {:.0}, coarse likeness {:.2}; {stage}",
+            "{copy}, cropped, turned and recompressed, is {}: score {:.0}, coarse similarity {:.2}; {stage}",
             self.name, self.score, self.coarse
         )
     }

@@ -118,7 +118,7 @@ fn bind(
     let mut value = null_mut();
     // SAFETY: the bytes were checked to lie inside the region, which outlives the session (see
     // `OpenedSession`), and to be as many as type and shape take. The library takes a mutable
-    // pointer for all tensors alike; an initialiser is never written to. The name is NUL-terminated
+    // pointer for all tensors; an initialiser is never written to. The name is NUL-terminated
     // and copied; the value outlives the options and the session.
     unsafe {
         let data = bytes.as_ptr().cast_mut().cast();

@@ -310,7 +310,7 @@ fn records(path: &Path, directory: &mut ZipArchive<File>) -> Result<Vec<ZipRecor
         let read = io::copy(&mut entry.take(bytes.saturating_add(1)), &mut io::sink());
         if read.map_err(|e| Error::data_loss(format!("{}: {e}", path.display())))? != bytes {
             return Err(Error::data_loss(format!(
-                "{}: a record is not as long as it says",
+                "{}: a record has not the size that it states",
                 path.display()
             )));
         }

@@ -39,14 +39,14 @@ pub(crate) fn load(
             "{count} threads inside one run; it must be 1 to {THREADS_MAX}"
         )));
     }
-    let (module, home) = match is_package(&request.graph) {
+    let (module, memory) = match is_package(&request.graph) {
         true => (
             package(library, &request.graph, &request.options).map_err(name)?,
             ParameterMemory::Heap,
         ),
         false => script(library, request).map_err(name)?,
     };
-    Ok(Box::new(TorchSession::new(module, home, &request.options).map_err(name)?))
+    Ok(Box::new(TorchSession::new(module, memory, &request.options).map_err(name)?))
 }
 
 /// Returns the shim's number of a device.
@@ -114,13 +114,13 @@ fn script(
     let module = unsafe { TorchModule::own(library, raw)? };
     archive.finish()?;
     let description = module.describe()?;
-    let home = match region {
+    let memory = match region {
         Some(_) if description.arena_used == 0 => ParameterMemory::Heap,
         Some(region) if description.stateful => ParameterMemory::Writable(region),
         Some(region) => sealed(region),
         None => ParameterMemory::Heap,
     };
-    Ok((module, home))
+    Ok((module, memory))
 }
 
 /// Recognises a damaged archive by LibTorch's name for the reader.

@@ -39,7 +39,7 @@ struct TorchModel {
     /// The module as loaded. If it has a state, only its forks are run.
     module: TorchModule,
     /// Dropped after the module.
-    home: ParameterMemory,
+    memory: ParameterMemory,
     plan: ForwardPlan,
     threads: usize,
     stateful: bool,
@@ -66,13 +66,13 @@ impl TorchSession {
     /// Those of [`signature::plan`]; `InvalidArgument` if the outputs are unknown.
     pub(crate) fn new(
         module: TorchModule,
-        home: ParameterMemory,
+        memory: ParameterMemory,
         options: &SessionOptions,
     ) -> Result<TorchSession> {
         let description = module.describe()?;
         let package = description.declaration.is_empty();
         let plan = signature::plan(&description, &options.signature, package)?;
-        let parameter_bytes = match home {
+        let parameter_bytes = match memory {
             ParameterMemory::Heap => 0,
             ParameterMemory::Sealed(_) | ParameterMemory::Writable(_) => {
                 description.arena_used as u64
@@ -81,7 +81,7 @@ impl TorchSession {
         let metadata = [("forward".to_owned(), description.declaration)];
         let mut model = TorchModel {
             module,
-            home,
+            memory,
             plan,
             threads: options.intra_op_threads,
             stateful: description.stateful,
@@ -106,7 +106,7 @@ impl TorchModel {
             Ok(outputs) => self.plan.learn(outputs),
             Err(error) if self.plan.outputs.is_empty() => {
                 return Err(Error::invalid(format!(
-                    "what forward returns cannot be told ({error}): list the outputs, or the inputs' shapes, in \
+                    "the outputs of forward are unknown ({error}): list the outputs, or the inputs' shapes, in \
                      [signature]"
                 )));
             }
@@ -158,7 +158,7 @@ impl TorchModel {
         wanted: &[Arc<str>],
     ) -> Result<Vec<NamedTensor>> {
         let mut borrowed: SmallVec<[Range<usize>; FEW]> = feeds.ranges().collect();
-        let parameters = match &self.home {
+        let parameters = match &self.memory {
             ParameterMemory::Heap => None,
             ParameterMemory::Sealed(region) => Some((region.as_ptr().addr(), region.len())),
             // Outputs of a module with a state share no memory with it.

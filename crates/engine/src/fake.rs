@@ -107,7 +107,7 @@ impl FakeEngine {
     fn open(&self, request: &LoadRequest) -> Result<FakeSession> {
         self.0.loads.pass();
         if take_one(&self.0.loads_to_fail) {
-            return Err(Error::internal("told to fail a load"));
+            return Err(Error::internal("this fake fails loads"));
         }
         let path = &request.graph;
         let bytes = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?.len();
@@ -183,7 +183,7 @@ impl Session for FakeSession {
         self.state.counters.runs.fetch_add(1, Ordering::SeqCst);
         self.state.runs.pass();
         if take_one(&self.state.runs_to_fail) {
-            return Err(Error::internal("told to fail a run"));
+            return Err(Error::internal("this fake fails runs"));
         }
         std::thread::sleep(self.graph.run_delay);
         if let Some(message) = &self.graph.fail_run {

@@ -42,7 +42,25 @@ pub mod wire;
 
 use std::path::PathBuf;
 
+use clap::Args;
 use engine::LibrarySearch;
+
+/// Libraries and directories of this machine.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "This machine")]
+pub struct MachineArgs {
+    /// ONNX Runtime's shared library [default: found in a virtual environment, beside the program
+    /// or in the system]
+    #[arg(long, value_name = "PATH", global = true)]
+    pub onnxruntime: Option<PathBuf>,
+    /// The LibTorch shim, or its directory [default: found in a virtual environment or beside the
+    /// program]
+    #[arg(long, value_name = "PATH", global = true)]
+    pub libtorch: Option<PathBuf>,
+    /// Directory of generated models and logs [default: the user's cache directory]
+    #[arg(long, value_name = "DIR", global = true)]
+    pub cache_dir: Option<PathBuf>,
+}
 
 /// Programs, libraries and directories of this machine that benchmarks need.
 #[derive(Clone, Debug)]

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use base::{Error, Result};
+
 use crate::drive::{Judgement, RequestSample, SampleSink};
 use crate::stats::Latencies;
 
@@ -104,6 +106,21 @@ impl TallyCounts {
     pub fn rate(&self) -> f64 {
         let seconds = self.last.saturating_sub(self.first.unwrap_or_default()).as_secs_f64();
         if seconds > 0.0 { self.latencies.count() as f64 / seconds } else { 0.0 }
+    }
+
+    /// Returns the rate of a measurement of capacity.
+    ///
+    /// # Errors
+    /// `Internal` if requests failed or answers were wrong.
+    pub fn faultless_rate(&self) -> Result<f64> {
+        let Faults { failed, wrong, .. } = self.faults;
+        match failed + wrong {
+            0 => Ok(self.rate()),
+            _ => Err(Error::internal(format!(
+                "while measuring capacity {failed} requests failed and {wrong} answers were wrong: {}",
+                self.faults.lines().join("; ")
+            ))),
+        }
     }
 }
 

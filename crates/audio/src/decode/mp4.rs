@@ -195,9 +195,9 @@ fn fragment(body: &[u8], level: usize) -> Result<()> {
 fn run(atom: &[u8]) -> Result<()> {
     let (flags, count) = big(atom, 0).zip(big(atom, 4)).ok_or_else(wrong)?;
     // One field for all packets, then up to four for every packet.
-    let alike = (flags & 0x1).count_ones() + (flags & 0x4).count_ones();
+    let shared = (flags & 0x1).count_ones() + (flags & 0x4).count_ones();
     let each = u64::from((flags & 0xf00).count_ones());
-    let length = 8 + 4 * u64::from(alike) + 4 * each * u64::from(count);
+    let length = 8 + 4 * u64::from(shared) + 4 * each * u64::from(count);
     if length <= atom.len() as u64 { Ok(()) } else { Err(wrong()) }
 }
 
@@ -399,13 +399,13 @@ fn table(atom: &[u8], at: usize, entry: u64) -> Result<()> {
 
 /// Checks the sizes of packets: a reader reserves memory for them before it reads.
 fn sizes(atom: &[u8]) -> Result<()> {
-    let alike = big(atom, 4).unwrap_or(0);
+    let shared = big(atom, 4).unwrap_or(0);
     let mut each = atom.get(12..).unwrap_or_default().chunks_exact(4);
-    if alike == 0 {
+    if shared == 0 {
         table(atom, 8, 4)?;
     }
     let fits = |size: u32| size as usize <= PACKET_MAX;
-    if fits(alike) && (alike > 0 || each.all(|size| big(size, 0).is_some_and(fits))) {
+    if fits(shared) && (shared > 0 || each.all(|size| big(size, 0).is_some_and(fits))) {
         return Ok(());
     }
     Err(Error::data_loss("the table of packets of this mp4 file has sizes that cannot be"))
@@ -474,10 +474,10 @@ mod tests {
             assert!(checked(&made(name, &entry(u32::MAX, &[0; 12]))).is_err(), "{name:?}");
             assert!(checked(&made(name, b"")).is_err(), "{name:?}");
         }
-        let sizes = |alike: u32, count: u32, size: u32| {
+        let sizes = |shared: u32, count: u32, size: u32| {
             made(
                 b"stsz",
-                &[&[0; 4], &alike.to_be_bytes()[..], &count.to_be_bytes(), &size.to_be_bytes()]
+                &[&[0; 4], &shared.to_be_bytes()[..], &count.to_be_bytes(), &size.to_be_bytes()]
                     .concat(),
             )
         };

@@ -74,10 +74,10 @@ fn named(start: &[u8]) -> Option<FileKind> {
 /// Returns the name of another format, and true if it has sound.
 fn other(start: &[u8]) -> Option<(&'static str, bool)> {
     let known: [(&[u8], &str, bool); 18] = [
-        (b"\x89PNG", "a picture (png)", false),
-        (b"\xff\xd8\xff", "a picture (jpeg)", false),
-        (b"GIF8", "a picture (gif)", false),
-        (b"BM", "a picture (bmp)", false),
+        (b"\x89PNG", "an image (png)", false),
+        (b"\xff\xd8\xff", "an image (jpeg)", false),
+        (b"GIF8", "an image (gif)", false),
+        (b"BM", "an image (bmp)", false),
         (b"%PDF", "a document (pdf)", false),
         (b"PK\x03\x04", "an archive (zip)", false),
         (b"\x1f\x8b", "a compressed file (gzip)", false),

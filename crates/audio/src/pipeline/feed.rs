@@ -46,7 +46,7 @@ pub(super) struct AudioFeed {
     steps: Receiver<Result<FeedStep>>,
     thread: JoinHandle<()>,
     /// Ends the thread when it is dropped.
-    _gone: StopOnDrop,
+    _stop_on_drop: StopOnDrop,
 }
 
 /// Flag that is set on drop: a recording without sound gives its thread nothing to send that could
@@ -82,8 +82,8 @@ impl AudioFeed {
             gathered: if matches!(input, AudioInput::File(_)) { GATHERED_SAMPLES } else { 0 },
         };
         let hint = hint.map(str::to_owned);
-        let gone = StopOnDrop::default();
-        let flags = [options.stop.clone(), gone.0.clone()];
+        let stop_on_drop = StopOnDrop::default();
+        let flags = [options.stop.clone(), stop_on_drop.0.clone()];
         let stop = move || flags.iter().any(|flag| flag.load(Ordering::Relaxed));
         let work = move || match FeedReader::open(input, hint.as_deref(), plan) {
             Err(error) => drop(opened.send(Err(error))),
@@ -97,7 +97,12 @@ impl AudioFeed {
         let thread = Builder::new().name(options.reader.clone()).spawn(work).map_err(|error| {
             Error::exhausted(format!("no thread to read the recording: {error}"))
         })?;
-        Ok(AudioFeed { format: wait_opened(&format, &options.stop)?, steps, thread, _gone: gone })
+        Ok(AudioFeed {
+            format: wait_opened(&format, &options.stop)?,
+            steps,
+            thread,
+            _stop_on_drop: stop_on_drop,
+        })
     }
 
     /// Returns the recording's format.

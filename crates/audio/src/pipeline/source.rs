@@ -93,9 +93,9 @@ impl LevelMeter {
     /// Returns the level of `window`; drops the samples before it.
     fn of(&mut self, window: &FeatureWindow<'_>) -> f32 {
         let start = window.start * self.row_samples;
-        let gone = start.saturating_sub(self.first).min(self.samples.len() as u64);
-        self.samples.drain(..gone as usize);
-        self.first += gone;
+        let consumed = start.saturating_sub(self.first).min(self.samples.len() as u64);
+        self.samples.drain(..consumed as usize);
+        self.first += consumed;
         let count = (window.real as u64 * self.row_samples) as usize;
         let squares: f64 =
             self.samples.iter().take(count).map(|s| f64::from(*s) * f64::from(*s)).sum();

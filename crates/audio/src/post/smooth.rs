@@ -64,11 +64,11 @@ impl MovingMean {
     /// Emits the next frame and drops the one that no later mean covers.
     fn mean(&mut self, each: EachFrame<'_>) {
         while self.done > self.width / 2
-            && let Some(gone) = self.frames.pop_front()
+            && let Some(oldest) = self.frames.pop_front()
         {
             self.sums
                 .iter_mut()
-                .zip(&gone.values)
+                .zip(&oldest.values)
                 .for_each(|(sum, value)| *sum -= f64::from(*value));
             self.done -= 1;
         }

@@ -39,9 +39,9 @@ impl LabelMerger {
         now: Vec<FrameLabel>,
         out: &mut Vec<Label>,
     ) {
-        let gone =
+        let ended =
             self.tracks.extract_if(.., |track| !now.iter().any(|now| now.text == track.text));
-        out.extend(gone.map(|track| track.label(start)));
+        out.extend(ended.map(|track| track.label(start)));
         for now in now {
             match self.tracks.iter_mut().find(|track| track.text == now.text) {
                 Some(track) => track.add(now),

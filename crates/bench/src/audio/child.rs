@@ -152,7 +152,7 @@ impl Drop for ChildGuard {
     }
 }
 
-fn watch(mut command: Command, log: &Path, patience: Duration) -> Result<ChildUsage> {
+fn watch(mut command: Command, log: &Path, timeout: Duration) -> Result<ChildUsage> {
     let file = File::create(log).map_err(|e| Error::io(log, &e))?;
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
     let started = Instant::now();
@@ -168,7 +168,7 @@ fn watch(mut command: Command, log: &Path, patience: Duration) -> Result<ChildUs
                 let name = program.display();
                 return Err(Error::internal(format!("{name} ended with {status}; {}", words(log))));
             }
-            Ok(None) if started.elapsed() < patience => {}
+            Ok(None) if started.elapsed() < timeout => {}
             _ => {
                 return Err(Error::deadline(format!(
                     "{} does not end; {}",

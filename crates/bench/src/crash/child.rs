@@ -77,8 +77,8 @@ fn tell(reports: &Mutex<std::io::Stdout>, writer: u8, number: u64) -> Result<()>
     report[1..].copy_from_slice(&number.to_le_bytes());
     let mut out = reports.lock().unwrap_or_else(PoisonError::into_inner);
     // One flush a report: what is only in this process's memory dies with it.
-    let told = out.write_all(&report).and_then(|()| out.flush());
-    told.map_err(|error| {
+    let written = out.write_all(&report).and_then(|()| out.flush());
+    written.map_err(|error| {
         Error::cancelled(format!("the parent does not read reports any more: {error}"))
     })
 }

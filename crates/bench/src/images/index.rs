@@ -42,7 +42,7 @@ pub(super) struct IndexedPhoto {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PhotoHit {
     pub(super) id: u64,
-    pub(super) likeness: StageScores,
+    pub(super) similarity: StageScores,
 }
 
 /// The collection and its folder, which is removed at the end.
@@ -133,11 +133,14 @@ impl PhotoIndex {
         if found.partial || found.damaged > 0 {
             return Err(Error::internal("an answer of the collection is partial"));
         }
-        let likeness =
+        let similarity =
             |hit: &collection::QueryHit| StageScores { score: hit.score, coarse: hit.coarse };
-        let mut hits: Vec<PhotoHit> =
-            found.hits.iter().map(|hit| PhotoHit { id: hit.id, likeness: likeness(hit) }).collect();
-        hits.sort_by(|a, b| best_first(ACCEPT, a.likeness, b.likeness).then(a.id.cmp(&b.id)));
+        let mut hits: Vec<PhotoHit> = found
+            .hits
+            .iter()
+            .map(|hit| PhotoHit { id: hit.id, similarity: similarity(hit) })
+            .collect();
+        hits.sort_by(|a, b| best_first(ACCEPT, a.similarity, b.similarity).then(a.id.cmp(&b.id)));
         Ok(hits)
     }
 }

@@ -160,21 +160,22 @@ impl Pipeline<'_> {
         let own = |hit: &PhotoHit| hit.id == ask.photo as u64;
         let coarse = hits.iter().reduce(|best, hit| {
             let nearer =
-                hit.likeness.coarse.total_cmp(&best.likeness.coarse).then(best.id.cmp(&hit.id));
+                hit.similarity.coarse.total_cmp(&best.similarity.coarse).then(best.id.cmp(&hit.id));
             if nearer.is_gt() { hit } else { best }
         });
         let found = hits.iter().find(|hit| own(hit));
         let others = || hits.iter().filter(|hit| !own(hit));
-        let wrong = others().reduce(|a, b| if b.likeness.score > a.likeness.score { b } else { a });
+        let wrong =
+            others().reduce(|a, b| if b.similarity.score > a.similarity.score { b } else { a });
         Ok(QueryResult {
             ask,
             coarse_first: coarse.is_some_and(own),
             is_candidate: found.is_some(),
             final_first: hits.first().is_some_and(own),
-            score: found.map_or(0.0, |hit| hit.likeness.score),
-            accepted: found.is_some_and(|hit| hit.likeness.accepted(ACCEPT)),
-            wrong: others().filter(|hit| hit.likeness.accepted(ACCEPT)).count(),
-            wrong_score: wrong.map_or(0.0, |hit| hit.likeness.score),
+            score: found.map_or(0.0, |hit| hit.similarity.score),
+            accepted: found.is_some_and(|hit| hit.similarity.accepted(ACCEPT)),
+            wrong: others().filter(|hit| hit.similarity.accepted(ACCEPT)).count(),
+            wrong_score: wrong.map_or(0.0, |hit| hit.similarity.score),
             wrong_photo: wrong.map(|hit| hit.id as usize),
             compared: hits.len(),
             times,

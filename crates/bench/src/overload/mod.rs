@@ -233,15 +233,7 @@ impl<'a> OverloadSetup<'a> {
             WARM_UP + self.args.capacity_time(),
         );
         let counted = measure(&plan, WARM_UP, &self.judge, &[], None)?.counted;
-        match counted.faults.failed + counted.faults.wrong {
-            0 => Ok(counted.rate()),
-            _ => Err(Error::internal(format!(
-                "while measuring capacity {} requests failed and {} answers were wrong: {}",
-                counted.faults.failed,
-                counted.faults.wrong,
-                counted.faults.lines().join("; ")
-            ))),
-        }
+        counted.faultless_rate()
     }
 
     /// Sends `rate` requests a second for `time`. Returns their results and the server's memory.

@@ -108,16 +108,7 @@ pub(super) fn capacity(setup: &SwapSetup<'_>) -> Result<f64> {
     let tally = Arc::new(Tally::new(WARM_UP));
     server.send(setup, LoadLoop::Closed { clients }, WARM_UP + CAPACITY_TIME, tally.clone())?;
     server.process.stop()?;
-    let counted = tally.counted();
-    match counted.faults.failed + counted.faults.wrong {
-        0 => Ok(counted.rate()),
-        _ => Err(Error::internal(format!(
-            "while measuring capacity {} requests failed and {} answers were wrong: {}",
-            counted.faults.failed,
-            counted.faults.wrong,
-            counted.faults.lines().join("; ")
-        ))),
-    }
+    tally.counted().faultless_rate()
 }
 
 /// Runs one round of `arm` at `rate` requests a second. `burn` is the time of a pool load in

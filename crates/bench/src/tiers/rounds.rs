@@ -123,14 +123,14 @@ fn shape(args: &TiersArgs, dir: &Path, notes: &mut Vec<String>) -> Result<TierSh
     };
     let disk = rustix::fs::statvfs(dir).map_err(|e| Error::io(dir, &e.into()))?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize).saturating_sub(DISK_SPARE_BYTES);
-    let spared = args.disk.unwrap_or(free).min(free);
-    let room = (spared / bytes).min(u64::from(u32::MAX)) as u32;
+    let allowed = args.disk.unwrap_or(free).min(free);
+    let room = (allowed / bytes).min(u64::from(u32::MAX)) as u32;
     let records = args.records.min(room).max(1);
     if records < args.records {
         notes.push(format!(
             "{records} records instead of {}: they may take {} of the disk",
             args.records,
-            format_bytes(spared)
+            format_bytes(allowed)
         ));
     }
     Ok(TierShape::new(args, records, segments.min(records)))

@@ -15,7 +15,7 @@ use crate::exit::{CommandError, CommandResult};
 /// A writer that ignores a closed pipe.
 struct LabelSink {
     out: LabelTarget,
-    gone: bool,
+    closed: bool,
     /// Drops everything up to the next line: the repeated header of a table.
     skip_line: bool,
 }
@@ -24,7 +24,7 @@ impl Write for LabelSink {
     /// Writes `bytes`, or drops them if the reader has closed the pipe (`millpond audio ... | head
     /// -1`).
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if self.gone {
+        if self.closed {
             return Ok(bytes.len());
         }
         if self.skip_line {
@@ -34,7 +34,7 @@ impl Write for LabelSink {
         }
         match self.out.write(bytes) {
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
-                self.gone = true;
+                self.closed = true;
                 Ok(bytes.len())
             }
             other => other,
@@ -154,7 +154,7 @@ impl LabelOutput {
             name,
             begun: false,
             list: several && format == LabelFormat::Json,
-            out: Some(LineWriter::new(LabelSink { out, gone: false, skip_line: false })),
+            out: Some(LineWriter::new(LabelSink { out, closed: false, skip_line: false })),
         })
     }
 

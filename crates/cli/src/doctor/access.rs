@@ -30,11 +30,11 @@ fn access(host: Option<Host>, api_key: Option<String>) -> Check {
         return Check::ok("access", found, meaning);
     }
     if api_key.is_none() {
-        let meaning = "Anyone who reaches this address can run models, read metrics, pictures and collections, and change \
+        let meaning = "Anyone who reaches this address can run models, read metrics, images and collections, and change \
                        and delete collections. Set MILLPOND_API_KEY or api-key, or host = \"127.0.0.1\".";
         return Check::warn("access", found, meaning);
     }
-    let meaning = "Collections and pictures want the key. Models, metrics and the live page are open to anyone who reaches \
+    let meaning = "Collections and images require the key. Models, metrics and the live page are open to anyone who reaches \
                    this address.";
     Check::ok("access", found, meaning)
 }

@@ -41,12 +41,12 @@ fn open_files(limit: Option<u64>) -> Check {
     let room = server::descriptors::plan(limit, CONNECTIONS_MAX).connections_max;
     if room < CONNECTIONS_MAX {
         let meaning = format!(
-            "Room for about {room} connections a door instead of 16384; give --max-connections {room}, or raise the \
+            "Room for about {room} connections per listener instead of 16384; give --max-connections {room}, or raise the \
              limit with LimitNOFILE=65536 in the service's unit."
         );
         return Check::warn(name, found, meaning);
     }
-    Check::ok(name, found, "Enough for 16384 connections on each door.")
+    Check::ok(name, found, "Enough for 16384 connections on each listener.")
 }
 
 fn kernel(release: Option<&str>) -> Check {
@@ -58,7 +58,7 @@ fn kernel(release: Option<&str>) -> Check {
     let meaning = if known {
         "Has what parameter memory, idle-priority loaders and direct reads need."
     } else {
-        "Older than Linux 5.4, which nobody has tried; huge pages and idle priority may be refused."
+        "Older than Linux 5.4, which is untested; huge pages and idle priority may be refused."
     };
     Check::new("kernel", CheckVerdict::warn_unless(known), release.unwrap_or("unknown"), meaning)
 }

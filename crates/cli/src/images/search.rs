@@ -22,7 +22,7 @@ const SHOWN_PIXELS: u32 = 384;
 #[command(after_help = "\
 Two stages: embeddings pick candidates (COARSE, a cosine up to 1), the keypoints of each are then matched with the \
 query's (SCORE, from 0, hundreds and more for the same image). ACCEPTED says that the score is over the threshold, so that \
-it is the same image or shows the same thing; what is not accepted follows in the order of coarse likeness.
+it is the same image or shows the same thing; what is not accepted follows in the order of coarse similarity.
 
 Examples:
   millpond images search crop.jpg --collection photos

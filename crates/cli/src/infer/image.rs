@@ -124,7 +124,7 @@ pub(crate) fn tensor(spec: &InputSpec, file: &[u8], args: &ImageArgs) -> Command
     };
     if batch.is_some_and(|batch| batch > 1) {
         return Err(CommandError::failed(format!(
-            "input \"{}\" takes {} pictures at once",
+            "input \"{}\" takes {} images at once",
             spec.name, spec.shape[0]
         )));
     }

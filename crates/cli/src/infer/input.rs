@@ -197,7 +197,7 @@ pub(crate) fn numbers(dtype: DType, shape: &[usize], values: &[f32]) -> CommandR
         DType::I64 => all(shape, values, |value| value.round() as i64),
         other => {
             return Err(CommandError::failed(format!(
-                "the model takes {other}, which a picture or sound is not"
+                "the model takes {other}, which an image or sound is not"
             )));
         }
     };

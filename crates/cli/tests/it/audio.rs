@@ -131,7 +131,7 @@ fn nobody_is_enrolled_at_first() {
     let file = file.to_str().unwrap();
     let listed = run(&["speakers", "list", "--speakers", file]);
     assert_eq!((listed.code, listed.stdout.as_str()), (0, ""), "{listed:?}");
-    check_error(&["speakers", "identify", "a.wav", "--speakers", file], 1, "nobody is enrolled");
+    check_error(&["speakers", "identify", "a.wav", "--speakers", file], 1, "no voice is enrolled");
     check_error(&["speakers", "remove", "bob", "--speakers", file], 1, "\"bob\" is not enrolled");
     check_error(
         &["speakers", "verify", "bob", "a.wav", "--speakers", file],

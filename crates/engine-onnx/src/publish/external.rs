@@ -16,7 +16,7 @@ pub(super) struct ExternalFiles {
     dir: PathBuf,
     /// Directories that may contain files after links are resolved: the model's, and that of its
     /// own file if that is a link (model caches link every file of a model into one store).
-    homes: Vec<PathBuf>,
+    roots: Vec<PathBuf>,
     known: HashMap<Vec<u8>, (PathBuf, u64)>,
 }
 
@@ -29,12 +29,12 @@ impl ExternalFiles {
         };
         let real_dir = dir.canonicalize().map_err(|e| Error::io(&dir, &e))?;
         let real_model = model.canonicalize().map_err(|e| Error::io(model, &e))?;
-        let homes = [Some(real_dir.as_path()), real_model.parent()]
+        let roots = [Some(real_dir.as_path()), real_model.parent()]
             .into_iter()
             .flatten()
             .map(Path::to_owned)
             .collect();
-        Ok(ExternalFiles { dir, homes, known: HashMap::new() })
+        Ok(ExternalFiles { dir, roots, known: HashMap::new() })
     }
 
     /// Returns the file and the range of `wanted` bytes that `location` names.
@@ -82,7 +82,7 @@ impl ExternalFiles {
         }
         let path = self.dir.join(relative);
         let real = path.canonicalize().map_err(|e| Error::io(&path, &e))?;
-        if !self.homes.iter().any(|home| real.starts_with(home)) {
+        if !self.roots.iter().any(|root| real.starts_with(root)) {
             return Err(Error::invalid(format!(
                 "external data in \"{}\" is a link out of the model's directory; copy the file there",
                 relative.display()
