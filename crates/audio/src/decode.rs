@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_is_seen_where_no_sound_comes() {
+    fn a_stop_is_seen_without_sound() {
         let steps = Arc::new(AtomicUsize::new(0));
         let format = AudioFormat {
             container_and_codec: "none".to_owned(),

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_enrolled_is_refused() {
+    fn unusable_voices_are_refused() {
         let speakers = Speakers::in_memory();
         let long = "x".repeat(NAME_BYTES_MAX + 1);
         for name in ["", "  ", "a\nb", "a\tb", &long] {
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_at_any_byte_of_the_temporary_file_loses_no_acknowledged_name() {
+    fn a_cut_temporary_file_loses_no_acknowledged_name() {
         let folder = tempfile::tempdir().unwrap();
         let path = file(&folder);
         Speakers::open(&path).unwrap().enrol("Ada", &[1.0, 0.5]).unwrap();

@@ -68,6 +68,7 @@ impl Bare {
     }
 
     /// Returns the first output's numbers for each request.
+    #[cfg(test)]
     pub(crate) fn answers(&self, requests: &[Vec<NamedTensor>]) -> Result<Vec<Vec<f32>>> {
         self.first_outputs(requests)?.iter().map(Tensor::to_vec::<f32>).collect()
     }

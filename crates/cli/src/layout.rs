@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_wrong_place_is_said() {
+    fn misplaced_files_get_advice() {
         for (places, below, is_root, wanted) in [
             (&["a/1/model.onnx", "b/2/model.pt"][..], "", true, ""),
             (&["a/1/model.onnx", "docs/"], "", true, ""),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn models_are_told_from_versions() {
+    fn models_differ_from_versions() {
         let root = made(&["a/1/model.onnx", "b/notes/", "7/1/model.onnx", ".x/1/model.onnx"]);
         std::os::unix::fs::symlink("loop", root.path().join("a/loop")).unwrap();
         assert_eq!(models_in(root.path()), ["a"]);

@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_size_is_what_was_asked_for() {
+    fn the_model_has_the_requested_size() {
         let natural = Ctr::of_bytes(1_632_000_000);
         assert_eq!(natural.rows.len(), TABLES);
         for bytes in [20_000_000u64, 1_717_986_918] {

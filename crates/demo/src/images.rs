@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_left_out() {
+    fn a_gallery_needs_its_model_and_images() {
         let dir = tempfile::tempdir().unwrap();
         assert!(Gallery::find(dir.path()).is_none());
         let model = dir.path().join("models").join(MODEL).join("1");

@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_are_counted_where_they_were_due() {
+    fn samples_count_at_their_due_time() {
         let seconds = Duration::from_secs;
         let sample = |due| RequestSample {
             due: seconds(due),

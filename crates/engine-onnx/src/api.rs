@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn fault_lies_where_the_phase_says() {
+    fn the_phase_decides_whose_fault_it_is() {
         assert_eq!(kind(code::INVALID_ARGUMENT, "", CallPhase::Run), ErrorKind::InvalidArgument);
         assert_eq!(kind(1, "", CallPhase::Run), ErrorKind::Internal);
         let sizes =

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_programs_own_environment_and_the_systems_packages_are_found() {
+    fn environments_and_system_packages_are_searched() {
         let dir = tempfile::tempdir().unwrap();
         let (tool, system) = (dir.path().join("tool"), dir.path().join("system"));
         environment(&tool, "1.20.0");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_library_is_told_with_the_places() {
+    fn a_missing_library_error_names_the_paths() {
         let error =
             missing(&LibrarySearch { start_dirs: vec!["/a/project".into()], ..Default::default() });
         for part in [

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_lacks_or_does_wrong_is_nobody_s_request() {
+    fn device_faults_are_not_the_requests_fault() {
         for text in [
             "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 139.80 GiB",
             "CUDA error: out of memory",

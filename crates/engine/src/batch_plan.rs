@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_the_model_is_refused() {
+    fn rules_that_do_not_fit_the_model_are_refused() {
         let error = |change: fn(&mut ScheduleOptions)| {
             let (signature, mut options) = ocr();
             change(&mut options);

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn places_name_what_was_looked_at() {
+    fn an_error_names_the_searched_paths() {
         let places = search().places().join(", ");
         for place in [
             "/active (VIRTUAL_ENV)",

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_settings_are_equal_even_where_they_pad_with_nan() {
+    fn settings_that_pad_with_nan_equal_themselves() {
         let nan = || PadOptions { value: f64::NAN, ..pad(&[1]) };
         assert_eq!(nan(), nan());
         assert_ne!(nan(), pad(&[1]));

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn protocols_are_told_by_their_first_bytes() {
+    fn protocols_are_detected_by_their_first_bytes() {
         check(
             b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00\x40\x00",
             1,

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_is_not_measured_again() {
+    fn a_resumed_journal_repeats_no_measurement() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("new/state");
         assert_eq!(session(&path, "a", &[1, 2]), (vec![], 2, 1.0));

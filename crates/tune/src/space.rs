@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_says_what_it_is() {
+    fn points_are_displayed_as_text() {
         assert_eq!(TunePoint::sync(1, 2).to_string(), "sync, 1 run, 2 threads a run");
         let point = TunePoint { delay_us: 500, ..TunePoint::batches(2) };
         assert_eq!(point.to_string(), "async, 2 runs, batch 32, max-queue-delay 0.5 ms");

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_section_is_added_after_its_own_parts_and_without_a_last_line_break() {
+    fn a_section_is_added_after_its_own_parts() {
         let text = "intra-op-threads = 4\n[schedule.inputs.x]\naxes = [3]";
         let after = with_point(text, &point()).unwrap();
         assert_eq!(
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_edited_is_an_error_with_the_lines_to_write() {
+    fn an_unknown_form_is_an_error_with_the_lines_to_write() {
         for text in ["schedule = { weight = 2 }\n", "schedule.weight = 2\n", "schedule = 1\n"] {
             let error = with_point(text, &point()).unwrap_err();
             assert!(error.message().contains("max-batch = 16"), "{error}");

@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn renamed_bytes_read_as_others_wherever_reading_begins() {
+    fn bytes_are_renamed_at_every_read_position() {
         let mut file = tempfile::tempfile().unwrap();
         io::Write::write_all(&mut file, b"0123456789").unwrap();
         file.rewind().unwrap();

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alac_description_does_not_choose_how_much_memory_is_reserved() {
+    fn an_alac_description_does_not_choose_the_memory() {
         assert!(PacketDecoder::new(alac(4096)).is_ok());
         assert!(PacketDecoder::new(alac(ALAC_FRAMES_MAX)).is_ok());
         for frames in [ALAC_FRAMES_MAX + 1, u32::MAX] {

@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn an_atom_longer_than_what_it_lies_in_is_refused() {
+    fn an_atom_longer_than_its_parent_is_refused() {
         let mut long = made(b"udta", &[0; 8]);
         long[3] += 1;
         assert!(checked(&long).is_err());
@@ -584,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn edits_say_what_is_silence() {
+    fn edits_define_silence() {
         let edit = Mp4Edit { ticks: 48000, movie: 1000, media: 1024, length: 500 };
         assert_eq!(edit.silent(48000), [0..1024, 25024..u64::MAX]);
         assert_eq!(edit.silent(24000), [0..512, 12512..u64::MAX]);

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_and_faults_are_counted_past_their_list() {
+    fn waiting_pieces_are_bounded_and_all_faults_counted() {
         let order = starts(|order| {
             (0..WAITING_MAX + 10).for_each(|n| order.label(label(n as f64)).unwrap());
             assert_eq!(order.waiting.len(), WAITING_MAX);

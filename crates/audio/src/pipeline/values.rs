@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_change_stays_as_it_is() {
+    fn lossy_conversions_are_not_made() {
         for odd in [-0.0, 1.0, -1.5, 0.5 / 32768.0, 1e-30, f32::NAN, f32::INFINITY] {
             let (values, back) = held(&[0.25, odd]);
             assert!(!values.are_steps(), "{odd}");
@@ -111,7 +111,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_follows_steps_comes_back(
+        fn axes_after_the_steps_are_kept(
             samples in prop::collection::vec(any::<i16>(), 0..50),
             more in prop::collection::vec(prop::num::f32::ANY, 0..5),
             steps: bool,

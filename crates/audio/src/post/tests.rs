@@ -233,7 +233,7 @@ fn said(labels: &[Label]) -> Vec<(&str, f64, f64)> {
 }
 
 #[test]
-fn scenes_are_the_likeliest_classes_with_equal_neighbours_merged() {
+fn scenes_are_likeliest_classes_with_neighbours_merged() {
     let text = "kind = \"scenes\"\nrate = 1000\nwindow = 1000\n[output]\nclasses = [\"a\", \"b\", \"c\"]\n[scenes]\n\
                 threshold = 0.3\n";
     let rows =
@@ -304,7 +304,7 @@ fn voices_are_the_nearest_speakers() {
 }
 
 #[test]
-fn silent_windows_are_nobody_and_are_left_out_of_the_mean() {
+fn silent_windows_have_no_speaker() {
     let recogniser = recogniser("kind = \"embeddings\"\nrate = 1000\nwindow = 1000\n");
     let mut post = Labeller::new(&recogniser, false, None);
     let mut mean = mean_of_units(&recogniser);

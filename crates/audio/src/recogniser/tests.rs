@@ -74,7 +74,7 @@ fn a_full_section_is_read() {
 }
 
 #[test]
-fn what_is_left_out_has_its_default() {
+fn absent_keys_have_their_defaults() {
     let least = Recogniser::parse("x", "kind = \"events\"\nrate = 8000\nwindow = 256\n").unwrap();
     assert_eq!(
         (least.title.as_str(), least.spec.hop, least.spec.context, least.batch),

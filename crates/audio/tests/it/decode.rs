@@ -162,7 +162,7 @@ fn changed(atoms: &[u8], name: &[u8; 4], change: &dyn Fn(&[u8]) -> Vec<u8>) -> V
 }
 
 #[test]
-fn a_track_of_pictures_does_not_move_the_sound() {
+fn a_track_of_images_does_not_move_the_sound() {
     let numbers = |numbers: &[u32]| {
         numbers.iter().flat_map(|number| number.to_be_bytes()).collect::<Vec<u8>>()
     };
@@ -361,7 +361,7 @@ fn wav_headers_that_lie_cost_nothing() {
 }
 
 #[test]
-fn a_truncated_flac_gives_what_it_has() {
+fn a_truncated_flac_gives_its_beginning() {
     let decoded = decode(stream(&FLAC[..FLAC.len() * 3 / 4])).unwrap();
     let have = decoded.samples.len();
     assert!(have > 12_000 && have < 24_000, "{have}");
@@ -458,7 +458,7 @@ fn damaged_ogg_goes_on() {
 }
 
 #[test]
-fn a_truncated_m4a_gives_what_it_has() {
+fn a_truncated_m4a_gives_its_beginning() {
     for input in [stream(&M4A[..6000]), file(&M4A[..6000])] {
         let decoded = decode(input).unwrap();
         let have = decoded.samples.len();
@@ -468,7 +468,7 @@ fn a_truncated_m4a_gives_what_it_has() {
 }
 
 #[test]
-fn what_is_no_recording_is_named() {
+fn files_without_sound_are_named() {
     let noise: Vec<u8> = (0..100_000_u64)
         .map(|index| (index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
         .collect();

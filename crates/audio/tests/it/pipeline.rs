@@ -19,7 +19,7 @@ fn hear_bursts(seconds: f64, recogniser: &Recogniser, model: Fake, runs: usize) 
 }
 
 #[test]
-fn bursts_are_found_where_they_are() {
+fn bursts_are_found_at_their_times() {
     let heard = hear_bursts(17.0, &events(""), energy_detector(Answers::AtOnce), 4);
     assert_eq!(heard.labels.len(), 10);
     for (number, label) in heard.labels.iter().enumerate() {
@@ -55,7 +55,7 @@ proptest! {
 }
 
 #[test]
-fn no_more_is_alive_than_asked_for_however_long_the_recording_is() {
+fn memory_is_bounded_for_any_length() {
     let ahead = |seconds: f64| {
         let (input, read) = upload(&bursts(seconds), 4096, Duration::ZERO);
         let most = Arc::new(AtomicUsize::new(0));
@@ -144,7 +144,7 @@ fn pieces_with_a_state_start_early_and_join_without_a_seam() {
 }
 
 #[test]
-fn what_runs_next_is_read_as_fast_as_what_runs_now_is_done_with() {
+fn reading_keeps_pace_with_running() {
     // 400 windows per piece, one run at once: while a piece runs, another may be opened, but both
     // are never complete.
     let text = "batch = 8\n[pieces]\nlength = \"12800ms\"\nlead-in = \"320ms\"\n";
@@ -207,7 +207,7 @@ fn decaying() -> Fake {
 const STATE: &str = "[state]\nh = { output = \"hn\", shape = [1, 1] }\n";
 
 #[test]
-fn a_state_handed_on_gives_the_same_in_streams_in_sequences_and_in_one_piece() {
+fn a_state_gives_the_same_in_streams_sequences_and_whole() {
     let pieces = |length: &str| format!("[pieces]\nlength = \"{length}\"\nlead-in = \"1s\"\n");
     let hear = |text: String| hear_bursts(20.0, &events(&text), decaying(), 3).labels;
     let whole = hear(format!("batch = 8\n{STATE}{}", pieces("60s")));
@@ -254,7 +254,7 @@ fn counting_in_lanes(lanes_wanted: usize) -> Fake {
 }
 
 #[test]
-fn pieces_in_lanes_give_what_they_give_alone() {
+fn pieces_in_lanes_equal_single_pieces() {
     for (windows, lanes, used) in [(333, 3, 3), (333, 8, 7), (1000, 8, 8), (40, 8, 1), (801, 4, 4)]
     {
         for runs in [1, 4] {
@@ -277,7 +277,7 @@ fn pieces_in_lanes_give_what_they_give_alone() {
 }
 
 #[test]
-fn what_still_arrives_has_one_lane() {
+fn an_arriving_recording_has_one_lane() {
     let text =
         "[pieces]\nlength = \"1600ms\"\nlead-in = \"320ms\"\nlanes = 8\n[events]\nmin = \"0s\"";
     let model: Arc<dyn AudioModel> = Arc::new(counting_in_lanes(1));
@@ -408,7 +408,7 @@ fn a_sink_that_fails_ends_the_work() {
 }
 
 #[test]
-fn what_does_not_fit_is_an_error_and_not_a_fault() {
+fn a_misfit_model_is_an_error_and_no_fault() {
     let one_more = |inputs: &[NamedTensor], _: usize| column(vec![0.0; windows(inputs).len() + 1]);
     let model: Arc<dyn AudioModel> = Arc::new(plain(Answers::AtOnce, one_more));
     let error = hear(sound(&bursts(3.0)), &events(""), &model, &in_flight(2)).unwrap_err();

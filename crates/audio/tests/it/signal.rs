@@ -38,7 +38,7 @@ fn rows(file: &FeatureFile, samples: &[f32], cuts: &[usize]) -> (usize, Vec<f32>
 }
 
 #[test]
-fn features_are_those_that_models_are_trained_on() {
+fn features_equal_those_of_training() {
     let golden: serde_json::Value =
         serde_json::from_str(include_str!("../data/features.json")).unwrap();
     let samples = signal(golden["count"].as_u64().unwrap() as usize);

@@ -61,7 +61,7 @@ fn stalling(samples: &[f32], seconds: f64) -> (AudioInput, Sender<()>, Receiver<
 }
 
 #[test]
-fn labels_of_what_came_are_handed_out_while_an_upload_is_silent() {
+fn labels_come_while_an_upload_is_silent() {
     // Bursts begin every 1.7 s: six have ended, and been followed by silence, after 10.2 s.
     let (samples, sent, ended) = (bursts(20.0), 10.2, 6);
     // Runs that are full by then, and runs that would never be.
@@ -101,7 +101,7 @@ fn a_run_that_is_short_makes_no_difference() {
 }
 
 #[test]
-fn an_end_does_not_wait_for_a_silent_upload_and_its_thread_goes_with_the_read() {
+fn an_end_does_not_wait_for_a_silent_upload() {
     let model: Arc<dyn AudioModel> = Arc::new(energy_detector(Answers::AtOnce));
     // Runs of a thousand windows never fill up, so they return their labels after a pause.
     for (seconds, why) in [(0.0, "stop"), (5.0, "stop"), (5.0, "sink")] {

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_join_is_told() {
+    fn an_empty_folder_of_clips_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let env = crate::bare::tests::env(dir.path());
         assert!(make(&env, dir.path(), 1).unwrap_err().message().contains("no clip"));

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn short_runs_have_what_there_is() {
+    fn short_runs_use_the_samples_they_have() {
         let memory = AllocatorMemory::of(&ran(&[(0.5, 10.0), (1.0, 20.0)], 0.1, 1.0), 1.0).unwrap();
         assert_eq!((memory.mean_mb, memory.growth_pct), (15.0, 100.0));
         assert!(AllocatorMemory::of(&ran(&[], 0.1, 1.0), 1.0).is_none());

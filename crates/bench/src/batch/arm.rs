@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_what_was_counted_meanwhile() {
+    fn model_counts_are_differences_of_scrapes() {
         let scrape = |batches, items, padding| {
             Scrape::parse(&format!(
                 "millpond_batch_size_count{{model=\"a\"}} {batches}\nmillpond_batch_size_count{{model=\"b\"}} 9\n\

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_counts_answers_in_it_and_latencies_of_what_was_sent_in_it() {
+    fn a_window_counts_answers_and_sent_requests() {
         let ms = Duration::from_millis;
         let window = BatchWindow::new(ms(100), ms(1100));
         window.record(sample(0, 50, Judgement::Right), None);

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_is_looked_for_where_it_is_wanted() {
+    fn goals_apply_to_their_model_and_clients() {
         let small =
             model(&[("sync", [10.0, 20.0]), ("async", [9.0, 50.0]), ("padding", [9.9, 45.0])]);
         let conv =
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_about_what_was_not_measured() {
+    fn unmeasured_arms_have_no_goals() {
         let models = BTreeMap::from([("conv", model(&[("async", [9.0, 19.0])]))]);
         assert!(gain(&models).is_none() && never_loses(&models, &[1, 70]).is_none());
         let text = table(&models["conv"], &[1, 70]).to_string();

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn images_are_found_whatever_their_extension_looks_like() {
+    fn extensions_of_images_ignore_case() {
         let root = tempfile::tempdir().unwrap();
         let stripes = image::GrayImage::from_fn(64, 48, |_, y| {
             image::Luma([if y % 9 < 4 { 30 } else { 220 }])

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn made_up_fingers_are_told_apart() {
+    fn made_up_fingers_are_distinguished() {
         let impressions = made_up(&parse("--fingers 6 --impressions 3")).unwrap();
         assert_eq!(impressions.len(), 18);
         let (scores, _) = compare(&impressions).unwrap();

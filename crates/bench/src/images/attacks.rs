@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn twenty_copies_are_made_of_a_picture() {
+    fn each_image_gets_twenty_copies() {
         assert_eq!(Attack::ALL.iter().map(|&(_, _, copies)| copies).sum::<usize>(), 20);
     }
 }

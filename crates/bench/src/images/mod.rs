@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_out_has_no_copies_among_what_is_in() {
+    fn held_out_photos_are_never_attacked() {
         let usual = plan("--dir x", 500).unwrap();
         assert_eq!((usual.attacked.len(), usual.held_out.len()), (100, 50));
         assert!(usual.attacked.iter().all(|photo| !usual.held_out.contains(photo)));

@@ -15,20 +15,20 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::bare::{Bare, BareRun};
+use crate::models::answers::ExpectedAnswers;
 use crate::models::dense::DenseModel;
 use crate::report::{BenchReport, check_faults};
 use demo::ctr::Ctr;
 use demo::layers::TOLERANCE;
 use loadgen::BenchEnv;
 use loadgen::cache;
-use loadgen::connection::RawResponse;
-use loadgen::drive::{DrivePlan, Judge, Judgement, LoadLoop, beside_a_client_that_spins};
+use loadgen::drive::{DrivePlan, Judge, LoadLoop, beside_a_client_that_spins};
 use loadgen::machine::{NoiseWatch, RunContext};
 use loadgen::measure::{Measurement, measure};
 use loadgen::process::{ServerPlan, ServerProcess};
 use loadgen::report::{StepProgress, TextTable};
 use loadgen::stats::{LatencySummary, median, ratio};
-use loadgen::wire::{Api, ModelEndpoint, read_answer};
+use loadgen::wire::{Api, ModelEndpoint};
 use loadgen::{print, println};
 
 const MODEL_SEED: u64 = 11;
@@ -126,26 +126,6 @@ struct OverheadReport {
     context: RunContext,
 }
 
-/// Compares answers with those of the bare loop, which ran the same library on the same parameters.
-struct Same {
-    output: String,
-    expected: Vec<Vec<f32>>,
-}
-
-impl Judge for Same {
-    fn judge(&self, shot: usize, answer: &RawResponse) -> (Judgement, u64) {
-        let Ok(outputs) = read_answer(answer) else { return (Judgement::Wrong, 0) };
-        let expected = &self.expected[shot];
-        let near = |(value, wanted): (&f32, &f32)| {
-            (value - wanted).abs() <= TOLERANCE * wanted.abs().max(1.0)
-        };
-        let right = outputs.floats(&self.output).is_ok_and(|(_, values)| {
-            values.len() == expected.len() && values.iter().zip(expected).all(near)
-        });
-        (if right { Judgement::Right } else { Judgement::Wrong }, outputs.version)
-    }
-}
-
 /// The published model, and its requests.
 struct OverheadSubject {
     dir: PathBuf,
@@ -163,8 +143,6 @@ pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
     let watch = NoiseWatch::start();
     let threads = loadgen::machine::cores();
     let (subject, bare) = prepare(&args, env)?;
-    let expected = bare.answers(&subject.requests)?;
-
     let server = start_server(&args, env, &subject, threads)?;
     let endpoint = ModelEndpoint { endpoint: server.grpc(), api: Api::Oip, model: MODEL.into() };
     let encoded = endpoint.encode(&subject.requests)?;
@@ -177,7 +155,8 @@ pub fn run(args: &OverheadArgs, env: &BenchEnv) -> Result<()> {
         pace,
         WARM_UP + args.duration,
     );
-    let judge: Arc<dyn Judge> = Arc::new(Same { output: bare.output_name(), expected });
+    let judge: Arc<dyn Judge> =
+        Arc::new(ExpectedAnswers::numbers(&bare, &subject.requests, TOLERANCE)?);
     let contest = Contest {
         args: &args,
         threads,

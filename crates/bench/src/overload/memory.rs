@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_watched_until_told() {
+    fn a_process_is_sampled_until_the_end() {
         let watch = MemoryWatch::start(std::process::id(), Instant::now()).unwrap();
         std::thread::sleep(Duration::from_millis(20));
         assert!(watch.end(Duration::ZERO).unwrap().end_mb > 0.0);

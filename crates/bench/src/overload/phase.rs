@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_are_told_apart() {
+    fn refusals_and_failures_are_distinguished() {
         assert_eq!(
             unserved(Some("gRPC status 8: the queue is full")),
             Unserved::Refused("RESOURCE_EXHAUSTED")

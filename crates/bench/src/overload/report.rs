@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wanted_needs_somebody_served_and_somebody_refused() {
+    fn goals_need_served_and_refused_requests() {
         let memory = ResidentMemory { start_mb: 100.0, end_mb: 105.0, peak_mb: 120.0 };
         let at_capacity = OverloadPhase { p99_ms: 50.0, served: 10, ..OverloadPhase::default() };
         let overload = OverloadPhase {

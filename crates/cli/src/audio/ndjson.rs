@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_server_writes_is_understood() {
+    fn lines_of_a_server_are_parsed() {
         let label =
             Label { start: 1.0, end: 2.5, text: "speech".into(), score: 0.5, embedding: None };
         let events = [

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_keeps_what_it_held_until_a_recording_was_opened() {
+    fn a_file_is_replaced_once_a_recording_is_open() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("labels.csv");
         std::fs::write(&path, "of before").unwrap();

@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_what_the_server_takes() {
+    fn collection_names_follow_the_servers_rules() {
         let longest = "x".repeat(COLLECTION_BYTES_MAX);
         for name in ["photos", "a.b-c_9", &longest] {
             assert!(collection_name(name).is_ok(), "{name}");

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_carry_what_was_given() {
+    fn paths_carry_their_query() {
         let query =
             [("k", Some("3".to_owned())), ("filter", None), ("name", Some("a b&c".to_owned()))];
         assert_eq!(

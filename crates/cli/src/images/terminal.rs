@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn terminals_are_told_by_their_environment() {
+    fn terminals_are_detected_by_their_environment() {
         assert_eq!(Terminal::of("xterm-kitty", "", "truecolor", false), Some(Terminal::Kitty));
         assert_eq!(Terminal::of("xterm-256color", "iTerm.app", "", true), Some(Terminal::ITerm));
         assert_eq!(

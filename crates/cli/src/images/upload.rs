@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_say_what_came_of_a_picture() {
+    fn responses_become_outcomes() {
         assert_eq!(outcome(&reply(200, r#"{"status":"added"}"#)).unwrap(), UploadOutcome::Added);
         assert_eq!(
             outcome(&reply(200, r#"{"status":"present"}"#)).unwrap(),

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_that_does_not_fit_says_what_to_do() {
+    fn a_shape_that_does_not_fit_has_a_remedy() {
         let spec = InputSpec { name: "x".into(), dtype: DType::F32, shape: vec![1, 512] };
         let args = AudioInputArgs { rate: None, start: None, samples: None };
         let error = tensor(&spec, &wav(1, 8000, &[1, 2, 3]), &args).unwrap_err();

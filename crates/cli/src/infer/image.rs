@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_last_where_the_model_says_so() {
+    fn channels_last_if_the_model_has_them_last() {
         let (shape, values) = check(&[1, -1, -1, 3], DType::U8, "--channels bgr");
         assert_eq!(shape, [1, 2, 4, 3]);
         assert_eq!(values[..3], [102.0, 0.0, 255.0]);

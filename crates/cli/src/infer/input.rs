@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_typed() {
+    fn values_of_the_command_line_are_parsed() {
         let given = |text: &str| text.parse::<InputArg>().map(|given| given.value);
         assert_eq!(given("x=[1,2]"), Ok(InputValue::Json(json!([1, 2]))));
         assert_eq!(given("x=hello"), Ok(InputValue::Text("hello".into())));
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn files_without_a_name_take_what_is_left() {
+    fn files_without_a_name_take_the_remaining_inputs() {
         let specs = [spec("a", &[]), spec("b", &[]), spec("c", &[])];
         let given = vec![InputArg::from_file_argument("f.png"), "a=1".parse().unwrap()];
         let assigned = assign(given, &specs).unwrap();

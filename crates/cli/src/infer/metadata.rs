@@ -1,10 +1,10 @@
 //! The inputs of a model, from its server's metadata.
 
 use base::DType;
+use protocol::oip::from_datatype;
 use serde_json::Value;
 
 use crate::exit::{CommandError, CommandResult};
-use crate::infer::wire;
 
 /// One input of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(crate) fn inputs(metadata: &Value) -> CommandResult<Vec<InputSpec>> {
 fn spec(input: &Value) -> Option<InputSpec> {
     Some(InputSpec {
         name: input.get("name")?.as_str()?.to_owned(),
-        dtype: wire::dtype(input.get("datatype")?.as_str()?)?,
+        dtype: from_datatype(input.get("datatype")?.as_str()?)?,
         shape: input.get("shape")?.as_array()?.iter().map(Value::as_i64).collect::<Option<_>>()?,
     })
 }

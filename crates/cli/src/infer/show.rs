@@ -4,7 +4,7 @@ use base::{DType, Data, NamedTensor, Tensor};
 use loadgen::report::TextTable;
 use serde_json::{Value, json};
 
-use crate::infer::wire::{self, DecodedResponse};
+use crate::infer::wire::DecodedResponse;
 
 /// Maximum number of values shown per output.
 const VALUES_SHOWN: usize = 6;
@@ -65,7 +65,7 @@ pub(crate) fn json(answer: &DecodedResponse) -> Value {
         .map(|output| {
             json!({
                 "name": &*output.name,
-                "datatype": wire::name(output.tensor.dtype()),
+                "datatype": protocol::oip::datatype(output.tensor.dtype()),
                 "shape": output.tensor.shape(),
                 "data": values(&output.tensor).collect::<Vec<_>>(),
             })

@@ -2,6 +2,7 @@
 
 use base::{DType, Data, NamedTensor, Tensor};
 use bytes::Bytes;
+use protocol::oip::{datatype, from_datatype};
 use serde_json::{Value, json};
 
 use crate::exit::{CommandError, CommandResult};
@@ -21,35 +22,6 @@ pub(crate) struct DecodedResponse {
     pub(crate) outputs: Vec<NamedTensor>,
 }
 
-/// The protocol's type names.
-const NAMES: [(&str, DType); 14] = [
-    ("BOOL", DType::Bool),
-    ("UINT8", DType::U8),
-    ("UINT16", DType::U16),
-    ("UINT32", DType::U32),
-    ("UINT64", DType::U64),
-    ("INT8", DType::I8),
-    ("INT16", DType::I16),
-    ("INT32", DType::I32),
-    ("INT64", DType::I64),
-    ("FP16", DType::F16),
-    ("BF16", DType::BF16),
-    ("FP32", DType::F32),
-    ("FP64", DType::F64),
-    ("BYTES", DType::String),
-];
-
-/// Returns the type that the protocol calls `name`.
-pub(crate) fn dtype(name: &str) -> Option<DType> {
-    NAMES.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
-}
-
-/// Returns the protocol's name of `dtype`. Types without one keep their own name, which the server
-/// refuses.
-pub(crate) fn name(dtype: DType) -> &'static str {
-    NAMES.iter().find(|(_, known)| *known == dtype).map_or(dtype.name(), |(name, _)| name)
-}
-
 /// Encodes a request for all outputs, in binary.
 pub(crate) fn encode(inputs: &[NamedTensor]) -> EncodedRequest {
     let mut raw = Vec::new();
@@ -67,7 +39,7 @@ pub(crate) fn encode(inputs: &[NamedTensor]) -> EncodedRequest {
         }
         entries.push(json!({
             "name": &*input.name,
-            "datatype": name(input.tensor.dtype()),
+            "datatype": datatype(input.tensor.dtype()),
             "shape": input.tensor.shape(),
             "parameters": { "binary_data_size": raw.len() - start },
         }));
@@ -109,7 +81,7 @@ fn output_tensor(output: &Value, raw: &mut Bytes) -> CommandResult<NamedTensor> 
     let dtype = output
         .get("datatype")
         .and_then(Value::as_str)
-        .and_then(dtype)
+        .and_then(from_datatype)
         .ok_or_else(|| broken("no known type"))?;
     let shape: Option<Vec<usize>> = output
         .get("shape")
@@ -158,7 +130,7 @@ mod tests {
 
     /// A request with its inputs called outputs is an answer.
     #[test]
-    fn what_is_encoded_can_be_decoded() {
+    fn encoded_tensors_can_be_decoded() {
         let tensors = vec![
             named("a", Tensor::from_vec([2usize, 2].as_slice(), vec![1f32, 2.0, 3.0, 4.5])),
             named(

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_types_are_told_in_words() {
+    fn wrong_types_are_explained_in_words() {
         check(
             "[server]\nhttp-port = \"nine\"\n",
             "2: http-port is the text \"nine\"; it must be a number from 0 to 65535",

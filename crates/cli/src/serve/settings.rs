@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_what_they_look_like() {
+    fn directories_are_models_or_roots() {
         let root = root();
         let path = root.path().to_str().unwrap();
         let settings = resolve(&[path]).unwrap();

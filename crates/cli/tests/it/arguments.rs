@@ -203,7 +203,7 @@ fn help_of_serve_has_the_defaults_that_hold() {
 }
 
 #[test]
-fn version_says_what_it_is_made_of() {
+fn version_lists_the_engines() {
     let version = run(&["--version"]);
     assert!(
         version.stdout.starts_with(concat!("millpond ", env!("CARGO_PKG_VERSION"), "\n")),
@@ -274,7 +274,7 @@ fn settings_files_are_checked_with_file_line_and_key() {
 }
 
 #[test]
-fn nobody_there_is_a_failure_with_a_hint() {
+fn a_missing_server_has_a_hint() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = format!("http://{nobody}");
     for arguments in [

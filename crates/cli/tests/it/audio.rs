@@ -112,7 +112,7 @@ fn recognisers_are_listed_and_a_wrong_one_hides_none() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_told() {
+fn a_missing_server_is_an_error() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("a.wav");
@@ -125,7 +125,7 @@ fn a_server_that_is_not_there_is_told() {
 }
 
 #[test]
-fn nobody_is_enrolled_at_first() {
+fn no_voice_is_enrolled_at_first() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("voices.json");
     let file = file.to_str().unwrap();

@@ -69,7 +69,7 @@ fn without_libtorch_onnx_models_can_still_be_served() {
 }
 
 #[test]
-fn a_library_that_is_none_is_told() {
+fn a_broken_library_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("libonnxruntime.so.1.99.0");
     std::fs::write(&path, b"not a library").unwrap();
@@ -78,7 +78,7 @@ fn a_library_that_is_none_is_told() {
 }
 
 #[test]
-fn a_program_in_an_environment_that_is_not_active_finds_its_library() {
+fn a_program_in_an_inactive_environment_finds_its_library() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let environment = dir.path().join("environment");
     let capi = environment.join("lib/python3.11/site-packages/onnxruntime/capi");

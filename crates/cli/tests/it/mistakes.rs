@@ -78,7 +78,7 @@ fn a_failed_version_is_listed_as_failed() {
 }
 
 #[test]
-fn wrong_names_values_and_ports_are_told() {
+fn wrong_names_values_and_ports_are_explained() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);
     let server = Server::start_logged(&[&models(dir.path())], Stdio::null());
@@ -166,7 +166,7 @@ fn as_nobody(arguments: &[&str]) -> std::process::Command {
 }
 
 #[test]
-fn directories_without_permission_are_told_at_the_start() {
+fn unreadable_directories_are_reported_at_the_start() {
     let dir = tempfile::tempdir().unwrap();
     let permit = |path: &Path, mode| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
@@ -224,7 +224,7 @@ fn models_of_pytorch_are_not_published() {
 }
 
 #[test]
-fn several_pictures_may_be_searched_with() {
+fn several_images_may_be_searched_with() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = format!("http://{nobody}");
     let dir = tempfile::tempdir().unwrap();

@@ -28,7 +28,7 @@ fn versions_are_numbered_and_named_on_standard_output() {
 }
 
 #[test]
-fn what_cannot_be_published_leaves_nothing() {
+fn a_failed_publication_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let text = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     check_error(&["publish", &text("missing.onnx"), "--to", &text("m")], 1, "missing.onnx");

@@ -196,7 +196,7 @@ fn the_servers_own_words_reach_the_person() {
 }
 
 #[test]
-fn a_taken_port_and_a_missing_library_are_told_at_once() {
+fn a_used_port_and_a_missing_library_end_the_start() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);
     let models = dir.path().join("models");
@@ -220,7 +220,7 @@ fn a_taken_port_and_a_missing_library_are_told_at_once() {
 }
 
 #[test]
-fn what_lies_in_the_wrong_place_is_told() {
+fn misplaced_models_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("ranker")).unwrap();
     write_model(&dir.path().join("ranker/model.onnx"), 0.5);

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_opens() {
+    fn a_written_layout_opens() {
         let dir = tempfile::tempdir().unwrap();
         let mut out = writer(dir.path());
         out.tensor(

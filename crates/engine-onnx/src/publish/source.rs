@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_position_and_range_reads_what_the_file_holds() {
+    fn every_position_and_range_reads_the_files_bytes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let bytes: Vec<u8> = (0..3 * BLOCK + 17).map(|at| (at * 31 % 251) as u8).collect();

@@ -39,7 +39,7 @@ fn a_second_library_needs_a_restart() {
 }
 
 #[test]
-fn a_lazy_engine_says_what_is_missing_with_the_first_model() {
+fn a_lazy_engine_reports_a_missing_library_at_first_use() {
     let missing =
         LibrarySearch { explicit: Some("/no/such/library.so".into()), ..Default::default() };
     let lazy = LazyOnnxEngine::new(missing.clone());

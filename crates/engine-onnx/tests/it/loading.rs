@@ -50,7 +50,7 @@ fn an_initialiser_that_is_an_input_is_optional() {
 }
 
 #[test]
-fn metadata_is_what_the_model_carries() {
+fn metadata_comes_from_the_model() {
     let parameters = vec![bound_floats("half", &[1], &[0.5]), bound_floats("two", &[1], &[2.0])];
     let session = load_with("half_plus_two", parameters).unwrap();
     let get = |key: &str| session.metadata().get(key).map(String::as_str);
@@ -94,7 +94,7 @@ fn a_refusal_names_the_models_fault() {
 }
 
 #[test]
-fn a_parameter_that_is_not_what_the_graph_says() {
+fn a_parameter_that_contradicts_the_graph() {
     let (half, two) = (bound_floats("half", &[1], &[0.5]), bound_floats("two", &[1], &[2.0]));
     let with = |other: BoundTensor| {
         refusal(load_with("half_plus_two", vec![half.clone(), two.clone(), other]))

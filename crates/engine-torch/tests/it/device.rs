@@ -66,7 +66,7 @@ fn libtorch_conforms_on_a_gpu() {
 }
 
 #[test]
-fn what_runs_on_the_processor_runs_on_a_gpu() {
+fn a_gpu_agrees_with_the_processor() {
     let (passed, log) = on("cuda:0", &["running::", "state::"]);
     assert!(passed >= 15, "{passed}");
     assert!(

@@ -9,7 +9,7 @@ use engine::{Device, Engine, LoadRequest, SessionOptions, SignatureFile};
 use crate::support::{floats, text, torch};
 
 #[test]
-fn a_package_runs_where_it_is_trusted() {
+fn a_trusted_package_runs() {
     let Some(graph) = std::env::var_os("MILLPOND_TEST_PACKAGE") else {
         eprintln!("SKIPPED: MILLPOND_TEST_PACKAGE names no compiled package; run make test-rust");
         return;

@@ -150,7 +150,7 @@ fn scalars_and_defaults() {
 }
 
 #[test]
-fn what_a_request_cannot_give_is_refused_at_the_load() {
+fn unsupported_inputs_are_refused_at_the_load() {
     let error = Written::new("def forward(self, x, words: List[str]):\n    return x\n", vec![])
         .try_load(SignatureFile::default())
         .err()

@@ -54,7 +54,7 @@ fn window(session: &dyn Session, samples: &[f32]) -> f32 {
 }
 
 #[test]
-fn silero_gives_what_its_package_gives() {
+fn silero_agrees_with_its_package() {
     let store = store(64 << 20);
     let bytes = torch().arena_bytes(&model()).unwrap();
     let arena = Arena { store: store.clone(), bytes, stop: Arc::default() };

@@ -90,7 +90,7 @@ fn beside(forward: &str) -> String {
 }
 
 #[test]
-fn parts_that_run_beside_the_rest_and_write_nothing_are_no_state() {
+fn parallel_parts_that_write_nothing_are_no_state() {
     let source = "def part(self, x):\n    y = x * self.scale\n    y.add_(1.0)\n    return y\n";
     for forward in [
         "    return torch.wait(fork(self.part, x))\n",
@@ -178,7 +178,7 @@ fn statistics_that_normalisation_updates_are_state() {
 }
 
 #[test]
-fn writing_to_what_was_computed_is_no_state() {
+fn writing_to_computed_values_is_no_state() {
     let source = "def forward(self, x):\n    y = x * self.scale\n    y.add_(1.0)\n    z = self.scale.clone()\n    \
                   z.mul_(2.0)\n    return y + z\n";
     let session =

@@ -91,7 +91,7 @@ fn every_setting_is_applied() {
 }
 
 #[test]
-fn silence_keeps_what_was_there() {
+fn absent_keys_keep_the_former_values() {
     assert_eq!(ScheduleFile::default().apply(&full()), full());
     let file: ScheduleFile = toml::from_str("max-batch = 4\n[inputs]").unwrap();
     let options = file.apply(&full());
@@ -104,7 +104,7 @@ fn silence_keeps_what_was_there() {
 }
 
 #[test]
-fn what_is_written_is_read_again() {
+fn written_settings_are_read_back() {
     let back = |options: &ScheduleOptions| {
         let text = toml::to_string(&ScheduleFile::from_options(options)).unwrap();
         let file: ScheduleFile = toml::from_str(&text).unwrap();

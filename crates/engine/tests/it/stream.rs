@@ -117,7 +117,7 @@ proptest! {
 }
 
 #[test]
-fn a_stream_starts_where_it_is_told_and_keeps_its_version() {
+fn a_stream_keeps_its_start_and_version() {
     let servable = servable(false);
     let stream = servable.stream(carried(100), 1).unwrap();
     assert!(stream.stateful() && !stream.plan().batchable);
@@ -129,7 +129,7 @@ fn a_stream_starts_where_it_is_told_and_keeps_its_version() {
 }
 
 #[test]
-fn what_the_model_does_not_have_is_refused() {
+fn unknown_inputs_of_a_stream_are_refused() {
     let mut wrong = carried(0);
     wrong[0].output = "elsewhere".into();
     let error = servable(false).stream(wrong, 1).err().unwrap();

@@ -36,7 +36,7 @@ fn message(model: &str, inputs: &[NamedTensor]) -> Result<ModelInferRequest> {
     let input = |input: &NamedTensor| {
         Ok(InferInputTensor {
             name: input.name.to_string(),
-            datatype: names::oip(input.tensor.dtype())?.into(),
+            datatype: protocol::oip::datatype(input.tensor.dtype()).into(),
             shape: shape(&input.tensor),
             ..InferInputTensor::default()
         })
@@ -94,7 +94,7 @@ fn binary_body(inputs: &[NamedTensor]) -> Result<(usize, Bytes)> {
     let describe = |(input, content): (&NamedTensor, &Bytes)| {
         Ok(json!({
             "name": &*input.name,
-            "datatype": names::oip(input.tensor.dtype())?,
+            "datatype": protocol::oip::datatype(input.tensor.dtype()),
             "shape": input.tensor.shape(),
             "parameters": {"binary_data_size": content.len()},
         }))

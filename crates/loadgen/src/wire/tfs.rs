@@ -21,7 +21,7 @@ fn tensor(tensor: &base::Tensor) -> Result<TensorProto> {
     let shape =
         TensorShapeProto { dim: tensor.shape().iter().map(dim).collect(), unknown_rank: false };
     let mut proto = TensorProto {
-        dtype: names::tfs(tensor.dtype())?,
+        dtype: protocol::tfs::datatype(tensor.dtype()).into(),
         tensor_shape: Some(shape),
         ..TensorProto::default()
     };

@@ -45,7 +45,7 @@ fn json(grid: Option<&GridFound>) -> serde_json::Value {
 }
 
 #[test]
-fn the_json_has_what_was_promised() {
+fn the_json_has_the_documented_fields() {
     let report = json(None);
     assert_eq!(report["found"]["mode"], "async");
     assert_eq!(report["found"]["max_batch"], 32);
@@ -74,7 +74,7 @@ fn the_ratio_is_that_of_the_comparison_side_by_side() {
 }
 
 #[test]
-fn the_page_is_whole_and_escapes_what_came_from_outside() {
+fn the_page_is_complete_and_escapes_names() {
     let page = with_summary(None, |summary| summary.html());
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
     assert_eq!((page.matches("<svg").count(), page.matches("<polyline").count()), (1, 2));

@@ -92,7 +92,7 @@ fn a_failure_in_the_middle_leaves_nothing() {
 }
 
 #[test]
-fn wrong_sources_say_what_is_wrong() {
+fn wrong_sources_have_clear_errors() {
     let (empty, root) = (scratch(), scratch());
     let error = publish(&options(empty.path(), root.path()), &mut |_| {}).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
