@@ -48,8 +48,8 @@ impl InputSpec {
             Some(_) => fixed > 0 && elements.is_multiple_of(fixed),
             None => fixed == elements,
         };
-        // Metadata show rank 0 and unknown rank in the same way. One row is right for the second and harmless
-        // for the first.
+        // Metadata show rank 0 and unknown rank in the same way. One row is right for the second
+        // and harmless for the first.
         if self.shape.is_empty() && elements != 1 {
             return Ok(vec![elements]);
         }
