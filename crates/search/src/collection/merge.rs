@@ -81,10 +81,10 @@ impl MergeSource<'_> {
 
     /// Returns the rows of the merged segment that were deleted since the merge began. `now` has
     /// the current views of the old segments. `places` maps the source's rows to merged ones.
-    fn deletes_since(&self, now: &[Option<&SegmentView>], places: &[u32]) -> Deletes {
+    fn deletes_since(&self, now: &[&SegmentView], places: &[u32]) -> Deletes {
         let mut deletes = Deletes::none(self.rows());
         for (at, (before, now)) in (0..).zip(self.views.iter().zip(now)) {
-            for row in now.iter().flat_map(|now| now.deletes.since(&before.deletes)) {
+            for row in now.deletes.since(&before.deletes) {
                 let from = self.rows.binary_search(&(at, row)).ok();
                 if let Some(&row) = from.and_then(|from| places.get(from)) {
                     deletes.insert(row);
@@ -259,23 +259,13 @@ impl Collection {
         // Queries wait for this lock and this thread may have low priority, so only new deletes are
         // processed under it.
         let mut live = self.live.lock();
-        let now: Vec<Option<&SegmentView>> = numbers
-            .iter()
-            .map(|number| {
-                live.state
-                    .segments
-                    .iter()
-                    .find(|slot| slot.number == *number)
-                    .and_then(SegmentSlot::view)
-            })
-            .collect();
-        if now.iter().any(Option::is_none) {
+        let Some(now) = live.state.views(numbers) else {
             busy.remove();
             return Err(Error::new(
                 ErrorKind::Cancelled,
                 "a segment was dropped while it was merged",
             ));
-        }
+        };
         let deletes = source.deletes_since(&now, &places);
         let view = SegmentView::new(segment, Arc::new(deletes));
         let rows = view.segment.rows();

@@ -157,6 +157,14 @@ impl CollectionState {
         slots.filter_map(|(place, slot)| slot.view().map(|view| (place, slot, view)))
     }
 
+    /// Returns the views of the segments `numbers`, in their order; `None` if one is not open.
+    pub(super) fn views(&self, numbers: &[u64]) -> Option<Vec<&SegmentView>> {
+        let view = |number: &u64| {
+            self.segments.iter().find(|slot| slot.number == *number).and_then(SegmentSlot::view)
+        };
+        numbers.iter().map(view).collect()
+    }
+
     /// Counts the live points.
     pub(super) fn live(&self) -> u64 {
         let sealed: u64 = self.open().map(|(_, _, view)| u64::from(view.live())).sum();
