@@ -67,7 +67,7 @@ pub use inner::Collection;
 pub use lookup::{IDS_MAX, IdList, PointCount, PointParts};
 pub use options::{CANDIDATES_MAX, CollectionOptions, CollectionShape, Merging};
 pub use resources::Resources;
-pub use search::{CollectionQuery, QueryHit, QueryResult, SearchThread};
+pub use search::{CollectionQuery, QueryHit, QueryHits, SearchThread};
 pub use stall::StallStats;
 pub use status::{SegmentStatus, Status};
 pub use write::Applied;

@@ -67,7 +67,7 @@ pub struct QueryHit {
 
 /// Result of a query.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct QueryResult {
+pub struct QueryHits {
     /// Hits, best first; equal scores by id.
     pub hits: Vec<QueryHit>,
     /// True if a point may be missing because data is damaged, a segment is not open yet or the
@@ -164,7 +164,7 @@ impl Collection {
         &self,
         thread: &mut SearchThread,
         query: &CollectionQuery<'_>,
-    ) -> Result<QueryResult> {
+    ) -> Result<QueryHits> {
         let state = self.state();
         let views: Vec<&SegmentView> = state.open().map(|(_, _, view)| view).collect();
         let mut found = self.begin(&state);
@@ -185,7 +185,7 @@ impl Collection {
         thread: &mut SearchThread,
         query: &CollectionQuery<'_>,
         scorer: &S,
-    ) -> Result<QueryResult> {
+    ) -> Result<QueryHits> {
         let state = self.state();
         let views: Vec<&SegmentView> = state.open().map(|(_, _, view)| view).collect();
         let mut found = self.begin(&state);
@@ -203,10 +203,10 @@ impl Collection {
         Ok(found)
     }
 
-    fn begin(&self, state: &CollectionState) -> QueryResult {
-        QueryResult {
+    fn begin(&self, state: &CollectionState) -> QueryHits {
+        QueryHits {
             partial: state.is_partial() || self.health.lock().log_damaged(),
-            ..QueryResult::default()
+            ..QueryHits::default()
         }
     }
 
@@ -219,7 +219,7 @@ impl Collection {
         views: &[&SegmentView],
         candidates: Vec<RerankCandidate>,
         hits: &mut Vec<QueryHit>,
-        found: &mut QueryResult,
+        found: &mut QueryHits,
     ) -> Result<()> {
         let segments: Arc<[Arc<dyn Records>]> =
             views.iter().map(|view| view.segment.clone() as Arc<dyn Records>).collect();
@@ -258,7 +258,7 @@ impl Collection {
         state: &'s CollectionState,
         views: &[&SegmentView],
         count: usize,
-        found: &mut QueryResult,
+        found: &mut QueryHits,
     ) -> Result<Vec<RankedPoint<'s>>> {
         coarse::check_query(query.embedding, self.options.shape.dims, count)?;
         if count > CANDIDATES_MAX {
@@ -318,7 +318,7 @@ impl Collection {
         query: &CollectionQuery<'_>,
         view: &SegmentView,
         request: CoarseRequest<'_>,
-        found: &mut QueryResult,
+        found: &mut QueryHits,
     ) -> Result<()> {
         let SearchThread { scratch, hits, vectors, .. } = thread;
         hits.clear();
@@ -361,7 +361,7 @@ fn score_memtable_hits<S: Scorer>(
     ranked: &[RankedPoint<'_>],
     scorer: &S,
     query: &CollectionQuery<'_>,
-    found: &mut QueryResult,
+    found: &mut QueryHits,
 ) -> Vec<QueryHit> {
     let mut scratch = None;
     let mut hits = Vec::new();
