@@ -18,7 +18,6 @@ use super::state::AudioState;
 use super::upload::{AudioRequest, AudioUpload};
 use super::{recognisers, speakers};
 
-/// Description of the routes.
 const OPENAPI: &str = include_str!("openapi.json");
 
 /// Returns the routes, with the paths of the OpenAPI description.
@@ -36,7 +35,6 @@ pub fn routes() -> Router<Arc<AudioState>> {
         .route("/v1/audio/{recogniser}/verify/{speaker}", post(speakers::verify))
 }
 
-/// Returns the name of a kind in settings and responses.
 fn kind_name(kind: RecogniserKind) -> &'static str {
     match kind {
         RecogniserKind::Events => "events",
@@ -68,13 +66,11 @@ async fn list(State(state): Shared<AudioState>) -> Reply {
     Reply::json(serde_json::json!({ "recognisers": recognisers, "limits": limits }).to_string())
 }
 
-/// Query parameters of a recording.
 #[derive(Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RecogniseParameters {
     /// True to return the embedding of each label.
     embeddings: Option<String>,
-    /// Format of the response.
     format: Option<String>,
     /// True to copy the whole upload to a file first.
     spool: Option<String>,

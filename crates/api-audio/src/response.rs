@@ -16,7 +16,6 @@ use super::upload::{AudioUpload, blamed};
 /// Fewest bytes of a document that are sent together.
 const DOCUMENT_PIECE: usize = 4 << 10;
 
-/// Format of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResponseFormat {
     /// A line of JSON for each event, as it happens.
@@ -48,7 +47,6 @@ impl ResponseFormat {
         Ok(ResponseFormat::Document(document))
     }
 
-    /// Returns the media type.
     pub(crate) fn content_type(self) -> &'static str {
         match self {
             ResponseFormat::Lines => "application/x-ndjson",
@@ -82,7 +80,6 @@ impl DocumentBuffer {
     }
 }
 
-/// Turns events into bytes.
 enum Printer {
     Lines,
     Document(DocumentBuffer, Box<LabelWriter<DocumentBuffer>>),

@@ -49,7 +49,6 @@ impl AudioState {
         }
     }
 
-    /// Returns the served versions.
     pub(crate) fn catalog(&self) -> &Catalog {
         self.inference.catalog()
     }

@@ -58,7 +58,6 @@ impl ProgressCounter {
         self.seconds += more;
     }
 
-    /// Records the end of the recording.
     pub(crate) fn ended(&self, outcome: &'static str) {
         ended(&self.metrics, self.recogniser.clone(), outcome);
     }

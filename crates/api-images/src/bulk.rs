@@ -19,7 +19,6 @@ use super::store::PutOutcome;
 /// Most images of one request in flight.
 const IN_FLIGHT_MAX: usize = 64;
 
-/// Next entry of a source.
 pub(crate) enum SourceEntry {
     /// Name and bytes of an image.
     Image(String, Bytes),
@@ -36,7 +35,6 @@ pub(crate) trait Source {
     fn next(&mut self) -> Option<SourceEntry>;
 }
 
-/// Counts of results.
 #[derive(Default)]
 struct Summary {
     added: u64,
@@ -77,7 +75,6 @@ pub(crate) fn start<S: Source>(
         .map_err(|error| Error::exhausted(format!("no thread for the images: {error}")))
 }
 
-/// Result of one image.
 struct ImageReport {
     name: String,
     outcome: Result<PutOutcome>,

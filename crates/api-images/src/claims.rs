@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// The claimed ids.
 #[derive(Default)]
 pub(crate) struct Claims {
     taken: Mutex<HashSet<[u8; 16]>>,

@@ -43,7 +43,6 @@ impl ImageKind {
     }
 }
 
-/// A collection of images.
 #[derive(Clone)]
 pub(crate) struct ImageCollection {
     pub(crate) named: Arc<NamedCollection>,

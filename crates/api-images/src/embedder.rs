@@ -79,8 +79,6 @@ impl Embedder {
         }
     }
 
-    /// Creates the embedder of a version.
-    ///
     /// # Errors
     /// `FailedPrecondition` if its signature does not take images or return vectors.
     fn of(servable: Arc<Servable>) -> Result<Embedder> {
@@ -131,8 +129,6 @@ impl Embedder {
         vec![self.output.clone()]
     }
 
-    /// Returns the vectors of `count` images.
-    ///
     /// # Errors
     /// `FailedPrecondition` if the outputs are not `count` vectors of finite numbers.
     pub(crate) fn embeddings(

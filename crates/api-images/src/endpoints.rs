@@ -28,7 +28,6 @@ use super::services::ImageServices;
 use super::state::ImagesState;
 use super::{browse, bulk, rebuild};
 
-/// Description of the routes.
 const OPENAPI: &str = include_str!("openapi.json");
 /// Default number of images on a page.
 const PAGE_DEFAULT: usize = 50;
@@ -70,7 +69,6 @@ async fn collections(State(state): Shared<ImagesState>) -> Reply {
     answer(browse::collections(&state.services))
 }
 
-/// Query parameters of a put.
 #[derive(Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PutParameters {
@@ -212,7 +210,6 @@ async fn lines<S: bulk::Source>(
     Ok(response)
 }
 
-/// Reads a JSON body.
 async fn parsed<T>(services: &ImageServices, headers: &HeaderMap, body: Body) -> Result<T>
 where
     T: serde::de::DeserializeOwned + Send + 'static,
@@ -220,7 +217,6 @@ where
     services.requests.parse_json(services.requests.read_json_body(headers, body).await?).await
 }
 
-/// Query parameters of a page.
 #[derive(Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PageParameters {
@@ -254,7 +250,6 @@ async fn drop_collection(
     )
 }
 
-/// Query parameters of a search.
 #[derive(Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SearchParameters {
@@ -363,7 +358,6 @@ async fn delete(
     answer(deleted.await.map(|()| json!({ "deleted": id })))
 }
 
-/// Query parameters of a thumbnail.
 #[derive(Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ThumbnailParameters {

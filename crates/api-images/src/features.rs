@@ -78,7 +78,6 @@ pub(crate) struct Features {
 }
 
 impl Features {
-    /// Returns the record of the keypoints.
     pub(crate) fn record(&self) -> Vec<u8> {
         let mut record = Vec::new();
         self.graph.encode(&mut record);

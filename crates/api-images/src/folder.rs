@@ -27,8 +27,6 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Opens a directory.
-    ///
     /// # Errors
     /// `InvalidArgument` if `path` is no absolute path of a readable directory.
     pub(crate) fn open(path: &str) -> Result<Folder> {

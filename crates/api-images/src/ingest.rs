@@ -35,7 +35,6 @@ const BATCH_MAX: usize = 8;
 /// Retry advice to a refused client.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// One image of a job.
 pub(crate) struct IngestImage {
     pub(crate) job: Arc<IngestJob>,
     pub(crate) name: String,
@@ -125,7 +124,6 @@ impl Ingest {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of queued images.
     pub(crate) fn waiting(&self) -> usize {
         self.queue.get().and_then(|queue| queue.as_ref().ok()).map_or(0, Sender::len)
     }

@@ -30,7 +30,6 @@ impl Rebuilds {
     }
 }
 
-/// One rebuild.
 pub(crate) struct Rebuild {
     pub(crate) from: String,
     pub(crate) to: Mutex<Option<String>>,
@@ -53,7 +52,6 @@ impl Rebuild {
         held(&self.ended).is_none()
     }
 
-    /// Returns the progress.
     pub(crate) fn to_json(&self) -> Value {
         let (state, error) = match &*held(&self.ended) {
             None => ("running", None),

@@ -32,7 +32,6 @@ const FINGERPRINT_CANDIDATES: usize = search::collection::CANDIDATES_MAX;
 /// ranked by their exact similarity.
 const EXACT_MAX: usize = 1000;
 
-/// Parameters of a search.
 pub(crate) struct ImageQuery {
     pub(crate) k: usize,
     /// Smallest score of an accepted image; `None` is the default of the kind.
@@ -43,7 +42,6 @@ pub(crate) struct ImageQuery {
     pub(crate) filter: Option<String>,
 }
 
-/// The image to search for.
 pub(crate) enum QueryImage {
     /// Bytes of a file.
     File(Bytes),
@@ -70,7 +68,6 @@ impl search::Scorer for Matcher {
     }
 }
 
-/// Features of the query.
 struct QueryFeatures {
     width: f64,
     height: f64,
@@ -210,7 +207,6 @@ async fn stored(
     services.pool.run(work).await
 }
 
-/// Returns width and height of a stored image.
 fn size(point: &FetchedPoint) -> (f64, f64) {
     let of = |key: &str| {
         point.payload.get(BLOCK).and_then(|block| block.get(key)?.as_f64()).unwrap_or(0.0)
@@ -264,7 +260,6 @@ impl Coverage {
 }
 
 impl SearchPlan {
-    /// Runs on a search thread.
     fn run(
         self,
         named: &NamedCollection,

@@ -31,11 +31,9 @@ const PASSES_MAX: usize = 50;
 /// Most failed images of a rebuild. Their names and reasons take about 20 MB of memory.
 const FAILURES_MAX: usize = 100_000;
 
-/// Body of a request to rebuild.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RebuildRequest {
-    /// The embedding model.
     model: String,
     /// True to change the alias once the copy is complete.
     #[serde(default)]
@@ -315,7 +313,6 @@ impl RebuildWork<'_> {
     }
 }
 
-/// An image of the old collection.
 struct ImageFile {
     name: String,
     bytes: bytes::Bytes,

@@ -19,7 +19,6 @@ const WRITE_RETRY: Duration = Duration::from_millis(100);
 /// Longest time of such attempts.
 const WRITE_WAIT_MAX: Duration = Duration::from_secs(120);
 
-/// Result of putting an image in.
 #[derive(Clone, Debug)]
 pub(crate) struct PutOutcome {
     /// True if the collection did not have it before.

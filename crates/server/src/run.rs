@@ -19,8 +19,8 @@ use crate::{grpc, http, page};
 ///
 /// # Errors
 /// `Unavailable` if a port is taken, `NotFound` or `FailedPrecondition` if ONNX Runtime cannot be
-/// used, `InvalidArgument` for contradicting settings. A model that fails to load is not an error here:
-/// its state gives the reason.
+/// used, `InvalidArgument` for contradicting settings. A model that fails to load is not an error
+/// here: its state gives the reason.
 pub fn run(mut config: Config) -> Result<()> {
     config.plan_threads()?;
     share_descriptors(&mut config);

@@ -42,7 +42,6 @@ const FILES: [(&str, &str, &str); 15] = [
     ("/favicon.ico", "image/svg+xml", include_str!("page-icon.svg")),
 ];
 
-/// Returns the live page.
 pub(crate) fn page() -> Reply {
     guarded(Reply::body("text/html; charset=utf-8", include_str!("page.html")), POLICY)
         .with_header(header::VARY, HeaderValue::from_static("accept"))

@@ -65,7 +65,6 @@ impl Point {
 pub(crate) struct Mark {
     /// Seconds since the server started.
     pub(crate) at: f64,
-    /// The new version.
     pub(crate) version: u64,
     /// The version that it replaced, once that is released; equal to `version` after a reload.
     pub(crate) from: Option<u64>,
@@ -74,7 +73,6 @@ pub(crate) struct Mark {
 /// Counters of the scheduler over the last [`WINDOW_SECONDS`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Window {
-    /// Length in seconds.
     pub(crate) seconds: usize,
     pub(crate) requests: u64,
     pub(crate) batches: u64,
@@ -110,7 +108,6 @@ impl Window {
     }
 }
 
-/// History of one model.
 #[derive(Default)]
 pub(crate) struct Track {
     points: VecDeque<Point>,
