@@ -368,11 +368,12 @@ mod tests {
     #[test]
     fn stopping_starving_work_takes_no_longer() {
         let (mut runner, hogs) = (runner(), Hogs::start());
-        let (stop, end) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let (set, ended) = (stop.clone(), end.clone());
+        // From the start: on a busy machine the work could starve before it sets this.
+        let stop = Arc::new(AtomicBool::new(true));
+        let end = Arc::new(AtomicBool::new(false));
+        let ended = end.clone();
         let work = move |attempt: &Attempt| {
             assert_eq!(attempt.priority, Priority::Background, "stopped work does not escalate");
-            set.store(true, Ordering::Relaxed);
             // Ignores the stop flag, as an engine does.
             while !ended.load(Ordering::Relaxed) {}
             Ok(())
