@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{Error, Result};
 
 /// One kibibyte.
-pub const KIB: u64 = 1 << 10;
+const KIB: u64 = 1 << 10;
 /// One mebibyte.
 pub const MIB: u64 = 1 << 20;
 /// One gibibyte.

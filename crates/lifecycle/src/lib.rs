@@ -40,13 +40,10 @@ pub use config::{
 pub use lifecycle::{Lifecycle, POLL_MIN, THREADS_MAX};
 pub use message::{AdminCallback, LoadSpec};
 pub use status::{
-    LifecycleEvent, LifecycleState, LoadCost, ModelStatus, Observer, SilentObserver, StateChange,
-    SwapReport, VersionStatus,
+    LifecycleEvent, LifecycleState, LoadCost, ModelStatus, Observer, StateChange, SwapReport,
+    VersionStatus,
 };
-pub use warmup::{
-    NoRecordedRequests, WARMUP_REQUESTS_MAX, WARMUP_RUNS_MIN, WARMUP_TIME_MAX, WarmupSet,
-    WarmupSource,
-};
+pub use warmup::{WarmupSet, WarmupSource};
 
 /// Exposes parsers to the fuzz targets. Not part of the API.
 #[doc(hidden)]

@@ -217,11 +217,3 @@ pub trait Observer: Send + Sync {
     /// Handles an event. Must return quickly.
     fn event(&self, event: &LifecycleEvent);
 }
-
-/// An observer that does nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SilentObserver;
-
-impl Observer for SilentObserver {
-    fn event(&self, _event: &LifecycleEvent) {}
-}

@@ -16,11 +16,11 @@ use engine::Servable;
 use crate::WarmupConfig;
 
 /// Least runs in all, unless configured.
-pub const WARMUP_RUNS_MIN: usize = 10;
+const WARMUP_RUNS_MIN: usize = 10;
 /// Time after which warm-up ends, if every request ran once.
-pub const WARMUP_TIME_MAX: Duration = Duration::from_secs(10);
+const WARMUP_TIME_MAX: Duration = Duration::from_secs(10);
 /// Most recorded requests that are used, as in TensorFlow Serving.
-pub const WARMUP_REQUESTS_MAX: usize = 1000;
+const WARMUP_REQUESTS_MAX: usize = 1000;
 /// Shortest and longest pause between two runs. In between, a pause takes the time of the run
 /// before it.
 const PAUSE_MIN: Duration = Duration::from_micros(500);
@@ -59,16 +59,6 @@ pub trait WarmupSource: Send + Sync {
     /// # Errors
     /// If there are some and they cannot be used. The load then fails.
     fn requests(&self, version_dir: &Path, signature: &Signature) -> Result<WarmupSet>;
-}
-
-/// A source without recorded requests.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoRecordedRequests;
-
-impl WarmupSource for NoRecordedRequests {
-    fn requests(&self, _version_dir: &Path, _signature: &Signature) -> Result<WarmupSet> {
-        Ok(WarmupSet::default())
-    }
 }
 
 /// The version that is warmed up.

@@ -203,7 +203,7 @@ pub struct SwapLabels {
 }
 
 /// Upper bounds of the latency buckets in seconds: 1-2-5 from 50 us to 10 s.
-pub const LATENCY_BOUNDS: [f64; 17] = [
+const LATENCY_BOUNDS: [f64; 17] = [
     50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 2.0,
     5.0, 10.0,
 ];

@@ -23,13 +23,8 @@ impl Rate {
         if bytes == 0 { Rate::unlimited() } else { Rate(bytes as f64) }
     }
 
-    /// Returns the bytes per second; infinite without a limit.
-    pub fn bytes_per_second(self) -> f64 {
-        self.0
-    }
-
     /// Returns the time of `bytes` at this rate.
-    pub fn duration_of(self, bytes: u64) -> Duration {
+    fn duration_of(self, bytes: u64) -> Duration {
         Duration::try_from_secs_f64(bytes as f64 / self.0).unwrap_or(Duration::MAX)
     }
 }

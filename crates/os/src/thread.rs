@@ -4,9 +4,6 @@ use std::time::Duration;
 
 use base::{Error, Result};
 
-/// Longest thread name that Linux keeps.
-const NAME_BYTES_MAX: usize = 15;
-
 /// Makes the calling thread run only on idle cores (SCHED_IDLE). For loaders and unloaders. A
 /// thread may need a privilege to leave this class again.
 ///
@@ -114,16 +111,6 @@ pub fn enter_background(doing: &str) {
     crate::jemalloc::use_background_arena();
 }
 
-/// Names the calling thread for `top -H` and debuggers. The name is cut to 15 bytes.
-pub fn set_name(name: &str) {
-    let mut text = [0u8; NAME_BYTES_MAX + 1];
-    let bytes = name.as_bytes();
-    let length = bytes.len().min(NAME_BYTES_MAX);
-    text[..length].copy_from_slice(&bytes[..length]);
-    // SAFETY: `text` ends with a zero and the kernel copies it. A refusal costs only the name.
-    unsafe { libc::prctl(libc::PR_SET_NAME, text.as_ptr()) };
-}
-
 /// Pins the calling thread to one core.
 ///
 /// # Errors
@@ -166,11 +153,6 @@ pub fn set_serving_timers() {
 /// Returns the page faults of the calling thread that needed no disk.
 pub fn minor_faults() -> u64 {
     usage().ru_minflt.try_into().unwrap_or(0)
-}
-
-/// Returns the page faults of the calling thread that waited for a disk.
-pub fn major_faults() -> u64 {
-    usage().ru_majflt.try_into().unwrap_or(0)
 }
 
 /// Returns the processor time of the calling thread.
@@ -237,15 +219,6 @@ mod tests {
         // SAFETY: takes a number only.
         let policy = aside(|| set_idle_priority().map(|()| unsafe { libc::sched_getscheduler(0) }));
         assert_eq!(policy, Ok(libc::SCHED_IDLE));
-    }
-
-    #[test]
-    fn a_long_name_is_cut() {
-        let name = aside(|| {
-            set_name("millpond-loader-number-one");
-            std::fs::read_to_string("/proc/thread-self/comm").unwrap()
-        });
-        assert_eq!(name, "millpond-loader\n");
     }
 
     #[test]

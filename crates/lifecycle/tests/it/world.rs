@@ -13,10 +13,18 @@ use engine::fake::{FakeEngine, NAME};
 use engine::{Capabilities, Engine, LoadRequest, Session, SessionOptions};
 use lifecycle::{
     Converter, Lifecycle, LifecycleConfig, LifecycleEvent, LifecycleState, LoadSpec, ModelConfig,
-    ModelStatus, NoRecordedRequests, Observer, VersionStatus, WarmupConfig, WarmupSource,
+    ModelStatus, Observer, VersionStatus, WarmupConfig, WarmupSet, WarmupSource,
 };
 use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
 use os::Rate;
+
+struct NoRecordedRequests;
+
+impl WarmupSource for NoRecordedRequests {
+    fn requests(&self, _version_dir: &Path, _signature: &Signature) -> Result<WarmupSet> {
+        Ok(WarmupSet::default())
+    }
+}
 
 /// Nothing here takes so long; a test that waits longer is stuck.
 const WAIT_MAX: Duration = Duration::from_secs(30);
