@@ -88,7 +88,7 @@ impl Lifecycle {
         let abandon = Arc::new(AtomicBool::new(false));
         let retired = lifecycle.start_unloaders(&config, &abandon)?;
         let prefault = lifecycle.start_prefault(&config, &store)?;
-        let (scans, asked) = ScanRequests::new();
+        let (scans, trigger) = ScanRequests::new();
         let setup = Setup {
             catalog: lifecycle.catalog.clone(),
             observer,
@@ -110,7 +110,7 @@ impl Lifecycle {
         let (scanner, out) =
             (Scanner::new(config.models, config.roots, poll, kinds), lifecycle.to.clone());
         lifecycle
-            .spawn("source".into(), move || source_thread::scan(scanner, poll, &asked, &out))?;
+            .spawn("source".into(), move || source_thread::scan(scanner, poll, &trigger, &out))?;
         Ok(Arc::new(lifecycle))
     }
 

@@ -242,7 +242,7 @@ impl Manager {
             }
         }
         model.report();
-        if model.gone && model.at_rest() {
+        if model.removed && model.at_rest() {
             self.models.remove(name);
             self.catalog.remove(name);
             tracing::info!(model = %name, "its directory has gone");
@@ -266,11 +266,11 @@ impl Manager {
             return;
         }
         let now = Instant::now();
-        let patient = now.duration_since(self.started) < SETTLING_WAIT_MAX;
+        let may_wait = now.duration_since(self.started) < SETTLING_WAIT_MAX;
         let waits = |model: &Model| {
             let ready = model.versions.values().any(|version| version.serving.is_some());
             let settling = model.versions.values().any(model::Version::settling);
-            model.unsettled(now) || (patient && !ready && settling)
+            model.unsettled(now) || (may_wait && !ready && settling)
         };
         if !self.models.values().any(waits) {
             tracing::info!(models = self.models.len(), "the first load is finished");

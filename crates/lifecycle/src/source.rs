@@ -251,7 +251,9 @@ fn subdirectories(root: &Path, known: &BTreeSet<String>) -> Result<Option<BTreeS
         }
         let model = match std::fs::metadata(&path) {
             Ok(meta) => meta.is_dir() && (known.contains(&name) || holds_versions(&path)),
-            Err(error) if error.kind() == ErrorKind::NotFound && gone(&path) => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound && is_missing(&path) => {
+                return Ok(None);
+            }
             // It may still be there. The scan of the model reports the error.
             Err(_) => known.contains(&name),
         };
@@ -266,7 +268,7 @@ fn subdirectories(root: &Path, known: &BTreeSet<String>) -> Result<Option<BTreeS
 }
 
 /// Returns true if `path` does not exist, not even as a dangling link.
-fn gone(path: &Path) -> bool {
+fn is_missing(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 

@@ -19,13 +19,13 @@ const PREFAULT_STEP_BYTES: u64 = 64 << 20;
 
 /// Handle that asks the `source` thread for scans. The thread ends when this is dropped.
 pub(crate) struct ScanRequests {
-    asked: Arc<AtomicU64>,
+    requested: Arc<AtomicU64>,
     wake: Option<Sender<()>>,
 }
 
 /// Receiving end of [`ScanRequests`].
 pub(crate) struct ScanTrigger {
-    asked: Arc<AtomicU64>,
+    requested: Arc<AtomicU64>,
     wake: Receiver<()>,
 }
 
@@ -33,16 +33,16 @@ impl ScanRequests {
     pub(crate) fn new() -> (ScanRequests, ScanTrigger) {
         // One wake-up in the channel is enough: the next scan answers all earlier requests.
         let (wake, woken) = bounded(1);
-        let asked = Arc::new(AtomicU64::new(0));
+        let requested = Arc::new(AtomicU64::new(0));
         (
-            ScanRequests { asked: asked.clone(), wake: Some(wake) },
-            ScanTrigger { asked, wake: woken },
+            ScanRequests { requested: requested.clone(), wake: Some(wake) },
+            ScanTrigger { requested, wake: woken },
         )
     }
 
     /// Asks for a scan. Returns the ticket of the scan that answers the request.
     pub(crate) fn ask(&self) -> u64 {
-        let ticket = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        let ticket = self.requested.fetch_add(1, Ordering::SeqCst) + 1;
         if let Some(wake) = &self.wake {
             // A full channel means that a wake-up is already under way.
             let _ = wake.try_send(());
@@ -59,15 +59,15 @@ impl ScanRequests {
 pub(crate) fn scan(
     mut scanner: Scanner,
     poll: Duration,
-    asked: &ScanTrigger,
+    trigger: &ScanTrigger,
     out: &Sender<Message>,
 ) {
     loop {
-        let answers = asked.asked.load(Ordering::SeqCst);
+        let answers = trigger.requested.load(Ordering::SeqCst);
         if out.send(Message::Scanned(scanner.scan(answers, Instant::now()))).is_err() {
             return;
         }
-        match asked.wake.recv_timeout(poll) {
+        match trigger.wake.recv_timeout(poll) {
             Ok(()) | Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }

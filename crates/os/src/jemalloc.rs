@@ -3,23 +3,19 @@
 
 /// Figures of jemalloc. All sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct JemallocStats {
     /// Memory allocated by the program and not yet freed.
     pub allocated: u64,
-    /// Memory in pages with at least one allocation.
-    pub active: u64,
     /// Memory in resident pages.
     pub resident: u64,
-    /// Address space kept for later, without memory.
-    pub retained: u64,
 }
 
 #[cfg(not(feature = "jemalloc"))]
 mod imp {
-    use super::Stats;
+    use super::JemallocStats;
 
     /// Reads the figures.
-    pub fn stats() -> Option<Stats> {
+    pub fn stats() -> Option<JemallocStats> {
         None
     }
 
@@ -40,19 +36,17 @@ mod imp {
 
     use tikv_jemalloc_ctl::{epoch, raw, stats as figures, thread};
 
-    use super::Stats;
+    use super::JemallocStats;
 
     /// Reads the figures; `None` if jemalloc is not the process's allocator.
-    pub fn stats() -> Option<Stats> {
+    pub fn stats() -> Option<JemallocStats> {
         if !serves_this_process() {
             return None;
         }
         epoch::advance().ok()?;
-        Some(Stats {
+        Some(JemallocStats {
             allocated: figures::allocated::read().ok()? as u64,
-            active: figures::active::read().ok()? as u64,
             resident: figures::resident::read().ok()? as u64,
-            retained: figures::retained::read().ok()? as u64,
         })
     }
 

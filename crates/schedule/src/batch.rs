@@ -23,8 +23,8 @@ pub(crate) struct Part<'a> {
 /// Returns true if `inputs` already have the sizes of `batch_key`.
 pub(crate) fn fits(plan: &BatchPlan, batch_key: &BatchKey, inputs: &[NamedTensor]) -> bool {
     plan.inputs.iter().enumerate().all(|(index, input)| {
-        let given = inputs.iter().find(|given| given.name == input.name);
-        given.is_none_or(|given| given.tensor.shape().get(1..) == batch_key.sizes(index))
+        let sent = inputs.iter().find(|sent| sent.name == input.name);
+        sent.is_none_or(|sent| sent.tensor.shape().get(1..) == batch_key.sizes(index))
     })
 }
 
@@ -45,13 +45,13 @@ pub(crate) fn join(
             // All parts have the same bits, or they would not be joined.
             let first = parts
                 .first()
-                .and_then(|part| part.inputs.iter().find(|given| given.name == input.name));
+                .and_then(|part| part.inputs.iter().find(|sent| sent.name == input.name));
             joined.extend(first.cloned());
             continue;
         }
         let Some(sizes) = batch_key.sizes(index) else { continue };
         let find = |part: &Part<'_>| {
-            part.inputs.iter().find(|given| given.name == input.name).map(|i| i.tensor.clone())
+            part.inputs.iter().find(|sent| sent.name == input.name).map(|i| i.tensor.clone())
         };
         let tensors: Vec<Tensor> = parts.iter().filter_map(find).collect();
         if tensors.len() != parts.len() {

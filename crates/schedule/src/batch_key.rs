@@ -23,14 +23,14 @@ impl BatchKey {
     /// common or not positive, or the shared inputs have more than [`SHARED_BYTES_MAX`] bytes.
     pub(crate) fn of(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<(BatchKey, usize)> {
         let items = items(plan, inputs)?;
-        if shared(plan, inputs).map(|(_, given)| shared_bytes(given)).sum::<usize>()
+        if shared(plan, inputs).map(|(_, sent)| shared_bytes(sent)).sum::<usize>()
             > SHARED_BYTES_MAX
         {
             return None;
         }
-        let rest = |given: &NamedTensor| given.tensor.shape().get(1..).map(Shape::from_slice);
+        let rest = |sent: &NamedTensor| sent.tensor.shape().get(1..).map(Shape::from_slice);
         let sizes =
-            |input: &InputPlan| inputs.iter().find(|given| given.name == input.name).and_then(rest);
+            |input: &InputPlan| inputs.iter().find(|sent| sent.name == input.name).and_then(rest);
         let mut batch_key = BatchKey(plan.inputs.iter().map(sizes).collect());
         if !batch_key.masks_fit(plan) {
             return None;
@@ -159,8 +159,8 @@ impl BatchKey {
 pub(crate) fn items(plan: &BatchPlan, inputs: &[NamedTensor]) -> Option<usize> {
     let mut items = None;
     for input in plan.inputs.iter().filter(|input| !input.shared) {
-        let Some(given) = inputs.iter().find(|given| given.name == input.name) else { continue };
-        let &count = given.tensor.shape().first()?;
+        let Some(sent) = inputs.iter().find(|sent| sent.name == input.name) else { continue };
+        let &count = sent.tensor.shape().first()?;
         if *items.get_or_insert(count) != count {
             return None;
         }
@@ -175,20 +175,20 @@ fn shared<'a>(
 ) -> impl Iterator<Item = (&'a str, &'a NamedTensor)> {
     let shared = plan.inputs.iter().filter(|input| input.shared);
     shared.filter_map(|input| {
-        Some((&*input.name, inputs.iter().find(|given| given.name == input.name)?))
+        Some((&*input.name, inputs.iter().find(|sent| sent.name == input.name)?))
     })
 }
 
-fn shared_bytes(given: &NamedTensor) -> usize {
-    let strings = given.tensor.strings().unwrap_or_default();
+fn shared_bytes(sent: &NamedTensor) -> usize {
+    let strings = sent.tensor.strings().unwrap_or_default();
     let texts = strings.iter().map(|text| text.len() + size_of_val(text)).sum::<usize>();
-    texts + given.tensor.bytes().map_or(0, |bytes| bytes.len())
+    texts + sent.tensor.bytes().map_or(0, |bytes| bytes.len())
 }
 
 /// Returns true if two requests have the same bits in every input without a batch axis.
 pub(crate) fn same_shared(plan: &BatchPlan, a: &[NamedTensor], b: &[NamedTensor]) -> bool {
     !plan.shares()
-        || shared(plan, a).map(|(_, given)| given).eq(shared(plan, b).map(|(_, given)| given))
+        || shared(plan, a).map(|(_, sent)| sent).eq(shared(plan, b).map(|(_, sent)| sent))
 }
 
 /// Returns true if two requests want the same outputs of the same version.

@@ -83,7 +83,9 @@ impl ModelQueue {
                 continue;
             }
             match self.group(slot, &order, threads, now, closed) {
-                Ok(group) if group.slots.iter().any(|&slot| self.at(slot).dead(now).is_some()) => {
+                Ok(group)
+                    if group.slots.iter().any(|&slot| self.at(slot).expiry(now).is_some()) =>
+                {
                     return Next::Stale;
                 }
                 Ok(group) => return Next::Run(self.take(group, workers)),

@@ -94,12 +94,12 @@ impl Dispatch {
         self.queued.load(Ordering::Relaxed)
     }
 
-    /// Adds the entries of one request and wakes a worker. May add expired entries to `dead`, which
+    /// Adds the entries of one request and wakes a worker. May add expired entries to `expired`, which
     /// the caller answers.
     pub(crate) fn push(
         &self,
         entries: Vec<Entry>,
-        dead: &mut Vec<ExpiredEntry>,
+        expired: &mut Vec<ExpiredEntry>,
     ) -> Result<(), Refusal> {
         let Some(first) = entries.first() else { return Ok(()) };
         let (model, now, count) = (first.servable.id.model.clone(), first.submitted, entries.len());
@@ -112,10 +112,10 @@ impl Dispatch {
         if queue.queued() == 0 && queue.running == 0 {
             queue.used = queue.used.max(virtual_time);
         }
-        let pushed = queue.push(entries, self.queue_max, now, dead);
+        let pushed = queue.push(entries, self.queue_max, now, expired);
         let added = if pushed.is_ok() { count } else { 0 };
         let woken = if pushed.is_ok() { state.wake_one() } else { None };
-        self.count(&mut state, added, dead.len());
+        self.count(&mut state, added, expired.len());
         drop(state);
         self.notify(woken);
         pushed.map_err(|(limit, waiting)| Refusal::Full { limit, waiting })
@@ -147,13 +147,13 @@ impl Dispatch {
         let mut look = false;
         loop {
             let now = Instant::now();
-            let mut dead = Vec::new();
+            let mut expired = Vec::new();
             let stale = state.models.values_mut().filter(|queue| look || queue.stale(now));
-            stale.for_each(|queue| queue.expire(now, &mut dead));
+            stale.for_each(|queue| queue.expire(now, &mut expired));
             look = false;
-            if !dead.is_empty() {
-                self.count(&mut state, 0, dead.len());
-                return Some(Work::Expire(dead));
+            if !expired.is_empty() {
+                self.count(&mut state, 0, expired.len());
+                return Some(Work::Expire(expired));
             }
             let until = match state.pick(now, self.wakers.len()) {
                 Next::Run(batch) => {
@@ -215,7 +215,7 @@ impl Dispatch {
 
     pub(crate) fn snapshot(&self) -> SchedulerSnapshot {
         let mut state = self.lock();
-        state.models.retain(|_, queue| !queue.gone());
+        state.models.retain(|_, queue| !queue.is_unused());
         let models = state.models.values();
         SchedulerSnapshot {
             workers: self.wakers.len(),
@@ -230,7 +230,7 @@ impl Dispatch {
 impl State {
     fn queue(&mut self, model: &Arc<str>) -> &mut ModelQueue {
         if !self.models.contains_key(model) && self.models.len() >= MODELS_MAX {
-            self.models.retain(|_, queue| !queue.gone());
+            self.models.retain(|_, queue| !queue.is_unused());
         }
         self.models.entry(model.clone()).or_insert_with(|| ModelQueue::new(model))
     }

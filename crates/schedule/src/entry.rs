@@ -59,8 +59,8 @@ impl Entry {
             fill::fill(plan, &mut job.inputs)?;
         }
         let levels = options.levels();
-        let asked = if job.priority == 0 { options.default_priority } else { job.priority };
-        let level = asked.clamp(1, levels) - 1;
+        let wanted = if job.priority == 0 { options.default_priority } else { job.priority };
+        let level = wanted.clamp(1, levels) - 1;
         let batch_key = if joinable { BatchKey::of(plan, &job.inputs) } else { None };
         let (batch_key, items) =
             batch_key.map_or((None, 1), |(batch_key, items)| (Some(batch_key), items));
@@ -119,7 +119,7 @@ impl Entry {
     }
 
     /// Returns the reason if the entry has expired or was cancelled.
-    pub(crate) fn dead(&self, now: Instant) -> Option<Error> {
+    pub(crate) fn expiry(&self, now: Instant) -> Option<Error> {
         if self.cancelled.load(Ordering::Relaxed) {
             return Some(Error::cancelled("the client has gone"));
         }

@@ -16,16 +16,16 @@ use crate::bounds;
 pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()> {
     for input in &plan.inputs {
         let Some(fill) = &input.fill else { continue };
-        if inputs.iter().any(|given| given.name == input.name) {
+        if inputs.iter().any(|sent| sent.name == input.name) {
             continue;
         }
         let (InputFill::Mask { source, .. } | InputFill::Length { source, .. }) = fill;
         let source = &plan.inputs[*source];
-        let given = inputs
+        let sent = inputs
             .iter()
-            .find(|given| given.name == source.name)
+            .find(|sent| sent.name == source.name)
             .ok_or_else(|| Error::invalid(format!("input \"{}\" is missing", source.name)))?;
-        let shape = given.tensor.shape();
+        let shape = sent.tensor.shape();
         let items = *shape.first().ok_or_else(|| {
             Error::invalid(format!("input \"{}\" has no axis for the items", source.name))
         })?;
@@ -36,7 +36,7 @@ pub(crate) fn fill(plan: &BatchPlan, inputs: &mut Vec<NamedTensor>) -> Result<()
                 source.name
             ))
         })?;
-        let received = given.tensor.byte_len();
+        let received = sent.tensor.byte_len();
         let tensor = match fill {
             InputFill::Mask { full_rank, .. } => {
                 let grows = |axis: usize| {

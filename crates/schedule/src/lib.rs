@@ -163,9 +163,9 @@ impl Scheduler {
     pub fn submit(&self, job: Job) -> Result<()> {
         let entries = Entry::from_job(job, Instant::now())?;
         let parts = entries.len();
-        let mut dead = Vec::new();
-        let pushed = self.dispatch.push(entries, &mut dead);
-        run::expire(dead);
+        let mut expired = Vec::new();
+        let pushed = self.dispatch.push(entries, &mut expired);
+        run::expire(expired);
         pushed.map_err(|refusal| match refusal {
             Refusal::Full { limit, waiting } if parts == 1 || waiting >= limit => Error::exhausted(format!(
                 "{waiting} requests are waiting already; try again later or raise the model's queue"
@@ -234,7 +234,7 @@ fn work(jobs: &Dispatch, worker: usize, pin: bool) {
     let (mut ran, mut meter) = (None, run::Meter::start());
     while let Some(work) = jobs.next(worker, ran.take()) {
         match work {
-            Work::Expire(dead) => run::expire(dead),
+            Work::Expire(expired) => run::expire(expired),
             Work::Run(batch) => {
                 let (model, taken) = (batch.model(), batch.taken);
                 ran = Some((model, run::run(batch, &mut meter), taken));

@@ -22,7 +22,7 @@ pub(crate) struct LinearFit {
     xy: f64,
     yy: f64,
     runs: u64,
-    asked: u64,
+    tries: u64,
 }
 
 /// Bounds on the fixed part of a run, and the mean run, which every fit goes through.
@@ -86,8 +86,8 @@ impl LinearFit {
     /// Returns true if one run over `together` elements is cheaper than one over each of `apart`.
     /// Sometimes also returns true if that is only possible, because padded runs must be measured.
     pub(crate) fn pays(&mut self, together: f64, apart: [f64; 2]) -> bool {
-        self.asked += 1;
-        let try_it = self.asked <= PADDINGS_TO_TRY || self.asked.is_multiple_of(PADDING_TRY_EVERY);
+        self.tries += 1;
+        let try_it = self.tries <= PADDINGS_TO_TRY || self.tries.is_multiple_of(PADDING_TRY_EVERY);
         let Some(fit) = self.fit() else { return try_it };
         fit.pays(fit.fixed_low, together, apart)
             || (try_it && fit.pays(fit.fixed_high, together, apart))
@@ -106,7 +106,7 @@ mod tests {
             let noise = [0.9, 1.3, 1.0, 0.95, 1.05][run as usize % 5];
             cost.add(elements, (fixed + elements) * noise);
         }
-        cost.asked = PADDINGS_TO_TRY;
+        cost.tries = PADDINGS_TO_TRY;
         cost
     }
 

@@ -15,7 +15,7 @@ const MISFITS_MAX: usize = 16;
 
 /// Time between two scans for requests of disconnected clients. They never run. A scan of the whole
 /// queue for every free worker would make runs dearer the longer the queue is.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const EXPIRY_SCAN_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Outcome of a run.
 #[derive(Clone, Debug, Default)]
@@ -60,7 +60,7 @@ pub(crate) struct ModelQueue {
     /// Earliest deadline.
     due: Option<Instant>,
     /// Time of the last scan.
-    looked: Option<Instant>,
+    scanned: Option<Instant>,
     /// Sessions of used versions that are not known to be released.
     sessions: Vec<Weak<dyn Session>>,
     /// Instances whose requests are not merged, because their outputs could not be split.
@@ -84,7 +84,7 @@ impl ModelQueue {
             levels: Vec::new(),
             queued: 0,
             due: None,
-            looked: None,
+            scanned: None,
             sessions: Vec::new(),
             misfit: Vec::new(),
             cost: ModelCost::default(),
@@ -104,7 +104,7 @@ impl ModelQueue {
 
     /// Returns true if nothing waits or runs and every used version is released. Upgrades no weak
     /// reference: only an unload thread may drop a version.
-    pub(crate) fn gone(&self) -> bool {
+    pub(crate) fn is_unused(&self) -> bool {
         self.queued == 0
             && self.running == 0
             && self.sessions.iter().all(|session| session.strong_count() == 0)
@@ -126,7 +126,7 @@ impl ModelQueue {
         entries: Vec<Entry>,
         server_max: usize,
         now: Instant,
-        dead: &mut Vec<ExpiredEntry>,
+        expired: &mut Vec<ExpiredEntry>,
     ) -> Result<(), (usize, usize)> {
         let Some(first) = entries.first() else { return Ok(()) };
         let options = first.servable.schedule();
@@ -143,7 +143,7 @@ impl ModelQueue {
             bounds.into_iter().find(|&(max, waiting)| waiting + room(max) > max)
         };
         if full(self).is_some() {
-            self.expire(now, dead);
+            self.expire(now, expired);
         }
         if let Some(full) = full(self) {
             self.counts.refused += 1;
@@ -162,27 +162,28 @@ impl ModelQueue {
 
     /// Returns true if a scan for expired requests is due.
     pub(crate) fn stale(&self, now: Instant) -> bool {
-        let passed = |looked: Instant| now.saturating_duration_since(looked) >= LOOK_EVERY;
+        let passed =
+            |scanned: Instant| now.saturating_duration_since(scanned) >= EXPIRY_SCAN_INTERVAL;
         self.queued > 0
-            && (self.due.is_some_and(|due| now >= due) || self.looked.is_none_or(passed))
+            && (self.due.is_some_and(|due| now >= due) || self.scanned.is_none_or(passed))
     }
 
     /// Removes expired and cancelled requests.
-    pub(crate) fn expire(&mut self, now: Instant, dead: &mut Vec<ExpiredEntry>) {
-        self.looked = Some(now);
+    pub(crate) fn expire(&mut self, now: Instant, expired: &mut Vec<ExpiredEntry>) {
+        self.scanned = Some(now);
         for level in &mut self.levels {
-            if !level.iter().any(|entry| entry.dead(now).is_some()) {
+            if !level.iter().any(|entry| entry.expiry(now).is_some()) {
                 continue;
             }
             for entry in std::mem::take(level) {
-                match entry.dead(now) {
+                match entry.expiry(now) {
                     Some(error) => {
                         match error.kind() {
                             base::ErrorKind::Cancelled => self.counts.cancelled += 1,
                             _ => self.counts.expired += 1,
                         }
                         self.queued -= 1;
-                        dead.push((entry, error));
+                        expired.push((entry, error));
                     }
                     None => level.push_back(entry),
                 }

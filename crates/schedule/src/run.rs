@@ -170,8 +170,8 @@ fn real_elements(entry: &Entry) -> f64 {
     let plan = entry.servable.plan();
     let padded = plan.inputs.iter().filter(|input| input.rule.is_some());
     let sizes = |input: &engine::InputPlan| {
-        let given = entry.inputs.iter().find(|given| given.name == input.name)?;
-        Some(given.tensor.shape().iter().skip(1).map(|&size| size as f64).product::<f64>())
+        let sent = entry.inputs.iter().find(|sent| sent.name == input.name)?;
+        Some(sent.tensor.shape().iter().skip(1).map(|&size| size as f64).product::<f64>())
     };
     padded.filter_map(sizes).sum()
 }
@@ -202,9 +202,9 @@ fn finish(entry: Entry, completion: Completion) -> Option<(CompletionCallback, C
 }
 
 /// Answers requests that never ran.
-pub(crate) fn expire(dead: Vec<ExpiredEntry>) {
+pub(crate) fn expire(expired: Vec<ExpiredEntry>) {
     let now = Instant::now();
-    for (entry, error) in dead {
+    for (entry, error) in expired {
         let queue = now.saturating_duration_since(entry.submitted);
         let completion =
             Completion { result: Err(error), queue, compute: Duration::ZERO, batch: 0 };

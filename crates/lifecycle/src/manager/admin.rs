@@ -114,15 +114,15 @@ impl Manager {
             if self.answered.is_none_or(|answered| answered < *ticket) {
                 return Ok(());
             }
-            let model = self.models.get_mut(&waiter.model).filter(|model| !model.gone);
+            let model = self.models.get_mut(&waiter.model).filter(|model| !model.removed);
             let model = model.ok_or_else(|| unknown(&waiter.model))?;
-            model.forgive(&self.context);
+            model.clear_failures(&self.context);
             waiter.goal = WaiterGoal::Choose { spec: spec.clone() };
         }
         if let WaiterGoal::Choose { spec } = &waiter.goal {
             let model = self.models.get_mut(&waiter.model).ok_or_else(|| unknown(&waiter.model))?;
-            let patient = now.duration_since(waiter.since) < SETTLE_WAIT_MAX;
-            if let Some(targets) = model.targets(spec, patient)? {
+            let may_wait = now.duration_since(waiter.since) < SETTLE_WAIT_MAX;
+            if let Some(targets) = model.targets(spec, may_wait)? {
                 waiter.goal = WaiterGoal::Load { targets };
             }
         }
@@ -171,7 +171,7 @@ impl Waiter {
 
 impl Model {
     /// Lets the model load at an administrator's request, and clears earlier failures.
-    fn forgive(&mut self, context: &ManagerContext) {
+    fn clear_failures(&mut self, context: &ManagerContext) {
         self.down = false;
         let failed: Vec<u64> = self
             .versions
@@ -188,15 +188,15 @@ impl Model {
     }
 
     /// Returns the versions that `spec` asks for; `None` while they are not known yet.
-    fn targets(&mut self, spec: &LoadSpec, patient: bool) -> Result<Option<BTreeSet<u64>>> {
+    fn targets(&mut self, spec: &LoadSpec, may_wait: bool) -> Result<Option<BTreeSet<u64>>> {
         let targets = match spec.version {
-            Some(number) => match self.pin(number, patient)? {
+            Some(number) => match self.pin(number, may_wait)? {
                 true => BTreeSet::from([number]),
                 false => return Ok(None),
             },
             None => {
                 let chosen = self.choice(&self.views(Instant::now())).aspired;
-                if patient && self.settling_above(&chosen) {
+                if may_wait && self.settling_above(&chosen) {
                     return Ok(None);
                 }
                 if chosen.is_empty() {
@@ -211,7 +211,7 @@ impl Model {
             if !self
                 .versions
                 .get(number)
-                .map_or(Ok(true), |version| version.complete(*number, patient))?
+                .map_or(Ok(true), |version| version.complete(*number, may_wait))?
             {
                 return Ok(None);
             }
@@ -234,13 +234,13 @@ impl Model {
     }
 
     /// Pins a version that an administrator named. Returns false while its files still change.
-    fn pin(&mut self, number: u64, patient: bool) -> Result<bool> {
+    fn pin(&mut self, number: u64, may_wait: bool) -> Result<bool> {
         let name = self.name.clone();
         let missing =
             || Error::not_found(format!("model \"{name}\" has no version {number} on disk"));
         let version = self.versions.get_mut(&number).filter(|version| version.disk.is_some());
         let version = version.ok_or_else(missing)?;
-        let complete = version.complete(number, patient)?;
+        let complete = version.complete(number, may_wait)?;
         version.pinned |= complete;
         Ok(complete)
     }
@@ -302,11 +302,11 @@ impl Model {
 
 impl Version {
     /// Returns true if its files can be loaded, and false while they still change.
-    fn complete(&self, number: u64, patient: bool) -> Result<bool> {
+    fn complete(&self, number: u64, may_wait: bool) -> Result<bool> {
         let wrong = |reason: &str| Err(Error::precondition(format!("version {number}: {reason}")));
         match self.disk.as_ref().map(|disk| &disk.found) {
             None => wrong("its directory has gone"),
-            Some(VersionContents::Settling(_)) if patient => Ok(false),
+            Some(VersionContents::Settling(_)) if may_wait => Ok(false),
             Some(
                 VersionContents::Settling(reason)
                 | VersionContents::Unusable(reason)

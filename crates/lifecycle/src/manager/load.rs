@@ -100,7 +100,7 @@ impl Model {
     /// than they load would keep each other from ever serving.
     pub(super) fn drop_pointless_loads(&mut self, context: &ManagerContext, now: Instant) {
         let choice = self.choice(&self.views(now));
-        let none = self.down || self.gone;
+        let none = self.down || self.removed;
         for (number, version) in &mut self.versions {
             version.converted.take_if(|_| none || !choice.aspired.contains(number));
         }

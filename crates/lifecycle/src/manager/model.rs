@@ -29,7 +29,7 @@ pub(crate) struct Model {
     /// True if an administrator unloaded it.
     pub(crate) down: bool,
     /// True if its directory was removed.
-    pub(crate) gone: bool,
+    pub(crate) removed: bool,
     /// Last published version, until a swap report includes it.
     pub(crate) published: Option<Successor>,
     /// A version unloaded before its successor was loaded.
@@ -223,7 +223,7 @@ impl Model {
             path_error: None,
             settings_error: None,
             down: false,
-            gone: false,
+            removed: false,
             published: None,
             vacated: None,
         }
@@ -242,7 +242,7 @@ impl Model {
 
     /// Returns the versions that should serve; none while the model is unloaded or removed.
     pub(crate) fn choice(&self, views: &[View]) -> Choice {
-        if self.down || self.gone {
+        if self.down || self.removed {
             Choice::default()
         } else {
             policy::choose(&self.config.policy, views)

@@ -15,20 +15,20 @@ pub(super) struct Prefault {
     to: Sender<u64>,
     bytes_max: u64,
     swap_reserve: Option<u64>,
-    asked: u64,
+    requested: u64,
     backed: u64,
 }
 
 impl Prefault {
     pub(super) fn new(to: Sender<u64>, bytes_max: u64, swap_reserve: Option<u64>) -> Prefault {
-        Prefault { to, bytes_max, swap_reserve, asked: 0, backed: 0 }
+        Prefault { to, bytes_max, swap_reserve, requested: 0, backed: 0 }
     }
 
     /// Requests the bytes that `models` need now, if they are more than before.
     pub(super) fn want<'a>(&mut self, models: impl Iterator<Item = &'a Model>) {
         let wanted = self.need(models).min(self.bytes_max);
-        if wanted > self.asked && self.to.try_send(wanted).is_ok() {
-            self.asked = wanted;
+        if wanted > self.requested && self.to.try_send(wanted).is_ok() {
+            self.requested = wanted;
         }
     }
 
@@ -38,7 +38,7 @@ impl Prefault {
 
     /// Returns true if all requested bytes are faulted in.
     pub(super) fn done(&self) -> bool {
-        self.backed >= self.asked
+        self.backed >= self.requested
     }
 
     fn need<'a>(&self, models: impl Iterator<Item = &'a Model>) -> u64 {

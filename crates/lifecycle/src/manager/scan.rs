@@ -17,8 +17,8 @@ impl Manager {
             self.on_model_scan(scan);
         }
         for (name, model) in &mut self.models {
-            if !seen.contains(name) && !model.gone {
-                model.gone = true;
+            if !seen.contains(name) && !model.removed {
+                model.removed = true;
                 model.versions.values_mut().for_each(|version| version.disk = None);
             }
         }
@@ -32,7 +32,7 @@ impl Manager {
             tracing::debug!(model = %name, path = %base.base_path.display(), "found a model");
             Model::new(base.clone(), self.catalog.add(&name), self.converts)
         });
-        model.gone = false;
+        model.removed = false;
         match contents {
             Ok(Contents { settings, versions }) => {
                 model.path_error = None;

@@ -17,8 +17,10 @@ impl Model {
         version.failure = version.failure.take().filter(|failure| !failure.error.is_retryable());
         self.publish();
         context.set_state(self, number, LifecycleState::Draining, None);
-        let successor =
-            self.published.take().filter(|new| new.version != number && !self.down && !self.gone);
+        let successor = self
+            .published
+            .take()
+            .filter(|new| new.version != number && !self.down && !self.removed);
         self.retire(context, number, serving, successor);
     }
 
@@ -66,7 +68,7 @@ impl Model {
             }
             None if self.config.transition == Transition::ResourcePreserving
                 && !self.down
-                && !self.gone =>
+                && !self.removed =>
             {
                 self.vacated = Some(Vacated { version: number, drain, unload });
             }

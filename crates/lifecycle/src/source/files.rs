@@ -56,7 +56,7 @@ fn walk(dir: &Path, below: &Path, depth: usize, files: &mut Vec<File>) -> Result
         let path = below.join(entry.file_name());
         let full = dir.join(&path);
         let meta = match std::fs::metadata(&full) {
-            Err(error) if error.kind() == ErrorKind::NotFound && super::gone(&full) => {
+            Err(error) if error.kind() == ErrorKind::NotFound && super::is_missing(&full) => {
                 return Ok(false);
             }
             meta => meta.map_err(|e| Error::io(&full, &e))?,

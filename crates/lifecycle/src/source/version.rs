@@ -128,7 +128,7 @@ pub(crate) fn scan(
 ) -> Option<VersionScan> {
     let files = match super::steady(&dir, || files::list(&dir)) {
         Ok(files) => files,
-        Err(_) if super::gone(&dir) => return None,
+        Err(_) if super::is_missing(&dir) => return None,
         Err(error) => {
             memory.last = None;
             let fingerprint = files::fingerprint(&[], |_| true);
