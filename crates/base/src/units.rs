@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use crate::{Error, Result};
 
-/// One kibibyte.
 const KIB: u64 = 1 << 10;
 /// One mebibyte.
 pub const MIB: u64 = 1 << 20;

@@ -51,7 +51,6 @@ pub(crate) struct Loader {
     /// Longest time that a load at idle priority may wait for a core.
     pub(crate) starvation_limit: Duration,
     pub(crate) settled: Arc<Settled>,
-    /// Inference threads of the server.
     pub(crate) threads_max: usize,
     pub(crate) out: Sender<Message>,
 }
@@ -357,7 +356,6 @@ fn chunk(tensor: &TensorEntry) -> Result<Chunk> {
     Ok(Chunk { hash: tensor.hash()?, offset: tensor.offset, bytes: tensor.bytes })
 }
 
-/// Joins tensors with their placements.
 fn bind(tensors: &[TensorEntry], loaded: Loaded) -> Result<Vec<BoundTensor>> {
     let bind = |(tensor, placement): (&TensorEntry, memory::Placement)| {
         Ok(BoundTensor {

@@ -66,7 +66,6 @@ pub(crate) struct ManagerContext {
     observer: Arc<dyn Observer>,
     ledger: Arc<Ledger>,
     retries: Retries,
-    /// Inference threads of the server.
     threads_max: usize,
     /// Loads that wait for a thread.
     queue: VecDeque<VersionId>,
@@ -75,7 +74,6 @@ pub(crate) struct ManagerContext {
     backlog: VecDeque<Retired>,
 }
 
-/// State of the `lifecycle` thread.
 pub(crate) struct Manager {
     catalog: Arc<Catalog>,
     models: BTreeMap<Arc<str>, Model>,
@@ -150,7 +148,6 @@ impl Manager {
         }
     }
 
-    /// Runs the thread until [`Message::Stop`].
     pub(crate) fn run(mut self) {
         loop {
             let touched = match self.inbox.recv_timeout(self.pause(Instant::now())) {

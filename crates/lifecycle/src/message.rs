@@ -39,21 +39,40 @@ pub type AdminCallback = Box<dyn FnOnce(Result<()>) + Send>;
 pub(crate) enum Message {
     /// Result of a scan of the directories.
     Scanned(DirectoryScan),
-    /// A load reached another state.
-    Stage { id: VersionId, state: LifecycleState, reason: Option<String> },
-    /// A load ended.
-    LoadEnded { id: VersionId, outcome: Outcome },
+    Stage {
+        id: VersionId,
+        state: LifecycleState,
+        reason: Option<String>,
+    },
+    LoadEnded {
+        id: VersionId,
+        outcome: Outcome,
+    },
     /// A retired version is in use for longer than [`crate::DRAIN_LONG`].
-    DrainSlow { id: VersionId },
+    DrainSlow {
+        id: VersionId,
+    },
     /// The memory of a retired version is released.
-    Released { id: VersionId, drain: Duration, unload: Duration },
+    Released {
+        id: VersionId,
+        drain: Duration,
+        unload: Duration,
+    },
     /// The pool is faulted in up to `bytes`, or as far as possible.
-    Prefaulted { bytes: u64 },
+    Prefaulted {
+        bytes: u64,
+    },
     /// Request of an administrator to load a model.
-    Load { name: String, spec: LoadSpec, done: AdminCallback },
+    Load {
+        name: String,
+        spec: LoadSpec,
+        done: AdminCallback,
+    },
     /// Request of an administrator to unload a model.
-    Unload { name: String, done: AdminCallback },
-    /// Request to stop everything.
+    Unload {
+        name: String,
+        done: AdminCallback,
+    },
     Stop,
 }
 
@@ -78,7 +97,6 @@ pub(crate) struct LoadJob {
     pub(crate) stop: Arc<AtomicBool>,
 }
 
-/// Outcome of a load.
 pub(crate) enum Outcome {
     Ready(Box<Fresh>),
     /// The pool has no room yet. The next try reuses the conversion.

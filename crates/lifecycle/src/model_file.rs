@@ -11,9 +11,7 @@ use crate::{ModelConfig, Transition, VersionPolicy};
 
 /// Name of the file in a model's base path.
 pub(crate) const MODEL_FILE: &str = "millpond.toml";
-/// Largest settings file.
 pub(crate) const MODEL_FILE_BYTES_MAX: u64 = 1 << 20;
-/// Most threads inside one run.
 const INTRA_OP_THREADS_MAX: usize = 1024;
 /// Largest batch in a generated warm-up request.
 const BATCH_SIZE_MAX: usize = 1 << 20;

@@ -9,11 +9,9 @@ use crate::{Transition, VersionPolicy};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct View {
     pub(crate) version: u64,
-    /// Its directory exists.
     pub(crate) on_disk: bool,
     /// It cannot be loaded now: incomplete, failed, or waiting for its next try.
     pub(crate) held: bool,
-    /// It answers requests.
     pub(crate) ready: bool,
     /// A load of it is queued or under way.
     pub(crate) loading: bool,

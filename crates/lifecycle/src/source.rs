@@ -108,7 +108,6 @@ impl Scanner {
         }
     }
 
-    /// Scans all directories.
     pub(crate) fn scan(&mut self, answers: u64, now: Instant) -> DirectoryScan {
         let bases = self.bases();
         let models: Vec<ModelScan> =

@@ -25,7 +25,6 @@ const WARMUP_REQUESTS_MAX: usize = 1000;
 /// before it.
 const PAUSE_MIN: Duration = Duration::from_micros(500);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
-/// Largest generated input.
 const INPUT_BYTES_MAX: usize = 256 << 20;
 
 /// Recorded requests of a version.

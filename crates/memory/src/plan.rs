@@ -24,12 +24,7 @@ pub(crate) enum ChunkPlace<R> {
     /// In a region that another load filled.
     Alive(R),
     /// In a region of this load.
-    Fresh {
-        /// Index of the region.
-        region: usize,
-        /// Offset in the region.
-        offset: usize,
-    },
+    Fresh { region: usize, offset: usize },
 }
 
 /// A contiguous part of the file that goes to a contiguous part of a region: one large chunk, or
@@ -40,11 +35,8 @@ pub(crate) struct Span {
     pub(crate) offset: u64,
     /// Bytes up to the end of the last chunk.
     pub(crate) bytes: usize,
-    /// Index of the region.
     pub(crate) region: usize,
-    /// Offset in the region.
     pub(crate) region_offset: usize,
-    /// Indices of the chunks.
     pub(crate) chunks: Vec<usize>,
 }
 

@@ -132,7 +132,6 @@ impl Reservation {
         }
     }
 
-    /// Returns the number of slots.
     pub(crate) fn slots(&self) -> usize {
         self.slots
     }

@@ -27,7 +27,6 @@ pub(crate) enum Slot {
 /// this order.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TakenSlots {
-    /// The slots in use.
     pub(crate) run: Range<usize>,
     /// Slots elsewhere, in state `Releasing`. Return their memory to the system, then call
     /// [`SlotMap::released`].

@@ -88,7 +88,6 @@ impl StarvationWatch {
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// The thread of idle priority.
 struct IdleThread {
     tasks: Sender<Task>,
     stat: Option<SchedStat>,
@@ -258,7 +257,6 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandl
 mod tests {
     use super::*;
 
-    /// Keeps all cores busy.
     struct Hogs(Arc<AtomicBool>, Vec<JoinHandle<()>>);
 
     impl Hogs {

@@ -16,7 +16,6 @@ use crate::fill::element;
 pub(crate) struct Part<'a> {
     /// Inputs; each has `items` on axis 0.
     pub(crate) inputs: &'a [NamedTensor],
-    /// Number of items.
     pub(crate) items: usize,
 }
 

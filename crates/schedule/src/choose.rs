@@ -21,7 +21,6 @@ const LINGER_TRY_EVERY: u64 = 32;
 /// Weight of the last linger in that share.
 const LINGER_WEIGHT: f64 = 0.1;
 
-/// Requests for one run.
 pub(crate) struct Batch {
     pub(crate) entries: Vec<Entry>,
     /// Sizes to which all requests are padded; `None` if the only request runs as it is.
@@ -58,7 +57,6 @@ struct QueueSlot {
     index: usize,
 }
 
-/// Requests that run together.
 struct Group {
     slots: Vec<QueueSlot>,
     batch_key: Option<BatchKey>,

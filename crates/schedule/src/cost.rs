@@ -80,7 +80,6 @@ pub(crate) struct Offer {
     pub(crate) items: usize,
     /// Items that leave the same number to each other worker.
     pub(crate) share: usize,
-    /// Largest batch.
     pub(crate) max: usize,
 }
 

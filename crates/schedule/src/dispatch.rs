@@ -22,15 +22,15 @@ use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard};
 /// Most models with a queue. Before another is added, models whose versions are gone are dropped.
 const MODELS_MAX: usize = 4096;
 
-/// Reason to refuse a request.
 pub(crate) enum Refusal {
     /// The queue has no room for the request.
-    Full { limit: usize, waiting: usize },
-    /// The scheduler is shutting down.
+    Full {
+        limit: usize,
+        waiting: usize,
+    },
     Closed,
 }
 
-/// Work for a worker.
 pub(crate) enum Work {
     /// Expired requests to answer.
     Expire(Vec<ExpiredEntry>),

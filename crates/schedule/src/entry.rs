@@ -19,7 +19,6 @@ pub(crate) struct Entry {
     pub(crate) deadline: Instant,
     pub(crate) cancelled: Arc<AtomicBool>,
     pub(crate) submitted: Instant,
-    /// Index of its priority level.
     pub(crate) level: usize,
     /// Sizes that decide which requests it can be joined with; `None` if it runs as it is.
     pub(crate) batch_key: Option<BatchKey>,
@@ -37,7 +36,6 @@ pub(crate) type ExpiredEntry = (Entry, Error);
 
 /// Receiver of an entry's outcome.
 pub(crate) enum Finish {
-    /// The client.
     Whole(CompletionCallback),
     /// The collector of a request's parts, and the index of the part.
     Part(Arc<Rejoin>, usize),

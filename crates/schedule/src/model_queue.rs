@@ -20,17 +20,12 @@ const EXPIRY_SCAN_INTERVAL: Duration = Duration::from_millis(5);
 /// Outcome of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ran {
-    /// Version instance that ran.
     pub(crate) instance: u64,
-    /// Weight of its model.
     pub(crate) weight: u32,
-    /// Cores of the run.
     pub(crate) cores: usize,
     /// Microseconds charged in advance.
     pub(crate) charge: f64,
-    /// Requests answered.
     pub(crate) requests: usize,
-    /// Items of these requests.
     pub(crate) items: usize,
     /// Real and padding elements of padded inputs.
     pub(crate) elements: (u64, u64),
@@ -57,9 +52,7 @@ pub(crate) struct Lesson {
 pub(crate) struct ModelQueue {
     pub(crate) levels: Vec<VecDeque<Entry>>,
     pub(crate) queued: usize,
-    /// Earliest deadline.
     due: Option<Instant>,
-    /// Time of the last scan.
     scanned: Option<Instant>,
     /// Sessions of used versions that are not known to be released.
     sessions: Vec<Weak<dyn Session>>,
@@ -168,7 +161,6 @@ impl ModelQueue {
             && (self.due.is_some_and(|due| now >= due) || self.scanned.is_none_or(passed))
     }
 
-    /// Removes expired and cancelled requests.
     pub(crate) fn expire(&mut self, now: Instant, expired: &mut Vec<ExpiredEntry>) {
         self.scanned = Some(now);
         for level in &mut self.levels {

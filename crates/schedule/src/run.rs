@@ -201,7 +201,6 @@ fn finish(entry: Entry, completion: Completion) -> Option<(CompletionCallback, C
     }
 }
 
-/// Answers requests that never ran.
 pub(crate) fn expire(expired: Vec<ExpiredEntry>) {
     let now = Instant::now();
     for (entry, error) in expired {

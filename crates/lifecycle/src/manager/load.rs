@@ -48,7 +48,6 @@ struct FailedLoad {
 }
 
 impl Model {
-    /// Queues a load of `number`.
     pub(super) fn begin_load(&mut self, context: &mut ManagerContext, number: u64) {
         let vacates = self.config.transition == Transition::ResourcePreserving
             && self.versions.values().any(|version| version.serving.is_some());

@@ -88,7 +88,6 @@ impl Disk {
     }
 }
 
-/// A loaded instance.
 pub(crate) struct Serving {
     pub(crate) servable: Arc<Servable>,
     pub(crate) converted: Option<Converted>,
@@ -121,7 +120,6 @@ pub(crate) struct Load {
     pub(crate) converted: Option<(Fingerprint, Converted)>,
 }
 
-/// Last failure of a load.
 pub(crate) struct Failure {
     pub(crate) error: Error,
     /// Fingerprint of the files that failed.
