@@ -94,8 +94,8 @@ impl Dispatch {
         self.queued.load(Ordering::Relaxed)
     }
 
-    /// Adds the entries of one request and wakes a worker. May add expired entries to `expired`, which
-    /// the caller answers.
+    /// Adds the entries of one request and wakes a worker. May add expired entries to `expired`,
+    /// which the caller answers.
     pub(crate) fn push(
         &self,
         entries: Vec<Entry>,
