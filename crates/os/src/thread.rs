@@ -190,9 +190,10 @@ mod tests {
 
     #[test]
     fn low_priority_is_set() {
-        // SAFETY: takes numbers only; 0 names the calling thread.
-        let nice = aside(|| {
-            set_low_priority().map(|()| unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) })
+        let nice: Result<i32> = aside(|| {
+            set_low_priority()?;
+            // SAFETY: takes numbers only; 0 names the calling thread.
+            Ok(unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) })
         });
         assert_eq!(nice, Ok(LOW_NICE));
     }

@@ -305,7 +305,7 @@ mod tests {
     ) -> (Vec<usize>, ShapeCost) {
         let mut cost = ShapeCost::default();
         let taken = (0..rounds).map(|_| {
-            let choice = cost.choose(Offer { items: offered, share: share, max: 32 }, &UNTAUGHT);
+            let choice = cost.choose(Offer { items: offered, share, max: 32 }, &UNTAUGHT);
             cost.decisions += 1;
             cost.add(choice.items, us(choice.items));
             choice.items
