@@ -24,8 +24,8 @@ fn spec(name: &str, rank: usize) -> TensorSpec {
     }
 }
 
-/// Computes `sum[n]` of `x[n, w]` where `mask[n, w]` is 1, and `pairs[n, w / 2]`, which are `x[2j]
-/// + x[2j + 1]`. Without `masked` there is no mask and the sum reads everything. With `mixes` the
+/// Computes `sum[n]` of `x[n, w]` where `mask[n, w]` is 1, and `pairs[n, w / 2]`, each the sum of
+/// two neighbours. Without `masked` there is no mask and the sum reads everything. With `mixes` the
 /// items are not kept apart: one sum in all.
 pub(crate) struct Rows {
     pub(crate) gate: Arc<Gate>,
