@@ -157,7 +157,7 @@ impl Gpu {
     pub(crate) fn check(&self) -> Result<()> {
         if self.broken.load(Ordering::Relaxed) {
             return Err(Error::unavailable(
-                "the GPU failed before and is left alone until the next start",
+                "the GPU failed before and is not used until the next start",
             ));
         }
         Ok(())

@@ -38,7 +38,7 @@ pub fn read(bytes: &[u8]) -> Result<Vec<Graph>> {
     let length = input.number(4)?;
     if length as usize != bytes.len() {
         return Err(Error::invalid(format!(
-            "a template of {} bytes says that it has {length}: it was cut or glued",
+            "a template of {} bytes announces {length}: it was truncated or extended",
             bytes.len()
         )));
     }

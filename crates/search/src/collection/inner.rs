@@ -233,7 +233,7 @@ impl PendingFile<'_> {
     /// Removes the file. A failure only costs space.
     pub(super) fn remove(&self) {
         if let Err(error) = self.collection.medium.remove(&self.name) {
-            tracing::debug!(%error, name = self.name, "a file that came to nothing stays until the next start");
+            tracing::debug!(%error, name = self.name, "an unfinished file stays until the next start");
         }
     }
 }

@@ -248,13 +248,13 @@ impl Collection {
                 }
                 _ => {
                     return Err(Error::precondition(format!(
-                        "{name} is not damaged; nothing of it need be given up"
+                        "{name} is not damaged, so it cannot be abandoned"
                     )));
                 }
             }
         }
         self.publish()?;
-        tracing::warn!(name, "a damaged segment was given up; its points are lost");
+        tracing::warn!(name, "a damaged segment was abandoned; its points are lost");
         self.unquarantine(name);
         Ok(())
     }

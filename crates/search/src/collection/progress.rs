@@ -342,7 +342,7 @@ impl Collection {
         self.forget_damaged(number);
         self.publisher.lock().kept_logs.remove(&number);
         self.publish()?;
-        tracing::warn!(name, "a damaged log was given up; the changes that it lost are lost");
+        tracing::warn!(name, "a damaged log was abandoned; its lost changes stay lost");
         Ok(())
     }
 }

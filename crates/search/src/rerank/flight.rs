@@ -560,7 +560,7 @@ fn verified<'b>(
     let wanted = start.map(|start| address.offset.wrapping_sub(start) / PAGE_BYTES as u64);
     if wanted.is_some_and(|wanted| wanted != u64::from(page.number())) {
         return Err(Error::data_loss(format!(
-            "the page at {} says that it is number {}: the device gave another page than was asked for",
+            "the page at {} says that it is number {}: the device returned another page",
             address.offset,
             page.number()
         )));

@@ -125,7 +125,7 @@ fn write_stall_escalates_the_flush() {
     let written = opened(&memory_medium());
     (0..8).for_each(|id| sealed.upsert(point(&stored(id, 1))).unwrap());
     sealed.freeze().unwrap();
-    assert!(!sealed.flush_if_stalled().unwrap(), "nobody waits");
+    assert!(!sealed.flush_if_stalled().unwrap(), "no write waits");
     // The flush of one collection is blocked until a writer of the other one has waited for long.
     let (blocked, blocks) = std::sync::mpsc::channel::<()>();
     let (begun, begins) = std::sync::mpsc::channel();
@@ -149,7 +149,7 @@ fn write_stall_escalates_the_flush() {
         std::thread::sleep(Duration::from_millis(1));
     }
     blocked.send(()).unwrap();
-    assert!(!gentle.join().unwrap(), "what gives way was not given up");
+    assert!(!gentle.join().unwrap(), "the paced flush ends without a result");
     assert_eq!((sealed.status().flushes, sealed.count()), (0, 8));
     while !writer.is_finished() {
         written.flush_if_stalled().unwrap();

@@ -218,14 +218,14 @@ impl Log {
         if state.bytes + (bytes + keys) as u64 > LOG_BYTES_MAX {
             let name = &self.name;
             return Err(Error::exhausted(format!(
-                "log {name} is full at {} bytes; seal what is in it",
+                "log {name} is full at {} bytes; flush it to a segment",
                 state.bytes
             )));
         }
         // Replay accepts no frame with the last number, so none is written.
         if state.next == u64::MAX {
             return Err(Error::exhausted(format!(
-                "log {} has no number left; seal what is in it",
+                "log {} has no number left; flush it to a segment",
                 self.name
             )));
         }
