@@ -130,6 +130,12 @@ build-bench: build ## build target/release/millpond-bench, which `millpond bench
 	$(call say,millpond-bench (release))
 	cargo build --release --locked -p millpond-bench
 
+.PHONY: dist
+dist: .venv/ready ## leave stripped programs in .cache/dist/millpond-VERSION-TARGET and their debug files beside it
+	$(call say,millpond and millpond-bench (optimised across crates))
+	cargo build --profile dist --locked -p millpond-cli -p millpond-bench
+	@scripts/dist.sh target/dist $(CACHE)/dist
+
 .PHONY: demo
 demo: build $(CACHE)/models/ready $(CACHE)/demo/ready images-model ## serve real models under load, swap them, search images (Ctrl-C ends it)
 	@exec $(MILLPOND) demo --assets $(CACHE)/demo --models $(CACHE)/models --images $(CACHE)/images
@@ -220,13 +226,32 @@ fuzz-smoke: system ## run every fuzz target for 3 s
 fuzz-seeds: system ## write fuzz/seeds anew, after a format or an encoder changed
 	cargo run --manifest-path fuzz/Cargo.toml --target-dir target/fuzz-replay --locked --no-default-features --example make_seeds
 
+.PHONY: miri
+miri: system ## run the tests of memory plans, log frames, pages and scalar kernels under Miri (needs a nightly toolchain)
+	$(call say,Miri)
+	@scripts/miri.sh
+
+.PHONY: loom
+loom: system ## check every interleaving of the scheduler's dispatch with loom
+	$(call say,loom)
+	RUSTFLAGS="--cfg millpond_loom" cargo test --release --locked -p millpond-schedule --lib --target-dir target/loom -- loom
+
+$(CACHE)/tools/bin/cargo-deny:
+	$(call say,cargo-deny)
+	cargo install --quiet --locked --root $(CACHE)/tools cargo-deny@0.18.9
+
 .PHONY: deny
-deny: ## licences, sources and duplicates of dependencies (cargo install cargo-deny)
-	cargo deny --all-features check licenses sources bans
+deny: $(CACHE)/tools/bin/cargo-deny ## check licences, sources and duplicates of dependencies
+	$< --all-features check licenses sources bans
 
 .PHONY: deny-advisories
-deny-advisories: ## known faults of dependencies; fetches the advisory database
-	cargo deny --all-features --config deny-advisories.toml check advisories
+deny-advisories: $(CACHE)/tools/bin/cargo-deny ## check dependencies for known faults; fetches the advisory database
+	$< --all-features --config deny-advisories.toml check advisories
+
+.PHONY: check
+check: lint ## lints, generated code and unit tests: a minute and a half on 2 cores once it is built
+	$(call say,unit tests)
+	cargo test --quiet --workspace --locked --lib
 
 .PHONY: lint
 lint: system ## formatting, clippy, the rules of the workspace, generated code

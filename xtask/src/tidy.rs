@@ -23,8 +23,7 @@ use checks::Complaint;
 /// # Errors
 /// If a rule is broken, or if the repository cannot be read.
 pub(crate) fn run(root: &Path) -> Result<()> {
-    let mut complaints = check(root)?;
-    complaints.extend(style(root)?);
+    let complaints = check(root)?;
     for Complaint { place, text } in &complaints {
         eprintln!("{place}: {text}");
     }
@@ -73,6 +72,7 @@ fn check(root: &Path) -> Result<Vec<Complaint>> {
     complaints.extend(checks::stale_exceptions(read));
     let architecture = read("ARCHITECTURE.md").context("ARCHITECTURE.md cannot be read")?;
     complaints.extend(checks::architecture(&architecture, &crates));
+    complaints.extend(style(root)?);
     Ok(complaints)
 }
 
