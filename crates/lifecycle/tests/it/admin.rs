@@ -92,7 +92,7 @@ fn a_reload_that_fails_changes_nothing() {
     let world = World::with_model();
     world.fake.fail_loads(1);
     let error = world.load("m", RELOAD).unwrap_err();
-    assert!(error.message().contains("told to fail a load"), "{error}");
+    assert!(error.message().contains("this fake fails loads"), "{error}");
     assert_eq!(world.ask("m").unwrap(), 1.0);
     let status = world.version("m", 1).unwrap();
     assert_eq!(status.state, LifecycleState::Ready);
@@ -191,7 +191,7 @@ fn a_load_that_fails_says_why() {
     world.unload("m").unwrap();
     world.fake.fail_loads(1);
     let error = world.load("m", LoadSpec::default()).unwrap_err();
-    assert!(error.message().contains("told to fail a load"), "{error}");
+    assert!(error.message().contains("this fake fails loads"), "{error}");
     std::fs::create_dir(world.dir("m", 2)).unwrap();
     let error = world.load("m", version(2)).unwrap_err();
     assert!(error.message().contains("holds neither"), "{error}");

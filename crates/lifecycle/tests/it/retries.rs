@@ -31,7 +31,7 @@ fn tries_end() {
     };
     let world = world(retries, 100);
     let status = world.until("m", 1, LifecycleState::Failed);
-    assert_eq!(status.reason.as_deref(), Some("told to fail a load (after 3 tries)"));
+    assert_eq!(status.reason.as_deref(), Some("this fake fails loads (after 3 tries)"));
     world.looks();
     assert_eq!(world.fake.counters().failed_loads(), 3);
     world.fake.fail_loads(0);
@@ -53,7 +53,7 @@ fn between_tries_the_reason_shows() {
     assert_eq!(status.state, LifecycleState::Discovered);
     assert_eq!(
         status.reason.as_deref(),
-        Some("told to fail a load (try 1 of 2; the next in 1000 s)")
+        Some("this fake fails loads (try 1 of 2; the next in 1000 s)")
     );
     let error = world.load("m", LoadSpec { version: Some(7), ..LoadSpec::default() }).unwrap_err();
     assert_eq!(error.kind(), base::ErrorKind::NotFound);
