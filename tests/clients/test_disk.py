@@ -210,7 +210,7 @@ def test_originals_on_a_full_disk_are_refused(tmp_path, small_disk):
         before = sorted(path.name for path in place.rglob("*") if path.is_file())
         for seed in range(2, 6):
             refused = images.put("p", picture(seed))
-            assert refused.status_code == 507 and "make room" in refused.text, (refused.status_code, refused.text)
+            assert refused.status_code == 507 and "free space" in refused.text, (refused.status_code, refused.text)
         assert sorted(path.name for path in place.rglob("*") if path.is_file()) == before
         assert images.count("p") == 1
         (place / "ballast").unlink()

@@ -4,6 +4,7 @@ import concurrent.futures
 import pathlib
 import random
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -308,6 +309,10 @@ def test_settings_for_all_models_come_from_flags(serve, tmp_path):
     assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 1000
     features = np.ones((10, FEATURES), np.float32)
     assert ask(server, "http", "ranker", {"features": features}).as_numpy("scores").shape == (10, 8)
+    # The worker counts a batch after it has sent the answers.
+    deadline = time.monotonic() + 10
+    while metric(server, "batch_size_count", model="ranker") < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert metric(server, "batch_size_count", model="ranker") == 3, "ten items in batches of at most four"
     assert metric(server, "threads", kind="worker") == 1
     assert metric(server, "threads", kind="connection") > 0
