@@ -313,7 +313,7 @@ impl Metrics {
 
     fn register_connections(&mut self) {
         let r = &mut self.registry;
-        r.register("connections", "Open connections by door", self.connections.clone());
+        r.register("connections", "Open connections by listener", self.connections.clone());
         r.register(
             "connections_ended",
             "Connections ended for too many HTTP/2 control frames, by the kind of frame",

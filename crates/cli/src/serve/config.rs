@@ -59,7 +59,7 @@ fn listeners(options: &ServerOptions) -> ListenerConfig {
         answer_window: default.answer_window,
         shutdown_grace: time(options.shutdown_grace, default.shutdown_grace),
         drain_time: default.drain_time,
-        threads: options.door_threads.unwrap_or(default.threads),
+        threads: options.connection_threads.unwrap_or(default.threads),
         tfs_tensor_content: options.tfs_tensor_content,
     }
 }

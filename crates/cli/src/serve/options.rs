@@ -36,8 +36,9 @@ pub(crate) struct ServerOptions {
     #[arg(long, value_name = "KEY")]
     pub(crate) admin_key: Option<String>,
     /// Network threads, which receive, decode and encode; 0 chooses the number [default: 0]
-    #[arg(long, value_name = "N")]
-    pub(crate) door_threads: Option<usize>,
+    #[arg(long, visible_alias = "door-threads", value_name = "N")]
+    #[serde(alias = "door-threads")]
+    pub(crate) connection_threads: Option<usize>,
     /// Maximum size of a request body [default: 64MiB]
     #[arg(long, value_name = "BYTES")]
     pub(crate) max_body: Option<ByteSize>,
@@ -317,7 +318,7 @@ macro_rules! sections {
 }
 sections! {
     ServerOptions {
-        host, http_port, grpc_port, allowed_hosts, allow_remote_admin, admin_key, door_threads,
+        host, http_port, grpc_port, allowed_hosts, allow_remote_admin, admin_key, connection_threads,
         max_body, max_connections, max_requests, request_memory, request_timeout, client_timeout,
         shutdown_grace, tfs_tensor_content, onnxruntime, libtorch, log_format, log,
     }

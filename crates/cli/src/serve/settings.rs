@@ -152,7 +152,7 @@ impl ServeSettings {
 
     fn check_values(&self) -> CommandResult {
         let (server, lifecycle) = (&self.server, &self.lifecycle);
-        number("door-threads", server.door_threads, 0, THREADS_MAX)?;
+        number("connection-threads", server.connection_threads, 0, THREADS_MAX)?;
         number("threads", self.inference.threads, 0, THREADS_MAX)?;
         number("runtime-threads", self.inference.runtime_threads, 0, THREADS_MAX)?;
         number("load-threads", lifecycle.load_threads, 1, THREADS_MAX)?;
