@@ -183,9 +183,9 @@ def save(directory, base, query):
     os.makedirs(directory, exist_ok=True)
     truth = []
     for start in range(0, len(query), 100):
-        likeness = query[start : start + 100] @ base.T
-        near = np.argpartition(-likeness, NEIGHBOURS, 1)[:, :NEIGHBOURS]
-        order = np.take_along_axis(-likeness, near, 1).argsort(1, kind="stable")
+        similarity = query[start : start + 100] @ base.T
+        near = np.argpartition(-similarity, NEIGHBOURS, 1)[:, :NEIGHBOURS]
+        order = np.take_along_axis(-similarity, near, 1).argsort(1, kind="stable")
         truth.append(np.take_along_axis(near, order, 1))
     write(os.path.join(directory, "base.fvecs"), base, np.float32)
     write(os.path.join(directory, "query.fvecs"), query, np.float32)

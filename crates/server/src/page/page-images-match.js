@@ -55,7 +55,7 @@ const thumbnail = (collection, id) => path(collection, `/${id}/thumbnail`, { siz
 
 function words(name, result, pairs, drawn) {
   const matched = pairs === 0 ? "no keypoints match" : `${pairs} matching ${pairs === 1 ? "keypoint" : "keypoints"}${drawn < pairs ? `, ${drawn} drawn` : ""}`;
-  return `${name} and ${result.name}: ${matched}. Score ${points(result.score)}, coarse likeness ${result.coarse.toFixed(3)}, ${result.accepted ? "accepted" : "not accepted"}.`;
+  return `${name} and ${result.name}: ${matched}. Score ${points(result.score)}, coarse similarity ${result.coarse.toFixed(3)}, ${result.accepted ? "accepted" : "not accepted"}.`;
 }
 
 // Places the images side by side with one height, or above each other with one width.
