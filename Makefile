@@ -249,7 +249,7 @@ deny-advisories: $(CACHE)/tools/bin/cargo-deny ## check dependencies for known f
 	$< --all-features --config deny-advisories.toml check advisories
 
 .PHONY: check
-check: lint ## lints, generated code and unit tests: a minute and a half on 2 cores once it is built
+check: lint .venv/ready .venv/torch-ready ## lints, generated code and unit tests: 90 seconds on 2 cores once it is built
 	$(call say,unit tests)
 	cargo test --quiet --workspace --locked --lib
 
