@@ -3,18 +3,21 @@
 # sections to DIST/debug, and prints the sizes. A debugger finds them by the link in the program.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-built=$1 dist=$2
+built=$(realpath "$1")
+dist=$(realpath --canonicalize-missing "$2")
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
-target=$(rustc -vV | sed -n 's/^host: //p')
-package="$dist/millpond-$version-$target" debug="$dist/debug"
-rm -rf "$package" "$debug"
-mkdir -p "$package" "$debug"
+name="millpond-$version-$(rustc -vV | sed -n 's/^host: //p')"
+rm -rf "${dist:?}/$name" "$dist/debug"
+mkdir -p "$dist/$name" "$dist/debug"
+# The link in a program holds the bare name of its debug file.
+cd "$dist/debug"
 for program in millpond millpond-bench; do
-    objcopy --only-keep-debug "$built/$program" "$debug/$program.debug"
-    strip --strip-unneeded -o "$package/$program" "$built/$program"
-    (cd "$debug" && objcopy --add-gnu-debuglink="$program.debug" "$OLDPWD/$package/$program")
+    objcopy --only-keep-debug "$built/$program" "$program.debug"
+    strip --strip-unneeded -o "$dist/$name/$program" "$built/$program"
+    objcopy --add-gnu-debuglink="$program.debug" "$dist/$name/$program"
 done
-cp README.md LICENSE CHANGELOG.md "$package"
-(cd "$dist" && tar --sort=name --owner=0 --group=0 --numeric-owner -czf "$(basename "$package").tar.gz" "$(basename "$package")" &&
-    sha256sum "$(basename "$package").tar.gz" >"$(basename "$package").tar.gz.sha256")
-du -h --apparent-size "$package"/millpond* "$debug"/* "$package.tar.gz"
+cp "$OLDPWD"/{README.md,LICENSE,CHANGELOG.md} "$dist/$name"
+cd "$dist"
+tar --sort=name --owner=0 --group=0 --numeric-owner -czf "$name.tar.gz" "$name"
+sha256sum "$name.tar.gz" >"$name.tar.gz.sha256"
+du -h --apparent-size "$name"/millpond* debug/* "$name.tar.gz"

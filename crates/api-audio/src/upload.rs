@@ -79,8 +79,8 @@ impl AudioUpload {
     /// counted.
     ///
     /// # Errors
-    /// Those of [`find_recogniser`]; `ResourceExhausted` with retry advice if all permits are
-    /// taken; those of the body.
+    /// Returns the errors of [`find_recogniser`]; `ResourceExhausted` with retry advice if all
+    /// permits are taken; those of the body.
     pub(crate) async fn begin(
         state: &AudioState,
         name: &str,

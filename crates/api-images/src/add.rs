@@ -29,7 +29,7 @@ pub(crate) struct NewImage {
 /// Puts an image in; durable once this returns.
 ///
 /// # Errors
-/// Those of the image, the model, the store of originals and the collection.
+/// Returns the errors of the image, the model, the store of originals and the collection.
 pub(crate) async fn add(services: &Arc<ImageServices>, new: NewImage) -> Result<PutOutcome> {
     let outcome = put(services, new).await;
     services.count_put(store::status_of(&outcome));

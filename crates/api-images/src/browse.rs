@@ -27,7 +27,7 @@ const SIDES: std::ops::RangeInclusive<u32> = 16..=1024;
 /// Returns the collections of images as JSON.
 ///
 /// # Errors
-/// Those of the registry.
+/// Returns the errors of the registry.
 pub(crate) fn collections(services: &ImageServices) -> Result<Value> {
     let registry = services.registry()?;
     let aliases = registry.aliases();
@@ -58,7 +58,8 @@ pub(crate) fn collections(services: &ImageServices) -> Result<Value> {
 /// Returns a page of a collection's images as JSON.
 ///
 /// # Errors
-/// Those of [`NamedCollection::scroll`]; `InvalidArgument` for a page that is too large.
+/// Returns the errors of [`NamedCollection::scroll`]; `InvalidArgument` for a page that is too
+/// large.
 pub(crate) async fn page(
     services: &Arc<ImageServices>,
     name: &str,

@@ -71,7 +71,8 @@ impl ImageCollection {
     /// Opens the collection of a name or an alias.
     ///
     /// # Errors
-    /// Those of [`Registry::get`]; `FailedPrecondition` for a collection without images.
+    /// Returns the errors of [`Registry::get`]; `FailedPrecondition` for a collection without
+    /// images.
     pub(crate) fn open(registry: &Registry, name: &str) -> Result<ImageCollection> {
         let named = registry.get(name)?;
         ImageCollection::of(&named).ok_or_else(|| {
@@ -145,7 +146,7 @@ impl ImageCollection {
     /// another request has created meanwhile.
     ///
     /// # Errors
-    /// Those of [`Registry::create`] and [`ImageCollection::existing`].
+    /// Returns the errors of [`Registry::create`] and [`ImageCollection::existing`].
     pub(crate) fn make(
         registry: &Registry,
         wanted: &CollectionSpec,
@@ -172,7 +173,7 @@ impl ImageCollection {
     /// Creates the next version of a collection, empty, for embeddings of another model.
     ///
     /// # Errors
-    /// Those of [`Registry::create`].
+    /// Returns the errors of [`Registry::create`].
     pub(crate) fn next_version(
         &self,
         registry: &Registry,

@@ -153,7 +153,7 @@ impl Embedder {
     /// Embeds images on the calling thread, as bulk work at idle priority does.
     ///
     /// # Errors
-    /// Those of the engine, and of [`Embedder::embeddings`].
+    /// Returns the errors of the engine, and of [`Embedder::embeddings`].
     pub(crate) fn run(&self, images: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
         let outputs = self.servable.run(&self.inputs(images)?, &self.outputs())?;
         self.embeddings(&outputs, images.len())

@@ -103,7 +103,7 @@ fn memory(kind: ImageKind, bytes: &[u8]) -> Result<u64> {
 /// Reserves the memory of decoding an image that a caller waits for, and of its keypoints.
 ///
 /// # Errors
-/// Those of the header, with the image's name; those of [`ByteBudget::reserve`].
+/// Returns the errors of the header, with the image's name; the errors of [`ByteBudget::reserve`].
 pub(crate) fn reserve(
     budget: &Arc<ByteBudget>,
     kind: ImageKind,
@@ -118,7 +118,7 @@ pub(crate) fn reserve(
 /// memory.
 ///
 /// # Errors
-/// Those of [`reserve`], after having waited.
+/// Returns the errors of [`reserve`], after having waited.
 pub(crate) fn reserve_or_wait(
     job: &IngestJob,
     kind: ImageKind,
@@ -145,7 +145,7 @@ pub(crate) fn reserve_or_wait(
 /// Decodes an image in memory that was reserved for it.
 ///
 /// # Errors
-/// Those of [`decode`], with the image's name.
+/// Returns the errors of [`decode`], with the image's name.
 pub(crate) fn decoded(_memory: &Reservation, bytes: &[u8], name: &str) -> Result<Decoded> {
     decode(bytes, &Limits::default()).map_err(|error| of_image(error, name))
 }

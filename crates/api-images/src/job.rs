@@ -37,7 +37,7 @@ impl IngestJob {
     /// all cores busy, and every query would wait as long.
     ///
     /// # Errors
-    /// Those of `work`; `Internal` if it panics or the server ends.
+    /// Returns the errors of `work`; `Internal` if it panics or the server ends.
     pub(crate) fn at_ordinary_priority<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,

@@ -39,7 +39,7 @@ impl Originals {
     /// Writes an image; durable once this returns.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Returns the errors of the store.
     pub(crate) async fn put(&self, key: &str, bytes: Bytes) -> Result<()> {
         let store = self.store()?;
         let put = store.objects.put(&store.path(key)?, PutPayload::from_bytes(bytes)).await;
@@ -59,7 +59,7 @@ impl Originals {
     /// Removes an image if it exists.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Returns the errors of the store.
     pub(crate) async fn delete(&self, key: &str) -> Result<()> {
         let store = self.store()?;
         match store.objects.delete(&store.path(key)?).await {
@@ -71,7 +71,7 @@ impl Originals {
     /// Removes all images of a space.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Returns the errors of the store.
     pub(crate) async fn delete_all(&self, space: &str) -> Result<()> {
         let store = self.store()?;
         let prefix = store.path(space)?;

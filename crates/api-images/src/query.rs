@@ -86,7 +86,8 @@ struct Stages {
 /// Searches, and returns the response as JSON.
 ///
 /// # Errors
-/// Those of the image, the model and the collection; `InvalidArgument` for numbers out of range.
+/// Returns the errors of the image, the model and the collection; `InvalidArgument` for numbers out
+/// of range.
 pub(crate) async fn search(
     services: &ImageServices,
     name: &str,

@@ -43,7 +43,7 @@ impl ImageServices {
     /// configured one.
     ///
     /// # Errors
-    /// Those of [`Embedder::find`].
+    /// Returns the errors of [`Embedder::find`].
     pub(crate) fn embedder(
         &self,
         collection: Option<&ImageCollection>,
@@ -57,7 +57,8 @@ impl ImageServices {
     /// Embeds one image by the scheduler.
     ///
     /// # Errors
-    /// Those of [`InferenceService::infer`]; `FailedPrecondition` for an output that is no vector.
+    /// Returns the errors of [`InferenceService::infer`]; `FailedPrecondition` for an output that
+    /// is no vector.
     pub(crate) async fn embed(&self, embedder: &Embedder, tensor: Vec<f32>) -> Result<Vec<f32>> {
         let request = InferenceRequest {
             servable: embedder.servable.clone(),

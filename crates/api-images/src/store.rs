@@ -96,7 +96,7 @@ pub(crate) struct ReadyImage {
 /// Writes a point; durable once this returns.
 ///
 /// # Errors
-/// Those of [`NamedCollection::upsert`].
+/// Returns the errors of [`NamedCollection::upsert`].
 pub(crate) fn write(named: &NamedCollection, image: &ReadyImage) -> Result<()> {
     with_points(std::slice::from_ref(image), |points| named.upsert(points))
 }
@@ -120,8 +120,8 @@ fn with_points(
 /// alias is locked only during each attempt.
 ///
 /// # Errors
-/// Those of [`NamedCollection::try_upsert`] after the wait; those of [`ImageCollection::writing`]
-/// at once.
+/// Returns the errors of [`NamedCollection::try_upsert`] after the wait; the errors of
+/// [`ImageCollection::writing`] at once.
 pub(crate) fn write_or_wait(
     job: &IngestJob,
     target: &ImageCollection,

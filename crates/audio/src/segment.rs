@@ -51,7 +51,7 @@ impl Windows {
     /// Adds any number of whole rows and calls `each` for every complete window.
     ///
     /// # Errors
-    /// Those of `each`; the windows completed by this push are not repeated.
+    /// Returns the errors of `each`; the windows completed by this push are not repeated.
     pub fn push(
         &mut self,
         rows: &[f32],
@@ -83,7 +83,7 @@ impl Windows {
     /// window.
     ///
     /// # Errors
-    /// Those of `each`.
+    /// Returns the errors of `each`.
     pub fn finish(&mut self, each: &mut dyn FnMut(FeatureWindow<'_>) -> Result<()>) -> Result<()> {
         let real = (self.held.len() / self.width).saturating_sub(self.spec.context);
         // Rows of the window before, if windows overlap.

@@ -71,7 +71,7 @@ impl Speakers {
     /// Opens the store in the file at `path`, which the first enrolment creates.
     ///
     /// # Errors
-    /// Those of reading the file; `DataLoss` if it is damaged or holds something else,
+    /// Returns the errors of reading the file; `DataLoss` if it is damaged or holds something else,
     /// `FailedPrecondition` if its version is newer. The file stays as it is.
     pub fn open(path: &Path) -> Result<Speakers> {
         Ok(Speakers::with(Some(path.to_owned()), document(path)?.unwrap_or_default()))
@@ -81,7 +81,8 @@ impl Speakers {
     /// the store begins empty.
     ///
     /// # Errors
-    /// Those of reading or renaming the file; `FailedPrecondition` if its version is newer.
+    /// Returns the errors of reading or renaming the file; `FailedPrecondition` if its version is
+    /// newer.
     pub fn open_or_set_aside(path: &Path) -> Result<Speakers> {
         match Speakers::open(path) {
             Err(error) if error.kind() == base::ErrorKind::DataLoss => {
@@ -155,7 +156,7 @@ impl Speakers {
     /// Removes `name` durably. Returns false if it was not enrolled.
     ///
     /// # Errors
-    /// Those of writing the file. An error changes nothing.
+    /// Returns the errors of writing the file. An error changes nothing.
     pub fn remove(&self, name: &str) -> Result<bool> {
         let file_is_there = self.0.path.as_ref().is_none_or(|path| path.exists());
         if !file_is_there && !self.now().speakers.contains_key(name) {

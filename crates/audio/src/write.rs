@@ -82,7 +82,7 @@ impl<W: Write> LabelWriter<W> {
     /// Writes the format's beginning; `file_name` names the recording in formats with such a field.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Returns the errors of `out`.
     pub fn new(format: LabelFormat, out: W, file_name: &str) -> Result<LabelWriter<W>> {
         let file_name = match format {
             LabelFormat::Rttm => {
@@ -107,7 +107,7 @@ impl<W: Write> LabelWriter<W> {
     /// Writes a label.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Returns the errors of `out`.
     pub fn label(&mut self, label: &Label) -> Result<()> {
         self.labels += 1;
         let (start, end, score) = (label.start, label.end, label.score);
@@ -143,7 +143,7 @@ impl<W: Write> LabelWriter<W> {
     /// omit it.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Returns the errors of `out`.
     pub fn fault(&mut self, fault: &Fault) -> Result<()> {
         match self.format {
             LabelFormat::Table => self.write(&format!(
@@ -166,7 +166,7 @@ impl<W: Write> LabelWriter<W> {
     /// Writes the format's end and returns `out`, flushed.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// Returns the errors of `out`.
     pub fn finish(mut self, summary: &AudioSummary) -> Result<W> {
         match self.format {
             LabelFormat::Json => {

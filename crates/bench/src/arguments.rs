@@ -77,7 +77,7 @@ pub fn command() -> clap::Command {
 /// argument with 2.
 ///
 /// # Errors
-/// Those of the benchmark; `InvalidArgument` if `millpond` did not start this process.
+/// Returns the errors of the benchmark; `InvalidArgument` if `millpond` did not start this process.
 pub fn run() -> Result<()> {
     let arguments = Arguments::parse();
     let env = environment(arguments.machine)?;

@@ -112,7 +112,7 @@ impl Engine for LazyOnnxEngine {
     /// Loads the library if this is the first model, then the model.
     ///
     /// # Errors
-    /// Those of [`OnnxEngine::open`] and of loading a model.
+    /// Returns the errors of [`OnnxEngine::open`] and of loading a model.
     fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
         OnnxEngine::open(&self.search)?.load(request)
     }

@@ -45,8 +45,8 @@ pub mod fuzzing {
     /// arena's size in bytes.
     ///
     /// # Errors
-    /// Those of a load: `DataLoss` for a damaged archive, `InvalidArgument` for another kind of
-    /// archive.
+    /// Returns the errors of a load: `DataLoss` for a damaged archive, `InvalidArgument` for
+    /// another kind of archive.
     pub fn archive(path: &Path) -> Result<usize> {
         let bytes = crate::archive::parameter_bytes(path)?;
         crate::archive::TorchArchive::open(path, None)?.read_all()?;

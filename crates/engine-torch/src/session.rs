@@ -63,7 +63,7 @@ impl TorchSession {
     /// Asks the module for its inputs and outputs.
     ///
     /// # Errors
-    /// Those of [`signature::plan`]; `InvalidArgument` if the outputs are unknown.
+    /// Returns the errors of [`signature::plan`]; `InvalidArgument` if the outputs are unknown.
     pub(crate) fn new(
         module: TorchModule,
         memory: ParameterMemory,

@@ -23,7 +23,7 @@ impl Arena {
     /// Allocates the memory. Its contents are undefined.
     ///
     /// # Errors
-    /// Those of [`memory::SlotPool::allocate_unless`].
+    /// Returns the errors of [`memory::SlotPool::allocate_unless`].
     pub fn region(&self) -> Result<RegionMut> {
         self.store.pool().allocate_unless(self.bytes, &self.stop)
     }
@@ -31,7 +31,7 @@ impl Arena {
     /// Opens `path` for reading past the page cache, at the store's rate.
     ///
     /// # Errors
-    /// Those of [`ParameterStore::reader`].
+    /// Returns the errors of [`ParameterStore::reader`].
     pub fn reader(&self, path: &Path) -> Result<PacedReader> {
         self.store.reader(path, self.stop.clone())
     }

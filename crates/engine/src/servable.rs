@@ -56,7 +56,7 @@ impl Servable {
     /// `threads_per_run` (1 here) and `recogniser`.
     ///
     /// # Errors
-    /// Those of [`BatchPlan::new`].
+    /// Returns the errors of [`BatchPlan::new`].
     pub fn new(
         id: VersionId,
         engine: &'static str,
@@ -85,7 +85,7 @@ impl Servable {
     /// Requests that hold `self` end under the settings under which they came.
     ///
     /// # Errors
-    /// Those of [`BatchPlan::new`].
+    /// Returns the errors of [`BatchPlan::new`].
     pub fn with_settings(
         &self,
         schedule: ScheduleOptions,
@@ -195,7 +195,7 @@ impl Servable {
     /// Runs once on the calling thread; see [`Session::run`].
     ///
     /// # Errors
-    /// Those of [`Session::run`].
+    /// Returns the errors of [`Session::run`].
     pub fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
         self.session.run(inputs, outputs)
     }

@@ -54,7 +54,7 @@ impl Ledger {
     /// Reserves `bytes` of the pool.
     ///
     /// # Errors
-    /// Those of [`Ledger::admit`].
+    /// Returns the errors of [`Ledger::admit`].
     pub(crate) fn admit_bytes(
         self: &Arc<Self>,
         store: &ParameterStore,

@@ -53,7 +53,7 @@ impl Cache {
     /// Removes the directories of dead runs in `cache_dir` and creates one for this run.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Returns the errors of the file system.
     pub(crate) fn open(cache_dir: &Path) -> Result<Arc<Cache>> {
         private::create_dir_all(cache_dir).map_err(|e| here(cache_dir, &e))?;
         remove_stale(cache_dir);

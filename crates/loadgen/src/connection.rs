@@ -250,7 +250,7 @@ impl Grpc {
 /// Makes one call on a connection of its own, outside any measurement.
 ///
 /// # Errors
-/// Those of [`Connection::call`], and `DeadlineExceeded` if no response comes.
+/// Returns the errors of [`Connection::call`], and `DeadlineExceeded` if no response comes.
 pub fn call_once(endpoint: &Endpoint, template: &Template, body: Bytes) -> Result<RawResponse> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -122,7 +122,7 @@ impl SlotPool {
     /// Allocates as [`allocate`](Self::allocate), but stops faulting in memory once `stop` is set.
     ///
     /// # Errors
-    /// Those of `allocate`, and `Cancelled`.
+    /// Returns the errors of `allocate`, and `Cancelled`.
     pub fn allocate_unless(self: &Arc<Self>, bytes: usize, stop: &AtomicBool) -> Result<RegionMut> {
         if bytes == 0 {
             return Ok(RegionMut::new(self.clone(), 0..0, 0));

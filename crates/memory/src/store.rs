@@ -182,7 +182,7 @@ impl ParameterStore {
     /// store's rate, until `stop` is set.
     ///
     /// # Errors
-    /// Those of [`DirectFile::open`]; `Cancelled` after `stop`.
+    /// Returns the errors of [`DirectFile::open`]; `Cancelled` after `stop`.
     pub fn reader(self: &Arc<Self>, file: &Path, stop: Arc<AtomicBool>) -> Result<PacedReader> {
         PacedReader::open(self.clone(), file, self.direct, stop)
     }

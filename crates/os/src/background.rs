@@ -132,7 +132,7 @@ impl BackgroundRunner {
     /// [`Attempt::stop`]. `what` names it in the log.
     ///
     /// # Errors
-    /// Those of `work`; `Cancelled` if `stop` was set.
+    /// Returns the errors of `work`; `Cancelled` if `stop` was set.
     pub fn run<T: Send + 'static>(
         &mut self,
         what: &str,

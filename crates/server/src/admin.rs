@@ -15,7 +15,7 @@ const ADMIN_TIMEOUT: Duration = Duration::from_secs(600);
 /// Loads or reloads a model and waits until it serves.
 ///
 /// # Errors
-/// Those of the load, with its reason. Earlier versions then continue to serve.
+/// Returns the errors of the load, with its reason. Earlier versions then continue to serve.
 pub(crate) async fn load(lifecycle: &Lifecycle, name: &str, spec: LoadSpec) -> Result<()> {
     let (sender, receiver) = oneshot::channel();
     lifecycle.load(name, spec, Box::new(move |result| drop(sender.send(result))));

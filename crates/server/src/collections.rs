@@ -24,8 +24,8 @@ impl Collections {
     /// Opens the registry if its directory exists or is required.
     ///
     /// # Errors
-    /// Those of the registry if the directory is required or another process uses it. Others are
-    /// logged.
+    /// Returns the errors of the registry if the directory is required or another process uses it.
+    /// Others are logged.
     pub(crate) fn start(&self) -> Result<()> {
         let Some(directory) = &self.config.directory else { return Ok(()) };
         if !self.config.required && !directory.exists() {

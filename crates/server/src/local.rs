@@ -88,7 +88,7 @@ impl Local {
     /// next run also wait for its long time slices.
     ///
     /// # Errors
-    /// Those of [`find_recogniser`].
+    /// Returns the errors of [`find_recogniser`].
     pub fn recogniser(
         &self,
         name: &str,

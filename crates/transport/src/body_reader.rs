@@ -120,7 +120,7 @@ where
 /// first bytes, if they contain it.
 ///
 /// # Errors
-/// Those of [`read`].
+/// Returns the errors of [`read`].
 pub async fn read_framed<B>(
     mut body: B,
     length_of: impl Fn(&[u8]) -> Option<u64>,

@@ -116,7 +116,7 @@ impl Reservation {
     /// Reserves `bytes` more. On an error the reservation stays as it was.
     ///
     /// # Errors
-    /// Those of [`ByteBudget::reserve`].
+    /// Returns the errors of [`ByteBudget::reserve`].
     pub fn grow(&mut self, bytes: u64) -> Result<()> {
         self.budget.take(bytes)?;
         self.bytes += bytes;
@@ -126,7 +126,7 @@ impl Reservation {
     /// Reserves `bytes` more if they exceed [`FREE_BYTES_MAX`].
     ///
     /// # Errors
-    /// Those of [`ByteBudget::reserve`].
+    /// Returns the errors of [`ByteBudget::reserve`].
     pub fn cover(&mut self, bytes: u64) -> Result<()> {
         if bytes <= FREE_BYTES_MAX { Ok(()) } else { self.grow(bytes) }
     }

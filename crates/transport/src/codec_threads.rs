@@ -61,8 +61,8 @@ impl CodecThreads {
     /// Runs `work` on one of the threads.
     ///
     /// # Errors
-    /// Those of `work`; `ResourceExhausted` if no thread runs and none can be started, `Internal`
-    /// after a panic.
+    /// Returns the errors of `work`; `ResourceExhausted` if no thread runs and none can be started,
+    /// `Internal` after a panic.
     pub async fn run<T: Send + 'static>(
         &self,
         step: CodecStep,
@@ -88,7 +88,7 @@ impl CodecThreads {
     /// Runs `work` on one of the threads if it is `large`, and otherwise at once.
     ///
     /// # Errors
-    /// Those of [`CodecThreads::run`].
+    /// Returns the errors of [`CodecThreads::run`].
     pub async fn run_if<T: Send + 'static>(
         &self,
         large: bool,

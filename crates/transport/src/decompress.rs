@@ -29,7 +29,7 @@ pub fn coding(headers: &HeaderMap) -> Result<Option<ContentCoding>> {
 /// Returns the compression that the header `name` names, as [`coding`] does.
 ///
 /// # Errors
-/// Those of [`coding`].
+/// Returns the errors of [`coding`].
 pub fn coding_of(headers: &HeaderMap, name: HeaderName) -> Result<Option<ContentCoding>> {
     let Some(encoding) = headers.get(name) else { return Ok(None) };
     match encoding.as_bytes().to_ascii_lowercase().as_slice() {

@@ -92,7 +92,7 @@ impl RequestResources {
     /// than receiving it.
     ///
     /// # Errors
-    /// Those of [`RequestResources::admit`].
+    /// Returns the errors of [`RequestResources::admit`].
     pub fn check_room(&self) -> Result<()> {
         self.admit().map(drop)
     }
@@ -116,8 +116,8 @@ impl RequestResources {
     /// part of the budget.
     ///
     /// # Errors
-    /// Those of [`body_reader::read`] and [`decompress::decompress`]; `InvalidArgument` for another
-    /// compression.
+    /// Returns the errors of [`body_reader::read`] and [`decompress::decompress`];
+    /// `InvalidArgument` for another compression.
     pub async fn read_body(&self, headers: &HeaderMap, body: axum::body::Body) -> Result<Bytes> {
         let coding = decompress::coding(headers)?;
         let announced =
@@ -138,7 +138,7 @@ impl RequestResources {
     /// the memory of that tree.
     ///
     /// # Errors
-    /// Those of [`RequestResources::read_body`] and of the budget.
+    /// Returns the errors of [`RequestResources::read_body`] and of the budget.
     pub async fn read_json_body(
         &self,
         headers: &HeaderMap,

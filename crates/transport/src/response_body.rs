@@ -162,7 +162,7 @@ pub(crate) struct BodyCounted;
 /// stream and stays as it is.
 ///
 /// # Errors
-/// Those of the budget.
+/// Returns the errors of the budget.
 pub async fn count_body(
     resources: &RequestResources,
     response: Response<axum::body::Body>,

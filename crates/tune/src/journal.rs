@@ -159,7 +159,7 @@ impl<'m> Journal<'m> {
     /// Returns the result of `ask`, from the journal or measured now.
     ///
     /// # Errors
-    /// Those of the measurer, and if the file cannot be written.
+    /// Returns the errors of the measurer, and if the file cannot be written.
     pub(super) fn ask(&mut self, ask: SliceKey) -> Result<Slice> {
         let slice = match self.known.remove(&ask) {
             Some(slice) => slice,

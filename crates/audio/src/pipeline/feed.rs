@@ -64,8 +64,8 @@ impl AudioFeed {
     /// Starts a thread that opens a recording, and waits until it has.
     ///
     /// # Errors
-    /// Those of [`Decoder::open`] and [`Mono::new`]; `Cancelled` after a stop; `ResourceExhausted`
-    /// if no thread can be started.
+    /// Returns the errors of [`Decoder::open`] and [`Mono::new`]; `Cancelled` after a stop;
+    /// `ResourceExhausted` if no thread can be started.
     pub(super) fn open(
         input: AudioInput,
         hint: Option<&str>,

@@ -47,7 +47,7 @@ impl WindowSource {
     /// Calls `each` for every window that `step` completes.
     ///
     /// # Errors
-    /// Those of `each`.
+    /// Returns the errors of `each`.
     pub(super) fn cut(&mut self, step: &FeedStep, each: EachWindow<'_>) -> Result<()> {
         self.count += step.count;
         let WindowSource { windows, levels, cut, .. } = self;

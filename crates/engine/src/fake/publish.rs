@@ -43,7 +43,7 @@ pub const HALF_PLUS_TWO: &str = "millpond-fake 1\n\
 /// Publishes [`HALF_PLUS_TWO`] with other numbers, so that a response shows which version made it.
 ///
 /// # Errors
-/// Those of [`publish`].
+/// Returns the errors of [`publish`].
 pub fn affine(dir: &Path, scale: f32, offset: f32) -> Result<()> {
     publish(
         dir,
@@ -59,7 +59,7 @@ pub fn affine(dir: &Path, scale: f32, offset: f32) -> Result<()> {
 /// missing.
 ///
 /// # Errors
-/// Those of the file system.
+/// Returns the errors of the file system.
 pub fn publish(dir: &Path, graph: &str, parameters: &[FakeParameter]) -> Result<()> {
     std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, &e))?;
     let write = |name: &str, bytes: &[u8]| {

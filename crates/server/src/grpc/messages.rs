@@ -113,7 +113,7 @@ fn frame_length(first: &[u8]) -> Option<u64> {
 /// decompression.
 ///
 /// # Errors
-/// Those of [`body_reader::read_framed`].
+/// Returns the errors of [`body_reader::read_framed`].
 pub(super) async fn frame(
     requests: &RequestResources,
     body: RequestBody,
@@ -138,7 +138,7 @@ impl Messages {
     /// Returns the messages of a call with these headers.
     ///
     /// # Errors
-    /// Those of [`coding`].
+    /// Returns the errors of [`coding`].
     pub(super) fn new(headers: &HeaderMap, body: RequestBody) -> Result<Messages> {
         Ok(Messages { body, coding: coding(headers)?, buffer: BytesMut::new() })
     }
@@ -147,7 +147,7 @@ impl Messages {
     /// may pause before a message, and not within one.
     ///
     /// # Errors
-    /// Those of a call with one message.
+    /// Returns the errors of a call with one message.
     pub(super) async fn next(&mut self, requests: &RequestResources) -> Result<Option<Bytes>> {
         let limits = &requests.limits;
         let mut reservation = requests.memory.empty();

@@ -19,7 +19,7 @@ impl PointSearch<'_, '_, '_> {
     /// `found`.
     ///
     /// # Errors
-    /// Those of measuring.
+    /// Returns the errors of measuring.
     pub(crate) fn full_grid(&mut self, found: &ScoredPoint) -> Result<GridFound> {
         self.prober.limit_s = f64::INFINITY;
         let reference = (
