@@ -80,6 +80,7 @@ mod batch_plan;
 pub mod foreign;
 pub mod layout;
 mod library_search;
+mod named_signature;
 mod schedule_file;
 mod schedule_options;
 mod servable;
@@ -102,6 +103,7 @@ use memory::Region;
 pub use arena::Arena;
 pub use batch_plan::{AxisCut, BatchPlan, GrowingAxis, InputFill, InputPlan, OutputPlan, PadRule};
 pub use library_search::{LibrarySearch, package_dirs};
+pub use named_signature::{DEFAULT_SIGNATURE, NamedSignature};
 pub use schedule_file::{
     CutText, MergeText, ModeText, PadText, PriorityText, RoundingText, ScheduleFile,
 };
@@ -246,6 +248,33 @@ pub trait Engine: Send + Sync {
 pub trait Session: Send + Sync {
     /// Returns its inputs and outputs.
     fn signature(&self) -> &Signature;
+
+    /// Returns all signatures of a model that names them. Empty if the model has one signature, that
+    /// of [`Session::signature`].
+    fn signatures(&self) -> &[NamedSignature] {
+        &[]
+    }
+
+    /// Returns the position in [`Session::signatures`] of the one that [`Session::signature`] and
+    /// [`Session::run`] use.
+    fn default_signature(&self) -> usize {
+        0
+    }
+
+    /// Runs signature `number` of [`Session::signatures`]; otherwise as [`Session::run`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`Session::run`]; `Internal` for an engine whose models have one
+    /// signature.
+    fn run_signature(
+        &self,
+        number: usize,
+        inputs: &[NamedTensor],
+        outputs: &[Arc<str>],
+    ) -> Result<Vec<NamedTensor>> {
+        let _ = (inputs, outputs);
+        Err(Error::internal(format!("this engine's models have no signature number {number}")))
+    }
 
     /// Returns free-form facts from the model file: labels, producer, description.
     fn metadata(&self) -> &BTreeMap<String, String>;

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use base::{CarriedInput, NamedTensor, Result, Signature, VersionId};
 
+use crate::named_signature::{NamedSignature, SignatureSession, unknown_signature};
 use crate::stream::StreamSession;
 use crate::{BatchPlan, ScheduleMode, ScheduleOptions, Session};
 
@@ -32,6 +33,10 @@ pub struct Servable {
     signature: Signature,
     schedule: ScheduleOptions,
     plan: BatchPlan,
+    /// Position in [`Session::signatures`] of the signature that requests run.
+    number: usize,
+    /// The same version under its other signatures.
+    others: Vec<Arc<Servable>>,
 }
 
 /// Next value of [`Servable::instance`].
@@ -39,6 +44,51 @@ static INSTANCES: AtomicU64 = AtomicU64::new(0);
 
 fn next_instance() -> u64 {
     INSTANCES.fetch_add(1, Ordering::Relaxed)
+}
+
+/// What every servable of a version has in common.
+#[derive(Clone)]
+struct VersionParts {
+    id: VersionId,
+    engine: &'static str,
+    schedule: ScheduleOptions,
+    /// Session that runs all signatures.
+    session: Arc<dyn Session>,
+    watched: Weak<dyn Session>,
+}
+
+impl VersionParts {
+    /// Builds the servable of every signature and returns that of the default one, which holds the
+    /// others.
+    fn build(self) -> Result<Servable> {
+        let default = self.session.default_signature();
+        let mut main = self.servable(default, self.session.clone())?;
+        for number in (0..self.session.signatures().len()).filter(|&number| number != default) {
+            let session = Arc::new(SignatureSession::new(self.session.clone(), number));
+            main.others.push(Arc::new(self.servable(number, session)?));
+        }
+        Ok(main)
+    }
+
+    fn servable(&self, number: usize, session: Arc<dyn Session>) -> Result<Servable> {
+        let (signature, plan) = planned(&*session, &self.schedule)?;
+        Ok(Servable {
+            id: self.id.clone(),
+            engine: self.engine,
+            parameter_bytes: 0,
+            ready_at: SystemTime::now(),
+            threads_per_run: 1,
+            recogniser: None,
+            instance: next_instance(),
+            session,
+            watched: self.watched.clone(),
+            signature,
+            schedule: self.schedule.clone(),
+            plan,
+            number,
+            others: Vec::new(),
+        })
+    }
 }
 
 /// Returns the signature, with inputs that the server fills made optional, and the batch plan.
@@ -63,22 +113,9 @@ impl Servable {
         session: Box<dyn Session>,
         schedule: ScheduleOptions,
     ) -> Result<Servable> {
-        let (signature, plan) = planned(&*session, &schedule)?;
         let session: Arc<dyn Session> = Arc::from(session);
-        Ok(Servable {
-            id,
-            engine,
-            parameter_bytes: 0,
-            ready_at: SystemTime::now(),
-            threads_per_run: 1,
-            recogniser: None,
-            instance: next_instance(),
-            watched: Arc::downgrade(&session),
-            session,
-            signature,
-            schedule,
-            plan,
-        })
+        let watched = Arc::downgrade(&session);
+        VersionParts { id, engine, schedule, session, watched }.build()
     }
 
     /// Returns the same loaded version under other settings. Session and parameters are shared.
@@ -91,20 +128,19 @@ impl Servable {
         schedule: ScheduleOptions,
         recogniser: Option<Arc<str>>,
     ) -> Result<Servable> {
-        let (signature, plan) = planned(&*self.session, &schedule)?;
-        Ok(Servable {
+        let parts = VersionParts {
             id: self.id.clone(),
             engine: self.engine,
+            schedule,
+            session: self.session.clone(),
+            watched: self.watched.clone(),
+        };
+        Ok(Servable {
             parameter_bytes: self.parameter_bytes,
             ready_at: self.ready_at,
             threads_per_run: self.threads_per_run,
             recogniser,
-            instance: next_instance(),
-            session: self.session.clone(),
-            watched: self.watched.clone(),
-            signature,
-            schedule,
-            plan,
+            ..parts.build()?
         })
     }
 
@@ -117,7 +153,36 @@ impl Servable {
     /// Returns true if other servables use the same session, so that dropping this one does not
     /// release it.
     pub fn shares_session(&self) -> bool {
-        Arc::strong_count(&self.session) > 1
+        Arc::strong_count(&self.session) > 1 + self.others.len()
+    }
+
+    /// Returns the version under its signature `name`: itself, or a servable that shares the
+    /// session, with a queue of its own.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` that names the signatures, if there is none of that name.
+    pub fn with_signature(self: &Arc<Self>, name: &str) -> Result<Arc<Servable>> {
+        std::iter::once(self)
+            .chain(&self.others)
+            .find(|servable| servable.signature_name() == name)
+            .cloned()
+            .ok_or_else(|| unknown_signature(name, self.signatures()))
+    }
+
+    /// Returns all signatures of the version; empty for an engine whose models have one, which then
+    /// is [`crate::DEFAULT_SIGNATURE`].
+    pub fn signatures(&self) -> &[NamedSignature] {
+        self.session.signatures()
+    }
+
+    /// Returns the name of the signature that requests to this servable run.
+    pub fn signature_name(&self) -> &str {
+        self.signatures().get(self.number).map_or(crate::DEFAULT_SIGNATURE, |named| &named.name)
+    }
+
+    /// Returns true if a request holds the version under one of its other signatures.
+    pub fn signatures_in_use(&self) -> bool {
+        self.others.iter().any(|servable| Arc::strong_count(servable) > 1)
     }
 
     /// Returns the version's session (for a stream, that of its version), to see if it still
@@ -165,6 +230,8 @@ impl Servable {
                 ..self.schedule.clone()
             },
             plan: BatchPlan { batchable: false, ..self.plan.clone() },
+            number: self.number,
+            others: Vec::new(),
         }))
     }
 
