@@ -172,6 +172,10 @@ impl Entry {
         self.status.store(Arc::new(status));
     }
 
+    pub(crate) fn status(&self) -> Arc<ModelStatus> {
+        self.status.load_full()
+    }
+
     fn missing(&self, version: Option<u64>) -> Error {
         let status = self.status.load();
         let name = &status.name;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::{Error, Result};
 use engine::{ScheduleOptions, SessionOptions};
 
 /// Versions on disk that should serve.
@@ -138,6 +139,34 @@ impl ModelRoot {
     }
 }
 
+/// Everything that is served. [`crate::Lifecycle::configure`] replaces it as a whole.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ConfigSet {
+    /// Named models.
+    pub models: Vec<ModelConfig>,
+    /// Directories whose subdirectories are models.
+    pub roots: Vec<ModelRoot>,
+}
+
+impl ConfigSet {
+    /// Checks the names of the models.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a name that requests cannot use, or that occurs twice.
+    pub fn check(&self) -> Result<()> {
+        let mut names = BTreeSet::new();
+        for ModelConfig { name, .. } in &self.models {
+            if name.is_empty() || name.contains('/') {
+                return Err(Error::invalid(format!("\"{name}\" cannot be the name of a model")));
+            }
+            if !names.insert(name) {
+                return Err(Error::invalid(format!("model \"{name}\" is configured twice")));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Memory that holds the parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ParameterPlacement {
@@ -170,9 +199,9 @@ impl Converter {
 /// Configuration of the lifecycle.
 #[derive(Clone, Debug)]
 pub struct LifecycleConfig {
-    /// Named models.
+    /// Models at the start.
     pub models: Vec<ModelConfig>,
-    /// Directories whose subdirectories are models.
+    /// Directories of models at the start.
     pub roots: Vec<ModelRoot>,
     /// Time between two scans of the directories.
     pub poll: Duration,

@@ -34,7 +34,7 @@ use std::time::Duration;
 
 pub use catalog::Catalog;
 pub use config::{
-    Converter, LifecycleConfig, ModelConfig, ModelRoot, ParameterPlacement, Transition,
+    ConfigSet, Converter, LifecycleConfig, ModelConfig, ModelRoot, ParameterPlacement, Transition,
     VersionPolicy, WarmupConfig,
 };
 pub use lifecycle::{Lifecycle, POLL_MIN, THREADS_MAX};

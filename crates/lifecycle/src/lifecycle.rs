@@ -1,11 +1,11 @@
 //! The handle of the lifecycle. It starts the threads, passes requests to them and stops them.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use base::{Error, Result};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 use engine::Engine;
@@ -27,7 +27,8 @@ use crate::source_thread::{self, ScanRequests};
 use crate::unloader::Unloader;
 use crate::warmup::WarmupSource;
 use crate::{
-    Catalog, LifecycleConfig, ModelStatus, Observer, ParameterPlacement, SHUTDOWN_WAIT_MAX,
+    Catalog, ConfigSet, LifecycleConfig, ModelStatus, Observer, ParameterPlacement,
+    SHUTDOWN_WAIT_MAX,
 };
 
 /// Most load threads, and most unload threads.
@@ -60,6 +61,9 @@ impl Lifecycle {
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<Lifecycle>> {
         check(&config, &engines)?;
+        let set = ConfigSet { models: config.models.clone(), roots: config.roots.clone() };
+        set.check()?;
+        let configured = Arc::new(ArcSwap::from_pointee(set));
         let (to, inbox) = bounded(MESSAGES_MAX);
         let lifecycle = Lifecycle {
             catalog: Arc::new(Catalog::default()),
@@ -99,6 +103,7 @@ impl Lifecycle {
             pool_bytes_max: store.pool().stats().bytes_max,
             swap_reserve: config.swap_reserve,
             settled: lifecycle.settled.clone(),
+            configured: configured.clone(),
         };
         let load_threads = config.load_threads.max(1);
         let manager = Manager::new(
@@ -107,8 +112,7 @@ impl Lifecycle {
         );
         lifecycle.spawn("lifecycle".into(), move || manager.run())?;
         let poll = config.poll.max(POLL_MIN);
-        let (scanner, out) =
-            (Scanner::new(config.models, config.roots, poll, kinds), lifecycle.to.clone());
+        let (scanner, out) = (Scanner::new(configured, poll, kinds), lifecycle.to.clone());
         lifecycle
             .spawn("source".into(), move || source_thread::scan(scanner, poll, &trigger, &out))?;
         Ok(Arc::new(lifecycle))
@@ -135,6 +139,21 @@ impl Lifecycle {
     /// memory is released.
     pub fn unload(&self, name: &str, done: AdminCallback) {
         self.pass_on(Message::Unload { name: name.into(), done });
+    }
+
+    /// Replaces the models and roots that are served. Returns at once. A model that `set` lacks is
+    /// unloaded; a model whose configuration is the same is not touched. Labels, version policies
+    /// and schedules change without a load. A model that moved to another directory loads its
+    /// versions from there while the earlier ones serve.
+    ///
+    /// Calls `done` once every named model has a ready version and no load is left, or with
+    /// `FailedPrecondition` if a model could not be loaded. The configuration is then in effect
+    /// nevertheless. `InvalidArgument` means that nothing changed.
+    pub fn configure(&self, set: ConfigSet, done: AdminCallback) {
+        match set.check() {
+            Ok(()) => self.pass_on(Message::Configure { set: Arc::new(set), done }),
+            Err(error) => done(Err(error)),
+        }
     }
 
     /// Returns true once the first load is finished: every version chosen at the start is ready or
@@ -176,7 +195,10 @@ impl Lifecycle {
                 (message, Error::unavailable("the server is shutting down"))
             }
         };
-        if let Message::Load { done, .. } | Message::Unload { done, .. } = message {
+        if let Message::Load { done, .. }
+        | Message::Unload { done, .. }
+        | Message::Configure { done, .. } = message
+        {
             done(Err(error));
         }
     }
@@ -247,18 +269,6 @@ fn check(config: &LifecycleConfig, engines: &[Arc<dyn Engine>]) -> Result<()> {
     }
     if config.load_threads > THREADS_MAX || config.unload_threads > THREADS_MAX {
         return Err(Error::invalid(format!("at most {THREADS_MAX} load and unload threads")));
-    }
-    let mut names = BTreeSet::new();
-    for model in &config.models {
-        if model.name.is_empty() || model.name.contains('/') {
-            return Err(Error::invalid(format!(
-                "\"{}\" cannot be the name of a model",
-                model.name
-            )));
-        }
-        if !names.insert(&model.name) {
-            return Err(Error::invalid(format!("model \"{}\" is configured twice", model.name)));
-        }
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 //! another thread.
 
 mod admin;
+mod configure;
 mod load;
 mod model;
 mod prefault;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use base::VersionId;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
@@ -24,9 +26,10 @@ use crate::policy::{self, Action};
 use crate::settled::Settled;
 use crate::source_thread::ScanRequests;
 use crate::status::LifecycleEvent;
-use crate::{Catalog, LifecycleState, Observer, ParameterPlacement};
+use crate::{Catalog, ConfigSet, LifecycleState, Observer, ParameterPlacement};
 
 use admin::Waiter;
+use configure::Reconfiguration;
 use model::Model;
 use prefault::Prefault;
 
@@ -87,6 +90,9 @@ pub(crate) struct Manager {
     /// Number of the last scan request that has been answered; `None` before the first scan.
     answered: Option<u64>,
     waiters: Vec<Waiter>,
+    /// Models and roots, which the `source` thread reads at each scan.
+    configured: Arc<ArcSwap<ConfigSet>>,
+    reconfigurations: Vec<Reconfiguration>,
     prefault: Prefault,
     settled: Arc<Settled>,
     started: Instant,
@@ -104,6 +110,7 @@ pub(crate) struct Setup {
     pub(crate) pool_bytes_max: u64,
     pub(crate) swap_reserve: Option<u64>,
     pub(crate) settled: Arc<Settled>,
+    pub(crate) configured: Arc<ArcSwap<ConfigSet>>,
 }
 
 impl Manager {
@@ -118,6 +125,7 @@ impl Manager {
             pool_bytes_max,
             swap_reserve,
             settled,
+            configured,
         } = setup;
         let (queue, backlog) = (VecDeque::new(), VecDeque::new());
         let context = ManagerContext {
@@ -141,6 +149,8 @@ impl Manager {
             scans: channels.scans,
             answered: None,
             waiters: Vec::new(),
+            configured,
+            reconfigurations: Vec::new(),
             prefault: Prefault::new(channels.prefault, bytes_max, swap_reserve),
             settled,
             started: Instant::now(),
@@ -188,6 +198,7 @@ impl Manager {
             Message::Prefaulted { bytes } => self.prefault.done_to(bytes),
             Message::Load { name, spec, done } => self.admin_load(name.into(), spec, done),
             Message::Unload { name, done } => return self.admin_unload(name.into(), done),
+            Message::Configure { set, done } => self.configure(set, done),
             Message::Stop => {}
         }
         Touched::Nothing
@@ -217,6 +228,7 @@ impl Manager {
         self.context.flush();
         self.dispatch();
         self.answer_waiters();
+        self.answer_reconfigurations();
         if all {
             self.prefault.want(self.models.values());
         }
@@ -242,7 +254,7 @@ impl Manager {
         if model.removed && model.at_rest() {
             self.models.remove(name);
             self.catalog.remove(name);
-            tracing::info!(model = %name, "its directory has gone");
+            tracing::info!(model = %name, "its directory has gone, or it is not configured any more");
             self.context.observer.event(&LifecycleEvent::Forgotten { model: name.clone() });
         }
     }
@@ -255,7 +267,8 @@ impl Manager {
         let deferred = deferred.filter(|_| self.free_loaders > 0);
         let next = retries.filter(|at| *at > now).chain(deferred).min();
         let pause = next.map_or(PAUSE_MAX, |at| at.saturating_duration_since(now)).min(PAUSE_MAX);
-        if self.waiters.is_empty() { pause } else { pause.min(admin::PAUSE) }
+        let waiting = !self.waiters.is_empty() || !self.reconfigurations.is_empty();
+        if !waiting { pause } else { pause.min(admin::PAUSE) }
     }
 
     fn check_settled(&self) {
@@ -264,12 +277,7 @@ impl Manager {
         }
         let now = Instant::now();
         let may_wait = now.duration_since(self.started) < SETTLING_WAIT_MAX;
-        let waits = |model: &Model| {
-            let ready = model.versions.values().any(|version| version.serving.is_some());
-            let settling = model.versions.values().any(model::Version::settling);
-            model.unsettled(now) || (may_wait && !ready && settling)
-        };
-        if !self.models.values().any(waits) {
+        if !self.models.values().any(|model| model.starting(now, may_wait)) {
             tracing::info!(models = self.models.len(), "the first load is finished");
             self.settled.set();
         }

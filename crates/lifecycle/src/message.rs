@@ -12,7 +12,7 @@ use crate::admission::Releasing;
 use crate::convert::Converted;
 use crate::source::{DirectoryScan, Fingerprint, ForeignKind};
 use crate::status::LoadCost;
-use crate::{LifecycleState, Transition, WarmupConfig};
+use crate::{ConfigSet, LifecycleState, Transition, WarmupConfig};
 
 /// Most messages in the channel to the `lifecycle` thread. Senders that must not wait are refused
 /// beyond it.
@@ -71,6 +71,11 @@ pub(crate) enum Message {
     /// Request of an administrator to unload a model.
     Unload {
         name: String,
+        done: AdminCallback,
+    },
+    /// Replaces the models and roots.
+    Configure {
+        set: Arc<ConfigSet>,
         done: AdminCallback,
     },
     Stop,

@@ -15,10 +15,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use arc_swap::ArcSwap;
 use base::{Error, Result};
 
 use crate::model_file::{self, MODEL_FILE, ModelFile};
-use crate::{ModelConfig, ModelRoot};
+use crate::{ConfigSet, ModelConfig};
 
 pub(crate) use files::Fingerprint;
 use version::VersionMemory;
@@ -61,8 +62,7 @@ pub(crate) type Settings = Arc<Result<Option<ModelFile>, String>>;
 
 /// Scans the directories and remembers earlier scans.
 pub(crate) struct Scanner {
-    configured: Vec<ModelConfig>,
-    roots: Vec<ModelRoot>,
+    configured: Arc<ArcSwap<ConfigSet>>,
     poll: Duration,
     kinds: Vec<ForeignKind>,
     /// Models of each root at the last successful read.
@@ -91,14 +91,12 @@ struct Listing {
 
 impl Scanner {
     pub(crate) fn new(
-        configured: Vec<ModelConfig>,
-        roots: Vec<ModelRoot>,
+        configured: Arc<ArcSwap<ConfigSet>>,
         poll: Duration,
         kinds: Vec<ForeignKind>,
     ) -> Scanner {
         Scanner {
             configured,
-            roots,
             poll,
             kinds,
             known: HashMap::new(),
@@ -120,10 +118,12 @@ impl Scanner {
     /// first root.
     fn bases(&mut self) -> Vec<ModelConfig> {
         let mut bases: BTreeMap<Arc<str>, ModelConfig> = BTreeMap::new();
-        for config in &self.configured {
+        let ConfigSet { models, roots } = &*self.configured.load_full();
+        self.known.retain(|dir, _| roots.iter().any(|root| root.dir == *dir));
+        for config in models {
             bases.entry(config.name.clone()).or_insert_with(|| config.clone());
         }
-        for root in &self.roots {
+        for root in roots {
             let known = self.known.entry(root.dir.clone()).or_default();
             match steady(&root.dir, || subdirectories(&root.dir, known)) {
                 Ok(names) => {

@@ -16,9 +16,9 @@ use crate::source::VersionContents;
 /// Most requests of administrators that wait at the same time.
 const WAITERS_MAX: usize = 256;
 /// Longest wait of a load for files without a manifest to stop changing.
-const SETTLE_WAIT_MAX: Duration = Duration::from_secs(10);
+pub(super) const SETTLE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Longest wait of a request. The load or unload goes on after it.
-const WAIT_MAX: Duration = Duration::from_secs(3600);
+pub(super) const WAIT_MAX: Duration = Duration::from_secs(3600);
 /// Time between two rounds while a request waits.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
@@ -143,8 +143,9 @@ impl Manager {
 
     /// Refuses all waiting requests at shutdown.
     pub(super) fn refuse_waiters(&mut self) {
-        for waiter in self.waiters.drain(..) {
-            (waiter.done)(Err(Error::unavailable("the server is shutting down")));
+        let waiters = self.waiters.drain(..).map(|waiter| waiter.done);
+        for done in waiters.chain(self.reconfigurations.drain(..).map(|change| change.done)) {
+            done(Err(Error::unavailable("the server is shutting down")));
         }
     }
 }

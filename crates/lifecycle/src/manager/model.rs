@@ -342,6 +342,14 @@ impl Model {
         views.iter().any(|view| view.loading) || choice.aspired.iter().any(waiting)
     }
 
+    /// Returns true if a version has not had its first try yet, or if no version serves and one
+    /// that still changes on disk may (`may_wait`).
+    pub(crate) fn starting(&self, now: Instant, may_wait: bool) -> bool {
+        let ready = self.versions.values().any(|version| version.serving.is_some());
+        let settling = self.versions.values().any(Version::settling);
+        self.unsettled(now) || (may_wait && !ready && settling)
+    }
+
     /// Returns true if a version that still changes on disk is higher than all of `chosen`, and may
     /// replace them.
     pub(crate) fn settling_above(&self, chosen: &BTreeSet<u64>) -> bool {

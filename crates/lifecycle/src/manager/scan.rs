@@ -105,6 +105,16 @@ impl Model {
             return;
         };
         if version.disk.as_ref() != Some(&disk) {
+            let moved =
+                version.disk.as_ref().is_some_and(|old| old.dir.parent() != disk.dir.parent());
+            if moved {
+                // The model was configured with another directory: its files are other files.
+                version.reload |= version
+                    .serving
+                    .as_ref()
+                    .is_some_and(|serving| disk.differs_from(serving.fingerprint));
+                version.stop_load();
+            }
             let changed = version
                 .failure
                 .as_ref()

@@ -39,7 +39,9 @@ impl Manager {
 
     fn wind_down(&mut self, message: Message) {
         match message {
-            Message::Load { done, .. } | Message::Unload { done, .. } => {
+            Message::Load { done, .. }
+            | Message::Unload { done, .. }
+            | Message::Configure { done, .. } => {
                 done(Err(base::Error::unavailable("the server is shutting down")));
             }
             Message::Stage { .. } | Message::LoadEnded { .. } | Message::Released { .. } => {

@@ -11,12 +11,16 @@ struct Bench {
     now: Instant,
 }
 
+fn configured(models: Vec<ModelConfig>, roots: Vec<crate::ModelRoot>) -> Arc<ArcSwap<ConfigSet>> {
+    Arc::new(ArcSwap::from_pointee(ConfigSet { models, roots }))
+}
+
 impl Bench {
     fn new() -> Bench {
         let root = tempfile::tempdir().unwrap();
         let kinds = vec![ForeignKind { file: "model.onnx", engine: "fake", converted: true }];
-        let scanner =
-            Scanner::new(Vec::new(), vec![crate::ModelRoot::new(root.path())], POLL, kinds);
+        let roots = vec![crate::ModelRoot::new(root.path())];
+        let scanner = Scanner::new(configured(Vec::new(), roots), POLL, kinds);
         Bench { root, scanner, now: Instant::now() }
     }
 
@@ -231,7 +235,8 @@ fn a_moving_directory_is_never_seen_empty() {
     bench.write("m/1/graph", "ab");
     let (here, away) = (bench.root.path().join("m"), bench.root.path().join(".away"));
     let model = ModelConfig::new("m", here.clone());
-    bench.scanner = Scanner::new(vec![model], Vec::new(), POLL, bench.scanner.kinds);
+    let set = configured(vec![model], Vec::new());
+    bench.scanner = Scanner::new(set, POLL, bench.scanner.kinds);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {

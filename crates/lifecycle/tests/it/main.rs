@@ -8,6 +8,7 @@ extern crate millpond_lifecycle as lifecycle;
 
 mod admin;
 mod allocating;
+mod configure;
 mod foreign;
 mod policies;
 mod refusals;

@@ -1,0 +1,82 @@
+//! Replacement of the configured models and roots.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use base::{Error, Result};
+
+use super::Manager;
+use super::admin::{SETTLE_WAIT_MAX, WAIT_MAX};
+use crate::ConfigSet;
+use crate::message::AdminCallback;
+
+/// Most replacements that wait for their models at the same time.
+const RECONFIGURATIONS_MAX: usize = 16;
+
+/// A replacement that is in effect and whose models are awaited.
+pub(super) struct Reconfiguration {
+    /// Number of the scan that applies it.
+    ticket: u64,
+    set: Arc<ConfigSet>,
+    since: Instant,
+    pub(super) done: AdminCallback,
+}
+
+impl Manager {
+    pub(super) fn configure(&mut self, set: Arc<ConfigSet>, done: AdminCallback) {
+        if self.reconfigurations.len() >= RECONFIGURATIONS_MAX {
+            done(Err(Error::exhausted(
+                "too many changes of the configuration are waiting; try again later",
+            )));
+            return;
+        }
+        tracing::info!(
+            models = set.models.len(),
+            roots = set.roots.len(),
+            "the configuration of models changes"
+        );
+        self.configured.store(set.clone());
+        let ticket = self.scans.ask();
+        self.reconfigurations.push(Reconfiguration { ticket, set, since: Instant::now(), done });
+    }
+
+    /// Answers replacements whose models have all had their first try.
+    pub(super) fn answer_reconfigurations(&mut self) {
+        for change in std::mem::take(&mut self.reconfigurations) {
+            match self.outcome(&change, Instant::now()) {
+                None => self.reconfigurations.push(change),
+                Some(result) => (change.done)(result),
+            }
+        }
+    }
+
+    /// Returns the outcome of `change`; `None` while a model has not had its first try.
+    fn outcome(&self, change: &Reconfiguration, now: Instant) -> Option<Result<()>> {
+        if self.answered.is_none_or(|answered| answered < change.ticket) {
+            return None;
+        }
+        let waited = now.duration_since(change.since);
+        // Models that a later change removed, or that an administrator unloaded, are not awaited.
+        let models = change.set.models.iter().filter_map(|config| self.models.get(&config.name));
+        let models: Vec<_> = models.filter(|model| !model.down && !model.removed).collect();
+        if waited < WAIT_MAX
+            && models.iter().any(|model| model.starting(now, waited < SETTLE_WAIT_MAX))
+        {
+            return None;
+        }
+        let missing = models.iter().filter_map(|model| {
+            let status = model.entry.status();
+            let serves = model.versions.values().any(|version| version.serving.is_some());
+            let reason = || status.failure().unwrap_or_else(|| "it has no version".to_owned());
+            (!serves).then(|| format!("\"{}\": {}", model.name, reason()))
+        });
+        let missing: Vec<String> = missing.collect();
+        Some(match missing.len() {
+            0 => Ok(()),
+            count => Err(Error::precondition(format!(
+                "{count} model(s) did not become available: {}",
+                missing.join("; ")
+            ))),
+        })
+    }
+}

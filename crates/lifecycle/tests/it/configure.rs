@@ -1,0 +1,91 @@
+//! Models and roots that change while others serve.
+
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use base::{ErrorKind, Result};
+use lifecycle::{ConfigSet, ModelConfig, ModelRoot, VersionPolicy};
+
+use crate::world::{MIB, Setting, World, cold, eventually};
+
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+fn named(world: &World, name: &str, dir: &Path) -> ModelConfig {
+    ModelConfig { base_path: dir.to_owned(), ..cold(world, name) }
+}
+
+fn configure(world: &World, models: Vec<ModelConfig>, roots: Vec<ModelRoot>) -> Result<()> {
+    let (sender, receiver) = mpsc::channel();
+    let set = ConfigSet { models, roots };
+    world.lifecycle().configure(set, Box::new(move |result| drop(sender.send(result))));
+    receiver.recv_timeout(WAIT_MAX).expect("an answer")
+}
+
+/// Models "a" and "b" are configured, without the root.
+fn two_models() -> World {
+    let mut world = World::prepare(64 * MIB);
+    world.publish("a", 1);
+    world.publish("b", 1);
+    let models = vec![cold(&world, "a"), cold(&world, "b")];
+    world.start(Setting { models, change: |config| config.roots.clear(), ..Setting::default() });
+    world.until_ready("a", 1);
+    world.until_ready("b", 1);
+    world
+}
+
+#[test]
+fn models_come_and_go_and_others_stay() {
+    let world = two_models();
+    let kept = world.lifecycle().catalog().get("a", None).unwrap();
+    world.publish("c", 4);
+    configure(&world, vec![cold(&world, "a"), cold(&world, "c")], Vec::new()).unwrap();
+    assert_eq!(world.ask("c").unwrap(), 4.0, "it serves once the change is answered");
+    assert_eq!(world.ask("b").unwrap_err().kind(), ErrorKind::NotFound);
+    let now = world.lifecycle().catalog().get("a", None).unwrap();
+    assert!(std::sync::Arc::ptr_eq(&kept, &now), "an unchanged model is not loaded again");
+    configure(&world, Vec::new(), vec![ModelRoot::new(world.root.path())]).unwrap();
+    eventually("the root's models", || world.ready("b") == "1");
+}
+
+#[test]
+fn policies_and_labels_change_without_a_load() {
+    let world = two_models();
+    let loads = world.threads.loads.lock().unwrap().len();
+    let mut labelled = cold(&world, "a");
+    labelled.labels.insert("stable".to_owned(), 1);
+    configure(&world, vec![labelled.clone(), cold(&world, "b")], Vec::new()).unwrap();
+    assert_eq!(world.lifecycle().catalog().by_label("a", "stable").unwrap().id.version, 1);
+    assert_eq!(world.threads.loads.lock().unwrap().len(), loads);
+    world.publish("a", 2);
+    labelled.policy = VersionPolicy::All;
+    configure(&world, vec![labelled, cold(&world, "b")], Vec::new()).unwrap();
+    assert_eq!(world.ready("a"), "1 2");
+}
+
+#[test]
+fn a_moved_model_loads_from_its_new_directory() {
+    let world = two_models();
+    world.publish_tables("other", 1, &[1.0]);
+    let moved = named(&world, "a", &world.model_dir("other"));
+    configure(&world, vec![moved], Vec::new()).unwrap();
+    let bytes = || world.lifecycle().catalog().get("a", Some(1)).map(|it| it.parameter_bytes);
+    assert!(bytes().unwrap() > 2 * MIB, "version 1 is the other directory's");
+}
+
+#[test]
+fn failures_are_answered_and_mistakes_change_nothing() {
+    let world = two_models();
+    world.place("bad", 1, |dir| std::fs::write(dir.join("millpond.json"), "{").unwrap());
+    let set = || vec![cold(&world, "a"), cold(&world, "bad"), cold(&world, "gone")];
+    let error = configure(&world, set(), Vec::new()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+    let text = error.message();
+    assert!(text.starts_with("2 model(s) did not become available: \"bad\": "), "{text}");
+    assert!(text.contains("\"gone\": "), "{text}");
+    assert_eq!(world.ask("a").unwrap(), 1.0);
+    let twice = vec![cold(&world, "b"), cold(&world, "b")];
+    let error = configure(&world, twice, Vec::new()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert_eq!(world.ask("a").unwrap(), 1.0, "nothing changed");
+}
