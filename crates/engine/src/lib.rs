@@ -249,8 +249,8 @@ pub trait Session: Send + Sync {
     /// Returns its inputs and outputs.
     fn signature(&self) -> &Signature;
 
-    /// Returns all signatures of a model that names them. Empty if the model has one signature, that
-    /// of [`Session::signature`].
+    /// Returns all signatures of a model that names them. Empty if the model has one signature,
+    /// that of [`Session::signature`].
     fn signatures(&self) -> &[NamedSignature] {
         &[]
     }

@@ -46,7 +46,7 @@ fn next_instance() -> u64 {
     INSTANCES.fetch_add(1, Ordering::Relaxed)
 }
 
-/// What every servable of a version has in common.
+/// The parts that all servables of a version share.
 #[derive(Clone)]
 struct VersionParts {
     id: VersionId,
