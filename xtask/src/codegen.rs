@@ -1,13 +1,13 @@
-//! `cargo xtask codegen`: generates Rust from `crates/protocol/proto`. The result is committed, so
-//! that a build needs no generator.
+//! `cargo xtask codegen`: generates Rust from the `proto` directories of crates. The result is
+//! committed, so that a build needs no generator.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
-const PROTO: &str = "crates/protocol/proto";
-const GENERATED: &str = "crates/protocol/src/generated";
+/// Crates with a directory `proto`, whose Rust is in `src/generated`.
+const CRATES: [&str; 2] = ["crates/protocol", "crates/engine-tensorflow"];
 
 /// File name to content.
 type Files = BTreeMap<String, String>;
@@ -18,13 +18,18 @@ type Files = BTreeMap<String, String>;
 /// If a `.proto` file does not compile, if a file cannot be written, or, with `check`, if a file
 /// differs.
 pub(crate) fn run(root: &Path, check: bool) -> Result<()> {
-    let wanted = generate(&root.join(PROTO))?;
-    let folder = root.join(GENERATED);
+    CRATES.iter().try_for_each(|folder| run_in(root, folder, check))
+}
+
+fn run_in(root: &Path, krate: &str, check: bool) -> Result<()> {
+    let wanted = generate(&root.join(krate).join("proto"))?;
+    let shown = format!("{krate}/src/generated");
+    let folder = root.join(&shown);
     let present = read(&folder)?;
     if check {
         ensure!(
             present == wanted,
-            "{GENERATED} is stale; run `cargo xtask codegen` and commit the result"
+            "{shown} is stale; run `cargo xtask codegen` and commit the result"
         );
         return Ok(());
     }
@@ -33,10 +38,9 @@ pub(crate) fn run(root: &Path, check: bool) -> Result<()> {
         std::fs::remove_file(folder.join(stale))?;
     }
     for (name, content) in &wanted {
-        std::fs::write(folder.join(name), content)
-            .with_context(|| format!("{GENERATED}/{name}"))?;
+        std::fs::write(folder.join(name), content).with_context(|| format!("{shown}/{name}"))?;
     }
-    println!("codegen: {} files in {GENERATED}", wanted.len());
+    println!("codegen: {} files in {shown}", wanted.len());
     Ok(())
 }
 

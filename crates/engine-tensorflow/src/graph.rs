@@ -1,0 +1,337 @@
+//! A GraphDef as this crate needs it: reachable operations, and variables that runs may assign to.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+
+use base::{Error, Result};
+use bytes::Bytes;
+use prost::Message;
+
+use crate::generated::attr_value::Value;
+use crate::generated::{FunctionDef, FunctionLibrary, GraphDef, NodeDef, TensorShape};
+use crate::model_file::operation_of;
+
+/// Operation that stands for a variable.
+pub(crate) const VARIABLE: &str = "VarHandleOp";
+/// Operations of version 1 that own a variable and give references to it.
+pub(crate) const REFERENCE_VARIABLES: [&str; 2] = ["VariableV2", "Variable"];
+/// Functions inside functions that are followed. A variable that goes deeper counts as assigned to.
+const FUNCTION_DEPTH_MAX: usize = 64;
+
+/// Operations that only read the variable behind a handle.
+const READERS: [&str; 5] =
+    ["ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"];
+
+/// A decoded graph.
+pub(crate) struct Graph {
+    pub(crate) nodes: Vec<NodeDef>,
+    /// Each node's own bytes.
+    pub(crate) bytes: Vec<Bytes>,
+    /// The messages around the nodes.
+    pub(crate) rest: GraphDef,
+    positions: HashMap<String, usize>,
+    functions: HashMap<String, FunctionDef>,
+}
+
+/// A variable of the graph.
+#[derive(Clone, Debug)]
+pub(crate) struct Variable {
+    /// Name of its node, and of its parameter.
+    pub(crate) name: String,
+    /// TensorFlow's number of its element type.
+    pub(crate) dtype: i32,
+    pub(crate) shape: Option<TensorShape>,
+    /// True if a run may assign to it.
+    pub(crate) assigned: bool,
+}
+
+/// Use of a handle.
+#[derive(Clone, Debug, Default)]
+struct HandleUse {
+    assigned: bool,
+    /// Positions of the outputs of the function that are the same handle.
+    returned: Vec<usize>,
+}
+
+/// A handle inside one graph or function.
+struct FollowedHandle<'a> {
+    assigned: bool,
+    /// Tensors that are the handle: node and output.
+    tensors: HashSet<(&'a str, usize)>,
+}
+
+/// Operations of one graph or function by the tensor that they take: node and output.
+type Consumers<'a> = HashMap<(&'a str, usize), Vec<Consumer>>;
+
+/// An operation that takes a tensor.
+#[derive(Clone, Copy)]
+struct Consumer {
+    node: usize,
+    input: usize,
+}
+
+impl Graph {
+    /// Decodes the nodes and functions of a GraphDef.
+    ///
+    /// # Errors
+    /// `DataLoss` if it is damaged or two operations have one name.
+    pub(crate) fn parse(bytes: Bytes) -> Result<Graph> {
+        let damaged =
+            |e: prost::DecodeError| Error::data_loss(format!("the graph is damaged: {e}"));
+        let mut rest = GraphDef::decode(bytes).map_err(damaged)?;
+        let bytes = std::mem::take(&mut rest.node);
+        let nodes: Vec<NodeDef> = bytes
+            .iter()
+            .map(|node| NodeDef::decode(node.clone()))
+            .collect::<Result<_, _>>()
+            .map_err(damaged)?;
+        let mut positions = HashMap::with_capacity(nodes.len());
+        for (at, node) in nodes.iter().enumerate() {
+            if positions.insert(node.name.clone(), at).is_some() {
+                let name = &node.name;
+                return Err(Error::data_loss(format!("the graph has two operations \"{name}\"")));
+            }
+        }
+        let library = FunctionLibrary::decode(rest.library.clone()).map_err(damaged)?;
+        let name = |function: &FunctionDef| {
+            function.signature.as_ref().map(|it| it.name.clone()).unwrap_or_default()
+        };
+        let functions =
+            library.function.into_iter().map(|function| (name(&function), function)).collect();
+        Ok(Graph { nodes, bytes, rest, positions, functions })
+    }
+
+    /// Returns the node called `name`.
+    pub(crate) fn position(&self, name: &str) -> Option<usize> {
+        self.positions.get(name).copied()
+    }
+
+    /// Marks every node that the operations or tensors `roots` need, or are placed with.
+    pub(crate) fn reachable<'a>(&self, roots: impl IntoIterator<Item = &'a str>) -> Vec<bool> {
+        let mut reached = vec![false; self.nodes.len()];
+        let find = |name: &str| self.position(operation_of(name));
+        let mut open: Vec<usize> = roots.into_iter().filter_map(find).collect();
+        while let Some(at) = open.pop() {
+            if std::mem::replace(&mut reached[at], true) {
+                continue;
+            }
+            let node = &self.nodes[at];
+            let inputs = node.input.iter().filter_map(|name| find(name));
+            open.extend(inputs.chain(colocated(node).filter_map(find)));
+        }
+        reached
+    }
+
+    /// Returns the variables among the nodes that `reached` marks, in the graph's order. Two nodes
+    /// may stand for one variable; then both count as assigned to, because they are bound apart.
+    pub(crate) fn variables(&self, reached: &[bool]) -> Vec<Variable> {
+        let chosen = |at: &usize| reached[*at] && self.nodes[*at].op == VARIABLE;
+        let consumers = consumers(&self.nodes, |at| reached[at]);
+        let analysis = UseAnalysis { graph: self, known: RefCell::default() };
+        let mut counts: HashMap<(String, String), usize> = HashMap::new();
+        for at in (0..self.nodes.len()).filter(chosen) {
+            *counts.entry(resource_name(&self.nodes[at])).or_default() += 1;
+        }
+        let variable = |at: usize| {
+            let node = &self.nodes[at];
+            let alone = counts.get(&resource_name(node)) == Some(&1);
+            let used = analysis.follow(&self.nodes, &consumers, (&node.name, 0), 0);
+            Variable {
+                name: node.name.clone(),
+                dtype: type_of(node, "dtype"),
+                shape: shape_of(node),
+                assigned: !alone || used.assigned,
+            }
+        };
+        (0..self.nodes.len()).filter(chosen).map(variable).collect()
+    }
+
+    /// Returns true if a node that `reached` marks owns a variable of version 1.
+    pub(crate) fn has_reference_variables(&self, reached: &[bool]) -> bool {
+        let owns = |node: &NodeDef| REFERENCE_VARIABLES.contains(&node.op.as_str());
+        self.nodes.iter().zip(reached).any(|(node, reached)| *reached && owns(node))
+    }
+}
+
+/// Returns the type in the attribute `name`; 0, which is no type, without it.
+pub(crate) fn type_of(node: &NodeDef, name: &str) -> i32 {
+    match node.attr.get(name).and_then(|attr| attr.value.as_ref()) {
+        Some(Value::Type(number)) => *number,
+        _ => 0,
+    }
+}
+
+/// Returns the shape in the attribute `shape`.
+pub(crate) fn shape_of(node: &NodeDef) -> Option<TensorShape> {
+    match node.attr.get("shape").and_then(|attr| attr.value.as_ref()) {
+        Some(Value::Shape(shape)) => Some(shape.clone()),
+        _ => None,
+    }
+}
+
+/// Returns the container and the name under which TensorFlow keeps the variable.
+fn resource_name(node: &NodeDef) -> (String, String) {
+    let text = |name: &str| match node.attr.get(name).and_then(|attr| attr.value.as_ref()) {
+        Some(Value::S(bytes)) => String::from_utf8_lossy(bytes).into_owned(),
+        _ => String::new(),
+    };
+    let shared = text("shared_name");
+    (text("container"), if shared.is_empty() { node.name.clone() } else { shared })
+}
+
+/// Lists the operations that must be placed where `node` is; they must exist.
+fn colocated(node: &NodeDef) -> impl Iterator<Item = &str> {
+    let list = match node.attr.get("_class").and_then(|attr| attr.value.as_ref()) {
+        Some(Value::List(list)) => &list.s[..],
+        _ => &[],
+    };
+    list.iter().filter_map(|class| std::str::from_utf8(class).ok()?.strip_prefix("loc:@"))
+}
+
+/// Returns node and output number of an input such as "x", "x:1" or, inside a function,
+/// "x:output:1". `None` for a control input.
+fn tensor_of(input: &str) -> Option<(&str, usize)> {
+    if input.starts_with('^') {
+        return None;
+    }
+    let (node, rest) = input.split_once(':').unwrap_or((input, "0"));
+    let index = rest.rsplit(':').next().and_then(|index| index.parse().ok());
+    Some((node, index.unwrap_or(0)))
+}
+
+fn consumers(nodes: &[NodeDef], chosen: impl Fn(usize) -> bool) -> Consumers<'_> {
+    let mut consumers = Consumers::new();
+    for (at, node) in nodes.iter().enumerate().filter(|(at, _)| chosen(*at)) {
+        for (input, name) in node.input.iter().enumerate() {
+            if let Some(tensor) = tensor_of(name) {
+                consumers.entry(tensor).or_default().push(Consumer { node: at, input });
+            }
+        }
+    }
+    consumers
+}
+
+/// Follows the handles of variables through operations and functions.
+struct UseAnalysis<'a> {
+    graph: &'a Graph,
+    /// By function and argument; `None` while it is being followed.
+    known: RefCell<HashMap<(&'a str, usize), Option<HandleUse>>>,
+}
+
+/// Functions that an operation calls with one of its inputs.
+struct Calls<'a> {
+    functions: Vec<&'a str>,
+    argument: usize,
+}
+
+impl<'a> UseAnalysis<'a> {
+    /// Follows the tensor `start` through `nodes`. What is not known to only read counts as an
+    /// assignment.
+    fn follow(
+        &self,
+        nodes: &'a [NodeDef],
+        consumers: &Consumers<'a>,
+        start: (&'a str, usize),
+        depth: usize,
+    ) -> FollowedHandle<'a> {
+        let mut assigned = false;
+        let (mut open, mut seen) = (vec![start], HashSet::from([start]));
+        while let Some(tensor) = open.pop() {
+            for consumer in consumers.get(&tensor).into_iter().flatten() {
+                let node = &nodes[consumer.node];
+                let Some(aliases) = self.aliases(node, consumer.input, depth) else {
+                    assigned = true;
+                    continue;
+                };
+                let aliases = aliases.into_iter().map(|output| (node.name.as_str(), output));
+                open.extend(aliases.filter(|alias| seen.insert(*alias)));
+            }
+        }
+        FollowedHandle { assigned, tensors: seen }
+    }
+
+    /// Returns the outputs of `node` that are the handle that it takes as `input`; `None` if it may
+    /// assign to the variable.
+    fn aliases(&self, node: &'a NodeDef, input: usize, depth: usize) -> Option<Vec<usize>> {
+        if READERS.contains(&node.op.as_str()) {
+            return Some(Vec::new());
+        }
+        match node.op.as_str() {
+            "Identity" | "Enter" | "RefEnter" | "Exit" | "NextIteration" | "Merge" => Some(vec![0]),
+            "IdentityN" => Some(vec![input]),
+            "Switch" if input == 0 => Some(vec![0, 1]),
+            _ => {
+                let calls = self.calls(node, input)?;
+                let mut outputs = Vec::new();
+                for function in calls.functions {
+                    let used = self.function(function, calls.argument, depth + 1);
+                    if used.assigned {
+                        return None;
+                    }
+                    outputs.extend(used.returned);
+                }
+                // Without an iteration, the outputs of a loop are its inputs.
+                if node.op.ends_with("While") {
+                    outputs.push(input);
+                }
+                Some(outputs)
+            }
+        }
+    }
+
+    /// Returns the functions that `node` calls with its input, or `None` for any other operation.
+    fn calls(&self, node: &'a NodeDef, input: usize) -> Option<Calls<'a>> {
+        let one = |name: &str| match node.attr.get(name).and_then(|attr| attr.value.as_ref()) {
+            Some(Value::Func(function)) => Some(function.name.as_str()),
+            _ => None,
+        };
+        let calls = |names: &[&str], argument| {
+            let functions = names.iter().map(|name| one(name)).collect::<Option<Vec<&str>>>()?;
+            Some(Calls { functions, argument })
+        };
+        match node.op.as_str() {
+            "PartitionedCall" | "StatefulPartitionedCall" => calls(&["f"], input),
+            "If" | "StatelessIf" => calls(&["then_branch", "else_branch"], input.checked_sub(1)?),
+            "While" | "StatelessWhile" => calls(&["cond", "body"], input),
+            "Case" | "StatelessCase" => {
+                let attr = node.attr.get("branches").and_then(|attr| attr.value.as_ref());
+                let Some(Value::List(list)) = attr else { return None };
+                let functions = list.func.iter().map(|function| function.name.as_str()).collect();
+                Some(Calls { functions, argument: input.checked_sub(1)? })
+            }
+            name => {
+                let (name, _) = self.graph.functions.get_key_value(name)?;
+                Some(Calls { functions: vec![name], argument: input })
+            }
+        }
+    }
+
+    /// Returns the use of an argument inside a function.
+    fn function(&self, name: &'a str, argument: usize, depth: usize) -> HandleUse {
+        let unknown = HandleUse { assigned: true, returned: Vec::new() };
+        if let Some(known) = self.known.borrow().get(&(name, argument)) {
+            // A function that calls itself.
+            return known.clone().unwrap_or(unknown);
+        }
+        let Some(function) = self.graph.functions.get(name).filter(|_| depth <= FUNCTION_DEPTH_MAX)
+        else {
+            return unknown;
+        };
+        let signature = function.signature.as_ref();
+        let Some(start) = signature.and_then(|it| it.input_arg.get(argument)) else {
+            return unknown;
+        };
+        self.known.borrow_mut().insert((name, argument), None);
+        let consumers = consumers(&function.node_def, |_| true);
+        let followed = self.follow(&function.node_def, &consumers, (&start.name, 0), depth);
+        let outputs = signature.iter().flat_map(|it| &it.output_arg).enumerate();
+        let is_handle = |name: &str| {
+            let tensor = function.ret.get(name).and_then(|tensor| tensor_of(tensor));
+            tensor.is_some_and(|tensor| followed.tensors.contains(&tensor))
+        };
+        let returned = outputs.filter(|(_, output)| is_handle(&output.name)).map(|(at, _)| at);
+        let used = HandleUse { assigned: followed.assigned, returned: returned.collect() };
+        self.known.borrow_mut().insert((name, argument), Some(used.clone()));
+        used
+    }
+}

@@ -1,0 +1,36 @@
+//! The TensorFlow engine: SavedModels through TensorFlow's C interface, behind the traits of
+//! `engine`.
+//!
+//! The library is that of the Python package (`make tensorflow`). It is opened at run time, with the
+//! first SavedModel; a server without such models never loads it.
+//!
+//! Rules for every model, and their reasons:
+//! * A run uses the calling thread: operators run one after the other there (`inter_op` -1), and an
+//!   operator has one thread unless the settings ask for more. Millpond's workers are the
+//!   parallelism.
+//! * Feeds and fetches of a signature have one order. TensorFlow keeps a compiled graph for every
+//!   order and every set of outputs, so the number of sets is bounded too.
+//! * Inputs and outputs are not copied: TensorFlow holds what it points into, and an output holds
+//!   TensorFlow's buffer.
+//!
+//! * Variables are bound to the caller's regions: a run of `AssignVariableOp` over a tensor that
+//!   points there keeps the pointer. Variables that a run may assign to are copied instead, and keep
+//!   their state from request to request, as in TensorFlow.
+//!
+//! Layer: `engine-tensorflow` implements `engine`; only `server`, `cli` and `bench` know it exists.
+#![allow(unsafe_code)]
+
+mod api;
+mod element;
+mod fault;
+mod generated;
+mod graph;
+mod library;
+mod load;
+mod model_file;
+mod opened;
+mod session;
+mod signature;
+mod tensor;
+
+pub use library::TensorFlowEngine;

@@ -1,0 +1,136 @@
+//! Finds TensorFlow, and the engine that opens it at the first load.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use base::{Error, Result};
+use engine::{Capabilities, Engine, LibrarySearch, LoadRequest, ParameterUse, Session};
+use parking_lot::Mutex;
+
+use crate::api::{REMEDY, TensorFlowLibrary};
+use crate::{element, load, model_file};
+
+/// Name of this engine in manifests and metrics.
+pub(crate) const NAME: &str = "tensorflow";
+/// Directory of the package among Python's.
+const PACKAGE: &str = "tensorflow";
+/// File with the C interface.
+pub(crate) const LIBRARY: &str = "libtensorflow_cc.so.2";
+/// File that the first needs.
+pub(crate) const FRAMEWORK: &str = "libtensorflow_framework.so.2";
+
+/// Returns the absolute path of the package's directory.
+///
+/// # Errors
+/// `NotFound` with the remedy.
+fn find(search: &LibrarySearch) -> Result<PathBuf> {
+    if let Some(explicit) = &search.explicit {
+        return find_explicit(explicit);
+    }
+    search
+        .package_dirs()
+        .map(|packages| packages.join(PACKAGE))
+        .find(|dir| holds_library(dir))
+        .and_then(|dir| std::fs::canonicalize(dir).ok())
+        .ok_or_else(|| {
+            let places = search.places().join(", ");
+            Error::not_found(format!("TensorFlow was not found: {REMEDY}. Looked in {places}"))
+        })
+}
+
+fn holds_library(dir: &Path) -> bool {
+    [LIBRARY, FRAMEWORK].iter().all(|name| dir.join(name).is_file())
+}
+
+/// Accepts the library, its directory, and a virtual environment.
+fn find_explicit(path: &Path) -> Result<PathBuf> {
+    let missing = |why: &str| Error::not_found(format!("--tensorflow {}: {why}", path.display()));
+    let real = std::fs::canonicalize(path)
+        .map_err(|e| missing(&format!("{e}; it names {LIBRARY} or its directory")))?;
+    let beside = real.parent().filter(|_| real.is_file()).map(Path::to_owned);
+    let inside = engine::package_dirs(&real).into_iter().map(|packages| packages.join(PACKAGE));
+    let candidates = beside.into_iter().chain([real.clone(), real.join(PACKAGE)]).chain(inside);
+    candidates
+        .filter(|dir| holds_library(dir))
+        .find_map(|dir| std::fs::canonicalize(dir).ok())
+        .ok_or_else(|| missing(&format!("there is no {LIBRARY} with {FRAMEWORK} there: {REMEDY}")))
+}
+
+static OPENED: OnceLock<TensorFlowLibrary> = OnceLock::new();
+static OPENING: Mutex<()> = Mutex::new(());
+
+/// The TensorFlow engine, opened at the first load. All engines of a process share one library.
+#[derive(Debug)]
+pub struct TensorFlowEngine {
+    search: LibrarySearch,
+}
+
+impl TensorFlowEngine {
+    /// Returns the engine; opens nothing.
+    pub fn new(search: LibrarySearch) -> TensorFlowEngine {
+        TensorFlowEngine { search }
+    }
+
+    /// Returns the directory that TensorFlow would be loaded from, without loading it.
+    ///
+    /// # Errors
+    /// `NotFound` with the remedy.
+    pub fn find_library(search: &LibrarySearch) -> Result<PathBuf> {
+        find(search)
+    }
+
+    /// Returns the library; opens it if this is the first call.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none. `FailedPrecondition` if it does not load, is too old, or is not
+    /// the one that is open. The message has the remedy.
+    pub(crate) fn open(&self) -> Result<&'static TensorFlowLibrary> {
+        if self.search.explicit.is_none()
+            && let Some(library) = OPENED.get()
+        {
+            return Ok(library);
+        }
+        let path = find(&self.search)?;
+        let _one_at_a_time = OPENING.lock();
+        let library = match OPENED.get() {
+            Some(library) => library,
+            None => {
+                let fresh = TensorFlowLibrary::open(&path)?;
+                OPENED.get_or_init(|| fresh)
+            }
+        };
+        if library.path != path {
+            return Err(Error::precondition(format!(
+                "TensorFlow is open from {} already; a process holds one, so {} needs a restart",
+                library.path.display(),
+                path.display()
+            )));
+        }
+        Ok(library)
+    }
+}
+
+impl Engine for TensorFlowEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn version(&self) -> String {
+        OPENED.get().map_or_else(|| "not loaded".to_owned(), |library| library.version.clone())
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            parameters: ParameterUse::Bound,
+            files: vec![model_file::NAME],
+            concurrent_runs: true,
+            dtypes: element::TABLE.iter().map(|(dtype, _)| *dtype).collect(),
+            cuda: false,
+        }
+    }
+
+    fn load(&self, request: &LoadRequest) -> Result<Box<dyn Session>> {
+        self.capabilities().check_device(NAME, request.options.device)?;
+        load::load(self.open()?, request)
+    }
+}

@@ -1,0 +1,296 @@
+//! Opens models: a SavedModel as it is, or a graph whose variables are bound to parameters of ours.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use base::{Error, Result};
+use bytes::Bytes;
+use engine::{BoundTensor, LoadRequest, Session, SignatureFile};
+
+use crate::api::TensorFlowLibrary;
+use crate::generated::tensor_shape::Dim;
+use crate::generated::{AssetFileDef, MetaGraphDef, TensorShape};
+use crate::graph::{Graph, Variable};
+use crate::opened::{Feeds, OpenedModel};
+use crate::session::{LoadedModel, TfSession};
+use crate::signature::ReadSignatures;
+use crate::tensor::TfTensor;
+use crate::{element, model_file, signature};
+
+/// Directory of a SavedModel with the checkpoint.
+pub(crate) const VARIABLES_DIR: &str = "variables";
+/// Prefix of the checkpoint's files in it.
+const VARIABLES_PREFIX: &str = "variables";
+/// Directory of a SavedModel with the files that its graph reads.
+pub(crate) const ASSETS_DIR: &str = "assets";
+
+pub(crate) fn load(
+    library: &'static TensorFlowLibrary,
+    request: &LoadRequest,
+) -> Result<Box<dyn Session>> {
+    let name = |error: Error| match error.message().contains(&*request.graph.to_string_lossy()) {
+        true => error,
+        false => error.context(request.graph.display()),
+    };
+    if request.options.signature != SignatureFile::default() {
+        return Err(name(Error::invalid(
+            "a SavedModel states its inputs and outputs: remove [signature] from millpond.toml",
+        )));
+    }
+    let meta = model_file::read(&request.graph)?;
+    let read = signature::read(&meta).map_err(name)?;
+    let loaded = open(library, &meta, &read, request).map_err(name)?;
+    Ok(Box::new(TfSession::new(loaded, read).map_err(name)?))
+}
+
+fn open(
+    library: &'static TensorFlowLibrary,
+    meta: &MetaGraphDef,
+    read: &ReadSignatures,
+    request: &LoadRequest,
+) -> Result<LoadedModel> {
+    let dir = request.graph.parent().filter(|_| request.graph.ends_with(model_file::NAME));
+    let dir =
+        dir.ok_or_else(|| Error::invalid("the file of a SavedModel is called saved_model.pb"))?;
+    let graph = Graph::parse(meta.graph_def.clone())?;
+    let reached = graph.reachable(roots(meta, read));
+    let variables = graph.variables(&reached);
+    let mut metadata = BTreeMap::new();
+    let assigned: Vec<&str> =
+        variables.iter().filter(|it| it.assigned).map(|it| it.name.as_str()).collect();
+    if !assigned.is_empty() {
+        metadata.insert("variables that runs change".to_owned(), assigned.join(", "));
+    }
+    let copies_outputs = graph.has_reference_variables(&reached);
+    let model = match request.parameters.is_empty() {
+        true => OpenedModel::load(library, dir, &request.options)?,
+        false => bound(library, meta, &variables, dir, request)?,
+    };
+    let mut regions: Vec<(usize, usize)> = request
+        .parameters
+        .iter()
+        .map(|parameter| (parameter.as_slice().as_ptr().addr(), parameter.bytes))
+        .collect();
+    regions.sort_unstable();
+    Ok(LoadedModel { model, regions, copies_outputs, metadata })
+}
+
+/// Lists the tensors and operations that a loaded model uses.
+pub(crate) fn roots<'a>(
+    meta: &'a MetaGraphDef,
+    read: &'a ReadSignatures,
+) -> impl Iterator<Item = &'a str> {
+    let signatures = read.signatures.iter();
+    let tensors =
+        signatures.flat_map(|named| named.input_tensors.iter().chain(&named.output_tensors));
+    tensors.map(String::as_str).chain(model_file::init_operation(meta))
+}
+
+/// Opens a graph with its variables in the regions of `request`.
+fn bound(
+    library: &'static TensorFlowLibrary,
+    meta: &MetaGraphDef,
+    variables: &[Variable],
+    dir: &Path,
+    request: &LoadRequest,
+) -> Result<OpenedModel> {
+    let checkpoint = checkpoint(meta, dir);
+    let pairs = matched(variables, &request.parameters, checkpoint.is_some())?;
+    let mut model = OpenedModel::import(library, &meta.graph_def)?;
+    let mut feeds = Feeds::default();
+    let mut assignments = Vec::with_capacity(pairs.len());
+    for (number, (variable, parameter)) in pairs.iter().enumerate() {
+        let tensor = match variable.assigned {
+            true => TfTensor::copy_of_parameter(library, parameter)?,
+            false => TfTensor::of_parameter(library, parameter)?,
+        };
+        let place = format!("millpond/value_{number}");
+        model.add("Placeholder", &place, &[], variable.dtype)?;
+        let (handle, place) = (model.output(&variable.name)?, model.output(&place)?);
+        let name = format!("millpond/assign_{number}");
+        assignments.push(model.add("AssignVariableOp", &name, &[handle, place], variable.dtype)?);
+        feeds.push(place, tensor);
+    }
+    model.start(&request.options)?;
+    let assets = AssetPaths::of(&model, meta, dir);
+    if let Some(checkpoint) = checkpoint {
+        let mut feeds = assets.feeds(&model)?;
+        let prefix = text(library, &checkpoint.prefix)?;
+        feeds.push(model.output(checkpoint.prefix_tensor)?, prefix);
+        model.prepare(&feeds, &[], &[model.operation(checkpoint.restore)?])?;
+    }
+    // Values of the checkpoint are replaced by those of the regions.
+    model.prepare(&feeds, &[], &assignments)?;
+    drop(feeds);
+    if let Some(init) = model_file::init_operation(meta) {
+        model.prepare(&assets.feeds(&model)?, &[], &[model.operation(init)?])?;
+    }
+    seal(&pairs);
+    Ok(model)
+}
+
+/// A checkpoint beside a graph.
+struct Checkpoint<'a> {
+    /// Path of its files without their endings.
+    prefix: String,
+    /// Tensor that takes the path.
+    prefix_tensor: &'a str,
+    /// Operation that reads it.
+    restore: &'a str,
+}
+
+fn checkpoint<'a>(meta: &'a MetaGraphDef, dir: &Path) -> Option<Checkpoint<'a>> {
+    let saver = meta.saver_def.as_ref().filter(|saver| !saver.restore_op_name.is_empty())?;
+    let prefix = dir.join(VARIABLES_DIR).join(VARIABLES_PREFIX);
+    prefix.with_extension("index").exists().then(|| Checkpoint {
+        prefix: prefix.to_string_lossy().into_owned(),
+        prefix_tensor: &saver.filename_tensor_name,
+        restore: &saver.restore_op_name,
+    })
+}
+
+/// Pairs variables with their parameters.
+///
+/// # Errors
+/// `InvalidArgument` for a parameter that is no variable, has another type or shape, or comes twice,
+/// and for a variable without one, unless a checkpoint has its value.
+fn matched<'a>(
+    variables: &'a [Variable],
+    parameters: &'a [BoundTensor],
+    checkpoint: bool,
+) -> Result<Vec<(&'a Variable, &'a BoundTensor)>> {
+    let mut given: HashMap<&str, &BoundTensor> = HashMap::with_capacity(parameters.len());
+    for parameter in parameters {
+        if given.insert(&parameter.name, parameter).is_some() {
+            return Err(Error::invalid(format!("parameter \"{}\" is given twice", parameter.name)));
+        }
+    }
+    let mut pairs = Vec::with_capacity(parameters.len());
+    for variable in variables {
+        let name = &variable.name;
+        match given.remove(name.as_str()) {
+            Some(parameter) => {
+                let fits = element::from_tensorflow(variable.dtype) == Some(parameter.dtype)
+                    && fits(variable.shape.as_ref(), &parameter.dims);
+                if !fits {
+                    return Err(Error::invalid(format!(
+                        "parameter \"{name}\" is {} of shape {:?}, which the graph's variable is not",
+                        parameter.dtype, parameter.dims
+                    )));
+                }
+                pairs.push((variable, parameter));
+            }
+            None if checkpoint => {}
+            None => {
+                return Err(Error::invalid(format!(
+                    "parameter \"{name}\" of the graph is missing"
+                )));
+            }
+        }
+    }
+    match given.keys().min() {
+        Some(unknown) => Err(Error::invalid(format!("the graph has no parameter {unknown:?}"))),
+        None => Ok(pairs),
+    }
+}
+
+fn fits(shape: Option<&TensorShape>, dims: &[usize]) -> bool {
+    let Some(shape) = shape.filter(|shape| !shape.unknown_rank) else { return true };
+    let equal = |(wanted, got): (&Dim, &usize)| {
+        usize::try_from(wanted.size).map_or(true, |wanted| wanted == *got)
+    };
+    shape.dim.len() == dims.len() && shape.dim.iter().zip(dims).all(equal)
+}
+
+/// Makes the processor refuse writes to the regions that TensorFlow points into.
+fn seal(pairs: &[(&Variable, &BoundTensor)]) {
+    let mut sealed = Vec::new();
+    for (_, parameter) in pairs.iter().filter(|(variable, _)| !variable.assigned) {
+        let address = parameter.region.as_ptr();
+        if sealed.contains(&address) {
+            continue;
+        }
+        sealed.push(address);
+        if let Err(error) = parameter.region.seal() {
+            tracing::warn!(%error, "a model's parameters stay writable");
+        }
+    }
+}
+
+/// Paths of the files that the graph reads, by tensor.
+struct AssetPaths(Vec<(String, String)>);
+
+impl AssetPaths {
+    fn of(model: &OpenedModel, meta: &MetaGraphDef, dir: &Path) -> AssetPaths {
+        let path = |asset: &AssetFileDef| {
+            let tensor = asset.tensor_info.as_ref().map(|info| info.name.clone())?;
+            let path = dir.join(ASSETS_DIR).join(&asset.filename);
+            Some((tensor, path.to_string_lossy().into_owned()))
+        };
+        let paths = meta.asset_file_def.iter().filter_map(path);
+        // A graph that was cut to its signatures has no tensor for an asset that none of them
+        // reads.
+        AssetPaths(paths.filter(|(tensor, _)| model.output(tensor).is_ok()).collect())
+    }
+
+    fn feeds(&self, model: &OpenedModel) -> Result<Feeds> {
+        let mut feeds = Feeds::default();
+        for (tensor, path) in &self.0 {
+            feeds.push(model.output(tensor)?, text(model.library, path)?);
+        }
+        Ok(feeds)
+    }
+}
+
+/// Makes a scalar of one string.
+fn text(library: &'static TensorFlowLibrary, text: &str) -> Result<TfTensor> {
+    TfTensor::of_strings(library, &[], &[Bytes::copy_from_slice(text.as_bytes())])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::Arc;
+
+    use base::DType;
+    use engine::LibrarySearch;
+    use memory::{PoolConfig, SlotPool};
+    use os::Rate;
+
+    use super::*;
+    use crate::TensorFlowEngine;
+
+    #[test]
+    fn a_variable_is_the_region() {
+        let search = LibrarySearch::around_process(None, None);
+        if let Err(error) = TensorFlowEngine::find_library(&search) {
+            eprintln!("SKIPPED: {error}");
+            return;
+        }
+        let library = TensorFlowEngine::new(search).open().unwrap();
+        let config =
+            PoolConfig { bytes_max: 80 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
+        let region = Arc::new(SlotPool::new(config).unwrap().allocate(64 << 20).unwrap().freeze());
+        let parameter = BoundTensor {
+            name: "table".into(),
+            dtype: DType::F32,
+            dims: vec![1 << 20, 16],
+            region: region.clone(),
+            offset: 0,
+            bytes: 64 << 20,
+        };
+        let graph = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+            .join("../../.cache/saved-models/graphs/pick.savedmodel/saved_model.pb");
+        let request = LoadRequest { graph, parameters: vec![parameter], ..LoadRequest::default() };
+        let meta = model_file::read(&request.graph).unwrap();
+        let read = signature::read(&meta).unwrap();
+        let loaded = open(library, &meta, &read, &request).unwrap();
+        let handle = loaded.model.output("table").unwrap();
+        let read = loaded.model.add("ReadVariableOp", "again", &[handle], 1).unwrap();
+        let read = crate::api::RawOutput { operation: read, index: 0 };
+        let got = loaded.model.prepare(&Feeds::default(), &[read], &[]).unwrap();
+        assert_eq!(got[0].address(), region.as_ptr().addr());
+        drop((got, loaded, request));
+        assert_eq!(Arc::strong_count(&region), 1);
+    }
+}

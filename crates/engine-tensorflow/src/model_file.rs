@@ -1,0 +1,90 @@
+//! Reads `saved_model.pb`.
+
+use std::path::Path;
+
+use base::{Error, Result};
+use bytes::Bytes;
+use prost::Message;
+
+use crate::generated::{MetaGraphDef, SavedModel, TensorInfo};
+
+/// File name of a SavedModel's graph.
+pub(crate) const NAME: &str = "saved_model.pb";
+/// Tag of the graph that is served.
+pub(crate) const TAG: &str = "serve";
+/// Most bytes of the file: the most that a message of this format can have.
+const BYTES_MAX: u64 = 2 << 30;
+/// Name of the signature whose output is the operation that initialises tables.
+pub(crate) const INIT_SIGNATURE: &str = "__saved_model_init_op";
+/// Names of signatures that no request runs.
+pub(crate) const OWN_SIGNATURES: [&str; 2] = [INIT_SIGNATURE, "__saved_model_train_op"];
+/// Collections that name such an operation in models of version 1, best first.
+const INIT_COLLECTIONS: [&str; 2] = ["saved_model_main_op", "legacy_init_op"];
+
+/// Reads the graph for serving from the file at `path`.
+///
+/// # Errors
+/// `NotFound`, `InvalidArgument` for a directory, `DataLoss` for a damaged file; those of
+/// [`parse`].
+pub(crate) fn read(path: &Path) -> Result<MetaGraphDef> {
+    let file = std::fs::metadata(path).map_err(|e| Error::io(path, &e))?;
+    if file.len() > BYTES_MAX {
+        return Err(Error::data_loss(format!(
+            "{}: larger than a SavedModel can be",
+            path.display()
+        )));
+    }
+    let bytes = std::fs::read(path).map_err(|e| Error::io(path, &e))?;
+    parse(Bytes::from(bytes)).map_err(|e| e.context(path.display()))
+}
+
+/// Finds the graph for serving in the bytes of the file.
+///
+/// # Errors
+/// `DataLoss` if they are no SavedModel, `InvalidArgument` if it has no graph for serving.
+pub(crate) fn parse(bytes: Bytes) -> Result<MetaGraphDef> {
+    let damaged = |e: prost::DecodeError| Error::data_loss(format!("is no SavedModel: {e}"));
+    let saved = SavedModel::decode(bytes).map_err(damaged)?;
+    let mut found = Vec::new();
+    for bytes in saved.meta_graphs {
+        let meta = MetaGraphDef::decode(bytes).map_err(damaged)?;
+        let tags = meta.meta_info_def.as_ref().map_or(&[][..], |info| &info.tags[..]);
+        if tags == [TAG] {
+            return Ok(meta);
+        }
+        found.push(format!("{{{}}}", tags.join(", ")));
+    }
+    match found.is_empty() {
+        true => Err(Error::data_loss("is no SavedModel: it has no graph")),
+        false => Err(Error::invalid(format!(
+            "has no graph with the tag \"{TAG}\" alone, but with {}: export it for serving",
+            found.join(", ")
+        ))),
+    }
+}
+
+/// Returns the name of the operation that initialises tables, if there is one.
+pub(crate) fn init_operation(meta: &MetaGraphDef) -> Option<&str> {
+    let signature = meta.signature_def.get(INIT_SIGNATURE);
+    let named = signature.and_then(|signature| signature.outputs.get(INIT_SIGNATURE));
+    let collected = || {
+        let lists = INIT_COLLECTIONS.iter().filter_map(|key| meta.collection_def.get(*key));
+        lists.filter_map(|list| list.node_list.as_ref()?.value.first()).next()
+    };
+    named
+        .map(|info| &info.name)
+        .or_else(collected)
+        .map(|name| operation_of(name))
+        .filter(|name| !name.is_empty())
+}
+
+/// Returns the operation of a tensor's name such as "x:0" or "^x".
+pub(crate) fn operation_of(tensor: &str) -> &str {
+    let name = tensor.strip_prefix('^').unwrap_or(tensor);
+    name.split(':').next().unwrap_or(name)
+}
+
+/// Returns true if the tensor is a plain one, and not made of several.
+pub(crate) fn is_plain(info: &TensorInfo) -> bool {
+    !info.name.is_empty() && info.coo_sparse.is_none() && info.composite_tensor.is_empty()
+}

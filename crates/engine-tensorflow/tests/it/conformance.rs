@@ -1,0 +1,20 @@
+use engine::Device;
+use engine::conformance::{Fixture, check};
+
+use crate::support::{engine, saved_models};
+
+#[test]
+fn engine_conforms() {
+    let Some(engine) = engine() else { return };
+    let scratch = tempfile::tempdir().unwrap();
+    check(
+        &engine,
+        &Fixture {
+            graphs: saved_models().join("graphs"),
+            extension: "savedmodel/saved_model.pb".to_owned(),
+            scratch: scratch.path().to_owned(),
+            signatures: Default::default(),
+            device: Device::Cpu,
+        },
+    );
+}
