@@ -242,11 +242,11 @@ $(CACHE)/tools/bin/cargo-deny:
 
 .PHONY: deny
 deny: $(CACHE)/tools/bin/cargo-deny ## check licences, sources and duplicates of dependencies
-	$< --all-features check licenses sources bans
+	$< --all-features --exclude-dev check licenses sources bans
 
 .PHONY: deny-advisories
 deny-advisories: $(CACHE)/tools/bin/cargo-deny ## check dependencies for known faults; fetches the advisory database
-	$< --all-features --config deny-advisories.toml check advisories
+	$< --all-features --exclude-dev --config deny-advisories.toml check advisories
 
 .PHONY: check
 check: lint .venv/ready .venv/torch-ready ## lints, generated code and unit tests: 90 seconds on 2 cores once it is built
