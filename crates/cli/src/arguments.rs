@@ -15,9 +15,10 @@ use crate::publish::{ConvertArgs, PublishArgs};
 use crate::serve::ServeArgs;
 use crate::speakers::SpeakersArgs;
 use crate::tune::TuneCommand;
+use crate::worker::WorkerArgs;
 use crate::{
     audio, bench, completion, doctor, environment, images, infer, models, publish, serve, speakers,
-    tune,
+    tune, worker,
 };
 
 /// Serves models with a tail latency that stays flat while they change
@@ -57,6 +58,9 @@ enum Command {
     /// Convert a model into an existing empty directory (run by the server in a child process)
     #[command(hide = true)]
     Convert(ConvertArgs),
+    /// Run an isolated model (run by the server in a child process)
+    #[command(hide = true)]
+    Worker(WorkerArgs),
 }
 
 /// Builds the whole command line with its help texts.
@@ -106,6 +110,7 @@ impl Arguments {
             Command::Doctor(args) => doctor::run(args),
             Command::Completion(args) => completion::run(args),
             Command::Convert(args) => publish::convert(args),
+            Command::Worker(args) => worker::run(args),
         }
     }
 }

@@ -23,6 +23,7 @@ mod serve;
 mod speakers;
 mod tune;
 mod values;
+mod worker;
 
 use std::process::ExitCode;
 

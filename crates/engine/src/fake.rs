@@ -123,6 +123,9 @@ impl FakeEngine {
         let graph = FakeGraph::parse(text).map_err(|e| e.context(path.display()))?;
         graph.check_parameters(&request.parameters).map_err(|e| e.context(path.display()))?;
         std::thread::sleep(graph.load_delay);
+        if let Some(why) = &graph.abort_load {
+            graph::abort(why);
+        }
         if let Some(message) = &graph.fail_load {
             return Err(Error::invalid(message.as_str()));
         }

@@ -9,7 +9,10 @@
 use std::path::{Path, PathBuf};
 
 use base::{DType, Error, Result};
+use memory::{Chunk, Loaded, Placement};
 use serde::{Deserialize, Serialize};
+
+use crate::BoundTensor;
 
 /// File name of the manifest.
 pub const MANIFEST_NAME: &str = "millpond.json";
@@ -141,6 +144,36 @@ impl Artifact {
     /// Returns the bytes of all parameters.
     pub fn parameter_bytes(&self) -> u64 {
         self.manifest.tensors.iter().map(|tensor| tensor.bytes).sum()
+    }
+
+    /// Returns the parameters as chunks of the weights file, in the manifest's order.
+    ///
+    /// # Errors
+    /// `DataLoss` for a hash that is none.
+    pub fn chunks(&self) -> Result<Vec<Chunk>> {
+        let chunk = |tensor: &TensorEntry| {
+            Ok(Chunk { hash: tensor.hash()?, offset: tensor.offset, bytes: tensor.bytes })
+        };
+        self.manifest.tensors.iter().map(chunk).collect()
+    }
+
+    /// Returns the parameters at their places in memory. `loaded` has the chunks of
+    /// [`Artifact::chunks`].
+    ///
+    /// # Errors
+    /// `DataLoss` for an unknown element type.
+    pub fn bind(&self, loaded: Loaded) -> Result<Vec<BoundTensor>> {
+        let bind = |(tensor, placement): (&TensorEntry, Placement)| {
+            Ok(BoundTensor {
+                name: tensor.name.clone(),
+                dtype: tensor.dtype()?,
+                dims: tensor.dims.clone(),
+                region: placement.region,
+                offset: placement.offset,
+                bytes: placement.bytes,
+            })
+        };
+        self.manifest.tensors.iter().zip(loaded.placed).map(bind).collect()
     }
 
     fn check_files(&self) -> Result<()> {

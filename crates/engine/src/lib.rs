@@ -203,6 +203,8 @@ impl BoundTensor {
 /// Inputs of a load.
 #[derive(Clone, Debug, Default)]
 pub struct LoadRequest {
+    /// Name of the model, for messages and metrics.
+    pub model: Arc<str>,
     /// Graph file in the engine's own format.
     pub graph: PathBuf,
     /// Parameters that the graph names but does not contain. Empty if the graph embeds them; then

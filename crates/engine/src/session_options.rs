@@ -3,11 +3,13 @@
 use std::str::FromStr;
 
 use base::{Error, Result};
+use serde::{Deserialize, Serialize};
 
 use crate::SignatureFile;
 
 /// Device that a model runs on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum Device {
     /// The processor.
     #[default]
@@ -22,6 +24,20 @@ impl std::fmt::Display for Device {
             Device::Cpu => f.write_str("cpu"),
             Device::Cuda(number) => write!(f, "cuda:{number}"),
         }
+    }
+}
+
+impl From<Device> for String {
+    fn from(device: Device) -> String {
+        device.to_string()
+    }
+}
+
+impl TryFrom<String> for Device {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Device> {
+        text.parse()
     }
 }
 
@@ -43,7 +59,7 @@ impl FromStr for Device {
 
 /// Threads of one run, and other settings of a model for opening it. The default is one thread and
 /// one operator at a time, because Millpond's own workers provide the parallelism.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct SessionOptions {
     /// Threads of one operator.
     pub intra_op_threads: usize,
@@ -54,6 +70,8 @@ pub struct SessionOptions {
     /// True if the operator vouches for the model. Formats that carry native code are opened only
     /// then.
     pub trusted: bool,
+    /// True if the model runs in a worker process, which ends alone if the engine aborts.
+    pub isolate: bool,
     /// Facts about inputs and outputs that the graph does not state.
     pub signature: SignatureFile,
 }
@@ -65,6 +83,7 @@ impl Default for SessionOptions {
             inter_op_threads: 1,
             device: Device::Cpu,
             trusted: false,
+            isolate: false,
             signature: SignatureFile::default(),
         }
     }

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use base::{Error, Result, VersionId};
 use crossbeam_channel::{Receiver, Sender};
-use engine::layout::{Artifact, FileEntry, TensorEntry};
+use engine::layout::{Artifact, FileEntry};
 use engine::{Arena, BoundTensor, Engine, LoadRequest, ParameterUse, Servable, Session};
-use memory::{Chunk, Loaded, ParameterStore, SlotPool};
+use memory::{ParameterStore, SlotPool};
 use os::background::{Attempt, BackgroundRunner, Priority};
 use os::thread;
 
@@ -192,20 +192,47 @@ impl Loader {
     }
 
     fn place(&self, job: &LoadJob, attempt: &Attempt) -> Result<Placing> {
+        if job.session.isolate {
+            return self.place_isolated(job, attempt);
+        }
         if let Some(kind) = job.kind
             && (self.placement == ParameterPlacement::Heap || !kind.converted)
         {
             return self.place_as_is(job, kind, attempt);
         }
-        let dir =
-            job.converted.as_ref().map_or(job.dir.as_path(), |(_, converted)| converted.dir());
-        let artifact = Artifact::open(dir)?;
+        let artifact = Artifact::open(job.artifact_dir())?;
         if self.placement == ParameterPlacement::Heap && !artifact.manifest.tensors.is_empty() {
             let reason =
                 "parameters in the heap take a model file that holds them; this version has none";
             return Err(Error::precondition(reason));
         }
         self.place_artifact(job, &artifact, attempt)
+    }
+
+    /// Prepares a version whose worker process loads the parameters itself, outside of the pool.
+    fn place_isolated(&self, job: &LoadJob, attempt: &Attempt) -> Result<Placing> {
+        let as_is =
+            |kind: &ForeignKind| self.placement == ParameterPlacement::Heap || !kind.converted;
+        let (engine, graph) = match job.kind.filter(as_is) {
+            Some(kind) => (self.engine(kind.engine)?, job.dir.join(kind.file)),
+            None => {
+                let artifact = Artifact::open(job.artifact_dir())?;
+                let graph = artifact.graph();
+                check_hash(&graph, &artifact.manifest.graph, &attempt.stop)?;
+                (self.engine(&artifact.manifest.engine)?, graph)
+            }
+        };
+        self.stage(&job.id, LifecycleState::Admitted, None);
+        self.stage(&job.id, LifecycleState::Loading, None);
+        let placed = Placed {
+            engine,
+            graph,
+            parameters: Vec::new(),
+            arena: None,
+            parameter_bytes: 0,
+            promise: None,
+        };
+        Ok(Placing::Placed(placed, LoadCost::default()))
     }
 
     /// Prepares a model file that its engine opens as it is, into an arena of the pool or into its
@@ -245,8 +272,7 @@ impl Loader {
         attempt: &Attempt,
     ) -> Result<Placing> {
         let engine = self.engine(&artifact.manifest.engine)?;
-        let tensors = &artifact.manifest.tensors;
-        let chunks = tensors.iter().map(chunk).collect::<Result<Vec<Chunk>>>()?;
+        let chunks = artifact.chunks()?;
         if !chunks.is_empty() && engine.capabilities().parameters != ParameterUse::Bound {
             let reason =
                 format!("engine {} cannot use parameters in memory of ours", engine.name());
@@ -267,7 +293,7 @@ impl Loader {
             let loaded = self.store.load(&weights, &chunks, &attempt.stop)?;
             (cost.bytes_read, cost.bytes_shared) =
                 (loaded.report.bytes_read, loaded.report.bytes_shared);
-            parameters = bind(tensors, loaded)?;
+            parameters = artifact.bind(loaded)?;
         }
         // The pool counts the bytes as used from here on.
         drop(promise);
@@ -296,6 +322,7 @@ impl Loader {
         let _named =
             tracing::error_span!("load", model = %job.id.model, version = job.id.version).entered();
         let session = placed.engine.load(&LoadRequest {
+            model: job.id.model.clone(),
             graph: placed.graph.clone(),
             parameters: placed.parameters.clone(),
             arena: placed.arena.clone(),
@@ -350,24 +377,6 @@ fn go_on(stop: &AtomicBool) -> Result<()> {
     } else {
         Ok(())
     }
-}
-
-fn chunk(tensor: &TensorEntry) -> Result<Chunk> {
-    Ok(Chunk { hash: tensor.hash()?, offset: tensor.offset, bytes: tensor.bytes })
-}
-
-fn bind(tensors: &[TensorEntry], loaded: Loaded) -> Result<Vec<BoundTensor>> {
-    let bind = |(tensor, placement): (&TensorEntry, memory::Placement)| {
-        Ok(BoundTensor {
-            name: tensor.name.clone(),
-            dtype: tensor.dtype()?,
-            dims: tensor.dims.clone(),
-            region: placement.region,
-            offset: placement.offset,
-            bytes: placement.bytes,
-        })
-    };
-    tensors.iter().zip(loaded.placed).map(bind).collect()
 }
 
 fn check_hash(path: &Path, file: &FileEntry, stop: &AtomicBool) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Messages between the threads.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -100,6 +100,13 @@ pub(crate) struct LoadJob {
     pub(crate) transition: Transition,
     /// Request to end the load early.
     pub(crate) stop: Arc<AtomicBool>,
+}
+
+impl LoadJob {
+    /// Returns the directory with the manifest: that of the conversion, if there is one.
+    pub(crate) fn artifact_dir(&self) -> &Path {
+        self.converted.as_ref().map_or(&self.dir, |(_, converted)| converted.dir())
+    }
 }
 
 pub(crate) enum Outcome {

@@ -27,6 +27,7 @@ pub(crate) struct ModelFile {
     intra_op_threads: Option<usize>,
     device: Option<String>,
     trusted: Option<bool>,
+    isolate: Option<bool>,
     signature: Option<SignatureFile>,
     recogniser: Option<toml::Table>,
     schedule: Option<ScheduleFile>,
@@ -153,6 +154,7 @@ impl ModelFile {
                 device.parse().map_err(|error: base::Error| error.message().to_owned())?;
         }
         config.session.trusted = self.trusted.unwrap_or(config.session.trusted);
+        config.session.isolate = self.isolate.unwrap_or(config.session.isolate);
         if let Some(signature) = &self.signature {
             config.session.signature.clone_from(signature);
         }
@@ -272,6 +274,7 @@ mod tests {
             intra_op_threads,
             device,
             trusted,
+            isolate,
             signature,
             recogniser,
             schedule,
@@ -284,7 +287,7 @@ mod tests {
                 && intra_op_threads.is_some()
                 && device.is_some()
         );
-        assert!(trusted.is_some() && recogniser.is_some() && labels.is_some());
+        assert!(trusted.is_some() && isolate.is_some() && recogniser.is_some() && labels.is_some());
         let SignatureFile { inputs, outputs } = signature.unwrap();
         assert!(inputs[0].dtype.is_some() && inputs[0].shape.is_some() && !outputs.is_empty());
         let WarmupFile { enabled, batch_sizes, iterations, dims, fail_on_error } = warmup.unwrap();

@@ -10,7 +10,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use base::{DType, Dim, Error, NamedTensor, Result, Shape, Signature, Tensor, TensorSpec};
+use base::{
+    DType, Dim, Error, ErrorKind, NamedTensor, Result, Shape, Signature, Tensor, TensorSpec,
+};
 use engine::Servable;
 
 use crate::WarmupConfig;
@@ -106,6 +108,11 @@ pub(crate) fn warm(
         Err(error) if config.fail_on_error || stop.load(Ordering::Relaxed) => {
             Err(error.context("warm-up with generated requests"))
         }
+        // The engine aborted in its worker process. Once published, requests would make it abort
+        // too.
+        Err(error) if error.kind() == ErrorKind::Unavailable => Err(error.context(
+            "warm-up with generated requests; if the model cannot run them, set enabled = false in [warmup]",
+        )),
         Err(error) => {
             let refused = format!("not warmed up: a generated request was refused: {error}");
             Ok(Some(note.into_iter().chain([refused]).collect::<Vec<_>>().join("; ")))

@@ -141,7 +141,7 @@ pub struct Metrics {
     pub parameter_bytes: Family<BytesLabels, LevelGauge>,
     /// Slot pool: "max", "backed", "used".
     pub pool_bytes: Family<KindLabels, LevelGauge>,
-    /// Process: "rss", "heap_allocated", "heap_resident".
+    /// Process: "rss", "heap_allocated", "heap_resident". All worker processes together: "workers".
     pub process_bytes: Family<KindLabels, LevelGauge>,
     /// Cores that the control group's quota allows; 0 without a limit.
     pub cpu_limit_cores: Gauge<f64, AtomicU64>,
@@ -169,6 +169,8 @@ pub struct Metrics {
     pub loader_read_bytes: Family<ModelLabels, Counter>,
     /// Parameter bytes shared with a live version.
     pub loader_shared_bytes: Family<ModelLabels, Counter>,
+    /// Worker processes of isolated models that were started again after they had ended.
+    pub worker_restarts: Family<ModelLabels, Counter>,
     /// Requests waiting for a worker, and their limit.
     pub queue: Family<KindLabels, LevelGauge>,
     /// Memory of requests in flight: "max", "used", and the "peak" since the start.
@@ -237,6 +239,7 @@ impl Default for Metrics {
             loads_escalated: Family::default(),
             loader_read_bytes: Family::default(),
             loader_shared_bytes: Family::default(),
+            worker_restarts: Family::default(),
             queue: Family::default(),
             request_memory_bytes: Family::default(),
             decoded: Family::default(),
@@ -329,6 +332,11 @@ impl Metrics {
 
     fn register_loads(&mut self) {
         let r = &mut self.registry;
+        r.register(
+            "worker_restarts",
+            "Worker processes of isolated models that were started again after they had ended",
+            self.worker_restarts.clone(),
+        );
         r.register("swaps", "Versions published in place of another", self.swaps.clone());
         r.register("load_failures", "Loads that failed", self.load_failures.clone());
         r.register(

@@ -26,6 +26,31 @@ pub struct MachineMemory {
     pub available: u64,
 }
 
+/// Makes this process ignore SIGTERM and SIGINT. For a child process that serves its parent until
+/// the parent has finished its requests, also if a signal goes to all processes of a service.
+pub fn ignore_termination() {
+    for number in [libc::SIGTERM, libc::SIGINT] {
+        // SAFETY: takes two numbers; ignoring a signal runs no handler. It fails for no valid
+        // number.
+        unsafe { libc::signal(number, libc::SIG_IGN) };
+    }
+}
+
+/// Makes SIGSEGV and SIGBUS end this process at once. The standard library's handler looks for
+/// overflows of the stack, and ignores the first signal that another process sends.
+pub fn end_on_faults() {
+    for number in [libc::SIGSEGV, libc::SIGBUS] {
+        // SAFETY: takes two numbers; the default action runs no handler. It fails for no valid
+        // number.
+        unsafe { libc::signal(number, libc::SIG_DFL) };
+    }
+}
+
+/// Returns the resident memory of the process `pid` in bytes; `None` if it has ended.
+pub fn resident_bytes(pid: u32) -> Option<u64> {
+    kib_field(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?, "VmRSS:")
+}
+
 /// Returns the memory of this process.
 ///
 /// # Errors

@@ -16,6 +16,12 @@ pub fn set_idle_priority() -> Result<()> {
     check(status, "idle priority")
 }
 
+/// Returns true if the calling thread has idle priority.
+pub fn has_idle_priority() -> bool {
+    // SAFETY: takes a number only; 0 names the calling thread.
+    unsafe { libc::sched_getscheduler(0) == libc::SCHED_IDLE }
+}
+
 /// Sets batch scheduling of the calling thread. With it, a waking thread lets the running thread of
 /// its core finish its time slice (SCHED_BATCH). Without it, it preempts that thread (SCHED_OTHER,
 /// the default). Every thread may switch, both ways.

@@ -230,6 +230,8 @@ pub struct ModelsConfig {
     pub cache_dir: PathBuf,
     /// The program that converts models (this binary) and its leading arguments.
     pub converter: (PathBuf, Vec<String>),
+    /// The program that runs isolated models (this binary) and its arguments.
+    pub worker: (PathBuf, Vec<String>),
 }
 
 /// Collections and images: directories and limits.

@@ -2,12 +2,14 @@
 //! them inside a program.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use base::Result;
-use engine::Engine;
+use base::{Error, Result};
+use engine::{Engine, LibrarySearch};
 use engine_onnx::{LazyOnnxEngine, OnnxEngine};
 use engine_torch::TorchEngine;
 use inference::InferenceStats;
+use isolate::{IsolatingEngine, Isolation, IsolationConfig, WorkerMemory};
 use lifecycle::{Lifecycle, LifecycleConfig, ParameterPlacement};
 use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
 use metrics::Metrics;
@@ -22,6 +24,12 @@ use crate::warmup::RecordedRequests;
 /// Default limit of the slot pool as a share of the machine's memory.
 const POOL_SHARE: f64 = 0.8;
 
+/// A run of an isolated model that takes this many request timeouts hangs. Then its process is
+/// started again.
+const HUNG_RUN_TIMEOUTS: u32 = 2;
+/// Shortest time after which a run hangs. The first runs of a version can be slow.
+const HUNG_RUN_TIME_MIN: Duration = Duration::from_secs(30);
+
 /// Models, workers, and their metrics.
 #[derive(Clone)]
 pub(crate) struct Core {
@@ -31,6 +39,7 @@ pub(crate) struct Core {
     pub(crate) stats: Arc<InferenceStats>,
     pub(crate) history: Arc<PageHistory>,
     pub(crate) memory: Arc<ParameterStore>,
+    pub(crate) isolation: Arc<Isolation>,
     /// Name and version of ONNX Runtime; empty if it is opened on demand.
     pub(crate) engine_version: String,
     /// True if parameters live in the slot pool, false if in malloc.
@@ -98,6 +107,10 @@ impl Core {
     ) -> Result<Core> {
         let store = parameter_store(&config.memory)?;
         let metrics = Arc::new(Metrics::default());
+        let isolation = Isolation::new(isolation_config(config), metrics.clone())?;
+        let engines = engines.into_iter().map(|engine| -> Arc<dyn Engine> {
+            Arc::new(IsolatingEngine::new(engine, isolation.clone()))
+        });
         let stats = Arc::new(InferenceStats::default());
         let history = Arc::new(PageHistory::default());
         let scheduler = Scheduler::start(&SchedulerConfig {
@@ -113,7 +126,7 @@ impl Core {
         });
         let lifecycle = Lifecycle::start(
             lifecycle_config(config, run_threads_max),
-            engines,
+            engines.collect(),
             store.clone(),
             Arc::new(RecordedRequests),
             observer,
@@ -125,14 +138,40 @@ impl Core {
             stats,
             history,
             memory: store,
+            isolation,
             engine_version,
             parameters_in_pool: config.memory.placement == ParameterPlacement::Pool,
         })
     }
 }
 
+/// Runs an isolated model for the server that started this process, until that server ends.
+///
+/// # Errors
+/// `FailedPrecondition` if no server has started it.
+pub fn run_worker(onnxruntime: LibrarySearch, libtorch: LibrarySearch) -> Result<()> {
+    isolate::run_worker(|name| {
+        let engines: [Arc<dyn Engine>; 2] =
+            [Arc::new(LazyOnnxEngine::new(onnxruntime)), Arc::new(TorchEngine::new(libtorch))];
+        let found = engines.into_iter().find(|engine| engine.name() == name);
+        found.ok_or_else(|| Error::internal(format!("a worker process has no engine \"{name}\"")))
+    })
+}
+
 fn torch(config: &Config) -> Arc<dyn Engine> {
     Arc::new(TorchEngine::new(config.libtorch.clone()))
+}
+
+fn isolation_config(config: &Config) -> IsolationConfig {
+    let MemoryConfig { load_rate, fault_rate, huge_pages, direct, .. } = config.memory;
+    let run_time = config.listeners.request_timeout * HUNG_RUN_TIMEOUTS;
+    IsolationConfig {
+        program: config.models.worker.0.clone(),
+        args: config.models.worker.1.clone(),
+        runs: config.data.workers,
+        run_time_max: run_time.max(HUNG_RUN_TIME_MIN),
+        memory: WorkerMemory { read_rate: load_rate, fault_rate, huge_pages, direct },
+    }
 }
 
 fn parameter_store(config: &MemoryConfig) -> Result<Arc<ParameterStore>> {

@@ -250,6 +250,7 @@ fn memory(core: &Core) {
         set("rss", process.rss);
         set("rss_peak", process.rss_peak);
     }
+    set("workers", core.isolation.resident_bytes());
     if let Some(heap) = os::jemalloc::stats() {
         set("heap_allocated", heap.allocated);
         set("heap_resident", heap.resident);

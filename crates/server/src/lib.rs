@@ -28,6 +28,7 @@ mod threads;
 mod view;
 mod warmup;
 
+pub use crate::core::run_worker;
 pub use api_audio::AudioConfig;
 pub use config::{Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig};
 pub use run::run;

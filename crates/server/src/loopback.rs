@@ -43,6 +43,7 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
         background: false,
         cache_dir: dir.join("cache"),
         converter: (dir.join("none"), Vec::new()),
+        worker: (dir.join("none"), Vec::new()),
     };
     let memory = MemoryConfig {
         placement: ParameterPlacement::Pool,

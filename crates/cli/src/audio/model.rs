@@ -20,6 +20,7 @@ use crate::audio::recognisers::{RecogniserDir, RecogniserDirArgs};
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus};
 use crate::serve::{library_search, torch_search};
+use crate::worker;
 
 /// Longest time for loading a model. A foreign model is converted on its first load.
 const LOAD_MAX: Duration = Duration::from_secs(600);
@@ -145,7 +146,12 @@ impl EngineArgs {
                 load_retry_interval: Duration::ZERO,
                 background: false,
                 cache_dir: cache_dir.join("converted"),
-                converter: (program, vec!["convert".to_owned()]),
+                converter: (program.clone(), vec!["convert".to_owned()]),
+                worker: worker::command(
+                    program,
+                    self.onnxruntime.as_deref(),
+                    self.libtorch.as_deref(),
+                ),
             },
             onnxruntime: library_search(self.onnxruntime.clone()),
             libtorch: torch_search(self.libtorch.clone()),

@@ -17,6 +17,7 @@ use super::{library_search, torch_search};
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus};
 use crate::values::{ByteRate, ByteSize, Host, TimeSpan, Versions};
+use crate::worker;
 
 impl ServeSettings {
     /// Builds the server's configuration.
@@ -164,7 +165,12 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
         background: default.background
             && settings.memory.parameter_home != Some(ParameterPlacement::Heap),
         cache_dir: default.cache_dir,
-        converter: (program, vec!["convert".to_owned()]),
+        converter: (program.clone(), vec!["convert".to_owned()]),
+        worker: worker::command(
+            program,
+            settings.server.onnxruntime.as_deref(),
+            settings.server.libtorch.as_deref(),
+        ),
     })
 }
 

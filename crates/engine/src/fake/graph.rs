@@ -13,6 +13,8 @@
 //! run-delay 1                        milliseconds
 //! fail-load why                      each load fails with InvalidArgument
 //! fail-run why                       each run fails with Internal
+//! abort-load why                     each load writes a line and aborts the process
+//! abort-run 13                       a run whose first input begins with this float aborts it
 //! ```
 
 use std::collections::BTreeMap;
@@ -52,6 +54,8 @@ pub(crate) struct FakeGraph {
     pub(crate) run_delay: Duration,
     pub(crate) fail_load: Option<String>,
     pub(crate) fail_run: Option<String>,
+    pub(crate) abort_load: Option<String>,
+    abort_run: Option<f32>,
     parameters: Vec<TensorSpec>,
     operations: BTreeMap<String, FakeOperation>,
 }
@@ -90,6 +94,8 @@ impl FakeGraph {
             "run-delay" => self.run_delay = delay(rest)?,
             "fail-load" => self.fail_load = Some(rest.to_owned()),
             "fail-run" => self.fail_run = Some(rest.to_owned()),
+            "abort-load" => self.abort_load = Some(rest.to_owned()),
+            "abort-run" => self.abort_run = Some(rest.parse().ok()?),
             "metadata" => {
                 let (key, value) = rest.split_once(' ')?;
                 self.metadata.insert(key.to_owned(), value.to_owned());
@@ -129,6 +135,10 @@ impl FakeGraph {
         wanted: &[Arc<str>],
     ) -> Result<Vec<NamedTensor>> {
         let run = FakeRun { parameters, inputs };
+        let first = inputs.first().and_then(|input| input.tensor.to_vec::<f32>().ok());
+        if self.abort_run.is_some() && first.and_then(|x| x.first().copied()) == self.abort_run {
+            abort("Check failed: a value of this graph");
+        }
         let compute = |name: &str| -> Result<NamedTensor> {
             let operation =
                 self.operations.get(name).filter(|_| self.signature.output(name).is_some());
@@ -141,6 +151,14 @@ impl FakeGraph {
             names => names.iter().map(|name| compute(name)).collect(),
         }
     }
+}
+
+/// Aborts the process as a native library does.
+pub(crate) fn abort(why: &str) -> ! {
+    use std::io::Write;
+    // Written directly, as tests capture the macros' output.
+    let _ = writeln!(std::io::stderr(), "{why}");
+    std::process::abort()
 }
 
 fn spec(text: &str) -> Option<TensorSpec> {

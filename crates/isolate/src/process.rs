@@ -1,0 +1,262 @@
+//! A worker process as the server sees it: its start, its standard error, its end.
+
+use std::io::Read;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{Error, Result};
+use crossbeam_channel::{Receiver, bounded};
+use parking_lot::Mutex;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use crate::channel::Channels;
+use crate::message::{LoadMessage, ModelFacts, decode_loaded};
+use crate::{Isolation, RUNS_MAX, frame, spawn};
+
+/// Longest time of a load in a worker process.
+const LOAD_TIME_MAX: Duration = Duration::from_secs(3600);
+/// Most bytes kept of one line of the process's standard error.
+const LINE_BYTES_MAX: usize = 2048;
+/// Longest wait for the rest of that output. A process left behind may hold it open.
+const OUTPUT_WAIT_MAX: Duration = Duration::from_millis(500);
+
+/// Owner of a child process: the supervisor waits for it, and closing the session kills it.
+pub(crate) type ChildSlot = Mutex<ChildState>;
+
+/// The child process of a session.
+#[derive(Default)]
+pub(crate) struct ChildState {
+    pub(crate) child: Option<Child>,
+    /// True once the session is closed. No further child is started.
+    pub(crate) closed: bool,
+    /// Why the server killed it.
+    pub(crate) killed: Option<String>,
+}
+
+impl ChildState {
+    /// Kills the process, if it runs. The supervisor notices its end.
+    pub(crate) fn kill(&mut self, why: Option<String>) {
+        self.killed = why;
+        if let Some(child) = &mut self.child {
+            // Fails only for a process that has ended.
+            let _ = child.kill();
+        }
+    }
+}
+
+/// A started process.
+pub(crate) struct WorkerProcess {
+    /// The server's end of the socket that the process has as its standard input. Nothing arrives
+    /// there after the load, so the end of the stream is the end of the process.
+    control: UnixStream,
+    output: Output,
+    pid: u32,
+}
+
+/// A process that has opened its model.
+pub(crate) struct Opened {
+    pub(crate) process: WorkerProcess,
+    pub(crate) channels: Arc<Channels>,
+    pub(crate) facts: ModelFacts,
+}
+
+/// Starts a process and lets it open a model.
+///
+/// # Errors
+/// The engine's error; `Internal` or `ResourceExhausted` if the process cannot be started or ends;
+/// `Cancelled` if the session is closed meanwhile.
+pub(crate) fn open(
+    isolation: &Isolation,
+    slot: &ChildSlot,
+    message: &LoadMessage,
+) -> Result<Opened> {
+    let mut process = start(isolation, slot, &message.model)?;
+    match process.load(isolation, message) {
+        Ok((channels, facts)) => Ok(Opened { process, channels: Arc::new(channels), facts }),
+        Err(LoadFailure::Refused(error)) => {
+            process.end(isolation, slot);
+            Err(error)
+        }
+        Err(LoadFailure::Ended) => {
+            let reason = process.end(isolation, slot);
+            Err(Error::internal(format!("{reason}, while it loaded the model")))
+        }
+    }
+}
+
+fn start(isolation: &Isolation, slot: &ChildSlot, model: &str) -> Result<WorkerProcess> {
+    let config = &isolation.config;
+    let no_socket = |e: std::io::Error| Error::exhausted(format!("a socket for a worker: {e}"));
+    let (control, theirs) = UnixStream::pair().map_err(no_socket)?;
+    let mut command = Command::new(&config.program);
+    command.args(&config.args);
+    command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
+    // A signal from the terminal goes to the server only, which first finishes its requests.
+    command.process_group(0);
+    let mut state = slot.lock();
+    if state.closed {
+        return Err(Error::cancelled("the version was unloaded"));
+    }
+    let mut child = command.spawn().map_err(|e| {
+        let program = config.program.display();
+        Error::internal(format!("cannot start the worker process {program}: {e}"))
+    })?;
+    let pid = child.id();
+    let stderr = child.stderr.take();
+    state.child = Some(child);
+    state.killed = None;
+    isolation.processes.lock().push(pid);
+    drop(state);
+    // The process ends by itself if this fails, as its end of the socket is closed.
+    let output = Output::listen(stderr, model)?;
+    Ok(WorkerProcess { control, output, pid })
+}
+
+enum LoadFailure {
+    /// The process has answered with an error.
+    Refused(Error),
+    /// The process has ended, or its answer is not one.
+    Ended,
+}
+
+impl WorkerProcess {
+    fn load(
+        &mut self,
+        isolation: &Isolation,
+        message: &LoadMessage,
+    ) -> Result<(Channels, ModelFacts), LoadFailure> {
+        let refused = |e: std::io::Error| {
+            LoadFailure::Refused(Error::exhausted(format!("the sockets of a worker process: {e}")))
+        };
+        let mut ours = Vec::new();
+        let mut theirs = Vec::new();
+        for _ in 0..isolation.config.runs {
+            let (one, other) = UnixStream::pair().map_err(refused)?;
+            one.set_read_timeout(Some(isolation.config.run_time_max)).map_err(refused)?;
+            one.set_write_timeout(Some(isolation.config.run_time_max)).map_err(refused)?;
+            ours.push(one);
+            theirs.push(other);
+        }
+        let body = message.encode().map_err(LoadFailure::Refused)?;
+        let ended = |_| LoadFailure::Ended;
+        send_sockets(&self.control, &theirs).map_err(ended)?;
+        frame::write(&mut self.control, body).map_err(ended)?;
+        drop(theirs);
+        self.control.set_read_timeout(Some(LOAD_TIME_MAX)).map_err(refused)?;
+        let reply = frame::read(&mut self.control).map_err(ended)?.ok_or(LoadFailure::Ended)?;
+        self.control.set_read_timeout(None).map_err(refused)?;
+        let facts = decode_loaded(reply).and_then(|facts| facts).map_err(LoadFailure::Refused)?;
+        Ok((Channels::new(ours), facts))
+    }
+
+    /// Waits until the process ends, and returns the reason.
+    pub(crate) fn wait(mut self, isolation: &Isolation, slot: &ChildSlot) -> String {
+        // The process sends nothing more. An error of the socket is its end too.
+        let _ = self.control.read(&mut [0]);
+        self.end(isolation, slot)
+    }
+
+    /// Ends the process, if it still runs, and returns the reason of its end.
+    pub(crate) fn end(&mut self, isolation: &Isolation, slot: &ChildSlot) -> String {
+        let (child, killed) = {
+            let mut state = slot.lock();
+            (state.child.take(), state.killed.take())
+        };
+        let status = child.and_then(|mut child| {
+            // Has no effect on a process that is ending, whose status stays.
+            let _ = child.kill();
+            child.wait().ok()
+        });
+        isolation.processes.lock().retain(|&pid| pid != self.pid);
+        if let Some(why) = killed {
+            return why;
+        }
+        let mut reason = "its worker process ended".to_owned();
+        if let Some(status) = status {
+            reason = format!("{reason} ({status})");
+            if status.signal() == Some(9) {
+                reason += "; the system may be short of memory";
+            }
+        }
+        match self.output.last_line() {
+            line if line.is_empty() => reason,
+            line => format!("{reason}: {line}"),
+        }
+    }
+}
+
+/// Sends one byte with the sockets of the runs.
+fn send_sockets(control: &UnixStream, sockets: &[UnixStream]) -> std::io::Result<()> {
+    let sockets: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(RUNS_MAX))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&sockets));
+    let byte = [std::io::IoSlice::new(&[0])];
+    sendmsg(control, &byte, &mut ancillary, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// The standard error of a process. Its lines go into the log.
+struct Output {
+    last: Arc<Mutex<String>>,
+    closed: Receiver<()>,
+}
+
+impl Output {
+    fn listen(stderr: Option<ChildStderr>, model: &str) -> Result<Output> {
+        let last = Arc::new(Mutex::new(String::new()));
+        let (open, closed) = bounded::<()>(0);
+        let (model, kept) = (model.to_owned(), last.clone());
+        spawn("isolate-log", move || {
+            let _open = open;
+            let mut pieces = Lines { model, last: kept, line: Vec::new() };
+            let mut bytes = [0; LINE_BYTES_MAX];
+            let Some(mut stderr) = stderr else { return };
+            while let Ok(count @ 1..) = stderr.read(&mut bytes) {
+                pieces.add(&bytes[..count]);
+            }
+            pieces.end_line();
+        })?;
+        Ok(Output { last, closed })
+    }
+
+    /// Returns the last line that is not empty, once the process has ended.
+    fn last_line(&self) -> String {
+        // Nothing is sent: the wait ends when the thread drops its sender.
+        let _ = self.closed.recv_timeout(OUTPUT_WAIT_MAX);
+        self.last.lock().clone()
+    }
+}
+
+struct Lines {
+    model: String,
+    last: Arc<Mutex<String>>,
+    line: Vec<u8>,
+}
+
+impl Lines {
+    fn add(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            if byte == b'\n' || self.line.len() == LINE_BYTES_MAX {
+                self.end_line();
+            }
+            if byte != b'\n' {
+                self.line.push(byte);
+            }
+        }
+    }
+
+    fn end_line(&mut self) {
+        let line = String::from_utf8_lossy(&self.line).trim().to_owned();
+        self.line.clear();
+        if !line.is_empty() {
+            tracing::info!(model = self.model, "worker process: {line}");
+            *self.last.lock() = line;
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The session of an isolated model: passes runs to the worker process.
+
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{Error, NamedTensor, Result, Signature};
+use bytes::Bytes;
+use crossbeam_channel::bounded;
+use engine::{LoadRequest, NamedSignature, Session};
+
+use crate::channel::Channels;
+use crate::message::{LoadMessage, ModelFacts, decode_outputs, encode_run};
+use crate::supervisor::{Supervised, supervise};
+use crate::{Isolation, frame, spawn};
+
+/// Advised delay of another try while a worker process starts again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// A model in a worker process.
+pub(crate) struct IsolatedSession {
+    supervised: Arc<Supervised>,
+    facts: ModelFacts,
+    run_time_max: Duration,
+}
+
+impl IsolatedSession {
+    /// Starts a worker process and waits until it has opened the model.
+    ///
+    /// # Errors
+    /// Returns the errors of [`engine::Engine::load`] in the worker process; `Internal` if the
+    /// process ends, with the reason.
+    pub(crate) fn open(
+        isolation: &Arc<Isolation>,
+        engine: &str,
+        request: &LoadRequest,
+    ) -> Result<IsolatedSession> {
+        let message = LoadMessage {
+            model: request.model.to_string(),
+            engine: engine.to_owned(),
+            graph: request.graph.clone(),
+            options: request.options.clone(),
+            memory: isolation.config.memory.clone(),
+            background: os::thread::has_idle_priority(),
+        };
+        let supervised = Arc::new(Supervised::default());
+        let (first, opened) = bounded(1);
+        let (shared, theirs) = (supervised.clone(), isolation.clone());
+        isolation.start(Box::new(move || {
+            let failed = first.clone();
+            let body = move || supervise(&theirs, &shared, message, &first);
+            if let Err(error) = spawn("isolate-model", body) {
+                // The receiver waits, and the channel has room for one.
+                let _ = failed.send(Err(error));
+            }
+        }));
+        let facts = opened
+            .recv()
+            .unwrap_or_else(|_| Err(Error::internal("the supervisor of a worker ended")))?;
+        Ok(IsolatedSession { supervised, facts, run_time_max: isolation.config.run_time_max })
+    }
+
+    fn exchange(
+        &self,
+        signature: Option<usize>,
+        inputs: &[NamedTensor],
+        outputs: &[Arc<str>],
+    ) -> Result<Vec<NamedTensor>> {
+        let channels = self.supervised.channels().map_err(unavailable)?;
+        let mut channel = channels.take().map_err(unavailable)?;
+        let reply = match call(&mut channel, encode_run(signature, inputs, outputs)) {
+            Ok(reply) => reply,
+            // Nothing was written: the inputs are too large.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                channels.give(channel);
+                return Err(Error::invalid(error.to_string()));
+            }
+            Err(error) => return Err(self.broken(&channels, &error)),
+        };
+        match decode_outputs(reply) {
+            Ok(outcome) => {
+                channels.give(channel);
+                outcome
+            }
+            Err(error) => {
+                self.supervised.kill(&channels, error.message());
+                Err(error)
+            }
+        }
+    }
+
+    /// Handles a socket that failed in the middle of a run.
+    fn broken(&self, channels: &Arc<Channels>, error: &std::io::Error) -> Error {
+        match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                let seconds = self.run_time_max.as_secs_f64();
+                let why = format!("a run took longer than {seconds} s in its worker process");
+                self.supervised.kill(channels, &why);
+                Error::deadline(format!("{why}, which is started again"))
+            }
+            ErrorKind::InvalidData => {
+                self.supervised.kill(channels, &error.to_string());
+                Error::internal(error.to_string())
+            }
+            _ => unavailable(channels.reason()),
+        }
+    }
+}
+
+fn call(channel: &mut UnixStream, body: Vec<u8>) -> std::io::Result<Bytes> {
+    frame::write(channel, body)?;
+    frame::read(channel)?.ok_or_else(|| ErrorKind::UnexpectedEof.into())
+}
+
+fn unavailable(reason: Arc<str>) -> Error {
+    Error::unavailable(format!("the model is started again: {reason}"))
+        .with_retry_after(RETRY_AFTER)
+}
+
+impl Session for IsolatedSession {
+    fn signature(&self) -> &Signature {
+        &self.facts.signature
+    }
+
+    fn signatures(&self) -> &[NamedSignature] {
+        &self.facts.signatures
+    }
+
+    fn default_signature(&self) -> usize {
+        self.facts.default_signature
+    }
+
+    fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.facts.metadata
+    }
+
+    fn stateful(&self) -> bool {
+        self.facts.stateful
+    }
+
+    fn fork(&self) -> Result<Box<dyn Session>> {
+        Err(Error::unimplemented(
+            "an isolated model keeps no state between requests; set isolate = false",
+        ))
+    }
+
+    fn run_signature(
+        &self,
+        number: usize,
+        inputs: &[NamedTensor],
+        outputs: &[Arc<str>],
+    ) -> Result<Vec<NamedTensor>> {
+        self.exchange(Some(number), inputs, outputs)
+    }
+
+    fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+        self.exchange(None, inputs, outputs)
+    }
+}
+
+impl Drop for IsolatedSession {
+    fn drop(&mut self) {
+        self.supervised.close();
+    }
+}

@@ -1,0 +1,212 @@
+//! The thread beside each worker process: it starts the process, waits for its end, and starts it
+//! again.
+//!
+//! The system ends a worker process when the thread that started it ends (`PR_SET_PDEATHSIG`). So
+//! this thread ends with its session.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+use crossbeam_channel::Sender;
+use metrics::ModelLabels;
+use parking_lot::{Condvar, Mutex};
+
+use crate::Isolation;
+use crate::channel::Channels;
+use crate::message::{LoadMessage, ModelFacts};
+use crate::process::{self, ChildSlot, Opened, WorkerProcess};
+
+/// Delay before the first start after an end. Doubled with every further one.
+const RESTART_DELAY_MIN: Duration = Duration::from_millis(50);
+/// Longest delay before a start.
+const RESTART_DELAY_MAX: Duration = Duration::from_secs(10);
+/// A process that ran for this long is started again without a longer delay.
+const STABLE_TIME: Duration = Duration::from_secs(30);
+/// Longest wait of a closing session for the end of its process.
+const CLOSE_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// State that a session and its supervisor share.
+#[derive(Default)]
+pub(crate) struct Supervised {
+    child: ChildSlot,
+    phase: Mutex<Phase>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+enum Phase {
+    #[default]
+    Starting,
+    Up(Arc<Channels>),
+    Down(Arc<str>),
+    /// The supervisor has ended.
+    Ended,
+}
+
+impl Supervised {
+    /// Returns the sockets of the running process.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn channels(&self) -> Result<Arc<Channels>, Arc<str>> {
+        match &*self.phase.lock() {
+            Phase::Up(channels) => Ok(channels.clone()),
+            Phase::Down(reason) => Err(reason.clone()),
+            Phase::Starting | Phase::Ended => Err("it has no worker process".into()),
+        }
+    }
+
+    /// Kills the process of `channels`, unless another one has taken its place.
+    pub(crate) fn kill(&self, channels: &Arc<Channels>, why: &str) {
+        let phase = self.phase.lock();
+        if matches!(&*phase, Phase::Up(current) if Arc::ptr_eq(current, channels)) {
+            self.child.lock().kill(Some(why.to_owned()));
+        }
+    }
+
+    /// Ends the process and waits for its end.
+    pub(crate) fn close(&self) {
+        {
+            let mut child = self.child.lock();
+            child.closed = true;
+            child.kill(None);
+        }
+        let until = Instant::now() + CLOSE_WAIT_MAX;
+        let mut phase = self.phase.lock();
+        self.changed.notify_all();
+        while !matches!(*phase, Phase::Ended) {
+            if self.changed.wait_until(&mut phase, until).timed_out() {
+                tracing::warn!("a worker process has not ended in {CLOSE_WAIT_MAX:?}");
+                return;
+            }
+        }
+    }
+
+    fn set(&self, phase: Phase) {
+        *self.phase.lock() = phase;
+        self.changed.notify_all();
+    }
+
+    fn closed(&self) -> bool {
+        self.child.lock().closed
+    }
+
+    /// Waits for `delay`, or until the session is closed.
+    fn pause(&self, delay: Duration) {
+        let until = Instant::now() + delay;
+        let mut phase = self.phase.lock();
+        while !self.closed() && !self.changed.wait_until(&mut phase, until).timed_out() {}
+    }
+}
+
+/// Runs the thread. Sends the outcome of the first start to `first`.
+pub(crate) fn supervise(
+    isolation: &Isolation,
+    shared: &Supervised,
+    message: LoadMessage,
+    first: &Sender<Result<ModelFacts>>,
+) {
+    match process::open(isolation, &shared.child, &message) {
+        Ok(opened) => {
+            let facts = opened.facts.clone();
+            shared.set(Phase::Up(opened.channels.clone()));
+            // Fails only if the caller has gone; then the session is dropped.
+            let _ = first.send(Ok(facts.clone()));
+            let supervisor = Supervisor {
+                isolation,
+                shared,
+                message: LoadMessage { background: false, ..message },
+                facts,
+                delay: RESTART_DELAY_MIN,
+            };
+            supervisor.run(opened);
+        }
+        Err(error) => {
+            let _ = first.send(Err(error));
+        }
+    }
+    shared.set(Phase::Ended);
+}
+
+struct Supervisor<'a> {
+    isolation: &'a Isolation,
+    shared: &'a Supervised,
+    /// The load, at ordinary priority, as requests wait for it.
+    message: LoadMessage,
+    /// Facts about the model as it was first opened.
+    facts: ModelFacts,
+    delay: Duration,
+}
+
+impl Supervisor<'_> {
+    fn run(mut self, mut opened: Opened) {
+        loop {
+            let reason = self.wait(opened.process);
+            opened.channels.end(reason.clone());
+            self.shared.set(Phase::Down(reason.clone()));
+            if self.shared.closed() {
+                return;
+            }
+            let model = &self.message.model;
+            tracing::error!(model, "{reason}; it is started again in {:?}", self.delay);
+            let Some(again) = self.restart() else { return };
+            opened = again;
+            self.shared.set(Phase::Up(opened.channels.clone()));
+        }
+    }
+
+    fn wait(&mut self, process: WorkerProcess) -> Arc<str> {
+        let started = Instant::now();
+        let reason = process.wait(self.isolation, &self.shared.child);
+        if started.elapsed() >= STABLE_TIME {
+            self.delay = RESTART_DELAY_MIN;
+        }
+        reason.into()
+    }
+
+    /// Starts the process until it serves; `None` once the session is closed.
+    fn restart(&mut self) -> Option<Opened> {
+        loop {
+            self.shared.pause(self.delay);
+            self.delay = (self.delay * 2).min(RESTART_DELAY_MAX);
+            if self.shared.closed() {
+                return None;
+            }
+            let began = Instant::now();
+            let labels = ModelLabels { model: self.message.model.as_str().into() };
+            self.isolation.metrics.worker_restarts.get_or_create(&labels).inc();
+            match self.open_again() {
+                Ok(opened) => {
+                    let model = &self.message.model;
+                    tracing::info!(
+                        model,
+                        "a new worker process serves after {:?}",
+                        began.elapsed()
+                    );
+                    return Some(opened);
+                }
+                Err(error) if self.shared.closed() => {
+                    tracing::debug!(%error, "a worker process was stopped while it started");
+                    return None;
+                }
+                Err(error) => {
+                    let model = &self.message.model;
+                    tracing::error!(model, %error, "the worker process cannot be started again");
+                    self.shared.set(Phase::Down(error.message().into()));
+                }
+            }
+        }
+    }
+
+    fn open_again(&self) -> Result<Opened> {
+        let mut opened = process::open(self.isolation, &self.shared.child, &self.message)?;
+        if opened.facts != self.facts {
+            opened.process.end(self.isolation, &self.shared.child);
+            return Err(Error::precondition(
+                "the version's files have changed since it was loaded; load the version again",
+            ));
+        }
+        Ok(opened)
+    }
+}

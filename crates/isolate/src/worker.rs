@@ -1,0 +1,150 @@
+//! The worker process: opens one model and answers runs until the server closes its sockets.
+
+use std::io::Read;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use base::{Error, NamedTensor, Result};
+use bytes::Bytes;
+use engine::layout::{Artifact, MANIFEST_NAME};
+use engine::{BoundTensor, Engine, LoadRequest, Session};
+use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
+use os::Rate;
+use os::background::BackgroundRunner;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+
+use crate::message::{
+    LoadMessage, ModelFacts, RunMessage, WorkerMemory, encode_loaded, encode_outputs,
+};
+use crate::{RUNS_MAX, frame, spawn};
+
+/// A load at idle priority goes on at ordinary priority after it has waited this long for a core.
+const STARVATION_LIMIT: Duration = Duration::from_secs(5);
+/// Value of `oom_score_adj`: if memory is short, the system ends this process before the server.
+const OUT_OF_MEMORY_SCORE: &str = "500";
+
+/// Runs a worker process, whose standard input is the socket of the server. `open` returns the
+/// engine of a name. Returns when the server has gone or has refused to go on.
+///
+/// # Errors
+/// `FailedPrecondition` if the process was not started by a server. The errors of the load go to
+/// the server.
+pub fn run_worker(open: impl FnOnce(&str) -> Result<Arc<dyn Engine>>) -> Result<()> {
+    // If the server has ended before this, its end of the socket is closed.
+    let with_parent = Some(rustix::process::Signal::KILL);
+    let _ = rustix::process::set_parent_process_death_signal(with_parent);
+    os::process::ignore_termination();
+    os::process::end_on_faults();
+    let _ = std::fs::write("/proc/self/oom_score_adj", OUT_OF_MEMORY_SCORE);
+    let no_server = |_| Error::precondition("this command is run by a server only");
+    let stdin = std::io::stdin().as_fd().try_clone_to_owned().map_err(no_server)?;
+    let mut control = UnixStream::from(stdin);
+    let sockets = receive_sockets(&control).map_err(no_server)?;
+    let gone = |e: std::io::Error| Error::unavailable(format!("the server has gone: {e}"));
+    let Some(message) = frame::read(&mut control).map_err(gone)? else { return Ok(()) };
+    let loaded = LoadMessage::decode(&message).and_then(|message| {
+        let engine = open(&message.engine)?;
+        load(engine, message)
+    });
+    let facts = loaded.as_ref().map(|session| ModelFacts::of(&**session)).map_err(Clone::clone);
+    frame::write(&mut control, encode_loaded(&facts)).map_err(gone)?;
+    let Ok(session) = loaded else { return Ok(()) };
+    for (number, socket) in sockets.into_iter().enumerate() {
+        let session = session.clone();
+        spawn(&format!("run-{number}"), move || answer(&*session, UnixStream::from(socket)))?;
+    }
+    // The server sends nothing more.
+    let _ = control.read(&mut [0]);
+    // Ends running threads without the engine's clean-up, which a running model may not survive.
+    std::process::exit(0);
+}
+
+fn receive_sockets(control: &UnixStream) -> std::io::Result<Vec<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(RUNS_MAX))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let mut into = [std::io::IoSliceMut::new(&mut byte)];
+    recvmsg(control, &mut into, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+    let sockets = ancillary.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(sockets) => Some(sockets),
+        _ => None,
+    });
+    Ok(sockets.flatten().collect())
+}
+
+fn load(engine: Arc<dyn Engine>, message: LoadMessage) -> Result<Arc<dyn Session>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    if !message.background {
+        return open(&*engine, &message, &stop);
+    }
+    let mut runner = BackgroundRunner::new("load", "loading", STARVATION_LIMIT);
+    let what = format!("loading {}", message.model);
+    runner.run(&what, &stop, move |attempt| open(&*engine, &message, &attempt.stop))
+}
+
+fn open(engine: &dyn Engine, message: &LoadMessage, stop: &AtomicBool) -> Result<Arc<dyn Session>> {
+    let request = LoadRequest {
+        model: message.model.as_str().into(),
+        graph: message.graph.clone(),
+        parameters: parameters(&message.graph, &message.memory, stop)?,
+        arena: None,
+        options: message.options.clone(),
+    };
+    let opened = catch_unwind(AssertUnwindSafe(|| engine.load(&request)));
+    opened.unwrap_or_else(|_| Err(Error::internal("the load panicked"))).map(Arc::from)
+}
+
+/// Reads the parameters of a published version; a graph without a manifest beside it has none.
+fn parameters(graph: &Path, memory: &WorkerMemory, stop: &AtomicBool) -> Result<Vec<BoundTensor>> {
+    let Some(dir) = graph.parent().filter(|dir| dir.join(MANIFEST_NAME).is_file()) else {
+        return Ok(Vec::new());
+    };
+    let artifact = Artifact::open(dir)?;
+    let Some(weights) = artifact.weights().filter(|_| artifact.parameter_bytes() > 0) else {
+        return Ok(Vec::new());
+    };
+    let rate = |bytes: u64| if bytes == 0 { Rate::unlimited() } else { Rate::per_second(bytes) };
+    let chunks = artifact.chunks()?;
+    let pool = SlotPool::new(PoolConfig {
+        bytes_max: os::process::machine()?.total,
+        huge_pages: memory.huge_pages,
+        fault_rate: rate(memory.fault_rate),
+    })?;
+    let config = StoreConfig { read_rate: rate(memory.read_rate), direct: memory.direct };
+    let loaded = ParameterStore::new(pool, config).load(&weights, &chunks, stop)?;
+    artifact.bind(loaded)
+}
+
+/// Answers the runs of one socket until it is closed.
+fn answer(session: &dyn Session, mut socket: UnixStream) {
+    while let Ok(Some(body)) = frame::read(&mut socket) {
+        let outcome = run(session, body);
+        let written = frame::write(&mut socket, encode_outputs(&outcome));
+        let written = match written {
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
+                let refused = Err(Error::invalid(format!("the outputs: {error}")));
+                frame::write(&mut socket, encode_outputs(&refused))
+            }
+            written => written,
+        };
+        if written.is_err() {
+            return;
+        }
+    }
+}
+
+fn run(session: &dyn Session, body: Bytes) -> Result<Vec<NamedTensor>> {
+    let RunMessage { signature, outputs, inputs } = RunMessage::decode(body)?;
+    let run = || match signature {
+        Some(number) => session.run_signature(number, &inputs, &outputs),
+        None => session.run(&inputs, &outputs),
+    };
+    catch_unwind(AssertUnwindSafe(run))
+        .unwrap_or_else(|_| Err(Error::internal("the engine panicked in a worker process")))
+}

@@ -1,0 +1,184 @@
+//! Worker processes that end.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use base::ErrorKind;
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+use crate::support::{ECHO, Host, children, recovered, vector, wait_until};
+
+const POISON: f32 = 13.0;
+
+fn poisonable() -> String {
+    format!("{ECHO}abort-run {POISON}\n")
+}
+
+#[test]
+fn an_abort_costs_its_own_model_only() {
+    let host = Host::new();
+    let (session, other) = (host.load(&poisonable()), host.load(ECHO));
+    let error = session.run(&vector(&[POISON]), &[]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.retry_after().is_some());
+    for part in ["SIGABRT", "Check failed: a value of this graph"] {
+        assert!(error.message().contains(part), "{error}");
+    }
+    other.run(&vector(&[POISON]), &[]).unwrap();
+    recovered(&*session);
+    assert_eq!(host.restarts(), 1);
+}
+
+#[test]
+fn an_abort_while_loading_is_a_failed_load() {
+    let host = Host::new();
+    let text = format!("{ECHO}abort-load Check failed: 1 == 2\n");
+    let error = host.open(host.graph(&text)).err().unwrap();
+    assert_eq!(error.kind(), ErrorKind::Internal);
+    for part in ["SIGABRT", "Check failed: 1 == 2", "loaded"] {
+        assert!(error.message().contains(part), "{error}");
+    }
+    assert_eq!((host.restarts(), host.isolation.resident_bytes()), (0, 0));
+}
+
+#[test]
+fn a_missing_program_is_named() {
+    let config = millpond_isolate::IsolationConfig {
+        program: "/nonexistent/millpond".into(),
+        args: Vec::new(),
+        runs: 1,
+        run_time_max: Duration::from_secs(1),
+        memory: millpond_isolate::WorkerMemory {
+            read_rate: 0,
+            fault_rate: 0,
+            huge_pages: false,
+            direct: false,
+        },
+    };
+    let isolation = millpond_isolate::Isolation::new(config, Default::default()).unwrap();
+    let fake = std::sync::Arc::new(engine::fake::FakeEngine::new());
+    let engine = millpond_isolate::IsolatingEngine::new(fake, isolation);
+    let options = engine::SessionOptions { isolate: true, ..Default::default() };
+    let request = engine::LoadRequest { options, ..Default::default() };
+    let error = engine::Engine::load(&engine, &request).err().unwrap();
+    assert!(error.message().contains("/nonexistent/millpond"), "{error}");
+}
+
+#[test]
+fn a_killed_process_is_replaced_under_load() {
+    let host = Host::new();
+    let session = host.load(ECHO);
+    let (stop, answered) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    match session.run(&vector(&[2.0]), &[]) {
+                        Ok(outputs) => {
+                            assert_eq!(outputs[0].tensor.to_vec::<f32>().unwrap(), [2.0]);
+                            answered.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                    }
+                }
+            });
+        }
+        let _stop = StopOnDrop(&stop);
+        for round in 1..=3 {
+            kill_newest(&host, Signal::SEGV);
+            wait_until(|| host.restarts() == round && session.run(&vector(&[1.0]), &[]).is_ok());
+            let before = answered.load(Ordering::Relaxed);
+            wait_until(|| answered.load(Ordering::Relaxed) > before);
+        }
+    });
+    assert_eq!(host.restarts(), 3);
+}
+
+/// Sets a flag when it is dropped, also by a failed assertion.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Sends a signal to the only worker process of `host`.
+fn kill_newest(host: &Host, signal: Signal) {
+    let processes = host.isolation.processes();
+    assert_eq!(processes.len(), 1);
+    kill_process(Pid::from_raw(processes[0] as i32).unwrap(), signal).unwrap();
+}
+
+#[test]
+fn changed_files_do_not_serve_under_the_old_signature() {
+    let host = Host::new();
+    let session = host.load(ECHO);
+    host.graph(&ECHO.replace("float32", "float64"));
+    kill_newest(&host, Signal::KILL);
+    wait_until(|| match session.run(&vector(&[1.0]), &[]) {
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Unavailable);
+            error.message().contains("files have changed")
+        }
+        Ok(_) => false,
+    });
+    host.graph(ECHO);
+    recovered(&*session);
+}
+
+#[test]
+fn a_run_that_hangs_ends_its_process() {
+    let host = Host::with_run_time(Duration::from_millis(300));
+    let session = host.load(&format!("{ECHO}run-delay 60000\n"));
+    let error = session.run(&vector(&[1.0]), &[]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+    wait_until(|| host.restarts() > 0);
+}
+
+#[test]
+fn dropping_the_session_ends_its_process() {
+    let host = Host::new();
+    let session = host.load(&format!("{ECHO}run-delay 20\n"));
+    let process = host.isolation.processes()[0];
+    session.run(&vector(&[1.0]), &[]).unwrap();
+    drop(session);
+    assert!(!children().contains(&process));
+    assert_eq!((host.isolation.processes().len(), host.restarts()), (0, 0));
+}
+
+/// The parent is a second copy of this program, killed with SIGKILL.
+#[test]
+fn a_killed_server_leaves_no_worker_process() {
+    use std::io::{BufRead, BufReader};
+    let mut server = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["crashes::server_with_a_worker", "--exact", "--ignored", "--nocapture"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+    let line = lines.find_map(|line| line.unwrap().split("worker ").nth(1).map(str::to_owned));
+    let worker = Pid::from_raw(line.unwrap().trim().parse().unwrap()).unwrap();
+    test_kill_process(worker).unwrap();
+    server.kill().unwrap();
+    server.wait().unwrap();
+    wait_until(|| !running(worker));
+}
+
+/// Returns true unless the process has ended, whether its new parent has waited for it or not.
+fn running(process: Pid) -> bool {
+    let stat = format!("/proc/{}/stat", process.as_raw_nonzero());
+    std::fs::read_to_string(stat).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+#[test]
+#[ignore = "started by another test as a server"]
+fn server_with_a_worker() {
+    let host = Host::new();
+    let _session = host.load(ECHO);
+    println!("worker {}", host.isolation.processes()[0]);
+    std::thread::sleep(Duration::from_secs(60));
+}

@@ -1,0 +1,5 @@
+//! Isolated models with the fake engine. The worker process is this test program itself.
+
+mod crashes;
+mod runs;
+mod support;

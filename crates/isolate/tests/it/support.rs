@@ -1,0 +1,106 @@
+//! A server's part with the fake engine, and the worker process.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{NamedTensor, Tensor};
+use engine::fake::FakeEngine;
+use engine::{Engine, LoadRequest, Session, SessionOptions};
+use metrics::{Metrics, ModelLabels};
+use millpond_isolate::{IsolatingEngine, Isolation, IsolationConfig, WorkerMemory};
+
+/// Longest wait of a test.
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+/// The worker process.
+#[test]
+#[ignore = "started by the other tests as their worker process"]
+fn worker_process() {
+    let _ = millpond_isolate::run_worker(|_| Ok(Arc::new(FakeEngine::new())));
+}
+
+pub(crate) struct Host {
+    pub(crate) engine: IsolatingEngine,
+    pub(crate) isolation: Arc<Isolation>,
+    pub(crate) metrics: Arc<Metrics>,
+    dir: tempfile::TempDir,
+}
+
+pub(crate) const ECHO: &str =
+    "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
+
+impl Host {
+    pub(crate) fn new() -> Host {
+        Host::with_run_time(Duration::from_secs(20))
+    }
+
+    pub(crate) fn with_run_time(run_time_max: Duration) -> Host {
+        let args = ["support::worker_process", "--exact", "--ignored", "--nocapture"];
+        let config = IsolationConfig {
+            program: std::env::current_exe().unwrap(),
+            args: args.map(str::to_owned).to_vec(),
+            runs: 3,
+            run_time_max,
+            memory: WorkerMemory { read_rate: 0, fault_rate: 0, huge_pages: false, direct: false },
+        };
+        let metrics = Arc::new(Metrics::default());
+        let isolation = Isolation::new(config, metrics.clone()).unwrap();
+        let engine = IsolatingEngine::new(Arc::new(FakeEngine::new()), isolation.clone());
+        Host { engine, isolation, metrics, dir: tempfile::tempdir().unwrap() }
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn graph(&self, text: &str) -> PathBuf {
+        let path = self.dir.path().join("graph");
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    pub(crate) fn open(&self, graph: PathBuf) -> base::Result<Box<dyn Session>> {
+        let options = SessionOptions { isolate: true, ..SessionOptions::default() };
+        let request = LoadRequest { model: "m".into(), graph, options, ..LoadRequest::default() };
+        self.engine.load(&request)
+    }
+
+    pub(crate) fn load(&self, text: &str) -> Box<dyn Session> {
+        self.open(self.graph(text)).unwrap()
+    }
+
+    pub(crate) fn restarts(&self) -> u64 {
+        let labels = ModelLabels { model: "m".into() };
+        self.metrics.worker_restarts.get_or_create(&labels).get()
+    }
+}
+
+pub(crate) fn vector(values: &[f32]) -> [NamedTensor; 1] {
+    [NamedTensor::new("x", Tensor::from_vec([values.len()].as_slice(), values.to_vec()).unwrap())]
+}
+
+/// Waits until `done` is true.
+#[track_caller]
+pub(crate) fn wait_until(mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + WAIT_MAX;
+    while !done() {
+        assert!(Instant::now() < until, "not within {WAIT_MAX:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Waits until the model answers again.
+pub(crate) fn recovered(session: &dyn Session) {
+    wait_until(|| session.run(&vector(&[1.0]), &[]).is_ok());
+}
+
+/// Returns the processes whose parent is this one.
+pub(crate) fn children() -> Vec<u32> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let of = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default()
+    };
+    let text: String = tasks.map(of).collect();
+    text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
