@@ -130,6 +130,11 @@ build-bench: build ## build target/release/millpond-bench, which `millpond bench
 	$(call say,millpond-bench (release))
 	cargo build --release --locked -p millpond-bench
 
+.PHONY: build-system
+build-system: .venv/ready ## build target/system/release/millpond with the system's allocator, which benchmarks compare with
+	$(call say,millpond with the system's allocator (release))
+	cargo build --release --locked --no-default-features --features object-storage -p millpond-cli --target-dir target/system
+
 .PHONY: dist
 dist: .venv/ready ## leave stripped programs in .cache/dist/millpond-VERSION-TARGET and their debug files beside it
 	$(call say,millpond and millpond-bench (optimised across crates))
@@ -272,6 +277,18 @@ bench: build-bench $(CACHE)/models/ready $(CACHE)/demo/ready ## run the benchmar
 	$(MILLPOND) bench batch --json $(CACHE)/bench/batch.json
 	$(MILLPOND) bench overload --json $(CACHE)/bench/overload.json
 
+# Engines and arms of `make bench-swap`.
+SWAP_ENGINES ?= onnx torch
+SWAP_ARMS ?= heap,glibc,pool,two,minute,cold,delta10,control
+.PHONY: bench-swap
+bench-swap: build-bench build-system torch ## swap 1.6 GB in every way for each engine, then 1000 times 32 MB: .cache/bench/{swap,soak}-*
+	@mkdir -p $(CACHE)/bench
+	for engine in $(SWAP_ENGINES); do \
+		$(MILLPOND) bench swap --engine $$engine --arms $(SWAP_ARMS) --json $(CACHE)/bench/swap-$$engine.json \
+			--report $(CACHE)/bench/swap-$$engine.html --png $(CACHE)/bench/swap-$$engine.png; \
+		$(MILLPOND) bench soak --engine $$engine --json $(CACHE)/bench/soak-$$engine.json; \
+	done
+
 .PHONY: peers
 peers: $(CACHE)/peers/ready ## install other vector engines for bench vectors (about 1 GB)
 
@@ -286,9 +303,7 @@ bench-search: build-bench peers images-model ## run the benchmarks of image sear
 	$(MILLPOND) bench ingest --json $(CACHE)/bench/ingest.json
 
 .PHONY: bench-audio
-bench-audio: build-bench recognisers ## run the benchmarks of audio against Python: .cache/bench/audio.{json,html} and charts
-	$(call say,millpond with the system's allocator (release), to compare memory)
-	cargo build --release --locked --no-default-features --features object-storage -p millpond-cli --target-dir target/system
+bench-audio: build-bench build-system recognisers ## run the benchmarks of audio against Python: .cache/bench/audio.{json,html} and charts
 	@mkdir -p $(CACHE)/bench
 	$(MILLPOND) bench audio --json $(CACHE)/bench/audio.json --report $(CACHE)/bench/audio.html --png $(CACHE)/bench
 

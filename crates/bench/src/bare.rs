@@ -220,7 +220,7 @@ fn parameters(dir: &Path) -> Result<Vec<BoundTensor>> {
 pub(crate) mod tests {
     use super::*;
     use crate::models::dense::DenseModel;
-    use demo::ctr::Ctr;
+    use demo::ctr::{Ctr, CtrContent};
     use demo::layers::TOLERANCE;
     use engine::LibrarySearch;
 
@@ -242,13 +242,13 @@ pub(crate) mod tests {
         let ctr = Ctr::of_bytes(4_000_000);
         let (layout, embedded) = (dir.path().join("layout"), dir.path().join("model.onnx"));
         std::fs::create_dir(&layout).unwrap();
-        ctr.write_layout(7, &layout, &|_| {}).unwrap();
-        ctr.write_embedded(7, &embedded, &|_| {}).unwrap();
+        ctr.write_layout(CtrContent::of(7), &layout, &|_| {}).unwrap();
+        ctr.write_embedded(CtrContent::of(7), &embedded, &|_| {}).unwrap();
 
         let features: Vec<_> = (0..3).map(|index| ctr.inputs(1, index, 5)).collect();
         let requests: Vec<_> =
             features.iter().map(|features| features.tensors().unwrap()).collect();
-        let expected = ctr.reference(7, &features);
+        let expected = ctr.reference(CtrContent::of(7), &features);
         let bare = Bare::open(&env(dir.path()), &layout).unwrap();
         assert_eq!(bare.output_name(), "prob");
         let request = LoadRequest { graph: embedded, ..LoadRequest::default() };

@@ -17,6 +17,7 @@ mod models;
 pub mod overhead;
 pub mod overload;
 mod plot;
+mod python;
 mod report;
 pub mod swap;
 pub mod tiers;

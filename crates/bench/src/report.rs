@@ -6,6 +6,9 @@ use std::path::Path;
 use base::{Error, Result};
 use serde::Serialize;
 
+/// Path of the program that was built with the system's allocator, in the checkout.
+pub(crate) const SYSTEM_BINARY: &str = "target/system/release/millpond";
+
 /// Goal of a benchmark beside the measured value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Goal {

@@ -26,8 +26,8 @@ use engine_onnx::publish::{PublishOptions, publish};
 use os::Rate;
 
 use caller::GrpcCaller;
-use contents::SwapContents;
-use ctr::{DENSE, TABLES};
+use contents::{DISTINCT, SwapContents};
+use ctr::{Ctr, DENSE, TABLES};
 use images::{Gallery, IndexedGallery};
 use live::{LiveCounts, Screen, placements};
 use loadgen::BenchEnv;
@@ -39,9 +39,10 @@ use loadgen::process::{self, ServerPlan, ServerPorts, ServerProcess};
 use loadgen::report::StepProgress;
 use loadgen::samples::SampleLog;
 use loadgen::schedule::Arrivals;
-use traffic::{MODEL, Traffic};
+use traffic::Traffic;
 
 /// Names of the models.
+const MODEL: &str = "ctr";
 const TEXT_MODEL: &str = "text";
 const VOICE_MODEL: &str = "voice";
 /// Files of the fetched models.
@@ -108,11 +109,12 @@ pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()
     let checks = Checks::find(args, &engine)?;
     let bytes =
         args.bytes.unwrap_or_else(|| BYTES_MAX.min((memory_bytes() / MEMORY_SHARE).max(MIB)));
-    let contents = SwapContents::layouts(env, bytes)?;
+    let ctr = Ctr::of_bytes(bytes);
+    let contents = SwapContents::layouts(env, &ctr, DISTINCT)?;
     let traffic = {
         let progress = StepProgress::new(1);
         progress.say("computing the right answers");
-        Arc::new(Traffic::new(contents.ctr(), BATCH)?)
+        Arc::new(Traffic::new(&ctr, DISTINCT, BATCH)?)
     };
     let gallery = Gallery::find(&args.images);
     let repository = publish_all(args, env, &contents, gallery.as_ref())?;
@@ -315,7 +317,7 @@ struct TrafficStage<'a> {
 impl TrafficStage<'_> {
     fn play(&self, traffic: &Arc<Traffic>) -> Result<LiveCounts> {
         let endpoint = self.server.grpc();
-        let (template, bodies) = traffic.encode(&endpoint)?;
+        let (template, bodies) = traffic.encode(&endpoint, MODEL)?;
         let pace = LoadLoop::Open { arrivals: Arrivals::Poisson, rate: self.args.rate, seed: 1 };
         let plan = DrivePlan::new(endpoint, template, bodies, pace, Duration::MAX);
         let log = Arc::new(SampleLog::default());

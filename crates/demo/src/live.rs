@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use base::units::format_bytes;
 
-use crate::traffic::MODEL;
+use crate::MODEL;
 use loadgen::drive::{Judgement, RequestSample};
 use loadgen::println;
 use loadgen::report::{TextTable, ms};
@@ -58,11 +58,7 @@ impl LiveCounts {
             }
             self.version = self.version.max(version);
         }
-        self.faults.failed += kept.faults.failed;
-        self.faults.wrong += kept.faults.wrong;
-        for (reason, count) in kept.faults.reasons {
-            *self.faults.reasons.entry(reason).or_default() += count;
-        }
+        self.faults.add(&kept.faults);
     }
 
     /// Returns the latency table.

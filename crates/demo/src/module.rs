@@ -8,7 +8,7 @@ use base::Result;
 use engine_torch::TorchEngine;
 use engine_torch::build::{TorchParameter, module};
 
-use super::ctr::{Ctr, DENSE, TABLES};
+use super::ctr::{Ctr, CtrContent, DENSE, TABLES};
 use super::layers::Layers;
 
 /// Name of the file in a version's directory.
@@ -24,22 +24,22 @@ pub fn settings() -> String {
     )
 }
 
-/// Writes content `seed` of `ctr` into `dir`. `progress` gets the bytes of each parameter.
+/// Writes `content` of `ctr` into `dir`. `progress` gets the bytes of each parameter.
 pub fn write(
     engine: &TorchEngine,
     ctr: &Ctr,
-    seed: u64,
+    content: CtrContent,
     dir: &Path,
     progress: &dyn Fn(u64),
 ) -> Result<()> {
-    let tables = ctr.tables(seed).into_iter().enumerate().map(|(index, table)| {
+    let tables = ctr.tables(content).into_iter().enumerate().map(|(index, table)| {
         let fill = move |values: &mut [f32]| {
             values.iter_mut().zip(0..).for_each(|(value, place)| *value = table.value(place));
         };
         TorchParameter::filled(&format!("emb_{index}"), &table.dims, fill)
     });
     let layers = ctr
-        .layer_values(seed)
+        .layer_values(content)
         .into_iter()
         .map(|(own, values)| TorchParameter::floats(&own.name, &own.dims, values));
     module(engine, &dir.join(FILE), &source(ctr.own_layers()), tables.chain(layers).collect())?;
@@ -99,7 +99,7 @@ mod tests {
         let engine = TorchEngine::new(search);
         let dir = tempfile::tempdir().unwrap();
         let ctr = Ctr::of_bytes(4_000_000);
-        write(&engine, &ctr, 7, dir.path(), &|_| {}).unwrap();
+        write(&engine, &ctr, CtrContent::of(7), dir.path(), &|_| {}).unwrap();
         let file: toml::Table = settings().parse().unwrap();
         let options = SessionOptions {
             signature: file["signature"].clone().try_into().unwrap(),
@@ -111,7 +111,7 @@ mod tests {
         let features = ctr.inputs(1, 0, 5);
         let outputs = session.run(&features.tensors().unwrap(), &[]).unwrap();
         let answer = outputs[0].tensor.to_vec::<f32>().unwrap();
-        let wanted = &ctr.reference(7, [&features])[0];
+        let wanted = &ctr.reference(CtrContent::of(7), [&features])[0];
         assert_eq!(answer.len(), wanted.len());
         assert!(
             answer.iter().zip(wanted).all(|(one, other)| (one - other).abs() <= TOLERANCE),

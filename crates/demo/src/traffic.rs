@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base::{NamedTensor, Result};
 use bytes::Bytes;
 
-use super::contents::{SEEDS, index_of};
+use super::contents::{ContentPair, index_of};
 use crate::ctr::{Ctr, CtrInputs};
 use crate::layers::TOLERANCE;
 use loadgen::connection::{Endpoint, RawResponse, Template};
@@ -15,9 +15,6 @@ use loadgen::wire::{Api, ModelEndpoint, read_answer};
 /// Number of different requests.
 const REQUESTS: u64 = 32;
 const REQUEST_SEED: u64 = 2026;
-/// Name under which the model is served.
-pub const MODEL: &str = "ctr";
-
 /// Requests and expected answers.
 pub struct Traffic {
     requests: Vec<Vec<NamedTensor>>,
@@ -27,19 +24,19 @@ pub struct Traffic {
 
 impl Traffic {
     /// Makes the requests and computes the answers of both contents.
-    pub fn new(ctr: &Ctr, batch: usize) -> Result<Traffic> {
+    pub fn new(ctr: &Ctr, pair: ContentPair, batch: usize) -> Result<Traffic> {
         let features: Vec<CtrInputs> =
             (0..REQUESTS).map(|index| ctr.inputs(REQUEST_SEED, index, batch)).collect();
         Ok(Traffic {
             requests: features.iter().map(CtrInputs::tensors).collect::<Result<_>>()?,
-            expected: SEEDS.iter().map(|&seed| ctr.reference(seed, &features)).collect(),
+            expected: pair.iter().map(|&content| ctr.reference(content, &features)).collect(),
         })
     }
 
-    /// Encodes the requests for a gRPC listener.
-    pub fn encode(&self, endpoint: &Endpoint) -> Result<(Template, Arc<[Bytes]>)> {
+    /// Encodes the requests to `model` for a gRPC listener.
+    pub fn encode(&self, endpoint: &Endpoint, model: &str) -> Result<(Template, Arc<[Bytes]>)> {
         let target =
-            ModelEndpoint { endpoint: endpoint.clone(), api: Api::Oip, model: MODEL.into() };
+            ModelEndpoint { endpoint: endpoint.clone(), api: Api::Oip, model: model.into() };
         let encoded = target.encode(&self.requests)?;
         Ok((encoded.template, encoded.bodies.into()))
     }
@@ -64,6 +61,7 @@ impl Judge for Traffic {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::contents::DISTINCT;
     use prost::Message;
     use protocol::inference::{ModelInferResponse, model_infer_response::InferOutputTensor};
 
@@ -86,7 +84,7 @@ mod tests {
 
     #[test]
     fn an_answer_must_be_that_of_the_version_it_names() {
-        let traffic = Traffic::new(&Ctr::of_bytes(4_000_000), 2).unwrap();
+        let traffic = Traffic::new(&Ctr::of_bytes(4_000_000), DISTINCT, 2).unwrap();
         let (first, second) = (traffic.expected[0][5].clone(), traffic.expected[1][5].clone());
         assert_eq!(traffic.judge(5, &answer(1, &first)), (Judgement::Right, 1));
         assert_eq!(traffic.judge(5, &answer(3, &first)), (Judgement::Right, 3));

@@ -72,13 +72,36 @@ pub fn remove(path: &Path) -> Result<()> {
 pub fn publish_link(cached: &Path, model_dir: &Path, version: VersionNumber) -> Result<()> {
     let part = model_dir.join(format!(".part-{version}"));
     fresh(&part)?;
-    for entry in std::fs::read_dir(cached).map_err(|e| Error::io(cached, &e))? {
-        let entry = entry.map_err(|e| Error::io(cached, &e))?;
-        let to = part.join(entry.file_name());
-        std::fs::hard_link(entry.path(), &to).map_err(|e| Error::io(&to, &e))?;
-    }
+    link_files(cached, &part)?;
     let place = model_dir.join(version.to_string());
     std::fs::rename(&part, &place).map_err(|e| Error::io(&place, &e))
+}
+
+/// Fills the empty directory `to` with directories like those of `from` and hard links to its
+/// files.
+fn link_files(from: &Path, to: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(from).map_err(|e| Error::io(from, &e))? {
+        let entry = entry.map_err(|e| Error::io(from, &e))?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if source.is_dir() {
+            std::fs::create_dir(&target).map_err(|e| Error::io(&target, &e))?;
+            link_files(&source, &target)?;
+        } else {
+            std::fs::hard_link(&source, &target).map_err(|e| Error::io(&target, &e))?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the bytes of all files below `dir`. Files that disappear meanwhile do not count.
+pub fn disk_bytes(dir: &Path) -> u64 {
+    let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
+    let bytes = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(file) if file.is_dir() => disk_bytes(&entry.path()),
+        Ok(file) => file.len(),
+        Err(_) => 0,
+    };
+    entries.flatten().map(bytes).sum()
 }
 
 /// Removes all but the newest `keep` versions of a model's directory, so that a long run does not
@@ -117,7 +140,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (cached, model) = (dir.path().join("c"), dir.path().join("m"));
         std::fs::create_dir(&cached).unwrap();
+        std::fs::create_dir(cached.join("inner")).unwrap();
         std::fs::write(cached.join("f"), b"x").unwrap();
+        std::fs::write(cached.join("inner/g"), b"yz").unwrap();
         for version in 1..=3 {
             publish_link(&cached, &model, version).unwrap();
             prune(&model, version, 2).unwrap();
@@ -127,5 +152,7 @@ mod tests {
         names.sort();
         assert_eq!(names, ["2", "3"]);
         assert_eq!(std::fs::read(model.join("3/f")).unwrap(), b"x");
+        assert_eq!(std::fs::read(model.join("3/inner/g")).unwrap(), b"yz");
+        assert_eq!((disk_bytes(&model), disk_bytes(&model.join("4"))), (6, 0));
     }
 }

@@ -76,3 +76,14 @@ pub struct BenchEnv {
     /// Directory of models, logs and run directories. A second run finds its models there.
     pub cache_dir: PathBuf,
 }
+
+impl BenchEnv {
+    /// Returns a path of the checkout if it exists: below the current directory, or in the checkout
+    /// in which the program was built.
+    pub fn in_checkout(&self, path: &str) -> Option<PathBuf> {
+        // The program is target/release/millpond.
+        let checkout = self.millpond.ancestors().nth(3).map(|root| root.join(path));
+        let here = std::env::current_dir().ok().map(|dir| dir.join(path));
+        here.into_iter().chain(checkout).find(|path| path.exists())
+    }
+}

@@ -239,6 +239,21 @@ pub fn rss_kb_of(pid: u32) -> u64 {
         .unwrap_or(0)
 }
 
+/// Returns the number of threads of process `pid`, or 0 if it has ended.
+pub fn threads_of(pid: u32) -> usize {
+    entries(&format!("/proc/{pid}/task"))
+}
+
+/// Returns the number of open file descriptors of process `pid`, or 0 if it has ended or belongs to
+/// another user.
+pub fn descriptors_of(pid: u32) -> usize {
+    entries(&format!("/proc/{pid}/fd"))
+}
+
+fn entries(dir: &str) -> usize {
+    std::fs::read_dir(dir).map_or(0, Iterator::count)
+}
+
 fn cpu_from_stat(stat: &str) -> Duration {
     // The name in parentheses may hold any text, spaces and parentheses included: count from its
     // end.
@@ -280,6 +295,8 @@ mod tests {
         assert!(usage.peak_rss_kb > 0);
         assert!(rss_kb_of(std::process::id()) > 0 && rss_kb_of(u32::MAX) == 0);
         assert_eq!(usage_of(u32::MAX), Usage::default());
+        assert!(threads_of(std::process::id()) > 0 && threads_of(u32::MAX) == 0);
+        assert!(descriptors_of(std::process::id()) > 2 && descriptors_of(u32::MAX) == 0);
         let machine = MachineFacts::detect(None);
         assert!(machine.cores > 0 && machine.memory_mb > 0);
     }

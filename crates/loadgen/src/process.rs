@@ -43,6 +43,8 @@ pub struct ServerPlan {
     /// True for a process group of its own, so that a Ctrl-C in the terminal reaches only this
     /// process.
     pub detached: bool,
+    /// Program to start instead of [`BenchEnv::millpond`].
+    pub program: Option<PathBuf>,
     /// Settings of the allocator in place of Millpond's own (jemalloc's MALLOC_CONF).
     pub malloc_conf: Option<&'static str>,
     /// Preferred ports. Other free ports replace ports that are in use.
@@ -52,7 +54,14 @@ pub struct ServerPlan {
 impl ServerPlan {
     /// Returns a plan with any free ports, the group of this process and Millpond's allocator.
     pub fn new(name: impl Into<String>, args: Vec<String>) -> ServerPlan {
-        ServerPlan { name: name.into(), args, detached: false, malloc_conf: None, ports: None }
+        ServerPlan {
+            name: name.into(),
+            args,
+            detached: false,
+            program: None,
+            malloc_conf: None,
+            ports: None,
+        }
     }
 }
 
@@ -91,8 +100,8 @@ impl ServerProcess {
     ) -> Result<ServerProcess> {
         let log = env.cache_dir.join("logs").join(format!("{}.log", plan.name));
         let ports = free_ports(plan.ports.unwrap_or_default())?;
-        let command =
-            group.map_or_else(|| Command::new(&env.millpond), |group| group.command(&env.millpond));
+        let program = plan.program.as_ref().unwrap_or(&env.millpond);
+        let command = group.map_or_else(|| Command::new(program), |group| group.command(program));
         let child = spawn(command, env, plan, &log, ports)?;
         end_with_us(child.id());
         let mut server = ServerProcess { child, ports, log, pages: agent() };

@@ -33,11 +33,21 @@ impl Faults {
             Judgement::Wrong => self.wrong += 1,
             Judgement::Failed => self.failed += 1,
         }
-        let Some(reason) = reason else { return };
+        reason.into_iter().for_each(|reason| self.add_reason(reason, 1));
+    }
+
+    /// Adds the faults of `other`.
+    pub fn add(&mut self, other: &Faults) {
+        self.failed += other.failed;
+        self.wrong += other.wrong;
+        other.reasons.iter().for_each(|(reason, &count)| self.add_reason(reason, count));
+    }
+
+    fn add_reason(&mut self, reason: &str, more: u64) {
         if let Some(count) = self.reasons.get_mut(reason) {
-            *count += 1;
+            *count += more;
         } else if self.reasons.len() < REASONS_MAX {
-            self.reasons.insert(reason.to_owned(), 1);
+            self.reasons.insert(reason.to_owned(), more);
         }
     }
 

@@ -56,6 +56,8 @@ impl Latencies {
         LatencySummary {
             n: self.count(),
             p50_ms: self.quantile_ms(0.5),
+            p80_ms: self.quantile_ms(0.8),
+            p90_ms: self.quantile_ms(0.9),
             p99_ms: self.quantile_ms(0.99),
             p999_ms: self.quantile_ms(0.999),
             max_ms: if self.histogram.is_empty() { 0.0 } else { self.histogram.max() as f64 / 1e6 },
@@ -110,6 +112,10 @@ pub struct LatencySummary {
     pub n: u64,
     /// Median.
     pub p50_ms: f64,
+    /// 80th percentile.
+    pub p80_ms: f64,
+    /// 90th percentile.
+    pub p90_ms: f64,
     /// 99th percentile.
     pub p99_ms: f64,
     /// 99.9th percentile.
@@ -125,6 +131,8 @@ impl LatencySummary {
         LatencySummary {
             n: rounds.iter().map(|round| round.n).sum(),
             p50_ms: of(|s| s.p50_ms),
+            p80_ms: of(|s| s.p80_ms),
+            p90_ms: of(|s| s.p90_ms),
             p99_ms: of(|s| s.p99_ms),
             p999_ms: of(|s| s.p999_ms),
             max_ms: of(|s| s.max_ms),

@@ -42,7 +42,7 @@ pub(super) fn clips_dir(env: &BenchEnv, given: Option<&Path>) -> Result<PathBuf>
             ))),
         };
     }
-    super::in_checkout(env, USUAL_DIR).ok_or_else(|| {
+    env.in_checkout(USUAL_DIR).ok_or_else(|| {
         Error::not_found(format!(
             "no clips in {USUAL_DIR}: run `make recognisers`, or give --clips DIR"
         ))

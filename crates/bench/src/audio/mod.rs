@@ -18,7 +18,7 @@ use std::time::Duration;
 use base::{Error, Result};
 use clap::{Args, ValueEnum};
 
-use crate::report::BenchReport as _;
+use crate::report::{BenchReport as _, SYSTEM_BINARY};
 use child::{ChildJob, ChildRun, ThreadSetting};
 use loadgen::BenchEnv;
 use loadgen::machine::NoiseWatch;
@@ -44,8 +44,6 @@ const COUNTS_MAX: usize = 16;
 const THREADS_MAX: usize = 256;
 /// Minutes of the recording with --quick.
 const QUICK_MINUTES: u32 = 1;
-/// Path of the program that was built with the system's allocator.
-const SYSTEM_BINARY: &str = "target/system/release/millpond";
 
 /// Measure a long recording: threads, memory over time, the Python package.
 ///
@@ -164,15 +162,6 @@ impl BenchAudioArgs {
     }
 }
 
-/// Returns a path of the checkout: below the current directory, or in the checkout in which the
-/// program was built.
-fn in_checkout(env: &BenchEnv, path: &str) -> Option<PathBuf> {
-    // The program is target/release/millpond.
-    let checkout = env.millpond.ancestors().nth(3).map(|root| root.join(path));
-    let here = std::env::current_dir().ok().map(|dir| dir.join(path));
-    here.into_iter().chain(checkout).find(|path| path.exists())
-}
-
 struct AudioSetup<'a> {
     args: &'a BenchAudioArgs,
     env: &'a BenchEnv,
@@ -270,8 +259,7 @@ impl AudioSetup<'_> {
             Ok(AllocatorMemory::of(&ran, f64::from(self.args.minutes)))
         };
         let jemalloc = one(&self.env.millpond, "jemalloc")?;
-        let other =
-            self.args.system_binary.clone().or_else(|| in_checkout(self.env, SYSTEM_BINARY));
+        let other = self.args.system_binary.clone().or_else(|| self.env.in_checkout(SYSTEM_BINARY));
         let Some(other) = other else {
             progress.line(&format!(
                 "memory with the system's allocator is left out: no {SYSTEM_BINARY}; run `make bench-audio`, or give \

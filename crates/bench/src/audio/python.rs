@@ -8,6 +8,7 @@ use base::{Error, Result};
 use serde::Deserialize;
 
 use super::child::on_cores;
+use crate::python::PythonScript;
 use loadgen::BenchEnv;
 
 /// Script that runs Python with the libraries of the torch wheel, if the checkout has it.
@@ -21,8 +22,7 @@ const REMEDY: &str = "run `make recognisers`, or give --python PATH";
 /// Paths of the reference.
 #[derive(Clone, Debug)]
 pub(super) struct Reference {
-    python: PathBuf,
-    script: PathBuf,
+    script: PythonScript,
     wrapper: Option<PathBuf>,
 }
 
@@ -41,14 +41,8 @@ impl Reference {
     /// # Errors
     /// `NotFound` with the remedy.
     pub(super) fn find(env: &BenchEnv, python: Option<&Path>) -> Result<Reference> {
-        let missing = |what: &str| Error::not_found(format!("no {what}: {REMEDY}"));
-        let place = |path: &str| super::in_checkout(env, path).ok_or_else(|| missing(path));
-        let python = match python {
-            Some(python) if python.exists() => python.to_owned(),
-            Some(python) => return Err(missing(&python.display().to_string())),
-            None => place(PYTHON)?,
-        };
-        Ok(Reference { python, script: place(SCRIPT)?, wrapper: place(WRAPPER).ok() })
+        let script = PythonScript::find(env, SCRIPT, python, PYTHON, REMEDY)?;
+        Ok(Reference { script, wrapper: env.in_checkout(WRAPPER) })
     }
 
     /// Runs the package on `threads` threads and as many cores.
@@ -64,32 +58,19 @@ impl Reference {
         let mut command = match &self.wrapper {
             Some(wrapper) => {
                 let mut command = Command::new(wrapper);
-                command.arg(&self.python);
+                command.arg(&self.script.python).arg(&self.script.script);
                 command
             }
-            None => Command::new(&self.python),
+            None => self.script.command(),
         };
         command
-            .arg(&self.script)
             .args(["--recogniser", recogniser, "--threads", &threads.to_string()])
             .arg(recording)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        let child = on_cores(threads, || command.spawn().map_err(|e| Error::io(&self.script, &e)))?;
-        let output = child.wait_with_output().map_err(|e| Error::io(&self.script, &e))?;
-        let (said, words) =
-            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        if !output.status.success() {
-            let last =
-                words.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
-            return Err(Error::internal(format!(
-                "{} {}: {last}",
-                self.script.display(),
-                output.status
-            )));
-        }
-        parse(&said)
+        let start = || command.spawn().map_err(|e| Error::io(&self.script.script, &e));
+        parse(&self.script.output(on_cores(threads, start)?)?)
     }
 }
 

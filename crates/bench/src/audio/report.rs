@@ -12,11 +12,11 @@ use super::child::ChildRun;
 use super::memory::AllocatorMemory;
 use super::python::{PythonRun, differ_ms};
 use super::sweep::{SweepCell, seconds};
-use crate::plot::{Chart, Series};
+use crate::plot::{Chart, Series, page, png};
 use crate::report::{BenchReport, Goal};
 use loadgen::machine::RunContext;
 use loadgen::println;
-use loadgen::report::{TextTable, escape, write_file};
+use loadgen::report::{TextTable, write_file};
 use loadgen::stats::{median, ratio};
 
 /// Maximum growth of memory in percent.
@@ -29,11 +29,6 @@ const SPEEDUP_MIN: f64 = 1.3;
 const DIFFER_MAX_MS: f64 = 32.0;
 /// Labels are written with six digits.
 const ROUNDING_MS: f64 = 0.01;
-/// Style sheet of the page.
-const STYLE: &str = "body{background:#fff;color:#1b1f24;font:15px/1.5 system-ui,sans-serif;max-width:60rem;\
-    margin:1.5rem auto;padding:0 1rem}h1{font-size:1.4rem}svg{width:100%;height:auto;margin:.5rem 0}\
-    pre{overflow-x:auto;padding:.8rem;border:1px solid #d9dee3}";
-
 pub(super) struct AudioFigures {
     pub(super) cells: Vec<SweepCell>,
     pub(super) jemalloc: Option<AllocatorMemory>,
@@ -226,6 +221,7 @@ impl AudioReport {
             series: inside.into_iter().map(line).collect(),
             steps: Some(steps),
             dots: true,
+            ..Chart::default()
         }
     }
 
@@ -243,8 +239,7 @@ impl AudioReport {
             x: "seconds since the start".into(),
             y: "MiB".into(),
             series: self.memory.iter().map(line).collect(),
-            steps: None,
-            dots: false,
+            ..Chart::default()
         }
     }
 
@@ -253,14 +248,8 @@ impl AudioReport {
     /// # Errors
     /// `Internal` if a chart cannot be drawn.
     pub(super) fn html(&self) -> Result<String> {
-        let charts: String =
-            self.charts().iter().map(|(_, chart)| chart.svg()).collect::<Result<_>>()?;
-        Ok(format!(
-            "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
-             <meta name=\"viewport\" content=\"width=device-width\"><title>millpond bench audio</title>\n\
-             <style>{STYLE}</style></head><body>\n<h1>A long recording</h1>\n{charts}<pre>{}</pre>\n</body></html>",
-            escape(&self.text())
-        ))
+        let charts: Vec<Chart> = self.charts().into_iter().map(|(_, chart)| chart).collect();
+        page("millpond bench audio", "A long recording", &charts, &self.text())
     }
 
     /// Writes each chart as a PNG image into `dir`.
@@ -269,7 +258,10 @@ impl AudioReport {
     /// If a file cannot be written.
     pub(super) fn write_png(&self, dir: &Path) -> Result<()> {
         let write = |(name, chart): &(&str, Chart)| {
-            write_file(&dir.join(format!("audio-{name}.png")), &chart.png()?)
+            write_file(
+                &dir.join(format!("audio-{name}.png")),
+                &png(std::slice::from_ref(chart), 1)?,
+            )
         };
         self.charts().iter().try_for_each(write)
     }

@@ -138,7 +138,7 @@ impl BenchReport for IngestReport {
             "searches", "n", "p50 ms", "p99 ms", "p99.9 ms", "max ms", "failed", "wrong",
         ]);
         for (name, arm) in [("control", &self.control), ("ingest", &self.ingest)] {
-            let LatencySummary { n, p50_ms, p99_ms, p999_ms, max_ms } = arm.all;
+            let LatencySummary { n, p50_ms, p99_ms, p999_ms, max_ms, .. } = arm.all;
             let figures = [p50_ms, p99_ms, p999_ms, max_ms].map(ms);
             let counts = [arm.failed.to_string(), arm.wrong.to_string()];
             table.row([name.to_owned(), n.to_string()].into_iter().chain(figures).chain(counts));

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use base::{NamedTensor, Result};
 
-use demo::ctr::Ctr;
+use demo::ctr::{Ctr, CtrContent};
 use loadgen::BenchEnv;
 use loadgen::cache;
 
@@ -21,7 +21,7 @@ pub(crate) fn publish(env: &BenchEnv) -> Result<PathBuf> {
     let ctr = Ctr::ranking();
     let key = format!("{}-s{MODEL_SEED}", ctr.key());
     cache::ensure(&env.cache_dir, &key, ctr.bytes(), |dir| {
-        ctr.write_layout(MODEL_SEED, dir, &|_| {})
+        ctr.write_layout(CtrContent::of(MODEL_SEED), dir, &|_| {})
     })
 }
 

@@ -48,10 +48,10 @@ impl WorkloadFolders {
         models: Option<&Path>,
     ) -> WorkloadFolders {
         let find = |given: Option<&Path>, usual: &str| {
-            // The program is target/release/millpond.
-            let checkout = env.millpond.ancestors().nth(3).map(|root| root.join(usual));
-            let there = checkout.filter(|path| !Path::new(usual).is_dir() && path.is_dir());
-            given.map_or_else(|| there.unwrap_or_else(|| usual.into()), Path::to_owned)
+            given.map_or_else(
+                || env.in_checkout(usual).unwrap_or_else(|| usual.into()),
+                Path::to_owned,
+            )
         };
         WorkloadFolders {
             assets: find(assets, ".cache/demo"),

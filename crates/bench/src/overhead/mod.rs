@@ -18,7 +18,7 @@ use crate::bare::{Bare, BareRun};
 use crate::models::answers::ExpectedAnswers;
 use crate::models::dense::DenseModel;
 use crate::report::{BenchReport, check_faults};
-use demo::ctr::Ctr;
+use demo::ctr::{Ctr, CtrContent};
 use demo::layers::TOLERANCE;
 use loadgen::BenchEnv;
 use loadgen::cache;
@@ -208,7 +208,8 @@ fn prepare(args: &OverheadArgs, env: &BenchEnv) -> Result<(OverheadSubject, Bare
     match args.model {
         OverheadModel::Light => {
             let ctr = Ctr::light();
-            let write = |dir: &std::path::Path| ctr.write_layout(MODEL_SEED, dir, &|_| {});
+            let write =
+                |dir: &std::path::Path| ctr.write_layout(CtrContent::of(MODEL_SEED), dir, &|_| {});
             let dir = cache::ensure(
                 &env.cache_dir,
                 &format!("{}-s{MODEL_SEED}", ctr.key()),

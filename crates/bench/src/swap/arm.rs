@@ -4,24 +4,23 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use base::units::MIB;
 use base::{Error, Result, VersionNumber};
 use serde::Serialize;
 
-use super::{EngineName, MODEL, SwapArgs, SwapArm, SwapContents, Traffic};
+use super::models::SwapModels;
+use super::server::{SwapLoad, SwapPace, SwapServer, SwapServerPlan, load_time_max};
+use super::timeline::Timeline;
+use super::{SwapArgs, SwapArm};
 use crate::burner::burn_idle;
-use demo::module;
 use loadgen::BenchEnv;
-use loadgen::cache;
 use loadgen::cpu_group::CpuGroup;
-use loadgen::drive::{DrivePlan, Judge, LoadLoop, RequestSample, SampleSink, drive};
+use loadgen::drive::{RequestSample, SampleSink};
 use loadgen::machine::{Noise, NoiseWatch};
-use loadgen::process::{ServerPlan, ServerProcess};
 use loadgen::samples::{KeptSamples, SampleLog, Tally};
-use loadgen::schedule::Arrivals;
 use loadgen::scrape::Scrape;
 use loadgen::settle::{SettleTime, settle};
 use loadgen::stats::{Latencies, LatencySummary, ratio};
@@ -31,35 +30,55 @@ const CAPACITY_CLIENTS_PER_CORE: usize = 4;
 const CAPACITY_TIME: Duration = Duration::from_secs(5);
 /// Time of requests before the measurement.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Time between the server's readiness and the first request.
-const LEAD_IN: Duration = Duration::from_millis(200);
-/// Timeout of a swap. The next one waits for it.
-const SWAP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time between two checks for the end of a swap. None is made within its window.
 const SWAP_POLL: Duration = Duration::from_millis(200);
 /// Assumed rate of loading in bytes a second if no load was measured: the server's default.
 const LOAD_RATE: f64 = 800e6;
-const MODEL_FILE: &str = "millpond.toml";
-/// Versions kept on disk.
-const VERSIONS_KEPT: u64 = 2;
+/// Memory reserved for the changed parameters of the arm delta10: this share of the model's, and
+/// the unused parts of their last slots.
+const DELTA_RESERVE_SHARE: u64 = 10;
+const DELTA_RESERVE_SPARE: u64 = 8 * MIB;
+const RESERVE_FLAG: &str = "--swap-reserve";
+/// jemalloc's own defaults instead of Millpond's settings, which are part of the comparison. If
+/// freed pages of the old version were kept for ten seconds as Millpond does, the next version
+/// would reuse them, at a quarter of malloc's page faults.
+const MALLOC_DEFAULTS: &str = "background_thread:false,dirty_decay_ms:10000,muzzy_decay_ms:0";
 
 /// State that all rounds share.
 pub(super) struct SwapSetup<'a> {
     pub(super) args: &'a SwapArgs,
     pub(super) env: &'a BenchEnv,
-    /// Both contents in the mappable layout, if an arm needs them.
-    pub(super) layouts: Option<SwapContents>,
-    /// Both contents as ordinary files with everything embedded, if the heap arm needs them.
-    pub(super) embedded: Option<SwapContents>,
-    pub(super) traffic: Arc<Traffic>,
+    pub(super) models: SwapModels,
+    /// The program of the arm glibc, if it runs.
+    pub(super) system_binary: Option<PathBuf>,
     /// Control group of the servers, if their processor time is limited.
     pub(super) group: Option<CpuGroup>,
 }
 
 impl SwapSetup<'_> {
-    fn contents(&self, arm: SwapArm) -> Result<&SwapContents> {
-        let contents = if arm == SwapArm::Heap { &self.embedded } else { &self.layouts };
-        contents.as_ref().ok_or_else(|| Error::internal("the arm's models were not made"))
+    /// Starts a server of `arm`.
+    fn start(&self, arm: SwapArm, name: &str) -> Result<SwapServer> {
+        let models = self.models.of(arm)?;
+        let home = if arm.is_naive() { "heap" } else { "pool" };
+        let mut args: Vec<String> =
+            ["--poll", "100ms", "--parameter-home", home].map(String::from).into();
+        let given = |flag: &str| self.args.server_arg.iter().any(|arg| arg.starts_with(flag));
+        if arm == SwapArm::Delta10 && self.args.engine.shares() && !given(RESERVE_FLAG) {
+            let reserve = self.args.bytes / DELTA_RESERVE_SHARE + DELTA_RESERVE_SPARE;
+            args.extend([RESERVE_FLAG.to_owned(), reserve.to_string()]);
+        }
+        args.extend(self.args.server_arg.iter().cloned());
+        if arm.is_naive() {
+            models.iter().try_for_each(|model| model.contents.read_ahead())?;
+        }
+        let plan = SwapServerPlan {
+            name: format!("swap-{name}"),
+            args,
+            program: if arm == SwapArm::Glibc { self.system_binary.clone() } else { None },
+            malloc_conf: (arm == SwapArm::Heap).then_some(MALLOC_DEFAULTS),
+            group: self.group.as_ref(),
+        };
+        SwapServer::start(self.env, plan, &models)
     }
 }
 
@@ -86,7 +105,12 @@ pub(super) struct SwapRound {
     /// Seconds for which a limit on processor time stopped threads in the whole round, added over
     /// cores.
     pub(super) throttled_s: f64,
+    /// Parameter bytes per swap that were read from storage, and that a live version shared.
+    pub(super) bytes_read: f64,
+    pub(super) bytes_shared: f64,
     pub(super) peak_rss_mb: f64,
+    /// Resident memory before the first swap, without the memory reserved for an incoming version.
+    pub(super) one_version_rss_mb: f64,
     /// Versions that answered, which proves that traffic reached each.
     pub(super) versions: BTreeSet<u64>,
     /// Slowest request of each window in milliseconds.
@@ -94,19 +118,22 @@ pub(super) struct SwapRound {
     /// Wait before the first request, for memory that the former arm had freed.
     pub(super) settled: SettleTime,
     pub(super) noise: Noise,
+    #[serde(skip)]
+    pub(super) timeline: Timeline,
 }
 
 fn arm_name<S: serde::Serializer>(arm: &SwapArm, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(arm.name())
 }
 
-/// Measures the answers a second of a pool server at saturation.
+/// Measures the answers a second of a server at saturation: the pool's, if that arm runs.
 pub(super) fn capacity(setup: &SwapSetup<'_>) -> Result<f64> {
-    let arm = if setup.layouts.is_none() { SwapArm::Heap } else { SwapArm::Pool };
-    let server = SwapServer::start(setup, arm, "capacity")?;
+    let server = setup.start(setup.args.capacity_arm(), "capacity")?;
     let clients = CAPACITY_CLIENTS_PER_CORE * loadgen::machine::cores();
     let tally = Arc::new(Tally::new(WARM_UP));
-    server.send(setup, LoadLoop::Closed { clients }, WARM_UP + CAPACITY_TIME, tally.clone())?;
+    let sink: Arc<dyn SampleSink> = tally.clone();
+    let load = SwapLoad::new(SwapPace::Clients(clients), WARM_UP + CAPACITY_TIME);
+    server.drive(&load, &sink)?;
     server.process.stop()?;
     tally.counted().faultless_rate()
 }
@@ -119,49 +146,51 @@ pub(super) fn run(
     rate: f64,
     burn: Option<f64>,
 ) -> Result<SwapRound> {
-    let args = setup.args;
-    let server = SwapServer::start(setup, arm, arm.name())?;
+    let args = setup.args.paced(arm);
+    let server = setup.start(arm, arm.name())?;
     let settled = if args.quick { SettleTime::default() } else { settle() };
-    let tally = Arc::new(Tally::new(Duration::ZERO));
-    server.send(
-        setup,
-        LoadLoop::Open { arrivals: Arrivals::Fixed, rate, seed: 0 },
-        WARM_UP,
-        tally,
-    )?;
+    let uncounted: Arc<dyn SampleSink> = Arc::new(Tally::new(Duration::ZERO));
+    server.drive(&SwapLoad::new(SwapPace::Rate(rate), WARM_UP), &uncounted)?;
 
     let watch = NoiseWatch::start();
+    let one_version_rss_mb = server.used_rss_mb()?;
     let before = server.process.metrics()?;
     let log = Arc::new(SampleLog::default());
+    let sink: Arc<dyn SampleSink> = log.clone();
     // Ended by the last swap; the bound is for a server that never finishes one.
-    let bound =
-        args.steady + (args.period + SWAP_TIMEOUT) * u32::try_from(args.swaps).unwrap_or(u32::MAX);
-    let plan =
-        server.plan(setup, LoadLoop::Open { arrivals: Arrivals::Fixed, rate, seed: 0 }, bound)?;
+    let bound = args.steady + load_time_max(args.swaps, args.period);
+    let load = SwapLoad::new(SwapPace::Rate(rate), bound);
     let burn = Duration::from_secs_f64(burn.unwrap_or(args.bytes as f64 / LOAD_RATE));
     let starts = std::thread::scope(|scope| {
-        let (judge, sink): (Arc<dyn Judge>, Arc<dyn SampleSink>) =
-            (setup.traffic.clone(), log.clone());
-        let driver = scope.spawn({
-            let plan = &plan;
-            move || drive(plan, &judge, &sink)
-        });
-        let starts = Swaps { setup, arm, server: &server, before: &before, burn }.make(plan.start);
-        plan.stop.store(true, Ordering::Relaxed);
+        let driver = scope.spawn(|| server.drive(&load, &sink));
+        let swaps = Swaps { args: &args, arm, server: &server, before: &before, burn };
+        let starts = swaps.make(load.start);
+        load.stop();
         driver.join().unwrap_or_else(|_| Err(Error::internal("the driver panicked")))?;
         starts
     })?;
     let after = server.process.metrics()?;
     let noise = watch.end();
     let peak_rss_mb = server.process.usage().peak_rss_kb as f64 / 1024.0;
+    let swaps = server.swaps(&before, &after);
     server.process.stop()?;
-    let figures = SwapFigures { arm, before, after, burn, peak_rss_mb, settled, noise };
-    Ok(figures.round(args, &starts, log.take()))
+    let figures = SwapFigures {
+        arm,
+        before,
+        after,
+        swaps,
+        burn,
+        peak_rss_mb,
+        one_version_rss_mb,
+        settled,
+        noise,
+    };
+    Ok(figures.round(&args, &starts, log.take()))
 }
 
 /// Load beside the traffic.
 struct Swaps<'a> {
-    setup: &'a SwapSetup<'a>,
+    args: &'a SwapArgs,
     arm: SwapArm,
     server: &'a SwapServer,
     before: &'a Scrape,
@@ -172,24 +201,25 @@ impl Swaps<'_> {
     /// Makes the arm's swaps, a period apart or as soon as the former is done. Returns the start of
     /// each, counted from `start`.
     fn make(&self, start: Instant) -> Result<Vec<Duration>> {
-        let args = self.setup.args;
+        let args = self.args;
         let mut starts = Vec::with_capacity(args.swaps);
         let mut due = args.steady;
         for swap in 0..args.swaps {
+            let version = swap as VersionNumber + 2;
+            if self.arm == SwapArm::Cold {
+                self.server.drop_cached(version)?;
+            }
             sleep((start + due).saturating_duration_since(Instant::now()));
             let began = start.elapsed();
             starts.push(began);
             if self.arm == SwapArm::Control {
                 burn_idle(self.burn)?;
             } else {
-                let version = swap as VersionNumber + 2;
-                let content = self.setup.contents(self.arm)?.of(version);
-                cache::publish_link(content, &self.server.model_dir, version)?;
-                cache::prune(&self.server.model_dir, version, VERSIONS_KEPT)?;
+                self.server.publish(version)?;
             }
             sleep((start + began + args.window).saturating_duration_since(Instant::now()));
             if self.arm != SwapArm::Control
-                && !self.server.wait_swaps(self.before, swap as u64 + 1)?
+                && !self.server.wait_swaps(self.before, swap as u64 + 1, SWAP_POLL)?
             {
                 break;
             }
@@ -199,104 +229,29 @@ impl Swaps<'_> {
     }
 }
 
-/// jemalloc's own defaults instead of Millpond's settings, which are part of the comparison. If
-/// freed pages of the old version were kept for ten seconds as Millpond does, the next version
-/// would reuse them, at a quarter of malloc's page faults.
-const MALLOC_DEFAULTS: &str = "background_thread:false,dirty_decay_ms:10000,muzzy_decay_ms:0";
-
-/// A server of one arm, and the model directory that it watches.
-struct SwapServer {
-    process: ServerProcess,
-    model_dir: PathBuf,
-}
-
-impl SwapServer {
-    fn start(setup: &SwapSetup<'_>, arm: SwapArm, name: &str) -> Result<SwapServer> {
-        let root = setup.env.cache_dir.join("run").join(format!("swap-{name}"));
-        let model_dir = root.join(MODEL);
-        cache::fresh(&model_dir)?;
-        cache::publish_link(setup.contents(arm)?.of(1), &model_dir, 1)?;
-        if setup.args.engine == EngineName::Torch {
-            let path = model_dir.join(MODEL_FILE);
-            loadgen::report::write_file(&path, module::settings().as_bytes())?;
-        }
-        if arm == SwapArm::Heap {
-            setup.contents(arm)?.read_ahead()?;
-        }
-        let home = if arm == SwapArm::Heap { "heap" } else { "pool" };
-        let mut args = vec![format!("{MODEL}={}", model_dir.display())];
-        args.extend(["--poll", "100ms", "--parameter-home", home].map(String::from));
-        args.extend(setup.args.server_arg.iter().cloned());
-        let malloc_conf = (arm == SwapArm::Heap).then_some(MALLOC_DEFAULTS);
-        let plan = ServerPlan { malloc_conf, ..ServerPlan::new(format!("swap-{name}"), args) };
-        let process = ServerProcess::start_in(setup.env, &plan, setup.group.as_ref())?;
-        Ok(SwapServer { process, model_dir })
-    }
-
-    fn plan(&self, setup: &SwapSetup<'_>, pace: LoadLoop, duration: Duration) -> Result<DrivePlan> {
-        let endpoint = self.process.grpc();
-        let (template, bodies) = setup.traffic.encode(&endpoint)?;
-        let mut plan = DrivePlan::new(endpoint, template, bodies, pace, duration);
-        plan.start = Instant::now() + LEAD_IN;
-        plan.stop = Arc::new(AtomicBool::new(false));
-        Ok(plan)
-    }
-
-    fn send(
-        &self,
-        setup: &SwapSetup<'_>,
-        pace: LoadLoop,
-        duration: Duration,
-        sink: Arc<dyn SampleSink>,
-    ) -> Result<()> {
-        let judge: Arc<dyn Judge> = setup.traffic.clone();
-        drive(&self.plan(setup, pace, duration)?, &judge, &sink)
-    }
-
-    /// Waits until the server has swapped `swaps` times since `before`. Returns true if it has.
-    fn wait_swaps(&self, before: &Scrape, swaps: u64) -> Result<bool> {
-        let deadline = Instant::now() + SWAP_TIMEOUT;
-        loop {
-            let done = delta(before, &self.process.metrics()?, "millpond_swaps_total", &[])
-                >= swaps as f64;
-            if done || Instant::now() > deadline {
-                return Ok(done);
-            }
-            sleep(SWAP_POLL);
-        }
-    }
-}
-
-fn delta(before: &Scrape, after: &Scrape, name: &str, labels: &[(&str, &str)]) -> f64 {
-    let mut all = vec![("model", MODEL)];
-    all.extend_from_slice(labels);
-    after.sum(name, &all) - before.sum(name, &all)
-}
-
 /// Figures from outside the traffic.
 struct SwapFigures {
     arm: SwapArm,
     before: Scrape,
     after: Scrape,
+    /// Swaps of each model.
+    swaps: u64,
     burn: Duration,
     peak_rss_mb: f64,
+    one_version_rss_mb: f64,
     settled: SettleTime,
     noise: Noise,
 }
 
 impl SwapFigures {
     fn round(self, args: &SwapArgs, starts: &[Duration], kept: KeptSamples) -> SwapRound {
-        let step = |step| {
-            delta(&self.before, &self.after, "millpond_swap_seconds_total", &[("step", step)])
+        let delta = |name: &str, labels: &[(&str, &str)]| {
+            self.after.sum(name, labels) - self.before.sum(name, labels)
         };
-        let count = |name| delta(&self.before, &self.after, name, &[]);
-        let alone = |name| self.after.sum(name, &[]) - self.before.sum(name, &[]);
-        let swaps = count("millpond_swaps_total");
-        let load_s = if self.arm == SwapArm::Control {
-            self.burn.as_secs_f64()
-        } else {
-            ratio(step("load"), swaps)
-        };
+        let swaps = delta("millpond_swaps_total", &[]);
+        let each = |name: &str| ratio(delta(name, &[]), swaps);
+        let step = |step| ratio(delta("millpond_swap_seconds_total", &[("step", step)]), swaps);
+        let is_control = self.arm == SwapArm::Control;
         let cut = Cut::new(args, starts, &kept.samples);
         SwapRound {
             arm: self.arm,
@@ -305,14 +260,17 @@ impl SwapFigures {
             failed: kept.faults.failed,
             wrong: kept.faults.wrong,
             reasons: kept.faults.lines(),
-            swaps: swaps as u64,
-            load_s,
-            warm_s: ratio(step("warm"), swaps),
-            unload_s: ratio(step("unload"), swaps),
-            loader_minor_faults: ratio(count("millpond_loader_minor_faults_total"), swaps),
-            loader_cpu_s: ratio(count("millpond_loader_cpu_seconds_total"), swaps),
-            throttled_s: alone("millpond_cpu_throttled_seconds"),
+            swaps: self.swaps,
+            load_s: if is_control { self.burn.as_secs_f64() } else { step("load") },
+            warm_s: step("warm"),
+            unload_s: step("unload"),
+            loader_minor_faults: each("millpond_loader_minor_faults_total"),
+            loader_cpu_s: each("millpond_loader_cpu_seconds_total"),
+            throttled_s: delta("millpond_cpu_throttled_seconds", &[]),
+            bytes_read: each("millpond_loader_read_bytes_total"),
+            bytes_shared: each("millpond_loader_shared_bytes_total"),
             peak_rss_mb: self.peak_rss_mb,
+            one_version_rss_mb: self.one_version_rss_mb,
             versions: kept
                 .samples
                 .iter()
@@ -322,6 +280,7 @@ impl SwapFigures {
             worst_ms: cut.windows.iter().map(|window| window.summary().max_ms).collect(),
             settled: self.settled,
             noise: self.noise,
+            timeline: Timeline::new(&kept.samples, starts),
         }
     }
 }

@@ -7,10 +7,13 @@
 //! it.
 
 mod arm;
+pub(crate) mod engines;
+mod models;
 mod report;
+pub(crate) mod server;
+mod timeline;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use base::units::{self, MIB};
@@ -22,13 +25,12 @@ use engine_onnx::publish::build::MODEL_BYTES_MAX;
 
 use crate::report::BenchReport as _;
 use arm::{SwapRound, SwapSetup};
-use demo::contents::SwapContents;
-use demo::ctr::Ctr;
-use demo::traffic::{MODEL, Traffic};
+pub use engines::EngineName;
 use loadgen::BenchEnv;
 use loadgen::cpu_group::CpuGroup;
 use loadgen::machine::NoiseWatch;
 use loadgen::report::StepProgress;
+use models::SwapModels;
 
 /// Size of the model with --quick.
 const QUICK_BYTES: u64 = 24 * MIB;
@@ -36,15 +38,23 @@ const QUICK_BYTES: u64 = 24 * MIB;
 const ROUNDS_MAX: usize = 100;
 /// Maximum number of swaps of a round.
 const SWAPS_MAX: usize = 1000;
+/// Swaps of the arm minute, and the time from one to the next.
+const MINUTE_SWAPS: usize = 6;
+const MINUTE_PERIOD: Duration = Duration::from_secs(10);
 
 /// Swap a large model under load, and compare request latency with that of a server without swaps.
 ///
-/// Arms: heap keeps parameters in the engine's own allocations (jemalloc with its defaults, without
-/// Millpond's settings), loads at normal priority and frees at once; pool is Millpond; control
-/// swaps nothing and only does arithmetic at idle priority for the time of a load, which is the
-/// minimum cost of any background work on this machine.
+/// The arms heap and glibc are naive: parameters lie in the engine's own allocations, loads run at
+/// normal priority and memory is freed at once. heap uses jemalloc with its defaults, without
+/// Millpond's settings; glibc is this program built with the system's allocator. The arm pool is
+/// Millpond. The arm control swaps nothing and only does arithmetic at idle priority for the time
+/// of a load, which is the minimum cost of any background work on this machine.
 ///
-/// With --engine torch the same model is a TorchScript module, checked against the same answers.
+/// Variants of pool: two swaps two models at once; minute swaps every ten seconds for a minute, and
+/// counts the whole minute; cold drops each version's files from the page cache first; delta10
+/// changes a tenth of the parameters, with memory reserved for a tenth.
+///
+/// The same model, with the same parameters and answers, is made for each engine.
 #[derive(Args, Clone, Debug)]
 pub struct SwapArgs {
     /// Engine of the model
@@ -68,6 +78,10 @@ pub struct SwapArgs {
     /// Arms to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "heap,pool,control")]
     pub arms: Vec<SwapArm>,
+    /// Program of the arm glibc: this one built without jemalloc [default:
+    /// target/system/release/millpond, which `make build-system` builds]
+    #[arg(long, value_name = "PATH")]
+    pub system_binary: Option<PathBuf>,
     /// Share of the capacity measured at the start that requests use
     #[arg(long, default_value_t = 0.4)]
     pub load: f64,
@@ -94,34 +108,31 @@ pub struct SwapArgs {
     /// Write the figures as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Write figures and percentiles over time as a page, an arm a chart
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Write the charts as one PNG image
+    #[arg(long, value_name = "FILE")]
+    pub png: Option<PathBuf>,
 }
 
-/// Engine of the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum EngineName {
-    /// ONNX Runtime.
-    Onnx,
-    /// LibTorch.
-    Torch,
-}
-
-impl EngineName {
-    /// Returns the name in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            EngineName::Onnx => "onnx",
-            EngineName::Torch => "torch",
-        }
-    }
-}
-
-/// Way in which a version's parameters are loaded.
+/// Way in which versions are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum SwapArm {
-    /// Parameters in malloc, as ONNX Runtime does it by itself.
+    /// Parameters in malloc, as engines do it by themselves.
     Heap,
+    /// The same with the system's malloc.
+    Glibc,
     /// Parameters in Millpond's slot pool.
     Pool,
+    /// Two models at once.
+    Two,
+    /// A swap every ten seconds for a minute.
+    Minute,
+    /// Files that are not in the page cache.
+    Cold,
+    /// A tenth of the parameters changed.
+    Delta10,
     /// No swap, but an idle-priority burner.
     Control,
 }
@@ -131,9 +142,19 @@ impl SwapArm {
     pub fn name(self) -> &'static str {
         match self {
             SwapArm::Heap => "heap",
+            SwapArm::Glibc => "glibc",
             SwapArm::Pool => "pool",
+            SwapArm::Two => "two",
+            SwapArm::Minute => "minute",
+            SwapArm::Cold => "cold",
+            SwapArm::Delta10 => "delta10",
             SwapArm::Control => "control",
         }
+    }
+
+    /// True for an arm that keeps parameters in the engine's own allocations.
+    fn is_naive(self) -> bool {
+        matches!(self, SwapArm::Heap | SwapArm::Glibc)
     }
 }
 
@@ -165,7 +186,8 @@ impl SwapArgs {
         if args.arms.is_empty() || args.batch == 0 {
             return wrong("--arms and --batch must not be empty");
         }
-        let embeds = args.engine == EngineName::Onnx && args.arms.contains(&SwapArm::Heap);
+        let naive = args.arms.iter().any(|arm| arm.is_naive());
+        let embeds = args.engine == EngineName::Onnx && naive;
         if embeds && args.bytes + MIB >= MODEL_BYTES_MAX {
             return wrong(
                 "a model of 2 GiB or more cannot embed its parameters: use --arms pool,control",
@@ -174,8 +196,24 @@ impl SwapArgs {
         Ok(args)
     }
 
-    fn needs(&self, heap: bool) -> bool {
-        self.arms.iter().any(|&arm| (arm == SwapArm::Heap) == heap)
+    /// Returns the arguments with the swaps of `arm`.
+    fn paced(&self, arm: SwapArm) -> SwapArgs {
+        let mut args = self.clone();
+        if arm == SwapArm::Minute {
+            if !args.quick {
+                args.swaps = MINUTE_SWAPS;
+                args.period = MINUTE_PERIOD;
+            }
+            args.window = args.period;
+        }
+        args
+    }
+
+    /// Returns the arm whose server the capacity is measured of.
+    fn capacity_arm(&self) -> SwapArm {
+        let like_pool = |arm: &&SwapArm| matches!(arm, SwapArm::Pool | SwapArm::Control);
+        let arm = self.arms.iter().find(like_pool).or(self.arms.first());
+        arm.copied().unwrap_or(SwapArm::Pool)
     }
 }
 
@@ -223,37 +261,25 @@ pub fn run(args: &SwapArgs, env: &BenchEnv) -> Result<()> {
         &rounds,
         watch.context(Some(engine.version())),
     );
+    if let Some(path) = &args.report {
+        loadgen::report::write_file(path, report.html()?.as_bytes())?;
+    }
+    if let Some(path) = &args.png {
+        loadgen::report::write_file(path, &report.png()?)?;
+    }
     report.finish(args.json.as_deref())
 }
 
 /// Makes or finds the models, the requests and the expected answers.
 fn prepare<'a>(args: &'a SwapArgs, env: &'a BenchEnv) -> Result<SwapSetup<'a>> {
-    let (layouts, embedded) = match args.engine {
-        EngineName::Onnx => {
-            let layouts = if args.needs(false) {
-                Some(SwapContents::layouts(env, args.bytes)?)
-            } else {
-                None
-            };
-            (
-                layouts,
-                if args.needs(true) {
-                    Some(SwapContents::embedded(env, args.bytes)?)
-                } else {
-                    None
-                },
-            )
-        }
-        EngineName::Torch => {
-            let modules = SwapContents::modules(env, args.bytes)?;
-            (Some(modules.clone()), Some(modules))
-        }
+    let system_binary = if args.arms.contains(&SwapArm::Glibc) {
+        Some(server::system_binary(env, args.system_binary.as_deref())?)
+    } else {
+        None
     };
-    let progress = StepProgress::new(1);
-    progress.say("computing the right answers");
-    let traffic = Arc::new(Traffic::new(&Ctr::of_bytes(args.bytes), args.batch)?);
+    let models = SwapModels::make(args, env)?;
     let group = args.cpu_limit.map(CpuGroup::new).transpose()?;
-    Ok(SwapSetup { args, env, layouts, embedded, traffic, group })
+    Ok(SwapSetup { args, env, models, system_binary, group })
 }
 
 #[cfg(test)]
@@ -291,5 +317,16 @@ mod tests {
         assert!(parse("--bytes 3GiB --arms pool,control").is_ok());
         assert!(parse("--bytes 3GiB --engine torch").is_ok(), "no file embeds them");
         assert_eq!(parse("--quick").unwrap().bytes, QUICK_BYTES);
+    }
+
+    #[test]
+    fn the_arm_minute_counts_a_minute() {
+        let args = parse("--arms minute,two").unwrap();
+        let minute = args.paced(SwapArm::Minute);
+        assert_eq!(minute.period * u32::try_from(minute.swaps).unwrap(), Duration::from_secs(60));
+        assert_eq!(minute.window, minute.period);
+        assert_eq!(args.paced(SwapArm::Two).swaps, 5);
+        assert_eq!(args.capacity_arm(), SwapArm::Minute);
+        assert_eq!(parse("--arms two,control").unwrap().capacity_arm(), SwapArm::Control);
     }
 }

@@ -1,25 +1,33 @@
-//! The report of `bench swap`: medians of the rounds, ratios between arms, and goals.
+//! The report of `bench swap`: medians of the rounds, ratios between arms, goals, and a chart an
+//! arm.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
-use base::units::format_bytes;
+use base::units::{MIB, format_bytes};
 use base::{Error, Result};
+use clap::ValueEnum as _;
 use serde::Serialize;
 
 use super::arm::SwapRound;
-use super::{SwapArgs, SwapArm};
-use crate::report::BenchReport;
+use super::{EngineName, SwapArgs, SwapArm};
+use crate::plot::{self, Chart};
+use crate::report::{BenchReport, Goal};
 use loadgen::machine::RunContext;
+use loadgen::println;
 use loadgen::report::{TextTable, ms};
 use loadgen::stats::{LatencySummary, median, ratio};
-use loadgen::{print, println};
 
-/// Maximum of the pool's p999 over the control's.
-const POOL_OVER_CONTROL_MAX: f64 = 1.25;
-/// Minimum of the heap's p999 over the pool's.
-const HEAP_OVER_POOL_MIN: f64 = 10.0;
+/// Maximum of p999 over the control's, for the pool and its variants.
+const OVER_CONTROL_MAX: f64 = 1.25;
+/// Maximum load time of a change of a tenth, over the load time of a whole version.
+const DELTA_LOAD_MAX: f64 = 0.2;
+/// Maximum resident memory of such changes, over that of one version.
+const DELTA_RSS_MAX: f64 = 1.15;
 /// Maximum of the pool loader's page faults as a share of the heap's.
 const POOL_FAULTS_SHARE_MAX: f64 = 0.01;
+/// Charts in a row of the image.
+const COLUMNS: usize = 2;
 
 /// JSON of `bench swap`.
 #[derive(Debug, Serialize)]
@@ -27,6 +35,7 @@ pub(super) struct SwapReport {
     engine: &'static str,
     arms: BTreeMap<&'static str, SwapArmReport>,
     ratios: Ratios,
+    wanted: Vec<Goal>,
     setting: SwapSetting,
     rounds: Vec<SwapRound>,
     #[serde(flatten)]
@@ -45,7 +54,21 @@ struct SwapArmReport {
     unload_s: f64,
     loader_minor_faults: f64,
     loader_cpu_s: f64,
+    /// Parameter bytes of a swap.
+    bytes_read: f64,
+    bytes_shared: f64,
     peak_rss_mb: f64,
+    /// Swaps that a round should have; 0 for the control.
+    swaps_wanted: usize,
+    /// p999 during swaps over the control's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    p999_ratio: Option<f64>,
+    /// Arm delta10: load time over the pool's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load_ratio: Option<f64>,
+    /// Arm delta10: peak of resident memory over that of one version.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rss_ratio: Option<f64>,
 }
 
 /// Ratios between arms; absent if an arm did not run.
@@ -74,7 +97,7 @@ struct SwapSetting {
 }
 
 impl SwapArmReport {
-    fn new(rounds: &[&SwapRound]) -> SwapArmReport {
+    fn new(args: &SwapArgs, arm: SwapArm, rounds: &[&SwapRound]) -> SwapArmReport {
         let summary = |of: fn(&SwapRound) -> LatencySummary| {
             LatencySummary::median_of(&rounds.iter().map(|round| of(round)).collect::<Vec<_>>())
         };
@@ -90,9 +113,33 @@ impl SwapArmReport {
             unload_s: middle(|round| round.unload_s),
             loader_minor_faults: middle(|round| round.loader_minor_faults),
             loader_cpu_s: middle(|round| round.loader_cpu_s),
+            bytes_read: middle(|round| round.bytes_read),
+            bytes_shared: middle(|round| round.bytes_shared),
             peak_rss_mb: middle(|round| round.peak_rss_mb),
+            swaps_wanted: if arm == SwapArm::Control { 0 } else { args.paced(arm).swaps },
+            p999_ratio: None,
+            load_ratio: None,
+            rss_ratio: (arm == SwapArm::Delta10)
+                .then(|| middle(|round| ratio(round.peak_rss_mb, round.one_version_rss_mb))),
         }
     }
+}
+
+/// Reports each arm, with its ratios to the others.
+fn arm_reports(args: &SwapArgs, rounds: &[SwapRound]) -> BTreeMap<&'static str, SwapArmReport> {
+    let report = |&arm: &SwapArm| {
+        let own: Vec<&SwapRound> = rounds.iter().filter(|round| round.arm == arm).collect();
+        (arm.name(), SwapArmReport::new(args, arm, &own))
+    };
+    let mut arms: BTreeMap<&'static str, SwapArmReport> = args.arms.iter().map(report).collect();
+    let control_p999 = arms.get(SwapArm::Control.name()).map(|arm| arm.swap.p999_ms);
+    let pool_load = arms.get(SwapArm::Pool.name()).map(|arm| arm.load_s);
+    for (name, arm) in &mut arms {
+        arm.p999_ratio = control_p999.map(|control| ratio(arm.swap.p999_ms, control));
+        let is_delta = *name == SwapArm::Delta10.name();
+        arm.load_ratio = pool_load.filter(|_| is_delta).map(|pool| ratio(arm.load_s, pool));
+    }
+    arms
 }
 
 impl SwapReport {
@@ -103,14 +150,7 @@ impl SwapReport {
         rounds: &[SwapRound],
         context: RunContext,
     ) -> SwapReport {
-        let arms: BTreeMap<&'static str, SwapArmReport> = args
-            .arms
-            .iter()
-            .map(|&arm| {
-                let own: Vec<&SwapRound> = rounds.iter().filter(|round| round.arm == arm).collect();
-                (arm.name(), SwapArmReport::new(&own))
-            })
-            .collect();
+        let arms = arm_reports(args, rounds);
         let setting = SwapSetting {
             bytes: args.bytes,
             batch: args.batch,
@@ -126,75 +166,124 @@ impl SwapReport {
             quick: args.quick,
             server_args: args.server_arg.clone(),
         };
-        let engine = args.engine.name();
+        let ratios = Ratios::of(&arms);
         SwapReport {
-            engine,
-            ratios: Ratios::of(&arms),
+            engine: args.engine.name(),
+            wanted: wanted(args.engine, &ratios, &arms),
+            ratios,
             arms,
             setting,
             rounds: rounds.to_vec(),
             context,
         }
     }
-}
 
-impl BenchReport for SwapReport {
-    fn print(&self) {
+    /// Returns the arms that ran, in the order of tables and charts.
+    fn shown(&self) -> impl Iterator<Item = (SwapArm, &SwapArmReport)> {
+        let arms = SwapArm::value_variants().iter();
+        arms.filter_map(|&arm| Some((arm, self.arms.get(arm.name())?)))
+    }
+
+    fn text(&self) -> String {
         let setting = &self.setting;
-        println!(
-            "{}: swap of {} under {:.0} requests/s ({} rows each, capacity {:.0}/s); {} swaps a round, median of {} rounds",
+        let mut text = format!(
+            "{}: swap of {} under {:.0} requests/s ({} rows each, capacity {:.0}/s); {} swaps a round, median of {} rounds\n{}",
             self.engine,
             format_bytes(setting.bytes),
             setting.rate_rps,
             setting.batch,
             setting.capacity_rps,
             setting.swaps,
-            setting.rounds
+            setting.rounds,
+            self.table()
         );
-        let columns = [
+        // Writing to a string cannot fail.
+        for goal in &self.wanted {
+            let _ = writeln!(text, "{goal}");
+        }
+        for round in self.rounds.iter().filter(|round| !round.reasons.is_empty()) {
+            let _ = writeln!(text, "{}: {}", round.arm.name(), round.reasons.join("; "));
+        }
+        text + &self.context.to_string()
+    }
+
+    fn table(&self) -> TextTable {
+        let mut table = TextTable::new(&[
             "arm",
             "steady p50",
-            "p99",
             "p999 ms",
             "swap p50",
+            "p80",
+            "p90",
             "p99",
-            "p999 ms",
+            "p999",
             "max ms",
+            "x control",
             "load s",
             "unload s",
+            "read MiB",
             "faults",
             "peak MiB",
             "failed",
             "wrong",
-        ];
-        let mut table = TextTable::new(&columns);
-        for name in [SwapArm::Heap, SwapArm::Pool, SwapArm::Control].map(SwapArm::name) {
-            let Some(arm) = self.arms.get(name) else { continue };
-            let figures = [
-                arm.steady.p50_ms,
-                arm.steady.p99_ms,
-                arm.steady.p999_ms,
-                arm.swap.p50_ms,
-                arm.swap.p99_ms,
-                arm.swap.p999_ms,
-                arm.swap.max_ms,
-            ];
-            let mut row = vec![name.to_owned()];
-            row.extend(figures.map(ms));
-            row.extend([format!("{:.2}", arm.load_s), format!("{:.2}", arm.unload_s)]);
-            row.extend([
-                format!("{:.0}", arm.loader_minor_faults),
-                format!("{:.0}", arm.peak_rss_mb),
-            ]);
-            row.extend([arm.failed.to_string(), arm.wrong.to_string()]);
+        ]);
+        for (arm, report) in self.shown() {
+            let LatencySummary { p50_ms, p80_ms, p90_ms, p99_ms, p999_ms, max_ms, .. } =
+                report.swap;
+            let steady = [report.steady.p50_ms, report.steady.p999_ms];
+            let swap = [p50_ms, p80_ms, p90_ms, p99_ms, p999_ms, max_ms];
+            let mut row = vec![arm.name().to_owned()];
+            row.extend(steady.into_iter().chain(swap).map(ms));
+            row.push(report.p999_ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")));
+            row.extend([report.load_s, report.unload_s].map(|seconds| format!("{seconds:.2}")));
+            let counts =
+                [report.bytes_read / MIB as f64, report.loader_minor_faults, report.peak_rss_mb];
+            row.extend(counts.map(|count| format!("{count:.0}")));
+            row.extend([report.failed, report.wrong].map(|count| count.to_string()));
             table.row(row);
         }
-        print!("{table}");
-        self.ratios.lines().iter().for_each(|line| println!("{line}"));
-        for round in self.rounds.iter().filter(|round| !round.reasons.is_empty()) {
-            println!("{}: {}", round.arm.name(), round.reasons.join("; "));
-        }
-        println!("{}", self.context);
+        table
+    }
+
+    /// Draws each arm's round of median p999 over time, all on the same axis.
+    fn charts(&self) -> Vec<Chart> {
+        let ranges = self.rounds.iter().filter_map(|round| round.timeline.range_ms());
+        let widest = ranges.reduce(|one, other| [one[0].min(other[0]), one[1].max(other[1])]);
+        let axis = widest.map_or([1.0, 10.0], |[low, high]| {
+            [10f64.powf(low.log10().floor()), 10f64.powf(high.log10().ceil())]
+        });
+        let chart = |(arm, report): (SwapArm, &SwapArmReport)| {
+            let p999 = report.swap.p999_ms;
+            let apart = |round: &&SwapRound| (round.swap.p999_ms - p999).abs();
+            let own = self.rounds.iter().filter(|round| round.arm == arm);
+            let middle = own.min_by(|one, other| apart(one).total_cmp(&apart(other)))?;
+            let title = format!("{}: p999 {} ms during swaps", arm.name(), ms(p999));
+            Some(middle.timeline.chart(title, axis))
+        };
+        self.shown().filter_map(chart).collect()
+    }
+
+    /// Returns figures and charts as a self-contained HTML page.
+    ///
+    /// # Errors
+    /// `Internal` if a chart cannot be drawn.
+    pub(super) fn html(&self) -> Result<String> {
+        let heading = format!("Latency while a model is swapped ({})", self.engine);
+        plot::page("millpond bench swap", &heading, &self.charts(), &self.text())
+    }
+
+    /// Returns the charts as one PNG image.
+    ///
+    /// # Errors
+    /// `Internal` if it cannot be drawn.
+    pub(super) fn png(&self) -> Result<Vec<u8>> {
+        plot::png(&self.charts(), COLUMNS)
+    }
+}
+
+impl BenchReport for SwapReport {
+    fn print(&self) {
+        println!("{}", self.text());
     }
 
     fn verdict(&self) -> Result<()> {
@@ -205,10 +294,10 @@ impl BenchReport for SwapReport {
                     arm.failed, arm.wrong
                 )));
             }
-            if *name != SwapArm::Control.name() && arm.swaps < self.setting.swaps as u64 {
+            if arm.swaps < arm.swaps_wanted as u64 {
                 return Err(Error::internal(format!(
                     "arm {name}: a round had {} swaps of {}; see the servers' logs in the cache directory",
-                    arm.swaps, self.setting.swaps
+                    arm.swaps, arm.swaps_wanted
                 )));
             }
         }
@@ -231,39 +320,37 @@ impl Ratios {
             }),
         }
     }
+}
 
-    fn lines(&self) -> Vec<String> {
-        let line =
-            |what: &str, value: Option<f64>, digits: usize, wanted: &str, met: fn(f64) -> bool| {
-                let value = value?;
-                let mark = if met(value) { "met" } else { "NOT met" };
-                Some(format!("{what}: {value:.digits$} (wanted {wanted}: {mark})"))
-            };
-        [
-            line(
-                "p999 during swaps, pool / control",
-                self.pool_over_control_p999,
-                2,
-                "at most 1.25",
-                |value| value <= POOL_OVER_CONTROL_MAX,
-            ),
-            line(
-                "p999 during swaps, heap / pool",
-                self.heap_over_pool_p999,
-                1,
-                "at least 10",
-                |value| value >= HEAP_OVER_POOL_MIN,
-            ),
-            line(
-                "loader's page faults, pool / heap",
-                self.pool_over_heap_faults,
-                5,
-                "below 0.01",
-                |value| value < POOL_FAULTS_SHARE_MAX,
-            ),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+/// Returns the goals of the arms that ran.
+fn wanted(
+    engine: EngineName,
+    ratios: &Ratios,
+    arms: &BTreeMap<&'static str, SwapArmReport>,
+) -> Vec<Goal> {
+    let at_most = |what: String, value: f64, max: f64| {
+        Goal::new(format!("{what}: at most {max}"), value, value <= max)
+    };
+    let heap_min = engine.heap_over_pool_min();
+    let mut goals = Vec::new();
+    goals.extend(ratios.heap_over_pool_p999.map(|value| {
+        let what = format!("p999 during swaps, heap / pool: at least {heap_min}");
+        Goal::new(what, value, value >= heap_min)
+    }));
+    goals.extend(ratios.pool_over_heap_faults.map(|value| {
+        at_most("loader's page faults, pool / heap".into(), value, POOL_FAULTS_SHARE_MAX)
+    }));
+    let variants = [SwapArm::Pool, SwapArm::Two, SwapArm::Minute, SwapArm::Cold, SwapArm::Delta10];
+    for name in variants.map(SwapArm::name) {
+        let Some(arm) = arms.get(name) else { continue };
+        let what = format!("p999 during swaps, {name} / control");
+        goals.extend(arm.p999_ratio.map(|value| at_most(what, value, OVER_CONTROL_MAX)));
+        // An engine that shares no parameters reads whole versions; its figures are only shown.
+        let shared = |ratio: Option<f64>| ratio.filter(|_| engine.shares());
+        let load = "load time, delta10 / pool".to_owned();
+        goals.extend(shared(arm.load_ratio).map(|value| at_most(load, value, DELTA_LOAD_MAX)));
+        let rss = "peak resident memory, delta10 / one version".to_owned();
+        goals.extend(shared(arm.rss_ratio).map(|value| at_most(rss, value, DELTA_RSS_MAX)));
     }
+    goals
 }
