@@ -18,15 +18,24 @@ print(f"ok: {path}: {expression}")
 PYTHON
 }
 
-"$millpond" bench swap --quick --json "$dir/swap.json"
+# The program with the other allocator takes minutes to build, so this one replaces it.
+arms=heap,glibc,pool,two,minute,cold,delta10,control
+"$millpond" bench swap --quick --arms "$arms" --system-binary "$millpond" --json "$dir/swap.json" --report "$dir/swap.html" --png "$dir/swap.png"
 check "$dir/swap.json" "all(arm['failed'] == arm['wrong'] == 0 for arm in report['arms'].values())"
-check "$dir/swap.json" "report['arms']['pool']['swaps'] >= 1 and report['arms']['pool']['swap']['n'] > 0"
-# True on any machine: the pool's loader touches almost no fresh memory.
+check "$dir/swap.json" "set(report['arms']) == set('$arms'.split(',')) and all(arm['swap']['n'] > 0 for arm in report['arms'].values())"
+check "$dir/swap.json" "all(report['arms'][arm]['swaps'] >= 1 for arm in ('heap', 'glibc', 'pool', 'two', 'minute', 'cold', 'delta10'))"
+# True on any machine: the pool's loader touches almost no fresh memory, and a small change reads little.
 check "$dir/swap.json" "report['arms']['pool']['loader_minor_faults'] < report['arms']['heap']['loader_minor_faults']"
+check "$dir/swap.json" "report['arms']['delta10']['bytes_read'] < 0.3 * report['arms']['pool']['bytes_read'] < report['arms']['delta10']['bytes_shared']"
+grep -q "<svg" "$dir/swap.html" && [ -s "$dir/swap.png" ] && echo "ok: bench swap wrote its page and its charts"
 
 "$millpond" bench swap --quick --engine torch --json "$dir/swap-torch.json"
 check "$dir/swap-torch.json" "all(arm['failed'] == arm['wrong'] == 0 for arm in report['arms'].values())"
 check "$dir/swap-torch.json" "report['arms']['pool']['swaps'] >= 1 and report['arms']['pool']['swap']['n'] > 0"
+
+"$millpond" bench soak --engine onnx,torch --swaps 30 --bytes 8MiB --rate 100 --json "$dir/soak.json"
+check "$dir/soak.json" "report['swaps'] == 30 and report['failed'] == report['wrong'] == 0"
+check "$dir/soak.json" "report['fd_growth'] == 0 and report['cache_growth_mb'] == 0 and 'rss_growth_pct' in report"
 
 "$millpond" bench overhead --quick --json "$dir/overhead.json"
 check "$dir/overhead.json" "all(report[key] > 0 for key in ('bare_rps', 'server_rps', 'ratio'))"
@@ -46,7 +55,6 @@ check "$dir/overload.json" "all(report[load][key] >= 0 for load in ('at_capacity
 check "$dir/overload.json" "report['overload']['refused'] > 0 and report['overload']['failed'] == 0 and 'refusal_p99_ms' in report['overload']"
 check "$dir/overload.json" "all(report[key] > 0 for key in ('rss_start_mb', 'rss_end_mb', 'rss_peak_mb'))"
 
-# The program with the other allocator takes minutes to build, so this one replaces it.
 "$millpond" bench audio --quick --minutes 1 --system-binary "$millpond" --json "$dir/audio.json" --report "$dir/audio.html" --png "$dir"
 check "$dir/audio.json" "len(report['sweep']) == 4 and all(cell[key] > 0 for cell in report['sweep'] for key in ('threads', 'intra', 'seconds', 'cpu_pct'))"
 check "$dir/audio.json" "all(report['memory'][arm][key] > 0 for arm in ('jemalloc', 'system') for key in ('peak_mb', 'mean_mb'))"

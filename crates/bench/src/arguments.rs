@@ -16,11 +16,13 @@ use crate::images::BenchImagesArgs;
 use crate::ingest::IngestArgs;
 use crate::overhead::OverheadArgs;
 use crate::overload::OverloadArgs;
+use crate::soak::SoakArgs;
 use crate::swap::SwapArgs;
 use crate::tiers::TiersArgs;
 use crate::vectors::VectorsArgs;
 use crate::{
-    audio, batch, crash, fingerprints, images, ingest, overhead, overload, swap, tiers, vectors,
+    audio, batch, crash, fingerprints, images, ingest, overhead, overload, soak, swap, tiers,
+    vectors,
 };
 
 /// Measure a server: under load, during swaps, against the bare engine
@@ -37,6 +39,7 @@ struct Arguments {
 enum Benchmark {
     Load(BenchLoadArgs),
     Swap(SwapArgs),
+    Soak(SoakArgs),
     Overhead(OverheadArgs),
     Batch(BatchArgs),
     Overload(OverloadArgs),
@@ -84,6 +87,7 @@ pub fn run() -> Result<()> {
     match &arguments.benchmark {
         Benchmark::Load(args) => tune::load::run(args, &env),
         Benchmark::Swap(args) => swap::run(args, &env),
+        Benchmark::Soak(args) => soak::run(args, &env),
         Benchmark::Overhead(args) => overhead::run(args, &env),
         Benchmark::Batch(args) => batch::run(args, &env),
         Benchmark::Overload(args) => overload::run(args, &env),

@@ -19,6 +19,7 @@ pub mod overload;
 mod plot;
 mod python;
 mod report;
+pub mod soak;
 pub mod swap;
 pub mod tiers;
 pub mod vectors;

@@ -1,0 +1,287 @@
+//! `bench soak`: many swaps under load, and what they leave behind.
+//!
+//! A leak of a few kilobytes, one descriptor or one file a swap is invisible in `bench swap`. Here
+//! a small model of each engine is swapped until it shows.
+
+mod growth;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use base::units::{self, MIB};
+use base::{Error, Result, VersionNumber};
+use clap::Args;
+use engine::Engine as _;
+use engine_onnx::OnnxEngine;
+
+use crate::report::BenchReport as _;
+use crate::swap::EngineName;
+use crate::swap::server::{SwapLoad, SwapModel, SwapPace, SwapServer, SwapServerPlan};
+use demo::contents::DISTINCT;
+use demo::ctr::Ctr;
+use demo::traffic::Traffic;
+use growth::{SoakReport, SwapTrace};
+use loadgen::BenchEnv;
+use loadgen::cache;
+use loadgen::drive::SampleSink;
+use loadgen::machine::{NoiseWatch, descriptors_of, rss_kb_of, threads_of};
+use loadgen::report::StepProgress;
+use loadgen::samples::{Faults, SampleLog};
+use loadgen::stats::Latencies;
+
+/// Maximum number of swaps.
+const SWAPS_MAX: usize = 1_000_000;
+/// Maximum number of models, one for each engine.
+const MODELS_MAX: usize = 8;
+/// Time between two checks for the end of a swap.
+const SWAP_POLL: Duration = Duration::from_millis(20);
+/// Time of requests before the first swap.
+const LEAD_TIME: Duration = Duration::from_secs(1);
+
+/// Swap small models many times under load, and watch the server's memory, descriptors and threads.
+///
+/// One server has a model of each engine. All models are swapped at once, again and again, and
+/// every answer is checked. Growth compares the medians of 50 swaps, from swap 50 on and at the
+/// end. `--engine onnx,torch --period 20 --seconds 600` serves two engines together for ten
+/// minutes.
+///
+/// Wanted: no failed request, no wrong answer, no growth of descriptors and threads, and at most
+/// 3 % of resident memory and of the median latency.
+#[derive(Args, Clone, Debug)]
+pub struct SoakArgs {
+    /// Engines of the models, one model each in the same server
+    #[arg(
+        long = "engine",
+        value_name = "ENGINE",
+        value_enum,
+        value_delimiter = ',',
+        default_value = "onnx"
+    )]
+    pub engines: Vec<EngineName>,
+    /// Swaps of each model
+    #[arg(long, default_value_t = 1000)]
+    pub swaps: usize,
+    /// End after this time instead of after --swaps
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
+    pub seconds: Option<Duration>,
+    /// Time from one swap to the next [default: until the former one is complete]
+    #[arg(long, value_parser = units::parse_duration)]
+    pub period: Option<Duration>,
+    /// Size of each model's parameters
+    #[arg(long, default_value = "32MiB", value_parser = units::parse_bytes)]
+    pub bytes: u64,
+    /// Requests a second to all models together
+    #[arg(long, default_value_t = 200.0)]
+    pub rate: f64,
+    /// Rows of a request
+    #[arg(long, default_value_t = 8)]
+    pub batch: usize,
+    /// Publish files as the engine's framework writes them, which the server converts first
+    #[arg(long)]
+    pub convert: bool,
+    /// Further argument for the server, e.g. --server-arg=--load-rate=400MB (may be given several
+    /// times)
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    pub server_arg: Vec<String>,
+    /// Write the figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+impl SoakArgs {
+    fn check(&self) -> Result<()> {
+        let wrong = |what: &str| Err(Error::invalid(what.to_owned()));
+        let different = |index: usize| !self.engines[..index].contains(&self.engines[index]);
+        if !(1..=MODELS_MAX).contains(&self.engines.len())
+            || !(0..self.engines.len()).all(different)
+        {
+            return wrong("--engine must name different engines");
+        }
+        if !(2..=SWAPS_MAX).contains(&self.swaps) {
+            return wrong("--swaps must be 2 to 1000000");
+        }
+        if !(self.rate > 0.0 && self.rate.is_finite()) || self.batch == 0 || self.bytes < MIB {
+            return wrong("--rate and --batch must be above 0, --bytes at least 1MiB");
+        }
+        Ok(())
+    }
+
+    /// Makes or finds the models, the requests and the expected answers.
+    fn models(&self, env: &BenchEnv) -> Result<Vec<Arc<SwapModel>>> {
+        let ctr = Ctr::of_bytes(self.bytes);
+        let traffic = Arc::new(Traffic::new(&ctr, DISTINCT, self.batch)?);
+        let model = |&engine: &EngineName| {
+            let contents = if self.convert {
+                engine.plain(env, &ctr, DISTINCT)?
+            } else {
+                engine.published(env, &ctr, DISTINCT)?
+            };
+            let name = engine.name().to_owned();
+            Ok(Arc::new(SwapModel { name, engine, contents, traffic: traffic.clone() }))
+        };
+        self.engines.iter().map(model).collect()
+    }
+}
+
+/// Runs `bench soak`.
+///
+/// # Errors
+/// If a server cannot be started or does not survive, an argument is out of range, or the disk is
+/// too small. Failed requests, wrong answers and missing swaps are figures, and make the run fail
+/// after its report.
+pub fn run(args: &SoakArgs, env: &BenchEnv) -> Result<()> {
+    args.check()?;
+    let engine = OnnxEngine::open(&env.onnxruntime)?;
+    let watch = NoiseWatch::start();
+    let models = args.models(env)?;
+    let cache_dir = env.cache_dir.join("run").join("soak-cache");
+    cache::fresh(&cache_dir)?;
+    let mut server_args: Vec<String> = ["--poll", "50ms", "--cache-dir"].map(String::from).into();
+    server_args.push(cache_dir.display().to_string());
+    server_args.extend(args.server_arg.iter().cloned());
+    let plan = SwapServerPlan {
+        name: "soak".into(),
+        args: server_args,
+        program: None,
+        malloc_conf: None,
+        group: None,
+    };
+    let server = SwapServer::start(env, plan, &models)?;
+    let soak = Soak { args, server: &server, cache_dir };
+    let (traces, faults) = soak.swap_under_load()?;
+    server.process.stop()?;
+    let report = SoakReport::new(args, &traces, &faults, watch.context(Some(engine.version())));
+    report.finish(args.json.as_deref())
+}
+
+/// A running soak.
+struct Soak<'a> {
+    args: &'a SoakArgs,
+    server: &'a SwapServer,
+    /// Directory of the server's converted models.
+    cache_dir: PathBuf,
+}
+
+impl Soak<'_> {
+    /// Sends requests until the last swap. Returns a trace of each swap, and the failures.
+    fn swap_under_load(&self) -> Result<(Vec<SwapTrace>, Faults)> {
+        let log = Arc::new(SampleLog::default());
+        let sink: Arc<dyn SampleSink> = log.clone();
+        // Ended by the last swap.
+        let load = SwapLoad::new(SwapPace::Rate(self.args.rate), Duration::MAX);
+        std::thread::scope(|scope| {
+            let driver = scope.spawn(|| self.server.drive(&load, &sink));
+            let swapped = self.swap_all(&log, &|| driver.is_finished());
+            load.stop();
+            driver.join().unwrap_or_else(|_| Err(Error::internal("the driver panicked")))?;
+            let (traces, mut faults) = swapped?;
+            faults.add(&log.take().faults);
+            Ok((traces, faults))
+        })
+    }
+
+    fn swap_all(
+        &self,
+        log: &SampleLog,
+        load_ended: &dyn Fn() -> bool,
+    ) -> Result<(Vec<SwapTrace>, Faults)> {
+        let args = self.args;
+        sleep(LEAD_TIME);
+        let before = self.server.process.metrics()?;
+        let progress = StepProgress::new(args.swaps as u64);
+        let started = Instant::now();
+        let mut traces = Vec::new();
+        let mut faults = Faults::default();
+        while !self.ends(started, traces.len()) && !load_ended() {
+            let began = Instant::now();
+            let version = traces.len() as VersionNumber + 2;
+            self.server.publish(version)?;
+            if !self.server.wait_swaps(&before, version - 1, SWAP_POLL)? {
+                let log = self.server.process.log().display();
+                progress.line(&format!("version {version} is not served; see {log}"));
+                break;
+            }
+            if let Some(period) = args.period {
+                sleep((began + period).saturating_duration_since(Instant::now()));
+            }
+            let kept = log.take();
+            faults.add(&kept.faults);
+            let latencies: Latencies = kept.samples.iter().map(|sample| sample.latency).collect();
+            traces.push(self.trace(latencies.quantile_ms(0.5)));
+            self.show(&progress, &traces, started, &faults);
+        }
+        Ok((traces, faults))
+    }
+
+    fn ends(&self, started: Instant, swaps: usize) -> bool {
+        match self.args.seconds {
+            Some(time) => started.elapsed() >= time || swaps >= SWAPS_MAX,
+            None => swaps >= self.args.swaps,
+        }
+    }
+
+    /// Returns the server's use of the machine now.
+    fn trace(&self, p50_ms: f64) -> SwapTrace {
+        let pid = self.server.process.pid();
+        SwapTrace {
+            p50_ms,
+            rss_mb: rss_kb_of(pid) as f64 / 1024.0,
+            descriptors: descriptors_of(pid) as f64,
+            threads: threads_of(pid) as f64,
+            cache_mb: cache::disk_bytes(&self.cache_dir) as f64 / MIB as f64,
+        }
+    }
+
+    fn show(
+        &self,
+        progress: &StepProgress,
+        traces: &[SwapTrace],
+        started: Instant,
+        faults: &Faults,
+    ) {
+        match self.args.seconds {
+            Some(time) => progress.at(started.elapsed().as_secs(), time.as_secs()),
+            None => progress.at(traces.len() as u64, self.args.swaps as u64),
+        }
+        let Some(last) = traces.last() else { return };
+        progress.say(format!(
+            "{} swaps, {:.0} MiB resident, p50 {:.2} ms, {} failed, {} wrong",
+            traces.len(),
+            last.rss_mb,
+            last.p50_ms,
+            faults.failed,
+            faults.wrong
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: SoakArgs,
+    }
+
+    fn parse(text: &str) -> Result<SoakArgs> {
+        let words = std::iter::once("soak").chain(text.split_whitespace());
+        let args = Cli::try_parse_from(words).map_err(|e| Error::invalid(e.to_string()))?.args;
+        args.check().map(|()| args)
+    }
+
+    #[test]
+    fn engines_are_different_and_figures_in_range() {
+        let args = parse("--engine onnx,torch --seconds 600 --period 20").unwrap();
+        assert_eq!(args.engines, [EngineName::Onnx, EngineName::Torch]);
+        assert_eq!((args.seconds.unwrap().as_secs(), args.period.unwrap().as_secs()), (600, 20));
+        for wrong in ["--engine onnx,onnx", "--engine other", "--swaps 1", "--rate 0", "--batch 0"]
+        {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}
