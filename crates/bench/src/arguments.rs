@@ -65,6 +65,7 @@ fn environment(machine: MachineArgs) -> Result<BenchEnv> {
         millpond: required("MILLPOND_PROGRAM")?,
         onnxruntime: search(machine.onnxruntime, "MILLPOND_ONNXRUNTIME"),
         libtorch: search(machine.libtorch, "MILLPOND_LIBTORCH"),
+        tensorflow: search(machine.tensorflow, "MILLPOND_TENSORFLOW"),
         audio_data: variable("MILLPOND_AUDIO_DATA"),
         cache_dir: machine.cache_dir.map_or_else(|| required("MILLPOND_CACHE_DIR"), Ok)?,
     })

@@ -229,6 +229,7 @@ pub(crate) mod tests {
             millpond: "unused".into(),
             onnxruntime: LibrarySearch::around_process(None, None),
             libtorch: engine::LibrarySearch::default(),
+            tensorflow: engine::LibrarySearch::default(),
             audio_data: None,
             cache_dir: dir.into(),
         }

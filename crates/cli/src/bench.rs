@@ -11,6 +11,7 @@ use std::time::Duration;
 use base::ErrorKind;
 use clap::{Args, Subcommand};
 use demo::DemoArgs;
+use engine::LibrarySearch;
 use loadgen::{BenchEnv, MachineArgs};
 use tune::load::BenchLoadArgs;
 
@@ -128,6 +129,10 @@ pub(crate) fn bench_env(machine: &MachineArgs) -> CommandResult<BenchEnv> {
         millpond: this_program()?,
         onnxruntime: library_search(machine.onnxruntime.clone()),
         libtorch: torch_search(machine.libtorch.clone()),
+        tensorflow: LibrarySearch::around_process(
+            machine.tensorflow.clone(),
+            environment::VIRTUAL_ENV.path(),
+        ),
         audio_data: environment::AUDIO_DATA.path(),
         cache_dir: machine.cache_dir.clone().unwrap_or_else(environment::cache_dir),
     })

@@ -31,45 +31,65 @@ pub struct SwapContents {
     dirs: Vec<PathBuf>,
 }
 
+/// Form of a content's files.
+#[derive(Clone, Copy, Debug)]
+pub struct ContentForm<'a> {
+    /// End of the cache key.
+    pub suffix: &'a str,
+    /// Free disk space that making a content needs, as a multiple of its parameters.
+    pub disk_copies: u64,
+}
+
+impl<'a> ContentForm<'a> {
+    fn new(suffix: &'a str) -> ContentForm<'a> {
+        ContentForm { suffix, disk_copies: 1 }
+    }
+}
+
 /// Writes a content into an empty directory, and reports the number of bytes written.
 pub type ContentWriter<'a> = dyn Fn(CtrContent, &Path, &dyn Fn(u64)) -> Result<()> + 'a;
 
 impl SwapContents {
     /// Returns both contents in the mappable layout. The cache keeps them.
     pub fn layouts(env: &BenchEnv, ctr: &Ctr, pair: ContentPair) -> Result<SwapContents> {
-        SwapContents::make(env, ctr, pair, "", &|content, dir, progress| {
+        SwapContents::make(env, ctr, pair, ContentForm::new(""), &|content, dir, progress| {
             ctr.write_layout(content, dir, progress)
         })
     }
 
     /// Returns both contents as ordinary files with everything embedded.
     pub fn embedded(env: &BenchEnv, ctr: &Ctr, pair: ContentPair) -> Result<SwapContents> {
-        SwapContents::make(env, ctr, pair, "-embedded", &|content, dir, progress| {
-            ctr.write_embedded(content, &dir.join("model.onnx"), progress)
-        })
+        SwapContents::make(
+            env,
+            ctr,
+            pair,
+            ContentForm::new("-embedded"),
+            &|content, dir, progress| {
+                ctr.write_embedded(content, &dir.join("model.onnx"), progress)
+            },
+        )
     }
 
     /// Returns both contents as TorchScript modules, which every arm serves.
     pub fn modules(env: &BenchEnv, ctr: &Ctr, pair: ContentPair) -> Result<SwapContents> {
         let engine = TorchEngine::new(env.libtorch.clone());
-        SwapContents::make(env, ctr, pair, "-torch", &|content, dir, progress| {
+        SwapContents::make(env, ctr, pair, ContentForm::new("-torch"), &|content, dir, progress| {
             module::write(&engine, ctr, content, dir, progress)
         })
     }
 
-    /// Returns both contents as `write` makes them. The cache keeps them under the model's name
-    /// with `suffix`.
+    /// Returns both contents as `write` makes them. The cache keeps them.
     pub fn make(
         env: &BenchEnv,
         ctr: &Ctr,
         pair: ContentPair,
-        suffix: &str,
+        form: ContentForm<'_>,
         write: &ContentWriter<'_>,
     ) -> Result<SwapContents> {
         let progress = StepProgress::new(ctr.bytes() >> 20);
         let one = |content: CtrContent| {
-            let key = format!("{}-{}{suffix}", ctr.key(), content.key());
-            cache::ensure(&env.cache_dir, &key, ctr.bytes(), |dir| {
+            let key = format!("{}-{}{}", ctr.key(), content.key(), form.suffix);
+            cache::ensure(&env.cache_dir, &key, ctr.bytes() * form.disk_copies, |dir| {
                 progress.say(format!("MiB of {key} ({}), made once", format_bytes(ctr.bytes())));
                 let done = Cell::new(0u64);
                 write(content, dir, &|bytes| {

@@ -57,6 +57,10 @@ pub struct MachineArgs {
     /// program]
     #[arg(long, value_name = "PATH", global = true)]
     pub libtorch: Option<PathBuf>,
+    /// TensorFlow's shared library, or the directory of its Python package [default: found in a
+    /// virtual environment or beside the program]
+    #[arg(long, value_name = "PATH", global = true)]
+    pub tensorflow: Option<PathBuf>,
     /// Directory of generated models and logs [default: the user's cache directory]
     #[arg(long, value_name = "DIR", global = true)]
     pub cache_dir: Option<PathBuf>,
@@ -71,6 +75,8 @@ pub struct BenchEnv {
     pub onnxruntime: LibrarySearch,
     /// Search for the LibTorch shim.
     pub libtorch: LibrarySearch,
+    /// Search for TensorFlow's library.
+    pub tensorflow: LibrarySearch,
     /// Folder of audio data that the user named, if any.
     pub audio_data: Option<PathBuf>,
     /// Directory of models, logs and run directories. A second run finds its models there.

@@ -243,6 +243,13 @@ fn spawn(
                 .iter()
                 .flat_map(|shim| [OsStr::new("--libtorch"), shim.as_os_str()]),
         )
+        // The server finds the library as this program does, unless the user named it.
+        .args(
+            env.tensorflow
+                .explicit
+                .iter()
+                .flat_map(|path| [OsStr::new("--tensorflow"), path.as_os_str()]),
+        )
         .stdin(Stdio::null())
         .stdout(file)
         .stderr(second);
@@ -378,6 +385,7 @@ mod tests {
                 ..Default::default()
             },
             libtorch: engine::LibrarySearch::default(),
+            tensorflow: engine::LibrarySearch::default(),
             audio_data: None,
             cache_dir: dir.path().into(),
         };

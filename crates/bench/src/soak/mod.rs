@@ -18,6 +18,7 @@ use engine_onnx::OnnxEngine;
 
 use crate::report::BenchReport as _;
 use crate::swap::EngineName;
+use crate::swap::engines::ContentFiles;
 use crate::swap::server::{SwapLoad, SwapModel, SwapPace, SwapServer, SwapServerPlan};
 use demo::contents::DISTINCT;
 use demo::ctr::Ctr;
@@ -44,8 +45,8 @@ const LEAD_TIME: Duration = Duration::from_secs(1);
 ///
 /// One server has a model of each engine. All models are swapped at once, again and again, and
 /// every answer is checked. Growth compares the medians of 50 swaps, from swap 50 on and at the
-/// end. `--engine onnx,torch --period 20 --seconds 600` serves two engines together for ten
-/// minutes.
+/// end. `--engine onnx,torch,tensorflow --period 20 --seconds 600` serves three engines together
+/// for ten minutes.
 ///
 /// Wanted: no failed request, no wrong answer, no growth of descriptors and threads, and at most
 /// 3 % of resident memory and of the median latency.
@@ -81,6 +82,10 @@ pub struct SoakArgs {
     /// Publish files as the engine's framework writes them, which the server converts first
     #[arg(long)]
     pub convert: bool,
+    /// Python with TensorFlow, which makes the models of that engine [default:
+    /// .venv-test/bin/python, which `make .venv-test/ready` makes]
+    #[arg(long, value_name = "PATH")]
+    pub python: Option<PathBuf>,
     /// Further argument for the server, e.g. --server-arg=--load-rate=400MB (may be given several
     /// times)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
@@ -110,13 +115,14 @@ impl SoakArgs {
 
     /// Makes or finds the models, the requests and the expected answers.
     fn models(&self, env: &BenchEnv) -> Result<Vec<Arc<SwapModel>>> {
-        let ctr = Ctr::of_bytes(self.bytes);
-        let traffic = Arc::new(Traffic::new(&ctr, DISTINCT, self.batch)?);
+        let python = self.python.as_deref();
+        let files = ContentFiles { env, ctr: Ctr::of_bytes(self.bytes), python };
+        let traffic = Arc::new(Traffic::new(&files.ctr, DISTINCT, self.batch)?);
         let model = |&engine: &EngineName| {
             let contents = if self.convert {
-                engine.plain(env, &ctr, DISTINCT)?
+                engine.plain(&files, DISTINCT)?
             } else {
-                engine.published(env, &ctr, DISTINCT)?
+                engine.published(&files, DISTINCT)?
             };
             let name = engine.name().to_owned();
             Ok(Arc::new(SwapModel { name, engine, contents, traffic: traffic.clone() }))

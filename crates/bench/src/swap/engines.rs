@@ -3,12 +3,24 @@
 //! All engines serve the same click-through model with the same parameters, so the same requests
 //! have the same expected answers.
 
+use std::path::Path;
+
 use base::Result;
 use clap::ValueEnum;
 use demo::contents::{ContentPair, SwapContents};
 use demo::ctr::Ctr;
 use demo::module;
 use loadgen::BenchEnv;
+
+use super::saved_model;
+
+/// Parameters of making a model's files.
+pub(crate) struct ContentFiles<'a> {
+    pub(crate) env: &'a BenchEnv,
+    pub(crate) ctr: Ctr,
+    /// Python with TensorFlow, if the usual one is not wanted.
+    pub(crate) python: Option<&'a Path>,
+}
 
 /// Engine of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -17,6 +29,8 @@ pub enum EngineName {
     Onnx,
     /// LibTorch.
     Torch,
+    /// TensorFlow.
+    Tensorflow,
 }
 
 impl EngineName {
@@ -25,32 +39,31 @@ impl EngineName {
         match self {
             EngineName::Onnx => "onnx",
             EngineName::Torch => "torch",
+            EngineName::Tensorflow => "tensorflow",
         }
     }
 
     /// Returns both contents in the form that is served from the pool without a conversion.
     pub(crate) fn published(
         self,
-        env: &BenchEnv,
-        ctr: &Ctr,
+        files: &ContentFiles<'_>,
         pair: ContentPair,
     ) -> Result<SwapContents> {
+        let ContentFiles { env, ctr, .. } = files;
         match self {
             EngineName::Onnx => SwapContents::layouts(env, ctr, pair),
             EngineName::Torch => SwapContents::modules(env, ctr, pair),
+            EngineName::Tensorflow => saved_model::published(files, pair),
         }
     }
 
     /// Returns both contents as the engine's own framework writes them.
-    pub(crate) fn plain(
-        self,
-        env: &BenchEnv,
-        ctr: &Ctr,
-        pair: ContentPair,
-    ) -> Result<SwapContents> {
+    pub(crate) fn plain(self, files: &ContentFiles<'_>, pair: ContentPair) -> Result<SwapContents> {
+        let ContentFiles { env, ctr, .. } = files;
         match self {
             EngineName::Onnx => SwapContents::embedded(env, ctr, pair),
             EngineName::Torch => SwapContents::modules(env, ctr, pair),
+            EngineName::Tensorflow => saved_model::plain(files, pair),
         }
     }
 
@@ -68,6 +81,7 @@ impl EngineName {
     pub(crate) fn heap_over_pool_min(self) -> f64 {
         match self {
             EngineName::Onnx | EngineName::Torch => 10.0,
+            EngineName::Tensorflow => 5.0,
         }
     }
 }

@@ -10,6 +10,7 @@ mod arm;
 pub(crate) mod engines;
 mod models;
 mod report;
+mod saved_model;
 pub(crate) mod server;
 mod timeline;
 
@@ -98,6 +99,10 @@ pub struct SwapArgs {
     /// Undisturbed time before the first swap of a round
     #[arg(long, default_value = "10", value_parser = units::parse_duration)]
     pub steady: Duration,
+    /// Python with TensorFlow, which makes the models of that engine [default:
+    /// .venv-test/bin/python, which `make .venv-test/ready` makes]
+    #[arg(long, value_name = "PATH")]
+    pub python: Option<PathBuf>,
     /// A small model, one short round: shows that it works, its figures mean nothing
     #[arg(long)]
     pub quick: bool,

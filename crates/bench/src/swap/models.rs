@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use base::{Error, Result};
 
+use super::engines::ContentFiles;
 use super::server::SwapModel;
 use super::{SwapArgs, SwapArm};
 use demo::contents::{ContentPair, DISTINCT};
@@ -62,7 +63,8 @@ pub(super) struct SwapModels(BTreeMap<ModelForm, Arc<SwapModel>>);
 impl SwapModels {
     /// Makes or finds the files, the requests and the expected answers.
     pub(super) fn make(args: &SwapArgs, env: &BenchEnv) -> Result<SwapModels> {
-        let ctr = Ctr::of_bytes(args.bytes);
+        let python = args.python.as_deref();
+        let files = ContentFiles { env, ctr: Ctr::of_bytes(args.bytes), python };
         let mut models: BTreeMap<ModelForm, Arc<SwapModel>> = BTreeMap::new();
         for &form in args.arms.iter().flat_map(|&arm| ModelForm::of(arm)) {
             if models.contains_key(&form) {
@@ -70,8 +72,8 @@ impl SwapModels {
             }
             let pair = form.pair();
             let contents = match form {
-                ModelForm::Plain => args.engine.plain(env, &ctr, pair)?,
-                _ => args.engine.published(env, &ctr, pair)?,
+                ModelForm::Plain => args.engine.plain(&files, pair)?,
+                _ => args.engine.published(&files, pair)?,
             };
             let same = models.iter().find(|(other, _)| other.pair() == pair);
             let traffic = match same {
@@ -79,7 +81,7 @@ impl SwapModels {
                 None => {
                     let progress = StepProgress::new(1);
                     progress.say("computing the right answers");
-                    Arc::new(Traffic::new(&ctr, pair, args.batch)?)
+                    Arc::new(Traffic::new(&files.ctr, pair, args.batch)?)
                 }
             };
             let name = form.name().to_owned();

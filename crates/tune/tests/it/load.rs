@@ -30,6 +30,7 @@ fn load(target: &Target, scheme: &str, flags: &str) -> Result<Value, String> {
         millpond: "unused".into(),
         onnxruntime: engine::LibrarySearch::default(),
         libtorch: engine::LibrarySearch::default(),
+        tensorflow: engine::LibrarySearch::default(),
         audio_data: None,
         cache_dir: dir.path().into(),
     };
@@ -105,6 +106,7 @@ fn an_absent_server_is_an_error_at_once() {
         millpond: "unused".into(),
         onnxruntime: engine::LibrarySearch::default(),
         libtorch: engine::LibrarySearch::default(),
+        tensorflow: engine::LibrarySearch::default(),
         audio_data: None,
         cache_dir: "unused".into(),
     };
