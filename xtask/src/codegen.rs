@@ -9,8 +9,13 @@ use anyhow::{Context, Result, ensure};
 /// Crates with a directory `proto`, whose Rust is in `src/generated`.
 const CRATES: [&str; 2] = ["crates/protocol", "crates/engine-tensorflow"];
 
+/// Messages of text files, whose descriptors are committed in [`DESCRIPTORS`].
+const TEXT_FILES: &str = "tensorflow_serving_config.proto";
+/// Name of the file of descriptors.
+const DESCRIPTORS: &str = "tensorflow.serving.config.binpb";
+
 /// File name to content.
-type Files = BTreeMap<String, String>;
+type Files = BTreeMap<String, Vec<u8>>;
 
 /// Writes the generated files, or with `check` compares them with what is committed.
 ///
@@ -60,7 +65,16 @@ fn generate(proto: &Path) -> Result<Files> {
         .btree_map(".")
         .out_dir(scratch.path())
         .compile_fds(descriptors)?;
-    read(scratch.path())
+    let mut files = read(scratch.path())?;
+    files.insert(DESCRIPTORS.to_owned(), descriptors_of_text_files(proto)?);
+    Ok(files)
+}
+
+/// Returns the descriptors by which text files are parsed, without comments and positions.
+fn descriptors_of_text_files(proto: &Path) -> Result<Vec<u8>> {
+    let mut compiler = protox::Compiler::new([proto])?;
+    compiler.include_source_info(false).include_imports(true).open_file(TEXT_FILES)?;
+    Ok(compiler.encode_file_descriptor_set())
 }
 
 fn read(folder: &Path) -> Result<Files> {
@@ -69,7 +83,7 @@ fn read(folder: &Path) -> Result<Files> {
     for entry in entries {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        files.insert(name, std::fs::read_to_string(entry.path())?);
+        files.insert(name, std::fs::read(entry.path())?);
     }
     Ok(files)
 }

@@ -211,3 +211,262 @@ impl DataType {
         }
     }
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ThreadPoolOptionProto {
+    #[prost(int32, tag = "1")]
+    pub num_threads: i32,
+    #[prost(string, tag = "2")]
+    pub global_name: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GpuOptions {
+    #[prost(double, tag = "1")]
+    pub per_process_gpu_memory_fraction: f64,
+    #[prost(string, tag = "2")]
+    pub allocator_type: ::prost::alloc::string::String,
+    #[prost(int64, tag = "3")]
+    pub deferred_deletion_bytes: i64,
+    #[prost(bool, tag = "4")]
+    pub allow_growth: bool,
+    #[prost(string, tag = "5")]
+    pub visible_device_list: ::prost::alloc::string::String,
+    #[prost(int32, tag = "6")]
+    pub polling_active_delay_usecs: i32,
+    #[prost(int32, tag = "7")]
+    pub polling_inactive_delay_msecs: i32,
+    #[prost(bool, tag = "8")]
+    pub force_gpu_compatible: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OptimizerOptions {
+    #[prost(bool, tag = "1")]
+    pub do_common_subexpression_elimination: bool,
+    #[prost(bool, tag = "2")]
+    pub do_constant_folding: bool,
+    #[prost(int64, tag = "6")]
+    pub max_folded_constant_in_bytes: i64,
+    #[prost(bool, tag = "4")]
+    pub do_function_inlining: bool,
+    #[prost(enumeration = "optimizer_options::Level", tag = "3")]
+    pub opt_level: i32,
+    #[prost(enumeration = "optimizer_options::GlobalJitLevel", tag = "5")]
+    pub global_jit_level: i32,
+    #[prost(bool, tag = "7")]
+    pub cpu_global_jit: bool,
+}
+/// Nested message and enum types in `OptimizerOptions`.
+pub mod optimizer_options {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Level {
+        L1 = 0,
+        L0 = -1,
+    }
+    impl Level {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::L1 => "L1",
+                Self::L0 => "L0",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "L1" => Some(Self::L1),
+                "L0" => Some(Self::L0),
+                _ => None,
+            }
+        }
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum GlobalJitLevel {
+        Default = 0,
+        Off = -1,
+        On1 = 1,
+        On2 = 2,
+    }
+    impl GlobalJitLevel {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Default => "DEFAULT",
+                Self::Off => "OFF",
+                Self::On1 => "ON_1",
+                Self::On2 => "ON_2",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "DEFAULT" => Some(Self::Default),
+                "OFF" => Some(Self::Off),
+                "ON_1" => Some(Self::On1),
+                "ON_2" => Some(Self::On2),
+                _ => None,
+            }
+        }
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RewriterConfig {
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "1")]
+    pub layout_optimizer: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "3")]
+    pub constant_folding: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "7")]
+    pub arithmetic_optimization: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "8")]
+    pub dependency_optimization: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "9")]
+    pub loop_optimization: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "10")]
+    pub function_optimization: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "11")]
+    pub debug_stripper: i32,
+    #[prost(bool, tag = "2")]
+    pub disable_model_pruning: bool,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "13")]
+    pub shape_optimization: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "14")]
+    pub remapping: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "15")]
+    pub scoped_allocator_optimization: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "18")]
+    pub pin_to_host_optimization: i32,
+    #[prost(bool, tag = "19")]
+    pub disable_meta_optimizer: bool,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "23")]
+    pub auto_mixed_precision: i32,
+    #[prost(enumeration = "rewriter_config::Toggle", tag = "25")]
+    pub auto_mixed_precision_mkl: i32,
+    #[prost(string, repeated, tag = "100")]
+    pub optimizers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// Nested message and enum types in `RewriterConfig`.
+pub mod rewriter_config {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Toggle {
+        Default = 0,
+        On = 1,
+        Off = 2,
+        Aggressive = 3,
+    }
+    impl Toggle {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Default => "DEFAULT",
+                Self::On => "ON",
+                Self::Off => "OFF",
+                Self::Aggressive => "AGGRESSIVE",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "DEFAULT" => Some(Self::Default),
+                "ON" => Some(Self::On),
+                "OFF" => Some(Self::Off),
+                "AGGRESSIVE" => Some(Self::Aggressive),
+                _ => None,
+            }
+        }
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GraphOptions {
+    #[prost(bool, tag = "2")]
+    pub enable_recv_scheduling: bool,
+    #[prost(message, optional, tag = "3")]
+    pub optimizer_options: ::core::option::Option<OptimizerOptions>,
+    #[prost(int64, tag = "4")]
+    pub build_cost_model: i64,
+    #[prost(int64, tag = "9")]
+    pub build_cost_model_after: i64,
+    #[prost(bool, tag = "5")]
+    pub infer_shapes: bool,
+    #[prost(bool, tag = "6")]
+    pub place_pruned_graph: bool,
+    #[prost(bool, tag = "7")]
+    pub enable_bfloat16_sendrecv: bool,
+    #[prost(int32, tag = "8")]
+    pub timeline_step: i32,
+    #[prost(message, optional, tag = "10")]
+    pub rewrite_options: ::core::option::Option<RewriterConfig>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ConfigProto {
+    #[prost(btree_map = "string, int32", tag = "1")]
+    pub device_count: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        i32,
+    >,
+    #[prost(int32, tag = "2")]
+    pub intra_op_parallelism_threads: i32,
+    #[prost(int32, tag = "5")]
+    pub inter_op_parallelism_threads: i32,
+    #[prost(bool, tag = "9")]
+    pub use_per_session_threads: bool,
+    #[prost(message, repeated, tag = "12")]
+    pub session_inter_op_thread_pool: ::prost::alloc::vec::Vec<ThreadPoolOptionProto>,
+    #[prost(int32, tag = "3")]
+    pub placement_period: i32,
+    #[prost(string, repeated, tag = "4")]
+    pub device_filters: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, optional, tag = "6")]
+    pub gpu_options: ::core::option::Option<GpuOptions>,
+    #[prost(bool, tag = "7")]
+    pub allow_soft_placement: bool,
+    #[prost(bool, tag = "8")]
+    pub log_device_placement: bool,
+    #[prost(message, optional, tag = "10")]
+    pub graph_options: ::core::option::Option<GraphOptions>,
+    #[prost(int64, tag = "11")]
+    pub operation_timeout_in_ms: i64,
+    #[prost(bool, tag = "15")]
+    pub isolate_session_state: bool,
+    #[prost(bool, tag = "17")]
+    pub share_cluster_devices_in_session: bool,
+}

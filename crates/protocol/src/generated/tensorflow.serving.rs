@@ -420,3 +420,260 @@ pub mod model_service_client {
         }
     }
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FileSystemStoragePathSourceConfig {}
+/// Nested message and enum types in `FileSystemStoragePathSourceConfig`.
+pub mod file_system_storage_path_source_config {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct ServableVersionPolicy {
+        #[prost(oneof = "servable_version_policy::PolicyChoice", tags = "100, 101, 102")]
+        pub policy_choice: ::core::option::Option<servable_version_policy::PolicyChoice>,
+    }
+    /// Nested message and enum types in `ServableVersionPolicy`.
+    pub mod servable_version_policy {
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+        pub struct Latest {
+            #[prost(uint32, tag = "1")]
+            pub num_versions: u32,
+        }
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+        pub struct All {}
+        #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+        pub struct Specific {
+            #[prost(int64, repeated, tag = "1")]
+            pub versions: ::prost::alloc::vec::Vec<i64>,
+        }
+        #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+        pub enum PolicyChoice {
+            #[prost(message, tag = "100")]
+            Latest(Latest),
+            #[prost(message, tag = "101")]
+            All(All),
+            #[prost(message, tag = "102")]
+            Specific(Specific),
+        }
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LogCollectorConfig {
+    #[prost(string, tag = "1")]
+    pub r#type: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub filename_prefix: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct SamplingConfig {
+    #[prost(double, tag = "1")]
+    pub sampling_rate: f64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LoggingConfig {
+    #[prost(message, optional, tag = "1")]
+    pub log_collector_config: ::core::option::Option<LogCollectorConfig>,
+    #[prost(message, optional, tag = "2")]
+    pub sampling_config: ::core::option::Option<SamplingConfig>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ModelConfig {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub base_path: ::prost::alloc::string::String,
+    #[prost(enumeration = "ModelType", tag = "3")]
+    pub model_type: i32,
+    #[prost(string, tag = "4")]
+    pub model_platform: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "7")]
+    pub model_version_policy: ::core::option::Option<
+        file_system_storage_path_source_config::ServableVersionPolicy,
+    >,
+    #[prost(btree_map = "string, int64", tag = "8")]
+    pub version_labels: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        i64,
+    >,
+    #[prost(message, optional, tag = "6")]
+    pub logging_config: ::core::option::Option<LoggingConfig>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ModelConfigList {
+    #[prost(message, repeated, tag = "1")]
+    pub config: ::prost::alloc::vec::Vec<ModelConfig>,
+}
+/// `--model_config_file`.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ModelServerConfig {
+    #[prost(oneof = "model_server_config::Config", tags = "1, 2")]
+    pub config: ::core::option::Option<model_server_config::Config>,
+}
+/// Nested message and enum types in `ModelServerConfig`.
+pub mod model_server_config {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Config {
+        #[prost(message, tag = "1")]
+        ModelConfigList(super::ModelConfigList),
+        #[prost(message, tag = "2")]
+        CustomModelConfig(::prost_types::Any),
+    }
+}
+/// `--batching_parameters_file`, and batching_params.pbtxt in a version's directory.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BatchingParameters {
+    #[prost(message, optional, tag = "1")]
+    pub max_batch_size: ::core::option::Option<i64>,
+    #[prost(message, optional, tag = "2")]
+    pub batch_timeout_micros: ::core::option::Option<i64>,
+    #[prost(message, optional, tag = "3")]
+    pub max_enqueued_batches: ::core::option::Option<i64>,
+    #[prost(message, optional, tag = "4")]
+    pub num_batch_threads: ::core::option::Option<i64>,
+    #[prost(message, optional, tag = "5")]
+    pub thread_pool_name: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(message, optional, tag = "8")]
+    pub enable_large_batch_splitting: ::core::option::Option<bool>,
+    #[prost(message, optional, tag = "9")]
+    pub max_execution_batch_size: ::core::option::Option<i64>,
+    #[prost(int64, repeated, tag = "6")]
+    pub allowed_batch_sizes: ::prost::alloc::vec::Vec<i64>,
+    #[prost(bool, tag = "7")]
+    pub pad_variable_length_inputs: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PrometheusConfig {
+    #[prost(bool, tag = "1")]
+    pub enable: bool,
+    #[prost(string, tag = "2")]
+    pub path: ::prost::alloc::string::String,
+}
+/// `--monitoring_config_file`.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MonitoringConfig {
+    #[prost(message, optional, tag = "1")]
+    pub prometheus_config: ::core::option::Option<PrometheusConfig>,
+}
+/// `--ssl_config_file`.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SslConfig {
+    #[prost(string, tag = "1")]
+    pub server_key: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub server_cert: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub custom_ca: ::prost::alloc::string::String,
+    #[prost(bool, tag = "4")]
+    pub client_verify: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ModelWarmupOptions {
+    #[prost(message, optional, tag = "1")]
+    pub num_request_iterations: ::core::option::Option<i32>,
+    #[prost(message, optional, tag = "2")]
+    pub num_model_warmup_threads: ::core::option::Option<i32>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SessionBundleConfig {
+    #[prost(string, tag = "1")]
+    pub session_target: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub session_config: ::core::option::Option<super::ConfigProto>,
+    #[prost(message, optional, tag = "3")]
+    pub batching_parameters: ::core::option::Option<BatchingParameters>,
+    #[prost(message, optional, tag = "4")]
+    pub session_run_load_threadpool_index: ::core::option::Option<i32>,
+    #[prost(uint64, tag = "5")]
+    pub experimental_transient_ram_bytes_during_load: u64,
+    #[prost(string, repeated, tag = "6")]
+    pub saved_model_tags: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(bool, tag = "779")]
+    pub enable_model_warmup: bool,
+    #[prost(message, optional, tag = "780")]
+    pub model_warmup_options: ::core::option::Option<ModelWarmupOptions>,
+    #[prost(bool, tag = "781")]
+    pub enable_session_metadata: bool,
+    #[prost(bool, tag = "782")]
+    pub remove_unused_fields_from_bundle_metagraph: bool,
+    #[prost(bool, tag = "783")]
+    pub prefer_tflite_model: bool,
+    #[prost(int32, tag = "786")]
+    pub num_tflite_interpreters_per_pool: i32,
+    #[prost(int32, tag = "787")]
+    pub num_tflite_pools: i32,
+    #[prost(bool, tag = "788")]
+    pub wrap_session_with_no_threading_params: bool,
+    #[prost(bool, tag = "789")]
+    pub enable_per_model_batching_params: bool,
+    #[prost(bool, tag = "790")]
+    pub enable_saved_model_config: bool,
+    #[prost(string, tag = "791")]
+    pub mixed_precision: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SavedModelBundleSourceAdapterConfig {
+    #[prost(message, optional, tag = "1000")]
+    pub legacy_config: ::core::option::Option<SessionBundleConfig>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PlatformConfig {
+    #[prost(message, optional, tag = "1")]
+    pub source_adapter_config: ::core::option::Option<::prost_types::Any>,
+}
+/// `--platform_config_file`.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PlatformConfigMap {
+    #[prost(btree_map = "string, message", tag = "1")]
+    pub platform_configs: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        PlatformConfig,
+    >,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReloadConfigRequest {
+    #[prost(message, optional, tag = "1")]
+    pub config: ::core::option::Option<ModelServerConfig>,
+    #[prost(string, repeated, tag = "2")]
+    pub metric_names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReloadedMetric {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(int64, tag = "2")]
+    pub int64_value_increase: i64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReloadConfigResponse {
+    #[prost(message, optional, tag = "1")]
+    pub status: ::core::option::Option<StatusProto>,
+    #[prost(message, repeated, tag = "2")]
+    pub metric: ::prost::alloc::vec::Vec<ReloadedMetric>,
+}
+/// Deprecated in favour of `model_platform`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ModelType {
+    Unspecified = 0,
+    Tensorflow = 1,
+    Other = 2,
+}
+impl ModelType {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "MODEL_TYPE_UNSPECIFIED",
+            Self::Tensorflow => "TENSORFLOW",
+            Self::Other => "OTHER",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "MODEL_TYPE_UNSPECIFIED" => Some(Self::Unspecified),
+            "TENSORFLOW" => Some(Self::Tensorflow),
+            "OTHER" => Some(Self::Other),
+            _ => None,
+        }
+    }
+}

@@ -9,6 +9,7 @@ pub mod json;
 mod rank;
 mod response;
 mod tensor;
+pub mod text;
 pub mod warmup;
 
 pub use datatype::{datatype, from_datatype};
