@@ -1,5 +1,7 @@
 //! The command line: all commands and their help.
 
+use std::ffi::OsString;
+
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::audio::AudioCommand;
@@ -14,11 +16,13 @@ use crate::models::ModelsArgs;
 use crate::publish::{ConvertArgs, PublishArgs};
 use crate::serve::ServeArgs;
 use crate::speakers::SpeakersArgs;
+use crate::tfs::TfsArgs;
+use crate::tfs::import::ImportCommand;
 use crate::tune::TuneCommand;
 use crate::worker::WorkerArgs;
 use crate::{
     audio, bench, completion, doctor, environment, images, infer, models, publish, serve, speakers,
-    tune, worker,
+    tfs, tune, worker,
 };
 
 /// Serves models with a tail latency that stays flat while they change
@@ -33,6 +37,10 @@ pub(crate) struct Arguments {
 enum Command {
     /// Serve models over HTTP and gRPC
     Serve(Box<ServeArgs>),
+    /// Serve as TensorFlow Serving does: with its flags and configuration files
+    Tfs(TfsArgs),
+    /// Convert another server's configuration into a settings file
+    Import(ImportCommand),
     /// Publish an ONNX file as a version that loads without a latency spike, into DIR/NAME
     Publish(PublishArgs),
     /// List, load and unload the models of a running server
@@ -76,7 +84,13 @@ pub(crate) fn command() -> clap::Command {
 /// # Errors
 /// Returns a usage error for a flag of another server, and the errors of [`bench::pass_on`].
 pub(crate) fn parse() -> CommandResult<Arguments> {
-    bench::pass_on(&std::env::args_os().skip(1).collect::<Vec<_>>())?;
+    let words: Vec<_> = std::env::args_os().collect();
+    if let Some(arguments) = tfs::started(&words) {
+        let text = |word: OsString| word.to_string_lossy().into_owned();
+        let arguments = arguments.into_iter().map(text).collect();
+        return Ok(Arguments { command: Command::Tfs(TfsArgs { arguments }) });
+    }
+    bench::pass_on(words.get(1..).unwrap_or_default())?;
     let parsed =
         command().try_get_matches().and_then(|matches| Arguments::from_arg_matches(&matches));
     parsed.or_else(|error| foreign::explain(&error).map_or_else(|| error.exit(), Err))
@@ -98,6 +112,8 @@ impl Arguments {
     pub(crate) fn run(&self) -> CommandResult {
         match &self.command {
             Command::Serve(args) => serve::run(args),
+            Command::Tfs(args) => tfs::run(args),
+            Command::Import(args) => tfs::import::run(args),
             Command::Publish(args) => publish::run(args),
             Command::Models(args) => models::run(args),
             Command::Infer(args) => infer::run(args),

@@ -4,8 +4,10 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::exit::CommandError;
 
-/// TensorFlow Serving's flags, without the dashes.
-const TENSORFLOW_SERVING: [(&str, &str); 30] = [
+/// Name of the server whose flags `millpond tfs` takes.
+const TENSORFLOW_SERVING: &str = "TensorFlow Serving";
+/// Its flags, without the dashes.
+const TENSORFLOW_SERVING_FLAGS: [(&str, &str); 30] = [
     ("port", "--grpc-port PORT sets the gRPC port"),
     ("rest_api_port", "--http-port PORT sets the HTTP port"),
     ("model_name", "write the model as NAME=DIR: millpond serve NAME=DIR"),
@@ -39,9 +41,9 @@ const TENSORFLOW_SERVING: [(&str, &str); 30] = [
     ("rest_api_timeout_in_ms", "--request-timeout TIME sets the longest time of a request"),
     (
         "rest_api_enable_cors_support",
-        "there is no CORS setting yet; put a proxy that adds the headers before the server",
+        "`millpond tfs` has it; or put a proxy that adds the headers before the server",
     ),
-    ("grpc_socket_path", "the server listens on TCP only: --host and --grpc-port"),
+    ("grpc_socket_path", "--grpc-socket PATH opens a Unix socket"),
     ("grpc_max_threads", "--connection-threads N sets the threads of HTTP and gRPC"),
     ("ssl_config_file", "the server speaks no TLS; put a proxy that does before it"),
     ("monitoring_config_file", "metrics are always at /metrics on the HTTP port"),
@@ -137,7 +139,13 @@ pub(crate) fn explain(error: &clap::Error) -> Option<CommandError> {
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidArg) else { return None };
     let flag = typed.split('=').next().unwrap_or_default();
     let (server, equivalent) = find(flag.trim_start_matches('-'))?;
-    Some(CommandError::usage(format!("{flag} is a flag of {server}")).hint(equivalent))
+    let error = CommandError::usage(format!("{flag} is a flag of {server}"));
+    Some(match server {
+        TENSORFLOW_SERVING => {
+            error.hint(format!("{equivalent}; `millpond tfs` takes the flag as it is"))
+        }
+        _ => error.hint(equivalent),
+    })
 }
 
 /// Returns the server that has the flag, and the equivalent here. `-` and `_` count as equal, since
@@ -148,7 +156,7 @@ fn find(flag: &str) -> Option<(&'static str, &'static str)> {
         table.iter().find(|(known, _)| same(known)).map(|(_, equivalent)| *equivalent)
     };
     let tensorflow =
-        named(&TENSORFLOW_SERVING).map(|equivalent| ("TensorFlow Serving", equivalent));
+        named(&TENSORFLOW_SERVING_FLAGS).map(|equivalent| (TENSORFLOW_SERVING, equivalent));
     tensorflow.or_else(|| named(&TRITON).map(|equivalent| ("Triton", equivalent)))
 }
 
@@ -179,7 +187,7 @@ mod tests {
     #[test]
     fn every_equivalent_is_a_flag_of_ours() {
         let flags = flags();
-        for (flag, equivalent) in TENSORFLOW_SERVING.iter().chain(&TRITON) {
+        for (flag, equivalent) in TENSORFLOW_SERVING_FLAGS.iter().chain(&TRITON) {
             let words =
                 equivalent.split([' ', ':', ';', ',']).filter_map(|word| word.strip_prefix("--"));
             for word in words {

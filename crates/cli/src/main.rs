@@ -21,6 +21,7 @@ mod models;
 mod publish;
 mod serve;
 mod speakers;
+mod tfs;
 mod tune;
 mod values;
 mod worker;

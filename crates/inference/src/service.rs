@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use base::{Data, Dim, Error, ErrorKind, NamedTensor, Result, VersionId};
-use engine::{ScheduleOptions, Servable};
+use engine::{ScheduleMode, ScheduleOptions, Servable};
 use lifecycle::{Catalog, Lifecycle};
-use metrics::{KindLabels, Metrics, RequestLabels};
+use metrics::{KindLabels, Metrics, RequestLabels, TfsRequest};
 use schedule::{Completion, Job, Scheduler};
 use tokio::sync::oneshot;
 
@@ -30,13 +30,20 @@ pub struct InferenceService {
 /// Protocol and start of a request, for its metrics.
 pub struct RequestTicket {
     protocol: &'static str,
+    /// Method of TensorFlow Serving's API.
+    api: &'static str,
     started: Instant,
 }
 
 impl RequestTicket {
     /// Starts the clock of a request of `protocol`, which is a label of the metrics.
     pub fn start(protocol: &'static str) -> RequestTicket {
-        RequestTicket { protocol, started: Instant::now() }
+        RequestTicket { protocol, api: "Predict", started: Instant::now() }
+    }
+
+    /// Starts the clock of a request to a method of TensorFlow Serving's API other than Predict.
+    pub fn of_method(protocol: &'static str, api: &'static str) -> RequestTicket {
+        RequestTicket { api, ..RequestTicket::start(protocol) }
     }
 }
 
@@ -123,6 +130,7 @@ impl InferenceService {
         let labels =
             RequestLabels { model: model.clone(), version, protocol: ticket.protocol, status };
         self.metrics.requests.get_or_create(&labels).inc();
+        self.metrics.tfs.count(model, ticket.protocol, status);
     }
 
     /// Checks and queues a request, waits for its outputs, and counts it, failed or not. If the
@@ -170,6 +178,16 @@ impl InferenceService {
             .record(completion.result.is_ok().then_some((queue, &answered)), total);
         if completion.result.is_ok() {
             self.metrics.record_phases(&id.model, id.version, queue, compute, total);
+            let merges = servable.schedule().mode == ScheduleMode::Async;
+            let request = TfsRequest {
+                model: &id.model,
+                api: ticket.api,
+                runtime: servable.engine,
+                queue: merges.then_some(queue),
+                compute,
+                total,
+            };
+            self.metrics.tfs.record(ticket.protocol, &request);
             self.stats.window(&id.model).record(total, now);
         }
         Ok(InferenceResponse { id, outputs: completion.result? })

@@ -205,6 +205,8 @@ pub struct LifecycleConfig {
     pub roots: Vec<ModelRoot>,
     /// Time between two scans of the directories.
     pub poll: Duration,
+    /// True if the directories are scanned only until the first load is finished, and on request.
+    pub poll_once: bool,
     /// Load threads, at least one.
     pub load_threads: usize,
     /// Unload threads, at least one.
@@ -240,6 +242,7 @@ impl LifecycleConfig {
             models: Vec::new(),
             roots: Vec::new(),
             poll: Duration::from_secs(1),
+            poll_once: false,
             load_threads: 1,
             unload_threads: 1,
             retries: 5,

@@ -23,7 +23,7 @@ use crate::message::{
 use crate::settled::Settled;
 use crate::source::ForeignKind;
 use crate::source::Scanner;
-use crate::source_thread::{self, ScanRequests};
+use crate::source_thread::{self, ScanPace, ScanRequests};
 use crate::unloader::Unloader;
 use crate::warmup::WarmupSource;
 use crate::{
@@ -113,8 +113,10 @@ impl Lifecycle {
         lifecycle.spawn("lifecycle".into(), move || manager.run())?;
         let poll = config.poll.max(POLL_MIN);
         let (scanner, out) = (Scanner::new(configured, poll, kinds), lifecycle.to.clone());
+        let settled = config.poll_once.then(|| lifecycle.settled.clone());
+        let pace = ScanPace { poll, settled };
         lifecycle
-            .spawn("source".into(), move || source_thread::scan(scanner, poll, &trigger, &out))?;
+            .spawn("source".into(), move || source_thread::scan(scanner, &pace, &trigger, &out))?;
         Ok(Arc::new(lifecycle))
     }
 

@@ -14,6 +14,8 @@ use crate::message::Message;
 use crate::settled::Settled;
 use crate::source::Scanner;
 
+/// Polls after a request in which directories that are scanned once are scanned again.
+const REQUEST_POLLS: u32 = 5;
 /// Bytes that are faulted in between two checks of the stop flag.
 const PREFAULT_STEP_BYTES: u64 = 64 << 20;
 
@@ -55,20 +57,42 @@ impl ScanRequests {
     }
 }
 
-/// Runs the `source` thread: a scan every `poll`, and on request.
+/// Time between scans.
+pub(crate) struct ScanPace {
+    pub(crate) poll: Duration,
+    /// The flag after which only requests cause scans; `None` scans forever.
+    pub(crate) settled: Option<Arc<Settled>>,
+}
+
+impl ScanPace {
+    /// Returns the time to the next scan; `None` waits for a request. A request is followed by
+    /// scans for a while, as some versions count as complete only if two scans saw the same files.
+    fn pause(&self, requested: Instant) -> Option<Duration> {
+        let settled = self.settled.as_ref().is_some_and(|settled| settled.get());
+        (!settled || requested.elapsed() < REQUEST_POLLS * self.poll).then_some(self.poll)
+    }
+}
+
+/// Runs the `source` thread: a scan every `pace`, and on request.
 pub(crate) fn scan(
     mut scanner: Scanner,
-    poll: Duration,
+    pace: &ScanPace,
     trigger: &ScanTrigger,
     out: &Sender<Message>,
 ) {
+    let mut requested = Instant::now();
     loop {
         let answers = trigger.requested.load(Ordering::SeqCst);
         if out.send(Message::Scanned(scanner.scan(answers, Instant::now()))).is_err() {
             return;
         }
-        match trigger.wake.recv_timeout(poll) {
-            Ok(()) | Err(RecvTimeoutError::Timeout) => {}
+        let woken = match pace.pause(requested) {
+            Some(poll) => trigger.wake.recv_timeout(poll),
+            None => trigger.wake.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match woken {
+            Ok(()) => requested = Instant::now(),
+            Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
     }

@@ -8,6 +8,7 @@ mod audio;
 mod images;
 mod scheduling;
 mod sliding;
+mod tfs;
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -27,6 +28,7 @@ pub use images::ImageMetrics;
 pub use prometheus_client;
 pub use scheduling::{Counted, ModelKindLabels, PriorityLabels, SchedulingMetrics};
 pub use sliding::{Percentiles, SlidingHistogram, WINDOW_SECONDS_MAX};
+pub use tfs::{TfsMetrics, TfsRequest};
 
 /// A gauge in whole units.
 pub type LevelGauge = Gauge<i64, AtomicI64>;
@@ -171,6 +173,10 @@ pub struct Metrics {
     pub loader_shared_bytes: Family<ModelLabels, Counter>,
     /// Worker processes of isolated models that were started again after they had ended.
     pub worker_restarts: Family<ModelLabels, Counter>,
+    /// Changes of the configuration of models, by outcome: "ok" or "failed".
+    pub config_reloads: Family<KindLabels, Counter>,
+    /// Time of the last change by outcome, in seconds since the epoch.
+    pub config_reload_time: Family<KindLabels, SecondsGauge>,
     /// Requests waiting for a worker, and their limit.
     pub queue: Family<KindLabels, LevelGauge>,
     /// Memory of requests in flight: "max", "used", and the "peak" since the start.
@@ -193,6 +199,8 @@ pub struct Metrics {
     pub images: ImageMetrics,
     /// Metrics of audio recognition.
     pub recordings: AudioMetrics,
+    /// Metrics under TensorFlow Serving's names, in a registry of their own.
+    pub tfs: TfsMetrics,
 }
 
 /// A model and a step of its swap.
@@ -240,6 +248,8 @@ impl Default for Metrics {
             loader_read_bytes: Family::default(),
             loader_shared_bytes: Family::default(),
             worker_restarts: Family::default(),
+            config_reloads: Family::default(),
+            config_reload_time: Family::default(),
             queue: Family::default(),
             request_memory_bytes: Family::default(),
             decoded: Family::default(),
@@ -251,6 +261,7 @@ impl Default for Metrics {
             scheduling: SchedulingMetrics::default(),
             images: ImageMetrics::default(),
             recordings: AudioMetrics::default(),
+            tfs: TfsMetrics::default(),
         };
         metrics.register();
         metrics
@@ -339,6 +350,17 @@ impl Metrics {
         );
         r.register("swaps", "Versions published in place of another", self.swaps.clone());
         r.register("load_failures", "Loads that failed", self.load_failures.clone());
+        r.register(
+            "config_reloads",
+            "Changes of the configuration of models while serving, by outcome (ok, failed)",
+            self.config_reloads.clone(),
+        );
+        r.register_with_unit(
+            "config_reload_time",
+            "Time of the last such change by outcome, since the epoch",
+            Unit::Seconds,
+            self.config_reload_time.clone(),
+        );
         r.register(
             "settings_taken_over",
             "Changes of settings that ready versions took over without a load",
@@ -442,6 +464,7 @@ impl Metrics {
                 status,
             });
         }
+        self.tfs.forget_version(model, version);
         for phase in ["queue", "compute", "total"] {
             self.request_seconds.remove(&PhaseLabels { model: model.clone(), version, phase });
         }

@@ -10,12 +10,13 @@ use transport::RequestResources;
 use transport::access::AccessPolicy;
 
 use crate::collections::Collections;
-use crate::config::Config;
+use crate::config::{Config, ListenerConfig};
 use crate::core::Core;
 use crate::exporter::Exporter;
 use crate::models::ModelsState;
 use crate::page::Page;
 use crate::readiness::Readiness;
+use crate::reconfigure::ModelConfigurator;
 
 /// A running server without its listeners. Each router gets its own state only.
 pub(crate) struct Server {
@@ -30,6 +31,22 @@ pub(crate) struct Server {
     pub(crate) qdrant: Arc<CollectionsState>,
     pub(crate) page: Arc<Page>,
     pub(crate) exporter: Arc<Exporter>,
+    pub(crate) http_options: HttpOptions,
+}
+
+/// Settings of the HTTP routes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HttpOptions {
+    /// Let pages of other sites use the API.
+    pub(crate) cors: bool,
+    /// Path of the metrics under TensorFlow Serving's names.
+    pub(crate) tfs_metrics: Option<String>,
+}
+
+impl HttpOptions {
+    fn of(config: &ListenerConfig) -> HttpOptions {
+        HttpOptions { cors: config.cors, tfs_metrics: config.tfs_metrics.clone() }
+    }
 }
 
 impl Server {
@@ -69,14 +86,17 @@ impl Server {
             collections.clone(),
             Arc::new(ImageRemoval::new(&images)),
         ));
+        let configurator = Arc::new(ModelConfigurator::new(&core, &config.models));
         let models = Arc::new(ModelsState {
             requests: requests.clone(),
             access: access.clone(),
             inference,
             lifecycle: core.lifecycle.clone(),
             readiness: readiness.clone(),
+            configurator,
             engine_version: core.engine_version.clone(),
             tfs_tensor_content: config.listeners.tfs_tensor_content,
+            rest_timeout: config.listeners.rest_timeout,
         });
         let exporter = Arc::new(Exporter::new(
             core.clone(),
@@ -85,8 +105,8 @@ impl Server {
             images.clone(),
             collections.clone(),
         ));
-        let page = Arc::new(Page::new(core.clone(), readiness.clone()));
         Server {
+            page: Arc::new(Page::new(core.clone(), readiness.clone())),
             core,
             requests,
             access,
@@ -96,8 +116,8 @@ impl Server {
             audio,
             images,
             qdrant,
-            page,
             exporter,
+            http_options: HttpOptions::of(&config.listeners),
         }
     }
 

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::model_list::ModelListRules;
 use api_audio::AudioConfig;
 use base::units::{GIB, MIB};
 use engine::LibrarySearch;
@@ -33,6 +34,9 @@ pub struct Config {
     pub search: SearchConfig,
 }
 
+/// Path of TensorFlow Serving's metrics.
+pub const TFS_METRICS: &str = "/monitoring/prometheus/metrics";
+
 /// Default of [`ListenerConfig::drain_time`]: a busy connection has a request every few
 /// milliseconds.
 const DRAIN_TIME: Duration = Duration::from_secs(1);
@@ -42,10 +46,12 @@ const DRAIN_TIME: Duration = Duration::from_secs(1);
 pub struct ListenerConfig {
     /// Address to listen on.
     pub host: IpAddr,
-    /// HTTP port; 0 picks a free one.
-    pub http_port: u16,
-    /// gRPC port; 0 picks a free one.
-    pub grpc_port: u16,
+    /// HTTP port; 0 picks a free one, and `None` offers no HTTP.
+    pub http_port: Option<u16>,
+    /// gRPC port; 0 picks a free one, and `None` offers no gRPC over TCP.
+    pub grpc_port: Option<u16>,
+    /// Path of a Unix socket for gRPC, which only this process's user can open.
+    pub grpc_socket: Option<PathBuf>,
     /// Names of this server in requests, besides `localhost` and the name of the machine.
     pub allowed_hosts: Vec<String>,
     /// Accept admin calls from other machines if they show the admin key.
@@ -63,6 +69,12 @@ pub struct ListenerConfig {
     pub request_memory_bytes: Option<u64>,
     /// Deadline of a request without one, and the longest deadline of any request.
     pub request_timeout: Duration,
+    /// Shorter deadline of requests to TensorFlow Serving's REST API, which cannot state one.
+    pub rest_timeout: Option<Duration>,
+    /// Let pages of other sites use the HTTP API (CORS).
+    pub cors: bool,
+    /// Path of the metrics under TensorFlow Serving's names; `None` does not offer them.
+    pub tfs_metrics: Option<String>,
     /// Longest time for the headers of a request, and between two pieces of its body.
     pub client_timeout: Duration,
     /// Time in which a client must read at least 256 KiB of a large answer.
@@ -82,8 +94,9 @@ impl Default for ListenerConfig {
     fn default() -> Self {
         ListenerConfig {
             host: IpAddr::from([127, 0, 0, 1]),
-            http_port: 8501,
-            grpc_port: 8500,
+            http_port: Some(8501),
+            grpc_port: Some(8500),
+            grpc_socket: None,
             allowed_hosts: Vec::new(),
             allow_remote_admin: false,
             admin_key: None,
@@ -92,6 +105,9 @@ impl Default for ListenerConfig {
             requests_max: 1024,
             request_memory_bytes: None,
             request_timeout: Duration::from_secs(60),
+            rest_timeout: None,
+            cors: false,
+            tfs_metrics: Some(TFS_METRICS.to_owned()),
             client_timeout: Duration::from_secs(10),
             answer_window: transport::ANSWER_WINDOW,
             shutdown_grace: Duration::from_secs(30),
@@ -216,6 +232,8 @@ pub struct ModelsConfig {
     pub roots: Vec<ModelRoot>,
     /// Time between two scans of the directories.
     pub poll: Duration,
+    /// Scan them only until the first load is finished, and on request.
+    pub poll_once: bool,
     /// Threads that load.
     pub load_threads: usize,
     /// Threads that release.
@@ -232,6 +250,8 @@ pub struct ModelsConfig {
     pub converter: (PathBuf, Vec<String>),
     /// The program that runs isolated models (this binary) and its arguments.
     pub worker: (PathBuf, Vec<String>),
+    /// Rules for lists of models that clients send.
+    pub lists: ModelListRules,
 }
 
 /// Collections and images: directories and limits.

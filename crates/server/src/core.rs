@@ -108,9 +108,10 @@ impl Core {
         let store = parameter_store(&config.memory)?;
         let metrics = Arc::new(Metrics::default());
         let isolation = Isolation::new(isolation_config(config), metrics.clone())?;
-        let engines = engines.into_iter().map(|engine| -> Arc<dyn Engine> {
+        let isolating = |engine| -> Arc<dyn Engine> {
             Arc::new(IsolatingEngine::new(engine, isolation.clone()))
-        });
+        };
+        let engines: Vec<_> = engines.into_iter().map(isolating).collect();
         let stats = Arc::new(InferenceStats::default());
         let history = Arc::new(PageHistory::default());
         let scheduler = Scheduler::start(&SchedulerConfig {
@@ -123,10 +124,11 @@ impl Core {
             metrics: metrics.clone(),
             stats: stats.clone(),
             history: history.clone(),
+            engines: engines.iter().map(|engine| engine.name()).collect(),
         });
         let lifecycle = Lifecycle::start(
             lifecycle_config(config, run_threads_max),
-            engines.collect(),
+            engines,
             store.clone(),
             Arc::new(RecordedRequests),
             observer,
@@ -199,6 +201,7 @@ fn lifecycle_config(config: &Config, run_threads_max: Option<usize>) -> Lifecycl
         models: models.models.clone(),
         roots: models.roots.clone(),
         poll: models.poll,
+        poll_once: models.poll_once,
         load_threads: models.load_threads,
         unload_threads: models.unload_threads,
         retries: models.load_retries,

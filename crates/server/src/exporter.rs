@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use api_audio::AudioState;
 use api_images::ImagesState;
+use engine::ScheduleMode;
 use metrics::prometheus_client::metrics::counter::Counter;
 use metrics::prometheus_client::metrics::family::Family;
 use metrics::{
@@ -131,6 +132,19 @@ pub(crate) fn exposition(exporter: &Exporter) -> String {
     );
     text.push_str(&format!("process_start_time_seconds {}\n# EOF\n", *STARTED));
     text
+}
+
+/// Returns the metrics under TensorFlow Serving's names, and then all others, in the older text
+/// format.
+pub(crate) fn tfs_exposition(exporter: &Exporter) -> String {
+    let core = &exporter.core;
+    let mut text = core.metrics.tfs.encode();
+    let merging = core.scheduler.snapshot().models;
+    let merging = merging.iter().filter(|model| model.mode == ScheduleMode::Async);
+    let runs: u64 = merging.map(|model| model.batches).sum();
+    let name = ":tensorflow:serving:batching_session:wrapped_run_count";
+    text.push_str(&format!("# TYPE {name} counter\n{name}{{}} {runs}\n"));
+    text + &classic(&exposition(exporter))
 }
 
 /// Sets the gauges of images, and of collections if they are open.

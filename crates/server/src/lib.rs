@@ -17,10 +17,12 @@ mod http;
 pub mod local;
 #[cfg(test)]
 mod loopback;
+mod model_list;
 mod models;
 mod observer;
 mod page;
 mod readiness;
+mod reconfigure;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -30,7 +32,11 @@ mod warmup;
 
 pub use crate::core::run_worker;
 pub use api_audio::AudioConfig;
-pub use config::{Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig};
+pub use config::{
+    Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig, TFS_METRICS,
+};
+pub use model_list::ModelListRules;
+pub use reconfigure::{ConfigSource, ConfigWatch};
 pub use run::run;
 pub use transport::access::Secret;
 

@@ -11,7 +11,7 @@ use engine::Engine;
 use lifecycle::{ModelRoot, ParameterPlacement};
 use serde_json::Value;
 use tokio::sync::watch;
-use transport::{HttpVersion, Listener};
+use transport::{HttpVersion, ListenSocket, Listener};
 
 use crate::compose::Server;
 use crate::config::{Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig};
@@ -36,6 +36,7 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
         models: Vec::new(),
         roots: vec![ModelRoot::new(root)],
         poll: Duration::from_millis(50),
+        poll_once: false,
         load_threads: 1,
         unload_threads: 1,
         load_retries: 0,
@@ -44,6 +45,7 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
         cache_dir: dir.join("cache"),
         converter: (dir.join("none"), Vec::new()),
         worker: (dir.join("none"), Vec::new()),
+        lists: crate::ModelListRules::default(),
     };
     let memory = MemoryConfig {
         placement: ParameterPlacement::Pool,
@@ -86,7 +88,7 @@ impl Loopback {
         let listener = Listener {
             name: "http",
             version: HttpVersion::Http1,
-            socket: http,
+            socket: ListenSocket::Tcp(http),
             service: http::service(&server),
             metrics: server.core.metrics.clone(),
             limits,
@@ -96,7 +98,7 @@ impl Loopback {
         let listener = Listener {
             name: "grpc",
             version: HttpVersion::Http2,
-            socket: grpc,
+            socket: ListenSocket::Tcp(grpc),
             service: grpc::service(server.models.clone(), stopped.clone()),
             metrics: server.core.metrics.clone(),
             limits,

@@ -2,6 +2,7 @@
 //! calls, over HTTP and gRPC.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use inference::InferenceService;
 use lifecycle::Lifecycle;
@@ -9,6 +10,7 @@ use transport::RequestResources;
 use transport::access::AccessPolicy;
 
 use crate::readiness::Readiness;
+use crate::reconfigure::ModelConfigurator;
 
 pub(crate) struct ModelsState {
     pub(crate) requests: Arc<RequestResources>,
@@ -16,8 +18,11 @@ pub(crate) struct ModelsState {
     pub(crate) inference: Arc<InferenceService>,
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) readiness: Arc<Readiness>,
+    pub(crate) configurator: Arc<ModelConfigurator>,
     /// Name and version of the engine, for people.
     pub(crate) engine_version: String,
     /// Encode responses of Predict over gRPC with `tensor_content`.
     pub(crate) tfs_tensor_content: bool,
+    /// Deadline of requests to TensorFlow Serving's REST API, besides the server's.
+    pub(crate) rest_timeout: Option<Duration>,
 }

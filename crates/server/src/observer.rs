@@ -14,6 +14,8 @@ pub(crate) struct MetricsObserver {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) stats: Arc<InferenceStats>,
     pub(crate) history: Arc<PageHistory>,
+    /// Names of the engines.
+    pub(crate) engines: Vec<&'static str>,
 }
 
 impl Observer for MetricsObserver {
@@ -39,6 +41,7 @@ impl Observer for MetricsObserver {
                 metrics.loads_escalated.get_or_create(&labels).inc_by(cost.escalated.into());
                 metrics.loader_read_bytes.get_or_create(&labels).inc_by(cost.bytes_read);
                 metrics.loader_shared_bytes.get_or_create(&labels).inc_by(cost.bytes_shared);
+                metrics.tfs.warmed(model, *version, cost.warm_seconds);
             }
             LifecycleEvent::Settled { model, .. } => {
                 self.metrics
@@ -47,6 +50,9 @@ impl Observer for MetricsObserver {
                     .inc();
             }
             LifecycleEvent::Swapped(report) => self.swapped(report),
+            LifecycleEvent::Forgotten { model } => {
+                self.metrics.tfs.forget_model(model, &self.engines);
+            }
             _ => {}
         }
     }

@@ -1,31 +1,41 @@
 //! Starts the server, serves, and stops.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, Result};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
-use transport::{ConnectionLimits, ConnectionThreads, HttpVersion, Listener, bind};
+use transport::{
+    ConnectionLimits, ConnectionThreads, HttpVersion, ListenSocket, Listener, UnixSocket, bind,
+};
 
 use crate::compose::Server;
 use crate::config::Config;
 use crate::core::Core;
 use crate::descriptors::{self, DescriptorPlan};
+use crate::reconfigure::{self, ConfigWatch};
 use crate::{grpc, http, page};
 
-/// Serves until SIGTERM or SIGINT, then stops gracefully.
+/// Serves until SIGTERM or SIGINT, then stops gracefully. Meanwhile the models follow `watch`;
+/// SIGHUP asks it at once.
 ///
 /// # Errors
 /// `Unavailable` if a port is taken, `NotFound` or `FailedPrecondition` if ONNX Runtime cannot be
 /// used, `InvalidArgument` for contradicting settings. A model that fails to load is not an error
 /// here: its state gives the reason.
-pub fn run(mut config: Config) -> Result<()> {
+pub fn run(mut config: Config, watch: Option<ConfigWatch>) -> Result<()> {
     config.plan_threads()?;
     share_descriptors(&mut config);
-    let http = bind(config.listeners.host, config.listeners.http_port, "--http-port")?;
-    let grpc = bind(config.listeners.host, config.listeners.grpc_port, "--grpc-port")?;
+    let port = |port: Option<u16>, flag| {
+        port.map(|port| bind(config.listeners.host, port, flag)).transpose()
+    };
+    let sockets = BoundSockets {
+        http: port(config.listeners.http_port, "--http-port")?,
+        grpc: port(config.listeners.grpc_port, "--grpc-port")?,
+        grpc_path: config.listeners.grpc_socket.clone(),
+    };
     warn_if_open(&config);
     let server = Server::new(&config, Core::compose(&config)?);
     start_gpu(&config);
@@ -41,8 +51,8 @@ pub fn run(mut config: Config) -> Result<()> {
         &server,
         config.listeners.connection_limits(),
         threads.clone(),
-        http,
-        grpc,
+        sockets,
+        watch,
     ));
     threads.shutdown();
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -63,58 +73,69 @@ fn start_gpu(config: &Config) {
     }
 }
 
+/// Sockets of a server, bound before anything else is started.
+struct BoundSockets {
+    http: Option<std::net::TcpListener>,
+    grpc: Option<std::net::TcpListener>,
+    /// Path of a Unix socket, which is bound last.
+    grpc_path: Option<PathBuf>,
+}
+
 async fn serve(
     server: &Server,
     limits: ConnectionLimits,
     threads: Arc<ConnectionThreads>,
-    http: std::net::TcpListener,
-    grpc: std::net::TcpListener,
+    sockets: BoundSockets,
+    watch: Option<ConfigWatch>,
 ) -> Result<()> {
-    let listener = |socket: std::net::TcpListener| {
-        TcpListener::from_std(socket).map_err(|e| Error::internal(format!("listener: {e}")))
-    };
-    let http = listener(http)?;
-    let grpc = listener(grpc)?;
-    let address = |socket: &TcpListener| {
-        socket
-            .local_addr()
-            .map(|a| a.to_string())
-            .map_err(|e| Error::internal(format!("listener: {e}")))
-    };
-    let http_address = address(&http)?;
-    let grpc_address = address(&grpc)?;
-    let (stop, stopped) = watch::channel(false);
-    let http_listener = Listener {
-        name: "http",
-        version: HttpVersion::Http1,
-        socket: http,
-        service: http::service(server),
-        metrics: server.core.metrics.clone(),
-        limits,
-        threads: None,
-    };
-    let grpc_listener = Listener {
-        name: "grpc",
-        version: HttpVersion::Http2,
-        socket: grpc,
-        service: grpc::service(server.models.clone(), stopped.clone()),
-        metrics: server.core.metrics.clone(),
-        limits,
-        threads: Some(threads),
-    };
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let mut addresses = String::new();
+    let mut listeners = Vec::new();
+    if let Some(http) = sockets.http {
+        let listener = Listener {
+            name: "http",
+            version: HttpVersion::Http1,
+            socket: tcp(http, "http", &mut addresses)?,
+            service: http::service(server),
+            metrics: server.core.metrics.clone(),
+            limits,
+            threads: None,
+        };
+        listeners.push(tokio::spawn(listener.serve(stopped.clone())));
+    }
+    let mut grpc = Vec::new();
+    if let Some(socket) = sockets.grpc {
+        grpc.push(("grpc", tcp(socket, "grpc", &mut addresses)?));
+    }
+    if let Some(path) = sockets.grpc_path {
+        grpc.push(("grpc-unix", ListenSocket::Unix(UnixSocket::bind(&path)?)));
+        addresses.push_str(&format!(" unix:{}", path.display()));
+    }
+    for (name, socket) in grpc {
+        let listener = Listener {
+            name,
+            version: HttpVersion::Http2,
+            socket,
+            service: grpc::service(server.models.clone(), stopped.clone()),
+            metrics: server.core.metrics.clone(),
+            limits,
+            threads: Some(threads.clone()),
+        };
+        listeners.push(tokio::spawn(listener.serve(stopped.clone())));
+    }
     tokio::spawn(page::watch(server.page.clone(), stopped.clone()));
-    let listeners = [
-        tokio::spawn(http_listener.serve(stopped.clone())),
-        tokio::spawn(grpc_listener.serve(stopped)),
-    ];
+    if let Some(watch) = watch {
+        let hangups = reconfigure::hangups()?;
+        tokio::spawn(server.models.configurator.clone().follow(watch, hangups, stopped));
+    }
     let mut signals = EndSignals::install()?;
-    announce(&format!("serving http://{http_address} grpc://{grpc_address}"));
+    announce(&format!("serving{addresses}"));
     let engine = &server.core.engine_version;
-    tracing::info!(http = %http_address, grpc = %grpc_address, %engine, "serving");
+    tracing::info!(addresses = addresses.trim_start(), %engine, "serving");
     signals.wait().await;
     tracing::info!("stopping: no new connections; requests in flight are finished");
     server.readiness.stop();
-    // Fails only if both listeners have ended already.
+    // Fails only if all listeners have ended already.
     let _ = stop.send(true);
     for listener in listeners {
         if let Err(error) = listener.await {
@@ -122,6 +143,19 @@ async fn serve(
         }
     }
     Ok(())
+}
+
+/// Registers a bound port, and adds its address to `addresses`.
+fn tcp(
+    socket: std::net::TcpListener,
+    scheme: &str,
+    addresses: &mut String,
+) -> Result<ListenSocket> {
+    let failed = |error: std::io::Error| Error::internal(format!("listener: {error}"));
+    let socket = TcpListener::from_std(socket).map_err(failed)?;
+    let address = socket.local_addr().map_err(failed)?;
+    addresses.push_str(&format!(" {scheme}://{address}"));
+    Ok(ListenSocket::Tcp(socket))
 }
 
 /// Prints the line with the ports for the program that started the server. A closed output is not

@@ -12,7 +12,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use metrics::{KindLabels, Metrics};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 
 use crate::connection_threads::ConnectionThreads;
@@ -21,6 +21,7 @@ use crate::descriptors::{self, SpareDescriptor, WarningLimiter};
 use crate::header_timeout::{HeaderTimeout, TimedStream};
 use crate::linger::LingeringStream;
 use crate::request_body::RequestBody;
+use crate::socket::ListenSocket;
 use crate::write_coalescer::WriteCoalescer;
 
 /// Longest silence of an HTTP/1.1 connection between requests.
@@ -103,7 +104,7 @@ pub struct Listener<S> {
     /// Version of HTTP.
     pub version: HttpVersion,
     /// The bound socket.
-    pub socket: TcpListener,
+    pub socket: ListenSocket,
     /// Answers requests.
     pub service: S,
     /// Receives the counts of connections and refusals.
@@ -153,8 +154,6 @@ where
                 drop(stream);
                 continue;
             };
-            // The event queue of the connection thread registers the socket anew.
-            let Ok(stream) = stream.into_std() else { continue };
             open.inc();
             let shutdown = ShutdownSignals {
                 watcher: graceful.watcher(),
@@ -192,7 +191,7 @@ where
         address: SocketAddr,
     ) -> impl Future<Output = ()> + Send + 'static {
         // Small answers must not wait for more bytes to fill a packet. A failure costs only
-        // latency.
+        // latency, and a Unix socket has no packets to fill.
         let _ = stream.set_nodelay(true);
         let header_timeout = HeaderTimeout::default();
         let said_close = Arc::new(AtomicBool::new(false));
@@ -381,13 +380,14 @@ impl AcceptFailures {
     }
 
     /// Closes the next connection if no descriptor is left for it, otherwise waits for a moment.
-    async fn after(&mut self, error: &std::io::Error, listener: &TcpListener, metrics: &Metrics) {
+    async fn after(&mut self, error: &std::io::Error, socket: &ListenSocket, metrics: &Metrics) {
         if let Some(count) = self.warnings.count(Instant::now()) {
             let listener = self.listener;
             tracing::warn!(listener, %error, count, "connections could not be accepted");
         }
         if descriptors::exhausted(error)
             && let Some(spare) = &mut self.spare
+            && let Some(listener) = socket.tcp()
             && spare.refuse(listener).await
         {
             metrics.refused.get_or_create(&KindLabels { kind: "descriptors" }).inc();

@@ -137,6 +137,8 @@ impl EngineArgs {
             // No client would notice a load, so it is not paced.
             memory: MemoryConfig { load_rate: 0, fault_rate: 0, ..MemoryConfig::default() },
             models: ModelsConfig {
+                poll_once: false,
+                lists: server::ModelListRules::default(),
                 models,
                 roots: Vec::new(),
                 poll: POLL,

@@ -1,13 +1,16 @@
 //! Converts settings to the server's configuration. Unset values keep the server's defaults.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use lifecycle::{Converter, LifecycleConfig, ModelConfig, ModelRoot, Transition, VersionPolicy};
+use lifecycle::{
+    ConfigSet, Converter, LifecycleConfig, ModelConfig, ModelRoot, Transition, VersionPolicy,
+};
 use server::{
-    AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig,
-    Secret,
+    AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelListRules, ModelsConfig,
+    SearchConfig, Secret,
 };
 
+use super::file::ModelOptions;
 use super::options::{
     AudioOptions, GpuUse, InferenceOptions, MemoryOptions, ParameterPlacement, SearchOptions,
     ServerOptions, TransitionOrder,
@@ -24,7 +27,7 @@ impl ServeSettings {
     ///
     /// # Errors
     /// Returns [`ExitStatus::CannotStart`] if this program's path is unknown.
-    pub(super) fn into_config(self) -> CommandResult<Config> {
+    pub(crate) fn into_config(self) -> CommandResult<Config> {
         let models = models(&self)?;
         Ok(Config {
             listeners: listeners(&self.server),
@@ -44,8 +47,9 @@ fn listeners(options: &ServerOptions) -> ListenerConfig {
     let time = |span: Option<TimeSpan>, default| span.map_or(default, |TimeSpan(time)| time);
     ListenerConfig {
         host: options.host.map_or(default.host, |Host(address)| address),
-        http_port: options.http_port.unwrap_or(default.http_port),
-        grpc_port: options.grpc_port.unwrap_or(default.grpc_port),
+        http_port: options.http_port.or(default.http_port),
+        grpc_port: options.grpc_port.or(default.grpc_port),
+        grpc_socket: options.grpc_socket.clone(),
         allowed_hosts: options.allowed_hosts.clone(),
         allow_remote_admin: options.allow_remote_admin,
         admin_key: options.admin_key.clone().map(Secret),
@@ -56,6 +60,9 @@ fn listeners(options: &ServerOptions) -> ListenerConfig {
         requests_max: options.max_requests.unwrap_or(default.requests_max),
         request_memory_bytes: options.request_memory.map(|ByteSize(bytes)| bytes),
         request_timeout: time(options.request_timeout, default.request_timeout),
+        rest_timeout: default.rest_timeout,
+        cors: default.cors,
+        tfs_metrics: default.tfs_metrics,
         client_timeout: time(options.client_timeout, default.client_timeout),
         answer_window: default.answer_window,
         shutdown_grace: time(options.shutdown_grace, default.shutdown_grace),
@@ -147,14 +154,14 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
     let cache_dir =
         options.cache_dir.clone().unwrap_or_else(environment::cache_dir).join("converted");
     let default = LifecycleConfig::new(cache_dir, Converter::default());
+    let ConfigSet { models, roots } = config_set(settings);
+    let template = ServedModel { dir: PathBuf::new(), options: ModelOptions::default() };
+    let template = model_config("", &template, settings);
     Ok(ModelsConfig {
-        models: settings
-            .models
-            .iter()
-            .map(|(name, model)| model_config(name, model, settings))
-            .collect(),
-        roots: settings.roots.iter().map(|dir| root(dir, settings)).collect(),
+        models,
+        roots,
         poll: options.poll.map_or(default.poll, |TimeSpan(time)| time),
+        poll_once: false,
         load_threads: options.load_threads.unwrap_or(default.load_threads),
         unload_threads: options.unload_threads.unwrap_or(default.unload_threads),
         load_retries: options.load_retries.unwrap_or(default.retries),
@@ -171,7 +178,17 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
             settings.server.onnxruntime.as_deref(),
             settings.server.libtorch.as_deref(),
         ),
+        lists: ModelListRules { template, ..ModelListRules::default() },
     })
+}
+
+/// Builds the models and roots: the part of the configuration that can change while serving.
+pub(super) fn config_set(settings: &ServeSettings) -> ConfigSet {
+    let model = |(name, model): (&String, &ServedModel)| model_config(name, model, settings);
+    ConfigSet {
+        models: settings.models.iter().map(model).collect(),
+        roots: settings.roots.iter().map(|dir| root(dir, settings)).collect(),
+    }
 }
 
 fn model_config(name: &str, model: &ServedModel, settings: &ServeSettings) -> ModelConfig {
@@ -222,7 +239,7 @@ mod tests {
     use engine::{ScheduleFile, ScheduleOptions};
 
     use super::*;
-    use crate::serve::file::{ModelOptions, example};
+    use crate::serve::file::example;
     use crate::serve::options::LifecycleOptions;
 
     #[test]
@@ -253,6 +270,7 @@ mod tests {
     fn the_example_shows_the_defaults() {
         let mut file = example();
         (file.server.request_memory, file.server.admin_key) = (None, None);
+        file.server.grpc_socket = None;
         assert_eq!(
             format!("{:?}", listeners(&file.server)),
             format!("{:?}", ListenerConfig::default())

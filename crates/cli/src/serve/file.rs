@@ -80,7 +80,7 @@ impl SettingsFile {
         Ok(file)
     }
 
-    pub(super) fn parse(text: &str, path: &Path) -> CommandResult<SettingsFile> {
+    pub(crate) fn parse(text: &str, path: &Path) -> CommandResult<SettingsFile> {
         let file: SettingsFile =
             toml::from_str(text).map_err(|error| file_error::describe(&error, text, path))?;
         for name in file.models.keys() {
@@ -100,6 +100,7 @@ impl SettingsFile {
         let others = [
             server.onnxruntime.as_mut(),
             server.libtorch.as_mut(),
+            server.grpc_socket.as_mut(),
             self.lifecycle.cache_dir.as_mut(),
             audio.spool_dir.as_mut(),
             audio.speakers_dir.as_mut(),

@@ -13,7 +13,7 @@ use crate::exit::{CommandError, CommandResult};
 ///
 /// # Errors
 /// Returns a usage error if `filter` is invalid.
-pub(super) fn start(format: LogFormat, filter: &str) -> CommandResult {
+pub(crate) fn start(format: LogFormat, filter: &str) -> CommandResult {
     let wrong = |what: String| {
         CommandError::usage(format!("--log {filter}: {what}")).hint(
             "use error, warn, info, debug, trace, off, or a filter such as info,millpond_lifecycle=debug",

@@ -4,32 +4,40 @@
 mod config;
 pub(crate) mod file;
 mod file_error;
-mod log;
-mod options;
-mod settings;
+pub(crate) mod log;
+pub(crate) mod options;
+pub(crate) mod reload;
+pub(crate) mod settings;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use base::ErrorKind;
 use clap::Args;
 use engine::LibrarySearch;
+use server::{Config, ConfigWatch};
 
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus};
-use crate::values::ModelSource;
+use crate::values::{ModelSource, TimeSpan};
 use options::{
     AudioOptions, InferenceOptions, LifecycleOptions, MemoryOptions, ScheduleFlags, SearchOptions,
     ServerOptions,
 };
+use reload::SettingsWatch;
 use settings::ServeSettings;
 
 /// `millpond serve DIR|NAME=DIR...`.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(after_help = "\
 A directory with numbered version directories is a model, named after it unless NAME= is given; any other directory is \
 a root, whose subdirectories are models. New versions and new models of a root are picked up while serving; --versions \
 and --transition apply to the models that are there at the start. The settings in a millpond.toml beside a model's \
 versions override all others for that model; changes of its [schedule] apply at the next poll without a reload.
+
+The settings file is read again when it changes, and at SIGHUP: models and roots are added, changed and removed without \
+touching the others, and so are [schedule], versions and transition. Other settings need a restart, and a file with a \
+mistake changes nothing; the log says so.
 
 The settings file has the same names: [server], [inference], [memory], [lifecycle], [audio] and [search] hold the \
 flags of the groups above, `roots = [..]` directories of models, and [models.NAME] path, versions, transition, labels, \
@@ -62,6 +70,16 @@ pub(crate) struct ServeArgs {
     pub(crate) search: SearchOptions,
 }
 
+impl ServeArgs {
+    /// Returns the path of the settings file, if there is one.
+    fn config_path(&self) -> Option<PathBuf> {
+        self.config.clone().or_else(|| environment::CONFIG.path())
+    }
+}
+
+/// Time between two looks at the settings file, if `--poll` does not set it.
+const POLL: Duration = Duration::from_secs(1);
+
 /// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
@@ -71,10 +89,21 @@ pub(crate) fn run(args: &ServeArgs) -> CommandResult {
     // Before any file or thread is created: other users of the machine must not read the server's
     // files.
     os::private::restrict_umask();
+    let watch = args.config_path().map(|path| SettingsWatch::new(args.clone(), path));
     let settings = ServeSettings::resolve(args)?;
     log::start(settings.log_format, &settings.log)?;
     settings.advice().iter().for_each(|advice| tracing::warn!("{advice}"));
-    server::run(settings.into_config()?).map_err(|error| {
+    let poll = settings.lifecycle.poll.map_or(POLL, |TimeSpan(time)| time);
+    let watch = watch.map(|source| ConfigWatch { source: Box::new(source), poll: Some(poll) });
+    start(settings.into_config()?, watch)
+}
+
+/// Runs the server.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn start(config: Config, watch: Option<ConfigWatch>) -> CommandResult {
+    server::run(config, watch).map_err(|error| {
         let exit = match error.kind() {
             ErrorKind::InvalidArgument => ExitStatus::Usage,
             _ => ExitStatus::CannotStart,

@@ -23,6 +23,9 @@ pub(crate) struct ServerOptions {
     /// gRPC port; 0 picks a free one [default: 8500]
     #[arg(long, value_name = "PORT", value_parser = port)]
     pub(crate) grpc_port: Option<u16>,
+    /// Unix socket for gRPC besides the port, for clients of this user on this machine
+    #[arg(long, value_name = "PATH")]
+    pub(crate) grpc_socket: Option<PathBuf>,
     /// Host names under which clients may address this server, besides localhost, IP addresses and
     /// the machine's own name. Requests for other names are refused if this option is set or only
     /// this machine reaches the server
@@ -318,7 +321,7 @@ macro_rules! sections {
 }
 sections! {
     ServerOptions {
-        host, http_port, grpc_port, allowed_hosts, allow_remote_admin, admin_key, connection_threads,
+        host, http_port, grpc_port, grpc_socket, allowed_hosts, allow_remote_admin, admin_key, connection_threads,
         max_body, max_connections, max_requests, request_memory, request_timeout, client_timeout,
         shutdown_grace, tfs_tensor_content, onnxruntime, libtorch, log_format, log,
     }

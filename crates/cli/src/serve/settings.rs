@@ -36,7 +36,7 @@ const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// The resolved settings of `serve`.
 #[derive(Debug, Default)]
-pub(super) struct ServeSettings {
+pub(crate) struct ServeSettings {
     pub(super) server: ServerOptions,
     pub(super) inference: InferenceOptions,
     pub(super) memory: MemoryOptions,
@@ -45,8 +45,8 @@ pub(super) struct ServeSettings {
     pub(super) search: SearchOptions,
     /// Scheduling of all models without settings of their own.
     pub(super) schedule: ScheduleOptions,
-    pub(super) log_format: LogFormat,
-    pub(super) log: String,
+    pub(crate) log_format: LogFormat,
+    pub(crate) log: String,
     pub(super) models: BTreeMap<String, ServedModel>,
     pub(super) roots: Vec<PathBuf>,
 }
@@ -83,8 +83,36 @@ impl ServeSettings {
     /// # Errors
     /// Returns a usage error that names the flag, the key or the directory.
     pub(super) fn resolve(args: &ServeArgs) -> CommandResult<ServeSettings> {
-        let path = args.config.clone().or_else(|| environment::CONFIG.path());
-        let file = path.as_deref().map(SettingsFile::read).transpose()?.unwrap_or_default();
+        let file =
+            args.config_path().as_deref().map(SettingsFile::read).transpose()?.unwrap_or_default();
+        let (roots, models) = (file.roots.clone(), file.models.clone());
+        let mut settings = ServeSettings::join(args, file)?;
+        for root in roots {
+            settings.add(ModelSource { name: None, dir: root })?;
+        }
+        for source in &args.sources {
+            settings.add(source.clone())?;
+        }
+        settings.add_models_of_file(models)?;
+        let collections =
+            settings.search.collections_dir.as_deref().is_some_and(|dir| dir != Path::new("none"));
+        if settings.models.is_empty() && settings.roots.is_empty() && !collections {
+            return Err(CommandError::new(
+                ExitStatus::Usage,
+                "nothing to serve: no directory is given",
+            )
+            .hint(
+                "millpond serve DIR, or roots and [models.NAME] in the file given with --config",
+            ));
+        }
+        Ok(settings)
+    }
+
+    /// Joins and checks all settings but the models.
+    ///
+    /// # Errors
+    /// Returns a usage error that names the flag or the key.
+    pub(crate) fn join(args: &ServeArgs, file: SettingsFile) -> CommandResult<ServeSettings> {
         let inference = args.inference.clone().over(file.inference);
         let mut settings = ServeSettings {
             log_format: LogFormat::Text,
@@ -111,24 +139,6 @@ impl ServeSettings {
         settings.server.admin_key =
             settings.server.admin_key.take().or_else(|| environment::ADMIN_KEY.text());
         settings.check_values()?;
-        for root in file.roots {
-            settings.add(ModelSource { name: None, dir: root })?;
-        }
-        for source in &args.sources {
-            settings.add(source.clone())?;
-        }
-        settings.add_models_of_file(file.models)?;
-        let collections =
-            settings.search.collections_dir.as_deref().is_some_and(|dir| dir != Path::new("none"));
-        if settings.models.is_empty() && settings.roots.is_empty() && !collections {
-            return Err(CommandError::new(
-                ExitStatus::Usage,
-                "nothing to serve: no directory is given",
-            )
-            .hint(
-                "millpond serve DIR, or roots and [models.NAME] in the file given with --config",
-            ));
-        }
         Ok(settings)
     }
 

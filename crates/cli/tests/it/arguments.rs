@@ -3,8 +3,10 @@
 use crate::program::{Run, check_error, command, run};
 
 /// The commands a person can find, in the order of the help text.
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 14] = [
     "serve",
+    "tfs",
+    "import",
     "publish",
     "models",
     "infer",
@@ -160,8 +162,8 @@ fn help_of_serve_has_the_defaults_that_hold() {
     let help = run(&["serve", "--help"]).stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     let listeners = server::ListenerConfig::default();
     let wanted = [
-        format!("HTTP port; 0 picks a free one [default: {}]", listeners.http_port),
-        format!("gRPC port; 0 picks a free one [default: {}]", listeners.grpc_port),
+        format!("HTTP port; 0 picks a free one [default: {}]", listeners.http_port.unwrap()),
+        format!("gRPC port; 0 picks a free one [default: {}]", listeners.grpc_port.unwrap()),
         format!("every interface [default: {}]", listeners.host),
         format!("closed at once [default: {}]", listeners.connections_max),
         format!("in flight; further ones are rejected [default: {}]", listeners.requests_max),

@@ -9,4 +9,6 @@ mod mistakes;
 mod program;
 mod publish;
 mod reference;
+mod reload;
 mod serve;
+mod tfs;

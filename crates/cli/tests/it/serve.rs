@@ -10,6 +10,9 @@ use crate::program::{Run, check_error, command, run, write_model};
 /// Timeout of a server's start, and of its end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Flags of `serve` for all tests: free ports and little memory.
+const FLAGS: [&str; 6] = ["--http-port", "0", "--grpc-port", "0", "--pool", "64MiB"];
+
 /// A server on ports of its own; killed when dropped.
 pub(crate) struct Server {
     child: Child,
@@ -24,19 +27,25 @@ impl Server {
 
     /// Starts one whose log goes to `log`.
     pub(crate) fn start_logged(arguments: &[&str], log: Stdio) -> Server {
-        let ports = ["--http-port", "0", "--grpc-port", "0", "--pool", "64MiB", "--poll", "100ms"];
-        let mut child = command(&[&["serve"], arguments, &ports].concat())
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .unwrap();
+        Server::start_command(&[&["serve", "--poll", "100ms"][..], &FLAGS, arguments].concat(), log)
+    }
+
+    /// Starts one that polls as its settings file says.
+    pub(crate) fn start_polling(arguments: &[&str], log: &Path) -> Server {
+        let log = std::fs::File::create(log).unwrap();
+        Server::start_command(&[&["serve"][..], &FLAGS, arguments].concat(), log.into())
+    }
+
+    /// Starts the program with `arguments` and waits for its ports.
+    pub(crate) fn start_command(arguments: &[&str], log: Stdio) -> Server {
+        let mut child = command(arguments).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
-        let ["serving", http, grpc] = words[..] else {
+        let ["serving", http, grpc, ..] = words[..] else {
             panic!("\"{line}\" does not name the ports")
         };
-        assert!(grpc.starts_with("grpc://127.0.0.1:"), "{line}");
+        assert!(grpc.starts_with("grpc://"), "{line}");
         Server { url: http.to_owned(), grpc: grpc.to_owned(), child }
     }
 
@@ -62,12 +71,41 @@ impl Server {
         }
     }
 
+    /// Returns the answer to GET `path` of its HTTP port, with its headers.
+    pub(crate) fn metrics(&self, path: &str) -> String {
+        self.ask("GET", path, "")
+    }
+
+    /// Returns the answer to POST `path` with the JSON `body`, with its headers.
+    pub(crate) fn post(&self, path: &str, body: &str) -> String {
+        self.ask("POST", path, body)
+    }
+
+    fn ask(&self, method: &str, path: &str, body: &str) -> String {
+        use std::io::{Read, Write};
+        let address = self.url.trim_start_matches("http://");
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nContent-Type: \
+             application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    /// Sends it a signal, as in "HUP".
+    pub(crate) fn signal(&self, name: &str) {
+        let arguments = [format!("-{name}"), self.child.id().to_string()];
+        assert!(std::process::Command::new("kill").args(arguments).status().unwrap().success());
+    }
+
     /// Asks it to end, as a service manager does, and gives its exit code.
     pub(crate) fn terminate(mut self) -> Option<i32> {
-        let pid = self.child.id().to_string();
-        assert!(
-            std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success()
-        );
+        self.signal("TERM");
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {

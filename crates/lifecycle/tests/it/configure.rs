@@ -7,7 +7,7 @@ use std::time::Duration;
 use base::{ErrorKind, Result};
 use lifecycle::{ConfigSet, ModelConfig, ModelRoot, VersionPolicy};
 
-use crate::world::{MIB, Setting, World, cold, eventually};
+use crate::world::{MIB, POLL, Setting, World, cold, eventually};
 
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
@@ -88,4 +88,21 @@ fn failures_are_answered_and_mistakes_change_nothing() {
     let error = configure(&world, twice, Vec::new()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert_eq!(world.ask("a").unwrap(), 1.0, "nothing changed");
+}
+
+/// Directories that are scanned once are scanned again on request only.
+#[test]
+fn versions_after_the_start_wait_for_a_request() {
+    let mut world = World::prepare(64 * MIB);
+    world.publish("m", 1);
+    world.start(Setting { change: |config| config.poll_once = true, ..Setting::default() });
+    world.until_ready("m", 1);
+    assert!(world.lifecycle().wait_settled(WAIT_MAX));
+    // The scans that follow the start end; then nothing looks.
+    std::thread::sleep(20 * POLL);
+    world.publish("m", 2);
+    std::thread::sleep(20 * POLL);
+    assert_eq!(world.ready("m"), "1");
+    world.load("m", lifecycle::LoadSpec::default()).unwrap();
+    world.until_ready("m", 2);
 }

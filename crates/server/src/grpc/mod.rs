@@ -103,6 +103,9 @@ impl tower::Service<Request> for GrpcService {
             "/tensorflow.serving.ModelService/GetModelStatus" => {
                 self.small(request, tfs::model_status)
             }
+            "/tensorflow.serving.ModelService/HandleReloadConfigRequest" => {
+                boxed(tfs::reload_config(self.state.clone(), request))
+            }
             path => refuse(&unknown_method(path)),
         }
     }
@@ -173,14 +176,8 @@ fn refuse(error: &Error) -> ResponseFuture {
 fn unknown_method(path: &str) -> Error {
     let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
     Error::unimplemented(match (service, method) {
-        (
-            "tensorflow.serving.PredictionService",
-            "Classify" | "Regress" | "MultiInference",
-        ) => format!("{method} is not offered; use Predict"),
-        ("tensorflow.serving.ModelService", "HandleReloadConfigRequest") => {
-            "the list of models is not changed this way; put versions into the served directories, or use the repository \
-             API"
-            .to_owned()
+        ("tensorflow.serving.PredictionService", "Classify" | "Regress" | "MultiInference") => {
+            format!("{method} is not offered; use Predict")
         }
         (
             "inference.GRPCInferenceService"

@@ -9,12 +9,14 @@ use protocol::tensorflow::serving as pb;
 use protocol::tfs;
 use transport::{CodecStep, RequestBody, Reservation};
 
-use super::call::InferenceCall;
+use super::call::{InferenceCall, SmallCall, answer};
 use super::messages::Decoded;
 use super::response::{self, Response};
 use crate::models::ModelsState;
 use crate::view;
 
+/// Describes the call in the errors of the access check.
+const RELOAD_CALL: &str = "the list of models is replaced";
 const PROTOCOL: &str = "tfs-grpc";
 /// Most bytes that are filled with repeated values on the connection's thread.
 const INLINE_FILLED_BYTES_MAX: u64 = 1 << 20;
@@ -79,6 +81,26 @@ pub(super) fn model_metadata(
     let target = tfs::grpc::target(request.model_spec.as_ref())?;
     let servable = state.inference.find(&target.name, target.version, target.label.as_deref())?;
     tfs::grpc::model_metadata(&servable.id, servable.signature(), &request.metadata_field)
+}
+
+/// Replaces the named models, as an administrator may.
+pub(super) async fn reload_config(
+    state: Arc<ModelsState>,
+    request: http::Request<RequestBody>,
+) -> Response {
+    answer(state.clone(), request, async |call: SmallCall<pb::ReloadConfigRequest>| {
+        state.access.check_admin(RELOAD_CALL, call.peer, &call.headers)?;
+        let pb::ReloadConfigRequest { config, metric_names } = call.message;
+        state.configurator.replace_list(&config.unwrap_or_default()).await?;
+        // TensorFlow Serving reports an increase of 0 for names that it does not know, and its
+        // counters of loads are not known here.
+        let metric = |name| pb::ReloadedMetric { name, int64_value_increase: 0 };
+        Ok(pb::ReloadConfigResponse {
+            status: Some(pb::StatusProto::default()),
+            metric: metric_names.into_iter().map(metric).collect(),
+        })
+    })
+    .await
 }
 
 pub(super) fn model_status(

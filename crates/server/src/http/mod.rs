@@ -13,14 +13,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use base::Error;
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, StatusCode, Uri, header};
 use transport::{Reply, RequestBody, RequestResources, Shared, count_body};
 
 use crate::compose::Server;
+use crate::config::TFS_METRICS;
 use crate::exporter::Exporter;
 use crate::models::ModelsState;
 use crate::{exporter, page};
@@ -30,7 +32,11 @@ const METRICS: &str = "/metrics";
 
 /// Returns the service of all routes.
 pub(crate) fn service(server: &Server) -> HttpService {
-    HttpService { router: router(server), requests: server.requests.clone() }
+    HttpService {
+        router: router(server),
+        requests: server.requests.clone(),
+        tfs_metrics: server.http_options.tfs_metrics.as_deref().map(Arc::from),
+    }
 }
 
 /// A router whose answers are counted in the memory of requests.
@@ -38,6 +44,8 @@ pub(crate) fn service(server: &Server) -> HttpService {
 pub(crate) struct HttpService {
     router: Router,
     requests: Arc<RequestResources>,
+    /// Path under which [`TFS_METRICS`] is found.
+    tfs_metrics: Option<Arc<str>>,
 }
 
 impl tower::Service<http::Request<RequestBody>> for HttpService {
@@ -50,9 +58,13 @@ impl tower::Service<http::Request<RequestBody>> for HttpService {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<RequestBody>) -> Self::Future {
+    fn call(&mut self, mut request: http::Request<RequestBody>) -> Self::Future {
+        let tfs_metrics = Some(request.uri().path()) == self.tfs_metrics.as_deref();
+        if tfs_metrics {
+            *request.uri_mut() = Uri::from_static(TFS_METRICS);
+        }
         // Metrics must be readable when the memory of requests is used up.
-        let exempt = request.uri().path() == METRICS;
+        let exempt = tfs_metrics || request.uri().path() == METRICS;
         let answer = self.router.call(request);
         let requests = self.requests.clone();
         Box::pin(async move {
@@ -72,8 +84,15 @@ fn router(server: &Server) -> Router {
     let qdrant = api_qdrant::routes().with_state(server.qdrant.clone());
     let collections =
         access.guard_pages(images.merge(qdrant), "collections and images are changed");
-    let routes = models()
-        .with_state(server.models.clone())
+    let mut models = models().with_state(server.models.clone());
+    if server.http_options.cors {
+        models = models.layer(axum::middleware::from_fn(cors));
+    }
+    if server.http_options.tfs_metrics.is_some() {
+        let metrics = get(tfs_exposition).with_state(server.exporter.clone());
+        models = models.route(TFS_METRICS, metrics);
+    }
+    let routes = models
         .route("/events", get(page::events).with_state(server.page.clone()))
         .merge(page::routes())
         .route(METRICS, get(exposition).with_state(server.exporter.clone()))
@@ -141,6 +160,29 @@ async fn exposition(State(exporter): Shared<Exporter>, headers: HeaderMap) -> Re
     reply.with_header(header::VARY, http::HeaderValue::from_static("accept"))
 }
 
+async fn tfs_exposition(State(exporter): Shared<Exporter>) -> Reply {
+    Reply::body(exporter::CLASSIC_TYPE, exporter::tfs_exposition(&exporter))
+}
+
+/// Lets pages of other sites use the routes, as TensorFlow Serving does: every answer carries the
+/// headers, and the question before a request is answered here.
+async fn cors(request: Request, next: Next) -> Response {
+    let asks =
+        request.method() == http::Method::OPTIONS && request.headers().contains_key(header::ORIGIN);
+    let mut response = match asks {
+        true => StatusCode::OK.into_response(),
+        false => next.run(request).await,
+    };
+    for (name, value) in [
+        (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
+        (header::ACCESS_CONTROL_ALLOW_METHODS, "POST, GET"),
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, "Content-Type"),
+    ] {
+        response.headers_mut().insert(name, http::HeaderValue::from_static(value));
+    }
+    response
+}
+
 /// Lists the names of the models as KServe's `/v1/models` and `/v2/models` do.
 async fn model_names(State(state): Shared<ModelsState>) -> Reply {
     let names = state.lifecycle.catalog().names();
@@ -148,7 +190,7 @@ async fn model_names(State(state): Shared<ModelsState>) -> Reply {
     Reply::json(serde_json::json!({ "models": names }).to_string())
 }
 
-async fn unknown(uri: http::Uri) -> Reply {
+async fn unknown(uri: Uri) -> Reply {
     if let Some(what) = oip::not_offered(uri.path()) {
         return Reply::error(&Error::unimplemented(format!(
             "{} is not offered: {what}",
@@ -162,7 +204,7 @@ async fn unknown(uri: http::Uri) -> Reply {
     )))
 }
 
-async fn wrong_method(method: http::Method, uri: http::Uri) -> Reply {
+async fn wrong_method(method: http::Method, uri: Uri) -> Reply {
     let path = uri.path();
     let meant =
         meant(&method, path).map(|meant| format!("; did you mean {meant}?")).unwrap_or_default();

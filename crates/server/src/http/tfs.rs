@@ -175,7 +175,7 @@ async fn answer(
         servable: servable.clone(),
         inputs: request.inputs,
         outputs: Vec::new(),
-        timeout: None,
+        timeout: state.rest_timeout,
         priority: 0,
     };
     let mut answer = state.inference.infer(ticket, call).await?;

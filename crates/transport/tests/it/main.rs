@@ -13,7 +13,7 @@ use http_body_util::{Empty, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use metrics::{KindLabels, Metrics};
-use millpond_transport::{ConnectionLimits, HttpVersion, Listener, RequestBody};
+use millpond_transport::{ConnectionLimits, HttpVersion, ListenSocket, Listener, RequestBody};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
@@ -42,7 +42,7 @@ impl Served {
         let listener = Listener {
             name: "test",
             version,
-            socket,
+            socket: ListenSocket::Tcp(socket),
             service: tower::service_fn(async |_: http::Request<RequestBody>| {
                 Ok::<_, Infallible>(http::Response::new(Full::new(Bytes::from_static(b"here"))))
             }),

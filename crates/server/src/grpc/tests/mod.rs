@@ -80,6 +80,7 @@ macro_rules! client {
 
 // After the macro, which it uses.
 mod framing;
+mod reload;
 
 fn request(elements: usize) -> pb::ModelInferRequest {
     let x = NamedTensor::new("x", Tensor::from_vec(&[elements][..], vec![1f32; elements]).unwrap());
@@ -422,7 +423,6 @@ fn a_method_that_is_not_offered_says_so() {
             "/tensorflow.serving.PredictionService/Classify",
             "/tensorflow.serving.PredictionService/Regress",
             "/tensorflow.serving.PredictionService/MultiInference",
-            "/tensorflow.serving.ModelService/HandleReloadConfigRequest",
             "/tensorflow.serving.ModelService/Elsewhere",
         ] {
             let answer = empty_call(&served, path).await;
@@ -460,7 +460,7 @@ fn every_declared_method_is_routed() {
         "tensorflow.serving",
         include_str!("../../../../protocol/proto/tensorflow_serving.proto"),
     ));
-    assert_eq!(methods.len(), 15);
+    assert_eq!(methods.len(), 16);
     run(async {
         for path in methods {
             let answer = empty_call(&served, &path).await;

@@ -1,0 +1,121 @@
+//! The settings file while serving: models, roots and schedules follow it.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use base::{Error, Result};
+use lifecycle::ConfigSet;
+use server::ConfigSource;
+use toml::{Table, Value};
+
+use super::ServeArgs;
+use super::config::config_set;
+use super::settings::ServeSettings;
+
+/// Tables and keys that take effect while serving.
+const MODELS: [&str; 3] = ["models", "roots", "schedule"];
+/// Keys of `[lifecycle]` that take effect while serving.
+const LIFECYCLE: [&str; 2] = ["versions", "transition"];
+
+/// Length, modification time and inode of a file, which change with its content.
+pub(crate) type FileStamp = (u64, Option<SystemTime>, u64);
+
+/// A settings file that is read again when it changes.
+pub(super) struct SettingsWatch {
+    args: ServeArgs,
+    path: PathBuf,
+    seen: Option<FileStamp>,
+    /// Content at the start, for settings that cannot change.
+    started: Table,
+    /// Settings whose change was warned of.
+    warned: Vec<String>,
+}
+
+impl SettingsWatch {
+    /// Remembers the file as it is now.
+    pub(super) fn new(args: ServeArgs, path: PathBuf) -> SettingsWatch {
+        let (seen, started) = (stamp(&path), table(&path));
+        SettingsWatch { args, path, seen, started, warned: Vec::new() }
+    }
+
+    /// Warns once of settings that need a restart.
+    fn warn(&mut self) {
+        let changed = changed(&self.started, &table(&self.path));
+        if !changed.is_empty() && changed != self.warned {
+            tracing::warn!(
+                file = %self.path.display(),
+                "changed settings need a restart and have no effect until then: {}",
+                changed.join(", ")
+            );
+        }
+        self.warned = changed;
+    }
+}
+
+impl ConfigSource for SettingsWatch {
+    fn poll(&mut self, current: &ConfigSet, forced: bool) -> Result<Option<ConfigSet>> {
+        let stamp = stamp(&self.path);
+        if !forced && stamp == self.seen {
+            return Ok(None);
+        }
+        self.seen = stamp;
+        let settings =
+            ServeSettings::resolve(&self.args).map_err(|error| Error::invalid(error.message()))?;
+        self.warn();
+        let set = config_set(&settings);
+        Ok((set != *current).then_some(set))
+    }
+}
+
+/// Returns the stamp of `path`; `None` if it cannot be found.
+pub(crate) fn stamp(path: &Path) -> Option<FileStamp> {
+    use std::os::unix::fs::MetadataExt;
+    let meta = std::fs::metadata(path).ok()?;
+    Some((meta.len(), meta.modified().ok(), meta.ino()))
+}
+
+/// Reads the file as it is; a file with a mistake is empty, and its reader tells the mistake.
+fn table(path: &Path) -> Table {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.parse().unwrap_or_default()
+}
+
+/// Returns the settings that differ and need a restart, as "[server] http-port".
+fn changed(before: &Table, after: &Table) -> Vec<String> {
+    let empty = Value::Table(Table::new());
+    let names = before.keys().chain(after.keys().filter(|name| !before.contains_key(*name)));
+    let sections = names.filter(|name| !MODELS.contains(&name.as_str()));
+    let keys = |section: &String| {
+        let of = |table: &Table| table.get(section).unwrap_or(&empty).as_table().cloned();
+        let (before, after) = (of(before).unwrap_or_default(), of(after).unwrap_or_default());
+        let added = after.keys().filter(|key| !before.contains_key(*key));
+        let all = before.keys().chain(added);
+        all.filter(|key| before.get(*key) != after.get(*key))
+            .filter(|key| section != "lifecycle" || !LIFECYCLE.contains(&key.as_str()))
+            .map(|key| format!("[{section}] {key}"))
+            .collect::<Vec<_>>()
+    };
+    sections.flat_map(keys).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_need_a_restart_are_named() {
+        let table = |text: &str| text.parse::<Table>().unwrap();
+        let before = table(
+            "roots = ['a']\n[server]\nhttp-port = 1\nhost = 'x'\n[lifecycle]\nversions = 'all'\npoll = '1s'\n\
+             [memory]\npool = '1GiB'",
+        );
+        assert!(changed(&before, &before).is_empty());
+        let after = table(
+            "roots = ['b']\n[server]\nhttp-port = 2\nhost = 'x'\n[lifecycle]\nversions = '1'\npoll = '2s'\n\
+             [inference]\nqueue = 3\n[models.m]\npath = 'm'",
+        );
+        let wanted =
+            ["[lifecycle] poll", "[memory] pool", "[server] http-port", "[inference] queue"];
+        assert_eq!(changed(&before, &after), wanted);
+    }
+}

@@ -1,0 +1,159 @@
+//! TensorFlow Serving's batching parameters as a schedule.
+
+use std::time::Duration;
+
+use base::{Error, Result};
+use engine::{BATCH_MAX, QUEUE_DELAY_MAX, ScheduleMode, ScheduleOptions};
+use protocol::tensorflow::serving::BatchingParameters;
+
+/// TensorFlow Serving's default of `max_batch_size`.
+const MAX_BATCH_DEFAULT: i64 = 1000;
+/// TensorFlow Serving's default of `max_enqueued_batches`.
+const ENQUEUED_DEFAULT: i64 = 10;
+/// Maximum of queued requests.
+const QUEUE_MAX: usize = 1 << 20;
+
+/// A schedule, and what it does not express.
+pub(super) struct ConvertedBatching {
+    pub(super) schedule: ScheduleOptions,
+    pub(super) notes: Vec<String>,
+}
+
+/// Converts batching parameters. `threads` is the number of inference threads.
+///
+/// # Errors
+/// `InvalidArgument` for values that TensorFlow Serving refuses too.
+pub(super) fn convert(
+    parameters: &BatchingParameters,
+    threads: usize,
+) -> Result<ConvertedBatching> {
+    let mut notes = Vec::new();
+    let size = positive("max_batch_size", parameters.max_batch_size, MAX_BATCH_DEFAULT)?;
+    let execution = match parameters.enable_large_batch_splitting {
+        Some(true) => parameters.max_execution_batch_size.unwrap_or(0),
+        _ => 0,
+    };
+    let wanted = if execution > 0 { size.min(execution as usize) } else { size };
+    let max_batch = wanted.min(BATCH_MAX);
+    if max_batch < wanted {
+        notes.push(format!("max_batch_size is {wanted}; batches have at most {BATCH_MAX} items"));
+    }
+    let micros = parameters.batch_timeout_micros.unwrap_or(0).max(0) as u64;
+    let delay = Duration::from_micros(micros);
+    if delay > QUEUE_DELAY_MAX {
+        notes.push(format!(
+            "batch_timeout_micros is {micros}; requests wait at most {} s for others",
+            QUEUE_DELAY_MAX.as_secs()
+        ));
+    }
+    let batches =
+        positive("max_enqueued_batches", parameters.max_enqueued_batches, ENQUEUED_DEFAULT)?;
+    let allowed = allowed(parameters, size)?;
+    if !allowed.is_empty() {
+        notes.push(
+            "allowed_batch_sizes: batches of these sizes start at once; batches are not padded to them"
+                .to_owned(),
+        );
+    }
+    if parameters.pad_variable_length_inputs {
+        notes.push(
+            "pad_variable_length_inputs: name the inputs that may be padded in [schedule.inputs] of a \
+             millpond.toml beside the versions"
+                .to_owned(),
+        );
+    }
+    if parameters.thread_pool_name.as_ref().is_some_and(|name| !name.is_empty()) {
+        notes.push("thread_pool_name: all models share the inference threads".to_owned());
+    }
+    Ok(ConvertedBatching {
+        schedule: ScheduleOptions {
+            mode: ScheduleMode::Async,
+            threads: runs(parameters, threads)?,
+            max_batch,
+            max_queue_delay: delay.min(QUEUE_DELAY_MAX),
+            preferred_batch_sizes: allowed.into_iter().filter(|it| *it <= max_batch).collect(),
+            queue_max: Some(size.saturating_mul(batches).min(QUEUE_MAX)),
+            ..ScheduleOptions::default()
+        },
+        notes,
+    })
+}
+
+/// Returns the most concurrent runs; `None` is as many as there are threads.
+fn runs(parameters: &BatchingParameters, threads: usize) -> Result<Option<usize>> {
+    let all = i64::try_from(threads).unwrap_or(i64::MAX);
+    let wanted = positive("num_batch_threads", parameters.num_batch_threads, all)?;
+    Ok((wanted < threads).then_some(wanted))
+}
+
+/// Returns `allowed_batch_sizes`, which must ascend and end with the largest batch.
+fn allowed(parameters: &BatchingParameters, size: usize) -> Result<Vec<usize>> {
+    let sizes = &parameters.allowed_batch_sizes;
+    let number = |number: &i64| usize::try_from(*number).ok().filter(|number| *number > 0);
+    let sizes: Option<Vec<usize>> = sizes.iter().map(number).collect();
+    let sizes = sizes.filter(|sizes| sizes.is_sorted_by(|a, b| a < b)).ok_or_else(|| {
+        Error::invalid("allowed_batch_sizes entries must be monotonically increasing")
+    })?;
+    match sizes.last() {
+        Some(last) if *last != size => Err(Error::invalid(format!(
+            "Last entry in allowed_batch_sizes must match max_batch_size; last was {last}; expected {size}"
+        ))),
+        _ => Ok(sizes),
+    }
+}
+
+fn positive(name: &str, value: Option<i64>, default: i64) -> Result<usize> {
+    let value = value.unwrap_or(default);
+    usize::try_from(value)
+        .ok()
+        .filter(|value| *value > 0)
+        .ok_or_else(|| Error::invalid(format!("{name} must be positive; was {value}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use protocol::tfs::text;
+
+    use super::*;
+
+    fn of(text: &str) -> Result<ConvertedBatching> {
+        convert(&text::parse(text).unwrap(), 4)
+    }
+
+    #[test]
+    fn parameters_become_a_schedule() {
+        let reference = "max_batch_size { value: 128 }\nbatch_timeout_micros { value: 0 }\n\
+                         max_enqueued_batches { value: 1000000 }\nnum_batch_threads { value: 8 }\n";
+        let ConvertedBatching { schedule, notes } = of(reference).unwrap();
+        assert_eq!((schedule.mode, schedule.max_batch), (ScheduleMode::Async, 128));
+        assert_eq!((schedule.threads, schedule.queue_max), (None, Some(QUEUE_MAX)));
+        assert!(notes.is_empty(), "{notes:?}");
+        let text = "max_batch_size { value: 8 } batch_timeout_micros { value: 2000 } num_batch_threads { value: 2 } \
+                    allowed_batch_sizes: [2, 8] pad_variable_length_inputs: true";
+        let ConvertedBatching { schedule, notes } = of(text).unwrap();
+        assert_eq!(schedule.max_queue_delay, Duration::from_millis(2));
+        assert_eq!((schedule.threads, schedule.preferred_batch_sizes), (Some(2), vec![2, 8]));
+        assert_eq!(schedule.queue_max, Some(80));
+        assert_eq!(notes.len(), 2, "{notes:?}");
+        let large = of("max_batch_size { value: 100000 } batch_timeout_micros { value: 60000000 }");
+        let ConvertedBatching { schedule, notes } = large.unwrap();
+        schedule.check().unwrap();
+        assert_eq!(notes.len(), 2, "{notes:?}");
+        let split = "max_batch_size { value: 64 } enable_large_batch_splitting { value: true } \
+                     max_execution_batch_size { value: 16 } allowed_batch_sizes: [16, 64]";
+        let split = of(split).unwrap().schedule;
+        assert_eq!((split.max_batch, split.preferred_batch_sizes), (16, vec![16]));
+    }
+
+    #[test]
+    fn values_that_the_reference_refuses() {
+        for text in [
+            "max_batch_size { value: 0 }",
+            "max_batch_size { value: 8 } allowed_batch_sizes: [2, 4]",
+            "max_batch_size { value: 8 } allowed_batch_sizes: [4, 2, 8]",
+            "num_batch_threads { value: -1 }",
+        ] {
+            assert!(of(text).is_err(), "{text}");
+        }
+    }
+}

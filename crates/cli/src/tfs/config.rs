@@ -1,0 +1,469 @@
+//! TensorFlow Serving's flags as the server's configuration.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base::Error;
+use clap::FromArgMatches as _;
+use engine::ScheduleOptions;
+use lifecycle::ModelConfig;
+use protocol::tensorflow::ConfigProto;
+use protocol::tensorflow::serving as pb;
+use server::{Config, ConfigWatch, ModelListRules, TFS_METRICS};
+
+use super::batching::{self, ConvertedBatching};
+use super::flags::Flags;
+use super::list::{ListSource, VersionBatching};
+use super::platform::{self, SessionThreads};
+use super::text;
+use crate::exit::{CommandError, CommandResult};
+use crate::serve::ServeArgs;
+use crate::serve::file::SettingsFile;
+use crate::serve::options::LogFormat;
+use crate::serve::reload::stamp;
+use crate::serve::settings::ServeSettings;
+
+/// TensorFlow Serving listens on every interface.
+const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+const GRPC_PORT: i64 = 8500;
+const REST_TIMEOUT_MS: i64 = 30_000;
+const RETRIES: i64 = 5;
+const RETRY_INTERVAL_US: i64 = 60_000_000;
+/// Maximum number of load threads, and of unload threads.
+const LOAD_THREADS_MAX: i64 = lifecycle::THREADS_MAX as i64;
+/// Longest deadline of a call over gRPC. TensorFlow Serving has none.
+const GRPC_TIMEOUT_MAX: Duration = Duration::from_secs(3600);
+/// Largest message of gRPC, as in TensorFlow Serving.
+const BODY_BYTES_MAX: usize = i32::MAX as usize;
+/// The argument of gRPC's channels that has an effect.
+const MESSAGE_LENGTH: &str = "grpc.max_receive_message_length";
+
+/// Everything to start with.
+pub(super) struct TfsSetup {
+    pub(super) config: Config,
+    pub(super) watch: Option<ConfigWatch>,
+    pub(super) log: LogSetup,
+    /// Flags and settings without effect, a line for each.
+    pub(super) warnings: Vec<String>,
+}
+
+/// Form and level of the log.
+pub(super) struct LogSetup {
+    pub(super) format: LogFormat,
+    pub(super) filter: String,
+}
+
+/// Converts the flags, and reads the files that they name.
+///
+/// # Errors
+/// Returns a usage error that names the flag, or the file with the line.
+pub(super) fn resolve(flags: &Flags) -> CommandResult<TfsSetup> {
+    check_encryption(flags)?;
+    let own = own_flags(&flags.rest)?;
+    let settings = ServeSettings::join(&own, SettingsFile::default())?;
+    let log = LogSetup { format: settings.log_format, filter: settings.log.clone() };
+    let none_given = own.search.collections_dir.is_none();
+    let mut setup = TfsSetup {
+        config: settings.into_config()?,
+        watch: None,
+        log,
+        warnings: flags.without_effect(),
+    };
+    if none_given {
+        setup.config.search.directory = None;
+    }
+    listeners(flags, &own, &mut setup)?;
+    loads(flags, &mut setup.config)?;
+    models(flags, &mut setup)?;
+    Ok(setup)
+}
+
+/// Refuses to serve without the encryption that is asked for.
+fn check_encryption(flags: &Flags) -> CommandResult {
+    let refused = |flag: &str| {
+        Err(CommandError::usage(format!(
+            "{flag}: connections cannot be encrypted yet, and serving without encryption would expose requests"
+        ))
+        .hint("put a proxy that ends TLS before the server, and leave the flag out"))
+    };
+    if flags.bool("use_alts_credentials") == Some(true) {
+        return refused("--use_alts_credentials");
+    }
+    match flags.text("ssl_config_file") {
+        Some(path) => {
+            text::read::<pb::SslConfig>(Path::new(path)).map_err(|error| wrong(&error))?;
+            refused("--ssl_config_file")
+        }
+        None => Ok(()),
+    }
+}
+
+/// Parses flags of `millpond serve`.
+fn own_flags(rest: &[String]) -> CommandResult<ServeArgs> {
+    let command = <ServeArgs as clap::Args>::augment_args(clap::Command::new("millpond tfs --"));
+    let words = std::iter::once("millpond tfs --").chain(rest.iter().map(String::as_str));
+    let parsed = command.try_get_matches_from(words);
+    let args = parsed.and_then(|matches| ServeArgs::from_arg_matches(&matches));
+    let args =
+        args.map_err(|error| CommandError::usage(error.to_string().trim_end().to_owned()))?;
+    match args.sources.is_empty() && args.config.is_none() {
+        true => Ok(args),
+        false => Err(CommandError::usage(
+            "models come from --model_config_file or --model_base_path, not from after --",
+        )),
+    }
+}
+
+fn listeners(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandResult {
+    let listeners = &mut setup.config.listeners;
+    if own.server.host.is_none() {
+        listeners.host = HOST;
+    }
+    listeners.grpc_port = own.server.grpc_port.or(port(flags, "port", GRPC_PORT)?);
+    listeners.http_port = own.server.http_port.or(port(flags, "rest_api_port", 0)?);
+    if listeners.http_port.is_some_and(|port| port != 0)
+        && listeners.http_port == listeners.grpc_port
+    {
+        setup.warnings.push(
+            "--rest_api_port is also --port: the REST API is not offered; choose another port"
+                .to_owned(),
+        );
+        listeners.http_port = None;
+    }
+    if let Some(path) = flags.text("grpc_socket_path") {
+        let path = path.strip_prefix("unix:").unwrap_or(path);
+        listeners.grpc_socket = Some(PathBuf::from(path));
+    }
+    if listeners.grpc_port.is_none() && listeners.grpc_socket.is_none() {
+        return Err(CommandError::usage(
+            "at least one of --port and --grpc_socket_path must be set",
+        ));
+    }
+    let rest_ms = flags.int("rest_api_timeout_in_ms").unwrap_or(REST_TIMEOUT_MS);
+    listeners.rest_timeout = (rest_ms > 0).then(|| Duration::from_millis(rest_ms as u64));
+    if own.server.request_timeout.is_none() {
+        listeners.request_timeout = GRPC_TIMEOUT_MAX;
+    }
+    if own.server.max_body.is_none() {
+        listeners.body_bytes_max = BODY_BYTES_MAX;
+    }
+    listeners.cors = flags.bool("rest_api_enable_cors_support").unwrap_or(false);
+    listeners.tfs_tensor_content |=
+        flags.bool("enable_serialization_as_tensor_content").unwrap_or(false);
+    listeners.tfs_metrics = metrics_path(flags)?;
+    if listeners.tfs_metrics.is_some() && listeners.http_port.is_none() {
+        setup.warnings.push(
+            "--monitoring_config_file has no effect: metrics are on the REST port; give --rest_api_port"
+                .to_owned(),
+        );
+    }
+    channel_arguments(flags, setup)
+}
+
+/// Returns the port of a flag; `None` for 0, which offers none.
+fn port(flags: &Flags, name: &str, default: i64) -> CommandResult<Option<u16>> {
+    let number = flags.int(name).unwrap_or(default);
+    match u16::try_from(number) {
+        Ok(port) => Ok(Some(port).filter(|port| *port != 0)),
+        Err(_) => Err(CommandError::usage(format!("--{name} is {number}; it must be 0 to 65535"))),
+    }
+}
+
+/// Returns the path of `--monitoring_config_file`; `None` if it does not enable metrics.
+fn metrics_path(flags: &Flags) -> CommandResult<Option<String>> {
+    let Some(file) = flags.text("monitoring_config_file") else { return Ok(None) };
+    let config: pb::MonitoringConfig =
+        text::read(Path::new(file)).map_err(|error| wrong(&error))?;
+    let prometheus = config.prometheus_config.unwrap_or_default();
+    match prometheus.path.as_str() {
+        _ if !prometheus.enable => Ok(None),
+        "" => Ok(Some(TFS_METRICS.to_owned())),
+        path if path.starts_with('/') => Ok(Some(path.to_owned())),
+        path => {
+            Err(CommandError::usage(format!("{file}: path is \"{path}\"; it must begin with /")))
+        }
+    }
+}
+
+/// Applies the known arguments of gRPC's channels, and warns of the others.
+fn channel_arguments(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
+    for argument in flags.text("grpc_channel_arguments").unwrap_or_default().split(',') {
+        if argument.is_empty() {
+            continue;
+        }
+        let Some((key, value)) = argument.split_once('=') else {
+            return Err(CommandError::usage(format!(
+                "--grpc_channel_arguments: \"{argument}\" is not KEY=VALUE"
+            )));
+        };
+        match (key, value.parse::<i64>()) {
+            (MESSAGE_LENGTH, Ok(bytes)) => {
+                let bytes = usize::try_from(bytes).unwrap_or(BODY_BYTES_MAX).min(BODY_BYTES_MAX);
+                setup.config.listeners.body_bytes_max = bytes.max(1);
+            }
+            (MESSAGE_LENGTH, Err(_)) => {
+                return Err(CommandError::usage(format!(
+                    "--grpc_channel_arguments: {key} must be a number of bytes"
+                )));
+            }
+            _ => setup.warnings.push(format!(
+                "--grpc_channel_arguments: {key} has no effect; only {MESSAGE_LENGTH} has one"
+            )),
+        }
+    }
+    Ok(())
+}
+
+fn loads(flags: &Flags, config: &mut Config) -> CommandResult {
+    let models = &mut config.models;
+    let threads = |name| match flags.int(name).unwrap_or(0) {
+        count @ 0..=LOAD_THREADS_MAX => Ok(count.max(1) as usize),
+        count => Err(CommandError::usage(format!(
+            "--{name} is {count}; it must be 0 to {LOAD_THREADS_MAX}"
+        ))),
+    };
+    models.load_threads = threads("num_load_threads")?;
+    models.unload_threads = threads("num_unload_threads")?;
+    let retries = flags.int("max_num_load_retries").unwrap_or(RETRIES);
+    models.load_retries = u32::try_from(retries).map_err(|_| {
+        CommandError::usage(format!("--max_num_load_retries is {retries}; it must be 0 or more"))
+    })?;
+    let interval = flags.int("load_retry_interval_micros").unwrap_or(RETRY_INTERVAL_US);
+    models.load_retry_interval = Duration::from_micros(u64::try_from(interval).unwrap_or(0));
+    match flags.int("file_system_poll_wait_seconds").unwrap_or(1) {
+        seconds @ 1.. => models.poll = Duration::from_secs(seconds as u64),
+        0 => models.poll_once = true,
+        seconds => {
+            return Err(CommandError::usage(format!(
+                "--file_system_poll_wait_seconds is {seconds}; it must be 0 or more"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Configures the models, their settings, and how both follow their files.
+fn models(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
+    let mut sessions = SessionSettings::read(flags)?;
+    let threads = inference_threads(&setup.config);
+    let mut template = setup.config.models.lists.template.clone();
+    sessions.apply(&mut template, threads, &mut setup.warnings)?;
+    let rules = ModelListRules {
+        labels_of_missing_versions: flags
+            .bool("allow_version_labels_for_unavailable_models")
+            .unwrap_or(false),
+        template,
+    };
+    let file = flags.text("model_config_file").map(PathBuf::from);
+    // Before the file is read, so that a change in between is seen.
+    let seen = file.as_deref().and_then(stamp);
+    let list = list(flags, file.as_deref())?;
+    let mut models = match &list.config {
+        Some(_) => rules.models(&list, &[]).map_err(|error| wrong(&error))?,
+        None => Vec::new(),
+    };
+    let version_batching = sessions
+        .per_model
+        .then_some(VersionBatching { threads, runs: rules.template.schedule.threads });
+    let mut noted = Vec::new();
+    if let Some(batching) = version_batching {
+        noted = batching.apply(&mut models).map_err(|error| wrong(&error))?;
+        setup.warnings.extend(noted.clone());
+    }
+    let source = ListSource { file, seen, rules: rules.clone(), version_batching, noted };
+    let list_poll = flags.int("model_config_file_poll_wait_seconds").unwrap_or(0);
+    let list_poll = (list_poll > 0).then(|| Duration::from_secs(list_poll as u64));
+    let config = &mut setup.config.models;
+    let batching_poll = version_batching.map(|_| config.poll).filter(|_| !config.poll_once);
+    let poll = list_poll.into_iter().chain(batching_poll).min();
+    config.models = models;
+    config.lists = rules;
+    setup.watch = Some(ConfigWatch { source: Box::new(source), poll });
+    Ok(())
+}
+
+/// Returns the list of models: from its file, or of the one model that the flags name.
+fn list(flags: &Flags, file: Option<&Path>) -> CommandResult<pb::ModelServerConfig> {
+    if let Some(file) = file {
+        return text::read(file).map_err(|error| wrong(&error));
+    }
+    let Some(base_path) = flags.text("model_base_path") else {
+        return Err(CommandError::usage(
+            "--model_base_path and --model_config_file are both empty",
+        )
+        .hint(
+            "millpond tfs --model_name=NAME --model_base_path=/DIR, or --model_config_file=FILE",
+        ));
+    };
+    let absolute = match base_path.contains("://") {
+        true => base_path.to_owned(),
+        false => std::path::absolute(base_path)
+            .map_err(|error| CommandError::usage(format!("--model_base_path: {error}")))?
+            .to_string_lossy()
+            .into_owned(),
+    };
+    let model = pb::ModelConfig {
+        name: flags.text("model_name").unwrap_or("default").to_owned(),
+        base_path: absolute,
+        model_platform: "tensorflow".to_owned(),
+        ..pb::ModelConfig::default()
+    };
+    let list = pb::ModelConfigList { config: vec![model] };
+    Ok(pb::ModelServerConfig {
+        config: Some(pb::model_server_config::Config::ModelConfigList(list)),
+    })
+}
+
+/// Settings of all models.
+#[derive(Default)]
+struct SessionSettings {
+    batching: Option<pb::BatchingParameters>,
+    /// Read batching parameters beside the files of versions.
+    per_model: bool,
+    threads: SessionThreads,
+    warmup: bool,
+    iterations: Option<u32>,
+    tags: Vec<String>,
+    notes: Vec<String>,
+}
+
+impl SessionSettings {
+    fn read(flags: &Flags) -> CommandResult<SessionSettings> {
+        match flags.text("platform_config_file") {
+            Some(path) => SessionSettings::of_platform(Path::new(path)),
+            None => SessionSettings::of_flags(flags),
+        }
+    }
+
+    fn of_flags(flags: &Flags) -> CommandResult<SessionSettings> {
+        let mut settings = SessionSettings {
+            warmup: flags.bool("enable_model_warmup").unwrap_or(true),
+            iterations: positive(flags.int("num_request_iterations_for_warmup").unwrap_or(0)),
+            tags: flags
+                .text("saved_model_tags")
+                .unwrap_or("serve")
+                .split(',')
+                .map(str::to_owned)
+                .collect(),
+            ..SessionSettings::default()
+        };
+        let file = flags.text("batching_parameters_file");
+        if flags.bool("enable_batching") == Some(true) {
+            let read = |path| text::read(Path::new(path)).map_err(|error| wrong(&error));
+            settings.batching = Some(file.map(read).transpose()?.unwrap_or_default());
+            settings.per_model =
+                flags.bool("enable_per_model_batching_parameters").unwrap_or(false);
+        } else if file.is_some() {
+            return Err(CommandError::usage(
+                "--batching_parameters_file is set without setting --enable_batching to true",
+            ));
+        } else if flags.bool("enable_per_model_batching_parameters") == Some(true) {
+            settings.notes.push(
+                "--enable_per_model_batching_parameters has no effect without --enable_batching"
+                    .to_owned(),
+            );
+        }
+        if let Some(path) = flags.text("tensorflow_session_config_file") {
+            let config: ConfigProto = text::read(Path::new(path)).map_err(|error| wrong(&error))?;
+            let (threads, note) = SessionThreads::of(&config);
+            settings.threads = threads;
+            settings.notes.extend(note.map(|note| format!("{path}: {note}")));
+        }
+        settings.thread_flags(flags)?;
+        Ok(settings)
+    }
+
+    /// Takes the flags of threads, which win over the file of a session.
+    fn thread_flags(&mut self, flags: &Flags) -> CommandResult {
+        let number = |name| flags.int(name).unwrap_or(0).max(0);
+        let session = number("tensorflow_session_parallelism");
+        let intra_op = number("tensorflow_intra_op_parallelism");
+        let inter_op = number("tensorflow_inter_op_parallelism");
+        match (intra_op > 0 || inter_op > 0, session > 0) {
+            (true, true) if intra_op > 0 && inter_op > 0 => Err(CommandError::usage(
+                "give either --tensorflow_session_parallelism or --tensorflow_intra_op_parallelism and \
+                 --tensorflow_inter_op_parallelism, not all",
+            )),
+            (true, _) => {
+                self.threads = SessionThreads { intra_op, inter_op };
+                Ok(())
+            }
+            (false, true) => {
+                self.threads = SessionThreads { intra_op: session, inter_op: session };
+                Ok(())
+            }
+            (false, false) => Ok(()),
+        }
+    }
+
+    fn of_platform(path: &Path) -> CommandResult<SessionSettings> {
+        let bundle = platform::read(path).map_err(|error| wrong(&error))?;
+        let (threads, note) = SessionThreads::of(&bundle.session_config.unwrap_or_default());
+        let iterations =
+            bundle.model_warmup_options.and_then(|options| options.num_request_iterations);
+        Ok(SessionSettings {
+            batching: bundle.batching_parameters,
+            per_model: bundle.enable_per_model_batching_params,
+            threads,
+            warmup: bundle.enable_model_warmup,
+            iterations: positive(iterations.unwrap_or(0).into()),
+            tags: bundle.saved_model_tags,
+            notes: note.into_iter().map(|note| format!("{}: {note}", path.display())).collect(),
+        })
+    }
+
+    /// Sets the settings of all models in `template`. `threads` is the number of inference threads.
+    fn apply(
+        &mut self,
+        template: &mut ModelConfig,
+        threads: usize,
+        warnings: &mut Vec<String>,
+    ) -> CommandResult {
+        if let Some(parameters) = &self.batching {
+            let ConvertedBatching { schedule, notes } =
+                batching::convert(parameters, threads).map_err(|error| wrong(&error))?;
+            template.schedule = ScheduleOptions { weight: template.schedule.weight, ..schedule };
+            self.notes.extend(notes);
+        }
+        template.warmup.enabled = self.warmup;
+        template.warmup.iterations = self.iterations;
+        let mut set = |name: &str, wanted: i64, threads_of: &mut usize| {
+            let Some(wanted) = usize::try_from(wanted).ok().filter(|wanted| *wanted > 0) else {
+                return;
+            };
+            *threads_of = wanted.min(threads);
+            if wanted > threads {
+                self.notes.push(format!(
+                    "{wanted} {name} threads: the {threads} inference threads bound those of a run"
+                ));
+            }
+        };
+        set("intra-op", self.threads.intra_op, &mut template.session.intra_op_threads);
+        set("inter-op", self.threads.inter_op, &mut template.session.inter_op_threads);
+        if !self.tags.is_empty() && self.tags != ["serve"] {
+            self.notes.push(format!(
+                "--saved_model_tags={} has no effect: the graph with the tag \"serve\" is loaded",
+                self.tags.join(",")
+            ));
+        }
+        warnings.append(&mut self.notes);
+        Ok(())
+    }
+}
+
+fn positive(number: i64) -> Option<u32> {
+    u32::try_from(number).ok().filter(|number| *number > 0)
+}
+
+/// Returns the number of inference threads, which also bounds the threads of a run.
+fn inference_threads(config: &Config) -> usize {
+    match config.data.workers {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        workers => workers,
+    }
+}
+
+fn wrong(error: &Error) -> CommandError {
+    CommandError::usage(error.message())
+}

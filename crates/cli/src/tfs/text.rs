@@ -1,0 +1,23 @@
+//! Reading TensorFlow Serving's configuration files.
+
+use std::path::Path;
+
+use base::{Error, Result};
+use protocol::tfs::text::{self, TEXT_BYTES_MAX, TextMessage};
+
+/// Reads a message as text.
+///
+/// # Errors
+/// `InvalidArgument` that names file and line.
+pub(super) fn read<M: TextMessage>(path: &Path) -> Result<M> {
+    let wrong = |why: &dyn std::fmt::Display| Error::invalid(format!("{}: {why}", path.display()));
+    let meta = std::fs::metadata(path).map_err(|error| wrong(&error))?;
+    if !meta.is_file() {
+        return Err(wrong(&"is not a file"));
+    }
+    if meta.len() > TEXT_BYTES_MAX as u64 {
+        return Err(wrong(&format!("is larger than {TEXT_BYTES_MAX} bytes")));
+    }
+    let content = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+    text::parse(&content).map_err(|error| wrong(&error.message()))
+}

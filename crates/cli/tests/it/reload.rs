@@ -1,0 +1,87 @@
+//! A settings file that changes while the server runs, and its Unix socket.
+
+use std::path::Path;
+
+use crate::serve::{Server, publish};
+
+/// Waits until the server's log holds `text`.
+fn logged(server: &Server, log: &Path, text: &str) {
+    let done = |_: &crate::program::Run| std::fs::read_to_string(log).unwrap().contains(text);
+    server.wait_until(text, &["models", "ls"], done);
+}
+
+/// Starts a server with the settings file `file`, whose log goes to `log`.
+fn start(file: &Path, log: &Path) -> Server {
+    let arguments = ["--config", file.to_str().unwrap()];
+    Server::start_logged(&arguments, std::fs::File::create(log).unwrap().into())
+}
+
+#[test]
+fn models_follow_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    let (file, log) = (dir.path().join("millpond.toml"), dir.path().join("log"));
+    let model = |name: &str| format!("[models.{name}]\npath = \"models/half_plus_two\"\n");
+    std::fs::write(&file, model("a")).unwrap();
+    let server = start(&file, &log);
+    let ready =
+        |name| drop(server.wait_until(name, &["models", "status", name], |run| run.code == 0));
+    ready("a");
+
+    std::fs::write(&file, model("a") + &model("b") + "[server]\nmax-requests = 9\n").unwrap();
+    ready("b");
+    logged(&server, &log, "need a restart and have no effect until then: [server] max-requests");
+
+    std::fs::write(&file, model("a") + "\n[modles.b]\n").unwrap();
+    logged(&server, &log, "millpond.toml:4: unknown key `modles`");
+    logged(&server, &log, "the models stay as they are");
+    ready("b");
+
+    std::fs::write(&file, model("b")).unwrap();
+    server.wait_until("a goes", &["models", "status", "a"], |run| run.code != 0);
+    ready("b");
+    let metrics = server.metrics("/metrics");
+    assert!(metrics.contains("millpond_config_reloads_total{kind=\"failed\"} 1"), "{metrics}");
+    assert!(metrics.contains("millpond_config_reload_time_seconds{kind=\"ok\"} "), "{metrics}");
+    assert_eq!(server.terminate(), Some(0));
+}
+
+#[test]
+fn a_hangup_reads_the_file_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    let (file, log) = (dir.path().join("millpond.toml"), dir.path().join("log"));
+    let settings = "[lifecycle]\npoll = \"1h\"\n";
+    std::fs::write(&file, settings.to_owned() + "[models.a]\npath = \"models/half_plus_two\"\n")
+        .unwrap();
+    // A flag would win over the file, so the poll is the file's.
+    let server = Server::start_polling(&["--config", file.to_str().unwrap()], &log);
+    server.wait_until("a", &["models", "status", "a"], |run| run.code == 0);
+    std::fs::write(&file, settings.to_owned() + "[models.b]\npath = \"models/half_plus_two\"\n")
+        .unwrap();
+    server.signal("HUP");
+    server.wait_until("b", &["models", "status", "b"], |run| run.code == 0);
+    assert_eq!(server.terminate(), Some(0));
+}
+
+#[test]
+fn a_unix_socket_is_opened_and_removed() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    let (path, log) = (dir.path().join("grpc.sock"), dir.path().join("log"));
+    let models = dir.path().join("models");
+    let arguments = [models.to_str().unwrap(), "--grpc-socket", path.to_str().unwrap()];
+    let server = Server::start_logged(&arguments, std::fs::File::create(&log).unwrap().into());
+    assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+    let mut stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
+    // The preface of HTTP/2 and empty settings; the server answers with its settings.
+    use std::io::{Read, Write};
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").unwrap();
+    let mut head = [0; 9];
+    stream.read_exact(&mut head).unwrap();
+    assert_eq!(head[3], 4, "a SETTINGS frame");
+    drop(stream);
+    assert_eq!(server.terminate(), Some(0));
+    assert!(!path.exists(), "its file is removed at the end");
+}

@@ -1,0 +1,189 @@
+//! Models that change while the server runs: by a file that is read again, and by requests.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use base::{Error, Result};
+use lifecycle::{AdminCallback, ConfigSet, Lifecycle};
+use metrics::{KindLabels, Metrics};
+use protocol::tensorflow::serving::ModelServerConfig;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{oneshot, watch};
+
+use crate::config::ModelsConfig;
+use crate::core::Core;
+use crate::model_list::ModelListRules;
+
+/// Longest wait for the models of a new configuration. The loads go on after it.
+const APPLY_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// A configuration of models outside the server, such as a file.
+pub trait ConfigSource: Send {
+    /// Returns the models that should be served instead of `current`; `None` if nothing changed
+    /// since the last call. `forced` is true after SIGHUP: an unchanged source is read too.
+    ///
+    /// # Errors
+    /// The reason why the source cannot be used, with file and line. The models stay as they are.
+    fn poll(&mut self, current: &ConfigSet, forced: bool) -> Result<Option<ConfigSet>>;
+}
+
+/// A source and the time between two calls of it.
+pub struct ConfigWatch {
+    /// The source.
+    pub source: Box<dyn ConfigSource>,
+    /// Time between two calls; `None` waits for SIGHUP.
+    pub poll: Option<Duration>,
+}
+
+/// Replaces the models that are served.
+pub(crate) struct ModelConfigurator {
+    lifecycle: Arc<Lifecycle>,
+    metrics: Arc<Metrics>,
+    rules: ModelListRules,
+    current: Mutex<Arc<ConfigSet>>,
+}
+
+impl ModelConfigurator {
+    pub(crate) fn new(core: &Core, config: &ModelsConfig) -> ModelConfigurator {
+        let current = ConfigSet { models: config.models.clone(), roots: config.roots.clone() };
+        ModelConfigurator {
+            lifecycle: core.lifecycle.clone(),
+            metrics: core.metrics.clone(),
+            rules: config.lists.clone(),
+            current: Mutex::new(Arc::new(current)),
+        }
+    }
+
+    fn current(&self) -> Arc<ConfigSet> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces `from` by `to`. Returns false if `from` is not current any more.
+    fn replace(&self, from: &Arc<ConfigSet>, to: ConfigSet, done: AdminCallback) -> bool {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if !Arc::ptr_eq(&current, from) {
+            return false;
+        }
+        *current = Arc::new(to.clone());
+        // Under the lock, so that the lifecycle sees replacements in this order.
+        self.lifecycle.configure(to, done);
+        true
+    }
+
+    /// Replaces the named models by a list in TensorFlow Serving's form and waits until each
+    /// serves. Roots stay.
+    ///
+    /// # Errors
+    /// Those of [`ModelListRules`], with which nothing changes; `FailedPrecondition` if a model
+    /// could not be loaded.
+    pub(crate) async fn replace_list(&self, config: &ModelServerConfig) -> Result<()> {
+        let applied = loop {
+            let current = self.current();
+            let to = self.list(config, &current).inspect_err(|_| self.count("failed"))?;
+            let (sender, receiver) = oneshot::channel();
+            if self.replace(&current, to, Box::new(move |result| drop(sender.send(result)))) {
+                break receiver;
+            }
+        };
+        let result = match tokio::time::timeout(APPLY_TIMEOUT, applied).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(Error::unavailable("the server is shutting down")),
+            Err(_) => Err(Error::deadline("it takes longer than an hour and continues")),
+        };
+        self.count(if result.is_ok() { "ok" } else { "failed" });
+        result
+    }
+
+    fn list(&self, config: &ModelServerConfig, current: &ConfigSet) -> Result<ConfigSet> {
+        let models = self.rules.models(config, &current.models)?;
+        self.rules.check_labels(&models, &current.models, self.lifecycle.catalog())?;
+        let set = ConfigSet { models, roots: current.roots.clone() };
+        set.check()?;
+        Ok(set)
+    }
+
+    /// Asks `watch` for changes until `stopped` is true.
+    pub(crate) async fn follow(
+        self: Arc<Self>,
+        watch: ConfigWatch,
+        mut hangup: Signal,
+        mut stopped: watch::Receiver<bool>,
+    ) {
+        let ConfigWatch { mut source, poll } = watch;
+        loop {
+            let pause = async {
+                match poll {
+                    Some(poll) => tokio::time::sleep(poll).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let forced = tokio::select! {
+                () = pause => false,
+                _ = hangup.recv() => true,
+                _ = stopped.wait_for(|stopped| *stopped) => return,
+            };
+            let configurator = self.clone();
+            // Files may be on a slow disk.
+            let polled = tokio::task::spawn_blocking(move || {
+                configurator.poll(&mut *source, forced);
+                source
+            });
+            match polled.await {
+                Ok(back) => source = back,
+                Err(error) => {
+                    tracing::error!(%error, "its reader failed, so the configuration is not read again");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn poll(self: &Arc<Self>, source: &mut dyn ConfigSource, mut forced: bool) {
+        loop {
+            let current = self.current();
+            let polled = source.poll(&current, forced).and_then(|set| {
+                set.as_ref().map_or(Ok(()), ConfigSet::check)?;
+                Ok(set)
+            });
+            let set = match polled {
+                Ok(None) => return,
+                Ok(Some(set)) => set,
+                Err(error) => {
+                    tracing::error!(%error, "the configuration is wrong; the models stay as they are");
+                    return self.count("failed");
+                }
+            };
+            let waiting = self.clone();
+            let done = move |result: Result<()>| {
+                match &result {
+                    Ok(()) => tracing::info!("the new configuration of models is in effect"),
+                    Err(error) => {
+                        tracing::error!(%error, "the new configuration is in effect, but not all models serve");
+                    }
+                }
+                waiting.count(if result.is_ok() { "ok" } else { "failed" });
+            };
+            if self.replace(&current, set, Box::new(done)) {
+                return;
+            }
+            // A request has replaced the models meanwhile.
+            forced = true;
+        }
+    }
+
+    /// Counts a change by its outcome.
+    fn count(&self, kind: &'static str) {
+        let labels = KindLabels { kind };
+        self.metrics.config_reloads.get_or_create(&labels).inc();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.metrics.config_reload_time.get_or_create(&labels).set(now.as_secs_f64());
+    }
+}
+
+/// Installs the handler of SIGHUP, which otherwise ends the process.
+///
+/// # Errors
+/// `Internal` if the system refuses.
+pub(crate) fn hangups() -> Result<Signal> {
+    signal(SignalKind::hangup()).map_err(|error| Error::internal(format!("signals: {error}")))
+}
