@@ -7,7 +7,7 @@ use std::path::Path;
 
 use base::{DType, Dim, NamedTensor, Result, Tensor};
 use engine_onnx::publish::build::{ModelBuilder, Node, OnnxParameter};
-use engine_onnx::publish::{LayoutWriter, WriteOptions};
+use engine_onnx::publish::{WriteOptions, layout_writer};
 
 use super::layers::Layers;
 use loadgen::random::{RandomSequence, at, signed_unit};
@@ -127,7 +127,7 @@ impl Ctr {
         dir: &Path,
         progress: &dyn Fn(u64),
     ) -> Result<()> {
-        let mut writer = LayoutWriter::create(dir, WriteOptions::default())?;
+        let mut writer = layout_writer(dir, WriteOptions::default())?;
         let mut builder = self.graph();
         for (table, parameter) in self.table_parameters().iter().enumerate() {
             writer.begin(&parameter.name, parameter.dtype, &parameter.dims)?;

@@ -81,6 +81,7 @@ pub mod foreign;
 pub mod layout;
 mod library_search;
 mod named_signature;
+pub mod publish;
 mod schedule_file;
 mod schedule_options;
 mod servable;

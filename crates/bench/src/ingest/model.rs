@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use base::{DType, Dim, Result};
 use engine_onnx::publish::build::{ModelBuilder, Node, OnnxParameter};
-use engine_onnx::publish::{LayoutWriter, WriteOptions};
+use engine_onnx::publish::{WriteOptions, layout_writer};
 
 use loadgen::BenchEnv;
 use loadgen::cache;
@@ -43,7 +43,7 @@ fn weights(layer: usize, from: usize, to: usize) -> OnnxParameter {
 
 /// Writes the mappable layout into the empty directory `dir`.
 fn write_layout(dir: &Path) -> Result<()> {
-    let mut writer = LayoutWriter::create(dir, WriteOptions::default())?;
+    let mut writer = layout_writer(dir, WriteOptions::default())?;
     let mut builder = graph();
     for (layer, pair) in CHANNELS.windows(2).enumerate() {
         let &[from, to] = pair else { continue };

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use base::{DType, Dim, NamedTensor, Result, Tensor};
 use engine_onnx::publish::build::{ModelBuilder, Node, OnnxParameter};
-use engine_onnx::publish::{LayoutWriter, WriteOptions};
+use engine_onnx::publish::{WriteOptions, layout_writer};
 
 use loadgen::BenchEnv;
 use loadgen::cache;
@@ -262,7 +262,7 @@ fn uniform(seed: u64, name: &str, count: usize, scale: f32) -> Vec<f32> {
 
 /// Writes the mappable layout into the empty directory `dir`.
 fn write_layout(seed: u64, dir: &Path) -> Result<()> {
-    let mut writer = LayoutWriter::create(dir, WriteOptions::default())?;
+    let mut writer = layout_writer(dir, WriteOptions::default())?;
     let mut builder = graph(seed);
     for layer in layers() {
         let parameter = layer.weights();

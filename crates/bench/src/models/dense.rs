@@ -4,7 +4,7 @@ use std::path::Path;
 
 use base::{DType, Dim, NamedTensor, Result, Tensor};
 use engine_onnx::publish::build::ModelBuilder;
-use engine_onnx::publish::{LayoutWriter, WriteOptions};
+use engine_onnx::publish::{WriteOptions, layout_writer};
 
 use demo::layers::Layers;
 use loadgen::random::signed_unit;
@@ -32,7 +32,7 @@ impl DenseModel {
 
     /// Writes the mappable layout into the empty directory `dir`.
     pub(crate) fn write_layout(&self, seed: u64, dir: &Path) -> Result<()> {
-        let mut writer = LayoutWriter::create(dir, WriteOptions::default())?;
+        let mut writer = layout_writer(dir, WriteOptions::default())?;
         let rows = || Dim::Dynamic(Some("rows".into()));
         let builder = ModelBuilder::new("dense", OPSET)
             .input("x", DType::F32, &[rows(), Dim::Fixed(WIDTH)])

@@ -10,7 +10,7 @@ use base::{DType, Dim, Error, Result};
 
 use super::encode;
 use super::schema::{self, attribute, attribute_type, graph, model, node, tensor};
-use super::sink::{PacedFileWriter, WriteOptions};
+use engine::publish::{PacedFileWriter, WriteOptions};
 
 /// Size in bytes from which protobuf, and thus ONNX Runtime, refuses a message.
 pub const MODEL_BYTES_MAX: u64 = i32::MAX as u64;

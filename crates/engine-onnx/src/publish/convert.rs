@@ -5,14 +5,16 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 use engine::layout::{Artifact, LayoutManifest, MANIFEST_NAME};
+use engine::publish::GraphWriter;
 
-use super::layout_writer::{ENGINE_NAME, GRAPH_NAME, GraphWriter, LayoutWriter};
 use super::plan::{ConversionPlan, GraphPiece, MovedParameter, ParameterBytes, plan};
-use super::sink::WriteOptions;
 use super::source::{COPY_BYTES, SourceFile, WALK_BYTES};
 use super::tensor::stream_typed;
 use super::wire::Walker;
-use super::{PublishProgress, SourceSummary};
+use super::{
+    ENGINE_NAME, GRAPH_NAME, LayoutWriter, PublishProgress, SourceSummary, WriteOptions,
+    layout_writer,
+};
 
 /// Bytes between two reports of progress.
 const REPORT_BYTES: u64 = 4 << 20;
@@ -99,7 +101,7 @@ impl Conversion {
         options: WriteOptions,
         progress: &mut dyn FnMut(PublishProgress),
     ) -> Result<LayoutManifest> {
-        let mut writer = LayoutWriter::create(dir, options)?;
+        let mut writer = layout_writer(dir, options)?;
         let total = self.plan.moves.iter().map(|parameter| parameter.bytes).sum::<u64>()
             + self.plan.graph_bytes;
         let mut reader = ConversionReader {

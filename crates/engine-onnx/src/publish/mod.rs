@@ -4,73 +4,44 @@
 //! slice by slice, and everything else is copied byte for byte. Nothing here calls ONNX Runtime.
 #![forbid(unsafe_code)]
 
-mod aligned;
 pub mod build;
 mod constant;
 mod convert;
 mod encode;
 mod external;
 pub(crate) mod initializers;
-mod layout_writer;
 mod names;
 mod plan;
 mod schema;
-mod sink;
 mod source;
 mod tensor;
-mod versions;
 mod wire;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use base::Result;
-use engine::layout::LayoutManifest;
-use os::Rate;
-
 use convert::Conversion;
-use versions::VersionClaim;
+use engine::layout::LayoutManifest;
+use engine::publish::{LayoutNames, VersionClaim};
 
-pub use layout_writer::{GRAPH_NAME, LayoutWriter};
-pub use sink::WriteOptions;
+pub use engine::publish::{LayoutWriter, PublishOptions, PublishProgress, Published, WriteOptions};
+
+/// File name of the graph in the layout.
+pub const GRAPH_NAME: &str = "model.onnx";
+/// Engine name in the manifests.
+const ENGINE_NAME: &str = "onnxruntime";
+
+/// Starts a version of this engine in `dir`, an existing directory.
+///
+/// # Errors
+/// Returns the errors of [`LayoutWriter::create`].
+pub fn layout_writer(dir: &Path, options: WriteOptions) -> Result<LayoutWriter> {
+    let names = LayoutNames { engine: ENGINE_NAME, graph: GRAPH_NAME };
+    LayoutWriter::create(dir, names, options)
+}
 
 /// Minimum bytes of an initialiser that moves to the weights file; smaller ones stay in the graph.
 pub const EXTERNALISE_MIN: u64 = 4096;
-
-/// Options of [`publish`].
-#[derive(Clone, Debug)]
-pub struct PublishOptions {
-    /// An ONNX file, a directory that holds `model.onnx` and its external files, or a published
-    /// version.
-    pub source: PathBuf,
-    /// The model's directory, which gets the version's directory. Created if missing.
-    pub dest_root: PathBuf,
-    /// Number of the version; by default one more than the highest.
-    pub version: Option<u64>,
-    /// Maximum rate in bytes per second.
-    pub rate: Rate,
-    /// True to bypass the page cache (O_DIRECT) if the file system allows it.
-    pub direct: bool,
-}
-
-/// Progress of a conversion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PublishProgress {
-    /// Bytes written, parameters and graph together.
-    pub bytes_done: u64,
-    /// Total bytes.
-    pub bytes_total: u64,
-}
-
-/// A version that [`publish`] made.
-#[derive(Clone, Debug)]
-pub struct Published {
-    /// Number of the version.
-    pub version: u64,
-    /// Directory of the version.
-    pub dir: PathBuf,
-    /// Manifest of the version.
-    pub manifest: LayoutManifest,
-}
 
 /// Contents of a source according to its headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

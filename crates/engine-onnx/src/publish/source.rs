@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
 
-use super::aligned::{AlignedBuffer, BLOCK};
+use engine::publish::{AlignedBuffer, BLOCK};
 
 /// Window in bytes for walking over headers: little more than a read costs anyway.
 pub(super) const WALK_BYTES: usize = 64 << 10;

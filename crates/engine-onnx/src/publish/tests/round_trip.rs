@@ -123,8 +123,7 @@ fn a_streamed_model_converts_to_what_a_layout_writer_writes() {
     assert_eq!(manifest.tensors.len(), 2);
 
     let direct = scratch();
-    let mut writer =
-        super::super::LayoutWriter::create(direct.path(), WriteOptions::default()).unwrap();
+    let mut writer = super::super::layout_writer(direct.path(), WriteOptions::default()).unwrap();
     let mut graph = base;
     for (index, parameter) in parameters.iter().enumerate() {
         let bytes = content(index, parameter.bytes().unwrap());

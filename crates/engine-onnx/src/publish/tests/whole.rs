@@ -8,7 +8,7 @@ use engine::layout::Artifact;
 use os::Rate;
 
 use super::super::build::{ModelBuilder, OnnxParameter};
-use super::super::{LayoutWriter, PublishOptions, WriteOptions, inspect, publish};
+use super::super::{PublishOptions, WriteOptions, inspect, layout_writer, publish};
 use super::{check_converted, scratch};
 
 fn options(source: &Path, root: &Path) -> PublishOptions {
@@ -137,7 +137,7 @@ fn a_published_version_publishes_again_unless_it_is_damaged() {
 #[test]
 fn small_parameters_of_a_handmade_version_stay_bound() {
     let (source, root) = (scratch(), scratch());
-    let mut writer = LayoutWriter::create(source.path(), WriteOptions::default()).unwrap();
+    let mut writer = layout_writer(source.path(), WriteOptions::default()).unwrap();
     let small = OnnxParameter::new("small", DType::U8, [3]);
     let entry = writer.tensor("small", DType::U8, &[3], [[1u8, 2, 3]]).unwrap();
     let graph = ModelBuilder::new("m", 18).external(&small, "weights.bin", entry.offset).unwrap();
@@ -150,7 +150,7 @@ fn small_parameters_of_a_handmade_version_stay_bound() {
 #[test]
 fn a_manifest_that_disagrees_with_its_graph_is_refused() {
     let (source, root) = (scratch(), scratch());
-    let mut writer = LayoutWriter::create(source.path(), WriteOptions::default()).unwrap();
+    let mut writer = layout_writer(source.path(), WriteOptions::default()).unwrap();
     writer.tensor("unknown to the graph", DType::U8, &[3], [[1u8, 2, 3]]).unwrap();
     writer.finish(&ModelBuilder::new("m", 18).encode()).unwrap();
     let error = publish(&options(source.path(), root.path()), &mut |_| {}).unwrap_err();

@@ -21,7 +21,7 @@ const VERSION_MAX: u64 = i64::MAX as u64;
 
 /// A hidden directory to write a version in. If it is dropped without [`VersionClaim::commit`], it
 /// removes everything that was written.
-pub(super) struct VersionClaim {
+pub struct VersionClaim {
     root: PathBuf,
     made_root: bool,
     hidden: PathBuf,
@@ -33,7 +33,10 @@ pub(super) struct VersionClaim {
 
 impl VersionClaim {
     /// Makes the model's directory if needed, sweeps it, and makes a hidden directory in it.
-    pub(super) fn new(root: &Path, wanted: Option<u64>) -> Result<VersionClaim> {
+    ///
+    /// # Errors
+    /// `AlreadyExists` if the version `wanted` exists; I/O errors.
+    pub fn new(root: &Path, wanted: Option<u64>) -> Result<VersionClaim> {
         if wanted.is_some_and(|version| version > VERSION_MAX) {
             return Err(Error::invalid(format!("version numbers end at {VERSION_MAX}")));
         }
@@ -70,12 +73,15 @@ impl VersionClaim {
     }
 
     /// Returns the directory to write to.
-    pub(super) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.hidden
     }
 
     /// Makes the version visible. Returns its number and directory.
-    pub(super) fn commit(mut self) -> Result<(u64, PathBuf)> {
+    ///
+    /// # Errors
+    /// `AlreadyExists` if another program made the version; I/O errors.
+    pub fn commit(mut self) -> Result<(u64, PathBuf)> {
         let _gate = DirectoryLock::enter(&self.root)?;
         let version = match self.wanted {
             Some(version) => version,

@@ -2,10 +2,10 @@
 
 /// Alignment of memory, file position and length for O_DIRECT. Covers devices with 512-byte and 4
 /// KiB sectors; a device with larger sectors refuses, and the buffered path is taken.
-pub(super) const BLOCK: usize = 4096;
+pub const BLOCK: usize = 4096;
 
 /// Zeroed bytes that start at a multiple of [`BLOCK`]. Never grows, so never moves.
-pub(super) struct AlignedBuffer {
+pub struct AlignedBuffer {
     storage: Vec<u8>,
     start: usize,
     bytes: usize,
@@ -13,22 +13,26 @@ pub(super) struct AlignedBuffer {
 
 impl AlignedBuffer {
     /// Allocates `bytes`, rounded up to whole blocks, at least one.
-    pub(super) fn new(bytes: usize) -> AlignedBuffer {
+    pub fn new(bytes: usize) -> AlignedBuffer {
         let bytes = bytes.max(1).next_multiple_of(BLOCK);
         let storage = vec![0u8; bytes + BLOCK];
         let start = storage.as_ptr().align_offset(BLOCK);
         AlignedBuffer { storage, start, bytes }
     }
 
-    pub(super) fn len(&self) -> usize {
+    /// Returns its length in bytes, which is never 0.
+    #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
+    pub fn len(&self) -> usize {
         self.bytes
     }
 
-    pub(super) fn as_slice(&self) -> &[u8] {
+    /// Returns the bytes.
+    pub fn as_slice(&self) -> &[u8] {
         &self.storage[self.start..self.start + self.bytes]
     }
 
-    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
+    /// Returns the bytes for writing.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
         &mut self.storage[self.start..self.start + self.bytes]
     }
 }

@@ -3,14 +3,19 @@
 use std::path::{Path, PathBuf};
 
 use base::{DType, Error, Result};
-use engine::layout::{FORMAT, FileEntry, LayoutManifest, MANIFEST_NAME, TensorEntry, WEIGHTS_NAME};
+
+use crate::layout::{FORMAT, FileEntry, LayoutManifest, MANIFEST_NAME, TensorEntry, WEIGHTS_NAME};
 
 use super::sink::{PacedFileWriter, WriteOptions, sync_dir, write_small};
 
-/// File name of the graph in the layout.
-pub const GRAPH_NAME: &str = "model.onnx";
-/// Engine name in the manifests.
-pub(super) const ENGINE_NAME: &str = "onnxruntime";
+/// Names that an engine gives to its versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayoutNames {
+    /// Name of the engine in the manifest.
+    pub engine: &'static str,
+    /// File name of the graph.
+    pub graph: &'static str,
+}
 
 /// A version being written: parameters one after another, then the graph, then the manifest.
 ///
@@ -19,11 +24,11 @@ pub(super) const ENGINE_NAME: &str = "onnxruntime";
 /// reader accepts.
 ///
 /// ```no_run
-/// # extern crate millpond_engine_onnx as engine_onnx;
-/// # use engine_onnx::publish::{LayoutWriter, WriteOptions};
+/// # use millpond_engine::publish::{LayoutNames, LayoutWriter, WriteOptions};
 /// # use base::DType;
 /// # fn main() -> base::Result<()> {
-/// let mut writer = LayoutWriter::create("dir".as_ref(), WriteOptions::default())?;
+/// let names = LayoutNames { engine: "onnxruntime", graph: "model.onnx" };
+/// let mut writer = LayoutWriter::create("dir".as_ref(), names, WriteOptions::default())?;
 /// let entry = writer.tensor("table", DType::F32, &[1024, 32], (0..32).map(|_| vec![0u8; 4096]))?;
 /// # let graph = vec![];
 /// writer.finish(&graph)?;
@@ -31,6 +36,7 @@ pub(super) const ENGINE_NAME: &str = "onnxruntime";
 /// ```
 pub struct LayoutWriter {
     dir: PathBuf,
+    names: LayoutNames,
     options: WriteOptions,
     weights: Option<PacedFileWriter>,
     tensors: Vec<TensorEntry>,
@@ -49,7 +55,7 @@ impl LayoutWriter {
     ///
     /// # Errors
     /// `NotFound` without the directory; `AlreadyExists` if it has a manifest.
-    pub fn create(dir: &Path, options: WriteOptions) -> Result<LayoutWriter> {
+    pub fn create(dir: &Path, names: LayoutNames, options: WriteOptions) -> Result<LayoutWriter> {
         let meta = std::fs::metadata(dir).map_err(|e| Error::io(dir, &e))?;
         if !meta.is_dir() {
             return Err(Error::invalid(format!("{}: not a directory", dir.display())));
@@ -62,6 +68,7 @@ impl LayoutWriter {
         }
         Ok(LayoutWriter {
             dir: dir.to_owned(),
+            names,
             options,
             weights: None,
             tensors: Vec::new(),
@@ -71,7 +78,7 @@ impl LayoutWriter {
     }
 
     /// Writes one parameter whose bytes come in any number of chunks of any size. Returns its
-    /// location, which the graph must name ([`super::build::ModelBuilder::external`]).
+    /// location, which the graph may have to name.
     ///
     /// # Errors
     /// `InvalidArgument` for a type without fixed size or if the chunks do not have exactly the
@@ -157,12 +164,12 @@ impl LayoutWriter {
     }
 
     /// Returns the last written parameter.
-    pub(super) fn last(&self) -> Option<&TensorEntry> {
+    pub fn last(&self) -> Option<&TensorEntry> {
         self.tensors.last()
     }
 
     /// Returns the number of written parameters.
-    pub(super) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.tensors.len()
     }
 
@@ -175,7 +182,10 @@ impl LayoutWriter {
     }
 
     /// As [`LayoutWriter::finish`], with a graph that is written in pieces.
-    pub(super) fn finish_with(
+    ///
+    /// # Errors
+    /// As [`LayoutWriter::finish`]; those of `graph`.
+    pub fn finish_with(
         mut self,
         graph: impl FnOnce(&mut GraphWriter) -> Result<()>,
     ) -> Result<LayoutManifest> {
@@ -194,19 +204,19 @@ impl LayoutWriter {
                 })
             }
         };
-        let file = PacedFileWriter::create(&self.dir.join(GRAPH_NAME), self.options)?;
+        let file = PacedFileWriter::create(&self.dir.join(self.names.graph), self.options)?;
         let mut out = GraphWriter { file, hasher: blake3::Hasher::new() };
         graph(&mut out)?;
         let hash = out.hasher.finalize().to_hex().to_string();
         self.direct &= out.file.direct();
         let graph = FileEntry {
-            name: GRAPH_NAME.to_owned(),
+            name: self.names.graph.to_owned(),
             bytes: out.file.finish()?,
             blake3: Some(hash),
         };
         let manifest = LayoutManifest {
             format: FORMAT,
-            engine: ENGINE_NAME.to_owned(),
+            engine: self.names.engine.to_owned(),
             created_by: concat!("millpond ", env!("CARGO_PKG_VERSION")).to_owned(),
             graph,
             weights,
@@ -221,23 +231,27 @@ impl LayoutWriter {
 }
 
 /// Writer and hasher of the graph file.
-pub(super) struct GraphWriter {
+pub struct GraphWriter {
     file: PacedFileWriter,
     hasher: blake3::Hasher,
 }
 
 impl GraphWriter {
-    pub(super) fn put(&mut self, bytes: &[u8]) -> Result<()> {
+    /// Appends bytes.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.hasher.update(bytes);
         self.file.put(bytes)
     }
 }
 
 /// Writes the manifest of `dir` as its last file.
-pub(super) fn write_manifest(dir: &Path, manifest: &LayoutManifest) -> Result<()> {
+fn write_manifest(dir: &Path, manifest: &LayoutManifest) -> Result<()> {
     let text = serde_json::to_vec_pretty(manifest)
         .map_err(|e| Error::internal(format!("the manifest does not serialise: {e}")))?;
-    if text.len() as u64 > engine::layout::MANIFEST_BYTES_MAX {
+    if text.len() as u64 > crate::layout::MANIFEST_BYTES_MAX {
         return Err(Error::too_large(format!(
             "{} tensors need a manifest of {}, more than a server reads",
             manifest.tensors.len(),
@@ -265,10 +279,12 @@ fn size_error(entry: &TensorEntry, received: u64) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engine::layout::{Artifact, TENSOR_ALIGNMENT};
+    use crate::layout::{Artifact, TENSOR_ALIGNMENT};
+
+    const NAMES: LayoutNames = LayoutNames { engine: "test", graph: "graph" };
 
     fn writer(dir: &Path) -> LayoutWriter {
-        LayoutWriter::create(dir, WriteOptions::default()).unwrap()
+        LayoutWriter::create(dir, NAMES, WriteOptions::default()).unwrap()
     }
 
     #[test]
@@ -310,6 +326,6 @@ mod tests {
         let other = tempfile::tempdir().unwrap();
         assert!(writer(other.path()).begin("s", DType::String, &[2]).is_err());
         writer(other.path()).finish(b"").unwrap();
-        assert!(LayoutWriter::create(other.path(), WriteOptions::default()).is_err());
+        assert!(LayoutWriter::create(other.path(), NAMES, WriteOptions::default()).is_err());
     }
 }

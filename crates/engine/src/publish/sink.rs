@@ -34,7 +34,7 @@ impl Default for WriteOptions {
 }
 
 /// A file being written from front to back.
-pub(super) struct PacedFileWriter {
+pub struct PacedFileWriter {
     path: PathBuf,
     file: File,
     direct: bool,
@@ -47,7 +47,10 @@ pub(super) struct PacedFileWriter {
 
 impl PacedFileWriter {
     /// Creates `path`, which must not exist.
-    pub(super) fn create(path: &Path, options: WriteOptions) -> Result<PacedFileWriter> {
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn create(path: &Path, options: WriteOptions) -> Result<PacedFileWriter> {
         let (file, direct) = open_new(path, options.direct)?;
         Ok(PacedFileWriter {
             path: path.to_owned(),
@@ -62,17 +65,20 @@ impl PacedFileWriter {
     }
 
     /// Returns the bytes written so far, which is the position of the next byte.
-    pub(super) fn position(&self) -> u64 {
+    pub fn position(&self) -> u64 {
         self.written + self.filled as u64
     }
 
     /// Returns true if it still bypasses the page cache.
-    pub(super) fn direct(&self) -> bool {
+    pub fn direct(&self) -> bool {
         self.direct
     }
 
     /// Appends bytes.
-    pub(super) fn put(&mut self, mut bytes: &[u8]) -> Result<()> {
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn put(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             let room = self.buffer.len() - self.filled;
             let (now, later) = bytes.split_at(bytes.len().min(room));
@@ -87,7 +93,10 @@ impl PacedFileWriter {
     }
 
     /// Appends zeros up to the next multiple of [`BLOCK`].
-    pub(super) fn align(&mut self) -> Result<()> {
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn align(&mut self) -> Result<()> {
         // The buffer is block-aligned in the file, so the padding never crosses its end.
         let aligned = self.filled.next_multiple_of(BLOCK);
         self.buffer.as_mut_slice()[self.filled..aligned].fill(0);
@@ -96,7 +105,10 @@ impl PacedFileWriter {
     }
 
     /// Writes the rest, sets the file's exact length, and waits until it is durable.
-    pub(super) fn finish(mut self) -> Result<u64> {
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn finish(mut self) -> Result<u64> {
         let length = self.position();
         self.align()?;
         if self.filled > 0 {
