@@ -178,6 +178,19 @@ class Words(tf.Module):
         return {"word": tf.gather(self.words, index * self.scale[0])}
 
 
+class Embedding(tf.Module):
+    """A lookup in a table, which TensorFlow does in the variable itself, inside a function."""
+
+    def __init__(self, rows=1 << 19, columns=16):
+        super().__init__()
+        numbers = np.arange(rows, dtype="f")
+        self.table = tf.Variable(np.repeat(numbers, columns).reshape(rows, columns), name="table")
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, name="index")])
+    def predict(self, index):
+        return {"rows": tf.reduce_mean(tf.nn.embedding_lookup(self.table, index), axis=1)}
+
+
 class Returned(tf.Module):
     """An output that is a variable, and one that is an input."""
 
@@ -294,7 +307,7 @@ def models(to, scratch):
         module = Dense(seed)
         save(module, str(to / name), signatures=module.predict)
     for name, module in (("lookup", Lookup(vocabulary)), ("mutable_table", Mutable()), ("words", Words()),
-                         ("returned", Returned())):
+                         ("returned", Returned()), ("embedding", Embedding())):
         save(module, str(to / name), signatures=module.predict)
     counter = Counter()
     save(counter, str(to / "counter"), signatures={

@@ -3,15 +3,21 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::ptr::null_mut;
+use std::ptr::slice_from_raw_parts;
 
 use base::{Error, Result};
+use bytes::Bytes;
 
 /// Remedy for a missing or unfit library.
 pub(crate) const REMEDY: &str = "run `make tensorflow` in a checkout, or `pip install tensorflow-cpu==2.21.0` in the \
                                  server's virtual environment, or name another with --tensorflow";
 /// Oldest version whose interface is the one declared here.
 const VERSION_MIN: (u32, u32) = (2, 11);
+
+/// File with the C interface.
+pub(crate) const LIBRARY: &str = "libtensorflow_cc.so.2";
+/// File that the first needs.
+pub(crate) const FRAMEWORK: &str = "libtensorflow_framework.so.2";
 
 macro_rules! opaque {
     ($($name:ident)*) => { $(#[repr(C)] pub(crate) struct $name { _private: [u8; 0] })* };
@@ -51,8 +57,8 @@ macro_rules! functions {
             /// Finds all functions; `Err` names the first that is missing.
             ///
             /// # Safety
-            /// `library` is a handle of `dlopen` that is never closed, and of a TensorFlow with this
-            /// interface.
+            /// `library` is a handle of `dlopen` that is never closed, and of a TensorFlow with
+            /// this interface.
             unsafe fn of(library: *mut c_void) -> Result<Functions, &'static str> {
                 Ok(Functions { $($name: {
                     // SAFETY: the handle is open and the name NUL-terminated.
@@ -122,16 +128,16 @@ pub(crate) struct TensorFlowLibrary {
 
 impl TensorFlowLibrary {
     /// Opens the two libraries of the package in `dir`. The first has symbols that the second takes
-    /// from all open libraries, so it is opened globally. `RTLD_DEEPBIND` is not used: it would give
-    /// TensorFlow another `malloc` than the process's.
+    /// from all open libraries, so it is opened globally. `RTLD_DEEPBIND` is not used: it would
+    /// give TensorFlow another `malloc` than the process's.
     ///
     /// # Errors
     /// `FailedPrecondition`, with the remedy, if they do not load or are too old.
     pub(crate) fn open(dir: &Path) -> Result<TensorFlowLibrary> {
         let unfit =
             |why: String| Error::precondition(format!("{}: {why}: {REMEDY}", dir.display()));
-        open(&dir.join(super::library::FRAMEWORK), libc::RTLD_GLOBAL).map_err(unfit)?;
-        let handle = open(&dir.join(super::library::LIBRARY), libc::RTLD_LOCAL).map_err(unfit)?;
+        open(&dir.join(FRAMEWORK), libc::RTLD_GLOBAL).map_err(unfit)?;
+        let handle = open(&dir.join(LIBRARY), libc::RTLD_LOCAL).map_err(unfit)?;
         // SAFETY: the handle stays open; the version that follows says that the interface fits.
         let call =
             unsafe { Functions::of(handle) }.map_err(|name| unfit(format!("has no {name}")))?;
@@ -145,6 +151,18 @@ impl TensorFlowLibrary {
         Ok(TensorFlowLibrary { path: dir.to_owned(), version, call })
     }
 
+    /// Returns the operators of the library, as its message.
+    pub(crate) fn operators(&self) -> Bytes {
+        // SAFETY: the buffer is ours, and copied before it is deleted.
+        unsafe {
+            let buffer = (self.call.TF_GetAllOpList)();
+            let data = slice_from_raw_parts((*buffer).data.cast::<u8>(), (*buffer).length);
+            let bytes = Bytes::copy_from_slice(&*data);
+            (self.call.TF_DeleteBuffer)(buffer);
+            bytes
+        }
+    }
+
     /// Calls `work` with a status and returns its result, or the status's code and message.
     pub(crate) fn call<T>(
         &self,
@@ -156,7 +174,8 @@ impl TensorFlowLibrary {
         // SAFETY: the status is alive.
         match unsafe { (self.call.TF_GetCode)(status.raw) } {
             0 => Ok(result),
-            // SAFETY: as above; the message is NUL-terminated and lives as long as the status.
+            // SAFETY: as above; the message is NUL-terminated and lives until the status is
+            // deleted.
             code => Err(fault(code, &unsafe { text((self.call.TF_Message)(status.raw)) })),
         }
     }
@@ -186,7 +205,7 @@ fn open(path: &Path, visibility: c_int) -> Result<*mut c_void, String> {
         .map_err(|_| "the path holds a NUL byte".to_owned())?;
     // SAFETY: the name is NUL-terminated. The initialisers are TensorFlow's, which expect nothing.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | visibility) };
-    if handle == null_mut() {
+    if handle.is_null() {
         // SAFETY: called on the thread of the failed call; null or a NUL-terminated text.
         return Err(format!("does not load ({})", unsafe { text(libc::dlerror()) }));
     }

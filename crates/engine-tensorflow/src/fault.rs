@@ -40,8 +40,8 @@ pub(crate) fn of_run(code: i32, message: &str) -> Error {
 /// Builds the error of a failed load. The model is at fault, except if memory was short.
 pub(crate) fn of_load(code: i32, message: &str) -> Error {
     let message = one_line(message);
-    // A file of the checkpoint is missing, ends early, or contradicts its index. An unknown operator
-    // is "not found" too.
+    // A file of the checkpoint is missing, ends early, or contradicts its index. An unknown
+    // operator is "not found" too.
     let damaged = code == NOT_FOUND && !message.contains("not registered");
     let kind = match code {
         DATA_LOSS | OUT_OF_RANGE => ErrorKind::DataLoss,

@@ -22,6 +22,9 @@ const FUNCTION_DEPTH_MAX: usize = 64;
 const READERS: [&str; 5] =
     ["ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"];
 
+/// Readers that TensorFlow serves from a copy if the variable's memory is not its own.
+const GATHERS: [&str; 2] = ["ResourceGather", "ResourceGatherNd"];
+
 /// A decoded graph.
 pub(crate) struct Graph {
     pub(crate) nodes: Vec<NodeDef>,
@@ -45,17 +48,34 @@ pub(crate) struct Variable {
     pub(crate) assigned: bool,
 }
 
+/// A lookup in a variable, which can be one in the variable's value.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Gather {
+    /// Function that it is in; `None` for the graph itself.
+    pub(crate) function: Option<String>,
+    /// Position among the nodes.
+    pub(crate) node: usize,
+}
+
+/// Variables of a graph, and lookups in variables that no run assigns to.
+pub(crate) struct VariableUses {
+    pub(crate) variables: Vec<Variable>,
+    pub(crate) gathers: HashSet<Gather>,
+}
+
 /// Use of a handle.
 #[derive(Clone, Debug, Default)]
 struct HandleUse {
     assigned: bool,
     /// Positions of the outputs of the function that are the same handle.
     returned: Vec<usize>,
+    gathers: HashSet<Gather>,
 }
 
 /// A handle inside one graph or function.
 struct FollowedHandle<'a> {
     assigned: bool,
+    gathers: HashSet<Gather>,
     /// Tensors that are the handle: node and output.
     tensors: HashSet<(&'a str, usize)>,
 }
@@ -124,7 +144,7 @@ impl Graph {
 
     /// Returns the variables among the nodes that `reached` marks, in the graph's order. Two nodes
     /// may stand for one variable; then both count as assigned to, because they are bound apart.
-    pub(crate) fn variables(&self, reached: &[bool]) -> Vec<Variable> {
+    pub(crate) fn variables(&self, reached: &[bool]) -> VariableUses {
         let chosen = |at: &usize| reached[*at] && self.nodes[*at].op == VARIABLE;
         let consumers = consumers(&self.nodes, |at| reached[at]);
         let analysis = UseAnalysis { graph: self, known: RefCell::default() };
@@ -132,18 +152,24 @@ impl Graph {
         for at in (0..self.nodes.len()).filter(chosen) {
             *counts.entry(resource_name(&self.nodes[at])).or_default() += 1;
         }
-        let variable = |at: usize| {
+        let (mut gathers, mut kept) = (HashSet::new(), HashSet::new());
+        let mut variables = Vec::new();
+        for at in (0..self.nodes.len()).filter(chosen) {
             let node = &self.nodes[at];
             let alone = counts.get(&resource_name(node)) == Some(&1);
-            let used = analysis.follow(&self.nodes, &consumers, (&node.name, 0), 0);
-            Variable {
+            let used = analysis.follow(&self.nodes, &consumers, (&node.name, 0), None, 0);
+            let assigned = !alone || used.assigned;
+            if assigned { &mut kept } else { &mut gathers }.extend(used.gathers);
+            variables.push(Variable {
                 name: node.name.clone(),
                 dtype: type_of(node, "dtype"),
                 shape: shape_of(node),
-                assigned: !alone || used.assigned,
-            }
-        };
-        (0..self.nodes.len()).filter(chosen).map(variable).collect()
+                assigned,
+            });
+        }
+        // A function may be called with several variables.
+        gathers.retain(|gather| !kept.contains(gather));
+        VariableUses { variables, gathers }
     }
 
     /// Returns true if a node that `reached` marks owns a variable of version 1.
@@ -167,6 +193,12 @@ pub(crate) fn shape_of(node: &NodeDef) -> Option<TensorShape> {
         Some(Value::Shape(shape)) => Some(shape.clone()),
         _ => None,
     }
+}
+
+/// Returns the sizes of all axes, or `None` if one is not known.
+pub(crate) fn dims(shape: Option<&TensorShape>) -> Option<Vec<usize>> {
+    let shape = shape.filter(|shape| !shape.unknown_rank)?;
+    shape.dim.iter().map(|dim| usize::try_from(dim.size).ok()).collect()
 }
 
 /// Returns the container and the name under which TensorFlow keeps the variable.
@@ -232,14 +264,19 @@ impl<'a> UseAnalysis<'a> {
         nodes: &'a [NodeDef],
         consumers: &Consumers<'a>,
         start: (&'a str, usize),
+        function: Option<&str>,
         depth: usize,
     ) -> FollowedHandle<'a> {
-        let mut assigned = false;
+        let (mut assigned, mut gathers) = (false, HashSet::new());
         let (mut open, mut seen) = (vec![start], HashSet::from([start]));
         while let Some(tensor) = open.pop() {
             for consumer in consumers.get(&tensor).into_iter().flatten() {
                 let node = &nodes[consumer.node];
-                let Some(aliases) = self.aliases(node, consumer.input, depth) else {
+                if GATHERS.contains(&node.op.as_str()) && consumer.input == 0 {
+                    let function = function.map(str::to_owned);
+                    gathers.insert(Gather { function, node: consumer.node });
+                }
+                let Some(aliases) = self.aliases(node, consumer.input, depth, &mut gathers) else {
                     assigned = true;
                     continue;
                 };
@@ -247,12 +284,18 @@ impl<'a> UseAnalysis<'a> {
                 open.extend(aliases.filter(|alias| seen.insert(*alias)));
             }
         }
-        FollowedHandle { assigned, tensors: seen }
+        FollowedHandle { assigned, gathers, tensors: seen }
     }
 
     /// Returns the outputs of `node` that are the handle that it takes as `input`; `None` if it may
     /// assign to the variable.
-    fn aliases(&self, node: &'a NodeDef, input: usize, depth: usize) -> Option<Vec<usize>> {
+    fn aliases(
+        &self,
+        node: &'a NodeDef,
+        input: usize,
+        depth: usize,
+        gathers: &mut HashSet<Gather>,
+    ) -> Option<Vec<usize>> {
         if READERS.contains(&node.op.as_str()) {
             return Some(Vec::new());
         }
@@ -265,6 +308,7 @@ impl<'a> UseAnalysis<'a> {
                 let mut outputs = Vec::new();
                 for function in calls.functions {
                     let used = self.function(function, calls.argument, depth + 1);
+                    gathers.extend(used.gathers);
                     if used.assigned {
                         return None;
                     }
@@ -308,7 +352,7 @@ impl<'a> UseAnalysis<'a> {
 
     /// Returns the use of an argument inside a function.
     fn function(&self, name: &'a str, argument: usize, depth: usize) -> HandleUse {
-        let unknown = HandleUse { assigned: true, returned: Vec::new() };
+        let unknown = HandleUse { assigned: true, ..HandleUse::default() };
         if let Some(known) = self.known.borrow().get(&(name, argument)) {
             // A function that calls itself.
             return known.clone().unwrap_or(unknown);
@@ -323,14 +367,16 @@ impl<'a> UseAnalysis<'a> {
         };
         self.known.borrow_mut().insert((name, argument), None);
         let consumers = consumers(&function.node_def, |_| true);
-        let followed = self.follow(&function.node_def, &consumers, (&start.name, 0), depth);
+        let followed =
+            self.follow(&function.node_def, &consumers, (&start.name, 0), Some(name), depth);
         let outputs = signature.iter().flat_map(|it| &it.output_arg).enumerate();
         let is_handle = |name: &str| {
             let tensor = function.ret.get(name).and_then(|tensor| tensor_of(tensor));
             tensor.is_some_and(|tensor| followed.tensors.contains(&tensor))
         };
         let returned = outputs.filter(|(_, output)| is_handle(&output.name)).map(|(at, _)| at);
-        let used = HandleUse { assigned: followed.assigned, returned: returned.collect() };
+        let returned = returned.collect();
+        let used = HandleUse { assigned: followed.assigned, returned, gathers: followed.gathers };
         self.known.borrow_mut().insert((name, argument), Some(used.clone()));
         used
     }

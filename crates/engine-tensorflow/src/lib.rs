@@ -1,8 +1,8 @@
 //! The TensorFlow engine: SavedModels through TensorFlow's C interface, behind the traits of
 //! `engine`.
 //!
-//! The library is that of the Python package (`make tensorflow`). It is opened at run time, with the
-//! first SavedModel; a server without such models never loads it.
+//! The library is that of the Python package (`make tensorflow`). It is opened at run time, with
+//! the first SavedModel; a server without such models never loads it.
 //!
 //! Rules for every model, and their reasons:
 //! * A run uses the calling thread: operators run one after the other there (`inter_op` -1), and an
@@ -14,13 +14,14 @@
 //!   TensorFlow's buffer.
 //!
 //! * Variables are bound to the caller's regions: a run of `AssignVariableOp` over a tensor that
-//!   points there keeps the pointer. Variables that a run may assign to are copied instead, and keep
-//!   their state from request to request, as in TensorFlow.
+//!   points there keeps the pointer. Variables that a run may assign to are copied instead, and
+//!   keep their state from request to request, as in TensorFlow.
 //!
 //! Layer: `engine-tensorflow` implements `engine`; only `server`, `cli` and `bench` know it exists.
 #![allow(unsafe_code)]
 
 mod api;
+mod copies;
 mod element;
 mod fault;
 mod generated;
@@ -29,6 +30,8 @@ mod library;
 mod load;
 mod model_file;
 mod opened;
+pub mod publish;
+mod rewrite;
 mod session;
 mod signature;
 mod tensor;

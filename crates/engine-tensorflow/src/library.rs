@@ -7,17 +7,13 @@ use base::{Error, Result};
 use engine::{Capabilities, Engine, LibrarySearch, LoadRequest, ParameterUse, Session};
 use parking_lot::Mutex;
 
-use crate::api::{REMEDY, TensorFlowLibrary};
+use crate::api::{FRAMEWORK, LIBRARY, REMEDY, TensorFlowLibrary};
 use crate::{element, load, model_file};
 
 /// Name of this engine in manifests and metrics.
 pub(crate) const NAME: &str = "tensorflow";
 /// Directory of the package among Python's.
 const PACKAGE: &str = "tensorflow";
-/// File with the C interface.
-pub(crate) const LIBRARY: &str = "libtensorflow_cc.so.2";
-/// File that the first needs.
-pub(crate) const FRAMEWORK: &str = "libtensorflow_framework.so.2";
 
 /// Returns the absolute path of the package's directory.
 ///

@@ -54,17 +54,30 @@ fn open(
         dir.ok_or_else(|| Error::invalid("the file of a SavedModel is called saved_model.pb"))?;
     let graph = Graph::parse(meta.graph_def.clone())?;
     let reached = graph.reachable(roots(meta, read));
-    let variables = graph.variables(&reached);
+    let variables = graph.variables(&reached).variables;
+    let initialised = graph.reachable(model_file::init_operation(meta));
+    let initialises = |name: &str| graph.position(name).is_some_and(|at| initialised[at]);
     let mut metadata = BTreeMap::new();
-    let assigned: Vec<&str> =
-        variables.iter().filter(|it| it.assigned).map(|it| it.name.as_str()).collect();
+    let names = variables.iter().filter(|it| it.assigned).map(|it| it.name.as_str());
+    let assigned: Vec<&str> = names.filter(|name| !initialises(name)).collect();
     if !assigned.is_empty() {
         metadata.insert("variables that runs change".to_owned(), assigned.join(", "));
     }
     let copies_outputs = graph.has_reference_variables(&reached);
     let model = match request.parameters.is_empty() {
         true => OpenedModel::load(library, dir, &request.options)?,
-        false => bound(library, meta, &variables, dir, request)?,
+        false => {
+            let checkpoint = checkpoint(meta, dir);
+            // The checkpoint or the initialisation gives the other variables their values.
+            let lacks = |variable: &Variable| {
+                checkpoint.is_none()
+                    && element::from_tensorflow(variable.dtype)
+                        .is_some_and(|dtype| dtype.bits().is_some())
+                    && !initialises(&variable.name)
+            };
+            let pairs = matched(&variables, &request.parameters, lacks)?;
+            bound(library, meta, &pairs, checkpoint, request)?
+        }
     };
     let mut regions: Vec<(usize, usize)> = request
         .parameters
@@ -90,12 +103,11 @@ pub(crate) fn roots<'a>(
 fn bound(
     library: &'static TensorFlowLibrary,
     meta: &MetaGraphDef,
-    variables: &[Variable],
-    dir: &Path,
+    pairs: &[(&Variable, &BoundTensor)],
+    checkpoint: Option<Checkpoint<'_>>,
     request: &LoadRequest,
 ) -> Result<OpenedModel> {
-    let checkpoint = checkpoint(meta, dir);
-    let pairs = matched(variables, &request.parameters, checkpoint.is_some())?;
+    let dir = request.graph.parent().unwrap_or(Path::new("."));
     let mut model = OpenedModel::import(library, &meta.graph_def)?;
     let mut feeds = Feeds::default();
     let mut assignments = Vec::with_capacity(pairs.len());
@@ -105,10 +117,15 @@ fn bound(
             false => TfTensor::of_parameter(library, parameter)?,
         };
         let place = format!("millpond/value_{number}");
-        model.add("Placeholder", &place, &[], variable.dtype)?;
+        model.add("Placeholder", &place, &[], Some(variable.dtype))?;
         let (handle, place) = (model.output(&variable.name)?, model.output(&place)?);
         let name = format!("millpond/assign_{number}");
-        assignments.push(model.add("AssignVariableOp", &name, &[handle, place], variable.dtype)?);
+        assignments.push(model.add(
+            "AssignVariableOp",
+            &name,
+            &[handle, place],
+            Some(variable.dtype),
+        )?);
         feeds.push(place, tensor);
     }
     model.start(&request.options)?;
@@ -125,21 +142,22 @@ fn bound(
     if let Some(init) = model_file::init_operation(meta) {
         model.prepare(&assets.feeds(&model)?, &[], &[model.operation(init)?])?;
     }
-    seal(&pairs);
+    seal(pairs);
     Ok(model)
 }
 
 /// A checkpoint beside a graph.
-struct Checkpoint<'a> {
+pub(crate) struct Checkpoint<'a> {
     /// Path of its files without their endings.
-    prefix: String,
+    pub(crate) prefix: String,
     /// Tensor that takes the path.
-    prefix_tensor: &'a str,
+    pub(crate) prefix_tensor: &'a str,
     /// Operation that reads it.
-    restore: &'a str,
+    pub(crate) restore: &'a str,
 }
 
-fn checkpoint<'a>(meta: &'a MetaGraphDef, dir: &Path) -> Option<Checkpoint<'a>> {
+/// Returns the checkpoint in the model's directory, if there is one.
+pub(crate) fn checkpoint<'a>(meta: &'a MetaGraphDef, dir: &Path) -> Option<Checkpoint<'a>> {
     let saver = meta.saver_def.as_ref().filter(|saver| !saver.restore_op_name.is_empty())?;
     let prefix = dir.join(VARIABLES_DIR).join(VARIABLES_PREFIX);
     prefix.with_extension("index").exists().then(|| Checkpoint {
@@ -152,12 +170,12 @@ fn checkpoint<'a>(meta: &'a MetaGraphDef, dir: &Path) -> Option<Checkpoint<'a>> 
 /// Pairs variables with their parameters.
 ///
 /// # Errors
-/// `InvalidArgument` for a parameter that is no variable, has another type or shape, or comes twice,
-/// and for a variable without one, unless a checkpoint has its value.
+/// `InvalidArgument` for a parameter that is no variable, has another type or shape, or comes
+/// twice, and for a variable without one that `lacks` a value then.
 fn matched<'a>(
     variables: &'a [Variable],
     parameters: &'a [BoundTensor],
-    checkpoint: bool,
+    lacks: impl Fn(&Variable) -> bool,
 ) -> Result<Vec<(&'a Variable, &'a BoundTensor)>> {
     let mut given: HashMap<&str, &BoundTensor> = HashMap::with_capacity(parameters.len());
     for parameter in parameters {
@@ -180,7 +198,7 @@ fn matched<'a>(
                 }
                 pairs.push((variable, parameter));
             }
-            None if checkpoint => {}
+            None if !lacks(variable) => {}
             None => {
                 return Err(Error::invalid(format!(
                     "parameter \"{name}\" of the graph is missing"
@@ -286,7 +304,7 @@ mod tests {
         let read = signature::read(&meta).unwrap();
         let loaded = open(library, &meta, &read, &request).unwrap();
         let handle = loaded.model.output("table").unwrap();
-        let read = loaded.model.add("ReadVariableOp", "again", &[handle], 1).unwrap();
+        let read = loaded.model.add("ReadVariableOp", "again", &[handle], Some(1)).unwrap();
         let read = crate::api::RawOutput { operation: read, index: 0 };
         let got = loaded.model.prepare(&Feeds::default(), &[read], &[]).unwrap();
         assert_eq!(got[0].address(), region.as_ptr().addr());

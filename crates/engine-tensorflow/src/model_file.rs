@@ -19,7 +19,7 @@ pub(crate) const INIT_SIGNATURE: &str = "__saved_model_init_op";
 /// Names of signatures that no request runs.
 pub(crate) const OWN_SIGNATURES: [&str; 2] = [INIT_SIGNATURE, "__saved_model_train_op"];
 /// Collections that name such an operation in models of version 1, best first.
-const INIT_COLLECTIONS: [&str; 2] = ["saved_model_main_op", "legacy_init_op"];
+pub(crate) const INIT_COLLECTIONS: [&str; 2] = ["saved_model_main_op", "legacy_init_op"];
 
 /// Reads the graph for serving from the file at `path`.
 ///

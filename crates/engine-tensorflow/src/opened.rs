@@ -175,7 +175,7 @@ impl OpenedModel {
         }
     }
 
-    /// Adds an operation with an attribute `dtype`.
+    /// Adds an operation, with an attribute `dtype` if it is given.
     ///
     /// # Errors
     /// TensorFlow's reason.
@@ -184,7 +184,7 @@ impl OpenedModel {
         kind: &str,
         name: &str,
         inputs: &[RawOutput],
-        dtype: i32,
+        dtype: Option<i32>,
     ) -> Result<*mut RawOperation> {
         let (kind, name) = (c_text(kind)?, c_text(name)?);
         let call = &self.library.call;
@@ -196,7 +196,9 @@ impl OpenedModel {
                 for input in inputs {
                     (call.TF_AddInput)(description, *input);
                 }
-                (call.TF_SetAttrType)(description, c"dtype".as_ptr(), dtype);
+                if let Some(dtype) = dtype {
+                    (call.TF_SetAttrType)(description, c"dtype".as_ptr(), dtype);
+                }
                 (call.TF_FinishOperation)(description, status)
             }
         };

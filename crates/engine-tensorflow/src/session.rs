@@ -299,7 +299,8 @@ impl SignaturePlan {
     }
 }
 
-/// Returns the position of `name`. Tries `guess` first, because most requests use the model's order.
+/// Returns the position of `name`. Tries `guess` first, because most requests use the model's
+/// order.
 fn position(names: &[Arc<str>], name: &str, guess: usize) -> Option<usize> {
     match names.get(guess) {
         Some(there) if **there == *name => Some(guess),

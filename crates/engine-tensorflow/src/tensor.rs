@@ -179,8 +179,8 @@ impl TfTensor {
     ) -> Result<TfTensor> {
         let dims: SmallVec<[i64; 6]> = shape.iter().map(|&size| size as i64).collect();
         let (rank, owner) = (dims.len() as c_int, Box::into_raw(owner).cast());
-        // SAFETY: the sizes are as many as the rank says; the rest as the caller promises. TensorFlow
-        // calls the deallocator once.
+        // SAFETY: the sizes are as many as the rank says; the rest as the caller promises.
+        // TensorFlow calls the deallocator once.
         unsafe {
             let raw = (library.call.TF_NewTensor)(
                 number,
@@ -196,6 +196,7 @@ impl TfTensor {
     }
 
     /// Returns the address of its first byte.
+    #[cfg(test)]
     pub(crate) fn address(&self) -> usize {
         // SAFETY: the tensor is alive.
         unsafe { (self.library.call.TF_TensorData)(self.raw) }.addr()
@@ -218,8 +219,8 @@ impl TfTensor {
     /// address.
     ///
     /// # Errors
-    /// `Internal` for a type that clients cannot receive, and if the bytes are not those of type and
-    /// shape.
+    /// `Internal` for a type that clients cannot receive, and if the bytes are not those of type
+    /// and shape.
     pub(crate) fn into_tensor(self, copy: impl Fn(usize) -> bool) -> Result<Tensor> {
         let call = &self.library.call;
         // SAFETY: the tensor is alive.

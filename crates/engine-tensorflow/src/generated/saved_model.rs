@@ -288,3 +288,39 @@ pub mod operator_list {
         pub is_stateful: bool,
     }
 }
+/// FunctionDefLibrary and FunctionDef for rewriting: every field is kept.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RawLibrary {
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub function: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    #[prost(bytes = "bytes", repeated, tag = "2")]
+    pub gradient: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    #[prost(bytes = "bytes", repeated, tag = "3")]
+    pub registered_gradients: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RawFunction {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub signature: ::prost::bytes::Bytes,
+    #[prost(btree_map = "string, bytes", tag = "5")]
+    pub attr: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::bytes::Bytes,
+    >,
+    #[prost(btree_map = "uint32, bytes", tag = "7")]
+    pub arg_attr: ::prost::alloc::collections::BTreeMap<u32, ::prost::bytes::Bytes>,
+    #[prost(btree_map = "uint32, uint32", tag = "8")]
+    pub resource_arg_unique_id: ::prost::alloc::collections::BTreeMap<u32, u32>,
+    #[prost(bytes = "bytes", repeated, tag = "3")]
+    pub node_def: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    #[prost(btree_map = "string, string", tag = "4")]
+    pub ret: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    #[prost(btree_map = "string, string", tag = "6")]
+    pub control_ret: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+}

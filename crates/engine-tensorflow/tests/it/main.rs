@@ -7,5 +7,6 @@
 extern crate millpond_engine_tensorflow as engine_tensorflow;
 
 mod conformance;
+mod published;
 mod running;
 mod support;

@@ -1,0 +1,295 @@
+//! Rewrites a graph so that its parameters can be bound: variables of version 1 and large constants
+//! become resource variables, and lookups in a variable become lookups in its value.
+//!
+//! Only rewritten nodes are encoded again. All others keep their bytes, with every field.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use base::{DType, Result};
+use bytes::Bytes;
+use prost::Message;
+
+use crate::element;
+use crate::generated::attr_value::Value;
+use crate::generated::{
+    AttrValue, GraphDef, NodeDef, RawFunction, RawLibrary, Tensor, TensorShape,
+};
+use crate::graph::{Gather, Graph, REFERENCE_VARIABLES, VARIABLE, dims, shape_of, type_of};
+
+/// Fewest bytes of a constant that becomes a variable. Others stay in the graph.
+pub(crate) const CONSTANT_MIN: usize = 1 << 20;
+/// Ending of the names of added handles.
+const HANDLE: &str = "/millpond_handle";
+/// Ending of the names of added reads.
+const READ: &str = "/millpond_read";
+/// Ending of the names of added axes.
+const AXIS: &str = "/millpond_axis";
+/// TensorFlow's number of 32-bit integers.
+const INT32: i32 = 3;
+
+/// A parameter whose value is in the graph.
+pub(crate) struct GraphConstant {
+    /// Name of the variable that it becomes.
+    pub(crate) name: String,
+    pub(crate) dtype: DType,
+    pub(crate) dims: Vec<usize>,
+    pub(crate) bytes: Bytes,
+}
+
+/// Changes to a graph, by node.
+#[derive(Default)]
+pub(crate) struct GraphChanges {
+    /// New nodes in the place of a node of the graph.
+    replaced: HashMap<usize, Vec<NodeDef>>,
+    pub(crate) constants: Vec<GraphConstant>,
+    /// New variables by the tensor that has their value in the old graph.
+    pub(crate) references: Vec<(String, String)>,
+}
+
+fn attr(value: Value) -> AttrValue {
+    AttrValue { value: Some(value) }
+}
+
+fn node(
+    name: String,
+    op: &str,
+    input: Vec<String>,
+    device: &str,
+    attrs: &[(&str, Value)],
+) -> NodeDef {
+    let attr =
+        attrs.iter().map(|(name, value)| ((*name).to_owned(), attr(value.clone()))).collect();
+    NodeDef { name, op: op.to_owned(), input, device: device.to_owned(), attr }
+}
+
+/// Returns a variable and a read of it that has the name of `old`.
+fn variable_and_read(old: &NodeDef, dtype: i32, shape: TensorShape) -> Vec<NodeDef> {
+    let handle = format!("{}{HANDLE}", old.name);
+    let controls = old.input.iter().filter(|input| input.starts_with('^')).cloned();
+    let read = std::iter::once(handle.clone()).chain(controls).collect();
+    let shared = Value::S(Bytes::copy_from_slice(handle.as_bytes()));
+    let variable =
+        [("dtype", Value::Type(dtype)), ("shape", Value::Shape(shape)), ("shared_name", shared)];
+    vec![
+        node(handle, VARIABLE, Vec::new(), &old.device, &variable),
+        node(
+            old.name.clone(),
+            "ReadVariableOp",
+            read,
+            &old.device,
+            &[("dtype", Value::Type(dtype))],
+        ),
+    ]
+}
+
+impl GraphChanges {
+    /// Turns large constants among the nodes that `reached` marks into variables. Leaves out those
+    /// in `kept`, which a run may feed.
+    pub(crate) fn constants(&mut self, graph: &Graph, reached: &[bool], kept: &HashSet<&str>) {
+        let chosen = |at: &usize| {
+            let node = &graph.nodes[*at];
+            reached[*at] && node.op == "Const" && !kept.contains(node.name.as_str())
+        };
+        for at in (0..graph.nodes.len()).filter(chosen) {
+            let old = &graph.nodes[at];
+            let Some(Value::Tensor(tensor)) =
+                old.attr.get("value").and_then(|it| it.value.as_ref())
+            else {
+                continue;
+            };
+            let Some(constant) = large(tensor) else { continue };
+            let shape = tensor.tensor_shape.clone().unwrap_or_default();
+            let nodes = variable_and_read(old, tensor.dtype, shape);
+            self.constants.push(GraphConstant { name: nodes[0].name.clone(), ..constant });
+            self.replaced.insert(at, nodes);
+        }
+    }
+
+    /// Turns variables of version 1 into resource variables, if nothing but assignments and
+    /// operations that take their value use them. `takes_reference` says if an operation takes a
+    /// reference, `fetched` names the operations that runs fetch. Returns the names of the
+    /// variables that stay.
+    pub(crate) fn references(
+        &mut self,
+        graph: &Graph,
+        reached: &[bool],
+        fetched: &HashSet<&str>,
+        takes_reference: impl Fn(&str) -> bool,
+    ) -> Vec<String> {
+        let mut users: HashMap<&str, Vec<usize>> = HashMap::new();
+        for (at, node) in graph.nodes.iter().enumerate().filter(|(at, _)| reached[*at]) {
+            for input in &node.input {
+                users.entry(input.strip_suffix(":0").unwrap_or(input)).or_default().push(at);
+            }
+        }
+        let used = |name: &str| users.get(name).into_iter().flatten().copied();
+        let mut stay = Vec::new();
+        for at in (0..graph.nodes.len()).filter(|at| reached[*at]) {
+            let old = &graph.nodes[at];
+            if !REFERENCE_VARIABLES.contains(&old.op.as_str()) {
+                continue;
+            }
+            // An assignment whose result is not used.
+            let assigns = |user: usize| {
+                let node = &graph.nodes[user];
+                node.op == "Assign"
+                    && node
+                        .input
+                        .iter()
+                        .filter(|input| input.split(':').next() == Some(&old.name))
+                        .count()
+                        == 1
+                    && node
+                        .input
+                        .first()
+                        .is_some_and(|input| input.split(':').next() == Some(&old.name))
+                    && used(&node.name).next().is_none()
+                    && !fetched.contains(node.name.as_str())
+            };
+            let simple = used(&old.name)
+                .all(|user| assigns(user) || !takes_reference(&graph.nodes[user].op));
+            let fixed = element::from_tensorflow(type_of(old, "dtype"))
+                .is_some_and(|it| it != DType::String);
+            let shape = shape_of(old).filter(|shape| dims(Some(shape)).is_some());
+            let (true, true, Some(shape)) = (simple, fixed, shape) else {
+                stay.push(old.name.clone());
+                continue;
+            };
+            let nodes = variable_and_read(old, type_of(old, "dtype"), shape);
+            let handle = nodes[0].name.clone();
+            self.references.push((handle.clone(), format!("{}:0", old.name)));
+            self.replaced.insert(at, nodes);
+            let assignments: HashSet<usize> =
+                used(&old.name).filter(|user| graph.nodes[*user].op == "Assign").collect();
+            for user in assignments {
+                let node = assignment(&graph.nodes[user], &handle);
+                self.replaced.insert(user, vec![node]);
+            }
+        }
+        stay
+    }
+
+    /// Encodes the nodes that `reached` marks, with the changes; and the functions, with lookups
+    /// replaced.
+    ///
+    /// # Errors
+    /// `DataLoss` if the functions are damaged.
+    pub(crate) fn encode(
+        mut self,
+        graph: &Graph,
+        reached: &[bool],
+        gathers: &HashSet<Gather>,
+    ) -> Result<GraphDef> {
+        let mut nodes = Vec::with_capacity(graph.nodes.len());
+        for at in (0..graph.nodes.len()).filter(|at| reached[*at]) {
+            if gathers.contains(&Gather { function: None, node: at }) {
+                self.replaced.insert(at, lookup(&graph.nodes[at], false));
+            }
+            match self.replaced.remove(&at) {
+                Some(new) => nodes.extend(new.iter().map(|node| Bytes::from(node.encode_to_vec()))),
+                None => nodes.push(graph.bytes[at].clone()),
+            }
+        }
+        let library = functions(graph, gathers)?;
+        Ok(GraphDef { node: nodes, library, ..graph.rest.clone() })
+    }
+}
+
+/// Returns the value of a constant if it is large and its bytes are all there.
+fn large(tensor: &Tensor) -> Option<GraphConstant> {
+    let dtype = element::from_tensorflow(tensor.dtype)?;
+    let dims = dims(tensor.tensor_shape.as_ref())?;
+    let elements = dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim))?;
+    let bytes = tensor.tensor_content.clone();
+    let whole = dtype.bytes_for(elements) == Some(bytes.len()) && bytes.len() >= CONSTANT_MIN;
+    whole.then(|| GraphConstant { name: String::new(), dtype, dims, bytes })
+}
+
+/// Returns an assignment to a resource variable in the place of one to a reference.
+fn assignment(old: &NodeDef, handle: &str) -> NodeDef {
+    let rest = old.input.iter().skip(1).cloned();
+    let input = std::iter::once(handle.to_owned()).chain(rest).collect();
+    let dtype = [("dtype", Value::Type(type_of(old, "T")))];
+    node(old.name.clone(), "AssignVariableOp", input, &old.device, &dtype)
+}
+
+/// Returns a lookup in a variable's value in the place of one in the variable. TensorFlow copies a
+/// variable over memory that is not its own at the first lookup.
+fn lookup(old: &NodeDef, in_function: bool) -> Vec<NodeDef> {
+    let output = |node: &str, output: &str| match in_function {
+        true => format!("{node}:{output}:0"),
+        false => node.to_owned(),
+    };
+    let controls = old.input.iter().filter(|input| input.starts_with('^'));
+    let (read, axis) = (format!("{}{READ}", old.name), format!("{}{AXIS}", old.name));
+    let (dtype, indices) = (type_of(old, "dtype"), type_of(old, "Tindices"));
+    let handle = old.input.first().cloned().into_iter().chain(controls.clone().cloned()).collect();
+    let attrs = [("dtype", Value::Type(dtype))];
+    let mut nodes = vec![node(read.clone(), "ReadVariableOp", handle, &old.device, &attrs)];
+    let mut inputs = vec![output(&read, "value")];
+    inputs.extend(old.input.get(1).cloned());
+    let mut attrs = vec![("Tparams", Value::Type(dtype)), ("Tindices", Value::Type(indices))];
+    let op = match old.op.as_str() {
+        "ResourceGatherNd" => "GatherNd",
+        _ => {
+            let batch_dims = match old.attr.get("batch_dims").and_then(|it| it.value.as_ref()) {
+                Some(Value::I(number)) => *number,
+                _ => 0,
+            };
+            let value = Tensor {
+                dtype: INT32,
+                tensor_shape: Some(TensorShape::default()),
+                tensor_content: Bytes::copy_from_slice(&(batch_dims as i32).to_le_bytes()),
+            };
+            let constant = [("dtype", Value::Type(INT32)), ("value", Value::Tensor(value))];
+            nodes.push(node(axis.clone(), "Const", Vec::new(), &old.device, &constant));
+            inputs.push(output(&axis, "output"));
+            attrs.push(("Taxis", Value::Type(INT32)));
+            attrs.push(("batch_dims", Value::I(batch_dims)));
+            "GatherV2"
+        }
+    };
+    inputs.extend(controls.cloned());
+    nodes.push(node(old.name.clone(), op, inputs, &old.device, &attrs));
+    nodes
+}
+
+/// Returns the functions with lookups replaced.
+fn functions(graph: &Graph, gathers: &HashSet<Gather>) -> Result<Bytes> {
+    let mut changed: BTreeMap<&str, HashSet<usize>> = BTreeMap::new();
+    for gather in gathers {
+        if let Some(function) = &gather.function {
+            changed.entry(function).or_default().insert(gather.node);
+        }
+    }
+    if changed.is_empty() {
+        return Ok(graph.rest.library.clone());
+    }
+    let damaged =
+        |e: prost::DecodeError| base::Error::data_loss(format!("a function is damaged: {e}"));
+    let mut library = RawLibrary::decode(graph.rest.library.clone()).map_err(damaged)?;
+    for bytes in &mut library.function {
+        let mut function = RawFunction::decode(bytes.clone()).map_err(damaged)?;
+        let name = function.name().map_err(damaged)?;
+        let Some(chosen) = changed.get(name.as_str()) else { continue };
+        let nodes = std::mem::take(&mut function.node_def);
+        for (at, node) in nodes.into_iter().enumerate() {
+            match chosen.contains(&at) {
+                true => {
+                    let old = NodeDef::decode(node).map_err(damaged)?;
+                    let new = lookup(&old, true);
+                    function.node_def.extend(new.iter().map(|it| Bytes::from(it.encode_to_vec())));
+                }
+                false => function.node_def.push(node),
+            }
+        }
+        *bytes = Bytes::from(function.encode_to_vec());
+    }
+    Ok(Bytes::from(library.encode_to_vec()))
+}
+
+impl RawFunction {
+    fn name(&self) -> Result<String, prost::DecodeError> {
+        crate::generated::OpDef::decode(self.signature.clone()).map(|signature| signature.name)
+    }
+}
