@@ -1,6 +1,6 @@
 //! The child process that runs an isolated model for the server.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use tracing_subscriber::filter::LevelFilter;
@@ -17,22 +17,6 @@ pub(crate) struct WorkerArgs {
     /// The LibTorch shim, or its directory
     #[arg(long, value_name = "PATH")]
     libtorch: Option<PathBuf>,
-}
-
-/// Returns the command by which a server starts `program` as a worker process. The environment
-/// passes on the libraries that no flag names.
-pub(crate) fn command(
-    program: PathBuf,
-    onnxruntime: Option<&Path>,
-    libtorch: Option<&Path>,
-) -> (PathBuf, Vec<String>) {
-    let mut args = vec!["worker".to_owned()];
-    for (flag, path) in [("--onnxruntime", onnxruntime), ("--libtorch", libtorch)] {
-        if let Some(path) = path {
-            args.extend([flag.to_owned(), path.display().to_string()]);
-        }
-    }
-    (program, args)
 }
 
 /// Answers the server until it closes its sockets. Its log is a line of standard error for each

@@ -26,6 +26,8 @@ pub struct Servable {
     pub threads_per_run: usize,
     /// Text of the section `[recogniser]` of the model's settings, for the audio endpoints.
     pub recogniser: Option<Arc<str>>,
+    /// Part of its requests for the request log; `None` is the server's.
+    pub request_log_rate: Option<f64>,
     instance: u64,
     session: Arc<dyn Session>,
     /// Session that is released with the version; a stream holds that of its version here.
@@ -79,6 +81,7 @@ impl VersionParts {
             ready_at: SystemTime::now(),
             threads_per_run: 1,
             recogniser: None,
+            request_log_rate: None,
             instance: next_instance(),
             session,
             watched: self.watched.clone(),
@@ -103,7 +106,7 @@ fn planned(session: &dyn Session, schedule: &ScheduleOptions) -> Result<(Signatu
 
 impl Servable {
     /// Joins a session with its identity and settings. The caller sets `parameter_bytes`,
-    /// `threads_per_run` (1 here) and `recogniser`.
+    /// `threads_per_run` (1 here), `recogniser` and `request_log_rate`.
     ///
     /// # Errors
     /// Returns the errors of [`BatchPlan::new`].
@@ -127,6 +130,7 @@ impl Servable {
         &self,
         schedule: ScheduleOptions,
         recogniser: Option<Arc<str>>,
+        request_log_rate: Option<f64>,
     ) -> Result<Servable> {
         let parts = VersionParts {
             id: self.id.clone(),
@@ -140,6 +144,7 @@ impl Servable {
             ready_at: self.ready_at,
             threads_per_run: self.threads_per_run,
             recogniser,
+            request_log_rate,
             ..parts.build()?
         })
     }
@@ -220,6 +225,7 @@ impl Servable {
             ready_at: self.ready_at,
             threads_per_run: self.threads_per_run,
             recogniser: self.recogniser.clone(),
+            request_log_rate: self.request_log_rate,
             instance: next_instance(),
             session: Arc::new(StreamSession::new(self, carried, lanes)?),
             watched: self.watched.clone(),

@@ -11,6 +11,7 @@ use metrics::{KindLabels, Metrics, RequestLabels, TfsRequest};
 use schedule::{Completion, Job, Scheduler};
 use tokio::sync::oneshot;
 
+use crate::observer::{ObservedRequest, RequestObserver};
 use crate::pressure;
 use crate::runs::AnsweredRequest;
 use crate::stats::InferenceStats;
@@ -25,6 +26,7 @@ pub struct InferenceService {
     metrics: Arc<Metrics>,
     stats: Arc<InferenceStats>,
     request_timeout: Duration,
+    observer: Option<Arc<dyn RequestObserver>>,
 }
 
 /// Protocol and start of a request, for its metrics.
@@ -87,7 +89,12 @@ impl InferenceService {
         stats: Arc<InferenceStats>,
         request_timeout: Duration,
     ) -> InferenceService {
-        InferenceService { lifecycle, scheduler, metrics, stats, request_timeout }
+        InferenceService { lifecycle, scheduler, metrics, stats, request_timeout, observer: None }
+    }
+
+    /// Passes answered requests to `observer` too.
+    pub fn with_observer(self, observer: Option<Arc<dyn RequestObserver>>) -> InferenceService {
+        InferenceService { observer, ..self }
     }
 
     /// Returns the served versions.
@@ -151,6 +158,18 @@ impl InferenceService {
         let items = items(&call);
         let batch_max = servable.schedule().max_batch;
         let uneven = uneven(&call);
+        let observer = self.observer.as_ref().filter(|observer| observer.wants(&servable));
+        let observed = observer.map(|observer| {
+            (
+                observer,
+                ObservedRequest {
+                    servable: servable.clone(),
+                    inputs: call.inputs.clone(),
+                    requested: call.outputs.clone(),
+                    outputs: Vec::new(),
+                },
+            )
+        });
         let completion = match (self.run(ticket, call).await, uneven) {
             (Ok(completion), Some(sizes)) => Completion {
                 result: completion.result.map_err(|error| blame_sizes(error, &sizes)),
@@ -190,7 +209,11 @@ impl InferenceService {
             self.metrics.tfs.record(ticket.protocol, &request);
             self.stats.window(&id.model).record(total, now);
         }
-        Ok(InferenceResponse { id, outputs: completion.result? })
+        let outputs = completion.result?;
+        if let Some((observer, request)) = observed {
+            observer.answered(ObservedRequest { outputs: outputs.clone(), ..request });
+        }
+        Ok(InferenceResponse { id, outputs })
     }
 
     async fn run(&self, ticket: &RequestTicket, call: InferenceRequest) -> Result<Completion> {

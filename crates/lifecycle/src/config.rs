@@ -90,6 +90,9 @@ pub struct ModelConfig {
     /// Text of the section `[recogniser]` of its file, passed on to
     /// [`engine::Servable::recogniser`].
     pub recogniser: Option<Arc<str>>,
+    /// Part of its requests for the request log, 0 to 1; passed on to
+    /// [`engine::Servable::request_log_rate`].
+    pub request_log_rate: Option<f64>,
 }
 
 impl ModelConfig {
@@ -106,6 +109,7 @@ impl ModelConfig {
             schedule: ScheduleOptions::default(),
             labels: BTreeMap::new(),
             recogniser: None,
+            request_log_rate: None,
         }
     }
 }

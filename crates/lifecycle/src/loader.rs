@@ -157,6 +157,7 @@ impl Loader {
         servable.parameter_bytes = placed.parameter_bytes;
         servable.threads_per_run = job.session.intra_op_threads.max(1);
         servable.recogniser = job.recogniser.clone();
+        servable.request_log_rate = job.request_log_rate;
         let started = Instant::now();
         self.stage(&job.id, LifecycleState::Warming, None);
         let version = WarmupVersion { servable: &servable, signature: &signature, dir: &job.dir };

@@ -28,6 +28,7 @@ pub(crate) struct ModelFile {
     device: Option<String>,
     trusted: Option<bool>,
     isolate: Option<bool>,
+    request_log_rate: Option<f64>,
     signature: Option<SignatureFile>,
     recogniser: Option<toml::Table>,
     schedule: Option<ScheduleFile>,
@@ -114,6 +115,9 @@ impl ModelFile {
         if let Some(signature) = &self.signature {
             signature.check().map_err(|error| error.message().to_owned())?;
         }
+        if self.request_log_rate.is_some_and(|rate| !(0.0..=1.0).contains(&rate)) {
+            return Err("request-log-rate must be 0 to 1".into());
+        }
         let Some(warmup) = &self.warmup else { return Ok(()) };
         let batches = warmup.batch_sizes.as_deref().unwrap_or_default();
         if batches.iter().any(|size| !(1..=BATCH_SIZE_MAX).contains(size)) {
@@ -154,6 +158,7 @@ impl ModelFile {
                 device.parse().map_err(|error: base::Error| error.message().to_owned())?;
         }
         config.session.trusted = self.trusted.unwrap_or(config.session.trusted);
+        config.request_log_rate = self.request_log_rate.or(config.request_log_rate);
         config.session.isolate = self.isolate.unwrap_or(config.session.isolate);
         if let Some(signature) = &self.signature {
             config.session.signature.clone_from(signature);
@@ -275,6 +280,7 @@ mod tests {
             device,
             trusted,
             isolate,
+            request_log_rate,
             signature,
             recogniser,
             schedule,
@@ -287,7 +293,13 @@ mod tests {
                 && intra_op_threads.is_some()
                 && device.is_some()
         );
-        assert!(trusted.is_some() && isolate.is_some() && recogniser.is_some() && labels.is_some());
+        assert!(
+            trusted.is_some()
+                && isolate.is_some()
+                && request_log_rate.is_some()
+                && recogniser.is_some()
+                && labels.is_some()
+        );
         let SignatureFile { inputs, outputs } = signature.unwrap();
         assert!(inputs[0].dtype.is_some() && inputs[0].shape.is_some() && !outputs.is_empty());
         let WarmupFile { enabled, batch_sizes, iterations, dims, fail_on_error } = warmup.unwrap();

@@ -177,6 +177,8 @@ pub struct Metrics {
     pub config_reloads: Family<KindLabels, Counter>,
     /// Time of the last change by outcome, in seconds since the epoch.
     pub config_reload_time: Family<KindLabels, SecondsGauge>,
+    /// Sampled requests for the request log: "written", "dropped" (its queue was full), "failed".
+    pub request_log: Family<KindLabels, Counter>,
     /// Requests waiting for a worker, and their limit.
     pub queue: Family<KindLabels, LevelGauge>,
     /// Memory of requests in flight: "max", "used", and the "peak" since the start.
@@ -250,6 +252,7 @@ impl Default for Metrics {
             worker_restarts: Family::default(),
             config_reloads: Family::default(),
             config_reload_time: Family::default(),
+            request_log: Family::default(),
             queue: Family::default(),
             request_memory_bytes: Family::default(),
             decoded: Family::default(),
@@ -307,6 +310,7 @@ impl Metrics {
         self.register_cpu_limit();
         self.register_connections();
         self.register_loads();
+        self.register_workers();
         self.register_queues();
     }
 
@@ -341,13 +345,22 @@ impl Metrics {
         r.register("threads", "Threads by kind", self.threads.clone());
     }
 
-    fn register_loads(&mut self) {
+    fn register_workers(&mut self) {
         let r = &mut self.registry;
+        r.register(
+            "request_log",
+            "Sampled requests that were written, dropped as the queue was full, or failed to be written",
+            self.request_log.clone(),
+        );
         r.register(
             "worker_restarts",
             "Worker processes of isolated models that were started again after they had ended",
             self.worker_restarts.clone(),
         );
+    }
+
+    fn register_loads(&mut self) {
+        let r = &mut self.registry;
         r.register("swaps", "Versions published in place of another", self.swaps.clone());
         r.register("load_failures", "Loads that failed", self.load_failures.clone());
         r.register(

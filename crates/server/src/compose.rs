@@ -1,11 +1,12 @@
 //! Composes the server: the state of each router, above models and workers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use api_audio::AudioState;
 use api_images::{ImageRemoval, ImagesState};
 use api_qdrant::CollectionsState;
-use inference::InferenceService;
+use inference::{InferenceService, RequestObserver};
 use transport::RequestResources;
 use transport::access::AccessPolicy;
 
@@ -49,6 +50,18 @@ impl HttpOptions {
     }
 }
 
+fn inference(core: &Core, request_timeout: Duration) -> Arc<InferenceService> {
+    let service = InferenceService::new(
+        core.lifecycle.clone(),
+        core.scheduler.clone(),
+        core.metrics.clone(),
+        core.stats.clone(),
+        request_timeout,
+    );
+    let observer = core.request_log.clone().map(|log| log as Arc<dyn RequestObserver>);
+    Arc::new(service.with_observer(observer))
+}
+
 impl Server {
     pub(crate) fn new(config: &Config, core: Core) -> Server {
         let limits = config.listeners.request_limits();
@@ -58,13 +71,7 @@ impl Server {
             core.metrics.clone(),
         ));
         let access = Arc::new(config.access_policy());
-        let inference = Arc::new(InferenceService::new(
-            core.lifecycle.clone(),
-            core.scheduler.clone(),
-            core.metrics.clone(),
-            core.stats.clone(),
-            limits.request_timeout,
-        ));
+        let inference = inference(&core, limits.request_timeout);
         let readiness = Arc::new(Readiness::new(core.lifecycle.clone()));
         let collections = Arc::new(Collections::new(config.search.clone()));
         let audio = Arc::new(AudioState::new(
@@ -126,6 +133,9 @@ impl Server {
         self.audio.wait_ended();
         self.collections.close();
         self.core.scheduler.shutdown();
+        if let Some(log) = &self.core.request_log {
+            log.shutdown();
+        }
         self.core.lifecycle.shutdown();
     }
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::model_list::ModelListRules;
+use crate::request_log::RequestLogConfig;
 use api_audio::AudioConfig;
 use base::units::{GIB, MIB};
 use engine::LibrarySearch;
@@ -176,6 +177,8 @@ pub struct DataConfig {
     pub pin: bool,
     /// Allow more workers than cores.
     pub oversubscribe: bool,
+    /// Log of a sample of the requests; `None` logs none.
+    pub request_log: Option<RequestLogConfig>,
 }
 
 impl Default for DataConfig {
@@ -186,6 +189,7 @@ impl Default for DataConfig {
             queue_max: 512,
             pin: false,
             oversubscribe: false,
+            request_log: None,
         }
     }
 }

@@ -19,6 +19,7 @@ use schedule::{Scheduler, SchedulerConfig, ThreadPolicy};
 use crate::config::{Config, MemoryConfig};
 use crate::observer::MetricsObserver;
 use crate::page::history::PageHistory;
+use crate::request_log::RequestLog;
 use crate::warmup::RecordedRequests;
 
 /// Default limit of the slot pool as a share of the machine's memory.
@@ -40,6 +41,7 @@ pub(crate) struct Core {
     pub(crate) history: Arc<PageHistory>,
     pub(crate) memory: Arc<ParameterStore>,
     pub(crate) isolation: Arc<Isolation>,
+    pub(crate) request_log: Option<Arc<RequestLog>>,
     /// Name and version of ONNX Runtime; empty if it is opened on demand.
     pub(crate) engine_version: String,
     /// True if parameters live in the slot pool, false if in malloc.
@@ -107,6 +109,9 @@ impl Core {
     ) -> Result<Core> {
         let store = parameter_store(&config.memory)?;
         let metrics = Arc::new(Metrics::default());
+        let request_log = config.data.request_log.as_ref();
+        let request_log =
+            request_log.map(|log| RequestLog::start(log, metrics.clone())).transpose()?;
         let isolation = Isolation::new(isolation_config(config), metrics.clone())?;
         let isolating = |engine| -> Arc<dyn Engine> {
             Arc::new(IsolatingEngine::new(engine, isolation.clone()))
@@ -141,6 +146,7 @@ impl Core {
             history,
             memory: store,
             isolation,
+            request_log: request_log.map(Arc::new),
             engine_version,
             parameters_in_pool: config.memory.placement == ParameterPlacement::Pool,
         })

@@ -23,6 +23,7 @@ mod observer;
 mod page;
 mod readiness;
 mod reconfigure;
+mod request_log;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,7 @@ pub use config::{
 };
 pub use model_list::ModelListRules;
 pub use reconfigure::{ConfigSource, ConfigWatch};
+pub use request_log::RequestLogConfig;
 pub use run::run;
 pub use transport::access::Secret;
 

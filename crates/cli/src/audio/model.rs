@@ -19,8 +19,7 @@ use crate::audio::cores;
 use crate::audio::recognisers::{RecogniserDir, RecogniserDirArgs};
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus};
-use crate::serve::{library_search, torch_search};
-use crate::worker;
+use crate::serve::{library_search, torch_search, worker_command};
 
 /// Longest time for loading a model. A foreign model is converted on its first load.
 const LOAD_MAX: Duration = Duration::from_secs(600);
@@ -149,7 +148,7 @@ impl EngineArgs {
                 background: false,
                 cache_dir: cache_dir.join("converted"),
                 converter: (program.clone(), vec!["convert".to_owned()]),
-                worker: worker::command(
+                worker: worker_command(
                     program,
                     self.onnxruntime.as_deref(),
                     self.libtorch.as_deref(),

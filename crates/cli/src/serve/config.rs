@@ -7,7 +7,7 @@ use lifecycle::{
 };
 use server::{
     AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelListRules, ModelsConfig,
-    SearchConfig, Secret,
+    RequestLogConfig, SearchConfig, Secret,
 };
 
 use super::file::ModelOptions;
@@ -16,11 +16,10 @@ use super::options::{
     ServerOptions, TransitionOrder,
 };
 use super::settings::{ServeSettings, ServedModel};
-use super::{library_search, torch_search};
+use super::{library_search, torch_search, worker_command};
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus};
 use crate::values::{ByteRate, ByteSize, Host, TimeSpan, Versions};
-use crate::worker;
 
 impl ServeSettings {
     /// Builds the server's configuration.
@@ -80,6 +79,16 @@ fn data(options: &InferenceOptions) -> DataConfig {
         queue_max: options.queue.unwrap_or(default.queue_max),
         pin: options.pin,
         oversubscribe: options.oversubscribe,
+        request_log: options.request_log.as_ref().map(|dir| request_log(dir, options)),
+    }
+}
+
+fn request_log(dir: &Path, options: &InferenceOptions) -> RequestLogConfig {
+    let default = RequestLogConfig::new(dir);
+    RequestLogConfig {
+        rate: options.request_log_rate.unwrap_or(default.rate),
+        bytes_max: options.request_log_size.map_or(default.bytes_max, |ByteSize(bytes)| bytes),
+        ..default
     }
 }
 
@@ -173,7 +182,7 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
             && settings.memory.parameter_home != Some(ParameterPlacement::Heap),
         cache_dir: default.cache_dir,
         converter: (program.clone(), vec!["convert".to_owned()]),
-        worker: worker::command(
+        worker: worker_command(
             program,
             settings.server.onnxruntime.as_deref(),
             settings.server.libtorch.as_deref(),
@@ -275,7 +284,11 @@ mod tests {
             format!("{:?}", listeners(&file.server)),
             format!("{:?}", ListenerConfig::default())
         );
-        assert_eq!(format!("{:?}", data(&file.inference)), format!("{:?}", DataConfig::default()));
+        let data = data(&file.inference);
+        let dir = data.request_log.as_ref().map(|log| log.dir.clone()).unwrap();
+        assert_eq!(data.request_log, Some(RequestLogConfig::new(dir)));
+        let wanted = DataConfig { request_log: data.request_log.clone(), ..DataConfig::default() };
+        assert_eq!(format!("{data:?}"), format!("{wanted:?}"));
         (file.memory.pool, file.memory.swap_reserve) = (None, None);
         (file.schedule.threads, file.schedule.queue, file.schedule.timeout) = (None, None, None);
         assert_eq!(file.schedule.apply(&ScheduleOptions::default()), ScheduleOptions::default());

@@ -102,6 +102,7 @@ impl SettingsFile {
             server.libtorch.as_mut(),
             server.grpc_socket.as_mut(),
             self.lifecycle.cache_dir.as_mut(),
+            self.inference.request_log.as_mut(),
             audio.spool_dir.as_mut(),
             audio.speakers_dir.as_mut(),
             search,

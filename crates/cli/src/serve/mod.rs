@@ -9,7 +9,7 @@ pub(crate) mod options;
 pub(crate) mod reload;
 pub(crate) mod settings;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base::ErrorKind;
@@ -124,4 +124,20 @@ pub(crate) fn torch_search(explicit: Option<PathBuf>) -> engine::LibrarySearch {
 pub(crate) fn library_search(explicit: Option<PathBuf>) -> LibrarySearch {
     let explicit = explicit.or_else(|| environment::ONNXRUNTIME.path());
     LibrarySearch::around_process(explicit, environment::VIRTUAL_ENV.path())
+}
+
+/// Returns the command by which a server starts `program` as a worker process. The environment
+/// passes on the libraries that no flag names.
+pub(crate) fn worker_command(
+    program: PathBuf,
+    onnxruntime: Option<&Path>,
+    libtorch: Option<&Path>,
+) -> (PathBuf, Vec<String>) {
+    let mut args = vec!["worker".to_owned()];
+    for (flag, path) in [("--onnxruntime", onnxruntime), ("--libtorch", libtorch)] {
+        if let Some(path) = path {
+            args.extend([flag.to_owned(), path.display().to_string()]);
+        }
+    }
+    (program, args)
 }

@@ -119,6 +119,16 @@ pub(crate) struct InferenceOptions {
     /// Allow more inference threads than cores
     #[arg(long)]
     pub(crate) oversubscribe: bool,
+    /// Directory of logged requests: a sample of those of each model, for warm-up and `verify`, as
+    /// TFRecord files of TensorFlow Serving's PredictionLog [default: none are logged]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) request_log: Option<PathBuf>,
+    /// Part of the requests that is logged, 0 to 1 [default: 0.01]
+    #[arg(long, value_name = "PART")]
+    pub(crate) request_log_rate: Option<f64>,
+    /// Maximum size of all these files; the oldest are removed [default: 1GiB]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) request_log_size: Option<ByteSize>,
 }
 
 /// The keys of `[schedule]` that are flags too. The others are for files only.
@@ -326,7 +336,8 @@ sections! {
         shutdown_grace, tfs_tensor_content, onnxruntime, libtorch, log_format, log,
     }
     InferenceOptions {
-        threads, runtime_threads, queue, pin, oversubscribe,
+        threads, runtime_threads, queue, pin, oversubscribe, request_log, request_log_rate,
+        request_log_size,
     }
     MemoryOptions {
         parameter_home, pool, swap_reserve, load_rate, fault_rate, no_huge_pages, no_direct_io,

@@ -173,6 +173,7 @@ impl ServeSettings {
         number("recordings", self.audio.recordings, 1, RECORDINGS_MAX)?;
         number("max-connections", server.max_connections, 1, CONNECTIONS_MAX)?;
         self.check_access()?;
+        self.check_request_log()?;
         span("request-timeout", server.request_timeout, Duration::from_millis(1))?;
         span("client-timeout", server.client_timeout, Duration::from_millis(1))?;
         span("shutdown-grace", server.shutdown_grace, Duration::ZERO)?;
@@ -203,6 +204,22 @@ impl ServeSettings {
                 Err(CommandError::usage(format!("--http-port and --grpc-port are both {http}")))
             }
             _ => Ok(()),
+        }
+    }
+
+    fn check_request_log(&self) -> CommandResult {
+        let InferenceOptions { request_log, request_log_rate, request_log_size, .. } =
+            &self.inference;
+        if request_log.is_none() && (request_log_rate.is_some() || request_log_size.is_some()) {
+            return Err(CommandError::usage(
+                "--request-log-rate and --request-log-size need --request-log DIR",
+            ));
+        }
+        match request_log_rate.filter(|rate| !(0.0..=1.0).contains(rate)) {
+            Some(rate) => Err(CommandError::usage(format!(
+                "--request-log-rate {rate}: it must be 0 to 1, the part of the requests"
+            ))),
+            None => Ok(()),
         }
     }
 

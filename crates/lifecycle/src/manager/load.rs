@@ -88,6 +88,7 @@ impl Model {
             schedule: self.config.schedule.clone(),
             warmup: self.config.warmup.clone(),
             recogniser: self.config.recogniser.clone(),
+            request_log_rate: self.config.request_log_rate,
             transition: self.config.transition,
             stop: load.stop.clone(),
         }))

@@ -62,11 +62,15 @@ fn settled(
     config: &ModelConfig,
     threads_max: usize,
 ) -> Result<Option<Servable>> {
-    if *servable.schedule() == config.schedule && servable.recogniser == config.recogniser {
+    if *servable.schedule() == config.schedule
+        && servable.recogniser == config.recogniser
+        && servable.request_log_rate == config.request_log_rate
+    {
         return Ok(None);
     }
     let loaded =
         SessionOptions { intra_op_threads: servable.threads_per_run, ..SessionOptions::default() };
     threads::check(&loaded, &config.schedule, threads_max)?;
-    servable.with_settings(config.schedule.clone(), config.recogniser.clone()).map(Some)
+    let (schedule, recogniser) = (config.schedule.clone(), config.recogniser.clone());
+    servable.with_settings(schedule, recogniser, config.request_log_rate).map(Some)
 }

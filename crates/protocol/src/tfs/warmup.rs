@@ -4,14 +4,18 @@
 //! A record has its length (8 bytes, little-endian), a checksum of those 8 bytes, its bytes, and a
 //! checksum of them. Checksums are masked CRC-32C of 4 bytes.
 
-use base::{Error, NamedTensor, Result};
+use std::sync::Arc;
+
+use base::{Error, NamedTensor, Result, VersionId};
 use bytes::Bytes;
 use prost::Message;
 
 use super::check_signature;
 use super::grpc::{self, PredictTarget};
+use super::tensor::encode_tensor;
+use crate::tensorflow::serving::model_spec::VersionChoice;
 use crate::tensorflow::serving::prediction_log::LogType;
-use crate::tensorflow::serving::{PredictLog, PredictionLog};
+use crate::tensorflow::serving::{ModelSpec, PredictLog, PredictResponse, PredictionLog};
 
 /// Most records of one file; TensorFlow Serving's limit.
 pub const RECORDS_MAX: usize = 1000;
@@ -130,7 +134,42 @@ pub fn write_requests(model: &str, requests: &[Vec<NamedTensor>]) -> Vec<u8> {
     file
 }
 
-fn append(file: &mut Vec<u8>, record: &[u8]) {
+/// Encodes a record of an answered request. Neither request nor model_spec names a version, so that
+/// a later version can replay it; the response does.
+pub fn encode_log(
+    version: &VersionId,
+    signature: &str,
+    inputs: &[NamedTensor],
+    requested: &[Arc<str>],
+    outputs: Vec<NamedTensor>,
+) -> Vec<u8> {
+    let target = PredictTarget { name: version.model.to_string(), ..PredictTarget::default() };
+    let requested: Vec<&str> = requested.iter().map(|name| &**name).collect();
+    let mut request = grpc::encode_request(&target, inputs, &requested);
+    let mut spec = request.model_spec.take().unwrap_or_default();
+    signature.clone_into(&mut spec.signature_name);
+    let response = PredictResponse {
+        outputs: outputs
+            .into_iter()
+            .map(|output| (output.name.to_string(), encode_tensor(&output.tensor)))
+            .collect(),
+        model_spec: Some(ModelSpec {
+            version_choice: Some(VersionChoice::Version(version.version as i64)),
+            ..spec.clone()
+        }),
+    };
+    request.model_spec = Some(spec);
+    let log = PredictLog { request: Some(request), response: Some(response) };
+    PredictionLog { log_type: Some(LogType::PredictLog(log)) }.encode_to_vec()
+}
+
+/// Returns the bytes in a file of a record of `length` bytes.
+pub fn record_bytes(length: u64) -> u64 {
+    length.saturating_add((LENGTH_BYTES + 2 * CHECKSUM_BYTES) as u64)
+}
+
+/// Appends a record with its length and checksums to `file`.
+pub fn append(file: &mut Vec<u8>, record: &[u8]) {
     let length = (record.len() as u64).to_le_bytes();
     for part in [length.as_slice(), record] {
         file.extend_from_slice(part);

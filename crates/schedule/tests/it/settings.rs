@@ -9,7 +9,7 @@ use crate::rows::{Bench, Kind, Rows, merging, model, ok, padding, x};
 
 /// The same session under other settings.
 fn under(servable: &Servable, options: ScheduleOptions) -> Arc<Servable> {
-    Arc::new(servable.with_settings(options, None).unwrap())
+    Arc::new(servable.with_settings(options, None, None).unwrap())
 }
 
 /// Has one worker run `requests` that waited together, behind one of their own that made them wait,

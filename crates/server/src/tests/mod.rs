@@ -4,3 +4,4 @@ mod audio;
 mod edge;
 mod images;
 mod openapi;
+mod request_log;

@@ -1,0 +1,253 @@
+//! The files of the request log. Each holds the records of one model and works as a warm-up file.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use base::units::MIB;
+use base::{Error, Result};
+use protocol::tfs::warmup::{RECORDS_MAX, append, record_bytes};
+
+use super::RequestLogConfig;
+
+/// Most bytes of a file. A file ends before the record that exceeds them.
+const FILE_BYTES_MAX: u64 = 64 * MIB;
+/// Most files. The oldest are removed.
+const FILES_MAX: usize = 1000;
+/// Most models with an open file.
+const OPEN_MAX: usize = 64;
+/// End of the files' names.
+const EXTENSION: &str = ".tfrecord";
+/// Beginning of the files' names.
+const STEM: &str = "requests-";
+
+/// The files of one place.
+pub(super) struct LogFiles {
+    dir: PathBuf,
+    bytes_max: u64,
+    /// Open files by model.
+    open: BTreeMap<Arc<str>, OpenFile>,
+    /// Closed files, oldest first, and their bytes.
+    closed: Vec<(PathBuf, u64)>,
+    /// Number of the next file, which orders files of the same second.
+    number: u64,
+}
+
+struct OpenFile {
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+    records: usize,
+    used: Instant,
+}
+
+impl LogFiles {
+    /// Creates the directory and finds the files of earlier runs. Cuts an incomplete record off
+    /// their ends, which a crash may have left.
+    ///
+    /// # Errors
+    /// Errors of the directory.
+    pub(super) fn open(config: &RequestLogConfig) -> Result<LogFiles> {
+        let dir = config.dir.clone();
+        os::private::create_dir_all(&dir).map_err(|e| Error::io(&dir, &e))?;
+        let mut closed = Vec::new();
+        for entry in std::fs::read_dir(&dir).map_err(|e| Error::io(&dir, &e))? {
+            let entry = entry.map_err(|e| Error::io(&dir, &e))?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with(STEM) && name.ends_with(EXTENSION) {
+                let path = entry.path();
+                let bytes = repair(&path)?;
+                let changed = entry.metadata().and_then(|meta| meta.modified());
+                closed.push((changed.unwrap_or(SystemTime::UNIX_EPOCH), path, bytes));
+            }
+        }
+        closed.sort();
+        let closed = closed.into_iter().map(|(_, path, bytes)| (path, bytes)).collect();
+        let bytes_max = config.bytes_max;
+        Ok(LogFiles { dir, bytes_max, open: BTreeMap::new(), closed, number: 0 })
+    }
+
+    /// Appends a record of `model` with one write, so that a crash leaves whole records.
+    ///
+    /// # Errors
+    /// Errors of the file system. The file then ends after the last whole record.
+    pub(super) fn append(&mut self, model: &Arc<str>, record: &[u8]) -> Result<()> {
+        let mut framed = Vec::with_capacity(record.len() + 16);
+        append(&mut framed, record);
+        let length = framed.len() as u64;
+        let full = |open: &OpenFile| {
+            open.records == RECORDS_MAX || open.bytes + length > FILE_BYTES_MAX.min(self.bytes_max)
+        };
+        if self.open.get(model).is_some_and(full) {
+            self.close(&model.clone());
+        }
+        if !self.open.contains_key(model) {
+            self.create(model)?;
+        }
+        self.make_room(length);
+        let Some(open) = self.open.get_mut(model) else { return Ok(()) };
+        open.used = Instant::now();
+        if let Err(error) = open.file.write_all(&framed) {
+            let whole = open.bytes;
+            // If this fails too, the next start cuts the rest off.
+            let _ = open.file.set_len(whole).and_then(|()| open.file.seek(SeekFrom::Start(whole)));
+            return Err(Error::io(&open.path, &error));
+        }
+        open.bytes += length;
+        open.records += 1;
+        Ok(())
+    }
+
+    fn create(&mut self, model: &Arc<str>) -> Result<()> {
+        if self.open.len() == OPEN_MAX {
+            let oldest = self.open.iter().min_by_key(|(_, open)| open.used);
+            if let Some(oldest) = oldest.map(|(model, _)| model.clone()) {
+                self.close(&oldest);
+            }
+        }
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let seconds = now.map_or(0, |since| since.as_secs());
+        let (pid, number) = (std::process::id(), self.number);
+        self.number += 1;
+        let name = format!("{STEM}{model}-{seconds}-{pid}-{number}{EXTENSION}");
+        let path = self.dir.join(name.replace('/', "_"));
+        let mut options = os::private::options();
+        let file = options.write(true).create_new(true).open(&path);
+        let file = file.map_err(|e| Error::io(&path, &e))?;
+        let open = OpenFile { file, path, bytes: 0, records: 0, used: Instant::now() };
+        self.open.insert(model.clone(), open);
+        Ok(())
+    }
+
+    fn close(&mut self, model: &Arc<str>) {
+        if let Some(open) = self.open.remove(model) {
+            self.closed.push((open.path, open.bytes));
+        }
+    }
+
+    /// Removes the oldest closed files until `more` bytes have room.
+    fn make_room(&mut self, more: u64) {
+        let open: u64 = self.open.values().map(|open| open.bytes).sum();
+        let mut total = open + more + self.closed.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        let mut files = self.open.len() + self.closed.len();
+        let removed = self
+            .closed
+            .iter()
+            .take_while(|(path, bytes)| {
+                let over = total > self.bytes_max || files > FILES_MAX;
+                if over {
+                    total -= bytes;
+                    files -= 1;
+                    remove(path);
+                }
+                over
+            })
+            .count();
+        self.closed.drain(..removed);
+    }
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!(file = %path.display(), %error, "an old file of the request log stays");
+    }
+}
+
+/// Cuts an incomplete record off the end of a file, and returns the bytes that stay.
+fn repair(path: &Path) -> Result<u64> {
+    let io = |e: std::io::Error| Error::io(path, &e);
+    let mut file = File::options().read(true).write(true).open(path).map_err(io)?;
+    let length = file.metadata().map_err(io)?.len();
+    let mut whole = 0;
+    let mut header = [0; 8];
+    while whole + 8 <= length {
+        file.seek(SeekFrom::Start(whole)).map_err(io)?;
+        file.read_exact(&mut header).map_err(io)?;
+        match whole.checked_add(record_bytes(u64::from_le_bytes(header))) {
+            Some(end) if end <= length => whole = end,
+            _ => break,
+        }
+    }
+    if whole < length {
+        let (file_name, cut) = (path.display(), length - whole);
+        tracing::warn!(file = %file_name, "cut {cut} bytes of an incomplete record off its end");
+        file.set_len(whole).map_err(io)?;
+    }
+    Ok(whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(dir: &Path, bytes_max: u64) -> LogFiles {
+        LogFiles::open(&RequestLogConfig { bytes_max, ..RequestLogConfig::new(dir) }).unwrap()
+    }
+
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(dir).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn each_model_has_files_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = files(dir.path(), u64::MAX);
+        for model in ["a", "b", "a"] {
+            log.append(&model.into(), b"record").unwrap();
+        }
+        let names = names(dir.path());
+        assert_eq!(names.len(), 2);
+        assert!(names[0].starts_with("requests-a-") && names[1].starts_with("requests-b-"));
+        assert_eq!(std::fs::metadata(dir.path().join(&names[0])).unwrap().len(), 2 * 22);
+    }
+
+    #[test]
+    fn a_file_ends_at_the_limit_of_records() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = files(dir.path(), u64::MAX);
+        for _ in 0..=RECORDS_MAX {
+            log.append(&"m".into(), b"x").unwrap();
+        }
+        assert_eq!(names(dir.path()).len(), 2);
+    }
+
+    #[test]
+    fn the_oldest_files_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = vec![0; 84];
+        let mut log = files(dir.path(), 1000);
+        for _ in 0..50 {
+            log.append(&"m".into(), &record).unwrap();
+            let bytes: u64 = names(dir.path())
+                .iter()
+                .map(|name| std::fs::metadata(dir.path().join(name)).unwrap().len())
+                .sum();
+            assert!(bytes <= 1000, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn a_cut_record_is_removed_at_the_next_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = files(dir.path(), u64::MAX);
+        log.append(&"m".into(), b"one").unwrap();
+        log.append(&"m".into(), b"two").unwrap();
+        let path = dir.path().join(&names(dir.path())[0]);
+        for cut in 1..19 {
+            let whole = std::fs::read(&path).unwrap();
+            std::fs::write(&path, &whole[..38 - cut]).unwrap();
+            drop(files(dir.path(), u64::MAX));
+            assert_eq!(std::fs::read(&path).unwrap(), whole[..19]);
+            std::fs::write(&path, &whole).unwrap();
+        }
+    }
+}

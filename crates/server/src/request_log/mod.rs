@@ -1,0 +1,207 @@
+//! The request log: a sample of the answered requests of every protocol, in the form that warm-up
+//! reads (TFRecord of `PredictionLog`).
+//!
+//! A request is sampled where it is answered. A bounded queue takes it to the thread `request-log`,
+//! which encodes and writes it. If the thread falls behind, records are dropped and counted; no
+//! request waits.
+
+mod file;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use base::units::{GIB, MIB};
+use base::{Error, NamedTensor, Result, VersionId};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use engine::Servable;
+use inference::{ObservedRequest, RequestObserver};
+use metrics::{KindLabels, Metrics};
+use parking_lot::Mutex;
+use protocol::tfs::warmup::encode_log;
+
+use self::file::LogFiles;
+
+/// Most records that wait for the thread.
+const QUEUE_MAX: usize = 256;
+/// Most bytes of tensors that wait for the thread.
+const QUEUE_BYTES_MAX: u64 = 64 * MIB;
+/// Longest wait of a shutdown for room in the queue.
+const STOP_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Default of [`RequestLogConfig::rate`].
+const RATE: f64 = 0.01;
+/// Default of [`RequestLogConfig::bytes_max`].
+const BYTES_MAX: u64 = GIB;
+/// Least time between two log lines about failed writes.
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
+/// Multiplier that spreads consecutive numbers evenly: 2^64 divided by the golden ratio.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The settings of the request log.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RequestLogConfig {
+    /// Directory of the files.
+    pub dir: PathBuf,
+    /// Part of the requests that is logged, 0 to 1.
+    pub rate: f64,
+    /// Most bytes of all files. The oldest files are removed.
+    pub bytes_max: u64,
+}
+
+impl RequestLogConfig {
+    /// Returns the default settings for a directory: 1 % of the requests, 1 GiB.
+    pub fn new(dir: impl Into<PathBuf>) -> RequestLogConfig {
+        RequestLogConfig { dir: dir.into(), rate: RATE, bytes_max: BYTES_MAX }
+    }
+}
+
+/// Samples requests and sends them to the thread that writes.
+pub(crate) struct RequestLog {
+    rate: f64,
+    /// Requests seen, which select the sampled ones.
+    seen: AtomicU64,
+    queue: Sender<LogMessage>,
+    state: Arc<LogState>,
+    writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+enum LogMessage {
+    Request(Box<LoggedRequest>),
+    Stop,
+}
+
+/// A request without its version, which could otherwise not be unloaded before it is written.
+struct LoggedRequest {
+    id: VersionId,
+    signature: String,
+    inputs: Vec<NamedTensor>,
+    requested: Vec<Arc<str>>,
+    outputs: Vec<NamedTensor>,
+    /// Bytes of the tensors.
+    bytes: u64,
+}
+
+/// State that the log shares with its thread.
+struct LogState {
+    queued_bytes: AtomicU64,
+    metrics: Arc<Metrics>,
+}
+
+impl LogState {
+    fn count(&self, outcome: &'static str) {
+        self.metrics.request_log.get_or_create(&KindLabels { kind: outcome }).inc();
+    }
+}
+
+impl RequestLog {
+    /// Creates the directory, repairs the files of an earlier run, and starts the thread.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a rate outside 0 to 1; errors of the directory.
+    pub(crate) fn start(config: &RequestLogConfig, metrics: Arc<Metrics>) -> Result<RequestLog> {
+        if !(0.0..=1.0).contains(&config.rate) {
+            return Err(Error::invalid(format!(
+                "--request-log-rate {}: it must be 0 to 1, the part of the requests",
+                config.rate
+            )));
+        }
+        let files = LogFiles::open(config)?;
+        let state = Arc::new(LogState { queued_bytes: AtomicU64::new(0), metrics });
+        let (queue, messages) = bounded(QUEUE_MAX);
+        let writer = LogWriter { files, state: state.clone(), reported: None };
+        let writer = std::thread::Builder::new()
+            .name("request-log".into())
+            .spawn(move || writer.run(&messages))
+            .map_err(|e| Error::exhausted(format!("the thread of the request log: {e}")))?;
+        let writer = Mutex::new(Some(writer));
+        Ok(RequestLog { rate: config.rate, seen: AtomicU64::new(0), queue, state, writer })
+    }
+
+    /// Waits until all sampled requests are written. Later ones are dropped.
+    pub(crate) fn shutdown(&self) {
+        // Fails if the disk has stalled, or if the thread has ended.
+        if self.queue.send_timeout(LogMessage::Stop, STOP_WAIT_MAX).is_ok()
+            && let Some(writer) = self.writer.lock().take()
+        {
+            // An error is a panic, which is in the log.
+            let _ = writer.join();
+        }
+    }
+}
+
+/// Returns true for request number `number` if it is one of the part `rate`. The chosen ones are
+/// spread evenly, without the rhythm of every nth request.
+fn samples(number: u64, rate: f64) -> bool {
+    rate >= 1.0 || (number.wrapping_mul(SPREAD) as f64) < rate * u64::MAX as f64
+}
+
+impl RequestObserver for RequestLog {
+    fn wants(&self, servable: &Servable) -> bool {
+        let rate = servable.request_log_rate.unwrap_or(self.rate);
+        rate > 0.0 && samples(self.seen.fetch_add(1, Ordering::Relaxed), rate)
+    }
+
+    fn answered(&self, request: ObservedRequest) {
+        let ObservedRequest { servable, inputs, requested, outputs } = request;
+        let tensors = inputs.iter().chain(&outputs);
+        let bytes = tensors.map(|named| named.tensor.byte_len() as u64).sum();
+        let queued = self.state.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let (id, signature) = (servable.id.clone(), servable.signature_name().to_owned());
+        let logged = LoggedRequest { id, signature, inputs, requested, outputs, bytes };
+        if queued + bytes > QUEUE_BYTES_MAX
+            || self.queue.try_send(LogMessage::Request(Box::new(logged))).is_err()
+        {
+            self.state.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.state.count("dropped");
+        }
+    }
+}
+
+struct LogWriter {
+    files: LogFiles,
+    state: Arc<LogState>,
+    /// Time of the last line about a failure.
+    reported: Option<Instant>,
+}
+
+impl LogWriter {
+    fn run(mut self, messages: &Receiver<LogMessage>) {
+        os::thread::enter_low_priority("logging requests");
+        while let Ok(LogMessage::Request(request)) = messages.recv() {
+            let LoggedRequest { id, signature, inputs, requested, outputs, bytes } = *request;
+            let record = encode_log(&id, &signature, &inputs, &requested, outputs);
+            let written = self.files.append(&id.model, &record);
+            self.state.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            match written {
+                Ok(()) => self.state.count("written"),
+                Err(error) => self.failed(&error),
+            }
+        }
+    }
+
+    fn failed(&mut self, error: &Error) {
+        self.state.count("failed");
+        if self.reported.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL) {
+            self.reported = Some(Instant::now());
+            tracing::warn!(%error, "requests cannot be logged; millpond_request_log_total counts them");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sample_has_the_rate() {
+        for (rate, wanted) in [(0.0, 0), (0.01, 100), (0.25, 2500), (1.0, 10_000)] {
+            let sampled = (0..10_000).filter(|&number| samples(number, rate)).count();
+            assert!(sampled.abs_diff(wanted) <= 2, "{rate}: {sampled}");
+        }
+        // Every second request is of one kind: both kinds are sampled.
+        let even = (0..10_000).step_by(2).filter(|&number| samples(number, 0.1)).count();
+        assert!((400..=600).contains(&even), "{even}");
+    }
+}

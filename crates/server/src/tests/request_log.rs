@@ -1,0 +1,100 @@
+//! The request log: requests of every protocol, as a warm-up file of the next version.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base::{NamedTensor, Tensor};
+use bytes::Bytes;
+use engine::fake::FakeEngine;
+use engine::fake::publish::affine;
+use http_body_util::BodyExt;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use metrics::KindLabels;
+use protocol::Message;
+use protocol::tfs::grpc::{PredictTarget, encode_request};
+
+use crate::loopback::{self, Answer, Loopback};
+use crate::request_log::RequestLogConfig;
+
+const PREDICT: &str = "/v1/models/half:predict";
+const WARMUP: &str = "assets.extra/tf_serving_warmup_requests";
+
+fn served(dir: &Path) -> (Loopback, Arc<FakeEngine>) {
+    let mut config = loopback::configuration(dir, &dir.join("models"));
+    config.data.request_log =
+        Some(RequestLogConfig { rate: 1.0, ..RequestLogConfig::new(dir.join("log")) });
+    let engine = Arc::new(FakeEngine::new());
+    (Loopback::start(&config, engine.clone()), engine)
+}
+
+fn post(served: &Loopback, path: &str, body: &[u8]) -> Answer {
+    served.ask("POST", path, "Content-Type: application/json\r\n", body)
+}
+
+/// Sends Predict over gRPC.
+fn predict(served: &Loopback) {
+    let x = NamedTensor::new("x", Tensor::from_vec(&[1][..], vec![4f32]).unwrap());
+    let target = PredictTarget { name: "half".into(), ..PredictTarget::default() };
+    let message = encode_request(&target, &[x], &[]).encode_to_vec();
+    let length = (message.len() as u32).to_be_bytes();
+    let frame = Bytes::from([&[0], &length[..], &message].concat());
+    let uri = format!("http://{}/tensorflow.serving.PredictionService/Predict", served.grpc);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let stream = tokio::net::TcpStream::connect(served.grpc).await.unwrap();
+        let (mut sender, connection) =
+            http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        let request = http::Request::post(uri)
+            .header("content-type", "application/grpc")
+            .header("te", "trailers");
+        let body = http_body_util::Full::new(frame);
+        let answer = sender.send_request(request.body(body).unwrap()).await.unwrap();
+        assert!(!answer.into_body().collect().await.unwrap().to_bytes().is_empty());
+    });
+}
+
+fn logged(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir.join("log")).unwrap();
+    entries.map(|entry| entry.unwrap().path()).collect()
+}
+
+#[test]
+fn a_logged_file_warms_the_next_version() {
+    let dir = tempfile::tempdir().unwrap();
+    affine(&dir.path().join("models/half/1"), 0.5, 2.0).unwrap();
+    let (first, _engine) = served(dir.path());
+    assert_eq!(post(&first, PREDICT, br#"{"instances": [1, 2]}"#).status, 200);
+    assert_eq!(post(&first, PREDICT, br#"{"instances": ["no number"]}"#).status, 400);
+    let body = br#"{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[3]}]}"#;
+    assert_eq!(post(&first, "/v2/models/half/infer", body).status, 200);
+    predict(&first);
+    let metrics = first.server.core.metrics.clone();
+    drop(first);
+    let written = metrics.request_log.get_or_create(&KindLabels { kind: "written" }).get();
+    assert_eq!((written, logged(dir.path()).len()), (3, 1));
+
+    let second = dir.path().join("models/half/2");
+    affine(&second, 0.25, 1.0).unwrap();
+    std::fs::create_dir(second.join("assets.extra")).unwrap();
+    std::fs::copy(&logged(dir.path())[0], second.join(WARMUP)).unwrap();
+    let (second, engine) = served(dir.path());
+    let status = &second.server.core.lifecycle.status()[0];
+    assert!(status.ready(), "{status:?}");
+    // Four rounds of three requests, which make at least ten runs. Generated requests are fewer.
+    assert_eq!((engine.counters().runs(), status.versions[0].version), (12, 2));
+    let answer = post(&second, PREDICT, br#"{"instances": [4]}"#);
+    assert_eq!(answer.json()["predictions"][0], 2.0);
+}
+
+#[test]
+fn a_models_own_rate_wins() {
+    let dir = tempfile::tempdir().unwrap();
+    affine(&dir.path().join("models/half/1"), 0.5, 2.0).unwrap();
+    std::fs::write(dir.path().join("models/half/millpond.toml"), "request-log-rate = 0").unwrap();
+    let (served, _engine) = served(dir.path());
+    assert_eq!(post(&served, PREDICT, br#"{"instances": [1]}"#).status, 200);
+    drop(served);
+    assert!(logged(dir.path()).is_empty());
+}
