@@ -301,6 +301,26 @@ fn segment_parts() {
     }
 }
 
+/// Configuration files of TensorFlow Serving.
+const TFS_CONFIGS: [(&str, &str); 3] = [
+    (
+        "models",
+        "# two models\nmodel_config_list: {\n  config: [{ name: 'a', base_path: \"/m\\x61\" },\n\
+         { name: \"b\" model_version_policy < specific { versions: [1, 0x2] } >\n\
+         version_labels { key: 'stable' value: 1 } model_type: TENSORFLOW }]\n}\n",
+    ),
+    (
+        "batching",
+        "max_batch_size { value: 128 }\nbatch_timeout_micros { value: 0 }\nallowed_batch_sizes: 1;\n",
+    ),
+    (
+        "platform",
+        "platform_configs { key: 'tensorflow' value { source_adapter_config {\n\
+         [type.googleapis.com/tensorflow.serving.SavedModelBundleSourceAdapterConfig] {\n\
+         legacy_config { session_config { gpu_options { allow_growth: true } } } } } } }",
+    ),
+];
+
 fn settings() {
     let recognisers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../recognisers");
     for name in ["vad", "sounds", "notes", "voiceprint"] {
@@ -335,4 +355,7 @@ fn settings() {
             .to_owned()
     };
     seed("model_toml", "documented", text.lines().map(on).collect::<Vec<_>>().join("\n"));
+    for (name, text) in TFS_CONFIGS {
+        seed("tfs_config", name, text);
+    }
 }

@@ -18,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 pub use archives::{onnx, torch_archive};
 pub use media::{audio_decode, image_decode, iso_template};
 pub use protocols::{oip_json, oip_protobuf, qdrant_json, tfs_json, tfs_protobuf, tfs_warmup};
-pub use settings::{model_toml, recogniser_toml};
+pub use settings::{model_toml, recogniser_toml, tfs_config};
 pub use storage_files::{
     coarse_index, log_frames, manifest, record_page, segment_parts, superblock,
 };
@@ -48,6 +48,7 @@ pub const TARGETS: &[(&str, Entry)] = &[
     ("segment_parts", segment_parts),
     ("model_toml", model_toml),
     ("recogniser_toml", recogniser_toml),
+    ("tfs_config", tfs_config),
 ];
 
 /// Bytes that a parser may hold for an input of any length.

@@ -1,4 +1,4 @@
-//! Settings files that come with a model.
+//! Settings files: of a model, of a recogniser, and of TensorFlow Serving.
 
 use crate::bounded;
 
@@ -16,5 +16,25 @@ pub fn recogniser_toml(data: &[u8]) {
     match bounded(data, 0, || audio::recogniser::Recogniser::parse("r", text)) {
         Ok(recogniser) => drop(bounded(data, 0, || recogniser.classes())),
         Err(error) => assert!(error.to_string().contains("recogniser \"r\""), "{error}"),
+    }
+}
+
+/// Fuzzes the configuration files of TensorFlow Serving: each message as text. Asserts that errors
+/// name a line.
+pub fn tfs_config(data: &[u8]) {
+    use protocol::tensorflow::ConfigProto;
+    use protocol::tensorflow::serving as pb;
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    tfs_message::<pb::ModelServerConfig>(data, text);
+    tfs_message::<pb::BatchingParameters>(data, text);
+    tfs_message::<pb::PlatformConfigMap>(data, text);
+    tfs_message::<ConfigProto>(data, text);
+}
+
+fn tfs_message<M: protocol::tfs::text::TextMessage>(data: &[u8], text: &str) {
+    if let Err(error) = bounded(data, 0, || protocol::tfs::text::parse::<M>(text).map(drop)) {
+        let named =
+            error.kind() == base::ErrorKind::TooLarge || error.message().starts_with("line ");
+        assert!(named, "{error}");
     }
 }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use engine::LibrarySearch;
+
 /// An environment variable.
 pub(crate) struct Variable {
     pub(crate) name: &'static str,
@@ -140,6 +142,20 @@ pub(crate) fn collections_dir() -> Option<PathBuf> {
 fn data_dir() -> Option<PathBuf> {
     let own = || HOME.path().map(|home| home.join(".local/share"));
     XDG_DATA_HOME.path().or_else(own).map(|dir| dir.join("millpond"))
+}
+
+/// Returns where to search for the LibTorch shim: `explicit`, else the environment's path, else
+/// around this process.
+pub(crate) fn torch_search(explicit: Option<PathBuf>) -> LibrarySearch {
+    let explicit = explicit.or_else(|| LIBTORCH.path());
+    LibrarySearch::around_process(explicit, VIRTUAL_ENV.path())
+}
+
+/// Returns where to search for ONNX Runtime: `explicit`, else the environment's path, else around
+/// this process.
+pub(crate) fn library_search(explicit: Option<PathBuf>) -> LibrarySearch {
+    let explicit = explicit.or_else(|| ONNXRUNTIME.path());
+    LibrarySearch::around_process(explicit, VIRTUAL_ENV.path())
 }
 
 /// Returns where to search for NVIDIA's run-time compiler.

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use tracing_subscriber::filter::LevelFilter;
 
+use crate::environment::{library_search, torch_search};
 use crate::exit::CommandResult;
-use crate::serve::{library_search, torch_search};
 
 /// `millpond worker`.
 #[derive(Args, Debug)]

@@ -72,6 +72,9 @@ pub struct ListenerConfig {
     pub request_timeout: Duration,
     /// Shorter deadline of requests to TensorFlow Serving's REST API, which cannot state one.
     pub rest_timeout: Option<Duration>,
+    /// Listen once the first load is finished, as TensorFlow Serving does, whose clients take an
+    /// open port for a ready server.
+    pub listen_when_settled: bool,
     /// Let pages of other sites use the HTTP API (CORS).
     pub cors: bool,
     /// Path of the metrics under TensorFlow Serving's names; `None` does not offer them.
@@ -107,6 +110,7 @@ impl Default for ListenerConfig {
             request_memory_bytes: None,
             request_timeout: Duration::from_secs(60),
             rest_timeout: None,
+            listen_when_settled: false,
             cors: false,
             tfs_metrics: Some(TFS_METRICS.to_owned()),
             client_timeout: Duration::from_secs(10),

@@ -7,16 +7,19 @@ use std::time::Duration;
 use base::{Error, Result};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use transport::{
-    ConnectionLimits, ConnectionThreads, HttpVersion, ListenSocket, Listener, UnixSocket, bind,
-};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use transport::{ConnectionThreads, HttpVersion, ListenSocket, Listener, UnixSocket, bind};
 
 use crate::compose::Server;
-use crate::config::Config;
+use crate::config::{Config, ListenerConfig};
 use crate::core::Core;
 use crate::descriptors::{self, DescriptorPlan};
 use crate::reconfigure::{self, ConfigWatch};
 use crate::{grpc, http, page};
+
+/// Time between two looks at the first load.
+const SETTLED_POLL: Duration = Duration::from_millis(20);
 
 /// Serves until SIGTERM or SIGINT, then stops gracefully. Meanwhile the models follow `watch`;
 /// SIGHUP asks it at once.
@@ -28,14 +31,7 @@ use crate::{grpc, http, page};
 pub fn run(mut config: Config, watch: Option<ConfigWatch>) -> Result<()> {
     config.plan_threads()?;
     share_descriptors(&mut config);
-    let port = |port: Option<u16>, flag| {
-        port.map(|port| bind(config.listeners.host, port, flag)).transpose()
-    };
-    let sockets = BoundSockets {
-        http: port(config.listeners.http_port, "--http-port")?,
-        grpc: port(config.listeners.grpc_port, "--grpc-port")?,
-        grpc_path: config.listeners.grpc_socket.clone(),
-    };
+    let sockets = BoundSockets::bind(&config.listeners)?;
     warn_if_open(&config);
     let server = Server::new(&config, Core::compose(&config)?);
     start_gpu(&config);
@@ -47,13 +43,7 @@ pub fn run(mut config: Config, watch: Option<ConfigWatch>) -> Result<()> {
         .build()
         .map_err(|e| Error::exhausted(format!("the connection threads cannot be started: {e}")))?;
     let threads = ConnectionThreads::start(config.listeners.threads)?;
-    let served = runtime.block_on(serve(
-        &server,
-        config.listeners.connection_limits(),
-        threads.clone(),
-        sockets,
-        watch,
-    ));
+    let served = runtime.block_on(serve(&server, &config, threads.clone(), sockets, watch));
     threads.shutdown();
     runtime.shutdown_timeout(Duration::from_secs(1));
     server.shutdown();
@@ -73,7 +63,7 @@ fn start_gpu(config: &Config) {
     }
 }
 
-/// Sockets of a server, bound before anything else is started.
+/// Bound sockets of a server.
 struct BoundSockets {
     http: Option<std::net::TcpListener>,
     grpc: Option<std::net::TcpListener>,
@@ -81,15 +71,75 @@ struct BoundSockets {
     grpc_path: Option<PathBuf>,
 }
 
+impl BoundSockets {
+    fn bind(config: &ListenerConfig) -> Result<BoundSockets> {
+        let port =
+            |port: Option<u16>, flag| port.map(|port| bind(config.host, port, flag)).transpose();
+        Ok(BoundSockets {
+            http: port(config.http_port, "--http-port")?,
+            grpc: port(config.grpc_port, "--grpc-port")?,
+            grpc_path: config.grpc_socket.clone(),
+        })
+    }
+}
+
 async fn serve(
     server: &Server,
-    limits: ConnectionLimits,
+    config: &Config,
     threads: Arc<ConnectionThreads>,
-    sockets: BoundSockets,
+    mut sockets: BoundSockets,
     watch: Option<ConfigWatch>,
 ) -> Result<()> {
-    let (stop, stopped) = tokio::sync::watch::channel(false);
-    let mut addresses = String::new();
+    let mut signals = EndSignals::install()?;
+    let hangups = watch.is_some().then(reconfigure::hangups).transpose()?;
+    if config.listeners.listen_when_settled {
+        // The ports are free, so the server may start. Clients are refused until it is ready.
+        drop(sockets);
+        tokio::select! {
+            () = settled(server) => {}
+            () = signals.wait() => return Ok(()),
+        }
+        sockets = BoundSockets::bind(&config.listeners)?;
+    }
+    let (stop, stopped) = watch::channel(false);
+    let (listeners, addresses) = listen(server, config, &threads, sockets, &stopped)?;
+    tokio::spawn(page::watch(server.page.clone(), stopped.clone()));
+    if let (Some(watch), Some(hangups)) = (watch, hangups) {
+        tokio::spawn(server.models.configurator.clone().follow(watch, hangups, stopped));
+    }
+    announce(&format!("serving {addresses}"));
+    let engine = &server.core.engine_version;
+    tracing::info!(%addresses, %engine, "serving");
+    signals.wait().await;
+    tracing::info!("stopping: no new connections; requests in flight are finished");
+    server.readiness.stop();
+    // Fails only if all listeners have ended already.
+    let _ = stop.send(true);
+    for listener in listeners {
+        if let Err(error) = listener.await {
+            tracing::error!(%error, "a listener ended by panic");
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the first load is finished.
+async fn settled(server: &Server) {
+    while !server.core.lifecycle.settled() {
+        tokio::time::sleep(SETTLED_POLL).await;
+    }
+}
+
+/// Starts the listeners. Returns their tasks and addresses.
+fn listen(
+    server: &Server,
+    config: &Config,
+    threads: &Arc<ConnectionThreads>,
+    sockets: BoundSockets,
+    stopped: &watch::Receiver<bool>,
+) -> Result<(Vec<JoinHandle<()>>, String)> {
+    let limits = config.listeners.connection_limits();
+    let mut addresses = Vec::new();
     let mut listeners = Vec::new();
     if let Some(http) = sockets.http {
         let listener = Listener {
@@ -109,7 +159,7 @@ async fn serve(
     }
     if let Some(path) = sockets.grpc_path {
         grpc.push(("grpc-unix", ListenSocket::Unix(UnixSocket::bind(&path)?)));
-        addresses.push_str(&format!(" unix:{}", path.display()));
+        addresses.push(format!("unix:{}", path.display()));
     }
     for (name, socket) in grpc {
         let listener = Listener {
@@ -123,38 +173,19 @@ async fn serve(
         };
         listeners.push(tokio::spawn(listener.serve(stopped.clone())));
     }
-    tokio::spawn(page::watch(server.page.clone(), stopped.clone()));
-    if let Some(watch) = watch {
-        let hangups = reconfigure::hangups()?;
-        tokio::spawn(server.models.configurator.clone().follow(watch, hangups, stopped));
-    }
-    let mut signals = EndSignals::install()?;
-    announce(&format!("serving{addresses}"));
-    let engine = &server.core.engine_version;
-    tracing::info!(addresses = addresses.trim_start(), %engine, "serving");
-    signals.wait().await;
-    tracing::info!("stopping: no new connections; requests in flight are finished");
-    server.readiness.stop();
-    // Fails only if all listeners have ended already.
-    let _ = stop.send(true);
-    for listener in listeners {
-        if let Err(error) = listener.await {
-            tracing::error!(%error, "a listener ended by panic");
-        }
-    }
-    Ok(())
+    Ok((listeners, addresses.join(" ")))
 }
 
 /// Registers a bound port, and adds its address to `addresses`.
 fn tcp(
     socket: std::net::TcpListener,
     scheme: &str,
-    addresses: &mut String,
+    addresses: &mut Vec<String>,
 ) -> Result<ListenSocket> {
     let failed = |error: std::io::Error| Error::internal(format!("listener: {error}"));
     let socket = TcpListener::from_std(socket).map_err(failed)?;
     let address = socket.local_addr().map_err(failed)?;
-    addresses.push_str(&format!(" {scheme}://{address}"));
+    addresses.push(format!("{scheme}://{address}"));
     Ok(ListenSocket::Tcp(socket))
 }
 

@@ -60,6 +60,7 @@ fn listeners(options: &ServerOptions) -> ListenerConfig {
         request_memory_bytes: options.request_memory.map(|ByteSize(bytes)| bytes),
         request_timeout: time(options.request_timeout, default.request_timeout),
         rest_timeout: default.rest_timeout,
+        listen_when_settled: default.listen_when_settled,
         cors: default.cors,
         tfs_metrics: default.tfs_metrics,
         client_timeout: time(options.client_timeout, default.client_timeout),

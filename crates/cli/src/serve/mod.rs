@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use base::ErrorKind;
 use clap::Args;
-use engine::LibrarySearch;
 use server::{Config, ConfigWatch};
 
 use crate::environment;
+pub(crate) use crate::environment::{library_search, torch_search};
 use crate::exit::{CommandError, CommandResult, ExitStatus};
 use crate::values::{ModelSource, TimeSpan};
 use options::{
@@ -110,20 +110,6 @@ pub(crate) fn start(config: Config, watch: Option<ConfigWatch>) -> CommandResult
         };
         CommandError::from(error).with_exit(exit)
     })
-}
-
-/// Returns where to search for the LibTorch shim: `explicit`, else the environment's path, else
-/// around this process.
-pub(crate) fn torch_search(explicit: Option<PathBuf>) -> engine::LibrarySearch {
-    let explicit = explicit.or_else(|| environment::LIBTORCH.path());
-    engine::LibrarySearch::around_process(explicit, environment::VIRTUAL_ENV.path())
-}
-
-/// Returns where to search for ONNX Runtime: `explicit`, else the environment's path, else around
-/// this process.
-pub(crate) fn library_search(explicit: Option<PathBuf>) -> LibrarySearch {
-    let explicit = explicit.or_else(|| environment::ONNXRUNTIME.path());
-    LibrarySearch::around_process(explicit, environment::VIRTUAL_ENV.path())
 }
 
 /// Returns the command by which a server starts `program` as a worker process. The environment

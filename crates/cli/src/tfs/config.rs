@@ -148,6 +148,7 @@ fn listeners(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandRes
     if own.server.max_body.is_none() {
         listeners.body_bytes_max = BODY_BYTES_MAX;
     }
+    listeners.listen_when_settled = true;
     listeners.cors = flags.bool("rest_api_enable_cors_support").unwrap_or(false);
     listeners.tfs_tensor_content |=
         flags.bool("enable_serialization_as_tensor_content").unwrap_or(false);
@@ -466,4 +467,119 @@ fn inference_threads(config: &Config) -> usize {
 
 fn wrong(error: &Error) -> CommandError {
     CommandError::usage(error.message())
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::ScheduleMode;
+    use lifecycle::VersionPolicy;
+
+    use super::*;
+
+    fn setup(arguments: &[&str]) -> TfsSetup {
+        let words: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        match resolve(&Flags::parse(&words).unwrap()) {
+            Ok(setup) => setup,
+            Err(error) => panic!("{}", error.message()),
+        }
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_reference() {
+        let TfsSetup { config, watch, warnings, .. } = setup(&["--model_base_path=/m"]);
+        let listeners = &config.listeners;
+        assert_eq!((listeners.grpc_port, listeners.http_port), (Some(8500), None));
+        assert_eq!(listeners.host, HOST);
+        assert_eq!(listeners.rest_timeout, Some(Duration::from_secs(30)));
+        assert_eq!(listeners.body_bytes_max, BODY_BYTES_MAX);
+        assert!(listeners.listen_when_settled && !listeners.cors);
+        assert_eq!(listeners.tfs_metrics, None);
+        assert_eq!(config.search.directory, None);
+        let models = &config.models;
+        assert_eq!((models.load_threads, models.unload_threads, models.load_retries), (1, 1, 5));
+        assert_eq!(models.load_retry_interval, Duration::from_secs(60));
+        assert_eq!((models.poll, models.poll_once), (Duration::from_secs(1), false));
+        let [model] = &models.models[..] else { panic!("one model") };
+        assert_eq!((&*model.name, &model.policy), ("default", &VersionPolicy::Latest(1)));
+        assert_eq!(model.schedule.mode, ScheduleMode::Sync);
+        assert_eq!(watch.unwrap().poll, None, "SIGHUP only");
+        assert!(warnings.is_empty(), "{warnings:?}");
+    }
+
+    #[test]
+    fn flags_reach_the_configuration() {
+        let TfsSetup { config, warnings, .. } = setup(&[
+            "--model_base_path=models/m",
+            "--model_name=m",
+            "--port=9000",
+            "--rest_api_port=9001",
+            "--rest_api_timeout_in_ms=0",
+            "--grpc_socket_path=/run/tfs.sock",
+            "--grpc_channel_arguments=grpc.max_receive_message_length=1000,grpc.so_reuseport=1",
+            "--enable_batching",
+            "--num_load_threads=3",
+            "--load_retry_interval_micros=-1",
+            "--file_system_poll_wait_seconds=0",
+            "--enable_model_warmup=false",
+            "--num_request_iterations_for_warmup=7",
+            "--tensorflow_session_parallelism=1000",
+            "--allow_version_labels_for_unavailable_models",
+            "--enable_serialization_as_tensor_content",
+            "--",
+            "--host",
+            "127.0.0.1",
+            "--threads",
+            "2",
+        ]);
+        let listeners = &config.listeners;
+        assert_eq!((listeners.grpc_port, listeners.http_port), (Some(9000), Some(9001)));
+        assert_eq!(listeners.rest_timeout, None);
+        assert_eq!(listeners.grpc_socket.as_deref(), Some(Path::new("/run/tfs.sock")));
+        assert_eq!(listeners.body_bytes_max, 1000);
+        assert!(listeners.host.is_loopback() && listeners.tfs_tensor_content);
+        let models = &config.models;
+        assert_eq!((models.load_threads, models.poll_once), (3, true));
+        assert_eq!(models.load_retry_interval, Duration::ZERO);
+        assert!(models.lists.labels_of_missing_versions);
+        let model = &models.models[0];
+        assert!(&*model.name == "m" && model.base_path.ends_with("models/m"));
+        assert!(model.base_path.is_absolute());
+        assert_eq!((model.schedule.mode, model.schedule.max_batch), (ScheduleMode::Async, 1000));
+        assert_eq!((model.warmup.enabled, model.warmup.iterations), (false, Some(7)));
+        assert_eq!(model.session.intra_op_threads, 2, "as many as there are inference threads");
+        let [socket, intra, inter] = &warnings[..] else { panic!("{warnings:?}") };
+        assert!(socket.contains("grpc.so_reuseport has no effect"), "{socket}");
+        assert!(intra.starts_with("1000 intra-op") && inter.starts_with("1000 inter-op"));
+    }
+
+    #[test]
+    fn files_of_sessions_and_platforms() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path.display().to_string()
+        };
+        let session =
+            write("session", "intra_op_parallelism_threads: 2\nlog_device_placement: true");
+        let flag = format!("--tensorflow_session_config_file={session}");
+        let TfsSetup { config, warnings, .. } =
+            setup(&["--model_base_path=/m", &flag, "--", "--threads", "2"]);
+        assert_eq!(config.models.models[0].session.intra_op_threads, 2);
+        assert!(
+            warnings.len() == 1 && warnings[0].contains("session: only intra_op"),
+            "{warnings:?}"
+        );
+        let platform = write(
+            "platform",
+            "platform_configs { key: 'tensorflow' value { source_adapter_config {\n\
+             [type.googleapis.com/tensorflow.serving.SavedModelBundleSourceAdapterConfig] {\n\
+             legacy_config { batching_parameters { max_batch_size { value: 7 } }\n\
+             enable_model_warmup: true } } } } }",
+        );
+        let flag = format!("--platform_config_file={platform}");
+        let TfsSetup { config, .. } = setup(&["--model_base_path=/m", &flag]);
+        let model = &config.models.models[0];
+        assert_eq!((model.schedule.max_batch, model.warmup.enabled), (7, true));
+    }
 }

@@ -216,3 +216,28 @@ proptest! {
         let _ = tfs::warmup::read_requests(&changed(&file, &changes));
     }
 }
+
+fn configuration(text: &str) {
+    use protocol::tensorflow::serving::{ModelServerConfig, PlatformConfigMap};
+    if let Err(error) = tfs::text::parse::<ModelServerConfig>(text).map(drop) {
+        assert!(error.message().starts_with("line "), "{error}");
+    }
+    let _ = tfs::text::parse::<PlatformConfigMap>(text);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Tokens of the text format in any order.
+    #[test]
+    fn configuration_files(tokens in vec(proptest::sample::select(vec![
+        "model_config_list", "config", "name", "version_labels", "key", "value", "model_type",
+        "model_version_policy", "specific", "versions", "platform_configs",
+        "source_adapter_config", "[type.googleapis.com/tensorflow.serving.PlatformConfig]",
+        "{", "}", "<", ">", "[", "]", ":", ",", ";", "'a'", "\"\\x6\"", "'\\777'", "'\\u12'", "'",
+        "-", "1", "0x", "09", "1e999", "-1.5f", "TENSORFLOW", "# x", "\n", "\u{e9}",
+    ]), 0..60)) {
+        configuration(&tokens.concat());
+        configuration(&tokens.join(" "));
+    }
+}
