@@ -15,7 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::{DType, Error, NamedTensor, Result, Signature};
 
-use crate::{BoundTensor, Capabilities, Engine, LoadRequest, ParameterUse, Session};
+use crate::{
+    BoundTensor, Capabilities, Engine, LoadRequest, NamedSignature, ParameterUse, Session,
+};
 use gate::FakeGate;
 use graph::FakeGraph;
 
@@ -182,7 +184,35 @@ impl Session for FakeSession {
         &self.graph.metadata
     }
 
+    fn signatures(&self) -> &[NamedSignature] {
+        &self.graph.signatures
+    }
+
+    fn default_signature(&self) -> usize {
+        self.graph.default_signature()
+    }
+
     fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
+        self.run_as(&self.graph.signature, inputs, outputs)
+    }
+
+    fn run_signature(
+        &self,
+        number: usize,
+        inputs: &[NamedTensor],
+        outputs: &[Arc<str>],
+    ) -> Result<Vec<NamedTensor>> {
+        self.run_as(&self.graph.signatures[number].signature, inputs, outputs)
+    }
+}
+
+impl FakeSession {
+    fn run_as(
+        &self,
+        signature: &Signature,
+        inputs: &[NamedTensor],
+        outputs: &[Arc<str>],
+    ) -> Result<Vec<NamedTensor>> {
         self.state.counters.runs.fetch_add(1, Ordering::SeqCst);
         self.state.runs.pass();
         if take_one(&self.state.runs_to_fail) {
@@ -192,7 +222,7 @@ impl Session for FakeSession {
         if let Some(message) = &self.graph.fail_run {
             return Err(Error::internal(message.as_str()));
         }
-        self.graph.run(&self.parameters, inputs, outputs)
+        self.graph.run(signature, &self.parameters, inputs, outputs)
     }
 }
 

@@ -77,6 +77,7 @@
 
 mod arena;
 mod batch_plan;
+mod example_settings;
 pub mod foreign;
 pub mod layout;
 mod library_search;
@@ -103,6 +104,9 @@ use memory::Region;
 
 pub use arena::Arena;
 pub use batch_plan::{AxisCut, BatchPlan, GrowingAxis, InputFill, InputPlan, OutputPlan, PadRule};
+pub use example_settings::{
+    ClassifySettings, DefaultValue, ExampleSettings, ExamplesSection, LABELS_MAX, RegressSettings,
+};
 pub use library_search::{LibrarySearch, package_dirs};
 pub use named_signature::{DEFAULT_SIGNATURE, NamedSignature};
 pub use schedule_file::{
@@ -112,7 +116,7 @@ pub use schedule_options::{
     BATCH_MAX, BUCKETS_MAX, CutOptions, Merge, PRIORITY_LEVELS_MAX, PadOptions, PriorityOptions,
     QUEUE_DELAY_MAX, ScheduleMode, ScheduleOptions,
 };
-pub use servable::Servable;
+pub use servable::{Servable, ServableSettings};
 pub use session_options::{Device, SessionOptions};
 pub use signature_file::{SignatureFile, TensorText};
 

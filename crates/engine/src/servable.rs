@@ -9,7 +9,7 @@ use base::{CarriedInput, NamedTensor, Result, Signature, VersionId};
 
 use crate::named_signature::{NamedSignature, SignatureSession, unknown_signature};
 use crate::stream::StreamSession;
-use crate::{BatchPlan, ScheduleMode, ScheduleOptions, Session};
+use crate::{BatchPlan, ExampleSettings, ScheduleMode, ScheduleOptions, Session};
 
 /// A loaded, warmed version. The catalogue and each request that uses it hold it in an `Arc`. Only
 /// the unload thread drops it, once it is the last holder.
@@ -28,6 +28,9 @@ pub struct Servable {
     pub recogniser: Option<Arc<str>>,
     /// Part of its requests for the request log; `None` is the server's.
     pub request_log_rate: Option<f64>,
+    /// Rules for Classify and Regress from the model's settings. Only the servable of the default
+    /// signature has them.
+    pub examples: Option<Arc<ExampleSettings>>,
     instance: u64,
     session: Arc<dyn Session>,
     /// Session that is released with the version; a stream holds that of its version here.
@@ -39,6 +42,19 @@ pub struct Servable {
     number: usize,
     /// The same version under its other signatures.
     others: Vec<Arc<Servable>>,
+}
+
+/// Settings of a model that change without a load.
+#[derive(Clone, Debug, Default)]
+pub struct ServableSettings {
+    /// Queueing, merging and running of requests.
+    pub schedule: ScheduleOptions,
+    /// See [`Servable::recogniser`].
+    pub recogniser: Option<Arc<str>>,
+    /// See [`Servable::request_log_rate`].
+    pub request_log_rate: Option<f64>,
+    /// See [`Servable::examples`].
+    pub examples: Option<Arc<ExampleSettings>>,
 }
 
 /// Next value of [`Servable::instance`].
@@ -82,6 +98,7 @@ impl VersionParts {
             threads_per_run: 1,
             recogniser: None,
             request_log_rate: None,
+            examples: None,
             instance: next_instance(),
             session,
             watched: self.watched.clone(),
@@ -106,7 +123,7 @@ fn planned(session: &dyn Session, schedule: &ScheduleOptions) -> Result<(Signatu
 
 impl Servable {
     /// Joins a session with its identity and settings. The caller sets `parameter_bytes`,
-    /// `threads_per_run` (1 here), `recogniser` and `request_log_rate`.
+    /// `threads_per_run` (1 here), `recogniser`, `request_log_rate` and `examples`.
     ///
     /// # Errors
     /// Returns the errors of [`BatchPlan::new`].
@@ -126,12 +143,8 @@ impl Servable {
     ///
     /// # Errors
     /// Returns the errors of [`BatchPlan::new`].
-    pub fn with_settings(
-        &self,
-        schedule: ScheduleOptions,
-        recogniser: Option<Arc<str>>,
-        request_log_rate: Option<f64>,
-    ) -> Result<Servable> {
+    pub fn with_settings(&self, settings: ServableSettings) -> Result<Servable> {
+        let ServableSettings { schedule, recogniser, request_log_rate, examples } = settings;
         let parts = VersionParts {
             id: self.id.clone(),
             engine: self.engine,
@@ -145,6 +158,7 @@ impl Servable {
             threads_per_run: self.threads_per_run,
             recogniser,
             request_log_rate,
+            examples,
             ..parts.build()?
         })
     }
@@ -171,6 +185,17 @@ impl Servable {
             .chain(&self.others)
             .find(|servable| servable.signature_name() == name)
             .cloned()
+            .ok_or_else(|| unknown_signature(name, self.signatures()))
+    }
+
+    /// Returns the version under its signature `name` for a run on the calling thread.
+    ///
+    /// # Errors
+    /// As [`Servable::with_signature`].
+    pub fn signature_servable(&self, name: &str) -> Result<&Servable> {
+        std::iter::once(self)
+            .chain(self.others.iter().map(|servable| &**servable))
+            .find(|servable| servable.signature_name() == name)
             .ok_or_else(|| unknown_signature(name, self.signatures()))
     }
 
@@ -226,6 +251,7 @@ impl Servable {
             threads_per_run: self.threads_per_run,
             recogniser: self.recogniser.clone(),
             request_log_rate: self.request_log_rate,
+            examples: self.examples.clone(),
             instance: next_instance(),
             session: Arc::new(StreamSession::new(self, carried, lanes)?),
             watched: self.watched.clone(),

@@ -8,6 +8,9 @@
 //! y = echo x                         the same elements
 //! y = affine x half 2                x times half plus 2; number or parameter's first element
 //! y = pick table x                   rows of a parameter by int64 index
+//! y = column x                       the same elements with a last axis of size 1
+//! y = lengths x                      bytes of each string as float32, in the same form
+//! signature NAME METHOD              inputs and outputs that follow belong to this signature
 //! metadata author the test           key and value
 //! load-delay 20                      milliseconds
 //! run-delay 1                        milliseconds
@@ -24,7 +27,7 @@ use std::time::Duration;
 use base::{DType, Dim, Error, NamedTensor, Result, Shape, Signature, Tensor, TensorSpec};
 use bytes::Bytes;
 
-use crate::BoundTensor;
+use crate::{BoundTensor, DEFAULT_SIGNATURE, NamedSignature};
 
 /// First line of a graph.
 const MAGIC: &str = "millpond-fake 1";
@@ -43,12 +46,15 @@ enum FakeOperation {
     Echo { input: String },
     Affine { input: String, scale: Operand, offset: Operand },
     Pick { table: String, index: String },
+    Column { input: String },
+    Lengths { input: String },
 }
 
 /// A parsed graph.
 #[derive(Debug, Default)]
 pub(crate) struct FakeGraph {
     pub(crate) signature: Signature,
+    pub(crate) signatures: Vec<NamedSignature>,
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) load_delay: Duration,
     pub(crate) run_delay: Duration,
@@ -76,19 +82,34 @@ impl FakeGraph {
                 Error::invalid(format!("\"{line}\" means nothing in a fake graph"))
             })?;
         }
-        match graph.signature.outputs.iter().find(|spec| !graph.operations.contains_key(&spec.name))
-        {
-            Some(spec) => Err(Error::invalid(format!("nothing computes \"{}\"", spec.name))),
-            None => Ok(graph),
+        if let Some(default) = graph.signatures.get(graph.default_signature()) {
+            graph.signature = default.signature.clone();
         }
+        let signatures = graph.signatures.iter().map(|named| &named.signature);
+        let outputs = signatures.chain([&graph.signature]).flat_map(|signature| &signature.outputs);
+        for output in outputs {
+            if !graph.operations.contains_key(&output.name) {
+                return Err(Error::invalid(format!("nothing computes \"{}\"", output.name)));
+            }
+        }
+        Ok(graph)
     }
 
     fn line(&mut self, line: &str) -> Option<()> {
         let (word, rest) = line.split_once(' ')?;
         let rest = rest.trim();
         match word {
-            "input" => self.signature.inputs.push(spec(rest)?),
-            "output" => self.signature.outputs.push(spec(rest)?),
+            "input" => self.current().inputs.push(spec(rest)?),
+            "output" => self.current().outputs.push(spec(rest)?),
+            "signature" => {
+                let (name, method) = rest.split_once(' ')?;
+                let named = NamedSignature {
+                    name: name.into(),
+                    method: method.to_owned(),
+                    ..NamedSignature::default()
+                };
+                self.signatures.push(named);
+            }
             "parameter" => self.parameters.push(spec(rest)?),
             "load-delay" => self.load_delay = delay(rest)?,
             "run-delay" => self.run_delay = delay(rest)?,
@@ -105,6 +126,17 @@ impl FakeGraph {
             }
         }
         Some(())
+    }
+
+    /// Returns the signature that lines of inputs and outputs add to.
+    fn current(&mut self) -> &mut Signature {
+        self.signatures.last_mut().map_or(&mut self.signature, |named| &mut named.signature)
+    }
+
+    /// Returns the position of the signature that runs if none is named.
+    pub(crate) fn default_signature(&self) -> usize {
+        let default = self.signatures.iter().position(|named| &*named.name == DEFAULT_SIGNATURE);
+        default.unwrap_or(0)
     }
 
     /// # Errors
@@ -127,9 +159,10 @@ impl FakeGraph {
         Ok(())
     }
 
-    /// Computes the outputs `wanted`, or all.
+    /// Computes the outputs `wanted`, or all of `signature`.
     pub(crate) fn run(
         &self,
+        signature: &Signature,
         parameters: &[BoundTensor],
         inputs: &[NamedTensor],
         wanted: &[Arc<str>],
@@ -140,14 +173,13 @@ impl FakeGraph {
             abort("Check failed: a value of this graph");
         }
         let compute = |name: &str| -> Result<NamedTensor> {
-            let operation =
-                self.operations.get(name).filter(|_| self.signature.output(name).is_some());
+            let operation = self.operations.get(name).filter(|_| signature.output(name).is_some());
             let operation = operation
                 .ok_or_else(|| Error::invalid(format!("the model has no output \"{name}\"")))?;
             Ok(NamedTensor::new(name, run.compute(operation)?))
         };
         match wanted {
-            [] => self.signature.outputs.iter().map(|spec| compute(&spec.name)).collect(),
+            [] => signature.outputs.iter().map(|spec| compute(&spec.name)).collect(),
             names => names.iter().map(|name| compute(name)).collect(),
         }
     }
@@ -180,6 +212,8 @@ fn operation(text: &str) -> Option<FakeOperation> {
     };
     match words[..] {
         ["echo", input] => Some(FakeOperation::Echo { input: input.to_owned() }),
+        ["column", input] => Some(FakeOperation::Column { input: input.to_owned() }),
+        ["lengths", input] => Some(FakeOperation::Lengths { input: input.to_owned() }),
         ["affine", input, scale, offset] => Some(FakeOperation::Affine {
             input: input.to_owned(),
             scale: operand(scale),
@@ -190,6 +224,11 @@ fn operation(text: &str) -> Option<FakeOperation> {
         }
         _ => None,
     }
+}
+
+/// Returns the shape of `input` with a last axis of size 1.
+fn column(input: &Tensor) -> Shape {
+    input.shape().iter().copied().chain([1]).collect()
 }
 
 struct FakeRun<'a> {
@@ -207,6 +246,23 @@ impl FakeRun<'_> {
                 let elements =
                     input.to_vec::<f32>()?.into_iter().map(|x| x * scale + offset).collect();
                 Tensor::from_vec(Shape::from_slice(input.shape()), elements)
+            }
+            FakeOperation::Column { input } => {
+                let input = self.input(input)?;
+                match (input.strings(), input.bytes()) {
+                    (Some(strings), _) => Tensor::from_strings(column(input), strings.to_vec()),
+                    (None, bytes) => Tensor::from_bytes(
+                        input.dtype(),
+                        column(input),
+                        bytes.cloned().unwrap_or_default(),
+                    ),
+                }
+            }
+            FakeOperation::Lengths { input } => {
+                let input = self.input(input)?;
+                let strings = input.strings().unwrap_or_default();
+                let lengths: Vec<f32> = strings.iter().map(|text| text.len() as f32).collect();
+                Tensor::from_vec(column(input), lengths)
             }
             FakeOperation::Pick { table, index } => {
                 self.pick(self.parameter(table)?, self.input(index)?)

@@ -3,13 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use engine::{ScheduleOptions, Servable};
+use engine::{ScheduleOptions, Servable, ServableSettings};
 
 use crate::rows::{Bench, Kind, Rows, merging, model, ok, padding, x};
 
 /// The same session under other settings.
 fn under(servable: &Servable, options: ScheduleOptions) -> Arc<Servable> {
-    Arc::new(servable.with_settings(options, None, None).unwrap())
+    Arc::new(
+        servable
+            .with_settings(ServableSettings { schedule: options, ..Default::default() })
+            .unwrap(),
+    )
 }
 
 /// Has one worker run `requests` that waited together, behind one of their own that made them wait,
