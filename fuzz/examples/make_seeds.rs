@@ -85,6 +85,11 @@ fn protocols() {
         br#"{"instances":[{"x":[1,2.5],"s":"a"},{"x":[3,4e-3],"s":{"b64":"/w=="}}]}"#,
     );
     seed("tfs_json", "column", br#"{"signature_name":"serving_default","inputs":{"x":[[1,2]],"n":[-9],"b":[true],"u":[18446744073709551615],"d":[NaN,Infinity]}}"#);
+    seed(
+        "tfs_examples",
+        "json",
+        br#"{"context":{"n":[1]},"examples":[{"x":[1.5,2.0],"s":["a",{"b64":"AP8="}]},{"x":[1.0,-2.0],"s":"b"}]}"#,
+    );
     seed("tfs_json", "answer", br#"{"predictions":[{"x":1.0,"s":"a"}]}"#);
     seed(
         "tfs_warmup",

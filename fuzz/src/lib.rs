@@ -17,7 +17,9 @@ use std::sync::{Mutex, PoisonError};
 
 pub use archives::{onnx, torch_archive};
 pub use media::{audio_decode, image_decode, iso_template};
-pub use protocols::{oip_json, oip_protobuf, qdrant_json, tfs_json, tfs_protobuf, tfs_warmup};
+pub use protocols::{
+    oip_json, oip_protobuf, qdrant_json, tfs_examples, tfs_json, tfs_protobuf, tfs_warmup,
+};
 pub use settings::{model_toml, recogniser_toml, tfs_config};
 pub use storage_files::{
     coarse_index, log_frames, manifest, record_page, segment_parts, superblock,
@@ -30,6 +32,7 @@ pub type Entry = fn(&[u8]);
 /// `fuzz_targets`.
 pub const TARGETS: &[(&str, Entry)] = &[
     ("oip_json", oip_json),
+    ("tfs_examples", tfs_examples),
     ("tfs_json", tfs_json),
     ("oip_protobuf", oip_protobuf),
     ("tfs_protobuf", tfs_protobuf),

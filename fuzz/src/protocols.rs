@@ -3,6 +3,7 @@
 use api_qdrant::json;
 use base::{DType, Dim, NamedTensor, Signature, TensorSpec};
 use bytes::Bytes;
+use protocol::tfs::warmup::WarmupRecord;
 use protocol::{Message, inference, oip, tensorflow, tfs};
 
 use crate::bounded;
@@ -155,6 +156,30 @@ pub fn tfs_protobuf(data: &[u8]) {
     assert_eq!(again.outputs, predict.outputs);
 }
 
+/// Fuzzes requests with examples: `ClassificationRequest`, JSON bodies, and the bytes as examples.
+///
+/// Asserts that examples are read into tensors within the memory that was reserved, and that JSON
+/// makes examples that can be read.
+pub fn tfs_examples(data: &[u8]) {
+    let body = Bytes::copy_from_slice(data);
+    let specs = signature().inputs;
+    let message = tensorflow::serving::ClassificationRequest::decode(body.clone()).ok();
+    let message = message.and_then(|request| tfs::Examples::from_message(request.input).ok());
+    let json = bounded(data, 0, || tfs::json::parse_examples(&body)).ok();
+    if let Some(examples) = &json {
+        let serialized = examples.serialized(&mut |_| Ok(())).expect("own examples");
+        assert_eq!(serialized.elements(), examples.count());
+    }
+    let raw = tfs::Examples::new(vec![body.clone()], Bytes::new()).ok();
+    for examples in message.into_iter().chain(json).chain(raw) {
+        // Small requests take little even if each example is filled from defaults.
+        let _ = bounded(data, data.len() * 1024, || {
+            let defaults = [("x".to_owned(), tfs::FeatureValue::Whole(1))].into();
+            examples.features(&specs, &defaults, &mut |_| Ok(()))
+        });
+    }
+}
+
 /// Fuzzes warm-up records of TensorFlow Serving: the input as a file, and as one record with
 /// correct checksums.
 ///
@@ -168,11 +193,16 @@ pub fn tfs_warmup(data: &[u8]) {
     for file in [Bytes::copy_from_slice(data), Bytes::from(mended)] {
         // Values are filled in for each record.
         let records = data.len() / 16 + 1;
-        let read = bounded(data, FILLED_BYTES * records, || tfs::warmup::read_requests(&file));
-        let Ok(warmup) = read else { continue };
-        let file = Bytes::from(tfs::warmup::write_requests("m", &warmup.requests));
-        let again = tfs::warmup::read_requests(&file).expect("own file");
-        assert_eq!(again.requests, warmup.requests);
+        let read = bounded(data, FILLED_BYTES * records, || tfs::warmup::read_records(&file));
+        let Ok(read) = read else { continue };
+        let inputs = |record: &base::Result<WarmupRecord>| match record {
+            Ok(WarmupRecord::Predict { inputs, .. }) => Some(inputs.clone()),
+            _ => None,
+        };
+        let requests: Vec<_> = read.iter().filter_map(inputs).collect();
+        let file = Bytes::from(tfs::warmup::write_requests("m", &requests));
+        let again = tfs::warmup::read_records(&file).expect("own file");
+        assert_eq!(again.iter().filter_map(inputs).collect::<Vec<_>>(), requests);
     }
 }
 

@@ -14,8 +14,11 @@ use prost::encoding::{WireType, decode_key, decode_varint};
 use crate::inference::model_infer_request::{InferInputTensor, InferRequestedOutputTensor};
 use crate::inference::{InferParameter, ModelInferRequest};
 use crate::tensorflow::TensorProto;
-use crate::tensorflow::serving::PredictRequest;
+use crate::tensorflow::serving::{
+    ClassificationRequest, InferenceTask, MultiInferenceRequest, PredictRequest, RegressionRequest,
+};
 use crate::tensorflow::tensor_shape_proto::Dim;
+use crate::tfs::TASKS_MAX;
 use crate::wire::{RANK_MAX, TENSORS_MAX};
 
 /// Most bytes of memory for each byte of any other request message of the services.
@@ -190,6 +193,29 @@ impl Weighed for PredictRequest {
         (1, FieldLayout::One(&SPEC)),
         (2, map("inputs", TENSORS, size_of::<TensorProto>(), &TENSOR_ENTRY)),
         (3, list("outputs", TENSORS, size_of::<String>(), &MessageLayout(&[]))),
+    ]);
+}
+
+const EXAMPLES: FieldLayout = list("examples", UNBOUNDED, size_of::<bytes::Bytes>(), &NOTHING);
+const EXAMPLE_LIST: MessageLayout = MessageLayout(&[(1, EXAMPLES)]);
+const EXAMPLE_INPUT: MessageLayout =
+    MessageLayout(&[(1, FieldLayout::One(&EXAMPLE_LIST)), (2, FieldLayout::One(&EXAMPLE_LIST))]);
+const EXAMPLE_REQUEST: MessageLayout =
+    MessageLayout(&[(1, FieldLayout::One(&SPEC)), (2, FieldLayout::One(&EXAMPLE_INPUT))]);
+const TASK: MessageLayout = MessageLayout(&[(1, FieldLayout::One(&SPEC)), (2, FieldLayout::Text)]);
+
+impl Weighed for ClassificationRequest {
+    const LAYOUT: &'static MessageLayout = &EXAMPLE_REQUEST;
+}
+
+impl Weighed for RegressionRequest {
+    const LAYOUT: &'static MessageLayout = &EXAMPLE_REQUEST;
+}
+
+impl Weighed for MultiInferenceRequest {
+    const LAYOUT: &'static MessageLayout = &MessageLayout(&[
+        (1, list("tasks", TASKS_MAX as u32, size_of::<InferenceTask>(), &TASK)),
+        (2, FieldLayout::One(&EXAMPLE_INPUT)),
     ]);
 }
 

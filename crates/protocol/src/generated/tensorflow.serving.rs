@@ -280,6 +280,130 @@ pub struct PredictResponse {
     #[prost(message, optional, tag = "2")]
     pub model_spec: ::core::option::Option<ModelSpec>,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExampleList {
+    /// Serialised tensorflow.Example.
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub examples: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExampleListWithContext {
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub examples: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    /// Features of all examples; an example's own feature of the same name wins.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub context: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Input {
+    #[prost(oneof = "input::Kind", tags = "1, 2")]
+    pub kind: ::core::option::Option<input::Kind>,
+}
+/// Nested message and enum types in `Input`.
+pub mod input {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Kind {
+        #[prost(message, tag = "1")]
+        ExampleList(super::ExampleList),
+        #[prost(message, tag = "2")]
+        ExampleListWithContext(super::ExampleListWithContext),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Class {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub label: ::prost::bytes::Bytes,
+    #[prost(float, tag = "2")]
+    pub score: f32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Classifications {
+    #[prost(message, repeated, tag = "1")]
+    pub classes: ::prost::alloc::vec::Vec<Class>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ClassificationResult {
+    /// In the order of the examples.
+    #[prost(message, repeated, tag = "1")]
+    pub classifications: ::prost::alloc::vec::Vec<Classifications>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ClassificationRequest {
+    #[prost(message, optional, tag = "1")]
+    pub model_spec: ::core::option::Option<ModelSpec>,
+    #[prost(message, optional, tag = "2")]
+    pub input: ::core::option::Option<Input>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ClassificationResponse {
+    #[prost(message, optional, tag = "1")]
+    pub result: ::core::option::Option<ClassificationResult>,
+    #[prost(message, optional, tag = "2")]
+    pub model_spec: ::core::option::Option<ModelSpec>,
+}
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct Regression {
+    #[prost(float, tag = "1")]
+    pub value: f32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RegressionResult {
+    /// In the order of the examples.
+    #[prost(message, repeated, tag = "1")]
+    pub regressions: ::prost::alloc::vec::Vec<Regression>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RegressionRequest {
+    #[prost(message, optional, tag = "1")]
+    pub model_spec: ::core::option::Option<ModelSpec>,
+    #[prost(message, optional, tag = "2")]
+    pub input: ::core::option::Option<Input>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RegressionResponse {
+    #[prost(message, optional, tag = "1")]
+    pub result: ::core::option::Option<RegressionResult>,
+    #[prost(message, optional, tag = "2")]
+    pub model_spec: ::core::option::Option<ModelSpec>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct InferenceTask {
+    #[prost(message, optional, tag = "1")]
+    pub model_spec: ::core::option::Option<ModelSpec>,
+    /// "tensorflow/serving/classify" or "tensorflow/serving/regress".
+    #[prost(string, tag = "2")]
+    pub method_name: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct InferenceResult {
+    #[prost(message, optional, tag = "1")]
+    pub model_spec: ::core::option::Option<ModelSpec>,
+    #[prost(oneof = "inference_result::Result", tags = "2, 3")]
+    pub result: ::core::option::Option<inference_result::Result>,
+}
+/// Nested message and enum types in `InferenceResult`.
+pub mod inference_result {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Result {
+        #[prost(message, tag = "2")]
+        ClassificationResult(super::ClassificationResult),
+        #[prost(message, tag = "3")]
+        RegressionResult(super::RegressionResult),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct MultiInferenceRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub tasks: ::prost::alloc::vec::Vec<InferenceTask>,
+    #[prost(message, optional, tag = "2")]
+    pub input: ::core::option::Option<Input>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct MultiInferenceResponse {
+    /// In the order of the tasks.
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<InferenceResult>,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SignatureDefMap {
     #[prost(btree_map = "string, message", tag = "1")]
@@ -404,6 +528,16 @@ pub struct ReloadConfigResponse {
     #[prost(message, repeated, tag = "2")]
     pub metric: ::prost::alloc::vec::Vec<ReloadedMetric>,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ClassifyLog {
+    #[prost(message, optional, tag = "1")]
+    pub request: ::core::option::Option<ClassificationRequest>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RegressLog {
+    #[prost(message, optional, tag = "1")]
+    pub request: ::core::option::Option<RegressionRequest>,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PredictLog {
     #[prost(message, optional, tag = "1")]
@@ -411,18 +545,34 @@ pub struct PredictLog {
     #[prost(message, optional, tag = "2")]
     pub response: ::core::option::Option<PredictResponse>,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct MultiInferenceLog {
+    #[prost(message, optional, tag = "1")]
+    pub request: ::core::option::Option<MultiInferenceRequest>,
+}
 /// One record of a warm-up file.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PredictionLog {
-    #[prost(oneof = "prediction_log::LogType", tags = "6")]
+    #[prost(oneof = "prediction_log::LogType", tags = "2, 3, 4, 5, 6, 7")]
     pub log_type: ::core::option::Option<prediction_log::LogType>,
 }
 /// Nested message and enum types in `PredictionLog`.
 pub mod prediction_log {
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum LogType {
+        #[prost(message, tag = "2")]
+        ClassifyLog(super::ClassifyLog),
+        #[prost(message, tag = "3")]
+        RegressLog(super::RegressLog),
+        #[prost(message, tag = "4")]
+        MultiInferenceLog(super::MultiInferenceLog),
+        /// Messages that are not read.
+        #[prost(bytes, tag = "5")]
+        SessionRunLog(::prost::bytes::Bytes),
         #[prost(message, tag = "6")]
         PredictLog(super::PredictLog),
+        #[prost(bytes, tag = "7")]
+        PredictStreamedLog(::prost::bytes::Bytes),
     }
 }
 /// Generated client implementations.
@@ -531,6 +681,90 @@ pub mod prediction_service_client {
             req.extensions_mut()
                 .insert(
                     GrpcMethod::new("tensorflow.serving.PredictionService", "Predict"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Examples in, labels and scores out.
+        pub async fn classify(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ClassificationRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ClassificationResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.serving.PredictionService/Classify",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("tensorflow.serving.PredictionService", "Classify"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Examples in, a number for each out.
+        pub async fn regress(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RegressionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RegressionResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.serving.PredictionService/Regress",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("tensorflow.serving.PredictionService", "Regress"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Several classifications and regressions of the same examples.
+        pub async fn multi_inference(
+            &mut self,
+            request: impl tonic::IntoRequest<super::MultiInferenceRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::MultiInferenceResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tensorflow.serving.PredictionService/MultiInference",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "tensorflow.serving.PredictionService",
+                        "MultiInference",
+                    ),
                 );
             self.inner.unary(req, path, codec).await
         }

@@ -239,29 +239,36 @@ impl<const SIGNED: bool> ElementReader for Nibbles<SIGNED> {
     }
 }
 
-/// Text, or TensorFlow Serving's `{"b64": "..."}` for bytes that are not text.
+/// Reads text, or TensorFlow Serving's `{"b64": "..."}` for bytes that are not text.
+///
+/// # Errors
+/// `InvalidArgument` for another value.
+pub(crate) fn text_or_base64(reader: &mut Reader<'_>) -> Result<Bytes> {
+    if reader.peek() != Some(b'{') {
+        return reader.string_bytes();
+    }
+    let mut decoded = None;
+    reader.object(|reader, key| {
+        if key != "b64" || decoded.is_some() {
+            return Err(reader.error("expected a string or {\"b64\": \"...\"}"));
+        }
+        let text = reader.string()?;
+        let bytes =
+            BASE64.decode(text.as_bytes()).map_err(|_| reader.error("\"b64\" is not base64"))?;
+        decoded = Some(Bytes::from(bytes));
+        Ok(())
+    })?;
+    decoded.ok_or_else(|| reader.error("expected a string or {\"b64\": \"...\"}"))
+}
+
+/// Strings, as [`text_or_base64`] reads them.
 struct Strings;
 
 impl ElementReader for Strings {
     type Value = Bytes;
 
     fn read(reader: &mut Reader<'_>) -> Result<Bytes> {
-        if reader.peek() != Some(b'{') {
-            return reader.string_bytes();
-        }
-        let mut decoded = None;
-        reader.object(|reader, key| {
-            if key != "b64" || decoded.is_some() {
-                return Err(reader.error("expected a string or {\"b64\": \"...\"}"));
-            }
-            let text = reader.string()?;
-            let bytes = BASE64
-                .decode(text.as_bytes())
-                .map_err(|_| reader.error("\"b64\" is not base64"))?;
-            decoded = Some(Bytes::from(bytes));
-            Ok(())
-        })?;
-        decoded.ok_or_else(|| reader.error("expected a string or {\"b64\": \"...\"}"))
+        text_or_base64(reader)
     }
 
     fn tensor(values: Vec<Bytes>, shape: Shape) -> Result<Tensor> {

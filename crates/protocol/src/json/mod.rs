@@ -9,7 +9,7 @@ mod nesting;
 mod reader;
 mod writer;
 
-pub(crate) use column::{Column, column};
+pub(crate) use column::{Column, column, text_or_base64};
 pub(crate) use reader::{Reader, Scalar};
 pub use writer::text_bytes_max;
-pub(crate) use writer::{TextEncoding, key, string, write_flat, write_nested};
+pub(crate) use writer::{TextEncoding, key, single, string, write_flat, write_nested};

@@ -210,7 +210,8 @@ fn lists(
     Ok(())
 }
 
-fn single(out: &mut Vec<u8>, value: f32) {
+/// Appends a number, or a bare token for one that is not finite.
+pub(crate) fn single(out: &mut Vec<u8>, value: f32) {
     if value.is_finite() {
         drop(CompactFormatter.write_f32(out, value))
     } else {

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use base::{Error, NamedTensor, Result, Signature, TensorSpec, VersionId};
+use base::{Error, NamedTensor, Result, TensorSpec, VersionId};
 use prost::Message;
 
 use super::fill::FillBudget;
-use super::response::{self, SharedPredictResponse, TensorFields, spec};
+use super::response::{self, SharedPredictResponse, TensorFields};
 use super::tensor::{decode_within, encode_tensor};
-use super::{METADATA_FIELD, METHOD, SIGNATURE, check_signature, datatype};
+use super::{METADATA_FIELD, SignatureInfo, datatype};
 use crate::status::VersionState;
 use crate::tensorflow::error::Code;
 use crate::tensorflow::serving::{
@@ -22,7 +22,7 @@ use crate::wire;
 
 const SIGNATURE_DEF_MAP_URL: &str = "type.googleapis.com/tensorflow.serving.SignatureDefMap";
 
-/// The model and version that a request names.
+/// The model, version and signature that a request names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PredictTarget {
     /// The model.
@@ -31,6 +31,8 @@ pub struct PredictTarget {
     pub version: Option<u64>,
     /// The version's label, if the request has one.
     pub label: Option<String>,
+    /// The signature; empty for the model's default.
+    pub signature: String,
 }
 
 /// A predict request without its [`PredictTarget`].
@@ -45,16 +47,19 @@ pub struct GrpcPredict {
 /// Returns the target of a request.
 ///
 /// # Errors
-/// `InvalidArgument` for no model or a negative version; `FailedPrecondition` for another signature
-/// than the only one.
+/// `InvalidArgument` for no model, a negative version or a name that is too long.
 pub fn target(spec: Option<&ModelSpec>) -> Result<PredictTarget> {
     let spec = spec.ok_or_else(|| Error::invalid("the request has no model_spec"))?;
     if spec.name.is_empty() {
         return Err(Error::invalid("the request's model_spec has no name"));
     }
     wire::check_name(&spec.name)?;
-    check_signature(&spec.signature_name)?;
-    let mut target = PredictTarget { name: spec.name.clone(), ..PredictTarget::default() };
+    wire::check_name(&spec.signature_name)?;
+    let mut target = PredictTarget {
+        name: spec.name.clone(),
+        signature: spec.signature_name.clone(),
+        ..PredictTarget::default()
+    };
     match &spec.version_choice {
         None => {}
         Some(VersionChoice::Version(version)) => {
@@ -68,6 +73,15 @@ pub fn target(spec: Option<&ModelSpec>) -> Result<PredictTarget> {
         }
     }
     Ok(target)
+}
+
+/// Returns the specification of a version and its signature in a response.
+pub fn version_spec(version: &VersionId, signature: &str) -> ModelSpec {
+    ModelSpec {
+        name: version.model.to_string(),
+        signature_name: signature.into(),
+        version_choice: Some(VersionChoice::Version(version.version as i64)),
+    }
 }
 
 /// Returns an upper bound of the bytes that [`decode_predict`] allocates for repeated values and
@@ -115,14 +129,15 @@ pub fn decode_predict(request: PredictRequest) -> Result<GrpcPredict> {
     })
 }
 
-/// Returns the response, with elements in the fields that `elements` selects. Tensors of floats,
-/// bools and complex numbers share the outputs' memory.
+/// Returns the response of a version's `signature`, with elements in the fields that `elements`
+/// selects. Tensors of floats, bools and complex numbers share the outputs' memory.
 pub fn encode_predict(
     version: &VersionId,
+    signature: &str,
     outputs: Vec<NamedTensor>,
     elements: TensorFields,
 ) -> SharedPredictResponse {
-    response::shared_response(outputs, elements, spec(version, SIGNATURE))
+    response::shared_response(outputs, elements, version_spec(version, signature))
 }
 
 /// Encodes a client's request. Empty `outputs` request all outputs.
@@ -139,7 +154,7 @@ pub fn encode_request(
     PredictRequest {
         model_spec: Some(ModelSpec {
             name: target.name.clone(),
-            signature_name: String::new(),
+            signature_name: target.signature.clone(),
             version_choice: choice,
         }),
         inputs: inputs
@@ -165,22 +180,26 @@ pub fn decode_response(response: PredictResponse) -> Result<Vec<NamedTensor>> {
 }
 
 /// Returns the signature in TensorFlow's form.
-pub fn signature_def(signature: &Signature) -> SignatureDef {
-    let infos = |specs: &[TensorSpec]| -> BTreeMap<String, TensorInfo> {
-        specs.iter().map(|spec| (spec.name.clone(), tensor_info(spec))).collect()
+pub fn signature_def(info: SignatureInfo<'_>) -> SignatureDef {
+    let infos = |specs: &[TensorSpec], tensors: &[String]| -> BTreeMap<String, TensorInfo> {
+        let entry = |(position, spec): (usize, &TensorSpec)| {
+            let tensor = tensors.get(position).unwrap_or(&spec.name);
+            (spec.name.clone(), tensor_info(spec, tensor))
+        };
+        specs.iter().enumerate().map(entry).collect()
     };
     SignatureDef {
-        inputs: infos(&signature.inputs),
-        outputs: infos(&signature.outputs),
-        method_name: METHOD.into(),
+        inputs: infos(&info.signature.inputs, info.input_tensors),
+        outputs: infos(&info.signature.outputs, info.output_tensors),
+        method_name: info.method.into(),
         defaults: BTreeMap::new(),
     }
 }
 
-fn tensor_info(spec: &TensorSpec) -> TensorInfo {
+fn tensor_info(spec: &TensorSpec, tensor: &str) -> TensorInfo {
     let dim = |size: i64| Dim { size, name: String::new() };
     TensorInfo {
-        encoding: Some(tensor_info::Encoding::Name(spec.name.clone())),
+        encoding: Some(tensor_info::Encoding::Name(tensor.into())),
         dtype: datatype(spec.dtype).into(),
         tensor_shape: Some(TensorShapeProto {
             dim: spec.wire_shape().into_iter().map(dim).collect(),
@@ -189,13 +208,13 @@ fn tensor_info(spec: &TensorSpec) -> TensorInfo {
     }
 }
 
-/// Returns the metadata of a version: its one signature, packed into an `Any`.
+/// Returns the metadata of a version: its signatures, packed into an `Any`.
 ///
 /// # Errors
 /// `InvalidArgument` if `fields` is empty or names anything but "signature_def".
 pub fn model_metadata(
     version: &VersionId,
-    signature: &Signature,
+    signatures: &[SignatureInfo<'_>],
     fields: &[String],
 ) -> Result<GetModelMetadataResponse> {
     if fields.is_empty() || fields.iter().any(|field| field != METADATA_FIELD) {
@@ -204,12 +223,15 @@ pub fn model_metadata(
         )));
     }
     let map = SignatureDefMap {
-        signature_def: [(SIGNATURE.to_owned(), signature_def(signature))].into(),
+        signature_def: signatures
+            .iter()
+            .map(|info| (info.name.to_owned(), signature_def(*info)))
+            .collect(),
     };
     let packed =
         prost_types::Any { type_url: SIGNATURE_DEF_MAP_URL.into(), value: map.encode_to_vec() };
     Ok(GetModelMetadataResponse {
-        model_spec: Some(spec(version, "")),
+        model_spec: Some(version_spec(version, "")),
         metadata: [(METADATA_FIELD.to_owned(), packed)].into(),
     })
 }

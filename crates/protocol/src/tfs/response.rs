@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{DType, Data, Tensor, VersionId};
+use base::{DType, Data, Tensor};
 use bytes::Bytes;
 use prost::Message;
 
@@ -83,16 +83,6 @@ pub(super) fn shared_response(
     SharedPredictResponse {
         outputs: outputs.into_iter().map(output).collect(),
         model_spec: Some(model_spec),
-    }
-}
-
-/// Returns the specification of a version in a response.
-pub(super) fn spec(version: &VersionId, signature: &str) -> ModelSpec {
-    use crate::tensorflow::serving::model_spec::VersionChoice;
-    ModelSpec {
-        name: version.model.to_string(),
-        signature_name: signature.into(),
-        version_choice: Some(VersionChoice::Version(version.version as i64)),
     }
 }
 

@@ -10,12 +10,16 @@ use base::{Error, NamedTensor, Result, VersionId};
 use bytes::Bytes;
 use prost::Message;
 
-use super::check_signature;
+use super::example::Examples;
 use super::grpc::{self, PredictTarget};
 use super::tensor::encode_tensor;
+use super::{CLASSIFY_METHOD, REGRESS_METHOD, TASKS_MAX};
 use crate::tensorflow::serving::model_spec::VersionChoice;
 use crate::tensorflow::serving::prediction_log::LogType;
-use crate::tensorflow::serving::{ModelSpec, PredictLog, PredictResponse, PredictionLog};
+use crate::tensorflow::serving::{
+    ClassifyLog, InferenceTask, ModelSpec, MultiInferenceLog, PredictLog, PredictResponse,
+    PredictionLog, RegressLog,
+};
 
 /// Most records of one file; TensorFlow Serving's limit.
 pub const RECORDS_MAX: usize = 1000;
@@ -29,38 +33,57 @@ fn checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(MASK_DELTA)
 }
 
-/// The contents of a file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct WarmupRequests {
-    /// The inputs of each predict request.
-    pub requests: Vec<Vec<NamedTensor>>,
-    /// Number of records of other kinds (classify, regress, multi-inference, session-run), which
-    /// are not replayed.
-    pub skipped: usize,
+/// One record of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WarmupRecord {
+    /// A request with tensors.
+    Predict {
+        /// The signature; empty for the model's default.
+        signature: String,
+        /// The inputs.
+        inputs: Vec<NamedTensor>,
+        /// The requested outputs; empty for all.
+        outputs: Vec<Arc<str>>,
+    },
+    /// A request with examples: Classify, Regress, or MultiInference with several tasks.
+    Examples {
+        /// Method and signature of each task.
+        tasks: Vec<ExampleTask>,
+        /// The examples of all tasks.
+        examples: Examples,
+    },
+    /// A record that is not replayed: the name of its kind.
+    Skipped(&'static str),
 }
 
-/// Reads the recorded predict requests. Their tensors share `file`. Records of other methods are
-/// counted and left out.
+/// One task of a request with examples.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExampleTask {
+    /// Its method.
+    pub method: String,
+    /// The signature; empty for the model's default.
+    pub signature: String,
+}
+
+/// Reads the records, of which each may be wrong by itself. Their tensors share `file`.
 ///
 /// # Errors
 /// `DataLoss` for a truncated or damaged file; `InvalidArgument` for more than [`RECORDS_MAX`]
-/// records or a malformed request; `FailedPrecondition` for a request of another signature than the
-/// only one. The message has the record's number.
-pub fn read_requests(file: &Bytes) -> Result<WarmupRequests> {
+/// records. The message has the record's number. The error of a record in the list is
+/// `InvalidArgument` for a malformed request, `DataLoss` for bytes that are no record, and
+/// `Unimplemented` for an unknown kind.
+pub fn read_records(file: &Bytes) -> Result<Vec<Result<WarmupRecord>>> {
     let mut rest = file.clone();
-    let mut recorded = WarmupRequests::default();
+    let mut records = Vec::new();
     while !rest.is_empty() {
-        let number = recorded.requests.len() + recorded.skipped;
+        let number = records.len();
         if number == RECORDS_MAX {
             return Err(Error::invalid(format!("more than {RECORDS_MAX} warm-up records")));
         }
-        let record = next_record(&mut rest).and_then(request);
-        match record.map_err(|error| error.context(format_args!("warm-up record {number}")))? {
-            Some(inputs) => recorded.requests.push(inputs),
-            None => recorded.skipped += 1,
-        }
+        let named = |error: Error| error.context(format_args!("warm-up record {number}"));
+        records.push(record(next_record(&mut rest).map_err(named)?));
     }
-    Ok(recorded)
+    Ok(records)
 }
 
 fn next_record(rest: &mut Bytes) -> Result<Bytes> {
@@ -89,40 +112,52 @@ fn verify(bytes: &[u8], rest: &mut Bytes) -> Result<()> {
     Ok(())
 }
 
-/// Returns the inputs of a predict request; `None` for a record of another kind.
-fn request(record: Bytes) -> Result<Option<Vec<NamedTensor>>> {
-    let log = PredictionLog::decode(record.clone())
+fn record(record: Bytes) -> Result<WarmupRecord> {
+    let log = PredictionLog::decode(record)
         .map_err(|error| Error::data_loss(format!("no PredictionLog: {error}")))?;
+    let no_request = || Error::invalid("it has no request");
+    let signature = |spec: Option<ModelSpec>| spec.unwrap_or_default().signature_name;
+    let one = |method: &str, spec, input| {
+        let tasks = vec![ExampleTask { method: method.to_owned(), signature: signature(spec) }];
+        Ok(WarmupRecord::Examples { tasks, examples: Examples::from_message(input)? })
+    };
     match log.log_type {
-        Some(LogType::PredictLog(PredictLog { request: Some(request), .. })) => {
-            let signature = request.model_spec.as_ref().map(|spec| spec.signature_name.as_str());
-            check_signature(signature.unwrap_or_default())?;
-            grpc::decode_predict(request).map(|predict| Some(predict.inputs))
+        Some(LogType::PredictLog(PredictLog { request, .. })) => {
+            let mut request = request.ok_or_else(no_request)?;
+            let signature = signature(request.model_spec.take());
+            let predict = grpc::decode_predict(request)?;
+            let grpc::GrpcPredict { inputs, outputs } = predict;
+            Ok(WarmupRecord::Predict { signature, inputs, outputs })
         }
-        Some(LogType::PredictLog(_)) => Err(Error::invalid("it has no request")),
-        None if is_skipped(record) => Ok(None),
+        Some(LogType::ClassifyLog(ClassifyLog { request })) => {
+            let request = request.ok_or_else(no_request)?;
+            one(CLASSIFY_METHOD, request.model_spec, request.input)
+        }
+        Some(LogType::RegressLog(RegressLog { request })) => {
+            let request = request.ok_or_else(no_request)?;
+            one(REGRESS_METHOD, request.model_spec, request.input)
+        }
+        Some(LogType::MultiInferenceLog(MultiInferenceLog { request })) => {
+            let request = request.ok_or_else(no_request)?;
+            if request.tasks.len() > TASKS_MAX {
+                return Err(Error::invalid(format!("it has more than {TASKS_MAX} tasks")));
+            }
+            let task = |task: InferenceTask| ExampleTask {
+                method: task.method_name,
+                signature: signature(task.model_spec),
+            };
+            Ok(WarmupRecord::Examples {
+                tasks: request.tasks.into_iter().map(task).collect(),
+                examples: Examples::from_message(request.input)?,
+            })
+        }
+        Some(LogType::SessionRunLog(_)) => Ok(WarmupRecord::Skipped("session_run")),
+        Some(LogType::PredictStreamedLog(_)) => Ok(WarmupRecord::Skipped("predict_streamed")),
         None => Err(Error::unimplemented("it is of an unknown kind")),
     }
 }
 
-/// Returns true if `record` is of a known kind that is not replayed. The messages of those kinds
-/// are not compiled in.
-fn is_skipped(record: Bytes) -> bool {
-    #[derive(Clone, PartialEq, Message)]
-    struct SkippedLog {
-        #[prost(bytes = "bytes", optional, tag = "2")]
-        classify: Option<Bytes>,
-        #[prost(bytes = "bytes", optional, tag = "3")]
-        regress: Option<Bytes>,
-        #[prost(bytes = "bytes", optional, tag = "4")]
-        multi_inference: Option<Bytes>,
-        #[prost(bytes = "bytes", optional, tag = "5")]
-        session_run: Option<Bytes>,
-    }
-    SkippedLog::decode(record).is_ok_and(|record| record != SkippedLog::default())
-}
-
-/// Writes a file of predict requests, as the inverse of [`read_requests`].
+/// Writes a file of predict requests, as the inverse of [`read_records`].
 pub fn write_requests(model: &str, requests: &[Vec<NamedTensor>]) -> Vec<u8> {
     let target = PredictTarget { name: model.into(), ..PredictTarget::default() };
     let mut file = Vec::new();

@@ -1,13 +1,15 @@
 //! Feeds foreign bytes to every parser: each returns a value or an error, and accepted values are
 //! consistent.
 
+use std::collections::BTreeMap;
+
 use base::{DType, NamedTensor, Signature};
 use bytes::Bytes;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use protocol::inference::{ModelInferRequest, ModelInferResponse};
 use protocol::tensorflow::TensorProto;
-use protocol::tensorflow::serving::{PredictRequest, PredictResponse};
+use protocol::tensorflow::serving::{ClassificationRequest, PredictRequest, PredictResponse};
 use protocol::tfs::json::PredictFormat;
 use protocol::{Message, oip, tfs};
 
@@ -72,6 +74,21 @@ fn tfs_json(body: &Bytes, signature: &Signature) {
         let _ = tfs::json::predict_response(&predict.inputs, PredictFormat::Column).unwrap();
     }
     let _ = tfs::json::parse_response(body, signature);
+}
+
+fn tfs_examples(body: &Bytes, signature: &Signature) {
+    let message = ClassificationRequest::decode(body.clone()).ok();
+    let message = message.and_then(|request| tfs::Examples::from_message(request.input).ok());
+    let json = tfs::json::parse_examples(body).ok();
+    let _ = tfs::json::signature_name(body);
+    let raw = tfs::Examples::new(vec![body.clone(), body.clone()], body.clone()).ok();
+    for examples in message.into_iter().chain(json).chain(raw) {
+        let defaults = BTreeMap::from([("x".to_owned(), tfs::FeatureValue::Whole(1))]);
+        if let Ok(inputs) = examples.features(&signature.inputs, &defaults, &mut |_| Ok(())) {
+            sound(&inputs);
+        }
+        examples.serialized(&mut |_| Ok(())).unwrap();
+    }
 }
 
 /// One small change to a body.
@@ -171,7 +188,8 @@ proptest! {
         oip_json(body.clone(), header, &signature);
         oip_json(body.clone(), Some(0), &any::inputs(&[("x", DType::F32, &[-1, 3])]));
         tfs_json(&body, &signature);
-        let _ = tfs::warmup::read_requests(&body);
+        tfs_examples(&body, &signature);
+        let _ = tfs::warmup::read_records(&body);
     }
 
     #[test]
@@ -179,10 +197,11 @@ proptest! {
         let body = Bytes::from(body);
         oip_json(body.clone(), None, &some_signature());
         tfs_json(&body, &some_signature());
-        for member in ["inputs", "instances", "outputs"] {
+        for member in ["inputs", "instances", "outputs", "examples"] {
             let inside = Bytes::from([b"{\"", member.as_bytes(), b"\":", &body, b"}"].concat());
             oip_json(inside.clone(), None, &some_signature());
             tfs_json(&inside, &some_signature());
+            tfs_examples(&inside, &some_signature());
         }
     }
 
@@ -213,7 +232,7 @@ proptest! {
             }
         }
         let file = tfs::warmup::write_requests("m", std::slice::from_ref(&inputs));
-        let _ = tfs::warmup::read_requests(&changed(&file, &changes));
+        let _ = tfs::warmup::read_records(&changed(&file, &changes));
     }
 }
 

@@ -7,6 +7,7 @@ use protocol::Message;
 use protocol::status::{TfsState, VersionState};
 use protocol::tensorflow::serving::model_spec::VersionChoice;
 use protocol::tensorflow::serving::{ModelSpec, PredictRequest, PredictResponse, SignatureDefMap};
+use protocol::tensorflow::tensor_info::Encoding;
 use protocol::tensorflow::{DataType, TensorProto};
 use protocol::tfs::{self, grpc};
 
@@ -17,7 +18,7 @@ fn version() -> VersionId {
 }
 
 fn target() -> grpc::PredictTarget {
-    grpc::PredictTarget { name: "m".into(), version: Some(7), label: None }
+    grpc::PredictTarget { name: "m".into(), version: Some(7), label: None, signature: "s".into() }
 }
 
 proptest! {
@@ -38,7 +39,7 @@ proptest! {
     #[test]
     fn answers_round_trip(outputs in any::tensors(|_| true, 0, false)) {
         for elements in [tfs::TensorFields::Typed, tfs::TensorFields::Content] {
-            let response = grpc::encode_predict(&version(), outputs.clone(), elements);
+            let response = grpc::encode_predict(&version(), "serving_default", outputs.clone(), elements);
             let spec = response.model_spec.clone().unwrap();
             prop_assert_eq!(spec.version_choice, Some(VersionChoice::Version(7)));
             let encoded = Bytes::from(response.encode_to_vec());
@@ -87,7 +88,9 @@ fn targets() {
     let label = VersionChoice::VersionLabel("stable".into());
     assert_eq!(target(spec(Some(label), "")).unwrap().label.as_deref(), Some("stable"));
     assert_eq!(target(spec(Some(VersionChoice::Version(0)), "")).unwrap().version, Some(0));
-    assert_eq!(target(spec(None, "classify")).unwrap_err().kind(), ErrorKind::FailedPrecondition);
+    assert_eq!(target(spec(None, "classify")).unwrap().signature, "classify");
+    let long = "n".repeat(2000);
+    assert_eq!(target(spec(None, &long)).unwrap_err().kind(), ErrorKind::InvalidArgument);
     for wrong in [spec(Some(VersionChoice::Version(-1)), ""), ModelSpec::default()] {
         assert_eq!(target(wrong).unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
@@ -95,10 +98,21 @@ fn targets() {
 }
 
 #[test]
-fn metadata_is_a_packed_signature() {
+fn metadata_packs_all_signatures() {
     let signature = any::inputs(&[("x", DType::F32, &[-1, 3])]);
     let fields = ["signature_def".to_owned()];
-    let response = grpc::model_metadata(&version(), &signature, &fields).unwrap();
+    let tensors = ["graph/x:0".to_owned()];
+    let infos = [
+        tfs::SignatureInfo::only(&signature),
+        tfs::SignatureInfo {
+            name: "other",
+            method: tfs::REGRESS_METHOD,
+            signature: &signature,
+            input_tensors: &tensors,
+            output_tensors: &[],
+        },
+    ];
+    let response = grpc::model_metadata(&version(), &infos, &fields).unwrap();
     let packed = &response.metadata["signature_def"];
     assert_eq!(packed.type_url, "type.googleapis.com/tensorflow.serving.SignatureDefMap");
     let map = SignatureDefMap::decode(packed.value.as_slice()).unwrap();
@@ -107,8 +121,12 @@ fn metadata_is_a_packed_signature() {
     let dims: Vec<i64> =
         info.tensor_shape.as_ref().unwrap().dim.iter().map(|dim| dim.size).collect();
     assert_eq!(dims, [-1, 3]);
-    assert!(grpc::model_metadata(&version(), &signature, &[]).is_err());
-    assert!(grpc::model_metadata(&version(), &signature, &["weights".into()]).is_err());
+    assert_eq!(info.encoding, Some(Encoding::Name("x".into())));
+    let other = &map.signature_def["other"];
+    assert_eq!(other.method_name, "tensorflow/serving/regress");
+    assert_eq!(other.inputs["x"].encoding, Some(Encoding::Name("graph/x:0".into())));
+    assert!(grpc::model_metadata(&version(), &infos, &[]).is_err());
+    assert!(grpc::model_metadata(&version(), &infos, &["weights".into()]).is_err());
 }
 
 #[test]
@@ -138,7 +156,8 @@ fn answers_fill_the_fields_that_tensorflow_serving_fills() {
     };
     let message = |tensor: base::Tensor| {
         let outputs = vec![base::NamedTensor::new("y", tensor)];
-        let answer = grpc::encode_predict(&version(), outputs, tfs::TensorFields::Typed);
+        let answer =
+            grpc::encode_predict(&version(), "serving_default", outputs, tfs::TensorFields::Typed);
         let response = PredictResponse::decode(answer.encode_to_vec().as_slice()).unwrap();
         response.outputs["y"].clone()
     };

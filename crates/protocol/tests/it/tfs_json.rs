@@ -1,10 +1,14 @@
 //! TensorFlow Serving over REST.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use base::{DType, ErrorKind, NamedTensor, Result, Signature, Tensor, VersionId};
 use bytes::Bytes;
 use proptest::prelude::*;
 use protocol::status::{TfsState, VersionState};
 use protocol::tfs::json::{self, PredictFormat};
+use protocol::tfs::{self, ClassOutputs, ExampleResult, Examples};
 use serde_json::{Value, json};
 
 use crate::any;
@@ -117,13 +121,94 @@ fn base64_is_a_value_not_a_name() {
 }
 
 #[test]
+fn the_signature_is_found_before_the_tensors_are_read() {
+    let name = |body: &str| json::signature_name(&Bytes::copy_from_slice(body.as_bytes()));
+    for (body, wanted) in [
+        (r#"{"instances":[1]}"#, ""),
+        (r#"{"signature_name":"a","instances":"#, "a"),
+        (r#"{"instances":[{"signature_name":"inner"}]}"#, ""),
+        (r#"{"instances":[1],"signature_name":"b"}"#, "b"),
+        (r#"{"instances":[1],"signature\u005fname":"c"}"#, "c"),
+    ] {
+        assert_eq!(name(body).unwrap(), wanted, "{body}");
+    }
+    assert!(name(r#"{"signature_name":5}"#).unwrap_err().message().contains("expected a string"));
+    assert!(name(r#"{"instances":[1,"signature_name":"a"}"#).is_err());
+}
+
+fn examples(body: &str) -> Result<Examples> {
+    json::parse_examples(&Bytes::copy_from_slice(body.as_bytes()))
+}
+
+#[test]
+fn values_decide_the_kind_of_a_feature() {
+    let body = r#"{"signature_name":"c","context":{"y":true},"examples":[
+        {"x":[1.5,NaN],"n":3,"s":["a",{"b64":"/w=="}]},{"x":[-Infinity,2e0],"n":-4,"s":["","b"]}]}"#;
+    let specs = [
+        ("x", DType::F32, &[-1, 2][..]),
+        ("n", DType::I64, &[-1]),
+        ("s", DType::String, &[-1, -1]),
+        ("y", DType::Bool, &[-1]),
+    ];
+    let specs = any::inputs(&specs).inputs;
+    let tensors =
+        examples(body).unwrap().features(&specs, &BTreeMap::new(), &mut |_| Ok(())).unwrap();
+    let x = tensors[0].tensor.to_vec::<f32>().unwrap();
+    assert!(x[0] == 1.5 && x[1].is_nan() && x[2] == f32::NEG_INFINITY && x[3] == 2.0, "{x:?}");
+    assert_eq!(tensors[1].tensor.to_vec::<i64>().unwrap(), [3, -4]);
+    assert_eq!(tensors[2].tensor.strings().unwrap(), [&b"a"[..], &[0xff], b"", b"b"]);
+    assert_eq!(tensors[3].tensor.bytes().unwrap(), &[1u8, 1][..]);
+}
+
+#[test]
+fn wrong_examples_are_named() {
+    for (body, wanted) in [
+        ("{}", "key 'examples' is expected and was not found"),
+        (r#"{"examples":{}}"#, "Expecting 'examples' value to be an list/array"),
+        (r#"{"examples":[]}"#, "'examples' value is an empty array"),
+        (r#"{"examples":[{}],"examples":[{}]}"#, "\"examples\" is given twice"),
+        (r#"{"examples":[{},5]}"#, "example 1: JSON at byte 16: Example must be JSON object"),
+        (r#"{"examples":[{"x":[1,"a"]}]}"#, "element type in feature: x expecting type: int64"),
+        (r#"{"examples":[{"x":[1,1.5]}]}"#, "expecting type: int64"),
+        (r#"{"examples":[{"x":[[1]]}]}"#, "Feature: x has element with unexpected JSON type"),
+        (r#"{"examples":[{"x":null}]}"#, "unexpected JSON type"),
+        (r#"{"examples":[{"x":{"a":1}}]}"#, "Feature: x"),
+        (r#"{"examples":[{"x":18446744073709551615}]}"#, "Only int64 is supported"),
+        (r#"{"examples":[{"x":1e39}]}"#, "without loss of precision"),
+        (r#"{"context":1,"examples":[{}]}"#, "Example must be JSON object"),
+    ] {
+        let error = examples(body).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{body}");
+        assert!(error.message().contains(wanted), "{body}\n{error}");
+    }
+}
+
+#[test]
+fn results_are_lists() {
+    let scores = any::floats("scores", &[2, 2], &[0.25, 1.0, f32::NAN, -2.0]).tensor;
+    let labels: [Arc<str>; 2] = ["a\"".into(), "b".into()];
+    let outputs =
+        ClassOutputs { scores: Some(&scores), labels: Some(&labels), ..ClassOutputs::default() };
+    let classes = ExampleResult::Classes(tfs::classification(2, outputs).unwrap());
+    let text = json::result_response(&classes);
+    assert!(text.len() <= json::result_text_bytes_max(&classes));
+    let wanted = r#"{"results":[[["a\"",0.25],["b",1.0]],[["a\"",NaN],["b",-2.0]]]}"#;
+    assert_eq!(text, wanted);
+    let values = tfs::regression(3, &any::floats("y", &[3, 1], &[1.0, 2.5, 1e9]).tensor).unwrap();
+    let text = json::result_response(&ExampleResult::Values(values));
+    assert_eq!(
+        serde_json::from_slice::<Value>(&text).unwrap(),
+        json!({"results": [1.0, 2.5, 1e9]})
+    );
+}
+
+#[test]
 fn errors_name_the_fault() {
     for (body, wanted) in [
         ("{", "expected a string"),
         ("{}", "neither \"instances\" nor \"inputs\""),
         (r#"{"instances":[]}"#, "\"instances\" is empty"),
         (r#"{"instances":1}"#, "must be a list"),
-        (r#"{"signature_name":5,"instances":[1]}"#, "expected a string"),
         (r#"{"instances":[1,2]}"#, "the values need names; the model has x, s"),
         (r#"{"inputs":[1,2]}"#, "the values need names"),
         (r#"{"inputs":{"z":[1]}}"#, "no tensor \"z\"; it has x, s"),
@@ -144,9 +229,6 @@ fn errors_name_the_fault() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{body}");
         assert!(error.message().contains(wanted), "{body}\n{error}\n{wanted}");
     }
-    let error = predict(r#"{"signature_name":"other","instances":[1]}"#, &one()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
-    assert!(error.message().contains("no signature \"other\""), "{error}");
     for body in [r#"{"instances":[1],"inputs":[1]}"#, r#"{"instances":[1],"instances":[1]}"#] {
         let error = predict(body, &one()).unwrap_err();
         assert!(
@@ -221,7 +303,8 @@ fn status_and_metadata() {
     assert_eq!(status["model_version_status"][0]["status"]["error_message"], "damaged");
 
     let version = VersionId { model: "half_plus_two".into(), version: 123 };
-    let metadata = value(json::metadata(&version, &any::inputs(&[("x", DType::F32, &[-1, 1])])));
+    let signature = any::inputs(&[("x", DType::F32, &[-1, 1])]);
+    let metadata = value(json::metadata(&version, &[tfs::SignatureInfo::only(&signature)]));
     let wanted = json!({"model_spec":{"name":"half_plus_two","signature_name":"","version":"123"},
         "metadata":{"signature_def":{"signature_def":{"serving_default":{
             "inputs":{"x":{"dtype":"DT_FLOAT","name":"x","tensor_shape":{"unknown_rank":false,

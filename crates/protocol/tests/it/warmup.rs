@@ -1,13 +1,16 @@
 //! Warm-up files.
 
-use base::{ErrorKind, NamedTensor};
+use base::{ErrorKind, NamedTensor, Result};
 use bytes::Bytes;
 use proptest::prelude::*;
 use protocol::Message;
 use protocol::tensorflow::serving::prediction_log::LogType;
-use protocol::tensorflow::serving::{PredictLog, PredictionLog};
-use protocol::tfs::grpc;
-use protocol::tfs::warmup::{self, RECORDS_MAX};
+use protocol::tensorflow::serving::{
+    ClassificationRequest, ClassifyLog, InferenceTask, ModelSpec, MultiInferenceLog,
+    MultiInferenceRequest, PredictLog, PredictionLog, RegressLog, RegressionRequest,
+};
+use protocol::tfs::warmup::{self, ExampleTask, RECORDS_MAX, WarmupRecord};
+use protocol::tfs::{Examples, grpc};
 
 use crate::any;
 
@@ -16,13 +19,22 @@ fn file(requests: &[Vec<NamedTensor>]) -> Bytes {
 }
 
 fn kind(file: &[u8]) -> Option<ErrorKind> {
-    warmup::read_requests(&Bytes::copy_from_slice(file)).err().map(|error| error.kind())
+    warmup::read_records(&Bytes::copy_from_slice(file)).err().map(|error| error.kind())
+}
+
+fn read(file: &[u8]) -> Vec<Result<WarmupRecord>> {
+    warmup::read_records(&Bytes::copy_from_slice(file)).unwrap()
 }
 
 proptest! {
     #[test]
     fn requests_round_trip(requests in proptest::collection::vec(any::tensors(|_| true, 0, false), 0..4)) {
-        prop_assert_eq!(warmup::read_requests(&file(&requests)).unwrap().requests, requests);
+        let inputs = |record| match record {
+            Ok(WarmupRecord::Predict { inputs, .. }) => inputs,
+            other => panic!("{other:?}"),
+        };
+        let read: Vec<_> = read(&file(&requests)).into_iter().map(inputs).collect();
+        prop_assert_eq!(read, requests);
     }
 
     #[test]
@@ -47,10 +59,7 @@ fn a_cut_file_is_refused() {
 #[test]
 fn the_number_of_records_is_bounded() {
     let one = vec![any::floats("x", &[1], &[1.0])];
-    assert_eq!(
-        warmup::read_requests(&file(&vec![one.clone(); RECORDS_MAX])).unwrap().requests.len(),
-        RECORDS_MAX
-    );
+    assert_eq!(read(&file(&vec![one.clone(); RECORDS_MAX])).len(), RECORDS_MAX);
     assert_eq!(kind(&file(&vec![one; RECORDS_MAX + 1])), Some(ErrorKind::InvalidArgument));
 }
 
@@ -71,26 +80,63 @@ fn predict(signature: &str) -> Vec<u8> {
     one(&PredictionLog { log_type: Some(log) }.encode_to_vec())
 }
 
-#[test]
-fn records_of_other_methods_are_skipped() {
-    // Fields 2 to 5, each an empty message: classify, regress, multi-inference, session-run.
-    let others = [0x12, 0x1a, 0x22, 0x2a].map(|key| one(&[key, 0])).concat();
-    let file = Bytes::from([others, predict("")].concat());
-    let recorded = warmup::read_requests(&file).unwrap();
-    assert_eq!((recorded.requests.len(), recorded.skipped), (1, 4));
-    assert_eq!(kind(&one(&[])), Some(ErrorKind::Unimplemented), "a record of no kind");
-    let empty = PredictionLog { log_type: Some(LogType::PredictLog(PredictLog::default())) };
-    assert_eq!(kind(&one(&empty.encode_to_vec())), Some(ErrorKind::InvalidArgument));
+fn log(log: LogType) -> Vec<u8> {
+    one(&PredictionLog { log_type: Some(log) }.encode_to_vec())
 }
 
 #[test]
-fn a_record_of_another_signature_is_refused() {
-    assert_eq!(kind(&predict("serving_default")), None);
-    let file = Bytes::from([predict(""), predict("other")].concat());
-    let error = warmup::read_requests(&file).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
-    assert!(
-        error.message().starts_with("warm-up record 1: there is no signature \"other\""),
-        "{error}"
+fn records_of_all_kinds_are_read() {
+    let spec = |signature: &str| {
+        Some(ModelSpec { signature_name: signature.into(), ..ModelSpec::default() })
+    };
+    let examples = Examples::new(vec![Bytes::from_static(b"e")], Bytes::new()).unwrap();
+    let input = Some(examples.clone().into_message());
+    let classify = ClassificationRequest { model_spec: spec("c"), input: input.clone() };
+    let regress = RegressionRequest { model_spec: spec(""), input: input.clone() };
+    let task = |method: &str, signature: &str| InferenceTask {
+        model_spec: spec(signature),
+        method_name: method.into(),
+    };
+    let tasks = vec![task("m1", "c"), task("m2", "r")];
+    let multi = MultiInferenceRequest { tasks, input };
+    let records = [
+        log(LogType::ClassifyLog(ClassifyLog { request: Some(classify) })),
+        log(LogType::RegressLog(RegressLog { request: Some(regress) })),
+        log(LogType::MultiInferenceLog(MultiInferenceLog { request: Some(multi) })),
+        log(LogType::SessionRunLog(Bytes::new())),
+        log(LogType::PredictStreamedLog(Bytes::new())),
+        predict("p"),
+    ];
+    let read = read(&records.concat());
+    let read: Vec<_> = read.into_iter().map(Result::unwrap).collect();
+    let task = |method: &str, signature: &str| ExampleTask {
+        method: method.into(),
+        signature: signature.into(),
+    };
+    let of = |tasks| WarmupRecord::Examples { tasks, examples: examples.clone() };
+    assert_eq!(
+        read[..5],
+        [
+            of(vec![task("tensorflow/serving/classify", "c")]),
+            of(vec![task("tensorflow/serving/regress", "")]),
+            of(vec![task("m1", "c"), task("m2", "r")]),
+            WarmupRecord::Skipped("session_run"),
+            WarmupRecord::Skipped("predict_streamed"),
+        ]
     );
+    let WarmupRecord::Predict { signature, inputs, .. } = &read[5] else { panic!("{read:?}") };
+    assert_eq!((signature.as_str(), &*inputs[0].name), ("p", "x"));
+}
+
+#[test]
+fn a_wrong_record_spares_the_others() {
+    let none = LogType::ClassifyLog(ClassifyLog::default());
+    let empty = LogType::RegressLog(RegressLog { request: Some(RegressionRequest::default()) });
+    let file = [one(&[]), log(none), log(empty), predict("")].concat();
+    let read = read(&file);
+    let message = |number: usize| read[number].as_ref().unwrap_err().message().to_owned();
+    assert_eq!(message(0), "it is of an unknown kind");
+    assert_eq!(message(1), "it has no request");
+    assert_eq!(message(2), "Input is empty.");
+    assert!(read[3].is_ok());
 }

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use base::{Signature, VersionId};
+use base::VersionId;
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
 use crate::status::VersionState;
-use crate::tensorflow::{DataType, TensorInfo, tensor_info};
-use crate::tfs::{METADATA_FIELD, SIGNATURE, grpc};
+use crate::tensorflow::{DataType, SignatureDef, TensorInfo, tensor_info};
+use crate::tfs::{METADATA_FIELD, SignatureInfo, grpc};
 
 /// Writes the state of each version.
 pub fn status(versions: &[VersionState]) -> Bytes {
@@ -27,23 +27,29 @@ pub fn status(versions: &[VersionState]) -> Bytes {
 }
 
 /// Writes the metadata of a version.
-pub fn metadata(version: &VersionId, signature: &Signature) -> Bytes {
-    let definition = grpc::signature_def(signature);
-    let definition = json!({
-        "inputs": infos(&definition.inputs),
-        "outputs": infos(&definition.outputs),
-        "method_name": definition.method_name,
-        "defaults": {},
-    });
+pub fn metadata(version: &VersionId, signatures: &[SignatureInfo<'_>]) -> Bytes {
+    let definitions: Map<String, Value> = signatures
+        .iter()
+        .map(|info| (info.name.to_owned(), definition_json(&grpc::signature_def(*info))))
+        .collect();
     let body = json!({
         "model_spec": {
             "name": &*version.model,
             "signature_name": "",
             "version": version.version.to_string(),
         },
-        "metadata": { METADATA_FIELD: { "signature_def": { SIGNATURE: definition } } },
+        "metadata": { METADATA_FIELD: { "signature_def": definitions } },
     });
     body.to_string().into()
+}
+
+fn definition_json(definition: &SignatureDef) -> Value {
+    json!({
+        "inputs": infos(&definition.inputs),
+        "outputs": infos(&definition.outputs),
+        "method_name": definition.method_name,
+        "defaults": {},
+    })
 }
 
 fn infos(infos: &BTreeMap<String, TensorInfo>) -> Value {

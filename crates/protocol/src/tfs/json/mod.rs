@@ -1,15 +1,17 @@
-//! REST bodies: predict in row and column form, status, metadata.
+//! REST bodies: predict in row and column form, classify and regress, status, metadata.
 //!
 //! The row format lists instances, each one value or an object of named values. The column format
 //! has each input whole. The signature decides the type of values. `{"b64": "..."}` stands for
 //! bytes; `NaN` and `Infinity` may be bare tokens.
 
 mod describe;
+mod examples;
 mod read;
 mod write;
 
 pub use describe::{metadata, status};
-pub use read::{RestPredict, parse_predict, parse_response};
+pub use examples::{example_bytes_max, parse_examples, result_response, result_text_bytes_max};
+pub use read::{RestPredict, parse_predict, parse_response, signature_name};
 pub use write::{encode_request, predict_response};
 
 /// The arrangement of tensors in a body.

@@ -2,10 +2,10 @@
 
 use base::{Error, NamedTensor, Result, Signature, TensorSpec};
 use bytes::Bytes;
+use memchr::memmem;
 
 use super::{BodyMembers, PredictFormat, REQUEST, RESPONSE};
 use crate::json::{Column, Reader, column};
-use crate::tfs::check_signature;
 use crate::wire;
 
 /// A predict request.
@@ -17,12 +17,44 @@ pub struct RestPredict {
     pub form: PredictFormat,
 }
 
-/// Reads the body of a predict request. Unknown members are ignored.
+/// Member that names the signature.
+const SIGNATURE_NAME: &str = "signature_name";
+
+/// Returns the signature that the body of a request names, or "" for the model's default. Reads no
+/// further than that member.
+///
+/// # Errors
+/// `InvalidArgument` for malformed JSON before the name, and for a name that is not a string.
+pub fn signature_name(body: &Bytes) -> Result<String> {
+    // Most bodies name no signature and are not read twice. An escape may hide the name.
+    let holds = |text: &str| memmem::find(body, text.as_bytes()).is_some();
+    if !holds(SIGNATURE_NAME) && !holds("\\u") {
+        return Ok(String::new());
+    }
+    let mut found = None;
+    let mut reader = Reader::tensorflow(body);
+    let read = reader.object(|reader, key| {
+        if key != SIGNATURE_NAME {
+            return reader.skip();
+        }
+        let name = reader.string().map_err(|error| error.context("'signature_name'"))?;
+        wire::check_name(&name)?;
+        found = Some(name.into_owned());
+        // The rest is not needed. This error is dropped below.
+        Err(reader.error("found"))
+    });
+    match (found, read) {
+        (Some(name), _) => Ok(name),
+        (None, Ok(())) => Ok(String::new()),
+        (None, Err(error)) => Err(error),
+    }
+}
+
+/// Reads the body of a predict request for `signature`. Unknown members are ignored.
 ///
 /// # Errors
 /// `InvalidArgument` for malformed JSON, for both or neither of "instances" and "inputs", for lists
-/// that make no tensor and for values of another type than the input's; `FailedPrecondition` for
-/// another signature than the only one.
+/// that make no tensor and for values of another type than the input's.
 pub fn parse_predict(body: &Bytes, signature: &Signature) -> Result<RestPredict> {
     let (inputs, form) = parse(body, &signature.inputs, REQUEST)?;
     Ok(RestPredict { inputs, form })
@@ -52,9 +84,6 @@ fn parse(
         } else if key == members.column {
             PredictFormat::Column
         } else {
-            if key == "signature_name" {
-                return check_signature(&reader.string()?);
-            }
             return reader.skip();
         };
         if found.is_some() {

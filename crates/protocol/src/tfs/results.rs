@@ -1,0 +1,170 @@
+//! Results of Classify and Regress, made from the outputs of a model with the checks and the words
+//! of TensorFlow Serving.
+
+use std::sync::Arc;
+
+use base::{DType, Error, Result, Tensor};
+use bytes::Bytes;
+
+use super::datatype;
+use crate::tensorflow::serving::{
+    Class, ClassificationResult, Classifications, InferenceResult, ModelSpec, Regression,
+    RegressionResult, inference_result,
+};
+
+/// The outputs of a classification.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ClassOutputs<'a> {
+    /// Labels, strings of shape [examples, classes].
+    pub classes: Option<&'a Tensor>,
+    /// Scores, floats of shape [examples, classes].
+    pub scores: Option<&'a Tensor>,
+    /// Labels that are the same for all examples, if the model has no output for them.
+    pub labels: Option<&'a [Arc<str>]>,
+}
+
+/// The result of one request or task.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ExampleResult {
+    /// Labels and scores of each example.
+    Classes(ClassificationResult),
+    /// A number for each example.
+    Values(RegressionResult),
+}
+
+impl ExampleResult {
+    /// Returns the result in a response of several tasks.
+    pub fn into_task(self, spec: ModelSpec) -> InferenceResult {
+        let result = match self {
+            ExampleResult::Classes(result) => {
+                inference_result::Result::ClassificationResult(result)
+            }
+            ExampleResult::Values(result) => inference_result::Result::RegressionResult(result),
+        };
+        InferenceResult { model_spec: Some(spec), result: Some(result) }
+    }
+}
+
+/// Returns an upper bound of the memory that the results of `outputs` take besides the outputs.
+pub fn result_bytes_max<'a>(outputs: impl IntoIterator<Item = &'a Tensor>) -> u64 {
+    let elements = outputs.into_iter().map(|output| {
+        let lists = output.shape().first().copied().unwrap_or(1).max(output.elements());
+        lists as u64
+    });
+    elements.sum::<u64>() * (size_of::<Class>() + size_of::<Classifications>()) as u64
+}
+
+/// Returns the labels and scores of `examples` examples.
+///
+/// # Errors
+/// `InvalidArgument` for outputs of another type or shape than [`ClassOutputs`] says; the message
+/// is TensorFlow Serving's. `FailedPrecondition` if the number of `labels` is not that of classes.
+pub fn classification(examples: usize, outputs: ClassOutputs<'_>) -> Result<ClassificationResult> {
+    let ClassOutputs { classes, scores, labels } = outputs;
+    let mut columns = None;
+    if let Some(classes) = classes {
+        columns = Some(class_count("classes", classes, DType::String, examples)?);
+    }
+    if let Some(scores) = scores {
+        let count = class_count("scores", scores, DType::F32, examples)?;
+        let wanted = *columns.get_or_insert(count);
+        if wanted != count {
+            return Err(Error::invalid(format!(
+                "Tensors class and score should match in dim_size(1). Got {wanted} vs. {count}"
+            )));
+        }
+    }
+    let columns = columns.unwrap_or(0);
+    if let Some(labels) = labels
+        && labels.len() != columns
+    {
+        return Err(Error::precondition(format!(
+            "the model's settings have {} labels, but its scores have {columns} columns; correct [classify] in \
+             millpond.toml",
+            labels.len()
+        )));
+    }
+    let fixed: Option<Vec<Bytes>> = labels.map(|labels| {
+        labels.iter().map(|label| Bytes::copy_from_slice(label.as_bytes())).collect()
+    });
+    let scores = scores.map(Tensor::to_vec::<f32>).transpose()?;
+    let strings = classes.and_then(Tensor::strings);
+    let class = |row: usize, column: usize| {
+        let at = row * columns + column;
+        let label = match (strings, &fixed) {
+            (Some(strings), _) => strings.get(at),
+            (None, Some(fixed)) => fixed.get(column),
+            (None, None) => None,
+        };
+        let score = scores.as_ref().and_then(|scores| scores.get(at));
+        Class {
+            label: label.cloned().unwrap_or_default(),
+            score: score.copied().unwrap_or_default(),
+        }
+    };
+    let row = |row: usize| Classifications {
+        classes: (0..columns).map(|column| class(row, column)).collect(),
+    };
+    Ok(ClassificationResult { classifications: (0..examples).map(row).collect() })
+}
+
+/// Checks an output of a classification, and returns the number of classes.
+fn class_count(what: &str, output: &Tensor, dtype: DType, examples: usize) -> Result<usize> {
+    let &[rows, columns] = output.shape() else {
+        return Err(Error::invalid(format!(
+            "Expected Tensor shape: [batch_size num_classes] but got {}",
+            shown(output)
+        )));
+    };
+    if output.dtype() != dtype {
+        return Err(Error::invalid(format!(
+            "Expected {what} Tensor of {}. Got: {}",
+            datatype(dtype).as_str_name(),
+            datatype(output.dtype()).as_str_name()
+        )));
+    }
+    if rows != examples {
+        return Err(Error::invalid(format!(
+            "Expected {what} output batch size of {examples}. Got: {rows}"
+        )));
+    }
+    Ok(columns)
+}
+
+/// Returns the numbers of `examples` examples.
+///
+/// # Errors
+/// `InvalidArgument` if `output` is not of floats and of shape [examples] or [examples, 1]; the
+/// message is TensorFlow Serving's.
+pub fn regression(examples: usize, output: &Tensor) -> Result<RegressionResult> {
+    let rows = match output.shape() {
+        [rows] | [rows, 1] => *rows,
+        _ => {
+            return Err(Error::invalid(format!(
+                "Expected output Tensor shape to be either [batch_size] or [batch_size, 1] but got {}",
+                shown(output)
+            )));
+        }
+    };
+    if rows != examples {
+        return Err(Error::invalid(format!(
+            "Input batch size did not match output batch size: {examples} vs. {rows}"
+        )));
+    }
+    if output.dtype() != DType::F32 {
+        return Err(Error::invalid(format!(
+            "Expected output Tensor of DT_FLOAT.  Got: {}",
+            datatype(output.dtype()).as_str_name()
+        )));
+    }
+    let values = output.to_vec::<f32>()?;
+    Ok(RegressionResult {
+        regressions: values.into_iter().map(|value| Regression { value }).collect(),
+    })
+}
+
+/// Returns the shape in TensorFlow's form, such as [2,3].
+fn shown(tensor: &Tensor) -> String {
+    let dims: Vec<String> = tensor.shape().iter().map(usize::to_string).collect();
+    format!("[{}]", dims.join(","))
+}
