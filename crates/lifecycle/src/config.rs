@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, Result};
-use engine::{ScheduleOptions, SessionOptions};
+use engine::{ExampleSettings, ScheduleOptions, SessionOptions};
 
 /// Versions on disk that should serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +52,11 @@ pub struct WarmupConfig {
     /// True if a load fails when the model refuses a generated request. Off by default: generated
     /// values may break rules that the signature does not state.
     pub fail_on_error: bool,
+    /// True if a load fails when a recorded request is wrong or fails, as in TensorFlow Serving.
+    /// Otherwise it is left out, and a note names it.
+    pub fail_on_recorded_error: bool,
+    /// Threads that run the requests, at least one.
+    pub threads: usize,
 }
 
 impl Default for WarmupConfig {
@@ -63,6 +68,8 @@ impl Default for WarmupConfig {
             iterations,
             dims,
             fail_on_error: false,
+            fail_on_recorded_error: true,
+            threads: 1,
         }
     }
 }
@@ -93,6 +100,8 @@ pub struct ModelConfig {
     /// Part of its requests for the request log, 0 to 1; passed on to
     /// [`engine::Servable::request_log_rate`].
     pub request_log_rate: Option<f64>,
+    /// Rules for Classify and Regress, passed on to [`engine::Servable::examples`].
+    pub examples: Option<Arc<ExampleSettings>>,
 }
 
 impl ModelConfig {
@@ -110,6 +119,7 @@ impl ModelConfig {
             labels: BTreeMap::new(),
             recogniser: None,
             request_log_rate: None,
+            examples: None,
         }
     }
 }

@@ -43,7 +43,7 @@ pub use status::{
     LifecycleEvent, LifecycleState, LoadCost, ModelStatus, Observer, StateChange, SwapReport,
     VersionStatus,
 };
-pub use warmup::{WarmupSet, WarmupSource};
+pub use warmup::{RecordedRequest, WarmupCall, WarmupSet, WarmupSource};
 
 /// Exposes parsers to the fuzz targets. Not part of the API.
 #[doc(hidden)]

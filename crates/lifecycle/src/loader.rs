@@ -158,6 +158,7 @@ impl Loader {
         servable.threads_per_run = job.session.intra_op_threads.max(1);
         servable.recogniser = job.recogniser.clone();
         servable.request_log_rate = job.request_log_rate;
+        servable.examples = job.examples.clone();
         let started = Instant::now();
         self.stage(&job.id, LifecycleState::Warming, None);
         let version = WarmupVersion { servable: &servable, signature: &signature, dir: &job.dir };

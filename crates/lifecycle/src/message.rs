@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use base::{Error, Result, VersionId};
-use engine::{ScheduleOptions, Servable, SessionOptions};
+use engine::{ExampleSettings, ScheduleOptions, Servable, SessionOptions};
 
 use crate::admission::Releasing;
 use crate::convert::Converted;
@@ -98,6 +98,7 @@ pub(crate) struct LoadJob {
     pub(crate) warmup: WarmupConfig,
     pub(crate) recogniser: Option<Arc<str>>,
     pub(crate) request_log_rate: Option<f64>,
+    pub(crate) examples: Option<Arc<ExampleSettings>>,
     pub(crate) transition: Transition,
     /// Request to end the load early.
     pub(crate) stop: Arc<AtomicBool>,

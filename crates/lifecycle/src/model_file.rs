@@ -3,8 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 
-use engine::{Device, ScheduleFile, SignatureFile};
+use engine::{
+    ClassifySettings, Device, ExampleSettings, ExamplesSection, LABELS_MAX, RegressSettings,
+    ScheduleFile, SignatureFile,
+};
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{ModelConfig, Transition, VersionPolicy};
@@ -15,6 +19,10 @@ pub(crate) const MODEL_FILE_BYTES_MAX: u64 = 1 << 20;
 const INTRA_OP_THREADS_MAX: usize = 1024;
 /// Largest batch in a generated warm-up request.
 const BATCH_SIZE_MAX: usize = 1 << 20;
+/// Most threads of a warm-up.
+const WARMUP_THREADS_MAX: usize = 256;
+/// Most bytes of a file of labels.
+const LABELS_BYTES_MAX: u64 = 64 << 20;
 
 /// Content of the file. Keys that are absent keep the configured value.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -31,6 +39,9 @@ pub(crate) struct ModelFile {
     request_log_rate: Option<f64>,
     signature: Option<SignatureFile>,
     recogniser: Option<toml::Table>,
+    classify: Option<ClassifySettings>,
+    regress: Option<RegressSettings>,
+    examples: Option<ExamplesSection>,
     schedule: Option<ScheduleFile>,
     warmup: Option<WarmupFile>,
     labels: Option<BTreeMap<String, u64>>,
@@ -89,6 +100,8 @@ struct WarmupFile {
     iterations: Option<u32>,
     dims: Option<BTreeMap<String, Vec<i64>>>,
     fail_on_error: Option<bool>,
+    fail_on_recorded_error: Option<bool>,
+    threads: Option<usize>,
 }
 
 impl ModelFile {
@@ -118,7 +131,16 @@ impl ModelFile {
         if self.request_log_rate.is_some_and(|rate| !(0.0..=1.0).contains(&rate)) {
             return Err("request-log-rate must be 0 to 1".into());
         }
+        if let Some(classify) = &self.classify {
+            classify.check().map_err(|error| error.message().to_owned())?;
+        }
+        if self.examples.is_some() && self.classify.is_none() && self.regress.is_none() {
+            return Err("examples: add [classify] or [regress], which read examples".into());
+        }
         let Some(warmup) = &self.warmup else { return Ok(()) };
+        if warmup.threads.is_some_and(|threads| !(1..=WARMUP_THREADS_MAX).contains(&threads)) {
+            return Err(format!("warmup.threads must be 1 to {WARMUP_THREADS_MAX}"));
+        }
         let batches = warmup.batch_sizes.as_deref().unwrap_or_default();
         if batches.iter().any(|size| !(1..=BATCH_SIZE_MAX).contains(size)) {
             return Err(format!("warmup.batch-sizes must be 1 to {BATCH_SIZE_MAX}"));
@@ -126,6 +148,27 @@ impl ModelFile {
         if warmup.dims.iter().flatten().any(|(_, dims)| dims.iter().any(|&dim| dim < -1)) {
             return Err("warmup.dims must be sizes, or -1 to leave an axis as it is".into());
         }
+        Ok(())
+    }
+
+    /// Reads the file of labels that the section `[classify]` names, which lies in `dir`.
+    pub(crate) fn read_labels(&mut self, dir: &Path) -> Result<(), String> {
+        let Some(classify) = &mut self.classify else { return Ok(()) };
+        let Some(file) = classify.labels_file.take() else { return Ok(()) };
+        let path = dir.join(file);
+        let wrong = |what: &dyn std::fmt::Display| {
+            format!("classify.labels-file: {}: {what}", path.display())
+        };
+        let bytes = std::fs::metadata(&path).map_err(|error| wrong(&error))?.len();
+        if bytes > LABELS_BYTES_MAX {
+            return Err(wrong(&format_args!("larger than {LABELS_BYTES_MAX} bytes")));
+        }
+        let text = std::fs::read_to_string(&path).map_err(|error| wrong(&error))?;
+        let labels: Vec<Arc<str>> = text.lines().map(Arc::from).collect();
+        if labels.len() > LABELS_MAX {
+            return Err(wrong(&format_args!("more than {LABELS_MAX} lines")));
+        }
+        classify.labels = Some(labels.into());
         Ok(())
     }
 
@@ -166,6 +209,13 @@ impl ModelFile {
         if let Some(recogniser) = &self.recogniser {
             config.recogniser = Some(recogniser.to_string().into());
         }
+        if self.classify.is_some() || self.regress.is_some() {
+            config.examples = Some(Arc::new(ExampleSettings {
+                classify: self.classify.clone(),
+                regress: self.regress.clone(),
+                defaults: self.examples.clone().unwrap_or_default().defaults,
+            }));
+        }
         if let Some(schedule) = &self.schedule {
             config.schedule = schedule.apply(&base.schedule);
             config.schedule.check().map_err(|error| format!("schedule: {}", error.message()))?;
@@ -178,6 +228,9 @@ impl ModelFile {
             to.enabled = warmup.enabled.unwrap_or(to.enabled);
             to.iterations = warmup.iterations.or(to.iterations);
             to.fail_on_error = warmup.fail_on_error.unwrap_or(to.fail_on_error);
+            to.fail_on_recorded_error =
+                warmup.fail_on_recorded_error.unwrap_or(to.fail_on_recorded_error);
+            to.threads = warmup.threads.unwrap_or(to.threads);
             to.batch_sizes = warmup.batch_sizes.unwrap_or_else(|| to.batch_sizes.clone());
             to.dims = warmup.dims.unwrap_or_else(|| to.dims.clone());
         }
@@ -283,6 +336,9 @@ mod tests {
             request_log_rate,
             signature,
             recogniser,
+            classify,
+            regress,
+            examples,
             schedule,
             warmup,
             labels,
@@ -300,9 +356,22 @@ mod tests {
                 && recogniser.is_some()
                 && labels.is_some()
         );
+        let ClassifySettings { scores, classes, labels, labels_file } = classify.unwrap();
+        assert!(scores.is_some() && classes.is_none() && labels.is_some());
+        assert!(labels_file.is_none() && text.contains("labels-file") && text.contains("classes"));
+        assert!(regress.is_some() && examples.unwrap().defaults.len() == 2);
         let SignatureFile { inputs, outputs } = signature.unwrap();
         assert!(inputs[0].dtype.is_some() && inputs[0].shape.is_some() && !outputs.is_empty());
-        let WarmupFile { enabled, batch_sizes, iterations, dims, fail_on_error } = warmup.unwrap();
+        let WarmupFile {
+            enabled,
+            batch_sizes,
+            iterations,
+            dims,
+            fail_on_error,
+            fail_on_recorded_error,
+            threads,
+        } = warmup.unwrap();
+        assert!(fail_on_recorded_error.is_some() && threads.is_some());
         assert!(enabled.is_some() && batch_sizes.is_some() && iterations.is_some());
         assert!(dims.is_some() && fail_on_error.is_some());
         documents_every_key(schedule.unwrap());

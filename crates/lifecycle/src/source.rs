@@ -187,7 +187,8 @@ impl Scanner {
             Ok(text) => text,
             Err(error) => return unreadable(&error),
         };
-        let parsed = ModelFile::parse(&text).map(Some);
+        let parsed = ModelFile::parse(&text)
+            .and_then(|mut file| file.read_labels(base_path).map(|()| Some(file)));
         let settings = Arc::new(parsed.map_err(|error| format!("{}: {error}", path.display())));
         let memory = SettingsMemory { stamp, settings: settings.clone() };
         self.settings.insert(base_path.to_owned(), memory);

@@ -1,13 +1,15 @@
 //! Warm-up: running a version before it takes requests.
 //!
-//! A recorded request must succeed, or the load fails. Without recorded requests, requests are
-//! generated from the signature. They may break rules that the signature does not state (an index
-//! range, a required token), so a refusal is only noted, unless the model's settings say otherwise.
-//! Pauses between the runs keep the warm-up of one version below half a core.
+//! A recorded request must succeed, or the load fails, unless the model's settings say otherwise.
+//! Without recorded requests, requests are generated from the signature. They may break rules that
+//! the signature does not state (an index range, a required token), so a refusal is only noted,
+//! unless the settings say otherwise. Pauses between the runs keep each thread of a warm-up below
+//! half a core.
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::{
@@ -30,17 +32,40 @@ const PAUSE_MAX: Duration = Duration::from_millis(100);
 const INPUT_BYTES_MAX: usize = 256 << 20;
 
 /// Recorded requests of a version.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct WarmupSet {
-    /// Requests, each a full set of inputs.
-    pub requests: Vec<Vec<NamedTensor>>,
+    /// The requests in the order of their records. A record may stand for several.
+    pub requests: Vec<RecordedRequest>,
     /// Remark for the version's status, such as the number of skipped records.
     pub note: Option<String>,
 }
 
+/// One request from a record.
+#[derive(Debug)]
+pub struct RecordedRequest {
+    /// Position of its record, from 0.
+    pub number: usize,
+    /// The request, or why the record makes none.
+    pub call: Result<WarmupCall>,
+}
+
+/// A request that warms a version up.
+#[derive(Clone, Debug, Default)]
+pub struct WarmupCall {
+    /// The signature; empty for the default.
+    pub signature: String,
+    /// A full set of inputs.
+    pub inputs: Vec<NamedTensor>,
+    /// The requested outputs; empty for all.
+    pub outputs: Vec<Arc<str>>,
+}
+
 impl From<Vec<Vec<NamedTensor>>> for WarmupSet {
+    /// Numbers requests of the default signature.
     fn from(requests: Vec<Vec<NamedTensor>>) -> WarmupSet {
-        WarmupSet { requests, note: None }
+        let call = |inputs| WarmupCall { inputs, ..WarmupCall::default() };
+        let request = |(number, inputs)| RecordedRequest { number, call: Ok(call(inputs)) };
+        WarmupSet { requests: requests.into_iter().enumerate().map(request).collect(), note: None }
     }
 }
 
@@ -54,12 +79,12 @@ pub trait WarmupSource: Send + Sync {
         Ok(())
     }
 
-    /// Returns the recorded requests of the version in `version_dir`. If there are none, requests
-    /// are generated from the signature.
+    /// Returns the recorded requests of the version in `version_dir`, which `servable` runs. If
+    /// there are none, requests are generated from the signature.
     ///
     /// # Errors
-    /// If there are some and they cannot be used. The load then fails.
-    fn requests(&self, version_dir: &Path, signature: &Signature) -> Result<WarmupSet>;
+    /// If there are some and they cannot be read.
+    fn requests(&self, version_dir: &Path, servable: &Servable) -> Result<WarmupSet>;
 }
 
 /// The version that is warmed up.
@@ -74,8 +99,8 @@ pub(crate) struct WarmupVersion<'a> {
 /// note for the version's status, if there is something to know.
 ///
 /// # Errors
-/// The error of a recorded request, or of a generated one if `config.fail_on_error` is set;
-/// `Cancelled` after `stop`.
+/// The error of a recorded request if `config.fail_on_recorded_error` is set, or of a generated one
+/// if `config.fail_on_error` is set; `Cancelled` after `stop`.
 pub(crate) fn warm(
     version: WarmupVersion<'_>,
     source: &dyn WarmupSource,
@@ -86,27 +111,15 @@ pub(crate) fn warm(
     if !config.enabled {
         return Ok(None);
     }
-    let recorded = source.requests(dir, servable.signature());
-    let WarmupSet { requests: mut recorded, note } =
-        recorded.map_err(|e| e.context("recorded warm-up requests"))?;
-    if !recorded.is_empty() {
-        recorded.truncate(WARMUP_REQUESTS_MAX);
-        for (number, inputs) in recorded.iter_mut().enumerate() {
-            let checked = servable.signature().check_inputs(inputs);
-            checked
-                .and_then(|()| source.complete(servable, inputs))
-                .map_err(|e| e.context(format!("recorded warm-up request {number}")))?;
-        }
-        return run_all(servable, &recorded, config, stop)
-            .map(|()| note)
-            .map_err(|e| e.context("warm-up with recorded requests"));
-    }
-    let outcome =
-        generate(signature, config).and_then(|requests| run_all(servable, &requests, config, stop));
-    match outcome {
-        Ok(()) => Ok(note),
-        Err(error) if config.fail_on_error || stop.load(Ordering::Relaxed) => {
-            Err(error.context("warm-up with generated requests"))
+    let mut notes = Vec::new();
+    match source.requests(dir, servable) {
+        Ok(recorded) => {
+            notes.extend(recorded.note);
+            if !recorded.requests.is_empty() {
+                let warmup = Warmup { servable, config, stop };
+                notes.extend(warmup.run_recorded(source, recorded.requests)?);
+                return Ok(joined(notes));
+            }
         }
         // The engine aborted in its worker process. Once published, requests would make it abort
         // too.
@@ -114,37 +127,207 @@ pub(crate) fn warm(
             "warm-up with generated requests; if the model cannot run them, set enabled = false in [warmup]",
         )),
         Err(error) => {
-            let refused = format!("not warmed up: a generated request was refused: {error}");
-            Ok(Some(note.into_iter().chain([refused]).collect::<Vec<_>>().join("; ")))
+            let error = error.context("recorded warm-up requests");
+            if config.fail_on_recorded_error {
+                return Err(error);
+            }
+            notes.push(error.message().to_owned());
+        }
+    }
+    let outcome = generate(signature, config)
+        .and_then(|requests| Warmup { servable, config, stop }.run_generated(&requests));
+    if let Err(error) = outcome {
+        if config.fail_on_error || stop.load(Ordering::Relaxed) {
+            return Err(error.context("warm-up with generated requests"));
+        }
+        notes.push(format!("not warmed up: a generated request was refused: {error}"));
+    }
+    Ok(joined(notes))
+}
+
+fn joined(notes: Vec<String>) -> Option<String> {
+    notes.into_iter().reduce(|all, next| format!("{all}; {next}"))
+}
+
+/// The warm-up of one version.
+struct Warmup<'a> {
+    servable: &'a Servable,
+    config: &'a WarmupConfig,
+    stop: &'a AtomicBool,
+}
+
+/// A request that can run.
+struct ReadyCall<'a> {
+    number: usize,
+    servable: &'a Servable,
+    call: WarmupCall,
+}
+
+impl Warmup<'_> {
+    /// Runs recorded requests. Returns a note about the requests that were left out.
+    fn run_recorded(
+        &self,
+        source: &dyn WarmupSource,
+        mut requests: Vec<RecordedRequest>,
+    ) -> Result<Option<String>> {
+        requests.truncate(WARMUP_REQUESTS_MAX);
+        let mut failures = Vec::new();
+        let mut ready = Vec::new();
+        for RecordedRequest { number, call } in requests {
+            match call.and_then(|call| self.prepare(source, number, call)) {
+                Ok(call) => ready.push(call),
+                Err(error) => failures.push(CallFailure { number, error }),
+            }
+            if self.config.fail_on_recorded_error
+                && let Some(failure) = failures.pop()
+            {
+                return Err(failure.named());
+            }
+        }
+        let ran = self.run_all(&ready, self.config.fail_on_recorded_error);
+        failures.extend(ran.map_err(CallFailure::named)?);
+        let count = failures.len();
+        let first = failures.into_iter().min_by_key(|failure| failure.number);
+        Ok(first.map(|first| match count {
+            1 => format!("left out: {}", first.named().message()),
+            _ => format!("{count} warm-up requests were left out: {}", first.named().message()),
+        }))
+    }
+
+    fn prepare(
+        &self,
+        source: &dyn WarmupSource,
+        number: usize,
+        mut call: WarmupCall,
+    ) -> Result<ReadyCall<'_>> {
+        let servable = match call.signature.as_str() {
+            "" => self.servable,
+            name => self.servable.signature_servable(name)?,
+        };
+        let signature = servable.signature();
+        signature.check_inputs(&call.inputs)?;
+        signature.check_outputs(call.outputs.iter().map(|name| &**name))?;
+        source.complete(servable, &mut call.inputs)?;
+        Ok(ReadyCall { number, servable, call })
+    }
+
+    fn run_generated(&self, requests: &[Vec<NamedTensor>]) -> Result<()> {
+        let ready = |(number, inputs): (usize, &Vec<NamedTensor>)| {
+            let call = WarmupCall { inputs: inputs.clone(), ..WarmupCall::default() };
+            ReadyCall { number, servable: self.servable, call }
+        };
+        let ready: Vec<_> = requests.iter().enumerate().map(ready).collect();
+        match self.run_all(&ready, true) {
+            Ok(_) => Ok(()),
+            Err(failure) => Err(failure.error),
+        }
+    }
+
+    /// Runs all requests several times. Returns the failures of requests, unless `strict` is set;
+    /// then the first one ends the warm-up.
+    fn run_all(
+        &self,
+        calls: &[ReadyCall<'_>],
+        strict: bool,
+    ) -> Result<Vec<CallFailure>, CallFailure> {
+        let rounds = match self.config.iterations {
+            Some(iterations) => iterations as usize,
+            None => WARMUP_RUNS_MIN.div_ceil(calls.len().max(1)),
+        };
+        let queue = CallQueue {
+            calls,
+            runs: rounds.saturating_mul(calls.len()),
+            strict,
+            started: Instant::now(),
+            next: AtomicUsize::new(0),
+            failed: calls.iter().map(|_| AtomicBool::new(false)).collect(),
+            failures: Mutex::default(),
+            fatal: Mutex::default(),
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..self.config.threads {
+                scope.spawn(|| {
+                    os::jemalloc::use_background_arena();
+                    queue.work(self.stop);
+                });
+            }
+            queue.work(self.stop);
+        });
+        match queue.fatal.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(failure) => Err(failure),
+            None => Ok(queue.failures.into_inner().unwrap_or_else(PoisonError::into_inner)),
         }
     }
 }
 
-fn run_all(
-    servable: &Servable,
-    requests: &[Vec<NamedTensor>],
-    config: &WarmupConfig,
-    stop: &AtomicBool,
-) -> Result<()> {
-    let started = Instant::now();
-    let rounds = match config.iterations {
-        Some(iterations) => iterations as usize,
-        None => WARMUP_RUNS_MIN.div_ceil(requests.len().max(1)),
-    };
-    for round in 0..rounds {
-        for inputs in requests {
-            if stop.load(Ordering::Relaxed) {
-                return Err(Error::cancelled("the load was stopped"));
+/// A request that failed, and why.
+struct CallFailure {
+    number: usize,
+    error: Error,
+}
+
+impl CallFailure {
+    fn named(self) -> Error {
+        self.error.context(format_args!("recorded warm-up request {}", self.number))
+    }
+}
+
+/// Runs that the threads of a warm-up take in turn.
+struct CallQueue<'a> {
+    calls: &'a [ReadyCall<'a>],
+    runs: usize,
+    strict: bool,
+    started: Instant,
+    next: AtomicUsize,
+    /// True for each call that failed and runs no more.
+    failed: Vec<AtomicBool>,
+    failures: Mutex<Vec<CallFailure>>,
+    /// Failure that ends the warm-up.
+    fatal: Mutex<Option<CallFailure>>,
+}
+
+impl CallQueue<'_> {
+    fn work(&self, stop: &AtomicBool) {
+        loop {
+            let run = self.next.fetch_add(1, Ordering::Relaxed);
+            if run >= self.runs {
+                return;
             }
-            if round > 0 && started.elapsed() > WARMUP_TIME_MAX {
-                return Ok(());
+            let position = run % self.calls.len();
+            let call = &self.calls[position];
+            if stop.load(Ordering::Relaxed) {
+                self.end(CallFailure {
+                    number: call.number,
+                    error: Error::cancelled("the load was stopped"),
+                });
+                return;
+            }
+            let repeated = run >= self.calls.len();
+            if repeated && self.started.elapsed() > WARMUP_TIME_MAX {
+                return;
+            }
+            if self.failed[position].load(Ordering::Relaxed) {
+                continue;
             }
             let began = Instant::now();
-            drop(servable.run(inputs, &[])?);
+            if let Err(error) = call.servable.run(&call.call.inputs, &call.call.outputs) {
+                let failure = CallFailure { number: call.number, error };
+                if self.strict {
+                    self.end(failure);
+                    return;
+                }
+                self.failed[position].store(true, Ordering::Relaxed);
+                self.failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
+            }
             std::thread::sleep(began.elapsed().clamp(PAUSE_MIN, PAUSE_MAX));
         }
     }
-    Ok(())
+
+    /// Ends the warm-up with the first such failure.
+    fn end(&self, failure: CallFailure) {
+        self.next.store(self.runs, Ordering::Relaxed);
+        self.fatal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+    }
 }
 
 /// Generates one request for each batch size, or one in all if no input has a dynamic first axis.

@@ -89,6 +89,7 @@ impl Model {
             warmup: self.config.warmup.clone(),
             recogniser: self.config.recogniser.clone(),
             request_log_rate: self.config.request_log_rate,
+            examples: self.config.examples.clone(),
             transition: self.config.transition,
             stop: load.stop.clone(),
         }))

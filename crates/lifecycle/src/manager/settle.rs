@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use base::Result;
-use engine::{Servable, SessionOptions};
+use engine::{Servable, ServableSettings, SessionOptions};
 
 use super::ManagerContext;
 use super::model::Model;
@@ -65,12 +65,18 @@ fn settled(
     if *servable.schedule() == config.schedule
         && servable.recogniser == config.recogniser
         && servable.request_log_rate == config.request_log_rate
+        && servable.examples == config.examples
     {
         return Ok(None);
     }
     let loaded =
         SessionOptions { intra_op_threads: servable.threads_per_run, ..SessionOptions::default() };
     threads::check(&loaded, &config.schedule, threads_max)?;
-    let (schedule, recogniser) = (config.schedule.clone(), config.recogniser.clone());
-    servable.with_settings(schedule, recogniser, config.request_log_rate).map(Some)
+    let settings = ServableSettings {
+        schedule: config.schedule.clone(),
+        recogniser: config.recogniser.clone(),
+        request_log_rate: config.request_log_rate,
+        examples: config.examples.clone(),
+    };
+    servable.with_settings(settings).map(Some)
 }

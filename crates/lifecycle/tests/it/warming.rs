@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use base::{NamedTensor, Result, Signature, Tensor};
+use base::{NamedTensor, Result, Tensor};
 use engine::Servable;
 use lifecycle::{LifecycleState, WarmupSource};
 
@@ -13,7 +13,7 @@ use crate::world::{MIB, Setting, World, input};
 struct WarmupSet;
 
 impl WarmupSource for WarmupSet {
-    fn requests(&self, version_dir: &Path, _signature: &Signature) -> Result<lifecycle::WarmupSet> {
+    fn requests(&self, version_dir: &Path, _servable: &Servable) -> Result<lifecycle::WarmupSet> {
         let text = std::fs::read_to_string(version_dir.join("recorded")).unwrap_or_default();
         let input = |line: &str| match line.parse() {
             Ok(number) if line.contains('.') => {
@@ -85,7 +85,7 @@ fn recorded_requests_are_preferred() {
 fn a_recorded_request_that_fails_fails_the_load() {
     let world = serve("1\n", FAILING, "");
     let reason = world.until("m", 1, LifecycleState::Failed).reason.unwrap();
-    assert_eq!(reason, "warm-up with recorded requests: out of range");
+    assert_eq!(reason, "recorded warm-up request 0: out of range");
     let world = serve("1\nnot an input\n", GRAPH, "");
     let reason = world.until("m", 1, LifecycleState::Failed).reason.unwrap();
     assert_eq!(reason, "recorded warm-up request 1: input \"x\" is missing");

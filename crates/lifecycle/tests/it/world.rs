@@ -10,7 +10,7 @@ use crate::allocating::Allocating;
 use base::{NamedTensor, Result, Signature, Tensor};
 use engine::fake::publish::{self, FakeParameter};
 use engine::fake::{FakeEngine, NAME};
-use engine::{Capabilities, Engine, LoadRequest, Session, SessionOptions};
+use engine::{Capabilities, Engine, LoadRequest, Servable, Session, SessionOptions};
 use lifecycle::{
     Converter, Lifecycle, LifecycleConfig, LifecycleEvent, LifecycleState, LoadSpec, ModelConfig,
     ModelStatus, Observer, VersionStatus, WarmupConfig, WarmupSet, WarmupSource,
@@ -21,7 +21,7 @@ use os::Rate;
 struct NoRecordedRequests;
 
 impl WarmupSource for NoRecordedRequests {
-    fn requests(&self, _version_dir: &Path, _signature: &Signature) -> Result<WarmupSet> {
+    fn requests(&self, _version_dir: &Path, _servable: &Servable) -> Result<WarmupSet> {
         Ok(WarmupSet::default())
     }
 }
