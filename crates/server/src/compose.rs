@@ -103,6 +103,7 @@ impl Server {
             configurator,
             engine_version: core.engine_version.clone(),
             tfs_tensor_content: config.listeners.tfs_tensor_content,
+            tfs_method_check: config.listeners.tfs_method_check,
             rest_timeout: config.listeners.rest_timeout,
         });
         let exporter = Arc::new(Exporter::new(

@@ -70,7 +70,7 @@ pub struct ListenerConfig {
     pub request_memory_bytes: Option<u64>,
     /// Deadline of a request without one, and the longest deadline of any request.
     pub request_timeout: Duration,
-    /// Shorter deadline of requests to TensorFlow Serving's REST API, which cannot state one.
+    /// Shorter deadline of requests to TensorFlow Serving's REST API.
     pub rest_timeout: Option<Duration>,
     /// Listen once the first load is finished, as TensorFlow Serving does, whose clients take an
     /// open port for a ready server.
@@ -92,6 +92,9 @@ pub struct ListenerConfig {
     /// Answer Predict over gRPC with `tensor_content` instead of the typed fields (`float_val`
     /// etc.).
     pub tfs_tensor_content: bool,
+    /// Refuse a request over TensorFlow Serving's API whose signature has another method, as its
+    /// flag `enable_signature_method_name_check` does.
+    pub tfs_method_check: bool,
 }
 
 impl Default for ListenerConfig {
@@ -119,6 +122,7 @@ impl Default for ListenerConfig {
             drain_time: DRAIN_TIME,
             threads: 0,
             tfs_tensor_content: false,
+            tfs_method_check: false,
         }
     }
 }

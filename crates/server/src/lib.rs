@@ -11,6 +11,7 @@ mod compose;
 mod config;
 mod core;
 pub mod descriptors;
+mod examples;
 mod exporter;
 mod grpc;
 mod http;
@@ -25,6 +26,7 @@ mod readiness;
 mod reconfigure;
 mod request_log;
 mod run;
+mod signatures;
 #[cfg(test)]
 mod tests;
 mod threads;

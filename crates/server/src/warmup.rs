@@ -3,13 +3,18 @@
 //! A version directory may hold `assets.extra/tf_serving_warmup_requests` (TFRecord of
 //! PredictionLog) or a folder `warmup` of `.json` files, each the body of an infer request.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use base::units::MIB;
-use base::{Error, NamedTensor, Result, Signature};
+use base::{Error, NamedTensor, Result};
 use bytes::Bytes;
 use engine::Servable;
-use lifecycle::{WarmupSet, WarmupSource};
+use lifecycle::{RecordedRequest, WarmupCall, WarmupSet, WarmupSource};
+use protocol::tfs::Examples;
+use protocol::tfs::warmup::{ExampleTask, WarmupRecord};
+
+use crate::examples::{ExamplePlan, plan_tasks};
 
 /// Path of TensorFlow Serving's recorded requests in a version directory.
 const TF_RECORDS: &str = "assets.extra/tf_serving_warmup_requests";
@@ -24,23 +29,20 @@ const FILE_BYTES_MAX: u64 = 256 * MIB;
 pub(crate) struct RecordedRequests;
 
 impl WarmupSource for RecordedRequests {
-    fn requests(&self, version_dir: &Path, signature: &Signature) -> Result<WarmupSet> {
+    fn requests(&self, version_dir: &Path, servable: &Servable) -> Result<WarmupSet> {
         let records = version_dir.join(TF_RECORDS);
         if records.is_file() {
             let bytes = read(&records)?;
-            let recorded = protocol::tfs::warmup::read_requests(&bytes)
+            let records = protocol::tfs::warmup::read_records(&bytes)
                 .map_err(|error| error.context(records.display()))?;
-            let skipped = recorded.skipped;
-            let note = (skipped > 0).then(|| {
-                format!(
-                    "only predict records are replayed: {skipped} warm-up records were left out"
-                )
-            });
-            return Ok(WarmupSet { requests: recorded.requests, note });
+            return Ok(replayed(servable, records));
         }
         let files = json_files(&version_dir.join(JSON_DIR))?;
-        let requests: Result<Vec<_>> = files.iter().map(|path| request(path, signature)).collect();
-        requests.map(WarmupSet::from)
+        let request = |(number, path): (usize, &PathBuf)| RecordedRequest {
+            number,
+            call: request(path, servable),
+        };
+        Ok(WarmupSet { requests: files.iter().enumerate().map(request).collect(), note: None })
     }
 
     fn complete(&self, servable: &Servable, inputs: &mut Vec<NamedTensor>) -> Result<()> {
@@ -48,9 +50,81 @@ impl WarmupSource for RecordedRequests {
     }
 }
 
-fn request(path: &Path, signature: &Signature) -> Result<Vec<NamedTensor>> {
-    let parsed = protocol::oip::json::parse_infer(read(path)?, None, signature);
-    parsed.map(|request| request.inputs).map_err(|error| error.context(path.display()))
+/// Turns records into requests to the version that `servable` runs.
+fn replayed(servable: &Servable, records: Vec<Result<WarmupRecord>>) -> WarmupSet {
+    let mut set = WarmupSet::default();
+    let mut skipped: BTreeMap<&str, usize> = BTreeMap::new();
+    for (number, record) in records.into_iter().enumerate() {
+        let calls = match record {
+            Ok(WarmupRecord::Skipped(kind)) => {
+                *skipped.entry(kind).or_default() += 1;
+                continue;
+            }
+            Ok(WarmupRecord::Predict { signature, inputs, outputs }) => {
+                Ok(vec![predict(servable, WarmupCall { signature, inputs, outputs })])
+            }
+            Ok(WarmupRecord::Examples { tasks, examples }) => {
+                example_calls(servable, &tasks, &examples)
+            }
+            Err(error) => Err(error),
+        };
+        match calls {
+            Ok(calls) => set
+                .requests
+                .extend(calls.into_iter().map(|call| RecordedRequest { number, call: Ok(call) })),
+            Err(error) => set.requests.push(RecordedRequest { number, call: Err(error) }),
+        }
+    }
+    let skipped = skipped.iter().map(|(kind, count)| format!("{count} {kind} records"));
+    let skipped: Vec<String> = skipped.collect();
+    if !skipped.is_empty() {
+        set.note = Some(format!("{} of the warm-up file are not replayed", skipped.join(" and ")));
+    }
+    set
+}
+
+/// Adds the axes that a recorded Predict request may lack, as for a client's request.
+fn predict(servable: &Servable, mut call: WarmupCall) -> WarmupCall {
+    let name = if call.signature.is_empty() { servable.signature_name() } else { &call.signature };
+    if let Ok(run) = servable.signature_servable(name) {
+        protocol::tfs::adapt_ranks(run.signature(), &mut call.inputs);
+    }
+    call
+}
+
+/// Returns a request for each task of a record with examples.
+fn example_calls(
+    servable: &Servable,
+    tasks: &[ExampleTask],
+    examples: &Examples,
+) -> Result<Vec<WarmupCall>> {
+    let mut reserved = 0u64;
+    let reserve = &mut |bytes: u64| {
+        reserved = reserved.saturating_add(bytes);
+        match reserved <= FILE_BYTES_MAX {
+            true => Ok(()),
+            false => {
+                Err(Error::too_large(format!("its inputs take more than {FILE_BYTES_MAX} bytes")))
+            }
+        }
+    };
+    let plans = plan_tasks(servable, tasks, false)?;
+    let call = |plan: &ExamplePlan| {
+        let run = servable.signature_servable(&plan.signature)?;
+        Ok(WarmupCall {
+            signature: plan.signature.clone(),
+            inputs: plan.inputs(examples, run.signature(), reserve)?,
+            outputs: plan.outputs(),
+        })
+    };
+    plans.iter().map(call).collect()
+}
+
+fn request(path: &Path, servable: &Servable) -> Result<WarmupCall> {
+    let parsed = protocol::oip::json::parse_infer(read(path)?, None, servable.signature());
+    parsed
+        .map(|request| WarmupCall { inputs: request.inputs, ..WarmupCall::default() })
+        .map_err(|error| error.context(path.display()))
 }
 
 fn read(path: &Path) -> Result<Bytes> {

@@ -69,6 +69,7 @@ fn listeners(options: &ServerOptions) -> ListenerConfig {
         drain_time: default.drain_time,
         threads: options.connection_threads.unwrap_or(default.threads),
         tfs_tensor_content: options.tfs_tensor_content,
+        ..ListenerConfig::default()
     }
 }
 

@@ -105,7 +105,7 @@ where
 
 /// Returns the client's deadline from the `grpc-timeout` header: digits and one of H, M, S, m, u,
 /// n.
-pub(super) fn timeout(headers: &HeaderMap) -> Option<Duration> {
+pub(crate) fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     // The protocol allows eight digits.

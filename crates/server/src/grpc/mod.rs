@@ -5,6 +5,7 @@
 //! that arrives in one piece is weighed and decoded in place (ADR 0006).
 
 mod call;
+mod examples;
 mod messages;
 mod oip;
 mod response;
@@ -24,6 +25,7 @@ use protocol::inference as pb;
 use tokio::sync::watch;
 use transport::RequestBody;
 
+pub(crate) use self::call::timeout;
 use self::call::{SmallCall, answer};
 use self::response::Response;
 use crate::models::ModelsState;
@@ -96,6 +98,15 @@ impl tower::Service<Request> for GrpcService {
             }
             "/tensorflow.serving.PredictionService/Predict" => {
                 self.inference(request, tfs::predict)
+            }
+            "/tensorflow.serving.PredictionService/Classify" => {
+                self.inference(request, examples::classify)
+            }
+            "/tensorflow.serving.PredictionService/Regress" => {
+                self.inference(request, examples::regress)
+            }
+            "/tensorflow.serving.PredictionService/MultiInference" => {
+                self.inference(request, examples::multi_inference)
             }
             "/tensorflow.serving.PredictionService/GetModelMetadata" => {
                 self.small(request, tfs::model_metadata)
@@ -176,9 +187,6 @@ fn refuse(error: &Error) -> ResponseFuture {
 fn unknown_method(path: &str) -> Error {
     let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
     Error::unimplemented(match (service, method) {
-        ("tensorflow.serving.PredictionService", "Classify" | "Regress" | "MultiInference") => {
-            format!("{method} is not offered; use Predict")
-        }
         (
             "inference.GRPCInferenceService"
             | "tensorflow.serving.PredictionService"

@@ -13,11 +13,11 @@ use super::call::{InferenceCall, SmallCall, answer};
 use super::messages::Decoded;
 use super::response::{self, Response};
 use crate::models::ModelsState;
-use crate::view;
+use crate::{signatures, view};
 
 /// Describes the call in the errors of the access check.
 const RELOAD_CALL: &str = "the list of models is replaced";
-const PROTOCOL: &str = "tfs-grpc";
+pub(super) const PROTOCOL: &str = "tfs-grpc";
 /// Most bytes that are filled with repeated values on the connection's thread.
 const INLINE_FILLED_BYTES_MAX: u64 = 1 << 20;
 
@@ -29,7 +29,11 @@ async fn run(
 ) -> Result<(tfs::SharedPredictResponse, Reservation)> {
     let Decoded { message: request, mut reservation, large } = decoded;
     let found = tfs::grpc::target(request.model_spec.as_ref()).and_then(|target| {
-        state.inference.find(&target.name, target.version, target.label.as_deref())
+        let servable =
+            state.inference.find(&target.name, target.version, target.label.as_deref())?;
+        let id = servable.id.clone();
+        signatures::for_predict(servable, &target.signature, state.tfs_method_check)
+            .map_err(|error| error.context(id))
     });
     let servable = found.inspect_err(|error| state.inference.reject(ticket, error))?;
     let filled = tfs::grpc::filled_bytes_max(&request);
@@ -60,7 +64,8 @@ async fn run(
     } else {
         tfs::TensorFields::Typed
     };
-    Ok((tfs::grpc::encode_predict(&answer.id, answer.outputs, elements), reservation))
+    let signature = servable.signature_name();
+    Ok((tfs::grpc::encode_predict(&answer.id, signature, answer.outputs, elements), reservation))
 }
 
 pub(super) async fn predict(
@@ -80,7 +85,7 @@ pub(super) fn model_metadata(
 ) -> Result<pb::GetModelMetadataResponse> {
     let target = tfs::grpc::target(request.model_spec.as_ref())?;
     let servable = state.inference.find(&target.name, target.version, target.label.as_deref())?;
-    tfs::grpc::model_metadata(&servable.id, servable.signature(), &request.metadata_field)
+    tfs::grpc::model_metadata(&servable.id, &signatures::infos(&servable), &request.metadata_field)
 }
 
 /// Replaces the named models, as an administrator may.

@@ -63,6 +63,7 @@ impl tower::Service<http::Request<RequestBody>> for HttpService {
         if tfs_metrics {
             *request.uri_mut() = Uri::from_static(TFS_METRICS);
         }
+        let request = with_plain_case(request);
         // Metrics must be readable when the memory of requests is used up.
         let exempt = tfs_metrics || request.uri().path() == METRICS;
         let answer = self.router.call(request);
@@ -76,6 +77,23 @@ impl tower::Service<http::Request<RequestBody>> for HttpService {
             Ok(counted.unwrap_or_else(|error| Reply::error(&error).into_response()))
         })
     }
+}
+
+/// Returns the request with TensorFlow Serving's paths in the case of the routes: it accepts any.
+fn with_plain_case(mut request: http::Request<RequestBody>) -> http::Request<RequestBody> {
+    const PREFIX: &str = "/v1/models";
+    let path = request.uri().path();
+    let Some((start, rest)) = path.split_at_checked(PREFIX.len()) else { return request };
+    let other = start != PREFIX && start.eq_ignore_ascii_case(PREFIX);
+    if other && (rest.is_empty() || rest.starts_with('/')) {
+        let mut parts = request.uri().clone().into_parts();
+        let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
+        parts.path_and_query = format!("{PREFIX}{rest}{query}").parse().ok();
+        if let Ok(uri) = http::Uri::from_parts(parts) {
+            *request.uri_mut() = uri;
+        }
+    }
+    request
 }
 
 fn router(server: &Server) -> Router {
@@ -128,7 +146,7 @@ fn models() -> Router<Arc<ModelsState>> {
         .route("/v2/repository/index", post(repository::index))
         .route("/v2/repository/models/{model}/load", post(repository::load))
         .route("/v2/repository/models/{model}/unload", post(repository::unload))
-        .route("/v1/models/{*rest}", get(tfs::read).post(tfs::predict))
+        .route("/v1/models/{*rest}", get(tfs::read).post(tfs::run))
 }
 
 /// Answers browsers with the page, and other clients with a few lines of text.

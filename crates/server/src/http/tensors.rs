@@ -23,6 +23,8 @@ pub(super) struct TensorBody {
     json_bytes: usize,
     /// True if the raw contents may be strings.
     strings: bool,
+    /// True if the JSON holds examples.
+    examples: bool,
 }
 
 impl TensorBody {
@@ -42,7 +44,12 @@ impl TensorBody {
                 0 => signature.inputs.iter().any(|input| input.dtype == DType::String),
                 _ => json_bytes > INLINE_BYTES_MAX || named(),
             };
-        TensorBody { body, json_bytes, strings }
+        TensorBody { body, json_bytes, strings, examples: false }
+    }
+
+    /// Takes `body` for JSON with examples.
+    pub(super) fn of_examples(body: Bytes) -> TensorBody {
+        TensorBody { json_bytes: body.len(), body, strings: false, examples: true }
     }
 
     /// Returns true if the body is too large for a connection's thread.
@@ -53,6 +60,9 @@ impl TensorBody {
     /// Returns an upper bound of the bytes that reading the tensors allocates.
     fn bytes_max(&self) -> u64 {
         let (json, behind) = self.body.split_at(self.json_bytes);
+        if self.examples {
+            return protocol::tfs::json::example_bytes_max(json);
+        }
         let strings =
             if self.strings { behind.len() / RAW_STRING_BYTES_MIN * RAW_STRING_BYTES } else { 0 };
         if json.len() < COUNTED_BYTES_MIN {

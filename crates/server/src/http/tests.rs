@@ -575,41 +575,6 @@ fn scrapers_get_the_format_they_accept() {
 }
 
 #[test]
-fn warm_up_records_of_other_methods_are_noted() {
-    let dir = tempfile::tempdir().unwrap();
-    let models = dir.path().join("models");
-    let x = base::NamedTensor::new("x", base::Tensor::from_vec(&[1usize][..], vec![1f32]).unwrap());
-    let record = |version: &str, file: &[u8]| {
-        publish(&models.join(version), ECHO, &[]).unwrap();
-        let extra = models.join(version).join("assets.extra");
-        std::fs::create_dir(&extra).unwrap();
-        std::fs::write(extra.join("tf_serving_warmup_requests"), file).unwrap();
-    };
-    let one = |record: &[u8]| {
-        let sum =
-            |bytes: &[u8]| crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes();
-        let length = (record.len() as u64).to_le_bytes();
-        [&length[..], &sum(&length), record, &sum(record)].concat()
-    };
-    let predict = protocol::tfs::warmup::write_requests("m", &[vec![x]]);
-    // Field 2, an empty message: a classify record.
-    record("classified/1", &[one(&[0x12, 0]), predict].concat());
-    // A predict record whose request names a signature: log_type.request.model_spec.signature_name.
-    record("signed/1", &one(b"\x32\x09\x0a\x07\x0a\x05\x1a\x03abc"));
-    let served = served(dir.path(), |_| {});
-    let index = served.ask("POST", "/v2/repository/index", "", b"").text();
-    assert!(index.contains("only predict records are replayed: 1"), "{index}");
-    let signed = served.ask("GET", "/v1/models/signed", "", b"").text();
-    assert!(signed.contains("warm-up record 0") && signed.contains("no signature"), "{signed}");
-}
-
-/// CRC-32C, bit by bit.
-fn crc32c(bytes: &[u8]) -> u32 {
-    let step = |crc: u32| (crc >> 1) ^ (if crc & 1 == 1 { 0x82f6_3b78 } else { 0 });
-    !bytes.iter().fold(!0u32, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), |crc, _| step(crc)))
-}
-
-#[test]
 fn uneven_batch_sizes_are_the_clients_mistake() {
     let dir = tempfile::tempdir().unwrap();
     let pair =

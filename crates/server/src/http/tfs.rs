@@ -1,21 +1,27 @@
-//! TensorFlow Serving's REST API: `/v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]`.
+//! TensorFlow Serving's REST API:
+//! `/v1/models/NAME[/versions/N|/labels/L][:predict|:classify|:regress|/metadata]`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Path, State};
 use base::{Error, ErrorKind, Result};
+use bytes::Bytes;
 use engine::Servable;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use inference::{InferenceRequest, RequestTicket, tensor_bytes};
 use protocol::tfs;
-use transport::{Reply, Shared};
+use transport::{INLINE_BYTES_MAX, Reply, Shared};
 
 use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write_answer};
+use crate::examples::{ExampleCall, ExampleMethod, ExamplePlan};
 use crate::models::ModelsState;
-use crate::view;
+use crate::{grpc, signatures, view};
 
 const PROTOCOL: &str = "tfs-http";
+/// Header for the time limit of a request.
+const TIMEOUT: &str = "grpc-timeout";
 
 /// The parts of a path.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,9 +29,16 @@ struct ServingPath<'a> {
     model: &'a str,
     version: Option<u64>,
     label: Option<&'a str>,
-    /// The text after the colon, such as "predict".
-    verb: Option<&'a str>,
+    /// The method after the colon.
+    verb: Option<ServingVerb>,
     metadata: bool,
+}
+
+/// The method of POST.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ServingVerb {
+    Predict,
+    Examples(ExampleMethod),
 }
 
 impl ServingPath<'_> {
@@ -37,25 +50,39 @@ impl ServingPath<'_> {
 /// Returns the error for a malformed path, in TensorFlow Serving's words.
 pub(super) fn malformed(path: &str) -> Error {
     Error::invalid(format!(
-        "Malformed request: {path}; paths are /v1/models/NAME[/versions/N|/labels/L][:predict|/metadata]"
+        "Malformed request: {path}; paths are /v1/models/NAME[/versions/N|/labels/L][:predict|:classify|:regress|/metadata]"
     ))
 }
 
+/// Parses a path behind `/v1/models/`. Words of the API may have any case, as in TensorFlow
+/// Serving.
 fn parse(rest: &str) -> Result<ServingPath<'_>> {
     let unknown = || malformed(&format!("/v1/models/{rest}"));
     let (path, verb) = match rest.rsplit_once(':') {
-        Some((path, verb)) => (path, Some(verb)),
+        Some((path, verb)) => (path, Some(verb.to_ascii_lowercase())),
         None => (rest, None),
     };
-    let (path, metadata) = match path.strip_suffix("/metadata") {
-        Some(path) => (path, true),
-        None => (path, false),
+    let verb = match verb.as_deref() {
+        None => None,
+        Some("predict") => Some(ServingVerb::Predict),
+        Some("classify") => Some(ServingVerb::Examples(ExampleMethod::Classify)),
+        Some("regress") => Some(ServingVerb::Examples(ExampleMethod::Regress)),
+        Some(other) => {
+            let path = format!("/v1/models/{rest}: there is no method \"{other}\"");
+            return Err(malformed(&path));
+        }
+    };
+    let (path, metadata) = match path.rsplit_once('/') {
+        Some((path, last)) if last.eq_ignore_ascii_case("metadata") => (path, true),
+        _ => (path, false),
     };
     let segments: Vec<&str> = path.split('/').collect();
     let (model, version, label) = match segments.as_slice() {
         [model] => (*model, None, None),
-        [model, "versions", version] => (*model, Some(version_number(version)?), None),
-        [model, "labels", label] => (*model, None, Some(*label)),
+        [model, word, version] if word.eq_ignore_ascii_case("versions") => {
+            (*model, Some(version_number(version)?), None)
+        }
+        [model, word, label] if word.eq_ignore_ascii_case("labels") => (*model, None, Some(*label)),
         _ => return Err(unknown()),
     };
     if model.is_empty() || (metadata && verb.is_some()) {
@@ -78,13 +105,16 @@ fn version_number(text: &str) -> Result<u64> {
 /// Answers GET: the status of versions, or the metadata.
 pub(super) async fn read(State(state): Shared<ModelsState>, Path(rest): Path<String>) -> Reply {
     reply(parse(&rest).and_then(|target| {
-        if let Some(verb) = target.verb {
-            let error = Error::invalid(format!("{verb} takes POST"));
+        if target.verb.is_some() {
+            let error = Error::invalid(format!("/v1/models/{rest} takes POST"));
             return Ok(wrong_method(Reply::error(&error), "POST"));
         }
         if target.metadata {
             let servable = target.find(&state)?;
-            return Ok(Reply::json(tfs::json::metadata(&servable.id, servable.signature())));
+            return Ok(Reply::json(tfs::json::metadata(
+                &servable.id,
+                &signatures::infos(&servable),
+            )));
         }
         let version = match target.label {
             Some(_) => Some(target.find(&state)?.id.version),
@@ -98,8 +128,8 @@ pub(super) async fn read(State(state): Shared<ModelsState>, Path(rest): Path<Str
     }))
 }
 
-/// Answers POST: predict. Classify and regress are not offered.
-pub(super) async fn predict(
+/// Answers POST: predict, classify and regress.
+pub(super) async fn run(
     State(state): Shared<ModelsState>,
     Path(rest): Path<String>,
     headers: HeaderMap,
@@ -139,53 +169,122 @@ async fn answer(
     let admitted = async {
         state.requests.check_room()?;
         let target = parse(rest)?;
-        match target.verb {
-            Some("predict") => {}
-            Some(verb @ ("classify" | "regress")) => {
-                return Err(Error::unimplemented(format!("{verb} is not offered; use predict")));
-            }
-            Some(verb) => {
-                return Err(malformed(&format!(
-                    "/v1/models/{rest}: there is no method \"{verb}\""
-                )));
-            }
-            None => {
-                let path = format!("/v1/models/{rest}");
-                return Err(Error::invalid(format!(
-                    "{path} does not take POST; did you mean {path}:predict?"
-                )));
-            }
-        }
+        let Some(verb) = target.verb else {
+            let path = format!("/v1/models/{rest}");
+            return Err(Error::invalid(format!(
+                "{path} does not take POST; did you mean {path}:predict?"
+            )));
+        };
+        let timeout = timeout(headers, state.rest_timeout)?;
         let servable = target.find(state)?;
         let body = state.requests.read_body(headers, body).await?;
         let permit = state.requests.admit()?;
-        Ok((permit, servable, body))
+        Ok((RestCall { state, ticket, servable, timeout, body }, verb, permit))
     };
-    let (_permit, servable, body) =
+    let (call, verb, _permit) =
         admitted.await.inspect_err(|error| state.inference.reject(ticket, error))?;
-    let tensors = TensorBody::new(body, None, servable.signature());
-    let model = servable.clone();
-    let parse = move |body| tfs::json::parse_predict(&body, model.signature());
-    let (mut request, held) = parse_tensors(&state.requests, tensors, parse)
-        .await
-        .map_err(|error| error.context(&servable.id))
-        .inspect_err(|error| state.inference.reject_version(ticket, &servable.id, error))?;
-    let ranks = tfs::adapt_ranks(servable.signature(), &mut request.inputs);
-    let call = InferenceRequest {
-        servable: servable.clone(),
-        inputs: request.inputs,
-        outputs: Vec::new(),
-        timeout: state.rest_timeout,
-        priority: 0,
-    };
-    let mut answer = state.inference.infer(ticket, call).await?;
-    ranks.restore(servable.signature(), &mut answer.outputs);
-    let text = protocol::text_bytes_max(&answer.outputs);
-    let memory = text as u64 + tensor_bytes(&answer.outputs);
-    let write = move || tfs::json::predict_response(&answer.outputs, request.form);
-    let (body, held) =
-        write_answer(&state.requests, held, AnswerSize { text, memory }, write).await?;
-    Ok(Reply::json(body).with_reservation(&state.requests, held))
+    match verb {
+        ServingVerb::Predict => call.predict().await,
+        ServingVerb::Examples(method) => call.run_examples(method).await,
+    }
+}
+
+/// Returns the time limit of a request: that of the header `Grpc-Timeout`, in gRPC's form, or the
+/// server's, if that is shorter.
+///
+/// # Errors
+/// `InvalidArgument` for a header in another form.
+fn timeout(headers: &HeaderMap, server: Option<Duration>) -> Result<Option<Duration>> {
+    if !headers.contains_key(TIMEOUT) {
+        return Ok(server);
+    }
+    let client = grpc::timeout(headers).ok_or_else(|| {
+        Error::invalid(
+            "the header Grpc-Timeout takes up to eight digits and a unit, as in 250m or 2S",
+        )
+    })?;
+    Ok(Some(server.map_or(client, |server| server.min(client))))
+}
+
+/// A request whose version was found, and which was admitted.
+struct RestCall<'a> {
+    state: &'a ModelsState,
+    ticket: &'a RequestTicket,
+    /// The version under its default signature.
+    servable: Arc<Servable>,
+    timeout: Option<Duration>,
+    body: Bytes,
+}
+
+impl RestCall<'_> {
+    /// Counts a request that could not be decoded, and names its version.
+    fn refuse<T>(&self, outcome: Result<T>) -> Result<T> {
+        let id = &self.servable.id;
+        outcome
+            .map_err(|error| error.context(id))
+            .inspect_err(|error| self.state.inference.reject_version(self.ticket, id, error))
+    }
+
+    async fn predict(self) -> Result<Reply> {
+        let RestCall { state, ticket, .. } = self;
+        let tensors = TensorBody::new(self.body.clone(), None, self.servable.signature());
+        let (model, check_method) = (self.servable.clone(), state.tfs_method_check);
+        let parse = move |body| {
+            let name = tfs::json::signature_name(&body)?;
+            let servable = signatures::for_predict(model, &name, check_method)?;
+            let request = tfs::json::parse_predict(&body, servable.signature())?;
+            Ok((servable, request))
+        };
+        let parsed = parse_tensors(&state.requests, tensors, parse).await;
+        let ((servable, mut request), held) = self.refuse(parsed)?;
+        let timeout = self.timeout;
+        // The tensors share what they need of the body.
+        drop(self);
+        let ranks = tfs::adapt_ranks(servable.signature(), &mut request.inputs);
+        let call = InferenceRequest {
+            servable: servable.clone(),
+            inputs: request.inputs,
+            outputs: Vec::new(),
+            timeout,
+            priority: 0,
+        };
+        let mut answer = state.inference.infer(ticket, call).await?;
+        ranks.restore(servable.signature(), &mut answer.outputs);
+        let text = protocol::text_bytes_max(&answer.outputs);
+        let memory = text as u64 + tensor_bytes(&answer.outputs);
+        let write = move || tfs::json::predict_response(&answer.outputs, request.form);
+        let (body, held) =
+            write_answer(&state.requests, held, AnswerSize { text, memory }, write).await?;
+        Ok(Reply::json(body).with_reservation(&state.requests, held))
+    }
+
+    async fn run_examples(self, method: ExampleMethod) -> Result<Reply> {
+        let RestCall { state, ticket, .. } = self;
+        let parse =
+            |body| Ok((tfs::json::signature_name(&body)?, tfs::json::parse_examples(&body)?));
+        let large = self.body.len() > INLINE_BYTES_MAX;
+        let body = TensorBody::of_examples(self.body.clone());
+        let parsed = parse_tensors(&state.requests, body, parse).await;
+        let ((signature, examples), held) = self.refuse(parsed)?;
+        let plan = self.refuse(ExamplePlan::new(
+            &self.servable,
+            &signature,
+            method,
+            state.tfs_method_check,
+        ))?;
+        let (servable, timeout) = (self.servable.clone(), self.timeout);
+        drop(self);
+        let examples = Arc::new(examples);
+        let call = ExampleCall { state, ticket, servable, examples, timeout, large };
+        let (result, held) = call.run(plan, held).await?;
+        drop(call);
+        let text = tfs::json::result_text_bytes_max(&result);
+        // A label or a score takes fewer bytes in the result than twice its text.
+        let size = AnswerSize { text, memory: 3 * text as u64 };
+        let write = move || Ok(tfs::json::result_response(&result));
+        let (body, held) = write_answer(&state.requests, held, size, write).await?;
+        Ok(Reply::json(body).with_reservation(&state.requests, held))
+    }
 }
 
 #[cfg(test)]
@@ -197,7 +296,7 @@ mod tests {
         let plain =
             ServingPath { model: "m", version: None, label: None, verb: None, metadata: false };
         assert_eq!(parse("m").unwrap(), plain);
-        assert_eq!(parse("m:predict").unwrap().verb, Some("predict"));
+        assert_eq!(parse("m:Predict").unwrap().verb, Some(ServingVerb::Predict));
         assert_eq!(parse("m/versions/12:predict").unwrap().version, Some(12));
         assert_eq!(parse("m/labels/stable").unwrap().label, Some("stable"));
         assert!(parse("m/versions/3/metadata").unwrap().metadata);

@@ -5,3 +5,4 @@ mod edge;
 mod images;
 mod openapi;
 mod request_log;
+mod serving;

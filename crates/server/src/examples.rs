@@ -1,0 +1,373 @@
+//! Classify, Regress and MultiInference: which signature and outputs of a version answer a request
+//! with examples, and how.
+//!
+//! A SavedModel has signatures for examples: one input of serialised examples, and outputs of known
+//! names. For any other model, the sections `[classify]` and `[regress]` of its settings name the
+//! outputs, and the features of the examples become its inputs. Checks and words are TensorFlow
+//! Serving's.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::{DType, Error, NamedTensor, Result, Signature, Tensor};
+use engine::{DefaultValue, ExampleSettings, NamedSignature, Servable};
+use inference::{InferenceRequest, RequestTicket};
+use protocol::tfs::{self, ClassOutputs, ExampleResult, Examples, FeatureValue, Reserve};
+use transport::{CodecStep, INLINE_BYTES_MAX, Reservation};
+
+use crate::models::ModelsState;
+
+/// Input of a signature for examples.
+const INPUTS: &str = "inputs";
+/// Outputs of a signature for Classify.
+const CLASSES: &str = "classes";
+const SCORES: &str = "scores";
+/// Output of a signature for Regress.
+const OUTPUTS: &str = "outputs";
+
+/// The API of a request with examples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExampleMethod {
+    Classify,
+    Regress,
+}
+
+impl ExampleMethod {
+    /// Returns the method that a task of MultiInference names.
+    ///
+    /// # Errors
+    /// `Unimplemented` for another name.
+    pub(crate) fn from_name(name: &str) -> Result<ExampleMethod> {
+        match name {
+            tfs::CLASSIFY_METHOD => Ok(ExampleMethod::Classify),
+            tfs::REGRESS_METHOD => Ok(ExampleMethod::Regress),
+            _ => {
+                let shown: String = name.chars().take(64).collect();
+                Err(Error::unimplemented(format!("Unsupported signature method_name: {shown}")))
+            }
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            ExampleMethod::Classify => tfs::CLASSIFY_METHOD,
+            ExampleMethod::Regress => tfs::REGRESS_METHOD,
+        }
+    }
+
+    /// Returns the method as messages name it.
+    fn noun(self) -> &'static str {
+        match self {
+            ExampleMethod::Classify => "classification",
+            ExampleMethod::Regress => "regression",
+        }
+    }
+
+    /// Returns the method's section in the settings of a model.
+    fn section(self) -> &'static str {
+        match self {
+            ExampleMethod::Classify => "[classify]",
+            ExampleMethod::Regress => "[regress]",
+        }
+    }
+}
+
+/// A version, one of its signatures, and the outputs that answer a request with examples.
+#[derive(Clone, Debug)]
+pub(crate) struct ExamplePlan {
+    pub(crate) method: ExampleMethod,
+    /// Name of the signature.
+    pub(crate) signature: String,
+    /// Name in the graph of the input for serialised examples; `None` if features become inputs.
+    input_tensor: Option<String>,
+    classes: Option<Arc<str>>,
+    scores: Option<Arc<str>>,
+    value: Option<Arc<str>>,
+    settings: Option<Arc<ExampleSettings>>,
+}
+
+impl ExamplePlan {
+    /// Plans a request to the version that `servable` runs by default, with the signature of this
+    /// name, or the default one if it is empty. If `check_method` is set, the method of the
+    /// signature must be that of the request.
+    ///
+    /// # Errors
+    /// `InvalidArgument` and `FailedPrecondition` for a signature or settings that do not answer
+    /// such requests.
+    pub(crate) fn new(
+        servable: &Servable,
+        signature: &str,
+        method: ExampleMethod,
+        check_method: bool,
+    ) -> Result<ExamplePlan> {
+        let name = if signature.is_empty() { servable.signature_name() } else { signature };
+        let run = servable.signature_servable(name).map_err(|_| {
+            let shown: String = name.chars().take(64).collect();
+            Error::invalid(format!("No signature was found with the name: {shown}"))
+        })?;
+        let mut plan = ExamplePlan {
+            method,
+            signature: name.to_owned(),
+            input_tensor: None,
+            classes: None,
+            scores: None,
+            value: None,
+            settings: servable.examples.clone(),
+        };
+        let named = servable.signatures().iter().find(|named| *named.name == *name);
+        match (named, plan.settings.clone()) {
+            (_, Some(settings)) => plan.by_settings(&settings, run.signature())?,
+            (Some(named), None) => plan.by_signature(named, check_method)?,
+            (None, None) => {
+                return Err(Error::precondition(format!(
+                    "the model has no signature for {}; name its outputs in a section {} of its millpond.toml",
+                    method.noun(),
+                    method.section()
+                )));
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Chooses the outputs that the model's settings name.
+    fn by_settings(&mut self, settings: &ExampleSettings, signature: &Signature) -> Result<()> {
+        let output = |name: &String| match signature.output(name) {
+            Some(_) => Ok(Some(Arc::from(name.as_str()))),
+            None => Err(Error::precondition(format!(
+                "the model has no output \"{name}\", which {} of its millpond.toml names",
+                self.method.section()
+            ))),
+        };
+        let missing = || {
+            Error::precondition(format!(
+                "the model's millpond.toml has no {}",
+                self.method.section()
+            ))
+        };
+        match self.method {
+            ExampleMethod::Classify => {
+                let classify = settings.classify.as_ref().ok_or_else(missing)?;
+                let scores = classify.scores.as_ref().map_or(Ok(None), output)?;
+                let classes = classify.classes.as_ref().map_or(Ok(None), output)?;
+                self.scores = scores;
+                self.classes = classes;
+            }
+            ExampleMethod::Regress => {
+                let regress = settings.regress.as_ref().ok_or_else(missing)?;
+                self.value = output(&regress.output)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a signature for examples and chooses its outputs, as TensorFlow Serving does.
+    fn by_signature(&mut self, named: &NamedSignature, check_method: bool) -> Result<()> {
+        let NamedSignature { method, signature, input_tensors, .. } = named;
+        let noun = self.method.noun();
+        if check_method && method != self.method.name() {
+            return Err(Error::invalid(format!(
+                "Expected {noun} signature method_name to be {}. Was: {method}",
+                self.method.name()
+            )));
+        }
+        let [input] = signature.inputs.as_slice() else {
+            return Err(Error::invalid("Expected one input Tensor."));
+        };
+        let has = |name: &str| signature.output(name).is_some().then(|| Arc::from(name));
+        let names = || {
+            let names = signature.outputs.iter().map(|output| output.name.as_str());
+            names.take(16).collect::<Vec<_>>().join(", ")
+        };
+        let outputs = signature.outputs.len();
+        match self.method {
+            ExampleMethod::Classify if outputs != 1 && outputs != 2 => {
+                return Err(Error::invalid(format!(
+                    "Expected one or two output Tensors, found {outputs}"
+                )));
+            }
+            ExampleMethod::Regress if outputs != 1 => {
+                return Err(Error::invalid("Expected one output Tensor."));
+            }
+            _ => {}
+        }
+        if input.name != INPUTS {
+            return Err(Error::precondition(format!(
+                "No {noun} inputs found in SignatureDef: its input is \"{}\"",
+                input.name
+            )));
+        }
+        if input.dtype != DType::String {
+            return Err(Error::invalid(format!(
+                "Expected a string Tensor of serialized examples as input \"{INPUTS}\", but signature \"{}\" takes {}",
+                named.name, input.dtype
+            )));
+        }
+        self.input_tensor = Some(input_tensors.first().unwrap_or(&input.name).clone());
+        match self.method {
+            ExampleMethod::Classify => {
+                self.classes = has(CLASSES);
+                self.scores = has(SCORES);
+                if self.classes.is_none() && self.scores.is_none() {
+                    return Err(Error::precondition(format!(
+                        "Expected classification signature outputs to contain at least one of \"{CLASSES}\" or \
+                         \"{SCORES}\". Signature was: {}",
+                        names()
+                    )));
+                }
+            }
+            ExampleMethod::Regress => {
+                self.value = has(OUTPUTS);
+                if self.value.is_none() {
+                    return Err(Error::precondition(format!(
+                        "No regression outputs found in SignatureDef: its output is {}",
+                        names()
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the outputs that the request needs.
+    pub(crate) fn outputs(&self) -> Vec<Arc<str>> {
+        [&self.classes, &self.scores, &self.value].into_iter().flatten().cloned().collect()
+    }
+
+    /// Turns examples into the inputs of `signature`, that of this plan.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Examples::features`] and of `reserve`.
+    pub(crate) fn inputs(
+        &self,
+        examples: &Examples,
+        signature: &Signature,
+        reserve: Reserve<'_>,
+    ) -> Result<Vec<NamedTensor>> {
+        if self.input_tensor.is_some() {
+            return Ok(vec![NamedTensor::new(INPUTS, examples.serialized(reserve)?)]);
+        }
+        let defaults = self.settings.as_ref().map(|settings| values(&settings.defaults));
+        examples.features(&signature.inputs, &defaults.unwrap_or_default(), reserve)
+    }
+
+    /// Makes the result of `count` examples from the outputs of their run.
+    ///
+    /// # Errors
+    /// Returns the errors of [`tfs::classification`] and [`tfs::regression`].
+    pub(crate) fn result(&self, count: usize, outputs: &[NamedTensor]) -> Result<ExampleResult> {
+        let output = |name: &Option<Arc<str>>| -> Result<Option<&Tensor>> {
+            let Some(name) = name else { return Ok(None) };
+            let found = outputs.iter().find(|output| output.name == *name);
+            let missing = || Error::invalid(format!("Could not find output tensor '{name}'"));
+            found.map(|output| Some(&output.tensor)).ok_or_else(missing)
+        };
+        if let Some(value) = output(&self.value)? {
+            return tfs::regression(count, value).map(ExampleResult::Values);
+        }
+        let classify = self.settings.as_ref().and_then(|settings| settings.classify.as_ref());
+        let outputs = ClassOutputs {
+            classes: output(&self.classes)?,
+            scores: output(&self.scores)?,
+            labels: classify.and_then(|classify| classify.labels.as_deref()),
+        };
+        tfs::classification(count, outputs).map(ExampleResult::Classes)
+    }
+}
+
+fn values(defaults: &BTreeMap<String, DefaultValue>) -> BTreeMap<String, FeatureValue> {
+    let value = |value: &DefaultValue| match value {
+        DefaultValue::Whole(whole) => FeatureValue::Whole(*whole),
+        DefaultValue::Real(real) => FeatureValue::Real(*real),
+        DefaultValue::Text(text) => FeatureValue::Bytes(text.clone().into()),
+    };
+    defaults.iter().map(|(name, default)| (name.clone(), value(default))).collect()
+}
+
+/// Plans the tasks of MultiInference. They run in order.
+///
+/// # Errors
+/// `InvalidArgument` for a signature that two tasks name and for tasks with different inputs; those
+/// of [`ExamplePlan::new`].
+pub(crate) fn plan_tasks(
+    servable: &Servable,
+    tasks: &[tfs::warmup::ExampleTask],
+    check_method: bool,
+) -> Result<Vec<ExamplePlan>> {
+    let mut plans: Vec<ExamplePlan> = Vec::with_capacity(tasks.len());
+    for task in tasks {
+        let method = ExampleMethod::from_name(&task.method)?;
+        let plan = ExamplePlan::new(servable, &task.signature, method, check_method)?;
+        // Models with settings have one signature for both methods.
+        let same = |other: &ExamplePlan| {
+            other.signature == plan.signature
+                && (plan.settings.is_none() || other.method == plan.method)
+        };
+        if plans.iter().any(same) {
+            return Err(Error::invalid(format!(
+                "Duplicate evaluation of signature: {}",
+                plan.signature
+            )));
+        }
+        if plans.first().is_some_and(|first| first.input_tensor != plan.input_tensor) {
+            return Err(Error::invalid("Input tensor must be the same for all Signatures."));
+        }
+        plans.push(plan);
+    }
+    Ok(plans)
+}
+
+/// A request with examples whose version was found.
+pub(crate) struct ExampleCall<'a> {
+    pub(crate) state: &'a ModelsState,
+    pub(crate) ticket: &'a RequestTicket,
+    /// The version under its default signature.
+    pub(crate) servable: Arc<Servable>,
+    pub(crate) examples: Arc<Examples>,
+    pub(crate) timeout: Option<std::time::Duration>,
+    /// True if the examples are too many for a connection's thread.
+    pub(crate) large: bool,
+}
+
+impl ExampleCall<'_> {
+    /// Runs one plan. `reservation` grows by the memory of its inputs and results.
+    ///
+    /// # Errors
+    /// Returns the errors of the plan, of the run and of the budget.
+    pub(crate) async fn run(
+        &self,
+        plan: ExamplePlan,
+        mut reservation: Reservation,
+    ) -> Result<(ExampleResult, Reservation)> {
+        let ExampleCall { state, ticket, .. } = *self;
+        let id = &self.servable.id;
+        let servable = self.servable.with_signature(&plan.signature)?;
+        let plan = Arc::new(plan);
+        let (planned, run, examples) = (plan.clone(), servable.clone(), self.examples.clone());
+        let decode = move || {
+            let reserve = &mut |bytes| reservation.cover(bytes);
+            let inputs = planned.inputs(&examples, run.signature(), reserve)?;
+            Ok((inputs, reservation))
+        };
+        let codec = &state.requests.codec;
+        let (inputs, mut reservation) = codec
+            .run_if(self.large, CodecStep::Decode, decode)
+            .await
+            .map_err(|error| error.context(id))
+            .inspect_err(|error| state.inference.reject_version(ticket, id, error))?;
+        let call = InferenceRequest {
+            servable,
+            inputs,
+            outputs: plan.outputs(),
+            timeout: self.timeout,
+            priority: 0,
+        };
+        let answer = state.inference.infer(ticket, call).await?;
+        let bytes = tfs::result_bytes_max(answer.outputs.iter().map(|output| &output.tensor));
+        reservation.cover(bytes)?;
+        let count = self.examples.count();
+        let encode = move || plan.result(count, &answer.outputs);
+        let large = bytes > INLINE_BYTES_MAX as u64;
+        let result = codec.run_if(large, CodecStep::Encode, encode).await;
+        Ok((result.map_err(|error| error.context(id))?, reservation))
+    }
+}

@@ -1,0 +1,190 @@
+//! TensorFlow Serving over gRPC: Classify, Regress, MultiInference.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{Error, Result};
+use inference::RequestTicket;
+use protocol::tensorflow::serving as pb;
+use protocol::tfs::warmup::ExampleTask;
+use protocol::tfs::{self, ExampleResult, Examples};
+use transport::{RequestBody, Reservation};
+
+use super::call::InferenceCall;
+use super::response::{self, Response};
+use super::tfs::PROTOCOL;
+use crate::examples::{ExampleCall, ExampleMethod, ExamplePlan, plan_tasks};
+use crate::models::ModelsState;
+
+/// A request with examples, once its message was read.
+struct ExampleRequest {
+    spec: Option<pb::ModelSpec>,
+    input: Option<pb::Input>,
+    reservation: Reservation,
+    timeout: Option<Duration>,
+    large: bool,
+}
+
+/// Returns the version under its default signature, and the call with it.
+fn found<'a>(
+    state: &'a ModelsState,
+    ticket: &'a RequestTicket,
+    target: &tfs::grpc::PredictTarget,
+    request: ExampleRequest,
+) -> Result<(ExampleCall<'a>, Reservation)> {
+    let servable = state.inference.find(&target.name, target.version, target.label.as_deref())?;
+    let call = ExampleCall {
+        state,
+        ticket,
+        servable,
+        examples: Arc::new(Examples::from_message(request.input)?),
+        timeout: request.timeout,
+        large: request.large,
+    };
+    Ok((call, request.reservation))
+}
+
+/// Answers a request of one method.
+async fn run(
+    state: &ModelsState,
+    ticket: &RequestTicket,
+    mut request: ExampleRequest,
+    method: ExampleMethod,
+) -> Result<(ExampleResult, pb::ModelSpec, Reservation)> {
+    let planned = tfs::grpc::target(request.spec.take().as_ref()).and_then(|target| {
+        let (call, reservation) = found(state, ticket, &target, request)?;
+        let plan =
+            ExamplePlan::new(&call.servable, &target.signature, method, state.tfs_method_check)
+                .map_err(|error| error.context(&call.servable.id))?;
+        Ok((call, reservation, plan))
+    });
+    let (call, reservation, plan) =
+        planned.inspect_err(|error| state.inference.reject(ticket, error))?;
+    let spec = tfs::grpc::version_spec(&call.servable.id, &plan.signature);
+    let (result, reservation) = call.run(plan, reservation).await?;
+    Ok((result, spec, reservation))
+}
+
+fn mismatch() -> Error {
+    Error::internal("the result is of another method")
+}
+
+pub(super) async fn classify(
+    state: Arc<ModelsState>,
+    request: http::Request<RequestBody>,
+) -> Response {
+    let answered = async {
+        let call: InferenceCall<pb::ClassificationRequest> =
+            InferenceCall::read(&state, PROTOCOL, request).await?;
+        let message = call.decoded.message;
+        let request = ExampleRequest {
+            spec: message.model_spec,
+            input: message.input,
+            reservation: call.decoded.reservation,
+            timeout: call.timeout,
+            large: call.decoded.large,
+        };
+        match run(&state, &call.ticket, request, ExampleMethod::Classify).await? {
+            (ExampleResult::Classes(result), spec, reservation) => {
+                let response =
+                    pb::ClassificationResponse { result: Some(result), model_spec: Some(spec) };
+                Ok((response, reservation))
+            }
+            _ => Err(mismatch()),
+        }
+    };
+    response::single(&state.requests, answered.await)
+}
+
+pub(super) async fn regress(
+    state: Arc<ModelsState>,
+    request: http::Request<RequestBody>,
+) -> Response {
+    let answered = async {
+        let call: InferenceCall<pb::RegressionRequest> =
+            InferenceCall::read(&state, PROTOCOL, request).await?;
+        let message = call.decoded.message;
+        let request = ExampleRequest {
+            spec: message.model_spec,
+            input: message.input,
+            reservation: call.decoded.reservation,
+            timeout: call.timeout,
+            large: call.decoded.large,
+        };
+        match run(&state, &call.ticket, request, ExampleMethod::Regress).await? {
+            (ExampleResult::Values(result), spec, reservation) => {
+                let response =
+                    pb::RegressionResponse { result: Some(result), model_spec: Some(spec) };
+                Ok((response, reservation))
+            }
+            _ => Err(mismatch()),
+        }
+    };
+    response::single(&state.requests, answered.await)
+}
+
+pub(super) async fn multi_inference(
+    state: Arc<ModelsState>,
+    request: http::Request<RequestBody>,
+) -> Response {
+    let answered = async {
+        let call: InferenceCall<pb::MultiInferenceRequest> =
+            InferenceCall::read(&state, PROTOCOL, request).await?;
+        let (ticket, message) = (&call.ticket, call.decoded.message);
+        let request = ExampleRequest {
+            spec: None,
+            input: message.input,
+            reservation: call.decoded.reservation,
+            timeout: call.timeout,
+            large: call.decoded.large,
+        };
+        let planned = common_target(&message.tasks).and_then(|target| {
+            let (call, reservation) = found(&state, ticket, &target, request)?;
+            let task = |task: pb::InferenceTask| ExampleTask {
+                method: task.method_name,
+                signature: task.model_spec.unwrap_or_default().signature_name,
+            };
+            let tasks: Vec<_> = message.tasks.into_iter().map(task).collect();
+            let plans = plan_tasks(&call.servable, &tasks, state.tfs_method_check)
+                .map_err(|error| error.context(&call.servable.id))?;
+            Ok((call, reservation, plans))
+        });
+        let (call, mut reservation, plans) =
+            planned.inspect_err(|error| state.inference.reject(ticket, error))?;
+        let mut results = Vec::with_capacity(plans.len());
+        for plan in plans {
+            let spec = tfs::grpc::version_spec(&call.servable.id, &plan.signature);
+            let (result, kept) = call.run(plan, reservation).await?;
+            reservation = kept;
+            results.push(result.into_task(spec));
+        }
+        Ok((pb::MultiInferenceResponse { results }, reservation))
+    };
+    response::single(&state.requests, answered.await)
+}
+
+/// Returns the version that all tasks name.
+///
+/// # Errors
+/// `InvalidArgument` for no task and for tasks of several models or versions.
+fn common_target(tasks: &[pb::InferenceTask]) -> Result<tfs::grpc::PredictTarget> {
+    let spec = |task: &pb::InferenceTask| task.model_spec.clone().unwrap_or_default();
+    if tasks.iter().any(|task| spec(task).name.is_empty()) {
+        return Err(Error::invalid("Found ModelSpec with an empty model name."));
+    }
+    let first =
+        tasks.first().map(spec).ok_or_else(|| Error::invalid("Inference request has no tasks."))?;
+    for other in tasks.iter().map(spec) {
+        if other.name != first.name {
+            return Err(Error::invalid(
+                "All ModelSpecs in a MultiInferenceRequest must access the same model name.",
+            ));
+        }
+        if other.version_choice != first.version_choice {
+            return Err(Error::invalid(
+                "All ModelSpecs in a MultiInferenceRequest must access the same model version.",
+            ));
+        }
+    }
+    tfs::grpc::target(Some(&first))
+}
