@@ -121,11 +121,6 @@ pub(crate) fn warm(
                 return Ok(joined(notes));
             }
         }
-        // The engine aborted in its worker process. Once published, requests would make it abort
-        // too.
-        Err(error) if error.kind() == ErrorKind::Unavailable => Err(error.context(
-            "warm-up with generated requests; if the model cannot run them, set enabled = false in [warmup]",
-        )),
         Err(error) => {
             let error = error.context("recorded warm-up requests");
             if config.fail_on_recorded_error {
@@ -137,6 +132,11 @@ pub(crate) fn warm(
     let outcome = generate(signature, config)
         .and_then(|requests| Warmup { servable, config, stop }.run_generated(&requests));
     if let Err(error) = outcome {
+        if error.kind() == ErrorKind::Unavailable {
+            return Err(error.context(
+                "warm-up with generated requests; if the model cannot run them, set enabled = false in [warmup]",
+            ));
+        }
         if config.fail_on_error || stop.load(Ordering::Relaxed) {
             return Err(error.context("warm-up with generated requests"));
         }
@@ -311,8 +311,11 @@ impl CallQueue<'_> {
             }
             let began = Instant::now();
             if let Err(error) = call.servable.run(&call.call.inputs, &call.call.outputs) {
+                // Unavailable: the engine aborted in its worker process. Once published, requests
+                // would make it abort too.
+                let fatal = self.strict || error.kind() == ErrorKind::Unavailable;
                 let failure = CallFailure { number: call.number, error };
-                if self.strict {
+                if fatal {
                     self.end(failure);
                     return;
                 }
