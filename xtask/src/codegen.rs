@@ -66,7 +66,9 @@ fn generate(proto: &Path) -> Result<Files> {
         .out_dir(scratch.path())
         .compile_fds(descriptors)?;
     let mut files = read(scratch.path())?;
-    files.insert(DESCRIPTORS.to_owned(), descriptors_of_text_files(proto)?);
+    if proto.join(TEXT_FILES).exists() {
+        files.insert(DESCRIPTORS.to_owned(), descriptors_of_text_files(proto)?);
+    }
     Ok(files)
 }
 

@@ -152,6 +152,7 @@ fn listeners(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandRes
     listeners.cors = flags.bool("rest_api_enable_cors_support").unwrap_or(false);
     listeners.tfs_tensor_content |=
         flags.bool("enable_serialization_as_tensor_content").unwrap_or(false);
+    listeners.tfs_method_check = flags.bool("enable_signature_method_name_check").unwrap_or(false);
     listeners.tfs_metrics = metrics_path(flags)?;
     if listeners.tfs_metrics.is_some() && listeners.http_port.is_none() {
         setup.warnings.push(
