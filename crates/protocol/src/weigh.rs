@@ -435,6 +435,9 @@ mod tests {
         assert!(weigh::<PredictRequest>(&empties(3, BOMB), u64::MAX).is_err());
         let values = within(2, &within(2, &empties(8, BOMB)));
         assert!(weigh::<PredictRequest>(&values, u64::MAX).unwrap().bytes >= 96 * BOMB as u64);
+        let examples = within(2, &within(1, &empties(1, BOMB)));
+        assert!(weigh::<RegressionRequest>(&examples, u64::MAX).unwrap().bytes >= 96 * BOMB as u64);
+        assert!(weigh::<MultiInferenceRequest>(&empties(1, BOMB), u64::MAX).is_err());
         let numbers = within(5, &within(5, &within(3, &vec![1; BOMB])));
         assert!(weigh::<ModelInferRequest>(&numbers, u64::MAX).unwrap().bytes >= 32 * BOMB as u64);
     }

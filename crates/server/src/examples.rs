@@ -269,6 +269,7 @@ impl ExamplePlan {
             classes: output(&self.classes)?,
             scores: output(&self.scores)?,
             labels: classify.and_then(|classify| classify.labels.as_deref()),
+            flat: self.settings.is_some(),
         };
         tfs::classification(count, outputs).map(ExampleResult::Classes)
     }

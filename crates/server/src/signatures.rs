@@ -24,8 +24,18 @@ fn info(named: &NamedSignature) -> SignatureInfo<'_> {
     }
 }
 
-/// Returns the version under its signature `name`, or its default one if the name is empty, for
-/// Predict. If `check_method` is set, the signature's method must be one of TensorFlow Serving's.
+/// Returns the version under its signature `name`, or its default one if the name is empty.
+///
+/// # Errors
+/// `FailedPrecondition` if there is no such signature.
+pub(crate) fn select(servable: Arc<Servable>, name: &str) -> Result<Arc<Servable>> {
+    match name {
+        "" => Ok(servable),
+        name => servable.with_signature(name),
+    }
+}
+
+/// Returns the version under a signature as [`select`] does, for Predict. If `check_method` is set, the signature's method must be one of TensorFlow Serving's.
 ///
 /// # Errors
 /// `FailedPrecondition` if there is no such signature; `InvalidArgument` for another method.
@@ -34,10 +44,7 @@ pub(crate) fn for_predict(
     name: &str,
     check_method: bool,
 ) -> Result<Arc<Servable>> {
-    let servable = match name {
-        "" => servable,
-        name => servable.with_signature(name)?,
-    };
+    let servable = select(servable, name)?;
     let known = [tfs::PREDICT_METHOD, tfs::CLASSIFY_METHOD, tfs::REGRESS_METHOD];
     let named =
         servable.signatures().iter().find(|named| *named.name == *servable.signature_name());

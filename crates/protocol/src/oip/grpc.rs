@@ -33,6 +33,8 @@ pub struct GrpcInferRequest {
     pub timeout: Option<Duration>,
     /// The priority level, from the `priority` parameter: 1 is the highest, 0 the model's default.
     pub priority: usize,
+    /// The signature, from the `signature_name` parameter; empty for the model's default.
+    pub signature: String,
 }
 
 /// Millpond's own parameter of a load: the version to load.
@@ -87,6 +89,7 @@ pub fn decode_request(request: ModelInferRequest) -> Result<GrpcInferRequest> {
         outputs: request.outputs.into_iter().map(output).collect::<Result<_>>()?,
         priority: options.priority,
         timeout: options.timeout,
+        signature: options.signature,
     })
 }
 

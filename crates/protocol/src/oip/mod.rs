@@ -33,6 +33,8 @@ pub struct InferResponse {
 const CLASSIFICATION: &str = "classification";
 /// Parameter for a request's time limit in microseconds.
 const TIMEOUT: &str = "timeout";
+/// Millpond's own parameter for the signature of a model with several.
+const SIGNATURE_NAME: &str = "signature_name";
 /// Parameter for a request's priority level: 1 is the highest, 0 the model's default.
 const PRIORITY: &str = "priority";
 

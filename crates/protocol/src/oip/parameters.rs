@@ -5,8 +5,12 @@ use std::time::Duration;
 
 use base::{Error, Result};
 
-use super::{CLASSIFICATION, PRIORITY, TIMEOUT, no_classification, no_priority, no_shared_memory};
+use super::{
+    CLASSIFICATION, PRIORITY, SIGNATURE_NAME, TIMEOUT, no_classification, no_priority,
+    no_shared_memory,
+};
 use crate::json::Scalar;
+use crate::wire;
 
 /// Most characters of a client's parameter in a message.
 const NAME_SHOWN_MAX: usize = 64;
@@ -19,6 +23,7 @@ pub(super) struct InferOptions {
     pub(super) timeout: Option<Duration>,
     pub(super) priority: usize,
     pub(super) binary_output: bool,
+    pub(super) signature: String,
 }
 
 impl InferOptions {
@@ -41,6 +46,10 @@ impl InferOptions {
                 self.priority = usize::try_from(*level).unwrap_or(usize::MAX);
             }
             (PRIORITY, _) => return Err(no_priority()),
+            (SIGNATURE_NAME, Scalar::Text(signature)) => {
+                wire::check_name(signature)?;
+                self.signature = signature.clone().into_owned();
+            }
             // Each request has one response, which a stream marks as the last, so no empty response
             // follows.
             ("triton_enable_empty_final_response", Scalar::Bool(_)) => {}

@@ -21,6 +21,8 @@ pub struct ClassOutputs<'a> {
     pub scores: Option<&'a Tensor>,
     /// Labels that are the same for all examples, if the model has no output for them.
     pub labels: Option<&'a [Arc<str>]>,
+    /// True if an output of shape [examples] is one class.
+    pub flat: bool,
 }
 
 /// The result of one request or task.
@@ -60,13 +62,13 @@ pub fn result_bytes_max<'a>(outputs: impl IntoIterator<Item = &'a Tensor>) -> u6
 /// `InvalidArgument` for outputs of another type or shape than [`ClassOutputs`] says; the message
 /// is TensorFlow Serving's. `FailedPrecondition` if the number of `labels` is not that of classes.
 pub fn classification(examples: usize, outputs: ClassOutputs<'_>) -> Result<ClassificationResult> {
-    let ClassOutputs { classes, scores, labels } = outputs;
+    let ClassOutputs { classes, scores, labels, flat } = outputs;
     let mut columns = None;
     if let Some(classes) = classes {
-        columns = Some(class_count("classes", classes, DType::String, examples)?);
+        columns = Some(class_count("classes", classes, DType::String, examples, flat)?);
     }
     if let Some(scores) = scores {
-        let count = class_count("scores", scores, DType::F32, examples)?;
+        let count = class_count("scores", scores, DType::F32, examples, flat)?;
         let wanted = *columns.get_or_insert(count);
         if wanted != count {
             return Err(Error::invalid(format!(
@@ -109,12 +111,22 @@ pub fn classification(examples: usize, outputs: ClassOutputs<'_>) -> Result<Clas
 }
 
 /// Checks an output of a classification, and returns the number of classes.
-fn class_count(what: &str, output: &Tensor, dtype: DType, examples: usize) -> Result<usize> {
-    let &[rows, columns] = output.shape() else {
-        return Err(Error::invalid(format!(
-            "Expected Tensor shape: [batch_size num_classes] but got {}",
-            shown(output)
-        )));
+fn class_count(
+    what: &str,
+    output: &Tensor,
+    dtype: DType,
+    examples: usize,
+    flat: bool,
+) -> Result<usize> {
+    let (rows, columns) = match *output.shape() {
+        [rows, columns] => (rows, columns),
+        [rows] if flat => (rows, 1),
+        _ => {
+            return Err(Error::invalid(format!(
+                "Expected Tensor shape: [batch_size num_classes] but got {}",
+                shown(output)
+            )));
+        }
     };
     if output.dtype() != dtype {
         return Err(Error::invalid(format!(
@@ -167,4 +179,57 @@ pub fn regression(examples: usize, output: &Tensor) -> Result<RegressionResult> 
 fn shown(tensor: &Tensor) -> String {
     let dims: Vec<String> = tensor.shape().iter().map(usize::to_string).collect();
     format!("[{}]", dims.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn floats(shape: &[usize]) -> Tensor {
+        Tensor::from_vec(shape, vec![0.5f32; shape.iter().product()]).unwrap()
+    }
+
+    fn strings(shape: &[usize]) -> Tensor {
+        Tensor::from_strings(shape, vec![Bytes::from_static(b"a"); shape.iter().product()]).unwrap()
+    }
+
+    #[test]
+    fn unfit_outputs_are_refused_in_tensorflows_words() {
+        let classify = |classes: Option<&Tensor>, scores: Option<&Tensor>| {
+            let outputs = ClassOutputs { classes, scores, ..ClassOutputs::default() };
+            classification(2, outputs).unwrap_err().message().to_owned()
+        };
+        let (good, flat, three) = (floats(&[2, 3]), floats(&[2]), floats(&[3, 3]));
+        let shape = "Expected Tensor shape: [batch_size num_classes] but got [2]";
+        assert_eq!(classify(None, Some(&flat)), shape);
+        let dtype = "Expected classes Tensor of DT_STRING. Got: DT_FLOAT";
+        assert_eq!(classify(Some(&good), None), dtype);
+        let batch = "Expected scores output batch size of 2. Got: 3";
+        assert_eq!(classify(None, Some(&three)), batch);
+        let columns = "Tensors class and score should match in dim_size(1). Got 2 vs. 3";
+        assert_eq!(classify(Some(&strings(&[2, 2])), Some(&good)), columns);
+        let regress = |output: &Tensor| regression(2, output).unwrap_err().message().to_owned();
+        assert!(regress(&good).ends_with("[batch_size] or [batch_size, 1] but got [2,3]"));
+        let batch = "Input batch size did not match output batch size: 2 vs. 3";
+        assert_eq!(regress(&floats(&[3, 1])), batch);
+        let dtype = "Expected output Tensor of DT_FLOAT.  Got: DT_STRING";
+        assert_eq!(regress(&strings(&[2])), dtype);
+    }
+
+    #[test]
+    fn one_axis_is_one_class_where_settings_name_the_output() {
+        let (scores, classes) = (floats(&[2]), strings(&[2]));
+        let outputs = ClassOutputs {
+            classes: Some(&classes),
+            scores: Some(&scores),
+            flat: true,
+            ..ClassOutputs::default()
+        };
+        let result = classification(2, outputs).unwrap();
+        let class = Class { label: Bytes::from_static(b"a"), score: 0.5 };
+        assert_eq!(result.classifications, vec![Classifications { classes: vec![class] }; 2]);
+        let labels: [Arc<str>; 2] = ["a".into(), "b".into()];
+        let outputs = ClassOutputs { classes: None, labels: Some(&labels), ..outputs };
+        assert!(classification(2, outputs).unwrap_err().message().contains("2 labels"));
+    }
 }

@@ -15,7 +15,7 @@ use super::call::{InferenceCall, SmallCall, answer};
 use super::messages::{self, Decoded, Messages};
 use super::response::{self, Response};
 use crate::models::ModelsState;
-use crate::{admin, view};
+use crate::{admin, signatures, view};
 
 /// Most unread answers of one stream.
 const STREAM_ANSWERS_MAX: usize = 8;
@@ -46,11 +46,13 @@ async fn infer(
     let servable = found.inspect_err(|error| state.inference.reject(ticket, error))?;
     let strings = oip::grpc::strings_bytes_max(&request);
     let large = large || strings > INLINE_WORK_MAX * oip::grpc::STRING_REFERENCES_BYTES;
+    let model = servable.clone();
     let decode = move || {
         reservation.cover(strings)?;
-        Ok((oip::grpc::decode_request(request)?, reservation))
+        let decoded = oip::grpc::decode_request(request)?;
+        Ok((signatures::select(model, &decoded.signature)?, decoded, reservation))
     };
-    let (decoded, reservation) = state
+    let (run, decoded, reservation) = state
         .requests
         .codec
         .run_if(large, CodecStep::Decode, decode)
@@ -59,7 +61,7 @@ async fn infer(
         .inspect_err(|error| state.inference.reject_version(ticket, &servable.id, error))?;
     let timeout = [timeout, decoded.timeout].into_iter().flatten().min();
     let call = InferenceRequest {
-        servable,
+        servable: run,
         inputs: decoded.inputs,
         outputs: decoded.outputs,
         timeout,

@@ -13,7 +13,7 @@ use transport::{Reply, Shared};
 
 use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write_answer};
 use crate::models::ModelsState;
-use crate::view;
+use crate::{signatures, view};
 
 const PROTOCOL: &str = "oip-http";
 /// Header with the length of the JSON before raw tensors in a body.
@@ -157,14 +157,17 @@ async fn answer(
         admitted.await.inspect_err(|error| state.inference.reject(ticket, error))?;
     let tensors = TensorBody::new(body, header_length, servable.signature());
     let model = servable.clone();
-    let parse = move |body| oip::json::parse_infer(body, header_length, model.signature());
-    let (request, held) = parse_tensors(&state.requests, tensors, parse)
+    let parse = move |body| {
+        let request = oip::json::parse_infer(body, header_length, model.signature())?;
+        Ok((signatures::select(model, &request.signature)?, request))
+    };
+    let ((run, request), held) = parse_tensors(&state.requests, tensors, parse)
         .await
         .map_err(|error| error.context(&servable.id))
         .inspect_err(|error| state.inference.reject_version(ticket, &servable.id, error))?;
     let (id, encoding) = (request.id.clone(), request.encoding());
     let call = InferenceRequest {
-        servable,
+        servable: run,
         inputs: request.inputs,
         outputs: request.outputs.iter().map(|output| output.name.clone()).collect(),
         timeout: request.timeout,

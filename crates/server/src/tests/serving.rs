@@ -173,6 +173,22 @@ fn predict_runs_the_named_signature() {
 }
 
 #[test]
+fn a_parameter_names_the_signature() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let ask = |parameters: &str| {
+        let body = format!(
+            r#"{{"parameters":{parameters},"inputs":[{{"name":"x","datatype":"FP32","shape":[1],"data":[3]}}]}}"#
+        );
+        served.ask("POST", "/v2/models/signed/infer", "", body.as_bytes())
+    };
+    assert_eq!(ask(r#"{"signature_name":"twice"}"#).json()["outputs"][0]["data"][0], 6.0);
+    assert_eq!(ask("{}").json()["outputs"][0]["data"][0], 3.5);
+    let unknown = ask(r#"{"signature_name":"nothing"}"#);
+    assert!(unknown.status >= 400 && unknown.text().contains("nothing"), "{}", unknown.text());
+}
+
+#[test]
 fn metadata_shows_all_signatures() {
     let dir = tempfile::tempdir().unwrap();
     let served = served(dir.path(), |_| {});

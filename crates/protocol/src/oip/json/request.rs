@@ -36,6 +36,8 @@ pub struct RestInferRequest {
     pub timeout: Option<Duration>,
     /// The priority level, from the `priority` parameter: 1 is the highest, 0 the model's default.
     pub priority: usize,
+    /// The signature, from the `signature_name` parameter; empty for the model's default.
+    pub signature: String,
 }
 
 /// The form of the outputs of a response.
@@ -109,6 +111,7 @@ fn read_parameters(reader: &mut Reader<'_>, request: &mut RestInferRequest) -> R
     request.timeout = options.timeout;
     request.priority = options.priority;
     request.binary_output = options.binary_output;
+    request.signature = options.signature;
     Ok(())
 }
 
