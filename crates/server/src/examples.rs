@@ -11,11 +11,7 @@ use std::sync::Arc;
 
 use base::{DType, Error, NamedTensor, Result, Signature, Tensor};
 use engine::{DefaultValue, ExampleSettings, NamedSignature, Servable};
-use inference::{InferenceRequest, RequestTicket};
 use protocol::tfs::{self, ClassOutputs, ExampleResult, Examples, FeatureValue, Reserve};
-use transport::{CodecStep, INLINE_BYTES_MAX, Reservation};
-
-use crate::models::ModelsState;
 
 /// Input of a signature for examples.
 const INPUTS: &str = "inputs";
@@ -315,60 +311,4 @@ pub(crate) fn plan_tasks(
         plans.push(plan);
     }
     Ok(plans)
-}
-
-/// A request with examples whose version was found.
-pub(crate) struct ExampleCall<'a> {
-    pub(crate) state: &'a ModelsState,
-    pub(crate) ticket: &'a RequestTicket,
-    /// The version under its default signature.
-    pub(crate) servable: Arc<Servable>,
-    pub(crate) examples: Arc<Examples>,
-    pub(crate) timeout: Option<std::time::Duration>,
-    /// True if the examples are too many for a connection's thread.
-    pub(crate) large: bool,
-}
-
-impl ExampleCall<'_> {
-    /// Runs one plan. `reservation` grows by the memory of its inputs and results.
-    ///
-    /// # Errors
-    /// Returns the errors of the plan, of the run and of the budget.
-    pub(crate) async fn run(
-        &self,
-        plan: ExamplePlan,
-        mut reservation: Reservation,
-    ) -> Result<(ExampleResult, Reservation)> {
-        let ExampleCall { state, ticket, .. } = *self;
-        let id = &self.servable.id;
-        let servable = self.servable.with_signature(&plan.signature)?;
-        let plan = Arc::new(plan);
-        let (planned, run, examples) = (plan.clone(), servable.clone(), self.examples.clone());
-        let decode = move || {
-            let reserve = &mut |bytes| reservation.cover(bytes);
-            let inputs = planned.inputs(&examples, run.signature(), reserve)?;
-            Ok((inputs, reservation))
-        };
-        let codec = &state.requests.codec;
-        let (inputs, mut reservation) = codec
-            .run_if(self.large, CodecStep::Decode, decode)
-            .await
-            .map_err(|error| error.context(id))
-            .inspect_err(|error| state.inference.reject_version(ticket, id, error))?;
-        let call = InferenceRequest {
-            servable,
-            inputs,
-            outputs: plan.outputs(),
-            timeout: self.timeout,
-            priority: 0,
-        };
-        let answer = state.inference.infer(ticket, call).await?;
-        let bytes = tfs::result_bytes_max(answer.outputs.iter().map(|output| &output.tensor));
-        reservation.cover(bytes)?;
-        let count = self.examples.count();
-        let encode = move || plan.result(count, &answer.outputs);
-        let large = bytes > INLINE_BYTES_MAX as u64;
-        let result = codec.run_if(large, CodecStep::Encode, encode).await;
-        Ok((result.map_err(|error| error.context(id))?, reservation))
-    }
 }

@@ -11,6 +11,7 @@ mod compose;
 mod config;
 mod core;
 pub mod descriptors;
+mod example_call;
 mod examples;
 mod exporter;
 mod grpc;

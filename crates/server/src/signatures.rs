@@ -35,7 +35,8 @@ pub(crate) fn select(servable: Arc<Servable>, name: &str) -> Result<Arc<Servable
     }
 }
 
-/// Returns the version under a signature as [`select`] does, for Predict. If `check_method` is set, the signature's method must be one of TensorFlow Serving's.
+/// Returns the version under a signature as [`select`] does, for Predict. If `check_method` is set,
+/// the signature's method must be one of TensorFlow Serving's.
 ///
 /// # Errors
 /// `FailedPrecondition` if there is no such signature; `InvalidArgument` for another method.

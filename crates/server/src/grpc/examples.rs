@@ -13,7 +13,8 @@ use transport::{RequestBody, Reservation};
 use super::call::InferenceCall;
 use super::response::{self, Response};
 use super::tfs::PROTOCOL;
-use crate::examples::{ExampleCall, ExampleMethod, ExamplePlan, plan_tasks};
+use crate::example_call::ExampleCall;
+use crate::examples::{ExampleMethod, ExamplePlan, plan_tasks};
 use crate::models::ModelsState;
 
 /// A request with examples, once its message was read.

@@ -15,7 +15,8 @@ use protocol::tfs;
 use transport::{INLINE_BYTES_MAX, Reply, Shared};
 
 use super::tensors::{AnswerSize, TensorBody, parse_tensors, parse_version, write_answer};
-use crate::examples::{ExampleCall, ExampleMethod, ExamplePlan};
+use crate::example_call::ExampleCall;
+use crate::examples::{ExampleMethod, ExamplePlan};
 use crate::models::ModelsState;
 use crate::{grpc, signatures, view};
 
