@@ -146,7 +146,8 @@ impl Lifecycle {
     /// Replaces the models and roots that are served. Returns at once. A model that `set` lacks is
     /// unloaded; a model whose configuration is the same is not touched. Labels, version policies
     /// and schedules change without a load. A model that moved to another directory loads its
-    /// versions from there while the earlier ones serve.
+    /// versions from there while the earlier ones serve. One that an administrator unloaded stays
+    /// unloaded.
     ///
     /// Calls `done` once every named model has a ready version and no load is left, or with
     /// `FailedPrecondition` if a model could not be loaded. The configuration is then in effect

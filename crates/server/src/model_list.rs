@@ -65,6 +65,7 @@ impl ModelListRules {
             base_path: base_path(model)?,
             policy: policy(model)?,
             labels: labels(model)?,
+            request_log_rate: log_rate(model)?.or(base.request_log_rate),
             ..base.clone()
         })
     }
@@ -166,6 +167,18 @@ fn labels(model: &pb::ModelConfig) -> Result<BTreeMap<String, u64>> {
     model.version_labels.iter().map(label).collect()
 }
 
+/// Returns the part of the requests that is logged.
+fn log_rate(model: &pb::ModelConfig) -> Result<Option<f64>> {
+    let sampling = model.logging_config.as_ref().and_then(|logging| logging.sampling_config);
+    match sampling.map(|sampling| sampling.sampling_rate) {
+        Some(rate) if !(0.0..=1.0).contains(&rate) => Err(Error::invalid(format!(
+            "model {}: sampling_rate is {rate}; it must be 0 to 1",
+            model.name
+        ))),
+        rate => Ok(rate),
+    }
+}
+
 fn number(model: &str, version: i64) -> Result<u64> {
     u64::try_from(version)
         .map_err(|_| Error::invalid(format!("model {model}: {version} is not a version number")))
@@ -199,7 +212,8 @@ mod tests {
              config { name: 'known' base_path: 'file:///m/b' model_type: TENSORFLOW \
                model_version_policy { latest { num_versions: 2 } } } \
              config { name: 'c' base_path: '/m/c' model_platform: 'onnx' \
-               model_version_policy { all {} } }",
+               model_version_policy { all {} } \
+               logging_config { sampling_config { sampling_rate: 0.25 } } }",
         )
         .unwrap();
         assert_eq!(models[0].policy, VersionPolicy::Specific([2, 4].into()));
@@ -208,7 +222,10 @@ mod tests {
         assert_eq!(models[1].base_path, PathBuf::from("/m/b"));
         assert_eq!(models[1].transition, lifecycle::Transition::ResourcePreserving);
         assert!(models[1].labels.is_empty(), "the list states all labels");
-        assert_eq!(models[2].policy, VersionPolicy::All);
+        assert_eq!(
+            (&models[2].policy, models[2].request_log_rate),
+            (&VersionPolicy::All, Some(0.25))
+        );
         assert!(list("").unwrap().is_empty(), "an empty list unloads all");
     }
 

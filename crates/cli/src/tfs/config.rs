@@ -265,6 +265,14 @@ fn models(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
         Some(_) => rules.models(&list, &[]).map_err(|error| wrong(&error))?,
         None => Vec::new(),
     };
+    let logged = models.iter().find(|model| model.request_log_rate.is_some_and(|rate| rate > 0.0));
+    if let (Some(model), None) = (logged, &setup.config.data.request_log) {
+        setup.warnings.push(format!(
+            "logging_config of model {}: no request is logged; give the directory after the flags, as in \
+             `-- --request-log DIR`",
+            model.name
+        ));
+    }
     let version_batching = sessions
         .per_model
         .then_some(VersionBatching { threads, runs: rules.template.schedule.threads });

@@ -109,7 +109,14 @@ fn notes(list: &pb::ModelServerConfig, path: &Path) -> Vec<String> {
     };
     let logging = list.config.iter().filter(|model| model.logging_config.is_some());
     logging
-        .map(|model| format!("{}: logging_config of model \"{}\"", path.display(), model.name))
+        .map(|model| {
+            format!(
+                "{}: logging_config of model \"{}\"; give --request-log DIR, and request-log-rate in a \
+                 millpond.toml beside its versions",
+                path.display(),
+                model.name
+            )
+        })
         .collect()
 }
 
@@ -165,7 +172,7 @@ mod tests {
         assert_eq!(file.schedule.max_batch, Some(8));
         assert_eq!(file.schedule.max_queue_delay, Some(std::time::Duration::from_micros(1500)));
         assert!(
-            notes.len() == 1 && notes[0].ends_with("logging_config of model \"a.b\""),
+            notes.len() == 1 && notes[0].contains("logging_config of model \"a.b\""),
             "{notes:?}"
         );
         std::fs::write(&args.models, "model_config_list {\n\n oops }").unwrap();

@@ -103,9 +103,6 @@ fn router(server: &Server) -> Router {
     let collections =
         access.guard_pages(images.merge(qdrant), "collections and images are changed");
     let mut models = models().with_state(server.models.clone());
-    if server.http_options.cors {
-        models = models.layer(axum::middleware::from_fn(cors));
-    }
     if server.http_options.tfs_metrics.is_some() {
         let metrics = get(tfs_exposition).with_state(server.exporter.clone());
         models = models.route(TFS_METRICS, metrics);
@@ -119,6 +116,10 @@ fn router(server: &Server) -> Router {
         .merge(api_qdrant::probes().with_state(server.qdrant.clone()))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method);
+    let routes = match server.http_options.cors {
+        true => routes.layer(axum::middleware::from_fn(cors)),
+        false => routes,
+    };
     access.guard_hosts(routes)
 }
 
@@ -182,9 +183,13 @@ async fn tfs_exposition(State(exporter): Shared<Exporter>) -> Reply {
     Reply::body(exporter::CLASSIC_TYPE, exporter::tfs_exposition(&exporter))
 }
 
-/// Lets pages of other sites use the routes, as TensorFlow Serving does: every answer carries the
-/// headers, and the question before a request is answered here.
+/// Lets pages of other sites use the routes of models, as TensorFlow Serving does: every answer
+/// carries the headers, and the question before a request is answered here.
 async fn cors(request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    if !path.starts_with("/v1/models") && !path.starts_with("/v2") {
+        return next.run(request).await;
+    }
     let asks =
         request.method() == http::Method::OPTIONS && request.headers().contains_key(header::ORIGIN);
     let mut response = match asks {

@@ -598,3 +598,48 @@ fn uneven_batch_sizes_are_the_clients_mistake() {
     assert_eq!(refused.status, 400);
     assert!(refused.text().contains("differ in batch size"), "{}", refused.text());
 }
+
+#[test]
+fn pages_of_other_sites_are_let_in_if_configured() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| config.listeners.cors = true);
+    let address = served.address;
+    let preflight = format!(
+        "OPTIONS /v1/models/echo:predict HTTP/1.1\r\nHost: {address}\r\nOrigin: http://a.example\r\nConnection: \
+         close\r\n\r\n"
+    );
+    let text = said(&served, preflight.as_bytes());
+    assert!(text.starts_with("http/1.1 200"), "{text}");
+    for header in [
+        "access-control-allow-origin: *",
+        "access-control-allow-methods: post, get",
+        "access-control-allow-headers: content-type",
+    ] {
+        assert!(text.contains(header), "{text}");
+    }
+    let metrics = format!(
+        "GET /metrics HTTP/1.1\r\nHost: {address}\r\nOrigin: http://a.example\r\nConnection: close\r\n\r\n"
+    );
+    let text = said(&served, metrics.as_bytes());
+    assert!(!text.contains("access-control"), "only routes of models: {text}");
+}
+
+#[test]
+fn metrics_have_the_names_of_the_reference() {
+    let dir = tempfile::tempdir().unwrap();
+    let served =
+        served(dir.path(), |config| config.listeners.tfs_metrics = Some("/other/path".to_owned()));
+    let body = br#"{"instances": [1.0, 2.0]}"#;
+    assert_eq!(served.ask("POST", "/v1/models/echo:predict", "", body).status, 200);
+    assert_eq!(served.ask("POST", "/v1/models/echo:predict", "", b"{}").status, 400);
+    let text = served.ask("GET", "/other/path", "", b"").text();
+    for line in [
+        ":tensorflow:serving:request_count{model_name=\"echo\",status=\"OK\"} 1",
+        ":tensorflow:serving:request_count{model_name=\"echo\",status=\"INVALID_ARGUMENT\"} 1",
+        ":tensorflow:serving:runtime_latency_count{model_name=\"echo\",API=\"Predict\",runtime=\"fake\"} 1",
+        ":tensorflow:serving:model_warmup_latency_count{model_path=\"echo/1\",status=\"OK\"} 1",
+        "# TYPE millpond_requests_total counter",
+    ] {
+        assert!(text.contains(line), "{line} not in\n{text}");
+    }
+}
