@@ -43,9 +43,10 @@ impl RequestTicket {
         RequestTicket { protocol, api: "Predict", started: Instant::now() }
     }
 
-    /// Starts the clock of a request to a method of TensorFlow Serving's API other than Predict.
-    pub fn of_method(protocol: &'static str, api: &'static str) -> RequestTicket {
-        RequestTicket { api, ..RequestTicket::start(protocol) }
+    /// Sets the method of TensorFlow Serving's API, if it is not Predict.
+    #[must_use]
+    pub fn for_method(self, api: &'static str) -> RequestTicket {
+        RequestTicket { api, ..self }
     }
 }
 

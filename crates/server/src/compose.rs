@@ -93,7 +93,8 @@ impl Server {
             collections.clone(),
             Arc::new(ImageRemoval::new(&images)),
         ));
-        let configurator = Arc::new(ModelConfigurator::new(&core, &config.models));
+        let (lifecycle, metrics) = (core.lifecycle.clone(), core.metrics.clone());
+        let configurator = Arc::new(ModelConfigurator::new(lifecycle, metrics, &config.models));
         let models = Arc::new(ModelsState {
             requests: requests.clone(),
             access: access.clone(),

@@ -11,7 +11,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 
 use crate::config::ModelsConfig;
-use crate::core::Core;
 use crate::model_list::ModelListRules;
 
 /// Longest wait for the models of a new configuration. The loads go on after it.
@@ -44,11 +43,15 @@ pub(crate) struct ModelConfigurator {
 }
 
 impl ModelConfigurator {
-    pub(crate) fn new(core: &Core, config: &ModelsConfig) -> ModelConfigurator {
+    pub(crate) fn new(
+        lifecycle: Arc<Lifecycle>,
+        metrics: Arc<Metrics>,
+        config: &ModelsConfig,
+    ) -> ModelConfigurator {
         let current = ConfigSet { models: config.models.clone(), roots: config.roots.clone() };
         ModelConfigurator {
-            lifecycle: core.lifecycle.clone(),
-            metrics: core.metrics.clone(),
+            lifecycle,
+            metrics,
             rules: config.lists.clone(),
             current: Mutex::new(Arc::new(current)),
         }

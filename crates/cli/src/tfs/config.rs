@@ -32,6 +32,8 @@ const RETRIES: i64 = 5;
 const RETRY_INTERVAL_US: i64 = 60_000_000;
 /// Maximum number of load threads, and of unload threads.
 const LOAD_THREADS_MAX: i64 = lifecycle::THREADS_MAX as i64;
+/// Maximum number of threads that warm a version up.
+const WARMUP_THREADS_MAX: usize = 256;
 /// Longest deadline of a call over gRPC. TensorFlow Serving has none.
 const GRPC_TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 /// Largest message of gRPC, as in TensorFlow Serving.
@@ -152,6 +154,7 @@ fn listeners(flags: &Flags, own: &ServeArgs, setup: &mut TfsSetup) -> CommandRes
     listeners.cors = flags.bool("rest_api_enable_cors_support").unwrap_or(false);
     listeners.tfs_tensor_content |=
         flags.bool("enable_serialization_as_tensor_content").unwrap_or(false);
+    listeners.tfs_method_check = flags.bool("enable_signature_method_name_check").unwrap_or(false);
     listeners.tfs_method_check = flags.bool("enable_signature_method_name_check").unwrap_or(false);
     listeners.tfs_metrics = metrics_path(flags)?;
     if listeners.tfs_metrics.is_some() && listeners.http_port.is_none() {
@@ -334,6 +337,7 @@ struct SessionSettings {
     threads: SessionThreads,
     warmup: bool,
     iterations: Option<u32>,
+    warmup_threads: Option<u32>,
     tags: Vec<String>,
     notes: Vec<String>,
 }
@@ -410,14 +414,14 @@ impl SessionSettings {
     fn of_platform(path: &Path) -> CommandResult<SessionSettings> {
         let bundle = platform::read(path).map_err(|error| wrong(&error))?;
         let (threads, note) = SessionThreads::of(&bundle.session_config.unwrap_or_default());
-        let iterations =
-            bundle.model_warmup_options.and_then(|options| options.num_request_iterations);
+        let warmup = bundle.model_warmup_options.unwrap_or_default();
         Ok(SessionSettings {
             batching: bundle.batching_parameters,
             per_model: bundle.enable_per_model_batching_params,
             threads,
             warmup: bundle.enable_model_warmup,
-            iterations: positive(iterations.unwrap_or(0).into()),
+            iterations: positive(warmup.num_request_iterations.unwrap_or(0).into()),
+            warmup_threads: positive(warmup.num_model_warmup_threads.unwrap_or(0).into()),
             tags: bundle.saved_model_tags,
             notes: note.into_iter().map(|note| format!("{}: {note}", path.display())).collect(),
         })
@@ -438,6 +442,9 @@ impl SessionSettings {
         }
         template.warmup.enabled = self.warmup;
         template.warmup.iterations = self.iterations;
+        if let Some(count) = self.warmup_threads {
+            template.warmup.threads = (count as usize).min(WARMUP_THREADS_MAX);
+        }
         let mut set = |name: &str, wanted: i64, threads_of: &mut usize| {
             let Some(wanted) = usize::try_from(wanted).ok().filter(|wanted| *wanted > 0) else {
                 return;

@@ -54,6 +54,11 @@ impl<M: Weighed + Send + 'static> InferenceCall<M> {
             read.await.inspect_err(|error| state.inference.reject(&ticket, error))?;
         Ok(InferenceCall { ticket, decoded, timeout: timeout(&head.headers), _permit: permit })
     }
+
+    /// Sets the method of TensorFlow Serving's API, if it is not Predict.
+    pub(super) fn for_method(self, method: &'static str) -> InferenceCall<M> {
+        InferenceCall { ticket: self.ticket.for_method(method), ..self }
+    }
 }
 
 /// A call that runs no model.

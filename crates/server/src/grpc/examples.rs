@@ -76,7 +76,7 @@ pub(super) async fn classify(
 ) -> Response {
     let answered = async {
         let call: InferenceCall<pb::ClassificationRequest> =
-            InferenceCall::read(&state, PROTOCOL, request).await?;
+            InferenceCall::read(&state, PROTOCOL, request).await?.for_method("Classify");
         let message = call.decoded.message;
         let request = ExampleRequest {
             spec: message.model_spec,
@@ -103,7 +103,7 @@ pub(super) async fn regress(
 ) -> Response {
     let answered = async {
         let call: InferenceCall<pb::RegressionRequest> =
-            InferenceCall::read(&state, PROTOCOL, request).await?;
+            InferenceCall::read(&state, PROTOCOL, request).await?.for_method("Regress");
         let message = call.decoded.message;
         let request = ExampleRequest {
             spec: message.model_spec,
@@ -130,7 +130,7 @@ pub(super) async fn multi_inference(
 ) -> Response {
     let answered = async {
         let call: InferenceCall<pb::MultiInferenceRequest> =
-            InferenceCall::read(&state, PROTOCOL, request).await?;
+            InferenceCall::read(&state, PROTOCOL, request).await?.for_method("MultiInference");
         let (ticket, message) = (&call.ticket, call.decoded.message);
         let request = ExampleRequest {
             spec: None,

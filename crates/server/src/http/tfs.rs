@@ -136,7 +136,13 @@ pub(super) async fn run(
     headers: HeaderMap,
     body: Body,
 ) -> Reply {
-    let ticket = RequestTicket::start(PROTOCOL);
+    let mut ticket = RequestTicket::start(PROTOCOL);
+    if let Ok(ServingPath { verb: Some(ServingVerb::Examples(method)), .. }) = parse(&rest) {
+        ticket = ticket.for_method(match method {
+            ExampleMethod::Classify => "Classify",
+            ExampleMethod::Regress => "Regress",
+        });
+    }
     let reply = reply(answer(&state, &ticket, &rest, &headers, body).await);
     match parse(&rest) {
         Ok(ServingPath { verb: None, .. }) => wrong_method(reply, "GET"),
