@@ -212,6 +212,8 @@ fn model_config(name: &str, model: &ServedModel, settings: &ServeSettings) -> Mo
         own.intra_op_threads.unwrap_or(config.session.intra_op_threads);
     config.session.inter_op_threads =
         own.inter_op_threads.unwrap_or(config.session.inter_op_threads);
+    config.session.isolate = own.isolate.unwrap_or(config.session.isolate);
+    config.request_log_rate = own.request_log_rate;
     config.labels = own.labels.clone();
     config
 }

@@ -54,6 +54,10 @@ pub(crate) struct ModelOptions {
     pub(crate) intra_op_threads: Option<usize>,
     /// Operators of one run that run concurrently.
     pub(crate) inter_op_threads: Option<usize>,
+    /// Run it in a worker process.
+    pub(crate) isolate: Option<bool>,
+    /// Part of its requests for the request log.
+    pub(crate) request_log_rate: Option<f64>,
     /// Scheduling of this model.
     pub(crate) schedule: ScheduleFile,
 }

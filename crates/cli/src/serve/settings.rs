@@ -208,18 +208,27 @@ impl ServeSettings {
     }
 
     fn check_request_log(&self) -> CommandResult {
-        let InferenceOptions { request_log, request_log_rate, request_log_size, .. } =
-            &self.inference;
-        if request_log.is_none() && (request_log_rate.is_some() || request_log_size.is_some()) {
-            return Err(CommandError::usage(
-                "--request-log-rate and --request-log-size need --request-log DIR",
-            ));
+        let options = &self.inference;
+        let models = self.models.iter().map(|(name, model)| {
+            (format!("models.{name}: request-log-rate"), model.options.request_log_rate)
+        });
+        let rates = std::iter::once(("--request-log-rate".to_owned(), options.request_log_rate));
+        for (setting, rate) in rates.chain(models) {
+            let Some(rate) = rate else { continue };
+            if options.request_log.is_none() {
+                return Err(CommandError::usage(format!("{setting} needs --request-log DIR")));
+            }
+            if !(0.0..=1.0).contains(&rate) {
+                return Err(CommandError::usage(format!(
+                    "{setting} is {rate}; it must be 0 to 1, the part of the requests"
+                )));
+            }
         }
-        match request_log_rate.filter(|rate| !(0.0..=1.0).contains(rate)) {
-            Some(rate) => Err(CommandError::usage(format!(
-                "--request-log-rate {rate}: it must be 0 to 1, the part of the requests"
-            ))),
-            None => Ok(()),
+        match (&options.request_log, options.request_log_size) {
+            (None, Some(_)) => {
+                Err(CommandError::usage("--request-log-size needs --request-log DIR"))
+            }
+            _ => Ok(()),
         }
     }
 

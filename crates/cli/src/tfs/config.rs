@@ -10,11 +10,11 @@ use engine::ScheduleOptions;
 use lifecycle::ModelConfig;
 use protocol::tensorflow::ConfigProto;
 use protocol::tensorflow::serving as pb;
-use server::{Config, ConfigWatch, ModelListRules, TFS_METRICS};
+use server::{Config, ConfigWatch, ModelListRules, RequestLogConfig, TFS_METRICS};
 
 use super::batching::{self, ConvertedBatching};
 use super::flags::Flags;
-use super::list::{ListSource, VersionBatching};
+use super::list::{ListSource, VersionBatching, log_dir};
 use super::platform::{self, SessionThreads};
 use super::text;
 use crate::exit::{CommandError, CommandResult};
@@ -268,14 +268,7 @@ fn models(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
         Some(_) => rules.models(&list, &[]).map_err(|error| wrong(&error))?,
         None => Vec::new(),
     };
-    let logged = models.iter().find(|model| model.request_log_rate.is_some_and(|rate| rate > 0.0));
-    if let (Some(model), None) = (logged, &setup.config.data.request_log) {
-        setup.warnings.push(format!(
-            "logging_config of model {}: no request is logged; give the directory after the flags, as in \
-             `-- --request-log DIR`",
-            model.name
-        ));
-    }
+    request_log(&list, setup);
     let version_batching = sessions
         .per_model
         .then_some(VersionBatching { threads, runs: rules.template.schedule.threads });
@@ -294,6 +287,36 @@ fn models(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
     config.lists = rules;
     setup.watch = Some(ConfigWatch { source: Box::new(source), poll });
     Ok(())
+}
+
+/// Logs requests where the first `logging_config` says, unless `--request-log` names a directory.
+/// Models without one are not logged then.
+fn request_log(list: &pb::ModelServerConfig, setup: &mut TfsSetup) {
+    let Some(pb::model_server_config::Config::ModelConfigList(list)) = &list.config else { return };
+    for model in list.config.iter() {
+        if model.logging_config.is_none() {
+            continue;
+        }
+        let dir = log_dir(model);
+        match (&setup.config.data.request_log, dir) {
+            (Some(log), Some(dir)) if log.dir != dir => setup.warnings.push(format!(
+                "logging_config of model {}: filename_prefix has no effect; the requests of all models are \
+                 logged in {}",
+                model.name,
+                log.dir.display()
+            )),
+            (None, Some(dir)) => {
+                let log = RequestLogConfig { rate: 0.0, ..RequestLogConfig::new(dir) };
+                setup.config.data.request_log = Some(log);
+            }
+            (None, None) => setup.warnings.push(format!(
+                "logging_config of model {} has no effect: it has no filename_prefix with a directory; add one, \
+                 or append -- --request-log DIR",
+                model.name
+            )),
+            (Some(_), _) => {}
+        }
+    }
 }
 
 /// Returns the list of models: from its file, or of the one model that the flags name.

@@ -11,6 +11,7 @@ use server::ModelListRules;
 use toml::{Table, Value};
 
 use super::batching::{self, ConvertedBatching};
+use super::list::log_dir;
 use super::text;
 use crate::exit::{CommandError, CommandResult, print};
 use crate::serve::file::SettingsFile;
@@ -79,7 +80,8 @@ fn convert(args: &ImportTfsArgs) -> CommandResult<ImportedSettings> {
     let list: pb::ModelServerConfig = text::read(&args.models).map_err(wrong)?;
     let in_list = |error: Error| wrong(error.context(args.models.display()));
     let models = ModelListRules::default().models(&list, &[]).map_err(in_list)?;
-    let mut notes = notes(&list, &args.models);
+    let mut notes = Vec::new();
+    let inference = inference(&list, &args.models, &mut notes);
     let mut settings = Table::new();
     if let Some(path) = &args.batching {
         let parameters: pb::BatchingParameters = text::read(path).map_err(wrong)?;
@@ -92,6 +94,14 @@ fn convert(args: &ImportTfsArgs) -> CommandResult<ImportedSettings> {
             .map_err(|error| CommandError::failed(format!("schedule: {error}")))?;
         settings.insert("schedule".to_owned(), Value::Table(table));
     }
+    let logged = inference.is_some();
+    settings.extend(inference.map(|table| ("inference".to_owned(), Value::Table(table))));
+    let table_of = |model: &ModelConfig| {
+        let mut table = table_of(model);
+        let rate = model.request_log_rate.filter(|_| logged);
+        table.extend(rate.map(|rate| ("request-log-rate".to_owned(), Value::Float(rate))));
+        table
+    };
     let models = models.iter().map(|model| (model.name.to_string(), Value::Table(table_of(model))));
     settings.insert("models".to_owned(), Value::Table(models.collect()));
     let text = toml::to_string(&settings)
@@ -102,22 +112,31 @@ fn convert(args: &ImportTfsArgs) -> CommandResult<ImportedSettings> {
     Ok(ImportedSettings { text: head.to_owned() + &text, notes })
 }
 
-/// Returns the fields of a list that have no setting.
-fn notes(list: &pb::ModelServerConfig, path: &Path) -> Vec<String> {
+/// Returns the section `[inference]`, with the first directory of a `logging_config`. Notes what
+/// has no setting.
+fn inference(list: &pb::ModelServerConfig, path: &Path, notes: &mut Vec<String>) -> Option<Table> {
     let Some(pb::model_server_config::Config::ModelConfigList(list)) = &list.config else {
-        return Vec::new();
+        return None;
     };
-    let logging = list.config.iter().filter(|model| model.logging_config.is_some());
-    logging
-        .map(|model| {
-            format!(
-                "{}: logging_config of model \"{}\"; give --request-log DIR, and request-log-rate in a \
-                 millpond.toml beside its versions",
+    let mut place: Option<PathBuf> = None;
+    for model in list.config.iter().filter(|model| model.logging_config.is_some()) {
+        match (log_dir(model), &place) {
+            (Some(dir), None) => place = Some(dir),
+            (Some(dir), Some(first)) if dir == *first => {}
+            _ => notes.push(format!(
+                "{}: filename_prefix of model \"{}\": its requests are logged only if --request-log names a \
+                 directory, which is that of all models",
                 path.display(),
                 model.name
-            )
-        })
-        .collect()
+            )),
+        }
+    }
+    let dir = Value::String(place?.to_string_lossy().into_owned());
+    // Models without the configuration are not logged.
+    Some(Table::from_iter([
+        ("request-log".to_owned(), dir),
+        ("request-log-rate".to_owned(), Value::Float(0.0)),
+    ]))
 }
 
 fn table_of(model: &ModelConfig) -> Table {
@@ -155,8 +174,9 @@ mod tests {
             &models,
             "model_config_list { config { name: 'a.b' base_path: '/m/a' model_platform: 'tensorflow' \
              model_version_policy { specific { versions: 3 versions: 1 } } \
-             version_labels { key: 'stable' value: 1 } logging_config {} } \
-             config { name: 'c' base_path: '/m/c' model_platform: 'tensorflow' } }",
+             version_labels { key: 'stable' value: 1 } logging_config { \
+               log_collector_config { filename_prefix: '/logs/a' } sampling_config { sampling_rate: 0.5 } } } \
+             config { name: 'c' base_path: '/m/c' model_platform: 'tensorflow' logging_config {} } }",
         )
         .unwrap();
         std::fs::write(
@@ -169,10 +189,12 @@ mod tests {
         let file = SettingsFile::parse(&text, Path::new("m.toml")).unwrap();
         assert_eq!(file.models["a.b"].labels["stable"], 1);
         assert_eq!(file.models["c"].path.as_deref(), Some(Path::new("/m/c")));
+        assert_eq!(file.models["a.b"].request_log_rate, Some(0.5));
+        assert_eq!(file.inference.request_log.as_deref(), Some(Path::new("/logs")));
         assert_eq!(file.schedule.max_batch, Some(8));
         assert_eq!(file.schedule.max_queue_delay, Some(std::time::Duration::from_micros(1500)));
         assert!(
-            notes.len() == 1 && notes[0].contains("logging_config of model \"a.b\""),
+            notes.len() == 1 && notes[0].contains("filename_prefix of model \"c\""),
             "{notes:?}"
         );
         std::fs::write(&args.models, "model_config_list {\n\n oops }").unwrap();

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use base::Result;
 use engine::{ScheduleMode, ScheduleOptions};
 use lifecycle::{ConfigSet, ModelConfig};
+use protocol::tensorflow::serving as pb;
 use protocol::tensorflow::serving::{BatchingParameters, ModelServerConfig};
 use server::{ConfigSource, ModelListRules};
 
@@ -46,6 +47,13 @@ impl VersionBatching {
         }
         Ok(notes)
     }
+}
+
+/// Returns the directory of a model's `logging_config`, if it names one.
+pub(super) fn log_dir(model: &pb::ModelConfig) -> Option<PathBuf> {
+    let collector = model.logging_config.as_ref()?.log_collector_config.as_ref()?;
+    let dir = Path::new(&collector.filename_prefix).parent()?;
+    (!dir.as_os_str().is_empty()).then(|| dir.to_owned())
 }
 
 /// Returns the batching parameters of the highest version, if it has some.

@@ -5,13 +5,17 @@ use std::path::Path;
 use crate::program::{check_error, command, run};
 use crate::serve::{Server, publish};
 
-/// Writes a list that serves the model of [`publish`] under each of `names`.
+/// Writes a list that serves the model of [`publish`] under each of `names`, and logs all requests
+/// in the folder `logged`.
 fn list(dir: &Path, names: &[&str]) -> std::path::PathBuf {
     let path = dir.join("models/half_plus_two");
     let model = |name: &&str| {
         format!(
-            "  config: {{ name: \"{name}\", base_path: \"{}\", model_platform: \"tensorflow\" }}\n",
-            path.display()
+            "  config: {{ name: \"{name}\", base_path: \"{}\", model_platform: \"tensorflow\", \
+             logging_config {{ log_collector_config {{ filename_prefix: '{}/x' }} \
+             sampling_config {{ sampling_rate: 1 }} }} }}\n",
+            path.display(),
+            dir.join("logged").display()
         )
     };
     let models: String = names.iter().map(model).collect();
@@ -75,6 +79,9 @@ fn flags_and_files_of_the_reference_serve() {
     server.wait_until("c", &["models", "status", "c"], |run| run.code == 0);
     server.wait_until("a goes", &["models", "status", "a"], |run| run.code != 0);
     assert_eq!(server.terminate(), Some(0));
+    let logged: Vec<_> = std::fs::read_dir(dir.path().join("logged")).unwrap().collect();
+    let [Ok(file)] = &logged[..] else { panic!("one model had a request: {logged:?}") };
+    assert!(file.file_name().to_string_lossy().starts_with("requests-a-"), "{file:?}");
     let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
     for line in [
         "--enable_profiler has no effect: there is no profiler service",
