@@ -19,10 +19,11 @@ use crate::speakers::SpeakersArgs;
 use crate::tfs::TfsArgs;
 use crate::tfs::import::ImportCommand;
 use crate::tune::TuneCommand;
+use crate::verify::VerifyArgs;
 use crate::worker::WorkerArgs;
 use crate::{
     audio, bench, completion, doctor, environment, images, infer, models, publish, serve, speakers,
-    tfs, tune, worker,
+    tfs, tune, verify, worker,
 };
 
 /// Serves models with a tail latency that stays flat while they change
@@ -57,6 +58,8 @@ enum Command {
     Bench(Box<BenchArgs>),
     /// Find and write the settings with the highest throughput within a latency target
     Tune(Box<TuneCommand>),
+    /// Send recorded requests to two servers and compare answers and latency
+    Verify(Box<VerifyArgs>),
     /// Serve real models under load and swap one of them every few seconds
     Demo(DemoCommand),
     /// Check how well this machine can serve, and suggest changes
@@ -126,6 +129,7 @@ impl Arguments {
             Command::Doctor(args) => doctor::run(args),
             Command::Completion(args) => completion::run(args),
             Command::Convert(args) => publish::convert(args),
+            Command::Verify(args) => verify::run(args),
             Command::Worker(args) => worker::run(args),
         }
     }

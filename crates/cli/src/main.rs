@@ -24,6 +24,7 @@ mod speakers;
 mod tfs;
 mod tune;
 mod values;
+mod verify;
 mod worker;
 
 use std::process::ExitCode;

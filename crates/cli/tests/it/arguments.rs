@@ -3,7 +3,7 @@
 use crate::program::{Run, check_error, command, run};
 
 /// The commands a person can find, in the order of the help text.
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 15] = [
     "serve",
     "tfs",
     "import",
@@ -15,6 +15,7 @@ const COMMANDS: [&str; 14] = [
     "images",
     "bench",
     "tune",
+    "verify",
     "demo",
     "doctor",
     "completion",

@@ -5,6 +5,7 @@
 mod arguments;
 mod audio;
 mod doctor;
+mod isolate;
 mod mistakes;
 mod program;
 mod publish;
@@ -12,3 +13,4 @@ mod reference;
 mod reload;
 mod serve;
 mod tfs;
+mod verify;

@@ -97,6 +97,11 @@ impl Server {
         text
     }
 
+    /// Returns its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends it a signal, as in "HUP".
     pub(crate) fn signal(&self, name: &str) {
         let arguments = [format!("-{name}"), self.child.id().to_string()];

@@ -86,7 +86,11 @@ pub fn read_records(file: &Bytes) -> Result<Vec<Result<WarmupRecord>>> {
     Ok(records)
 }
 
-fn next_record(rest: &mut Bytes) -> Result<Bytes> {
+/// Takes the first record off `rest`, and checks its length and checksums.
+///
+/// # Errors
+/// `DataLoss` if it is cut or damaged.
+pub fn next_record(rest: &mut Bytes) -> Result<Bytes> {
     let cut = || Error::data_loss("the file ends in the middle of it");
     if rest.len() < LENGTH_BYTES + CHECKSUM_BYTES {
         return Err(cut());

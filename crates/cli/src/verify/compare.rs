@@ -1,0 +1,324 @@
+//! The answers of two servers to the same requests, compared.
+
+use std::fmt;
+use std::time::Duration;
+
+use base::{DType, Data, Error, NamedTensor, Result, Tensor};
+use bytes::Bytes;
+use loadgen::connection::{Connection, Endpoint, RawResponse, Template, other_protocol};
+use loadgen::report::StepProgress;
+use serde::Serialize;
+
+use super::NAMES;
+use super::records::{PREDICT, Records, outputs};
+
+/// Longest wait for one answer.
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(60);
+/// Most characters of a string in a message.
+const STRING_CHARS_MAX: usize = 64;
+
+/// The comparison of all requests.
+#[derive(Default)]
+pub(super) struct Comparison {
+    /// Requests that both servers answered.
+    pub(super) compared: usize,
+    /// Requests that both servers refused.
+    pub(super) refused_by_both: usize,
+    pub(super) differences: Vec<AnswerDifference>,
+    /// Largest difference of two floats, relative to the larger of 1 and the right one.
+    pub(super) largest: f64,
+    /// First answer of each server to each request; `None` if it was refused.
+    pub(super) answers: [Vec<Option<Bytes>>; 2],
+}
+
+/// The first difference of two answers.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct AnswerDifference {
+    /// Number of the request in the files, from 0.
+    pub(super) request: usize,
+    pub(super) model: String,
+    /// The output; empty if an answer is an error.
+    pub(super) output: String,
+    /// Position of the element.
+    pub(super) element: Option<usize>,
+    /// Value or error of the verified server.
+    pub(super) server: String,
+    /// Value or error of the other one.
+    pub(super) against: String,
+}
+
+impl fmt::Display for AnswerDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let AnswerDifference { request, model, output, element, server, against } = self;
+        write!(f, "request {request} (model \"{model}\")")?;
+        if !output.is_empty() {
+            write!(f, " output \"{output}\"")?;
+        }
+        if let Some(element) = element {
+            write!(f, " element {element}")?;
+        }
+        write!(f, ": {server}, but {against} from --against")
+    }
+}
+
+/// Sends each request to both servers and compares the answers.
+///
+/// # Errors
+/// `Unavailable` if a server cannot be reached.
+pub(super) fn compare_all(
+    records: &Records,
+    endpoints: &[Endpoint; 2],
+    tolerance: f64,
+    progress: &StepProgress,
+) -> Result<Comparison> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Error::exhausted(format!("cannot start a client: {e}")))?;
+    runtime.block_on(async {
+        let mut servers = [
+            Client::connect(&endpoints[0], NAMES[0]).await?,
+            Client::connect(&endpoints[1], NAMES[1]).await?,
+        ];
+        let mut comparison = Comparison::default();
+        for (request, call) in records.calls.iter().enumerate() {
+            progress.say(format!("comparing request {request}"));
+            let [ours, right] = &mut servers;
+            let answers = [ours.call(&call.frame).await?, right.call(&call.frame).await?];
+            comparison.add(request, &call.model, answers, tolerance);
+            progress.step();
+        }
+        Ok(comparison)
+    })
+}
+
+struct Client {
+    connection: Connection,
+    endpoint: Endpoint,
+    template: Template,
+}
+
+impl Client {
+    async fn connect(endpoint: &Endpoint, name: &str) -> Result<Client> {
+        let connection =
+            Connection::open(endpoint).await.map_err(|e| e.context(format_args!("--{name}")))?;
+        let template = Template::grpc(endpoint, PREDICT)?;
+        Ok(Client { connection, endpoint: endpoint.clone(), template })
+    }
+
+    /// Returns the answer, or the server's error as the inner one.
+    async fn call(&mut self, frame: &Bytes) -> Result<Result<RawResponse>> {
+        if !self.connection.is_open() {
+            if let Some(error) = other_protocol(&self.endpoint) {
+                return Err(error);
+            }
+            self.connection = Connection::open(&self.endpoint).await?;
+        }
+        let call = self.connection.call(&self.template, frame.clone());
+        Ok(tokio::time::timeout(ANSWER_WAIT_MAX, call).await.unwrap_or_else(|_| {
+            Err(Error::deadline(format!("no answer within {ANSWER_WAIT_MAX:?}")))
+        }))
+    }
+}
+
+impl Comparison {
+    fn add(
+        &mut self,
+        request: usize,
+        model: &str,
+        answers: [Result<RawResponse>; 2],
+        tolerance: f64,
+    ) {
+        let decoded = answers.each_ref().map(|answer| match answer {
+            Ok(answer) => outputs(&answer.body),
+            Err(error) => Err(error.clone()),
+        });
+        for (kept, answer) in self.answers.iter_mut().zip(answers) {
+            kept.push(answer.ok().map(|answer| answer.body));
+        }
+        let difference = match decoded {
+            [Ok(ours), Ok(right)] => {
+                self.compared += 1;
+                let mut difference = OutputComparison { tolerance, largest: self.largest };
+                let found = difference.outputs(&ours, &right);
+                self.largest = difference.largest;
+                found
+            }
+            [Err(_), Err(_)] => {
+                self.refused_by_both += 1;
+                None
+            }
+            [Err(error), Ok(_)] => Some(whole(error.to_string(), "an answer".to_owned())),
+            [Ok(_), Err(error)] => Some(whole("an answer".to_owned(), error.to_string())),
+        };
+        let named =
+            difference.map(|found| AnswerDifference { request, model: model.into(), ..found });
+        self.differences.extend(named);
+    }
+}
+
+/// Builds a difference of whole answers.
+fn whole(server: String, against: String) -> AnswerDifference {
+    of_output("", None, server, against)
+}
+
+fn of_output(
+    output: &str,
+    element: Option<usize>,
+    server: String,
+    against: String,
+) -> AnswerDifference {
+    let (request, model) = (0, String::new());
+    AnswerDifference { request, model, output: output.into(), element, server, against }
+}
+
+/// Returns true if two answers agree.
+pub(super) fn agree(ours: &[NamedTensor], right: &[NamedTensor], tolerance: f64) -> bool {
+    OutputComparison { tolerance, largest: 0.0 }.outputs(ours, right).is_none()
+}
+
+struct OutputComparison {
+    tolerance: f64,
+    largest: f64,
+}
+
+impl OutputComparison {
+    /// Returns the first difference. Both lists are in the order of their names.
+    fn outputs(&mut self, ours: &[NamedTensor], right: &[NamedTensor]) -> Option<AnswerDifference> {
+        let names = |outputs: &[NamedTensor]| {
+            outputs.iter().map(|output| output.name.to_string()).collect::<Vec<_>>()
+        };
+        if names(ours) != names(right) {
+            let list = |outputs| format!("outputs {}", names(outputs).join(", "));
+            return Some(whole(list(ours), list(right)));
+        }
+        ours.iter()
+            .zip(right)
+            .find_map(|(ours, right)| self.tensors(&ours.name, &ours.tensor, &right.tensor))
+    }
+
+    fn tensors(&mut self, name: &str, ours: &Tensor, right: &Tensor) -> Option<AnswerDifference> {
+        if ours.dtype() != right.dtype() || ours.shape() != right.shape() {
+            let kind = |tensor: &Tensor| format!("{} {:?}", tensor.dtype(), tensor.shape());
+            return Some(of_output(name, None, kind(ours), kind(right)));
+        }
+        if let (Some(ours), Some(right)) = (floats(ours), floats(right)) {
+            let pairs = ours.into_iter().zip(right).enumerate();
+            let mut first = None;
+            for (element, (ours, right)) in pairs {
+                let difference = difference(ours, right);
+                self.largest = self.largest.max(difference);
+                if difference > self.tolerance && first.is_none() {
+                    first =
+                        Some(of_output(name, Some(element), ours.to_string(), right.to_string()));
+                }
+            }
+            return first;
+        }
+        let (ours, right) = (elements(ours), elements(right));
+        let element = ours.iter().zip(&right).position(|(ours, right)| ours != right)?;
+        Some(of_output(name, Some(element), shown(&ours[element]), shown(&right[element])))
+    }
+}
+
+/// Returns the difference of two floats, relative to the larger of 1 and `right`.
+fn difference(ours: f64, right: f64) -> f64 {
+    if ours == right || (ours.is_nan() && right.is_nan()) {
+        return 0.0;
+    }
+    let difference = (ours - right).abs() / right.abs().max(1.0);
+    if difference.is_nan() { f64::INFINITY } else { difference }
+}
+
+fn floats(tensor: &Tensor) -> Option<Vec<f64>> {
+    match tensor.dtype() {
+        DType::F32 => Some(tensor.to_vec::<f32>().ok()?.into_iter().map(f64::from).collect()),
+        DType::F64 => tensor.to_vec::<f64>().ok(),
+        DType::F16 => Some(tensor.to_vec::<half::f16>().ok()?.into_iter().map(f64::from).collect()),
+        DType::BF16 => {
+            Some(tensor.to_vec::<half::bf16>().ok()?.into_iter().map(f64::from).collect())
+        }
+        _ => None,
+    }
+}
+
+/// Returns the bytes of each element. Packed elements stay together.
+fn elements(tensor: &Tensor) -> Vec<Bytes> {
+    match tensor.data() {
+        Data::Strings(strings) => strings.to_vec(),
+        Data::Bytes(bytes) => {
+            let width = tensor.dtype().bits().map_or(1, |bits| bits.div_ceil(8)).max(1);
+            bytes.chunks(width).map(Bytes::copy_from_slice).collect()
+        }
+    }
+}
+
+/// Formats an element: text if it is readable, else a number or its bytes.
+fn shown(element: &Bytes) -> String {
+    match std::str::from_utf8(element) {
+        Ok(text) if !text.is_empty() && !text.chars().any(char::is_control) => {
+            format!("\"{}\"", text.chars().take(STRING_CHARS_MAX).collect::<String>())
+        }
+        _ => match element.len() {
+            1 => element[0].to_string(),
+            2 => element.first_chunk().map_or(0, |bytes| i16::from_le_bytes(*bytes)).to_string(),
+            4 => element.first_chunk().map_or(0, |bytes| i32::from_le_bytes(*bytes)).to_string(),
+            8 => element.first_chunk().map_or(0, |bytes| i64::from_le_bytes(*bytes)).to_string(),
+            _ => format!("{:?}", element.slice(..element.len().min(STRING_CHARS_MAX))),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str, tensor: Tensor) -> NamedTensor {
+        NamedTensor::new(name, tensor)
+    }
+
+    fn y(values: &[f32]) -> Vec<NamedTensor> {
+        vec![named("y", Tensor::from_vec([values.len()].as_slice(), values.to_vec()).unwrap())]
+    }
+
+    fn first(ours: &[NamedTensor], right: &[NamedTensor]) -> Option<String> {
+        let mut comparison = OutputComparison { tolerance: 1e-5, largest: 0.0 };
+        comparison.outputs(ours, right).map(|difference| difference.to_string())
+    }
+
+    #[test]
+    fn floats_are_compared_within_the_tolerance() {
+        let nan = f32::NAN;
+        assert_eq!(
+            first(&y(&[1.0, nan, f32::INFINITY]), &y(&[1.000001, nan, f32::INFINITY])),
+            None
+        );
+        assert_eq!(first(&y(&[1e6]), &y(&[1e6 + 1.0])), None, "relative to large values");
+        let difference = first(&y(&[1.0, 2.0, 5.0]), &y(&[1.0, 3.0, 4.0])).unwrap();
+        assert!(difference.contains("output \"y\" element 1: 2, but 3"), "{difference}");
+        assert!(first(&y(&[1.0]), &y(&[nan])).is_some());
+        assert!(first(&y(&[f32::INFINITY]), &y(&[1.0])).is_some());
+    }
+
+    #[test]
+    fn names_types_and_shapes_are_compared() {
+        let names = first(&y(&[1.0]), &[]).unwrap();
+        assert!(names.contains("outputs y"), "{names}");
+        let shapes = first(&y(&[1.0]), &y(&[1.0, 2.0])).unwrap();
+        assert!(shapes.contains("float32 [1], but float32 [2]"), "{shapes}");
+    }
+
+    #[test]
+    fn integers_and_strings_are_exact() {
+        let ids =
+            |ids: Vec<i64>| vec![named("ids", Tensor::from_vec([2].as_slice(), ids).unwrap())];
+        let difference = first(&ids(vec![7, 8]), &ids(vec![7, -9])).unwrap();
+        assert!(difference.contains("element 1: 8, but -9"), "{difference}");
+        let texts = |text: &str| {
+            let strings = vec![Bytes::copy_from_slice(text.as_bytes())];
+            vec![named("label", Tensor::from_strings([1].as_slice(), strings).unwrap())]
+        };
+        let difference = first(&texts("cat"), &texts("dog")).unwrap();
+        assert!(difference.contains("\"cat\", but \"dog\""), "{difference}");
+    }
+}

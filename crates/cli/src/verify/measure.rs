@@ -1,0 +1,116 @@
+//! The latency of two servers under the same requests, measured in turns.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::{NamedTensor, Result};
+use bytes::Bytes;
+use loadgen::connection::{Endpoint, RawResponse, Template};
+use loadgen::drive::{DrivePlan, Judge, Judgement, LoadLoop, SampleSink, drive};
+use loadgen::report::StepProgress;
+use loadgen::samples::{Tally, TallyCounts};
+use loadgen::schedule::Arrivals;
+
+use super::NAMES;
+use super::compare::{Comparison, agree};
+use super::records::{PREDICT, Records, outputs};
+
+/// Part of a round that is not counted, while connections and caches get warm.
+const WARM_UP_PART: u32 = 10;
+/// Seed of the gaps of the open loop: both servers get the same.
+const SEED: u64 = 31;
+
+/// Settings of the measurement.
+pub(super) struct TimingPlan<'a> {
+    pub(super) endpoints: &'a [Endpoint; 2],
+    /// Requests per second; `None` is a closed loop.
+    pub(super) rate: Option<f64>,
+    pub(super) clients: usize,
+    pub(super) duration: Duration,
+    pub(super) rounds: usize,
+    pub(super) tolerance: f64,
+}
+
+/// Measures both servers, one after the other in each round. Sends the requests that both answered.
+///
+/// # Errors
+/// `Unavailable` if a server cannot be reached.
+pub(super) fn measure(
+    plan: &TimingPlan<'_>,
+    records: &Records,
+    comparison: &Comparison,
+    progress: &StepProgress,
+) -> Result<[TallyCounts; 2]> {
+    let mut counts = [TallyCounts::default(), TallyCounts::default()];
+    let both = |&call: &usize| comparison.answers.iter().all(|answers| answers[call].is_some());
+    let calls: Vec<usize> = (0..records.calls.len()).filter(both).collect();
+    if calls.is_empty() {
+        return Ok(counts);
+    }
+    let shots: Arc<[Bytes]> = calls.iter().map(|&call| records.calls[call].frame.clone()).collect();
+    let mut judges = Vec::new();
+    for answers in &comparison.answers {
+        let expected = calls.iter().map(|&call| FirstAnswer::new(answers[call].as_ref()));
+        let expected = expected.collect::<Result<_>>()?;
+        let judge: Arc<dyn Judge> = Arc::new(AnswerJudge { expected, tolerance: plan.tolerance });
+        judges.push(judge);
+    }
+    let pace = match plan.rate {
+        Some(rate) => LoadLoop::Open { arrivals: Arrivals::Poisson, rate, seed: SEED },
+        None => LoadLoop::Closed { clients: plan.clients },
+    };
+    for round in 0..plan.rounds {
+        // The order changes, so that neither always has the fresher machine.
+        let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
+        for number in order {
+            progress.say(format!("round {}: {}", round + 1, NAMES[number]));
+            let endpoint = &plan.endpoints[number];
+            let template = Template::grpc(endpoint, PREDICT)?;
+            let drive_plan =
+                DrivePlan::new(endpoint.clone(), template, shots.clone(), pace, plan.duration);
+            let tally = Arc::new(Tally::new(plan.duration / WARM_UP_PART));
+            let sink: Arc<dyn SampleSink> = tally.clone();
+            drive(&drive_plan, &judges[number], &sink)?;
+            add(&mut counts[number], &tally.counted());
+            progress.step();
+        }
+    }
+    Ok(counts)
+}
+
+/// Adds the counts of a round. The times follow each other.
+fn add(total: &mut TallyCounts, round: &TallyCounts) {
+    total.latencies.add(&round.latencies);
+    total.faults.add(&round.faults);
+    total.first = Some(Duration::ZERO);
+    total.last += round.last.saturating_sub(round.first.unwrap_or_default());
+}
+
+/// The server's first answer to a request.
+struct FirstAnswer {
+    bytes: Bytes,
+    outputs: Vec<NamedTensor>,
+}
+
+impl FirstAnswer {
+    fn new(answer: Option<&Bytes>) -> Result<FirstAnswer> {
+        let bytes = answer.cloned().unwrap_or_default();
+        Ok(FirstAnswer { outputs: outputs(&bytes)?, bytes })
+    }
+}
+
+/// Finds answers that differ from the server's own first answer to the same request.
+struct AnswerJudge {
+    expected: Vec<FirstAnswer>,
+    tolerance: f64,
+}
+
+impl Judge for AnswerJudge {
+    fn judge(&self, shot: usize, answer: &RawResponse) -> (Judgement, u64) {
+        let expected = &self.expected[shot];
+        let right = answer.body == expected.bytes
+            || outputs(&answer.body)
+                .is_ok_and(|outputs| agree(&outputs, &expected.outputs, self.tolerance));
+        (if right { Judgement::Right } else { Judgement::Wrong }, 0)
+    }
+}

@@ -1,0 +1,240 @@
+//! `millpond verify`: sends recorded requests to two servers and compares answers and latency.
+
+mod compare;
+mod measure;
+mod records;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use loadgen::connection::Endpoint;
+use loadgen::report::{StepProgress, TextTable, ms, write_json};
+use loadgen::samples::TallyCounts;
+use serde_json::{Value, json};
+
+use crate::exit::{CommandError, CommandResult, ExitStatus, print};
+use crate::values::TimeSpan;
+use compare::{Comparison, compare_all};
+use measure::{TimingPlan, measure};
+use records::Records;
+
+/// Most differing requests in the text. `--json` has all.
+const SHOWN_MAX: usize = 10;
+/// Most clients of the closed loop.
+const CLIENTS_MAX: usize = 1024;
+/// Most rounds.
+const ROUNDS_MAX: usize = 1000;
+/// Names of the two servers in the report.
+const NAMES: [&str; 2] = ["server", "against"];
+
+/// `millpond verify --against HOST:PORT --requests FILE`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+FILE is a TFRecord file of TensorFlow Serving's PredictionLog: a file of `millpond serve --request-log`, or a model's \
+assets.extra/tf_serving_warmup_requests. Predict records are sent; records of other kinds are counted.
+
+First each request goes to both servers once, and the answers are compared. Then the servers are measured in turns, so \
+that one load does not disturb the other: each round sends the requests to one server for --duration, then to the other.
+
+Exit status: 0 if all answers agree; 1 if answers differ, or if a server cannot be reached.
+
+Example:
+  millpond verify --against old-host:8500 --server localhost:8500 --requests requests.tfrecord")]
+pub(crate) struct VerifyArgs {
+    /// gRPC address of the server with the right answers, such as TensorFlow Serving
+    #[arg(long, value_name = "HOST:PORT")]
+    against: String,
+    /// gRPC address of the server to verify
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8500")]
+    server: String,
+    /// Recorded requests (TFRecord); may be given several times
+    #[arg(long, value_name = "FILE", required = true)]
+    requests: Vec<PathBuf>,
+    /// Send all requests to this model, instead of the recorded one
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Largest difference of two floats, relative to the larger of 1 and the right one
+    #[arg(long, value_name = "NUMBER", default_value_t = 1e-5)]
+    tolerance: f64,
+    /// Requests per second (open loop) [default: each client waits for its answer]
+    #[arg(long, value_name = "N")]
+    rate: Option<f64>,
+    /// Clients that wait for their answers (closed loop)
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "rate")]
+    clients: usize,
+    /// Measuring time of a round on one server; 0s only compares the answers
+    #[arg(long, value_name = "TIME", default_value = "5s")]
+    duration: TimeSpan,
+    /// Rounds, each of which measures both servers
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    rounds: usize,
+    /// Write the report to FILE as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Compares and measures, and prints the report.
+///
+/// # Errors
+/// Returns a usage error for wrong numbers; [`ExitStatus::Failed`] if answers differ, a file cannot
+/// be read or a server cannot be reached.
+pub(crate) fn run(args: &VerifyArgs) -> CommandResult {
+    let endpoints = [endpoint("--server", &args.server)?, endpoint("--against", &args.against)?];
+    args.check()?;
+    let records = Records::read(&args.requests, args.model.as_deref())?;
+    let TimeSpan(duration) = args.duration;
+    let timed = if duration.is_zero() { 0 } else { 2 * args.rounds };
+    let progress = StepProgress::new((records.calls.len() + timed) as u64);
+    let comparison = compare_all(&records, &endpoints, args.tolerance, &progress)?;
+    let plan = TimingPlan {
+        endpoints: &endpoints,
+        rate: args.rate,
+        clients: args.clients,
+        duration,
+        rounds: if timed == 0 { 0 } else { args.rounds },
+        tolerance: args.tolerance,
+    };
+    let counts = measure(&plan, &records, &comparison, &progress)?;
+    drop(progress);
+    if let Some(path) = &args.json {
+        write_json(path, &report(args, &records, &comparison, &counts))?;
+    }
+    print(&text(args, &records, &comparison, &counts))?;
+    match comparison.differences.is_empty() && counts.iter().all(|one| one.faults.wrong == 0) {
+        true => Ok(()),
+        false => Err(CommandError::silent(ExitStatus::Failed)),
+    }
+}
+
+fn endpoint(flag: &str, text: &str) -> CommandResult<Endpoint> {
+    let url = if text.contains("://") { text.to_owned() } else { format!("grpc://{text}") };
+    match Endpoint::parse(&url) {
+        Ok(endpoint) if url.starts_with("grpc:") => Ok(endpoint),
+        _ => Err(CommandError::usage(format!("{flag} {text}: give the gRPC address, HOST:PORT"))),
+    }
+}
+
+impl VerifyArgs {
+    fn check(&self) -> CommandResult {
+        let wrong = |what: &str| Err(CommandError::usage(what.to_owned()));
+        if !(self.tolerance >= 0.0 && self.tolerance.is_finite()) {
+            return wrong("--tolerance must be 0 or more");
+        }
+        if self.rate.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
+            return wrong("--rate must be more than 0");
+        }
+        if !(1..=CLIENTS_MAX).contains(&self.clients) {
+            return wrong(&format!("--clients must be 1 to {CLIENTS_MAX}"));
+        }
+        if !(1..=ROUNDS_MAX).contains(&self.rounds) {
+            return wrong(&format!("--rounds must be 1 to {ROUNDS_MAX}"));
+        }
+        let TimeSpan(duration) = self.duration;
+        if duration > Duration::from_secs(3600) {
+            return wrong("--duration must be at most an hour");
+        }
+        Ok(())
+    }
+
+    fn address(&self, number: usize) -> &str {
+        if number == 0 { &self.server } else { &self.against }
+    }
+}
+
+fn report(
+    args: &VerifyArgs,
+    records: &Records,
+    comparison: &Comparison,
+    counts: &[TallyCounts; 2],
+) -> Value {
+    let side = |number: usize| {
+        let one = &counts[number];
+        json!({
+            "address": args.address(number),
+            "latency": one.latencies.summary(),
+            "requests_per_second": one.rate(),
+            "failed": one.faults.failed,
+            "wrong": one.faults.wrong,
+        })
+    };
+    json!({
+        "requests": records.calls.len(),
+        "skipped": records.skipped,
+        "tolerance": args.tolerance,
+        "compared": comparison.compared,
+        "refused_by_both": comparison.refused_by_both,
+        "largest_difference": comparison.largest,
+        "differing": comparison.differences.len(),
+        "differences": comparison.differences,
+        "server": side(0),
+        "against": side(1),
+    })
+}
+
+fn text(
+    args: &VerifyArgs,
+    records: &Records,
+    comparison: &Comparison,
+    counts: &[TallyCounts; 2],
+) -> String {
+    let mut text = format!(
+        "{} requests, {} compared, {} differ; largest difference {:.3e} (tolerance {:e})\n",
+        records.calls.len(),
+        comparison.compared,
+        comparison.differences.len(),
+        comparison.largest,
+        args.tolerance,
+    );
+    if records.skipped > 0 {
+        text += &format!("{} records of other kinds than predict were left out\n", records.skipped);
+    }
+    if comparison.refused_by_both > 0 {
+        text += &format!("{} requests were refused by both servers\n", comparison.refused_by_both);
+    }
+    for difference in comparison.differences.iter().take(SHOWN_MAX) {
+        text += &format!("{difference}\n");
+    }
+    let more = comparison.differences.len().saturating_sub(SHOWN_MAX);
+    if more > 0 {
+        text += &format!("and {more} more; --json FILE has all\n");
+    }
+    if counts.iter().any(|one| one.latencies.count() > 0) {
+        text += &format!("\n{}", table(args, counts));
+    }
+    for (name, one) in NAMES.iter().zip(counts) {
+        for line in one.faults.lines() {
+            text += &format!("{name}: {line}\n");
+        }
+    }
+    text
+}
+
+fn table(args: &VerifyArgs, counts: &[TallyCounts; 2]) -> TextTable {
+    let mut table = TextTable::new(&[
+        "",
+        "requests/s",
+        "p50 ms",
+        "p99 ms",
+        "p999 ms",
+        "max ms",
+        "answers",
+        "failed",
+        "wrong",
+    ]);
+    for (number, one) in counts.iter().enumerate() {
+        let latency = one.latencies.summary();
+        table.row([
+            format!("{} {}", NAMES[number], args.address(number)),
+            format!("{:.0}", one.rate()),
+            ms(latency.p50_ms),
+            ms(latency.p99_ms),
+            ms(latency.p999_ms),
+            ms(latency.max_ms),
+            latency.n.to_string(),
+            one.faults.failed.to_string(),
+            one.faults.wrong.to_string(),
+        ]);
+    }
+    table
+}
