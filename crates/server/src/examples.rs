@@ -192,12 +192,6 @@ impl ExamplePlan {
                 input.name
             )));
         }
-        if input.dtype != DType::String {
-            return Err(Error::invalid(format!(
-                "Expected a string Tensor of serialized examples as input \"{INPUTS}\", but signature \"{}\" takes {}",
-                named.name, input.dtype
-            )));
-        }
         self.input_tensor = Some(input_tensors.first().unwrap_or(&input.name).clone());
         match self.method {
             ExampleMethod::Classify => {
@@ -232,7 +226,8 @@ impl ExamplePlan {
     /// Turns examples into the inputs of `signature`, that of this plan.
     ///
     /// # Errors
-    /// Returns the errors of [`Examples::features`] and of `reserve`.
+    /// `InvalidArgument` for a signature that takes no strings; those of [`Examples::features`] and
+    /// of `reserve`.
     pub(crate) fn inputs(
         &self,
         examples: &Examples,
@@ -240,6 +235,16 @@ impl ExamplePlan {
         reserve: Reserve<'_>,
     ) -> Result<Vec<NamedTensor>> {
         if self.input_tensor.is_some() {
+            // TensorFlow Serving leaves this to the run, after the checks of all tasks.
+            if let Some(input) =
+                signature.inputs.first().filter(|input| input.dtype != DType::String)
+            {
+                return Err(Error::invalid(format!(
+                    "Expected a string Tensor of serialized examples as input \"{INPUTS}\", but signature \"{}\" \
+                     takes {}",
+                    self.signature, input.dtype
+                )));
+            }
             return Ok(vec![NamedTensor::new(INPUTS, examples.serialized(reserve)?)]);
         }
         let defaults = self.settings.as_ref().map(|settings| values(&settings.defaults));

@@ -32,6 +32,9 @@ output outputs float32 n 1
 signature serving_default tensorflow/serving/predict
 input x float32 n
 output y float32 n
+signature numbers tensorflow/serving/regress
+input inputs float32 n
+output outputs float32 n 1
 signature twice tensorflow/serving/predict
 input x float32 n
 output z float32 n
@@ -194,7 +197,7 @@ fn metadata_shows_all_signatures() {
     let served = served(dir.path(), |_| {});
     let metadata = served.ask("GET", "/v1/models/signed/metadata", "", b"").json();
     let shown = &metadata["metadata"]["signature_def"]["signature_def"];
-    assert_eq!(shown.as_object().unwrap().len(), 5);
+    assert_eq!(shown.as_object().unwrap().len(), 6);
     assert_eq!(shown["classify_x"]["method_name"], "tensorflow/serving/classify");
     assert_eq!(shown["classify_x"]["inputs"]["inputs"]["dtype"], "DT_STRING");
     assert_eq!(shown["twice"]["outputs"]["z"]["dtype"], "DT_FLOAT");
@@ -254,6 +257,11 @@ fn unfit_signatures_are_refused_in_tensorflows_words() {
         refused(client.classify(ask("nowhere", "")).await, Code::NotFound, "nowhere");
         let empty = pb::ClassificationRequest { model_spec: spec("signed", ""), input: None };
         refused(client.classify(empty).await, invalid, "Input is empty");
+        let numbers = pb::RegressionRequest {
+            model_spec: spec("signed", "numbers"),
+            input: input(&["ab"], ""),
+        };
+        refused(client.regress(numbers).await, invalid, "Expected a string Tensor");
         let regress =
             pb::RegressionRequest { model_spec: spec("plain", ""), input: input(&[""], "") };
         refused(client.regress(regress).await, Code::FailedPrecondition, "has no [regress]");
