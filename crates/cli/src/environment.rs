@@ -46,6 +46,8 @@ pub(crate) const RECOGNISERS: Variable =
     Variable::new("MILLPOND_RECOGNISERS", "default of --recognisers [else .cache/recognisers]");
 pub(crate) const SPEAKERS: Variable =
     Variable::new("MILLPOND_SPEAKERS", "default of --speakers [else in the user's data directory]");
+pub(crate) const TENSORFLOW: Variable =
+    Variable::new("MILLPOND_TENSORFLOW", "default of --tensorflow");
 pub(crate) const URL: Variable = Variable::new("MILLPOND_URL", "default of --url");
 pub(crate) const VIRTUAL_ENV: Variable =
     Variable::new("VIRTUAL_ENV", "first place to search for the engines' libraries");
@@ -63,7 +65,7 @@ pub(crate) const TERM_PROGRAM: Variable =
     Variable::new("TERM_PROGRAM", "whether `images search` may send images in iTerm2's form");
 
 /// All variables, in the order of the help text.
-pub(crate) const ALL: [&Variable; 24] = [
+pub(crate) const ALL: [&Variable; 25] = [
     &ADMIN_KEY,
     &API_KEY,
     &AUDIO_DATA,
@@ -79,6 +81,7 @@ pub(crate) const ALL: [&Variable; 24] = [
     &PROGRAM,
     &RECOGNISERS,
     &SPEAKERS,
+    &TENSORFLOW,
     &URL,
     &VIRTUAL_ENV,
     &XDG_CACHE_HOME,
@@ -148,6 +151,13 @@ fn data_dir() -> Option<PathBuf> {
 /// around this process.
 pub(crate) fn torch_search(explicit: Option<PathBuf>) -> LibrarySearch {
     let explicit = explicit.or_else(|| LIBTORCH.path());
+    LibrarySearch::around_process(explicit, VIRTUAL_ENV.path())
+}
+
+/// Returns where to search for TensorFlow: `explicit`, else the environment's path, else around
+/// this process.
+pub(crate) fn tensorflow_search(explicit: Option<PathBuf>) -> LibrarySearch {
+    let explicit = explicit.or_else(|| TENSORFLOW.path());
     LibrarySearch::around_process(explicit, VIRTUAL_ENV.path())
 }
 

@@ -112,7 +112,10 @@ const TRITON: [(&str, &str); 35] = [
         "exit-on-error",
         "a model that fails to load does not end the server; /v2/health/ready says so",
     ),
-    ("backend-directory", "--onnxruntime PATH and --libtorch PATH name the engines' libraries"),
+    (
+        "backend-directory",
+        "--onnxruntime, --libtorch and --tensorflow PATH name the engines' libraries",
+    ),
     ("backend-config", "a model's settings are in millpond.toml beside its versions"),
     (
         "pinned-memory-pool-byte-size",

@@ -7,10 +7,13 @@ use std::time::Duration;
 use base::Error;
 use base::units::format_bytes;
 use clap::Args;
-use engine_onnx::publish::{self, PublishOptions, PublishProgress, WriteOptions};
+use engine::publish::{PublishOptions, PublishProgress, WriteOptions};
+use engine_onnx::publish as onnx;
+use engine_tensorflow::{TensorFlowEngine, publish as tensorflow};
 use indicatif::{ProgressBar, ProgressStyle};
 use os::Rate;
 
+use crate::environment::tensorflow_search;
 use crate::exit::{CommandError, CommandResult, ExitStatus, print};
 use crate::layout;
 use crate::values::{ByteRate, check_name};
@@ -21,7 +24,7 @@ const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 /// `millpond publish IN --to DIR/NAME`.
 #[derive(Args, Debug)]
 pub(crate) struct PublishArgs {
-    /// ONNX file, directory with model.onnx and its external data, or published version
+    /// ONNX file, directory with model.onnx and its external data, SavedModel, or published version
     #[arg(value_name = "IN")]
     source: PathBuf,
     /// The model's directory; the new version appears in it in one step
@@ -36,12 +39,16 @@ pub(crate) struct PublishArgs {
     /// Write through the page cache instead of with O_DIRECT
     #[arg(long)]
     no_direct_io: bool,
+    /// TensorFlow's library, or the directory of its Python package, for a SavedModel [default:
+    /// found in a virtual environment, beside the program or in the system]
+    #[arg(long, value_name = "PATH")]
+    tensorflow: Option<PathBuf>,
 }
 
 /// `millpond convert SRC DEST`.
 #[derive(Args, Debug)]
 pub(crate) struct ConvertArgs {
-    /// ONNX file, or directory with model.onnx
+    /// ONNX file, directory with model.onnx, or SavedModel
     source: PathBuf,
     /// Existing empty directory
     dest: PathBuf,
@@ -51,6 +58,21 @@ pub(crate) struct ConvertArgs {
     /// Write through the page cache instead of with O_DIRECT
     #[arg(long)]
     no_direct_io: bool,
+    /// TensorFlow's library, or the directory of its Python package
+    #[arg(long, value_name = "PATH")]
+    tensorflow: Option<PathBuf>,
+}
+
+/// Returns the command by which a server starts `program` to convert a model. The environment
+/// passes on the library if no flag names it.
+pub(crate) fn converter(program: PathBuf, library: Option<&Path>) -> (PathBuf, Vec<String>) {
+    let mut args = vec!["convert".to_owned()];
+    args.extend(library.map(|path| format!("--tensorflow={}", path.display())));
+    (program, args)
+}
+
+fn tensorflow_engine(library: Option<&PathBuf>) -> TensorFlowEngine {
+    TensorFlowEngine::new(tensorflow_search(library.cloned()))
 }
 
 /// Publishes with a progress bar and prints the new directory.
@@ -69,7 +91,14 @@ pub(crate) fn run(args: &PublishArgs) -> CommandResult {
         direct: !args.no_direct_io,
     };
     let bar = progress_bar();
-    let published = publish::publish(&options, &mut |progress| show(&bar, progress));
+    let mut progress = |progress| show(&bar, progress);
+    let published = match tensorflow::is_source(&args.source) {
+        true => {
+            let engine = tensorflow_engine(args.tensorflow.as_ref());
+            tensorflow::publish(&engine, &options, &mut progress)
+        }
+        false => onnx::publish(&options, &mut progress),
+    };
     bar.finish_and_clear();
     let published = published?;
     let parameters: u64 = published.manifest.tensors.iter().map(|tensor| tensor.bytes).sum();
@@ -126,18 +155,23 @@ fn check_kind(source: &Path, to: &Path) -> CommandResult {
 /// code tells it whether to retry.
 pub(crate) fn convert(args: &ConvertArgs) -> CommandResult {
     let options = WriteOptions { rate: rate(args.rate), direct: !args.no_direct_io };
-    publish::convert_into(&args.source, &args.dest, options, &mut |_| {}).map(drop).map_err(
-        |error: Error| {
-            // The reader may have exited, or the disk of a redirected standard error may be full:
-            // no reason to panic.
-            let _ = writeln!(std::io::stderr(), "{}", error.message().replace('\n', " "));
-            CommandError::silent(if error.is_retryable() {
-                ExitStatus::TryAgain
-            } else {
-                ExitStatus::Failed
-            })
-        },
-    )
+    let converted = match tensorflow::is_source(&args.source) {
+        true => {
+            let engine = tensorflow_engine(args.tensorflow.as_ref());
+            tensorflow::convert_into(&engine, &args.source, &args.dest, options, &mut |_| {})
+        }
+        false => onnx::convert_into(&args.source, &args.dest, options, &mut |_| {}),
+    };
+    converted.map(drop).map_err(|error: Error| {
+        // The reader may have exited, or the disk of a redirected standard error may be full:
+        // no reason to panic.
+        let _ = writeln!(std::io::stderr(), "{}", error.message().replace('\n', " "));
+        CommandError::silent(if error.is_retryable() {
+            ExitStatus::TryAgain
+        } else {
+            ExitStatus::Failed
+        })
+    })
 }
 
 fn rate(rate: Option<ByteRate>) -> Rate {

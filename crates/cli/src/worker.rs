@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::environment::{library_search, torch_search};
+use crate::environment::{library_search, tensorflow_search, torch_search};
 use crate::exit::CommandResult;
 
 /// `millpond worker`.
@@ -17,6 +17,9 @@ pub(crate) struct WorkerArgs {
     /// The LibTorch shim, or its directory
     #[arg(long, value_name = "PATH")]
     libtorch: Option<PathBuf>,
+    /// The directory of TensorFlow's Python package
+    #[arg(long, value_name = "PATH")]
+    tensorflow: Option<PathBuf>,
 }
 
 /// Answers the server until it closes its sockets. Its log is a line of standard error for each
@@ -27,5 +30,6 @@ pub(crate) fn run(args: &WorkerArgs) -> CommandResult {
     let _ = log.with_ansi(false).with_target(false).with_writer(std::io::stderr).try_init();
     let onnxruntime = library_search(args.onnxruntime.clone());
     let libtorch = torch_search(args.libtorch.clone());
-    Ok(server::run_worker(onnxruntime, libtorch)?)
+    let tensorflow = tensorflow_search(args.tensorflow.clone());
+    Ok(server::run_worker(onnxruntime, libtorch, tensorflow)?)
 }

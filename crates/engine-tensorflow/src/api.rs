@@ -19,6 +19,14 @@ pub(crate) const LIBRARY: &str = "libtensorflow_cc.so.2";
 /// File that the first needs.
 pub(crate) const FRAMEWORK: &str = "libtensorflow_framework.so.2";
 
+/// Settings of TensorFlow that only the environment carries; a value that is there stays.
+const VARIABLES: [(&str, &str); 2] = [
+    // Only errors on standard error.
+    ("TF_CPP_MIN_LOG_LEVEL", "2"),
+    // Otherwise the threads inside an operator are those of the first session for all.
+    ("TF_OVERRIDE_GLOBAL_THREADPOOL", "1"),
+];
+
 macro_rules! opaque {
     ($($name:ident)*) => { $(#[repr(C)] pub(crate) struct $name { _private: [u8; 0] })* };
 }
@@ -136,6 +144,7 @@ impl TensorFlowLibrary {
     pub(crate) fn open(dir: &Path) -> Result<TensorFlowLibrary> {
         let unfit =
             |why: String| Error::precondition(format!("{}: {why}: {REMEDY}", dir.display()));
+        set_variables();
         open(&dir.join(FRAMEWORK), libc::RTLD_GLOBAL).map_err(unfit)?;
         let handle = open(&dir.join(LIBRARY), libc::RTLD_LOCAL).map_err(unfit)?;
         // SAFETY: the handle stays open; the version that follows says that the interface fits.
@@ -197,6 +206,18 @@ impl Drop for Status<'_> {
     fn drop(&mut self) {
         // SAFETY: ours, and dropped once.
         unsafe { (self.library.call.TF_DeleteStatus)(self.raw) };
+    }
+}
+
+/// Sets [`VARIABLES`] before the library reads them.
+fn set_variables() {
+    for (name, value) in VARIABLES {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: the standard library's lock keeps readers in Rust away. glibc copies the
+            // array of variables at the first change and keeps the old one, so a reader in C finds
+            // either.
+            unsafe { std::env::set_var(name, value) };
+        }
     }
 }
 

@@ -267,16 +267,63 @@ fn text(library: &'static TensorFlowLibrary, text: &str) -> Result<TfTensor> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
     use std::sync::Arc;
 
     use base::DType;
     use engine::LibrarySearch;
     use memory::{PoolConfig, SlotPool};
     use os::Rate;
+    use prost::Message;
 
     use super::*;
     use crate::TensorFlowEngine;
+    use crate::api::RawOutput;
+    use crate::generated::attr_value::Value;
+    use crate::generated::{
+        AttrValue, GraphDef, MetaInfoDef, NodeDef, SavedModel, SignatureDef, TensorInfo,
+    };
+
+    const BYTES: usize = 64 << 20;
+    const FLOAT: i32 = 1;
+
+    /// A SavedModel whose only output is the variable "table".
+    fn saved_model() -> Vec<u8> {
+        let node = |name: &str, op: &str, input: &[&str], attrs: &[(&str, Value)]| {
+            let attr = |(name, value): &(&str, Value)| {
+                ((*name).to_owned(), AttrValue { value: Some(value.clone()) })
+            };
+            let node = NodeDef {
+                name: name.to_owned(),
+                op: op.to_owned(),
+                input: input.iter().map(|&name| name.to_owned()).collect(),
+                attr: attrs.iter().map(attr).collect(),
+                ..NodeDef::default()
+            };
+            Bytes::from(node.encode_to_vec())
+        };
+        let size = Dim { size: (BYTES / 4) as i64, ..Dim::default() };
+        let shape = Value::Shape(TensorShape { dim: vec![size], unknown_rank: false });
+        let dtype = ("dtype", Value::Type(FLOAT));
+        let graph = GraphDef {
+            node: vec![
+                node("table", "VarHandleOp", &[], &[dtype.clone(), ("shape", shape)]),
+                node("read", "ReadVariableOp", &["table"], &[dtype]),
+            ],
+            ..GraphDef::default()
+        };
+        let output = TensorInfo { name: "read:0".into(), dtype: FLOAT, ..TensorInfo::default() };
+        let signature =
+            SignatureDef { outputs: [("y".to_owned(), output)].into(), ..SignatureDef::default() };
+        let info = MetaInfoDef { tags: vec!["serve".into()], ..MetaInfoDef::default() };
+        let meta = MetaGraphDef {
+            meta_info_def: Some(info),
+            graph_def: graph.encode_to_vec().into(),
+            signature_def: [("serving_default".to_owned(), signature)].into(),
+            ..MetaGraphDef::default()
+        };
+        SavedModel { saved_model_schema_version: 1, meta_graphs: vec![meta.encode_to_vec().into()] }
+            .encode_to_vec()
+    }
 
     #[test]
     fn a_variable_is_the_region() {
@@ -288,27 +335,30 @@ mod tests {
         let library = TensorFlowEngine::new(search).open().unwrap();
         let config =
             PoolConfig { bytes_max: 80 << 20, huge_pages: false, fault_rate: Rate::unlimited() };
-        let region = Arc::new(SlotPool::new(config).unwrap().allocate(64 << 20).unwrap().freeze());
+        let region = Arc::new(SlotPool::new(config).unwrap().allocate(BYTES).unwrap().freeze());
         let parameter = BoundTensor {
             name: "table".into(),
             dtype: DType::F32,
-            dims: vec![1 << 20, 16],
+            dims: vec![BYTES / 4],
             region: region.clone(),
             offset: 0,
-            bytes: 64 << 20,
+            bytes: BYTES,
         };
-        let graph = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-            .join("../../.cache/saved-models/graphs/pick.savedmodel/saved_model.pb");
+        let dir = tempfile::tempdir().unwrap();
+        let graph = dir.path().join(model_file::NAME);
+        std::fs::write(&graph, saved_model()).unwrap();
         let request = LoadRequest { graph, parameters: vec![parameter], ..LoadRequest::default() };
         let meta = model_file::read(&request.graph).unwrap();
         let read = signature::read(&meta).unwrap();
         let loaded = open(library, &meta, &read, &request).unwrap();
-        let handle = loaded.model.output("table").unwrap();
-        let read = loaded.model.add("ReadVariableOp", "again", &[handle], Some(1)).unwrap();
-        let read = crate::api::RawOutput { operation: read, index: 0 };
-        let got = loaded.model.prepare(&Feeds::default(), &[read], &[]).unwrap();
+        let value = RawOutput { operation: loaded.model.operation("read").unwrap(), index: 0 };
+        let got = loaded.model.prepare(&Feeds::default(), &[value], &[]).unwrap();
         assert_eq!(got[0].address(), region.as_ptr().addr());
-        drop((got, loaded, request));
+        // An output is a copy, so that a slow client does not keep the region.
+        let session = TfSession::new(loaded, read).unwrap();
+        let outputs = session.run(&[], &[]).unwrap();
+        assert_ne!(outputs[0].tensor.bytes().unwrap().as_ptr(), region.as_ptr());
+        drop((got, session, request));
         assert_eq!(Arc::strong_count(&region), 1);
     }
 }

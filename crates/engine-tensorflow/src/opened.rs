@@ -1,6 +1,6 @@
 //! A graph in TensorFlow and the session that runs it.
 
-use std::ffi::c_int;
+use std::ffi::{CStr, c_int};
 use std::path::Path;
 use std::ptr::{null, null_mut};
 
@@ -85,27 +85,36 @@ impl OpenedModel {
     ) -> Result<OpenedModel> {
         let mut model = OpenedModel::empty(library);
         let options = ConfiguredOptions::new(library, options)?;
-        let dir = c_text(&dir.to_string_lossy())?;
-        let tag = c_text(model_file::TAG)?;
+        let (dir, tag) = (c_text(&dir.to_string_lossy())?, c_text(model_file::TAG)?);
+        let session = options.with_priority(|| model.load_session(&options, &dir, &tag))?;
+        model.session = session.0;
+        Ok(model)
+    }
+
+    fn load_session(
+        &self,
+        options: &ConfiguredOptions,
+        dir: &CStr,
+        tag: &CStr,
+    ) -> Result<SessionPointer> {
         let tags = [tag.as_ptr()];
         let load = |status| {
             // SAFETY: all objects are alive, the path and the tag NUL-terminated; no description of
             // the graph is wanted.
             unsafe {
-                (library.call.TF_LoadSessionFromSavedModel)(
+                (self.library.call.TF_LoadSessionFromSavedModel)(
                     options.raw,
                     null(),
                     dir.as_ptr(),
                     tags.as_ptr(),
                     1,
-                    model.graph,
+                    self.graph,
                     null_mut(),
                     status,
                 )
             }
         };
-        model.session = library.call(load, fault::of_load)?;
-        Ok(model)
+        self.library.call(load, fault::of_load).map(SessionPointer)
     }
 
     /// Imports a GraphDef.
@@ -137,12 +146,17 @@ impl OpenedModel {
     /// TensorFlow's reason.
     pub(crate) fn start(&mut self, options: &SessionOptions) -> Result<()> {
         let options = ConfiguredOptions::new(self.library, options)?;
+        let session = options.with_priority(|| self.new_session(&options))?;
+        self.session = session.0;
+        Ok(())
+    }
+
+    fn new_session(&self, options: &ConfiguredOptions) -> Result<SessionPointer> {
         let start = |status| {
             // SAFETY: graph and options are alive.
             unsafe { (self.library.call.TF_NewSession)(self.graph, options.raw, status) }
         };
-        self.session = self.library.call(start, fault::of_load)?;
-        Ok(())
+        self.library.call(start, fault::of_load).map(SessionPointer)
     }
 
     /// Returns the operation called `name`.
@@ -285,10 +299,18 @@ impl Drop for OpenedModel {
     }
 }
 
+/// A session that is not yet a model's.
+struct SessionPointer(*mut RawSession);
+
+// SAFETY: a session may be used from any thread.
+unsafe impl Send for SessionPointer {}
+
 /// Session options of TensorFlow's; the crate's documentation has the reasons.
 struct ConfiguredOptions {
     library: &'static TensorFlowLibrary,
     raw: *mut RawSessionOptions,
+    /// True if the session gets threads that work.
+    threads: bool,
 }
 
 impl ConfiguredOptions {
@@ -303,12 +325,13 @@ impl ConfiguredOptions {
         let config = SessionConfig {
             intra_op_parallelism_threads: threads(options.intra_op_threads)?,
             inter_op_parallelism_threads: inter,
-            use_per_session_threads: true,
+            use_per_session_threads: inter > 1,
         }
         .encode_to_vec();
         // SAFETY: needs nothing; the options are ours.
-        let options =
-            ConfiguredOptions { library, raw: unsafe { (library.call.TF_NewSessionOptions)() } };
+        let raw = unsafe { (library.call.TF_NewSessionOptions)() };
+        let threads = options.intra_op_threads > 1 || options.inter_op_threads > 1;
+        let options = ConfiguredOptions { library, raw, threads };
         let set = |status| {
             // SAFETY: the options are alive; the bytes are copied.
             unsafe {
@@ -319,7 +342,29 @@ impl ConfiguredOptions {
         library.call(set, fault::of_load)?;
         Ok(options)
     }
+
+    /// Makes a session. One with threads is made on a thread of ordinary priority, because its
+    /// threads inherit the priority, and a load thread may have idle priority.
+    fn with_priority(
+        &self,
+        make: impl FnOnce() -> Result<SessionPointer> + Send,
+    ) -> Result<SessionPointer> {
+        if !(self.threads && os::thread::has_idle_priority()) {
+            return make();
+        }
+        let ordinary = || {
+            if let Err(error) = os::thread::set_batch_scheduling(false) {
+                tracing::warn!(%error, "threads of a model run at idle priority");
+            }
+            make()
+        };
+        let made = std::thread::scope(|scope| scope.spawn(ordinary).join());
+        made.unwrap_or_else(|_| Err(Error::internal("a session was not made")))
+    }
 }
+
+// SAFETY: the options are only read after they are made.
+unsafe impl Sync for ConfiguredOptions {}
 
 impl Drop for ConfiguredOptions {
     fn drop(&mut self) {

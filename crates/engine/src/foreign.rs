@@ -21,11 +21,13 @@ const OPTIMUM: &str =
 const PADDLE: &str = "convert it with paddle2onnx --model_dir DIR --save_file model.onnx";
 const PICKLE: &str =
     "a pickled Python object, which is never opened: convert the estimator with skl2onnx";
-const TF: &str = "convert it with python -m tf2onnx.convert --saved-model DIR --output model.onnx";
 
-const TABLE: [ForeignFormat; 20] = [
-    (NamePattern::Is("saved_model.pb"), "a TensorFlow SavedModel", TF),
-    (NamePattern::Is("saved_model.pbtxt"), "a TensorFlow SavedModel", TF),
+const TABLE: [ForeignFormat; 19] = [
+    (
+        NamePattern::Is("saved_model.pbtxt"),
+        "a TensorFlow SavedModel as text",
+        "save it as saved_model.pb with tf.saved_model.save",
+    ),
     (NamePattern::Is("__model__"), "a Paddle model", PADDLE),
     (NamePattern::Is("inference.json"), "a Paddle model", PADDLE),
     (NamePattern::Ends("pdmodel"), "a Paddle model", PADDLE),
@@ -47,16 +49,8 @@ const TABLE: [ForeignFormat; 20] = [
         "a TensorFlow Lite model",
         "convert it with python -m tf2onnx.convert --tflite FILE --output model.onnx",
     ),
-    (
-        NamePattern::Ends("keras"),
-        "a Keras model",
-        "save it as a SavedModel with model.export(DIR), then convert that with tf2onnx",
-    ),
-    (
-        NamePattern::Ends("h5"),
-        "a Keras model",
-        "save it as a SavedModel with model.export(DIR), then convert that with tf2onnx",
-    ),
+    (NamePattern::Ends("keras"), "a Keras model", "save it as a SavedModel with model.export(DIR)"),
+    (NamePattern::Ends("h5"), "a Keras model", "save it as a SavedModel with model.export(DIR)"),
     (NamePattern::Ends("gguf"), "a language model for llama.cpp", "text generation is not offered"),
     (
         NamePattern::Ends("pb"),
@@ -105,7 +99,9 @@ pub fn content(bytes: &[u8]) -> Option<&'static str> {
         bytes if bytes.starts_with(b"PK\x03\x04") => {
             "a zip archive, as PyTorch writes: publish takes ONNX; put TorchScript at NAME/1/model.pt"
         }
-        bytes if bytes.starts_with(b"\x89HDF") => "a Keras or HDF5 file: convert it with tf2onnx",
+        bytes if bytes.starts_with(b"\x89HDF") => {
+            "a Keras or HDF5 file: save it as a SavedModel with model.export(DIR)"
+        }
         bytes if bytes.starts_with(b"GGUF") => {
             "a language model for llama.cpp: text generation is not offered"
         }
@@ -160,7 +156,7 @@ mod tests {
     #[test]
     fn foreign_files_are_recognised() {
         for (file, says) in [
-            ("saved_model.pb", "tf2onnx"),
+            ("saved_model.pbtxt", "saved_model.pb"),
             ("frozen.pb", "--graphdef"),
             ("ocr.pdmodel", "paddle2onnx"),
             ("__model__", "paddle2onnx"),

@@ -29,6 +29,8 @@ pub struct Config {
     pub onnxruntime: LibrarySearch,
     /// Search path of LibTorch, which is opened when the first TorchScript model is loaded.
     pub libtorch: engine::LibrarySearch,
+    /// Search path of TensorFlow, which is opened when the first SavedModel is loaded.
+    pub tensorflow: engine::LibrarySearch,
     /// Audio.
     pub audio: AudioConfig,
     /// Collections and images.

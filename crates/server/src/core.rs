@@ -7,6 +7,7 @@ use std::time::Duration;
 use base::{Error, Result};
 use engine::{Engine, LibrarySearch};
 use engine_onnx::{LazyOnnxEngine, OnnxEngine};
+use engine_tensorflow::TensorFlowEngine;
 use engine_torch::TorchEngine;
 use inference::InferenceStats;
 use isolate::{IsolatingEngine, Isolation, IsolationConfig, WorkerMemory};
@@ -82,7 +83,7 @@ impl Core {
         let engine_version = format!("{} {}", onnx.name(), onnx.version());
         Core::start(
             config,
-            vec![Arc::new(onnx), torch(config)],
+            with_others(Arc::new(onnx), config),
             engine_version,
             Some(config.data.workers),
         )
@@ -96,7 +97,7 @@ impl Core {
     /// `InvalidArgument` for contradicting settings.
     pub(crate) fn compose_lazily(config: &Config) -> Result<Core> {
         let onnx = LazyOnnxEngine::new(config.onnxruntime.clone());
-        Core::start(config, vec![Arc::new(onnx), torch(config)], String::new(), None)
+        Core::start(config, with_others(Arc::new(onnx), config), String::new(), None)
     }
 
     /// Starts with the given engines. `run_threads_max` bounds the threads of each run and of all
@@ -157,17 +158,27 @@ impl Core {
 ///
 /// # Errors
 /// `FailedPrecondition` if no server has started it.
-pub fn run_worker(onnxruntime: LibrarySearch, libtorch: LibrarySearch) -> Result<()> {
+pub fn run_worker(
+    onnxruntime: LibrarySearch,
+    libtorch: LibrarySearch,
+    tensorflow: LibrarySearch,
+) -> Result<()> {
     isolate::run_worker(|name| {
-        let engines: [Arc<dyn Engine>; 2] =
-            [Arc::new(LazyOnnxEngine::new(onnxruntime)), Arc::new(TorchEngine::new(libtorch))];
+        let engines: [Arc<dyn Engine>; 3] = [
+            Arc::new(LazyOnnxEngine::new(onnxruntime)),
+            Arc::new(TorchEngine::new(libtorch)),
+            Arc::new(TensorFlowEngine::new(tensorflow)),
+        ];
         let found = engines.into_iter().find(|engine| engine.name() == name);
         found.ok_or_else(|| Error::internal(format!("a worker process has no engine \"{name}\"")))
     })
 }
 
-fn torch(config: &Config) -> Arc<dyn Engine> {
-    Arc::new(TorchEngine::new(config.libtorch.clone()))
+/// Returns all engines. Those beside ONNX Runtime open their library with their first model.
+fn with_others(onnx: Arc<dyn Engine>, config: &Config) -> Vec<Arc<dyn Engine>> {
+    let torch = TorchEngine::new(config.libtorch.clone());
+    let tensorflow = TensorFlowEngine::new(config.tensorflow.clone());
+    vec![onnx, Arc::new(torch), Arc::new(tensorflow)]
 }
 
 fn isolation_config(config: &Config) -> IsolationConfig {

@@ -64,6 +64,7 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
         models,
         onnxruntime: engine::LibrarySearch::default(),
         libtorch: engine::LibrarySearch::default(),
+        tensorflow: engine::LibrarySearch::default(),
         audio: AudioConfig::default(),
         search: SearchConfig::default(),
     }

@@ -14,12 +14,13 @@ use protocol::status::{
 /// Reason of a model that an administrator unloaded. The catalog uses the same text in errors.
 const UNLOADED: &str = "an administrator unloaded it";
 
-/// Returns the name of an engine in the Open Inference Protocol. Clients know LibTorch by Triton's
-/// name for it.
+/// Returns the name of an engine in the Open Inference Protocol. Clients know engines by Triton's
+/// names for them.
 pub(crate) fn platform(engine: &'static str) -> &'static str {
     match engine {
         "libtorch" => "pytorch_libtorch",
         "onnxruntime" => "onnxruntime_onnx",
+        "tensorflow" => "tensorflow_savedmodel",
         engine => engine,
     }
 }

@@ -18,8 +18,10 @@ use server::{
 use crate::audio::cores;
 use crate::audio::recognisers::{RecogniserDir, RecogniserDirArgs};
 use crate::environment;
+use crate::environment::{library_search, tensorflow_search, torch_search};
 use crate::exit::{CommandError, CommandResult, ExitStatus};
-use crate::serve::{library_search, torch_search, worker_command};
+use crate::publish;
+use crate::serve::worker_command;
 
 /// Longest time for loading a model. A foreign model is converted on its first load.
 const LOAD_MAX: Duration = Duration::from_secs(600);
@@ -147,15 +149,17 @@ impl EngineArgs {
                 load_retry_interval: Duration::ZERO,
                 background: false,
                 cache_dir: cache_dir.join("converted"),
-                converter: (program.clone(), vec!["convert".to_owned()]),
+                converter: publish::converter(program.clone(), None),
                 worker: worker_command(
                     program,
                     self.onnxruntime.as_deref(),
                     self.libtorch.as_deref(),
+                    None,
                 ),
             },
             onnxruntime: library_search(self.onnxruntime.clone()),
             libtorch: torch_search(self.libtorch.clone()),
+            tensorflow: tensorflow_search(None),
             audio: AudioConfig::default(),
             search: SearchConfig::default(),
         })

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use engine::Engine;
 use engine_onnx::OnnxEngine;
+use engine_tensorflow::TensorFlowEngine;
 use engine_torch::TorchEngine;
 
 use super::Check;
-use crate::serve::{library_search, torch_search};
+use crate::environment::{library_search, tensorflow_search, torch_search};
 
 /// Finds and loads ONNX Runtime.
 pub(super) fn check(explicit: Option<PathBuf>) -> Check {
@@ -37,6 +38,26 @@ pub(super) fn torch(explicit: Option<PathBuf>) -> Check {
             "not there",
             format!(
                 "TorchScript models (model.pt) cannot be served; ONNX models can. {}.",
+                capitalised(error.message())
+            ),
+        ),
+    }
+}
+
+/// Finds TensorFlow without opening it, which takes hundreds of megabytes. The server opens it with
+/// the first SavedModel.
+pub(super) fn tensorflow(explicit: Option<PathBuf>) -> Check {
+    match TensorFlowEngine::find_library(&tensorflow_search(explicit)) {
+        Ok(path) => Check::ok(
+            "TensorFlow",
+            format!("library in {}", path.display()),
+            "SavedModels can be served; the library is opened when the first of them loads.",
+        ),
+        Err(error) => Check::warn(
+            "TensorFlow",
+            "not there",
+            format!(
+                "SavedModels cannot be served; ONNX models can. {}.",
                 capitalised(error.message())
             ),
         ),

@@ -38,6 +38,10 @@ pub(crate) struct DoctorArgs {
     /// program]
     #[arg(long, value_name = "PATH")]
     libtorch: Option<PathBuf>,
+    /// TensorFlow's library, or the directory of its Python package [default: found in a virtual
+    /// environment, beside the program or in the system]
+    #[arg(long, value_name = "PATH")]
+    tensorflow: Option<PathBuf>,
     /// Directory of converted models [default: the user's cache directory]
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
@@ -128,6 +132,7 @@ pub(crate) fn run(args: &DoctorArgs) -> CommandResult {
     checks.extend(storage::checks(&directories(args)));
     checks.push(library::check(args.onnxruntime.clone()));
     checks.push(library::torch(args.libtorch.clone()));
+    checks.push(library::tensorflow(args.tensorflow.clone()));
     checks.push(graphics::check());
     checks.extend(system::checks());
     checks.push(access::check());

@@ -16,9 +16,11 @@ use super::options::{
     ServerOptions, TransitionOrder,
 };
 use super::settings::{ServeSettings, ServedModel};
-use super::{library_search, torch_search, worker_command};
+use super::worker_command;
 use crate::environment;
+use crate::environment::{library_search, tensorflow_search, torch_search};
 use crate::exit::{CommandError, CommandResult, ExitStatus};
+use crate::publish;
 use crate::values::{ByteRate, ByteSize, Host, TimeSpan, Versions};
 
 impl ServeSettings {
@@ -35,6 +37,7 @@ impl ServeSettings {
             models,
             onnxruntime: library_search(self.server.onnxruntime),
             libtorch: torch_search(self.server.libtorch),
+            tensorflow: tensorflow_search(self.server.tensorflow),
             audio: audio(self.audio),
             search: search(self.search),
         })
@@ -183,11 +186,12 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
         background: default.background
             && settings.memory.parameter_home != Some(ParameterPlacement::Heap),
         cache_dir: default.cache_dir,
-        converter: (program.clone(), vec!["convert".to_owned()]),
+        converter: publish::converter(program.clone(), settings.server.tensorflow.as_deref()),
         worker: worker_command(
             program,
             settings.server.onnxruntime.as_deref(),
             settings.server.libtorch.as_deref(),
+            settings.server.tensorflow.as_deref(),
         ),
         lists: ModelListRules { template, ..ModelListRules::default() },
     })

@@ -104,6 +104,7 @@ impl SettingsFile {
         let others = [
             server.onnxruntime.as_mut(),
             server.libtorch.as_mut(),
+            server.tensorflow.as_mut(),
             server.grpc_socket.as_mut(),
             self.lifecycle.cache_dir.as_mut(),
             self.inference.request_log.as_mut(),

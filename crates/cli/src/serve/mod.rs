@@ -17,7 +17,6 @@ use clap::Args;
 use server::{Config, ConfigWatch};
 
 use crate::environment;
-pub(crate) use crate::environment::{library_search, torch_search};
 use crate::exit::{CommandError, CommandResult, ExitStatus};
 use crate::values::{ModelSource, TimeSpan};
 use options::{
@@ -118,9 +117,12 @@ pub(crate) fn worker_command(
     program: PathBuf,
     onnxruntime: Option<&Path>,
     libtorch: Option<&Path>,
+    tensorflow: Option<&Path>,
 ) -> (PathBuf, Vec<String>) {
     let mut args = vec!["worker".to_owned()];
-    for (flag, path) in [("--onnxruntime", onnxruntime), ("--libtorch", libtorch)] {
+    for (flag, path) in
+        [("--onnxruntime", onnxruntime), ("--libtorch", libtorch), ("--tensorflow", tensorflow)]
+    {
         if let Some(path) = path {
             args.extend([flag.to_owned(), path.display().to_string()]);
         }

@@ -77,6 +77,10 @@ pub(crate) struct ServerOptions {
     /// program]
     #[arg(long, value_name = "PATH")]
     pub(crate) libtorch: Option<PathBuf>,
+    /// TensorFlow's library, or the directory of its Python package [default: found in a virtual
+    /// environment, beside the program or in the system]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) tensorflow: Option<PathBuf>,
     /// Format of the log on standard error [default: text]
     #[arg(long, value_name = "FORM")]
     pub(crate) log_format: Option<LogFormat>,
@@ -333,7 +337,7 @@ sections! {
     ServerOptions {
         host, http_port, grpc_port, grpc_socket, allowed_hosts, allow_remote_admin, admin_key, connection_threads,
         max_body, max_connections, max_requests, request_memory, request_timeout, client_timeout,
-        shutdown_grace, tfs_tensor_content, onnxruntime, libtorch, log_format, log,
+        shutdown_grace, tfs_tensor_content, onnxruntime, libtorch, tensorflow, log_format, log,
     }
     InferenceOptions {
         threads, runtime_threads, queue, pin, oversubscribe, request_log, request_log_rate,

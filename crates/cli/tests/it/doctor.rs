@@ -26,6 +26,7 @@ fn every_finding_has_a_verdict_and_a_meaning() {
         "io_uring",
         "ONNX Runtime",
         "LibTorch",
+        "TensorFlow",
         "GPU",
         "access",
         "open files",

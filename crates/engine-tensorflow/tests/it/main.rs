@@ -7,6 +7,9 @@
 extern crate millpond_engine_tensorflow as engine_tensorflow;
 
 mod conformance;
+mod cycles;
+mod damage;
 mod published;
 mod running;
 mod support;
+mod threads;

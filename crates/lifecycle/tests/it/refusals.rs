@@ -107,10 +107,10 @@ fn an_empty_directory() {
 #[test]
 fn a_model_of_another_program_is_recognised() {
     let world = World::with_model();
-    world.place("m", 2, |dir| fs::write(dir.join("saved_model.pb"), b"\x08\x01").unwrap());
+    world.place("m", 2, |dir| fs::write(dir.join("frozen.pb"), b"\x08\x01").unwrap());
     refused(
         &world,
-        "saved_model.pb is a TensorFlow SavedModel: convert it with python -m tf2onnx.convert",
+        "frozen.pb is a frozen TensorFlow graph: convert it with python -m tf2onnx.convert",
     );
     assert_eq!(world.lifecycle().catalog().failure(), None, "version 1 serves");
 }

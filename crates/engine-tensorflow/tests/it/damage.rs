@@ -1,0 +1,127 @@
+//! Damaged SavedModels are refused with TensorFlow's reason, and no process aborts.
+
+use std::path::{Path, PathBuf};
+
+use base::{Error, ErrorKind};
+use engine::publish::WriteOptions;
+use engine_tensorflow::TensorFlowEngine;
+use engine_tensorflow::publish::convert_into;
+
+use crate::support::{engine, load, model};
+
+/// Copies a model, so that it can be damaged.
+fn copy(name: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    copy_into(&model(name), dir.path());
+    dir
+}
+
+fn copy_into(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            std::fs::create_dir(&target).unwrap();
+            copy_into(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), &target).unwrap();
+        }
+    }
+}
+
+/// Refuses to load it as it is and to publish it, with one line that says `reason`.
+#[track_caller]
+fn refused(engine: &TensorFlowEngine, dir: &Path, kind: ErrorKind, reason: &str) {
+    let check = |error: Error| {
+        let message = error.message();
+        assert_eq!(error.kind(), kind, "{message}");
+        assert!(message.contains(reason) && !message.contains('\n'), "{message}");
+    };
+    check(load(engine, dir).err().expect("a damaged model loads"));
+    let to = tempfile::tempdir().unwrap();
+    check(convert_into(engine, dir, to.path(), WriteOptions::default(), &mut |_| {}).unwrap_err());
+    assert!(!to.path().join("millpond.json").exists());
+}
+
+fn shard(dir: &Path) -> PathBuf {
+    dir.join("variables/variables.data-00000-of-00001")
+}
+
+#[test]
+fn an_unknown_operator() {
+    let Some(engine) = engine() else { return };
+    refused(&engine, &model("unknown"), ErrorKind::InvalidArgument, "'NegOfTheFuture'");
+}
+
+#[test]
+fn a_missing_shard() {
+    let Some(engine) = engine() else { return };
+    let dir = copy("dense_1");
+    std::fs::remove_file(shard(dir.path())).unwrap();
+    refused(&engine, dir.path(), ErrorKind::DataLoss, "variables.data-00000-of-00001");
+}
+
+#[test]
+fn a_shard_that_ends_early() {
+    let Some(engine) = engine() else { return };
+    let dir = copy("dense_1");
+    let file = std::fs::OpenOptions::new().write(true).open(shard(dir.path())).unwrap();
+    file.set_len(1000).unwrap();
+    refused(&engine, dir.path(), ErrorKind::DataLoss, "Read less bytes than requested");
+}
+
+#[test]
+fn a_shard_with_other_bytes() {
+    let Some(engine) = engine() else { return };
+    let dir = copy("dense_1");
+    let mut bytes = std::fs::read(shard(dir.path())).unwrap();
+    bytes[1 << 20] ^= 1;
+    std::fs::write(shard(dir.path()), bytes).unwrap();
+    refused(&engine, dir.path(), ErrorKind::DataLoss, "hecksum");
+}
+
+#[test]
+fn a_damaged_index() {
+    let Some(engine) = engine() else { return };
+    for damage in [0usize, 40, 100] {
+        let dir = copy("dense_1");
+        let path = dir.path().join("variables/variables.index");
+        let mut bytes = std::fs::read(&path).unwrap();
+        let at = damage.min(bytes.len() - 1);
+        bytes[at] ^= 0x55;
+        std::fs::write(&path, bytes).unwrap();
+        refused(&engine, dir.path(), ErrorKind::DataLoss, "variables");
+    }
+}
+
+#[test]
+fn a_truncated_graph() {
+    let Some(engine) = engine() else { return };
+    let dir = copy("dense_1");
+    let path = dir.path().join("saved_model.pb");
+    let bytes = std::fs::read(&path).unwrap();
+    for length in [1, bytes.len() / 2, bytes.len() - 1] {
+        std::fs::write(&path, &bytes[..length]).unwrap();
+        refused(&engine, dir.path(), ErrorKind::DataLoss, "saved_model.pb");
+    }
+}
+
+#[test]
+fn a_missing_asset() {
+    let Some(engine) = engine() else { return };
+    let dir = copy("lookup");
+    std::fs::remove_file(dir.path().join("assets/vocabulary.txt")).unwrap();
+    refused(&engine, dir.path(), ErrorKind::DataLoss, "vocabulary.txt");
+}
+
+#[test]
+fn no_graph_for_serving() {
+    let Some(engine) = engine() else { return };
+    let dir = copy("sparse");
+    let path = dir.path().join("saved_model.pb");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = bytes.windows(5).position(|part| part == b"serve").unwrap();
+    bytes[at..at + 5].copy_from_slice(b"train");
+    std::fs::write(&path, bytes).unwrap();
+    refused(&engine, dir.path(), ErrorKind::InvalidArgument, "{train}");
+}

@@ -1,0 +1,94 @@
+//! Threads of TensorFlow. Each test runs in a process of its own, in which no other test has
+//! threads.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use base::{NamedTensor, Tensor};
+use engine::{Engine, LoadRequest, Session, SessionOptions};
+
+use crate::support::{engine, model};
+
+/// Set in such a process.
+pub(crate) const CHILD: &str = "MILLPOND_TEST_CHILD";
+
+/// Runs the test `name` in a process of its own, with `CHILD` set.
+pub(crate) fn run_child(name: &str) {
+    let program = std::env::current_exe().unwrap();
+    let args = ["--exact", name, "--nocapture", "--test-threads", "1"];
+    let output = Command::new(program).args(args).env(CHILD, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+}
+
+/// Returns how often each thread but this one has been scheduled, by its number.
+fn switches() -> BTreeMap<String, u64> {
+    let own = std::fs::read_link("/proc/thread-self").unwrap();
+    let own = own.file_name().unwrap().to_owned();
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|entry| entry.unwrap());
+    tasks
+        .filter(|entry| entry.file_name() != own)
+        .map(|entry| {
+            let status = std::fs::read_to_string(entry.path().join("schedstat")).unwrap();
+            let turns = status.split_whitespace().nth(2).unwrap().parse().unwrap();
+            (entry.file_name().to_string_lossy().into_owned(), turns)
+        })
+        .collect()
+}
+
+fn load(engine: &dyn Engine, intra: usize, inter: usize) -> Box<dyn Session> {
+    let options = SessionOptions {
+        intra_op_threads: intra,
+        inter_op_threads: inter,
+        ..SessionOptions::default()
+    };
+    let graph = model("dense_1").join("saved_model.pb");
+    engine.load(&LoadRequest { graph, options, ..LoadRequest::default() }).unwrap()
+}
+
+fn run(session: &dyn Session) {
+    let x = Tensor::from_vec([64, 1024].as_slice(), vec![1f32; 64 * 1024]).unwrap();
+    session.run(&[NamedTensor::new("x", x)], &[]).unwrap();
+}
+
+#[test]
+fn a_run_uses_the_calling_thread() {
+    let Some(engine) = engine() else { return };
+    if std::env::var_os(CHILD).is_none() {
+        return run_child("threads::a_run_uses_the_calling_thread");
+    }
+    let session = load(&engine, 1, 1);
+    run(&*session);
+    let before = switches();
+    for _ in 0..20 {
+        run(&*session);
+    }
+    assert_eq!(switches(), before, "no thread was started, and no other one ran");
+}
+
+#[test]
+fn threads_of_a_model_have_ordinary_priority() {
+    let Some(engine) = engine() else { return };
+    if std::env::var_os(CHILD).is_none() {
+        return run_child("threads::threads_of_a_model_have_ordinary_priority");
+    }
+    let first = load(&engine, 1, 1);
+    let before = switches();
+    let background = std::thread::spawn(move || {
+        os::thread::set_idle_priority().unwrap();
+        load(&engine, 3, 1)
+    });
+    let second = background.join().unwrap();
+    let new: Vec<String> =
+        switches().into_keys().filter(|thread| !before.contains_key(thread)).collect();
+    assert!(new.len() >= 3, "{new:?}");
+    for thread in new {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+        // The 41st field is the scheduling class; 5 is SCHED_IDLE. The second, the name, ends with
+        // the last parenthesis.
+        let class = stat.rsplit(')').next().unwrap().split_whitespace().nth(38).unwrap();
+        assert_eq!(class, "0", "{stat}");
+    }
+    run(&*first);
+    run(&*second);
+}
