@@ -77,6 +77,12 @@ impl EngineName {
         self != EngineName::Torch
     }
 
+    /// True if the loader's thread takes all page faults of a load. TensorFlow restores variables on
+    /// threads of its own.
+    pub(crate) fn loads_on_one_thread(self) -> bool {
+        self != EngineName::Tensorflow
+    }
+
     /// Minimum of the heap arm's p999 over the pool's.
     pub(crate) fn heap_over_pool_min(self) -> f64 {
         match self {

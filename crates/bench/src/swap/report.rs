@@ -337,7 +337,8 @@ fn wanted(
         let what = format!("p999 during swaps, heap / pool: at least {heap_min}");
         Goal::new(what, value, value >= heap_min)
     }));
-    goals.extend(ratios.pool_over_heap_faults.map(|value| {
+    let faults = ratios.pool_over_heap_faults.filter(|_| engine.loads_on_one_thread());
+    goals.extend(faults.map(|value| {
         at_most("loader's page faults, pool / heap".into(), value, POOL_FAULTS_SHARE_MAX)
     }));
     let variants = [SwapArm::Pool, SwapArm::Two, SwapArm::Minute, SwapArm::Cold, SwapArm::Delta10];
