@@ -218,7 +218,7 @@ test-page: tests-built browser recognisers images-model .venv-test/ready $(CACHE
 	.venv-test/bin/python -m pytest -c tests/page/pytest.ini tests/page
 
 .PHONY: test-bench
-test-bench: tests-built recognisers images-model $(CACHE)/models/ready $(CACHE)/demo/ready
+test-bench: tests-built .venv/tensorflow-ready .venv-test/ready recognisers images-model $(CACHE)/models/ready $(CACHE)/demo/ready
 	$(call say,short runs of benchmarks and demo (the figures mean nothing))
 	scripts/bench_smoke.sh $(TESTED) $(CACHE)/bench-smoke
 
@@ -298,10 +298,10 @@ bench: build-bench $(CACHE)/models/ready $(CACHE)/demo/ready ## run the benchmar
 	$(MILLPOND) bench overload --json $(CACHE)/bench/overload.json
 
 # Engines and arms of `make bench-swap`.
-SWAP_ENGINES ?= onnx torch
+SWAP_ENGINES ?= onnx torch tensorflow
 SWAP_ARMS ?= heap,glibc,pool,two,minute,cold,delta10,control
 .PHONY: bench-swap
-bench-swap: build-bench build-system torch ## swap 1.6 GB in every way for each engine, then 1000 times 32 MB: .cache/bench/{swap,soak}-*
+bench-swap: build-bench build-system torch tensorflow .venv-test/ready ## swap 1.6 GB in every way for each engine, then 1000 times 32 MB: .cache/bench/{swap,soak}-*
 	@mkdir -p $(CACHE)/bench
 	for engine in $(SWAP_ENGINES); do \
 		$(MILLPOND) bench swap --engine $$engine --arms $(SWAP_ARMS) --json $(CACHE)/bench/swap-$$engine.json \

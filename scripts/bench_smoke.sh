@@ -29,11 +29,13 @@ check "$dir/swap.json" "report['arms']['pool']['loader_minor_faults'] < report['
 check "$dir/swap.json" "report['arms']['delta10']['bytes_read'] < 0.3 * report['arms']['pool']['bytes_read'] < report['arms']['delta10']['bytes_shared']"
 grep -q "<svg" "$dir/swap.html" && [ -s "$dir/swap.png" ] && echo "ok: bench swap wrote its page and its charts"
 
-"$millpond" bench swap --quick --engine torch --json "$dir/swap-torch.json"
-check "$dir/swap-torch.json" "all(arm['failed'] == arm['wrong'] == 0 for arm in report['arms'].values())"
-check "$dir/swap-torch.json" "report['arms']['pool']['swaps'] >= 1 and report['arms']['pool']['swap']['n'] > 0"
+for engine in torch tensorflow; do
+    "$millpond" bench swap --quick --engine "$engine" --json "$dir/swap-$engine.json"
+    check "$dir/swap-$engine.json" "all(arm['failed'] == arm['wrong'] == 0 for arm in report['arms'].values())"
+    check "$dir/swap-$engine.json" "report['arms']['pool']['swaps'] >= 1 and report['arms']['pool']['swap']['n'] > 0"
+done
 
-"$millpond" bench soak --engine onnx,torch --swaps 30 --bytes 8MiB --rate 100 --json "$dir/soak.json"
+"$millpond" bench soak --engine onnx,torch,tensorflow --swaps 30 --bytes 8MiB --rate 100 --json "$dir/soak.json"
 check "$dir/soak.json" "report['swaps'] == 30 and report['failed'] == report['wrong'] == 0"
 check "$dir/soak.json" "report['fd_growth'] == 0 and report['cache_growth_mb'] == 0 and 'rss_growth_pct' in report"
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use base::{Error, Result};
 use engine_onnx::OnnxEngine;
+use engine_tensorflow::TensorFlowEngine;
 use engine_torch::TorchEngine;
 
 use crate::BenchEnv;
@@ -237,22 +238,17 @@ fn spawn(
         .args(["--http-port", &ports.http.to_string(), "--grpc-port", &ports.grpc.to_string()])
         .arg("--onnxruntime")
         .arg(OnnxEngine::find_library(&env.onnxruntime)?)
-        // Without the shim no model needs it, or the server names the model that does.
-        .args(
-            TorchEngine::find_library(&env.libtorch)
-                .iter()
-                .flat_map(|shim| [OsStr::new("--libtorch"), shim.as_os_str()]),
-        )
-        // The server finds the library as this program does, unless the user named it.
-        .args(
-            env.tensorflow
-                .explicit
-                .iter()
-                .flat_map(|path| [OsStr::new("--tensorflow"), path.as_os_str()]),
-        )
         .stdin(Stdio::null())
         .stdout(file)
         .stderr(second);
+    // If one is missing, no model needs it, or the server names the model that does.
+    let libraries = [
+        ("--libtorch", TorchEngine::find_library(&env.libtorch)),
+        ("--tensorflow", TensorFlowEngine::find_library(&env.tensorflow)),
+    ];
+    for (flag, library) in libraries {
+        command.args(library.iter().flat_map(|path| [OsStr::new(flag), path.as_os_str()]));
+    }
     // Another process may serve the user's own collections, which would keep this server from
     // starting.
     if !plan.args.iter().any(|argument| argument == COLLECTIONS_FLAG) {
