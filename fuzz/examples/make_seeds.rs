@@ -1,5 +1,5 @@
-//! Writes `fuzz/seeds/TARGET/*`: small complete inputs from the crates' own encoders, and the clips
-//! of the audio tests.
+//! Writes `fuzz/seeds/TARGET/*`: small complete inputs from the crates' own encoders, the clips
+//! of the audio tests, and SavedModels (`make saved-models`).
 
 use std::io::{Cursor, Write};
 use std::path::{Path, PathBuf};
@@ -39,12 +39,20 @@ fn main() {
     protocols();
     qdrant();
     models();
+    saved_models();
     images();
     sounds();
     templates();
     storage_files();
     segment_parts();
     settings();
+}
+
+fn saved_models() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.cache/saved-models/models");
+    for name in ["embedding", "version_1_counter"] {
+        seed("saved_model", name, std::fs::read(models.join(name).join("saved_model.pb")).unwrap());
+    }
 }
 
 fn tensors() -> Vec<NamedTensor> {

@@ -1,4 +1,4 @@
-//! Model files: ONNX's protobuf and TorchScript's zip archive. Both parsers take a path.
+//! Model files: ONNX's protobuf, TorchScript's zip archive and TensorFlow's SavedModel.
 
 use std::path::PathBuf;
 
@@ -42,4 +42,10 @@ pub fn onnx(data: &[u8]) {
 pub fn torch_archive(data: &[u8]) {
     let (_directory, path) = file_of("model.pt", data);
     let _ = bounded(data, 0, || engine_torch::fuzzing::archive(&path));
+}
+
+/// Fuzzes SavedModels as `millpond publish` reads and rewrites them, without TensorFlow. Asserts only
+/// bounded memory and no panic.
+pub fn saved_model(data: &[u8]) {
+    let _ = bounded(data, 0, || engine_tensorflow::fuzzing::saved_model(data));
 }

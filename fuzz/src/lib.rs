@@ -15,7 +15,7 @@ mod storage_files;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, PoisonError};
 
-pub use archives::{onnx, torch_archive};
+pub use archives::{onnx, saved_model, torch_archive};
 pub use media::{audio_decode, image_decode, iso_template};
 pub use protocols::{
     oip_json, oip_protobuf, qdrant_json, tfs_examples, tfs_json, tfs_protobuf, tfs_warmup,
@@ -40,6 +40,7 @@ pub const TARGETS: &[(&str, Entry)] = &[
     ("qdrant_json", qdrant_json),
     ("onnx", onnx),
     ("torch_archive", torch_archive),
+    ("saved_model", saved_model),
     ("audio_decode", audio_decode),
     ("image_decode", image_decode),
     ("iso_template", iso_template),

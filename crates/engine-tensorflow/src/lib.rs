@@ -37,3 +37,35 @@ mod signature;
 mod tensor;
 
 pub use library::TensorFlowEngine;
+
+/// Exposes parsers to the fuzz targets. Not part of the API.
+#[doc(hidden)]
+pub mod fuzzing {
+    use std::collections::HashSet;
+
+    use base::Result;
+    use bytes::Bytes;
+
+    use crate::graph::Graph;
+    use crate::rewrite::GraphChanges;
+    use crate::{load, model_file, signature};
+
+    /// Reads and rewrites the bytes of a `saved_model.pb` as publishing does, without TensorFlow.
+    /// Returns the number of nodes that stay.
+    ///
+    /// # Errors
+    /// Returns the errors of publishing: `DataLoss` for a damaged file, `InvalidArgument` for one
+    /// without a signature.
+    pub fn saved_model(bytes: &[u8]) -> Result<usize> {
+        let meta = model_file::parse(Bytes::copy_from_slice(bytes))?;
+        let read = signature::read(&meta)?;
+        let graph = Graph::parse(meta.graph_def.clone())?;
+        let reached = graph.reachable(load::roots(&meta, &read));
+        let uses = graph.variables(&reached);
+        let mut changes = GraphChanges::default();
+        changes.references(&graph, &reached, &HashSet::new(), |op| op.starts_with("Assign"));
+        changes.constants(&graph, &reached, &HashSet::new());
+        let rewritten = changes.encode(&graph, &reached, &uses.gathers)?;
+        Ok(rewritten.node.len())
+    }
+}

@@ -125,3 +125,24 @@ fn no_graph_for_serving() {
     std::fs::write(&path, bytes).unwrap();
     refused(&engine, dir.path(), ErrorKind::InvalidArgument, "{train}");
 }
+
+/// Without TensorFlow: only the parsers and the rewriting of this crate.
+#[test]
+fn any_change_of_a_byte_is_read_or_refused() {
+    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/saved_model");
+    let mut read = 0;
+    for seed in std::fs::read_dir(seeds).unwrap() {
+        let whole = std::fs::read(seed.unwrap().path()).unwrap();
+        assert!(engine_tensorflow::fuzzing::saved_model(&whole).unwrap() > 0);
+        for at in (0..whole.len()).step_by(7) {
+            for byte in [0, 1, 0x7f, 0x80, 0xff] {
+                let mut damaged = whole.clone();
+                damaged[at] = byte;
+                read += u32::from(engine_tensorflow::fuzzing::saved_model(&damaged).is_ok());
+            }
+            let cut = engine_tensorflow::fuzzing::saved_model(&whole[..at]);
+            assert!(cut.is_err(), "a graph that ends after {at} bytes is read");
+        }
+    }
+    assert!(read > 0, "some bytes are names");
+}
