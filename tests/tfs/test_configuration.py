@@ -40,7 +40,9 @@ def test_reload_adds_and_removes(start, saved):
     answer = server.reload(half_plus_three=saved["half_plus_three"])
     assert answer.status.error_code == 0
     server.wait_gone("half_plus_two")
-    refused(lambda: server.predict("half_plus_two", X), grpc.StatusCode.NOT_FOUND)
+    with pytest.raises(grpc.RpcError) as caught:
+        server.predict("half_plus_two", X)
+    assert "Servable not found for request: Latest(half_plus_two)" in caught.value.details()
 
 
 def test_reload_of_a_model_that_does_not_load(start, saved, tmp_path):
@@ -291,4 +293,4 @@ def test_method_names_are_checked_on_request(start, saved):
     server = start(
         "--model_name=default", f"--model_base_path={saved['half_plus_two']}", "--enable_signature_method_name_check"
     ).wait_available()
-    refused(lambda: server.predict("default", {"inputs": np.array([example({"x": 2.0}).SerializeToString()], object)}, "classify_x_to_y"), INVALID)
+    refused(lambda: server.classify("default", [{"x": 2.0}], "regress_x_to_y"), INVALID, "method_name")

@@ -12,7 +12,7 @@ use crate::generated::tensor_shape::Dim;
 use crate::generated::{AssetFileDef, MetaGraphDef, TensorShape};
 use crate::graph::{Graph, Variable};
 use crate::opened::{Feeds, OpenedModel};
-use crate::session::{LoadedModel, TfSession};
+use crate::session::{CHANGED_KEY, LoadedModel, TfSession};
 use crate::signature::ReadSignatures;
 use crate::tensor::TfTensor;
 use crate::{element, model_file, signature};
@@ -61,7 +61,7 @@ fn open(
     let names = variables.iter().filter(|it| it.assigned).map(|it| it.name.as_str());
     let assigned: Vec<&str> = names.filter(|name| !initialises(name)).collect();
     if !assigned.is_empty() {
-        metadata.insert("variables that runs change".to_owned(), assigned.join(", "));
+        metadata.insert(CHANGED_KEY.to_owned(), assigned.join(", "));
     }
     let copies_outputs = graph.has_reference_variables(&reached);
     let model = match request.parameters.is_empty() {

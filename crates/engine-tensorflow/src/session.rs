@@ -19,6 +19,9 @@ use crate::tensor::TfTensor;
 /// for each set; for others, all outputs are fetched.
 const SUBSETS_MAX: usize = 16;
 
+/// Key of the metadata that names the variables which runs change.
+pub(crate) const CHANGED_KEY: &str = "variables that runs change";
+
 /// A model in TensorFlow.
 pub(crate) struct TfSession {
     /// Dropped before the model.
@@ -91,6 +94,10 @@ impl Session for TfSession {
 
     fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
+    }
+
+    fn changes_state(&self) -> bool {
+        self.metadata.contains_key(CHANGED_KEY)
     }
 
     fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {

@@ -298,6 +298,12 @@ pub trait Session: Send + Sync {
         false
     }
 
+    /// Returns true if a run changes values that later runs of all clients see, as variables of
+    /// TensorFlow that a signature assigns.
+    fn changes_state(&self) -> bool {
+        false
+    }
+
     /// Returns a session with a state of its own, as loaded, that persists from run to run.
     /// Parameters are shared. Concurrent runs of one fork wait for each other.
     ///

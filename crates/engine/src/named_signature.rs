@@ -59,6 +59,10 @@ impl Session for SignatureSession {
         self.session.stateful()
     }
 
+    fn changes_state(&self) -> bool {
+        self.session.changes_state()
+    }
+
     fn run(&self, inputs: &[NamedTensor], outputs: &[Arc<str>]) -> Result<Vec<NamedTensor>> {
         self.session.run_signature(self.number, inputs, outputs)
     }

@@ -226,6 +226,11 @@ impl Servable {
         self.session.stateful()
     }
 
+    /// Returns true if a run changes values that later runs see; see [`Session::changes_state`].
+    pub fn changes_state(&self) -> bool {
+        self.session.changes_state()
+    }
+
     /// Returns the same version for one stream of requests. The items of a run (axis 0) run one
     /// after the other, and the state goes from item to item and from run to run. An item is
     /// `lanes` rows of axis 0: as many streams side by side, in the batch of a model whose state

@@ -58,6 +58,7 @@ pub(crate) struct ModelFacts {
     pub(crate) default_signature: usize,
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) stateful: bool,
+    pub(crate) changes_state: bool,
 }
 
 impl ModelFacts {
@@ -68,6 +69,7 @@ impl ModelFacts {
             default_signature: session.default_signature(),
             metadata: session.metadata().clone(),
             stateful: session.stateful(),
+            changes_state: session.changes_state(),
         }
     }
 
@@ -78,6 +80,7 @@ impl ModelFacts {
             default_signature: reader.number()? as usize,
             metadata: reader.metadata()?,
             stateful: reader.byte()? != 0,
+            changes_state: reader.byte()? != 0,
         })
     }
 
@@ -87,6 +90,7 @@ impl ModelFacts {
         writer.number(self.default_signature as u64);
         writer.metadata(&self.metadata);
         writer.byte(u8::from(self.stateful));
+        writer.byte(u8::from(self.changes_state));
     }
 }
 

@@ -140,6 +140,10 @@ impl Session for IsolatedSession {
         self.facts.stateful
     }
 
+    fn changes_state(&self) -> bool {
+        self.facts.changes_state
+    }
+
     fn fork(&self) -> Result<Box<dyn Session>> {
         Err(Error::unimplemented(
             "an isolated model keeps no state between requests; set isolate = false",

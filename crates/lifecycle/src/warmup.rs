@@ -129,6 +129,10 @@ pub(crate) fn warm(
             notes.push(error.message().to_owned());
         }
     }
+    if servable.changes_state() {
+        notes.push("not warmed up: a generated request would change the model's state".to_owned());
+        return Ok(joined(notes));
+    }
     let outcome = generate(signature, config)
         .and_then(|requests| Warmup { servable, config, stop }.run_generated(&requests));
     if let Err(error) = outcome {

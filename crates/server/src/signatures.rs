@@ -1,10 +1,46 @@
-//! Signatures of a version as TensorFlow Serving's API shows and names them.
+//! Versions and their signatures as TensorFlow Serving's API names them.
 
 use std::sync::Arc;
 
 use base::{Error, Result};
 use engine::{NamedSignature, Servable};
+use inference::InferenceService;
+use lifecycle::Catalog;
 use protocol::tfs::{self, SignatureInfo};
+
+/// Number that OpenVINO's clients send for the latest version.
+const LATEST: u64 = 0;
+
+/// Returns the number of the requested version; `None` is the latest. A request for version 0 of a
+/// model without one is for the latest.
+pub(crate) fn version(catalog: &Catalog, model: &str, requested: Option<u64>) -> Option<u64> {
+    let known = || catalog.status(model).is_some_and(|status| status.version(LATEST).is_some());
+    requested.filter(|&number| number != LATEST || known())
+}
+
+/// Finds a version by its number or label.
+///
+/// # Errors
+/// Returns the errors of [`InferenceService::find`], in TensorFlow Serving's words: clients look
+/// for them to learn if a server is up.
+pub(crate) fn find(
+    inference: &InferenceService,
+    model: &str,
+    requested: Option<u64>,
+    label: Option<&str>,
+) -> Result<Arc<Servable>> {
+    let number = version(inference.catalog(), model, requested);
+    inference.find(model, number, label).map_err(|error| {
+        let request = match number {
+            Some(number) => format!("Specific({model}, {number})"),
+            None => format!("Latest({model})"),
+        };
+        match label {
+            Some(_) => error,
+            None => error.context(format!("Servable not found for request: {request}")),
+        }
+    })
+}
 
 /// Returns all signatures of a version, for its metadata.
 pub(crate) fn infos(servable: &Servable) -> Vec<SignatureInfo<'_>> {

@@ -19,5 +19,9 @@ pub(super) fn read<M: TextMessage>(path: &Path) -> Result<M> {
         return Err(wrong(&format!("is larger than {TEXT_BYTES_MAX} bytes")));
     }
     let content = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
-    text::parse(&content).map_err(|error| wrong(&error.message()))
+    // The words of TensorFlow Serving, which scripts look for.
+    let malformed = |error: Error| {
+        wrong(&format!("Error parsing text-format {}: {}", M::NAME, error.message()))
+    };
+    text::parse(&content).map_err(malformed)
 }

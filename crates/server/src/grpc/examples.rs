@@ -12,7 +12,7 @@ use transport::{RequestBody, Reservation};
 
 use super::call::InferenceCall;
 use super::response::{self, Response};
-use super::tfs::PROTOCOL;
+use super::tfs::{PROTOCOL, find};
 use crate::example_call::ExampleCall;
 use crate::examples::{ExampleMethod, ExamplePlan, plan_tasks};
 use crate::models::ModelsState;
@@ -33,7 +33,7 @@ fn found<'a>(
     target: &tfs::grpc::PredictTarget,
     request: ExampleRequest,
 ) -> Result<(ExampleCall<'a>, Reservation)> {
-    let servable = state.inference.find(&target.name, target.version, target.label.as_deref())?;
+    let servable = find(state, target)?;
     let call = ExampleCall {
         state,
         ticket,

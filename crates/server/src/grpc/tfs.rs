@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::Result;
+use engine::Servable;
 use inference::{InferenceRequest, RequestTicket};
 use protocol::tensorflow::serving as pb;
 use protocol::tfs;
@@ -21,6 +22,11 @@ pub(super) const PROTOCOL: &str = "tfs-grpc";
 /// Most bytes that are filled with repeated values on the connection's thread.
 const INLINE_FILLED_BYTES_MAX: u64 = 1 << 20;
 
+/// Finds the version that a request names.
+pub(super) fn find(state: &ModelsState, target: &tfs::grpc::PredictTarget) -> Result<Arc<Servable>> {
+    signatures::find(&state.inference, &target.name, target.version, target.label.as_deref())
+}
+
 async fn run(
     state: &ModelsState,
     ticket: &RequestTicket,
@@ -29,8 +35,7 @@ async fn run(
 ) -> Result<(tfs::SharedPredictResponse, Reservation)> {
     let Decoded { message: request, mut reservation, large } = decoded;
     let found = tfs::grpc::target(request.model_spec.as_ref()).and_then(|target| {
-        let servable =
-            state.inference.find(&target.name, target.version, target.label.as_deref())?;
+        let servable = find(state, &target)?;
         let id = servable.id.clone();
         signatures::for_predict(servable, &target.signature, state.tfs_method_check)
             .map_err(|error| error.context(id))
@@ -84,7 +89,7 @@ pub(super) fn model_metadata(
     request: pb::GetModelMetadataRequest,
 ) -> Result<pb::GetModelMetadataResponse> {
     let target = tfs::grpc::target(request.model_spec.as_ref())?;
-    let servable = state.inference.find(&target.name, target.version, target.label.as_deref())?;
+    let servable = find(state, &target)?;
     tfs::grpc::model_metadata(&servable.id, &signatures::infos(&servable), &request.metadata_field)
 }
 
@@ -113,6 +118,11 @@ pub(super) fn model_status(
     request: pb::GetModelStatusRequest,
 ) -> Result<pb::GetModelStatusResponse> {
     let target = tfs::grpc::target(request.model_spec.as_ref())?;
-    let versions = view::version_states(state.inference.catalog(), &target.name, target.version)?;
+    let catalog = state.inference.catalog();
+    let version = match target.label {
+        Some(_) => Some(find(state, &target)?.id.version),
+        None => signatures::version(catalog, &target.name, target.version),
+    };
+    let versions = view::version_states(catalog, &target.name, version)?;
     Ok(tfs::grpc::model_status(&versions))
 }

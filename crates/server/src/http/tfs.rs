@@ -44,7 +44,7 @@ enum ServingVerb {
 
 impl ServingPath<'_> {
     fn find(&self, state: &ModelsState) -> Result<Arc<Servable>> {
-        state.inference.find(self.model, self.version, self.label)
+        signatures::find(&state.inference, self.model, self.version, self.label)
     }
 }
 
@@ -119,7 +119,7 @@ pub(super) async fn read(State(state): Shared<ModelsState>, Path(rest): Path<Str
         }
         let version = match target.label {
             Some(_) => Some(target.find(&state)?.id.version),
-            None => target.version,
+            None => signatures::version(state.inference.catalog(), target.model, target.version),
         };
         Ok(Reply::json(tfs::json::status(&view::version_states(
             state.inference.catalog(),
