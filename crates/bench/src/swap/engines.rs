@@ -77,8 +77,8 @@ impl EngineName {
         self != EngineName::Torch
     }
 
-    /// True if the loader's thread takes all page faults of a load. TensorFlow restores variables on
-    /// threads of its own.
+    /// True if the loader's thread takes all page faults of a load. TensorFlow restores variables
+    /// on threads of its own.
     pub(crate) fn loads_on_one_thread(self) -> bool {
         self != EngineName::Tensorflow
     }
