@@ -183,7 +183,7 @@ demo-audio: build recognisers ## serve the recognisers on http://127.0.0.1:8501/
 .PHONY: test
 test: ## run all tests
 	@$(MAKE) --no-print-directory -j 3 test-ready
-	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-page test-audio test-bench test-attack
+	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-tfs test-page test-audio test-bench test-attack
 	$(call say,all tests passed)
 
 .PHONY: test-ready
@@ -200,12 +200,17 @@ test-rust: tests-built .venv/ready .venv/torch-ready .venv/tensorflow-ready $(SA
 	$(call say,Rust tests)
 	MILLPOND_TEST_PACKAGE=$(TORCH_PACKAGE) cargo test --workspace --locked
 
-test-clients test-audio test-page test-attack: export MILLPOND_PROGRAM = $(TESTED)
+test-clients test-tfs test-audio test-page test-attack: export MILLPOND_PROGRAM = $(TESTED)
 
 .PHONY: test-clients
 test-clients: tests-built .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready
 	$(call say,Python clients)
 	.venv-test/bin/python -m pytest -c tests/clients/pytest.ini $(TESTS)
+
+.PHONY: test-tfs
+test-tfs: tests-built .venv-test/ready .venv/tensorflow-ready $(CACHE)/audio/wheels/ready ## test `millpond tfs` against the behaviours of TensorFlow Serving
+	$(call say,behaviours of TensorFlow Serving)
+	.venv-test/bin/python -m pytest -c tests/tfs/pytest.ini tests/tfs
 
 .PHONY: test-audio
 test-audio: tests-built recognisers $(PRETEND_GPU) ## test the recognisers against their Python packages (MILLPOND_AUDIO_DATA=DIR adds evaluations)

@@ -265,6 +265,22 @@ def check_fails(path: pathlib.Path) -> pathlib.Path:
     return export(path, module, {"serving_default": module.f})
 
 
+def aborts(path: pathlib.Path) -> pathlib.Path:
+    """Ends its process at a value above 10, as a failed CHECK in TensorFlow does."""
+    module = tf.Module()
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
+    def serve(x):
+        def end():
+            with tf.control_dependencies([tf.raw_ops.Abort(error_msg="Check failed: a test", exit_without_error=False)]):
+                return tf.identity(x)
+
+        return {"y": tf.cond(tf.reduce_any(x > 10.0), end, lambda: tf.identity(x))}
+
+    module.f = serve
+    return export(path, module, {"serving_default": module.f})
+
+
 MODELS = {
     "half_plus_two": half_plus,
     "half_plus_three": lambda path: half_plus(path, 3.0),
