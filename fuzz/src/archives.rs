@@ -44,8 +44,8 @@ pub fn torch_archive(data: &[u8]) {
     let _ = bounded(data, 0, || engine_torch::fuzzing::archive(&path));
 }
 
-/// Fuzzes SavedModels as `millpond publish` reads and rewrites them, without TensorFlow. Asserts only
-/// bounded memory and no panic.
+/// Fuzzes SavedModels as `millpond publish` reads and rewrites them, without TensorFlow. Asserts
+/// only bounded memory and no panic.
 pub fn saved_model(data: &[u8]) {
     let _ = bounded(data, 0, || engine_tensorflow::fuzzing::saved_model(data));
 }
