@@ -31,22 +31,22 @@ const CONTROL_FRAMES_PER_SECOND_MAX: u64 = 20;
 const CREDIT_MAX: u64 = 1 << 19;
 
 /// "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" (RFC 9113 §3.4).
-const PREFACE_BYTES: usize = 24;
+pub(crate) const PREFACE_BYTES: usize = 24;
 /// Length, type, flags and stream (RFC 9113 §4.1).
-const HEADER_BYTES: usize = 9;
+pub(crate) const HEADER_BYTES: usize = 9;
 /// The END_STREAM flag of DATA, which is ACK for SETTINGS and PING.
 const END_STREAM: u8 = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FrameHeader {
-    length: u32,
-    kind: u8,
-    flags: u8,
+pub(crate) struct FrameHeader {
+    pub(crate) length: u32,
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
     stream: u32,
 }
 
 impl FrameHeader {
-    fn parse(bytes: [u8; HEADER_BYTES]) -> FrameHeader {
+    pub(crate) fn parse(bytes: [u8; HEADER_BYTES]) -> FrameHeader {
         let [a, b, c, kind, flags, w, x, y, z] = bytes;
         let stream = u32::from_be_bytes([w, x, y, z]) & (u32::MAX >> 1);
         FrameHeader { length: u32::from_be_bytes([0, a, b, c]), kind, flags, stream }

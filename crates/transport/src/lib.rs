@@ -33,6 +33,7 @@ mod resources;
 mod response_body;
 pub mod result_stream;
 mod socket;
+mod socket_authority;
 pub mod upload;
 mod upload_permits;
 mod write_coalescer;

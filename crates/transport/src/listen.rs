@@ -22,7 +22,8 @@ use crate::header_timeout::{HeaderTimeout, TimedStream};
 use crate::linger::LingeringStream;
 use crate::request_body::RequestBody;
 use crate::socket::ListenSocket;
-use crate::write_coalescer::WriteCoalescer;
+use crate::socket_authority::AuthorityPatcher;
+use crate::write_coalescer::{ConnectionFrames, WriteCoalescer};
 
 /// Longest silence of an HTTP/1.1 connection between requests.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
@@ -207,7 +208,7 @@ where
         let header_limit = self.limits.header_timeout;
         let builder = builder.clone();
         let ShutdownSignals { watcher, mut drained, .. } = shutdown;
-        let frames = (self.version == HttpVersion::Http2).then(|| FrameCounter::new(&self.metrics));
+        let frames = (self.version == HttpVersion::Http2).then(|| self.frames());
         async move {
             let Ok(stream) = TcpStream::from_std(stream) else { return };
             // The parsers' own timers and their shutdown start with the first byte. A client that
@@ -251,6 +252,13 @@ where
                 // server.
                 tracing::debug!(listener = name, %address, %error, "connection ended");
             }
+        }
+    }
+
+    fn frames(&self) -> ConnectionFrames {
+        ConnectionFrames {
+            counter: FrameCounter::new(&self.metrics),
+            authority: self.socket.tcp().is_none().then(AuthorityPatcher::new),
         }
     }
 }

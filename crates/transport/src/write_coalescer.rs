@@ -19,6 +19,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::control_frames::FrameCounter;
 use crate::progress_timeout::{ProgressTimeout, check_write};
+use crate::socket_authority::AuthorityPatcher;
 
 /// Most bytes that wait for the end of a poll; larger writes go straight to the socket.
 const COALESCED_BYTES_MAX: usize = 64 << 10;
@@ -143,6 +144,13 @@ impl Flush {
     }
 }
 
+/// Inspection of the HTTP/2 frames of one connection.
+pub(crate) struct ConnectionFrames {
+    pub(crate) counter: FrameCounter,
+    /// Set for a client of a Unix socket.
+    pub(crate) authority: Option<AuthorityPatcher>,
+}
+
 /// A socket whose writes wait until the connection's task has been polled.
 pub(crate) struct WriteCoalescer {
     incoming: OwnedReadHalf,
@@ -150,7 +158,7 @@ pub(crate) struct WriteCoalescer {
     surplus: Vec<u8>,
     taken: usize,
     flush: Flush,
-    frames: FrameCounter,
+    frames: ConnectionFrames,
     /// Frames and bytes read since the connection last waited or yielded.
     polled_frames: usize,
     polled_bytes: usize,
@@ -158,11 +166,11 @@ pub(crate) struct WriteCoalescer {
 
 impl WriteCoalescer {
     /// Splits `stream`. The returned [`Flush`] must drive the connection that uses the stream. A
-    /// write may wait for `stall`. Reads fail once `frames` has seen too many control frames.
+    /// write may wait for `stall`. Reads fail once the client has sent too many control frames.
     pub(crate) fn new(
         stream: TcpStream,
         stall: Duration,
-        frames: FrameCounter,
+        frames: ConnectionFrames,
     ) -> (WriteCoalescer, Flush) {
         let (incoming, socket) = stream.into_split();
         let progress = ProgressTimeout::between_pieces(stall);
@@ -182,19 +190,22 @@ impl WriteCoalescer {
         )
     }
 
-    /// Counts the frames in the received `bytes`.
+    /// Counts the frames in the received `bytes`, and patches their `:authority` if that is on.
     ///
     /// # Errors
     /// `ConnectionAborted` after too many control frames; GOAWAY is then queued for the client.
-    fn count(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn received(&mut self, bytes: &mut [u8]) -> io::Result<()> {
+        if let Some(authority) = &mut self.frames.authority {
+            authority.patch(bytes);
+        }
         self.polled_bytes += bytes.len();
-        match self.frames.received(bytes) {
+        match self.frames.counter.received(bytes) {
             Ok(frames) => {
                 self.polled_frames += frames;
                 Ok(())
             }
             Err(kind) => {
-                if let Some(bytes) = self.frames.go_away() {
+                if let Some(bytes) = self.frames.counter.go_away() {
                     self.flush.with(|pending| pending.buffer.extend_from_slice(&bytes));
                 }
                 let text = format!("the client sent too many control frames, the last one {kind}");
@@ -221,7 +232,7 @@ impl WriteCoalescer {
     /// Counts the first `count` bytes of `pieces` as sent.
     fn count_sent(&mut self, mut count: usize, pieces: &[io::IoSlice<'_>]) {
         for piece in pieces {
-            self.frames.sent(&piece[..count.min(piece.len())]);
+            self.frames.counter.sent(&piece[..count.min(piece.len())]);
             count = count.saturating_sub(piece.len());
         }
     }
@@ -256,7 +267,7 @@ impl AsyncRead for WriteCoalescer {
                 self.reset_poll();
             }
             ready!(polled)?;
-            return Poll::Ready(self.count(&buffer.filled()[before..]));
+            return Poll::Ready(self.received(&mut buffer.filled_mut()[before..]));
         }
         READ_BUFFER.with_borrow_mut(|landing| {
             let mut landed = ReadBuf::new(landing);
@@ -265,7 +276,7 @@ impl AsyncRead for WriteCoalescer {
                 self.reset_poll();
             }
             ready!(polled)?;
-            self.count(landed.filled())?;
+            self.received(landed.filled_mut())?;
             let (now, later) =
                 landed.filled().split_at(landed.filled().len().min(buffer.remaining()));
             buffer.put_slice(now);
@@ -327,8 +338,9 @@ mod tests {
     }
 
     /// Counts bytes that are not HTTP/2. They look like one frame of 16 MiB, longer than any test.
-    fn any_frames() -> FrameCounter {
-        FrameCounter::new(&std::sync::Arc::new(metrics::Metrics::default()))
+    fn any_frames() -> ConnectionFrames {
+        let counter = FrameCounter::new(&std::sync::Arc::new(metrics::Metrics::default()));
+        ConnectionFrames { counter, authority: None }
     }
 
     async fn pair() -> (TcpStream, TcpStream) {

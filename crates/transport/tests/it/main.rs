@@ -1,6 +1,8 @@
 //! Listeners as clients meet them: floods of control frames, and the end of connections.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod unix_socket;
+
 use std::convert::Infallible;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
