@@ -75,7 +75,8 @@ fn protocols() {
         seed("oip_json", &format!("raw-{name}"), chosen(&[1, length[0], length[1]], &raw.body));
         let message = oip::grpc::encode_request("m", Some(1), &tensors[..count], &["x"]).unwrap();
         seed("oip_protobuf", name, message.encode_to_vec());
-        let target = tfs::grpc::PredictTarget { name: "m".into(), version: Some(2), label: None };
+        let target =
+            tfs::grpc::PredictTarget { name: "m".into(), version: Some(2), ..Default::default() };
         let message = tfs::grpc::encode_request(&target, &tensors[..count], &["x"]);
         seed("tfs_protobuf", name, message.encode_to_vec());
     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{Error, Result};
+use base::{Error, ErrorKind, Result};
 use engine::{Engine, LibrarySearch};
 use engine_onnx::{LazyOnnxEngine, OnnxEngine};
 use engine_tensorflow::TensorFlowEngine;
@@ -76,17 +76,12 @@ impl Core {
     /// threads as there are workers. Call [`Config::plan_threads`] before.
     ///
     /// # Errors
-    /// `NotFound` or `FailedPrecondition` if ONNX Runtime cannot be used, `InvalidArgument` for
-    /// contradicting settings.
+    /// `NotFound` or `FailedPrecondition` if the ONNX Runtime that the settings name cannot be
+    /// used, `InvalidArgument` for contradicting settings.
     pub(crate) fn compose(config: &Config) -> Result<Core> {
-        let onnx = OnnxEngine::open(&config.onnxruntime)?;
+        let onnx = onnx_engine(config)?;
         let engine_version = format!("{} {}", onnx.name(), onnx.version());
-        Core::start(
-            config,
-            with_others(Arc::new(onnx), config),
-            engine_version,
-            Some(config.data.workers),
-        )
+        Core::start(config, with_others(onnx, config), engine_version, Some(config.data.workers))
     }
 
     /// Starts as [`Core::compose`] does, except that the first model of an engine opens its
@@ -172,6 +167,24 @@ pub fn run_worker(
         let found = engines.into_iter().find(|engine| engine.name() == name);
         found.ok_or_else(|| Error::internal(format!("a worker process has no engine \"{name}\"")))
     })
+}
+
+/// Opens ONNX Runtime. Without one, only ONNX models fail to load, with the remedy: a server of
+/// SavedModels needs none.
+///
+/// # Errors
+/// Returns the errors of [`OnnxEngine::open`] if the settings name the library, or if there is one
+/// that does not load.
+fn onnx_engine(config: &Config) -> Result<Arc<dyn Engine>> {
+    let search = &config.onnxruntime;
+    match OnnxEngine::open(search) {
+        Ok(onnx) => Ok(Arc::new(onnx)),
+        Err(error) if error.kind() == ErrorKind::NotFound && search.explicit.is_none() => {
+            tracing::warn!(%error, "ONNX models cannot be served");
+            Ok(Arc::new(LazyOnnxEngine::new(search.clone())))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Returns all engines. Those beside ONNX Runtime open their library with their first model.
