@@ -328,6 +328,8 @@ def main():
     graphs(to / "graphs")
     (to / "scratch").mkdir()
     models(to / "models", to / "scratch")
+    # The models must read their own copies.
+    shutil.rmtree(to / "scratch")
 
 
 if __name__ == "__main__":

@@ -123,7 +123,10 @@ def vocabulary(path: pathlib.Path) -> pathlib.Path:
             return {"id": ids, "row": tf.gather(self.rows, ids), "word": tf.strings.upper(word)}
 
     module = Colours()
-    return export(path, module, {"serving_default": module.__call__})
+    export(path, module, {"serving_default": module.__call__})
+    # The model must read its own copy.
+    words.unlink()
+    return path
 
 
 def mutable_table(path: pathlib.Path) -> pathlib.Path:

@@ -6,7 +6,7 @@ use base::{Error, Result};
 use bytes::Bytes;
 use prost::Message;
 
-use crate::generated::{MetaGraphDef, SavedModel, TensorInfo};
+use crate::generated::{AssetFileDef, MetaGraphDef, SavedModel, TensorInfo};
 
 /// File name of a SavedModel's graph.
 pub(crate) const NAME: &str = "saved_model.pb";
@@ -20,6 +20,9 @@ pub(crate) const INIT_SIGNATURE: &str = "__saved_model_init_op";
 pub(crate) const OWN_SIGNATURES: [&str; 2] = [INIT_SIGNATURE, "__saved_model_train_op"];
 /// Collections that name such an operation in models of version 1, best first.
 pub(crate) const INIT_COLLECTIONS: [&str; 2] = ["saved_model_main_op", "legacy_init_op"];
+
+/// Collection that lists the assets in models of version 1.
+const ASSETS_COLLECTION: &str = "saved_model_assets";
 
 /// Reads the graph for serving from the file at `path`.
 ///
@@ -47,9 +50,10 @@ pub(crate) fn parse(bytes: Bytes) -> Result<MetaGraphDef> {
     let saved = SavedModel::decode(bytes).map_err(damaged)?;
     let mut found = Vec::new();
     for bytes in saved.meta_graphs {
-        let meta = MetaGraphDef::decode(bytes).map_err(damaged)?;
+        let mut meta = MetaGraphDef::decode(bytes).map_err(damaged)?;
         let tags = meta.meta_info_def.as_ref().map_or(&[][..], |info| &info.tags[..]);
         if tags == [TAG] {
+            meta.asset_file_def.extend(collected_assets(&meta).map_err(damaged)?);
             return Ok(meta);
         }
         found.push(format!("{{{}}}", tags.join(", ")));
@@ -60,6 +64,17 @@ pub(crate) fn parse(bytes: Bytes) -> Result<MetaGraphDef> {
             "has no graph with the tag \"{TAG}\" alone, but with {}: export it for serving",
             found.join(", ")
         ))),
+    }
+}
+
+/// Returns the assets of a model of version 1, which lists them in a collection only.
+fn collected_assets(meta: &MetaGraphDef) -> Result<Vec<AssetFileDef>, prost::DecodeError> {
+    let list = meta.collection_def.get(ASSETS_COLLECTION).and_then(|list| list.any_list.as_ref());
+    match list {
+        Some(list) if meta.asset_file_def.is_empty() => {
+            list.value.iter().map(|packed| AssetFileDef::decode(packed.value.clone())).collect()
+        }
+        _ => Ok(Vec::new()),
     }
 }
 

@@ -199,6 +199,6 @@ mod tests {
         );
         std::fs::write(&args.models, "model_config_list {\n\n oops }").unwrap();
         let error = convert(&args).err().unwrap();
-        assert!(error.message().contains("models.config: line 3: "), "{}", error.message());
+        assert!(error.message().contains("ModelServerConfig: line 3: "), "{}", error.message());
     }
 }

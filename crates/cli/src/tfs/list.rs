@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(source.poll(&other, true).unwrap(), Some(set.clone()), "but not at SIGHUP");
         std::fs::write(&file, "model_config_list {\n  nfig {} }").unwrap();
         let error = source.poll(&set, false).unwrap_err();
-        assert!(error.message().contains("models.config: line 2: "), "{error}");
+        assert!(error.message().contains("ModelServerConfig: line 2: "), "{error}");
         assert_eq!(source.poll(&set, false).unwrap(), None, "a mistake is told once");
         list("second_name");
         assert_eq!(&*source.poll(&set, false).unwrap().unwrap().models[0].name, "second_name");

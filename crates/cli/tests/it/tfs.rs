@@ -121,10 +121,16 @@ fn wrong_starts_say_what_to_do() {
     let batching = format!("--batching_parameters_file={bad}");
     let wrong = |flags: &[&str], wanted: &str| check_error(&[&["tfs"], flags].concat(), 2, wanted);
     wrong(&[], "--model_base_path and --model_config_file are both empty");
-    wrong(&[&config], "bad.txt: line 1: ");
+    wrong(
+        &[&config],
+        "bad.txt: Error parsing text-format tensorflow.serving.ModelServerConfig: line 1: ",
+    );
     wrong(&["--model_config_file=/no/such/file"], "/no/such/file: No such file");
     wrong(&["--model_base_path=/m", &batching], "without setting --enable_batching to true");
-    wrong(&["--model_base_path=/m", "--enable_batching", &batching], "bad.txt: line 1: ");
+    wrong(
+        &["--model_base_path=/m", "--enable_batching", &batching],
+        "BatchingParameters: line 1: ",
+    );
     wrong(&["--model_base_path=/m", &ssl], "connections cannot be encrypted yet");
     wrong(&["--model_base_path=/m", "--use_alts_credentials"], "cannot be encrypted yet");
     wrong(&["--model_base_path=/m", "--port=0"], "at least one of --port and --grpc_socket_path");

@@ -59,10 +59,12 @@ pub struct SaverDef {
     #[prost(int32, tag = "7")]
     pub version: i32,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CollectionDef {
     #[prost(message, optional, tag = "1")]
     pub node_list: ::core::option::Option<collection_def::NodeList>,
+    #[prost(message, optional, tag = "5")]
+    pub any_list: ::core::option::Option<collection_def::AnyList>,
 }
 /// Nested message and enum types in `CollectionDef`.
 pub mod collection_def {
@@ -70,6 +72,19 @@ pub mod collection_def {
     pub struct NodeList {
         #[prost(string, repeated, tag = "1")]
         pub value: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    }
+    /// The form of google.protobuf.Any.
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Packed {
+        #[prost(string, tag = "1")]
+        pub type_url: ::prost::alloc::string::String,
+        #[prost(bytes = "bytes", tag = "2")]
+        pub value: ::prost::bytes::Bytes,
+    }
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct AnyList {
+        #[prost(message, repeated, tag = "1")]
+        pub value: ::prost::alloc::vec::Vec<Packed>,
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]

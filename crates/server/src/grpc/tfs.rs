@@ -23,7 +23,10 @@ pub(super) const PROTOCOL: &str = "tfs-grpc";
 const INLINE_FILLED_BYTES_MAX: u64 = 1 << 20;
 
 /// Finds the version that a request names.
-pub(super) fn find(state: &ModelsState, target: &tfs::grpc::PredictTarget) -> Result<Arc<Servable>> {
+pub(super) fn find(
+    state: &ModelsState,
+    target: &tfs::grpc::PredictTarget,
+) -> Result<Arc<Servable>> {
     signatures::find(&state.inference, &target.name, target.version, target.label.as_deref())
 }
 
