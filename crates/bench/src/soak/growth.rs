@@ -194,7 +194,7 @@ mod tests {
 
     /// One swap in ten is disturbed; the first 50 swaps fill caches.
     fn trace(index: usize, leak_mb: f64) -> SwapTrace {
-        let spike = if index % 10 == 0 { 500.0 } else { 0.0 };
+        let spike = if index.is_multiple_of(10) { 500.0 } else { 0.0 };
         let filling = (index.min(50) * 2) as f64;
         SwapTrace {
             p50_ms: 1.0 + spike,
