@@ -68,7 +68,7 @@ tensorflow: .venv/tensorflow-ready ## install the TensorFlow engine in .venv (fe
 
 .venv/tensorflow-ready: requirements/tensorflow.txt .venv/ready
 	$(call say,TensorFlow into .venv (275 MB the first time))
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+	@flock .venv/ready .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
 		--requirement requirements/tensorflow.txt
 	@touch $@
 

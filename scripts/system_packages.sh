@@ -8,6 +8,7 @@ missing=()
 command -v cc >/dev/null && command -v g++ >/dev/null && command -v make >/dev/null || missing+=(build-essential)
 command -v "$PYTHON" >/dev/null || missing+=(python3)
 "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+command -v curl >/dev/null || missing+=(curl)
 [ -f /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf ] || missing+=(fonts-dejavu-core)
 
 if [ ${#missing[@]} -gt 0 ]; then

@@ -13,7 +13,7 @@ torch: .venv/torch-ready ## install the LibTorch engine in .venv (fetches 550 MB
 
 .venv/torch-packages: requirements/torch.txt .venv/ready
 	$(call say,LibTorch into .venv (550 MB the first time))
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+	@flock .venv/ready .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
 		--requirement requirements/torch.txt
 	@touch $@
 
