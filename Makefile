@@ -32,7 +32,7 @@ system:
 
 .PHONY: browser
 browser: system
-	@scripts/browser_packages.sh
+	@scripts/command_packages.sh chromium=chromium chromedriver=chromium-driver
 
 .venv/ready: requirements/runtime.txt | system
 	$(call say,Python environment of the server: .venv)
@@ -60,6 +60,7 @@ $(CACHE)/demo/ready: scripts/demo_assets.py scripts/ocr_lines.py .venv/ready
 	@touch $@
 
 include engines/torch/torch.mk
+include packaging/packaging.mk
 
 # The TensorFlow engine: the wheel without what its Python code needs. The server opens the wheel's C library at the
 # first SavedModel.
@@ -155,8 +156,8 @@ build-system: .venv/ready ## build target/system/release/millpond with the syste
 	$(call say,millpond with the system's allocator (release))
 	cargo build --release --locked --no-default-features --features object-storage -p millpond-cli --target-dir target/system
 
-.PHONY: dist
-dist: .venv/ready ## leave stripped programs in .cache/dist/millpond-VERSION-TARGET and their debug files beside it
+.PHONY: dist-programs
+dist-programs: .venv/ready ## leave stripped programs in .cache/dist/millpond-VERSION-TARGET and their debug files beside it
 	$(call say,millpond and millpond-bench (optimised across crates))
 	cargo build --profile dist --locked -p millpond-cli -p millpond-bench
 	@scripts/dist.sh target/dist $(CACHE)/dist
@@ -183,11 +184,11 @@ demo-audio: build recognisers ## serve the recognisers on http://127.0.0.1:8501/
 .PHONY: test
 test: ## run all tests
 	@$(MAKE) --no-print-directory -j 3 test-ready
-	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-tfs test-page test-audio test-bench test-attack
+	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-tfs test-page test-audio test-bench test-attack test-image
 	$(call say,all tests passed)
 
 .PHONY: test-ready
-test-ready: tests-built .venv-test/ready $(TORCH_PACKAGE) .venv/tensorflow-ready $(SAVED_MODELS) $(PRETEND_GPU) recognisers browser images-model $(CACHE)/models/ready $(CACHE)/demo/ready
+test-ready: tests-built .venv-test/ready $(TORCH_PACKAGE) .venv/tensorflow-ready $(SAVED_MODELS) $(PRETEND_GPU) recognisers browser container-tools images-model $(CACHE)/models/ready $(CACHE)/demo/ready
 
 # Also makes target/debug/millpond and millpond-bench, which their tests start.
 .PHONY: tests-built

@@ -1,11 +1,16 @@
 #!/usr/bin/env bash
-# Installs the Debian packages of Chromium and its driver, for the test of the live page. Without the right to install,
-# prints the command.
+# command_packages.sh COMMAND=PACKAGE...: installs the Debian package of each command that is missing. Without the right
+# to install, prints the command to run.
 set -euo pipefail
+# Targets of make run in parallel; apt does not.
+exec 9<"$0"
+flock 9
 
 missing=()
-command -v chromium >/dev/null || missing+=(chromium)
-command -v chromedriver >/dev/null || missing+=(chromium-driver)
+for pair in "$@"; do
+    # Some commands are in directories that only the PATH of root has.
+    PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%=*}" >/dev/null || missing+=("${pair##*=}")
+done
 [ ${#missing[@]} -eq 0 ] && exit 0
 
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then

@@ -1,0 +1,38 @@
+# Packages for deployment: the OCI image, the Helm chart, the files of a release. The Makefile includes this file.
+
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+DIST := $(CACHE)/dist
+BUILD_IMAGE = .venv/bin/python packaging/image/build.py --program $(DISTRIBUTED) --environment .venv --cache $(CACHE)/image/debian
+# Program to package; `make image DISTRIBUTED=target/release/millpond` takes the release build.
+DISTRIBUTED ?= target/dist/millpond
+
+target/dist/millpond:
+	@$(MAKE) --no-print-directory dist-programs
+
+.PHONY: container-tools
+container-tools: system
+	@scripts/command_packages.sh umoci=umoci runc=runc nsenter=util-linux strip=binutils
+
+.PHONY: image
+image: $(DISTRIBUTED) .venv/ready ## build the OCI image without Docker: .cache/dist/image, and as one file for `docker load`
+	$(call say,OCI image: $(DIST)/image)
+	@$(BUILD_IMAGE) --to $(DIST)/image --archive $(DIST)/millpond-$(VERSION)-image.tar --max-mb 120
+
+.PHONY: image-all
+image-all: $(DISTRIBUTED) torch tensorflow ## build the OCI image with LibTorch and TensorFlow: .cache/dist/image-all
+	$(call say,OCI image with every engine: $(DIST)/image-all)
+	@$(BUILD_IMAGE) --to $(DIST)/image-all --tag $(VERSION)-all --engines onnxruntime torch tensorflow
+
+.PHONY: image-lock
+image-lock: ## pin the Debian packages of the image at today's versions
+	@$(PYTHON) packaging/image/build.py --lock --cache $(CACHE)/image/debian
+
+.PHONY: test-image
+test-image: export MILLPOND_PROGRAM = $(TESTED)
+test-image: tests-built container-tools .venv-test/ready ## build the OCI image of the tested program and run it in a container
+	$(call say,OCI image)
+	.venv-test/bin/python -m pytest -c tests/image/pytest.ini tests/image
+
+.PHONY: dist
+dist: dist-programs image ## build all files of a release: .cache/dist
+	@cd $(DIST) && rm -f SHA256SUMS && find . -maxdepth 1 -type f -name 'millpond*' -printf '%f\n' | sort | xargs sha256sum >SHA256SUMS && cat SHA256SUMS
