@@ -10,7 +10,8 @@ use loadgen::report::StepProgress;
 use serde::Serialize;
 
 use super::NAMES;
-use super::records::{PREDICT, Records, outputs};
+use super::answer::RecordedMethod;
+use super::records::{RecordedCall, Records};
 
 /// Longest wait for one answer.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(60);
@@ -84,8 +85,8 @@ pub(super) fn compare_all(
         for (request, call) in records.calls.iter().enumerate() {
             progress.say(format!("comparing request {request}"));
             let [ours, right] = &mut servers;
-            let answers = [ours.call(&call.frame).await?, right.call(&call.frame).await?];
-            comparison.add(request, &call.model, answers, tolerance);
+            let answers = [ours.call(call).await?, right.call(call).await?];
+            comparison.add(request, call, answers, tolerance);
             progress.step();
         }
         Ok(comparison)
@@ -95,26 +96,29 @@ pub(super) fn compare_all(
 struct Client {
     connection: Connection,
     endpoint: Endpoint,
-    template: Template,
+    /// In the order of [`RecordedMethod::ALL`].
+    templates: Vec<Template>,
 }
 
 impl Client {
     async fn connect(endpoint: &Endpoint, name: &str) -> Result<Client> {
         let connection =
             Connection::open(endpoint).await.map_err(|e| e.context(format_args!("--{name}")))?;
-        let template = Template::grpc(endpoint, PREDICT)?;
-        Ok(Client { connection, endpoint: endpoint.clone(), template })
+        let template = |method: RecordedMethod| Template::grpc(endpoint, method.path());
+        let templates = RecordedMethod::ALL.into_iter().map(template).collect::<Result<_>>()?;
+        Ok(Client { connection, endpoint: endpoint.clone(), templates })
     }
 
     /// Returns the answer, or the server's error as the inner one.
-    async fn call(&mut self, frame: &Bytes) -> Result<Result<RawResponse>> {
+    async fn call(&mut self, call: &RecordedCall) -> Result<Result<RawResponse>> {
         if !self.connection.is_open() {
             if let Some(error) = other_protocol(&self.endpoint) {
                 return Err(error);
             }
             self.connection = Connection::open(&self.endpoint).await?;
         }
-        let call = self.connection.call(&self.template, frame.clone());
+        let template = &self.templates[call.method as usize];
+        let call = self.connection.call(template, call.frame.clone());
         Ok(tokio::time::timeout(ANSWER_WAIT_MAX, call).await.unwrap_or_else(|_| {
             Err(Error::deadline(format!("no answer within {ANSWER_WAIT_MAX:?}")))
         }))
@@ -125,12 +129,12 @@ impl Comparison {
     fn add(
         &mut self,
         request: usize,
-        model: &str,
+        call: &RecordedCall,
         answers: [Result<RawResponse>; 2],
         tolerance: f64,
     ) {
         let decoded = answers.each_ref().map(|answer| match answer {
-            Ok(answer) => outputs(&answer.body),
+            Ok(answer) => call.method.outputs(&answer.body),
             Err(error) => Err(error.clone()),
         });
         for (kept, answer) in self.answers.iter_mut().zip(answers) {
@@ -151,8 +155,9 @@ impl Comparison {
             [Err(error), Ok(_)] => Some(whole(error.to_string(), "an answer".to_owned())),
             [Ok(_), Err(error)] => Some(whole("an answer".to_owned(), error.to_string())),
         };
+        let model = &call.model;
         let named =
-            difference.map(|found| AnswerDifference { request, model: model.into(), ..found });
+            difference.map(|found| AnswerDifference { request, model: model.clone(), ..found });
         self.differences.extend(named);
     }
 }

@@ -12,8 +12,9 @@ use loadgen::samples::{Tally, TallyCounts};
 use loadgen::schedule::Arrivals;
 
 use super::NAMES;
+use super::answer::RecordedMethod;
 use super::compare::{Comparison, agree};
-use super::records::{PREDICT, Records, outputs};
+use super::records::Records;
 
 /// Part of a round that is not counted, while connections and caches get warm.
 const WARM_UP_PART: u32 = 10;
@@ -31,7 +32,8 @@ pub(super) struct TimingPlan<'a> {
     pub(super) tolerance: f64,
 }
 
-/// Measures both servers, one after the other in each round. Sends the requests that both answered.
+/// Measures both servers, one after the other in each round. Sends the requests that both answered,
+/// one method after the other.
 ///
 /// # Errors
 /// `Unavailable` if a server cannot be reached.
@@ -43,39 +45,75 @@ pub(super) fn measure(
 ) -> Result<[TallyCounts; 2]> {
     let mut counts = [TallyCounts::default(), TallyCounts::default()];
     let both = |&call: &usize| comparison.answers.iter().all(|answers| answers[call].is_some());
-    let calls: Vec<usize> = (0..records.calls.len()).filter(both).collect();
-    if calls.is_empty() {
-        return Ok(counts);
+    let answered: Vec<usize> = (0..records.calls.len()).filter(both).collect();
+    let mut loads = Vec::new();
+    for method in RecordedMethod::ALL {
+        let of_method = |&&call: &&usize| records.calls[call].method == method;
+        let calls: Vec<usize> = answered.iter().filter(of_method).copied().collect();
+        if !calls.is_empty() {
+            let share = calls.len() as f64 / answered.len() as f64;
+            let duration = plan.duration.mul_f64(share);
+            loads.push(MethodLoad::new(method, &calls, duration, records, comparison, plan)?);
+        }
     }
-    let shots: Arc<[Bytes]> = calls.iter().map(|&call| records.calls[call].frame.clone()).collect();
-    let mut judges = Vec::new();
-    for answers in &comparison.answers {
-        let expected = calls.iter().map(|&call| FirstAnswer::new(answers[call].as_ref()));
-        let expected = expected.collect::<Result<_>>()?;
-        let judge: Arc<dyn Judge> = Arc::new(AnswerJudge { expected, tolerance: plan.tolerance });
-        judges.push(judge);
-    }
-    let pace = match plan.rate {
-        Some(rate) => LoadLoop::Open { arrivals: Arrivals::Poisson, rate, seed: SEED },
-        None => LoadLoop::Closed { clients: plan.clients },
-    };
     for round in 0..plan.rounds {
         // The order changes, so that neither always has the fresher machine.
         let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
         for number in order {
             progress.say(format!("round {}: {}", round + 1, NAMES[number]));
-            let endpoint = &plan.endpoints[number];
-            let template = Template::grpc(endpoint, PREDICT)?;
-            let drive_plan =
-                DrivePlan::new(endpoint.clone(), template, shots.clone(), pace, plan.duration);
-            let tally = Arc::new(Tally::new(plan.duration / WARM_UP_PART));
-            let sink: Arc<dyn SampleSink> = tally.clone();
-            drive(&drive_plan, &judges[number], &sink)?;
-            add(&mut counts[number], &tally.counted());
+            for load in &loads {
+                add(&mut counts[number], &load.drive(plan, number)?);
+            }
             progress.step();
         }
     }
     Ok(counts)
+}
+
+/// The requests of one method.
+struct MethodLoad {
+    method: RecordedMethod,
+    shots: Arc<[Bytes]>,
+    /// One for each server.
+    judges: [Arc<dyn Judge>; 2],
+    /// Time on one server in a round: the method's share by number of requests.
+    duration: Duration,
+}
+
+impl MethodLoad {
+    fn new(
+        method: RecordedMethod,
+        calls: &[usize],
+        duration: Duration,
+        records: &Records,
+        comparison: &Comparison,
+        plan: &TimingPlan<'_>,
+    ) -> Result<MethodLoad> {
+        let judge = |answers: &[Option<Bytes>]| -> Result<Arc<dyn Judge>> {
+            let expected =
+                calls.iter().map(|&call| FirstAnswer::new(method, answers[call].as_ref()));
+            let expected = expected.collect::<Result<_>>()?;
+            Ok(Arc::new(AnswerJudge { method, expected, tolerance: plan.tolerance }))
+        };
+        let judges = [judge(&comparison.answers[0])?, judge(&comparison.answers[1])?];
+        let shots = calls.iter().map(|&call| records.calls[call].frame.clone()).collect();
+        Ok(MethodLoad { method, shots, judges, duration })
+    }
+
+    fn drive(&self, plan: &TimingPlan<'_>, number: usize) -> Result<TallyCounts> {
+        let pace = match plan.rate {
+            Some(rate) => LoadLoop::Open { arrivals: Arrivals::Poisson, rate, seed: SEED },
+            None => LoadLoop::Closed { clients: plan.clients },
+        };
+        let endpoint = &plan.endpoints[number];
+        let template = Template::grpc(endpoint, self.method.path())?;
+        let shots = self.shots.clone();
+        let drive_plan = DrivePlan::new(endpoint.clone(), template, shots, pace, self.duration);
+        let tally = Arc::new(Tally::new(self.duration / WARM_UP_PART));
+        let sink: Arc<dyn SampleSink> = tally.clone();
+        drive(&drive_plan, &self.judges[number], &sink)?;
+        Ok(tally.counted())
+    }
 }
 
 /// Adds the counts of a round. The times follow each other.
@@ -93,14 +131,15 @@ struct FirstAnswer {
 }
 
 impl FirstAnswer {
-    fn new(answer: Option<&Bytes>) -> Result<FirstAnswer> {
+    fn new(method: RecordedMethod, answer: Option<&Bytes>) -> Result<FirstAnswer> {
         let bytes = answer.cloned().unwrap_or_default();
-        Ok(FirstAnswer { outputs: outputs(&bytes)?, bytes })
+        Ok(FirstAnswer { outputs: method.outputs(&bytes)?, bytes })
     }
 }
 
 /// Finds answers that differ from the server's own first answer to the same request.
 struct AnswerJudge {
+    method: RecordedMethod,
     expected: Vec<FirstAnswer>,
     tolerance: f64,
 }
@@ -109,7 +148,7 @@ impl Judge for AnswerJudge {
     fn judge(&self, shot: usize, answer: &RawResponse) -> (Judgement, u64) {
         let expected = &self.expected[shot];
         let right = answer.body == expected.bytes
-            || outputs(&answer.body)
+            || (self.method.outputs(&answer.body))
                 .is_ok_and(|outputs| agree(&outputs, &expected.outputs, self.tolerance));
         (if right { Judgement::Right } else { Judgement::Wrong }, 0)
     }

@@ -1,5 +1,6 @@
 //! `millpond verify`: sends recorded requests to two servers and compares answers and latency.
 
+mod answer;
 mod compare;
 mod measure;
 mod records;
@@ -32,7 +33,8 @@ const NAMES: [&str; 2] = ["server", "against"];
 #[derive(Args, Debug)]
 #[command(after_help = "\
 FILE is a TFRecord file of TensorFlow Serving's PredictionLog: a file of `millpond serve --request-log`, or a model's \
-assets.extra/tf_serving_warmup_requests. Predict records are sent; records of other kinds are counted.
+assets.extra/tf_serving_warmup_requests. Records of Predict, Classify, Regress and \
+MultiInference are sent; records of session runs and streams are counted.
 
 First each request goes to both servers once, and the answers are compared. Then the servers are measured in turns, so \
 that one load does not disturb the other: each round sends the requests to one server for --duration, then to the other.
@@ -187,7 +189,7 @@ fn text(
         args.tolerance,
     );
     if records.skipped > 0 {
-        text += &format!("{} records of other kinds than predict were left out\n", records.skipped);
+        text += &format!("{} records of session runs or streams were left out\n", records.skipped);
     }
     if comparison.refused_by_both > 0 {
         text += &format!("{} requests were refused by both servers\n", comparison.refused_by_both);

@@ -2,33 +2,33 @@
 
 use std::path::{Path, PathBuf};
 
-use base::{Error, NamedTensor, Result};
+use base::{Error, Result};
 use bytes::Bytes;
 use loadgen::connection::grpc_frame;
 use protocol::Message;
 use protocol::tensorflow::serving::prediction_log::LogType;
-use protocol::tensorflow::serving::{PredictResponse, PredictionLog};
+use protocol::tensorflow::serving::{ModelSpec, PredictionLog};
 use protocol::tfs::warmup::next_record;
 
+use super::answer::RecordedMethod;
 use crate::exit::{CommandError, CommandResult};
 
 /// Most bytes of a file.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 /// Most requests of all files.
 const REQUESTS_MAX: usize = 100_000;
-/// Method of the requests.
-pub(super) const PREDICT: &str = "/tensorflow.serving.PredictionService/Predict";
 
 /// The requests of all files.
 #[derive(Default)]
 pub(super) struct Records {
     pub(super) calls: Vec<RecordedCall>,
-    /// Records of other kinds.
+    /// Records without a request that can be sent: runs of a session and streams.
     pub(super) skipped: usize,
 }
 
 /// One request.
 pub(super) struct RecordedCall {
+    pub(super) method: RecordedMethod,
     pub(super) model: String,
     /// The message with its gRPC prefix.
     pub(super) frame: Bytes,
@@ -44,7 +44,7 @@ impl Records {
         if records.calls.is_empty() {
             let skipped = records.skipped;
             return Err(CommandError::failed(format!(
-                "there is no predict request in --requests ({skipped} records of other kinds)"
+                "there is no request in --requests ({skipped} records of runs or streams)"
             )));
         }
         Ok(records)
@@ -66,28 +66,55 @@ impl Records {
             if self.calls.len() == REQUESTS_MAX {
                 return Err(Error::invalid(format!("more than {REQUESTS_MAX} requests")));
             }
-            let request = match log.log_type {
-                Some(LogType::PredictLog(predict)) => predict.request,
-                _ => None,
-            };
-            let Some(mut request) = request else {
-                self.skipped += 1;
-                continue;
-            };
-            let spec = request.model_spec.get_or_insert_default();
-            if let Some(model) = model {
-                model.clone_into(&mut spec.name);
+            match log.log_type.and_then(|log| RecordedCall::new(log, model)) {
+                Some(call) => self.calls.push(call),
+                None => self.skipped += 1,
             }
-            let model = spec.name.clone();
-            self.calls.push(RecordedCall { model, frame: grpc_frame(&request.encode_to_vec()) });
         }
         Ok(())
     }
 }
 
-/// Decodes an answer, with its outputs in the order of their names.
-pub(super) fn outputs(answer: &Bytes) -> Result<Vec<NamedTensor>> {
-    let response = PredictResponse::decode(answer.clone())
-        .map_err(|error| Error::data_loss(format!("the answer is no PredictResponse: {error}")))?;
-    protocol::tfs::grpc::decode_response(response)
+impl RecordedCall {
+    /// Returns the request of `log`, or `None` if it has none that can be sent. `model` replaces the
+    /// recorded model.
+    fn new(log: LogType, model: Option<&str>) -> Option<RecordedCall> {
+        match log {
+            LogType::PredictLog(log) => {
+                let mut request = log.request?;
+                let model = named(request.model_spec.get_or_insert_default(), model);
+                Some(RecordedCall::encoded(RecordedMethod::Predict, model, &request))
+            }
+            LogType::ClassifyLog(log) => {
+                let mut request = log.request?;
+                let model = named(request.model_spec.get_or_insert_default(), model);
+                Some(RecordedCall::encoded(RecordedMethod::Classify, model, &request))
+            }
+            LogType::RegressLog(log) => {
+                let mut request = log.request?;
+                let model = named(request.model_spec.get_or_insert_default(), model);
+                Some(RecordedCall::encoded(RecordedMethod::Regress, model, &request))
+            }
+            LogType::MultiInferenceLog(log) => {
+                let mut request = log.request?;
+                let specs = request.tasks.iter_mut().map(|task| &mut task.model_spec);
+                let names = specs.map(|spec| named(spec.get_or_insert_default(), model));
+                let model = names.last().unwrap_or_default();
+                Some(RecordedCall::encoded(RecordedMethod::MultiInference, model, &request))
+            }
+            LogType::SessionRunLog(_) | LogType::PredictStreamedLog(_) => None,
+        }
+    }
+
+    fn encoded(method: RecordedMethod, model: String, request: &impl Message) -> RecordedCall {
+        RecordedCall { method, model, frame: grpc_frame(&request.encode_to_vec()) }
+    }
+}
+
+/// Replaces the model's name if `model` is given. Returns the name.
+fn named(spec: &mut ModelSpec, model: Option<&str>) -> String {
+    if let Some(model) = model {
+        model.clone_into(&mut spec.name);
+    }
+    spec.name.clone()
 }
