@@ -76,8 +76,8 @@ impl Records {
 }
 
 impl RecordedCall {
-    /// Returns the request of `log`, or `None` if it has none that can be sent. `model` replaces the
-    /// recorded model.
+    /// Returns the request of `log`, or `None` if it has none that can be sent. `model` replaces
+    /// the recorded model.
     fn new(log: LogType, model: Option<&str>) -> Option<RecordedCall> {
         match log {
             LogType::PredictLog(log) => {
