@@ -9,6 +9,7 @@ import tensorflow as tf
 tf1 = tf.compat.v1
 FEATURES = 26
 BUCKETS = 1000
+WIDTH = 8
 
 
 def export(path: pathlib.Path, module: tf.Module, signatures) -> pathlib.Path:
@@ -162,7 +163,7 @@ def keras_preprocessing(path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def recommender(path: pathlib.Path) -> pathlib.Path:
+def recommender(path: pathlib.Path, buckets: int = BUCKETS) -> pathlib.Path:
     """26 string features, each hashed into an embedding table of its own, and a small network."""
 
     class Recommender(tf.Module):
@@ -170,14 +171,14 @@ def recommender(path: pathlib.Path) -> pathlib.Path:
             super().__init__()
             random = np.random.default_rng(3)
             self.tables = [
-                tf.Variable(random.normal(size=(BUCKETS, 8)).astype(np.float32), name=f"table{i}") for i in range(FEATURES)
+                tf.Variable(random.standard_normal((buckets, WIDTH), np.float32), name=f"table{i}") for i in range(FEATURES)
             ]
-            self.dense = tf.Variable(random.normal(size=(FEATURES * 8, 1)).astype(np.float32) * 0.05, name="dense")
+            self.dense = tf.Variable(random.normal(size=(FEATURES * WIDTH, 1)).astype(np.float32) * 0.05, name="dense")
 
         @tf.function
         def __call__(self, **features):
             rows = [
-                tf.gather(self.tables[i], tf.strings.to_hash_bucket_fast(features[f"c{i:02}"], BUCKETS))
+                tf.gather(self.tables[i], tf.strings.to_hash_bucket_fast(features[f"c{i:02}"], buckets))
                 for i in range(FEATURES)
             ]
             return {"ctr": tf.sigmoid(tf.matmul(tf.concat(rows, axis=1), self.dense))}

@@ -1,6 +1,7 @@
 """Answers equal TensorFlow's in Python to 1e-6, over gRPC and REST."""
 
 import base64
+import os
 import pathlib
 
 import ml_dtypes
@@ -9,9 +10,11 @@ import pytest
 import tensorflow as tf
 from conftest import VERSION
 from model_server import example
-from saved_models import FEATURES
+from saved_models import FEATURES, WIDTH, recommender
 
 TOLERANCE = 1e-6
+# Size of the large model; `MILLPOND_LARGE_MODEL_BYTES=1000000000 make test-tfs` is the evaluation.
+LARGE_MODEL_BYTES = int(os.environ.get("MILLPOND_LARGE_MODEL_BYTES", 64_000_000))
 WORDS = ["red", "green", "violet", "", "blue"]
 
 
@@ -249,3 +252,17 @@ def test_basic_pitch(start, tmp_path):
         fetches = {key: info.name for key, info in signature.outputs.items()}
         expected = session.run(fetches, {given.name: audio})
     assert_equal(server.predict("pitch", {name: audio}), expected)
+
+
+def test_a_large_model(start, tmp_path):
+    base = tmp_path / "large"
+    recommender(base / "1", buckets=LARGE_MODEL_BYTES // (FEATURES * WIDTH * 4))
+    server = start("--model_name=large", f"--model_base_path={base}").wait_available("large")
+    inputs = {f"c{i:02}": strings([f"user-{i}-{row}" for row in range(200)]) for i in range(FEATURES)}
+    run = tf.saved_model.load(str(base / "1")).signatures["serving_default"]
+    expected = {name: value.numpy() for name, value in run(**{k: tf.constant(v) for k, v in inputs.items()}).items()}
+    assert_equal(server.predict("large", inputs), expected)
+    columns = {name: [text.decode() for text in values] for name, values in inputs.items()}
+    answer = server.post("large:predict", {"inputs": columns})
+    assert answer.status_code == 200, answer.text
+    assert_equal({"ctr": np.array(answer.json()["outputs"], np.float32)}, expected)
