@@ -109,6 +109,11 @@ $(TORCH_PACKAGE): scripts/compile_package.py scripts/torch_python.sh .venv-audio
 	$(call say,A compiled package: $@)
 	@scripts/torch_python.sh .venv-audio/bin/python scripts/compile_package.py --to $@
 
+$(CACHE)/docs/venv/ready: requirements/docs.txt | system
+	$(call say,Python environment of the documentation: $(@D))
+	@scripts/make_venv.sh $(@D) $(PYTHON) requirements/docs.txt
+	@touch $@
+
 # Vector engines for `bench vectors`.
 $(CACHE)/peers/ready: bench/peers/requirements.txt | system
 	$(call say,Python environment of other vector engines: $(CACHE)/peers)
@@ -184,11 +189,11 @@ demo-audio: build recognisers ## serve the recognisers on http://127.0.0.1:8501/
 .PHONY: test
 test: ## run all tests
 	@$(MAKE) --no-print-directory -j 3 test-ready
-	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-tfs test-page test-audio test-bench test-attack test-image
+	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-tfs test-page test-audio test-bench test-attack test-image test-docs
 	$(call say,all tests passed)
 
 .PHONY: test-ready
-test-ready: tests-built .venv-test/ready $(TORCH_PACKAGE) .venv/tensorflow-ready $(SAVED_MODELS) $(PRETEND_GPU) recognisers browser container-tools images-model $(CACHE)/models/ready $(CACHE)/demo/ready
+test-ready: tests-built .venv-test/ready $(TORCH_PACKAGE) .venv/tensorflow-ready $(SAVED_MODELS) $(PRETEND_GPU) recognisers browser container-tools images-model $(CACHE)/models/ready $(CACHE)/demo/ready $(CACHE)/docs/venv/ready
 
 # Also makes target/debug/millpond and millpond-bench, which their tests start.
 .PHONY: tests-built
@@ -201,7 +206,7 @@ test-rust: tests-built .venv/ready .venv/torch-ready .venv/tensorflow-ready $(SA
 	$(call say,Rust tests)
 	MILLPOND_TEST_PACKAGE=$(TORCH_PACKAGE) cargo test --workspace --locked
 
-test-clients test-tfs test-audio test-page test-attack: export MILLPOND_PROGRAM = $(TESTED)
+test-clients test-tfs test-audio test-page test-attack test-docs: export MILLPOND_PROGRAM = $(TESTED)
 
 .PHONY: test-clients
 test-clients: tests-built .venv-test/ready $(CACHE)/models/ready $(CACHE)/demo/ready
@@ -227,6 +232,11 @@ test-page: tests-built browser recognisers images-model .venv-test/ready $(CACHE
 test-bench: tests-built .venv/tensorflow-ready .venv-test/ready recognisers images-model $(CACHE)/models/ready $(CACHE)/demo/ready
 	$(call say,short runs of benchmarks and demo (the figures mean nothing))
 	scripts/bench_smoke.sh $(TESTED) $(CACHE)/bench-smoke
+
+.PHONY: test-docs
+test-docs: docs tests-built .venv-test/ready .venv/tensorflow-ready recognisers $(SAVED_MODELS) $(CACHE)/demo/ready ## run every code block of README.md and docs/start
+	$(call say,code blocks of README.md and the start pages)
+	.venv-test/bin/python -m pytest -c tests/docs/pytest.ini tests/docs
 
 .PHONY: test-attack
 test-attack: tests-built .venv-test/ready recognisers
@@ -332,6 +342,16 @@ bench-search: build-bench peers images-model ## run the benchmarks of image sear
 bench-audio: build-bench build-system recognisers ## run the benchmarks of audio against Python: .cache/bench/audio.{json,html} and charts
 	@mkdir -p $(CACHE)/bench
 	$(MILLPOND) bench audio --json $(CACHE)/bench/audio.json --report $(CACHE)/bench/audio.html --png $(CACHE)/bench
+
+.PHONY: docs
+docs: $(CACHE)/docs/venv/ready ## build the documentation site in .cache/docs/site and check its links
+	$(call say,documentation: $(CACHE)/docs/site)
+	@$(PYTHON) scripts/charts.py --check
+	@NO_MKDOCS_2_WARNING=true $(CACHE)/docs/venv/bin/python -m mkdocs build --quiet --strict
+
+.PHONY: charts
+charts: ## draw docs/charts from docs/measurements/data
+	@$(PYTHON) scripts/charts.py
 
 .PHONY: requirements
 requirements: system ## resolve requirements/*.in into the pinned requirements/*.txt
