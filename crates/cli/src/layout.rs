@@ -3,10 +3,11 @@
 
 use std::path::Path;
 
+use engine::foreign::identify_dir;
+
 /// Files that make a directory a version.
-const MODEL_FILES: [&str; 4] = ["millpond.json", "model.onnx", "model.pt", "model.pt2"];
-/// Maximum number of files checked for a model of another program.
-const FILES_MAX: usize = 1000;
+const MODEL_FILES: [&str; 5] =
+    ["millpond.json", "model.onnx", "model.pt", "model.pt2", "saved_model.pb"];
 /// Maximum number of subdirectories of a root named in advice.
 const NAMED_MAX: usize = 5;
 
@@ -57,7 +58,7 @@ pub(crate) fn advice(dir: &Path, is_root: bool) -> Vec<String> {
     }
     if models_in(dir).is_empty()
         && !is_model(dir)
-        && let Some(foreign) = foreign(dir)
+        && let Some(foreign) = identify_dir(dir)
     {
         return vec![format!("{shown} is not served: {foreign}")];
     }
@@ -85,7 +86,10 @@ fn in_root(root: &Path, inside: &[Subdirectory]) -> Vec<String> {
                 Some(file) => {
                     advice.push(format!("{shown} holds {file} itself: put it into {shown}/1/"))
                 }
-                None => advice.extend(wrong_versions(dir, &below)),
+                None => advice
+                    .extend(wrong_versions(dir, &below).or_else(|| {
+                        Some(format!("{shown} is not served: {}", identify_dir(dir)?))
+                    })),
             },
         }
     }
@@ -108,13 +112,6 @@ fn wrong_versions(dir: &Path, inside: &[Subdirectory]) -> Option<String> {
     let found = inside.iter().find(|inside| model_file(&inside.dir).is_some())?;
     let (from, dir) = (found.dir.display(), dir.display());
     Some(format!("{from} is not a version, as its name is not a number: call it {dir}/1"))
-}
-
-/// Identifies a model of another program in `dir`, and explains how to serve it.
-fn foreign(dir: &Path) -> Option<String> {
-    let entries = std::fs::read_dir(dir).ok()?.filter_map(Result::ok).map(|entry| entry.path());
-    let files: Vec<_> = entries.filter(|path| path.is_file()).take(FILES_MAX).collect();
-    engine::foreign::files(files.iter().map(|path| path.as_path()))
 }
 
 /// Returns the first file that makes `dir` a version.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use base::Error;
 use base::units::format_bytes;
 use clap::Args;
+use engine::foreign::{self, ForeignFormat};
 use engine::publish::{PublishOptions, PublishProgress, WriteOptions};
 use engine_onnx::publish as onnx;
 use engine_tensorflow::{TensorFlowEngine, publish as tensorflow};
@@ -82,7 +83,10 @@ pub(crate) fn run(args: &PublishArgs) -> CommandResult {
     check_name(&name)
         .map_err(|error| CommandError::usage(format!("--to {}: {error}", args.to.display())))?;
     check_place(&args.to, &name)?;
-    check_kind(&args.source, &args.to)?;
+    let saved_model = tensorflow::is_source(&args.source);
+    if !saved_model {
+        check_format(&args.source, &args.to)?;
+    }
     let options = PublishOptions {
         source: args.source.clone(),
         dest_root: args.to.clone(),
@@ -92,7 +96,7 @@ pub(crate) fn run(args: &PublishArgs) -> CommandResult {
     };
     let bar = progress_bar();
     let mut progress = |progress| show(&bar, progress);
-    let published = match tensorflow::is_source(&args.source) {
+    let published = match saved_model {
         true => {
             let engine = tensorflow_engine(args.tensorflow.as_ref());
             tensorflow::publish(&engine, &options, &mut progress)
@@ -134,20 +138,22 @@ fn check_place(to: &Path, name: &str) -> CommandResult {
     }
 }
 
-/// Refuses a LibTorch file, which is served without conversion.
-fn check_kind(source: &Path, to: &Path) -> CommandResult {
-    let extension =
-        source.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
-    let file = match extension.as_deref() {
-        Some("pt" | "pth") => "model.pt",
-        Some("pt2") => "model.pt2",
-        _ => return Ok(()),
-    };
-    let (shown, to) = (source.display(), to.display());
-    Err(CommandError::usage(format!(
-        "publish takes ONNX models, and {shown} is a model of PyTorch"
-    ))
-    .hint(format!("TorchScript is served without publishing: copy the file to {to}/1/{file}")))
+/// Refuses a file or directory of a format that is not converted, and names the way to serve it.
+fn check_format(source: &Path, to: &Path) -> CommandResult {
+    let (shown, name) = (source.display().to_string(), to.display().to_string());
+    let remedy =
+        |text: &str| text.replace("NAME", name.trim_end_matches('/')).replace("FILE", &shown);
+    if let Some(ForeignFormat { format, remedy: text }) = foreign::identify(source) {
+        return Err(CommandError::usage(format!("{shown} is {format}")).hint(remedy(text)));
+    }
+    let publishable = ["millpond.json", "model.onnx"].iter().any(|file| source.join(file).exists());
+    match foreign::identify_dir(source).filter(|_| !publishable) {
+        Some(found) => {
+            Err(CommandError::usage(format!("{shown} holds no model that can be published"))
+                .hint(remedy(&found)))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Converts at the priority of the load thread that started this process. The parent reads the last

@@ -59,7 +59,7 @@ fn open(path: &Path) -> Result<ZipArchive<File>> {
     // SAFETY: takes numbers only, about a descriptor of ours. It is advice: refusal costs reading
     // ahead in vain.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
-    let archive = ZipArchive::new(file).map_err(|e| damaged(path, e))?;
+    let archive = ZipArchive::new(file).map_err(|e| no_archive(path, e))?;
     match archive.len() {
         0..=RECORDS_MAX => Ok(archive),
         count => Err(Error::data_loss(format!("{}: {count} records", path.display()))),
@@ -74,6 +74,16 @@ fn damaged(path: &Path, error: ZipError) -> Error {
         error => {
             Error::data_loss(format!("{}: not a whole TorchScript file: {error}", path.display()))
         }
+    }
+}
+
+/// Returns the error for a file whose directory cannot be read.
+fn no_archive(path: &Path, error: ZipError) -> Error {
+    match (&error, engine::foreign::identify(path)) {
+        (ZipError::InvalidArchive(_), Some(other)) => {
+            Error::data_loss(format!("{} is {other}", path.display()))
+        }
+        _ => damaged(path, error),
     }
 }
 
@@ -264,17 +274,13 @@ impl ZipRecord {
 /// Checks that this is a TorchScript module and not another archive that is called `.pt`.
 fn check_kind<R: Read + Seek>(path: &Path, directory: &ZipArchive<R>) -> Result<()> {
     let has = |ending: &[u8]| directory.file_names_raw().any(|name| name.ends_with(ending));
-    match (has(b"/data.pkl"), has(b"/constants.pkl")) {
-        (true, true) => Ok(()),
-        (true, false) => Err(Error::invalid(format!(
-            "{}: holds tensors and no module (a file of torch.save); write it with torch.jit.save",
-            path.display()
-        ))),
-        _ => Err(Error::invalid(format!(
-            "{}: an archive, but not a TorchScript module",
-            path.display()
-        ))),
+    if has(b"/data.pkl") && has(b"/constants.pkl") {
+        return Ok(());
     }
+    Err(match engine::foreign::identify(path) {
+        Some(other) => Error::invalid(format!("{} is {other}", path.display())),
+        None => Error::invalid(format!("{}: not a TorchScript module", path.display())),
+    })
 }
 
 /// Lists the stored records by offset and checks the compressed ones.

@@ -1,212 +1,319 @@
-//! Recognises model files of other programs, so that messages can name the remedy.
+//! Recognises model files of other programs by name and content, so that messages can name the
+//! format and the way to serve it.
 
+mod triton;
+
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
-/// Bytes of a file's beginning that [`content`] reads.
-pub const BEGINNING_BYTES: usize = 64;
+pub use triton::{TritonSetting, settings as triton_settings};
 
-/// File name pattern of a format.
-enum NamePattern {
-    /// The whole file name.
-    Is(&'static str),
-    /// The extension.
-    Ends(&'static str),
+/// Bytes at the start of a file that identify its content.
+const START_BYTES: usize = 64;
+/// Maximum length of a Git LFS pointer.
+const POINTER_BYTES_MAX: u64 = 1024;
+/// Maximum number of files of one directory that are opened.
+const OPENED_MAX: usize = 64;
+/// Maximum number of files of one directory that are compared by name.
+const LISTED_MAX: usize = 1000;
+/// Maximum number of records of an archive.
+const RECORDS_MAX: usize = 1 << 20;
+/// Versions of ONNX's format, which its files begin with.
+const ONNX_VERSIONS: std::ops::RangeInclusive<u8> = 3..=20;
+
+/// A format that is not served as it is, and the way to serve such a model. In `remedy`, NAME is
+/// the model's directory and FILE the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForeignFormat {
+    /// Noun phrase, such as "a Keras model".
+    pub format: &'static str,
+    /// The way to serve it, as an imperative.
+    pub remedy: &'static str,
 }
 
-/// Pattern, description of the format, and remedy.
-type ForeignFormat = (NamePattern, &'static str, &'static str);
+/// Signs of a format.
+struct Recognition {
+    /// Whole file names.
+    names: &'static [&'static str],
+    /// Extensions in lower case.
+    extensions: &'static [&'static str],
+    /// Bytes at an offset.
+    starts: &'static [(usize, &'static [u8])],
+    /// Endings of record names that an archive has.
+    records: &'static [&'static str],
+    format: ForeignFormat,
+}
 
-const OPTIMUM: &str =
-    "weights without a graph: export the model with optimum-cli export onnx --model DIR OUT";
-const PADDLE: &str = "convert it with paddle2onnx --model_dir DIR --save_file model.onnx";
-const PICKLE: &str =
-    "a pickled Python object, which is never opened: convert the estimator with skl2onnx";
+const fn row(format: &'static str, remedy: &'static str) -> Recognition {
+    Recognition {
+        names: &[],
+        extensions: &[],
+        starts: &[],
+        records: &[],
+        format: ForeignFormat { format, remedy },
+    }
+}
 
-const TABLE: [ForeignFormat; 19] = [
-    (
-        NamePattern::Is("saved_model.pbtxt"),
-        "a TensorFlow SavedModel as text",
-        "save it as saved_model.pb with tf.saved_model.save",
-    ),
-    (NamePattern::Is("__model__"), "a Paddle model", PADDLE),
-    (NamePattern::Is("inference.json"), "a Paddle model", PADDLE),
-    (NamePattern::Ends("pdmodel"), "a Paddle model", PADDLE),
-    (
-        NamePattern::Is("model.plan"),
-        "a TensorRT engine",
-        "it runs on one kind of GPU: serve the ONNX file that it was built from",
-    ),
-    (
-        NamePattern::Ends("mar"),
-        "a TorchServe archive",
-        "unzip it and name its TorchScript file model.pt",
-    ),
-    (NamePattern::Ends("safetensors"), "a Hugging Face checkpoint", OPTIMUM),
-    (NamePattern::Ends("pkl"), "scikit-learn's", PICKLE),
-    (NamePattern::Ends("joblib"), "scikit-learn's", PICKLE),
-    (
-        NamePattern::Ends("tflite"),
-        "a TensorFlow Lite model",
-        "convert it with python -m tf2onnx.convert --tflite FILE --output model.onnx",
-    ),
-    (NamePattern::Ends("keras"), "a Keras model", "save it as a SavedModel with model.export(DIR)"),
-    (NamePattern::Ends("h5"), "a Keras model", "save it as a SavedModel with model.export(DIR)"),
-    (NamePattern::Ends("gguf"), "a language model for llama.cpp", "text generation is not offered"),
-    (
-        NamePattern::Ends("pb"),
-        "a frozen TensorFlow graph",
-        "convert it with python -m tf2onnx.convert --graphdef FILE --output model.onnx",
-    ),
-    (
-        NamePattern::Ends("xml"),
-        "an OpenVINO model",
-        "serve the ONNX file that it was converted from",
-    ),
-    (NamePattern::Ends("onnx"), "an ONNX model by another name", "name it model.onnx"),
-    (NamePattern::Ends("pt2"), "a compiled PyTorch package by another name", "name it model.pt2"),
-    (
-        NamePattern::Ends("pt"),
-        "PyTorch's",
-        "name it model.pt if it is TorchScript (torch.jit.save)",
-    ),
-    (
-        NamePattern::Ends("pth"),
-        "PyTorch's",
-        "save it with torch.jit.save as model.pt, or export it with torch.onnx.export",
-    ),
+const POINTER: &[u8] = b"version https://git-lfs.github.com/spec";
+const ZIP: &[u8] = b"PK\x03\x04";
+const TENSORRT: &str = "it runs on one kind of GPU and one version of TensorRT: publish the ONNX file that it was built from";
+const PICKLE: &str = "its code is never run; convert a scikit-learn model with skl2onnx.to_onnx(model, X), an XGBoost or \
+                      LightGBM model with onnxmltools, a PyTorch model with torch.onnx.export";
+
+const COPY_AGAIN: &str = "copy or export the file again";
+
+/// All formats. The first row that fits counts.
+const TABLE: &[Recognition] = &[
+    Recognition { starts: &[(0, POINTER)], ..row(LFS_POINTER.format, LFS_POINTER.remedy) },
+    Recognition {
+        records: &["/constants.pkl"],
+        ..row("a TorchScript model", "it is served as it is: copy it to NAME/1/model.pt")
+    },
+    Recognition {
+        records: &[".so"],
+        ..row(
+            "a compiled PyTorch package",
+            "it is served as it is: copy it to NAME/1/model.pt2, and set trusted = true in NAME/millpond.toml",
+        )
+    },
+    Recognition {
+        records: &["/archive_format", "serialized_exported_program.json", "/models/model.json"],
+        ..row(
+            "an exported PyTorch program",
+            "write ONNX with torch.onnx.export(program), or compile it with torch._inductor.aoti_compile_and_package",
+        )
+    },
+    Recognition {
+        extensions: &["keras"],
+        records: &["model.weights.h5"],
+        ..row("a Keras model", "save it as a SavedModel with model.export(DIR), and publish DIR")
+    },
+    Recognition {
+        extensions: &["mar"],
+        records: &["MAR-INF/MANIFEST.json"],
+        ..row(
+            "a TorchServe archive",
+            "unzip it and copy its TorchScript file to NAME/1/model.pt; its handler's Python code is not run",
+        )
+    },
+    Recognition {
+        records: &["/data.pkl"],
+        ..row(
+            "PyTorch weights without a graph (torch.save)",
+            "load them into the module in Python, and write it with torch.jit.save(torch.jit.script(module), \"NAME/1/model.pt\") or \
+             torch.onnx.export",
+        )
+    },
+    Recognition {
+        names: &["saved_model.pb"],
+        ..row(
+            "a TensorFlow SavedModel",
+            "it is served as it is: put saved_model.pb and variables/ into NAME/1/ itself, or publish their directory with \
+             millpond publish DIR --to NAME",
+        )
+    },
+    Recognition {
+        names: &["saved_model.pbtxt"],
+        ..row(
+            "a TensorFlow SavedModel as text",
+            "write it as saved_model.pb with tf.saved_model.save",
+        )
+    },
+    Recognition {
+        names: &["__model__", "inference.json"],
+        extensions: &["pdmodel", "pdiparams"],
+        ..row(
+            "a Paddle model",
+            "convert it with paddle2onnx --model_dir DIR --model_filename MODEL --params_filename PARAMS --save_file \
+             model.onnx, and publish that",
+        )
+    },
+    Recognition {
+        extensions: &["engine", "plan", "trt"],
+        starts: &[(0, b"ptrt"), (0, b"ftrt")],
+        ..row("a TensorRT engine", TENSORRT)
+    },
+    Recognition {
+        extensions: &["safetensors"],
+        // The length of the JSON header, below 2^40, and its start.
+        starts: &[(5, b"\0\0\0{\"")],
+        ..row(
+            "weights without a graph (safetensors)",
+            "export the model with optimum-cli export onnx --model DIR OUT, and publish OUT/model.onnx",
+        )
+    },
+    Recognition {
+        extensions: &["pkl", "pickle", "joblib"],
+        starts: &[(0, b"\x80\x02"), (0, b"\x80\x03"), (0, b"\x80\x04"), (0, b"\x80\x05")],
+        ..row("a pickled Python object", PICKLE)
+    },
+    Recognition {
+        extensions: &["tflite"],
+        starts: &[(4, b"TFL3")],
+        ..row(
+            "a TensorFlow Lite model",
+            "convert it with python -m tf2onnx.convert --tflite FILE --output model.onnx, and publish that",
+        )
+    },
+    Recognition {
+        extensions: &["h5", "hdf5"],
+        starts: &[(0, b"\x89HDF")],
+        ..row(
+            "a Keras or HDF5 file",
+            "save the Keras model as a SavedModel with model.export(DIR), and publish DIR",
+        )
+    },
+    Recognition {
+        extensions: &["gguf"],
+        starts: &[(0, b"GGUF")],
+        ..row(
+            "a language model for llama.cpp",
+            "text generation is not offered; llama-server serves it",
+        )
+    },
+    Recognition {
+        extensions: &["pb"],
+        ..row(
+            "a frozen TensorFlow graph",
+            "convert it with python -m tf2onnx.convert --graphdef FILE --inputs X:0 --outputs Y:0 --output model.onnx, and \
+             publish that",
+        )
+    },
+    Recognition {
+        extensions: &["xml"],
+        starts: &[(0, b"<?xml"), (0, b"<net ")],
+        ..row("an OpenVINO model", "publish the ONNX file that it was converted from")
+    },
+    Recognition {
+        extensions: &["ubj", "bst", "xgb", "cbm"],
+        ..row(
+            "a model of gradient-boosted trees",
+            "convert it with onnxmltools (XGBoost, LightGBM) or model.save_model(FILE, format=\"onnx\") (CatBoost)",
+        )
+    },
+    Recognition {
+        extensions: &["pt", "pt2", "pth", "ckpt"],
+        ..row("a damaged PyTorch file", COPY_AGAIN)
+    },
 ];
 
-/// Returns the format of a directory with `files` and the remedy, such as "saved_model.pb is a
-/// TensorFlow SavedModel: convert ...". `None` if no format is recognised.
-pub fn files<'a>(files: impl Iterator<Item = &'a Path> + Clone) -> Option<String> {
-    TABLE.iter().find_map(|(name, format, remedy)| {
-        let found = files.clone().find(|path| name.fits(path))?;
-        // A file that the table knows has a name.
-        let found = found.file_name()?.to_string_lossy();
-        Some(format!("{found} is {format}: {remedy}"))
-    })
+const LFS_POINTER: ForeignFormat = ForeignFormat {
+    format: "a Git LFS pointer and not the file that it stands for",
+    remedy: "fetch the file with git lfs pull",
+};
+/// A zip archive that no row of the table describes.
+const ARCHIVE: ForeignFormat = ForeignFormat {
+    format: "a zip archive of an unknown kind",
+    remedy: "unpack it; ONNX, SavedModel and TorchScript are served",
+};
+const EMPTY: ForeignFormat = ForeignFormat { format: "empty", remedy: COPY_AGAIN };
+/// ONNX files that a version does not take by their name.
+const OTHER_NAME: ForeignFormat =
+    ForeignFormat { format: "an ONNX model by another name", remedy: "name it model.onnx" };
+
+impl std::fmt::Display for ForeignFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.format, self.remedy)
+    }
 }
 
-/// Returns the format of a file that begins with `bytes` and the remedy, or `None` for a file that
-/// `publish` takes.
-pub fn content(bytes: &[u8]) -> Option<&'static str> {
-    const LFS: &[u8] = b"version https://git-lfs.github.com/spec";
-    Some(match bytes {
-        [] => "the file is empty",
-        bytes if bytes.starts_with(LFS) => {
-            "a Git LFS pointer and not the file that it stands for: fetch that with git lfs pull"
-        }
-        bytes if bytes.starts_with(b"PK\x03\x04") => {
-            "a zip archive, as PyTorch writes: publish takes ONNX; put TorchScript at NAME/1/model.pt"
-        }
-        bytes if bytes.starts_with(b"\x89HDF") => {
-            "a Keras or HDF5 file: save it as a SavedModel with model.export(DIR)"
-        }
-        bytes if bytes.starts_with(b"GGUF") => {
-            "a language model for llama.cpp: text generation is not offered"
-        }
-        bytes if bytes.get(4..8) == Some(b"TFL3") => {
-            "a TensorFlow Lite model: convert it with python -m tf2onnx.convert --tflite FILE --output model.onnx"
-        }
-        [0x80, 2..=5, ..] => {
-            "a pickled Python object, which is never opened: convert the estimator with skl2onnx"
-        }
-        _ => return None,
-    })
+/// Identifies a file by its content, or else by its name. Returns `None` for ONNX and for an
+/// unknown format, and for a file that cannot be read.
+pub fn identify(path: &Path) -> Option<ForeignFormat> {
+    let start = start(path)?;
+    if start.is_empty() {
+        return Some(EMPTY);
+    }
+    if start.starts_with(ZIP) {
+        return Some(archive(path));
+    }
+    let by_content = TABLE.iter().find(|row| row.fits_start(&start));
+    if by_content.is_none() && is_onnx(&start) {
+        return None;
+    }
+    by_content.or_else(|| by_name(path)).map(|row| row.format)
 }
 
-/// Returns the keys of Triton's `config.pbtxt` in `text` that change how a model is served, each
-/// with its equivalent in millpond.toml. The server never reads that file.
-pub fn triton_keys(text: &str) -> Vec<String> {
-    const KEYS: [(&str, &str); 12] = [
-        ("max_batch_size", "max-batch in [schedule]"),
-        ("dynamic_batching", "mode = \"async\" in [schedule]"),
-        ("preferred_batch_size", "preferred-batch-sizes in [schedule]"),
-        ("max_queue_delay_microseconds", "max-queue-delay in [schedule]"),
-        ("max_queue_size", "queue in [schedule]"),
-        ("default_timeout_microseconds", "timeout in [schedule]"),
-        ("priority_levels", "priorities in [schedule]"),
-        ("instance_group", "threads in [schedule], and device"),
-        ("version_policy", "policy"),
-        ("model_warmup", "[warmup]"),
-        ("sequence_batching", "not offered"),
-        ("ensemble_scheduling", "not offered"),
-    ];
-    let begins = |line: &str, key: &str| {
-        let rest = line.trim_start().strip_prefix(key);
-        rest.is_some_and(|rest| rest.trim_start().starts_with([':', '{', '[']))
+/// Identifies the model in a directory with `files`, paths relative to `dir`. Returns a sentence
+/// such as "saved.h5 is a Keras or HDF5 file: save ...", or `None` if no format is recognised.
+pub fn identify_in<'a>(
+    dir: &Path,
+    files: impl Iterator<Item = &'a Path> + Clone,
+) -> Option<String> {
+    let named = |row: &&Recognition| files.clone().find(|path| row.fits_name(path));
+    let found = TABLE.iter().find_map(|row| Some((named(&row)?, row.format)));
+    let (path, format) = match found {
+        Some((path, format)) => (path, identify(&dir.join(path)).unwrap_or(format)),
+        None => (files.clone().find(|path| extension(path) == "onnx")?, OTHER_NAME),
     };
-    let found = KEYS.iter().filter(|(key, _)| text.lines().any(|line| begins(line, key)));
-    found.map(|(key, equivalent)| format!("{key} ({equivalent})")).collect()
+    Some(format!("{} is {format}", path.display()))
 }
 
-impl NamePattern {
-    fn fits(&self, path: &Path) -> bool {
-        match self {
-            NamePattern::Is(name) => path.file_name().is_some_and(|file| file == *name),
-            NamePattern::Ends(extension) => path.extension().is_some_and(|ends| ends == *extension),
-        }
+/// Identifies the model whose files lie in `dir` itself, as [`identify_in`] does.
+pub fn identify_dir(dir: &Path) -> Option<String> {
+    let names = std::fs::read_dir(dir).ok()?.filter_map(|entry| Some(entry.ok()?.file_name()));
+    let files: Vec<_> = names.filter(|name| dir.join(name).is_file()).take(LISTED_MAX).collect();
+    identify_in(dir, files.iter().map(Path::new))
+}
+
+/// Finds a Git LFS pointer among `files`, paths relative to `dir` with their lengths. Returns a
+/// sentence as [`identify_in`] does.
+pub fn pointer_in<'a>(dir: &Path, files: impl Iterator<Item = (&'a Path, u64)>) -> Option<String> {
+    let small = files.filter(|(_, bytes)| (1..=POINTER_BYTES_MAX).contains(bytes));
+    let is_pointer = |path: &Path| start(path).is_some_and(|start| start.starts_with(POINTER));
+    let (path, _) = small.take(OPENED_MAX).find(|(path, _)| is_pointer(&dir.join(path)))?;
+    Some(format!("{} is {LFS_POINTER}", path.display()))
+}
+
+/// Reads the first bytes of a file, or returns `None` if it is no file or cannot be read.
+fn start(path: &Path) -> Option<Vec<u8>> {
+    if !std::fs::metadata(path).ok()?.is_file() {
+        return None;
+    }
+    let mut bytes = Vec::with_capacity(START_BYTES);
+    File::open(path).ok()?.take(START_BYTES as u64).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// Returns true if a file begins as ONNX files do: with the version of the format.
+fn is_onnx(start: &[u8]) -> bool {
+    matches!(start, [8, version, ..] if ONNX_VERSIONS.contains(version))
+}
+
+/// Identifies an archive by the names of its records.
+fn archive(path: &Path) -> ForeignFormat {
+    let open = || zip::ZipArchive::new(File::open(path).ok()?).ok();
+    let Some(archive) = open().filter(|archive| archive.len() <= RECORDS_MAX) else {
+        return ForeignFormat { format: "a damaged zip archive", remedy: COPY_AGAIN };
+    };
+    let has =
+        |ending: &&str| archive.file_names_raw().any(|name| name.ends_with(ending.as_bytes()));
+    let row = TABLE.iter().find(|row| row.records.iter().any(|ending| has(ending)));
+    row.map_or(ARCHIVE, |row| row.format)
+}
+
+fn by_name(path: &Path) -> Option<&'static Recognition> {
+    TABLE.iter().find(|row| row.fits_name(path))
+}
+
+fn extension(path: &Path) -> String {
+    path.extension().map(|it| it.to_string_lossy().to_ascii_lowercase()).unwrap_or_default()
+}
+
+impl Recognition {
+    fn fits_name(&self, path: &Path) -> bool {
+        let is = |name: &&str| path.file_name().is_some_and(|file| file == *name);
+        self.names.iter().any(|name| is(name))
+            || self.extensions.contains(&extension(path).as_str())
+    }
+
+    fn fits_start(&self, start: &[u8]) -> bool {
+        let has =
+            |&(at, bytes): &(usize, &[u8])| start.get(at..).is_some_and(|it| it.starts_with(bytes));
+        self.starts.iter().any(has)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn foreign_files_are_recognised() {
-        for (file, says) in [
-            ("saved_model.pbtxt", "saved_model.pb"),
-            ("frozen.pb", "--graphdef"),
-            ("ocr.pdmodel", "paddle2onnx"),
-            ("__model__", "paddle2onnx"),
-            ("inference.json", "paddle2onnx"),
-            ("model.safetensors", "optimum-cli"),
-            ("a.pkl", "skl2onnx"),
-            ("a.joblib", "skl2onnx"),
-            ("model.plan", "TensorRT"),
-            ("model.xml", "OpenVINO"),
-            ("a.tflite", "--tflite"),
-            ("a.gguf", "llama.cpp"),
-            ("a.mar", "TorchServe"),
-            ("resnet.onnx", "name it model.onnx"),
-        ] {
-            let paths = [Path::new("variables/x"), Path::new(file)];
-            let said = files(paths.into_iter()).unwrap_or_default();
-            assert!(said.starts_with(file) && said.contains(says), "{file}: {said}");
-        }
-        assert_eq!(files([Path::new("README.md")].into_iter()), None);
-    }
-
-    #[test]
-    fn contents_are_recognised() {
-        for (bytes, says) in [
-            (&b""[..], "empty"),
-            (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
-            (b"PK\x03\x04....", "NAME/1/model.pt"),
-            (b"\x80\x04\x95", "skl2onnx"),
-            (b"GGUF", "llama.cpp"),
-            (b"\x1c\0\0\0TFL3", "--tflite"),
-        ] {
-            assert!(content(bytes).unwrap_or_default().contains(says), "{says}");
-        }
-        // An ONNX file: ir_version 8.
-        assert_eq!(content(b"\x08\x08\x12\x00"), None);
-    }
-
-    #[test]
-    fn keys_of_triton_have_equivalents() {
-        let text = "name: \"m\"\nmax_batch_size: 8\ninput [ { name: \"x\" } ]\ndynamic_batching {\n  \
-                    max_queue_delay_microseconds: 100\n}\n# instance_group: a comment\n";
-        let keys = triton_keys(text).join(", ");
-        for said in [
-            "max_batch_size (max-batch",
-            "dynamic_batching (mode",
-            "max_queue_delay_microseconds (",
-        ] {
-            assert!(keys.contains(said), "{keys}");
-        }
-        assert!(!keys.contains("instance_group"), "{keys}");
-        assert!(triton_keys("name: \"m\"\nplatform: \"onnxruntime_onnx\"\n").is_empty());
-    }
-}
+mod tests;

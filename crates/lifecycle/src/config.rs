@@ -97,6 +97,9 @@ pub struct ModelConfig {
     /// Text of the section `[recogniser]` of its file, passed on to
     /// [`engine::Servable::recogniser`].
     pub recogniser: Option<Arc<str>>,
+    /// True if the server's settings file has a section for the model. Settings of another server
+    /// beside its versions are not reported then, since they were converted.
+    pub has_section: bool,
     /// Part of its requests for the request log, 0 to 1; passed on to
     /// [`engine::Servable::request_log_rate`].
     pub request_log_rate: Option<f64>,
@@ -118,6 +121,7 @@ impl ModelConfig {
             schedule: ScheduleOptions::default(),
             labels: BTreeMap::new(),
             recogniser: None,
+            has_section: false,
             request_log_rate: None,
             examples: None,
         }

@@ -16,6 +16,7 @@ mod admission;
 mod catalog;
 mod config;
 mod convert;
+mod ignored_settings;
 mod lifecycle;
 mod loader;
 mod manager;

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 
 use crate::admission::Ledger;
 use crate::convert::Cache;
+use crate::ignored_settings::IgnoredSettings;
 use crate::loader::Loader;
 use crate::manager::{Channels, Manager, Retries, Setup};
 use crate::message::{
@@ -86,6 +87,7 @@ impl Lifecycle {
             starvation_limit: config.starvation_limit,
             settled: lifecycle.settled.clone(),
             threads_max: config.threads_max,
+            ignored: IgnoredSettings::default(),
             out: lifecycle.to.clone(),
         };
         let jobs = lifecycle.start_loaders(loader, config.load_threads.max(1))?;

@@ -20,6 +20,7 @@ use os::thread;
 
 use crate::admission::{Admission, Ledger, Promise};
 use crate::convert::{Cache, Converted};
+use crate::ignored_settings::IgnoredSettings;
 use crate::message::{Fresh, LoadJob, Message, Outcome};
 use crate::settled::Settled;
 use crate::source::ForeignKind;
@@ -30,11 +31,6 @@ use crate::{Converter, LifecycleState, ParameterPlacement};
 
 /// Bytes of a graph that are hashed at once.
 const HASH_PIECE_BYTES: usize = 1 << 20;
-
-/// Triton's settings of a model, in the directory above its versions.
-const TRITON_FILE: &str = "config.pbtxt";
-/// Most bytes read of that file.
-const TRITON_FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// State shared by the load threads.
 pub(crate) struct Loader {
@@ -52,6 +48,7 @@ pub(crate) struct Loader {
     pub(crate) starvation_limit: Duration,
     pub(crate) settled: Arc<Settled>,
     pub(crate) threads_max: usize,
+    pub(crate) ignored: IgnoredSettings,
     pub(crate) out: Sender<Message>,
 }
 
@@ -163,7 +160,7 @@ impl Loader {
         self.stage(&job.id, LifecycleState::Warming, None);
         let version = WarmupVersion { servable: &servable, signature: &signature, dir: &job.dir };
         let note = warmup::warm(version, &*self.warmup, &job.warmup, &attempt.stop)?;
-        let ignored = ignored_settings(&job.id, &job.dir);
+        let ignored = self.ignored.of(job);
         let note = note.into_iter().chain(ignored).reduce(|all, next| format!("{all}; {next}"));
         cost.warm_seconds = started.elapsed().as_secs_f64();
         go_on(&attempt.stop)?;
@@ -355,22 +352,6 @@ impl Meter {
         cost.loader_minor_faults = now.faults.saturating_sub(self.faults);
         cost.loader_cpu_seconds = now.cpu.saturating_sub(self.cpu).as_secs_f64();
     }
-}
-
-/// Returns a note about Triton's settings beside the version, which Millpond does not use; also
-/// logs it.
-fn ignored_settings(id: &VersionId, dir: &Path) -> Option<String> {
-    use std::io::Read;
-    let path = dir.parent()?.join(TRITON_FILE);
-    let mut text = Vec::new();
-    std::fs::File::open(&path).ok()?.take(TRITON_FILE_BYTES_MAX).read_to_end(&mut text).ok()?;
-    let keys = engine::foreign::triton_keys(&String::from_utf8_lossy(&text));
-    let mut note = format!("{TRITON_FILE} is not read; settings are in millpond.toml");
-    if !keys.is_empty() {
-        note = format!("{note}: {}", keys.join(", "));
-    }
-    tracing::warn!(version = %id, file = %path.display(), note, "settings of another server are ignored");
-    Some(note)
 }
 
 fn go_on(stop: &AtomicBool) -> Result<()> {

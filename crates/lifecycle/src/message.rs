@@ -97,6 +97,7 @@ pub(crate) struct LoadJob {
     pub(crate) schedule: ScheduleOptions,
     pub(crate) warmup: WarmupConfig,
     pub(crate) recogniser: Option<Arc<str>>,
+    pub(crate) has_section: bool,
     pub(crate) request_log_rate: Option<f64>,
     pub(crate) examples: Option<Arc<ExampleSettings>>,
     pub(crate) transition: Transition,

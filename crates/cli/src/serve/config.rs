@@ -169,7 +169,8 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
         options.cache_dir.clone().unwrap_or_else(environment::cache_dir).join("converted");
     let default = LifecycleConfig::new(cache_dir, Converter::default());
     let ConfigSet { models, roots } = config_set(settings);
-    let template = ServedModel { dir: PathBuf::new(), options: ModelOptions::default() };
+    let template =
+        ServedModel { dir: PathBuf::new(), options: ModelOptions::default(), has_section: false };
     let template = model_config("", &template, settings);
     Ok(ModelsConfig {
         models,
@@ -217,6 +218,7 @@ fn model_config(name: &str, model: &ServedModel, settings: &ServeSettings) -> Mo
     config.session.inter_op_threads =
         own.inter_op_threads.unwrap_or(config.session.inter_op_threads);
     config.session.isolate = own.isolate.unwrap_or(config.session.isolate);
+    config.has_section = model.has_section;
     config.request_log_rate = own.request_log_rate;
     config.labels = own.labels.clone();
     config
@@ -278,7 +280,11 @@ mod tests {
         assert_eq!(root.schedule.max_batch, 9);
         let schedule = ScheduleFile { weight: Some(5), ..ScheduleFile::default() };
         let options = ModelOptions { schedule, ..ModelOptions::default() };
-        let model = model_config("m", &ServedModel { dir: "/m".into(), options }, &settings);
+        let model = model_config(
+            "m",
+            &ServedModel { dir: "/m".into(), options, has_section: true },
+            &settings,
+        );
         assert_eq!((model.schedule.max_batch, model.schedule.weight), (9, 5));
     }
 

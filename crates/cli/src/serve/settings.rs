@@ -56,6 +56,8 @@ pub(crate) struct ServeSettings {
 pub(super) struct ServedModel {
     pub(super) dir: PathBuf,
     pub(super) options: ModelOptions,
+    /// True if the settings file has a section for it.
+    pub(super) has_section: bool,
 }
 
 /// Returns the scheduling of models without settings of their own: flags over `[schedule]`.
@@ -273,7 +275,7 @@ impl ServeSettings {
             Some(name) => name,
             None => name_of(&dir)?,
         };
-        let model = ServedModel { dir, options: ModelOptions::default() };
+        let model = ServedModel { dir, options: ModelOptions::default(), has_section: false };
         match self.models.insert(name.clone(), model) {
             Some(other) if other.dir != self.models[&name].dir => {
                 Err(CommandError::usage(format!("two directories are model \"{name}\""))
@@ -303,7 +305,7 @@ impl ServeSettings {
                     })?
                 }
             };
-            self.models.insert(name, ServedModel { dir, options });
+            self.models.insert(name, ServedModel { dir, options, has_section: true });
         }
         Ok(())
     }
@@ -324,12 +326,25 @@ fn existing(dir: &Path) -> CommandResult<PathBuf> {
         }
     })?;
     if !real.is_dir() {
-        return Err(CommandError::usage(format!("cannot serve {}: it is not a directory", dir.display()))
-            .hint("publish the file as a version first: millpond publish FILE --to DIR/NAME, then millpond serve DIR"));
+        return Err(no_directory(dir, &real));
     }
     match std::fs::read_dir(&real) {
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Err(unreadable(dir)),
         _ => Ok(real),
+    }
+}
+
+/// Returns the error for a file in place of a directory, with the way to serve it.
+fn no_directory(file: &Path, real: &Path) -> CommandError {
+    let shown = file.display();
+    match engine::foreign::identify(real) {
+        Some(foreign) => {
+            CommandError::usage(format!("cannot serve {shown}: it is {}", foreign.format))
+                .hint(foreign.remedy.replace("NAME", "DIR/NAME"))
+        }
+        None => CommandError::usage(format!("cannot serve {shown}: it is not a directory")).hint(
+            format!("publish it as a version: millpond publish {shown} --to DIR/NAME, then millpond serve DIR"),
+        ),
     }
 }
 

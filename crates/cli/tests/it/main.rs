@@ -5,6 +5,7 @@
 mod arguments;
 mod audio;
 mod doctor;
+mod foreign;
 mod isolate;
 mod mistakes;
 mod program;

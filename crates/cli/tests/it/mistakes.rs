@@ -213,17 +213,6 @@ fn unreadable_directories_are_reported_at_the_start() {
 }
 
 #[test]
-fn models_of_pytorch_are_not_published() {
-    let dir = tempfile::tempdir().unwrap();
-    let model = dir.path().join("m.pt");
-    std::fs::write(&model, b"PK").unwrap();
-    let to = dir.path().join("models/m");
-    let arguments = ["publish", model.to_str().unwrap(), "--to", to.to_str().unwrap()];
-    check_error(&arguments, 2, "publish takes ONNX models");
-    check_error(&arguments, 2, &format!("copy the file to {}/1/model.pt", to.display()));
-}
-
-#[test]
 fn several_images_may_be_searched_with() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = format!("http://{nobody}");

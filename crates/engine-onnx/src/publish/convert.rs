@@ -48,10 +48,12 @@ impl Conversion {
         }
         let model = source.join(GRAPH_NAME);
         if !model.exists() {
-            return Err(Error::not_found(format!(
-                "{}: holds neither {GRAPH_NAME} nor a published version",
-                source.display()
-            )));
+            let mut reason =
+                format!("{}: holds neither {GRAPH_NAME} nor a published version", source.display());
+            if let Some(foreign) = engine::foreign::identify_dir(source) {
+                reason = format!("{reason}: {foreign}");
+            }
+            return Err(Error::not_found(reason));
         }
         Conversion::plan(model, None, direct)
     }

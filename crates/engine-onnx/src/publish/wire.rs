@@ -44,19 +44,6 @@ pub(super) struct Walker {
     file: SourceFile,
 }
 
-/// Returns the first bytes of a file; `None` if it is no file, which opening it refuses.
-fn beginning(path: &Path) -> Result<Option<Vec<u8>>> {
-    use std::io::Read;
-    let io = |error: std::io::Error| Error::io(path, &error);
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Ok(None);
-    }
-    let mut bytes = Vec::with_capacity(engine::foreign::BEGINNING_BYTES);
-    let file = std::fs::File::open(path).map_err(io)?;
-    file.take(engine::foreign::BEGINNING_BYTES as u64).read_to_end(&mut bytes).map_err(io)?;
-    Ok(Some(bytes))
-}
-
 impl Walker {
     /// Opens `path` with a window of `window_bytes`.
     ///
@@ -64,8 +51,8 @@ impl Walker {
     /// `DataLoss` for an empty file and for a known format that is not ONNX, with its name; those
     /// of opening it.
     pub(super) fn open(path: &Path, window_bytes: usize, direct: bool) -> Result<Walker> {
-        if let Some(other) = beginning(path)?.as_deref().and_then(engine::foreign::content) {
-            return Err(Error::data_loss(format!("{}: no ONNX model: {other}", path.display())));
+        if let Some(other) = engine::foreign::identify(path) {
+            return Err(Error::data_loss(format!("{} is {other}", path.display())));
         }
         Ok(Walker { file: SourceFile::open(path, window_bytes, direct)? })
     }
@@ -83,7 +70,9 @@ impl Walker {
     /// Returns an error about position `at`.
     pub(super) fn damaged(&self, at: u64, what: impl std::fmt::Display) -> Error {
         let path = self.file.path().display();
-        Error::data_loss(format!("{path}: no ONNX model, or a damaged one: byte {at}: {what}"))
+        Error::data_loss(format!(
+            "{path}: no ONNX model, or a damaged one: byte {at}: {what}; export or copy the file again"
+        ))
     }
 
     /// Reads the field at `at` of a message that ends at `end`.

@@ -88,6 +88,7 @@ impl Model {
             schedule: self.config.schedule.clone(),
             warmup: self.config.warmup.clone(),
             recogniser: self.config.recogniser.clone(),
+            has_section: self.config.has_section,
             request_log_rate: self.config.request_log_rate,
             examples: self.config.examples.clone(),
             transition: self.config.transition,

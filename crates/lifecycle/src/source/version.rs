@@ -187,10 +187,14 @@ impl Classified {
 /// Says what `files` are. `settled` is true if they have stopped changing.
 fn classify(dir: &Path, kinds: &[ForeignKind], files: &[File], settled: bool) -> Classified {
     let has = |name: &str| files.iter().any(|file| file.path == Path::new(name));
+    let sizes = files.iter().map(|file| (file.path.as_path(), file.bytes));
     let no_version = |reason: String| match settled {
         true => VersionContents::Unusable(reason),
         false => VersionContents::Settling(reason),
     };
+    if let Some(pointer) = engine::foreign::pointer_in(dir, sizes) {
+        return Classified::of_all(no_version(pointer), settled);
+    }
     if has(MANIFEST_NAME) {
         return match Artifact::open(dir).and_then(|it| Ok((Parameters::of(&it)?, it))) {
             Ok((parameters, artifact)) => Classified {
@@ -212,8 +216,8 @@ fn classify(dir: &Path, kinds: &[ForeignKind], files: &[File], settled: bool) ->
     let Some(&kind) = kinds.iter().find(|kind| has(kind.file)) else {
         let names: Vec<&str> = kinds.iter().map(|kind| kind.file).collect();
         let mut reason = format!("holds neither {MANIFEST_NAME} nor {}", names.join(" nor "));
-        if let Some(foreign) = engine::foreign::files(files.iter().map(|file| file.path.as_path()))
-        {
+        let paths = files.iter().map(|file| file.path.as_path());
+        if let Some(foreign) = engine::foreign::identify_in(dir, paths) {
             reason = format!("{reason}: {foreign}");
         }
         return Classified::of_all(no_version(reason), settled);

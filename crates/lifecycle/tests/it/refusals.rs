@@ -134,9 +134,22 @@ fn settings_of_triton_are_a_note() {
     world.publish("m", 2);
     let note = world.until("m", 2, LifecycleState::Ready).note.unwrap();
     assert!(
-        note.contains("config.pbtxt is not read") && note.contains("max-batch in [schedule]"),
+        note.contains("config.pbtxt is not read (max_batch_size)")
+            && note.contains("import triton"),
         "{note}"
     );
+    world.settings("m", "");
+    world.publish("m", 3);
+    assert_eq!(world.until("m", 3, LifecycleState::Ready).note, None);
+}
+
+#[test]
+fn a_pointer_in_place_of_a_file_is_recognised() {
+    let world = World::with_model();
+    world.place("m", 2, |dir| {
+        fs::write(dir.join("model.onnx"), b"version https://git-lfs.github.com/spec/v1\n").unwrap();
+    });
+    refused(&world, "model.onnx is a Git LFS pointer");
 }
 
 #[test]
