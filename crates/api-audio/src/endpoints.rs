@@ -18,7 +18,8 @@ use super::state::AudioState;
 use super::upload::{AudioRequest, AudioUpload};
 use super::{recognisers, speakers};
 
-const OPENAPI: &str = include_str!("openapi.json");
+/// Description of the routes as OpenAPI 3.1.
+pub const OPENAPI: &str = include_str!("openapi.json");
 
 /// Returns the routes, with the paths of the OpenAPI description.
 pub fn routes() -> Router<Arc<AudioState>> {

@@ -19,7 +19,7 @@ mod state;
 mod upload;
 
 pub use config::AudioConfig;
-pub use endpoints::routes;
+pub use endpoints::{OPENAPI, routes};
 pub use recognisers::find_recogniser;
 pub use served_model::ServedModel;
 pub use state::AudioState;

@@ -28,7 +28,8 @@ use super::services::ImageServices;
 use super::state::ImagesState;
 use super::{browse, bulk, rebuild};
 
-const OPENAPI: &str = include_str!("openapi.json");
+/// Description of the routes as OpenAPI 3.1.
+pub const OPENAPI: &str = include_str!("openapi.json");
 /// Default number of images on a page.
 const PAGE_DEFAULT: usize = 50;
 /// Default side of a thumbnail in pixels.

@@ -31,5 +31,5 @@ mod store;
 
 pub use browse::ImageRemoval;
 pub use config::ImagesConfig;
-pub use endpoints::routes;
+pub use endpoints::{OPENAPI, routes};
 pub use state::ImagesState;

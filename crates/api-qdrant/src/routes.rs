@@ -14,6 +14,9 @@ use crate::call::{RestCall, refuse};
 use crate::state::CollectionsState;
 use crate::{collections, describe, json, query, retrieve, update};
 
+/// Description of the routes as OpenAPI 3.1. Routes that answer 501 are left out.
+pub const OPENAPI: &str = include_str!("openapi.json");
+
 /// User agents of Qdrant's clients, and of libraries that such clients are written with.
 const AGENTS: [&str; 7] = [
     "python-client/",

@@ -2,6 +2,7 @@
 //! under `/v1`, audio, images and collections, `/metrics`, and the pages.
 
 mod oip;
+pub(crate) mod openapi;
 mod repository;
 mod tensors;
 #[cfg(test)]
@@ -96,7 +97,7 @@ fn with_plain_case(mut request: http::Request<RequestBody>) -> http::Request<Req
     request
 }
 
-fn router(server: &Server) -> Router {
+pub(crate) fn router(server: &Server) -> Router {
     let access = &server.access;
     let images = api_images::routes().with_state(server.images.clone());
     let qdrant = api_qdrant::routes().with_state(server.qdrant.clone());
@@ -110,6 +111,7 @@ fn router(server: &Server) -> Router {
     let routes = models
         .route("/events", get(page::events).with_state(server.page.clone()))
         .merge(page::routes())
+        .route("/openapi.json", get(openapi::openapi))
         .route(METRICS, get(exposition).with_state(server.exporter.clone()))
         .merge(api_audio::routes().with_state(server.audio.clone()))
         .merge(access.guard_key(collections))
@@ -164,7 +166,7 @@ async fn front(State(state): Shared<ModelsState>, headers: HeaderMap) -> Reply {
     for name in state.lifecycle.catalog().names() {
         text.push_str(&format!("  /v2/models/{name}    /v1/models/{name}\n"));
     }
-    text.push_str("\nmetrics: /metrics    health: /v2/health/ready\n");
+    text.push_str("\nmetrics: /metrics    health: /v2/health/ready    all calls: /openapi.json (page: /docs)\n");
     Reply::text(text).with_header(header::VARY, http::HeaderValue::from_static("accept"))
 }
 
@@ -222,7 +224,7 @@ async fn unknown(uri: Uri) -> Reply {
     }
     Reply::error(&Error::not_found(format!(
         "not found: {}; the API is under /v1/models, /v2, /v1/audio, /v1/images and /collections, metrics are at \
-         /metrics, pages at /, /audio and /images",
+         /metrics, pages at /, /audio, /images and /docs, all calls in /openapi.json",
         uri.path()
     )))
 }

@@ -14,16 +14,19 @@ const AUDIO_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'se
                             img-src 'self'; media-src blob:; base-uri 'none'; form-action 'none'; \
                             frame-ancestors 'none'";
 
-/// Policy of the page for images, which also shows the user's files.
+/// Policy of the pages for images and the API, which also show files that they receive or send.
 const IMAGES_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                              img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// Path, content type and contents of each file.
-const FILES: [(&str, &str, &str); 15] = [
+const FILES: [(&str, &str, &str); 18] = [
     ("/page.css", "text/css; charset=utf-8", include_str!("page.css")),
     ("/page-audio.css", "text/css; charset=utf-8", include_str!("page-audio.css")),
     ("/page-audio.js", "text/javascript; charset=utf-8", include_str!("page-audio.js")),
     ("/page-audio-wave.js", "text/javascript; charset=utf-8", include_str!("page-audio-wave.js")),
+    ("/page-docs.css", "text/css; charset=utf-8", include_str!("page-docs.css")),
+    ("/page-docs.js", "text/javascript; charset=utf-8", include_str!("page-docs.js")),
+    ("/page-docs-call.js", "text/javascript; charset=utf-8", include_str!("page-docs-call.js")),
     ("/page-images.css", "text/css; charset=utf-8", include_str!("page-images.css")),
     ("/page-images.js", "text/javascript; charset=utf-8", include_str!("page-images.js")),
     ("/page-images-add.js", "text/javascript; charset=utf-8", include_str!("page-images-add.js")),
@@ -55,9 +58,16 @@ async fn images_page() -> Reply {
     guarded(Reply::body("text/html; charset=utf-8", include_str!("images.html")), IMAGES_POLICY)
 }
 
-/// Returns the routes of the pages for audio and images, and of the files of all pages.
+async fn docs_page() -> Reply {
+    guarded(Reply::body("text/html; charset=utf-8", include_str!("docs.html")), IMAGES_POLICY)
+}
+
+/// Returns the routes of the pages for audio, images and the API, and of the files of all pages.
 pub(crate) fn routes() -> Router {
-    let router = Router::new().route("/audio", get(audio_page)).route("/images", get(images_page));
+    let router = Router::new()
+        .route("/audio", get(audio_page))
+        .route("/images", get(images_page))
+        .route("/docs", get(docs_page));
     FILES.iter().fold(router, |router, &(path, content_type, text)| {
         router.route(
             path,
@@ -106,6 +116,13 @@ fn named(range: &str, wanted: &str) -> Option<f32> {
 mod tests {
     use super::*;
 
+    const PAGES: [&str; 4] = [
+        include_str!("page.html"),
+        include_str!("audio.html"),
+        include_str!("images.html"),
+        include_str!("docs.html"),
+    ];
+
     #[test]
     fn browsers_get_the_page_and_programs_the_text() {
         let wants = |accept: &str| {
@@ -128,9 +145,7 @@ mod tests {
     #[test]
     fn the_page_names_no_other_host() {
         // The one address that is only a name: SVG's own namespace.
-        let pages =
-            [include_str!("page.html"), include_str!("audio.html"), include_str!("images.html")];
-        let texts = FILES.iter().map(|(_, _, text)| *text).chain(pages);
+        let texts = FILES.iter().map(|(_, _, text)| *text).chain(PAGES);
         for text in texts {
             let text = text.replace("http://www.w3.org/2000/svg", "");
             assert!(
@@ -140,10 +155,19 @@ mod tests {
     }
 
     #[test]
+    fn every_page_links_the_others() {
+        for html in PAGES {
+            let nav = html.split("</nav>").next().unwrap().rsplit("<nav").next().unwrap();
+            let linked = ["/", "/audio", "/images", "/docs"]
+                .iter()
+                .filter(|path| nav.contains(&format!("href=\"{path}\"")));
+            assert!(linked.count() >= 3 && nav.contains("/docs"), "{nav}");
+        }
+    }
+
+    #[test]
     fn the_policy_allows_what_the_page_uses() {
-        for html in
-            [include_str!("page.html"), include_str!("audio.html"), include_str!("images.html")]
-        {
+        for html in PAGES {
             assert!(
                 !html.contains("style=") && !html.contains("onclick") && !html.contains("<style")
             );
