@@ -190,11 +190,11 @@ demo-audio: build recognisers ## serve the recognisers on http://127.0.0.1:8501/
 .PHONY: test
 test: ## run all tests
 	@$(MAKE) --no-print-directory -j 3 test-ready
-	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-tfs test-page test-audio test-examples test-bench test-attack test-image test-docs
+	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-tfs test-page test-audio test-examples test-bench test-attack test-image test-monitoring test-docs
 	$(call say,all tests passed)
 
 .PHONY: test-ready
-test-ready: tests-built .venv-test/ready $(CACHE)/examples/venv/ready $(TORCH_PACKAGE) .venv/tensorflow-ready $(SAVED_MODELS) $(PRETEND_GPU) recognisers browser container-tools images-model $(CACHE)/models/ready $(CACHE)/demo/ready $(CACHE)/docs/venv/ready
+test-ready: tests-built .venv-test/ready $(CACHE)/examples/venv/ready $(TORCH_PACKAGE) .venv/tensorflow-ready $(SAVED_MODELS) $(PRETEND_GPU) recognisers browser images-model $(CACHE)/models/ready $(CACHE)/demo/ready $(CACHE)/docs/venv/ready
 
 # Also makes target/debug/millpond and millpond-bench, which their tests start.
 .PHONY: tests-built

@@ -33,6 +33,23 @@ test-image: tests-built container-tools .venv-test/ready ## build the OCI image 
 	$(call say,OCI image)
 	.venv-test/bin/python -m pytest -c tests/image/pytest.ini tests/image
 
+PROMTOOL := $(CACHE)/tools/promtool/usr/bin/promtool
+# Debian's package starts a server when it is installed, so it is only unpacked.
+$(PROMTOOL): | system
+	$(call say,promtool)
+	@rm -rf $(CACHE)/tools/promtool && mkdir -p $(CACHE)/tools/promtool
+	@cd $(CACHE)/tools/promtool && apt-get -qq download prometheus && \
+		dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && rm prometheus_*.deb
+	@touch $@
+
+.PHONY: test-monitoring
+test-monitoring: export MILLPOND_PROGRAM = $(TESTED)
+test-monitoring: tests-built $(PROMTOOL) .venv-test/ready ## test the compose file, alerts and dashboard against a live server
+	$(call say,alerts and dashboard)
+	.venv-test/bin/python -m pytest -c tests/deployment/pytest.ini tests/deployment/test_monitoring.py
+
+test-ready: container-tools $(PROMTOOL)
+
 .PHONY: dist
 dist: dist-programs image ## build all files of a release: .cache/dist
 	@cd $(DIST) && rm -f SHA256SUMS && find . -maxdepth 1 -type f -name 'millpond*' -printf '%f\n' | sort | xargs sha256sum >SHA256SUMS && cat SHA256SUMS
