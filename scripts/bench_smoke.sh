@@ -87,5 +87,5 @@ check "$dir/images.json" "report['false_accepts'] == 0 and report['final_recall1
 "$millpond" bench ingest --pictures 40 --rounds 1 --seconds 1 --kills 1 --life-ms 500 --json "$dir/ingest.json"
 check "$dir/ingest.json" "report['lost'] == 0 and all(report[arm]['p99_ms'] > 0 for arm in ('control', 'ingest'))"
 
-MILLPOND_DEMO_SECONDS=5 "$millpond" demo --assets .cache/demo --models .cache/models --bytes 32MiB --http-port 0 --grpc-port 0
+MILLPOND_DEMO_SECONDS=5 "$millpond" demo --assets .cache/demo --models .cache/models --images .cache/images --bytes 32MiB --http-port 0 --grpc-port 0
 echo "ok: demo"

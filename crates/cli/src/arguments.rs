@@ -12,6 +12,7 @@ use crate::exit::{CommandResult, EXIT_CODES_HELP};
 use crate::foreign;
 use crate::images::ImagesCommand;
 use crate::infer::InferArgs;
+use crate::manual::ManArgs;
 use crate::models::ModelsArgs;
 use crate::publish::{ConvertArgs, PublishArgs};
 use crate::serve::ServeArgs;
@@ -22,8 +23,8 @@ use crate::tune::TuneCommand;
 use crate::verify::VerifyArgs;
 use crate::worker::WorkerArgs;
 use crate::{
-    audio, bench, completion, doctor, environment, images, infer, models, publish, serve, speakers,
-    tfs, tune, verify, worker,
+    audio, bench, completion, doctor, environment, images, infer, manual, models, publish, serve,
+    speakers, tfs, tune, verify, worker,
 };
 
 /// Serves models with a tail latency that stays flat while they change
@@ -66,6 +67,8 @@ enum Command {
     Doctor(DoctorArgs),
     /// Print the completion script of a shell
     Completion(CompletionArgs),
+    /// Print the manual page, or write those of all commands
+    Man(ManArgs),
     /// Convert a model into an existing empty directory (run by the server in a child process)
     #[command(hide = true)]
     Convert(ConvertArgs),
@@ -128,6 +131,7 @@ impl Arguments {
             Command::Demo(args) => bench::demo(args),
             Command::Doctor(args) => doctor::run(args),
             Command::Completion(args) => completion::run(args),
+            Command::Man(args) => manual::run(args, command()),
             Command::Convert(args) => publish::convert(args),
             Command::Verify(args) => verify::run(args),
             Command::Worker(args) => worker::run(args),

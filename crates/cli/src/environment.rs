@@ -32,6 +32,10 @@ pub(crate) const LIBTORCH: Variable = Variable::new("MILLPOND_LIBTORCH", "defaul
 pub(crate) const LOG: Variable = Variable::new("MILLPOND_LOG", "default of --log");
 pub(crate) const MALLOC_CONF: Variable =
     Variable::new("MALLOC_CONF", "jemalloc's settings, in place of Millpond's own");
+pub(crate) const NOTIFY_SOCKET: Variable = Variable::new(
+    "NOTIFY_SOCKET",
+    "socket of systemd, which is notified when the models serve, of reloads and of the stop",
+);
 pub(crate) const NVRTC: Variable = Variable::new(
     "MILLPOND_NVRTC",
     "NVIDIA's run-time compiler (libnvrtc) or its directory, for `serve --gpu`",
@@ -65,7 +69,7 @@ pub(crate) const TERM_PROGRAM: Variable =
     Variable::new("TERM_PROGRAM", "whether `images search` may send images in iTerm2's form");
 
 /// All variables, in the order of the help text.
-pub(crate) const ALL: [&Variable; 25] = [
+pub(crate) const ALL: [&Variable; 26] = [
     &ADMIN_KEY,
     &API_KEY,
     &AUDIO_DATA,
@@ -75,6 +79,7 @@ pub(crate) const ALL: [&Variable; 25] = [
     &LIBTORCH,
     &LOG,
     &MALLOC_CONF,
+    &NOTIFY_SOCKET,
     &NVRTC,
     &ONNXRUNTIME,
     &PATH,
@@ -150,22 +155,24 @@ fn data_dir() -> Option<PathBuf> {
 /// Returns where to search for the LibTorch shim: `explicit`, else the environment's path, else
 /// around this process.
 pub(crate) fn torch_search(explicit: Option<PathBuf>) -> LibrarySearch {
-    let explicit = explicit.or_else(|| LIBTORCH.path());
-    LibrarySearch::around_process(explicit, VIRTUAL_ENV.path())
+    search(explicit.or_else(|| LIBTORCH.path()))
 }
 
 /// Returns where to search for TensorFlow: `explicit`, else the environment's path, else around
 /// this process.
 pub(crate) fn tensorflow_search(explicit: Option<PathBuf>) -> LibrarySearch {
-    let explicit = explicit.or_else(|| TENSORFLOW.path());
-    LibrarySearch::around_process(explicit, VIRTUAL_ENV.path())
+    search(explicit.or_else(|| TENSORFLOW.path()))
 }
 
 /// Returns where to search for ONNX Runtime: `explicit`, else the environment's path, else around
 /// this process.
 pub(crate) fn library_search(explicit: Option<PathBuf>) -> LibrarySearch {
-    let explicit = explicit.or_else(|| ONNXRUNTIME.path());
-    LibrarySearch::around_process(explicit, VIRTUAL_ENV.path())
+    search(explicit.or_else(|| ONNXRUNTIME.path()))
+}
+
+fn search(explicit: Option<PathBuf>) -> LibrarySearch {
+    let user = HOME.path().map(|home| home.join(".local"));
+    LibrarySearch::around_process(explicit, VIRTUAL_ENV.path()).with_user_prefix(user)
 }
 
 /// Returns where to search for NVIDIA's run-time compiler.

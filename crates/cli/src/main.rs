@@ -17,6 +17,7 @@ mod foreign;
 mod images;
 mod infer;
 mod layout;
+mod manual;
 mod models;
 mod publish;
 mod serve;

@@ -28,12 +28,21 @@ pub(super) struct Gallery {
 }
 
 impl Gallery {
-    /// Finds the files in `dir`. Returns `None` if the model or the images are missing.
-    pub(super) fn find(dir: &Path) -> Option<Gallery> {
+    /// Finds the files in `dir`.
+    ///
+    /// # Errors
+    /// `NotFound` with the remedy if the model or the images are missing.
+    pub(super) fn find(dir: &Path) -> Result<Gallery> {
         let model = dir.join("models").join(MODEL).join("1/model.onnx");
         let (images, changed) = (files(&dir.join("pictures")), files(&dir.join("changed")));
         let there = model.is_file() && !images.is_empty() && !changed.is_empty();
-        there.then_some(Gallery { model, images, changed })
+        there.then_some(Gallery { model, images, changed }).ok_or_else(|| {
+            Error::not_found(format!(
+                "{} lacks the model or the images of image search; run `make images-model` in a \
+                 checkout, which makes them, or leave --images out",
+                dir.display()
+            ))
+        })
     }
 }
 
@@ -206,12 +215,12 @@ mod tests {
     #[test]
     fn a_gallery_needs_its_model_and_images() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(Gallery::find(dir.path()).is_none());
+        assert!(Gallery::find(dir.path()).is_err());
         let model = dir.path().join("models").join(MODEL).join("1");
         std::fs::create_dir_all(&model).unwrap();
         std::fs::write(model.join("model.onnx"), "x").unwrap();
         for folder in ["pictures", "changed"] {
-            assert!(Gallery::find(dir.path()).is_none());
+            assert!(Gallery::find(dir.path()).is_err());
             std::fs::create_dir(dir.path().join(folder)).unwrap();
             std::fs::write(dir.path().join(folder).join("a.png"), "x").unwrap();
         }

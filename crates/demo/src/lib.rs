@@ -4,6 +4,7 @@
 pub mod caller;
 pub mod contents;
 pub mod ctr;
+mod digits;
 mod images;
 pub mod layers;
 mod live;
@@ -64,21 +65,32 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Serve real models under load and watch them being swapped.
 ///
-/// Reads a line of text from an image and finds speech in a recording with pretrained models, puts
-/// images into a collection and finds them again by changed copies, then sends requests on a fixed
-/// schedule to a click-through model that is replaced every few seconds. Runs until Ctrl-C.
+/// Reads handwritten digits with a small trained model, then sends requests on a fixed schedule to
+/// a click-through model that is replaced every few seconds. Needs no files, no network and no
+/// compiler. Runs until Ctrl-C.
+///
+/// With --assets it also reads a line of text from an image and finds speech in a recording. With
+/// --images it puts images into a collection and finds them again by changed copies. `make demo` in
+/// a checkout fetches the files of both.
 #[derive(Args, Clone, Debug)]
 pub struct DemoArgs {
-    /// Directory with text.png, text.txt, voice.wav and silence.wav (`make demo` makes it)
-    #[arg(long, default_value = ".cache/demo")]
-    pub assets: PathBuf,
-    /// Directory with the pretrained models (`make demo` fetches them)
-    #[arg(long, default_value = ".cache/models")]
+    /// End after this many seconds; 0 runs until Ctrl-C [default: 0]
+    #[arg(long)]
+    pub seconds: Option<u64>,
+    /// Write the digits model and a request for it into this directory, print how to serve them,
+    /// and end
+    #[arg(long, value_name = "DIR", exclusive = true)]
+    pub export: Option<PathBuf>,
+    /// Directory with text.png, text.txt, voice.wav and silence.wav: adds pretrained models of text
+    /// and speech
+    #[arg(long, value_name = "DIR")]
+    pub assets: Option<PathBuf>,
+    /// Directory with the pretrained models
+    #[arg(long, value_name = "DIR", default_value = ".cache/models")]
     pub models: PathBuf,
-    /// Directory with the embedding model and the images of image search (`make images-model` makes
-    /// it); without them that part is left out
-    #[arg(long, default_value = ".cache/images")]
-    pub images: PathBuf,
+    /// Directory with the embedding model and the images of image search: adds image search
+    #[arg(long, value_name = "DIR")]
+    pub images: Option<PathBuf>,
     /// Size of the click-through model [default: 512 MiB, or 1/16 of memory if that is less]
     #[arg(long, value_parser = units::parse_bytes)]
     pub bytes: Option<u64>,
@@ -96,7 +108,7 @@ pub struct DemoArgs {
     pub grpc_port: u16,
 }
 
-/// Runs the demo.
+/// Runs the demo. `time` is its length if `--seconds` is not given.
 ///
 /// # Errors
 /// If something it needs is missing, or at its end if any request failed, any answer was wrong or a
@@ -105,8 +117,17 @@ pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()
     if args.swap_every < Duration::from_secs(1) || !(args.rate > 0.0 && args.rate.is_finite()) {
         return Err(Error::invalid("--swap-every must be at least 1s, --rate above 0"));
     }
+    let time = match args.seconds {
+        Some(0) => None,
+        Some(seconds) => Some(Duration::from_secs(seconds)),
+        None => time,
+    };
+    if let Some(dir) = &args.export {
+        println!("Serve a trained model:\n{}", digits::export(dir)?);
+        return Ok(());
+    }
     let engine = OnnxEngine::open(&env.onnxruntime)?;
-    let checks = Checks::find(args, &engine)?;
+    let checks = ModelChecks::find(args, &engine)?;
     let bytes =
         args.bytes.unwrap_or_else(|| BYTES_MAX.min((memory_bytes() / MEMORY_SHARE).max(MIB)));
     let ctr = Ctr::of_bytes(bytes);
@@ -116,7 +137,7 @@ pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()
         progress.say("computing the right answers");
         Arc::new(Traffic::new(&ctr, DISTINCT, BATCH)?)
     };
-    let gallery = Gallery::find(&args.images);
+    let gallery = args.images.as_deref().map(Gallery::find).transpose()?;
     let repository = publish_all(args, env, &contents, gallery.as_ref())?;
 
     let server_args = server_args(env, &repository, gallery.is_some())?;
@@ -125,14 +146,18 @@ pub fn run(args: &DemoArgs, time: Option<Duration>, env: &BenchEnv) -> Result<()
         ServerPlan { detached: true, ports: Some(ports), ..ServerPlan::new("demo", server_args) };
     let server = ServerProcess::start(env, &plan)?;
     println!(
-        "Millpond serves \"{TEXT_MODEL}\", \"{VOICE_MODEL}\" and \"{MODEL}\" ({} of parameters) from {}",
+        "Millpond serves handwritten digits (\"{}\"){} and click-through rates (\"{MODEL}\", {} of \
+         parameters) from {}",
+        digits::MODEL,
+        if args.assets.is_some() { ", text, speech" } else { "" },
         format_bytes(bytes),
         repository.display()
     );
     let mut caller = GrpcCaller::connect(server.grpc())?;
-    let first = checks.run(&mut caller)?;
-    first.iter().for_each(|line| println!("  {line}"));
-    let indexed = search_images(args, gallery.as_ref(), &server)?;
+    for line in digits::check(&mut caller)?.drawing.into_iter().chain(checks.run(&mut caller)?) {
+        println!("  {line}");
+    }
+    let indexed = search_images(gallery.as_ref(), &server)?;
     print_urls(&server, indexed.as_ref());
 
     let stage = TrafficStage {
@@ -187,19 +212,12 @@ fn server_args(env: &BenchEnv, repository: &Path, images: bool) -> Result<Vec<St
     Ok(args)
 }
 
-/// Indexes the images and finds them by changed copies. Prints a line if there are none.
+/// Indexes the images and finds them by changed copies.
 fn search_images<'a>(
-    args: &DemoArgs,
     gallery: Option<&'a Gallery>,
     server: &ServerProcess,
 ) -> Result<Option<IndexedGallery<'a>>> {
-    let Some(gallery) = gallery else {
-        println!(
-            "  no image search: {} lacks the model or the images; run `make images-model`",
-            args.images.display()
-        );
-        return Ok(None);
-    };
+    let Some(gallery) = gallery else { return Ok(None) };
     let (indexed, line) =
         IndexedGallery::index(gallery, format!("http://{}", server.http().authority))?;
     println!("  {line}");
@@ -216,10 +234,13 @@ fn publish_all(
 ) -> Result<PathBuf> {
     let repository = env.cache_dir.join("run").join("demo");
     cache::fresh(&repository)?;
-    let mut sources = vec![
-        (TEXT_MODEL, args.models.join(TEXT_FILE)),
-        (VOICE_MODEL, args.models.join(VOICE_FILE)),
-    ];
+    let digits = env.cache_dir.join("run").join("digits.onnx");
+    digits::write(&digits)?;
+    let mut sources = vec![(digits::MODEL, digits)];
+    if args.assets.is_some() {
+        sources.push((TEXT_MODEL, args.models.join(TEXT_FILE)));
+        sources.push((VOICE_MODEL, args.models.join(VOICE_FILE)));
+    }
     sources.extend(gallery.map(|gallery| (images::MODEL, gallery.model.clone())));
     for (name, source) in sources {
         let options = PublishOptions {
@@ -244,7 +265,7 @@ fn print_urls(server: &ServerProcess, indexed: Option<&IndexedGallery<'_>>) {
         println!("  {}  drop a image, see what it matches", indexed.page());
     }
     println!("\nTry it from another terminal:");
-    println!("  curl {http}/v2/models/{TEXT_MODEL}");
+    println!("  curl {http}/v2/models/{}", digits::MODEL);
     println!("  curl {http}/v1/models/{MODEL}");
     println!("  curl -s {http}/metrics | grep millpond_window");
     println!(
@@ -259,21 +280,47 @@ fn print_urls(server: &ServerProcess, indexed: Option<&IndexedGallery<'_>>) {
     println!("  server's log: {}\n", server.log().display());
 }
 
-/// Inputs with answers that a user can check.
-struct Checks<'a> {
+/// Checks of the models' answers that a user can follow.
+struct ModelChecks<'a> {
+    pretrained: Option<PretrainedChecks<'a>>,
+}
+
+impl<'a> ModelChecks<'a> {
+    fn find(args: &'a DemoArgs, engine: &OnnxEngine) -> Result<ModelChecks<'a>> {
+        let find = |assets: &'a PathBuf| PretrainedChecks::find(assets, &args.models, engine);
+        Ok(ModelChecks { pretrained: args.assets.as_ref().map(find).transpose()? })
+    }
+
+    /// Returns the models' answers as lines.
+    ///
+    /// # Errors
+    /// If an answer is wrong.
+    fn run(&self, caller: &mut GrpcCaller) -> Result<Vec<String>> {
+        let mut lines = vec![digits::check(caller)?.summary];
+        if let Some(pretrained) = &self.pretrained {
+            lines.extend(pretrained.run(caller)?);
+        }
+        Ok(lines)
+    }
+}
+
+/// Inputs of the fetched models, with answers that a user can check.
+struct PretrainedChecks<'a> {
     assets: &'a Path,
     text: String,
     characters: Vec<String>,
 }
 
-impl<'a> Checks<'a> {
-    fn find(args: &'a DemoArgs, engine: &OnnxEngine) -> Result<Checks<'a>> {
-        let path = args.assets.join("text.txt");
+impl<'a> PretrainedChecks<'a> {
+    fn find(assets: &'a Path, models: &Path, engine: &OnnxEngine) -> Result<PretrainedChecks<'a>> {
+        let path = assets.join("text.txt");
         let text = std::fs::read_to_string(&path).map_err(|e| {
-            Error::io(&path, &e).context("run `make demo`, which makes the demo's inputs")
+            Error::io(&path, &e).context(
+                "run `make demo` in a checkout, which makes these inputs, or leave --assets out",
+            )
         })?;
-        let characters = ocr::characters(engine, &args.models.join(TEXT_FILE))?;
-        Ok(Checks { assets: &args.assets, text: text.trim().to_owned(), characters })
+        let characters = ocr::characters(engine, &models.join(TEXT_FILE))?;
+        Ok(PretrainedChecks { assets, text: text.trim().to_owned(), characters })
     }
 
     /// Returns the models' answers, a line each.

@@ -19,9 +19,9 @@ const SYSTEM_DIRS: [&str; 6] = [
 ];
 /// Directory of the library below the directory of Python packages.
 const IN_PACKAGES: &str = "onnxruntime/capi";
-/// Remedy for a missing or unfit library.
-pub(crate) const REMEDY: &str = "run `pip install onnxruntime` in the environment that has this program, or activate one \
-                                 that has it, or give --onnxruntime PATH; in a checkout, `make build` installs it";
+/// Remedy for an unfit library.
+pub(crate) const REMEDY: &str = "run `pip install --upgrade onnxruntime` in its environment (in a checkout, `make build`), or \
+     give --onnxruntime PATH";
 
 /// Returns the library's absolute path.
 ///
@@ -32,8 +32,7 @@ pub(crate) fn find(search: &LibrarySearch) -> Result<PathBuf> {
         return find_explicit(explicit);
     }
     search
-        .package_dirs()
-        .find_map(|packages| newest_in(&packages.join(IN_PACKAGES)))
+        .find(|dir| newest_in(&dir.join(IN_PACKAGES)).or_else(|| newest_in(dir)))
         .or_else(|| SYSTEM_DIRS.iter().find_map(|dir| newest_in(Path::new(dir))))
         .and_then(|path| std::fs::canonicalize(path).ok())
         .ok_or_else(|| missing(search))
@@ -43,7 +42,8 @@ pub(crate) fn find(search: &LibrarySearch) -> Result<PathBuf> {
 fn missing(search: &LibrarySearch) -> Error {
     let places = search.places().into_iter().chain(SYSTEM_DIRS.map(str::to_owned));
     let places = places.collect::<Vec<_>>().join(", ");
-    Error::not_found(format!("ONNX Runtime was not found: {REMEDY}. Looked in {places}"))
+    let remedy = search.remedy("onnxruntime", "build", "--onnxruntime");
+    Error::not_found(format!("ONNX Runtime was not found: {remedy}. Looked in {places}"))
 }
 
 fn find_explicit(path: &Path) -> Result<PathBuf> {

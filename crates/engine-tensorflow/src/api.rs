@@ -8,7 +8,9 @@ use std::ptr::slice_from_raw_parts;
 use base::{Error, Result};
 use bytes::Bytes;
 
-/// Remedy for a missing or unfit library.
+/// Python package of the library, with the version that the tests use.
+pub(crate) const REQUIREMENT: &str = "tensorflow-cpu==2.21.0";
+/// Remedy for an unfit library.
 pub(crate) const REMEDY: &str = "run `make tensorflow` in a checkout, or `pip install tensorflow-cpu==2.21.0` in the \
                                  server's virtual environment, or name another with --tensorflow";
 /// Oldest version whose interface is the one declared here.

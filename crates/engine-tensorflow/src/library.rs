@@ -7,7 +7,7 @@ use base::{Error, Result};
 use engine::{Capabilities, Engine, LibrarySearch, LoadRequest, ParameterUse, Session};
 use parking_lot::Mutex;
 
-use crate::api::{FRAMEWORK, LIBRARY, REMEDY, TensorFlowLibrary};
+use crate::api::{FRAMEWORK, LIBRARY, REMEDY, REQUIREMENT, TensorFlowLibrary};
 use crate::{element, load, model_file};
 
 /// Name of this engine in manifests and metrics.
@@ -24,13 +24,12 @@ fn find(search: &LibrarySearch) -> Result<PathBuf> {
         return find_explicit(explicit);
     }
     search
-        .package_dirs()
-        .map(|packages| packages.join(PACKAGE))
-        .find(|dir| holds_library(dir))
+        .find(|dir| [dir.join(PACKAGE), dir.to_owned()].into_iter().find(|dir| holds_library(dir)))
         .and_then(|dir| std::fs::canonicalize(dir).ok())
         .ok_or_else(|| {
             let places = search.places().join(", ");
-            Error::not_found(format!("TensorFlow was not found: {REMEDY}. Looked in {places}"))
+            let remedy = search.remedy(REQUIREMENT, "tensorflow", "--tensorflow");
+            Error::not_found(format!("TensorFlow was not found: {remedy}. Looked in {places}"))
         })
 }
 

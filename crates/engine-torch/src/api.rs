@@ -8,8 +8,9 @@ use base::{Error, Result};
 
 use crate::fault;
 
-/// Remedy for a missing or unfit library.
-pub(crate) const REMEDY: &str = "run `make torch` in a checkout, or give --libtorch PATH";
+/// Remedy for an unfit library.
+pub(crate) const REMEDY: &str = "run `make torch` in a checkout, or `pip install --upgrade millpond-torch`, or give \
+                                 --libtorch PATH";
 
 /// Number of the interface declared below; raised together with the header's.
 const ABI: i32 = 1;

@@ -7,15 +7,18 @@ use base::{Error, Result};
 use engine::{Capabilities, Engine, LibrarySearch, LoadRequest, ParameterUse, Session};
 use parking_lot::Mutex;
 
-use crate::api::{REMEDY, ShimLibrary};
+use crate::api::ShimLibrary;
 use crate::{archive, element, load};
 
 /// Name of this engine in manifests and metrics.
 const NAME: &str = "libtorch";
 /// File name of the shim.
 const FILE: &str = "libmillpond_torch.so";
-/// Directory of the shim in a virtual environment.
+/// Directory of the shim in a virtual environment of a checkout.
 const IN_ENVIRONMENT: &str = "millpond";
+/// Python package of the shim, and its directory.
+const PACKAGE: &str = "millpond-torch";
+const IN_PACKAGES: &str = "millpond_torch";
 
 /// Returns the shim's absolute path.
 ///
@@ -25,14 +28,14 @@ fn find(search: &LibrarySearch) -> Result<PathBuf> {
     if let Some(explicit) = &search.explicit {
         return find_explicit(explicit);
     }
-    search
-        .environments()
-        .map(|environment| environment.join(IN_ENVIRONMENT).join(FILE))
-        .find_map(|path| std::fs::canonicalize(path).ok())
+    let shim = |dir: PathBuf| std::fs::canonicalize(dir.join(FILE)).ok();
+    let made = search.environments().find_map(|environment| shim(environment.join(IN_ENVIRONMENT)));
+    made.or_else(|| search.find(|dir| shim(dir.join(IN_PACKAGES)).or_else(|| shim(dir.to_owned()))))
         .ok_or_else(|| {
             let places = search.places().join(", ");
+            let remedy = search.remedy(PACKAGE, "torch", "--libtorch");
             Error::not_found(format!(
-                "the LibTorch engine was not found: {REMEDY}. Looked in {places}"
+                "the LibTorch engine was not found: {remedy}. Looked in {places}"
             ))
         })
 }

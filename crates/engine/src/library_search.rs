@@ -9,6 +9,10 @@ use std::path::{Path, PathBuf};
 const VENV_DIR: &str = ".venv";
 /// Maximum parent directories of a starting directory that are searched for a virtual environment.
 const ANCESTORS_MAX: usize = 16;
+/// Directory of libraries that a package of the system brings, below the program's prefix.
+const IN_PREFIX: &str = "lib/millpond";
+/// Directory of a checkout that no installation has.
+const IN_CHECKOUT: &str = "crates";
 /// Prefixes of system-wide installations.
 const SYSTEM_PREFIXES: [&str; 2] = ["/usr/local", "/usr"];
 /// Names of the directory of Python packages; the second is Debian's.
@@ -22,19 +26,23 @@ pub struct LibrarySearch {
     pub explicit: Option<PathBuf>,
     /// The active virtual environment.
     pub virtual_env: Option<PathBuf>,
-    /// Prefix that the program is installed under: the parent of its directory. It may be a virtual
-    /// environment that is not active.
+    /// Directory of the program.
+    pub program_dir: Option<PathBuf>,
+    /// Prefix that the program is installed under, if it is not the system's: the parent of its
+    /// directory. It may be a virtual environment that is not active.
     pub program_prefix: Option<PathBuf>,
     /// Directories to search, with their parents, for a `.venv`.
     pub start_dirs: Vec<PathBuf>,
+    /// Prefix of the user's own packages, usually `~/.local`.
+    pub user_prefix: Option<PathBuf>,
     /// Prefixes of the system's own installations.
     pub system_prefixes: Vec<PathBuf>,
 }
 
 impl LibrarySearch {
-    /// Returns the usual search: `explicit`, then `virtual_env`, the program's own prefix, a
-    /// `.venv` in or above the current directory and the program's own, and the system's Python
-    /// packages.
+    /// Returns the usual search: `explicit`, then `virtual_env`, the program's own directory and
+    /// prefix, a `.venv` in or above the current directory and the program's own, and the packages
+    /// of the user and of the system. [`LibrarySearch::with_user_prefix`] adds the user's.
     pub fn around_process(
         explicit: Option<PathBuf>,
         virtual_env: Option<PathBuf>,
@@ -42,19 +50,70 @@ impl LibrarySearch {
         let program =
             std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
         let prefix = program.as_deref().and_then(Path::parent).map(Path::to_owned);
-        let start_dirs = std::env::current_dir().ok().into_iter().chain(program).collect();
+        let here = std::env::current_dir().ok();
+        let start_dirs = here.into_iter().chain(program.clone()).collect();
         let system_prefixes: Vec<PathBuf> = SYSTEM_PREFIXES.map(PathBuf::from).to_vec();
         // A project's environment comes before the system's packages, even for a program in
         // /usr/local/bin.
         let program_prefix = prefix.filter(|prefix| !system_prefixes.contains(prefix));
-        LibrarySearch { explicit, virtual_env, program_prefix, start_dirs, system_prefixes }
+        LibrarySearch {
+            explicit,
+            virtual_env,
+            program_dir: program,
+            program_prefix,
+            start_dirs,
+            user_prefix: None,
+            system_prefixes,
+        }
+    }
+
+    /// Sets the prefix of the user's packages.
+    #[must_use]
+    pub fn with_user_prefix(self, user_prefix: Option<PathBuf>) -> LibrarySearch {
+        LibrarySearch { user_prefix, ..self }
+    }
+
+    /// Lists the directories of libraries that are installed with the program: its own, and
+    /// `../lib/millpond`. They are searched after the active environment.
+    pub fn library_dirs(&self) -> impl Iterator<Item = PathBuf> + '_ {
+        let prefix = self.program_dir.iter().filter_map(|dir| dir.parent());
+        self.program_dir.iter().cloned().chain(prefix.map(|prefix| prefix.join(IN_PREFIX)))
+    }
+
+    /// Returns the first result of `find` for a directory: of [`package_dirs`] of the active
+    /// environment, of [`LibrarySearch::library_dirs`], and of all other environments' packages.
+    pub fn find<T>(&self, find: impl Fn(&Path) -> Option<T>) -> Option<T> {
+        let active = self.virtual_env.iter().flat_map(|active| package_dirs(active));
+        let mut dirs = active.chain(self.library_dirs()).chain(self.package_dirs());
+        dirs.find_map(|dir| find(&dir))
+    }
+
+    /// Returns how to install an engine for this program: the Python package `package`, in a
+    /// checkout the make target `target`, or `flag`.
+    pub fn remedy(&self, package: &str, target: &str, flag: &str) -> String {
+        let in_checkout =
+            |prefix: &Path| prefix.ancestors().any(|dir| dir.join(IN_CHECKOUT).is_dir());
+        let pip = |prefix: Option<&PathBuf>| {
+            let python =
+                prefix.map(|prefix| prefix.join("bin/python3")).filter(|path| path.exists());
+            python.map(|python| format!("`{} -m pip install {package}`", python.display()))
+        };
+        let checkout = self.program_prefix.as_deref().filter(|prefix| in_checkout(prefix));
+        let command = pip(self.program_prefix.as_ref())
+            .or_else(|| checkout.map(|_| format!("`make {target}`")))
+            .or_else(|| pip(self.virtual_env.as_ref()))
+            .unwrap_or_else(|| {
+                format!("`pip install {package}` in a virtual environment and activate it")
+            });
+        format!("run {command}, or give {flag} PATH")
     }
 
     /// Lists the environments to look into if nothing was named, whether they exist or not.
     pub fn environments(&self) -> impl Iterator<Item = PathBuf> + '_ {
         let above = self.start_dirs.iter().flat_map(|dir| dir.ancestors().take(ANCESTORS_MAX));
         let named = self.virtual_env.iter().chain(&self.program_prefix).cloned();
-        named.chain(above.map(|dir| dir.join(VENV_DIR))).chain(self.system_prefixes.iter().cloned())
+        let installed = self.user_prefix.iter().chain(&self.system_prefixes).cloned();
+        named.chain(above.map(|dir| dir.join(VENV_DIR))).chain(installed)
     }
 
     /// Lists the directories of Python packages in [`LibrarySearch::environments`] that exist.
@@ -62,17 +121,18 @@ impl LibrarySearch {
         self.environments().flat_map(|environment| package_dirs(&environment))
     }
 
-    /// Names the places that [`LibrarySearch::environments`] stands for, for an error message.
+    /// Names all places that are searched, for an error message.
     pub fn places(&self) -> Vec<String> {
         let mut places = Vec::new();
         match &self.virtual_env {
             Some(active) => places.push(format!("{} (VIRTUAL_ENV)", active.display())),
             None => places.push("VIRTUAL_ENV (not set)".to_owned()),
         }
+        places.extend(self.library_dirs().map(|dir| dir.display().to_string()));
         places.extend(
             self.program_prefix
                 .iter()
-                .map(|prefix| format!("{} (the program's)", prefix.display())),
+                .map(|prefix| format!("{}/lib/python3* (the program's prefix)", prefix.display())),
         );
         places.extend(
             self.start_dirs.iter().map(|dir| format!("{VENV_DIR} in or above {}", dir.display())),
@@ -80,7 +140,7 @@ impl LibrarySearch {
         let system = |prefix: &PathBuf| {
             format!("{}/lib/python3*/{{{}}}", prefix.display(), PACKAGE_DIRS.join(","))
         };
-        places.extend(self.system_prefixes.iter().map(system));
+        places.extend(self.user_prefix.iter().chain(&self.system_prefixes).map(system));
         places
     }
 }
@@ -110,7 +170,9 @@ mod tests {
     fn search() -> LibrarySearch {
         LibrarySearch {
             virtual_env: Some("/active".into()),
+            program_dir: Some("/opt/tool/bin".into()),
             program_prefix: Some("/opt/tool".into()),
+            user_prefix: Some("/home/me/.local".into()),
             start_dirs: vec!["/one/two".into(), "/three".into()],
             system_prefixes: vec!["/usr".into()],
             ..LibrarySearch::default()
@@ -127,6 +189,7 @@ mod tests {
             "/.venv",
             "/three/.venv",
             "/.venv",
+            "/home/me/.local",
             "/usr",
         ];
         assert!(search().environments().eq(expected.map(PathBuf::from)));
@@ -137,12 +200,58 @@ mod tests {
         let places = search().places().join(", ");
         for place in [
             "/active (VIRTUAL_ENV)",
-            "/opt/tool",
+            "/opt/tool/bin",
+            "/opt/tool/lib/millpond",
+            "/opt/tool/lib/python3*",
+            "/home/me/.local/lib/python3*",
             ".venv in or above /one/two",
             "/usr/lib/python3*/",
         ] {
             assert!(places.contains(place), "{place} is not in {places}");
         }
+    }
+
+    #[test]
+    fn libraries_of_the_program_come_after_the_active_environment() {
+        let root = tempfile::tempdir().unwrap();
+        let dirs = ["active/lib/python3.11/site-packages", "tool/lib/millpond", "tool/bin"]
+            .map(|name| root.path().join(name));
+        dirs.iter().for_each(|dir| std::fs::create_dir_all(dir).unwrap());
+        let search = LibrarySearch {
+            virtual_env: Some(root.path().join("active")),
+            program_dir: Some(root.path().join("tool/bin")),
+            ..LibrarySearch::default()
+        };
+        let found = |name: &'static str| {
+            search.find(move |dir| Some(dir.join(name)).filter(|path| path.is_file()))
+        };
+        assert_eq!(found("library"), None);
+        std::fs::write(dirs[1].join("library"), b"").unwrap();
+        assert_eq!(found("library"), Some(dirs[1].join("library")));
+        std::fs::write(dirs[0].join("library"), b"").unwrap();
+        assert_eq!(found("library"), Some(dirs[0].join("library")));
+    }
+
+    #[test]
+    fn the_remedy_fits_the_installation() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |prefix: Option<PathBuf>| {
+            let search = LibrarySearch { program_prefix: prefix, ..LibrarySearch::default() };
+            search.remedy("onnxruntime", "build", "--onnxruntime")
+        };
+        assert!(at(None).starts_with("run `pip install onnxruntime` in a virtual environment"));
+        let tool = root.path().join("tool");
+        std::fs::create_dir_all(tool.join("bin")).unwrap();
+        std::fs::write(tool.join("bin/python3"), b"").unwrap();
+        let python = tool.join("bin/python3");
+        let wanted = format!(
+            "run `{} -m pip install onnxruntime`, or give --onnxruntime PATH",
+            python.display()
+        );
+        assert_eq!(at(Some(tool)), wanted);
+        std::fs::create_dir_all(root.path().join("checkout/crates")).unwrap();
+        let built = root.path().join("checkout/target");
+        assert_eq!(at(Some(built)), "run `make build`, or give --onnxruntime PATH");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Services of Linux and the allocator: thread priorities and names, background work, figures of
-//! the process, CPU quotas, rates, files read past the page cache.
+//! the process, CPU quotas, rates, files read past the page cache, notifications of the service
+//! manager.
 //!
 //! # The invariant
 //! A refusal of the system costs precision or speed, never correctness: every setting here either
@@ -18,9 +19,11 @@ pub mod private;
 pub mod process;
 mod rate;
 mod sched_stat;
+mod service_manager;
 pub mod thread;
 
 pub use cpu_quota::CpuQuota;
 pub use direct_file::{DIRECT_ALIGNMENT, DirectFile};
 pub use rate::{Pacer, Rate};
 pub use sched_stat::{SchedStat, SchedTimes};
+pub use service_manager::{ReloadNotice, ServiceManager};

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use base::{Error, Result};
 use lifecycle::{AdminCallback, ConfigSet, Lifecycle};
 use metrics::{KindLabels, Metrics};
+use os::{ReloadNotice, ServiceManager};
 use protocol::tensorflow::serving::ModelServerConfig;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
@@ -32,6 +33,12 @@ pub struct ConfigWatch {
     pub source: Box<dyn ConfigSource>,
     /// Time between two calls; `None` waits for SIGHUP.
     pub poll: Option<Duration>,
+}
+
+/// Signals that request a reload, and the service manager that is notified of it.
+pub(crate) struct ReloadSignal {
+    pub(crate) hangups: Signal,
+    pub(crate) manager: ServiceManager,
 }
 
 /// Replaces the models that are served.
@@ -109,7 +116,7 @@ impl ModelConfigurator {
     pub(crate) async fn follow(
         self: Arc<Self>,
         watch: ConfigWatch,
-        mut hangup: Signal,
+        mut reloads: ReloadSignal,
         mut stopped: watch::Receiver<bool>,
     ) {
         let ConfigWatch { mut source, poll } = watch;
@@ -122,13 +129,16 @@ impl ModelConfigurator {
             };
             let forced = tokio::select! {
                 () = pause => false,
-                _ = hangup.recv() => true,
+                _ = reloads.hangups.recv() => true,
                 _ = stopped.wait_for(|stopped| *stopped) => return,
             };
+            // Before the first load is finished, the end of a reload would read as its end.
+            let notice =
+                (forced && self.lifecycle.settled()).then(|| Arc::new(reloads.manager.reloading()));
             let configurator = self.clone();
             // Files may be on a slow disk.
             let polled = tokio::task::spawn_blocking(move || {
-                configurator.poll(&mut *source, forced);
+                configurator.poll(&mut *source, forced, notice);
                 source
             });
             match polled.await {
@@ -141,7 +151,13 @@ impl ModelConfigurator {
         }
     }
 
-    fn poll(self: &Arc<Self>, source: &mut dyn ConfigSource, mut forced: bool) {
+    /// Asks `source` once. `notice` lives until its models serve or have failed.
+    fn poll(
+        self: &Arc<Self>,
+        source: &mut dyn ConfigSource,
+        mut forced: bool,
+        notice: Option<Arc<ReloadNotice>>,
+    ) {
         loop {
             let current = self.current();
             let polled = source.poll(&current, forced).and_then(|set| {
@@ -157,6 +173,7 @@ impl ModelConfigurator {
                 }
             };
             let waiting = self.clone();
+            let held = notice.clone();
             let done = move |result: Result<()>| {
                 match &result {
                     Ok(()) => tracing::info!("the new configuration of models is in effect"),
@@ -165,6 +182,7 @@ impl ModelConfigurator {
                     }
                 }
                 waiting.count(if result.is_ok() { "ok" } else { "failed" });
+                drop(held);
             };
             if self.replace(&current, set, Box::new(done)) {
                 return;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::{Error, Result};
+use os::ServiceManager;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -15,20 +16,21 @@ use crate::compose::Server;
 use crate::config::{Config, ListenerConfig};
 use crate::core::Core;
 use crate::descriptors::{self, DescriptorPlan};
-use crate::reconfigure::{self, ConfigWatch};
+use crate::reconfigure::{self, ConfigWatch, ReloadSignal};
 use crate::{grpc, http, page};
 
 /// Time between two looks at the first load.
 const SETTLED_POLL: Duration = Duration::from_millis(20);
 
 /// Serves until SIGTERM or SIGINT, then stops gracefully. Meanwhile the models follow `watch`;
-/// SIGHUP asks it at once.
+/// SIGHUP asks it at once. `manager` is notified when every configured model serves or has failed,
+/// of reloads, and of the stop.
 ///
 /// # Errors
 /// `Unavailable` if a port is taken, `NotFound` or `FailedPrecondition` if ONNX Runtime cannot be
 /// used, `InvalidArgument` for contradicting settings. A model that fails to load is not an error
 /// here: its state gives the reason.
-pub fn run(mut config: Config, watch: Option<ConfigWatch>) -> Result<()> {
+pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManager) -> Result<()> {
     config.plan_threads()?;
     share_descriptors(&mut config);
     let sockets = BoundSockets::bind(&config.listeners)?;
@@ -43,7 +45,8 @@ pub fn run(mut config: Config, watch: Option<ConfigWatch>) -> Result<()> {
         .build()
         .map_err(|e| Error::exhausted(format!("the connection threads cannot be started: {e}")))?;
     let threads = ConnectionThreads::start(config.listeners.threads)?;
-    let served = runtime.block_on(serve(&server, &config, threads.clone(), sockets, watch));
+    let follow = Following { watch, manager };
+    let served = runtime.block_on(serve(&server, &config, threads.clone(), sockets, follow));
     threads.shutdown();
     runtime.shutdown_timeout(Duration::from_secs(1));
     server.shutdown();
@@ -83,13 +86,20 @@ impl BoundSockets {
     }
 }
 
+/// Configuration to follow while serving, and who is notified of it.
+struct Following {
+    watch: Option<ConfigWatch>,
+    manager: ServiceManager,
+}
+
 async fn serve(
     server: &Server,
     config: &Config,
     threads: Arc<ConnectionThreads>,
     mut sockets: BoundSockets,
-    watch: Option<ConfigWatch>,
+    follow: Following,
 ) -> Result<()> {
+    let Following { watch, manager } = follow;
     let mut signals = EndSignals::install()?;
     let hangups = watch.is_some().then(reconfigure::hangups).transpose()?;
     if config.listeners.listen_when_settled {
@@ -105,12 +115,20 @@ async fn serve(
     let (listeners, addresses) = listen(server, config, &threads, sockets, &stopped)?;
     tokio::spawn(page::watch(server.page.clone(), stopped.clone()));
     if let (Some(watch), Some(hangups)) = (watch, hangups) {
-        tokio::spawn(server.models.configurator.clone().follow(watch, hangups, stopped));
+        let reloads = ReloadSignal { hangups, manager: manager.clone() };
+        tokio::spawn(server.models.configurator.clone().follow(watch, reloads, stopped));
     }
     announce(&format!("serving {addresses}"));
     let engine = &server.core.engine_version;
     tracing::info!(%addresses, %engine, "serving");
-    signals.wait().await;
+    tokio::select! {
+        () = signals.wait() => {}
+        () = settled(server) => {
+            manager.ready(&format!("serving {addresses}"));
+            signals.wait().await;
+        }
+    }
+    manager.stopping();
     tracing::info!("stopping: no new connections; requests in flight are finished");
     server.readiness.stop();
     // Fails only if all listeners have ended already.

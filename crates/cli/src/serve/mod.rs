@@ -102,7 +102,8 @@ pub(crate) fn run(args: &ServeArgs) -> CommandResult {
 /// # Errors
 /// As [`run`].
 pub(crate) fn start(config: Config, watch: Option<ConfigWatch>) -> CommandResult {
-    server::run(config, watch).map_err(|error| {
+    let manager = os::ServiceManager::at(environment::NOTIFY_SOCKET.path().map(Into::into));
+    server::run(config, watch, manager).map_err(|error| {
         let exit = match error.kind() {
             ErrorKind::InvalidArgument => ExitStatus::Usage,
             _ => ExitStatus::CannotStart,

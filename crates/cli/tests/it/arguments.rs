@@ -3,7 +3,7 @@
 use crate::program::{Run, check_error, command, run};
 
 /// The commands a person can find, in the order of the help text.
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 16] = [
     "serve",
     "tfs",
     "import",
@@ -19,6 +19,7 @@ const COMMANDS: [&str; 15] = [
     "demo",
     "doctor",
     "completion",
+    "man",
 ];
 
 #[test]
@@ -289,6 +290,20 @@ fn a_missing_server_has_a_hint() {
         let arguments = [arguments, &["--url", &url]].concat();
         check_error(&arguments, 1, &format!("error: no answer from {url}"));
         check_error(&arguments, 1, "hint: start one with `millpond serve DIR`");
+    }
+}
+
+#[test]
+fn manual_pages_cover_every_command() {
+    let page = run(&["man"]);
+    assert_eq!(page.code, 0, "{page:?}");
+    assert!(page.stdout.contains(".TH millpond 1"), "{}", page.stdout);
+    let dir = tempfile::tempdir().unwrap();
+    let written = run(&["man", "--to", dir.path().to_str().unwrap()]);
+    assert_eq!((written.code, written.stdout.as_str()), (0, ""), "{written:?}");
+    for name in COMMANDS.iter().filter(|name| **name != "bench") {
+        let page = std::fs::read_to_string(dir.path().join(format!("millpond-{name}.1"))).unwrap();
+        assert!(page.contains(".SH OPTIONS"), "{name}");
     }
 }
 

@@ -23,7 +23,10 @@ fn nothing_is_opened_before_the_first_load() {
         LibrarySearch { start_dirs: vec![dir.path().to_owned()], ..LibrarySearch::default() };
     let message = TorchEngine::find_library(&nothing).unwrap_err().message().to_owned();
     let place = format!(".venv in or above {}", dir.path().display());
-    assert!(message.contains("make torch") && message.contains(&place), "{message}");
+    assert!(
+        message.contains("pip install millpond-torch") && message.contains(&place),
+        "{message}"
+    );
 }
 
 #[test]

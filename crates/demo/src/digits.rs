@@ -1,0 +1,146 @@
+//! A trained model that the program contains: a classifier of handwritten digits, and the images
+//! that were held out of its training. `scripts/digits_model.py` makes both.
+
+use std::path::Path;
+
+use base::{Error, NamedTensor, Result, Tensor};
+
+use crate::caller::GrpcCaller;
+
+/// Name of the model.
+pub(super) const MODEL: &str = "digits";
+/// The model. It takes `pixels`, float32 [-1, 64], and returns `digit` and `probabilities`.
+static ONNX: &[u8] = include_bytes!("digits/model.onnx");
+/// Held-out images: the pixels of each, and its label.
+static HELD_OUT: &[u8] = include_bytes!("digits/held_out.bin");
+/// Width of an image.
+const SIDE: usize = 8;
+const PIXELS: usize = SIDE * SIDE;
+const RECORD: usize = PIXELS + 1;
+const CLASSES: usize = 10;
+/// Images that are drawn.
+const DRAWN: usize = 4;
+/// Brightness from 0 (paper) to 16 (ink), in steps of 4.
+const INK: [&str; 5] = ["  ", "░░", "▒▒", "▓▓", "██"];
+/// Fewest held-out images that the model must read rightly: 349 of 360 after its training, less a
+/// few for other processors' rounding.
+const RIGHT_MIN: usize = 345;
+
+/// Writes the model to `path`.
+///
+/// # Errors
+/// If the file cannot be written.
+pub(super) fn write(path: &Path) -> Result<()> {
+    std::fs::write(path, ONNX).map_err(|e| Error::io(path, &e))
+}
+
+/// Writes the model and a request for it into `dir`. Returns the commands that serve it.
+///
+/// # Errors
+/// If a file cannot be written.
+pub(super) fn export(dir: &Path) -> Result<String> {
+    std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, &e))?;
+    let model = dir.join("digits.onnx");
+    write(&model)?;
+    let request = dir.join("digit.json");
+    let (pixels, label) = HELD_OUT.split_at(PIXELS);
+    let body = serde_json::json!({ "instances": [&pixels] });
+    std::fs::write(&request, body.to_string()).map_err(|e| Error::io(&request, &e))?;
+    let models = dir.join("models");
+    Ok(format!(
+        "  millpond publish {} --to {}\n  millpond serve {}\n  \
+         curl -d @{} http://127.0.0.1:8501/v1/models/{MODEL}:predict    # \"digit\" is {}",
+        model.display(),
+        models.join(MODEL).display(),
+        models.display(),
+        request.display(),
+        label.first().copied().unwrap_or_default()
+    ))
+}
+
+/// Result of [`check`], for people.
+pub(super) struct DigitsReport {
+    /// A few images, and the digit that the model reads in each.
+    pub(super) drawing: Vec<String>,
+    /// Number of images that were read rightly.
+    pub(super) summary: String,
+}
+
+/// Asks the served model for all held-out images.
+///
+/// # Errors
+/// If an answer does not fit the model's signature, or too few images are read rightly.
+pub(super) fn check(caller: &mut GrpcCaller) -> Result<DigitsReport> {
+    let records: Vec<&[u8]> = HELD_OUT.chunks_exact(RECORD).collect();
+    let pixels: Vec<f32> =
+        records.iter().flat_map(|record| &record[..PIXELS]).map(|&ink| f32::from(ink)).collect();
+    let tensor = Tensor::from_vec([records.len(), PIXELS].as_slice(), pixels)?;
+    let answer = caller.ask(MODEL, vec![NamedTensor::new("pixels", tensor)])?;
+    let (shape, probabilities) = answer.floats("probabilities")?;
+    if shape != [records.len() as i64, CLASSES as i64] {
+        return Err(Error::data_loss(format!(
+            "the answer has shape {shape:?}, wanted [{}, {CLASSES}]",
+            records.len()
+        )));
+    }
+    let read: Vec<u8> = probabilities.chunks_exact(CLASSES).map(most_probable).collect();
+    let right = records.iter().zip(&read).filter(|(record, digit)| record[PIXELS] == **digit);
+    let right = right.count();
+    if right < RIGHT_MIN {
+        return Err(Error::internal(format!(
+            "\"{MODEL}\" read {right} of {} digits rightly, wanted {RIGHT_MIN}",
+            records.len()
+        )));
+    }
+    let mut drawing = draw(&records[..DRAWN]);
+    let names: Vec<String> = read.iter().take(DRAWN).map(|digit| format!("{digit:^16}")).collect();
+    drawing.push(names.concat().trim_end().to_owned());
+    let summary = format!("{right} of {} held-out handwritten digits read rightly", records.len());
+    Ok(DigitsReport { drawing, summary })
+}
+
+fn most_probable(probabilities: &[f32]) -> u8 {
+    let best = probabilities.iter().enumerate().max_by(|(_, a), (_, b)| a.total_cmp(b));
+    best.map_or(0, |(digit, _)| digit as u8)
+}
+
+/// Draws images side by side.
+fn draw(records: &[&[u8]]) -> Vec<String> {
+    let row = |row: usize| {
+        let pixels = records.iter().flat_map(|record| &record[row * SIDE..(row + 1) * SIDE]);
+        let line: String =
+            pixels.map(|&ink| INK[usize::from(ink / 4).min(INK.len() - 1)]).collect();
+        line.trim_end().to_owned()
+    };
+    (0..SIDE).map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn held_out_images_are_whole() {
+        assert_eq!(HELD_OUT.len() % RECORD, 0);
+        assert!(HELD_OUT.chunks_exact(RECORD).all(|record| {
+            record[..PIXELS].iter().all(|&ink| ink <= 16) && usize::from(record[PIXELS]) < CLASSES
+        }));
+    }
+
+    #[test]
+    fn the_exported_request_has_its_label() {
+        let dir = tempfile::tempdir().unwrap();
+        let commands = export(dir.path()).unwrap();
+        let body = std::fs::read_to_string(dir.path().join("digit.json")).unwrap();
+        let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(body["instances"][0].as_array().unwrap().len(), PIXELS);
+        assert_eq!(std::fs::read(dir.path().join("digits.onnx")).unwrap(), ONNX);
+        assert!(commands.ends_with(&format!("\"digit\" is {}", HELD_OUT[PIXELS])));
+    }
+
+    #[test]
+    fn the_most_probable_class_wins() {
+        assert_eq!(most_probable(&[0.1, 0.7, 0.2]), 1);
+        assert_eq!(draw(&[&[16; RECORD]]), vec!["██".repeat(SIDE); SIDE]);
+    }
+}
