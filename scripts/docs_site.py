@@ -20,6 +20,9 @@ PAGES = {
     "CONTRIBUTING.md": "project/contributing.md",
     "STYLE.md": "project/style.md",
     "CHANGELOG.md": "project/changelog.md",
+    "examples/README.md": "examples.md",
+    "packaging/image/README.md": "packaging/image.md",
+    "packaging/compose/README.md": "packaging/compose.md",
     "docs/millpond.toml": "reference/millpond-toml.md",
     "docs/model.toml": "reference/model-toml.md",
 }
@@ -39,6 +42,7 @@ def on_config(config):
     reference += [path.name for path in sorted(docs.glob("*.md")) if path.name not in listed]
     for title, folder in FOLDERS.items():
         config.nav.append({title: [f"{folder}/{path.name}" for path in sorted((docs / folder).glob("*.md"))]})
+    config.nav.append({"Packages": [site for site in PAGES.values() if site.startswith("packaging/")]})
     config.nav.append({"Project": [site for site in PAGES.values() if site.startswith("project/")]})
     return config
 

@@ -11,7 +11,7 @@ PAGE = REPOSITORY / "docs/troubleshooting.md"
 MESSAGE = re.compile(r"^(?:\*\*|\| )`([^`]+)`", re.MULTILINE)
 # Values and names of examples, which the code fills in, and texts of the system.
 FILLED = re.compile(
-    r"\.\.\.|\d[\d.:]*|\"[^\"]*\"|\[[^\]]*\]|\b(?:DIR|NAME|KEY|ONNX Runtime|Triton)\b|config\.pbtxt|/no/such"
+    r"\.\.\.|\d[\d.:]*|\"[^\"]*\"|\[[^\]]*\]|\b(?:FILE is|DIR|NAME|KEY|ONNX Runtime|Triton)\b|config\.pbtxt|/no/such"
     r"|Address already in use|No such file or directory|Connection refused"
 )
 SHORTEST = 10
