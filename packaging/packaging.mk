@@ -78,6 +78,21 @@ test-kubernetes: ## render the Helm chart with helm and check it against the sch
 	$(call say,Helm chart and KServe runtime)
 	$(KUBERNETES)/venv/bin/python -m pytest -c tests/deployment/pytest.ini tests/deployment/test_kubernetes.py
 
+# Crates whose unit tests run under qemu's emulation of arm64.
+ARM64_CRATES := base os kernels memory storage protocol schedule matching search
+ARM64_TARGET := aarch64-unknown-linux-gnu
+
+.PHONY: test-arm64
+test-arm64: system ## cross-compile the libraries for arm64 and run their unit tests under qemu
+	@scripts/command_packages.sh aarch64-linux-gnu-gcc=gcc-aarch64-linux-gnu qemu-aarch64-static=qemu-user-static
+	@[ -d /usr/aarch64-linux-gnu/include ] || scripts/command_packages.sh arm64-headers=libc6-dev-arm64-cross
+	@rustup target add $(ARM64_TARGET)
+	$(call say,unit tests for arm64 under qemu)
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu" \
+	CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 cargo test --locked --lib --no-fail-fast \
+		--target $(ARM64_TARGET) --target-dir $(CACHE)/arm64 $(ARM64_CRATES:%=--package millpond-%)
+
 .PHONY: chart
 chart: ## pack the Helm chart: .cache/dist/millpond-chart-VERSION.tgz
 	@mkdir -p $(DIST)

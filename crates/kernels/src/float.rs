@@ -6,6 +6,7 @@
 //! that of Goto and van de Geijn ("Anatomy of high-performance matrix multiplication", 2008) for 16
 //! registers of eight lanes.
 
+#[cfg(target_arch = "x86_64")]
 use crate::cpu;
 
 /// Returns the inner product of two vectors of the same length.

@@ -19,8 +19,6 @@ pub const DIMS_STEP: usize = 64;
 pub const DIMS_MAX: usize = 4096;
 /// Largest entry of a look-up table.
 const ENTRY_MAX: f32 = 63.0;
-/// Look-ups whose sum fits into a byte.
-const LOOKUPS_PER_BYTE: usize = 4;
 /// Factors of a block: `add`, `scale` and `error`, 32 of each.
 pub const FACTORS: usize = 3 * BLOCK;
 const _: () = assert!(DIMS_MAX / 4 * 63 <= u16::MAX as usize);
@@ -219,8 +217,11 @@ mod scalar {
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use super::{BLOCK, BoundGate, FACTORS, LOOKUPS_PER_BYTE, SignTable};
+    use super::{BLOCK, BoundGate, FACTORS, SignTable};
     use std::arch::x86_64::*;
+
+    /// Look-ups whose sum fits into a byte.
+    const LOOKUPS_PER_BYTE: usize = 4;
 
     /// Returns the sums of look-ups of vectors 0 to 7, 8 to 15, 16 to 23 and 24 to 31.
     ///

@@ -82,6 +82,13 @@ pub fn machine() -> Result<MachineMemory> {
     Ok(within_cgroup(machine, Path::new("/sys/fs/cgroup"), &group))
 }
 
+/// Returns the bytes of a page of the kernel: 4096 on x86-64, up to 65536 on arm64.
+pub fn page_bytes() -> usize {
+    // SAFETY: asks for a constant of the system.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).unwrap_or(4096)
+}
+
 /// Lowers `machine` to the limits of the group named in `membership` (the text of
 /// /proc/self/cgroup) and of its ancestors.
 fn within_cgroup(machine: MachineMemory, root: &Path, membership: &str) -> MachineMemory {

@@ -8,10 +8,12 @@
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
-use crate::page::PAGE_BYTES;
-
 /// Most mappings guarded at once; further ones are not guarded, which is logged.
 const GUARDED_MAX: usize = 4096;
+
+/// Bytes of the kernel's page, which is the smallest piece that can be replaced. Read before the
+/// handler is installed.
+static SYSTEM_PAGE_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// A guarded range of addresses; unused if `start` is 0.
 struct Range {
@@ -81,6 +83,7 @@ impl Drop for Guard {
 }
 
 fn install() {
+    SYSTEM_PAGE_BYTES.store(os::process::page_bytes(), Ordering::Release);
     // SAFETY: all-zero bytes are a valid sigaction; the first call only asks, the second installs a
     // handler that calls nothing but mmap and sigaction, which are system calls, and reads atomics.
     unsafe {
@@ -100,12 +103,13 @@ fn install() {
 extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo; for SIGBUS it has an address.
     let address = unsafe { (*info).si_addr() } as usize;
-    let page = address / PAGE_BYTES * PAGE_BYTES;
+    let page_bytes = SYSTEM_PAGE_BYTES.load(Ordering::Acquire);
+    let page = address & !(page_bytes - 1);
     let used = USED.load(Ordering::Acquire);
     for range in RANGES.iter().take(used) {
         let start = range.start.load(Ordering::Acquire);
         if start != 0 && (start..range.end.load(Ordering::Relaxed)).contains(&page) {
-            if replace(page, range.writable.load(Ordering::Relaxed) != 0) {
+            if replace(page, page_bytes, range.writable.load(Ordering::Relaxed) != 0) {
                 range.lost.fetch_add(1, Ordering::Release);
                 return;
             }
@@ -116,13 +120,13 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
 }
 
 /// Replaces the lost page by a page of zeros.
-fn replace(page: usize, writable: bool) -> bool {
+fn replace(page: usize, page_bytes: usize, writable: bool) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
     let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
     let address = std::ptr::with_exposed_provenance_mut(page);
     // SAFETY: the page lies in a mapping of ours, which stays mapped while it is guarded; its bytes
     // are lost already.
-    let mapped = unsafe { libc::mmap(address, PAGE_BYTES, protection, flags, -1, 0) };
+    let mapped = unsafe { libc::mmap(address, page_bytes, protection, flags, -1, 0) };
     mapped != libc::MAP_FAILED
 }
 

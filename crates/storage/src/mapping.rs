@@ -69,8 +69,13 @@ impl Mapping {
             start.checked_add(bytes).is_some_and(|end| end <= self.bytes),
             "{bytes} bytes at {start}"
         );
+        // The kernel refuses a start within one of its pages, which may be larger than ours.
+        let within = start % os::process::page_bytes();
+        let (first, length) = (start - within, bytes + within);
         // SAFETY: within our own mapping, which is shared with the file, so no bytes are lost.
-        unsafe { libc::madvise(self.start.as_ptr().add(start).cast(), bytes, libc::MADV_DONTNEED) };
+        unsafe {
+            libc::madvise(self.start.as_ptr().add(first).cast(), length, libc::MADV_DONTNEED)
+        };
     }
 
     /// Advises the kernel about the whole range; a refusal costs only speed.

@@ -23,6 +23,7 @@ pub trait Watch: Send + Sync + Debug {
 
 /// Instruction by which this processor writes a line back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only x86-64 has these"))]
 enum Instruction {
     /// CLWB: keeps the line in the cache.
     WriteBack,
