@@ -62,6 +62,7 @@ $(CACHE)/demo/ready: scripts/demo_assets.py scripts/ocr_lines.py .venv/ready
 include engines/torch/torch.mk
 include packaging/packaging.mk
 include examples/examples.mk
+include bench/peers/serving/serving.mk
 
 # The TensorFlow engine: the wheel without what its Python code needs. The server opens the wheel's C library at the
 # first SavedModel.
@@ -194,7 +195,7 @@ test: ## run all tests
 	$(call say,all tests passed)
 
 .PHONY: test-ready
-test-ready: tests-built .venv-test/ready $(CACHE)/examples/venv/ready $(TORCH_PACKAGE) .venv/tensorflow-ready $(SAVED_MODELS) $(PRETEND_GPU) recognisers browser images-model $(CACHE)/models/ready $(CACHE)/demo/ready $(CACHE)/docs/venv/ready
+test-ready: tests-built .venv-test/ready $(CACHE)/examples/venv/ready wrk $(SERVING_PEERS)/ready $(TORCH_PACKAGE) .venv/tensorflow-ready $(SAVED_MODELS) $(PRETEND_GPU) recognisers browser images-model $(CACHE)/models/ready $(CACHE)/demo/ready $(CACHE)/docs/venv/ready
 
 # Also makes target/debug/millpond and millpond-bench, which their tests start.
 .PHONY: tests-built
@@ -230,7 +231,7 @@ test-page: tests-built browser recognisers images-model .venv-test/ready $(CACHE
 	.venv-test/bin/python -m pytest -c tests/page/pytest.ini tests/page
 
 .PHONY: test-bench
-test-bench: tests-built .venv/tensorflow-ready .venv-test/ready recognisers images-model $(CACHE)/models/ready $(CACHE)/demo/ready
+test-bench: tests-built wrk $(SERVING_PEERS)/ready .venv/tensorflow-ready .venv-test/ready recognisers images-model $(CACHE)/models/ready $(CACHE)/demo/ready
 	$(call say,short runs of benchmarks and demo (the figures mean nothing))
 	scripts/bench_smoke.sh $(TESTED) $(CACHE)/bench-smoke
 

@@ -42,7 +42,8 @@ def without_times(text: str) -> str:
 
 
 def test_every_example_is_run():
-    assert {path.name for path in (REPOSITORY / "examples").glob("*.py")} == {SERVER, *(f"{name}.py" for name in PYTHONS)}
+    scripts = {path.name for path in (REPOSITORY / "examples").glob("*.py")}
+    assert scripts == {SERVER, *(f"{name}.py" for name in PYTHONS)}
 
 
 @pytest.mark.parametrize(
