@@ -33,13 +33,17 @@ pub struct AudioMetrics {
 impl AudioMetrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         let r = registry;
-        r.register("recordings", "AudioMetrics by what became of them", self.ended.clone());
+        r.register(
+            "recordings",
+            "Finished recordings by outcome: ok, partial, or an error",
+            self.ended.clone(),
+        );
         r.register_with_unit(
             "recording",
-            "Sound listened to, by the recogniser's model",
+            "Processed audio by the model of the recogniser",
             Unit::Seconds,
             self.seconds.clone(),
         );
-        r.register("recordings_active", "AudioMetrics being listened to", self.active.clone());
+        r.register("recordings_active", "Recordings in progress", self.active.clone());
     }
 }

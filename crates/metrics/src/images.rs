@@ -60,31 +60,39 @@ impl Default for ImageMetrics {
 impl ImageMetrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         let r = registry;
-        r.register("images", "Pictures put in, by what became of them", self.put.clone());
+        r.register(
+            "images",
+            "Images put in by outcome: added, present, or an error",
+            self.put.clone(),
+        );
         r.register_with_unit(
             "image_search",
-            "Time of the stages of searches by pictures",
+            "Duration of the stages of image searches",
             Unit::Seconds,
             self.search_seconds.clone(),
         );
-        r.register("images_waiting", "Pictures that wait for a thread", self.waiting.clone());
+        r.register("images_waiting", "Images that wait for a thread", self.waiting.clone());
         r.register("collections", "Collections by state", self.collections.clone());
-        r.register("collection", "Points and segments of each collection", self.collection.clone());
+        r.register("collection", "Size and work of each collection (label model): points, segments, flushes (seals), merges, writes refused because the disk is full", self.collection.clone());
         r.register_with_unit(
             "collections_memory",
             "Memory of all collections",
             Unit::Bytes,
             self.memory_bytes.clone(),
         );
-        r.register("collection_queries", "Queries for search threads", self.queries.clone());
+        r.register(
+            "collection_queries",
+            "Queries of search threads: waiting now, their limit, answered, refused",
+            self.queries.clone(),
+        );
         r.register(
             "collection_writes",
-            "Writes that found no room or were slowed down",
+            "Writes that wait for room now (waiting), waited, were refused or slowed down; hurried is 1 during an escalated flush",
             self.writes.clone(),
         );
         r.register(
             "search_cache",
-            "Records and blocks that the exact stage keeps in memory",
+            "Caches of records and blocks of the exact stage: lookups, hits, entries added and evicted",
             self.cache.clone(),
         );
         r.register(

@@ -6,6 +6,8 @@
 
 mod audio;
 mod images;
+#[cfg(test)]
+mod reference;
 mod scheduling;
 mod sliding;
 mod tfs;
@@ -281,7 +283,11 @@ impl Metrics {
             Unit::Seconds,
             self.request_seconds.clone(),
         );
-        r.register("refused", "Requests refused before they were queued", self.refused.clone());
+        r.register(
+            "refused",
+            "Requests refused before they were queued, by the limit that was reached",
+            self.refused.clone(),
+        );
         r.register_with_unit(
             "window_latency",
             "Quantiles of the total latency over the last 10 seconds",
@@ -295,14 +301,14 @@ impl Metrics {
         );
         r.register_with_unit(
             "parameter",
-            "Parameter bytes by home and version",
+            "Parameter bytes by version and memory: the slot pool (dram) or the heap",
             Unit::Bytes,
             self.parameter_bytes.clone(),
         );
-        r.register_with_unit("pool", "The slot pool", Unit::Bytes, self.pool_bytes.clone());
+        r.register_with_unit("pool", "Slot pool of parameters: its limit (max), memory taken from the system (backed) and in use (used)", Unit::Bytes, self.pool_bytes.clone());
         r.register_with_unit(
             "process",
-            "Memory of the process",
+            "Memory of the process, of its heap, and of all worker processes (workers)",
             Unit::Bytes,
             self.process_bytes.clone(),
         );
@@ -318,12 +324,12 @@ impl Metrics {
         let r = &mut self.registry;
         r.register(
             "cpu_limit_cores",
-            "Cores' worth of processor time that the control group allows, 0 without a limit",
+            "Cores that the quota of the control group allows; 0 without a limit",
             self.cpu_limit_cores.clone(),
         );
         r.register_with_unit(
             "cpu_throttled",
-            "How long the control group's threads were stopped by that limit, added over cores",
+            "Time for which that quota stopped the threads of the control group, summed over cores",
             Unit::Seconds,
             self.cpu_throttled_seconds.clone(),
         );
@@ -339,7 +345,7 @@ impl Metrics {
         );
         r.register(
             "file_descriptors",
-            "File descriptors that are open (kind=open) and may be (kind=limit)",
+            "Open file descriptors, and their limit",
             self.descriptors.clone(),
         );
         r.register("threads", "Threads by kind", self.threads.clone());
@@ -349,7 +355,7 @@ impl Metrics {
         let r = &mut self.registry;
         r.register(
             "request_log",
-            "Sampled requests that were written, dropped as the queue was full, or failed to be written",
+            "Sampled requests for the request log: written, dropped because the queue was full, or failed",
             self.request_log.clone(),
         );
         r.register(
@@ -370,7 +376,7 @@ impl Metrics {
         );
         r.register_with_unit(
             "config_reload_time",
-            "Time of the last such change by outcome, since the epoch",
+            "Time of the last change of the configuration by outcome, since the epoch",
             Unit::Seconds,
             self.config_reload_time.clone(),
         );

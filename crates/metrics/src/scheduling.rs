@@ -53,20 +53,20 @@ pub struct SchedulingMetrics {
 impl SchedulingMetrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
         let r = registry;
-        r.register("batch_size", "Items of runs", self.batch_size.clone());
+        r.register("batch_size", "Items per run (the batch size)", self.batch_size.clone());
         r.register(
             "input_elements",
-            "Elements of padded inputs, real and padding, as the runs had them",
+            "Elements of padded inputs: real and padding",
             self.input_elements.clone(),
         );
         r.register(
             "scheduled_requests",
-            "Requests by what became of them in the queue: run, refused, expired, cancelled",
+            "Requests by their outcome in the queue",
             self.requests.clone(),
         );
         r.register(
             "reruns",
-            "Merged runs that failed and were run again one by one",
+            "Merged runs that failed and were repeated one request at a time",
             self.reruns.clone(),
         );
         r.register(
@@ -75,11 +75,7 @@ impl SchedulingMetrics {
             self.queued.clone(),
         );
         r.register("running", "Runs in progress", self.running.clone());
-        r.register(
-            "workers",
-            "Inference threads: all there are, and busy ones",
-            self.workers.clone(),
-        );
+        r.register("workers", "Inference threads: all and busy", self.workers.clone());
     }
 
     /// Removes all models, so that released models leave no series behind.

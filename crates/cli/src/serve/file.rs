@@ -213,12 +213,28 @@ mod tests {
     fn the_example_is_whole() {
         use clap::Args as _;
         let file = example();
-        assert_eq!(file.models["ctr"].labels["canary"], 4);
+        // Destructured, so that a new key must be documented too.
+        let ModelOptions {
+            path,
+            versions,
+            transition,
+            labels,
+            intra_op_threads,
+            inter_op_threads,
+            isolate,
+            request_log_rate,
+            schedule: _,
+        } = file.models["ctr"].clone();
+        assert_eq!(labels["canary"], 4);
+        assert!(path.is_some() && versions.is_some() && transition.is_some());
+        assert!(intra_op_threads.is_some() && inter_op_threads.is_some());
+        assert!(isolate.is_some() && request_log_rate.is_some());
         let sections = [
             ServerOptions::augment_args(clap::Command::new("")),
             InferenceOptions::augment_args(clap::Command::new("")),
             MemoryOptions::augment_args(clap::Command::new("")),
             LifecycleOptions::augment_args(clap::Command::new("")),
+            AudioOptions::augment_args(clap::Command::new("")),
             SearchOptions::augment_args(clap::Command::new("")),
             ScheduleFlags::augment_args(clap::Command::new("")),
         ];

@@ -1,0 +1,311 @@
+//! Keeps `docs/metrics.md` in step with the registries: `UPDATE_DOCS=1` writes it anew.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use super::*;
+
+const HEAD: &str = "\
+# Metrics
+
+Every metric of `/metrics`, with the help texts of the server. Made by `UPDATE_DOCS=1 cargo test -p millpond-metrics`; a
+test fails when it is stale. Counters have the suffix `_total`; histograms have `_bucket`, `_sum` and `_count`. A metric
+appears with its first series. `process_start_time_seconds` (gauge, seconds) has no prefix.
+
+";
+
+const TFS_HEAD: &str = "
+## TensorFlow Serving's names
+
+At `/monitoring/prometheus/metrics`, before all metrics above. Only requests to TensorFlow Serving's API count.
+`:tensorflow:serving:batching_session:wrapped_run_count` (counter) counts merged runs.
+
+";
+
+fn kinds<M: Clone + Default>(family: &Family<KindLabels, M>, kinds: &[&'static str]) {
+    for &kind in kinds {
+        drop(family.get_or_create(&KindLabels { kind }));
+    }
+}
+
+fn model_kinds<M: Clone + Default>(family: &Family<ModelKindLabels, M>, kinds: &[&'static str]) {
+    for &kind in kinds {
+        drop(family.get_or_create(&ModelKindLabels { model: "NAME".into(), kind }));
+    }
+}
+
+fn models<M: Clone + Default>(families: &[&Family<ModelLabels, M>]) {
+    for family in families {
+        drop(family.get_or_create(&ModelLabels { model: "NAME".into() }));
+    }
+}
+
+/// Files that register metrics.
+const SOURCES: [&str; 5] = [
+    include_str!("lib.rs"),
+    include_str!("audio.rs"),
+    include_str!("images.rs"),
+    include_str!("scheduling.rs"),
+    include_str!("tfs.rs"),
+];
+
+/// Limits that refuse requests.
+const REFUSALS: [&str; 11] = [
+    "connections_max",
+    "images_bulk_max",
+    "images_queue_max",
+    "ingest_queue_max",
+    "queue_max",
+    "receiving_max",
+    "recordings_max",
+    "request_memory",
+    "requests_max",
+    "search_queue",
+    "write_queue",
+];
+
+/// Kinds of HTTP/2 frames that a client can flood with.
+const FRAMES: [&str; 12] = [
+    "continuation",
+    "data_empty",
+    "data_end",
+    "goaway",
+    "ping",
+    "ping_ack",
+    "priority",
+    "rst_stream",
+    "settings",
+    "settings_ack",
+    "unknown",
+    "window_update",
+];
+
+/// Kinds of threads.
+const THREADS: [&str; 13] = [
+    "connection",
+    "decoder",
+    "worker",
+    "audio",
+    "images",
+    "ingest",
+    "search",
+    "load",
+    "unload",
+    "backing",
+    "lifecycle",
+    "source",
+    "other",
+];
+
+/// Makes a series for each value of each label.
+fn fill(metrics: &Metrics) {
+    let model: Arc<str> = "NAME".into();
+    for protocol in PROTOCOLS {
+        for status in STATUSES {
+            let labels = RequestLabels { model: model.clone(), version: 1, protocol, status };
+            drop(metrics.requests.get_or_create(&labels));
+        }
+    }
+    for phase in ["queue", "compute", "total"] {
+        drop(metrics.request_seconds.get_or_create(&PhaseLabels {
+            model: model.clone(),
+            version: 1,
+            phase,
+        }));
+    }
+    for quantile in ["0.5", "0.8", "0.9", "0.99", "0.999"] {
+        let labels = QuantileLabels { model: model.clone(), quantile };
+        drop(metrics.window_seconds.get_or_create(&labels));
+    }
+    for home in ["dram", "heap"] {
+        let labels = BytesLabels { home, model: model.clone(), version: 1 };
+        drop(metrics.parameter_bytes.get_or_create(&labels));
+    }
+    for state in
+        ["discovered", "admitted", "loading", "warming", "ready", "draining", "released", "failed"]
+    {
+        let labels = StateLabels { model: model.clone(), version: 1, state };
+        drop(metrics.model_state.get_or_create(&labels));
+    }
+    for step in ["load", "warm", "drain", "unload"] {
+        let labels = SwapLabels { model: model.clone(), step };
+        drop(metrics.swap_last_seconds.get_or_create(&labels));
+        drop(metrics.swap_seconds.get_or_create(&labels));
+    }
+    fill_models(metrics);
+    fill_scheduling(&metrics.scheduling);
+    fill_images(&metrics.images);
+    drop(
+        metrics
+            .recordings
+            .ended
+            .get_or_create(&AudioLabels { recogniser: model.clone(), outcome: "ok" }),
+    );
+    models(&[&metrics.recordings.seconds]);
+    fill_tfs(&metrics.tfs, &model);
+}
+
+fn fill_models(metrics: &Metrics) {
+    models(&[&metrics.window_rate]);
+    models(&[&metrics.loader_cpu_seconds]);
+    models(&[
+        &metrics.swaps,
+        &metrics.load_failures,
+        &metrics.settings_taken_over,
+        &metrics.loader_minor_faults,
+        &metrics.loads_escalated,
+    ]);
+    models(&[&metrics.loader_read_bytes, &metrics.loader_shared_bytes, &metrics.worker_restarts]);
+    kinds(&metrics.refused, &REFUSALS);
+    kinds(&metrics.pool_bytes, &["max", "backed", "used"]);
+    kinds(
+        &metrics.process_bytes,
+        &["rss", "rss_peak", "workers", "heap_allocated", "heap_resident"],
+    );
+    kinds(&metrics.config_reloads, &["ok", "failed"]);
+    kinds(&metrics.config_reload_time, &["ok", "failed"]);
+    kinds(&metrics.request_log, &["written", "dropped", "failed"]);
+    kinds(&metrics.queue, &["length", "max"]);
+    kinds(&metrics.request_memory_bytes, &["max", "used", "peak"]);
+    kinds(&metrics.decoded, &["unpack", "decode", "encode"]);
+    kinds(&metrics.decode_queue, &["waiting"]);
+    kinds(&metrics.connections, &["http", "grpc"]);
+    kinds(&metrics.connections_ended, &FRAMES);
+    kinds(&metrics.descriptors, &["open", "limit"]);
+    kinds(&metrics.threads, &THREADS);
+}
+
+fn fill_scheduling(scheduling: &SchedulingMetrics) {
+    models(&[&scheduling.batch_size]);
+    models(&[&scheduling.reruns]);
+    models(&[&scheduling.running]);
+    model_kinds(&scheduling.input_elements, &["real", "padding"]);
+    model_kinds(&scheduling.requests, &["run", "refused", "expired", "cancelled"]);
+    drop(scheduling.queued.get_or_create(&PriorityLabels { model: "NAME".into(), priority: 1 }));
+    kinds(&scheduling.workers, &["all", "busy"]);
+}
+
+fn fill_images(images: &ImageMetrics) {
+    kinds(&images.put, &[&["added", "present"][..], &STATUSES[1..]].concat());
+    for kind in ["decode", "embed", "keypoints", "search"] {
+        drop(images.search_seconds.get_or_create(&KindLabels { kind }));
+    }
+    kinds(&images.waiting, &["interactive", "bulk"]);
+    kinds(&images.collections, &["opening", "ready", "broken"]);
+    model_kinds(
+        &images.collection,
+        &["points", "segments", "seals", "merges", "refused_disk_full"],
+    );
+    kinds(&images.memory_bytes, &["used", "max"]);
+    kinds(&images.queries, &["waiting", "max", "done", "refused"]);
+    kinds(&images.writes, &["waiting", "waited", "refused", "slowed", "hurried"]);
+    let records = ["record_lookups", "record_hits", "records_in", "records_out"];
+    let blocks = ["block_lookups", "block_hits", "blocks_in", "blocks_out", "blocks", "blocks_max"];
+    kinds(&images.cache, &[&records[..], &blocks].concat());
+    kinds(&images.gpu, &["queries", "fallbacks", "device_bytes", "pinned_bytes"]);
+}
+
+fn fill_tfs(tfs: &TfsMetrics, model: &Arc<str>) {
+    tfs.count(model, "tfs-http", "ok");
+    for (protocol, api) in [("tfs-http", "Predict"), ("tfs-grpc", "MultiInference")] {
+        let (queue, compute, total) = (Some(Duration::ZERO), Duration::ZERO, Duration::ZERO);
+        tfs.record(protocol, &TfsRequest { model, api, runtime: "onnx", queue, compute, total });
+    }
+    tfs.warmed("NAME", 1, 0.1);
+}
+
+/// A metric of an exposition.
+#[derive(Default)]
+struct Described {
+    name: String,
+    help: String,
+    kind: String,
+    unit: String,
+    /// Values of each label, in the order of the first series.
+    labels: Vec<(String, Vec<String>)>,
+}
+
+impl Described {
+    fn add_series(&mut self, labels: &str) {
+        for pair in labels.split("\",") {
+            let (name, value) = pair.split_once("=\"").unwrap();
+            if name == "le" {
+                continue;
+            }
+            let value = value.trim_end_matches('"').to_owned();
+            match self.labels.iter_mut().find(|(known, _)| known == name) {
+                None => self.labels.push((name.to_owned(), vec![value])),
+                Some((_, values)) if !values.contains(&value) => values.push(value),
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn row(&mut self) -> String {
+        let label = |(name, values): &mut (String, Vec<String>)| {
+            values.sort();
+            let open = ["model", "version", "priority", "recogniser", "model_name", "model_path"];
+            match open.contains(&name.as_str()) {
+                true => format!("`{name}`"),
+                false => format!("`{name}`: {}", values.join(", ")),
+            }
+        };
+        let labels: Vec<String> = self.labels.iter_mut().map(label).collect();
+        let suffix =
+            if self.kind == "counter" && !self.name.starts_with(':') { "_total" } else { "" };
+        let Described { name, help, kind, unit, .. } = self;
+        format!("| `{name}{suffix}` | {kind} | {unit} | {} | {help} |\n", labels.join("; "))
+    }
+}
+
+fn table(exposition: &str) -> String {
+    let mut text = "| name | type | unit | labels | meaning |\n|---|---|---|---|---|\n".to_owned();
+    let mut metrics: Vec<Described> = Vec::new();
+    for line in exposition.lines() {
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        match words.as_slice() {
+            ["#", "HELP", name, help] => metrics.push(Described {
+                name: (*name).to_owned(),
+                help: help.trim_end_matches('.').to_owned(),
+                ..Described::default()
+            }),
+            ["#", "TYPE", _, kind] => metrics.last_mut().unwrap().kind = (*kind).to_owned(),
+            ["#", "UNIT", _, unit] => metrics.last_mut().unwrap().unit = (*unit).to_owned(),
+            ["#", ..] => {}
+            _ => {
+                if let Some((_, labels)) = line.split_once('{') {
+                    let labels = labels.rsplit_once('}').unwrap().0;
+                    metrics.last_mut().unwrap().add_series(labels);
+                }
+            }
+        }
+    }
+    metrics.sort_by(|one, other| one.name.cmp(&other.name));
+    for metric in &mut metrics {
+        text.push_str(&metric.row());
+    }
+    text
+}
+
+#[test]
+fn the_reference_is_up_to_date() {
+    let metrics = Metrics::default();
+    fill(&metrics);
+    let mut text = HEAD.to_owned();
+    let tables = [table(&metrics.encode()), table(&metrics.tfs.encode())];
+    // A metric without a series is not encoded, so `fill` must know each.
+    let registered: usize = SOURCES.iter().map(|source| source.matches("r.register").count()).sum();
+    let rows: usize = tables.iter().map(|table| table.lines().count() - 2).sum();
+    assert_eq!(rows, registered, "give the new metric a series in `fill`");
+    write!(text, "{}{TFS_HEAD}{}", tables[0], tables[1]).unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics.md");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    let stored = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        stored == text,
+        "docs/metrics.md is stale; run `UPDATE_DOCS=1 cargo test -p millpond-metrics` and commit it"
+    );
+}

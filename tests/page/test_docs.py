@@ -1,0 +1,67 @@
+"""The page of the API in headless Chromium: it lists the calls, sends one and shows the answer."""
+
+import json
+
+import pytest
+import requests
+from screen import CONTRASTS, DESKTOP, PHONE, PICTURES, TEXT_CONTRAST_MIN, UNLOADED, js, look, picture, wait
+
+pytestmark = pytest.mark.usefixtures("traffic")
+
+INFER = "document.getElementById('infer')"
+
+
+def open_docs(browser, url: str, call: str = "") -> None:
+    browser.get(f"{url}/docs{call}")
+    wait(lambda: js(browser, "document.querySelectorAll('.call').length") > 80, "the calls are listed")
+
+
+def test_a_call_is_sent_and_its_answer_shown(browser, server):
+    open_docs(browser, server.url, "#infer")
+    wait(lambda: js(browser, f"{INFER}.open && {INFER}.querySelector('textarea').value.includes('FP32')"), "it is open")
+    assert UNLOADED in js(browser, f"{INFER}.querySelector('.curl').textContent")
+    js(browser, f"{INFER}.querySelector('.send').click()")
+    status = wait(lambda: js(browser, f"{INFER}.querySelector('.result .status')?.textContent"), "an answer is shown")
+    assert status.startswith("200 OK")
+    answer = json.loads(js(browser, f"{INFER}.querySelector('.result pre').textContent"))
+    assert answer["outputs"][0]["data"] == [2.5, 3.0, 4.5]
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert [url for url in asked if not url.startswith(server.url)] == []
+    assert browser.get_log("browser") == []
+
+
+def test_every_call_is_drawn(browser, server):
+    open_docs(browser, server.url)
+    browser.execute_script("for (const call of document.querySelectorAll('.call')) call.open = true")
+    drawn = "document.querySelectorAll('.call .statuses').length"
+    wait(lambda: js(browser, f"{drawn} === document.querySelectorAll('.call').length"), "all calls are drawn")
+    document = requests.get(f"{server.url}/openapi.json", timeout=20).json()
+    calls = sum(method != "parameters" for item in document["paths"].values() for method in item)
+    assert js(browser, drawn) == calls
+    assert browser.get_log("browser") == []
+
+
+def test_the_search_leaves_matching_calls(browser, server):
+    open_docs(browser, server.url)
+    find = "const s = document.getElementById('search'); s.value = arguments[0]; s.dispatchEvent(new Event('input'))"
+    browser.execute_script(find, "speaker verify")
+    assert js(browser, "[...document.querySelectorAll('.call:not([hidden])')].map((e) => e.id)") == ["verifySpeaker"]
+    browser.execute_script(find, "nothing like this")
+    assert js(browser, "document.getElementById('none').hidden") is False
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read(browser, server, scheme):
+    look(browser, DESKTOP, scheme)
+    open_docs(browser, server.url, "#infer")
+    low = [found for found in browser.execute_script(CONTRASTS)["texts"] if found[1] < TEXT_CONTRAST_MIN]
+    assert low == []
+    picture(browser, PICTURES / f"docs-{scheme}.png")
+
+
+def test_a_phone_needs_no_sideways_scrolling(browser, server):
+    look(browser, PHONE)
+    open_docs(browser, server.url, "#infer")
+    assert js(browser, "document.documentElement.scrollWidth <= innerWidth")
+    picture(browser, PICTURES / "docs-phone.png")
