@@ -17,6 +17,7 @@ container-tools: system
 image: $(DISTRIBUTED) .venv/ready ## build the OCI image without Docker: .cache/dist/image, and as one file for `docker load`
 	$(call say,OCI image: $(DIST)/image)
 	@$(BUILD_IMAGE) --to $(DIST)/image --archive $(DIST)/millpond-$(VERSION)-image.tar --max-mb 120
+	@cp $(DIST)/image.cdx.json $(DIST)/millpond-$(VERSION)-image.cdx.json
 
 .PHONY: image-all
 image-all: $(DISTRIBUTED) torch tensorflow ## build the OCI image with LibTorch and TensorFlow: .cache/dist/image-all
@@ -92,6 +93,8 @@ test-arm64: system ## cross-compile the libraries for arm64 and run their unit t
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu" \
 	CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=0 cargo test --locked --lib --no-fail-fast \
 		--target $(ARM64_TARGET) --target-dir $(CACHE)/arm64 $(ARM64_CRATES:%=--package millpond-%)
+
+dist: chart
 
 .PHONY: chart
 chart: ## pack the Helm chart: .cache/dist/millpond-chart-VERSION.tgz

@@ -19,5 +19,4 @@ done
 cp "$OLDPWD"/{README.md,LICENSE,CHANGELOG.md} "$dist/$name"
 cd "$dist"
 tar --sort=name --owner=0 --group=0 --numeric-owner -czf "$name.tar.gz" "$name"
-sha256sum "$name.tar.gz" >"$name.tar.gz.sha256"
 du -h --apparent-size "$name"/millpond* debug/* "$name.tar.gz"
