@@ -21,10 +21,12 @@ PAGES = {
     "STYLE.md": "project/style.md",
     "CHANGELOG.md": "project/changelog.md",
     "examples/README.md": "examples.md",
-    "packaging/image/README.md": "packaging/image.md",
-    "packaging/compose/README.md": "packaging/compose.md",
     "docs/millpond.toml": "reference/millpond-toml.md",
     "docs/model.toml": "reference/model-toml.md",
+}
+PAGES |= {
+    str(path.relative_to(REPOSITORY)): f"packaging/{path.parent.name}.md"
+    for path in sorted(REPOSITORY.glob("packaging/*/README.md"))
 }
 SOURCES = {site: source for source, site in PAGES.items()}
 # Folders of docs/ that are listed whole.
