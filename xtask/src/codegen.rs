@@ -10,9 +10,9 @@ use anyhow::{Context, Result, ensure};
 const CRATES: [&str; 2] = ["crates/protocol", "crates/engine-tensorflow"];
 
 /// Messages of text files, whose descriptors are committed in [`DESCRIPTORS`].
-const TEXT_FILES: &str = "tensorflow_serving_config.proto";
+const TEXT_FILES: [&str; 2] = ["model_config.proto", "tensorflow_serving_config.proto"];
 /// Name of the file of descriptors.
-const DESCRIPTORS: &str = "tensorflow.serving.config.binpb";
+const DESCRIPTORS: &str = "text_files.binpb";
 
 /// File name to content.
 type Files = BTreeMap<String, Vec<u8>>;
@@ -66,7 +66,7 @@ fn generate(proto: &Path) -> Result<Files> {
         .out_dir(scratch.path())
         .compile_fds(descriptors)?;
     let mut files = read(scratch.path())?;
-    if proto.join(TEXT_FILES).exists() {
+    if TEXT_FILES.iter().all(|file| proto.join(file).exists()) {
         files.insert(DESCRIPTORS.to_owned(), descriptors_of_text_files(proto)?);
     }
     Ok(files)
@@ -75,7 +75,7 @@ fn generate(proto: &Path) -> Result<Files> {
 /// Returns the descriptors by which text files are parsed, without comments and positions.
 fn descriptors_of_text_files(proto: &Path) -> Result<Vec<u8>> {
     let mut compiler = protox::Compiler::new([proto])?;
-    compiler.include_source_info(false).include_imports(true).open_file(TEXT_FILES)?;
+    compiler.include_source_info(false).include_imports(true).open_files(TEXT_FILES)?;
     Ok(compiler.encode_file_descriptor_set())
 }
 

@@ -67,6 +67,7 @@ pub fn model_config(
         name: spec.name.clone(),
         data_type: config_type(spec.dtype).into(),
         dims: dims(spec),
+        ..Default::default()
     };
     let parameter = |(key, value): (&String, &String)| {
         (key.clone(), inference::ModelParameter { string_value: value.clone() })

@@ -1,4 +1,4 @@
-//! TensorFlow Serving's configuration files: protobuf messages as text.
+//! Configuration files of TensorFlow Serving and Triton: protobuf messages as text.
 //!
 //! The messages are parsed by their descriptors, which `cargo xtask codegen` writes. A field that
 //! the descriptors lack is an error with its line.
@@ -10,6 +10,7 @@ use miette::Diagnostic;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage};
 
+use crate::inference;
 use crate::tensorflow::ConfigProto;
 use crate::tensorflow::serving::{
     BatchingParameters, ModelServerConfig, MonitoringConfig, PlatformConfigMap, SslConfig,
@@ -22,7 +23,7 @@ const DEPTH_MAX: usize = 32;
 
 /// Descriptors of the messages; empty if the generated file is damaged, which a test excludes.
 static DESCRIPTORS: LazyLock<DescriptorPool> = LazyLock::new(|| {
-    let bytes = include_bytes!("../generated/tensorflow.serving.config.binpb").as_slice();
+    let bytes = include_bytes!("../generated/text_files.binpb").as_slice();
     DescriptorPool::decode(bytes).unwrap_or_default()
 });
 
@@ -47,6 +48,7 @@ text_messages! {
     MonitoringConfig = "tensorflow.serving.MonitoringConfig",
     PlatformConfigMap = "tensorflow.serving.PlatformConfigMap",
     SslConfig = "tensorflow.serving.SSLConfig",
+    inference::ModelConfig = "inference.ModelConfig",
 }
 
 /// Parses a message.
@@ -153,6 +155,23 @@ model_config_list: {
         let monitoring: MonitoringConfig = parse(monitoring).unwrap();
         assert!(monitoring.prometheus_config.unwrap().enable);
         refused::<ModelServerConfig>("improperly formatted file", "line 1: ");
+    }
+
+    #[test]
+    fn configurations_of_triton_parse() {
+        let text = "name: \"m\"\nplatform: \"onnxruntime_onnx\"\nmax_batch_size: 8\n\
+                    input [ { name: \"x\" data_type: TYPE_FP32 dims: [ 4 ] } ]\n\
+                    instance_group [ { count: 2 kind: KIND_GPU gpus: [ 0, 1 ] } ]\n\
+                    parameters: { key: \"intra_op_thread_count\" value: { string_value: \"2\" } }\n\
+                    optimization { execution_accelerators { gpu_execution_accelerator: [ { name: \"tensorrt\" } ] } }\n\
+                    ensemble_scheduling { step [ { model_name: \"a\" input_map { key: \"x\" value: \"y\" } } ] }";
+        let model: inference::ModelConfig = parse(text).unwrap();
+        assert_eq!(
+            (model.max_batch_size, model.instance_group[0].gpus.as_slice()),
+            (8, &[0, 1][..])
+        );
+        assert_eq!(model.parameters["intra_op_thread_count"].string_value, "2");
+        refused::<inference::ModelConfig>("name: 'm'\nbatching { }", "line 2: ");
     }
 
     #[test]
