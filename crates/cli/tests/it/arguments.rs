@@ -97,6 +97,14 @@ fn flags_of_other_servers_are_known() {
         ("--model-repository=/models", "Triton", "millpond serve DIR"),
         ("--strict-readiness=true", "Triton", "/v2/health/ready is always strict"),
         ("--model-control-mode=poll", "Triton", "load and unload requests"),
+        ("--backend-config=a=b", "Triton", "millpond import triton DIR"),
+        ("--http-restricted-api=x", "Triton", "--admin-key KEY"),
+        ("--runtime_thread_num=4", "Paddle Serving", "--runtime-threads N"),
+        ("--batch_infer_size=8", "Paddle Serving", "max-batch = N in [schedule]"),
+        ("--ir_optim", "Paddle Serving", "nothing to set"),
+        ("--rest_port=8000", "OpenVINO Model Server", "--http-port PORT"),
+        ("--model_path=/m", "OpenVINO Model Server", "millpond serve NAME=DIR"),
+        ("--target_device=CPU", "OpenVINO Model Server", "run on the processor"),
     ] {
         let name = flag.split('=').next().unwrap();
         for arguments in [&["serve", flag][..], &[flag], &["serve", ".", flag]] {
