@@ -94,7 +94,7 @@ pub struct DemoArgs {
     /// Size of the click-through model [default: 512 MiB, or 1/16 of memory if that is less]
     #[arg(long, value_parser = units::parse_bytes)]
     pub bytes: Option<u64>,
-    /// Requests a second to the click-through model
+    /// Requests per second to the click-through model
     #[arg(long, default_value_t = 300.0)]
     pub rate: f64,
     /// Time from one swap to the next

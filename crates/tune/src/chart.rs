@@ -1,5 +1,5 @@
-//! A throughput-latency chart as SVG: answers a second to the right, the 99th percentile upwards in
-//! powers of ten.
+//! A throughput-latency chart as SVG: answers per second to the right, the 99th percentile upwards
+//! in powers of ten.
 
 use std::fmt::Write;
 
@@ -131,7 +131,7 @@ pub(super) fn chart(lines: &[ChartLine<'_>], target_ms: f64) -> String {
     }
     let _ = write!(
         svg,
-        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">answers a second</text>\
+        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">answers per second</text>\
          <text transform=\"rotate(-90)\" x=\"{:.1}\" y=\"14\" text-anchor=\"middle\">p99 in ms</text></svg>",
         (LEFT + WIDTH - RIGHT) / 2.0,
         HEIGHT - 10.0,

@@ -31,12 +31,12 @@ const REQUEST_BYTES_MAX: usize = 256 << 20;
 /// Default upper bound of generated integers: small enough for any embedding table.
 const INDEX_MAX: u64 = 2;
 
-/// Measure a server from outside: requests a second and latency from the moment each request was
+/// Measure a server from outside: requests per second and latency from the moment each request was
 /// due.
 ///
 /// With --rate the loop is open: requests are sent on schedule regardless of the server, so a stall
 /// shows as the latency of every request that was due in it. With --clients it is closed: each
-/// client waits for its answer, and the figure of interest is the number of answers a second.
+/// client waits for its answer, and the figure of interest is the number of answers per second.
 /// Requests are made up from the model's own metadata unless --request gives one.
 #[derive(Args, Clone, Debug)]
 #[command(group = clap::ArgGroup::new("pace").required(true).args(["rate", "clients"]))]
@@ -50,7 +50,7 @@ pub struct BenchLoadArgs {
     /// Name of the model
     #[arg(long)]
     pub model: String,
-    /// Open loop: requests a second
+    /// Open loop: requests per second
     #[arg(long)]
     pub rate: Option<f64>,
     /// Closed loop: clients that each wait for their answer
@@ -82,7 +82,7 @@ pub struct BenchLoadArgs {
     /// Connections [default: 8 for --rate, one a client for --clients]
     #[arg(long)]
     pub connections: Option<usize>,
-    /// Client threads; one drives some 20,000 requests a second
+    /// Client threads; one drives some 20,000 requests per second
     #[arg(long, default_value_t = 1)]
     pub threads: usize,
     /// Open loop: maximum number of outstanding answers; further requests count as failed

@@ -269,7 +269,7 @@ impl<'a> TuneSummary<'a> {
         let met = if *within { "within" } else { "NOT within" };
         let _ = writeln!(
             page,
-            "<p class=\"result\"><strong>{}</strong><br>{:.0} answers a second at {} clients, p99 {} ms: {met} \
+            "<p class=\"result\"><strong>{}</strong><br>{:.0} answers per second at {} clients, p99 {} ms: {met} \
              the target of {} ms</p>",
             escape(&point.to_string()),
             best.qps,
@@ -280,7 +280,7 @@ impl<'a> TuneSummary<'a> {
         if let Some((best, share)) = self.verdict() {
             let _ = writeln!(
                 page,
-                "<p>The full grid's best, measured beside it: {} with {:.0} answers a second. Found / best: \
+                "<p>The full grid's best, measured beside it: {} with {:.0} answers per second. Found / best: \
                  {share:.3}.</p>",
                 escape(&best.point.to_string()),
                 best.best.qps
@@ -311,7 +311,7 @@ impl<'a> TuneSummary<'a> {
         let _ = write!(
             page,
             "</table>\n<p>Closed loop over gRPC on 127.0.0.1, client and server on one machine. A configuration \
-             counts with the most answers a second among the numbers of clients whose p99 is within the target. \
+             counts with the most answers per second among the numbers of clients whose p99 is within the target. \
              Medians of interleaved slices, throughput levelled for the machine's drift.</p>\n\
              <h2>millpond.toml</h2>\n<pre>{}</pre>\n",
             escape(self.settings)

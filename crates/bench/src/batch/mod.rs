@@ -51,8 +51,8 @@ const QUICK_CLIENTS: [usize; 2] = [1, 8];
 /// its ends aside); conv is a convolutional network on images of 224±50 pixels, with a mask that
 /// the server fills. ocr needs the files that `make bench` fetches and draws.
 ///
-/// Goals: small at 70 clients async at least twice sync's requests a second with p99 not above; on
-/// every model and number of clients the better of async and padding at least 0.98 of sync; no
+/// Goals: small at 70 clients async at least twice sync's requests per second with p99 not above;
+/// on every model and number of clients the better of async and padding at least 0.98 of sync; no
 /// wrong answer.
 #[derive(Args, Clone, Debug)]
 pub struct BatchArgs {

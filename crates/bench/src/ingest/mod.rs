@@ -55,7 +55,7 @@ pub struct IngestArgs {
     /// Seconds of an arm
     #[arg(long, default_value_t = 10)]
     pub seconds: u64,
-    /// Searches a second [default: as many as keep 0.4 of one core busy]
+    /// Searches per second [default: as many as keep 0.4 of one core busy]
     #[arg(long)]
     pub rate: Option<f64>,
     /// Number of kills of the server
@@ -91,7 +91,7 @@ impl IngestArgs {
         within("kills", self.kills.into(), 0, KILLS_MAX.into())?;
         within("life-ms", self.life_ms, 100, SECONDS_MAX * 1000)?;
         if self.rate.is_some_and(|rate| !(0.1..=100_000.0).contains(&rate)) {
-            return Err(Error::invalid("--rate must be 0.1 to 100000 searches a second"));
+            return Err(Error::invalid("--rate must be 0.1 to 100000 searches per second"));
         }
         Ok(())
     }

@@ -73,7 +73,7 @@ pub struct SoakArgs {
     /// Size of each model's parameters
     #[arg(long, default_value = "32MiB", value_parser = units::parse_bytes)]
     pub bytes: u64,
-    /// Requests a second to all models together
+    /// Requests per second to all models together
     #[arg(long, default_value_t = 200.0)]
     pub rate: f64,
     /// Rows of a request

@@ -86,7 +86,7 @@ pub struct SwapArgs {
     /// Share of the capacity measured at the start that requests use
     #[arg(long, default_value_t = 0.4)]
     pub load: f64,
-    /// Requests a second instead of a share of the capacity
+    /// Requests per second instead of a share of the capacity
     #[arg(long)]
     pub rate: Option<f64>,
     /// Run the servers in a control group with this many cores of processor time, like a container

@@ -135,7 +135,7 @@ export class Card {
       const { window } = schedule, elements = window.real_elements + window.padding_elements;
       found.push(["waiting", count(schedule.queued)], ["running", count(schedule.running)]);
       found.push(["mean batch", window.batches ? (window.items / window.batches).toFixed(1) : "–"]);
-      found.push(["padding waste", elements ? `${((100 * window.padding_elements) / elements).toFixed(1)} %` : "–"]);
+      found.push(["padding", elements ? `${((100 * window.padding_elements) / elements).toFixed(1)} %` : "–"]);
       found.push(["refused, late", `${count(window.refused)}, ${count(window.expired)}`]);
       if (schedule.queued_by_priority.length > 1) found.push(["by priority", schedule.queued_by_priority.join(" · ")]);
     }
