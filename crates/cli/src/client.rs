@@ -211,7 +211,11 @@ impl HttpClient {
                 "give the server's HTTP port with --url; it is 8501 by default, and 8500 is gRPC's",
             );
         }
-        CommandError::failed(format!("no answer from {}: {error}", self.base))
+        let reason = match error {
+            ureq::Error::Io(_) if refused(error) => "no program listens there".to_owned(),
+            error => error.to_string(),
+        };
+        CommandError::failed(format!("no answer from {}: {reason}", self.base))
             .hint("start one with `millpond serve DIR`, or give the address of another with --url")
     }
 }

@@ -104,6 +104,14 @@ struct WarmupFile {
     threads: Option<usize>,
 }
 
+/// Checks the text of a model's `millpond.toml`.
+///
+/// # Errors
+/// Returns one line that names the position and the mistake.
+pub fn check_model_settings(text: &str) -> Result<(), String> {
+    ModelFile::parse(text).map(drop)
+}
+
 impl ModelFile {
     /// Parses the text of the file. The error is one line that names the position.
     pub(crate) fn parse(text: &str) -> Result<ModelFile, String> {
@@ -248,6 +256,7 @@ pub(crate) fn read(path: &Path, bytes: u64) -> Result<String, String> {
 
 fn one_line(text: &str, error: &toml::de::Error) -> String {
     let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
+    let message = unknown_key(&message).unwrap_or(message);
     match error.span() {
         Some(span) => {
             let line = text.bytes().take(span.start).filter(|&byte| byte == b'\n').count() + 1;
@@ -255,6 +264,18 @@ fn one_line(text: &str, error: &toml::de::Error) -> String {
         }
         None => message,
     }
+}
+
+/// Names the nearest key, or all keys, in place of the parser's "unknown field `polcy`, expected
+/// one of `policy`, ..."; `None` for any other message.
+fn unknown_key(message: &str) -> Option<String> {
+    let mut quoted = message.strip_prefix("unknown field ")?.split('`').skip(1).step_by(2);
+    let unknown = quoted.next()?;
+    let known: Vec<&str> = quoted.collect();
+    Some(match base::nearest(unknown, known.iter().copied()) {
+        Some(meant) => format!("unknown key `{unknown}`; did you mean `{meant}`?"),
+        None => format!("unknown key `{unknown}`; the keys are {}", known.join(", ")),
+    })
 }
 
 #[cfg(test)]
@@ -424,8 +445,11 @@ mod tests {
     #[test]
     fn mistakes_are_named_with_their_line() {
         let error = |text: &str| ModelFile::parse(text).unwrap_err();
-        assert!(error("policy = \"all\"\npolcy = 1").starts_with("line 2: unknown field `polcy`"));
-        assert!(error("[warmup]\nruns = 1").contains("unknown field `runs`"));
+        assert!(
+            error("policy = \"all\"\npolcy = 1")
+                .starts_with("line 2: unknown key `polcy`; did you mean `policy`?")
+        );
+        assert!(error("[warmup]\nruns = 1").contains("unknown key `runs`; the keys are enabled, "));
         assert!(
             error("policy = \"newest\"").starts_with("line 1: \"newest\" is no policy; use latest")
         );
@@ -436,7 +460,7 @@ mod tests {
         assert!(error("transition = 1").starts_with("line 1"));
         assert!(error("a = [").starts_with("line 1"));
         assert!(!error("a = [").contains('\n'));
-        assert!(error("[schedule]\nmax-bach = 1").starts_with("line 2: unknown field `max-bach`"));
+        assert!(error("[schedule]\nmax-bach = 1").starts_with("line 2: unknown key `max-bach`"));
         let base = ModelConfig::new("m", "/models/m");
         let file = ModelFile::parse("[schedule]\npreferred-batch-sizes = [64]").unwrap();
         assert!(file.apply(&base).unwrap_err().starts_with("schedule: preferred-batch-sizes: 64"));

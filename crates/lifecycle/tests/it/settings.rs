@@ -16,7 +16,12 @@ fn mistakes_show_and_change_nothing() {
     world.settings("m", "policy = { latest = 1 }\ntransitions = \"resource-preserving\"");
     eventually("the error shows", || world.status("m").unwrap().error.is_some());
     let error = world.status("m").unwrap().error.unwrap();
-    assert!(error.contains("millpond.toml: line 2: unknown field `transitions`"), "{error}");
+    assert!(
+        error.contains(
+            "millpond.toml: line 2: unknown key `transitions`; did you mean `transition`?"
+        ),
+        "{error}"
+    );
     assert_eq!(world.ready("m"), "1 2", "the last good settings hold");
     world.settings("m", "policy = { latest = 1 }");
     eventually("the latest", || world.ready("m") == "2");
