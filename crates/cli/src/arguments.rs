@@ -11,6 +11,7 @@ use crate::doctor::DoctorArgs;
 use crate::exit::{CommandResult, EXIT_CODES_HELP};
 use crate::foreign;
 use crate::images::ImagesCommand;
+use crate::import::ImportCommand;
 use crate::infer::InferArgs;
 use crate::manual::ManArgs;
 use crate::models::ModelsArgs;
@@ -18,13 +19,12 @@ use crate::publish::{ConvertArgs, PublishArgs};
 use crate::serve::ServeArgs;
 use crate::speakers::SpeakersArgs;
 use crate::tfs::TfsArgs;
-use crate::tfs::import::ImportCommand;
 use crate::tune::TuneCommand;
 use crate::verify::VerifyArgs;
 use crate::worker::WorkerArgs;
 use crate::{
-    audio, bench, completion, doctor, environment, images, infer, manual, models, publish, serve,
-    speakers, tfs, tune, verify, worker,
+    audio, bench, completion, doctor, environment, images, import, infer, manual, models, publish,
+    serve, speakers, tfs, tune, verify, worker,
 };
 
 /// Serves models with a tail latency that stays flat while they change
@@ -119,7 +119,7 @@ impl Arguments {
         match &self.command {
             Command::Serve(args) => serve::run(args),
             Command::Tfs(args) => tfs::run(args),
-            Command::Import(args) => tfs::import::run(args),
+            Command::Import(args) => import::run(args),
             Command::Publish(args) => publish::run(args),
             Command::Models(args) => models::run(args),
             Command::Infer(args) => infer::run(args),

@@ -1,9 +1,9 @@
-//! `millpond import`: settings of another server as a settings file.
+//! `millpond import tfs`: TensorFlow Serving's files as a settings file.
 
 use std::path::{Path, PathBuf};
 
 use base::Error;
-use clap::{Args, Subcommand};
+use clap::Args;
 use engine::ScheduleFile;
 use lifecycle::{ModelConfig, VersionPolicy};
 use protocol::tensorflow::serving as pb;
@@ -14,20 +14,8 @@ use super::batching::{self, ConvertedBatching};
 use super::list::log_dir;
 use super::text;
 use crate::exit::{CommandError, CommandResult, print};
+use crate::import::write_new;
 use crate::serve::file::SettingsFile;
-
-/// `millpond import`.
-#[derive(Args, Debug)]
-pub(crate) struct ImportCommand {
-    #[command(subcommand)]
-    from: ImportFrom,
-}
-
-#[derive(Debug, Subcommand)]
-enum ImportFrom {
-    /// Convert TensorFlow Serving's list of models, and its batching parameters
-    Tfs(ImportTfsArgs),
-}
 
 /// `millpond import tfs MODELS [BATCHING]`.
 #[derive(Args, Debug)]
@@ -36,7 +24,7 @@ The result is a file for `millpond serve --config FILE`. What it cannot express 
 each. `millpond tfs` reads the same files without a conversion.
 
   millpond import tfs models.config batching.txt --to millpond.toml")]
-struct ImportTfsArgs {
+pub(crate) struct ImportTfsArgs {
     /// File of --model_config_file: ModelServerConfig as text
     models: PathBuf,
     /// File of --batching_parameters_file: BatchingParameters as text
@@ -50,23 +38,14 @@ struct ImportTfsArgs {
 ///
 /// # Errors
 /// Returns a usage error that names file and line.
-pub(crate) fn run(command: &ImportCommand) -> CommandResult {
-    let ImportFrom::Tfs(args) = &command.from;
+pub(crate) fn run(args: &ImportTfsArgs) -> CommandResult {
     let ImportedSettings { text, notes } = convert(args)?;
     match &args.to {
         None => print(&text)?,
-        Some(path) => write(path, &text)?,
+        Some(path) => write_new(path, &text)?,
     }
     notes.iter().for_each(|note| eprintln!("no equivalent: {note}"));
     Ok(())
-}
-
-fn write(path: &Path, text: &str) -> CommandResult {
-    use std::io::Write as _;
-    let failed =
-        |error: std::io::Error| CommandError::failed(format!("{}: {error}", path.display()));
-    let mut file = std::fs::File::create_new(path).map_err(failed)?;
-    file.write_all(text.as_bytes()).map_err(failed)
 }
 
 /// A settings file, and what it does not express.

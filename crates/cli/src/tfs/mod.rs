@@ -6,7 +6,7 @@ mod flags;
 pub(crate) mod import;
 mod list;
 mod platform;
-mod text;
+pub(crate) mod text;
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;

@@ -75,6 +75,55 @@ fn publish_names_the_format_and_the_way_on() {
 }
 
 #[test]
+fn a_repository_of_triton_is_imported_or_warned_of() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    let text = b"name: \"half_plus_two\"\nbackend: \"onnxruntime\"\nmax_batch_size: 8\n\
+                 dynamic_batching {\n  preferred_batch_size: [ 4 ]\n}\nresponse_cache { enable: true }\n";
+    write(dir.path(), "models/half_plus_two/config.pbtxt", text);
+    let models = dir.path().join("models");
+    let models = models.to_str().unwrap();
+    let served = |arguments: &[&str]| {
+        let log = dir.path().join("log");
+        let file = std::fs::File::create(&log).unwrap();
+        let server = Server::start_logged(arguments, Stdio::from(file));
+        server.wait_until("ready", &["models", "status", "half_plus_two"], |run| run.code == 0);
+        publish(dir.path(), 0.25);
+        let newer = |run: &crate::program::Run| run.stdout.contains("ready") && run.code == 0;
+        server.wait_until("still ready", &["models", "status", "half_plus_two"], newer);
+        assert_eq!(server.terminate(), Some(0));
+        std::fs::read_to_string(log).unwrap()
+    };
+    let log = served(&[models, "--log", "info", "--versions", "all"]);
+    for warning in [
+        "half_plus_two: max_batch_size = 8 in config.pbtxt has no effect",
+        "dynamic_batching = { preferred_batch_size : [ 4 ] } in config.pbtxt has no effect",
+        "response_cache = { enable : true } in config.pbtxt has no effect",
+    ] {
+        assert_eq!(log.matches(warning).count(), 1, "{warning}: {log}");
+    }
+    assert!(log.contains(&format!("`millpond import triton {models}` converts the file")), "{log}");
+
+    let settings = dir.path().join("millpond.toml");
+    let settings = settings.to_str().unwrap();
+    let imported = run(&["import", "triton", models, "--to", settings]);
+    assert_eq!((imported.code, imported.stdout.as_str()), (0, ""), "{imported:?}");
+    assert_eq!(
+        imported.stderr,
+        "no equivalent: half_plus_two: response_cache: answers are not cached; put a cache before the server\n"
+    );
+    let log = served(&["--config", settings, "--log", "info"]);
+    assert!(!log.contains("config.pbtxt"), "{log}");
+
+    let written = run(&["import", "triton", models, "--write"]);
+    assert_eq!(written.stdout, format!("{models}/half_plus_two/millpond.toml\n"), "{written:?}");
+    let log = served(&[models, "--log", "info"]);
+    assert!(!log.contains("config.pbtxt"), "{log}");
+    check_error(&["import", "triton", models, "--write"], 1, "nothing was written");
+    check_error(&["import", "triton", settings], 2, "Not a directory");
+}
+
+#[test]
 fn serve_names_the_format_of_what_it_cannot_serve() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), 0.5);

@@ -1,0 +1,137 @@
+use std::time::Duration;
+
+use engine::ModeText;
+
+use super::*;
+
+fn repository(models: &[(&str, &str)]) -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for (name, text) in models {
+        let dir = root.path().join(name);
+        std::fs::create_dir_all(dir.join("1")).unwrap();
+        std::fs::write(dir.join(CONFIG_FILE), text).unwrap();
+    }
+    root
+}
+
+fn converted(text: &str) -> ConvertedModel {
+    let root = repository(&[("m", text)]);
+    let (mut models, unread) = read(root.path()).unwrap();
+    assert!(unread.is_empty(), "{unread:?}");
+    models.remove(0).converted
+}
+
+/// Parses the model's own file and returns its text.
+fn file(model: &ConvertedModel) -> String {
+    let text = to_text(&model.file()).unwrap();
+    lifecycle::check_model_settings(&text).unwrap();
+    text
+}
+
+#[test]
+fn batching_becomes_a_schedule() {
+    let model = converted(
+        "name: 'm' platform: 'onnxruntime_onnx' max_batch_size: 16\n\
+         dynamic_batching { preferred_batch_size: [ 8, 4 ] max_queue_delay_microseconds: 500 \
+         priority_levels: 2 default_priority_level: 2 \
+         default_queue_policy { max_queue_size: 64 default_timeout_microseconds: 2000 allow_timeout_override: true } \
+         priority_queue_policy { key: 1 value { max_queue_size: 8 } } }\n\
+         instance_group [ { count: 2 kind: KIND_CPU }, { count: 1 } ]\n\
+         version_policy: { latest { num_versions: 2 } }\n\
+         parameters { key: 'intra_op_thread_count' value: { string_value: '4' } }",
+    );
+    assert!(model.notes.is_empty(), "{:?}", model.notes);
+    let schedule = &model.schedule;
+    assert_eq!((schedule.mode, schedule.max_batch), (Some(ModeText::Async), Some(16)));
+    assert_eq!(schedule.preferred_batch_sizes.as_deref(), Some(&[4, 8][..]));
+    assert_eq!(schedule.max_queue_delay, Some(Duration::from_micros(500)));
+    assert_eq!((schedule.queue, schedule.timeout), (Some(64), Some(Duration::from_millis(2))));
+    assert_eq!((schedule.threads, schedule.default_priority), (Some(3), Some(2)));
+    let levels: Vec<_> = schedule.priorities.iter().flatten().map(|level| level.queue).collect();
+    assert_eq!(levels, [Some(8), None]);
+    let text = file(&model);
+    assert!(
+        text.contains("policy = \"latest:2\"") && text.contains("intra-op-threads = 4"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_torchscript_gets_its_signature_and_device() {
+    let model = converted(
+        "platform: 'pytorch_libtorch' max_batch_size: 8\n\
+         input [ { name: 'INPUT__0' data_type: TYPE_FP32 dims: [ 3, -1 ] } ]\n\
+         output [ { name: 'OUTPUT__0' data_type: TYPE_INT64 dims: [ 10 ] } ]\n\
+         instance_group { kind: KIND_GPU gpus: [ 1 ] }\n\
+         model_warmup { name: 'w' batch_size: 4 count: 3 \
+         inputs { key: 'INPUT__0' value: { data_type: TYPE_FP32 dims: [ 3, 32 ] zero_data: true } } }",
+    );
+    let text = file(&model);
+    for part in [
+        "device = \"cuda:1\"",
+        "shape = [-1, 3, -1]",
+        "dtype = \"int64\"",
+        "batch-sizes = [4]",
+        "iterations = 3",
+        "INPUT__0 = [-1, 3, 32]",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert_eq!(model.lost_in_section().len(), 3);
+    assert!(model.notes.iter().all(|note| note.starts_with("max_batch_size")), "{:?}", model.notes);
+}
+
+#[test]
+fn each_key_without_an_equivalent_has_a_line() {
+    for (text, says) in [
+        ("name: 'other'", "other=DIR"),
+        ("backend: 'python'", "Python code is not run"),
+        ("platform: 'tensorrt_plan'", "serve the ONNX file"),
+        ("backend: 'onnxruntime' default_model_filename: 'a.onnx'", "name the file model.onnx"),
+        ("max_batch_size: 8", "a request's batch has no bound here"),
+        ("dynamic_batching { }", "max_batch_size = 0"),
+        ("max_batch_size: 8 dynamic_batching { preserve_ordering: true }", "as they are ready"),
+        (
+            "max_batch_size: 8 dynamic_batching { default_queue_policy { timeout_action: DELAY \
+             default_timeout_microseconds: 9 } }",
+            "timeout_action DELAY",
+        ),
+        ("sequence_batching { direct { } }", "sequence_batching: "),
+        (
+            "ensemble_scheduling { step [ { model_name: 'a' }, { model_name: 'b' } ] }",
+            "call a, b in turn",
+        ),
+        ("backend: 'onnxruntime' instance_group { kind: KIND_GPU }", "run on the processor"),
+        ("instance_group { count: 1 rate_limiter { priority: 1 } }", "rate_limiter"),
+        (
+            "optimization { execution_accelerators { gpu_execution_accelerator { name: 'tensorrt' } } }",
+            "\"tensorrt\"",
+        ),
+        ("optimization { priority: PRIORITY_MAX }", "weight in [schedule]"),
+        ("parameters { key: 'k' value { string_value: 'v' } }", "\"k\" = \"v\""),
+        ("response_cache { enable: true }", "response_cache: "),
+        ("model_transaction_policy { decoupled: true }", "one response"),
+        ("input { name: 'x' reshape { shape: [ 1 ] } }", "\"x\" reshape"),
+        (
+            "model_warmup { batch_size: 1 inputs { key: 'x' value { input_data_file: 'f' } } }",
+            "input_data_file",
+        ),
+    ] {
+        let notes = converted(text).notes;
+        assert!(notes.iter().any(|note| note.contains(says)), "{text}: {notes:?}");
+    }
+    assert!(converted("response_cache { enable: false }").notes.is_empty());
+}
+
+#[test]
+fn a_damaged_file_does_not_hide_the_others() {
+    let root = repository(&[("a", "max_batch_size: 1"), ("b", "name: 'b'\n\nmax_bach_size: 1")]);
+    let (models, unread) = read(root.path()).unwrap();
+    assert_eq!(models.len(), 1);
+    assert!(unread[0].contains("b/config.pbtxt: ") && unread[0].contains("line 3: "), "{unread:?}");
+    let text = settings(root.path(), &models).unwrap();
+    let parsed = SettingsFile::parse(&text, Path::new("m.toml")).unwrap();
+    assert!(parsed.models.contains_key("a") && parsed.roots.len() == 1, "{text}");
+    let error = read(&root.path().join("a")).err().unwrap();
+    assert!(error.message().contains("no directory in "), "{}", error.message());
+}
