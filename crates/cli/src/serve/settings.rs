@@ -318,6 +318,10 @@ fn existing(dir: &Path) -> CommandResult<PathBuf> {
             CommandError::usage(format!("cannot serve {}: {why}", dir.display()))
         };
         match error.kind() {
+            std::io::ErrorKind::NotFound if dir.to_string_lossy().contains("://") => {
+                failure(&"models are read from directories, not from URLs")
+                    .hint("copy the models first, as with rclone sync or aws s3 sync, or mount them")
+            }
             std::io::ErrorKind::NotFound => failure(&"No such file or directory").hint(
                 "check the path; millpond publish model.onnx --to DIR/NAME makes a directory of models",
             ),

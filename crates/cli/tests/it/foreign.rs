@@ -156,6 +156,7 @@ fn serve_names_the_format_of_what_it_cannot_serve() {
     ] {
         assert!(log.contains(part), "{part}: {log}");
     }
+    check_error(&["serve", "s3://bucket/models"], 2, "not from URLs\nhint: copy the models first");
     let single = write(dir.path(), "net.pkl", b"\x80\x04");
     check_error(&["serve", &single], 2, "net.pkl: it is a pickled Python object\nhint: ");
 }
