@@ -33,7 +33,7 @@ pub(crate) fn explain(error: &clap::Error) -> Option<CommandError> {
         }
     }
     if servers.first() == Some(&TENSORFLOW_SERVING) {
-        hints.push("`millpond tfs` takes TensorFlow Serving's flags as they are");
+        hints.push("`millpond tfs` takes the flag as it is");
     }
     let error = CommandError::usage(format!("{flag} is a flag of {}", servers.join(" and ")));
     (!servers.is_empty()).then(|| error.hint(hints.join("; ")))

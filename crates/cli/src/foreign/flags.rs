@@ -113,7 +113,7 @@ pub(super) const TRITON: &[ForeignFlag] = &[
         "backend-directory",
         "--onnxruntime, --libtorch and --tensorflow PATH name the engines' libraries",
     ),
-    ("backend-config", "a model's settings are in millpond.toml beside its versions"),
+    ("backend-config", "`millpond import triton DIR` converts what config.pbtxt says of a model"),
     (
         "pinned-memory-pool-byte-size",
         "--pool BYTES bounds parameter memory; there is no setting for a GPU's",
@@ -207,7 +207,7 @@ pub(super) const TRITON: &[ForeignFlag] = &[
 pub(super) const PADDLE_SERVING: &[ForeignFlag] = &[
     (
         "model",
-        "convert each model with paddle2onnx, then millpond publish model.onnx --to DIR/NAME and millpond serve DIR",
+        "convert each model with paddle2onnx, give it to `millpond publish`, then millpond serve DIR",
     ),
     (
         "thread",
@@ -318,5 +318,5 @@ pub(super) const OPENVINO: &[ForeignFlag] = &[
         "allowed_local_media_path",
         "images are sent in requests; they are not read from the server's disk",
     ),
-    ("source_model", "download the model first; then millpond publish model.onnx --to DIR/NAME"),
+    ("source_model", "download the model, give it to `millpond publish`, then millpond serve DIR"),
 ];

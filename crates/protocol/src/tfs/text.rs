@@ -61,6 +61,7 @@ pub fn parse<M: TextMessage>(text: &str) -> Result<M> {
         return Err(Error::too_large(format!("the text is larger than {TEXT_BYTES_MAX} bytes")));
     }
     check_depth(text)?;
+    let text = &with_colons(text);
     let descriptor = DESCRIPTORS
         .get_message_by_name(M::NAME)
         .ok_or_else(|| Error::internal(format!("no descriptor of {}", M::NAME)))?;
@@ -78,6 +79,60 @@ pub fn parse<M: TextMessage>(text: &str) -> Result<M> {
 fn line(text: &str, offset: usize) -> usize {
     let before = text.as_bytes().get(..offset).unwrap_or(text.as_bytes());
     before.iter().filter(|&&byte| byte == b'\n').count() + 1
+}
+
+/// Inserts the colons before lists that the format lets out and the parser wants, as in
+/// `input [ { name: "x" } ]`.
+fn with_colons(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || b"_.+-".contains(byte);
+    let mut result = String::with_capacity(text.len());
+    let (mut at, mut copied) = (0, 0);
+    let mut after_colon = false;
+    // End of the name before this position, if only space lies between.
+    let mut name_end = None;
+    while let Some(byte) = bytes.get(at) {
+        let rest = bytes.get(at..).unwrap_or_default();
+        let length = match byte {
+            b'#' => rest.iter().position(|byte| *byte == b'\n').unwrap_or(rest.len()),
+            b'"' | b'\'' => quoted_length(rest),
+            byte if is_word(byte) => rest.iter().take_while(|byte| is_word(byte)).count(),
+            _ => 1,
+        };
+        at += length;
+        if byte.is_ascii_whitespace() || *byte == b'#' {
+            continue;
+        }
+        if *byte == b'['
+            && let Some(end) = name_end
+        {
+            result.push_str(text.get(copied..end).unwrap_or_default());
+            result.push(':');
+            copied = end;
+        }
+        name_end = (is_word(byte) && !after_colon).then_some(at);
+        after_colon = *byte == b':';
+    }
+    result.push_str(text.get(copied..).unwrap_or_default());
+    result
+}
+
+/// Returns the length of the quoted text that `bytes` begin with.
+fn quoted_length(bytes: &[u8]) -> usize {
+    let mut escaped = false;
+    let quote = bytes.first();
+    let end = bytes.iter().enumerate().skip(1).find(|(_, byte)| match byte {
+        _ if escaped => {
+            escaped = false;
+            false
+        }
+        b'\\' => {
+            escaped = true;
+            false
+        }
+        byte => Some(*byte) == quote || **byte == b'\n',
+    });
+    end.map_or(bytes.len(), |(at, _)| at + 1)
 }
 
 /// Refuses text whose braces are nested too deeply.
@@ -172,6 +227,21 @@ model_config_list: {
         );
         assert_eq!(model.parameters["intra_op_thread_count"].string_value, "2");
         refused::<inference::ModelConfig>("name: 'm'\nbatching { }", "line 2: ");
+    }
+
+    #[test]
+    fn only_lists_after_names_get_a_colon() {
+        for (text, wanted) in [
+            ("input [ {} ]", "input: [ {} ]"),
+            ("a{b[1]}", "a{b:[1]}"),
+            ("a: [ 1 ] b # c [\n [x]", "a: [ 1 ] b: # c [\n [x]"),
+            ("a: B [x.y/z] {}", "a: B [x.y/z] {}"),
+            ("a: 1.5 [x] {}", "a: 1.5 [x] {}"),
+            ("a: 'b [' \"c\\\" [\" [x]", "a: 'b [' \"c\\\" [\" [x]"),
+            ("é [ 'é", "é [ 'é"),
+        ] {
+            assert_eq!(with_colons(text), wanted);
+        }
     }
 
     #[test]
