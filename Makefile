@@ -169,6 +169,10 @@ dist-programs: .venv/ready ## leave stripped programs in .cache/dist/millpond-VE
 	cargo build --profile dist --locked -p millpond-cli -p millpond-bench
 	@scripts/dist.sh target/dist $(CACHE)/dist
 
+.PHONY: digits-model
+digits-model: .venv-audio/ready ## train the digits model of the demo anew: crates/demo/src/digits
+	@.venv-audio/bin/python scripts/digits_model.py --to crates/demo/src/digits
+
 .PHONY: demo
 demo: build $(CACHE)/models/ready $(CACHE)/demo/ready images-model ## serve real models under load, swap them, search images (Ctrl-C ends it)
 	@exec $(MILLPOND) demo --assets $(CACHE)/demo --models $(CACHE)/models --images $(CACHE)/images
@@ -191,7 +195,7 @@ demo-audio: build recognisers ## serve the recognisers on http://127.0.0.1:8501/
 .PHONY: test
 test: ## run all tests
 	@$(MAKE) --no-print-directory -j 3 test-ready
-	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-tfs test-page test-audio test-examples test-bench test-attack test-image test-monitoring test-docs
+	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-tfs test-page test-audio test-install test-examples test-bench test-attack test-image test-monitoring test-docs
 	$(call say,all tests passed)
 
 .PHONY: test-ready

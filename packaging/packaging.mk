@@ -1,4 +1,4 @@
-# Packages for deployment: the OCI image, the Helm chart, the files of a release. The Makefile includes this file.
+# Packages: wheels, the Debian package, the OCI image, the Helm chart, the files of a release. The Makefile includes this file.
 
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 DIST := $(CACHE)/dist
@@ -8,6 +8,37 @@ DISTRIBUTED ?= target/dist/millpond
 
 target/dist/millpond:
 	@$(MAKE) --no-print-directory dist-programs
+
+$(CACHE)/packaging/ready: requirements/packaging.txt | system
+	$(call say,Python environment of the packagers: $(@D))
+	@scripts/make_venv.sh $(@D) $(PYTHON) requirements/packaging.txt
+	@touch $@
+
+# Linked by Zig against GLIBC 2.17, older than onnxruntime's wheels ask for.
+WHEEL_TARGET ?= $(shell uname -m)-unknown-linux-gnu
+.PHONY: wheel
+wheel: $(CACHE)/packaging/ready ## build the wheel for `pip install`: .cache/dist (a build of its own, 20 minutes the first time)
+	$(call say,wheel)
+	@mkdir -p $(DIST)
+	cd packaging/python && PATH="$(CURDIR)/$(CACHE)/packaging/bin:$$PATH" maturin build --quiet --zig \
+		--compatibility manylinux_2_17 --target $(WHEEL_TARGET) --out $(CURDIR)/$(DIST)
+	@ls -lh $(DIST)/millpond-*.whl
+
+.PHONY: wheel-torch
+wheel-torch: .venv/torch-ready $(CACHE)/packaging/ready ## build the wheel of the LibTorch engine, millpond-torch: .cache/dist
+	$(call say,wheel of the LibTorch engine)
+	@packaging/python/torch.sh .venv/millpond requirements/torch.txt $(DIST) $(CACHE)/packaging/bin
+
+.PHONY: deb
+deb: $(DISTRIBUTED) .venv/ready ## build the Debian package, with ONNX Runtime in it: .cache/dist
+	$(call say,Debian package)
+	@packaging/deb/build.sh $(DISTRIBUTED) $$(echo .venv/lib/python3*/site-packages/onnxruntime) $(DIST)
+
+.PHONY: test-install
+test-install: export MILLPOND_PROGRAM = $(TESTED)
+test-install: tests-built .venv/ready .venv-test/ready $(CACHE)/packaging/ready ## install the wheel and the Debian package in empty directories and use them
+	$(call say,installed packages)
+	.venv-test/bin/python -m pytest -c tests/install/pytest.ini tests/install
 
 .PHONY: container-tools
 container-tools: system
@@ -103,8 +134,8 @@ chart: ## pack the Helm chart: .cache/dist/millpond-chart-VERSION.tgz
 		--use-compress-program='gzip -n' -cf $(DIST)/millpond-chart-$(VERSION).tgz millpond
 	@du -h --apparent-size $(DIST)/millpond-chart-$(VERSION).tgz
 
-test-ready: container-tools $(PROMTOOL)
+test-ready: container-tools $(PROMTOOL) $(CACHE)/packaging/ready
 
 .PHONY: dist
-dist: dist-programs image ## build all files of a release: .cache/dist
+dist: dist-programs image deb wheel wheel-torch ## build all files of a release: .cache/dist
 	@cd $(DIST) && rm -f SHA256SUMS && find . -maxdepth 1 -type f -name 'millpond*' -printf '%f\n' | sort | xargs sha256sum >SHA256SUMS && cat SHA256SUMS

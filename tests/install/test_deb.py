@@ -1,0 +1,83 @@
+"""The Debian package, unpacked into an empty root and started as its unit starts it, under a service manager of the test."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+
+from conftest import PROGRAM, ROOT, Installed
+
+RUNTIME = next((ROOT / ".venv").glob("lib/python3*/site-packages/onnxruntime"))
+
+
+class Manager:
+    """A service manager: the socket that the server notifies."""
+
+    def __init__(self, path):
+        self.path = path
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(path))
+        self.socket.settimeout(60)
+
+    def next(self) -> str:
+        """Waits for a notification; returns its first line."""
+        return self.socket.recv(4096).decode().splitlines()[0]
+
+
+def test_package_serves_reloads_and_stops(tmp_path, home):
+    dist, root = tmp_path / "dist", tmp_path / "root"
+    build = subprocess.run(
+        [ROOT / "packaging/deb/build.sh", PROGRAM, RUNTIME, dist],
+        env=os.environ | {"COMPRESSION": "none"}, text=True, capture_output=True,
+    )
+    assert build.returncode == 0, build.stderr
+    print("\n" + build.stdout)
+    (package,) = dist.glob("millpond_*.deb")
+    subprocess.run(["dpkg-deb", "--extract", package, root], check=True)
+    subprocess.run(["dpkg-deb", "--control", package, tmp_path / "control"], check=True)
+    for script in ["postinst", "prerm", "postrm"]:
+        subprocess.run(["sh", "-n", tmp_path / "control" / script], check=True)
+    pages = {page.name for page in (root / "usr/share/man/man1").iterdir()}
+    assert {"millpond.1.gz", "millpond-serve.1.gz"} <= pages
+    for completion in ["bash-completion/completions/millpond", "zsh/vendor-completions/_millpond",
+                       "fish/vendor_completions.d/millpond.fish"]:
+        assert "publish" in (root / "usr/share" / completion).read_text()
+
+    # The same configuration, with the root's paths.
+    settings = root / "etc/millpond/millpond.toml"
+    settings.write_text(settings.read_text().replace('"/var/lib', f'"{root}/var/lib'))
+    unit = (root / "usr/lib/systemd/system/millpond.service").read_text()
+    start = re.search("^ExecStart=(.*)$", unit, re.MULTILINE)[1].split()
+    assert start == ["/usr/bin/millpond", "serve", "--config", "/etc/millpond/millpond.toml"]
+    program = Installed([f"{root}/usr/bin/millpond"], home)
+    program.run("demo", "--export", ".")
+    models = root / "var/lib/millpond/models"
+    program.run("publish", "digits.onnx", "--to", f"{models}/digits")
+
+    manager = Manager(home / "notify")
+    server = program.serve("--config", str(settings), NOTIFY_SOCKET=str(manager.path))
+    assert manager.next() == "READY=1"
+    assert server.digit(home / "digit.json") == 7
+
+    shutil.copytree(models / "digits", home / "other")
+    settings.write_text(settings.read_text() + f'\n[models.second]\npath = "{home}/other"\n')
+    server.process.send_signal(signal.SIGHUP)
+    assert [manager.next(), manager.next()] == ["RELOADING=1", "READY=1"]
+    assert "second" in program.run("models", "ls", "--url", server.url)
+    server.stop()
+    assert manager.next() == "STOPPING=1"
+
+
+def test_systemd_accepts_the_unit(tmp_path):
+    verify = shutil.which("systemd-analyze")
+    if verify is None:
+        print("no systemd-analyze here: the unit is not verified")
+        return
+    unit = (ROOT / "packaging/deb/millpond.service").read_text().replace("/usr/bin/millpond", "/bin/true")
+    # Keys of sandboxing and types are checked; the program and its manual pages are not installed.
+    path = tmp_path / "millpond.service"
+    path.write_text(unit)
+    ended = subprocess.run([verify, "verify", "--man=no", path], text=True, capture_output=True)
+    assert (ended.returncode, "millpond.service" in ended.stderr) == (0, False), ended.stderr
