@@ -345,8 +345,8 @@ def open_loop(server: Server, rate: float, seconds: float, during=lambda: None) 
     request, report = server.run.scratch / "request.json", server.run.scratch / "load.json"
     request.write_text(json.dumps(OIP_BODY))
     command = [server.run.program, "bench", "load", "--url", server.run.url, "--api", "tfs", "--model", "light",
-               "--request", str(request), "--rate", f"{rate:.0f}", "--warm-up", "2s", "--duration", f"{seconds}s",
-               "--drain", "10s", "--json", str(report)]  # fmt: skip
+               "--request", str(request), "--rate", f"{rate:.0f}", "--connections", str(CLIENTS_MAIN), "--warm-up", "2s",
+               "--duration", f"{seconds}s", "--drain", "10s", "--json", str(report)]  # fmt: skip
     load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     # The warm-up has ended by then.
     time.sleep(2.3)
@@ -458,6 +458,8 @@ def table(peers: dict, failed: dict) -> str:
                      number(found["swap_p999_ratio"], ".2f")))  # fmt: skip
     widths = [max(len(row[column]) for row in rows) for column in range(len(columns))]
     lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths)) for row in rows]
+    lost = {name: (found["swap"] or {}).get("failed") for name, found in peers.items()}
+    lines += [f"{name}: {count} requests failed while it swapped" for name, count in lost.items() if count]
     return "\n".join(lines + [f"{name}: not measured: {reason}" for name, reason in failed.items()])
 
 
