@@ -151,11 +151,11 @@ fn hostile_models_are_refused() {
     let many = with_tensor(|out| (0..1000).for_each(|_| encode::int(out, 1, 1)));
     assert!(refusal(&many).message().contains("axes"));
 
-    assert!(refusal(b"").message().contains("the file is empty"));
+    assert!(refusal(b"").message().contains("is empty: copy or export"));
     assert!(
         refusal(b"version https://git-lfs.github.com/spec/v1\n").message().contains("git lfs pull")
     );
-    assert!(refusal(b"PK\x03\x04").message().contains("put TorchScript at NAME/1/model.pt"));
+    assert!(refusal(b"PK\x03\x04").message().contains("is a damaged zip archive"));
     assert!(refusal(b"{\"json\": true}").message().contains("byte 0:"));
 }
 
