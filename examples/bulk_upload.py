@@ -27,7 +27,7 @@ def main() -> None:
         cosine = models.VectorParams(size=DIMS, distance=models.Distance.COSINE)
         client.create_collection("products", vectors_config=cosine)
         started = time.monotonic()
-        # Two processes send 1,000 vectors a request. A request is answered once its vectors are on disk, so large
+        # Two processes send 1,000 vectors per request. A request is answered once its vectors are on disk, so large
         # requests are faster than many small ones. The server accepts bodies up to --max-body (64 MiB).
         client.upload_collection(
             "products", vectors=vectors, ids=range(ROWS), payload=({"shop": row % 7} for row in range(ROWS)),

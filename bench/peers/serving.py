@@ -1,4 +1,4 @@
-"""Measures Millpond and other model servers with the same small model: requests a second, latency, CPU, swaps.
+"""Measures Millpond and other model servers with the same small model: requests per second, latency, CPU, swaps.
 
     serving.py [--json OUT] [--chart OUT.svg] [--seconds S] [--rounds N] [--peers NAME,..] [--smoke]
 
@@ -6,7 +6,8 @@ The model is a network 64-512-512-8 in ONNX, run by ONNX Runtime with one thread
 up to 32 requests. One server runs at a time, and rounds interleave them. wrk sends each server its own JSON body over
 HTTP. `cpu_us` is the CPU time of all processes of a server divided by its answers, at 64 clients. `rps_at_p99_10ms` is
 the highest rate of a number of clients whose p99 is at most 10 ms. `swap_p999_ratio` is p999 in the 5 s after a swap
-divided by that of 5 s without one, both open loop at 40 % of the server's highest rate; None if it cannot swap a model.
+divided by that of 5 s without one, both open loop at 40 % of the server's highest rate; null if it cannot swap a
+model, or if requests failed, whose latency is unknown.
 
 Every peer has its own environment in .cache/serving-peers, with the packages pinned in serving/NAME.txt.
 """
@@ -341,12 +342,12 @@ def point(server: Server, clients: int, seconds: float) -> dict:
 
 
 def open_loop(server: Server, rate: float, seconds: float, during=lambda: None) -> dict:
-    """Sends `rate` requests a second regardless of the answers. Latency counts from when a request was due."""
+    """Sends `rate` requests per second regardless of the answers. Latency counts from when a request was due."""
     request, report = server.run.scratch / "request.json", server.run.scratch / "load.json"
     request.write_text(json.dumps(OIP_BODY))
     command = [server.run.program, "bench", "load", "--url", server.run.url, "--api", "tfs", "--model", "light",
-               "--request", str(request), "--rate", f"{rate:.0f}", "--connections", str(CLIENTS_MAIN), "--warm-up", "2s",
-               "--duration", f"{seconds}s", "--drain", "10s", "--json", str(report)]  # fmt: skip
+               "--request", str(request), "--rate", f"{rate:.0f}", "--connections", str(CLIENTS_MAIN), "--warm-up",
+               "2s", "--duration", f"{seconds}s", "--drain", "10s", "--json", str(report)]  # fmt: skip
     load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     # The warm-up has ended by then.
     time.sleep(2.3)
@@ -357,11 +358,11 @@ def open_loop(server: Server, rate: float, seconds: float, during=lambda: None) 
     return json.loads(report.read_text())
 
 
-def measure_swaps(server: Server, rate: float, swaps: int) -> dict:
+def measure_swaps(server: Server, rate: float, swaps: int, seconds: int) -> dict:
     steady, swapped, failed = [], [], 0
     for _ in range(swaps):
-        steady.append(open_loop(server, rate, SWAP_SECONDS)["p999_ms"])
-        found = open_loop(server, rate, SWAP_SECONDS, server.swap)
+        steady.append(open_loop(server, rate, seconds)["p999_ms"])
+        found = open_loop(server, rate, seconds, server.swap)
         swapped.append(found["p999_ms"])
         failed += found["failed"]
         server.wait_answer(START_TIMEOUT_S)
@@ -380,7 +381,7 @@ def summary(rounds: list[list[dict]], swap: dict | None, name: str) -> dict:
     main = next((each for each in points if each["clients"] == CLIENTS_MAIN), points[-1])
     peer = PEERS[name]
     return {"cpu_us": main["cpu_us"], "rps_at_p99_10ms": max(allowed, default=None),
-            "swap_p999_ratio": swap["ratio"] if swap else None, "version": version(name),
+            "swap_p999_ratio": swap["ratio"] if swap and not swap["failed"] else None, "version": version(name),
             **{f"clients_{each['clients']}": each for each in points},
             "swap": swap or ({"none": peer.no_swap} if peer.no_swap else None)}  # fmt: skip
 
@@ -429,8 +430,8 @@ def measure_all(names: list[str], arguments) -> tuple[dict, dict]:
 
             def swap(server):
                 # A debug build on a busy machine needs a lower rate to be served at all.
-                rate, count = (0.1 * peak, 1) if arguments.smoke else (SWAP_LOAD * peak, SWAPS)
-                swaps[name] = measure_swaps(server, rate, count)
+                how = (0.1 * peak, 1, 1) if arguments.smoke else (SWAP_LOAD * peak, SWAPS, SWAP_SECONDS)
+                swaps[name] = measure_swaps(server, *how)
                 print(f"swaps, {name}: p999 {swaps[name]['swap_p999_ms']:.1f} ms", flush=True)
 
             try:
@@ -471,9 +472,9 @@ def chart(peers: dict, file: pathlib.Path) -> None:
 
     names = list(peers)
     panels = [
-        (f"server CPU a request, {CLIENTS_MAIN} clients (us)", [peers[name]["cpu_us"] for name in names]),
+        (f"server CPU per request, {CLIENTS_MAIN} clients (us)", [peers[name]["cpu_us"] for name in names]),
         ("requests/s with p99 of at most 10 ms", [peers[name]["rps_at_p99_10ms"] or 0 for name in names]),
-        ("p999 after a swap / without (0: cannot swap)", [peers[name]["swap_p999_ratio"] or 0 for name in names]),
+        ("p999 after a swap / without (0: none)", [peers[name]["swap_p999_ratio"] or 0 for name in names]),
     ]
     figure, axes = pyplot.subplots(1, len(panels), figsize=(13, 3.4), layout="constrained")
     for axis, (title, values) in zip(axes, panels):
