@@ -33,5 +33,5 @@ def test_wheel_answers_and_runs_the_demo(tmp_path, home):
     module = Installed([str(environment / "bin/python"), "-m", "millpond"], home)
     assert module.run("--version").startswith("millpond ")
 
-    text = program.run("demo", "--seconds", "20", "--bytes", "32MiB", "--http-port", "0", "--grpc-port", "0")
+    text = program.run("demo", "--seconds", "20", "--bytes", "8MiB", "--http-port", "0", "--grpc-port", "0")
     assert "of 360 held-out handwritten digits read rightly" in text and "failed 0, wrong 0" in text, text
