@@ -6,8 +6,8 @@ The model is a network 64-512-512-8 in ONNX, run by ONNX Runtime with one thread
 up to 32 requests. One server runs at a time, and rounds interleave them. wrk sends each server its own JSON body over
 HTTP. `cpu_us` is the CPU time of all processes of a server divided by its answers, at 64 clients. `rps_at_p99_10ms` is
 the highest rate of a number of clients whose p99 is at most 10 ms. `swap_p999_ratio` is p999 in the 5 s after a swap
-divided by that of 5 s without one, both open loop at 40 % of the server's highest rate; null if it cannot swap a
-model, or if requests failed, whose latency is unknown.
+divided by that of 5 s without one, both open loop at 40 % of the rate that the same client reaches with 64
+connections that wait; null if it cannot swap a model, or if requests failed, whose latency is unknown.
 
 Every peer has its own environment in .cache/serving-peers, with the packages pinned in serving/NAME.txt.
 """
@@ -343,10 +343,20 @@ def point(server: Server, clients: int, seconds: float) -> dict:
 
 def open_loop(server: Server, rate: float, seconds: float, during=lambda: None) -> dict:
     """Sends `rate` requests per second regardless of the answers. Latency counts from when a request was due."""
+    return bench_load(server, seconds, ["--rate", f"{rate:.0f}", "--connections", str(CLIENTS_MAIN)], during)
+
+
+def closed_loop(server: Server, seconds: float) -> float:
+    """Returns the requests per second of clients that wait for their answers: the client of `open_loop` costs more than
+    wrk, and shares the cores with the server."""
+    return bench_load(server, seconds, ["--clients", str(CLIENTS_MAIN)])["rps"]
+
+
+def bench_load(server: Server, seconds: float, pace: list[str], during=lambda: None) -> dict:
     request, report = server.run.scratch / "request.json", server.run.scratch / "load.json"
     request.write_text(json.dumps(OIP_BODY))
     command = [server.run.program, "bench", "load", "--url", server.run.url, "--api", "tfs", "--model", "light",
-               "--request", str(request), "--rate", f"{rate:.0f}", "--connections", str(CLIENTS_MAIN), "--warm-up",
+               "--request", str(request), *pace, "--warm-up",
                "2s", "--duration", f"{seconds}s", "--drain", "10s", "--json", str(report)]  # fmt: skip
     load = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     # The warm-up has ended by then.
@@ -358,7 +368,8 @@ def open_loop(server: Server, rate: float, seconds: float, during=lambda: None) 
     return json.loads(report.read_text())
 
 
-def measure_swaps(server: Server, rate: float, swaps: int, seconds: int) -> dict:
+def measure_swaps(server: Server, share: float, swaps: int, seconds: int) -> dict:
+    rate = share * closed_loop(server, seconds)
     steady, swapped, failed = [], [], 0
     for _ in range(swaps):
         steady.append(open_loop(server, rate, seconds)["p999_ms"])
@@ -426,11 +437,10 @@ def measure_all(names: list[str], arguments) -> tuple[dict, dict]:
             attempt(name, lambda: with_server(name, arguments.program, sweep))
     for name in names:
         if PEERS[name].swap and name not in failed and not arguments.no_swaps:
-            peak = max(each["rps"] for each in map(lambda same: median_of(list(same)), zip(*points[name])))
 
             def swap(server):
                 # A debug build on a busy machine needs a lower rate to be served at all.
-                how = (0.1 * peak, 1, 1) if arguments.smoke else (SWAP_LOAD * peak, SWAPS, SWAP_SECONDS)
+                how = (0.1, 1, 1) if arguments.smoke else (SWAP_LOAD, SWAPS, SWAP_SECONDS)
                 swaps[name] = measure_swaps(server, *how)
                 print(f"swaps, {name}: p999 {swaps[name]['swap_p999_ms']:.1f} ms", flush=True)
 
