@@ -9,6 +9,7 @@ command -v cc >/dev/null && command -v g++ >/dev/null && command -v make >/dev/n
 command -v "$PYTHON" >/dev/null || missing+=(python3)
 "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
 command -v curl >/dev/null || missing+=(curl)
+command -v openssl >/dev/null || missing+=(openssl)
 [ -f /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf ] || missing+=(fonts-dejavu-core)
 
 if [ ${#missing[@]} -gt 0 ]; then

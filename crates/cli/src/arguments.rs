@@ -13,6 +13,7 @@ use crate::foreign;
 use crate::images::ImagesCommand;
 use crate::import::ImportCommand;
 use crate::infer::InferArgs;
+use crate::keys::KeysArgs;
 use crate::manual::ManArgs;
 use crate::models::ModelsArgs;
 use crate::publish::{ConvertArgs, PublishArgs};
@@ -23,8 +24,8 @@ use crate::tune::TuneCommand;
 use crate::verify::VerifyArgs;
 use crate::worker::WorkerArgs;
 use crate::{
-    audio, bench, completion, doctor, environment, images, import, infer, manual, models, publish,
-    serve, speakers, tfs, tune, verify, worker,
+    audio, bench, completion, doctor, environment, images, import, infer, keys, manual, models,
+    publish, serve, speakers, tfs, tune, verify, worker,
 };
 
 /// Serves models with a tail latency that stays flat while they change
@@ -55,6 +56,8 @@ enum Command {
     Speakers(SpeakersArgs),
     /// Index folders of images and search for similar ones
     Images(Box<ImagesCommand>),
+    /// Make keys for callers of a server
+    Keys(KeysArgs),
     /// Measure a server: under load, during swaps, against the bare engine
     Bench(Box<BenchArgs>),
     /// Find and write the settings with the highest throughput within a latency target
@@ -126,6 +129,7 @@ impl Arguments {
             Command::Audio(args) => audio::run(args),
             Command::Speakers(args) => speakers::run(args),
             Command::Images(args) => images::run(args),
+            Command::Keys(args) => keys::run(args),
             Command::Bench(args) => bench::run(args),
             Command::Tune(args) => tune::run(args),
             Command::Demo(args) => bench::demo(args),

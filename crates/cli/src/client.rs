@@ -1,10 +1,13 @@
-//! A small blocking HTTP client for a running server. Plain HTTP, since the server speaks no TLS.
+//! A small blocking HTTP client for a running server, in plain text or with TLS.
 
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use loadgen::port::{Spoken, spoken};
 use serde_json::Value;
+use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig};
 
 use crate::environment;
 use crate::exit::{CommandError, CommandResult};
@@ -23,9 +26,12 @@ const EXCERPT_CHARS_MAX: usize = 200;
 /// Address of the server.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ServerArgs {
-    /// The server's HTTP address [default: http://127.0.0.1:8501]
+    /// The server's HTTP address, http:// or https:// [default: http://127.0.0.1:8501]
     #[arg(long, value_name = "URL", alias = "server")]
     pub(crate) url: Option<String>,
+    /// Certificates that https:// trusts (PEM) [default: those of the system]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ca: Option<PathBuf>,
 }
 
 /// A client of one server.
@@ -90,7 +96,8 @@ impl HttpClient {
     /// Creates a client for `--url`, the environment's server or the default one.
     ///
     /// # Errors
-    /// Returns a usage error for an address that is not `http://HOST[:PORT]`.
+    /// Returns a usage error for an address that is not `http[s]://HOST[:PORT]`, and for
+    /// certificates that cannot be read.
     pub(crate) fn new(args: &ServerArgs) -> CommandResult<HttpClient> {
         let url = args
             .url
@@ -99,7 +106,11 @@ impl HttpClient {
             .unwrap_or_else(|| URL_DEFAULT.to_owned());
         let base = match url.split_once("://") {
             None => format!("http://{url}"),
-            Some(("http", _)) => url,
+            Some(("http" | "https", _)) => url,
+            Some(("grpcs", rest)) => {
+                return Err(CommandError::usage(format!("--url {url}: this command speaks HTTP"))
+                    .hint(format!("give the server's HTTP port, as in https://{rest}")));
+            }
             Some((scheme, rest)) => {
                 return Err(CommandError::usage(format!(
                     "--url {url}: this command does not speak {scheme}"
@@ -112,18 +123,19 @@ impl HttpClient {
             .proxy(None)
             .timeout_connect(Some(CONNECT_MAX))
             .timeout_global(Some(ANSWER_MAX))
+            .tls_config(tls(args.ca.clone().or_else(|| environment::CA.path()).as_deref())?)
             .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")))
             .build();
         Ok(HttpClient {
             agent: config.into(),
             base: base.trim_end_matches('/').to_owned(),
-            key: None,
+            key: environment::API_KEY.text(),
         })
     }
 
-    /// Sets the key that every request sends.
+    /// Sets the key that every request sends, in place of MILLPOND_API_KEY.
     pub(crate) fn with_key(self, key: Option<String>) -> HttpClient {
-        HttpClient { key, ..self }
+        HttpClient { key: key.or(self.key), ..self }
     }
 
     /// Returns the server's address.
@@ -211,6 +223,19 @@ impl HttpClient {
                 "give the server's HTTP port with --url; it is 8501 by default, and 8500 is gRPC's",
             );
         }
+        let text = error.to_string();
+        if let Some((_, reason)) = text.split_once("invalid peer certificate: ") {
+            return CommandError::failed(format!(
+                "the certificate of {authority} is not trusted: {reason}"
+            ))
+            .hint(
+                "give its issuer's certificate (PEM) with --ca FILE or MILLPOND_CA, and an address that it names",
+            );
+        }
+        if text.contains("InvalidContentType") {
+            return CommandError::failed(format!("{authority} does not speak TLS"))
+                .hint(format!("give its address as http://{authority}"));
+        }
         let reason = match error {
             ureq::Error::Io(_) if refused(error) => "no program listens there".to_owned(),
             error => error.to_string(),
@@ -218,6 +243,33 @@ impl HttpClient {
         CommandError::failed(format!("no answer from {}: {reason}", self.base))
             .hint("start one with `millpond serve DIR`, or give the address of another with --url")
     }
+}
+
+/// Returns the settings of TLS, which trusts the certificates in `ca`, or those of the system.
+fn tls(ca: Option<&Path>) -> CommandResult<TlsConfig> {
+    let roots = match ca {
+        None => RootCerts::PlatformVerifier,
+        Some(path) => {
+            let wrong = |why: &dyn std::fmt::Display| {
+                CommandError::usage(format!("--ca {}: {why}", path.display()))
+            };
+            let text = std::fs::read(path).map_err(|error| wrong(&error))?;
+            let certificate = |item| match item {
+                Ok(PemItem::Certificate(certificate)) => Some(Ok(certificate)),
+                Ok(_) => None,
+                Err(error) => Some(Err(error)),
+            };
+            let found = ureq::tls::parse_pem(&text).filter_map(certificate);
+            let found: Result<Vec<Certificate<'static>>, _> = found.collect();
+            let found = found.map_err(|error| wrong(&error))?;
+            if found.is_empty() {
+                return Err(wrong(&"no certificate in PEM form is in it"));
+            }
+            RootCerts::Specific(Arc::new(found))
+        }
+    };
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    Ok(TlsConfig::builder().root_certs(roots).unversioned_rustls_crypto_provider(provider).build())
 }
 
 /// Returns true if no program listens at the address.
@@ -262,12 +314,14 @@ mod tests {
     #[test]
     fn addresses() {
         let base = |url: &str| {
-            HttpClient::new(&ServerArgs { url: Some(url.into()) }).map(|client| client.base)
+            HttpClient::new(&ServerArgs { url: Some(url.into()), ca: None })
+                .map(|client| client.base)
         };
         assert_eq!(base("10.0.0.1:80").unwrap(), "http://10.0.0.1:80");
         assert_eq!(base("http://h:1/").unwrap(), "http://h:1");
         assert!(base("grpc://h:1").is_err());
-        assert!(base("https://h:1").is_err());
+        assert_eq!(base("https://h:1").unwrap(), "https://h:1");
+        assert!(base("grpcs://h:1").is_err());
     }
 
     #[test]

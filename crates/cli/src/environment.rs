@@ -23,6 +23,7 @@ pub(crate) const AUDIO_DATA: Variable = Variable::new(
     "MILLPOND_AUDIO_DATA",
     "default of `bench audio --clips`: a folder of recordings",
 );
+pub(crate) const CA: Variable = Variable::new("MILLPOND_CA", "default of --ca");
 pub(crate) const CACHE_DIR: Variable =
     Variable::new("MILLPOND_CACHE_DIR", "default of --cache-dir [else the user's cache directory]");
 pub(crate) const CONFIG: Variable = Variable::new("MILLPOND_CONFIG", "default of `serve --config`");
@@ -69,10 +70,11 @@ pub(crate) const TERM_PROGRAM: Variable =
     Variable::new("TERM_PROGRAM", "whether `images search` may send images in iTerm2's form");
 
 /// All variables, in the order of the help text.
-pub(crate) const ALL: [&Variable; 26] = [
+pub(crate) const ALL: [&Variable; 27] = [
     &ADMIN_KEY,
     &API_KEY,
     &AUDIO_DATA,
+    &CA,
     &CACHE_DIR,
     &CONFIG,
     &DEMO_SECONDS,

@@ -17,6 +17,7 @@ mod foreign;
 mod images;
 mod import;
 mod infer;
+mod keys;
 mod layout;
 mod manual;
 mod models;

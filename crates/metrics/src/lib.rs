@@ -193,6 +193,10 @@ pub struct Metrics {
     pub connections: Family<KindLabels, LevelGauge>,
     /// Connections ended for a flood of HTTP/2 control frames, by kind of frame.
     pub connections_ended: Family<KindLabels, Counter>,
+    /// TLS handshakes by outcome: "ok", "failed", "timeout", "plaintext", or "tls_at_plain_port".
+    pub tls_handshakes: Family<KindLabels, Counter>,
+    /// Files of certificates and keys that were read again, by outcome: "ok" and "failed".
+    pub access_reloads: Family<KindLabels, Counter>,
     /// File descriptors: "open" and "limit".
     pub descriptors: Family<KindLabels, LevelGauge>,
     /// Threads by kind.
@@ -261,6 +265,8 @@ impl Default for Metrics {
             decode_queue: Family::default(),
             connections: Family::default(),
             connections_ended: Family::default(),
+            tls_handshakes: Family::default(),
+            access_reloads: Family::default(),
             descriptors: Family::default(),
             threads: Family::default(),
             scheduling: SchedulingMetrics::default(),
@@ -342,6 +348,16 @@ impl Metrics {
             "connections_ended",
             "Connections ended for too many HTTP/2 control frames, by the kind of frame",
             self.connections_ended.clone(),
+        );
+        r.register(
+            "tls_handshakes",
+            "TLS handshakes by outcome: ok, failed, timeout, plaintext (the client speaks no TLS) and tls_at_plain_port",
+            self.tls_handshakes.clone(),
+        );
+        r.register(
+            "access_reloads",
+            "Changed certificates and key files that were read again, by outcome (ok, failed)",
+            self.access_reloads.clone(),
         );
         r.register(
             "file_descriptors",

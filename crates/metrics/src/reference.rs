@@ -51,11 +51,12 @@ const SOURCES: [&str; 5] = [
 ];
 
 /// Limits that refuse requests.
-const REFUSALS: [&str; 11] = [
+const REFUSALS: [&str; 12] = [
     "connections_max",
     "images_bulk_max",
     "images_queue_max",
     "ingest_queue_max",
+    "key_rate",
     "queue_max",
     "receiving_max",
     "recordings_max",
@@ -172,6 +173,8 @@ fn fill_models(metrics: &Metrics) {
     kinds(&metrics.decode_queue, &["waiting"]);
     kinds(&metrics.connections, &["http", "grpc"]);
     kinds(&metrics.connections_ended, &FRAMES);
+    kinds(&metrics.tls_handshakes, &["ok", "failed", "timeout", "plaintext", "tls_at_plain_port"]);
+    kinds(&metrics.access_reloads, &["ok", "failed"]);
     kinds(&metrics.descriptors, &["open", "limit"]);
     kinds(&metrics.threads, &THREADS);
 }

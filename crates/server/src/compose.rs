@@ -63,14 +63,15 @@ fn inference(core: &Core, request_timeout: Duration) -> Arc<InferenceService> {
 }
 
 impl Server {
-    pub(crate) fn new(config: &Config, core: Core) -> Server {
+    /// Composes the state of all routers.
+    pub(crate) fn new(config: &Config, core: Core, access: AccessPolicy) -> Server {
         let limits = config.listeners.request_limits();
         let requests = Arc::new(RequestResources::new(
             limits,
             config.listeners.request_memory(),
             core.metrics.clone(),
         ));
-        let access = Arc::new(config.access_policy());
+        let access = Arc::new(access);
         let inference = inference(&core, limits.request_timeout);
         let readiness = Arc::new(Readiness::new(core.lifecycle.clone()));
         let collections = Arc::new(Collections::new(config.search.clone()));
@@ -106,6 +107,7 @@ impl Server {
             tfs_tensor_content: config.listeners.tfs_tensor_content,
             tfs_method_check: config.listeners.tfs_method_check,
             rest_timeout: config.listeners.rest_timeout,
+            metrics: core.metrics.clone(),
         });
         let exporter = Arc::new(Exporter::new(
             core.clone(),

@@ -3,16 +3,18 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model_list::ModelListRules;
 use crate::request_log::RequestLogConfig;
 use api_audio::AudioConfig;
+use base::Result;
 use base::units::{GIB, MIB};
 use engine::LibrarySearch;
 use lifecycle::{ModelConfig, ModelRoot, ParameterPlacement};
-use transport::access::{AccessPolicy, Secret};
-use transport::{ByteBudget, ConnectionLimits, RequestLimits};
+use transport::access::{AccessPolicy, KeyRing, Secret};
+use transport::{ByteBudget, ConnectionLimits, RequestLimits, TlsFiles};
 
 /// The configuration of `millpond serve`.
 #[derive(Clone, Debug)]
@@ -55,6 +57,12 @@ pub struct ListenerConfig {
     pub grpc_port: Option<u16>,
     /// Path of a Unix socket for gRPC, which only this process's user can open.
     pub grpc_socket: Option<PathBuf>,
+    /// Certificates of both ports; `None` serves plain text.
+    pub tls: Option<TlsFiles>,
+    /// Serve HTTP in plain text although there are certificates, as TensorFlow Serving does.
+    pub plain_http: bool,
+    /// File of keys; `None` needs keys for few calls.
+    pub keys: Option<PathBuf>,
     /// Names of this server in requests, besides `localhost` and the name of the machine.
     pub allowed_hosts: Vec<String>,
     /// Accept admin calls from other machines if they show the admin key.
@@ -106,6 +114,9 @@ impl Default for ListenerConfig {
             http_port: Some(8501),
             grpc_port: Some(8500),
             grpc_socket: None,
+            tls: None,
+            plain_http: false,
+            keys: None,
             allowed_hosts: Vec::new(),
             allow_remote_admin: false,
             admin_key: None,
@@ -162,14 +173,20 @@ impl ListenerConfig {
 
 impl Config {
     /// Returns the rules by which requests are accepted.
-    pub(crate) fn access_policy(&self) -> AccessPolicy {
-        AccessPolicy {
+    ///
+    /// # Errors
+    /// Returns the errors of the file of keys.
+    pub(crate) fn access_policy(&self) -> Result<AccessPolicy> {
+        let admin_key = self.listeners.admin_key.as_ref().map(|Secret(key)| key.as_str());
+        let read = |path: &PathBuf| KeyRing::read(path, self.search.api_key.as_deref(), admin_key);
+        Ok(AccessPolicy {
+            keys: self.listeners.keys.as_ref().map(read).transpose()?.map(Arc::new),
             host: self.listeners.host,
             allowed_hosts: self.listeners.allowed_hosts.clone(),
             allow_remote_admin: self.listeners.allow_remote_admin,
             admin_key: self.listeners.admin_key.clone(),
             api_key: self.search.api_key.clone().map(Secret),
-        }
+        })
     }
 }
 

@@ -5,6 +5,7 @@
 //! response. Handlers never block: inference runs on the scheduler's workers, loading on the
 //! lifecycle's threads, and both answer through a channel.
 
+mod access_files;
 mod admin;
 mod collections;
 mod compose;
@@ -44,6 +45,7 @@ pub use reconfigure::{ConfigSource, ConfigWatch};
 pub use request_log::RequestLogConfig;
 pub use run::run;
 pub use transport::access::Secret;
+pub use transport::{PemSource, TlsFiles};
 
 /// The server's name in the protocols' metadata.
 pub const NAME: &str = "millpond";

@@ -75,7 +75,7 @@ impl Loopback {
     pub(crate) fn start(config: &Config, engine: Arc<dyn Engine>) -> Loopback {
         let core = Core::start(config, vec![engine], "fake 1".to_owned(), Some(2)).unwrap();
         assert!(core.lifecycle.wait_settled(WAIT_MAX));
-        let server = Server::new(config, core);
+        let server = Server::new(config, core, config.access_policy().unwrap());
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -94,6 +94,7 @@ impl Loopback {
             metrics: server.core.metrics.clone(),
             limits,
             threads: None,
+            tls: None,
         };
         runtime.spawn(listener.serve(stopped.clone()));
         let listener = Listener {
@@ -104,6 +105,7 @@ impl Loopback {
             metrics: server.core.metrics.clone(),
             limits,
             threads: None,
+            tls: None,
         };
         runtime.spawn(listener.serve(stopped));
         Loopback { server, address, grpc: grpc_address, stop, runtime: Some(runtime) }

@@ -4,8 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::{Error, ErrorKind};
 use inference::InferenceService;
 use lifecycle::Lifecycle;
+use metrics::{KindLabels, Metrics};
 use transport::RequestResources;
 use transport::access::AccessPolicy;
 
@@ -27,4 +29,14 @@ pub(crate) struct ModelsState {
     pub(crate) tfs_method_check: bool,
     /// Deadline of requests to TensorFlow Serving's REST API, besides the server's.
     pub(crate) rest_timeout: Option<Duration>,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+impl ModelsState {
+    /// Counts a request that was refused because its key has made too many.
+    pub(crate) fn count_refusal(&self, error: &Error) {
+        if error.kind() == ErrorKind::ResourceExhausted {
+            self.metrics.refused.get_or_create(&KindLabels { kind: "key_rate" }).inc();
+        }
+    }
 }

@@ -10,8 +10,12 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use transport::{ConnectionThreads, HttpVersion, ListenSocket, Listener, UnixSocket, bind};
+use transport::{
+    ConnectionLimits, ConnectionThreads, HttpVersion, ListenSocket, Listener, TlsIdentity,
+    UnixSocket, bind,
+};
 
+use crate::access_files::AccessFiles;
 use crate::compose::Server;
 use crate::config::{Config, ListenerConfig};
 use crate::core::Core;
@@ -33,9 +37,11 @@ const SETTLED_POLL: Duration = Duration::from_millis(20);
 pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManager) -> Result<()> {
     config.plan_threads()?;
     share_descriptors(&mut config);
+    let access = config.access_policy()?;
+    let tls = config.listeners.tls.clone().map(TlsIdentity::read).transpose()?;
     let sockets = BoundSockets::bind(&config.listeners)?;
     warn_if_open(&config);
-    let server = Server::new(&config, Core::compose(&config)?);
+    let server = Server::new(&config, Core::compose(&config)?, access);
     start_gpu(&config);
     server.collections.start()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -45,7 +51,7 @@ pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManag
         .build()
         .map_err(|e| Error::exhausted(format!("the connection threads cannot be started: {e}")))?;
     let threads = ConnectionThreads::start(config.listeners.threads)?;
-    let follow = Following { watch, manager };
+    let follow = Following { watch, manager, tls };
     let served = runtime.block_on(serve(&server, &config, threads.clone(), sockets, follow));
     threads.shutdown();
     runtime.shutdown_timeout(Duration::from_secs(1));
@@ -90,6 +96,7 @@ impl BoundSockets {
 struct Following {
     watch: Option<ConfigWatch>,
     manager: ServiceManager,
+    tls: Option<Arc<TlsIdentity>>,
 }
 
 async fn serve(
@@ -99,7 +106,7 @@ async fn serve(
     mut sockets: BoundSockets,
     follow: Following,
 ) -> Result<()> {
-    let Following { watch, manager } = follow;
+    let Following { watch, manager, tls } = follow;
     let mut signals = EndSignals::install()?;
     let hangups = watch.is_some().then(reconfigure::hangups).transpose()?;
     if config.listeners.listen_when_settled {
@@ -112,7 +119,16 @@ async fn serve(
         sockets = BoundSockets::bind(&config.listeners)?;
     }
     let (stop, stopped) = watch::channel(false);
-    let (listeners, addresses) = listen(server, config, &threads, sockets, &stopped)?;
+    let options = ListenOptions {
+        limits: config.listeners.connection_limits(),
+        threads,
+        http_tls: tls.clone().filter(|_| !config.listeners.plain_http),
+        tls,
+    };
+    let (listeners, addresses) = listen(server, &options, sockets, &stopped)?;
+    if let Some(files) = AccessFiles::of(&options.tls, server)? {
+        tokio::spawn(files.follow(stopped.clone()));
+    }
     tokio::spawn(page::watch(server.page.clone(), stopped.clone()));
     if let (Some(watch), Some(hangups)) = (watch, hangups) {
         let reloads = ReloadSignal { hangups, manager: manager.clone() };
@@ -148,50 +164,69 @@ async fn settled(server: &Server) {
     }
 }
 
+/// Settings that all listeners share.
+struct ListenOptions {
+    limits: ConnectionLimits,
+    threads: Arc<ConnectionThreads>,
+    /// Certificates of HTTP.
+    http_tls: Option<Arc<TlsIdentity>>,
+    /// Certificates of gRPC.
+    tls: Option<Arc<TlsIdentity>>,
+}
+
 /// Starts the listeners. Returns their tasks and addresses.
 fn listen(
     server: &Server,
-    config: &Config,
-    threads: &Arc<ConnectionThreads>,
+    options: &ListenOptions,
     sockets: BoundSockets,
     stopped: &watch::Receiver<bool>,
 ) -> Result<(Vec<JoinHandle<()>>, String)> {
-    let limits = config.listeners.connection_limits();
+    let ListenOptions { limits, threads, http_tls, tls } = options;
     let mut addresses = Vec::new();
     let mut listeners = Vec::new();
     if let Some(http) = sockets.http {
         let listener = Listener {
             name: "http",
             version: HttpVersion::Http1,
-            socket: tcp(http, "http", &mut addresses)?,
+            socket: tcp(http, scheme(["http", "https"], http_tls), &mut addresses)?,
             service: http::service(server),
             metrics: server.core.metrics.clone(),
-            limits,
+            limits: *limits,
             threads: None,
+            tls: http_tls.clone(),
         };
         listeners.push(tokio::spawn(listener.serve(stopped.clone())));
     }
     let mut grpc = Vec::new();
     if let Some(socket) = sockets.grpc {
-        grpc.push(("grpc", tcp(socket, "grpc", &mut addresses)?));
+        let scheme = scheme(["grpc", "grpcs"], tls);
+        grpc.push(("grpc", tcp(socket, scheme, &mut addresses)?));
     }
     if let Some(path) = sockets.grpc_path {
         grpc.push(("grpc-unix", ListenSocket::Unix(UnixSocket::bind(&path)?)));
         addresses.push(format!("unix:{}", path.display()));
     }
     for (name, socket) in grpc {
+        // Clients of a Unix socket are on this machine.
+        let tls = tls.clone().filter(|_| socket.is_tcp());
         let listener = Listener {
             name,
             version: HttpVersion::Http2,
             socket,
             service: grpc::service(server.models.clone(), stopped.clone()),
             metrics: server.core.metrics.clone(),
-            limits,
+            limits: *limits,
             threads: Some(threads.clone()),
+            tls,
         };
         listeners.push(tokio::spawn(listener.serve(stopped.clone())));
     }
     Ok((listeners, addresses.join(" ")))
+}
+
+/// Returns the scheme of an address: the first in plain text, the second with TLS.
+fn scheme(schemes: [&'static str; 2], tls: &Option<Arc<TlsIdentity>>) -> &'static str {
+    schemes[usize::from(tls.is_some())]
 }
 
 /// Registers a bound port, and adds its address to `addresses`.
@@ -238,11 +273,11 @@ fn share_descriptors(config: &mut Config) {
 /// Warns if other machines reach the server and there is no API key.
 fn warn_if_open(config: &Config) {
     let host = config.listeners.host;
-    if !host.is_loopback() && config.search.api_key.is_none() {
+    if !host.is_loopback() && config.search.api_key.is_none() && config.listeners.keys.is_none() {
         tracing::warn!(
             %host,
             "anyone who reaches this address can run models, read metrics, images and collections, and change and \
-             delete collections: no API key is set; give --api-key KEY (or MILLPOND_API_KEY), or --host 127.0.0.1"
+             delete collections: no API key is set; give --keys FILE, --api-key KEY (or MILLPOND_API_KEY), or --host 127.0.0.1"
         );
     }
 }

@@ -10,22 +10,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+
+use crate::tls::{SocketReader, SocketStream, SocketWriter};
 
 /// Longest wait for the client to close.
 const LINGER_TIME_MAX: Duration = Duration::from_millis(500);
 /// Most bytes that the client may send during that wait.
 const LINGER_BYTES_MAX: usize = 256 << 10;
 
-type ReadHalfSlot = Arc<Mutex<Option<OwnedReadHalf>>>;
+type ReadHalfSlot = Arc<Mutex<Option<SocketReader>>>;
 
 /// A socket that shuts its write side down and returns its read side to a [`Linger`] when dropped.
+/// Under TLS, hyper shuts it down before the drop.
 pub(crate) struct LingeringStream {
     /// `Some` until the drop.
-    incoming: Option<OwnedReadHalf>,
-    outgoing: OwnedWriteHalf,
+    incoming: Option<SocketReader>,
+    outgoing: SocketWriter,
     returned: ReadHalfSlot,
 }
 
@@ -34,7 +35,7 @@ pub(crate) struct Linger(ReadHalfSlot);
 
 impl LingeringStream {
     /// Splits `stream` for a connection.
-    pub(crate) fn new(stream: TcpStream) -> (LingeringStream, Linger) {
+    pub(crate) fn new(stream: SocketStream) -> (LingeringStream, Linger) {
         let (incoming, outgoing) = stream.into_split();
         let returned = ReadHalfSlot::default();
         (
@@ -49,17 +50,14 @@ impl Linger {
     /// was dropped.
     pub(crate) async fn until_closed(self) {
         let incoming = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(incoming) = incoming else { return };
+        let Some(mut incoming) = incoming else { return };
         let discard = async {
             let mut piece = [0; 4096];
             let mut left = LINGER_BYTES_MAX;
-            while left > 0 && incoming.readable().await.is_ok() {
-                match incoming.try_read(&mut piece) {
-                    Ok(0) => return,
-                    Ok(count) => left = left.saturating_sub(count),
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Err(_) => return,
-                }
+            while left > 0
+                && let Ok(count @ 1..) = incoming.read(&mut piece).await
+            {
+                left = left.saturating_sub(count);
             }
         };
         // A client that does not close in time is cut off.
@@ -120,8 +118,8 @@ impl AsyncWrite for LingeringStream {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpListener;
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
 
@@ -131,7 +129,8 @@ mod tests {
         runtime.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-            let (mut stream, linger) = LingeringStream::new(listener.accept().await.unwrap().0);
+            let (mut stream, linger) =
+                LingeringStream::new(SocketStream::Plain(listener.accept().await.unwrap().0));
             client.write_all(b"another request").await.unwrap();
             stream.write_all(b"answer").await.unwrap();
             drop(stream);

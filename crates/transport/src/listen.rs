@@ -19,10 +19,14 @@ use crate::connection_threads::ConnectionThreads;
 use crate::control_frames::FrameCounter;
 use crate::descriptors::{self, SpareDescriptor, WarningLimiter};
 use crate::header_timeout::{HeaderTimeout, TimedStream};
+use crate::http_version::HttpVersion;
 use crate::linger::LingeringStream;
+use crate::opening::{ConnectionOpener, OpeningLimits};
+use crate::peer::Peer;
 use crate::request_body::RequestBody;
 use crate::socket::ListenSocket;
 use crate::socket_authority::AuthorityPatcher;
+use crate::tls::TlsIdentity;
 use crate::write_coalescer::{ConnectionFrames, WriteCoalescer};
 
 /// Longest silence of an HTTP/1.1 connection between requests.
@@ -59,17 +63,6 @@ pub struct ConnectionLimits {
     pub drain_time: Duration,
 }
 
-/// The client's address, put into each request's extensions.
-#[derive(Clone, Copy, Debug)]
-pub struct Peer(pub SocketAddr);
-
-impl Peer {
-    /// Returns true if the client is on this machine.
-    pub fn is_loopback(self) -> bool {
-        self.0.ip().to_canonical().is_loopback()
-    }
-}
-
 /// Binds a socket to `host` and `port`, which the command line sets by `flag`.
 ///
 /// # Errors
@@ -89,15 +82,6 @@ pub fn bind(host: std::net::IpAddr, port: u16, flag: &str) -> Result<std::net::T
     Ok(listener)
 }
 
-/// The version of HTTP that a listener speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HttpVersion {
-    /// HTTP/1.1.
-    Http1,
-    /// HTTP/2 with prior knowledge, as gRPC uses it.
-    Http2,
-}
-
 /// A listening socket with its service and its limits.
 pub struct Listener<S> {
     /// Name in logs and in the metric of connections.
@@ -114,6 +98,8 @@ pub struct Listener<S> {
     pub limits: ConnectionLimits,
     /// Threads that run the connections; `None` is the runtime that accepts them.
     pub threads: Option<Arc<ConnectionThreads>>,
+    /// Certificates of encrypted connections; `None` is plain text.
+    pub tls: Option<Arc<TlsIdentity>>,
 }
 
 impl<S, B> Listener<S>
@@ -138,6 +124,8 @@ where
         let refused = KindLabels { kind: "connections_max" };
         let (drained, idle_ends) = watch::channel(false);
         let mut failures = AcceptFailures::new(self.name);
+        let opener =
+            ConnectionOpener::new(self.name, self.version, self.tls.clone(), self.metrics.clone());
         loop {
             let accepted = tokio::select! {
                 accepted = self.socket.accept() => accepted,
@@ -161,7 +149,8 @@ where
                 stop: stop.clone(),
                 drained: idle_ends.clone(),
             };
-            let served = self.connection(&builder, shutdown, stream, address);
+            let client = Client { stream, address, opener: opener.clone() };
+            let served = self.connection(&builder, shutdown, client);
             let open = open.clone();
             let counted = async move {
                 served.await;
@@ -188,9 +177,9 @@ where
         &self,
         builder: &auto::Builder<TokioExecutor>,
         shutdown: ShutdownSignals,
-        stream: std::net::TcpStream,
-        address: SocketAddr,
+        client: Client,
     ) -> impl Future<Output = ()> + Send + 'static {
+        let Client { stream, address, opener } = client;
         // Small answers must not wait for more bytes to fill a packet. A failure costs only
         // latency, and a Unix socket has no packets to fill.
         let _ = stream.set_nodelay(true);
@@ -206,22 +195,14 @@ where
         let answer = hyper::service::service_fn(move |request| answers.answer(request));
         let name = self.name;
         let header_limit = self.limits.header_timeout;
+        let opening = OpeningLimits { idle: IDLE_TIMEOUT, handshake: header_limit };
         let builder = builder.clone();
         let ShutdownSignals { watcher, mut drained, .. } = shutdown;
         let frames = (self.version == HttpVersion::Http2).then(|| self.frames());
         async move {
             let Ok(stream) = TcpStream::from_std(stream) else { return };
-            // The parsers' own timers and their shutdown start with the first byte. A client that
-            // never sends one is timed, and disconnected at a shutdown, here.
-            let spoke = tokio::select! {
-                spoke = tokio::time::timeout(IDLE_TIMEOUT, stream.readable()) => {
-                    matches!(spoke, Ok(Ok(())))
-                }
-                _ = drained.wait_for(|drained| *drained) => false,
-            };
-            if !spoke {
-                return;
-            }
+            let opened = opener.open(stream, address, opening, &mut drained).await;
+            let Some(stream) = opened else { return };
             let ended = match frames {
                 None => {
                     let (stream, linger) = LingeringStream::new(stream);
@@ -261,6 +242,13 @@ where
             authority: self.socket.tcp().is_none().then(AuthorityPatcher::new),
         }
     }
+}
+
+/// An accepted connection.
+struct Client {
+    stream: std::net::TcpStream,
+    address: SocketAddr,
+    opener: ConnectionOpener,
 }
 
 /// Signals of a shutdown to one connection.

@@ -53,8 +53,10 @@ impl Reply {
             .unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut reply = Reply::json(json).with_status(status);
         if let Some(after) = error.retry_after() {
-            reply =
-                reply.with_header(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+            reply = reply.with_header(
+                header::RETRY_AFTER,
+                HeaderValue::from(after.as_secs_f64().ceil().max(1.0) as u64),
+            );
         }
         if status == StatusCode::PAYLOAD_TOO_LARGE {
             // The rest of the body was not read, so the connection cannot be used again.

@@ -36,6 +36,11 @@ impl ListenSocket {
         }
     }
 
+    /// Returns true for a TCP port.
+    pub fn is_tcp(&self) -> bool {
+        self.tcp().is_some()
+    }
+
     /// Returns the TCP listener, if it is one.
     pub(crate) fn tcp(&self) -> Option<&TcpListener> {
         match self {

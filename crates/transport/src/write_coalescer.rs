@@ -14,12 +14,11 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::control_frames::FrameCounter;
 use crate::progress_timeout::{ProgressTimeout, check_write};
 use crate::socket_authority::AuthorityPatcher;
+use crate::tls::{SocketReader, SocketStream, SocketWriter};
 
 /// Most bytes that wait for the end of a poll; larger writes go straight to the socket.
 const COALESCED_BYTES_MAX: usize = 64 << 10;
@@ -41,7 +40,7 @@ thread_local! {
 
 /// The write side, shared by the stream and its [`Flush`].
 struct PendingWrites {
-    socket: OwnedWriteHalf,
+    socket: SocketWriter,
     buffer: Vec<u8>,
     /// Bytes of `buffer` that are written.
     written: usize,
@@ -49,7 +48,7 @@ struct PendingWrites {
 }
 
 impl PendingWrites {
-    /// Writes the buffer.
+    /// Writes the buffer, and the bytes that the encryption holds.
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.written < self.buffer.len() {
             let rest = &self.buffer[self.written..];
@@ -66,7 +65,8 @@ impl PendingWrites {
             }
         }
         self.clear();
-        Poll::Ready(Ok(()))
+        let polled = Pin::new(&mut self.socket).poll_flush(cx);
+        check_write(polled, &mut self.progress, cx)
     }
 
     /// Frees the memory, so that ten thousand idle connections hold none.
@@ -153,7 +153,7 @@ pub(crate) struct ConnectionFrames {
 
 /// A socket whose writes wait until the connection's task has been polled.
 pub(crate) struct WriteCoalescer {
-    incoming: OwnedReadHalf,
+    incoming: SocketReader,
     /// Bytes that were read and not yet requested, of which `taken` are consumed.
     surplus: Vec<u8>,
     taken: usize,
@@ -168,7 +168,7 @@ impl WriteCoalescer {
     /// Splits `stream`. The returned [`Flush`] must drive the connection that uses the stream. A
     /// write may wait for `stall`. Reads fail once the client has sent too many control frames.
     pub(crate) fn new(
-        stream: TcpStream,
+        stream: SocketStream,
         stall: Duration,
         frames: ConnectionFrames,
     ) -> (WriteCoalescer, Flush) {
@@ -327,7 +327,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
 
@@ -343,10 +343,10 @@ mod tests {
         ConnectionFrames { counter, authority: None }
     }
 
-    async fn pair() -> (TcpStream, TcpStream) {
+    async fn pair() -> (SocketStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        (listener.accept().await.unwrap().0, client)
+        (SocketStream::Plain(listener.accept().await.unwrap().0), client)
     }
 
     #[test]
@@ -454,7 +454,8 @@ mod tests {
             client.write_all(&[&preface[..], &frames].concat()).await.unwrap();
             stream.read_exact(&mut vec![0; preface.len() + frames.len()]).await.unwrap();
             client.write_all(b"next").await.unwrap();
-            stream.incoming.readable().await.unwrap();
+            let SocketReader::Plain(incoming) = &stream.incoming else { unreachable!() };
+            incoming.readable().await.unwrap();
             let mut next = [0; 4];
             let mut buffer = ReadBuf::new(&mut next);
             let first =

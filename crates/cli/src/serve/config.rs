@@ -7,7 +7,7 @@ use lifecycle::{
 };
 use server::{
     AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelListRules, ModelsConfig,
-    RequestLogConfig, SearchConfig, Secret,
+    PemSource, RequestLogConfig, SearchConfig, Secret, TlsFiles,
 };
 
 use super::file::ModelOptions;
@@ -52,6 +52,8 @@ fn listeners(options: &ServerOptions) -> ListenerConfig {
         http_port: options.http_port.or(default.http_port),
         grpc_port: options.grpc_port.or(default.grpc_port),
         grpc_socket: options.grpc_socket.clone(),
+        tls: tls(options),
+        keys: options.keys.clone(),
         allowed_hosts: options.allowed_hosts.clone(),
         allow_remote_admin: options.allow_remote_admin,
         admin_key: options.admin_key.clone().map(Secret),
@@ -74,6 +76,16 @@ fn listeners(options: &ServerOptions) -> ListenerConfig {
         tfs_tensor_content: options.tfs_tensor_content,
         ..ListenerConfig::default()
     }
+}
+
+/// Returns the certificates, if both `--tls-cert` and `--tls-key` are set.
+fn tls(options: &ServerOptions) -> Option<TlsFiles> {
+    let file = |path: &PathBuf| PemSource::File(path.clone());
+    Some(TlsFiles {
+        cert: options.tls_cert.as_ref().map(file)?,
+        key: options.tls_key.as_ref().map(file)?,
+        client_ca: options.tls_client_ca.as_ref().map(file),
+    })
 }
 
 fn data(options: &InferenceOptions) -> DataConfig {
@@ -294,6 +306,8 @@ mod tests {
         let mut file = example();
         (file.server.request_memory, file.server.admin_key) = (None, None);
         file.server.grpc_socket = None;
+        (file.server.tls_cert, file.server.tls_key) = (None, None);
+        (file.server.tls_client_ca, file.server.keys) = (None, None);
         assert_eq!(
             format!("{:?}", listeners(&file.server)),
             format!("{:?}", ListenerConfig::default())

@@ -26,6 +26,21 @@ pub(crate) struct ServerOptions {
     /// Unix socket for gRPC besides the port, for clients of this user on this machine
     #[arg(long, value_name = "PATH")]
     pub(crate) grpc_socket: Option<PathBuf>,
+    /// Certificate of the server, then those of its issuers (PEM). Both ports then speak TLS only.
+    /// Renewed files take effect for new connections; the log says if they cannot be used
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Private key of --tls-cert (PEM)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Issuers of client certificates (PEM). Clients must show a certificate then (mTLS)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tls_client_ca: Option<PathBuf>,
+    /// Keys of all callers (TOML): role, models, collections and requests a second of each. Every
+    /// call but health checks then needs one, from this machine too. `millpond keys new` makes a
+    /// key; changes of the file take effect at once
+    #[arg(long, value_name = "FILE")]
+    pub(crate) keys: Option<PathBuf>,
     /// Host names under which clients may address this server, besides localhost, IP addresses and
     /// the machine's own name. Requests for other names are refused if this option is set or only
     /// this machine reaches the server
@@ -335,7 +350,7 @@ macro_rules! sections {
 }
 sections! {
     ServerOptions {
-        host, http_port, grpc_port, grpc_socket, allowed_hosts, allow_remote_admin, admin_key, connection_threads,
+        host, http_port, grpc_port, grpc_socket, tls_cert, tls_key, tls_client_ca, keys, allowed_hosts, allow_remote_admin, admin_key, connection_threads,
         max_body, max_connections, max_requests, request_memory, request_timeout, client_timeout,
         shutdown_grace, tfs_tensor_content, onnxruntime, libtorch, tensorflow, log_format, log,
     }

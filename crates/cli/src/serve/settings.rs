@@ -249,10 +249,16 @@ impl ServeSettings {
                 )));
             }
         }
-        if server.allow_remote_admin && server.admin_key.is_none() {
+        if server.allow_remote_admin && server.admin_key.is_none() && server.keys.is_none() {
             return Err(CommandError::usage("--allow-remote-admin needs a key that admin calls show").hint(
-                "give --admin-key KEY or set MILLPOND_ADMIN_KEY; clients send \"authorization: Bearer KEY\"",
+                "give --admin-key KEY, MILLPOND_ADMIN_KEY or --keys FILE; clients send \"authorization: Bearer KEY\"",
             ));
+        }
+        if server.tls_cert.is_some() != server.tls_key.is_some() {
+            return Err(CommandError::usage("--tls-cert and --tls-key need each other"));
+        }
+        if server.tls_client_ca.is_some() && server.tls_cert.is_none() {
+            return Err(CommandError::usage("--tls-client-ca needs --tls-cert and --tls-key"));
         }
         let is_name = |name: &String| !name.is_empty() && !name.contains([':', '/', ' ', '*']);
         match server.allowed_hosts.iter().find(|name| !is_name(name)) {

@@ -10,7 +10,9 @@ use engine::ScheduleOptions;
 use lifecycle::ModelConfig;
 use protocol::tensorflow::ConfigProto;
 use protocol::tensorflow::serving as pb;
-use server::{Config, ConfigWatch, ModelListRules, RequestLogConfig, TFS_METRICS};
+use server::{
+    Config, ConfigWatch, ModelListRules, PemSource, RequestLogConfig, Secret, TFS_METRICS, TlsFiles,
+};
 
 use super::batching::{self, ConvertedBatching};
 use super::flags::Flags;
@@ -61,7 +63,6 @@ pub(super) struct LogSetup {
 /// # Errors
 /// Returns a usage error that names the flag, or the file with the line.
 pub(super) fn resolve(flags: &Flags) -> CommandResult<TfsSetup> {
-    check_encryption(flags)?;
     let own = own_flags(&flags.rest)?;
     let settings = ServeSettings::join(&own, SettingsFile::default())?;
     let log = LogSetup { format: settings.log_format, filter: settings.log.clone() };
@@ -76,29 +77,53 @@ pub(super) fn resolve(flags: &Flags) -> CommandResult<TfsSetup> {
         setup.config.search.directory = None;
     }
     listeners(flags, &own, &mut setup)?;
+    encryption(flags, &mut setup)?;
     loads(flags, &mut setup.config)?;
     models(flags, &mut setup)?;
     Ok(setup)
 }
 
-/// Refuses to serve without the encryption that is asked for.
-fn check_encryption(flags: &Flags) -> CommandResult {
-    let refused = |flag: &str| {
-        Err(CommandError::usage(format!(
-            "{flag}: connections cannot be encrypted yet, and serving without encryption would expose requests"
-        ))
-        .hint("put a proxy that ends TLS before the server, and leave the flag out"))
-    };
+/// Applies `--ssl_config_file`, which encrypts gRPC only. Its fields hold PEM texts.
+///
+/// # Errors
+/// Returns a usage error for ALTS, which would otherwise be left out, and for missing fields.
+fn encryption(flags: &Flags, setup: &mut TfsSetup) -> CommandResult {
     if flags.bool("use_alts_credentials") == Some(true) {
-        return refused("--use_alts_credentials");
+        return Err(CommandError::usage(
+            "--use_alts_credentials: ALTS is not supported, and serving without encryption would expose requests",
+        )
+        .hint("use --ssl_config_file FILE"));
     }
-    match flags.text("ssl_config_file") {
-        Some(path) => {
-            text::read::<pb::SslConfig>(Path::new(path)).map_err(|error| wrong(&error))?;
-            refused("--ssl_config_file")
-        }
-        None => Ok(()),
+    let Some(path) = flags.text("ssl_config_file") else { return Ok(()) };
+    let ssl: pb::SslConfig = text::read(Path::new(path)).map_err(|error| wrong(&error))?;
+    let required = |name: &'static str, text: String| match text.is_empty() {
+        true => Err(CommandError::usage(format!("--ssl_config_file {path}: {name} is missing"))
+            .hint(
+                "give the PEM text itself, as in server_cert: \"-----BEGIN CERTIFICATE-----...\"",
+            )),
+        false => Ok(PemSource::Text(name, Secret(text))),
+    };
+    let listeners = &mut setup.config.listeners;
+    if listeners.tls.is_some() {
+        return Err(CommandError::usage("--ssl_config_file and --tls-cert exclude each other"));
     }
+    listeners.tls = Some(TlsFiles {
+        cert: required("server_cert", ssl.server_cert)?,
+        key: required("server_key", ssl.server_key)?,
+        client_ca: match ssl.client_verify {
+            true => Some(required("custom_ca", ssl.custom_ca)?),
+            false => None,
+        },
+    });
+    listeners.plain_http = true;
+    if listeners.http_port.is_some() {
+        setup.warnings.push(
+            "--ssl_config_file encrypts gRPC only, as in TensorFlow Serving; for both ports append \
+             -- --tls-cert FILE --tls-key FILE in its place"
+                .to_owned(),
+        );
+    }
+    Ok(())
 }
 
 /// Parses flags of `millpond serve`.

@@ -86,8 +86,8 @@ pub(super) const FLAGS: &[Flag] = &[
     flag("tensorflow_session_config_file", Text, "ConfigProto as text, for its threads"),
     flag("tensorflow_intra_op_parallelism", Int, "threads inside one operator [default: 1]"),
     flag("tensorflow_inter_op_parallelism", Int, "operators of a run at a time [default: 1]"),
-    flag("use_alts_credentials", Bool, "refused: connections are not encrypted yet"),
-    flag("ssl_config_file", Text, "refused: connections are not encrypted yet"),
+    flag("use_alts_credentials", Bool, "refused: ALTS is not supported"),
+    flag("ssl_config_file", Text, "SSLConfig as text: encrypts gRPC, with PEM texts in its fields"),
     flag(
         "platform_config_file",
         Text,

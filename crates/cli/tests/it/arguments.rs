@@ -3,7 +3,7 @@
 use crate::program::{Run, check_error, command, run};
 
 /// The commands a person can find, in the order of the help text.
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 17] = [
     "serve",
     "tfs",
     "import",
@@ -13,6 +13,7 @@ const COMMANDS: [&str; 16] = [
     "audio",
     "speakers",
     "images",
+    "keys",
     "bench",
     "tune",
     "verify",
@@ -241,7 +242,7 @@ fn wrong_arguments_are_usage_errors() {
     check_error(&["serve", file!()], 2, "No such file");
     check_error(&["serve", env!("CARGO_BIN_EXE_millpond")], 2, "is not a directory");
     check_error(&["serve", ".", "--log", "a=b=c"], 2, "--log a=b=c");
-    check_error(&["models", "ls", "--url", "https://localhost"], 2, "does not speak https");
+    check_error(&["models", "ls", "--url", "ftp://localhost"], 2, "does not speak ftp");
     check_error(&["infer", "m"], 2, "no input");
     let demo: Run =
         command(&["demo"]).env("MILLPOND_DEMO_SECONDS", "soon").output().unwrap().into();

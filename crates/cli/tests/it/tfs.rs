@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::access::certificates;
 use crate::program::{check_error, command, run};
 use crate::serve::{Server, publish};
 
@@ -131,8 +132,8 @@ fn wrong_starts_say_what_to_do() {
         &["--model_base_path=/m", "--enable_batching", &batching],
         "BatchingParameters: line 1: ",
     );
-    wrong(&["--model_base_path=/m", &ssl], "connections cannot be encrypted yet");
-    wrong(&["--model_base_path=/m", "--use_alts_credentials"], "cannot be encrypted yet");
+    wrong(&["--model_base_path=/m", &ssl], "server_cert: no certificate in PEM form");
+    wrong(&["--model_base_path=/m", "--use_alts_credentials"], "ALTS is not supported");
     wrong(&["--model_base_path=/m", "--port=0"], "at least one of --port and --grpc_socket_path");
     wrong(&["--model_base_path=gs://bucket/m"], "gs:// is not a directory of this machine");
     wrong(&["--model_base_path=/m", "--prot=1"], "unknown argument: --prot");
@@ -167,4 +168,30 @@ fn settings_are_imported() {
     server.wait_until("half", &["models", "status", "half"], |run| run.code == 0);
     assert_eq!(server.terminate(), Some(0));
     check_error(&["import", "tfs", file, "--to", to], 1, "millpond.toml: File exists");
+}
+
+#[test]
+fn the_ssl_file_encrypts_grpc_only() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    certificates(dir.path());
+    // Text format has no raw line breaks in its strings.
+    let pem =
+        |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap().replace('\n', "\\n");
+    let (key, cert, ca) = (pem("key.pem"), pem("cert.pem"), pem("ca.pem"));
+    let ssl = dir.path().join("ssl.txt");
+    let text = format!(
+        "server_key: '{key}'\nserver_cert: '{cert}'\ncustom_ca: '{ca}'\nclient_verify: true\n"
+    );
+    std::fs::write(&ssl, text).unwrap();
+    let flags = [
+        &format!("--model_base_path={}", dir.path().join("models/half_plus_two").display()),
+        &format!("--ssl_config_file={}", ssl.display()),
+    ];
+    let server = start(dir.path(), &flags.map(String::as_str));
+    assert!(server.grpc.starts_with("grpcs://") && server.url.starts_with("http://"));
+    assert_eq!(server.client(&["models", "status", "default"]).code, 0);
+    let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
+    assert!(log.contains("--ssl_config_file encrypts gRPC only"), "{log}");
+    assert_eq!(server.terminate(), Some(0));
 }

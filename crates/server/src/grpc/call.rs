@@ -9,8 +9,10 @@ use inference::RequestTicket;
 use protocol::Message;
 use protocol::weigh::{EXPANSION_MAX, Weighed};
 use tokio::sync::OwnedSemaphorePermit;
+use transport::access::KeyGrant;
 use transport::{Peer, RequestBody, Reservation};
 
+use super::authorize::{NamesModels, check_models};
 use super::messages::{self, Decoded};
 use super::response::{self, Response};
 use crate::models::ModelsState;
@@ -27,7 +29,7 @@ pub(super) struct InferenceCall<M> {
     _permit: OwnedSemaphorePermit,
 }
 
-impl<M: Weighed + Send + 'static> InferenceCall<M> {
+impl<M: Weighed + NamesModels + Send + 'static> InferenceCall<M> {
     /// Reads a call and admits it. Failures are counted.
     ///
     /// # Errors
@@ -47,7 +49,8 @@ impl<M: Weighed + Send + 'static> InferenceCall<M> {
             let message =
                 messages::message(&state.requests, messages::coding(&head.headers)?, frame?)
                     .await?;
-            let decoded = messages::decode(&state.requests, message).await?;
+            let decoded: Decoded<M> = messages::decode(&state.requests, message).await?;
+            check_models(head.extensions.get::<KeyGrant>(), &decoded.message)?;
             Ok((decoded, state.requests.admit()?))
         };
         let (decoded, permit) =
@@ -68,7 +71,7 @@ pub(super) struct SmallCall<M> {
     pub(super) peer: Option<Peer>,
 }
 
-impl<M: Message + Default> SmallCall<M> {
+impl<M: Message + Default + NamesModels> SmallCall<M> {
     /// Reads a call, and reserves the largest size of its decoded message.
     async fn read(
         state: &ModelsState,
@@ -85,7 +88,8 @@ impl<M: Message + Default> SmallCall<M> {
         }
         let mut reservation = state.requests.memory.empty();
         reservation.cover(message.len() as u64 * EXPANSION_MAX)?;
-        let message = messages::parse(message)?;
+        let message: M = messages::parse(message)?;
+        check_models(head.extensions.get::<KeyGrant>(), &message)?;
         let peer = head.extensions.get::<Peer>().copied();
         Ok((SmallCall { message, headers: head.headers, peer }, reservation))
     }
@@ -98,7 +102,7 @@ pub(super) async fn answer<M, R>(
     handle: impl AsyncFnOnce(SmallCall<M>) -> Result<R>,
 ) -> Response
 where
-    M: Message + Default,
+    M: Message + Default + NamesModels,
     R: Message,
 {
     let answered = async {

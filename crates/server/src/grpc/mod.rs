@@ -4,6 +4,7 @@
 //! into a growing buffer and decodes it before the memory of the result is known. Here a message
 //! that arrives in one piece is weighed and decoded in place (ADR 0006).
 
+mod authorize;
 mod call;
 mod examples;
 mod messages;
@@ -25,6 +26,7 @@ use protocol::inference as pb;
 use tokio::sync::watch;
 use transport::RequestBody;
 
+use self::authorize::NamesModels;
 pub(crate) use self::call::timeout;
 use self::call::{SmallCall, answer};
 use self::response::Response;
@@ -59,6 +61,10 @@ impl tower::Service<Request> for GrpcService {
         if !is_grpc(request.headers()) {
             return unsupported_media_type();
         }
+        let request = match authorize::authorize(&self.state, request) {
+            Ok(request) => request,
+            Err(refused) => return boxed(std::future::ready(*refused)),
+        };
         match request.uri().path() {
             "/inference.GRPCInferenceService/ModelInfer" => {
                 self.inference(request, oip::model_infer)
@@ -146,7 +152,7 @@ impl GrpcService {
         handle: fn(&ModelsState, M) -> base::Result<R>,
     ) -> ResponseFuture
     where
-        M: protocol::Message + Default + 'static,
+        M: protocol::Message + Default + NamesModels + 'static,
         R: protocol::Message + 'static,
     {
         let state = self.state.clone();

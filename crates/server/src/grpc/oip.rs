@@ -9,8 +9,10 @@ use lifecycle::LoadSpec;
 use protocol::inference as pb;
 use protocol::oip;
 use tokio::sync::{mpsc, watch};
+use transport::access::KeyGrant;
 use transport::{CodecStep, INLINE_WORK_MAX, RequestBody, Reservation, ResponseBody};
 
+use super::authorize::check_models;
 use super::call::{InferenceCall, SmallCall, answer};
 use super::messages::{self, Decoded, Messages};
 use super::response::{self, Response};
@@ -93,73 +95,96 @@ pub(super) fn model_stream_infer(
         Err(error) => return response::failed(&error),
     };
     let (sender, receiver) = mpsc::channel(STREAM_ANSWERS_MAX);
-    tokio::spawn(converse(state.clone(), requests, sender, stopped));
+    let conversation = Conversation {
+        state: state.clone(),
+        answers: sender,
+        grant: head.extensions.get::<KeyGrant>().cloned(),
+    };
+    tokio::spawn(conversation.run(requests, stopped));
     response::stream(receiver)
 }
 
-/// Answers the requests of one stream in turn, until it ends, the client disconnects, or the server
-/// stops.
-async fn converse(
+/// One stream of requests.
+struct Conversation {
     state: Arc<ModelsState>,
-    mut requests: Messages,
     answers: mpsc::Sender<Result<ResponseBody>>,
-    mut stopped: watch::Receiver<bool>,
-) {
-    loop {
-        let request = tokio::select! {
-            biased;
-            _ = stopped.wait_for(|stopped| *stopped) => {
-                Err(Error::unavailable("the server is shutting down"))
-            }
-            () = answers.closed() => return,
-            request = requests.next(&state.requests) => request,
-        };
-        let (answer, last) = match request {
-            Ok(None) => return,
-            // A broken message ends the stream with its error.
-            Err(error) => (Err(error), true),
-            Ok(Some(request)) => tokio::select! {
-                answer = streamed_infer(&state, request) => {
-                    let last = answer.is_err();
-                    (answer, last)
-                }
-                // Dropping the request removes it from its queue.
-                () = answers.closed() => return,
-            },
-        };
-        if answers.send(answer).await.is_err() || last {
-            return;
-        }
-    }
+    /// Rights of the call's key.
+    grant: Option<KeyGrant>,
 }
 
-/// Answers one request of a stream. Its error does not end the stream.
-async fn streamed_infer(state: &ModelsState, request: Bytes) -> Result<ResponseBody> {
-    let ticket = RequestTicket::start(PROTOCOL);
-    let admitted = async {
-        let permit = state.requests.admit()?;
-        Ok((permit, messages::decode(&state.requests, request).await?))
-    };
-    let answer = match admitted.await {
-        Ok((_permit, decoded)) => infer(state, &ticket, decoded, None).await,
-        Err(error) => {
-            state.inference.reject(&ticket, &error);
-            Err(error)
+impl Conversation {
+    /// Answers the requests in turn, until the stream ends, the client disconnects, or the server
+    /// stops.
+    async fn run(self, mut requests: Messages, mut stopped: watch::Receiver<bool>) {
+        loop {
+            let request = tokio::select! {
+                biased;
+                _ = stopped.wait_for(|stopped| *stopped) => {
+                    Err(Error::unavailable("the server is shutting down"))
+                }
+                () = self.answers.closed() => return,
+                request = requests.next(&self.state.requests) => request,
+            };
+            let (answer, last) = match request {
+                Ok(None) => return,
+                // A broken message ends the stream with its error.
+                Err(error) => (Err(error), true),
+                Ok(Some(request)) => tokio::select! {
+                    answer = self.infer(request) => {
+                        let last = answer.is_err();
+                        (answer, last)
+                    }
+                    // Dropping the request removes it from its queue.
+                    () = self.answers.closed() => return,
+                },
+            };
+            if self.answers.send(answer).await.is_err() || last {
+                return;
+            }
         }
-    };
-    let answer = answer.and_then(|(mut response, reservation)| {
-        response.parameters.insert(FINAL_RESPONSE.into(), oip::grpc::boolean(true));
-        let answer = pb::ModelStreamInferResponse {
-            error_message: String::new(),
-            infer_response: Some(response),
+    }
+
+    /// Checks a request against the call's key, which counts each request of a stream.
+    fn check(&self, request: &pb::ModelInferRequest) -> Result<()> {
+        check_models(self.grant.as_ref(), request)?;
+        let counted = self.grant.as_ref().map_or(Ok(()), KeyGrant::count_request);
+        counted.inspect_err(|error| self.state.count_refusal(error))
+    }
+
+    /// Answers one request. Its error does not end the stream.
+    async fn infer(&self, request: Bytes) -> Result<ResponseBody> {
+        let state = &self.state;
+        let ticket = RequestTicket::start(PROTOCOL);
+        let admitted = async {
+            let permit = state.requests.admit()?;
+            let decoded: Decoded<pb::ModelInferRequest> =
+                messages::decode(&state.requests, request).await?;
+            self.check(&decoded.message)?;
+            Ok((permit, decoded))
         };
-        response::encode(&state.requests, &answer, reservation)
-    });
-    answer.or_else(|error| {
-        let answer =
-            pb::ModelStreamInferResponse { error_message: error.to_string(), infer_response: None };
-        response::encode(&state.requests, &answer, state.requests.memory.empty())
-    })
+        let answer = match admitted.await {
+            Ok((_permit, decoded)) => infer(state, &ticket, decoded, None).await,
+            Err(error) => {
+                state.inference.reject(&ticket, &error);
+                Err(error)
+            }
+        };
+        let answer = answer.and_then(|(mut response, reservation)| {
+            response.parameters.insert(FINAL_RESPONSE.into(), oip::grpc::boolean(true));
+            let answer = pb::ModelStreamInferResponse {
+                error_message: String::new(),
+                infer_response: Some(response),
+            };
+            response::encode(&state.requests, &answer, reservation)
+        });
+        answer.or_else(|error| {
+            let answer = pb::ModelStreamInferResponse {
+                error_message: error.to_string(),
+                infer_response: None,
+            };
+            response::encode(&state.requests, &answer, state.requests.memory.empty())
+        })
+    }
 }
 
 pub(super) fn model_ready(

@@ -3,6 +3,7 @@
 
 mod oip;
 pub(crate) mod openapi;
+mod operations;
 mod repository;
 mod tensors;
 #[cfg(test)]
@@ -115,7 +116,11 @@ pub(crate) fn router(server: &Server) -> Router {
         .route(METRICS, get(exposition).with_state(server.exporter.clone()))
         .merge(api_audio::routes().with_state(server.audio.clone()))
         .merge(access.guard_key(collections))
-        .merge(api_qdrant::probes().with_state(server.qdrant.clone()))
+        .merge(api_qdrant::probes().with_state(server.qdrant.clone()));
+    let models = server.models.clone();
+    let refused = move |error: &Error| models.count_refusal(error);
+    let routes = access
+        .guard_operations(routes, operations::operation, refused)
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method);
     let routes = match server.http_options.cors {

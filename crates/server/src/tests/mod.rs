@@ -3,6 +3,7 @@
 mod audio;
 mod edge;
 mod images;
+mod keys;
 mod metrics;
 mod openapi;
 mod request_log;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{RawPathParams, Request};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use base::{Error, Result};
 use http::{HeaderValue, StatusCode, header};
 
-use super::{AccessPolicy, shows_key};
+use super::{AccessPolicy, KeyRefusal, Operation, shows_key};
 use crate::reply::Reply;
 
 impl AccessPolicy {
@@ -40,12 +40,47 @@ impl AccessPolicy {
         }))
     }
 
-    /// Requires the API key on `routes`, if the server has one. Other paths stay 404.
+    /// Requires a key of the file on `routes`, if the server has one. `operation` says what a
+    /// request does; `None` needs no key. Other paths stay 404.
+    pub fn guard_operations(
+        self: &Arc<Self>,
+        routes: Router,
+        operation: fn(&http::request::Parts, &RawPathParams) -> Option<Operation>,
+        refused: impl Fn(&Error) + Clone + Send + Sync + 'static,
+    ) -> Router {
+        if self.keys.is_none() {
+            return routes;
+        }
+        let policy = self.clone();
+        routes.route_layer(middleware::from_fn(
+            move |path: RawPathParams, mut request: Request, next: Next| {
+                let (parts, body) = request.into_parts();
+                let needed = operation(&parts, &path);
+                let checked =
+                    needed.map_or(Ok(None), |needed| policy.authorize(&parts.headers, &needed));
+                request = Request::from_parts(parts, body);
+                let refused = refused.clone();
+                async move {
+                    match checked {
+                        Ok(_) => next.run(request).await,
+                        Err(KeyRefusal::Unauthenticated(error)) => unauthenticated(&error),
+                        Err(KeyRefusal::Refused(error)) => {
+                            refused(&error);
+                            Reply::error(&error).into_response()
+                        }
+                    }
+                }
+            },
+        ))
+    }
+
+    /// Requires the API key on `routes`, if the server has one and no file of keys. Other paths
+    /// stay 404.
     pub fn guard_key<S>(self: &Arc<Self>, routes: Router<S>) -> Router<S>
     where
         S: Clone + Send + Sync + 'static,
     {
-        if self.api_key.is_none() {
+        if self.api_key.is_none() || self.keys.is_some() {
             return routes;
         }
         let policy = self.clone();
@@ -69,6 +104,15 @@ fn key_refusal() -> Response {
     );
     let challenge = HeaderValue::from_static("Bearer");
     Reply::error(&error)
+        .with_status(StatusCode::UNAUTHORIZED)
+        .with_header(header::WWW_AUTHENTICATE, challenge)
+        .into_response()
+}
+
+/// Asks for a key. Browsers ask their user, whose password is the key.
+fn unauthenticated(error: &Error) -> Response {
+    let challenge = HeaderValue::from_static("Basic realm=\"millpond: the password is the key\"");
+    Reply::error(error)
         .with_status(StatusCode::UNAUTHORIZED)
         .with_header(header::WWW_AUTHENTICATE, challenge)
         .into_response()

@@ -9,13 +9,16 @@
 
 mod guards;
 mod host_names;
+mod keys;
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use base::{Error, Result};
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
 
-use crate::listen::Peer;
+use crate::peer::Peer;
+pub use keys::{KeyGrant, KeyRing, KeyRole, Operation};
 
 /// Header of the key in requests of Qdrant's clients.
 const API_KEY: HeaderName = HeaderName::from_static("api-key");
@@ -52,13 +55,64 @@ pub struct AccessPolicy {
     pub admin_key: Option<Secret>,
     /// Key of guarded routes and of local admin calls.
     pub api_key: Option<Secret>,
+    /// Keys of all routes; `None` needs none for most.
+    pub keys: Option<Arc<KeyRing>>,
+}
+
+/// The reason why a key is not accepted.
+#[derive(Debug)]
+pub enum KeyRefusal {
+    /// No key of the server was shown.
+    Unauthenticated(Error),
+    /// The key lacks a right, or has made too many requests.
+    Refused(Error),
 }
 
 impl AccessPolicy {
     /// Returns true if only this machine reaches the server and there is no API key, so that every
     /// request that reaches it may do everything.
     fn is_private(&self) -> bool {
-        self.host.is_loopback() && !self.allow_remote_admin && self.api_key.is_none()
+        self.host.is_loopback()
+            && !self.allow_remote_admin
+            && self.api_key.is_none()
+            && self.keys.is_none()
+    }
+
+    /// Returns the rights of a request's key; `None` if the server has no file of keys. Counts the
+    /// request.
+    ///
+    /// # Errors
+    /// The reason why the key may not do `operation`.
+    pub fn authorize(
+        &self,
+        headers: &HeaderMap,
+        operation: &Operation,
+    ) -> std::result::Result<Option<KeyGrant>, KeyRefusal> {
+        let Some(keys) = &self.keys else { return Ok(None) };
+        let password = basic_password(headers);
+        let shown = shown_keys(headers).chain(password.as_deref());
+        let Some(grant) = keys.find(shown).map(KeyGrant) else {
+            return Err(KeyRefusal::Unauthenticated(Error::denied(
+                "this server requires a key of its own: send it as \"authorization: Bearer KEY\" or \"api-key: KEY\"",
+            )));
+        };
+        grant.check(operation).and_then(|()| grant.count_request()).map_err(KeyRefusal::Refused)?;
+        if operation.role == KeyRole::Admin {
+            tracing::info!(
+                key = grant.name(),
+                model = operation.model,
+                "an admin call is accepted"
+            );
+        }
+        Ok(Some(grant))
+    }
+
+    /// Returns true if the request's key is one of an administrator in the file of keys.
+    fn shows_admin(&self, headers: &HeaderMap) -> bool {
+        let password = basic_password(headers);
+        let shown = shown_keys(headers).chain(password.as_deref());
+        let key = self.keys.as_ref().and_then(|keys| keys.find(shown));
+        key.is_some_and(|key| key.role == KeyRole::Admin)
     }
 
     /// Checks an admin call, which `call` describes as in "models are loaded and unloaded". A call
@@ -69,12 +123,13 @@ impl AccessPolicy {
     /// `PermissionDenied`, with a remedy.
     pub fn check_admin(&self, call: &str, peer: Option<Peer>, headers: &HeaderMap) -> Result<()> {
         let local = is_local(peer, headers);
-        if shows_key(headers, self.admin_key.as_ref()) && (local || self.allow_remote_admin) {
+        let admin = shows_key(headers, self.admin_key.as_ref()) || self.shows_admin(headers);
+        if admin && (local || self.allow_remote_admin) {
             return Ok(());
         }
         let send = "send it as \"authorization: Bearer KEY\" or \"api-key: KEY\"";
         if local {
-            let open = self.admin_key.is_none() && self.api_key.is_none();
+            let open = self.admin_key.is_none() && self.api_key.is_none() && self.keys.is_none();
             if open || shows_key(headers, self.api_key.as_ref()) {
                 return Ok(());
             }
@@ -186,13 +241,30 @@ fn is_local(peer: Option<Peer>, headers: &HeaderMap) -> bool {
 /// Returns true if there is a `key` and a request shows it, in `api-key` or as a bearer token.
 fn shows_key(headers: &HeaderMap, key: Option<&Secret>) -> bool {
     let Some(Secret(key)) = key else { return false };
-    let bearer = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes).and_then(|value| {
-        let (scheme, token) = value.split_at_checked(7)?;
-        scheme.eq_ignore_ascii_case(b"bearer ").then_some(token)
-    });
-    let own = headers.get(API_KEY).map(HeaderValue::as_bytes);
     // Hashes are compared, so that the time does not show how much of the key was right.
-    own.into_iter().chain(bearer).any(|shown| blake3::hash(shown) == blake3::hash(key.as_bytes()))
+    shown_keys(headers).any(|shown| blake3::hash(shown) == blake3::hash(key.as_bytes()))
+}
+
+/// Returns the keys that a request shows: in `api-key` and as a bearer token.
+fn shown_keys(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    let own = headers.get(API_KEY).map(HeaderValue::as_bytes);
+    own.into_iter().chain(credentials(headers, b"bearer "))
+}
+
+/// Returns the password that a browser's own dialogue asked for: the key of a page.
+fn basic_password(headers: &HeaderMap) -> Option<Vec<u8>> {
+    use base64::Engine as _;
+    let text = credentials(headers, b"basic ")?;
+    let text = base64::engine::general_purpose::STANDARD.decode(text).ok()?;
+    let colon = text.iter().position(|byte| *byte == b':')?;
+    Some(text[colon + 1..].to_vec())
+}
+
+/// Returns the text after `scheme` in the authorization of a request.
+fn credentials<'a>(headers: &'a HeaderMap, scheme: &[u8]) -> Option<&'a [u8]> {
+    let value = headers.get(header::AUTHORIZATION)?.as_bytes();
+    let (start, rest) = value.split_at_checked(scheme.len())?;
+    start.eq_ignore_ascii_case(scheme).then_some(rest)
 }
 
 #[cfg(test)]
@@ -206,6 +278,7 @@ mod tests {
             allow_remote_admin: false,
             admin_key: None,
             api_key: None,
+            keys: None,
         }
     }
 

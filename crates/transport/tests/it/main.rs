@@ -1,6 +1,7 @@
 //! Listeners as clients meet them: floods of control frames, and the end of connections.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod tls;
 mod unix_socket;
 
 use std::convert::Infallible;
@@ -57,6 +58,7 @@ impl Served {
                 drain_time,
             },
             threads: None,
+            tls: None,
         };
         runtime.spawn(listener.serve(stopped));
         Served { address, metrics, stop, runtime: Some(runtime) }

@@ -64,6 +64,7 @@ fn listener(socket: UnixSocket, stop: watch::Receiver<bool>) -> impl Future<Outp
             drain_time: Duration::ZERO,
         },
         threads: None,
+        tls: None,
     }
     .serve(stop)
 }

@@ -1,0 +1,132 @@
+//! Encryption and keys, as an operator sets them up: files, flags, and the client commands.
+
+use std::path::Path;
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+
+use crate::program::{check_error, command, run};
+use crate::serve::{Server, publish};
+
+/// Writes a new authority (`ca.pem`) and a certificate of this machine from it.
+pub(crate) fn certificates(dir: &Path) {
+    let authority = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    std::fs::write(dir.join("ca.pem"), params.self_signed(&authority).unwrap().pem()).unwrap();
+    let issuer = Issuer::new(params, authority);
+    let key = KeyPair::generate().unwrap();
+    let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+    let cert = CertificateParams::new(names).unwrap().signed_by(&key, &issuer).unwrap();
+    // A pair that does not match is refused, so the order does not matter.
+    std::fs::write(dir.join("key.pem"), key.serialize_pem()).unwrap();
+    std::fs::write(dir.join("cert.pem"), cert.pem()).unwrap();
+}
+
+/// Makes a key, whose lines go to `keys.toml` in `dir`.
+fn new_key(dir: &Path, arguments: &[&str]) -> String {
+    let made = run(&[&["keys", "new"], arguments].concat());
+    assert_eq!(made.code, 0, "{made:?}");
+    let file = dir.join("keys.toml");
+    let before = std::fs::read_to_string(&file).unwrap_or_default();
+    std::fs::write(file, before + &made.stdout).unwrap();
+    let key = made.stderr.trim().rsplit(' ').next().unwrap().to_owned();
+    assert!(key.starts_with("mp_") && !made.stdout.contains(&key), "{made:?}");
+    key
+}
+
+#[test]
+fn a_server_speaks_tls_and_asks_for_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    certificates(dir.path());
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (models, log) = (path("models"), dir.path().join("log"));
+    let key = new_key(dir.path(), &["--role", "admin", "--name", "root"]);
+    let server = Server::start_logged(
+        &[
+            &models,
+            "--tls-cert",
+            &path("cert.pem"),
+            "--tls-key",
+            &path("key.pem"),
+            "--keys",
+            &path("keys.toml"),
+        ],
+        std::fs::File::create(&log).unwrap().into(),
+    );
+    assert!(server.url.starts_with("https://") && server.grpc.starts_with("grpcs://"));
+    let ask = |ca: &str, key: &str| {
+        let arguments = ["models", "status", "half_plus_two", "--url", &server.url, "--ca", ca];
+        let output = command(&arguments).env("MILLPOND_API_KEY", key).output().unwrap();
+        crate::program::Run::from(output)
+    };
+    let until = |ca: &str, key: &str, code: i32| {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        loop {
+            let run = ask(ca, key);
+            if run.code == code {
+                return run;
+            }
+            assert!(std::time::Instant::now() < deadline, "{run:?}");
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
+    };
+    until(&path("ca.pem"), &key, 0);
+    let refused = ask(&path("ca.pem"), "mp_wrong");
+    assert!(refused.stderr.contains("requires a key of its own"), "{refused:?}");
+
+    // A new key and a new certificate take effect without a restart.
+    let reader = new_key(dir.path(), &["--role", "read", "--models", "half*"]);
+    until(&path("ca.pem"), &reader, 0);
+    std::fs::copy(path("ca.pem"), path("old.pem")).unwrap();
+    certificates(dir.path());
+    until(&path("ca.pem"), &reader, 0);
+    let unknown = ask(&path("old.pem"), &reader);
+    assert!(
+        unknown.stderr.contains("is not trusted") && unknown.stderr.contains("--ca"),
+        "{unknown:?}"
+    );
+
+    std::fs::write(path("key.pem"), "broken").unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !std::fs::read_to_string(&log).unwrap().contains("cannot be used and stay as they were") {
+        assert!(std::time::Instant::now() < deadline);
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert_eq!(ask(&path("ca.pem"), &reader).code, 0, "the certificate before stays");
+    let plain = server.url.replace("https://", "http://");
+    let plain = run(&["models", "ls", "--url", &plain]);
+    assert!(plain.stderr.contains("use https://"), "{plain:?}");
+    server.signal("HUP");
+    assert_eq!(ask(&path("ca.pem"), &reader).code, 0, "a hangup does not end it");
+    assert_eq!(server.terminate(), Some(0));
+}
+
+#[test]
+fn wrong_settings_say_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let models = dir.path().display().to_string();
+    std::fs::write(dir.path().join("keys.toml"), "[[keys]]\nname = \"a\"\n").unwrap();
+    let keys = format!("{models}/keys.toml");
+    let wrong = |flags: &[&str], wanted: &str| {
+        check_error(
+            &[&["serve", &models, "--http-port", "0", "--grpc-port", "0"], flags].concat(),
+            2,
+            wanted,
+        );
+    };
+    wrong(&["--tls-cert", "a.pem"], "--tls-cert and --tls-key need each other");
+    wrong(&["--tls-client-ca", "a.pem"], "--tls-client-ca needs --tls-cert");
+    wrong(&["--keys", &keys], "missing field `hash`");
+    check_error(
+        &["models", "ls", "--url", "https://127.0.0.1:1", "--ca", &keys],
+        2,
+        "no certificate",
+    );
+    let server = {
+        publish(dir.path(), 0.5);
+        Server::start_logged(&[&format!("{models}/models")], std::process::Stdio::null())
+    };
+    let tls = server.url.replace("http://", "https://");
+    check_error(&["models", "ls", "--url", &tls], 1, "does not speak TLS");
+}

@@ -1,0 +1,129 @@
+//! Files of certificates and keys that are read again while the server runs: when they change, and
+//! at SIGHUP.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use base::Result;
+use metrics::{KindLabels, Metrics};
+use tokio::signal::unix::Signal;
+use tokio::sync::watch;
+use transport::TlsIdentity;
+
+use crate::compose::Server;
+use crate::reconfigure;
+
+/// Time between two looks at the files.
+const POLL: Duration = Duration::from_secs(1);
+
+/// Length, modification time and inode of a file. Symbolic links are followed: a mounted secret
+/// of Kubernetes changes by its link.
+type FileStamp = Option<(u64, Option<SystemTime>, u64)>;
+
+/// Files that are read together.
+struct ReloadedFiles {
+    content: &'static str,
+    paths: Vec<PathBuf>,
+    seen: Vec<FileStamp>,
+    reload: Box<dyn Fn() -> Result<()> + Send>,
+}
+
+impl ReloadedFiles {
+    fn new(
+        content: &'static str,
+        paths: &[&Path],
+        reload: impl Fn() -> Result<()> + Send + 'static,
+    ) -> ReloadedFiles {
+        let paths: Vec<PathBuf> = paths.iter().map(|path| path.to_path_buf()).collect();
+        ReloadedFiles { content, seen: stamps(&paths), paths, reload: Box::new(reload) }
+    }
+
+    /// Reads the files if they have changed, or if `forced`. A mistake is logged once for each
+    /// change, since the content before stays in effect.
+    fn poll(&mut self, forced: bool, metrics: &Metrics) {
+        let now = stamps(&self.paths);
+        if !forced && now == self.seen {
+            return;
+        }
+        self.seen = now;
+        let content = self.content;
+        let kind = match (self.reload)() {
+            Ok(()) => {
+                tracing::info!("the {content} were read again");
+                "ok"
+            }
+            Err(error) => {
+                tracing::error!(%error, "the {content} cannot be used and stay as they were");
+                "failed"
+            }
+        };
+        metrics.access_reloads.get_or_create(&KindLabels { kind }).inc();
+    }
+}
+
+fn stamps(paths: &[PathBuf]) -> Vec<FileStamp> {
+    let stamp = |path: &PathBuf| {
+        let meta = std::fs::metadata(path).ok()?;
+        Some((meta.len(), meta.modified().ok(), meta.ino()))
+    };
+    paths.iter().map(stamp).collect()
+}
+
+/// All files of a server that say who may do what.
+pub(crate) struct AccessFiles {
+    files: Vec<ReloadedFiles>,
+    hangups: Signal,
+    metrics: Arc<Metrics>,
+}
+
+impl AccessFiles {
+    /// Returns the files of a server; `None` if it has none.
+    ///
+    /// # Errors
+    /// `Internal` if the system refuses the handler of SIGHUP.
+    pub(crate) fn of(
+        tls: &Option<Arc<TlsIdentity>>,
+        server: &Server,
+    ) -> Result<Option<AccessFiles>> {
+        let mut files = Vec::new();
+        if let Some(tls) = tls.clone() {
+            let paths = tls.files().clone();
+            files.push(ReloadedFiles::new("certificates", &paths.paths(), move || tls.reload()));
+        }
+        if let Some(keys) = server.access.keys.clone() {
+            let path = keys.path().to_owned();
+            files.push(ReloadedFiles::new("keys", &[&path], move || keys.reload()));
+        }
+        if files.is_empty() {
+            return Ok(None);
+        }
+        let hangups = reconfigure::hangups()?;
+        Ok(Some(AccessFiles { files, hangups, metrics: server.core.metrics.clone() }))
+    }
+
+    /// Follows the files until `stopped` is true.
+    pub(crate) async fn follow(mut self, mut stopped: watch::Receiver<bool>) {
+        loop {
+            let forced = tokio::select! {
+                () = tokio::time::sleep(POLL) => false,
+                _ = self.hangups.recv() => true,
+                _ = stopped.wait_for(|stopped| *stopped) => return,
+            };
+            let (mut files, metrics) = (std::mem::take(&mut self.files), self.metrics.clone());
+            // They may be on a slow disk.
+            let polled = tokio::task::spawn_blocking(move || {
+                files.iter_mut().for_each(|files| files.poll(forced, &metrics));
+                files
+            });
+            match polled.await {
+                Ok(back) => self.files = back,
+                Err(error) => {
+                    tracing::error!(%error, "certificates and keys are not read again");
+                    return;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The right that each call needs, if the server has a file of keys. A call's model is in its
+//! message, so it is checked once that is decoded.
+
+use base::Result;
+use http::HeaderValue;
+use protocol::inference as oip;
+use protocol::tensorflow::serving as tfs;
+use transport::access::{KeyGrant, KeyRefusal, KeyRole, Operation};
+
+use super::Request;
+use super::response::{self, Response};
+use super::status::GRPC_STATUS;
+use crate::models::ModelsState;
+
+/// gRPC's code for a call without valid credentials.
+const UNAUTHENTICATED: u32 = 16;
+
+/// Returns the least role for the method at `path`; `None` for a health check.
+fn role(path: &str) -> Option<KeyRole> {
+    match path {
+        "/inference.GRPCInferenceService/ServerLive"
+        | "/inference.GRPCInferenceService/ServerReady" => None,
+        _ if path.starts_with("/grpc.health.v1.Health/") => None,
+        "/inference.GRPCInferenceService/RepositoryModelLoad"
+        | "/inference.GRPCInferenceService/RepositoryModelUnload"
+        | "/tensorflow.serving.ModelService/HandleReloadConfigRequest" => Some(KeyRole::Admin),
+        "/inference.GRPCInferenceService/RepositoryIndex" => Some(KeyRole::Read),
+        _ => Some(KeyRole::Infer),
+    }
+}
+
+/// Checks the key of a call, and adds its rights to the request.
+///
+/// # Errors
+/// The answer to a call whose key is not accepted.
+pub(super) fn authorize(
+    state: &ModelsState,
+    mut request: Request,
+) -> std::result::Result<Request, Box<Response>> {
+    let Some(role) = role(request.uri().path()) else { return Ok(request) };
+    match state.access.authorize(request.headers(), &Operation::new(role)) {
+        Ok(None) => {}
+        Ok(Some(grant)) => drop(request.extensions_mut().insert(grant)),
+        Err(KeyRefusal::Unauthenticated(error)) => {
+            let mut response = response::failed(&error);
+            response.headers_mut().insert(GRPC_STATUS, HeaderValue::from(UNAUTHENTICATED));
+            return Err(Box::new(response));
+        }
+        Err(KeyRefusal::Refused(error)) => {
+            state.count_refusal(&error);
+            return Err(Box::new(response::failed(&error)));
+        }
+    }
+    Ok(request)
+}
+
+/// Checks the models that a message names.
+///
+/// # Errors
+/// `PermissionDenied` if the call's key may not use one of them.
+pub(super) fn check_models(grant: Option<&KeyGrant>, message: &impl NamesModels) -> Result<()> {
+    let Some(grant) = grant else { return Ok(()) };
+    message.models().into_iter().try_for_each(|name| grant.check_model(name))
+}
+
+/// A message that may name models.
+pub(super) trait NamesModels {
+    /// Returns the names.
+    fn models(&self) -> Vec<&str>;
+}
+
+macro_rules! names {
+    ($($message:ty: $field:ident),* $(,)?) => { $(
+        impl NamesModels for $message {
+            fn models(&self) -> Vec<&str> {
+                vec![&self.$field]
+            }
+        }
+    )* };
+}
+names! {
+    oip::ModelInferRequest: model_name,
+    oip::ModelReadyRequest: name,
+    oip::ModelMetadataRequest: name,
+    oip::ModelConfigRequest: name,
+    oip::ModelStatisticsRequest: name,
+    oip::RepositoryModelLoadRequest: model_name,
+    oip::RepositoryModelUnloadRequest: model_name,
+}
+
+macro_rules! specs {
+    ($($message:ty),* $(,)?) => { $(
+        impl NamesModels for $message {
+            fn models(&self) -> Vec<&str> {
+                self.model_spec.iter().map(|spec| spec.name.as_str()).collect()
+            }
+        }
+    )* };
+}
+specs! {
+    tfs::PredictRequest, tfs::ClassificationRequest, tfs::RegressionRequest,
+    tfs::GetModelMetadataRequest, tfs::GetModelStatusRequest,
+}
+
+impl NamesModels for tfs::MultiInferenceRequest {
+    fn models(&self) -> Vec<&str> {
+        let specs = self.tasks.iter().filter_map(|task| task.model_spec.as_ref());
+        specs.map(|spec| spec.name.as_str()).collect()
+    }
+}
+
+macro_rules! nameless {
+    ($($message:ty),* $(,)?) => { $(
+        impl NamesModels for $message {
+            fn models(&self) -> Vec<&str> {
+                Vec::new()
+            }
+        }
+    )* };
+}
+nameless! {
+    oip::ServerLiveRequest, oip::ServerReadyRequest, oip::ServerMetadataRequest,
+    oip::RepositoryIndexRequest, tfs::ReloadConfigRequest,
+}

@@ -1,0 +1,228 @@
+//! A server with a file of keys: what each role may do over HTTP and gRPC.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use base::{NamedTensor, Tensor};
+use engine::fake::FakeEngine;
+use engine::fake::publish::publish;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use metrics::KindLabels;
+use protocol::inference as pb;
+use protocol::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
+use protocol::oip;
+use tokio_stream::StreamExt;
+use tonic::Code;
+use tonic::body::Body;
+
+use crate::config::{Config, SearchConfig};
+use crate::loopback::{self, Loopback};
+
+const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
+const INPUT: &[u8] = br#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2],"data":[1,2]}]}"#;
+/// BLAKE3 of "ranker", "reader", "writer", "root" and "slow" is computed by the test.
+const KEYS: [(&str, &str); 5] = [
+    ("ranker", "role = \"infer\"\nmodels = [\"rank*\"]"),
+    ("reader", "role = \"read\"\nmodels = []\ncollections = [\"pub*\"]"),
+    ("writer", "role = \"write\"\ncollections = [\"pub*\"]"),
+    ("root", "role = \"admin\""),
+    ("slow", "role = \"infer\"\nrequests-per-second = 0.001"),
+];
+
+fn served(dir: &Path, change: impl FnOnce(&mut Config)) -> Loopback {
+    for model in ["rank1", "echo"] {
+        publish(&dir.join("models").join(model).join("1"), ECHO, &[]).unwrap();
+    }
+    let entry = |(key, rest): &(&str, &str)| {
+        // The name of a key is its text here.
+        let hash = blake3::hash(key.as_bytes()).to_hex();
+        format!("[[keys]]\nname = \"{key}\"\nhash = \"blake3:{hash}\"\n{rest}\n")
+    };
+    std::fs::write(dir.join("keys.toml"), KEYS.iter().map(entry).collect::<String>()).unwrap();
+    let mut config = loopback::configuration(dir, &dir.join("models"));
+    config.listeners.keys = Some(dir.join("keys.toml"));
+    config.search = SearchConfig { directory: Some(dir.join("data")), ..config.search };
+    change(&mut config);
+    let served = Loopback::start(&config, Arc::new(FakeEngine::new()));
+    served.server.collections.start().unwrap();
+    served
+}
+
+/// Returns the status of a request with a key, or without one for "".
+fn status(served: &Loopback, key: &str, method: &str, path: &str, body: &[u8]) -> u16 {
+    let header = match key {
+        "" => String::new(),
+        key => format!("Authorization: Bearer {key}\r\nContent-Type: application/json\r\n"),
+    };
+    served.ask(method, path, &header, body).status
+}
+
+#[test]
+fn roles_hold_over_http() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let infer = |key: &str, model: &str| {
+        status(&served, key, "POST", &format!("/v2/models/{model}/infer"), INPUT)
+    };
+    assert_eq!(["", "other", "ranker"].map(|key| infer(key, "rank1")), [401, 401, 200]);
+    assert_eq!(
+        (infer("ranker", "echo"), infer("root", "echo"), infer("reader", "rank1")),
+        (403, 200, 403)
+    );
+    assert_eq!(infer("ranker", "%65cho"), 403, "names are decoded first");
+    let predict = |model: &str| {
+        status(
+            &served,
+            "ranker",
+            "POST",
+            &format!("/V1/models/{model}:predict"),
+            br#"{"instances":[1]}"#,
+        )
+    };
+    assert_eq!((predict("rank1"), predict("echo")), (200, 403));
+    let get = |key: &str, path: &str| status(&served, key, "GET", path, b"");
+    assert_eq!(["", "ranker", "reader"].map(|key| get(key, "/metrics")), [401, 403, 200]);
+    for path in ["/v2/health/live", "/v2/health/ready", "/healthz", "/livez", "/readyz"] {
+        assert_eq!(get("", path), 200, "{path}");
+    }
+    assert_eq!(get("", "/no/such/path"), 404);
+
+    let collection = br#"{"vectors":{"size":4,"distance":"Dot"}}"#;
+    let create = |key: &str, name: &str| {
+        status(&served, key, "PUT", &format!("/collections/{name}"), collection)
+    };
+    assert_eq!((create("reader", "pub1"), create("writer", "secret")), (403, 403));
+    assert_eq!((create("writer", "pub1"), create("root", "secret")), (200, 200));
+    assert_eq!(
+        (get("reader", "/collections/pub1"), get("reader", "/collections/secret")),
+        (200, 403)
+    );
+    let scroll = |key: &str| status(&served, key, "POST", "/collections/pub1/points/scroll", b"{}");
+    assert_eq!((scroll("ranker"), scroll("reader")), (403, 200));
+    let alias =
+        br#"{"actions":[{"create_alias":{"collection_name":"secret","alias_name":"pub2"}}]}"#;
+    assert_eq!(status(&served, "writer", "POST", "/collections/aliases", alias), 403);
+
+    let load = |key: &str| status(&served, key, "POST", "/v2/repository/models/echo/load", b"");
+    assert_eq!(["", "writer", "root"].map(load), [401, 403, 200], "from this machine too");
+}
+
+#[test]
+fn flags_count_as_keys_and_browsers_can_log_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| config.search.api_key = Some("s3cret".into()));
+    assert_eq!(status(&served, "s3cret", "GET", "/collections", b""), 200);
+    assert_eq!(status(&served, "s3cret", "POST", "/v2/repository/models/echo/load", b""), 403);
+    let refused = served.ask("GET", "/", "Accept: text/html\r\n", b"");
+    assert!(
+        refused.status == 401 && refused.head.contains("www-authenticate: basic"),
+        "{}",
+        refused.head
+    );
+    // "me:reader"
+    let page =
+        served.ask("GET", "/", "Accept: text/html\r\nAuthorization: Basic bWU6cmVhZGVy\r\n", b"");
+    assert_eq!(page.status, 200);
+    assert_eq!(served.ask("GET", "/collections", "api-key: reader\r\n", b"").status, 200);
+}
+
+#[test]
+fn a_key_waits_for_its_next_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let ask = || served.ask("GET", "/v2/models/echo", "api-key: slow\r\n", b"");
+    assert_eq!(ask().status, 200);
+    let refused = ask();
+    assert!(refused.status == 429 && refused.head.contains("retry-after: "), "{}", refused.head);
+    let counter =
+        served.server.core.metrics.refused.get_or_create(&KindLabels { kind: "key_rate" }).get();
+    assert_eq!(counter, 1);
+}
+
+/// Every documented call without a key is refused, except health checks.
+#[test]
+fn every_documented_call_needs_a_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let document = served.ask("GET", "/openapi.json", "api-key: root\r\n", b"").json();
+    let mut checked = 0;
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        let concrete: Vec<_> =
+            path.split('/').map(|part| if part.contains('{') { "x" } else { part }).collect();
+        let concrete = concrete.join("/");
+        for method in methods.as_object().unwrap().keys() {
+            let method = method.to_uppercase();
+            if !["GET", "PUT", "POST", "PATCH", "DELETE"].contains(&method.as_str()) {
+                continue;
+            }
+            let open = path.contains("health") || ["/livez", "/readyz"].contains(&path.as_str());
+            let status = status(&served, "", &method, &concrete, b"");
+            assert!((status == 401) != open, "{method} {path}: {status}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 30, "{checked}");
+}
+
+fn call<T>(request: T, key: &str) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(request);
+    if !key.is_empty() {
+        request.metadata_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+    }
+    request
+}
+
+fn infer(model: &str) -> pb::ModelInferRequest {
+    let x = NamedTensor::new("x", Tensor::from_vec(&[1][..], vec![1f32]).unwrap());
+    oip::grpc::encode_request(model, None, &[x], &[]).unwrap()
+}
+
+#[test]
+fn roles_hold_over_grpc() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |_| {});
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let stream = tokio::net::TcpStream::connect(served.grpc).await.unwrap();
+        let (sender, connection) =
+            http2::handshake::<_, _, Body>(TokioExecutor::new(), TokioIo::new(stream))
+                .await
+                .unwrap();
+        tokio::spawn(connection);
+        let send = tower::service_fn(move |request: http::Request<Body>| {
+            let mut sender = sender.clone();
+            async move { sender.send_request(request).await }
+        });
+        let origin = format!("http://{}", served.grpc).parse().unwrap();
+        let mut client = GrpcInferenceServiceClient::with_origin(send, origin);
+        client.server_live(call(pb::ServerLiveRequest {}, "")).await.unwrap();
+        for (key, model, wanted) in [
+            ("", "rank1", Code::Unauthenticated),
+            ("other", "rank1", Code::Unauthenticated),
+            ("ranker", "rank1", Code::Ok),
+            ("ranker", "echo", Code::PermissionDenied),
+            ("slow", "echo", Code::Ok),
+            ("slow", "echo", Code::ResourceExhausted),
+        ] {
+            let answer = client.model_infer(call(infer(model), key)).await;
+            let code = answer.map_or_else(|status| status.code(), |_| Code::Ok);
+            assert_eq!(code, wanted, "{key} {model}");
+        }
+        let metadata = pb::ModelMetadataRequest { name: "echo".into(), version: String::new() };
+        let status = client.model_metadata(call(metadata, "ranker")).await.unwrap_err();
+        assert_eq!(status.code(), Code::PermissionDenied);
+        let load =
+            pb::RepositoryModelLoadRequest { model_name: "echo".into(), ..Default::default() };
+        let status = client.repository_model_load(call(load.clone(), "writer")).await.unwrap_err();
+        assert_eq!(status.code(), Code::PermissionDenied);
+        client.repository_model_load(call(load, "root")).await.unwrap();
+
+        let requests = tokio_stream::iter([infer("rank1"), infer("echo")]);
+        let mut answers =
+            client.model_stream_infer(call(requests, "ranker")).await.unwrap().into_inner();
+        assert_eq!(answers.next().await.unwrap().unwrap().error_message, "");
+        let second = answers.next().await.unwrap().unwrap().error_message;
+        assert!(second.contains("may not use model echo"), "{second}");
+    });
+}

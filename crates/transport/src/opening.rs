@@ -1,0 +1,164 @@
+//! The first bytes of a connection: the handshake of TLS, and the answer to a client that speaks
+//! TLS where the listener does not, or the other way round.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use metrics::{KindLabels, Metrics};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+use crate::descriptors::WarningLimiter;
+use crate::http_version::HttpVersion;
+use crate::linger::LingeringStream;
+use crate::tls::{SocketStream, TlsIdentity};
+
+/// First byte of a TLS connection: the record type "handshake" (RFC 8446 §5.1).
+const TLS_HANDSHAKE: u8 = 0x16;
+/// SETTINGS without a setting (RFC 9113 §6.5).
+const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+/// GOAWAY for INADEQUATE_SECURITY, without its length and text (RFC 9113 §6.8).
+const GO_AWAY: &[u8] = &[7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xc];
+const NEEDS_TLS: &str = "this port takes encrypted connections only: use https:// or grpcs://";
+const NO_TLS: &str = "this port takes no encrypted connections: use http:// or a channel without TLS, or start the \
+                      server with --tls-cert and --tls-key";
+
+/// Opens the connections of one listener.
+#[derive(Clone)]
+pub(crate) struct ConnectionOpener {
+    listener: &'static str,
+    version: HttpVersion,
+    tls: Option<Arc<TlsIdentity>>,
+    metrics: Arc<Metrics>,
+    warnings: Arc<Mutex<WarningLimiter>>,
+}
+
+/// Time limits of the first bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct OpeningLimits {
+    /// Longest silence before the first byte.
+    pub(crate) idle: Duration,
+    /// Longest handshake.
+    pub(crate) handshake: Duration,
+}
+
+impl ConnectionOpener {
+    pub(crate) fn new(
+        listener: &'static str,
+        version: HttpVersion,
+        tls: Option<Arc<TlsIdentity>>,
+        metrics: Arc<Metrics>,
+    ) -> ConnectionOpener {
+        ConnectionOpener { listener, version, tls, metrics, warnings: Arc::default() }
+    }
+
+    /// Returns the stream once the client's first bytes of HTTP have arrived; `None` if the
+    /// connection has ended. `drained` ends the wait for them.
+    ///
+    /// The parsers' own timers and their shutdown start with the first byte. A client that never
+    /// sends one is timed, and disconnected at a shutdown, here.
+    pub(crate) async fn open(
+        &self,
+        stream: TcpStream,
+        address: SocketAddr,
+        limits: OpeningLimits,
+        drained: &mut watch::Receiver<bool>,
+    ) -> Option<SocketStream> {
+        let mut stream = SocketStream::Plain(stream);
+        self.wait(&mut stream, limits, drained).await?;
+        let SocketStream::Plain(socket) = stream else { return None };
+        let mut first = [0];
+        // An error here is one for the parser, too.
+        let read = socket.peek(&mut first).await;
+        let speaks_tls = matches!(read, Ok(1)) && first == [TLS_HANDSHAKE];
+        let tls = match &self.tls {
+            None if speaks_tls => {
+                self.explain(socket, address, "tls_at_plain_port", NO_TLS).await;
+                return None;
+            }
+            None => return Some(SocketStream::Plain(socket)),
+            Some(_) if !matches!(read, Ok(1)) => return None,
+            Some(_) if !speaks_tls => {
+                self.explain(socket, address, "plaintext", NEEDS_TLS).await;
+                return None;
+            }
+            Some(tls) => tls,
+        };
+        match tls.accept(self.version, socket, limits.handshake).await {
+            Ok(mut stream) => {
+                self.count("ok");
+                self.wait(&mut stream, limits, drained).await?;
+                Some(stream)
+            }
+            Err(error) => {
+                let timeout = error.kind() == ErrorKind::TimedOut;
+                self.count(if timeout { "timeout" } else { "failed" });
+                self.warn(address, &format!("the TLS handshake failed: {error}"));
+                None
+            }
+        }
+    }
+
+    async fn wait(
+        &self,
+        stream: &mut SocketStream,
+        limits: OpeningLimits,
+        drained: &mut watch::Receiver<bool>,
+    ) -> Option<()> {
+        let spoke = tokio::select! {
+            spoke = tokio::time::timeout(limits.idle, stream.wait_readable()) => spoke.ok()?,
+            _ = drained.wait_for(|drained| *drained) => false,
+        };
+        spoke.then_some(())
+    }
+
+    /// Tells a client of the other kind what to do, in the bytes that it can read.
+    async fn explain(
+        &self,
+        stream: TcpStream,
+        address: SocketAddr,
+        outcome: &'static str,
+        text: &str,
+    ) {
+        self.count(outcome);
+        self.warn(address, text);
+        let answer = match (self.version, outcome) {
+            (HttpVersion::Http2, "plaintext") => {
+                let length = (GO_AWAY.len() - 6 + text.len()) as u32;
+                let length = length.to_be_bytes();
+                [SETTINGS, &length[1..], GO_AWAY, text.as_bytes()].concat()
+            }
+            // A client that speaks TLS shows that it got no TLS ("wrong version number").
+            _ => {
+                let body = format!("{{\"error\":\"{text}\"}}");
+                format!(
+                    "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+                     connection: close\r\n\r\n{body}",
+                    body.len()
+                )
+                .into_bytes()
+            }
+        };
+        let (mut stream, linger) = LingeringStream::new(SocketStream::Plain(stream));
+        // A client that has gone needs no answer.
+        let _ = stream.write_all(&answer).await;
+        drop(stream);
+        linger.until_closed().await;
+    }
+
+    fn count(&self, kind: &'static str) {
+        self.metrics.tls_handshakes.get_or_create(&KindLabels { kind }).inc();
+    }
+
+    /// Logs a refused connection, at most one in a while.
+    fn warn(&self, address: SocketAddr, reason: &str) {
+        let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = warnings.count(Instant::now()) {
+            let listener = self.listener;
+            tracing::warn!(listener, %address, count, "a connection was refused: {reason}");
+        }
+    }
+}

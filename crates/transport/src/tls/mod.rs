@@ -1,0 +1,191 @@
+//! TLS of the listeners: certificates from files, which are read again when they change.
+//!
+//! A handshake uses the certificates of its time. Connections keep theirs, so that a renewal
+//! closes none. rustls with ring: it is in the program for object stores anyway, and AWS-LC would
+//! compile for minutes.
+
+mod stream;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use base::{Error, Result};
+use rustls::pki_types::pem::{Error as PemError, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use tokio::net::TcpStream;
+
+use crate::access::Secret;
+use crate::http_version::HttpVersion;
+pub(crate) use stream::{SocketReader, SocketStream, SocketWriter};
+
+/// A certificate or key in PEM form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PemSource {
+    /// A file.
+    File(PathBuf),
+    /// The text itself, of the named setting.
+    Text(&'static str, Secret),
+}
+
+impl PemSource {
+    fn read(&self) -> Result<Vec<u8>> {
+        match self {
+            PemSource::File(path) => std::fs::read(path).map_err(|error| Error::io(path, &error)),
+            PemSource::Text(_, text) => Ok(text.0.clone().into_bytes()),
+        }
+    }
+
+    /// Returns an error about the content.
+    fn wrong(&self, why: impl std::fmt::Display) -> Error {
+        Error::invalid(format!("{self}: {why}"))
+    }
+
+    fn unreadable(&self, error: PemError, item: &str) -> Error {
+        match error {
+            PemError::NoItemsFound => self.wrong(format!("no {item} in PEM form is in it")),
+            error => self.wrong(format!("{error}; it must be in PEM form")),
+        }
+    }
+
+    fn certificates(&self) -> Result<Vec<CertificateDer<'static>>> {
+        let text = self.read()?;
+        let found: std::result::Result<Vec<_>, PemError> =
+            CertificateDer::pem_slice_iter(&text).collect();
+        let found = found.and_then(|found| match found.is_empty() {
+            true => Err(PemError::NoItemsFound),
+            false => Ok(found),
+        });
+        found.map_err(|error| self.unreadable(error, "certificate"))
+    }
+}
+
+impl std::fmt::Display for PemSource {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            PemSource::File(path) => write!(formatter, "{}", path.display()),
+            PemSource::Text(name, _) => formatter.write_str(name),
+        }
+    }
+}
+
+/// Certificates and key of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Certificate of the server, followed by those between it and its root.
+    pub cert: PemSource,
+    /// Private key of the certificate.
+    pub key: PemSource,
+    /// Certificates whose holders issue those of clients; `None` accepts clients without one.
+    pub client_ca: Option<PemSource>,
+}
+
+impl TlsFiles {
+    /// Returns the paths of all files.
+    pub fn paths(&self) -> Vec<&Path> {
+        let all = [&self.cert, &self.key].into_iter().chain(&self.client_ca);
+        let path = |source| match source {
+            &PemSource::File(ref path) => Some(path.as_path()),
+            PemSource::Text(..) => None,
+        };
+        all.filter_map(path).collect()
+    }
+}
+
+/// Configurations that differ in the protocol that they negotiate (ALPN).
+struct ServerConfigs {
+    http1: Arc<ServerConfig>,
+    http2: Arc<ServerConfig>,
+}
+
+/// The certificates of a server.
+pub struct TlsIdentity {
+    files: TlsFiles,
+    current: ArcSwap<ServerConfigs>,
+}
+
+impl TlsIdentity {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `NotFound` or `PermissionDenied`, with the file and what is wrong with
+    /// it.
+    pub fn read(files: TlsFiles) -> Result<Arc<TlsIdentity>> {
+        let current = ArcSwap::from_pointee(configs(&files)?);
+        Ok(Arc::new(TlsIdentity { files, current }))
+    }
+
+    /// Returns the files.
+    pub fn files(&self) -> &TlsFiles {
+        &self.files
+    }
+
+    /// Reads the files again. New connections use them.
+    ///
+    /// # Errors
+    /// As [`TlsIdentity::read`]; the certificates then stay as they are.
+    pub fn reload(&self) -> Result<()> {
+        self.current.store(Arc::new(configs(&self.files)?));
+        Ok(())
+    }
+
+    /// Runs the handshake of a connection.
+    ///
+    /// # Errors
+    /// `TimedOut` after `time_max`, and the errors of the handshake.
+    pub(crate) async fn accept(
+        &self,
+        version: HttpVersion,
+        stream: TcpStream,
+        time_max: Duration,
+    ) -> std::io::Result<SocketStream> {
+        let configs = self.current.load();
+        let config = match version {
+            HttpVersion::Http1 => &configs.http1,
+            HttpVersion::Http2 => &configs.http2,
+        };
+        let handshake = tokio_rustls::TlsAcceptor::from(config.clone()).accept(stream);
+        drop(configs);
+        let stream = tokio::time::timeout(time_max, handshake)
+            .await
+            .map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??;
+        Ok(SocketStream::Tls(Box::new(stream)))
+    }
+}
+
+fn configs(files: &TlsFiles) -> Result<ServerConfigs> {
+    let chain = files.cert.certificates()?;
+    let key = PrivateKeyDer::from_pem_slice(&files.key.read()?).map_err(|error| {
+        files.key.unreadable(error, "private key (PKCS#8, PKCS#1 or SEC1, not encrypted)")
+    })?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| Error::internal(format!("TLS: {error}")))?;
+    let builder = match &files.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(source) => {
+            let mut roots = RootCertStore::empty();
+            for root in source.certificates()? {
+                roots.add(root).map_err(|error| source.wrong(error))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                .build()
+                .map_err(|error| source.wrong(error))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    let mut http1 = builder.with_single_cert(chain, key).map_err(|error| match error {
+        rustls::Error::InconsistentKeys(_) => {
+            files.key.wrong(format!("it is not the key of the first certificate in {}", files.cert))
+        }
+        error => files.cert.wrong(error),
+    })?;
+    let mut http2 = http1.clone();
+    http1.alpn_protocols = vec![b"http/1.1".to_vec()];
+    http2.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(ServerConfigs { http1: Arc::new(http1), http2: Arc::new(http2) })
+}
