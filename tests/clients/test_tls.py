@@ -1,6 +1,8 @@
 """Public clients against a server that speaks TLS and asks for keys, unmodified."""
 
+import contextlib
 import subprocess
+import time
 
 import grpc
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 import requests
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from millpond import BINARY
+from millpond import BINARY, START_TIMEOUT_S
 from qdrant_client import QdrantClient, models
 
 
@@ -51,18 +53,22 @@ def start(serve, root, certificates, *flags: str):
 
 
 def wait_ready(server, **options) -> None:
-    session = requests.Session()
-    session.verify = options.get("verify")
-    session.cert = options.get("cert")
-    session.mount("https://", requests.adapters.HTTPAdapter(max_retries=requests.adapters.Retry(
-        total=200, backoff_factor=0.05, backoff_max=0.2, status_forcelist=[503])))  # fmt: skip
-    assert session.get(f"{server.url}/v2/health/ready", timeout=10).status_code == 200
+    """Waits for a server; the options of TLS are those of `requests.get`."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        assert server.process.poll() is None, server.log_text()
+        with contextlib.suppress(requests.ConnectionError):
+            if requests.get(f"{server.url}/v2/health/ready", timeout=5, **options).status_code == 200:
+                return
+        time.sleep(0.05)
+    raise AssertionError(server.log_text())
 
 
 def check_triton(client, package, headers) -> None:
     x = package.InferInput("x", [2], "FP32")
     x.set_data_from_numpy(np.array([2.0, 4.0], dtype=np.float32))
-    answer = client.infer("half_plus_two", [x], headers=headers)
+    # The HTTP client adds its own headers to the dictionary.
+    answer = client.infer("half_plus_two", [x], headers=dict(headers))
     np.testing.assert_array_equal(answer.as_numpy("y"), [3.0, 4.0])
 
 
@@ -82,8 +88,9 @@ def test_clients_with_keys_over_tls(serve, tmp_path, certificates):
     check_triton(client, triton_grpc, headers)
     with pytest.raises(triton_grpc.InferenceServerException, match="UNAUTHENTICATED"):
         client.get_server_metadata()
+    # The check of versions does not use `verify`.
     qdrant = QdrantClient(
-        url=f"https://localhost:{server.http_port}", https=True, api_key=writer, verify=ca, prefer_grpc=False
+        url=f"https://localhost:{server.http_port}", https=True, api_key=writer, verify=ca, check_compatibility=False
     )
     qdrant.create_collection("c", vectors_config=models.VectorParams(size=2, distance=models.Distance.DOT))
     qdrant.upsert("c", [models.PointStruct(id=1, vector=[1.0, 0.0])], wait=True)

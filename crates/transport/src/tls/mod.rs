@@ -85,10 +85,10 @@ pub struct TlsFiles {
 
 impl TlsFiles {
     /// Returns the paths of all files.
-    pub fn paths(&self) -> Vec<&Path> {
+    pub fn paths<'a>(&'a self) -> Vec<&'a Path> {
         let all = [&self.cert, &self.key].into_iter().chain(&self.client_ca);
-        let path = |source| match source {
-            &PemSource::File(ref path) => Some(path.as_path()),
+        let path = |source: &'a PemSource| match source {
+            PemSource::File(path) => Some(path.as_path()),
             PemSource::Text(..) => None,
         };
         all.filter_map(path).collect()
