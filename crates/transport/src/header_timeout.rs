@@ -131,11 +131,14 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for TimedStream<T> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        // Encryption keeps bytes that the socket does not take.
+        let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        check_write(polled, &mut self.progress, cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        let polled = Pin::new(&mut self.stream).poll_shutdown(cx);
+        check_write(polled, &mut self.progress, cx)
     }
 }
 
@@ -186,6 +189,19 @@ mod tests {
         let (_client, mut stream) = full();
         let written = run(async { tokio::time::timeout(LONG, stream.write_all(&[0; 64])).await });
         assert_eq!(written.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// Encryption holds bytes as this buffer does.
+    #[test]
+    fn a_flush_to_a_client_that_reads_nothing_times_out() {
+        let (_client, server) = tokio::io::duplex(8);
+        let buffered = tokio::io::BufWriter::new(server);
+        let mut stream = TimedStream::new(buffered, HeaderTimeout::default(), LIMIT);
+        let flushed = run(async {
+            stream.write_all(&[0; 64]).await.unwrap();
+            tokio::time::timeout(LONG, stream.flush()).await
+        });
+        assert_eq!(flushed.unwrap().unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
     /// The client reads nothing before it has sent everything, far later than the limit.
