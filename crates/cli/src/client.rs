@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use loadgen::port::{Spoken, spoken};
 use serde_json::Value;
-use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig};
+use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConfig};
 
 use crate::environment;
 use crate::exit::{CommandError, CommandResult};
@@ -32,6 +32,9 @@ pub(crate) struct ServerArgs {
     /// Certificates that https:// trusts (PEM) [default: those of the system]
     #[arg(long, value_name = "FILE")]
     pub(crate) ca: Option<PathBuf>,
+    /// Certificate and private key (PEM, in one file) for a server that requires one
+    #[arg(long, value_name = "FILE")]
+    pub(crate) client_cert: Option<PathBuf>,
 }
 
 /// A client of one server.
@@ -123,7 +126,7 @@ impl HttpClient {
             .proxy(None)
             .timeout_connect(Some(CONNECT_MAX))
             .timeout_global(Some(ANSWER_MAX))
-            .tls_config(tls(args.ca.clone().or_else(|| environment::CA.path()).as_deref())?)
+            .tls_config(tls(args)?)
             .user_agent(concat!("millpond/", env!("CARGO_PKG_VERSION")))
             .build();
         Ok(HttpClient {
@@ -245,31 +248,63 @@ impl HttpClient {
     }
 }
 
-/// Returns the settings of TLS, which trusts the certificates in `ca`, or those of the system.
-fn tls(ca: Option<&Path>) -> CommandResult<TlsConfig> {
-    let roots = match ca {
+/// Returns the settings of TLS, which trusts the certificates of `--ca`, or those of the system.
+fn tls(args: &ServerArgs) -> CommandResult<TlsConfig> {
+    let ca = args.ca.clone().or_else(|| environment::CA.path());
+    let roots = match &ca {
         None => RootCerts::PlatformVerifier,
+        Some(path) => RootCerts::Specific(Arc::new(PemFile::read("--ca", path)?.certificates)),
+    };
+    let client = match &args.client_cert {
+        None => None,
         Some(path) => {
-            let wrong = |why: &dyn std::fmt::Display| {
-                CommandError::usage(format!("--ca {}: {why}", path.display()))
-            };
-            let text = std::fs::read(path).map_err(|error| wrong(&error))?;
-            let certificate = |item| match item {
-                Ok(PemItem::Certificate(certificate)) => Some(Ok(certificate)),
-                Ok(_) => None,
-                Err(error) => Some(Err(error)),
-            };
-            let found = ureq::tls::parse_pem(&text).filter_map(certificate);
-            let found: Result<Vec<Certificate<'static>>, _> = found.collect();
-            let found = found.map_err(|error| wrong(&error))?;
-            if found.is_empty() {
-                return Err(wrong(&"no certificate in PEM form is in it"));
-            }
-            RootCerts::Specific(Arc::new(found))
+            let PemFile { certificates, key } = PemFile::read("--client-cert", path)?;
+            let key = key.ok_or_else(|| {
+                CommandError::usage(format!(
+                    "--client-cert {}: no private key is in it; append it to the certificate",
+                    path.display()
+                ))
+            })?;
+            Some(ClientCert::new_with_certs(&certificates, key))
         }
     };
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    Ok(TlsConfig::builder().root_certs(roots).unversioned_rustls_crypto_provider(provider).build())
+    Ok(TlsConfig::builder()
+        .root_certs(roots)
+        .client_cert(client)
+        .unversioned_rustls_crypto_provider(provider)
+        .build())
+}
+
+/// Content of a PEM file.
+struct PemFile {
+    certificates: Vec<Certificate<'static>>,
+    key: Option<PrivateKey<'static>>,
+}
+
+impl PemFile {
+    /// Reads the file of `flag`.
+    ///
+    /// # Errors
+    /// Returns a usage error for a file without a certificate.
+    fn read(flag: &str, path: &Path) -> CommandResult<PemFile> {
+        let wrong = |why: &dyn std::fmt::Display| {
+            CommandError::usage(format!("{flag} {}: {why}", path.display()))
+        };
+        let text = std::fs::read(path).map_err(|error| wrong(&error))?;
+        let mut file = PemFile { certificates: Vec::new(), key: None };
+        for item in ureq::tls::parse_pem(&text) {
+            match item.map_err(|error| wrong(&error))? {
+                PemItem::Certificate(certificate) => file.certificates.push(certificate),
+                PemItem::PrivateKey(key) => file.key = Some(key),
+                _ => {}
+            }
+        }
+        match file.certificates.is_empty() {
+            true => Err(wrong(&"no certificate in PEM form is in it")),
+            false => Ok(file),
+        }
+    }
 }
 
 /// Returns true if no program listens at the address.
@@ -314,7 +349,7 @@ mod tests {
     #[test]
     fn addresses() {
         let base = |url: &str| {
-            HttpClient::new(&ServerArgs { url: Some(url.into()), ca: None })
+            HttpClient::new(&ServerArgs { url: Some(url.into()), ca: None, client_cert: None })
                 .map(|client| client.base)
         };
         assert_eq!(base("10.0.0.1:80").unwrap(), "http://10.0.0.1:80");

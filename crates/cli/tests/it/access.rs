@@ -103,6 +103,28 @@ fn a_server_speaks_tls_and_asks_for_keys() {
 }
 
 #[test]
+fn client_commands_show_a_certificate() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    certificates(dir.path());
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let read = |name: &str| std::fs::read_to_string(path(name)).unwrap();
+    std::fs::write(path("client.pem"), read("cert.pem") + &read("key.pem")).unwrap();
+    let (cert, key, ca) = (path("cert.pem"), path("key.pem"), path("ca.pem"));
+    let flags = ["--tls-cert", &cert, "--tls-key", &key, "--tls-client-ca", &ca];
+    let server = Server::start_logged(
+        &[&[path("models").as_str()][..], &flags].concat(),
+        std::process::Stdio::null(),
+    );
+    let shown = ["models", "ls", "--ca", &ca, "--client-cert", &path("client.pem")];
+    assert_eq!(server.client(&shown).code, 0);
+    assert_eq!(server.client(&shown[..4]).code, 1);
+    let bare = [&shown[..4], &["--client-cert", &cert]].concat();
+    check_error(&bare, 2, "no private key");
+    assert_eq!(server.terminate(), Some(0));
+}
+
+#[test]
 fn wrong_settings_say_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let models = dir.path().display().to_string();
