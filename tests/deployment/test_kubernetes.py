@@ -115,7 +115,7 @@ def test_selectors_match_the_pods(name):
 def test_probes_ask_the_health_endpoints():
     (container,) = one(render(), "Deployment")["spec"]["template"]["spec"]["containers"]
     paths = [container[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "readiness", "liveness")]
-    assert paths == ["/v2/health/ready", "/v2/health/ready", "/v2/health/live"]
+    assert paths == ["/readyz", "/readyz", "/livez"]
     sources = "".join(file.read_text() for file in (REPOSITORY / "crates/server/src/http").glob("*.rs"))
     assert all(f'"{path}"' in sources for path in paths)
 

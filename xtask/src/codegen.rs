@@ -9,10 +9,11 @@ use anyhow::{Context, Result, ensure};
 /// Crates with a directory `proto`, whose Rust is in `src/generated`.
 const CRATES: [&str; 2] = ["crates/protocol", "crates/engine-tensorflow"];
 
-/// Messages of text files, whose descriptors are committed in [`DESCRIPTORS`].
-const TEXT_FILES: [&str; 2] = ["model_config.proto", "tensorflow_serving_config.proto"];
+/// Crate whose descriptors are committed in [`DESCRIPTORS`]: it parses text files by them and
+/// describes the gRPC services.
+const DESCRIBED: &str = "crates/protocol";
 /// Name of the file of descriptors.
-const DESCRIPTORS: &str = "text_files.binpb";
+const DESCRIPTORS: &str = "descriptors.binpb";
 
 /// File name to content.
 type Files = BTreeMap<String, Vec<u8>>;
@@ -27,7 +28,7 @@ pub(crate) fn run(root: &Path, check: bool) -> Result<()> {
 }
 
 fn run_in(root: &Path, krate: &str, check: bool) -> Result<()> {
-    let wanted = generate(&root.join(krate).join("proto"))?;
+    let wanted = generate(&root.join(krate).join("proto"), krate == DESCRIBED)?;
     let shown = format!("{krate}/src/generated");
     let folder = root.join(&shown);
     let present = read(&folder)?;
@@ -49,7 +50,7 @@ fn run_in(root: &Path, krate: &str, check: bool) -> Result<()> {
     Ok(())
 }
 
-fn generate(proto: &Path) -> Result<Files> {
+fn generate(proto: &Path, described: bool) -> Result<Files> {
     let mut sources: Vec<_> =
         read(proto)?.into_keys().filter(|name| name.ends_with(".proto")).collect();
     sources.sort();
@@ -66,16 +67,16 @@ fn generate(proto: &Path) -> Result<Files> {
         .out_dir(scratch.path())
         .compile_fds(descriptors)?;
     let mut files = read(scratch.path())?;
-    if TEXT_FILES.iter().all(|file| proto.join(file).exists()) {
-        files.insert(DESCRIPTORS.to_owned(), descriptors_of_text_files(proto)?);
+    if described {
+        files.insert(DESCRIPTORS.to_owned(), describe(proto, &sources)?);
     }
     Ok(files)
 }
 
-/// Returns the descriptors by which text files are parsed, without comments and positions.
-fn descriptors_of_text_files(proto: &Path) -> Result<Vec<u8>> {
+/// Returns the descriptors of `sources` and their imports, without comments and positions.
+fn describe(proto: &Path, sources: &[String]) -> Result<Vec<u8>> {
     let mut compiler = protox::Compiler::new([proto])?;
-    compiler.include_source_info(false).include_imports(true).open_files(TEXT_FILES)?;
+    compiler.include_source_info(false).include_imports(true).open_files(sources)?;
     Ok(compiler.encode_file_descriptor_set())
 }
 

@@ -32,5 +32,5 @@ mod update;
 mod write_threads;
 
 pub use filters::parse_filter;
-pub use routes::{OPENAPI, probes, routes, version};
+pub use routes::{OPENAPI, routes, version};
 pub use state::{BoxFuture, CollectionsState, ImageCollections, RegistrySource};

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::State;
 use axum::routing::{any, delete, get, post, put};
 use base::Error;
 use http::{HeaderMap, Method, StatusCode, Uri, header};
-use transport::{Reply, Shared};
+use transport::Reply;
 
 use crate::call::{RestCall, refuse};
 use crate::state::CollectionsState;
@@ -107,25 +106,6 @@ fn points() -> Router<Arc<CollectionsState>> {
         .route(&at("payload/delete"), post(|call: RestCall| call.write(update::delete_payload)))
         .route(&at("payload/clear"), post(|call: RestCall| call.write(update::clear_payload)))
         .route(&at("batch"), post(|call: RestCall| call.write(update::batch)))
-}
-
-/// Returns the probes, which need no API key.
-pub fn probes() -> Router<Arc<CollectionsState>> {
-    Router::new()
-        .route("/healthz", get(|| async { Reply::text("healthz check passed") }))
-        .route("/livez", get(|| async { Reply::text("healthz check passed") }))
-        .route("/readyz", get(ready))
-}
-
-/// Answers 200 once no collection is being opened.
-async fn ready(State(state): Shared<CollectionsState>) -> Reply {
-    let opening =
-        state.registry.opened().is_some_and(|registry| registry.stats().collections[0] > 0);
-    if opening {
-        return Reply::text("collections are still being opened")
-            .with_status(StatusCode::SERVICE_UNAVAILABLE);
-    }
-    Reply::text("all shards are ready")
 }
 
 /// Returns the reply by which clients recognise Qdrant at the root, or `None` for other clients.

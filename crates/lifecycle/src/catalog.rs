@@ -118,14 +118,36 @@ impl Catalog {
         self.models.load().get(name).map(|entry| entry.status.load_full())
     }
 
-    /// Returns the name of a model that should serve and cannot, and why; the first by name if
-    /// there are several.
-    pub fn failure(&self) -> Option<(Arc<str>, String)> {
+    /// Returns the models that should serve and cannot, and why, in order of name.
+    pub fn failures(&self) -> Vec<(Arc<str>, String)> {
+        self.with_reason(ModelStatus::failure)
+    }
+
+    /// Returns the models that should serve and do not, and why, in order of name: failed models
+    /// and models that are being loaded.
+    pub fn missing(&self) -> Vec<(Arc<str>, String)> {
+        self.with_reason(|status| {
+            let waits = || (!status.unloaded && !status.ready()).then(|| summary(status));
+            status.failure().or_else(waits)
+        })
+    }
+
+    fn with_reason(
+        &self,
+        reason: impl Fn(&ModelStatus) -> Option<String>,
+    ) -> Vec<(Arc<str>, String)> {
         let models = self.models.load();
-        let failures = models
+        let found = models
             .iter()
-            .filter_map(|(name, entry)| Some((name.clone(), entry.status.load().failure()?)));
-        failures.min_by(|a, b| a.0.cmp(&b.0))
+            .filter_map(|(name, entry)| Some((name.clone(), reason(&entry.status.load())?)));
+        let mut found: Vec<_> = found.collect();
+        found.sort();
+        found
+    }
+
+    /// Returns true if any model has a ready version.
+    pub fn serves(&self) -> bool {
+        self.models.load().values().any(|entry| !entry.ready.load().versions.is_empty())
     }
 
     pub(crate) fn statuses(&self) -> Vec<ModelStatus> {

@@ -233,6 +233,7 @@ impl Manager {
             self.prefault.want(self.models.values());
         }
         self.check_settled();
+        self.context.observer.event(&LifecycleEvent::Reported);
     }
 
     /// Takes the steps of one model's policy and reports its status.

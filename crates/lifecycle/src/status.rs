@@ -210,6 +210,8 @@ pub enum LifecycleEvent {
         /// Name of the model.
         model: Arc<str>,
     },
+    /// The status of models may have changed, and the catalogue shows it.
+    Reported,
 }
 
 /// Receiver of events, called on the `lifecycle` thread.

@@ -6,6 +6,7 @@
 
 mod audio;
 mod images;
+mod process;
 #[cfg(test)]
 mod reference;
 mod scheduling;
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -27,6 +28,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 pub use audio::{AudioLabels, AudioMetrics};
 pub use images::ImageMetrics;
+pub use process::ProcessMetrics;
 pub use prometheus_client;
 pub use scheduling::{Counted, ModelKindLabels, PriorityLabels, SchedulingMetrics};
 pub use sliding::{Percentiles, SlidingHistogram, WINDOW_SECONDS_MAX};
@@ -207,6 +209,8 @@ pub struct Metrics {
     pub images: ImageMetrics,
     /// Metrics of audio recognition.
     pub recordings: AudioMetrics,
+    /// Metrics under the names of Prometheus's client libraries, in a registry of their own.
+    pub process: ProcessMetrics,
     /// Metrics under TensorFlow Serving's names, in a registry of their own.
     pub tfs: TfsMetrics,
 }
@@ -272,6 +276,7 @@ impl Default for Metrics {
             scheduling: SchedulingMetrics::default(),
             images: ImageMetrics::default(),
             recordings: AudioMetrics::default(),
+            process: ProcessMetrics::default(),
             tfs: TfsMetrics::default(),
         };
         metrics.register();
@@ -511,7 +516,10 @@ impl Metrics {
     /// Encodes the exposition as OpenMetrics text, which Prometheus reads.
     pub fn encode(&self) -> String {
         let mut text = String::with_capacity(16 << 10);
-        if encode(&mut text, &self.registry).is_err() {
+        let written = encode_registry(&mut text, &self.registry)
+            .and_then(|()| encode_registry(&mut text, &self.process.registry))
+            .and_then(|()| encode_eof(&mut text));
+        if written.is_err() {
             // Writing to a string cannot fail; an encoder that does anyway must not take the server
             // down.
             let _ = writeln!(text, "# the exposition could not be written whole");

@@ -11,7 +11,7 @@ const HEAD: &str = "\
 
 Every metric of `/metrics`, with the help texts of the server. Made by `UPDATE_DOCS=1 cargo test -p millpond-metrics`; a
 test fails when it is stale. Counters have the suffix `_total`; histograms have `_bucket`, `_sum` and `_count`. A metric
-appears with its first series. `process_start_time_seconds` (gauge, seconds) has no prefix.
+appears with its first series. A version's series end when it is released, so their number is that of live versions.
 
 ";
 
@@ -42,10 +42,11 @@ fn models<M: Clone + Default>(families: &[&Family<ModelLabels, M>]) {
 }
 
 /// Files that register metrics.
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     include_str!("lib.rs"),
     include_str!("audio.rs"),
     include_str!("images.rs"),
+    include_str!("process.rs"),
     include_str!("scheduling.rs"),
     include_str!("tfs.rs"),
 ];

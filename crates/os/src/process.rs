@@ -66,6 +66,64 @@ pub fn memory() -> Result<ProcessMemory> {
     })
 }
 
+/// Figures of this process since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ProcessUsage {
+    /// Processor time of all threads, in user and kernel mode.
+    pub cpu_seconds: f64,
+    /// Start in seconds since the epoch.
+    pub start_time: f64,
+    /// Threads.
+    pub threads: u64,
+    /// Virtual memory.
+    pub virtual_bytes: u64,
+    /// Resident memory.
+    pub resident_bytes: u64,
+}
+
+/// Returns the figures of this process.
+///
+/// # Errors
+/// If /proc cannot be read.
+pub fn usage() -> Result<ProcessUsage> {
+    let path = Path::new("/proc/self/stat");
+    let boot = read(Path::new("/proc/stat"))?;
+    let boot = boot.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok());
+    // SAFETY: asks for a constant of the system.
+    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    let units = UsageUnits {
+        ticks_per_second: ticks.max(1) as f64,
+        page_bytes: page_bytes() as u64,
+        boot_time: boot.unwrap_or(0.0),
+    };
+    parse_usage(&read(path)?, &units)
+        .ok_or_else(|| Error::internal(format!("{} has another form", path.display())))
+}
+
+/// Units of the figures in /proc.
+struct UsageUnits {
+    ticks_per_second: f64,
+    page_bytes: u64,
+    /// Start of the machine in seconds since the epoch.
+    boot_time: f64,
+}
+
+/// Parses a line of /proc, "12 (name) S ...". The name may hold spaces and brackets.
+fn parse_usage(stat: &str, units: &UsageUnits) -> Option<ProcessUsage> {
+    let (_, tail) = stat.rsplit_once(") ")?;
+    // The tail begins with field 3 (proc_pid_stat(5)).
+    let fields: Vec<&str> = tail.split_ascii_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+    let (user, system) = (field(14)?, field(15)?);
+    Some(ProcessUsage {
+        cpu_seconds: (user + system) as f64 / units.ticks_per_second,
+        start_time: units.boot_time + field(22)? as f64 / units.ticks_per_second,
+        threads: field(20)?,
+        virtual_bytes: field(23)?,
+        resident_bytes: field(24)? * units.page_bytes,
+    })
+}
+
 /// Returns the memory that the machine, or the cgroup (version 2) of this process, allows.
 ///
 /// # Errors
@@ -146,6 +204,26 @@ mod tests {
         let memory = memory().unwrap();
         assert!(memory.rss > 0 && memory.rss <= memory.rss_peak);
         assert!(memory.anonymous > 0 && memory.anonymous <= memory.rss);
+    }
+
+    #[test]
+    fn figures_of_a_process_are_parsed() {
+        let stat = "12 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 150 50 13 14 20 0 7 0 1000 8192 3 99\n";
+        let units = UsageUnits { ticks_per_second: 100.0, page_bytes: 4096, boot_time: 1e9 };
+        let parsed = parse_usage(stat, &units).unwrap();
+        let expected = ProcessUsage {
+            cpu_seconds: 2.0,
+            start_time: 1e9 + 10.0,
+            threads: 7,
+            virtual_bytes: 8192,
+            resident_bytes: 3 * 4096,
+        };
+        assert_eq!(parsed, expected);
+        assert_eq!(parse_usage("12 (a) S 1 2", &units), None);
+        let own = usage().unwrap();
+        let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
+        assert!(own.threads > 0 && own.resident_bytes > 0, "{own:?}");
+        assert!(own.start_time > now - 86_400.0 && own.start_time < now + 2.0, "{own:?} {now}");
     }
 
     #[test]

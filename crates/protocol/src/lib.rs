@@ -15,11 +15,12 @@
 pub mod generated;
 mod json;
 pub mod oip;
+pub mod reflection;
 pub mod status;
 pub mod tfs;
 pub mod weigh;
 mod wire;
 
-pub use generated::{inference, tensorflow};
+pub use generated::{grpc, inference, tensorflow};
 pub use json::text_bytes_max;
 pub use prost::Message;

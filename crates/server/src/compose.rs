@@ -11,9 +11,11 @@ use transport::RequestResources;
 use transport::access::AccessPolicy;
 
 use crate::collections::Collections;
-use crate::config::{Config, ListenerConfig};
+use crate::config::Config;
 use crate::core::Core;
 use crate::exporter::Exporter;
+use crate::grpc::health::HealthWatchers;
+use crate::log_filter::LogFilter;
 use crate::models::ModelsState;
 use crate::page::Page;
 use crate::readiness::Readiness;
@@ -42,11 +44,18 @@ pub(crate) struct HttpOptions {
     pub(crate) cors: bool,
     /// Path of the metrics under TensorFlow Serving's names.
     pub(crate) tfs_metrics: Option<String>,
+    /// Filter of the program's log.
+    pub(crate) log: Option<Arc<dyn LogFilter>>,
 }
 
 impl HttpOptions {
-    fn of(config: &ListenerConfig) -> HttpOptions {
-        HttpOptions { cors: config.cors, tfs_metrics: config.tfs_metrics.clone() }
+    fn of(config: &Config) -> HttpOptions {
+        let listeners = &config.listeners;
+        HttpOptions {
+            cors: listeners.cors,
+            tfs_metrics: listeners.tfs_metrics.clone(),
+            log: config.log.clone(),
+        }
     }
 }
 
@@ -73,7 +82,8 @@ impl Server {
         ));
         let access = Arc::new(access);
         let inference = inference(&core, limits.request_timeout);
-        let readiness = Arc::new(Readiness::new(core.lifecycle.clone()));
+        let readiness =
+            Arc::new(Readiness::new(core.lifecycle.clone(), config.listeners.readiness));
         let collections = Arc::new(Collections::new(config.search.clone()));
         let audio = Arc::new(AudioState::new(
             config.audio.clone(),
@@ -102,6 +112,7 @@ impl Server {
             inference,
             lifecycle: core.lifecycle.clone(),
             readiness: readiness.clone(),
+            health: HealthWatchers::new(core.changes.clone()),
             configurator,
             engine_version: core.engine_version.clone(),
             tfs_tensor_content: config.listeners.tfs_tensor_content,
@@ -128,7 +139,7 @@ impl Server {
             images,
             qdrant,
             exporter,
-            http_options: HttpOptions::of(&config.listeners),
+            http_options: HttpOptions::of(config),
         }
     }
 

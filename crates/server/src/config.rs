@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::log_filter::LogFilter;
 use crate::model_list::ModelListRules;
+use crate::readiness::ReadinessPolicy;
 use crate::request_log::RequestLogConfig;
 use api_audio::AudioConfig;
 use base::Result;
@@ -37,6 +39,8 @@ pub struct Config {
     pub audio: AudioConfig,
     /// Collections and images.
     pub search: SearchConfig,
+    /// Filter of the program's log; `None` if it cannot change.
+    pub log: Option<Arc<dyn LogFilter>>,
 }
 
 /// Path of TensorFlow Serving's metrics.
@@ -85,6 +89,8 @@ pub struct ListenerConfig {
     /// Listen once the first load is finished, as TensorFlow Serving does, whose clients take an
     /// open port for a ready server.
     pub listen_when_settled: bool,
+    /// Models that must serve for the server to be ready.
+    pub readiness: ReadinessPolicy,
     /// Let pages of other sites use the HTTP API (CORS).
     pub cors: bool,
     /// Path of the metrics under TensorFlow Serving's names; `None` does not offer them.
@@ -127,6 +133,7 @@ impl Default for ListenerConfig {
             request_timeout: Duration::from_secs(60),
             rest_timeout: None,
             listen_when_settled: false,
+            readiness: ReadinessPolicy::All,
             cors: false,
             tfs_metrics: Some(TFS_METRICS.to_owned()),
             client_timeout: Duration::from_secs(10),

@@ -16,6 +16,7 @@ use memory::{ParameterStore, PoolConfig, SlotPool, StoreConfig};
 use metrics::Metrics;
 use os::Rate;
 use schedule::{Scheduler, SchedulerConfig, ThreadPolicy};
+use tokio::sync::watch;
 
 use crate::config::{Config, MemoryConfig};
 use crate::observer::MetricsObserver;
@@ -40,6 +41,8 @@ pub(crate) struct Core {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) stats: Arc<InferenceStats>,
     pub(crate) history: Arc<PageHistory>,
+    /// Changes with the status of any model.
+    pub(crate) changes: watch::Receiver<()>,
     pub(crate) memory: Arc<ParameterStore>,
     pub(crate) isolation: Arc<Isolation>,
     pub(crate) request_log: Option<Arc<RequestLog>>,
@@ -121,10 +124,12 @@ impl Core {
             pin: config.data.pin,
             count_threads: run_threads_max.is_some(),
         })?;
+        let (changed, changes) = watch::channel(());
         let observer = Arc::new(MetricsObserver {
             metrics: metrics.clone(),
             stats: stats.clone(),
             history: history.clone(),
+            changed,
             engines: engines.iter().map(|engine| engine.name()).collect(),
         });
         let lifecycle = Lifecycle::start(
@@ -140,6 +145,7 @@ impl Core {
             metrics,
             stats,
             history,
+            changes,
             memory: store,
             isolation,
             request_log: request_log.map(Arc::new),

@@ -1,6 +1,6 @@
 //! Serves `/metrics`: copies the state of the components into gauges, then encodes all metrics.
 
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use api_audio::AudioState;
@@ -9,8 +9,8 @@ use engine::ScheduleMode;
 use metrics::prometheus_client::metrics::counter::Counter;
 use metrics::prometheus_client::metrics::family::Family;
 use metrics::{
-    BytesLabels, KindLabels, ModelKindLabels, ModelLabels, PriorityLabels, QuantileLabels,
-    SchedulingMetrics, StateLabels,
+    BytesLabels, KindLabels, ModelKindLabels, ModelLabels, PriorityLabels, ProcessMetrics,
+    QuantileLabels, SchedulingMetrics, StateLabels,
 };
 use os::CpuQuota;
 use schedule::{BATCH_SIZE_BOUNDS, SchedulerSnapshot};
@@ -25,12 +25,6 @@ pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 
 /// Content type of the older text format.
 pub(crate) const CLASSIC_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-/// Start of the process in seconds since the epoch.
-static STARTED: LazyLock<f64> = LazyLock::new(|| {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.map_or(0.0, |since| since.as_secs_f64())
-});
 
 /// Returns true if a scraper accepts the older text format and not OpenMetrics.
 pub(crate) fn wants_classic(accept: &str) -> bool {
@@ -80,7 +74,6 @@ pub(crate) struct Exporter {
 }
 
 impl Exporter {
-    /// Creates the exporter, and sets the start of the process to now at the first call.
     pub(crate) fn new(
         core: Core,
         requests: Arc<RequestResources>,
@@ -88,7 +81,6 @@ impl Exporter {
         images: Arc<ImagesState>,
         collections: Arc<Collections>,
     ) -> Exporter {
-        LazyLock::force(&STARTED);
         Exporter { core, requests, audio, images, collections, scrape: Mutex::new(()) }
     }
 }
@@ -122,16 +114,8 @@ pub(crate) fn exposition(exporter: &Exporter) -> String {
     level(&metrics.scheduling.workers, "all", snapshot.workers as u64);
     level(&metrics.scheduling.workers, "busy", snapshot.busy as u64);
     scheduling(&metrics.scheduling, &snapshot);
-    let mut text = metrics.encode();
-    let end = text.strip_suffix("# EOF\n").map_or(text.len(), str::len);
-    text.truncate(end);
-    // Prometheus knows this name, so it has no prefix.
-    text.push_str("# HELP process_start_time_seconds Start of the process since the epoch.\n");
-    text.push_str(
-        "# TYPE process_start_time_seconds gauge\n# UNIT process_start_time_seconds seconds\n",
-    );
-    text.push_str(&format!("process_start_time_seconds {}\n# EOF\n", *STARTED));
-    text
+    process(&metrics.process);
+    metrics.encode()
 }
 
 /// Returns the metrics under TensorFlow Serving's names, and then all others, in the older text
@@ -275,6 +259,19 @@ fn memory(core: &Core) {
     core.metrics
         .cpu_throttled_seconds
         .set(quota.map_or(0.0, |quota| quota.throttled.as_secs_f64()));
+}
+
+fn process(metrics: &ProcessMetrics) {
+    let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    metrics.open_descriptors.set(gauge(transport::descriptors::open()));
+    metrics.descriptors_max.set(gauge(transport::descriptors::limit()));
+    // Without /proc the figures stay 0.
+    let Ok(usage) = os::process::usage() else { return };
+    metrics.set_cpu_seconds(usage.cpu_seconds);
+    metrics.resident_bytes.set(gauge(usage.resident_bytes));
+    metrics.virtual_bytes.set(gauge(usage.virtual_bytes));
+    metrics.threads.set(gauge(usage.threads));
+    metrics.start_time.set(usage.start_time);
 }
 
 /// Rebuilds the gauges of versions, so that a released version leaves no series.

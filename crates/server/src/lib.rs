@@ -18,6 +18,7 @@ mod exporter;
 mod grpc;
 mod http;
 pub mod local;
+mod log_filter;
 #[cfg(test)]
 mod loopback;
 mod model_list;
@@ -40,7 +41,9 @@ pub use api_audio::AudioConfig;
 pub use config::{
     Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig, TFS_METRICS,
 };
+pub use log_filter::{LOG_FILTER_BYTES_MAX, LogFilter};
 pub use model_list::ModelListRules;
+pub use readiness::ReadinessPolicy;
 pub use reconfigure::{ConfigSource, ConfigWatch};
 pub use request_log::RequestLogConfig;
 pub use run::run;

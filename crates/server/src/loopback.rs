@@ -67,6 +67,7 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
         tensorflow: engine::LibrarySearch::default(),
         audio: AudioConfig::default(),
         search: SearchConfig::default(),
+        log: None,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Counts the events of versions in the metrics.
+//! Counts the events of versions in the metrics, and announces changes of their status.
 
 use std::sync::Arc;
 
@@ -6,6 +6,7 @@ use base::VersionId;
 use inference::InferenceStats;
 use lifecycle::{LifecycleEvent, LifecycleState, Observer, SwapReport};
 use metrics::{Metrics, ModelLabels, SwapLabels};
+use tokio::sync::watch;
 
 use crate::page::history::PageHistory;
 
@@ -14,6 +15,8 @@ pub(crate) struct MetricsObserver {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) stats: Arc<InferenceStats>,
     pub(crate) history: Arc<PageHistory>,
+    /// Notified of each report of the status of models.
+    pub(crate) changed: watch::Sender<()>,
     /// Names of the engines.
     pub(crate) engines: Vec<&'static str>,
 }
@@ -53,6 +56,7 @@ impl Observer for MetricsObserver {
             LifecycleEvent::Forgotten { model } => {
                 self.metrics.tfs.forget_model(model, &self.engines);
             }
+            LifecycleEvent::Reported => drop(self.changed.send_replace(())),
             _ => {}
         }
     }

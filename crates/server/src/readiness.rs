@@ -6,39 +6,82 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use base::{Error, Result};
 use lifecycle::Lifecycle;
 
+/// Models that must serve for the server to be ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadinessPolicy {
+    /// Every model that should serve.
+    #[default]
+    All,
+    /// At least one, if any should serve.
+    Any,
+    /// None: the server is ready while it runs.
+    Server,
+}
+
 /// Knows if the server is ready for requests.
 pub(crate) struct Readiness {
     lifecycle: Arc<Lifecycle>,
+    policy: ReadinessPolicy,
     stopping: AtomicBool,
 }
 
+/// Reason why the server is not ready.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unready {
+    pub(crate) reason: String,
+    /// Models that should serve and do not, with their reasons, in order of name.
+    pub(crate) models: Vec<(Arc<str>, String)>,
+}
+
 impl Readiness {
-    pub(crate) fn new(lifecycle: Arc<Lifecycle>) -> Readiness {
-        Readiness { lifecycle, stopping: AtomicBool::new(false) }
+    pub(crate) fn new(lifecycle: Arc<Lifecycle>, policy: ReadinessPolicy) -> Readiness {
+        Readiness { lifecycle, policy, stopping: AtomicBool::new(false) }
     }
 
-    /// Checks that every model that should serve does, and that the server is not stopping. A model
+    /// Checks that the models of the policy serve, and that the server is not stopping. A model
     /// whose old version serves while a new one failed counts as serving.
     ///
     /// # Errors
     /// `Unavailable` with the reason.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.stopping.load(Ordering::Relaxed) {
-            return Err(Error::unavailable("the server is shutting down"));
+        match self.unready() {
+            None => Ok(()),
+            Some(Unready { reason, .. }) => Err(Error::unavailable(reason)),
+        }
+    }
+
+    /// Returns why the server is not ready; `None` if it is.
+    pub(crate) fn unready(&self) -> Option<Unready> {
+        let catalog = self.lifecycle.catalog();
+        if self.is_stopping() {
+            let reason = "the server is shutting down".to_owned();
+            return Some(Unready { reason, models: Vec::new() });
+        }
+        match self.policy {
+            ReadinessPolicy::Server => return None,
+            ReadinessPolicy::Any if catalog.serves() => return None,
+            ReadinessPolicy::Any | ReadinessPolicy::All => {}
         }
         if !self.lifecycle.settled() {
-            return Err(Error::unavailable("the first load is not finished"));
+            let reason = "the first load is not finished".to_owned();
+            return Some(Unready { reason, models: catalog.missing() });
         }
-        match self.lifecycle.catalog().failure() {
-            Some((model, reason)) => {
-                Err(Error::unavailable(format!("model \"{model}\" does not serve: {reason}")))
-            }
-            None => Ok(()),
-        }
+        let models = catalog.failures();
+        let (name, why) = models.first()?;
+        let others = match models.len() - 1 {
+            0 => String::new(),
+            count => format!("; GET /readyz names {count} more"),
+        };
+        let reason = format!("model \"{name}\" does not serve: {why}{others}");
+        Some(Unready { reason, models })
     }
 
     /// Makes all further checks fail.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
     }
 }

@@ -162,6 +162,7 @@ impl EngineArgs {
             tensorflow: tensorflow_search(None),
             audio: AudioConfig::default(),
             search: SearchConfig::default(),
+            log: None,
         })
     }
 }

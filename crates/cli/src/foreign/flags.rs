@@ -82,7 +82,7 @@ pub(super) const TRITON: &[ForeignFlag] = &[
     ("load-model", "write each model as NAME=DIR: millpond serve NAME=DIR"),
     ("model-load-thread-count", "--load-threads N sets the threads that load"),
     ("model-load-retry-count", "--load-retries N sets the tries after a load that failed"),
-    ("strict-readiness", "/v2/health/ready is always strict"),
+    ("strict-readiness", "--readiness all|any|server sets the models that must serve"),
     (
         "strict-model-config",
         "inputs and outputs are always read from the model; `millpond import triton DIR` converts the other settings",

@@ -40,6 +40,7 @@ impl ServeSettings {
             tensorflow: tensorflow_search(self.server.tensorflow),
             audio: audio(self.audio),
             search: search(self.search),
+            log: None,
         })
     }
 }
@@ -66,6 +67,7 @@ fn listeners(options: &ServerOptions) -> ListenerConfig {
         request_timeout: time(options.request_timeout, default.request_timeout),
         rest_timeout: default.rest_timeout,
         listen_when_settled: default.listen_when_settled,
+        readiness: options.readiness.map_or(default.readiness, Into::into),
         cors: default.cors,
         tfs_metrics: default.tfs_metrics,
         client_timeout: time(options.client_timeout, default.client_timeout),

@@ -1,37 +1,82 @@
-//! The log: standard error, text or JSON.
+//! The log: standard error, text or JSON. Its filter can change while serving.
 
 use std::io::IsTerminal;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use tracing_subscriber::EnvFilter;
+use base::Error;
+use server::LogFilter;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::{EnvFilter, reload};
 
 use super::options::LogFormat;
 use crate::environment;
 use crate::exit::{CommandError, CommandResult};
 
-/// Starts the log of this process.
+/// Forms of a filter.
+const FORMS: &str =
+    "use error, warn, info, debug, trace, off, or a filter such as info,millpond_lifecycle=debug";
+
+/// Starts the log of this process. Returns its filter.
 ///
 /// # Errors
 /// Returns a usage error if `filter` is invalid.
-pub(crate) fn start(format: LogFormat, filter: &str) -> CommandResult {
-    let wrong = |what: String| {
-        CommandError::usage(format!("--log {filter}: {what}")).hint(
-            "use error, warn, info, debug, trace, off, or a filter such as info,millpond_lifecycle=debug",
-        )
-    };
-    if let Some(word) = filter.split(',').map(str::trim).find(|word| names_no_level(word)) {
-        return Err(wrong(format!("\"{word}\" is not a level")));
-    }
-    let filter = EnvFilter::try_new(filter).map_err(|error| wrong(error.to_string()))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let started = match format {
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+pub(crate) fn start(format: LogFormat, filter: &str) -> CommandResult<Arc<dyn LogFilter>> {
+    let parsed = parse(filter)
+        .map_err(|what| CommandError::usage(format!("--log {filter}: {what}")).hint(FORMS))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(std::io::stderr);
+    let (started, replace): (_, Replace) = match format {
+        LogFormat::Json => {
+            let builder = builder.json().flatten_event(true).with_filter_reloading();
+            let handle = builder.reload_handle();
+            (builder.try_init(), Box::new(move |filter| handle.reload(filter)))
+        }
         LogFormat::Text => {
             let colours = std::io::stderr().is_terminal() && environment::NO_COLOR.text().is_none();
-            builder.with_ansi(colours).with_target(false).try_init()
+            let builder = builder.with_ansi(colours).with_target(false).with_filter_reloading();
+            let handle = builder.reload_handle();
+            (builder.try_init(), Box::new(move |filter| handle.reload(filter)))
         }
     };
-    started.map_err(|error| CommandError::failed(format!("the log cannot be started: {error}")))
+    started.map_err(|error| CommandError::failed(format!("the log cannot be started: {error}")))?;
+    Ok(Arc::new(ProcessLogFilter { replace, text: Mutex::new(filter.to_owned()) }))
+}
+
+type Replace = Box<dyn Fn(EnvFilter) -> Result<(), reload::Error> + Send + Sync>;
+
+/// The filter of this process's log.
+struct ProcessLogFilter {
+    replace: Replace,
+    text: Mutex<String>,
+}
+
+impl std::fmt::Debug for ProcessLogFilter {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_tuple("ProcessLogFilter").field(&self.get()).finish()
+    }
+}
+
+impl LogFilter for ProcessLogFilter {
+    fn get(&self) -> String {
+        self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, filter: &str) -> base::Result<()> {
+        let parsed = parse(filter)
+            .map_err(|what| Error::invalid(format!("filter \"{filter}\": {what}; {FORMS}")))?;
+        let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        (self.replace)(parsed)
+            .map_err(|error| Error::internal(format!("the log's filter stays: {error}")))?;
+        filter.clone_into(&mut text);
+        Ok(())
+    }
+}
+
+/// Parses a filter. An error says what is wrong with it.
+fn parse(filter: &str) -> Result<EnvFilter, String> {
+    match filter.split(',').map(str::trim).find(|word| names_no_level(word)) {
+        Some(word) => Err(format!("\"{word}\" is not a level")),
+        None => EnvFilter::try_new(filter).map_err(|error| error.to_string()),
+    }
 }
 
 /// Returns true for a word of a filter that is no level. The library takes such a word for a

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use engine::ScheduleFile;
 use serde::Deserialize;
+use server::ReadinessPolicy;
 
 use crate::values::{ByteRate, ByteSize, Host, TimeSpan, Versions, port};
 
@@ -77,6 +78,10 @@ pub(crate) struct ServerOptions {
     /// Timeout for a client's headers, and between two parts of a body [default: 10s]
     #[arg(long, value_name = "TIME")]
     pub(crate) client_timeout: Option<TimeSpan>,
+    /// Models that must serve for /readyz, /v2/health/ready and gRPC's health checks to call the
+    /// server ready [default: all]
+    #[arg(long, value_name = "MODELS")]
+    pub(crate) readiness: Option<ReadyModels>,
     /// Time that a shutdown waits for requests in flight [default: 30s]
     #[arg(long, value_name = "TIME")]
     pub(crate) shutdown_grace: Option<TimeSpan>,
@@ -102,6 +107,28 @@ pub(crate) struct ServerOptions {
     /// Level (error, warn, info, debug, trace) or filter of the log [default: info]
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
+}
+
+/// Models that must serve for the server to be ready.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ReadyModels {
+    /// Every model that should serve
+    All,
+    /// At least one, if any should serve
+    Any,
+    /// None: the server is ready while it runs
+    Server,
+}
+
+impl From<ReadyModels> for ReadinessPolicy {
+    fn from(models: ReadyModels) -> ReadinessPolicy {
+        match models {
+            ReadyModels::All => ReadinessPolicy::All,
+            ReadyModels::Any => ReadinessPolicy::Any,
+            ReadyModels::Server => ReadinessPolicy::Server,
+        }
+    }
 }
 
 /// Formats of the log.
@@ -352,7 +379,7 @@ sections! {
     ServerOptions {
         host, http_port, grpc_port, grpc_socket, tls_cert, tls_key, tls_client_ca, keys, allowed_hosts, allow_remote_admin, admin_key, connection_threads,
         max_body, max_connections, max_requests, request_memory, request_timeout, client_timeout,
-        shutdown_grace, tfs_tensor_content, onnxruntime, libtorch, tensorflow, log_format, log,
+        readiness, shutdown_grace, tfs_tensor_content, onnxruntime, libtorch, tensorflow, log_format, log,
     }
     InferenceOptions {
         threads, runtime_threads, queue, pin, oversubscribe, request_log, request_log_rate,

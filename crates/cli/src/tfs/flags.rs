@@ -136,11 +136,7 @@ pub(super) const FLAGS: &[Flag] = &[
     ),
     ignored("mixed_precision", Text, "models run in the precision of their graph"),
     ignored("skip_initialize_tpu", Bool, "TPUs are not used"),
-    ignored(
-        "enable_grpc_healthcheck_service",
-        Bool,
-        "ask GET /v2/health/ready, or inference.GRPCInferenceService/ServerReady",
-    ),
+    ignored("enable_grpc_healthcheck_service", Bool, "grpc.health.v1.Health is always offered"),
     flag(
         "enable_serialization_as_tensor_content",
         Bool,

@@ -84,9 +84,9 @@ pub(crate) fn run(args: &TfsArgs) -> CommandResult {
         ));
     }
     let TfsSetup { config, watch, log, warnings } = config::resolve(&flags)?;
-    serve::log::start(log.format, &log.filter)?;
+    let filter = serve::log::start(log.format, &log.filter)?;
     warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-    serve::start(config, watch)
+    serve::start(server::Config { log: Some(filter), ..config }, watch)
 }
 
 /// Prints the help.

@@ -96,7 +96,7 @@ fn flags_of_other_servers_are_known() {
         ("--model_base_path=/models/a", "TensorFlow Serving", "millpond serve NAME=DIR"),
         ("--enable_batching", "TensorFlow Serving", "--runtime-threads N"),
         ("--model-repository=/models", "Triton", "millpond serve DIR"),
-        ("--strict-readiness=true", "Triton", "/v2/health/ready is always strict"),
+        ("--strict-readiness=true", "Triton", "--readiness all|any|server"),
         ("--model-control-mode=poll", "Triton", "load and unload requests"),
         ("--backend-config=a=b", "Triton", "millpond import triton DIR"),
         ("--http-restricted-api=x", "Triton", "--admin-key KEY"),

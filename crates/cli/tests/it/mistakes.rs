@@ -34,15 +34,38 @@ fn a_load_is_one_line_of_the_log_and_stopped_is_the_last() {
     assert_eq!(server.terminate(), Some(0));
     let log = std::fs::read_to_string(log).unwrap();
     let about: Vec<&str> = log.lines().filter(|line| line.contains("half_plus_two")).collect();
-    assert_eq!(about.len(), 2, "{log}");
+    assert_eq!(about.len(), 1, "{log}");
     assert!(
         about[0].contains("INFO half_plus_two 1 ready in ") && about[0].contains(" ms ("),
         "{log}"
     );
-    assert!(about[1].ends_with("half_plus_two 1 released"), "{log}");
     assert!(log.lines().last().unwrap().ends_with("stopped"), "{log}");
     let left_out = log.lines().find(|line| line.contains("left out: it is a sequence")).unwrap();
     assert!(left_out.contains("load{model=sequence version=1}"), "{left_out}");
+}
+
+#[test]
+fn the_filter_of_the_log_changes_while_serving() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), 0.5);
+    let log = dir.path().join("log");
+    let file = std::fs::File::create(&log).unwrap();
+    let server = Server::start_logged(&[&models(dir.path()), "--log", "off"], Stdio::from(file));
+    server.wait_until("ready", &["models", "ls"], |run| run.stdout.contains("ready"));
+    assert!(server.metrics("/v1/log").ends_with(r#"{"filter":"off"}"#));
+    let refused = server.put("/v1/log", r#"{"filter":"verbose"}"#);
+    assert!(refused.contains(" 400 ") && refused.contains("is not a level"), "{refused}");
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), "");
+    let filter = r#"{"filter":"info,millpond_lifecycle=debug"}"#;
+    assert!(server.put("/v1/log", filter).ends_with(filter));
+    assert_eq!(server.client(&["models", "unload", "half_plus_two"]).code, 0);
+    assert!(server.put("/v1/log", r#"{"filter":"off"}"#).contains(" 200 "));
+    assert_eq!(server.client(&["models", "load", "half_plus_two"]).code, 0);
+    assert_eq!(server.terminate(), Some(0));
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains("changed the log's filter") && log.contains("unloaded by"), "{log}");
+    assert!(log.contains("DEBUG version changed state"), "{log}");
+    assert!(!log.contains("ready in") && !log.contains("stopped"), "{log}");
 }
 
 #[test]

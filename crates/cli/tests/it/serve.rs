@@ -81,6 +81,11 @@ impl Server {
         self.ask("POST", path, body)
     }
 
+    /// Returns the answer to PUT `path` with the JSON `body`, with its headers.
+    pub(crate) fn put(&self, path: &str, body: &str) -> String {
+        self.ask("PUT", path, body)
+    }
+
     fn ask(&self, method: &str, path: &str, body: &str) -> String {
         use std::io::{Read, Write};
         let address = self.url.trim_start_matches("http://");

@@ -389,7 +389,6 @@ fn log(model: &str, version: u64, state: LifecycleState, reason: Option<&str>) {
         (LifecycleState::Failed, reason) => {
             tracing::warn!("{model} {version} failed: {}", reason.unwrap_or_default())
         }
-        (LifecycleState::Released, None) => tracing::info!("{model} {version} released"),
         // The load logs `Ready` itself, with its cost.
         _ => tracing::debug!(model, version, state = state.name(), reason, "version changed state"),
     }

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::Manager;
-use crate::SHUTDOWN_WAIT_MAX;
 use crate::message::Message;
+use crate::{LifecycleEvent, SHUTDOWN_WAIT_MAX};
 
 impl Manager {
     /// Stops loads, retires every version and waits for their release, for a bounded time.
@@ -23,6 +23,7 @@ impl Manager {
             }
             model.report();
         }
+        self.context.observer.event(&LifecycleEvent::Reported);
         let deadline = Instant::now() + SHUTDOWN_WAIT_MAX;
         while !self.models.values().all(super::Model::at_rest) {
             self.context.flush();

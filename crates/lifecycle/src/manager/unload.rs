@@ -92,7 +92,7 @@ impl Model {
             loader_minor_faults: cost.loader_minor_faults,
             loader_cpu_seconds: cost.loader_cpu_seconds,
         };
-        tracing::info!(
+        tracing::debug!(
             model = %report.model,
             from,
             to,

@@ -3,13 +3,12 @@
 //! The messages are parsed by their descriptors, which `cargo xtask codegen` writes. A field that
 //! the descriptors lack is an error with its line.
 
-use std::sync::LazyLock;
-
 use base::{Error, Result};
 use miette::Diagnostic;
 use prost::Message;
-use prost_reflect::{DescriptorPool, DynamicMessage};
+use prost_reflect::DynamicMessage;
 
+use crate::generated::DESCRIPTORS;
 use crate::inference;
 use crate::tensorflow::ConfigProto;
 use crate::tensorflow::serving::{
@@ -20,12 +19,6 @@ use crate::tensorflow::serving::{
 pub const TEXT_BYTES_MAX: usize = 1 << 20;
 /// Maximum depth of messages inside messages. The parser recurses.
 const DEPTH_MAX: usize = 32;
-
-/// Descriptors of the messages; empty if the generated file is damaged, which a test excludes.
-static DESCRIPTORS: LazyLock<DescriptorPool> = LazyLock::new(|| {
-    let bytes = include_bytes!("../generated/text_files.binpb").as_slice();
-    DescriptorPool::decode(bytes).unwrap_or_default()
-});
 
 /// A message that a configuration file holds.
 pub trait TextMessage: Message + Default {

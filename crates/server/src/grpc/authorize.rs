@@ -3,6 +3,7 @@
 
 use base::Result;
 use http::HeaderValue;
+use protocol::grpc::health::v1 as health;
 use protocol::inference as oip;
 use protocol::tensorflow::serving as tfs;
 use transport::access::{KeyGrant, KeyRefusal, KeyRole, Operation};
@@ -20,11 +21,13 @@ fn role(path: &str) -> Option<KeyRole> {
     match path {
         "/inference.GRPCInferenceService/ServerLive"
         | "/inference.GRPCInferenceService/ServerReady" => None,
-        _ if path.starts_with("/grpc.health.v1.Health/") => None,
+        "/grpc.health.v1.Health/Check" | "/grpc.health.v1.Health/Watch" => None,
         "/inference.GRPCInferenceService/RepositoryModelLoad"
         | "/inference.GRPCInferenceService/RepositoryModelUnload"
         | "/tensorflow.serving.ModelService/HandleReloadConfigRequest" => Some(KeyRole::Admin),
-        "/inference.GRPCInferenceService/RepositoryIndex" => Some(KeyRole::Read),
+        "/inference.GRPCInferenceService/RepositoryIndex" | "/grpc.health.v1.Health/List" => {
+            Some(KeyRole::Read)
+        }
         _ => Some(KeyRole::Infer),
     }
 }
@@ -120,5 +123,7 @@ macro_rules! nameless {
 }
 nameless! {
     oip::ServerLiveRequest, oip::ServerReadyRequest, oip::ServerMetadataRequest,
-    oip::RepositoryIndexRequest, tfs::ReloadConfigRequest,
+    oip::RepositoryIndexRequest, tfs::ReloadConfigRequest, health::HealthListRequest,
+    // Needs no key.
+    health::HealthCheckRequest,
 }

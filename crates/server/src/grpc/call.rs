@@ -73,7 +73,7 @@ pub(super) struct SmallCall<M> {
 
 impl<M: Message + Default + NamesModels> SmallCall<M> {
     /// Reads a call, and reserves the largest size of its decoded message.
-    async fn read(
+    pub(super) async fn read(
         state: &ModelsState,
         request: http::Request<RequestBody>,
     ) -> Result<(SmallCall<M>, Reservation)> {

@@ -1,4 +1,5 @@
-//! gRPC: both protocols on one port. The path of a call names its service and method.
+//! gRPC: both protocols, health and reflection on one port. The path of a call names its service
+//! and method.
 //!
 //! Calls are routed and framed here, not by a general gRPC server. Such a server copies a message
 //! into a growing buffer and decodes it before the memory of the result is known. Here a message
@@ -7,10 +8,13 @@
 mod authorize;
 mod call;
 mod examples;
+pub(crate) mod health;
 mod messages;
 mod oip;
+mod reflection;
 mod response;
 mod status;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod tfs;
@@ -123,12 +127,29 @@ impl tower::Service<Request> for GrpcService {
             "/tensorflow.serving.ModelService/HandleReloadConfigRequest" => {
                 boxed(tfs::reload_config(self.state.clone(), request))
             }
-            path => refuse(&unknown_method(path)),
+            _ => self.grpc_own(request),
         }
     }
 }
 
 impl GrpcService {
+    /// Answers a call of gRPC's own services.
+    fn grpc_own(&self, request: Request) -> ResponseFuture {
+        match request.uri().path() {
+            "/grpc.health.v1.Health/Check" => self.small(request, health::check),
+            "/grpc.health.v1.Health/List" => self.small(request, health::list),
+            "/grpc.health.v1.Health/Watch" => {
+                boxed(health::watch(self.state.clone(), self.stopped.clone(), request))
+            }
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+            | "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo" => {
+                let response = reflection::info(&self.state, self.stopped.clone(), request);
+                boxed(std::future::ready(response))
+            }
+            path => refuse(&unknown_method(path)),
+        }
+    }
+
     /// Answers a call that runs a model by `run`. Refuses it before its body is read if no request
     /// could be admitted now.
     fn inference<F>(
@@ -192,13 +213,8 @@ fn refuse(error: &Error) -> ResponseFuture {
 /// Returns the error for the path of a method that this server does not have.
 fn unknown_method(path: &str) -> Error {
     let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
-    Error::unimplemented(match (service, method) {
-        (
-            "inference.GRPCInferenceService"
-            | "tensorflow.serving.PredictionService"
-            | "tensorflow.serving.ModelService",
-            _,
-        ) => format!("{service}/{method} is not offered"),
-        _ => format!("there is no gRPC service \"{service}\" here"),
+    Error::unimplemented(match protocol::reflection::is_service(service) {
+        true => format!("{service}/{method} is not offered"),
+        false => format!("there is no gRPC service \"{service}\" here"),
     })
 }

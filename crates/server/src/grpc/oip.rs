@@ -8,19 +8,18 @@ use inference::{InferenceRequest, RequestTicket};
 use lifecycle::LoadSpec;
 use protocol::inference as pb;
 use protocol::oip;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use transport::access::KeyGrant;
 use transport::{CodecStep, INLINE_WORK_MAX, RequestBody, Reservation, ResponseBody};
 
 use super::authorize::check_models;
 use super::call::{InferenceCall, SmallCall, answer};
-use super::messages::{self, Decoded, Messages};
+use super::messages::{self, Decoded};
 use super::response::{self, Response};
+use super::stream;
 use crate::models::ModelsState;
 use crate::{admin, signatures, view};
 
-/// Most unread answers of one stream.
-const STREAM_ANSWERS_MAX: usize = 8;
 const PROTOCOL: &str = "oip-grpc";
 /// Triton's parameter that marks the last streamed answer to a request. Every request has one
 /// answer here.
@@ -89,61 +88,24 @@ pub(super) fn model_stream_infer(
     stopped: watch::Receiver<bool>,
     request: http::Request<RequestBody>,
 ) -> Response {
-    let (head, body) = request.into_parts();
-    let requests = match Messages::new(&head.headers, body) {
-        Ok(requests) => requests,
-        Err(error) => return response::failed(&error),
-    };
-    let (sender, receiver) = mpsc::channel(STREAM_ANSWERS_MAX);
-    let conversation = Conversation {
+    let call = Arc::new(StreamCall {
         state: state.clone(),
-        answers: sender,
-        grant: head.extensions.get::<KeyGrant>().cloned(),
-    };
-    tokio::spawn(conversation.run(requests, stopped));
-    response::stream(receiver)
+        grant: request.extensions().get::<KeyGrant>().cloned(),
+    });
+    stream::respond(state, stopped, request, move |message| {
+        let call = call.clone();
+        async move { call.infer(message).await }
+    })
 }
 
 /// One stream of requests.
-struct Conversation {
+struct StreamCall {
     state: Arc<ModelsState>,
-    answers: mpsc::Sender<Result<ResponseBody>>,
     /// Rights of the call's key.
     grant: Option<KeyGrant>,
 }
 
-impl Conversation {
-    /// Answers the requests in turn, until the stream ends, the client disconnects, or the server
-    /// stops.
-    async fn run(self, mut requests: Messages, mut stopped: watch::Receiver<bool>) {
-        loop {
-            let request = tokio::select! {
-                biased;
-                _ = stopped.wait_for(|stopped| *stopped) => {
-                    Err(Error::unavailable("the server is shutting down"))
-                }
-                () = self.answers.closed() => return,
-                request = requests.next(&self.state.requests) => request,
-            };
-            let (answer, last) = match request {
-                Ok(None) => return,
-                // A broken message ends the stream with its error.
-                Err(error) => (Err(error), true),
-                Ok(Some(request)) => tokio::select! {
-                    answer = self.infer(request) => {
-                        let last = answer.is_err();
-                        (answer, last)
-                    }
-                    // Dropping the request removes it from its queue.
-                    () = self.answers.closed() => return,
-                },
-            };
-            if self.answers.send(answer).await.is_err() || last {
-                return;
-            }
-        }
-    }
-
+impl StreamCall {
     /// Checks a request against the call's key, which counts each request of a stream.
     fn check(&self, request: &pb::ModelInferRequest) -> Result<()> {
         check_models(self.grant.as_ref(), request)?;

@@ -1,6 +1,8 @@
 //! The routes over HTTP/1.1: the Open Inference Protocol under `/v2`, TensorFlow Serving's API
 //! under `/v1`, audio, images and collections, `/metrics`, and the pages.
 
+mod health;
+mod log;
 mod oip;
 pub(crate) mod openapi;
 mod operations;
@@ -116,7 +118,8 @@ pub(crate) fn router(server: &Server) -> Router {
         .route(METRICS, get(exposition).with_state(server.exporter.clone()))
         .merge(api_audio::routes().with_state(server.audio.clone()))
         .merge(access.guard_key(collections))
-        .merge(api_qdrant::probes().with_state(server.qdrant.clone()));
+        .merge(health::routes(server))
+        .merge(log::routes(server));
     let models = server.models.clone();
     let refused = move |error: &Error| models.count_refusal(error);
     let routes = access

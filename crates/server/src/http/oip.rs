@@ -43,7 +43,7 @@ pub(super) fn not_offered(path: &str) -> Option<&'static str> {
     match first {
         "systemsharedmemory" | "cudasharedmemory" => return Some("send tensors in the request"),
         "trace" => return Some("read /metrics"),
-        "logging" => return Some("start the server with --log"),
+        "logging" => return Some("PUT /v1/log changes the level"),
         _ => {}
     }
     if first != "models" {

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use engine::fake::FakeEngine;
@@ -12,7 +12,9 @@ use flate2::write::{GzEncoder, ZlibEncoder};
 
 use crate::config::{Config, SearchConfig};
 use crate::exporter;
+use crate::log_filter::LogFilter;
 use crate::loopback::{self, Loopback};
+use crate::readiness::ReadinessPolicy;
 
 const ECHO: &str = "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\n";
 const INFER: &str = "/v2/models/echo/infer";
@@ -432,6 +434,86 @@ fn until_answer(
 const READY: &str = "/v2/health/ready";
 const BROKEN: &str =
     "millpond-fake 1\ninput x float32 n\noutput y float32 n\ny = echo x\nfail-load it is broken\n";
+
+#[test]
+fn readyz_names_each_model_that_does_not_serve() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["bad", "worse"] {
+        publish(&dir.path().join("models").join(name).join("1"), BROKEN, &[]).unwrap();
+    }
+    let served = served(dir.path(), |_| {});
+    let answer = served.ask("GET", "/readyz", "", b"");
+    assert_eq!((answer.status, &answer.json()["ready"]), (503, &false.into()));
+    let answer = answer.json();
+    let models = answer["models"].as_object().unwrap();
+    assert_eq!(models.keys().collect::<Vec<_>>(), ["bad", "worse"]);
+    assert!(models["worse"].as_str().unwrap().contains("it is broken"), "{answer}");
+    assert!(answer["error"].as_str().unwrap().ends_with("; GET /readyz names 1 more"), "{answer}");
+    assert_eq!(served.ask("GET", "/livez", "", b"").text(), "healthz check passed");
+    served.server.readiness.stop();
+    let answer = served.ask("GET", "/readyz", "", b"");
+    assert_eq!(answer.json()["error"], "the server is shutting down");
+}
+
+#[test]
+fn the_policy_chooses_the_models_that_must_serve() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(&dir.path().join("models/bad/1"), BROKEN, &[]).unwrap();
+    for (policy, status, alone) in [
+        (ReadinessPolicy::All, 503, 503),
+        (ReadinessPolicy::Any, 200, 503),
+        (ReadinessPolicy::Server, 200, 200),
+    ] {
+        let served = served(dir.path(), |config| config.listeners.readiness = policy);
+        let statuses = || ["/readyz", READY].map(|path| served.ask("GET", path, "", b"").status);
+        assert_eq!(statuses(), [status; 2], "{policy:?}");
+        let path = "/v2/repository/models/echo/unload";
+        assert_eq!(served.ask("POST", path, "", b"").status, 200);
+        assert_eq!(statuses(), [alone; 2], "{policy:?} with the failed model alone");
+    }
+}
+
+/// A filter of a log that takes all but "wrong".
+#[derive(Debug)]
+struct FakeFilter(Mutex<String>);
+
+impl LogFilter for FakeFilter {
+    fn get(&self) -> String {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn set(&self, filter: &str) -> base::Result<()> {
+        if filter == "wrong" {
+            return Err(base::Error::invalid("\"wrong\" is not a level"));
+        }
+        *self.0.lock().unwrap() = filter.to_owned();
+        Ok(())
+    }
+}
+
+#[test]
+fn an_administrator_changes_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let served = served(dir.path(), |config| {
+        config.log = Some(Arc::new(FakeFilter(Mutex::new("info".to_owned()))));
+    });
+    let put = |headers: &str, body: &str| served.ask("PUT", "/v1/log", headers, body.as_bytes());
+    let shown = || served.ask("GET", "/v1/log", "", b"").json()["filter"].clone();
+    let answer = put("", r#"{"filter":"debug"}"#);
+    assert_eq!((answer.status, answer.json()), (200, serde_json::json!({ "filter": "debug" })));
+    assert_eq!(shown(), "debug");
+    let long = format!(r#"{{"filter":"{}"}}"#, "a".repeat(5000));
+    for (headers, body, status) in [
+        ("", r#"{"filter":"wrong"}"#, 400),
+        ("", r#"{"level":"info"}"#, 400),
+        ("", long.as_str(), 413),
+        ("X-Forwarded-For: 10.0.0.9\r\n", r#"{"filter":"off"}"#, 403),
+        ("Origin: http://evil.example\r\n", r#"{"filter":"off"}"#, 403),
+    ] {
+        assert_eq!(put(headers, body).status, status, "{headers}{body}");
+    }
+    assert_eq!(shown(), "debug", "a refused change changes nothing");
+}
 
 #[test]
 fn a_model_that_cannot_serve_makes_the_server_not_ready() {

@@ -65,13 +65,16 @@ where
 
 /// Makes a generated client.
 macro_rules! client {
-    ($served:expr) => {{
+    ($served:expr) => {
+        client!(GrpcInferenceServiceClient, $served)
+    };
+    ($($client:ident)::+, $served:expr) => {{
         let sender: SendRequest<Body> = connect(&$served).await;
         let send = tower::service_fn(move |request: http::Request<Body>| {
             let mut sender = sender.clone();
             async move { sender.send_request(request).await }
         });
-        GrpcInferenceServiceClient::with_origin(
+        $($client)::+::with_origin(
             send,
             format!("http://{}", $served.grpc).parse().unwrap(),
         )
@@ -80,6 +83,7 @@ macro_rules! client {
 
 // After the macro, which it uses.
 mod framing;
+mod health;
 mod reload;
 
 fn request(elements: usize) -> pb::ModelInferRequest {

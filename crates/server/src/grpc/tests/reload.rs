@@ -14,17 +14,10 @@ fn two_models(dir: &Path) {
 
 /// Calls with a list of models as text.
 async fn reload(served: &Loopback, list: &str) -> Result<tfs::ReloadConfigResponse, Status> {
-    let sender: SendRequest<Body> = connect(served).await;
-    let send = tower::service_fn(move |request: http::Request<Body>| {
-        let mut sender = sender.clone();
-        async move { sender.send_request(request).await }
-    });
-    let origin = format!("http://{}", served.grpc).parse().unwrap();
     let config = text::parse(list).unwrap();
     let metric_names = vec![":tensorflow:x".to_owned()];
     let request = tfs::ReloadConfigRequest { config: Some(config), metric_names };
-    let answer =
-        ModelServiceClient::with_origin(send, origin).handle_reload_config_request(request).await;
+    let answer = client!(ModelServiceClient, served).handle_reload_config_request(request).await;
     answer.map(tonic::Response::into_inner)
 }
 

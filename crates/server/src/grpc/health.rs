@@ -1,0 +1,144 @@
+//! `grpc.health.v1`: the status of the server, of its services and of its models.
+//!
+//! The empty name and the services have the readiness of the server. A model serves if a version is
+//! ready.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use base::{Error, Result};
+use protocol::grpc::health::v1::health_check_response::ServingStatus;
+use protocol::grpc::health::v1::{
+    HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse,
+};
+use protocol::reflection;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use transport::{RequestBody, Reservation, ResponseBody};
+
+use super::call::SmallCall;
+use super::response::{self, Response};
+use crate::models::ModelsState;
+
+/// Most calls of Watch at the same time. Each is a task until its client disconnects.
+pub(super) const WATCHERS_MAX: usize = 1024;
+/// Most unread statuses of a call of Watch, and its end.
+const STATUSES_MAX: usize = 2;
+
+/// Follows the status of models for calls of Watch.
+pub(crate) struct HealthWatchers {
+    /// Changes with the status of any model.
+    changes: watch::Receiver<()>,
+    permits: Arc<Semaphore>,
+}
+
+impl HealthWatchers {
+    pub(crate) fn new(changes: watch::Receiver<()>) -> HealthWatchers {
+        HealthWatchers { changes, permits: Arc::new(Semaphore::new(WATCHERS_MAX)) }
+    }
+}
+
+/// Returns the status of the server (empty name), a service or a model; `None` for another name.
+fn status(state: &ModelsState, name: &str) -> Option<ServingStatus> {
+    let serves = if name.is_empty() || reflection::is_service(name) {
+        state.readiness.check().is_ok()
+    } else {
+        let ready = state.lifecycle.catalog().ready(name)?;
+        !ready.is_empty() && !state.readiness.is_stopping()
+    };
+    Some(if serves { ServingStatus::Serving } else { ServingStatus::NotServing })
+}
+
+fn message(status: ServingStatus) -> HealthCheckResponse {
+    HealthCheckResponse { status: status.into() }
+}
+
+pub(super) fn check(
+    state: &ModelsState,
+    request: HealthCheckRequest,
+) -> Result<HealthCheckResponse> {
+    let name = &request.service;
+    status(state, name).map(message).ok_or_else(|| state.lifecycle.catalog().unknown(name))
+}
+
+pub(super) fn list(state: &ModelsState, _: HealthListRequest) -> Result<HealthListResponse> {
+    let models = state.lifecycle.catalog().names();
+    let models = models.iter().map(|name| name.to_string());
+    let names = std::iter::once(String::new()).chain(reflection::services()).chain(models);
+    let known = |name: String| Some((name.clone(), message(status(state, &name)?)));
+    Ok(HealthListResponse { statuses: names.filter_map(known).collect::<BTreeMap<_, _>>() })
+}
+
+pub(super) async fn watch(
+    state: Arc<ModelsState>,
+    stopped: watch::Receiver<bool>,
+    request: http::Request<RequestBody>,
+) -> Response {
+    let watched = match Watched::read(&state, request).await {
+        Ok(watched) => watched,
+        Err(error) => return response::failed(&error),
+    };
+    let (sender, receiver) = mpsc::channel(STATUSES_MAX);
+    tokio::spawn(async move { follow(&state, watched, &sender, stopped).await });
+    response::stream(receiver)
+}
+
+/// The name that a call of Watch follows, and its share of the limits.
+struct Watched {
+    name: String,
+    _permit: OwnedSemaphorePermit,
+    _reservation: Reservation,
+}
+
+impl Watched {
+    /// Reads the call.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if there are [`WATCHERS_MAX`], and those of any call.
+    async fn read(state: &ModelsState, request: http::Request<RequestBody>) -> Result<Watched> {
+        let (call, reservation) = SmallCall::<HealthCheckRequest>::read(state, request).await?;
+        let permit = state.health.permits.clone().try_acquire_owned().map_err(|_| {
+            Error::exhausted(format!(
+                "{WATCHERS_MAX} clients watch the health of this server, which is the limit; call Check"
+            ))
+        })?;
+        let name = call.message.service;
+        Ok(Watched { name, _permit: permit, _reservation: reservation })
+    }
+}
+
+/// Sends the status, and again after each change, until the client disconnects or the server stops.
+async fn follow(
+    state: &ModelsState,
+    watched: Watched,
+    sender: &mpsc::Sender<Result<ResponseBody>>,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let encode =
+        |status| response::encode(&state.requests, &message(status), state.requests.memory.empty());
+    // Taken before the first look, so that no change is missed.
+    let mut changes = state.health.changes.clone();
+    let mut sent = None;
+    loop {
+        let now = status(state, &watched.name).unwrap_or(ServingStatus::ServiceUnknown);
+        let next = async {
+            if sent != Some(now) && sender.send(encode(now)).await.is_err() {
+                return false;
+            }
+            sent = Some(now);
+            tokio::select! {
+                () = sender.closed() => false,
+                changed = changes.changed() => changed.is_ok(),
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = stopped.wait_for(|stopped| *stopped) => break,
+            goes_on = next => if !goes_on { return },
+        }
+    }
+    // If the client has unread statuses, the end of the connection says the same.
+    if sent != Some(ServingStatus::NotServing) {
+        let _ = sender.try_send(encode(ServingStatus::NotServing));
+    }
+    let _ = sender.try_send(Err(Error::unavailable("the server is shutting down")));
+}
