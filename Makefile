@@ -191,11 +191,16 @@ recognisers: torch $(CACHE)/recognisers/ready ## make the recognisers vad, voice
 demo-audio: build recognisers ## serve the recognisers on http://127.0.0.1:8501/audio (Ctrl-C ends it)
 	@exec $(MILLPOND) serve $(CACHE)/recognisers --speakers-dir $(CACHE)/speakers
 
+# Suites of servers that wait most of the time: two run side by side.
+SUITES := test-clients test-tfs test-page test-audio test-install test-examples test-docs test-image test-monitoring
+
 # Compiles and fetches in parallel, since both take most of a first run.
 .PHONY: test
 test: ## run all tests
 	@$(MAKE) --no-print-directory -j 3 test-ready
-	@$(MAKE) --no-print-directory -j 1 test-rust test-clients test-tfs test-page test-audio test-install test-examples test-bench test-attack test-image test-monitoring test-docs
+	@$(MAKE) --no-print-directory test-rust
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target $(SUITES)
+	@$(MAKE) --no-print-directory -j 1 test-bench test-attack
 	$(call say,all tests passed)
 
 .PHONY: test-ready
