@@ -29,6 +29,12 @@ wheel-torch: .venv/torch-ready $(CACHE)/packaging/ready ## build the wheel of th
 	$(call say,wheel of the LibTorch engine)
 	@packaging/python/torch.sh .venv/millpond requirements/torch.txt $(DIST) $(CACHE)/packaging/bin
 
+.PHONY: wheel-recognisers
+wheel-recognisers: $(CACHE)/recognisers/ready $(CACHE)/packaging/ready ## build the wheel of ready models for audio, millpond-recognisers: .cache/dist
+	$(call say,wheel of the recognisers)
+	@$(CACHE)/packaging/bin/python packaging/python/recognisers.py --recognisers $(CACHE)/recognisers \
+		--wheels $(CACHE)/audio/wheels --dist $(DIST)
+
 .PHONY: deb
 deb: $(DISTRIBUTED) .venv/ready ## build the Debian package, with ONNX Runtime in it: .cache/dist
 	$(call say,Debian package)
@@ -36,7 +42,7 @@ deb: $(DISTRIBUTED) .venv/ready ## build the Debian package, with ONNX Runtime i
 
 .PHONY: test-install
 test-install: export MILLPOND_PROGRAM = $(TESTED)
-test-install: tests-built .venv/ready .venv-test/ready $(CACHE)/packaging/ready ## install the wheel and the Debian package in empty directories and use them
+test-install: tests-built .venv/ready .venv-test/ready $(CACHE)/packaging/ready $(CACHE)/recognisers/ready ## install the wheels and the Debian package in empty directories and use them
 	$(call say,installed packages)
 	.venv-test/bin/python -m pytest -c tests/install/pytest.ini tests/install
 
@@ -137,5 +143,5 @@ chart: ## pack the Helm chart: .cache/dist/millpond-chart-VERSION.tgz
 test-ready: container-tools $(PROMTOOL) $(CACHE)/packaging/ready
 
 .PHONY: dist
-dist: dist-programs image deb wheel wheel-torch ## build all files of a release: .cache/dist
+dist: dist-programs image deb wheel wheel-torch wheel-recognisers ## build all files of a release: .cache/dist
 	@cd $(DIST) && rm -f SHA256SUMS && find . -maxdepth 1 -type f -name 'millpond*' -printf '%f\n' | sort | xargs sha256sum >SHA256SUMS && cat SHA256SUMS

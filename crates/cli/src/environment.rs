@@ -48,7 +48,7 @@ pub(crate) const PROGRAM: Variable =
 pub(crate) const PATH: Variable =
     Variable::new("PATH", "search path of millpond-bench if it is not beside this program");
 pub(crate) const RECOGNISERS: Variable =
-    Variable::new("MILLPOND_RECOGNISERS", "default of --recognisers [else .cache/recognisers]");
+    Variable::new("MILLPOND_RECOGNISERS", "default of --recognisers [else see `audio --help`]");
 pub(crate) const SPEAKERS: Variable =
     Variable::new("MILLPOND_SPEAKERS", "default of --speakers [else in the user's data directory]");
 pub(crate) const TENSORFLOW: Variable =
@@ -170,6 +170,11 @@ pub(crate) fn tensorflow_search(explicit: Option<PathBuf>) -> LibrarySearch {
 /// this process.
 pub(crate) fn library_search(explicit: Option<PathBuf>) -> LibrarySearch {
     search(explicit.or_else(|| ONNXRUNTIME.path()))
+}
+
+/// Returns where to search for installed recognisers: around this process, as for the engines.
+pub(crate) fn recogniser_search() -> LibrarySearch {
+    search(None)
 }
 
 fn search(explicit: Option<PathBuf>) -> LibrarySearch {

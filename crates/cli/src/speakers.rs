@@ -45,7 +45,7 @@ pub(crate) struct SpeakersArgs {
 #[derive(Args, Clone, Debug)]
 struct GlobalRecogniserDirArgs {
     /// Directory of recognisers [default: .cache/recognisers in or above the current directory or
-    /// this program's]
+    /// this program's, else the Python package millpond-recognisers]
     #[arg(long, value_name = "DIR", global = true)]
     recognisers: Option<PathBuf>,
 }

@@ -91,6 +91,11 @@ impl LibrarySearch {
     /// Returns how to install an engine for this program: the Python package `package`, in a
     /// checkout the make target `target`, or `flag`.
     pub fn remedy(&self, package: &str, target: &str, flag: &str) -> String {
+        format!("run {}, or give {flag} PATH", self.install_command(package, target))
+    }
+
+    /// Returns the command in [`LibrarySearch::remedy`], in backticks.
+    pub fn install_command(&self, package: &str, target: &str) -> String {
         let in_checkout =
             |prefix: &Path| prefix.ancestors().any(|dir| dir.join(IN_CHECKOUT).is_dir());
         let pip = |prefix: Option<&PathBuf>| {
@@ -99,13 +104,12 @@ impl LibrarySearch {
             python.map(|python| format!("`{} -m pip install {package}`", python.display()))
         };
         let checkout = self.program_prefix.as_deref().filter(|prefix| in_checkout(prefix));
-        let command = pip(self.program_prefix.as_ref())
+        pip(self.program_prefix.as_ref())
             .or_else(|| checkout.map(|_| format!("`make {target}`")))
             .or_else(|| pip(self.virtual_env.as_ref()))
             .unwrap_or_else(|| {
                 format!("`pip install {package}` in a virtual environment and activate it")
-            });
-        format!("run {command}, or give {flag} PATH")
+            })
     }
 
     /// Lists the environments to look into if nothing was named, whether they exist or not.

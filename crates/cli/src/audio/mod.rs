@@ -25,10 +25,12 @@ use recognisers::RecogniserDirArgs;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
-  millpond audio meeting.mp3 --recogniser vad
+  millpond audio meeting.mp3 --recogniser vad-onnx
   millpond audio *.wav --recogniser notes --format csv --output notes.csv
-  ffmpeg -i film.mkv -f wav - | millpond audio - --recogniser vad --format srt
+  ffmpeg -i film.mkv -f wav - | millpond audio - --recogniser vad-onnx --format srt
   millpond audio --list
+
+`pip install \"millpond[recognisers]\"` installs ready recognisers. In a checkout, `make recognisers` builds them.
 
 Exit status 1 means that a file failed or could be read only in part. What was recognised is kept; standard error, and \
 formats that have a place for it, say what is wrong and where.")]

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use engine::LibrarySearch;
 use serde::Deserialize;
 
 use crate::environment;
@@ -11,7 +12,10 @@ use crate::values::check_name;
 
 /// Directory of recognisers inside a project.
 const USUAL_DIR: &str = ".cache/recognisers";
-/// Maximum number of parent directories searched for it.
+/// Python package of the ready recognisers, and its directory.
+const PACKAGE: &str = "millpond-recognisers";
+const IN_PACKAGES: &str = "millpond_recognisers";
+/// Maximum number of parent directories searched for [`USUAL_DIR`].
 const ANCESTORS_MAX: usize = 16;
 /// Settings file of a model.
 const MODEL_FILE: &str = "millpond.toml";
@@ -19,15 +23,12 @@ const MODEL_FILE: &str = "millpond.toml";
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Maximum number of models read from one directory.
 const MODELS_MAX: usize = 4096;
-/// Hint if no recogniser is found.
-const REMEDY: &str =
-    "run `make recognisers` in a checkout, which makes the ready ones, or give --recognisers DIR";
 
 /// The directory of recognisers.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RecogniserDirArgs {
     /// Directory of recognisers [default: .cache/recognisers in or above the current directory or
-    /// this program's]
+    /// this program's, else the Python package millpond-recognisers]
     #[arg(long, value_name = "DIR")]
     pub(crate) recognisers: Option<PathBuf>,
 }
@@ -57,12 +58,8 @@ impl RecogniserDirArgs {
     /// # Errors
     /// Returns an error that says how to get recognisers.
     pub(crate) fn dir(&self) -> CommandResult<PathBuf> {
-        let program =
-            std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
-        let starts: Vec<PathBuf> =
-            std::env::current_dir().ok().into_iter().chain(program).collect();
         let given = self.recognisers.clone().or_else(|| environment::RECOGNISERS.path());
-        usual(given, &starts)
+        find_dir(given, &environment::recogniser_search())
     }
 
     /// Returns all recognisers, sorted by name.
@@ -74,7 +71,8 @@ impl RecogniserDirArgs {
         let found = in_dir(&dir)?;
         if found.is_empty() {
             let message = format!("{}: no model here has a section [recogniser]", dir.display());
-            return Err(CommandError::failed(message).hint(REMEDY));
+            let hint = remedy(&environment::recogniser_search());
+            return Err(CommandError::failed(message).hint(hint));
         }
         Ok(found)
     }
@@ -89,17 +87,23 @@ impl RecogniserDirArgs {
         let mut all = self.all()?;
         let names: Vec<String> = all.iter().map(|found| found.name.clone()).collect();
         let place = names.iter().position(|other| other == name).ok_or_else(|| {
+            let parent = all.first().and_then(|found| found.dir.parent());
             CommandError::failed(format!(
                 "there is no recogniser \"{name}\"; there are {}",
                 names.join(", ")
             ))
-            .hint(REMEDY)
+            .hint(format!(
+                "these are in {}; name another directory with --recognisers or MILLPOND_RECOGNISERS",
+                parent.unwrap_or(Path::new("")).display()
+            ))
         })?;
         Ok(all.swap_remove(place))
     }
 }
 
-fn usual(given: Option<PathBuf>, starts: &[PathBuf]) -> CommandResult<PathBuf> {
+/// Returns `given`, else the first [`USUAL_DIR`] in or above the start directories of `search`,
+/// else the package where an engine's library would be.
+fn find_dir(given: Option<PathBuf>, search: &LibrarySearch) -> CommandResult<PathBuf> {
     if let Some(dir) = given {
         return match dir.is_dir() {
             true => Ok(dir),
@@ -107,14 +111,33 @@ fn usual(given: Option<PathBuf>, starts: &[PathBuf]) -> CommandResult<PathBuf> {
                 "--recognisers {}: there is no such directory",
                 dir.display()
             ))
-            .hint(REMEDY)),
+            .hint(remedy(search))),
         };
     }
-    let above = starts.iter().flat_map(|start| start.ancestors().take(ANCESTORS_MAX));
-    above
-        .map(|dir| dir.join(USUAL_DIR))
-        .find(|dir| dir.is_dir())
-        .ok_or_else(|| CommandError::failed(format!("no {USUAL_DIR} was found")).hint(REMEDY))
+    let above = search.start_dirs.iter().flat_map(|start| start.ancestors().take(ANCESTORS_MAX));
+    let mut usual = above.map(|dir| dir.join(USUAL_DIR));
+    let package = || search.find(|dir| Some(dir.join(IN_PACKAGES)).filter(|dir| dir.is_dir()));
+    usual.find(|dir| dir.is_dir()).or_else(package).ok_or_else(|| {
+        let above = search
+            .start_dirs
+            .iter()
+            .map(|dir| format!("{USUAL_DIR} in or above {}", dir.display()));
+        let places: Vec<String> = above.collect();
+        CommandError::failed(format!(
+            "no recognisers were found; looked for {}, and for {IN_PACKAGES} in {}",
+            places.join(", "),
+            search.places().join(", ")
+        ))
+        .hint(remedy(search))
+    })
+}
+
+/// Returns how to get the ready recognisers.
+fn remedy(search: &LibrarySearch) -> String {
+    format!(
+        "run {}, or name a directory with --recognisers or MILLPOND_RECOGNISERS",
+        search.install_command(PACKAGE, "recognisers")
+    )
 }
 
 /// Returns the recognisers in `dir`, sorted by name. Other models are left out.
@@ -181,15 +204,31 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_directory_is_looked_for_upwards() {
+    fn a_project_comes_before_the_installed_package() {
         let dir = tempfile::tempdir().unwrap();
-        let (there, below) = (dir.path().join(USUAL_DIR), dir.path().join("a/b"));
-        std::fs::create_dir_all(&there).unwrap();
+        let project = dir.path().join(USUAL_DIR);
+        let below = dir.path().join("a/b");
+        let environment = dir.path().join("environment");
+        let installed = environment.join("lib/python3.11/site-packages").join(IN_PACKAGES);
         std::fs::create_dir_all(&below).unwrap();
-        assert_eq!(usual(None, std::slice::from_ref(&below)).unwrap(), there);
-        assert!(
-            usual(Some(dir.path().join("none")), &[below]).unwrap_err().message().contains("none")
-        );
-        assert!(usual(None, &[]).is_err());
+        let search = LibrarySearch {
+            virtual_env: Some(environment.clone()),
+            start_dirs: vec![below.clone()],
+            ..LibrarySearch::default()
+        };
+        let missing = find_dir(None, &search).unwrap_err();
+        let places = missing.message();
+        for place in [
+            &format!("{USUAL_DIR} in or above {}", below.display()),
+            &format!("{} (VIRTUAL_ENV)", environment.display()),
+        ] {
+            assert!(places.contains(place.as_str()), "{place} is not in {places}");
+        }
+        std::fs::create_dir_all(&installed).unwrap();
+        assert_eq!(find_dir(None, &search).unwrap(), installed);
+        std::fs::create_dir_all(&project).unwrap();
+        assert_eq!(find_dir(None, &search).unwrap(), project);
+        let wrong = find_dir(Some(dir.path().join("none")), &search).unwrap_err();
+        assert!(wrong.message().contains("none"));
     }
 }

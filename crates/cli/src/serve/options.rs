@@ -263,6 +263,9 @@ pub(crate) struct LifecycleOptions {
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 #[command(next_help_heading = "Recordings")]
 pub(crate) struct AudioOptions {
+    /// Recognisers to serve besides the models: names that `millpond audio --list` shows
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    pub(crate) recogniser: Vec<String>,
     /// Maximum recordings in progress; further ones are rejected [default: 4]
     #[arg(long, value_name = "N")]
     pub(crate) recordings: Option<usize>,
@@ -393,7 +396,7 @@ sections! {
         cache_dir,
     }
     AudioOptions {
-        recordings, max_recording, max_spool, spool_dir, speakers_dir,
+        recogniser, recordings, max_recording, max_spool, spool_dir, speakers_dir,
     }
     SearchOptions {
         collections_dir, search_memory, search_cache, search_disk_reserve, search_threads,

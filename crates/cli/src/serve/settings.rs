@@ -12,6 +12,7 @@ use super::options::{
     AudioOptions, InferenceOptions, LifecycleOptions, LogFormat, MemoryOptions, ScheduleFlags,
     SearchOptions, ServerOptions,
 };
+use crate::audio::recognisers::RecogniserDirArgs;
 use crate::environment;
 use crate::exit::{CommandError, CommandResult, ExitStatus, user};
 use crate::layout;
@@ -95,6 +96,9 @@ impl ServeSettings {
         for source in &args.sources {
             settings.add(source.clone())?;
         }
+        for name in settings.audio.recogniser.clone() {
+            settings.add_recogniser(&name)?;
+        }
         settings.add_models_of_file(models)?;
         let collections =
             settings.search.collections_dir.as_deref().is_some_and(|dir| dir != Path::new("none"));
@@ -104,7 +108,8 @@ impl ServeSettings {
                 "nothing to serve: no directory is given",
             )
             .hint(
-                "millpond serve DIR, or roots and [models.NAME] in the file given with --config",
+                "millpond serve DIR, or --recogniser NAME, or roots and [models.NAME] in the file given \
+                 with --config",
             ));
         }
         Ok(settings)
@@ -289,6 +294,19 @@ impl ServeSettings {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Adds an installed recogniser, and the model that it uses if that is not its own.
+    fn add_recogniser(&mut self, name: &str) -> CommandResult {
+        let found = RecogniserDirArgs { recognisers: None }
+            .find(name)
+            .map_err(|error| error.with_exit(ExitStatus::Usage))?;
+        let beside = |model: String| (found.dir.with_file_name(&model), model);
+        let other = found.model.clone().filter(|model| *model != found.name).map(beside);
+        for (dir, name) in [(found.dir.clone(), found.name.clone())].into_iter().chain(other) {
+            self.add(ModelSource { name: Some(name), dir })?;
+        }
+        Ok(())
     }
 
     /// Adds `[models.NAME]`: settings of a known model, or a new model.

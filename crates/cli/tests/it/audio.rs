@@ -100,6 +100,18 @@ fn missing_recognisers_say_how_to_get_them() {
 }
 
 #[test]
+fn serve_names_the_recognisers_that_it_finds() {
+    let dir = tempfile::tempdir().unwrap();
+    let run: Run = command(&["serve", "--recogniser", "vad,notes"])
+        .env("MILLPOND_RECOGNISERS", recognisers(dir.path()))
+        .output()
+        .unwrap()
+        .into();
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(run.stderr.contains("there is no recogniser \"notes\"; there are odd, vad"), "{run:?}");
+}
+
+#[test]
 fn recognisers_are_listed_and_a_wrong_one_hides_none() {
     let dir = tempfile::tempdir().unwrap();
     let listed = run(&["audio", "--list", "--recognisers", &recognisers(dir.path())]);
