@@ -123,9 +123,7 @@ impl Artifact {
             )));
         }
         let text = std::fs::read(&path).map_err(|e| Error::io(&path, &e))?;
-        let manifest: LayoutManifest = serde_json::from_slice(&text)
-            .map_err(|e| Error::data_loss(format!("{}: {e}", path.display())))?;
-        manifest.check().map_err(|e| e.context(path.display()))?;
+        let manifest = LayoutManifest::parse(&text).map_err(|e| e.context(path.display()))?;
         let artifact = Artifact { dir: dir.to_owned(), manifest };
         artifact.check_files()?;
         Ok(artifact)
@@ -196,6 +194,17 @@ impl Artifact {
 }
 
 impl LayoutManifest {
+    /// Parses a manifest and checks it against itself, as [`Artifact::open`] does.
+    ///
+    /// # Errors
+    /// `DataLoss` that names the first contradiction.
+    pub fn parse(text: &[u8]) -> Result<LayoutManifest> {
+        let manifest: LayoutManifest =
+            serde_json::from_slice(text).map_err(|e| Error::data_loss(e.to_string()))?;
+        manifest.check()?;
+        Ok(manifest)
+    }
+
     fn check(&self) -> Result<()> {
         if self.format != FORMAT {
             return Err(Error::data_loss(format!(

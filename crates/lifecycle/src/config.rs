@@ -82,6 +82,8 @@ pub struct ModelConfig {
     pub name: Arc<str>,
     /// Directory with one subdirectory per version.
     pub base_path: PathBuf,
+    /// URL of an object store that `base_path` mirrors. The lifecycle does not use it.
+    pub store: Option<Arc<str>>,
     /// Versions that should serve.
     pub policy: VersionPolicy,
     /// Order of load and unload during a change.
@@ -114,6 +116,7 @@ impl ModelConfig {
         ModelConfig {
             name: name.into(),
             base_path: base_path.into(),
+            store: None,
             policy: VersionPolicy::default(),
             transition: Transition::default(),
             warmup: WarmupConfig::default(),
@@ -133,6 +136,8 @@ impl ModelConfig {
 pub struct ModelRoot {
     /// Path of the directory.
     pub dir: PathBuf,
+    /// URL of an object store that `dir` mirrors. The lifecycle does not use it.
+    pub store: Option<Arc<str>>,
     /// Versions of its models that should serve.
     pub policy: VersionPolicy,
     /// Order of load and unload during a change.

@@ -40,7 +40,7 @@ pub use config::{
 };
 pub use lifecycle::{Lifecycle, POLL_MIN, THREADS_MAX};
 pub use message::{AdminCallback, LoadSpec};
-pub use model_file::check_model_settings;
+pub use model_file::{check_model_settings, version_policy};
 pub use status::{
     LifecycleEvent, LifecycleState, LoadCost, ModelStatus, Observer, StateChange, SwapReport,
     VersionStatus,

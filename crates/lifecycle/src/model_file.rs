@@ -112,6 +112,12 @@ pub fn check_model_settings(text: &str) -> Result<(), String> {
     ModelFile::parse(text).map(drop)
 }
 
+/// Returns the version policy in the text of a model's `millpond.toml`; `None` if it sets none or
+/// has a mistake.
+pub fn version_policy(text: &str) -> Option<VersionPolicy> {
+    ModelFile::parse(text).ok()?.version_policy()
+}
+
 impl ModelFile {
     /// Parses the text of the file. The error is one line that names the position.
     pub(crate) fn parse(text: &str) -> Result<ModelFile, String> {
@@ -180,18 +186,19 @@ impl ModelFile {
         Ok(())
     }
 
+    fn version_policy(&self) -> Option<VersionPolicy> {
+        Some(match self.policy.as_ref()? {
+            PolicyText::Latest(count) => VersionPolicy::Latest(*count),
+            PolicyText::All => VersionPolicy::All,
+            PolicyText::Specific(versions) => VersionPolicy::Specific(versions.clone()),
+        })
+    }
+
     /// Returns `base` with the settings of the file in place of its own. The error names the
     /// setting that conflicts with the others.
     pub(crate) fn apply(&self, base: &ModelConfig) -> Result<ModelConfig, String> {
         let mut config = base.clone();
-        match &self.policy {
-            Some(PolicyText::Latest(count)) => config.policy = VersionPolicy::Latest(*count),
-            Some(PolicyText::All) => config.policy = VersionPolicy::All,
-            Some(PolicyText::Specific(versions)) => {
-                config.policy = VersionPolicy::Specific(versions.clone())
-            }
-            None => {}
-        }
+        config.policy = self.version_policy().unwrap_or(config.policy);
         match self.transition {
             Some(TransitionText::AvailabilityPreserving) => {
                 config.transition = Transition::AvailabilityPreserving

@@ -11,6 +11,7 @@ mod process;
 mod reference;
 mod scheduling;
 mod sliding;
+mod stores;
 mod tfs;
 
 use std::fmt::Write as _;
@@ -32,6 +33,7 @@ pub use process::ProcessMetrics;
 pub use prometheus_client;
 pub use scheduling::{Counted, ModelKindLabels, PriorityLabels, SchedulingMetrics};
 pub use sliding::{Percentiles, SlidingHistogram, WINDOW_SECONDS_MAX};
+pub use stores::{StoreLabels, StoreMetrics, StoreWorkLabels};
 pub use tfs::{TfsMetrics, TfsRequest};
 
 /// A gauge in whole units.
@@ -211,6 +213,8 @@ pub struct Metrics {
     pub recordings: AudioMetrics,
     /// Metrics under the names of Prometheus's client libraries, in a registry of their own.
     pub process: ProcessMetrics,
+    /// Metrics of models in object stores.
+    pub stores: StoreMetrics,
     /// Metrics under TensorFlow Serving's names, in a registry of their own.
     pub tfs: TfsMetrics,
 }
@@ -277,6 +281,7 @@ impl Default for Metrics {
             images: ImageMetrics::default(),
             recordings: AudioMetrics::default(),
             process: ProcessMetrics::default(),
+            stores: StoreMetrics::default(),
             tfs: TfsMetrics::default(),
         };
         metrics.register();
@@ -474,6 +479,7 @@ impl Metrics {
         self.scheduling.register(r);
         self.images.register(r);
         self.recordings.register(r);
+        self.stores.register(r);
     }
 
     /// Records one finished request.

@@ -48,6 +48,7 @@ const SOURCES: [&str; 6] = [
     include_str!("images.rs"),
     include_str!("process.rs"),
     include_str!("scheduling.rs"),
+    include_str!("stores.rs"),
     include_str!("tfs.rs"),
 ];
 
@@ -137,6 +138,8 @@ fn fill(metrics: &Metrics) {
     }
     fill_models(metrics);
     fill_scheduling(&metrics.scheduling);
+    metrics.stores.add_to(&metrics.stores, &"URL".into());
+    kinds(&metrics.stores.cache_bytes, &["used", "max"]);
     fill_images(&metrics.images);
     drop(
         metrics
@@ -249,7 +252,8 @@ impl Described {
     fn row(&mut self) -> String {
         let label = |(name, values): &mut (String, Vec<String>)| {
             values.sort();
-            let open = ["model", "version", "priority", "recogniser", "model_name", "model_path"];
+            let open =
+                ["model", "version", "priority", "recogniser", "model_name", "model_path", "store"];
             match open.contains(&name.as_str()) {
                 true => format!("`{name}`"),
                 false => format!("`{name}`: {}", values.join(", ")),

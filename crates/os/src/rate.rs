@@ -53,6 +53,12 @@ impl Pacer {
         }
     }
 
+    /// Reserves the start of work of `bytes` and returns it, for callers that must not block.
+    /// Otherwise as [`Pacer::wait`].
+    pub fn reserve(&self, bytes: u64) -> Instant {
+        self.turn(bytes, Instant::now())
+    }
+
     /// Reserves the next start and returns it. It is never before `now`, so that lost time is not
     /// caught up.
     fn turn(&self, bytes: u64, now: Instant) -> Instant {

@@ -290,6 +290,33 @@ pub struct ModelsConfig {
     pub worker: (PathBuf, Vec<String>),
     /// Rules for lists of models that clients send.
     pub lists: ModelListRules,
+    /// Models in object stores.
+    pub stores: StoresConfig,
+}
+
+/// Models in object stores.
+#[derive(Clone)]
+pub struct StoresConfig {
+    /// Names and values of the providers' own variables, in lower case.
+    pub options: Vec<(String, String)>,
+    /// Most bytes of local copies.
+    pub cache_bytes_max: u64,
+}
+
+impl Default for StoresConfig {
+    fn default() -> Self {
+        StoresConfig { options: Vec::new(), cache_bytes_max: 32 * GIB }
+    }
+}
+
+impl std::fmt::Debug for StoresConfig {
+    /// Leaves out the options, which hold credentials.
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("StoresConfig")
+            .field("cache_bytes_max", &self.cache_bytes_max)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Collections and images: directories and limits.

@@ -30,6 +30,7 @@ mod reconfigure;
 mod request_log;
 mod run;
 mod signatures;
+mod stores;
 #[cfg(test)]
 mod tests;
 mod threads;
@@ -39,7 +40,8 @@ mod warmup;
 pub use crate::core::run_worker;
 pub use api_audio::AudioConfig;
 pub use config::{
-    Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig, TFS_METRICS,
+    Config, DataConfig, ListenerConfig, MemoryConfig, ModelsConfig, SearchConfig, StoresConfig,
+    TFS_METRICS,
 };
 pub use log_filter::{LOG_FILTER_BYTES_MAX, LogFilter};
 pub use model_list::ModelListRules;

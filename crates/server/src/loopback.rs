@@ -46,6 +46,7 @@ pub(crate) fn configuration(dir: &Path, root: &Path) -> Config {
         converter: (dir.join("none"), Vec::new()),
         worker: (dir.join("none"), Vec::new()),
         lists: crate::ModelListRules::default(),
+        stores: crate::StoresConfig::default(),
     };
     let memory = MemoryConfig {
         placement: ParameterPlacement::Pool,

@@ -64,7 +64,8 @@ impl ModelConfigurator {
         }
     }
 
-    fn current(&self) -> Arc<ConfigSet> {
+    /// Returns the models that are served now.
+    pub(crate) fn current(&self) -> Arc<ConfigSet> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

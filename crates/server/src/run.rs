@@ -21,6 +21,7 @@ use crate::config::{Config, ListenerConfig};
 use crate::core::Core;
 use crate::descriptors::{self, DescriptorPlan};
 use crate::reconfigure::{self, ConfigWatch, ReloadSignal};
+use crate::stores::ModelStores;
 use crate::{grpc, http, page};
 
 /// Time between two looks at the first load.
@@ -39,11 +40,19 @@ pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManag
     share_descriptors(&mut config);
     let access = config.access_policy()?;
     let tls = config.listeners.tls.clone().map(TlsIdentity::read).transpose()?;
-    let sockets = BoundSockets::bind(&config.listeners)?;
+    let mut stores = ModelStores::open(&config, watch.is_some())?;
+    let mut sockets = BoundSockets::bind(&config.listeners)?;
     warn_if_open(&config);
+    if stores.needs_first_sync() {
+        // The ports are free, so the server may start. Clients are refused until it has models.
+        drop(sockets);
+        stores.first_sync()?;
+        sockets = BoundSockets::bind(&config.listeners)?;
+    }
     let server = Server::new(&config, Core::compose(&config)?, access);
     start_gpu(&config);
     server.collections.start()?;
+    let stores = stores.follow(&server)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.listeners.threads)
         .thread_name("connection")
@@ -55,6 +64,7 @@ pub fn run(mut config: Config, watch: Option<ConfigWatch>, manager: ServiceManag
     let served = runtime.block_on(serve(&server, &config, threads.clone(), sockets, follow));
     threads.shutdown();
     runtime.shutdown_timeout(Duration::from_secs(1));
+    drop(stores);
     server.shutdown();
     if served.is_ok() {
         tracing::info!("stopped");

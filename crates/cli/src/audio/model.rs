@@ -140,6 +140,7 @@ impl EngineArgs {
             models: ModelsConfig {
                 poll_once: false,
                 lists: server::ModelListRules::default(),
+                stores: server::StoresConfig::default(),
                 models,
                 roots: Vec::new(),
                 poll: POLL,

@@ -7,7 +7,7 @@ use lifecycle::{
 };
 use server::{
     AudioConfig, Config, DataConfig, ListenerConfig, MemoryConfig, ModelListRules, ModelsConfig,
-    PemSource, RequestLogConfig, SearchConfig, Secret, TlsFiles,
+    PemSource, RequestLogConfig, SearchConfig, Secret, StoresConfig, TlsFiles,
 };
 
 use super::file::ModelOptions;
@@ -209,7 +209,18 @@ fn models(settings: &ServeSettings) -> CommandResult<ModelsConfig> {
             settings.server.tensorflow.as_deref(),
         ),
         lists: ModelListRules { template, ..ModelListRules::default() },
+        stores: stores(settings),
     })
+}
+
+fn stores(settings: &ServeSettings) -> StoresConfig {
+    let default = StoresConfig::default();
+    let bytes = settings.lifecycle.store_cache.map(|ByteSize(bytes)| bytes);
+    // A file that is read again can add a store later.
+    StoresConfig {
+        options: environment::object_stores(),
+        cache_bytes_max: bytes.unwrap_or(default.cache_bytes_max),
+    }
 }
 
 /// Builds the models and roots: the part of the configuration that can change while serving.
@@ -223,6 +234,7 @@ pub(super) fn config_set(settings: &ServeSettings) -> ConfigSet {
 
 fn model_config(name: &str, model: &ServedModel, settings: &ServeSettings) -> ModelConfig {
     let mut config = ModelConfig::new(name, &model.dir);
+    config.store = settings.stores.get(&model.dir).cloned();
     let (own, all) = (&model.options, &settings.lifecycle);
     config.schedule = own.schedule.apply(&settings.schedule);
     config.policy = policy(own.versions.as_ref().or(all.versions.as_ref()));
@@ -244,6 +256,7 @@ fn root(dir: &Path, settings: &ServeSettings) -> ModelRoot {
     let all = &settings.lifecycle;
     ModelRoot {
         dir: dir.to_owned(),
+        store: settings.stores.get(dir).cloned(),
         policy: policy(all.versions.as_ref()),
         transition: transition(all.transition),
         schedule: settings.schedule.clone(),

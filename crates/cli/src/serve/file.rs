@@ -33,7 +33,7 @@ pub(crate) struct SettingsFile {
     pub(crate) search: SearchOptions,
     /// Scheduling of all models without settings of their own.
     pub(crate) schedule: ScheduleFile,
-    /// Directories whose subdirectories are models.
+    /// Directories, or URLs of object stores, whose subdirectories are models.
     pub(crate) roots: Vec<PathBuf>,
     pub(crate) models: BTreeMap<String, ModelOptions>,
 }
@@ -42,7 +42,8 @@ pub(crate) struct SettingsFile {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
 pub(crate) struct ModelOptions {
-    /// The model's directory. Optional if the command line or a root has the model.
+    /// The model's directory, or its URL in an object store. Optional if the command line or a root
+    /// has the model.
     pub(crate) path: Option<PathBuf>,
     /// Version policy.
     pub(crate) versions: Option<Versions>,
@@ -121,10 +122,16 @@ impl SettingsFile {
         {
             *originals = base.join(&*originals).to_string_lossy().into_owned();
         }
-        for path in models.chain(self.roots.iter_mut()).chain(others.into_iter().flatten()) {
+        let places = models.chain(self.roots.iter_mut()).filter(|path| !is_url(path));
+        for path in places.chain(others.into_iter().flatten()) {
             *path = base.join(&*path);
         }
     }
+}
+
+/// Returns true for the URL of a store.
+pub(super) fn is_url(path: &Path) -> bool {
+    path.to_str().is_some_and(model_store::is_url)
 }
 
 #[cfg(test)]
@@ -156,7 +163,7 @@ mod tests {
     fn sections_and_keys() {
         let mut file = parse(
             r#"
-            roots = ["all"]
+            roots = ["all", "s3://bucket/all"]
             [server]
             http-port = 0
             request-timeout = "250ms"
@@ -185,7 +192,8 @@ mod tests {
         assert_eq!(file.memory.pool, Some(ByteSize(2 << 30)));
         assert_eq!(file.models["ctr"].versions, Some(Versions::Latest(2)));
         assert_eq!(file.models["ctr"].path.as_deref(), Some(Path::new("/etc/millpond/ctr")));
-        assert_eq!(file.roots, [PathBuf::from("/etc/millpond/all")]);
+        let roots = ["/etc/millpond/all", "s3://bucket/all"].map(PathBuf::from);
+        assert_eq!(file.roots, roots, "a URL stays as it is");
         assert_eq!((file.schedule.queue, file.schedule.mode), (Some(7), None));
         assert_eq!(file.models["ctr"].schedule.mode, Some(engine::ModeText::Async));
         assert_eq!(file.inference.threads, Some(3), "the key's earlier name");

@@ -34,6 +34,9 @@ a root, whose subdirectories are models. New versions and new models of a root a
 and --transition apply to the models that are there at the start. The settings in a millpond.toml beside a model's \
 versions override all others for that model; changes of its [schedule] apply at the next poll without a reload.
 
+A directory may be the URL of an object store: URL for a directory of models, NAME=URL for one model. Its \
+models are copied to --cache-dir and served from there; docs/object-stores.md has the details.
+
 The settings file is read again when it changes, and at SIGHUP: models and roots are added, changed and removed without \
 touching the others, and so are [schedule], versions and transition. Other settings need a restart, and a file with a \
 mistake changes nothing; the log says so.
@@ -47,7 +50,7 @@ for mode = \"async\" and threads = N in [schedule]. Flags win over the file.
 Exit status: 0 after SIGTERM or SIGINT; 2 if a flag, a setting or a directory is wrong; 3 if a port or the collections \
 are in use, or ONNX Runtime is missing.")]
 pub(crate) struct ServeArgs {
-    /// Model, or directory of models
+    /// Model, or directory of models: a path, or a URL such as s3://BUCKET/PATH
     #[arg(value_name = "DIR|NAME=DIR")]
     pub(crate) sources: Vec<ModelSource>,
     /// Settings file (TOML)

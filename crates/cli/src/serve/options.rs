@@ -253,9 +253,14 @@ pub(crate) struct LifecycleOptions {
     /// Time between two retries [default: 60s]
     #[arg(long, value_name = "TIME")]
     pub(crate) load_retry_interval: Option<TimeSpan>,
-    /// Directory of converted models [default: the user's cache directory]
+    /// Directory of converted models and of copies from object stores [default: the user's cache
+    /// directory]
     #[arg(long, value_name = "DIR")]
     pub(crate) cache_dir: Option<PathBuf>,
+    /// Maximum size of the copies from object stores; versions that are not needed any more are
+    /// removed for new ones [default: 32GiB]
+    #[arg(long, value_name = "BYTES")]
+    pub(crate) store_cache: Option<ByteSize>,
 }
 
 /// `[audio]`: recordings sent to `/v1/audio`.
@@ -393,7 +398,7 @@ sections! {
     }
     LifecycleOptions {
         poll, versions, transition, load_threads, unload_threads, load_retries, load_retry_interval,
-        cache_dir,
+        cache_dir, store_cache,
     }
     AudioOptions {
         recogniser, recordings, max_recording, max_spool, spool_dir, speakers_dir,

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use engine::{ScheduleFile, ScheduleMode, ScheduleOptions};
+use model_store::{StorePlace, watched_dir};
 
 use super::ServeArgs;
-use super::file::{ModelOptions, SettingsFile};
+use super::file::{ModelOptions, SettingsFile, is_url};
 use super::options::{
     AudioOptions, InferenceOptions, LifecycleOptions, LogFormat, MemoryOptions, ScheduleFlags,
     SearchOptions, ServerOptions,
@@ -50,6 +52,8 @@ pub(crate) struct ServeSettings {
     pub(crate) log: String,
     pub(super) models: BTreeMap<String, ServedModel>,
     pub(super) roots: Vec<PathBuf>,
+    /// URLs of object stores by the directory of `models` or `roots` that mirrors them.
+    pub(super) stores: BTreeMap<PathBuf, Arc<str>>,
 }
 
 /// A model given by name or directory.
@@ -133,6 +137,7 @@ impl ServeSettings {
             search: args.search.clone().over(file.search),
             models: BTreeMap::new(),
             roots: Vec::new(),
+            stores: BTreeMap::new(),
         };
         settings.log_format = settings.server.log_format.unwrap_or(LogFormat::Text);
         settings.log = settings
@@ -151,8 +156,12 @@ impl ServeSettings {
 
     /// Explains which directories will not be served, and what to do.
     pub(super) fn advice(&self) -> Vec<String> {
-        let roots = self.roots.iter().flat_map(|root| layout::advice(root, true));
-        let models = self.models.iter().flat_map(|(name, model)| {
+        // The copy of a store may be empty still.
+        let is_local = |dir: &Path| !self.stores.keys().any(|copy| dir.starts_with(copy));
+        let roots = self.roots.iter().filter(|root| is_local(root));
+        let roots = roots.flat_map(|root| layout::advice(root, true));
+        let models = self.models.iter().filter(|(_, model)| is_local(&model.dir));
+        let models = models.flat_map(|(name, model)| {
             let mut advice = layout::advice(&model.dir, false);
             let hidden = layout::models_in(&model.dir);
             if let Some(first) = hidden.first().filter(|_| layout::is_model(&model.dir)) {
@@ -277,6 +286,9 @@ impl ServeSettings {
 
     /// Adds a directory as a model or a root.
     fn add(&mut self, source: ModelSource) -> CommandResult {
+        if is_url(&source.dir) {
+            return self.add_store(source);
+        }
         let dir = existing(&source.dir)?;
         if source.name.is_none() && !layout::is_model(&dir) {
             self.roots.push(dir);
@@ -309,6 +321,32 @@ impl ServeSettings {
         Ok(())
     }
 
+    /// Adds a directory of an object store: a model if it has a name, else a root.
+    fn add_store(&mut self, source: ModelSource) -> CommandResult {
+        let url = source.dir.to_string_lossy().into_owned();
+        let dir = self.mirror(&url, source.name.as_deref())?;
+        match source.name {
+            None => self.roots.push(dir),
+            Some(name) => {
+                let model =
+                    ServedModel { dir, options: ModelOptions::default(), has_section: false };
+                self.models.insert(name, model);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the directory that mirrors a URL, and makes it.
+    fn mirror(&mut self, url: &str, model: Option<&str>) -> CommandResult<PathBuf> {
+        StorePlace::open(url, &environment::object_stores())
+            .map_err(|error| CommandError::usage(format!("cannot serve {}", error.message())))?;
+        let cache = self.lifecycle.cache_dir.clone().unwrap_or_else(environment::cache_dir);
+        let dir = watched_dir(&cache, url, model);
+        make(&dir)?;
+        self.stores.insert(dir.clone(), url.into());
+        Ok(dir)
+    }
+
     /// Adds `[models.NAME]`: settings of a known model, or a new model.
     fn add_models_of_file(&mut self, models: BTreeMap<String, ModelOptions>) -> CommandResult {
         for (name, options) in models {
@@ -318,21 +356,38 @@ impl ServeSettings {
             let dir = match (self.models.get(&name), &options.path) {
                 // The command line takes precedence over the file, as for flags.
                 (Some(model), _) => model.dir.clone(),
+                (None, Some(path)) if is_url(path) => {
+                    self.mirror(&path.to_string_lossy(), Some(&name))?
+                }
                 (None, Some(path)) => existing(path)?,
                 (None, None) => {
                     let inside =
                         self.roots.iter().map(|root| root.join(&name)).find(|dir| dir.is_dir());
-                    inside.ok_or_else(|| {
+                    // The model can be in a store that has not been listed yet.
+                    let in_store =
+                        || self.roots.iter().find(|root| self.stores.contains_key(*root));
+                    let inside = inside.or_else(|| in_store().map(|root| root.join(&name)));
+                    let dir = inside.ok_or_else(|| {
                         CommandError::usage(format!(
                             "[models.{name}] has no path and no root has a model of that name"
                         ))
-                    })?
+                    })?;
+                    make(&dir)?;
+                    dir
                 }
             };
             self.models.insert(name, ServedModel { dir, options, has_section: true });
         }
         Ok(())
     }
+}
+
+/// Makes the directory of a store's copy if it is missing.
+fn make(dir: &Path) -> CommandResult {
+    os::private::create_dir_all(dir).map_err(|error| {
+        CommandError::usage(format!("cannot create {}: {error}", dir.display()))
+            .hint("name a directory for copies of models with --cache-dir DIR")
+    })
 }
 
 /// Returns the directory's real path.
@@ -342,10 +397,6 @@ fn existing(dir: &Path) -> CommandResult<PathBuf> {
             CommandError::usage(format!("cannot serve {}: {why}", dir.display()))
         };
         match error.kind() {
-            std::io::ErrorKind::NotFound if dir.to_string_lossy().contains("://") => {
-                failure(&"models are read from directories, not from URLs")
-                    .hint("copy the models first, as with rclone sync or aws s3 sync, or mount them")
-            }
             std::io::ErrorKind::NotFound => failure(&"No such file or directory").hint(
                 "check the path; millpond publish model.onnx --to DIR/NAME makes a directory of models",
             ),

@@ -1,0 +1,300 @@
+//! The local copy of a store's directory.
+//!
+//! `models/NAME/VERSION` is what the lifecycle watches. A version is fetched into
+//! `staging/NAME/VERSION` and renamed when it is complete. `records/NAME/VERSION` holds the
+//! fingerprint of the listing that a copy came from. The modification time of a record is the last
+//! time at which the version was wanted.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use base::{Error, Result};
+
+use crate::listing::number;
+
+/// The local copy of one store.
+#[derive(Clone, Debug)]
+pub(crate) struct StoreCache {
+    root: PathBuf,
+}
+
+/// A copied version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CachedVersion {
+    pub(crate) model: String,
+    pub(crate) version: u64,
+    pub(crate) bytes: u64,
+    pub(crate) last_wanted: SystemTime,
+}
+
+/// Returns the directory that mirrors `url` and that a server watches. `model` is the name of the
+/// model if the URL is the directory of a single one; then it is that model's directory.
+pub fn watched_dir(cache_dir: &Path, url: &str, model: Option<&str>) -> PathBuf {
+    let url = url.trim_end_matches('/');
+    let hash = blake3::hash(format!("{url}\0{}", model.unwrap_or_default()).as_bytes()).to_hex();
+    let tail: String = url.rsplit('/').next().unwrap_or_default().chars().take(32).collect();
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
+    let name = format!("{}-{}", tail.chars().map(plain).collect::<String>(), &hash[..16]);
+    let models = cache_dir.join("stores").join(name).join("models");
+    model.map_or(models.clone(), |model| models.join(model))
+}
+
+impl StoreCache {
+    /// Opens the cache whose directory of models is `models`, and removes nothing.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub(crate) fn open(models: &Path) -> Result<StoreCache> {
+        let root = models.parent().unwrap_or(models).to_owned();
+        for name in ["models", "staging", "records"] {
+            let dir = root.join(name);
+            os::private::create_dir_all(&dir).map_err(|error| Error::io(&dir, &error))?;
+        }
+        Ok(StoreCache { root })
+    }
+
+    /// Locks the cache until the returned file is closed.
+    ///
+    /// # Errors
+    /// `FailedPrecondition` if another process has locked it.
+    pub(crate) fn lock(&self) -> Result<File> {
+        let path = self.root.join("lock");
+        let file = os::private::options().write(true).create(true).truncate(false).open(&path);
+        let file = file.map_err(|error| Error::io(&path, &error))?;
+        match file.try_lock() {
+            Err(std::fs::TryLockError::WouldBlock) => Err(Error::precondition(format!(
+                "{}: another server uses this cache; give each its own with --cache-dir",
+                self.root.display()
+            ))),
+            // File systems without locks are used by one server at a time.
+            _ => Ok(file),
+        }
+    }
+
+    pub(crate) fn model_dir(&self, model: &str) -> PathBuf {
+        self.root.join("models").join(model)
+    }
+
+    pub(crate) fn version_dir(&self, model: &str, version: u64) -> PathBuf {
+        self.model_dir(model).join(version.to_string())
+    }
+
+    pub(crate) fn staging(&self, model: &str, version: u64) -> PathBuf {
+        self.root.join("staging").join(model).join(version.to_string())
+    }
+
+    fn record(&self, model: &str, name: &str) -> PathBuf {
+        self.root.join("records").join(model).join(name)
+    }
+
+    fn synced_mark(&self) -> PathBuf {
+        self.root.join("synced")
+    }
+
+    /// Returns true if a whole sync has succeeded once.
+    pub(crate) fn is_synced(&self) -> bool {
+        self.synced_mark().exists()
+    }
+
+    /// Remembers that a whole sync has succeeded.
+    pub(crate) fn set_synced(&self) -> Result<()> {
+        write(&self.synced_mark(), "")
+    }
+
+    /// Returns true if the version is here and came from a listing of this fingerprint. Notes that
+    /// it is wanted.
+    pub(crate) fn has(&self, model: &str, version: u64, fingerprint: &str) -> bool {
+        let record = self.record(model, &version.to_string());
+        let same = std::fs::read_to_string(&record).is_ok_and(|text| text == fingerprint);
+        let here = same && self.version_dir(model, version).is_dir();
+        if here && let Ok(file) = File::options().write(true).open(&record) {
+            // Without the time, the version only counts as less recently wanted.
+            let _ = file.set_modified(SystemTime::now());
+        }
+        here
+    }
+
+    /// Moves a fetched version from staging to the models, in place of an earlier copy.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub(crate) fn commit(&self, model: &str, version: u64, fingerprint: &str) -> Result<()> {
+        let from = self.staging(model, version);
+        let to = self.version_dir(model, version);
+        if to.exists() {
+            self.remove(model, version)?;
+        }
+        let parent = self.model_dir(model);
+        os::private::create_dir_all(&parent).map_err(|error| Error::io(&parent, &error))?;
+        let record = self.record(model, &version.to_string());
+        // A record without a version is harmless; a version without a record is fetched again.
+        write(&record, fingerprint)?;
+        std::fs::rename(&from, &to).map_err(|error| Error::io(&to, &error))?;
+        sync_dir(&parent)
+    }
+
+    /// Returns true if the file beside a model's versions is here and came from an object of this
+    /// fingerprint.
+    pub(crate) fn has_file(&self, model: &str, name: &str, fingerprint: &str) -> bool {
+        let record = self.record(model, &format!("file-{name}"));
+        std::fs::read_to_string(record).is_ok_and(|text| text == fingerprint)
+            && self.model_dir(model).join(name).is_file()
+    }
+
+    /// Replaces a file beside a model's versions.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub(crate) fn put_file(
+        &self,
+        model: &str,
+        name: &str,
+        content: &[u8],
+        fingerprint: &str,
+    ) -> Result<()> {
+        let hidden = self.model_dir(model).join(format!(".{name}.new"));
+        write(&hidden, content)?;
+        let path = self.model_dir(model).join(name);
+        std::fs::rename(&hidden, &path).map_err(|error| Error::io(&path, &error))?;
+        write(&self.record(model, &format!("file-{name}")), fingerprint)
+    }
+
+    /// Removes copied files beside a model's versions that are not in `names`.
+    pub(crate) fn retain_files(&self, model: &str, names: &[&str]) {
+        for name in names_in(&self.root.join("records").join(model)) {
+            if let Some(file) = name.strip_prefix("file-")
+                && !names.contains(&file)
+            {
+                let _ = std::fs::remove_file(self.model_dir(model).join(file));
+                let _ = std::fs::remove_file(self.record(model, &name));
+            }
+        }
+    }
+
+    /// Removes a version. It vanishes in one step, so that no reader sees a part of it.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub(crate) fn remove(&self, model: &str, version: u64) -> Result<()> {
+        let dir = self.version_dir(model, version);
+        let trash = self.root.join("staging").join(format!(".old-{model}-{version}"));
+        let _ = std::fs::remove_dir_all(&trash);
+        match std::fs::rename(&dir, &trash) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            moved => moved.map_err(|error| Error::io(&dir, &error))?,
+        }
+        let _ = std::fs::remove_file(self.record(model, &version.to_string()));
+        match std::fs::remove_dir_all(&trash) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(&trash, &error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes a model without versions.
+    pub(crate) fn remove_model(&self, model: &str) {
+        let _ = std::fs::remove_dir_all(self.root.join("records").join(model));
+        let _ = std::fs::remove_dir_all(self.root.join("staging").join(model));
+        let _ = std::fs::remove_dir_all(self.model_dir(model));
+    }
+
+    /// Returns the names of the copied models.
+    pub(crate) fn models(&self) -> Vec<String> {
+        names_in(&self.root.join("models"))
+    }
+
+    /// Returns all copied versions.
+    pub(crate) fn versions(&self) -> Vec<CachedVersion> {
+        let mut versions = Vec::new();
+        for model in self.models() {
+            for name in names_in(&self.model_dir(&model)) {
+                let Some(version) = number(&name) else { continue };
+                let record = std::fs::metadata(self.record(&model, &name));
+                versions.push(CachedVersion {
+                    version,
+                    bytes: bytes_of(&self.version_dir(&model, version)),
+                    last_wanted: record
+                        .and_then(|record| record.modified())
+                        .unwrap_or(SystemTime::UNIX_EPOCH),
+                    model: model.clone(),
+                });
+            }
+        }
+        versions
+    }
+
+    /// Returns the directories of all copied versions.
+    pub(crate) fn version_dirs(&self) -> Vec<PathBuf> {
+        let versions = self.versions();
+        versions.iter().map(|it| self.version_dir(&it.model, it.version)).collect()
+    }
+}
+
+/// Writes a whole small file and makes its directory.
+fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
+    let dir = path.parent().unwrap_or(path);
+    os::private::create_dir_all(dir).map_err(|error| Error::io(dir, &error))?;
+    std::fs::write(path, content).map_err(|error| Error::io(path, &error))
+}
+
+/// Makes renames in `dir` durable.
+fn sync_dir(dir: &Path) -> Result<()> {
+    let file = File::open(dir).and_then(|file| file.sync_all());
+    file.map_err(|error| Error::io(dir, &error))
+}
+
+/// Returns the names of the entries of `dir` without hidden ones, in order.
+fn names_in(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<String> = names.filter(|name| !name.starts_with('.')).collect();
+    names.sort();
+    names
+}
+
+/// Returns the lengths of all files below `dir`.
+fn bytes_of(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let bytes = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(meta) if meta.is_dir() => bytes_of(&entry.path()),
+        Ok(meta) => meta.len(),
+        Err(_) => 0,
+    };
+    entries.map(bytes).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_replaced_and_removed_as_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let watched = watched_dir(dir.path(), "s3://bucket/models/", None);
+        assert!(watched.to_str().unwrap().contains("/stores/models-"), "{watched:?}");
+        assert_eq!(watched, watched_dir(dir.path(), "s3://bucket/models", None));
+        assert_ne!(watched, watched_dir(dir.path(), "s3://other/models", None));
+        let cache = StoreCache::open(&watched).unwrap();
+        for content in ["one", "two"] {
+            write(&cache.staging("m", 7).join("model.onnx"), content).unwrap();
+            cache.commit("m", 7, content).unwrap();
+            assert!(cache.has("m", 7, content));
+        }
+        assert!(!cache.has("m", 7, "one"));
+        let versions = cache.versions();
+        assert_eq!((versions[0].version, versions[0].bytes), (7, 3));
+        cache.remove("m", 7).unwrap();
+        assert!(cache.versions().is_empty() && !cache.has("m", 7, "two"));
+    }
+
+    #[test]
+    fn one_server_uses_a_cache() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = StoreCache::open(&dir.path().join("s/models")).unwrap();
+        let held = cache.lock().unwrap();
+        assert!(cache.lock().unwrap_err().message().contains("--cache-dir"));
+        drop(held);
+        assert!(cache.lock().is_ok());
+    }
+}

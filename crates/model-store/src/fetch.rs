@@ -1,0 +1,452 @@
+//! Fetches one version into the cache: by range, paced, checked, and continued after an
+//! interruption.
+//!
+//! A journal beside the staged files holds the ranges that were written. Its first line is the
+//! fingerprint of the listing, so the rest of a version that was replaced meanwhile starts anew.
+//! Every tensor and the graph are hashed before the version becomes visible, so a wrong journal
+//! costs time and nothing else.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Write as _;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base::{Error, ErrorKind, Result};
+use bytes::Bytes;
+use engine::layout::{LayoutManifest, MANIFEST_BYTES_MAX, MANIFEST_NAME, TensorEntry};
+use object_store::{GetOptions, GetRange, ObjectStore};
+use os::Pacer;
+use tokio::task::JoinSet;
+
+use crate::cache::StoreCache;
+use crate::listing::{RemoteFile, RemoteKind, RemoteVersion};
+use crate::place::StorePlace;
+use crate::plan::{CachedTensor, TensorIndex, cached_graph, parts, ranges_of, without};
+
+/// Requests in flight.
+const CONCURRENT: usize = 4;
+/// Tries of one part.
+const TRIES: u32 = 4;
+/// Pause before the second try; it doubles.
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
+/// Longest time of one part.
+const PART_TIMEOUT: Duration = Duration::from_secs(120);
+/// Bytes written between two syncs, so that the kernel never has a long queue to write.
+const SYNC_BYTES: u64 = 64 << 20;
+/// Bytes that are copied or hashed at once.
+const BLOCK_BYTES: usize = 1 << 20;
+
+/// Bytes of a fetch by source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FetchedBytes {
+    /// Received from the store.
+    pub(crate) fetched: u64,
+    /// Copied from cached versions.
+    pub(crate) reused: u64,
+}
+
+/// A fetch of one version.
+pub(crate) struct VersionFetch<'a> {
+    pub(crate) place: &'a StorePlace,
+    pub(crate) cache: &'a StoreCache,
+    pub(crate) pacer: &'a Pacer,
+    pub(crate) model: &'a str,
+    pub(crate) version: u64,
+    pub(crate) remote: &'a RemoteVersion,
+    /// Counts received bytes at once, so that a long fetch shows progress.
+    pub(crate) count: &'a dyn Fn(u64),
+}
+
+/// The ranges of each staged file that were written.
+struct Journal {
+    path: PathBuf,
+    file: File,
+    done: Vec<(String, Range<u64>)>,
+}
+
+/// A file of a version in staging.
+struct StagedFile<'a> {
+    path: &'a str,
+    local: &'a File,
+    /// Ranges that are written and not in the journal yet.
+    unsynced: Vec<Range<u64>>,
+    journal: &'a mut Journal,
+}
+
+impl StagedFile<'_> {
+    fn write(&mut self, range: Range<u64>, content: &[u8]) -> Result<()> {
+        self.local.write_all_at(content, range.start).map_err(|error| self.failed(&error))?;
+        self.unsynced.push(range);
+        let bytes: u64 = self.unsynced.iter().map(|range| range.end - range.start).sum();
+        if bytes >= SYNC_BYTES { self.sync() } else { Ok(()) }
+    }
+
+    /// Makes the written ranges durable, then adds them to the journal.
+    fn sync(&mut self) -> Result<()> {
+        self.local.sync_data().map_err(|error| self.failed(&error))?;
+        for range in self.unsynced.drain(..) {
+            self.journal.add(self.path, range)?;
+        }
+        Ok(())
+    }
+
+    fn failed(&self, error: &std::io::Error) -> Error {
+        Error::io(Path::new(self.path), error)
+    }
+}
+
+impl VersionFetch<'_> {
+    /// Fetches the version and moves it to the models. Returns `None` if it is not complete in the
+    /// store.
+    ///
+    /// # Errors
+    /// `DataLoss` if bytes do not have the hash of the manifest; otherwise those of the store and
+    /// of the disk. What was fetched is kept for the next call.
+    pub(crate) async fn run(&self) -> Result<Option<FetchedBytes>> {
+        let manifest = match self.remote.kind() {
+            RemoteKind::Published => match self.manifest().await? {
+                Some(manifest) => Some(manifest),
+                None => return Ok(None),
+            },
+            RemoteKind::Foreign => None,
+            RemoteKind::Unfinished => return Ok(None),
+        };
+        let staging = self.cache.staging(self.model, self.version);
+        let mut journal = Journal::open(&staging, &self.remote.fingerprint())?;
+        let fetched = self.files(&staging, manifest.as_ref(), &mut journal).await;
+        match fetched {
+            Ok(bytes) => {
+                self.cache.commit(self.model, self.version, &self.remote.fingerprint())?;
+                journal.remove();
+                Ok(Some(bytes))
+            }
+            Err(error) => {
+                if error.kind() == ErrorKind::DataLoss {
+                    journal.remove();
+                }
+                // The rest of an earlier fetch can be damaged here, and not in the store.
+                match error.kind() == ErrorKind::DataLoss && !journal.done.is_empty() {
+                    true => Err(Error::unavailable(error.message())),
+                    false => Err(error),
+                }
+            }
+        }
+    }
+
+    /// Reads the manifest. `None` if its files are not all there yet.
+    async fn manifest(&self) -> Result<Option<(LayoutManifest, Bytes)>> {
+        let Some(file) = self.remote.file(MANIFEST_NAME) else { return Ok(None) };
+        if file.bytes > MANIFEST_BYTES_MAX {
+            return Err(self.damaged(&format!("{MANIFEST_NAME} is larger than a manifest can be")));
+        }
+        let text = self.part(file, 0..file.bytes).await?;
+        let manifest = LayoutManifest::parse(&text)
+            .map_err(|error| self.damaged(&format!("{MANIFEST_NAME}: {}", error.message())))?;
+        let files = [Some(&manifest.graph), manifest.weights.as_ref()];
+        let there = files.into_iter().flatten().all(|entry| {
+            self.remote.file(&entry.name).is_some_and(|file| file.bytes == entry.bytes)
+        });
+        Ok(there.then_some((manifest, text)))
+    }
+
+    fn damaged(&self, what: &str) -> Error {
+        Error::data_loss(format!(
+            "{}: model \"{}\" version {}: {what}; publish it again under another number",
+            self.place.shown(),
+            self.model,
+            self.version
+        ))
+    }
+
+    /// Fetches all files, the manifest last.
+    async fn files(
+        &self,
+        staging: &Path,
+        manifest: Option<&(LayoutManifest, Bytes)>,
+        journal: &mut Journal,
+    ) -> Result<FetchedBytes> {
+        let mut bytes = FetchedBytes::default();
+        let (layout, text) = manifest.map(|(layout, text)| (layout, text)).unzip();
+        let weights = layout.and_then(|layout| layout.weights.as_ref()).map(|it| it.name.as_str());
+        for file in
+            self.remote.files.iter().filter(|file| file.path != MANIFEST_NAME || layout.is_none())
+        {
+            let path = staging.join(&file.path);
+            let local = create(&path, file.bytes)?;
+            match layout {
+                Some(layout) if weights == Some(file.path.as_str()) => {
+                    self.weights(file, &local, layout, journal, &mut bytes).await?;
+                }
+                Some(layout) if layout.graph.name == file.path => {
+                    self.graph(file, &local, layout, journal, &mut bytes).await?;
+                }
+                _ => self.ranges(file, &local, &[0..file.bytes], journal, &mut bytes).await?,
+            }
+            local.sync_all().map_err(|error| Error::io(&path, &error))?;
+        }
+        if let Some(text) = text {
+            let path = staging.join(MANIFEST_NAME);
+            let file = create(&path, text.len() as u64)?;
+            let written = file.write_all_at(text, 0).and_then(|()| file.sync_all());
+            written.map_err(|error| Error::io(&path, &error))?;
+            bytes.fetched += text.len() as u64;
+        }
+        Ok(bytes)
+    }
+
+    /// Copies the graph from a cached version, or fetches it.
+    async fn graph(
+        &self,
+        file: &RemoteFile,
+        local: &File,
+        layout: &LayoutManifest,
+        journal: &mut Journal,
+        bytes: &mut FetchedBytes,
+    ) -> Result<()> {
+        let hash = layout.graph.blake3.as_deref();
+        let whole = 0..file.bytes;
+        let cached = hash.and_then(|hash| cached_graph(&self.cache.version_dirs(), hash));
+        if let (Some(path), Some(hash)) = (cached, hash)
+            && self.copy(&CachedTensor { file: path, offset: 0 }, local, whole.clone(), hash).await
+        {
+            bytes.reused += file.bytes;
+            return Ok(());
+        }
+        self.ranges(file, local, &[whole.clone()], journal, bytes).await?;
+        match hash {
+            Some(hash) if hash_of(local, whole).is_none_or(|found| found != hash) => {
+                Err(self.damaged(&format!("{} does not have the hash of the manifest", file.path)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Copies the tensors that cached versions have, fetches the others, and checks them.
+    async fn weights(
+        &self,
+        file: &RemoteFile,
+        local: &File,
+        layout: &LayoutManifest,
+        journal: &mut Journal,
+        bytes: &mut FetchedBytes,
+    ) -> Result<()> {
+        let index = TensorIndex::of(&self.cache.version_dirs());
+        let mut missing: Vec<&TensorEntry> = Vec::new();
+        for tensor in &layout.tensors {
+            let range = tensor.offset..tensor.offset + tensor.bytes;
+            let copied = match index.find(tensor) {
+                Some(cached) => self.copy(cached, local, range, &tensor.blake3).await,
+                None => false,
+            };
+            match copied {
+                true => bytes.reused += tensor.bytes,
+                false => missing.push(tensor),
+            }
+        }
+        self.ranges(file, local, &ranges_of(&missing), journal, bytes).await?;
+        let damaged = missing.iter().find(|tensor| {
+            let range = tensor.offset..tensor.offset + tensor.bytes;
+            hash_of(local, range).is_none_or(|found| found != tensor.blake3)
+        });
+        match damaged {
+            Some(tensor) => Err(self.damaged(&format!(
+                "tensor \"{}\" does not have the hash of the manifest",
+                tensor.name
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Copies bytes from a cached version. Returns false if they do not have `hash`.
+    async fn copy(&self, from: &CachedTensor, to: &File, range: Range<u64>, hash: &str) -> bool {
+        let Ok(source) = File::open(&from.file) else { return false };
+        let mut hasher = blake3::Hasher::new();
+        let mut block = vec![0; BLOCK_BYTES];
+        let mut at = range.start;
+        while at < range.end {
+            let block = &mut block[..(range.end - at).min(BLOCK_BYTES as u64) as usize];
+            tokio::time::sleep_until(self.pacer.reserve(block.len() as u64).into()).await;
+            let read = source.read_exact_at(block, from.offset + (at - range.start));
+            if read.and_then(|()| to.write_all_at(block, at)).is_err() {
+                return false;
+            }
+            hasher.update(block);
+            at += block.len() as u64;
+        }
+        hasher.finalize().to_hex().as_str() == hash
+    }
+
+    /// Fetches `wanted` of `file` but for the parts in the journal. Notes what was written, also if
+    /// it fails.
+    async fn ranges(
+        &self,
+        file: &RemoteFile,
+        local: &File,
+        wanted: &[Range<u64>],
+        journal: &mut Journal,
+        bytes: &mut FetchedBytes,
+    ) -> Result<()> {
+        let left = without(wanted, &journal.done_of(&file.path));
+        let mut staged = StagedFile { path: &file.path, local, unsynced: Vec::new(), journal };
+        let received = self.receive(file, &left, &mut staged, bytes).await;
+        staged.sync()?;
+        received
+    }
+
+    /// Requests `left` with several requests in flight, and writes the parts as they arrive.
+    async fn receive(
+        &self,
+        file: &RemoteFile,
+        left: &[Range<u64>],
+        staged: &mut StagedFile<'_>,
+        bytes: &mut FetchedBytes,
+    ) -> Result<()> {
+        let mut waiting: VecDeque<Range<u64>> = parts(left).into();
+        let mut running = JoinSet::new();
+        loop {
+            while running.len() < CONCURRENT
+                && let Some(range) = waiting.pop_front()
+            {
+                let turn = self.pacer.reserve(range.end - range.start);
+                tokio::time::sleep_until(turn.into()).await;
+                let (place, file) = (self.place.clone(), file.clone());
+                running.spawn(async move {
+                    let content = part(&place, &file, range.clone()).await;
+                    content.map(|content| (range, content))
+                });
+            }
+            let Some(done) = running.join_next().await else { return Ok(()) };
+            let (range, content) = done.map_err(|e| Error::internal(e.to_string()))??;
+            (self.count)(content.len() as u64);
+            bytes.fetched += content.len() as u64;
+            staged.write(range, &content)?;
+        }
+    }
+
+    async fn part(&self, file: &RemoteFile, range: Range<u64>) -> Result<Bytes> {
+        let content = part(self.place, file, range).await?;
+        (self.count)(content.len() as u64);
+        Ok(content)
+    }
+}
+
+/// Reads a range of a file, and tries again after a short failure.
+///
+/// # Errors
+/// Those of the store.
+pub(crate) async fn part(
+    place: &StorePlace,
+    file: &RemoteFile,
+    range: Range<u64>,
+) -> Result<Bytes> {
+    if range.is_empty() {
+        return Ok(Bytes::new());
+    }
+    let mut pause = RETRY_PAUSE;
+    for _ in 1..TRIES {
+        match try_part(place, file, range.clone()).await {
+            Err(error) if error.kind() == ErrorKind::Unavailable => {
+                tracing::debug!(%error, file = file.path, ?range, "a part is requested again");
+            }
+            result => return result,
+        }
+        tokio::time::sleep(pause).await;
+        pause *= 2;
+    }
+    try_part(place, file, range).await
+}
+
+async fn try_part(place: &StorePlace, file: &RemoteFile, range: Range<u64>) -> Result<Bytes> {
+    let options = GetOptions {
+        range: Some(GetRange::Bounded(range.clone())),
+        if_match: file.e_tag.clone(),
+        ..GetOptions::default()
+    };
+    let content = async { place.objects.get_opts(&file.key, options).await?.bytes().await };
+    let content = tokio::time::timeout(PART_TIMEOUT, content).await;
+    let content = content.map_err(|_| {
+        Error::unavailable(format!("{}: {}: no answer in time", place.shown(), file.path))
+    })?;
+    let content = content.map_err(|error| place.failed(&error))?;
+    match content.len() as u64 == range.end - range.start {
+        true => Ok(content),
+        false => Err(Error::unavailable(format!(
+            "{}: {}: {} bytes instead of {}",
+            place.shown(),
+            file.path,
+            content.len(),
+            range.end - range.start
+        ))),
+    }
+}
+
+impl Journal {
+    /// Opens the journal of a staged version, and empties both if they are of another listing.
+    fn open(staging: &Path, fingerprint: &str) -> Result<Journal> {
+        let path = staging.with_extension("journal");
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        let mut lines = text.lines();
+        let same = lines.next() == Some(fingerprint);
+        if !same {
+            let _ = std::fs::remove_dir_all(staging);
+            let _ = std::fs::remove_file(&path);
+        }
+        let io = |error: std::io::Error| Error::io(&path, &error);
+        os::private::create_dir_all(staging).map_err(io)?;
+        let mut file = os::private::options().append(true).create(true).open(&path).map_err(io)?;
+        if !same {
+            writeln!(file, "{fingerprint}").map_err(io)?;
+        }
+        let done = lines.filter(|_| same).filter_map(parse_line).collect();
+        Ok(Journal { path, file, done })
+    }
+
+    fn done_of(&self, path: &str) -> Vec<Range<u64>> {
+        let of_file = self.done.iter().filter(|(file, _)| file == path);
+        of_file.map(|(_, range)| range.clone()).collect()
+    }
+
+    fn add(&mut self, path: &str, range: Range<u64>) -> Result<()> {
+        let line = format!("{} {} {path}\n", range.start, range.end);
+        self.file.write_all(line.as_bytes()).map_err(|error| Error::io(&self.path, &error))
+    }
+
+    fn remove(&self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Parses "START END PATH".
+fn parse_line(line: &str) -> Option<(String, Range<u64>)> {
+    let mut words = line.splitn(3, ' ');
+    let (start, end) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    Some((words.next()?.to_owned(), start..end))
+}
+
+/// Opens a file of `bytes` for reading and writing, and makes its directory. Keeps its content.
+fn create(path: &Path, bytes: u64) -> Result<File> {
+    let io = |error: std::io::Error| Error::io(path, &error);
+    os::private::create_dir_all(path.parent().unwrap_or(path)).map_err(io)?;
+    let mut options = os::private::options();
+    let file =
+        options.read(true).write(true).create(true).truncate(false).open(path).map_err(io)?;
+    file.set_len(bytes).map_err(io)?;
+    Ok(file)
+}
+
+/// Returns the hash of a range of a file in hexadecimal; `None` if it cannot be read.
+fn hash_of(file: &File, range: Range<u64>) -> Option<String> {
+    let mut hasher = blake3::Hasher::new();
+    let mut block = vec![0; BLOCK_BYTES];
+    let mut at = range.start;
+    while at < range.end {
+        let block = &mut block[..(range.end - at).min(BLOCK_BYTES as u64) as usize];
+        file.read_exact_at(block, at).ok()?;
+        hasher.update(block);
+        at += block.len() as u64;
+    }
+    Some(hasher.finalize().to_hex().to_string())
+}

@@ -1,0 +1,23 @@
+//! Models in object stores: S3, Google Cloud Storage, Azure Blob Storage, HTTP and `file://`.
+//!
+//! A server never reads a model from a store directly. [`StoreMirror`] keeps a local copy of the
+//! versions that should serve in a directory that the lifecycle watches, as any other directory. So
+//! a restart without a network serves from the copy, and loading stays as fast and as gentle as
+//! from a local disk.
+//!
+//! One listing finds the changes of a whole root. A published version is complete if it has a
+//! manifest whose files are there; a version of another layout is complete if its listing has not
+//! changed for a while. Only tensors that no cached version has are fetched.
+
+mod cache;
+mod fetch;
+mod listing;
+mod mirror;
+mod place;
+mod plan;
+mod upload;
+
+pub use cache::watched_dir;
+pub use mirror::{InUse, MirrorConfig, MirrorThread, Sources, StoreMirror, StoreSource};
+pub use place::{StorePlace, is_url};
+pub use upload::{UploadProgress, upload};

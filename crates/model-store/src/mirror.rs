@@ -1,0 +1,322 @@
+//! Keeps local copies of stores in step with them.
+//!
+//! Each store has its own pace: a listing every poll while something changes, then half as often at
+//! each step down to one a minute. A failure is logged and tried again at the same pace; the copies
+//! go on serving.
+
+mod follower;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use base::{Error, ErrorKind, Result};
+use lifecycle::VersionPolicy;
+use metrics::{KindLabels, StoreMetrics};
+use os::{Pacer, Rate};
+use tokio::sync::watch;
+
+use crate::place::{StorePlace, block_on};
+use follower::{Follower, Poll};
+
+/// Longest time between two listings.
+pub(crate) const POLL_MAX: Duration = Duration::from_secs(60);
+/// Time between two looks at the configuration.
+const CONFIG_POLL: Duration = Duration::from_secs(1);
+/// Failures after which the first sync goes on with what it has, or fails if it has no listing.
+const FAILURES_MAX: u32 = 3;
+/// Shortest time between two tries of the first sync.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// Time beyond [`MirrorConfig::settle`] for versions that change during the first sync.
+const SETTLE_SLACK: Duration = Duration::from_secs(5);
+
+/// Says whether a version of a model is in use: its files must stay.
+pub type InUse = Box<dyn Fn(&str, u64) -> bool + Send>;
+/// Returns the stores to follow.
+pub type Sources = Box<dyn Fn() -> Vec<StoreSource> + Send>;
+
+/// A store to copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreSource {
+    /// URL of a directory of models, or of one model.
+    pub url: Arc<str>,
+    /// Directory of the copied models: [`crate::watched_dir`], or its parent for one model.
+    pub models_dir: PathBuf,
+    /// Name of the model if the URL is the directory of one.
+    pub model: Option<Arc<str>>,
+    /// Versions that should serve.
+    pub policy: VersionPolicy,
+    /// Other policies by name of the model. A model's own settings file wins over both.
+    pub policies: BTreeMap<Arc<str>, VersionPolicy>,
+}
+
+/// Settings of a mirror.
+#[derive(Clone, Debug)]
+pub struct MirrorConfig {
+    /// Names and values of the providers' variables, in lower case.
+    pub options: Vec<(String, String)>,
+    /// Shortest time between two listings.
+    pub poll: Duration,
+    /// Time for which the listing of a version without a manifest must stay the same.
+    pub settle: Duration,
+    /// Most bytes of all copies.
+    pub bytes_max: u64,
+    /// Rate of fetching and copying in bytes per second; 0 is unlimited.
+    pub rate: u64,
+}
+
+/// Local copies of stores. One thread works on all of them.
+pub struct StoreMirror {
+    config: MirrorConfig,
+    followers: Vec<Follower>,
+    pacer: Pacer,
+    metrics: StoreMetrics,
+    in_use: InUse,
+    /// Directories of stores that could not be opened.
+    unopened: BTreeSet<PathBuf>,
+}
+
+/// A mirror that follows its stores until it is dropped or stopped.
+pub struct MirrorThread {
+    stop: watch::Sender<bool>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl StoreMirror {
+    /// Opens the caches of `sources`. Does not connect.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a URL that no store has, `FailedPrecondition` if another process uses
+    /// a cache; I/O errors.
+    pub fn open(config: MirrorConfig, sources: &[StoreSource]) -> Result<StoreMirror> {
+        let places = sources.iter().map(|source| StorePlace::open(&source.url, &config.options));
+        let places = places.collect::<Result<Vec<_>>>()?;
+        StoreMirror::with_places(config, sources.iter().cloned().zip(places).collect())
+    }
+
+    /// Opens the caches of stores that are open already.
+    ///
+    /// # Errors
+    /// As [`StoreMirror::open`].
+    pub fn with_places(
+        config: MirrorConfig,
+        places: Vec<(StoreSource, StorePlace)>,
+    ) -> Result<StoreMirror> {
+        let followers = places
+            .into_iter()
+            .map(|(source, place)| Follower::open(source, place, config.poll))
+            .collect::<Result<_>>()?;
+        let rate = if config.rate == 0 { Rate::unlimited() } else { Rate::per_second(config.rate) };
+        Ok(StoreMirror {
+            config,
+            followers,
+            pacer: Pacer::new(rate),
+            metrics: StoreMetrics::default(),
+            in_use: Box::new(|_, _| false),
+            unopened: BTreeSet::new(),
+        })
+    }
+
+    /// Returns true if a store has never been copied as a whole.
+    pub fn needs_first_sync(&self) -> bool {
+        self.followers.iter().any(|follower| !follower.cache.is_synced())
+    }
+
+    /// Copies the stores that have never been copied, and waits for it. A model that cannot be
+    /// copied is logged and left out.
+    ///
+    /// # Errors
+    /// Those of the store: it cannot be listed.
+    pub fn first_sync(&mut self) -> Result<()> {
+        block_on(async {
+            for at in 0..self.followers.len() {
+                if !self.followers[at].cache.is_synced() {
+                    self.first_sync_of(at).await?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    async fn first_sync_of(&mut self, at: usize) -> Result<()> {
+        let shown = self.followers[at].place.shown().to_owned();
+        tracing::info!(store = shown, "copying its models before the first start");
+        let until = Instant::now() + self.config.settle + SETTLE_SLACK;
+        let mut failures = 0;
+        loop {
+            match self.sync(at).await {
+                Ok(Poll { pending: false, .. }) => return Ok(()),
+                Ok(Poll { failed, .. }) => failures += u32::from(failed),
+                Err(error) => {
+                    failures += 1;
+                    if error.kind() != ErrorKind::Unavailable || failures == FAILURES_MAX {
+                        return Err(error);
+                    }
+                    tracing::warn!(store = shown, %error, "the store cannot be listed");
+                }
+            }
+            // The thread that follows the store copies the rest.
+            if failures == FAILURES_MAX || (failures == 0 && Instant::now() > until) {
+                return Ok(());
+            }
+            tokio::time::sleep(self.config.poll.max(FIRST_PAUSE)).await;
+        }
+    }
+
+    /// Looks at every store once, whether it is due or not. For tests.
+    ///
+    /// # Errors
+    /// That of the first store which cannot be listed.
+    pub fn sync_now(&mut self) -> Result<bool> {
+        let mut pending = false;
+        for at in 0..self.followers.len() {
+            pending |= block_on(self.sync(at))?.pending;
+        }
+        Ok(!pending)
+    }
+
+    /// Returns the metrics.
+    pub fn metrics(&self) -> &StoreMetrics {
+        &self.metrics
+    }
+
+    /// Starts the thread `store`, which follows the stores that `sources` returns. Versions for
+    /// which `in_use` is true stay. Adds the metrics so far to `metrics` and continues there.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if the thread cannot be started.
+    pub fn follow(
+        mut self,
+        sources: Sources,
+        in_use: InUse,
+        metrics: StoreMetrics,
+    ) -> Result<MirrorThread> {
+        for follower in &self.followers {
+            self.metrics.add_to(&metrics, &follower.label());
+        }
+        self.metrics = metrics;
+        self.in_use = in_use;
+        let (stop, stopped) = watch::channel(false);
+        let work = move || {
+            os::thread::enter_low_priority("fetching models");
+            if let Err(error) = block_on(self.run(&sources, stopped)) {
+                tracing::error!(%error, "models in object stores are not followed any more");
+            }
+        };
+        let thread = std::thread::Builder::new().name("store".into()).spawn(work);
+        let thread =
+            thread.map_err(|error| Error::exhausted(format!("the thread of stores: {error}")))?;
+        Ok(MirrorThread { stop, thread: Mutex::new(Some(thread)) })
+    }
+
+    async fn run(mut self, sources: &Sources, mut stopped: watch::Receiver<bool>) -> Result<()> {
+        let work = async {
+            loop {
+                self.set_sources(sources());
+                let now = Instant::now();
+                for at in 0..self.followers.len() {
+                    if self.followers[at].next <= now
+                        && let Err(error) = self.sync(at).await
+                    {
+                        self.followers[at].report(&error);
+                    }
+                }
+                let next = self.followers.iter().map(|follower| follower.next).min();
+                let now = Instant::now();
+                let pause = next.map_or(CONFIG_POLL, |next| next.saturating_duration_since(now));
+                tokio::time::sleep(pause.min(CONFIG_POLL)).await;
+            }
+        };
+        tokio::select! {
+            () = work => {}
+            _ = stopped.wait_for(|stop| *stop) => {}
+        }
+        Ok(())
+    }
+
+    /// Follows `sources` from now on. One that cannot be opened is logged and tried again.
+    fn set_sources(&mut self, sources: Vec<StoreSource>) {
+        let dirs: BTreeSet<&Path> = sources.iter().map(|it| it.models_dir.as_path()).collect();
+        self.followers.retain(|follower| dirs.contains(follower.source.models_dir.as_path()));
+        for source in sources {
+            let known =
+                self.followers.iter_mut().find(|it| it.source.models_dir == source.models_dir);
+            if let Some(follower) = known {
+                follower.set_source(source);
+                continue;
+            }
+            let opened = StorePlace::open(&source.url, &self.config.options)
+                .and_then(|place| Follower::open(source.clone(), place, self.config.poll));
+            match opened {
+                Ok(follower) => self.followers.push(follower),
+                // Logged once, not every second.
+                Err(error) if self.unopened.insert(source.models_dir) => {
+                    tracing::error!(store = %source.url, %error, "a store cannot be opened");
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Lists the follower's store, and copies what changed.
+    async fn sync(&mut self, at: usize) -> Result<Poll> {
+        let mut used = 0;
+        for (other, follower) in self.followers.iter().enumerate() {
+            if other != at {
+                used += follower.bytes();
+            }
+        }
+        let context = follower::SyncContext {
+            config: &self.config,
+            pacer: &self.pacer,
+            metrics: &self.metrics,
+            in_use: &self.in_use,
+            bytes_max: self.config.bytes_max.saturating_sub(used),
+        };
+        let result = self.followers[at].poll(&context).await;
+        let level = |kind, bytes: u64| {
+            let gauge = &self.metrics.cache_bytes;
+            gauge.get_or_create(&KindLabels { kind }).set(bytes.try_into().unwrap_or(i64::MAX));
+        };
+        level("used", used + self.followers[at].bytes());
+        level("max", self.config.bytes_max);
+        result
+    }
+}
+
+impl MirrorThread {
+    /// Stops following and waits for the thread. What was fetched of a version is kept.
+    pub fn stop(&self) {
+        // Fails only if the thread has ended.
+        let _ = self.stop.send(true);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of stores ended by panic");
+        }
+    }
+}
+
+impl Drop for MirrorThread {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl StoreSource {
+    /// Describes the store at `url`, which `dir` mirrors. `model` is the name of the model if the
+    /// URL is the directory of one; then `dir` is that model's directory.
+    pub fn new(url: &Arc<str>, dir: &Path, model: Option<Arc<str>>) -> StoreSource {
+        let models_dir = if model.is_some() { dir.parent().unwrap_or(dir) } else { dir };
+        StoreSource {
+            url: url.clone(),
+            models_dir: models_dir.to_owned(),
+            model,
+            policy: VersionPolicy::default(),
+            policies: BTreeMap::new(),
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! One store: its listings, and the versions that are copied because of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use base::units::format_bytes;
+use base::{Error, ErrorKind, Result};
+use lifecycle::VersionPolicy;
+use metrics::{StoreLabels, StoreMetrics, StoreWorkLabels};
+use os::Pacer;
+
+use super::{InUse, MirrorConfig, POLL_MAX, StoreSource};
+use crate::cache::StoreCache;
+use crate::fetch::{VersionFetch, part};
+use crate::listing::{RemoteKind, RemoteModel, RemoteVersion, StoreListing, fingerprint, group};
+use crate::place::StorePlace;
+
+/// Most bytes of a file beside a model's versions.
+const FILE_BYTES_MAX: u64 = 64 << 20;
+/// Name of a model's settings.
+const SETTINGS_NAME: &str = "millpond.toml";
+
+/// Result of one look at a store.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Poll {
+    /// True if something is left to do: a copy failed, or a version may still change.
+    pub(crate) pending: bool,
+    /// True if a copy failed.
+    pub(crate) failed: bool,
+}
+
+/// Things that all followers share.
+pub(crate) struct SyncContext<'a> {
+    pub(crate) config: &'a MirrorConfig,
+    pub(crate) pacer: &'a Pacer,
+    pub(crate) metrics: &'a StoreMetrics,
+    pub(crate) in_use: &'a InUse,
+    /// Most bytes of this store's copies.
+    pub(crate) bytes_max: u64,
+}
+
+/// A store that is followed.
+pub(crate) struct Follower {
+    pub(crate) source: StoreSource,
+    pub(crate) place: StorePlace,
+    pub(crate) cache: StoreCache,
+    /// Earliest time of the next listing.
+    pub(crate) next: Instant,
+    pause: Duration,
+    /// The last listing whose changes were all copied.
+    copied: Option<StoreListing>,
+    listed: Option<StoreListing>,
+    /// Since when a version without a manifest has its fingerprint.
+    settling: BTreeMap<(String, u64), (String, Instant)>,
+    /// Fingerprints of versions with wrong bytes, which are not fetched again.
+    damaged: BTreeMap<(String, u64), String>,
+    /// Versions that the last listing missed.
+    missed: BTreeSet<(String, u64)>,
+    last_error: Option<String>,
+    _lock: File,
+}
+
+impl Follower {
+    pub(crate) fn open(source: StoreSource, place: StorePlace, poll: Duration) -> Result<Follower> {
+        let cache = StoreCache::open(&source.models_dir)?;
+        if let Some(model) = &source.model {
+            let dir = cache.model_dir(model);
+            os::private::create_dir_all(&dir).map_err(|error| Error::io(&dir, &error))?;
+        }
+        Ok(Follower {
+            _lock: cache.lock()?,
+            source,
+            place,
+            cache,
+            next: Instant::now(),
+            pause: poll,
+            copied: None,
+            listed: None,
+            settling: BTreeMap::new(),
+            damaged: BTreeMap::new(),
+            missed: BTreeSet::new(),
+            last_error: None,
+        })
+    }
+
+    /// Returns the store in labels of metrics.
+    pub(crate) fn label(&self) -> Arc<str> {
+        self.place.shown().into()
+    }
+
+    /// Returns the bytes of the copies.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.cache.versions().iter().map(|version| version.bytes).sum()
+    }
+
+    /// Takes over changed settings.
+    pub(crate) fn set_source(&mut self, source: StoreSource) {
+        if source != self.source {
+            self.source = source;
+            self.copied = None;
+            self.next = Instant::now();
+        }
+    }
+
+    /// Logs an error of the store, once while it stays the same.
+    pub(crate) fn report(&mut self, error: &Error) {
+        let text = error.to_string();
+        if self.last_error.as_ref() != Some(&text) {
+            tracing::warn!(store = self.place.shown(), %error, "the copied models serve on");
+        }
+        self.last_error = Some(text);
+    }
+
+    /// Lists the store, copies what changed, and sets the time of the next look.
+    pub(crate) async fn poll(&mut self, context: &SyncContext<'_>) -> Result<Poll> {
+        let result = self.look(context).await;
+        let changed = matches!(&result, Ok((_, true)));
+        let pause = if changed { context.config.poll } else { self.pause * 2 };
+        self.pause = pause.min(POLL_MAX.max(context.config.poll));
+        self.next = Instant::now() + self.pause;
+        if result.is_err() {
+            self.count_failure(context, "list");
+        }
+        result.map(|(poll, _)| poll)
+    }
+
+    /// As [`Follower::poll`]. Returns also true if the listing changed.
+    async fn look(&mut self, context: &SyncContext<'_>) -> Result<(Poll, bool)> {
+        let objects = self.place.list().await?;
+        let labels = StoreLabels { store: self.label() };
+        context.metrics.lists.get_or_create(&labels).inc();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        context.metrics.list_time.get_or_create(&labels).set(now.as_secs_f64());
+        self.last_error = None;
+        let listing = group(&objects, &self.place.prefix, self.source.model.as_deref());
+        let changed = self.listed.as_ref() != Some(&listing);
+        if !changed && self.copied.as_ref() == Some(&listing) {
+            return Ok((Poll::default(), false));
+        }
+        if changed && listing.is_model {
+            tracing::warn!(
+                store = self.place.shown(),
+                "it has numbered directories, so it is one model and no directory of models: give NAME={}",
+                self.place.shown()
+            );
+        }
+        self.listed = Some(listing.clone());
+        let mut poll = Poll::default();
+        for (name, model) in &listing.models {
+            let Poll { pending, failed } = self.sync_model(context, name, model).await;
+            poll.pending |= pending;
+            poll.failed |= failed;
+        }
+        poll.pending |= self.remove_missing(&listing);
+        if !poll.pending {
+            self.cache.set_synced()?;
+            self.copied = Some(listing);
+        }
+        Ok((poll, changed))
+    }
+
+    fn count_failure(&self, context: &SyncContext<'_>, kind: &'static str) {
+        let labels = StoreWorkLabels { store: self.label(), kind };
+        context.metrics.failures.get_or_create(&labels).inc();
+    }
+
+    /// Copies the wanted versions of a model.
+    async fn sync_model(
+        &mut self,
+        context: &SyncContext<'_>,
+        name: &str,
+        model: &RemoteModel,
+    ) -> Poll {
+        let mut poll = Poll::default();
+        if let Err(error) = self.sync_files(name, model).await {
+            self.failed(context, name, None, &error);
+            poll = Poll { pending: true, failed: true };
+        }
+        let policy = self.policy(name);
+        let mut present = 0;
+        for (&version, remote) in model.versions.iter().rev() {
+            let wanted = match &policy {
+                VersionPolicy::Latest(count) => present < (*count).max(1),
+                VersionPolicy::All => true,
+                VersionPolicy::Specific(versions) => versions.contains(&version),
+            };
+            if !wanted {
+                continue;
+            }
+            match self.ensure(context, name, version, remote).await {
+                Ok(true) => present += 1,
+                Ok(false) => poll.pending |= remote.kind() == RemoteKind::Foreign,
+                // It can never be had, so an earlier version serves.
+                Err(error) if error.kind() == ErrorKind::DataLoss => {
+                    self.failed(context, name, Some(version), &error);
+                    self.damaged.insert((name.to_owned(), version), remote.fingerprint());
+                }
+                Err(error) => {
+                    self.failed(context, name, Some(version), &error);
+                    return Poll { pending: true, failed: true };
+                }
+            }
+        }
+        poll
+    }
+
+    fn failed(&self, context: &SyncContext<'_>, model: &str, version: Option<u64>, error: &Error) {
+        self.count_failure(context, "fetch");
+        tracing::error!(model, version, %error, "a model in an object store cannot be copied");
+    }
+
+    /// Returns the policy of a model: its settings file, the server's settings for it, those of the
+    /// root.
+    fn policy(&self, name: &str) -> VersionPolicy {
+        let settings = std::fs::read_to_string(self.cache.model_dir(name).join(SETTINGS_NAME));
+        let own = settings.ok().and_then(|text| lifecycle::version_policy(&text));
+        own.or_else(|| self.source.policies.get(name).cloned())
+            .unwrap_or_else(|| self.source.policy.clone())
+    }
+
+    /// Copies the files beside a model's versions.
+    async fn sync_files(&self, name: &str, model: &RemoteModel) -> Result<()> {
+        let names: Vec<&str> = model.files.iter().map(|file| file.path.as_str()).collect();
+        self.cache.retain_files(name, &names);
+        for file in model.files.iter().filter(|file| file.bytes <= FILE_BYTES_MAX) {
+            let stamp = fingerprint(std::slice::from_ref(file));
+            if !self.cache.has_file(name, &file.path, &stamp) {
+                let content = part(&self.place, file, 0..file.bytes).await?;
+                self.cache.put_file(name, &file.path, &content, &stamp)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies a version if it is complete and not here. Returns true if it is here afterwards.
+    async fn ensure(
+        &mut self,
+        context: &SyncContext<'_>,
+        model: &str,
+        version: u64,
+        remote: &RemoteVersion,
+    ) -> Result<bool> {
+        let stamp = remote.fingerprint();
+        if self.cache.has(model, version, &stamp) {
+            return Ok(true);
+        }
+        if self.damaged.get(&(model.to_owned(), version)) == Some(&stamp) {
+            return Ok(false);
+        }
+        if remote.kind() == RemoteKind::Foreign && !self.is_settled(context, model, version, stamp)
+        {
+            return Ok(false);
+        }
+        if remote.kind() != RemoteKind::Unfinished {
+            self.make_room(context, remote.bytes())?;
+        }
+        let labels = StoreLabels { store: self.label() };
+        let fetched = VersionFetch {
+            place: &self.place,
+            cache: &self.cache,
+            pacer: context.pacer,
+            model,
+            version,
+            remote,
+            count: &|bytes| {
+                context.metrics.fetched_bytes.get_or_create(&labels).inc_by(bytes);
+            },
+        };
+        let started = Instant::now();
+        let Some(bytes) = fetched.run().await? else { return Ok(false) };
+        context.metrics.reused_bytes.get_or_create(&labels).inc_by(bytes.reused);
+        tracing::info!(
+            model,
+            version,
+            store = self.place.shown(),
+            seconds = started.elapsed().as_secs_f64(),
+            "copied: {} fetched, {} from cached versions",
+            format_bytes(bytes.fetched),
+            format_bytes(bytes.reused)
+        );
+        Ok(true)
+    }
+
+    /// Returns true if a version without a manifest has stayed the same for long enough.
+    fn is_settled(
+        &mut self,
+        context: &SyncContext<'_>,
+        model: &str,
+        version: u64,
+        stamp: String,
+    ) -> bool {
+        let now = Instant::now();
+        let seen = self.settling.entry((model.to_owned(), version));
+        let seen = seen.or_insert_with(|| (stamp.clone(), now));
+        if seen.0 != stamp {
+            *seen = (stamp, now);
+        }
+        seen.1 < now && now - seen.1 >= context.config.settle
+    }
+
+    /// Removes the least recently wanted versions until `bytes` fit.
+    fn make_room(&self, context: &SyncContext<'_>, bytes: u64) -> Result<()> {
+        let mut versions = self.cache.versions();
+        versions.sort_by_key(|version| version.last_wanted);
+        let mut used: u64 = versions.iter().map(|version| version.bytes).sum();
+        let wanted = |name: &str, version: u64| {
+            let Some(listing) = &self.listed else { return true };
+            let policy = self.policy(name);
+            let model = listing.models.get(name);
+            let newer = model.map_or(0, |model| model.versions.range(version + 1..).count());
+            match policy {
+                VersionPolicy::Latest(count) => newer < count.max(1),
+                VersionPolicy::All => true,
+                VersionPolicy::Specific(versions) => versions.contains(&version),
+            }
+        };
+        for old in versions {
+            if used + bytes <= context.bytes_max {
+                return Ok(());
+            }
+            if !(context.in_use)(&old.model, old.version) && !wanted(&old.model, old.version) {
+                self.cache.remove(&old.model, old.version)?;
+                tracing::info!(model = old.model, version = old.version, "removed a copy for room");
+                used -= old.bytes;
+            }
+        }
+        match used + bytes <= context.bytes_max {
+            true => Ok(()),
+            false => Err(Error::storage_full(format!(
+                "a version of {} does not fit the cache of models in object stores: {} of {} are in \
+                 use; raise --store-cache",
+                format_bytes(bytes),
+                format_bytes(used),
+                format_bytes(context.bytes_max)
+            ))),
+        }
+    }
+
+    /// Removes copies that two listings in a row lack. Returns true if a copy is missed for the
+    /// first time.
+    fn remove_missing(&mut self, listing: &StoreListing) -> bool {
+        let mut missed = BTreeSet::new();
+        for copy in self.cache.versions() {
+            let model = listing.models.get(&copy.model);
+            if model.is_some_and(|model| model.versions.contains_key(&copy.version)) {
+                continue;
+            }
+            let key = (copy.model, copy.version);
+            if !self.missed.contains(&key) {
+                missed.insert(key);
+                continue;
+            }
+            match self.cache.remove(&key.0, key.1) {
+                Ok(()) => {
+                    tracing::info!(model = key.0, version = key.1, "removed, as from the store")
+                }
+                Err(error) => tracing::warn!(%error, "a copy cannot be removed"),
+            }
+        }
+        let is_empty = |model: &String| {
+            !listing.models.contains_key(model) && !missed.iter().any(|(name, _)| name == model)
+        };
+        self.cache.models().iter().filter(|model| is_empty(model)).for_each(|model| {
+            self.cache.remove_model(model);
+        });
+        self.missed = missed;
+        !self.missed.is_empty()
+    }
+}

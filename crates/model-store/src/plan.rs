@@ -1,0 +1,137 @@
+//! Plan of a fetch: which bytes of a weights file are copied from cached versions, and which parts
+//! are requested.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use engine::layout::{Artifact, TensorEntry};
+
+/// Bytes of one request.
+pub(crate) const PART_BYTES: u64 = 8 << 20;
+/// Longest gap between two tensors that is fetched too, since a request costs more.
+const GAP_BYTES_MAX: u64 = 64 << 10;
+
+/// Place of a tensor's bytes in a cached version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CachedTensor {
+    pub(crate) file: PathBuf,
+    pub(crate) offset: u64,
+}
+
+/// Tensors of all cached versions by hash.
+#[derive(Debug, Default)]
+pub(crate) struct TensorIndex(HashMap<String, CachedTensor>);
+
+impl TensorIndex {
+    /// Reads the manifests of the version directories `dirs`. Skips those without one.
+    pub(crate) fn of(dirs: &[PathBuf]) -> TensorIndex {
+        let mut index = HashMap::new();
+        for dir in dirs {
+            let Ok(artifact) = Artifact::open(dir) else { continue };
+            let Some(file) = artifact.weights() else { continue };
+            for tensor in &artifact.manifest.tensors {
+                let place = CachedTensor { file: file.clone(), offset: tensor.offset };
+                index.insert(tensor.blake3.clone(), place);
+            }
+        }
+        TensorIndex(index)
+    }
+
+    pub(crate) fn find(&self, tensor: &TensorEntry) -> Option<&CachedTensor> {
+        self.0.get(&tensor.blake3)
+    }
+}
+
+/// Returns a cached version's file of this name and content hash.
+pub(crate) fn cached_graph(dirs: &[PathBuf], hash: &str) -> Option<PathBuf> {
+    dirs.iter().find_map(|dir| {
+        let artifact = Artifact::open(Path::new(dir)).ok()?;
+        (artifact.manifest.graph.blake3.as_deref() == Some(hash)).then(|| artifact.graph())
+    })
+}
+
+/// Returns the ranges that cover `tensors`, which are in file order. Joins neighbours.
+pub(crate) fn ranges_of(tensors: &[&TensorEntry]) -> Vec<Range<u64>> {
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    for tensor in tensors.iter().filter(|tensor| tensor.bytes > 0) {
+        let next = tensor.offset..tensor.offset + tensor.bytes;
+        match ranges.last_mut() {
+            Some(last) if next.start - last.end <= GAP_BYTES_MAX => last.end = next.end,
+            _ => ranges.push(next),
+        }
+    }
+    ranges
+}
+
+/// Returns the parts of `wanted` that `done` does not cover.
+pub(crate) fn without(wanted: &[Range<u64>], done: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut done = done.to_vec();
+    done.sort_by_key(|range| range.start);
+    let mut left = Vec::new();
+    for range in wanted {
+        let mut start = range.start;
+        for cut in done.iter().filter(|cut| cut.end > range.start && cut.start < range.end) {
+            if cut.start > start {
+                left.push(start..cut.start);
+            }
+            start = start.max(cut.end);
+        }
+        if start < range.end {
+            left.push(start..range.end);
+        }
+    }
+    left
+}
+
+/// Cuts `ranges` into requests of at most [`PART_BYTES`].
+pub(crate) fn parts(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+    let cut = |range: &Range<u64>| {
+        let end = range.end;
+        let starts = (range.start..end).step_by(PART_BYTES as usize);
+        starts.map(move |start| start..end.min(start + PART_BYTES)).collect::<Vec<_>>()
+    };
+    ranges.iter().flat_map(cut).collect()
+}
+
+#[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "lists of one range are meant")]
+mod tests {
+    use super::*;
+
+    fn tensor(offset: u64, bytes: u64) -> TensorEntry {
+        TensorEntry {
+            name: "t".to_owned(),
+            dtype: "U8".to_owned(),
+            dims: vec![bytes as usize],
+            offset,
+            bytes,
+            blake3: String::new(),
+        }
+    }
+
+    #[test]
+    fn neighbours_share_a_request() {
+        let tensors = [tensor(0, 10), tensor(4096, 10), tensor(1 << 20, 5), tensor(1 << 21, 0)];
+        let all: Vec<&TensorEntry> = tensors.iter().collect();
+        assert_eq!(ranges_of(&all), [0..4106, 1 << 20..(1 << 20) + 5]);
+        assert!(ranges_of(&[]).is_empty());
+    }
+
+    #[test]
+    fn fetched_parts_are_left_out() {
+        assert_eq!(without(&[0..10, 20..30], &[]), [0..10, 20..30]);
+        assert_eq!(without(&[0..10, 20..30], &[22..25, 0..4]), [4..10, 20..22, 25..30]);
+        assert_eq!(without(&[0..10], &[0..5, 5..10]), []);
+        assert_eq!(without(&[5..10], &[0..7, 9..20]), [7..9]);
+    }
+
+    #[test]
+    fn parts_cover_the_ranges() {
+        assert_eq!(
+            parts(&[3..PART_BYTES + 5]),
+            [3..PART_BYTES + 3, PART_BYTES + 3..PART_BYTES + 5]
+        );
+        assert_eq!(parts(&[0..PART_BYTES]), [0..PART_BYTES]);
+    }
+}

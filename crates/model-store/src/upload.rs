@@ -1,0 +1,200 @@
+//! Uploads a published version: its files first, its manifest last.
+//!
+//! A claim object beside the versions keeps two publishers from the same number. It is made only if
+//! it does not exist, and removed at the end.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use base::{Error, ErrorKind, Result};
+use engine::layout::{Artifact, MANIFEST_NAME};
+use object_store::path::Path as Key;
+use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use os::{Pacer, Rate};
+
+use crate::listing::group;
+use crate::place::{StorePlace, block_on};
+
+/// Bytes of one part of an upload.
+const PART_BYTES: u64 = 8 << 20;
+/// Most parts of one object: the limit of S3 is 10,000.
+const PARTS_MAX: u64 = 9_000;
+
+/// Progress of an upload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UploadProgress {
+    /// Bytes sent.
+    pub bytes_done: u64,
+    /// Bytes of all files.
+    pub bytes_total: u64,
+}
+
+/// An upload of one version.
+struct Upload<'a> {
+    place: &'a StorePlace,
+    pacer: Pacer,
+    progress: &'a mut dyn FnMut(UploadProgress),
+    state: UploadProgress,
+}
+
+/// Uploads the published version in `dir` to the model's directory `place`. `version` is its
+/// number; by default one more than the highest. Returns the number. Blocks the thread.
+///
+/// # Errors
+/// `AlreadyExists` if the version exists, or another publisher writes it; `NotFound` if `dir` is no
+/// published version; otherwise those of the store. What was sent of a failed upload is removed.
+pub fn upload(
+    place: &StorePlace,
+    dir: &Path,
+    version: Option<u64>,
+    rate: Rate,
+    progress: &mut dyn FnMut(UploadProgress),
+) -> Result<u64> {
+    let artifact = Artifact::open(dir)?;
+    let files = [Some(&artifact.manifest.graph), artifact.manifest.weights.as_ref()];
+    let files: Vec<&str> = files.into_iter().flatten().map(|file| file.name.as_str()).collect();
+    block_on(async {
+        let version = claim(place, version).await?;
+        let state = UploadProgress { bytes_done: 0, bytes_total: bytes_of(dir, &files) };
+        let mut upload = Upload { place, pacer: Pacer::new(rate), progress, state };
+        let sent = upload.files(dir, &files, version).await;
+        if sent.is_err() {
+            for name in &files {
+                let _ = place.objects.delete(&place.key(&format!("{version}/{name}"))).await;
+            }
+        }
+        let _ = place.objects.delete(&place.key(&claim_name(version))).await;
+        sent.map(|()| version)
+    })
+}
+
+fn bytes_of(dir: &Path, files: &[&str]) -> u64 {
+    let lengths = files.iter().map(|name| std::fs::metadata(dir.join(name)));
+    lengths.map(|meta| meta.map_or(0, |meta| meta.len())).sum()
+}
+
+fn claim_name(version: u64) -> String {
+    format!(".claim-{version}")
+}
+
+/// Chooses a number and keeps other publishers from it.
+async fn claim(place: &StorePlace, wanted: Option<u64>) -> Result<u64> {
+    let listing = group(&place.list().await?, &place.prefix, Some(""));
+    let existing: BTreeSet<u64> = listing.models[""].versions.keys().copied().collect();
+    let taken = |version: u64| {
+        Error::new(
+            ErrorKind::AlreadyExists,
+            format!(
+                "{}: version {version} exists or is being uploaded; publish under another number, or \
+                 delete {} if its publisher has died",
+                place.shown(),
+                claim_name(version)
+            ),
+        )
+    };
+    let highest = existing.last().copied().unwrap_or(0);
+    let mut version = wanted.unwrap_or(highest.saturating_add(1));
+    if existing.contains(&version) {
+        return Err(taken(version));
+    }
+    loop {
+        match create(place, &claim_name(version), PutPayload::from_static(b"claimed")).await {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => match wanted {
+                Some(_) => return Err(taken(version)),
+                None => version = version.saturating_add(1),
+            },
+            result => return result.map(|()| version),
+        }
+    }
+}
+
+/// Writes an object that must not exist. Stores without conditions replace it.
+async fn create(place: &StorePlace, name: &str, payload: PutPayload) -> Result<()> {
+    let key = place.key(name);
+    let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
+    let put = match place.objects.put_opts(&key, payload.clone(), options).await {
+        Err(
+            object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. },
+        ) => place.objects.put(&key, payload).await,
+        put => put,
+    };
+    put.map(drop).map_err(|error| place.failed(&error))
+}
+
+impl Upload<'_> {
+    async fn files(&mut self, dir: &Path, files: &[&str], version: u64) -> Result<()> {
+        for name in files {
+            self.file(&dir.join(name), &self.place.key(&format!("{version}/{name}"))).await?;
+        }
+        let path = dir.join(MANIFEST_NAME);
+        let manifest = std::fs::read(&path).map_err(|error| Error::io(&path, &error))?;
+        create(self.place, &format!("{version}/{MANIFEST_NAME}"), manifest.into()).await
+    }
+
+    async fn file(&mut self, path: &Path, key: &Key) -> Result<()> {
+        let io = |error: std::io::Error| Error::io(path, &error);
+        let file = File::open(path).map_err(io)?;
+        let bytes = file.metadata().map_err(io)?.len();
+        if bytes <= PART_BYTES {
+            let content = self.read(&file, path, 0, bytes).await?;
+            let put = self.place.objects.put(key, content).await;
+            put.map_err(|error| self.place.failed(&error))?;
+            self.add(bytes);
+            return Ok(());
+        }
+        let mut parts = match self.place.objects.put_multipart(key).await {
+            Err(object_store::Error::NotImplemented { .. }) => {
+                let content = self.read(&file, path, 0, bytes).await?;
+                let put = self.place.objects.put(key, content).await;
+                self.add(bytes);
+                return put.map(drop).map_err(|error| self.place.failed(&error));
+            }
+            parts => parts.map_err(|error| self.place.failed(&error))?,
+        };
+        let sent = self.parts(&file, path, bytes, parts.as_mut()).await;
+        match sent {
+            Ok(()) => {
+                let complete = parts.complete().await;
+                complete.map(drop).map_err(|error| self.place.failed(&error))
+            }
+            Err(error) => {
+                // Otherwise the store keeps, and bills, the parts.
+                let _ = parts.abort().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn parts(
+        &mut self,
+        file: &File,
+        path: &Path,
+        bytes: u64,
+        parts: &mut dyn object_store::MultipartUpload,
+    ) -> Result<()> {
+        let part_bytes = PART_BYTES.max(bytes.div_ceil(PARTS_MAX).next_multiple_of(1 << 20));
+        let mut at = 0;
+        while at < bytes {
+            let length = part_bytes.min(bytes - at);
+            let content = self.read(file, path, at, length).await?;
+            parts.put_part(content).await.map_err(|error| self.place.failed(&error))?;
+            self.add(length);
+            at += length;
+        }
+        Ok(())
+    }
+
+    async fn read(&self, file: &File, path: &Path, at: u64, bytes: u64) -> Result<PutPayload> {
+        tokio::time::sleep_until(self.pacer.reserve(bytes).into()).await;
+        let mut content = vec![0; bytes as usize];
+        file.read_exact_at(&mut content, at).map_err(|error| Error::io(path, &error))?;
+        Ok(content.into())
+    }
+
+    fn add(&mut self, bytes: u64) {
+        self.state.bytes_done += bytes;
+        (self.progress)(self.state);
+    }
+}

@@ -1,0 +1,93 @@
+//! A store in memory that counts, and that fails on request.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use tokio_stream::Stream;
+
+type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T>> + Send>>;
+
+/// A store in memory with faults.
+#[derive(Debug, Default)]
+pub(crate) struct FaultyStore {
+    pub(crate) inner: Arc<InMemory>,
+    pub(crate) lists: AtomicU64,
+    pub(crate) gets: AtomicU64,
+    /// Bytes of the answered reads.
+    pub(crate) bytes: AtomicU64,
+    /// Reads that succeed before every further one fails.
+    pub(crate) gets_max: AtomicU64,
+    /// True if nothing answers.
+    pub(crate) offline: AtomicBool,
+}
+
+impl FaultyStore {
+    pub(crate) fn new() -> Arc<FaultyStore> {
+        let store = FaultyStore::default();
+        store.gets_max.store(u64::MAX, Ordering::SeqCst);
+        Arc::new(store)
+    }
+
+    fn broken() -> Error {
+        Error::Generic { store: "faulty", source: "the connection broke off".into() }
+    }
+}
+
+impl fmt::Display for FaultyStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("faulty")
+    }
+}
+
+#[async_trait::async_trait]
+impl ObjectStore for FaultyStore {
+    async fn put_opts(&self, at: &Path, load: PutPayload, with: PutOptions) -> Result<PutResult> {
+        self.inner.put_opts(at, load, with).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        at: &Path,
+        with: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(at, with).await
+    }
+
+    async fn get_opts(&self, at: &Path, with: GetOptions) -> Result<GetResult> {
+        let count = self.gets.fetch_add(1, Ordering::SeqCst);
+        if self.offline.load(Ordering::SeqCst) || count >= self.gets_max.load(Ordering::SeqCst) {
+            return Err(FaultyStore::broken());
+        }
+        let got = self.inner.get_opts(at, with).await?;
+        self.bytes.fetch_add(got.range.end - got.range.start, Ordering::SeqCst);
+        Ok(got)
+    }
+
+    fn delete_stream(&self, at: BoxStream<Path>) -> BoxStream<Path> {
+        self.inner.delete_stream(at)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<ObjectMeta> {
+        self.lists.fetch_add(1, Ordering::SeqCst);
+        match self.offline.load(Ordering::SeqCst) {
+            true => Box::pin(tokio_stream::once(Err(FaultyStore::broken()))),
+            false => self.inner.list(prefix),
+        }
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, with: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, with).await
+    }
+}

@@ -1,0 +1,274 @@
+//! Copies of models from a store.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use base::ErrorKind;
+use base::units::MIB;
+use engine::fake::publish::{FakeParameter, publish};
+use engine::layout::{Artifact, MANIFEST_NAME};
+use lifecycle::VersionPolicy;
+use millpond_model_store::{MirrorConfig, StoreMirror, StorePlace, StoreSource};
+use object_store::{ObjectStore, ObjectStoreExt};
+use os::Rate;
+
+use crate::faulty::FaultyStore;
+
+/// A store, and the directory of its copies.
+struct Setup {
+    store: Arc<FaultyStore>,
+    dir: tempfile::TempDir,
+}
+
+impl Setup {
+    fn new() -> Setup {
+        Setup { store: FaultyStore::new(), dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn place(&self, prefix: &str) -> StorePlace {
+        let objects: Arc<dyn ObjectStore> = self.store.clone();
+        StorePlace::new(objects, prefix, &format!("s3://b/{prefix}"))
+    }
+
+    fn mirror(&self) -> StoreMirror {
+        self.mirror_with(u64::MAX, VersionPolicy::Latest(1))
+    }
+
+    fn mirror_with(&self, bytes_max: u64, policy: VersionPolicy) -> StoreMirror {
+        let config = MirrorConfig {
+            options: Vec::new(),
+            poll: Duration::from_millis(1),
+            settle: Duration::ZERO,
+            bytes_max,
+            rate: 0,
+        };
+        let source = StoreSource {
+            policy,
+            ..StoreSource::new(&"s3://b/models".into(), &self.dir.path().join("c/models"), None)
+        };
+        StoreMirror::with_places(config, vec![(source, self.place("models"))]).unwrap()
+    }
+
+    /// Publishes a version with one parameter of a mebibyte for each of `seeds`, and uploads it.
+    fn publish(&self, model: &str, version: u64, seeds: &[u8]) -> PathBuf {
+        let local = self.dir.path().join(format!("local-{model}-{version}"));
+        let parameter = |(at, seed): (usize, &u8)| {
+            let values = vec![f32::from(*seed); (MIB / 4) as usize];
+            FakeParameter::floats(&format!("p{at}"), &[values.len()], &values)
+        };
+        let parameters: Vec<_> = seeds.iter().enumerate().map(parameter).collect();
+        publish(&local, &format!("graph {version}"), &parameters).unwrap();
+        let place = self.place(&format!("models/{model}"));
+        millpond_model_store::upload(&place, &local, Some(version), Rate::unlimited(), &mut |_| {})
+            .unwrap();
+        local
+    }
+
+    fn put(&self, key: &str, content: &'static str) {
+        self.run(async { drop(self.store.inner.put(&key.into(), content.into()).await.unwrap()) });
+    }
+
+    fn delete(&self, key: &str) {
+        self.run(async { self.store.inner.delete(&key.into()).await.unwrap() });
+    }
+
+    fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(work)
+    }
+
+    fn copy(&self, path: &str) -> PathBuf {
+        self.dir.path().join("c/models").join(path)
+    }
+
+    fn reset(&self) {
+        self.store.bytes.store(0, Ordering::SeqCst);
+        self.store.gets.store(0, Ordering::SeqCst);
+    }
+}
+
+/// Asserts that two published versions have the same bytes.
+fn assert_same(one: &Path, other: &Path) {
+    let (left, right) = (Artifact::open(one).unwrap(), Artifact::open(other).unwrap());
+    assert_eq!(left.manifest, right.manifest);
+    let read = |path: Option<PathBuf>| std::fs::read(path.unwrap()).unwrap();
+    assert!(read(left.weights()) == read(right.weights()), "the weights differ");
+}
+
+#[test]
+fn a_new_version_fetches_only_changed_tensors() {
+    let setup = Setup::new();
+    let mut mirror = setup.mirror();
+    assert!(mirror.needs_first_sync());
+    let seeds: Vec<u8> = (0..20).collect();
+    let local = setup.publish("m", 1, &seeds);
+    mirror.first_sync().unwrap();
+    assert!(!mirror.needs_first_sync());
+    assert_same(&local, &setup.copy("m/1"));
+
+    let mut changed = seeds.clone();
+    changed[3] = 100;
+    changed[17] = 101;
+    let local = setup.publish("m", 2, &changed);
+    setup.reset();
+    assert!(mirror.sync_now().unwrap());
+    assert_same(&local, &setup.copy("m/2"));
+    let (fetched, whole) = (setup.store.bytes.load(Ordering::SeqCst), 20 * MIB);
+    assert!(fetched < whole * 12 / 100, "{fetched} of {whole} bytes for 10 % of the tensors");
+    // What does not change is not read again.
+    setup.reset();
+    assert!(mirror.sync_now().unwrap());
+    assert_eq!(setup.store.gets.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn an_interrupted_fetch_continues() {
+    let setup = Setup::new();
+    let seeds: Vec<u8> = (0..40).collect();
+    let local = setup.publish("m", 1, &seeds);
+    // The manifest, the graph and two of five parts arrive.
+    setup.store.gets_max.store(4, Ordering::SeqCst);
+    let mut mirror = setup.mirror();
+    assert!(!mirror.sync_now().unwrap());
+    assert!(!setup.copy("m/1").exists(), "half a version is not visible");
+    drop(mirror);
+
+    setup.reset();
+    setup.store.gets_max.store(u64::MAX, Ordering::SeqCst);
+    let mut mirror = setup.mirror();
+    assert!(mirror.sync_now().unwrap());
+    assert_same(&local, &setup.copy("m/1"));
+    let fetched = setup.store.bytes.load(Ordering::SeqCst);
+    assert!(fetched < 25 * MIB, "{fetched} bytes after 16 MiB of 40 had arrived");
+}
+
+#[test]
+fn a_version_is_complete_by_its_manifest() {
+    let setup = Setup::new();
+    let seeds = [1, 2];
+    setup.publish("m", 1, &seeds);
+    let local = setup.publish("m", 2, &seeds);
+    let manifest = std::fs::read(local.join(MANIFEST_NAME)).unwrap();
+    setup.delete("models/m/2/millpond.json");
+    let mut mirror = setup.mirror();
+    assert!(mirror.sync_now().unwrap());
+    assert!(setup.copy("m/1").exists() && !setup.copy("m/2").exists());
+    let manifest: &'static str = String::from_utf8(manifest).unwrap().leak();
+    setup.put("models/m/2/millpond.json", manifest);
+    setup.delete("models/m/2/weights.bin");
+    assert!(mirror.sync_now().unwrap());
+    assert!(!setup.copy("m/2").exists(), "a file of the manifest is missing");
+}
+
+#[test]
+fn wrong_bytes_never_serve() {
+    let setup = Setup::new();
+    setup.publish("m", 1, &[1]);
+    let local = setup.publish("m", 2, &[2]);
+    let mut weights = std::fs::read(local.join("weights.bin")).unwrap();
+    weights[5] ^= 1;
+    setup.run(async {
+        drop(setup.store.inner.put(&"models/m/2/weights.bin".into(), weights.into()).await);
+    });
+    let mut mirror = setup.mirror();
+    assert!(mirror.sync_now().unwrap(), "nothing is left to do: it can never be had");
+    assert!(setup.copy("m/1").exists() && !setup.copy("m/2").exists());
+    assert!(mirror.metrics().failures.get_or_create(&failure("fetch")).get() == 1);
+    setup.reset();
+    mirror.sync_now().unwrap();
+    assert_eq!(setup.store.gets.load(Ordering::SeqCst), 0, "it is not fetched again");
+}
+
+fn failure(kind: &'static str) -> metrics::StoreWorkLabels {
+    metrics::StoreWorkLabels { store: "s3://b/models".into(), kind }
+}
+
+#[test]
+fn other_layouts_wait_for_a_second_listing() {
+    let setup = Setup::new();
+    setup.put("models/m/1/model.onnx", "graph");
+    setup.put("models/m/millpond.toml", "versions = \"all\"");
+    let mut mirror = setup.mirror();
+    assert!(!mirror.sync_now().unwrap());
+    assert!(!setup.copy("m/1").exists());
+    setup.put("models/m/1/model.onnx.data", "weights");
+    assert!(!mirror.sync_now().unwrap(), "it changed between the two");
+    assert!(mirror.sync_now().unwrap());
+    assert_eq!(std::fs::read(setup.copy("m/1/model.onnx.data")).unwrap(), b"weights");
+    assert!(setup.copy("m/millpond.toml").exists());
+    // The settings beside the versions choose the versions.
+    setup.put("models/m/2/model.onnx", "graph");
+    while !mirror.sync_now().unwrap() {}
+    assert!(setup.copy("m/1").exists() && setup.copy("m/2").exists());
+}
+
+#[test]
+fn removed_versions_go_after_two_listings() {
+    let setup = Setup::new();
+    setup.publish("m", 1, &[1]);
+    let mut mirror = setup.mirror();
+    assert!(mirror.sync_now().unwrap());
+    for file in ["millpond.json", "weights.bin", "model.fake"] {
+        setup.delete(&format!("models/m/1/{file}"));
+    }
+    assert!(!mirror.sync_now().unwrap());
+    assert!(setup.copy("m/1").exists());
+    assert!(mirror.sync_now().unwrap());
+    assert!(!setup.copy("m").exists());
+}
+
+#[test]
+fn a_restart_without_a_network_has_its_copies() {
+    let setup = Setup::new();
+    setup.publish("m", 1, &[1]);
+    setup.mirror().first_sync().unwrap();
+    setup.store.offline.store(true, Ordering::SeqCst);
+    let mut mirror = setup.mirror();
+    assert!(!mirror.needs_first_sync());
+    let error = mirror.sync_now().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(setup.copy("m/1/millpond.json").exists());
+    // Without a copy, the start fails with the reason.
+    let other = Setup { store: setup.store.clone(), dir: tempfile::tempdir().unwrap() };
+    assert!(other.mirror().first_sync().unwrap_err().message().contains("broke off"));
+}
+
+#[test]
+fn the_cache_keeps_its_limit() {
+    let setup = Setup::new();
+    for version in 1..=3 {
+        setup.publish("m", version, &[version as u8, 10 + version as u8]);
+        let mut mirror = setup.mirror_with(5 * MIB, VersionPolicy::Latest(1));
+        assert!(mirror.sync_now().unwrap());
+        assert!(setup.copy(&format!("m/{version}")).exists());
+    }
+    assert!(!setup.copy("m/1").exists(), "the least recently wanted version went");
+    assert!(setup.copy("m/2").exists());
+    let mut mirror = setup.mirror_with(5 * MIB, VersionPolicy::All);
+    assert!(!mirror.sync_now().unwrap(), "three versions do not fit");
+    assert!(setup.copy("m/3").exists() && setup.copy("m/2").exists(), "wanted versions stay");
+}
+
+#[test]
+fn a_quiet_store_is_listed_once_a_minute() {
+    let setup = Setup::new();
+    setup.publish("m", 1, &[1]);
+    let mirror = setup.mirror();
+    let metrics = metrics::StoreMetrics::default();
+    let thread = mirror.follow(Box::new(sources_of(&setup)), Box::new(|_, _| true), metrics);
+    let thread = thread.unwrap();
+    while !setup.copy("m/1").exists() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(700));
+    thread.stop();
+    // From 1 ms, the pauses double: at most ten fit 700 ms, with some that a change begins anew.
+    let lists = setup.store.lists.load(Ordering::SeqCst);
+    assert!(lists <= 16, "{lists} listings");
+}
+
+fn sources_of(setup: &Setup) -> impl Fn() -> Vec<StoreSource> + Send + 'static {
+    let dir = setup.dir.path().join("c/models");
+    move || vec![StoreSource::new(&"s3://b/models".into(), &dir, None)]
+}

@@ -1,0 +1,130 @@
+//! Models in object stores: the stores of a configuration, and the thread that copies them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use base::Result;
+use lifecycle::{ConfigSet, LifecycleState};
+use model_store::{MirrorConfig, MirrorThread, StoreMirror, StoreSource};
+
+use crate::compose::Server;
+use crate::config::Config;
+
+/// Time for which the listing of a version without a manifest must stay the same.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// The stores of a server that has not started yet.
+pub(crate) struct ModelStores {
+    /// `None` if there are no stores and there can be none later.
+    mirror: Option<StoreMirror>,
+}
+
+impl ModelStores {
+    /// Opens the stores of the configuration. Does not connect. `may_change` is true if the
+    /// configuration can get stores while serving.
+    ///
+    /// # Errors
+    /// Those of [`StoreMirror::open`].
+    pub(crate) fn open(config: &Config, may_change: bool) -> Result<ModelStores> {
+        let models = &config.models;
+        let set = ConfigSet { models: models.models.clone(), roots: models.roots.clone() };
+        let sources = sources(&set);
+        if sources.is_empty() && !may_change {
+            return Ok(ModelStores { mirror: None });
+        }
+        let mirror = MirrorConfig {
+            options: models.stores.options.clone(),
+            poll: models.poll,
+            settle: SETTLE,
+            bytes_max: models.stores.cache_bytes_max,
+            rate: config.memory.load_rate,
+        };
+        Ok(ModelStores { mirror: Some(StoreMirror::open(mirror, &sources)?) })
+    }
+
+    /// Returns true if a store must be copied before the start.
+    pub(crate) fn needs_first_sync(&self) -> bool {
+        self.mirror.as_ref().is_some_and(StoreMirror::needs_first_sync)
+    }
+
+    /// Copies the stores that were never copied.
+    ///
+    /// # Errors
+    /// Those of [`StoreMirror::first_sync`].
+    pub(crate) fn first_sync(&mut self) -> Result<()> {
+        self.mirror.as_mut().map_or(Ok(()), StoreMirror::first_sync)
+    }
+
+    /// Follows the stores of the server's current configuration.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if the thread cannot be started.
+    pub(crate) fn follow(self, server: &Server) -> Result<Option<MirrorThread>> {
+        let configurator = server.models.configurator.clone();
+        let lifecycle = server.core.lifecycle.clone();
+        let in_use = move |model: &str, version: u64| {
+            let status = lifecycle.catalog().status(model);
+            let version = status.as_ref().and_then(|status| status.version(version));
+            version.is_some_and(|version| {
+                use LifecycleState::{Discovered, Failed, Released};
+                !matches!(version.state, Discovered | Released | Failed)
+            })
+        };
+        let sources = move || sources(&configurator.current());
+        let metrics = server.core.metrics.stores.clone();
+        let follow =
+            |mirror: StoreMirror| mirror.follow(Box::new(sources), Box::new(in_use), metrics);
+        self.mirror.map(follow).transpose()
+    }
+}
+
+/// Returns the stores of `set`.
+fn sources(set: &ConfigSet) -> Vec<StoreSource> {
+    let mut sources = Vec::new();
+    for root in &set.roots {
+        let Some(url) = &root.store else { continue };
+        let inside = set.models.iter().filter(|model| model.base_path.parent() == Some(&root.dir));
+        let policies: BTreeMap<_, _> =
+            inside.map(|model| (model.name.clone(), model.policy.clone())).collect();
+        let policy = root.policy.clone();
+        sources.push(StoreSource { policy, policies, ..StoreSource::new(url, &root.dir, None) });
+    }
+    for model in &set.models {
+        let Some(url) = &model.store else { continue };
+        let name = model.base_path.file_name().map(|name| name.to_string_lossy().as_ref().into());
+        let policy = model.policy.clone();
+        sources.push(StoreSource { policy, ..StoreSource::new(url, &model.base_path, name) });
+    }
+    sources
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use lifecycle::{ModelConfig, ModelRoot, VersionPolicy};
+
+    use super::*;
+
+    #[test]
+    fn stores_come_from_the_configuration() {
+        let root =
+            ModelRoot { store: Some("s3://b/models".into()), ..ModelRoot::new("/c/r/models") };
+        let mut inside = ModelConfig::new("ctr", "/c/r/models/ctr");
+        inside.policy = VersionPolicy::All;
+        let mut single = ModelConfig::new("x", "/c/x/models/x");
+        single.store = Some("s3://b/x".into());
+        let local = ModelConfig::new("y", "/local/y");
+        let set = ConfigSet {
+            models: vec![inside, single, local],
+            roots: vec![root, ModelRoot::new("/local")],
+        };
+        let found = sources(&set);
+        assert_eq!(found.len(), 2);
+        assert_eq!(&*found[0].url, "s3://b/models");
+        assert_eq!(found[0].models_dir, Path::new("/c/r/models"));
+        assert_eq!(found[0].policies["ctr"], VersionPolicy::All);
+        assert_eq!(found[1].models_dir, Path::new("/c/x/models"));
+        assert_eq!(found[1].model.as_deref(), Some("x"));
+    }
+}
