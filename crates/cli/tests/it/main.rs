@@ -14,5 +14,6 @@ mod publish;
 mod reference;
 mod reload;
 mod serve;
+mod stores;
 mod tfs;
 mod verify;
