@@ -42,7 +42,7 @@ fn models<M: Clone + Default>(families: &[&Family<ModelLabels, M>]) {
 }
 
 /// Files that register metrics.
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     include_str!("lib.rs"),
     include_str!("audio.rs"),
     include_str!("images.rs"),
