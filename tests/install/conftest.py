@@ -70,6 +70,17 @@ class Serving:
                 time.sleep(0.01)
         raise AssertionError(f"no answer within {START_S} s")
 
+    def wait_for(self, model: str) -> None:
+        """Waits until the model serves."""
+        for _ in range(START_S * 100):
+            try:
+                urllib.request.urlopen(f"{self.url}/v2/models/{model}/ready", timeout=START_S).close()
+                return
+            except urllib.error.HTTPError:
+                time.sleep(0.01)
+        self.process.kill()
+        raise AssertionError(f"{model} is not ready within {START_S} s")
+
     def stop(self) -> None:
         """Sends SIGTERM; the server must end with status 0."""
         self.process.terminate()

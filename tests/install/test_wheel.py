@@ -80,6 +80,7 @@ def test_installed_recognisers_label_a_recording(environment, home):
     assert silent.splitlines() == ["file,start,end,label,score"], "a piano does not speak"
 
     server = program.serve("--recogniser", "notes,vad-onnx")
+    server.wait_for("notes")
     served = program.run("audio", "piano.wav", "--recogniser", "notes", "--format", "csv", "--url", server.url)
     assert [label.split(",")[3] for label in served.splitlines()[1:]] == ["A4", "C4"]
     server.stop()
