@@ -14,11 +14,10 @@ use crate::collections::Collections;
 use crate::config::Config;
 use crate::core::Core;
 use crate::exporter::Exporter;
-use crate::grpc::health::HealthWatchers;
 use crate::log_filter::LogFilter;
 use crate::models::ModelsState;
 use crate::page::Page;
-use crate::readiness::Readiness;
+use crate::readiness::{Readiness, ReadinessWatchers};
 use crate::reconfigure::ModelConfigurator;
 
 /// A running server without its listeners. Each router gets its own state only.
@@ -112,7 +111,7 @@ impl Server {
             inference,
             lifecycle: core.lifecycle.clone(),
             readiness: readiness.clone(),
-            health: HealthWatchers::new(core.changes.clone()),
+            watchers: ReadinessWatchers::new(core.changes.clone()),
             configurator,
             engine_version: core.engine_version.clone(),
             tfs_tensor_content: config.listeners.tfs_tensor_content,

@@ -11,8 +11,7 @@ use metrics::{KindLabels, Metrics};
 use transport::RequestResources;
 use transport::access::AccessPolicy;
 
-use crate::grpc::health::HealthWatchers;
-use crate::readiness::Readiness;
+use crate::readiness::{Readiness, ReadinessWatchers};
 use crate::reconfigure::ModelConfigurator;
 
 pub(crate) struct ModelsState {
@@ -21,7 +20,7 @@ pub(crate) struct ModelsState {
     pub(crate) inference: Arc<InferenceService>,
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) readiness: Arc<Readiness>,
-    pub(crate) health: HealthWatchers,
+    pub(crate) watchers: ReadinessWatchers,
     pub(crate) configurator: Arc<ModelConfigurator>,
     /// Name and version of the engine, for people.
     pub(crate) engine_version: String,

@@ -5,6 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use base::{Error, Result};
 use lifecycle::Lifecycle;
+use tokio::sync::{Semaphore, watch};
+
+/// Most clients that follow the readiness at the same time. Each is a task until its client
+/// disconnects.
+pub(crate) const WATCHERS_MAX: usize = 1024;
 
 /// Models that must serve for the server to be ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,5 +88,19 @@ impl Readiness {
 
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
+    }
+}
+
+/// Clients that follow the readiness of the server or of a model.
+pub(crate) struct ReadinessWatchers {
+    /// Changes with the status of any model.
+    pub(crate) changes: watch::Receiver<()>,
+    /// One for each client.
+    pub(crate) permits: Arc<Semaphore>,
+}
+
+impl ReadinessWatchers {
+    pub(crate) fn new(changes: watch::Receiver<()>) -> ReadinessWatchers {
+        ReadinessWatchers { changes, permits: Arc::new(Semaphore::new(WATCHERS_MAX)) }
     }
 }

@@ -12,30 +12,16 @@ use protocol::grpc::health::v1::{
     HealthCheckRequest, HealthCheckResponse, HealthListRequest, HealthListResponse,
 };
 use protocol::reflection;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use transport::{RequestBody, Reservation, ResponseBody};
 
 use super::call::SmallCall;
 use super::response::{self, Response};
 use crate::models::ModelsState;
+use crate::readiness::WATCHERS_MAX;
 
-/// Most calls of Watch at the same time. Each is a task until its client disconnects.
-pub(super) const WATCHERS_MAX: usize = 1024;
 /// Most unread statuses of a call of Watch, and its end.
 const STATUSES_MAX: usize = 2;
-
-/// Follows the status of models for calls of Watch.
-pub(crate) struct HealthWatchers {
-    /// Changes with the status of any model.
-    changes: watch::Receiver<()>,
-    permits: Arc<Semaphore>,
-}
-
-impl HealthWatchers {
-    pub(crate) fn new(changes: watch::Receiver<()>) -> HealthWatchers {
-        HealthWatchers { changes, permits: Arc::new(Semaphore::new(WATCHERS_MAX)) }
-    }
-}
 
 /// Returns the status of the server (empty name), a service or a model; `None` for another name.
 fn status(state: &ModelsState, name: &str) -> Option<ServingStatus> {
@@ -96,7 +82,7 @@ impl Watched {
     /// `ResourceExhausted` if there are [`WATCHERS_MAX`], and those of any call.
     async fn read(state: &ModelsState, request: http::Request<RequestBody>) -> Result<Watched> {
         let (call, reservation) = SmallCall::<HealthCheckRequest>::read(state, request).await?;
-        let permit = state.health.permits.clone().try_acquire_owned().map_err(|_| {
+        let permit = state.watchers.permits.clone().try_acquire_owned().map_err(|_| {
             Error::exhausted(format!(
                 "{WATCHERS_MAX} clients watch the health of this server, which is the limit; call Check"
             ))
@@ -116,7 +102,7 @@ async fn follow(
     let encode =
         |status| response::encode(&state.requests, &message(status), state.requests.memory.empty());
     // Taken before the first look, so that no change is missed.
-    let mut changes = state.health.changes.clone();
+    let mut changes = state.watchers.changes.clone();
     let mut sent = None;
     loop {
         let now = status(state, &watched.name).unwrap_or(ServingStatus::ServiceUnknown);

@@ -8,7 +8,7 @@
 mod authorize;
 mod call;
 mod examples;
-pub(crate) mod health;
+mod health;
 mod messages;
 mod oip;
 mod reflection;

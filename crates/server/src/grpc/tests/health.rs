@@ -10,8 +10,8 @@ use protocol::grpc::reflection::v1::{ServerReflectionRequest, ServerReflectionRe
 use protocol::grpc::reflection::{v1, v1alpha};
 use tonic::Streaming;
 
-use super::super::health::WATCHERS_MAX;
 use super::*;
+use crate::readiness::WATCHERS_MAX;
 
 fn named(service: &str) -> HealthCheckRequest {
     HealthCheckRequest { service: service.to_owned() }
