@@ -289,7 +289,7 @@ fn archive(path: &Path) -> ForeignFormat {
     };
     let has =
         |ending: &&str| archive.file_names_raw().any(|name| name.ends_with(ending.as_bytes()));
-    let row = TABLE.iter().find(|row| row.records.iter().any(|ending| has(ending)));
+    let row = TABLE.iter().find(|row| row.records.iter().any(&has));
     row.map_or(ARCHIVE, |row| row.format)
 }
 
@@ -304,8 +304,7 @@ fn extension(path: &Path) -> String {
 impl Recognition {
     fn fits_name(&self, path: &Path) -> bool {
         let is = |name: &&str| path.file_name().is_some_and(|file| file == *name);
-        self.names.iter().any(|name| is(name))
-            || self.extensions.contains(&extension(path).as_str())
+        self.names.iter().any(is) || self.extensions.contains(&extension(path).as_str())
     }
 
     fn fits_start(&self, start: &[u8]) -> bool {

@@ -183,7 +183,11 @@ impl VersionFetch<'_> {
                 Some(layout) if layout.graph.name == file.path => {
                     self.graph(file, &local, layout, journal, &mut bytes).await?;
                 }
-                _ => self.ranges(file, &local, &[0..file.bytes], journal, &mut bytes).await?,
+                _ => {
+                    let whole = 0..file.bytes;
+                    let parts = std::slice::from_ref(&whole);
+                    self.ranges(file, &local, parts, journal, &mut bytes).await?;
+                }
             }
             local.sync_all().map_err(|error| Error::io(&path, &error))?;
         }
@@ -215,7 +219,7 @@ impl VersionFetch<'_> {
             bytes.reused += file.bytes;
             return Ok(());
         }
-        self.ranges(file, local, &[whole.clone()], journal, bytes).await?;
+        self.ranges(file, local, std::slice::from_ref(&whole), journal, bytes).await?;
         match hash {
             Some(hash) if hash_of(local, whole).is_none_or(|found| found != hash) => {
                 Err(self.damaged(&format!("{} does not have the hash of the manifest", file.path)))

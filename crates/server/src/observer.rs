@@ -56,7 +56,7 @@ impl Observer for MetricsObserver {
             LifecycleEvent::Forgotten { model } => {
                 self.metrics.tfs.forget_model(model, &self.engines);
             }
-            LifecycleEvent::Reported => drop(self.changed.send_replace(())),
+            LifecycleEvent::Reported => self.changed.send_replace(()),
             _ => {}
         }
     }

@@ -10,6 +10,13 @@ fn logged(server: &Server, log: &Path, text: &str) {
     server.wait_until(text, &["models", "ls"], done);
 }
 
+/// Replaces the file at once: the server may read it at any moment.
+fn replace(file: &Path, text: &str) {
+    let new = file.with_extension("new");
+    std::fs::write(&new, text).unwrap();
+    std::fs::rename(&new, file).unwrap();
+}
+
 /// Starts a server with the settings file `file`, whose log goes to `log`.
 fn start(file: &Path, log: &Path) -> Server {
     let arguments = ["--config", file.to_str().unwrap()];
@@ -22,22 +29,22 @@ fn models_follow_the_file() {
     publish(dir.path(), 0.5);
     let (file, log) = (dir.path().join("millpond.toml"), dir.path().join("log"));
     let model = |name: &str| format!("[models.{name}]\npath = \"models/half_plus_two\"\n");
-    std::fs::write(&file, model("a")).unwrap();
+    replace(&file, &model("a"));
     let server = start(&file, &log);
     let ready =
         |name| drop(server.wait_until(name, &["models", "status", name], |run| run.code == 0));
     ready("a");
 
-    std::fs::write(&file, model("a") + &model("b") + "[server]\nmax-requests = 9\n").unwrap();
+    replace(&file, &(model("a") + &model("b") + "[server]\nmax-requests = 9\n"));
     ready("b");
     logged(&server, &log, "need a restart and have no effect until then: [server] max-requests");
 
-    std::fs::write(&file, model("a") + "\n[modles.b]\n").unwrap();
+    replace(&file, &(model("a") + "\n[modles.b]\n"));
     logged(&server, &log, "millpond.toml:4: unknown key `modles`");
     logged(&server, &log, "the models stay as they are");
     ready("b");
 
-    std::fs::write(&file, model("b")).unwrap();
+    replace(&file, &model("b"));
     server.wait_until("a goes", &["models", "status", "a"], |run| run.code != 0);
     ready("b");
     let metrics = server.metrics("/metrics");
@@ -52,13 +59,11 @@ fn a_hangup_reads_the_file_at_once() {
     publish(dir.path(), 0.5);
     let (file, log) = (dir.path().join("millpond.toml"), dir.path().join("log"));
     let settings = "[lifecycle]\npoll = \"1h\"\n";
-    std::fs::write(&file, settings.to_owned() + "[models.a]\npath = \"models/half_plus_two\"\n")
-        .unwrap();
+    replace(&file, &(settings.to_owned() + "[models.a]\npath = \"models/half_plus_two\"\n"));
     // A flag would win over the file, so the poll is the file's.
     let server = Server::start_polling(&["--config", file.to_str().unwrap()], &log);
     server.wait_until("a", &["models", "status", "a"], |run| run.code == 0);
-    std::fs::write(&file, settings.to_owned() + "[models.b]\npath = \"models/half_plus_two\"\n")
-        .unwrap();
+    replace(&file, &(settings.to_owned() + "[models.b]\npath = \"models/half_plus_two\"\n"));
     server.signal("HUP");
     server.wait_until("b", &["models", "status", "b"], |run| run.code == 0);
     assert_eq!(server.terminate(), Some(0));
