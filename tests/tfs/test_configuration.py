@@ -1,7 +1,9 @@
 """Lists of models that change, labels, version policies, warm-up and batching by files."""
 
+import json
 import pathlib
 import shutil
+import subprocess
 import time
 
 import grpc
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import VERSION, config_text
+from millpond import BINARY, free_ports
 from model_server import example, fill_spec, refused
 from saved_models import half_plus
 from tensorflow_serving.apis import classification_pb2, predict_pb2, prediction_log_pb2
@@ -274,19 +277,34 @@ def test_an_unknown_flag_is_an_error():
     assert "no_such_flag" in done.stderr
 
 
-def test_encryption_is_not_silently_left_out(tmp_path, saved):
-    import subprocess
+def ssl_file(path: pathlib.Path, key: str, certificate: str) -> pathlib.Path:
+    escaped = [json.dumps(text) for text in (key, certificate)]
+    path.write_text(f"server_key: {escaped[0]}\nserver_cert: {escaped[1]}\nclient_verify: false\n")
+    return path
 
-    from millpond import BINARY, free_ports
 
-    path = tmp_path / "ssl.txt"
-    path.write_text('server_key: "k"\nserver_cert: "c"\n')
+def test_the_ssl_file_encrypts_grpc(start, saved, tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    file = ssl_file(tmp_path / "ssl.txt", key.read_text(), certificate.read_text())
+    server = start("--model_name=m", f"--model_base_path={saved['half_plus_two']}", f"--ssl_config_file={file}")
+    server.wait_available("m")
+    credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+    with grpc.secure_channel(server.address, credentials) as channel:
+        answer = server.predict_response("m", X, channel=channel)
+    assert float(tf.make_ndarray(answer.outputs["y"])[0, 0]) == 3.0
+
+
+def test_a_broken_certificate_is_named(tmp_path, saved):
+    file = ssl_file(tmp_path / "ssl.txt", "k", "c")
     done = subprocess.run(
-        [str(BINARY), "tfs", f"--port={free_ports()[0]}", f"--model_base_path={saved['half_plus_two']}", f"--ssl_config_file={path}"],
+        [str(BINARY), "tfs", f"--port={free_ports()[0]}", f"--model_base_path={saved['half_plus_two']}", f"--ssl_config_file={file}"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode != 0
-    assert "ssl_config_file" in done.stderr
+    assert "server_cert" in done.stderr
 
 
 def test_method_names_are_checked_on_request(start, saved):
