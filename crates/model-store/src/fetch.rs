@@ -340,7 +340,7 @@ impl VersionFetch<'_> {
 /// Reads a range of a file, and tries again after a short failure.
 ///
 /// # Errors
-/// Those of the store.
+/// Returns the store's error.
 pub(crate) async fn part(
     place: &StorePlace,
     file: &RemoteFile,

@@ -128,7 +128,7 @@ impl StoreMirror {
     /// copied is logged and left out.
     ///
     /// # Errors
-    /// Those of the store: it cannot be listed.
+    /// Returns the store's error if it cannot be listed.
     pub fn first_sync(&mut self) -> Result<()> {
         block_on(async {
             for at in 0..self.followers.len() {
@@ -168,7 +168,7 @@ impl StoreMirror {
     /// Looks at every store once, whether it is due or not. For tests.
     ///
     /// # Errors
-    /// That of the first store which cannot be listed.
+    /// Returns the error of the first store that cannot be listed.
     pub fn sync_now(&mut self) -> Result<bool> {
         let mut pending = false;
         for at in 0..self.followers.len() {

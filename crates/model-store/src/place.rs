@@ -107,7 +107,7 @@ impl StorePlace {
     /// Lists all objects below this directory.
     ///
     /// # Errors
-    /// Those of the store, with a remedy.
+    /// Returns the store's error, with a remedy.
     pub(crate) async fn list(&self) -> Result<Vec<ObjectMeta>> {
         let prefix = (!self.prefix.as_ref().is_empty()).then_some(&self.prefix);
         let all = async {

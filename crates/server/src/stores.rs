@@ -24,7 +24,7 @@ impl ModelStores {
     /// configuration can get stores while serving.
     ///
     /// # Errors
-    /// Those of [`StoreMirror::open`].
+    /// Returns the errors of [`StoreMirror::open`].
     pub(crate) fn open(config: &Config, may_change: bool) -> Result<ModelStores> {
         let models = &config.models;
         let set = ConfigSet { models: models.models.clone(), roots: models.roots.clone() };
@@ -50,7 +50,7 @@ impl ModelStores {
     /// Copies the stores that were never copied.
     ///
     /// # Errors
-    /// Those of [`StoreMirror::first_sync`].
+    /// Returns the errors of [`StoreMirror::first_sync`].
     pub(crate) fn first_sync(&mut self) -> Result<()> {
         self.mirror.as_mut().map_or(Ok(()), StoreMirror::first_sync)
     }
