@@ -14,6 +14,7 @@ mod nearest;
 mod signature;
 mod status;
 mod tensor;
+mod timeline;
 pub mod units;
 
 pub use dtype::{DType, Element};
@@ -22,3 +23,6 @@ pub use ident::{VersionId, VersionNumber};
 pub use nearest::nearest;
 pub use signature::{Dim, Signature, TensorSpec};
 pub use tensor::{CarriedInput, Data, NamedTensor, Shape, Tensor};
+pub use timeline::{
+    Moment, QueueWait, RequestClock, RequestTimeline, RunAhead, RunRecord, TimelineSink,
+};

@@ -139,7 +139,7 @@ impl CostTable {
 }
 
 /// Scans blocks of codes. The cost of a row is `base` plus its term plus its looked-up sum. A row
-/// whose cost is below `top`'s threshold and that `accept` returns true for is pushed with
+/// whose cost is at most `top`'s threshold and that `accept` returns true for is pushed with
 /// `first_row` plus its index. Rows with an infinite term are skipped.
 ///
 /// # Panics
@@ -200,7 +200,7 @@ fn scan_scalar(table: &CostTable, blocks: Codes<'_>, top: &mut TopK, accept: imp
                 .sum();
             let cost = table.step.mul_add(sum as f32, base + table.bias + term);
             let row = first_row.wrapping_add((number * BLOCK + place) as u32);
-            if cost < top.threshold() && accept(row) {
+            if cost <= top.threshold() && accept(row) {
                 top.push(cost, row);
             }
         }
@@ -332,7 +332,7 @@ mod wide {
         })
     }
 
-    /// Returns a mask of the 32 rows of a block that cost less than the threshold, and the costs.
+    /// Returns a mask of the 32 rows of a block that cost at most the threshold, and the costs.
     #[target_feature(enable = "avx2,fma")]
     #[inline]
     fn below(
@@ -360,7 +360,7 @@ mod wide {
                 _mm256_storeu_ps(costs.as_mut_ptr().add(8 * quarter), cost);
                 cost
             };
-            mask |= (_mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(cost, threshold)) as u32)
+            mask |= (_mm256_movemask_ps(_mm256_cmp_ps::<_CMP_LE_OQ>(cost, threshold)) as u32)
                 << (8 * quarter);
         }
         mask

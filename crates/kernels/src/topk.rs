@@ -25,7 +25,7 @@ pub struct TopK {
 
 impl Default for TopK {
     fn default() -> TopK {
-        TopK { keys: Vec::new(), k: 0, threshold: f32::NEG_INFINITY }
+        TopK { keys: Vec::new(), k: 0, threshold: f32::NAN }
     }
 }
 
@@ -42,19 +42,22 @@ impl TopK {
         self.keys.clear();
         self.keys.reserve(Self::capacity(k));
         self.k = k;
-        self.threshold = if k == 0 { f32::NEG_INFINITY } else { f32::INFINITY };
+        // No cost is at most NaN.
+        self.threshold = if k == 0 { f32::NAN } else { f32::MAX };
     }
 
-    /// Upper limit of an accepted cost; infinite until `k` costs were accepted.
+    /// Largest cost that is accepted: the largest float until `k` costs were accepted, NaN if `k`
+    /// is 0.
     #[inline]
     pub fn threshold(&self) -> f32 {
         self.threshold
     }
 
-    /// Adds a cost if it is below the threshold. Infinite costs and NaN are never accepted.
+    /// Adds a cost if it is at most the threshold. Equal costs are accepted, so the result does not
+    /// depend on the order of pushes. Infinity and NaN are never accepted.
     #[inline]
     pub fn push(&mut self, cost: f32, row: u32) {
-        if cost < self.threshold {
+        if cost <= self.threshold {
             self.keys.push(key(cost, row));
             if self.keys.len() >= Self::capacity(self.k) {
                 self.thin();
@@ -130,8 +133,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_keeps_what_sorting_keeps(costs in prop::collection::vec(-50_i32..50, 0..400), k in 0_usize..60) {
-            let mut all: Vec<(f32, u32)> = costs.iter().zip(0..).map(|(cost, row)| (*cost as f32 / 4.0, row)).collect();
+        fn it_keeps_what_sorting_keeps(
+            costs in prop::collection::vec(-50_i32..50, 0..400), k in 0_usize..60, stride in 1_u32..400,
+        ) {
+            // Rows in another order than ascending, with many equal costs.
+            let row = |at: u32| at.wrapping_mul(2 * stride + 1) % 1021;
+            let mut all: Vec<(f32, u32)> =
+                costs.iter().zip(0..).map(|(cost, at)| (*cost as f32 / 4.0, row(at))).collect();
             let mut top = TopK::new(k);
             for &(cost, row) in &all {
                 top.push(cost, row);

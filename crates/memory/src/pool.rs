@@ -70,8 +70,24 @@ impl SlotPool {
     /// # Errors
     /// `ResourceExhausted` if the system has no address space.
     pub fn new(config: PoolConfig) -> Result<Arc<SlotPool>> {
+        SlotPool::placed(config, None)
+    }
+
+    /// Reserves address space as [`new`](Self::new), whose memory comes from NUMA node `node`
+    /// alone: for example a memory expander on CXL, which is a node without processors.
+    ///
+    /// # Errors
+    /// As `new`; `InvalidArgument` if the system has no such node or refuses the placement.
+    pub fn on_node(config: PoolConfig, node: u32) -> Result<Arc<SlotPool>> {
+        SlotPool::placed(config, Some(node))
+    }
+
+    fn placed(config: PoolConfig, node: Option<u32>) -> Result<Arc<SlotPool>> {
         let slots_max = slots_for(config.bytes_max)?.max(1);
         let (reservation, fallback) = Reservation::new(slots_max, config.huge_pages)?;
+        if let Some(node) = node {
+            reservation.bind(node)?;
+        }
         if let Some(reason) = &fallback {
             tracing::warn!(reason, "parameter memory is not as wanted");
         }

@@ -16,6 +16,8 @@ const PAGE_BYTES: usize = 4096;
 /// always be found at fresh addresses. The smaller factors are for systems that limit address
 /// space.
 const SPREADS: [usize; 4] = [8, 4, 2, 1];
+/// Limit of NUMA nodes; the kernel's own is 1024 (`MAX_NUMNODES`).
+const NODES_MAX: u32 = 1024;
 /// Files in which the kernel says if it grants huge pages; either may say "never".
 const HUGE_PAGE_SETTINGS: [&str; 2] = [
     "/sys/kernel/mm/transparent_hugepage/enabled",
@@ -129,6 +131,43 @@ impl Reservation {
         } {
             0 => Ok(reservation),
             _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Binds all slots to the memory of one NUMA node (mbind(2), `MPOL_BIND`). Only pages that are
+    /// faulted in later follow.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the system has no such node or refuses.
+    pub(crate) fn bind(&self, node: u32) -> Result<()> {
+        if node >= NODES_MAX {
+            return Err(Error::invalid(format!(
+                "NUMA node {node}: nodes have numbers below {NODES_MAX}"
+            )));
+        }
+        let word_bits = libc::c_ulong::BITS;
+        let mut mask = [0 as libc::c_ulong; (NODES_MAX / libc::c_ulong::BITS) as usize];
+        mask[(node / word_bits) as usize] = 1 << (node % word_bits);
+        // The kernel subtracts one from the number of bits.
+        // SAFETY: the range is this reservation and the mask has `NODES_MAX` bits; binding changes
+        // where later faults take memory from, never the content of a page.
+        let outcome = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.address(0),
+                self.slots * SLOT_BYTES,
+                libc::MPOL_BIND,
+                mask.as_ptr(),
+                libc::c_ulong::from(NODES_MAX) + 1,
+                0,
+            )
+        };
+        match outcome {
+            0 => Ok(()),
+            _ => Err(Error::invalid(format!(
+                "memory of NUMA node {node} cannot be used ({}); `numactl --hardware` lists the nodes",
+                io::Error::last_os_error()
+            ))),
         }
     }
 
@@ -276,6 +315,20 @@ mod tests {
         reservation.release(last, 1).unwrap();
         // SAFETY: as above; released anonymous memory reads as zero.
         assert_eq!(unsafe { reservation.address(last).add(SLOT_BYTES - 1).read() }, 0);
+    }
+
+    #[test]
+    fn slots_are_bound_to_a_node_that_exists() {
+        let (reservation, _) = Reservation::new(1, false).unwrap();
+        for missing in [NODES_MAX - 1, NODES_MAX, u32::MAX] {
+            let error = reservation.bind(missing).unwrap_err();
+            assert_eq!(error.kind(), base::ErrorKind::InvalidArgument, "{missing}");
+        }
+        // A container may forbid mbind; then the refusal names the node.
+        match reservation.bind(0) {
+            Ok(()) => reservation.fault_in(0).unwrap(),
+            Err(error) => assert!(error.message().contains("node 0"), "{error}"),
+        }
     }
 
     #[test]

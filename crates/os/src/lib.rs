@@ -1,6 +1,6 @@
 //! Services of Linux and the allocator: thread priorities and names, background work, figures of
-//! the process, CPU quotas, rates, files read past the page cache, notifications of the service
-//! manager.
+//! the process, CPU quotas, accounts of callers, rates, files read past the page cache,
+//! notifications of the service manager.
 //!
 //! # The invariant
 //! A refusal of the system costs precision or speed, never correctness: every setting here either
@@ -12,8 +12,11 @@
 #![allow(unsafe_code)]
 
 pub mod background;
+mod core_times;
+mod cpu_account;
 mod cpu_quota;
 mod direct_file;
+pub mod disk;
 pub mod jemalloc;
 pub mod private;
 pub mod process;
@@ -21,9 +24,13 @@ mod rate;
 mod sched_stat;
 mod service_manager;
 pub mod thread;
+mod thread_table;
 
+pub use core_times::CoreTimes;
+pub use cpu_account::{Charged, CpuAccount, CpuAccountUsage, CpuCharge};
 pub use cpu_quota::CpuQuota;
 pub use direct_file::{DIRECT_ALIGNMENT, DirectFile};
 pub use rate::{Pacer, Rate};
 pub use sched_stat::{SchedStat, SchedTimes};
 pub use service_manager::{ReloadNotice, ServiceManager};
+pub use thread_table::ThreadTable;

@@ -33,13 +33,17 @@ impl SchedStat {
 
     /// Reads the times. `None` once the thread has ended, or if the kernel does not count them.
     pub fn read(&self) -> Option<SchedTimes> {
-        let text = std::fs::read_to_string(&self.path).ok()?;
-        let mut numbers = text.split_whitespace().map(str::parse::<u64>);
-        let mut next = || Some(Duration::from_nanos(numbers.next()?.ok()?));
-        let ran = next()?;
-        let waited = next()?;
-        Some(SchedTimes { ran, waited })
+        parse(&std::fs::read_to_string(&self.path).ok()?)
     }
+}
+
+/// Parses the text of a file "schedstat".
+pub(crate) fn parse(text: &str) -> Option<SchedTimes> {
+    let mut numbers = text.split_whitespace().map(str::parse::<u64>);
+    let mut next = || Some(Duration::from_nanos(numbers.next()?.ok()?));
+    let ran = next()?;
+    let waited = next()?;
+    Some(SchedTimes { ran, waited })
 }
 
 #[cfg(test)]

@@ -156,16 +156,41 @@ pub fn set_serving_timers() {
     }
 }
 
+/// Page faults of a thread since its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageFaults {
+    /// Faults that needed no disk.
+    pub minor: u64,
+    /// Faults that waited for a disk.
+    pub major: u64,
+}
+
+/// Returns the page faults of the calling thread.
+pub fn page_faults() -> PageFaults {
+    let usage = usage();
+    let count = |faults: libc::c_long| faults.try_into().unwrap_or(0);
+    PageFaults { minor: count(usage.ru_minflt), major: count(usage.ru_majflt) }
+}
+
 /// Returns the page faults of the calling thread that needed no disk.
 pub fn minor_faults() -> u64 {
-    usage().ru_minflt.try_into().unwrap_or(0)
+    page_faults().minor
 }
 
 /// Returns the processor time of the calling thread.
 pub fn cpu_time() -> Duration {
+    clock(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// Returns the processor time of all threads of this process.
+pub fn process_cpu_time() -> Duration {
+    clock(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+fn clock(clock: libc::clockid_t) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes one struct of ours; this clock always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    // SAFETY: writes one struct of ours; the clocks of this module always exist.
+    unsafe { libc::clock_gettime(clock, &mut time) };
     Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
 }
 

@@ -73,11 +73,6 @@ impl DaxMedium {
 
     fn make(path: PathBuf, simulate: bool, watch: Option<Arc<dyn Watch>>) -> Result<DaxMedium> {
         let directory = Directory::new(path.clone())?;
-        if !simulate && cfg!(not(target_arch = "x86_64")) {
-            return Err(Error::unimplemented(
-                "persistent memory is flushed on x86-64 only; use the nvme medium",
-            ));
-        }
         if !simulate {
             probe(&path)?;
         }
@@ -96,8 +91,17 @@ fn flags(simulate: bool) -> i32 {
     if simulate { libc::MAP_SHARED } else { libc::MAP_SHARED_VALIDATE | libc::MAP_SYNC }
 }
 
-/// Tests if the directory's file system maps with MAP_SYNC.
-fn probe(directory: &Path) -> Result<()> {
+/// Tests if files of an existing directory can be mapped with MAP_SYNC: if it is on a file system
+/// with DAX on persistent memory. Makes and removes one file.
+///
+/// # Errors
+/// `Unimplemented` with a remedy if not, otherwise the file system's error.
+pub fn probe(directory: &Path) -> Result<()> {
+    if cfg!(not(target_arch = "x86_64")) {
+        return Err(Error::unimplemented(
+            "persistent memory is flushed on x86-64 only; use the nvme medium",
+        ));
+    }
     let path = directory.join(PROBE);
     let tried = (|| {
         let file = os::private::options()

@@ -1,0 +1,104 @@
+//! Scheduling times of the threads of this process, grouped by their names.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+
+use crate::SchedTimes;
+use crate::sched_stat;
+
+/// Most threads that are followed. Each has an open file.
+const THREADS_MAX: usize = 256;
+
+/// Threads of this process, and the times at the last reading.
+pub struct ThreadTable<G> {
+    group_of: fn(&str) -> Option<G>,
+    threads: HashMap<u32, KnownThread<G>>,
+}
+
+/// A thread that was seen; without a file if it is in no group.
+struct KnownThread<G> {
+    group: Option<G>,
+    file: Option<File>,
+    last: SchedTimes,
+    seen: bool,
+}
+
+impl<G: Copy> ThreadTable<G> {
+    /// Creates a table of the threads for whose name `group_of` returns a group.
+    pub fn new(group_of: fn(&str) -> Option<G>) -> ThreadTable<G> {
+        ThreadTable { group_of, threads: HashMap::new() }
+    }
+
+    /// Returns the group of each followed thread, and its times since the last reading. A new
+    /// thread counts from its start. Threads that ended since are left out.
+    pub fn read(&mut self) -> Vec<(G, SchedTimes)> {
+        self.threads.values_mut().for_each(|thread| thread.seen = false);
+        for id in thread_ids() {
+            let known = self.threads.len();
+            let thread = self.threads.entry(id).or_insert_with(|| {
+                let name = std::fs::read_to_string(format!("/proc/self/task/{id}/comm"));
+                let group = (self.group_of)(name.unwrap_or_default().trim());
+                let followed = group.is_some() && known < THREADS_MAX;
+                let open = || File::open(format!("/proc/self/task/{id}/schedstat")).ok();
+                let file = if followed { open() } else { None };
+                KnownThread { group, file, last: SchedTimes::default(), seen: true }
+            });
+            thread.seen = true;
+        }
+        self.threads.retain(|_, thread| thread.seen);
+        self.threads.values_mut().filter_map(KnownThread::read).collect()
+    }
+}
+
+impl<G: Copy> KnownThread<G> {
+    fn read(&mut self) -> Option<(G, SchedTimes)> {
+        let (group, file) = (self.group?, self.file.as_ref()?);
+        let mut buffer = [0; 96];
+        let length = file.read_at(&mut buffer, 0).ok()?;
+        let now = sched_stat::parse(std::str::from_utf8(buffer.get(..length)?).ok()?)?;
+        let last = std::mem::replace(&mut self.last, now);
+        let change = SchedTimes {
+            ran: now.ran.saturating_sub(last.ran),
+            waited: now.waited.saturating_sub(last.waited),
+        };
+        Some((group, change))
+    }
+}
+
+fn thread_ids() -> Vec<u32> {
+    let Ok(listed) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
+    listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn times_of_a_group_are_those_since_the_last_reading() {
+        let (begun, began) = std::sync::mpsc::channel();
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::Builder::new().name("table-test".into()).spawn(move || {
+            let start = crate::thread::cpu_time();
+            while crate::thread::cpu_time() - start < Duration::from_millis(50) {}
+            begun.send(()).unwrap();
+            ends.recv().ok();
+        });
+        began.recv().unwrap();
+        let mut table = ThreadTable::new(|name| (name == "table-test").then_some(()));
+        let first = table.read();
+        let [((), times)] = first.as_slice() else { panic!("{first:?}") };
+        // The kernel counts whole ticks late.
+        assert!(times.ran >= Duration::from_millis(25), "{times:?}");
+        let second: Duration = table.read().iter().map(|(_, times)| times.ran).sum();
+        assert!(second <= times.ran, "{second:?}");
+        drop(end);
+        thread.unwrap().join().unwrap();
+        while !table.read().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
