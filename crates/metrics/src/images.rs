@@ -15,18 +15,26 @@ const BOUNDS: [f64; 14] =
 pub struct ImageMetrics {
     /// Images by outcome: "added", "present" or the error kind in snake case.
     pub put: Family<KindLabels, Counter>,
-    /// Duration of the stages of a search: "decode", "embed", "keypoints", "search".
+    /// Duration of the stages of a search: "decode", "embed", "keypoints", "search",
+    /// "views".
     pub search_seconds: Family<KindLabels, Histogram, fn() -> Histogram>,
     /// Waiting images: "interactive", "bulk".
     pub waiting: Family<KindLabels, LevelGauge>,
     /// Collections by state: "opening", "ready", "broken".
     pub collections: Family<KindLabels, LevelGauge>,
+    /// Collections by the medium that serves them: "nvme", "dram", "mmap", "dax".
+    pub media: Family<KindLabels, LevelGauge>,
     /// Size of each collection (as `model`): "points", "segments".
     pub collection: Family<ModelKindLabels, LevelGauge>,
     /// Memory of all collections: "used", "max".
     pub memory_bytes: Family<KindLabels, LevelGauge>,
-    /// Queries of search threads: "waiting", "max", "done", "refused".
+    /// Queries of search threads: "waiting", "max", "done", "refused", and "helped", parts of
+    /// queries done by a second thread.
     pub queries: Family<KindLabels, LevelGauge>,
+    /// Filters evaluated on a segment: "indexed" by its payload index alone, "verified" with the
+    /// payloads of some rows, "scanned" with all payloads; "paused" to let other requests run, and
+    /// "late", ended by a deadline.
+    pub filters: Family<KindLabels, LevelGauge>,
     /// Writes that found no room for their points: "waiting", "waited", "refused"; writes "slowed"
     /// down so that other writes need not wait for long; and "hurried", 1 during an escalated
     /// flush, which slows queries down.
@@ -36,7 +44,8 @@ pub struct ImageMetrics {
     /// "blocks_in", "blocks_out", "blocks", "blocks_max".
     pub cache: Family<KindLabels, LevelGauge>,
     /// Figures of the coarse stage's GPU: "queries", "fallbacks" (searches done by the processor
-    /// instead), "device_bytes", "pinned_bytes".
+    /// instead after a failure), "limited" (done by it because they ask for too many rows),
+    /// "passes" of searches for many rows, "device_bytes", "pinned_bytes".
     pub gpu: Family<KindLabels, LevelGauge>,
 }
 
@@ -47,9 +56,11 @@ impl Default for ImageMetrics {
             search_seconds: Family::new_with_constructor(|| Histogram::new(BOUNDS)),
             waiting: Family::default(),
             collections: Family::default(),
+            media: Family::default(),
             collection: Family::default(),
             memory_bytes: Family::default(),
             queries: Family::default(),
+            filters: Family::default(),
             writes: Family::default(),
             cache: Family::default(),
             gpu: Family::default(),
@@ -73,6 +84,11 @@ impl ImageMetrics {
         );
         r.register("images_waiting", "Images that wait for a thread", self.waiting.clone());
         r.register("collections", "Collections by state", self.collections.clone());
+        r.register(
+            "collections_by_medium",
+            "Served collections by medium: nvme, dram, mmap, dax",
+            self.media.clone(),
+        );
         r.register("collection", "Size and work of each collection (label model): points, segments, flushes (seals), merges, writes refused because the disk is full", self.collection.clone());
         r.register_with_unit(
             "collections_memory",
@@ -82,8 +98,13 @@ impl ImageMetrics {
         );
         r.register(
             "collection_queries",
-            "Queries of search threads: waiting now, their limit, answered, refused",
+            "Queries of search threads: waiting now, their limit, answered, refused, and parts done by a thread that was idle (helped)",
             self.queries.clone(),
+        );
+        r.register(
+            "collection_filters",
+            "Filters evaluated on a segment: by its payload index (indexed), with some payloads (verified) or all (scanned); paused for other requests, ended by a deadline (late)",
+            self.filters.clone(),
         );
         r.register(
             "collection_writes",
@@ -97,7 +118,7 @@ impl ImageMetrics {
         );
         r.register(
             "search_gpu",
-            "Queries, failures and bytes of the coarse stage's GPU",
+            "Queries, failures, limits, passes for many rows, and bytes of the coarse stage's GPU",
             self.gpu.clone(),
         );
     }

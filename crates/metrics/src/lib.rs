@@ -5,10 +5,13 @@
 //! length) just before it encodes, so that nothing has to poll.
 
 mod audio;
+mod backups;
 mod images;
+mod keys;
 mod process;
 #[cfg(test)]
 mod reference;
+mod rollout;
 mod scheduling;
 mod sliding;
 mod stores;
@@ -17,20 +20,23 @@ mod tfs;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 pub use audio::{AudioLabels, AudioMetrics};
+pub use backups::{BackupMetrics, BackupWorkLabels};
 pub use images::ImageMetrics;
+pub use keys::{KeyLabels, KeyMetrics, KeyOutcomeLabels};
 pub use process::ProcessMetrics;
 pub use prometheus_client;
+pub use rollout::RolloutMetrics;
 pub use scheduling::{Counted, ModelKindLabels, PriorityLabels, SchedulingMetrics};
 pub use sliding::{Percentiles, SlidingHistogram, WINDOW_SECONDS_MAX};
 pub use stores::{StoreLabels, StoreMetrics, StoreWorkLabels};
@@ -62,6 +68,29 @@ pub const STATUSES: [&str; 16] = [
     "data_loss",
     "internal",
 ];
+
+/// A histogram whose buckets remember the trace of one request each.
+pub type LatencyHistogram = HistogramWithExemplars<TraceLabels>;
+
+/// Labels of an exemplar.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct TraceLabels {
+    /// Id of the trace in hexadecimal.
+    pub trace_id: String,
+}
+
+/// Durations of the phases of one request.
+#[derive(Clone, Debug)]
+pub struct RequestPhases {
+    /// Time in the queue.
+    pub queue: Duration,
+    /// Time of its run.
+    pub compute: Duration,
+    /// Time of all phases.
+    pub total: Duration,
+    /// Its trace, if it is sampled.
+    pub trace: Option<TraceLabels>,
+}
 
 /// Labels of answered requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -132,13 +161,24 @@ pub struct KindLabels {
     pub kind: &'static str,
 }
 
+/// A model and the cause of its slow requests.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct CauseLabels {
+    /// Model name.
+    pub model: Arc<str>,
+    /// Cause with the largest part, such as "cpu_contention".
+    pub cause: &'static str,
+}
+
 /// All metrics, created once by the server and shared.
 pub struct Metrics {
     registry: Registry,
     /// Answered requests.
     pub requests: Family<RequestLabels, Counter>,
     /// Latency by phase.
-    pub request_seconds: Family<PhaseLabels, Histogram, fn() -> Histogram>,
+    pub request_seconds: Family<PhaseLabels, LatencyHistogram, fn() -> LatencyHistogram>,
+    /// Requests above the 99th percentile of their model, by the first cause.
+    pub slow_requests: Family<CauseLabels, Counter>,
     /// Requests refused before they were queued, by reason.
     pub refused: Family<KindLabels, Counter>,
     /// Quantiles of the total latency over the sliding window.
@@ -185,6 +225,9 @@ pub struct Metrics {
     pub config_reload_time: Family<KindLabels, SecondsGauge>,
     /// Sampled requests for the request log: "written", "dropped" (its queue was full), "failed".
     pub request_log: Family<KindLabels, Counter>,
+    /// Spans of traces: "exported", "dropped" (a queue was full), "failed" (the collector is away
+    /// or refused them).
+    pub trace_spans: Family<KindLabels, Counter>,
     /// Requests waiting for a worker, and their limit.
     pub queue: Family<KindLabels, LevelGauge>,
     /// Memory of requests in flight: "max", "used", and the "peak" since the start.
@@ -207,14 +250,20 @@ pub struct Metrics {
     pub threads: Family<KindLabels, LevelGauge>,
     /// Metrics of the scheduler.
     pub scheduling: SchedulingMetrics,
+    /// Metrics of rollouts.
+    pub rollouts: RolloutMetrics,
     /// Metrics of images and collections.
     pub images: ImageMetrics,
+    /// Metrics of keys.
+    pub keys: KeyMetrics,
     /// Metrics of audio recognition.
     pub recordings: AudioMetrics,
     /// Metrics under the names of Prometheus's client libraries, in a registry of their own.
     pub process: ProcessMetrics,
     /// Metrics of models in object stores.
     pub stores: StoreMetrics,
+    /// Metrics of backups of collections.
+    pub backups: BackupMetrics,
     /// Metrics under TensorFlow Serving's names, in a registry of their own.
     pub tfs: TfsMetrics,
 }
@@ -234,8 +283,8 @@ const LATENCY_BOUNDS: [f64; 17] = [
     5.0, 10.0,
 ];
 
-fn latency_histogram() -> Histogram {
-    Histogram::new(LATENCY_BOUNDS)
+fn latency_histogram() -> LatencyHistogram {
+    LatencyHistogram::new(LATENCY_BOUNDS.into_iter())
 }
 
 impl Default for Metrics {
@@ -243,7 +292,10 @@ impl Default for Metrics {
         let mut metrics = Metrics {
             registry: Registry::with_prefix("millpond"),
             requests: Family::default(),
-            request_seconds: Family::new_with_constructor(latency_histogram as fn() -> Histogram),
+            request_seconds: Family::new_with_constructor(
+                latency_histogram as fn() -> LatencyHistogram,
+            ),
+            slow_requests: Family::default(),
             refused: Family::default(),
             window_seconds: Family::default(),
             window_rate: Family::default(),
@@ -267,6 +319,7 @@ impl Default for Metrics {
             config_reloads: Family::default(),
             config_reload_time: Family::default(),
             request_log: Family::default(),
+            trace_spans: Family::default(),
             queue: Family::default(),
             request_memory_bytes: Family::default(),
             decoded: Family::default(),
@@ -278,10 +331,13 @@ impl Default for Metrics {
             descriptors: Family::default(),
             threads: Family::default(),
             scheduling: SchedulingMetrics::default(),
+            rollouts: RolloutMetrics::default(),
             images: ImageMetrics::default(),
+            keys: KeyMetrics::default(),
             recordings: AudioMetrics::default(),
             process: ProcessMetrics::default(),
             stores: StoreMetrics::default(),
+            backups: BackupMetrics::default(),
             tfs: TfsMetrics::default(),
         };
         metrics.register();
@@ -298,6 +354,11 @@ impl Metrics {
             "Latency of requests by phase",
             Unit::Seconds,
             self.request_seconds.clone(),
+        );
+        r.register(
+            "slow_requests",
+            "Requests above the 99th percentile of their model, by the largest cause",
+            self.slow_requests.clone(),
         );
         r.register(
             "refused",
@@ -383,6 +444,11 @@ impl Metrics {
             "request_log",
             "Sampled requests for the request log: written, dropped because the queue was full, or failed",
             self.request_log.clone(),
+        );
+        r.register(
+            "trace_spans",
+            "Spans of traces: exported, dropped because a queue was full, or failed because the collector is away or refused them",
+            self.trace_spans.clone(),
         );
         r.register(
             "worker_restarts",
@@ -477,23 +543,23 @@ impl Metrics {
             self.decode_queue.clone(),
         );
         self.scheduling.register(r);
+        self.rollouts.register(r);
         self.images.register(r);
+        self.keys.register(r);
         self.recordings.register(r);
         self.stores.register(r);
+        self.backups.register(r);
     }
 
     /// Records one finished request.
-    pub fn record_phases(
-        &self,
-        model: &Arc<str>,
-        version: u64,
-        queue: Duration,
-        compute: Duration,
-        total: Duration,
-    ) {
+    pub fn record_phases(&self, model: &Arc<str>, version: u64, phases: RequestPhases) {
+        let RequestPhases { queue, compute, total, trace } = phases;
+        // The time of an exemplar tells a recent one from one of a version's first hour.
+        let time = trace.as_ref().map(|_| SystemTime::now());
         for (phase, value) in [("queue", queue), ("compute", compute), ("total", total)] {
             let labels = PhaseLabels { model: model.clone(), version, phase };
-            self.request_seconds.get_or_create(&labels).observe(value.as_secs_f64());
+            let histogram = self.request_seconds.get_or_create(&labels);
+            histogram.observe(value.as_secs_f64(), trace.clone(), time);
         }
     }
 
@@ -546,13 +612,17 @@ mod tests {
             RequestLabels { model: model.clone(), version: 3, protocol: "oip-grpc", status: "ok" };
         metrics.requests.get_or_create(&labels).inc();
         let ms = Duration::from_millis;
-        metrics.record_phases(&model, 3, ms(1), ms(2), ms(4));
+        let trace = Some(TraceLabels { trace_id: "4bf9".into() });
+        let phases = RequestPhases { queue: ms(1), compute: ms(2), total: ms(4), trace };
+        metrics.record_phases(&model, 3, phases.clone());
+        metrics.record_phases(&model, 3, RequestPhases { trace: None, ..phases });
         metrics.swaps.get_or_create(&ModelLabels { model: model.clone() }).inc();
         let text = metrics.encode();
         assert!(text.contains(
             "millpond_requests_total{model=\"ctr\",version=\"3\",protocol=\"oip-grpc\",status=\"ok\"} 1"
         ));
-        assert!(text.contains("millpond_request_seconds_bucket"));
+        let bucket = "millpond_request_seconds_bucket{le=\"0.005\",model=\"ctr\",version=\"3\",phase=\"total\"} 2";
+        assert!(text.contains(&format!("{bucket} # {{trace_id=\"4bf9\"}} 0.004 ")), "{text}");
         assert!(text.contains("millpond_swaps_total{model=\"ctr\"} 1"));
         let other = RequestLabels { version: 4, ..labels };
         metrics.requests.get_or_create(&other).inc();

@@ -42,22 +42,27 @@ fn models<M: Clone + Default>(families: &[&Family<ModelLabels, M>]) {
 }
 
 /// Files that register metrics.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 10] = [
     include_str!("lib.rs"),
     include_str!("audio.rs"),
     include_str!("images.rs"),
+    include_str!("keys.rs"),
     include_str!("process.rs"),
+    include_str!("rollout.rs"),
     include_str!("scheduling.rs"),
     include_str!("stores.rs"),
+    include_str!("backups.rs"),
     include_str!("tfs.rs"),
 ];
 
 /// Limits that refuse requests.
-const REFUSALS: [&str; 12] = [
+const REFUSALS: [&str; 15] = [
+    "backup_queue",
     "connections_max",
     "images_bulk_max",
     "images_queue_max",
     "ingest_queue_max",
+    "key_cpu",
     "key_rate",
     "queue_max",
     "receiving_max",
@@ -65,6 +70,7 @@ const REFUSALS: [&str; 12] = [
     "request_memory",
     "requests_max",
     "search_queue",
+    "snapshots_max",
     "write_queue",
 ];
 
@@ -101,9 +107,28 @@ const THREADS: [&str; 13] = [
     "other",
 ];
 
+/// Causes of slow requests.
+const CAUSES: [&str; 12] = [
+    "cpu_contention",
+    "stolen_time",
+    "throttled",
+    "page_faults",
+    "load",
+    "behind_batch",
+    "own_queue",
+    "batch_mates",
+    "large_request",
+    "client_slow_send",
+    "client_slow_read",
+    "unknown",
+];
+
 /// Makes a series for each value of each label.
 fn fill(metrics: &Metrics) {
     let model: Arc<str> = "NAME".into();
+    for cause in CAUSES {
+        drop(metrics.slow_requests.get_or_create(&CauseLabels { model: model.clone(), cause }));
+    }
     for protocol in PROTOCOLS {
         for status in STATUSES {
             let labels = RequestLabels { model: model.clone(), version: 1, protocol, status };
@@ -138,9 +163,17 @@ fn fill(metrics: &Metrics) {
     }
     fill_models(metrics);
     fill_scheduling(&metrics.scheduling);
+    fill_rollouts(&metrics.rollouts);
     metrics.stores.add_to(&metrics.stores, &"URL".into());
     kinds(&metrics.stores.cache_bytes, &["used", "max"]);
+    fill_backups(&metrics.backups);
     fill_images(&metrics.images);
+    for outcome in ["accepted", "refused_rate", "refused_cpu"] {
+        drop(
+            metrics.keys.requests.get_or_create(&KeyOutcomeLabels { key: model.clone(), outcome }),
+        );
+    }
+    metrics.keys.set_cpu_seconds(&model, 0.0);
     drop(
         metrics
             .recordings
@@ -171,11 +204,12 @@ fn fill_models(metrics: &Metrics) {
     kinds(&metrics.config_reloads, &["ok", "failed"]);
     kinds(&metrics.config_reload_time, &["ok", "failed"]);
     kinds(&metrics.request_log, &["written", "dropped", "failed"]);
+    kinds(&metrics.trace_spans, &["exported", "dropped", "failed"]);
     kinds(&metrics.queue, &["length", "max"]);
     kinds(&metrics.request_memory_bytes, &["max", "used", "peak"]);
     kinds(&metrics.decoded, &["unpack", "decode", "encode"]);
     kinds(&metrics.decode_queue, &["waiting"]);
-    kinds(&metrics.connections, &["http", "grpc"]);
+    kinds(&metrics.connections, &["http", "grpc", "admin", "http-unix", "grpc-unix"]);
     kinds(&metrics.connections_ended, &FRAMES);
     kinds(&metrics.tls_handshakes, &["ok", "failed", "timeout", "plaintext", "tls_at_plain_port"]);
     kinds(&metrics.access_reloads, &["ok", "failed"]);
@@ -193,9 +227,16 @@ fn fill_scheduling(scheduling: &SchedulingMetrics) {
     kinds(&scheduling.workers, &["all", "busy"]);
 }
 
+fn fill_rollouts(rollouts: &RolloutMetrics) {
+    models(&[&rollouts.running]);
+    models(&[&rollouts.promotions, &rollouts.overflows]);
+    model_kinds(&rollouts.rollbacks, &RolloutMetrics::REASONS);
+    model_kinds(&rollouts.shadow_requests, &["same", "different", "failed", "dropped"]);
+}
+
 fn fill_images(images: &ImageMetrics) {
     kinds(&images.put, &[&["added", "present"][..], &STATUSES[1..]].concat());
-    for kind in ["decode", "embed", "keypoints", "search"] {
+    for kind in ["decode", "embed", "keypoints", "search", "views"] {
         drop(images.search_seconds.get_or_create(&KindLabels { kind }));
     }
     kinds(&images.waiting, &["interactive", "bulk"]);
@@ -205,12 +246,17 @@ fn fill_images(images: &ImageMetrics) {
         &["points", "segments", "seals", "merges", "refused_disk_full"],
     );
     kinds(&images.memory_bytes, &["used", "max"]);
-    kinds(&images.queries, &["waiting", "max", "done", "refused"]);
+    kinds(&images.media, &["nvme", "dram", "mmap", "dax"]);
+    kinds(&images.queries, &["waiting", "max", "done", "refused", "helped"]);
+    kinds(&images.filters, &["indexed", "verified", "scanned", "paused", "late"]);
     kinds(&images.writes, &["waiting", "waited", "refused", "slowed", "hurried"]);
     let records = ["record_lookups", "record_hits", "records_in", "records_out"];
     let blocks = ["block_lookups", "block_hits", "blocks_in", "blocks_out", "blocks", "blocks_max"];
     kinds(&images.cache, &[&records[..], &blocks].concat());
-    kinds(&images.gpu, &["queries", "fallbacks", "device_bytes", "pinned_bytes"]);
+    kinds(
+        &images.gpu,
+        &["queries", "fallbacks", "limited", "passes", "device_bytes", "pinned_bytes"],
+    );
 }
 
 fn fill_tfs(tfs: &TfsMetrics, model: &Arc<str>) {
@@ -252,8 +298,16 @@ impl Described {
     fn row(&mut self) -> String {
         let label = |(name, values): &mut (String, Vec<String>)| {
             values.sort();
-            let open =
-                ["model", "version", "priority", "recogniser", "model_name", "model_path", "store"];
+            let open = [
+                "model",
+                "version",
+                "priority",
+                "recogniser",
+                "model_name",
+                "model_path",
+                "store",
+                "key",
+            ];
             match open.contains(&name.as_str()) {
                 true => format!("`{name}`"),
                 false => format!("`{name}`: {}", values.join(", ")),
@@ -316,4 +370,18 @@ fn the_reference_is_up_to_date() {
         stored == text,
         "docs/metrics.md is stale; run `UPDATE_DOCS=1 cargo test -p millpond-metrics` and commit it"
     );
+}
+
+fn fill_backups(backups: &BackupMetrics) {
+    for work in ["backup", "restore", "clone", "verify", "prune", "delete"] {
+        for outcome in ["ok", "failed"] {
+            drop(backups.work.get_or_create(&BackupWorkLabels { work, outcome }));
+        }
+    }
+    for kind in ["uploaded", "present", "restored", "verified"] {
+        drop(backups.bytes.get_or_create(&KindLabels { kind }));
+    }
+    for kind in ["ok", "failed"] {
+        drop(backups.time.get_or_create(&KindLabels { kind }));
+    }
 }
