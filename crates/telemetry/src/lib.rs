@@ -1,0 +1,22 @@
+//! Distributed traces: the context that a client sends, the decision which requests are traced,
+//! spans, and their export by OTLP over HTTP.
+//!
+//! A request pays for a branch if tracing is off, and for one look at its trace id if it is not
+//! sampled. A finished trace goes to a bounded queue. The thread `trace-export` links, encodes and
+//! sends; nothing waits for it.
+
+mod context;
+mod encode;
+mod exporter;
+mod generated;
+mod links;
+mod post;
+mod sampler;
+mod span;
+mod tracer;
+
+pub use context::{SpanId, TraceContext, TraceId};
+pub use exporter::TraceExportConfig;
+pub use sampler::{MODEL_RATES_MAX, SamplingRates};
+pub use span::{Attribute, AttributeValue, BatchSpan, Span, SpanKind, Trace};
+pub use tracer::{LoadTraceIds, RequestTrace, Tracer};
