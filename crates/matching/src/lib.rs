@@ -12,15 +12,17 @@
 //! voting, the growth, the score and the extension to descriptors and scale are our own.
 //!
 //! This crate owns the graph, its record in a page of a segment, ISO/IEC 19794-2 templates, the
-//! matcher, and synthetic graphs for tests and benches. It does no I/O and starts no thread.
-//! Scores depend on the two graphs alone: lengths and scores are single-precision floats in a
-//! fixed order of operations, so all machines that round as IEEE 754 says give the same ones.
+//! matcher, the index of fingerprints, and synthetic graphs for tests and benches. It does no I/O
+//! and starts no thread. Scores depend on the two graphs alone: lengths and scores are
+//! single-precision floats in a fixed order of operations, so all machines that round as IEEE 754
+//! says give the same ones.
 
 mod described;
 mod edge;
 mod evidence;
 mod graph;
 mod grow;
+pub mod index;
 pub mod iso;
 mod matcher;
 mod overlap;
@@ -32,6 +34,7 @@ mod reference;
 mod roots;
 mod star;
 pub mod synthetic;
+pub mod template;
 mod tuning;
 
 pub use evidence::{Evidence, Pair};

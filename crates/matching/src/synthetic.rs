@@ -10,6 +10,12 @@ use crate::graph::{DESCRIPTOR_BYTES, Graph, VERTICES_MAX, Vertex};
 
 /// Least distance of two minutiae, in pixels.
 const RIDGE_PERIOD: f32 = 9.0;
+/// Least distance of two minutiae of an [`impression`] of which one may be false.
+const CLOSE: f32 = 5.0;
+/// Share of minutiae of an impression that point against their neighbours.
+const TURNED: f32 = 0.1;
+/// Share of directions of an impression that are false.
+const FALSE: f32 = 0.08;
 /// Attempts to place a point before a graph is left with fewer.
 const ATTEMPTS_MAX: usize = 64;
 const PHOTO_SIZE: (u16, u16) = (640, 480);
@@ -22,7 +28,7 @@ pub fn fingerprint(seed: u64) -> Graph {
     let field = Field::new(&mut random);
     let mut graph = Graph { width: 300, height: 400, ..Graph::default() };
     for _ in 0..count {
-        if let Some((x, y)) = free_place(&mut random, &graph.vertices, |random| {
+        if let Some((x, y)) = free_place(&mut random, &graph.vertices, RIDGE_PERIOD, |random| {
             let (angle, radius) = (random.unit() * std::f32::consts::TAU, random.unit().sqrt());
             (150.0 + 100.0 * radius * angle.cos(), 200.0 + 140.0 * radius * angle.sin())
         }) {
@@ -31,6 +37,37 @@ pub fn fingerprint(seed: u64) -> Graph {
             let direction = steps(direction + 0.02 * random.normal());
             graph.vertices.push(vertex(x, y, direction, 1 + (random.below(10) >= 6) as u8));
         }
+    }
+    graph
+}
+
+/// Returns an impression of a finger for large galleries; the same one for the same seed.
+///
+/// It has the statistics of the 640 templates of FVC2002 and FVC2004 (B sets): the number of
+/// minutiae, their distances, the directions of neighbours, and the scores of impostors, which
+/// [`fingerprint`] does not reach. Neighbouring minutiae mostly point the same way along their
+/// ridges, some minutiae are close together, and some directions are false
+/// (`docs/adr/0020-fingerprint-index.md`).
+#[must_use]
+pub fn impression(seed: u64) -> Graph {
+    let mut random = Random::new(seed, 4);
+    let count = 16 + random.below(22) + random.below(22);
+    let field = Field::new(&mut random);
+    let half = (70.0 + 45.0 * random.unit(), 115.0 + 50.0 * random.unit());
+    let sides = Sides::new(&mut random);
+    let mut graph = Graph { width: 300, height: 400, ..Graph::default() };
+    for _ in 0..count {
+        let apart = if random.below(4) == 0 { CLOSE } else { RIDGE_PERIOD + 1.0 };
+        let place = free_place(&mut random, &graph.vertices, apart, |random| {
+            let (angle, radius) = (random.unit() * std::f32::consts::TAU, random.unit().sqrt());
+            (150.0 + half.0 * radius * angle.cos(), 200.0 + half.1 * radius * angle.sin())
+        });
+        let Some((x, y)) = place else { continue };
+        let backwards = sides.is_backwards(x, y) != (random.unit() < TURNED);
+        let along = field.ridge(x, y) + if backwards { 0.5 } else { 0.0 };
+        let direction =
+            if random.unit() < FALSE { random.unit() } else { along + 0.02 * random.normal() };
+        graph.vertices.push(vertex(x, y, steps(direction), 1 + (random.below(10) >= 6) as u8));
     }
     graph
 }
@@ -97,7 +134,9 @@ pub fn distorted(graph: &Graph, seed: u64) -> Graph {
 fn add_false(out: &mut Graph, original: usize, described: bool, random: &mut Random) {
     let (width, height) = (f32::from(out.width), f32::from(out.height));
     for _ in 0..original / 5 {
-        let place = free_place(random, &out.vertices, |r| (r.unit() * width, r.unit() * height));
+        let place = free_place(random, &out.vertices, RIDGE_PERIOD, |r| {
+            (r.unit() * width, r.unit() * height)
+        });
         if let Some((x, y)) = place.filter(|_| out.vertices.len() < VERTICES_MAX) {
             let kind = if described { 0 } else { 1 + random.below(2) as u8 };
             out.vertices.push(vertex(x, y, random.below(256) as u8, kind));
@@ -112,17 +151,18 @@ fn vertex(x: f32, y: f32, direction: u8, kind: u8) -> Vertex {
     Vertex { x: x as i16, y: y as i16, direction, kind }
 }
 
-/// Returns a position with enough distance to `taken`; `None` if the graph is full.
+/// Returns a position at least `apart` pixels from `taken`; `None` if the graph is full.
 fn free_place(
     random: &mut Random,
     taken: &[Vertex],
+    apart: f32,
     mut place: impl FnMut(&mut Random) -> (f32, f32),
 ) -> Option<(f32, f32)> {
     (0..ATTEMPTS_MAX).find_map(|_| {
         let (x, y) = place(random);
         let near = |other: &Vertex| {
             let (dx, dy) = (x - f32::from(other.x), y - f32::from(other.y));
-            dx * dx + dy * dy < RIDGE_PERIOD * RIDGE_PERIOD
+            dx * dx + dy * dy < apart * apart
         };
         (!taken.iter().any(near)).then_some((x, y))
     })
@@ -154,6 +194,27 @@ impl Field {
     fn ridge(&self, x: f32, y: f32) -> f32 {
         let angle = |(cx, cy): (f32, f32)| (cy - y).atan2(x - cx) / std::f32::consts::TAU;
         0.5 * (angle(self.core) - angle(self.delta)) + self.offset
+    }
+}
+
+/// Parts of a finger in which minutiae point one way along their ridges or the other: stripes.
+struct Sides {
+    across: f32,
+    down: f32,
+    phase: f32,
+}
+
+impl Sides {
+    fn new(random: &mut Random) -> Sides {
+        let frequency = std::f32::consts::TAU / (90.0 + 150.0 * random.unit());
+        let (sin, cos) = (random.unit() * std::f32::consts::TAU).sin_cos();
+        let phase = random.unit() * std::f32::consts::TAU;
+        Sides { across: cos * frequency, down: sin * frequency, phase }
+    }
+
+    /// Returns true in the narrower stripes, about a third of the area.
+    fn is_backwards(&self, x: f32, y: f32) -> bool {
+        (x * self.across + y * self.down + self.phase).sin() <= -0.45
     }
 }
 

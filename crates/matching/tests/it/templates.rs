@@ -1,5 +1,6 @@
-//! ISO/IEC 19794-2.
+//! ISO/IEC 19794-2 and the other formats of templates.
 
+use matching::template::{self, TemplateFormat};
 use matching::{Graph, Vertex, iso, synthetic};
 use proptest::prelude::*;
 
@@ -40,6 +41,42 @@ fn what_the_format_cannot_hold_is_refused() {
     }
 }
 
+/// A template as `SourceAFIS` 3.18 for Java writes it: a map and a text of known length, arrays of
+/// indefinite ones, directions as 32-bit floats.
+#[test]
+fn sourceafis_templates_are_read_byte_for_byte() {
+    let mut bytes = vec![0xBF];
+    let text = |bytes: &mut Vec<u8>, text: &str| {
+        bytes.push(0x60 | text.len() as u8);
+        bytes.extend(text.as_bytes());
+    };
+    text(&mut bytes, "version");
+    text(&mut bytes, "3.18.1-java");
+    text(&mut bytes, "width");
+    bytes.extend([0x19, 0x01, 0x84]);
+    text(&mut bytes, "height");
+    bytes.extend([0x19, 0x01, 0x76]);
+    text(&mut bytes, "positionsX");
+    bytes.extend([0x82, 0x18, 100, 0x05]);
+    text(&mut bytes, "positionsY");
+    bytes.extend([0x9F, 0x19, 0x01, 0x00, 0x17, 0xFF]);
+    text(&mut bytes, "directions");
+    // A quarter and three quarters of a turn, clockwise.
+    bytes.extend([0x82, 0xFA]);
+    bytes.extend(std::f32::consts::FRAC_PI_2.to_be_bytes());
+    bytes.push(0xFA);
+    bytes.extend((3.0 * std::f32::consts::FRAC_PI_2).to_be_bytes());
+    text(&mut bytes, "types");
+    text(&mut bytes, "EB");
+    bytes.push(0xFF);
+    let vertices = vec![
+        Vertex { x: 100, y: 256, direction: 192, kind: 1 },
+        Vertex { x: 5, y: 23, direction: 64, kind: 2 },
+    ];
+    let graph = Graph { width: 388, height: 374, vertices, descriptors: Vec::new() };
+    assert_eq!(template::read(&bytes).unwrap(), [graph]);
+}
+
 proptest! {
     #[test]
     fn what_is_written_is_read(
@@ -49,6 +86,52 @@ proptest! {
             points.into_iter().map(|(x, y, direction, kind)| Vertex { x, y, direction, kind }).collect();
         let graph = Graph { width: size.0, height: size.1, vertices, descriptors: Vec::new() };
         prop_assert_eq!(iso::read(&iso::write(&graph).unwrap()).unwrap(), vec![graph]);
+    }
+
+    #[test]
+    fn every_format_is_recognised_and_read(
+        points in prop::collection::vec((0_i16..10_000, 0_i16..10_000, any::<u8>(), 1_u8..3), 0..=255), size: (u16, u16),
+    ) {
+        let vertices =
+            points.into_iter().map(|(x, y, direction, kind)| Vertex { x, y, direction, kind }).collect();
+        let graph = Graph { width: size.0, height: size.1, vertices, descriptors: Vec::new() };
+        for format in TemplateFormat::ALL {
+            let bytes = template::write(&graph, format).unwrap();
+            prop_assert_eq!(TemplateFormat::of(&bytes), Some(format));
+            prop_assert_eq!(format.name().parse::<TemplateFormat>().unwrap(), format);
+            let read = template::read(&bytes).unwrap().remove(0);
+            prop_assert_eq!((read.width, read.height), (graph.width, graph.height));
+            prop_assert_eq!(read.vertices.len(), graph.vertices.len());
+            for (read, vertex) in read.vertices.iter().zip(&graph.vertices) {
+                prop_assert_eq!((read.x, read.y, read.kind), (vertex.x, vertex.y, vertex.kind));
+                // ANSI rounds to two degrees.
+                let error = read.direction.wrapping_sub(vertex.direction) as i8;
+                prop_assert!(error.abs() <= 1, "{format}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn damage_in_any_format_is_no_panic(
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5), cut in any::<prop::sample::Index>(),
+    ) {
+        for format in TemplateFormat::ALL {
+            let mut bytes = template::write(&synthetic::fingerprint(3), format).unwrap();
+            for (at, value) in &flips {
+                let at = at.index(bytes.len());
+                bytes[at] = *value;
+            }
+            let _ = template::read(&bytes);
+            prop_assert!(template::read(&bytes[..cut.index(bytes.len())]).is_err());
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_no_panic(bytes: Vec<u8>) {
+        let _ = template::read(&bytes);
+        let _ = template::read(&[b"FMR\x00030\0", &bytes[..]].concat());
+        let _ = template::read(&[b"FMR\0 20\0", &bytes[..]].concat());
+        let _ = template::read(&[&[0xBF], &bytes[..]].concat());
     }
 
     #[test]

@@ -1,0 +1,84 @@
+//! Building an index.
+
+use super::BLOCK_ROWS;
+use super::cell::{CELLS, EdgeFinder, FiledEdge};
+use super::format::{Block, ESCAPE, EdgeIndex, Posting};
+use crate::graph::View;
+
+/// An edge of a row of the current block.
+#[derive(Clone, Copy, Debug)]
+struct RowEdge {
+    row: u16,
+    edge: FiledEdge,
+}
+
+/// Collects prints, row by row.
+#[derive(Debug, Default)]
+pub struct EdgeIndexBuilder {
+    index: EdgeIndex,
+    /// Edges of the block that is not complete yet, by row.
+    edges: Vec<RowEdge>,
+    finder: EdgeFinder,
+    filed: Vec<FiledEdge>,
+}
+
+impl EdgeIndexBuilder {
+    /// Returns an empty builder.
+    #[must_use]
+    pub fn new() -> EdgeIndexBuilder {
+        EdgeIndexBuilder::default()
+    }
+
+    /// Adds the next row. A record that is not a graph, such as an empty one, gets no votes.
+    pub fn push(&mut self, record: &[u8]) {
+        self.filed.clear();
+        if let Ok(view) = View::open(record) {
+            self.finder.filed(view.vertices(), &mut self.filed);
+        }
+        let row = (self.index.edges.len() % BLOCK_ROWS) as u16;
+        self.index.edges.push(self.filed.len() as u8);
+        self.edges.extend(self.filed.iter().map(|&edge| RowEdge { row, edge }));
+        if self.index.edges.len().is_multiple_of(BLOCK_ROWS) {
+            self.complete();
+        }
+    }
+
+    /// Returns the index of all rows.
+    #[must_use]
+    pub fn finish(mut self) -> EdgeIndex {
+        if !self.index.edges.len().is_multiple_of(BLOCK_ROWS) {
+            self.complete();
+        }
+        self.index.weigh();
+        self.index
+    }
+
+    /// Turns the collected edges into a block.
+    fn complete(&mut self) {
+        self.edges.sort_unstable_by_key(|filed| (filed.edge.cell, filed.row, filed.edge.heading));
+        let mut block = Block { starts: Vec::with_capacity(CELLS + 1), postings: Vec::new() };
+        let mut edges = self.edges.iter().peekable();
+        for cell in 0..CELLS {
+            block.starts.push(block.postings.len() as u32);
+            let mut last = 0;
+            while let Some(filed) = edges.next_if(|filed| usize::from(filed.edge.cell) == cell) {
+                let mut step = filed.row - last;
+                while step >= u16::from(ESCAPE) {
+                    block.postings.push(Posting { step: ESCAPE, heading: 0 });
+                    step -= u16::from(ESCAPE);
+                }
+                block.postings.push(Posting { step: step as u8, heading: filed.edge.heading });
+                last = filed.row;
+                if let Some(count) = self.index.counts.get_mut(cell) {
+                    *count += 1;
+                }
+            }
+        }
+        block.starts.push(block.postings.len() as u32);
+        block.postings.shrink_to_fit();
+        self.index.blocks.push(block);
+        self.edges.clear();
+    }
+}
+
+const _: () = assert!(BLOCK_ROWS <= 1 << 16);

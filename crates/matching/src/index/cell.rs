@@ -1,0 +1,193 @@
+//! Edges as the index files them: a cell and a heading.
+
+use crate::edge::{Edge, PER_PIXEL, clamp_position, to_angle};
+use crate::graph::Vertex;
+use crate::star::{Coordinates, Star, stars};
+
+/// Quarters of a pixel of a cell's length: 8 pixels.
+pub(crate) const LENGTH_STEP: u16 = 8 * PER_PIXEL as u16;
+/// Cells by length; longer edges are not filed.
+pub(crate) const LENGTHS: usize = 20;
+/// Cells by one angle: 11.25° each.
+pub(crate) const ANGLES: usize = 32;
+/// Steps of an 8-bit angle in a cell.
+pub(crate) const ANGLE_STEP: usize = 256 / ANGLES;
+/// Unordered pairs of angles: an edge has no first end.
+const ANGLE_PAIRS: usize = ANGLES * (ANGLES + 1) / 2;
+/// Number of cells.
+pub(crate) const CELLS: usize = LENGTHS * ANGLE_PAIRS;
+/// Nearest neighbours whose edges a print is filed with.
+const FILED: usize = 6;
+/// Most edges of a print that are filed: their number fits a byte.
+pub(crate) const FILED_MAX: usize = 255;
+
+/// An edge with angles of 256 steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeadedEdge {
+    /// Quarters of a pixel.
+    pub(crate) length: u16,
+    /// Direction of the start against the way to the end.
+    pub(crate) start: u8,
+    /// Direction of the end against the way back.
+    pub(crate) end: u8,
+    /// Way from start to end in the image.
+    pub(crate) heading: u8,
+}
+
+impl HeadedEdge {
+    fn new(edge: Edge, from: Vertex) -> HeadedEdge {
+        let heading = to_angle(from.direction).wrapping_sub(edge.start);
+        HeadedEdge {
+            length: edge.length,
+            start: step(edge.start),
+            end: step(edge.end),
+            heading: step(heading),
+        }
+    }
+
+    /// Returns the same edge, seen from its other end.
+    pub(crate) fn reversed(self) -> HeadedEdge {
+        HeadedEdge {
+            start: self.end,
+            end: self.start,
+            heading: self.heading.wrapping_add(128),
+            ..self
+        }
+    }
+
+    /// Returns the edge from the end with the lower cell, and its cell. `None` if it is too long.
+    fn filed(self) -> Option<FiledEdge> {
+        let edge = if self.start <= self.end { self } else { self.reversed() };
+        let length = usize::from(edge.length / LENGTH_STEP);
+        let cell = cell(length, angle_cell(edge.start), angle_cell(edge.end))?;
+        Some(FiledEdge { cell: cell as u16, heading: edge.heading })
+    }
+}
+
+/// An edge as the index lists it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FiledEdge {
+    pub(crate) cell: u16,
+    pub(crate) heading: u8,
+}
+
+/// Returns the cell of a length and two angles in ascending order; `None` if there is none.
+pub(crate) fn cell(length: usize, low: usize, high: usize) -> Option<usize> {
+    let exists = length < LENGTHS && low <= high && high < ANGLES;
+    exists.then(|| length * ANGLE_PAIRS + low * ANGLES - low * (low + 1) / 2 + high)
+}
+
+fn angle_cell(angle: u8) -> usize {
+    usize::from(angle) / ANGLE_STEP
+}
+
+/// Rounds an angle of 65536 steps to 256 steps.
+fn step(angle: u16) -> u8 {
+    (angle.wrapping_add(128) >> 8) as u8
+}
+
+/// Working memory for the edges of one graph.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct EdgeFinder {
+    vertices: Vec<Vertex>,
+    coordinates: Coordinates,
+    stars: Vec<Star>,
+}
+
+impl EdgeFinder {
+    /// Calls `each` with the edges from every vertex to its `nearest` neighbours, each edge once.
+    fn edges(
+        &mut self,
+        vertices: impl Iterator<Item = Vertex>,
+        nearest: usize,
+        mut each: impl FnMut(HeadedEdge),
+    ) {
+        self.vertices.clear();
+        self.vertices.extend(vertices.map(clamp_position));
+        stars(&self.vertices, &mut self.coordinates, &mut self.stars);
+        for (from, (star, &vertex)) in self.stars.iter().zip(&self.vertices).enumerate() {
+            for (lane, edge) in star.edges().take(nearest).enumerate() {
+                let to = usize::from(star.to[lane]);
+                let twice = to < from
+                    && self.stars.get(to).is_some_and(|other| {
+                        let count = usize::from(other.count).min(nearest);
+                        other.to[..count].contains(&(from as u8))
+                    });
+                if !twice {
+                    each(HeadedEdge::new(edge, vertex));
+                }
+            }
+        }
+    }
+
+    /// Leaves the edges that a print is filed with in `out`, at most [`FILED_MAX`].
+    pub(crate) fn filed(
+        &mut self,
+        vertices: impl Iterator<Item = Vertex>,
+        out: &mut Vec<FiledEdge>,
+    ) {
+        out.clear();
+        self.edges(vertices, FILED, |edge| out.extend(edge.filed()));
+        out.truncate(FILED_MAX);
+    }
+
+    /// Returns the edges of a query: those to all neighbours of its stars, because a minutia that
+    /// is missing in one print moves others up.
+    pub(crate) fn asked(&mut self, vertices: impl Iterator<Item = Vertex>) -> Vec<HeadedEdge> {
+        let mut out = Vec::new();
+        self.edges(vertices, usize::MAX, |edge| out.push(edge));
+        out
+    }
+}
+
+const _: () = assert!(CELLS <= u16::MAX as usize);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synthetic;
+
+    #[test]
+    fn cells_are_numbered_without_gaps() {
+        let mut next = 0;
+        for length in 0..LENGTHS {
+            for low in 0..ANGLES {
+                for high in low..ANGLES {
+                    assert_eq!(cell(length, low, high), Some(next));
+                    next += 1;
+                }
+            }
+        }
+        assert_eq!(next, CELLS);
+        assert_eq!(cell(LENGTHS, 0, 0), None);
+        assert_eq!(cell(0, 3, 2), None);
+    }
+
+    #[test]
+    fn an_edge_is_filed_in_one_cell_from_both_ends() {
+        let graph = synthetic::fingerprint(5);
+        let edges = EdgeFinder::default().asked(graph.vertices.iter().copied());
+        assert!(edges.len() > 100);
+        for edge in edges {
+            assert_eq!(edge.reversed().reversed(), edge);
+            // Equal angles leave the heading open.
+            if edge.start != edge.end {
+                assert_eq!(edge.reversed().filed(), edge.filed());
+            }
+        }
+    }
+
+    #[test]
+    fn each_edge_occurs_once() {
+        let graph = synthetic::fingerprint(6);
+        let count = graph.vertices.len();
+        let mut finder = EdgeFinder::default();
+        let all = finder.asked(graph.vertices.iter().copied()).len();
+        assert!(
+            all < count * kernels::graph::NEAREST && all >= count * kernels::graph::NEAREST / 2
+        );
+        let mut filed = Vec::new();
+        finder.filed(graph.vertices.iter().copied(), &mut filed);
+        assert!((count * FILED / 2..count * FILED).contains(&filed.len()), "{}", filed.len());
+    }
+}

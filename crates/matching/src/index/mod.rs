@@ -1,0 +1,32 @@
+//! An index of fingerprints: finds the few prints that can be the query's finger, without looking
+//! at the others.
+//!
+//! Each edge between neighbouring minutiae has a length and two angles that stay the same when the
+//! print is moved or turned. They are quantised to a cell. For each cell the index lists the prints
+//! with such an edge, and the heading of the edge in the print. An edge of the query votes for the
+//! prints of the cells that it can fall into. Two prints of one finger differ by one rotation, so
+//! votes are counted apart by the difference of headings, and a print's score is the largest sum of
+//! two neighbouring counts.
+//!
+//! A vote weighs as much as it says: the logarithm of how much more likely the edge falls into the
+//! cell if the finger is the same than by chance. The first comes from the errors of real prints,
+//! the second from the index itself. Common cells say little and are not read. Nothing is trained.
+//!
+//! Indexing by invariants of minutiae that vote goes back to Germain, Califano and Colville,
+//! "Fingerprint matching using transformation parameter clustering" (1997), which votes with
+//! triplets. Pairs survive a missing minutia more often (`docs/adr/0020-fingerprint-index.md`).
+
+mod build;
+mod cell;
+mod format;
+mod search;
+mod weight;
+
+pub use build::EdgeIndexBuilder;
+pub use format::EdgeIndex;
+pub use search::{EdgeHit, EdgeQuery, EdgeScratch};
+
+/// Rows that are counted together. Their counts take a megabyte, which fits the second-level cache.
+pub const BLOCK_ROWS: usize = 1 << 14;
+/// Counts of a row: one for each range of rotations.
+pub(crate) const TURNS: usize = 32;

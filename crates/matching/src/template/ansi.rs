@@ -1,0 +1,112 @@
+//! ANSI INCITS 378-2004 and 378-2009.
+//!
+//! 2004: "FMR\0", " 20\0", length (2, or 0 and 4), vendor and format (2 + 2), sensor (2), size
+//! (2 + 2), resolution (2 + 2), views (1), zero (1); per view: finger position (1), view and
+//! impression (1), quality (1), minutiae (1), six bytes each, length of the extended data (2).
+//! 2009: "FMR\0", "030\0", length (4), vendor and format (2 + 2), certification (1), sensor (2),
+//! views (1), zero (1); per view: finger position (1), view (1), impression (1), quality (1 + 2 +
+//! 2), size (2 + 2), resolution (2 + 2), minutiae (1), six bytes each, extended data (2). Angles
+//! are in two degrees.
+
+use base::Result;
+
+use super::fields::{Fields, check, put_minutiae, put_size};
+use crate::graph::Graph;
+
+const MAGIC_2004: &[u8; 8] = b"FMR\0 20\0";
+const MAGIC_2009: &[u8; 8] = b"FMR\x00030\0";
+/// Steps of an angle in a turn.
+const STEPS: u32 = 180;
+/// Shortest template of 2004.
+const BYTES_MIN: u32 = 26;
+const HEADER_2004: usize = 26;
+const HEADER_2009: usize = 21;
+const VIEW_2004: usize = 6;
+const VIEW_2009: usize = 19;
+
+/// Returns true if the length is that of ANSI: two bytes, or six of which the first four are
+/// small. ISO/IEC 19794-2:2005, with the same first bytes, has four.
+pub(super) fn is_2004(bytes: &[u8]) -> bool {
+    let mut input = Fields { bytes, at: MAGIC_2004.len() };
+    let (high, low) = (input.number(2), input.number(2));
+    match (high, low) {
+        (Ok(0), Ok(low)) => low < BYTES_MIN - 2,
+        (Ok(high), _) => high >= BYTES_MIN,
+        _ => false,
+    }
+}
+
+pub(super) fn read_2004(bytes: &[u8]) -> Result<Vec<Graph>> {
+    let mut input = Fields { bytes, at: MAGIC_2004.len() };
+    let length = match input.number(2)? {
+        0 => input.number(4)?,
+        length => length,
+    };
+    input.check_length(length)?;
+    let _vendor_and_sensor = input.take(6)?;
+    let (width, height) = (input.number(2)?, input.number(2)?);
+    let resolution = input.resolution()?;
+    let (views, _zero) = (input.number(1)?, input.number(1)?);
+    let mut graphs = Vec::new();
+    for _ in 0..views {
+        let _position_impression_quality = input.take(3)?;
+        let count = input.number(1)?;
+        let vertices = input.minutiae(count, true, STEPS, resolution)?;
+        input.skip_extended()?;
+        graphs.push(resolution.graph(width, height, vertices));
+    }
+    input.end()?;
+    Ok(graphs)
+}
+
+pub(super) fn read_2009(bytes: &[u8]) -> Result<Vec<Graph>> {
+    let mut input = Fields { bytes, at: MAGIC_2009.len() };
+    let length = input.number(4)?;
+    input.check_length(length)?;
+    let _vendor_and_sensor = input.take(7)?;
+    let (views, _zero) = (input.number(1)?, input.number(1)?);
+    let mut graphs = Vec::new();
+    for _ in 0..views {
+        let _position_impression_quality = input.take(8)?;
+        let (width, height) = (input.number(2)?, input.number(2)?);
+        let resolution = input.resolution()?;
+        let count = input.number(1)?;
+        let vertices = input.minutiae(count, true, STEPS, resolution)?;
+        input.skip_extended()?;
+        graphs.push(resolution.graph(width, height, vertices));
+    }
+    input.end()?;
+    Ok(graphs)
+}
+
+pub(super) fn write_2004(graph: &Graph) -> Result<Vec<u8>> {
+    check(graph)?;
+    let length = HEADER_2004 + VIEW_2004 + graph.vertices.len() * 6;
+    let mut out = Vec::with_capacity(length);
+    out.extend(MAGIC_2004);
+    // At most 1562 bytes, so the short length suffices.
+    out.extend((length as u16).to_be_bytes());
+    out.extend([0; 6]);
+    put_size(graph, &mut out);
+    out.extend([1, 0]);
+    out.extend([0, 0, 0, graph.vertices.len() as u8]);
+    put_minutiae(graph, STEPS, &mut out);
+    out.extend([0, 0]);
+    Ok(out)
+}
+
+pub(super) fn write_2009(graph: &Graph) -> Result<Vec<u8>> {
+    check(graph)?;
+    let length = HEADER_2009 + VIEW_2009 + graph.vertices.len() * 6;
+    let mut out = Vec::with_capacity(length);
+    out.extend(MAGIC_2009);
+    out.extend((length as u32).to_be_bytes());
+    out.extend([0; 7]);
+    out.extend([1, 0]);
+    out.extend([0; 8]);
+    put_size(graph, &mut out);
+    out.push(graph.vertices.len() as u8);
+    put_minutiae(graph, STEPS, &mut out);
+    out.extend([0, 0]);
+    Ok(out)
+}

@@ -1,0 +1,182 @@
+//! Fields that the formats share.
+
+use base::{Error, Result};
+
+use crate::graph::{Graph, VERTICES_MAX, Vertex};
+
+/// 500 dots per inch in pixels per centimetre, as the standards round it: the resolution of
+/// fingerprint graphs.
+pub(crate) const PER_CENTIMETRE: u32 = 197;
+/// Coordinates have 14 bits.
+pub(crate) const COORDINATE_MAX: i32 = 0x3FFF;
+/// Most minutiae of a view: the count is a byte.
+pub(crate) const MINUTIAE_MAX: usize = 255;
+
+/// Reads numbers one after the other, big-endian.
+pub(crate) struct Fields<'a> {
+    pub(crate) bytes: &'a [u8],
+    pub(crate) at: usize,
+}
+
+impl<'a> Fields<'a> {
+    pub(crate) fn take(&mut self, count: usize) -> Result<&'a [u8]> {
+        let taken =
+            self.bytes.get(self.at..).and_then(|rest| rest.get(..count)).ok_or_else(|| {
+                Error::invalid(format!(
+                    "a template ends after {} bytes, in the middle of a field",
+                    self.bytes.len()
+                ))
+            })?;
+        self.at += count;
+        Ok(taken)
+    }
+
+    /// Reads a number of up to four bytes.
+    pub(crate) fn number(&mut self, bytes: usize) -> Result<u32> {
+        Ok(self.take(bytes)?.iter().fold(0, |number, &byte| number << 8 | u32::from(byte)))
+    }
+
+    /// Checks that the announced length is that of the bytes.
+    pub(crate) fn check_length(&self, length: u32) -> Result<()> {
+        if length as usize == self.bytes.len() {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "a template of {} bytes announces {length}: it was truncated or extended",
+            self.bytes.len()
+        )))
+    }
+
+    /// Checks that nothing follows.
+    pub(crate) fn end(&self) -> Result<()> {
+        if self.at == self.bytes.len() {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "a template has {} bytes behind its last view",
+            self.bytes.len() - self.at
+        )))
+    }
+
+    /// Reads the resolution across and down.
+    pub(crate) fn resolution(&mut self) -> Result<Resolution> {
+        let (across, down) = (self.number(2)?, self.number(2)?);
+        if across == 0 || down == 0 {
+            return Err(Error::invalid(
+                "a template's resolution is 0: it must be in pixels per centimetre",
+            ));
+        }
+        Ok(Resolution { across, down })
+    }
+
+    /// Reads `count` minutiae of six bytes, or five without a quality, with angles of `steps` a
+    /// turn.
+    pub(crate) fn minutiae(
+        &mut self,
+        count: u32,
+        quality: bool,
+        steps: u32,
+        resolution: Resolution,
+    ) -> Result<Vec<Vertex>> {
+        let mut vertices = Vec::with_capacity(count as usize);
+        for _ in 0..count {
+            let (x, y) = (self.number(2)?, self.number(2)?);
+            let direction = self.number(1)?;
+            if quality {
+                self.number(1)?;
+            }
+            vertices.push(Vertex {
+                x: scaled(x & COORDINATE_MAX as u32, resolution.across).min(i16::MAX as u32) as i16,
+                y: scaled(y & COORDINATE_MAX as u32, resolution.down).min(i16::MAX as u32) as i16,
+                direction: ((direction * 256 + steps / 2) / steps) as u8,
+                kind: (x >> 14) as u8,
+            });
+        }
+        Ok(vertices)
+    }
+
+    /// Skips the extended data of a view.
+    pub(crate) fn skip_extended(&mut self) -> Result<()> {
+        let extended = self.number(2)?;
+        self.take(extended as usize).map(|_| ())
+    }
+}
+
+/// Resolution in pixels per centimetre.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Resolution {
+    across: u32,
+    down: u32,
+}
+
+impl Resolution {
+    /// Returns a graph of an image of this size.
+    pub(crate) fn graph(self, width: u32, height: u32, vertices: Vec<Vertex>) -> Graph {
+        let side = |pixels, resolution| scaled(pixels, resolution).min(0xFFFF) as u16;
+        Graph {
+            width: side(width, self.across),
+            height: side(height, self.down),
+            vertices,
+            descriptors: Vec::new(),
+        }
+    }
+}
+
+/// Converts `pixels` at `resolution` pixels per centimetre to 500 dots per inch.
+fn scaled(pixels: u32, resolution: u32) -> u32 {
+    if resolution == PER_CENTIMETRE {
+        pixels
+    } else {
+        (pixels * PER_CENTIMETRE + resolution / 2) / resolution
+    }
+}
+
+/// Checks that the formats can hold a graph.
+///
+/// # Errors
+/// `InvalidArgument` for descriptors, more than 255 vertices, coordinates outside 0 to 16383, or a
+/// kind above 2.
+pub(crate) fn check(graph: &Graph) -> Result<()> {
+    let count = graph.vertices.len();
+    if count > MINUTIAE_MAX || !graph.descriptors.is_empty() {
+        return Err(Error::invalid(format!(
+            "a template holds up to {MINUTIAE_MAX} minutiae and no descriptors; this graph has {count} vertices and {} descriptors",
+            graph.descriptors.len()
+        )));
+    }
+    let held = |vertex: &&Vertex| {
+        let within = |at: i16| (0..=COORDINATE_MAX).contains(&i32::from(at));
+        !within(vertex.x) || !within(vertex.y) || vertex.kind > 2
+    };
+    graph.vertices.iter().find(held).map_or(Ok(()), |vertex| {
+        Err(Error::invalid(format!(
+            "a template cannot hold a vertex of kind {} at ({}, {})",
+            vertex.kind, vertex.x, vertex.y
+        )))
+    })
+}
+
+/// Appends the minutiae, six bytes each, with angles of `steps` a turn.
+pub(crate) fn put_minutiae(graph: &Graph, steps: u32, out: &mut Vec<u8>) {
+    for vertex in &graph.vertices {
+        out.extend((u16::from(vertex.kind) << 14 | vertex.x as u16).to_be_bytes());
+        out.extend((vertex.y as u16).to_be_bytes());
+        let direction = (u32::from(vertex.direction) * steps + 128) / 256 % steps;
+        out.extend([direction as u8, 0]);
+    }
+}
+
+/// Appends the size of the image and the resolution.
+pub(crate) fn put_size(graph: &Graph, out: &mut Vec<u8>) {
+    out.extend(graph.width.to_be_bytes());
+    out.extend(graph.height.to_be_bytes());
+    put_resolution(out);
+}
+
+/// Appends 500 dots per inch, across and down.
+pub(crate) fn put_resolution(out: &mut Vec<u8>) {
+    out.extend((PER_CENTIMETRE as u16).to_be_bytes());
+    out.extend((PER_CENTIMETRE as u16).to_be_bytes());
+}
+
+const _: () = assert!(MINUTIAE_MAX <= VERTICES_MAX);

@@ -1,0 +1,124 @@
+//! Templates of fingerprints in the formats that others exchange, read and written.
+//!
+//! | format | written by | angle |
+//! |---|---|---|
+//! | ISO/IEC 19794-2:2005 | [`crate::iso`] | 256 steps |
+//! | ISO/IEC 19794-2:2011 | [`iso2011`] | 256 steps |
+//! | ANSI INCITS 378-2004, 378-2009 | [`ansi`] | 180 steps |
+//! | `SourceAFIS` 3 (CBOR) | [`sourceafis`] | radians |
+//!
+//! The first two ANSI and ISO editions begin with the same eight bytes, as do the second two. Their
+//! lengths and headers tell them apart.
+
+mod ansi;
+pub(crate) mod fields;
+mod iso2011;
+mod sourceafis;
+
+use std::fmt;
+use std::str::FromStr;
+
+use base::{Error, Result};
+
+use crate::graph::Graph;
+use crate::iso;
+
+/// Format of a template.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TemplateFormat {
+    /// ISO/IEC 19794-2:2005, record format.
+    Iso2005,
+    /// ISO/IEC 19794-2:2011, off-card format.
+    Iso2011,
+    /// ANSI INCITS 378-2004.
+    Ansi2004,
+    /// ANSI INCITS 378-2009.
+    Ansi2009,
+    /// The template of `SourceAFIS` 3 for Java: CBOR.
+    SourceAfis,
+}
+
+impl TemplateFormat {
+    /// All formats.
+    pub const ALL: [TemplateFormat; 5] = [
+        TemplateFormat::Iso2005,
+        TemplateFormat::Iso2011,
+        TemplateFormat::Ansi2004,
+        TemplateFormat::Ansi2009,
+        TemplateFormat::SourceAfis,
+    ];
+
+    /// Returns the name that requests use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            TemplateFormat::Iso2005 => "iso-2005",
+            TemplateFormat::Iso2011 => "iso-2011",
+            TemplateFormat::Ansi2004 => "ansi-2004",
+            TemplateFormat::Ansi2009 => "ansi-2009",
+            TemplateFormat::SourceAfis => "sourceafis",
+        }
+    }
+
+    /// Returns the format of a template by its first bytes; `None` if it is in none of them.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Option<TemplateFormat> {
+        match bytes.first_chunk::<8>() {
+            Some(b"FMR\0 20\0") if ansi::is_2004(bytes) => Some(TemplateFormat::Ansi2004),
+            Some(b"FMR\0 20\0") => Some(TemplateFormat::Iso2005),
+            Some(b"FMR\x00030\0") if iso2011::is(bytes) => Some(TemplateFormat::Iso2011),
+            Some(b"FMR\x00030\0") => Some(TemplateFormat::Ansi2009),
+            _ => sourceafis::is(bytes).then_some(TemplateFormat::SourceAfis),
+        }
+    }
+}
+
+impl fmt::Display for TemplateFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for TemplateFormat {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<TemplateFormat> {
+        TemplateFormat::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| {
+            let names = TemplateFormat::ALL.map(TemplateFormat::name).join(", ");
+            Error::invalid(format!("there is no template format \"{text}\"; there are {names}"))
+        })
+    }
+}
+
+/// Reads the finger views of a template in any of the formats, each as a graph at 500 dots per
+/// inch.
+///
+/// # Errors
+/// `InvalidArgument` if the bytes are not such a template. The text says what is wrong.
+pub fn read(bytes: &[u8]) -> Result<Vec<Graph>> {
+    match TemplateFormat::of(bytes) {
+        Some(TemplateFormat::Iso2005) => iso::read(bytes),
+        Some(TemplateFormat::Iso2011) => iso2011::read(bytes),
+        Some(TemplateFormat::Ansi2004) => ansi::read_2004(bytes),
+        Some(TemplateFormat::Ansi2009) => ansi::read_2009(bytes),
+        Some(TemplateFormat::SourceAfis) => Ok(vec![sourceafis::read(bytes)?]),
+        None => Err(Error::invalid(
+            "not a template of ISO/IEC 19794-2, ANSI 378 or SourceAFIS: its first bytes are others",
+        )),
+    }
+}
+
+/// Writes the template of one graph: one view, 500 dots per inch, no extended data.
+///
+/// # Errors
+/// `InvalidArgument` if the format cannot hold the graph: descriptors, more than 255 vertices,
+/// coordinates outside 0 to 16383, or a kind above 2.
+pub fn write(graph: &Graph, format: TemplateFormat) -> Result<Vec<u8>> {
+    match format {
+        TemplateFormat::Iso2005 => iso::write(graph),
+        TemplateFormat::Iso2011 => iso2011::write(graph),
+        TemplateFormat::Ansi2004 => ansi::write_2004(graph),
+        TemplateFormat::Ansi2009 => ansi::write_2009(graph),
+        TemplateFormat::SourceAfis => sourceafis::write(graph),
+    }
+}

@@ -1,0 +1,288 @@
+//! Templates of `SourceAFIS` 3: CBOR (RFC 8949), a map of `version`, `width`, `height`,
+//! `positionsX`, `positionsY`, `directions` and `types`.
+//!
+//! Directions are radians, clockwise as seen. A type is "E" (ending) or "B" (bifurcation). Only the
+//! parts of CBOR that such a map can have are read: numbers, texts, arrays and maps, of known and
+//! of indefinite length.
+
+use std::f32::consts::TAU;
+
+use base::{Error, Result};
+
+use super::fields::{MINUTIAE_MAX, check};
+use crate::graph::{Graph, VERTICES_MAX, Vertex};
+
+/// Version that written templates state: the last whose format this is.
+const VERSION: &str = "3.18.1-java";
+/// Most nested arrays and maps of a field that is skipped.
+const DEPTH_MAX: u32 = 8;
+/// Largest coordinate that `SourceAFIS` accepts.
+const POSITION_MAX: f64 = 10_000.0;
+
+/// Returns true if the bytes begin as a map.
+pub(super) fn is(bytes: &[u8]) -> bool {
+    bytes.first().is_some_and(|first| first >> 5 == MAP)
+}
+
+const UNSIGNED: u8 = 0;
+const NEGATIVE: u8 = 1;
+const TEXT: u8 = 3;
+const ARRAY: u8 = 4;
+const MAP: u8 = 5;
+const OTHER: u8 = 7;
+/// Ends a text, an array or a map of indefinite length.
+const BREAK: u8 = 0xFF;
+
+/// First byte of an item, and its number: a value or a count. `None` for an indefinite count.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Head {
+    major: u8,
+    minor: u8,
+    number: Option<u64>,
+}
+
+struct Cbor<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Cbor<'a> {
+    fn take(&mut self, count: u64) -> Result<&'a [u8]> {
+        let split = usize::try_from(count).ok().and_then(|at| self.rest.split_at_checked(at));
+        let (taken, rest) = split.ok_or_else(|| odd("it ends in the middle of a value"))?;
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn head(&mut self) -> Result<Head> {
+        let first = self.take(1)?[0];
+        let (major, minor) = (first >> 5, first & 31);
+        let number = match minor {
+            0..24 => Some(u64::from(minor)),
+            24..28 => {
+                let bytes = self.take(1 << (minor - 24))?;
+                Some(bytes.iter().fold(0, |number, &byte| number << 8 | u64::from(byte)))
+            }
+            31 => None,
+            _ => return Err(odd("it has a reserved CBOR value")),
+        };
+        Ok(Head { major, minor, number })
+    }
+
+    /// Skips the end of an indefinite list. Returns true if it was there.
+    fn ended(&mut self) -> bool {
+        let ended = self.rest.first() == Some(&BREAK);
+        if ended {
+            self.rest = &self.rest[1..];
+        }
+        ended
+    }
+
+    /// Calls `each` for every entry of a list with this head.
+    fn entries(&mut self, head: Head, mut each: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
+        match head.number {
+            Some(count) => (0..count).try_for_each(|_| each(self)),
+            None => {
+                while !self.ended() {
+                    each(self)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn text(&mut self) -> Result<String> {
+        let head = self.head()?;
+        if head.major != TEXT {
+            return Err(odd("a text is missing"));
+        }
+        let mut text = Vec::new();
+        match head.number {
+            Some(count) => text.extend(self.take(count)?),
+            None => {
+                while !self.ended() {
+                    let part = self.head()?;
+                    let count = part.number.filter(|_| part.major == TEXT);
+                    text.extend(self.take(count.ok_or_else(|| odd("a text is broken"))?)?);
+                }
+            }
+        }
+        String::from_utf8(text).map_err(|_| odd("a text is not UTF-8"))
+    }
+
+    fn number(&mut self) -> Result<f64> {
+        let head = self.head()?;
+        match (head.major, head.minor, head.number) {
+            (UNSIGNED, _, Some(number)) => Ok(number as f64),
+            (NEGATIVE, _, Some(number)) => Ok(-1.0 - number as f64),
+            (OTHER, 26, Some(bits)) => Ok(f64::from(f32::from_bits(bits as u32))),
+            (OTHER, 27, Some(bits)) => Ok(f64::from_bits(bits)),
+            _ => Err(odd("a number is missing")),
+        }
+    }
+
+    fn numbers(&mut self) -> Result<Vec<f64>> {
+        let head = self.head()?;
+        if head.major != ARRAY {
+            return Err(odd("an array is missing"));
+        }
+        let mut numbers = Vec::new();
+        self.entries(head, |input| {
+            numbers.push(input.number()?);
+            if numbers.len() > VERTICES_MAX {
+                return Err(odd("it has more than 256 minutiae"));
+            }
+            Ok(())
+        })?;
+        Ok(numbers)
+    }
+
+    /// Skips a value of any type.
+    fn skip(&mut self, depth: u32) -> Result<()> {
+        if depth == 0 {
+            return Err(odd("its values are nested too deeply"));
+        }
+        let head = self.head()?;
+        match head.major {
+            ARRAY => self.entries(head, |input| input.skip(depth - 1)),
+            MAP => self.entries(head, |input| {
+                input.skip(depth - 1)?;
+                input.skip(depth - 1)
+            }),
+            2 | TEXT => match head.number {
+                Some(count) => self.take(count).map(|_| ()),
+                None => self.entries(head, |input| input.skip(depth - 1)),
+            },
+            6 => self.skip(depth - 1),
+            _ if head.number.is_none() => Err(odd("a list ends too often")),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn odd(what: &str) -> Error {
+    Error::invalid(format!("not a template of SourceAFIS: {what}"))
+}
+
+/// Fields of a template.
+#[derive(Default)]
+struct Stored {
+    width: f64,
+    height: f64,
+    x: Vec<f64>,
+    y: Vec<f64>,
+    directions: Vec<f64>,
+    types: String,
+}
+
+pub(super) fn read(bytes: &[u8]) -> Result<Graph> {
+    let mut input = Cbor { rest: bytes };
+    let head = input.head()?;
+    if head.major != MAP {
+        return Err(odd("it is not a map"));
+    }
+    let mut stored = Stored::default();
+    input.entries(head, |input| {
+        match input.text()?.as_str() {
+            "width" => stored.width = input.number()?,
+            "height" => stored.height = input.number()?,
+            "positionsX" => stored.x = input.numbers()?,
+            "positionsY" => stored.y = input.numbers()?,
+            "directions" => stored.directions = input.numbers()?,
+            "types" => stored.types = input.text()?,
+            _ => input.skip(DEPTH_MAX)?,
+        }
+        Ok(())
+    })?;
+    if !input.rest.is_empty() {
+        return Err(odd("bytes follow it"));
+    }
+    stored.graph()
+}
+
+impl Stored {
+    fn graph(&self) -> Result<Graph> {
+        let count = self.types.len();
+        if [self.x.len(), self.y.len(), self.directions.len()] != [count; 3] {
+            return Err(odd("its positions, directions and types differ in number"));
+        }
+        let points = self.x.iter().zip(&self.y).zip(self.directions.iter().zip(self.types.bytes()));
+        let vertices = points.map(|((&x, &y), (&direction, kind))| vertex(x, y, direction, kind));
+        let side = |pixels: f64| pixels.clamp(0.0, f64::from(u16::MAX)) as u16;
+        Ok(Graph {
+            width: side(self.width),
+            height: side(self.height),
+            vertices: vertices.collect::<Result<_>>()?,
+            descriptors: Vec::new(),
+        })
+    }
+}
+
+fn vertex(x: f64, y: f64, direction: f64, kind: u8) -> Result<Vertex> {
+    if !(x.abs() <= POSITION_MAX && y.abs() <= POSITION_MAX) {
+        return Err(odd("a position is out of range"));
+    }
+    if !(0.0..std::f64::consts::TAU).contains(&direction) {
+        return Err(odd("a direction is out of range"));
+    }
+    // Clockwise to counter-clockwise.
+    let steps = (256.0 - direction / std::f64::consts::TAU * 256.0).round() as u16;
+    let kind = match kind {
+        b'E' => 1,
+        b'B' => 2,
+        _ => return Err(odd("a type is neither E nor B")),
+    };
+    Ok(Vertex { x: x as i16, y: y as i16, direction: (steps % 256) as u8, kind })
+}
+
+pub(super) fn write(graph: &Graph) -> Result<Vec<u8>> {
+    check(graph)?;
+    let mut out = Vec::new();
+    head(MAP, 7, &mut out);
+    text("version", &mut out);
+    text(VERSION, &mut out);
+    text("width", &mut out);
+    head(UNSIGNED, usize::from(graph.width), &mut out);
+    text("height", &mut out);
+    head(UNSIGNED, usize::from(graph.height), &mut out);
+    let count = graph.vertices.len();
+    for (name, of) in [
+        ("positionsX", (|vertex: &Vertex| vertex.x) as fn(&Vertex) -> i16),
+        ("positionsY", |vertex: &Vertex| vertex.y),
+    ] {
+        text(name, &mut out);
+        head(ARRAY, count, &mut out);
+        graph.vertices.iter().for_each(|vertex| head(UNSIGNED, of(vertex) as usize, &mut out));
+    }
+    text("directions", &mut out);
+    head(ARRAY, count, &mut out);
+    for vertex in &graph.vertices {
+        let clockwise = vertex.direction.wrapping_neg();
+        out.push(OTHER << 5 | 26);
+        out.extend((f32::from(clockwise) / 256.0 * TAU).to_be_bytes());
+    }
+    text("types", &mut out);
+    let types = graph.vertices.iter().map(|vertex| if vertex.kind == 2 { 'B' } else { 'E' });
+    text(&types.collect::<String>(), &mut out);
+    Ok(out)
+}
+
+fn text(text: &str, out: &mut Vec<u8>) {
+    head(TEXT, text.len(), out);
+    out.extend(text.as_bytes());
+}
+
+/// Appends a type and its number in the shortest form, as RFC 8949 prefers. Numbers are below
+/// 65536.
+fn head(major: u8, number: usize, out: &mut Vec<u8>) {
+    let major = major << 5;
+    match number {
+        0..24 => out.push(major | number as u8),
+        24..256 => out.extend([major | 24, number as u8]),
+        _ => {
+            out.push(major | 25);
+            out.extend((number as u16).to_be_bytes());
+        }
+    }
+}
+
+const _: () = assert!(MINUTIAE_MAX < 65_536);
