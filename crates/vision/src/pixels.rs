@@ -3,6 +3,8 @@
 use image::imageops::{self, FilterType};
 use image::{ImageBuffer, Rgb};
 
+use crate::photo::PixelRegion;
+
 /// An upright colour image.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Image {
@@ -57,5 +59,26 @@ impl Image {
         let scaled =
             |length: u32| (u64::from(length) * u64::from(longest) / u64::from(side)) as u32;
         self.resized(scaled(self.width), scaled(self.height))
+    }
+
+    /// Returns the mirror image: left and right exchanged.
+    pub fn mirrored(&self) -> Image {
+        let rows = self.rgb.chunks_exact(self.width.max(1) as usize * 3);
+        let pixels = rows.flat_map(|row| row.as_chunks::<3>().0.iter().rev());
+        Image { rgb: pixels.flatten().copied().collect(), ..*self }
+    }
+
+    /// Returns the pixels of a region. What lies outside the image is left out; at least one pixel
+    /// stays.
+    pub fn part(&self, region: PixelRegion) -> Image {
+        let x = region.x.min(self.width - 1);
+        let y = region.y.min(self.height - 1);
+        let width = region.width.clamp(1, self.width - x);
+        let height = region.height.clamp(1, self.height - y);
+        let rows = self.rgb.chunks_exact(self.width as usize * 3);
+        let rows = rows.skip(y as usize).take(height as usize);
+        let wanted = x as usize * 3..(x + width) as usize * 3;
+        let rgb = rows.flat_map(|row| row.get(wanted.clone()).unwrap_or_default());
+        Image { width, height, rgb: rgb.copied().collect() }
     }
 }

@@ -83,7 +83,30 @@ pub struct Extraction {
 impl Extraction {
     /// Side of a square of `quality`, in pixels at 500 dots per inch.
     pub const CELL: u32 = CELL as u32;
+
+    /// Returns the quality of the print, 0 to 100: the mean quality of its area, less if the area
+    /// or the minutiae are too few to identify a finger. A simple measure of our own, not that of
+    /// NFIQ 2.
+    #[must_use]
+    pub fn score(&self) -> u8 {
+        let inside = self.quality.iter().filter(|&&quality| quality > 0);
+        let cells = inside.clone().count();
+        let sum: u32 = inside.map(|&quality| u32::from(quality)).sum();
+        let mean = sum as f32 / (255 * cells.max(1)) as f32;
+        let area = (cells * CELL * CELL) as f32;
+        let part = |value: f32, enough: f32| (value / enough).min(1.0);
+        let minutiae = self.graph.vertices.len() as f32;
+        let score =
+            part(mean, QUALITY_FULL) * part(area, AREA_FULL) * part(minutiae, MINUTIAE_FULL);
+        (score * 100.0).round() as u8
+    }
 }
+
+/// Mean quality, area in pixels, and minutiae from which a print cannot get better: a clear print
+/// of about 10 by 10 mm.
+const QUALITY_FULL: f32 = 0.5;
+const AREA_FULL: f32 = 40_000.0;
+const MINUTIAE_FULL: f32 = 24.0;
 
 /// Largest resolution that the bound of memory covers, in dots per inch.
 const SCAN_RESOLUTION_MAX: u64 = 1_200;
@@ -168,3 +191,23 @@ fn factor(image: &Gray, options: &MinutiaeOptions) -> Result<f32> {
 }
 
 const _: () = assert!(choose::KEPT_MAX <= VERTICES_MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quality_needs_clear_ridges_area_and_minutiae() {
+        let print = |quality: u8, cells: usize, minutiae: usize| {
+            let vertices = vec![matching::Vertex::default(); minutiae];
+            let graph = Graph { vertices, ..Graph::default() };
+            Extraction { graph, quality: vec![quality; cells], quality_width: 1 }.score()
+        };
+        let cells = AREA_FULL as usize / (CELL * CELL);
+        assert_eq!(print(200, cells, 40), 100);
+        assert_eq!(print(200, cells / 2, 40), 50);
+        assert_eq!(print(200, cells, 12), 50);
+        assert_eq!(print(64, cells, 40), 50);
+        assert_eq!(print(0, cells, 0), 0);
+    }
+}

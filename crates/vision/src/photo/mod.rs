@@ -15,10 +15,13 @@ mod detect;
 mod orient;
 mod scale_space;
 mod tables;
+mod views;
 
 use matching::{Graph, VERTICES_MAX, Vertex};
 
 use crate::Gray;
+
+pub use views::{PhotoView, PixelRegion, VIEWS_MAX, ViewKind};
 
 /// Least score that accepts two photographs as one scene. `matching::rank` uses it.
 pub const ACCEPT: f32 = 125.0;
