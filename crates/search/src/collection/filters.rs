@@ -1,21 +1,24 @@
-//! Cache of the rows that match a filter, for each segment.
+//! Rows that match a filter, for each segment: from the payload index, and from payloads for what
+//! it leaves undecided. Results are cached.
 //!
 //! The payloads of a segment never change, so the matching rows stay valid while the segment
 //! exists. Deleted rows are removed when a query uses them.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::{Error, Result};
 use parking_lot::Mutex;
 use serde_json::Value;
 
+use super::scan::{PayloadScan, ScanStep};
 use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::filter::{Filter, RowSet};
 use crate::ingest::MemtableRow;
-use crate::segment::Segment;
+use crate::payload_index::{IndexAnswer, SelectionParts};
+use crate::segment::{PayloadPass, Segment};
 
 /// Maximum cached filters. The memory limit may allow fewer.
 const CLAUSES_MAX: usize = 256;
@@ -25,10 +28,52 @@ const SEGMENTS_MAX: usize = 1024;
 const KEPT_BYTES_MAX: u64 = 64 << 20;
 /// Maximum bytes of a filter that is cached; filters that are used again are short.
 const CLAUSE_BYTES_MAX: u64 = 64 << 10;
-/// Rows between checks of the deadline, at which the thread also yields.
-const ROWS_A_TURN: u32 = 512;
 /// Most recently used filters that are prepared for a new segment.
 const WARMED_MAX: usize = 8;
+/// Maximum paused passes over payloads that a collection keeps. An older one starts again.
+const PAUSED_MAX: usize = 64;
+/// Sets of rows that a filter needs while it is evaluated.
+const WORKING_SETS: u64 = 4;
+
+/// Counts of filters that were evaluated on a segment, by how.
+#[derive(Debug, Default)]
+pub(crate) struct FilterCounts {
+    indexed: AtomicU64,
+    verified: AtomicU64,
+    scanned: AtomicU64,
+    paused: AtomicU64,
+    late: AtomicU64,
+}
+
+/// Counts of filters that were evaluated on a segment since the start. A cached result counts
+/// nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FilterStats {
+    /// Decided by the payload index alone.
+    pub indexed: u64,
+    /// Some payloads were read, of rows that the index left undecided.
+    pub verified: u64,
+    /// All payloads were read.
+    pub scanned: u64,
+    /// Times that reading payloads was paused to let other requests run.
+    pub paused: u64,
+    /// Ended by a deadline before all payloads were read.
+    pub late: u64,
+}
+
+impl FilterCounts {
+    /// Returns the counts.
+    pub(crate) fn stats(&self) -> FilterStats {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        FilterStats {
+            indexed: count(&self.indexed),
+            verified: count(&self.verified),
+            scanned: count(&self.scanned),
+            paused: count(&self.paused),
+            late: count(&self.late),
+        }
+    }
+}
 
 /// Rows of one segment that match a filter.
 #[derive(Debug)]
@@ -38,64 +83,28 @@ pub(super) struct SelectedRows {
     pub(super) lost: u32,
 }
 
-thread_local! {
-    /// Deadline of the request that this thread works for.
-    static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
-}
-
-/// Runs `work` on this thread with a deadline. A filter that has to read payloads fails with
-/// `DeadlineExceeded` if it has not read all of them by then.
-pub fn until<T>(deadline: Instant, work: impl FnOnce() -> T) -> T {
-    struct Restore(Option<Instant>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            DEADLINE.set(self.0);
-        }
-    }
-    let _restore = Restore(DEADLINE.replace(Some(deadline)));
-    work()
-}
-
-/// Pass over payloads that ends at the deadline.
-pub(super) struct PayloadScan {
-    deadline: Option<Instant>,
-    rows: u32,
-    late: bool,
-}
-
-impl PayloadScan {
-    pub(super) fn new() -> PayloadScan {
-        PayloadScan { deadline: DEADLINE.get(), rows: 0, late: false }
-    }
-
-    /// Counts a row. Rescan true if it should be read.
-    pub(super) fn next_row(&mut self) -> bool {
-        if self.rows.is_multiple_of(ROWS_A_TURN) && !self.late {
-            self.late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            std::thread::yield_now();
-        }
-        self.rows = self.rows.wrapping_add(1);
-        !self.late
-    }
-
-    /// Checks that every row was read.
-    ///
-    /// # Errors
-    /// `DeadlineExceeded` if rows were skipped.
-    pub(super) fn check(&self) -> Result<()> {
-        match self.late {
-            true => Err(Error::deadline(
-                "the time was up while the payloads were read for a filter; ask for less or allow more time",
-            )),
-            false => Ok(()),
-        }
-    }
+/// Evaluation of a filter on a segment whose payloads are being read.
+#[derive(Debug)]
+struct FilterScan {
+    uuid: [u8; 16],
+    clause: Arc<Filter>,
+    selected: SelectedRows,
+    /// Rows whose payloads decide.
+    undecided: RowSet,
+    /// First row that was not read.
+    next: Option<u32>,
+    /// Fields without an index, with reasons.
+    unindexed: Vec<String>,
+    held: BudgetReservation,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct FilterCache {
     /// Least recently used first.
     kept: Mutex<VecDeque<CachedFilter>>,
+    /// Passes over payloads that stopped before their end, oldest first.
+    paused: Mutex<VecDeque<FilterScan>>,
+    counts: Arc<FilterCounts>,
 }
 
 /// Filter and its matching rows.
@@ -123,7 +132,17 @@ impl CachedFilter {
 }
 
 impl FilterCache {
-    /// Rescan the rows of a segment that match `clause`. The first call reads every payload.
+    /// Creates a cache that counts in `counts`.
+    pub(super) fn new(counts: Arc<FilterCounts>) -> FilterCache {
+        FilterCache { counts, ..FilterCache::default() }
+    }
+
+    /// Returns the rows of a segment that match `clause`.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` or `Cancelled` if payloads are still to be read, as
+    /// [`PayloadScan::check`]; the next call continues. `ResourceExhausted` if memory has no room;
+    /// otherwise the error of the medium.
     pub(super) fn select(
         &self,
         segment: &Segment,
@@ -134,9 +153,16 @@ impl FilterCache {
         if let Some(selected) = self.find(uuid, clause) {
             return Ok(selected);
         }
-        let bytes = u64::from(segment.rows().div_ceil(64)) * 8;
-        let held = budget.reserve(bytes, "a filter")?;
-        let selected = Arc::new(read(segment, clause)?);
+        let mut scan = match self.resume(uuid, clause) {
+            Some(scan) => scan,
+            None => self.start(segment, clause, budget)?,
+        };
+        if scan.next.is_some() {
+            scan = self.read(segment, scan)?;
+        }
+        let FilterScan { selected, mut held, .. } = scan;
+        held.resize(set_bytes(segment), "a filter")?;
+        let selected = Arc::new(selected);
         // Not cached if rows were lost: the next read may succeed.
         if selected.lost == 0 {
             self.keep(uuid, clause, selected.clone(), held, budget);
@@ -144,7 +170,63 @@ impl FilterCache {
         Ok(selected)
     }
 
-    /// Rescan cached rows and marks them as most recently used.
+    /// Evaluates a filter with the payload index.
+    fn start(
+        &self,
+        segment: &Segment,
+        clause: &Filter,
+        budget: &Arc<MemoryBudget>,
+    ) -> Result<FilterScan> {
+        let held = budget.reserve(WORKING_SETS * set_bytes(segment), "a filter")?;
+        let IndexAnswer { selection, unindexed } = segment.select(clause)?;
+        let SelectionParts { sure, undecided } = selection.into_parts();
+        let undecided = undecided.unwrap_or_else(|| RowSet::none(segment.rows()));
+        let counter = match undecided.count() {
+            0 => &self.counts.indexed,
+            count if count == segment.rows() => &self.counts.scanned,
+            _ => &self.counts.verified,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        Ok(FilterScan {
+            uuid: segment.uuid(),
+            // Only a pass that stops keeps the filter.
+            clause: Arc::new(if undecided.is_empty() { Filter::default() } else { clause.clone() }),
+            selected: SelectedRows { filter: sure, lost: 0 },
+            next: undecided.next_from(0),
+            undecided,
+            unindexed,
+            held,
+        })
+    }
+
+    /// Reads payloads until all rows are decided. If it stops before, keeps the progress.
+    fn read(&self, segment: &Segment, mut scan: FilterScan) -> Result<FilterScan> {
+        let mut pass = PayloadScan::in_slices();
+        scan.read(segment, &mut pass)?;
+        let stopped = pass.check(&scan.unindexed.join(", "));
+        let counter = match pass.step() {
+            ScanStep::Read => return Ok(scan),
+            ScanStep::Pause => &self.counts.paused,
+            ScanStep::Late => &self.counts.late,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        let mut paused = self.paused.lock();
+        if paused.len() >= PAUSED_MAX {
+            paused.pop_front();
+        }
+        paused.push_back(scan);
+        drop(paused);
+        stopped.and_then(|()| Err(Error::internal("a pass over payloads stopped for no reason")))
+    }
+
+    /// Takes a pass that was paused.
+    fn resume(&self, uuid: [u8; 16], clause: &Filter) -> Option<FilterScan> {
+        let mut paused = self.paused.lock();
+        let place = paused.iter().position(|scan| scan.uuid == uuid && *scan.clause == *clause)?;
+        paused.remove(place)
+    }
+
+    /// Returns cached rows and marks them as most recently used.
     fn find(&self, segment: [u8; 16], clause: &Filter) -> Option<Arc<SelectedRows>> {
         let mut kept = self.kept.lock();
         let place = kept.iter().position(|kept| *kept.clause == *clause)?;
@@ -219,30 +301,38 @@ impl FilterCache {
     /// Clears the cache to free memory.
     pub(super) fn clear(&self) {
         self.kept.lock().clear();
+        self.paused.lock().clear();
     }
 }
 
-fn read(segment: &Segment, clause: &Filter) -> Result<SelectedRows> {
-    let mut filter = RowSet::none(segment.rows());
-    let mut unreadable = 0;
-    let mut scan = PayloadScan::new();
-    let mut each = |row: u32, value: Option<Value>| match (segment.ids().id(row), value) {
-        (Some(id), Some(value)) if clause.matches(id, &value) => filter.insert(row),
-        (Some(_), Some(_)) => {}
-        _ => unreadable += 1,
-    };
-    let lost = if clause.needs_payload() {
-        segment.payloads(&mut |row, bytes| {
-            if scan.next_row() {
-                each(row, value_of(bytes));
+impl FilterScan {
+    /// Reads the payloads of undecided rows until `pass` stops.
+    fn read(&mut self, segment: &Segment, pass: &mut PayloadScan) -> Result<()> {
+        let FilterScan { clause, selected, undecided, next, .. } = self;
+        let Some(first) = *next else { return Ok(()) };
+        let SelectedRows { filter, lost } = selected;
+        let mut unreadable = 0;
+        let read = segment.payloads_of(undecided, first, &mut |row, bytes| {
+            if pass.next_row() != ScanStep::Read {
+                return ControlFlow::Break(());
             }
-        })?
-    } else {
-        (0..segment.rows()).for_each(|row| each(row, Some(Value::Null)));
-        0
-    };
-    scan.check()?;
-    Ok(SelectedRows { filter, lost: lost + unreadable })
+            match (segment.ids().id(row), value_of(bytes)) {
+                (Some(id), Some(value)) if clause.matches(id, &value) => filter.insert(row),
+                (Some(_), Some(_)) => {}
+                _ => unreadable += 1,
+            }
+            ControlFlow::Continue(())
+        });
+        let PayloadPass { lost: damaged, next: stopped } = read?;
+        *lost += damaged + unreadable;
+        *next = stopped;
+        Ok(())
+    }
+}
+
+/// Returns the bytes of a set of rows.
+fn set_bytes(segment: &Segment) -> u64 {
+    u64::from(segment.rows().div_ceil(64)) * 8
 }
 
 /// Parses a payload; `None` if it is not JSON.
@@ -250,17 +340,21 @@ pub(super) fn value_of(bytes: &[u8]) -> Option<Value> {
     if bytes.is_empty() { Some(Value::Null) } else { serde_json::from_slice(bytes).ok() }
 }
 
-/// Rescan true if a row of a memtable matches `clause`.
+/// Returns true if a row of a memtable matches `clause`.
 pub(super) fn allows(clause: &Filter, row: &MemtableRow) -> bool {
     value_of(&row.payload).is_some_and(|value| clause.matches(row.id, &value))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::filter::Condition;
+    use std::time::Instant;
+
     use base::ErrorKind;
-    use std::time::Duration;
+
+    use super::*;
+    use crate::collection::scan::{SliceOutcome, in_ended_slice, until};
+    use crate::filter::{Condition, Range};
+    use crate::payload_index::{FIELDS_MAX, segment_of_values};
 
     fn clause(number: u64) -> Filter {
         Filter { must: vec![Condition::has_id(vec![number])], ..Filter::default() }
@@ -308,18 +402,51 @@ mod tests {
         assert_eq!(there, [false, false, true, true, true]);
     }
 
+    fn range(key: &str, lt: f64) -> Filter {
+        let range = Range { lt: Some(lt), ..Range::default() };
+        Filter { must: vec![Condition::Range { key: key.into(), range }], ..Filter::default() }
+    }
+
     #[test]
-    fn a_payload_scan_ends_at_its_deadline() {
-        let late = until(Instant::now(), || {
-            let mut scan = PayloadScan::new();
-            assert!(!scan.next_row() && !scan.next_row());
-            scan.check().unwrap_err()
-        });
+    fn unindexed_fields_are_read_in_slices() {
+        // The last field of each row has no index.
+        let fields = FIELDS_MAX;
+        let payload = |row: u32| {
+            let mut payload: serde_json::Map<String, Value> =
+                (0..fields).map(|at| (format!("f{at}"), row.into())).collect();
+            payload.insert("late".into(), (row % 10).into());
+            Value::Object(payload)
+        };
+        // Fields are seen in the order of their names.
+        let test = segment_of_values(&(0..2000).map(payload).collect::<Vec<_>>());
+        let budget = MemoryBudget::new(1 << 30);
+        let filters = FilterCache::default();
+        let select = |filter: &Filter| filters.select(&test.segment, filter, &budget);
+        let selected = select(&range("f1", 100.0)).unwrap();
+        assert_eq!(selected.filter, RowSet::from_rows(2000, 0..100));
+        assert_eq!(filters.counts.stats(), FilterStats { indexed: 1, ..FilterStats::default() });
+        // An indexed condition leaves few rows to read.
+        let mut both = range("late", 5.0);
+        both.must.extend(range("f1", 100.0).must);
+        assert_eq!(select(&both).unwrap().filter.count(), 50);
+        assert_eq!(filters.counts.stats().verified, 1);
+        let slow = range("late", 3.0);
+        let mut slices = 0;
+        let selected = loop {
+            slices += 1;
+            match in_ended_slice(|| select(&slow)) {
+                SliceOutcome::Paused => assert!(slices < 10, "it makes no progress"),
+                SliceOutcome::Done(selected) => break selected.unwrap(),
+            }
+        };
+        assert_eq!(selected.filter.count(), 600);
+        let stats = filters.counts.stats();
+        assert_eq!((slices, stats.scanned, stats.paused), (4, 1, 3));
+        assert!(filters.paused.lock().is_empty());
+        // The deadline names the field.
+        let late = until(Instant::now(), || select(&range("late", 1.0))).unwrap_err();
         assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
-        let mut scan = PayloadScan::new();
-        assert!(scan.next_row() && scan.check().is_ok(), "the deadline went with the work");
-        until(Instant::now() + Duration::from_secs(3600), || {
-            assert!(PayloadScan::new().next_row())
-        });
+        assert!(late.message().contains("\"late\" has no index"), "{late}");
+        assert_eq!(select(&range("late", 1.0)).unwrap().filter.count(), 200, "and it goes on");
     }
 }

@@ -13,10 +13,13 @@ use super::options::headroom_bytes;
 use super::stall::Urgency;
 use super::state::{CollectionState, SegmentContent, SegmentSlot, SegmentView};
 use crate::budget::BudgetReservation;
-use crate::coarse::BuildThreads;
+use crate::coarse::{BuildThreads, BuildVectors};
 use crate::deletes::Deletes;
 use crate::ingest::{Memtable, MemtableRow};
 use crate::segment::{self, RowSource, Segment, SegmentPlan, WrittenSegment};
+
+/// Rows whose embeddings are passed on at once.
+const SCANNED_ROWS: usize = 256;
 
 /// Rows of a memtable that were live when the flush began.
 struct MemtableSource {
@@ -34,18 +37,32 @@ impl MemtableSource {
     }
 }
 
-impl RowSource for MemtableSource {
-    fn rows(&self) -> u32 {
-        self.rows.len() as u32
+impl BuildVectors for MemtableSource {
+    fn rows(&self) -> usize {
+        self.rows.len()
     }
 
+    fn scan(&self, each: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
+        let mut vectors = Vec::new();
+        for rows in self.rows.chunks(SCANNED_ROWS) {
+            vectors.clear();
+            rows.iter().for_each(|(_, row)| vectors.extend_from_slice(&row.embedding));
+            each(&vectors)?;
+        }
+        Ok(())
+    }
+
+    fn gather(&self, rows: &[u32], out: &mut Vec<f32>) -> Result<()> {
+        rows.iter().try_for_each(|&row| {
+            out.extend_from_slice(&self.row(row)?.embedding);
+            Ok(())
+        })
+    }
+}
+
+impl RowSource for MemtableSource {
     fn id(&self, row: u32) -> u64 {
         self.row(row).map_or(u64::MAX, |row| row.id)
-    }
-
-    fn vectors(&mut self, out: &mut Vec<f32>) -> Result<()> {
-        self.rows.iter().for_each(|(_, row)| out.extend_from_slice(&row.embedding));
-        Ok(())
     }
 
     fn record(&mut self, row: u32, out: &mut Vec<u8>) -> Result<()> {
@@ -147,14 +164,14 @@ impl Collection {
         let number = self.number();
         let busy = self.busy(CollectionFile::Segment(number));
         let uuid = new_uuid();
-        let rows = source.rows() as usize;
-        let needed = segment::working_bytes(rows as u64, self.options.shape.dims);
+        let rows = source.rows.len() as u64;
+        let needed = self.options.segment_form().working_bytes(rows);
         let working = headroom.split(needed, "flush")?;
         let crew = BuildThreads {
             threads: self.options.build_threads,
             should_continue: &|| self.may_flush(deadline),
         };
-        let written = self.write_segment(&busy, uuid, &mut source, crew, &|bytes| {
+        let written = self.write_segment(&busy, uuid, &mut source, 0, crew, &|bytes| {
             self.flush_step(bytes, deadline)
         });
         headroom.join(working);
@@ -189,20 +206,26 @@ impl Collection {
         published
     }
 
-    /// Writes a segment; removes the file after an error.
+    /// Writes a segment; removes the file after an error. `spare_bytes` are memory for the payload
+    /// index beside the working memory of every segment.
     pub(super) fn write_segment(
         &self,
         busy: &PendingFile<'_>,
         uuid: [u8; 16],
         source: &mut dyn RowSource,
+        spare_bytes: u64,
         crew: BuildThreads<'_>,
         step: segment::IoStep<'_>,
     ) -> Result<WrittenSegment> {
+        let rows = source.rows() as u64;
+        let index_bytes = self.options.segment_form().payload_index_bytes(rows) + spare_bytes;
         let plan = SegmentPlan {
             settings: self.options.shape.settings(),
+            records: self.options.records,
             kind: self.options.kind,
             crew,
             uuid,
+            index_bytes,
         };
         let written = segment::write(&*self.medium, &busy.name, &plan, source, step);
         self.disk.changed();

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use base::{Error, Result};
 use serde_json::Value;
 
-use super::{MatchValues, RowSet};
+use super::{MatchValues, RowSet, parse_date};
 
 /// Most conditions of a filter, including those of nested filters.
 pub(super) const CONDITIONS_MAX: usize = 1024;
@@ -27,6 +27,17 @@ pub struct Filter {
     pub should: Vec<Condition>,
     /// None of these may be met.
     pub must_not: Vec<Condition>,
+    /// A number of these must be met.
+    pub min_should: Option<MinShould>,
+}
+
+/// Conditions of which a number must be met.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MinShould {
+    /// Conditions.
+    pub conditions: Vec<Condition>,
+    /// Minimum conditions that a row meets.
+    pub min_count: usize,
 }
 
 /// One condition.
@@ -47,10 +58,29 @@ pub enum Condition {
         /// The limits.
         range: Range,
     },
+    /// The field has a text that is a date within limits.
+    DateRange {
+        /// The field's path, as in [`Condition::Match`].
+        key: String,
+        /// The limits.
+        range: DateRange,
+    },
+    /// The field has a number of values within limits. A list has as many as elements, null none.
+    ValuesCount {
+        /// The field's path, as in [`Condition::Match`].
+        key: String,
+        /// The limits.
+        range: CountRange,
+    },
     /// The row's internal id is one of these, in ascending order (see [`Condition::has_id`]).
     HasId(Vec<u64>),
     /// The field is absent, null or an empty list.
     IsEmpty {
+        /// The field's path, as in [`Condition::Match`].
+        key: String,
+    },
+    /// The field is null, or a list with null.
+    IsNull {
         /// The field's path, as in [`Condition::Match`].
         key: String,
     },
@@ -69,28 +99,37 @@ pub enum Match {
     Except(MatchValues),
 }
 
-/// Limits of a number; `None` does not limit.
+/// Limits of a value; `None` does not limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Range {
-    /// The number is greater.
-    pub gt: Option<f64>,
-    /// The number is greater or equal.
-    pub gte: Option<f64>,
-    /// The number is less.
-    pub lt: Option<f64>,
-    /// The number is less or equal.
-    pub lte: Option<f64>,
+pub struct ValueLimits<T> {
+    /// The value is greater.
+    pub gt: Option<T>,
+    /// The value is greater or equal.
+    pub gte: Option<T>,
+    /// The value is less.
+    pub lt: Option<T>,
+    /// The value is less or equal.
+    pub lte: Option<T>,
 }
+
+/// Limits of a number.
+pub type Range = ValueLimits<f64>;
+/// Limits of a date, in microseconds since 1970 in UTC, as [`super::parse_date`] returns it.
+pub type DateRange = ValueLimits<i64>;
+/// Limits of a number of values.
+pub type CountRange = ValueLimits<u64>;
 
 impl Filter {
     /// Returns all conditions of the filter itself, without those of nested filters.
     fn conditions(&self) -> impl Iterator<Item = &Condition> {
-        self.must.iter().chain(&self.should).chain(&self.must_not)
+        let min_should = self.min_should.iter().flat_map(|min| &min.conditions);
+        self.must.iter().chain(&self.should).chain(&self.must_not).chain(min_should)
     }
 
     /// Returns all conditions of the filter itself, without those of nested filters.
     pub fn conditions_mut(&mut self) -> impl Iterator<Item = &mut Condition> {
-        self.must.iter_mut().chain(&mut self.should).chain(&mut self.must_not)
+        let min_should = self.min_should.iter_mut().flat_map(|min| &mut min.conditions);
+        self.must.iter_mut().chain(&mut self.should).chain(&mut self.must_not).chain(min_should)
     }
 
     /// Checks that the filter is small enough to be evaluated for every row.
@@ -145,13 +184,15 @@ impl Filter {
             _ => &[],
         });
         let excluded = excluded.copied().collect();
-        let rest = match (&self.must[..], self.should.is_empty() && others.is_empty()) {
+        let alone = self.should.is_empty() && self.min_should.is_none() && others.is_empty();
+        let rest = match (&self.must[..], alone) {
             ([Condition::Nested(filter)], true) => Cow::Borrowed(filter.unwrapped()),
             _ if ids.is_empty() => Cow::Borrowed(self),
             (must, _) => Cow::Owned(Filter {
                 must: must.to_vec(),
                 should: self.should.clone(),
                 must_not: others.into_iter().cloned().collect(),
+                min_should: self.min_should.clone(),
             }),
         };
         (rest, excluded)
@@ -159,7 +200,8 @@ impl Filter {
 
     /// Returns the innermost filter of filters that consist of one nested filter only.
     fn unwrapped(&self) -> &Filter {
-        match (&self.must[..], self.should.is_empty() && self.must_not.is_empty()) {
+        let alone = self.should.is_empty() && self.min_should.is_none() && self.must_not.is_empty();
+        match (&self.must[..], alone) {
             ([Condition::Nested(filter)], true) => filter.unwrapped(),
             _ => self,
         }
@@ -167,7 +209,10 @@ impl Filter {
 
     /// Returns true if the filter has no conditions and so allows every row.
     pub fn is_empty(&self) -> bool {
-        self.must.is_empty() && self.should.is_empty() && self.must_not.is_empty()
+        self.must.is_empty()
+            && self.should.is_empty()
+            && self.must_not.is_empty()
+            && self.min_should.is_none()
     }
 
     /// Returns true if the filter allows a row with this internal id and payload.
@@ -176,6 +221,10 @@ impl Filter {
             && (self.should.is_empty()
                 || self.should.iter().any(|condition| condition.matches(id, payload)))
             && !self.must_not.iter().any(|condition| condition.matches(id, payload))
+            && self.min_should.as_ref().is_none_or(|min| {
+                let met = min.conditions.iter().filter(|it| it.matches(id, payload));
+                met.take(min.min_count).count() == min.min_count
+            })
     }
 
     /// Evaluates the filter for the rows below `rows`. `fetch` returns a row's internal id and
@@ -222,7 +271,11 @@ impl Condition {
     fn memory_bytes(&self) -> u64 {
         let (key, values) = match self {
             Condition::Match { key, matching } => (key.len(), matching.memory_bytes()),
-            Condition::Range { key, .. } | Condition::IsEmpty { key } => (key.len(), 0),
+            Condition::Range { key, .. }
+            | Condition::DateRange { key, .. }
+            | Condition::ValuesCount { key, .. }
+            | Condition::IsEmpty { key }
+            | Condition::IsNull { key } => (key.len(), 0),
             Condition::HasId(ids) => (0, std::mem::size_of_val(&ids[..]) as u64),
             Condition::Nested(filter) => (0, filter.memory_bytes()),
         };
@@ -235,7 +288,11 @@ impl Condition {
             Condition::Match { key, matching: Match::Any(values) | Match::Except(values) } => {
                 (Some(key), values.len())
             }
-            Condition::Range { key, .. } | Condition::IsEmpty { key } => (Some(key), 0),
+            Condition::Range { key, .. }
+            | Condition::DateRange { key, .. }
+            | Condition::ValuesCount { key, .. }
+            | Condition::IsEmpty { key }
+            | Condition::IsNull { key } => (Some(key), 0),
             Condition::HasId(ids) => (None, ids.len()),
             Condition::Nested(filter) => return filter.check_within(depth + 1, conditions),
         };
@@ -255,11 +312,16 @@ impl Condition {
             Condition::Match { key, matching } => {
                 any_value(payload, key, &mut |value| matching.accepts(value))
             }
-            Condition::Range { key, range } => {
-                any_value(payload, key, &mut |value| range.accepts(value))
-            }
+            Condition::Range { key, range } => any_value(payload, key, &mut |value| {
+                value.as_f64().is_some_and(|value| range.contain(value))
+            }),
+            Condition::DateRange { key, range } => any_value(payload, key, &mut |value| {
+                value.as_str().and_then(parse_date).is_some_and(|date| range.contain(date))
+            }),
+            Condition::ValuesCount { key, range } => has_count(payload, key, range),
             Condition::HasId(ids) => ids.binary_search(&id).is_ok(),
             Condition::IsEmpty { key } => !any_value(payload, key, &mut |_| true),
+            Condition::IsNull { key } => null_at(payload, key),
             Condition::Nested(filter) => filter.matches(id, payload),
         }
     }
@@ -287,9 +349,9 @@ impl Match {
     }
 }
 
-impl Range {
-    fn accepts(&self, value: &Value) -> bool {
-        let Some(value) = value.as_f64() else { return false };
+impl<T: PartialOrd + Copy> ValueLimits<T> {
+    /// Returns true if `value` is within the limits.
+    pub(crate) fn contain(&self, value: T) -> bool {
         self.gt.is_none_or(|limit| value > limit)
             && self.gte.is_none_or(|limit| value >= limit)
             && self.lt.is_none_or(|limit| value < limit)
@@ -299,7 +361,7 @@ impl Range {
 
 /// Returns true if two values are equal. Whole numbers are compared exactly, others as 64-bit
 /// floats.
-pub(super) fn same(one: &Value, other: &Value) -> bool {
+pub(crate) fn same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Number(one), Value::Number(other)) => {
             one == other || (either_float(one, other) && one.as_f64() == other.as_f64())
@@ -338,6 +400,46 @@ fn any_value(value: &Value, path: &str, accepts: &mut dyn FnMut(&Value) -> bool)
         }
         (Some(rest), found) => !each && any_value(found, rest, accepts),
     }
+}
+
+/// Calls `accepts` for every value under `path`, null and whole lists included. Returns true once
+/// it does.
+fn any_found(value: &Value, path: &str, accepts: &mut dyn FnMut(&Value) -> bool) -> bool {
+    let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
+    let (name, each) = name.strip_suffix("[]").map_or((name, false), |name| (name, true));
+    let Some(found) = value.get(name) else { return false };
+    let mut one = |found: &Value| match rest {
+        None => accepts(found),
+        Some(rest) => any_found(found, rest, accepts),
+    };
+    match found {
+        Value::Array(elements) if each => elements.iter().any(one),
+        _ if each => false,
+        found => one(found),
+    }
+}
+
+/// Returns true if there is a null under `path`, or in a list under it.
+pub(crate) fn null_at(value: &Value, path: &str) -> bool {
+    any_found(value, path, &mut |found| match found {
+        Value::Array(elements) => elements.iter().any(Value::is_null),
+        found => found.is_null(),
+    })
+}
+
+/// Returns true if a value under `path` has a number of values within `range`. Without a value
+/// that number is 0.
+fn has_count(payload: &Value, path: &str, range: &CountRange) -> bool {
+    let mut found = false;
+    let met = any_found(payload, path, &mut |value| {
+        found = true;
+        range.contain(match value {
+            Value::Null => 0,
+            Value::Array(elements) => elements.len() as u64,
+            _ => 1,
+        })
+    });
+    met || (!found && range.contain(0))
 }
 
 #[cfg(test)]

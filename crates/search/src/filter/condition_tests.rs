@@ -74,6 +74,58 @@ fn paths_go_into_objects_and_lists() {
 }
 
 #[test]
+fn dates_counts_and_nulls_are_compared() {
+    let date = |gte: &str, lt: &str| Condition::DateRange {
+        key: "a".into(),
+        range: DateRange { gte: parse_date(gte), lt: parse_date(lt), ..DateRange::default() },
+    };
+    let june = date("2024-06-01", "2024-07-01");
+    check(june.clone(), json!({"a": "2024-06-30T23:59:59Z"}), true);
+    check(june.clone(), json!({"a": ["2023-01-01", "2024-06-01"]}), true);
+    check(june.clone(), json!({"a": "2024-07-01T01:00:00+02:00"}), true);
+    check(june.clone(), json!({"a": "2024-07-01"}), false);
+    check(june.clone(), json!({"a": "june"}), false);
+    check(june, json!({"a": 1_718_000_000}), false);
+    let count = |gte, lte| Condition::ValuesCount {
+        key: "a".into(),
+        range: CountRange { gte, lte, ..CountRange::default() },
+    };
+    for (payload, number) in [
+        (json!({"a": [1, null, 3]}), 3),
+        (json!({"a": []}), 0),
+        (json!({"a": null}), 0),
+        (json!({"a": "x"}), 1),
+        (json!({"a": {"b": 1}}), 1),
+        (json!({}), 0),
+    ] {
+        check(count(Some(number), Some(number)), payload.clone(), true);
+        check(count(Some(number + 1), None), payload, false);
+    }
+    let null = Condition::IsNull { key: "a".into() };
+    for (payload, expected) in [
+        (json!({"a": null}), true),
+        (json!({"a": [1, null]}), true),
+        (json!({"a": []}), false),
+        (json!({"a": 1}), false),
+        (json!({}), false),
+    ] {
+        check(null.clone(), payload, expected);
+    }
+}
+
+#[test]
+fn min_should_counts_conditions() {
+    let is = |value: i32| matching("a", Match::Value(json!(value)));
+    let at_least = |min_count: usize| Filter {
+        min_should: Some(MinShould { conditions: vec![is(1), is(2), is(3)], min_count }),
+        ..Filter::default()
+    };
+    let matches = |min_count, payload: Value| at_least(min_count).matches(1, &payload);
+    assert!(matches(2, json!({"a": [1, 3]})) && !matches(2, json!({"a": [1, 4]})));
+    assert!(matches(0, json!({})) && !matches(4, json!({"a": [1, 2, 3]})));
+}
+
+#[test]
 fn ids_need_no_payload() {
     let filter = only(Condition::Nested(only(Condition::has_id(vec![9, 7]))));
     assert!(!filter.needs_payload());
@@ -144,7 +196,7 @@ fn condition() -> impl Strategy<Value = Condition> {
     leaf.prop_recursive(3, 12, 3, |inner| {
         let list = || prop::collection::vec(inner.clone(), 0..3);
         (list(), list(), list()).prop_map(|(must, should, must_not)| {
-            Condition::Nested(Filter { must, should, must_not })
+            Condition::Nested(Filter { must, should, must_not, min_should: None })
         })
     })
 }
@@ -184,6 +236,10 @@ fn naive(condition: &Condition, id: u64, payload: &Value) -> bool {
             met(&filter.must) == filter.must.len()
                 && (filter.should.is_empty() || met(&filter.should) > 0)
                 && met(&filter.must_not) == 0
+        }
+        // Tested against examples, and against an index.
+        Condition::DateRange { .. } | Condition::ValuesCount { .. } | Condition::IsNull { .. } => {
+            unreachable!("{condition:?}")
         }
     }
 }

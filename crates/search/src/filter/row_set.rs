@@ -31,12 +31,8 @@ impl RowSet {
     /// bits from `rows` on are ignored.
     pub fn from_words(rows: u32, mut words: Vec<u64>) -> RowSet {
         words.resize(rows.div_ceil(64) as usize, 0);
-        if !rows.is_multiple_of(64)
-            && let Some(last) = words.last_mut()
-        {
-            *last &= (1 << (rows % 64)) - 1;
-        }
         let mut set = RowSet { rows, count: 0, words };
+        set.cut();
         set.recount();
         set
     }
@@ -83,6 +79,16 @@ impl RowSet {
             .flat_map(|(at, &word)| Bits(word).map(move |bit| at as u32 * 64 + bit))
     }
 
+    /// Returns the first row of the set from `row` on.
+    pub fn next_from(&self, row: u32) -> Option<u32> {
+        let start = row as usize / 64;
+        let head = self.words.get(start)? & (u64::MAX << (row % 64));
+        let rest = self.words[start + 1..].iter().copied();
+        let words = std::iter::once(head).chain(rest).zip(start as u32..);
+        let (word, at) = words.into_iter().find(|(word, _)| *word != 0)?;
+        Some(at * 64 + word.trailing_zeros())
+    }
+
     /// Adds `row`, unless it is not below [`RowSet::rows`].
     pub fn insert(&mut self, row: u32) {
         if row < self.rows && !self.contains(row) {
@@ -106,6 +112,72 @@ impl RowSet {
             *word &= other;
         }
         self.recount();
+    }
+
+    /// Adds the rows of `list`, in any order. Rows from [`RowSet::rows`] on are ignored.
+    pub fn extend(&mut self, list: impl IntoIterator<Item = u32>) {
+        for row in list {
+            if row < self.rows
+                && let Some(word) = self.words.get_mut(row as usize / 64)
+            {
+                let bit = 1 << (row % 64);
+                self.count += u32::from(*word & bit == 0);
+                *word |= bit;
+            }
+        }
+    }
+
+    /// Adds the rows of `other`. Those from [`RowSet::rows`] on are ignored.
+    pub fn unite(&mut self, other: &RowSet) {
+        for (word, other) in self.words.iter_mut().zip(&other.words) {
+            *word |= other;
+        }
+        self.cut();
+        self.recount();
+    }
+
+    /// Takes the rows of `other` out of the set.
+    pub fn subtract(&mut self, other: &RowSet) {
+        for (word, other) in self.words.iter_mut().zip(&other.words) {
+            *word &= !other;
+        }
+        self.recount();
+    }
+
+    /// Replaces the set by the rows that are not in it.
+    pub fn invert(&mut self) {
+        self.words.iter_mut().for_each(|word| *word = !*word);
+        self.cut();
+        self.count = self.rows - self.count;
+    }
+
+    /// Returns the number of rows of the set from `first` on and before `end`.
+    pub fn count_within(&self, first: u32, end: u32) -> u32 {
+        let end = end.min(self.rows);
+        if first >= end {
+            return 0;
+        }
+        let (low, high) = (first as usize / 64, (end - 1) as usize / 64);
+        let from = u64::MAX << (first % 64);
+        let to = u64::MAX >> (63 - (end - 1) % 64);
+        let Some(words) = self.words.get(low..=high) else { return 0 };
+        match words {
+            [one] => (one & from & to).count_ones(),
+            [head, middle @ .., tail] => {
+                let middle: u32 = middle.iter().map(|word| word.count_ones()).sum();
+                (head & from).count_ones() + middle + (tail & to).count_ones()
+            }
+            [] => 0,
+        }
+    }
+
+    /// Clears the bits from [`RowSet::rows`] on.
+    fn cut(&mut self) {
+        if !self.rows.is_multiple_of(64)
+            && let Some(last) = self.words.last_mut()
+        {
+            *last &= (1 << (self.rows % 64)) - 1;
+        }
     }
 
     fn recount(&mut self) {
@@ -166,10 +238,30 @@ mod tests {
             let mut both = set.clone();
             both.intersect(&second);
             check(&both, &(&one & &other));
+            let all: BTreeSet<u32> = (0..rows).collect();
+            let mut either = set.clone();
+            either.unite(&second);
+            check(&either, &within(&(&one | &other), rows));
+            let mut extended = set.clone();
+            extended.extend(other.iter().copied());
+            check(&extended, &within(&(&one | &other), rows));
+            let mut rest = set.clone();
+            rest.subtract(&second);
+            check(&rest, &(&one - &other));
+            let mut inverse = set.clone();
+            inverse.invert();
+            check(&inverse, &(&all - &one));
+            for (first, end) in [(0, rows), (3, 70), (64, 128), (65, 66), (130, 500), (9, 9), (9, 3)] {
+                let expected = one.iter().filter(|row| (first..end).contains(*row)).count();
+                prop_assert_eq!(set.count_within(first, end) as usize, expected);
+            }
+            for row in 0..rows + 70 {
+                prop_assert_eq!(set.next_from(row), one.range(row..).next().copied());
+            }
             let mut removed = set;
             other.iter().for_each(|row| removed.remove(*row));
             check(&removed, &(&one - &other));
-            check(&RowSet::all(rows), &(0..rows).collect());
+            check(&RowSet::all(rows), &all);
         }
     }
 }

@@ -50,7 +50,7 @@ impl PartialEq for MatchValues {
 
 impl MatchValues {
     /// Returns true if `value` is one of the values.
-    pub(super) fn has(&self, value: &Value) -> bool {
+    pub(crate) fn has(&self, value: &Value) -> bool {
         let table = self.table.get_or_init(|| Table::new(&self.list));
         match value {
             Value::String(text) => table.texts.contains(text),

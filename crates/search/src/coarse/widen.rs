@@ -1,0 +1,115 @@
+//! Choice of the lists to scan for a filter: by the allowed rows in them, and not by their number.
+//!
+//! A filter may be correlated with the vectors: all rows near the query may be excluded. A fixed
+//! number of lists then holds too few allowed rows, and recall falls. So the nearest lists are
+//! taken until they hold as many allowed rows as a search without a filter compares.
+
+use crate::filter::RowSet;
+
+/// If the goal is not reached in this many times the expected lists, the query is far from the
+/// allowed rows.
+const FAR_LISTS: f64 = 1.25;
+/// Part of the expected lists that is nearest to the query. If they hold less than half of the
+/// allowed rows that an uncorrelated filter leaves, the query is far from the allowed rows too.
+const NEAREST_PART: usize = 8;
+/// Half of the rows that the nearest lists must be expected to hold before they are judged. Fewer
+/// vary too much by chance.
+const NEAREST_ROWS_MIN: usize = 8;
+/// Factor of the goal for such a query. Its nearest rows are about equally far away and therefore
+/// spread over more lists.
+pub(super) const FAR_ROWS: usize = 8;
+/// Minimum goal for such a query: so many rows cost about a millisecond.
+const FAR_ROWS_MIN: usize = 50_000;
+/// Factor by which more lists are found if the ones found do not suffice.
+const GROWTH: usize = 4;
+
+/// Goal of a search with a filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FilteredProbes {
+    /// Allowed rows to compare.
+    pub(super) rows: usize,
+    /// Lists that hold so many if the filter is not correlated with the vectors.
+    pub(super) lists: usize,
+}
+
+impl FilteredProbes {
+    /// Returns the number of lists to find first.
+    pub(super) fn first(&self, clusters: usize) -> usize {
+        (self.lists + self.lists / 2 + 1).min(clusters)
+    }
+
+    /// Returns the number of lists to find after `found` did not suffice.
+    pub(super) fn more(found: usize, clusters: usize) -> usize {
+        found.saturating_mul(GROWTH).min(clusters)
+    }
+
+    /// Keeps those of the lists `near`, nearest first, that are to be scanned: lists with an
+    /// allowed row, until the goal is reached. Returns false if more lists are needed. `starts` has
+    /// the first row of each list, and the number of rows.
+    pub(super) fn choose(
+        &self,
+        near: &mut Vec<(f32, u32)>,
+        starts: &[u32],
+        allow: &RowSet,
+    ) -> bool {
+        let expected = (self.lists as f64 * FAR_LISTS) as usize;
+        let nearest = self.lists / NEAREST_PART;
+        let least = self.rows * nearest / self.lists.max(1) / 2;
+        let mut goal = self.rows;
+        let mut seen = 0;
+        let mut looked = 0;
+        near.retain(|(_, cluster)| {
+            if seen >= goal {
+                return false;
+            }
+            let is_far = looked == nearest && least >= NEAREST_ROWS_MIN && seen < least;
+            if goal == self.rows && (is_far || looked == expected) {
+                let far = (goal * FAR_ROWS).max(FAR_ROWS_MIN);
+                goal = far.min(allow.count() as usize);
+            }
+            looked += 1;
+            let cluster = *cluster as usize;
+            let rows = match starts.get(cluster..cluster + 2) {
+                Some(&[first, end]) => allow.count_within(first, end),
+                _ => 0,
+            };
+            seen += rows as usize;
+            rows > 0
+        });
+        seen >= goal
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ten lists of ten rows, by distance.
+    fn choose(probes: FilteredProbes, allow: &RowSet) -> (Vec<u32>, bool) {
+        let starts: Vec<u32> = (0..=10).map(|list| list * 10).collect();
+        let mut near: Vec<(f32, u32)> = (0..10).map(|list| (list as f32, list)).collect();
+        let enough = probes.choose(&mut near, &starts, allow);
+        (near.iter().map(|(_, list)| *list).collect(), enough)
+    }
+
+    #[test]
+    fn lists_are_taken_until_the_goal() {
+        let half = RowSet::from_rows(100, (0..100).filter(|row| row % 2 == 0));
+        let probes = FilteredProbes { rows: 20, lists: 4 };
+        assert_eq!(choose(probes, &half), (vec![0, 1, 2, 3], true));
+        let near = RowSet::from_rows(100, 0..50);
+        assert_eq!(choose(probes, &near), (vec![0, 1], true));
+        assert_eq!(
+            choose(FilteredProbes { rows: 51, lists: 10 }, &near),
+            (vec![0, 1, 2, 3, 4], false)
+        );
+    }
+
+    #[test]
+    fn far_rows_raise_the_goal() {
+        let far = RowSet::from_rows(100, 50..100);
+        let probes = FilteredProbes { rows: 10, lists: 2 };
+        // The goal becomes all 50 rows once two lists have none.
+        assert_eq!(choose(probes, &far), (vec![5, 6, 7, 8, 9], true));
+    }
+}

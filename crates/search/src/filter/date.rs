@@ -1,0 +1,67 @@
+//! Dates in texts: RFC 3339, and the shorter forms that Qdrant takes. Without an offset they are
+//! in UTC.
+
+use chrono::{DateTime, NaiveDate, NaiveDateTime};
+
+/// Shortest date: year, month, day.
+const BYTES_MIN: usize = 10;
+/// Longest date: nanoseconds, an offset and a space before it.
+const BYTES_MAX: usize = 40;
+
+/// Returns the microseconds since 1970 of a date; `None` if the text is no date.
+pub fn parse_date(text: &str) -> Option<i64> {
+    let bytes = text.as_bytes();
+    // Most texts are no dates, and the parser is slow.
+    let looks = (BYTES_MIN..=BYTES_MAX).contains(&bytes.len())
+        && bytes[..4].iter().all(u8::is_ascii_digit)
+        && bytes[4] == b'-';
+    if !looks {
+        return None;
+    }
+    if let Ok(date) = DateTime::parse_from_rfc3339(text) {
+        return Some(date.timestamp_micros());
+    }
+    for format in ["%Y-%m-%dT%H:%M:%S%.f%#z", "%Y-%m-%d %H:%M:%S%.f%#z"] {
+        if let Ok(date) = DateTime::parse_from_str(text, format) {
+            return Some(date.timestamp_micros());
+        }
+    }
+    let local =
+        ["%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M"];
+    for format in local {
+        if let Ok(date) = NaiveDateTime::parse_from_str(text, format) {
+            return Some(date.and_utc().timestamp_micros());
+        }
+    }
+    let day = NaiveDate::parse_from_str(text, "%Y-%m-%d").ok()?;
+    Some(day.and_hms_opt(0, 0, 0)?.and_utc().timestamp_micros())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_read_as_qdrant_reads_them() {
+        let noon = 1_718_452_800_000_000;
+        for text in [
+            "2024-06-15T12:00:00Z",
+            "2024-06-15T14:00:00+02:00",
+            "2024-06-15 12:00:00.000000Z",
+            "2024-06-15 14:00:00+02",
+            "2024-06-15T12:00:00",
+            "2024-06-15 12:00:00",
+            "2024-06-15T12:00",
+            "2024-06-15 12:00",
+        ] {
+            assert_eq!(parse_date(text), Some(noon), "{text}");
+        }
+        assert_eq!(parse_date("2024-06-15"), Some(noon - 43_200_000_000));
+        assert_eq!(parse_date("2024-06-15T12:00:00.25Z"), Some(noon + 250_000));
+        for text in
+            ["", "2024", "2024-06-15 12", "2024-13-01", "2024-0615", "Ünïcödé-text", "20240615T12"]
+        {
+            assert_eq!(parse_date(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,473 @@
+//! Builds a payload index while a segment's payloads are written.
+
+use std::collections::HashMap;
+
+use base::{Error, Result};
+use roaring::RoaringBitmap;
+use serde_json::Value;
+
+use super::directory::{
+    BitmapPlace, DenseValue, DictionaryBlock, FieldBitmaps, FieldDirectory, IndexDirectory,
+    UnindexedField, encode_trailer,
+};
+use super::key::{IndexKey, KeyOf, KeyRef, encode_number};
+use super::paths::{PathValue, each_path};
+use super::{
+    BLOCK_BYTES, DENSE_MAX, DENSE_ROWS_MIN, DENSE_SHARE, DIRECTORY_BYTES_MAX, FIELDS_MAX, KINDS,
+    READ_BYTES_MAX, TEXT_BYTES_MAX, UNINDEXED_MAX,
+};
+use crate::filter::parse_date;
+use crate::points::RESERVED_KEY;
+
+/// Bytes of memory of a different value beside its text: its entry in a hash table that may be
+/// half empty, and in the sorted list.
+const VALUE_BYTES: u64 = 96;
+/// Bytes of memory of one value of one row: an entry in a growing list.
+const POSTING_BYTES: u64 = 16;
+/// Bytes of memory for values per row.
+const ROW_BYTES: u64 = 256;
+
+/// Bytes of memory per row that a merge adds if they are free: about four more fields with a
+/// different value in each row.
+pub(crate) const SPARE_ROW_BYTES: u64 = 512;
+
+/// Returns the bytes of memory of a builder for `rows` rows, beside the memory that the coarse
+/// index has used before.
+pub(crate) fn memory_bytes(rows: u64) -> u64 {
+    rows * ROW_BYTES + (1 << 20)
+}
+
+/// Builder of a payload index, in the order of rows.
+pub(crate) struct PayloadIndexBuilder {
+    rows: u32,
+    fields: Vec<FieldBuilder>,
+    by_path: HashMap<String, FieldState>,
+    unindexed: Vec<UnindexedField>,
+    /// False once a path was left out without being named.
+    complete: bool,
+    bytes: u64,
+    bytes_max: u64,
+    /// True once a payload was no JSON. The segment then has no index, so that queries notice the
+    /// payload.
+    broken: bool,
+}
+
+#[derive(Clone, Copy)]
+enum FieldState {
+    Indexed(usize),
+    Unindexed,
+}
+
+/// Values of one field.
+#[derive(Default)]
+struct FieldBuilder {
+    path: String,
+    /// Number of each value, in the order of their first rows.
+    values: HashMap<IndexKey, u32>,
+    /// Rows and the numbers of their values, by row.
+    postings: Vec<Posting>,
+    bitmaps: FieldSets,
+    bytes: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Posting {
+    row: u32,
+    value: u32,
+}
+
+/// Rows of a field by a property.
+#[derive(Default)]
+struct FieldSets {
+    present: RoaringBitmap,
+    other: RoaringBitmap,
+    null: RoaringBitmap,
+    several: RoaringBitmap,
+    long: RoaringBitmap,
+    bare: RoaringBitmap,
+}
+
+impl PayloadIndexBuilder {
+    /// Creates a builder that uses at most `bytes_max` bytes of memory. A field that does not fit
+    /// gets no index.
+    pub(crate) fn new(bytes_max: u64) -> PayloadIndexBuilder {
+        PayloadIndexBuilder {
+            rows: 0,
+            fields: Vec::new(),
+            by_path: HashMap::new(),
+            unindexed: Vec::new(),
+            complete: true,
+            bytes: 0,
+            // The rows of a field are counted in 32 bits.
+            bytes_max: bytes_max.min(u64::from(u32::MAX) * POSTING_BYTES),
+            broken: false,
+        }
+    }
+
+    /// Adds the payload of the next row.
+    pub(crate) fn add(&mut self, payload: &[u8]) {
+        let row = self.rows;
+        self.rows += 1;
+        if payload.is_empty() || self.broken {
+            return;
+        }
+        let Ok(payload) = serde_json::from_slice::<Value>(payload) else {
+            self.broken = true;
+            self.fields.clear();
+            return;
+        };
+        each_path(&payload, &mut |path, value, in_list| self.value(row, path, value, in_list));
+        while self.bytes > self.bytes_max {
+            self.drop_largest();
+        }
+    }
+
+    fn value(&mut self, row: u32, path: &str, value: PathValue<'_>, in_list: bool) {
+        let Some(field) = self.field(path) else { return };
+        let before = field.bytes;
+        field.add(row, value, in_list);
+        let grown = field.bytes - before;
+        self.bytes += grown;
+    }
+
+    fn field(&mut self, path: &str) -> Option<&mut FieldBuilder> {
+        let state = match self.by_path.get(path) {
+            Some(state) => *state,
+            None => self.new_field(path)?,
+        };
+        match state {
+            FieldState::Indexed(at) => self.fields.get_mut(at),
+            FieldState::Unindexed => None,
+        }
+    }
+
+    fn new_field(&mut self, path: &str) -> Option<FieldState> {
+        if path == RESERVED_KEY {
+            return None;
+        }
+        if self.by_path.len() >= FIELDS_MAX {
+            if self.unindexed.len() < UNINDEXED_MAX && path.len() <= TEXT_BYTES_MAX {
+                let reason = format!("a segment indexes at most {FIELDS_MAX} fields");
+                self.unindexed.push(UnindexedField { path: path.to_owned(), reason });
+                self.by_path.insert(path.to_owned(), FieldState::Unindexed);
+            } else {
+                self.complete = false;
+            }
+            return None;
+        }
+        let state = FieldState::Indexed(self.fields.len());
+        self.fields.push(FieldBuilder { path: path.to_owned(), ..FieldBuilder::default() });
+        self.by_path.insert(path.to_owned(), state);
+        Some(state)
+    }
+
+    /// Drops the field that takes the most memory.
+    fn drop_largest(&mut self) {
+        let Some(field) = self.fields.iter_mut().max_by_key(|field| field.bytes) else {
+            self.bytes = 0;
+            return;
+        };
+        self.bytes -= field.bytes;
+        let path = std::mem::take(field).path;
+        self.by_path.insert(path.clone(), FieldState::Unindexed);
+        let reason = "its values take too much memory to sort".to_owned();
+        self.unindexed.push(UnindexedField { path, reason });
+    }
+
+    /// Returns false if a payload was no JSON. The segment must have no index then.
+    pub(crate) fn is_sound(&self) -> bool {
+        !self.broken
+    }
+
+    /// Writes the index through `put`.
+    ///
+    /// # Errors
+    /// The error of `put`.
+    pub(crate) fn write(mut self, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let mut writer = IndexWriter { put, offset: 0, rows: self.rows, collected: Vec::new() };
+        let mut directory = IndexDirectory {
+            rows: self.rows,
+            complete: self.complete,
+            fields: Vec::new(),
+            unindexed: std::mem::take(&mut self.unindexed),
+        };
+        // The other half is for paths and reasons of fields without an index.
+        let mut room = DIRECTORY_BYTES_MAX / 2;
+        for field in self.fields.drain(..) {
+            if matches!(self.by_path.get(&field.path), Some(FieldState::Indexed(_))) {
+                let field = field.write(&mut writer)?;
+                match room.checked_sub(field.encoded_bytes()) {
+                    Some(left) => {
+                        room = left;
+                        directory.fields.push(field);
+                    }
+                    None => directory.unindexed.push(UnindexedField {
+                        path: field.path.into(),
+                        reason: "its directory does not fit in memory".to_owned(),
+                    }),
+                }
+            }
+        }
+        directory.fields.sort_by(|a, b| a.path.cmp(&b.path));
+        let bytes = directory.encode();
+        let trailer = encode_trailer(writer.offset, bytes.len() as u64);
+        writer.put(&bytes)?;
+        writer.put(&trailer)
+    }
+}
+
+impl FieldBuilder {
+    fn add(&mut self, row: u32, value: PathValue<'_>, in_list: bool) {
+        if value == PathValue::Null {
+            self.bitmaps.null.insert(row);
+            return;
+        }
+        self.bitmaps.present.insert(row);
+        if !in_list {
+            self.bitmaps.bare.insert(row);
+        }
+        let PathValue::Scalar(scalar) = value else {
+            self.bitmaps.other.insert(row);
+            return;
+        };
+        match KeyRef::of(scalar) {
+            Some(key) if key.text_bytes() <= TEXT_BYTES_MAX => self.add_key(row, key),
+            _ => {
+                self.bitmaps.long.insert(row);
+            }
+        }
+    }
+
+    fn add_key(&mut self, row: u32, key: KeyRef<'_>) {
+        let value = self.number_of(key);
+        if self.postings.last().is_some_and(|last| last.row == row && last.value != value) {
+            self.bitmaps.several.insert(row);
+        }
+        self.post(row, value);
+        if let KeyOf::Text(text) = key
+            && let Some(micros) = parse_date(text)
+        {
+            let date = self.number_of(KeyOf::Date(micros));
+            // Before the text, so that the last entry of the row is that of a value.
+            self.post(row, date);
+            let last = self.postings.len() - 1;
+            self.postings.swap(last - 1, last);
+        }
+    }
+
+    fn post(&mut self, row: u32, value: u32) {
+        self.postings.push(Posting { row, value });
+        self.bytes += POSTING_BYTES;
+    }
+
+    /// Returns the number of a value.
+    fn number_of(&mut self, key: KeyRef<'_>) -> u32 {
+        let key = key.into_owned();
+        let next = self.values.len() as u32;
+        let bytes = VALUE_BYTES + key.as_ref().text_bytes() as u64;
+        let number = *self.values.entry(key).or_insert(next);
+        if number == next {
+            self.bytes += bytes;
+        }
+        number
+    }
+
+    /// Writes everything but the directory's entry, which it returns.
+    fn write(self, writer: &mut IndexWriter<'_>) -> Result<FieldDirectory> {
+        let FieldBuilder { path, values, postings, bitmaps, .. } = self;
+        let mut rows_of = RowsOfValues::new(values.len(), &postings);
+        drop(postings);
+        rows_of.remove_repeated();
+        let mut values: Vec<(IndexKey, u32)> = values.into_iter().collect();
+        values.sort_unstable();
+        let mut kinds = [0; KINDS];
+        values.iter().for_each(|(key, _)| kinds[key.as_ref().kind()] += 1);
+        let dense = rows_of.dense(writer.rows);
+        let mut field = FieldDirectory {
+            path: path.into(),
+            kinds,
+            bitmaps: bitmaps.write(writer)?,
+            dense: Vec::with_capacity(dense.len()),
+            rows_offset: 0,
+            postings: 0,
+            blocks: Vec::new(),
+        };
+        for (key, number) in &values {
+            if dense.contains(number) {
+                let rows = RoaringBitmap::from_sorted_iter(rows_of.rows(*number).iter().copied());
+                let rows = rows.map_err(|_| Error::internal("rows of a value are not sorted"))?;
+                let place = writer.bitmap(&rows)?;
+                field.dense.push(DenseValue { key: key.clone(), rows: place });
+            }
+        }
+        values.retain(|(_, number)| !dense.contains(number));
+        field.rows_offset = writer.offset;
+        for (_, number) in &values {
+            let rows = rows_of.rows(*number);
+            field.postings += rows.len() as u64;
+            writer.rows(rows)?;
+        }
+        writer.end_rows()?;
+        field.blocks = writer.dictionary(&values, &rows_of)?;
+        Ok(field)
+    }
+}
+
+/// Rows of each value, sorted by value.
+struct RowsOfValues {
+    /// First row of each value in `rows`, and the number of rows.
+    starts: Vec<u32>,
+    /// Rows of each value without repeated ones.
+    counts: Vec<u32>,
+    rows: Vec<u32>,
+}
+
+impl RowsOfValues {
+    /// Sorts `postings`, which are in the order of rows, by value.
+    fn new(values: usize, postings: &[Posting]) -> RowsOfValues {
+        let mut starts = vec![0_u32; values + 1];
+        postings.iter().for_each(|posting| starts[posting.value as usize + 1] += 1);
+        let mut total = 0;
+        for start in &mut starts {
+            total += *start;
+            *start = total;
+        }
+        let mut next = starts.clone();
+        let mut rows = vec![0; postings.len()];
+        for posting in postings {
+            let place = &mut next[posting.value as usize];
+            rows[*place as usize] = posting.row;
+            *place += 1;
+        }
+        let counts = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        RowsOfValues { starts, counts, rows }
+    }
+
+    /// Removes rows that a list names twice for the same value.
+    fn remove_repeated(&mut self) {
+        for (value, count) in self.counts.iter_mut().enumerate() {
+            let first = self.starts[value] as usize;
+            let rows = &mut self.rows[first..first + *count as usize];
+            let mut kept = 0;
+            for at in 0..rows.len() {
+                if kept == 0 || rows[kept - 1] != rows[at] {
+                    rows[kept] = rows[at];
+                    kept += 1;
+                }
+            }
+            *count = kept as u32;
+        }
+    }
+
+    fn rows(&self, value: u32) -> &[u32] {
+        let first = self.starts[value as usize] as usize;
+        &self.rows[first..first + self.counts[value as usize] as usize]
+    }
+
+    /// Returns the numbers of the values that get a bitmap.
+    fn dense(&self, rows: u32) -> std::collections::HashSet<u32> {
+        let least = (u64::from(rows) / DENSE_SHARE).max(DENSE_ROWS_MIN);
+        let mut dense: Vec<u32> = (0..self.counts.len() as u32)
+            .filter(|value| u64::from(self.counts[*value as usize]) >= least)
+            .collect();
+        dense.sort_unstable_by_key(|value| std::cmp::Reverse(self.counts[*value as usize]));
+        dense.truncate(DENSE_MAX);
+        dense.into_iter().collect()
+    }
+}
+
+impl FieldSets {
+    fn write(&self, writer: &mut IndexWriter<'_>) -> Result<FieldBitmaps> {
+        Ok(FieldBitmaps {
+            present: writer.bitmap(&self.present)?,
+            other: writer.bitmap(&self.other)?,
+            null: writer.bitmap(&self.null)?,
+            several: writer.bitmap(&self.several)?,
+            long: writer.bitmap(&self.long)?,
+            bare: writer.bitmap(&self.bare)?,
+        })
+    }
+}
+
+/// Writer that counts the bytes of the section.
+struct IndexWriter<'a> {
+    put: &'a mut dyn FnMut(&[u8]) -> Result<()>,
+    offset: u64,
+    /// Rows of the segment.
+    rows: u32,
+    /// Bytes of rows that are not written yet.
+    collected: Vec<u8>,
+}
+
+impl IndexWriter<'_> {
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+        self.offset += bytes.len() as u64;
+        (self.put)(bytes)
+    }
+
+    /// Collects rows, which are written once they are many.
+    fn rows(&mut self, rows: &[u32]) -> Result<()> {
+        for row in rows {
+            self.collected.extend_from_slice(&row.to_le_bytes());
+            if self.collected.len() >= READ_BYTES_MAX {
+                self.end_rows()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn end_rows(&mut self) -> Result<()> {
+        let bytes = std::mem::take(&mut self.collected);
+        self.put(&bytes)?;
+        self.collected = bytes;
+        self.collected.clear();
+        Ok(())
+    }
+
+    /// Writes a bitmap, unless it has no row or all rows.
+    fn bitmap(&mut self, rows: &RoaringBitmap) -> Result<BitmapPlace> {
+        let mut place = BitmapPlace { count: rows.len(), offset: self.offset, bytes: 0 };
+        if rows.is_empty() || rows.len() == u64::from(self.rows) {
+            return Ok(place);
+        }
+        let mut bytes = Vec::with_capacity(rows.serialized_size());
+        rows.serialize_into(&mut bytes)
+            .map_err(|error| Error::internal(format!("a bitmap cannot be written: {error}")))?;
+        place.bytes = bytes.len() as u64;
+        self.put(&bytes)?;
+        Ok(place)
+    }
+
+    /// Writes the dictionary of `values` in blocks.
+    fn dictionary(
+        &mut self,
+        values: &[(IndexKey, u32)],
+        rows_of: &RowsOfValues,
+    ) -> Result<Vec<DictionaryBlock>> {
+        let mut blocks = Vec::new();
+        let mut bytes = Vec::with_capacity(BLOCK_BYTES + TEXT_BYTES_MAX);
+        let mut position = 0;
+        let mut first: Option<(&IndexKey, u64)> = None;
+        for (at, (key, number)) in values.iter().enumerate() {
+            let count = rows_of.rows(*number).len() as u64;
+            first.get_or_insert((key, position));
+            key.as_ref().encode(&mut bytes);
+            encode_number(count, &mut bytes);
+            position += count;
+            if (bytes.len() >= BLOCK_BYTES || at + 1 == values.len())
+                && let Some((key, position)) = first.take()
+            {
+                let offset = self.offset;
+                self.put(&bytes)?;
+                blocks.push(DictionaryBlock {
+                    first: key.clone(),
+                    offset,
+                    bytes: bytes.len() as u64,
+                    position,
+                });
+                bytes.clear();
+            }
+        }
+        Ok(blocks)
+    }
+}
