@@ -4,10 +4,17 @@
 //! allowed. The conditions are those of Qdrant's filters. `api-qdrant` reads them from JSON.
 
 mod condition;
+mod date;
 mod row_set;
 mod values;
 
 pub(crate) use condition::each_value;
-pub use condition::{Condition, DEPTH_MAX, Filter, Match, Range, VALUES_MAX};
+pub use condition::{
+    Condition, CountRange, DEPTH_MAX, DateRange, Filter, Match, MinShould, Range, VALUES_MAX,
+    ValueLimits,
+};
+#[cfg(test)]
+pub(crate) use condition::{null_at, same};
+pub use date::parse_date;
 pub use row_set::RowSet;
 pub use values::MatchValues;

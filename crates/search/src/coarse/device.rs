@@ -23,6 +23,8 @@ pub(super) const QUERIES_MAX: usize = 256;
 static GPU: OnceLock<Arc<Gpu>> = OnceLock::new();
 static SEARCHES: AtomicU64 = AtomicU64::new(0);
 static FALLBACKS: AtomicU64 = AtomicU64::new(0);
+static LIMITED: AtomicU64 = AtomicU64::new(0);
+static PASSES: AtomicU64 = AtomicU64::new(0);
 static SAID: AtomicBool = AtomicBool::new(false);
 
 /// Counts since the start of the process.
@@ -32,6 +34,11 @@ pub struct DeviceCounters {
     pub queries: u64,
     /// Failed copies or rankings, after which the CPU ranked.
     pub fallbacks: u64,
+    /// Queries for more than [`gpu::K_MAX`] rows that the CPU ranked, because codes in pinned
+    /// memory are not worth several passes.
+    pub limited: u64,
+    /// Passes over codes for queries for more than [`gpu::K_MAX`] rows.
+    pub passes: u64,
     /// Bytes of codes on the GPU.
     pub device_bytes: u64,
     /// Bytes of codes in pinned host memory. Limited by [`gpu::GpuOptions`]; not part of a
@@ -59,6 +66,8 @@ pub fn counters() -> DeviceCounters {
     DeviceCounters {
         queries: SEARCHES.load(Ordering::Relaxed),
         fallbacks: FALLBACKS.load(Ordering::Relaxed),
+        limited: LIMITED.load(Ordering::Relaxed),
+        passes: PASSES.load(Ordering::Relaxed),
         device_bytes,
         pinned_bytes,
     }
@@ -88,13 +97,30 @@ pub(super) fn rank(
 ) -> bool {
     let words = allow.map(RowSet::words);
     // The GPU cannot serve this; not a failure.
-    if kept == 0
-        || kept > gpu::K_MAX
-        || words.is_some_and(|words| words.len() < rows.rows().div_ceil(64))
-    {
+    if kept == 0 || words.is_some_and(|words| words.len() < rows.rows().div_ceil(64)) {
         return false;
     }
-    match rows.search(queries, kept, words) {
+    let (_, pinned) = rows.bytes();
+    if kept > gpu::K_MAX && pinned {
+        let count = match queries {
+            Queries::Bytes { scales, .. } => scales.len(),
+            Queries::Floats(values) => values.len() / rows.dims(),
+        };
+        LIMITED.fetch_add(count as u64, Ordering::Relaxed);
+        return false;
+    }
+    let found = match kept > gpu::K_MAX {
+        true => {
+            let search = |query: &Queries, k: usize, words: &[u64]| {
+                PASSES.fetch_add(1, Ordering::Relaxed);
+                let mut found = rows.search(query, k, Some(words))?;
+                Ok(found.pop().unwrap_or_default())
+            };
+            in_passes(queries, rows.dims(), rows.rows(), kept, words, search)
+        }
+        false => rows.search(queries, kept, words),
+    };
+    match found {
         Ok(found) => {
             SEARCHES.fetch_add(found.len() as u64, Ordering::Relaxed);
             for (found, top) in found.iter().zip(tops) {
@@ -105,6 +131,47 @@ pub(super) fn rank(
         Err(error) => {
             fell_back(&error);
             false
+        }
+    }
+}
+
+/// Returns the best `kept` rows of each query, best first, by searches for [`gpu::K_MAX`] rows at
+/// most. Each search leaves out the rows found before it.
+fn in_passes(
+    queries: &Queries,
+    dims: usize,
+    rows: usize,
+    kept: usize,
+    words: Option<&[u64]>,
+    search: impl Fn(&Queries, usize, &[u64]) -> Result<Vec<(f32, u32)>>,
+) -> Result<Vec<Vec<(f32, u32)>>> {
+    let all = || RowSet::all(rows as u32).words().to_vec();
+    let allowed = words.map_or_else(all, <[u64]>::to_vec);
+    let one = |query: &Queries| {
+        let mut left = allowed.clone();
+        let mut found = Vec::new();
+        while found.len() < kept {
+            let k = (kept - found.len()).min(gpu::K_MAX);
+            let next = search(query, k, &left)?;
+            for (_, row) in &next {
+                left[*row as usize / 64] &= !(1 << (row % 64));
+            }
+            let complete = next.len() < k;
+            found.extend(next);
+            if complete {
+                break;
+            }
+        }
+        Ok(found)
+    };
+    match queries {
+        Queries::Bytes { codes, scales } => codes
+            .chunks_exact(dims)
+            .zip(scales.chunks_exact(1))
+            .map(|(codes, scales)| one(&Queries::Bytes { codes, scales }))
+            .collect(),
+        Queries::Floats(values) => {
+            values.chunks_exact(dims).map(|values| one(&Queries::Floats(values))).collect()
         }
     }
 }
@@ -151,6 +218,44 @@ mod tests {
             )
             .unwrap();
         out
+    }
+
+    #[test]
+    fn many_hits_are_found_in_passes() {
+        let rows = 5000_u32;
+        let allow = RowSet::from_rows(rows, (0..rows).filter(|row| row % 7 != 0));
+        // Costs of rows in a scrambled order, many of them equal.
+        let cost = |query: f32, row: u32| query + (row.wrapping_mul(2_654_435_761) >> 23) as f32;
+        let best = |query: f32, k: usize, words: &[u64]| {
+            let set = |row: &u32| words[*row as usize / 64] >> (row % 64) & 1 == 1;
+            let mut all: Vec<(f32, u32)> =
+                (0..rows).filter(set).map(|row| (cost(query, row), row)).collect();
+            all.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
+            all.truncate(k);
+            all
+        };
+        let search = |query: &Queries, k: usize, words: &[u64]| {
+            assert!(k <= gpu::K_MAX);
+            let Queries::Floats(query) = query else { panic!("other queries") };
+            Ok(best(query[0], k, words))
+        };
+        let every = RowSet::all(rows);
+        for kept in [gpu::K_MAX + 1, 4000, 16_384] {
+            for filter in [None, Some(&allow)] {
+                let words = filter.map(RowSet::words);
+                let found = in_passes(
+                    &Queries::Floats(&[1.0, -3.0]),
+                    1,
+                    rows as usize,
+                    kept,
+                    words,
+                    search,
+                )
+                .unwrap();
+                let words = filter.unwrap_or(&every).words();
+                assert_eq!(found, [best(1.0, kept, words), best(-3.0, kept, words)]);
+            }
+        }
     }
 
     #[test]

@@ -12,11 +12,12 @@ use base::{Error, Result};
 use half::bf16;
 use kernels::{TopK, bfloat, float, integer};
 
-use super::refine::{as_compared, inverse_length};
+use super::refine::inverse_length;
 use super::trial::Trial;
 use super::{
-    BuiltIndex, Coarse, CoarseBuild, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest,
-    CoarseScratch, Exact, Metric, Recall, ScanParams, check_query, device, section, whole_queries,
+    BuiltIndex, Coarse, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch, Exact,
+    LoadSection, Metric, Recall, ScanParams, StreamedBuild, check_query, device, section,
+    whole_queries,
 };
 use crate::filter::RowSet;
 
@@ -80,39 +81,54 @@ struct FlatScratch {
     scores: Vec<f32>,
 }
 
-pub(super) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
-    let rows = build.check()?;
-    let bytes = rows * build.dims > BFLOAT_BYTES_MAX / 2;
-    let vectors = as_compared(build.vectors, build.dims, build.metric);
-    let mut index = FlatIndex {
-        metric: build.metric,
-        dims: build.dims,
-        codes: if bytes { to_bytes(&vectors, build.dims) } else { to_bfloat(&vectors) },
-        squares: vectors
-            .chunks_exact(build.dims)
-            .map(|vector| float::dot(vector, vector))
-            .collect(),
-        recall: None,
-        device: None,
-    };
+pub(super) fn build(build: &StreamedBuild<'_>) -> Result<BuiltIndex> {
+    let rows = build.vectors.rows();
+    let mut squares = Vec::with_capacity(rows);
+    let mut codes = FlatCodes::with_capacity(rows, build.dims);
+    build.vectors.scan(&mut |vectors| {
+        codes.extend(vectors, build.dims);
+        let rows = vectors.chunks_exact(build.dims);
+        squares.extend(rows.map(|vector| float::dot(vector, vector)));
+        build.crew.check()
+    })?;
+    let StreamedBuild { metric, dims, .. } = *build;
+    let mut index = FlatIndex { metric, dims, codes, squares, recall: None, device: None };
     let order: Vec<u32> = (0..rows as u32).collect();
-    if let Some(trial) = Trial::new(&vectors, &order, build)? {
+    if let Some(trial) = Trial::new(build, &order)? {
         index.recall = Some(Recall { points: vec![trial.recall(&index, 1)?] });
     }
     Ok(BuiltIndex { order, index: Box::new(index) })
 }
 
-fn to_bytes(vectors: &[f32], dims: usize) -> FlatCodes {
-    let mut codes = vec![0; vectors.len()];
-    let rows = vectors.chunks_exact(dims).zip(codes.chunks_exact_mut(dims));
-    let scales = rows.map(|(vector, codes)| integer::quantise(vector, codes)).collect();
-    FlatCodes::Bytes { codes, scales }
-}
+impl FlatCodes {
+    /// Creates codes without rows, as bytes if `rows` rows are many.
+    fn with_capacity(rows: usize, dims: usize) -> FlatCodes {
+        let values = rows * dims;
+        match values > BFLOAT_BYTES_MAX / 2 {
+            true => FlatCodes::Bytes {
+                codes: Vec::with_capacity(values),
+                scales: Vec::with_capacity(rows),
+            },
+            false => FlatCodes::Bfloat(Vec::with_capacity(values)),
+        }
+    }
 
-fn to_bfloat(vectors: &[f32]) -> FlatCodes {
-    let mut codes = Vec::with_capacity(vectors.len());
-    bfloat::narrow(vectors, &mut codes);
-    FlatCodes::Bfloat(codes)
+    /// Encodes and appends whole vectors.
+    fn extend(&mut self, vectors: &[f32], dims: usize) {
+        match self {
+            FlatCodes::Bfloat(codes) => {
+                let mut more = Vec::with_capacity(vectors.len());
+                bfloat::narrow(vectors, &mut more);
+                codes.append(&mut more);
+            }
+            FlatCodes::Bytes { codes, scales } => {
+                let start = codes.len();
+                codes.resize(start + vectors.len(), 0);
+                let rows = vectors.chunks_exact(dims).zip(codes[start..].chunks_exact_mut(dims));
+                scales.extend(rows.map(|(vector, codes)| integer::quantise(vector, codes)));
+            }
+        }
+    }
 }
 
 impl FlatIndex {
@@ -120,9 +136,8 @@ impl FlatIndex {
     ///
     /// # Errors
     /// `DataLoss` if a section is missing or does not match the others.
-    pub(super) fn open(header: &CoarseHeader, sections: &[(u32, &[u8])]) -> Result<FlatIndex> {
-        let find = |kind| section::find(sections, kind);
-        let coding = section::words(find(CODING)?, 1)?.next();
+    pub(super) fn open(header: &CoarseHeader, find: LoadSection<'_>) -> Result<FlatIndex> {
+        let coding = section::words(&find(CODING)?, 1)?.next();
         let bytes = find(CODES)?;
         let values = header.rows * header.dims;
         let codes = match coding {
@@ -130,7 +145,7 @@ impl FlatIndex {
                 // The code without a positive counterpart is never written, but is harmless as the
                 // next one.
                 codes: bytes.iter().map(|byte| (*byte as i8).max(integer::CODE_MIN)).collect(),
-                scales: section::floats(find(SCALES)?, header.rows)?,
+                scales: section::floats(&find(SCALES)?, header.rows)?,
             },
             Some(1) if bytes.len() == 2 * values => FlatCodes::Bfloat(
                 bytes.as_chunks::<2>().0.iter().map(|bytes| bf16::from_le_bytes(*bytes)).collect(),
@@ -141,7 +156,7 @@ impl FlatIndex {
                 ));
             }
         };
-        let squares = section::floats(find(SQUARES)?, header.rows)?;
+        let squares = section::floats(&find(SQUARES)?, header.rows)?;
         let metric = header.metric;
         let dims = header.dims;
         let recall = header.recall.clone();
@@ -320,6 +335,11 @@ impl Coarse for FlatIndex {
         self.prepare(query, kept, work);
         self.rank_all(kept, allow, work);
         self.finish(query, 0, k, exact, work, out)
+    }
+
+    fn shares_scans(&self) -> bool {
+        // Smaller codes stay in a core's cache from one query to the next.
+        self.device.is_some() || self.memory_bytes() > TILE_BYTES as u64
     }
 
     fn search_many(

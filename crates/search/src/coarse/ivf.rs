@@ -14,13 +14,16 @@ use kernels::float;
 use kernels::pq::{BLOCK, CostTable};
 
 use super::kmeans::{self, KmeansPlan, RandomDraws, RowsByCluster};
+use super::parted::{PartedScan, ScanHelpers};
 use super::pq::{Codebooks, PqCodes, PqShape, TRAINING_MAX, subtract};
-use super::refine::{ByteQuery, ByteVectors, as_compared, inverse_length};
+use super::refine::{ByteQuery, ByteVectors, inverse_length};
 use super::section::{self, *};
+use super::source::VectorProfile;
 use super::tune::{self, ScanChoice};
+use super::widen::FilteredProbes;
 use super::{
-    BuildThreads, BuiltIndex, Coarse, CoarseBuild, CoarseHeader, CoarseHit, CoarseKind,
-    CoarseRequest, CoarseScratch, HITS_MAX, Metric, Recall, check_query,
+    BuiltIndex, Coarse, CoarseHeader, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch,
+    HITS_MAX, LoadSection, Metric, Recall, StreamedBuild, check_query,
 };
 use crate::filter::RowSet;
 
@@ -33,8 +36,6 @@ const CLUSTERS_MAX: usize = 1 << 17;
 const TRAINED_PER_CLUSTER: usize = 64;
 /// Centres up to which all are compared exactly.
 const CENTRES_EXACT_MAX: usize = 64;
-/// Factor by which more clusters are scanned if too few rows were found.
-const PROBES_MORE: usize = 4;
 /// Centres to prefetch ahead.
 const CENTRES_AHEAD: usize = 3;
 /// Cost of one row compared by its bytes, in rows compared by looked-up sums; measured.
@@ -78,18 +79,12 @@ pub(crate) struct IvfScratch {
 /// Builds the index.
 ///
 /// # Errors
-/// As [`CoarseBuild::check`] and [`kmeans::train`].
-pub(super) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
-    let rows = build.check()?;
-    let vectors = as_compared(build.vectors, build.dims, build.metric);
+/// The errors of the source and of [`kmeans::train`].
+pub(super) fn build(build: &StreamedBuild<'_>, profile: &VectorProfile) -> Result<BuiltIndex> {
+    let rows = build.vectors.rows();
     let dims = build.dims;
-    let inner = inner_metric(build.metric);
     let clusters = clusters_for(rows);
-    let sample = gather(
-        &vectors,
-        dims,
-        &RandomDraws::new(build.seed).sample(clusters * TRAINED_PER_CLUSTER, rows),
-    );
+    let sample = build.sample(clusters * TRAINED_PER_CLUSTER, build.seed)?;
     let plan = KmeansPlan {
         dims,
         clusters,
@@ -99,16 +94,17 @@ pub(super) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
     };
     let centres = kmeans::train(&sample, &plan)?;
     drop(sample);
-    let nearest = kmeans::assign(&vectors, &centres, dims, build.crew)?;
-    let lists = RowsByCluster::new(&nearest, clusters);
-    let books = train_books(&vectors, dims, &centres, &nearest, build)?;
-    let codes = encode(&vectors, dims, &centres, &lists, &books, inner, build.crew)?;
+    let nearest = build.assign(&centres, dims, &|vectors, points| {
+        points.extend_from_slice(vectors);
+        Ok(())
+    })?;
+    let lists = RowsByCluster::new(&nearest, centres.len() / dims);
+    let books = train_books(&centres, &nearest, build)?;
+    drop(nearest);
+    let mut bytes = ByteVectors::scaled(profile);
+    let codes = encode(&centres, &lists, &books, &mut bytes, build)?;
     let RowsByCluster { order, starts } = lists;
-    let mut bytes = ByteVectors::measure(&vectors, dims);
-    for row in &order {
-        bytes.extend(&vectors[*row as usize * dims..][..dims]);
-    }
-    let directory = ListDirectory::build(&centres, dims, inner, build)?;
+    let directory = ListDirectory::build(&centres, dims, inner_metric(build.metric), build)?;
     let block_starts = block_starts(&starts);
     let metric = build.metric;
     let mut index = IvfPq {
@@ -123,7 +119,7 @@ pub(super) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
         bytes,
         recall: None,
     };
-    index.recall = tune::measure(&index, &vectors, &order, build)?;
+    index.recall = tune::measure(&index, build, &order)?;
     Ok(BuiltIndex { order, index: Box::new(index) })
 }
 
@@ -139,10 +135,6 @@ fn clusters_for(rows: usize) -> usize {
     wanted.next_multiple_of(BLOCK).min(rows).min(CLUSTERS_MAX)
 }
 
-fn gather(vectors: &[f32], dims: usize, rows: &[u32]) -> Vec<f32> {
-    rows.iter().flat_map(|row| &vectors[*row as usize * dims..][..dims]).copied().collect()
-}
-
 fn block_starts(starts: &[u32]) -> Vec<u32> {
     let blocks = starts.windows(2).map(|pair| (pair[1] - pair[0]).div_ceil(BLOCK as u32));
     let mut total = 0;
@@ -154,44 +146,47 @@ fn block_starts(starts: &[u32]) -> Vec<u32> {
     sums
 }
 
-fn train_books(
-    vectors: &[f32],
-    dims: usize,
-    centres: &[f32],
-    nearest: &[(u32, f32)],
-    build: &CoarseBuild,
-) -> Result<Codebooks> {
+fn train_books(centres: &[f32], nearest: &[u32], build: &StreamedBuild<'_>) -> Result<Codebooks> {
+    let dims = build.dims;
     let sample = RandomDraws::new(build.seed ^ 1).sample(TRAINING_MAX, nearest.len());
-    let mut residuals = Vec::with_capacity(sample.len() * dims);
-    for row in sample {
-        let cluster = nearest[row as usize].0 as usize;
-        subtract(
-            &vectors[row as usize * dims..][..dims],
-            &centres[cluster * dims..][..dims],
-            &mut residuals,
-        );
+    let mut vectors = Vec::with_capacity(sample.len() * dims);
+    build.vectors.gather(&sample, &mut vectors)?;
+    let mut residuals = Vec::with_capacity(vectors.len());
+    for (row, vector) in sample.iter().zip(vectors.chunks_exact(dims)) {
+        let cluster = nearest[*row as usize] as usize;
+        subtract(vector, &centres[cluster * dims..][..dims], &mut residuals);
     }
+    drop(vectors);
     Codebooks::train(&residuals, PqShape::new(dims), build.crew, build.seed)
 }
 
+/// Encodes all rows, list by list, and adds their bytes to `bytes`.
 fn encode(
-    vectors: &[f32],
-    dims: usize,
     centres: &[f32],
     lists: &RowsByCluster,
     books: &Codebooks,
-    metric: Metric,
-    crew: BuildThreads<'_>,
+    bytes: &mut ByteVectors,
+    build: &StreamedBuild<'_>,
 ) -> Result<PqCodes> {
-    let mut codes = vec![PqCodes::default(); lists.starts.len() - 1];
-    crew.share(codes.iter_mut().enumerate(), |(cluster, list)| {
-        let rows = lists.rows(cluster);
-        let centre = &centres[cluster * dims..][..dims];
-        *list = PqCodes::encode(&gather(vectors, dims, rows), centre, books, metric);
+    let dims = build.dims;
+    let metric = inner_metric(build.metric);
+    let blocks = block_starts(&lists.starts).last().copied().unwrap_or(0);
+    let mut codes = PqCodes::with_capacity(blocks as usize, books.shape());
+    bytes.reserve(lists.order.len());
+    build.by_cluster(lists, &mut |clusters, vectors| {
+        bytes.extend(vectors);
+        let mut pieces = vec![PqCodes::default(); clusters.len()];
+        let first = lists.starts[clusters.start] as usize;
+        build.crew.share(pieces.iter_mut().zip(clusters), |(piece, cluster)| {
+            let start = (lists.starts[cluster] as usize - first) * dims;
+            let end = (lists.starts[cluster + 1] as usize - first) * dims;
+            let centre = &centres[cluster * dims..][..dims];
+            *piece = PqCodes::encode(&vectors[start..end], centre, books, metric);
+        })?;
+        pieces.iter().for_each(|piece| codes.append(piece));
+        Ok(())
     })?;
-    let mut all = PqCodes::default();
-    codes.iter().for_each(|list| all.append(list));
-    Ok(all)
+    Ok(codes)
 }
 
 impl ListDirectory {
@@ -199,7 +194,7 @@ impl ListDirectory {
         centres: &[f32],
         dims: usize,
         metric: Metric,
-        build: &CoarseBuild,
+        build: &StreamedBuild<'_>,
     ) -> Result<ListDirectory> {
         let count = (centres.len() / dims).max(1) as f64;
         let mut sums = vec![0.0_f64; dims];
@@ -220,12 +215,11 @@ impl IvfPq {
     ///
     /// # Errors
     /// `DataLoss` if a section is missing or its length does not match the header.
-    pub(crate) fn open(header: &CoarseHeader, sections: &[(u32, &[u8])]) -> Result<IvfPq> {
-        let find = |kind| section::find(sections, kind);
+    pub(crate) fn open(header: &CoarseHeader, find: LoadSection<'_>) -> Result<IvfPq> {
         let dims = header.dims;
         let shape = PqShape::new(header.dims);
         let starts = find(LIST_STARTS)?;
-        let starts: Vec<u32> = section::words(starts, starts.len() / 4)?.collect();
+        let starts: Vec<u32> = section::words(&starts, starts.len() / 4)?.collect();
         let clusters = starts.len().saturating_sub(1);
         let whole = starts.first() == Some(&0) && starts.last() == Some(&(header.rows as u32));
         if !whole || !starts.is_sorted() || clusters > CLUSTERS_MAX {
@@ -233,7 +227,7 @@ impl IvfPq {
                 "the coarse index's lists do not hold its rows; build the segment again",
             ));
         }
-        let centres = section::floats(find(CENTRES)?, clusters * dims)?;
+        let centres = section::floats(&find(CENTRES)?, clusters * dims)?;
         let block_starts = block_starts(&starts);
         let blocks = block_starts.last().copied().unwrap_or(0) as usize;
         Ok(IvfPq {
@@ -241,18 +235,23 @@ impl IvfPq {
             dims,
             centres,
             directory: ListDirectory {
-                middle: section::floats(find(DIRECTORY_MIDDLE)?, dims)?,
-                books: Codebooks::open(find(DIRECTORY_BOOKS)?, shape)?,
+                middle: section::floats(&find(DIRECTORY_MIDDLE)?, dims)?,
+                books: Codebooks::open(&find(DIRECTORY_BOOKS)?, shape)?,
                 codes: PqCodes::open(
-                    find(DIRECTORY_CODES)?,
-                    find(DIRECTORY_TERMS)?,
+                    find(DIRECTORY_CODES)?.into_owned(),
+                    &find(DIRECTORY_TERMS)?,
                     clusters.div_ceil(BLOCK),
                     shape,
                 )?,
             },
-            books: Codebooks::open(find(CODEBOOKS)?, shape)?,
-            codes: PqCodes::open(find(CODES)?, find(TERMS)?, blocks, shape)?,
-            bytes: ByteVectors::open(find(BYTE_SCALE)?, find(BYTE_CODES)?, header.rows, dims)?,
+            books: Codebooks::open(&find(CODEBOOKS)?, shape)?,
+            codes: PqCodes::open(find(CODES)?.into_owned(), &find(TERMS)?, blocks, shape)?,
+            bytes: ByteVectors::open(
+                &find(BYTE_SCALE)?,
+                find(BYTE_CODES)?.into_owned(),
+                header.rows,
+                dims,
+            )?,
             starts,
             block_starts,
             recall: header.recall.clone(),
@@ -312,53 +311,122 @@ impl IvfPq {
     }
 
     /// Finds the `refine` rows with the lowest looked-up costs. Writes them to `scratch.top`.
+    ///
+    /// # Errors
+    /// `Internal` if a helper panicked.
     fn look_up(
         &self,
         query: &[f32],
         refine: usize,
+        allow: Option<&RowSet>,
+        helpers: Option<&dyn ScanHelpers>,
         scratch: &mut IvfScratch,
+    ) -> Result<()> {
+        let IvfScratch { table, top, probes, .. } = scratch;
+        self.books.table(query, inner_metric(self.metric), table);
+        top.reset(refine);
+        let size = |(_, cluster): &(f32, u32)| {
+            let cluster = *cluster as usize;
+            (self.starts[cluster + 1] - self.starts[cluster]) as usize
+        };
+        let rows = if helpers.is_some() { probes.iter().map(size).sum() } else { 0 };
+        let Some(scan) = PartedScan::offer(helpers, query, probes, rows, refine) else {
+            self.scan_lists(probes, table, allow, top);
+            return Ok(());
+        };
+        while let Some(lists) = scan.claim() {
+            self.scan_lists(lists, table, allow, top);
+        }
+        scan.finish()?.iter().for_each(|(cost, row)| top.push(*cost, *row));
+        Ok(())
+    }
+
+    /// Offers the allowed rows of lists to `top`, by looked-up costs.
+    fn scan_lists(
+        &self,
+        lists: &[(f32, u32)],
+        table: &CostTable,
+        allow: Option<&RowSet>,
+        top: &mut TopK,
+    ) {
+        match allow {
+            Some(allow) => self.scan_accepted(lists, table, top, |row| allow.contains(row)),
+            None => self.scan_accepted(lists, table, top, |_| true),
+        }
+    }
+
+    fn scan_accepted(
+        &self,
+        lists: &[(f32, u32)],
+        table: &CostTable,
+        top: &mut TopK,
         accept: impl Fn(u32) -> bool,
     ) {
-        self.books.table(query, inner_metric(self.metric), &mut scratch.table);
-        scratch.top.reset(refine);
         let shape = self.books.shape();
-        for (at, (base, cluster)) in scratch.probes.iter().enumerate() {
-            if let Some((_, next)) = scratch.probes.get(at + 1) {
+        for (at, (base, cluster)) in lists.iter().enumerate() {
+            if let Some((_, next)) = lists.get(at + 1) {
                 self.codes.prefetch(shape, self.block_starts[*next as usize] as usize);
             }
             let cluster = *cluster as usize;
             let blocks =
                 self.block_starts[cluster] as usize..self.block_starts[cluster + 1] as usize;
             let first = self.starts[cluster];
-            self.codes.scan(shape, blocks, &scratch.table, *base, first, &mut scratch.top, &accept);
+            self.codes.scan(shape, blocks, table, *base, first, top, &accept);
         }
     }
 
     /// Writes the rows to rank to `scratch.rows`: the best `refine` of `probes` clusters. Scans
-    /// more clusters if these hold fewer than `wanted` allowed rows.
-    fn candidates(
+    /// more clusters if these hold fewer than `wanted` rows.
+    ///
+    /// # Errors
+    /// As [`IvfPq::look_up`].
+    fn find_rows(
         &self,
         wanted: usize,
-        probes: usize,
-        refine: usize,
-        allow: Option<&RowSet>,
+        choice: ScanChoice,
+        ask: &CoarseRequest<'_>,
         scratch: &mut CoarseScratch,
-    ) {
+    ) -> Result<()> {
+        let ScanChoice { mut probes, refine } = choice;
         let CoarseScratch { ivf, query, rows, .. } = scratch;
-        let mut probes = probes;
         loop {
             self.find_clusters(query, probes, ivf);
-            match allow {
-                Some(allow) => self.look_up(query, refine, ivf, |row| allow.contains(row)),
-                None => self.look_up(query, refine, ivf, |_| true),
-            }
+            self.look_up(query, refine, None, ask.helpers, ivf)?;
             rows.clear();
             rows.extend(ivf.top.unsorted().map(|(_, row)| row));
             if rows.len() >= wanted || probes >= self.clusters() {
-                return;
+                return Ok(());
             }
-            probes = (probes * PROBES_MORE).min(self.clusters());
+            probes = FilteredProbes::more(probes, self.clusters());
         }
+    }
+
+    /// Writes the rows to rank to `scratch.rows`: the best `refine` allowed ones of the nearest
+    /// clusters.
+    ///
+    /// # Errors
+    /// As [`IvfPq::look_up`].
+    fn find_allowed_rows(
+        &self,
+        probes: FilteredProbes,
+        refine: usize,
+        ask: &CoarseRequest<'_>,
+        allow: &RowSet,
+        scratch: &mut CoarseScratch,
+    ) -> Result<()> {
+        let CoarseScratch { ivf, query, rows, .. } = scratch;
+        let mut found = probes.first(self.clusters());
+        loop {
+            self.find_clusters(query, found, ivf);
+            if probes.choose(&mut ivf.probes, &self.starts, allow) || found >= self.clusters() {
+                break;
+            }
+            found = FilteredProbes::more(found, self.clusters());
+        }
+        self.look_up(query, refine, Some(allow), ask.helpers, ivf)?;
+        rows.clear();
+        rows.extend(ivf.top.unsorted().map(|(_, row)| row));
+        Ok(())
     }
 
     /// Ranks `scratch.rows` by their bytes, and the best of those exactly if the bytes are lossy.
@@ -439,23 +507,53 @@ impl Coarse for IvfPq {
         let CoarseRequest { k, allow, .. } = *ask;
         check_query(query, self.dims, k)?;
         out.clear();
-        let choice = ScanChoice::resolve(&ask.params, self.recall.as_ref(), k, self.clusters());
+        let choice = ScanChoice::resolve(ask, self.recall.as_ref(), self.clusters());
         let allowed = allow.map_or(self.rows() as usize, |allow| allow.count() as usize);
         if k == 0 || allowed == 0 || self.rows() == 0 {
             return Ok(());
         }
         self.prepare(query, scratch);
-        let ScanChoice { probes, refine } =
-            choice.for_share(allowed, self.rows() as usize, self.clusters());
-        let looked_into = self.rows() as usize / self.clusters() * probes;
         scratch.rows.clear();
-        match allow {
-            Some(allow) if allowed * BYTES_COST <= looked_into || allowed <= refine => {
-                scratch.rows.extend(allow.iter());
-            }
-            allow => self.candidates(k.min(allowed), probes, refine, allow, scratch),
+        let Some(allow) = allow else {
+            self.find_rows(k.min(allowed), choice, ask, scratch)?;
+            return self.rank(query, ask, scratch, out);
+        };
+        let probes = choice.for_share(allowed, self.rows() as usize, self.clusters());
+        let looked_into = self.rows() as usize / self.clusters() * probes.lists;
+        if allowed * BYTES_COST <= looked_into || allowed <= choice.refine {
+            scratch.rows.extend(allow.iter());
+        } else {
+            let rows = probes.rows.max(k.min(allowed));
+            let probes = FilteredProbes { rows, ..probes };
+            self.find_allowed_rows(probes, choice.refine, ask, allow, scratch)?;
         }
         self.rank(query, ask, scratch, out)
+    }
+
+    fn scan_parts(
+        &self,
+        scan: &PartedScan,
+        allow: Option<&RowSet>,
+        scratch: &mut CoarseScratch,
+        leave: &dyn Fn() -> bool,
+    ) -> usize {
+        let _helper = scan.enter();
+        let IvfScratch { table, top, .. } = &mut scratch.ivf;
+        let mut parts = 0;
+        while !leave()
+            && let Some(lists) = scan.claim()
+        {
+            if parts == 0 {
+                self.books.table(&scan.query, inner_metric(self.metric), table);
+                top.reset(scan.kept);
+            }
+            self.scan_lists(lists, table, allow, top);
+            parts += 1;
+        }
+        if parts > 0 {
+            scan.add(top.unsorted());
+        }
+        parts
     }
 
     fn sections(&self) -> Vec<(u32, Cow<'_, [u8]>)> {

@@ -3,6 +3,8 @@
 //! Equal vectors and seeds give equal centres with any number of threads. Threads only find nearest
 //! centres; sums are computed in the order of the rows.
 
+use std::ops::Range;
+
 use base::{Error, Result};
 use kernels::float::Panels;
 
@@ -10,6 +12,8 @@ use super::BuildThreads;
 
 /// Lloyd's iterations for coarse clusters; more hardly move the centres.
 pub(crate) const ITERATIONS: usize = 8;
+/// Upper bound of the clusters per square root of the rows, for any index.
+pub(crate) const CENTRES_PER_ROOT_MAX: f64 = 5.0;
 /// Points per chunk of a thread.
 const POINTS_A_CHUNK: usize = 1536;
 /// Distance between the halves of a split cluster, relative to the values of its centre.
@@ -121,11 +125,32 @@ pub(crate) fn assign(
     if centres.is_empty() {
         return Ok(Vec::new());
     }
-    let panels = Panels::new(centres, dims);
-    let mut nearest = vec![(0, 0.0); points.len() / dims];
-    let chunks = points.chunks(POINTS_A_CHUNK * dims).zip(nearest.chunks_mut(POINTS_A_CHUNK));
-    crew.share(chunks, |(points, nearest)| panels.nearest(points, nearest))?;
-    Ok(nearest)
+    NearestCentres::new(centres, dims).assign(points, crew)
+}
+
+/// Centres laid out to find the nearest one of many points.
+pub(crate) struct NearestCentres {
+    panels: Panels,
+    dims: usize,
+}
+
+impl NearestCentres {
+    /// Lays out `centres`, at least one of `dims` values.
+    pub(crate) fn new(centres: &[f32], dims: usize) -> NearestCentres {
+        NearestCentres { panels: Panels::new(centres, dims), dims }
+    }
+
+    /// As [`assign`].
+    ///
+    /// # Errors
+    /// `Cancelled`.
+    pub(crate) fn assign(&self, points: &[f32], crew: BuildThreads<'_>) -> Result<Vec<(u32, f32)>> {
+        let mut nearest = vec![(0, 0.0); points.len() / self.dims];
+        let chunks =
+            points.chunks(POINTS_A_CHUNK * self.dims).zip(nearest.chunks_mut(POINTS_A_CHUNK));
+        crew.share(chunks, |(points, nearest)| self.panels.nearest(points, nearest))?;
+        Ok(nearest)
+    }
 }
 
 /// Rows sorted by cluster and then by row.
@@ -136,16 +161,16 @@ pub(crate) struct RowsByCluster {
 }
 
 impl RowsByCluster {
-    /// Sorts rows by their nearest centres, which [`assign`] returned.
-    pub(crate) fn new(nearest: &[(u32, f32)], clusters: usize) -> RowsByCluster {
+    /// Sorts rows by their nearest centres.
+    pub(crate) fn new(nearest: &[u32], clusters: usize) -> RowsByCluster {
         let mut starts = vec![0; clusters + 1];
-        nearest.iter().for_each(|(cluster, _)| starts[*cluster as usize + 1] += 1);
+        nearest.iter().for_each(|cluster| starts[*cluster as usize + 1] += 1);
         for cluster in 0..clusters {
             starts[cluster + 1] += starts[cluster];
         }
         let mut next = starts.clone();
         let mut order = vec![0; nearest.len()];
-        for (row, (cluster, _)) in nearest.iter().enumerate() {
+        for (row, cluster) in nearest.iter().enumerate() {
             let place = &mut next[*cluster as usize];
             order[*place as usize] = row as u32;
             *place += 1;
@@ -153,9 +178,30 @@ impl RowsByCluster {
         RowsByCluster { order, starts }
     }
 
-    /// Returns the rows of a cluster.
-    pub(crate) fn rows(&self, cluster: usize) -> &[u32] {
-        &self.order[self.starts[cluster] as usize..self.starts[cluster + 1] as usize]
+    /// Returns the number of clusters.
+    pub(crate) fn clusters(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// Returns the rows of neighbouring clusters.
+    pub(crate) fn rows_of(&self, clusters: &Range<usize>) -> &[u32] {
+        &self.order[self.starts[clusters.start] as usize..self.starts[clusters.end] as usize]
+    }
+
+    /// Returns runs of neighbouring clusters with at most `rows_max` rows together, or one cluster
+    /// if it has more.
+    pub(crate) fn runs(&self, rows_max: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            let limit = *self.starts.get(start)? as usize + rows_max;
+            let fits = self.starts[start + 1..].partition_point(|end| *end as usize <= limit);
+            if start == self.clusters() {
+                return None;
+            }
+            let run = start..start + fits.max(1);
+            start = run.end;
+            Some(run)
+        })
     }
 }
 
@@ -231,6 +277,18 @@ mod tests {
                 .iter()
                 .map(|(_, cost)| cost)
                 .sum::<f32>()
+    }
+
+    #[test]
+    fn runs_of_clusters_hold_all_rows() {
+        let nearest = [0, 1, 1, 1, 1, 1, 3, 3, 4];
+        let lists = RowsByCluster::new(&nearest, 6);
+        let runs = |rows_max| lists.runs(rows_max).collect::<Vec<_>>();
+        assert!(matches!(&runs(100)[..], [all] if *all == (0..6)));
+        assert_eq!(runs(3), [0..1, 1..2, 2..6]);
+        assert_eq!(runs(1), [0..1, 1..2, 2..3, 3..4, 4..6], "a larger cluster stands alone");
+        assert_eq!(lists.rows_of(&(3..5)), [6, 7, 8]);
+        assert_eq!(RowsByCluster::new(&[], 0).runs(9).count(), 0);
     }
 
     #[test]

@@ -17,14 +17,16 @@ mod flat;
 mod header;
 mod ivf;
 pub(crate) mod kmeans;
+mod parted;
 pub(crate) mod pq;
 mod rabitq;
 pub(crate) mod refine;
+mod source;
 mod trial;
 mod tune;
+mod widen;
 
 use std::borrow::Cow;
-use std::cmp::Ordering;
 
 use base::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -33,8 +35,14 @@ pub use build_threads::BuildThreads;
 use flat::FlatIndex;
 pub use header::{CoarseHeader, section};
 use ivf::{IvfPq, IvfScratch};
+use kmeans::RandomDraws;
+pub use parted::{PartedScan, ScanHelpers};
 use rabitq::Rabitq;
+pub use rabitq::RabitqCandidate;
 pub use refine::DenseVectors;
+pub(crate) use source::build_bytes;
+pub use source::{BuildVectors, StreamedBuild};
+use source::{SliceVectors, UnitVectors, VectorProfile, not_finite};
 pub use tune::{Recall, RecallPoint};
 
 use crate::filter::RowSet;
@@ -126,13 +134,15 @@ impl CoarseBuild<'_> {
             )));
         }
         if let Some(at) = self.vectors.iter().position(|value| !value.is_finite()) {
-            return Err(Error::invalid(format!(
-                "vector {} has a value that is not a finite number at dimension {}; leave it out or mend it",
-                at / self.dims,
-                at % self.dims
-            )));
+            return Err(not_finite(at / self.dims, at % self.dims));
         }
         Ok(rows)
+    }
+
+    /// Returns the same build from a source.
+    fn streamed<'a>(&'a self, vectors: &'a dyn BuildVectors) -> StreamedBuild<'a> {
+        let CoarseBuild { dims, metric, crew, seed, .. } = *self;
+        StreamedBuild { vectors, dims, metric, crew, seed }
     }
 }
 
@@ -167,6 +177,8 @@ pub struct CoarseRequest<'a> {
     /// Lowest useful score, because enough better rows are known. An index with bounds skips rows
     /// below it before it reads their exact scores.
     pub floor: f32,
+    /// Threads that may scan a part of the lists. The result does not depend on them.
+    pub helpers: Option<&'a dyn ScanHelpers>,
 }
 
 impl<'a> CoarseRequest<'a> {
@@ -178,6 +190,7 @@ impl<'a> CoarseRequest<'a> {
             allow: None,
             exact: None,
             floor: f32::NEG_INFINITY,
+            helpers: None,
         }
     }
 }
@@ -234,6 +247,61 @@ pub trait Coarse: Send + Sync {
         scratch: &mut CoarseScratch,
         out: &mut Vec<CoarseHit>,
     ) -> Result<()>;
+
+    /// Scans parts of a search that another thread of this index offered, until none is left or
+    /// `leave` returns true. Returns the number of parts.
+    fn scan_parts(
+        &self,
+        scan: &PartedScan,
+        allow: Option<&RowSet>,
+        scratch: &mut CoarseScratch,
+        leave: &dyn Fn() -> bool,
+    ) -> usize {
+        let _ = (scan, allow, scratch, leave);
+        0
+    }
+
+    /// Returns true if [`CoarseRequest::floor`] never decides if a row with a score above it is
+    /// found. Otherwise searches with exact scores have two steps that other threads can take
+    /// apart: [`Coarse::candidates`] does not depend on the floor, [`Coarse::compare`] does.
+    fn floor_is_exact(&self) -> bool {
+        true
+    }
+
+    /// Returns the rows to compare exactly, best first; the first step of [`Coarse::search`].
+    ///
+    /// # Errors
+    /// As [`Coarse::search`].
+    fn candidates(
+        &self,
+        query: &[f32],
+        ask: &CoarseRequest<'_>,
+        scratch: &mut CoarseScratch,
+    ) -> Result<Vec<RabitqCandidate>> {
+        let _ = (query, ask, scratch);
+        Ok(Vec::new())
+    }
+
+    /// Compares [`Coarse::candidates`] exactly; the second step of [`Coarse::search`].
+    ///
+    /// # Errors
+    /// As [`Coarse::search`].
+    fn compare(
+        &self,
+        query: &[f32],
+        ask: &CoarseRequest<'_>,
+        candidates: &[RabitqCandidate],
+        scratch: &mut CoarseScratch,
+        out: &mut Vec<CoarseHit>,
+    ) -> Result<()> {
+        let _ = candidates;
+        self.search(query, ask, scratch, out)
+    }
+
+    /// Returns true if [`Coarse::search_many`] is cheaper than the searches one by one.
+    fn shares_scans(&self) -> bool {
+        false
+    }
 
     /// Runs [`Coarse::search`] for several queries of `dims` values each. `out` gets one list per
     /// query. An index overrides this if one pass over its codes can serve several queries.
@@ -296,24 +364,45 @@ pub(crate) const SQUARE_MAX: f32 = 1e36;
 /// # Errors
 /// As [`CoarseBuild::check`].
 pub fn build(kind: CoarseKind, build: &CoarseBuild) -> Result<BuiltIndex> {
+    build.check()?;
+    let vectors = SliceVectors { values: build.vectors, dims: build.dims };
+    build_streamed(kind, &build.streamed(&vectors))
+}
+
+/// Builds an index from vectors that are read in passes. Memory does not grow with their bytes, but
+/// with those of the index ([`StreamedBuild`]).
+///
+/// # Errors
+/// As [`build()`]; the errors of the source.
+pub fn build_streamed(kind: CoarseKind, build: &StreamedBuild<'_>) -> Result<BuiltIndex> {
     let rows = build.check()?;
-    // The GPU compares all rows; without a GPU later, the CPU compares them.
-    let flat = kind == CoarseKind::Auto && (device::takes(rows, build.dims) || is_extreme(build));
+    let unit = UnitVectors { vectors: build.vectors, dims: build.dims };
+    let vectors: &dyn BuildVectors =
+        if build.metric == Metric::Cosine { &unit } else { build.vectors };
+    let build = &StreamedBuild { vectors, ..*build };
+    let profile = VectorProfile::of(build.vectors, build.dims)?;
+    // Vectors that are too long for inverted lists are refused today, but old collections may have
+    // some. The GPU compares all rows; without a GPU later, the CPU compares them.
+    let flat = kind == CoarseKind::Auto && (device::takes(rows, build.dims) || profile.extreme);
     let kind = if flat { CoarseKind::Flat } else { kind };
     match kind.resolved(rows, build.dims) {
-        CoarseKind::IvfPq | CoarseKind::Auto => ivf::build(build),
-        CoarseKind::Rabitq => rabitq::build(build),
+        CoarseKind::IvfPq | CoarseKind::Auto => ivf::build(build, &profile),
+        CoarseKind::Rabitq => rabitq::build(build, &profile),
         CoarseKind::Flat => flat::build(build),
     }
 }
 
-/// Returns true if a vector is too long for inverted lists. Such vectors are refused today, but old
-/// collections may have some.
-fn is_extreme(build: &CoarseBuild) -> bool {
-    let long = |vector: &[f32]| {
-        kernels::float::dot(vector, vector).partial_cmp(&SQUARE_MAX).is_none_or(Ordering::is_gt)
+/// Returns an upper bound of the bytes of an index over `rows` rows, without its centres.
+pub(crate) fn index_bytes(kind: CoarseKind, rows: u64, dims: usize) -> u64 {
+    let row = match kind.resolved(usize::try_from(rows).unwrap_or(usize::MAX), dims) {
+        CoarseKind::Rabitq => rabitq::row_bytes(dims),
+        CoarseKind::IvfPq | CoarseKind::Auto => {
+            dims + pq::PqShape::new(dims).block_bytes() / kernels::pq::BLOCK + 8
+        }
+        CoarseKind::Flat => dims.max(1) + 8,
     };
-    build.metric != Metric::Cosine && build.vectors.chunks_exact(build.dims).any(long)
+    // Lists end in incomplete blocks.
+    rows * row as u64 + rows * row as u64 / 16
 }
 
 /// Opens an index from the sections of [`Coarse::sections`]. Checks every length, because the bytes
@@ -322,11 +411,23 @@ fn is_extreme(build: &CoarseBuild) -> bool {
 /// # Errors
 /// `DataLoss` if a section is missing or invalid.
 pub fn open(sections: &[(u32, &[u8])]) -> Result<Box<dyn Coarse>> {
-    let header = CoarseHeader::decode(section::find(sections, section::HEADER)?)?;
+    open_with(&|kind| section::find(sections, kind).map(Cow::Borrowed))
+}
+
+/// Function that returns the bytes of a section.
+pub type LoadSection<'a> = &'a dyn Fn(u32) -> Result<Cow<'a, [u8]>>;
+
+/// Opens an index like [`open`], and loads one section after the other, so that at most one of them
+/// is in memory twice.
+///
+/// # Errors
+/// As [`open`]; the errors of `find`.
+pub fn open_with(find: LoadSection<'_>) -> Result<Box<dyn Coarse>> {
+    let header = CoarseHeader::decode(&find(section::HEADER)?)?;
     match header.kind {
-        CoarseKind::IvfPq | CoarseKind::Auto => Ok(Box::new(IvfPq::open(&header, sections)?)),
-        CoarseKind::Rabitq => Ok(Box::new(Rabitq::open(&header, sections)?)),
-        CoarseKind::Flat => Ok(Box::new(FlatIndex::open(&header, sections)?)),
+        CoarseKind::IvfPq | CoarseKind::Auto => Ok(Box::new(IvfPq::open(&header, find)?)),
+        CoarseKind::Rabitq => Ok(Box::new(Rabitq::open(&header, find)?)),
+        CoarseKind::Flat => Ok(Box::new(FlatIndex::open(&header, find)?)),
     }
 }
 

@@ -225,6 +225,14 @@ impl PqCodes {
         encoded
     }
 
+    /// Creates an empty list with room for exactly `blocks` blocks.
+    pub(crate) fn with_capacity(blocks: usize, shape: PqShape) -> PqCodes {
+        PqCodes {
+            blocks: Vec::with_capacity(blocks * shape.block_bytes()),
+            terms: Vec::with_capacity(blocks * BLOCK),
+        }
+    }
+
     /// Appends another list.
     pub(crate) fn append(&mut self, other: &PqCodes) {
         self.blocks.extend_from_slice(&other.blocks);
@@ -236,7 +244,7 @@ impl PqCodes {
     /// # Errors
     /// `DataLoss` if a section has another length.
     pub(crate) fn open(
-        codes: &[u8],
+        codes: Vec<u8>,
         terms: &[u8],
         blocks: usize,
         shape: PqShape,
@@ -247,7 +255,7 @@ impl PqCodes {
                 codes.len()
             )));
         }
-        Ok(PqCodes { blocks: codes.to_vec(), terms: section::floats(terms, blocks * BLOCK)? })
+        Ok(PqCodes { blocks: codes, terms: section::floats(terms, blocks * BLOCK)? })
     }
 
     /// Returns the section of codes.
@@ -350,10 +358,13 @@ mod tests {
         let shape = PqShape::new(6);
         let codes = vec![0; 2 * shape.block_bytes()];
         let terms = section::from_floats(&[0.0; 2 * BLOCK]);
-        assert!(PqCodes::open(&codes, &terms, 2, shape).is_ok());
-        assert!(PqCodes::open(&codes, &terms, 3, shape).is_err());
-        assert!(PqCodes::open(&codes, &terms[4..], 2, shape).is_err());
-        assert!(PqCodes::open(&codes[1..], &terms, 2, shape).is_err());
+        let open = |codes: &[u8], terms: &[u8], blocks| {
+            PqCodes::open(codes.to_vec(), terms, blocks, shape)
+        };
+        assert!(open(&codes, &terms, 2).is_ok());
+        assert!(open(&codes, &terms, 3).is_err());
+        assert!(open(&codes, &terms[4..], 2).is_err());
+        assert!(open(&codes[1..], &terms, 2).is_err());
         assert!(Codebooks::open(&[0; 12], shape).is_err());
     }
 }

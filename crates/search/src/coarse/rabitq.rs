@@ -24,18 +24,18 @@ use kernels::rabitq::block_bytes;
 
 use self::codes::RabitqCodes;
 use self::rotation::Rotation;
-use self::scan::{
-    RabitqCandidate, RabitqQuery, RabitqScan, ScannedList, Smallest, squared_distance,
-};
+use self::scan::{RabitqQuery, RabitqScan, ScannedList, Smallest, squared_distance};
 use super::refine::inverse_length;
 use super::tune::{self, ScanChoice};
+use super::widen::{FAR_ROWS, FilteredProbes};
 use super::{
-    Coarse, CoarseBuild, CoarseHit, CoarseRequest, CoarseScratch, Exact, Metric, Recall,
+    Coarse, CoarseHit, CoarseRequest, CoarseScratch, Exact, Metric, Recall, StreamedBuild,
     check_query,
 };
 use crate::filter::RowSet;
 
 pub(super) use build::build;
+pub use scan::RabitqCandidate;
 
 /// Bound of the rounding error of a cost, as a share of it; far above the real error. Some rows
 /// have no other error.
@@ -48,8 +48,11 @@ const ROWS_ONE_BY_ONE: usize = 2;
 /// find more than without a filter.
 const SHARE_EXPONENT: f64 = 0.7;
 
-/// Factor by which more lists are scanned if too few rows were found.
-const PROBES_GROWTH: usize = 4;
+/// Returns the bytes of one row's codes and factors.
+pub(super) fn row_bytes(dims: usize) -> usize {
+    let padded = rotation::padded(dims);
+    padded.div_ceil(8) + padded.div_ceil(2) + 2 * std::mem::size_of::<[f32; 3]>()
+}
 
 /// Index with inverted lists and one-bit codes.
 pub(crate) struct Rabitq {
@@ -84,7 +87,7 @@ struct RabitqScratch {
 
 impl Rabitq {
     fn assemble(
-        build: &CoarseBuild,
+        build: &StreamedBuild<'_>,
         mean: Vec<f32>,
         rotation: Rotation,
         starts: Vec<u32>,
@@ -144,10 +147,16 @@ impl Rabitq {
         work.probed.sort_unstable_by(by_cost);
     }
 
-    /// Returns the number of lists to scan if only `allowed` rows count.
-    fn probes_for_share(&self, probes: usize, allowed: usize) -> usize {
+    /// Returns the goal of a search if only `allowed` rows count.
+    fn probes_for_share(&self, probes: usize, allowed: usize) -> FilteredProbes {
         let share = allowed as f64 / f64::from(self.rows());
-        ((probes as f64 * share.powf(-SHARE_EXPONENT)).ceil() as usize).clamp(1, self.clusters())
+        let lists = probes as f64 * share.powf(-SHARE_EXPONENT);
+        // As many as without a filter: a filter may exclude whole clusters.
+        let rows = probes as f64 * f64::from(self.rows()) / self.clusters() as f64;
+        FilteredProbes {
+            rows: (rows.ceil() as usize).min(allowed),
+            lists: (lists.ceil() as usize).clamp(1, self.clusters()),
+        }
     }
 
     /// Prefetches the data that [`Self::list`] and the scan of the first block read.
@@ -194,23 +203,52 @@ impl Rabitq {
         constant: f32,
         mut probes: usize,
         wanted: usize,
-        allow: Option<&RowSet>,
         work: &mut RabitqScratch,
     ) {
         loop {
             self.find_clusters(probes, work);
-            work.found.reset(wanted);
-            for at in 0..work.probed.len() {
-                if let Some((_, next)) = work.probed.get(at + 1) {
-                    self.prefetch(*next);
-                }
-                let list = self.list(&work.query, constant, work.probed[at].1);
-                work.found.through(&self.codes, &work.query, &list, allow);
-            }
+            self.through_found(constant, wanted, None, work);
             if work.found.candidates.len() >= wanted || probes >= self.clusters() {
                 return;
             }
-            probes = (probes * PROBES_GROWTH).min(self.clusters());
+            probes = FilteredProbes::more(probes, self.clusters());
+        }
+    }
+
+    /// Scans the allowed rows of the nearest lists that have enough of them.
+    fn through_nearest_allowed(
+        &self,
+        constant: f32,
+        probes: FilteredProbes,
+        wanted: usize,
+        allow: &RowSet,
+        work: &mut RabitqScratch,
+    ) {
+        let mut found = probes.first(self.clusters());
+        loop {
+            self.find_clusters(found, work);
+            if probes.choose(&mut work.probed, &self.starts, allow) || found >= self.clusters() {
+                return self.through_found(constant, wanted, Some(allow), work);
+            }
+            found = FilteredProbes::more(found, self.clusters());
+        }
+    }
+
+    /// Scans the lists in `work.probed`.
+    fn through_found(
+        &self,
+        constant: f32,
+        wanted: usize,
+        allow: Option<&RowSet>,
+        work: &mut RabitqScratch,
+    ) {
+        work.found.reset(wanted);
+        for at in 0..work.probed.len() {
+            if let Some((_, next)) = work.probed.get(at + 1) {
+                self.prefetch(*next);
+            }
+            let list = self.list(&work.query, constant, work.probed[at].1);
+            work.found.through(&self.codes, &work.query, &list, allow);
         }
     }
 
@@ -250,17 +288,15 @@ impl Rabitq {
         &self,
         query: &[f32],
         ask: &CoarseRequest<'_>,
-        refine: usize,
         exact: &dyn Exact,
+        candidates: &[RabitqCandidate],
         work: &mut RabitqScratch,
         out: &mut Vec<CoarseHit>,
     ) -> Result<()> {
         work.exact.reset(ask.k);
         let most = self.cost_of_score(ask.floor);
         let most = most + ROUNDING * most.abs();
-        let candidates = &mut work.found.candidates;
-        candidates.truncate(refine);
-        let mut rest = &candidates[..];
+        let mut rest = candidates;
         while !rest.is_empty() {
             let (now, later) = rest.split_at(rest.len().min(tune::kept_for_exact(ask.k)));
             rest = later;
@@ -280,6 +316,76 @@ impl Rabitq {
                 out.push(CoarseHit { row: *row, score: *score });
             }
         }
+        Ok(())
+    }
+
+    /// Writes the rows that can be among the best by their codes to `work.found.candidates`, best
+    /// first.
+    ///
+    /// # Errors
+    /// As [`check_query`].
+    fn find_candidates(
+        &self,
+        query: &[f32],
+        ask: &CoarseRequest<'_>,
+        work: &mut RabitqScratch,
+    ) -> Result<()> {
+        let CoarseRequest { k, allow, .. } = *ask;
+        check_query(query, self.dims, k)?;
+        work.found.candidates.clear();
+        let count = allow.map_or(self.rows(), |allow| allow.count().min(self.rows())) as usize;
+        if k == 0 || count == 0 {
+            return Ok(());
+        }
+        let choice = ScanChoice::resolve(ask, self.recall.as_ref(), self.clusters());
+        self.prepare(query, work);
+        let constant = self.constant(query);
+        match allow {
+            Some(allow) => {
+                let probes = self.probes_for_share(choice.probes, count);
+                if count <= (probes.lists * ROWS_ONE_BY_ONE).max(k) {
+                    work.found.reset(k.min(count));
+                    self.through_allowed(constant, allow, work);
+                } else {
+                    let probes = FilteredProbes { rows: probes.rows.max(k), ..probes };
+                    self.through_nearest_allowed(constant, probes, k.min(count), allow, work);
+                }
+            }
+            None => self.through_nearest(constant, choice.probes, k.min(count), work),
+        }
+        let limit = work.found.smallest.limit();
+        work.found.candidates.retain(|candidate| candidate.bound <= limit);
+        work.found.candidates.sort_unstable_by(nearer);
+        if ask.exact.is_some() {
+            // Bounds exclude few rows if the allowed ones are far away, so more are compared.
+            let more = if allow.is_some() { FAR_ROWS } else { 1 };
+            work.found.candidates.truncate((choice.refine * more).max(k));
+        }
+        Ok(())
+    }
+
+    /// Ranks candidates, exactly if possible.
+    fn rank(
+        &self,
+        query: &[f32],
+        ask: &CoarseRequest<'_>,
+        candidates: &[RabitqCandidate],
+        work: &mut RabitqScratch,
+        out: &mut Vec<CoarseHit>,
+    ) -> Result<()> {
+        out.clear();
+        match ask.exact {
+            Some(exact) => self.compare_exactly(query, ask, exact, candidates, work, out)?,
+            None => out.extend(
+                candidates
+                    .iter()
+                    .map(|one| CoarseHit { row: one.row, score: self.score_of_cost(one.cost) }),
+            ),
+        }
+        out.sort_unstable_by(|one, other| {
+            other.score.total_cmp(&one.score).then(one.row.cmp(&other.row))
+        });
+        out.truncate(ask.k);
         Ok(())
     }
 }
@@ -309,43 +415,38 @@ impl Coarse for Rabitq {
         out: &mut Vec<CoarseHit>,
     ) -> Result<()> {
         out.clear();
-        let CoarseRequest { k, allow, exact, .. } = *ask;
-        check_query(query, self.dims, k)?;
-        let count = allow.map_or(self.rows(), |allow| allow.count().min(self.rows())) as usize;
-        if k == 0 || count == 0 {
-            return Ok(());
-        }
-        let choice = ScanChoice::resolve(&ask.params, self.recall.as_ref(), k, self.clusters());
         let work = work_of(scratch);
-        self.prepare(query, work);
-        let constant = self.constant(query);
-        let probes = self.probes_for_share(choice.probes, count);
-        match allow {
-            Some(allow) if count <= (probes * ROWS_ONE_BY_ONE).max(k) => {
-                work.found.reset(k.min(count));
-                self.through_allowed(constant, allow, work);
-            }
-            _ => self.through_nearest(constant, probes, k.min(count), allow, work),
-        }
-        let limit = work.found.smallest.limit();
-        work.found.candidates.retain(|candidate| candidate.bound <= limit);
-        work.found.candidates.sort_unstable_by(nearer);
-        match exact {
-            Some(exact) => {
-                self.compare_exactly(query, ask, choice.refine.max(k), exact, work, out)?;
-            }
-            None => out.extend(
-                work.found
-                    .candidates
-                    .iter()
-                    .map(|one| CoarseHit { row: one.row, score: self.score_of_cost(one.cost) }),
-            ),
-        }
-        out.sort_unstable_by(|one, other| {
-            other.score.total_cmp(&one.score).then(one.row.cmp(&other.row))
-        });
-        out.truncate(k);
-        Ok(())
+        self.find_candidates(query, ask, work)?;
+        let candidates = std::mem::take(&mut work.found.candidates);
+        let outcome = self.rank(query, ask, &candidates, work, out);
+        work.found.candidates = candidates;
+        outcome
+    }
+
+    fn floor_is_exact(&self) -> bool {
+        false
+    }
+
+    fn candidates(
+        &self,
+        query: &[f32],
+        ask: &CoarseRequest<'_>,
+        scratch: &mut CoarseScratch,
+    ) -> Result<Vec<RabitqCandidate>> {
+        let work = work_of(scratch);
+        self.find_candidates(query, ask, work)?;
+        Ok(work.found.candidates.clone())
+    }
+
+    fn compare(
+        &self,
+        query: &[f32],
+        ask: &CoarseRequest<'_>,
+        candidates: &[RabitqCandidate],
+        scratch: &mut CoarseScratch,
+        out: &mut Vec<CoarseHit>,
+    ) -> Result<()> {
+        self.rank(query, ask, candidates, work_of(scratch), out)
     }
 
     fn sections(&self) -> Vec<(u32, Cow<'_, [u8]>)> {

@@ -1,11 +1,10 @@
 //! Finer vectors for candidates: one byte per dimension, and the exact vectors.
 
-use std::borrow::Cow;
-
 use base::{Error, Result};
 use kernels::float;
 
 use super::section;
+use super::source::VectorProfile;
 use super::{Exact, Metric};
 
 /// Rows to prefetch ahead: enough to keep the memory busy, few enough for its queue.
@@ -53,31 +52,28 @@ impl ByteQuery {
 }
 
 impl ByteVectors {
-    /// Finds the scale of each dimension of `vectors` (`dims` values each). Holds no rows yet.
-    pub(crate) fn measure(vectors: &[f32], dims: usize) -> ByteVectors {
-        let lossless =
-            vectors.iter().all(|value| (0.0..=CODE_MAX).contains(value) && value.fract() == 0.0);
+    /// Chooses the scale of each dimension for vectors of this profile. Holds no rows yet.
+    pub(super) fn scaled(profile: &VectorProfile) -> ByteVectors {
+        let dims = profile.low.len();
+        let lossless = profile.whole_bytes;
         let mut low = vec![0.0; dims];
         let mut step = vec![1.0; dims];
         if !lossless {
-            let mut high = vec![f32::NEG_INFINITY; dims];
-            low.fill(f32::INFINITY);
-            for vector in vectors.chunks_exact(dims) {
-                for ((low, high), value) in low.iter_mut().zip(&mut high).zip(vector) {
-                    *low = low.min(*value);
-                    *high = high.max(*value);
-                }
-            }
-            for ((step, low), high) in step.iter_mut().zip(&low).zip(&high) {
+            low.copy_from_slice(&profile.low);
+            for ((step, low), high) in step.iter_mut().zip(&low).zip(&profile.high) {
                 *step = (high / CODE_MAX - low / CODE_MAX).max(0.0);
             }
         }
         ByteVectors { dims, low, step, codes: Vec::new(), lossless }
     }
 
+    /// Reserves memory for exactly `rows` rows.
+    pub(super) fn reserve(&mut self, rows: usize) {
+        self.codes.reserve_exact(rows * self.dims);
+    }
+
     /// Appends rows.
     pub(crate) fn extend(&mut self, vectors: &[f32]) {
-        self.codes.reserve(vectors.len());
         for vector in vectors.chunks_exact(self.dims) {
             let scaled = vector.iter().zip(self.low.iter().zip(&self.step));
             self.codes.extend(scaled.map(|(value, (low, step))| {
@@ -93,7 +89,7 @@ impl ByteVectors {
     /// `DataLoss` if a section has another length.
     pub(crate) fn open(
         scale: &[u8],
-        codes: &[u8],
+        codes: Vec<u8>,
         rows: usize,
         dims: usize,
     ) -> Result<ByteVectors> {
@@ -106,7 +102,7 @@ impl ByteVectors {
         let lossless = scale[0] == 1.0;
         let low = scale[1..=dims].to_vec();
         let step = scale[1 + dims..].to_vec();
-        Ok(ByteVectors { dims, low, step, codes: codes.to_vec(), lossless })
+        Ok(ByteVectors { dims, low, step, codes, lossless })
     }
 
     /// Encodes the section of the scale: a flag for exact codes, the lowest values, the steps.
@@ -262,19 +258,10 @@ pub(crate) fn normalise(vector: &mut [f32]) {
     vector.iter_mut().for_each(|value| *value *= scale);
 }
 
-/// Returns vectors as an index of this metric compares them: of unit length for the cosine.
-pub(crate) fn as_compared(vectors: &[f32], dims: usize, metric: Metric) -> Cow<'_, [f32]> {
-    if metric != Metric::Cosine {
-        return Cow::Borrowed(vectors);
-    }
-    let mut own = vectors.to_vec();
-    own.chunks_exact_mut(dims).for_each(normalise);
-    Cow::Owned(own)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::coarse::source::SliceVectors;
     use proptest::prelude::*;
 
     proptest! {
@@ -285,13 +272,14 @@ mod tests {
             let (scale, shift) = if whole { (1.0, 0.0) } else { (0.37, -20.0) };
             let vectors: Vec<f32> =
                 values[..values.len() / 3 * 3].iter().map(|value| *value as f32 * scale + shift).collect();
-            let mut bytes = ByteVectors::measure(&vectors, 3);
+            let profile = VectorProfile::of(&SliceVectors { values: &vectors, dims: 3 }, 3).unwrap();
+            let mut bytes = ByteVectors::scaled(&profile);
             bytes.extend(&vectors);
             prop_assert_eq!(bytes.lossless(), whole);
             let query = [12.5, 90.0, -3.0];
             let mut prepared = ByteQuery::default();
             bytes.prepare(&query, dot, &mut prepared);
-            let again = ByteVectors::open(&bytes.scale_bytes(), bytes.code_bytes(), vectors.len() / 3, 3).unwrap();
+            let again = ByteVectors::open(&bytes.scale_bytes(), bytes.code_bytes().to_vec(), vectors.len() / 3, 3).unwrap();
             for (row, vector) in vectors.chunks_exact(3).enumerate() {
                 let truth = if dot { -float::dot(&query, vector) } else { float::l2(&query, vector) };
                 let cost = bytes.cost(&prepared, row as u32);

@@ -1,42 +1,71 @@
 //! Rows held out as queries, with their exact results. Recall is measured with them.
 
-use base::Result;
+use base::{Error, Result};
 
+use kernels::float;
+
+use super::refine::inverse_length;
 use super::tune::{MEASURED_HITS, held_out, nearest_rows, recall_of};
-use super::{Coarse, CoarseBuild, CoarseRequest, DenseVectors, Exact, RecallPoint, ScanParams};
+use super::{
+    BuildVectors, Coarse, CoarseRequest, Exact, Metric, RecallPoint, ScanParams, StreamedBuild,
+};
 
 /// Maximum exact comparisons per hit. A search for few hits makes fewer anyway; the limit is for
 /// outliers.
 const REFINE_FACTOR: usize = 32;
 
 /// Queries with known results.
-pub(super) struct Trial {
+pub(super) struct Trial<'a> {
     queries: Vec<f32>,
     own: Vec<u32>,
     truth: Vec<Vec<u32>>,
-    exact: DenseVectors,
+    exact: SourceVectors<'a>,
 }
 
-impl Trial {
-    /// Holds out rows of `vectors` (as compared), which an index has laid out in `order`. Returns
-    /// `None` if there are too few rows.
+/// Exact scores from the vectors of a build (as compared).
+struct SourceVectors<'a> {
+    vectors: &'a dyn BuildVectors,
+    dims: usize,
+    metric: Metric,
+    /// Row of the source for each row of the index.
+    order: &'a [u32],
+}
+
+impl Exact for SourceVectors<'_> {
+    fn scores(&self, query: &[f32], rows: &[u32], out: &mut Vec<f32>) -> Result<()> {
+        let from: Option<Vec<u32>> =
+            rows.iter().map(|row| self.order.get(*row as usize).copied()).collect();
+        let from =
+            from.ok_or_else(|| Error::internal("a trial asks for a row that is not there"))?;
+        let mut vectors = Vec::with_capacity(rows.len() * self.dims);
+        self.vectors.gather(&from, &mut vectors)?;
+        let scale = if self.metric == Metric::Cosine { inverse_length(query) } else { 1.0 };
+        out.clear();
+        out.extend(vectors.chunks_exact(self.dims).map(|vector| match self.metric {
+            Metric::L2 => -float::l2(query, vector),
+            _ => scale * float::dot(query, vector),
+        }));
+        Ok(())
+    }
+}
+
+impl<'a> Trial<'a> {
+    /// Holds out rows of `build` (vectors as compared), which an index has laid out in `order`.
+    /// Returns `None` if there are too few rows.
     ///
     /// # Errors
-    /// An error if `order` names rows that do not exist.
-    pub(super) fn new(
-        vectors: &[f32],
-        order: &[u32],
-        build: &CoarseBuild,
-    ) -> Result<Option<Trial>> {
+    /// An error if `order` names rows that do not exist or cannot be read.
+    pub(super) fn new(build: &StreamedBuild<'a>, order: &'a [u32]) -> Result<Option<Trial<'a>>> {
         if order.len() <= MEASURED_HITS {
             return Ok(None);
         }
-        let dims = build.dims;
         let own = held_out(order.len(), build.seed);
-        let row_of = |row: &u32| &vectors[order[*row as usize] as usize * dims..][..dims];
-        let queries: Vec<f32> = own.iter().flat_map(row_of).copied().collect();
-        let truth = nearest_rows(&queries, &own, vectors, order, build)?;
-        let exact = DenseVectors::new(vectors, dims, build.metric, order)?;
+        let from: Vec<u32> = own.iter().map(|row| order[*row as usize]).collect();
+        let mut queries = Vec::with_capacity(own.len() * build.dims);
+        build.vectors.gather(&from, &mut queries)?;
+        let truth = nearest_rows(&queries, &own, build, order)?;
+        let StreamedBuild { vectors, dims, metric, .. } = *build;
+        let exact = SourceVectors { vectors, dims, metric, order };
         Ok(Some(Trial { queries, own, truth, exact }))
     }
 

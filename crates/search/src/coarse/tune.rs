@@ -5,20 +5,24 @@
 //! setting of a grid that reaches it is stored with the index. Costs are counted and not timed, so
 //! equal data give equal settings on a busy machine.
 
-use base::Result;
+use base::{Error, Result};
 use kernels::TopK;
 use kernels::float::{self, Panels};
 
 use super::kmeans::RandomDraws;
+use super::widen::FilteredProbes;
 use super::{
-    Coarse, CoarseBuild, CoarseHit, CoarseRequest, CoarseScratch, HITS_MAX, IvfPq, Metric,
-    ScanParams,
+    Coarse, CoarseHit, CoarseRequest, CoarseScratch, HITS_MAX, IvfPq, Metric, ScanParams,
+    StreamedBuild,
 };
 
 /// Target recalls.
 pub(super) const WISHED: [f32; 5] = [0.80, 0.90, 0.95, 0.98, 0.99];
 /// Target recall of a search without settings.
 const DEFAULT_RECALL: f32 = 0.95;
+/// Target recall of a search with a filter and without settings. The measurement knows no filters,
+/// so there is a margin.
+const FILTERED_RECALL: f32 = 0.98;
 /// Hits for which recall is measured.
 pub(super) const MEASURED_HITS: usize = 10;
 /// Maximum rows used as queries.
@@ -92,12 +96,13 @@ pub(super) struct ScanChoice {
 impl ScanChoice {
     /// Returns the caller's settings, completed by measured ones.
     pub(super) fn resolve(
-        params: &ScanParams,
+        ask: &CoarseRequest<'_>,
         recall: Option<&Recall>,
-        k: usize,
         clusters: usize,
     ) -> ScanChoice {
-        let measured = recall.and_then(|recall| recall.settings_for(DEFAULT_RECALL));
+        let CoarseRequest { k, params, .. } = *ask;
+        let wished = if ask.allow.is_some() { FILTERED_RECALL } else { DEFAULT_RECALL };
+        let measured = recall.and_then(|recall| recall.settings_for(wished));
         let probes = match (params.probes, measured) {
             (0, Some(point)) => {
                 (f64::from(point.probes) * probes_growth(k, point.k as usize)).ceil() as usize
@@ -116,11 +121,14 @@ impl ScanChoice {
         }
     }
 
-    /// Adapts the probes if only `allowed` of `rows` count: scans clusters until as many allowed
-    /// rows were seen.
-    pub(super) fn for_share(self, allowed: usize, rows: usize, clusters: usize) -> ScanChoice {
-        let probes = (self.probes as u128 * rows as u128).div_ceil(allowed.max(1) as u128);
-        ScanChoice { probes: probes.min(clusters as u128).max(1) as usize, ..self }
+    /// Adapts the probes if only `allowed` of `rows` count: as many allowed rows are compared as
+    /// rows without a filter.
+    pub(super) fn for_share(self, allowed: usize, rows: usize, clusters: usize) -> FilteredProbes {
+        let lists = (self.probes as u128 * rows as u128).div_ceil(allowed.max(1) as u128);
+        FilteredProbes {
+            rows: (self.probes * rows).div_ceil(clusters.max(1)).min(allowed),
+            lists: lists.min(clusters as u128).max(1) as usize,
+        }
     }
 }
 
@@ -145,24 +153,20 @@ pub(super) fn held_out(rows: usize, seed: u64) -> Vec<u32> {
     RandomDraws::new(seed ^ 2).sample((rows / ROWS_A_QUERY).clamp(QUERIES_MIN, QUERIES_MAX), rows)
 }
 
-/// Measures an index that was just built from `vectors` (as compared), laid out in `order`.
+/// Measures an index that was just built from `build` (vectors as compared), laid out in `order`.
 pub(super) fn measure(
     index: &IvfPq,
-    vectors: &[f32],
+    build: &StreamedBuild<'_>,
     order: &[u32],
-    build: &CoarseBuild,
 ) -> Result<Option<Recall>> {
-    let dims = build.dims;
     if order.len() <= MEASURED_HITS {
         return Ok(None);
     }
     let held_out = held_out(order.len(), build.seed);
-    let queries: Vec<f32> = held_out
-        .iter()
-        .flat_map(|row| &vectors[order[*row as usize] as usize * dims..][..dims])
-        .copied()
-        .collect();
-    let truth = nearest_rows(&queries, &held_out, vectors, order, build)?;
+    let from: Vec<u32> = held_out.iter().map(|row| order[*row as usize]).collect();
+    let mut queries = Vec::with_capacity(from.len() * build.dims);
+    build.vectors.gather(&from, &mut queries)?;
+    let truth = nearest_rows(&queries, &held_out, build, order)?;
     let mut trials = Vec::new();
     let probes_max = ((index.clusters() as f64 * PROBE_SHARE_MAX) as usize).max(1);
     for refine in REFINE_GRID {
@@ -205,46 +209,50 @@ pub(super) fn measure(
 pub(super) fn nearest_rows(
     queries: &[f32],
     own: &[u32],
-    vectors: &[f32],
+    build: &StreamedBuild<'_>,
     order: &[u32],
-    build: &CoarseBuild,
 ) -> Result<Vec<Vec<u32>>> {
     let dims = build.dims;
     let count = own.len();
     let panels = Panels::new(queries, dims);
-    let found = parking_lot::Mutex::new(vec![TopK::new(MEASURED_HITS + 1); count]);
-    // One piece per thread, so that thresholds fall early in each; merging costs little.
-    let piece = order.len().div_ceil(build.crew.threads).next_multiple_of(TRUTH_ROWS);
-    build.crew.share(order.chunks(piece).zip(0_u32..), |(rows, number)| {
-        let mut tops = vec![TopK::new(MEASURED_HITS + 1); count];
-        let mut products = vec![0.0; TRUTH_ROWS * count];
-        let mut points = Vec::with_capacity(TRUTH_ROWS * dims);
-        for (rows, first) in rows.chunks(TRUTH_ROWS).zip((0_u32..).step_by(TRUTH_ROWS)) {
-            if build.crew.check().is_err() {
-                return;
+    // Row of the index for each row of the source.
+    let mut places = vec![0_u32; order.len()];
+    (0..).zip(order).for_each(|(place, row)| places[*row as usize] = place);
+    // One list per thread and query, so that thresholds fall early in each; merging costs little.
+    let lists = || vec![TopK::new(MEASURED_HITS + 1); count];
+    let mut tops: Vec<Vec<TopK>> = (0..build.crew.threads).map(|_| lists()).collect();
+    let mut first = 0;
+    build.vectors.scan(&mut |vectors| {
+        let rows = vectors.len() / dims;
+        let places = places.get(first..first + rows);
+        let places = places.ok_or_else(|| Error::internal("vectors that have no place"))?;
+        first += rows;
+        let piece = rows.div_ceil(build.crew.threads);
+        let pieces = vectors.chunks(piece * dims).zip(places.chunks(piece)).zip(&mut tops);
+        build.crew.share(pieces, |((vectors, places), tops)| {
+            let mut products = vec![0.0; TRUTH_ROWS * count];
+            let blocks = vectors.chunks(TRUTH_ROWS * dims).zip(places.chunks(TRUTH_ROWS));
+            for (points, places) in blocks {
+                let products = &mut products[..places.len() * count];
+                panels.products(points, products);
+                let rows = points.chunks_exact(dims).zip(products.chunks_exact(count)).zip(places);
+                for ((point, products), row) in rows {
+                    let square = match build.metric {
+                        Metric::Dot => 0.0,
+                        _ => 0.5 * float::dot(point, point),
+                    };
+                    let products = tops.iter_mut().zip(products);
+                    products.for_each(|(top, product)| top.push(square - product, *row));
+                }
             }
-            points.clear();
-            rows.iter()
-                .for_each(|row| points.extend_from_slice(&vectors[*row as usize * dims..][..dims]));
-            let products = &mut products[..rows.len() * count];
-            panels.products(&points, products);
-            for ((point, products), row) in
-                points.chunks_exact(dims).zip(products.chunks_exact(count)).zip(first..)
-            {
-                let square =
-                    if build.metric == Metric::Dot { 0.0 } else { 0.5 * float::dot(point, point) };
-                let row = number * piece as u32 + row;
-                tops.iter_mut()
-                    .zip(products.iter())
-                    .for_each(|(top, product)| top.push(square - product, row));
-            }
-        }
-        let mut found = found.lock();
+        })
+    })?;
+    let mut found = lists();
+    for tops in tops {
         for (all, mut top) in found.iter_mut().zip(tops) {
             top.unsorted().for_each(|(cost, row)| all.push(cost, row));
         }
-    })?;
-    let found = found.into_inner();
+    }
     let rows = |(mut top, own): (TopK, &u32)| others(top.sorted().map(|(_, row)| row), *own);
     Ok(found.into_iter().zip(own).map(rows).collect())
 }
@@ -282,7 +290,8 @@ pub(super) fn recall_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::coarse::{BuildThreads, CoarseKind, build};
+    use crate::coarse::source::SliceVectors;
+    use crate::coarse::{BuildThreads, CoarseBuild, CoarseKind, build};
 
     fn point(recall: f32, probes: u32) -> RecallPoint {
         RecallPoint { k: 10, recall, probes, refine: 40 }
@@ -301,20 +310,25 @@ mod tests {
     fn explicit_and_scaled_settings() {
         let recall = Recall { points: vec![point(0.96, 8)] };
         let choose = |probes, refine, k| {
-            ScanChoice::resolve(&ScanParams { probes, refine }, Some(&recall), k, 100)
+            let params = ScanParams { probes, refine };
+            let ask = CoarseRequest { params, ..CoarseRequest::best(k) };
+            ScanChoice::resolve(&ask, Some(&recall), 100)
         };
         assert_eq!(choose(5, 70, 10), ScanChoice { probes: 5, refine: 70 });
         assert_eq!(choose(500, 3, 10), ScanChoice { probes: 100, refine: 10 });
         assert_eq!(choose(0, 0, 10), ScanChoice { probes: 8, refine: 40 });
         assert_eq!(choose(0, 0, 160), ScanChoice { probes: 16, refine: 265 });
         assert_eq!(choose(0, 0, 1), ScanChoice { probes: 8, refine: 40 });
-        let none = ScanChoice::resolve(&ScanParams::default(), None, 1, 0);
+        let none = ScanChoice::resolve(&CoarseRequest::best(1), None, 0);
         assert_eq!(none, ScanChoice { probes: 1, refine: REFINE_UNMEASURED });
         assert_eq!(
             choose(5, 70, 10).for_share(250, 1000, 100),
-            ScanChoice { probes: 20, refine: 70 }
+            FilteredProbes { rows: 50, lists: 20 }
         );
-        assert_eq!(choose(5, 70, 10).for_share(0, 1000, 100).probes, 100);
+        assert_eq!(
+            choose(5, 70, 10).for_share(0, 1000, 100),
+            FilteredProbes { rows: 0, lists: 100 }
+        );
     }
 
     #[test]
@@ -346,7 +360,9 @@ mod tests {
             .flat_map(|row| &vectors[built.order[*row as usize] as usize * dims..][..dims])
             .copied()
             .collect();
-        let truth = nearest_rows(&queries, &own, &vectors, &built.order, &plan).unwrap();
+        let source = SliceVectors { values: &vectors, dims };
+        let streamed = plan.streamed(&source);
+        let truth = nearest_rows(&queries, &own, &streamed, &built.order).unwrap();
         let mut scratch = CoarseScratch::default();
         let mut hits = Vec::new();
         let mut found = 0;

@@ -17,6 +17,7 @@ use storage::manifest::Manifest;
 
 use super::disk::DiskGuard;
 use super::filters::FilterCache;
+use super::manifest::ManifestContent;
 use super::names::CollectionFile;
 use super::options::CollectionOptions;
 use super::progress::LogProgress;
@@ -66,6 +67,8 @@ pub struct Collection {
     /// Record of how far the logs are durable. Locked before `writer`, never after it.
     pub(super) progress: Mutex<LogProgress>,
     pub(super) disk: DiskGuard,
+    /// Files that backups and copies read, and the number of readers of each.
+    pub(super) pins: Mutex<BTreeMap<String, usize>>,
 }
 
 /// Logs that hold unflushed changes, oldest first. The last one is written to.
@@ -82,6 +85,8 @@ pub(super) struct Publisher {
     pub(super) files: BTreeMap<u64, SegmentFiles>,
     /// Damaged logs that are kept. The newest of them are not removed.
     pub(super) kept_logs: BTreeSet<u64>,
+    /// Last list that was published by this process.
+    pub(super) listed: Option<ManifestContent>,
 }
 
 /// Files beside one segment, and their content.

@@ -127,6 +127,12 @@ impl ManifestContent {
         Ok(manifest)
     }
 
+    /// Removes the names of damaged logs, whose files a copy does not have.
+    pub(super) fn forget_damage(&mut self) {
+        self.kept_logs.clear();
+        self.damaged_logs.clear();
+    }
+
     pub(super) fn shape(&self) -> CollectionShape {
         CollectionShape { dims: self.dims, metric: self.metric, encoding: self.encoding }
     }

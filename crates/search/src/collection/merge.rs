@@ -12,13 +12,20 @@ use super::names::CollectionFile;
 use super::options::Merging;
 use super::stall::Urgency;
 use super::state::{CollectionState, SegmentContent, SegmentSlot, SegmentView};
-use crate::coarse::BuildThreads;
+use crate::budget::BudgetReservation;
+use crate::coarse::{BuildThreads, BuildVectors};
 use crate::deletes::Deletes;
+use crate::payload_index::SPARE_ROW_BYTES;
 use crate::rerank::Records;
-use crate::segment::{self, PageCache, RowSource};
+use crate::segment::{PageCache, RowSource};
 
 /// Page runs cached while records are copied in a new order.
 const CACHED_PAGES: usize = 256;
+
+/// Values of the embeddings that are passed on at once.
+const SCANNED_VALUES: usize = 128 << 10;
+/// Bytes that a row's place in the old segments takes.
+const PLACE_BYTES: u64 = 8;
 
 /// A merge is escalated if this many times `fan_in` segments of similar size pile up.
 const BEHIND: usize = 2;
@@ -72,17 +79,20 @@ struct MergeSource<'a> {
 
 impl MergeSource<'_> {
     fn place(&self, row: u32) -> Result<(&SegmentView, u32)> {
-        let found = self
-            .rows
-            .get(row as usize)
-            .and_then(|&(view, row)| Some((self.views.get(view as usize)?, row)));
-        found.ok_or_else(|| Error::internal(format!("there is no row {row} to merge")))
+        let (view, row) = self.numbered(row)?;
+        Ok((&self.views[view as usize], row))
+    }
+
+    /// Returns the number of the view and the row in it.
+    fn numbered(&self, row: u32) -> Result<(u32, u32)> {
+        let found = self.rows.get(row as usize).filter(|of| (of.0 as usize) < self.views.len());
+        found.copied().ok_or_else(|| Error::internal(format!("there is no row {row} to merge")))
     }
 
     /// Returns the rows of the merged segment that were deleted since the merge began. `now` has
     /// the current views of the old segments. `places` maps the source's rows to merged ones.
     fn deletes_since(&self, now: &[&SegmentView], places: &[u32]) -> Deletes {
-        let mut deletes = Deletes::none(self.rows());
+        let mut deletes = Deletes::none(self.rows.len() as u32);
         for (at, (before, now)) in (0..).zip(self.views.iter().zip(now)) {
             for row in now.deletes.since(&before.deletes) {
                 let from = self.rows.binary_search(&(at, row)).ok();
@@ -95,26 +105,59 @@ impl MergeSource<'_> {
     }
 }
 
-impl RowSource for MergeSource<'_> {
-    fn rows(&self) -> u32 {
-        self.rows.len() as u32
+impl BuildVectors for MergeSource<'_> {
+    fn rows(&self) -> usize {
+        self.rows.len()
     }
 
+    fn scan(&self, each: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
+        let step = |bytes| self.collection.merge_step(bytes, self.urgency);
+        let mut vectors = Vec::with_capacity(SCANNED_VALUES);
+        for view in &self.views {
+            view.segment.vectors(&step, &mut |row, vector| {
+                if view.deletes.contains(row) {
+                    return Ok(());
+                }
+                vectors.extend_from_slice(vector);
+                if vectors.len() >= SCANNED_VALUES {
+                    each(&vectors)?;
+                    vectors.clear();
+                }
+                Ok(())
+            })?;
+        }
+        if vectors.is_empty() { Ok(()) } else { each(&vectors) }
+    }
+
+    fn gather(&self, rows: &[u32], out: &mut Vec<f32>) -> Result<()> {
+        let step = |bytes| self.collection.merge_step(bytes, self.urgency);
+        let dims = self.collection.options.shape.dims;
+        let start = out.len();
+        out.resize(start + rows.len() * dims, 0.0);
+        // In the order of the segments, so that neighbours are read together.
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        order.sort_unstable_by_key(|&at| rows[at]);
+        let mut left = &order[..];
+        while let Some(&first) = left.first() {
+            let (number, _) = self.numbered(rows[first])?;
+            let view = &self.views[number as usize];
+            let of_view = |at: &usize| self.numbered(rows[*at]).ok().filter(|of| of.0 == number);
+            let of: Vec<u32> = left.iter().map_while(|at| Some(of_view(at)?.1)).collect();
+            let (now, later) = left.split_at(of.len());
+            view.segment.vectors_of(&of, &step, &mut |place, vector| {
+                let target = start + now[place] * dims;
+                out[target..target + dims].copy_from_slice(vector);
+            })?;
+            left = later;
+        }
+        Ok(())
+    }
+}
+
+impl RowSource for MergeSource<'_> {
     fn id(&self, row: u32) -> u64 {
         let place = self.place(row).ok();
         place.and_then(|(view, row)| view.segment.ids().id(row)).unwrap_or(u64::MAX)
-    }
-
-    fn vectors(&mut self, out: &mut Vec<f32>) -> Result<()> {
-        let step = |bytes| self.collection.merge_step(bytes, self.urgency);
-        for view in &self.views {
-            view.segment.vectors(&step, &mut |row, vector| {
-                if !view.deletes.contains(row) {
-                    out.extend_from_slice(vector);
-                }
-            })?;
-        }
-        Ok(())
     }
 
     fn record(&mut self, row: u32, out: &mut Vec<u8>) -> Result<()> {
@@ -131,6 +174,11 @@ impl RowSource for MergeSource<'_> {
 }
 
 impl Collection {
+    /// Returns true while segments are merged, or chosen for a merge.
+    pub fn is_merging(&self) -> bool {
+        self.merging.is_locked()
+    }
+
     /// Merges at full speed if segments pile up; otherwise returns false. For a thread of ordinary
     /// priority.
     ///
@@ -202,16 +250,36 @@ impl Collection {
                 live: view.live(),
             })
             .collect();
-        let dims = self.options.shape.dims;
-        // Half of the free memory, because the merged segment is opened beside the old ones.
-        let fixed = segment::working_bytes(0, dims);
-        let a_row = segment::working_bytes(1, dims) - fixed;
-        let fits = u32::try_from((self.budget.free() / 2).saturating_sub(fixed) / a_row)
-            .unwrap_or(u32::MAX);
-        let chosen =
-            choose(&sizes, &self.options.merging, fits.min(self.options.merging.rows_max))?;
+        let rows_max = self.rows_that_fit().min(self.options.merging.rows_max);
+        let chosen = choose(&sizes, &self.options.merging, rows_max)?;
         let wanted = |slot: &&SegmentSlot| chosen.iter().any(|size| size.number == slot.number);
         Some(state.segments.iter().filter(wanted).map(|slot| slot.number).collect())
+    }
+
+    /// Returns the rows of the largest segment that the free memory can build and then open beside
+    /// the old segments.
+    fn rows_that_fit(&self) -> u32 {
+        let form = self.options.segment_form();
+        let free = self.budget.free();
+        let needed = |rows: u32| {
+            let rows = u64::from(rows);
+            (rows * PLACE_BYTES + form.working_bytes(rows)).max(form.opening_bytes(rows))
+        };
+        let (mut fits, mut beyond) = (0_u32, u32::MAX);
+        while fits + 1 < beyond {
+            let middle = fits + (beyond - fits) / 2;
+            if needed(middle) <= free { fits = middle } else { beyond = middle }
+        }
+        fits
+    }
+
+    /// Reserves memory for the payload index of a merged segment of `rows` rows, if it is free.
+    /// Without it, fields with many different values may get no index.
+    fn spare_for_index(&self, rows: u64) -> Option<BudgetReservation> {
+        let spare = rows * SPARE_ROW_BYTES;
+        // The other half of the free memory is for the merged segment.
+        let has_room = spare <= self.budget.free() / 2;
+        has_room.then(|| self.budget.reserve(spare, "the payload index of a merge").ok()).flatten()
     }
 
     fn merge_segments(
@@ -231,9 +299,12 @@ impl Collection {
             return self.publish();
         }
         self.check_room_to_merge(views.iter().map(|view| view.segment.file_bytes()).sum())?;
-        let needed = segment::working_bytes(rows.len() as u64, self.options.shape.dims);
+        let count = rows.len() as u64;
+        let needed = self.options.segment_form().working_bytes(count) + count * PLACE_BYTES;
         let working =
             self.budget.reserve(needed, &format!("merging {} segments", numbers.len()))?;
+        let spare = self.spare_for_index(count);
+        let spare_bytes = spare.as_ref().map_or(0, BudgetReservation::bytes);
         let number = self.number();
         let busy = self.busy(CollectionFile::Segment(number));
         let uuid = new_uuid();
@@ -248,10 +319,11 @@ impl Collection {
             threads: self.options.build_threads,
             should_continue: &|| self.may_merge(urgency),
         };
-        let written = self.write_segment(&busy, uuid, &mut source, crew, &|bytes| {
-            self.merge_step(bytes, urgency)
-        })?;
-        drop(working);
+        let written =
+            self.write_segment(&busy, uuid, &mut source, spare_bytes, crew, &|bytes| {
+                self.merge_step(bytes, urgency)
+            })?;
+        drop((working, spare));
         let opened = self.open_written(&busy, || self.budget.reserve(0, &busy.name))?;
         self.filters.warm(&opened, &self.budget);
         let segment = Arc::new(opened);

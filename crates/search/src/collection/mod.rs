@@ -21,6 +21,10 @@
 //! for an empty one. Points whose changes are lost are reported as unknown; their old versions are
 //! not served.
 //!
+//! # Copies
+//! A backup or a copy pins the files of one published state (`pin`). Pinned files are removed only
+//! after they were read.
+//!
 //! # Full disk
 //! Changes are refused while less than a reserve is free (`disk`). Stored points are still served.
 //!
@@ -29,27 +33,36 @@
 //! list names. A file that a list names is removed only after two newer lists are durable. Memory
 //! never exceeds the budget.
 
+mod batch;
 mod disk;
 mod facet;
+mod fields;
 mod filters;
 mod flush;
+mod helpers;
 mod inner;
 mod lookup;
 mod manifest;
 mod merge;
 mod names;
 mod options;
+mod pin;
+mod prints;
 mod progress;
 mod publish;
 mod recover;
 mod resources;
+mod scan;
 mod search;
 mod stall;
 mod state;
 mod status;
+mod walk;
 mod write;
 
 use base::{Error, Result};
+use matching::index::EdgeScratch;
+use storage::MediumKind;
 
 use self::names::CollectionFile;
 use self::stall::Urgency;
@@ -62,14 +75,23 @@ use crate::segment::{PageCache, reader_options};
 
 pub(crate) use disk::check_room_to_create;
 pub use facet::{Facet, FacetValue};
-pub use filters::until;
+pub use fields::{FieldType, IndexedField};
+pub use filters::FilterStats;
+pub(crate) use helpers::{HelpWork, Helpers};
 pub use inner::Collection;
 pub use lookup::{IDS_MAX, IdList, PointCount, PointParts};
-pub use options::{CANDIDATES_MAX, CollectionOptions, CollectionShape, Merging};
+pub use options::{
+    CANDIDATES_MAX, CollectionOptions, CollectionShape, Merging, PRINT_CANDIDATES_MAX,
+};
+pub use pin::{FileRole, PinnedFile, PinnedFiles, PinnedReader};
+pub(crate) use pin::{is_file_name, publish_copy};
+pub use prints::PrintQuery;
 pub use resources::Resources;
+pub use scan::{SCAN_TIME_MAX, SLICE_MAX, SliceOutcome, in_slice, until};
 pub use search::{CollectionQuery, QueryHit, QueryHits, SearchThread};
 pub use stall::StallStats;
 pub use status::{SegmentStatus, Status};
+pub use walk::{WALK_STEP_MAX, WalkPosition, WalkStep, WalkedPoint};
 pub use write::Applied;
 
 impl Collection {
@@ -151,6 +173,11 @@ impl Collection {
         self.apply_in(changes, RoomPolicy::Refuse)
     }
 
+    /// Returns the technology of its medium.
+    pub fn medium_kind(&self) -> MediumKind {
+        self.medium.kind()
+    }
+
     /// Returns the number of live points.
     pub fn count(&self) -> u64 {
         self.state().live()
@@ -165,7 +192,15 @@ impl Collection {
         let reader = medium.reader(limits.reader_options())?;
         let vectors = medium.reader(reader_options(self.options.shape.dims))?;
         let searcher = Searcher::new(reader, limits, self.shared.clone())?;
-        Ok(SearchThread { scratch: CoarseScratch::default(), hits: Vec::new(), searcher, vectors })
+        Ok(SearchThread {
+            scratch: CoarseScratch::default(),
+            hits: Vec::new(),
+            edges: EdgeScratch::default(),
+            edge_hits: Vec::new(),
+            searcher,
+            vectors,
+            helpers: None,
+        })
     }
 
     /// Flushes the oldest frozen memtable. Returns false if there is none.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use base::{Error, Result};
 
 use crate::coarse::{CoarseKind, DIMS_MAX, Metric};
-use crate::segment::{SegmentSettings, VectorEncoding};
+use crate::segment::{RecordKind, SegmentForm, SegmentSettings, VectorEncoding};
 
 /// Maximum bytes of a record.
 pub(crate) const RECORD_BYTES_MAX: usize = storage::page::RECORD_BYTES_MAX;
@@ -13,6 +13,8 @@ pub(crate) const RECORD_BYTES_MAX: usize = storage::page::RECORD_BYTES_MAX;
 pub(crate) const PAYLOAD_BYTES_MAX: usize = 64 << 10;
 /// Maximum candidates of one query.
 pub const CANDIDATES_MAX: usize = crate::coarse::HITS_MAX;
+/// Maximum candidates of one query by minutiae: about a second of exact comparisons on two cores.
+pub const PRINT_CANDIDATES_MAX: usize = 1 << 16;
 /// Memtables that the budget must hold: two, and three for a flush (a copy of the embeddings, the
 /// index, the opened segment).
 const MEMTABLES_IN_BUDGET: u64 = 5;
@@ -44,6 +46,8 @@ impl CollectionShape {
 pub struct CollectionOptions {
     /// Shape of the points.
     pub shape: CollectionShape,
+    /// Content of the records.
+    pub records: RecordKind,
     /// Coarse index of new segments.
     pub kind: CoarseKind,
     /// Threads that build a coarse index.
@@ -82,6 +86,7 @@ impl CollectionOptions {
     pub fn new(dims: usize, metric: Metric) -> CollectionOptions {
         CollectionOptions {
             shape: CollectionShape { dims, metric, encoding: VectorEncoding::F32 },
+            records: RecordKind::Opaque,
             kind: CoarseKind::Auto,
             build_threads: 1,
             room_wait: Duration::from_secs(10),
@@ -89,6 +94,11 @@ impl CollectionOptions {
             merging: Merging::default(),
             disk_reserve: None,
         }
+    }
+
+    /// Returns the properties that decide the memory of a segment beside its number of rows.
+    pub(crate) fn segment_form(&self) -> SegmentForm {
+        SegmentForm { kind: self.kind, dims: self.shape.dims, records: self.records }
     }
 
     /// Checks the options, and that memory for them is large enough.

@@ -53,6 +53,7 @@ impl Collection {
         self.unpublished.store(false, Ordering::Relaxed);
         self.writer.lock().logs.retain(|(number, _)| *number >= first_log);
         self.remove_leftovers(&manifest);
+        publisher.listed = Some(manifest);
         Ok(())
     }
 
@@ -188,7 +189,10 @@ impl Collection {
                 }
                 Some(_) => !named.contains(&name) && !self.busy.lock().contains(&name),
             };
-            if leftover && let Err(error) = self.medium.remove(&name) {
+            if leftover
+                && !self.is_pinned(&name)
+                && let Err(error) = self.medium.remove(&name)
+            {
                 tracing::warn!(%error, name, "a leftover file stays");
             }
         }

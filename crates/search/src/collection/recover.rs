@@ -80,10 +80,10 @@ impl Collection {
             budget: resources.budget.clone(),
             writer: Mutex::new(LogWriter { logs: Vec::new(), unused: None }),
             live: Mutex::new(LiveState::new(slots, first)),
-            publisher: Mutex::new(Publisher { manifest, files, kept_logs }),
+            publisher: Mutex::new(Publisher { manifest, files, kept_logs, listed: None }),
             flushing: resources.flushing.clone(),
             merging: Mutex::new(BTreeSet::new()),
-            filters: FilterCache::default(),
+            filters: FilterCache::new(resources.filters.clone()),
             next,
             busy: Mutex::default(),
             events: resources.events.clone(),
@@ -95,6 +95,7 @@ impl Collection {
             shared,
             health: Mutex::new(CollectionHealth::default()),
             progress: Mutex::new(progress),
+            pins: Mutex::default(),
         };
         collection.remove_leftovers(&content);
         collection.read_pending_deletes(&content);

@@ -8,6 +8,7 @@ use base::Result;
 use os::{Pacer, Rate};
 use parking_lot::Mutex;
 
+use super::filters::{FilterCounts, FilterStats};
 use super::inner::EventCounter;
 use super::options::headroom_bytes;
 use super::stall::{StallStats, WriteStall};
@@ -24,6 +25,8 @@ pub struct Resources {
     pub(super) events: Arc<EventCounter>,
     /// Shared, because a writer of one collection may wait for a flush of another.
     pub(super) stall: Arc<WriteStall>,
+    /// Counts of evaluated filters.
+    pub(super) filters: Arc<FilterCounts>,
     pub(super) memtable_bytes: u64,
 }
 
@@ -41,6 +44,7 @@ impl Resources {
             pacer: Arc::new(Pacer::new(rate)),
             events: Arc::default(),
             stall: Arc::default(),
+            filters: Arc::default(),
             memtable_bytes,
         })
     }
@@ -53,6 +57,11 @@ impl Resources {
     /// Returns the counts of stalled writes.
     pub fn stall_stats(&self) -> StallStats {
         self.stall.stats()
+    }
+
+    /// Returns the counts of evaluated filters.
+    pub fn filter_stats(&self) -> FilterStats {
+        self.filters.stats()
     }
 
     /// Returns the shared memory budget.

@@ -6,13 +6,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use base::{Error, Result};
+use matching::index::{EdgeHit, EdgeScratch};
 use storage::Reader;
 
 use super::filters::allows;
+use super::helpers::{Helpers, ListHelpers, SegmentOrder, SegmentsSearch};
 use super::inner::Collection;
 use super::options::CANDIDATES_MAX;
 use super::state::{CollectionState, SegmentView};
-use crate::coarse::{self, Coarse, CoarseRequest, CoarseScratch, ScanParams};
+use crate::coarse::{
+    self, Coarse, CoarseRequest, CoarseScratch, RabitqCandidate, ScanHelpers, ScanParams,
+};
 use crate::filter::{Filter, RowSet};
 use crate::ingest::{MemtableRow, SketchQuery};
 use crate::rerank::{self, Records, RerankCandidate, Scorer, Searcher};
@@ -61,7 +65,7 @@ pub struct QueryHit {
     pub id: u64,
     /// Score of the scorer, or the coarse score if there is none; higher is more similar.
     pub score: f32,
-    /// Similarity of the embeddings.
+    /// Similarity of the embeddings, or the score of the index of edges.
     pub coarse: f32,
 }
 
@@ -75,6 +79,8 @@ pub struct QueryHits {
     pub partial: bool,
     /// Points that the exact stage was given.
     pub candidates: u64,
+    /// Points that it compared: all candidates, unless some are damaged or the time was up.
+    pub compared: u64,
     /// Candidates that could not be read.
     pub damaged: u64,
     /// Reads of records.
@@ -87,8 +93,12 @@ pub struct QueryHits {
 pub struct SearchThread {
     pub(super) scratch: CoarseScratch,
     pub(super) hits: Vec<coarse::CoarseHit>,
+    pub(super) edges: EdgeScratch,
+    pub(super) edge_hits: Vec<EdgeHit>,
     pub(super) searcher: Searcher,
     pub(super) vectors: Box<dyn Reader>,
+    /// Threads that may take parts of a query.
+    pub(super) helpers: Option<Arc<dyn Helpers>>,
 }
 
 impl SearchThread {
@@ -99,13 +109,13 @@ impl SearchThread {
 }
 
 /// Candidate from a segment or a memtable.
-struct RankedPoint<'s> {
-    coarse: f32,
-    id: u64,
-    place: HitLocation<'s>,
+pub(super) struct RankedPoint<'s> {
+    pub(super) coarse: f32,
+    pub(super) id: u64,
+    pub(super) place: HitLocation<'s>,
 }
 
-enum HitLocation<'s> {
+pub(super) enum HitLocation<'s> {
     /// Index of the open segment, and the row.
     Segment(u32, u32),
     Memtable(&'s Arc<MemtableRow>),
@@ -115,17 +125,17 @@ enum HitLocation<'s> {
 const OFFERED: usize = 64;
 
 /// Best candidates so far.
-struct BestPoints<'s> {
-    count: usize,
-    ranked: Vec<RankedPoint<'s>>,
+pub(super) struct BestPoints<'s> {
+    pub(super) count: usize,
+    pub(super) ranked: Vec<RankedPoint<'s>>,
     /// Score of the last candidate, once `count` were found.
-    floor: f32,
+    pub(super) floor: f32,
 }
 
 impl<'s> BestPoints<'s> {
     /// Adds a candidate if it can be among the best.
     #[inline]
-    fn offer(&mut self, one: RankedPoint<'s>) {
+    pub(super) fn offer(&mut self, one: RankedPoint<'s>) {
         if one.coarse >= self.floor {
             self.ranked.push(one);
             if self.ranked.len() >= 2 * self.count + OFFERED {
@@ -134,14 +144,30 @@ impl<'s> BestPoints<'s> {
         }
     }
 
+    /// Returns the best points, best first.
+    fn sorted(mut self) -> Vec<RankedPoint<'s>> {
+        self.keep();
+        self.ranked.sort_unstable_by(by_similarity);
+        self.ranked
+    }
+
     /// Prunes the list to the best `count`.
-    fn keep(&mut self) {
+    pub(super) fn keep(&mut self) {
         if self.count == 0 || self.ranked.len() < self.count {
             return self.ranked.truncate(self.count);
         }
         self.ranked.select_nth_unstable_by(self.count - 1, by_similarity);
         self.ranked.truncate(self.count);
-        self.floor = self.ranked[self.count - 1].coarse;
+        self.floor = self.floor.max(self.ranked[self.count - 1].coarse);
+    }
+}
+
+impl QueryHits {
+    /// Adds the best points as hits.
+    pub(super) fn with(mut self, best: BestPoints<'_>) -> QueryHits {
+        let hit = |it: RankedPoint<'_>| QueryHit { id: it.id, score: it.coarse, coarse: it.coarse };
+        self.hits = best.sorted().into_iter().map(hit).collect();
+        self
     }
 }
 
@@ -168,12 +194,8 @@ impl Collection {
         let state = self.state();
         let views: Vec<&SegmentView> = state.open().map(|(_, _, view)| view).collect();
         let mut found = self.begin(&state);
-        let ranked = self.coarse(thread, query, &state, &views, query.k, &mut found)?;
-        found.hits = ranked
-            .iter()
-            .map(|it| QueryHit { id: it.id, score: it.coarse, coarse: it.coarse })
-            .collect();
-        Ok(found)
+        let best = self.coarse(thread, query, &state, &views, query.k, &mut found)?;
+        Ok(found.with(best))
     }
 
     /// Returns the best points by `scorer` among those with the most similar embeddings.
@@ -189,21 +211,35 @@ impl Collection {
         let state = self.state();
         let views: Vec<&SegmentView> = state.open().map(|(_, _, view)| view).collect();
         let mut found = self.begin(&state);
-        let ranked =
-            self.coarse(thread, query, &state, &views, query.candidates.max(query.k), &mut found)?;
+        let count = query.candidates.max(query.k);
+        let ranked = self.coarse(thread, query, &state, &views, count, &mut found)?.sorted();
+        self.score_all(thread, query, scorer, &views, &ranked, &mut found)?;
+        Ok(found)
+    }
+
+    /// Leaves the best candidates by `scorer` in `found`.
+    pub(super) fn score_all<S: Scorer>(
+        &self,
+        thread: &mut SearchThread,
+        query: &CollectionQuery<'_>,
+        scorer: &S,
+        views: &[&SegmentView],
+        ranked: &[RankedPoint<'_>],
+        found: &mut QueryHits,
+    ) -> Result<()> {
         found.candidates = ranked.len() as u64;
-        let mut hits = score_memtable_hits(&ranked, scorer, query, &mut found);
+        let mut hits = score_memtable_hits(ranked, scorer, query, found);
         let candidates: Vec<RerankCandidate> = ranked.iter().filter_map(in_segment).collect();
         if !candidates.is_empty() {
-            self.rerank(thread, query, scorer, &views, candidates, &mut hits, &mut found)?;
+            self.rerank(thread, query, scorer, views, candidates, &mut hits, found)?;
         }
         hits.sort_by(|a, b| better((a.score, a.id), (b.score, b.id)));
         hits.truncate(query.k);
         found.hits = hits;
-        Ok(found)
+        Ok(())
     }
 
-    fn begin(&self, state: &CollectionState) -> QueryHits {
+    pub(super) fn begin(&self, state: &CollectionState) -> QueryHits {
         QueryHits {
             partial: state.is_partial() || self.health.lock().log_damaged(),
             ..QueryHits::default()
@@ -244,13 +280,14 @@ impl Collection {
             }
         }
         found.partial |= answer.partial;
+        found.compared += answer.scored;
         found.damaged += answer.damaged_count;
         found.reads += answer.reads;
         found.cached += answer.cached;
         Ok(())
     }
 
-    /// Returns the best `count` rows of all segments and memtables, best first.
+    /// Returns the best `count` rows of all segments and memtables.
     fn coarse<'s>(
         &self,
         thread: &mut SearchThread,
@@ -259,17 +296,36 @@ impl Collection {
         views: &[&SegmentView],
         count: usize,
         found: &mut QueryHits,
-    ) -> Result<Vec<RankedPoint<'s>>> {
+    ) -> Result<BestPoints<'s>> {
+        self.check_query(query, count)?;
+        let mut best = BestPoints::new(count, f32::NEG_INFINITY);
+        self.scan_memtables(query, state, &mut best);
+        let order = SegmentOrder::new(views.iter().copied());
+        self.coarse_segments(thread, query, &order, &mut best, found)?;
+        Ok(best)
+    }
+
+    /// Checks a query for `count` rows.
+    ///
+    /// # Errors
+    /// `InvalidArgument`.
+    pub(super) fn check_query(&self, query: &CollectionQuery<'_>, count: usize) -> Result<()> {
         coarse::check_query(query.embedding, self.options.shape.dims, count)?;
         if count > CANDIDATES_MAX {
             return Err(Error::invalid(format!(
                 "{count} candidates are more than {CANDIDATES_MAX}"
             )));
         }
-        if let Some(clause) = query.filter {
-            clause.check()?;
-        }
-        let mut best = BestPoints { count, ranked: Vec::new(), floor: f32::NEG_INFINITY };
+        query.filter.map_or(Ok(()), Filter::check)
+    }
+
+    /// Offers the rows of the memtables to `best`.
+    pub(super) fn scan_memtables<'s>(
+        &self,
+        query: &CollectionQuery<'_>,
+        state: &'s CollectionState,
+        best: &mut BestPoints<'s>,
+    ) {
         let metric = self.options.shape.metric;
         let asked = SketchQuery::new(metric, query.embedding);
         for memtable in &state.memtables {
@@ -286,33 +342,89 @@ impl Collection {
             });
         }
         best.keep();
-        // The largest segments hold most of the result, so the others have little left to read.
-        let mut order: Vec<(u32, &SegmentView)> = (0..).zip(views.iter().copied()).collect();
-        order.sort_by_key(|(_, view)| std::cmp::Reverse(view.segment.index().rows()));
-        for (at, view) in order {
+    }
+
+    /// Offers the best rows of segments to `best`. Threads that are idle take some of them.
+    fn coarse_segments(
+        &self,
+        thread: &mut SearchThread,
+        query: &CollectionQuery<'_>,
+        order: &SegmentOrder<'_>,
+        best: &mut BestPoints<'_>,
+        found: &mut QueryHits,
+    ) -> Result<()> {
+        let helpers = thread.helpers.clone().filter(|_| order.iter().len() > 1);
+        if let Some(helpers) = helpers.filter(|helpers| helpers.idle() > 0) {
+            let segments = order.iter().map(|(at, view)| (at, view.clone())).collect();
+            let search = SegmentsSearch::new(query, best.count, best.floor, segments);
+            let search = Arc::new(search);
+            helpers.offer(helpers.idle().min(search.parts() - 1), search.clone());
+            return search.finish(self, thread, best, found);
+        }
+        for (at, view) in order.iter() {
             let params = query.params;
-            let request = CoarseRequest { params, floor: best.floor, ..CoarseRequest::best(count) };
+            let floor = best.floor;
+            let request = CoarseRequest { params, floor, ..CoarseRequest::best(best.count) };
             self.coarse_segment(thread, query, view, request, found)?;
-            let ids = view.segment.ids();
-            for hit in &thread.hits {
-                // Rows whose exact score could not be read have the score minus infinity.
-                let id = ids.id(hit.row).filter(|_| hit.score > f32::NEG_INFINITY);
-                if let Some(id) = id {
-                    best.offer(RankedPoint {
-                        coarse: hit.score,
-                        id,
-                        place: HitLocation::Segment(at, hit.row),
-                    });
-                }
-            }
+            best.offer_hits(at, view, &thread.hits);
             best.keep();
         }
-        best.ranked.sort_unstable_by(by_similarity);
-        Ok(best.ranked)
+        Ok(())
+    }
+
+    /// Returns the rows of a segment that a query may find, or `None` for all.
+    pub(super) fn allowed(
+        &self,
+        query: &CollectionQuery<'_>,
+        view: &SegmentView,
+        found: &mut QueryHits,
+    ) -> Result<Option<Arc<RowSet>>> {
+        let filtered = self.filtered(query.filter, view, &mut found.partial)?;
+        Ok(filtered.map(Arc::new).or_else(|| view.allowed().cloned()))
+    }
+
+    /// Returns the rows of one segment that are to be compared exactly, best first.
+    pub(super) fn segment_candidates(
+        &self,
+        thread: &mut SearchThread,
+        query: &CollectionQuery<'_>,
+        view: &SegmentView,
+        request: CoarseRequest<'_>,
+        found: &mut QueryHits,
+    ) -> Result<Vec<RabitqCandidate>> {
+        let allow = self.allowed(query, view, found)?;
+        if allow.as_deref().is_some_and(RowSet::is_empty) {
+            return Ok(Vec::new());
+        }
+        // The source of exact scores is not used in this step; its presence limits the candidates.
+        let exact = view.segment.exact(&mut *thread.vectors);
+        let ask = CoarseRequest { allow: allow.as_deref(), exact: Some(&exact), ..request };
+        view.segment.index().candidates(query.embedding, &ask, &mut thread.scratch)
+    }
+
+    /// Compares candidates of one segment exactly and leaves the best rows in `thread.hits`.
+    pub(super) fn compare_segment(
+        &self,
+        thread: &mut SearchThread,
+        query: &CollectionQuery<'_>,
+        view: &SegmentView,
+        request: CoarseRequest<'_>,
+        candidates: &[RabitqCandidate],
+        found: &mut QueryHits,
+    ) -> Result<()> {
+        let SearchThread { scratch, hits, vectors, .. } = thread;
+        let exact = view.segment.exact(&mut **vectors);
+        let ask = CoarseRequest { exact: Some(&exact), ..request };
+        view.segment.index().compare(query.embedding, &ask, candidates, scratch, hits)?;
+        if exact.lost() > 0 {
+            found.partial = true;
+            found.damaged += exact.lost();
+        }
+        Ok(())
     }
 
     /// Leaves the best rows of one segment in `thread.hits`.
-    fn coarse_segment(
+    pub(super) fn coarse_segment(
         &self,
         thread: &mut SearchThread,
         query: &CollectionQuery<'_>,
@@ -320,15 +432,20 @@ impl Collection {
         request: CoarseRequest<'_>,
         found: &mut QueryHits,
     ) -> Result<()> {
-        let SearchThread { scratch, hits, vectors, .. } = thread;
-        hits.clear();
-        let filtered = self.filtered(query.filter, view, &mut found.partial)?;
-        let allow = filtered.as_ref().or(view.allowed().map(|allowed| &**allowed));
-        if allow.is_some_and(RowSet::is_empty) {
+        thread.hits.clear();
+        let allow = self.allowed(query, view, found)?;
+        if allow.as_deref().is_some_and(RowSet::is_empty) {
             return Ok(());
         }
+        let SearchThread { scratch, hits, vectors, helpers, .. } = thread;
+        let lists = helpers.as_deref().map(|helpers| ListHelpers {
+            helpers,
+            segment: &view.segment,
+            allow: allow.as_ref(),
+        });
+        let helpers = lists.as_ref().map(|lists| lists as &dyn ScanHelpers);
         let index: &dyn Coarse = view.segment.index();
-        let ask = CoarseRequest { allow, ..request };
+        let ask = CoarseRequest { allow: allow.as_deref(), helpers, ..request };
         if !query.exact {
             return index.search(query.embedding, &ask, scratch, hits);
         }
@@ -372,7 +489,10 @@ fn score_memtable_hits<S: Scorer>(
             break;
         }
         match scorer.score(&row.record, scratch.get_or_insert_with(|| scorer.scratch())) {
-            Ok(score) => hits.push(QueryHit { id: it.id, score, coarse: it.coarse }),
+            Ok(score) => {
+                found.compared += 1;
+                hits.push(QueryHit { id: it.id, score, coarse: it.coarse });
+            }
             Err(_) => {
                 found.partial = true;
                 found.damaged += 1;

@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 use base::{Error, ErrorKind, Result};
 use os::private;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use storage::UringMedium;
 
 use super::aliases::{self, AliasChange, Aliases};
 use super::files::{self, CollectionSettings, StoredSettings, check_name};
+use super::media::{FileLayout, Media};
 use super::named::NamedCollection;
-use super::options::{Media, RegistryOptions};
+use super::options::RegistryOptions;
 use super::{ListedCollection, ListedState};
 use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::collection::{Collection, CollectionOptions, Resources, check_room_to_create};
@@ -25,7 +27,7 @@ use crate::rerank::SharedCaches;
 pub(super) const SETTINGS: &str = "settings";
 pub(super) const SETTINGS_KIND: &str = "settings of the collection";
 /// Time between tries to open what could not be opened.
-const OPEN_AGAIN: Duration = Duration::from_secs(5);
+pub(super) const OPEN_AGAIN: Duration = Duration::from_secs(5);
 /// Retry delay for callers while a collection is being opened.
 const OPENING_RETRY: Duration = Duration::from_secs(1);
 /// A broken collection is retried after this many times [`OPEN_AGAIN`], because its whole log is
@@ -45,13 +47,13 @@ pub(super) struct RegistryCore {
     pub(super) options: RegistryOptions,
     pub(super) resources: Resources,
     pub(super) shared: Arc<SharedCaches>,
-    media: Media,
-    map: RwLock<CollectionMap>,
+    pub(super) media: Media,
+    pub(super) map: RwLock<CollectionMap>,
     /// Read-locked while points change under a name, and write-locked while aliases change, before
     /// `changing`. An acknowledged change is therefore in the collection that the name stands for.
     writers: RwLock<()>,
     /// Locked while a collection is created or removed or aliases change, before `map`.
-    changing: Mutex<()>,
+    pub(super) changing: Mutex<()>,
     /// True once all collections of the start and their segments are open.
     opened: AtomicBool,
     stop: AtomicBool,
@@ -65,15 +67,21 @@ pub(super) struct RegistryCore {
 /// Keeps aliases unchanged.
 pub(super) type AliasesKept<'a> = RwLockReadGuard<'a, ()>;
 
-struct CollectionMap {
-    entries: BTreeMap<String, RegistryEntry>,
-    aliases: Aliases,
+pub(super) struct CollectionMap {
+    pub(super) entries: BTreeMap<String, RegistryEntry>,
+    pub(super) aliases: Aliases,
 }
 
-enum RegistryEntry {
+pub(super) enum RegistryEntry {
     Opening,
     Ready(Arc<NamedCollection>),
     Broken(Error),
+}
+
+impl RegistryEntry {
+    pub(super) fn is_opening(&self) -> bool {
+        matches!(self, RegistryEntry::Opening)
+    }
 }
 
 impl RegistryCore {
@@ -90,8 +98,8 @@ impl RegistryCore {
         private::create_dir_all(directory).map_err(|error| Error::io(directory, &error))?;
         let lock = files::lock(directory)?;
         let leftovers = leftovers(directory);
-        let (media, memory_bytes) = Media::new(options.medium, options.memory_bytes)?;
-        let budget = MemoryBudget::new(memory_bytes);
+        let budget = MemoryBudget::new(options.memory_bytes);
+        let media = Media::new(options.medium, options.memory_node, directory, &budget)?;
         let shared = Arc::new(SharedCaches::new(options.cache_bytes, RECORD_BYTES));
         let cache = budget.reserve(shared.cache_bytes(), "the record cache")?;
         let memtable_bytes = match options.memtable_bytes {
@@ -161,20 +169,33 @@ impl RegistryCore {
                 return;
             }
             let opened = self.open_one(&name);
-            let entry = match &opened {
-                Ok(named) => RegistryEntry::Ready(named.clone()),
-                Err(error) => {
-                    tracing::error!(collection = name, %error, "a collection is not served");
-                    RegistryEntry::Broken(error.clone())
-                }
-            };
-            self.map.write().entries.insert(name.clone(), entry);
-            self.resources.notify();
+            self.insert(&name, &opened);
             match opened {
                 Ok(named) if named.collection().open_segments() => again.push(named),
                 Err(error) if error.is_retryable() => broken.push(name),
                 _ => {}
             }
+        }
+    }
+
+    /// Records the outcome of opening a collection.
+    pub(super) fn insert(&self, name: &str, opened: &Result<Arc<NamedCollection>>) {
+        let entry = match opened {
+            Ok(named) => RegistryEntry::Ready(named.clone()),
+            Err(error) => {
+                tracing::error!(collection = name, %error, "a collection is not served");
+                RegistryEntry::Broken(error.clone())
+            }
+        };
+        self.map.write().entries.insert(name.to_owned(), entry);
+        self.resources.notify();
+    }
+
+    /// Ends all changes of a collection that is about to be replaced.
+    pub(super) fn retire(&self, name: &str) {
+        let entry = self.map.write().entries.remove(name);
+        if let Some(RegistryEntry::Ready(named)) = entry {
+            named.retire();
         }
     }
 
@@ -190,15 +211,20 @@ impl RegistryCore {
         }
     }
 
-    fn pause(&self, time: Duration) {
+    pub(super) fn pause(&self, time: Duration) {
         let until = Instant::now() + time;
         while !self.stopped() && Instant::now() < until {
             self.resources.wait_past(self.resources.events(), until - Instant::now());
         }
     }
 
-    fn open_one(&self, name: &str) -> Result<Arc<NamedCollection>> {
-        let directory = self.options.directory.join(name);
+    pub(super) fn open_one(&self, name: &str) -> Result<Arc<NamedCollection>> {
+        self.open_at(name, &self.options.directory.join(name))
+    }
+
+    /// Opens the collection in `directory`.
+    pub(super) fn open_at(&self, name: &str, directory: &Path) -> Result<Arc<NamedCollection>> {
+        let directory = directory.to_owned();
         let stored: Option<StoredSettings> = files::read(SETTINGS_KIND, &directory.join(SETTINGS))?;
         let stored = stored.ok_or_else(|| {
             Error::data_loss(format!(
@@ -207,8 +233,12 @@ impl RegistryCore {
             ))
         })?;
         let settings = stored.settings()?;
-        let medium = self.media.medium(&directory.join(&stored.points))?;
+        let points = directory.join(&stored.points);
+        let medium = self.media.open(settings.medium, stored.layout(), &points)?;
         let options = CollectionOptions {
+            records: settings.records,
+            build_threads: self.options.build_threads,
+            merging: self.options.merging,
             disk_reserve: self.options.disk_reserve,
             ..CollectionOptions::new(settings.dims, settings.metric)
         };
@@ -245,17 +275,12 @@ impl RegistryCore {
             return Err(Error::new(ErrorKind::AlreadyExists, message));
         }
         if count >= self.options.collections_max {
-            return Err(Error::exhausted(format!(
-                "there are {count} collections, the maximum; remove some. The maximum is {}, or less if the limit of open \
-                 files is low (ulimit -Hn)",
-                super::options::COLLECTIONS_MAX
-            )));
+            return Err(self.too_many(count));
         }
-        check_room_to_create(
-            &*self.media.medium(&self.options.directory)?,
-            self.options.disk_reserve,
-        )?;
-        self.make_directory(name, &settings)?;
+        let root = &self.options.directory;
+        check_room_to_create(&UringMedium::plain(root.clone())?, self.options.disk_reserve)?;
+        let layout = self.media.layout(settings.medium, root)?;
+        self.make_directory(name, &settings, layout)?;
         let opened = self.open_one(name);
         if let Err(error) = &opened {
             tracing::error!(collection = name, %error, "a new collection cannot be opened and is taken back");
@@ -266,8 +291,22 @@ impl RegistryCore {
         Ok(named)
     }
 
+    /// Returns the refusal of one more than `count` collections.
+    pub(super) fn too_many(&self, count: usize) -> Error {
+        Error::exhausted(format!(
+            "there are {count} collections, the maximum; remove some. The maximum is {}, or less if the limit of open \
+             files is low (ulimit -Hn)",
+            super::options::COLLECTIONS_MAX
+        ))
+    }
+
     /// Creates the directory of a collection under a temporary name and renames it.
-    fn make_directory(&self, name: &str, settings: &CollectionSettings) -> Result<()> {
+    fn make_directory(
+        &self,
+        name: &str,
+        settings: &CollectionSettings,
+        layout: FileLayout,
+    ) -> Result<()> {
         let root = &self.options.directory;
         let aside = self.aside("new");
         let place = root.join(name);
@@ -285,7 +324,7 @@ impl RegistryCore {
                 files::replace(
                     SETTINGS_KIND,
                     &aside.join(SETTINGS),
-                    &StoredSettings::new(settings, &points),
+                    &StoredSettings::new(settings, &points, layout),
                 )
             })
             .and_then(|()| {
@@ -298,7 +337,7 @@ impl RegistryCore {
         files::sync(root)
     }
 
-    fn aside(&self, what: &str) -> PathBuf {
+    pub(super) fn aside(&self, what: &str) -> PathBuf {
         self.options.directory.join(format!(".{what}-{:016x}", random()))
     }
 
@@ -456,7 +495,7 @@ impl RegistryCore {
     }
 }
 
-fn opening(name: &str) -> Error {
+pub(super) fn opening(name: &str) -> Error {
     Error::unavailable(format!("collection \"{name}\" is still being opened"))
         .with_retry_after(OPENING_RETRY)
 }
@@ -498,7 +537,7 @@ fn leftovers(directory: &Path) -> Vec<PathBuf> {
     left.map(|entry| entry.path()).collect()
 }
 
-fn remove_directory(path: PathBuf) {
+pub(super) fn remove_directory(path: PathBuf) {
     if let Err(error) = std::fs::remove_dir_all(&path)
         && error.kind() != std::io::ErrorKind::NotFound
     {
@@ -507,7 +546,7 @@ fn remove_directory(path: PathBuf) {
 }
 
 /// Returns a random number: a hash with a key drawn by the system.
-fn random() -> u64 {
+pub(super) fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now()))
 }

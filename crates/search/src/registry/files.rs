@@ -14,7 +14,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::media::{FileLayout, MediumChoice};
 use crate::coarse::{DIMS_MAX, Metric};
+use crate::segment::RecordKind;
 
 /// Maximum bytes of the name of a collection or alias.
 pub const NAME_BYTES_MAX: usize = 255;
@@ -26,7 +28,7 @@ const VERSION: u32 = 1;
 const ASIDE: &str = ".tmp";
 
 /// Settings of a collection.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CollectionSettings {
     /// Values per embedding.
     pub dims: usize,
@@ -34,6 +36,10 @@ pub struct CollectionSettings {
     pub metric: Metric,
     /// Clients' name of the embedding; empty if it has none.
     pub vector_name: String,
+    /// Content of the records.
+    pub records: RecordKind,
+    /// Access to its files; `None` follows the server.
+    pub medium: Option<MediumChoice>,
     /// Data that an API keeps with the collection: its kind, its model, the client's configuration.
     /// Any JSON.
     pub extra: Value,
@@ -42,7 +48,14 @@ pub struct CollectionSettings {
 impl CollectionSettings {
     /// Creates settings for embeddings of `dims` values.
     pub fn new(dims: usize, metric: Metric) -> CollectionSettings {
-        CollectionSettings { dims, metric, vector_name: String::new(), extra: Value::Null }
+        CollectionSettings {
+            dims,
+            metric,
+            vector_name: String::new(),
+            records: RecordKind::Opaque,
+            medium: None,
+            extra: Value::Null,
+        }
     }
 
     pub(super) fn check(&self) -> Result<()> {
@@ -68,6 +81,13 @@ pub(super) struct StoredSettings {
     metric: Metric,
     #[serde(default)]
     vector_name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    medium: Option<MediumChoice>,
+    /// True if the files have the layout of persistent memory.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    dax: bool,
+    #[serde(default)]
+    records: RecordKind,
     #[serde(default)]
     extra: Value,
     /// Directory of the points, unique among all collections that ever existed. Work that continues
@@ -76,14 +96,26 @@ pub(super) struct StoredSettings {
 }
 
 impl StoredSettings {
-    pub(super) fn new(settings: &CollectionSettings, points: &str) -> StoredSettings {
+    pub(super) fn new(
+        settings: &CollectionSettings,
+        points: &str,
+        layout: FileLayout,
+    ) -> StoredSettings {
         StoredSettings {
             dims: settings.dims,
             metric: settings.metric,
             vector_name: settings.vector_name.clone(),
+            records: settings.records,
+            medium: settings.medium,
+            dax: layout == FileLayout::Dax,
             extra: settings.extra.clone(),
             points: points.into(),
         }
+    }
+
+    /// Returns the layout of the files.
+    pub(super) fn layout(&self) -> FileLayout {
+        if self.dax { FileLayout::Dax } else { FileLayout::Plain }
     }
 
     pub(super) fn settings(&self) -> Result<CollectionSettings> {
@@ -94,7 +126,14 @@ impl StoredSettings {
         }
         let vector_name = self.vector_name.clone();
         let extra = self.extra.clone();
-        let settings = CollectionSettings { dims, metric, vector_name, extra };
+        let settings = CollectionSettings {
+            dims,
+            metric,
+            vector_name,
+            records: self.records,
+            medium: self.medium,
+            extra,
+        };
         settings.check().map_err(|error| Error::data_loss(error.message()))?;
         Ok(settings)
     }
@@ -104,7 +143,7 @@ impl StoredSettings {
 ///
 /// # Errors
 /// `InvalidArgument`.
-pub(super) fn check_name(name: &str) -> Result<()> {
+pub fn check_name(name: &str) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if name.is_empty()
         || name.len() > NAME_BYTES_MAX
@@ -176,7 +215,7 @@ pub(super) fn decode<T: DeserializeOwned>(kind: &str, text: &[u8]) -> Result<T> 
 }
 
 /// Reads a file; `None` if it does not exist.
-pub(super) fn read<T: DeserializeOwned>(kind: &str, path: &Path) -> Result<Option<T>> {
+pub(crate) fn read<T: DeserializeOwned>(kind: &str, path: &Path) -> Result<Option<T>> {
     let fail = |error: std::io::Error| Error::io(path, &error);
     let file = match File::open(path) {
         Ok(file) => file,
@@ -192,7 +231,7 @@ pub(super) fn read<T: DeserializeOwned>(kind: &str, path: &Path) -> Result<Optio
 }
 
 /// Replaces a file, durably.
-pub(super) fn replace(kind: &str, path: &Path, content: &impl Serialize) -> Result<()> {
+pub(crate) fn replace(kind: &str, path: &Path, content: &impl Serialize) -> Result<()> {
     let text = encode(kind, content)?;
     let mut aside = path.as_os_str().to_owned();
     aside.push(ASIDE);
@@ -266,10 +305,12 @@ mod tests {
         let extra = json!({"model": "m", "float": 0.1, "list": [1, {"a": null}]});
         let settings = CollectionSettings {
             vector_name: "image".into(),
+            medium: Some(MediumChoice::Dram),
             extra,
             ..CollectionSettings::new(7, Metric::Dot)
         };
-        let text = encode("settings", &StoredSettings::new(&settings, "points-1")).unwrap();
+        let text = encode("settings", &StoredSettings::new(&settings, "points-1", FileLayout::Dax))
+            .unwrap();
         let back = |text: &[u8]| {
             decode::<StoredSettings>("settings", text).and_then(|stored| stored.settings())
         };

@@ -22,10 +22,12 @@
 mod aliases;
 mod background;
 mod core;
-mod files;
+pub(crate) mod files;
+mod media;
 mod named;
 mod options;
 mod pool;
+mod restore;
 mod write;
 
 use std::sync::Arc;
@@ -37,14 +39,16 @@ use base::{Error, Result};
 use self::core::RegistryCore;
 use self::pool::SearchPool;
 use crate::budget::BudgetStats;
-use crate::collection::StallStats;
+use crate::collection::{FilterStats, StallStats};
 use crate::rerank::{BlockStats, CacheStats};
 
 pub use self::aliases::AliasChange;
-pub use self::files::{CollectionSettings, NAME_BYTES_MAX, SETTINGS_BYTES_MAX};
+pub use self::files::{CollectionSettings, NAME_BYTES_MAX, SETTINGS_BYTES_MAX, check_name};
+pub use self::media::{MediumChoice, medium_name, probe_dax};
 pub use self::named::{NamedCollection, ScrollPage};
-pub use self::options::{MediumChoice, RegistryOptions};
-pub use self::pool::PoolTask;
+pub use self::options::RegistryOptions;
+pub use self::pool::{PoolTask, SlicedTask, TaskProgress};
+pub use self::restore::RestoringCollection;
 
 /// Collection in a listing.
 #[derive(Clone, Debug)]
@@ -79,8 +83,12 @@ pub struct RegistryStats {
     pub done: u64,
     /// Tasks refused since the start because the queue was full.
     pub refused: u64,
+    /// Parts of queries since the start that a second thread did.
+    pub helped: u64,
     /// Writes that found no room.
     pub stalls: StallStats,
+    /// Filters evaluated, by how.
+    pub filters: FilterStats,
     /// Memory of all collections and the caches.
     pub memory: BudgetStats,
     /// Counts of the record cache, if there is one.
@@ -135,6 +143,32 @@ impl Registry {
     /// of the file system.
     pub fn create(&self, name: &str, settings: CollectionSettings) -> Result<Arc<NamedCollection>> {
         self.core.create(name, settings)
+    }
+
+    /// Copies a collection as it is now to another name. Segments are linked if the file system
+    /// can, so the copy takes little room. Durable when this returns.
+    ///
+    /// # Errors
+    /// `NotFound`, `AlreadyExists`; as [`crate::collection::Collection::pin`] and
+    /// [`RestoringCollection::finish`].
+    pub fn clone_collection(&self, from: &str, to: &str) -> Result<Arc<NamedCollection>> {
+        self.core.clone_collection(from, to)
+    }
+
+    /// Begins a collection of files that the caller writes, of `bytes` together. If `replaces` is
+    /// true it may take the name of an existing collection, which is removed at the end.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if the name is taken, `InvalidArgument` for an invalid name or settings,
+    /// `ResourceExhausted` if there are too many collections, `StorageFull` without room.
+    pub fn restore(
+        &self,
+        name: &str,
+        settings: CollectionSettings,
+        bytes: u64,
+        replaces: bool,
+    ) -> Result<RestoringCollection> {
+        RestoringCollection::begin(&self.core, name, settings, bytes, replaces)
     }
 
     /// Removes a collection, even a broken one, with all files in its directory and its aliases.
@@ -210,6 +244,15 @@ impl Registry {
         self.pool.submit(named, work)
     }
 
+    /// Runs `work` on a search thread as [`Registry::submit`] does, in slices with other tasks in
+    /// between.
+    ///
+    /// # Errors
+    /// As [`Registry::submit`].
+    pub fn submit_sliced(&self, named: &Arc<NamedCollection>, work: SlicedTask) -> Result<()> {
+        self.pool.submit_sliced(named, work)
+    }
+
     /// Waits until no collection or segment is being opened. Returns false after `timeout`.
     pub fn wait_open(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
@@ -227,14 +270,16 @@ impl Registry {
 
     /// Returns the counts.
     pub fn stats(&self) -> RegistryStats {
-        let (queued, queue_max, done, refused) = self.pool.stats();
+        let pool = self.pool.stats();
         RegistryStats {
             collections: self.core.states(),
-            queued,
-            queue_max,
-            done,
-            refused,
+            queued: pool.queued,
+            queue_max: pool.queue_max,
+            done: pool.done,
+            refused: pool.refused,
+            helped: pool.helped,
             stalls: self.core.resources.stall_stats(),
+            filters: self.core.resources.filter_stats(),
             memory: self.core.resources.memory(),
             cache: self.core.shared.cache_stats(),
             blocks: self.core.shared.block_stats(),

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 use base::{Error, ErrorKind, Result};
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
+use storage::MediumKind;
 
 use super::core::{SETTINGS, SETTINGS_KIND};
 use super::files::{self, CollectionSettings, StoredSettings};
+use super::media::FileLayout;
 use crate::collection::{Collection, Facet, IDS_MAX, PointCount, PointParts};
 use crate::filter::Filter;
 use crate::ingest::StoredPoint;
@@ -94,6 +96,16 @@ impl NamedCollection {
         &self.directory
     }
 
+    /// Returns the directory of its points.
+    pub(super) fn points_directory(&self) -> PathBuf {
+        self.directory.join(&self.points)
+    }
+
+    /// Returns the name of the directory of its points, which no other collection ever has.
+    pub fn points_name(&self) -> &str {
+        &self.points
+    }
+
     /// Returns its settings.
     pub fn settings(&self) -> Arc<CollectionSettings> {
         self.settings.lock().clone()
@@ -112,10 +124,18 @@ impl NamedCollection {
         files::replace(
             SETTINGS_KIND,
             &self.directory.join(SETTINGS),
-            &StoredSettings::new(&new, &self.points),
+            &StoredSettings::new(&new, &self.points, self.layout()),
         )?;
         *settings = Arc::new(new);
         Ok(())
+    }
+
+    /// Returns the layout of its files.
+    pub(super) fn layout(&self) -> FileLayout {
+        match self.collection.medium_kind() {
+            MediumKind::Dax => FileLayout::Dax,
+            _ => FileLayout::Plain,
+        }
     }
 
     /// Returns the collection, which uses internal ids.
@@ -312,7 +332,7 @@ impl NamedCollection {
         drop((self.changing.lock(), self.settings.lock()));
     }
 
-    pub(super) fn removed(&self) -> bool {
+    pub(crate) fn removed(&self) -> bool {
         self.removed.load(Ordering::Acquire)
     }
 

@@ -1,34 +1,16 @@
 //! Options of a registry.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use base::{ErrorKind, Result};
-use memory::{PoolConfig, SlotPool};
 use os::Rate;
-use storage::{DaxMedium, DramMedium, Medium, MmapMedium, UringMedium};
 
+use super::media::MediumChoice;
+use crate::collection::Merging;
 use crate::points::uuid_hash;
 
 /// Default maximum of collections.
 pub(super) const COLLECTIONS_MAX: usize = 1000;
-
-/// Access to the files of collections.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MediumChoice {
-    /// Through io_uring, or ordinary reads if the system refuses it.
-    #[default]
-    Auto,
-    /// Through io_uring, bypassing the page cache.
-    Nvme,
-    /// Copied to memory when opened: half of the memory limit is for files, half for the rest.
-    Dram,
-    /// Mapped through the page cache, which is outside of the limit.
-    Mmap,
-    /// Mapped as persistent memory is, but simulated with ordinary files. For tests.
-    Pmem,
-}
 
 /// Options of a registry.
 #[derive(Clone, Debug)]
@@ -46,8 +28,14 @@ pub struct RegistryOptions {
     pub threads: usize,
     /// Maximum waiting queries.
     pub queue_max: usize,
-    /// Access to files.
+    /// Access to files of collections that do not choose themselves.
     pub medium: MediumChoice,
+    /// NUMA node of files in DRAM; any if `None`.
+    pub memory_node: Option<u32>,
+    /// Threads that build the index of a new segment.
+    pub build_threads: usize,
+    /// When segments are merged.
+    pub merging: Merging,
     /// Maximum collections.
     pub collections_max: usize,
     /// Bytes per second that flushes and merges read and write together. Reads of queries go first
@@ -73,6 +61,9 @@ impl RegistryOptions {
             threads: 0,
             queue_max: 1024,
             medium: MediumChoice::Auto,
+            memory_node: None,
+            build_threads: 1,
+            merging: Merging::default(),
             collections_max: COLLECTIONS_MAX,
             background_rate: Rate::per_second(64 << 20),
             uuid_hash,
@@ -85,45 +76,6 @@ impl RegistryOptions {
         match self.threads {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             threads => threads,
-        }
-    }
-}
-
-/// Factory of the collections' media.
-pub(super) struct Media {
-    choice: MediumChoice,
-    pool: Option<Arc<SlotPool>>,
-}
-
-impl Media {
-    /// Also returns the memory left for everything but files.
-    pub(super) fn new(choice: MediumChoice, memory_bytes: u64) -> Result<(Media, u64)> {
-        let half = memory_bytes / 2;
-        if choice != MediumChoice::Dram {
-            return Ok((Media { choice, pool: None }, memory_bytes));
-        }
-        let config =
-            PoolConfig { bytes_max: half, huge_pages: true, fault_rate: Rate::unlimited() };
-        Ok((Media { choice, pool: Some(SlotPool::new(config)?) }, memory_bytes - half))
-    }
-
-    pub(super) fn medium(&self, directory: &Path) -> Result<Arc<dyn Medium>> {
-        let directory = directory.to_owned();
-        match (self.choice, &self.pool) {
-            (MediumChoice::Dram, Some(pool)) => {
-                Ok(Arc::new(DramMedium::new(pool.clone(), Some(directory))?))
-            }
-            (MediumChoice::Pmem, _) => Ok(Arc::new(DaxMedium::new(directory, true)?)),
-            (MediumChoice::Mmap, _) => Ok(Arc::new(MmapMedium::new(directory)?)),
-            (MediumChoice::Auto, _) => match UringMedium::new(directory.clone()) {
-                Ok(medium) => Ok(Arc::new(medium)),
-                Err(error) if error.kind() == ErrorKind::Unimplemented => {
-                    tracing::warn!(%error, "files are read one at a time");
-                    Ok(Arc::new(UringMedium::plain(directory)?))
-                }
-                Err(error) => Err(error),
-            },
-            _ => Ok(Arc::new(UringMedium::new(directory)?)),
         }
     }
 }

@@ -1,31 +1,39 @@
 //! Pool of search threads. Each keeps readers and working memory for the collections that it
 //! searched last.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use base::{Error, Result};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError, bounded, select};
+use os::CpuAccount;
 
 use super::core::RegistryCore;
 use super::named::NamedCollection;
 use crate::budget::BudgetReservation;
-use crate::collection::SearchThread;
+use crate::collection::{HelpWork, Helpers, SearchThread};
 use crate::rerank::{BLOCK_BYTES, SearchLimits};
 
 /// Maximum collections for which a thread keeps readers.
 const KEPT_MAX: usize = 4;
 /// Maximum threads.
 const THREADS_MAX: usize = 1024;
+/// Maximum offers of parts that wait for a thread. Beyond it, owners do their parts alone.
+const OFFERS_MAX: usize = 1024;
 /// Maximum length of the queue.
 const QUEUE_MAX: usize = 1 << 20;
 /// Time between checks of an idle thread for removed collections.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Retry delay for a refused caller.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Maximum paused tasks of a thread. Further ones run until they end.
+const PAUSED_MAX: usize = 256;
+/// Tasks that a thread takes from the queue between two slices of paused tasks.
+const TASKS_A_SLICE: u32 = 4;
 /// One query at a time: the queue has many.
 const LIMITS: SearchLimits = SearchLimits {
     queries: 1,
@@ -39,15 +47,88 @@ const LIMITS: SearchLimits = SearchLimits {
 /// Task for a search thread: gets the collection and the thread's readers for it.
 pub type PoolTask = Box<dyn FnOnce(&NamedCollection, &mut SearchThread) + Send>;
 
+/// Task for a search thread in slices. While it returns [`TaskProgress::Paused`] it is called
+/// again, after other tasks.
+pub type SlicedTask = Box<dyn FnMut(&NamedCollection, &mut SearchThread) -> TaskProgress + Send>;
+
+/// Progress of a [`SlicedTask`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskProgress {
+    /// The task has ended.
+    Done,
+    /// The task wants another slice.
+    Paused,
+}
+
 struct PoolJob {
     named: Arc<NamedCollection>,
-    work: PoolTask,
+    work: SlicedTask,
 }
 
 #[derive(Default)]
 struct PoolCounts {
     done: AtomicU64,
     refused: AtomicU64,
+    helped: AtomicU64,
+}
+
+/// Figures of a pool.
+pub(super) struct PoolStats {
+    /// Waiting tasks.
+    pub(super) queued: usize,
+    /// Their maximum.
+    pub(super) queue_max: usize,
+    /// Tasks done.
+    pub(super) done: u64,
+    /// Tasks refused.
+    pub(super) refused: u64,
+    /// Parts of tasks done by a second thread.
+    pub(super) helped: u64,
+}
+
+/// Offers of parts, for threads that are not busy with a task.
+struct HelpBoard {
+    offers: Sender<HelpOffer>,
+    /// Waiting tasks.
+    jobs: Receiver<PoolJob>,
+    /// Threads that do not run a task.
+    idle: AtomicUsize,
+}
+
+struct HelpOffer {
+    named: Arc<NamedCollection>,
+    work: Arc<dyn HelpWork>,
+    /// Account of the caller, which pays for helpers too.
+    account: Option<Arc<CpuAccount>>,
+}
+
+/// Helpers for queries of one collection.
+struct PoolHelpers {
+    named: Weak<NamedCollection>,
+    board: Arc<HelpBoard>,
+}
+
+impl Helpers for PoolHelpers {
+    fn idle(&self) -> usize {
+        self.board.idle.load(Ordering::Relaxed)
+    }
+
+    fn offer(&self, count: usize, work: Arc<dyn HelpWork>) {
+        let Some(named) = self.named.upgrade() else { return };
+        let account = CpuAccount::current();
+        for _ in 0..count {
+            let offer =
+                HelpOffer { named: named.clone(), work: work.clone(), account: account.clone() };
+            // If the board is full, the owner does the parts.
+            if self.board.offers.try_send(offer).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn queries_wait(&self) -> bool {
+        !self.board.jobs.is_empty()
+    }
 }
 
 /// Queue and threads. The threads end when it is dropped.
@@ -71,6 +152,9 @@ impl SearchPool {
             )));
         }
         let (queue, jobs) = bounded(queue_max);
+        let (offers, offered) = bounded(OFFERS_MAX);
+        let idle = AtomicUsize::new(threads);
+        let board = Arc::new(HelpBoard { offers, jobs: jobs.clone(), idle });
         let mut pool = SearchPool {
             queue: Some(queue),
             queue_max,
@@ -81,7 +165,11 @@ impl SearchPool {
             let mut worker = PoolWorker {
                 core: core.clone(),
                 jobs: jobs.clone(),
+                offered: offered.clone(),
+                board: board.clone(),
                 kept: Vec::new(),
+                paused: VecDeque::new(),
+                since_slice: 0,
                 counts: pool.counts.clone(),
             };
             let name = format!("search-{number}");
@@ -95,8 +183,24 @@ impl SearchPool {
     }
 
     pub(super) fn submit(&self, named: &Arc<NamedCollection>, work: PoolTask) -> Result<()> {
+        let mut work = Some(work);
+        let sliced = move |named: &NamedCollection, thread: &mut SearchThread| {
+            if let Some(work) = work.take() {
+                work(named, thread);
+            }
+            TaskProgress::Done
+        };
+        self.submit_sliced(named, Box::new(sliced))
+    }
+
+    pub(super) fn submit_sliced(
+        &self,
+        named: &Arc<NamedCollection>,
+        work: SlicedTask,
+    ) -> Result<()> {
         let queue =
             self.queue.as_ref().ok_or_else(|| Error::unavailable("the server is stopping"))?;
+        let work = charged(work);
         match queue.try_send(PoolJob { named: named.clone(), work }) {
             Ok(()) => Ok(()),
             Err(TrySendError::Full(_)) => {
@@ -108,12 +212,22 @@ impl SearchPool {
         }
     }
 
-    /// Returns the waiting tasks, their maximum, and the tasks done and refused.
-    pub(super) fn stats(&self) -> (usize, usize, u64, u64) {
-        let queued = self.queue.as_ref().map_or(0, Sender::len);
-        let PoolCounts { done, refused } = &*self.counts;
-        (queued, self.queue_max, done.load(Ordering::Relaxed), refused.load(Ordering::Relaxed))
+    /// Returns the figures.
+    pub(super) fn stats(&self) -> PoolStats {
+        PoolStats {
+            queued: self.queue.as_ref().map_or(0, Sender::len),
+            queue_max: self.queue_max,
+            done: self.counts.done.load(Ordering::Relaxed),
+            refused: self.counts.refused.load(Ordering::Relaxed),
+            helped: self.counts.helped.load(Ordering::Relaxed),
+        }
     }
+}
+
+/// Returns work whose processor time is charged to the caller that submits it.
+fn charged(mut work: SlicedTask) -> SlicedTask {
+    let Some(account) = CpuAccount::current() else { return work };
+    Box::new(move |named, thread| account.measure(|| work(named, thread)))
 }
 
 impl Drop for SearchPool {
@@ -135,30 +249,113 @@ struct KeptReaders {
     _held: BudgetReservation,
 }
 
+/// Next action of a thread.
+enum WorkerEvent {
+    Job(PoolJob),
+    Offer(HelpOffer),
+    Nothing,
+    End,
+}
+
 struct PoolWorker {
     core: Arc<RegistryCore>,
     jobs: Receiver<PoolJob>,
+    offered: Receiver<HelpOffer>,
+    board: Arc<HelpBoard>,
     /// Least recently used first.
     kept: Vec<KeptReaders>,
+    /// Tasks that want another slice, in turn.
+    paused: VecDeque<PoolJob>,
+    /// Tasks from the queue since the last slice of a paused task.
+    since_slice: u32,
     counts: Arc<PoolCounts>,
 }
 
 impl PoolWorker {
     fn run(&mut self) {
         loop {
-            match self.jobs.recv_timeout(LOOK_AGAIN) {
-                Ok(_) if self.core.stopped() => return,
-                Ok(job) => self.work(job),
-                Err(RecvTimeoutError::Timeout) => {
+            if let Some(job) = self.next_slice() {
+                if self.core.stopped() {
+                    return;
+                }
+                self.work_counted(job);
+                continue;
+            }
+            match self.next() {
+                WorkerEvent::Job(_) if self.core.stopped() => return,
+                WorkerEvent::Job(job) => self.work_counted(job),
+                WorkerEvent::Offer(offer) => self.help(offer),
+                WorkerEvent::Nothing => {
                     self.kept
                         .retain(|kept| kept.named.upgrade().is_some_and(|named| !named.removed()));
                 }
-                Err(RecvTimeoutError::Disconnected) => return,
+                WorkerEvent::End => return,
             }
         }
     }
 
-    fn work(&mut self, PoolJob { named, work }: PoolJob) {
+    /// Waits for a task or, if none waits, for an offer.
+    fn next(&self) -> WorkerEvent {
+        match self.jobs.try_recv() {
+            Ok(job) => return WorkerEvent::Job(job),
+            Err(TryRecvError::Disconnected) => return WorkerEvent::End,
+            Err(TryRecvError::Empty) => {}
+        }
+        select! {
+            recv(self.jobs) -> job => job.map_or(WorkerEvent::End, WorkerEvent::Job),
+            // The board, which this thread holds, has a sender of offers.
+            recv(self.offered) -> offer => offer.map_or(WorkerEvent::End, WorkerEvent::Offer),
+            default(LOOK_AGAIN) => WorkerEvent::Nothing,
+        }
+    }
+
+    /// Does parts of another thread's query. If that is not possible, the owner does them.
+    fn help(&mut self, HelpOffer { named, work, account }: HelpOffer) {
+        if !work.is_left() {
+            return;
+        }
+        let Ok(mut kept) = self.take(&named) else { return };
+        let mut parts = 0;
+        let help = || {
+            let collection = named.collection();
+            parts = match &account {
+                Some(account) => account.measure(|| work.help(collection, &mut kept.thread)),
+                None => work.help(collection, &mut kept.thread),
+            };
+        };
+        let done = catch_unwind(AssertUnwindSafe(help));
+        self.counts.helped.fetch_add(parts as u64, Ordering::Relaxed);
+        match done {
+            Ok(()) if kept.thread.is_sound() && !named.removed() => self.kept.push(kept),
+            Ok(()) => {}
+            Err(_) => tracing::error!(collection = named.name(), "a part of a search panicked"),
+        }
+    }
+
+    /// Works on a task. The thread is not idle meanwhile, so queries do not wait for its help.
+    fn work_counted(&mut self, job: PoolJob) {
+        self.board.idle.fetch_sub(1, Ordering::Relaxed);
+        self.work(job);
+        self.board.idle.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns a paused task or a queued one, if there are paused tasks: queued tasks first, but a
+    /// slice after every [`TASKS_A_SLICE`] of them.
+    fn next_slice(&mut self) -> Option<PoolJob> {
+        if self.paused.is_empty() {
+            return None;
+        }
+        if self.since_slice < TASKS_A_SLICE
+            && let Ok(job) = self.jobs.try_recv()
+        {
+            self.since_slice += 1;
+            return Some(job);
+        }
+        self.since_slice = 0;
+        self.paused.pop_front()
+    }
+
+    fn work(&mut self, PoolJob { named, mut work }: PoolJob) {
         let mut kept = match self.take(&named) {
             Ok(kept) => kept,
             Err(error) => {
@@ -167,17 +364,29 @@ impl PoolWorker {
                 return;
             }
         };
-        let done = catch_unwind(AssertUnwindSafe(|| work(&named, &mut kept.thread)));
-        self.counts.done.fetch_add(1, Ordering::Relaxed);
+        let room = self.paused.len() < PAUSED_MAX;
+        let done = catch_unwind(AssertUnwindSafe(|| {
+            loop {
+                let progress = work(&named, &mut kept.thread);
+                if progress == TaskProgress::Done || room {
+                    return progress;
+                }
+            }
+        }));
+        if let Ok(TaskProgress::Paused) = done {
+            self.paused.push_back(PoolJob { named: named.clone(), work });
+        } else {
+            self.counts.done.fetch_add(1, Ordering::Relaxed);
+        }
         match done {
-            Ok(()) if !kept.thread.is_sound() => {
+            Ok(_) if !kept.thread.is_sound() => {
                 tracing::warn!(
                     collection = named.name(),
                     "the readers of a search thread have failed; new ones are made"
                 );
             }
-            Ok(()) if !named.removed() => self.kept.push(kept),
-            Ok(()) => {}
+            Ok(_) if !named.removed() => self.kept.push(kept),
+            Ok(_) => {}
             Err(_) => tracing::error!(collection = named.name(), "a search ended in a panic"),
         }
     }
@@ -201,7 +410,9 @@ impl PoolWorker {
                 reserve()?
             }
         };
-        let thread = named.collection().thread(LIMITS)?;
+        let mut thread = named.collection().thread(LIMITS)?;
+        let board = self.board.clone();
+        thread.set_helpers(Arc::new(PoolHelpers { named: Arc::downgrade(named), board }));
         Ok(KeptReaders {
             serial: named.serial(),
             named: Arc::downgrade(named),

@@ -1,32 +1,29 @@
 //! Building a segment: the coarse index decides the order of rows, and everything else is laid out
 //! in it.
 
-use base::{Error, Result};
+use base::Result;
+use matching::index::EdgeIndexBuilder;
 use storage::Medium;
 use storage::page::{Packer, RECORD_BYTES_MAX};
 
 use super::file::{IoStep, SegmentFileWriter};
 use super::ids::SegmentIds;
-use super::layout::{SegmentSettings, kind};
+use super::layout::{RecordKind, SegmentSettings, VectorEncoding, kind};
 use super::rows::RowMapBuilder;
-use crate::coarse::{self, BuildThreads, CoarseKind};
+use crate::coarse::{self, BuildThreads, BuildVectors, CoarseKind, StreamedBuild};
+use crate::payload_index::{self, PayloadIndexBuilder};
 
 /// Bytes of finished pages collected per write.
 const DRAIN_BYTES: usize = 1 << 18;
 
-/// Source of the rows of a new segment, in the source's own numbering.
-pub(crate) trait RowSource {
-    /// Returns the number of rows.
-    fn rows(&self) -> u32;
+/// Bytes of embeddings that are copied at once.
+const VECTOR_BYTES: usize = 1 << 18;
 
+/// Source of the rows of a new segment, in the source's own numbering. Embeddings are read in
+/// passes.
+pub(crate) trait RowSource: BuildVectors {
     /// Returns the id of a row; ids are unique.
     fn id(&self, row: u32) -> u64;
-
-    /// Appends the embeddings of all rows to `out`, in order.
-    ///
-    /// # Errors
-    /// An error if one cannot be read.
-    fn vectors(&mut self, out: &mut Vec<f32>) -> Result<()>;
 
     /// Writes the record of a row to `out`, which is empty.
     ///
@@ -46,12 +43,17 @@ pub(crate) trait RowSource {
 pub(crate) struct SegmentPlan<'a> {
     /// Shape of the rows.
     pub(crate) settings: SegmentSettings,
+    /// Content of the records.
+    pub(crate) records: RecordKind,
     /// Kind of the coarse index.
     pub(crate) kind: CoarseKind,
     /// Threads that build it.
     pub(crate) crew: BuildThreads<'a>,
     /// UUID of the segment.
     pub(crate) uuid: [u8; 16],
+    /// Maximum bytes of memory for building the payload index; at least
+    /// [`SegmentForm::payload_index_bytes`].
+    pub(crate) index_bytes: u64,
 }
 
 /// Segment that was written.
@@ -76,10 +78,88 @@ impl WrittenSegment {
     }
 }
 
-/// Returns the bytes of memory that [`write`] needs: the embeddings, as much again for the coarse
-/// index and its training, ids, maps and buffers. The source's memory is extra.
-pub(crate) fn working_bytes(rows: u64, dims: usize) -> u64 {
-    rows * (dims as u64 * 8 + 64) + (4 << 20)
+/// Bytes of a fingerprint in its index, or in the index's bytes.
+const PRINT_BYTES: u64 = 320;
+/// Bytes of a fingerprint in the block of rows that is being indexed.
+const INDEXED_PRINT_BYTES: u64 = 832;
+
+/// Properties that decide the memory of a segment beside its number of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SegmentForm {
+    /// Coarse index.
+    pub(crate) kind: CoarseKind,
+    /// Values of an embedding.
+    pub(crate) dims: usize,
+    /// Content of the records.
+    pub(crate) records: RecordKind,
+}
+
+impl SegmentForm {
+    /// Returns the bytes of memory that [`write`] needs: the coarse index or the sample to train
+    /// it, numbers of rows, ids, maps, buffers and the indexes of payloads and fingerprints, but
+    /// not the embeddings. The source's memory is extra.
+    pub(crate) fn working_bytes(self, rows: u64) -> u64 {
+        let all = self.payload_index_bytes(rows) + rows * 48 + (3 << 20);
+        match self.records {
+            RecordKind::Opaque => all,
+            RecordKind::Fingerprint => {
+                // The last block is released before the index is encoded.
+                let indexed = rows.min(matching::index::BLOCK_ROWS as u64) * INDEXED_PRINT_BYTES;
+                all + rows * PRINT_BYTES + indexed.max(rows * PRINT_BYTES)
+            }
+        }
+    }
+
+    /// Returns the bytes of memory for building the index of payloads. It is built after the coarse
+    /// index and takes that one's memory.
+    pub(crate) fn payload_index_bytes(self, rows: u64) -> u64 {
+        let index = coarse::index_bytes(self.kind, rows, self.dims);
+        payload_index::memory_bytes(rows) + coarse::build_bytes(rows, self.dims, index)
+    }
+
+    /// Returns an upper bound of the bytes of memory of an open segment, and of the bytes that
+    /// opening it needs.
+    pub(crate) fn opening_bytes(self, rows: u64) -> u64 {
+        let index = coarse::index_bytes(self.kind, rows, self.dims);
+        let prints = match self.records {
+            RecordKind::Opaque => 0,
+            RecordKind::Fingerprint => rows * PRINT_BYTES,
+        };
+        // Terms and factors are decoded from their bytes, and ids too.
+        index + index / 4 + prints + rows * 48 + (1 << 20)
+    }
+}
+
+/// Embeddings as they are stored.
+struct StoredVectors<'a> {
+    source: &'a dyn RowSource,
+    encoding: VectorEncoding,
+}
+
+impl BuildVectors for StoredVectors<'_> {
+    fn rows(&self) -> usize {
+        self.source.rows()
+    }
+
+    fn scan(&self, each: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
+        if self.encoding == VectorEncoding::F32 {
+            return self.source.scan(each);
+        }
+        let mut stored = Vec::new();
+        self.source.scan(&mut |vectors| {
+            stored.clear();
+            stored.extend_from_slice(vectors);
+            self.encoding.round(&mut stored);
+            each(&stored)
+        })
+    }
+
+    fn gather(&self, rows: &[u32], out: &mut Vec<f32>) -> Result<()> {
+        let start = out.len();
+        self.source.gather(rows, out)?;
+        self.encoding.round(&mut out[start..]);
+        Ok(())
+    }
 }
 
 /// Writes a segment to a new file and makes it durable. The caller makes the file name durable.
@@ -95,57 +175,80 @@ pub(crate) fn write(
     step: IoStep<'_>,
 ) -> Result<WrittenSegment> {
     let SegmentSettings { dims, metric, encoding } = plan.settings;
-    let mut vectors = Vec::with_capacity(source.rows() as usize * dims);
-    source.vectors(&mut vectors)?;
-    if vectors.len() != source.rows() as usize * dims {
-        return Err(Error::internal(format!(
-            "{} values for {} rows of {dims}",
-            vectors.len(),
-            source.rows()
-        )));
-    }
-    encoding.round(&mut vectors);
     let seed = u64::from(crc32c::crc32c(&plan.uuid));
-    let build = coarse::CoarseBuild { vectors: &vectors, dims, metric, crew: plan.crew, seed };
-    let coarse::BuiltIndex { order, index } = coarse::build(plan.kind, &build)?;
+    let vectors = StoredVectors { source: &*source, encoding };
+    let build = StreamedBuild { vectors: &vectors, dims, metric, crew: plan.crew, seed };
+    let coarse::BuiltIndex { order, index } = coarse::build_streamed(plan.kind, &build)?;
     let mut file = SegmentFileWriter::create(medium, name, step)?;
     file.section(kind::SETTINGS, &plan.settings.encode())?;
     for (kind, bytes) in index.sections() {
         file.section(kind, &bytes)?;
     }
     drop(index);
-    write_vectors(&mut file, &plan.settings, &vectors, &order)?;
-    drop(vectors);
+    write_vectors(&mut file, &plan.settings, &*source, &order)?;
     let ids = SegmentIds::new(order.iter().map(|&row| source.id(row)).collect())?;
     let (by_row, by_id) = ids.encode();
     file.section(kind::IDS, &by_row)?;
     file.section(kind::ID_ORDER, &by_id)?;
     drop((ids, by_row, by_id));
-    let records =
-        write_pages(&mut file, kind::RECORDS, &order, |row, out| source.record(row, out))?;
-    file.section(kind::RECORD_MAP, &records.encode())?;
-    let payloads =
-        write_pages(&mut file, kind::PAYLOADS, &order, |row, out| source.payload(row, out))?;
+    write_records(&mut file, plan.records, &order, source)?;
+    let mut index = PayloadIndexBuilder::new(plan.index_bytes);
+    let payloads = write_pages(&mut file, kind::PAYLOADS, &order, |row, out| {
+        source.payload(row, out)?;
+        index.add(out);
+        Ok(())
+    })?;
     file.section(kind::PAYLOAD_MAP, &payloads.encode())?;
+    write_index(&mut file, index)?;
     let bytes = file.finish(plan.uuid, order.len() as u32)?;
     Ok(WrittenSegment { order, bytes })
+}
+
+/// Writes the records, their map and, for fingerprints, the index of their edges.
+fn write_records(
+    file: &mut SegmentFileWriter<'_>,
+    records: RecordKind,
+    order: &[u32],
+    source: &mut dyn RowSource,
+) -> Result<()> {
+    let mut edges = (records == RecordKind::Fingerprint).then(EdgeIndexBuilder::new);
+    let map = write_pages(file, kind::RECORDS, order, |row, out| {
+        source.record(row, out)?;
+        if let Some(edges) = &mut edges {
+            edges.push(out);
+        }
+        Ok(())
+    })?;
+    file.section(kind::RECORD_MAP, &map.encode())?;
+    match edges {
+        Some(edges) => file.section(kind::EDGES, &edges.finish().encode()),
+        None => Ok(()),
+    }
+}
+
+fn write_index(file: &mut SegmentFileWriter<'_>, index: PayloadIndexBuilder) -> Result<()> {
+    if !index.is_sound() {
+        return Ok(());
+    }
+    file.begin(kind::PAYLOAD_INDEX, true);
+    index.write(&mut |bytes| file.put(bytes))?;
+    file.end()
 }
 
 fn write_vectors(
     file: &mut SegmentFileWriter<'_>,
     settings: &SegmentSettings,
-    vectors: &[f32],
+    source: &dyn RowSource,
     order: &[u32],
 ) -> Result<()> {
-    let mut bytes = Vec::with_capacity(settings.stride());
+    let mut vectors = Vec::new();
+    let mut bytes = Vec::new();
     file.begin(kind::VECTORS, true);
-    for &row in order {
-        let start = row as usize * settings.dims;
-        let vector = vectors.get(start..start + settings.dims);
-        let vector =
-            vector.ok_or_else(|| Error::internal(format!("the coarse index made up row {row}")))?;
+    for rows in order.chunks((VECTOR_BYTES / settings.stride()).max(1)) {
+        vectors.clear();
         bytes.clear();
-        settings.encoding.encode(vector, &mut bytes);
+        source.gather(rows, &mut vectors)?;
+        settings.encoding.encode(&vectors, &mut bytes);
         file.put(&bytes)?;
     }
     file.end()
@@ -176,4 +279,22 @@ fn write_pages(
     file.put(&pages)?;
     file.end()?;
     Ok(map)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_million_long_rows_are_merged_within_two_gibibytes() {
+        let (kind, rows, dims) = (CoarseKind::Auto, 1_000_000, 768);
+        let form = SegmentForm { kind, dims, records: RecordKind::Opaque };
+        // The old segments are open, as large as the merged one; caches and flushes take the rest.
+        let old = coarse::index_bytes(kind, rows, dims) + rows * 48;
+        let others = (256 << 20) + ((5 * 32) << 20);
+        for needed in [form.working_bytes(rows), form.opening_bytes(rows)] {
+            assert!(old + others + needed < 2 << 30, "{needed} beside {old}");
+        }
+        assert!(form.working_bytes(rows) < rows * dims as u64 * 2, "two bytes a value");
+    }
 }

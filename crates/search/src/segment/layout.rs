@@ -24,6 +24,10 @@ pub(crate) mod kind {
     pub(crate) const PAYLOAD_MAP: u32 = 8;
     /// Checksum of every page of the sections whose pages have none.
     pub(crate) const CHECKS: u32 = 9;
+    /// Index of the edges of fingerprints, [`matching::index::EdgeIndex`]. Optional.
+    pub(crate) const EDGES: u32 = 10;
+    /// Payload index; segments of older programs have none.
+    pub(crate) const PAYLOAD_INDEX: u32 = 11;
     /// First kind of the coarse index.
     pub(crate) const COARSE_FIRST: u32 = 0x100;
 }
@@ -40,6 +44,8 @@ pub(crate) fn kind_name(kind: u32) -> &'static str {
         kind::PAYLOADS => "payloads",
         kind::PAYLOAD_MAP => "payload map",
         kind::CHECKS => "page checksums",
+        kind::EDGES => "fingerprint index",
+        kind::PAYLOAD_INDEX => "payload index",
         kind::COARSE_FIRST.. => "coarse index",
         _ => "unknown section",
     }
@@ -106,6 +112,17 @@ fn bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
     if rounded & 0x7f80 == 0x7f80 { (bits >> 16) as u16 } else { rounded as u16 }
+}
+
+/// Content of the records of a collection, which decides how candidates are found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RecordKind {
+    /// Any bytes: candidates are the points with the most similar embeddings.
+    #[default]
+    Opaque,
+    /// Minutiae of a fingerprint ([`matching::Graph`]): segments have an index of their edges.
+    Fingerprint,
 }
 
 const SETTINGS_VERSION: u32 = 1;

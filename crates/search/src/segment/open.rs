@@ -1,25 +1,49 @@
 //! Open segment: its data in memory, and reads of the rest.
 
+use std::borrow::Cow;
 use std::fmt::{self, Debug};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use base::{Error, Result};
+use matching::index::EdgeIndex;
 use storage::page::{PAGE_BYTES, RecordPage};
 use storage::{Reader, Sealed};
 
 use super::damage::{Damaged, Quarantined};
 use super::file::{IoStep, SegmentContents};
 use super::ids::SegmentIds;
+use super::index_section::IndexSection;
 use super::layout::{SegmentSettings, kind, kind_name};
 use super::rows::{RowLocation, RowMap};
 use super::vectors::{ExactVectors, Vectors};
 use crate::budget::{BudgetReservation, MemoryBudget};
 use crate::coarse::{self, Coarse};
 use crate::deletes::Deletes;
+use crate::filter::{Filter, RowSet};
+use crate::payload_index::{
+    self, FilterInput, IndexAnswer, IndexedFieldInfo, KeyRef, PayloadIndex, ValueCounts,
+};
 use crate::rerank::{Address, Records};
 
+/// Bytes of a row in the two sections of ids.
+const IDS_ROW_BYTES: u64 = 12;
 /// Pages per read of all payloads.
 const SCAN_PAGES: u32 = 256;
+/// Pages between two wanted rows up to which they are read together.
+const GAP_PAGES: u32 = 16;
+/// Times the size of a payload index's directory that opening it takes: its bytes, and its fields
+/// with their allocations.
+const DIRECTORY_COPIES: u64 = 8;
+
+/// Pass over the payloads of some rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PayloadPass {
+    /// Rows that could not be read.
+    pub(crate) lost: u32,
+    /// Row to continue with; `None` after the last.
+    pub(crate) next: Option<u32>,
+}
 
 /// Segment that can be searched. Queries share it and keep it open.
 pub(crate) struct Segment {
@@ -29,9 +53,12 @@ pub(crate) struct Segment {
     rows: u32,
     file: Arc<dyn Sealed>,
     index: Box<dyn Coarse>,
+    edges: Option<EdgeIndex>,
     ids: SegmentIds,
     records: SegmentPages,
     payloads: SegmentPages,
+    /// `None` for segments of older programs, and if it is damaged.
+    payload_index: Option<PayloadIndex>,
     vectors: Vectors,
     damaged: Arc<Damaged>,
     held: BudgetReservation,
@@ -90,16 +117,19 @@ impl Segment {
     fn read(file: Arc<dyn Sealed>, name: &str, mut held: BudgetReservation) -> Result<Segment> {
         let contents = SegmentContents::read(&*file)?;
         let rows = contents.superblock.rows as u32;
-        // While sections are read they exist twice: as bytes and decoded.
+        // A section that is being decoded exists twice: as bytes and decoded. There is one at a
+        // time, and two of ids.
         let sections = contents.superblock.sections.iter();
         let resident =
             sections.filter(|section| !stays_on_medium(section.kind)).map(|section| section.bytes);
-        let most = 2 * resident.sum::<u64>() + Deletes::memory_bytes_max(rows);
+        let twice = resident.clone().max().unwrap_or(0).max(u64::from(rows) * IDS_ROW_BYTES);
+        let most = resident.sum::<u64>() + twice + Deletes::memory_bytes_max(rows);
         if most > held.bytes() {
             held.resize(most, &format!("opening {name}"))?;
         }
         let settings = SegmentSettings::decode(&contents.load(&*file, kind::SETTINGS)?)?;
         let index = open_index(&contents, &*file, &settings, rows)?;
+        let edges = open_edges(&contents, &*file, rows)?;
         let order = contents.load(&*file, kind::ID_ORDER)?;
         let ids = SegmentIds::decode(&contents.load(&*file, kind::IDS)?, &order, rows)?;
         drop(order);
@@ -107,6 +137,7 @@ impl Segment {
         let pages = |pages, map| SegmentPages::open(&contents, &*file, pages, map, &damaged);
         let records = pages(kind::RECORDS, kind::RECORD_MAP)?;
         let payloads = pages(kind::PAYLOADS, kind::PAYLOAD_MAP)?;
+        let payload_index = open_payload_index(&contents, &*file, &damaged, most, &mut held)?;
         let section = contents.section(kind::VECTORS)?;
         let checks = contents.checks_of(section)?;
         let in_place = file.in_place().is_some();
@@ -119,9 +150,11 @@ impl Segment {
             rows,
             file,
             index,
+            edges,
             ids,
             records,
             payloads,
+            payload_index,
             vectors,
             damaged,
             held,
@@ -156,6 +189,11 @@ impl Segment {
         &*self.index
     }
 
+    /// Returns the index of its fingerprints, if it has one.
+    pub(crate) fn edges(&self) -> Option<&EdgeIndex> {
+        self.edges.as_ref()
+    }
+
     /// Returns the map of rows and ids.
     pub(crate) fn ids(&self) -> &SegmentIds {
         &self.ids
@@ -164,9 +202,11 @@ impl Segment {
     /// Returns the bytes of memory, including the maximum of its deletes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.index.memory_bytes()
+            + self.edges.as_ref().map_or(0, EdgeIndex::memory_bytes)
             + self.ids.memory_bytes()
             + self.records.map.memory_bytes()
             + self.payloads.map.memory_bytes()
+            + self.payload_index.as_ref().map_or(0, PayloadIndex::memory_bytes)
             + self.vectors.memory_bytes()
             + Deletes::memory_bytes_max(self.rows)
     }
@@ -189,13 +229,27 @@ impl Segment {
     /// each read.
     ///
     /// # Errors
-    /// As [`Segment::vector`]; the error of `step`.
+    /// As [`Segment::vector`]; the errors of `step` and `each`.
     pub(crate) fn vectors(
         &self,
         step: IoStep<'_>,
-        each: &mut dyn FnMut(u32, &[f32]),
+        each: &mut dyn FnMut(u32, &[f32]) -> Result<()>,
     ) -> Result<()> {
         self.vectors.all(&*self.file, step, each)
+    }
+
+    /// Calls `each` with the place in `rows` and the embedding of each of `rows`, which ascend.
+    /// Calls `step` with the bytes before each read.
+    ///
+    /// # Errors
+    /// As [`Segment::vector`]; the error of `step`.
+    pub(crate) fn vectors_of(
+        &self,
+        rows: &[u32],
+        step: IoStep<'_>,
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        self.vectors.some(&*self.file, rows, step, each)
     }
 
     /// Appends the record of a row to `out`.
@@ -214,13 +268,70 @@ impl Segment {
         self.payloads.one(&*self.file, row, cache, out)
     }
 
-    /// Calls `each` with all payloads, in the order of rows. Skips rows of damaged pages and
-    /// returns their number.
+    /// Selects the rows that meet `filter` with the payload index. Without an index, conditions on
+    /// fields leave all rows undecided.
+    ///
+    /// # Errors
+    /// The error of the medium.
+    pub(crate) fn select(&self, filter: &Filter) -> Result<IndexAnswer> {
+        let input = FilterInput {
+            index: self.payload_index.as_ref(),
+            file: &*self.file,
+            ids: &self.ids,
+            rows: self.rows,
+        };
+        payload_index::select(input, filter)
+    }
+
+    /// Returns the fields that the payload index knows; none without an index.
+    pub(crate) fn indexed_fields(&self) -> Vec<IndexedFieldInfo> {
+        self.payload_index.as_ref().map_or_else(Vec::new, PayloadIndex::fields)
+    }
+
+    /// Counts the rows of `allow` with a value under `path`; `None` if the payload index cannot
+    /// tell.
+    ///
+    /// # Errors
+    /// The error of the medium.
+    pub(crate) fn present(&self, path: &str, allow: Option<&RowSet>) -> Result<Option<u64>> {
+        let index = self.payload_index.as_ref();
+        index.map_or(Ok(None), |index| index.present(&*self.file, path, allow))
+    }
+
+    /// Returns the bytes of the file that hold the payload index.
+    #[cfg(test)]
+    pub(crate) fn index_range(&self) -> Option<std::ops::Range<u64>> {
+        self.payload_index.as_ref().map(PayloadIndex::file_range)
+    }
+
+    /// Counts the values of a field as [`PayloadIndex::count_values`] does.
+    ///
+    /// # Errors
+    /// As [`PayloadIndex::count_values`].
+    pub(crate) fn count_values(
+        &self,
+        path: &str,
+        allow: Option<&RowSet>,
+        each: &mut dyn FnMut(KeyRef<'_>, u64) -> Result<()>,
+    ) -> Result<ValueCounts> {
+        match &self.payload_index {
+            Some(index) => index.count_values(&*self.file, path, allow, each),
+            None => Ok(ValueCounts::Undecided),
+        }
+    }
+
+    /// Calls `each` with the payloads of `rows` from `first` on, in ascending order, until it
+    /// returns [`ControlFlow::Break`]. Rows of damaged pages are skipped and counted.
     ///
     /// # Errors
     /// The error of the medium if it cannot be read at all.
-    pub(crate) fn payloads(&self, each: &mut dyn FnMut(u32, &[u8])) -> Result<u32> {
-        self.payloads.all(&*self.file, each)
+    pub(crate) fn payloads_of(
+        &self,
+        rows: &RowSet,
+        first: u32,
+        each: &mut dyn FnMut(u32, &[u8]) -> ControlFlow<()>,
+    ) -> Result<PayloadPass> {
+        self.payloads.some(&*self.file, rows, first, each)
     }
 
     /// Returns the length of the file.
@@ -266,7 +377,37 @@ impl Debug for Segment {
 }
 
 fn stays_on_medium(kind: u32) -> bool {
-    matches!(kind, kind::VECTORS | kind::RECORDS | kind::PAYLOADS)
+    matches!(kind, kind::VECTORS | kind::RECORDS | kind::PAYLOADS | kind::PAYLOAD_INDEX)
+}
+
+/// Opens the payload index if there is one. A damaged index is named and left out, since payloads
+/// answer all its questions. `others_bytes` are the memory of all other parts of the segment.
+fn open_payload_index(
+    contents: &SegmentContents,
+    file: &dyn Sealed,
+    damaged: &Arc<Damaged>,
+    others_bytes: u64,
+    held: &mut BudgetReservation,
+) -> Result<Option<PayloadIndex>> {
+    let Ok(section) = contents.section(kind::PAYLOAD_INDEX) else { return Ok(None) };
+    let mut open = || {
+        let checks = contents.checks_of(section)?;
+        let index = IndexSection::new(section, checks, damaged.clone());
+        let directory_bytes = PayloadIndex::directory_bytes(file, &index)?;
+        let needed = others_bytes + DIRECTORY_COPIES * directory_bytes + index.memory_bytes();
+        if needed > held.bytes() {
+            held.resize(needed, "opening a payload index")?;
+        }
+        PayloadIndex::open(file, index, contents.superblock.rows as u32)
+    };
+    match open() {
+        Ok(index) => Ok(Some(index)),
+        Err(error) if error.kind() == base::ErrorKind::DataLoss => {
+            let _ = damaged.page(section.offset / PAGE_BYTES as u64, error.message());
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn open_index(
@@ -275,19 +416,26 @@ fn open_index(
     settings: &SegmentSettings,
     rows: u32,
 ) -> Result<Box<dyn Coarse>> {
-    let mut sections = Vec::new();
-    for section in &contents.superblock.sections {
-        if section.kind >= kind::COARSE_FIRST {
-            sections.push((section.kind, contents.load(file, section.kind)?));
-        }
-    }
-    let borrowed: Vec<(u32, &[u8])> =
-        sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
-    let index = coarse::open(&borrowed)?;
+    let index = coarse::open_with(&|kind| contents.load(file, kind).map(Cow::Owned))?;
     if index.rows() != rows || index.dims() != settings.dims || index.metric() != settings.metric {
         return Err(Error::data_loss("the coarse index belongs to another segment"));
     }
     Ok(index)
+}
+
+fn open_edges(
+    contents: &SegmentContents,
+    file: &dyn Sealed,
+    rows: u32,
+) -> Result<Option<EdgeIndex>> {
+    if !contents.superblock.sections.iter().any(|section| section.kind == kind::EDGES) {
+        return Ok(None);
+    }
+    let index = EdgeIndex::decode(&contents.load(file, kind::EDGES)?)?;
+    if index.rows() != rows {
+        return Err(Error::data_loss("the fingerprint index belongs to another segment"));
+    }
+    Ok(Some(index))
 }
 
 impl SegmentPages {
@@ -353,55 +501,80 @@ impl SegmentPages {
         Ok(())
     }
 
-    fn all(&self, file: &dyn Sealed, each: &mut dyn FnMut(u32, &[u8])) -> Result<u32> {
+    /// Calls `each` with the records of `wanted` from `row` on, until it breaks off.
+    fn some(
+        &self,
+        file: &dyn Sealed,
+        wanted: &RowSet,
+        row: u32,
+        each: &mut dyn FnMut(u32, &[u8]) -> ControlFlow<()>,
+    ) -> Result<PayloadPass> {
         let mut buffer = Vec::new();
-        let mut row = 0;
-        let mut lost = 0;
-        while let Some(first) = self.map.locate(row) {
-            let pages = (self.map.pages() - first.page).min(SCAN_PAGES.max(first.pages));
+        let mut pass = PayloadPass { lost: 0, next: wanted.next_from(row) };
+        while let Some(first) = pass.next.and_then(|row| self.map.locate(row)) {
+            let pages = self.pages_together(first, pass.next.unwrap_or(row), wanted);
             buffer.resize(pages as usize * PAGE_BYTES, 0);
             let mut end = first.page + pages;
-            if file.read_at(self.offset_of(first.page), &mut buffer).is_err() {
+            let whole = file.read_at(self.offset_of(first.page), &mut buffer);
+            if whole.is_err() {
                 // If a range cannot be read, its pages are read one by one.
                 end = first.page + first.pages;
                 buffer.resize(first.pages as usize * PAGE_BYTES, 0);
-                if let Err(error) = self.read(file, first.page, &mut buffer) {
-                    if error.kind() != base::ErrorKind::DataLoss {
-                        return Err(error);
-                    }
-                    let rows = self.map.rows_of_page(first.page);
-                    lost += rows.len() as u32;
-                    row = rows.end;
-                    continue;
+                match self.read(file, first.page, &mut buffer) {
+                    Err(error) if error.kind() != base::ErrorKind::DataLoss => return Err(error),
+                    // A page of zeros fails its check below.
+                    Err(_) => buffer.fill(0),
+                    Ok(()) => {}
                 }
             }
-            while let Some(place) =
-                self.map.locate(row).filter(|place| place.page + place.pages <= end)
+            while let Some(place) = pass.next.and_then(|row| self.map.locate(row))
+                && place.page + place.pages <= end
             {
                 let start = (place.page - first.page) as usize * PAGE_BYTES;
-                lost += self.run(
-                    place,
-                    &buffer[start..start + place.pages as usize * PAGE_BYTES],
-                    each,
-                );
-                row = self.map.rows_of_page(place.page).end;
+                let bytes = &buffer[start..start + place.pages as usize * PAGE_BYTES];
+                if self.wanted_of_run(place, bytes, wanted, &mut pass, each).is_break() {
+                    return Ok(pass);
+                }
             }
         }
-        Ok(lost)
+        Ok(pass)
     }
 
-    /// Calls `each` with the records of one run of pages. Returns the number of lost rows.
-    fn run(&self, place: RowLocation, bytes: &[u8], each: &mut dyn FnMut(u32, &[u8])) -> u32 {
+    /// Calls `each` with the wanted records of one run of pages, and moves `pass` behind them.
+    fn wanted_of_run(
+        &self,
+        place: RowLocation,
+        bytes: &[u8],
+        wanted: &RowSet,
+        pass: &mut PayloadPass,
+        each: &mut dyn FnMut(u32, &[u8]) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
         let rows = self.map.rows_of_page(place.page);
-        let Ok(page) = self.check(place, bytes) else { return rows.len() as u32 };
-        let mut lost = 0;
-        for (row, slot) in rows.zip(0..) {
-            match self.record(&page, RowLocation { slot, ..place }) {
-                Ok(record) => each(row, record),
-                Err(_) => lost += 1,
+        let page = self.check(place, bytes).ok();
+        while let Some(row) = pass.next.filter(|row| rows.contains(row)) {
+            // Checked at opening: a run has at most 2^16 rows.
+            let place = RowLocation { slot: (row - rows.start) as u16, ..place };
+            match page.as_ref().and_then(|page| self.record(page, place).ok()) {
+                Some(record) => each(row, record)?,
+                None => pass.lost += 1,
             }
+            pass.next = row.checked_add(1).and_then(|row| wanted.next_from(row));
         }
-        lost
+        ControlFlow::Continue(())
+    }
+
+    /// Returns the pages to read from `first` on: those of wanted rows that are near each other.
+    fn pages_together(&self, first: RowLocation, mut row: u32, wanted: &RowSet) -> u32 {
+        let mut end = first.page + first.pages;
+        while let Some(next) = row.checked_add(1).and_then(|row| wanted.next_from(row))
+            && let Some(place) = self.map.locate(next)
+            && place.page <= end + GAP_PAGES
+            && place.page + place.pages - first.page <= SCAN_PAGES
+        {
+            end = end.max(place.page + place.pages);
+            row = next;
+        }
+        end - first.page
     }
 }
 

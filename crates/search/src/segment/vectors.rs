@@ -17,8 +17,11 @@ use crate::coarse::{Exact, Metric};
 
 /// Maximum reads of vectors in flight.
 const DEPTH: usize = 64;
-/// Bytes per read of [`Vectors::all`].
+/// Maximum bytes per read of [`Vectors::all`] and [`Vectors::some`].
 const STEP_BYTES: usize = 1 << 20;
+/// Maximum pages between two rows that are read together: reading them costs less than another
+/// read.
+const GAP_PAGES: usize = 8;
 
 /// Returns the similarity of two embeddings, higher is more similar, as in
 /// [`crate::coarse::CoarseHit::score`].
@@ -143,13 +146,45 @@ impl Vectors {
         Ok(())
     }
 
+    /// Calls `each` with the place in `rows` and the embedding of each of `rows`, which ascend.
+    /// Neighbours are read together. Calls `step` with the bytes before each read.
+    pub(super) fn some(
+        &self,
+        file: &dyn Sealed,
+        rows: &[u32],
+        step: &dyn Fn(u64) -> Result<()>,
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<()> {
+        if let Some(row) = rows.iter().find(|row| **row >= self.rows) {
+            return Err(Error::not_found(format!("the segment has no row {row}")));
+        }
+        let stride = self.settings.stride();
+        let mut buffer = Vec::new();
+        let mut vector = Vec::with_capacity(self.settings.dims);
+        let mut start = 0;
+        while start < rows.len() {
+            let end = run_end(self, rows, start);
+            let pages = self.pages(rows[start]).start..self.pages(rows[end - 1]).end;
+            step(self.file_range(&pages).1 as u64)?;
+            self.read(file, &pages, &mut buffer)?;
+            for (at, row) in rows.iter().enumerate().take(end).skip(start) {
+                let offset = *row as usize * stride - pages.start * PAGE_BYTES;
+                vector.clear();
+                self.settings.encoding.decode(&buffer[offset..offset + stride], &mut vector);
+                each(at, &vector);
+            }
+            start = end;
+        }
+        Ok(())
+    }
+
     /// Calls `each` with every row's embedding, in order. Calls `step` with the bytes before each
     /// read.
     pub(super) fn all(
         &self,
         file: &dyn Sealed,
         step: &dyn Fn(u64) -> Result<()>,
-        each: &mut dyn FnMut(u32, &[f32]),
+        each: &mut dyn FnMut(u32, &[f32]) -> Result<()>,
     ) -> Result<()> {
         let stride = self.settings.stride();
         let rows_at_once = (STEP_BYTES / stride).max(1) as u32;
@@ -164,11 +199,27 @@ impl Vectors {
             for (row, bytes) in (first..=last).zip(buffer[start..].chunks_exact(stride)) {
                 vector.clear();
                 self.settings.encoding.decode(bytes, &mut vector);
-                each(row, &vector);
+                each(row, &vector)?;
             }
         }
         Ok(())
     }
+}
+
+/// Returns the first place of `rows` after `start` whose pages are not read together with those
+/// before it. The read is at most [`STEP_BYTES`] long, and gaps in it at most [`GAP_PAGES`].
+fn run_end(vectors: &Vectors, rows: &[u32], start: usize) -> usize {
+    let first = vectors.pages(rows[start]);
+    let mut end = first.end;
+    for (at, row) in rows.iter().enumerate().skip(start + 1) {
+        let pages = vectors.pages(*row);
+        let long = (pages.end.max(end) - first.start) * PAGE_BYTES > STEP_BYTES;
+        if long || pages.start > end + GAP_PAGES {
+            return at;
+        }
+        end = end.max(pages.end);
+    }
+    rows.len()
 }
 
 /// Returns the reader options for vectors of `dims` values in any format.

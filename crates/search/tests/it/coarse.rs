@@ -4,8 +4,9 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 use search::coarse::{
-    BuildThreads, BuiltIndex, CoarseBuild, CoarseHit, CoarseKind, CoarseRequest, CoarseScratch,
-    DenseVectors, HITS_MAX, Metric, ScanParams, build, open,
+    BuildThreads, BuildVectors, BuiltIndex, CoarseBuild, CoarseHit, CoarseKind, CoarseRequest,
+    CoarseScratch, DenseVectors, HITS_MAX, Metric, ScanParams, StreamedBuild, build,
+    build_streamed, open,
 };
 use search::filter::RowSet;
 
@@ -206,6 +207,30 @@ fn filters_return_k_allowed_rows() {
         }
         assert!(scene.search(query, 10, EVERYTHING, Some(&RowSet::none(600)), true).is_empty());
     });
+}
+
+#[test]
+fn filters_correlated_with_the_vectors_keep_recall() {
+    // Rows of 384 random values in a cluster are about equally far from a query outside of it, so
+    // the nearest are spread over many lists.
+    for (kind, dims, least) in [(CoarseKind::IvfPq, 24, 0.97), (CoarseKind::Rabitq, 384, 0.92)] {
+        let scene = Scene::new(kind, Metric::L2, 6000, dims);
+        let queries = vectors(64, dims, 3);
+        let mut total = 0.0;
+        for (at, query) in queries.chunks_exact(dims).enumerate() {
+            // Row r of the input is near centre r % 8, and so is query r. The query's own cluster
+            // is allowed for half of the queries only.
+            let allowed = |row: &u32| {
+                let cluster = scene.built.order[*row as usize] as usize % 8;
+                (cluster + at % 8 + at / 8).is_multiple_of(2)
+            };
+            let allow = RowSet::from_rows(6000, (0..6000).filter(allowed));
+            let hits = scene.search(query, 10, ScanParams::default(), Some(&allow), true);
+            assert!(hits.len() == 10 && hits.iter().all(|hit| allow.contains(hit.row)));
+            total += recall(&hits, &scene.naive(query, 10, Some(&allow)));
+        }
+        assert!(total >= least * 64.0, "{kind:?}: {total} of 64");
+    }
 }
 
 #[test]
@@ -458,5 +483,82 @@ fn extreme_vectors_are_indexed() {
                 sections.iter().map(|(kind, bytes)| (*kind, &bytes[..])).collect();
             assert_eq!(open(&borrowed).unwrap().rows(), rows as u32, "{metric:?} {value}");
         }
+    }
+}
+
+/// Vectors that are read in chunks of a few rows, and rows in any order.
+struct ChunkedVectors<'a> {
+    values: &'a [f32],
+    dims: usize,
+    rows_at_once: usize,
+}
+
+impl BuildVectors for ChunkedVectors<'_> {
+    fn rows(&self) -> usize {
+        self.values.len() / self.dims
+    }
+
+    fn scan(&self, each: &mut dyn FnMut(&[f32]) -> base::Result<()>) -> base::Result<()> {
+        self.values.chunks(self.rows_at_once * self.dims).try_for_each(each)
+    }
+
+    fn gather(&self, rows: &[u32], out: &mut Vec<f32>) -> base::Result<()> {
+        for row in rows {
+            out.extend_from_slice(&self.values[*row as usize * self.dims..][..self.dims]);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn chunks_and_threads_do_not_change_an_index() {
+    let dims = 20;
+    let vectors = vectors(3000, dims, 8);
+    for kind in KINDS {
+        for metric in METRICS {
+            let plan = |threads| CoarseBuild {
+                vectors: &vectors,
+                dims,
+                metric,
+                crew: BuildThreads::of(threads),
+                seed: 5,
+            };
+            let whole = build(kind, &plan(1)).unwrap();
+            for (rows_at_once, threads) in [(1, 1), (7, 3), (5000, 2)] {
+                let source = ChunkedVectors { values: &vectors, dims, rows_at_once };
+                let CoarseBuild { crew, seed, .. } = plan(threads);
+                let streamed = StreamedBuild { vectors: &source, dims, metric, crew, seed };
+                let built = build_streamed(kind, &streamed).unwrap();
+                assert_eq!(built.order, whole.order, "{kind:?} {metric:?} {rows_at_once}");
+                assert_eq!(built.index.sections(), whole.index.sections());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_source_that_fails_ends_the_build() {
+    struct Broken;
+    impl BuildVectors for Broken {
+        fn rows(&self) -> usize {
+            100
+        }
+        fn scan(&self, each: &mut dyn FnMut(&[f32]) -> base::Result<()>) -> base::Result<()> {
+            each(&[1.0, f32::NAN])
+        }
+        fn gather(&self, _: &[u32], _: &mut Vec<f32>) -> base::Result<()> {
+            Err(base::Error::data_loss("a page"))
+        }
+    }
+    for kind in KINDS {
+        let crew = BuildThreads::of(1);
+        let broken = StreamedBuild { vectors: &Broken, dims: 2, metric: Metric::L2, crew, seed: 1 };
+        let error = build_streamed(kind, &broken).err().unwrap();
+        assert!(error.message().contains("vector 0"), "{error}");
+        let none = StreamedBuild { crew: BuildThreads::of(0), ..broken };
+        assert_eq!(
+            build_streamed(kind, &none).err().unwrap().kind(),
+            base::ErrorKind::InvalidArgument
+        );
     }
 }

@@ -15,6 +15,7 @@ use search::filter::{Condition, Filter, Match};
 use search::points::{FetchedPoint, NewPoint, PayloadChange, PointId, PointSelection};
 use search::registry::{
     AliasChange, CollectionSettings, ListedState, NamedCollection, Registry, RegistryOptions,
+    TaskProgress,
 };
 use serde_json::{Map, Value, json};
 
@@ -620,6 +621,36 @@ fn full_queues_and_panics_are_survived() {
     go.send(()).unwrap();
     assert_eq!(answer.recv().unwrap(), 7);
     assert_eq!(registry.stats().refused, 1);
+}
+
+#[test]
+fn paused_tasks_let_others_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open_with(options(directory.path()));
+    let named = registry.create("c", settings()).unwrap();
+    let (sender, order) = mpsc::channel();
+    let (go, wait) = mpsc::channel::<()>();
+    let (slow, mut slices) = (sender.clone(), 0);
+    let sliced = move |_: &NamedCollection, _: &mut _| {
+        if slices == 0 {
+            wait.recv().unwrap();
+        }
+        slices += 1;
+        slow.send("slice").unwrap();
+        if slices < 3 { TaskProgress::Paused } else { TaskProgress::Done }
+    };
+    registry.submit_sliced(&named, Box::new(sliced)).unwrap();
+    for _ in 0..6 {
+        let sender = sender.clone();
+        registry.submit(&named, Box::new(move |_, _| sender.send("task").unwrap())).unwrap();
+    }
+    drop(sender);
+    go.send(()).unwrap();
+    let order: Vec<&str> = order.iter().collect();
+    // Four tasks between two slices, and the last slice once no task waits.
+    let (task, slice) = ("task", "slice");
+    assert_eq!(order, [slice, task, task, task, task, slice, task, task, slice]);
+    assert_eq!(registry.stats().done, 7);
 }
 
 #[test]

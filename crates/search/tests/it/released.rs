@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use search::coarse::CoarseKind;
 use search::collection::{CollectionOptions, CollectionQuery};
+use search::filter::{Condition, Filter};
 
 use crate::points::{limits, memory_medium, open, options, point, stored};
 
@@ -40,6 +41,15 @@ fn version_1_is_read() {
         (status.points, status.unflushed, status.segments.len(), status.partial),
         (88, 2, 3, false)
     );
+    // These segments have no payload index.
+    assert_eq!(collection.indexed_fields().unwrap(), []);
+    let none = Condition::IsEmpty { key: "absent".into() };
+    let clause = Filter {
+        must: vec![none],
+        must_not: vec![Condition::has_id(vec![7])],
+        ..Filter::default()
+    };
+    assert_eq!(collection.ids_from(0, 100, Some(&clause)).unwrap().ids.len(), 87);
     let mut thread = collection.thread(limits()).unwrap();
     // One of each kind of coarse index, and one that is not flushed.
     for (id, version) in [(7, 1), (111, 1), (222, 1), (24, 2)] {

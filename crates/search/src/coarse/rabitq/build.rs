@@ -7,9 +7,9 @@ use super::codes::{CodeRow, RabitqCodes};
 use super::rotation::{Rotation, check_dims};
 use super::store::directory_metric;
 use super::{Metric, Rabitq};
-use crate::coarse::kmeans::{self, KmeansPlan, RandomDraws, RowsByCluster};
-use crate::coarse::refine::as_compared;
-use crate::coarse::{BuildThreads, BuiltIndex, CoarseBuild};
+use crate::coarse::kmeans::{self, KmeansPlan, RowsByCluster};
+use crate::coarse::source::VectorProfile;
+use crate::coarse::{BuiltIndex, StreamedBuild};
 
 /// Clusters per square root of the rows.
 const CLUSTERS_PER_ROOT: f64 = 4.0;
@@ -20,40 +20,33 @@ const TRAINED_PER_CLUSTER: usize = 48;
 /// Rows per chunk of a thread.
 const ROWS_A_CHUNK: usize = 256;
 
-pub(in crate::coarse) fn build(build: &CoarseBuild) -> Result<BuiltIndex> {
-    let rows = build.check()?;
+pub(in crate::coarse) fn build(
+    build: &StreamedBuild<'_>,
+    profile: &VectorProfile,
+) -> Result<BuiltIndex> {
     check_dims(build.dims)?;
-    let vectors = as_compared(build.vectors, build.dims, build.metric);
-    let mean = mean(&vectors, build.dims);
-    let rotation = Rotation::new(build.dims, build.seed);
-    let points = rotate(&vectors, &mean, &rotation, build.crew)?;
-    let padded = rotation.padded();
+    let mean = profile.mean.clone();
+    let turn = Turn { mean: &mean, rotation: Rotation::new(build.dims, build.seed), build };
+    let padded = turn.rotation.padded();
     let plan = KmeansPlan {
         dims: padded,
-        clusters: clusters_for(rows),
+        clusters: clusters_for(build.vectors.rows()),
         iterations: kmeans::ITERATIONS,
         crew: build.crew,
         seed: build.seed ^ 1,
     };
-    let sample = RandomDraws::new(build.seed).sample(plan.clusters * TRAINED_PER_CLUSTER, rows);
-    let sample: Vec<f32> =
-        sample.iter().flat_map(|row| point(&points, padded, *row)).copied().collect();
+    let mut sample = Vec::new();
+    turn.all(&build.sample(plan.clusters * TRAINED_PER_CLUSTER, build.seed)?, &mut sample)?;
     let centres = kmeans::train(&sample, &plan)?;
     drop(sample);
-    let nearest = kmeans::assign(&points, &centres, padded, build.crew)?;
+    let nearest = build.assign(&centres, padded, &|vectors, points| turn.all(vectors, points))?;
     let rows = RowsByCluster::new(&nearest, centres.len() / padded);
-    let lists = Lists { rows: &rows, points: &points, centres: &centres, padded };
-    let constants: Vec<f32> = match build.metric {
-        Metric::Dot => {
-            vectors.chunks_exact(build.dims).map(|vector| -float::dot(vector, &mean)).collect()
-        }
-        _ => Vec::new(),
-    };
-    let codes = lists.encode(&constants, build)?;
+    drop(nearest);
+    let codes = encode(&rows, &centres, &turn)?;
     let RowsByCluster { order, starts } = rows;
+    let rotation = turn.rotation;
     let index = Rabitq::assemble(build, mean, rotation, starts, centres, codes);
-    drop(points);
-    let index = index.measured(&vectors, &order, build)?;
+    let index = index.measured(build, &order)?;
     Ok(BuiltIndex { order, index: Box::new(index) })
 }
 
@@ -61,87 +54,85 @@ fn clusters_for(rows: usize) -> usize {
     (((rows as f64).sqrt() * CLUSTERS_PER_ROOT) as usize).clamp(1, CLUSTERS_MAX).min(rows.max(1))
 }
 
-fn point(points: &[f32], dims: usize, row: u32) -> &[f32] {
-    &points[row as usize * dims..][..dims]
+/// Map of vectors to rotated differences from their mean.
+struct Turn<'a> {
+    mean: &'a [f32],
+    rotation: Rotation,
+    build: &'a StreamedBuild<'a>,
 }
 
-fn mean(vectors: &[f32], dims: usize) -> Vec<f32> {
-    let mut sums = vec![0.0_f64; dims];
-    for vector in vectors.chunks_exact(dims) {
-        sums.iter_mut().zip(vector).for_each(|(sum, value)| *sum += f64::from(*value));
+impl Turn<'_> {
+    /// Appends the points of `vectors` to `points`.
+    fn all(&self, vectors: &[f32], points: &mut Vec<f32>) -> Result<()> {
+        let dims = self.mean.len();
+        let padded = self.rotation.padded();
+        let start = points.len();
+        points.resize(start + vectors.len() / dims * padded, 0.0);
+        let chunks = vectors
+            .chunks(ROWS_A_CHUNK * dims)
+            .zip(points[start..].chunks_mut(ROWS_A_CHUNK * padded));
+        self.build.crew.share(chunks, |(vectors, points)| {
+            let shifted: Vec<f32> = vectors
+                .chunks_exact(dims)
+                .flat_map(|vector| vector.iter().zip(self.mean).map(|(value, mean)| value - mean))
+                .collect();
+            self.rotation.turn_all(&shifted, points);
+        })
     }
-    let rows = (vectors.len() / dims).max(1) as f64;
-    sums.into_iter().map(|sum| (sum / rows) as f32).collect()
 }
 
-fn rotate(
-    vectors: &[f32],
-    mean: &[f32],
-    rotation: &Rotation,
-    crew: BuildThreads<'_>,
-) -> Result<Vec<f32>> {
-    let dims = mean.len();
-    let padded = rotation.padded();
-    let mut points = vec![0.0; vectors.len() / dims * padded];
-    let chunks = vectors.chunks(ROWS_A_CHUNK * dims).zip(points.chunks_mut(ROWS_A_CHUNK * padded));
-    crew.share(chunks, |(vectors, points)| {
-        let shifted: Vec<f32> = vectors
-            .chunks_exact(dims)
-            .flat_map(|vector| vector.iter().zip(mean).map(|(value, mean)| value - mean))
-            .collect();
-        rotation.turn_all(&shifted, points);
-    })?;
-    Ok(points)
-}
-
-struct Lists<'a> {
-    rows: &'a RowsByCluster,
-    points: &'a [f32],
-    centres: &'a [f32],
-    padded: usize,
-}
-
-impl Lists<'_> {
-    fn encode(&self, constants: &[f32], build: &CoarseBuild) -> Result<RabitqCodes> {
-        let clusters = self.rows.starts.len() - 1;
+/// Encodes all rows, list by list.
+fn encode(rows: &RowsByCluster, centres: &[f32], turn: &Turn<'_>) -> Result<RabitqCodes> {
+    let StreamedBuild { dims, metric, crew, .. } = *turn.build;
+    let padded = turn.rotation.padded();
+    let mut codes = RabitqCodes::with_capacity(&rows.starts, padded);
+    let mut points = Vec::new();
+    turn.build.by_cluster(rows, &mut |clusters, vectors| {
+        points.clear();
+        turn.all(vectors, &mut points)?;
         // Pieces are joined in their own order, so that the number of threads changes nothing.
-        let mut pieces: Vec<RabitqCodes> = vec![RabitqCodes::default(); clusters];
-        let work = pieces.iter_mut().enumerate();
-        build.crew.share(work, |(cluster, piece)| {
-            self.encode_one(cluster, constants, build.metric, piece);
+        let mut pieces: Vec<RabitqCodes> = vec![RabitqCodes::default(); clusters.len()];
+        let first = rows.starts[clusters.start];
+        crew.share(pieces.iter_mut().zip(clusters), |(piece, cluster)| {
+            let of = |row: u32, dims: usize| (row - first) as usize * dims;
+            let (start, end) = (rows.starts[cluster], rows.starts[cluster + 1]);
+            let list = ListRows {
+                vectors: &vectors[of(start, dims)..of(end, dims)],
+                points: &points[of(start, padded)..of(end, padded)],
+                centre: &centres[cluster * padded..][..padded],
+            };
+            list.encode(turn.mean, metric, piece);
         })?;
-        let mut codes = RabitqCodes::default();
         pieces.iter_mut().for_each(|piece| codes.append(piece));
-        Ok(codes)
-    }
+        Ok(())
+    })?;
+    Ok(codes)
+}
 
-    fn encode_one(
-        &self,
-        cluster: usize,
-        constants: &[f32],
-        metric: Metric,
-        codes: &mut RabitqCodes,
-    ) {
-        let centre = point(self.centres, self.padded, cluster as u32);
-        let rows = self.rows.rows(cluster);
-        let residuals: Vec<f32> = rows
-            .iter()
-            .flat_map(|row| {
-                point(self.points, self.padded, *row)
-                    .iter()
-                    .zip(centre)
-                    .map(|(value, centre)| value - centre)
-            })
+/// Rows of one list.
+struct ListRows<'a> {
+    vectors: &'a [f32],
+    points: &'a [f32],
+    centre: &'a [f32],
+}
+
+impl ListRows<'_> {
+    fn encode(&self, mean: &[f32], metric: Metric, codes: &mut RabitqCodes) {
+        let padded = self.centre.len();
+        let points = self.points.chunks_exact(padded);
+        let residuals: Vec<f32> = points
+            .flat_map(|point| point.iter().zip(self.centre).map(|(value, centre)| value - centre))
             .collect();
-        let rows =
-            rows.iter().zip(residuals.chunks_exact(self.padded)).map(|(row, residual)| CodeRow {
-                residual,
-                // For inner products: the row with the mean, and the residual with the centre.
-                constant: constants
-                    .get(*row as usize)
-                    .map_or(0.0, |with_mean| with_mean - float::dot(residual, centre)),
-            });
-        codes.extend(rows, centre, metric);
+        let rows = self.vectors.chunks_exact(mean.len()).zip(residuals.chunks_exact(padded));
+        let rows = rows.map(|(vector, residual)| CodeRow {
+            residual,
+            // For inner products: the row with the mean, and the residual with the centre.
+            constant: match metric {
+                Metric::Dot => -float::dot(vector, mean) - float::dot(residual, self.centre),
+                _ => 0.0,
+            },
+        });
+        codes.extend(rows, self.centre, metric);
     }
 }
 

@@ -53,6 +53,19 @@ pub(super) struct CodeRow<'a> {
 }
 
 impl RabitqCodes {
+    /// Creates empty codes with room for exactly the lists that start at `starts`.
+    pub(super) fn with_capacity(starts: &[u32], dims: usize) -> RabitqCodes {
+        let rows = starts.last().copied().unwrap_or(0) as usize;
+        let lists = starts.windows(2).map(|pair| (pair[1] - pair[0]) as usize);
+        let blocks = lists.map(|rows| rows.div_ceil(BLOCK)).sum::<usize>();
+        RabitqCodes {
+            signs: Vec::with_capacity(blocks * block_bytes(dims)),
+            factors: Vec::with_capacity(blocks * FACTORS),
+            levels: Vec::with_capacity(rows * nibble_bytes(dims)),
+            level_factors: Vec::with_capacity(rows),
+        }
+    }
+
     /// Appends the rows of one list, starting with a new block.
     pub(super) fn extend<'a>(
         &mut self,

@@ -10,27 +10,23 @@ use base::Result;
 use super::Rabitq;
 use crate::coarse::trial::Trial;
 use crate::coarse::tune::{PROBE_GROWTH, PROBE_SHARE_MAX, WISHED};
-use crate::coarse::{CoarseBuild, Recall, RecallPoint};
+use crate::coarse::{Recall, RecallPoint, StreamedBuild};
 
 /// Minimum lists to scan. Held-out rows have near copies in their own cluster, unlike queries from
 /// outside, so fewer lists would look better than they are. A list costs under 2 us.
 const PROBES_MIN: usize = 8;
 
 impl Rabitq {
-    /// Measures the index, just built from `vectors` (as compared), laid out in `order`.
-    pub(super) fn measured(
-        mut self,
-        vectors: &[f32],
-        order: &[u32],
-        build: &CoarseBuild,
-    ) -> Result<Rabitq> {
-        let Some(trial) = Trial::new(vectors, order, build)? else { return Ok(self) };
+    /// Measures the index, just built from `build` (vectors as compared), laid out in `order`.
+    pub(super) fn measured(mut self, build: &StreamedBuild<'_>, order: &[u32]) -> Result<Rabitq> {
+        let Some(trial) = Trial::new(build, order)? else { return Ok(self) };
         let probes_max = ((self.clusters() as f64 * PROBE_SHARE_MAX) as usize).max(1);
         let mut trials = Vec::<RecallPoint>::new();
         let mut probes = PROBES_MIN.min(probes_max);
         while probes <= probes_max
             && !trials.last().is_some_and(|point| point.recall >= WISHED[WISHED.len() - 1])
         {
+            build.crew.check()?;
             trials.push(trial.recall(&self, probes)?);
             probes = ((probes as f64 * PROBE_GROWTH) as usize).max(probes + 1);
         }

@@ -39,7 +39,7 @@ impl RabitqQuery {
 
 /// Row and its cost by four bits.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RabitqCandidate {
+pub struct RabitqCandidate {
     pub(super) cost: f32,
     /// Lower bound of the cost, rarely exceeded.
     pub(super) bound: f32,

@@ -9,7 +9,7 @@ use super::build::encode_centres;
 use super::codes::RabitqCodes;
 use super::rotation::{Rotation, check_dims, padded};
 use super::{Metric, Rabitq};
-use crate::coarse::{CoarseHeader, CoarseKind, section};
+use crate::coarse::{CoarseHeader, CoarseKind, LoadSection, section};
 
 /// Seed of the rotation (u64).
 const ROTATION: u32 = section::RABITQ_FIRST;
@@ -54,18 +54,13 @@ impl Rabitq {
     ///
     /// # Errors
     /// `DataLoss` if a section is missing or does not match the others.
-    pub(in crate::coarse) fn open(
-        header: &CoarseHeader,
-        sections: &[(u32, &[u8])],
-    ) -> Result<Rabitq> {
+    pub(in crate::coarse) fn open(header: &CoarseHeader, find: LoadSection<'_>) -> Result<Rabitq> {
         check_dims(header.dims).map_err(|error| wrong(error.message()))?;
-        let find = |kind| section::find(sections, kind);
-        let seed = find(ROTATION)?
-            .try_into()
+        let seed = <[u8; 8]>::try_from(&*find(ROTATION)?)
             .map(u64::from_le_bytes)
             .map_err(|_| wrong("a seed of other length"))?;
         let starts = find(section::LIST_STARTS)?;
-        let starts: Vec<u32> = section::words(starts, starts.len() / 4)?.collect();
+        let starts: Vec<u32> = section::words(&starts, starts.len() / 4)?.collect();
         let clusters = check_starts(&starts, header.rows)?;
         let blocks = starts
             .windows(2)
@@ -73,16 +68,16 @@ impl Rabitq {
             .sum::<usize>();
         let padded = padded(header.dims);
         let codes = RabitqCodes {
-            signs: sized(find(SIGNS)?, blocks * block_bytes(padded))?,
-            factors: finite(find(FACTORS_OF_SIGNS)?, blocks * FACTORS)?,
-            levels: sized(find(LEVELS)?, header.rows * nibble_bytes(padded))?,
-            level_factors: finite(find(FACTORS_OF_LEVELS)?, header.rows * 3)?
+            signs: sized(find(SIGNS)?.into_owned(), blocks * block_bytes(padded))?,
+            factors: finite(&find(FACTORS_OF_SIGNS)?, blocks * FACTORS)?,
+            levels: sized(find(LEVELS)?.into_owned(), header.rows * nibble_bytes(padded))?,
+            level_factors: finite(&find(FACTORS_OF_LEVELS)?, header.rows * 3)?
                 .as_chunks::<3>()
                 .0
                 .to_vec(),
         };
-        let centres = finite(find(section::CENTRES)?, clusters * padded)?;
-        let mean = finite(find(MEAN)?, header.dims)?;
+        let centres = finite(&find(section::CENTRES)?, clusters * padded)?;
+        let mean = finite(&find(MEAN)?, header.dims)?;
         Ok(Rabitq {
             metric: header.metric,
             dims: header.dims,
@@ -122,9 +117,9 @@ fn check_starts(starts: &[u32], rows: usize) -> Result<usize> {
     Ok(starts.len() - 1)
 }
 
-fn sized(bytes: &[u8], length: usize) -> Result<Vec<u8>> {
+fn sized(bytes: Vec<u8>, length: usize) -> Result<Vec<u8>> {
     match bytes.len() == length {
-        true => Ok(bytes.to_vec()),
+        true => Ok(bytes),
         false => Err(wrong("codes of another size than its header says")),
     }
 }

@@ -1,0 +1,316 @@
+//! Parts of one query on several threads.
+//!
+//! A query whose segments are many, or whose largest segment has long lists, offers parts to search
+//! threads that are not busy with a query of their own. A thread that helps stops as soon as a
+//! query waits. The result is the same, bit for bit, with any number of helpers: parts are
+//! independent of each other, or what depends on the order of segments stays with the owner.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use base::{Error, Result};
+use parking_lot::Mutex;
+
+use super::inner::Collection;
+use super::scan::until;
+use super::search::{
+    BestPoints, CollectionQuery, HitLocation, QueryHits, RankedPoint, SearchThread,
+};
+use super::state::SegmentView;
+use crate::coarse::{CoarseRequest, PartedScan, RabitqCandidate, ScanHelpers, ScanParams};
+use crate::filter::{Filter, RowSet};
+use crate::parts::SharedParts;
+use crate::segment::Segment;
+
+/// Search threads that may take parts of a query.
+pub(crate) trait Helpers: Send + Sync {
+    /// Returns the number of threads that are not busy with a query.
+    fn idle(&self) -> usize;
+
+    /// Offers `work` to up to `count` threads. They may come late or never.
+    fn offer(&self, count: usize, work: Arc<dyn HelpWork>);
+
+    /// Returns true if a query waits for a thread, so helpers should leave.
+    fn queries_wait(&self) -> bool;
+}
+
+/// Work of which a thread can take parts.
+pub(crate) trait HelpWork: Send + Sync {
+    /// Returns true if a part is left.
+    fn is_left(&self) -> bool;
+
+    /// Does parts until none is left or a query waits. Returns their number.
+    fn help(&self, collection: &Collection, thread: &mut SearchThread) -> usize;
+}
+
+impl SearchThread {
+    /// Lets queries of this thread offer parts to `helpers`.
+    pub(crate) fn set_helpers(&mut self, helpers: Arc<dyn Helpers>) {
+        self.helpers = Some(helpers);
+    }
+
+    fn queries_wait(&self) -> bool {
+        self.helpers.as_ref().is_some_and(|helpers| helpers.queries_wait())
+    }
+}
+
+/// Helpers for the lists of one segment.
+pub(super) struct ListHelpers<'a> {
+    pub(super) helpers: &'a dyn Helpers,
+    pub(super) segment: &'a Arc<Segment>,
+    pub(super) allow: Option<&'a Arc<RowSet>>,
+}
+
+impl ScanHelpers for ListHelpers<'_> {
+    fn idle(&self) -> usize {
+        self.helpers.idle()
+    }
+
+    fn offer(&self, count: usize, scan: Arc<PartedScan>) {
+        let segment = self.segment.clone();
+        let allow = self.allow.cloned();
+        self.helpers.offer(count, Arc::new(ListScan { segment, allow, scan }));
+    }
+}
+
+/// Lists of one segment.
+struct ListScan {
+    segment: Arc<Segment>,
+    allow: Option<Arc<RowSet>>,
+    scan: Arc<PartedScan>,
+}
+
+impl HelpWork for ListScan {
+    fn is_left(&self) -> bool {
+        self.scan.is_left()
+    }
+
+    fn help(&self, _: &Collection, thread: &mut SearchThread) -> usize {
+        let helpers = thread.helpers.clone();
+        let leave = || helpers.as_ref().is_some_and(|helpers| helpers.queries_wait());
+        let index = self.segment.index();
+        index.scan_parts(&self.scan, self.allow.as_deref(), &mut thread.scratch, &leave)
+    }
+}
+
+/// Query over the segments of a state, as threads share it.
+pub(super) struct SegmentsSearch {
+    embedding: Vec<f32>,
+    params: ScanParams,
+    filter: Option<Filter>,
+    exact: bool,
+    deadline: Option<Instant>,
+    count: usize,
+    /// Segments in the order of the search, with their numbers in the state.
+    segments: Vec<(u32, SegmentView)>,
+    /// True if the floor decides nothing, so that each segment can use the newest one.
+    floor_is_exact: bool,
+    parts: SharedParts,
+    found: Mutex<SharedHits>,
+}
+
+/// Hits of all threads so far.
+struct SharedHits {
+    best: BestPoints<'static>,
+    /// Results of segments whose order matters, by place in `segments`.
+    waiting: Vec<Option<SegmentCandidates>>,
+    partial: bool,
+    damaged: u64,
+    error: Option<Error>,
+}
+
+/// Result of a segment before the floor is known.
+enum SegmentCandidates {
+    Hits(Vec<crate::coarse::CoarseHit>),
+    Candidates(Vec<RabitqCandidate>),
+}
+
+impl SegmentsSearch {
+    pub(super) fn new(
+        query: &CollectionQuery<'_>,
+        count: usize,
+        floor: f32,
+        segments: Vec<(u32, SegmentView)>,
+    ) -> SegmentsSearch {
+        let floor_is_exact = segments.iter().all(|(_, view)| view.segment.index().floor_is_exact());
+        let best = BestPoints::new(count, floor);
+        let waiting = segments.iter().map(|_| None).collect();
+        let found = SharedHits { best, waiting, partial: false, damaged: 0, error: None };
+        SegmentsSearch {
+            embedding: query.embedding.to_vec(),
+            params: query.params,
+            filter: query.filter.cloned(),
+            exact: query.exact,
+            deadline: query.deadline,
+            count,
+            floor_is_exact,
+            parts: SharedParts::new(segments.len()),
+            segments,
+            found: Mutex::new(found),
+        }
+    }
+
+    /// Returns the segments that helpers can take.
+    pub(super) fn parts(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Searches segments until all are claimed, waits for the helpers, and offers all hits to
+    /// `best`. For the owner.
+    ///
+    /// # Errors
+    /// The first error of a segment.
+    pub(super) fn finish(
+        &self,
+        collection: &Collection,
+        thread: &mut SearchThread,
+        best: &mut BestPoints<'_>,
+        found: &mut QueryHits,
+    ) -> Result<()> {
+        while let Some(part) = self.parts.claim() {
+            self.search_segment(part, collection, thread);
+        }
+        self.parts.wait()?;
+        let mut shared = self.found.lock();
+        if let Some(error) = shared.error.take() {
+            return Err(error);
+        }
+        found.partial |= shared.partial;
+        found.damaged += shared.damaged;
+        std::mem::take(&mut shared.best.ranked).into_iter().for_each(|hit| best.offer(hit));
+        let waiting = std::mem::take(&mut shared.waiting);
+        drop(shared);
+        for ((at, view), result) in self.segments.iter().zip(waiting) {
+            match result {
+                None => {}
+                Some(SegmentCandidates::Hits(hits)) => best.offer_hits(*at, view, &hits),
+                Some(SegmentCandidates::Candidates(candidates)) => {
+                    let request = self.request(best.floor);
+                    collection.compare_segment(
+                        thread,
+                        &self.query(),
+                        view,
+                        request,
+                        &candidates,
+                        found,
+                    )?;
+                    best.offer_hits(*at, view, &thread.hits);
+                }
+            }
+            best.keep();
+        }
+        best.keep();
+        Ok(())
+    }
+
+    fn query(&self) -> CollectionQuery<'_> {
+        CollectionQuery {
+            params: self.params,
+            filter: self.filter.as_ref(),
+            exact: self.exact,
+            deadline: self.deadline,
+            ..CollectionQuery::nearest(&self.embedding, self.count)
+        }
+    }
+
+    fn request(&self, floor: f32) -> CoarseRequest<'static> {
+        CoarseRequest { params: self.params, floor, ..CoarseRequest::best(self.count) }
+    }
+
+    fn search_segment(&self, part: usize, collection: &Collection, thread: &mut SearchThread) {
+        let (at, view) = &self.segments[part];
+        let mut found = QueryHits::default();
+        let floor = self.found.lock().best.floor;
+        let request = self.request(floor);
+        let waits = !self.floor_is_exact;
+        let two_steps = waits && self.exact && !view.segment.index().floor_is_exact();
+        let result = if two_steps {
+            collection
+                .segment_candidates(thread, &self.query(), view, request, &mut found)
+                .map(SegmentCandidates::Candidates)
+        } else {
+            collection
+                .coarse_segment(thread, &self.query(), view, request, &mut found)
+                .map(|()| SegmentCandidates::Hits(std::mem::take(&mut thread.hits)))
+        };
+        let mut shared = self.found.lock();
+        shared.partial |= found.partial;
+        shared.damaged += found.damaged;
+        match result {
+            Ok(SegmentCandidates::Hits(hits)) if !waits => {
+                shared.best.offer_hits(*at, view, &hits);
+                shared.best.keep();
+                thread.hits = hits;
+            }
+            Ok(result) => shared.waiting[part] = Some(result),
+            Err(error) => shared.error = shared.error.take().or(Some(error)),
+        }
+    }
+}
+
+impl HelpWork for SegmentsSearch {
+    fn is_left(&self) -> bool {
+        self.parts.is_left()
+    }
+
+    fn help(&self, collection: &Collection, thread: &mut SearchThread) -> usize {
+        let _helper = self.parts.enter();
+        let mut parts = 0;
+        while !thread.queries_wait()
+            && let Some(part) = self.parts.claim()
+        {
+            match self.deadline {
+                Some(deadline) => {
+                    until(deadline, || self.search_segment(part, collection, thread));
+                }
+                None => self.search_segment(part, collection, thread),
+            }
+            parts += 1;
+        }
+        parts
+    }
+}
+
+/// Open segments with their numbers, largest first: they hold most of the result, so the others
+/// have little left to read.
+pub(super) struct SegmentOrder<'v>(Vec<(u32, &'v SegmentView)>);
+
+impl<'v> SegmentOrder<'v> {
+    pub(super) fn new(views: impl Iterator<Item = &'v SegmentView>) -> SegmentOrder<'v> {
+        let mut order: Vec<(u32, &SegmentView)> = (0..).zip(views).collect();
+        order.sort_by_key(|(_, view)| std::cmp::Reverse(view.segment.index().rows()));
+        SegmentOrder(order)
+    }
+
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = (u32, &'v SegmentView)> {
+        self.0.iter().copied()
+    }
+}
+
+impl<'s> BestPoints<'s> {
+    pub(super) fn new(count: usize, floor: f32) -> BestPoints<'s> {
+        BestPoints { count, ranked: Vec::new(), floor }
+    }
+
+    /// Adds the hits of a segment.
+    pub(super) fn offer_hits(
+        &mut self,
+        segment: u32,
+        view: &SegmentView,
+        hits: &[crate::coarse::CoarseHit],
+    ) {
+        let ids = view.segment.ids();
+        for hit in hits {
+            // Rows whose exact score could not be read have the score minus infinity.
+            let id = ids.id(hit.row).filter(|_| hit.score > f32::NEG_INFINITY);
+            if let Some(id) = id {
+                let place = HitLocation::Segment(segment, hit.row);
+                self.offer(RankedPoint { coarse: hit.score, id, place });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "helpers_tests.rs"]
+mod tests;

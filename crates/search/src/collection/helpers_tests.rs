@@ -1,0 +1,198 @@
+//! Queries whose parts other threads do have the same hits, bit for bit.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use os::Rate;
+use proptest::prelude::*;
+use storage::UringMedium;
+
+use super::*;
+use crate::budget::MemoryBudget;
+use crate::coarse::{CoarseKind, Metric};
+use crate::collection::{CollectionOptions, Resources};
+use crate::filter::{Condition, CountRange, Match};
+use crate::ingest::PointRef;
+use crate::rerank::{SearchLimits, SharedCaches};
+
+const DIMS: usize = 24;
+
+/// Helper that comes at once and leaves after some parts.
+struct EagerHelper {
+    collection: Weak<Collection>,
+    parts: usize,
+    done: AtomicUsize,
+}
+
+/// Helpers of the thread that helps: none, and a query that waits after some parts.
+struct LeavingHelper(AtomicUsize);
+
+fn limits() -> SearchLimits {
+    SearchLimits {
+        queries: 1,
+        query_in_flight: 8,
+        in_flight: 8,
+        read_bytes_max: 32 << 10,
+        joined_bytes_max: 32 << 10,
+        gap_bytes_max: 16 << 10,
+    }
+}
+
+impl Helpers for EagerHelper {
+    fn idle(&self) -> usize {
+        1
+    }
+
+    fn offer(&self, _: usize, work: Arc<dyn HelpWork>) {
+        let collection = self.collection.upgrade().unwrap();
+        let mut thread = collection.thread(limits()).unwrap();
+        thread.set_helpers(Arc::new(LeavingHelper(AtomicUsize::new(self.parts))));
+        assert!(work.is_left());
+        self.done.fetch_add(work.help(&collection, &mut thread), Ordering::Relaxed);
+    }
+
+    fn queries_wait(&self) -> bool {
+        false
+    }
+}
+
+impl Helpers for LeavingHelper {
+    fn idle(&self) -> usize {
+        0
+    }
+
+    fn offer(&self, _: usize, _: Arc<dyn HelpWork>) {}
+
+    fn queries_wait(&self) -> bool {
+        let left = |left: usize| left.checked_sub(1);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_err()
+    }
+}
+
+fn value(seed: u64) -> f32 {
+    let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    // Few distinct values, so that many scores are equal.
+    ((mixed >> 40) % 16) as f32 / 4.0 - 2.0
+}
+
+fn vector(seed: u64) -> Vec<f32> {
+    (0..DIMS as u64).map(|at| value(seed * 131 + at)).collect()
+}
+
+/// Returns a collection with segments of these sizes and some rows in a memtable.
+fn collection(kind: CoarseKind, sizes: &[u64], root: &std::path::Path) -> Arc<Collection> {
+    let medium = Arc::new(UringMedium::plain(root.to_owned()).unwrap());
+    let resources =
+        Resources::new(MemoryBudget::new(256 << 20), 8 << 20, Rate::unlimited()).unwrap();
+    let options = CollectionOptions { kind, ..CollectionOptions::new(DIMS, Metric::L2) };
+    let shared = Arc::new(SharedCaches::new(0, 512));
+    let collection = Collection::open(medium, options, &resources, shared).unwrap();
+    let mut id = 0;
+    for &size in sizes.iter().chain(&[30]) {
+        let points: Vec<(u64, Vec<f32>)> = (0..size)
+            .map(|_| {
+                id += 1;
+                // Every tenth vector comes twice.
+                (id, vector(id - u64::from(id % 10 == 0)))
+            })
+            .collect();
+        let ops: Vec<crate::ingest::Op<'_>> = points
+            .iter()
+            .map(|(id, embedding)| {
+                let payload: &[u8] = if id % 3 == 0 { br#"{"third":true}"# } else { b"{}" };
+                let point = PointRef { id: *id, embedding, record: &[], payload };
+                crate::ingest::Op::Upsert(point)
+            })
+            .collect();
+        collection.apply(&ops).unwrap().commit().unwrap();
+        if size != 30 {
+            collection.flush().unwrap();
+        }
+    }
+    (1..id).step_by(17).for_each(|id| collection.delete(id).unwrap());
+    Arc::new(collection)
+}
+
+fn third() -> Filter {
+    let matching = Match::Value(true.into());
+    Filter { must: vec![Condition::Match { key: "third".into(), matching }], ..Filter::default() }
+}
+
+#[test]
+fn helpers_do_not_change_hits() {
+    for kind in [CoarseKind::IvfPq, CoarseKind::Rabitq, CoarseKind::Flat] {
+        let root = tempfile::tempdir().unwrap();
+        let collection = collection(kind, &[900, 300, 700, 41, 300], root.path());
+        let runner = proptest::test_runner::Config { cases: 60, ..Default::default() };
+        proptest!(runner, |(seed in any::<u32>(), k in 1_usize..60, parts in 0_usize..7,
+                            exact: bool, filtered: bool, probes in 0_usize..40)| {
+            let embedding = vector(u64::from(seed));
+            let filter = filtered.then(third);
+            let query = CollectionQuery {
+                exact,
+                filter: filter.as_ref(),
+                params: ScanParams { probes, refine: 0 },
+                ..CollectionQuery::nearest(&embedding, k)
+            };
+            let mut alone = collection.thread(limits()).unwrap();
+            let expected = collection.nearest(&mut alone, &query).unwrap();
+            let mut thread = collection.thread(limits()).unwrap();
+            let done = AtomicUsize::new(0);
+            let helper = Arc::new(EagerHelper {
+                collection: Arc::downgrade(&collection), parts, done,
+            });
+            thread.set_helpers(helper.clone());
+            let found = collection.nearest(&mut thread, &query).unwrap();
+            prop_assert_eq!(found, expected);
+            prop_assert_eq!(helper.done.load(Ordering::Relaxed), parts.min(5));
+        });
+    }
+}
+
+#[test]
+fn queries_together_have_the_hits_of_each() {
+    for kind in [CoarseKind::Flat, CoarseKind::IvfPq] {
+        let root = tempfile::tempdir().unwrap();
+        let collection = collection(kind, &[12_000, 300], root.path());
+        assert_eq!(collection.shares_scans(), kind == CoarseKind::Flat);
+        let mut thread = collection.thread(limits()).unwrap();
+        let vectors: Vec<Vec<f32>> = (0..40).map(|seed| vector(seed * 977)).collect();
+        let filter = third();
+        let queries: Vec<CollectionQuery<'_>> = (0..)
+            .zip(&vectors)
+            .map(|(at, embedding)| CollectionQuery {
+                exact: at % 3 != 0,
+                filter: (at % 5 == 0).then_some(&filter),
+                ..CollectionQuery::nearest(embedding, 5 + at % 2)
+            })
+            .collect();
+        let together = collection.nearest_many(&mut thread, &queries).unwrap();
+        for (query, found) in queries.iter().zip(together) {
+            assert_eq!(found, collection.nearest(&mut thread, query).unwrap());
+        }
+    }
+}
+
+#[test]
+fn an_error_of_a_helper_is_the_error_of_the_query() {
+    let root = tempfile::tempdir().unwrap();
+    let collection = collection(CoarseKind::Flat, &[100, 100], root.path());
+    let mut thread = collection.thread(limits()).unwrap();
+    let query = [0.0; DIMS];
+    // A deadline that passed ends the filter's scan of payloads. Counts have no index.
+    let range = CountRange { gte: Some(1), ..CountRange::default() };
+    let filter = Filter {
+        must: vec![Condition::ValuesCount { key: "third".into(), range }],
+        ..Filter::default()
+    };
+    let query = CollectionQuery {
+        filter: Some(&filter),
+        deadline: Some(Instant::now()),
+        ..CollectionQuery::nearest(&query, 3)
+    };
+    let done = AtomicUsize::new(0);
+    let helper = EagerHelper { collection: Arc::downgrade(&collection), parts: 9, done };
+    thread.set_helpers(Arc::new(helper));
+    let error = collection.nearest(&mut thread, &query).unwrap_err();
+    assert_eq!(error.kind(), base::ErrorKind::DeadlineExceeded);
+}

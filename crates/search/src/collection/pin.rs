@@ -1,0 +1,303 @@
+//! Pinned files: the files of one published state, which stay until a backup or a copy has read
+//! them. Reads and writes of the collection continue meanwhile.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, ErrorKind, Result};
+use storage::Sealed;
+
+use super::inner::Collection;
+use super::manifest::{ManifestContent, SegmentEntry};
+use super::names::CollectionFile;
+use super::state::SegmentContent;
+
+/// Minimum unflushed bytes that are flushed before files are pinned. Fewer bytes are copied faster
+/// as a log than as a segment.
+const FLUSH_BYTES_MIN: u64 = 1 << 20;
+/// Longest wait for that flush. Then its changes are copied as a log.
+const FLUSH_WAIT_MAX: Duration = Duration::from_secs(20);
+
+/// Files of one published state of a collection. They stay until this is dropped.
+pub struct PinnedFiles<'a> {
+    collection: &'a Collection,
+    content: ManifestContent,
+    files: Vec<PinnedFile>,
+}
+
+/// A file of a pinned state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinnedFile {
+    /// Name in the collection's directory.
+    pub name: String,
+    /// Length in bytes. A log may be longer; the rest belongs to a later state.
+    pub bytes: u64,
+    /// Content of the file.
+    pub role: FileRole,
+}
+
+/// Content of a file of a collection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FileRole {
+    /// Segment with this UUID, in hexadecimal digits. Segments of the same UUID are equal.
+    Segment {
+        /// UUID.
+        uuid: String,
+    },
+    /// Deleted rows of a segment. No other file of the collection ever has the name.
+    Deletes,
+    /// Changes that no segment has. The file grows.
+    Log,
+}
+
+/// Reader of a pinned file.
+pub struct PinnedReader {
+    source: PinnedSource,
+    bytes: u64,
+}
+
+enum PinnedSource {
+    File(Arc<dyn Sealed>),
+    Memory(Vec<u8>),
+}
+
+impl PinnedReader {
+    /// Returns the length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Fills `buffer` from `offset` on.
+    ///
+    /// # Errors
+    /// `DataLoss` past the end or if the medium has lost the bytes, otherwise its error.
+    pub fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        match &self.source {
+            PinnedSource::File(file) => file.read_at(offset, buffer),
+            PinnedSource::Memory(bytes) => {
+                let start = usize::try_from(offset).unwrap_or(usize::MAX);
+                let end = start.saturating_add(buffer.len());
+                let found = bytes.get(start..end);
+                buffer.copy_from_slice(found.ok_or_else(|| {
+                    Error::data_loss(format!("the log ends at byte {}", bytes.len()))
+                })?);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Collection {
+    /// Freezes the memtable if it is large, and waits a limited time until the flush threads have
+    /// flushed it. A backup then copies a segment, which the next backup need not copy again.
+    ///
+    /// # Errors
+    /// The error of the medium.
+    pub fn flush_before_pin(&self) -> Result<()> {
+        if self.unflushed_bytes() < FLUSH_BYTES_MIN {
+            return Ok(());
+        }
+        self.freeze()?;
+        let deadline = Instant::now() + FLUSH_WAIT_MAX;
+        loop {
+            let seen = self.events.count();
+            if self.state().memtables.len() <= 1 || !self.events.wait_past(seen, deadline) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Publishes the current state and pins its files.
+    ///
+    /// Changes that are not flushed are in the logs among the files. The logs are pinned at a
+    /// length that has at least the changes of the deletes files.
+    ///
+    /// # Errors
+    /// `Unavailable` while segments are being opened, `FailedPrecondition` if the collection is
+    /// damaged; otherwise the error of the medium.
+    pub fn pin(&self) -> Result<PinnedFiles<'_>> {
+        self.check_whole()?;
+        self.publish()?;
+        // No file is removed while this lock is held.
+        let publisher = self.publisher.lock();
+        let listed = publisher.listed.clone();
+        let mut content =
+            listed.ok_or_else(|| Error::internal("a list was published and is not known"))?;
+        content.forget_damage();
+        let lengths: BTreeMap<String, u64> = self.medium.list()?.into_iter().collect();
+        let files = pinned_files(&content, &lengths)?;
+        let mut pins = self.pins.lock();
+        for file in &files {
+            *pins.entry(file.name.clone()).or_insert(0) += 1;
+        }
+        Ok(PinnedFiles { collection: self, content, files })
+    }
+
+    /// Checks that all files can be read: a copy must not silently lack points.
+    fn check_whole(&self) -> Result<()> {
+        if let Some((log, reasons)) = self.health.lock().damaged_logs.iter().next() {
+            let name = CollectionFile::Log(*log).name();
+            let why = reasons.first().map_or("", String::as_str);
+            return Err(damaged(&name, why));
+        }
+        for slot in &self.state().segments {
+            let SegmentContent::Closed(closed) = &slot.content else { continue };
+            return Err(match &closed.reason {
+                Some(reason) => damaged(&reason.file, &reason.reason),
+                None => Error::unavailable("a segment of the collection is still being opened"),
+            });
+        }
+        Ok(())
+    }
+
+    /// Returns true if a backup or a copy still reads the file.
+    pub(super) fn is_pinned(&self, name: &str) -> bool {
+        self.pins.lock().contains_key(name)
+    }
+}
+
+fn damaged(name: &str, reason: &str) -> Error {
+    Error::precondition(format!(
+        "{name} is damaged ({reason}), so a copy would lack points; restore the collection from an \
+         earlier backup, or drop the damaged part with DELETE /collections/NAME/segments/{name}"
+    ))
+}
+
+/// Returns the files that `content` names.
+fn pinned_files(
+    content: &ManifestContent,
+    lengths: &BTreeMap<String, u64>,
+) -> Result<Vec<PinnedFile>> {
+    let mut files = Vec::new();
+    let mut add = |file: CollectionFile, role: FileRole| {
+        let name = file.name();
+        let bytes = lengths.get(&name).copied();
+        let bytes = bytes.ok_or_else(|| Error::data_loss(format!("{name} is missing")))?;
+        files.push(PinnedFile { name, bytes, role });
+        Ok::<(), Error>(())
+    };
+    for entry in &content.segments {
+        let SegmentEntry { number, uuid, deletes, .. } = entry;
+        add(CollectionFile::Segment(*number), FileRole::Segment { uuid: uuid.clone() })?;
+        if let Some(number) = deletes {
+            add(CollectionFile::Deletes(*number), FileRole::Deletes)?;
+        }
+        for number in entry.pending_deletes.iter().chain(&entry.unread_pending) {
+            add(CollectionFile::PendingDeletes(*number), FileRole::Deletes)?;
+        }
+    }
+    for log in &content.logs {
+        let name = CollectionFile::Log(log.number).name();
+        files.push(PinnedFile { name, bytes: log.bytes, role: FileRole::Log });
+    }
+    Ok(files)
+}
+
+impl PinnedFiles<'_> {
+    /// Returns the list of the files, which [`crate::registry::RestoringCollection::finish`] takes.
+    ///
+    /// # Errors
+    /// `Internal` if it cannot be written.
+    pub fn list(&self) -> Result<Vec<u8>> {
+        self.content.encode()
+    }
+
+    /// Returns the files.
+    pub fn files(&self) -> &[PinnedFile] {
+        &self.files
+    }
+
+    /// Opens a file of [`PinnedFiles::files`].
+    ///
+    /// # Errors
+    /// The error of the medium, for example because the collection was removed; `DataLoss` if the
+    /// file is shorter than it was.
+    pub fn open(&self, file: &PinnedFile) -> Result<PinnedReader> {
+        let medium = &self.collection.medium;
+        let short = |bytes: u64| {
+            Error::data_loss(format!("{} has {bytes} bytes, fewer than it had", file.name))
+        };
+        let source = if file.role == FileRole::Log {
+            let mut bytes = medium.load(&file.name)?;
+            if (bytes.len() as u64) < file.bytes {
+                return Err(short(bytes.len() as u64));
+            }
+            bytes.truncate(usize::try_from(file.bytes).unwrap_or(usize::MAX));
+            PinnedSource::Memory(bytes)
+        } else {
+            let opened = medium.open(&file.name)?;
+            if opened.bytes() != file.bytes {
+                return Err(short(opened.bytes()));
+            }
+            PinnedSource::File(opened)
+        };
+        Ok(PinnedReader { source, bytes: file.bytes })
+    }
+}
+
+impl Drop for PinnedFiles<'_> {
+    fn drop(&mut self) {
+        {
+            let mut pins = self.collection.pins.lock();
+            for file in &self.files {
+                if let Some(count) = pins.get_mut(&file.name) {
+                    *count -= 1;
+                    if *count == 0 {
+                        pins.remove(&file.name);
+                    }
+                }
+            }
+        }
+        // Merged segments were kept for this reader.
+        let publisher = self.collection.publisher.lock();
+        if let Some(listed) = &publisher.listed {
+            self.collection.remove_leftovers(listed);
+        }
+    }
+}
+
+/// Checks the list of a copy, and makes the files of `medium` a collection of `shape`.
+///
+/// # Errors
+/// `DataLoss` for a damaged list or a missing file, `FailedPrecondition` for the list of a newer
+/// program or of another shape; otherwise the error of the medium.
+pub(crate) fn publish_copy(
+    medium: &Arc<dyn storage::Medium>,
+    list: &[u8],
+    shape: &super::CollectionShape,
+) -> Result<()> {
+    let content = ManifestContent::decode(list)?;
+    if content.shape() != *shape {
+        return Err(Error::precondition(format!(
+            "the list is of {:?}, and the settings are of {shape:?}",
+            content.shape()
+        )));
+    }
+    let lengths: BTreeMap<String, u64> = medium.list()?.into_iter().collect();
+    for file in pinned_files(&content, &lengths)? {
+        let bytes = lengths.get(&file.name).copied().unwrap_or(0);
+        if bytes != file.bytes {
+            let PinnedFile { name, bytes: listed, .. } = file;
+            return Err(Error::data_loss(format!("{name} has {bytes} bytes, and not {listed}")));
+        }
+    }
+    let (mut watermark, _) = storage::watermark::Watermark::open(medium)?;
+    watermark.record(content.logs.iter().map(|log| (log.number, log.mark())).collect())?;
+    let (mut manifest, found) = storage::manifest::Manifest::open(medium)?;
+    if found.is_some() {
+        return Err(Error::new(
+            ErrorKind::AlreadyExists,
+            "the directory holds a collection already",
+        ));
+    }
+    // Twice, so that both slots name the files.
+    manifest.publish(list)?;
+    manifest.publish(list)?;
+    medium.persist_names()
+}
+
+/// Returns true for a name that a file of a collection may have in a copy.
+pub(crate) fn is_file_name(name: &str) -> bool {
+    CollectionFile::of(name).is_some()
+}

@@ -1,0 +1,187 @@
+//! Queries by minutiae: the index of edges gives the candidates, the exact stage scores them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use base::{Error, Result};
+use matching::index::{EdgeIndex, EdgeQuery};
+
+use super::filters::allows;
+use super::inner::Collection;
+use super::options::PRINT_CANDIDATES_MAX;
+use super::search::{CollectionQuery, HitLocation, QueryHits, RankedPoint, SearchThread};
+use super::state::{CollectionState, SegmentView};
+use crate::filter::{Filter, RowSet};
+use crate::rerank::Scorer;
+
+/// Query for prints of one finger.
+#[derive(Clone, Copy, Debug)]
+pub struct PrintQuery<'a> {
+    /// Edges to look up.
+    pub edges: &'a EdgeQuery,
+    /// Maximum hits.
+    pub k: usize,
+    /// Points of the index that the exact stage compares, up to [`PRINT_CANDIDATES_MAX`]. Points
+    /// without an index are compared too, as many at most: unflushed ones, and those of segments
+    /// of older programs.
+    pub candidates: usize,
+    /// Condition that hits must match.
+    pub filter: Option<&'a Filter>,
+    /// Time after which points are no longer compared and the result is partial.
+    pub deadline: Option<Instant>,
+}
+
+/// Fewest candidates of a segment with an index.
+const SEGMENT_CANDIDATES_MIN: usize = 16;
+/// Score of a point without an index, which goes before all others.
+const UNINDEXED: f32 = f32::MAX;
+
+impl Collection {
+    /// Returns the best points by `scorer` among the candidates of the index of edges. The coarse
+    /// score of a hit is that of [`matching::index::EdgeHit`], or 0 without an index.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for too many candidates or a wrong filter. Damaged data makes the result
+    /// partial, as do points without an index beyond the limit.
+    pub fn identify<S: Scorer>(
+        &self,
+        thread: &mut SearchThread,
+        query: &PrintQuery<'_>,
+        scorer: &S,
+    ) -> Result<QueryHits> {
+        if query.candidates > PRINT_CANDIDATES_MAX {
+            return Err(Error::invalid(format!(
+                "{} candidates are more than {PRINT_CANDIDATES_MAX}",
+                query.candidates
+            )));
+        }
+        if let Some(filter) = query.filter {
+            filter.check()?;
+        }
+        let state = self.state();
+        let views: Vec<&SegmentView> = state.open().map(|(_, _, view)| view).collect();
+        let mut found = self.begin(&state);
+        let mut ranked = self.unindexed(query, &state, &views, &mut found)?;
+        ranked.extend(self.indexed(thread, query, &views, &mut found)?);
+        let scored = CollectionQuery {
+            k: query.k,
+            deadline: query.deadline,
+            ..CollectionQuery::nearest(&[], query.k)
+        };
+        self.score_all(thread, &scored, scorer, &views, &ranked, &mut found)?;
+        for hit in &mut found.hits {
+            if hit.coarse == UNINDEXED {
+                hit.coarse = 0.0;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns the points that no index knows.
+    fn unindexed<'s>(
+        &self,
+        query: &PrintQuery<'_>,
+        state: &'s CollectionState,
+        views: &[&SegmentView],
+        found: &mut QueryHits,
+    ) -> Result<Vec<RankedPoint<'s>>> {
+        let mut ranked = Vec::new();
+        for memtable in &state.memtables {
+            for (_, row) in memtable.live() {
+                if query.filter.is_none_or(|filter| allows(filter, row)) {
+                    let place = HitLocation::Memtable(row);
+                    ranked.push(RankedPoint { coarse: UNINDEXED, id: row.id, place });
+                }
+            }
+        }
+        for (at, view) in (0..).zip(views) {
+            if view.segment.edges().is_some() {
+                continue;
+            }
+            let filtered = self.filtered(query.filter, view, &mut found.partial)?;
+            let allow = filtered.as_ref().or(view.allowed().map(Arc::as_ref));
+            for row in 0..view.segment.rows() {
+                let id = view.segment.ids().id(row);
+                if let Some(id) = id.filter(|_| allow.is_none_or(|allow| allow.contains(row))) {
+                    let place = HitLocation::Segment(at, row);
+                    ranked.push(RankedPoint { coarse: UNINDEXED, id, place });
+                }
+            }
+        }
+        found.partial |= ranked.len() > PRINT_CANDIDATES_MAX;
+        ranked.truncate(PRINT_CANDIDATES_MAX);
+        Ok(ranked)
+    }
+
+    /// Returns the best points of all indexes.
+    ///
+    /// A segment contributes by its number of rows: scores depend on how common the edges are in a
+    /// segment, so those of different segments cannot be compared.
+    fn indexed<'s>(
+        &self,
+        thread: &mut SearchThread,
+        query: &PrintQuery<'_>,
+        views: &[&SegmentView],
+        found: &mut QueryHits,
+    ) -> Result<Vec<RankedPoint<'s>>> {
+        let mut parts = Vec::new();
+        for (at, view) in (0..).zip(views.iter().copied()) {
+            if let Some(edges) = view.segment.edges() {
+                let filtered = self.filtered(query.filter, view, &mut found.partial)?;
+                let allow = filtered.as_ref().or(view.allowed().map(Arc::as_ref));
+                let rows = allow.map_or(view.segment.rows(), RowSet::count);
+                parts.push(IndexedPart { at, view, edges, filtered, rows });
+            }
+        }
+        let all = parts.iter().map(|part| u64::from(part.rows)).sum();
+        let mut ranked = Vec::new();
+        for part in parts.iter().filter(|part| part.rows > 0) {
+            if query.deadline.is_some_and(|deadline| Instant::now() > deadline) {
+                found.partial = true;
+                break;
+            }
+            let count = share(query.candidates, part.rows, all);
+            let allow = part.filtered.as_ref().or(part.view.allowed().map(Arc::as_ref));
+            let allowed = |row| allow.is_none_or(|allow| allow.contains(row));
+            let SearchThread { edges: scratch, edge_hits: hits, .. } = thread;
+            part.edges.search(query.edges, count, allowed, scratch, hits);
+            for hit in hits.iter() {
+                if let Some(id) = part.view.segment.ids().id(hit.row) {
+                    let place = HitLocation::Segment(part.at, hit.row);
+                    ranked.push(RankedPoint { coarse: hit.score, id, place });
+                }
+            }
+        }
+        Ok(ranked)
+    }
+}
+
+/// A segment with an index.
+struct IndexedPart<'v> {
+    at: u32,
+    view: &'v SegmentView,
+    edges: &'v EdgeIndex,
+    /// Rows that the filter allows; `None` without a filter.
+    filtered: Option<RowSet>,
+    /// Number of rows that may be found.
+    rows: u32,
+}
+
+/// Returns the part of `candidates` for a segment with `rows` of `all` rows.
+fn share(candidates: usize, rows: u32, all: u64) -> usize {
+    let part = (candidates as u64 * u64::from(rows)).div_ceil(all.max(1)) as usize;
+    part.max(SEGMENT_CANDIDATES_MIN).min(rows as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_share_the_candidates_by_their_rows() {
+        assert_eq!(share(10_000, 900_000, 1_000_000), 9_000);
+        assert_eq!(share(10_000, 1_000, 1_000_000), SEGMENT_CANDIDATES_MIN);
+        assert_eq!(share(10_000, 10, 1_000_000), 10);
+        assert_eq!(share(4_096, 3_000, 3_000), 3_000);
+    }
+}

@@ -1,0 +1,207 @@
+//! Passes over payloads, in slices and with a deadline.
+//!
+//! A search thread answers many requests, so a pass for one of them must not hold it. Work that
+//! runs in a slice ([`in_slice`]) stops at its end, keeps its progress in the collection, and is
+//! called again later.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+use base::{Error, Result};
+
+/// Maximum time of a slice. A pass checks it every [`ROWS_A_TURN`] rows.
+pub const SLICE_MAX: Duration = Duration::from_millis(40);
+/// Maximum time of a pass without a deadline of its own.
+pub const SCAN_TIME_MAX: Duration = Duration::from_secs(600);
+/// Rows between checks of the time, at which the thread also yields.
+const ROWS_A_TURN: u32 = 512;
+
+/// Limits of the work on this thread.
+#[derive(Clone, Copy, Debug, Default)]
+struct WorkLimit {
+    deadline: Option<Instant>,
+    slice_end: Option<Instant>,
+    /// True once a pass has stopped at the end of the slice.
+    paused: bool,
+}
+
+thread_local! {
+    static LIMIT: Cell<WorkLimit> = const {
+        Cell::new(WorkLimit { deadline: None, slice_end: None, paused: false })
+    };
+}
+
+/// End of a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SliceOutcome<T> {
+    /// The work is done.
+    Done(T),
+    /// A pass over payloads was paused. The same work, called again, continues it.
+    Paused,
+}
+
+/// Runs `work` on this thread with a deadline. A filter that has to read payloads fails with
+/// `DeadlineExceeded` if it has not read all of them by then.
+pub fn until<T>(deadline: Instant, work: impl FnOnce() -> T) -> T {
+    limited(WorkLimit { deadline: Some(deadline), ..WorkLimit::default() }, work).0
+}
+
+/// Runs `work` as [`until`] does, but at most for [`SLICE_MAX`] if it reads payloads for a filter.
+/// If the result is [`SliceOutcome::Paused`], the caller runs the same work again, and other work
+/// in between.
+pub fn in_slice<T>(deadline: Instant, work: impl FnOnce() -> T) -> SliceOutcome<T> {
+    let slice_end = Some(Instant::now() + SLICE_MAX);
+    let limit = WorkLimit { deadline: Some(deadline), slice_end, paused: false };
+    match limited(limit, work) {
+        (_, WorkLimit { paused: true, .. }) => SliceOutcome::Paused,
+        (result, _) => SliceOutcome::Done(result),
+    }
+}
+
+/// Runs `work` in a slice that has ended, so that passes pause after one turn.
+#[cfg(test)]
+pub(super) fn in_ended_slice<T>(work: impl FnOnce() -> T) -> SliceOutcome<T> {
+    let slice_end = Some(Instant::now());
+    match limited(WorkLimit { slice_end, ..WorkLimit::default() }, work) {
+        (_, WorkLimit { paused: true, .. }) => SliceOutcome::Paused,
+        (result, _) => SliceOutcome::Done(result),
+    }
+}
+
+/// Runs `work` with a limit. Also returns the limit as it was at the end.
+fn limited<T>(limit: WorkLimit, work: impl FnOnce() -> T) -> (T, WorkLimit) {
+    struct Restore(WorkLimit);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            LIMIT.set(self.0);
+        }
+    }
+    let _restore = Restore(LIMIT.replace(limit));
+    let result = work();
+    (result, LIMIT.get())
+}
+
+/// Next step of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ScanStep {
+    /// Reads the row.
+    Read,
+    /// Stops at the end of its slice.
+    Pause,
+    /// Stops at its deadline.
+    Late,
+}
+
+/// Pass over payloads.
+pub(super) struct PayloadScan {
+    deadline: Instant,
+    slice_end: Option<Instant>,
+    rows: u32,
+    step: ScanStep,
+}
+
+impl PayloadScan {
+    /// Starts a pass that ends at the deadline only.
+    pub(super) fn new() -> PayloadScan {
+        let deadline = LIMIT.get().deadline;
+        let deadline = deadline.unwrap_or_else(|| Instant::now() + SCAN_TIME_MAX);
+        PayloadScan { deadline, slice_end: None, rows: 0, step: ScanStep::Read }
+    }
+
+    /// Starts a pass that ends with the slice too.
+    pub(super) fn in_slices() -> PayloadScan {
+        PayloadScan { slice_end: LIMIT.get().slice_end, ..PayloadScan::new() }
+    }
+
+    /// Counts a row and decides what to do. A pass that has stopped stays so.
+    pub(super) fn next_row(&mut self) -> ScanStep {
+        if self.rows.is_multiple_of(ROWS_A_TURN) && self.step == ScanStep::Read {
+            let now = Instant::now();
+            // The first turn is always read, so that every slice makes progress.
+            let ended = self.rows > 0 && self.slice_end.is_some_and(|end| now >= end);
+            if now >= self.deadline {
+                self.step = ScanStep::Late;
+            } else if ended {
+                self.step = ScanStep::Pause;
+            }
+            std::thread::yield_now();
+        }
+        self.rows = self.rows.wrapping_add(1);
+        self.step
+    }
+
+    /// Returns the decision about the last row.
+    pub(super) fn step(&self) -> ScanStep {
+        self.step
+    }
+
+    /// Checks that every row was read. `what` names the reason for reading.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` if rows were skipped; `Cancelled` if the pass was paused, which
+    /// [`in_slice`] notices.
+    pub(super) fn check(&self, what: &str) -> Result<()> {
+        match self.step {
+            ScanStep::Read => Ok(()),
+            ScanStep::Pause => {
+                LIMIT.set(WorkLimit { paused: true, ..LIMIT.get() });
+                Err(Error::cancelled("reading payloads for a filter goes on in another slice"))
+            }
+            ScanStep::Late => Err(Error::deadline(format!(
+                "the time was up while payloads were read, because {what}; add a condition on an indexed \
+                 field, or allow more time"
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::ErrorKind;
+
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn a_payload_scan_ends_at_its_deadline() {
+        let late = until(Instant::now(), || {
+            let mut scan = PayloadScan::new();
+            assert_eq!([scan.next_row(), scan.next_row()], [ScanStep::Late; 2]);
+            scan.check("\"x\" has no index").unwrap_err()
+        });
+        assert_eq!(late.kind(), ErrorKind::DeadlineExceeded);
+        assert!(late.message().contains("\"x\" has no index"), "{late}");
+        let mut scan = PayloadScan::new();
+        assert_eq!(scan.next_row(), ScanStep::Read, "the deadline went with the work");
+        assert!(scan.check("").is_ok());
+        until(Instant::now() + HOUR, || assert_eq!(PayloadScan::new().next_row(), ScanStep::Read));
+    }
+
+    /// Reads rows until the pass stops; returns how many.
+    fn rows_until_stop(mut scan: PayloadScan, max: u32) -> (u32, Result<()>) {
+        let read = (0..max).take_while(|_| scan.next_row() == ScanStep::Read).count() as u32;
+        let checked = scan.check("");
+        (read, checked)
+    }
+
+    #[test]
+    fn a_slice_pauses_after_a_turn_and_says_so() {
+        let limit = WorkLimit {
+            deadline: Some(Instant::now() + HOUR),
+            slice_end: Some(Instant::now()),
+            paused: false,
+        };
+        let (result, limit) = limited(limit, || rows_until_stop(PayloadScan::in_slices(), 2000));
+        assert_eq!(result.0, ROWS_A_TURN);
+        assert_eq!(result.1.unwrap_err().kind(), ErrorKind::Cancelled);
+        assert!(limit.paused);
+        // A pass that cannot be paused reads on.
+        let (result, limit) = limited(WorkLimit { paused: false, ..limit }, || {
+            rows_until_stop(PayloadScan::new(), 2000)
+        });
+        assert_eq!((result.0, result.1.is_ok(), limit.paused), (2000, true, false));
+        let done = in_slice(Instant::now() + HOUR, || 7);
+        assert_eq!(done, SliceOutcome::Done(7));
+    }
+}

@@ -1,0 +1,293 @@
+//! The job: walks, scans in several threads, and keeps what it found.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use base::{Error, ErrorKind, Result};
+use os::{Pacer, Rate};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::scan::{DuplicateScanner, ScanOutcome, ordered};
+use super::store::{DuplicatePair, DuplicateStore, PairsFile};
+use super::{DuplicateOptions, PAIRS_MAX};
+use crate::collection::{WalkPosition, WalkStep, WalkedPoint};
+use crate::registry::NamedCollection;
+
+/// Points of a step for each thread.
+const STEP_POINTS: usize = 512;
+/// Longest time between two writes of the state.
+const CHECKPOINT: Duration = Duration::from_secs(5);
+/// Wait for segments that are being opened, and the longest such wait.
+const OPENING_WAIT: Duration = Duration::from_millis(200);
+const OPENING_WAIT_MAX: Duration = Duration::from_secs(600);
+
+/// State of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DuplicateState {
+    /// It runs, or ran when the server ended. The same request continues it.
+    #[default]
+    Running,
+    /// All points were compared.
+    Done,
+    /// It was cancelled. The same request continues it.
+    Cancelled,
+    /// It ended with an error.
+    Failed,
+}
+
+/// Progress of a job; kept in a file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DuplicateProgress {
+    /// Its options.
+    pub options: DuplicateOptions,
+    /// Its state.
+    pub state: DuplicateState,
+    /// Error of a failed job.
+    pub error: Option<String>,
+    /// Points visited. Points that a merge moves are visited again and count again.
+    pub done: u64,
+    /// Live points when the job began or was continued.
+    pub total: u64,
+    /// Pairs with a similarity above the threshold; a pair that the keypoints refuse may count
+    /// twice.
+    pub candidates: u64,
+    /// Candidates that the keypoints refused.
+    pub refused: u64,
+    /// Pairs found.
+    pub pairs: u64,
+    /// Points or records that could not be read.
+    pub unreadable: u64,
+    /// Seconds of work, over all starts.
+    pub seconds: f64,
+    position: WalkPosition,
+}
+
+impl DuplicateProgress {
+    fn new(options: DuplicateOptions) -> DuplicateProgress {
+        DuplicateProgress {
+            options,
+            state: DuplicateState::Running,
+            error: None,
+            done: 0,
+            total: 0,
+            candidates: 0,
+            refused: 0,
+            pairs: 0,
+            unreadable: 0,
+            seconds: 0.0,
+            position: WalkPosition::default(),
+        }
+    }
+
+    /// Reads the progress of a collection's job; `None` if there was none.
+    ///
+    /// # Errors
+    /// `DataLoss` for a damaged file; otherwise the error of the file system.
+    pub fn read(store: &DuplicateStore) -> Result<Option<DuplicateProgress>> {
+        store.state()
+    }
+
+    /// Returns true if a job with these options continues this one.
+    fn continues(&self, options: &DuplicateOptions) -> bool {
+        let same =
+            self.options.threshold == options.threshold && self.options.accept == options.accept;
+        same && self.state != DuplicateState::Done
+    }
+}
+
+/// Connection between a running job and its callers.
+#[derive(Debug, Default)]
+pub struct DuplicateControl {
+    /// Set to cancel the job. It ends within a step.
+    pub stop: AtomicBool,
+    progress: Mutex<Option<DuplicateProgress>>,
+}
+
+impl DuplicateControl {
+    /// Returns the progress of the running job; `None` before its first step.
+    #[must_use]
+    pub fn progress(&self) -> Option<DuplicateProgress> {
+        self.progress.lock().clone()
+    }
+}
+
+/// Finds the duplicates of a collection on the calling thread and `options.threads - 1` further
+/// ones, all at low priority. Continues an earlier job of the same threshold and score that has not
+/// ended; starts anew otherwise.
+///
+/// # Errors
+/// `InvalidArgument` for options that cannot work, `ResourceExhausted` for more than [`PAIRS_MAX`]
+/// pairs, `DataLoss` if the files of an earlier job are damaged; otherwise the error of the medium.
+/// The state in the file then is `failed`.
+pub fn run(
+    named: &NamedCollection,
+    options: DuplicateOptions,
+    control: &DuplicateControl,
+) -> Result<DuplicateProgress> {
+    let metric = named.settings().metric;
+    options.check(metric)?;
+    let store = DuplicateStore::of(named);
+    let earlier = DuplicateProgress::read(&store)?.filter(|earlier| earlier.continues(&options));
+    if earlier.is_none() {
+        store.remove()?;
+    }
+    let mut progress = earlier.unwrap_or_else(|| DuplicateProgress::new(options));
+    progress.options = options;
+    progress.state = DuplicateState::Running;
+    progress.error = None;
+    progress.total = named.collection().count();
+    let known = store.pairs(progress.pairs)?.iter().map(|pair| (pair.a, pair.b)).collect();
+    let pairs = store.append(progress.pairs)?;
+    store.put_state(&progress)?;
+    let pacer = Pacer::new(Rate::per_second(options.points_per_second));
+    let mut job = JobRun { named, store, progress, known, pairs, pacer, control };
+    let ended = job.run();
+    job.progress.state = match &ended {
+        Ok(true) => DuplicateState::Done,
+        Ok(false) => DuplicateState::Cancelled,
+        Err(_) => DuplicateState::Failed,
+    };
+    if named.removed() {
+        return Err(Error::not_found("the collection was removed"));
+    }
+    job.progress.error = ended.as_ref().err().map(|error| error.message().to_owned());
+    job.checkpoint()?;
+    ended.map(|_| job.progress)
+}
+
+struct JobRun<'a> {
+    named: &'a NamedCollection,
+    store: DuplicateStore,
+    progress: DuplicateProgress,
+    /// Ids of the pairs found, the lower one first.
+    known: HashSet<(u64, u64)>,
+    pairs: PairsFile,
+    pacer: Pacer,
+    control: &'a DuplicateControl,
+}
+
+impl JobRun<'_> {
+    /// Walks and scans. Returns false if the job was cancelled.
+    fn run(&mut self) -> Result<bool> {
+        let options = self.progress.options;
+        let metric = self.named.settings().metric;
+        let collection = self.named.collection();
+        let mut scanners = (0..options.threads)
+            .map(|_| DuplicateScanner::new(collection, metric, options))
+            .collect::<Result<Vec<_>>>()?;
+        let mut written = Instant::now();
+        self.publish();
+        while !self.control.stop.load(Ordering::Relaxed) {
+            if self.named.removed() {
+                return Err(Error::not_found("the collection was removed"));
+            }
+            let began = Instant::now();
+            let step = self.step(STEP_POINTS * options.threads)?;
+            let Some(WalkStep { points, unreadable, ended }) = step else { return Ok(false) };
+            self.pacer.wait(points.len() as u64);
+            let outcomes = scan_all(&mut scanners, &points, &self.known)?;
+            self.progress.done += points.len() as u64;
+            self.progress.unreadable += unreadable;
+            for outcome in outcomes {
+                self.add(outcome)?;
+            }
+            self.progress.seconds += began.elapsed().as_secs_f64();
+            if written.elapsed() >= CHECKPOINT {
+                self.checkpoint()?;
+                written = Instant::now();
+            }
+            self.publish();
+            if ended {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Returns the next step of the walk; `None` if the job was stopped while segments were opened.
+    fn step(&mut self, max: usize) -> Result<Option<WalkStep>> {
+        let give_up = Instant::now() + OPENING_WAIT_MAX;
+        loop {
+            match self.named.collection().walk(&mut self.progress.position, max) {
+                Ok(step) => return Ok(Some(step)),
+                Err(error)
+                    if error.kind() == ErrorKind::Unavailable && Instant::now() < give_up =>
+                {
+                    if self.control.stop.load(Ordering::Relaxed) {
+                        return Ok(None);
+                    }
+                    std::thread::sleep(OPENING_WAIT);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn add(&mut self, outcome: ScanOutcome) -> Result<()> {
+        self.progress.candidates += outcome.candidates;
+        self.progress.refused += outcome.refused;
+        self.progress.unreadable += outcome.unreadable;
+        // Both points of a pair may have been in this step.
+        let new: Vec<DuplicatePair> = outcome
+            .pairs
+            .into_iter()
+            .filter(|pair| self.known.insert(ordered(pair.a, pair.b)))
+            .collect();
+        if self.known.len() > PAIRS_MAX {
+            return Err(Error::exhausted(format!(
+                "there are more than {PAIRS_MAX} pairs; raise the threshold"
+            )));
+        }
+        self.pairs.append(&new)?;
+        self.progress.pairs += new.len() as u64;
+        Ok(())
+    }
+
+    fn checkpoint(&mut self) -> Result<()> {
+        self.pairs.sync()?;
+        self.store.put_state(&self.progress)
+    }
+
+    fn publish(&self) {
+        *self.control.progress.lock() = Some(self.progress.clone());
+    }
+}
+
+/// Scans the points with all scanners, each on its thread.
+fn scan_all(
+    scanners: &mut [DuplicateScanner<'_>],
+    points: &[WalkedPoint],
+    known: &HashSet<(u64, u64)>,
+) -> Result<Vec<ScanOutcome>> {
+    let share = points.len().div_ceil(scanners.len().max(1)).max(1);
+    let mut work = scanners.iter_mut().zip(points.chunks(share));
+    let first = work.next();
+    std::thread::scope(|scope| {
+        let others: Vec<_> = work
+            .map(|(scanner, points)| {
+                std::thread::Builder::new().name("duplicates".into()).spawn_scoped(
+                    scope,
+                    move || {
+                        os::thread::enter_low_priority("finding duplicates");
+                        scanner.scan(points, known)
+                    },
+                )
+            })
+            .collect();
+        let mut outcomes = Vec::new();
+        if let Some((scanner, points)) = first {
+            outcomes.push(scanner.scan(points, known)?);
+        }
+        for other in others {
+            let other = other.map_err(|error| Error::exhausted(format!("no thread: {error}")))?;
+            let ended = other.join();
+            outcomes.push(ended.unwrap_or_else(|_| {
+                Err(Error::internal("a thread of the search for duplicates panicked"))
+            })?);
+        }
+        Ok(outcomes)
+    })
+}

@@ -1,0 +1,120 @@
+//! Parts of one piece of work, which several threads claim one by one.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use base::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+
+/// Parts that are claimed in order. The owner claims parts like every helper, so the work is done
+/// even if no helper comes.
+#[derive(Debug)]
+pub(crate) struct SharedParts {
+    count: usize,
+    next: AtomicUsize,
+    helpers: Mutex<HelperCount>,
+    left: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct HelperCount {
+    running: usize,
+    panicked: bool,
+}
+
+impl SharedParts {
+    /// Creates `count` parts.
+    pub(crate) fn new(count: usize) -> SharedParts {
+        SharedParts {
+            count,
+            next: AtomicUsize::new(0),
+            helpers: Mutex::default(),
+            left: Condvar::new(),
+        }
+    }
+
+    /// Returns true if a part is left to claim.
+    pub(crate) fn is_left(&self) -> bool {
+        self.next.load(Ordering::Relaxed) < self.count
+    }
+
+    /// Returns the number of the next part, or `None` if all are claimed.
+    pub(crate) fn claim(&self) -> Option<usize> {
+        // Read first, so that late helpers do not count on for ever.
+        if !self.is_left() {
+            return None;
+        }
+        let part = self.next.fetch_add(1, Ordering::Relaxed);
+        (part < self.count).then_some(part)
+    }
+
+    /// Registers a helper before its first claim. It leaves once it has passed on its results.
+    pub(crate) fn enter(&self) -> PartsHelper<'_> {
+        self.helpers.lock().running += 1;
+        PartsHelper(self)
+    }
+
+    /// Waits until all helpers have left. For the owner, once no part is left to claim.
+    ///
+    /// # Errors
+    /// `Internal` if a helper panicked: its parts are lost.
+    pub(crate) fn wait(&self) -> Result<()> {
+        let mut helpers = self.helpers.lock();
+        while helpers.running > 0 {
+            self.left.wait(&mut helpers);
+        }
+        match helpers.panicked {
+            true => Err(Error::internal("a thread that did a part of this query panicked")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Helper that may hold a part.
+pub(crate) struct PartsHelper<'a>(&'a SharedParts);
+
+impl Drop for PartsHelper<'_> {
+    fn drop(&mut self) {
+        let mut helpers = self.0.helpers.lock();
+        helpers.running -= 1;
+        helpers.panicked |= std::thread::panicking();
+        self.0.left.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    #[test]
+    fn each_part_is_claimed_once() {
+        let parts = SharedParts::new(1000);
+        let claimed = Mutex::new(Vec::new());
+        let work = || {
+            let _helper = parts.enter();
+            while let Some(part) = parts.claim() {
+                claimed.lock().push(part);
+            }
+        };
+        std::thread::scope(|scope| {
+            (0..3).for_each(|_| drop(scope.spawn(work)));
+            work();
+        });
+        parts.wait().unwrap();
+        let mut claimed = claimed.into_inner();
+        claimed.sort_unstable();
+        assert_eq!(claimed, (0..1000).collect::<Vec<_>>());
+        assert_eq!(parts.claim(), None);
+    }
+
+    #[test]
+    fn a_panic_of_a_helper_is_an_error() {
+        let parts = SharedParts::new(1);
+        let helper = catch_unwind(AssertUnwindSafe(|| {
+            let _helper = parts.enter();
+            panic!("on purpose");
+        }));
+        assert!(helper.is_err());
+        assert_eq!(parts.wait().unwrap_err().kind(), base::ErrorKind::Internal);
+    }
+}
