@@ -1,0 +1,176 @@
+//! A backup as one file: a tar archive whose first entry is the list. The other entries are the
+//! files in the order of the list.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::time::Instant;
+
+use base::{Error, Result};
+use search::registry::{CollectionSettings, Registry};
+use storage::Writer;
+
+use crate::list::{BackupFile, BackupList, LIST_BYTES_MAX};
+use crate::restore::{RestoreReport, RestoreTarget, begin, finish, unexpected};
+use crate::transfer::BackupContext;
+
+/// Name of the list in the archive.
+const LIST_NAME: &str = "millpond-backup.json";
+/// Bytes of a block of a tar archive.
+const BLOCK_BYTES: u64 = 512;
+/// Bytes of an entry that are copied at once.
+const STEP_BYTES: usize = 1 << 20;
+/// Blocks of zeros at the end.
+const END_BLOCKS: u64 = 2;
+/// Names in the first entries of Qdrant's own snapshots.
+const QDRANT_NAMES: [&str; 4] = ["config.json", "version.info", "shard_", "payload_index"];
+
+/// Returns the bytes of the archive of a backup.
+///
+/// # Errors
+/// As [`BackupList::encode`].
+pub fn archive_bytes(list: &BackupList) -> Result<u64> {
+    let entry = |bytes: u64| BLOCK_BYTES + bytes.next_multiple_of(BLOCK_BYTES);
+    let files: u64 = list.files.iter().map(|file| entry(file.bytes)).sum();
+    Ok(entry(list.encode()?.len() as u64) + files + END_BLOCKS * BLOCK_BYTES)
+}
+
+/// Writes a backup of `collection` as an archive. Compares each object with its checksum.
+///
+/// # Errors
+/// `DataLoss` that names a damaged object; those of the store and of `out`. The archive is then
+/// incomplete.
+pub async fn write_archive(
+    context: &BackupContext<'_>,
+    collection: &str,
+    list: &BackupList,
+    out: &mut dyn std::io::Write,
+) -> Result<()> {
+    let failed = |error: std::io::Error| Error::cancelled(format!("the archive: {error}"));
+    let text = list.encode()?;
+    context.progress.set_total(list.bytes());
+    out.write_all(header(LIST_NAME, text.len() as u64)?.as_bytes()).map_err(failed)?;
+    out.write_all(&text).map_err(failed)?;
+    out.write_all(&padding(text.len() as u64)).map_err(failed)?;
+    for file in &list.files {
+        out.write_all(header(&file.name, file.bytes)?.as_bytes()).map_err(failed)?;
+        context.download(collection, file, |piece| out.write_all(piece).map_err(failed)).await?;
+        out.write_all(&padding(file.bytes)).map_err(failed)?;
+    }
+    out.write_all(&vec![0; (END_BLOCKS * BLOCK_BYTES) as usize]).map_err(failed)?;
+    out.flush().map_err(failed)
+}
+
+fn header(name: &str, bytes: u64) -> Result<tar::Header> {
+    let mut header = tar::Header::new_gnu();
+    header.set_path(name).map_err(|error| Error::internal(format!("{name}: {error}")))?;
+    header.set_size(bytes);
+    header.set_mode(0o600);
+    header.set_entry_type(tar::EntryType::Regular);
+    header.set_cksum();
+    Ok(header)
+}
+
+fn padding(bytes: u64) -> Vec<u8> {
+    vec![0; (bytes.next_multiple_of(BLOCK_BYTES) - bytes) as usize]
+}
+
+/// Restores an archive that [`write_archive`] has written. `check` may refuse the settings of the
+/// collection.
+///
+/// # Errors
+/// `InvalidArgument` for another file, in particular for a snapshot of Qdrant's own; `DataLoss` if
+/// a file of the archive is missing, shortened or changed; otherwise those of the registry. The
+/// collection of the name stays as it was.
+pub fn read_archive(
+    registry: &Registry,
+    archive: impl Read,
+    target: &RestoreTarget,
+    check: impl FnOnce(&CollectionSettings) -> Result<()>,
+) -> Result<RestoreReport> {
+    let began = Instant::now();
+    let mut archive = tar::Archive::new(archive);
+    // Raw entries, since extensions of the format would be read into memory.
+    let mut entries = archive.entries().map_err(|error| unreadable(&error))?.raw(true);
+    let first = entries.next().ok_or_else(|| Error::invalid("the snapshot is empty"))?;
+    let list = read_list(first.map_err(|error| unreadable(&error))?)?;
+    check(&list.settings)?;
+    let restoring = begin(registry, &list, target)?;
+    let mut expected: BTreeMap<&str, &BackupFile> =
+        list.files.iter().map(|file| (file.name.as_str(), file)).collect();
+    for entry in entries {
+        let mut entry = entry.map_err(|error| unreadable(&error))?;
+        let name = name_of(&entry);
+        let file = expected.remove(name.as_str()).ok_or_else(|| unexpected(&name))?;
+        append_checked(&mut entry, file, &mut *restoring.create(&name)?)?;
+    }
+    if let Some(name) = expected.keys().next() {
+        return Err(Error::data_loss(format!("the snapshot ends before its file {name}")));
+    }
+    finish(restoring, &list, began)
+}
+
+fn name_of(entry: &tar::Entry<'_, impl Read>) -> String {
+    String::from_utf8_lossy(&entry.path_bytes()).into_owned()
+}
+
+fn read_list(entry: tar::Entry<'_, impl Read>) -> Result<BackupList> {
+    let name = name_of(&entry);
+    if name != LIST_NAME {
+        let is_qdrant = QDRANT_NAMES.iter().any(|known| name.contains(known));
+        let what =
+            if is_qdrant { "a snapshot that Qdrant made" } else { "no snapshot of Millpond" };
+        return Err(Error::invalid(format!(
+            "the file is {what} (its first entry is {name:?}). Only snapshots made here can be \
+             restored; to move from Qdrant, read the points with scroll and write them with upsert"
+        )));
+    }
+    let mut text = Vec::new();
+    let read = entry.take(LIST_BYTES_MAX + 1).read_to_end(&mut text);
+    read.map_err(|error| unreadable(&error))?;
+    BackupList::decode(&text)
+}
+
+/// Appends all bytes of `from` to `to` and makes them durable. Compares length and checksum with
+/// those of `file`.
+///
+/// # Errors
+/// `DataLoss` if they differ; those of `from` and `to`.
+fn append_checked(from: &mut impl Read, file: &BackupFile, to: &mut dyn Writer) -> Result<()> {
+    let wrong = |why: String| Error::data_loss(format!("{} in the snapshot: {why}", file.name));
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; STEP_BYTES];
+    let mut received = 0;
+    loop {
+        let count = from.read(&mut buffer).map_err(|error| unreadable(&error))?;
+        if count == 0 {
+            break;
+        }
+        received += count as u64;
+        if received > file.bytes {
+            return Err(wrong(format!("it has more than {} bytes", file.bytes)));
+        }
+        hasher.update(&buffer[..count]);
+        to.append(&buffer[..count])?;
+    }
+    if received != file.bytes {
+        return Err(wrong(format!("it has {received} bytes, and the list says {}", file.bytes)));
+    }
+    if hasher.finalize().to_hex().as_str() != file.blake3 {
+        return Err(wrong("it does not match its checksum".to_owned()));
+    }
+    to.persist()
+}
+
+/// Converts an error of reading an archive. Keeps an error of this program in it.
+fn unreadable(error: &std::io::Error) -> Error {
+    let first = error.get_ref().map(|source| source as &(dyn std::error::Error + 'static));
+    let mut causes = std::iter::successors(first, |cause| cause.source());
+    let own = causes.find_map(|cause| {
+        let inner = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        let own = inner.and_then(|inner| inner.downcast_ref::<Error>());
+        own.or_else(|| cause.downcast_ref::<Error>())
+    });
+    own.cloned().unwrap_or_else(|| {
+        Error::invalid(format!("the snapshot cannot be read as a tar archive: {error}"))
+    })
+}

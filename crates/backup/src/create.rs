@@ -1,0 +1,193 @@
+//! A backup of a collection.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
+
+use base::{Error, Result};
+use search::collection::{FileRole, PinnedFile, PinnedFiles};
+use search::registry::NamedCollection;
+use serde::Serialize;
+
+use crate::list::{BackupFile, BackupId, BackupList};
+use crate::marks::{Mark, MarkKind};
+use crate::store::StoredObject;
+use crate::transfer::BackupContext;
+
+/// Extent of a backup.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BackupExtent {
+    /// Files that the store lacks.
+    #[default]
+    Missing,
+    /// All files, also files that the store has. Replaces damaged objects.
+    All,
+    /// As `Missing`, and no backup if nothing has changed since the newest one.
+    Changed,
+}
+
+/// Outcome of a backup.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct BackupReport {
+    /// Id of the backup, or of the newest one if nothing has changed.
+    pub backup: BackupId,
+    /// True if nothing has changed since the newest backup, so no other was made.
+    pub unchanged: bool,
+    /// Points.
+    pub points: u64,
+    /// Files of the backup.
+    pub files: usize,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Files that the store lacked.
+    pub uploaded_files: usize,
+    /// Bytes of them.
+    pub uploaded_bytes: u64,
+    /// Duration in seconds.
+    pub seconds: f64,
+}
+
+/// Objects that the store has already.
+#[derive(Default)]
+struct KnownObjects {
+    stored: BTreeMap<String, StoredObject>,
+    /// Files of earlier backups, by the name of the object.
+    listed: HashMap<String, BackupFile>,
+    /// Newest backup that can be read.
+    newest: Option<BackupList>,
+}
+
+/// Backs a collection up as it is now: uploads files, and then the list.
+///
+/// # Errors
+/// `Unavailable` while the collection is being opened, `FailedPrecondition` if it is damaged,
+/// `Cancelled` if the progress was stopped; otherwise the errors of the medium and of the store.
+/// The store then has no incomplete backup, and the next one continues.
+pub async fn create(
+    context: &BackupContext<'_>,
+    named: &NamedCollection,
+    extent: BackupExtent,
+) -> Result<BackupReport> {
+    let began = Instant::now();
+    let collection = named.name();
+    let id = BackupId::after(context.store.ids(collection).await?.last());
+    let mut mark = Mark::put(context.store, collection, MarkKind::Backup, &id).await?;
+    let outcome = async {
+        mark.wait_for_removals(context.progress).await?;
+        let known = match extent {
+            BackupExtent::All => KnownObjects::default(),
+            _ => known_objects(context, collection).await?,
+        };
+        named.collection().flush_before_pin()?;
+        let pinned = named.collection().pin()?;
+        let newest = known.newest.as_ref().filter(|_| extent == BackupExtent::Changed);
+        if let Some(list) = newest.filter(|list| is_same(list, named, &pinned)) {
+            return Ok(BackupReport { unchanged: true, ..report(list) });
+        }
+        upload(context, named, &pinned, &known, &id, &mut mark).await
+    }
+    .await;
+    mark.remove().await;
+    outcome.map(|report| BackupReport { seconds: began.elapsed().as_secs_f64(), ..report })
+}
+
+async fn known_objects(context: &BackupContext<'_>, collection: &str) -> Result<KnownObjects> {
+    let stored = context.store.objects(collection).await?;
+    let mut listed = HashMap::new();
+    let mut newest = None;
+    for id in context.store.ids(collection).await? {
+        match context.store.list(collection, &id).await {
+            Ok(list) => {
+                let files = list.files.iter().cloned();
+                listed.extend(files.map(|file| (file.object.clone(), file)));
+                newest = Some(list);
+            }
+            // Its files are uploaded again if no other list has them.
+            Err(error) => tracing::warn!(%error, backup = %id, "an earlier backup is not read"),
+        }
+    }
+    Ok(KnownObjects { stored, listed, newest })
+}
+
+/// Returns true if the pinned state is that of `list`.
+fn is_same(list: &BackupList, named: &NamedCollection, pinned: &PinnedFiles<'_>) -> bool {
+    let same_file = |(listed, file): (&BackupFile, &PinnedFile)| {
+        listed.name == file.name && listed.bytes == file.bytes
+    };
+    list.source == named.points_name()
+        && list.settings == *named.settings()
+        && list.files.len() == pinned.files().len()
+        && list.files.iter().zip(pinned.files()).all(same_file)
+}
+
+async fn upload(
+    context: &BackupContext<'_>,
+    named: &NamedCollection,
+    pinned: &PinnedFiles<'_>,
+    known: &KnownObjects,
+    id: &BackupId,
+    mark: &mut Mark<'_>,
+) -> Result<BackupReport> {
+    let points = named.collection().count();
+    context.progress.set_total(pinned.files().iter().map(|file| file.bytes).sum());
+    let sent_before = context.progress.bytes_moved();
+    let mut files = Vec::with_capacity(pinned.files().len());
+    let mut uploaded_files = 0;
+    for file in pinned.files() {
+        mark.renew().await?;
+        let object = object_name(file, named.points_name(), id);
+        let stored = known.stored.get(&object).is_some_and(|found| found.bytes == file.bytes);
+        let listed = known.listed.get(&object).filter(|found| found.bytes == file.bytes);
+        let blake3 = match listed.filter(|_| stored) {
+            Some(listed) => {
+                context.progress.add_done(file.bytes);
+                listed.blake3.clone()
+            }
+            // Objects appear whole, so one that a stopped backup left is not sent again.
+            None if stored => context.hash(&pinned.open(file)?).await?,
+            None => {
+                uploaded_files += 1;
+                let key = context.store.object_key(named.name(), &object);
+                let sent = context.upload(&pinned.open(file)?, &key).await;
+                sent.map_err(|error| error.context(&file.name))?
+            }
+        };
+        files.push(BackupFile { name: file.name.clone(), object, bytes: file.bytes, blake3 });
+    }
+    let state = String::from_utf8(pinned.list()?)
+        .map_err(|error| Error::internal(format!("the list of files: {error}")))?;
+    let list = BackupList {
+        id: id.clone(),
+        collection: named.name().to_owned(),
+        source: named.points_name().to_owned(),
+        points,
+        settings: (*named.settings()).clone(),
+        state,
+        files,
+    };
+    context.store.put_list(&list).await?;
+    let uploaded_bytes = context.progress.bytes_moved() - sent_before;
+    Ok(BackupReport { uploaded_files, uploaded_bytes, ..report(&list) })
+}
+
+/// Returns the report of a backup of which nothing was uploaded.
+fn report(list: &BackupList) -> BackupReport {
+    BackupReport {
+        backup: list.id.clone(),
+        unchanged: false,
+        points: list.points,
+        files: list.files.len(),
+        bytes: list.bytes(),
+        uploaded_files: 0,
+        uploaded_bytes: 0,
+        seconds: 0.0,
+    }
+}
+
+/// Returns the name of a file's object. Different contents never get the same name.
+fn object_name(file: &PinnedFile, points: &str, id: &BackupId) -> String {
+    match &file.role {
+        FileRole::Segment { uuid } => format!("segment-{uuid}"),
+        FileRole::Deletes => format!("{points}-{}", file.name),
+        FileRole::Log => format!("{id}-{}", file.name),
+    }
+}

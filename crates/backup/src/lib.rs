@@ -1,0 +1,51 @@
+//! Backups of collections in a directory or an object store: S3, Google Cloud Storage, Azure Blob
+//! Storage, HTTP (WebDAV) and `file://`.
+//!
+//! Segments never change, so a backup stores only files that the store lacks, then one list of all
+//! its files. A backup is therefore complete once its list exists, and a stopped one is continued
+//! by the next. The collection is served meanwhile; its pinned files are of one moment.
+//!
+//! # Objects
+//! Below the root, each collection has a directory with its name:
+//!
+//! | key | content |
+//! |---|---|
+//! | `backups/ID` | list of a backup; the id begins with the time |
+//! | `objects/segment-UUID` | segment; shared by all backups that have it |
+//! | `objects/POINTS-deletes-N` | deleted rows; `POINTS` is unique to a collection |
+//! | `objects/ID-log-N` | changes that no segment has |
+//! | `running/ID`, `pruning/ID` | marks of work in progress |
+//!
+//! # Removal
+//! [`prune`] removes lists by a policy, then objects that no list names. It does not remove objects
+//! while a backup runs, even one of another server: both put a mark before they look for the mark
+//! of the other.
+
+mod archive;
+mod create;
+mod list;
+mod location;
+mod marks;
+mod policy;
+mod prune;
+mod restore;
+mod service;
+mod store;
+mod transfer;
+mod verify;
+
+pub use archive::{archive_bytes, read_archive, write_archive};
+pub use create::{BackupExtent, BackupReport, create};
+pub use list::{BackupFile, BackupId, BackupList};
+pub use location::{LocationReader, open_location};
+pub use model_store::block_on;
+pub use policy::RetentionPolicy;
+pub use prune::{PruneReport, delete, prune};
+pub use restore::{RestoreReport, RestoreTarget, restore};
+pub use service::{
+    BackupConfig, BackupJob, BackupJobState, BackupRequest, BackupService, RegistryAccess,
+    SubmittedJob,
+};
+pub use store::{BackupStore, StoredCollection};
+pub use transfer::{BackupContext, BackupProgress};
+pub use verify::{BackupProblem, VerifyReport, verify};

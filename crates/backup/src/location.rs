@@ -1,0 +1,93 @@
+//! A file at a location: a path of this machine, or a URL.
+
+use std::fs::File;
+use std::io::Read;
+use std::pin::Pin;
+
+use base::{Error, Result};
+use bytes::{Buf, Bytes};
+use model_store::StorePlace;
+use object_store::ObjectStoreExt;
+use tokio::runtime::Runtime;
+use tokio_stream::{Stream, StreamExt};
+
+/// Longest time of a download.
+const DOWNLOAD_TIME_MAX: &str = "24 hours";
+
+type Pieces = Pin<Box<dyn Stream<Item = object_store::Result<Bytes>> + Send>>;
+
+/// Reader of a file at a location. Blocks the thread.
+pub enum LocationReader {
+    /// File of this machine.
+    File(File),
+    /// Object of a store or file of a server.
+    Remote(Box<RemoteReader>),
+}
+
+/// Reader of a file that arrives from the network.
+pub struct RemoteReader {
+    runtime: Runtime,
+    pieces: Pieces,
+    current: Bytes,
+}
+
+impl std::fmt::Debug for RemoteReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RemoteReader").finish_non_exhaustive()
+    }
+}
+
+/// Opens the file at `location`: `file:///PATH`, `http://HOST/PATH`, or a URL of a store.
+/// `options` are names and values of the provider's variables, in lower case.
+///
+/// # Errors
+/// `InvalidArgument` for another location, `NotFound` if there is no file; otherwise the error of
+/// the file system or of the store.
+pub fn open_location(location: &str, options: &[(String, String)]) -> Result<LocationReader> {
+    if let Some(path) = location.strip_prefix("file://") {
+        let path = std::path::Path::new(path);
+        let file = File::open(path).map_err(|error| Error::io(path, &error))?;
+        return Ok(LocationReader::File(file));
+    }
+    let wrong = || {
+        Error::invalid(format!(
+            "{location:?} is no location of a snapshot; use file:///PATH, http://HOST/PATH or a URL of a store"
+        ))
+    };
+    let (directory, name) = location.rsplit_once('/').ok_or_else(wrong)?;
+    if !directory.contains("://") || name.is_empty() {
+        return Err(wrong());
+    }
+    let mut options = options.to_vec();
+    options.push(("timeout".to_owned(), DOWNLOAD_TIME_MAX.to_owned()));
+    let place = StorePlace::open(directory, &options)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Error::exhausted(format!("a runtime: {error}")))?;
+    let got = runtime.block_on(async { place.objects().get(&place.key(name)).await });
+    let pieces = got.map_err(|error| place.failed(&error))?.into_stream();
+    let reader = RemoteReader { runtime, pieces: Box::pin(pieces), current: Bytes::new() };
+    Ok(LocationReader::Remote(Box::new(reader)))
+}
+
+impl Read for RemoteReader {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        while self.current.is_empty() {
+            match self.runtime.block_on(self.pieces.next()) {
+                None => return Ok(0),
+                Some(piece) => self.current = piece.map_err(std::io::Error::other)?,
+            }
+        }
+        let count = self.current.len().min(buffer.len());
+        self.current.copy_to_slice(&mut buffer[..count]);
+        Ok(count)
+    }
+}
+
+impl Read for LocationReader {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        match self {
+            LocationReader::File(file) => file.read(buffer),
+            LocationReader::Remote(remote) => remote.read(buffer),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Removal of backups by a policy, and of objects that no backup needs.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use base::{Error, Result};
+use serde::Serialize;
+
+use crate::list::BackupId;
+use crate::marks::{Mark, MarkKind};
+use crate::policy::RetentionPolicy;
+use crate::transfer::BackupContext;
+
+/// Outcome of a removal.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PruneReport {
+    /// Backups that were removed.
+    pub removed: Vec<BackupId>,
+    /// Backups that stay.
+    pub kept: usize,
+    /// Objects that were removed.
+    pub objects: usize,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Reason why no object was removed, if so. The next removal takes them.
+    pub objects_kept: Option<String>,
+}
+
+/// Removes the backups of a collection that `policy` does not keep, then objects that no list
+/// names. An object stays for `grace` after it was written, so that the next backup continues a
+/// stopped one.
+///
+/// # Errors
+/// `InvalidArgument` for a policy without a rule, `DataLoss` if a list that stays cannot be read
+/// (no object is then removed); otherwise the store's error.
+pub async fn prune(
+    context: &BackupContext<'_>,
+    collection: &str,
+    policy: &RetentionPolicy,
+    grace: Duration,
+) -> Result<PruneReport> {
+    policy.check()?;
+    let expired = |ids: &[BackupId], now| policy.expired(ids, now);
+    remove(context, collection, grace, expired).await
+}
+
+/// Removes one backup, and objects that no other one needs, as [`prune`] does.
+///
+/// # Errors
+/// `NotFound` if there is no such backup; as [`prune`].
+pub async fn delete(
+    context: &BackupContext<'_>,
+    collection: &str,
+    backup: &BackupId,
+    grace: Duration,
+) -> Result<PruneReport> {
+    if !context.store.ids(collection).await?.contains(backup) {
+        return Err(Error::not_found(format!(
+            "{}: there is no backup {backup} of {collection:?}",
+            context.store.shown()
+        )));
+    }
+    remove(context, collection, grace, |_, _| vec![backup.clone()]).await
+}
+
+async fn remove(
+    context: &BackupContext<'_>,
+    collection: &str,
+    grace: Duration,
+    expired: impl Fn(&[BackupId], chrono::DateTime<chrono::Utc>) -> Vec<BackupId>,
+) -> Result<PruneReport> {
+    let id = BackupId::now();
+    let mut mark = Mark::put(context.store, collection, MarkKind::Removal, &id).await?;
+    let outcome = async {
+        let ids = context.store.ids(collection).await?;
+        let removed = expired(&ids, mark.store_time().await?);
+        for id in &removed {
+            context.progress.check()?;
+            context.store.remove(&context.store.list_key(collection, id)).await?;
+        }
+        let kept = ids.len() - removed.len();
+        let mut report = PruneReport { removed, kept, ..PruneReport::default() };
+        if mark.sees(MarkKind::Backup).await? {
+            let why = "a backup is in progress; the next removal takes unused objects";
+            report.objects_kept = Some(why.to_owned());
+            return Ok(report);
+        }
+        remove_objects(context, collection, grace, &mut mark, &mut report).await?;
+        Ok(report)
+    }
+    .await;
+    mark.remove().await;
+    outcome
+}
+
+/// Removes objects that no list names and that are older than `grace`.
+async fn remove_objects(
+    context: &BackupContext<'_>,
+    collection: &str,
+    grace: Duration,
+    mark: &mut Mark<'_>,
+    report: &mut PruneReport,
+) -> Result<()> {
+    let mut named = BTreeSet::new();
+    for list in context.store.lists(collection).await? {
+        named.extend(list.files.into_iter().map(|file| file.object));
+    }
+    let now = mark.store_time().await?;
+    for (object, stored) in context.store.objects(collection).await? {
+        let age = (now - stored.modified).to_std().unwrap_or_default();
+        if named.contains(&object) || age < grace {
+            continue;
+        }
+        context.progress.check()?;
+        mark.renew().await?;
+        context.store.remove(&context.store.object_key(collection, &object)).await?;
+        report.objects += 1;
+        report.bytes += stored.bytes;
+    }
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! The store of backups: keys, lists and objects.
+
+use std::collections::BTreeMap;
+use std::path::Path as FilePath;
+use std::sync::Arc;
+
+use base::{Error, ErrorKind, Result};
+use chrono::{DateTime, Utc};
+use model_store::{StorePlace, is_url};
+use object_store::local::LocalFileSystem;
+use object_store::path::Path as Key;
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
+use serde::Serialize;
+use tokio_stream::StreamExt;
+
+use crate::list::{BackupId, BackupList, LIST_BYTES_MAX};
+
+/// Directory of lists.
+const LISTS: &str = "backups";
+/// Directory of objects.
+const OBJECTS: &str = "objects";
+
+/// Collection of which a store has objects.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StoredCollection {
+    /// Name.
+    pub collection: String,
+    /// Number of backups.
+    pub backups: usize,
+    /// Newest backup.
+    pub newest: Option<BackupId>,
+    /// Bytes of all objects.
+    pub stored_bytes: u64,
+}
+
+/// An object of a collection in the store.
+#[derive(Clone, Debug)]
+pub(crate) struct StoredObject {
+    pub(crate) bytes: u64,
+    pub(crate) modified: DateTime<Utc>,
+}
+
+/// A directory or an object store that holds backups.
+#[derive(Clone, Debug)]
+pub struct BackupStore {
+    place: StorePlace,
+}
+
+impl BackupStore {
+    /// Opens the store at a path of this machine, which is created if missing, or at a URL.
+    /// `options` are names and values of the provider's variables, in lower case. Does not connect.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a URL that no store has, `FailedPrecondition` if this program has no
+    /// support for the store; the error of the file system.
+    pub fn open(place: &str, options: &[(String, String)]) -> Result<BackupStore> {
+        let local = match place.strip_prefix("file://") {
+            Some(path) => Some(path),
+            None if is_url(place) => None,
+            None => Some(place),
+        };
+        let place = match local {
+            Some(path) => local_place(FilePath::new(path))?,
+            None => StorePlace::open(place, options)?,
+        };
+        Ok(BackupStore { place })
+    }
+
+    /// Wraps `objects`, whose keys begin with `prefix`. For tests.
+    pub fn wrap(objects: Arc<dyn ObjectStore>, prefix: &str) -> BackupStore {
+        BackupStore { place: StorePlace::new(objects, prefix, "the store") }
+    }
+
+    /// Returns the URL or path without secrets, for messages.
+    pub fn shown(&self) -> &str {
+        self.place.shown()
+    }
+
+    /// Returns the collections of which there are backups.
+    ///
+    /// # Errors
+    /// The store's error, with a remedy.
+    pub async fn collections(&self) -> Result<Vec<StoredCollection>> {
+        let mut found: BTreeMap<String, StoredCollection> = BTreeMap::new();
+        for object in self.place.list().await? {
+            let Some((collection, rest)) = self.relative(&object.location) else { continue };
+            let Some((kind, name)) = rest.split_once('/') else { continue };
+            let entry = found.entry(collection.clone()).or_insert_with(|| StoredCollection {
+                collection,
+                backups: 0,
+                newest: None,
+                stored_bytes: 0,
+            });
+            match (kind, name.parse::<BackupId>()) {
+                (LISTS, Ok(id)) => {
+                    entry.backups += 1;
+                    entry.newest = entry.newest.take().max(Some(id));
+                }
+                (OBJECTS, _) => entry.stored_bytes += object.size,
+                _ => {}
+            }
+        }
+        Ok(found.into_values().filter(|entry| entry.backups > 0).collect())
+    }
+
+    /// Returns the first part below the root and the rest of a key.
+    fn relative(&self, key: &Key) -> Option<(String, String)> {
+        let root = self.place.key("x");
+        let depth = root.parts().count() - 1;
+        let parts: Vec<String> = key.parts().map(|part| part.as_ref().to_owned()).collect();
+        let (collection, rest) = parts.get(depth..)?.split_first()?;
+        Some((collection.clone(), rest.join("/")))
+    }
+
+    /// Returns the ids of a collection's backups, oldest first.
+    ///
+    /// # Errors
+    /// The store's error, with a remedy.
+    pub async fn ids(&self, collection: &str) -> Result<Vec<BackupId>> {
+        let names = self.names(collection, LISTS).await?;
+        let mut ids: Vec<BackupId> = names.keys().filter_map(|name| name.parse().ok()).collect();
+        ids.sort();
+        Ok(ids)
+    }
+
+    /// Returns a collection's newest backup.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none; the store's error.
+    pub async fn newest(&self, collection: &str) -> Result<BackupId> {
+        self.ids(collection).await?.pop().ok_or_else(|| {
+            Error::not_found(format!("{}: no backup of {collection:?}", self.shown()))
+        })
+    }
+
+    /// Reads a list.
+    ///
+    /// # Errors
+    /// `NotFound`, `DataLoss` for a damaged list, `FailedPrecondition` for one of a newer program;
+    /// otherwise the store's error.
+    pub async fn list(&self, collection: &str, id: &BackupId) -> Result<BackupList> {
+        let key = self.list_key(collection, id);
+        let what = || format!("backup {id} of {collection:?}");
+        let got = self.place.objects().get(&key).await.map_err(|error| match error {
+            object_store::Error::NotFound { .. } => {
+                Error::not_found(format!("{}: there is no {}", self.shown(), what()))
+            }
+            error => self.failed(&error),
+        })?;
+        if got.meta.size > LIST_BYTES_MAX {
+            return Err(Error::data_loss(format!("{}: its list is too long", what())));
+        }
+        let bytes = got.bytes().await.map_err(|error| self.failed(&error))?;
+        let list = BackupList::decode(&bytes).map_err(|error| error.context(what()))?;
+        if list.id != *id {
+            return Err(Error::data_loss(format!("{}: its list is that of {}", what(), list.id)));
+        }
+        Ok(list)
+    }
+
+    /// Reads all lists of a collection, oldest first.
+    ///
+    /// # Errors
+    /// As [`BackupStore::list`].
+    pub async fn lists(&self, collection: &str) -> Result<Vec<BackupList>> {
+        let mut lists = Vec::new();
+        for id in self.ids(collection).await? {
+            match self.list(collection, &id).await {
+                // Removed since it was listed.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                list => lists.push(list?),
+            }
+        }
+        Ok(lists)
+    }
+
+    /// Writes a list.
+    pub(crate) async fn put_list(&self, list: &BackupList) -> Result<()> {
+        self.put(&self.list_key(&list.collection, &list.id), list.encode()?.into()).await
+    }
+
+    /// Returns the objects of a collection by name.
+    pub(crate) async fn objects(&self, collection: &str) -> Result<BTreeMap<String, StoredObject>> {
+        self.names(collection, OBJECTS).await
+    }
+
+    /// Returns the objects in a directory of a collection, by name.
+    pub(crate) async fn names(
+        &self,
+        collection: &str,
+        directory: &str,
+    ) -> Result<BTreeMap<String, StoredObject>> {
+        let prefix = self.place.key(&format!("{collection}/{directory}"));
+        let depth = prefix.parts().count();
+        let mut listing = self.place.objects().list(Some(&prefix));
+        let mut found = BTreeMap::new();
+        while let Some(object) = listing.next().await {
+            let ObjectMeta { location, size, last_modified, .. } =
+                object.map_err(|error| self.failed(&error))?;
+            let rest: Vec<String> =
+                location.parts().skip(depth).map(|part| part.as_ref().to_owned()).collect();
+            found.insert(rest.join("/"), StoredObject { bytes: size, modified: last_modified });
+        }
+        Ok(found)
+    }
+
+    pub(crate) fn list_key(&self, collection: &str, id: &BackupId) -> Key {
+        self.place.key(&format!("{collection}/{LISTS}/{id}"))
+    }
+
+    pub(crate) fn object_key(&self, collection: &str, object: &str) -> Key {
+        self.place.key(&format!("{collection}/{OBJECTS}/{object}"))
+    }
+
+    pub(crate) fn mark_key(&self, collection: &str, directory: &str, id: &BackupId) -> Key {
+        self.place.key(&format!("{collection}/{directory}/{id}"))
+    }
+
+    pub(crate) fn raw(&self) -> &Arc<dyn ObjectStore> {
+        self.place.objects()
+    }
+
+    pub(crate) async fn put(&self, key: &Key, payload: PutPayload) -> Result<()> {
+        let put = self.place.objects().put(key, payload).await;
+        put.map(drop).map_err(|error| self.failed(&error))
+    }
+
+    /// Removes an object if it exists.
+    pub(crate) async fn remove(&self, key: &Key) -> Result<()> {
+        match self.place.objects().delete(key).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    /// Converts an error of the store.
+    pub(crate) fn failed(&self, error: &object_store::Error) -> Error {
+        self.place.failed(error)
+    }
+}
+
+/// Opens a directory of this machine, in which objects are durable once written.
+fn local_place(directory: &FilePath) -> Result<StorePlace> {
+    let fail = |error: std::io::Error| Error::io(directory, &error);
+    os::private::create_dir_all(directory).map_err(fail)?;
+    let directory = directory.canonicalize().map_err(fail)?;
+    let store = LocalFileSystem::new_with_prefix(&directory)
+        .map_err(|error| Error::invalid(format!("{}: {error}", directory.display())))?
+        .with_fsync(true);
+    Ok(StorePlace::new(Arc::new(store), "", &directory.display().to_string()))
+}

@@ -1,0 +1,217 @@
+//! Transfer of files to and from the store: in parts, at a limited rate, with checksums.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use base::{Error, Result};
+use bytes::Bytes;
+use object_store::path::Path as Key;
+use object_store::{MultipartUpload, ObjectStoreExt, PutPayload};
+use os::Pacer;
+use search::collection::PinnedReader;
+
+use crate::list::BackupFile;
+use crate::store::BackupStore;
+
+/// Bytes of one part of an upload. Stores take parts of 5 MiB and more.
+const PART_BYTES: u64 = 8 << 20;
+/// Maximum parts of one object: the limit of S3 is 10,000.
+const PARTS_MAX: u64 = 9_000;
+/// Bytes that are read and hashed at once.
+const STEP_BYTES: usize = 1 << 20;
+
+/// Progress of a backup or of other work on the store. Other threads read it.
+#[derive(Debug, Default)]
+pub struct BackupProgress {
+    total: AtomicU64,
+    done: AtomicU64,
+    moved: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl BackupProgress {
+    /// Returns the bytes of all files of the work; 0 before they are known.
+    pub fn bytes_total(&self) -> u64 {
+        self.total.load(Ordering::Relaxed)
+    }
+
+    /// Returns the bytes of complete files, including files that the store had already.
+    pub fn bytes_done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    /// Returns the bytes sent to the store or received from it.
+    pub fn bytes_moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
+    /// Asks the work to end early.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Checks that the work should continue.
+    ///
+    /// # Errors
+    /// `Cancelled` after [`BackupProgress::stop`].
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.stop.load(Ordering::Relaxed) {
+            true => Err(Error::cancelled("the server is shutting down")),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn set_total(&self, bytes: u64) {
+        self.total.store(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_done(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn add_moved(&self, bytes: u64) {
+        self.moved.fetch_add(bytes, Ordering::Relaxed);
+        self.add_done(bytes);
+    }
+}
+
+/// The store, the rate and the progress of work.
+#[derive(Clone, Copy)]
+pub struct BackupContext<'a> {
+    /// Store.
+    pub store: &'a BackupStore,
+    /// Limit of the bytes per second that are read, sent and received.
+    pub pacer: &'a Pacer,
+    /// Progress.
+    pub progress: &'a BackupProgress,
+}
+
+impl BackupContext<'_> {
+    /// Waits for the turn of `bytes`.
+    async fn pace(&self, bytes: u64) -> Result<()> {
+        self.progress.check()?;
+        tokio::time::sleep_until(self.pacer.reserve(bytes).into()).await;
+        Ok(())
+    }
+
+    /// Returns the BLAKE3 hash of a file of this machine.
+    pub(crate) async fn hash(&self, file: &PinnedReader) -> Result<String> {
+        let mut hasher = blake3::Hasher::new();
+        let mut at = 0;
+        while at < file.bytes() {
+            let part = self.read(file, at, PART_BYTES.min(file.bytes() - at), &mut hasher).await?;
+            at += part.len() as u64;
+        }
+        self.progress.add_done(file.bytes());
+        Ok(hasher.finalize().to_hex().to_string())
+    }
+
+    /// Uploads a file and returns its BLAKE3 hash.
+    pub(crate) async fn upload(&self, file: &PinnedReader, key: &Key) -> Result<String> {
+        let mut hasher = blake3::Hasher::new();
+        if file.bytes() <= PART_BYTES {
+            let content = self.read(file, 0, file.bytes(), &mut hasher).await?;
+            self.store.put(key, content.into()).await?;
+            self.progress.add_moved(file.bytes());
+            return Ok(hasher.finalize().to_hex().to_string());
+        }
+        let objects = self.store.raw();
+        let mut parts =
+            objects.put_multipart(key).await.map_err(|error| self.store.failed(&error))?;
+        match self.upload_parts(file, parts.as_mut(), &mut hasher).await {
+            Ok(()) => {
+                parts.complete().await.map_err(|error| self.store.failed(&error))?;
+                Ok(hasher.finalize().to_hex().to_string())
+            }
+            Err(error) => {
+                // Otherwise the store keeps, and bills, the parts.
+                let _ = parts.abort().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn upload_parts(
+        &self,
+        file: &PinnedReader,
+        parts: &mut dyn MultipartUpload,
+        hasher: &mut blake3::Hasher,
+    ) -> Result<()> {
+        let bytes = file.bytes();
+        let part_bytes = PART_BYTES.max(bytes.div_ceil(PARTS_MAX).next_multiple_of(1 << 20));
+        let mut at = 0;
+        while at < bytes {
+            let length = part_bytes.min(bytes - at);
+            let content = self.read(file, at, length, hasher).await?;
+            let sent = parts.put_part(PutPayload::from(content)).await;
+            sent.map_err(|error| self.store.failed(&error))?;
+            self.progress.add_moved(length);
+            at += length;
+        }
+        Ok(())
+    }
+
+    /// Reads and hashes a part of a file in steps, so that no burst disturbs searches.
+    async fn read(
+        &self,
+        file: &PinnedReader,
+        at: u64,
+        bytes: u64,
+        hasher: &mut blake3::Hasher,
+    ) -> Result<Bytes> {
+        let bytes = usize::try_from(bytes)
+            .map_err(|_| Error::too_large(format!("a part of {bytes} bytes")))?;
+        let mut content = vec![0; bytes];
+        for (index, step) in content.chunks_mut(STEP_BYTES).enumerate() {
+            self.pace(step.len() as u64).await?;
+            file.read_at(at + (index * STEP_BYTES) as u64, step)?;
+            hasher.update(step);
+        }
+        Ok(content.into())
+    }
+
+    /// Downloads an object, passes its pieces to `each`, and compares length and checksum.
+    ///
+    /// # Errors
+    /// `DataLoss` that names the object if it is missing, shortened or changed; those of the store
+    /// and of `each`.
+    pub(crate) async fn download(
+        &self,
+        collection: &str,
+        file: &BackupFile,
+        mut each: impl FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let BackupFile { object, bytes, blake3, .. } = file;
+        let wrong = |why: String| Error::data_loss(format!("object {object}: {why}"));
+        let failed = |error: object_store::Error| match error {
+            object_store::Error::NotFound { .. } => wrong("it is missing".to_owned()),
+            error => self.store.failed(&error),
+        };
+        let key = self.store.object_key(collection, object);
+        let found = self.store.raw().head(&key).await.map_err(failed)?.size;
+        if found != *bytes {
+            return Err(wrong(format!("it has {found} bytes, and the list says {bytes}")));
+        }
+        let mut hasher = blake3::Hasher::new();
+        let mut at = 0;
+        // In ranges, since a store ends an answer that takes long.
+        while at < *bytes {
+            let end = (at + PART_BYTES).min(*bytes);
+            self.progress.check()?;
+            let part = self.store.raw().get_range(&key, at..end).await.map_err(failed)?;
+            if part.len() as u64 != end - at {
+                return Err(wrong(format!("it ends at byte {}", at + part.len() as u64)));
+            }
+            for step in part.chunks(STEP_BYTES) {
+                self.pace(step.len() as u64).await?;
+                hasher.update(step);
+                each(step)?;
+            }
+            self.progress.add_moved(end - at);
+            at = end;
+        }
+        if hasher.finalize().to_hex().as_str() != blake3 {
+            return Err(wrong("it does not match its checksum".to_owned()));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+//! Damaged stores: each fault is named, and no damaged collection appears.
+
+use std::path::{Path, PathBuf};
+
+use backup::{BackupExtent, block_on};
+use base::ErrorKind;
+
+use crate::common::{TestStore, contents, create, open, put};
+
+fn objects(store: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = std::fs::read_dir(store.join("c/objects"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn a_damaged_object_is_named_and_replaced() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(&directory.path().join("collections"));
+    let place = directory.path().join("store");
+    let store = TestStore::open(&place);
+    let named = create(&registry, "c");
+    put(&named, 0..400, 1);
+    named.collection().flush().unwrap();
+    put(&named, 0..10, 2);
+    named.collection().flush().unwrap();
+    put(&named, 20..30, 2);
+    store.back_up(&named);
+    let verify = || block_on(backup::verify(&store.context(), "c", None)).unwrap();
+    let sound = verify();
+    assert_eq!((sound.problem_count, sound.backups), (0, 1));
+    assert!(sound.objects >= 3, "{sound:?}");
+    type Damage = fn(&Path, Vec<u8>);
+    let faults: [(&str, Damage); 3] = [
+        ("it is missing", |path, _| std::fs::remove_file(path).unwrap()),
+        ("bytes, and the list says", |path, mut bytes| {
+            bytes.pop();
+            std::fs::write(path, bytes).unwrap();
+        }),
+        ("it does not match its checksum", |path, mut bytes| {
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            std::fs::write(path, bytes).unwrap();
+        }),
+    ];
+    for object in objects(&place) {
+        let whole = std::fs::read(&object).unwrap();
+        let name = object.file_name().unwrap().to_str().unwrap();
+        for (fault, damage) in faults {
+            damage(&object, whole.clone());
+            let error = store.restore(&registry, "c", "d").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::DataLoss);
+            assert!(error.message().contains(name) && error.message().contains(fault), "{error}");
+            assert!(registry.get("d").is_err());
+            let report = verify();
+            assert_eq!(report.problem_count, 1);
+            let problem = &report.problems[0].problem;
+            assert!(problem.contains(name) && problem.contains(fault), "{problem}");
+            std::fs::write(&object, &whole).unwrap();
+        }
+    }
+    let object = &objects(&place)[0];
+    std::fs::write(object, b"damaged").unwrap();
+    block_on(backup::create(&store.context(), &named, BackupExtent::All)).unwrap();
+    store.restore(&registry, "c", "d").unwrap();
+    assert_eq!(contents(&registry.get("d").unwrap()), contents(&named));
+}
+
+#[test]
+fn a_damaged_list_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(&directory.path().join("collections"));
+    let place = directory.path().join("store");
+    let store = TestStore::open(&place);
+    let named = create(&registry, "c");
+    put(&named, 0..10, 1);
+    let id = store.back_up(&named).backup;
+    let path = place.join("c/backups").join(id.as_str());
+    let mut text = std::fs::read(&path).unwrap();
+    let middle = text.len() / 2;
+    text[middle] ^= 1;
+    std::fs::write(&path, text).unwrap();
+    let error = store.restore(&registry, "c", "d").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DataLoss);
+    assert!(error.message().contains(id.as_str()), "{error}");
+    let report = block_on(backup::verify(&store.context(), "c", None)).unwrap();
+    assert_eq!(report.problem_count, 1);
+    // The next backup does not need it.
+    store.back_up(&named);
+    store.restore(&registry, "c", "d").unwrap();
+}
+
+#[test]
+fn a_damaged_collection_is_not_backed_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let collections = directory.path().join("collections");
+    let store = TestStore::open(&directory.path().join("store"));
+    let registry = open(&collections);
+    let named = create(&registry, "c");
+    put(&named, 0..100, 1);
+    named.collection().flush().unwrap();
+    let points = collections.join("c").join(named.points_name());
+    drop((named, registry));
+    let segment = std::fs::read_dir(points)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.file_name().unwrap().to_str().unwrap().starts_with("segment-"))
+        .unwrap();
+    std::fs::write(&segment, b"damaged").unwrap();
+    let registry = open(&collections);
+    let named = registry.get("c").unwrap();
+    let made = block_on(backup::create(&store.context(), &named, BackupExtent::Missing));
+    let error = made.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FailedPrecondition);
+    assert!(error.message().contains("segment-"), "{error}");
+    assert!(block_on(store.store.ids("c")).unwrap().is_empty());
+}

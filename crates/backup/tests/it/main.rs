@@ -1,0 +1,11 @@
+//! Backups of collections, against a map of their points: kills, damaged stores, removals.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+extern crate millpond_backup as backup;
+
+mod common;
+mod crash;
+mod faults;
+mod removal;
+mod restore;

@@ -1,0 +1,226 @@
+//! Backups and restores of whole collections, clones and archives.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use backup::{BackupExtent, RestoreTarget, block_on, read_archive, write_archive};
+use base::ErrorKind;
+use proptest::prelude::*;
+use search::points::PointId;
+
+use crate::common::{TestStore, contents, create, nearest, open, put};
+
+#[test]
+fn a_second_backup_stores_only_changes() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(&directory.path().join("collections"));
+    let store = TestStore::open(&directory.path().join("store"));
+    let named = create(&registry, "c");
+    put(&named, 0..2000, 1);
+    named.collection().flush().unwrap();
+    let first = store.back_up(&named);
+    assert_eq!((first.points, first.uploaded_bytes), (2000, first.bytes));
+    put(&named, 0..20, 2);
+    named.delete(&[PointId::Number(1999)]).unwrap();
+    let second = store.back_up(&named);
+    assert_eq!(second.points, 1999);
+    assert!(second.uploaded_bytes * 10 < second.bytes, "{second:?}");
+    // Nothing has changed, so only the log is stored again.
+    let third = store.back_up(&named);
+    assert!(third.uploaded_files <= 1, "{third:?}");
+    let changed = |extent| block_on(backup::create(&store.context(), &named, extent)).unwrap();
+    assert!(changed(BackupExtent::Changed).unchanged);
+    let full = changed(BackupExtent::All);
+    assert_eq!(full.uploaded_bytes, full.bytes);
+    put(&named, 5000..5001, 1);
+    assert!(!changed(BackupExtent::Changed).unchanged);
+
+    let wanted = contents(&named);
+    let report = store.restore(&registry, "c", "copy").unwrap();
+    assert_eq!(report.points, 2000);
+    let copy = registry.get("copy").unwrap();
+    assert_eq!(contents(&copy), wanted);
+    assert_eq!(nearest(&registry, &copy), nearest(&registry, &named));
+    assert_eq!(*copy.settings(), *named.settings());
+    // The copy is a collection of its own.
+    put(&copy, 0..10, 9);
+    copy.collection().flush().unwrap();
+    assert_eq!(contents(&named), wanted);
+    drop((named, copy, registry));
+    let registry = open(&directory.path().join("collections"));
+    assert_eq!(contents(&registry.get("c").unwrap()), wanted);
+    assert_eq!(registry.get("copy").unwrap().count(None).unwrap().count, 2000);
+}
+
+#[test]
+fn an_earlier_backup_replaces_the_collection() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(&directory.path().join("collections"));
+    let store = TestStore::open(&directory.path().join("store"));
+    let named = create(&registry, "c");
+    put(&named, 0..300, 1);
+    let first = store.back_up(&named).backup;
+    let wanted = contents(&named);
+    put(&named, 100..400, 2);
+    store.back_up(&named);
+    drop(named);
+    let restore = |replaces| {
+        let target = RestoreTarget { name: "c".to_owned(), replaces };
+        block_on(backup::restore(&store.context(), &registry, "c", Some(&first), &target))
+    };
+    assert_eq!(restore(false).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    let report = restore(true).unwrap();
+    assert_eq!((report.points, &report.backup), (300, &first));
+    assert_eq!(contents(&registry.get("c").unwrap()), wanted);
+    let left: Vec<String> = std::fs::read_dir(directory.path().join("collections"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name != ".lock")
+        .collect();
+    assert_eq!(left, ["c"], "nothing is left of the replaced collection");
+}
+
+#[test]
+fn a_backup_is_of_one_moment() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(&directory.path().join("collections"));
+    let store = TestStore::open(&directory.path().join("store"));
+    let named = create(&registry, "c");
+    let written = Arc::new(AtomicU64::new(0));
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (named, written, stop) = (named.clone(), written.clone(), stop.clone());
+        std::thread::spawn(move || {
+            for id in 0.. {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                put(&named, id..id + 1, 1);
+                written.store(id + 1, Ordering::SeqCst);
+                // Also replaces an earlier point, which moves it between files.
+                put(&named, id / 2..id / 2 + 1, 2 + id);
+                if id % 200 == 199 {
+                    named.collection().freeze().unwrap();
+                }
+            }
+        })
+    };
+    for round in 0..5 {
+        while written.load(Ordering::SeqCst) < 150 * (round + 1) {
+            std::thread::yield_now();
+        }
+        let before = written.load(Ordering::SeqCst);
+        store.back_up(&named);
+        let after = written.load(Ordering::SeqCst);
+        let copy = format!("copy{round}");
+        store.restore(&registry, "c", &copy).unwrap();
+        let points = contents(&registry.get(&copy).unwrap());
+        let count = points.len() as u64;
+        assert!((before..=after + 1).contains(&count), "{before} {count} {after}");
+        for id in 0..count {
+            assert!(points.contains_key(&format!("{:?}", PointId::Number(id))), "{id} of {count}");
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    writer.join().unwrap();
+}
+
+#[test]
+fn a_clone_shares_segments_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path());
+    let named = create(&registry, "c");
+    put(&named, 0..1000, 1);
+    named.collection().flush().unwrap();
+    put(&named, 900..1100, 2);
+    let wanted = contents(&named);
+    let copy = registry.clone_collection("c", "d").unwrap();
+    assert_eq!(contents(&copy), wanted);
+    put(&named, 0..200, 3);
+    named.collection().flush().unwrap();
+    assert_eq!(contents(&copy), wanted);
+    assert!(registry.remove("c").unwrap());
+    drop(named);
+    assert_eq!(contents(&copy), wanted);
+    let refused = registry.clone_collection("d", "d").unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::AlreadyExists);
+    drop((copy, registry));
+    assert_eq!(contents(&open(directory.path()).get("d").unwrap()), wanted);
+}
+
+#[test]
+fn an_archive_is_a_whole_backup() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(&directory.path().join("collections"));
+    let store = TestStore::open(&directory.path().join("store"));
+    let named = create(&registry, "c");
+    put(&named, 0..500, 1);
+    named.collection().flush().unwrap();
+    put(&named, 490..510, 2);
+    let id = store.back_up(&named).backup;
+    let list = block_on(store.store.list("c", &id)).unwrap();
+    let mut archive = Vec::new();
+    block_on(write_archive(&store.context(), "c", &list, &mut archive)).unwrap();
+    assert_eq!(archive.len() as u64, backup::archive_bytes(&list).unwrap());
+    let target = RestoreTarget { name: "d".to_owned(), replaces: false };
+    let read = |archive: &[u8]| read_archive(&registry, archive, &target, |_| Ok(()));
+    for cut in [0, 100, 512, archive.len() / 2, archive.len() - 2000] {
+        assert!(read(&archive[..cut]).is_err(), "cut at {cut}");
+    }
+    let mut damaged = archive.clone();
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 1;
+    assert_eq!(read(&damaged).unwrap_err().kind(), ErrorKind::DataLoss);
+    assert!(registry.get("d").is_err());
+    read(&archive).unwrap();
+    assert_eq!(contents(&registry.get("d").unwrap()), contents(&named));
+}
+
+#[test]
+fn a_snapshot_of_qdrant_is_refused_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let registry = open(directory.path());
+    let mut builder = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(2);
+    header.set_cksum();
+    builder.append_data(&mut header, "0/segments/config.json", &b"{}"[..]).unwrap();
+    let archive = builder.into_inner().unwrap();
+    let target = RestoreTarget { name: "c".to_owned(), replaces: false };
+    let error = read_archive(&registry, &archive[..], &target, |_| Ok(())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.message().contains("a snapshot that Qdrant made"), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 8, max_shrink_iters: 20, ..ProptestConfig::default() })]
+
+    /// A restored collection has the points of the moment of the backup, after any changes.
+    #[test]
+    fn a_restored_collection_equals_the_original(
+        changes in prop::collection::vec((0_u64..300, 1_u64..60, 0_u8..4), 1..12),
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = open(&directory.path().join("collections"));
+        let store = TestStore::open(&directory.path().join("store"));
+        let named = create(&registry, "c");
+        for (round, (from, count, kind)) in changes.into_iter().enumerate() {
+            match kind {
+                0 => {
+                    let ids: Vec<PointId> = (from..from + count).map(PointId::Number).collect();
+                    named.delete(&ids).unwrap();
+                }
+                1 => named.collection().flush().unwrap(),
+                _ => put(&named, from..from + count, round as u64),
+            }
+            if round % 3 == 1 {
+                store.back_up(&named);
+            }
+        }
+        store.back_up(&named);
+        store.restore(&registry, "c", "d").unwrap();
+        let copy = registry.get("d").unwrap();
+        prop_assert_eq!(contents(&copy), contents(&named));
+        prop_assert_eq!(nearest(&registry, &copy), nearest(&registry, &named));
+    }
+}
