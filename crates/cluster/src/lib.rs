@@ -1,0 +1,23 @@
+//! Decisions of a cluster of search servers: who holds a segment, who may write a shard's log, and
+//! when a second holder is asked.
+//!
+//! Everything here is a function of its arguments or a state machine without clock, network or
+//! storage. A caller carries out the [`Action`]s of a [`LogWriter`] and reports what happened. The
+//! simulation in `tests/it` does the same with faults drawn from a seed (`make simulate`).
+//!
+//! The object store holds the truth, and etcd says who should write (ADR 0025). The log stays
+//! correct even if two processes believe that they own a shard.
+
+mod entry;
+mod hedge;
+mod placement;
+mod shard;
+mod writer;
+
+pub use entry::{EntryBody, EntryNumber, Epoch, LogEntry, LogReplay, WriterId};
+pub use hedge::{HEDGED_PERCENT_MAX, HedgeBudget, LatencyEstimate};
+pub use placement::{COPIES_MAX, SearchServer, WEIGHT_MAX, holders};
+pub use shard::{SHARDS_MAX, ShardId, shard_of};
+pub use writer::{
+    Action, BATCHES_WAITING_MAX, Event, LogWriter, PIPELINE_MAX, RequestId, Ticket, WriterState,
+};

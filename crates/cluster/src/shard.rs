@@ -1,0 +1,23 @@
+//! Shards: parts of a collection with one writer each.
+
+/// Maximum number of shards of a collection.
+pub const SHARDS_MAX: u32 = 1024;
+
+/// Number of a shard, below the collection's number of shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ShardId(pub u32);
+
+/// Returns the shard of the point whose id has the bytes `id`, or `None` if `shards` is not 1 to
+/// [`SHARDS_MAX`].
+///
+/// The number of shards never changes for a collection, so a point stays in its shard. The hash
+/// spreads ids of any pattern evenly.
+pub fn shard_of(id: &[u8], shards: u32) -> Option<ShardId> {
+    if !(1..=SHARDS_MAX).contains(&shards) {
+        return None;
+    }
+    let hash = blake3::hash(id);
+    let first = hash.as_bytes().first_chunk().copied().unwrap_or_default();
+    // The remainder of 64 bits favours no shard by more than 1024 / 2^64.
+    Some(ShardId((u64::from_le_bytes(first) % u64::from(shards)) as u32))
+}

@@ -1,0 +1,406 @@
+//! The writer of a shard's log: from the grant of the ownership to its loss.
+//!
+//! Rules, and their reasons:
+//! * An entry is created only if it is absent. Two writers can therefore not write one number.
+//! * A new owner reads the log to its end and creates a fence there. The create of a slower, older
+//!   owner at that number fails, and its later entries do not count ([`LogReplay`]).
+//! * Batches are acknowledged in the order of their entries. The first [`PIPELINE_MAX`] entries
+//!   behind a fence are created one at a time: entries of the older owner may lie there.
+//! * If the outcome of a create is unknown, the entry is read. The writer recognises its own.
+//! * Old entries are removed once a list of segments covers them. A create at a removed number
+//!   succeeds, so an owner that slept longer than the log is kept would not see the fence. A
+//!   removed entry also looks like the end of the log to a slow reader. Before entries are removed,
+//!   the log's floor is raised above them. A fence and a batch count only if the floor, read after
+//!   the create, is not above their entry.
+
+use std::collections::VecDeque;
+
+use crate::entry::{EntryBody, EntryNumber, Epoch, LogEntry, LogReplay, WriterId};
+
+/// Maximum entries of one writer that are created at the same time.
+pub const PIPELINE_MAX: usize = 4;
+/// Maximum batches that wait for a number. More are refused.
+pub const BATCHES_WAITING_MAX: usize = 64;
+
+/// The caller's number of a batch of writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// Number of a request to the store. An answer carries the number of its request, so that a late
+/// answer to an abandoned request changes nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// Event that the writer is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event<B> {
+    /// The referee made this process the owner. The log is read from `from`, where the largest
+    /// epoch so far is `covered`, as the newest list of segments says.
+    Granted {
+        /// Number of this ownership.
+        epoch: Epoch,
+        /// First entry that no segment covers.
+        from: EntryNumber,
+        /// Largest epoch before `from`.
+        covered: Epoch,
+    },
+    /// The ownership ended or must be assumed to have ended. What is on its way may still succeed.
+    Expired,
+    /// A client's batch of writes.
+    Submitted(Ticket, B),
+    /// The entry was created.
+    Created(RequestId),
+    /// The entry existed, or the outcome is unknown: an error or no answer in time.
+    NotCreated(RequestId),
+    /// The entry was read; `None` if it is absent. After a failure, the caller reads again.
+    Found(RequestId, Option<LogEntry<B>>),
+    /// The log's floor was read: entries below it may be removed.
+    Floor(RequestId, EntryNumber),
+}
+
+/// Action that the caller carries out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action<B> {
+    /// Read the entry and report [`Event::Found`].
+    Read(RequestId, EntryNumber),
+    /// Create the entry if it is absent and report [`Event::Created`] or [`Event::NotCreated`].
+    Create(RequestId, EntryNumber, LogEntry<B>),
+    /// Read the log's floor and report [`Event::Floor`]. The read must start after this action.
+    ReadFloor(RequestId),
+    /// Apply writes to the unsealed rows, in this order.
+    Apply(EntryNumber, B),
+    /// Tell the client that its batch is durable.
+    Acknowledge(Ticket),
+    /// Tell the client that its batch may be lost, and that it must send it again.
+    Fail(Ticket),
+    /// The ownership is lost: forget the unsealed rows, and ask the referee again.
+    Lost,
+}
+
+/// State of a writer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriterState {
+    /// No ownership.
+    Idle,
+    /// Reads the log to its end.
+    Reading,
+    /// Creates its fence.
+    Fencing,
+    /// Reads the floor: the log may have been cut while it was read.
+    Checking,
+    /// Owns the shard and writes.
+    Owning,
+    /// The ownership ended; waits for what is on its way.
+    Draining,
+}
+
+/// A batch whose entry is on its way or durable but not acknowledged.
+#[derive(Clone, Debug)]
+struct PendingBatch<B> {
+    number: EntryNumber,
+    ticket: Ticket,
+    writes: B,
+    /// Create or read that will tell whether the entry is durable; `None` if it is.
+    request: Option<RequestId>,
+}
+
+/// Batches whose entries are durable and wait for the floor.
+#[derive(Clone, Debug)]
+struct FloorCheck {
+    request: RequestId,
+    /// Pending batches, from the first, that the floor decides.
+    batches: usize,
+}
+
+/// Writer of one shard's log. It does nothing by itself: [`LogWriter::handle`] turns events into
+/// actions.
+#[derive(Clone, Debug)]
+pub struct LogWriter<B> {
+    id: WriterId,
+    state: WriterState,
+    epoch: Epoch,
+    replay: LogReplay,
+    /// Number of the next entry.
+    next: EntryNumber,
+    /// Number of the fence.
+    fence: EntryNumber,
+    /// Batches without a number.
+    waiting: VecDeque<(Ticket, B)>,
+    /// Batches with a number, in order.
+    pending: VecDeque<PendingBatch<B>>,
+    /// Read of the floor on its way.
+    check: Option<FloorCheck>,
+    /// Latest request.
+    request: RequestId,
+    /// Request of the states before [`WriterState::Owning`].
+    expected: RequestId,
+}
+
+impl<B: Clone> LogWriter<B> {
+    /// Creates a writer without ownership. `id` must be new: random, from the system.
+    pub fn new(id: WriterId) -> LogWriter<B> {
+        LogWriter {
+            id,
+            state: WriterState::Idle,
+            epoch: Epoch::default(),
+            replay: LogReplay::new(EntryNumber::default(), Epoch::default()),
+            next: EntryNumber::default(),
+            fence: EntryNumber::default(),
+            waiting: VecDeque::new(),
+            pending: VecDeque::new(),
+            check: None,
+            request: RequestId::default(),
+            expected: RequestId::default(),
+        }
+    }
+
+    /// Returns the state.
+    pub fn state(&self) -> WriterState {
+        self.state
+    }
+
+    /// Number of the current or last ownership.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Takes what happened and appends what to do, in order. Late answers change nothing.
+    pub fn handle(&mut self, event: Event<B>, actions: &mut Vec<Action<B>>) {
+        match event {
+            Event::Granted { epoch, from, covered } => self.granted(epoch, from, covered, actions),
+            Event::Expired => self.expired(actions),
+            Event::Submitted(ticket, writes) => self.submitted(ticket, writes, actions),
+            Event::Created(request) => self.created(request, actions),
+            Event::NotCreated(request) => self.not_created(request, actions),
+            Event::Found(request, entry) => self.found(request, entry, actions),
+            Event::Floor(request, floor) => self.floor(request, floor, actions),
+        }
+    }
+
+    fn new_request(&mut self) -> RequestId {
+        self.request.0 += 1;
+        self.request
+    }
+
+    fn granted(
+        &mut self,
+        epoch: Epoch,
+        from: EntryNumber,
+        covered: Epoch,
+        actions: &mut Vec<Action<B>>,
+    ) {
+        if self.state != WriterState::Idle || epoch <= self.epoch {
+            return;
+        }
+        self.epoch = epoch;
+        self.replay = LogReplay::new(from, covered);
+        self.state = WriterState::Reading;
+        self.read_next(actions);
+    }
+
+    fn expired(&mut self, actions: &mut Vec<Action<B>>) {
+        match self.state {
+            WriterState::Owning if !self.pending.is_empty() => {
+                self.state = WriterState::Draining;
+                self.fail_waiting(actions);
+            }
+            WriterState::Idle | WriterState::Draining => {}
+            _ => self.lose(actions),
+        }
+    }
+
+    fn submitted(&mut self, ticket: Ticket, writes: B, actions: &mut Vec<Action<B>>) {
+        if self.state != WriterState::Owning || self.waiting.len() >= BATCHES_WAITING_MAX {
+            return actions.push(Action::Fail(ticket));
+        }
+        self.waiting.push_back((ticket, writes));
+        self.start_waiting(actions);
+    }
+
+    /// Starts as many creates as the pipeline takes.
+    fn start_waiting(&mut self, actions: &mut Vec<Action<B>>) {
+        while self.state == WriterState::Owning && self.pending.len() < self.depth() {
+            let Some((ticket, writes)) = self.waiting.pop_front() else { return };
+            let batch = PendingBatch { number: self.next, ticket, writes, request: None };
+            self.pending.push_back(batch);
+            self.create_at_next(self.pending.len() - 1, actions);
+        }
+    }
+
+    /// Entries that may be created at once.
+    fn depth(&self) -> usize {
+        let behind_fence = self.next.0.saturating_sub(self.fence.0);
+        if behind_fence <= PIPELINE_MAX as u64 { 1 } else { PIPELINE_MAX }
+    }
+
+    /// Gives the pending batch at `at` the next number and creates its entry.
+    fn create_at_next(&mut self, at: usize, actions: &mut Vec<Action<B>>) {
+        self.pending[at].number = self.next;
+        self.next = self.next.plus(1);
+        self.create_batch(at, actions);
+    }
+
+    fn create_batch(&mut self, at: usize, actions: &mut Vec<Action<B>>) {
+        let request = self.new_request();
+        let batch = &mut self.pending[at];
+        batch.request = Some(request);
+        let (number, body) = (batch.number, EntryBody::Writes(batch.writes.clone()));
+        actions.push(Action::Create(request, number, self.entry(body)));
+    }
+
+    fn create_fence(&mut self, actions: &mut Vec<Action<B>>) {
+        self.state = WriterState::Fencing;
+        self.fence = self.replay.next();
+        self.expected = self.new_request();
+        let entry = self.entry(EntryBody::Fence);
+        actions.push(Action::Create(self.expected, self.fence, entry));
+    }
+
+    fn entry(&self, body: EntryBody<B>) -> LogEntry<B> {
+        LogEntry { epoch: self.epoch, writer: self.id, body }
+    }
+
+    fn is_own(&self, entry: &LogEntry<B>) -> bool {
+        entry.writer == self.id && entry.epoch == self.epoch
+    }
+
+    /// Position of the batch that waits for the answer to `request`.
+    fn waits_for(&self, request: RequestId) -> Option<usize> {
+        self.pending.iter().position(|batch| batch.request == Some(request))
+    }
+
+    fn created(&mut self, request: RequestId, actions: &mut Vec<Action<B>>) {
+        if self.state == WriterState::Fencing && request == self.expected {
+            self.fenced(actions);
+        } else if let Some(at) = self.waits_for(request) {
+            self.pending[at].request = None;
+            self.check_floor(actions);
+        }
+    }
+
+    fn fenced(&mut self, actions: &mut Vec<Action<B>>) {
+        self.state = WriterState::Checking;
+        self.next = self.fence.plus(1);
+        self.expected = self.new_request();
+        actions.push(Action::ReadFloor(self.expected));
+    }
+
+    fn not_created(&mut self, request: RequestId, actions: &mut Vec<Action<B>>) {
+        if self.state == WriterState::Fencing && request == self.expected {
+            self.expected = self.new_request();
+            actions.push(Action::Read(self.expected, self.fence));
+        } else if let Some(at) = self.waits_for(request) {
+            let request = self.new_request();
+            self.pending[at].request = Some(request);
+            actions.push(Action::Read(request, self.pending[at].number));
+        }
+    }
+
+    fn found(
+        &mut self,
+        request: RequestId,
+        entry: Option<LogEntry<B>>,
+        actions: &mut Vec<Action<B>>,
+    ) {
+        match self.state {
+            WriterState::Reading if request == self.expected => self.read(entry, actions),
+            WriterState::Fencing if request == self.expected => self.fence_found(entry, actions),
+            WriterState::Owning | WriterState::Draining => {
+                if let Some(at) = self.waits_for(request) {
+                    self.batch_found(at, entry, actions);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn read_next(&mut self, actions: &mut Vec<Action<B>>) {
+        self.expected = self.new_request();
+        actions.push(Action::Read(self.expected, self.replay.next()));
+    }
+
+    /// Takes the next entry of the log. The first absent one gets the fence.
+    fn read(&mut self, entry: Option<LogEntry<B>>, actions: &mut Vec<Action<B>>) {
+        let Some(entry) = entry else { return self.create_fence(actions) };
+        if entry.epoch > self.epoch {
+            return self.lose(actions);
+        }
+        let number = self.replay.next();
+        let counts = self.replay.take(&entry);
+        if let (true, EntryBody::Writes(writes)) = (counts, entry.body) {
+            actions.push(Action::Apply(number, writes));
+        }
+        self.read_next(actions);
+    }
+
+    fn fence_found(&mut self, entry: Option<LogEntry<B>>, actions: &mut Vec<Action<B>>) {
+        match entry {
+            None => self.create_fence(actions),
+            Some(entry) if self.is_own(&entry) => self.fenced(actions),
+            // Another writer was faster: its entry is one more of the log.
+            Some(entry) => {
+                self.state = WriterState::Reading;
+                self.read(Some(entry), actions);
+            }
+        }
+    }
+
+    fn batch_found(&mut self, at: usize, entry: Option<LogEntry<B>>, actions: &mut Vec<Action<B>>) {
+        match entry {
+            None => self.create_batch(at, actions),
+            Some(entry) if self.is_own(&entry) => {
+                self.pending[at].request = None;
+                self.check_floor(actions);
+            }
+            Some(entry) if entry.epoch > self.epoch => self.lose(actions),
+            // An older owner's entry behind the fence does not count. Only one batch is on its way
+            // in this part of the log.
+            Some(_) => self.create_at_next(at, actions),
+        }
+    }
+
+    /// Reads the floor for the batches whose entries are durable up to the first that is not.
+    fn check_floor(&mut self, actions: &mut Vec<Action<B>>) {
+        let batches = self.pending.iter().take_while(|batch| batch.request.is_none()).count();
+        if self.check.is_none() && batches > 0 {
+            let request = self.new_request();
+            self.check = Some(FloorCheck { request, batches });
+            actions.push(Action::ReadFloor(request));
+        }
+    }
+
+    fn floor(&mut self, request: RequestId, floor: EntryNumber, actions: &mut Vec<Action<B>>) {
+        if self.state == WriterState::Checking && request == self.expected {
+            if self.fence < floor {
+                return self.lose(actions);
+            }
+            self.state = WriterState::Owning;
+            return;
+        }
+        let Some(check) = self.check.take_if(|check| check.request == request) else { return };
+        if self.pending.front().is_some_and(|first| first.number < floor) {
+            return self.lose(actions);
+        }
+        for batch in self.pending.drain(..check.batches) {
+            actions.push(Action::Apply(batch.number, batch.writes));
+            actions.push(Action::Acknowledge(batch.ticket));
+        }
+        self.check_floor(actions);
+        self.start_waiting(actions);
+        if self.state == WriterState::Draining && self.pending.is_empty() {
+            self.lose(actions);
+        }
+    }
+
+    fn fail_waiting(&mut self, actions: &mut Vec<Action<B>>) {
+        actions.extend(self.waiting.drain(..).map(|(ticket, _)| Action::Fail(ticket)));
+    }
+
+    fn lose(&mut self, actions: &mut Vec<Action<B>>) {
+        self.state = WriterState::Idle;
+        self.check = None;
+        actions.extend(self.pending.drain(..).map(|batch| Action::Fail(batch.ticket)));
+        self.fail_waiting(actions);
+        actions.push(Action::Lost);
+    }
+}

@@ -1,0 +1,125 @@
+//! The writer of a log, one decision at a time.
+
+use cluster::{
+    Action, EntryBody, EntryNumber, Epoch, Event, LogEntry, LogReplay, LogWriter, RequestId,
+    Ticket, WriterId, WriterState,
+};
+
+type Writer = LogWriter<&'static str>;
+type Actions = Vec<Action<&'static str>>;
+
+fn handle(writer: &mut Writer, event: Event<&'static str>) -> Actions {
+    let mut actions = Vec::new();
+    writer.handle(event, &mut actions);
+    actions
+}
+
+fn granted(epoch: u64) -> Event<&'static str> {
+    Event::Granted { epoch: Epoch(epoch), from: EntryNumber(0), covered: Epoch(0) }
+}
+
+fn entry(epoch: u64, writer: u128, body: EntryBody<&'static str>) -> LogEntry<&'static str> {
+    LogEntry { epoch: Epoch(epoch), writer: WriterId(writer), body }
+}
+
+/// Returns the request of the only action.
+fn request(actions: &Actions) -> RequestId {
+    match actions.as_slice() {
+        [Action::Read(request, _)]
+        | [Action::Create(request, _, _)]
+        | [Action::ReadFloor(request)] => *request,
+        other => panic!("not one request: {other:?}"),
+    }
+}
+
+/// A writer that owns an empty log: its fence is entry 0.
+fn owner(epoch: u64) -> Writer {
+    let mut writer = Writer::new(WriterId(1));
+    let read = handle(&mut writer, granted(epoch));
+    let fence = handle(&mut writer, Event::Found(request(&read), None));
+    let floor = handle(&mut writer, Event::Created(request(&fence)));
+    assert!(handle(&mut writer, Event::Floor(request(&floor), EntryNumber(0))).is_empty());
+    assert_eq!(writer.state(), WriterState::Owning);
+    writer
+}
+
+#[test]
+fn a_batch_is_acknowledged_after_the_floor_was_read() {
+    let mut writer = owner(1);
+    let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
+    let wanted = entry(1, 1, EntryBody::Writes("a"));
+    assert_eq!(create, [Action::Create(request(&create), EntryNumber(1), wanted)]);
+    let floor = handle(&mut writer, Event::Created(request(&create)));
+    let done = handle(&mut writer, Event::Floor(request(&floor), EntryNumber(1)));
+    assert_eq!(done, [Action::Apply(EntryNumber(1), "a"), Action::Acknowledge(Ticket(7))]);
+}
+
+#[test]
+fn a_raised_floor_ends_the_ownership() {
+    let mut writer = owner(1);
+    let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
+    let floor = handle(&mut writer, Event::Created(request(&create)));
+    let done = handle(&mut writer, Event::Floor(request(&floor), EntryNumber(2)));
+    assert_eq!(done, [Action::Fail(Ticket(7)), Action::Lost]);
+}
+
+/// Entries were removed while a slow owner read them: the absent one is not the end of the log.
+#[test]
+fn a_fence_below_the_floor_owns_nothing() {
+    let mut writer = Writer::new(WriterId(1));
+    let read = handle(&mut writer, granted(2));
+    let fence = handle(&mut writer, Event::Found(request(&read), None));
+    let floor = handle(&mut writer, Event::Created(request(&fence)));
+    let lost = handle(&mut writer, Event::Floor(request(&floor), EntryNumber(1)));
+    assert_eq!(lost, [Action::Lost]);
+}
+
+#[test]
+fn an_unknown_outcome_is_read() {
+    let mut writer = owner(1);
+    let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
+    let read = handle(&mut writer, Event::NotCreated(request(&create)));
+    assert_eq!(read, [Action::Read(request(&read), EntryNumber(1))]);
+    let own = entry(1, 1, EntryBody::Writes("a"));
+    let floor = handle(&mut writer, Event::Found(request(&read), Some(own)));
+    assert_eq!(floor, [Action::ReadFloor(request(&floor))]);
+    assert!(handle(&mut writer, Event::Created(request(&create))).is_empty(), "a late answer");
+}
+
+#[test]
+fn entries_of_an_older_owner_are_passed_by() {
+    let mut writer = owner(5);
+    let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
+    let read = handle(&mut writer, Event::NotCreated(request(&create)));
+    let old = entry(4, 2, EntryBody::Writes("old"));
+    let again = handle(&mut writer, Event::Found(request(&read), Some(old)));
+    let wanted = entry(5, 1, EntryBody::Writes("a"));
+    assert_eq!(again, [Action::Create(request(&again), EntryNumber(2), wanted)]);
+}
+
+#[test]
+fn a_newer_owner_ends_the_ownership() {
+    let mut writer = owner(5);
+    let create = handle(&mut writer, Event::Submitted(Ticket(7), "a"));
+    let read = handle(&mut writer, Event::NotCreated(request(&create)));
+    let fence = entry(6, 2, EntryBody::Fence);
+    let done = handle(&mut writer, Event::Found(request(&read), Some(fence)));
+    assert_eq!(done, [Action::Fail(Ticket(7)), Action::Lost]);
+    assert_eq!(writer.state(), WriterState::Idle);
+    assert!(handle(&mut writer, granted(5)).is_empty(), "an epoch is granted once");
+}
+
+#[test]
+fn entries_behind_a_later_fence_do_not_count() {
+    let mut replay = LogReplay::new(EntryNumber(3), Epoch(0));
+    let entries = [
+        (entry(1, 1, EntryBody::Writes("a")), true),
+        (entry(2, 2, EntryBody::Fence), true),
+        (entry(1, 1, EntryBody::Writes("b")), false),
+        (entry(2, 2, EntryBody::Writes("c")), true),
+    ];
+    for (entry, counts) in &entries {
+        assert_eq!(replay.take(entry), *counts, "{entry:?}");
+    }
+    assert_eq!((replay.next(), replay.epoch()), (EntryNumber(7), Epoch(2)));
+}

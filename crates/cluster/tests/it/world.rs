@@ -1,0 +1,470 @@
+//! One shard, three writers, a store and a referee in simulated time, with faults from a seed.
+//!
+//! Faults: requests take milliseconds to minutes, answers get lost while the request still arrives,
+//! processes stop for up to two minutes or restart without memory, and some believe for too long
+//! that they own the shard. Time is in milliseconds.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::rc::Rc;
+
+use cluster::{
+    Action, EntryBody, EntryNumber, Epoch, Event, LogEntry, LogReplay, LogWriter, RequestId,
+    Ticket, WriterId, WriterState,
+};
+
+const NODES: usize = 3;
+/// Time in which clients write.
+const LENGTH: u64 = 240_000;
+/// Time between two looks of a node at its lease.
+const TICK: u64 = 700;
+/// Time of a lease at the referee.
+const LEASE: u64 = 10_000;
+/// Time between two looks of a reader at the whole log.
+const READ: u64 = 15_000;
+/// Mean time between two batches of clients.
+const PAUSE_OF_CLIENTS: u64 = 800;
+/// Time after which a node stops waiting for an answer.
+const TIMEOUT: u64 = 400;
+
+/// A mistake that a simulation must find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Planted {
+    /// New owners write no fence.
+    NoFence,
+    /// Owners do not see the floor.
+    NoFloor,
+    /// Readers count entries of older owners behind a fence.
+    OldEntriesCount,
+}
+
+/// A write that a client was told is durable.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AcknowledgedWrite {
+    pub(crate) write: u64,
+    pub(crate) sent: u64,
+    pub(crate) acknowledged: u64,
+}
+
+/// Result of a world.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outcome {
+    /// All writes that a reader finds at the end, in order.
+    pub(crate) log: Vec<u64>,
+    pub(crate) acknowledged: Vec<AcknowledgedWrite>,
+    /// Writes that a reader found before the end.
+    pub(crate) seen: BTreeSet<u64>,
+    pub(crate) writes_acknowledged: u64,
+    pub(crate) failed: u64,
+    pub(crate) owners: u64,
+    pub(crate) lists: u64,
+    pub(crate) removed: u64,
+}
+
+impl Outcome {
+    pub(crate) fn add(&mut self, other: &Outcome) {
+        self.writes_acknowledged += other.acknowledged.len() as u64;
+        self.failed += other.failed;
+        self.owners += other.owners;
+        self.lists += other.lists;
+        self.removed += other.removed;
+    }
+
+    pub(crate) fn line(&self) -> String {
+        format!(
+            "{} writes acknowledged, {} batches failed, {} owners, {} lists, {} entries removed",
+            self.writes_acknowledged, self.failed, self.owners, self.lists, self.removed
+        )
+    }
+}
+
+/// Writes; none if the entry publishes a list of segments.
+#[derive(Clone, Debug)]
+struct Batch {
+    writes: Vec<u64>,
+}
+
+/// A list of segments: all writes before an entry.
+#[derive(Clone, Debug, Default)]
+struct List {
+    through: EntryNumber,
+    epoch: Epoch,
+    writes: Vec<u64>,
+}
+
+struct Node {
+    writer: LogWriter<Batch>,
+    incarnation: u64,
+    stopped_until: u64,
+    /// Time until which the node believes that it owns the shard.
+    owner_until: u64,
+    /// Time by which it believes so for too long.
+    overconfidence: u64,
+    /// The rows: of segments, then of the log.
+    writes: Vec<u64>,
+    applied: EntryNumber,
+}
+
+#[derive(Default)]
+struct Referee {
+    epoch: Epoch,
+    owner: Option<usize>,
+    until: u64,
+    list: Rc<List>,
+}
+
+#[derive(Default)]
+struct Store {
+    entries: BTreeMap<EntryNumber, LogEntry<Batch>>,
+    floor: EntryNumber,
+}
+
+/// Something that happens at a time.
+enum Item {
+    Arrives(Action<Batch>, Sender),
+    Answer(Event<Batch>, Sender),
+    Client,
+    Reader,
+    Tick(usize),
+    RaiseFloor(EntryNumber),
+    Remove(EntryNumber),
+}
+
+#[derive(Clone, Copy)]
+struct Sender {
+    node: usize,
+    incarnation: u64,
+}
+
+/// Seeded numbers (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) % limit
+    }
+
+    fn percent(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+pub(crate) struct World {
+    random: Random,
+    planted: Option<Planted>,
+    now: u64,
+    order: u64,
+    queue: BinaryHeap<Reverse<(u64, u64)>>,
+    items: BTreeMap<u64, Item>,
+    nodes: Vec<Node>,
+    referee: Referee,
+    store: Store,
+    /// Batches of clients by ticket: time sent, and writes.
+    sent: BTreeMap<Ticket, (u64, Vec<u64>)>,
+    lists: BTreeMap<Ticket, Rc<List>>,
+    numbers: u64,
+    outcome: Outcome,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, planted: Option<Planted>) -> World {
+        let mut world = World {
+            random: Random(seed.wrapping_mul(0xD134_2543_DE82_EF95)),
+            planted,
+            now: 0,
+            order: 0,
+            queue: BinaryHeap::new(),
+            items: BTreeMap::new(),
+            nodes: Vec::new(),
+            referee: Referee::default(),
+            store: Store::default(),
+            sent: BTreeMap::new(),
+            lists: BTreeMap::new(),
+            numbers: 0,
+            outcome: Outcome::default(),
+        };
+        for node in 0..NODES {
+            let overconfidence = if world.random.percent(30) { 60_000 } else { 0 };
+            let id = WriterId(u128::from(world.number()));
+            world.nodes.push(Node {
+                writer: LogWriter::new(id),
+                incarnation: 0,
+                stopped_until: 0,
+                owner_until: 0,
+                overconfidence,
+                writes: Vec::new(),
+                applied: EntryNumber::default(),
+            });
+            world.at(node as u64, Item::Tick(node));
+        }
+        world.at(0, Item::Client);
+        world.at(READ, Item::Reader);
+        world
+    }
+
+    fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    fn at(&mut self, delay: u64, item: Item) {
+        self.order += 1;
+        self.queue.push(Reverse((self.now + delay, self.order)));
+        self.items.insert(self.order, item);
+    }
+
+    /// Runs to the end and reads the log as a new owner would.
+    pub(crate) fn run(mut self) -> Outcome {
+        while let Some(Reverse((time, order))) = self.queue.pop() {
+            let Some(item) = self.items.remove(&order) else { continue };
+            self.now = time;
+            self.happens(item);
+        }
+        self.outcome.log = self.whole_log();
+        self.outcome
+    }
+
+    /// Returns all writes that a reader finds: those of the newest list, then of the log.
+    fn whole_log(&self) -> Vec<u64> {
+        let list = &self.referee.list;
+        let mut replay = LogReplay::new(list.through, list.epoch);
+        let mut log = list.writes.clone();
+        while let Some(entry) = self.store.entries.get(&replay.next()) {
+            let counts = replay.take(entry) || self.planted == Some(Planted::OldEntriesCount);
+            if let (true, EntryBody::Writes(batch)) = (counts, &entry.body) {
+                log.extend(&batch.writes);
+            }
+        }
+        log
+    }
+
+    fn happens(&mut self, item: Item) {
+        match item {
+            Item::Client => self.client(),
+            Item::Reader => {
+                let log = self.whole_log();
+                self.outcome.seen.extend(log);
+                if self.now < LENGTH {
+                    self.at(READ, Item::Reader);
+                }
+            }
+            Item::Tick(node) => self.tick(node),
+            Item::Arrives(action, sender) => self.arrives(action, sender),
+            Item::Answer(event, sender) => self.answer(event, sender),
+            Item::RaiseFloor(through) => {
+                self.store.floor = self.store.floor.max(through);
+                let delay = self.random.below(20_000);
+                self.at(delay, Item::Remove(through));
+            }
+            Item::Remove(through) => {
+                let kept = self.store.entries.split_off(&through);
+                self.outcome.removed += self.store.entries.len() as u64;
+                self.store.entries = kept;
+            }
+        }
+    }
+
+    /// A client sends a batch to a node, mostly to the owner.
+    fn client(&mut self) {
+        let any = self.random.below(NODES as u64) as usize;
+        let node = if self.random.percent(70) { self.referee.owner.unwrap_or(any) } else { any };
+        let count = self.random.below(3) + 1;
+        let writes: Vec<u64> = (0..count).map(|_| self.number()).collect();
+        let ticket = Ticket(self.number());
+        self.sent.insert(ticket, (self.now, writes.clone()));
+        let event = Event::Submitted(ticket, Batch { writes });
+        let sender = self.sender(node);
+        self.at(0, Item::Answer(event, sender));
+        let delay = self.random.below(2 * PAUSE_OF_CLIENTS);
+        if self.now + delay < LENGTH {
+            self.at(delay, Item::Client);
+        }
+    }
+
+    fn sender(&self, node: usize) -> Sender {
+        Sender { node, incarnation: self.nodes[node].incarnation }
+    }
+
+    /// A node looks at its lease, and sometimes stops, restarts or seals.
+    fn tick(&mut self, node: usize) {
+        if self.now < LENGTH {
+            self.at(TICK, Item::Tick(node));
+        }
+        if self.now < self.nodes[node].stopped_until {
+            return;
+        }
+        match self.random.below(300) {
+            0..3 => {
+                let stop = self.random.below(120_000);
+                self.nodes[node].stopped_until = self.now + stop;
+            }
+            3..5 => self.restart(node),
+            5..40 => self.seal(node),
+            _ => self.look_at_lease(node),
+        }
+    }
+
+    fn restart(&mut self, node: usize) {
+        let id = WriterId(u128::from(self.number()));
+        let node = &mut self.nodes[node];
+        node.writer = LogWriter::new(id);
+        node.incarnation += 1;
+        node.owner_until = 0;
+        node.writes.clear();
+    }
+
+    fn look_at_lease(&mut self, at: usize) {
+        let node = &mut self.nodes[at];
+        let owns = node.writer.state() != WriterState::Idle;
+        let expired = self.now >= self.referee.until;
+        if owns && self.referee.owner == Some(at) && self.referee.epoch == node.writer.epoch() {
+            if !expired && self.random.percent(95) {
+                self.referee.until = self.now + LEASE;
+                node.owner_until = self.now + LEASE + node.overconfidence;
+            }
+        } else if !owns && expired {
+            self.referee.epoch.0 += 1;
+            self.referee.owner = Some(at);
+            self.referee.until = self.now + LEASE;
+            node.owner_until = self.now + LEASE + node.overconfidence;
+            let list = self.referee.list.clone();
+            node.writes.clone_from(&list.writes);
+            node.applied = list.through;
+            self.outcome.owners += 1;
+            let event = Event::Granted {
+                epoch: self.referee.epoch,
+                from: list.through,
+                covered: list.epoch,
+            };
+            return self.handle(at, event);
+        }
+        if owns && self.now > self.nodes[at].owner_until {
+            self.handle(at, Event::Expired);
+        }
+    }
+
+    /// An owner writes a list of segments that covers all it applied, as one more entry.
+    fn seal(&mut self, at: usize) {
+        let node = &self.nodes[at];
+        if node.writer.state() != WriterState::Owning {
+            return;
+        }
+        let list = Rc::new(List {
+            through: node.applied,
+            epoch: node.writer.epoch(),
+            writes: node.writes.clone(),
+        });
+        let ticket = Ticket(self.number());
+        self.lists.insert(ticket, list);
+        let batch = Batch { writes: Vec::new() };
+        self.handle(at, Event::Submitted(ticket, batch));
+    }
+
+    fn answer(&mut self, event: Event<Batch>, sender: Sender) {
+        let node = &self.nodes[sender.node];
+        if node.incarnation != sender.incarnation {
+            return;
+        }
+        if self.now < node.stopped_until {
+            let rest = node.stopped_until - self.now;
+            return self.at(rest, Item::Answer(event, sender));
+        }
+        self.handle(sender.node, event);
+    }
+
+    fn handle(&mut self, at: usize, event: Event<Batch>) {
+        let mut actions = Vec::new();
+        self.nodes[at].writer.handle(event, &mut actions);
+        for action in actions {
+            match action {
+                Action::Apply(number, batch) => {
+                    let node = &mut self.nodes[at];
+                    node.writes.extend(batch.writes);
+                    node.applied = number.plus(1);
+                }
+                Action::Acknowledge(ticket) => self.acknowledged(ticket),
+                Action::Fail(_) => self.outcome.failed += 1,
+                Action::Lost => {
+                    self.nodes[at].writes.clear();
+                    self.nodes[at].owner_until = 0;
+                }
+                request => self.send(request, self.sender(at)),
+            }
+        }
+    }
+
+    fn acknowledged(&mut self, ticket: Ticket) {
+        if let Some((sent, writes)) = self.sent.remove(&ticket) {
+            let done = |write| AcknowledgedWrite { write, sent, acknowledged: self.now };
+            self.outcome.acknowledged.extend(writes.into_iter().map(done));
+        }
+        if let Some(list) = self.lists.remove(&ticket) {
+            self.outcome.lists += 1;
+            if list.through > self.referee.list.through {
+                self.referee.list = list.clone();
+            }
+            let delay = self.random.below(5_000);
+            self.at(delay, Item::RaiseFloor(list.through));
+        }
+    }
+
+    /// Sends a request. It arrives soon, late or after the sender stopped waiting.
+    fn send(&mut self, request: Action<Batch>, sender: Sender) {
+        if let (Action::Create(id, _, entry), Some(Planted::NoFence)) = (&request, self.planted)
+            && matches!(entry.body, EntryBody::Fence)
+        {
+            return self.at(1, Item::Answer(Event::Created(*id), sender));
+        }
+        let delay = match self.random.below(100) {
+            0 => self.random.below(100_000),
+            1..5 => self.random.below(3 * TIMEOUT),
+            _ => self.random.below(40) + 1,
+        };
+        if let (true, Action::Create(id, ..)) = (delay > TIMEOUT, &request) {
+            self.at(TIMEOUT, Item::Answer(Event::NotCreated(*id), sender));
+        }
+        self.at(delay, Item::Arrives(request, sender));
+    }
+
+    /// The store does what is requested and answers, if the answer does not get lost.
+    fn arrives(&mut self, request: Action<Batch>, sender: Sender) {
+        let event = match request {
+            Action::Create(id, number, entry) => self.create(id, number, entry),
+            Action::Read(id, number) => Event::Found(id, self.store.entries.get(&number).cloned()),
+            Action::ReadFloor(id) if self.planted == Some(Planted::NoFloor) => {
+                Event::Floor(id, EntryNumber::default())
+            }
+            Action::ReadFloor(id) => Event::Floor(id, self.store.floor),
+            _ => return,
+        };
+        let mut delay = self.random.below(40) + 1;
+        let lost = self.random.percent(3);
+        match &event {
+            Event::Created(id) if lost => {
+                let unknown = Event::NotCreated(*id);
+                return self.at(TIMEOUT, Item::Answer(unknown, sender));
+            }
+            // The sender asks again: its answer is late.
+            _ if lost => delay += TIMEOUT,
+            _ => {}
+        }
+        self.at(delay, Item::Answer(event, sender));
+    }
+
+    fn create(
+        &mut self,
+        id: RequestId,
+        number: EntryNumber,
+        entry: LogEntry<Batch>,
+    ) -> Event<Batch> {
+        if self.store.entries.contains_key(&number) {
+            return Event::NotCreated(id);
+        }
+        self.store.entries.insert(number, entry);
+        Event::Created(id)
+    }
+}
