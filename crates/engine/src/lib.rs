@@ -291,6 +291,11 @@ pub trait Session: Send + Sync {
         0
     }
 
+    /// Returns true if runs use the processor outside of the calling thread, which waits for them.
+    fn runs_elsewhere(&self) -> bool {
+        false
+    }
+
     /// Returns true if a run leaves state inside the model. Then [`Session::run`] starts every run
     /// from the state as loaded, so that no response depends on another request. A
     /// [`Session::fork`] keeps its state from run to run.

@@ -55,6 +55,10 @@ impl Session for SignatureSession {
         self.session.signatures()
     }
 
+    fn runs_elsewhere(&self) -> bool {
+        self.session.runs_elsewhere()
+    }
+
     fn stateful(&self) -> bool {
         self.session.stateful()
     }

@@ -221,6 +221,12 @@ impl Servable {
         self.watched.clone()
     }
 
+    /// Returns true if the calling thread's processor time is not that of a run: other threads or
+    /// another process take part.
+    pub fn runs_elsewhere(&self) -> bool {
+        self.threads_per_run != 1 || self.session.runs_elsewhere()
+    }
+
     /// Returns true if a run leaves state inside the model; see [`Session::stateful`].
     pub fn stateful(&self) -> bool {
         self.session.stateful()

@@ -136,6 +136,10 @@ impl Session for IsolatedSession {
         &self.facts.metadata
     }
 
+    fn runs_elsewhere(&self) -> bool {
+        true
+    }
+
     fn stateful(&self) -> bool {
         self.facts.stateful
     }

@@ -17,6 +17,7 @@ mod json;
 pub mod oip;
 pub mod reflection;
 pub mod status;
+pub mod status_details;
 pub mod tfs;
 pub mod weigh;
 mod wire;

@@ -993,6 +993,98 @@ impl DataType {
         }
     }
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TraceSettingRequest {
+    #[prost(btree_map = "string, message", tag = "1")]
+    pub settings: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        trace_setting_request::SettingValue,
+    >,
+    /// Empty: the settings of the server.
+    #[prost(string, tag = "2")]
+    pub model_name: ::prost::alloc::string::String,
+}
+/// Nested message and enum types in `TraceSettingRequest`.
+pub mod trace_setting_request {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct SettingValue {
+        /// Empty: the setting is cleared.
+        #[prost(string, repeated, tag = "1")]
+        pub value: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TraceSettingResponse {
+    #[prost(btree_map = "string, message", tag = "1")]
+    pub settings: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        trace_setting_response::SettingValue,
+    >,
+}
+/// Nested message and enum types in `TraceSettingResponse`.
+pub mod trace_setting_response {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct SettingValue {
+        #[prost(string, repeated, tag = "1")]
+        pub value: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LogSettingsRequest {
+    #[prost(btree_map = "string, message", tag = "1")]
+    pub settings: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        log_settings_request::SettingValue,
+    >,
+}
+/// Nested message and enum types in `LogSettingsRequest`.
+pub mod log_settings_request {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct SettingValue {
+        #[prost(oneof = "setting_value::ParameterChoice", tags = "1, 2, 3")]
+        pub parameter_choice: ::core::option::Option<setting_value::ParameterChoice>,
+    }
+    /// Nested message and enum types in `SettingValue`.
+    pub mod setting_value {
+        #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+        pub enum ParameterChoice {
+            #[prost(bool, tag = "1")]
+            BoolParam(bool),
+            #[prost(uint32, tag = "2")]
+            Uint32Param(u32),
+            #[prost(string, tag = "3")]
+            StringParam(::prost::alloc::string::String),
+        }
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LogSettingsResponse {
+    #[prost(btree_map = "string, message", tag = "1")]
+    pub settings: ::prost::alloc::collections::BTreeMap<
+        ::prost::alloc::string::String,
+        log_settings_response::SettingValue,
+    >,
+}
+/// Nested message and enum types in `LogSettingsResponse`.
+pub mod log_settings_response {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct SettingValue {
+        #[prost(oneof = "setting_value::ParameterChoice", tags = "1, 2, 3")]
+        pub parameter_choice: ::core::option::Option<setting_value::ParameterChoice>,
+    }
+    /// Nested message and enum types in `SettingValue`.
+    pub mod setting_value {
+        #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+        pub enum ParameterChoice {
+            #[prost(bool, tag = "1")]
+            BoolParam(bool),
+            #[prost(uint32, tag = "2")]
+            Uint32Param(u32),
+            #[prost(string, tag = "3")]
+            StringParam(::prost::alloc::string::String),
+        }
+    }
+}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ServerLiveRequest {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1801,6 +1893,60 @@ pub mod grpc_inference_service_client {
                         "inference.GRPCInferenceService",
                         "RepositoryModelUnload",
                     ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Shows the settings of traces, and changes those that are given.
+        pub async fn trace_setting(
+            &mut self,
+            request: impl tonic::IntoRequest<super::TraceSettingRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::TraceSettingResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/inference.GRPCInferenceService/TraceSetting",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("inference.GRPCInferenceService", "TraceSetting"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Shows the settings of the log, and changes those that are given.
+        pub async fn log_settings(
+            &mut self,
+            request: impl tonic::IntoRequest<super::LogSettingsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::LogSettingsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/inference.GRPCInferenceService/LogSettings",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("inference.GRPCInferenceService", "LogSettings"),
                 );
             self.inner.unary(req, path, codec).await
         }

@@ -35,6 +35,8 @@ pub struct GrpcInferRequest {
     pub priority: usize,
     /// The signature, from the `signature_name` parameter; empty for the model's default.
     pub signature: String,
+    /// The key for rollouts, from the `request_key` parameter; empty if there is none.
+    pub request_key: String,
 }
 
 /// Millpond's own parameter of a load: the version to load.
@@ -90,6 +92,7 @@ pub fn decode_request(request: ModelInferRequest) -> Result<GrpcInferRequest> {
         priority: options.priority,
         timeout: options.timeout,
         signature: options.signature,
+        request_key: options.request_key,
     })
 }
 

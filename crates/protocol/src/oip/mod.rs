@@ -6,6 +6,7 @@ mod describe;
 pub mod grpc;
 pub mod json;
 mod parameters;
+pub mod settings;
 mod strings;
 
 pub use datatype::{datatype, from_datatype};
@@ -13,8 +14,15 @@ pub use datatype::{datatype, from_datatype};
 use base::{Error, NamedTensor, Result};
 
 /// Supported extensions of the protocol, as server metadata lists them.
-pub const EXTENSIONS: [&str; 5] =
-    ["model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics"];
+pub const EXTENSIONS: [&str; 7] = [
+    "model_repository",
+    "model_configuration",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+];
 
 /// A response as a client reads it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,6 +43,8 @@ const CLASSIFICATION: &str = "classification";
 const TIMEOUT: &str = "timeout";
 /// Millpond's own parameter for the signature of a model with several.
 const SIGNATURE_NAME: &str = "signature_name";
+/// Millpond's own parameter for the key by which a rollout assigns the request to a version.
+const REQUEST_KEY: &str = "request_key";
 /// Parameter for a request's priority level: 1 is the highest, 0 the model's default.
 const PRIORITY: &str = "priority";
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use base::{Error, Result};
 
 use super::{
-    CLASSIFICATION, PRIORITY, SIGNATURE_NAME, TIMEOUT, no_classification, no_priority,
+    CLASSIFICATION, PRIORITY, REQUEST_KEY, SIGNATURE_NAME, TIMEOUT, no_classification, no_priority,
     no_shared_memory,
 };
 use crate::json::Scalar;
@@ -24,6 +24,7 @@ pub(super) struct InferOptions {
     pub(super) priority: usize,
     pub(super) binary_output: bool,
     pub(super) signature: String,
+    pub(super) request_key: String,
 }
 
 impl InferOptions {
@@ -50,6 +51,11 @@ impl InferOptions {
                 wire::check_name(signature)?;
                 self.signature = signature.clone().into_owned();
             }
+            (REQUEST_KEY, Scalar::Text(key)) => {
+                wire::check_name(key)?;
+                self.request_key = key.clone().into_owned();
+            }
+            (REQUEST_KEY, Scalar::Whole(key)) => self.request_key = key.to_string(),
             // Each request has one response, which a stream marks as the last, so no empty response
             // follows.
             ("triton_enable_empty_final_response", Scalar::Bool(_)) => {}
@@ -107,6 +113,11 @@ fn is_shared_memory(name: &str) -> bool {
 /// Returns true for MLServer's `content_type` with the value for plain tensors.
 fn is_plain_content(name: &str, value: &Scalar<'_>) -> bool {
     name == "content_type" && matches!(value, Scalar::Text(text) if text == "np")
+}
+
+/// Returns true for MLServer's `content_type` of strings that are base64 in JSON.
+pub(super) fn is_base64_content(name: &str, value: &Scalar<'_>) -> bool {
+    name == "content_type" && matches!(value, Scalar::Text(text) if text == "base64")
 }
 
 /// Refuses a request of a sequence. Clients send 0, "" and false for other requests.

@@ -86,6 +86,53 @@ pub fn read_records(file: &Bytes) -> Result<Vec<Result<WarmupRecord>>> {
     Ok(records)
 }
 
+/// A recorded request with its answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AnsweredRecord {
+    /// The signature; empty for the model's default.
+    pub signature: String,
+    /// The inputs.
+    pub inputs: Vec<NamedTensor>,
+    /// The requested outputs; empty for all.
+    pub requested: Vec<Arc<str>>,
+    /// The answer.
+    pub outputs: Vec<NamedTensor>,
+}
+
+/// Reads records of Predict that have an answer. Their tensors share `file`.
+///
+/// # Errors
+/// As [`read_records`] for the file; `InvalidArgument` for a record of another kind or without an
+/// answer.
+pub fn read_answered(file: &Bytes) -> Result<Vec<AnsweredRecord>> {
+    let mut rest = file.clone();
+    let mut records = Vec::new();
+    while !rest.is_empty() {
+        let number = records.len();
+        if number == RECORDS_MAX {
+            return Err(Error::invalid(format!("more than {RECORDS_MAX} records")));
+        }
+        let read = next_record(&mut rest).and_then(answered);
+        records.push(read.map_err(|error| error.context(format_args!("record {number}")))?);
+    }
+    Ok(records)
+}
+
+fn answered(record: Bytes) -> Result<AnsweredRecord> {
+    let log = PredictionLog::decode(record)
+        .map_err(|error| Error::data_loss(format!("no PredictionLog: {error}")))?;
+    let Some(LogType::PredictLog(PredictLog { request: Some(mut request), response })) =
+        log.log_type
+    else {
+        return Err(Error::invalid("it is no Predict request; only those can be compared"));
+    };
+    let response = response.ok_or_else(|| Error::invalid("it has no response to compare with"))?;
+    let signature = request.model_spec.take().unwrap_or_default().signature_name;
+    let grpc::GrpcPredict { inputs, outputs: requested } = grpc::decode_predict(request)?;
+    let outputs = grpc::decode_response(response)?;
+    Ok(AnsweredRecord { signature, inputs, requested, outputs })
+}
+
 /// Takes the first record off `rest`, and checks its length and checksums.
 ///
 /// # Errors

@@ -4,6 +4,8 @@
 //! the length of the JSON then. Tensors in JSON may be flat or nested as their shape.
 
 mod describe;
+mod golden;
+mod record;
 mod request;
 mod response;
 mod tensor;
@@ -11,6 +13,10 @@ mod tensor;
 pub use describe::{
     live, model_config, model_metadata, model_ready, ready, repository_index, server_metadata,
     statistics,
+};
+pub use golden::{GoldenInfer, parse_golden};
+pub use record::{
+    InferRecord, RECORD_BYTES_MAX, RecordedInfer, encode_record, next_line, parse_record,
 };
 pub use request::{OutputEncoding, RequestedOutput, RestInferRequest, encode_request, parse_infer};
 pub use response::{ResponseSize, infer_response, parse_response, response_bytes_max};

@@ -38,6 +38,8 @@ pub struct RestInferRequest {
     pub priority: usize,
     /// The signature, from the `signature_name` parameter; empty for the model's default.
     pub signature: String,
+    /// The key for rollouts, from the `request_key` parameter; empty if there is none.
+    pub request_key: String,
 }
 
 /// The form of the outputs of a response.
@@ -84,17 +86,38 @@ pub fn parse_infer(
         return raw_request(body, signature);
     }
     let (json, behind) = split(body, header_length)?;
+    read_members(&json, behind, |_, _| Ok(false))
+}
+
+/// Reads a request of JSON only. `other` reads members that a request does not have, and returns
+/// false for members to skip.
+///
+/// # Errors
+/// As [`parse_infer`], and those of `other`.
+pub(super) fn read_request(
+    json: &Bytes,
+    other: impl FnMut(&mut Reader<'_>, &str) -> Result<bool>,
+) -> Result<RestInferRequest> {
+    read_members(json, Bytes::new(), other)
+}
+
+fn read_members(
+    json: &Bytes,
+    behind: Bytes,
+    mut other: impl FnMut(&mut Reader<'_>, &str) -> Result<bool>,
+) -> Result<RestInferRequest> {
     let mut request = RestInferRequest::default();
     let mut inputs = None;
-    let mut reader = Reader::new(&json);
+    let mut reader = Reader::new(json);
     reader.object(|reader, key| {
         match key {
             "id" if !reader.null() => request.id = reader.string()?.into_owned(),
             "inputs" if inputs.is_some() => return Err(reader.error("\"inputs\" is given twice")),
-            "inputs" => inputs = Some(read_all(reader, &json)?),
+            "inputs" => inputs = Some(read_all(reader, json)?),
             "outputs" if !reader.null() => request.outputs = read_outputs(reader)?,
             "parameters" if !reader.null() => read_parameters(reader, &mut request)?,
             "id" | "outputs" | "parameters" => {}
+            _ if other(reader, key)? => {}
             _ => reader.skip()?,
         }
         Ok(())
@@ -112,6 +135,7 @@ fn read_parameters(reader: &mut Reader<'_>, request: &mut RestInferRequest) -> R
     request.priority = options.priority;
     request.binary_output = options.binary_output;
     request.signature = options.signature;
+    request.request_key = options.request_key;
     Ok(())
 }
 

@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use base::{DType, Error, NamedTensor, Result, Shape, Tensor};
+use base::{DType, Data, Error, NamedTensor, Result, Shape, Tensor};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use bytes::{Bytes, BytesMut};
 use smallvec::SmallVec;
 
@@ -35,6 +37,8 @@ struct TensorMembers {
     datatype: Option<String>,
     shape: Option<SmallVec<[i64; 6]>>,
     binary_size: Option<usize>,
+    /// True if the strings are base64 (MLServer's `content_type`).
+    base64: bool,
     data: Option<JsonData>,
 }
 
@@ -104,7 +108,12 @@ impl TensorMembers {
         }
         reader.object(|reader, key| {
             let input = self.name.as_deref().unwrap_or_default();
-            let size = parameters::input(input, key, &reader.scalar()?)?;
+            let value = reader.scalar()?;
+            if parameters::is_base64_content(key, &value) {
+                self.base64 = true;
+                return Ok(());
+            }
+            let size = parameters::input(input, key, &value)?;
             self.binary_size = size.or(self.binary_size);
             Ok(())
         })
@@ -115,6 +124,10 @@ impl TensorMembers {
         let lacks = |what: &str| Error::invalid(format!("\"{name}\" has no \"{what}\""));
         let dtype = dtype_of(&name, &self.datatype.ok_or_else(|| lacks("datatype"))?)?;
         let shape = wire::shape(&name, self.shape.ok_or_else(|| lacks("shape"))?.into_iter())?;
+        let decoded = |tensor: Tensor| match self.base64 {
+            true => decode_base64(&name, &tensor),
+            false => Ok(tensor),
+        };
         let source = match (self.data, self.binary_size) {
             (Some(_), Some(_)) => {
                 return Err(Error::invalid(format!(
@@ -123,15 +136,35 @@ impl TensorMembers {
             }
             (None, None) => return Err(lacks("data")),
             (None, Some(size)) => ElementSource::Behind(size),
-            (Some(JsonData::Read(tensor)), None) => ElementSource::Here(tensor),
+            (Some(JsonData::Read(tensor)), None) => ElementSource::Here(decoded(tensor)?),
             (Some(JsonData::Passed(span)), None) => {
                 let tensor =
                     read_data(&mut Reader::again(json, &span), &name, dtype, shape.clone())?;
-                ElementSource::Here(tensor)
+                ElementSource::Here(decoded(tensor)?)
             }
         };
         Ok(PendingTensor { name, dtype, shape, source })
     }
+}
+
+/// Decodes strings of base64.
+///
+/// # Errors
+/// `InvalidArgument` for elements that are no strings, or strings that are not base64.
+fn decode_base64(name: &str, tensor: &Tensor) -> Result<Tensor> {
+    let Data::Strings(strings) = tensor.data() else {
+        return Err(Error::invalid(format!(
+            "\"{name}\" has the content type base64, which is for the datatype BYTES"
+        )));
+    };
+    let decode = |text: &Bytes| {
+        STANDARD
+            .decode(text)
+            .map(Bytes::from)
+            .map_err(|error| Error::invalid(format!("\"{name}\" is not base64: {error}")))
+    };
+    let strings = strings.iter().map(decode).collect::<Result<Vec<_>>>()?;
+    Tensor::from_strings(Shape::from_slice(tensor.shape()), strings)
 }
 
 /// Reads a name of bounded length.
@@ -193,6 +226,59 @@ pub(super) fn resolve(pending: Vec<PendingTensor>, mut behind: Bytes) -> Result<
     pending.into_iter().map(tensor).collect()
 }
 
+/// The form of tensors in JSON.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TensorForm {
+    /// Strings are text.
+    Text,
+    /// Strings are base64 if one of them is no text, which the tensor's content type says.
+    Lossless,
+}
+
+/// Appends the member `list` of tensors with their elements.
+///
+/// # Errors
+/// `InvalidArgument` for a type that has no form in JSON, or for strings without one.
+pub(super) fn write_tensors(
+    json: &mut Vec<u8>,
+    list: &str,
+    tensors: &[NamedTensor],
+    form: TensorForm,
+) -> Result<()> {
+    key(json, list);
+    json.push(b'[');
+    for (position, NamedTensor { name, tensor }) in tensors.iter().enumerate() {
+        json.extend_from_slice(if position > 0 { b",{" } else { b"{" });
+        write_description(json, name, tensor);
+        write_elements(json, tensor, form)
+            .map_err(|error| error.context(format_args!("\"{name}\"")))?;
+        json.push(b'}');
+    }
+    json.push(b']');
+    Ok(())
+}
+
+fn write_elements(json: &mut Vec<u8>, tensor: &Tensor, form: TensorForm) -> Result<()> {
+    let text = |text: &Bytes| std::str::from_utf8(text).is_ok();
+    match tensor.data() {
+        Data::Strings(strings) if form == TensorForm::Lossless && !strings.iter().all(text) => {
+            json.extend_from_slice(b",\"parameters\":{\"content_type\":\"base64\"},\"data\":[");
+            for (position, bytes) in strings.iter().enumerate() {
+                if position > 0 {
+                    json.push(b',');
+                }
+                string(json, &STANDARD.encode(bytes));
+            }
+            json.push(b']');
+            Ok(())
+        }
+        _ => {
+            json.extend_from_slice(b",\"data\":");
+            write_flat(json, tensor)
+        }
+    }
+}
+
 /// Writes tensors into a body. `json` is an open object: it gets the member `list` and is closed.
 /// The raw form of each tensor for which `binary` returns true follows.
 pub(super) fn write_body(
@@ -214,8 +300,7 @@ pub(super) fn write_body(
             );
             behind.push(raw);
         } else {
-            json.extend_from_slice(b",\"data\":");
-            write_flat(&mut json, tensor)
+            write_elements(&mut json, tensor, TensorForm::Text)
                 .map_err(|error| error.context(format_args!("\"{name}\"")))?;
         }
         json.push(b'}');
