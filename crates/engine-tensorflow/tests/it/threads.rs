@@ -60,10 +60,18 @@ fn a_run_uses_the_calling_thread() {
     let session = load(&engine, 1, 1);
     run(&*session);
     let before = switches();
-    for _ in 0..20 {
+    const RUNS: u64 = 100;
+    for _ in 0..RUNS {
         run(&*session);
     }
-    assert_eq!(switches(), before, "no thread was started, and no other one ran");
+    let after = switches();
+    assert!(after.keys().eq(before.keys()), "a thread was started: {before:?}, {after:?}");
+    // A thread that takes part in runs wakes at least once a run. Other threads of the process
+    // (the test harness, TensorFlow's timers) wake now and then for reasons of their own.
+    for (thread, turns) in &after {
+        let woken = turns - before[thread];
+        assert!(woken < RUNS / 2, "thread {thread} ran {woken} times: {before:?}, {after:?}");
+    }
 }
 
 #[test]
