@@ -131,7 +131,7 @@ where
                 accepted = self.socket.accept() => accepted,
                 _ = stop.wait_for(|stop| *stop) => break,
             };
-            let (stream, address) = match accepted {
+            let (stream, peer) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     failures.after(&error, &self.socket, &self.metrics).await;
@@ -149,7 +149,7 @@ where
                 stop: stop.clone(),
                 drained: idle_ends.clone(),
             };
-            let client = Client { stream, address, opener: opener.clone() };
+            let client = Client { stream, peer, opener: opener.clone() };
             let served = self.connection(&builder, shutdown, client);
             let open = open.clone();
             let counted = async move {
@@ -179,7 +179,7 @@ where
         shutdown: ShutdownSignals,
         client: Client,
     ) -> impl Future<Output = ()> + Send + 'static {
-        let Client { stream, address, opener } = client;
+        let Client { stream, peer, opener } = client;
         // Small answers must not wait for more bytes to fill a packet. A failure costs only
         // latency, and a Unix socket has no packets to fill.
         let _ = stream.set_nodelay(true);
@@ -188,7 +188,7 @@ where
         let closing = CloseNotice { stop: shutdown.stop, said_close: said_close.clone() };
         let answers = ConnectionService {
             service: self.service.clone(),
-            address,
+            peer,
             http1: (self.version == HttpVersion::Http1)
                 .then(|| Http1Connection { header_timeout: header_timeout.clone(), closing }),
         };
@@ -201,7 +201,7 @@ where
         let frames = (self.version == HttpVersion::Http2).then(|| self.frames());
         async move {
             let Ok(stream) = TcpStream::from_std(stream) else { return };
-            let opened = opener.open(stream, address, opening, &mut drained).await;
+            let opened = opener.open(stream, peer, opening, &mut drained).await;
             let Some(stream) = opened else { return };
             let ended = match frames {
                 None => {
@@ -231,7 +231,7 @@ where
             if let Err(error) = ended {
                 // A client that hangs up, sends garbage or is too slow is not a failure of the
                 // server.
-                tracing::debug!(listener = name, %address, %error, "connection ended");
+                tracing::debug!(listener = name, %peer, %error, "connection ended");
             }
         }
     }
@@ -247,7 +247,7 @@ where
 /// An accepted connection.
 struct Client {
     stream: std::net::TcpStream,
-    address: SocketAddr,
+    peer: Peer,
     opener: ConnectionOpener,
 }
 
@@ -288,7 +288,7 @@ struct Http1Connection {
 /// Answers the requests of one connection.
 struct ConnectionService<S> {
     service: S,
-    address: SocketAddr,
+    peer: Peer,
     /// `None` for HTTP/2.
     http1: Option<Http1Connection>,
 }
@@ -305,7 +305,7 @@ where
         let answering = http1.as_ref().map(|http1| http1.header_timeout.complete());
         let (mut parts, incoming) = request.into_parts();
         let (body, reclaim) = RequestBody::new(incoming, http1.as_ref().map(|_| &parts.headers));
-        parts.extensions.insert(Peer(self.address));
+        parts.extensions.insert(self.peer);
         if let Some(http1) = &http1 {
             // A handler that answers while the body still arrives keeps a guard of its own.
             parts.extensions.insert(http1.header_timeout.clone());

@@ -2,7 +2,6 @@
 //! TLS where the listener does not, or the other way round.
 
 use std::io::ErrorKind;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,6 +13,7 @@ use tokio::sync::watch;
 use crate::descriptors::WarningLimiter;
 use crate::http_version::HttpVersion;
 use crate::linger::LingeringStream;
+use crate::peer::Peer;
 use crate::tls::{SocketStream, TlsIdentity};
 
 /// First byte of a TLS connection: the record type "handshake" (RFC 8446 §5.1).
@@ -63,7 +63,7 @@ impl ConnectionOpener {
     pub(crate) async fn open(
         &self,
         stream: TcpStream,
-        address: SocketAddr,
+        peer: Peer,
         limits: OpeningLimits,
         drained: &mut watch::Receiver<bool>,
     ) -> Option<SocketStream> {
@@ -76,13 +76,13 @@ impl ConnectionOpener {
         let speaks_tls = matches!(read, Ok(1)) && first == [TLS_HANDSHAKE];
         let tls = match &self.tls {
             None if speaks_tls => {
-                self.explain(socket, address, "tls_at_plain_port", NO_TLS).await;
+                self.explain(socket, peer, "tls_at_plain_port", NO_TLS).await;
                 return None;
             }
             None => return Some(SocketStream::Plain(socket)),
             Some(_) if !matches!(read, Ok(1)) => return None,
             Some(_) if !speaks_tls => {
-                self.explain(socket, address, "plaintext", NEEDS_TLS).await;
+                self.explain(socket, peer, "plaintext", NEEDS_TLS).await;
                 return None;
             }
             Some(tls) => tls,
@@ -96,7 +96,7 @@ impl ConnectionOpener {
             Err(error) => {
                 let timeout = error.kind() == ErrorKind::TimedOut;
                 self.count(if timeout { "timeout" } else { "failed" });
-                self.warn(address, &format!("the TLS handshake failed: {error}"));
+                self.warn(peer, &format!("the TLS handshake failed: {error}"));
                 None
             }
         }
@@ -116,15 +116,9 @@ impl ConnectionOpener {
     }
 
     /// Tells a client of the other kind what to do, in the bytes that it can read.
-    async fn explain(
-        &self,
-        stream: TcpStream,
-        address: SocketAddr,
-        outcome: &'static str,
-        text: &str,
-    ) {
+    async fn explain(&self, stream: TcpStream, peer: Peer, outcome: &'static str, text: &str) {
         self.count(outcome);
-        self.warn(address, text);
+        self.warn(peer, text);
         let answer = match (self.version, outcome) {
             (HttpVersion::Http2, "plaintext") => {
                 let length = (GO_AWAY.len() - 6 + text.len()) as u32;
@@ -154,11 +148,11 @@ impl ConnectionOpener {
     }
 
     /// Logs a refused connection, at most one in a while.
-    fn warn(&self, address: SocketAddr, reason: &str) {
+    fn warn(&self, peer: Peer, reason: &str) {
         let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = warnings.count(Instant::now()) {
             let listener = self.listener;
-            tracing::warn!(listener, %address, count, "a connection was refused: {reason}");
+            tracing::warn!(listener, %peer, count, "a connection was refused: {reason}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Responses of HTTP handlers.
 
 use axum::response::{IntoResponse, Response};
-use base::Error;
+use base::{Error, RequestClock};
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode, header};
 
@@ -17,6 +17,8 @@ pub struct Reply {
     headers: Vec<(HeaderName, HeaderValue)>,
     /// The body if its bytes are reserved; `body` is empty then.
     counted: Option<ResponseBody>,
+    /// Clock of the request, which ends with the body.
+    clock: Option<RequestClock>,
 }
 
 impl Reply {
@@ -28,6 +30,7 @@ impl Reply {
             body: body.into(),
             headers: Vec::new(),
             counted: None,
+            clock: None,
         }
     }
 
@@ -82,6 +85,12 @@ impl Reply {
         self
     }
 
+    /// Lets the clock of the request run until the connection has taken the body.
+    #[must_use]
+    pub fn with_clock(self, clock: RequestClock) -> Reply {
+        Reply { clock: Some(clock), ..self }
+    }
+
     /// Ties the reserved bytes of the body to it.
     pub fn with_reservation(
         mut self,
@@ -99,8 +108,10 @@ impl Reply {
 impl IntoResponse for Reply {
     fn into_response(self) -> Response {
         let mut response = match self.counted {
+            // The body of an uncounted reply is small, and is taken at once.
             None => Response::new(axum::body::Body::from(self.body)),
             Some(body) => {
+                let body = body.with_clock(self.clock);
                 let mut response = Response::new(axum::body::Body::new(body));
                 response.extensions_mut().insert(BodyCounted);
                 response

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use base::Result;
+use base::{RequestClock, Result};
 use bytes::Bytes;
 use http::Response;
 use hyper::body::{Body, Frame, SizeHint};
@@ -35,6 +35,8 @@ const PIECE_BYTES: usize = 64 << 10;
 pub struct ResponseBody {
     whole: Option<Bytes>,
     large: Option<LargeBody>,
+    /// Clock of the request, which ends with the body.
+    clock: Option<RequestClock>,
 }
 
 /// A large body and the task that checks it.
@@ -61,7 +63,7 @@ impl ResponseBody {
         reservation.shrink_to(bytes.len() as u64);
         let bytes = reservation.attach(bytes);
         if bytes.len() <= WHOLE_BYTES_MAX {
-            return ResponseBody { whole: Some(bytes), large: None };
+            return ResponseBody { whole: Some(bytes), large: None, clock: None };
         }
         let unsent = Arc::new(Mutex::new(UnsentBytes { bytes: Some(bytes), taken: 0 }));
         let checked = unsent.clone();
@@ -80,7 +82,13 @@ impl ResponseBody {
         });
         let large =
             LargeBody { unsent, budget: resources.memory.clone(), check: check.abort_handle() };
-        ResponseBody { whole: None, large: Some(large) }
+        ResponseBody { whole: None, large: Some(large), clock: None }
+    }
+
+    /// Lets the clock of the request run until the connection has taken the last piece.
+    #[must_use]
+    pub fn with_clock(self, clock: Option<RequestClock>) -> ResponseBody {
+        ResponseBody { clock, ..self }
     }
 
     /// Takes the next piece; `None` at the end.
@@ -91,7 +99,10 @@ impl ResponseBody {
         if let Some(whole) = self.whole.take() {
             return Some(Ok(whole)).filter(|piece| !piece.as_ref().is_ok_and(Bytes::is_empty));
         }
-        let large = self.large.as_ref()?;
+        let Some(large) = self.large.as_ref() else {
+            drop(self.clock.take());
+            return None;
+        };
         let mut unsent = lock(&large.unsent);
         let Some(bytes) = &mut unsent.bytes else {
             let slow = "the client takes its answer too slowly";

@@ -1,16 +1,19 @@
-//! Listening sockets: TCP ports, and a Unix socket for clients on this machine.
+//! Listening sockets: TCP ports, and Unix sockets for clients on this machine.
 
 use std::io::{Error as IoError, ErrorKind};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use base::{Error, Result};
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::{TcpListener, UnixListener};
 
-/// Address that stands for clients of a Unix socket: they are on this machine.
-const LOCAL: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+use crate::peer::Peer;
+
+/// Connections that wait to be accepted at a Unix socket.
+const BACKLOG: i32 = 1024;
 
 /// A bound socket that accepts connections.
 pub enum ListenSocket {
@@ -23,15 +26,16 @@ pub enum ListenSocket {
 impl ListenSocket {
     /// Waits for a connection. The returned stream may be a Unix socket: only calls that all
     /// stream sockets have are made on it.
-    pub(crate) async fn accept(&self) -> std::io::Result<(std::net::TcpStream, SocketAddr)> {
+    pub(crate) async fn accept(&self) -> std::io::Result<(std::net::TcpStream, Peer)> {
         match self {
             ListenSocket::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
-                Ok((stream.into_std()?, address))
+                Ok((stream.into_std()?, Peer::Tcp(address)))
             }
             ListenSocket::Unix(socket) => {
                 let (stream, _) = socket.listener.accept().await?;
-                Ok((OwnedFd::from(stream.into_std()?).into(), LOCAL))
+                let user = stream.peer_cred().ok().map(|peer| peer.uid());
+                Ok((OwnedFd::from(stream.into_std()?).into(), Peer::Unix(user)))
             }
         }
     }
@@ -59,21 +63,18 @@ pub struct UnixSocket {
 }
 
 impl UnixSocket {
-    /// Binds the socket `path`, which only this user can open (mode 0600). Replaces the file of a
-    /// socket on which no process listens.
+    /// Binds the socket `path`, whose file gets `mode`. Replaces the file of a socket on which no
+    /// process listens.
     ///
     /// # Errors
     /// `Unavailable` if another server listens there, if `path` is a file of another kind, or if
     /// the directory does not permit it.
-    pub fn bind(path: &Path) -> Result<UnixSocket> {
+    pub fn bind(path: &Path, mode: u32) -> Result<UnixSocket> {
         let failed = |error: IoError| {
             Error::unavailable(format!("cannot listen on {}: {error}", path.display()))
         };
         remove_stale(path)?;
-        let listener = std::os::unix::net::UnixListener::bind(path).map_err(failed)?;
-        // No client can have connected in between: the process's umask already excludes others.
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
+        let listener = listen(path, mode).map_err(failed)?;
         let file = identity(path).map_err(failed)?;
         let listener = UnixListener::from_std(listener).map_err(failed)?;
         Ok(UnixSocket { listener, path: path.to_owned(), file })
@@ -88,6 +89,21 @@ impl Drop for UnixSocket {
             tracing::warn!(path = %self.path.display(), %error, "the socket's file cannot be removed");
         }
     }
+}
+
+/// Returns a socket that listens at `path`.
+fn listen(path: &Path, mode: u32) -> std::io::Result<std::os::unix::net::UnixListener> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Linux gives the file the mode of the socket, less the umask. So no client of a user that
+    // `mode` excludes connects before the mode is set.
+    rustix::fs::fchmod(&socket, Mode::from_bits_truncate(mode))?;
+    rustix::net::bind(&socket, &address)?;
+    // The umask must not take away what was asked for.
+    rustix::fs::chmod(path, Mode::from_bits_truncate(mode))?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
 
 /// Removes the file of a socket whose server is gone.
@@ -123,7 +139,7 @@ mod tests {
     use super::*;
 
     fn bind(path: &Path) -> Result<UnixSocket> {
-        UnixSocket::bind(path)
+        UnixSocket::bind(path, 0o600)
     }
 
     #[tokio::test]
@@ -136,6 +152,9 @@ mod tests {
         assert!(error.message().contains("another server listens there"), "{error}");
         drop(socket);
         assert!(!path.exists());
+        let shared = UnixSocket::bind(&path, 0o666).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o666, "not less the umask");
+        drop(shared);
     }
 
     #[tokio::test]

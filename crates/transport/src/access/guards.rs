@@ -7,9 +7,13 @@ use axum::extract::{RawPathParams, Request};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use base::{Error, Result};
-use http::{HeaderValue, StatusCode, header};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 
-use super::{AccessPolicy, KeyRefusal, Operation, shows_key};
+use super::{
+    AccessPolicy, Caller, KeyGrant, KeyRefusal, KeyRole, Operation, SEC_FETCH_SITE, check_same_site,
+};
+use crate::peer::Peer;
 use crate::reply::Reply;
 
 impl AccessPolicy {
@@ -40,55 +44,66 @@ impl AccessPolicy {
         }))
     }
 
-    /// Requires a key of the file on `routes`, if the server has one. `operation` says what a
-    /// request does; `None` needs no key. Other paths stay 404.
-    pub fn guard_operations(
-        self: &Arc<Self>,
-        routes: Router,
-        operation: fn(&http::request::Parts, &RawPathParams) -> Option<Operation>,
-        refused: impl Fn(&Error) + Clone + Send + Sync + 'static,
-    ) -> Router {
+    /// Requires a key on `routes`, if the server has any. Other paths stay 404.
+    pub fn guard_operations(self: &Arc<Self>, routes: Router, guard: OperationGuard) -> Router {
         if self.keys.is_none() {
             return routes;
         }
         let policy = self.clone();
         routes.route_layer(middleware::from_fn(
-            move |path: RawPathParams, mut request: Request, next: Next| {
+            move |path: RawPathParams, request: Request, next: Next| {
                 let (parts, body) = request.into_parts();
-                let needed = operation(&parts, &path);
-                let checked =
-                    needed.map_or(Ok(None), |needed| policy.authorize(&parts.headers, &needed));
-                request = Request::from_parts(parts, body);
-                let refused = refused.clone();
+                let admitted = policy.admit(&parts, (guard.operation)(&parts, &path));
                 async move {
-                    match checked {
-                        Ok(_) => next.run(request).await,
-                        Err(KeyRefusal::Unauthenticated(error)) => unauthenticated(&error),
-                        Err(KeyRefusal::Refused(error)) => {
-                            refused(&error);
-                            Reply::error(&error).into_response()
+                    match admitted {
+                        Ok(grant) => run_for(grant, Request::from_parts(parts, body), next).await,
+                        Err(KeyRefusal::Unauthenticated(error)) => {
+                            (guard.unauthenticated)(&parts, &error)
                         }
+                        Err(KeyRefusal::Refused(error)) => Reply::error(&error).into_response(),
                     }
                 }
             },
         ))
     }
 
-    /// Requires the API key on `routes`, if the server has one and no file of keys. Other paths
-    /// stay 404.
-    pub fn guard_key<S>(self: &Arc<Self>, routes: Router<S>) -> Router<S>
-    where
-        S: Clone + Send + Sync + 'static,
-    {
-        if self.api_key.is_none() || self.keys.is_some() {
-            return routes;
+    /// Returns the rights of a request's key; `None` if the operation needs none.
+    fn admit(
+        &self,
+        parts: &Parts,
+        operation: Option<Operation>,
+    ) -> std::result::Result<Option<KeyGrant>, KeyRefusal> {
+        let Some(operation) = operation else { return Ok(None) };
+        let peer = parts.extensions.get::<Peer>().copied();
+        let caller = Caller { peer, headers: &parts.headers };
+        // A browser adds the cookie of a session to requests of other sites' pages too.
+        let sessions = parts.method.is_safe() || is_own_page(&parts.headers);
+        let admitted = self.authorize(caller, sessions, &operation);
+        if let Err(KeyRefusal::Refused(error) | KeyRefusal::Unauthenticated(error)) = &admitted
+            && operation.role == KeyRole::Admin
+        {
+            let action = format!("{} {}", parts.method, parts.uri.path());
+            self.log_refused_admin(caller, &action, error);
         }
-        let policy = self.clone();
-        routes.route_layer(middleware::from_fn(move |request: Request, next: Next| {
-            let shown = shows_key(request.headers(), policy.api_key.as_ref());
-            async move { if shown { next.run(request).await } else { key_refusal() } }
-        }))
+        admitted
     }
+}
+
+/// The rules of [`AccessPolicy::guard_operations`].
+#[derive(Clone, Copy)]
+pub struct OperationGuard {
+    /// Returns what a request does; `None` needs no key.
+    pub operation: fn(&Parts, &RawPathParams) -> Option<Operation>,
+    /// Answers a request without a key.
+    pub unauthenticated: fn(&Parts, &Error) -> Response,
+}
+
+/// Answers a request for the caller whose key it shows.
+async fn run_for(grant: Option<KeyGrant>, mut request: Request, next: Next) -> Response {
+    let Some(grant) = grant else { return next.run(request).await };
+    let account = grant.cpu_account();
+    request.extensions_mut().insert(grant);
+    account.wrap(next.run(request)).await
 }
 
 async fn run_if(checked: Result<()>, request: Request, next: Next) -> Response {
@@ -98,22 +113,16 @@ async fn run_if(checked: Result<()>, request: Request, next: Next) -> Response {
     }
 }
 
-fn key_refusal() -> Response {
-    let error = Error::denied(
-        "this server requires its key: send it as \"api-key: KEY\" or \"authorization: Bearer KEY\"",
-    );
-    let challenge = HeaderValue::from_static("Bearer");
-    Reply::error(&error)
-        .with_status(StatusCode::UNAUTHORIZED)
-        .with_header(header::WWW_AUTHENTICATE, challenge)
-        .into_response()
+/// Returns true if a browser says that a page of this server sends the request.
+fn is_own_page(headers: &HeaderMap) -> bool {
+    let says = headers.contains_key(SEC_FETCH_SITE) || headers.contains_key(header::ORIGIN);
+    says && check_same_site(headers).is_ok()
 }
 
-/// Asks for a key. Browsers ask their user, whose password is the key.
-fn unauthenticated(error: &Error) -> Response {
-    let challenge = HeaderValue::from_static("Basic realm=\"millpond: the password is the key\"");
+/// Asks for a key.
+pub fn unauthenticated(error: &Error) -> Response {
     Reply::error(error)
         .with_status(StatusCode::UNAUTHORIZED)
-        .with_header(header::WWW_AUTHENTICATE, challenge)
+        .with_header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))
         .into_response()
 }

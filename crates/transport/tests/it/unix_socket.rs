@@ -76,7 +76,7 @@ fn the_encoded_path_of_the_socket_is_a_valid_authority() {
     let path = dir.path().join("grpc.sock");
     let (_stop, stopped) = watch::channel(false);
     let entered = runtime.enter();
-    runtime.spawn(listener(UnixSocket::bind(&path).unwrap(), stopped));
+    runtime.spawn(listener(UnixSocket::bind(&path, 0o600).unwrap(), stopped));
     drop(entered);
     let mut client = UnixStream::connect(&path).unwrap();
     client.set_read_timeout(Some(WAIT_MAX)).unwrap();

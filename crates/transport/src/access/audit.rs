@@ -1,0 +1,82 @@
+//! One line in the log for each admin call: who, from where, what, and its outcome.
+
+use base::{Error, Result};
+
+use super::Caller;
+use crate::peer::Peer;
+
+/// Target of the lines, by which a filter of the log selects them.
+pub const AUDIT_TARGET: &str = "audit";
+
+/// A request for an admin call.
+#[derive(Clone, Copy, Debug)]
+pub struct AdminRequest<'a> {
+    /// Calls of this kind, for errors: "models are loaded and unloaded".
+    pub calls: &'a str,
+    /// The call, for the log: "load model".
+    pub action: &'a str,
+    /// Name of the thing that the call changes; may be empty.
+    pub subject: &'a str,
+    /// Sender.
+    pub caller: Caller<'a>,
+}
+
+/// An admin call that has begun. Its line is written when it ends; dropped without an outcome, the
+/// client has disconnected.
+#[derive(Debug)]
+pub(super) struct AdminCall {
+    key: Option<String>,
+    peer: Option<Peer>,
+    action: String,
+    subject: String,
+    ended: bool,
+}
+
+impl AdminCall {
+    pub(super) fn begin(request: &AdminRequest<'_>, key: Option<&str>) -> AdminCall {
+        AdminCall {
+            key: key.map(str::to_owned),
+            peer: request.caller.peer,
+            action: request.action.to_owned(),
+            subject: request.subject.to_owned(),
+            ended: false,
+        }
+    }
+
+    /// Does the call, and records its outcome.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub(super) async fn record<T>(mut self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let result = work.await;
+        match &result {
+            Ok(_) => self.write("ok", ""),
+            Err(error) => self.write(error.kind().name(), error.message()),
+        }
+        result
+    }
+
+    pub(super) fn refuse(mut self, error: &Error) {
+        self.write(error.kind().name(), error.message());
+    }
+
+    fn write(&mut self, outcome: &str, error: &str) {
+        self.ended = true;
+        let key = self.key.as_deref().unwrap_or("-");
+        let peer = self.peer.map_or_else(|| "-".to_owned(), |peer| peer.to_string());
+        let AdminCall { action, subject, .. } = self;
+        tracing::info!(
+            target: AUDIT_TARGET,
+            key, peer, action, subject, outcome, error,
+            "admin call"
+        );
+    }
+}
+
+impl Drop for AdminCall {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.write("cancelled", "the client has disconnected");
+        }
+    }
+}
