@@ -22,6 +22,8 @@ const LINGER_TRY_EVERY: u64 = 32;
 const LINGER_WEIGHT: f64 = 0.1;
 
 pub(crate) struct Batch {
+    /// Number of the run since the start of the scheduler, from 1.
+    pub(crate) number: u64,
     pub(crate) entries: Vec<Entry>,
     /// Sizes to which all requests are padded; `None` if the only request runs as it is.
     pub(crate) batch_key: Option<BatchKey>,
@@ -315,7 +317,8 @@ impl ModelQueue {
         let weight = f64::from(servable.schedule().weight);
         self.used += self.charge / weight;
         let cores = servable.threads_per_run.min(workers);
-        Batch { entries, batch_key: group.batch_key, cores, taken: cores, charge: self.charge }
+        let (batch_key, charge) = (group.batch_key, self.charge);
+        Batch { number: 0, entries, batch_key, cores, taken: cores, charge }
     }
 }
 

@@ -10,7 +10,9 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use base::QueueWait;
 
 use crate::SchedulerConfig;
 use crate::choose::{Batch, Next};
@@ -48,6 +50,12 @@ struct State {
     /// True if a run takes one core for each of its threads.
     count_threads: bool,
     virtual_time: f64,
+    /// Runs that were started.
+    runs: u64,
+    /// Wall time of all finished runs.
+    busy: Duration,
+    /// Part of `busy` in which the workers were not on a core.
+    off_core: Duration,
     closed: bool,
 }
 
@@ -71,6 +79,9 @@ impl Dispatch {
             cores_free: workers,
             count_threads,
             virtual_time: 0.0,
+            runs: 0,
+            busy: Duration::ZERO,
+            off_core: Duration::ZERO,
             closed: false,
         };
         Dispatch {
@@ -98,7 +109,7 @@ impl Dispatch {
     /// which the caller answers.
     pub(crate) fn push(
         &self,
-        entries: Vec<Entry>,
+        mut entries: Vec<Entry>,
         expired: &mut Vec<ExpiredEntry>,
     ) -> Result<(), Refusal> {
         let Some(first) = entries.first() else { return Ok(()) };
@@ -108,7 +119,13 @@ impl Dispatch {
             return Err(Refusal::Closed);
         }
         let virtual_time = state.virtual_time;
+        let mut wait = state.sums();
+        let idle = wait.idle_worker;
         let queue = state.queue(&model);
+        wait.busy_since = Some(queue.busy_since(idle, now));
+        wait.before = queue.queued();
+        wait.busy_own = queue.busy;
+        entries.iter_mut().for_each(|entry| entry.wait = wait.clone());
         if queue.queued() == 0 && queue.running == 0 {
             queue.used = queue.used.max(virtual_time);
         }
@@ -140,6 +157,8 @@ impl Dispatch {
         let mut state = self.lock();
         if let Some((model, ran, taken)) = ran {
             state.cores_free += taken;
+            state.busy += ran.wall;
+            state.off_core += ran.off_core;
             if let Some(queue) = state.models.get_mut(&model) {
                 queue.finish(&ran);
             }
@@ -235,6 +254,16 @@ impl State {
         self.models.entry(model.clone()).or_insert_with(|| ModelQueue::new(model))
     }
 
+    /// Returns the sums at the arrival of a request.
+    fn sums(&self) -> QueueWait {
+        QueueWait {
+            idle_worker: !self.idle.is_empty(),
+            busy: self.busy,
+            off_core: self.off_core,
+            ..QueueWait::default()
+        }
+    }
+
     /// Returns the worker to wake for new work.
     fn wake_one(&mut self) -> Option<usize> {
         self.idle.pop()
@@ -262,6 +291,13 @@ impl State {
                     batch.taken =
                         if self.count_threads { batch.cores.min(self.cores_free) } else { 1 };
                     self.cores_free -= batch.taken;
+                    self.runs += 1;
+                    batch.number = self.runs;
+                    for wait in batch.entries.iter_mut().map(|entry| &mut entry.wait) {
+                        wait.busy = self.busy.saturating_sub(wait.busy);
+                        wait.busy_own = queue.busy.saturating_sub(wait.busy_own);
+                        wait.off_core = self.off_core.saturating_sub(wait.off_core);
+                    }
                     return Next::Run(batch);
                 }
                 Next::Stale => return Next::Stale,
@@ -278,7 +314,6 @@ impl State {
 #[cfg(all(test, not(millpond_loom)))]
 mod tests {
     use std::sync::mpsc;
-    use std::time::Duration;
 
     use engine::ScheduleOptions;
 
@@ -289,6 +324,19 @@ mod tests {
         while !is(&dispatch.lock()) {
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn a_busy_period_lasts_while_requests_wait() {
+        let mut queue = ModelQueue::new(&"m".into());
+        let start = Instant::now();
+        let later = |ms| start + Duration::from_millis(ms);
+        assert_eq!(queue.busy_since(false, start), start);
+        assert_eq!(queue.busy_since(false, later(1)), start, "no worker is idle");
+        queue.queued = 1;
+        assert_eq!(queue.busy_since(true, later(2)), start, "a request waits");
+        queue.queued = 0;
+        assert_eq!(queue.busy_since(true, later(3)), later(3));
     }
 
     /// One worker waits for a batch that is due late, the other sleeps. The other must not sleep on

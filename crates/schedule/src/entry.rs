@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use base::{Error, NamedTensor, Result};
+use base::{Error, NamedTensor, QueueWait, Result, RunRecord};
 use engine::{BatchPlan, Servable};
 use parking_lot::Mutex;
 
@@ -28,6 +28,8 @@ pub(crate) struct Entry {
     pub(crate) items: usize,
     /// Size of its batch when it first lingered.
     pub(crate) lingered: Option<usize>,
+    /// While it waits, the sums at its arrival; then what it waited for.
+    pub(crate) wait: QueueWait,
     pub(crate) finish: Finish,
 }
 
@@ -77,6 +79,7 @@ impl Entry {
             key,
             items,
             lingered: None,
+            wait: QueueWait::default(),
             finish,
         };
         if !job.servable.plan().batchable || items <= max {
@@ -183,7 +186,10 @@ struct Parts {
     failure: Option<Error>,
     queue: Duration,
     compute: Duration,
+    processor: Duration,
     batch: usize,
+    /// The run that ended last.
+    run: Option<RunRecord>,
     done: Option<CompletionCallback>,
 }
 
@@ -200,7 +206,9 @@ impl Rejoin {
             failure: None,
             queue: Duration::ZERO,
             compute: Duration::ZERO,
+            processor: Duration::ZERO,
             batch: 0,
+            run: None,
             done: Some(done),
         };
         Rejoin { items, inputs, outputs, state: Mutex::new(state) }
@@ -230,7 +238,9 @@ impl Rejoin {
         }
         state.queue = state.queue.max(completion.queue);
         state.compute += completion.compute;
+        state.processor += completion.processor;
         state.batch = state.batch.max(completion.batch);
+        state.run = completion.run.or(state.run.take());
         state.missing -= 1;
         if state.missing > 0 {
             return None;
@@ -249,9 +259,14 @@ impl Rejoin {
                 }
             }
         };
-        Some((
-            done,
-            Completion { result, queue: state.queue, compute: state.compute, batch: state.batch },
-        ))
+        let completion = Completion {
+            result,
+            queue: state.queue,
+            compute: state.compute,
+            batch: state.batch,
+            processor: state.processor,
+            run: state.run.take(),
+        };
+        Some((done, completion))
     }
 }

@@ -40,7 +40,7 @@ use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use base::{Error, NamedTensor, Result};
+use base::{Error, NamedTensor, Result, RunRecord};
 use engine::Servable;
 
 use dispatch::{Dispatch, Refusal, Work};
@@ -82,6 +82,10 @@ pub struct Completion {
     pub compute: Duration,
     /// Items of the whole run, including other requests; 0 if nothing ran.
     pub batch: usize,
+    /// The run; `None` if nothing ran.
+    pub run: Option<RunRecord>,
+    /// Processor time of the request's items: a share of the run's.
+    pub processor: Duration,
 }
 
 /// Callback for the outcome, called once on a worker thread; must not block.

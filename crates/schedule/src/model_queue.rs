@@ -31,6 +31,10 @@ pub(crate) struct Ran {
     pub(crate) elements: (u64, u64),
     /// Processor time of the run, or wall time if other threads take part.
     pub(crate) time: Duration,
+    /// Wall time of the run.
+    pub(crate) wall: Duration,
+    /// Part of `wall` in which the worker was not on a core.
+    pub(crate) off_core: Duration,
     /// Measurement of the run; `None` after a failure.
     pub(crate) lesson: Option<Lesson>,
     /// True if the requests were run again one by one.
@@ -68,6 +72,10 @@ pub(crate) struct ModelQueue {
     pub(crate) linger_useful: f64,
     delay: Duration,
     pub(crate) batches_taken: u64,
+    /// Wall time of all finished runs.
+    pub(crate) busy: Duration,
+    /// Start of the current busy period; see [`QueueWait::busy_since`](base::QueueWait).
+    busy_since: Option<Instant>,
     counts: ModelSnapshot,
 }
 
@@ -87,12 +95,23 @@ impl ModelQueue {
             linger_useful: 1.0,
             delay: Duration::ZERO,
             batches_taken: 0,
+            busy: Duration::ZERO,
+            busy_since: None,
             counts: ModelSnapshot { model: model.clone(), ..ModelSnapshot::default() },
         }
     }
 
     pub(crate) fn queued(&self) -> usize {
         self.queued
+    }
+
+    /// Returns the start of the busy period of a request that arrives at `now`. It begins one if
+    /// nothing waits and a worker is idle.
+    pub(crate) fn busy_since(&mut self, idle_worker: bool, now: Instant) -> Instant {
+        if self.queued == 0 && idle_worker {
+            self.busy_since = Some(now);
+        }
+        *self.busy_since.get_or_insert(now)
     }
 
     /// Returns true if nothing waits or runs and every used version is released. Upgrades no weak
@@ -188,6 +207,7 @@ impl ModelQueue {
     pub(crate) fn finish(&mut self, ran: &Ran) {
         let us = ran.time.as_secs_f64() * 1e6;
         self.running -= 1;
+        self.busy += ran.wall;
         let used = us * ran.cores.max(1) as f64;
         self.used += (used - ran.charge) / f64::from(ran.weight.max(1));
         self.charge = used;

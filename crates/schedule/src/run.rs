@@ -4,8 +4,9 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use base::{Error, NamedTensor, Result};
+use base::{Error, NamedTensor, QueueWait, Result, RunAhead, RunRecord};
 use engine::Servable;
+use os::thread::PageFaults;
 
 use crate::batch::{self, Misfit, Part};
 use crate::batch_key::BatchKey;
@@ -17,11 +18,11 @@ use crate::{Completion, CompletionCallback};
 /// Outcome of each request of a run.
 type Answers = Vec<Result<Vec<NamedTensor>>>;
 
-struct RunTimes {
-    started: Instant,
-    /// Wall time in the engine.
-    compute: Duration,
-    items: usize,
+/// A run and its cost.
+struct RunTimes<'a> {
+    record: &'a RunRecord,
+    /// Processor time of all cores.
+    processor: Duration,
 }
 
 /// Reason for the failure of a joined run.
@@ -32,37 +33,99 @@ enum Failure {
 
 /// Runs a batch and answers its requests.
 pub(crate) fn run(work: Batch, meter: &mut Meter) -> Ran {
-    let Batch { entries, batch_key, charge, cores, .. } = work;
+    let Batch { number, entries, batch_key, charge, cores, .. } = work;
     let Some(first) = entries.first() else { return Ran::default() };
     let servable = first.servable.clone();
     let started = Instant::now();
     let (answers, mut ran) = answer(&servable, &entries, batch_key.as_ref());
-    let compute = started.elapsed();
-    let processor = meter.lap();
+    let ended = Instant::now();
+    let used = meter.lap();
+    ran.wall = ended - started;
     // Processor time leaves out what other threads took of the core, but covers this thread only.
-    ran.time = if servable.threads_per_run == 1 { processor } else { compute };
+    let cpu = (!servable.runs_elsewhere()).then_some(used.cpu);
+    ran.time = cpu.unwrap_or(ran.wall);
+    ran.off_core = ran.wall.saturating_sub(ran.time);
     ran.charge = charge;
     ran.cores = cores;
     ran.instance = servable.instance();
     ran.weight = servable.schedule().weight;
-    deliver(servable, entries, answers, RunTimes { started, compute, items: ran.items });
+    let record = RunRecord {
+        batch: number,
+        requests: ran.requests,
+        items: ran.items,
+        started,
+        ended,
+        cpu,
+        minor_faults: used.faults.minor,
+        major_faults: used.faults.major,
+        wait: QueueWait::default(),
+    };
+    let ahead = LastRun {
+        batch: number,
+        model: servable.id.model.clone(),
+        items: ran.items,
+        started,
+        ended,
+    };
+    let threads = u32::try_from(cores.max(1)).unwrap_or(u32::MAX);
+    let times = RunTimes { record: &record, processor: ran.time.saturating_mul(threads) };
+    deliver(servable, entries, answers, &times, meter.last.as_ref());
+    meter.last = Some(ahead);
     ran
 }
 
-/// Processor time of a worker, read once a run, because it takes a system call. The few
-/// microseconds of answering a run are charged to the next.
-pub(crate) struct Meter(Duration);
+/// Processor time and page faults of a worker, read once a run, because each takes a system call.
+/// The few microseconds of answering a run are charged to the next.
+pub(crate) struct Meter {
+    cpu: Duration,
+    faults: PageFaults,
+    last: Option<LastRun>,
+}
+
+/// A worker's last run.
+struct LastRun {
+    batch: u64,
+    model: Arc<str>,
+    items: usize,
+    started: Instant,
+    ended: Instant,
+}
+
+/// Resources that a thread used between two readings.
+struct Used {
+    cpu: Duration,
+    faults: PageFaults,
+}
 
 impl Meter {
     /// Starts to measure the calling thread.
     pub(crate) fn start() -> Meter {
-        Meter(os::thread::cpu_time())
+        Meter { cpu: os::thread::cpu_time(), faults: os::thread::page_faults(), last: None }
     }
 
-    /// Returns the time since the last call.
-    fn lap(&mut self) -> Duration {
-        let before = std::mem::replace(&mut self.0, os::thread::cpu_time());
-        self.0.saturating_sub(before)
+    /// Returns the use since the last call.
+    fn lap(&mut self) -> Used {
+        let cpu = std::mem::replace(&mut self.cpu, os::thread::cpu_time());
+        let faults = std::mem::replace(&mut self.faults, os::thread::page_faults());
+        Used {
+            cpu: self.cpu.saturating_sub(cpu),
+            faults: PageFaults {
+                minor: self.faults.minor.saturating_sub(faults.minor),
+                major: self.faults.major.saturating_sub(faults.major),
+            },
+        }
+    }
+}
+
+impl LastRun {
+    /// Returns the run if it ended after `submitted`.
+    fn ahead_of(&self, submitted: Instant) -> Option<RunAhead> {
+        (self.ended > submitted).then(|| RunAhead {
+            batch: self.batch,
+            model: self.model.clone(),
+            items: self.items,
+            time: self.ended - self.started,
+        })
     }
 }
 
@@ -178,12 +241,26 @@ fn real_elements(entry: &Entry) -> f64 {
 
 /// Gives each entry its outcome. Drops all references to the servable before the first callback, so
 /// that a slow client does not delay an unload.
-fn deliver(servable: Arc<Servable>, entries: Vec<Entry>, answers: Answers, times: RunTimes) {
-    let RunTimes { started, compute, items: batch } = times;
+fn deliver(
+    servable: Arc<Servable>,
+    entries: Vec<Entry>,
+    answers: Answers,
+    times: &RunTimes<'_>,
+    last: Option<&LastRun>,
+) {
+    let RunTimes { record, processor } = *times;
     let mut calls: Vec<(CompletionCallback, Completion)> = Vec::with_capacity(entries.len());
-    for (entry, result) in entries.into_iter().zip(answers) {
-        let queue = started.saturating_duration_since(entry.submitted);
-        let completion = Completion { result, queue, compute, batch };
+    for (mut entry, result) in entries.into_iter().zip(answers) {
+        let mut wait = std::mem::take(&mut entry.wait);
+        wait.ahead = last.and_then(|last| last.ahead_of(entry.submitted));
+        let completion = Completion {
+            result,
+            queue: record.started.saturating_duration_since(entry.submitted),
+            compute: record.ended - record.started,
+            batch: record.items,
+            processor: processor.mul_f64(entry.items as f64 / record.items.max(1) as f64),
+            run: Some(RunRecord { wait, ..record.clone() }),
+        };
         calls.extend(finish(entry, completion));
     }
     drop(servable);
@@ -205,8 +282,14 @@ pub(crate) fn expire(expired: Vec<ExpiredEntry>) {
     let now = Instant::now();
     for (entry, error) in expired {
         let queue = now.saturating_duration_since(entry.submitted);
-        let completion =
-            Completion { result: Err(error), queue, compute: Duration::ZERO, batch: 0 };
+        let completion = Completion {
+            result: Err(error),
+            queue,
+            compute: Duration::ZERO,
+            batch: 0,
+            processor: Duration::ZERO,
+            run: None,
+        };
         if let Some((done, completion)) = finish(entry, completion) {
             done(completion);
         }
@@ -234,8 +317,10 @@ mod tests {
         let servable = model("m", lingering(Duration::ZERO));
         let entries = request(&servable, 1, Instant::now());
         let batch_key = entries[0].batch_key.clone();
-        let mut ran =
-            run(Batch { entries, batch_key, cores: 4, taken: 4, charge: 0.0 }, &mut Meter::start());
+        let mut ran = run(
+            Batch { number: 1, entries, batch_key, cores: 4, taken: 4, charge: 0.0 },
+            &mut Meter::start(),
+        );
         assert_eq!(ran.cores, 4);
         ran.time = Duration::from_millis(1);
         let mut queue = ModelQueue::new(&servable.id.model);
