@@ -11,6 +11,10 @@ use arc_swap::ArcSwap;
 use base::{Error, ErrorKind, Result, nearest};
 use engine::Servable;
 
+use crate::rollout::{
+    CandidatePermit, RequestKey, RolloutArm, RolloutMeasures, RolloutPart, RolloutRecord,
+    RolloutReport, RolloutSplit, SplitCounter, within,
+};
 use crate::status::{LifecycleState, ModelStatus, VersionStatus};
 
 /// Most names of models in a message.
@@ -28,6 +32,7 @@ pub struct Catalog {
 pub(crate) struct Entry {
     ready: ArcSwap<ReadySet>,
     status: ArcSwap<ModelStatus>,
+    rollout: ArcSwap<RolloutRecord>,
 }
 
 /// Versions and labels of one model at one moment.
@@ -36,9 +41,66 @@ pub(crate) struct ReadySet {
     /// Lowest version first.
     pub(crate) versions: Vec<Arc<Servable>>,
     pub(crate) labels: BTreeMap<String, u64>,
+    /// Version of requests that name none.
+    pub(crate) stable: Option<u64>,
+    /// The running rollout.
+    pub(crate) rollout: Option<Arc<RolloutTraffic>>,
+}
+
+/// Requests of a running rollout.
+pub(crate) struct RolloutTraffic {
+    pub(crate) candidate: u64,
+    pub(crate) split: RolloutSplit,
+    pub(crate) counter: SplitCounter,
+    pub(crate) measures: Arc<RolloutMeasures>,
+}
+
+/// A version that answers a request, and the request's part in a rollout.
+pub struct Route {
+    /// The version under its default signature.
+    pub servable: Arc<Servable>,
+    /// `None` outside of rollouts.
+    pub rollout: Option<RolloutPart>,
 }
 
 impl ReadySet {
+    fn stable(&self) -> Option<&Arc<Servable>> {
+        self.stable.and_then(|version| self.find(version)).or(self.versions.last())
+    }
+
+    fn route(&self, key: Option<&RequestKey>) -> Option<Route> {
+        let stable = self.stable()?;
+        let running = self.rollout.as_ref();
+        let running = running.and_then(|rollout| Some((rollout, self.find(rollout.candidate)?)));
+        let Some((rollout, candidate)) = running else {
+            return Some(Route { servable: stable.clone(), rollout: None });
+        };
+        let position = rollout.counter.position(key);
+        let mut part = RolloutPart {
+            measures: rollout.measures.clone(),
+            arm: RolloutArm::Stable,
+            shadow: None,
+            permit: None,
+            overflowed: false,
+        };
+        let mut servable = stable;
+        match rollout.split {
+            RolloutSplit::Traffic(share) if within(position, share) => {
+                part.permit = CandidatePermit::take(&rollout.measures).map(Arc::new);
+                part.overflowed = part.permit.is_none();
+                if part.permit.is_some() {
+                    part.arm = RolloutArm::Candidate;
+                    servable = candidate;
+                }
+            }
+            RolloutSplit::Shadow(share) if within(position, share) => {
+                part.shadow = Some(candidate.clone());
+            }
+            _ => {}
+        }
+        Some(Route { servable: servable.clone(), rollout: Some(part) })
+    }
+
     fn find(&self, version: u64) -> Option<&Arc<Servable>> {
         let at =
             self.versions.binary_search_by_key(&version, |servable| servable.id.version).ok()?;
@@ -47,7 +109,8 @@ impl ReadySet {
 }
 
 impl Catalog {
-    /// Returns version `version` of `name`, or its highest ready version.
+    /// Returns version `version` of `name`. Without a number, returns the version of requests that
+    /// name none: the highest ready version, or the stable one of a rollout.
     ///
     /// # Errors
     /// `NotFound` for an unknown model or version; `Unavailable`, with state and reason, if the
@@ -58,9 +121,27 @@ impl Catalog {
         let ready = entry.ready.load();
         let found = match version {
             Some(version) => ready.find(version),
-            None => ready.versions.last(),
+            None => ready.stable(),
         };
         found.cloned().ok_or_else(|| entry.missing(version))
+    }
+
+    /// Returns the version that answers a request without a version. While a rollout runs, equal
+    /// keys get the same version.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Catalog::get`].
+    pub fn route(&self, name: &str, key: Option<&RequestKey>) -> Result<Route> {
+        let models = self.models.load();
+        let entry = models.get(name).ok_or_else(|| self.unknown(name))?;
+        let route = entry.ready.load().route(key);
+        route.ok_or_else(|| entry.missing(None))
+    }
+
+    /// Returns the rollouts of `name`; `None` for an unknown model.
+    pub fn rollout(&self, name: &str) -> Option<RolloutReport> {
+        let record = self.models.load().get(name)?.rollout.load_full();
+        Some(record.report())
     }
 
     /// Returns the version of `name` that has the label `label`.
@@ -182,7 +263,11 @@ impl Entry {
     fn new(name: &Arc<str>) -> Entry {
         let status =
             ModelStatus { name: name.clone(), versions: Vec::new(), error: None, unloaded: false };
-        Entry { ready: ArcSwap::default(), status: ArcSwap::from_pointee(status) }
+        Entry {
+            ready: ArcSwap::default(),
+            status: ArcSwap::from_pointee(status),
+            rollout: ArcSwap::default(),
+        }
     }
 
     /// Publishes `ready`: all later requests see it.
@@ -192,6 +277,10 @@ impl Entry {
 
     pub(crate) fn report(&self, status: ModelStatus) {
         self.status.store(Arc::new(status));
+    }
+
+    pub(crate) fn report_rollout(&self, record: RolloutRecord) {
+        self.rollout.store(Arc::new(record));
     }
 
     pub(crate) fn status(&self) -> Arc<ModelStatus> {

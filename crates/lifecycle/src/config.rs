@@ -8,6 +8,8 @@ use std::time::Duration;
 use base::{Error, Result};
 use engine::{ExampleSettings, ScheduleOptions, SessionOptions};
 
+use crate::RolloutFile;
+
 /// Versions on disk that should serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VersionPolicy {
@@ -107,6 +109,8 @@ pub struct ModelConfig {
     pub request_log_rate: Option<f64>,
     /// Rules for Classify and Regress, passed on to [`engine::Servable::examples`].
     pub examples: Option<Arc<ExampleSettings>>,
+    /// Rollouts of new versions.
+    pub rollout: RolloutFile,
 }
 
 impl ModelConfig {
@@ -127,6 +131,7 @@ impl ModelConfig {
             has_section: false,
             request_log_rate: None,
             examples: None,
+            rollout: RolloutFile::default(),
         }
     }
 }
@@ -144,6 +149,8 @@ pub struct ModelRoot {
     pub transition: Transition,
     /// Settings for queueing, merging and running requests.
     pub schedule: ScheduleOptions,
+    /// Rollouts of new versions of its models.
+    pub rollout: RolloutFile,
 }
 
 impl ModelRoot {
@@ -157,6 +164,7 @@ impl ModelRoot {
             policy: self.policy.clone(),
             transition: self.transition,
             schedule: self.schedule.clone(),
+            rollout: self.rollout.clone(),
             ..ModelConfig::new(name, self.dir.join(name))
         }
     }
@@ -230,6 +238,9 @@ pub struct LifecycleConfig {
     pub poll: Duration,
     /// True if the directories are scanned only until the first load is finished, and on request.
     pub poll_once: bool,
+    /// True if directories are still being filled at the start. The first load is then not finished
+    /// before [`crate::SourceReport::complete`].
+    pub awaits_sources: bool,
     /// Load threads, at least one.
     pub load_threads: usize,
     /// Unload threads, at least one.
@@ -245,6 +256,10 @@ pub struct LifecycleConfig {
     pub cache_dir: PathBuf,
     /// Program that converts foreign versions.
     pub converter: Converter,
+    /// File that keeps withdrawn versions over a restart; `None` forgets them.
+    pub withdrawn_file: Option<PathBuf>,
+    /// File that keeps running rollouts over a restart; `None` forgets them.
+    pub rollouts_file: Option<PathBuf>,
     /// Memory that holds the parameters.
     pub placement: ParameterPlacement,
     /// True if loaders and unloaders run at idle priority.
@@ -252,6 +267,9 @@ pub struct LifecycleConfig {
     /// A load goes on at ordinary priority after it has waited for a core for this long, and for
     /// four times its running time.
     pub starvation_limit: Duration,
+    /// Inference workers of the server, at least one. The requests in flight of a slow version in a
+    /// rollout are limited by them.
+    pub workers: usize,
     /// Inference threads of the server. A model that wants more for its runs is refused, because
     /// its threads would only take cores from each other. `usize::MAX` refuses none.
     pub threads_max: usize,
@@ -266,6 +284,7 @@ impl LifecycleConfig {
             roots: Vec::new(),
             poll: Duration::from_secs(1),
             poll_once: false,
+            awaits_sources: false,
             load_threads: 1,
             unload_threads: 1,
             retries: 5,
@@ -273,9 +292,12 @@ impl LifecycleConfig {
             swap_reserve: None,
             cache_dir: cache_dir.into(),
             converter,
+            withdrawn_file: None,
+            rollouts_file: None,
             placement: ParameterPlacement::Pool,
             background: true,
             starvation_limit: Duration::from_secs(5),
+            workers: 1,
             threads_max: usize::MAX,
         }
     }

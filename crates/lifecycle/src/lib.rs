@@ -12,17 +12,21 @@
 //! that serves goes on serving until its successor is ready, unless the model is configured to free
 //! memory first.
 
+mod activity;
 mod admission;
 mod catalog;
 mod config;
 mod convert;
+mod golden;
 mod ignored_settings;
+mod kept_state;
 mod lifecycle;
 mod loader;
 mod manager;
 mod message;
 mod model_file;
 mod policy;
+mod rollout;
 mod settled;
 mod source;
 mod source_thread;
@@ -30,17 +34,25 @@ mod status;
 mod threads;
 mod unloader;
 mod warmup;
+mod withdrawals;
 
 use std::time::Duration;
 
-pub use catalog::Catalog;
+pub use activity::{ActivityMark, LoadActivity};
+pub use catalog::{Catalog, Route};
 pub use config::{
     ConfigSet, Converter, LifecycleConfig, ModelConfig, ModelRoot, ParameterPlacement, Transition,
     VersionPolicy, WarmupConfig,
 };
+pub use golden::GoldenCase;
 pub use lifecycle::{Lifecycle, POLL_MIN, THREADS_MAX};
-pub use message::{AdminCallback, LoadSpec};
+pub use message::{AdminCallback, LoadSpec, RolloutAction, SourceReport};
 pub use model_file::{check_model_settings, version_policy};
+pub use rollout::{
+    AnswerDifference, AnsweredRun, ArmFigures, CandidatePermit, LimitText, PendingRequest,
+    Promotion, RequestKey, RollbackFile, RolloutFile, RolloutHistory, RolloutMeasures, RolloutPart,
+    RolloutReport, RolloutStart, RolloutState, compare_answers,
+};
 pub use status::{
     LifecycleEvent, LifecycleState, LoadCost, ModelStatus, Observer, StateChange, SwapReport,
     VersionStatus,

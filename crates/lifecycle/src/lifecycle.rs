@@ -13,18 +13,20 @@ use memory::ParameterStore;
 use os::background::BackgroundRunner;
 use parking_lot::Mutex;
 
+use crate::activity::LoadActivity;
 use crate::admission::Ledger;
 use crate::convert::Cache;
 use crate::ignored_settings::IgnoredSettings;
 use crate::loader::Loader;
 use crate::manager::{Channels, Manager, Retries, Setup};
 use crate::message::{
-    AdminCallback, LoadJob, LoadSpec, MESSAGES_MAX, Message, RETIRED_MAX, Retired,
+    AdminCallback, LoadJob, LoadSpec, MESSAGES_MAX, Message, RETIRED_MAX, Retired, RolloutAction,
+    SourceReport,
 };
 use crate::settled::Settled;
 use crate::source::ForeignKind;
 use crate::source::Scanner;
-use crate::source_thread::{self, ScanPace, ScanRequests};
+use crate::source_thread::{self, ScanPace, ScanRequests, ScanTrigger};
 use crate::unloader::Unloader;
 use crate::warmup::WarmupSource;
 use crate::{
@@ -43,6 +45,7 @@ const JOIN_WAIT_MAX: Duration = Duration::from_secs(5);
 pub struct Lifecycle {
     catalog: Arc<Catalog>,
     settled: Arc<Settled>,
+    activity: Arc<LoadActivity>,
     to: Sender<Message>,
     stop_prefault: Arc<AtomicBool>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -66,13 +69,7 @@ impl Lifecycle {
         set.check()?;
         let configured = Arc::new(ArcSwap::from_pointee(set));
         let (to, inbox) = bounded(MESSAGES_MAX);
-        let lifecycle = Lifecycle {
-            catalog: Arc::new(Catalog::default()),
-            settled: Arc::new(Settled::default()),
-            to,
-            stop_prefault: Arc::default(),
-            threads: Mutex::default(),
-        };
+        let lifecycle = Lifecycle::without_threads(to);
         let ledger = Arc::new(Ledger::default());
         let kinds = ForeignKind::all(&engines);
         let loader = Loader {
@@ -86,6 +83,7 @@ impl Lifecycle {
             background: config.background && config.placement == ParameterPlacement::Pool,
             starvation_limit: config.starvation_limit,
             settled: lifecycle.settled.clone(),
+            activity: lifecycle.activity.clone(),
             threads_max: config.threads_max,
             ignored: IgnoredSettings::default(),
             out: lifecycle.to.clone(),
@@ -100,12 +98,16 @@ impl Lifecycle {
             observer,
             ledger,
             retries: Retries { max: config.retries, interval: config.retry_interval },
+            workers: config.workers.max(1),
             threads_max: config.threads_max,
             placement: config.placement,
             pool_bytes_max: store.pool().stats().bytes_max,
             swap_reserve: config.swap_reserve,
             settled: lifecycle.settled.clone(),
             configured: configured.clone(),
+            awaits_sources: config.awaits_sources,
+            withdrawn_file: config.withdrawn_file.clone(),
+            rollouts_file: config.rollouts_file.clone(),
         };
         let load_threads = config.load_threads.max(1);
         let manager = Manager::new(
@@ -114,17 +116,31 @@ impl Lifecycle {
         );
         lifecycle.spawn("lifecycle".into(), move || manager.run())?;
         let poll = config.poll.max(POLL_MIN);
-        let (scanner, out) = (Scanner::new(configured, poll, kinds), lifecycle.to.clone());
         let settled = config.poll_once.then(|| lifecycle.settled.clone());
-        let pace = ScanPace { poll, settled };
-        lifecycle
-            .spawn("source".into(), move || source_thread::scan(scanner, &pace, &trigger, &out))?;
+        let scanner = Scanner::new(configured, poll, kinds);
+        lifecycle.start_source(scanner, ScanPace { poll, settled }, trigger)?;
         Ok(Arc::new(lifecycle))
+    }
+
+    fn without_threads(to: Sender<Message>) -> Lifecycle {
+        Lifecycle {
+            catalog: Arc::new(Catalog::default()),
+            settled: Arc::new(Settled::default()),
+            activity: Arc::default(),
+            to,
+            stop_prefault: Arc::default(),
+            threads: Mutex::default(),
+        }
     }
 
     /// Returns the ready versions.
     pub fn catalog(&self) -> &Catalog {
         &self.catalog
+    }
+
+    /// Returns the loads and unloads in progress.
+    pub fn activity(&self) -> &Arc<LoadActivity> {
+        &self.activity
     }
 
     /// Returns every model and version, in order of name and number.
@@ -145,6 +161,12 @@ impl Lifecycle {
         self.pass_on(Message::Unload { name: name.into(), done });
     }
 
+    /// Starts, promotes or withdraws a version of `name` in a rollout. Returns at once. Calls
+    /// `done` when a started version is ready, or when the roles of the versions have changed.
+    pub fn rollout(&self, name: &str, action: RolloutAction, done: AdminCallback) {
+        self.pass_on(Message::Rollout { name: name.into(), action, done });
+    }
+
     /// Replaces the models and roots that are served. Returns at once. A model that `set` lacks is
     /// unloaded; a model whose configuration is the same is not touched. Labels, version policies
     /// and schedules change without a load. A model that moved to another directory loads its
@@ -159,6 +181,13 @@ impl Lifecycle {
             Ok(()) => self.pass_on(Message::Configure { set: Arc::new(set), done }),
             Err(error) => done(Err(error)),
         }
+    }
+
+    /// Takes the state of the copies from which models are served. Waits while the channel to the
+    /// `lifecycle` thread is full.
+    pub fn report_sources(&self, report: SourceReport) {
+        // Fails only if the lifecycle has stopped.
+        let _ = self.to.send(Message::Sources(report));
     }
 
     /// Returns true once the first load is finished: every version chosen at the start is ready or
@@ -202,6 +231,7 @@ impl Lifecycle {
         };
         if let Message::Load { done, .. }
         | Message::Unload { done, .. }
+        | Message::Rollout { done, .. }
         | Message::Configure { done, .. } = message
         {
             done(Err(error));
@@ -228,11 +258,21 @@ impl Lifecycle {
         let (retired, queue): (_, Receiver<Retired>) = bounded(RETIRED_MAX);
         let background = config.background && config.placement == ParameterPlacement::Pool;
         for number in 0..config.unload_threads.max(1) {
-            let unloader = Unloader { background, abandon: abandon.clone(), out: self.to.clone() };
+            let unloader = Unloader {
+                background,
+                abandon: abandon.clone(),
+                activity: self.activity.clone(),
+                out: self.to.clone(),
+            };
             let queue = queue.clone();
             self.spawn(format!("unload-{number}"), move || unloader.run(&queue))?;
         }
         Ok(retired)
+    }
+
+    fn start_source(&self, scanner: Scanner, pace: ScanPace, trigger: ScanTrigger) -> Result<()> {
+        let out = self.to.clone();
+        self.spawn("source".into(), move || source_thread::scan(scanner, &pace, &trigger, &out))
     }
 
     fn start_prefault(

@@ -18,8 +18,10 @@ use memory::{ParameterStore, SlotPool};
 use os::background::{Attempt, BackgroundRunner, Priority};
 use os::thread;
 
+use crate::activity::LoadActivity;
 use crate::admission::{Admission, Ledger, Promise};
 use crate::convert::{Cache, Converted};
+use crate::golden;
 use crate::ignored_settings::IgnoredSettings;
 use crate::message::{Fresh, LoadJob, Message, Outcome};
 use crate::settled::Settled;
@@ -47,6 +49,7 @@ pub(crate) struct Loader {
     /// Longest time that a load at idle priority may wait for a core.
     pub(crate) starvation_limit: Duration,
     pub(crate) settled: Arc<Settled>,
+    pub(crate) activity: Arc<LoadActivity>,
     pub(crate) threads_max: usize,
     pub(crate) ignored: IgnoredSettings,
     pub(crate) out: Sender<Message>,
@@ -84,7 +87,9 @@ impl Loader {
         let mut runner = BackgroundRunner::new(name, "loading", self.starvation_limit);
         while let Ok(job) = jobs.recv() {
             let (id, fingerprint) = (job.id.clone(), job.fingerprint);
+            let active = self.activity.begin(&id);
             let outcome = self.convert_and_load(&mut runner, job);
+            drop(active);
             let outcome = outcome.unwrap_or_else(|error| Outcome::Failed { error, fingerprint });
             if self.out.send(Message::LoadEnded { id, outcome }).is_err() {
                 return;
@@ -160,6 +165,9 @@ impl Loader {
         self.stage(&job.id, LifecycleState::Warming, None);
         let version = WarmupVersion { servable: &servable, signature: &signature, dir: &job.dir };
         let note = warmup::warm(version, &*self.warmup, &job.warmup, &attempt.stop)?;
+        if let Some(golden) = &job.golden {
+            golden::check(&servable, &*self.warmup, golden, &attempt.stop)?;
+        }
         let ignored = self.ignored.of(job);
         let note = note.into_iter().chain(ignored).reduce(|all, next| format!("{all}; {next}"));
         cost.warm_seconds = started.elapsed().as_secs_f64();

@@ -6,12 +6,15 @@ mod configure;
 mod load;
 mod model;
 mod prefault;
+mod resume;
+mod rollout;
 mod scan;
 mod settle;
 mod stop;
 mod unload;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -21,17 +24,20 @@ use base::VersionId;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use crate::admission::Ledger;
-use crate::message::{LoadJob, Message, Retired};
+use crate::kept_state::KeptState;
+use crate::message::{LoadJob, Message, Retired, SourceReport};
 use crate::policy::{self, Action};
 use crate::settled::Settled;
 use crate::source_thread::ScanRequests;
 use crate::status::LifecycleEvent;
+use crate::withdrawals::Withdrawals;
 use crate::{Catalog, ConfigSet, LifecycleState, Observer, ParameterPlacement};
 
 use admin::Waiter;
 use configure::Reconfiguration;
 use model::Model;
 use prefault::Prefault;
+use resume::KeptRollout;
 
 /// Longest time between two rounds without a message.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -69,12 +75,15 @@ pub(crate) struct ManagerContext {
     observer: Arc<dyn Observer>,
     ledger: Arc<Ledger>,
     retries: Retries,
+    workers: usize,
     threads_max: usize,
     /// Loads that wait for a thread.
     queue: VecDeque<VersionId>,
     retired: Sender<Retired>,
     /// Retired versions for which the channel had no room.
     backlog: VecDeque<Retired>,
+    withdrawals: Withdrawals,
+    rollouts: KeptState<KeptRollout>,
 }
 
 pub(crate) struct Manager {
@@ -95,7 +104,12 @@ pub(crate) struct Manager {
     reconfigurations: Vec<Reconfiguration>,
     prefault: Prefault,
     settled: Arc<Settled>,
+    /// Scan with which the first load begins; `None` until the directories have their first
+    /// content.
+    first_scan: Option<u64>,
+    /// Start of the first load.
     started: Instant,
+    source_errors: BTreeMap<Arc<str>, String>,
     abandon: Arc<AtomicBool>,
 }
 
@@ -105,12 +119,16 @@ pub(crate) struct Setup {
     pub(crate) observer: Arc<dyn Observer>,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) retries: Retries,
+    pub(crate) workers: usize,
     pub(crate) threads_max: usize,
     pub(crate) placement: ParameterPlacement,
     pub(crate) pool_bytes_max: u64,
     pub(crate) swap_reserve: Option<u64>,
     pub(crate) settled: Arc<Settled>,
     pub(crate) configured: Arc<ArcSwap<ConfigSet>>,
+    pub(crate) awaits_sources: bool,
+    pub(crate) withdrawn_file: Option<PathBuf>,
+    pub(crate) rollouts_file: Option<PathBuf>,
 }
 
 impl Manager {
@@ -120,22 +138,29 @@ impl Manager {
             observer,
             ledger,
             retries,
+            workers,
             threads_max,
             placement,
             pool_bytes_max,
             swap_reserve,
             settled,
             configured,
+            awaits_sources,
+            withdrawn_file,
+            rollouts_file,
         } = setup;
         let (queue, backlog) = (VecDeque::new(), VecDeque::new());
         let context = ManagerContext {
             observer,
             ledger,
             retries,
+            workers,
             threads_max,
             queue,
             retired: channels.retired,
             backlog,
+            withdrawals: Withdrawals::open(withdrawn_file),
+            rollouts: KeptState::open(rollouts_file),
         };
         let bytes_max = if placement == ParameterPlacement::Pool { pool_bytes_max } else { 0 };
         Manager {
@@ -153,18 +178,34 @@ impl Manager {
             reconfigurations: Vec::new(),
             prefault: Prefault::new(channels.prefault, bytes_max, swap_reserve),
             settled,
+            first_scan: (!awaits_sources).then_some(0),
             started: Instant::now(),
+            source_errors: BTreeMap::new(),
             abandon: channels.abandon,
         }
     }
 
     pub(crate) fn run(mut self) {
+        let mut round = Instant::now();
         loop {
-            let touched = match self.inbox.recv_timeout(self.pause(Instant::now())) {
+            let pause = self.pause(Instant::now());
+            let mut touched = match self.inbox.recv_timeout(pause) {
                 Ok(Message::Stop) | Err(RecvTimeoutError::Disconnected) => break,
                 Ok(message) => self.handle(message),
+                // Only the rollouts are due.
+                Err(RecvTimeoutError::Timeout)
+                    if pause == rollout::JUDGE_PAUSE && round.elapsed() < PAUSE_MAX =>
+                {
+                    Touched::Nothing
+                }
                 Err(RecvTimeoutError::Timeout) => Touched::All,
             };
+            if matches!(touched, Touched::All) {
+                round = Instant::now();
+            }
+            for model in self.judge_rollouts(Instant::now()) {
+                touched = touched.and(model);
+            }
             self.advance(touched);
         }
         self.stop();
@@ -198,10 +239,28 @@ impl Manager {
             Message::Prefaulted { bytes } => self.prefault.done_to(bytes),
             Message::Load { name, spec, done } => self.admin_load(name.into(), spec, done),
             Message::Unload { name, done } => return self.admin_unload(name.into(), done),
+            Message::Rollout { name, action, done } => {
+                return self.admin_rollout(name.into(), action, done);
+            }
             Message::Configure { set, done } => self.configure(set, done),
+            Message::Sources(report) => {
+                self.on_sources(report);
+                return Touched::All;
+            }
             Message::Stop => {}
         }
         Touched::Nothing
+    }
+
+    fn on_sources(&mut self, SourceReport { complete, errors }: SourceReport) {
+        if complete && self.first_scan.is_none() {
+            self.first_scan = Some(self.scans.ask());
+            self.started = Instant::now();
+        }
+        for (name, model) in &mut self.models {
+            model.source_error = errors.get(name).cloned();
+        }
+        self.source_errors = errors;
     }
 
     fn on(&mut self, id: &VersionId, act: impl FnOnce(&mut Model, &mut ManagerContext)) -> Touched {
@@ -252,6 +311,8 @@ impl Manager {
             }
         }
         model.report();
+        model.keep_withdrawals(&mut self.context);
+        model.keep_rollout(&mut self.context);
         if model.removed && model.at_rest() {
             self.models.remove(name);
             self.catalog.remove(name);
@@ -269,11 +330,17 @@ impl Manager {
         let next = retries.filter(|at| *at > now).chain(deferred).min();
         let pause = next.map_or(PAUSE_MAX, |at| at.saturating_duration_since(now)).min(PAUSE_MAX);
         let waiting = !self.waiters.is_empty() || !self.reconfigurations.is_empty();
-        if !waiting { pause } else { pause.min(admin::PAUSE) }
+        let pause = if !waiting { pause } else { pause.min(admin::PAUSE) };
+        let rolling = self.models.values().any(|model| model.rollout.running());
+        if rolling { pause.min(rollout::JUDGE_PAUSE) } else { pause }
     }
 
     fn check_settled(&self) {
-        if self.settled.get() || self.answered.is_none() || !self.prefault.done() {
+        if self.settled.get() || !self.prefault.done() {
+            return;
+        }
+        // An answer is `None` before the first scan, which is less than any scan.
+        if self.first_scan.is_none() || self.answered < self.first_scan {
             return;
         }
         let now = Instant::now();
@@ -290,6 +357,16 @@ enum Touched {
     Nothing,
     One(Arc<str>),
     All,
+}
+
+impl Touched {
+    fn and(self, model: Arc<str>) -> Touched {
+        match self {
+            Touched::Nothing => Touched::One(model),
+            Touched::One(other) if other == model => Touched::One(other),
+            Touched::One(_) | Touched::All => Touched::All,
+        }
+    }
 }
 
 impl ManagerContext {

@@ -1,5 +1,6 @@
 //! Messages between the threads.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -10,9 +11,10 @@ use engine::{ExampleSettings, ScheduleOptions, Servable, SessionOptions};
 
 use crate::admission::Releasing;
 use crate::convert::Converted;
+use crate::golden::GoldenFile;
 use crate::source::{DirectoryScan, Fingerprint, ForeignKind};
 use crate::status::LoadCost;
-use crate::{ConfigSet, LifecycleState, Transition, WarmupConfig};
+use crate::{ConfigSet, LifecycleState, RolloutStart, Transition, WarmupConfig};
 
 /// Most messages in the channel to the `lifecycle` thread. Senders that must not wait are refused
 /// beyond it.
@@ -29,6 +31,27 @@ pub struct LoadSpec {
     /// Version to load and to keep, besides the policy's choice, until it is unloaded or its
     /// directory is removed. `None`: the versions that the policy chooses.
     pub version: Option<u64>,
+}
+
+/// State of the copies from which models are served, if their directories mirror other places.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SourceReport {
+    /// True once every directory has its first content.
+    pub complete: bool,
+    /// Problems by name of the model. They become part of its status.
+    pub errors: BTreeMap<Arc<str>, String>,
+}
+
+/// Request of an administrator about a rollout.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RolloutAction {
+    /// Starts a rollout, or changes the share of the running one.
+    Start(RolloutStart),
+    /// Makes the candidate stable. A version must be the candidate.
+    Promote(Option<u64>),
+    /// Withdraws the candidate; without a running rollout, the stable version, if there is another
+    /// one to take its place. A version must be the withdrawn one.
+    RollBack(Option<u64>),
 }
 
 /// Callback for the end of an administrator's request. Runs on the `lifecycle` thread, or on the
@@ -73,11 +96,18 @@ pub(crate) enum Message {
         name: String,
         done: AdminCallback,
     },
+    /// Request of an administrator about a rollout.
+    Rollout {
+        name: String,
+        action: RolloutAction,
+        done: AdminCallback,
+    },
     /// Replaces the models and roots.
     Configure {
         set: Arc<ConfigSet>,
         done: AdminCallback,
     },
+    Sources(SourceReport),
     Stop,
 }
 
@@ -96,6 +126,7 @@ pub(crate) struct LoadJob {
     pub(crate) session: SessionOptions,
     pub(crate) schedule: ScheduleOptions,
     pub(crate) warmup: WarmupConfig,
+    pub(crate) golden: Option<GoldenFile>,
     pub(crate) recogniser: Option<Arc<str>>,
     pub(crate) has_section: bool,
     pub(crate) request_log_rate: Option<f64>,

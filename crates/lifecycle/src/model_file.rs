@@ -11,7 +11,7 @@ use engine::{
 };
 use serde::{Deserialize, Deserializer, de};
 
-use crate::{ModelConfig, Transition, VersionPolicy};
+use crate::{ModelConfig, RolloutFile, Transition, VersionPolicy};
 
 /// Name of the file in a model's base path.
 pub(crate) const MODEL_FILE: &str = "millpond.toml";
@@ -45,6 +45,7 @@ pub(crate) struct ModelFile {
     schedule: Option<ScheduleFile>,
     warmup: Option<WarmupFile>,
     labels: Option<BTreeMap<String, u64>>,
+    rollout: Option<RolloutFile>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -217,13 +218,16 @@ impl ModelFile {
         }
         config.session.trusted = self.trusted.unwrap_or(config.session.trusted);
         config.request_log_rate = self.request_log_rate.or(config.request_log_rate);
-        config.session.isolate = self.isolate.unwrap_or(config.session.isolate);
         if let Some(signature) = &self.signature {
             config.session.signature.clone_from(signature);
         }
         if let Some(recogniser) = &self.recogniser {
             config.recogniser = Some(recogniser.to_string().into());
         }
+        // A failed assertion of a CUDA kernel ends the process (docs/measurements/gpu.md). A
+        // recogniser has a state, which a worker process does not keep.
+        let on_gpu = config.session.device != Device::Cpu && config.recogniser.is_none();
+        config.session.isolate = self.isolate.unwrap_or(config.session.isolate || on_gpu);
         if self.classify.is_some() || self.regress.is_some() {
             config.examples = Some(Arc::new(ExampleSettings {
                 classify: self.classify.clone(),
@@ -238,6 +242,10 @@ impl ModelFile {
         if let Some(labels) = &self.labels {
             config.labels.clone_from(labels);
         }
+        if let Some(rollout) = &self.rollout {
+            config.rollout = rollout.over(&base.rollout);
+        }
+        config.rollout.check(config.transition).map_err(|error| format!("rollout: {error}"))?;
         if let Some(warmup) = self.warmup.clone() {
             let to = &mut config.warmup;
             to.enabled = warmup.enabled.unwrap_or(to.enabled);
@@ -347,6 +355,17 @@ mod tests {
 
     /// `docs/model.toml` with every line switched on.
     #[test]
+    fn models_on_a_gpu_are_isolated_by_default() {
+        let isolate = |text: &str| {
+            let file = ModelFile::parse(text).unwrap();
+            file.apply(&ModelConfig::new("m", "m")).unwrap().session.isolate
+        };
+        assert!(!isolate("device = \"cpu\"") && isolate("device = \"cuda:1\""));
+        assert!(!isolate("device = \"cuda:1\"\nisolate = false"));
+        assert!(!isolate("device = \"cuda:1\"\n[recogniser]\nsample-rate = 16000"));
+    }
+
+    #[test]
     fn the_documented_file_has_every_key() {
         let text = include_str!("../../../docs/model.toml");
         let setting = |rest: &&str| rest.contains(" = ") || rest.starts_with('[');
@@ -370,6 +389,7 @@ mod tests {
             schedule,
             warmup,
             labels,
+            rollout,
         } = file.clone();
         assert!(
             policy.is_some()
@@ -403,6 +423,13 @@ mod tests {
         assert!(enabled.is_some() && batch_sizes.is_some() && iterations.is_some());
         assert!(dims.is_some() && fail_on_error.is_some());
         documents_every_key(schedule.unwrap());
+        let RolloutFile { traffic, shadow, golden, tolerance, promote, rollback } =
+            rollout.unwrap();
+        assert!(traffic.is_some() && shadow.is_some() && golden.is_some());
+        assert!(tolerance.is_some() && promote.is_some());
+        let crate::RollbackFile { errors, latency, latency_samples, drift } = rollback;
+        assert!(errors.is_some() && latency.is_some() && latency_samples.is_some());
+        assert!(drift.is_some());
         // The settings are consistent, and documented defaults are the real ones.
         let (base, config) = (
             ModelConfig::new("m", "/models/m"),

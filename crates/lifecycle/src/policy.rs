@@ -1,6 +1,8 @@
 //! Which versions should serve, and the next step towards that. Pure: the result depends on the
 //! arguments only.
 
+pub(crate) mod rollout;
+
 use std::collections::BTreeSet;
 
 use crate::{Transition, VersionPolicy};
@@ -26,6 +28,12 @@ pub(crate) struct View {
     pub(crate) foreign: bool,
     /// The load that is queued or under way only converts it.
     pub(crate) converting: bool,
+    /// A rollout or an administrator withdrew it. It is held too.
+    pub(crate) withdrawn: bool,
+    /// It must stay ready, since a rollout compares it with another version.
+    pub(crate) kept: bool,
+    /// It was stable in a rollout that the last stop interrupted. It is loaded first.
+    pub(crate) resumes: bool,
 }
 
 /// Versions that should serve.
@@ -48,13 +56,17 @@ pub(crate) enum Action {
 /// Chooses among the versions on disk. A held version is skipped, so that the one before it serves.
 pub(crate) fn choose(policy: &VersionPolicy, views: &[View]) -> Choice {
     let wanted = |view: &&View| view.on_disk && (view.pinned || allowed(policy, view.version));
-    let candidates = || views.iter().filter(wanted).filter(|view| view.ready || !view.held);
+    let usable = |view: &&View| (view.ready && !view.withdrawn) || !view.held;
+    let candidates = || views.iter().filter(wanted).filter(usable);
     let mut aspired: BTreeSet<u64> = candidates().map(|view| view.version).collect();
     if let VersionPolicy::Latest(count) = policy {
         let first = aspired.iter().rev().nth((*count).max(1) - 1).copied().unwrap_or(0);
         aspired.retain(|version| *version >= first);
         aspired.extend(candidates().filter(|view| view.pinned).map(|view| view.version));
     }
+    aspired.extend(views.iter().filter(|view| view.kept && view.ready).map(|view| view.version));
+    let resumes = |view: &&View| view.resumes && view.on_disk && (view.ready || !view.held);
+    aspired.extend(views.iter().filter(resumes).map(|view| view.version));
     Choice { aspired, hoped: views.iter().filter(wanted).any(|view| view.held && !view.ready) }
 }
 
@@ -138,7 +150,8 @@ fn highest_missing(views: &[View], choice: &Choice) -> Option<u64> {
             && !view.held
             && !view.releasing
     };
-    views.iter().filter(missing).map(|view| view.version).max()
+    let missing = views.iter().filter(missing);
+    missing.max_by_key(|view| (view.resumes, view.version)).map(|view| view.version)
 }
 
 #[cfg(test)]
@@ -162,13 +175,16 @@ mod tests {
                     reload: flags.contains('a'),
                     foreign: flags.contains('f'),
                     converting: flags.contains('c'),
+                    withdrawn: flags.contains('w'),
+                    kept: flags.contains('k'),
+                    resumes: flags.contains('s'),
                 }
             })
             .collect()
     }
 
     /// r ready, h held, l loading, d draining, g gone from disk, p pinned, a load again, f foreign,
-    /// c converting.
+    /// c converting, w withdrawn, k kept for a rollout, s stable before a restart.
     #[track_caller]
     fn check(policy: VersionPolicy, transition: Transition, state: &str, expected: Option<Action>) {
         let views = views(state);
@@ -196,6 +212,33 @@ mod tests {
         check("1p 2r", Some(Load(1)));
         check("1ra", Some(Load(1)));
         check("1d", None);
+    }
+
+    #[test]
+    fn a_rollout_keeps_both_versions() {
+        let check = |state, expected| check(VersionPolicy::Latest(1), Available, state, expected);
+        check("1rk 2r", None);
+        check("1rkg 2r", None);
+        check("1rk 2r 3", Some(Load(3)));
+        check("1rk 2r 3r", Some(Unload(2)));
+        check("1rk 2rg", Some(Unload(2)));
+        check("1r 2rhw", Some(Unload(2)));
+        check("1r 2hw", None);
+        check("1 2rhw", Some(Load(1)));
+        check("1h 2rhw", None);
+    }
+
+    #[test]
+    fn a_restart_loads_the_stable_version_first() {
+        let check = |state, expected| check(VersionPolicy::Latest(1), Available, state, expected);
+        check("1s 2", Some(Load(1)));
+        check("1sl 2", None);
+        check("1sr 2", Some(Load(2)));
+        check("1sr 2l", None);
+        check("1sr 2r", None);
+        check("1sh 2", Some(Load(2)));
+        check("1shw 2", Some(Load(2)));
+        check("1sg 2", Some(Load(2)));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use arc_swap::ArcSwap;
 use base::{Error, Result};
 
 use crate::model_file::{self, MODEL_FILE, ModelFile};
-use crate::{ConfigSet, ModelConfig};
+use crate::{ConfigSet, ModelConfig, ModelRoot};
 
 pub(crate) use files::Fingerprint;
 use version::VersionMemory;
@@ -125,7 +125,7 @@ impl Scanner {
         }
         for root in roots {
             let known = self.known.entry(root.dir.clone()).or_default();
-            match steady(&root.dir, || subdirectories(&root.dir, known)) {
+            match steady(&root.dir, || subdirectories(root, known)) {
                 Ok(names) => {
                     *known = names;
                     self.unreadable.remove(&root.dir);
@@ -239,8 +239,9 @@ fn steady<T>(dir: &Path, mut list: impl FnMut() -> Result<Option<T>>) -> Result<
 }
 
 /// Returns the subdirectories of `root` that are models: those with a version, and earlier models.
-/// `None` as in [`steady`].
-fn subdirectories(root: &Path, known: &BTreeSet<String>) -> Result<Option<BTreeSet<String>>> {
+/// In a copy of a store, all are, since versions can be on their way. `None` as in [`steady`].
+fn subdirectories(root: &ModelRoot, known: &BTreeSet<String>) -> Result<Option<BTreeSet<String>>> {
+    let (is_copy, root) = (root.store.is_some(), &root.dir);
     let mut names = BTreeSet::new();
     for entry in std::fs::read_dir(root).map_err(|e| Error::io(root, &e))? {
         let entry = entry.map_err(|e| Error::io(root, &e))?;
@@ -250,7 +251,9 @@ fn subdirectories(root: &Path, known: &BTreeSet<String>) -> Result<Option<BTreeS
             continue;
         }
         let model = match std::fs::metadata(&path) {
-            Ok(meta) => meta.is_dir() && (known.contains(&name) || holds_versions(&path)),
+            Ok(meta) => {
+                meta.is_dir() && (is_copy || known.contains(&name) || holds_versions(&path))
+            }
             Err(error) if error.kind() == ErrorKind::NotFound && is_missing(&path) => {
                 return Ok(None);
             }

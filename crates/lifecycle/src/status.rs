@@ -205,6 +205,23 @@ pub enum LifecycleEvent {
         /// Version number.
         version: u64,
     },
+    /// A rollout of a new version began.
+    RolloutStarted {
+        /// Name of the model.
+        model: Arc<str>,
+        /// The new version.
+        candidate: u64,
+    },
+    /// A rollout ended, or the stable version was withdrawn by hand.
+    RolloutEnded {
+        /// Name of the model.
+        model: Arc<str>,
+        /// True if the new version is stable now.
+        promoted: bool,
+        /// Kind of the reason: the limit that was reached, "signature", "hand", "unloaded", or
+        /// that of a promotion.
+        reason: &'static str,
+    },
     /// The directory of a model was removed, and all its versions are released.
     Forgotten {
         /// Name of the model.

@@ -15,6 +15,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use engine::Servable;
 
 use crate::DRAIN_LONG;
+use crate::activity::LoadActivity;
 use crate::message::{Message, Release, Retired};
 
 /// Time between two checks of retired versions in use.
@@ -25,6 +26,7 @@ pub(crate) struct Unloader {
     pub(crate) background: bool,
     /// Order to leave versions in use behind.
     pub(crate) abandon: Arc<AtomicBool>,
+    pub(crate) activity: Arc<LoadActivity>,
     pub(crate) out: Sender<Message>,
 }
 
@@ -92,6 +94,7 @@ impl Unloader {
             (Ok(servable), Some(Release { converted, releasing })) => {
                 let drain = since.elapsed();
                 let started = Instant::now();
+                let _active = self.activity.begin(&id);
                 drop_session(&id, servable);
                 drop(releasing);
                 let unload = started.elapsed();

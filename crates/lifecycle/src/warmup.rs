@@ -17,7 +17,7 @@ use base::{
 };
 use engine::Servable;
 
-use crate::WarmupConfig;
+use crate::{GoldenCase, WarmupConfig};
 
 /// Least runs in all, unless configured.
 const WARMUP_RUNS_MIN: usize = 10;
@@ -85,6 +85,14 @@ pub trait WarmupSource: Send + Sync {
     /// # Errors
     /// If there are some and they cannot be read.
     fn requests(&self, version_dir: &Path, servable: &Servable) -> Result<WarmupSet>;
+
+    /// Returns the golden requests in `file` for the version that `servable` runs.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or if a request of it is malformed or has no answer.
+    fn golden(&self, file: &Path, _servable: &Servable) -> Result<Vec<GoldenCase>> {
+        Err(Error::unimplemented(format!("{}: not read here", file.display())))
+    }
 }
 
 /// The version that is warmed up.

@@ -7,6 +7,7 @@ use base::{Error, Result};
 
 use super::Manager;
 use super::admin::{SETTLE_WAIT_MAX, WAIT_MAX};
+use super::model::Model;
 use crate::ConfigSet;
 use crate::message::AdminCallback;
 
@@ -59,9 +60,9 @@ impl Manager {
         // Models that a later change removed, or that an administrator unloaded, are not awaited.
         let models = change.set.models.iter().filter_map(|config| self.models.get(&config.name));
         let models: Vec<_> = models.filter(|model| !model.down && !model.removed).collect();
-        if waited < WAIT_MAX
-            && models.iter().any(|model| model.starting(now, waited < SETTLE_WAIT_MAX))
-        {
+        let is_awaited =
+            |model: &&Model| model.starting(now, waited < SETTLE_WAIT_MAX) || model.awaits_copy();
+        if waited < WAIT_MAX && models.iter().any(is_awaited) {
             return None;
         }
         let missing = models.iter().filter_map(|model| {

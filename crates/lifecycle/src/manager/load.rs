@@ -8,6 +8,7 @@ use base::units::format_bytes;
 
 use super::model::{Disk, Failure, Load, Model, Serving, Successor};
 use super::{DEFER_PAUSE, Manager, ManagerContext};
+use crate::golden::GoldenFile;
 use crate::message::{Fresh, LoadJob, Outcome};
 use crate::source::{Fingerprint, VersionContents};
 use crate::status::LoadCost;
@@ -87,6 +88,10 @@ impl Model {
             session: self.config.session.clone(),
             schedule: self.config.schedule.clone(),
             warmup: self.config.warmup.clone(),
+            golden: self.config.rollout.golden.as_ref().map(|file| GoldenFile {
+                path: self.config.base_path.join(file),
+                tolerance: self.config.rollout.tolerance(),
+            }),
             recogniser: self.config.recogniser.clone(),
             has_section: self.config.has_section,
             request_log_rate: self.config.request_log_rate,
@@ -147,7 +152,8 @@ impl Model {
             let Some(serving) = &version.serving else { continue };
             version.note = Some(format!("loading it again failed: {error}"));
             let fingerprint = fingerprint.unwrap_or(serving.fingerprint);
-            version.failure = Some(Failure { error, fingerprint, tries: 1, retry_at: None });
+            version.failure =
+                Some(Failure { error, fingerprint, tries: 1, retry_at: None, withdrawn: false });
         }
     }
 
@@ -231,7 +237,7 @@ impl Model {
         version.note = note;
         // The settings may have changed during the load.
         self.settle(context);
-        self.publish();
+        self.publish(context);
         context.set_state(self, number, LifecycleState::Ready, None);
         tracing::info!("{}", ready_line(&self.name, number, &cost, parameter_bytes));
         let loaded = LifecycleEvent::Loaded {
@@ -276,7 +282,7 @@ impl Model {
             (false, 1) => error.to_string(),
             (false, _) => format!("{error} (after {tries} tries)"),
         };
-        version.failure = Some(Failure { error, fingerprint, tries, retry_at });
+        version.failure = Some(Failure { error, fingerprint, tries, retry_at, withdrawn: false });
         if serving {
             tracing::warn!(model = %self.name, version = number, reason, "loading it again failed; it serves as it was");
             version.note = Some(format!("loading it again failed: {reason}"));

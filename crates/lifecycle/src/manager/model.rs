@@ -11,6 +11,8 @@ use engine::Servable;
 
 use crate::catalog::{Entry, ReadySet};
 use crate::convert::Converted;
+use crate::manager::ManagerContext;
+use crate::manager::rollout::ModelRollout;
 use crate::policy::{self, Choice, View};
 use crate::source::{Fingerprint, VersionContents};
 use crate::status::{LoadCost, StateChange};
@@ -26,6 +28,8 @@ pub(crate) struct Model {
     pub(crate) versions: BTreeMap<u64, Version>,
     pub(crate) path_error: Option<String>,
     pub(crate) settings_error: Option<String>,
+    /// Problem with the place that its directory mirrors.
+    pub(crate) source_error: Option<String>,
     /// True if an administrator unloaded it.
     pub(crate) down: bool,
     /// True if its directory was removed.
@@ -34,6 +38,7 @@ pub(crate) struct Model {
     pub(crate) published: Option<Successor>,
     /// A version unloaded before its successor was loaded.
     pub(crate) vacated: Option<Vacated>,
+    pub(crate) rollout: ModelRollout,
 }
 
 /// A version that took the place of another.
@@ -127,6 +132,8 @@ pub(crate) struct Failure {
     pub(crate) tries: u32,
     /// Time of the next try. `None`: the files must change, or an administrator must ask.
     pub(crate) retry_at: Option<Instant>,
+    /// True if the version was withdrawn after it had been loaded.
+    pub(crate) withdrawn: bool,
 }
 
 impl Version {
@@ -189,7 +196,16 @@ impl Version {
             reload: self.reload,
             foreign: converts && self.foreign(),
             converting: self.load.as_ref().is_some_and(|load| load.converts_only),
+            withdrawn: self.withdrawal().is_some(),
+            kept: false,
+            resumes: false,
         }
+    }
+
+    /// Returns why the version was withdrawn, if it was.
+    pub(crate) fn withdrawal(&self) -> Option<String> {
+        let failure = self.failure.as_ref().filter(|failure| failure.withdrawn)?;
+        Some(failure.error.message().to_owned())
     }
 
     /// Ends a load that is not wanted. A load that no thread has yet is dropped.
@@ -220,10 +236,12 @@ impl Model {
             versions: BTreeMap::new(),
             path_error: None,
             settings_error: None,
+            source_error: None,
             down: false,
             removed: false,
             published: None,
             vacated: None,
+            rollout: ModelRollout::default(),
         }
     }
 
@@ -232,10 +250,12 @@ impl Model {
     }
 
     pub(crate) fn views(&self, now: Instant) -> Vec<View> {
-        self.versions
-            .iter()
-            .map(|(&number, version)| version.view(number, now, self.converts))
-            .collect()
+        let view = |(&number, version): (&u64, &Version)| version.view(number, now, self.converts);
+        let mut views: Vec<View> = self.versions.iter().map(view).collect();
+        policy::rollout::keep(self.rollout.roles, &mut views);
+        let resumed = self.rollout.resumes.as_ref().map(|kept| kept.stable());
+        views.iter_mut().for_each(|view| view.resumes = Some(view.version) == resumed);
+        views
     }
 
     /// Returns the versions that should serve; none while the model is unloaded or removed.
@@ -302,10 +322,16 @@ impl Model {
     }
 
     /// Publishes the ready versions to requests with one store.
-    pub(crate) fn publish(&self) {
+    pub(crate) fn publish(&mut self, context: &ManagerContext) {
+        self.assign_roles(context);
         let versions = self.versions.values().filter_map(|version| version.serving.as_ref());
         let versions = versions.map(|serving| serving.servable.clone()).collect();
-        self.entry.publish(ReadySet { versions, labels: self.config.labels.clone() });
+        self.entry.publish(ReadySet {
+            versions,
+            labels: self.config.labels.clone(),
+            stable: self.rollout.roles.stable,
+            rollout: self.rollout.traffic.clone(),
+        });
     }
 
     /// Publishes the status of the model, and drops versions that no longer exist.
@@ -315,18 +341,19 @@ impl Model {
         let shown = |(number, version): &(&u64, &Version)| {
             aspired.contains(number) || !version.passed_over()
         };
-        let error = [&self.path_error, &self.settings_error]
+        let error = [&self.path_error, &self.settings_error, &self.source_error]
             .into_iter()
             .flatten()
             .cloned()
             .collect::<Vec<_>>();
+        self.entry.report_rollout(self.rollout.record.clone());
         self.entry.report(ModelStatus {
             name: self.name.clone(),
             versions: self
                 .versions
                 .iter()
                 .filter(shown)
-                .map(|(&number, version)| status(number, version))
+                .map(|(&number, version)| self.rollout.annotate(status(number, version)))
                 .collect(),
             error: (!error.is_empty()).then(|| error.join("; ")),
             unloaded: self.down,
@@ -348,6 +375,11 @@ impl Model {
         let ready = self.versions.values().any(|version| version.serving.is_some());
         let settling = self.versions.values().any(Version::settling);
         self.unsettled(now) || (may_wait && !ready && settling)
+    }
+
+    /// Returns true if its first version is on its way from the place that its directory mirrors.
+    pub(crate) fn awaits_copy(&self) -> bool {
+        self.config.store.is_some() && self.versions.is_empty() && self.source_error.is_none()
     }
 
     /// Returns true if a version that still changes on disk is higher than all of `chosen`, and may

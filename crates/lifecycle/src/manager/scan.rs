@@ -28,11 +28,15 @@ impl Manager {
     fn on_model_scan(&mut self, scan: ModelScan) {
         let ModelScan { base, contents } = scan;
         let name = base.name.clone();
+        let context = &self.context;
         let model = self.models.entry(name.clone()).or_insert_with(|| {
             tracing::debug!(model = %name, path = %base.base_path.display(), "found a model");
-            Model::new(base.clone(), self.catalog.add(&name), self.converts)
+            let mut model = Model::new(base.clone(), self.catalog.add(&name), self.converts);
+            model.resume(context);
+            model
         });
         model.removed = false;
+        model.source_error = self.source_errors.get(&name).cloned();
         match contents {
             Ok(Contents { settings, versions }) => {
                 model.path_error = None;
@@ -76,7 +80,7 @@ impl Model {
             tracing::info!(model = %self.name, ?config, "settings changed");
             self.config = config;
             self.settle(context);
-            self.publish();
+            self.publish(context);
         }
     }
 
@@ -96,12 +100,18 @@ impl Model {
         for VersionScan { version, dir, fingerprint, found } in versions {
             self.see_version(context, version, Disk { dir, fingerprint, found });
         }
+        self.check_resumed();
     }
 
     fn see_version(&mut self, context: &ManagerContext, number: u64, disk: Disk) {
         let Some(version) = self.versions.get_mut(&number) else {
+            let reason =
+                context.withdrawals.reason(&self.config.base_path, number, disk.fingerprint);
             self.discover(&*context.observer, number, disk);
-            self.show_disk(context, number);
+            match reason {
+                Some(reason) => self.stay_withdrawn(context, number, reason),
+                None => self.show_disk(context, number),
+            }
             return;
         };
         if version.disk.as_ref() != Some(&disk) {

@@ -42,7 +42,7 @@ impl Model {
         if replaced.is_empty() {
             return;
         }
-        self.publish();
+        self.publish(context);
         for (version, servable) in replaced {
             tracing::info!(model = %self.name, version, "took over new settings");
             context.retire(Retired {

@@ -42,6 +42,7 @@ impl Manager {
         match message {
             Message::Load { done, .. }
             | Message::Unload { done, .. }
+            | Message::Rollout { done, .. }
             | Message::Configure { done, .. } => {
                 done(Err(base::Error::unavailable("the server is shutting down")));
             }

@@ -15,8 +15,9 @@ impl Model {
         let Some(serving) = version.serving.take() else { return };
         // A retryable failure of another load is no reason to refuse a later load of this version.
         version.failure = version.failure.take().filter(|failure| !failure.error.is_retryable());
-        self.publish();
-        context.set_state(self, number, LifecycleState::Draining, None);
+        let withdrawn = version.withdrawal();
+        self.publish(context);
+        context.set_state(self, number, LifecycleState::Draining, withdrawn);
         let successor = self
             .published
             .take()
@@ -59,8 +60,12 @@ impl Model {
         let Some(version) = self.versions.get_mut(&number) else { return };
         let successor = if version.draining.is_empty() { None } else { version.draining.remove(0) };
         if version.state == LifecycleState::Draining && version.draining.is_empty() {
+            let withdrawn = version.withdrawal();
             context.set_state(self, number, LifecycleState::Released, None);
             self.show_disk(context, number);
+            if withdrawn.is_some() {
+                context.set_state(self, number, LifecycleState::Failed, withdrawn);
+            }
         }
         match successor {
             Some(successor) => {

@@ -1,0 +1,74 @@
+//! State of models in a file, so that a restart knows it.
+//!
+//! The file is read at the start, and written when the state of a model changes. Servers that share
+//! the file change the entries of their own models only.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Most bytes of the file that are read.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// State of type `T` by the directory of the model.
+pub(crate) struct KeptState<T> {
+    /// `None` keeps nothing.
+    file: Option<PathBuf>,
+    known: BTreeMap<PathBuf, T>,
+}
+
+impl<T: DeserializeOwned + Serialize + PartialEq> KeptState<T> {
+    pub(crate) fn open(file: Option<PathBuf>) -> KeptState<T> {
+        let known = file.as_deref().map(read).unwrap_or_default();
+        KeptState { file, known }
+    }
+
+    pub(crate) fn get(&self, model_dir: &Path) -> Option<&T> {
+        self.known.get(model_dir)
+    }
+
+    /// Replaces the state of a model.
+    pub(crate) fn replace(&mut self, model_dir: &Path, state: Option<T>) {
+        let Some(file) = &self.file else { return };
+        if self.known.get(model_dir) == state.as_ref() {
+            return;
+        }
+        // Another server may have changed its models meanwhile.
+        self.known = read(file);
+        match state {
+            None => self.known.remove(model_dir),
+            Some(state) => self.known.insert(model_dir.to_owned(), state),
+        };
+        if let Err(error) = write(file, &self.known) {
+            tracing::error!(file = %file.display(), %error, "state is not kept over a restart");
+        }
+    }
+}
+
+fn read<T: DeserializeOwned>(file: &Path) -> BTreeMap<PathBuf, T> {
+    let read = || -> std::io::Result<BTreeMap<PathBuf, T>> {
+        if std::fs::metadata(file)?.len() > FILE_BYTES_MAX {
+            return Err(std::io::Error::other("the file is too large"));
+        }
+        toml::from_str(&std::fs::read_to_string(file)?).map_err(std::io::Error::other)
+    };
+    read().unwrap_or_else(|error| {
+        if error.kind() != std::io::ErrorKind::NotFound {
+            tracing::error!(file = %file.display(), %error, "kept state is not known any more");
+        }
+        BTreeMap::new()
+    })
+}
+
+/// Writes the file in one step.
+fn write<T: Serialize>(file: &Path, known: &BTreeMap<PathBuf, T>) -> std::io::Result<()> {
+    let text = toml::to_string(known).map_err(std::io::Error::other)?;
+    if let Some(dir) = file.parent() {
+        os::private::create_dir_all(dir)?;
+    }
+    let aside = file.with_extension(format!("new-{}", std::process::id()));
+    std::fs::write(&aside, text)?;
+    std::fs::rename(aside, file)
+}

@@ -1,0 +1,120 @@
+//! Rollouts that were running at the last stop of the server.
+//!
+//! A restart loads the stable version first, so that it stays stable, and then the candidate, whose
+//! rollout begins again. Figures are not kept: the counts and the time of the rollout start at 0.
+
+use serde::{Deserialize, Serialize};
+
+use super::ManagerContext;
+use super::model::Model;
+use super::rollout::RequestedRollout;
+use crate::rollout::RolloutSplit;
+
+/// A running rollout, as the file keeps it.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub(crate) struct KeptRollout {
+    stable: KeptVersion,
+    candidate: KeptVersion,
+    /// Share of an administrator's rollout; `None` follows the settings.
+    by_hand: Option<KeptSplit>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+struct KeptVersion {
+    version: u64,
+    /// Fingerprint of its files, as text.
+    files: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum KeptSplit {
+    Traffic(f64),
+    Shadow(f64),
+}
+
+impl From<RolloutSplit> for KeptSplit {
+    fn from(split: RolloutSplit) -> KeptSplit {
+        match split {
+            RolloutSplit::Traffic(share) => KeptSplit::Traffic(share),
+            RolloutSplit::Shadow(share) => KeptSplit::Shadow(share),
+        }
+    }
+}
+
+impl From<KeptSplit> for RolloutSplit {
+    fn from(split: KeptSplit) -> RolloutSplit {
+        match split {
+            KeptSplit::Traffic(share) => RolloutSplit::Traffic(share),
+            KeptSplit::Shadow(share) => RolloutSplit::Shadow(share),
+        }
+    }
+}
+
+impl KeptRollout {
+    /// Returns the version that serves before the candidate is loaded.
+    pub(crate) fn stable(&self) -> u64 {
+        self.stable.version
+    }
+
+    pub(crate) fn candidate(&self) -> u64 {
+        self.candidate.version
+    }
+}
+
+impl Model {
+    /// Takes up a rollout that was running at the last stop. Called once for each model.
+    pub(super) fn resume(&mut self, context: &ManagerContext) {
+        self.rollout.resumes = context.rollouts.get(&self.config.base_path).cloned();
+    }
+
+    /// Drops a rollout of the last stop if its versions are on disk no more or have other files.
+    /// Otherwise repeats the request of an administrator's rollout.
+    pub(super) fn check_resumed(&mut self) {
+        let Some(kept) = self.rollout.resumes.clone().filter(|_| !self.versions.is_empty()) else {
+            return;
+        };
+        let same = |kept: &KeptVersion| {
+            let version = self.versions.get(&kept.version);
+            let disk = version.and_then(|version| version.disk.as_ref());
+            disk.is_some_and(|disk| disk.fingerprint.to_string() == kept.files)
+        };
+        if same(&kept.stable) && same(&kept.candidate) {
+            let (version, requested) = (kept.candidate(), &mut self.rollout.requested);
+            if let Some(split) = kept.by_hand.filter(|_| requested.is_none()) {
+                *requested = Some(RequestedRollout { version, split: split.into() });
+                self.versions.entry(version).and_modify(|version| version.pinned = true);
+            }
+            return;
+        }
+        tracing::warn!(
+            model = %self.name, stable = kept.stable(), candidate = kept.candidate(),
+            "the rollout of the last stop ends: its versions have changed"
+        );
+        self.rollout.resumes = None;
+        self.rollout.requested.take_if(|requested| requested.version == kept.candidate());
+    }
+
+    /// Keeps the running rollout for the next start.
+    pub(super) fn keep_rollout(&self, context: &mut ManagerContext) {
+        if self.path_error.is_some() || self.removed || self.rollout.resumes.is_some() {
+            return;
+        }
+        context.rollouts.replace(&self.config.base_path, self.running_rollout());
+    }
+
+    fn running_rollout(&self) -> Option<KeptRollout> {
+        let roles = self.rollout.roles;
+        let kept = |version: u64| {
+            let serving = self.versions.get(&version)?.serving.as_ref()?;
+            Some(KeptVersion { version, files: serving.fingerprint.to_string() })
+        };
+        let candidate = roles.candidate?;
+        let by_hand = self.rollout.requested.filter(|requested| requested.version == candidate);
+        Some(KeptRollout {
+            stable: kept(roles.stable?)?,
+            candidate: kept(candidate)?,
+            by_hand: by_hand.map(|requested| requested.split.into()),
+        })
+    }
+}

@@ -1,0 +1,470 @@
+//! Rollouts: roles of versions, their judgement, and requests of administrators about them.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use base::{Error, Result};
+
+use super::model::{Failure, Model, Version};
+use super::resume::KeptRollout;
+use super::{Manager, ManagerContext, Touched};
+use crate::catalog::RolloutTraffic;
+use crate::message::{AdminCallback, LoadSpec, RolloutAction};
+use crate::policy;
+use crate::policy::rollout::{Roles, RollbackReason, RolloutIntent, RolloutVerdict};
+use crate::rollout::{
+    RolloutHistory, RolloutMeasures, RolloutRecord, RolloutSettings, RolloutSplit, RolloutStart,
+    RolloutState, SplitCounter, incompatible,
+};
+use crate::status::VersionStatus;
+use crate::withdrawals::WithdrawnVersion;
+use crate::{LifecycleEvent, LifecycleState};
+
+/// Time between two judgements of running rollouts.
+pub(super) const JUDGE_PAUSE: Duration = Duration::from_millis(50);
+
+/// The rollouts of one model.
+#[derive(Default)]
+pub(crate) struct ModelRollout {
+    pub(crate) roles: Roles,
+    pub(crate) record: RolloutRecord,
+    /// Requests of the running rollout, as published.
+    pub(crate) traffic: Option<Arc<RolloutTraffic>>,
+    /// Version and requests that an administrator asked for.
+    pub(super) requested: Option<RequestedRollout>,
+    /// The rollout of the last stop, until both versions are ready.
+    pub(crate) resumes: Option<KeptRollout>,
+    started: Option<Instant>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct RequestedRollout {
+    pub(super) version: u64,
+    pub(super) split: RolloutSplit,
+}
+
+/// The end of a rollout.
+struct RolloutEnd {
+    candidate: u64,
+    state: RolloutState,
+    /// Name for metrics.
+    kind: &'static str,
+    message: String,
+}
+
+impl ModelRollout {
+    pub(super) fn running(&self) -> bool {
+        self.traffic.is_some()
+    }
+
+    /// Adds a note about the rollout to the status of a version that has none.
+    pub(crate) fn annotate(&self, mut status: VersionStatus) -> VersionStatus {
+        let candidate = self.roles.candidate == Some(status.version);
+        let Some(traffic) = self.traffic.as_ref().filter(|_| candidate && status.note.is_none())
+        else {
+            return status;
+        };
+        status.note = Some(match traffic.split {
+            RolloutSplit::Traffic(share) => {
+                format!("rollout: it gets {} % of the requests", share * 100.0)
+            }
+            RolloutSplit::Shadow(share) => {
+                format!("rollout: it gets copies of {} % of the requests", share * 100.0)
+            }
+        });
+        status
+    }
+}
+
+impl Manager {
+    /// Judges every running rollout. Returns the models whose versions changed their roles.
+    pub(super) fn judge_rollouts(&mut self, now: Instant) -> BTreeSet<Arc<str>> {
+        let running = self.models.values_mut().filter(|model| model.rollout.running());
+        let context = &self.context;
+        running.filter_map(|model| model.judge(context, now).then(|| model.name.clone())).collect()
+    }
+
+    pub(super) fn admin_rollout(
+        &mut self,
+        name: Arc<str>,
+        action: RolloutAction,
+        done: AdminCallback,
+    ) -> Touched {
+        let Some(model) = self.models.get_mut(&name).filter(|model| !model.removed) else {
+            done(Err(self.catalog.unknown(&name)));
+            return Touched::Nothing;
+        };
+        let context = &self.context;
+        let result = match action {
+            RolloutAction::Promote(version) => model.promote_by_hand(context, version),
+            RolloutAction::RollBack(version) => model.roll_back_by_hand(context, version),
+            RolloutAction::Start(start) => match model.start_by_hand(context, &start) {
+                Ok(Some(version)) => {
+                    let spec = LoadSpec { version: Some(version), reload: false };
+                    self.admin_load(name.clone(), spec, done);
+                    return Touched::One(name);
+                }
+                Ok(None) => Ok(()),
+                Err(error) => Err(error),
+            },
+        };
+        // The answer must not come before the status shows the change.
+        model.report();
+        done(result);
+        Touched::One(name)
+    }
+}
+
+impl Model {
+    /// Returns the settings of a rollout of `candidate`.
+    fn rollout_settings(&self, candidate: u64) -> Option<RolloutSettings> {
+        let requested = self.rollout.requested.filter(|requested| requested.version == candidate);
+        match requested {
+            Some(requested) => Some(self.config.rollout.with_split(requested.split)),
+            None => self.config.rollout.automatic(),
+        }
+    }
+
+    /// Gives the ready versions their roles, and starts or ends a rollout accordingly.
+    pub(super) fn assign_roles(&mut self, context: &ManagerContext) {
+        let gone = |version: u64| {
+            self.versions.get(&version).is_none_or(|version| {
+                version.failure.is_some() || (version.disk.is_none() && version.serving.is_none())
+            })
+        };
+        if self.rollout.requested.is_some_and(|requested| gone(requested.version)) {
+            self.rollout.requested = None;
+        }
+        let intent = RolloutIntent {
+            automatic: self.config.rollout.automatic().is_some(),
+            requested: self.rollout.requested.map(|requested| requested.version),
+        };
+        let before = self.rollout.roles;
+        let mut roles = policy::rollout::assign(before, intent, &self.views(Instant::now()));
+        self.rollout.roles = roles;
+        if let Some(candidate) = before.candidate
+            && roles.candidate != Some(candidate)
+        {
+            self.end_rollout(context, overtaken(candidate, roles));
+        }
+        if let (Some(stable), Some(candidate)) = (roles.stable, roles.candidate) {
+            match self.incompatibility(stable, candidate) {
+                Some(message) => {
+                    let reason = RollbackReason { kind: "signature", message };
+                    self.withdraw(context, candidate, reason);
+                    roles.candidate = None;
+                    self.rollout.roles = roles;
+                }
+                None => self.run_rollout(context, stable, candidate),
+            }
+        }
+        self.rollout.record.stable = roles.stable;
+        // Either the rollout runs again, or the candidate serves because stable cannot be loaded.
+        let taken_up = |kept: &mut KeptRollout| {
+            roles.candidate.is_some() || roles.stable == Some(kept.candidate())
+        };
+        self.rollout.resumes.take_if(taken_up);
+    }
+
+    fn incompatibility(&self, stable: u64, candidate: u64) -> Option<String> {
+        let of = |version: &u64| Some(&self.versions.get(version)?.serving.as_ref()?.servable);
+        let message = incompatible(of(&stable)?, of(&candidate)?)?;
+        Some(format!("it cannot answer the requests of version {stable}: {message}"))
+    }
+
+    /// Starts the rollout of `candidate`, or gives a running one its current settings.
+    fn run_rollout(&mut self, context: &ManagerContext, stable: u64, candidate: u64) {
+        let Some(settings) = self.rollout_settings(candidate) else { return };
+        let same = self.rollout.record.candidate == Some(candidate)
+            && self.rollout.record.state == RolloutState::Running;
+        if same && self.rollout.record.settings.as_ref() == Some(&settings) {
+            return;
+        }
+        let kind = |settings: &RolloutSettings| std::mem::discriminant(&settings.split);
+        let earlier = self.rollout.record.settings.as_ref().filter(|_| same).map(kind);
+        let measures = match &self.rollout.record.measures {
+            // A changed share keeps the figures.
+            Some(measures) if earlier == Some(kind(&settings)) => measures.clone(),
+            _ => {
+                self.rollout.started = Some(Instant::now());
+                self.measures(context, &settings, stable)
+            }
+        };
+        tracing::info!(model = %self.name, stable, candidate, split = ?settings.split, "rollout started");
+        self.rollout.traffic = Some(Arc::new(RolloutTraffic {
+            candidate,
+            split: settings.split,
+            counter: SplitCounter::new(&self.name, candidate),
+            measures: measures.clone(),
+        }));
+        let record = &mut self.rollout.record;
+        record.state = RolloutState::Running;
+        record.candidate = Some(candidate);
+        record.settings = Some(settings);
+        record.measures = Some(measures);
+        record.reason = None;
+        let model = self.name.clone();
+        context.observer.event(&LifecycleEvent::RolloutStarted { model, candidate });
+    }
+
+    fn measures(
+        &self,
+        context: &ManagerContext,
+        settings: &RolloutSettings,
+        stable: u64,
+    ) -> Arc<RolloutMeasures> {
+        let judges =
+            matches!(settings.split, RolloutSplit::Traffic(_)) && settings.limits.drift.is_some();
+        let serving = self.versions.get(&stable).and_then(|version| version.serving.as_ref());
+        let signature = serving.filter(|_| judges).map(|serving| serving.servable.signature());
+        Arc::new(RolloutMeasures::new(settings.tolerance, signature, context.workers))
+    }
+
+    /// Judges the running rollout. Returns true if it ended.
+    fn judge(&mut self, context: &ManagerContext, now: Instant) -> bool {
+        let (Some(candidate), Some(settings)) =
+            (self.rollout.roles.candidate, self.rollout.record.settings.as_ref())
+        else {
+            return false;
+        };
+        let started = self.rollout.started.unwrap_or(now);
+        let figures = self.rollout.record.figures();
+        match policy::rollout::judge(settings, &figures, now.duration_since(started)) {
+            RolloutVerdict::Continue => return false,
+            RolloutVerdict::RollBack(reason) => self.withdraw(context, candidate, reason),
+            RolloutVerdict::Promote(message) => {
+                self.promote(context, candidate, "no_limit_reached", message);
+            }
+        }
+        self.publish(context);
+        true
+    }
+
+    fn promote(
+        &mut self,
+        context: &ManagerContext,
+        candidate: u64,
+        kind: &'static str,
+        message: String,
+    ) {
+        let state = RolloutState::Promoted;
+        self.end_rollout(context, RolloutEnd { candidate, state, kind, message });
+        self.rollout.roles = Roles { stable: Some(candidate), candidate: None };
+        self.rollout.requested = None;
+        self.rollout.record.stable = Some(candidate);
+    }
+
+    /// Takes the role of a version away. It is not loaded again until its files change or an
+    /// administrator asks. The caller publishes.
+    fn withdraw(&mut self, context: &ManagerContext, number: u64, reason: RollbackReason) {
+        let RollbackReason { kind, message } = reason;
+        let Some(version) = self.versions.get_mut(&number) else { return };
+        let Some(serving) = &version.serving else { return };
+        version.failure = Some(Failure {
+            error: Error::precondition(format!("withdrawn by a rollout: {message}")),
+            fingerprint: serving.fingerprint,
+            tries: 1,
+            retry_at: None,
+            withdrawn: true,
+        });
+        version.pinned = false;
+        version.reload = false;
+        if self.rollout.roles.candidate == Some(number) {
+            self.rollout.roles.candidate = None;
+        }
+        self.rollout.requested = None;
+        let state = RolloutState::RolledBack;
+        self.end_rollout(context, RolloutEnd { candidate: number, state, kind, message });
+    }
+
+    /// Keeps the withdrawn versions for the next start.
+    pub(super) fn keep_withdrawals(&self, context: &mut ManagerContext) {
+        if self.path_error.is_some() || self.removed {
+            return;
+        }
+        let withdrawn = |(&number, version): (&u64, &Version)| {
+            let failure = version.failure.as_ref().filter(|failure| failure.withdrawn)?;
+            Some(WithdrawnVersion {
+                version: number,
+                files: failure.fingerprint.to_string(),
+                reason: failure.error.message().to_owned(),
+            })
+        };
+        let withdrawn = self.versions.iter().filter_map(withdrawn).collect();
+        context.withdrawals.replace(&self.config.base_path, withdrawn);
+    }
+
+    /// Holds a version back that was withdrawn before the start.
+    pub(super) fn stay_withdrawn(&mut self, context: &ManagerContext, number: u64, reason: String) {
+        let Some(version) = self.versions.get_mut(&number) else { return };
+        let Some(disk) = &version.disk else { return };
+        version.failure = Some(Failure {
+            error: Error::precondition(reason.as_str()),
+            fingerprint: disk.fingerprint,
+            tries: 1,
+            retry_at: None,
+            withdrawn: true,
+        });
+        context.set_state(self, number, LifecycleState::Failed, Some(reason));
+    }
+
+    fn end_rollout(&mut self, context: &ManagerContext, end: RolloutEnd) {
+        let RolloutEnd { candidate, state, kind, message } = end;
+        self.rollout.traffic = None;
+        self.rollout.started = None;
+        let record = &mut self.rollout.record;
+        // A version that was withdrawn without a rollout has no figures of its own.
+        let own = record.candidate == Some(candidate);
+        if !own {
+            record.measures = None;
+            record.settings = None;
+        }
+        if let Some(measures) = &record.measures {
+            measures.end();
+        }
+        let figures = record.figures();
+        record.candidate = Some(candidate);
+        let promoted = state == RolloutState::Promoted;
+        match promoted {
+            true => {
+                tracing::info!(model = %self.name, candidate, reason = message, "rollout ended: promoted")
+            }
+            false => {
+                tracing::warn!(model = %self.name, candidate, kind, reason = message, "rollout ended: withdrawn")
+            }
+        }
+        record.end(RolloutHistory {
+            stable: record.stable,
+            candidate,
+            state,
+            reason: format!("{kind}: {message}"),
+            requests: figures.candidate.requests,
+            errors: figures.candidate.errors,
+            at: SystemTime::now(),
+        });
+        let model = self.name.clone();
+        context.observer.event(&LifecycleEvent::RolloutEnded { model, promoted, reason: kind });
+    }
+
+    /// Returns the candidate of the running rollout, which must be `version` if one is named.
+    fn running_candidate(&self, version: Option<u64>) -> Result<u64> {
+        let candidate = self.rollout.roles.candidate.ok_or_else(|| {
+            Error::precondition(format!("no rollout of model \"{}\" is running", self.name))
+        })?;
+        match version {
+            Some(version) if version != candidate => Err(Error::precondition(format!(
+                "the rollout of model \"{}\" is that of version {candidate}, not of {version}",
+                self.name
+            ))),
+            _ => Ok(candidate),
+        }
+    }
+
+    fn promote_by_hand(&mut self, context: &ManagerContext, version: Option<u64>) -> Result<()> {
+        let candidate = self.running_candidate(version)?;
+        self.promote(context, candidate, "hand", "an administrator promoted it".into());
+        self.publish(context);
+        Ok(())
+    }
+
+    fn roll_back_by_hand(&mut self, context: &ManagerContext, version: Option<u64>) -> Result<()> {
+        let number = match self.rollout.roles.candidate {
+            Some(_) => self.running_candidate(version)?,
+            None => self.replaceable_stable(version)?,
+        };
+        let message = "an administrator withdrew it".into();
+        self.withdraw(context, number, RollbackReason { kind: "hand", message });
+        self.publish(context);
+        Ok(())
+    }
+
+    /// Returns the stable version if another one can take its place.
+    fn replaceable_stable(&self, version: Option<u64>) -> Result<u64> {
+        let name = &self.name;
+        let stable = self.rollout.roles.stable.filter(|_| !self.down).ok_or_else(|| {
+            Error::precondition(format!("model \"{name}\" has no ready version to withdraw"))
+        })?;
+        if version.is_some_and(|version| version != stable) {
+            return Err(Error::precondition(format!(
+                "requests to model \"{name}\" are answered by version {stable}, and no rollout is running"
+            )));
+        }
+        let mut views = self.views(Instant::now());
+        for view in views.iter_mut().filter(|view| view.version == stable) {
+            view.withdrawn = true;
+            view.held = true;
+        }
+        match self.choice(&views).aspired.is_empty() {
+            false => Ok(stable),
+            true => Err(Error::precondition(format!(
+                "model \"{name}\" has no other version on disk that its policy allows, so version {stable} stays"
+            ))),
+        }
+    }
+
+    /// Starts a rollout. Returns the version that must be loaded for it, if it is not ready.
+    fn start_by_hand(
+        &mut self,
+        context: &ManagerContext,
+        start: &RolloutStart,
+    ) -> Result<Option<u64>> {
+        let name = self.name.clone();
+        let candidate = start.version.or(self.rollout.roles.candidate).ok_or_else(|| {
+            Error::invalid("name the \"version\" to roll out: no rollout is running")
+        })?;
+        let split = match start.split()? {
+            Some(split) => split,
+            None => self.config.rollout.automatic().map(|settings| settings.split).ok_or_else(
+                || Error::invalid("give \"traffic\" or \"shadow\", a share above 0: the model's settings give none"),
+            )?,
+        };
+        let stable = self.rollout.roles.stable.filter(|_| !self.down).ok_or_else(|| {
+            Error::precondition(format!("model \"{name}\" has no ready version to compare with"))
+        })?;
+        if candidate <= stable {
+            return Err(Error::precondition(format!(
+                "version {stable} of model \"{name}\" answers its requests already; a rollout takes a higher \
+                 version. To go back, roll back, or set versions = \"{candidate}\""
+            )));
+        }
+        let version = self.versions.get_mut(&candidate).filter(|version| version.disk.is_some());
+        let version = version.ok_or_else(|| {
+            Error::not_found(format!("model \"{name}\" has no version {candidate} on disk"))
+        })?;
+        if version.failure.take().is_some() && version.state == LifecycleState::Failed {
+            context.set_state(self, candidate, LifecycleState::Discovered, None);
+        }
+        self.rollout.requested = Some(RequestedRollout { version: candidate, split });
+        let serves = |model: &Model| {
+            model.versions.get(&candidate).is_some_and(|version| version.serving.is_some())
+        };
+        if !serves(self) {
+            return Ok(Some(candidate));
+        }
+        if let Some(version) = self.versions.get_mut(&candidate) {
+            version.pinned = true;
+        }
+        self.publish(context);
+        Ok(None)
+    }
+}
+
+/// Returns the end of a rollout whose candidate lost its role for another reason than a limit.
+fn overtaken(candidate: u64, roles: Roles) -> RolloutEnd {
+    if roles.stable == Some(candidate) {
+        return RolloutEnd {
+            candidate,
+            state: RolloutState::Promoted,
+            kind: "alone",
+            message:
+                "the stable version is not served any more, or the settings ask for no rollout"
+                    .into(),
+        };
+    }
+    let message = match roles.candidate {
+        Some(next) => format!("version {next} took its place"),
+        None => "it is not served any more".into(),
+    };
+    RolloutEnd { candidate, state: RolloutState::RolledBack, kind: "unloaded", message }
+}

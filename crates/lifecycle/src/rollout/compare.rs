@@ -1,0 +1,209 @@
+//! Comparison of two answers to the same request.
+
+use std::fmt;
+
+use base::{DType, Data, NamedTensor, Signature, Tensor};
+use engine::Servable;
+
+/// Maximum number of elements of a tensor that are read as numbers for a distribution.
+pub(crate) const ELEMENTS_MAX: usize = 4096;
+
+/// First difference of two answers, as a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AnswerDifference(String);
+
+impl fmt::Display for AnswerDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Returns the first difference between the `expected` and the `answered` outputs; further outputs
+/// are ignored. Types and shapes must be equal. Two floats are equal if they differ
+/// by at most `tolerance` times the larger of 1 and the expected value; NaN equals NaN. Elements of
+/// other types must be identical.
+pub fn compare_answers(
+    expected: &[NamedTensor],
+    answered: &[NamedTensor],
+    tolerance: f64,
+) -> Option<AnswerDifference> {
+    expected.iter().find_map(|wanted| {
+        let name = &wanted.name;
+        match answered.iter().find(|output| output.name == *name) {
+            None => Some(format!("there is no output \"{name}\"")),
+            Some(output) => compare_tensors(&wanted.tensor, &output.tensor, tolerance)
+                .map(|difference| format!("output \"{name}\" {difference}")),
+        }
+        .map(AnswerDifference)
+    })
+}
+
+fn compare_tensors(expected: &Tensor, answered: &Tensor, tolerance: f64) -> Option<String> {
+    let form = |tensor: &Tensor| format!("{} {:?}", tensor.dtype(), tensor.shape());
+    if expected.dtype() != answered.dtype() || expected.shape() != answered.shape() {
+        return Some(format!("is {} instead of {}", form(answered), form(expected)));
+    }
+    if expected.data() == answered.data() {
+        return None;
+    }
+    let (Some(wanted), Some(given)) = (floats(expected), floats(answered)) else {
+        return Some(format!("has other {} elements", expected.dtype()));
+    };
+    let differs = |(wanted, given): (&f64, &f64)| {
+        let same = wanted == given || (wanted.is_nan() && given.is_nan());
+        let finite = wanted.is_finite() && given.is_finite();
+        let near = finite && (wanted - given).abs() <= tolerance * wanted.abs().max(1.0);
+        !same && !near
+    };
+    let at = wanted.iter().zip(&given).position(differs)?;
+    Some(format!("element {at} is {} instead of {}", given.get(at)?, wanted.get(at)?))
+}
+
+/// Returns the elements of a tensor of floats.
+fn floats(tensor: &Tensor) -> Option<Vec<f64>> {
+    match tensor.dtype() {
+        DType::F32 => widened::<f32>(tensor),
+        DType::F64 => tensor.to_vec::<f64>().ok(),
+        DType::F16 => widened::<half::f16>(tensor),
+        DType::BF16 => widened::<half::bf16>(tensor),
+        _ => None,
+    }
+}
+
+/// Returns the first [`ELEMENTS_MAX`] elements as numbers; `None` for types that are none.
+pub(crate) fn numbers(tensor: &Tensor) -> Option<Vec<f64>> {
+    let bits = tensor.dtype().bits().filter(|bits| bits % 8 == 0)?;
+    let Data::Bytes(bytes) = tensor.data() else { return None };
+    let length = bytes.len().min(ELEMENTS_MAX * bits / 8);
+    let shape = [length * 8 / bits];
+    let start = Tensor::from_bytes(tensor.dtype(), shape.as_slice(), bytes.slice(..length)).ok()?;
+    match start.dtype() {
+        DType::U8 => widened::<u8>(&start),
+        DType::I8 => widened::<i8>(&start),
+        DType::U16 => widened::<u16>(&start),
+        DType::I16 => widened::<i16>(&start),
+        DType::U32 => widened::<u32>(&start),
+        DType::I32 => widened::<i32>(&start),
+        // Large integers lose their last digits, which no bucket shows.
+        DType::I64 => Some(start.to_vec::<i64>().ok()?.into_iter().map(|x| x as f64).collect()),
+        DType::U64 => Some(start.to_vec::<u64>().ok()?.into_iter().map(|x| x as f64).collect()),
+        _ => floats(&start),
+    }
+}
+
+fn widened<T: base::Element + Into<f64>>(tensor: &Tensor) -> Option<Vec<f64>> {
+    Some(tensor.to_vec::<T>().ok()?.into_iter().map(Into::into).collect())
+}
+
+/// Returns why requests to `stable` cannot be answered by `candidate`: a signature, an input or an
+/// output that is missing or has another type, or an input that the candidate needs besides.
+pub(crate) fn incompatible(stable: &Servable, candidate: &Servable) -> Option<String> {
+    differs(stable.signature(), candidate.signature()).or_else(|| {
+        stable.signatures().iter().find_map(|named| {
+            let other = candidate.signatures().iter().find(|other| other.name == named.name);
+            match other {
+                None => Some(format!("it has no signature \"{}\"", named.name)),
+                Some(other) => differs(&named.signature, &other.signature)
+                    .map(|message| format!("signature \"{}\": {message}", named.name)),
+            }
+        })
+    })
+}
+
+fn differs(stable: &Signature, candidate: &Signature) -> Option<String> {
+    for spec in &stable.inputs {
+        match candidate.input(&spec.name) {
+            None => return Some(format!("it has no input \"{}\"", spec.name)),
+            Some(other) if other.dtype != spec.dtype => {
+                let (name, dtype) = (&spec.name, other.dtype);
+                return Some(format!("its input \"{name}\" is {dtype} instead of {}", spec.dtype));
+            }
+            Some(other) if spec.optional && !other.optional => {
+                return Some(format!("its input \"{}\" is not optional any more", spec.name));
+            }
+            Some(_) => {}
+        }
+    }
+    let added = |spec: &&base::TensorSpec| !spec.optional && stable.input(&spec.name).is_none();
+    if let Some(spec) = candidate.inputs.iter().find(added) {
+        return Some(format!("it needs another input, \"{}\"", spec.name));
+    }
+    stable.outputs.iter().find_map(|spec| match candidate.output(&spec.name) {
+        None => Some(format!("it has no output \"{}\"", spec.name)),
+        Some(other) if other.dtype != spec.dtype => {
+            let (name, dtype) = (&spec.name, other.dtype);
+            Some(format!("its output \"{name}\" is {dtype} instead of {}", spec.dtype))
+        }
+        Some(_) => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use base::TensorSpec;
+
+    use super::*;
+
+    fn y(values: &[f32]) -> Vec<NamedTensor> {
+        vec![NamedTensor::new(
+            "y",
+            Tensor::from_vec([values.len()].as_slice(), values.to_vec()).unwrap(),
+        )]
+    }
+
+    fn difference(expected: &[f32], answered: &[f32]) -> Option<String> {
+        compare_answers(&y(expected), &y(answered), 1e-3).map(|difference| difference.to_string())
+    }
+
+    #[test]
+    fn floats_have_a_tolerance() {
+        let nan = f32::NAN;
+        assert_eq!(difference(&[1.0, nan, 2000.0], &[1.0009, nan, 2001.0]), None);
+        let message = difference(&[0.0, 0.5], &[0.0, 0.75]).unwrap();
+        assert_eq!(message, "output \"y\" element 1 is 0.75 instead of 0.5");
+        assert!(difference(&[1.0], &[nan]).is_some());
+        assert!(difference(&[f32::INFINITY], &[1.0]).is_some());
+        assert!(difference(&[1.0], &[1.0, 1.0]).unwrap().contains("instead of"));
+    }
+
+    #[test]
+    fn outputs_are_found_by_name() {
+        let both = [y(&[1.0]), vec![NamedTensor::new("z", y(&[2.0]).remove(0).tensor)]].concat();
+        assert_eq!(compare_answers(&y(&[1.0]), &both, 0.0), None);
+        assert!(compare_answers(&both, &y(&[1.0]), 0.0).is_some());
+    }
+
+    #[test]
+    fn other_types_are_identical() {
+        let words = |text: &'static str| {
+            let tensor = Tensor::from_strings([1usize].as_slice(), vec![text.into()]).unwrap();
+            vec![NamedTensor::new("y", tensor)]
+        };
+        assert_eq!(compare_answers(&words("a"), &words("a"), 1.0), None);
+        assert!(compare_answers(&words("a"), &words("b"), 1.0).is_some());
+        assert_eq!(numbers(&words("a")[0].tensor), None);
+        let integers = Tensor::from_vec([2usize].as_slice(), vec![-3i64, 4]).unwrap();
+        assert_eq!(numbers(&integers), Some(vec![-3.0, 4.0]));
+    }
+
+    #[test]
+    fn signatures_are_compared() {
+        let spec = |name: &str, dtype| TensorSpec {
+            name: name.into(),
+            dtype,
+            shape: None,
+            optional: false,
+        };
+        let (x, y) = (spec("x", DType::F32), spec("y", DType::F32));
+        let base = Signature { inputs: vec![x.clone()], outputs: vec![y.clone()] };
+        assert_eq!(differs(&base, &base), None);
+        let more = Signature { inputs: vec![x.clone(), spec("z", DType::F32)], ..base.clone() };
+        assert!(differs(&base, &more).unwrap().contains("needs another input"));
+        assert!(differs(&more, &base).unwrap().contains("no input \"z\""));
+        let other = Signature { inputs: vec![spec("x", DType::F64)], ..base.clone() };
+        assert!(differs(&base, &other).unwrap().contains("float64 instead of float32"));
+        let silent = Signature { outputs: vec![], ..base.clone() };
+        assert!(differs(&base, &silent).unwrap().contains("no output"));
+        assert_eq!(differs(&silent, &base), None);
+    }
+}

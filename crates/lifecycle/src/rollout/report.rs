@@ -1,0 +1,151 @@
+//! The public view of a model's rollouts.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::distribution::DistributionCounts;
+use super::measures::{ArmFigures, RolloutFigures, RolloutMeasures};
+use super::settings::{RolloutSettings, RolloutSplit};
+
+/// Most ended rollouts of a model that are kept.
+const HISTORY_MAX: usize = 16;
+
+/// State of a model's last rollout.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RolloutState {
+    /// There was none since the start.
+    #[default]
+    None,
+    /// The candidate gets requests or copies.
+    Running,
+    /// The candidate became the stable version.
+    Promoted,
+    /// The candidate was withdrawn.
+    RolledBack,
+}
+
+impl RolloutState {
+    /// Returns the name in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            RolloutState::None => "none",
+            RolloutState::Running => "running",
+            RolloutState::Promoted => "promoted",
+            RolloutState::RolledBack => "rolled_back",
+        }
+    }
+}
+
+/// An ended rollout.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RolloutHistory {
+    /// The stable version; `None` if there was none.
+    pub stable: Option<u64>,
+    /// The candidate.
+    pub candidate: u64,
+    /// State in which it ended.
+    pub state: RolloutState,
+    /// Why it ended.
+    pub reason: String,
+    /// Requests that the candidate answered or failed.
+    pub requests: u64,
+    /// Requests that it failed.
+    pub errors: u64,
+    /// When it ended.
+    pub at: SystemTime,
+}
+
+/// A model's rollouts as the `lifecycle` thread publishes them.
+#[derive(Clone, Default)]
+pub(crate) struct RolloutRecord {
+    pub(crate) state: RolloutState,
+    pub(crate) stable: Option<u64>,
+    pub(crate) candidate: Option<u64>,
+    pub(crate) settings: Option<RolloutSettings>,
+    /// Counts of the running rollout, or of the last one.
+    pub(crate) measures: Option<Arc<RolloutMeasures>>,
+    pub(crate) reason: Option<String>,
+    pub(crate) history: VecDeque<RolloutHistory>,
+}
+
+/// A model's rollouts at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct RolloutReport {
+    /// State of the last rollout.
+    pub state: RolloutState,
+    /// Version of requests that name none.
+    pub stable: Option<u64>,
+    /// The new version, or the last one.
+    pub candidate: Option<u64>,
+    /// Share of requests that go to the candidate.
+    pub traffic: f64,
+    /// Share of requests of which the candidate gets a copy.
+    pub shadow: f64,
+    /// Figures of the stable version.
+    pub of_stable: ArmFigures,
+    /// Figures of the candidate.
+    pub of_candidate: ArmFigures,
+    /// Requests of the candidate that stable answered, because the candidate is slower and had its
+    /// maximum of requests in flight.
+    pub overflowed: u64,
+    /// Share of copies whose answer differs, or the largest distance of the distributions of
+    /// outputs; `None` if neither is known.
+    pub drift: Option<f64>,
+    /// Why the last rollout ended.
+    pub reason: Option<String>,
+    /// Ended rollouts, the last one first.
+    pub history: Vec<RolloutHistory>,
+}
+
+impl RolloutRecord {
+    /// Adds an ended rollout.
+    pub(crate) fn end(&mut self, ended: RolloutHistory) {
+        self.state = ended.state;
+        self.reason = Some(ended.reason.clone());
+        self.history.push_front(ended);
+        self.history.truncate(HISTORY_MAX);
+    }
+
+    /// Returns the figures of the running rollout, or of the last one.
+    pub(crate) fn figures(&self) -> RolloutFigures {
+        self.measures.as_ref().map(|measures| measures.read()).unwrap_or_default()
+    }
+
+    pub(crate) fn report(&self) -> RolloutReport {
+        let figures = self.figures();
+        let running = self.settings.as_ref().filter(|_| self.state == RolloutState::Running);
+        let split = running.map(|settings| settings.split);
+        RolloutReport {
+            state: self.state,
+            stable: self.stable,
+            candidate: self.candidate,
+            traffic: match split {
+                Some(RolloutSplit::Traffic(share)) => share,
+                _ => 0.0,
+            },
+            shadow: match split {
+                Some(RolloutSplit::Shadow(share)) => share,
+                _ => 0.0,
+            },
+            drift: self.drift(&figures),
+            overflowed: figures.overflowed,
+            of_stable: figures.stable,
+            of_candidate: figures.candidate,
+            reason: self.reason.clone(),
+            history: self.history.iter().cloned().collect(),
+        }
+    }
+
+    fn drift(&self, figures: &RolloutFigures) -> Option<f64> {
+        match self.settings.as_ref()?.split {
+            RolloutSplit::Shadow(_) => {
+                let answered = figures.candidate.answered();
+                (answered > 0).then(|| figures.differing as f64 / answered as f64)
+            }
+            RolloutSplit::Traffic(_) => {
+                figures.outputs.as_ref().and_then(DistributionCounts::distance)
+            }
+        }
+    }
+}

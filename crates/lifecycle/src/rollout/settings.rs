@@ -1,0 +1,365 @@
+//! The section `[rollout]` of settings files.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use base::units;
+use serde::Deserialize;
+
+use crate::Transition;
+
+/// Largest difference of two floats of the same answer, unless configured.
+const TOLERANCE: f64 = 1e-3;
+/// Requests of the candidate after which it is promoted, unless configured.
+const PROMOTE_REQUESTS: u64 = 2000;
+/// Share of failed requests that a candidate may have more than stable, unless configured.
+const ERRORS: f64 = 0.001;
+/// Times of stable's p99 that a candidate's p99 may reach, unless configured.
+const LATENCY: f64 = 1.2;
+/// Requests of the candidate before its latency is judged, unless configured.
+const LATENCY_SAMPLES: u64 = 200;
+
+/// A `[rollout]` section. Absent keys keep the values of the settings below it.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct RolloutFile {
+    /// Share of requests that a new version gets.
+    pub traffic: Option<f64>,
+    /// Share of requests of which a new version gets a copy.
+    pub shadow: Option<f64>,
+    /// File with requests and answers, in the model's directory.
+    pub golden: Option<PathBuf>,
+    /// Largest difference of equal floats, relative to the larger of 1 and the expected one.
+    pub tolerance: Option<f64>,
+    /// End of a rollout: "requests:N", "time:SPAN" or "hand".
+    pub promote: Option<Promotion>,
+    /// Limits of a rollout.
+    pub rollback: RollbackFile,
+}
+
+/// Limits beyond which a version is withdrawn. "off" is no limit.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct RollbackFile {
+    /// Failed requests above stable's share.
+    pub errors: Option<LimitText>,
+    /// Ratio of the p99 latencies.
+    pub latency: Option<LimitText>,
+    /// Requests before the latency is judged.
+    pub latency_samples: Option<u64>,
+    /// Share of different answers, or distance of the distributions of outputs.
+    pub drift: Option<LimitText>,
+}
+
+/// End of a rollout that reached no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub enum Promotion {
+    /// After this many requests of the candidate.
+    Requests(u64),
+    /// After this time.
+    Time(Duration),
+    /// When an administrator asks.
+    Hand,
+}
+
+impl TryFrom<String> for Promotion {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Promotion, String> {
+        let wrong = || {
+            format!(
+                "\"{text}\" does not end a rollout; use \"requests:2000\", \"time:10m\" or \"hand\""
+            )
+        };
+        let (word, value) = text.split_once(':').unwrap_or((&text, ""));
+        match word {
+            "hand" if value.is_empty() => Ok(Promotion::Hand),
+            "requests" => value
+                .parse()
+                .ok()
+                .filter(|&count| count > 0)
+                .map(Promotion::Requests)
+                .ok_or_else(wrong),
+            "time" => units::parse_duration(value).map(Promotion::Time).map_err(|_| wrong()),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+/// A number, or "off".
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "toml::Value")]
+pub enum LimitText {
+    /// The limit.
+    At(f64),
+    /// No limit.
+    Off,
+}
+
+impl LimitText {
+    fn limit(self) -> Option<f64> {
+        match self {
+            LimitText::At(limit) => Some(limit),
+            LimitText::Off => None,
+        }
+    }
+}
+
+impl TryFrom<toml::Value> for LimitText {
+    type Error = String;
+
+    fn try_from(value: toml::Value) -> Result<LimitText, String> {
+        match value {
+            toml::Value::Float(limit) => Ok(LimitText::At(limit)),
+            toml::Value::Integer(limit) => Ok(LimitText::At(limit as f64)),
+            toml::Value::String(text) if text == "off" => Ok(LimitText::Off),
+            other => Err(format!("{other} is no limit; use a number or \"off\"")),
+        }
+    }
+}
+
+/// Requests that a candidate gets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum RolloutSplit {
+    /// This share of the requests.
+    Traffic(f64),
+    /// Copies of this share.
+    Shadow(f64),
+}
+
+/// Limits of a rollout; `None` is not judged.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RollbackLimits {
+    pub(crate) errors: Option<f64>,
+    pub(crate) latency: Option<f64>,
+    pub(crate) latency_samples: u64,
+    pub(crate) drift: Option<f64>,
+}
+
+/// Settings of a rollout.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RolloutSettings {
+    pub(crate) split: RolloutSplit,
+    pub(crate) tolerance: f64,
+    pub(crate) promote: Promotion,
+    pub(crate) limits: RollbackLimits,
+}
+
+/// Start of a rollout by hand.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RolloutStart {
+    /// The candidate; `None` is the running rollout's.
+    pub version: Option<u64>,
+    /// Share of requests.
+    pub traffic: Option<f64>,
+    /// Share of copies.
+    pub shadow: Option<f64>,
+}
+
+impl RolloutStart {
+    /// Returns the requests that the candidate gets; `None` if the request names none.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a share that is out of range, or for both.
+    pub(crate) fn split(&self) -> base::Result<Option<RolloutSplit>> {
+        split(self.traffic, self.shadow).map_err(base::Error::invalid)
+    }
+}
+
+fn split(traffic: Option<f64>, shadow: Option<f64>) -> Result<Option<RolloutSplit>, String> {
+    for (key, share) in [("traffic", traffic), ("shadow", shadow)] {
+        if share.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
+            return Err(format!("{key} must be 0 to 1, the share of the requests"));
+        }
+    }
+    let above = |share: &f64| *share > 0.0;
+    match (traffic.filter(above), shadow.filter(above)) {
+        (Some(_), Some(_)) => Err("set traffic or shadow, not both".into()),
+        (Some(share), None) => Ok(Some(RolloutSplit::Traffic(share))),
+        (None, Some(share)) => Ok(Some(RolloutSplit::Shadow(share))),
+        (None, None) => Ok(None),
+    }
+}
+
+impl RolloutFile {
+    /// Returns the settings with those of `base` for absent keys. A section that chooses traffic or
+    /// shadow drops the other one, and what only the other one uses.
+    pub fn over(&self, base: &RolloutFile) -> RolloutFile {
+        let mut base = base.clone();
+        if self.traffic.is_some() {
+            base.shadow = None;
+            base.tolerance.take_if(|_| self.golden.is_none() && base.golden.is_none());
+        }
+        if self.shadow.is_some() {
+            base.traffic = None;
+            base.rollback.latency = None;
+            base.rollback.latency_samples = None;
+        }
+        RolloutFile {
+            traffic: self.traffic.or(base.traffic),
+            shadow: self.shadow.or(base.shadow),
+            golden: self.golden.clone().or(base.golden),
+            tolerance: self.tolerance.or(base.tolerance),
+            promote: self.promote.or(base.promote),
+            rollback: RollbackFile {
+                errors: self.rollback.errors.or(base.rollback.errors),
+                latency: self.rollback.latency.or(base.rollback.latency),
+                latency_samples: self.rollback.latency_samples.or(base.rollback.latency_samples),
+                drift: self.rollback.drift.or(base.rollback.drift),
+            },
+        }
+    }
+
+    /// Checks values, and that each has an effect.
+    ///
+    /// # Errors
+    /// A message that names the key and the remedy.
+    pub fn check(&self, transition: Transition) -> Result<(), String> {
+        let split = split(self.traffic, self.shadow)?;
+        if split.is_some() && transition == Transition::ResourcePreserving {
+            return Err("a rollout needs both versions in memory; \
+                 set transition = \"availability-preserving\", or traffic and shadow to 0"
+                .into());
+        }
+        let RollbackFile { errors, latency, latency_samples, drift } = &self.rollback;
+        let number = |limit: &Option<LimitText>| limit.and_then(LimitText::limit);
+        if number(errors).is_some_and(|limit| !(0.0..1.0).contains(&limit)) {
+            return Err("rollback.errors must be 0 to below 1".into());
+        }
+        if number(latency).is_some_and(|limit| !(limit >= 1.0 && limit.is_finite())) {
+            return Err(
+                "rollback.latency must be at least 1, the ratio of the p99 latencies".into()
+            );
+        }
+        if number(drift).is_some_and(|limit| !(0.0..1.0).contains(&limit)) {
+            return Err("rollback.drift must be 0 to below 1".into());
+        }
+        if self.tolerance.is_some_and(|tolerance| !(tolerance >= 0.0 && tolerance.is_finite())) {
+            return Err("tolerance must be 0 or above".into());
+        }
+        let shadows = matches!(split, Some(RolloutSplit::Shadow(_)));
+        if shadows && (number(latency).is_some() || latency_samples.is_some()) {
+            return Err("rollback.latency has no effect with shadow, whose copies run at idle \
+                 priority; leave it out, or use traffic"
+                .into());
+        }
+        if *latency == Some(LimitText::Off) && latency_samples.is_some() {
+            return Err("rollback.latency-samples has no effect without latency".into());
+        }
+        if matches!(split, Some(RolloutSplit::Traffic(_)))
+            && self.tolerance.is_some()
+            && self.golden.is_none()
+        {
+            return Err(
+                "tolerance has no effect with traffic and without golden; leave it out".into()
+            );
+        }
+        Ok(())
+    }
+
+    /// Returns the settings of a rollout that gives the candidate `split`.
+    pub(crate) fn with_split(&self, split: RolloutSplit) -> RolloutSettings {
+        let RollbackFile { errors, latency, latency_samples, drift } = self.rollback;
+        let shadows = matches!(split, RolloutSplit::Shadow(_));
+        RolloutSettings {
+            split,
+            tolerance: self.tolerance(),
+            promote: self.promote.unwrap_or(Promotion::Requests(PROMOTE_REQUESTS)),
+            limits: RollbackLimits {
+                errors: errors.unwrap_or(LimitText::At(ERRORS)).limit(),
+                latency: latency.unwrap_or(LimitText::At(LATENCY)).limit().filter(|_| !shadows),
+                latency_samples: latency_samples.unwrap_or(LATENCY_SAMPLES),
+                drift: drift.and_then(LimitText::limit),
+            },
+        }
+    }
+
+    /// Returns the settings of the rollouts of new versions; `None` if they get all requests at
+    /// once.
+    pub(crate) fn automatic(&self) -> Option<RolloutSettings> {
+        let split = split(self.traffic, self.shadow).ok()??;
+        Some(self.with_split(split))
+    }
+
+    /// Returns the largest difference of equal floats.
+    pub(crate) fn tolerance(&self) -> f64 {
+        self.tolerance.unwrap_or(TOLERANCE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str) -> RolloutFile {
+        toml::from_str(text).unwrap()
+    }
+
+    fn refusal(text: &str) -> String {
+        match toml::from_str::<RolloutFile>(text) {
+            Ok(file) => file.check(Transition::default()).unwrap_err(),
+            Err(error) => error.message().to_owned(),
+        }
+    }
+
+    #[test]
+    fn every_key_is_used() {
+        let settings = file(
+            "traffic = 0.1\npromote = \"time:10m\"\n\
+             rollback = { errors = 0.5, latency = 2, latency-samples = 9, drift = 0.25 }",
+        )
+        .automatic()
+        .unwrap();
+        assert_eq!(settings.split, RolloutSplit::Traffic(0.1));
+        assert_eq!(settings.promote, Promotion::Time(Duration::from_secs(600)));
+        let limits = RollbackLimits {
+            errors: Some(0.5),
+            latency: Some(2.0),
+            latency_samples: 9,
+            drift: Some(0.25),
+        };
+        assert_eq!(settings.limits, limits);
+        assert_eq!(file("promote = \"hand\"").automatic(), None);
+        assert_eq!(file("promote = \"hand\"").promote, Some(Promotion::Hand));
+        let shadow = file("shadow = 0.2\nrollback = { errors = \"off\" }").automatic().unwrap();
+        assert_eq!((shadow.limits.errors, shadow.limits.latency), (None, None));
+        assert_eq!(shadow.promote, Promotion::Requests(2000));
+    }
+
+    #[test]
+    fn settings_without_effect_are_refused() {
+        for (text, reason) in [
+            ("traffic = 0.1\nshadow = 0.1", "not both"),
+            ("traffic = 1.5", "traffic must be 0 to 1"),
+            ("shadow = 0.2\nrollback = { latency = 1.5 }", "no effect with shadow"),
+            ("rollback = { latency = 0.5 }", "at least 1"),
+            ("rollback = { latency = \"off\", latency-samples = 3 }", "without latency"),
+            ("traffic = 0.1\ntolerance = 0.1", "without golden"),
+            ("tolerance = -1.0", "tolerance must be"),
+            ("promote = \"soon\"", "does not end a rollout"),
+            ("promote = \"requests:0\"", "does not end a rollout"),
+            ("rollback = { errors = \"none\" }", "a number or \"off\""),
+            ("rollback = { drift = 1.5 }", "rollback.drift"),
+            ("canary = 0.1", "unknown field"),
+        ] {
+            let message = refusal(text);
+            assert!(message.contains(reason), "{text}: {message}");
+        }
+        let both = file("traffic = 0.1").check(Transition::ResourcePreserving).unwrap_err();
+        assert!(both.contains("transition"), "{both}");
+        assert!(file("traffic = 0.0").check(Transition::ResourcePreserving).is_ok());
+    }
+
+    #[test]
+    fn a_choice_replaces_the_other_one() {
+        let base = file("shadow = 0.2\ntolerance = 0.1\npromote = \"hand\"");
+        let over = file("traffic = 0.1").over(&base);
+        assert_eq!(over, file("traffic = 0.1\npromote = \"hand\""));
+        let base = file("traffic = 0.2\nrollback = { latency = 2.0, errors = 0.1 }");
+        let over = file("shadow = 0.1").over(&base);
+        assert_eq!(over, file("shadow = 0.1\nrollback = { errors = 0.1 }"));
+        assert_eq!(file("").over(&base), base);
+        assert_eq!(file("traffic = 0.0").over(&base).automatic(), None);
+    }
+}

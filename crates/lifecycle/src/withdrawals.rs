@@ -1,0 +1,43 @@
+//! Withdrawn versions, in a file, so that a restart does not serve them.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::kept_state::KeptState;
+use crate::source::Fingerprint;
+
+/// Withdrawn versions by the directory of their model.
+pub(crate) struct Withdrawals(KeptState<Vec<WithdrawnVersion>>);
+
+/// One withdrawn version.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct WithdrawnVersion {
+    pub(crate) version: u64,
+    /// Fingerprint of its files, as text.
+    pub(crate) files: String,
+    pub(crate) reason: String,
+}
+
+impl Withdrawals {
+    pub(crate) fn open(file: Option<PathBuf>) -> Withdrawals {
+        Withdrawals(KeptState::open(file))
+    }
+
+    /// Returns why a version with these files was withdrawn, if it was.
+    pub(crate) fn reason(
+        &self,
+        model_dir: &Path,
+        version: u64,
+        files: Fingerprint,
+    ) -> Option<String> {
+        let files = files.to_string();
+        let same = |known: &&WithdrawnVersion| known.version == version && known.files == files;
+        Some(self.0.get(model_dir)?.iter().find(same)?.reason.clone())
+    }
+
+    /// Replaces the withdrawn versions of a model.
+    pub(crate) fn replace(&mut self, model_dir: &Path, withdrawn: Vec<WithdrawnVersion>) {
+        self.0.replace(model_dir, (!withdrawn.is_empty()).then_some(withdrawn));
+    }
+}

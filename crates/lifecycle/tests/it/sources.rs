@@ -1,0 +1,86 @@
+//! Directories that mirror other places.
+
+use std::collections::BTreeMap;
+
+use lifecycle::{ConfigSet, LifecycleState, ModelConfig, ModelRoot, SourceReport};
+
+use crate::world::{MIB, Setting, World, eventually};
+
+/// Starts a lifecycle whose root mirrors a store and is empty.
+fn mirrored() -> World {
+    let mut world = World::prepare(64 * MIB);
+    world.start(Setting {
+        change: |config| {
+            config.awaits_sources = true;
+            let root = ModelRoot::new(&config.roots[0].dir);
+            config.roots = vec![ModelRoot { store: Some("s3://b/models".into()), ..root }];
+        },
+        ..Setting::default()
+    });
+    world
+}
+
+#[test]
+fn the_first_load_waits_for_the_copies() {
+    let world = mirrored();
+    world.publish("m", 1);
+    world.until_ready("m", 1);
+    world.looks();
+    assert!(!world.lifecycle().settled(), "another version can be on its way");
+    world.publish("n", 1);
+    world.lifecycle().report_sources(SourceReport { complete: true, errors: BTreeMap::new() });
+    eventually("the first load is finished", || world.lifecycle().settled());
+    assert_eq!(world.state("n", 1), Some(LifecycleState::Ready), "it was part of the first load");
+}
+
+#[test]
+fn a_new_configuration_waits_for_its_copies() {
+    let world = mirrored();
+    world.lifecycle().report_sources(SourceReport { complete: true, errors: BTreeMap::new() });
+    let configure = |name: &str| {
+        let model = ModelConfig {
+            store: Some("s3://b/m".into()),
+            ..ModelConfig::new(name, world.model_dir(name))
+        };
+        std::fs::create_dir(world.model_dir(name)).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let set = ConfigSet { models: vec![model], roots: Vec::new() };
+        world.lifecycle().configure(set, Box::new(move |result| drop(sender.send(result))));
+        receiver
+    };
+    let applied = configure("m");
+    eventually("it is known", || world.status("m").is_some());
+    world.looks();
+    assert!(applied.try_recv().is_err(), "its version is on its way");
+    world.publish("m", 1);
+    assert_eq!(applied.recv().unwrap(), Ok(()));
+    let applied = configure("n");
+    eventually("it is known", || world.status("n").is_some());
+    let errors = [("n".into(), "no credentials".to_owned())].into();
+    world.lifecycle().report_sources(SourceReport { complete: true, errors });
+    let error = applied.recv().unwrap().unwrap_err();
+    assert!(error.message().contains("\"n\": no credentials"), "{error}");
+}
+
+#[test]
+fn problems_of_a_source_are_part_of_the_status() {
+    let world = mirrored();
+    // A model whose first version is on its way.
+    std::fs::create_dir(world.model_dir("m")).unwrap();
+    eventually("it is known", || world.status("m").is_some());
+    let report = |reason: &str| SourceReport {
+        complete: true,
+        errors: [("m".into(), reason.to_owned()), ("unknown".into(), "no".to_owned())].into(),
+    };
+    world.lifecycle().report_sources(report("no credentials"));
+    let error = || world.status("m").unwrap().error;
+    eventually("the reason shows", || error().as_deref() == Some("no credentials"));
+    assert_eq!(world.status("m").unwrap().failure().as_deref(), Some("no credentials"));
+    assert!(world.status("unknown").is_none());
+    world.publish("m", 1);
+    world.until_ready("m", 1);
+    assert_eq!(error().as_deref(), Some("no credentials"), "it stays until it is withdrawn");
+    assert_eq!(world.status("m").unwrap().failure(), None, "a copy serves");
+    world.lifecycle().report_sources(SourceReport { complete: true, errors: BTreeMap::new() });
+    eventually("the reason goes", || error().is_none());
+}
