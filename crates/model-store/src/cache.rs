@@ -199,6 +199,49 @@ impl StoreCache {
         let _ = std::fs::remove_dir_all(self.model_dir(model));
     }
 
+    /// Makes the directory of a model, so that its state is visible before its first version.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub(crate) fn make_model(&self, model: &str) -> Result<()> {
+        let dir = self.model_dir(model);
+        os::private::create_dir_all(&dir).map_err(|error| Error::io(&dir, &error))
+    }
+
+    /// Removes all versions that were fetched in part.
+    pub(crate) fn clear_staging(&self) {
+        for model in names_in(&self.root.join("staging")) {
+            let _ = std::fs::remove_dir_all(self.root.join("staging").join(model));
+        }
+    }
+
+    /// Removes a version that was fetched in part, and its journal.
+    pub(crate) fn remove_staging(&self, model: &str, version: u64) {
+        let staging = self.staging(model, version);
+        let _ = std::fs::remove_file(staging.with_extension("journal"));
+        let _ = std::fs::remove_dir_all(staging);
+    }
+
+    /// Returns the bytes on disk of a version that was fetched in part.
+    pub(crate) fn staged_bytes(&self, model: &str, version: u64) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        let dir = self.staging(model, version);
+        let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
+        // Blocks have 512 bytes here. The files are sparse.
+        files.filter_map(|file| file.metadata().ok()).map(|meta| meta.blocks() * 512).sum()
+    }
+
+    /// Returns the bytes that are free on the disk for this user; `None` if it is not known.
+    pub(crate) fn free_bytes(&self) -> Option<u64> {
+        let disk = rustix::fs::statvfs(&self.root).ok()?;
+        Some(disk.f_bavail * disk.f_frsize)
+    }
+
+    /// Returns the directory of the whole cache.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
     /// Returns the names of the copied models.
     pub(crate) fn models(&self) -> Vec<String> {
         names_in(&self.root.join("models"))

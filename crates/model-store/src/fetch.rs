@@ -34,8 +34,9 @@ const TRIES: u32 = 4;
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// Longest time of one part.
 const PART_TIMEOUT: Duration = Duration::from_secs(120);
-/// Bytes written between two syncs, so that the kernel never has a long queue to write.
-const SYNC_BYTES: u64 = 64 << 20;
+/// Bytes written between two syncs, so that the kernel never has a long queue to write, and a kill
+/// loses little.
+const SYNC_BYTES: u64 = 16 << 20;
 /// Bytes that are copied or hashed at once.
 const BLOCK_BYTES: usize = 1 << 20;
 
@@ -221,7 +222,7 @@ impl VersionFetch<'_> {
         }
         self.ranges(file, local, std::slice::from_ref(&whole), journal, bytes).await?;
         match hash {
-            Some(hash) if hash_of(local, whole).is_none_or(|found| found != hash) => {
+            Some(hash) if hash_of(local, whole).await.is_none_or(|found| found != hash) => {
                 Err(self.damaged(&format!("{} does not have the hash of the manifest", file.path)))
             }
             _ => Ok(()),
@@ -251,17 +252,16 @@ impl VersionFetch<'_> {
             }
         }
         self.ranges(file, local, &ranges_of(&missing), journal, bytes).await?;
-        let damaged = missing.iter().find(|tensor| {
+        for tensor in missing {
             let range = tensor.offset..tensor.offset + tensor.bytes;
-            hash_of(local, range).is_none_or(|found| found != tensor.blake3)
-        });
-        match damaged {
-            Some(tensor) => Err(self.damaged(&format!(
-                "tensor \"{}\" does not have the hash of the manifest",
-                tensor.name
-            ))),
-            None => Ok(()),
+            if hash_of(local, range).await.is_none_or(|found| found != tensor.blake3) {
+                return Err(self.damaged(&format!(
+                    "tensor \"{}\" does not have the hash of the manifest",
+                    tensor.name
+                )));
+            }
         }
+        Ok(())
     }
 
     /// Copies bytes from a cached version. Returns false if they do not have `hash`.
@@ -273,6 +273,8 @@ impl VersionFetch<'_> {
         while at < range.end {
             let block = &mut block[..(range.end - at).min(BLOCK_BYTES as u64) as usize];
             tokio::time::sleep_until(self.pacer.reserve(block.len() as u64).into()).await;
+            // Without a pause in the work, a stop of the server would wait for its end.
+            tokio::task::yield_now().await;
             let read = source.read_exact_at(block, from.offset + (at - range.start));
             if read.and_then(|()| to.write_all_at(block, at)).is_err() {
                 return false;
@@ -442,12 +444,13 @@ fn create(path: &Path, bytes: u64) -> Result<File> {
 }
 
 /// Returns the hash of a range of a file in hexadecimal; `None` if it cannot be read.
-fn hash_of(file: &File, range: Range<u64>) -> Option<String> {
+async fn hash_of(file: &File, range: Range<u64>) -> Option<String> {
     let mut hasher = blake3::Hasher::new();
     let mut block = vec![0; BLOCK_BYTES];
     let mut at = range.start;
     while at < range.end {
         let block = &mut block[..(range.end - at).min(BLOCK_BYTES as u64) as usize];
+        tokio::task::yield_now().await;
         file.read_exact_at(block, at).ok()?;
         hasher.update(block);
         at += block.len() as u64;

@@ -10,6 +10,7 @@
 //! changed for a while. Only tensors that no cached version has are fetched.
 
 mod cache;
+mod diff;
 mod fetch;
 mod listing;
 mod mirror;
@@ -18,6 +19,11 @@ mod plan;
 mod upload;
 
 pub use cache::watched_dir;
-pub use mirror::{InUse, MirrorConfig, MirrorThread, Sources, StoreMirror, StoreSource};
-pub use place::{StorePlace, is_url};
+pub use diff::{ManifestDiff, TensorChange};
+pub use mirror::{
+    FirstCopy, InUse, ListingRequests, MirrorConfig, MirrorHooks, MirrorThread, Sources,
+    StoreMirror, StoreSource,
+};
+pub use place::{PlaceContent, StorePlace, StoredManifest, block_on, is_url};
+pub use plan::FetchEstimate;
 pub use upload::{UploadProgress, upload};

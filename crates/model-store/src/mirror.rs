@@ -1,10 +1,14 @@
 //! Keeps local copies of stores in step with them.
 //!
 //! Each store has its own pace: a listing every poll while something changes, then half as often at
-//! each step down to one a minute. A failure is logged and tried again at the same pace; the copies
-//! go on serving.
+//! each step down to one a minute, and at once if [`ListingRequests`] ask. A failure is logged and
+//! tried again at the same pace; the copies go on serving.
 
+mod first_copy;
 mod follower;
+mod listing_requests;
+mod pace;
+mod room;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,30 +16,35 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use base::{Error, ErrorKind, Result};
-use lifecycle::VersionPolicy;
+use base::{Error, Result};
+use lifecycle::{SourceReport, VersionPolicy};
 use metrics::{KindLabels, StoreMetrics};
 use os::{Pacer, Rate};
 use tokio::sync::watch;
 
 use crate::place::{StorePlace, block_on};
+pub use first_copy::FirstCopy;
 use follower::{Follower, Poll};
+use listing_requests::ListingQueue;
+pub use listing_requests::ListingRequests;
 
-/// Longest time between two listings.
-pub(crate) const POLL_MAX: Duration = Duration::from_secs(60);
 /// Time between two looks at the configuration.
 const CONFIG_POLL: Duration = Duration::from_secs(1);
-/// Failures after which the first sync goes on with what it has, or fails if it has no listing.
-const FAILURES_MAX: u32 = 3;
-/// Shortest time between two tries of the first sync.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// Time beyond [`MirrorConfig::settle`] for versions that change during the first sync.
-const SETTLE_SLACK: Duration = Duration::from_secs(5);
 
 /// Says whether a version of a model is in use: its files must stay.
 pub type InUse = Box<dyn Fn(&str, u64) -> bool + Send>;
 /// Returns the stores to follow.
 pub type Sources = Box<dyn Fn() -> Vec<StoreSource> + Send>;
+
+/// Connections of a mirror with the server.
+pub struct MirrorHooks {
+    /// Stores to follow.
+    pub sources: Sources,
+    /// Versions whose files must stay.
+    pub in_use: InUse,
+    /// Takes the state of the copies when it changes.
+    pub report: Box<dyn Fn(SourceReport) + Send>,
+}
 
 /// A store to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +82,12 @@ pub struct StoreMirror {
     followers: Vec<Follower>,
     pacer: Pacer,
     metrics: StoreMetrics,
-    in_use: InUse,
+    hooks: MirrorHooks,
+    first_copy: watch::Sender<FirstCopy>,
+    requests: ListingRequests,
+    queue: ListingQueue,
+    /// The last report, which is not repeated.
+    reported: SourceReport,
     /// Directories of stores that could not be opened.
     unopened: BTreeSet<PathBuf>,
 }
@@ -107,62 +121,29 @@ impl StoreMirror {
         let followers = places
             .into_iter()
             .map(|(source, place)| Follower::open(source, place, config.poll))
-            .collect::<Result<_>>()?;
+            .collect::<Result<Vec<_>>>()?;
+        let first_copy = match followers.iter().find(|follower| !follower.cache.is_synced()) {
+            Some(follower) => FirstCopy::Running(follower.label()),
+            None => FirstCopy::Done,
+        };
+        let (requests, queue) = ListingRequests::new();
         let rate = if config.rate == 0 { Rate::unlimited() } else { Rate::per_second(config.rate) };
         Ok(StoreMirror {
             config,
             followers,
             pacer: Pacer::new(rate),
             metrics: StoreMetrics::default(),
-            in_use: Box::new(|_, _| false),
+            hooks: MirrorHooks {
+                sources: Box::new(Vec::new),
+                in_use: Box::new(|_, _| false),
+                report: Box::new(|_| {}),
+            },
+            first_copy: watch::Sender::new(first_copy),
+            requests,
+            queue,
+            reported: SourceReport::default(),
             unopened: BTreeSet::new(),
         })
-    }
-
-    /// Returns true if a store has never been copied as a whole.
-    pub fn needs_first_sync(&self) -> bool {
-        self.followers.iter().any(|follower| !follower.cache.is_synced())
-    }
-
-    /// Copies the stores that have never been copied, and waits for it. A model that cannot be
-    /// copied is logged and left out.
-    ///
-    /// # Errors
-    /// Returns the store's error if it cannot be listed.
-    pub fn first_sync(&mut self) -> Result<()> {
-        block_on(async {
-            for at in 0..self.followers.len() {
-                if !self.followers[at].cache.is_synced() {
-                    self.first_sync_of(at).await?;
-                }
-            }
-            Ok(())
-        })
-    }
-
-    async fn first_sync_of(&mut self, at: usize) -> Result<()> {
-        let shown = self.followers[at].place.shown().to_owned();
-        tracing::info!(store = shown, "copying its models before the first start");
-        let until = Instant::now() + self.config.settle + SETTLE_SLACK;
-        let mut failures = 0;
-        loop {
-            match self.sync(at).await {
-                Ok(Poll { pending: false, .. }) => return Ok(()),
-                Ok(Poll { failed, .. }) => failures += u32::from(failed),
-                Err(error) => {
-                    failures += 1;
-                    if error.kind() != ErrorKind::Unavailable || failures == FAILURES_MAX {
-                        return Err(error);
-                    }
-                    tracing::warn!(store = shown, %error, "the store cannot be listed");
-                }
-            }
-            // The thread that follows the store copies the rest.
-            if failures == FAILURES_MAX || (failures == 0 && Instant::now() > until) {
-                return Ok(());
-            }
-            tokio::time::sleep(self.config.poll.max(FIRST_PAUSE)).await;
-        }
     }
 
     /// Looks at every store once, whether it is due or not. For tests.
@@ -177,31 +158,31 @@ impl StoreMirror {
         Ok(!pending)
     }
 
+    /// Returns the requests for listings, which [`StoreMirror::follow`] answers.
+    pub fn listing_requests(&self) -> ListingRequests {
+        self.requests.clone()
+    }
+
     /// Returns the metrics.
     pub fn metrics(&self) -> &StoreMetrics {
         &self.metrics
     }
 
-    /// Starts the thread `store`, which follows the stores that `sources` returns. Versions for
-    /// which `in_use` is true stay. Adds the metrics so far to `metrics` and continues there.
+    /// Starts the thread `store`. It makes the first copies, then follows the stores of `hooks`.
+    /// Adds the metrics so far to `metrics` and continues there.
     ///
     /// # Errors
     /// `ResourceExhausted` if the thread cannot be started.
-    pub fn follow(
-        mut self,
-        sources: Sources,
-        in_use: InUse,
-        metrics: StoreMetrics,
-    ) -> Result<MirrorThread> {
+    pub fn follow(mut self, hooks: MirrorHooks, metrics: StoreMetrics) -> Result<MirrorThread> {
         for follower in &self.followers {
             self.metrics.add_to(&metrics, &follower.label());
         }
         self.metrics = metrics;
-        self.in_use = in_use;
+        self.hooks = hooks;
         let (stop, stopped) = watch::channel(false);
         let work = move || {
             os::thread::enter_low_priority("fetching models");
-            if let Err(error) = block_on(self.run(&sources, stopped)) {
+            if let Err(error) = block_on(self.run(stopped)) {
                 tracing::error!(%error, "models in object stores are not followed any more");
             }
         };
@@ -211,29 +192,47 @@ impl StoreMirror {
         Ok(MirrorThread { stop, thread: Mutex::new(Some(thread)) })
     }
 
-    async fn run(mut self, sources: &Sources, mut stopped: watch::Receiver<bool>) -> Result<()> {
+    async fn run(mut self, mut stopped: watch::Receiver<bool>) -> Result<()> {
         let work = async {
+            self.copy_first().await?;
             loop {
-                self.set_sources(sources());
+                self.set_sources((self.hooks.sources)());
+                let request = self.queue.open();
                 let now = Instant::now();
                 for at in 0..self.followers.len() {
-                    if self.followers[at].next <= now
-                        && let Err(error) = self.sync(at).await
-                    {
-                        self.followers[at].report(&error);
+                    if request.is_some() || self.followers[at].next <= now {
+                        // The follower has reported the error.
+                        let _ = self.sync(at).await;
                     }
+                }
+                if let Some(number) = request {
+                    self.queue.answer(number);
+                    continue;
                 }
                 let next = self.followers.iter().map(|follower| follower.next).min();
                 let now = Instant::now();
                 let pause = next.map_or(CONFIG_POLL, |next| next.saturating_duration_since(now));
-                tokio::time::sleep(pause.min(CONFIG_POLL)).await;
+                self.queue.wait(pause.min(CONFIG_POLL)).await;
             }
         };
         tokio::select! {
-            () = work => {}
-            _ = stopped.wait_for(|stop| *stop) => {}
+            result = work => result,
+            _ = stopped.wait_for(|stop| *stop) => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Reports the state of the copies if it has changed.
+    fn report(&mut self) {
+        let mut errors = BTreeMap::new();
+        for follower in &self.followers {
+            errors.extend(follower.errors());
+        }
+        let complete = matches!(*self.first_copy.borrow(), FirstCopy::Done);
+        let report = SourceReport { complete, errors };
+        if report != self.reported {
+            self.reported = report.clone();
+            (self.hooks.report)(report);
+        }
     }
 
     /// Follows `sources` from now on. One that cannot be opened is logged and tried again.
@@ -272,7 +271,7 @@ impl StoreMirror {
             config: &self.config,
             pacer: &self.pacer,
             metrics: &self.metrics,
-            in_use: &self.in_use,
+            in_use: &self.hooks.in_use,
             bytes_max: self.config.bytes_max.saturating_sub(used),
         };
         let result = self.followers[at].poll(&context).await;
@@ -282,6 +281,7 @@ impl StoreMirror {
         };
         level("used", used + self.followers[at].bytes());
         level("max", self.config.bytes_max);
+        self.report();
         result
     }
 }

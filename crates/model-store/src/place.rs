@@ -1,5 +1,6 @@
 //! A directory in an object store, opened from its URL, and the errors of stores with remedies.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,8 @@ use engine::layout::{LayoutManifest, MANIFEST_BYTES_MAX, MANIFEST_NAME};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use tokio_stream::StreamExt;
+
+use crate::listing::group;
 
 /// Longest time of a listing.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -37,6 +40,24 @@ pub struct StorePlace {
     shown: Arc<str>,
     /// Remedy if the store refuses or does not answer.
     remedy: &'static str,
+}
+
+/// Objects below a directory in a store, as versions of a model and as models of a root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlaceContent {
+    /// Version numbers, complete or not, if the directory is a model.
+    pub versions: BTreeSet<u64>,
+    /// Names of models, if the directory is a root.
+    pub models: BTreeSet<String>,
+}
+
+/// The manifest of a published version in a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredManifest {
+    /// Checked content.
+    pub layout: LayoutManifest,
+    /// Length of its text.
+    pub bytes: u64,
 }
 
 impl StorePlace {
@@ -97,8 +118,13 @@ impl StorePlace {
         &self.shown
     }
 
+    /// Returns the store.
+    pub fn objects(&self) -> &Arc<dyn ObjectStore> {
+        &self.objects
+    }
+
     /// Returns the key of `name` below this directory. `name` may have several levels.
-    pub(crate) fn key(&self, name: &str) -> Path {
+    pub fn key(&self, name: &str) -> Path {
         let parts = self.prefix.parts().map(|part| part.as_ref().to_owned());
         let whole: Vec<String> = parts.chain(name.split('/').map(str::to_owned)).collect();
         whole.iter().map(String::as_str).collect()
@@ -108,7 +134,7 @@ impl StorePlace {
     ///
     /// # Errors
     /// Returns the store's error, with a remedy.
-    pub(crate) async fn list(&self) -> Result<Vec<ObjectMeta>> {
+    pub async fn list(&self) -> Result<Vec<ObjectMeta>> {
         let prefix = (!self.prefix.as_ref().is_empty()).then_some(&self.prefix);
         let all = async {
             let mut objects = self.objects.list(prefix);
@@ -128,11 +154,26 @@ impl StorePlace {
         })
     }
 
+    /// Lists the versions and the models below this directory. Blocks the thread.
+    ///
+    /// # Errors
+    /// Returns the store's error, with a remedy.
+    pub fn content(&self) -> Result<PlaceContent> {
+        let objects = block_on(self.list())?;
+        let versions = |(_, model): (_, crate::listing::RemoteModel)| model.versions.into_keys();
+        let as_model = group(&objects, &self.prefix, Some("")).models;
+        let as_root = group(&objects, &self.prefix, None).models;
+        Ok(PlaceContent {
+            versions: as_model.into_iter().flat_map(versions).collect(),
+            models: as_root.into_keys().collect(),
+        })
+    }
+
     /// Reads the manifest of this directory, which is a published version. Blocks the thread.
     ///
     /// # Errors
     /// `NotFound` without a manifest; otherwise those of the store and of the manifest.
-    pub fn manifest(&self) -> Result<LayoutManifest> {
+    pub fn manifest(&self) -> Result<StoredManifest> {
         block_on(async {
             let key = self.key(MANIFEST_NAME);
             let got = self.objects.get(&key).await.map_err(|error| match error {
@@ -149,25 +190,28 @@ impl StorePlace {
                 )));
             }
             let bytes = got.bytes().await.map_err(|error| self.failed(&error))?;
-            LayoutManifest::parse(&bytes).map_err(|error| error.context(&self.shown))
+            let layout =
+                LayoutManifest::parse(&bytes).map_err(|error| error.context(&self.shown))?;
+            Ok(StoredManifest { layout, bytes: bytes.len() as u64 })
         })
     }
 
     /// Converts an error of the store, and adds a remedy.
-    pub(crate) fn failed(&self, error: &object_store::Error) -> Error {
+    pub fn failed(&self, error: &object_store::Error) -> Error {
         use object_store::Error as StoreError;
-        let text = error.to_string();
-        // The addresses of the services that give a machine's role.
-        let no_role = text.contains("169.254.169.254") || text.contains("metadata.google.internal");
+        let cause = cause(error);
+        let missing =
+            (ErrorKind::NotFound, "check bucket, path and region in the URL and the environment");
         let (kind, remedy) = match error {
-            StoreError::NotFound { .. } => (
-                ErrorKind::NotFound,
-                "check bucket, path and region in the URL and the environment",
-            ),
+            StoreError::NotFound { .. } => missing,
             StoreError::PermissionDenied { .. } | StoreError::Unauthenticated { .. } => {
                 (ErrorKind::FailedPrecondition, self.remedy)
             }
-            _ if no_role => (ErrorKind::FailedPrecondition, self.remedy),
+            // Errors of listings have no kind of their own.
+            StoreError::Generic { .. } if is_refusal(&cause, &error.to_string()) => {
+                (ErrorKind::FailedPrecondition, self.remedy)
+            }
+            StoreError::Generic { .. } if cause.starts_with("404") => missing,
             StoreError::Precondition { .. } => {
                 (ErrorKind::Unavailable, "the object changed meanwhile; it is read again")
             }
@@ -176,12 +220,46 @@ impl StorePlace {
             }
             _ => (ErrorKind::Unavailable, "the store may be unreachable or overloaded"),
         };
-        Error::new(kind, format!("{}: {text}; {remedy}", self.shown))
+        Error::new(kind, format!("{}: {cause}; {remedy}", self.shown))
     }
 }
 
-/// Runs `work` on this thread.
-pub(crate) fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+/// Returns true if the store refuses the credentials, or if there are none. `cause` is the
+/// innermost reason of the error `whole`.
+fn is_refusal(cause: &str, whole: &str) -> bool {
+    // 400 is the answer to an expired token and to a wrong region; a redirect is another.
+    ["400", "401", "403", "Received redirect"].iter().any(|start| cause.starts_with(start))
+        // The addresses of the services that give a machine's role.
+        || ["169.254.169.254", "metadata.google.internal"].iter().any(|host| whole.contains(host))
+}
+
+/// Returns the innermost reason of `error`. The outer ones repeat it with times, so they differ at
+/// each try.
+fn cause(error: &object_store::Error) -> String {
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    let text = innermost.to_string();
+    let text = text.strip_prefix("Server returned non-2xx status code: ").unwrap_or(&text);
+    let tag = |name: &str| {
+        let (_, rest) = text.split_once(&format!("<{name}>"))?;
+        rest.split_once(&format!("</{name}>")).map(|(content, _)| content)
+    };
+    // S3 and Azure explain refusals in XML.
+    match (text.split_once('<'), tag("Code"), tag("Message")) {
+        (Some((before, _)), Some(code), Some(message)) => {
+            format!("{}: {code}: {message}", before.trim_end_matches([' ', ':']))
+        }
+        _ => text.to_owned(),
+    }
+}
+
+/// Runs `work` on this thread, which blocks.
+///
+/// # Errors
+/// `ResourceExhausted` if the system has no room for a runtime; those of `work`.
+pub fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let failed = |error| Error::exhausted(format!("a runtime for the store: {error}"));
     runtime.map_err(failed)?.block_on(work)
@@ -204,7 +282,7 @@ fn remedy(scheme: &str, options: &[(String, String)]) -> &'static str {
         }
         "s3" | "s3a" => {
             "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL; the key \
-             needs s3:ListBucket and s3:GetObject"
+             needs s3:ListBucket and s3:GetObject, and to publish s3:PutObject and s3:DeleteObject"
         }
         "gs" => {
             "set GOOGLE_SERVICE_ACCOUNT to the path of a key file, or give this machine a service account"
@@ -247,6 +325,22 @@ mod tests {
     fn secrets_of_a_url_are_not_shown() {
         let url = url::Url::parse("https://user:secret@host/models?sig=secret").unwrap();
         assert!(!shown(&url).contains("secret"), "{}", shown(&url));
+    }
+
+    #[test]
+    fn explanations_in_xml_are_read() {
+        let body = "Server returned non-2xx status code: 403 Forbidden: <?xml version=\"1.0\"?>\
+                    <Error><Code>InvalidAccessKeyId</Code><Message>No such key</Message></Error>";
+        let inner = std::io::Error::other(body);
+        let error = object_store::Error::Generic { store: "s3", source: Box::new(inner) };
+        assert_eq!(cause(&error), "403 Forbidden: InvalidAccessKeyId: No such key");
+        let place = StorePlace {
+            remedy: "the remedy",
+            ..StorePlace::new(Arc::new(object_store::memory::InMemory::new()), "", "s3://b")
+        };
+        let refused = place.failed(&error);
+        assert_eq!(refused.kind(), ErrorKind::FailedPrecondition);
+        assert!(refused.message().ends_with("No such key; the remedy"), "{refused}");
     }
 
     #[test]

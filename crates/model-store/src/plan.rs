@@ -1,16 +1,51 @@
 //! Plan of a fetch: which bytes of a weights file are copied from cached versions, and which parts
 //! are requested.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use engine::layout::{Artifact, TensorEntry};
+use engine::layout::{Artifact, LayoutManifest, TensorEntry};
 
 /// Bytes of one request.
 pub(crate) const PART_BYTES: u64 = 8 << 20;
 /// Longest gap between two tensors that is fetched too, since a request costs more.
 const GAP_BYTES_MAX: u64 = 64 << 10;
+
+/// Cost of a fetch, known from the manifests alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FetchEstimate {
+    /// Bytes from the store: missing tensors, the gaps between them, graph and manifest.
+    pub bytes: u64,
+    /// Requests for these bytes.
+    pub requests: u64,
+    /// Bytes of tensors and graph that are copied from the cached version.
+    pub reused_bytes: u64,
+}
+
+/// Returns the cost of fetching a version with the manifest `wanted`, of `manifest_bytes`, for a
+/// server that has a version with the manifest `cached`.
+pub(crate) fn estimate(
+    cached: &LayoutManifest,
+    wanted: &LayoutManifest,
+    manifest_bytes: u64,
+) -> FetchEstimate {
+    let known: HashSet<&str> = cached.tensors.iter().map(|it| it.blake3.as_str()).collect();
+    let (reused, missing): (Vec<_>, Vec<_>) =
+        wanted.tensors.iter().partition(|tensor| known.contains(tensor.blake3.as_str()));
+    let mut ranges = ranges_of(&missing);
+    let mut reused_bytes: u64 = reused.iter().map(|tensor| tensor.bytes).sum();
+    let graph = &wanted.graph;
+    match graph.blake3.is_some() && graph.blake3 == cached.graph.blake3 {
+        true => reused_bytes += graph.bytes,
+        false => ranges.push(0..graph.bytes),
+    }
+    FetchEstimate {
+        bytes: ranges.iter().map(|range| range.end - range.start).sum::<u64>() + manifest_bytes,
+        requests: parts(&ranges).len() as u64 + 1,
+        reused_bytes,
+    }
+}
 
 /// Place of a tensor's bytes in a cached version.
 #[derive(Clone, Debug, PartialEq, Eq)]

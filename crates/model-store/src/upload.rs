@@ -13,6 +13,7 @@ use engine::layout::{Artifact, MANIFEST_NAME};
 use object_store::path::Path as Key;
 use object_store::{ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use os::{Pacer, Rate};
+use tokio::sync::watch;
 
 use crate::listing::group;
 use crate::place::{StorePlace, block_on};
@@ -36,21 +37,26 @@ struct Upload<'a> {
     place: &'a StorePlace,
     pacer: Pacer,
     progress: &'a mut dyn FnMut(UploadProgress),
+    /// True once the upload should end.
+    stop: watch::Receiver<bool>,
     state: UploadProgress,
 }
 
 /// Uploads the published version in `dir` to the model's directory `place`. `version` is its
-/// number; by default one more than the highest. Returns the number. Blocks the thread.
+/// number; by default one more than the highest. Returns the number. Blocks the thread. Ends early
+/// once `stop` is true.
 ///
 /// # Errors
 /// `AlreadyExists` if the version exists, or another publisher writes it; `NotFound` if `dir` is no
-/// published version; otherwise those of the store. What was sent of a failed upload is removed.
+/// published version; `Cancelled` if it was stopped; otherwise those of the store. What was sent of
+/// a failed or stopped upload is removed.
 pub fn upload(
     place: &StorePlace,
     dir: &Path,
     version: Option<u64>,
     rate: Rate,
     progress: &mut dyn FnMut(UploadProgress),
+    stop: watch::Receiver<bool>,
 ) -> Result<u64> {
     let artifact = Artifact::open(dir)?;
     let files = [Some(&artifact.manifest.graph), artifact.manifest.weights.as_ref()];
@@ -58,7 +64,7 @@ pub fn upload(
     block_on(async {
         let version = claim(place, version).await?;
         let state = UploadProgress { bytes_done: 0, bytes_total: bytes_of(dir, &files) };
-        let mut upload = Upload { place, pacer: Pacer::new(rate), progress, state };
+        let mut upload = Upload { place, pacer: Pacer::new(rate), progress, stop, state };
         let sent = upload.files(dir, &files, version).await;
         if sent.is_err() {
             for name in &files {
@@ -130,7 +136,32 @@ impl Upload<'_> {
         }
         let path = dir.join(MANIFEST_NAME);
         let manifest = std::fs::read(&path).map_err(|error| Error::io(&path, &error))?;
-        create(self.place, &format!("{version}/{MANIFEST_NAME}"), manifest.into()).await
+        let key = format!("{version}/{MANIFEST_NAME}");
+        self.unless_stopped(create(self.place, &key, manifest.into())).await
+    }
+
+    /// Does `work` unless the upload is stopped before its end.
+    async fn unless_stopped<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let mut stop = self.stop.clone();
+        let stopped = async {
+            if stop.wait_for(|stop| *stop).await.is_err() {
+                // Nothing can stop it any more.
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = stopped => Err(Error::cancelled("the upload was stopped; what was sent is removed")),
+            done = work => done,
+        }
+    }
+
+    async fn put(&self, key: &Key, content: PutPayload) -> Result<()> {
+        let put = async {
+            let put = self.place.objects.put(key, content).await;
+            put.map(drop).map_err(|error| self.place.failed(&error))
+        };
+        self.unless_stopped(put).await
     }
 
     async fn file(&mut self, path: &Path, key: &Key) -> Result<()> {
@@ -139,17 +170,16 @@ impl Upload<'_> {
         let bytes = file.metadata().map_err(io)?.len();
         if bytes <= PART_BYTES {
             let content = self.read(&file, path, 0, bytes).await?;
-            let put = self.place.objects.put(key, content).await;
-            put.map_err(|error| self.place.failed(&error))?;
+            self.put(key, content).await?;
             self.add(bytes);
             return Ok(());
         }
         let mut parts = match self.place.objects.put_multipart(key).await {
             Err(object_store::Error::NotImplemented { .. }) => {
                 let content = self.read(&file, path, 0, bytes).await?;
-                let put = self.place.objects.put(key, content).await;
+                self.put(key, content).await?;
                 self.add(bytes);
-                return put.map(drop).map_err(|error| self.place.failed(&error));
+                return Ok(());
             }
             parts => parts.map_err(|error| self.place.failed(&error))?,
         };
@@ -179,7 +209,9 @@ impl Upload<'_> {
         while at < bytes {
             let length = part_bytes.min(bytes - at);
             let content = self.read(file, path, at, length).await?;
-            parts.put_part(content).await.map_err(|error| self.place.failed(&error))?;
+            let put = parts.put_part(content);
+            let put = async { put.await.map_err(|error| self.place.failed(&error)) };
+            self.unless_stopped(put).await?;
             self.add(length);
             at += length;
         }
@@ -187,7 +219,12 @@ impl Upload<'_> {
     }
 
     async fn read(&self, file: &File, path: &Path, at: u64, bytes: u64) -> Result<PutPayload> {
-        tokio::time::sleep_until(self.pacer.reserve(bytes).into()).await;
+        let turn = self.pacer.reserve(bytes);
+        let wait = async {
+            tokio::time::sleep_until(turn.into()).await;
+            Ok(())
+        };
+        self.unless_stopped(wait).await?;
         let mut content = vec![0; bytes as usize];
         file.read_exact_at(&mut content, at).map_err(|error| Error::io(path, &error))?;
         Ok(content.into())

@@ -11,7 +11,8 @@ use lifecycle::VersionPolicy;
 use metrics::{StoreLabels, StoreMetrics, StoreWorkLabels};
 use os::Pacer;
 
-use super::{InUse, MirrorConfig, POLL_MAX, StoreSource};
+use super::pace::next_pause;
+use super::{InUse, MirrorConfig, StoreSource};
 use crate::cache::StoreCache;
 use crate::fetch::{VersionFetch, part};
 use crate::listing::{RemoteKind, RemoteModel, RemoteVersion, StoreListing, fingerprint, group};
@@ -41,6 +42,13 @@ pub(crate) struct SyncContext<'a> {
     pub(crate) bytes_max: u64,
 }
 
+/// A version whose bytes are not those of its manifest.
+struct DamagedVersion {
+    /// Fingerprint of its listing.
+    stamp: String,
+    reason: String,
+}
+
 /// A store that is followed.
 pub(crate) struct Follower {
     pub(crate) source: StoreSource,
@@ -51,13 +59,16 @@ pub(crate) struct Follower {
     pause: Duration,
     /// The last listing whose changes were all copied.
     copied: Option<StoreListing>,
-    listed: Option<StoreListing>,
+    pub(super) listed: Option<StoreListing>,
     /// Since when a version without a manifest has its fingerprint.
     settling: BTreeMap<(String, u64), (String, Instant)>,
-    /// Fingerprints of versions with wrong bytes, which are not fetched again.
-    damaged: BTreeMap<(String, u64), String>,
+    /// Versions with wrong bytes, which are not fetched again.
+    damaged: BTreeMap<(String, u64), DamagedVersion>,
+    /// Reasons why a model lacks a version, by name of the model.
+    problems: BTreeMap<String, String>,
     /// Versions that the last listing missed.
     missed: BTreeSet<(String, u64)>,
+    /// Error of the last listing.
     last_error: Option<String>,
     _lock: File,
 }
@@ -80,6 +91,7 @@ impl Follower {
             listed: None,
             settling: BTreeMap::new(),
             damaged: BTreeMap::new(),
+            problems: BTreeMap::new(),
             missed: BTreeSet::new(),
             last_error: None,
         })
@@ -104,11 +116,30 @@ impl Follower {
         }
     }
 
-    /// Logs an error of the store, once while it stays the same.
-    pub(crate) fn report(&mut self, error: &Error) {
-        let text = error.to_string();
+    /// Returns the problems by name of the model. An error of the listing concerns all models.
+    pub(crate) fn errors(&self) -> BTreeMap<Arc<str>, String> {
+        let problems = self.problems.iter();
+        let mut errors: BTreeMap<Arc<str>, String> =
+            problems.map(|(model, problem)| (model.as_str().into(), problem.clone())).collect();
+        if let Some(error) = &self.last_error {
+            let copied = self.cache.models().into_iter().map(Arc::from);
+            let configured = self.source.policies.keys().chain(&self.source.model).cloned();
+            copied.chain(configured).for_each(|model| {
+                errors.entry(model).or_insert_with(|| error.clone());
+            });
+        }
+        errors
+    }
+
+    /// Remembers an error of a listing, and logs it once while it stays the same.
+    fn note(&mut self, error: &Error) {
+        let text = error.message().to_owned();
         if self.last_error.as_ref() != Some(&text) {
-            tracing::warn!(store = self.place.shown(), %error, "the copied models serve on");
+            tracing::warn!(
+                store = self.place.shown(),
+                %error,
+                "the store cannot be listed; copied models serve on"
+            );
         }
         self.last_error = Some(text);
     }
@@ -117,11 +148,11 @@ impl Follower {
     pub(crate) async fn poll(&mut self, context: &SyncContext<'_>) -> Result<Poll> {
         let result = self.look(context).await;
         let changed = matches!(&result, Ok((_, true)));
-        let pause = if changed { context.config.poll } else { self.pause * 2 };
-        self.pause = pause.min(POLL_MAX.max(context.config.poll));
+        self.pause = next_pause(self.pause, context.config.poll, changed);
         self.next = Instant::now() + self.pause;
-        if result.is_err() {
+        if let Err(error) = &result {
             self.count_failure(context, "list");
+            self.note(error);
         }
         result.map(|(poll, _)| poll)
     }
@@ -154,7 +185,10 @@ impl Follower {
             poll.failed |= failed;
         }
         poll.pending |= self.remove_missing(&listing);
+        self.problems.retain(|model, _| listing.models.contains_key(model));
         if !poll.pending {
+            // The rest of versions that are not wanted any more.
+            self.cache.clear_staging();
             self.cache.set_synced()?;
             self.copied = Some(listing);
         }
@@ -173,8 +207,13 @@ impl Follower {
         name: &str,
         model: &RemoteModel,
     ) -> Poll {
+        self.problems.remove(name);
         let mut poll = Poll::default();
-        if let Err(error) = self.sync_files(name, model).await {
+        let files = match self.cache.make_model(name) {
+            Ok(()) => self.sync_files(name, model).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = files {
             self.failed(context, name, None, &error);
             poll = Poll { pending: true, failed: true };
         }
@@ -195,7 +234,9 @@ impl Follower {
                 // It can never be had, so an earlier version serves.
                 Err(error) if error.kind() == ErrorKind::DataLoss => {
                     self.failed(context, name, Some(version), &error);
-                    self.damaged.insert((name.to_owned(), version), remote.fingerprint());
+                    let reason = error.message().to_owned();
+                    let damaged = DamagedVersion { stamp: remote.fingerprint(), reason };
+                    self.damaged.insert((name.to_owned(), version), damaged);
                 }
                 Err(error) => {
                     self.failed(context, name, Some(version), &error);
@@ -206,14 +247,33 @@ impl Follower {
         poll
     }
 
-    fn failed(&self, context: &SyncContext<'_>, model: &str, version: Option<u64>, error: &Error) {
+    fn failed(
+        &mut self,
+        context: &SyncContext<'_>,
+        model: &str,
+        version: Option<u64>,
+        error: &Error,
+    ) {
         self.count_failure(context, "fetch");
+        self.add_problem(model, version, error.message());
         tracing::error!(model, version, %error, "a model in an object store cannot be copied");
+    }
+
+    fn add_problem(&mut self, model: &str, version: Option<u64>, reason: &str) {
+        let text = match version {
+            Some(version) => format!("version {version} cannot be copied: {reason}"),
+            None => format!("its files cannot be copied: {reason}"),
+        };
+        let problem = self.problems.entry(model.to_owned()).or_default();
+        if !problem.is_empty() {
+            problem.push_str("; ");
+        }
+        problem.push_str(&text);
     }
 
     /// Returns the policy of a model: its settings file, the server's settings for it, those of the
     /// root.
-    fn policy(&self, name: &str) -> VersionPolicy {
+    pub(super) fn policy(&self, name: &str) -> VersionPolicy {
         let settings = std::fs::read_to_string(self.cache.model_dir(name).join(SETTINGS_NAME));
         let own = settings.ok().and_then(|text| lifecycle::version_policy(&text));
         own.or_else(|| self.source.policies.get(name).cloned())
@@ -246,7 +306,10 @@ impl Follower {
         if self.cache.has(model, version, &stamp) {
             return Ok(true);
         }
-        if self.damaged.get(&(model.to_owned(), version)) == Some(&stamp) {
+        let damaged = self.damaged.get(&(model.to_owned(), version));
+        if let Some(damaged) = damaged.filter(|damaged| damaged.stamp == stamp) {
+            let reason = damaged.reason.clone();
+            self.add_problem(model, Some(version), &reason);
             return Ok(false);
         }
         if remote.kind() == RemoteKind::Foreign && !self.is_settled(context, model, version, stamp)
@@ -254,7 +317,7 @@ impl Follower {
             return Ok(false);
         }
         if remote.kind() != RemoteKind::Unfinished {
-            self.make_room(context, remote.bytes())?;
+            self.make_room(context, model, version, remote.bytes())?;
         }
         let labels = StoreLabels { store: self.label() };
         let fetched = VersionFetch {
@@ -269,7 +332,17 @@ impl Follower {
             },
         };
         let started = Instant::now();
-        let Some(bytes) = fetched.run().await? else { return Ok(false) };
+        let fetched = fetched.run().await.inspect_err(|error| {
+            if error.kind() == ErrorKind::StorageFull {
+                // Others may need the rest of the disk more than this fetch.
+                self.cache.remove_staging(model, version);
+            }
+        });
+        let fetched = fetched.map_err(|error| match error.kind() {
+            ErrorKind::StorageFull => self.disk_full(&error.to_string()),
+            _ => error,
+        });
+        let Some(bytes) = fetched? else { return Ok(false) };
         context.metrics.reused_bytes.get_or_create(&labels).inc_by(bytes.reused);
         tracing::info!(
             model,
@@ -298,44 +371,6 @@ impl Follower {
             *seen = (stamp, now);
         }
         seen.1 < now && now - seen.1 >= context.config.settle
-    }
-
-    /// Removes the least recently wanted versions until `bytes` fit.
-    fn make_room(&self, context: &SyncContext<'_>, bytes: u64) -> Result<()> {
-        let mut versions = self.cache.versions();
-        versions.sort_by_key(|version| version.last_wanted);
-        let mut used: u64 = versions.iter().map(|version| version.bytes).sum();
-        let wanted = |name: &str, version: u64| {
-            let Some(listing) = &self.listed else { return true };
-            let policy = self.policy(name);
-            let model = listing.models.get(name);
-            let newer = model.map_or(0, |model| model.versions.range(version + 1..).count());
-            match policy {
-                VersionPolicy::Latest(count) => newer < count.max(1),
-                VersionPolicy::All => true,
-                VersionPolicy::Specific(versions) => versions.contains(&version),
-            }
-        };
-        for old in versions {
-            if used + bytes <= context.bytes_max {
-                return Ok(());
-            }
-            if !(context.in_use)(&old.model, old.version) && !wanted(&old.model, old.version) {
-                self.cache.remove(&old.model, old.version)?;
-                tracing::info!(model = old.model, version = old.version, "removed a copy for room");
-                used -= old.bytes;
-            }
-        }
-        match used + bytes <= context.bytes_max {
-            true => Ok(()),
-            false => Err(Error::storage_full(format!(
-                "a version of {} does not fit the cache of models in object stores: {} of {} are in \
-                 use; raise --store-cache",
-                format_bytes(bytes),
-                format_bytes(used),
-                format_bytes(context.bytes_max)
-            ))),
-        }
     }
 
     /// Removes copies that two listings in a row lack. Returns true if a copy is missed for the

@@ -10,7 +10,9 @@ use base::units::MIB;
 use engine::fake::publish::{FakeParameter, publish};
 use engine::layout::{Artifact, MANIFEST_NAME};
 use lifecycle::VersionPolicy;
-use millpond_model_store::{MirrorConfig, StoreMirror, StorePlace, StoreSource};
+use millpond_model_store::{
+    FirstCopy, ManifestDiff, MirrorConfig, MirrorHooks, StoreMirror, StorePlace, StoreSource,
+};
 use object_store::{ObjectStore, ObjectStoreExt};
 use os::Rate;
 
@@ -37,13 +39,15 @@ impl Setup {
     }
 
     fn mirror_with(&self, bytes_max: u64, policy: VersionPolicy) -> StoreMirror {
-        let config = MirrorConfig {
-            options: Vec::new(),
-            poll: Duration::from_millis(1),
-            settle: Duration::ZERO,
-            bytes_max,
-            rate: 0,
-        };
+        let poll = Duration::from_millis(1);
+        self.open(MirrorConfig { bytes_max, ..config(poll) }, policy)
+    }
+
+    fn polling(&self, poll: Duration) -> StoreMirror {
+        self.open(config(poll), VersionPolicy::Latest(1))
+    }
+
+    fn open(&self, config: MirrorConfig, policy: VersionPolicy) -> StoreMirror {
         let source = StoreSource {
             policy,
             ..StoreSource::new(&"s3://b/models".into(), &self.dir.path().join("c/models"), None)
@@ -61,7 +65,9 @@ impl Setup {
         let parameters: Vec<_> = seeds.iter().enumerate().map(parameter).collect();
         publish(&local, &format!("graph {version}"), &parameters).unwrap();
         let place = self.place(&format!("models/{model}"));
-        millpond_model_store::upload(&place, &local, Some(version), Rate::unlimited(), &mut |_| {})
+        let never = tokio::sync::watch::channel(false).1;
+        let rate = Rate::unlimited();
+        millpond_model_store::upload(&place, &local, Some(version), rate, &mut |_| {}, never)
             .unwrap();
         local
     }
@@ -88,6 +94,10 @@ impl Setup {
     }
 }
 
+fn config(poll: Duration) -> MirrorConfig {
+    MirrorConfig { options: Vec::new(), poll, settle: Duration::ZERO, bytes_max: u64::MAX, rate: 0 }
+}
+
 /// Asserts that two published versions have the same bytes.
 fn assert_same(one: &Path, other: &Path) {
     let (left, right) = (Artifact::open(one).unwrap(), Artifact::open(other).unwrap());
@@ -100,19 +110,24 @@ fn assert_same(one: &Path, other: &Path) {
 fn a_new_version_fetches_only_changed_tensors() {
     let setup = Setup::new();
     let mut mirror = setup.mirror();
-    assert!(mirror.needs_first_sync());
+    assert!(matches!(*mirror.first_copy().borrow(), FirstCopy::Running(_)));
     let seeds: Vec<u8> = (0..20).collect();
     let local = setup.publish("m", 1, &seeds);
-    mirror.first_sync().unwrap();
-    assert!(!mirror.needs_first_sync());
+    mirror.copy_first_now().unwrap();
+    assert!(matches!(*mirror.first_copy().borrow(), FirstCopy::Done));
     assert_same(&local, &setup.copy("m/1"));
 
     let mut changed = seeds.clone();
     changed[3] = 100;
     changed[17] = 101;
+    let cached = Artifact::open(&local).unwrap().manifest;
     let local = setup.publish("m", 2, &changed);
+    let wanted = setup.place("models/m/2").manifest().unwrap();
+    let estimate = ManifestDiff::new(&cached, &wanted).fetch;
     setup.reset();
     assert!(mirror.sync_now().unwrap());
+    assert_eq!(setup.store.bytes.load(Ordering::SeqCst), estimate.bytes);
+    assert_eq!(setup.store.gets.load(Ordering::SeqCst), estimate.requests);
     assert_same(&local, &setup.copy("m/2"));
     let (fetched, whole) = (setup.store.bytes.load(Ordering::SeqCst), 20 * MIB);
     assert!(fetched < whole * 12 / 100, "{fetched} of {whole} bytes for 10 % of the tensors");
@@ -222,16 +237,16 @@ fn removed_versions_go_after_two_listings() {
 fn a_restart_without_a_network_has_its_copies() {
     let setup = Setup::new();
     setup.publish("m", 1, &[1]);
-    setup.mirror().first_sync().unwrap();
+    setup.mirror().copy_first_now().unwrap();
     setup.store.offline.store(true, Ordering::SeqCst);
     let mut mirror = setup.mirror();
-    assert!(!mirror.needs_first_sync());
+    assert!(matches!(*mirror.first_copy().borrow(), FirstCopy::Done));
     let error = mirror.sync_now().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(setup.copy("m/1/millpond.json").exists());
     // Without a copy, the start fails with the reason.
     let other = Setup { store: setup.store.clone(), dir: tempfile::tempdir().unwrap() };
-    assert!(other.mirror().first_sync().unwrap_err().message().contains("broke off"));
+    assert!(other.mirror().copy_first_now().unwrap_err().message().contains("broke off"));
 }
 
 #[test]
@@ -256,7 +271,12 @@ fn a_quiet_store_is_listed_once_a_minute() {
     setup.publish("m", 1, &[1]);
     let mirror = setup.mirror();
     let metrics = metrics::StoreMetrics::default();
-    let thread = mirror.follow(Box::new(sources_of(&setup)), Box::new(|_, _| true), metrics);
+    let hooks = MirrorHooks {
+        sources: Box::new(sources_of(&setup)),
+        in_use: Box::new(|_, _| true),
+        report: Box::new(|_| {}),
+    };
+    let thread = mirror.follow(hooks, metrics);
     let thread = thread.unwrap();
     while !setup.copy("m/1").exists() {
         std::thread::sleep(Duration::from_millis(5));
@@ -266,6 +286,30 @@ fn a_quiet_store_is_listed_once_a_minute() {
     // From 1 ms, the pauses double: at most ten fit 700 ms, with some that a change begins anew.
     let lists = setup.store.lists.load(Ordering::SeqCst);
     assert!(lists <= 16, "{lists} listings");
+}
+
+#[test]
+fn a_request_lists_before_the_poll() {
+    let setup = Setup::new();
+    setup.publish("m", 1, &[1]);
+    let mut mirror = setup.polling(Duration::from_secs(3600));
+    mirror.copy_first_now().unwrap();
+    let hooks = MirrorHooks {
+        sources: Box::new(sources_of(&setup)),
+        in_use: Box::new(|_, _| true),
+        report: Box::new(|_| {}),
+    };
+    let requests = mirror.listing_requests();
+    let thread = mirror.follow(hooks, metrics::StoreMetrics::default()).unwrap();
+    let ask = |wait| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(requests.list(wait))
+    };
+    let local = setup.publish("m", 2, &[1, 2]);
+    assert!(ask(Duration::from_secs(60)));
+    assert_same(&local, &setup.copy("m/2"));
+    thread.stop();
+    assert!(!ask(Duration::from_secs(60)), "no thread answers");
 }
 
 fn sources_of(setup: &Setup) -> impl Fn() -> Vec<StoreSource> + Send + 'static {

@@ -7,6 +7,12 @@ use engine::fake::publish::affine;
 use engine::layout::Artifact;
 use millpond_model_store::{StorePlace, UploadProgress, upload};
 use os::Rate;
+use tokio::sync::watch;
+
+/// The signal of an upload that is not stopped.
+fn never() -> watch::Receiver<bool> {
+    watch::channel(false).1
+}
 
 #[test]
 fn numbers_follow_the_highest() {
@@ -17,7 +23,8 @@ fn numbers_follow_the_highest() {
     let place = StorePlace::open(&format!("file://{}/m", store.display()), &[]).unwrap();
     let mut last = UploadProgress { bytes_done: 0, bytes_total: 0 };
     let mut put = |version| {
-        upload(&place, &local, version, Rate::unlimited(), &mut |progress| last = progress)
+        let progress = &mut |progress| last = progress;
+        upload(&place, &local, version, Rate::unlimited(), progress, never())
     };
     assert_eq!(put(None).unwrap(), 1);
     assert_eq!(put(Some(41)).unwrap(), 41);
@@ -31,7 +38,10 @@ fn numbers_follow_the_highest() {
     let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names.len(), 3, "{names:?}");
     let version = StorePlace::open(&format!("file://{}/m/41", store.display()), &[]).unwrap();
-    assert_eq!(version.manifest().unwrap(), sent.manifest);
+    assert_eq!(version.manifest().unwrap().layout, sent.manifest);
+    assert_eq!(place.content().unwrap().versions, [1, 41, 42].into());
+    let root = StorePlace::open(&format!("file://{}", store.display()), &[]).unwrap();
+    assert_eq!(root.content().unwrap().models, ["m".to_owned()].into());
     let error = place.manifest().unwrap_err();
     assert!(error.message().contains("it is no published version"), "{error}");
 }
@@ -47,8 +57,32 @@ fn a_claimed_number_is_left_out() {
         drop(objects.put(&"m/.claim-1".into(), "other".into()).await.unwrap());
     };
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(claim);
-    let put = |version| upload(&place, dir.path(), version, Rate::unlimited(), &mut |_| {});
+    let put =
+        |version| upload(&place, dir.path(), version, Rate::unlimited(), &mut |_| {}, never());
     let error = put(Some(1)).unwrap_err();
     assert!(error.message().contains("delete .claim-1 if its publisher has died"), "{error}");
     assert_eq!(put(None).unwrap(), 2);
+}
+
+#[test]
+fn a_stopped_upload_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (local, store) = (dir.path().join("local"), dir.path().join("store"));
+    std::fs::create_dir(&store).unwrap();
+    affine(&local, 0.5, 2.0).unwrap();
+    let place = StorePlace::open(&format!("file://{}/m", store.display()), &[]).unwrap();
+    let (stop, stopped) = watch::channel(false);
+    // Stopped after the first file, before the manifest.
+    let stop_now = &mut |_| {
+        stop.send_replace(true);
+    };
+    let put = upload(&place, &local, None, Rate::unlimited(), stop_now, stopped);
+    assert_eq!(put.unwrap_err().kind(), ErrorKind::Cancelled);
+    let content = place.content().unwrap();
+    assert!(content.versions.is_empty(), "{content:?}");
+    let left = |dir: &std::path::Path| std::fs::read_dir(dir).map_or(0, Iterator::count);
+    assert_eq!(left(&store.join("m/1")), 0);
+    assert!(!store.join("m/.claim-1").exists());
+    let again = upload(&place, &local, None, Rate::unlimited(), &mut |_| {}, never());
+    assert_eq!(again.unwrap(), 1);
 }

@@ -1,0 +1,85 @@
+//! Copies of stores that were never copied. The server is not ready before they are complete.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use base::{Error, ErrorKind, Result};
+use tokio::sync::watch;
+
+use super::{Poll, StoreMirror};
+use crate::place::block_on;
+
+/// Failures after which the server goes on with what it has, or fails if it has no listing.
+const FAILURES_MAX: u32 = 3;
+/// Shortest time between two tries.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+/// Time beyond [`super::MirrorConfig::settle`] for versions that change meanwhile.
+const SETTLE_SLACK: Duration = Duration::from_secs(5);
+
+/// State of the first copies of a mirror.
+#[derive(Clone, Debug)]
+pub enum FirstCopy {
+    /// The models of this store are being copied.
+    Running(Arc<str>),
+    /// No store is left.
+    Done,
+    /// A store could not be listed.
+    Failed(Arc<Error>),
+}
+
+impl StoreMirror {
+    /// Returns the state of the first copies, which [`StoreMirror::follow`] makes.
+    pub fn first_copy(&self) -> watch::Receiver<FirstCopy> {
+        self.first_copy.subscribe()
+    }
+
+    /// Copies the stores that have never been copied. A model that cannot be copied is logged and
+    /// left out. Blocks the thread. For tests.
+    ///
+    /// # Errors
+    /// Returns the store's error if it cannot be listed.
+    pub fn copy_first_now(&mut self) -> Result<()> {
+        block_on(self.copy_first())
+    }
+
+    pub(super) async fn copy_first(&mut self) -> Result<()> {
+        for at in 0..self.followers.len() {
+            if self.followers[at].cache.is_synced() {
+                continue;
+            }
+            self.first_copy.send_replace(FirstCopy::Running(self.followers[at].label()));
+            if let Err(error) = self.first_copy_of(at).await {
+                let shared = Error::new(error.kind(), error.message());
+                self.first_copy.send_replace(FirstCopy::Failed(Arc::new(shared)));
+                return Err(error);
+            }
+        }
+        self.first_copy.send_replace(FirstCopy::Done);
+        self.report();
+        Ok(())
+    }
+
+    async fn first_copy_of(&mut self, at: usize) -> Result<()> {
+        let store = self.followers[at].label();
+        tracing::info!(store = &*store, "copying its models for the first time");
+        let until = Instant::now() + self.config.settle + SETTLE_SLACK;
+        let mut failures = 0;
+        loop {
+            match self.sync(at).await {
+                Ok(Poll { pending: false, .. }) => return Ok(()),
+                Ok(Poll { failed, .. }) => failures += u32::from(failed),
+                Err(error) => {
+                    failures += 1;
+                    if error.kind() != ErrorKind::Unavailable || failures == FAILURES_MAX {
+                        return Err(error);
+                    }
+                }
+            }
+            // The rest is copied while the others serve.
+            if failures == FAILURES_MAX || (failures == 0 && Instant::now() > until) {
+                return Ok(());
+            }
+            tokio::time::sleep(self.config.poll.max(PAUSE_MIN)).await;
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Requests for a listing before it is due.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+/// Asks the thread of a mirror to list all stores at once.
+#[derive(Clone)]
+pub struct ListingRequests {
+    asked: Arc<watch::Sender<u64>>,
+    answered: watch::Receiver<u64>,
+}
+
+/// The thread's end of the requests.
+pub(super) struct ListingQueue {
+    asked: watch::Receiver<u64>,
+    answered: watch::Sender<u64>,
+}
+
+impl ListingRequests {
+    pub(super) fn new() -> (ListingRequests, ListingQueue) {
+        let (asked, requests) = watch::channel(0);
+        let (answers, answered) = watch::channel(0);
+        let queue = ListingQueue { asked: requests, answered: answers };
+        (ListingRequests { asked: Arc::new(asked), answered }, queue)
+    }
+
+    /// Returns requests that no thread answers.
+    pub fn none() -> ListingRequests {
+        ListingRequests::new().0
+    }
+
+    /// Waits until a listing that began after this call has ended and its changes are copied, for
+    /// at most `wait`. Returns true if they are.
+    pub async fn list(&self, wait: Duration) -> bool {
+        let mut number = 0;
+        self.asked.send_modify(|asked| {
+            *asked += 1;
+            number = *asked;
+        });
+        let mut answered = self.answered.clone();
+        let done = answered.wait_for(|answered| *answered >= number);
+        matches!(tokio::time::timeout(wait, done).await, Ok(Ok(_)))
+    }
+}
+
+impl ListingQueue {
+    /// Returns the number of the last request, if it is not answered.
+    pub(super) fn open(&mut self) -> Option<u64> {
+        let asked = *self.asked.borrow_and_update();
+        (asked > *self.answered.borrow()).then_some(asked)
+    }
+
+    /// Answers all requests up to `number`.
+    pub(super) fn answer(&self, number: u64) {
+        self.answered.send_replace(number);
+    }
+
+    /// Waits for a request, for at most `pause`.
+    pub(super) async fn wait(&mut self, pause: Duration) {
+        if let Ok(Err(_)) = tokio::time::timeout(pause, self.asked.changed()).await {
+            // Nothing can ask any more.
+            tokio::time::sleep(pause).await;
+        }
+    }
+}

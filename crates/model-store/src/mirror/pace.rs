@@ -1,0 +1,54 @@
+//! Time between the listings of a store.
+
+use std::time::Duration;
+
+/// Longest time between two listings, unless `--poll` is longer.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// Returns the time to the next listing. `pause` is the time before this one, `poll` the shortest
+/// one, and `changed` is true if the listing differed from the one before.
+pub(super) fn next_pause(pause: Duration, poll: Duration, changed: bool) -> Duration {
+    let next = if changed { poll } else { pause * 2 };
+    next.min(PAUSE_MAX.max(poll))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    /// Counts the listings of a day in which `changes` versions arrive at equal distances.
+    fn listings(poll: Duration, changes: u32) -> u32 {
+        let mut now = Duration::ZERO;
+        let mut pause = poll;
+        let mut count = 0;
+        let mut seen = 0;
+        while now < DAY {
+            count += 1;
+            let arrived = (now.as_secs_f64() / DAY.as_secs_f64() * f64::from(changes + 1)) as u32;
+            pause = next_pause(pause, poll, arrived > seen);
+            seen = arrived;
+            now += pause;
+        }
+        count
+    }
+
+    #[test]
+    fn a_day_has_at_most_1500_listings() {
+        let second = Duration::from_secs(1);
+        assert_eq!(listings(second, 0), 1444);
+        assert!(listings(second, 8) <= 1500, "{}", listings(second, 8));
+        assert!(listings(Duration::from_millis(5), 0) <= 1460);
+        // A longer poll is kept.
+        assert_eq!(listings(Duration::from_secs(300), 0), 288);
+    }
+
+    #[test]
+    fn a_change_is_followed_at_the_poll() {
+        let poll = Duration::from_secs(2);
+        assert_eq!(next_pause(PAUSE_MAX, poll, true), poll);
+        assert_eq!(next_pause(poll, poll, false), 2 * poll);
+        assert_eq!(next_pause(PAUSE_MAX, poll, false), PAUSE_MAX);
+    }
+}

@@ -1,0 +1,80 @@
+//! Room for a version in the cache: within its limit, and on its disk.
+
+use base::units::format_bytes;
+use base::{Error, Result};
+use lifecycle::VersionPolicy;
+
+use super::follower::{Follower, SyncContext};
+
+impl Follower {
+    /// Removes the least recently wanted versions until `bytes` of a version fit.
+    pub(super) fn make_room(
+        &self,
+        context: &SyncContext<'_>,
+        model: &str,
+        version: u64,
+        bytes: u64,
+    ) -> Result<()> {
+        let mut versions = self.cache.versions();
+        versions.sort_by_key(|version| version.last_wanted);
+        let mut used: u64 = versions.iter().map(|version| version.bytes).sum();
+        // A part of an interrupted fetch is on the disk already.
+        let on_disk = self.cache.staged_bytes(model, version);
+        let missing = bytes.saturating_sub(on_disk);
+        let fits = |used: u64| {
+            used + bytes <= context.bytes_max
+                && self.cache.free_bytes().is_none_or(|it| it > missing)
+        };
+        for old in versions {
+            if fits(used) {
+                return Ok(());
+            }
+            if !(context.in_use)(&old.model, old.version)
+                && !self.is_wanted(&old.model, old.version)
+            {
+                self.cache.remove(&old.model, old.version)?;
+                tracing::info!(model = old.model, version = old.version, "removed a copy for room");
+                used -= old.bytes;
+            }
+        }
+        if used + bytes > context.bytes_max {
+            return Err(Error::storage_full(format!(
+                "a version of {} does not fit the cache of models in object stores: {} of {} are in \
+                 use; raise --store-cache",
+                format_bytes(bytes),
+                format_bytes(used),
+                format_bytes(context.bytes_max)
+            )));
+        }
+        match self.cache.free_bytes().filter(|free| *free <= missing) {
+            None => Ok(()),
+            Some(free) => Err(self.disk_full(&format!(
+                "{} are missing and {} are free",
+                format_bytes(missing),
+                format_bytes(free)
+            ))),
+        }
+    }
+
+    /// Returns the error for a full disk.
+    pub(super) fn disk_full(&self, what: &str) -> Error {
+        Error::storage_full(format!(
+            "the disk of the cache {} is full: {what}; free space, or name another directory with \
+             --cache-dir; --store-cache limits the copies",
+            self.cache.root().display()
+        ))
+    }
+
+    /// Returns true if the last listing has the version and the policy chooses it, or if there is
+    /// no listing yet.
+    fn is_wanted(&self, model: &str, version: u64) -> bool {
+        let Some(listing) = &self.listed else { return true };
+        let listed = listing.models.get(model);
+        let newer = listed.map_or(0, |listed| listed.versions.range(version + 1..).count());
+        match self.policy(model) {
+            VersionPolicy::Latest(count) => newer < count.max(1),
+            VersionPolicy::All => true,
+            VersionPolicy::Specific(versions) => versions.contains(&version),
+        }
+    }
+}
