@@ -6,7 +6,10 @@ mod observer;
 mod pressure;
 mod runs;
 mod service;
+mod shadow;
+mod slow;
 mod stats;
+mod traffic;
 
 pub use observer::{ObservedRequest, RequestObserver};
 pub use runs::{RunCounts, RunSize};
@@ -14,4 +17,6 @@ pub use service::{
     CancelOnDrop, InferenceRequest, InferenceResponse, InferenceService, RequestTicket,
     tensor_bytes,
 };
+pub use slow::{CAUSES, SlowCause, SlowLog, SlowRequest};
 pub use stats::{InferenceStats, TimeTotal, VersionStats};
+pub use traffic::{LATENCY_BUCKETS, TrafficReading, VersionTraffic, latency_bound, latency_bucket};

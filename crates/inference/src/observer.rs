@@ -1,27 +1,35 @@
-//! Passes answered requests to an observer, such as a log of requests.
+//! Passes requests that have ended to an observer, such as a log of requests.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use base::NamedTensor;
+use base::{Error, NamedTensor};
 use engine::Servable;
+use telemetry::TraceId;
 
-/// An answered request. The tensors share the memory of request and response.
+/// A request that has ended. The tensors share the memory of request and response.
 pub struct ObservedRequest {
-    /// The version that answered.
+    /// The version that ran it.
     pub servable: Arc<Servable>,
+    /// Its protocol.
+    pub protocol: &'static str,
     /// Inputs as the client sent them.
     pub inputs: Vec<NamedTensor>,
     /// Names of the requested outputs; empty is all of them.
     pub requested: Vec<Arc<str>>,
-    /// Outputs.
-    pub outputs: Vec<NamedTensor>,
+    /// Its trace, if it is traced.
+    pub trace: Option<TraceId>,
+    /// Its outputs, or its error.
+    pub outcome: Result<Vec<NamedTensor>, Error>,
+    /// Time from its start to its end.
+    pub total: Duration,
 }
 
 /// Observer of requests. Its methods run on the path of a request and must not wait.
 pub trait RequestObserver: Send + Sync {
-    /// Returns true if the request should be passed on once it is answered.
+    /// Returns true if the request should be passed on once it has ended.
     fn wants(&self, servable: &Servable) -> bool;
 
-    /// Takes a request that was answered without an error.
-    fn answered(&self, request: ObservedRequest);
+    /// Takes a request that has ended.
+    fn ended(&self, request: ObservedRequest);
 }

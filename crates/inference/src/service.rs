@@ -4,16 +4,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use base::{Data, Dim, Error, ErrorKind, NamedTensor, Result, VersionId};
+use base::{
+    Data, Dim, Error, ErrorKind, Moment, NamedTensor, RequestClock, Result, RunRecord,
+    TimelineSink, VersionId,
+};
 use engine::{ScheduleMode, ScheduleOptions, Servable};
-use lifecycle::{Catalog, Lifecycle};
-use metrics::{KindLabels, Metrics, RequestLabels, TfsRequest};
+use lifecycle::{ActivityMark, Catalog, Lifecycle, RequestKey, RolloutPart, Route};
+use metrics::{
+    KindLabels, Metrics, ModelLabels, RequestLabels, RequestPhases, TfsRequest, TraceLabels,
+};
+use os::{CpuAccount, CpuCharge};
 use schedule::{Completion, Job, Scheduler};
+use telemetry::{RequestTrace, TraceId};
 use tokio::sync::oneshot;
 
 use crate::observer::{ObservedRequest, RequestObserver};
 use crate::pressure;
 use crate::runs::AnsweredRequest;
+use crate::shadow::{ShadowRunner, TrackedRequest};
 use crate::stats::InferenceStats;
 
 /// Most inputs that a message about batch sizes lists.
@@ -27,26 +35,48 @@ pub struct InferenceService {
     stats: Arc<InferenceStats>,
     request_timeout: Duration,
     observer: Option<Arc<dyn RequestObserver>>,
+    sink: Option<Arc<dyn TimelineSink>>,
+    shadows: ShadowRunner,
 }
 
-/// Protocol and start of a request, for its metrics.
+/// Protocol and start of a request for its metrics, and its clock.
 pub struct RequestTicket {
     protocol: &'static str,
     /// Method of TensorFlow Serving's API.
     api: &'static str,
     started: Instant,
+    clock: RequestClock,
+    trace: Option<Arc<RequestTrace>>,
 }
 
 impl RequestTicket {
-    /// Starts the clock of a request of `protocol`, which is a label of the metrics.
-    pub fn start(protocol: &'static str) -> RequestTicket {
-        RequestTicket { protocol, api: "Predict", started: Instant::now() }
-    }
-
     /// Sets the method of TensorFlow Serving's API, if it is not Predict.
     #[must_use]
     pub fn for_method(self, api: &'static str) -> RequestTicket {
         RequestTicket { api, ..self }
+    }
+
+    /// Lets the metrics and the deadline count from now on. The clock goes on.
+    #[must_use]
+    pub fn counted_from_now(self) -> RequestTicket {
+        RequestTicket { started: Instant::now(), ..self }
+    }
+
+    /// Returns the trace of a request to `model`, if it is sampled.
+    fn trace_id(&self, model: &str) -> Option<TraceId> {
+        let trace = self.trace.as_ref().filter(|trace| trace.sampled(model));
+        trace.map(|trace| trace.id)
+    }
+
+    /// Marks a moment of the request as now.
+    pub fn mark(&self, moment: Moment) {
+        self.clock.mark(moment);
+    }
+
+    /// Marks the response as encoded. Returns the clock, for the body of the response.
+    pub fn into_encoded(self) -> RequestClock {
+        self.clock.mark(Moment::Encoded);
+        self.clock
     }
 }
 
@@ -62,6 +92,8 @@ pub struct InferenceRequest {
     pub timeout: Option<Duration>,
     /// Priority level, 1 first; 0 is the model's default.
     pub priority: usize,
+    /// Its part in a rollout, as [`InferenceService::route`] returned it with the version.
+    pub rollout: Option<RolloutPart>,
 }
 
 /// Outputs, and the version that made them.
@@ -90,10 +122,49 @@ impl InferenceService {
         stats: Arc<InferenceStats>,
         request_timeout: Duration,
     ) -> InferenceService {
-        InferenceService { lifecycle, scheduler, metrics, stats, request_timeout, observer: None }
+        let shadows = ShadowRunner::new(scheduler.clone(), metrics.clone());
+        InferenceService {
+            lifecycle,
+            scheduler,
+            metrics,
+            stats,
+            request_timeout,
+            observer: None,
+            sink: None,
+            shadows,
+        }
     }
 
-    /// Passes answered requests to `observer` too.
+    /// Passes the timelines of all requests to `sink`.
+    pub fn with_sink(self, sink: Option<Arc<dyn TimelineSink>>) -> InferenceService {
+        InferenceService { sink, ..self }
+    }
+
+    /// Starts a request of `protocol`, which is a label of the metrics. The request ends, and its
+    /// timeline is complete, once the ticket or its clock is dropped.
+    pub fn start(&self, protocol: &'static str) -> RequestTicket {
+        let clock = RequestClock::start(protocol, self.sink.clone());
+        RequestTicket { protocol, api: "Predict", started: Instant::now(), clock, trace: None }
+    }
+
+    /// Starts a request that is traced. Its timeline goes to `sink`, which passes it on.
+    pub fn start_traced(
+        &self,
+        protocol: &'static str,
+        trace: Arc<RequestTrace>,
+        sink: Arc<dyn TimelineSink>,
+    ) -> RequestTicket {
+        let clock = RequestClock::start(protocol, Some(sink));
+        let started = Instant::now();
+        RequestTicket { protocol, api: "Predict", started, clock, trace: Some(trace) }
+    }
+
+    /// Returns the receiver of all timelines.
+    pub fn sink(&self) -> Option<Arc<dyn TimelineSink>> {
+        self.sink.clone()
+    }
+
+    /// Passes requests that have ended to `observer` too.
     pub fn with_observer(self, observer: Option<Arc<dyn RequestObserver>>) -> InferenceService {
         InferenceService { observer, ..self }
     }
@@ -124,13 +195,37 @@ impl InferenceService {
         }
     }
 
+    /// Finds the version for a request to run a model. Without number and label, a running rollout
+    /// chooses between two versions: by `key`, or in turn.
+    ///
+    /// # Errors
+    /// Returns the errors of [`InferenceService::find`].
+    pub fn route(
+        &self,
+        model: &str,
+        version: Option<u64>,
+        label: Option<&str>,
+        key: Option<&RequestKey>,
+    ) -> Result<Route> {
+        match (version, label) {
+            (None, None) => self.catalog().route(model, key),
+            _ => {
+                let servable = self.find(model, version, label)?;
+                Ok(Route { servable, rollout: None })
+            }
+        }
+    }
+
     /// Counts a request that failed before its version was found.
     pub fn reject(&self, ticket: &RequestTicket, error: &Error) {
+        ticket.clock.record_outcome(None, error.kind().name());
         self.count(ticket, &"".into(), 0, error.kind().name());
     }
 
     /// Counts a request to `id` that could not be decoded.
     pub fn reject_version(&self, ticket: &RequestTicket, id: &VersionId, error: &Error) {
+        ticket.clock.record_outcome(Some(id), error.kind().name());
+        self.stats.version(id).reject(error.kind().name());
         self.count(ticket, &id.model, id.version, error.kind().name());
     }
 
@@ -155,49 +250,43 @@ impl InferenceService {
         // Held until the request is counted: series that are counted after a version was released
         // would stay forever.
         let servable = call.servable.clone();
+        let activity = self.lifecycle.activity().mark();
         let id = servable.id.clone();
         let items = items(&call);
         let batch_max = servable.schedule().max_batch;
         let uneven = uneven(&call);
-        let observer = self.observer.as_ref().filter(|observer| observer.wants(&servable));
-        let observed = observer.map(|observer| {
-            (
-                observer,
-                ObservedRequest {
-                    servable: servable.clone(),
-                    inputs: call.inputs.clone(),
-                    requested: call.outputs.clone(),
-                    outputs: Vec::new(),
-                },
-            )
-        });
-        let completion = match (self.run(ticket, call).await, uneven) {
+        let observed = self.observed(ticket, &call);
+        let tracked = TrackedRequest::of(&call);
+        self.count_overflow(&call);
+        let ran = self.run(ticket, call).await;
+        let queued = ran.is_ok();
+        let completion = match (ran, uneven) {
             (Ok(completion), Some(sizes)) => Completion {
                 result: completion.result.map_err(|error| blame_sizes(error, &sizes)),
                 ..completion
             },
             (Ok(completion), None) => completion,
-            (Err(error), _) => Completion {
-                result: Err(error),
-                queue: Duration::ZERO,
-                compute: Duration::ZERO,
-                batch: 0,
-            },
+            (Err(error), _) => not_run(error),
         };
+        tracked.end(&completion, items, queued, &self.shadows);
         let now = Instant::now();
         let total = now - ticket.started;
         let status = completion.result.as_ref().map_or_else(|error| error.kind().name(), |_| "ok");
         self.count(ticket, &id.model, id.version, status);
-        let Completion { queue, compute, batch, .. } = completion;
+        let Completion { result, queue, compute, batch, run, .. } = completion;
+        ticket.clock.mark_at(Moment::Answered, now);
+        ticket.clock.record_outcome(Some(&id), status);
+        self.record_run(ticket, run, activity);
         tracing::debug!(
             version = %id, protocol = ticket.protocol, status, items, batch, ?queue, ?compute, ?total, "request"
         );
         let answered = AnsweredRequest { items, batch, batch_max, compute };
-        self.stats
-            .version(&id)
-            .record(completion.result.is_ok().then_some((queue, &answered)), total);
-        if completion.result.is_ok() {
-            self.metrics.record_phases(&id.model, id.version, queue, compute, total);
+        self.stats.version(&id).record(status, queue, &answered, total);
+        if result.is_ok() {
+            let trace =
+                ticket.trace_id(&id.model).map(|id| TraceLabels { trace_id: id.to_string() });
+            let phases = RequestPhases { queue, compute, total, trace };
+            self.metrics.record_phases(&id.model, id.version, phases);
             let merges = servable.schedule().mode == ScheduleMode::Async;
             let request = TfsRequest {
                 model: &id.model,
@@ -210,15 +299,67 @@ impl InferenceService {
             self.metrics.tfs.record(ticket.protocol, &request);
             self.stats.window(&id.model).record(total, now);
         }
-        let outputs = completion.result?;
         if let Some((observer, request)) = observed {
-            observer.answered(ObservedRequest { outputs: outputs.clone(), ..request });
+            observer.ended(ObservedRequest { outcome: result.clone(), total, ..request });
         }
-        Ok(InferenceResponse { id, outputs })
+        result.map(|outputs| InferenceResponse { id, outputs })
+    }
+
+    /// Counts a request that the candidate of a rollout had no room for.
+    fn count_overflow(&self, call: &InferenceRequest) {
+        if call.rollout.as_ref().is_some_and(RolloutPart::overflowed) {
+            let labels = ModelLabels { model: call.servable.id.model.clone() };
+            self.metrics.rollouts.overflows.get_or_create(&labels).inc();
+        }
+    }
+
+    /// Returns what the observer will learn of a request, if it wants it.
+    fn observed(
+        &self,
+        ticket: &RequestTicket,
+        call: &InferenceRequest,
+    ) -> Option<(&dyn RequestObserver, ObservedRequest)> {
+        let observer = self.observer.as_deref()?;
+        let servable = &call.servable;
+        observer.wants(servable).then(|| {
+            let request = ObservedRequest {
+                servable: servable.clone(),
+                protocol: ticket.protocol,
+                inputs: call.inputs.clone(),
+                requested: call.outputs.clone(),
+                trace: ticket.trace_id(&servable.id.model),
+                outcome: Ok(Vec::new()),
+                total: Duration::ZERO,
+            };
+            (observer, request)
+        })
+    }
+
+    /// Begins work that the current caller pays for.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` with the time to wait, if the caller's work in flight uses up its quota.
+    fn begin_charge(&self) -> Result<Option<CpuCharge>> {
+        let begun = CpuAccount::current().map(|account| account.begin()).transpose();
+        begun.map_err(|wait| {
+            self.metrics.refused.get_or_create(&KindLabels { kind: "key_cpu" }).inc();
+            Error::exhausted(
+                "the key's requests in flight use up its CPU seconds a minute; try again later",
+            )
+            .with_retry_after(wait)
+        })
+    }
+
+    /// Records the run in the clock, and if versions were loaded since `activity`.
+    fn record_run(&self, ticket: &RequestTicket, run: Option<RunRecord>, activity: ActivityMark) {
+        run.into_iter().for_each(|run| ticket.clock.record_run(run));
+        if self.lifecycle.activity().busy_since(activity) {
+            ticket.clock.record_loading();
+        }
     }
 
     async fn run(&self, ticket: &RequestTicket, call: InferenceRequest) -> Result<Completion> {
-        let InferenceRequest { servable, inputs, outputs, timeout, priority } = call;
+        let InferenceRequest { servable, inputs, outputs, timeout, priority, rollout } = call;
         let signature = servable.signature();
         signature
             .check_inputs(&inputs)
@@ -230,9 +371,18 @@ impl InferenceService {
         let cancelled = Arc::new(AtomicBool::new(false));
         let _guard = CancelOnDrop(cancelled.clone());
         let (sender, receiver) = oneshot::channel();
+        let charge = self.begin_charge()?;
+        // Held until the run has ended, also if the client disconnects.
+        let permit = rollout.and_then(RolloutPart::into_permit);
         // The send fails only if the caller has dropped its future, and wants no result.
-        let done = Box::new(move |completion| drop(sender.send(completion)));
+        let done = Box::new(move |completion: Completion| {
+            // Charged here, because a client that disconnects pays for its run too.
+            charge.into_iter().for_each(|charge| charge.settle(completion.processor));
+            drop(permit);
+            drop(sender.send(completion));
+        });
         let job = Job { servable, inputs, outputs, priority, deadline, cancelled, done };
+        ticket.mark(Moment::Queued);
         self.scheduler.submit(job).inspect_err(|error| {
             if error.kind() == ErrorKind::ResourceExhausted {
                 self.metrics.refused.get_or_create(&KindLabels { kind: "queue_max" }).inc();
@@ -244,6 +394,18 @@ impl InferenceService {
             Ok(Err(_)) => Err(Error::internal("the worker went away without an answer")),
             Err(_) => Err(Error::deadline("the deadline passed before the answer was ready")),
         }
+    }
+}
+
+/// Returns the completion of a request that did not run.
+fn not_run(error: Error) -> Completion {
+    Completion {
+        result: Err(error),
+        queue: Duration::ZERO,
+        compute: Duration::ZERO,
+        batch: 0,
+        run: None,
+        processor: Duration::ZERO,
     }
 }
 

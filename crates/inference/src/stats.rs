@@ -9,6 +9,7 @@ use base::VersionId;
 use metrics::{Percentiles, SlidingHistogram};
 
 use crate::runs::{AnsweredRequest, RunCounts, VersionRuns};
+use crate::traffic::{TrafficReading, VersionTraffic};
 
 /// Length of the window for percentiles, in seconds.
 const WINDOW_SECONDS: usize = 10;
@@ -49,23 +50,37 @@ pub struct VersionStats {
     /// Time of the runs that answered these requests.
     pub compute: TimeTotal,
     runs: VersionRuns,
+    traffic: VersionTraffic,
     last_ms: AtomicU64,
 }
 
 impl VersionStats {
-    /// Counts a request that took `total`. `answered` is its time in the queue and its run, or
-    /// `None` if it failed.
-    pub(crate) fn record(&self, answered: Option<(Duration, &AnsweredRequest)>, total: Duration) {
-        if let Some((queue, answered)) = answered {
+    /// Counts a request that took `total` and ended with `status`. `queue` and `answered` are its
+    /// time in the queue and its run if that is "ok".
+    pub(crate) fn record(
+        &self,
+        status: &str,
+        queue: Duration,
+        answered: &AnsweredRequest,
+        total: Duration,
+    ) {
+        self.traffic.count(status);
+        if status == "ok" {
             self.success.add(total);
             self.queue.add(queue);
             self.compute.add(answered.compute);
             self.runs.record(answered);
+            self.traffic.record(total);
         } else {
             self.fail.add(total);
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.last_ms.store(now.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Counts a request that could not be decoded.
+    pub(crate) fn reject(&self, status: &str) {
+        self.traffic.count(status);
     }
 
     /// Returns the runs that answered requests.
@@ -113,6 +128,15 @@ impl InferenceStats {
                 .or_default()
                 .clone()
         })
+    }
+
+    /// Reads the counts by latency and status of every version. There is one reader, because a
+    /// reading begins a new maximum.
+    pub fn traffic(&self) -> Vec<(VersionId, TrafficReading)> {
+        let versions = self.versions.read().unwrap_or_else(PoisonError::into_inner);
+        let versions: Vec<(VersionId, Arc<VersionStats>)> =
+            versions.iter().map(|(id, stats)| (id.clone(), stats.clone())).collect();
+        versions.into_iter().map(|(id, stats)| (id, stats.traffic.read())).collect()
     }
 
     /// Removes the statistics of a version.

@@ -1,0 +1,199 @@
+//! Runs copies of requests on the candidate of a rollout, and compares the answers.
+//!
+//! A copy is taken after the client's answer is known. One thread of idle priority runs it without
+//! the scheduler, so any worker that has a request takes the core from it at once. If requests wait
+//! or too many copies do, the copy is dropped.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, OnceLock};
+
+use base::{Error, NamedTensor, Result};
+use engine::Servable;
+use lifecycle::{AnsweredRun, PendingRequest, RolloutMeasures, RolloutPart};
+use metrics::{Metrics, ModelKindLabels};
+use schedule::{Completion, Scheduler};
+
+use crate::service::{InferenceRequest, tensor_bytes};
+
+/// Most copies that wait.
+const COPIES_MAX: usize = 32;
+/// Most bytes of tensors in copies that wait.
+const COPIES_BYTES_MAX: u64 = 64 << 20;
+
+/// A copy of a request whose answer is not known yet.
+struct ShadowRequest {
+    candidate: Arc<Servable>,
+    measures: Arc<RolloutMeasures>,
+    inputs: Vec<NamedTensor>,
+    outputs: Vec<Arc<str>>,
+}
+
+impl ShadowRequest {
+    /// Returns the copy of `call`, if the rollout wants one.
+    fn of(call: &InferenceRequest) -> Option<ShadowRequest> {
+        let rollout: &RolloutPart = call.rollout.as_ref()?;
+        let candidate = rollout.shadow.as_ref()?;
+        let name = call.servable.signature_name();
+        let candidate = match candidate.signature_name() == name {
+            true => candidate.clone(),
+            false => candidate.with_signature(name).ok()?,
+        };
+        Some(ShadowRequest {
+            candidate,
+            measures: rollout.measures().clone(),
+            inputs: call.inputs.clone(),
+            outputs: call.outputs.clone(),
+        })
+    }
+}
+
+/// A request that may be part of a rollout.
+pub(crate) struct TrackedRequest {
+    pending: Option<PendingRequest>,
+    shadow: Option<ShadowRequest>,
+}
+
+impl TrackedRequest {
+    /// Starts the clock of `call`.
+    pub(crate) fn of(call: &InferenceRequest) -> TrackedRequest {
+        TrackedRequest {
+            pending: call.rollout.as_ref().map(RolloutPart::start),
+            shadow: ShadowRequest::of(call),
+        }
+    }
+
+    /// Counts the request of `items` items for the rollout, and queues the copy of one that was
+    /// answered. `queued` is false for a request that was refused before it was queued.
+    pub(crate) fn end(
+        self,
+        completion: &Completion,
+        items: usize,
+        queued: bool,
+        shadows: &ShadowRunner,
+    ) {
+        let Some(pending) = self.pending else { return };
+        match &completion.result {
+            Ok(outputs) => {
+                let time = completion.compute;
+                let share = items as f64 / completion.batch.max(items).max(1) as f64;
+                pending.answered(outputs, AnsweredRun { time, occupied: time.mul_f64(share) });
+                if let Some(shadow) = self.shadow {
+                    shadows.submit(shadow, outputs);
+                }
+            }
+            Err(error) => pending.failed(error, queued),
+        }
+    }
+}
+
+/// A copy, and the answer of the stable version.
+struct ShadowJob {
+    request: ShadowRequest,
+    expected: Vec<NamedTensor>,
+    bytes: u64,
+}
+
+/// State that the thread shares with requests.
+struct ShadowState {
+    scheduler: Arc<Scheduler>,
+    metrics: Arc<Metrics>,
+    /// Bytes of copies that wait.
+    bytes: AtomicU64,
+}
+
+/// The thread that runs copies. It starts at the first copy and ends when the runner is dropped.
+pub(crate) struct ShadowRunner {
+    state: Arc<ShadowState>,
+    /// `None` inside if the thread cannot be started.
+    queue: OnceLock<Option<SyncSender<ShadowJob>>>,
+}
+
+impl ShadowRunner {
+    pub(crate) fn new(scheduler: Arc<Scheduler>, metrics: Arc<Metrics>) -> ShadowRunner {
+        let state = ShadowState { scheduler, metrics, bytes: AtomicU64::new(0) };
+        ShadowRunner { state: Arc::new(state), queue: OnceLock::new() }
+    }
+
+    /// Queues a copy, or drops it.
+    fn submit(&self, request: ShadowRequest, expected: &[NamedTensor]) {
+        let bytes = tensor_bytes(&request.inputs) + tensor_bytes(expected);
+        let job = ShadowJob { request, expected: expected.to_vec(), bytes };
+        let before = self.state.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let room = before.saturating_add(bytes) <= COPIES_BYTES_MAX;
+        if !room || self.state.scheduler.queued() > 0 {
+            return self.state.dropped(&job);
+        }
+        let queue = self.queue.get_or_init(|| start(&self.state));
+        match queue {
+            None => self.state.dropped(&job),
+            Some(queue) => {
+                if let Err(refused) = queue.try_send(job) {
+                    use std::sync::mpsc::TrySendError::{Disconnected, Full};
+                    let (Full(job) | Disconnected(job)) = refused;
+                    self.state.dropped(&job);
+                }
+            }
+        }
+    }
+}
+
+fn start(state: &Arc<ShadowState>) -> Option<SyncSender<ShadowJob>> {
+    let (queue, jobs) = sync_channel(COPIES_MAX);
+    let state = state.clone();
+    std::thread::Builder::new()
+        .name("shadow".into())
+        .spawn(move || state.work(&jobs))
+        .inspect_err(|error| tracing::error!(%error, "copies of requests cannot run"))
+        .ok()
+        .map(|_| queue)
+}
+
+impl ShadowState {
+    fn work(&self, jobs: &Receiver<ShadowJob>) {
+        os::thread::enter_background("copies of requests");
+        while let Ok(job) = jobs.recv() {
+            if job.request.measures.ended() || self.scheduler.queued() > 0 {
+                self.dropped(&job);
+                continue;
+            }
+            let outcome = self.run(&job);
+            self.bytes.fetch_sub(job.bytes, Ordering::Relaxed);
+            self.count(&job.request.candidate, outcome);
+        }
+    }
+
+    fn run(&self, job: &ShadowJob) -> &'static str {
+        let ShadowJob { request, expected, .. } = job;
+        let answered = catch_unwind(AssertUnwindSafe(|| request.answer()))
+            .unwrap_or_else(|_| Err(Error::internal("the model panicked")));
+        match answered {
+            Ok(answered) if request.measures.compared(expected, &answered) => "same",
+            Ok(_) => "different",
+            Err(error) => {
+                tracing::debug!(version = %request.candidate.id, %error, "a copy of a request failed");
+                request.measures.copy_failed();
+                "failed"
+            }
+        }
+    }
+
+    fn dropped(&self, job: &ShadowJob) {
+        self.bytes.fetch_sub(job.bytes, Ordering::Relaxed);
+        self.count(&job.request.candidate, "dropped");
+    }
+
+    fn count(&self, candidate: &Servable, kind: &'static str) {
+        let labels = ModelKindLabels { model: candidate.id.model.clone(), kind };
+        self.metrics.rollouts.shadow_requests.get_or_create(&labels).inc();
+    }
+}
+
+impl ShadowRequest {
+    fn answer(&self) -> Result<Vec<NamedTensor>> {
+        let mut inputs = self.inputs.clone();
+        schedule::fill_inputs(&self.candidate, &mut inputs)?;
+        self.candidate.run(&inputs, &self.outputs)
+    }
+}

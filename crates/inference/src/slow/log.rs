@@ -1,0 +1,268 @@
+//! The log of slow requests, and its thread.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant, SystemTime};
+
+use arc_swap::ArcSwap;
+use base::{Error, Moment, RequestTimeline, Result, TimelineSink, VersionId};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use lifecycle::LoadActivity;
+use metrics::{CauseLabels, Metrics};
+
+use super::causes::explain;
+use super::evidence::SampleRing;
+use super::records::{SlowRecords, SlowRequest};
+use super::sampler::MachineSampler;
+use super::typical::ModelTypical;
+use super::window::SLOT_TIME;
+
+/// Time between two samples of the machine.
+const SAMPLE_TIME: Duration = Duration::from_millis(100);
+/// Samples between two computations of the limits.
+const LIMIT_EVERY: u32 = 10;
+/// Samples between two rotations of the windows.
+const ROTATE_EVERY: u32 = (SLOT_TIME.as_millis() / SAMPLE_TIME.as_millis()) as u32;
+/// Most slow requests that wait for the thread. Further ones count as "unknown".
+const WAITING_MAX: usize = 256;
+/// Most models whose typical times are kept. Idle ones are dropped before another is added.
+const MODELS_MAX: usize = 4096;
+
+type Models = HashMap<Arc<str>, Arc<ModelTypical>>;
+
+/// Finds slow requests, and keeps the last ones with their causes.
+pub struct SlowLog {
+    /// Read without a lock; replaced if a model gets its first request.
+    models: ArcSwap<Models>,
+    slow: Sender<RequestTimeline>,
+    /// Slow requests that the thread had no room for.
+    lost: AtomicU64,
+    /// Locked by the thread, and by readers of the log.
+    records: RwLock<SlowRecords>,
+    metrics: Arc<Metrics>,
+}
+
+impl SlowLog {
+    /// Starts the thread, which ends once the log is dropped.
+    ///
+    /// # Errors
+    /// `ResourceExhausted` if the thread cannot be started.
+    pub fn start(metrics: Arc<Metrics>, activity: Arc<LoadActivity>) -> Result<Arc<SlowLog>> {
+        let (slow, waiting) = bounded(WAITING_MAX);
+        let log = Arc::new(SlowLog {
+            models: ArcSwap::default(),
+            slow,
+            lost: AtomicU64::new(0),
+            records: RwLock::default(),
+            metrics,
+        });
+        let thread = LogThread {
+            log: Arc::downgrade(&log),
+            waiting,
+            later: VecDeque::new(),
+            sampler: MachineSampler::new(activity),
+            samples: SampleRing::default(),
+        };
+        std::thread::Builder::new().name("slow-log".into()).spawn(move || thread.run()).map_err(
+            |error| Error::exhausted(format!("thread \"slow-log\" cannot be started: {error}")),
+        )?;
+        Ok(log)
+    }
+
+    /// Returns the kept slow requests, the last first: those of the server, and the last few of
+    /// each model.
+    pub fn list(&self) -> Vec<Arc<SlowRequest>> {
+        self.records.read().unwrap_or_else(PoisonError::into_inner).list()
+    }
+
+    fn record(&self, timeline: &RequestTimeline, id: &VersionId) {
+        let models = self.models.load();
+        let slow = match models.get(&id.model) {
+            Some(typical) => typical.record(timeline),
+            None => {
+                drop(models);
+                self.add_model(&id.model).record(timeline)
+            }
+        };
+        if slow && self.slow.try_send(timeline.clone()).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            self.count(&id.model, "unknown");
+        }
+    }
+
+    fn add_model(&self, model: &Arc<str>) -> Arc<ModelTypical> {
+        let fresh = Arc::new(ModelTypical::default());
+        let with_model = |models: &Arc<Models>| {
+            let mut models = Models::clone(models);
+            if models.len() >= MODELS_MAX {
+                models.retain(|_, typical| typical.window.quantiles().count > 0);
+            }
+            models.entry(model.clone()).or_insert_with(|| fresh.clone());
+            models
+        };
+        self.models.rcu(with_model);
+        self.models.load().get(model).cloned().unwrap_or(fresh)
+    }
+
+    fn count(&self, model: &Arc<str>, cause: &'static str) {
+        self.metrics
+            .slow_requests
+            .get_or_create(&CauseLabels { model: model.clone(), cause })
+            .inc();
+    }
+}
+
+impl TimelineSink for SlowLog {
+    fn ended(&self, timeline: &RequestTimeline) {
+        // Refused and cancelled requests end early. They are counted elsewhere.
+        let counts = matches!(timeline.status, "ok" | "deadline_exceeded");
+        if let Some(id) = timeline.version.as_ref().filter(|_| counts) {
+            self.record(timeline, id);
+        }
+    }
+}
+
+struct LogThread {
+    log: Weak<SlowLog>,
+    waiting: Receiver<RequestTimeline>,
+    /// Requests that ended too late for the last sample.
+    later: VecDeque<RequestTimeline>,
+    sampler: MachineSampler,
+    samples: SampleRing,
+}
+
+impl LogThread {
+    fn run(mut self) {
+        let mut count = 0u32;
+        loop {
+            std::thread::sleep(SAMPLE_TIME);
+            let Some(log) = self.log.upgrade() else { return };
+            self.samples.push(self.sampler.sample());
+            count = count.wrapping_add(1);
+            if count.is_multiple_of(ROTATE_EVERY) {
+                log.models.load().values().for_each(|typical| typical.window.rotate());
+            }
+            if count.is_multiple_of(LIMIT_EVERY) {
+                log.models.load().values().for_each(|typical| typical.update_limit());
+            }
+            self.explain(&log);
+        }
+    }
+
+    /// Explains the requests that ended a whole sample ago. The kernel counts a wait for a core
+    /// once it is over, and stopped time at the end of the quota's period.
+    fn explain(&mut self, log: &SlowLog) {
+        let room = WAITING_MAX.saturating_sub(self.later.len());
+        self.later.extend(self.waiting.try_iter().take(room));
+        let Some(sampled) = Instant::now().checked_sub(SAMPLE_TIME) else { return };
+        while self.later.front().is_some_and(|first| ended(first) <= sampled) {
+            if let Some(timeline) = self.later.pop_front() {
+                explain_one(log, &self.samples, &timeline);
+            }
+        }
+    }
+}
+
+fn ended(timeline: &RequestTimeline) -> Instant {
+    timeline.at(Moment::Sent).unwrap_or(timeline.first_byte)
+}
+
+fn explain_one(log: &SlowLog, samples: &SampleRing, timeline: &RequestTimeline) {
+    let Some(id) = timeline.version.clone() else { return };
+    let models = log.models.load();
+    let Some(typical) = models.get(&id.model).map(|model| model.typical()) else { return };
+    let arrived = timeline.first_byte;
+    let mut evidence = samples.between(arrived, ended(timeline) + SAMPLE_TIME);
+    if let Some(since) = timeline.run.as_ref().and_then(|run| run.wait.busy_since) {
+        evidence.backlog = samples.backlog(since, arrived);
+    }
+    let causes = explain(timeline, &typical, &evidence);
+    if let Some(first) = causes.first() {
+        log.count(&id.model, first.cause);
+    }
+    let age = Instant::now().saturating_duration_since(timeline.first_byte);
+    let request = SlowRequest {
+        number: 0,
+        time: SystemTime::now().checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH),
+        id,
+        protocol: timeline.protocol,
+        status: timeline.status,
+        total: timeline.total(),
+        expected: typical.median,
+        causes,
+    };
+    log.records.write().unwrap_or_else(PoisonError::into_inner).add(request);
+}
+
+#[cfg(test)]
+mod tests {
+    use base::{QueueWait, RequestClock, RunRecord};
+
+    use super::*;
+
+    /// Requests of the measurement.
+    const REQUESTS: u64 = 200_000;
+
+    fn request(log: &Arc<SlowLog>, id: &VersionId, took: Duration) {
+        let clock = RequestClock::start("oip-grpc", Some(log.clone()));
+        for moment in [Moment::BodyComplete, Moment::Decoded, Moment::Queued, Moment::Answered] {
+            clock.mark(moment);
+        }
+        let now = Instant::now();
+        clock.record_outcome(Some(id), "ok");
+        clock.record_run(RunRecord {
+            batch: 1,
+            requests: 1,
+            items: 1,
+            started: now,
+            ended: now,
+            cpu: Some(Duration::ZERO),
+            minor_faults: 0,
+            major_faults: 0,
+            wait: QueueWait::default(),
+        });
+        clock.mark(Moment::Encoded);
+        clock.end_at(now + took);
+    }
+
+    fn log() -> Arc<SlowLog> {
+        SlowLog::start(Arc::default(), Arc::default()).unwrap()
+    }
+
+    #[test]
+    fn a_slow_request_is_listed_and_counted() {
+        let log = log();
+        let id = VersionId { model: "m".into(), version: 3 };
+        for _ in 0..1000 {
+            request(&log, &id, Duration::from_millis(1));
+        }
+        let wait = || std::thread::sleep(Duration::from_millis(10));
+        // The limit is computed once a second.
+        while log.models.load()[&id.model].typical().median.is_zero() {
+            wait();
+        }
+        request(&log, &id, Duration::from_millis(500));
+        while log.list().is_empty() {
+            wait();
+        }
+        let slow = log.list().remove(0);
+        assert_eq!((&slow.id, slow.protocol, slow.status), (&id, "oip-grpc", "ok"));
+        assert!(slow.total >= Duration::from_millis(500) && slow.expected < slow.total);
+        assert_eq!(slow.causes[0].cause, "client_slow_read");
+        let labels = CauseLabels { model: id.model.clone(), cause: "client_slow_read" };
+        assert!(log.metrics.slow_requests.get_or_create(&labels).get() >= 1);
+    }
+
+    #[test]
+    #[ignore = "prints the cost of a request; run it with --release"]
+    fn the_cost_of_a_request() {
+        let (log, id) = (log(), VersionId { model: "m".into(), version: 1 });
+        let before = os::thread::cpu_time();
+        for _ in 0..REQUESTS {
+            request(&log, &id, Duration::from_micros(100));
+        }
+        let used = os::thread::cpu_time() - before;
+        println!("{} ns a request", used.as_nanos() as u64 / REQUESTS);
+    }
+}
